@@ -86,7 +86,7 @@ class ExpertsPart:
     def backward(self) -> None:
         paddle.autograd.backward([self._out], [self._returned])
         for *_, weight in self._slots:
-            weight.settle()
+            weight.accumulate_autograd()
         self._out = None
 
 

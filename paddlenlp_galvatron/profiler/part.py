@@ -160,5 +160,5 @@ class MeasuredPart:
             out.backward()
         else:
             paddle.autograd.backward([out], [self._returned])
-        self._stage.settle()
+        self._stage.accumulate_gradients()
         self._x = self._out = None

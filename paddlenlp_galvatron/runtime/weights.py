@@ -146,7 +146,7 @@ class ShardedParameter:
         """Add one micro-batch's gradient."""
         self.summed = add(self.summed, gradient, self.gradient_dtype)
 
-    def settle(self) -> None:
+    def accumulate_autograd(self) -> None:
         """One micro-batch's backward is done: where sums are kept in fp32, add what autograd left in the tensor."""
         if not has_dtype(self.tensor, self.gradient_dtype) and self.tensor.grad is not None:
             self.accumulate(self.tensor.grad)

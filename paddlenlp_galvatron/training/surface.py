@@ -34,6 +34,7 @@ HANDED_ON = frozenset(
 )
 # Named as in PaddleNLP, but for other things, with other values or under other conditions.
 UNLIKE = {"sequence_parallel", "optim", "load_best_model_at_end"}
+AXES = ("data", "sharding", "model", "pipe")  # by Paddle's names
 STAGES = {1: ShardingOption.SHARD_OP, 2: ShardingOption.SHARD_GRAD_OP, 3: ShardingOption.FULL_SHARD}
 
 Inputs = dict[str, Any]  # input_ids and labels [samples of a device, S]
@@ -60,6 +61,10 @@ UNSUPPORTED = {
     "get_train_dataloader": LOADER,
     "get_eval_dataloader": LOADER,
 }
+
+
+def _rank_along(axis: str) -> property:
+    return property(lambda self: vars(self).get("_ranks", {}).get(axis, 0))
 
 
 class RunArguments(TrainingArguments):  # type: ignore[misc]
@@ -96,25 +101,7 @@ class RunArguments(TrainingArguments):  # type: ignore[misc]
             "pipe": view.get_stage_id(),
         }
 
-    def _rank(self, axis: str) -> int:
-        ranks: dict[str, int] = vars(self).get("_ranks", {})
-        return ranks.get(axis, 0)
-
-    @property
-    def data_parallel_rank(self) -> int:
-        return self._rank("data")
-
-    @property
-    def sharding_parallel_rank(self) -> int:
-        return self._rank("sharding")
-
-    @property
-    def tensor_parallel_rank(self) -> int:
-        return self._rank("model")
-
-    @property
-    def pipeline_parallel_rank(self) -> int:
-        return self._rank("pipe")
+    data_parallel_rank, sharding_parallel_rank, tensor_parallel_rank, pipeline_parallel_rank = map(_rank_along, AXES)
 
 
 def run_arguments(

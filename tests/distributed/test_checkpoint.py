@@ -17,7 +17,7 @@ from paddlenlp_galvatron.check.parity.parity import Case, write_cases
 from paddlenlp_galvatron.launch.processes import launch
 from paddlenlp_galvatron.plan import DataParallel, ModelShape, Plan, UserError
 from paddlenlp_galvatron.runtime.weights import WHOLE
-from paddlenlp_galvatron.training.checkpoint.loading import WeightPart, _Stored
+from paddlenlp_galvatron.training.checkpoint.loading import WeightPiece, _Stored
 from paddlenlp_galvatron.training.checkpoint.stored import MOMENTS, WEIGHT, open_checkpoint, verify, whole_checkpoints
 
 from .plans import having, plan
@@ -93,7 +93,7 @@ def numbers(folder: Path) -> dict[str, np.ndarray]:
     for name, shape in shapes.items():
         for kind in (WEIGHT, *MOMENTS):
             array = found[f"{kind} of {name}"] = np.zeros(int(np.prod(shape)), np.float32)
-            stored.fill_part(WeightPart(name, shape, WHOLE, 0, array.size), kind, array)
+            stored.fill_part(WeightPiece(name, shape, WHOLE, 0, array.size), kind, array)
     return found
 
 
