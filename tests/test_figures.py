@@ -26,7 +26,7 @@ from paddlenlp_galvatron.cli import train
 from paddlenlp_galvatron.cli.watched import LONG_S
 from paddlenlp_galvatron.cli.what_if import REQUEST_S, WAITING
 from paddlenlp_galvatron.cost_model.variants import FLOPS_PER_BYTE
-from paddlenlp_galvatron.launch import faults, nccl, processes, store, watch
+from paddlenlp_galvatron.launch import faults, gpus, processes, store, watch
 from paddlenlp_galvatron.model import load_model
 from paddlenlp_galvatron.model.layer import Fused
 from paddlenlp_galvatron.plan import Precision, file, strategy
@@ -160,7 +160,7 @@ FIGURES = [
     ("gpus", [overlap.GPU_MESSAGE_MIB], "all-reduces of {} MiB", "与 {} MiB 的 all-reduce"),
     ("gpus", [f"{kernels.TOLERANCE['bfloat16']:.0e}".replace("e-0", "e-")], "within {} of plain", "误差不超过 {} |"),
     ("gpus", [gpu_run.EXIT_CODES["incomplete"]], "`incomplete` ({})", "`incomplete`（{}）"),
-    ("gpus", [nccl.CHANNELS], "NCCL_MAX_P2P_NCHANNELS={}", "NCCL_MAX_P2P_NCHANNELS={}"),
+    ("gpus", [gpus.CHANNELS], "NCCL_MAX_P2P_NCHANNELS={}", "NCCL_MAX_P2P_NCHANNELS={}"),
     (
         "cost_model",
         [FLOPS_PER_BYTE],
