@@ -13,7 +13,7 @@ from typing import Any, NoReturn, TypeVar
 import paddle
 from paddle.io import DataLoader, Dataset
 from paddle.nn import Layer
-from paddlenlp.trainer import Trainer, TrainingArguments
+from paddlenlp.trainer import Trainer, TrainerCallback, TrainingArguments
 from paddlenlp.trainer.integrations import get_available_reporting_integrations
 from paddlenlp.trainer.trainer_utils import ShardingOption
 
@@ -38,7 +38,6 @@ AXES = ("data", "sharding", "model", "pipe")  # by Paddle's names
 STAGES = {1: ShardingOption.SHARD_OP, 2: ShardingOption.SHARD_GRAD_OP, 3: ShardingOption.FULL_SHARD}
 
 Inputs = dict[str, Any]  # input_ids and labels [samples of a device, S]
-
 
 STEP = "the plan's engine runs a step, and its loss is the cross entropy of the next token"
 LOADER = "every rank takes the same global batches; give data sets and data_collator"
@@ -102,6 +101,18 @@ class RunArguments(TrainingArguments):  # type: ignore[misc]
         }
 
     data_parallel_rank, sharding_parallel_rank, tensor_parallel_rank, pipeline_parallel_rank = map(_rank_along, AXES)
+
+
+class SyncParallelInfo(TrainerCallback):  # type: ignore[misc]
+    """Tells fleet and `args` the plan once PaddleNLP's Trainer is made, which checks degrees as fleet needs them; the
+    user's callbacks come after it."""
+
+    def __init__(self, plan: Plan, group: PlanGroup):
+        self._plan, self._group = plan, group
+
+    def on_init_end(self, args: RunArguments, *_: Any, **__: Any) -> None:
+        self._group.install()
+        args.tell(self._plan, self._group)
 
 
 def run_arguments(

@@ -43,6 +43,7 @@ from .step_log import StepLog, StepRecord
 from .surface import (
     LocalModel,
     RunArguments,
+    SyncParallelInfo,
     inputs_of,
     loader,
     refuse_arguments,
@@ -53,18 +54,6 @@ from .surface import (
 
 LARGEST_EXPONENT = 700.0  # of which exp is still a float
 RESTART_S = 10.0  # an elastic launcher starts ranks again while those before may still be ending
-
-
-class SyncParallelInfo(TrainerCallback):  # type: ignore[misc]
-    """Tells fleet and `args` the plan once PaddleNLP's Trainer is made, which checks degrees as fleet needs them; the
-    user's callbacks come after it."""
-
-    def __init__(self, engine: Engine, group: PlanGroup):
-        self._plan, self._group = engine.plan, group
-
-    def on_init_end(self, args: RunArguments, *_: Any, **__: Any) -> None:
-        self._group.install()
-        args.tell(self._plan, self._group)
 
 
 @without_unsupported
@@ -149,7 +138,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
             tokenizer=tokenizer,
-            callbacks=[SyncParallelInfo(self.engine, group), *(callbacks or ())],
+            callbacks=[SyncParallelInfo(plan, group), *(callbacks or ())],
             optimizers=(optimizer, schedule_of(optimizer)),
         )
         self.callback_handler.train_dataloader = self.get_train_dataloader()

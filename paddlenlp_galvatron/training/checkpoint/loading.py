@@ -152,7 +152,7 @@ def load(checkpoint: Checkpoint, engine: Engine, optimizer: Any) -> None:
 
     Raises BrokenCheckpoint, on the ranks that find it, when all have read; the state is good for nothing then.
     """
-    stored = _Once(checkpoint)
+    stored = _ReadOnce(checkpoint)
     state: dict[str, Any] = {}
     powers = checkpoint.index.optimizer
     for trainable in engine.trainables:
@@ -181,7 +181,7 @@ class CheckpointWeights:
 
     def __init__(self, checkpoint: Checkpoint):
         self.checkpoint = checkpoint
-        self._stored = _Stored(checkpoint)
+        self._stored = StoredNumbers(checkpoint)
 
     def __call__(self, name: str, shape: tuple[int, ...], part: Slice = WHOLE) -> Array:
         """Raises UserError: the checkpoint lacks numbers of the part."""
@@ -193,7 +193,7 @@ class CheckpointWeights:
         return array.reshape(local)
 
 
-class _Stored:
+class StoredNumbers:
     """The numbers of a checkpoint by weight."""
 
     def __init__(self, checkpoint: Checkpoint):
@@ -259,7 +259,7 @@ class _Stored:
             raise BrokenCheckpoint(error.faults) from None
 
 
-class _Once(_Stored):
+class _ReadOnce(StoredNumbers):
     """The same for tensors, each read by one of the ranks that hold it, which gives it to the others."""
 
     def __init__(self, checkpoint: Checkpoint):
