@@ -277,7 +277,7 @@ class Engine:
 
 
 def _weighted(samples: Samples, pairs: int, chosen: int) -> Samples:
-    """With what a token of a chosen answer counts beside a pair, of so many of both in a batch."""
+    """Adds to each pair the weight of a chosen answer's token beside a pair; the batch has so many of both."""
     if samples.pairs is None:
         return samples
     weight = np.full_like(samples.pairs[..., :1], pairs / max(chosen, 1))

@@ -95,7 +95,7 @@ class StageSchedule(NamedTuple):
 
     @classmethod
     def of(cls, plan: Plan, stage: int, in_turn: bool = False) -> StageSchedule:
-        """In the plan's order, or one micro-batch after the other."""
+        """Lists the passes in the plan's order, or one micro-batch after the other."""
 
         def order_of(stage: int) -> list[Pass]:
             passes = order(plan.schedule, stage, plan.pipeline, plan.micro_batches, plan.chunks)
@@ -232,7 +232,7 @@ class Pipeline:
         return total
 
     def evaluate(self, samples: Samples) -> Any:
-        """As `run`, without gradients: forward passes alone."""
+        """Runs the forward passes alone; returns as `run`."""
         total = paddle.zeros([], "float32")
         own = self._take(samples)
         with paddle.no_grad():
@@ -252,7 +252,7 @@ class Pipeline:
         return total
 
     def _have_places(self) -> None:
-        """For all messages that are in use at once, and the next of each direction."""
+        """Allocates buffers for all messages that are in use at once, and the next of each direction."""
         for above in {id(pair): pair for pair in self._above if pair}.values():
             above[0].have_places(int(self._schedule.most_held([float(pair is above) for pair in self._above])) + 1)
         for below in {id(pair): pair for pair in self._below if pair}.values():
@@ -284,7 +284,7 @@ class Pipeline:
         return str(step.micro_batch) if self._chunks == 1 else f"{step.micro_batch}, chunk {step.chunk}"
 
     def _source(self, step: Pass) -> Links | None:
-        """Where a pass receives what it begins with, and where that stage receives from this one."""
+        """Link from which a pass receives its input, and the link back to that stage."""
         if step.kind == "forward":
             return self._above[step.chunk]
         below = self._below[step.chunk]

@@ -147,7 +147,7 @@ class Stage:
 
     @property
     def chains(self) -> list[Chain]:
-        """One for each chunk."""
+        """Chain of units of each chunk."""
         return [chunk.chain for chunk in self._chunks]
 
     @property
@@ -209,7 +209,7 @@ class Stage:
         return self._head.pairs.sums if self._head and self._head.pairs else []
 
     def accumulate_gradients(self) -> None:
-        """One micro-batch's backward is done: sum up what no unit has summed up yet."""
+        """Sums up the gradients of a micro-batch that no unit has summed up yet."""
         for unit in self.units:
             for weight in unit.weights:
                 weight.accumulate_autograd()
@@ -234,7 +234,7 @@ class Stage:
         return list(device.to_device(self.own(tokens)).unbind())
 
     def take_ends(self, ends: Tokens) -> list[Any]:
-        """The same of where documents end: [r, S] of each micro-batch, all of each sample."""
+        """Ends of documents [r, S] of each micro-batch on the device, as `take` has tokens; all of each sample."""
         rows = ends.reshape([len(ends), -1, self._seq_length]).astype(np.int32)
         return list(device.to_device(rows).unbind())
 
@@ -253,7 +253,7 @@ class Stage:
         return sorted(taken.union(self._paired))
 
     def of_loss(self, sums: Any) -> Any:
-        """Those of `rows_of_loss`, of numbers by answering sample [R, …]."""
+        """Selects the `rows_of_loss` from numbers by answering sample [R, …]."""
         first, count = self._answering.index(self.rows_of_loss[0]), len(self.rows_of_loss)
         return sums.slice([0], [first], [first + count])
 

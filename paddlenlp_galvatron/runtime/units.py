@@ -174,7 +174,7 @@ class Unit:
         return [weight.tensor.size for weight in self.weights]
 
     def _joined_gradients(self, padding: int = 0) -> Any:
-        """All local gradients flat, one after the other; the weights have none afterwards."""
+        """Joins all local gradients flat, one after the other, and drops those of the weights."""
         self._sum_copies()
         parts = [weight.gradient.flatten() for weight in self.weights]
         if padding:

@@ -144,7 +144,7 @@ def run_arguments(
 
 
 def _reporters(settings: TrainSettings) -> list[str]:
-    """Where PaddleNLP's callbacks report to. Raises UserError for what is not installed."""
+    """Names of PaddleNLP's reporting callbacks. Raises UserError for a package that is not installed."""
     if settings.report_to is None:
         return [name for name in ("visualdl",) if name in get_available_reporting_integrations()]
     require_reporters(settings.report_to)

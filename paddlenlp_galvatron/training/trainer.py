@@ -310,7 +310,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         return loader(self.data.rows, self._epoch_steps, self.engine.plan, self.args)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
-        """The same of an evaluation. Raises UserError."""
+        """Batches that PaddleNLP's trainer would load on this rank in an evaluation. Raises UserError."""
         sources = self._evaluation_sources(self.eval_dataset if eval_dataset is None else eval_dataset)
         if len(sources) > 1:
             raise UserError("eval_dataset: a dict of data sets has no single loader; name one of its keys' data sets")
@@ -350,8 +350,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
             )
 
     def _step(self, step: int, own: Iterator[Batch], told: list[int], first: bool) -> tuple[StepRecord, bool]:
-        """One step of all ranks, with the next of this rank's `own` rows: its record, and whether any rank was told to
-        stop.
+        """Runs one step on the next of this rank's `own` rows; returns its record, and whether any rank is to stop.
 
         Its time is from the end of the step before, or of what came in between, a checkpoint or an evaluation, to its
         own end: when the device has computed all of it.

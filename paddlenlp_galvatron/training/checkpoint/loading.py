@@ -76,7 +76,7 @@ class WeightPiece:
         return range(top + self.start // (right - left), top + -(-self.stop // (right - left)))
 
     def rectangles(self) -> Iterator[Rectangle]:
-        """In the order of the numbers. Padding is left out: it is zero in every plan."""
+        """Yields rectangles in the order of the numbers, without padding: it is zero in every plan."""
         height, width = (self.shape[0], 1) if len(self.shape) == 1 else self.shape
         top, bottom = self.slice.interval(0, height)
         left, right = self.slice.interval(1, width) if len(self.shape) > 1 else (0, 1)
@@ -126,7 +126,7 @@ def pieces_of(trainable: Trainable) -> list[tuple[WeightPiece, int]]:
 
 
 def state_key(trainable: Trainable, kind: str) -> str:
-    """As Paddle's optimizers name their state."""
+    """Name that Paddle's optimizers give to a state of the tensor."""
     return f"{trainable.tensor.name}_{kind}_0"
 
 
@@ -260,7 +260,7 @@ class StoredNumbers:
 
 
 class _ReadOnce(StoredNumbers):
-    """The same for tensors, each read by one of the ranks that hold it, which gives it to the others."""
+    """Reads each tensor on one of the ranks that hold it, and broadcasts it to the others."""
 
     def __init__(self, checkpoint: Checkpoint):
         super().__init__(checkpoint)
@@ -309,7 +309,7 @@ def weights_from(folder: Path, shape: ModelShape) -> WeightSource:
 
 
 def open_weights(folder: Path, shape: ModelShape) -> HuggingFaceWeights | CheckpointWeights:
-    """The same without the checksums: what can be found wrong in a moment. Raises UserError."""
+    """Opens the weights of `weights_from` without comparing checksums, in a moment. Raises UserError."""
     if (folder / INDEX).exists():
         checkpoint = open_checkpoint(folder)
         require_same_model(checkpoint.shape, shape, folder / INDEX)

@@ -175,7 +175,7 @@ class Writer:
         return tell
 
     def _complete(self, part: Path, whole: Path, index: dict[str, Any]) -> None:
-        """When all ranks have written theirs: make the checkpoint whole, and drop old ones."""
+        """Waits for the files of all ranks, makes the checkpoint whole, and drops old ones."""
         names = [f"rank-{rank:05d}.safetensors.json" for rank in range(self._engine.plan.world_size)]
         deadline = time.monotonic() + (limit_s := wait_limit_s())
         while missing := [rank for rank, name in enumerate(names) if not (part / name).exists()]:

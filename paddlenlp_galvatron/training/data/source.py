@@ -39,7 +39,7 @@ class BatchSource(ABC):
         return []
 
     def pass_rows(self, step: int, rows: Sequence[int]) -> Batch:
-        """The same of one pass over the data alone."""
+        """Rows of a step as `rows`, of a single pass over the data."""
         return self.rows(step, rows)
 
     def batch(self, step: int) -> Batch:
