@@ -70,7 +70,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=19)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=20, help="plans drawn for each model")
-    parser.add_argument("--budgets", type=int, default=3, help="contests of each model")
+    parser.add_argument(
+        "--budgets", type=int, default=3, help="budgets of each model at which the searched plan meets its rivals"
+    )
     parser.add_argument("--nproc", type=int, default=RANKS)
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--output", type=Path, default=Path("runs/validate"))

@@ -15,7 +15,7 @@ from ..cost_model import Prediction
 from ..plan import GalvatronError, Plan
 from ..profiles.reserve import GIB_MIB
 from ..search import Candidate, SearchResult
-from .facts import COMMUNICATION, MEMORY, TIME, PlanFacts, StageBreakdown, strategy_words
+from .facts import COMMUNICATION, MEMORY, TIME, PlanFacts, StageBreakdown, load_summary, strategy_words
 from .plan import describe
 from .search import runner_up, shape_of
 from .why import (
@@ -185,6 +185,7 @@ def summary(explanation: Explanation) -> dict[str, Any]:
             for one in explanation.what_ifs
         ],
         "batch": plan.global_batch,
+        "load": load_summary(explanation.cost.load),
     }
 
 

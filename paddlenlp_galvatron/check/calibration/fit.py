@@ -19,8 +19,8 @@ from ...cost_model import CostModel, CostOptions, Task, derive
 from ...cost_model.costs import IMBALANCE
 from ...model import ModelShape
 from ...plan import Plan
+from ...profiles.analytic import GROUPED, ExpertKernels
 from ...profiles.data_sheet import DataSheet, Figure
-from ...profiles.experts import GROUPED, ExpertKernels
 from ...profiles.reserve import ALLOCATOR
 
 # Fitted numbers and their prior errors: standard deviations of the logarithm.

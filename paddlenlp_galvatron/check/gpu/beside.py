@@ -22,7 +22,7 @@ from ...launch.processes import launch
 from ...plan import Precision
 from ...plan.comm_points import Collective
 from ...plan.communicators import DOWN, UP
-from ...profiler.overlap import message_mib, overlap_coefficient, overlapping_ranks
+from ...profiler.messages import message_mib, overlap_coefficient, overlapping_ranks
 from ...profiler.stopwatch import Stopwatch
 from ...profiles.reserve import reserve_of
 from ...runtime import device

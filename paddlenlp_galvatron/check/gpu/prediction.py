@@ -15,8 +15,7 @@ from ...launch.processes import launch
 from ...plan import Assumptions, ModelShape, Plan, Precision, plan_to_dict, uniform_plan
 from ...profiler.journal import Journal
 from ...profiler.launcher import run_ranks
-from ...profiler.options import HardwareOptions, PointOptions
-from ...profiler.points import ModelRun, runnable_degrees
+from ...profiler.options import HardwareOptions, ModelRun, PointOptions, runnable_degrees
 from ...profiles import Shape
 from ..findings import Finding
 from ..validation.accuracy import outcome
