@@ -2,38 +2,44 @@
 
 from __future__ import annotations
 
-import json
+import os
 from dataclasses import asdict
+from json import dumps
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
-import typer
+from pydantic import Field
 
 from paddlenlp_galvatron.base.printing import Console, say, table
 from paddlenlp_galvatron.check.doctor import Machine, State, examine
 from paddlenlp_galvatron.check.doctor.checks import Files
+from paddlenlp_galvatron.options.group import Options
 
-from .conventions import App
+from .command import App
 
-app = App(help="Check whether this machine can plan and train.")
+app = App()
 
 
-@app.command()
-def doctor(
-    output_dir: Annotated[Path, typer.Option(help="folder that a run would write to")] = Path("output"),
-    profiles: Annotated[Path, typer.Option(help="folder of the profile files")] = Path("configs"),
-    plan: Annotated[Path | None, typer.Option(help="a plan file to check against this machine")] = None,
-    hostfile: Annotated[
-        Path | None,
-        typer.Option(help="file with one node address per line, as for the profiler", envvar="HOSTFILE"),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
-) -> int:
+class FileOptions(Options):
+    """Files that are checked."""
+
+    output_dir: Path = Field(Path("output"), description="folder that a run would write to")
+    profiles: Path = Field(Path("configs"), description="folder of the profile files")
+    plan: Path | None = Field(None, description="a plan file to check against this machine")
+    hostfile: Path | None = Field(
+        default_factory=lambda: Path(os.environ["HOSTFILE"]) if os.environ.get("HOSTFILE") else None,
+        description="file with one node address per line, as for the profiler",
+    )
+
+
+@app.command(FileOptions)
+def doctor(values: dict[str, Any], json: bool) -> int:
     """Check programs, devices, system, network and files: exit code 0, or 1 if something will not work."""
-    findings = examine(Machine(), Files(output_dir, profiles, plan, hostfile))
+    given = FileOptions.from_values(values)
+    findings = examine(Machine(), Files(given.output_dir, given.profiles, given.plan, given.hostfile))
     faults = sum(finding.state is State.FAULT for finding in findings)
-    if as_json:
-        say(json.dumps({"ok": not faults, "findings": [asdict(finding) for finding in findings]}))
+    if json:
+        say(dumps({"ok": not faults, "findings": [asdict(finding) for finding in findings]}))
         return int(bool(faults))
     columns = ("subject", "", "found", "remedy")
     shown = table(*columns, left=columns)

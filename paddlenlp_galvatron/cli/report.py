@@ -17,11 +17,10 @@ from paddlenlp_galvatron.report.origin import OriginOptions, read_origin
 from paddlenlp_galvatron.report.page import frontier, render
 from paddlenlp_galvatron.training.step_log import StepRecord, read_log
 
-from .conventions import JSON_SWITCH, App, answer, say_note
-from .grouped import add_command
+from .command import App, FromFile, answer, say_note
 from .watched import each_watched
 
-app = App(help="A plan as one HTML file.")
+app = App()
 
 LARGEST_LOG_BYTES = 2**30
 LEAST_S, MOST = 1e-9, 1e15  # of a step's time; of a step, its seconds, MiB: any run's, and what a page can draw
@@ -36,6 +35,7 @@ class ReportOptions(OriginOptions):
     )
 
 
+@app.command(FromFile, ReportOptions, positional={"plan": "PLAN"})
 def report(values: dict[str, Any], json: bool) -> None:
     """Write a page with a plan's layers, memory, time line, limits and what-ifs, and with what a run measured."""
     options = ReportOptions.from_values(values)
@@ -80,13 +80,3 @@ def _is_drawn(record: StepRecord) -> bool:
         return False
     step_s = record["step_time_s"]
     return 0 <= record["step"] < MOST and LEAST_S < step_s < MOST and all(0 <= mib < MOST for mib in peaks)
-
-
-add_command(
-    app,
-    None,
-    report,
-    ReportOptions,
-    switches=JSON_SWITCH,
-    positional=("plan", "PLAN"),
-)

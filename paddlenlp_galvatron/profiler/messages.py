@@ -15,7 +15,7 @@ import numpy as np
 import paddle
 import paddle.distributed as dist
 
-from ..launch.nccl import slowed_by_a_receive
+from ..launch.gpus import slowed_by_a_receive
 from ..plan.communicators import Ranks
 from ..plan.mesh import Axis, Mesh
 from ..profiles import Collective, Fingerprint, HardwareProfile, MessageGroup, Meta

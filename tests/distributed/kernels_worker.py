@@ -20,8 +20,7 @@ from paddlenlp_galvatron.check.parity import parity_worker
 from paddlenlp_galvatron.check.parity.parity import small_case
 from paddlenlp_galvatron.plan import uniform_plan
 from paddlenlp_galvatron.runtime import grouped
-from paddlenlp_galvatron.runtime.adapter import Kernels
-from paddlenlp_galvatron.runtime.adapters import load_family
+from paddlenlp_galvatron.runtime.adapters import Kernels, load_family
 from paddlenlp_galvatron.runtime.adapters.decoder import DecoderAdapter
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.groups import run_as_rank

@@ -7,8 +7,7 @@ import os
 from collections.abc import Iterator
 from unittest import mock
 
-from ...launch.gpus import gpu_name
-from ...launch.nccl import p2p_channels
+from ...launch.gpus import gpu_name, p2p_channels
 from ...launch.processes import launch
 from ...profiles.reserve import reserve_of
 from .findings import Finding, Setting
