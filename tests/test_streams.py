@@ -21,7 +21,7 @@ from forked_ranks import fork
 from streams import COMPUTE, HOST, Call, Recorder, replay
 
 from paddlenlp_galvatron.plan import LayerStrategy, Plan, Schedule
-from paddlenlp_galvatron.plan.schedules import order
+from paddlenlp_galvatron.plan.schedule import order
 from paddlenlp_galvatron.runtime import device
 from paddlenlp_galvatron.runtime.batch import Samples
 from paddlenlp_galvatron.runtime.pipeline import Link, Pipeline

@@ -81,9 +81,8 @@ def g2h(values: dict[str, Any], json: bool) -> None:
     output = given.output
     _require_folder(given.input, "a run or of a checkpoint")
     from paddlenlp_galvatron.training.checkpoint.adapters import write_adapters
-    from paddlenlp_galvatron.training.checkpoint.choice import checkpoint_of
     from paddlenlp_galvatron.training.checkpoint.convert import precision_of, to_huggingface
-    from paddlenlp_galvatron.training.checkpoint.stored import open_checkpoint, verify
+    from paddlenlp_galvatron.training.checkpoint.stored import checkpoint_of, open_checkpoint, verify
 
     begin = time.monotonic()
     checkpoint = open_checkpoint(checkpoint_of(given.input, given.load_iteration))
@@ -114,8 +113,8 @@ def merge(values: dict[str, Any], json: bool) -> None:
     _require_folder(given.base, "a Hugging Face model")
     _require_folder(given.adapters, "adapters")
     from paddlenlp_galvatron.training.checkpoint import adapters as stored
-    from paddlenlp_galvatron.training.checkpoint.choice import checkpoint_of
     from paddlenlp_galvatron.training.checkpoint.huggingface import HuggingFaceWeights, read_shape
+    from paddlenlp_galvatron.training.checkpoint.stored import checkpoint_of
 
     begin, shape = time.monotonic(), read_shape(given.base)
     precision = HuggingFaceWeights(given.base, shape).precision

@@ -264,6 +264,5 @@ def _difference_to_one_process(settings: TrainSettings, records: list[StepRecord
     data = open_data(settings, plan, shape)
     batches = (data.batch(step) for step in range(COMPARED_STEPS))
     source = SeededWeights(settings.seed, shape.initializer_range)
-    recipe = settings.recipe.over(settings.max_steps)
-    alone = train_one_process(shape, SEQ_LENGTH, source, recipe, batches)
+    alone = train_one_process(shape, SEQ_LENGTH, source, settings.over(settings.max_steps), batches)
     return max(abs(loss - record["loss"]) for (loss, _), record in zip(alone, records, strict=False))

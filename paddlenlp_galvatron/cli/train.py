@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from paddlenlp_galvatron.base.printing import Console, say, table
 from paddlenlp_galvatron.base.text import gib
-from paddlenlp_galvatron.cost_model.held import held_mib
+from paddlenlp_galvatron.cost_model.weights import held_mib
 from paddlenlp_galvatron.launch import gpus
 from paddlenlp_galvatron.launch.nodes import FIELDS, Nodes
 from paddlenlp_galvatron.model.lora import Adapters
@@ -59,7 +59,7 @@ def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = (), js
             for note in prepared.notes:
                 console.print(note, markup=False)
             if dry_run:
-                show_run(console, *rehearsed(console, settings), settings.tuning.adapters(""))
+                show_run(console, *rehearsed(console, settings), settings.adapters(""))
                 return
             data = check_inputs(settings, lambda note: console.print(note, markup=False))
             from paddlenlp_galvatron.launch.processes import devices_of
@@ -68,7 +68,7 @@ def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = (), js
             devices_of(nodes.ranks_each(settings.world_size))
             plan, shape = check_run(settings)
             steps, _ = settings.steps_over(data.samples, plan.global_batch)
-            adapters = settings.tuning.adapters("")
+            adapters = settings.adapters("")
             for note in filter(None, (plan.note, task_note(plan, adapters.rank if adapters else None))):
                 console.print(f"note: {settings.plan}: {note}", markup=False)
             kernels = [name for name in KERNELS if getattr(plan.assumed, name)]
@@ -118,7 +118,7 @@ def check_run(settings: TrainSettings) -> tuple[Plan, ModelShape]:
     """The remaining checks before processes start. Raises UserError."""
     from paddlenlp_galvatron.runtime.precision import Numbers
     from paddlenlp_galvatron.training.checkpoint.adapters import open_adapters
-    from paddlenlp_galvatron.training.checkpoint.pretrained import open_weights
+    from paddlenlp_galvatron.training.checkpoint.loading import open_weights
 
     plan, shape = settings.load_plan()
     if settings.use_flash_attention and not gpus.gpu_count():
@@ -132,8 +132,8 @@ def check_run(settings: TrainSettings) -> tuple[Plan, ModelShape]:
     Numbers.of(plan.assumed.mixed_precision, bool(plan.assumed.fp32_gradients), settings.compute_precision)
     if settings.initial_weights:
         open_weights(settings.initial_weights, shape)
-    if (adapters := settings.tuning.adapters("")) and settings.tuning.lora_path:
-        open_adapters(settings.tuning.lora_path, shape, adapters)
+    if (adapters := settings.adapters("")) and settings.lora_path:
+        open_adapters(settings.lora_path, shape, adapters)
     return plan, shape
 
 

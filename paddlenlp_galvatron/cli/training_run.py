@@ -80,7 +80,7 @@ class TrainingRun:
     def __init__(self, console: Console, settings: TrainSettings, plan: Plan, shape: ModelShape, steps: int):
         self._console, self._settings, self._plan, self._shape = console, settings, plan, shape
         self._steps = steps
-        peak, adapts = settings.peak_tflops or _device_tflops(plan), settings.tuning.adapts
+        peak, adapts = settings.peak_tflops or _device_tflops(plan), settings.adapts
         self._health = Health(plan, shape, peak, steps, _device(), adapts)
         self.log = LogTail(settings.log, plan)
         self._told = CheckpointNews(settings.rank_logs / "workerlog.0")
@@ -192,7 +192,7 @@ class TrainingRun:
         if self._settings.traced_steps and self._settings.traced.exists():
             self._console.print(f"time lines in {near(self._settings.traced)}; open it in https://ui.perfetto.dev")
         if self._plan.world_size > 1 and self._settings.preference is None:  # whose pairs' sums are not predicted
-            adapters = self._settings.tuning.adapters("")
+            adapters = self._settings.adapters("")
             traffic, rank = read_json(self._settings.traffic), adapters.rank if adapters else None
             self._console.print(traffic_table(self._plan, self._shape, traffic, rank))
 

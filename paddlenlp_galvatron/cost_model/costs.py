@@ -8,7 +8,6 @@ from operator import add
 from typing import NamedTuple
 
 from ..profiles.experts import GROUPED, ExpertKernels
-from .peak import PartMemory
 from .simulate import StageTimes
 
 # Imbalances of experts where nothing is said: as of routers trained with a balance loss, and for the bound of memory.
@@ -110,6 +109,44 @@ class Workspace(NamedTuple):
     @property
     def total_mib(self) -> float:
         return sum(self)
+
+
+class Update(NamedTuple):
+    """Memory of a part's first update with optimizer states in the host's memory, in MiB."""
+
+    master_mib: float = 0.0  # fp32 weights
+    tensor_mib: float = 0.0  # moments of its largest matrix
+    states_mib: float = 0.0  # all of its states, in the host's memory
+
+
+class PartMemory(NamedTuple):
+    """Memory of one part of a stage, a layer or vocabulary layers, on a rank, in MiB."""
+
+    fixed_mib: float = 0.0  # all the time: weights, optimizer states, masks
+    gradient_mib: float = 0.0  # whole, as backward makes them
+    kept_mib: float = 0.0  # of these, when they are reduced
+    late_mib: float = 0.0  # of the whole ones, what is reduced when a step ends, as an embedding's beside an LM head
+    activation_mib: float = 0.0  # of a micro-batch in flight
+    working_mib: float = 0.0  # backward's peak above what is held
+    made_mib: float = 0.0  # of the gradients, what a step's first backward has made by then
+    gathered_mib: float = 0.0  # zero3's weights while the part runs
+    joined_mib: float = 0.0  # the message in which gradients are reduced
+    update: Update = Update()
+
+    def also(self, other: PartMemory) -> PartMemory:
+        """Memory of two halves of a part together."""
+        update = Update(*map(add, self.update, other.update))
+        return PartMemory(*map(add, self[:-1], other[:-1]))._replace(update=update)
+
+    @property
+    def shard_mib(self) -> float:
+        """Part of a message of gradients that stays until all of it has been reduced."""
+        return self.kept_mib + self.joined_mib - self.gradient_mib if self.kept_mib < self.gradient_mib else 0.0
+
+    @property
+    def late(self) -> float:
+        """Share of the gradients that is late."""
+        return self.late_mib / self.gradient_mib if self.late_mib else 0.0
 
 
 @dataclass(frozen=True, slots=True)

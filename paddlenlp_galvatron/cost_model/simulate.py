@@ -1,4 +1,4 @@
-"""Time of one step of a pipeline: the event simulation of a schedule's lists of passes (`plan.schedules`).
+"""Time of one step of a pipeline: the event simulation of a schedule's lists of passes (`plan.schedule`).
 
 A pass starts when its stage has finished the pass before it and its input has arrived; a message to a neighbour delays
 its arrival and keeps neither stage busy. After its last backward each stage is
@@ -17,7 +17,7 @@ import galvatron_dp_core
 import numpy as np
 
 from ..base.errors import UserError
-from ..plan.schedules import Done, Pass, Schedule, arrays, in_flight, input_of, order, way_ms
+from ..plan.schedule import Done, Pass, Schedule, arrays, in_flight, input_of, order, way_ms
 
 
 @dataclass(frozen=True, slots=True)

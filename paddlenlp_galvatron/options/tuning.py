@@ -67,7 +67,7 @@ class TuningOptions(Options):
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:
-        fields = type(self).model_fields
+        fields = TuningOptions.model_fields
         own = [name for name in fields if getattr(self, name) != fields[name].default and name not in EITHER]
         if not self.tunes and own:
             raise ValueError(f"{', '.join(own)}: of fine-tuning, but the task is pretrain; add --task sft")
@@ -110,7 +110,7 @@ class TuningOptions(Options):
         return Adapters(rank, alpha, rslora, base)
 
     @property
-    def rate_scale(self) -> float:
+    def lora_rate_scale(self) -> float:
         """By which B's learning rate is larger than A's."""
         return 4.0 if self.rslora_plus else self.lora_plus_scale
 
@@ -121,7 +121,7 @@ class TuningOptions(Options):
         return "greedy" if self.greedy_zero_padding else "in_order"
 
     @property
-    def rows(self) -> Packing:
+    def effective_packing(self) -> Packing:
         """Which samples share a row."""
         return self.packing or self._stock_packing
 
@@ -153,12 +153,12 @@ class PreferenceOptions(Options):
 
     @model_validator(mode="after")
     def _learns(self) -> Self:
-        if self.pref_loss_ratio == 0 and self.preference.sft_ratio == 0:
+        if self.pref_loss_ratio == 0 and self.pair_loss.sft_ratio == 0:
             raise ValueError("pref_loss_ratio: is 0, and sft_loss_ratio, too: nothing would be learnt; raise one")
         return self
 
     @property
-    def preference(self) -> Preference:
+    def pair_loss(self) -> Preference:
         odds = self.loss_type == "orpo"
         return Preference(
             loss="or" if odds else self.loss_type,  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from ..base.errors import GalvatronError, Infeasible, UserError
 from ..model import ModelShape, Recompute, load_model
 from .check import with_assumptions, with_defaults
 from .file import json_schema, plan_from_dict, plan_id, plan_to_dict, read_plan, write_plan
-from .schedules import Schedule
+from .schedule import Schedule
 from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, Precision, VocabStrategy
 from .uniform import uniform_plan
 

@@ -70,4 +70,4 @@ class PlanFacts:
         """`9,656 tokens/s/GPU, MFU 46.2%`."""
         words = f"{self.tokens_per_s / self.plan.world_size:,.0f} tokens/s/{self.device_word}"
         words += f", MFU {self.mfu:.1%}" if self.mfu else ""
-        return words + (f"; {self.cost.options.load_words}" if self.cost.experts else "")
+        return words + (f"; {self.cost.options.load_words}" if self.cost.has_experts else "")

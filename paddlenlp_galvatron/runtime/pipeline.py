@@ -22,7 +22,7 @@ import paddle
 from ..launch.out_of_memory import is_out_of_memory
 from ..plan import Plan
 from ..plan.communicators import BACK, DOWN, ON, UP
-from ..plan.schedules import Pass, arrivals, order
+from ..plan.schedule import Pass, arrivals, order
 from . import device
 from .batch import Samples
 from .collectives import Pending, receive_start, send_start

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..cost_model import CostModel, LayerCost
 from ..plan import LayerStrategy, Plan, UserError, VocabStrategy
 from ..plan.layout import TokenLayout, token_layout
-from ..plan.schedules import arrays, chunks_in_flight
+from ..plan.schedule import arrays, chunks_in_flight
 from ..plan.strategy import Strategy
 from ..profiles.memory import Role
 from .space import PlanFamily, price_numbers

@@ -27,27 +27,29 @@ from ..runtime.engine import Engine
 from ..runtime.paddle_private import next_rate, schedule_of
 from ..runtime.topology import PlanGroup
 from ..runtime.trace import span, traced
-from .arguments import RunArguments, run_arguments, settings_for
-from .beginning import beginning, set_rates
-from .checkpoint.choice import SMALLER, Best, checkpoint_of
+from .beginning import Reference, beginning, set_rates
 from .checkpoint.convert import companions
 from .checkpoint.loading import load
-from .checkpoint.model_folder import save_model
-from .checkpoint.saving import Writer
-from .checkpoint.stored import open_checkpoint
+from .checkpoint.saving import Writer, save_model
+from .checkpoint.stored import SMALLER, Best, checkpoint_of, open_checkpoint
 from .data.map_dataset import Collator, MapData, sample_length
 from .data.source import BatchSource
 from .data.tuning import TuningData
-from .evaluation import Evaluation, mean_metrics, require_evaluation_data, rows_of
-from .inputs import open_data, prefetch
-from .loader import inputs_of, loader
-from .local_model import LocalModel
-from .nonfinite import NonFiniteGuard
-from .reference import Reference
+from .inputs import Evaluation, mean_metrics, open_data, prefetch, require_evaluation_data, rows_of
+from .recipe import NonFiniteGuard
 from .resume import resume, say
 from .settings import TrainSettings
 from .step_log import StepLog, StepRecord
-from .unsupported import refuse_arguments, refuse_overrides, without_unsupported
+from .surface import (
+    LocalModel,
+    RunArguments,
+    inputs_of,
+    loader,
+    refuse_arguments,
+    refuse_overrides,
+    run_arguments,
+    without_unsupported,
+)
 
 LARGEST_EXPONENT = 700.0  # of which exp is still a float
 RESTART_S = 10.0  # an elastic launcher starts ranks again while those before may still be ending
@@ -90,12 +92,13 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         """
         refuse_arguments(others)
         if not isinstance(model, TrainSettings):
+            from .arguments import settings_for  # here, as a run that `galvatron train` starts has its settings
+
             settings = settings_for(model, args, sample_length(train_dataset))
         elif args is None:
             settings = model
         else:
             raise UserError("args: settings of a whole run say everything already; leave args out")
-        self.settings = settings
         plan, shape = settings.load_plan()
         self.data: BatchSource
         if train_dataset is None:
@@ -110,7 +113,10 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
             require_evaluation_data(eval_dataset, own_training_data=train_dataset is not None)
             self._evaluation_sources(eval_dataset)
         steps, self._epoch_steps = settings.steps_over(self.data.samples, plan.global_batch)
-        self.recipe = settings.recipe.over(steps)
+        settings = settings.over(steps)
+        if settings.lora_rate_scale != 1:  # MultiTensorAdamW knows one rate alone
+            settings = settings.model_copy(update={"use_multi_tensor": False})
+        self.settings = settings
         begin = beginning(settings, shape)
         self.engine = Engine(
             plan,
@@ -120,15 +126,14 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
             source=begin.source,
             seed=settings.seed,
             compute_precision=settings.compute_precision,
-            packed=settings.tuning.rows != "none",
+            packed=settings.effective_packing != "none",
             adapters=begin.adapters,
             preference=settings.preference,
         )
         self._reference = Reference(self.engine, settings.output_dir, begin.base) if settings.compares else None
-        if settings.tuning.rate_scale != 1:
-            self.recipe = self.recipe.model_copy(update={"use_multi_tensor": False})  # it knows one rate alone
-            set_rates(self.engine, settings.tuning.rate_scale)
-        optimizer = self.recipe.build(self.engine.tensors, self.engine.decaying)
+        if settings.lora_rate_scale != 1:
+            set_rates(self.engine, settings.lora_rate_scale)
+        optimizer = settings.build(self.engine.tensors, self.engine.decaying)
         self._events: list[Event] = []  # of traced steps
         self._plan_id = plan_id(plan)
         self._nonfinite = NonFiniteGuard(settings, scaled=self.engine.scaler is not None)
@@ -139,7 +144,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         settings.make_output_dir()  # or PaddleNLP does, and its name may not last
         super().__init__(
             LocalModel(self.engine.stage),
-            args=run_arguments(settings, self.recipe, steps, plan.assumed.mixed_precision, args),
+            args=run_arguments(settings, steps, plan.assumed.mixed_precision, args),
             data_collator=data_collator,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
@@ -381,7 +386,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         loss = engine.forward_backward(share)
         handler.on_optimizer_begin(self.args, self.state, self.control, scaler=engine.scaler)
         with span("optimizer", "optimizer"):
-            norm = engine.update(self.optimizer, self.recipe.max_grad_norm)
+            norm = engine.update(self.optimizer, self.settings.max_grad_norm)
         if self._read_by_others:
             engine.settle()
         self._nonfinite.count(step, loss, norm)
@@ -400,7 +405,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         record = StepRecord(
             step=step,
             loss=loss,
-            lr=self.recipe.rate_at(step),
+            lr=self.settings.rate_at(step),
             grad_norm=norm,
             step_time_s=max(times),
             data_s=max(loads),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from paddlenlp_galvatron.cost_model import StageTimes, lower_bound_ms, step_ms, timeline
 from paddlenlp_galvatron.plan import Schedule, UserError
-from paddlenlp_galvatron.plan.schedules import Pass, order
+from paddlenlp_galvatron.plan.schedule import Pass, order
 
 
 def longest_path_ms(schedule: Schedule, times: StageTimes, micro_batches: int) -> float:

@@ -17,8 +17,7 @@ from paddlenlp_galvatron.check.parity.parity import Case, write_cases
 from paddlenlp_galvatron.launch.processes import launch
 from paddlenlp_galvatron.plan import DataParallel, ModelShape, Plan, UserError
 from paddlenlp_galvatron.runtime.weights import WHOLE
-from paddlenlp_galvatron.training.checkpoint.loading import _Stored
-from paddlenlp_galvatron.training.checkpoint.resharding import WeightPart
+from paddlenlp_galvatron.training.checkpoint.loading import WeightPart, _Stored
 from paddlenlp_galvatron.training.checkpoint.stored import MOMENTS, WEIGHT, open_checkpoint, verify, whole_checkpoints
 
 from .plans import having, plan

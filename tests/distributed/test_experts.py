@@ -17,7 +17,7 @@ from paddlenlp_galvatron.plan import Precision
 from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.weights import SeededWeights
-from paddlenlp_galvatron.training.local_model import LocalModel
+from paddlenlp_galvatron.training.surface import LocalModel
 
 from . import plans
 from .test_families import disagreements

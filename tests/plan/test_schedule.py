@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paddlenlp_galvatron.plan import Schedule
-from paddlenlp_galvatron.plan.schedules import Pass, arrays, arrivals, chunks_in_flight, in_flight, order
+from paddlenlp_galvatron.plan.schedule import Pass, arrays, arrivals, chunks_in_flight, in_flight, order
 
 pipelines = st.integers(1, 6).flatmap(
     lambda stages: st.tuples(st.sampled_from(Schedule), st.integers(0, stages - 1), st.just(stages), st.integers(1, 12))

@@ -40,7 +40,7 @@ class RandomHalves:
     def __init__(self, seed: int):
         self._seed = seed
 
-    def cost(self, experts: Experts, recompute: Recompute, *where: object) -> LayerCost:
+    def __call__(self, experts: Experts, recompute: Recompute, *where: object) -> LayerCost:
         """Recompute only adds to a layer's passes."""
         own = Random(f"{self._seed}/{experts}")
         again = 2.0 if recompute is Recompute.FULL else 0.0
@@ -81,7 +81,7 @@ def problem(seed: int) -> tuple[CostModel, SearchOptions]:
         SMALL, load_data_sheet("h100-80gb"), 1, options.num_gpus_per_node, options.assumptions, options.cost_options
     )
     if seed % 2:
-        cost.experts = RandomHalves(seed)  # type: ignore[assignment]
+        cost._expert_half = RandomHalves(seed)  # type: ignore[method-assign,assignment]
     return cost, options
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from paddlenlp_galvatron.plan import Schedule
-from paddlenlp_galvatron.plan.schedules import arrays, in_flight
+from paddlenlp_galvatron.plan.schedule import arrays, in_flight
 
 from .random_cost import divisions
 

@@ -31,7 +31,7 @@ from paddlenlp_galvatron.training.checkpoint import convert, huggingface
 from paddlenlp_galvatron.training.checkpoint import stored as checkpoints
 from paddlenlp_galvatron.training.checkpoint.convert import precision_of, to_checkpoint, to_huggingface
 from paddlenlp_galvatron.training.checkpoint.huggingface import HuggingFaceWeights, modules, read_shape
-from paddlenlp_galvatron.training.checkpoint.pretrained import weights_from
+from paddlenlp_galvatron.training.checkpoint.loading import weights_from
 from paddlenlp_galvatron.training.checkpoint.stored import open_checkpoint
 from paddlenlp_galvatron.training.checkpoint.tensor_file import DTYPES, Tensor, write_tensors
 from paddlenlp_galvatron.training.recipe import Recipe

@@ -19,7 +19,7 @@ from paddlenlp_galvatron.plan import ModelShape
 from paddlenlp_galvatron.runtime import device, weights
 from paddlenlp_galvatron.runtime.weights import WHOLE, Slice
 from paddlenlp_galvatron.training.checkpoint import loading, saving
-from paddlenlp_galvatron.training.checkpoint.resharding import WeightPart
+from paddlenlp_galvatron.training.checkpoint.loading import WeightPart
 from paddlenlp_galvatron.training.checkpoint.stored import (
     MOMENTS,
     WEIGHT,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paddlenlp_galvatron.runtime.weights import Slice
-from paddlenlp_galvatron.training.checkpoint.resharding import WeightPart, transfers
+from paddlenlp_galvatron.training.checkpoint.loading import WeightPart, transfers
 
 
 def split(shape: tuple[int, ...], axis: int | None, parts: int, shards: int) -> list[WeightPart]:

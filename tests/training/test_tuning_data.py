@@ -16,11 +16,10 @@ from paddlenlp.trl import preprocess_preference_data
 
 from paddlenlp_galvatron.plan import UserError
 from paddlenlp_galvatron.training.data.conversations import Encoder
-from paddlenlp_galvatron.training.data.packing import pack
 from paddlenlp_galvatron.training.data.sample_index import FOLDER
 from paddlenlp_galvatron.training.data.templates import TurnTemplate, WholeTemplate
 from paddlenlp_galvatron.training.data.tokenizer import train_tokenizer
-from paddlenlp_galvatron.training.data.tuning import TuningData
+from paddlenlp_galvatron.training.data.tuning import TuningData, pack
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"

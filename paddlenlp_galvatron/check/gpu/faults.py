@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from ...launch.processes import LaunchError, OutOfMemory, launch
 from ...plan import DataParallel, LayerStrategy, Plan, Precision, VocabStrategy, write_plan
 from ...plan.strategy import Assumptions
-from ...training.recipe import Recipe
 from ...training.settings import TrainSettings
 from .findings import Finding, Setting
 
@@ -51,7 +50,7 @@ def resume(setting: Setting) -> Iterator[Finding]:
         output_dir=folder,
         max_steps=STEPS,
         report_to=("none",),
-        recipe=Recipe(lr_scheduler_type="constant"),
+        lr_scheduler_type="constant",
     )
     settings.save(folder / "settings.json")
     _launch(setting, "resume", folder / "settings.json")

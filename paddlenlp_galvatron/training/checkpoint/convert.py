@@ -30,8 +30,7 @@ from .huggingface import (
     read_shape,
     require_same_model,
 )
-from .loading import CheckpointWeights
-from .resharding import WeightPart
+from .loading import CheckpointWeights, WeightPart
 from .stored import FORMAT, INDEX, WEIGHT, Checkpoint, write_index
 from .tensor_file import DTYPES, Tensor, write_tensors
 

@@ -1,27 +1,120 @@
-"""Reads checkpoints under any plan and number of ranks: each rank what its plan gives it."""
+"""Reads weights and checkpoints under any plan and number of ranks: each rank what its plan gives it.
+
+A stored piece is elements `start..stop-1` of the flattened slice of a weight that a rank held (`runtime.units.Piece`).
+In the whole weight, a matrix, that is up to three rectangles: the end of a row, whole rows, the beginning of a row.
+Vectors are matrices of one column. `transfers` are the copies from a stored piece's rectangles to a wanted one's.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import paddle
 import paddle.distributed as dist
 from safetensors import safe_open
 
-from ...plan import Precision, UserError
+from ...plan import ModelShape, Precision, UserError
 from ...runtime.collectives import broadcast
 from ...runtime.engine import Engine
+from ...runtime.groups import world_from_environment
 from ...runtime.paddle_private import next_rate
 from ...runtime.units import Trainable
-from ...runtime.weights import WHOLE, Array, Slice
-from .resharding import WeightPart, transfers
-from .stored import MOMENTS, WEIGHT, BrokenCheckpoint, Checkpoint, StoredPart
+from ...runtime.weights import WHOLE, Array, Slice, WeightSource
+from .huggingface import CONFIG, HuggingFaceWeights, require_same_model
+from .stored import INDEX, MOMENTS, WEIGHT, BrokenCheckpoint, Checkpoint, StoredPart, open_checkpoint, verify
 from .tensor_file import CODES, naming, require_finite
 
 MOST_OPEN = 64  # files at once: processes may open 1,024
+
+
+class Rectangle(NamedTuple):
+    """Rows and columns of a whole weight, and where its numbers begin in the piece."""
+
+    row: int
+    column: int
+    rows: int
+    columns: int
+    begin: int
+
+
+class Transfer(NamedTuple):
+    """Rows of a stored rectangle and the columns of them that go to a rectangle of the target."""
+
+    source: Rectangle
+    target: Rectangle
+    row: int  # first row and column in the whole weight, and how many
+    column: int
+    rows: int
+    columns: int
+
+    @property
+    def numbers(self) -> int:
+        return self.rows * self.columns
+
+
+@dataclass(frozen=True)
+class WeightPart:
+    """A piece of a weight by numbers alone, as checkpoints describe it."""
+
+    weight: str
+    shape: tuple[int, ...]  # of the whole weight
+    slice: Slice
+    start: int
+    stop: int
+
+    @property
+    def rows(self) -> range:
+        """Rows of the whole weight within which the part lies."""
+        top, _ = self.slice.interval(0, self.shape[0])
+        left, right = self.slice.interval(1, self.shape[1]) if len(self.shape) > 1 else (0, 1)
+        return range(top + self.start // (right - left), top + -(-self.stop // (right - left)))
+
+    def rectangles(self) -> Iterator[Rectangle]:
+        """In the order of the numbers. Padding is left out: it is zero in every plan."""
+        height, width = (self.shape[0], 1) if len(self.shape) == 1 else self.shape
+        top, bottom = self.slice.interval(0, height)
+        left, right = self.slice.interval(1, width) if len(self.shape) > 1 else (0, 1)
+        width_held = right - left
+        position = self.start
+        while position < self.stop:
+            row, column = divmod(position, width_held)
+            if column or self.stop - position < width_held:
+                rows, columns = 1, min(width_held - column, self.stop - position)
+            else:
+                rows, columns = (self.stop - position) // width_held, width_held
+            # Clip what is beyond the real weight. Padding is at the end of the axis that is split.
+            real_rows = min(rows, max(0, min(bottom, height) - (top + row)))
+            real_columns = min(columns, max(0, min(right, width) - (left + column)))
+            if columns == width_held and real_columns < columns:  # padded columns: row by row
+                for k in range(real_rows):
+                    begin = position - self.start + k * width_held
+                    if real_columns:
+                        yield Rectangle(top + row + k, left + column, 1, real_columns, begin)
+            elif real_rows and real_columns:
+                yield Rectangle(top + row, left + column, real_rows, real_columns, position - self.start)
+            position += rows * columns
+
+    @property
+    def real(self) -> int:
+        """Numbers that are no padding."""
+        return sum(rectangle.rows * rectangle.columns for rectangle in self.rectangles())
+
+
+def transfers(source: WeightPart, target: WeightPart) -> Iterator[Transfer]:
+    """Copies from a stored part to a part of the target. Both are of one weight."""
+    for given in source.rectangles():
+        for wanted in target.rectangles():
+            top, left = max(given.row, wanted.row), max(given.column, wanted.column)
+            bottom = min(given.row + given.rows, wanted.row + wanted.rows)
+            right = min(given.column + given.columns, wanted.column + wanted.columns)
+            if top < bottom and left < right:
+                yield Transfer(given, wanted, top, left, bottom - top, right - left)
 
 
 def parts_of(trainable: Trainable) -> list[tuple[WeightPart, int]]:
@@ -199,3 +292,27 @@ class _Once(_Stored):
 
 def _part(item: StoredPart) -> WeightPart:
     return WeightPart(item.weight, item.shape, Slice(**item.slice.model_dump()), item.start, item.stop)
+
+
+def weights_from(folder: Path, shape: ModelShape) -> WeightSource:
+    """The weights of a Hugging Face directory, or of a checkpoint, converted or a run's; for `Engine`'s `source`.
+
+    Each rank reads the parts that it asks for. Before, a checkpoint's checksums are compared: each rank compares those
+    of a share of the files. Raises UserError: something is broken, lacking, or of another model.
+    """
+    source = open_weights(folder, shape)
+    if isinstance(source, CheckpointWeights):
+        rank, world_size = world_from_environment()
+        verify(source.checkpoint, range(rank, len(source.checkpoint.index.files), world_size))
+    return source
+
+
+def open_weights(folder: Path, shape: ModelShape) -> HuggingFaceWeights | CheckpointWeights:
+    """The same without the checksums: what can be found wrong in a moment. Raises UserError."""
+    if (folder / INDEX).exists():
+        checkpoint = open_checkpoint(folder)
+        require_same_model(checkpoint.shape, shape, folder / INDEX)
+        return CheckpointWeights(checkpoint)
+    if (folder / CONFIG).exists():
+        return HuggingFaceWeights(folder, shape)
+    raise UserError(f"{folder}: is neither a Hugging Face model ({CONFIG}) nor a checkpoint ({INDEX})")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ from ...base.errors import UserError
 from ...runtime.batch import IGNORED_LABEL, Batch, Samples
 from .dataset import SPLITS, DataSet, Split
 
+Rows = Callable[[int, Sequence[int]], Batch]  # some rows of a step's global batch
 FIRST_BLOCK = 1 << 16  # samples of a blend that are ordered at first; 10 bytes each
 
 

@@ -1,16 +1,19 @@
-"""Memory saved and time taken by a layer that recomputes some of its parts: measured, or derived.
+"""A layer's times and memory under recompute of parts, LoRA and packed rows, from what was measured of plain layers.
 
-Figures that the profiles lack come from the model's arithmetic: bytes as a share of a layer's measured activations,
-times as a share of the measured time of recomputing all of it.
+Figures of partial recompute that the profiles lack come from the model's arithmetic: bytes as a share of a layer's
+measured activations, times as a share of the measured time of recomputing all of it. Frozen weights have no gradients
+and no optimizer states, nothing of theirs is reduced or published, and backward computes one product for each of
+forward's instead of two.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from ..model import Fused, ModelShape, Recompute
+from ..model import Fused, ModelShape, Recompute, Split
 from ..model.layer import apart
 from ..plan.strategy import Assumptions, Precision
 from ..profiles.analytic import layer_numbers_per_token, recompute_shares, spared_numbers_per_token
@@ -21,6 +24,10 @@ from .weights import FP32_BYTES
 # Operations of matrix products in the time in which a byte is moved: of A100 144, of H100 277, in 16 bits and at the
 # shares of the peaks that their data sheets tell.
 FLOPS_PER_BYTE = 200.0
+# A product with a factor is bound by memory: it takes as long as reading its input, or, of the second one, as writing
+# its output, reading it with the projection's, and writing their sum. In 16 bits reading takes as long as a product of
+# this rank: peak over bandwidth, each times its efficiency, 153 (A100) to 255 (H100) in the shipped data sheets.
+LEAST_RANK = 200
 
 
 class Partly(NamedTuple):
@@ -79,3 +86,36 @@ def _spared_share(
 
     where = (model, seq, tp, sequence_parallel, fused)
     return size(*spared_numbers_per_token(*where, parts)) / size(*layer_numbers_per_token(*where))
+
+
+def frozen_times(times: PassTimes, products: float) -> PassTimes:
+    """The times without gradients of weights; `products`: share of forward that weights are multiplied in."""
+    return replace(times, backward_ms=max(times.backward_ms - products * times.forward_ms, 0.0))
+
+
+def product_share(model: ModelShape, seq: int) -> float:
+    """Share of a layer's operations that are products with weights; the others are attention's."""
+    weights = 2 * model.layer_parameters
+    return weights / (weights + seq / 2 * model.block.pair_flops)  # causal: half of all pairs of tokens
+
+
+def packed_times(times: PassTimes, products: float, seen: float) -> PassTimes:
+    """The times where attention computes a share `seen` of the pairs of tokens that a causal row has; `products`: share
+    of the operations that is not attention's."""
+    share = products + (1 - products) * seen
+    return replace(times, forward_ms=share * times.forward_ms, backward_ms=share * times.backward_ms)
+
+
+def adapter_share(model: ModelShape, tp: int, rank: int, precision: Precision) -> float:
+    """How long products with adapters take, as a share of those with the weights beside them, on one of `tp` ranks."""
+    least = 0 if precision is Precision.FP32 else LEAST_RANK
+    adapters = weights = 0.0
+    for weight in model.block.weights:
+        if weight.linear:
+            into, out = (
+                each / (tp if split is weight.split else 1)
+                for each, split in zip(weight.shape, (Split.ROW, Split.COLUMN), strict=True)
+            )
+            adapters += max(rank, least) * into + max(rank, 4 * least) * out
+            weights += into * out
+    return adapters / weights

@@ -1,6 +1,7 @@
-"""How many bytes the collectives of `plan.comm_points` move: for prices (`model`) and for counts (`traffic`).
+"""Collectives of a module by `plan.comm_points`: their bytes, for prices and for counts (`traffic`), and their times.
 
-Gradients of matrices are summed over the sharding group; those of vectors together at the end of the step.
+Gradients of matrices are summed over the sharding group; those of vectors together at the end of the step. Weights that
+do not learn have none of these.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from operator import add
 from typing import NamedTuple
+
+import numpy as np
 
 from ..model import ModelShape, Split
 from ..plan.comm_points import (
@@ -25,13 +28,15 @@ from ..plan.comm_points import (
     repeated,
     summed_over,
 )
-from ..plan.mesh import SHARDING, Axis, Mesh
+from ..plan.mesh import SHARDING, Axis, Mesh, Ranks
 from ..plan.strategy import Assumptions, DataParallel, LayerStrategy, Strategy, VocabStrategy
 from ..profiles.memory import Role
+from ..profiles.network import Network, Place
 from .weights import FP32_BYTES, StateBytes, Weights, head_weights, layer_weights, table_weights
 
 Kind = tuple[Collective, tuple[Axis, ...], int, Message]  # of a message, over axes, parts of all tokens, its width
 
+MIB = 2**20
 TWINS = (Axis.PIPELINE,)  # a rank of the first stage and its peer of the last
 COPIES = (Axis.COPIES,)
 
@@ -61,35 +66,28 @@ class Calls(NamedTuple):
         """These and the other's."""
         return Calls(*map(add, self, other))
 
-    @property
-    def frozen(self) -> Calls:
-        """Those of a module whose weights do not learn."""
-        return Calls(self.forward, self.backward, self.gather_forward, self.gather_backward)
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Setting:
-    """Settings on which a module's collectives depend, besides its strategy."""
+    """A stage and its micro-batches: all on which a module's cost depends besides its strategy."""
 
-    samples: int  # of one micro-batch, over the whole stage
-    seq: int  # sequence length
     stage_size: int  # ranks
+    micro_batch: int  # samples, over the whole stage
+    several: bool  # micro-batches a step
+    pipeline: int  # stages
+    seq: int  # sequence length
     assumed: Assumptions
-    states: StateBytes
+    states: StateBytes  # of the module's weights; frozen ones have no gradients
+    layer_type: int = 0
 
 
 def layer_calls(model: ModelShape, strategy: LayerStrategy, setting: Setting) -> Calls:
     """Collectives of one decoder layer, but for those of its experts."""
-    weights = weight_calls(layer_weights(model, strategy.tp), strategy, setting)
-    return block_calls(model, strategy, setting).also(weights)
+    points = point_calls(model, strategy, setting, block_points(model), repeated(strategy.recompute))
+    return points.also(weight_calls(layer_weights(model, strategy.tp), strategy, setting))
 
 
-def block_calls(model: ModelShape, strategy: LayerStrategy, setting: Setting) -> Calls:
-    """Those at its communication points: whatever its data parallelism."""
-    return _point_calls(model, strategy, setting, block_points(model), repeated(strategy.recompute))
-
-
-def _point_calls(
+def point_calls(
     model: ModelShape,
     strategy: Strategy,
     setting: Setting,
@@ -106,24 +104,24 @@ def _point_calls(
                 width, each = getattr(model, message), setting.assumed.mixed_precision.bytes
             if message is Message.KEYS:
                 width *= max(mesh.degree(Axis.ULYSSES, Axis.TENSOR) // model.kv_heads, 1)
-            size = setting.samples * setting.seq * width * each // parts
+            size = setting.micro_batch * setting.seq * width * each // parts
             yield Call(kind, axes, size, times)
 
-    forward, backward = _messages(strategy.axes, mesh, setting.assumed.sequence_parallel, points, again)
+    forward, backward = _counts(strategy.axes, mesh, setting.assumed.sequence_parallel, points, again)
     if not forward and not backward:
         return Calls()
     return Calls(tuple(calls(forward)), tuple(calls(backward)))
 
 
 @lru_cache(maxsize=10_000)
-def _messages(
+def _counts(
     axes: tuple[tuple[Axis, int], ...],
     mesh: Mesh,
     sequence_parallel: bool,
     points: frozenset[CommPoint],
     again: frozenset[CommPoint],
 ) -> tuple[Counter[Kind], Counter[Kind]]:
-    """In forward and in backward."""
+    """Number of equal collectives in forward and in backward."""
     forward: Counter[Kind] = Counter()
     backward: Counter[Kind] = Counter()
     for point, op, axis, apart in comm_ops(axes, sequence_parallel, points):
@@ -146,12 +144,15 @@ def vocab_calls(model: ModelShape, vocab: VocabStrategy, role: Role, setting: Se
     table = table_weights(model, vocab.tp).matrices
     if role == "only":  # one table, reduced and published once, by the head; it is used until the step's last pass
         return embedding._replace(finish=(), publish=()).also(head._replace(reduce=(), finish=head.reduce))
-    twins, calls = Call(Collective.ALL_REDUCE, TWINS, table * setting.states.gradient), embedding.also(head)
+    calls, gradient = embedding.also(head), setting.states.gradient
+    if not gradient:
+        return calls
+    twins = Call(Collective.ALL_REDUCE, TWINS, table * gradient)
     return calls._replace(reduce=(), finish=(twins, *calls.reduce, *calls.finish))
 
 
 def _embedding_calls(model: ModelShape, vocab: VocabStrategy, setting: Setting) -> Calls:
-    points = _point_calls(model, vocab, setting, EMBEDDING)
+    points = point_calls(model, vocab, setting, EMBEDDING)
     weights = weight_calls(table_weights(model, vocab.tp), vocab, setting)
     # A lookup needs no weights in backward, and its backward is the last pass of all: nothing is left to hide behind.
     return points.also(Calls(gather_forward=weights.gather_forward, finish=weights.reduce, publish=weights.publish))
@@ -159,18 +160,20 @@ def _embedding_calls(model: ModelShape, vocab: VocabStrategy, setting: Setting) 
 
 def _head_calls(model: ModelShape, vocab: VocabStrategy, setting: Setting) -> Calls:
     weights = weight_calls(head_weights(model, vocab.tp), vocab, setting)
-    return _point_calls(model, vocab, setting, HEAD).also(weights)
+    return point_calls(model, vocab, setting, HEAD).also(weights)
 
 
 def weight_calls(weights: Weights, strategy: Strategy, setting: Setting) -> Calls:
     """Gathers of weights, reductions of gradients, gathers of updated weights."""
     sharding = strategy.mesh(setting.stage_size).degree(*SHARDING)
+    sharded = matrix_calls(weights.matrices, strategy.dp_type, sharding, SHARDING, setting)
+    if not setting.states.gradient:
+        return sharded
     vectors = tuple(_vector_calls(weights, setting, sharding))
     reduce = tuple(  # k and v one after the other
         Call(Collective.ALL_REDUCE, COPIES, numbers * setting.states.gradient, times)
         for numbers, times in Counter(weights.copied_matrices).items()
     )
-    sharded = matrix_calls(weights.matrices, strategy.dp_type, sharding, SHARDING, setting)
     return Calls(reduce=reduce, vectors=vectors).also(sharded)
 
 
@@ -178,12 +181,14 @@ def matrix_calls(numbers: int, dp_type: DataParallel, sharding: int, axes: tuple
     """Those of matrices of so many numbers that `sharding` ranks along these axes share."""
     if sharding == 1 or not numbers:
         return Calls()
-    ops = WEIGHT_OPS[dp_type]
+    ops, states = WEIGHT_OPS[dp_type], setting.states
     shares = 1 if ops.reduce is Collective.ALL_REDUCE else sharding
     padded = -(-numbers // shares) * shares
-    reduce = (Call(ops.reduce, axes, padded * setting.states.gradient),)
-    gather = (Call(ops.gather, axes, padded * setting.states.weight),) if ops.gather else ()
-    publish = (Call(ops.publish, axes, padded * setting.states.weight),) if ops.publish else ()
+    gather = (Call(ops.gather, axes, padded * states.weight),) if ops.gather else ()
+    if not states.gradient:
+        return Calls(gather_forward=gather, gather_backward=gather)
+    reduce = (Call(ops.reduce, axes, padded * states.gradient),)
+    publish = (Call(ops.publish, axes, padded * states.weight),) if ops.publish else ()
     return Calls(gather_forward=gather, gather_backward=gather, reduce=reduce, publish=publish)
 
 
@@ -202,3 +207,81 @@ def _vector_calls(weights: Weights, setting: Setting, sharding: int) -> Iterator
         axes = summed_over(split, setting.assumed.sequence_parallel)
         if (sharding if axes == SHARDING else setting.stage_size) > 1:
             yield Call(Collective.ALL_REDUCE, axes, count * gradient)
+
+
+@lru_cache(maxsize=100_000)
+def place_of(axes: tuple[Axis, ...], mesh: Mesh, gpus_per_node: int, pipeline: int) -> Place:
+    """Place of the groups along these axes of a stage, as the one among them that spans most nodes."""
+    members = mesh.groups(*axes)
+    consecutive = members.shape[1] == 1 or bool(members[0, 1] - members[0, 0] == 1)
+    offsets = {stage * mesh.size % gpus_per_node for stage in range(pipeline)}
+    return Place(members.shape[1], max(_nodes(members + offset, gpus_per_node) for offset in offsets), consecutive)
+
+
+def _nodes(members: Ranks, gpus_per_node: int) -> int:
+    """Most nodes that a row (ranks rising) spans."""
+    nodes = members // gpus_per_node
+    return int((np.diff(nodes, axis=1) != 0).sum(axis=1).max(initial=0)) + 1
+
+
+class Overlapped(NamedTuple):
+    """Collectives that run beside compute, in ms."""
+
+    ms: float = 0.0  # one after the other
+    slowed_ms: float = 0.0  # the same, each times its overlap coefficient
+
+    def also(self, other: Overlapped) -> Overlapped:
+        """These and the other's."""
+        return Overlapped(self.ms + other.ms, self.slowed_ms + other.slowed_ms)
+
+    def with_compute(self, compute_ms: float) -> float:
+        """Both started together: while both run each is slower by the collectives' overlap coefficients, in the mean
+        over their time. Never worse than in turn."""
+        if compute_ms == 0 or self.ms == 0:
+            return compute_ms + self.ms
+        longer, shorter = max(compute_ms, self.ms), min(compute_ms, self.ms)
+        return longer + min(self.slowed_ms / self.ms - 1, 1.0) * shorter
+
+
+class CallTimes(NamedTuple):
+    """The times of `Calls`, in ms."""
+
+    forward_ms: float = 0.0
+    backward_ms: float = 0.0
+    gather_forward: Overlapped = Overlapped()
+    gather_backward: Overlapped = Overlapped()
+    reduce: Overlapped = Overlapped()
+    finish_ms: float = 0.0  # those of vectors included
+    publish_ms: float = 0.0
+
+    @classmethod
+    def of(
+        cls, calls: Calls, mesh: Mesh, pipeline: int, copies: int, network: Network, gpus_per_node: int
+    ) -> CallTimes:
+        """On this cluster. `copies`: ranks of a tp group that hold the same kv heads."""
+
+        def each_ms(call: Call, joined: bool = False) -> float:
+            if call.axes == TWINS:  # two ranks send each other the whole at the same time
+                return network.send_ms(pipeline, call.bytes / MIB)
+            grid = mesh.sharing(copies) if call.axes == COPIES else mesh
+            place = place_of(call.axes, grid, gpus_per_node, pipeline)
+            return call.times * network.collective_ms(call.kind, place, call.bytes / MIB, joined)
+
+        def total_ms(some: tuple[Call, ...], joined: bool = False) -> float:
+            return sum([each_ms(call, joined) for call in some]) if some else 0.0
+
+        def overlapped(some: tuple[Call, ...]) -> Overlapped:
+            if not some:
+                return Overlapped()
+            each = [(each_ms(call), network.profile.overlap_of(call.kind)) for call in some]
+            return Overlapped(sum([ms for ms, _ in each]), sum([ms * overlap for ms, overlap in each]))
+
+        return cls(
+            total_ms(calls.forward),
+            total_ms(calls.backward),
+            overlapped(calls.gather_forward),
+            overlapped(calls.gather_backward),
+            overlapped(calls.reduce),
+            total_ms(calls.finish) + total_ms(calls.vectors, joined=True),
+            total_ms(calls.publish),
+        )

@@ -1,4 +1,4 @@
-"""Peak memory of one module's states and transients on one rank.
+"""The cost of one module on the rank that has most of it: its passes, collectives and weights put together.
 
 Between micro-batches a module holds its states; a micro-batch in flight adds its activations. During the module's own
 backward more is needed for a moment: recompute's activations, gathered weights, gradients before they are scattered,
@@ -8,17 +8,36 @@ Those that recompute made are in its working set, and took no place between micr
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections import defaultdict
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, NamedTuple, TypeVar
 
 from ..model import ModelShape
-from ..plan.comm_points import CORE, comm_ops
-from ..plan.mesh import Axis, Degrees, Mesh
+from ..plan.mesh import Mesh
 from ..plan.strategy import JOINED_NUMBERS, Assumptions, DataParallel
-from .costs import States, Workspace
-from .peak import PartMemory, Update
-from .weights import MOMENT_BYTES, StateBytes, Weights
+from ..profiles.computation import PassTimes
+from ..profiles.compute_time import ComputeTimes
+from ..profiles.memory_use import MemoryUse
+from ..profiles.network import Network
+from .collectives import Calls, CallTimes, Setting
+from .costs import CostOptions, LayerCost, PartMemory, States, Task, Terms, Update, Workspace
+from .weights import MIB, MOMENT_BYTES, StateBytes, Weights
 
-MIB = 2**20
+Price = TypeVar("Price", bound=Callable[..., Any])
+
+
+def once(price: Price) -> Price:
+    """Keep what a method of a cost model answers, by its arguments, which are positional."""
+
+    @wraps(price)
+    def known(self: ModulePrices, *where: object) -> Any:
+        answers = self.known[price.__name__]
+        if (answer := answers.get(where)) is None:
+            answer = answers[where] = price(self, *where)
+        return answer
+
+    return known  # type: ignore[return-value]
 
 
 class Room(NamedTuple):
@@ -30,6 +49,105 @@ class Room(NamedTuple):
     tables_mib: float = 0.0  # kept for all layers that split a sample alike: positions of a rank's own tokens
     begins: bool = False  # a stage's backward may begin with it, before which no activations are given up
     sent: float = 1.0  # share of its gradients that are being reduced while a next module's backward runs
+
+
+class ModulePrices:
+    """Costs of modules of one model on one cluster; `CostModel` sets the fields."""
+
+    models: tuple[ModelShape, ...]
+    network: Network
+    times: ComputeTimes
+    memory: MemoryUse
+    gpus_per_node: int
+    assumed: Assumptions
+    options: CostOptions
+    seqs: tuple[int, ...]  # of each layer type
+    state_bytes: StateBytes  # of weights that learn
+    host_mib_per_ms: float | None  # to and from the host's memory, where the optimizer's states lie there; else None
+
+    def __init__(self) -> None:
+        self.known: defaultdict[str, dict[tuple[object, ...], Any]] = defaultdict(dict)  # prices, by method
+
+    @property
+    def task(self) -> Task:
+        """Which weights learn, on which rows."""
+        return self.options.task
+
+    @once
+    def _setting(self, stage_size: int, micro_batch: int, several: bool, pipeline: int, layer_type: int) -> Setting:
+        states = self.state_bytes.frozen if self.task.frozen else self.state_bytes
+        where = stage_size, micro_batch, several, pipeline
+        return Setting(*where, self.seqs[layer_type], self.assumed, states, layer_type)
+
+    def call_times(self, calls: Calls, mesh: Mesh, pipeline: int, weights: Weights) -> CallTimes:
+        """How long a module's collectives take."""
+        return CallTimes.of(calls, mesh, pipeline, weights.copies, self.network, self.gpus_per_node)
+
+    def module_cost(
+        self,
+        dp_type: DataParallel,
+        sharding: int,
+        setting: Setting,
+        calls: CallTimes,
+        passes: PassTimes,
+        weights: Weights,
+        room: Room,
+        several_matrices: bool = True,
+    ) -> LayerCost:
+        """Cost of a module whose matrices, one or several, are shared by `sharding` ranks. `passes`: with the recompute
+        that the strategy has."""
+        again_ms = passes.recompute_ms or 0.0
+        compute_ms = passes.backward_ms + again_ms
+        gathers, reductions = calls.gather_backward, calls.reduce
+        forward = calls.gather_forward.with_compute(passes.forward_ms)
+        backward = gathers.with_compute(compute_ms)
+        reduce_ms = gathers.also(reductions).with_compute(compute_ms) - backward
+        shown_ms = forward - passes.forward_ms, backward - compute_ms
+        sharded = dp_type is not DataParallel.DDP and sharding > 1
+        learns = setting.states.optimizer > 0
+        updated = (weights.matrices / (sharding if sharded else 1) + weights.vectors) if learns else 0.0
+        states, workspace, memory = self._memory(dp_type, sharding, setting, weights, room, several_matrices)
+        optimizer_ms = updated / 1e6 * self.times.profile.optimizer_ms_per_million
+        if self.host_mib_per_ms:  # there and back, one matrix after the other, with nothing beside it
+            optimizer_ms += 2 * memory.update.states_mib / self.host_mib_per_ms
+        terms = Terms(
+            states,
+            passes.forward_ms,
+            passes.backward_ms,
+            again_ms,
+            calls.forward_ms,
+            calls.backward_ms,
+            *shown_ms,
+            calls.gather_forward.ms + gathers.ms - sum(shown_ms),
+            reduce_ms,
+            reductions.ms - reduce_ms,
+            not self.assumed.async_grad_reduce,
+            calls.finish_ms,
+            calls.publish_ms,
+            optimizer_ms,
+        )
+        return LayerCost.of(terms, room.activation_mib, workspace, memory)
+
+    def _memory(
+        self,
+        dp_type: DataParallel,
+        sharding: int,
+        setting: Setting,
+        weights: Weights,
+        room: Room,
+        several_matrices: bool = True,
+    ) -> tuple[States, Workspace, PartMemory]:
+        return module_memory(
+            weights,
+            setting.states,
+            dp_type,
+            sharding,
+            setting.several,
+            self.assumed.async_grad_reduce,
+            room,
+            several_matrices,
+            offload=self.host_mib_per_ms is not None,
+        )
 
 
 def module_memory(
@@ -100,12 +218,3 @@ def module_memory(
         at_its_end -= gathered_mib
     own_mib = gathered_mib + max(working_mib, made_mib - room.activation_mib, at_its_end)
     return states, Workspace(max(own_mib, update.tensor_mib), message_mib, gathered_mib, room.tables_mib), part
-
-
-def others_mib(model: ModelShape, degrees: Degrees, mesh: Mesh, seq: int, assumed: Assumptions) -> float:
-    """Keys and values of other ranks' tokens that a rank gathers, and keeps of a sample, in MiB. Plain attention keeps
-    them for each head; flash attention once, for all heads that share them."""
-    heads_split = mesh.degree(Axis.ULYSSES, Axis.TENSOR)
-    context = mesh.degree(*(at.axis for at in comm_ops(degrees.axes, assumed.sequence_parallel, CORE)))
-    width = model.kv_width * max(heads_split // model.kv_heads, 1) if assumed.flash_attention else model.q_width
-    return 2 * width / heads_split * seq * (1 - 1 / context) * assumed.mixed_precision.bytes / MIB
