@@ -1,40 +1,14 @@
-// Partitions of the layers into stages: their interface to the search, and the partition whose largest stage is
-// smallest.
+// The partition of the layers into stages whose dearest stage is cheapest.
 #pragma once
 
 #include <algorithm>
 #include <utility>
 #include <vector>
 
-#include "critical_path_bounds.hpp"
 #include "limits.hpp"
 #include "problem.hpp"
 
 namespace galvatron {
-
-// Bounds of all divisions of one pipeline, and the stages' shares in them.
-class Partitions {
- public:
-  virtual ~Partitions() = default;
-
-  // A lower bound of every pipeline, cheap; infinite where no division fits.
-  virtual double bound(WorkBudget& poll) = 0;
-
-  // A better one.
-  virtual double tight_bound(WorkBudget& poll) = 0;
-
-  // The division behind the bound (to be asked after it).
-  virtual std::vector<int> promising(WorkBudget& poll) = 0;
-
-  // Leaves those divisions alone that may cost less than the limit, and raises `bound`. False: there are none.
-  virtual bool narrow(double limit, double& bound, WorkBudget& poll) = 0;
-
-  // Fewest and most layers of a stage, after `first` layers in the stages before it.
-  virtual std::pair<int, int> range(int stage, int first) const = 0;
-
-  // Below the weighted times of the stages from one on, after `first` layers, and of the link to the first of them.
-  virtual double rest(Weighting below, int stage, int first) const = 0;
-};
 
 struct Minimax {
   double bound = kInfinity;  // every division has a stage that costs as much
@@ -43,11 +17,15 @@ struct Minimax {
 };
 
 constexpr std::size_t kStepsOfCost = 16;  // of WorkBudget, some 100 ns
+// A search begins this share above a known bound, and goes on in ever larger steps to so many times it, then to the
+// end.
+constexpr double kFirstStep = 1e-3, kFarthest = 10;
 
-// The division whose dearest stage, by `cost(stage, span)`, is cheapest, to a relative tolerance. A span within another
-// must not cost more: then each stage may take as many layers as it can bear, where the next one can bear another.
+// The division whose dearest stage, by `cost(stage, span, limit)`, is cheapest, to a relative tolerance. Costs from the
+// limit on may be rough; none is below `known`. A span within another must not cost more: then each stage may take as
+// many layers as it can bear, where the next one can bear another.
 template <class Cost>
-Minimax least_dearest(const Problem& tables, Cost cost, double tolerance, WorkBudget& poll) {
+Minimax least_dearest(const Problem& tables, Cost cost, double known, double tolerance, WorkBudget& poll) {
   Minimax best;
   std::vector<int> division(tables.stages);
   // Whether some division has all stages below the limit; makes that the best. By all layers with which each stage may
@@ -60,7 +38,8 @@ Minimax least_dearest(const Problem& tables, Cost cost, double tolerance, WorkBu
       for (int start = stage; start < tables.layers; ++start) {
         if (first[stage][start] < 0) continue;
         end = std::max(end, start);
-        for (; end < tables.layers && cost(stage, Span{start, end + 1 - start}) < limit; ++end) poll.tick(kStepsOfCost);
+        auto bears = [&] { return cost(stage, Span{start, end + 1 - start}, limit) < limit; };
+        for (; end < tables.layers && bears(); ++end) poll.tick(kStepsOfCost);
         for (known = std::max(known, start); known < end; ++known) first[stage + 1][known + 1] = start;
       }
     }
@@ -70,7 +49,7 @@ Minimax least_dearest(const Problem& tables, Cost cost, double tolerance, WorkBu
     for (int stage = tables.stages; stage-- > 0;) {
       const int start = first[stage + 1][end];
       division[stage] = end - start;
-      best.value = std::max(best.value, cost(stage, Span{start, end - start}));
+      best.value = std::max(best.value, cost(stage, Span{start, end - start}, limit));
       end = start;
     }
     best.division = division;
@@ -84,13 +63,13 @@ Minimax least_dearest(const Problem& tables, Cost cost, double tolerance, WorkBu
       int most = tables.layers - first - (tables.stages - stage - 1), n = 0;
       for (int step = most; step > 0;) {  // the most layers below the limit
         poll.tick(kStepsOfCost);
-        if (n + step <= most && cost(stage, Span{first, n + step}) < limit)
+        if (n + step <= most && cost(stage, Span{first, n + step}, limit) < limit)
           n += step;
         else
           step /= 2;
       }
       if (!n) return reach(limit);
-      value = std::max(value, cost(stage, Span{first, n}));
+      value = std::max(value, cost(stage, Span{first, n}, limit));
       division[stage] = n;
       first += n;
     }
@@ -99,8 +78,12 @@ Minimax least_dearest(const Problem& tables, Cost cost, double tolerance, WorkBu
     best.division = division;
     return true;
   };
-  if (!improve(kInfinity)) return best;
-  best.bound = 0;
+  best.bound = known;
+  for (double limit = known > 0 ? known * (1 + kFirstStep) : kInfinity; !improve(limit);) {
+    if (limit == kInfinity) return {};
+    best.bound = limit;
+    limit = limit < kFarthest * known ? limit + 4 * (limit - known) : kInfinity;
+  }
   while (best.value - best.bound > tolerance * best.value) {
     const double middle = (best.bound + best.value) / 2;
     if (!(best.bound < middle && middle < best.value)) break;

@@ -1,21 +1,18 @@
 // The fastest pipeline under one vocabulary strategy: depth-first branch and bound over partitions and, at a leaf, over
 // the Pareto points of its stages. The bounds are those of paths (critical_path_bounds.hpp), for all partitions
-// (identical_layer_partitions.hpp, mixed_layer_partitions.hpp), from exact optima of stages (stage_solver.hpp); a leaf
+// (partitions.hpp), from exact optima of stages (stage_solver.hpp); a leaf
 // is timed by simulation (critical_path.hpp).
 #pragma once
 
 #include <algorithm>
-#include <memory>
 #include <tuple>
 #include <utility>
 #include <vector>
 
-#include "bottleneck_partition.hpp"
 #include "critical_path.hpp"
 #include "critical_path_bounds.hpp"
-#include "identical_layer_partitions.hpp"
 #include "limits.hpp"
-#include "mixed_layer_partitions.hpp"
+#include "partitions.hpp"
 #include "stage_solver.hpp"
 
 namespace galvatron {
@@ -31,18 +28,13 @@ class PartitionSearch {
  public:
   PartitionSearch(const Problem& tables, const PathBounds& cuts, StageSolver& stages, const ChoiceCache& cache,
                  StepGraph& graph)
-      : tables_(tables), cuts_(cuts), stages_(stages), graph_(graph) {
-    if (tables.type_count() == 1)
-      divisions_ = std::make_unique<IdenticalLayerPartitions>(tables, cuts, stages, cache);
-    else
-      divisions_ = std::make_unique<MixedLayerPartitions>(tables, cuts, stages, cache);
-  }
+      : tables_(tables), cuts_(cuts), stages_(stages), graph_(graph), partitions_(tables, cuts, stages, cache) {}
 
   // A lower bound of every pipeline, cheap; infinite where no division fits.
-  double bound(WorkBudget& poll) { return divisions_->bound(poll); }
+  double bound(WorkBudget& poll) { return partitions_.bound(poll); }
 
   // A better one.
-  double tight_bound(WorkBudget& poll) { return divisions_->tight_bound(poll); }
+  double tight_bound(WorkBudget& poll) { return partitions_.tight_bound(poll); }
 
   // Makes `best` the optimum, if that costs less than `best` does; one of the bounds must have been asked before. Takes
   // its work, in simulated passes, off `effort`; false: given up when that was used up, and no pipeline costs less than
@@ -50,10 +42,10 @@ class PartitionSearch {
   bool solve(PipelineSolution& best, double& bound, long& effort, WorkBudget& poll) {
     poll_ = &poll;
     effort_ = effort;
-    if (best.cost == kInfinity || divisions_->narrow(best.cost, bound, poll)) {
+    if (best.cost == kInfinity || partitions_.narrow(best.cost, bound, poll)) {
       start(best);
       division_.resize(tables_.stages);
-      if (divisions_->narrow(best.cost, bound, poll)) divide(0, 0, best);
+      if (partitions_.narrow(best.cost, bound, poll)) divide(0, 0, best);
     }
     effort = std::max(effort_, 0L);
     return effort_ > 0;
@@ -90,8 +82,10 @@ class PartitionSearch {
   // Those from a stage on, depth first.
   void divide(int stage, int first, PipelineSolution& best) {
     if (stage == tables_.stages) return leaf(best);
-    const auto [fewest, most] = divisions_->range(stage, first);
-    for (int n = most; n >= fewest && effort_ > 0; --n) {
+    const auto& arcs = partitions_.arcs(stage);
+    for (auto arc = arcs.rbegin(); arc != arcs.rend() && effort_ > 0; ++arc) {
+      if (arc->span.first != first || !is_less(arc->cost, best.cost)) continue;
+      const int n = arc->span.layers;
       poll_->tick();
       effort_ -= kBoundPasses * tables_.stages;
       division_[stage] = n;
@@ -104,7 +98,7 @@ class PartitionSearch {
     settle_spans(stages);
     return cuts_.longest(
         stages, [&](int s, Weighting w) { return least(s, w); }, [&](int s) { return links_[s]; },
-        [&](int s) { return division_[s]; }, [&](Weighting below) { return divisions_->rest(below, stages, layers); });
+        [&](int s) { return division_[s]; }, [&](Weighting below) { return partitions_.rest(below, stages, layers); });
   }
 
   double least(int stage, Weighting weighting) {
@@ -251,7 +245,7 @@ class PartitionSearch {
 
   // The division behind the bound.
   void start(PipelineSolution& best) {
-    take(divisions_->promising(*poll_));
+    take(partitions_.promising(*poll_));
     free_.assign(tables_.stages, true);
     if (is_less(node_bound(), best.cost)) settle(best);
   }
@@ -260,7 +254,7 @@ class PartitionSearch {
   const PathBounds& cuts_;
   StageSolver& stages_;
   StepGraph& graph_;
-  std::unique_ptr<Partitions> divisions_;
+  Partitions partitions_;
   WorkBudget* poll_ = nullptr;
   long effort_ = 0;
 

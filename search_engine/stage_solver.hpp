@@ -100,15 +100,12 @@ class StageSolver {
     return cuts_.weights(stage, weighting).of(views_[stage].fixed);
   }
 
-  // Below every weighted time of a stage with these layers.
+  // Below every weighted time of a stage with these layers; never less for more of them. Where layers have several
+  // types, it leaves resharding out: more layers may end in a cheaper layout.
   double bound(int stage, Span span, Weighting weighting, WorkBudget& poll) {
-    return bound_without_switches(stage, span, weighting, poll) + walks(stage, span, weighting).least();
-  }
-
-  // The same without any switch; it is never less for more layers.
-  double bound_without_switches(int stage, Span span, Weighting weighting, WorkBudget& poll) {
     return fixed(stage, weighting) +
-           choices(stage, weighting).bound(tables_.layers_of(span), views_[stage].room, poll);
+           choices(stage, weighting).bound(tables_.layers_of(span), views_[stage].room, poll) +
+           (tables_.type_count() == 1 ? walks(stage, span, weighting).least() : 0);
   }
 
   // The least weighted time itself, or a lower bound where that is too hard; infinite where nothing fits.
@@ -153,6 +150,15 @@ class StageSolver {
     return point(stage, span, counts, order);
   }
 
+  // Equal for spans of equal content between equal ends of a stage.
+  long key(Span span) const {
+    const Ends ends = this->ends(span);
+    const int start = tables_.starts[ends.first_type];
+    const bool inside = ends.first_type == ends.last_type && span.first > start &&
+                        span.end() < tables_.starts[ends.first_type + 1];
+    return (inside ? start + 1L : span.first) * (tables_.layers + 1L) + span.layers;
+  }
+
  private:
   struct View {
     StageTime fixed;
@@ -173,15 +179,6 @@ class StageSolver {
   Ends ends(Span span) const {
     return {tables_.type_of(span.first), tables_.type_of(span.end() - 1), tables_.is_between(span.first),
             tables_.is_between(span.end())};
-  }
-
-  // Equal for spans of equal content between equal ends.
-  long key(Span span) const {
-    const Ends ends = this->ends(span);
-    const int start = tables_.starts[ends.first_type];
-    const bool inside = ends.first_type == ends.last_type && span.first > start &&
-                        span.end() < tables_.starts[ends.first_type + 1];
-    return (inside ? start + 1L : span.first) * (tables_.layers + 1L) + span.layers;
   }
 
   const std::vector<Change>& entry(int stage, const Ends& ends) const {

@@ -21,7 +21,7 @@ from paddlenlp_galvatron.launch import gpus, processes
 from paddlenlp_galvatron.launch.nodes import ONE_NODE, Nodes
 from paddlenlp_galvatron.launch.processes import devices_of
 from paddlenlp_galvatron.plan import Assumptions, ModelShape, UserError, uniform_plan
-from paddlenlp_galvatron.runtime import cpu_backend, device, outstanding
+from paddlenlp_galvatron.runtime import collectives, cpu_backend, device
 
 
 @pytest.fixture
@@ -104,8 +104,8 @@ def test_the_watchdog_asks_its_ranks_own_gpu(monkeypatch):
         asked.put((gpu, threading.get_ident()))
 
     monkeypatch.setattr(core, "set_cuda_current_device_id", use, raising=False)
-    monkeypatch.setattr(outstanding, "oldest", lambda: None)
-    outstanding.watch(limit_s=1800)
+    monkeypatch.setattr(collectives, "oldest", lambda: None)
+    collectives.watch(limit_s=1800)
     gpu, thread = asked.get(timeout=60)
     assert gpu == 5 and thread != threading.get_ident()
 

@@ -27,7 +27,7 @@ from ..profiles import (
     Shape,
     layer_part,
 )
-from ..runtime.adapter import Adapter
+from ..runtime.adapters.decoder import Adapter
 from ..runtime.device import on_gpu
 from ..runtime.gradients import global_norm, update_in_turns
 from .experts import ExpertsPart, expert_keys, expert_times, is_of_experts

@@ -12,7 +12,7 @@ from ..plan import LayerStrategy, ModelShape, Precision, Recompute
 from ..profiles import LayerMemory, MemoryProfile, Meta, Variant, VocabMemory, VocabVariant
 from ..profiles.memory import STATE_BYTES, Role
 from ..runtime import device
-from ..runtime.adapter import Adapter
+from ..runtime.adapters.decoder import Adapter
 from .journal import Journal
 from .part import LAYERS, MeasuredPart
 from .used import Used, note_used, used_of

@@ -11,7 +11,8 @@ import paddle
 from numpy.typing import NDArray
 
 from ..plan import Assumptions, LayerStrategy, ModelShape, Plan, Precision, VocabStrategy
-from ..runtime.adapter import Adapter, Kernels
+from ..runtime.adapters import Kernels
+from ..runtime.adapters.decoder import Adapter
 from ..runtime.device import on_gpu
 from ..runtime.groups import Groups
 from ..runtime.stage import Stage

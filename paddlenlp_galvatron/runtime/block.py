@@ -20,14 +20,13 @@ from ..plan import LayerStrategy, Plan, Recompute
 from ..plan.comm_points import CommPoint, comm_ops, summed_over
 from ..plan.layout import own_chunks, token_layout
 from ..plan.mesh import EXCHANGE, Axis, Mesh
-from .adapter import Adapter
-from .documents import Documents
+from .adapters.decoder import Adapter
+from .attention import Chunks, Documents, OwnPositions, flash, hidden_rows, own_rows
 from .experts import PRODUCTS, Memo, OwnExperts
 from .groups import Groups
 from .load import Load
 from .lora import LoRALinear, add_adapters
-from .ops import Crossing
-from .ops.context import Chunks, OwnPositions, flash, hidden_rows, own_rows
+from .mappings import Crossing
 from .precision import Numbers, cast, compute_weights
 from .recompute import RecomputedPart
 from .trace import span

@@ -19,7 +19,8 @@ from ..plan import ModelShape, Plan, Precision, UserError
 from ..plan.check import require_valid
 from ..plan.communicators import exchanging, fused_loss_groups, stage_groups
 from . import device
-from .adapter import Adapter, Kernels
+from .adapters import Kernels
+from .adapters.decoder import Adapter
 from .batch import IGNORED_LABEL, Batch, Facts, Samples, samples_of
 from .collectives import KINDS, all_gather, all_reduce, traffic_bytes, traffic_calls
 from .gradients import global_norm, reduce_gradients, update_in_turns

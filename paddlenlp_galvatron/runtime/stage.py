@@ -21,12 +21,13 @@ from ..plan.communicators import chunk_edges, twins
 from ..plan.layout import token_layout
 from ..plan.mesh import Axis
 from . import device
-from .adapter import PLAIN, Adapter, Kernels
+from .adapters import PLAIN, Kernels
+from .adapters.decoder import Adapter
 from .batch import Facts, Tokens, documents_of
 from .block import Block, Placement
-from .frozen import FrozenUnits
 from .groups import Groups
 from .load import Load
+from .lora import FrozenUnits
 from .precision import Numbers
 from .redistribute import Redistribution
 from .units import Chain, Trainable, UnderWay, Unit, UnitMaker, Units, whole

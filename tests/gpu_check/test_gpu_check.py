@@ -28,7 +28,7 @@ from paddlenlp_galvatron.cost_model import step_traffic_bytes
 from paddlenlp_galvatron.launch.processes import LaunchError
 from paddlenlp_galvatron.plan import DataParallel, GalvatronError, LayerStrategy, Precision, Recompute, Schedule
 from paddlenlp_galvatron.profiles import reserve
-from paddlenlp_galvatron.runtime.ops import context
+from paddlenlp_galvatron.runtime import attention
 
 
 def setting(folder: Path, part: str = "parity", ranks: int = 2, seconds: float = 60.0) -> Setting:
@@ -294,7 +294,7 @@ def turned(query, key, _value, sin, cos, use_neox_rotary_style):
 @pytest.mark.parametrize("number", [0, 1, 2, 3, 5, 6, 7, 8])
 def test_a_kernel_that_is_off_is_seen_and_one_that_is_right_passes(number, monkeypatch):
     """By stand-ins for kernels that CPUs lack, written otherwise than what they are held against."""
-    monkeypatch.setattr(context, "flashmask_attention", masked)
+    monkeypatch.setattr(attention, "flashmask_attention", masked)
     monkeypatch.setattr(kernels_worker, "fused_rotary_position_embedding", turned)
     case = kernels_worker.CASES[number](kernels_worker.ON_CPU)
     assert kernels_worker.difference(case, "float32")[0] < kernels.TOLERANCE["float32"]

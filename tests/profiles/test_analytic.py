@@ -130,7 +130,7 @@ def fused_kernels(monkeypatch):
     from paddlenlp.transformers.qwen2 import modeling as qwen2
 
     from paddlenlp_galvatron.profiler import part
-    from paddlenlp_galvatron.runtime.ops import context
+    from paddlenlp_galvatron.runtime import attention as runtime_attention
 
     def kernel(run, reads=lambda inputs, outputs: inputs):
         """`run(*inputs)`, of which backward has what `reads` gives."""
@@ -168,7 +168,7 @@ def fused_kernels(monkeypatch):
             for block in self._blocks:
                 block._layer.self_attn.use_fused_rope = True
 
-    monkeypatch.setattr(context, "flashmask_attention", attention)
+    monkeypatch.setattr(runtime_attention, "flashmask_attention", attention)
     monkeypatch.setattr(fusion_ops, "rms_norm_fused", norm)
     for module in (fusion_ops, qwen2):
         monkeypatch.setattr(module, "fused_rotary_position_embedding", rope)

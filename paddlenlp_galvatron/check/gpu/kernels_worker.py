@@ -19,9 +19,9 @@ from paddle.incubate.nn.functional import fused_rms_norm, fused_rotary_position_
 from paddle.nn import functional
 
 from ...runtime import device
+from ...runtime.attention import flash as flash_attention
+from ...runtime.attention import hidden_rows
 from ...runtime.groups import run_as_rank, sentence, start_world
-from ...runtime.ops.context import flash as flash_attention
-from ...runtime.ops.context import hidden_rows
 from ...runtime.paddle_private import MultiTensorAdamW
 from .kernels import NAMES
 

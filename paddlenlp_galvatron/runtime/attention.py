@@ -1,7 +1,11 @@
-"""Context parallelism in attention: the tokens of a rank, two chunks of each sample, attend to the keys of all of it.
+"""Which keys a rank's rows of attention see: under context parallelism, and where rows hold several documents.
 
-The causal mask follows true positions. A rank's own positions rise, so the tokens that do not see a key are its first
-ones: as many as precede the key.
+Under context parallelism a rank's tokens, two chunks of each sample, attend to the keys of all of it. The causal mask
+follows true positions. A rank's own positions rise, so the tokens that do not see a key are its first ones: as many as
+precede the key.
+
+`ends` [B, S] says where documents end: a key is seen by the rows from its own on and before its end, which is where its
+document ends. Padding is a document of its own, so that every row sees a key.
 """
 
 from __future__ import annotations
@@ -15,30 +19,9 @@ import paddle
 from paddle import nn
 from paddle.nn.functional import flashmask_attention
 
-from ...plan.comm_points import Op
-from .. import device
-from ..collectives import all_gather, reduce_scatter
+from . import device
 
 Chunks = Sequence[tuple[int, int]]  # first and last-plus-one position of those that a rank has of each sample, rising
-
-
-def _gather(x: Any, group: Any) -> Any:
-    """[B, 2·s, …], a rank's two chunks of s tokens -> [B, 2·n·s, …], all in order."""
-    (samples, own, *rest), axes = x.shape, range(2, x.ndim + 1)
-    chunks = all_gather(x, group).reshape([group.nranks, samples, 2, own // 2, *rest])
-    fronts, ends = (chunks[:, :, half].transpose([1, 0, *axes]) for half in (0, 1))
-    return paddle.concat([fronts, ends[:, ::-1]], axis=1).reshape([samples, group.nranks * own, *rest])
-
-
-def _scatter(grad: Any, group: Any) -> Any:
-    """[B, 2·n·s, …] -> [B, 2·s, …]: a rank's two chunks of the sum over the group."""
-    (samples, length, *rest), axes, ranks = grad.shape, range(2, grad.ndim + 2), group.nranks
-    chunks = grad.reshape([samples, 2 * ranks, length // (2 * ranks), *rest])
-    by_rank = paddle.stack([chunks[:, :ranks], chunks[:, ranks:][:, ::-1]], axis=2).transpose([1, 0, *axes])
-    return reduce_scatter(by_rank.reshape([ranks * samples, length // ranks, *rest]), group)
-
-
-OPS = {Op.GATHER_CHUNKS: (_gather, _scatter)}
 
 
 def own_rows(x: Any, chunks: Chunks, axis: int) -> Any:
@@ -89,3 +72,39 @@ def hidden_rows(chunks: Chunks, length: int) -> Any:
     own = np.concatenate([np.arange(start, stop) for start, stop in chunks])
     before = np.searchsorted(own, np.arange(length))
     return device.to_device(np.stack([np.full(length, len(own)), before], axis=-1).astype(np.int32)[None, None])
+
+
+class Documents:
+    """Which of a sample's `length` tokens this rank's rows of attention see. Made before the first step."""
+
+    def __init__(self, chunks: Chunks | None, length: int, fused: bool):
+        """`chunks`: what the rank has of each sample; None: all of it."""
+        self._fused, self._chunks = fused, chunks
+        own = [np.arange(start, stop) for start, stop in chunks or ((0, length),)]
+        self._keys = device.to_device(np.arange(length, dtype=np.int32))
+        self._rows = device.to_device(np.concatenate(own).astype(np.int32)[:, None])
+        self._in_front = hidden_rows(chunks, length)[..., 1:] if fused and chunks else None
+
+    def attention(self, ends: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """Replaces PaddleNLP's attention: `plain` with a mask, or flash attention."""
+        if not self._fused:
+            return lambda q, config, k, v, _mask, *rest, **named: plain(
+                q, config, k, v, self.mask(ends, q.dtype), *rest, **named
+            )
+        return flash(self.rows(ends), causal=self._chunks is None)
+
+    def mask(self, ends: Any, dtype: Any) -> Any:
+        """[B, 1, own rows, S] to add to attention's scores."""
+        seen = paddle.logical_and(self._rows >= self._keys, self._rows < ends.unsqueeze(1)).unsqueeze(1)
+        return paddle.where(seen, paddle.zeros([], dtype), paddle.full([], paddle.finfo(dtype).min, dtype))
+
+    def rows(self, ends: Any) -> Any:
+        """[B, 1, S, 1] as causal flash attention takes it: for each key the first row behind it that does not see it.
+        For a rank's chunks, [B, 1, S, 2]: the same counted in its own rows, and how many of them precede the key."""
+        if self._chunks is None or self._in_front is None:
+            return ends.unsqueeze([1, -1])
+        behind = paddle.zeros_like(ends)
+        for start, stop in self._chunks:
+            behind = behind + (ends - start).clip(0, stop - start)
+        behind = behind.unsqueeze([1, -1])
+        return paddle.concat([behind, self._in_front.expand_as(behind)], axis=-1)

@@ -1,0 +1,247 @@
+// Partitions of the layers into stages, as a layered graph: a node is a boundary between two stages, an arc the layers
+// of a stage.
+//
+// The paths that lean on a stage (critical_path_bounds.hpp) bound the time of every pipeline with one of its arcs. At
+// first the layers of all other stages cost what the cheapest strategy does; then dynamic programs over the arcs
+// that are left say what the stages before and after each boundary cost at least, and arcs that cannot win are removed.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <vector>
+
+#include "bottleneck_partition.hpp"
+#include "critical_path_bounds.hpp"
+#include "limits.hpp"
+#include "stage_solver.hpp"
+
+namespace galvatron {
+
+class Partitions {
+ public:
+  struct Arc {
+    Span span;
+    double cost;  // ms, of every pipeline with it, at least
+  };
+
+  Partitions(const Problem& tables, const PathBounds& cuts, StageSolver& stages, const ChoiceCache& cache)
+      : tables_(tables), cuts_(cuts), stages_(stages), times_(tables.stages) {
+    for (const Ending ending : kEndings) {
+      Elsewhere& head = heads_[ending];
+      head.stages.assign(tables.stages, 0);
+      for (int s = 0; s + 1 < tables.stages; ++s)
+        head.stages[s + 1] = head.stages[s] + stages.fixed(s, PathBounds::above(s, ending)) +
+                             PathBounds::trips_above(ending) * tables.least_send();
+      head.layers = priced(cache, PathBounds::above(1, ending));
+    }
+    for (const Weighting below : kBelow) {
+      Elsewhere& tail = tails_[below];
+      tail.stages.assign(tables.stages + 1, 0);
+      for (int s = tables.stages - 1; s >= 0; --s)
+        tail.stages[s] = tail.stages[s + 1] + stages.fixed(s, below) +
+                         (s > 0 ? cuts.trips_below(below) * tables.least_send() : 0);
+      tail.layers = priced(cache, below);
+      for (double& sum : tail.layers) sum = tail.layers.back() - sum;
+    }
+  }
+
+  // A lower bound of every pipeline, cheap; infinite where no partition fits.
+  double bound(WorkBudget& poll) {
+    auto cost = [&](int stage, Span span, double) { return this->cost(stage, span, false, poll); };
+    found_ = least_dearest(tables_, cost, 0, kTolerance, poll);
+    return found_.bound;
+  }
+
+  // The same with the stages' exact optima; to be asked after it. These may fall with more layers of another type.
+  double tight_bound(WorkBudget& poll) {
+    if (tables_.type_count() > 1 || !(found_.bound < kInfinity)) return found_.bound;
+    auto cost = [&](int stage, Span span, double limit) {
+      const double cheap = this->cost(stage, span, false, poll);
+      return cheap < limit ? this->cost(stage, span, true, poll) : cheap;
+    };
+    found_ = least_dearest(tables_, cost, found_.bound, kTolerance, poll);
+    return found_.bound;
+  }
+
+  // The partition behind the bound, with layers moved from the dearest stage to where they cost least.
+  std::vector<int> promising(WorkBudget& poll) {
+    std::vector<int> division = found_.division;
+    auto cost = [&](int stage, int layers) {
+      int first = 0;
+      for (int s = 0; s < stage; ++s) first += division[s];
+      layers = std::min(layers, tables_.layers - first);
+      return this->cost(stage, {first, layers}, false, poll);
+    };
+    for (int moves = 0; moves < tables_.layers; ++moves) {
+      int dearest = -1, cheapest = 0;
+      for (int s = 0; s < tables_.stages; ++s) {
+        if (division[s] > 1 && (dearest < 0 || cost(s, division[s]) > cost(dearest, division[dearest]))) dearest = s;
+        if (cost(s, division[s] + 1) < cost(cheapest, division[cheapest] + 1)) cheapest = s;
+      }
+      if (dearest < 0 || cost(cheapest, division[cheapest] + 1) >= cost(dearest, division[dearest])) break;
+      --division[dearest], ++division[cheapest];
+    }
+    return division;
+  }
+
+  // Leaves those arcs that may be part of a pipeline below the limit, and raises `bound`. False: there is none.
+  bool narrow(double limit, double& bound, WorkBudget& poll) {
+    if (arcs_.empty()) list(limit, poll);
+    for (int round = 0; round < kRounds; ++round) {
+      bool removed = round == 0;
+      for (int s = 0; s < tables_.stages; ++s) {
+        auto loses = [&](Arc& arc) {
+          poll.tick();
+          arc.cost = cost(s, arc.span, false, poll);
+          if (is_less(arc.cost, limit)) arc.cost = std::max(arc.cost, cost(s, arc.span, true, poll));
+          return !is_less(arc.cost, limit);
+        };
+        const auto left = std::remove_if(arcs_[s].begin(), arcs_[s].end(), loses);
+        removed = removed || left != arcs_[s].end();
+        arcs_[s].erase(left, arcs_[s].end());
+      }
+      if (!removed) break;
+      const double least = pass(poll);
+      bound = std::max(bound, std::min(limit, least));
+      if (!is_less(least, limit)) return bound = limit, false;
+    }
+    return true;
+  }
+
+  // By rising first layer and number of layers; after `narrow`.
+  const Vector<Arc>& arcs(int stage) const { return arcs_[stage]; }
+
+  // Below the weighted times of the stages from one on, after `first` layers, and of the link to the first of them.
+  double rest(Weighting below, int stage, int first) const { return tails_[below].at(stage, first); }
+
+ private:
+  static constexpr double kTolerance = 1e-6;
+  static constexpr int kRounds = 4;
+
+  // The weighted times of all stages before a boundary, or after it, and of the links between: of the stages beside
+  // their layers, and of the layers; or of both, by stage and layer.
+  struct Elsewhere {
+    std::vector<double> stages, layers;
+    Vector<Vector<double>> both;
+
+    double at(int stage, int layer) const { return both.empty() ? stages[stage] + layers[layer] : both[stage][layer]; }
+  };
+
+  using Times = std::array<std::array<double, kWeightings>, 2>;  // cheap bounds and optima; negative: not yet known
+
+  // Price of the layers before each layer, each as cheap as a layer of its type can be.
+  std::vector<double> priced(const ChoiceCache& cache, Weighting weighting) const {
+    std::vector<double> sums{0};
+    for (int type = 0; type < tables_.type_count(); ++type) {
+      const double price = cache.cheapest(type, cuts_.weights(0, weighting));
+      for (int l = tables_.starts[type]; l < tables_.starts[type + 1]; ++l) sums.push_back(sums.back() + price);
+    }
+    return sums;
+  }
+
+  Times& times(int stage, Span span) {
+    const auto [known, is_new] = times_[stage].try_emplace(stages_.key(span));
+    if (is_new) known->second[false].fill(-1), known->second[true].fill(-1);
+    return known->second;
+  }
+
+  double time(Times& known, int stage, Span span, Weighting weighting, bool exactly, WorkBudget& poll) {
+    exactly = exactly && !PathBounds::is_minor(stage, weighting);
+    double& time = known[exactly][weighting];
+    if (time < 0)
+      time = exactly ? stages_.least(stage, span, weighting, poll) : stages_.bound(stage, span, weighting, poll);
+    return time;
+  }
+
+  // Below the time of every pipeline in which a stage has these layers. The cheap one grows with them as long as layers
+  // elsewhere cost the least they can.
+  double cost(int stage, Span span, bool exactly, WorkBudget& poll) {
+    const auto head = [&](Ending ending) { return heads_[ending].at(stage, span.first); };
+    const bool returns = head(kFirst) - head(kHere) >= cuts_.most_sync(stage, span.layers);  // all the longest paths do
+    Times& known = times(stage, span);
+    double longest = 0;
+    for (const PathBound& cut : cuts_.of(stage)) {
+      if (cut.ending != kFirst && returns) continue;
+      const double others = head(cut.ending) + tails_[cut.below].at(stage + 1, span.end());
+      if (!(others < kInfinity)) return kInfinity;
+      longest = std::max(longest, others + time(known, stage, span, cut.own, exactly, poll));
+    }
+    return longest;
+  }
+
+  // The arcs between boundaries that the stages before can reach, and those from there on.
+  void list(double limit, WorkBudget& poll) {
+    const int stages = tables_.stages, layers = tables_.layers;
+    auto may_win = [&](int s, Span span) {
+      poll.tick();
+      return is_less(cost(s, span, false, poll), limit);
+    };
+    std::vector<int> latest(stages + 1, 0), earliest(stages + 1, layers);
+    for (int s = 0; s < stages; ++s) {
+      int& end = latest[s + 1] = latest[s];
+      while (end < layers && may_win(s, {latest[s], end + 1 - latest[s]})) ++end;
+    }
+    for (int s = stages - 1; s >= 0; --s) {
+      int& first = earliest[s] = earliest[s + 1];
+      while (first > 0 && may_win(s, {first - 1, earliest[s + 1] - first + 1})) --first;
+    }
+    arcs_.resize(stages);
+    for (int s = 0; s < stages; ++s)
+      for (int first = std::max(earliest[s], s); first <= std::min(latest[s], layers - (stages - s)); ++first)
+        for (int end = std::max(first + 1, earliest[s + 1]); end <= latest[s + 1]; ++end) {
+          const Span span{first, end - first};
+          if (!may_win(s, span)) break;
+          arcs_[s].push_back({span, 0});
+        }
+  }
+
+  // Finds what the stages before and after each boundary cost at least. Returns what the dearest arc of every partition
+  // costs at least.
+  double pass(WorkBudget& poll) {
+    const int stages = tables_.stages, layers = tables_.layers;
+    const Vector<Vector<double>> none(stages + 1, Vector<double>(layers + 1, kInfinity));
+    std::array<Vector<Vector<double>>, kEndings.size()> heads{none, none};
+    std::array<Vector<Vector<double>>, kWeightings> tails;
+    Vector<Vector<double>> dearest = none;
+    for (const Ending ending : kEndings) heads[ending][0][0] = 0;
+    for (const Weighting below : kBelow) tails[below] = none, tails[below][stages][layers] = 0;
+    dearest[0][0] = 0;
+    for (int s = 0; s < stages; ++s)
+      for (const Arc& arc : arcs_[s]) {
+        const int first = arc.span.first, end = arc.span.end();
+        Times& known = times(s, arc.span);
+        poll.tick();
+        for (const Ending ending : kEndings) {
+          const double link = s + 1 < stages ? PathBounds::trips_above(ending) * tables_.send_to(end) : 0;
+          const double own = time(known, s, arc.span, PathBounds::above(s, ending), false, poll);
+          heads[ending][s + 1][end] = std::min(heads[ending][s + 1][end], heads[ending][s][first] + own + link);
+        }
+        dearest[s + 1][end] = std::min(dearest[s + 1][end], std::max(dearest[s][first], arc.cost));
+      }
+    for (int s = stages - 1; s >= 0; --s)
+      for (const Arc& arc : arcs_[s]) {
+        const int first = arc.span.first, end = arc.span.end();
+        Times& known = times(s, arc.span);
+        for (const Weighting below : kBelow) {
+          const double link = s > 0 ? cuts_.trips_below(below) * tables_.send_to(first) : 0;
+          const double own = below == kNowhere ? 0 : time(known, s, arc.span, below, false, poll);
+          tails[below][s][first] = std::min(tails[below][s][first], tails[below][s + 1][end] + own + link);
+        }
+      }
+    for (const Ending ending : kEndings) heads_[ending].both = std::move(heads[ending]);
+    for (const Weighting below : kBelow) tails_[below].both = std::move(tails[below]);
+    return dearest[stages][layers];
+  }
+
+  const Problem& tables_;
+  const PathBounds& cuts_;
+  StageSolver& stages_;
+  std::array<Elsewhere, kEndings.size()> heads_;  // by where paths end
+  std::array<Elsewhere, kWeightings> tails_;      // by what lies below
+  std::vector<Map<long, Times>> times_;           // of each stage, by StageSolver::key
+  Minimax found_;
+  std::vector<Vector<Arc>> arcs_;  // of each stage
+};
+
+}  // namespace galvatron
