@@ -13,6 +13,7 @@
 #include <map>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 
 #include "column_generation.hpp"
 #include "critical_path.hpp"
@@ -51,41 +52,32 @@ WorkBudget poll_for(const Cancel* cancel) {
   });
 }
 
-void check_entries(const std::string& name, const Array& array) {
-  const double* values = array.data();
-  for (py::ssize_t i = 0; i < array.size(); ++i) {
-    if (std::isnan(values[i])) throw py::value_error(name + ": holds NaN");
-    if (values[i] < 0) throw py::value_error(name + ": holds a negative number");
-    if (values[i] > kLargest && !std::isinf(values[i])) throw py::value_error(name + ": holds a number above 1e60");
-    if (values[i] > 0 && values[i] < kSmallest)
-      throw py::value_error(name + ": holds a number between 0 and 1e-60; give 0");
-  }
-}
-
 void check_number(const std::string& name, double value) {
   if (std::isnan(value)) throw py::value_error(name + ": is NaN");
   if (value < 0) throw py::value_error(name + ": is negative");
   if (value > 0 && value < kSmallest) throw py::value_error(name + ": is between 0 and 1e-60; give 0");
 }
 
-std::string shape_of(const Array& array) {
-  std::string text = "[";
-  for (py::ssize_t axis = 0; axis < array.ndim(); ++axis)
-    text += (axis ? ", " : "") + std::to_string(array.shape(axis));
-  return text + "]";
-}
-
 void check_shape(const std::string& name, const Array& array, const std::vector<py::ssize_t>& shape) {
-  if (std::vector<py::ssize_t>(array.shape(), array.shape() + array.ndim()) == shape) return;
-  std::string wanted;
-  for (py::ssize_t length : shape) wanted += (wanted.empty() ? "" : ", ") + std::to_string(length);
-  throw py::value_error(name + ": has shape " + shape_of(array) + "; give [" + wanted + "]");
+  const std::vector<py::ssize_t> given(array.shape(), array.shape() + array.ndim());
+  auto text = [](const std::vector<py::ssize_t>& lengths) {
+    std::string text;
+    for (const py::ssize_t length : lengths) text += (text.empty() ? "" : ", ") + std::to_string(length);
+    return "[" + text + "]";
+  };
+  if (given != shape) throw py::value_error(name + ": has shape " + text(given) + "; give " + text(shape));
 }
 
-// A named tuple of the module.
-template <class... Values>
-py::object named(const char* name, Values&&... values) {
-  return py::module_::import("galvatron_dp_core").attr(name)(std::forward<Values>(values)...);
+void check_all(const std::string& name, const Array& array, const std::vector<py::ssize_t>& shape) {
+  check_shape(name, array, shape);
+  for (const double* entry = array.data(); entry != array.data() + array.size(); ++entry) {
+    if (std::isnan(*entry)) throw py::value_error(name + ": holds NaN");
+    if (*entry < 0) throw py::value_error(name + ": holds a negative number");
+    if (std::isinf(*entry)) throw py::value_error(name + ": holds an infinite number");
+    if (*entry > kLargest) throw py::value_error(name + ": holds a number above 1e60");
+    if (*entry > 0 && *entry < kSmallest)
+      throw py::value_error(name + ": holds a number between 0 and 1e-60; give 0");
+  }
 }
 
 using Integers = py::array_t<std::int64_t, py::array::c_style | py::array::forcecast>;
@@ -102,13 +94,6 @@ std::vector<Change> changes_of(const double* numbers, py::ssize_t count) {
   std::vector<Change> changes(count);
   for (py::ssize_t i = 0; i < count; ++i) changes[i] = {numbers[2 * i], numbers[2 * i + 1]};
   return changes;
-}
-
-void check_all(const std::string& name, const Array& array, const std::vector<py::ssize_t>& shape) {
-  check_shape(name, array, shape);
-  check_entries(name, array);
-  for (py::ssize_t i = 0; i < array.size(); ++i)
-    if (std::isinf(array.data()[i])) throw py::value_error(name + ": holds an infinite number");
 }
 
 ByBoundary<std::vector<Change>> changes_by_boundary(const Array& array, py::ssize_t count) {
@@ -279,39 +264,34 @@ std::unique_ptr<Search> make_pipeline(
   return std::make_unique<PipelineSearch>(std::move(tables));
 }
 
-double bound_of(Search& pipeline, const Cancel* cancel) {
+// Calls `work(poll)` while other threads of Python run.
+template <class Work>
+auto without_gil(const Cancel* cancel, Work work) {
   WorkBudget poll = poll_for(cancel);
   py::gil_scoped_release release;
-  return pipeline.bound(poll);
+  return work(poll);
+}
+
+double bound_of(Search& pipeline, const Cancel* cancel) {
+  return without_gil(cancel, [&](WorkBudget& poll) { return pipeline.bound(poll); });
 }
 
 double tight_bound_of(Search& pipeline, double limit, const Cancel* cancel) {
   check_number("limit_ms", limit);
-  WorkBudget poll = poll_for(cancel);
-  py::gil_scoped_release release;
-  return pipeline.tight_bound(limit, poll);
+  return without_gil(cancel, [&](WorkBudget& poll) { return pipeline.tight_bound(limit, poll); });
 }
 
-py::object solved(Search& pipeline, double limit, long effort, const Cancel* cancel) {
+auto solved(Search& pipeline, double limit, long effort, const Cancel* cancel) {
   check_number("limit_ms", limit);
-  WorkBudget poll = poll_for(cancel);
-  PlanFound best;
   double bound = 0;
-  {
-    py::gil_scoped_release release;
-    best = pipeline.solve(limit, effort, bound, poll);
-  }
-  return named("PipelineFound", best.cost, bound, best.vocab, best.division, best.strategies);
+  const PlanFound best =
+      without_gil(cancel, [&](WorkBudget& poll) { return pipeline.solve(limit, effort, bound, poll); });
+  return std::make_tuple(best.cost, bound, best.vocab, best.division, best.strategies);
 }
 
-py::object least_memory_of(const Search& pipeline, const Cancel* cancel) {
-  WorkBudget poll = poll_for(cancel);
-  LeastMemory least;
-  {
-    py::gil_scoped_release release;
-    least = pipeline.least_memory(poll);
-  }
-  return named("LeastMemory", least.budget, least.vocab, least.division, least.strategy);
+auto least_memory_of(const Search& pipeline, const Cancel* cancel) {
+  const PlanFound least = without_gil(cancel, [&](WorkBudget& poll) { return pipeline.least_memory(poll); });
+  return std::make_tuple(least.cost, least.vocab, least.division, least.strategies);
 }
 
 }  // namespace
@@ -320,14 +300,7 @@ PYBIND11_MODULE(galvatron_dp_core, module) {
   py::register_exception<TooHard>(module, "TooHard", PyExc_MemoryError);
   module.doc() = "Exact search for parallel strategies: the compiled core of paddlenlp_galvatron.search.";
 
-  // Their types, and all signatures: galvatron_dp_core.pyi.
-  const auto tuple = [&](const char* name, const char* fields) {
-    module.attr(name) =
-        py::module_::import("collections").attr("namedtuple")(name, fields, py::arg("module") = "galvatron_dp_core");
-  };
-  tuple("PipelineFound", "time_ms lower_bound_ms vocab division choice");
-  tuple("LeastMemory", "memory_mib vocab division choice");
-
+  // All signatures: galvatron_dp_core.pyi.
   py::class_<Cancel>(module, "Cancel", "Ends searches that run in other threads.")
       .def(py::init<>())
       .def("cancel", &Cancel::cancel)

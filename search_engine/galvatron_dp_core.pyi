@@ -1,7 +1,5 @@
 """What the compiled core answers and takes; `tests/search/test_core.py` holds the module to it."""
 
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -14,19 +12,6 @@ class Cancel:
     def cancel(self) -> None: ...
     @property
     def cancelled(self) -> bool: ...
-
-class PipelineFound(NamedTuple):
-    time_ms: float  # infinite: nothing takes less than the limit
-    lower_bound_ms: float
-    vocab: int
-    division: list[int]
-    choice: list[int]
-
-class LeastMemory(NamedTuple):
-    memory_mib: float
-    vocab: int
-    division: list[int]
-    choice: list[int]
 
 def step_ms(
     passes: NDArray[np.integer],
@@ -62,5 +47,10 @@ class Pipeline:
     ) -> None: ...
     def bound(self, cancel: Cancel | None = None) -> float: ...
     def tight_bound(self, limit_ms: float, cancel: Cancel | None = None) -> float: ...
-    def solve(self, limit_ms: float, effort: int, cancel: Cancel | None = None) -> PipelineFound: ...
-    def least_memory(self, cancel: Cancel | None = None) -> LeastMemory: ...
+    # Time and lower bound in ms, vocabulary strategy, layers of each chunk, strategy of each layer; an infinite time:
+    # nothing takes less than the limit.
+    def solve(
+        self, limit_ms: float, effort: int, cancel: Cancel | None = None
+    ) -> tuple[float, float, int, list[int], list[int]]: ...
+    # The same with MiB a device instead of the two times.
+    def least_memory(self, cancel: Cancel | None = None) -> tuple[float, int, list[int], list[int]]: ...

@@ -149,20 +149,12 @@ inline std::vector<int> useful_vocabs(const Problem& tables) {
   return undominated(rows);
 }
 
-// The fastest plan that was found.
+// The fastest plan that was found, or the one of least memory.
 struct PlanFound {
-  double cost = kInfinity;      // step time, ms
+  double cost = kInfinity;      // step time, ms; or MiB a device
   int vocab = -1;               // number of the vocabulary strategy; -1: nothing found
   std::vector<int> division;    // layers of each stage; of several chunks: of each chunk, in the layers' order
   std::vector<int> strategies;  // of each layer
-};
-
-// Least memory in which a pipeline fits, and the one that does.
-struct LeastMemory {
-  double budget = kInfinity;  // MiB a device
-  int vocab = -1;
-  std::vector<int> division;
-  std::vector<int> strategy;  // of each layer
 };
 
 // The search of one problem; its methods may be called from several threads.
@@ -180,8 +172,8 @@ class Search {
   // `effort` passes; then the best one found.
   virtual PlanFound solve(double limit, long effort, double& proven, WorkBudget& poll) = 0;
 
-  // Only pipelines with one chunk a stage have it.
-  virtual LeastMemory least_memory(WorkBudget&) const { throw std::invalid_argument("passes: several chunks a stage"); }
+  // The pipeline that fits in least memory. Only those with one chunk a stage have it.
+  virtual PlanFound least_memory(WorkBudget&) const { throw std::invalid_argument("passes: several chunks a stage"); }
 };
 
 }  // namespace galvatron

@@ -78,18 +78,18 @@ class PipelineSearch : public Search {
     return found;
   }
 
-  LeastMemory least_memory(WorkBudget& poll) const override {
-    LeastMemory least;
+  PlanFound least_memory(WorkBudget& poll) const override {
+    PlanFound least;
     MinMemory needs(tables_, cache_);
     for (const int v : useful_) {
       const Minimax division = least_needy(needs, tables_.vocabs[v], poll);
-      if (!(division.value < least.budget)) continue;
+      if (!(division.value < least.cost)) continue;
       least = {division.value, v, division.division, {}};
       int first = 0;
       for (int s = 0; s < tables_.stages; ++s) {
         const Span span{first, division.division[s]};
         const MinMemory::Need stage = needs.of(tables_.vocabs[v], s, span);
-        for (int l = span.first; l < span.end(); ++l) least.strategy.push_back(stage.strategy[tables_.type_of(l)]);
+        for (int l = span.first; l < span.end(); ++l) least.strategies.push_back(stage.strategy[tables_.type_of(l)]);
         first = span.end();
       }
     }
@@ -198,8 +198,8 @@ class PipelineSearch : public Search {
 
   // Makes the pipeline of least memory the best, if that fits and costs less.
   void take_least_memory(PipelineSolution& best, WorkBudget& poll) {
-    const LeastMemory least = least_memory(poll);
-    if (!(least.budget <= within(tables_.budget))) return;
+    const PlanFound least = least_memory(poll);
+    if (!(least.cost <= within(tables_.budget))) return;
     const StageSolver stages(tables_, cuts_, tables_.vocabs[least.vocab], cache_);
     PipelineSolution found{0, least.vocab, least.division, {}};
     std::vector<StageTime> times;
@@ -208,7 +208,7 @@ class PipelineSearch : public Search {
     for (int s = 0; s < tables_.stages; ++s) {
       const Span span{first, least.division[s]};
       std::array<int, kMostTypes> strategy{};
-      for (first = span.first; first < span.end(); ++first) strategy[tables_.type_of(first)] = least.strategy[first];
+      for (first = span.first; first < span.end(); ++first) strategy[tables_.type_of(first)] = least.strategies[first];
       found.points.push_back(stages.uniform(s, span, strategy));
       times.push_back(found.points.back().time);
       links.push_back(first < tables_.layers ? tables_.send_to(first) : 0);

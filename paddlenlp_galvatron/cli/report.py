@@ -13,12 +13,11 @@ from paddlenlp_galvatron.report.explain import explain
 from paddlenlp_galvatron.report.origin import OriginOptions, read_origin
 from paddlenlp_galvatron.report.page import frontier, render
 
-from .conventions import JSON_SWITCH, App, answer, say_note
-from .grouped import add_command
+from .command import App, FromFile, answer, say_note
 from .run_log import steps_under
 from .watched import each_watched
 
-app = App(help="A plan as one HTML file.")
+app = App()
 
 
 class ReportOptions(OriginOptions):
@@ -30,6 +29,7 @@ class ReportOptions(OriginOptions):
     )
 
 
+@app.command(FromFile, ReportOptions, positional={"plan": "PLAN"})
 def report(values: dict[str, Any], json: bool) -> None:
     """Write a page with a plan's layers, memory, time line, limits and what-ifs, and with what a run measured."""
     options = ReportOptions.from_values(values)
@@ -43,13 +43,3 @@ def report(values: dict[str, Any], json: bool) -> None:
     write_text(output, page)
     size = output.stat().st_size
     answer(f"{output}: {size / 1e6:.2f} MB; open it in a browser", json, report=output, bytes=size)
-
-
-add_command(
-    app,
-    None,
-    report,
-    ReportOptions,
-    switches=JSON_SWITCH,
-    positional=("plan", "PLAN"),
-)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from operator import add
 from typing import NamedTuple
 
-from ..profiles.experts import GROUPED, ExpertKernels
+from ..profiles.analytic import GROUPED, ExpertKernels
 from .simulate import StageTimes
 
 # Imbalances of experts where nothing is said: as of routers trained with a balance loss, and for the bound of memory.

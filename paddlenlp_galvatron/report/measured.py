@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
@@ -27,7 +28,7 @@ ENOUGH_STEPS = 10  # fewer say nothing yet
 TOLERANCE = 0.15  # of a prediction
 MARGIN = 0.9  # of a budget that is known to be too large: the next budget
 MIB, GIB_MIB = 2**20, 1024
-SCALARS_BYTES = 2 * 4  # of each rank: loss and gradient norm in fp32, which the cost model leaves out
+SCALAR_BYTES = 4  # an fp32 number
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,18 +126,20 @@ def load_verdicts(planned: Load, measured: MeasuredLoad) -> dict[str, tuple[bool
     return {"estimate": (over <= TOLERANCE, rows), "bound": (holds, most)}
 
 
+def scalars_bytes(plan: Plan, shape: ModelShape) -> int:
+    """Bytes of a step that the cost model leaves out, over all ranks: loss and gradient norm, and a balance loss."""
+    return SCALAR_BYTES * (3 if shape.router_aux_loss_coef else 2) * plan.world_size if plan.world_size > 1 else 0
+
+
 def traffic_table(plan: Plan, shape: ModelShape, counted: Mapping[str, Any], adapter_rank: int | None = None) -> Table:
     """`counted`: a run's traffic.json; `adapter_rank`: of adapters that learnt alone. MiB over all ranks, by kind."""
-    predicted = step_traffic_bytes(plan, shape, adapter_rank)
-    if plan.world_size > 1:
-        scalars = SCALARS_BYTES + (4 if shape.router_aux_loss_coef else 0)  # and the balance loss
-        predicted["all_reduce"] = predicted.get("all_reduce", 0) + scalars * plan.world_size
+    predicted = Counter(step_traffic_bytes(plan, shape, adapter_rank)) + Counter(all_reduce=scalars_bytes(plan, shape))
     groups = max(counted["groups"], default=0)
     title = f"messages of a step, all ranks; at most {groups} groups on a rank"
     shown = table("", "calls", "predicted MiB", "counted MiB", title=title)
     for kind, size in counted["bytes"].items():
-        if size or predicted.get(kind):
-            guess, calls = predicted.get(kind, 0) / MIB, counted["calls"][kind]
+        if size or predicted[kind]:
+            guess, calls = predicted[kind] / MIB, counted["calls"][kind]
             shown.add_row(kind.replace("_", "-"), str(calls), f"{guess:.3f}", f"{size / MIB:.3f}")
     return shown
 

@@ -14,8 +14,8 @@ from paddlenlp.trainer import TrainingArguments
 
 from ..base.writing import write_text
 from ..interop.foreign import HOLDS, IDLE
-from ..options.canonical import canonical_options, canonical_words, read_options
-from ..options.group import is_boolean
+from ..options.group import canonical_options, is_boolean, read_options
+from ..options.group import read_words as read_option_words
 from ..options.uniform import UniformOptions
 from ..plan import UserError, read_plan
 from ..runtime.groups import start_world
@@ -62,11 +62,10 @@ def read_words(
     file, flags = (Path(words[0]), words[1:]) if words and words[0].endswith(".json") else (None, words)
     from_file = [f"--{name}={_word(value)}" for name, value in read_options(file).items()] if file else []
     booleans = {name: is_boolean(info) for name, info in OPTIONS.items()} | {DRY_RUN: True}
-    canonical = canonical_words([*from_file, *flags], booleans, say, BESIDE)
-    if loose := [word for word in canonical if not word.startswith("--")]:
+    pairs, loose = read_option_words([*from_file, *flags], booleans, say, BESIDE)
+    if loose:
         raise UserError(f"{loose[0]}: is no option; write name=value")
-    values = dict(word.removeprefix("--").split("=", 1) for word in canonical)
-    return {"task": task} | values if task else values
+    return ({"task": task} if task else {}) | dict(pairs)
 
 
 def _word(value: Any) -> str:

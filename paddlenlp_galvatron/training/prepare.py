@@ -17,12 +17,10 @@ from ..interop.foreign import idle_note
 from ..interop.plans import as_current
 from ..launch.faults import WAIT_S
 from ..model import config_of
-from ..options.degrees import DegreeOptions
 from ..options.group import Options
 from ..options.model_options import ModelOptions
-from ..options.preference import PreferenceOptions
-from ..options.tuning import TuningOptions
-from ..options.uniform import UniformOptions
+from ..options.tuning import PreferenceOptions, TuningOptions
+from ..options.uniform import DegreeOptions, UniformOptions
 from ..plan import Assumptions, ModelShape, UserError, load_model, write_plan
 from ..plan.file import LARGEST_BYTES, newest_plan
 from .checkpoint.stored import checkpoint_of

@@ -17,8 +17,7 @@ from ..base.reading import read_json
 from ..base.writing import make_folder, write_text
 from ..model.preference import METRICS, Preference
 from ..options.group import Options
-from ..options.preference import PreferenceOptions
-from ..options.tuning import TuningOptions
+from ..options.tuning import PreferenceOptions, TuningOptions
 from ..plan import ModelShape, Plan, Precision, UserError, load_model, read_plan, with_assumptions, with_defaults
 from ..plan.check import require_model, require_valid
 from .checkpoint.stored import whole_checkpoints

@@ -14,7 +14,7 @@ from paddle.io import DataLoader
 from paddlenlp.trainer import Trainer, TrainerCallback, TrainingArguments
 from paddlenlp.trainer.trainer_utils import TrainOutput, speed_metrics
 
-from ..base.signals import told_to_stop
+from ..base.process import told_to_stop
 from ..base.tracing import Event, join_traces, write_events
 from ..base.writing import write_text
 from ..model.preference import METRICS

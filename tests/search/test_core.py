@@ -6,7 +6,6 @@ import ctypes
 import itertools
 import math
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -57,11 +56,11 @@ def test_the_documents_line_builds_it(tmp_path: Path) -> None:
     assert documented_line("en") == documented_line("zh")
     folder = shutil.copytree(ENGINE, tmp_path / "engine")
     subprocess.run(documented_line("en"), shell=True, cwd=folder, check=True, timeout=600)
-    program = "import galvatron_dp_core as core; print(core.PipelineFound(1, 1, 0, [], []))"
+    program = "import galvatron_dp_core as core; print(core.Cancel().cancelled)"
     path = f"import sys; sys.path[:0] = [{str(folder)!r}, {_site_packages()!r}]"
     command = [sys.executable, "-S", "-c", f"{path}; {program}"]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    assert ran.stdout == "PipelineFound(time_ms=1, lower_bound_ms=1, vocab=0, division=[], choice=[])\n"
+    assert ran.stdout == "False\n"
 
 
 @needs_compiler
@@ -111,10 +110,6 @@ def test_the_stub_says_what_the_module_has() -> None:
     environment = os.environ | {"MYPYPATH": str(ENGINE)}
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert not ran.stderr and [line for line in ran.stdout.splitlines() if "metaclass differs" not in line] == []
-    stub = (ENGINE / "galvatron_dp_core.pyi").read_text()
-    for name in ("PipelineFound", "LeastMemory"):
-        fields = re.findall(r"^    (\w+): ", stub.partition(f"class {name}(")[2].partition("\n\n")[0], re.MULTILINE)
-        assert getattr(galvatron_dp_core, name)._fields == tuple(fields)
 
 
 def test_control_c_ends_a_search() -> None:

@@ -9,8 +9,7 @@ from paddlenlp.trainer.trainer_utils import get_scheduler
 from paddlenlp_galvatron.interop.aliases import canonical_name
 from paddlenlp_galvatron.interop.foreign import HOLDS, IDLE
 from paddlenlp_galvatron.model.lora import Adapters
-from paddlenlp_galvatron.options.preference import PreferenceOptions
-from paddlenlp_galvatron.options.tuning import TuningOptions
+from paddlenlp_galvatron.options.tuning import PreferenceOptions, TuningOptions
 from paddlenlp_galvatron.plan import UserError
 from paddlenlp_galvatron.training.arguments import OPTIONS, read_words
 from paddlenlp_galvatron.training.data.tokenizer import train_tokenizer

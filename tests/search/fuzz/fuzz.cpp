@@ -180,14 +180,14 @@ void check_pipeline(unsigned long seed, bool shared) {
     const double bound = pipeline.bound(poll), tight = pipeline.tight_bound(kInfinity, poll);
     double proven = 0;
     const PlanFound solution = pipeline.solve(kInfinity, 1'000'000'000, proven, poll);
-    const LeastMemory least = pipeline.least_memory(poll);
+    const PlanFound least = pipeline.least_memory(poll);
     if (solution.cost < best && !near(solution.cost, best)) fail(seed, "below the optimum", solution.cost, best);
     if (solution.cost > best_within && !near(solution.cost, best_within))
       fail(seed, "above the optimum", solution.cost, best_within);
     for (const double lower : {bound, tight, proven})
       if (lower > best_within && !near(lower, best_within)) fail(seed, "the bound is none", lower, best_within);
-    if (solution.cost < kInfinity && least.budget > tables.budget * (1 + kTolerance))
-      fail(seed, "the least memory is too much", least.budget, tables.budget);
+    if (solution.cost < kInfinity && least.cost > tables.budget * (1 + kTolerance))
+      fail(seed, "the least memory is too much", least.cost, tables.budget);
     for (const bool exactly : {false, true}) {  // as where a search gives up
       if (tables.type_count() > 1) break;
       const double limit = exactly ? 2 * best_within : kInfinity;  // points are listed below a limit

@@ -1,10 +1,13 @@
-"""Standard output and error that may end before the command does: a pager is closed, `head` has seen enough, a terminal
-or a disk is gone. The command does its work all the same."""
+"""Signals that end a process, and standard output and error that end before it does.
+
+A pager is closed, `head` has seen enough, a terminal or a disk is gone: the command does its work all the same.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -62,3 +65,24 @@ def lasting_streams() -> Iterator[Callable[[], OSError | None]]:
         out.flush()
         err.flush()
         sys.stdout, sys.stderr = before
+
+
+def heeded(*numbers: signal.Signals) -> list[signal.Signals]:
+    """Those that this process does not ignore: nohup lets it ignore SIGHUP, and a script's & SIGINT."""
+    return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+
+
+@contextmanager
+def told_to_stop() -> Iterator[list[int]]:
+    """The signals, SIGTERM, Ctrl-C and SIGHUP, that came meanwhile, however often, instead of ending the process.
+
+    Schedulers repeat SIGTERM: once told, the process ends by itself, and neither SIGTERM nor SIGHUP does anything.
+    """
+    told: list[int] = []  # no event: its lock, held by a signal that another one interrupts, would never come free
+    numbers = heeded(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = {each: signal.signal(each, lambda number, _: told.append(number)) for each in numbers}
+    try:
+        yield told
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, (lambda *_: None) if told and each != signal.SIGINT else handler)
