@@ -31,8 +31,8 @@ SWEEP_MODELS = ("qwen3-8b", "qwen3-30b-a3b")  # where neither the row nor the fi
 # an expert's gate and up are one product. A rank with all experts looks for the rows of each in a loop, and keeps them
 # and what comes out.
 SWEEP_KERNELS = {True: ExpertKernels(90, 3, once=True), False: ExpertKernels(90, 20, copies=2)}
-# Calls for each expert in that loop in a later sweep (column release_grads): its rows, gate and up, activation, down, and
-# the sum. No source of it was read; its one row agrees. From 2 to 20 calls, ep 1 stays slower than ep 2.
+# Calls for each expert in that loop in a later sweep (column release_grads): its rows, gate and up, activation, down,
+# and the sum. No source of it was read; its one row agrees. From 2 to 20 calls, ep 1 stays slower than ep 2.
 LATER_LOOP = 5
 # Tokens of a document in the packed rows of the sweep with experts: chosen from 1,024 to 4,096 by three of its rows.
 SWEEP_DOCUMENT = 2048
