@@ -73,7 +73,11 @@ class ExpertPrices(ModulePrices):
         timed = self.call_times(calls, mesh, setting.pipeline, weights)
         passes = passes.launched(launch, timed.forward_ms + timed.backward_ms)
         room = self._room(experts, recompute, setting, stretch)
-        return self.module_cost(experts.dp_type, mesh.degree(Axis.EXPERT_DATA), setting, timed, passes, weights, room)
+        sharding = mesh.degree(Axis.EXPERT_DATA)
+        cost = self.module_cost(experts.dp_type, sharding, setting, timed, passes, weights, room)
+        terms = cost.terms._replace(tensor_forward_ms=0.0, tensor_backward_ms=0.0)
+        terms = terms._replace(expert_forward_ms=timed.forward_ms, expert_backward_ms=timed.backward_ms)
+        return replace(cost, terms=terms)
 
     def _room(self, experts: Experts, recompute: Recompute, setting: Setting, imbalance: float) -> Room:
         """Activations and working memory at an imbalance."""
