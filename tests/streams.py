@@ -172,7 +172,7 @@ class Recorder:
         self.traffic()
         return [None] * len(tokens)
 
-    def settle(self) -> None:
+    def accumulate_gradients(self) -> None:
         self.memory.hold(1)
         self.calls.append(Call("compute", "backward"))
         self.memory.hold(-2)

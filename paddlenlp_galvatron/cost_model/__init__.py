@@ -9,7 +9,7 @@ as the search does, and estimates it. `load` makes it of profile files or a data
 from .costs import CostOptions, LayerCost, Prediction, StageMemory, StagePrediction, States, Task, Terms, Workspace
 from .load import derive, load
 from .model import CostModel
-from .simulate import StageTimes, lower_bound_ms, step_ms, timeline
+from .simulate import StageTimes, step_ms, timeline
 from .traffic import step_traffic_bytes
 
 __all__ = [
@@ -26,7 +26,6 @@ __all__ = [
     "Workspace",
     "derive",
     "load",
-    "lower_bound_ms",
     "step_ms",
     "step_traffic_bytes",
     "timeline",

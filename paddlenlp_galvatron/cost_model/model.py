@@ -26,7 +26,7 @@ from ..profiles.memory_use import MemoryUse
 from ..profiles.network import Network
 from ..profiles.reserve import MeasuredReserve, Reserve, gpu_sheet, reserve_of
 from .collectives import Calls, Setting, place_of, vocab_calls
-from .costs import CostOptions, LayerCost, PartMemory, Prediction, StagePrediction, States, Terms, Workspace
+from .costs import CostOptions, LayerCost, Load, PartMemory, Prediction, StagePrediction, States, Terms, Workspace
 from .layers import LayerPrices, samples_of
 from .module import Room, once
 from .simulate import StageTimes, step_ms
@@ -37,6 +37,15 @@ GB_PER_S = 1e9 / MIB / 1e3  # in MiB/ms
 # Messages that a rank of a pipeline holds beside activations, with one micro-batch and with several. From the next
 # stage: the gradient in use, and a posted one; from the previous one: a posted activation, and a gradient leaving.
 NEXT, BEFORE = (1, 2), (0, 2)
+
+
+class StageCost(NamedTuple):
+    """Cost of a stage in all, and times of each of its chunks for one micro-batch, in ms."""
+
+    totals: StagePrediction
+    forward_ms: list[float]
+    backward_ms: list[float]
+    send_ms: list[float]  # to the next chunk, and the gradient back
 
 
 class CostModel(LayerPrices):
@@ -95,6 +104,11 @@ class CostModel(LayerPrices):
     def context_mib(self) -> float:
         """The reserve on every device, as the user set it."""
         return self.options.context_mib
+
+    @property
+    def load(self) -> Load | None:
+        """The load of experts that it assumes; None: of no model with experts."""
+        return self.options.load if self.has_experts else None
 
     def reserving(self, context_mib: float) -> CostModel:
         """The same model with this reserve on every device."""
@@ -180,15 +194,34 @@ class CostModel(LayerPrices):
 
     def predict(self, plan: Plan) -> Prediction:
         """Time and memory of one step: the one function behind every predicted time. Raises UserError."""
+        return self.joined(plan, [self.stage_cost(plan, stage) for stage in range(plan.pipeline)])
+
+    def stage_cost(self, plan: Plan, stage: int) -> StageCost:
+        """Cost of one stage, which depends on its own layers alone. Raises UserError."""
         self._require_mine(plan)
-        chunks = [[self._chunk(plan, stage, chunk) for stage in range(plan.pipeline)] for chunk in range(plan.chunks)]
-        stages = tuple(self._stage(plan, stage, own) for stage, own in enumerate(zip(*chunks, strict=True)))
-        every = [one for row in chunks for one in row]
+        where = {"stage_size": plan.stage_size, "micro_batch": plan.micro_batch, "pipeline": plan.pipeline}
+        chunks = [self.chunk_parts(plan, stage, chunk) for chunk in range(plan.chunks)]
+        forward_ms, backward_ms, send_ms = [], [], []
+        for chunk, parts in enumerate(chunks):
+            switches, behind = self.chunk_switches(plan, stage, chunk), plan.chunk_layers(stage, chunk).stop
+            forward_ms.append(sum(part.forward_ms for part in parts) + sum(forward for forward, _ in switches))
+            backward_ms.append(sum(part.backward_ms for part in parts) + sum(backward for _, backward in switches))
+            last = plan.is_last(stage, chunk)
+            send_ms.append(0.0 if last else self.boundary_cost(layer_type=self.crossing_type(behind), **where))
+        each = not self.assumed.async_grad_reduce
+        memory = memory_of(plan, stage, chunks, self.context_mib, each, self._shared_mib(plan, stage))
+        sync_ms = sum(part.sync_ms for parts in chunks for part in parts)
+        totals = StagePrediction(sum(forward_ms), sum(backward_ms), sync_ms, sum(send_ms), memory)
+        return StageCost(totals, forward_ms, backward_ms, send_ms)
+
+    def joined(self, plan: Plan, costs: Sequence[StageCost]) -> Prediction:
+        """The prediction of a plan whose stages cost this."""
+        stages, chunks = tuple(cost.totals for cost in costs), range(plan.chunks)
         times = StageTimes(
-            [one.forward_ms for one in every],
-            [one.backward_ms for one in every],
+            [cost.forward_ms[chunk] for chunk in chunks for cost in costs],
+            [cost.backward_ms[chunk] for chunk in chunks for cost in costs],
             [stage.sync_ms for stage in stages],
-            [one.send_ms for one in every[:-1]],
+            [cost.send_ms[chunk] for chunk in chunks for cost in costs][:-1],
         )
         time_ms = step_ms(plan.schedule, times, plan.micro_batches)
         busy = sum(plan.micro_batches * (s.forward_ms + s.backward_ms) + s.sync_ms for s in stages)
@@ -240,29 +273,6 @@ class CostModel(LayerPrices):
             self.switch_cost(before, after, layer_type=self.crossing_type(layer), **where)
             for layer, (before, after) in enumerate(boundaries, layers.start)
         ]
-
-    def _chunk(self, plan: Plan, stage: int, chunk: int) -> _Chunk:
-        parts, switches = self.chunk_parts(plan, stage, chunk), self.chunk_switches(plan, stage, chunk)
-        where = {"stage_size": plan.stage_size, "micro_batch": plan.micro_batch, "pipeline": plan.pipeline}
-        behind = self.crossing_type(plan.chunk_layers(stage, chunk).stop)
-        return _Chunk(
-            parts,
-            sum(part.forward_ms for part in parts) + sum(forward for forward, _ in switches),
-            sum(part.backward_ms for part in parts) + sum(backward for _, backward in switches),
-            0.0 if plan.is_last(stage, chunk) else self.boundary_cost(layer_type=behind, **where),
-        )
-
-    def _stage(self, plan: Plan, stage: int, chunks: Sequence[_Chunk]) -> StagePrediction:
-        parts = [chunk.parts for chunk in chunks]
-        return StagePrediction(
-            sum(chunk.forward_ms for chunk in chunks),
-            sum(chunk.backward_ms for chunk in chunks),
-            sum(part.sync_ms for some in parts for part in some),
-            sum(chunk.send_ms for chunk in chunks),
-            memory_of(
-                plan, stage, parts, self.context_mib, not self.assumed.async_grad_reduce, self._shared_mib(plan, stage)
-            ),
-        )
 
     def _shared_mib(self, plan: Plan, stage: int) -> float:
         """Memory shared by the layers of a stage, which is in no layer's price."""
@@ -370,12 +380,3 @@ class CostModel(LayerPrices):
         if role == "first":
             return vocab_calls(first, vocab, role, embedding)
         return vocab_calls(last, vocab, role, head)
-
-
-class _Chunk(NamedTuple):
-    """A chunk of a stage, and its times for one micro-batch."""
-
-    parts: list[LayerCost]
-    forward_ms: float
-    backward_ms: float
-    send_ms: float  # to the next one, and the gradient back

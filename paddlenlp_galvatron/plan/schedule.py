@@ -178,12 +178,6 @@ def _peaks(schedule: Schedule, stages: int, micro_batches: int, chunks: int) -> 
     return held_at_peaks(*arrays(schedule, stages, micro_batches, chunks), chunks)
 
 
-def in_flight(schedule: Schedule, stage: int, stages: int, micro_batches: int) -> int:
-    """Largest number of micro-batches whose activations a stage of one chunk holds at once."""
-    [[most]] = chunks_in_flight(schedule, stage, stages, micro_batches)
-    return most
-
-
 @lru_cache(maxsize=1024)
 def arrays(schedule: Schedule, stages: int, micro_batches: int, chunks: int = 1) -> tuple[Integers, Integers]:
     """The lists of all stages as the core takes them.

@@ -164,7 +164,7 @@ class MeasuredPart:
             out.backward()
         else:
             paddle.autograd.backward([out], [self._returned])
-        self._stage.settle()
+        self._stage.accumulate_gradients()
         self._x = self._out = None
 
 
@@ -216,5 +216,5 @@ class ExpertsPart:
     def backward(self) -> None:
         paddle.autograd.backward([self._out], [self._returned])
         for *_, weight in self._slots:
-            weight.settle()
+            weight.accumulate_autograd()
         self._out = None

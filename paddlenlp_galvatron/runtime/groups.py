@@ -49,14 +49,14 @@ def start_world() -> tuple[int, int]:
         with status.waiting("the start of all ranks"):
             dist.init_parallel_env()
     if world_size > 1:
-        _settled()
+        _after_start()
     return rank, world_size
 
 
 @cache
-def _settled() -> None:
+def _after_start() -> None:
     """Runs once, after the world has started."""
-    processors.settle()
+    processors.pin_rank()
     collectives.watch(wait_limit_s())
 
 

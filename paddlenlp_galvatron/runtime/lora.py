@@ -37,7 +37,7 @@ class LoRALinear(nn.Layer):  # type: ignore[misc]
         take_over_hooks(self, plain)
 
     def product(self, x: Any) -> Any:
-        """Without the bias."""
+        """Output [..., out] without the bias."""
         if not self.counts:
             return paddle.matmul(x, self.weight)
         return paddle.matmul(x, self.weight) + paddle.matmul(paddle.matmul(x, self.lora_A) * self._scaling, self.lora_B)

@@ -100,7 +100,12 @@ def settings_for(model: Any, arguments: Any, sample_length: int | None) -> Train
     values["model_size"] = str(model)
     if sample_length is not None and "seq_length" not in values and _leaves_length_open(values):
         values["seq_length"] = sample_length
-    return _settings(values, HANDED_ON)
+    unheeded = sorted(values.keys() & STOCK - OPTIONS.keys() - HOLDS.keys() - IDLE.keys() - HANDED_ON)
+    if unheeded:
+        raise UserError(f"{name}: {values[name]} would change nothing here; leave it out" for name in unheeded)
+    canonical_options({name: value for name, value in values.items() if name in HOLDS and value}, OPTIONS)
+    options = {name: value for name, value in values.items() if name in OPTIONS}
+    return prepare(options, dist.get_world_size()).settings
 
 
 def _leaves_length_open(values: dict[str, Any]) -> bool:
@@ -110,26 +115,10 @@ def _leaves_length_open(values: dict[str, Any]) -> bool:
     return bool(UniformOptions.from_values(values).given)
 
 
-def _settings(values: dict[str, Any], handed_on: frozenset[str]) -> TrainSettings:
-    unheeded = sorted(values.keys() & STOCK - OPTIONS.keys() - HOLDS.keys() - IDLE.keys() - handed_on)
-    if unheeded:
-        raise UserError(f"{name}: {values[name]} would change nothing here; leave it out" for name in unheeded)
-    known = {name: value for name, value in values.items() if name in OPTIONS}
-    canonical_options({name: value for name, value in values.items() if name in HOLDS and value}, OPTIONS)
-    return prepare(_plain(known), dist.get_world_size()).settings
-
-
-def _given(arguments: Any) -> Iterator[tuple[str, Any]]:
+def _given(arguments: TrainingArguments) -> Iterator[tuple[str, Any]]:
     """Arguments that differ from the default, and from PaddleNLP's own change of it."""
-    training = isinstance(arguments, TrainingArguments)
-    made = TrainingArguments(output_dir=arguments.output_dir) if training else arguments
+    made = TrainingArguments(output_dir=arguments.output_dir)
     for own in fields(arguments):
         value = getattr(arguments, own.name, own.default)  # PaddleNLP deletes one of its fields
-        if value != own.default and (
-            not training or own.name == "output_dir" or value != getattr(made, own.name, None)
-        ):
-            yield own.name, value
-
-
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}
+        if value != own.default and (own.name == "output_dir" or value != getattr(made, own.name, None)):
+            yield own.name, value.value if isinstance(value, Enum) else value

@@ -95,11 +95,6 @@ class Evaluation:
         return most if most > 0 else max(1, samples // self._plan.global_batch)
 
 
-def rows_of(source: BatchSource) -> Rows:
-    """The rows of one pass."""
-    return source.last_rows if isinstance(source, InPasses) else source.rows
-
-
 def mean_metrics(engine: Engine, rows: Rows, count: int, after_each: Callable[[], object]) -> dict[str, float]:
     """The loss of a token with a label, or of a pair, over the first global batches, and what is told beside it."""
     totals, seen = Counter[str](), 0

@@ -191,7 +191,7 @@ def _folder_of(model: str | None) -> Path:
 
 
 def _own_folder(options: ModelOptions) -> Path:
-    """Where the model's own weights are, whatever numbers are given beside it. Raises UserError."""
+    """Folder of the model's own weights, whatever numbers are given beside it. Raises UserError."""
     folder = _folder_of(options.model_size)
     if options.model_size is None or not folder.is_dir():
         raise UserError(

@@ -196,7 +196,7 @@ class RunOptions(Options):
 
     @property
     def initial_weights(self) -> Path | None:
-        """Where the weights to begin with are; None: drawn from the seed."""
+        """Path of the initial weights; None: they are drawn from the seed."""
         return None if self.load_distributed else self.load
 
     @property
@@ -271,7 +271,7 @@ class TrainSettings(TrainOptions):
 
     @property
     def best_metric(self) -> str | None:
-        """By which the best checkpoint is kept; None: none is. Raises UserError."""
+        """Metric of the best checkpoint; None: none is kept. Raises UserError."""
         if not self.load_best_model_at_end or self.evaluates == "no":
             return None
         name = (self.metric_for_best_model or "loss").removeprefix("eval_")
@@ -323,7 +323,7 @@ class TrainSettings(TrainOptions):
             yield
 
     def keep_files_of(self, folder: Path) -> Self:
-        """The same run, with its plan and its model in output_dir if they lie in `folder`. Raises UserError."""
+        """Copies a plan and a model that lie in `folder` to output_dir; returns the run with them. Raises UserError."""
         kept = {}
         for name in ("plan", "model"):
             path = Path(getattr(self, name))

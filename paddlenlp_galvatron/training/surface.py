@@ -13,7 +13,7 @@ from typing import Any, NoReturn, TypeVar
 import paddle
 from paddle.io import DataLoader, Dataset
 from paddle.nn import Layer
-from paddlenlp.trainer import Trainer, TrainingArguments
+from paddlenlp.trainer import Trainer, TrainerCallback, TrainingArguments
 from paddlenlp.trainer.integrations import get_available_reporting_integrations
 from paddlenlp.trainer.trainer_utils import ShardingOption
 
@@ -34,10 +34,10 @@ HANDED_ON = frozenset(
 )
 # Named as in PaddleNLP, but for other things, with other values or under other conditions.
 UNLIKE = {"sequence_parallel", "optim", "load_best_model_at_end"}
+AXES = ("data", "sharding", "model", "pipe")  # by Paddle's names
 STAGES = {1: ShardingOption.SHARD_OP, 2: ShardingOption.SHARD_GRAD_OP, 3: ShardingOption.FULL_SHARD}
 
 Inputs = dict[str, Any]  # input_ids and labels [samples of a device, S]
-
 
 STEP = "the plan's engine runs a step, and its loss is the cross entropy of the next token"
 LOADER = "every rank takes the same global batches; give data sets and data_collator"
@@ -60,6 +60,10 @@ UNSUPPORTED = {
     "get_train_dataloader": LOADER,
     "get_eval_dataloader": LOADER,
 }
+
+
+def _rank_along(axis: str) -> property:
+    return property(lambda self: vars(self).get("_ranks", {}).get(axis, 0))
 
 
 class RunArguments(TrainingArguments):  # type: ignore[misc]
@@ -96,25 +100,19 @@ class RunArguments(TrainingArguments):  # type: ignore[misc]
             "pipe": view.get_stage_id(),
         }
 
-    def _rank(self, axis: str) -> int:
-        ranks: dict[str, int] = vars(self).get("_ranks", {})
-        return ranks.get(axis, 0)
+    data_parallel_rank, sharding_parallel_rank, tensor_parallel_rank, pipeline_parallel_rank = map(_rank_along, AXES)
 
-    @property
-    def data_parallel_rank(self) -> int:
-        return self._rank("data")
 
-    @property
-    def sharding_parallel_rank(self) -> int:
-        return self._rank("sharding")
+class SyncParallelInfo(TrainerCallback):  # type: ignore[misc]
+    """Tells fleet and `args` the plan once PaddleNLP's Trainer is made, which checks degrees as fleet needs them; the
+    user's callbacks come after it."""
 
-    @property
-    def tensor_parallel_rank(self) -> int:
-        return self._rank("model")
+    def __init__(self, plan: Plan, group: PlanGroup):
+        self._plan, self._group = plan, group
 
-    @property
-    def pipeline_parallel_rank(self) -> int:
-        return self._rank("pipe")
+    def on_init_end(self, args: RunArguments, *_: Any, **__: Any) -> None:
+        self._group.install()
+        args.tell(self._plan, self._group)
 
 
 def run_arguments(
@@ -146,7 +144,7 @@ def run_arguments(
 
 
 def _reporters(settings: TrainSettings) -> list[str]:
-    """Where PaddleNLP's callbacks report to. Raises UserError for what is not installed."""
+    """Names of PaddleNLP's reporting callbacks. Raises UserError for a package that is not installed."""
     if settings.report_to is None:
         return [name for name in ("visualdl",) if name in get_available_reporting_integrations()]
     require_reporters(settings.report_to)

@@ -27,7 +27,6 @@ from ..runtime.engine import Engine
 from ..runtime.paddle_private import next_rate, schedule_of
 from ..runtime.topology import PlanGroup
 from ..runtime.trace import span, traced
-from .beginning import Reference, beginning, set_rates
 from .checkpoint.convert import companions
 from .checkpoint.loading import load
 from .checkpoint.saving import Writer, save_model
@@ -35,14 +34,16 @@ from .checkpoint.stored import SMALLER, Best, checkpoint_of, open_checkpoint
 from .data.map_dataset import Collator, MapData, sample_length
 from .data.source import BatchSource
 from .data.tuning import TuningData
-from .inputs import Evaluation, mean_metrics, open_data, prefetch, require_evaluation_data, rows_of
+from .initial_weights import Reference, initial_weights, set_rates
+from .inputs import Evaluation, mean_metrics, open_data, prefetch, require_evaluation_data
 from .recipe import NonFiniteGuard
-from .resume import resume, say
+from .resume import print_rank_0, resume
 from .settings import TrainSettings
 from .step_log import StepLog, StepRecord
 from .surface import (
     LocalModel,
     RunArguments,
+    SyncParallelInfo,
     inputs_of,
     loader,
     refuse_arguments,
@@ -53,18 +54,6 @@ from .surface import (
 
 LARGEST_EXPONENT = 700.0  # of which exp is still a float
 RESTART_S = 10.0  # an elastic launcher starts ranks again while those before may still be ending
-
-
-class SyncParallelInfo(TrainerCallback):  # type: ignore[misc]
-    """Tells fleet and `args` the plan once PaddleNLP's Trainer is made, which checks degrees as fleet needs them; the
-    user's callbacks come after it."""
-
-    def __init__(self, engine: Engine, group: PlanGroup):
-        self._plan, self._group = engine.plan, group
-
-    def on_init_end(self, args: RunArguments, *_: Any, **__: Any) -> None:
-        self._group.install()
-        args.tell(self._plan, self._group)
 
 
 @without_unsupported
@@ -117,20 +106,20 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         if settings.lora_rate_scale != 1:  # MultiTensorAdamW knows one rate alone
             settings = settings.model_copy(update={"use_multi_tensor": False})
         self.settings = settings
-        begin = beginning(settings, shape)
+        initial = initial_weights(settings, shape)
         self.engine = Engine(
             plan,
             shape,
             load_family(shape.family),
             plan.assumed.seq_length or 0,
-            source=begin.source,
+            source=initial.source,
             seed=settings.seed,
             compute_precision=settings.compute_precision,
             packed=settings.effective_packing != "none",
-            adapters=begin.adapters,
+            adapters=initial.adapters,
             preference=settings.preference,
         )
-        self._reference = Reference(self.engine, settings.output_dir, begin.base) if settings.compares else None
+        self._reference = Reference(self.engine, settings.output_dir, initial.base) if settings.compares else None
         if settings.lora_rate_scale != 1:
             set_rates(self.engine, settings.lora_rate_scale)
         optimizer = settings.build(self.engine.tensors, self.engine.decaying)
@@ -149,7 +138,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
             tokenizer=tokenizer,
-            callbacks=[SyncParallelInfo(self.engine, group), *(callbacks or ())],
+            callbacks=[SyncParallelInfo(plan, group), *(callbacks or ())],
             optimizers=(optimizer, schedule_of(optimizer)),
         )
         self.callback_handler.train_dataloader = self.get_train_dataloader()
@@ -207,7 +196,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         first = saved = state.global_step = resume(settings, self.engine, self.optimizer, self.data)
         self._best = self._best_so_far(first)
         if first >= state.max_steps:
-            say(self.engine, settings.nothing_to_do(first))
+            print_rank_0(self.engine, settings.nothing_to_do(first))
         keep, companions = settings.save_total_limit, _companions(settings)
         writer = Writer(settings.checkpoints, self.engine, keep, self.data, companions, settings.log)
         self._unlogged: list[StepRecord] = []
@@ -244,7 +233,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
                         yield record
                     if due and self._nonfinite.advanced:
                         saved = self._save(writer)
-            self.engine.settle()
+            self.engine.wait_for_updates()
             self._nonfinite.require_progress()
             if settings.saves and saved != state.global_step:
                 self._save(writer)
@@ -275,7 +264,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         if best is None or best.step in (None, self.engine.steps_done):
             return
         folder = checkpoint_of(self.settings.output_dir, best.step)
-        say(self.engine, f"saved {folder} is the best: {self.settings.best_metric} {best.value:.4f}")
+        print_rank_0(self.engine, f"saved {folder} is the best: {self.settings.best_metric} {best.value:.4f}")
         load(open_checkpoint(folder, self.engine.shape), self.engine, self.optimizer)
 
     def evaluate(
@@ -296,7 +285,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
 
     def _evaluate(self, source: BatchSource, prefix: str) -> dict[str, float]:
         start, engine, handler = time.time(), self.engine, self.callback_handler
-        count, rows = self._evaluation.steps(source), rows_of(source)
+        count, rows = self._evaluation.steps(source), source.pass_rows
         handler.eval_dataloader = loader(rows, count, engine.plan, self.args)
 
         def tell() -> None:
@@ -321,12 +310,12 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         return loader(self.data.rows, self._epoch_steps, self.engine.plan, self.args)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
-        """The same of an evaluation. Raises UserError."""
+        """Batches that PaddleNLP's trainer would load on this rank in an evaluation. Raises UserError."""
         sources = self._evaluation_sources(self.eval_dataset if eval_dataset is None else eval_dataset)
         if len(sources) > 1:
             raise UserError("eval_dataset: a dict of data sets has no single loader; name one of its keys' data sets")
         [(_, source)] = sources
-        return loader(rows_of(source), self._evaluation.steps(source), self.engine.plan, self.args)
+        return loader(source.pass_rows, self._evaluation.steps(source), self.engine.plan, self.args)
 
     def save_model(self, output_dir: str | Path | None = None, merge_tensor_parallel: bool = True) -> None:
         """Write the whole model, gathered from all ranks, which all call this: a Hugging Face directory, that PaddleNLP
@@ -361,8 +350,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
             )
 
     def _step(self, step: int, own: Iterator[Batch], told: list[int], first: bool) -> tuple[StepRecord, bool]:
-        """One step of all ranks, with the next of this rank's `own` rows: its record, and whether any rank was told to
-        stop.
+        """Runs one step on the next of this rank's `own` rows; returns its record, and whether any rank is to stop.
 
         Its time is from the end of the step before, or of what came in between, a checkpoint or an evaluation, to its
         own end: when the device has computed all of it.
@@ -388,7 +376,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         with span("optimizer", "optimizer"):
             norm = engine.update(self.optimizer, self.settings.max_grad_norm)
         if self._read_by_others:
-            engine.settle()
+            engine.wait_for_updates()
         self._nonfinite.count(step, loss, norm)
         next_rate(self.optimizer)
         handler.on_optimizer_end(self.args, self.state, self.control, scaler=engine.scaler)

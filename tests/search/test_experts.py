@@ -16,7 +16,7 @@ from paddlenlp_galvatron.plan.strategy import Experts
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 from paddlenlp_galvatron.search import SearchOptions, search
 from paddlenlp_galvatron.search.space import Space, families
-from paddlenlp_galvatron.search.tables import sketch_ms
+from paddlenlp_galvatron.search.tables import compute_bound_ms
 
 SMALL = ModelShape(
     name="small",
@@ -111,7 +111,7 @@ def every_time_s(cost: CostModel, options: SearchOptions) -> dict[str, float]:
             if max(stage.memory.total_mib for stage in predicted.stages) <= options.memory_constraint * 1024:
                 best = min(best, predicted.time_s)
         if layers:
-            assert sketch_ms(family, [layers], cost) <= best * 1000 * (1 + 1e-9)
+            assert compute_bound_ms(family, [layers], cost) <= best * 1000 * (1 + 1e-9)
         least[str(family)] = best
     return least
 

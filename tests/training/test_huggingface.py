@@ -150,7 +150,7 @@ def test_another_type_rounds_and_one_that_is_too_small_is_refused(tmp_path):
 
 
 def test_no_more_than_a_few_of_the_largest_weight_is_in_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoints, "CHUNK_BYTES", 2**16)  # for a checksum, which is more than this small model
+    monkeypatch.setattr(checkpoints, "BLOCK_BYTES", 2**16)  # for a checksum, which is more than this small model
     source = FOLDER / "llama"
     fields = {"hidden_size": 128, "intermediate_size": 1024, "num_hidden_layers": 16, "head_dim": 32, "vocab_size": 512}
     config = json.loads((source / "config.json").read_text()) | fields

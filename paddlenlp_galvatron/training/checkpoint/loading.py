@@ -59,7 +59,7 @@ class Transfer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class WeightPart:
+class WeightPiece:
     """A piece of a weight by numbers alone, as checkpoints describe it."""
 
     weight: str
@@ -76,7 +76,7 @@ class WeightPart:
         return range(top + self.start // (right - left), top + -(-self.stop // (right - left)))
 
     def rectangles(self) -> Iterator[Rectangle]:
-        """In the order of the numbers. Padding is left out: it is zero in every plan."""
+        """Yields rectangles in the order of the numbers, without padding: it is zero in every plan."""
         height, width = (self.shape[0], 1) if len(self.shape) == 1 else self.shape
         top, bottom = self.slice.interval(0, height)
         left, right = self.slice.interval(1, width) if len(self.shape) > 1 else (0, 1)
@@ -106,7 +106,7 @@ class WeightPart:
         return sum(rectangle.rows * rectangle.columns for rectangle in self.rectangles())
 
 
-def transfers(source: WeightPart, target: WeightPart) -> Iterator[Transfer]:
+def transfers(source: WeightPiece, target: WeightPiece) -> Iterator[Transfer]:
     """Copies from a stored part to a part of the target. Both are of one weight."""
     for given in source.rectangles():
         for wanted in target.rectangles():
@@ -117,15 +117,16 @@ def transfers(source: WeightPart, target: WeightPart) -> Iterator[Transfer]:
                 yield Transfer(given, wanted, top, left, bottom - top, right - left)
 
 
-def parts_of(trainable: Trainable) -> list[tuple[WeightPart, int]]:
-    """The parts that a trainable tensor holds, and where each begins in it."""
+def pieces_of(trainable: Trainable) -> list[tuple[WeightPiece, int]]:
+    """The pieces that a trainable tensor holds, and where each begins in it."""
     return [
-        (WeightPart(p.weight.name, p.weight.shape, p.weight.slice, p.start, p.stop), p.offset) for p in trainable.pieces
+        (WeightPiece(p.weight.name, p.weight.shape, p.weight.slice, p.start, p.stop), p.offset)
+        for p in trainable.pieces
     ]
 
 
 def state_key(trainable: Trainable, kind: str) -> str:
-    """As Paddle's optimizers name their state."""
+    """Name that Paddle's optimizers give to a state of the tensor."""
     return f"{trainable.tensor.name}_{kind}_0"
 
 
@@ -151,7 +152,7 @@ def load(checkpoint: Checkpoint, engine: Engine, optimizer: Any) -> None:
 
     Raises BrokenCheckpoint, on the ranks that find it, when all have read; the state is good for nothing then.
     """
-    stored = _Once(checkpoint)
+    stored = _ReadOnce(checkpoint)
     state: dict[str, Any] = {}
     powers = checkpoint.index.optimizer
     for trainable in engine.trainables:
@@ -180,25 +181,25 @@ class CheckpointWeights:
 
     def __init__(self, checkpoint: Checkpoint):
         self.checkpoint = checkpoint
-        self._stored = _Stored(checkpoint)
+        self._stored = StoredNumbers(checkpoint)
 
     def __call__(self, name: str, shape: tuple[int, ...], part: Slice = WHOLE) -> Array:
         """Raises UserError: the checkpoint lacks numbers of the part."""
         intervals = (part.interval(axis, length) for axis, length in enumerate(shape))
         local = [stop - start for start, stop in intervals]
         array = np.zeros(math.prod(local), np.float32)
-        self._stored.fill_part(WeightPart(name, shape, part, 0, array.size), WEIGHT, array)
+        self._stored.fill_part(WeightPiece(name, shape, part, 0, array.size), WEIGHT, array)
         require_finite(array, self.checkpoint.folder, name)
         return array.reshape(local)
 
 
-class _Stored:
+class StoredNumbers:
     """The numbers of a checkpoint by weight."""
 
     def __init__(self, checkpoint: Checkpoint):
         self._folder = checkpoint.folder
         self._opened: Any = lru_cache(maxsize=MOST_OPEN)(partial(safe_open, framework="numpy"))
-        self._parts: dict[str, list[tuple[WeightPart, range, str, str, int]]] = {}  # part, its rows, file, key, offset
+        self._parts: dict[str, list[tuple[WeightPiece, range, str, str, int]]] = {}  # part, its rows, file, key, offset
         for stored in checkpoint.index.files:
             for tensor in stored.tensors:
                 for item in tensor.parts:
@@ -208,11 +209,11 @@ class _Stored:
     def fill(self, trainable: Trainable, kind: str) -> Any:
         """A flat fp32 array of what the trainable tensor is to hold; padding is zero."""
         out = np.zeros(trainable.tensor.size, np.float32)
-        for part, offset in parts_of(trainable):
+        for part, offset in pieces_of(trainable):
             self.fill_part(part, kind, out[offset : offset + part.stop - part.start])
         return out
 
-    def fill_part(self, part: WeightPart, kind: str, out: Any) -> None:
+    def fill_part(self, part: WeightPiece, kind: str, out: Any) -> None:
         """Write the numbers of a part into a flat array."""
         filled, wanted = np.zeros(len(out), bool), part.rows
         for source, rows, file, key, begin in self._parts.get(part.weight, ()):
@@ -225,7 +226,7 @@ class _Stored:
             raise BrokenCheckpoint(f"{self._folder}: lacks numbers of {part.weight}")
 
     def _copy(
-        self, source: WeightPart, target: WeightPart, file: str, key: str, begin: int, out: Any, filled: Any
+        self, source: WeightPiece, target: WeightPiece, file: str, key: str, begin: int, out: Any, filled: Any
     ) -> None:
         for move in transfers(source, target):
             given, wanted = move.source, move.target
@@ -258,8 +259,8 @@ class _Stored:
             raise BrokenCheckpoint(error.faults) from None
 
 
-class _Once(_Stored):
-    """The same for tensors, each read by one of the ranks that hold it, which gives it to the others."""
+class _ReadOnce(StoredNumbers):
+    """Reads each tensor on one of the ranks that hold it, and broadcasts it to the others."""
 
     def __init__(self, checkpoint: Checkpoint):
         super().__init__(checkpoint)
@@ -290,8 +291,8 @@ class _Once(_Stored):
             raise self._fault
 
 
-def _part(item: StoredPart) -> WeightPart:
-    return WeightPart(item.weight, item.shape, Slice(**item.slice.model_dump()), item.start, item.stop)
+def _part(item: StoredPart) -> WeightPiece:
+    return WeightPiece(item.weight, item.shape, Slice(**item.slice.model_dump()), item.start, item.stop)
 
 
 def weights_from(folder: Path, shape: ModelShape) -> WeightSource:
@@ -308,7 +309,7 @@ def weights_from(folder: Path, shape: ModelShape) -> WeightSource:
 
 
 def open_weights(folder: Path, shape: ModelShape) -> HuggingFaceWeights | CheckpointWeights:
-    """The same without the checksums: what can be found wrong in a moment. Raises UserError."""
+    """Opens the weights of `weights_from` without comparing checksums, in a moment. Raises UserError."""
     if (folder / INDEX).exists():
         checkpoint = open_checkpoint(folder)
         require_same_model(checkpoint.shape, shape, folder / INDEX)

@@ -33,7 +33,7 @@ from ..data.source import BatchSource
 from .adapters import write_adapters
 from .convert import precision_of, to_huggingface
 from .huggingface import CONFIG, SHARDS
-from .loading import gather_objects, parts_of, state_key
+from .loading import gather_objects, pieces_of, state_key
 from .stored import BEFORE, FORMAT, MOMENTS, POWERS, WEIGHT, open_checkpoint, step_of, whole_checkpoints, write_index
 from .tensor_file import Tensor, write_tensors
 
@@ -121,7 +121,7 @@ class Writer:
 
     def _owned(self) -> list[int]:
         """Numbers of the trainables that this rank writes: those that no lower rank holds."""
-        mine = [[asdict(part) for part, _ in parts_of(trainable)] for trainable in self._engine.trainables]
+        mine = [[asdict(part) for part, _ in pieces_of(trainable)] for trainable in self._engine.trainables]
         everybody = gather_objects(self._engine, mine)
         lower = {json.dumps(parts) for rank in range(self._engine.rank) for parts in everybody[rank]}
         return [number for number, parts in enumerate(mine) if json.dumps(parts) not in lower]
@@ -137,7 +137,7 @@ class Writer:
                 stored = state.get(state_key(trainable, moment))
                 if stored is not None:
                     arrays.append(_copied(f"{key}.{moment}", stored))
-            parts = [asdict(part) | {"offset": offset} for part, offset in parts_of(trainable)]
+            parts = [asdict(part) | {"offset": offset} for part, offset in pieces_of(trainable)]
             tensors.append({"key": key, "parts": parts})
         first: Trainable = self._engine.trainables[0]  # every tensor is updated equally often
         powers = {power: float(state[key]) for power in POWERS if (key := state_key(first, power)) in state}
@@ -175,7 +175,7 @@ class Writer:
         return tell
 
     def _complete(self, part: Path, whole: Path, index: dict[str, Any]) -> None:
-        """When all ranks have written theirs: make the checkpoint whole, and drop old ones."""
+        """Waits for the files of all ranks, makes the checkpoint whole, and drops old ones."""
         names = [f"rank-{rank:05d}.safetensors.json" for rank in range(self._engine.plan.world_size)]
         deadline = time.monotonic() + (limit_s := wait_limit_s())
         while missing := [rank for rank, name in enumerate(names) if not (part / name).exists()]:

@@ -35,7 +35,7 @@ INDEX = "index.json"
 BEFORE = ".before"
 NAME = re.compile(r"step-(\d{8,16})(" + re.escape(BEFORE) + ")?")
 WEIGHT, MOMENTS, POWERS = "weight", ("moment1", "moment2"), ("beta1_pow_acc", "beta2_pow_acc")
-CHUNK_BYTES = 16 * 2**20  # of a file read at once for its checksum
+BLOCK_BYTES = 16 * 2**20  # of a file read at once for its checksum
 LARGEST_INDEX_BYTES = 512 * 2**20  # 4,096 ranks that hold 100 parts each write 90 MB
 ITEM_BYTES = 4  # of a stored number, fp32
 
@@ -64,7 +64,7 @@ class StoredSlice(_Stored):
 
 
 class StoredPart(_Stored):
-    """`resharding.Part`, and where in its tensor it begins."""
+    """`loading.WeightPiece`, and where in its tensor it begins."""
 
     weight: str
     shape: Annotated[tuple[Size, ...], Field(min_length=1, max_length=2)]
@@ -248,7 +248,7 @@ def _verify_file(path: Path, stored: StoredFile, advance: Callable[[int], object
         raise BrokenCheckpoint(f"{path}: has {has} bytes instead of {stored.bytes}; is it cut off?")
     checksum = 0
     with path.open("rb") as file:
-        while block := file.read(CHUNK_BYTES):
+        while block := file.read(BLOCK_BYTES):
             checksum = zlib.crc32(block, checksum)
             advance(len(block))
     if checksum != stored.crc32:

@@ -81,7 +81,7 @@ class Encoder:
             raise UserError(faults[:MOST_FAULTS])
 
     def _encoded(self, lines: Sequence[Line], files: Sequence[Path], faults: list[str]) -> Iterator[Sample]:
-        """Nothing once there are faults: all that follows is for finding more of them."""
+        """Encodes a batch. Yields nothing once there are faults: the rest is read to find more of them."""
         texts: list[list[str]] = []
         good: list[tuple[Line, int]] = []
         for line in lines:
@@ -106,7 +106,7 @@ class Encoder:
         return messages, context_of(record)
 
     def _samples(self, line: Line, unlearnt: int, ids: list[list[int]]) -> list[Sample]:
-        """Those of a line, by the tokens of its texts."""
+        """Makes the samples of a line from the tokens of its texts."""
         return [Sample(line, self._cut(ids), unlearnt)]
 
     def _texts(self, line: Line) -> tuple[list[str], int]:

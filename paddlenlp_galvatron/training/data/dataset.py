@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ...base.errors import UserError
 from ...base.reading import LargeFile
-from .sample_index import FOLDER, Arrays, SampleIndex, build_index, kept_index
+from .sample_index import FOLDER, Arrays, SampleIndex, build_index, cached_arrays
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -155,9 +155,8 @@ class DataSet:
     def _open_pass(self, number: int) -> SampleIndex:
         seed = (self._seed + number) % SEEDS
         made_from = {"documents": [self._first, self._end], "seq_length": self._seq_length, "seed": seed}
-        return kept_index(
-            self.prefix.parent / FOLDER, self._files.owner, self.identity | made_from, lambda: self._build(seed)
-        )
+        folder, origin = self.prefix.parent / FOLDER, self.identity | made_from
+        return SampleIndex(*cached_arrays(folder, self._files.owner, origin, lambda: self._build(seed)))
 
     def _build(self, seed: int) -> Arrays:
         sizes = self._files.sizes()

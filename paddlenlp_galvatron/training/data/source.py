@@ -38,6 +38,10 @@ class BatchSource(ABC):
         """Notes for the user on the data before a run."""
         return []
 
+    def pass_rows(self, step: int, rows: Sequence[int]) -> Batch:
+        """Rows of a step as `rows`, of a single pass over the data."""
+        return self.rows(step, rows)
+
     def batch(self, step: int) -> Batch:
         """All rows of a step's global batch."""
         return self.rows(step, range(self.global_batch))
@@ -85,8 +89,8 @@ class InPasses(BatchSource):
         first = self.first_sample(step)
         return self._batch([self.index(first + row) for row in rows])
 
-    def last_rows(self, step: int, rows: Sequence[int]) -> Samples:
-        """The same of one pass's samples alone: the rows that lack have no label."""
+    def pass_rows(self, step: int, rows: Sequence[int]) -> Samples:
+        """Rows beyond the last sample have no label."""
         there = [row for row in rows if self.first_sample(step) + row < self.samples]
         ids, labels, ends, pairs = self.rows(step, there)
         lacking = ((0, len(rows) - len(there)), (0, 0))  # they are the last

@@ -22,7 +22,7 @@ from ...base.reading import LargeFile
 from ...options.tuning import Packing
 from ...runtime.batch import IGNORED_LABEL, Samples
 from .conversations import Encoder, PairEncoder, Sample
-from .sample_index import FOLDER, kept_arrays
+from .sample_index import FOLDER, cached_arrays
 from .source import InPasses
 from .templates import open_template, special_tokens
 from .tokenizer import end_token, load_tokenizer
@@ -107,7 +107,7 @@ class TuningData(InPasses):
         } | ({"pairs": 1} if pairs else {})
         super().__init__(global_batch, made_from, shuffle=split == "train")
         folder = self._files[0].parent / FOLDER
-        self._tokens, self._pieces, self._rows, self._remarks = kept_arrays(
+        self._tokens, self._pieces, self._rows, self._remarks = cached_arrays(
             folder,
             self._files[0].stat().st_uid,
             made_from | {"vocab_size": vocab_size},

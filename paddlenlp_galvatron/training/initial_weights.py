@@ -16,15 +16,15 @@ from ..runtime.lora import NewFactors, Tuned
 from ..runtime.weights import SeededWeights, WeightSource
 from .checkpoint.adapters import base_identity, open_adapters
 from .checkpoint.loading import from_first, weights_from
-from .data.sample_index import NUMBER, keep, kept
+from .data.sample_index import NUMBER, read_cache, write_cache
 from .data.tuning import TuningData
-from .resume import say
+from .resume import print_rank_0
 from .settings import TrainSettings
 
 FOLDER = "reference"
 
 
-class Beginning(NamedTuple):
+class InitialWeights(NamedTuple):
     """The weights at the first step."""
 
     source: WeightSource | None  # None: drawn from the seed
@@ -32,18 +32,18 @@ class Beginning(NamedTuple):
     base: str  # identity of the weights beside adapters, or of DPO's reference; "": neither needs one
 
 
-def beginning(settings: TrainSettings, shape: ModelShape) -> Beginning:
+def initial_weights(settings: TrainSettings, shape: ModelShape) -> InitialWeights:
     """Raises UserError."""
     folder = settings.initial_weights
     weights = weights_from(folder, shape) if folder else None
     base = base_identity(folder, settings.seed) if settings.adapts or settings.compares else ""
     adapters = settings.adapters(base)
     if adapters is None:
-        return Beginning(weights, None, base)
+        return InitialWeights(weights, None, base)
     frozen = weights or SeededWeights(settings.seed, shape.initializer_range)
     path = settings.lora_path
     factors = NewFactors(settings.seed) if path is None else open_adapters(path, shape, adapters)
-    return Beginning(Tuned(frozen, factors), adapters, base)
+    return InitialWeights(Tuned(frozen, factors), adapters, base)
 
 
 def set_rates(engine: Engine, scale: float) -> None:
@@ -72,7 +72,7 @@ class Reference:
             return
         engine, made_from = self._engine, data.identity | {"reference": self._base}
         name = sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:32]
-        arrays = kept(self._folder / name, made_from) if engine.rank == 0 else None
+        arrays = read_cache(self._folder / name, made_from) if engine.rank == 0 else None
         known = from_first(engine, arrays and np.asarray(arrays[0][0 : len(arrays[0])]))
         if known is None:
             if self.is_gone:
@@ -80,17 +80,17 @@ class Reference:
             known = self._compute(data)
             if engine.rank == 0:
                 self._folder.mkdir(exist_ok=True)
-                keep(self._folder / name, made_from, known)
+                write_cache(self._folder / name, made_from, known)
         data.reference = known.view(np.float64)[:, 0].astype(np.float32)
         data.identity["reference"] = self._base
 
     def _compute(self, data: TuningData) -> Any:
         """[answers, 1], fp64 as whole numbers of the same bytes."""
         engine, batch = self._engine, data.global_batch
-        say(engine, f"writing {self._folder}: log-probabilities of the answers in {data.samples} rows")
+        print_rank_0(engine, f"writing {self._folder}: log-probabilities of the answers in {data.samples} rows")
         found = np.zeros((len(data.reference), 1))
         for step in range(-(-data.samples // batch)):
-            answers = engine.answers(engine.share(data.last_rows(step, engine.rows)))
+            answers = engine.answers(engine.share(data.pass_rows(step, engine.rows)))
             for row in range(min(batch, data.samples - step * batch)):
                 place = data.place_in_reference(data.index(step * batch + row))
                 found[place, 0] = answers[row].reshape(-1)[: place.stop - place.start]
