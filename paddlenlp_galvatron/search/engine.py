@@ -364,10 +364,10 @@ class _Search:
         """Search a family with an effort. Returns its bound in ms, infinite where it is settled."""
         family, batch = entry.family, entry.family.global_batch
         limit_ms = limit * batch
-        found = core.solve(limit_ms, effort, self.cancel)
-        outcome, time_ms, proven_ms = FamilyOutcome.SOLVED, inf, found.lower_bound_ms
-        if found.time_ms < inf:
-            plan = entry.strategies.plan(family, found, self.bare)
+        time_ms, proven_ms, vocab, division, choice = core.solve(limit_ms, effort, self.cancel)
+        outcome = FamilyOutcome.SOLVED
+        if time_ms < inf:
+            plan = entry.strategies.plan(family, vocab, division, choice, self.bare)
             prediction = self.cost.predict(plan)
             self._keep(Candidate(plan, prediction), family)
             time_ms = prediction.time_s * MS_PER_S
@@ -419,9 +419,9 @@ class _Search:
         for entry in self.too_big:
             if entry.family.chunks > 1:
                 continue
-            found = self._core(entry, cost_arrays).least_memory(self.cancel)
-            if least is None or found.memory_mib < least[0]:
-                least = found.memory_mib, entry.strategies.plan(entry.family, found, self.bare)
+            mib, vocab, division, choice = self._core(entry, cost_arrays).least_memory(self.cancel)
+            if least is None or mib < least[0]:
+                least = mib, entry.strategies.plan(entry.family, vocab, division, choice, self.bare)
         return Need.of(least[1], self.cost) if least else None
 
     def _documented(self, best: Candidate, lower_bound_s: float) -> Candidate:

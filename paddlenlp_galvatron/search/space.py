@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd
 
-import galvatron_dp_core
-
 from ..cost_model import CostModel, LayerCost
 from ..plan import DataParallel, LayerStrategy, ModelShape, Plan, Recompute, Schedule, UserError, VocabStrategy
 from ..plan.check import BESIDE_EXPERTS, find_faults
@@ -73,7 +71,9 @@ class Strategies:
     def plan(
         self,
         family: PlanFamily,
-        found: galvatron_dp_core.PipelineFound | galvatron_dp_core.LeastMemory,
+        vocab: int,
+        division: Sequence[int],
+        choice: Sequence[int],
         bare: Plan,
     ) -> Plan:
         """The plan that the core's numbers stand for; `bare` gives what is the same for all plans of a search."""
@@ -82,9 +82,9 @@ class Strategies:
             bare,
             global_batch=family.global_batch,
             micro_batches=family.micro_batches,
-            stages=tuple(found.division),
-            layers=tuple(strategies[number] for number in found.choice),
-            vocab=self.vocabularies[found.vocab],
+            stages=tuple(division),
+            layers=tuple(strategies[number] for number in choice),
+            vocab=self.vocabularies[vocab],
             schedule=family.schedule,
             chunks=family.chunks,
         )
