@@ -15,10 +15,10 @@ pytest.importorskip("paddle")
 from paddlenlp_galvatron.base import limits, reading
 from paddlenlp_galvatron.base.printing import LINE_S
 from paddlenlp_galvatron.base.reading import BLOCK_BYTES
+from paddlenlp_galvatron.check.findings import EXIT_CODES
 from paddlenlp_galvatron.check.gpu import faults as gpu_faults
 from paddlenlp_galvatron.check.gpu import kernels, stock
 from paddlenlp_galvatron.check.gpu import prediction as gpu_prediction
-from paddlenlp_galvatron.check.gpu import run as gpu_run
 from paddlenlp_galvatron.check.parity.parity import TOLERANCES
 from paddlenlp_galvatron.check.validation import accuracy, work, worker
 from paddlenlp_galvatron.check.validation.options import ValidateOptions
@@ -30,7 +30,7 @@ from paddlenlp_galvatron.launch import faults, gpus, processes, store, watch
 from paddlenlp_galvatron.model import load_model
 from paddlenlp_galvatron.model.layer import Fused
 from paddlenlp_galvatron.plan import Precision, file, strategy
-from paddlenlp_galvatron.profiler import messages, overlap, stopwatch
+from paddlenlp_galvatron.profiler import messages, stopwatch
 from paddlenlp_galvatron.profiles import files, reserve
 from paddlenlp_galvatron.profiles.analytic import ON_GPUS, layer_numbers_per_token
 from paddlenlp_galvatron.report import explain, figures, measured, page
@@ -157,9 +157,9 @@ FIGURES = [
         "预测的 {} 至 {} 倍",
     ),
     ("gpus", [100 * stock.TOLERANCE], "at most {} % longer", "最多慢 {} %"),
-    ("gpus", [overlap.GPU_MESSAGE_MIB], "all-reduces of {} MiB", "与 {} MiB 的 all-reduce"),
+    ("gpus", [messages.GPU_MESSAGE_MIB], "all-reduces of {} MiB", "与 {} MiB 的 all-reduce"),
     ("gpus", [f"{kernels.TOLERANCE['bfloat16']:.0e}".replace("e-0", "e-")], "within {} of plain", "误差不超过 {} |"),
-    ("gpus", [gpu_run.EXIT_CODES["incomplete"]], "`incomplete` ({})", "`incomplete`（{}）"),
+    ("gpus", [EXIT_CODES["incomplete"]], "`incomplete` ({})", "`incomplete`（{}）"),
     ("gpus", [gpus.CHANNELS], "NCCL_MAX_P2P_NCHANNELS={}", "NCCL_MAX_P2P_NCHANNELS={}"),
     (
         "cost_model",

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
 from json import dumps
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
-from paddlenlp_galvatron.base.printing import Console, say, table
-from paddlenlp_galvatron.check.doctor import Machine, State, examine
-from paddlenlp_galvatron.check.doctor.checks import Files
+from paddlenlp_galvatron.base.printing import Console, say
+from paddlenlp_galvatron.check.doctor import Files, Machine, examine
+from paddlenlp_galvatron.check.findings import EXIT_CODES, counts, findings_json, findings_table, outcome_of
 from paddlenlp_galvatron.options.group import Options
 
 from .command import App
@@ -37,16 +36,9 @@ def doctor(values: dict[str, Any], json: bool) -> int:
     """Check programs, devices, system, network and files: exit code 0, or 1 if something will not work."""
     given = FileOptions.from_values(values)
     findings = examine(Machine(), Files(given.output_dir, given.profiles, given.plan, given.hostfile))
-    faults = sum(finding.state is State.FAULT for finding in findings)
     if json:
-        say(dumps({"ok": not faults, "findings": [asdict(finding) for finding in findings]}))
-        return int(bool(faults))
-    columns = ("subject", "", "found", "remedy")
-    shown = table(*columns, left=columns)
-    for finding in findings:
-        state = "" if finding.state is State.OK else finding.state
-        shown.add_row(finding.subject, state, finding.found, finding.remedy)
-    Console().print(shown)
-    warnings = sum(finding.state is State.WARNING for finding in findings)
-    say(f"{faults} faults, {warnings} warnings, {len(findings)} findings")
-    return int(bool(faults))
+        say(dumps(findings_json(findings)))
+    else:
+        Console().print(findings_table(findings))
+        say(counts(findings))
+    return EXIT_CODES[outcome_of(findings)]

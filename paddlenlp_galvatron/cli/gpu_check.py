@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from json import dumps, loads
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
-from rich.table import Table
 
 from paddlenlp_galvatron.base.limits import Positive, Ranks
 from paddlenlp_galvatron.base.locking import locked
-from paddlenlp_galvatron.base.printing import Console, say, table
-from paddlenlp_galvatron.check.gpu.findings import PARTS
+from paddlenlp_galvatron.base.printing import Console, say
+from paddlenlp_galvatron.check.findings import EXIT_CODES, Finding, Outcome, counts, findings_json, findings_table
+from paddlenlp_galvatron.check.gpu.setting import PARTS
 from paddlenlp_galvatron.launch import gpus
 from paddlenlp_galvatron.options.group import Options
 from paddlenlp_galvatron.plan import UserError
@@ -21,13 +20,12 @@ from paddlenlp_galvatron.plan import UserError
 from .command import App
 
 if TYPE_CHECKING:
-    from paddlenlp_galvatron.check.gpu.findings import Finding
     from paddlenlp_galvatron.launch.processes import Device
 
 app = App()
 
 PROCESSES = 2  # where there is no GPU
-TOLD = {
+TOLD: dict[Outcome, str] = {
     "ok": "ok: all that was tried holds",
     "failed": "failed",
     "incomplete": "incomplete: nothing failed, but some had no time; give more --minutes, or run those --parts alone",
@@ -94,22 +92,14 @@ def _checked(parts: list[str], ranks: int, device: Device, output: Path, seconds
     for finding in run.check(parts, ranks, device, output, seconds):
         findings.append(finding)
         if not as_json:
-            console.print(f"{finding.state:8}  {finding.part}: {finding.name}: {finding.told}", markup=False)
+            console.print(f"{finding.state:8}  {finding.part}: {finding.subject}: {finding.found}", markup=False)
     outcome = run.write_result(output, device, findings)
     if as_json:
-        say(dumps(loads((output / run.RESULT).read_text())))
+        say(dumps(findings_json(findings, device=device)))
     else:
-        console.print(_table(findings))
-        counts = Counter(str(finding.state) for finding in findings)
-        console.print(", ".join(f"{count} {state}" for state, count in counts.items()))
+        console.print(findings_table(findings))
+        console.print(counts(findings))
         console.print(TOLD[outcome])
     if outcome == "failed":
         say(f"note: what failed can be looked into from {run.bundle(output)}: please send it with a report", err=True)
-    return run.EXIT_CODES[outcome]
-
-
-def _table(findings: list[Finding]) -> Table:
-    shown = table("part", "ranks", "case", "state", "s", "found", left=("case", "state", "found"))
-    for each in findings:
-        shown.add_row(each.part, str(each.ranks), each.name, each.state, f"{each.seconds:.1f}", each.told)
-    return shown
+    return EXIT_CODES[outcome]

@@ -15,6 +15,7 @@ from pydantic import Field
 from paddlenlp_galvatron.base.limits import Ranks, Size
 from paddlenlp_galvatron.base.printing import Console, say
 from paddlenlp_galvatron.base.tracing import write_trace
+from paddlenlp_galvatron.cost_model.costs import Load
 from paddlenlp_galvatron.interop.arguments import (
     FLEET,
     FORMERS,
@@ -43,13 +44,15 @@ from paddlenlp_galvatron.plan import (
 from paddlenlp_galvatron.plan.check import require_valid
 from paddlenlp_galvatron.profiles import ProfileFile
 from paddlenlp_galvatron.report import describe, difference, notes, scaling
-from paddlenlp_galvatron.report.facts import PlanFacts
+from paddlenlp_galvatron.report.facts import PlanFacts, load_summary
+from paddlenlp_galvatron.report.measured import WARM_UP_STEPS, Log, Predicted, load_verdicts, measured_load
 from paddlenlp_galvatron.report.origin import OriginOptions, read_origin
 from paddlenlp_galvatron.report.plan import how_to_start
 from paddlenlp_galvatron.report.trace import predicted_events, rank_names
 from paddlenlp_galvatron.report.why import Problem
 
 from .command import App, FromFile, answer, say_note
+from .run_log import steps_under
 
 app = App("Look at a plan file.")
 
@@ -73,6 +76,15 @@ class PlanOptions(ModelOption):
     world_size: Ranks | None = Field(
         None,
         description="number of ranks; unset: as the file or its name says, else the fewest that the plan fits",
+    )
+
+
+class CheckOptions(PlanOptions):
+    """A plan file, what its plan is checked against, and a run of it."""
+
+    log: Path | None = Field(
+        None,
+        description="train_log.jsonl of a run: whether the load of experts holds that the plan was priced with",
     )
 
 
@@ -127,19 +139,38 @@ def show(values: dict[str, Any], json: bool) -> None:
         say(line)
 
 
-@app.command(PlanOptions, positional=FILE)
+@app.command(CheckOptions, positional=FILE)
 def check(values: dict[str, Any], json: bool) -> None:
     """Check whether a plan can run: exit code 0, or 2 and one line per fault."""
-    given = PlanOptions.from_values(values)
+    given = CheckOptions.from_values(values)
     file = given.file
     plan, shape = _read(file, given)
     fits = f" and fits {shape.name}" if shape else ""
     told = notes(plan, shape)
     for path in ProfileFile.changed((plan.metadata.get("searched_from") or {}).get("profiles")):
         told.append(f"{path} has changed since the plan was searched; search again for the best plan")
-    text = "\n".join([f"{file}: valid on {plan.world_size} ranks{fits}", *(f"note: {note}" for note in told)])
-    model_name = shape.name if shape else None
-    answer(text, json, plan=file, valid=True, world_size=plan.world_size, model=model_name, notes=told)
+    planned = Predicted.of(plan).load
+    beside, lines = _load_beside(planned, steps_under(plan, given.log)) if given.log else (None, [])
+    text = "\n".join([f"{file}: valid on {plan.world_size} ranks{fits}", *(f"note: {note}" for note in told), *lines])
+    facts = {"plan": file, "valid": True, "world_size": plan.world_size, "model": shape.name if shape else None}
+    answer(text, json, **facts, notes=told, load=load_summary(planned), log=beside)
+
+
+def _load_beside(planned: Load | None, records: Log) -> tuple[dict[str, Any], list[str]]:
+    """The load of experts that a run logged beside the one that its plan was priced with, for programs and people."""
+    measured = measured_load(records[WARM_UP_STEPS:] or records)
+    facts: dict[str, Any] = {"steps": len(records), "load": None, "holds": None}
+    if measured is None:
+        return facts, ["the log tells no load of experts: no ranks share any out"]
+    facts["load"] = {"moe_imbalance": measured.usual, "moe_imbalance_most": measured.most}
+    if planned is None:
+        return facts, [
+            f"the fullest rank of experts has rows {measured.usual:.3g} x mean, {measured.most:.3g} x at most; the "
+            "plan's file does not tell for which load it was priced, so search one"
+        ]
+    verdicts = load_verdicts(planned, measured)
+    facts["holds"] = {name: holds for name, (holds, _) in verdicts.items()}
+    return facts, [text for _, text in verdicts.values()]
 
 
 class FileOptions(Options):
@@ -223,7 +254,8 @@ def trace(values: dict[str, Any], json: bool) -> None:
     prediction, output = facts.prediction, given.output
     write_trace(output, predicted_events(plan, problem.cost, prediction), rank_names(plan))
     text = f"{output}: a step of {prediction.time_s:.4g} s, {facts.speed_words}; open it in https://ui.perfetto.dev"
-    answer(text, json, trace=output, time_s=prediction.time_s, samples_per_s=prediction.samples_per_s)
+    speed = {"time_s": prediction.time_s, "samples_per_s": prediction.samples_per_s}
+    answer(text, json, trace=output, **speed, load=load_summary(facts.cost.load))
 
 
 def _origin(file: Path, given: TaskOptions, budget_gb: float = PRICED_GB) -> tuple[Plan, Problem]:

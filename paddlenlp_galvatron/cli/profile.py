@@ -15,8 +15,14 @@ from paddlenlp_galvatron.options.group import Options, Paths
 from paddlenlp_galvatron.options.model_options import ModelOptions
 from paddlenlp_galvatron.plan import Assumptions, UserError
 from paddlenlp_galvatron.profiler.nodes import with_nodes
-from paddlenlp_galvatron.profiler.options import HardwareOptions, PointOptions, ProfileRunOptions
-from paddlenlp_galvatron.profiler.points import ModelRun, measured_model, runnable_degrees
+from paddlenlp_galvatron.profiler.options import (
+    HardwareOptions,
+    ModelRun,
+    PointOptions,
+    ProfileRunOptions,
+    measured_model,
+    runnable_degrees,
+)
 from paddlenlp_galvatron.profiles.analytic import analytic_computation, analytic_hardware, analytic_memory
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 from paddlenlp_galvatron.training.prepare import GROUPS

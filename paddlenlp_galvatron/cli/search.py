@@ -19,6 +19,7 @@ from paddlenlp_galvatron.options.group import Options
 from paddlenlp_galvatron.options.model_options import SEQ, Model, ModelOptions
 from paddlenlp_galvatron.plan import write_plan
 from paddlenlp_galvatron.profiles.reserve import GIB_MIB
+from paddlenlp_galvatron.report.facts import load_summary
 from paddlenlp_galvatron.report.plan import how_to_start
 from paddlenlp_galvatron.report.search import explain, summary
 from paddlenlp_galvatron.search import SearchOptions, SearchResult
@@ -100,6 +101,7 @@ def search(values: dict[str, Any], json: bool) -> None:
             "plan": str(path) if path else None,
             "log": str(log_file),
             "notes": notes,
+            "load": load_summary(cost.load),
         }
         peak = {"peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}  # Linux counts in KiB
         say(dumps(line | peak | places))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from operator import add
 from typing import NamedTuple
 
-from ..profiles.experts import GROUPED, ExpertKernels
+from ..profiles.analytic import GROUPED, ExpertKernels
 from .simulate import StageTimes
 
 # Imbalances of experts where nothing is said: as of routers trained with a balance loss, and for the bound of memory.
@@ -30,6 +30,17 @@ class Task:
         return min(1.0, self.document_tokens / seq) if self.document_tokens else 1.0
 
 
+class Load(NamedTuple):
+    """The load of experts that prices assume: rows of the rank that gets most over the mean, by names of options."""
+
+    moe_imbalance: float  # in times and the estimate of memory
+    moe_imbalance_bound: float  # in the bound of memory
+
+    def __str__(self) -> str:
+        usual, most = self
+        return f"rows of the fullest rank of experts {usual:g} x the mean, {most:g} x in the bound of memory"
+
+
 @dataclass(frozen=True, slots=True)
 class CostOptions:
     """Options of the user besides the plan's assumptions."""
@@ -43,13 +54,8 @@ class CostOptions:
     kernels: ExpertKernels = GROUPED  # of experts
 
     @property
-    def load_words(self) -> str:
-        """The load of experts that prices assume."""
-        return load_words(self.imbalance, self.imbalance_bound)
-
-
-def load_words(imbalance: float, bound: float) -> str:
-    return f"rows of the fullest rank of experts {imbalance:g} x the mean, {bound:g} x in the bound of memory"
+    def load(self) -> Load:
+        return Load(self.imbalance, self.imbalance_bound)
 
 
 class States(NamedTuple):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from ..base.errors import UserError
+from ..base.errors import Faults, UserError
 from ..interop.raw_runs import Dialect
 from ..model import ModelShape
 from ..plan.strategy import Assumptions
@@ -15,7 +15,7 @@ from ..profiles.analytic import analytic_computation, analytic_hardware, analyti
 from ..profiles.computation import ComputationProfile
 from ..profiles.compute_time import ComputeTimes, TimeMode
 from ..profiles.data_sheet import DataSheet
-from ..profiles.files import Faults, Note, computation_name, memory_name, no_note
+from ..profiles.files import Note, computation_name, memory_name, no_note
 from ..profiles.hardware import HardwareProfile
 from ..profiles.identity import (
     kv_heads_note,

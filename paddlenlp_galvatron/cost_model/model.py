@@ -26,7 +26,7 @@ from ..profiles.memory_use import MemoryUse
 from ..profiles.network import Network
 from ..profiles.reserve import MeasuredReserve, Reserve, gpu_sheet, reserve_of
 from .collectives import Calls, Setting, place_of, vocab_calls
-from .costs import CostOptions, LayerCost, PartMemory, Prediction, StagePrediction, States, Terms, Workspace
+from .costs import CostOptions, LayerCost, Load, PartMemory, Prediction, StagePrediction, States, Terms, Workspace
 from .layers import LayerPrices, samples_of
 from .module import Room, once
 from .simulate import StageTimes, step_ms
@@ -104,6 +104,11 @@ class CostModel(LayerPrices):
     def context_mib(self) -> float:
         """The reserve on every device, as the user set it."""
         return self.options.context_mib
+
+    @property
+    def load(self) -> Load | None:
+        """The load of experts that it assumes; None: of no model with experts."""
+        return self.options.load if self.has_experts else None
 
     def reserving(self, context_mib: float) -> CostModel:
         """The same model with this reserve on every device."""

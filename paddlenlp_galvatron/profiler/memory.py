@@ -13,9 +13,8 @@ from ..profiles import LayerMemory, MemoryProfile, Meta, Variant, VocabMemory, V
 from ..profiles.memory import STATE_BYTES, Role
 from ..runtime import device
 from ..runtime.adapters.decoder import Adapter
-from .journal import Journal
+from .journal import Journal, Used, note_used, used_of
 from .part import LAYERS, MeasuredPart
-from .used import Used, note_used, used_of
 
 MIB = 2**20
 FLOAT_BYTES = 4
@@ -109,8 +108,8 @@ class MemoryProfiler:
             checkpoint_mib=of_one(1, Recompute.FULL),
             working_mib={tp: working(tp)[1] for tp in degrees},
             working_constant_mib={tp: working(tp)[0] for tp in degrees},
-            spared_mib={parts: spared(parts) for parts in APART},
-            again_mib={parts: again(parts) for parts in APART},
+            recompute_saving_mib={parts: spared(parts) for parts in APART},
+            recompute_peak_mib={parts: again(parts) for parts in APART},
         )
 
     def _line(self, mib: Callable[[int], float]) -> tuple[float, float]:

@@ -89,7 +89,7 @@ class MemoryUse:
         self, layer_type: int, recompute: Recompute, tp: int, seq: int, sequence_parallel: bool
     ) -> float | None:
         """Part of `activation_mib` that a layer which recomputes parts does not keep; None: not measured."""
-        found = self._of_parts("spared_mib", layer_type, recompute, tp, seq, sequence_parallel)
+        found = self._of_parts("recompute_saving_mib", layer_type, recompute, tp, seq, sequence_parallel)
         return None if found is None else sum(found)
 
     def again_mib(
@@ -97,8 +97,8 @@ class MemoryUse:
     ) -> float | None:
         """Per sample, what backward needs beyond `working_mib` where parts are recomputed, one after the other: what
         those before have spared is spared no longer. None: it was not measured."""
-        found = self._of_parts("again_mib", layer_type, recompute, tp, seq, sequence_parallel)
-        spared = self._of_parts("spared_mib", layer_type, recompute, tp, seq, sequence_parallel)
+        found = self._of_parts("recompute_peak_mib", layer_type, recompute, tp, seq, sequence_parallel)
+        spared = self._of_parts("recompute_saving_mib", layer_type, recompute, tp, seq, sequence_parallel)
         if found is None or spared is None:
             return None
         return max(mib + before for mib, before in zip(found, accumulate(spared, initial=0.0), strict=False))

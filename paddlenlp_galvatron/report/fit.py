@@ -73,7 +73,7 @@ def explain(found: Sequence[Fit], shape: ModelShape, sheet: DataSheet, options: 
         f"tokens a step; {sheet.device}, {card_gib:g} GiB a GPU; days for {options.tokens:.4g} tokens"
     )
     if shape.experts:
-        yield options.priced.load_words
+        yield str(options.priced.load)
     told = rows(found, shape, sheet, options)
     speeds = ("tokens/s", "tokens/s/GPU", "MFU", "step, s", "days", "next", f"+{MORE_GIB:g} GiB")
     shown = table("GPUs", *speeds)

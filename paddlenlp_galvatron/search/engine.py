@@ -434,7 +434,8 @@ class _Search:
                 "num_gpus_per_node": self.cost.gpus_per_node,
                 "memory_constraint_gb": self.options.memory_constraint,
                 "profiles": [file.summary() for file in self.cost.profile_files],
-                "options": self.options.model_dump(mode="json", exclude_unset=True),
+                "options": self.options.model_dump(mode="json", exclude_unset=True)
+                | (self.cost.load._asdict() if self.cost.load else {}),
             },
         }
         return Candidate(replace(best.plan, metadata=metadata), best.prediction)

@@ -18,7 +18,7 @@ from ..options.group import Options
 from ..options.tuning import RANK, Kind
 from ..plan import Assumptions, DataParallel, Plan, Precision, Recompute, Schedule
 from ..plan.mesh import Axis, Degrees, divisors, every_degrees
-from ..profiles.experts import GROUPED, ONE_BY_ONE
+from ..profiles.analytic import GROUPED, ONE_BY_ONE
 
 DIMENSIONS = ("dp", "sdp", "tp", "sp", "cp", "ep", "etp", "pp", "ckpt", "vtp")
 

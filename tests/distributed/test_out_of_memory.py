@@ -54,7 +54,7 @@ MODEL = {  # 59 million weights: 0.9 GiB with gradients and moments
 def test_a_rank_that_runs_out_is_named_with_what_it_had_reached(tmp_path, rank, room_mib):
     with pytest.raises(OutOfMemory, match=f"rank {rank} ran out of memory") as caught:
         launch(
-            "paddlenlp_galvatron.check.gpu.faults_worker",
+            "paddlenlp_galvatron.check.gpu.faults",
             ["starve", str(rank), str(room_mib), "1"],
             2,
             tmp_path / "log",

@@ -17,8 +17,8 @@ from ...model.config import preset_names
 from ...plan import Assumptions, Plan, Precision, plan_from_dict, read_plan, uniform_plan
 from ...plan.strategy import DataParallel
 from ...plan.uniform import even_stages
+from ...profiles.analytic import GROUPED, ONE_BY_ONE, ExpertKernels
 from ...profiles.data_sheet import data_sheets
-from ...profiles.experts import GROUPED, ONE_BY_ONE, ExpertKernels
 from ...report.measured import WARM_UP_STEPS, flops_per_token, stage_peaks_mib
 from .runs import MeasuredRun
 

@@ -1,43 +1,21 @@
-"""The setting of a part of the check, and its findings."""
+"""The setting of a part of the check, which makes its findings."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 from ...base.text import gib
 from ...launch.processes import Device
 from ...profiles.reserve import Reserve
+from ..findings import Finding, State
 
 # A launch of a small model on GPUs that takes longer hangs. Eight ranks import Paddle from a network disk in a minute.
 LAUNCH_S = 300.0
 CUT_SHORT_S = 60.0  # an unfinished launch with a lower limit shows nothing
-
-
 PARTS = ("kernels", "parity", "schedules", "resume", "memory", "later", "beside", "prediction", "stock")
-
-
-class State(StrEnum):
-    PASSED = "passed"
-    FAILED = "failed"
-    TOLD = "told"  # a figure that nothing judges
-    LEFT_OUT = "left out"  # it cannot be tried here
-    NO_TIME = "no time"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of the result."""
-
-    part: str
-    ranks: int
-    name: str
-    state: State
-    told: str  # the figure, the fault, or why it was left out
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -65,8 +43,8 @@ class Setting:
 
     def found(self, name: str, holds: bool | None, told: str) -> Finding:
         """`holds`: None where nothing judges it."""
-        state = State.TOLD if holds is None else State.PASSED if holds else State.FAILED
-        return Finding(self.part, self.ranks, name, state, told)
+        state = State.TOLD if holds is None else State.OK if holds else State.FAILED
+        return self._finding(name, told, state)
 
     def kept(self, used_mib: float, reserve: Reserve, of: str = "") -> Finding:
         """Whether what a GPU holds beside Paddle's allocator is within what is kept for it."""
@@ -74,15 +52,18 @@ class Setting:
         return self.found(f"{of}memory that is not Paddle's", used_mib <= reserve.fixed_mib, told)
 
     def left_out(self, name: str, why: str) -> Finding:
-        return Finding(self.part, self.ranks, name, State.LEFT_OUT, why)
+        return self._finding(name, why, State.LEFT_OUT)
 
     def no_time(self, name: str, why: str = "no time was left") -> Finding:
-        return Finding(self.part, self.ranks, name, State.NO_TIME, why)
+        return self._finding(name, why, State.NO_TIME)
 
     def ended(self, name: str, fault: str, given_s: float) -> Finding:
         """A case that a launch of `given_s` did not finish: it failed, unless the launch was only cut short."""
         cut_short = given_s < CUT_SHORT_S and self.left_s <= 0
         return self.no_time(name, f"cut off after {given_s:.0f} s") if cut_short else self.found(name, False, fault)
+
+    def _finding(self, name: str, told: str, state: State) -> Finding:
+        return Finding(name, told, state, part=self.part, ranks=self.ranks)
 
 
 Part = Callable[[Setting], Iterator[Finding]]
