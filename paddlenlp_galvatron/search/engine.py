@@ -255,13 +255,15 @@ class _Search:
         """Strategies of each layer type, and of a vocabulary that suits the first and the last one."""
         layers = [space.layers(family) for space in self.spaces]
         others = set(self.spaces[-1].vocabularies(family))
-        if self.options.one_strategy:
+        vocabularies = [vocab for vocab in self.spaces[0].vocabularies(family) if vocab in others]
+        if self.options.one_strategy:  # and its like for the vocabulary
             return [
                 Strategies([[layer]] * len(layers), [vocab])
-                for layer, vocab in self.spaces[0].uniform(family)
-                if all(layer in some for some in layers) and vocab in others
+                for layer in layers[0]
+                if all(layer in some for some in layers[1:])
+                for vocab in vocabularies
+                if vocab.axes == layer.axes
             ]
-        vocabularies = [vocab for vocab in self.spaces[0].vocabularies(family) if vocab in others]
         return [Strategies(layers, vocabularies)] if all(layers) and vocabularies else []
 
     def _work(self) -> None:
