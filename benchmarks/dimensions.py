@@ -2,15 +2,17 @@
 
     python benchmarks/dimensions.py [--profiles FOLDER] [--only TEXT] [--picture docs/images]
 
-Searches without the three, with each, and with all, on H100 from their data sheet and, with `--profiles`, on published
-profiles of llama2-7b. Prints a table: the step without them, what each takes off its time, the gap to the optimum, and
-where the time of the plan without them goes: waiting is what interleaving can save at most, recompute what parts can,
-collectives what context parallelism can. `--picture` draws it, in both languages.
+Searches without the three, with each, and with all: models of Llama 3.1 on H100 from their data sheet and, with
+`--profiles`, llama2-7b on published profiles. Prints a table: the step without them; its time over that with
+interleaved 1F1B (v), recompute by parts, context parallelism, and all; where the step without them goes, in per cent:
+to waiting, which interleaving could save, to recompute, which parts could, and to collectives, which context
+parallelism could; the gap to the optimum. `--picture` draws it, in both languages.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +24,9 @@ from paddlenlp_galvatron.plan import load_model
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 from paddlenlp_galvatron.report.breakdown import COMMUNICATION, breakdown
 from paddlenlp_galvatron.search import SearchOptions, SearchResult, search
+
+sys.path.append(str(Path(__file__).parents[1] / "tools"))
+from pictures import box, picture, text, title
 
 KI, TOKENS = 1024, 4 * 2**20  # of a step, whatever the length of its samples
 SPLITS = 32  # widest degree of tensor parallelism, Ulysses and context parallelism
@@ -114,38 +119,38 @@ class Case:
 
     @property
     def goes_to(self) -> str:
-        """Shares of the step without the dimensions, on the stage that works longest."""
+        """Shares of the step without the dimensions, on the stage that works longest: waits, recompute, collectives."""
         best = self.found["without"].best
         if best is None:
-            return "does not fit"
+            return "-"
         stage = max(breakdown(best.plan, self.cost, best.prediction), key=lambda stage: stage.busy_ms)
-        whole = sum(stage.time_ms.values())
-        shares = {
-            "waiting": stage.time_ms["waiting"],
-            "recompute": stage.time_ms["recompute"],
-            "collectives": sum(stage.time_ms[name] for name in COMMUNICATION),
-        }
-        return ", ".join(f"{name} {ms / whole:.0%}" for name, ms in shares.items())
+        times_ms = stage.time_ms
+        each = times_ms["waiting"], times_ms["recompute"], sum(times_ms[name] for name in COMMUNICATION)
+        return " ".join(f"{100 * ms / sum(times_ms.values()):.0f}" for ms in each)
 
     @property
     def row(self) -> str:
         without, every = self.found["without"], self.found["all"]
-        time_s = f"{without.time_s:.3f}" if without.best else "-"
+        time_s = f"{without.time_s:.4g}" if without.best else "-"
         gap = max(result.gap for result in self.found.values() if result.best) if every.best else 0.0
-        seconds = ", ".join(f"{result.search_time_s:.1f}" for result in self.found.values())
         gains = " | ".join(self.told(choice) for choice in CHOICES if choice != "without")
-        return f"| {self.name} | {time_s} | {gains} | {self.goes_to} | {gap:.1e} | {seconds} |"
+        return f"| {self.name} | {time_s} | {gains} | {self.goes_to} | {exponent(gap)} |"
+
+
+def exponent(gap: float) -> str:
+    """`2e-3`."""
+    return f"{gap:.0e}".replace("e-0", "e-") if gap else "0"
 
 
 def on_h100(model: str, gpus: int, length: int) -> Case:
     cost, options = problem(model, gpus, length * KI, max_tp_deg=SPLITS, parallel_search=True)
-    return _case(f"{model} | {gpus} H100 | {length}K", cost, options)
+    return _case(f"{model.removeprefix('llama3.1-')}, {gpus} H100, {length}K", cost, options)
 
 
 def on_a800(folder: Path, memory_gb: float, batch: int) -> Case:
     options = SearchOptions(memory_constraint=memory_gb, settle_bsz=batch, sp_space="tp+sp", seq_length=2048)
     cost = load(load_model("llama2-7b"), 1, 8, options.assumptions, folder=folder, options=options.cost_options)
-    return _case(f"llama2-7b, {memory_gb} GB | 8 A800 | 2K", cost, options)
+    return _case(f"7b, 8 A800 of {memory_gb} GB, 2K", cost, options)
 
 
 def _case(name: str, cost: CostModel, options: SearchOptions) -> Case:
@@ -164,29 +169,21 @@ def cases(profiles: Path | None, only: str) -> Iterator[Case]:
 
 def draw(file: Path, found: list[Case], words: dict[str, str]) -> None:
     """Bars of each row, from 1 on, as SVG."""
-    height = 70 + ROW * len(found)
-    shapes = [f"<rect width='{LEFT + WIDE + 70}' height='{height}' fill='#ffffff'/>"]
-
-    def text(x: float, y: float, words: str, size: int = 12) -> None:
-        shapes.append(f"<text x='{x}' y='{y}' font-size='{size}' fill='#1d2b33'>{words}</text>")
-
-    text(12, 22, words["title"], 14)
+    parts = [title(words["title"])]
     for number, (choice, colour) in enumerate(COLOURS.items()):
-        shapes.append(f"<rect x='{12 + 170 * number}' y='34' width='12' height='12' fill='{colour}'/>")
-        text(30 + 170 * number, 45, words[choice])
+        parts += [box(12 + 170 * number, 44, 12, 12, colour, 0), text(30 + 170 * number, 55, words[choice], 12)]
     for row, case in enumerate(found):
-        top = 62 + ROW * row
-        text(12, top + 28, case.name.replace(" | ", ", "))
+        top = 72 + ROW * row
+        parts.append(text(12, top + 28, case.name, 12))
         for number, (choice, colour) in enumerate(COLOURS.items()):
             gain, y = case.gain(choice), top + number * (BAR + 2)
+            width = 0.0
             if gain is not None:
                 width = max(1.0, (min(gain, TALLEST) - 1) / (TALLEST - 1) * WIDE)
-                shapes.append(f"<rect x='{LEFT}' y='{y}' width='{width:.1f}' height='{BAR}' fill='{colour}'/>")
-                text(LEFT + width + 5, y + BAR - 1, f"{gain:.2f}", 10)
-            else:
-                text(LEFT, y + BAR - 1, case.told(choice), 10)
-    size = f"viewBox='0 0 {LEFT + WIDE + 70} {height}' font-family='system-ui, sans-serif'"
-    write_text(file, f"<svg xmlns='http://www.w3.org/2000/svg' {size}>\n" + "\n".join(shapes) + "\n</svg>\n")
+                parts.append(box(LEFT, y, width, BAR, colour, 0))
+            told = case.told(choice) if gain is None else f"{gain:.2f}"
+            parts.append(text(LEFT + width + 5, y + BAR - 1, told, 10))
+    write_text(file, picture(LEFT + WIDE + 70, 80 + ROW * len(found), parts))
 
 
 def main() -> None:
@@ -195,9 +192,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help="models whose name has this in it")
     parser.add_argument("--picture", type=Path, help="folder with en/ and zh/")
     given = parser.parse_args()
-    gains = " | ".join(DIMENSIONS)
-    print(f"| model | devices | tokens | without, s | {gains} | all | of the time without | gap | searches, s |")
-    print("|---" * 11 + "|")
+    print("| model, devices, tokens | without, s | v | parts | cp | all | goes to, % | gap |")
+    print("|---" * 8 + "|")
     found = []
     for case in cases(given.profiles, given.only):
         print(case.row, flush=True)

@@ -122,7 +122,7 @@ def of_layers(layers: int, strategy: LayerStrategy, assumed: Assumptions) -> tup
         out = forward()
         middle = time.perf_counter()
         out.backward()
-        stage.settle()
+        stage.accumulate_gradients()
         times.append((middle - start, time.perf_counter() - middle))
     messages = -traffic_calls.total()
     calls = paddle_calls(forward)

@@ -1,7 +1,6 @@
-"""The runtime's speed on CPU processes: beside PaddleNLP's own Trainer, and beside a loop written by hand.
+"""The runtime's speed beside PaddleNLP's own Trainer with fleet: uniform plans on 4 CPU processes.
 
-    python benchmarks/runtime.py --stock [--plan tp4]...    4 processes, uniform plans, PaddleNLP's Trainer with fleet
-    python benchmarks/runtime.py --overhead                 1 and 2 processes, a plain loop over PaddleNLP's layers
+    python benchmarks/runtime.py [--plan tp4]...
 
 Both sides train the same Llama from the same weights on the same batches, in fp32 with AdamW and clipping, in the same
 processes, and take turns step by step; a step is timed between two barriers, on rank 0. The ratio is the median of
@@ -84,7 +83,6 @@ BEFORE = {
     "pp2-tp2": 0.93,
     "pp2-tp2-sp": 0.89,
 }
-OVERHEAD = {"one": plan(1, micro_batches=2), "dp2": plan(2, micro_batches=2)}
 
 
 @dataclass(frozen=True)
@@ -107,7 +105,6 @@ def compare(name: str, of: Plan, options: argparse.Namespace, logs: Path) -> Com
     folder = logs / name
     folder.mkdir(parents=True)
     job = {
-        "stock": options.stock,
         "plan": plan_to_dict(of),
         "shape": asdict(MODEL),
         "recipe": Recipe(learning_rate=3e-4, weight_decay=0.01, lr_scheduler_type="constant").model_dump(),
@@ -140,8 +137,8 @@ def ratio(pairs: list[tuple[float, float]]) -> float:
     return median(ours / other for ours, other in pairs)
 
 
-def shown(rows: list[Comparison], other: str) -> Table:
-    title = f"a training step, ours beside {other}, {MODEL.parameters / 1e6:.0f} M parameters"
+def shown(rows: list[Comparison]) -> Table:
+    title = f"a training step, ours beside PaddleNLP's, {MODEL.parameters / 1e6:.0f} M parameters"
     result = table("plan", "ours ms", "their ms", "ratio", "before", "rounds", "CPU ratio", "loss diff", title=title)
     for row in rows:
         if row.error:
@@ -162,19 +159,14 @@ def shown(rows: list[Comparison], other: str) -> Table:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    kind = parser.add_mutually_exclusive_group(required=True)
-    kind.add_argument("--stock", action="store_true", help="beside PaddleNLP's Trainer")
-    kind.add_argument("--overhead", action="store_true", help="beside a loop written by hand")
-    parser.add_argument(
-        "--plan", action="append", help=f"this one alone; may be repeated: {', '.join([*STOCK, *FURTHER, *OVERHEAD])}"
-    )
+    plans = STOCK | FURTHER
+    parser.add_argument("--plan", action="append", help=f"this one alone; may be repeated: {', '.join(plans)}")
     parser.add_argument("--steps", type=int, default=5, help="of a round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="print JSON, not a table")
     parser.add_argument("--profile", action="store_true", help="print a profile of rank 0")
     arguments = parser.parse_args()
-    plans = STOCK | FURTHER if arguments.stock else OVERHEAD
-    wanted = arguments.plan or list(STOCK if arguments.stock else OVERHEAD)
+    wanted = arguments.plan or list(STOCK)
     if unknown := set(wanted) - set(plans):
         parser.error(f"--plan {unknown.pop()}: choose from {', '.join(plans)}")
     # The ranks import their module from here, wherever they are started.
@@ -190,7 +182,7 @@ def main() -> int:
     if arguments.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
     else:
-        Console().print(shown(rows, "PaddleNLP" if arguments.stock else "by hand"))
+        Console().print(shown(rows))
         for row in rows:
             if row.error:
                 print(f"{row.plan}: {row.error}")

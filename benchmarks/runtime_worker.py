@@ -19,13 +19,13 @@ import paddle
 import paddle.distributed as dist
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
-from runtime_hand_written import HandWritten
+from runtime_stock import StepCallback, StockTrainer, build_model, complete_gloo, trainer_arguments
 
 from paddlenlp_galvatron.plan import ModelShape, Plan, plan_from_dict
 from paddlenlp_galvatron.runtime import device
 from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.engine import Engine
-from paddlenlp_galvatron.runtime.groups import run_as_rank, start_world, world_from_environment
+from paddlenlp_galvatron.runtime.groups import run_as_rank, world_from_environment
 from paddlenlp_galvatron.runtime.paddle_private import next_rate
 from paddlenlp_galvatron.runtime.weights import SeededWeights
 from paddlenlp_galvatron.training.recipe import Recipe
@@ -100,8 +100,6 @@ def side(losses: list[float], clock: Clock) -> Side:
 
 def beside_stock(job: Job, clocks: tuple[Clock, Clock]) -> tuple[list[float], list[float]]:
     """Losses of ours and of PaddleNLP's Trainer, in whose loop our steps take their turn."""
-    from runtime_stock import StepCallback, StockTrainer, build_model, complete_gloo, trainer_arguments
-
     complete_gloo()
     arguments = trainer_arguments(job.plan, job.recipe, len(job.batches))
     source = SeededWeights(SEED, job.shape.initializer_range)
@@ -117,20 +115,6 @@ def beside_stock(job: Job, clocks: tuple[Clock, Clock]) -> tuple[list[float], li
     trainer = StockTrainer(job.batches, job.plan, model=model, args=arguments, callbacks=[callback])
     trainer.train()
     return ours.losses(), trainer.losses()
-
-
-def beside_hand_written(job: Job, clocks: tuple[Clock, Clock]) -> tuple[list[float], list[float]]:
-    """Losses of ours and of a plain loop over PaddleNLP's layers."""
-    start_world()
-    source = SeededWeights(SEED, job.shape.initializer_range)
-    plain = HandWritten(job.plan, job.shape, job.recipe, job.batches, source)
-    ours = Ours(job.plan, job.shape, job.recipe, job.batches)
-    for _ in job.batches:
-        with clocks[1]:
-            plain.step()
-        with clocks[0]:
-            ours.step()
-    return ours.losses(), plain.losses()
 
 
 @dataclass(frozen=True)
@@ -155,8 +139,7 @@ def main() -> None:
     content = json.loads(Path(sys.argv[1]).read_text())
     profiles = [cProfile.Profile(), cProfile.Profile()] if content["profile"] else [None, None]
     clocks = Clock(profile=profiles[0]), Clock(profile=profiles[1])
-    run = beside_stock if content["stock"] else beside_hand_written
-    losses = run(Job.of(content), clocks)
+    losses = beside_stock(Job.of(content), clocks)
     result = {name: side(of, clock) for name, of, clock in zip(("ours", "other"), losses, clocks, strict=True)}
     if world_from_environment()[0] == 0:
         Path(sys.argv[2]).write_text(json.dumps(result))

@@ -14,7 +14,7 @@ from typing import Any
 
 from . import plan as plans
 from .base.printing import Console
-from .options.canonical import canonical_options
+from .options.group import canonical_options
 from .options.model_options import ModelOptions
 from .report import explain as explaining
 from .report import fit as fitting

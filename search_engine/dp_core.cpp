@@ -114,7 +114,7 @@ std::vector<int> starts_of(const Integers& layers) {
   return starts;
 }
 
-// The lists of passes of all stages; see paddlenlp_galvatron.plan.schedules.arrays. Checks them.
+// The lists of passes of all stages; see paddlenlp_galvatron.plan.schedule.arrays. Checks them.
 Schedule lists_of(const Integers& passes, const Integers& runs, py::ssize_t stages, std::int64_t micro_batches) {
   if (micro_batches < 1 || micro_batches > kMostMicroBatches)
     throw py::value_error("micro_batches: give 1 to 1000000");

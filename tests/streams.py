@@ -134,7 +134,7 @@ class Memory:
         self.peak = max(self.peak, self.held)
         self._reach(self.held)
 
-    def take(self, more: float) -> None:
+    def reserve(self, more: float) -> None:
         self._traffic()
         self._reach(self.held + more)
 
@@ -172,7 +172,7 @@ class Recorder:
         self.traffic()
         return [None] * len(tokens)
 
-    def settle(self) -> None:
+    def accumulate_gradients(self) -> None:
         self.memory.hold(1)
         self.calls.append(Call("compute", "backward"))
         self.memory.hold(-2)

@@ -14,10 +14,8 @@ from paddlenlp.transformers.qwen2.modeling import Qwen2RotaryEmbedding, scaled_d
 
 from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, ModelShape, Plan, UserError, VocabStrategy
 from paddlenlp_galvatron.plan.layout import own_chunks
-from paddlenlp_galvatron.runtime import device, documents
-from paddlenlp_galvatron.runtime.adapter import Kernels
-from paddlenlp_galvatron.runtime.adapters import load_family
-from paddlenlp_galvatron.runtime.ops import context
+from paddlenlp_galvatron.runtime import attention, device, mappings
+from paddlenlp_galvatron.runtime.adapters import Kernels, load_family
 from paddlenlp_galvatron.runtime.stage import Stage
 from paddlenlp_galvatron.runtime.weights import SeededWeights
 
@@ -46,7 +44,7 @@ def by_rows(query, key, value, rows, causal=False):
 
 @pytest.mark.parametrize("degree", [2, 3, 4])
 def test_mask_and_rows_of_flash_attention_give_what_a_whole_sample_has(degree, monkeypatch):
-    monkeypatch.setattr(context, "flashmask_attention", by_rows)
+    monkeypatch.setattr(attention, "flashmask_attention", by_rows)
     query, key, value = (
         paddle.to_tensor(np.random.default_rng(seed).standard_normal((2, LENGTH, heads, DIM)).astype("float32"))
         for seed, heads in enumerate((HEADS, KV_HEADS, KV_HEADS))
@@ -56,12 +54,12 @@ def test_mask_and_rows_of_flash_attention_give_what_a_whole_sample_has(degree, m
     whole = scaled_dot_product_attention(query, Config, *repeated, causal, False)
     for place in range(degree):
         chunks = own_chunks(place, degree, LENGTH)
-        own, mask = context.own_rows(query, chunks, 1), context.own_rows(causal, chunks, 2)
-        rows = context.hidden_rows(chunks, LENGTH)
+        own, mask = attention.own_rows(query, chunks, 1), attention.own_rows(causal, chunks, 2)
+        rows = attention.hidden_rows(chunks, LENGTH)
         masked = scaled_dot_product_attention(own, Config, *repeated, mask, False)
-        rowwise = context.flash(rows)(own, Config, key, value, None, False)
+        rowwise = attention.flash(rows)(own, Config, key, value, None, False)
         for found in (masked, rowwise):
-            np.testing.assert_allclose(found, context.own_rows(whole, chunks, 1), atol=1e-6)
+            np.testing.assert_allclose(found, attention.own_rows(whole, chunks, 1), atol=1e-6)
 
 
 @pytest.mark.parametrize("degree", [1, 2, 3])
@@ -74,7 +72,7 @@ def test_documents_of_a_row_do_not_see_each_other(degree, monkeypatch):
         own = paddle.arange(LENGTH, dtype="int32").reshape([1, 1, -1, 1])
         return by_rows(query, key, value, paddle.concat([rows, own.expand_as(rows)], axis=-1))
 
-    monkeypatch.setattr(context, "flashmask_attention", rowwise)
+    monkeypatch.setattr(attention, "flashmask_attention", rowwise)
     ends = np.array([[5] * 5 + [14] * 9 + [LENGTH] * 10, [1] + [LENGTH - 1] * (LENGTH - 2) + [LENGTH]], np.int32)
     query, key, value = (
         paddle.to_tensor(np.random.default_rng(seed).standard_normal((2, LENGTH, heads, DIM)).astype("float32"))
@@ -94,10 +92,10 @@ def test_documents_of_a_row_do_not_see_each_other(degree, monkeypatch):
     whole = paddle.concat(alone)
     for place in range(degree):
         chunks = own_chunks(place, degree, LENGTH) if degree > 1 else None
-        own = context.own_rows(query, chunks or [(0, LENGTH)], 1)
-        expected = context.own_rows(whole, chunks or [(0, LENGTH)], 1)
+        own = attention.own_rows(query, chunks or [(0, LENGTH)], 1)
+        expected = attention.own_rows(whole, chunks or [(0, LENGTH)], 1)
         for flash, keys in ((False, repeated), (True, (key, value))):
-            attend = documents.Documents(chunks, LENGTH, flash).attention(
+            attend = attention.Documents(chunks, LENGTH, flash).attention(
                 paddle.to_tensor(ends), scaled_dot_product_attention
             )
             np.testing.assert_allclose(attend(own, Config, *keys, None, False), expected, atol=1e-6)
@@ -105,9 +103,9 @@ def test_documents_of_a_row_do_not_see_each_other(degree, monkeypatch):
 
 def test_rows_of_flash_attention_are_on_the_device_before_the_first_message(monkeypatch):
     """Flash attention itself runs on GPUs alone, where a copy in a step could wait for ever."""
-    monkeypatch.setattr(context, "flashmask_attention", by_rows)
-    monkeypatch.setattr(context, "all_gather", lambda x, group: paddle.concat([x] * group.nranks))
-    context.hidden_rows.cache_clear()
+    monkeypatch.setattr(attention, "flashmask_attention", by_rows)
+    monkeypatch.setattr(mappings, "all_gather", lambda x, group: paddle.concat([x] * group.nranks))
+    attention.hidden_rows.cache_clear()
     layers, groups = (LayerStrategy(context=2),) * 2, SimpleNamespace(get=group_of)
     plan = Plan(2, 2, 1, (2,), layers, VocabStrategy(context=2), assumed=Assumptions(seq_length=LENGTH))
     shape = ModelShape("narrow", "qwen2", 2, HEADS * DIM, 64, HEADS, KV_HEADS, 32, LENGTH)
@@ -117,15 +115,14 @@ def test_rows_of_flash_attention_are_on_the_device_before_the_first_message(monk
     copied = []
     monkeypatch.setattr(device, "to_device", copied.append)
     assert stage.forward(None, tokens, tokens).shape == []
-    assert context.hidden_rows.cache_info().misses == 1 and not copied
+    assert attention.hidden_rows.cache_info().misses == 1 and not copied
 
 
 def test_a_rank_turns_its_tokens_by_their_true_positions():
     table = Qwen2RotaryEmbedding(DIM, LENGTH)
     chunks = own_chunks(1, 3, LENGTH)
-    for own, every in zip(
-        context.OwnPositions(table, chunks)(paddle.zeros([1]), seq_len=8), table(paddle.zeros([1]), LENGTH), strict=True
-    ):
+    own_tables = attention.OwnPositions(table, chunks)(paddle.zeros([1]), seq_len=8)
+    for own, every in zip(own_tables, table(paddle.zeros([1]), LENGTH), strict=True):
         np.testing.assert_array_equal(own[0, :, 0], every.numpy()[0, [4, 5, 6, 7, 16, 17, 18, 19], 0])
 
 
@@ -133,12 +130,12 @@ def test_a_rank_turns_its_tokens_by_their_true_positions():
 def test_chunks_are_gathered_in_order_and_scattered_as_they_lay(monkeypatch, ranks):
     length = 4 * ranks
     whole = paddle.arange(2 * length * 3, dtype="float32").reshape([2, length, 3])
-    own = [context.own_rows(whole, own_chunks(place, ranks, length), 1) for place in range(ranks)]
+    own = [attention.own_rows(whole, own_chunks(place, ranks, length), 1) for place in range(ranks)]
     group, joined = SimpleNamespace(nranks=ranks), paddle.concat(own)
-    monkeypatch.setattr(context, "all_gather", lambda _x, _group: joined)
-    monkeypatch.setattr(context, "reduce_scatter", lambda grad, _group: grad)
-    np.testing.assert_array_equal(context._gather(own[0], group), whole)
-    np.testing.assert_array_equal(context._scatter(whole, group), joined)
+    monkeypatch.setattr(mappings, "all_gather", lambda _x, _group: joined)
+    monkeypatch.setattr(mappings, "reduce_scatter", lambda grad, _group: grad)
+    np.testing.assert_array_equal(mappings._gather_chunks(own[0], group), whole)
+    np.testing.assert_array_equal(mappings._scatter_chunks(whole, group), joined)
 
 
 def test_old_versions_of_paddle_are_refused_under_context_parallelism_with_flash_attention():

@@ -7,22 +7,19 @@ import runpy
 import subprocess
 import sys
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
 from plans import BAD_FIELDS, BAD_PLANS, MODEL, plan_fields
-from typer.main import get_command
 
 from paddlenlp_galvatron.base import limits, reading
-from paddlenlp_galvatron.cli.main import COMMANDS, SHOWN
+from paddlenlp_galvatron.cli.main import COMMANDS, SHOWN, commands
 from paddlenlp_galvatron.interop import nccl_tests
 from paddlenlp_galvatron.plan import ModelShape, UserError, read_plan
 from paddlenlp_galvatron.plan import file as plan_file
 from paddlenlp_galvatron.plan.check import find_faults
 from paddlenlp_galvatron.plan.file import AssumedFields, GalvatronObject, StrategyFile
-from paddlenlp_galvatron.profiles import files
+from paddlenlp_galvatron.profiles import computation, files, hardware, memory
 from paddlenlp_galvatron.training.step_log import StepRecord
 
 ROOT = Path(__file__).parents[1]
@@ -106,12 +103,41 @@ def test_the_example_prints_as_shown(path, galvatron, tmp_path):
 @pytest.mark.parametrize("language", ["en", "zh"])
 @pytest.mark.parametrize(("command", "page"), [("convert", "convert"), ("data", "data"), ("gpu-check", "gpus")])
 def test_a_page_names_every_option_of_its_command(command, page, language):
-    app: Any = get_command(import_module(f"paddlenlp_galvatron.cli.{command.replace('-', '_')}").app)
     text = (ROOT / "docs" / language / f"{page}.md").read_text()
-    params = [param for one in getattr(app, "commands", {"": app}).values() for param in one.params]
-    named = {name.removeprefix("--") for param in params for name in param.opts[:1] if name.startswith("--")}
-    names = named - {"help", "input", "json"}  # what is read needs no name, and all have --json
+    own = [one for words, one in commands().items() if words.split()[0] == command]
+    names = {name for one in own for name in one.options} - {"json"}  # which all have
     assert len(names) > 3 and not [name for name in names if not re.search(rf"(`|--){name}\b", text)]
+
+
+def profile_keys() -> list[tuple[str, str, str]]:
+    """(key, meaning, unit) of the numbers in profile files; choices of parts that are recomputed stand in one row."""
+    contents = (
+        computation.CONTENT,
+        memory.CONTENT,
+        hardware.ALLREDUCE,
+        hardware.P2P,
+        hardware.SP_TIME,
+        hardware.OVERLAP,
+    )
+    rows = []
+    for content in contents:
+        told = [(table.keys.form, text) for table, text in content.entries.values()]
+        told += [(f"galvatron.{name}", text) for name, (_, text) in content.ours.items()]
+        for key, text in told:
+            unit, _, meaning = text.partition(": ")
+            rows.append((re.sub(r"(spared|again)_.*_mib", r"\1_…_mib", key), meaning, unit))
+    return list(dict.fromkeys(rows))
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_table_of_profile_keys_is_the_schemas(language):
+    text = (ROOT / "docs" / language / "cost_model.md").read_text()
+    table = re.findall(r"^\|[^|]*\| `(.*?)(?<!\\)` \| (.*) \| ([^|]*) \|$", text.replace("\\|", "¦"), re.MULTILINE)
+    found = [(key.replace("¦", "|"), meaning, unit) for key, meaning, unit in table]
+    known = profile_keys()
+    assert [key for key, *_ in found] == [key for key, *_ in known]
+    if language == "en":
+        assert found == known
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])

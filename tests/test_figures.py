@@ -15,28 +15,28 @@ pytest.importorskip("paddle")
 from paddlenlp_galvatron.base import limits, reading
 from paddlenlp_galvatron.base.printing import LINE_S
 from paddlenlp_galvatron.base.reading import BLOCK_BYTES
+from paddlenlp_galvatron.check.findings import EXIT_CODES
 from paddlenlp_galvatron.check.gpu import faults as gpu_faults
 from paddlenlp_galvatron.check.gpu import kernels, stock
 from paddlenlp_galvatron.check.gpu import prediction as gpu_prediction
-from paddlenlp_galvatron.check.gpu import run as gpu_run
 from paddlenlp_galvatron.check.parity.parity import TOLERANCES
 from paddlenlp_galvatron.check.validation import accuracy, work, worker
 from paddlenlp_galvatron.check.validation.options import ValidateOptions
 from paddlenlp_galvatron.cli import train
 from paddlenlp_galvatron.cli.watched import LONG_S
 from paddlenlp_galvatron.cli.what_if import REQUEST_S, WAITING
-from paddlenlp_galvatron.cost_model.recompute import FLOPS_PER_BYTE
-from paddlenlp_galvatron.launch import faults, nccl, processes, store, watch
+from paddlenlp_galvatron.cost_model.variants import FLOPS_PER_BYTE
+from paddlenlp_galvatron.launch import faults, gpus, processes, store, watch
 from paddlenlp_galvatron.model import load_model
 from paddlenlp_galvatron.model.layer import Fused
 from paddlenlp_galvatron.plan import Precision, file, strategy
-from paddlenlp_galvatron.profiler import messages, overlap, stopwatch
+from paddlenlp_galvatron.profiler import messages, stopwatch
 from paddlenlp_galvatron.profiles import files, reserve
 from paddlenlp_galvatron.profiles.analytic import ON_GPUS, layer_numbers_per_token
 from paddlenlp_galvatron.report import explain, figures, measured, page
 from paddlenlp_galvatron.report.plan import MOST_ROWS
 from paddlenlp_galvatron.runtime.cpu_backend import REACH_S
-from paddlenlp_galvatron.training.data import corpus, token_files
+from paddlenlp_galvatron.training.data import corpus, dataset
 from paddlenlp_galvatron.training.settings import MOST_TRACED
 
 ROOT = Path(__file__).parents[1]
@@ -74,7 +74,7 @@ FIGURES = [
     ("data", [reading.LARGEST_BYTES / MIB], "a line of JSON {} MiB", "一行 JSON 最大 {} MiB"),
     ("data", [limits.MOST_TRAINED], "a trained vocabulary {} tokens", "训练的词表最多 {} 个"),
     ("data", [reading.DEEPEST], "more than {} nested objects", "超过 {} 层的嵌套"),
-    ("data", [token_files.SAMPLED_BLOCKS * BLOCK_BYTES / MIB], "and of {} MiB of the `.bin`", "均匀分布的 {} MiB"),
+    ("data", [dataset.SAMPLED_BLOCKS * BLOCK_BYTES / MIB], "and of {} MiB of the `.bin`", "均匀分布的 {} MiB"),
     ("faults", [run.CPU_S, run.MEMORY_MIB], "{} s of processor time and {} MiB", "{} 秒处理器时间、{} MiB"),
     ("faults", [files.LARGEST_BYTES / MIB], "compared up to {} MiB", "比对到 {} MiB 为止"),
     (
@@ -88,7 +88,7 @@ FIGURES = [
     ("faults", [REACH_S], "both commands say which, after {} s", "两边的命令在 {} 秒后指出是哪个"),
     ("faults", [faults.WAIT_S / MINUTE_S], "after {} minutes the rank ends by itself", "{} 分钟后该 rank 自行结束"),
     ("faults", [of_core("kMostBytes")], "the core gives up beyond {} MiB", "核心占用超过 {} MiB 时放弃"),
-    ("faults", [token_files.SAMPLED_BLOCKS, BLOCK_BYTES / MIB], "{} blocks of {} MiB", "均匀分布的 {} 个 {} MiB 的块"),
+    ("faults", [dataset.SAMPLED_BLOCKS, BLOCK_BYTES / MIB], "{} blocks of {} MiB", "均匀分布的 {} 个 {} MiB 的块"),
     ("train", [faults.STOPPED_S], "does not go on | that rank, after {} s", "不再继续 | 该 rank，{} 秒后"),
     ("train", [faults.WAIT_S / MINUTE_S], "is: after {} minutes, or", "{} 分钟后，或由"),
     ("train", [watch.SILENT_S], "cannot be reached | that node, after {} s", "无法连通 | 该节点，{} 秒后"),
@@ -157,10 +157,10 @@ FIGURES = [
         "预测的 {} 至 {} 倍",
     ),
     ("gpus", [100 * stock.TOLERANCE], "at most {} % longer", "最多慢 {} %"),
-    ("gpus", [overlap.GPU_MESSAGE_MIB], "all-reduces of {} MiB", "与 {} MiB 的 all-reduce"),
+    ("gpus", [messages.GPU_MESSAGE_MIB], "all-reduces of {} MiB", "与 {} MiB 的 all-reduce"),
     ("gpus", [f"{kernels.TOLERANCE['bfloat16']:.0e}".replace("e-0", "e-")], "within {} of plain", "误差不超过 {} |"),
-    ("gpus", [gpu_run.EXIT_CODES["incomplete"]], "`incomplete` ({})", "`incomplete`（{}）"),
-    ("gpus", [nccl.CHANNELS], "NCCL_MAX_P2P_NCHANNELS={}", "NCCL_MAX_P2P_NCHANNELS={}"),
+    ("gpus", [EXIT_CODES["incomplete"]], "`incomplete` ({})", "`incomplete`（{}）"),
+    ("gpus", [gpus.CHANNELS], "NCCL_MAX_P2P_NCHANNELS={}", "NCCL_MAX_P2P_NCHANNELS={}"),
     (
         "cost_model",
         [FLOPS_PER_BYTE],

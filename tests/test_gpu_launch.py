@@ -17,11 +17,11 @@ from paddle.base import core
 from paddlenlp_galvatron.base.printing import Console
 from paddlenlp_galvatron.check.parity import parity_worker
 from paddlenlp_galvatron.cli.training_run import TrainingRun
-from paddlenlp_galvatron.launch import gpus, nccl, processes
+from paddlenlp_galvatron.launch import gpus, processes
 from paddlenlp_galvatron.launch.nodes import ONE_NODE, Nodes
 from paddlenlp_galvatron.launch.processes import devices_of
 from paddlenlp_galvatron.plan import Assumptions, ModelShape, UserError, uniform_plan
-from paddlenlp_galvatron.runtime import cpu_backend, device, outstanding
+from paddlenlp_galvatron.runtime import collectives, cpu_backend, device
 
 
 @pytest.fixture
@@ -104,8 +104,8 @@ def test_the_watchdog_asks_its_ranks_own_gpu(monkeypatch):
         asked.put((gpu, threading.get_ident()))
 
     monkeypatch.setattr(core, "set_cuda_current_device_id", use, raising=False)
-    monkeypatch.setattr(outstanding, "oldest", lambda: None)
-    outstanding.watch(limit_s=1800)
+    monkeypatch.setattr(collectives, "oldest", lambda: None)
+    collectives.watch(limit_s=1800)
     gpu, thread = asked.get(timeout=60)
     assert gpu == 5 and thread != threading.get_ident()
 
@@ -119,23 +119,23 @@ def test_messages_between_stages_hold_few_multiprocessors_unless_the_user_says_o
     def plan(**options):
         return uniform_plan(layers=2, world_size=4, global_train_batch_size=4, **options)
 
-    monkeypatch.delenv(nccl.VARIABLE, raising=False)
-    assert nccl.variables_of(plan(pp_deg=2)) == {"NCCL_MAX_P2P_NCHANNELS": "4"}
-    assert nccl.variables_of(plan()) == {}
-    assert nccl.variables_of(plan(pp_deg=2, use_ulysses=True, global_tp_deg=2)) == {}  # all-to-alls need them
-    monkeypatch.setenv(nccl.VARIABLE, "8")
-    assert nccl.variables_of(plan(pp_deg=2)) == {"NCCL_MAX_P2P_NCHANNELS": "8"}
-    assert nccl.slowed_by_a_receive(132) == pytest.approx(132 / 124)
-    assert nccl.slowed_by_a_receive(4) == 2.0
+    monkeypatch.delenv(gpus.P2P_CHANNELS, raising=False)
+    assert gpus.variables_of(plan(pp_deg=2)) == {"NCCL_MAX_P2P_NCHANNELS": "4"}
+    assert gpus.variables_of(plan()) == {}
+    assert gpus.variables_of(plan(pp_deg=2, use_ulysses=True, global_tp_deg=2)) == {}  # all-to-alls need them
+    monkeypatch.setenv(gpus.P2P_CHANNELS, "8")
+    assert gpus.variables_of(plan(pp_deg=2)) == {"NCCL_MAX_P2P_NCHANNELS": "8"}
+    assert gpus.slowed_by_a_receive(132) == pytest.approx(132 / 124)
+    assert gpus.slowed_by_a_receive(4) == 2.0
 
     class Begun(Exception):
         pass
 
     def begin(command, environment, log, descriptor):
-        raise Begun(environment[nccl.VARIABLE])
+        raise Begun(environment[gpus.P2P_CHANNELS])
 
     monkeypatch.setattr(processes, "begin_process", begin)
-    launch = processes.Launch("x", [], 1, tmp_path, 1.0, variables={nccl.VARIABLE: "5"})
+    launch = processes.Launch("x", [], 1, tmp_path, 1.0, variables={gpus.P2P_CHANNELS: "5"})
     with pytest.raises(Begun, match="5"), launch:
         pass
 
@@ -172,7 +172,7 @@ def test_a_training_run_tells_its_ranks(tmp_path, monkeypatch):
         told.update(variables)
         raise Told
 
-    monkeypatch.delenv(nccl.VARIABLE, raising=False)
+    monkeypatch.delenv(gpus.P2P_CHANNELS, raising=False)
     monkeypatch.setattr(processes, "Launch", launch)
     shape = ModelShape("small", "llama", 2, 32, 48, 4, 4, 64, 8)
     with pytest.raises(Told):

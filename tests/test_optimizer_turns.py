@@ -12,7 +12,7 @@ import paddle
 import paddle.distributed as dist
 
 from paddlenlp_galvatron.plan import UserError
-from paddlenlp_galvatron.runtime import collectives, device, gradients, outstanding
+from paddlenlp_galvatron.runtime import collectives, device, gradients
 from paddlenlp_galvatron.runtime.paddle_private import MultiTensorAdamW, window
 from paddlenlp_galvatron.runtime.units import ALIGNED_BYTES, Trainable
 from paddlenlp_galvatron.training.recipe import Recipe
@@ -105,9 +105,9 @@ def test_what_hangs_in_the_queue_of_what_is_computed_is_named(monkeypatch):
     monkeypatch.setattr(dist.stream, "all_reduce", lambda *_, **__: done)
     group = SimpleNamespace(ranks=[0, 1], nranks=2, id=0, rank=0)
     collectives.all_reduce(paddle.ones([SIZE]), group)
-    assert outstanding.oldest()[0].startswith("all_reduce of ranks 0, 1")
+    assert collectives.oldest()[0].startswith("all_reduce of ranks 0, 1")
     there.append(True)
     collectives.within("cross entropy", group, there.clear)
-    assert outstanding.oldest()[0].startswith("cross entropy of ranks 0, 1")
+    assert collectives.oldest()[0].startswith("cross entropy of ranks 0, 1")
     there.append(True)
-    assert outstanding.oldest() is None
+    assert collectives.oldest() is None

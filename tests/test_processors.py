@@ -12,8 +12,8 @@ from paddlenlp_galvatron.runtime import processors
 
 RANK = """
 import os
-from paddlenlp_galvatron.runtime.processors import settle
-settle()
+from paddlenlp_galvatron.runtime.processors import pin_rank
+pin_rank()
 print(sorted(os.sched_getaffinity(0)))
 """
 

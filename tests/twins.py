@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import paddle
 import paddle.distributed as dist
 from paddle import _C_ops
@@ -83,6 +84,20 @@ def rms_norm(x: Any, bias: Any, residual: Any, weight: Any, norm_bias: Any, epsi
     return x * (x.square().mean(-1, keepdim=True) + epsilon).rsqrt() * weight, None, None
 
 
+def batched_gemm(left: Any, right: Any, rows: list[int], transpose_left: bool, transpose_right: bool) -> Any:
+    """An expert's rows times its matrix, or its transposed rows times other rows of it; for all experts."""
+    _require(left.dtype == right.dtype == paddle.float32 and sum(rows) == left.shape[0] > 0, f"{left.shape}, {rows}")
+    _require(not (transpose_left and transpose_right), "both transposed")
+    calls["empty expert"] = calls.get("empty expert", 0) + rows.count(0)
+    ends = np.cumsum(rows)[:-1]
+    of_right = np.split(right.numpy(), ends) if transpose_left else right.numpy()
+    products = [
+        (x.T if transpose_left else x) @ (y.T if transpose_right else y)
+        for x, y in zip(np.split(left.numpy(), ends), of_right, strict=True)
+    ]
+    return paddle.to_tensor(np.stack(products) if transpose_left else np.concatenate(products))
+
+
 class _CrossEntropy(PyLayer):  # type: ignore[misc]
     """As the operator and its gradient: softmax [U, v] and losses [U, 1]."""
 
@@ -120,6 +135,7 @@ TWINS: tuple[Callable[..., Any], ...] = (
     flashmask_attention,
     fused_rotary_position_embedding,
     rms_norm,
+    batched_gemm,
     c_softmax_with_cross_entropy,
 )
 ON_GPUS = {"FLAGS_cudnn_deterministic": False, "FLAGS_flash_attn_version": 2}  # flags that a build for CPUs lacks

@@ -10,24 +10,24 @@ mean another thing in another command.
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections import Counter
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pages import write_or_check
-from typer.main import get_command
 
+from paddlenlp_galvatron.cli.command import Command
+from paddlenlp_galvatron.cli.help import default_of
 from paddlenlp_galvatron.cli.main import COMMANDS
 from paddlenlp_galvatron.interop.aliases import WORDS as ALIAS_VALUES
 from paddlenlp_galvatron.interop.aliases import other_names
+from paddlenlp_galvatron.options.group import PLACES
 
 DOCS = Path(__file__).parents[1] / "docs"
 CHINESE = json.loads(Path(__file__).with_name("commands_zh.json").read_text(encoding="utf-8"))  # by the English
-DEFAULT = re.compile(r"(?:; must be given)? ?(?:\[default: (.*)\])?$")
 MANY = 4  # rows of another command's table, from which on they are not repeated
 # The page that says more of a command, where it is not of the command's name.
 PAGES = {
@@ -105,32 +105,32 @@ def page(language: str) -> str:
     told: dict[str, str] = {}
     for name in COMMANDS:
         app = import_module(f"paddlenlp_galvatron.cli.{name.replace('-', '_')}").app
-        command = get_command(app)
-        subcommands = getattr(command, "commands", None)
         parts.append(f"## {name}\n")
         target = DOCS / language / f"{PAGES.get(name, name)}.md"
         if target.exists():
             heading = target.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
             parts[-1] = f"## {name}\n\n{words.more}: [{heading}]({target.name})\n"
-        for sub, one in (subcommands or {"": command}).items():
-            parts += section(f"{name} {sub}".strip(), one, words, bool(subcommands), told)
+        for sub, command in app.commands.items():
+            parts += section(f"{name} {sub}".strip(), command, words, bool(sub), told)
     return "\n".join(parts)
 
 
-def section(name: str, command: Any, words: Words, has_heading: bool, told: dict[str, str]) -> Iterator[str]:
+def section(name: str, command: Command, words: Words, has_heading: bool, told: dict[str, str]) -> Iterator[str]:
     """One command. `told`: rows that stand in tables above -> their command; many of one are only named."""
     if has_heading:
         yield f"### {name}\n"
-    arguments = [one for one in command.params if not is_option(one)]
-    usage = " ".join(["galvatron", name, *(str(one.metavar or one.name.upper()) for one in arguments), "[OPTIONS]"])
-    yield f"`{usage}`: {in_words(' '.join((command.help or '').split()), words)}\n"
-    rows = [row(one, words, command.is_boolean) for one in command.params if one.name != "help"]
+    usage = " ".join(["galvatron", name, *command.positional.values(), "[OPTIONS]"])
+    yield f"`{usage}`: {in_words(command.help, words)}\n"
+    rows = [row(command, option, words) for option in (*command.positional, *command.options)]
     counts = Counter(told.get(each, "") for each in rows)
-    above = {other: [] for other, count in counts.items() if other and count >= MANY}  # type: dict[str, list[str]]
+    above: dict[str, list[str]] = {other: [] for other, count in counts.items() if other and count >= MANY}
     here = []
     for each in rows:
-        other = told.setdefault(each, name)
-        above.get(other, here).append(each)
+        if (known := above.get(told.get(each, ""))) is not None:
+            known.append(each)
+        else:
+            here.append(each)
+            told[each] = name
     if here:
         yield f"| {words.option} | {words.others} | {words.default} | {words.meaning} |\n|---|---|---|---|"
         yield "\n".join(here) + "\n"
@@ -140,38 +140,20 @@ def section(name: str, command: Any, words: Words, has_heading: bool, told: dict
         yield f"{words.as_in.format(f'[{other}](#{anchor})')} {names}\n"
 
 
-def is_option(one: Any) -> bool:
-    return bool(one.param_type_name == "option")
-
-
-def row(one: Any, words: Words, known: Container[str]) -> str:
+def row(command: Command, name: str, words: Words) -> str:
     """One option, or argument."""
-    name = max(one.opts, key=len).removeprefix("--")
-    shown = f"`--{name}`" if is_option(one) else f"`{one.metavar or one.name.upper()}`"
-    short = [opt for opt in one.opts if not opt.startswith("--")] if is_option(one) else []
-    others = [f"`{opt}`" for opt in short]
-    if is_option(one):
-        for other in other_names(name, known):
-            others.append(f"`--{other}`" + words.opposite * (ALIAS_VALUES.get(other, {}).get("0") == "1"))
-    text = " ".join((one.help or "").split())
-    found = DEFAULT.search(text)
-    default = found[1] if found and found[1] else plain_default(one)
-    needed = one.required or "; must be given" in text
-    text = in_words(DEFAULT.sub("", text), words).replace("<", "&lt;").replace("|", "\\|")
-    cells = [shown, " ".join(others), words.needed if needed else default, text]
-    return "| " + " | ".join(cells) + " |"
+    info, argument = command.fields[name], command.positional.get(name)
+    others = ["`-o`"] * (name in PLACES) + [f"`--{name}`"] * bool(argument)
+    for other in other_names(name, command.fields):
+        others.append(f"`--{other}`" + words.opposite * (ALIAS_VALUES.get(other, {}).get("0") == "1"))
+    text = in_words(str(info.description), words).replace("<", "&lt;").replace("|", "\\|")
+    shown = f"`{argument or f'--{name}'}`"
+    return f"| {shown} | {' '.join(others)} | {words.needed if info.is_required() else default_of(info)} | {text} |"
 
 
 def in_words(text: str, words: Words) -> str:
     """Raises KeyError for an English text that commands_zh.json lacks."""
     return str(CHINESE[text]) if words is WORDS["zh"] and text else text
-
-
-def plain_default(one: Any) -> str:
-    default = one.default
-    if default is None or callable(default) or default == () or one.required or not is_option(one):
-        return ""
-    return str(int(default) if isinstance(default, bool) else getattr(default, "value", default))
 
 
 if __name__ == "__main__":

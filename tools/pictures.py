@@ -16,7 +16,7 @@ from paddlenlp_galvatron.cost_model.weights import StateBytes
 from paddlenlp_galvatron.plan import LayerStrategy, Precision
 from paddlenlp_galvatron.plan.layout import own_chunks
 from paddlenlp_galvatron.plan.mesh import Axis
-from paddlenlp_galvatron.plan.schedules import Schedule, chunks_in_flight
+from paddlenlp_galvatron.plan.schedule import Schedule, chunks_in_flight
 from paddlenlp_galvatron.plan.strategy import DataParallel, runs
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+MOST_FAULTS = 20  # refused together
 
 
 class GalvatronError(Exception):
@@ -30,3 +33,27 @@ class Infeasible(GalvatronError):
     """No plan fits the memory budget (exit code 3)."""
 
     exit_code = 3
+
+
+class Faults:
+    """Faults gathered so that they are refused once, with all reasons."""
+
+    def __init__(self) -> None:
+        self._found: list[str] = []
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """A UserError raised inside waits for `require_none`."""
+        try:
+            yield
+        except UserError as error:
+            self._found += error.faults
+
+    def require_none(self) -> None:
+        """Raise UserError if anything was gathered."""
+        found = list(dict.fromkeys(self._found))
+        if len(found) > MOST_FAULTS:
+            source = found[MOST_FAULTS].partition(": ")[0]
+            found[MOST_FAULTS:] = [f"{source}: and {len(found) - MOST_FAULTS} more faults of these kinds"]
+        if found:
+            raise UserError(found)

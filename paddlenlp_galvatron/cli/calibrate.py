@@ -14,12 +14,12 @@ from paddlenlp_galvatron.check.calibration.options import CalibrateOptions
 from paddlenlp_galvatron.check.calibration.sources import read_runs
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 
-from .conventions import JSON_SWITCH, App, say_note
-from .grouped import add_command
+from .command import App, FromFile, say_note
 
-app = App(help="Fit a data sheet to measured steps, for predictions of other plans.")
+app = App()
 
 
+@app.command(FromFile, CalibrateOptions, positional={"runs": "RUNS"})
 def calibrate(values: dict[str, Any], json: bool) -> None:
     """Fit the few physical numbers of a data sheet to measured steps, and write it; one run helps, three should do."""
     options = CalibrateOptions.from_values(values)
@@ -48,13 +48,3 @@ def calibrate(values: dict[str, Any], json: bool) -> None:
     for line in found.lines():
         say(line)
     say(f"written: {options.output}; give it as --device to fit, search and what-if")
-
-
-add_command(
-    app,
-    None,
-    calibrate,
-    CalibrateOptions,
-    switches=JSON_SWITCH,
-    positional=("runs", "RUNS"),
-)

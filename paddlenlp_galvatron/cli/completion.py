@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from importlib import import_module
-from typing import Annotated, Any
+from typing import Any, Literal
 
-import typer
+from pydantic import Field
 
 from paddlenlp_galvatron.base.printing import say
+from paddlenlp_galvatron.options.group import Options
 
-from .conventions import App
-from .main import COMMANDS
+from .command import App
+from .main import COMMANDS, commands
 
-app = App(help="Print what completes commands and options in your shell.")
+app = App()
 
 BASH = """_galvatron() {{
     local word="${{COMP_WORDS[COMP_CWORD]}}" command="${{COMP_WORDS[1]}}"
@@ -31,17 +30,18 @@ complete -o filenames -F _galvatron galvatron"""
 ZSH = "autoload -U +X bashcompinit && bashcompinit\n"  # zsh then takes what bash does
 
 
-class Shell(StrEnum):
-    BASH = "bash"
-    ZSH = "zsh"
-    FISH = "fish"
+class ShellOptions(Options):
+    """The shell."""
+
+    shell: Literal["bash", "zsh", "fish"] = Field(description="bash, zsh or fish")
 
 
-@app.command()
-def completion(shell: Annotated[Shell, typer.Argument(help="bash, zsh or fish", metavar="SHELL")]) -> None:
+@app.command(ShellOptions, positional={"shell": "SHELL"}, switches={})
+def completion(values: dict[str, Any]) -> None:
     """Print what completes commands and options; for example in ~/.bashrc: source <(galvatron completion bash)."""
+    shell = ShellOptions.from_values(values).shell
     words = _words()
-    if shell is Shell.FISH:
+    if shell == "fish":
         lines = ["complete -c galvatron -n __fish_use_subcommand -a '" + " ".join(COMMANDS) + "'"]
         for command, options in words.items():
             seen = " and ".join(f"__fish_seen_subcommand_from {word}" for word in command.split())
@@ -52,21 +52,15 @@ def completion(shell: Annotated[Shell, typer.Argument(help="bash, zsh or fish", 
     for command, options in sorted(words.items(), key=lambda pair: -pair[0].count(" ")):  # `plan show` before `plan`
         pattern = f'"{command}"*' if " " in command else f'"{command}"|"{command} "*'
         cases.append(f'        {pattern}) words="{" ".join(options)}" ;;')
-    say((ZSH if shell is Shell.ZSH else "") + BASH.format(cases="\n".join(cases), commands=" ".join(COMMANDS)))
+    say((ZSH if shell == "zsh" else "") + BASH.format(cases="\n".join(cases), commands=" ".join(COMMANDS)))
 
 
 def _words() -> dict[str, list[str]]:
     """Commands, with those of groups -> their commands or options."""
     found: dict[str, list[str]] = {}
-    for name in COMMANDS:
-        command: Any = typer.main.get_command(import_module(f".{name.replace('-', '_')}", __package__).app)
-        if inner := getattr(command, "commands", None):
-            found[name] = list(inner)
-            found |= {f"{name} {sub}": _options(one) for sub, one in inner.items()}
-        else:
-            found[name] = _options(command)
+    for words, command in commands().items():
+        name, _, sub = words.partition(" ")
+        if sub:
+            found.setdefault(name, []).append(sub)
+        found[words] = [f"--{option}" for option in (*command.options, "help")]
     return found
-
-
-def _options(command: Any) -> list[str]:
-    return [max(one.opts, key=len) for one in command.params if one.opts[0].startswith("-")] + ["--help"]

@@ -11,13 +11,13 @@ from paddlenlp_galvatron.report.explain import explain as find_out
 from paddlenlp_galvatron.report.explain import printed, summary
 from paddlenlp_galvatron.report.origin import OriginOptions, read_origin
 
-from .conventions import JSON_SWITCH, App, say_note
-from .grouped import add_command
+from .command import App, FromFile, say_note
 from .watched import each_watched
 
-app = App(help="Explain a plan: where its time and memory go, and what would change it.")
+app = App()
 
 
+@app.command(FromFile, OriginOptions, positional={"plan": "PLAN"})
 def explain(values: dict[str, Any], json: bool) -> None:
     """Show where a plan's time and memory go, what limits it, which plans come next, and what would change it."""
     plan, problem = read_origin(OriginOptions.from_values(values), say_note)
@@ -28,13 +28,3 @@ def explain(values: dict[str, Any], json: bool) -> None:
         return
     console = Console(soft_wrap=True)
     console.print(*printed(explanation), sep="\n")
-
-
-add_command(
-    app,
-    None,
-    explain,
-    OriginOptions,
-    switches=JSON_SWITCH,
-    positional=("plan", "PLAN"),
-)

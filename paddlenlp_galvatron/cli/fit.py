@@ -9,18 +9,20 @@ from paddlenlp_galvatron.base.printing import Console, say
 from paddlenlp_galvatron.model import preset_names
 from paddlenlp_galvatron.plan import Infeasible, load_model
 from paddlenlp_galvatron.profiles.data_sheet import data_sheets
-from paddlenlp_galvatron.report.fit import explain, rows
+from paddlenlp_galvatron.report.fit import explain, summary
 from paddlenlp_galvatron.search.fit import FitOptions, sheet_of
 from paddlenlp_galvatron.search.fit import fit as find_rows
 
-from .conventions import JSON_SWITCH, App, say_note
-from .grouped import add_command
+from .command import JSON_SWITCH, App, FromFile, say_note
 from .lengths import LengthOptions, with_lengths
 from .watched import watched
 
-app = App(help="How many cards a model needs for a task, and how fast it is on them.")
+app = App()
+
+LISTED = {**JSON_SWITCH, "list": "only list the models and devices that are known by name"}
 
 
+@app.command(FromFile, FitOptions, LengthOptions, positional={"model_size": "MODEL"}, switches=LISTED)
 def fit(values: dict[str, Any], json: bool, **switches: bool) -> None:
     """Search the fastest plan on each number of cards, from a data sheet or measured profiles. Exit code 3 if none
     fits."""
@@ -37,7 +39,7 @@ def fit(values: dict[str, Any], json: bool, **switches: bool) -> None:
     for told in heard:
         say_note(told)
     if json:
-        say(dumps({"rows": rows(found, shape, sheet, options)}))
+        say(dumps(summary(found, shape, sheet, options)))
     else:
         console = Console(soft_wrap=True)
         for item in explain(found, shape, sheet, options):
@@ -57,14 +59,3 @@ def known(json: bool) -> str:
         return dumps({"models": preset_names(), "devices": sorted(data_sheets())})
     families = [f"{family:<9} {', '.join(names)}" for family, names in presets.items()]
     return "\n".join(["models", *families, "devices", ", ".join(sorted(data_sheets()))])
-
-
-add_command(
-    app,
-    None,
-    fit,
-    LengthOptions,
-    FitOptions,
-    switches={**JSON_SWITCH, "list": "only list the models and devices that are known by name"},
-    positional=("model_size", "MODEL"),
-)

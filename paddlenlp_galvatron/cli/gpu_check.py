@@ -2,69 +2,67 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter
+from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
-import typer
-from rich.table import Table
+from pydantic import Field
 
 from paddlenlp_galvatron.base.limits import Positive, Ranks
 from paddlenlp_galvatron.base.locking import locked
-from paddlenlp_galvatron.base.printing import Console, say, table
-from paddlenlp_galvatron.check.gpu.findings import PARTS
+from paddlenlp_galvatron.base.printing import Console, say
+from paddlenlp_galvatron.check.findings import EXIT_CODES, Finding, Outcome, counts, findings_json, findings_table
+from paddlenlp_galvatron.check.gpu.setting import PARTS
+from paddlenlp_galvatron.launch import gpus
+from paddlenlp_galvatron.options.group import Options
 from paddlenlp_galvatron.plan import UserError
 
-from .conventions import App, within
+from .command import App
 
 if TYPE_CHECKING:
-    from paddlenlp_galvatron.check.gpu.findings import Finding
     from paddlenlp_galvatron.launch.processes import Device
 
-app = App(help="Try in ten minutes whether this node's devices train as they should.")
+app = App()
 
 PROCESSES = 2  # where there is no GPU
-TOLD = {
+TOLD: dict[Outcome, str] = {
     "ok": "ok: all that was tried holds",
     "failed": "failed",
     "incomplete": "incomplete: nothing failed, but some had no time; give more --minutes, or run those --parts alone",
 }
 
 
-@app.command()
-def gpu_check(
-    nproc: Annotated[
-        int | None,
-        typer.Option(
-            parser=within(Ranks),
-            help="largest number of ranks, 1 or an even number; unset: all GPUs, or 2 processes on CPU",
-        ),
-    ] = None,
-    parts: Annotated[
-        str | None,
-        typer.Option(help="some of kernels,parity,schedules,resume,memory,later,beside,prediction,stock; unset: all"),
-    ] = None,
-    minutes: Annotated[
-        float, typer.Option(parser=within(Positive), help="minutes after which no further check is started")
-    ] = 10,
-    output: Annotated[
-        Path, typer.Option(help="folder for logs and results; those of an earlier check are replaced")
-    ] = Path("gpu-check"),
-    as_json: Annotated[bool, typer.Option("--json", help="print only the result, as JSON")] = False,
-) -> int:
+class CheckOptions(Options):
+    """Checks that are made, and where."""
+
+    nproc: Ranks | None = Field(
+        None, description="largest number of ranks, 1 or an even number; unset: all GPUs, or 2 processes on CPU"
+    )
+    parts: str | None = Field(
+        None,
+        description="some of kernels,parity,schedules,resume,memory,later,beside,prediction,stock; unset: all",
+    )
+    minutes: Positive = Field(10, description="minutes after which no further check is started")
+    output: Path = Field(
+        Path("gpu-check"), description="folder for logs and results; those of an earlier check are replaced"
+    )
+
+
+@app.command(CheckOptions, switches={"json": "print only the result, as JSON"})
+def gpu_check(values: dict[str, Any], json: bool) -> int:
     """Train small models on 2 ranks, then on all, and compare with one process, the prediction and PaddleNLP.
 
     Exit code 1 if something failed, 4 if nothing did but some had no time. Failures are packed into a file that you
     can send with a report.
     """
-    wanted = [name for name in (parts or ",".join(PARTS)).replace(" ", "").split(",") if name]
+    given = CheckOptions.from_values(values)
+    nproc, output = given.nproc, given.output
+    wanted = [name for name in (given.parts or ",".join(PARTS)).replace(" ", "").split(",") if name]
     if unknown := [name for name in wanted if name not in PARTS]:
         raise UserError(f"parts: {unknown[0]!r} is unknown; choose some of {', '.join(PARTS)}")
     if nproc and nproc > 1 and nproc % 2:
         raise UserError(f"nproc: {nproc} is odd, but the check runs pipelines of two stages; give 1 or an even number")
     from paddlenlp_galvatron.check.gpu import run
-    from paddlenlp_galvatron.launch import gpus
     from paddlenlp_galvatron.launch.nodes import told_nodes
     from paddlenlp_galvatron.launch.processes import devices_of
 
@@ -80,7 +78,7 @@ def gpu_check(
         raise UserError(f"output: {output} cannot be made: {error.strerror}") from None
     with locked(output):
         run.renew(output)
-        return _checked(wanted, ranks, device, output, 60 * minutes, as_json)
+        return _checked(wanted, ranks, device, output, 60 * given.minutes, json)
 
 
 def _checked(parts: list[str], ranks: int, device: Device, output: Path, seconds: float, as_json: bool) -> int:
@@ -94,22 +92,14 @@ def _checked(parts: list[str], ranks: int, device: Device, output: Path, seconds
     for finding in run.check(parts, ranks, device, output, seconds):
         findings.append(finding)
         if not as_json:
-            console.print(f"{finding.state:8}  {finding.part}: {finding.name}: {finding.told}", markup=False)
+            console.print(f"{finding.state:8}  {finding.part}: {finding.subject}: {finding.found}", markup=False)
     outcome = run.write_result(output, device, findings)
     if as_json:
-        say(json.dumps(json.loads((output / run.RESULT).read_text())))
+        say(dumps(findings_json(findings, device=device)))
     else:
-        console.print(_table(findings))
-        counts = Counter(str(finding.state) for finding in findings)
-        console.print(", ".join(f"{count} {state}" for state, count in counts.items()))
+        console.print(findings_table(findings))
+        console.print(counts(findings))
         console.print(TOLD[outcome])
     if outcome == "failed":
         say(f"note: what failed can be looked into from {run.bundle(output)}: please send it with a report", err=True)
-    return run.EXIT_CODES[outcome]
-
-
-def _table(findings: list[Finding]) -> Table:
-    shown = table("part", "ranks", "case", "state", "s", "found", left=("case", "state", "found"))
-    for each in findings:
-        shown.add_row(each.part, str(each.ranks), each.name, each.state, f"{each.seconds:.1f}", each.told)
-    return shown
+    return EXIT_CODES[outcome]

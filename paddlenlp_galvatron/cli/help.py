@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import re
 import shutil
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
+from pydantic.fields import FieldInfo
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
-from typer.core import TyperOption
 
 from paddlenlp_galvatron.base.printing import Console
 from paddlenlp_galvatron.interop.aliases import other_names
+from paddlenlp_galvatron.options.group import PLACES, is_boolean
+
+from .command import App, Command
 
 WIDEST = 120  # columns; where there is no terminal, too
+KINDS = {int: "<int>", float: "<float>", Path: "<path>"}  # names of values; others are text
 EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 bad input, 3 nothing feasible, 130 Ctrl-C."
 EXAMPLES = {
     "convert h2g": "galvatron convert h2g my-model/ output/from-hf",
@@ -50,49 +57,68 @@ PANELS = {  # options by name -> panel, before that of their group
 }
 
 
-def of_command(command: Any, path: str) -> str:
+def of_command(command: Command, path: str) -> str:
     """The help of one command; `path`: its words, such as `galvatron plan show`."""
-    options = [one for one in command.params if isinstance(one, TyperOption) and not one.hidden]
-    arguments = [one for one in command.params if not isinstance(one, TyperOption)]
-    names = [max(one.opts, key=len).removeprefix("--") for one in options]
-    usage = " ".join([path, *(_argument(one) for one in arguments), "[OPTIONS]"])
     rows: dict[str, list[tuple[Text, Text]]] = {}
-    for one in arguments:
-        rows.setdefault("Arguments", []).append((Text(str(one.metavar or one.name.upper())), Text(one.help or "")))
+    usage = path
+    for name, shown in command.positional.items():
+        usage += f" {shown}" if command.fields[name].is_required() else f" [{shown}]"
+        rows.setdefault("Arguments", []).append((Text(shown), _meaning(command, name)))
     places = {name: place for place, name in enumerate(PANELS)}
-    for one, name in sorted(zip(options, names, strict=True), key=lambda pair: places.get(pair[1], len(places))):
-        panel = PANELS.get(name) or one.rich_help_panel or OTHERS
-        rows.setdefault(panel, []).append(_row(one, name, names))
+    for name, info in sorted(command.options.items(), key=lambda item: places.get(item[0], len(places))):
+        short = ", -o" if name in PLACES else ""
+        typed = Text.assemble((f"--{name}{short}", "bold"), f" {_kind(info)}")
+        panel = PANELS.get(name) or command.panels.get(name, OTHERS)
+        rows.setdefault(panel, []).append((typed, _meaning(command, name)))
+    rows.setdefault(OTHERS, []).append((Text("--help", "bold"), Text("Show this message and exit.")))
     order = ["Arguments", *FIRST, *(panel for panel in rows if panel not in (*FIRST, LAST, "Arguments")), LAST]
-    lines: list[Any] = [f"Usage: {usage}\n", *_paragraphs(command.help)]
+    lines: list[Any] = [f"Usage: {usage} [OPTIONS]\n", f"{command.help}\n"]
     if example := EXAMPLES.get(path.removeprefix("galvatron ")):
         lines.append(Text.assemble("Example: ", (example, "bold"), "\n"))
     return _printed([*lines, *(_panel(panel, rows[panel]) for panel in order if panel in rows), EXIT_CODES])
 
 
-def of_group(group: Any, path: str) -> str:
-    """The help of a group: its commands."""
-    rows = [(Text(name, "bold"), Text(one.get_short_help_str())) for name, one in group.commands.items()]
-    usage = f"Usage: {path} COMMAND [OPTIONS]\n"
-    return _printed([usage, *_paragraphs(group.help), _panel("Commands", rows), EXIT_CODES])
+def of_group(group: App, path: str) -> str:
+    """The help of a group: its commands, each with its first sentence."""
+    rows = [(Text(name, "bold"), Text(re.split(r"\.(?: |$)", one.help)[0])) for name, one in group.commands.items()]
+    return _printed([f"Usage: {path} COMMAND [OPTIONS]\n", f"{group.help}\n", _panel("Commands", rows), EXIT_CODES])
 
 
-def _argument(one: Any) -> str:
-    name = str(one.metavar or one.name.upper())
-    return name if one.required else f"[{name}]"
+def default_of(info: FieldInfo) -> str:
+    """A field's default as it is typed; empty where there is none, or it differs by machine."""
+    default = info.default
+    if info.is_required() or info.default_factory or default is None or default == ():
+        return ""
+    if isinstance(default, bool):
+        return str(int(default))
+    if isinstance(default, float):
+        return f"{default:g}"
+    return ",".join(default) if isinstance(default, tuple) else str(default)
 
 
-def _row(one: TyperOption, name: str, names: Iterable[str]) -> tuple[Text, Text]:
-    """An option as it is typed, and what it means, with its default and its other names."""
-    short = [opt for opt in one.opts if not opt.startswith("--")]
-    annotation = one.type_descriptor.annotation
-    kind = f"<{getattr(annotation, '__name__', 'str').lower()}>" if one.metavar is None else one.metavar.strip()
-    typed = Text.assemble((", ".join([f"--{name}", *short]), "bold"), f" {kind}" if kind else "")
-    text = " ".join((one.help or "").split())
-    if "[default: " not in text and one.default not in (None, False, ()) and not callable(one.default):
-        text += f" [default: {getattr(one.default, 'value', one.default)}]"
-    others = [f"--{other}" for other in other_names(name, list(names))]
-    return typed, Text.assemble(text, (f" (also {', '.join(others)})" if others else "", "dim"))
+def _meaning(command: Command, name: str) -> Text:
+    """An option's meaning, with its default and its other names."""
+    info = command.fields[name]
+    text = f"{info.description}; must be given" if info.is_required() else str(info.description)
+    text += f" [default: {default}]" if (default := default_of(info)) else ""
+    others = [f"--{other}" for other in [*[name] * (name in command.positional), *other_names(name, command.fields)]]
+    return Text.assemble(text, (f" (also {', '.join(others)})" if others else "", "dim"))
+
+
+def _kind(info: FieldInfo) -> str:
+    """A value's name in the help; a switch that is off has no value."""
+    if is_boolean(info):
+        return "" if info.default is False else "0|1"
+    return next((name for kind, name in KINDS.items() if kind in _types(info.annotation)), "<str>")
+
+
+def _types(annotation: Any) -> Iterator[Any]:
+    """Those that a value may have; lists and choices have none, they are text."""
+    if get_origin(annotation) in (Annotated, Union, UnionType):
+        for one in get_args(annotation)[: 1 if get_origin(annotation) is Annotated else None]:
+            yield from _types(one)
+    else:
+        yield annotation
 
 
 def _panel(title: str, rows: Iterable[tuple[Text, Text]]) -> Panel:
@@ -102,10 +128,6 @@ def _panel(title: str, rows: Iterable[tuple[Text, Text]]) -> Panel:
     for row in rows:
         table.add_row(*row)
     return Panel(table, title=title, title_align="left")
-
-
-def _paragraphs(text: str | None) -> list[str]:
-    return [" ".join(text.split()) + "\n"] if text else []
 
 
 def _printed(items: Iterable[Any]) -> str:

@@ -15,14 +15,17 @@ from contextlib import contextmanager
 from importlib import import_module
 from io import TextIOWrapper
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from paddlenlp_galvatron import __version__
 from paddlenlp_galvatron.base.errors import GalvatronError, UserError
-from paddlenlp_galvatron.base.signals import heeded
-from paddlenlp_galvatron.base.streams import lasting_streams
+from paddlenlp_galvatron.base.process import heeded, lasting_streams
 from paddlenlp_galvatron.base.text import printable, shortened
 
-# A command is a file of this folder (- is _ there) that holds `app`, a `conventions.App`, and one line here.
+if TYPE_CHECKING:
+    from .command import Command
+
+# A command is a file of this folder (- is _ there) that holds `app`, a `command.App`, and one line here.
 COMMANDS = {
     "convert": "Hugging Face models to checkpoints and back: h2g, g2h",
     "data": "turn text into what training reads: prepare",
@@ -115,10 +118,14 @@ def _run(words: list[str]) -> int:
 
         kind = "option" if name.startswith("-") else "command"
         raise UserError(f"{name}: unknown {kind}; {did_you_mean(name, [*COMMANDS, '--version', '--help'])}")
-    from .conventions import run_app
+    app = import_module(f".{name.replace('-', '_')}", __package__).app
+    return int(app.run(words[1:], f"galvatron {name}"))
 
-    module = import_module(f".{name.replace('-', '_')}", __package__)
-    return run_app(module.app, words[1:], prog_name=f"galvatron {name}")
+
+def commands() -> dict[str, Command]:
+    """Every command by its words, such as `plan show`."""
+    apps = {name: import_module(f".{name.replace('-', '_')}", __package__).app for name in COMMANDS}
+    return {f"{name} {sub}".strip(): one for name, app in apps.items() for sub, one in app.commands.items()}
 
 
 @contextmanager

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from functools import partial
+from json import dumps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 import yaml
 from pydantic import Field
 
 from paddlenlp_galvatron.base.limits import Ranks, Size
 from paddlenlp_galvatron.base.printing import Console, say
 from paddlenlp_galvatron.base.tracing import write_trace
+from paddlenlp_galvatron.cost_model.costs import Load
 from paddlenlp_galvatron.interop.arguments import (
     FLEET,
     FORMERS,
@@ -26,10 +26,9 @@ from paddlenlp_galvatron.interop.arguments import (
     stock_arguments,
     stock_notes,
 )
-from paddlenlp_galvatron.options.degrees import DegreeOptions
 from paddlenlp_galvatron.options.group import Options
 from paddlenlp_galvatron.options.model_options import SEQ
-from paddlenlp_galvatron.options.uniform import UniformOptions
+from paddlenlp_galvatron.options.uniform import DegreeOptions, UniformOptions
 from paddlenlp_galvatron.plan import (
     Assumptions,
     ModelShape,
@@ -45,66 +44,133 @@ from paddlenlp_galvatron.plan import (
 from paddlenlp_galvatron.plan.check import require_valid
 from paddlenlp_galvatron.profiles import ProfileFile
 from paddlenlp_galvatron.report import describe, difference, notes, scaling
-from paddlenlp_galvatron.report.facts import PlanFacts
+from paddlenlp_galvatron.report.facts import PlanFacts, load_summary
+from paddlenlp_galvatron.report.measured import WARM_UP_STEPS, Log, Predicted, load_verdicts, measured_load
 from paddlenlp_galvatron.report.origin import OriginOptions, read_origin
 from paddlenlp_galvatron.report.plan import how_to_start
 from paddlenlp_galvatron.report.trace import predicted_events, rank_names
 from paddlenlp_galvatron.report.why import Problem
 
-from .conventions import JSON_SWITCH, App, Json, answer, within
-from .grouped import add_command
+from .command import App, FromFile, answer, say_note
+from .run_log import steps_under
 
-app = App(help="Look at a plan file.")
+app = App("Look at a plan file.")
 
 CLUSTER = re.compile(r"_(\d{1,6})nodes_(\d{1,6})gpus_per_node_")  # in the names that Galvatron's search gives
 PRICED_GB = 1.0  # any budget: of what a plan takes only the device's own reserve depends on it
-
-File = Annotated[Path, typer.Argument(help="the plan file", metavar="FILE")]
-WorldSize = Annotated[
-    int | None,
-    typer.Option(
-        help="number of ranks; unset: as the file or its name says, else the fewest that the plan fits",
-        parser=within(Ranks),
-    ),
-]
-Task = Annotated[
-    str | None, typer.Option(help="what is trained: pretrain, sft, lora or dpo; unset: what the plan was searched for")
-]
-LoraRank = Annotated[
-    int | None, typer.Option(help="rank of the adapters; unset: as the plan names it", parser=within(Size))
-]
-Profiles = Annotated[Path | None, typer.Option(help="folder of the profile files; unset: the one that the plan names")]
-Model = Annotated[str | None, typer.Option(help="a config.json, its folder, or the name of a preset such as llama2-7b")]
+FILE = {"file": "FILE"}
 
 
-@app.command()
-def show(
-    file: File,
-    world_size: WorldSize = None,
-    model: Model = None,
-    as_json: Annotated[bool, typer.Option("--json", help="the plan's file, in its current form")] = False,
-) -> None:
+class ModelOption(Options):
+    """The model."""
+
+    model_size: str | None = Field(
+        None, description="a config.json, its folder, or the name of a preset such as llama2-7b"
+    )
+
+
+class PlanOptions(ModelOption):
+    """A plan file, and what its plan is checked against."""
+
+    file: Path = Field(description="the plan file")
+    world_size: Ranks | None = Field(
+        None,
+        description="number of ranks; unset: as the file or its name says, else the fewest that the plan fits",
+    )
+
+
+class CheckOptions(PlanOptions):
+    """A plan file, what its plan is checked against, and a run of it."""
+
+    log: Path | None = Field(
+        None,
+        description="train_log.jsonl of a run: whether the load of experts holds that the plan was priced with",
+    )
+
+
+class ScaleOptions(ModelOption):
+    """Other GPUs for a plan."""
+
+    file: Path = Field(description="the plan file")
+    gpus: Ranks = Field(description="number of GPUs to run it on")
+    global_train_batch_size: Size | None = Field(
+        None,
+        description="global batch size; unset: it grows with the GPUs, and the number of micro-batches stays",
+    )
+    output: Path | None = Field(None, description="the file to write; unset: FILE with the number of GPUs")
+    profiles: Path | None = Field(None, description="folder of the profile files; unset: the one that the plan names")
+
+
+class TaskOptions(ModelOption):
+    """The prices of a plan."""
+
+    profiles: Path | None = Field(None, description="folder of the profile files; unset: the one that the plan names")
+    task: str | None = Field(
+        None,
+        description="what is trained: pretrain, sft, lora or dpo; unset: what the plan was searched for",
+    )
+    lora_rank: Size | None = Field(None, description="rank of the adapters; unset: as the plan names it")
+
+
+class TraceOptions(TaskOptions):
+    """A plan whose time line is written."""
+
+    file: Path = Field(description="the plan file")
+    output: Path = Field(Path("trace.json"), description="the file to write: Chrome-trace JSON")
+
+
+class DiffOptions(TaskOptions):
+    """Two plans."""
+
+    first: Path = Field(description="a plan file")
+    second: Path = Field(description="the plan file to compare it with")
+
+
+@app.command(PlanOptions, positional=FILE, switches={"json": "the plan's file, in its current form"})
+def show(values: dict[str, Any], json: bool) -> None:
     """Print a plan as a table in which equal layers share a line."""
-    plan, shape = _read(file, world_size, model)
-    if as_json:
-        say(json.dumps(plan_to_dict(plan), indent=2))
+    given = PlanOptions.from_values(values)
+    plan, shape = _read(given.file, given)
+    if json:
+        say(dumps(plan_to_dict(plan), indent=2))
         return
     Console().print(*describe(plan, shape))
-    for line in how_to_start(plan, file):
+    for line in how_to_start(plan, given.file):
         say(line)
 
 
-@app.command()
-def check(file: File, world_size: WorldSize = None, model: Model = None, as_json: Json = False) -> None:
+@app.command(CheckOptions, positional=FILE)
+def check(values: dict[str, Any], json: bool) -> None:
     """Check whether a plan can run: exit code 0, or 2 and one line per fault."""
-    plan, shape = _read(file, world_size, model)
+    given = CheckOptions.from_values(values)
+    file = given.file
+    plan, shape = _read(file, given)
     fits = f" and fits {shape.name}" if shape else ""
     told = notes(plan, shape)
     for path in ProfileFile.changed((plan.metadata.get("searched_from") or {}).get("profiles")):
         told.append(f"{path} has changed since the plan was searched; search again for the best plan")
-    text = "\n".join([f"{file}: valid on {plan.world_size} ranks{fits}", *(f"note: {note}" for note in told)])
-    model_name = shape.name if shape else None
-    answer(text, as_json, plan=file, valid=True, world_size=plan.world_size, model=model_name, notes=told)
+    planned = Predicted.of(plan).load
+    beside, lines = _load_beside(planned, steps_under(plan, given.log)) if given.log else (None, [])
+    text = "\n".join([f"{file}: valid on {plan.world_size} ranks{fits}", *(f"note: {note}" for note in told), *lines])
+    facts = {"plan": file, "valid": True, "world_size": plan.world_size, "model": shape.name if shape else None}
+    answer(text, json, **facts, notes=told, load=load_summary(planned), log=beside)
+
+
+def _load_beside(planned: Load | None, records: Log) -> tuple[dict[str, Any], list[str]]:
+    """The load of experts that a run logged beside the one that its plan was priced with, for programs and people."""
+    measured = measured_load(records[WARM_UP_STEPS:] or records)
+    facts: dict[str, Any] = {"steps": len(records), "load": None, "holds": None}
+    if measured is None:
+        return facts, ["the log tells no load of experts: no ranks share any out"]
+    facts["load"] = {"moe_imbalance": measured.usual, "moe_imbalance_most": measured.most}
+    if planned is None:
+        return facts, [
+            f"the fullest rank of experts has rows {measured.usual:.3g} x mean, {measured.most:.3g} x at most; the "
+            "plan's file does not tell for which load it was priced, so search one"
+        ]
+    verdicts = load_verdicts(planned, measured)
+    facts["holds"] = {name: holds for name, (holds, _) in verdicts.items()}
+    return facts, [text for _, text in verdicts.values()]
 
 
 class FileOptions(Options):
@@ -120,6 +186,7 @@ class FileOptions(Options):
     )
 
 
+@app.command(FromFile, FileOptions, DegreeOptions, UniformOptions, positional={"model_size": "MODEL"})
 def uniform(values: dict[str, Any], json: bool) -> None:
     """Write a plan with one strategy for all layers, from the options of Galvatron's GLOBAL mode or of PaddleNLP."""
     file = FileOptions.from_values(values)
@@ -136,177 +203,119 @@ def uniform(values: dict[str, Any], json: bool) -> None:
     answer(text, json, plan=file.output, model=shape.name, world_size=file.world_size)
 
 
-add_command(
-    app,
-    "uniform",
-    uniform,
-    UniformOptions,
-    DegreeOptions,
-    FileOptions,
-    switches=JSON_SWITCH,
-    positional=("model_size", "MODEL"),
-)
-
-
-@app.command()
-def diff(
-    first: Annotated[Path, typer.Argument(help="a plan file", metavar="FIRST")],
-    second: Annotated[Path, typer.Argument(help="the plan file to compare it with", metavar="SECOND")],
-    profiles: Annotated[
-        Path | None, typer.Option(help="folder of the profile files; unset: the one that the plans name")
-    ] = None,
-    model: Model = None,
-    task: Task = None,
-    lora_rank: LoraRank = None,
-    as_json: Json = False,
-) -> None:
+@app.command(DiffOptions, positional={"first": "FIRST", "second": "SECOND"})
+def diff(values: dict[str, Any], json: bool) -> None:
     """Show what differs between two plans: fields, layers and, with profiles, time and memory by term."""
-    one, other = (_read(file, None, None)[0] for file in (first, second))
+    given = DiffOptions.from_values(values)
+    files = given.first, given.second
+    one, other = (_read(file)[0] for file in files)
     budgets = ((plan.metadata.get("searched_from") or {}).get("memory_constraint_gb") for plan in (one, other))
     budget_gb = next((gb for gb in budgets if isinstance(gb, int | float)), PRICED_GB)  # so that both reserve alike
 
     def facts_of(file: Path) -> PlanFacts:
-        plan, problem = _origin(file, profiles, model, task, lora_rank, budget_gb)
+        plan, problem = _origin(file, given, budget_gb)
         return problem.facts_of(plan)
 
     facts = None
     try:
-        facts = facts_of(first), facts_of(second)
+        facts = facts_of(files[0]), facts_of(files[1])
     except UserError as error:
-        if profiles or task or lora_rank:
+        if given.profiles or given.task or given.lora_rank:
             raise
-        say(f"note: time and memory are left out: {error.faults[0]}", err=True)
-    if as_json:
-        say(json.dumps(difference.summary(one, other, facts)))
+        say_note(f"time and memory are left out: {error.faults[0]}")
+    if json:
+        say(dumps(difference.summary(one, other, facts)))
     else:
         Console(soft_wrap=True).print(*difference.printed(one, other, facts), sep="\n")
 
 
-@app.command()
-def scale(
-    file: File,
-    gpus: Annotated[int, typer.Option(help="number of GPUs to run it on", parser=within(Ranks))],
-    batch: Annotated[
-        int | None,
-        typer.Option(
-            "--global_train_batch_size",
-            help="global batch size; unset: it grows with the GPUs, and the number of micro-batches stays",
-            parser=within(Size),
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="the file to write; unset: FILE with the number of GPUs")
-    ] = None,
-    profiles: Profiles = None,
-    model: Model = None,
-    as_json: Json = False,
-) -> None:
+@app.command(ScaleOptions, positional=FILE)
+def scale(values: dict[str, Any], json: bool) -> None:
     """Put a plan on fewer or more GPUs: the same strategy for each layer, the same samples and as near as can be the
     same memory for each GPU. Says why each field changes."""
-    values = {"plan": file, "profiles": profiles, "model_size": model}
-    made = scaling.scaled(_read(file, None, None)[0], OriginOptions.from_values(values), gpus, batch)
-    path = output or file.with_stem(f"{file.stem}_{gpus}gpus")
+    given = ScaleOptions.from_values(values)
+    origin = OriginOptions(plan=given.file, profiles=given.profiles, model_size=given.model_size)
+    made = scaling.scaled(_read(given.file)[0], origin, given.gpus, given.global_train_batch_size)
+    path = given.output or given.file.with_stem(f"{given.file.stem}_{given.gpus}gpus")
     write_plan(made.after, path)
-    if as_json:
-        say(json.dumps(scaling.summary(made) | {"plan": str(path)}))
+    if json:
+        say(dumps(scaling.summary(made) | {"plan": str(path)}))
     else:
-        Console(soft_wrap=True).print(
-            *scaling.printed(made), f"written: {path}", *how_to_start(made.after, path), sep="\n"
-        )
+        lines = [*scaling.printed(made), f"written: {path}", *how_to_start(made.after, path)]
+        Console(soft_wrap=True).print(*lines, sep="\n")
 
 
-@app.command()
-def trace(
-    file: File,
-    output: Annotated[Path, typer.Option("--output", "-o", help="the file to write: Chrome-trace JSON")] = Path(
-        "trace.json"
-    ),
-    profiles: Profiles = None,
-    model: Model = None,
-    task: Task = None,
-    lora_rank: LoraRank = None,
-    as_json: Json = False,
-) -> None:
+@app.command(TraceOptions, positional=FILE)
+def trace(values: dict[str, Any], json: bool) -> None:
     """Write the predicted time line of a step for Perfetto; `galvatron train --trace` writes a measured one."""
-    plan, problem = _origin(file, profiles, model, task, lora_rank)
+    given = TraceOptions.from_values(values)
+    plan, problem = _origin(given.file, given)
     facts = problem.facts_of(plan)
-    prediction = facts.prediction
+    prediction, output = facts.prediction, given.output
     write_trace(output, predicted_events(plan, problem.cost, prediction), rank_names(plan))
     text = f"{output}: a step of {prediction.time_s:.4g} s, {facts.speed_words}; open it in https://ui.perfetto.dev"
-    answer(text, as_json, trace=output, time_s=prediction.time_s, samples_per_s=prediction.samples_per_s)
+    speed = {"time_s": prediction.time_s, "samples_per_s": prediction.samples_per_s}
+    answer(text, json, trace=output, **speed, load=load_summary(facts.cost.load))
 
 
-def _origin(
-    file: Path,
-    profiles: Path | None,
-    model: str | None,
-    task: str | None,
-    lora_rank: int | None,
-    budget_gb: float = PRICED_GB,
-) -> tuple[Plan, Problem]:
+def _origin(file: Path, given: TaskOptions, budget_gb: float = PRICED_GB) -> tuple[Plan, Problem]:
     """`budget_gb`: where the file names none. Raises UserError where it does not tell what it was searched from."""
-    values = {"plan": file, "profiles": profiles, "model_size": model, "task": task, "lora_rank": lora_rank}
-    return read_origin(OriginOptions.from_values(values), budget_gb=budget_gb)
+    own = {name: getattr(given, name) for name in TaskOptions.model_fields}
+    return read_origin(OriginOptions(plan=file, **own), budget_gb=budget_gb)
 
 
-@app.command("to-paddlenlp")
-def to_paddlenlp(
-    file: File,
-    world_size: WorldSize = None,
-    model: Model = None,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object, as run_pretrain.py reads it")] = False,
-) -> None:
+@app.command(PlanOptions, positional=FILE, switches={"json": "one JSON object, as run_pretrain.py reads it"})
+def to_paddlenlp(values: dict[str, Any], json: bool) -> None:
     """Print a plan as arguments of PaddleNLP's own run_pretrain.py. Exit code 2 if they cannot express it."""
-    arguments = _arguments(stock_arguments, stock_notes, file, world_size, model)
-    say(json.dumps(arguments, indent=2) if as_json else "\n".join(as_flags(arguments)))
+    arguments = _arguments(stock_arguments, stock_notes, values)
+    say(dumps(arguments, indent=2) if json else "\n".join(as_flags(arguments)))
 
 
-@app.command("to-paddlefleet")
-def to_paddlefleet(file: File, world_size: WorldSize = None, model: Model = None, as_json: Json = False) -> None:
+@app.command(PlanOptions, positional=FILE)
+def to_paddlefleet(values: dict[str, Any], json: bool) -> None:
     """Print a plan as YAML for PaddleFleet's `paddlefleet-cli train`. Exit code 2 if it cannot express it."""
-    _say_yaml(FLEET, file, world_size, model, as_json)
+    _say_yaml(FLEET, values, json)
 
 
-@app.command("to-paddleformers")
-def to_paddleformers(file: File, world_size: WorldSize = None, model: Model = None, as_json: Json = False) -> None:
+@app.command(PlanOptions, positional=FILE)
+def to_paddleformers(values: dict[str, Any], json: bool) -> None:
     """Print a plan as YAML for PaddleFormers, which PaddleFleet took in. Exit code 2 if it cannot express it."""
-    _say_yaml(FORMERS, file, world_size, model, as_json)
+    _say_yaml(FORMERS, values, json)
 
 
-def _say_yaml(program: str, file: Path, world_size: int | None, model: str | None, as_json: bool) -> None:
+def _say_yaml(program: str, values: dict[str, Any], json: bool) -> None:
     express, notes_of = partial(fleet_arguments, program=program), partial(fleet_notes, program=program)
-    arguments = _arguments(express, notes_of, file, world_size, model)
-    answer(yaml.safe_dump(arguments, sort_keys=False).rstrip(), as_json, **arguments)
+    arguments = _arguments(express, notes_of, values)
+    answer(yaml.safe_dump(arguments, sort_keys=False).rstrip(), json, **arguments)
 
 
 def _arguments(
     express: Callable[[Plan, ModelShape | None], dict[str, Argument]],
     notes_of: Callable[[Plan], list[str]],
-    file: Path,
-    world_size: int | None,
-    model: str | None,
+    values: dict[str, Any],
 ) -> dict[str, Argument]:
     """A plan in another program's words, its notes told. Raises UserError that names the file."""
-    plan, shape = _read(file, world_size, model)
+    given = PlanOptions.from_values(values)
+    plan, shape = _read(given.file, given)
     try:
         arguments = express(plan, shape)
     except UserError as error:
-        raise UserError(f"{file}: {fault}" for fault in error.faults) from None
+        raise UserError(f"{given.file}: {fault}" for fault in error.faults) from None
     for note in [*([plan.note] if plan.note else []), *notes_of(plan)]:
-        say(f"note: {note}", err=True)
+        say_note(note)
     return arguments
 
 
-@app.command()
-def schema() -> None:
+@app.command(switches={})
+def schema(_: dict[str, Any]) -> None:
     """Print the JSON Schema of the plan file."""
-    say(json.dumps(json_schema(), indent=2))
+    say(dumps(json_schema(), indent=2))
 
 
-def _read(file: Path, world_size: int | None, model: str | None) -> tuple[Plan, ModelShape | None]:
+def _read(file: Path, given: PlanOptions | None = None) -> tuple[Plan, ModelShape | None]:
     named = CLUSTER.search(file.name)
     ranks = int(named[1]) * int(named[2]) if named else None
-    plan = read_plan(file, world_size, default=ranks, smallest_world=True)
-    shape = load_model(model) if model else None
+    plan = read_plan(file, given.world_size if given else None, default=ranks, smallest_world=True)
+    shape = load_model(given.model_size) if given and given.model_size else None
     require_valid(plan, shape)
     return plan, shape

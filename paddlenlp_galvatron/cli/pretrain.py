@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from .conventions import say_note
+from .command import say_note
 from .main import exit_code_of
 from .train import check_inputs, check_run, train
 

@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
-import typer
+from pydantic import Field
 
 from paddlenlp_galvatron.base.limits import Ranks
-from paddlenlp_galvatron.base.printing import say
 from paddlenlp_galvatron.base.text import near
+from paddlenlp_galvatron.launch import gpus
+from paddlenlp_galvatron.options.group import Options, Paths
 from paddlenlp_galvatron.options.model_options import ModelOptions
 from paddlenlp_galvatron.plan import Assumptions, UserError
 from paddlenlp_galvatron.profiler.nodes import with_nodes
-from paddlenlp_galvatron.profiler.options import HardwareOptions, PointOptions, ProfileRunOptions
-from paddlenlp_galvatron.profiler.points import ModelRun, measured_model, runnable_degrees
+from paddlenlp_galvatron.profiler.options import (
+    HardwareOptions,
+    ModelRun,
+    PointOptions,
+    ProfileRunOptions,
+    measured_model,
+    runnable_degrees,
+)
 from paddlenlp_galvatron.profiles.analytic import analytic_computation, analytic_hardware, analytic_memory
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 from paddlenlp_galvatron.training.prepare import GROUPS
 
-from .conventions import JSON_SWITCH, App, Json, answer, within
-from .grouped import add_command
+from .command import App, FromFile, answer, say_note
 
-app = App(help="Measure this machine and a model; writes the profile files that the search reads.")
+app = App("Measure this machine and a model; writes the profile files that the search reads.")
 
 
 Profiled = TypeVar("Profiled", bound=ProfileRunOptions)
@@ -33,11 +39,9 @@ def _for_device(options: Profiled) -> Profiled:
     """With training's own types where nothing is said; tells so on GPUs."""
     if options.analytic:
         return options
-    from paddlenlp_galvatron.launch import gpus
-
     settled = options.for_device(gpus.gpu_count() > 0)
     if settled is not options:
-        say("note: mixed_precision: bf16, as plans for GPUs have it; or: --mixed_precision fp32", err=True)
+        say_note("mixed_precision: bf16, as plans for GPUs have it; or: --mixed_precision fp32")
     return settled
 
 
@@ -62,7 +66,7 @@ def profile_model(options: PointOptions, model: ModelOptions, computation: bool 
     options = _for_device(options)
     shapes, points = measured_model(options, model)
     if model.ignored:
-        typer.echo(f"note: left out of account, as set_*_manually is 0: {', '.join(model.ignored)}", err=True)
+        say_note(f"left out of account, as set_*_manually is 0: {', '.join(model.ignored)}")
     lengths = sorted({point.seq for point in points})
     if options.analytic:
         sheet = load_data_sheet(options.analytic)
@@ -70,11 +74,10 @@ def profile_model(options: PointOptions, model: ModelOptions, computation: bool 
             raise UserError("analytic: only models with one type of layers can be derived; leave num_layertype at 1")
         fused = Assumptions(flash_attention=options.use_flash_attention).fused
         if options.use_flash_attention is None:
-            say("note: derived with flash attention; --use_flash_attention 0 derives without", err=True)
+            say_note("derived with flash attention; --use_flash_attention 0 derives without")
         files = [analytic_computation(shapes[0], sheet, options.precision, lengths, fused)] if computation else []
         files += [analytic_memory(shapes[0], options.precision, lengths, fused)] if memory else []  # type: ignore[list-item]
         return _lines(f"derived from {sheet.name}", [file.save(options.output) for file in files])
-    from paddlenlp_galvatron.launch import gpus
     from paddlenlp_galvatron.profiler.launcher import run_ranks
 
     if options.use_flash_attention and not gpus.gpu_count():
@@ -143,31 +146,30 @@ def _all(values: dict[str, Any], json: bool) -> None:
 
 
 OF_MODEL = (PointOptions, ModelOptions)
-MODEL = ("model_size", "MODEL")
+MODEL = {"model_size": "MODEL"}
 TRAINING = {name: "it is of training" for group in GROUPS for name in group.model_fields}  # a script gives it to all
+OWN = {name for group in OF_MODEL for name in group.model_fields}
+BESIDE = {name: why for name, why in TRAINING.items() if name not in OWN}
 for _name, _work in {"computation": _computation, "memory": _memory, "model": _model}.items():
-    own = {name for group in OF_MODEL for name in group.model_fields}
-    beside = {name: why for name, why in TRAINING.items() if name not in own}
-    add_command(app, _name, _work, *OF_MODEL, switches=JSON_SWITCH, beside=beside, positional=MODEL)
-add_command(app, "hardware", _hardware, HardwareOptions, switches=JSON_SWITCH)
-add_command(app, "all", _all, PointOptions, HardwareOptions, ModelOptions, switches=JSON_SWITCH, positional=MODEL)
+    app.command(FromFile, *reversed(OF_MODEL), name=_name, beside=BESIDE, positional=MODEL)(_work)
+app.command(FromFile, HardwareOptions, name="hardware")(_hardware)
+app.command(FromFile, ModelOptions, HardwareOptions, PointOptions, name="all", positional=MODEL)(_all)
 
 
-@app.command("import-nccl-tests")
-def import_nccl_tests(
-    logs: Annotated[
-        list[Path],
-        typer.Argument(help="files with the output of nccl-tests, each for one group of ranks", metavar="LOG..."),
-    ],
-    num_nodes: Annotated[int, typer.Option(parser=within(Ranks), help="number of nodes of the cluster")] = 1,
-    num_gpus_per_node: Annotated[int, typer.Option(parser=within(Ranks), help="GPUs per node")] = 8,
-    output: Annotated[Path, typer.Option(help="folder of the profile files")] = ProfileRunOptions.model_fields[
-        "output"
-    ].default,
-    as_json: Json = False,
-) -> None:
+class ImportOptions(Options):
+    """Outputs of nccl-tests and their cluster."""
+
+    logs: Paths = Field(description="files with the output of nccl-tests, each for one group of ranks", min_length=1)
+    num_nodes: Ranks = Field(1, description="number of nodes of the cluster")
+    num_gpus_per_node: Ranks = Field(8, description="GPUs per node")
+    output: Path = Field(ProfileRunOptions.model_fields["output"].default, description="folder of the profile files")
+
+
+@app.command(ImportOptions, positional={"logs": "LOG..."})
+def import_nccl_tests(values: dict[str, Any], json: bool) -> None:
     """Turn outputs of nccl-tests into the hardware files."""
     from paddlenlp_galvatron.interop.nccl_tests import import_nccl_tests
 
-    written = import_nccl_tests(logs, num_nodes, num_gpus_per_node).save(output)
-    answer(_lines("imported", written), as_json, output=output, files=written)
+    given = ImportOptions.from_values(values)
+    written = import_nccl_tests(given.logs, given.num_nodes, given.num_gpus_per_node).save(given.output)
+    answer(_lines("imported", written), json, output=given.output, files=written)

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import time
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
+from json import dumps
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+from pydantic import Field
 
 from paddlenlp_galvatron.base.limits import MOST_RANKS
 from paddlenlp_galvatron.base.printing import Console, say
 from paddlenlp_galvatron.base.text import gib, near
 from paddlenlp_galvatron.base.writing import write_text
+from paddlenlp_galvatron.options.group import Options
 from paddlenlp_galvatron.plan import (
     Assumptions,
     GalvatronError,
@@ -32,14 +33,14 @@ from paddlenlp_galvatron.plan import (
 from paddlenlp_galvatron.report import describe, predicted_beside_measured
 from paddlenlp_galvatron.report.measured import of_plan
 
-from .conventions import App, Json, answer
+from .command import JSON_SWITCH, App, answer
 
 if TYPE_CHECKING:
     from paddlenlp_galvatron.search import SearchResult
     from paddlenlp_galvatron.training.settings import TrainSettings
     from paddlenlp_galvatron.training.step_log import StepRecord
 
-app = App(help="Profile this machine, search a plan and train with it, on CPU processes.")
+app = App()
 
 CONFIG: dict[str, Any] = {  # a small Qwen2 with GQA
     "model_type": "qwen2",
@@ -80,18 +81,24 @@ SEARCHED = {
 }
 
 
-@app.command()
-def quickstart(
-    output: Annotated[Path, typer.Option(help="folder for all files that are made")] = Path("runs/quickstart"),
-    nproc: Annotated[int, typer.Option(min=2, max=MOST_RANKS, help="number of processes")] = 4,
-    steps: Annotated[int, typer.Option(min=COMPARED_STEPS, max=MOST_STEPS, help="number of training steps")] = 40,
-    dry_run: Annotated[bool, typer.Option(help="stop before training: show shapes, groups and memory")] = False,
-    as_json: Json = False,
-) -> None:
+class QuickstartOptions(Options):
+    """How much of it."""
+
+    output: Path = Field(Path("runs/quickstart"), description="folder for all files that are made")
+    nproc: int = Field(4, ge=2, le=MOST_RANKS, description="number of processes")
+    steps: int = Field(40, ge=COMPARED_STEPS, le=MOST_STEPS, description="number of training steps")
+
+
+@app.command(
+    QuickstartOptions,
+    switches={"dry_run": "stop before training: show shapes, groups and memory", **JSON_SWITCH},
+)
+def quickstart(values: dict[str, Any], dry_run: bool, json: bool) -> None:
     """Go from nothing to a trained model: data, profiles, a searched plan, training, compared with the prediction."""
-    with redirect_stdout(sys.stderr) if as_json else nullcontext():
-        found = _all_of_it(output.absolute(), nproc, steps, dry_run)
-    if as_json:
+    given = QuickstartOptions.from_values(values)
+    with redirect_stdout(sys.stderr) if json else nullcontext():
+        found = _all_of_it(given.output.absolute(), given.nproc, given.steps, dry_run)
+    if json:
         answer("", True, **found)
 
 
@@ -152,7 +159,7 @@ def _title(console: Console, number: int, text: str) -> None:
 
 
 def _write_model(folder: Path) -> ModelShape:
-    write_text(folder / "config.json", json.dumps(CONFIG, indent=2) + "\n")
+    write_text(folder / "config.json", dumps(CONFIG, indent=2) + "\n")
     return load_model(folder)
 
 
@@ -160,7 +167,8 @@ def _prepare_data(output: Path) -> None:
     from .data import prepare
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # else tokenizers warns of every process started later
-    prepare(output / "data" / "python", standard_library=True, vocab_size=CONFIG["vocab_size"], limit_mib=TEXT_MIB)
+    text = {"standard_library": True, "vocab_size": CONFIG["vocab_size"], "limit_mib": TEXT_MIB}
+    prepare({"output": output / "data" / "python", **text}, json=False)
 
 
 def _profile(output: Path, nproc: int) -> None:
@@ -256,6 +264,5 @@ def _difference_to_one_process(settings: TrainSettings, records: list[StepRecord
     data = open_data(settings, plan, shape)
     batches = (data.batch(step) for step in range(COMPARED_STEPS))
     source = SeededWeights(settings.seed, shape.initializer_range)
-    recipe = settings.recipe.over(settings.max_steps)
-    alone = train_one_process(shape, SEQ_LENGTH, source, recipe, batches)
+    alone = train_one_process(shape, SEQ_LENGTH, source, settings.over(settings.max_steps), batches)
     return max(abs(loss - record["loss"]) for (loss, _), record in zip(alone, records, strict=False))

@@ -19,6 +19,7 @@ from paddlenlp_galvatron.options.group import Options
 from paddlenlp_galvatron.options.model_options import SEQ, Model, ModelOptions
 from paddlenlp_galvatron.plan import write_plan
 from paddlenlp_galvatron.profiles.reserve import GIB_MIB
+from paddlenlp_galvatron.report.facts import load_summary
 from paddlenlp_galvatron.report.plan import how_to_start
 from paddlenlp_galvatron.report.search import explain, summary
 from paddlenlp_galvatron.search import SearchOptions, SearchResult
@@ -26,12 +27,11 @@ from paddlenlp_galvatron.search import search as find_plan
 from paddlenlp_galvatron.search.device import settled
 from paddlenlp_galvatron.search.engine import predicted
 
-from .conventions import JSON_SWITCH, App
-from .grouped import add_command
+from .command import App, FromFile
 from .lengths import LengthOptions, with_lengths
 from .watched import watched
 
-app = App(help="Find the best plan from profile files.")
+app = App()
 
 END = "========================= Galvatron Search Engine End Searching ========================="
 WIDE = 200  # columns of a table in the log
@@ -55,6 +55,7 @@ BATCHES = {"settle_bsz", "min_bsz", "max_bsz"}  # options that say the global ba
 GROUPS: tuple[type[Options], ...] = (ModelOptions, SearchOptions, LengthOptions, AnswerOptions)
 
 
+@app.command(FromFile, *GROUPS, positional={"model_size": "MODEL"})
 def search(values: dict[str, Any], json: bool) -> None:
     """Find the plan of least predicted time, with its lower bound, and write it. Exit code 3 if none fits."""
     run = AnswerOptions.from_values(values)
@@ -100,6 +101,7 @@ def search(values: dict[str, Any], json: bool) -> None:
             "plan": str(path) if path else None,
             "log": str(log_file),
             "notes": notes,
+            "load": load_summary(cost.load),
         }
         peak = {"peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}  # Linux counts in KiB
         say(dumps(line | peak | places))
@@ -154,13 +156,3 @@ def _write_log(folder: Path, model: Model, lines: list[str]) -> Path:
     path = folder / f"Search_{model.name}_{time.strftime('%Y%m%d-%H%M%S')}_{os.getpid()}.log"
     write_text(path, "\n".join([*lines, END]) + "\n")
     return path
-
-
-add_command(
-    app,
-    None,
-    search,
-    *reversed(GROUPS),
-    switches=JSON_SWITCH,
-    positional=("model_size", "MODEL"),
-)

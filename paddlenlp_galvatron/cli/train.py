@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from paddlenlp_galvatron.base.printing import Console, say, table
 from paddlenlp_galvatron.base.text import gib
-from paddlenlp_galvatron.cost_model.held import held_mib
+from paddlenlp_galvatron.cost_model.weights import held_mib
+from paddlenlp_galvatron.launch import gpus
 from paddlenlp_galvatron.launch.nodes import FIELDS, Nodes
 from paddlenlp_galvatron.model.lora import Adapters
 from paddlenlp_galvatron.plan import ModelShape, Plan, UserError
@@ -23,21 +24,27 @@ from paddlenlp_galvatron.report.measured import Predicted
 from paddlenlp_galvatron.report.plan import MOST_ROWS
 from paddlenlp_galvatron.training.prepare import BESIDE, GROUPS, LaunchOptions, prepare
 
-from .conventions import JSON_SWITCH, App
-from .grouped import add_command
+from .command import JSON_SWITCH, App, FromFile
 from .training_run import TrainingRun
 
 if TYPE_CHECKING:
     from paddlenlp_galvatron.training.data.source import BatchSource
     from paddlenlp_galvatron.training.settings import TrainSettings
 
-app = App(help="Train a model by a plan.")
+app = App()
 
 COUNTED = 200_000  # ranks x strategies whose groups are counted, in a second
 KERNELS = ("flash_attention", "fused_rope", "fused_rms_norm", "fused_cross_entropy")  # of Paddle's on GPUs
 WORKER = "paddlenlp_galvatron.training.train_worker"
 
 
+@app.command(
+    FromFile,
+    *reversed(GROUPS),
+    positional={"galvatron_config_path": "PLAN"},
+    switches={"dry_run": "show shapes, groups and memory, and train nothing", **JSON_SWITCH},
+    beside=BESIDE,
+)
 def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = (), json: bool = False) -> None:
     """Train a model by a plan, with one process per rank, and write train_log.jsonl and checkpoints."""
     launch = LaunchOptions.from_values(values)
@@ -52,17 +59,16 @@ def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = (), js
             for note in prepared.notes:
                 console.print(note, markup=False)
             if dry_run:
-                show_run(console, *rehearsed(console, settings), settings.tuning.adapters(""))
+                show_run(console, *rehearsed(console, settings), settings.adapters(""))
                 return
             data = check_inputs(settings, lambda note: console.print(note, markup=False))
-            from paddlenlp_galvatron.launch import gpus
             from paddlenlp_galvatron.launch.processes import devices_of
             from paddlenlp_galvatron.launch.watch import await_first
 
             devices_of(nodes.ranks_each(settings.world_size))
             plan, shape = check_run(settings)
             steps, _ = settings.steps_over(data.samples, plan.global_batch)
-            adapters = settings.tuning.adapters("")
+            adapters = settings.adapters("")
             for note in filter(None, (plan.note, task_note(plan, adapters.rank if adapters else None))):
                 console.print(f"note: {settings.plan}: {note}", markup=False)
             kernels = [name for name in KERNELS if getattr(plan.assumed, name)]
@@ -89,8 +95,6 @@ def world_size_of(launch: LaunchOptions, nodes: Nodes, values: dict[str, Any]) -
         return processes * nodes.num_nodes
     if values.get("galvatron_config_path"):
         return None
-    from paddlenlp_galvatron.launch import gpus  # here, as it imports Paddle
-
     return gpus.gpu_count() * nodes.num_nodes or None
 
 
@@ -112,10 +116,9 @@ def check_inputs(settings: TrainSettings, say: Callable[[str], None] = lambda no
 
 def check_run(settings: TrainSettings) -> tuple[Plan, ModelShape]:
     """The remaining checks before processes start. Raises UserError."""
-    from paddlenlp_galvatron.launch import gpus
     from paddlenlp_galvatron.runtime.precision import Numbers
     from paddlenlp_galvatron.training.checkpoint.adapters import open_adapters
-    from paddlenlp_galvatron.training.checkpoint.pretrained import open_weights
+    from paddlenlp_galvatron.training.checkpoint.loading import open_weights
 
     plan, shape = settings.load_plan()
     if settings.use_flash_attention and not gpus.gpu_count():
@@ -129,15 +132,13 @@ def check_run(settings: TrainSettings) -> tuple[Plan, ModelShape]:
     Numbers.of(plan.assumed.mixed_precision, bool(plan.assumed.fp32_gradients), settings.compute_precision)
     if settings.initial_weights:
         open_weights(settings.initial_weights, shape)
-    if (adapters := settings.tuning.adapters("")) and settings.tuning.lora_path:
-        open_adapters(settings.tuning.lora_path, shape, adapters)
+    if (adapters := settings.adapters("")) and settings.lora_path:
+        open_adapters(settings.lora_path, shape, adapters)
     return plan, shape
 
 
 def rehearsed(console: Console, settings: TrainSettings) -> tuple[Plan, ModelShape]:
     """The plan and model of a run that is not started, as on the GPUs that it asks for. Raises UserError."""
-    from paddlenlp_galvatron.launch import gpus
-
     plan, shape = settings.load_plan(on_gpus=for_gpus(settings) or gpus.gpu_count() > 0)
     if plan.note:
         console.print(f"note: {settings.plan}: {plan.note}", markup=False)
@@ -191,17 +192,3 @@ def _groups(plan: Plan, shape: ModelShape, seq_length: int) -> str:
         f"{len(groups)} groups ({', '.join(f'{count} {use}' for use, count in sorted(uses.items()))}), "
         f"at most {most_communicators(groups)} on a rank"
     )
-
-
-add_command(
-    app,
-    None,
-    train,
-    *GROUPS,
-    switches={
-        "dry_run": "show shapes, groups and memory, and train nothing",
-        **JSON_SWITCH,
-    },
-    positional=("galvatron_config_path", "PLAN"),
-    beside=BESIDE,
-)

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from rich.progress import Progress, TaskID
 
 from paddlenlp_galvatron.base.printing import Console
+from paddlenlp_galvatron.base.process import heeded
 from paddlenlp_galvatron.base.reading import NewLines, read_json
-from paddlenlp_galvatron.base.signals import heeded
 from paddlenlp_galvatron.base.text import near
-from paddlenlp_galvatron.launch.nccl import variables_of
+from paddlenlp_galvatron.launch import gpus
 from paddlenlp_galvatron.launch.nodes import Nodes
 from paddlenlp_galvatron.plan import ModelShape, Plan, Precision
 from paddlenlp_galvatron.profiles.data_sheet import data_sheet_of
@@ -80,7 +80,7 @@ class TrainingRun:
     def __init__(self, console: Console, settings: TrainSettings, plan: Plan, shape: ModelShape, steps: int):
         self._console, self._settings, self._plan, self._shape = console, settings, plan, shape
         self._steps = steps
-        peak, adapts = settings.peak_tflops or _device_tflops(plan), settings.tuning.adapts
+        peak, adapts = settings.peak_tflops or _device_tflops(plan), settings.adapts
         self._health = Health(plan, shape, peak, steps, _device(), adapts)
         self.log = LogTail(settings.log, plan)
         self._told = CheckpointNews(settings.rank_logs / "workerlog.0")
@@ -96,7 +96,7 @@ class TrainingRun:
         nproc = nodes.ranks_each(settings.world_size)
         logs = settings.rank_logs
         self._console.print(f"starting {nproc} processes, logs in {near(logs)}/workerlog.*", markup=False)
-        variables = variables_of(self._plan)
+        variables = gpus.variables_of(self._plan)
         launch = Launch(
             program[0],
             program[1:],
@@ -192,22 +192,18 @@ class TrainingRun:
         if self._settings.traced_steps and self._settings.traced.exists():
             self._console.print(f"time lines in {near(self._settings.traced)}; open it in https://ui.perfetto.dev")
         if self._plan.world_size > 1 and self._settings.preference is None:  # whose pairs' sums are not predicted
-            adapters = self._settings.tuning.adapters("")
+            adapters = self._settings.adapters("")
             traffic, rank = read_json(self._settings.traffic), adapters.rank if adapters else None
             self._console.print(traffic_table(self._plan, self._shape, traffic, rank))
 
 
 def _device() -> str:
     """The kind of device of a rank, in a word."""
-    from paddlenlp_galvatron.launch import gpus
-
     return "GPU" if gpus.gpu_count() else "process"
 
 
 def _device_tflops(plan: Plan) -> float | None:
     """The peak of this node's devices by the data sheet of their name, if there is one."""
-    from paddlenlp_galvatron.launch import gpus
-
     sheet = data_sheet_of(gpus.gpu_name()) if gpus.gpu_count() else None
     if sheet is None:
         return None

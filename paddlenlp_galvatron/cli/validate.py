@@ -10,12 +10,12 @@ from paddlenlp_galvatron.base.writing import write_text
 from paddlenlp_galvatron.check.validation.options import ValidateOptions
 from paddlenlp_galvatron.plan import GalvatronError, UserError, load_model
 
-from .conventions import JSON_SWITCH, App, say_note
-from .grouped import add_command
+from .command import App, FromFile, say_note
 
-app = App(help="Run plans and compare predictions with measurements.")
+app = App()
 
 
+@app.command(FromFile, ValidateOptions, positional={"model_size": "MODEL"})
 def validate(values: dict[str, Any], json: bool) -> None:
     """Draw random plans, run each, and compare predictions with measurements. Exit code 1 if the accuracy is
     worse than the given limits."""
@@ -45,13 +45,3 @@ def validate(values: dict[str, Any], json: bool) -> None:
         say(f"{options.output}: validation.json, validation.html")
     if short := shortcomings(accuracy, options):
         raise GalvatronError("; ".join(short))
-
-
-add_command(
-    app,
-    None,
-    validate,
-    ValidateOptions,
-    switches=JSON_SWITCH,
-    positional=("model_size", "MODEL"),
-)

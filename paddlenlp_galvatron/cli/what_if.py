@@ -31,17 +31,15 @@ from pydantic import Field
 
 from paddlenlp_galvatron.base.limits import Port
 from paddlenlp_galvatron.base.printing import say
-from paddlenlp_galvatron.options.canonical import canonical_options, canonical_words
-from paddlenlp_galvatron.options.group import Options, is_boolean
+from paddlenlp_galvatron.options.group import Options, canonical_options, is_boolean, read_words
 from paddlenlp_galvatron.plan import GalvatronError, UserError
 from paddlenlp_galvatron.report.page import PAGES
 from paddlenlp_galvatron.report.what_if import SEARCHED, Answer, Question, answer, failed, faults_of, fragment, page
 
-from .conventions import JSON_SWITCH, App
-from .conventions import answer as tell
-from .grouped import add_command
+from .command import JSON_SWITCH, App, FromFile
+from .command import answer as tell
 
-app = App(help="Open a page on which you change model, cluster and budget and see the best plan.")
+app = App()
 
 ADDRESS = "127.0.0.1"
 HOSTS = (ADDRESS, "localhost")  # names under which the page may be asked for; another is a foreign page's doing
@@ -57,6 +55,7 @@ SAFE = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
+SWITCHES = {"no_browser": "only print the address instead of opening a browser", **JSON_SWITCH}
 SAVED = {"Content-Disposition": 'attachment; filename="plan.json"'}
 
 
@@ -66,6 +65,7 @@ class ServeOptions(Options):
     port: Port | None = Field(None, description="port to listen on; unset: a free one")
 
 
+@app.command(FromFile, ServeOptions, Question, positional={"model_size": "MODEL"}, switches=SWITCHES)
 def what_if(values: dict[str, Any], no_browser: bool, json: bool) -> None:
     """Open a page that shows the best plan as soon as you change model, cluster, memory, batch or length."""
     question = Question.from_values(values)
@@ -90,11 +90,10 @@ def _more(text: str) -> dict[str, Any]:
     given = shlex.split(text)
     if given and not given[0].startswith("-"):
         given = [f"--{word}" for word in given]
-    words = canonical_words(given, {name: is_boolean(field) for name, field in SEARCHED.items()})
-    if loose := [word for word in words if not word.startswith("--")]:
+    pairs, loose = read_words(given, {name: is_boolean(field) for name, field in SEARCHED.items()})
+    if loose:
         raise UserError(f"{loose[0]}: is no option; write name=value")
-    pairs = (word.removeprefix("--").partition("=") for word in words)
-    return {name: value for name, _, value in pairs}
+    return dict(pairs)
 
 
 class _Asked(NamedTuple):
@@ -277,14 +276,3 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: Any) -> None:
         """A line a request would only hide the address."""
-
-
-add_command(
-    app,
-    None,
-    what_if,
-    Question,
-    ServeOptions,
-    switches={"no_browser": "only print the address instead of opening a browser", **JSON_SWITCH},
-    positional=("model_size", "MODEL"),
-)

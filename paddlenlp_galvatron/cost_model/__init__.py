@@ -1,17 +1,15 @@
 """The cost of a plan: time, memory, schedule simulation, traffic.
 
-A price is made in this order: bytes of the collectives in `plan.comm_points` (`communication`), their times
-(`messages`), states and transients (`module_memory`), one module (`module_cost`), a layer by its strategy
-(`layer_prices`, with `recompute` and `experts`), resharding (`redistribution`). `model` has all prices that a search
-asks for, and predicts a plan: `simulate` times its step, `stage_memory` bounds its memory as the search does, `peak`
-estimates it.
+A price is made in one pass: bytes of the collectives in `plan.comm_points` and their times (`collectives`), with passes
+and weights the cost of a module (`module`), a layer by its strategy (`layers`, with `variants` and `experts`). `model`
+has all prices that a search asks for, and predicts a plan: `simulate` times its step, `stage_memory` bounds its memory
+as the search does, and estimates it. `load` makes it of profile files or a data sheet.
 """
 
 from .costs import CostOptions, LayerCost, Prediction, StageMemory, StagePrediction, States, Task, Terms, Workspace
-from .derived import derive
-from .load import load
+from .load import derive, load
 from .model import CostModel
-from .simulate import StageTimes, lower_bound_ms, step_ms, timeline
+from .simulate import StageTimes, step_ms, timeline
 from .traffic import step_traffic_bytes
 
 __all__ = [
@@ -28,7 +26,6 @@ __all__ = [
     "Workspace",
     "derive",
     "load",
-    "lower_bound_ms",
     "step_ms",
     "step_traffic_bytes",
     "timeline",

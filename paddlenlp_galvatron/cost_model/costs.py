@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from operator import add
 from typing import NamedTuple
 
-from ..profiles.experts import GROUPED, ExpertKernels
-from .peak import PartMemory
+from ..profiles.analytic import GROUPED, ExpertKernels
 from .simulate import StageTimes
 
 # Imbalances of experts where nothing is said: as of routers trained with a balance loss, and for the bound of memory.
@@ -31,6 +30,17 @@ class Task:
         return min(1.0, self.document_tokens / seq) if self.document_tokens else 1.0
 
 
+class Load(NamedTuple):
+    """The load of experts that prices assume: rows of the rank that gets most over the mean, by names of options."""
+
+    moe_imbalance: float  # in times and the estimate of memory
+    moe_imbalance_bound: float  # in the bound of memory
+
+    def __str__(self) -> str:
+        usual, most = self
+        return f"rows of the fullest rank of experts {usual:g} x the mean, {most:g} x in the bound of memory"
+
+
 @dataclass(frozen=True, slots=True)
 class CostOptions:
     """Options of the user besides the plan's assumptions."""
@@ -44,13 +54,8 @@ class CostOptions:
     kernels: ExpertKernels = GROUPED  # of experts
 
     @property
-    def load_words(self) -> str:
-        """The load of experts that prices assume."""
-        return load_words(self.imbalance, self.imbalance_bound)
-
-
-def load_words(imbalance: float, bound: float) -> str:
-    return f"rows of the fullest rank of experts {imbalance:g} x the mean, {bound:g} x in the bound of memory"
+    def load(self) -> Load:
+        return Load(self.imbalance, self.imbalance_bound)
 
 
 class States(NamedTuple):
@@ -82,6 +87,9 @@ class Terms(NamedTuple):
     finish_ms: float = 0.0  # gradients that are summed when all backward passes are done
     publish_ms: float = 0.0  # ZeRO-2's updated weights
     optimizer_ms: float = 0.0
+    # Each micro-batch, ms: collectives of expert parallelism, which are none of `tensor_forward_ms`.
+    expert_forward_ms: float = 0.0
+    expert_backward_ms: float = 0.0
 
     def also(self, other: Terms) -> Terms:
         """Those of two modules that reduce gradients at the same time."""
@@ -112,6 +120,44 @@ class Workspace(NamedTuple):
         return sum(self)
 
 
+class Update(NamedTuple):
+    """Memory of a part's first update with optimizer states in the host's memory, in MiB."""
+
+    master_mib: float = 0.0  # fp32 weights
+    tensor_mib: float = 0.0  # moments of its largest matrix
+    states_mib: float = 0.0  # all of its states, in the host's memory
+
+
+class PartMemory(NamedTuple):
+    """Memory of one part of a stage, a layer or vocabulary layers, on a rank, in MiB."""
+
+    fixed_mib: float = 0.0  # all the time: weights, optimizer states, masks
+    gradient_mib: float = 0.0  # whole, as backward makes them
+    kept_mib: float = 0.0  # of these, when they are reduced
+    late_mib: float = 0.0  # of the whole ones, what is reduced when a step ends, as an embedding's beside an LM head
+    activation_mib: float = 0.0  # of a micro-batch in flight
+    working_mib: float = 0.0  # backward's peak above what is held
+    made_mib: float = 0.0  # of the gradients, what a step's first backward has made by then
+    gathered_mib: float = 0.0  # zero3's weights while the part runs
+    joined_mib: float = 0.0  # the message in which gradients are reduced
+    update: Update = Update()
+
+    def also(self, other: PartMemory) -> PartMemory:
+        """Memory of two halves of a part together."""
+        update = Update(*map(add, self.update, other.update))
+        return PartMemory(*map(add, self[:-1], other[:-1]))._replace(update=update)
+
+    @property
+    def shard_mib(self) -> float:
+        """Part of a message of gradients that stays until all of it has been reduced."""
+        return self.kept_mib + self.joined_mib - self.gradient_mib if self.kept_mib < self.gradient_mib else 0.0
+
+    @property
+    def late(self) -> float:
+        """Share of the gradients that is late."""
+        return self.late_mib / self.gradient_mib if self.late_mib else 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class LayerCost:
     """Cost of one layer (or of the vocabulary layers of one stage) on the rank that has most of it."""
@@ -133,8 +179,8 @@ class LayerCost:
         each, once = (terms.reduce_ms, 0.0) if terms.reduced_each else (0.0, terms.reduce_ms)
         backward = terms.backward_ms + terms.recompute_ms + terms.gather_backward_ms + each
         return cls(
-            terms.forward_ms + terms.gather_forward_ms + terms.tensor_forward_ms,
-            backward + terms.tensor_backward_ms,
+            terms.forward_ms + terms.gather_forward_ms + terms.tensor_forward_ms + terms.expert_forward_ms,
+            backward + terms.tensor_backward_ms + terms.expert_backward_ms,
             terms.finish_ms + terms.publish_ms + terms.optimizer_ms + once,
             sum(terms.states),
             activation_mib,

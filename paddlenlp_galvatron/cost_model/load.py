@@ -1,19 +1,21 @@
-"""From a folder of profile files (or their paths) to a cost model."""
+"""From a folder of profile files (or their paths), or from the data sheet of a node, to a cost model."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from ..base.errors import UserError
+from ..base.errors import Faults, UserError
 from ..interop.raw_runs import Dialect
 from ..model import ModelShape
 from ..plan.strategy import Assumptions
+from ..profiles.analytic import analytic_computation, analytic_hardware, analytic_memory
 from ..profiles.computation import ComputationProfile
 from ..profiles.compute_time import ComputeTimes, TimeMode
-from ..profiles.files import Faults, Note, computation_name, memory_name, no_note
+from ..profiles.data_sheet import DataSheet
+from ..profiles.files import Note, computation_name, memory_name, no_note
 from ..profiles.hardware import HardwareProfile
 from ..profiles.identity import (
     kv_heads_note,
@@ -127,6 +129,39 @@ def load(
         gpus_per_node=gpus_per_node,
         assumed=assumed,
         options=options,
+    )
+
+
+def derive(
+    model: ModelShape,
+    sheet: DataSheet,
+    num_nodes: int,
+    gpus_per_node: int,
+    assumed: Assumptions,
+    options: CostOptions = CostOptions(),
+    kept_bytes: Callable[[int, int], float] | None = None,
+) -> CostModel:
+    """Cost model by arithmetic, which measures nothing and reads no file: the same prices as of the files that
+    `galvatron profile all --analytic` writes; with Paddle's fused kernels, unless `assumed` says otherwise.
+    `kept_bytes`: see `analytic_computation`. Raises UserError where no length of samples is assumed."""
+    seq = assumed.seq_length
+    if seq is None:
+        raise UserError("seq_length: missing; say how many tokens a sample has")
+    assumed = replace(assumed, flash_attention=assumed.flash_attention is not False)
+    precision, lengths, fused = assumed.mixed_precision, [seq], assumed.fused
+    memory = analytic_memory(model, precision, lengths, fused)
+    if sheet.allocator:
+        memory = replace(memory, meta=memory.meta.with_extra({}, reserved=1 + sheet.allocator.value))
+    return CostModel(
+        model,
+        network=Network(analytic_hardware(sheet, num_nodes, gpus_per_node)),
+        times=ComputeTimes(analytic_computation(model, sheet, precision, lengths, fused, kept_bytes, options.kernels)),
+        memory=MemoryUse(memory),
+        num_nodes=num_nodes,
+        gpus_per_node=gpus_per_node,
+        assumed=assumed,
+        options=options,
+        host_link=sheet.host_link.value,
     )
 
 

@@ -15,7 +15,7 @@ from ..base.errors import UserError
 from ..model import ModelShape
 from ..plan.comm_points import Collective
 from ..plan.communicators import communicators
-from ..plan.layout import TokenLayout, token_layout
+from ..plan.layout import TokenLayout, redistribution, token_layout
 from ..plan.mesh import OF_A_SAMPLE, SHARDING, Axis, Mesh
 from ..plan.strategy import Assumptions, Plan, Strategy, VocabStrategy
 from ..profiles.computation import PassTimes
@@ -25,32 +25,27 @@ from ..profiles.memory import STATE_BYTES, Role
 from ..profiles.memory_use import MemoryUse
 from ..profiles.network import Network
 from ..profiles.reserve import MeasuredReserve, Reserve, gpu_sheet, reserve_of
-from .communication import Calls, vocab_calls
-from .costs import (
-    CostOptions,
-    LayerCost,
-    Prediction,
-    StagePrediction,
-    States,
-    Terms,
-    Workspace,
-)
-from .experts import ExpertPrices
-from .layer_prices import LayerPrices, samples_of
-from .messages import place_of
-from .module_cost import ModuleCosts
-from .module_memory import Room
-from .peak import PartMemory
-from .redistribution import redistribution
+from .collectives import Calls, Setting, place_of, vocab_calls
+from .costs import CostOptions, LayerCost, Load, PartMemory, Prediction, StagePrediction, States, Terms, Workspace
+from .layers import LayerPrices, samples_of
+from .module import Room, once
 from .simulate import StageTimes, step_ms
 from .stage_memory import batch_mib, fullest, memory_of, own_positions_mib
-from .weights import StateBytes, Weights, head_weights, table_weights
+from .weights import MIB, StateBytes, Weights, head_weights, table_weights
 
-MIB = 2**20
 GB_PER_S = 1e9 / MIB / 1e3  # in MiB/ms
 # Messages that a rank of a pipeline holds beside activations, with one micro-batch and with several. From the next
 # stage: the gradient in use, and a posted one; from the previous one: a posted activation, and a gradient leaving.
 NEXT, BEFORE = (1, 2), (0, 2)
+
+
+class StageCost(NamedTuple):
+    """Cost of a stage in all, and times of each of its chunks for one micro-batch, in ms."""
+
+    totals: StagePrediction
+    forward_ms: list[float]
+    backward_ms: list[float]
+    send_ms: list[float]  # to the next chunk, and the gradient back
 
 
 class CostModel(LayerPrices):
@@ -89,22 +84,11 @@ class CostModel(LayerPrices):
         self.seqs = tuple(shape.seq_length or assumed.seq_length for shape in self.models)  # of each layer type
         self.state_bytes = StateBytes.of(assumed.mixed_precision, bool(assumed.fp32_gradients))
         self.layer_types = tuple(kind for kind, shape in enumerate(self.models) for _ in range(shape.layers))
-        self._modules = ModuleCosts(
-            network,
-            gpus_per_node,
-            times.profile.optimizer_ms_per_million,
-            assumed,
-            self.state_bytes,
-            options.task,
-            self._host_mib_per_ms(host_link) if options.offload_optimizer else None,
-        )
+        self.host_mib_per_ms = self._host_mib_per_ms(host_link) if options.offload_optimizer else None
         mixture = next((model for model in self.models if model.experts), None)
         if mixture and (len(self.models) > 1 or options.task.frozen):
             what = "several types of layers" if len(self.models) > 1 else "LoRA's adapters"
             raise UserError(f"model_size: {mixture.name} has experts; {what} are not planned for such models")
-        self.experts = ExpertPrices(mixture, times, network, self._modules, options, gpus_per_node) if mixture else None
-        self._vocab: dict[tuple[VocabStrategy, int, int, int, int, Role], LayerCost] = {}
-        self._moves_ms: dict[tuple[TokenLayout, TokenLayout, int, int], float] = {}
         first, last = self.models[0], self.models[-1]
         if first.tied_embeddings and first.hidden_size != last.hidden_size:
             raise UserError(
@@ -120,6 +104,11 @@ class CostModel(LayerPrices):
     def context_mib(self) -> float:
         """The reserve on every device, as the user set it."""
         return self.options.context_mib
+
+    @property
+    def load(self) -> Load | None:
+        """The load of experts that it assumes; None: of no model with experts."""
+        return self.options.load if self.has_experts else None
 
     def reserving(self, context_mib: float) -> CostModel:
         """The same model with this reserve on every device."""
@@ -162,10 +151,7 @@ class CostModel(LayerPrices):
         self, vocab: VocabStrategy, *, stage_size: int, micro_batch: int, micro_batches: int, pipeline: int, role: Role
     ) -> LayerCost:
         """Embedding and LM head as a stage of this role has them. Raises UserError as `layer_cost` does."""
-        key = (vocab, stage_size, micro_batch, micro_batches, pipeline, role)
-        if key not in self._vocab:
-            self._vocab[key] = self._vocabulary(*key)
-        return self._vocab[key]
+        return self._vocabulary(vocab, stage_size, micro_batch, micro_batches, pipeline, role)
 
     def middle_cost(self, *, stage_size: int, micro_batch: int, micro_batches: int, later: bool = False) -> LayerCost:
         """Cost of the input of a stage without embedding and LM head; the previous stage keeps it as its output, too.
@@ -197,11 +183,8 @@ class CostModel(LayerPrices):
         """
         sharded = self.assumed.sequence_parallel
         source, target = (token_layout(strategy, stage_size, sharded) for strategy in (before, after))
-        there, back = (source, target, micro_batch, layer_type), (target, source, micro_batch, layer_type)
-        for move in (there, back):
-            if move not in self._moves_ms:
-                self._moves_ms[move] = self._move_ms(*move)
-        return self._moves_ms[there], self._moves_ms[back]
+        where = micro_batch, layer_type
+        return self._move_ms(source, target, *where), self._move_ms(target, source, *where)
 
     def boundary_cost(self, *, stage_size: int, micro_batch: int, pipeline: int, layer_type: int = 0) -> float:
         """Time in ms of one micro-batch's hand-over to the next stage, and of its gradient's back: each rank sends
@@ -211,15 +194,34 @@ class CostModel(LayerPrices):
 
     def predict(self, plan: Plan) -> Prediction:
         """Time and memory of one step: the one function behind every predicted time. Raises UserError."""
+        return self.joined(plan, [self.stage_cost(plan, stage) for stage in range(plan.pipeline)])
+
+    def stage_cost(self, plan: Plan, stage: int) -> StageCost:
+        """Cost of one stage, which depends on its own layers alone. Raises UserError."""
         self._require_mine(plan)
-        chunks = [[self._chunk(plan, stage, chunk) for stage in range(plan.pipeline)] for chunk in range(plan.chunks)]
-        stages = tuple(self._stage(plan, stage, own) for stage, own in enumerate(zip(*chunks, strict=True)))
-        every = [one for row in chunks for one in row]
+        where = {"stage_size": plan.stage_size, "micro_batch": plan.micro_batch, "pipeline": plan.pipeline}
+        chunks = [self.chunk_parts(plan, stage, chunk) for chunk in range(plan.chunks)]
+        forward_ms, backward_ms, send_ms = [], [], []
+        for chunk, parts in enumerate(chunks):
+            switches, behind = self.chunk_switches(plan, stage, chunk), plan.chunk_layers(stage, chunk).stop
+            forward_ms.append(sum(part.forward_ms for part in parts) + sum(forward for forward, _ in switches))
+            backward_ms.append(sum(part.backward_ms for part in parts) + sum(backward for _, backward in switches))
+            last = plan.is_last(stage, chunk)
+            send_ms.append(0.0 if last else self.boundary_cost(layer_type=self.crossing_type(behind), **where))
+        each = not self.assumed.async_grad_reduce
+        memory = memory_of(plan, stage, chunks, self.context_mib, each, self._shared_mib(plan, stage))
+        sync_ms = sum(part.sync_ms for parts in chunks for part in parts)
+        totals = StagePrediction(sum(forward_ms), sum(backward_ms), sync_ms, sum(send_ms), memory)
+        return StageCost(totals, forward_ms, backward_ms, send_ms)
+
+    def joined(self, plan: Plan, costs: Sequence[StageCost]) -> Prediction:
+        """The prediction of a plan whose stages cost this."""
+        stages, chunks = tuple(cost.totals for cost in costs), range(plan.chunks)
         times = StageTimes(
-            [one.forward_ms for one in every],
-            [one.backward_ms for one in every],
+            [cost.forward_ms[chunk] for chunk in chunks for cost in costs],
+            [cost.backward_ms[chunk] for chunk in chunks for cost in costs],
             [stage.sync_ms for stage in stages],
-            [one.send_ms for one in every[:-1]],
+            [cost.send_ms[chunk] for chunk in chunks for cost in costs][:-1],
         )
         time_ms = step_ms(plan.schedule, times, plan.micro_batches)
         busy = sum(plan.micro_batches * (s.forward_ms + s.backward_ms) + s.sync_ms for s in stages)
@@ -272,29 +274,6 @@ class CostModel(LayerPrices):
             for layer, (before, after) in enumerate(boundaries, layers.start)
         ]
 
-    def _chunk(self, plan: Plan, stage: int, chunk: int) -> _Chunk:
-        parts, switches = self.chunk_parts(plan, stage, chunk), self.chunk_switches(plan, stage, chunk)
-        where = {"stage_size": plan.stage_size, "micro_batch": plan.micro_batch, "pipeline": plan.pipeline}
-        behind = self.crossing_type(plan.chunk_layers(stage, chunk).stop)
-        return _Chunk(
-            parts,
-            sum(part.forward_ms for part in parts) + sum(forward for forward, _ in switches),
-            sum(part.backward_ms for part in parts) + sum(backward for _, backward in switches),
-            0.0 if plan.is_last(stage, chunk) else self.boundary_cost(layer_type=behind, **where),
-        )
-
-    def _stage(self, plan: Plan, stage: int, chunks: Sequence[_Chunk]) -> StagePrediction:
-        parts = [chunk.parts for chunk in chunks]
-        return StagePrediction(
-            sum(chunk.forward_ms for chunk in chunks),
-            sum(chunk.backward_ms for chunk in chunks),
-            sum(part.sync_ms for some in parts for part in some),
-            sum(chunk.send_ms for chunk in chunks),
-            memory_of(
-                plan, stage, parts, self.context_mib, not self.assumed.async_grad_reduce, self._shared_mib(plan, stage)
-            ),
-        )
-
     def _shared_mib(self, plan: Plan, stage: int) -> float:
         """Memory shared by the layers of a stage, which is in no layer's price."""
         return own_positions_mib(plan, stage, self.models[0], self.memory)
@@ -317,6 +296,7 @@ class CostModel(LayerPrices):
                 for name, theirs, ours in plan.assumed.completed(self.assumed).unlike(self.assumed)
             )
 
+    @once
     def _move_ms(self, source: TokenLayout, target: TokenLayout, micro_batch: int, layer_type: int) -> float:
         """Resharding takes as long as an all-to-all in which all receive as much as the rank with most."""
         tokens = micro_batch * self.seqs[layer_type]
@@ -328,21 +308,25 @@ class CostModel(LayerPrices):
         received = change.most_tokens / tokens * self._token_bytes(micro_batch, layer_type) / MIB
         return self.network.collective_ms(Collective.ALL_TO_ALL, place, received * change.span / (change.span - 1))
 
+    @once
     def _vocabulary(
         self, vocab: VocabStrategy, stage_size: int, micro_batch: int, micro_batches: int, pipeline: int, role: Role
     ) -> LayerCost:
         first, last = 0, len(self.models) - 1
         mesh = vocab.mesh(stage_size)
         samples = samples_of(vocab, mesh, stage_size, micro_batch)
-        calls = self._vocab_calls(vocab, role, stage_size, micro_batch)
+        settings = [
+            self._setting(stage_size, micro_batch, micro_batches > 1, pipeline, layer_type)
+            for layer_type in (first, last)
+        ]
         split = mesh.degree(*OF_A_SAMPLE)
-        parts = []
+        every = []  # the passes of embedding and LM head
         if role != "last":
-            parts.append(self.times.embedding(samples / split, self.seqs[first], vocab.tp))
+            every.append(self.times.embedding(samples / split, self.seqs[first], vocab.tp))
         if role != "first":
-            parts.append(self.times.head(samples / split, self.seqs[last], vocab.tp))
-        times = PassTimes(sum(p.forward_ms for p in parts), sum(p.backward_ms for p in parts))
-        times = times.slowed(self.network.beside_receive(pipeline))
+            every.append(self.times.head(samples / split, self.seqs[last], vocab.tp))
+        passes = PassTimes(sum(one.forward_ms for one in every), sum(one.backward_ms for one in every))
+        passes = passes.slowed(self.network.receive_slowdown(pipeline))
         seq = self.seqs[first if role == "first" else last]  # most of what is kept are the logits
         peak, kept = self.memory.vocab_activation_mib(
             role, vocab.tp, seq, self.assumed.sequence_parallel, samples / split
@@ -351,14 +335,15 @@ class CostModel(LayerPrices):
         states_mib = self.memory.vocab_states_mib(role, vocab.tp)
         held = Weights(round(states_mib * MIB / STATE_BYTES), largest=table.largest)
         if self.task.frozen:  # nothing below the embedding learns, so that nothing goes back through it
-            times = PassTimes(times.forward_ms, 0.0 if role == "first" else parts[-1].forward_ms)
+            passes = PassTimes(passes.forward_ms, 0.0 if role == "first" else every[-1].forward_ms)
         if kept < peak:  # of a few tokens less is kept than the head's gradient takes, which is made anew
             made_mib = head_weights(self.models[last], vocab.tp).matrices * self.state_bytes.gradient / MIB
             peak = max(peak, kept + made_mib + self._token_bytes(samples, last) / split / MIB)
         late = self._late(role)
         room = Room(kept, peak - kept, begins=pipeline > 1, sent=0.0 if role == "first" else 1 - late)
-        timed = self._modules.messages(calls, mesh, pipeline, held)
-        cost = self._modules.trained(vocab, mesh.degree(*SHARDING), timed, times, held, micro_batches > 1, room)
+        timed = self.call_times(self._vocab_calls(vocab, role, *settings), mesh, pipeline, held)
+        sharding = mesh.degree(*SHARDING)
+        cost = self.module_cost(vocab.dp_type, sharding, settings[0], timed, passes, held, room, several_matrices=False)
         fixed_mib = self._constants_mib
         fixed_mib += batch_mib(self.memory, samples * micro_batches, seq, micro_batches)
         if role != "only":
@@ -387,22 +372,11 @@ class CostModel(LayerPrices):
             return float(each) if tied else 0.5
         return float(each and (tied or role == "first"))
 
-    def _vocab_calls(self, vocab: VocabStrategy, role: Role, stage_size: int, micro_batch: int) -> Calls:
+    def _vocab_calls(self, vocab: VocabStrategy, role: Role, embedding: Setting, head: Setting) -> Calls:
         """The embedding is of the first layer type's width and length, the LM head of the last one's."""
         first, last = self.models[0], self.models[-1]
-        settings = [self._setting(stage_size, micro_batch, kind) for kind in (0, len(self.models) - 1)]
         if role == "only" and not last.tied_embeddings:
-            ends = vocab_calls(first, vocab, "first", settings[0]), vocab_calls(last, vocab, "last", settings[1])
-            return ends[0].also(ends[1])
-        return vocab_calls(
-            *((first, vocab, role, settings[0]) if role == "first" else (last, vocab, role, settings[1]))
-        )
-
-
-class _Chunk(NamedTuple):
-    """A chunk of a stage, and its times for one micro-batch."""
-
-    parts: list[LayerCost]
-    forward_ms: float
-    backward_ms: float
-    send_ms: float  # to the next one, and the gradient back
+            return vocab_calls(first, vocab, "first", embedding).also(vocab_calls(last, vocab, "last", head))
+        if role == "first":
+            return vocab_calls(first, vocab, role, embedding)
+        return vocab_calls(last, vocab, role, head)

@@ -1,4 +1,4 @@
-"""Time of one step of a pipeline: the event simulation of a schedule's lists of passes (`plan.schedules`).
+"""Time of one step of a pipeline: the event simulation of a schedule's lists of passes (`plan.schedule`).
 
 A pass starts when its stage has finished the pass before it and its input has arrived; a message to a neighbour delays
 its arrival and keeps neither stage busy. After its last backward each stage is
@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import NamedTuple
 
 import galvatron_dp_core
 import numpy as np
 
 from ..base.errors import UserError
-from ..plan.schedules import Done, Pass, Schedule, arrays, in_flight, input_of, order, way_ms
+from ..plan.schedule import Done, Pass, Schedule, arrays, input_of, order, way_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,34 +62,6 @@ def step_ms(schedule: Schedule, times: StageTimes, micro_batches: int) -> float:
         raise UserError(
             f"chunks: {micro_batches} micro-batches in {times.stages} stages: {error}; give fewer micro-batches"
         ) from None
-
-
-def lower_bound_ms(schedule: Schedule, times: StageTimes, micro_batches: int) -> float:
-    """A bound below `step_ms`, O(stages); equal to it when one stage is never idle between its first and last pass.
-
-    For each stage: its input needs the forwards before it, the last gradients of the stages before it come after its
-    own, and in between it either works all the time; or waits for its first gradient, which goes down the pipeline and
-    back; or waits so for its last one. `early` forwards come before the first backward, as many backwards after the
-    last forward. For one chunk a stage.
-    """
-    m, stages = micro_batches, times.stages
-    send = [*times.send, 0.0]
-    columns = list(zip(times.forward, times.backward, times.sync, send, strict=True))
-    below = [*accumulate((f + b + 2 * p for f, b, _, p in reversed(columns)), initial=0.0)][::-1]
-    best = head = end = 0.0  # end: from the stage's last backward to the end of the step
-    for stage, (f, b, y, p) in enumerate(columns):
-        end = max(y, end)
-        early = in_flight(schedule, stage, stages, m)
-        round_trip = below[stage + 1] + 2 * p
-        inside = max(
-            m * (f + b),
-            f + round_trip + m * b + (m - early) * f,
-            m * f + (m - early) * b + round_trip + b,
-        )
-        best = max(best, head + inside + end)
-        head += f + p
-        end += p + b
-    return best
 
 
 def timeline(schedule: Schedule, times: StageTimes, micro_batches: int) -> list[Span]:

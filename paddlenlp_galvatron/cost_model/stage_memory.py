@@ -1,4 +1,8 @@
-"""Peak memory of a rank of a stage: an upper bound and an estimate from the memory of its parts, and what no part has.
+"""Peak memory of a rank of a stage: the bound that the search holds plans to, and the estimate beside it.
+
+The bound adds up what each term takes at its own worst moment, so that memory is a sum over layers. The estimate walks
+through the passes of a step: gradients come as its first backward goes on, and a layer's working set stands beside the
+activations of those before it alone.
 
 Attention masks, positions and a batch's ids are small beside a real model, but a bound is one only with them. Profiles
 that do not tell of masks, such as Galvatron's, tell of none of it.
@@ -8,17 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from ..model import ModelShape
 from ..plan.mesh import Axis
-from ..plan.schedules import chunks_in_flight, without_repeats
+from ..plan.schedule import Pass, chunks_in_flight, without_repeats
 from ..plan.strategy import Assumptions, Plan
 from ..profiles.memory_use import MemoryUse
-from .costs import LayerCost, StageMemory, Workspace
-from .peak import peak_mib
-from .weights import FP32_BYTES
+from .costs import LayerCost, PartMemory, StageMemory, Workspace
+from .weights import FP32_BYTES, MIB
 
-MIB = 2**20
 ENDS = ("embedding", "last norm", "LM head")  # weights that no layer has
 ID_BYTES = 8  # of a token's number
 BATCHES = 2  # of which a rank holds its own rows: the one in use and the next
@@ -62,6 +65,100 @@ def _held_mib(chunks: Sequence[Sequence[LayerCost]], in_flight: Sequence[int]) -
     """Activations of chunks of which so many micro-batches are in flight."""
     each = (sum(part.activation_mib for part in chunk) for chunk in chunks)
     return sum(count * mib for count, mib in zip(in_flight, each, strict=True))
+
+
+class _Sent(NamedTuple):
+    """A part whose gradients are being reduced."""
+
+    part: PartMemory = PartMemory()
+    again: bool = False  # they are those of a further micro-batch, to be added to what is kept
+
+    @property
+    def spent_mib(self) -> float:
+        """Memory that is freed when they are reduced."""
+        part = self.part
+        return (part.joined_mib if self.again else part.gradient_mib - part.kept_mib) * (1 - part.late)
+
+
+class _Start(NamedTuple):
+    """State at the start of a micro-batch's backward on a stage, apart from the micro-batches in flight."""
+
+    chunk: int
+    states: tuple[int, ...]  # of each chunk's gradients: none, of some micro-batches, of all
+    last: bool  # of the chunk's micro-batches
+    sent: tuple[int, bool] | None  # where each is reduced: the chunk of the backward before, and whether it added to it
+
+
+def peak_mib(chunks: Sequence[Sequence[PartMemory]], passes: Sequence[Pass], reduced_each: bool = False) -> float:
+    """`chunks`: the parts of each, in the order of forward; `passes` of the stage. Gradients of a chunk are reduced
+    after its last micro-batch, or after each."""
+    every = [part for parts in chunks for part in parts]
+    fixed_mib = sum(part.fixed_mib for part in every)
+    updating_mib = sum(part.update.master_mib + part.gradient_mib for part in every)
+    updating_mib += max(part.update.tensor_mib for part in every)
+    activations_mib = [sum(part.activation_mib for part in parts) for parts in chunks]
+    gradients_mib = [(0.0, _between(parts, reduced_each), sum(part.kept_mib for part in parts)) for parts in chunks]
+    micro_batches = sum(work.kind == "backward" for work in passes) // len(chunks)
+    in_flight_mib, done = 0.0, [0] * len(chunks)
+    sent: tuple[int, bool] | None = None
+    most_mib: dict[_Start, float] = {}  # in flight, at backwards that are otherwise alike
+    for work in passes:
+        chunk = work.chunk
+        if work.kind == "forward":
+            in_flight_mib += activations_mib[chunk]
+            continue
+        states = tuple((count > 0) + (count == micro_batches) for count in done)
+        alike = _Start(chunk, states, done[chunk] == micro_batches - 1, sent)
+        most_mib[alike] = max(most_mib.get(alike, 0.0), in_flight_mib)
+        in_flight_mib -= activations_mib[chunk]
+        sent = (chunk, done[chunk] > 0) if reduced_each else None
+        done[chunk] += 1
+    peaks = [fixed_mib + updating_mib] if any(part.update.states_mib for part in every) else []
+    for start, held_mib in most_mib.items():
+        kept_mib = sum(sizes[state] for sizes, state in zip(gradients_mib, start.states, strict=True))
+        before = _Sent() if start.sent is None else _Sent(_last_sent(chunks[start.sent[0]]), start.sent[1])
+        now = fixed_mib + held_mib + kept_mib + before.spent_mib
+        first = start.states[start.chunk] == 0
+        peaks.append(_backward(chunks[start.chunk], now, first, start.last, reduced_each, before))
+    return max(peaks)
+
+
+def _between(parts: Sequence[PartMemory], reduced_each: bool) -> float:
+    """Gradients that parts hold between two micro-batches, in MiB."""
+    if not reduced_each:
+        return sum(part.gradient_mib for part in parts)
+    return sum(part.kept_mib * (1 - part.late) + part.late_mib for part in parts)
+
+
+def _last_sent(parts: Sequence[PartMemory]) -> PartMemory:
+    """Whose gradients a backward reduces last, but for late ones."""
+    return next((part for part in parts if part.gradient_mib > part.late_mib), PartMemory())
+
+
+def _backward(
+    parts: Sequence[PartMemory], now: float, first: bool, last: bool, reduced_each: bool, sent: _Sent
+) -> float:
+    """The peak of one micro-batch's backward that begins with so much held, and with these gradients being reduced."""
+    peak = now
+    again = reduced_each and not first
+    before = [*parts[:-1][::-1], PartMemory()]  # whose weights are fetched while a part's backward runs
+    for part, following in zip(reversed(parts), before, strict=True):
+        weights = part.gathered_mib + following.gathered_mib
+        working_mib = part.working_mib + (part.made_mib if first else 0.0)
+        peak = max(peak, now + weights + working_mib + sent.part.shard_mib)
+        made_mib = part.gradient_mib if first else part.joined_mib if again else 0.0
+        now += made_mib * (1 - part.late) - part.activation_mib
+        peak = max(peak, now + weights + sent.part.shard_mib)
+        if (last or reduced_each) and part.gradient_mib > part.late_mib:
+            now -= sent.spent_mib
+            peak, sent = max(peak, now + weights + part.joined_mib * (1 - part.late)), _Sent(part, again)
+    now -= sent.spent_mib
+    for part in parts:
+        now += part.late_mib if first else 0.0
+        if last and part.late_mib:
+            peak = max(peak, now + part.joined_mib * part.late)
+            now += (part.kept_mib - part.gradient_mib) * part.late
+    return max(peak, now)
 
 
 def constants_mib(models: Sequence[ModelShape], seqs: Sequence[int], memory: MemoryUse) -> float:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 
 from ..base.errors import UserError
 from ..model import ModelShape
 from ..plan.comm_points import Collective
-from ..plan.layout import token_layout
+from ..plan.layout import redistribution, token_layout
 from ..plan.strategy import Plan
 from ..profiles.memory import Role
-from .communication import Call, Calls, Setting, layer_calls, vocab_calls, weight_calls
+from .collectives import Call, Calls, Setting, layer_calls, vocab_calls, weight_calls
 from .experts import expert_calls
-from .redistribution import redistribution
-from .task import adapter_weights
-from .weights import StateBytes
+from .weights import StateBytes, adapter_weights
 
 # The runtime's names. Messages are measured as `Collective` says: the whole tensor, as one rank sees it.
 NAMES = {kind: kind.name.lower() for kind in Collective} | {Collective.SEND: "p2p"}
@@ -32,7 +31,8 @@ def step_traffic_bytes(plan: Plan, model: ModelShape, adapter_rank: int | None =
     if seq is None:
         raise UserError("galvatron.assumed.seq_length: missing; say how many tokens a sample has")
     states = StateBytes.of(plan.assumed.mixed_precision, bool(plan.assumed.fp32_gradients))
-    setting = Setting(plan.micro_batch, seq, plan.stage_size, plan.assumed, states)
+    several = plan.micro_batches > 1
+    setting = Setting(plan.stage_size, plan.micro_batch, several, plan.pipeline, seq, plan.assumed, states)
     each, once = plan.micro_batches * plan.stage_size, plan.stage_size
     token = model.hidden_size * plan.assumed.mixed_precision.bytes
     total: Counter[str] = Counter()
@@ -56,25 +56,23 @@ def step_traffic_bytes(plan: Plan, model: ModelShape, adapter_rank: int | None =
 
 def _stage_calls(
     plan: Plan, stage: int, model: ModelShape, setting: Setting, adapter_rank: int | None
-) -> Iterable[Calls]:
-    last, every = plan.pipeline - 1, list[Calls]()
+) -> Iterator[Calls]:
+    """`setting`: of the weights that learn."""
+    last, frozen = plan.pipeline - 1, adapter_rank is not None
+    base = replace(setting, states=setting.states.frozen) if frozen else setting
     for strategy in (plan.layers[index] for index in plan.stage_layers(stage)):
-        every.append(layer_calls(model, strategy, setting))
+        yield layer_calls(model, strategy, base)
         if model.experts:
-            every.append(expert_calls(model, strategy.experts, strategy.recompute, setting))
+            yield expert_calls(model, strategy.experts, strategy.recompute, base)
         if adapter_rank is not None:
             yield weight_calls(adapter_weights(model, strategy.tp, adapter_rank), strategy, setting)
     if stage in (0, last):
         role: Role = "only" if last == 0 else "first" if stage == 0 else "last"
-        calls = vocab_calls(model, plan.vocab, role, setting)
-        if adapter_rank is not None:  # nothing goes back through the embedding
-            head = vocab_calls(model, plan.vocab, "last", setting) if role != "first" else Calls()
+        calls = vocab_calls(model, plan.vocab, role, base)
+        if frozen:  # nothing goes back through the embedding
+            head = vocab_calls(model, plan.vocab, "last", base) if role != "first" else Calls()
             calls = calls._replace(backward=head.backward)
-        every.append(calls)
-    if adapter_rank is None:
-        yield from every
-        return
-    yield from (calls.frozen for calls in every)
+        yield calls
 
 
 def _add(total: Counter[str], calls: Iterable[Call], times: int) -> None:

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ..model import LayerKind, ModelShape, Split
-from ..plan.strategy import DataParallel, Precision
+from ..model.lora import Adapters, factors_of
+from ..plan.strategy import DataParallel, Experts, Plan, Precision
 
+MIB = 2**20
 FP32_BYTES = 4
 MOMENT_BYTES = 2 * FP32_BYTES  # AdamW's two moments, fp32 with multi_precision
 
@@ -26,6 +28,11 @@ class StateBytes:
         full = precision is Precision.FP32
         gradient = FP32_BYTES if full or fp32_gradients else precision.bytes
         return cls(precision.bytes, gradient, MOMENT_BYTES + (0 if full else FP32_BYTES))
+
+    @property
+    def frozen(self) -> StateBytes:
+        """Bytes of a weight that does not learn."""
+        return StateBytes(self.weight, 0, 0)
 
     def held(self, dp_type: DataParallel, sharding: int, whole_gradients: bool) -> float:
         """Bytes per parameter that a rank keeps, its states sharded over `sharding` ranks.
@@ -100,3 +107,60 @@ def table_weights(model: ModelShape, tp: int) -> Weights:
 def head_weights(model: ModelShape, tp: int) -> Weights:
     """Weights of last norm and LM head on one of `tp` ranks."""
     return weights_of(model.head, tp)
+
+
+@lru_cache(maxsize=256)
+def adapter_weights(model: ModelShape, tp: int, rank: int) -> Weights:
+    """The adapters of one decoder layer on one of `tp` ranks. All are unsharded, as vectors are."""
+    own = weights_of(factors_of(model.block, rank), tp)
+    return Weights(
+        split_vectors=own.matrices,
+        head_vectors=own.head_vectors,
+        copied_vectors=own.copied_matrices,
+        copies=own.copies,
+    )
+
+
+def expert_weights(model: ModelShape, experts: Experts) -> Weights:
+    """Expert weights on one rank, priced as three stacked matrices."""
+    numbers = model.routed.parameters // experts.ranks
+    return Weights(matrices=numbers, largest=numbers // 3)
+
+
+def held_mib(plan: Plan, shape: ModelShape, stage: int, adapters: Adapters | None = None) -> tuple[float, float]:
+    """(weights, states) of each rank of a stage in MiB, sharded as the plan says; a tied table counts once a stage.
+
+    Gradients are whole where they are summed over micro-batches before they are reduced. With `adapters` all weights
+    are frozen, and the adapters whole.
+    """
+    last = plan.pipeline - 1
+    layers = [plan.layers[index] for index in plan.stage_layers(stage)]
+    held: list[tuple[DataParallel, int, Weights]] = [  # with the ranks that share them
+        (layer.dp_type, plan.stage_size // layer.tp, layer_weights(shape, layer.tp)) for layer in layers
+    ]
+    if shape.experts:
+        of_layers = [layer.experts for layer in layers]
+        held += [(some.dp_type, plan.stage_size // some.ranks, expert_weights(shape, some)) for some in of_layers]
+    tp = plan.vocab.tp
+    vocab = plan.vocab.dp_type, plan.stage_size // tp
+    if stage == 0:
+        held.append((*vocab, table_weights(shape, tp)))
+    if stage == last:
+        head = head_weights(shape, tp)
+        has_table = shape.tied_embeddings and stage == 0
+        held.append((*vocab, Weights(whole_vectors=head.whole_vectors) if has_table else head))
+    per_weight = StateBytes.of(plan.assumed.mixed_precision, bool(plan.assumed.fp32_gradients))
+    whole = plan.assumed.async_grad_reduce and plan.micro_batches > 1
+    weights = states = 0.0
+    if adapters:
+        for layer in layers:
+            own = adapter_weights(shape, layer.tp, adapters.rank).all
+            weights += own * per_weight.weight
+            states += own * per_weight.held(DataParallel.DDP, 1, whole_gradients=True)
+        per_weight = per_weight.frozen
+    for dp_type, sharding, module in held:
+        shares = sharding if dp_type is DataParallel.ZERO3 else 1
+        weights += per_weight.weight * (module.matrices / shares + module.vectors)
+        states += module.matrices * per_weight.held(dp_type, sharding, whole)
+        states += module.vectors * per_weight.held(DataParallel.DDP, 1, whole_gradients=True)
+    return weights / MIB, states / MIB

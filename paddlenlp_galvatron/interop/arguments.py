@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 
 from ..base.errors import UserError
 from ..model import ModelShape, Recompute
-from ..plan.schedules import Schedule
+from ..plan.schedule import Schedule
 from ..plan.strategy import DataParallel, LayerStrategy, Plan, Precision
 
 STOCK = "stock PaddleNLP"

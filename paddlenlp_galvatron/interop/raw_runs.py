@@ -42,7 +42,7 @@ def derived_times(content: Mapping[str, Any]) -> tuple[dict[str, float], list[st
     """
     runs: dict[RunPoint, dict[Layers, float]] = {}
     for key, value in content.items():
-        if (match := TIME_RUN.fullmatch(key)) and match[2] and _is_number(value):
+        if (match := TIME_RUN.fullmatch(key)) and match[2] and is_number(value):
             runs.setdefault(RunPoint(int(match[2]), match[3] or ""), {})[_layers(match[1])] = float(value)
     entries: dict[str, float] = {}
     useless: list[str] = []
@@ -112,7 +112,7 @@ def _runs(content: Mapping[str, Any], dialect: Dialect) -> Iterator[_Run]:
             run = _Run(pp, tp, dp, vocab_split=True, recompute=match[4] == "True", sp=False)
         for name, mib in value.items():
             cell = _CELL.fullmatch(name)
-            if not cell or not cell[2] or not _is_number(mib):
+            if not cell or not cell[2] or not is_number(mib):
                 continue
             point = RunPoint(int(cell[2]), cell[3] or "")
             numbers = run.cells.setdefault(point, {}).setdefault(_layers(cell[1]), {})
@@ -243,5 +243,5 @@ def kind_of(key: str) -> str:
     return "_".join(key.split("_")[:2])
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST

@@ -2,5 +2,5 @@
 
 `processes` starts and ends ranks; `nodes` are told by options or by `clusters`; ranks meet at a `store`. Failures:
 `status` is shared with each rank, `out_of_memory` detected, `faults` blames a rank of a node, `watch` one of several.
-GPUs: `gpus`, `nccl`.
+GPUs and NCCL's defaults: `gpus`.
 """

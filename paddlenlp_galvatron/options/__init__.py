@@ -1,5 +1,5 @@
 """The options of every command: groups of fields, each described and checked in one place.
 
-`canonical` leads from words, files and mappings to canonical names, `group` from those to checked fields. Groups that
-several commands share: `model_options`, `uniform` and `degrees` (one strategy), `tuning`, `preference`.
+`group` leads from words, files and mappings to canonical names and checked fields. Groups that several commands share:
+`model_options`, `uniform` (one strategy for all layers) and `tuning`.
 """

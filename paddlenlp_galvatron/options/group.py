@@ -1,8 +1,12 @@
-"""Groups of options that flags and config files give, each under one canonical name, checked field by field."""
+"""Options, from a command line, a file or a mapping to checked fields. Every command, script and `api` takes this path.
+
+Words of a command line -> (name, value) -> canonical name and value -> groups of fields, `Options`, which check them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
@@ -11,8 +15,16 @@ from pydantic.fields import FieldInfo
 
 from ..base.errors import UserError
 from ..base.limits import Size
+from ..base.reading import LARGEST_OPTIONS, read_json, read_yaml
 from ..base.text import shortened
-from .canonical import canonical_options
+from ..interop.aliases import BEATEN, canonical_name, canonical_value, did_you_mean, plain_name
+from ..interop.foreign import SEVERAL, SWITCHES, Outcome, idle_note, outcome_of
+
+UNSET = "None"  # a script's word for an option that it leaves unset
+BOOLEAN_WORDS = ("0", "1", "false", "true")
+PLACES = ("output", "output_dir", "output_config_path")  # options that -o sets
+MOST_OPTIONS = 500  # of a file
+PLAIN = {"int_parsing": "must be a whole number", "float_parsing": "must be a number", "bool_parsing": "must be 0 or 1"}
 
 
 def _split(value: object) -> object:
@@ -27,14 +39,6 @@ def _listed(value: object) -> object:
 
 Paths = Annotated[tuple[Path, ...], BeforeValidator(_listed)]  # a.json,b.json or a list
 Sizes = Annotated[tuple[Size, ...], BeforeValidator(_split), Field(min_length=1)]  # 4096,8192 or a list of numbers
-
-
-PLAIN = {"int_parsing": "must be a whole number", "float_parsing": "must be a number", "bool_parsing": "must be 0 or 1"}
-
-
-def is_boolean(field: FieldInfo) -> bool:
-    """Whether an option is a switch, which may be unset."""
-    return field.annotation in (bool, bool | None)
 
 
 class Options(BaseModel):
@@ -67,15 +71,155 @@ class Options(BaseModel):
 
 
 def _fault(error: Any) -> str:
+    """One of pydantic's errors: the option, what is wrong with its value, and the value."""
     name = ".".join(str(part) for part in error["loc"])
+    message = PLAIN.get(error["type"]) or error["msg"].removeprefix("Value error, ")
     if not name:
-        return str(error["msg"]).removeprefix("Value error, ")
+        return str(message)
     if error["type"] == "missing":
         return f"{name}: missing; give --{name}"
-    return f"{name}: {in_words(error)}"
+    return f"{name}: {message[0].lower()}{message[1:]} (it is {shortened(repr(error['input']))})"
 
 
-def in_words(error: Any) -> str:
-    """One of pydantic's errors: what is wrong with the value, and the value."""
-    message = PLAIN.get(error["type"]) or error["msg"].removeprefix("Value error, ")
-    return f"{message[0].lower()}{message[1:]} (it is {shortened(repr(error['input']))})"
+def is_boolean(field: FieldInfo) -> bool:
+    """Whether an option is a switch, which may be unset."""
+    return field.annotation in (bool, bool | None)
+
+
+def read_words(
+    words: Sequence[str],
+    known: Mapping[str, bool],
+    say: Callable[[str], None] = lambda note: None,
+    beside: Mapping[str, str] = {},
+) -> tuple[list[tuple[str, Any]], list[str]]:
+    """Options of a command line as `canonical_pairs`, which says what `known`, `say` and `beside` are, and the other
+    words. Raises UserError with one line a fault."""
+    options: list[tuple[str, str]] = []
+    positional: list[str] = []
+    missing: list[str] = []
+    rest = deque(words)
+    plain = {plain_name(word.partition("=")[0]) for word in rest if word.startswith("--")}
+    place = next((name for name in PLACES if name in known), "o")
+    while rest:
+        word = rest.popleft()
+        if word == "--":
+            positional += rest
+            break
+        if not word.startswith("-") or word == "-":
+            positional.append(word)
+            continue
+        given, equals, behind = word.partition("=")
+        given = f"--{place}" if given == "-o" else given
+        name = canonical_name(given, known)
+        value = behind if equals else _take(rest, given, name, known.get(name))
+        if value is not None:
+            options.append((given, value))
+        elif name == plain_name(given) or name not in plain:  # else: `--device h100 --analytic`, which adds nothing
+            missing.append(f"{given}: a value is missing; give {given} VALUE")
+    try:
+        pairs = canonical_pairs(options, known, say, beside, "--")
+    except UserError as error:
+        raise UserError([*missing, *error.faults]) from None
+    if missing:
+        raise UserError(missing)
+    return pairs, positional
+
+
+def _take(rest: deque[str], given: str, name: str, boolean: bool | None) -> str | None:
+    """Takes the value of an option off the words behind it. `boolean`: None for an option that is not known."""
+    if name in SEVERAL:
+        several = []
+        while rest and not rest[0].startswith("--"):
+            several.append(rest.popleft())
+        return " ".join(several)
+    following = canonical_value(given, rest[0]) if rest else "--"
+    if (boolean or (boolean is None and name in SWITCHES)) and not _is_boolean_word(following):
+        return "true"
+    if following.startswith("--"):
+        return None if boolean is False else ""
+    return rest.popleft()
+
+
+def read_options(path: Path) -> dict[str, Any]:
+    """Options by the names in the file, those in sections beside the rest. Raises UserError.
+
+    A section is an object under a name of its own, such as SearchEngineArgs; it is for the eye alone.
+    """
+    content = read_json(path, LARGEST_OPTIONS) if path.suffix == ".json" else read_yaml(path)
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: holds no options; write one a line, as memory_constraint: 36")
+    result: dict[str, Any] = {}
+    for name, value in content.items():
+        for key, inner in value.items() if isinstance(value, dict) else [(name, value)]:
+            if key in result:
+                raise UserError(f"{path}: {key} stands there twice; keep one")
+            result[key] = inner
+    if len(result) > MOST_OPTIONS:
+        raise UserError(f"{path}: names {len(result)} options, and no command has {MOST_OPTIONS}; right file?")
+    return result
+
+
+def canonical_options(
+    values: Mapping[str, Any], known: Iterable[str], say: Callable[[str], None] = lambda note: None
+) -> dict[str, Any]:
+    """Values by canonical name, without those that are unset. `say` is told which have no effect.
+
+    Raises UserError: an option is unknown, or given by two names.
+    """
+    pairs = canonical_pairs(values.items(), dict.fromkeys(known, False), say)
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        names = [(given, canonical_name(given, result)) for given in values]
+        twice = {name for name in result if [own for _, own in names].count(name) > 1}
+        raise UserError(f"{given}: given twice, also as {own}" for given, own in names if own in twice and own != given)
+    return result
+
+
+def canonical_pairs(
+    given: Iterable[tuple[str, Any]],
+    known: Mapping[str, bool],
+    say: Callable[[str], None] = lambda note: None,
+    beside: Mapping[str, str] = {},
+    dashes: str = "",
+) -> list[tuple[str, Any]]:
+    """(canonical name, value) of options under any of their names, without those that are unset or have no effect.
+
+    `known`: every option of the command -> whether it is a boolean whose word is checked here. `beside`: options of
+    another command, which scripts give to all -> why they mean nothing to this one. `dashes` stand in front of names in
+    messages. `say` is told which options have no effect. Raises UserError with one line a fault.
+    """
+    pairs = list(given)
+    plain = {plain_name(name) for name, _ in pairs}
+    result: list[tuple[str, Any]] = []
+    faults: list[str] = []
+    idle: dict[str, str] = {}
+    for word, value in pairs:
+        name = canonical_name(word, known)
+        value = canonical_value(word, value) if isinstance(value, str) else value
+        if BEATEN.get(plain_name(word)) in plain:
+            idle[word] = f"{dashes}{name} holds"
+        elif name not in known:
+            outcome = Outcome(idle=beside[name]) if name in beside else outcome_of(name, value)
+            if outcome is None:
+                faults.append(f"{word}: unknown option; {did_you_mean(word, known, dashes)}")
+            elif outcome.fault:
+                faults.append(f"{word}: {outcome.fault}")
+            elif outcome.idle:
+                idle[word] = outcome.idle
+        elif value is None or value == UNSET:
+            continue
+        elif known[name] and not _is_boolean_word(value):
+            faults.append(f"{word}: {value!r} is no boolean; give 0, 1, true or false, or nothing for true")
+        else:
+            result.append((name, value))
+    if faults:
+        raise UserError(faults)
+    if idle:
+        say(idle_note(idle))
+    return result
+
+
+def _is_boolean_word(value: object) -> bool:
+    return str(value).lower() in BOOLEAN_WORDS or value == UNSET

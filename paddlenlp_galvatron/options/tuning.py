@@ -1,19 +1,21 @@
-"""Fine-tuning by PaddleNLP's names: on which conversations, and how they become rows of tokens."""
+"""Fine-tuning by PaddleNLP's names: the conversations, their rows of tokens, and the loss of pairs (DPO)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from ..base.limits import Positive, Size
+from ..base.limits import Number, Positive, Size
 from ..model.lora import Adapters
+from ..model.preference import Preference
 from .group import Options
 
 Kind = Literal["pretrain", "sft", "lora", "dpo"]
 Packing = Literal["none", "in_order", "greedy", "best_fit"]
 RANK = 8  # PaddleNLP's
+KTO = "kto_pair"
 PAIRS = ("train_dataset_path", "dev_dataset_path", "max_prompt_len")
 Alpha = Annotated[Positive | None, BeforeValidator(lambda value: None if str(value) == "-1" else value)]
 EITHER = {"task", "tokenizer_name_or_path"}  # pretraining's, too, whose data bring their tokens
@@ -65,7 +67,7 @@ class TuningOptions(Options):
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:
-        fields = type(self).model_fields
+        fields = TuningOptions.model_fields
         own = [name for name in fields if getattr(self, name) != fields[name].default and name not in EITHER]
         if not self.tunes and own:
             raise ValueError(f"{', '.join(own)}: of fine-tuning, but the task is pretrain; add --task sft")
@@ -108,7 +110,7 @@ class TuningOptions(Options):
         return Adapters(rank, alpha, rslora, base)
 
     @property
-    def rate_scale(self) -> float:
+    def lora_rate_scale(self) -> float:
         """By which B's learning rate is larger than A's."""
         return 4.0 if self.rslora_plus else self.lora_plus_scale
 
@@ -119,6 +121,52 @@ class TuningOptions(Options):
         return "greedy" if self.greedy_zero_padding else "in_order"
 
     @property
-    def rows(self) -> Packing:
+    def effective_packing(self) -> Packing:
         """Which samples share a row."""
         return self.packing or self._stock_packing
+
+
+class PreferenceOptions(Options):
+    """The loss of a chosen and a rejected answer."""
+
+    panel = "DPO"
+
+    loss_type: Literal["sigmoid", "hinge", "ipo", "dpop", "sppo_hard", "nca_pair", "simpo", "or", "orpo"] = Field(
+        "sigmoid",
+        description="sigmoid, hinge, ipo, dpop, sppo_hard or nca_pair; without a reference: simpo, or, orpo (or with "
+        "sft_loss_ratio 1)",
+    )
+    beta: Positive = Field(0.1, description="how much the policy's distance from the reference counts")
+    label_smoothing: float = Field(0.0, ge=0, le=0.5, description="share of pairs that are taken to be wrong: sigmoid")
+    pref_loss_ratio: Number = Field(1.0, description="what the loss of pairs is multiplied by")
+    sft_loss_ratio: Number = Field(0.0, description="what the loss of a chosen answer's token is added with")
+    simpo_gamma: Number = Field(0.5, description="margin of simpo")
+    dpop_lambda: Number = Field(50.0, description="what a chosen answer that becomes less likely costs: dpop")
+    reference_free: bool = Field(False, description="1: no reference, as if all answers were as likely for it")
+
+    @field_validator("loss_type", mode="before")
+    @classmethod
+    def _refuse_kto(cls, value: object) -> object:
+        if value == KTO:
+            raise ValueError(f"{KTO} is not supported: its mean over a micro-batch would differ from plan to plan")
+        return value
+
+    @model_validator(mode="after")
+    def _learns(self) -> Self:
+        if self.pref_loss_ratio == 0 and self.pair_loss.sft_ratio == 0:
+            raise ValueError("pref_loss_ratio: is 0, and sft_loss_ratio, too: nothing would be learnt; raise one")
+        return self
+
+    @property
+    def pair_loss(self) -> Preference:
+        odds = self.loss_type == "orpo"
+        return Preference(
+            loss="or" if odds else self.loss_type,  # type: ignore[arg-type]
+            beta=self.beta,
+            label_smoothing=self.label_smoothing,
+            ratio=self.pref_loss_ratio,
+            sft_ratio=1.0 if odds else self.sft_loss_ratio,
+            simpo_gamma=self.simpo_gamma,
+            dpop_lambda=self.dpop_lambda,
+            reference_free=self.reference_free,
+        )

@@ -1,15 +1,15 @@
 """Parallel strategies: dataclasses, the JSON file, validation, rank layout, schedules.
 
 `strategy` has the dataclasses, `file` their JSON format, `check` the rules, `uniform` plans of one strategy. `mesh`
-has the axes of a stage's ranks, `points` the collectives of each axis and its weights, `layout` who holds which tokens,
-`communicators` the groups of a launch. `schedules` has the order of passes of each pipeline schedule.
+has the axes of a stage's ranks, `comm_points` the collectives of each axis and its weights, `layout` the ranks that hold
+a token, `communicators` the groups of a launch. `schedule` has the order of passes of each pipeline schedule.
 """
 
 from ..base.errors import GalvatronError, Infeasible, UserError
 from ..model import ModelShape, Recompute, load_model
 from .check import with_assumptions, with_defaults
 from .file import json_schema, plan_from_dict, plan_id, plan_to_dict, read_plan, write_plan
-from .schedules import Schedule
+from .schedule import Schedule
 from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, Precision, VocabStrategy
 from .uniform import uniform_plan
 

@@ -20,7 +20,7 @@ from ..interop.plans import Degrees, Division, Flag, Flags, Recomputes, as_curre
 from ..model import ModelShape
 from ..model.layer import PARTLY, PARTS, Recompute
 from .check import require_model, require_valid
-from .schedules import Schedule
+from .schedule import Schedule
 from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, Precision, VocabStrategy, runs
 
 FORMAT_VERSION = 1

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ..model import Fused, Recompute
 from .mesh import Axis, Degrees, Mesh
-from .schedules import Schedule
+from .schedule import Schedule
 
 T = TypeVar("T")
 

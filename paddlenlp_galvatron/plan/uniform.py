@@ -8,7 +8,7 @@ from typing import TypeVar
 from ..base.errors import UserError
 from ..model import Recompute
 from .check import require_valid
-from .schedules import Schedule
+from .schedule import Schedule
 from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, VocabStrategy
 
 E = TypeVar("E", bound=StrEnum)

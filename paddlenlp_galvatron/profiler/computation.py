@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import paddle
+from scipy.optimize import nnls
 
 from ..model.layer import APART
 from ..plan import LayerStrategy, ModelShape, Precision, Recompute
@@ -27,13 +28,13 @@ from ..profiles import (
     Shape,
     layer_part,
 )
-from ..runtime.adapter import Adapter
+from ..profiles.computation import ExpertPass, ExpertTimes
+from ..runtime.adapters.decoder import Adapter
 from ..runtime.device import on_gpu
 from ..runtime.gradients import global_norm, update_in_turns
-from .experts import ExpertsPart, expert_keys, expert_times, is_of_experts
 from .journal import Journal
 from .options import thinned
-from .part import LAYERS, MeasuredPart, of_one_layer
+from .part import EXPERTS, LAYERS, ExpertsPart, MeasuredPart, expert_count, is_of_experts, of_one_layer
 from .stopwatch import MOST_ROUNDS, ROUNDS, Stopwatch, Timing, needs_round
 
 # Factors between the batch sizes and the sequence lengths that are measured; times in between are interpolated. For a
@@ -46,6 +47,10 @@ NARROW_TOKENS = 16
 # Two ranks share samples: what each does at the communication points depends on its tokens, hardly on their number.
 SHARED = {Axis.ULYSSES: LayerStrategy(2, ulysses=True), Axis.CONTEXT: LayerStrategy(context=2)}
 ENDS: dict[str, dict[str, Any]] = {EMBEDDING: {"embedding": True}, HEAD: {"head": True}}
+
+# Experts that are measured: a few tell the time of many, so that a whole layer of them is never made.
+COUNTS = 1, 2, 4
+SHARES = 16, 4, 1  # of a micro-batch's tokens, the parts that are measured: from few rows an expert to many
 
 
 class PassRound(NamedTuple):
@@ -257,8 +262,8 @@ def _times(rounds: Sequence[PassRound]) -> PassTimes:
     forward, backward = (
         Timing.of_rounds(each).ms for each in ([one.forward for one in rounds], [one.backward for one in rounds])
     )
-    again = [each.recompute_ms for each in rounds if each.recompute_ms]
-    return PassTimes(forward, backward, Timing.of_samples(again).ms if again else rounds[0].recompute_ms)
+    recompute = [each.recompute_ms for each in rounds if each.recompute_ms]
+    return PassTimes(forward, backward, Timing.of_samples(recompute).ms if recompute else rounds[0].recompute_ms)
 
 
 def computation_profile(
@@ -300,3 +305,44 @@ def computation_profile(
         meta=meta.model_copy(update={"spread": spread}),
         experts=expert_times(experts, launched, shapes[0].experts_per_token),
     )
+
+
+def expert_keys(shape: ModelShape, tokens: int, degrees: Sequence[int]) -> list[PassKey]:
+    """Points at which a layer's experts are measured: some of them, with one sample of some length. The least and the
+    largest degree of tensor parallelism are enough, as what is split falls with the degree."""
+    splits = [degree for degree in degrees if shape.expert_size % degree == 0]
+    return [
+        PassKey(f"{EXPERTS}{count}", 1, length, degree)
+        for degree in dict.fromkeys((splits[0], splits[-1]))
+        for count in COUNTS
+        for length in dict.fromkeys(max(tokens // share, 1) for share in SHARES)
+        if count <= shape.experts
+    ]
+
+
+def expert_times(
+    measured: Mapping[PassKey, PassTimes], launched: Mapping[PassKey, PassTimes], per_token: int
+) -> dict[int, ExpertTimes]:
+    """Times by the number of ranks that split each expert, from those measured. `launched`: of the host, whatever the
+    rows. `per_token`: experts, and so rows, of a token."""
+    launch = fitted([(expert_count(key.part), 0, (ms.forward_ms + ms.backward_ms) / 2) for key, ms in launched.items()])
+
+    def of(degree: int) -> ExpertTimes:
+        points = [
+            (expert_count(key.part), key.batch * key.seq * per_token, ms.forward_ms, ms.backward_ms)
+            for key, ms in measured.items()
+            if key.tp == degree
+        ]
+        forward = fitted([(count, rows, ms) for count, rows, ms, _ in points])
+        return ExpertTimes(forward, fitted([(count, rows, ms) for count, rows, _, ms in points]), launch)
+
+    return {degree: of(degree) for degree in sorted({key.tp for key in measured})}
+
+
+def fitted(points: Sequence[tuple[int, int, float]]) -> ExpertPass:
+    """The times of a pass, none below zero, with the least squares of relative errors at points (experts, rows, ms)."""
+    if not points:
+        return ExpertPass()
+    experts, rows, ms = np.array(points, float).T
+    found, _ = nnls(np.stack([np.ones(len(ms)), experts, rows], axis=1) / ms[:, None], np.ones(len(ms)))
+    return ExpertPass(*found.tolist())

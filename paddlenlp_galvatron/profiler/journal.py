@@ -10,13 +10,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+import paddle
 import paddle.distributed as dist
 
 from ..base.reading import parse_json, read_bytes
 from ..base.writing import write_text
 from ..plan import GalvatronError, UserError
+from ..runtime import device
 
 FOLDER = ".journal"  # in the folder of the profile files
+USED = "used "  # begins keys of a GPU's memory beside tensors, named as in `profiles.reserve.MeasuredReserve`
 METHOD = 10  # how numbers are measured and written; raised when that changes, so that older ones are dropped
 
 
@@ -102,3 +105,31 @@ def _locked(path: Path) -> TextIO:
     except OSError:
         raise GalvatronError(f"{path}: another profiler is writing it; wait until it ends, or end it") from None
     return file
+
+
+class Used:
+    """Memory of a GPU beside the tensors of its allocator, by its driver's count, from the object's creation. Made
+    before the world starts, it leaves out only the memory of other programs."""
+
+    def __init__(self) -> None:
+        self._mib = device.beside_mib()
+
+    def more_mib(self) -> float | None:
+        """MiB more than at the last call, the CUDA context included; None on CPU or without the driver's count."""
+        if self._mib is None:
+            return None
+        paddle.zeros([1])  # makes the context, if there is none
+        device.synchronize()
+        before, self._mib = self._mib, device.beside_mib()
+        return None if self._mib is None else self._mib - before
+
+
+def note_used(journal: Journal, name: str, mib: float | None) -> None:
+    """Write an increase to the journal."""
+    if mib is not None and mib > 0:
+        journal.get(USED + name, lambda: mib)
+
+
+def used_of(journal: Journal) -> dict[str, float]:
+    """The increases in a journal, by name."""
+    return {key.removeprefix(USED): mib for key, mib in journal.items(USED)}

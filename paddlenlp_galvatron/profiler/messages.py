@@ -1,4 +1,4 @@
-"""Measures a cluster through Paddle's collectives: what every rank of `galvatron profile hardware` runs.
+"""Measures a cluster through Paddle's collectives, on every rank of `galvatron profile hardware`.
 
 All groups of a kind communicate at once, as in training: on 4 ranks, both groups of two ranks.
 """
@@ -15,7 +15,8 @@ import numpy as np
 import paddle
 import paddle.distributed as dist
 
-from ..launch.nccl import slowed_by_a_receive
+from ..launch.gpus import slowed_by_a_receive
+from ..plan import Precision
 from ..plan.communicators import Ranks
 from ..plan.mesh import Axis, Mesh
 from ..profiles import Collective, Fingerprint, HardwareProfile, MessageGroup, Meta
@@ -24,13 +25,12 @@ from ..profiles.hardware import message_key
 from ..profiles.network import traffic_factor
 from ..runtime import collectives, device
 from ..runtime.groups import Groups, run_as_rank, start_world
-from ..runtime.precision import DTYPES
-from .journal import Journal
+from ..runtime.precision import DTYPES, Numbers
+from ..runtime.processors import pinned
+from .journal import Journal, Used, note_used, used_of
 from .launcher import fingerprint, report_note, report_progress, spread_notes
 from .options import KINDS, HardwareOptions, HardwarePart, thinned
-from .overlap import overlap_coefficient, overlapping_kinds, overlapping_ranks
 from .stopwatch import MOST_ROUNDS, Stopwatch, Timing, needs_round
-from .used import Used, note_used, used_of
 
 # Messages larger than the first that takes this long are not measured: bandwidth alone sets their time. Factor between
 # the sizes that are measured; times in between are interpolated. For a model of six layers on 4 ranks and 8 memory
@@ -47,6 +47,19 @@ OPERATIONS: dict[Collective, Callable[[Any, Any], Any]] = {
     Collective.ALL_GATHER: collectives.all_gather,
     Collective.REDUCE_SCATTER: collectives.reduce_scatter,
     Collective.ALL_TO_ALL: collectives.all_to_all,
+}
+# A message of training: a layer's weights, or those of several layers of a stage. Smaller messages are over on a GPU
+# before the host has launched what they should run beside.
+MESSAGE_MIB, GPU_MESSAGE_MIB = 4, 128
+ALONE_MS = 50.0  # communication alone: long enough that its start does not matter
+SAMPLES = 6  # disturbances only add time, so the quickest counts
+MATRIX, GPU_MATRIX = 256, 4096  # side of the matrices that are multiplied: a product takes about 1 ms
+
+# Collectives that training starts and waits for later. The all-reduce comes first: its coefficient is Galvatron's one.
+STARTED: dict[Collective, Callable[[Any, Any], collectives.Pending]] = {
+    Collective.ALL_REDUCE: collectives.all_reduce_start,
+    Collective.ALL_GATHER: collectives.all_gather_start,
+    Collective.REDUCE_SCATTER: collectives.reduce_scatter_start,
 }
 Rounds = dict[float, list[list[float]]]  # message in MiB -> samples of each round, ms
 
@@ -87,6 +100,76 @@ def message_round(group: MessageGroup, mib: float, number: int) -> str:
 def overlap_key(kind: Collective) -> str:
     """Key of a kind's overlap coefficient in the journal and of its spread; the all-reduce has Galvatron's own."""
     return OVERLAP if kind is Collective.ALL_REDUCE else f"{OVERLAP}_{kind}"
+
+
+def overlapping_kinds() -> list[Collective]:
+    """The kinds that are measured: on CPU all-reduce alone, as gloo does every message in the call that starts it."""
+    return list(STARTED) if device.on_gpu() else [Collective.ALL_REDUCE]
+
+
+def overlapping_ranks(world_size: int) -> Ranks:
+    """The ranks that measure it: all, each on its own GPU, as the messages of more ranks take more of each. On CPU a
+    pair, each pinned to a processor of its own, where messages are copied by the processor that computes, however many
+    ranks there are; the others wait, so that none is shared."""
+    return tuple(range(world_size if device.on_gpu() else min(world_size, 2)))
+
+
+def message_mib() -> int:
+    """Size of the messages that are measured."""
+    return GPU_MESSAGE_MIB if device.on_gpu() else MESSAGE_MIB
+
+
+def overlap_coefficient(
+    stopwatch: Stopwatch,
+    rank: int,
+    ranks: Ranks,
+    groups: Groups,
+    kind: Collective,
+    precision: Precision,
+    per_node: int,
+) -> float:
+    """Times work of c ms alone, messages of m ms alone, and both at once, in training's types: a message is started,
+    some of the work is done, the next one is started; in the end all are waited for. `per_node` of the `ranks` are on
+    each host.
+
+    While both run, each goes 1/o as fast, until the shorter is done: both = o·min(c, m) + |c - m|. Solved for o.
+    """
+    mine, numbers = rank in ranks, Numbers.of(precision)
+    group = groups.get(ranks) if mine else None
+    side = GPU_MATRIX if device.on_gpu() else MATRIX
+    matrix = paddle.ones([side, side], numbers.computed)
+    whole = message_mib() * 2**20 // precision.bytes
+    given = paddle.zeros([whole // (len(ranks) if kind is Collective.ALL_GATHER else 1)], numbers.stored)
+    start = partial(STARTED[kind], given, group)
+
+    def compute(count: int) -> None:
+        for _ in range(count if mine else 0):
+            paddle.matmul(matrix, matrix)
+
+    def communicate(count: int) -> None:
+        for _ in range(count if mine else 0):
+            start().wait()
+
+    local = min(per_node, len(ranks))
+    with pinned(rank % per_node, local, wanted=not device.on_gpu()):
+        compute(1)
+        communicate(1)
+        products = max(1, round(ALONE_MS / stopwatch.once(partial(compute, 1))))
+        messages = max(1, round(ALONE_MS / stopwatch.once(partial(communicate, 1))))
+
+        def both() -> None:
+            under_way = []
+            for number in range(messages):
+                under_way += [start()] if mine else []
+                compute(products * (number + 1) // messages - products * number // messages)
+            for message in under_way:
+                message.wait()
+
+        work = partial(compute, products), partial(communicate, messages), both
+        samples = [[stopwatch.once(operation) for operation in work] for _ in range(SAMPLES)]
+    *alone, both_ms = np.min(samples, axis=0)
+    short, long = sorted(alone)
+    return max(1.0, float((both_ms - (long - short)) / short))
 
 
 @dataclass

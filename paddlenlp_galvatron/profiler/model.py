@@ -11,12 +11,11 @@ from ..runtime.adapters import load_family
 from ..runtime.device import on_gpu
 from ..runtime.groups import run_as_rank, start_world
 from .computation import ComputationProfiler, computation_profile
-from .journal import Journal
+from .journal import Journal, Used
 from .launcher import fingerprint, report_note, report_progress, spread_notes
 from .memory import MemoryProfiler
-from .points import ModelRun
+from .options import ModelRun
 from .stopwatch import Stopwatch
-from .used import Used
 
 CHANGING = {"sequence_parallel", "budget_ms", "use_flash_attention"}  # options that change numbers
 

@@ -11,14 +11,19 @@ import paddle
 from numpy.typing import NDArray
 
 from ..plan import Assumptions, LayerStrategy, ModelShape, Plan, Precision, VocabStrategy
-from ..runtime.adapter import Adapter, Kernels
+from ..profiles import PassKey
+from ..runtime.adapters import Kernels
+from ..runtime.adapters.decoder import Adapter
 from ..runtime.device import on_gpu
+from ..runtime.experts import PRODUCTS, OwnExperts
 from ..runtime.groups import Groups
+from ..runtime.precision import Numbers, compute_weights
 from ..runtime.stage import Stage
 from ..runtime.units import Trainable
-from ..runtime.weights import WHOLE, Slice
+from ..runtime.weights import WHOLE, ShardedParameter, Slice, make_parameter
 from .stopwatch import Array
 
+EXPERTS = "experts"  # first word of a part that is some experts; their number follows
 LAYERS = 1, 3  # of the two models whose difference is a layer
 
 
@@ -159,5 +164,57 @@ class MeasuredPart:
             out.backward()
         else:
             paddle.autograd.backward([out], [self._returned])
-        self._stage.settle()
+        self._stage.accumulate_gradients()
         self._x = self._out = None
+
+
+def is_of_experts(part: str) -> bool:
+    """Whether the part of a key is some experts."""
+    return part.startswith(EXPERTS)
+
+
+def expert_count(part: str) -> int:
+    """How many experts such a part has."""
+    return int(part.removeprefix(EXPERTS))
+
+
+class ExpertsPart:
+    """Some experts of a layer on one of the ranks that split each, with equally many rows each: all behind the router,
+    without messages, which is the order of the rows, their copies, the products, and the sum of each token. `forward`
+    and `backward` alternate; gradients are added up, as those of the micro-batches of a step."""
+
+    def __init__(self, shape: ModelShape, key: PassKey, precision: Precision):
+        """`key`: one of `expert_keys`."""
+        count, inner = expert_count(key.part), shape.expert_size // key.tp
+        self._numbers = numbers = Numbers.of(precision)
+        load: Any = None  # counts what a router chooses
+        own = replace(shape, experts=count, expert_size=inner)
+        self._experts = OwnExperts(own, LayerStrategy().experts, None, numbers, load, [0])
+        self._slots = []
+        source = CheapWeights(shape.initializer_range)
+        for name in PRODUCTS:
+            size = (inner, shape.hidden_size) if name == "down" else (shape.hidden_size, inner)
+            tensor = make_parameter(source, name, (count, *size), WHOLE, numbers.stored)
+            setattr(self._experts.layer, name, tensor)
+            record = ShardedParameter(name, tuple(tensor.shape), WHOLE, tensor, None, 1, numbers.gradients)
+            self._slots.append((self._experts.layer, name, record))
+        rows = [key.batch * key.seq, shape.experts_per_token]
+        self._chosen = (paddle.arange(rows[0] * rows[1]) % count).reshape(rows)
+        self._scores = paddle.full(rows, 1 / rows[1])
+        self._x, self._returned = (
+            paddle.randn([rows[0], shape.hidden_size]).astype(numbers.computed) for _ in range(2)
+        )
+        self._out: Any = None
+
+    def forward(self) -> None:
+        """One micro-batch."""
+        x, scores = self._x.detach(), self._scores.detach()
+        x.stop_gradient = scores.stop_gradient = False
+        with compute_weights(self._slots, self._numbers):
+            self._out = self._experts.weighted(x, scores, {"chosen": self._chosen})
+
+    def backward(self) -> None:
+        paddle.autograd.backward([self._out], [self._returned])
+        for *_, weight in self._slots:
+            weight.accumulate_autograd()
+        self._out = None

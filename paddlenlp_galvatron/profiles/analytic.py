@@ -9,17 +9,27 @@ backward (Paddle 3.3.1).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from ..model import Fused, ModelShape, Recompute, measured_fingerprint
 from ..model.layer import APART, Kept
 from ..plan.mesh import divisors
 from ..plan.strategy import Precision
-from .computation import EMBEDDING, HEAD, ComputationProfile, PassKey, PassTimes, Shape, layer_part
+from .computation import (
+    EMBEDDING,
+    HEAD,
+    ComputationProfile,
+    ExpertPass,
+    ExpertTimes,
+    PassKey,
+    PassTimes,
+    Shape,
+    layer_part,
+)
 from .data_sheet import DataSheet
-from .experts import GRADIENT_BYTES, GROUPED, ExpertKernels, analytic_experts
 from .files import Fingerprint, Meta
 from .hardware import Collective, HardwareProfile, MessageGroup
 from .memory import STATE_BYTES, LayerMemory, MemoryProfile, Role, Variant, VocabMemory, VocabVariant
@@ -33,6 +43,30 @@ MESSAGES_MIB = (1 / 64, 1 / 4, 1.0, 8.0, 32.0, 128.0, 1024.0)
 DEGREES = (1, 2, 4, 8, 16)
 LAYER_CALLS = 56  # into Paddle, of a layer's forward pass with fused kernels: benchmarks/python_per_layer.py
 ON_GPUS = Fused.ATTENTION | Fused.ROPE | Fused.NORMS  # as training has it by default
+
+
+# Experts. A grouped kernel reads the weights of every expert once and multiplies each row with those of one. Experts
+# that run one by one add the products of each, and calls of the host, for which a GPU waits where its own work is
+# shorter.
+GRADIENT_BYTES = 10  # a weight's gradient in 16 bits is read, and added to a sum in fp32
+PRODUCTS = 3  # of an expert: gate, up and down
+# Calls of forward after the host has read the row counts: it cannot launch them ahead.
+CALLS_BEHIND_READ = 10
+COPIES = 3  # of each row: into the order of ranks, into that of experts, and back
+
+
+class ExpertKernels(NamedTuple):
+    """How a layer's experts are computed. Calls into Paddle are those of one pass: backward has twice the kernels, but
+    no Python."""
+
+    routing: int = 40  # calls for scores, their order and the exchanges: runtime/experts.py
+    expert: int = 0  # calls for each of the rank's experts, where it runs by itself
+    once: bool = False  # a token crosses once to each rank, or node, that has some of its experts, as by DeepEP
+    copies: int = 0  # of each row, that are kept for backward beside ours
+
+
+GROUPED = ExpertKernels()
+ONE_BY_ONE = ExpertKernels(expert=6)  # for each of three products: its rows, and the product
 
 
 def analytic_hardware(sheet: DataSheet, num_nodes: int, gpus_per_node: int | None = None) -> HardwareProfile:
@@ -118,8 +152,8 @@ def analytic_computation(
     for seq in lengths:
         for batch in BATCHES:
             tokens, shape = batch * seq, Shape(batch, seq)
-            again = recompute_shares(model, seq, precision, fused, flops_per_ms / bytes_per_ms)
-            layer = replace(of_layer(tokens, seq, 1), shares=again)
+            shares = recompute_shares(model, seq, precision, fused, flops_per_ms / bytes_per_ms)
+            layer = replace(of_layer(tokens, seq, 1), shares=shares)
             embedding = passes(tokens, model.hidden_size * precision.bytes)
             head = passes(tokens, 1.5 * model.vocab_size * FP32_BYTES, model.hidden_size * model.vocab_size, 1)
             layer_ms[shape] = layer.forward_ms / batch
@@ -127,7 +161,7 @@ def analytic_computation(
             for part, times in ((layer_part(), layer), (EMBEDDING, embedding), (HEAD, head)):
                 measured[PassKey(part, batch, seq)] = times
             for tp in DEGREES[1:]:  # a product's start is not split
-                split = replace(of_layer(tokens, seq, tp), shares=again)
+                split = replace(of_layer(tokens, seq, tp), shares=shares)
                 measured[PassKey(layer_part(), batch, seq, tp)] = split
     launch_ms = LAYER_CALLS * sheet.launch.value / 1000
     # AdamW reads gradient, master weight and moments and writes the last three and the weight.
@@ -144,6 +178,41 @@ def analytic_computation(
         optimizer_ms_per_million=1e6 * optimizer_bytes / bytes_per_ms,
         meta=_meta(model, sheet.device, precision),
     )
+
+
+def analytic_experts(
+    model: ModelShape,
+    sheet: DataSheet,
+    precision: Precision,
+    degrees: tuple[int, ...],
+    kernels: ExpertKernels = GROUPED,
+) -> Mapping[int, ExpertTimes]:
+    """Times by degree of tensor parallelism inside experts, by a data sheet."""
+    if not model.experts:
+        return {}
+    peak = sheet.matmul_fp32 if precision is Precision.FP32 else sheet.matmul_16bit
+    flops_per_ms = peak.value * sheet.matmul_efficiency.value * 1e9
+    bytes_per_ms = sheet.memory_bandwidth.value * sheet.memory_efficiency.value * 1e6
+    launch_ms, start_ms = sheet.launch.value / 1e3, sheet.product_start.value / 1e3
+    weights, [experts] = model.routed.parameters // model.experts, model.routed.sublayers
+    alone_ms = PRODUCTS * start_ms if kernels.expert else 0.0
+    host = ExpertPass(kernels.routing * launch_ms, kernels.expert * launch_ms)
+
+    def at(degree: int) -> ExpertTimes:
+        own = weights / degree
+        copied = (COPIES - kernels.once) * model.hidden_size
+        numbers = 2 * (experts.kept.gathered + experts.kept.split / degree + copied)
+        row_ms = 2 * own / flops_per_ms + numbers * precision.bytes / bytes_per_ms
+        read_ms = own * precision.bytes / bytes_per_ms
+        start = CALLS_BEHIND_READ * launch_ms + PRODUCTS * start_ms
+        summed_ms = own * GRADIENT_BYTES / bytes_per_ms
+        return ExpertTimes(
+            ExpertPass(start, read_ms + alone_ms, row_ms),
+            ExpertPass(2 * PRODUCTS * start_ms, 2 * read_ms + summed_ms + 2 * alone_ms, 2 * row_ms),
+            host,
+        )
+
+    return {degree: at(degree) for degree in degrees if model.expert_size % degree == 0}
 
 
 def analytic_memory(
@@ -200,13 +269,13 @@ def layer_numbers_per_token(
     return _on_a_rank(model.block.kept(fused), model.block.heads, seq, tp, sequence_parallel, fused)
 
 
-def spared_numbers_per_token(
+def recompute_saving_per_token(
     model: ModelShape, seq: int, tp: int, sequence_parallel: bool, fused: Fused, recompute: Recompute
 ) -> tuple[float, float]:
     """Activations that a layer does not keep if it recomputes some parts, in the same numbers."""
-    spared = sum((one.spared for one in model.block.again(recompute, fused)), Kept())
+    saving = sum((one.spared for one in model.block.again(recompute, fused)), Kept())
     heads = model.block.heads if Recompute.ATTENTION in recompute else 0
-    return _on_a_rank(spared, heads, seq, tp, sequence_parallel, fused)
+    return _on_a_rank(saving, heads, seq, tp, sequence_parallel, fused)
 
 
 @lru_cache(maxsize=1024)  # asked for with the price of every strategy
@@ -226,7 +295,7 @@ def recompute_shares(
     for part in APART:
         products = sum(one.flops for one in model.block.again(part, fused))
         flops = products + (core if Recompute.ATTENTION in part else 0)
-        shares[part] = work(flops, spared_numbers_per_token(*where, part)) / whole
+        shares[part] = work(flops, recompute_saving_per_token(*where, part)) / whole
     return shares
 
 

@@ -1,12 +1,9 @@
-"""Common to all profile files: names, the object "galvatron" in each, and reading with errors for people."""
+"""Profile files on disk: their names, reading and writing, and the object "galvatron" in each."""
 
 from __future__ import annotations
 
 import json
-import math
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,14 +13,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ..base.errors import UserError
 from ..base.reading import digest, read_json
 from ..base.writing import write_text
-from ..interop.raw_runs import LARGEST, Dialect
+from ..interop.profiles import Note as Note
+from ..interop.raw_runs import Dialect
+from .schema import META_KEY as META_KEY
+from .schema import Content
 
-META_KEY = "galvatron"
 LARGEST_BYTES = 16 * 2**20  # of a profile file; the largest known has 100 kB
 MOST_FILES = 32  # of which a plan tells that it was searched from them
-Note = Callable[[str], None]  # takes a line on what was assumed or left out
-MOST_FAULTS = 20  # of files that are refused together
-SMALLEST = 1e-9  # ms, MiB or MiB/ms: less was never measured
 
 
 class Fingerprint(BaseModel):
@@ -110,30 +106,6 @@ def _digest_if_there(path: str) -> str | None:
         return ""
 
 
-class Faults:
-    """Faults of files, gathered so that they are refused once, with all reasons."""
-
-    def __init__(self) -> None:
-        self._found: list[str] = []
-
-    @contextmanager
-    def gathered(self) -> Iterator[None]:
-        """A UserError raised inside waits for `require_none`."""
-        try:
-            yield
-        except UserError as error:
-            self._found += error.faults
-
-    def require_none(self) -> None:
-        """Raise UserError if anything was gathered."""
-        found = list(dict.fromkeys(self._found))
-        if len(found) > MOST_FAULTS:
-            source = found[MOST_FAULTS].partition(": ")[0]
-            found[MOST_FAULTS:] = [f"{source}: and {len(found) - MOST_FAULTS} more faults of these kinds"]
-        if found:
-            raise UserError(found)
-
-
 def no_note(_: str) -> None:
     """The reader who wants no notes."""
 
@@ -186,109 +158,13 @@ def read_profile(path: str | Path) -> tuple[dict[str, Any], Meta | None]:
         ) from None
 
 
-def write_profile(path: Path, content: Mapping[str, Any], meta: Meta) -> Path:
-    """Write a profile file whole or not at all; returns its path."""
-    whole = {**content, META_KEY: meta.model_dump(exclude_defaults=False, exclude_none=True)}
+def write_profile(
+    path: Path, content: Content, values: Mapping[str, Any], meta: Meta, raw: Mapping[str, Any] | None = None
+) -> Path:
+    """Write the file of some values, by the names of its content, whole or not at all; returns its path. `raw`: other
+    entries, which stand before them."""
+    told, ours = content.write(values)
+    known = meta.model_dump(exclude=set(content.ours), exclude_none=True)
+    whole = {**(raw or {}), **told, META_KEY: known | {"units": meta.units | content.units} | ours}
     write_text(path, json.dumps(whole, indent=4) + "\n")
     return path
-
-
-def positive(path: str | Path, key: str, value: object, unit: str) -> float:
-    """The number under a key of a file. Raises UserError unless it is finite and above zero."""
-    number = not_negative(path, key, value, unit)
-    if number < SMALLEST:
-        raise UserError(f"{path}: {key}: is {shorten(value)}; it must be above zero ({unit}): measure it again")
-    return number
-
-
-def not_negative(path: str | Path, key: str, value: object, unit: str) -> float:
-    """As `positive`, but zero may stand, and what is too small to have been measured is zero."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise UserError(f"{path}: {key}: must be a number ({unit}), not {shorten(value)}")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if not 0 <= number <= LARGEST:
-        raise UserError(f"{path}: {key}: {shorten(value)} is no possible value ({unit}): measure it again")
-    return number if number >= SMALLEST else 0.0
-
-
-def whole_number(path: str | Path, key: str, text: object) -> int:
-    """A positive whole number that stands in (or as) a key. Raises UserError."""
-    if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) <= 9 and int(text) > 0:
-        return int(text)
-    raise UserError(f"{path}: {key}: {shorten(text)} must be a whole number from 1 to 999999999")
-
-
-def objects(path: str | Path, key: str, value: object) -> Iterator[tuple[str, Any]]:
-    """Items of an object under a key. Raises UserError when it is none or empty."""
-    if not isinstance(value, dict) or not value:
-        raise UserError(f"{path}: {key}: must be an object with at least one entry, not {shorten(value)}")
-    yield from value.items()
-
-
-def field_of(path: str | Path, key: str, value: object, name: str) -> Any:
-    """One field of the object under a key. Raises UserError when either is missing."""
-    if not isinstance(value, dict):
-        raise UserError(f"{path}: {key}: must be an object, not {shorten(value)}")
-    if name not in value:
-        raise UserError(f"{path}: {key}: {name} is missing; add it or profile again")
-    return value[name]
-
-
-def unknown_key(path: str | Path, key: str, expected: str) -> UserError:
-    """The error for a key that no rule knows."""
-    return UserError(f"{path}: {shorten(key)}: unknown key; expected {expected}; correct or remove it")
-
-
-SECTIONS = ("computation_profiling", "memory_profiling")  # of a file that holds a model's times and memory together
-
-
-def section(content: dict[str, Any], name: str) -> tuple[dict[str, Any], list[str]]:
-    """One of SECTIONS where the content has it, else all of it; and the keys beside the sections."""
-    if not isinstance(content.get(name), dict):
-        return content, []
-    return content[name], [key for key in content if key not in SECTIONS]
-
-
-def skipped(path: str | Path, keys: Sequence[str], note: Note) -> None:
-    """Tell of a file's keys that are no measurements, such as the model's own numbers."""
-    if keys:
-        note(f"{path}: skipped, as no measurements that are known here: {', '.join(map(shorten, keys))}")
-
-
-def holds_no(path: str | Path, wanted: str, keys: Iterable[str], command: str) -> UserError:
-    """The error for a file without what it should hold, which may be another file than was meant."""
-    first = [shorten(key, 40) for key in keys][:3]
-    has = f"; its keys are {', '.join(first)}, …" if first else ""
-    return UserError(f"{path}: holds no {wanted}{has}; name the right file, or measure it with `{command}`")
-
-
-_LENGTH_IN_NAME = re.compile(r"_seqlen_?(\d{1,9})")
-
-
-class Lengths:
-    """Which sequence lengths, one a layer type, a key means: a number, a list, or nothing (Galvatron 1)."""
-
-    def __init__(self, path: str | Path, seqs: Sequence[int], note: Note):
-        self._path, self._note = path, note
-        named = _LENGTH_IN_NAME.search(Path(path).name)
-        self._untold = (int(named[1]),) if named else tuple(seqs)
-        self._why = "the file's name" if named else "this search's"
-
-    def of(self, key: str, text: str | None) -> tuple[int, ...]:
-        """Raises UserError for a text that tells none, or where nothing does."""
-        if text:
-            return tuple(whole_number(self._path, key, number) for number in re.findall(r"[^,\s\[\]]+", text))
-        if not self._untold:
-            raise UserError(f"{self._path}: {key}: tells no sequence length; write it as _seq… into the key")
-        tokens = ", ".join(map(str, dict.fromkeys(self._untold)))
-        self._note(f"{self._path}: keys without a sequence length are taken as of {tokens} tokens ({self._why})")
-        return self._untold
-
-
-def shorten(value: object, limit: int = 60) -> str:
-    """A value as it may stand in a message."""
-    text = json.dumps(value) if isinstance(value, (str, list, dict)) else repr(value)
-    return text if len(text) <= limit else text[: limit - 1] + "…"

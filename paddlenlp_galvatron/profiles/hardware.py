@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..base.errors import UserError
+from ..base.errors import Faults, UserError
+from ..interop import profiles as foreign
+from ..interop.profiles import Entries
 from ..plan.comm_points import Collective as Collective
 from .files import (
     OVERLAP_NAME,
-    Faults,
     Meta,
     Note,
     ProfileFile,
     allreduce_name,
-    field_of,
-    holds_no,
     no_note,
-    objects,
     p2p_name,
     place,
-    positive,
     read_profile,
-    skipped,
     sp_time_name,
-    unknown_key,
-    whole_number,
     write_profile,
 )
+from .schema import WHOLE, Content, Keys, Number, Part, Place, Table, one_of
 
 
 class MessageGroup(NamedTuple):
@@ -41,14 +36,92 @@ class MessageGroup(NamedTuple):
     consecutive: bool = True
 
 
-GroupKey = tuple[int, bool]  # (ranks, consecutive)
-MIB_PER_MS, MS = "MiB per ms", "ms"
+class Message(NamedTuple):
+    """A message of a collective."""
 
-_ALLREDUCE = re.compile(r"allreduce_size_(\d+)(?:_consec_([01]))?")
+    kind: Collective
+    size: int  # ranks
+    consecutive: bool
+    mib: float
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether Galvatron knows such messages."""
+        kinds = (Collective.ALL_REDUCE, Collective.ALL_TO_ALL)
+        return self.consecutive and self.kind in kinds and self.mib >= 1 and self.mib == int(self.mib)
+
+
+GroupKey = tuple[int, bool]  # (ranks, consecutive)
+MESSAGE_MIB, MESSAGE_MS = Number("MiB", above_zero=True), Number("ms", above_zero=True)
+KINDS = one_of({kind.value: kind for kind in Collective})
+GROUP = Keys("allreduce_size_{ranks}_consec_{0|1}", lambda *key: key, WHOLE, one_of({"0": False, "1": True}))
+MESSAGES = Keys(
+    "{allreduce|all2all}_size_{ranks}[_consec_0]_{MiB}MB_time",
+    Message,
+    KINDS,
+    WHOLE,
+    one_of({"": True, "_consec_0": False}),
+    Part(r"\d+(?:\.\d+)?", lambda place, text: MESSAGE_MIB.read(place, float(text)), lambda mib: f"{mib:.12g}"),
+)
 _SHAPE = re.compile(r"_([1-9]\d{0,8})nodes_([1-9]\d{0,8})gpus_per_node")
-_P2P = re.compile(r"pp_size_(\d+)")
-_MESSAGE = re.compile(
-    r"(allreduce|allgather|reducescatter|all2all|p2p)_size_(\d+)(?:_consec_([01]))?_(\d+(?:\.\d+)?)MB_time"
+
+
+class Slowdown(Number):
+    """A ratio of times that is 1 or more."""
+
+    def read(self, place: Place, value: object) -> float:
+        ratio = super().read(place, value)
+        if ratio < 1:
+            raise UserError(f"{place}: {ratio} is below 1, as if work ran faster side by side; measure it again")
+        return ratio
+
+
+OVERLAP_COE = Slowdown("ratio, 1 or more", above_zero=True)
+ALLREDUCE = Content(
+    "hardware",
+    {
+        "allreduce_size": (
+            Table(GROUP, Number("MiB per ms, bus bandwidth", above_zero=True)),
+            "MiB per ms: bus bandwidth (nccl-tests), message × 2 (n − 1) / n / time",
+        )
+    },
+    begins=("allreduce",),
+)
+P2P = Content(
+    "hardware",
+    {
+        "pp_size": (
+            Table(Keys("pp_size_{stages}", int, WHOLE), Number("MiB per ms", above_zero=True)),
+            "MiB per ms: message / time, all ranks of a stage sending",
+        )
+    },
+    begins=("pp_size",),
+)
+SP_TIME = Content(
+    "hardware",
+    {"time": (Table(MESSAGES, MESSAGE_MS), "ms: time of a message of so many MiB")},
+    {
+        "messages_ms": (
+            Table(MESSAGES, MESSAGE_MS),
+            "ms: other sizes and kinds (`allgather`, `reducescatter`, `p2p`, strided groups)",
+        )
+    },
+    begins=("all",),
+)
+OVERLAP = Content(
+    "hardware",
+    {
+        "overlap_coe": (
+            Table(Keys("overlap_coe", tuple), OVERLAP_COE),
+            "ratio: how many times slower computation and communication run while both run",
+        )
+    },
+    {
+        "overlap_by_kind": (
+            Table(Keys("{kind}", Collective, KINDS), OVERLAP_COE),
+            "ratio: the same by kind of collective",
+        )
+    },
 )
 
 
@@ -80,30 +153,30 @@ class HardwareProfile:
 
         A file is left out where there is nothing to put into it.
         """
-        folder, shape = Path(folder), (self.num_nodes, self.gpus_per_node)
-        allreduce = {f"allreduce_size_{n}_consec_{int(c)}": v for (n, c), v in _down(self.allreduce_mib_per_ms)}
-        p2p = {f"pp_size_{stages}": v for stages, v in sorted(self.p2p_mib_per_ms.items())}
-        plain: dict[str, float] = {}  # keys that Galvatron knows
-        ours: dict[str, float] = {}
-        for group, times in self.messages_ms.items():
-            for mib, ms in sorted(times.items()):
-                known = group.consecutive and group.kind in (Collective.ALL_REDUCE, Collective.ALL_TO_ALL) and mib >= 1
-                (plain if known and mib == int(mib) else ours)[message_key(group, mib)] = ms
+        shape = (self.num_nodes, self.gpus_per_node)
+        messages = {
+            Message(*group, mib): ms for group, times in self.messages_ms.items() for mib, ms in sorted(times.items())
+        }
+        plain = {message: ms for message, ms in messages.items() if message.is_plain}
+        ours = {message: ms for message, ms in messages.items() if not message.is_plain}
+        # Largest group first, consecutive before strided, as Galvatron writes them.
+        allreduce = dict(sorted(self.allreduce_mib_per_ms.items(), reverse=True))
+        p2p = dict(sorted(self.p2p_mib_per_ms.items()))
+        overlap = {"overlap_coe": {(): self.overlap_coe}, "overlap_by_kind": self.overlap_by_kind}
+        slowed = "overlap_coe" in self.meta.spread or self.overlap_coe != 1 or self.overlap_by_kind
+        files: list[tuple[str, Content, dict[str, Any], Any]] = [
+            (allreduce_name(*shape), ALLREDUCE, {"allreduce_size": allreduce}, allreduce or self.world_size == 1),
+            (p2p_name(*shape), P2P, {"pp_size": p2p}, p2p),
+            (sp_time_name(*shape), SP_TIME, {"time": plain, "messages_ms": ours}, messages),
+            (OVERLAP_NAME, OVERLAP, overlap, slowed),
+        ]
         written = []
-        if allreduce or self.world_size == 1:
-            meta = self.meta.about(allreduce).with_extra({"allreduce_size": f"{MIB_PER_MS}, bus bandwidth"})
-            written.append(write_profile(folder / allreduce_name(*shape), allreduce, meta))
-        if p2p:
-            meta = self.meta.about(p2p).with_extra({"pp_size": MIB_PER_MS})
-            written.append(write_profile(folder / p2p_name(*shape), p2p, meta))
-        if plain or ours:
-            meta = self.meta.about([*plain, *ours]).with_extra({"time": MS, "message": "MiB"}, messages_ms=ours)
-            written.append(write_profile(folder / sp_time_name(*shape), plain, meta))
-        if "overlap_coe" in self.meta.spread or self.overlap_coe != 1 or self.overlap_by_kind:
-            keys = ["overlap_coe", *(f"overlap_coe_{kind}" for kind in self.overlap_by_kind)]
-            by_kind = {str(kind): value for kind, value in self.overlap_by_kind.items()}
-            meta = self.meta.about(keys).with_extra({"overlap_coe": "ratio"}, overlap_by_kind=by_kind)
-            written.append(write_profile(folder / OVERLAP_NAME, {"overlap_coe": self.overlap_coe}, meta))
+        for name, content, values, wanted in files:
+            if wanted:
+                told, own = content.write(values)
+                kinds = [f"overlap_coe_{kind}" for kind in own.get("overlap_by_kind", ())]
+                meta = self.meta.about([*told, *own.get("messages_ms", ()), *kinds])
+                written.append(write_profile(Path(folder) / name, content, values, meta))
         return written
 
     @classmethod
@@ -160,7 +233,7 @@ class HardwareProfile:
         faults = Faults()
         with faults.gathered():
             world_size = shape[0] * shape[1]
-            allreduce, meta = read_allreduce(allreduce_file, world_size, note) if allreduce_file else ({}, Meta())
+            allreduce, meta = read_allreduce(allreduce_file, world_size, note) if allreduce_file else ({}, None)
         with faults.gathered():
             p2p = read_p2p(p2p_file, note) if p2p_file else {}
         with faults.gathered():
@@ -169,119 +242,61 @@ class HardwareProfile:
             overlap_coe, by_kind = read_overlap(overlap_file, note) if overlap_file else (1.0, {})
         faults.require_none()
         files = tuple(ProfileFile.of(f) for f in (allreduce_file, p2p_file, overlap_file, sp_time_file) if f)
-        return cls(*shape, allreduce, p2p, messages, overlap_coe, meta, files, by_kind)
+        return cls(*shape, allreduce, p2p, messages, overlap_coe, meta or Meta(), files, by_kind)
 
 
 def message_key(group: MessageGroup, mib: float) -> str:
     """Key of the time of a message of `mib` MiB."""
-    consecutive = "" if group.consecutive else "_consec_0"
-    return f"{group.kind}_size_{group.size}{consecutive}_{mib:.12g}MB_time"
-
-
-def _down(values: Mapping[GroupKey, float]) -> list[tuple[GroupKey, float]]:
-    """Largest group first, consecutive before strided, as Galvatron writes them."""
-    return sorted(values.items(), key=lambda item: (-item[0][0], -item[0][1]))
+    return MESSAGES.write(Message(*group, mib))
 
 
 def read_allreduce(
     path: str | Path, world_size: int | None = None, note: Note = no_note
-) -> tuple[dict[GroupKey, float], Meta]:
-    """Bus bandwidth in MiB/ms by (ranks, consecutive). A key without `_consec_` is a consecutive group's."""
+) -> tuple[dict[GroupKey, float], Meta | None]:
+    """Bus bandwidth in MiB/ms by (ranks, consecutive)."""
     content, meta = read_profile(path)
-    result: dict[GroupKey, float] = {}
-    faults = Faults()
-    for key, value, match in _measurements(
-        path, content, _ALLREDUCE, "allreduce", "allreduce_size_{ranks}_consec_{0|1}", faults, note
-    ):
-        with faults.gathered():
-            size = whole_number(path, key, match[1])
-            group = (size, match[2] != "0")
-            if group in result:
-                raise UserError(
-                    f"{path}: {key}: the same group stands there twice, with and without _consec_; keep one"
-                )
-            if world_size is not None and size > world_size:
-                raise UserError(
-                    f"{path}: {key}: a group of {size} ranks in a cluster of {world_size}: "
-                    "the file is another cluster's; name the right file or set num_nodes and num_gpus_per_node"
-                )
-            result[group] = positive(path, key, value, f"{MIB_PER_MS}, bus bandwidth")
-    faults.require_none()
+    entries = foreign.allreduce(str(path), content)
+    result: dict[GroupKey, float] = ALLREDUCE.read(str(path), entries, {}, note)["allreduce_size"]
     if not result and world_size != 1:
-        raise holds_no(path, "allreduce_size_… key", content, "galvatron profile hardware")
-    return result, meta or Meta()
+        raise ALLREDUCE.lacking(str(path), entries, "allreduce_size_… key")
+    place = Place(str(path), origins=entries.origins)
+    larger = [group for group in result if world_size is not None and group[0] > world_size]
+    if larger:
+        raise UserError(
+            f"{place.at(GROUP.write(group))}: a group of {group[0]} ranks in a cluster of {world_size}: "
+            "the file is another cluster's; name the right file or set num_nodes and num_gpus_per_node"
+            for group in larger
+        )
+    return result, meta
 
 
 def read_p2p(path: str | Path, note: Note = no_note) -> dict[int, float]:
     """Bandwidth in MiB/ms by number of pipeline stages."""
     content, _ = read_profile(path)
-    result: dict[int, float] = {}
-    faults = Faults()
-    for key, value, match in _measurements(path, content, _P2P, "pp_size", "pp_size_{stages}", faults, note):
-        with faults.gathered():
-            result[whole_number(path, key, match[1])] = positive(path, key, value, MIB_PER_MS)
-    faults.require_none()
+    entries = Entries(content, tuple(content))
+    result: dict[int, float] = P2P.read(str(path), entries, {}, note)["pp_size"]
     if not result and content:
-        raise holds_no(path, "pp_size_… key", content, "galvatron profile hardware")
+        raise P2P.lacking(str(path), entries, "pp_size_… key")
     return result
 
 
 def read_overlap(path: str | Path, note: Note = no_note) -> tuple[float, dict[Collective, float]]:
     """The overlap coefficient, and those of kinds of collectives that have their own, all at least 1."""
     content, meta = read_profile(path)
-    overlap_coe = _ratio(path, "overlap_coe", field_of(path, OVERLAP_NAME, content, "overlap_coe"))
-    ours, name = meta.extra.get("overlap_by_kind") if meta else None, "galvatron.overlap_by_kind"
-    by_kind: dict[Collective, float] = {}
-    for kind, value in objects(path, name, ours) if ours is not None else ():
-        if kind not in tuple(Collective):
-            raise unknown_key(path, f"{name}.{kind}", ", ".join(Collective))
-        by_kind[Collective(kind)] = _ratio(path, f"{name}.{kind}", value)
-    skipped(path, [key for key in content if key != "overlap_coe"], note)
-    return overlap_coe, by_kind
-
-
-def _ratio(path: str | Path, key: str, value: object) -> float:
-    ratio = positive(path, key, value, "ratio, 1 or more")
-    if ratio < 1:
-        raise UserError(f"{path}: {key}: {ratio} is below 1, as if work ran faster side by side; measure it again")
-    return ratio
+    found = OVERLAP.read(str(path), Entries(content, tuple(content)), meta.extra if meta else {}, note)
+    if not found["overlap_coe"]:
+        raise UserError(f"{path}: overlap_coe is missing; add it or profile again")
+    return found["overlap_coe"][()], found.get("overlap_by_kind", {})
 
 
 def read_messages(path: str | Path, note: Note = no_note) -> dict[MessageGroup, dict[float, float]]:
     """Time in ms by group and message size in MiB."""
     content, meta = read_profile(path)
+    entries = foreign.messages(content)
+    found = SP_TIME.read(str(path), entries, meta.extra if meta else {}, note)
     result: dict[MessageGroup, dict[float, float]] = {}
-    ours = meta.extra.get("messages_ms") if meta else None
-    extra = dict(objects(path, "galvatron.messages_ms", ours)) if ours is not None else {}
-    faults, expected = Faults(), "{allreduce|all2all}_size_{ranks}_{MiB}MB_time"
-    for key, value, match in _measurements(path, {**content, **extra}, _MESSAGE, "all", expected, faults, note):
-        with faults.gathered():
-            group = MessageGroup(Collective(match[1]), whole_number(path, key, match[2]), match[3] != "0")
-            mib = positive(path, key, float(match[4]), "MiB")
-            result.setdefault(group, {})[mib] = positive(path, key, value, MS)
-    faults.require_none()
+    for (*group, mib), ms in (found["time"] | found.get("messages_ms", {})).items():
+        result.setdefault(MessageGroup(*group), {})[mib] = ms
     if not result and content:
-        raise holds_no(path, expected, content, "galvatron profile hardware")
+        raise SP_TIME.lacking(str(path), entries, f"{MESSAGES.form} key")
     return result
-
-
-def _measurements(
-    path: str | Path,
-    content: Mapping[str, Any],
-    pattern: re.Pattern[str],
-    begins: str,
-    expected: str,
-    faults: Faults,
-    note: Note,
-) -> Iterator[tuple[str, Any, re.Match[str]]]:
-    """Measurements of a file. Other keys that begin like one are faults, the rest is skipped with a note."""
-    strange = []
-    for key, value in content.items():
-        if match := pattern.fullmatch(key):
-            yield key, value, match
-        elif key.startswith(begins):
-            with faults.gathered():
-                raise unknown_key(path, key, expected)
-        else:
-            strange.append(key)
-    skipped(path, strange, note)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from ..base.errors import UserError
+from ..interop.profiles import MIB, fits_layer, is_near, layer_mib
 from ..model import ModelShape, load_model, measured_fingerprint, preset_names
 from ..plan.strategy import Precision
 from .files import Meta, ProfileFile
@@ -20,7 +20,6 @@ _MODEL = re.compile(r"([a-z]+)-?(\d[\d.]*)?-(\d+(?:\.\d+)?)b(?![a-z])")  # llama
 # Families as they stand in names of Galvatron's models, those that are not planned here among them.
 FAMILIES = ("llama", "qwen", "gpt", "t5", "bert", "vit", "swin", "mixtral", "moe")
 _FAMILY = re.compile(rf"_profiling_(?:fp32|bf16|fp16)_({'|'.join(FAMILIES)})(?![a-z])")
-MIB = 2**20
 FLOPS_A_MS = 1e13  # of one device: four times the fastest matrix units of 2025
 
 
@@ -91,32 +90,18 @@ def require_same_device(files: Iterable[ProfileFile]) -> None:
         raise UserError(f"profiles of different devices: {told}; profile on one, or pass --allow_foreign_profiles")
 
 
-def fits_layer(parameter_mib: float, model: ModelShape) -> bool:
-    """Whether a layer's weights (MiB at 4 bytes each) are the model's: within 3 % and the 5 MiB that allocators round
-    by, but never more than a quarter off. Older Galvatrons ran all models with as many kv heads as heads."""
-    return any(_near(parameter_mib, _layer_mib(kind)) for kind in (model, replace(model, kv_heads=model.heads)))
-
-
-def _layer_mib(model: ModelShape) -> float:
-    return model.layer_parameters * 4 / MIB
-
-
-def _near(measured: float, expected: float) -> bool:
-    return abs(measured - expected) <= min(0.03 * expected + 5, 0.25 * expected)
-
-
 def require_parameter_size(path: str | Path, parameter_mib: float, model: ModelShape) -> None:
     """Raise UserError unless a layer's weights (MiB at 4 bytes each) are the model's."""
     if not fits_layer(parameter_mib, model):
         raise UserError(
             f"{path}: parameter_size: {parameter_mib:.1f} MiB of fp32 weights a layer, but a layer of {model.name} has "
-            f"{_layer_mib(model):.1f}; profile this model, correct --profile_dialect, or pass --allow_foreign_profiles"
+            f"{layer_mib(model):.1f}; profile this model, correct --profile_dialect, or pass --allow_foreign_profiles"
         )
 
 
 def kv_heads_note(path: str | Path, parameter_mib: float, model: ModelShape) -> Iterator[str]:
     """A note about a layer that was measured with as many kv heads as heads."""
-    if not _near(parameter_mib, _layer_mib(model)):
+    if not is_near(parameter_mib, layer_mib(model)):
         yield (
             f"{path}: a layer has {parameter_mib:.1f} MiB of fp32 weights, as {model.name} would with {model.heads} kv "
             f"heads instead of {model.kv_heads}: measured so, and priced so"

@@ -12,7 +12,7 @@ from ..base.text import gib
 from ..plan import Plan
 from ..plan.strategy import runs
 from .breakdown import MEMORY, TIME, strategy_words
-from .facts import PlanFacts
+from .facts import PlanFacts, load_summary
 
 
 def fields(plan: Plan) -> dict[str, str]:
@@ -87,6 +87,7 @@ def printed(a: Plan, b: Plan, facts: tuple[PlanFacts, PlanFacts] | None) -> Iter
             each = [speed / plan.world_size for speed, plan in ((one, a), (other, b))]
             ranks = "" if a.world_size == b.world_size else f"; a rank {each[0]:,.0f} against {each[1]:,.0f}"
             yield f"\n{one:,.0f} tokens/s against {other:,.0f} ({other / one - 1:+.1%}){ranks}"
+        yield from (str(load) for load in dict.fromkeys(each.cost.load for each in facts) if load)
         alike = a.global_batch == b.global_batch
         first, second = (
             {key: ms / (1 if alike else each.plan.global_batch) for key, ms in each.mean_time_ms.items()}
@@ -114,6 +115,7 @@ def summary(a: Plan, b: Plan, facts: tuple[PlanFacts, PlanFacts] | None) -> dict
         "time_ms": [each.mean_time_ms for each in facts] if facts else None,
         "memory_mib": [_memory_mib(each) for each in facts] if facts else None,
         "tokens_per_s": [each.tokens_per_s for each in facts] if facts else None,
+        "load": [load_summary(each.cost.load) for each in facts] if facts else None,
     }
 
 

@@ -16,7 +16,7 @@ from ..plan import GalvatronError, Plan
 from ..profiles.reserve import GIB_MIB
 from ..search import Candidate, SearchResult
 from .breakdown import COMMUNICATION, MEMORY, TIME, StageBreakdown, strategy_words
-from .facts import PlanFacts
+from .facts import PlanFacts, load_summary
 from .plan import describe
 from .search import runner_up, shape_of
 from .why import (
@@ -186,6 +186,7 @@ def summary(explanation: Explanation) -> dict[str, Any]:
             for one in explanation.what_ifs
         ],
         "batch": plan.global_batch,
+        "load": load_summary(explanation.cost.load),
     }
 
 

@@ -7,6 +7,7 @@ from functools import cached_property
 from math import inf
 
 from ..cost_model import CostModel, Prediction
+from ..cost_model.costs import Load
 from ..plan import ModelShape, Plan, Precision
 from ..profiles.reserve import gpu_sheet
 from .breakdown import TIME, StageBreakdown, breakdown
@@ -70,4 +71,9 @@ class PlanFacts:
         """`9,656 tokens/s/GPU, MFU 46.2%`."""
         words = f"{self.tokens_per_s / self.plan.world_size:,.0f} tokens/s/{self.device_word}"
         words += f", MFU {self.mfu:.1%}" if self.mfu else ""
-        return words + (f"; {self.cost.options.load_words}" if self.cost.experts else "")
+        return words + (f"; {self.cost.load}" if self.cost.load else "")
+
+
+def load_summary(load: Load | None) -> dict[str, float] | None:
+    """`load` of every JSON answer; None: a model without experts, or a plan whose file does not tell it."""
+    return load and load._asdict()

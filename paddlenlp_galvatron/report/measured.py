@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from rich.console import Group
 from rich.table import Table
@@ -14,7 +16,7 @@ from rich.text import Text
 from ..base.printing import table
 from ..base.text import gib
 from ..cost_model import step_traffic_bytes
-from ..cost_model.costs import IMBALANCE, IMBALANCE_BOUND
+from ..cost_model.costs import Load
 from ..plan import DataParallel, ModelShape, Plan, Recompute, plan_id
 
 Record = TypeVar("Record", bound=Mapping[str, Any])
@@ -26,7 +28,7 @@ ENOUGH_STEPS = 10  # fewer say nothing yet
 TOLERANCE = 0.15  # of a prediction
 MARGIN = 0.9  # of a budget that is known to be too large: the next budget
 MIB, GIB_MIB = 2**20, 1024
-SCALARS_BYTES = 2 * 4  # of each rank: loss and gradient norm in fp32, which the cost model leaves out
+SCALAR_BYTES = 4  # an fp32 number
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +38,7 @@ class Predicted:
     step_s: float | None
     memory_mib: tuple[float, ...]  # most that tensors of a rank of each stage hold; empty: not predicted
     reserve_mib: float  # of a device, for what tensors do not hold
-    imbalance: float | None  # rows of the fullest rank of experts over the mean; None: not planned for any
-    imbalance_bound: float | None
+    load: Load | None  # of experts; None: the file tells none
 
     @staticmethod
     def of(plan: Plan) -> Predicted:
@@ -47,9 +48,9 @@ class Predicted:
         memory = tuple(_tensors_mib(stage, reserve) for stage in stages if "memory_mib" in stage)
         options = (plan.metadata.get("searched_from") or {}).get("options")
         options = options if isinstance(options, dict) else {}
-        imbalance = options.get("moe_imbalance", IMBALANCE), options.get("moe_imbalance_bound", IMBALANCE_BOUND)
-        planned = imbalance if options else (None, None)
-        return Predicted(fields.get("time_s"), memory if len(memory) == plan.pipeline else (), reserve, *planned)
+        load = [one for name in Load._fields if isinstance(one := options.get(name), int | float) and one >= 1]
+        planned = Load(*load) if len(load) == len(Load._fields) else None
+        return Predicted(fields.get("time_s"), memory if len(memory) == plan.pipeline else (), reserve, planned)
 
 
 def _tensors_mib(stage: Mapping[str, Any], reserve_mib: float) -> float:
@@ -85,30 +86,60 @@ def predicted_beside_measured(plan: Plan, records: Log) -> Table:
         row("step time", predicted.step_s, median(r["step_time_s"] for r in records[WARM_UP_STEPS:]), "s")
     for stage, (guess, peak) in enumerate(zip(predicted.memory_mib, stage_peaks_mib(plan, records), strict=False)):
         row(f"peak memory, stage {stage}", guess / GIB_MIB, peak / GIB_MIB, "GiB")
-    if predicted.imbalance and (measured := _imbalance(records[WARM_UP_STEPS:])):
-        row("rows of experts, fullest rank", predicted.imbalance, measured, "x mean")
+    if predicted.load and (measured := measured_load(records[WARM_UP_STEPS:])):
+        row("rows of experts, fullest rank", predicted.load.moe_imbalance, measured.usual, "x mean")
     return shown
 
 
-def _imbalance(records: Log) -> float | None:
-    """Median over the steps of the rows of the fullest rank of experts over the mean; None: no experts on other
-    ranks."""
-    told = [record["moe_imbalance"] for record in records if "moe_imbalance" in record]
-    return median(told) if told else None
+class MeasuredLoad(NamedTuple):
+    """Rows of the fullest rank of experts over the mean."""
+
+    usual: float  # mean over layers and micro-batches, median over the steps
+    most: float  # of any layer, micro-batch and step
+
+
+def measured_load(records: Log) -> MeasuredLoad | None:
+    """None: no experts on other ranks."""
+    told = [record for record in records if "moe_imbalance" in record]
+    if not told:
+        return None
+    most = max(record.get("moe_imbalance_most", record["moe_imbalance"]) for record in told)
+    return MeasuredLoad(median(record["moe_imbalance"] for record in told), most)
+
+
+def load_verdicts(planned: Load, measured: MeasuredLoad) -> dict[str, tuple[bool, str]]:
+    """Whether the estimate and the bound hold that a plan was priced with, and in words what to do."""
+    estimate, bound = planned
+    rows = f"the fullest rank of experts has rows {_beside(measured.usual, estimate, 'x mean')}"
+    over, again = measured.usual / estimate - 1, f"search again with --moe_imbalance {measured.usual:.2g}"
+    if over < -TOLERANCE:
+        rows += f"; the estimate holds; {again} for a plan that may be faster"
+    else:
+        rows += f"; {again}" if over > TOLERANCE else "; the estimate holds"
+    holds = measured.most <= bound
+    most = f"a rank of experts had {measured.most:.3g} times the mean rows, "
+    if holds:
+        most += f"and memory was planned for {bound:.3g}; the bound holds"
+    else:
+        enough = ceil(10 * measured.most) / 10
+        most += f"but memory was planned for {bound:.3g}; search again with --moe_imbalance_bound {enough:g}"
+    return {"estimate": (over <= TOLERANCE, rows), "bound": (holds, most)}
+
+
+def scalars_bytes(plan: Plan, shape: ModelShape) -> int:
+    """Bytes of a step that the cost model leaves out, over all ranks: loss and gradient norm, and a balance loss."""
+    return SCALAR_BYTES * (3 if shape.router_aux_loss_coef else 2) * plan.world_size if plan.world_size > 1 else 0
 
 
 def traffic_table(plan: Plan, shape: ModelShape, counted: Mapping[str, Any], adapter_rank: int | None = None) -> Table:
     """`counted`: a run's traffic.json; `adapter_rank`: of adapters that learnt alone. MiB over all ranks, by kind."""
-    predicted = step_traffic_bytes(plan, shape, adapter_rank)
-    if plan.world_size > 1:
-        scalars = SCALARS_BYTES + (4 if shape.router_aux_loss_coef else 0)  # and the balance loss
-        predicted["all_reduce"] = predicted.get("all_reduce", 0) + scalars * plan.world_size
+    predicted = Counter(step_traffic_bytes(plan, shape, adapter_rank)) + Counter(all_reduce=scalars_bytes(plan, shape))
     groups = max(counted["groups"], default=0)
     title = f"messages of a step, all ranks; at most {groups} groups on a rank"
     shown = table("", "calls", "predicted MiB", "counted MiB", title=title)
     for kind, size in counted["bytes"].items():
-        if size or predicted.get(kind):
-            guess, calls = predicted.get(kind, 0) / MIB, counted["calls"][kind]
+        if size or predicted[kind]:
+            guess, calls = predicted[kind] / MIB, counted["calls"][kind]
             shown.add_row(kind.replace("_", "-"), str(calls), f"{guess:.3f}", f"{size / MIB:.3f}")
     return shown
 
@@ -167,8 +198,9 @@ class Health:
         guess_gib = self._predicted.memory_mib[fullest] / GIB_MIB if self._predicted.memory_mib else None
         where = f" on stage {fullest}" if len(stages) > 1 else ""
         parts.append(f"memory{where} " + _beside(stages[fullest] / GIB_MIB, guess_gib, "GiB"))
-        if imbalance := _imbalance(latest):
-            parts.append(f"fullest rank of experts {_beside(imbalance, self._predicted.imbalance, 'x mean')}")
+        if load := measured_load(latest):
+            planned = self._predicted.load and self._predicted.load.moe_imbalance
+            parts.append(f"fullest rank of experts {_beside(load.usual, planned, 'x mean')}")
         if self._steps:
             parts.append(f"ETA {_duration((self._steps - last['step'] - 1) * step_s)}")
         return ", ".join(parts)
@@ -198,20 +230,10 @@ class Health:
                     f"stage {stage} needs {_beside(peak_mib / GIB_MIB, guess_mib / GIB_MIB, 'GiB')}; measure again, "
                     "then search again: galvatron profile memory",
                 )
-        imbalance, planned, bound = _imbalance(records), self._predicted.imbalance, self._predicted.imbalance_bound
-        if imbalance and planned and imbalance / planned - 1 > TOLERANCE:
-            yield (
-                "experts",
-                f"the fullest rank of experts has rows {_beside(imbalance, planned, 'x mean')}; search again with "
-                f"--moe_imbalance {imbalance:.2g}",
-            )
-        most = max((record.get("moe_imbalance_most", 0.0) for record in records), default=0.0)
-        if bound and most > bound:
-            yield (
-                "most rows of experts",
-                f"a rank of experts had {most:.3g} times the mean rows, but memory was planned for {bound:.3g}; "
-                f"search again with --moe_imbalance_bound {most:.2g}",
-            )
+        if (load := measured_load(records)) and self._predicted.load:
+            for name, (holds, text) in load_verdicts(self._predicted.load, load).items():
+                if not holds:
+                    yield f"{name} of experts", text
 
     def _what_is_slow(self) -> str:
         if self._plan.world_size == 1:

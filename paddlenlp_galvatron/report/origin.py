@@ -13,8 +13,7 @@ from pydantic import Field
 from ..base.errors import UserError
 from ..base.limits import Positive, Ranks, Size
 from ..cost_model import CostModel
-from ..options.canonical import canonical_options
-from ..options.group import Options
+from ..options.group import Options, canonical_options
 from ..options.model_options import ModelOptions
 from ..options.tuning import RANK, Kind
 from ..plan import Plan, read_plan

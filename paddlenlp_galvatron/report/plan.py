@@ -13,7 +13,6 @@ from rich.text import Text
 
 from ..base.printing import table
 from ..base.text import gib, shortened
-from ..cost_model.costs import load_words
 from ..launch.clusters import start_lines
 from ..plan import LayerStrategy, ModelShape, Plan, Recompute, VocabStrategy
 from ..plan.mesh import STAGE, Axis
@@ -130,9 +129,8 @@ def _facts(plan: Plan, shape: ModelShape | None) -> list[tuple[str, str]]:
             gap = max(0.0, 1 - bound_s / known.time_s) if known.time_s else 0.0
             told += f"; no plan takes less than {bound_s:.4g} s (gap {gap:.2g})"
         facts.append(("predicted", told))
-        load = Predicted.of(plan)
-        if load.imbalance and load.imbalance_bound and any(map(_has_experts, plan.layers)):
-            facts.append(("load", load_words(load.imbalance, load.imbalance_bound)))
+        if load := Predicted.of(plan).load:
+            facts.append(("load", str(load)))
     else:
         facts += [("predicted", line) for line in islice(_lines(predicted), MOST_ROWS)]
     if origin := Origin.of(searched):

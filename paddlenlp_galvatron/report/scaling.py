@@ -16,7 +16,7 @@ from ..plan.strategy import Plan
 from ..plan.uniform import even_stages
 from ..profiles.reserve import GIB_MIB
 from ..search.engine import predicted
-from .facts import PlanFacts
+from .facts import PlanFacts, load_summary
 from .origin import OriginOptions, origin_of
 from .why import Problem
 
@@ -96,6 +96,7 @@ def summary(of: Scaled) -> dict[str, Any]:
         "time_s": [one.prediction.time_s for one in facts] or None,
         "memory_mib": [one.memory_mib for one in facts] or None,
         "samples_per_s": [one.prediction.samples_per_s for one in facts] or None,
+        "load": load_summary(facts[0].cost.load) if facts else None,
     }
 
 

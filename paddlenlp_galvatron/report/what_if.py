@@ -245,7 +245,7 @@ def fragment(told: Answer, query: str) -> str:
         options=told.options,
         result=told.result,
         tokens_per_s=facts.tokens_per_s,
-        notes=[*told.notes, *([told.cost.options.load_words] if told.cost.experts else [])],
+        notes=[*told.notes, *([str(told.cost.load)] if told.cost.load else [])],
         commands=told.commands,
         query=query,
     )

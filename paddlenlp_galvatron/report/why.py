@@ -242,12 +242,15 @@ def one_layer_changed(problem: Problem, plan: Plan) -> OneLayerChanged:
     edges = _edges(plan, cost)
     most = max(2, MOST_PRICED // max(map(len, spaces)))
     layers = edges if len(edges) <= most else [edges[k * (len(edges) - 1) // (most - 1)] for k in range(most)]
+    stages = [cost.stage_cost(plan, stage) for stage in range(plan.pipeline)]
     for layer in layers:
+        stage = next(stage for stage in range(plan.pipeline) if layer in plan.stage_layers(stage))
+        before, behind = stages[:stage], stages[stage + 1 :]
         for strategy in spaces[cost.layer_types[layer]]:
             if strategy == plan.layers[layer]:
                 continue
-            changed = (*plan.layers[:layer], strategy, *plan.layers[layer + 1 :])
-            prediction = cost.predict(replace(plan, layers=changed))
+            changed = replace(plan, layers=(*plan.layers[:layer], strategy, *plan.layers[layer + 1 :]))
+            prediction = cost.joined(changed, [*before, cost.stage_cost(changed, stage), *behind])
             fits = max(stage.memory.total_mib for stage in prediction.stages) <= problem.budget_mib
             other = OtherStrategy(layer, strategy, prediction, fits)
             known = found.get(strategy)

@@ -20,14 +20,13 @@ from ..plan import LayerStrategy, Plan, Recompute
 from ..plan.comm_points import CommPoint, comm_ops, summed_over
 from ..plan.layout import own_chunks, token_layout
 from ..plan.mesh import EXCHANGE, Axis, Mesh
-from .adapter import Adapter
-from .documents import Documents
+from .adapters.decoder import Adapter
+from .attention import Chunks, Documents, OwnPositions, flash, hidden_rows, own_rows
 from .experts import PRODUCTS, Memo, OwnExperts
 from .groups import Groups
 from .load import Load
 from .lora import LoRALinear, add_adapters
-from .ops import Crossing
-from .ops.context import Chunks, OwnPositions, flash, hidden_rows, own_rows
+from .mappings import Crossing
 from .precision import Numbers, cast, compute_weights
 from .recompute import RecomputedPart
 from .trace import span
@@ -135,7 +134,6 @@ class Block:
                 add_adapters(self._layer, [name.removesuffix(".weight") for name in shape.block.projections], adapters)
         kind = adapted(shape.block, adapters.rank) if adapters else shape.block
         prefix = f"{shape.traits.prefix}.layers.{index}."
-        self.adapters = [each for each in self._layer.sublayers() if isinstance(each, LoRALinear)]
         self._slots = shard_layer(self._layer, lambda name: placement.parameter(kind[name], prefix, source))
         self._memo: Memo = {}
         self._experts = None
@@ -163,9 +161,12 @@ class Block:
             tables[self._chunks] = OwnPositions(tables[None], self._chunks)
         self._layer.self_attn.rotary_emb = tables[self._chunks]
 
-    def train(self, training: bool) -> None:
-        """Switch dropout on, as for training, or off."""
+    def switch(self, training: bool, adapters: bool) -> None:
+        """Switch dropout, as for training, and adapters on or off."""
         self._layer.train() if training else self._layer.eval()
+        for layer in self._layer.sublayers():
+            if isinstance(layer, LoRALinear):
+                layer.counts = adapters
 
     def _twice(self, x: Any, mask: Any, memo: Memo) -> Any:
         if not paddle.is_grad_enabled():  # the first time

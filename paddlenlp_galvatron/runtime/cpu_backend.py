@@ -74,7 +74,7 @@ def install() -> None:
         "all_reduce": _all_reduce,
         "send": _send,
         "recv": _receive,
-        "all_gather_into_tensor": _all_gather_into_tensor,
+        "all_gather_into_tensor": lambda group, out, tensor, sync_op=True: group.all_gather(tensor, out),
         "reduce_scatter_tensor": _reduce_scatter_tensor,
         "all_to_all_single": _all_to_all_single,
     }
@@ -242,10 +242,6 @@ def _receive(group: Any, tensor: Any, source: int, sync_op: bool = True) -> _Tas
 
 
 # ---- collectives -----------------------------------------------------------------------------------------------------
-
-
-def _all_gather_into_tensor(group: Any, out: Any, tensor: Any, sync_op: bool = True) -> Any:
-    return group.all_gather(tensor, out)
 
 
 def _all_reduce(group: Any, tensor: Any, op: Any, sync_op: bool = True) -> Any:

@@ -19,7 +19,8 @@ from ..plan import ModelShape, Plan, Precision, UserError
 from ..plan.check import require_valid
 from ..plan.communicators import exchanging, fused_loss_groups, stage_groups
 from . import device
-from .adapter import Adapter, Kernels
+from .adapters import Kernels
+from .adapters.decoder import Adapter
 from .batch import IGNORED_LABEL, Batch, Facts, Samples, samples_of
 from .collectives import KINDS, all_gather, all_reduce, traffic_bytes, traffic_calls
 from .gradients import global_norm, reduce_gradients, update_in_turns
@@ -137,13 +138,15 @@ class Engine:
             )
         return Share(_weighted(samples, pairs, chosen), labelled, pairs)
 
-    def _share_of_whole(self, batch: Batch) -> Share:
-        whole = samples_of(batch)
-        rows: list[Any] = [None if part is None else part[list(self.rows)] for part in whole]
-        own = self._by_micro_batch(Samples(*rows))
-        counts = np.zeros(1) if whole.pairs is None else whole.pairs[..., 2]
-        pairs, chosen = int((counts > 0).sum()), int(counts.sum())
-        return Share(_weighted(own, pairs, chosen), int((whole.labels != IGNORED_LABEL).sum()), pairs)
+    def _share_of(self, batch: Batch | Share) -> Share:
+        """This rank's share of a global batch."""
+        if isinstance(batch, Share):
+            return batch
+        own = list(self.rows)
+        if not isinstance(batch, tuple):
+            return self.share(batch[own])
+        rows: list[Any] = [part if part is None else part[own] for part in samples_of(batch)]
+        return self.share(Samples(*rows))
 
     def _by_micro_batch(self, rows: Samples) -> Samples:
         """Each part of this rank's rows, by micro-batch."""
@@ -170,7 +173,7 @@ class Engine:
         status.enter(self.steps_done)
         mixed = np.random.SeedSequence((self._seed, self.steps_done, self.rank))  # the same under any version
         paddle.seed(int(mixed.generate_state(1)[0]))
-        share = batch if isinstance(batch, Share) else self._share_of_whole(batch)
+        share = self._share_of(batch)
         self.stage.forget_metrics()
         self.stage.load.gradient_scale = self.gradient_scale
         total = self._pipeline.run(share.samples, self.gradient_scale / share.over)
@@ -182,7 +185,7 @@ class Engine:
 
     def evaluate(self, batch: Batch | Share) -> float:
         """The loss of one global batch, without dropout; weights stay unchanged."""
-        share = batch if isinstance(batch, Share) else self._share_of_whole(batch)
+        share = self._share_of(batch)
         self.stage.forget_metrics()
         with self.stage.evaluating():
             total = self._pipeline.evaluate(share.samples)
@@ -191,9 +194,9 @@ class Engine:
     def answers(self, batch: Batch | Share) -> Facts:
         """Log-probabilities [G, P, 2] of the answers of one global batch, on every rank; 0 where a row has no such
         pair. Those of the base, where adapters learn."""
-        share = batch if isinstance(batch, Share) else self._share_of_whole(batch)
+        share = self._share_of(batch)
         self.stage.forget_metrics()
-        with self.stage.evaluating(), self.stage.without_adapters():
+        with self.stage.evaluating(adapters=False):
             self._pipeline.evaluate(share.samples)
         assert share.samples.pairs is not None
         found = np.zeros((self.plan.micro_batches, self.plan.micro_batch, share.samples.pairs.shape[2], 2), np.float32)
@@ -221,7 +224,7 @@ class Engine:
         """Let Paddle's optimizer over `tensors` run on the gradients clipped to a global norm of `max_norm`.
 
         Returns the norm before. Where it is no finite number nothing is updated. The gradients are gone afterwards;
-        values may be on their way to other ranks until `settle` or the next pass.
+        values may be on their way to other ranks until `wait_for_updates` or the next pass.
         """
         self.steps_done += 1
         norm: float = global_norm(self.trainables, self._world) / self.gradient_scale
@@ -234,7 +237,7 @@ class Engine:
             self.scaler.update(overflow=not finite)
         return norm
 
-    def settle(self) -> None:
+    def wait_for_updates(self) -> None:
         """Wait until this rank has every updated value; the next step waits by itself."""
         for trainable in self.trainables:
             trainable.published()
@@ -274,7 +277,7 @@ class Engine:
 
 
 def _weighted(samples: Samples, pairs: int, chosen: int) -> Samples:
-    """With what a token of a chosen answer counts beside a pair, of so many of both in a batch."""
+    """Adds to each pair the weight of a chosen answer's token beside a pair; the batch has so many of both."""
     if samples.pairs is None:
         return samples
     weight = np.full_like(samples.pairs[..., :1], pairs / max(chosen, 1))

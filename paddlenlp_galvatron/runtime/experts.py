@@ -1,4 +1,4 @@
-"""The experts of a layer on one rank: routing, dispatch and combine by all-to-all, and the products of own experts.
+"""The experts of a layer on one rank: routing, dispatch and combine by all-to-all, and what own experts compute.
 
 Shapes: T tokens of this rank, k experts a token, E experts, n ranks of the all-to-all group, l experts of a rank,
 R rows received. Ranks of the group are ordered by (ep index, etp index); all etp ranks of an expert receive its rows.
@@ -6,7 +6,7 @@ R rows received. Ranks of the group are ordered by (ep index, etp index); all et
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import paddle
@@ -18,8 +18,8 @@ from ..model import ModelShape
 from ..plan.strategy import Experts
 from . import device
 from .collectives import all_gather, all_to_all
+from .grouped import grouped
 from .load import Balanced, Load
-from .paddle_private import window
 from .precision import Numbers, cast
 
 PRODUCTS = ("gate", "up", "down")  # of an expert
@@ -107,24 +107,19 @@ class Combine(PyLayer):  # type: ignore[misc]
 
 
 class Products(PyLayer):  # type: ignore[misc]
-    """x [R, I] by expert and the experts' weights [l, I, O] -> [R, O], by one product an expert."""
+    """x [R, I] by expert and the experts' weights [l, I, O] -> [R, O]."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, counts: Sequence[int], weights: Any) -> Any:
         # Not by save_for_backward: zero3 frees the weights after forward and gathers them again for backward.
         ctx.x, ctx.counts, ctx.weights = x, counts, weights
-        parts = [part @ _of(weights, expert) for expert, part in _parts(x, counts)]
-        return paddle.concat(parts) if parts else paddle.zeros([0, weights.shape[-1]], x.dtype)
+        return grouped(x, weights, counts)
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         x, ctx.x = ctx.x, None  # or it were there until the whole backward pass is done
-        # An expert without rows has a gradient of zeros, so that AdamW decays it as in one process.
-        of_weights, of_rows = paddle.zeros_like(ctx.weights), []
-        for (expert, part), (_, own) in zip(_parts(x, ctx.counts), _parts(grad, ctx.counts), strict=True):
-            of_rows.append(paddle.matmul(own, _of(ctx.weights, expert), transpose_y=True))
-            paddle.assign(paddle.matmul(part, own, transpose_x=True), output=_of(of_weights, expert))
-        return paddle.concat(of_rows) if of_rows else paddle.zeros(x.shape, x.dtype), of_weights
+        of_x = grouped(grad, ctx.weights, ctx.counts, transpose_right=True)
+        return of_x, grouped(x, grad, ctx.counts, transpose_left=True)
 
 
 class Inner(PyLayer):  # type: ignore[misc]
@@ -146,19 +141,6 @@ class Inner(PyLayer):  # type: ignore[misc]
         of_score = (grad * product).sum(-1)
         paddle.autograd.backward([product], [grad * cast(score, grad.dtype).unsqueeze(-1)])
         return gate.grad, up.grad, cast(of_score, score.dtype)
-
-
-def _of(weights: Any, expert: int) -> Any:
-    """One of [l, I, O], on the same memory."""
-    return window(weights.detach(), expert, expert + 1, weights.shape[1:])
-
-
-def _parts(rows: Any, counts: Sequence[int]) -> Iterator[tuple[int, Any]]:
-    start = 0
-    for expert, count in enumerate(counts):
-        if count:
-            yield expert, rows[start : start + count]
-        start += count
 
 
 class OwnExperts:

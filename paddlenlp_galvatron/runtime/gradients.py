@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, TypeVar
 
@@ -12,7 +12,7 @@ from ..launch.status import waiting
 from .collectives import all_reduce
 from .paddle_private import squared_norm
 from .precision import cast
-from .units import Piece, Trainable
+from .units import Trainable
 from .weights import ShardedParameter
 
 T = TypeVar("T")
@@ -33,20 +33,16 @@ def reduce_gradients(parameters: Sequence[ShardedParameter]) -> None:
                 buckets.setdefault((group.id, parameter.gradient.dtype), []).append(parameter)
         by_id = {group.id: group for group in groups if group is not None}
         for (group_id, _), members in buckets.items():
-            for bucket in _by_size(members, _message_bytes, BUCKET_BYTES):
+            size_bytes = [int(each.gradient.size) * int(each.gradient.element_size()) for each in members]
+            for bucket in _by_size(members, size_bytes, BUCKET_BYTES):
                 _reduce_bucket(bucket, by_id[group_id])
 
 
-def _message_bytes(parameter: ShardedParameter) -> int:
-    return int(parameter.gradient.size) * int(parameter.gradient.element_size())
-
-
-def _by_size(members: Sequence[T], bytes_of: Callable[[T], int], limit: int) -> list[list[T]]:
+def _by_size(members: Sequence[T], size_bytes: Sequence[int], limit: int) -> list[list[T]]:
     """Members in order, in buckets of at most `limit` bytes or one member."""
     buckets: list[list[T]] = []
     filled = limit
-    for member in members:
-        size = bytes_of(member)
+    for member, size in zip(members, size_bytes, strict=True):
         if filled + size > limit:
             buckets.append([])
             filled = 0
@@ -71,7 +67,8 @@ def global_norm(trainables: Sequence[Trainable], world_group: Any) -> float:
     """Euclidean norm of the whole model's gradient, each value counted once however many ranks hold it."""
     squares: dict[float, list[Any]] = {}  # by the share of them that is this rank's
     for trainable in trainables:
-        gradient, alike = cast(trainable.gradient, "float32"), list(_by_replicas(trainable))
+        gradient = cast(trainable.gradient, "float32")
+        alike = [[*pieces] for _, pieces in groupby(trainable.pieces, key=lambda piece: piece.weight.replicas)]
         for pieces in alike:
             start, stop = pieces[0].offset, pieces[-1].offset + pieces[-1].stop - pieces[-1].start
             part = gradient if len(alike) == 1 else gradient.flatten()[start:stop]  # padding is 0
@@ -81,12 +78,6 @@ def global_norm(trainables: Sequence[Trainable], world_group: Any) -> float:
         square += share * paddle.concat(parts).sum()
     with waiting("all_reduce of the norm over all ranks"):  # on a GPU this is where a rank waits
         return float(all_reduce(square, world_group).sqrt())
-
-
-def _by_replicas(trainable: Trainable) -> Iterator[list[Piece]]:
-    """Neighbouring pieces that equally many ranks hold, together."""
-    for _, pieces in groupby(trainable.pieces, key=lambda piece: piece.weight.replicas):
-        yield list(pieces)
 
 
 @paddle.no_grad()  # type: ignore[untyped-decorator]
@@ -99,7 +90,7 @@ def update_in_turns(optimizer: Any, trainables: Sequence[Trainable], factor: flo
     """
     ready = [trainable for trainable in trainables if trainable.tensor.grad is not None]
     others = [trainable for trainable in trainables if trainable.tensor.grad is None]
-    turns = _by_size(others, lambda trainable: int(trainable.tensor.size) * FP32_BYTES, TURN_BYTES)
+    turns = _by_size(others, [int(trainable.tensor.size) * FP32_BYTES for trainable in others], TURN_BYTES)
     for turn in [*([ready] if ready else []), *turns]:
         for trainable in turn:
             trainable.present_gradient(factor)

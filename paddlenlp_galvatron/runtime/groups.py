@@ -21,7 +21,7 @@ from ..launch.status import RankOutcome
 from ..launch.store import connect
 from ..plan import GalvatronError, UserError
 from ..plan.communicators import BACK, DIRECTIONS, DOWN, REDISTRIBUTE, Group, Ranks, in_rounds
-from . import cpu_backend, device, outstanding, paddle_private, processors
+from . import collectives, cpu_backend, device, paddle_private, processors
 
 SUMMARY = "Error Message Summary:"  # Paddle's, above what an error says
 TRACEBACK = "Traceback (most recent call last):"  # in the text of an error in a PyLayer's backward
@@ -49,15 +49,15 @@ def start_world() -> tuple[int, int]:
         with status.waiting("the start of all ranks"):
             dist.init_parallel_env()
     if world_size > 1:
-        _settled()
+        _after_start()
     return rank, world_size
 
 
 @cache
-def _settled() -> None:
+def _after_start() -> None:
     """Runs once, after the world has started."""
-    processors.settle()
-    outstanding.watch(wait_limit_s())
+    processors.pin_rank()
+    collectives.watch(wait_limit_s())
 
 
 def run_as_rank(work: Callable[[], None]) -> NoReturn:

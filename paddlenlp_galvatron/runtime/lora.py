@@ -1,7 +1,12 @@
-"""LoRA's linear layers, and the factors that they begin with."""
+"""LoRA: linear layers with factors beside their weights, the factors that they begin with, and frozen weights.
+
+Frozen weights have no gradients, no fp32 masters, no optimizer states. Under ddp and zero2 they are whole; under zero3
+sharded and gathered for each pass. Nothing of theirs is ever reduced.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import sqrt
 from typing import Any
 
@@ -10,8 +15,11 @@ import paddle
 from paddle import nn
 
 from ..model.lora import FACTORS, Adapters, is_factor
+from ..plan import DataParallel
+from ..plan.comm_points import WEIGHT_OPS
 from .paddle_private import take_over_hooks
-from .weights import WHOLE, Array, SeededWeights, Slice, WeightSource
+from .units import ShardedUnit, Trainable, Unit, UnitMaker
+from .weights import WHOLE, Array, SeededWeights, ShardedParameter, Slice, WeightSource
 
 
 class LoRALinear(nn.Layer):  # type: ignore[misc]
@@ -29,7 +37,7 @@ class LoRALinear(nn.Layer):  # type: ignore[misc]
         take_over_hooks(self, plain)
 
     def product(self, x: Any) -> Any:
-        """Without the bias."""
+        """Output [..., out] without the bias."""
         if not self.counts:
             return paddle.matmul(x, self.weight)
         return paddle.matmul(x, self.weight) + paddle.matmul(paddle.matmul(x, self.lora_A) * self._scaling, self.lora_B)
@@ -71,3 +79,50 @@ class Tuned:
 
     def __call__(self, name: str, shape: tuple[int, ...], part: Slice = WHOLE) -> Array:
         return (self._adapters if is_factor(name) else self._base)(name, shape, part)
+
+
+class _Frozen(Unit):
+    sends_whole = False
+
+    def make_trainables(self) -> list[Trainable]:
+        return []
+
+    def backward_done(self, last: bool) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+    def finish_reductions(self) -> None:
+        pass
+
+
+class FrozenShards(_Frozen, ShardedUnit):
+    """Sharded over the group."""
+
+    sends_whole = False
+
+
+class FrozenUnits(UnitMaker):
+    """Makes the units of modules of which adapters alone learn: those are few, small and whole, as vectors are."""
+
+    def adopt(
+        self, parameters: Sequence[ShardedParameter], dp_type: DataParallel, of_experts: DataParallel | None = None
+    ) -> None:
+        base = [weight for weight in parameters if not is_factor(weight.name)]
+        self.vectors += [weight for weight in parameters if is_factor(weight.name)]
+        self.frozen += [weight for weight in base if len(weight.shape) == 1]
+        matrices = [weight for weight in base if len(weight.shape) > 1]
+        key = tuple(id(weight) for weight in matrices)
+        if key not in self.made:
+            self.made[key] = (_frozen_unit(matrices, dp_type),)
+        for weight in base:
+            weight.tensor.stop_gradient = True
+        self.chain.append(self.made[key])
+
+
+def _frozen_unit(matrices: Sequence[ShardedParameter], dp_type: DataParallel) -> Unit:
+    group = matrices[0].sum_group
+    if group is None or WEIGHT_OPS[dp_type].gather is None:
+        return _Frozen(matrices, None)
+    return FrozenShards(matrices, group, every_micro_batch=False, keep_whole=False)

@@ -36,6 +36,10 @@ def squared_norm(part: Any) -> Any:
     return paddle._C_ops.squared_l2_norm(part)
 
 
+# (left, right, rows of each expert, transpose left, transpose right), as in `grouped`. Paddle 3.1 has none.
+batched_gemm: Any = getattr(paddle.incubate.nn.functional, "batched_gemm", None)
+
+
 def take_over_hooks(layer: Any, plain: Any) -> None:
     """Let what runs behind the forward of a plain layer run behind that of the layer in its place: Qwen3's norms."""
     layer._forward_post_hooks.update(plain._forward_post_hooks)

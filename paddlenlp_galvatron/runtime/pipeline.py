@@ -22,7 +22,7 @@ import paddle
 from ..launch.out_of_memory import is_out_of_memory
 from ..plan import Plan
 from ..plan.communicators import BACK, DOWN, ON, UP
-from ..plan.schedules import Pass, arrivals, order
+from ..plan.schedule import Pass, arrivals, order
 from . import device
 from .batch import Samples
 from .collectives import Pending, receive_start, send_start
@@ -87,15 +87,15 @@ class Link:
 Links = tuple[Link, Link]  # between two stages: for activations, and for gradients
 
 
-class Course(NamedTuple):
+class StageSchedule(NamedTuple):
     """The passes of a stage, in order."""
 
     passes: list[Pass]
     arrived: list[int]  # once the input of each is there: messages sent to where it came from, since the step began
 
     @classmethod
-    def of(cls, plan: Plan, stage: int, in_turn: bool = False) -> Course:
-        """In the plan's order, or one micro-batch after the other."""
+    def of(cls, plan: Plan, stage: int, in_turn: bool = False) -> StageSchedule:
+        """Lists the passes in the plan's order, or one micro-batch after the other."""
 
         def order_of(stage: int) -> list[Pass]:
             passes = order(plan.schedule, stage, plan.pipeline, plan.micro_batches, plan.chunks)
@@ -115,7 +115,7 @@ class Course(NamedTuple):
 class Headroom:
     """Memory that a step by the schedule needs beyond the first step, which takes one micro-batch after the other."""
 
-    def __init__(self, in_turn: Course, schedule: Course, chunks: int):
+    def __init__(self, in_turn: StageSchedule, schedule: StageSchedule, chunks: int):
         self._in_turn, self._schedule = in_turn, schedule
         self.held_mib = [0.0] * chunks  # by a micro-batch in flight
 
@@ -128,10 +128,10 @@ class Headroom:
         """Call after the first step."""
         self._passing_mib = device.peak_mib() - self._before_mib
 
-    def take(self) -> None:
+    def reserve(self) -> None:
         """Take what the second step needs, and all that follow. Raises where there is not as much."""
         beyond_mib = self._schedule.most_held(self.held_mib) - self._in_turn.most_held(self.held_mib)
-        device.take(self._passing_mib + beyond_mib)
+        device.reserve(self._passing_mib + beyond_mib)
         device.reset_peak()  # the peak of a step is measured, not the memory taken in advance
 
 
@@ -148,11 +148,11 @@ class Pipeline:
     def __init__(self, plan: Plan, stage: Stage, rank: int, groups: Groups):
         self._stage = stage
         self._micro_batches, self._chunks = plan.micro_batches, plan.chunks
-        self._schedule = Course.of(plan, stage.index)
-        self._course = self._schedule  # of the next step
+        self._schedule = StageSchedule.of(plan, stage.index)
+        self._next_schedule = self._schedule  # of the next step
         self._headroom: Headroom | None = None  # of the first two steps
         if device.loads_kernels():
-            self._course = Course.of(plan, stage.index, in_turn=True)
+            self._next_schedule = StageSchedule.of(plan, stage.index, in_turn=True)
         numbers = stage.numbers.stored
         size, first = plan.stage_size, rank % plan.stage_size
         last = first + plan.world_size - size
@@ -175,8 +175,8 @@ class Pipeline:
         # For each chunk: the source of its input and the destination of its output.
         self._above = [around if stage.is_first and chunk else before for chunk in range(plan.chunks)]
         self._below = [around if stage.is_last and chunk < plan.chunks - 1 else after for chunk in range(plan.chunks)]
-        if self._links and self._course is not self._schedule:
-            self._headroom = Headroom(self._course, self._schedule, plan.chunks)
+        if self._links and self._next_schedule is not self._schedule:
+            self._headroom = Headroom(self._next_schedule, self._schedule, plan.chunks)
 
     def run(self, samples: Samples, scale: float) -> Any:
         """One step over all micro-batches; gradients of `scale` times the summed loss are added to the parameters.
@@ -192,19 +192,21 @@ class Pipeline:
             raise
 
     def _run(self, samples: Samples, scale: float) -> Any:
-        if (headroom := self._headroom) and self._course is self._schedule:
+        if (headroom := self._headroom) and self._next_schedule is self._schedule:
             self._have_places()
-            headroom.take()
+            headroom.reserve()
             self._headroom = headroom = None
         elif headroom:
             headroom.begin()
         held: list[deque[tuple[Any, Any]]] = [deque() for _ in range(self._chunks)]  # inputs and outputs in flight
         own = self._take(samples)
         total = paddle.zeros([], "float32")
-        for position, step in enumerate(self._course.passes):
+        for position, step in enumerate(self._next_schedule.passes):
             above, below = self._above[step.chunk], self._below[step.chunk]
             if step.kind == "forward":
-                x = self._input(position)
+                x = self._receive(position)
+                if x is not None:
+                    x.stop_gradient = False
                 before_mib = device.allocated_mib() if headroom else 0.0
                 with span(f"forward {self._name(step)}", "forward"):
                     out = self._forward(x, step, own)
@@ -219,22 +221,22 @@ class Pipeline:
                 x, out = held[step.chunk].popleft()
                 self._stage.chains[step.chunk].last_backward = step.micro_batch == self._micro_batches - 1
                 grad = self._backward(out, scale, position)
-                self._stage.settle()
+                self._stage.accumulate_gradients()
                 if above:
                     above[1].send(_apart(x.grad, grad))
                     above[0].done_with(x)
         self._flush()
         if headroom:
             headroom.end()
-        self._course = self._schedule
+        self._next_schedule = self._schedule
         return total
 
     def evaluate(self, samples: Samples) -> Any:
-        """As `run`, without gradients: forward passes alone."""
+        """Runs the forward passes alone; returns as `run`."""
         total = paddle.zeros([], "float32")
         own = self._take(samples)
         with paddle.no_grad():
-            for step in self._course.passes:
+            for step in self._next_schedule.passes:
                 if step.kind == "backward":
                     continue
                 above, below = self._above[step.chunk], self._below[step.chunk]
@@ -250,7 +252,7 @@ class Pipeline:
         return total
 
     def _have_places(self) -> None:
-        """For all messages that are in use at once, and the next of each direction."""
+        """Allocates buffers for all messages that are in use at once, and the next of each direction."""
         for above in {id(pair): pair for pair in self._above if pair}.values():
             above[0].have_places(int(self._schedule.most_held([float(pair is above) for pair in self._above])) + 1)
         for below in {id(pair): pair for pair in self._below if pair}.values():
@@ -282,7 +284,7 @@ class Pipeline:
         return str(step.micro_batch) if self._chunks == 1 else f"{step.micro_batch}, chunk {step.chunk}"
 
     def _source(self, step: Pass) -> Links | None:
-        """Where a pass receives what it begins with, and where that stage receives from this one."""
+        """Link from which a pass receives its input, and the link back to that stage."""
         if step.kind == "forward":
             return self._above[step.chunk]
         below = self._below[step.chunk]
@@ -292,24 +294,18 @@ class Pipeline:
         """Input of a pass, if a stage sends it; posts the receive of the next pass. No more than that one: on
         a GPU a posted receive takes some of what passes compute with, until its message is there."""
         message = None
-        if source := self._source(self._course.passes[position]):
+        if source := self._source(self._next_schedule.passes[position]):
             message = source[0].receive()
-            source[1].has_received(self._course.arrived[position])
-        if self._course is self._schedule:
-            for step in self._course.passes[position + 1 : position + 2]:
+            source[1].has_received(self._next_schedule.arrived[position])
+        if self._next_schedule is self._schedule:
+            for step in self._next_schedule.passes[position + 1 : position + 2]:
                 if ahead := self._source(step):
                     ahead[0].post()
         return message
 
-    def _input(self, position: int) -> Any:
-        x = self._receive(position)
-        if x is not None:
-            x.stop_gradient = False
-        return x
-
     def _backward(self, out: Any, scale: float, position: int) -> Any:
         """Returns the gradient that was received, if a stage sends one."""
-        step = self._course.passes[position]
+        step = self._next_schedule.passes[position]
         grad = self._receive(position)
         with span(f"backward {self._name(step)}", "backward"):
             if grad is None:

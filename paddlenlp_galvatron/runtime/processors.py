@@ -10,6 +10,7 @@ from pathlib import Path
 
 from .device import on_gpu
 
+PLACE = {"PADDLE_RANK_IN_NODE": "0", "PADDLE_LOCAL_SIZE": "1"}  # variables; what they are for a process alone
 TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
 
@@ -30,14 +31,13 @@ def shares(ranks: int) -> list[list[int]]:
     return [processors[each * index : each * (index + 1)] for index in range(ranks if each else 0)]
 
 
-def settle() -> None:
+def pin_rank() -> None:
     """Give this rank, if it computes on CPU, its share of the processors for as long as it lives.
 
     One that is alone on its host waits for nobody, and is left where it is.
     """
-    index, ranks = _place_on_host()
-    parts = shares(ranks) if ranks > 1 else []
-    if index < len(parts):
+    index, ranks = (int(os.environ.get(name, alone)) for name, alone in PLACE.items())  # as the launcher has it
+    if not on_gpu() and ranks > 1 and index < len(parts := shares(ranks)):
         _move(parts[index])
 
 
@@ -57,13 +57,6 @@ def pinned(index: int, ranks: int, wanted: bool = True) -> Iterator[None]:
         _move(mine)
 
 
-def _place_on_host() -> tuple[int, int]:
-    """(number among the ranks of this host, how many they are), as the launcher has it; on GPUs it is alone."""
-    if on_gpu():
-        return 0, 1
-    return int(os.environ.get("PADDLE_RANK_IN_NODE", "0")), int(os.environ.get("PADDLE_LOCAL_SIZE", "1"))
-
-
 def _one_a_core() -> list[int]:
     first: dict[str, int] = {}  # of each core, by its threads
     for processor in of_host():
@@ -73,10 +66,6 @@ def _one_a_core() -> list[int]:
 
 
 def _move(processors: Sequence[int]) -> None:
-    for thread in _threads():
+    for thread in Path("/proc/self/task").iterdir():
         with suppress(ProcessLookupError):  # it has ended meanwhile
-            os.sched_setaffinity(thread, processors)
-
-
-def _threads() -> set[int]:
-    return {int(path.name) for path in Path("/proc/self/task").iterdir()}
+            os.sched_setaffinity(int(thread.name), processors)

@@ -65,7 +65,7 @@ class _Call:
         self._again: Any = None  # the same, with the way back to the inputs
 
     def again(self, _gradient: Any = None) -> None:
-        """Have the output where it was; backward of every reader begins with it."""
+        """Restores the output where it was; backward of every reader begins with it."""
         if self._again is not None:
             return
         self.inputs = tuple(map(_detached, self.inputs))

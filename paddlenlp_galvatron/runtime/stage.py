@@ -21,15 +21,16 @@ from ..plan.communicators import chunk_edges, twins
 from ..plan.layout import token_layout
 from ..plan.mesh import Axis
 from . import device
-from .adapter import PLAIN, Adapter, Kernels
+from .adapters import PLAIN, Kernels
+from .adapters.decoder import Adapter
 from .batch import Facts, Tokens, documents_of
 from .block import Block, Placement
-from .frozen import FrozenUnits
 from .groups import Groups
 from .load import Load
+from .lora import FrozenUnits
 from .precision import Numbers
 from .redistribute import Redistribution
-from .units import Chain, Trainable, UnderWay, Unit, UnitMaker, Units, whole
+from .units import Chain, LastReduced, Trainable, Unit, UnitMaker, Units, whole
 from .vocabulary import Embedding, Head, embedding_table
 from .weights import ShardedParameter, WeightSource
 
@@ -130,7 +131,7 @@ class Stage:
         """The stage's chunks, of its blocks and its units in the order of the forward pass."""
         tokens = self._tokens, plan.micro_batch
         here = self._local, self.index * plan.stage_size
-        blocks, rest, reducing, chunks = iter(self._blocks), iter(units), UnderWay(), []
+        blocks, rest, reducing, chunks = iter(self._blocks), iter(units), LastReduced(), []
         for chunk in range(plan.chunks):
             embedding = self._embedding if plan.is_first(self.index, chunk) else None
             head = self._head if plan.is_last(self.index, chunk) else None
@@ -146,7 +147,7 @@ class Stage:
 
     @property
     def chains(self) -> list[Chain]:
-        """One for each chunk."""
+        """Chain of units of each chunk."""
         return [chunk.chain for chunk in self._chunks]
 
     @property
@@ -177,27 +178,17 @@ class Stage:
         return x if head is None else run(position, head.loss, x, labels, *(pairs or ()))
 
     @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Without dropout meanwhile."""
-        for block in self._blocks:
-            block.train(False)
+    def evaluating(self, adapters: bool = True) -> Iterator[None]:
+        """Without dropout meanwhile, and without adapters if they are not wanted."""
+        self._switch(training=False, adapters=adapters)
         try:
             yield
         finally:
-            for block in self._blocks:
-                block.train(True)
+            self._switch(training=True, adapters=True)
 
-    @contextmanager
-    def without_adapters(self) -> Iterator[None]:
-        """The base alone meanwhile."""
-        layers = [one for block in self._blocks for one in block.adapters]
-        for layer in layers:
-            layer.counts = False
-        try:
-            yield
-        finally:
-            for layer in layers:
-                layer.counts = True
+    def _switch(self, training: bool, adapters: bool) -> None:
+        for block in self._blocks:
+            block.switch(training, adapters)
 
     def forget_metrics(self) -> None:
         """Begin to count anew what is told beside the losses."""
@@ -217,13 +208,13 @@ class Stage:
         """Log-probabilities [R, P, 2] of answers, of each micro-batch that was evaluated since `forget_metrics`."""
         return self._head.pairs.sums if self._head and self._head.pairs else []
 
-    def settle(self) -> None:
-        """One micro-batch's backward is done: sum up what no unit has summed up yet."""
+    def accumulate_gradients(self) -> None:
+        """Sums up the gradients of a micro-batch that no unit has summed up yet."""
         for unit in self.units:
             for weight in unit.weights:
-                weight.settle()
+                weight.accumulate_autograd()
         for vector in self.vectors:
-            vector.settle()
+            vector.accumulate_autograd()
 
     @cached_property
     def samples(self) -> list[int]:
@@ -243,7 +234,7 @@ class Stage:
         return list(device.to_device(self.own(tokens)).unbind())
 
     def take_ends(self, ends: Tokens) -> list[Any]:
-        """The same of where documents end: [r, S] of each micro-batch, all of each sample."""
+        """Ends of documents [r, S] of each micro-batch on the device, as `take` has tokens; all of each sample."""
         rows = ends.reshape([len(ends), -1, self._seq_length]).astype(np.int32)
         return list(device.to_device(rows).unbind())
 
@@ -262,7 +253,7 @@ class Stage:
         return sorted(taken.union(self._paired))
 
     def of_loss(self, sums: Any) -> Any:
-        """Those of `rows_of_loss`, of numbers by answering sample [R, …]."""
+        """Selects the `rows_of_loss` from numbers by answering sample [R, …]."""
         first, count = self._answering.index(self.rows_of_loss[0]), len(self.rows_of_loss)
         return sums.slice([0], [first], [first + count])
 

@@ -17,9 +17,10 @@ one after the other in a flat buffer, padded to a multiple of D; a weight is a w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 import paddle
 from paddle.autograd import PyLayer
@@ -46,19 +47,6 @@ class Piece:
     offset: int
 
 
-class Updatable(Protocol):
-    """The weight behind a trainable tensor: it has the gradient and receives the updated values."""
-
-    @property
-    def gradient(self) -> Any: ...
-
-    def drop_gradient(self) -> None: ...
-
-    def publish(self, updated: Any) -> None: ...
-
-    def published(self) -> None: ...
-
-
 @dataclass(frozen=True, eq=False)
 class Trainable:
     """A tensor that the optimizer updates, always fp32: a whole local weight, a rank's part of a unit's flat buffer,
@@ -67,7 +55,7 @@ class Trainable:
     tensor: Any
     pieces: tuple[Piece, ...]
     decays: bool
-    owner: Updatable
+    owner: ShardedParameter | ShardedUnit  # has the gradient and receives the updated values
     sharding: int = 1  # ranks that share the weights' replicas between them
 
     @property
@@ -148,7 +136,7 @@ class Unit:
     def backward_done(self, last: bool) -> None:
         """This module's gradients of one micro-batch are complete; `last`: of the step."""
         for weight in self.weights:
-            weight.settle()
+            weight.accumulate_autograd()
         if (last or self.every_micro_batch) and not self.deferred:
             with span("sum gradients", "gradients"):
                 self._start()
@@ -159,16 +147,16 @@ class Unit:
         if not self._reduced:
             self._start()
         self._reduced = False
-        self.take()
+        self.finish_reductions()
 
     def _start(self) -> None:
         """Start reducing the local gradients."""
-        self.take()
+        self.finish_reductions()
         self._sum_copies()
         if self.group is not None:
             self._pending = [all_reduce_start(weight.gradient, self.group) for weight in self.weights]
 
-    def take(self) -> None:
+    def finish_reductions(self) -> None:
         """Wait for the reductions under way, and keep their results."""
         self._finished()
 
@@ -186,7 +174,7 @@ class Unit:
         return [weight.tensor.size for weight in self.weights]
 
     def _joined_gradients(self, padding: int = 0) -> Any:
-        """All local gradients flat, one after the other; the weights have none afterwards."""
+        """Joins all local gradients flat, one after the other, and drops those of the weights."""
         self._sum_copies()
         parts = [weight.gradient.flatten() for weight in self.weights]
         if padding:
@@ -206,10 +194,10 @@ class JoinedUnit(Unit):
         self._sum: Any = None
 
     def _start(self) -> None:
-        self.take()
+        self.finish_reductions()
         self._pending = [all_reduce_start(self._joined_gradients(), self.group)]
 
-    def take(self) -> None:
+    def finish_reductions(self) -> None:
         for joined in self._finished():
             self._sum = add(self._sum, joined, self.weights[0].gradient_dtype)
 
@@ -240,14 +228,14 @@ class ShardedUnit(Unit):
             for member in weight.members
         ]
         self._padding = -sum(self._lengths) % group.nranks
-        self._part = (sum(self._lengths) + self._padding) // group.nranks
+        self._shard_size = (sum(self._lengths) + self._padding) // group.nranks
         self._users = 0
         self._flight: Pending | None = None
         self._publishing: Pending | None = None
         self._sum: Any = None  # of this rank's part of the gradients
         flat = self._joined_weights()
-        mine = slice(group.rank * self._part, (group.rank + 1) * self._part)
-        self._shard = zero_parameter([self._part], flat.dtype)
+        mine = slice(group.rank * self._shard_size, (group.rank + 1) * self._shard_size)
+        self._shard = zero_parameter([self._shard_size], flat.dtype)
         if keep_whole:  # this rank's part is a window into the whole, so that it is held once
             self._flat = flat
             share(self._shard, flat, mine.start, mine.stop)
@@ -258,7 +246,7 @@ class ShardedUnit(Unit):
             self._close_windows()
 
     def make_trainables(self) -> list[Trainable]:
-        start, stop = self.group.rank * self._part, (self.group.rank + 1) * self._part
+        start, stop = self.group.rank * self._shard_size, (self.group.rank + 1) * self._shard_size
         pieces, offset = [], 0
         for weight, length in self._members:
             low, high = max(start, offset), min(stop, offset + length)
@@ -272,10 +260,10 @@ class ShardedUnit(Unit):
         self.published()
         if self._keep_whole:
             return super().held()
-        start, offset = self.group.rank * self._part, 0
+        start, offset = self.group.rank * self._shard_size, 0
         held = []
         for weight, length in self._members:
-            low, high = (min(max(edge - start, 0), self._part) for edge in (offset, offset + length))
+            low, high = (min(max(edge - start, 0), self._shard_size) for edge in (offset, offset + length))
             window = zero_parameter([high - low], self._shard.dtype)
             if low < high:
                 share(window, self._shard, low, high)
@@ -330,10 +318,10 @@ class ShardedUnit(Unit):
             self._publishing = None
 
     def _start(self) -> None:
-        self.take()
+        self.finish_reductions()
         self._pending = [reduce_scatter_start(self._joined_gradients(self._padding), self.group)]
 
-    def take(self) -> None:
+    def finish_reductions(self) -> None:
         for part in self._finished():
             self._sum = add(self._sum, part, self.weights[0].gradient_dtype)
 
@@ -400,8 +388,8 @@ def _sharded(weight: ShardedParameter) -> bool:
     return weight.sharded and len(weight.shape) > 1
 
 
-class UnderWay:
-    """Whose gradients a stage reduced last."""
+class LastReduced:
+    """The module whose gradients a stage reduced last, by its units."""
 
     units: Units = ()
 
@@ -413,7 +401,7 @@ class Chain:
     embeddings do, stands in the chain twice. `reducing` is that of all chunks.
     """
 
-    def __init__(self, units: Sequence[Units], starts_with_embedding: bool, reducing: UnderWay):
+    def __init__(self, units: Sequence[Units], starts_with_embedding: bool, reducing: LastReduced):
         self.units = tuple(units)
         self.last_backward = False
         self._reducing = reducing
@@ -426,9 +414,9 @@ class Chain:
         """Call `module(x, *rest)` with its unit's weights at hand, now and in its backward."""
         self.enter(position, position + 1)
         tracked = not x.stop_gradient  # token ids have no gradient: the embedding is reduced at the end of the step
-        out = module(_Entrance.apply(x, self, position) if tracked else x, *rest)
+        out = module(_InBackward.apply(x, partial(self.leave_backward, position)) if tracked else x, *rest)
         self._release(position)
-        return _Exit.apply(out, self, position) if tracked else out
+        return _InBackward.apply(out, partial(self.enter, position, position - 1)) if tracked else out
 
     def enter(self, position: int, following: int) -> None:
         """Have a module's weights at hand, and start fetching those of the one that follows."""
@@ -445,7 +433,7 @@ class Chain:
         self._release(position)
         for before in self._reducing.units:
             if before.sends_whole or any(unit.every_micro_batch for unit in units):
-                before.take()  # its whole message goes before the next one is made
+                before.finish_reductions()  # its whole message goes before the next one is made
         for unit in units:
             unit.backward_done(self.last_backward)
         self._reducing.units = units
@@ -455,29 +443,15 @@ class Chain:
             unit.release()
 
 
-class _Entrance(PyLayer):  # type: ignore[misc]
-    """Where tokens enter a module: the last of it to run in backward."""
+class _InBackward(PyLayer):  # type: ignore[misc]
+    """Tokens as they are; backward calls `event` when it passes: a module's backward begins at its end."""
 
     @staticmethod
-    def forward(ctx: Any, x: Any, chain: Chain, position: int) -> Any:
-        ctx.chain, ctx.position = chain, position
+    def forward(ctx: Any, x: Any, event: Callable[[], None]) -> Any:
+        ctx.event = event
         return x.view(x.shape)
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
-        ctx.chain.leave_backward(ctx.position)
-        return grad
-
-
-class _Exit(PyLayer):  # type: ignore[misc]
-    """Where tokens leave a module: the first of it to run in backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any, chain: Chain, position: int) -> Any:
-        ctx.chain, ctx.position = chain, position
-        return x.view(x.shape)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        ctx.chain.enter(ctx.position, ctx.position - 1)
+        ctx.event()
         return grad

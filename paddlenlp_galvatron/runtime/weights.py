@@ -146,8 +146,8 @@ class ShardedParameter:
         """Add one micro-batch's gradient."""
         self.summed = add(self.summed, gradient, self.gradient_dtype)
 
-    def settle(self) -> None:
-        """One micro-batch's backward is done: where sums are kept in fp32, add what autograd left in the tensor."""
+    def accumulate_autograd(self) -> None:
+        """Adds the gradient of autograd to the sum, where sums are kept in fp32; called after each micro-batch."""
         if not has_dtype(self.tensor, self.gradient_dtype) and self.tensor.grad is not None:
             self.accumulate(self.tensor.grad)
             self.tensor.clear_gradient(False)
@@ -162,7 +162,7 @@ class ShardedParameter:
             paddle.assign(cast(updated, self.tensor.dtype), output=self.tensor)
 
     def published(self) -> None:
-        """Nothing is under way."""
+        """Returns at once: the values are there."""
 
 
 def stacked(weights: Iterable[ShardedParameter], count: int) -> ShardedParameter:

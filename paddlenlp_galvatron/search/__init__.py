@@ -2,8 +2,8 @@
 
 `options` says what may be tried, `space` lists families of plans and their strategies, `tables` prices a family for
 the core, `engine` goes through families by their lower bounds, `result` is the answer. `search_engine/README.md`
-describes the core, which bounds and solves one family. Beside them: `fit` (how many cards), `device` and `task`
-(whose prices, of what), `solver` (a chain of layers by itself).
+describes the core, which bounds and solves one family. Beside them: `fit` (how many cards), `device` (whose
+prices), `solver` (a chain of layers by itself).
 """
 
 import sys

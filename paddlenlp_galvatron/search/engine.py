@@ -23,13 +23,13 @@ from ..model import joint_fingerprint
 from ..plan import ModelShape, Plan, UserError
 from .options import SearchOptions
 from .result import Candidate, FamilyOutcome, Need, SearchResult
-from .space import PlanFamily, Space, families, interleaved_families
-from .tables import Choices, Priced, Tables, build, core_of, priced, priced_layers, sketch_ms
+from .space import PlanFamily, Space, Strategies, families, interleaved_families
+from .tables import Core, CostArrays, compute_bound_ms, core_of, cost_arrays, layer_arrays
 
 MS_PER_S = 1000.0
 # Limits of the search space: about one minute of pricing and 100 MB.
 MOST_FAMILIES, MOST_STRATEGIES, MOST_PRICES = 50_000, 2_000, 1_000_000
-TRIAL = 64  # part of the effort that every family is given before any has all of it
+TRIAL_SHARE = 1 / 64  # of the effort, which every family is given before any has all of it
 ROUNDING = 1e-9  # relative: the core's sums and the cost model's differ by no more
 
 
@@ -68,26 +68,26 @@ def search(
     return _Search(models, cost, options, log or (lambda line: None), watch).run(known, seconds)
 
 
-class _Level(IntEnum):
-    """How far a family has come; each step costs more and bounds it better."""
+class _Bound(IntEnum):
+    """The last bound of a family's step time; each costs more than the one before, and is higher."""
 
-    SKETCHED = 0  # bounded by the compute of its fastest strategies
-    LAID = 1  # bounded by its layers alone, in the memory that there is
-    PRICED = 2  # everything priced, bounded roughly
-    BOUNDED = 3  # bounded by the exact optima of stages
-    TRIED = 4  # searched with a small effort
+    COMPUTE = 0  # of its fastest strategies
+    LAYERS = 1  # these alone, in the memory that there is
+    PATHS = 2  # all costs, along some paths through the step
+    STAGES = 3  # the exact optima of stages
+    TRIAL = 4  # a search with a small effort
 
 
 @dataclass(order=True, slots=True)
-class _Open:
+class _OpenFamily:
     """A family not yet searched (with one strategy for all layers: one of its strategies)."""
 
     bound: float  # ms per sample
     number: int  # of equal bounds the first goes first
-    level: _Level = field(compare=False)
+    by: _Bound = field(compare=False)
     family: PlanFamily = field(compare=False)
-    choices: Choices = field(compare=False)
-    tables: Tables | None = field(compare=False, default=None)
+    strategies: Strategies = field(compare=False)
+    core: Core | None = field(compare=False, default=None)  # from _Bound.PATHS on
 
 
 class _Search:
@@ -116,19 +116,19 @@ class _Search:
         )
         self.cancel = galvatron_dp_core.Cancel()
         self.stopped = False  # the time is over
-        self.space: dict[PlanFamily, list[Choices]] = {}
+        self.space: dict[PlanFamily, list[Strategies]] = {}
         self.found: dict[PlanFamily, Candidate] = {}
         self.outcomes: dict[PlanFamily, FamilyOutcome] = {}
         self.bounds_s: dict[PlanFamily, float] = {}  # of families that cannot win
         self.unproven = inf  # ms per sample: least lower bound of the families that were given up
-        self.waiting: list[_Open] = []
-        self.later: list[_Open] = []  # of several chunks, while those of one are tried
-        self.tried: list[_Open] = []  # still open; with all effort once all are tried
-        self.too_big: list[_Open] = []  # families that do not fit
-        self.active: list[_Open] = []  # families that some thread works on
+        self.waiting: list[_OpenFamily] = []
+        self.later: list[_OpenFamily] = []  # of several chunks, while those of one are tried
+        self.tried: list[_OpenFamily] = []  # still open; with all effort once all are tried
+        self.too_big: list[_OpenFamily] = []  # families that do not fit
+        self.active: list[_OpenFamily] = []  # families that some thread works on
         self.opened = 0
         self.changed = Condition()
-        self.priced: dict[tuple[object, ...], Priced] = {}
+        self.arrays: dict[tuple[object, ...], CostArrays] = {}
 
     def run(self, known: Sequence[Plan], seconds: float | None) -> SearchResult:
         start = time.perf_counter()
@@ -159,7 +159,7 @@ class _Search:
 
     def _work_through(self, known: Sequence[Plan]) -> None:
         """Solve, reject or give up every family."""
-        self.later = list(self._sketched())
+        self.later = list(self._opened())
         self.opened = len(self.later)
         self._begin_with(known)
         for most in (1, inf):  # a fast plan without chunks prunes most families of several
@@ -169,7 +169,7 @@ class _Search:
         tried, self.tried = self.tried, []
         self._work_on(tried)
 
-    def _work_on(self, entries: list[_Open]) -> None:
+    def _work_on(self, entries: list[_OpenFamily]) -> None:
         self.waiting = entries
         heapify(self.waiting)
         if self.options.parallel_search:
@@ -206,28 +206,29 @@ class _Search:
                 chunks=plan.chunks,
             )
             family = PlanFamily.of(mine)
-            if any(choices.have(mine, self.cost.layer_types) for choices in self.space.get(family, ())):
-                found = Candidate(mine, self.cost.predict(mine))
-                if self._fits(found.prediction):
-                    self._keep(found, family)
+            if any(each.have(mine, self.cost.layer_types) for each in self.space.get(family, ())):
+                prediction, budget_mib = self.cost.predict(mine), self.options.budget_mib
+                most_mib = max(each.memory.total_mib - each.memory.context_mib for each in prediction.stages)
+                if most_mib <= budget_mib + ROUNDING * abs(budget_mib):
+                    self._keep(Candidate(mine, prediction), family)
 
-    def _sketched(self) -> Iterator[_Open]:
+    def _opened(self) -> Iterator[_OpenFamily]:
         numbers = count()
         self.space = self._divisible()
-        bounds: dict[tuple[PlanFamily, Choices], float] = {}  # of all that have several chunks the same
+        bounds: dict[tuple[PlanFamily, Strategies], float] = {}  # of all that have several chunks the same
         for family, spaces in self.space.items():
             self.outcomes[family] = FamilyOutcome.OUT_OF_MEMORY if spaces else FamilyOutcome.NOT_DIVISIBLE
-            for choices in spaces:
-                alike = replace(family, chunks=min(family.chunks, 2)), choices
+            for strategies in spaces:
+                alike = replace(family, chunks=min(family.chunks, 2)), strategies
                 if alike not in bounds:
-                    bounds[alike] = sketch_ms(family, choices.layers, self.cost) / family.global_batch
-                yield _Open(bounds[alike], next(numbers), _Level.SKETCHED, family, choices)
+                    bounds[alike] = compute_bound_ms(family, strategies.layers, self.cost) / family.global_batch
+                yield _OpenFamily(bounds[alike], next(numbers), _Bound.COMPUTE, family, strategies)
 
-    def _divisible(self) -> dict[PlanFamily, list[Choices]]:
+    def _divisible(self) -> dict[PlanFamily, list[Strategies]]:
         """The strategies of every family. Raises UserError where they are too many."""
-        found: dict[PlanFamily, list[Choices]] = {}
+        found: dict[PlanFamily, list[Strategies]] = {}
         # By ranks of a stage, samples of a micro-batch, and whether a step has several.
-        spaces: dict[tuple[int, int, bool], list[Choices]] = {}
+        spaces: dict[tuple[int, int, bool], list[Strategies]] = {}
         total = 0
         asked = self.options, self.cost.world_size, len(self.cost.layer_types)
         for family in (*families(*asked), *interleaved_families(*asked)):
@@ -235,11 +236,11 @@ class _Search:
             if where not in spaces:
                 spaces[where] = self._spaces(family)
             found[family] = spaces[where] if family.chunks == 1 or len(self.models) == 1 else []
-            strategies = sum(len(some) for choices in found[family] for some in choices.layers)
-            total += strategies
-            if strategies > MOST_STRATEGIES:
+            number = sum(len(some) for strategies in found[family] for some in strategies.layers)
+            total += number
+            if number > MOST_STRATEGIES:
                 raise UserError(
-                    f"max_tp_deg: {strategies} strategies of layers in {family} are more than {MOST_STRATEGIES}; lower "
+                    f"max_tp_deg: {number} strategies of layers in {family} are more than {MOST_STRATEGIES}; lower "
                     "it or max_cp_deg, or leave tp_consec at 1"
                 )
             if len(found) > MOST_FAMILIES or total > MOST_PRICES:
@@ -250,18 +251,18 @@ class _Search:
                 )
         return found
 
-    def _spaces(self, family: PlanFamily) -> list[Choices]:
+    def _spaces(self, family: PlanFamily) -> list[Strategies]:
         """Strategies of each layer type, and of a vocabulary that suits the first and the last one."""
         layers = [space.layers(family) for space in self.spaces]
         others = set(self.spaces[-1].vocabularies(family))
         if self.options.one_strategy:
             return [
-                Choices([[layer]] * len(layers), [vocab])
+                Strategies([[layer]] * len(layers), [vocab])
                 for layer, vocab in self.spaces[0].uniform(family)
                 if all(layer in some for some in layers) and vocab in others
             ]
         vocabularies = [vocab for vocab in self.spaces[0].vocabularies(family) if vocab in others]
-        return [Choices(layers, vocabularies)] if all(layers) and vocabularies else []
+        return [Strategies(layers, vocabularies)] if all(layers) and vocabularies else []
 
     def _work(self) -> None:
         """Advance the most promising family, until none is left."""
@@ -272,7 +273,7 @@ class _Search:
             finally:
                 with self.changed:
                     if again:
-                        if entry.level is _Level.TRIED:
+                        if entry.by is _Bound.TRIAL:
                             self.tried.append(entry)
                         else:
                             heappush(self.waiting, entry)
@@ -281,7 +282,7 @@ class _Search:
                     if self.watch:
                         self.watch(self._state())
 
-    def _next(self) -> _Open | None:
+    def _next(self) -> _OpenFamily | None:
         with self.changed:
             self.changed.wait_for(lambda: self.waiting or not self.active or self.cancel.cancelled)
             if not self.waiting or self.cancel.cancelled:
@@ -298,7 +299,7 @@ class _Search:
         still_open = len(self.waiting) + len(self.later) + len(self.tried) + len(self.active)
         return SearchState(self.opened, self.opened - still_open, best, max(limit, best))
 
-    def _advance(self, entry: _Open) -> bool:
+    def _advance(self, entry: _OpenFamily) -> bool:
         """Bound a family better, or solve it. Whether it is still open."""
         try:
             return self._bounded_or_solved(entry)
@@ -308,13 +309,13 @@ class _Search:
             self._give_up(entry)
             return False
 
-    def _give_up(self, entry: _Open) -> None:
-        entry.tables = None
+    def _give_up(self, entry: _OpenFamily) -> None:
+        entry.core = None
         if not self._is_beaten(entry):
             self.unproven = min(self.unproven, entry.bound)
             self._note(entry.family, FamilyOutcome.GIVEN_UP)
 
-    def _is_beaten(self, entry: _Open) -> bool:
+    def _is_beaten(self, entry: _OpenFamily) -> bool:
         """Whether no plan of the family can be among the best."""
         family = entry.family
         if entry.bound < self._limit(family):
@@ -324,53 +325,52 @@ class _Search:
         self.bounds_s[family] = min(self.bounds_s.get(family, inf), bound_s)
         return True
 
-    def _bounded_or_solved(self, entry: _Open) -> bool:
+    def _bounded_or_solved(self, entry: _OpenFamily) -> bool:
         family, batch = entry.family, entry.family.global_batch
         if self._is_beaten(entry):
             return False
         limit = self._limit(family)
-        if entry.level is _Level.SKETCHED:
-            core = core_of(family, self._priced(priced_layers, entry), self.cost, self.options.budget_mib)
-            entry.level, bound_ms = _Level.LAID, core.bound(self.cancel)
-        elif entry.tables is None:
-            entry.tables = self._tables(entry)
-            entry.level, bound_ms = _Level.PRICED, entry.tables.core.bound(self.cancel)
-        elif entry.level is _Level.PRICED:
-            entry.level, bound_ms = _Level.BOUNDED, entry.tables.core.tight_bound(limit * batch, self.cancel)
-        elif entry.level is _Level.BOUNDED:  # most are settled so
-            entry.level, bound_ms = _Level.TRIED, self._solve(entry, entry.tables, limit, self.options.effort // TRIAL)
+        if entry.by is _Bound.COMPUTE:
+            entry.by, bound_ms = _Bound.LAYERS, self._core(entry, layer_arrays).bound(self.cancel)
+        elif entry.core is None:
+            entry.core = self._core(entry, cost_arrays)
+            entry.by, bound_ms = _Bound.PATHS, entry.core.bound(self.cancel)
+        elif entry.by is _Bound.PATHS:
+            entry.by, bound_ms = _Bound.STAGES, entry.core.tight_bound(limit * batch, self.cancel)
+        elif entry.by is _Bound.STAGES:  # most are settled so
+            effort = int(self.options.effort * TRIAL_SHARE)
+            entry.by, bound_ms = _Bound.TRIAL, self._solve(entry, entry.core, limit, effort)
             if bound_ms == inf:
                 return False
         else:
-            self._solve(entry, entry.tables, limit, self.options.effort, last=True)
+            self._solve(entry, entry.core, limit, self.options.effort, last=True)
             return False
         entry.bound = max(entry.bound, bound_ms / batch)
         if entry.bound == inf:
-            entry.tables = None
+            entry.core = None
             self.too_big.append(entry)
             return False
         return True
 
-    def _tables(self, entry: _Open) -> Tables:
-        return build(entry.family, entry.choices, self._priced(priced, entry), self.cost, self.options.budget_mib)
-
-    def _priced(self, price: Callable[[PlanFamily, Choices, CostModel], Priced], entry: _Open) -> Priced:
-        """Once for the families that differ in schedule or chunks alone."""
+    def _core(self, entry: _OpenFamily, price: Callable[[PlanFamily, Strategies, CostModel], CostArrays]) -> Core:
+        """The core's object of a family. Families that differ in schedule or chunks alone are priced once."""
         family = entry.family
-        where = price, family.global_batch, family.micro_batches, family.stages, entry.choices
-        if where not in self.priced:
-            self.priced[where] = price(family, entry.choices, self.cost)
-        return self.priced[where]
+        where = price, family.global_batch, family.micro_batches, family.stages, entry.strategies
+        if where not in self.arrays:
+            self.arrays[where] = price(family, entry.strategies, self.cost)
+        return core_of(family, self.arrays[where], self.cost, self.options.budget_mib)
 
-    def _solve(self, entry: _Open, tables: Tables, limit: float, effort: int, last: bool = False) -> float:
+    def _solve(self, entry: _OpenFamily, core: Core, limit: float, effort: int, last: bool = False) -> float:
         """Search a family with an effort. Returns its bound in ms, infinite where it is settled."""
         family, batch = entry.family, entry.family.global_batch
         limit_ms = limit * batch
-        found, proven_ms = self._solved(tables, limit_ms, effort)
-        outcome, time_ms = FamilyOutcome.SOLVED, inf
-        if found:
-            self._keep(found, family)
-            time_ms = found.time_s * MS_PER_S
+        time_ms, proven_ms, vocab, division, choice = core.solve(limit_ms, effort, self.cancel)
+        outcome = FamilyOutcome.SOLVED
+        if time_ms < inf:
+            plan = entry.strategies.plan(family, vocab, division, choice, self.bare)
+            prediction = self.cost.predict(plan)
+            self._keep(Candidate(plan, prediction), family)
+            time_ms = prediction.time_s * MS_PER_S
         if proven_ms < min(time_ms, limit_ms) * (1 - ROUNDING):
             if not last:
                 return proven_ms
@@ -385,19 +385,6 @@ class _Search:
         self._note(family, outcome)
         self.log(f"{family}: {time_ms:.3f} ms a step, at least {entry.bound * batch:.3f}")
         return inf
-
-    def _solved(self, tables: Tables, limit_ms: float, effort: int) -> tuple[Candidate | None, float]:
-        """The best plan below the limit that the core finds, and the family's bound in ms."""
-        time_ms, proven_ms, vocab, division, choice = tables.core.solve(limit_ms, effort, self.cancel)
-        if time_ms == inf:
-            return None, proven_ms
-        plan = tables.plan(vocab, division, choice, self.bare)
-        return Candidate(plan, self.cost.predict(plan)), proven_ms
-
-    def _fits(self, prediction: Prediction) -> bool:
-        budget_mib = self.options.budget_mib
-        most_mib = max(stage.memory.total_mib - stage.memory.context_mib for stage in prediction.stages)
-        return most_mib <= budget_mib + ROUNDING * abs(budget_mib)
 
     def _keep(self, candidate: Candidate, family: PlanFamily) -> None:
         known = self.found.get(family)
@@ -432,10 +419,9 @@ class _Search:
         for entry in self.too_big:
             if entry.family.chunks > 1:
                 continue
-            tables = self._tables(entry)
-            mib, vocab, division, choice = tables.core.least_memory(self.cancel)
-            if least is None or mib < least[0]:
-                least = mib, tables.plan(vocab, division, choice, self.bare)
+            memory_mib, vocab, division, choice = self._core(entry, cost_arrays).least_memory(self.cancel)
+            if least is None or memory_mib < least[0]:
+                least = memory_mib, entry.strategies.plan(entry.family, vocab, division, choice, self.bare)
         return Need.of(least[1], self.cost) if least else None
 
     def _documented(self, best: Candidate, lower_bound_s: float) -> Candidate:
@@ -448,7 +434,8 @@ class _Search:
                 "num_gpus_per_node": self.cost.gpus_per_node,
                 "memory_constraint_gb": self.options.memory_constraint,
                 "profiles": [file.summary() for file in self.cost.profile_files],
-                "options": self.options.model_dump(mode="json", exclude_unset=True),
+                "options": self.options.model_dump(mode="json", exclude_unset=True)
+                | (self.cost.load._asdict() if self.cost.load else {}),
             },
         }
         return Candidate(replace(best.plan, metadata=metadata), best.prediction)

@@ -20,9 +20,8 @@ from ..profiles.data_sheet import DataSheet, load_data_sheet
 from ..profiles.files import Note, allreduce_name, no_note, p2p_name, read_profile, sp_time_name
 from ..profiles.reserve import GIB_MIB, Reserve, gpu_sheet, reserve_of
 from .engine import Watch, search
-from .options import BATCH, SearchOptions
+from .options import BATCH, SearchOptions, TaskOptions
 from .result import Candidate, Need, SearchResult
-from .task import TaskOptions
 
 DEVICE = "h100-80gb"  # where neither the user nor a profile names one
 NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # numbers of nodes that are tried

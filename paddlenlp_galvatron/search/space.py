@@ -18,8 +18,8 @@ from ..plan.strategy import Assumptions, Experts
 from .options import SearchOptions
 
 
-def price_numbers(cost: LayerCost) -> tuple[float, ...]:
-    """A price in the core's order."""
+def cost_numbers(cost: LayerCost) -> tuple[float, ...]:
+    """A cost in the core's order."""
     passes_ms = cost.forward_ms, cost.backward_ms, cost.sync_ms
     return *passes_ms, cost.states_mib, cost.activation_mib, *cost.workspace
 
@@ -53,6 +53,40 @@ class PlanFamily:
         return (
             f"batch {self.global_batch}, {self.micro_batches} micro-batches, {self.stages} stages{chunks}, "
             f"{self.schedule}"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Strategies:
+    """The strategies of a family's plans. Families share them, so each is only equal to itself."""
+
+    layers: Sequence[Sequence[LayerStrategy]]  # of each layer type
+    vocabularies: Sequence[VocabStrategy]
+
+    def have(self, plan: Plan, layer_types: Sequence[int]) -> bool:
+        """Whether a plan's strategies are among them."""
+        used = set(zip(plan.layers, layer_types, strict=True))
+        return plan.vocab in self.vocabularies and all(layer in self.layers[kind] for layer, kind in used)
+
+    def plan(
+        self,
+        family: PlanFamily,
+        vocab: int,
+        division: Sequence[int],
+        choice: Sequence[int],
+        bare: Plan,
+    ) -> Plan:
+        """The plan that the core's numbers stand for; `bare` gives what is the same for all plans of a search."""
+        strategies = [layer for some in self.layers for layer in some]
+        return replace(
+            bare,
+            global_batch=family.global_batch,
+            micro_batches=family.micro_batches,
+            stages=tuple(division),
+            layers=tuple(strategies[number] for number in choice),
+            vocab=self.vocabularies[vocab],
+            schedule=family.schedule,
+            chunks=family.chunks,
         )
 
 
@@ -120,7 +154,7 @@ class Space:
             return halves
         where = {"stage_size": size, "micro_batch": family.micro_batch}
         where |= {"micro_batches": family.micro_batches, "pipeline": family.stages}
-        numbers = [price_numbers(self._cost.expert_cost(half, recompute, **where)) for half in halves]
+        numbers = [cost_numbers(self._cost.expert_cost(half, recompute, **where)) for half in halves]
         return [
             half for k, half in enumerate(halves) if not any(_beats(numbers, other, k) for other in range(len(halves)))
         ]

@@ -1,4 +1,4 @@
-"""A run by PaddleNLP's names: the arguments that a user's script gives, and those that callbacks read as `args`."""
+"""Options of training that a user's script gives: as words, or as PaddleNLP's training arguments."""
 
 from __future__ import annotations
 
@@ -11,32 +11,20 @@ from typing import Any, Optional
 
 import paddle.distributed as dist
 from paddlenlp.trainer import TrainingArguments
-from paddlenlp.trainer.integrations import get_available_reporting_integrations
-from paddlenlp.trainer.trainer_utils import ShardingOption
 
 from ..base.writing import write_text
-from ..interop.arguments import sharding_stage
 from ..interop.foreign import HOLDS, IDLE
-from ..options.canonical import canonical_options, canonical_words, read_options
-from ..options.group import is_boolean
+from ..options.group import canonical_options, is_boolean, read_options
+from ..options.group import read_words as read_option_words
 from ..options.uniform import UniformOptions
-from ..plan import Plan, Precision, UserError, read_plan
-from ..runtime import device
+from ..plan import UserError, read_plan
 from ..runtime.groups import start_world
-from ..runtime.topology import PlanGroup
 from .prepare import BESIDE, CONFIG, GROUPS, prepare
-from .recipe import Recipe
-from .settings import TrainSettings, require_reporters
+from .settings import TrainSettings
+from .surface import HANDED_ON
 
 OPTIONS = {name: info for group in GROUPS for name, info in group.model_fields.items()}
 STOCK = {own.name for own in fields(TrainingArguments)}
-# PaddleNLP's arguments without an option that its Trainer and callbacks heed.
-HANDED_ON = frozenset(
-    {"run_name", "logging_strategy", "log_on_each_node", "metrics_output_path", "wandb_api_key", "wandb_http_proxy"}
-)
-# Named as in PaddleNLP, but for other things, with other values or under other conditions.
-UNLIKE = {"sequence_parallel", "optim", "load_best_model_at_end"}
-STAGES = {1: ShardingOption.SHARD_OP, 2: ShardingOption.SHARD_GRAD_OP, 3: ShardingOption.FULL_SHARD}
 DRY_RUN = "dry_run"
 
 
@@ -74,11 +62,10 @@ def read_words(
     file, flags = (Path(words[0]), words[1:]) if words and words[0].endswith(".json") else (None, words)
     from_file = [f"--{name}={_word(value)}" for name, value in read_options(file).items()] if file else []
     booleans = {name: is_boolean(info) for name, info in OPTIONS.items()} | {DRY_RUN: True}
-    canonical = canonical_words([*from_file, *flags], booleans, say, BESIDE)
-    if loose := [word for word in canonical if not word.startswith("--")]:
+    pairs, loose = read_option_words([*from_file, *flags], booleans, say, BESIDE)
+    if loose:
         raise UserError(f"{loose[0]}: is no option; write name=value")
-    values = dict(word.removeprefix("--").split("=", 1) for word in canonical)
-    return {"task": task} | values if task else values
+    return ({"task": task} if task else {}) | dict(pairs)
 
 
 def _word(value: Any) -> str:
@@ -113,7 +100,12 @@ def settings_for(model: Any, arguments: Any, sample_length: int | None) -> Train
     values["model_size"] = str(model)
     if sample_length is not None and "seq_length" not in values and _leaves_length_open(values):
         values["seq_length"] = sample_length
-    return _settings(values, HANDED_ON)
+    unheeded = sorted(values.keys() & STOCK - OPTIONS.keys() - HOLDS.keys() - IDLE.keys() - HANDED_ON)
+    if unheeded:
+        raise UserError(f"{name}: {values[name]} would change nothing here; leave it out" for name in unheeded)
+    canonical_options({name: value for name, value in values.items() if name in HOLDS and value}, OPTIONS)
+    options = {name: value for name, value in values.items() if name in OPTIONS}
+    return prepare(options, dist.get_world_size()).settings
 
 
 def _leaves_length_open(values: dict[str, Any]) -> bool:
@@ -123,118 +115,10 @@ def _leaves_length_open(values: dict[str, Any]) -> bool:
     return bool(UniformOptions.from_values(values).given)
 
 
-def _settings(values: dict[str, Any], handed_on: frozenset[str]) -> TrainSettings:
-    unheeded = sorted(values.keys() & STOCK - OPTIONS.keys() - HOLDS.keys() - IDLE.keys() - handed_on)
-    if unheeded:
-        raise UserError(f"{name}: {values[name]} would change nothing here; leave it out" for name in unheeded)
-    known = {name: value for name, value in values.items() if name in OPTIONS}
-    canonical_options({name: value for name, value in values.items() if name in HOLDS and value}, OPTIONS)
-    return prepare(_plain(known), dist.get_world_size()).settings
-
-
-def _given(arguments: Any) -> Iterator[tuple[str, Any]]:
+def _given(arguments: TrainingArguments) -> Iterator[tuple[str, Any]]:
     """Arguments that differ from the default, and from PaddleNLP's own change of it."""
-    training = isinstance(arguments, TrainingArguments)
-    made = TrainingArguments(output_dir=arguments.output_dir) if training else arguments
+    made = TrainingArguments(output_dir=arguments.output_dir)
     for own in fields(arguments):
         value = getattr(arguments, own.name, own.default)  # PaddleNLP deletes one of its fields
-        if value != own.default and (
-            not training or own.name == "output_dir" or value != getattr(made, own.name, None)
-        ):
-            yield own.name, value
-
-
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}
-
-
-class RunArguments(TrainingArguments):  # type: ignore[misc]
-    """PaddleNLP's arguments with the plan's degrees, of which nothing was told to fleet.
-
-    Degrees and ranks are those of the widest decoder layer, the first with the largest degree. Whatever the plan,
-    train_batch_size * gradient_accumulation_steps * dataset_world_size is the global batch.
-    """
-
-    _ranks: dict[str, int]  # this rank's place on each axis; without: the plan is not told yet
-
-    def tell(self, plan: Plan, group: PlanGroup) -> None:
-        """Take over the plan. PaddleNLP's own checks of degrees, which are fleet's, must be over."""
-        index = max(range(len(plan.layers)), key=lambda layer: plan.layers[layer].ranks)
-        layer, view = plan.layers[index], group.of_layer(index)
-        self.tensor_parallel_degree = view.get_model_parallel_world_size()
-        self.sep_parallel_degree = view.get_sep_parallel_world_size()
-        self.pipeline_parallel_degree = view.get_pipe_parallel_world_size()
-        self.sharding_parallel_degree = view.get_sharding_parallel_world_size()
-        self.data_parallel_degree = view.get_data_parallel_world_size()
-        self.context_parallel_degree = 1
-        self.sharding = [STAGES[sharding_stage(plan, layer)]] if self.sharding_parallel_degree > 1 else []
-        self.use_hybrid_parallel = self.data_parallel_degree < plan.world_size
-        self.sequence_parallel = plan.assumed.sequence_parallel and any(each.tp > 1 for each in plan.layers)
-        self.recompute = any(each.recompute for each in plan.layers)
-        self.gradient_accumulation_steps = plan.micro_batches
-        self.per_device_train_batch_size = self.per_device_eval_batch_size = plan.micro_batch // plan.dp(layer)
-        if plan.assumed.mixed_precision is not Precision.FP32:
-            self.fp16_opt_level = "O2"
-        self._ranks = {
-            "data": view.get_data_parallel_rank(),
-            "sharding": view.get_sharding_parallel_rank(),
-            "model": view.get_model_parallel_rank(),
-            "pipe": view.get_stage_id(),
-        }
-
-    def _rank(self, axis: str) -> int:
-        ranks: dict[str, int] = vars(self).get("_ranks", {})
-        return ranks.get(axis, 0)
-
-    @property
-    def data_parallel_rank(self) -> int:
-        return self._rank("data")
-
-    @property
-    def sharding_parallel_rank(self) -> int:
-        return self._rank("sharding")
-
-    @property
-    def tensor_parallel_rank(self) -> int:
-        return self._rank("model")
-
-    @property
-    def pipeline_parallel_rank(self) -> int:
-        return self._rank("pipe")
-
-
-def run_arguments(
-    settings: TrainSettings, recipe: Recipe, steps: int, precision: Precision, given: TrainingArguments | None = None
-) -> RunArguments:
-    """The run by PaddleNLP's names, and what else stands in arguments that were `given`. Raises UserError."""
-    values = settings.model_dump() | recipe.model_dump()
-    known = {field.name for field in fields(TrainingArguments)} - UNLIKE
-    values = {name: value for name, value in values.items() if name in known and value is not None}
-    arguments = RunArguments(
-        **values
-        | {
-            "output_dir": str(settings.output_dir),
-            "max_steps": steps,
-            "do_train": True,
-            "evaluation_strategy": settings.evaluates,
-            "bf16": precision is Precision.BF16,
-            "fp16": precision is Precision.FP16,
-            "device": device.name(),
-            "report_to": _reporters(settings),
-            "disable_tqdm": True,
-        }
-    )
-    arguments.load_best_model_at_end = settings.best_metric is not None
-    arguments.metric_for_best_model = settings.best_metric
-    if given is not None:
-        for name in (vars(given).keys() - vars(arguments).keys()) | HANDED_ON:
-            setattr(arguments, name, getattr(given, name))
-    return arguments
-
-
-def _reporters(settings: TrainSettings) -> list[str]:
-    """Where PaddleNLP's callbacks report to. Raises UserError for what is not installed."""
-    if settings.report_to is None:
-        return [name for name in ("visualdl",) if name in get_available_reporting_integrations()]
-    require_reporters(settings.report_to)
-    return list(settings.report_to)
+        if value != own.default and (own.name == "output_dir" or value != getattr(made, own.name, None)):
+            yield own.name, value.value if isinstance(value, Enum) else value

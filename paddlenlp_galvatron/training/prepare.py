@@ -17,17 +17,15 @@ from ..interop.foreign import idle_note
 from ..interop.plans import as_current
 from ..launch.faults import WAIT_S
 from ..model import config_of
-from ..options.degrees import DegreeOptions
 from ..options.group import Options
 from ..options.model_options import ModelOptions
-from ..options.preference import PreferenceOptions
-from ..options.tuning import TuningOptions
-from ..options.uniform import UniformOptions
+from ..options.tuning import PreferenceOptions, TuningOptions
+from ..options.uniform import DegreeOptions, UniformOptions
 from ..plan import Assumptions, ModelShape, UserError, load_model, write_plan
 from ..plan.file import LARGEST_BYTES, newest_plan
-from .checkpoint.choice import checkpoint_of
+from .checkpoint.stored import checkpoint_of
 from .recipe import Recipe
-from .settings import RunOptions, TrainSettings
+from .settings import RunOptions, TrainOptions, TrainSettings
 
 CONFIGS = Path("configs")  # where the search writes plans
 PLAN = "galvatron_config.json"  # plan of GLOBAL mode's options
@@ -85,40 +83,32 @@ def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | No
 
     `world_size`: ranks that will be started; None: as many as the plan has. Raises UserError.
     """
-    run, uniform, choice = (
-        RunOptions.from_values(values),
+    options, uniform, choice = (
+        TrainOptions.from_values(values),
         UniformOptions.from_values(values),
         PlanOptions.from_values(values),
     )
-    degrees, tuning = DegreeOptions.from_values(values), TuningOptions.from_values(values)
-    pairs = PreferenceOptions.from_values(values)
-    if tuning.kind != "dpo" and (said := pairs.model_dump(exclude_defaults=True)):
-        raise UserError(f"{', '.join(said)}: of DPO, but the task is {tuning.kind}; give --task dpo")
-    if tuning.kind == "dpo" and run.load_distributed:
-        raise UserError(
-            "load_distributed: DPO compares with the model that it begins with, which a run's checkpoint does not "
-            "tell; name that model with --load, and continue in the run's own output_dir"
-        )
+    degrees = DegreeOptions.from_values(values)
+    if options.tunes:  # PaddleNLP's own defaults: fine-tuning begins with the model's weights, and its rates fall to 0
+        options = TrainOptions.from_values({"continue_training": True, "min_learning_rate": None} | dict(values))
     given = [*uniform.given, *degrees.given]
-    folder = folder or run.output_dir
+    folder = folder or options.output_dir
     notes = []
-    if run.load is not None:
-        run = run.model_copy(update={"load": checkpoint_of(run.load, run.load_iteration, newest=run.load_distributed)})
-    model, shape, seq_length = _model(values, run, folder)
-    if ignored := ModelOptions.from_values(values).ignored:
+    load = options.load
+    if load is not None:
+        load = checkpoint_of(load, options.load_iteration, newest=options.load_distributed)
+    named = ModelOptions.from_values(values)
+    model, shape, seq_length = _model(named, options, load, folder)
+    if ignored := named.ignored:
         notes.append(f"left out of account, as set_*_manually is 0: {', '.join(ignored)}")
-    if tuning.tunes:
-        if run.input_dir is not None:
-            raise UserError(f"input_dir: is of pretraining; {tuning.task} learns from dataset_name_or_path")
-        _require_trained_with_experts(shape, tuning)
-        # PaddleNLP's own defaults: fine-tuning begins with the model's weights, and its rates fall to 0.
-        values = {"continue_training": True, "min_learning_rate": None} | dict(values)
-        run = run.model_copy(update={"continue_training": RunOptions.from_values(values).continue_training})
-        tuning = _with_paths(tuning, ModelOptions.from_values(values).model_size)
-    elif tuning.tokenizer_name_or_path is not None:
+    paths: dict[str, str] = {}
+    if options.tunes:
+        _require_trained_with_experts(shape, options)
+        paths = _absolute_paths(options, named.model_size)
+    elif options.tokenizer_name_or_path is not None:
         notes.append(idle_note({"tokenizer_name_or_path": "data are tokenised before: galvatron data prepare"}))
-    if run.continue_training and run.load is None:
-        run = run.model_copy(update={"load": _own_folder(ModelOptions.from_values(values))})
+    if options.continue_training and load is None:
+        load = _own_folder(named)
     if choice.galvatron_config_path:
         plan = choice.galvatron_config_path
         if given:
@@ -128,104 +118,87 @@ def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | No
         raise UserError("nproc: missing; name a plan's file, or say for how many processes one of configs/ is wanted")
     elif given and (uniform.given or degrees.says_degrees):
         uniform = degrees.onto(uniform, world_size)
+        if not seq_length:
+            raise UserError("seq_length: missing; say how many tokens a sample has")
         plan = folder / PLAN
-        write_plan(uniform.plan(shape.layers, world_size, _assumed(run, seq_length)), plan)
-        notes.append(f"one strategy for all layers, by {', '.join(given)}: {run.output_dir / PLAN}")
+        assumed = Assumptions(seq_length=seq_length, **options.assumptions)
+        write_plan(uniform.plan(shape.layers, world_size, assumed), plan)
+        notes.append(f"one strategy for all layers, by {', '.join(given)}: {options.output_dir / PLAN}")
     elif given:
         raise UserError(
             f"{name}: the plan file says the global batch; leave the option out, or give degrees in place of a plan"
             for name in given
         )
     else:
-        plan = newest_plan(CONFIGS, shape, world_size, tuning.kind, tuning.adapts)
+        plan = newest_plan(CONFIGS, shape, world_size, options.kind, options.adapts)
         notes.append(f"plan: {plan}, the newest in {CONFIGS} for {shape.name} on {world_size} ranks")
-    settings = TrainSettings.from_values(
-        run.model_dump()
-        | {
-            "plan": plan.absolute(),
-            "model": model,
-            "world_size": world_size,
-            "seq_length": seq_length or None,
-            "output_dir": run.output_dir.absolute(),
-            "recipe": Recipe.from_values(values),
-            "tuning": tuning,
-            "pairs": pairs,
-        }
-    )
+    resolved = {"plan": plan.absolute(), "model": model, "world_size": world_size, "seq_length": seq_length or None}
+    resolved |= {"load": load, "output_dir": options.output_dir.absolute()}
+    settings = TrainSettings.from_values(options.model_dump() | paths | resolved)
     if settings.best_metric is None:
         needs = "the best checkpoint needs load_best_model_at_end and evaluation"
-        best = run.model_dump(include={"load_best_model_at_end", "metric_for_best_model"}, exclude_defaults=True)
+        best = options.model_dump(include={"load_best_model_at_end", "metric_for_best_model"}, exclude_defaults=True)
         notes += [idle_note(dict.fromkeys(best, needs))] if best else []
     return Prepared(settings, tuple(notes))
 
 
-def _require_trained_with_experts(shape: ModelShape, tuning: TuningOptions) -> None:
+def _require_trained_with_experts(shape: ModelShape, options: TrainOptions) -> None:
     """Raise UserError for a task that does not go with a model's experts."""
     faults = {
-        f"lora: {shape.name} has experts, beside which no adapters learn; train all weights instead": tuning.adapts,
-        f"task: {shape.name} has experts, with which DPO is not trained; give --task sft": tuning.kind == "dpo",
+        f"lora: {shape.name} has experts, beside which no adapters learn; train all weights instead": options.adapts,
+        f"task: {shape.name} has experts, with which DPO is not trained; give --task sft": options.kind == "dpo",
     }
     if shape.experts and any(faults.values()):
         raise UserError(fault for fault, is_one in faults.items() if is_one)
 
 
-def _model(values: Mapping[str, Any], run: RunOptions, folder: Path) -> tuple[str, ModelShape, int]:
+def _model(named: ModelOptions, options: TrainOptions, load: Path | None, folder: Path) -> tuple[str, ModelShape, int]:
     """The model as the settings name it, its shape, and the sequence length, 0 where the plan says them."""
-    options = ModelOptions.from_values(values)
-    if options.model_size is None and run.load is not None and (run.load / CONFIG).exists():
-        options = options.model_copy(update={"model_size": str(run.load)})
-    model = options.resolve(default_seq_length=0)
+    if named.model_size is None and load is not None and (load / CONFIG).exists():
+        named = named.model_copy(update={"model_size": str(load)})
+    model = named.resolve(default_seq_length=0)
     if len(model.shapes) > 1:
         raise UserError(f"num_layertype: training takes one type of layers, but {len(model.shapes)} are given")
     shape = model.shapes[0]
-    if run.initializer_range is not None:
-        shape = replace(shape, initializer_range=run.initializer_range)
-    if run.router_aux_loss_coef is not None:
+    if options.initializer_range is not None:
+        shape = replace(shape, initializer_range=options.initializer_range)
+    if options.router_aux_loss_coef is not None:
         if not shape.experts:
             raise UserError(f"router_aux_loss_coef: {shape.name} has no experts to balance; leave it out")
-        shape = replace(shape, router_aux_loss_coef=run.router_aux_loss_coef)
-    if options.model_size is not None and shape == load_model(options.model_size):
-        return options.model_size, shape, model.seq_length
+        shape = replace(shape, router_aux_loss_coef=options.router_aux_loss_coef)
+    if named.model_size is not None and shape == load_model(named.model_size):
+        return named.model_size, shape, model.seq_length
     path = folder.absolute() / CONFIG
     write_text(path, dumps(config_of(shape), indent=2) + "\n")
     return str(path), shape, model.seq_length
 
 
-def _with_paths(tuning: TuningOptions, model: str | None) -> TuningOptions:
-    """The same, wherever ranks are started, with the tokenizer of the model's folder where none is named. Raises
-    UserError."""
-    given = tuning.model_dump(exclude_unset=True)
-    if tuning.tokenizer_name_or_path is None:
-        folder = Path(model or "")
-        folder = folder.parent if folder.name == CONFIG else folder
+def _absolute_paths(options: TrainOptions, model: str | None) -> dict[str, str]:
+    """Paths of fine-tuning that exist, wherever ranks are started; the tokenizer is that of the model's folder where
+    none is named. Raises UserError."""
+    paths = {name: Path(value) for name in TUNING_PATHS if (value := getattr(options, name))}
+    if options.tokenizer_name_or_path is None:
+        paths["tokenizer_name_or_path"] = folder = _folder_of(model)
         if model is None or not folder.is_dir():
             raise UserError("tokenizer_name_or_path: missing; the model is no folder that brings a tokenizer.json")
-        given["tokenizer_name_or_path"] = folder
-    paths = {name: Path(given[name]) for name in TUNING_PATHS if given.get(name)}
-    given |= {name: str(path.absolute()) for name, path in paths.items() if path.exists()}
-    return TuningOptions.model_validate(given)
+    return {name: str(path.absolute()) for name, path in paths.items() if path.exists()}
+
+
+def _folder_of(model: str | None) -> Path:
+    """The folder that a model's name may be, or its config.json's."""
+    folder = Path(model or "")
+    return folder.parent if folder.name == CONFIG else folder
 
 
 def _own_folder(options: ModelOptions) -> Path:
-    """Where the model's own weights are, whatever numbers are given beside it. Raises UserError."""
-    folder = Path(options.model_size or "")
-    folder = folder.parent if folder.name == CONFIG else folder
+    """Folder of the model's own weights, whatever numbers are given beside it. Raises UserError."""
+    folder = _folder_of(options.model_size)
     if options.model_size is None or not folder.is_dir():
         raise UserError(
             f"continue_training: {options.model_size or 'the model'} is no folder with weights to go on from; "
             "name one in model_size, or give --load"
         )
     return folder
-
-
-def _assumed(run: RunOptions, seq_length: int) -> Assumptions:
-    if not seq_length:
-        raise UserError("seq_length: missing; say how many tokens a sample has")
-    chosen: dict[str, Any] = {"sequence_parallel": run.sequence_parallel, "mixed_precision": run.precision}
-    chosen |= {"fp32_gradients": run.amp_master_grad, "flash_attention": run.use_flash_attention} | run.fused_kernels
-    if run.no_async_grad_reduce is not None:
-        chosen["async_grad_reduce"] = not run.no_async_grad_reduce
-    return Assumptions(seq_length=seq_length, **{name: value for name, value in chosen.items() if value is not None})
 
 
 def _world_size(path: Path) -> int:

@@ -1,16 +1,22 @@
-"""How weights are updated: optimizer, learning rate, decay and clipping. The same for a plan and its oracle."""
+"""How weights are updated: optimizer, rate, decay, clipping; which steps are left out. A plan's oracle has the same."""
 
 from __future__ import annotations
 
+import math
+import sys
+from collections import deque
 from collections.abc import Iterable
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field
 
 from ..base.limits import Count, CountOrNone, Positive, Rate, RateOrNone
 from ..options.group import Options
-from ..plan import UserError
+from ..plan import GalvatronError, UserError
+
+if TYPE_CHECKING:
+    from .settings import TrainSettings
 
 
 class Recipe(Options):
@@ -39,8 +45,8 @@ class Recipe(Options):
     )
     max_grad_norm: Positive = Field(1.0, description="global norm to which gradients are clipped")
 
-    def over(self, steps: int) -> Recipe:
-        """The recipe of a run of so many steps, with nothing left open."""
+    def over(self, steps: int) -> Self:
+        """Returns the options for a run of so many steps: warm-up and decay are numbers of steps."""
         warmup = self.warmup_steps or round(self.warmup_ratio * steps)
         return self.model_copy(update={"warmup_steps": warmup, "decay_steps": self.decay_steps or steps})
 
@@ -97,3 +103,46 @@ class Recipe(Options):
             grad_clip=grad_clip,
             apply_decay_param_fun=lambda name: name in names,
         )
+
+
+class NonFiniteGuard:
+    """Counts the steps of this process that were left out."""
+
+    def __init__(self, settings: TrainSettings, scaled: bool):
+        """`scaled`: fp16's gradients overflow now and then until the loss scale fits; the loss itself does not."""
+        self._may_skip = settings.on_nonfinite == "skip"
+        self._most, self._scaled = settings.max_skipped, scaled
+        self._latest: deque[bool] = deque(maxlen=max(1, 2 * self._most))  # whether each step was left out
+        self.advanced = False  # whether any step changed the weights
+        self._told_of_zero = False
+
+    def count(self, step: int, loss: float, norm: float) -> None:
+        """Take note of a step. Raises GalvatronError where it may not be left out, or too many were."""
+        skipped = not math.isfinite(norm)
+        if skipped and not self._may_skip and not (self._scaled and math.isfinite(loss)):
+            raise GalvatronError(
+                f"step {step}: the loss is {loss}, the norm of the gradients {norm}; lower learning_rate, look at the "
+                "data of this step, or pass --on_nonfinite skip to leave such steps out"
+            )
+        if norm == 0.0 and not self._told_of_zero:
+            self._told_of_zero = True
+            sys.stderr.write(
+                f"warning: step {step}: the norm of the gradients is exactly 0, so nothing is trained; lower "
+                "learning_rate and go on from an earlier checkpoint, or look at the data\n"
+            )
+        self._latest.append(skipped)
+        self.advanced |= not skipped
+        if (count := sum(self._latest)) > self._most:
+            raise GalvatronError(
+                f"step {step}: {count} of the latest {len(self._latest)} steps were left out, more than --max_skipped "
+                f"{self._most}: the loss is {loss}, the norm of the gradients {norm}; lower learning_rate, look at the "
+                "data, or go on from an earlier checkpoint"
+            )
+
+    def require_progress(self) -> None:
+        """Raise GalvatronError where all steps were left out."""
+        if self._latest and not self.advanced:
+            raise GalvatronError(
+                f"all {len(self._latest)} steps were left out, their loss or gradients being NaN or Inf: nothing was "
+                "trained, and no checkpoint is written; lower learning_rate, or look at the data"
+            )

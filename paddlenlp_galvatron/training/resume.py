@@ -47,9 +47,9 @@ def resume(settings: TrainSettings, engine: Engine, optimizer: Any, data: BatchS
             faults += found
             continue
         for fault in faults:
-            say(engine, f"warning: {fault}; the checkpoint before is taken")
+            print_rank_0(engine, f"warning: {fault}; the checkpoint before is taken")
         data.continue_at(checkpoint.step, samples)
-        say(engine, f"resuming from {folder}")
+        print_rank_0(engine, f"resuming from {folder}")
         return checkpoint.step
     if faults:
         mend = "mend one, or begin anew: --resume_from_checkpoint none" if automatic else "name one that is whole"
@@ -149,14 +149,14 @@ def _samples_seen(checkpoint: Checkpoint, engine: Engine, data: BatchSource, aut
                 f"{checkpoint.folder}: was trained on other data or in another order: {'; '.join(unlike)}; give the "
                 "same again, or name this folder (--resume_from_checkpoint) to go on with these from their beginning"
             )
-        say(engine, f"warning: {checkpoint.folder}: the data are others and begin anew: {'; '.join(unlike)}")
+        print_rank_0(engine, f"warning: {checkpoint.folder}: the data are others and begin anew: {'; '.join(unlike)}")
         return 0
     if then.global_batch != data.global_batch:
         batches = f"the global batch was {then.global_batch}, is {data.global_batch}"
-        say(engine, f"warning: {batches}; resuming at sample {then.samples}")
+        print_rank_0(engine, f"warning: {batches}; resuming at sample {then.samples}")
     return then.samples
 
 
-def say(engine: Engine, text: str) -> None:
+def print_rank_0(engine: Engine, text: str) -> None:
     if engine.rank == 0:
         sys.stderr.write(f"{text}\n")

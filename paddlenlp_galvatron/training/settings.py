@@ -1,4 +1,4 @@
-"""Settings of a training run: options of the user, and one validated file that every rank reads."""
+"""The record of a training run: every option under its own name, checked once, written as JSON that all ranks read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
@@ -17,8 +17,7 @@ from ..base.reading import read_json
 from ..base.writing import make_folder, write_text
 from ..model.preference import METRICS, Preference
 from ..options.group import Options
-from ..options.preference import PreferenceOptions
-from ..options.tuning import TuningOptions
+from ..options.tuning import PreferenceOptions, TuningOptions
 from ..plan import ModelShape, Plan, Precision, UserError, load_model, read_plan, with_assumptions, with_defaults
 from ..plan.check import require_model, require_valid
 from .checkpoint.stored import whole_checkpoints
@@ -175,13 +174,20 @@ class RunOptions(Options):
         return Precision.BF16 if self.bf16 else Precision.FP16 if self.fp16 else self.mixed_precision
 
     @property
-    def fused_kernels(self) -> dict[str, bool | None]:
-        """Requested fused kernels; None: as the plan assumes."""
-        return {
+    def assumptions(self) -> dict[str, Any]:
+        """Requested fields of `plan.Assumptions`; the plan says the others."""
+        asynchronous = None if self.no_async_grad_reduce is None else not self.no_async_grad_reduce
+        asked = {
+            "sequence_parallel": self.sequence_parallel,
+            "mixed_precision": self.precision,
+            "async_grad_reduce": asynchronous,
+            "fp32_gradients": self.amp_master_grad,
+            "flash_attention": self.use_flash_attention,
             "fused_rope": self.use_fused_rope,
             "fused_rms_norm": self.use_fused_rms_norm,
             "fused_cross_entropy": self.use_fused_cross_entropy,
         }
+        return {name: value for name, value in asked.items() if value is not None}
 
     @property
     def evaluates(self) -> Interval:
@@ -190,7 +196,7 @@ class RunOptions(Options):
 
     @property
     def initial_weights(self) -> Path | None:
-        """Where the weights to begin with are; None: drawn from the seed."""
+        """Path of the initial weights; None: they are drawn from the seed."""
         return None if self.load_distributed else self.load
 
     @property
@@ -208,21 +214,36 @@ def require_reporters(names: Sequence[str]) -> None:
         raise UserError(f"report_to: {', '.join(lacking)} is not installed ({extra}); installed: {known}")
 
 
-class TrainSettings(RunOptions):
-    """A training run. Paths are absolute or relative to where it is started."""
+class TrainOptions(Recipe, RunOptions, TuningOptions, PreferenceOptions):
+    """All options of training, as they are given."""
+
+    @model_validator(mode="after")
+    def _fits_the_task(self) -> Self:
+        of_pairs = self.model_dump(include=set(PreferenceOptions.model_fields), exclude_defaults=True)
+        if self.kind != "dpo" and of_pairs:
+            raise ValueError(f"{', '.join(of_pairs)}: of DPO, but the task is {self.kind}; give --task dpo")
+        if self.kind == "dpo" and self.load_distributed:
+            raise ValueError(
+                "load_distributed: DPO compares with the model that it begins with, which a run's checkpoint does not "
+                "tell; name that model with --load, and continue in the run's own output_dir"
+            )
+        if self.tunes and self.input_dir is not None:
+            raise ValueError(f"input_dir: is of pretraining; {self.task} learns from dataset_name_or_path")
+        return self
+
+
+class TrainSettings(TrainOptions):
+    """A training run: its options, and what they come to. Paths are absolute or relative to where it is started."""
 
     plan: Path = Field(description="strategy file")
     model: str = Field(description="config.json, its folder, or the name of a preset")
     world_size: Ranks = Field(description="ranks that are started")
     seq_length: Size | None = Field(None, description="sequence length; absent: the plan's")
-    recipe: Recipe = Recipe()
-    tuning: TuningOptions = TuningOptions()
-    pairs: PreferenceOptions = PreferenceOptions()
 
     @property
     def preference(self) -> Preference | None:
         """The loss of pairs; None: the run has none."""
-        return self.pairs.preference if self.tuning.kind == "dpo" else None
+        return self.pair_loss if self.kind == "dpo" else None
 
     @property
     def compares(self) -> bool:
@@ -250,7 +271,7 @@ class TrainSettings(RunOptions):
 
     @property
     def best_metric(self) -> str | None:
-        """By which the best checkpoint is kept; None: none is. Raises UserError."""
+        """Metric of the best checkpoint; None: none is kept. Raises UserError."""
         if not self.load_best_model_at_end or self.evaluates == "no":
             return None
         name = (self.metric_for_best_model or "loss").removeprefix("eval_")
@@ -302,7 +323,7 @@ class TrainSettings(RunOptions):
             yield
 
     def keep_files_of(self, folder: Path) -> Self:
-        """The same run, with its plan and its model in output_dir if they lie in `folder`. Raises UserError."""
+        """Copies a plan and a model that lie in `folder` to output_dir; returns the run with them. Raises UserError."""
         kept = {}
         for name in ("plan", "model"):
             path = Path(getattr(self, name))
@@ -316,16 +337,7 @@ class TrainSettings(RunOptions):
         """The plan, with nothing left open, and the model, checked against each other and the world. `on_gpus`: what
         the defaults are for; None: what this machine has. Raises UserError."""
         plan = read_plan(self.plan, self.world_size)
-        plan = with_assumptions(
-            plan,
-            seq_length=self.seq_length,
-            sequence_parallel=self.sequence_parallel,
-            mixed_precision=self.precision,
-            async_grad_reduce=None if self.no_async_grad_reduce is None else not self.no_async_grad_reduce,
-            fp32_gradients=self.amp_master_grad,
-            flash_attention=self.use_flash_attention,
-            **self.fused_kernels,
-        )
+        plan = with_assumptions(plan, seq_length=self.seq_length, **self.assumptions)
         if on_gpus is None:
             from ..launch import gpus  # here, as it imports Paddle
 
@@ -334,7 +346,7 @@ class TrainSettings(RunOptions):
         shape = load_model(self.model)
         if plan.assumed.seq_length is None:
             raise UserError(f"{self.plan}: names no seq_length; pass --seq_length")
-        require_model(plan, shape, self.tuning.kind, self.tuning.adapts)
+        require_model(plan, shape, self.kind, self.adapts)
         require_valid(plan, shape)
         return plan, shape
 

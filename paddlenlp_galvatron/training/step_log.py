@@ -93,7 +93,7 @@ class StepLog:
 
 
 def _strict(record: StepRecord) -> dict[str, Any]:
-    """With null for what is no number of JSON."""
+    """The record as JSON: null stands for a number that JSON does not have."""
     told = {name: value for name, value in record.items() if not isinstance(value, dict)}
     for name in ("metrics", "eval_metrics"):
         if name in record:

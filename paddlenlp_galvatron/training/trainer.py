@@ -14,7 +14,7 @@ from paddle.io import DataLoader
 from paddlenlp.trainer import Trainer, TrainerCallback, TrainingArguments
 from paddlenlp.trainer.trainer_utils import TrainOutput, speed_metrics
 
-from ..base.signals import told_to_stop
+from ..base.process import told_to_stop
 from ..base.tracing import Event, join_traces, write_events
 from ..base.writing import write_text
 from ..model.preference import METRICS
@@ -27,42 +27,33 @@ from ..runtime.engine import Engine
 from ..runtime.paddle_private import next_rate, schedule_of
 from ..runtime.topology import PlanGroup
 from ..runtime.trace import span, traced
-from .arguments import RunArguments, run_arguments, settings_for
-from .beginning import beginning, set_rates
-from .checkpoint.choice import SMALLER, Best, checkpoint_of
 from .checkpoint.convert import companions
 from .checkpoint.loading import load
-from .checkpoint.model_folder import save_model
-from .checkpoint.saving import Writer
-from .checkpoint.stored import open_checkpoint
+from .checkpoint.saving import Writer, save_model
+from .checkpoint.stored import SMALLER, Best, checkpoint_of, open_checkpoint
 from .data.map_dataset import Collator, MapData, sample_length
 from .data.source import BatchSource
 from .data.tuning import TuningData
-from .evaluation import Evaluation, mean_metrics, require_evaluation_data, rows_of
-from .inputs import open_data, prefetch
-from .loader import inputs_of, loader
-from .local_model import LocalModel
-from .nonfinite import NonFiniteGuard
-from .reference import Reference
-from .resume import resume, say
+from .initial_weights import Reference, initial_weights, set_rates
+from .inputs import Evaluation, mean_metrics, open_data, prefetch, require_evaluation_data
+from .recipe import NonFiniteGuard
+from .resume import print_rank_0, resume
 from .settings import TrainSettings
 from .step_log import StepLog, StepRecord
-from .unsupported import refuse_arguments, refuse_overrides, without_unsupported
+from .surface import (
+    LocalModel,
+    RunArguments,
+    SyncParallelInfo,
+    inputs_of,
+    loader,
+    refuse_arguments,
+    refuse_overrides,
+    run_arguments,
+    without_unsupported,
+)
 
 LARGEST_EXPONENT = 700.0  # of which exp is still a float
 RESTART_S = 10.0  # an elastic launcher starts ranks again while those before may still be ending
-
-
-class SyncParallelInfo(TrainerCallback):  # type: ignore[misc]
-    """Tells fleet and `args` the plan once PaddleNLP's Trainer is made, which checks degrees as fleet needs them; the
-    user's callbacks come after it."""
-
-    def __init__(self, engine: Engine, group: PlanGroup):
-        self._plan, self._group = engine.plan, group
-
-    def on_init_end(self, args: RunArguments, *_: Any, **__: Any) -> None:
-        self._group.install()
-        args.tell(self._plan, self._group)
 
 
 @without_unsupported
@@ -90,12 +81,13 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         """
         refuse_arguments(others)
         if not isinstance(model, TrainSettings):
+            from .arguments import settings_for  # here, as a run that `galvatron train` starts has its settings
+
             settings = settings_for(model, args, sample_length(train_dataset))
         elif args is None:
             settings = model
         else:
             raise UserError("args: settings of a whole run say everything already; leave args out")
-        self.settings = settings
         plan, shape = settings.load_plan()
         self.data: BatchSource
         if train_dataset is None:
@@ -110,25 +102,27 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
             require_evaluation_data(eval_dataset, own_training_data=train_dataset is not None)
             self._evaluation_sources(eval_dataset)
         steps, self._epoch_steps = settings.steps_over(self.data.samples, plan.global_batch)
-        self.recipe = settings.recipe.over(steps)
-        begin = beginning(settings, shape)
+        settings = settings.over(steps)
+        if settings.lora_rate_scale != 1:  # MultiTensorAdamW knows one rate alone
+            settings = settings.model_copy(update={"use_multi_tensor": False})
+        self.settings = settings
+        initial = initial_weights(settings, shape)
         self.engine = Engine(
             plan,
             shape,
             load_family(shape.family),
             plan.assumed.seq_length or 0,
-            source=begin.source,
+            source=initial.source,
             seed=settings.seed,
             compute_precision=settings.compute_precision,
-            packed=settings.tuning.rows != "none",
-            adapters=begin.adapters,
+            packed=settings.effective_packing != "none",
+            adapters=initial.adapters,
             preference=settings.preference,
         )
-        self._reference = Reference(self.engine, settings.output_dir, begin.base) if settings.compares else None
-        if settings.tuning.rate_scale != 1:
-            self.recipe = self.recipe.model_copy(update={"use_multi_tensor": False})  # it knows one rate alone
-            set_rates(self.engine, settings.tuning.rate_scale)
-        optimizer = self.recipe.build(self.engine.tensors, self.engine.decaying)
+        self._reference = Reference(self.engine, settings.output_dir, initial.base) if settings.compares else None
+        if settings.lora_rate_scale != 1:
+            set_rates(self.engine, settings.lora_rate_scale)
+        optimizer = settings.build(self.engine.tensors, self.engine.decaying)
         self._events: list[Event] = []  # of traced steps
         self._plan_id = plan_id(plan)
         self._nonfinite = NonFiniteGuard(settings, scaled=self.engine.scaler is not None)
@@ -139,12 +133,12 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         settings.make_output_dir()  # or PaddleNLP does, and its name may not last
         super().__init__(
             LocalModel(self.engine.stage),
-            args=run_arguments(settings, self.recipe, steps, plan.assumed.mixed_precision, args),
+            args=run_arguments(settings, steps, plan.assumed.mixed_precision, args),
             data_collator=data_collator,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
             tokenizer=tokenizer,
-            callbacks=[SyncParallelInfo(self.engine, group), *(callbacks or ())],
+            callbacks=[SyncParallelInfo(plan, group), *(callbacks or ())],
             optimizers=(optimizer, schedule_of(optimizer)),
         )
         self.callback_handler.train_dataloader = self.get_train_dataloader()
@@ -202,7 +196,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         first = saved = state.global_step = resume(settings, self.engine, self.optimizer, self.data)
         self._best = self._best_so_far(first)
         if first >= state.max_steps:
-            say(self.engine, settings.nothing_to_do(first))
+            print_rank_0(self.engine, settings.nothing_to_do(first))
         keep, companions = settings.save_total_limit, _companions(settings)
         writer = Writer(settings.checkpoints, self.engine, keep, self.data, companions, settings.log)
         self._unlogged: list[StepRecord] = []
@@ -239,7 +233,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
                         yield record
                     if due and self._nonfinite.advanced:
                         saved = self._save(writer)
-            self.engine.settle()
+            self.engine.wait_for_updates()
             self._nonfinite.require_progress()
             if settings.saves and saved != state.global_step:
                 self._save(writer)
@@ -270,7 +264,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         if best is None or best.step in (None, self.engine.steps_done):
             return
         folder = checkpoint_of(self.settings.output_dir, best.step)
-        say(self.engine, f"saved {folder} is the best: {self.settings.best_metric} {best.value:.4f}")
+        print_rank_0(self.engine, f"saved {folder} is the best: {self.settings.best_metric} {best.value:.4f}")
         load(open_checkpoint(folder, self.engine.shape), self.engine, self.optimizer)
 
     def evaluate(
@@ -291,7 +285,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
 
     def _evaluate(self, source: BatchSource, prefix: str) -> dict[str, float]:
         start, engine, handler = time.time(), self.engine, self.callback_handler
-        count, rows = self._evaluation.steps(source), rows_of(source)
+        count, rows = self._evaluation.steps(source), source.pass_rows
         handler.eval_dataloader = loader(rows, count, engine.plan, self.args)
 
         def tell() -> None:
@@ -316,12 +310,12 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         return loader(self.data.rows, self._epoch_steps, self.engine.plan, self.args)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
-        """The same of an evaluation. Raises UserError."""
+        """Batches that PaddleNLP's trainer would load on this rank in an evaluation. Raises UserError."""
         sources = self._evaluation_sources(self.eval_dataset if eval_dataset is None else eval_dataset)
         if len(sources) > 1:
             raise UserError("eval_dataset: a dict of data sets has no single loader; name one of its keys' data sets")
         [(_, source)] = sources
-        return loader(rows_of(source), self._evaluation.steps(source), self.engine.plan, self.args)
+        return loader(source.pass_rows, self._evaluation.steps(source), self.engine.plan, self.args)
 
     def save_model(self, output_dir: str | Path | None = None, merge_tensor_parallel: bool = True) -> None:
         """Write the whole model, gathered from all ranks, which all call this: a Hugging Face directory, that PaddleNLP
@@ -356,8 +350,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
             )
 
     def _step(self, step: int, own: Iterator[Batch], told: list[int], first: bool) -> tuple[StepRecord, bool]:
-        """One step of all ranks, with the next of this rank's `own` rows: its record, and whether any rank was told to
-        stop.
+        """Runs one step on the next of this rank's `own` rows; returns its record, and whether any rank is to stop.
 
         Its time is from the end of the step before, or of what came in between, a checkpoint or an evaluation, to its
         own end: when the device has computed all of it.
@@ -381,9 +374,9 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         loss = engine.forward_backward(share)
         handler.on_optimizer_begin(self.args, self.state, self.control, scaler=engine.scaler)
         with span("optimizer", "optimizer"):
-            norm = engine.update(self.optimizer, self.recipe.max_grad_norm)
+            norm = engine.update(self.optimizer, self.settings.max_grad_norm)
         if self._read_by_others:
-            engine.settle()
+            engine.wait_for_updates()
         self._nonfinite.count(step, loss, norm)
         next_rate(self.optimizer)
         handler.on_optimizer_end(self.args, self.state, self.control, scaler=engine.scaler)
@@ -400,7 +393,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         record = StepRecord(
             step=step,
             loss=loss,
-            lr=self.recipe.rate_at(step),
+            lr=self.settings.rate_at(step),
             grad_norm=norm,
             step_time_s=max(times),
             data_s=max(loads),

@@ -1,45 +1,46 @@
 """The conventions of options, on a command made with `App`, and the ends of a command in `main`."""
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Annotated
+from typing import Any
 
 import pytest
-import typer
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import Field
 
 from paddlenlp_galvatron import __version__
 from paddlenlp_galvatron.cli import main as cli
-from paddlenlp_galvatron.cli.conventions import App, run_app
+from paddlenlp_galvatron.cli.command import App
 from paddlenlp_galvatron.interop.aliases import ALIASES, WORDS
 from paddlenlp_galvatron.interop.foreign import HOLDS, IDLE
-from paddlenlp_galvatron.options.canonical import canonical_words
+from paddlenlp_galvatron.options.group import Options, read_words
 from paddlenlp_galvatron.plan import GalvatronError, Infeasible, UserError
+
+
+class Probed(Options):
+    folder: Path | None = Field(None, description="a folder")
+    memory_constraint: float | None = Field(None, description="budget (GB)")
+    settle_chunk: int = Field(4, description="micro-batches")
+    sequence_parallel: bool = Field(False, description="Megatron-SP")
+    no_async_grad_reduce: bool | None = Field(None, description="when gradients are reduced")
+    name: tuple[str, ...] = Field((), description="names")
+
 
 app = App()
 
 
-@app.command()
-def probe(
-    folder: Annotated[Path | None, typer.Argument()] = None,
-    memory_constraint: Annotated[float | None, typer.Option(help="budget (GB)")] = None,
-    settle_chunk: int = 4,
-    sequence_parallel: bool = False,
-    no_async_grad_reduce: Annotated[bool | None, typer.Option()] = None,
-    name: Annotated[list[str] | None, typer.Option()] = None,
-) -> None:
+@app.command(Probed, positional={"folder": "FOLDER", "name": "NAME..."})
+def probe(values: dict[str, Any], json: bool) -> None:
     """Keep what it was given."""
-    seen.update(locals())
+    seen.append(Probed.from_values(values))
 
 
-seen: dict = {}
+seen: list[Probed] = []
 
 
-def run(*words: str) -> SimpleNamespace:
-    seen.clear()
-    assert run_app(app, words, "probe") == 0
-    return SimpleNamespace(**seen)
+def run(*words: str) -> Probed:
+    assert app.run(words, "galvatron probe") == 0
+    return seen.pop()
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,8 @@ def test_none_leaves_an_option_unset():
 
 def test_values_that_look_like_something_else():
     assert run("--settle_chunk", "-1").settle_chunk == -1
-    assert run("--name", "a=b", "--name", "").name == ["a=b", ""]
+    assert run("--name", "a=b", "--name", "").name == ("a=b", "")
+    assert run("here", "a", "b").name == ("a", "b")
     assert run("--", "--settle_chunk").folder == Path("--settle_chunk")
 
 
@@ -90,9 +92,9 @@ def test_values_that_look_like_something_else():
         (["--settle_chunk"], "--settle_chunk: a value is missing"),
         (["--settle_chunk", "--sequence_parallel"], "--settle_chunk: a value is missing"),
         (["--sequence_parallel=2"], "--sequence_parallel: '2' is no boolean"),
-        (["--settle-chunk", "two"], "--settle_chunk"),
-        (["one", "two"], "two"),
-        (["-x"], "-x"),
+        (["--settle-chunk", "two"], "settle_chunk: must be a whole number (it is 'two')"),
+        (["one", "--folder", "two"], "FOLDER: given twice, also as --folder"),
+        (["-x"], "-x: unknown option"),
     ],
 )
 def test_a_mistake_is_one_line(words, message):
@@ -106,10 +108,10 @@ def test_canonical_words_are_stable(words):
     """What is canonical stays as it is."""
     options = {"a": False, "b": True}
     try:
-        once = canonical_words(words, options)
+        pairs, loose = read_words(words, options)
     except UserError:
         return
-    assert canonical_words(once, options) == once
+    assert read_words([*(f"--{name}={value}" for name, value in pairs), "--", *loose], options) == (pairs, loose)
 
 
 def test_aliases_lead_to_names_and_not_to_aliases():
@@ -121,17 +123,18 @@ def test_aliases_lead_to_names_and_not_to_aliases():
 
 
 def test_a_word_of_another_dialect_is_a_value_of_ours():
-    assert canonical_words(["--search_granularity", "coarse-grained"], {"fine_grained_mode": True}) == [
-        "--fine_grained_mode=0"
-    ]
+    pairs, _ = read_words(["--search_granularity", "coarse-grained"], {"fine_grained_mode": True})
+    assert pairs == [("fine_grained_mode", "0")]
 
 
 def test_a_name_means_another_option_where_a_command_has_none_of_its_own():
     search = {"device": False, "profiles": False, "settle_bsz": False, "world_size": False}
-    assert canonical_words(["--analytic", "h100", "--batch", "8"], search) == ["--device=h100", "--settle_bsz=8"]
-    assert canonical_words(["--gpus=8", "--device=h100", "--analytic"], search) == ["--world_size=8", "--device=h100"]
+    assert read_words(["--analytic", "h100", "--batch", "8"], search)[0] == [("device", "h100"), ("settle_bsz", "8")]
+    pairs = [("world_size", "8"), ("device", "h100")]
+    assert read_words(["--gpus=8", "--device=h100", "--analytic"], search)[0] == pairs
     profile = {"analytic": False, "gpus": False, **search}
-    assert canonical_words(["--analytic", "h100", "--gpus=8"], profile) == ["--analytic=h100", "--gpus=8"]
+    assert read_words(["--analytic", "h100", "--gpus=8"], profile)[0] == [("analytic", "h100"), ("gpus", "8")]
+    assert read_words(["-o", "there"], {"output_dir": False})[0] == [("output_dir", "there")]
 
 
 def test_an_option_without_an_effect_may_stand_at_the_value_that_changes_nothing():
@@ -139,9 +142,9 @@ def test_an_option_without_an_effect_may_stand_at_the_value_that_changes_nothing
 
 
 def test_help_shows_the_canonical_names(capsys):
-    run_app(app, ["--help"], "probe")
+    app.run(["--help"], "galvatron probe")
     shown = capsys.readouterr().out
-    run_app(app, ["-h"], "probe")
+    app.run(["-h"], "galvatron probe")
     assert capsys.readouterr().out == shown
     assert "--memory_constraint" in shown and "--sequence_parallel " in shown and "-constraint" not in shown
     assert "--no_async_grad_reduce 0|1" in shown and "--memory_upper_limit" in shown  # which may be unset; another name

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.core import TyperOption
-from typer.main import get_command
 
 pytest.importorskip("paddle")
 
 from every_option import profile, search, small, train, validate
 from every_option.row import Row, Seen, run
 
-from paddlenlp_galvatron.cli.main import COMMANDS
+from paddlenlp_galvatron.cli.main import commands
 
 TABLES = {
     command: (table.SEEN, table.BASES[command], rows, table.prepare)
@@ -25,27 +22,12 @@ TABLES = {
 MOST_CANNOT = 6
 
 
-def commands() -> dict[str, Any]:
-    """Every command by its words."""
-    found = {}
-    for name in COMMANDS:
-        command = get_command(import_module(f"paddlenlp_galvatron.cli.{name.replace('-', '_')}").app)
-        below = getattr(command, "commands", None) or {"": command}
-        found.update({f"{name} {word}".strip(): one for word, one in below.items()})
-    return found
-
-
-def options(command: Any) -> set[str]:
-    return {
-        option.opts[0].lstrip("-")
-        for option in command.params
-        if isinstance(option, TyperOption) and option.name != "help"
-    }
-
-
 def test_every_option_of_every_command_has_a_row():
-    known = {words: found for words, command in commands().items() if (found := options(command))}
-    assert {words: set(rows) for words, (_, _, rows, _) in TABLES.items()} == known
+    fields = {words: command.fields.keys() for words, command in commands().items() if command.fields}
+    rows = {words: rows.keys() for words, (_, _, rows, _) in TABLES.items()}
+    assert fields.keys() - {"completion"} == rows.keys()
+    assert not {words: found for words in rows if (found := rows[words] - fields[words])}
+    assert not {words: found for words in rows if (found := commands()[words].options.keys() - rows[words])}
     assert sum(bool(row.cannot) for _, _, rows, _ in TABLES.values() for row in rows.values()) <= MOST_CANNOT
 
 

@@ -3,12 +3,24 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
 from plans import plan_fields
 
-from paddlenlp_galvatron.plan import Assumptions, Precision, json_schema, plan_to_dict, read_plan, uniform_plan
+from paddlenlp_galvatron.plan import (
+    Assumptions,
+    Precision,
+    json_schema,
+    plan_id,
+    plan_to_dict,
+    read_plan,
+    uniform_plan,
+)
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -244,3 +256,53 @@ def test_scale_of_a_plan_by_hand_leaves_prices_out(galvatron, plan_file, tmp_pat
     ran = galvatron("plan", "scale", plan_file(), "--gpus", 16, "-o", tmp_path / "more.json")
     assert ran.code == 0 and "time and memory are left out" in ran.out
     assert read_plan(tmp_path / "more.json").global_batch == 32
+
+
+def test_the_load_of_experts_stands_in_every_answer_and_check_holds_it_against_a_log(galvatron, tmp_path):
+    path, log, h100 = tmp_path / "plan.json", tmp_path / "train_log.jsonl", ("--device", "h100-80gb", "--json")
+    model = tmp_path / "config.json"  # of few layers, as explain searches a dozen times
+    preset = json.loads((ROOT / "configs" / "models" / "qwen3-30b-a3b.json").read_text())
+    model.write_text(json.dumps(preset | {"num_hidden_layers": 4}))
+    asked = (model, "--gpus", 8, "--batch", 32, "--seq", 4096, *h100)
+
+    def answered(*words: object) -> dict[str, Any]:
+        ran = galvatron(*words)
+        assert ran.code == 0, ran
+        return json.loads(ran.out)
+
+    def with_log(usual: float, most: float) -> Any:
+        step = {"step": 1, "loss": 3.0, "lr": 1e-3, "grad_norm": 0.5, "step_time_s": 2.0, "data_s": 0.0}
+        step |= {"tokens_per_s": 9.0, "plan": plan_id(read_plan(path)), "peak_memory_mib": [1.0] * 8}
+        log.write_text(json.dumps(step | {"moe_imbalance": usual, "moe_imbalance_most": most}) + "\n")
+        return galvatron("plan", "check", path, "--log", log).out.splitlines()[-2:], answered(
+            "plan", "check", path, "--log", log, "--json"
+        )["log"]
+
+    load = {"moe_imbalance": 1.5, "moe_imbalance_bound": 2.0}
+    assert answered("search", *asked, "--moe_imbalance", 1.5, "--log_dir", tmp_path, "-o", path)["load"] == load
+    shown = answered("plan", "show", path, "--json")["galvatron"]["searched_from"]["options"]
+    assert load.items() <= shown.items()
+    for words in (["explain", path], ["plan", "check", path], ["plan", "trace", path, "-o", tmp_path / "trace.json"]):
+        assert answered(*words, "--json")["load"] == load
+    assert answered("plan", "diff", path, path, "--json")["load"] == [load, load]
+    assert answered("fit", *asked)["load"] == {"moe_imbalance": 1.2, "moe_imbalance_bound": 2.0}
+    assert answered("fit", "qwen2.5-7b", "--gpus", 8, "--seq", 4096, *h100)["load"] is None
+
+    lines, told = with_log(1.6, 1.9)
+    assert (
+        "estimate holds" in lines[0]
+        and "bound holds" in lines[1]
+        and told["holds"]
+        == {
+            "estimate": True,
+            "bound": True,
+        }
+    )
+    (rows, most), told = with_log(1.9, 2.41)
+    assert rows.endswith("(predicted 1.5 x mean, +27%); search again with --moe_imbalance 1.9")
+    assert most.endswith("planned for 2; search again with --moe_imbalance_bound 2.5")
+    assert told == {
+        "steps": 1,
+        "load": {"moe_imbalance": 1.9, "moe_imbalance_most": 2.41},
+        "holds": {"estimate": False, "bound": False},
+    }

@@ -267,7 +267,7 @@ def test_parity_refuses_a_plan_for_other_ranks(folder, capsys):
 
 def test_parity_ends_with_one_line_of_json(folder, capsys):
     (folder / "plan.json").write_text(changed(PLAN, world_size=2, global_bsz=4))
-    code, out, err = run(capsys, "parity", "plan.json", "--model", "qwen2", "--steps", "1", "--json")
+    code, out, err = run(capsys, "parity", "plan.json", "--model", "qwen3_moe", "--steps", "1", "--json")
     assert not err
     line = json.loads(out.splitlines()[-1])
     assert code == 0

@@ -16,7 +16,7 @@ import yaml
 
 from paddlenlp_galvatron.base.limits import MOST_RANKS, MOST_SAMPLES, MOST_THREADS
 from paddlenlp_galvatron.cli.main import main
-from paddlenlp_galvatron.options.canonical import canonical_options
+from paddlenlp_galvatron.options.group import canonical_options
 from paddlenlp_galvatron.plan import read_plan
 from paddlenlp_galvatron.search import engine
 from paddlenlp_galvatron.search.options import MOST_BATCHES, MOST_PLANS

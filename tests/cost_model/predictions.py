@@ -33,8 +33,8 @@ from paddlenlp_galvatron.plan import (
     load_model,
 )
 from paddlenlp_galvatron.plan.check import find_faults
+from paddlenlp_galvatron.profiles.analytic import ONE_BY_ONE
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
-from paddlenlp_galvatron.profiles.experts import ONE_BY_ONE
 
 FILE = Path(__file__).with_name("predictions.json")
 COUNT, WITH_EXPERTS = 1000, 60  # plans of dense models, and of models with experts

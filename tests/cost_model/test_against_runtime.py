@@ -16,8 +16,8 @@ from paddlenlp_galvatron.plan import Precision
 from paddlenlp_galvatron.profiler.journal import Journal
 from paddlenlp_galvatron.profiler.memory import MemoryProfiler
 from paddlenlp_galvatron.profiles import ComputationProfile, HardwareProfile, MemoryProfile, Meta, Shape
+from paddlenlp_galvatron.profiles.computation import ExpertPass, ExpertTimes
 from paddlenlp_galvatron.profiles.compute_time import ComputeTimes
-from paddlenlp_galvatron.profiles.experts import ExpertPass, ExpertTimes
 from paddlenlp_galvatron.profiles.memory_use import MemoryUse
 from paddlenlp_galvatron.profiles.network import Network
 from paddlenlp_galvatron.runtime.adapters import load_family

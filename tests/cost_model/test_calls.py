@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("paddle")
 
-from paddlenlp_galvatron.cost_model.communication import Setting, layer_calls
+from paddlenlp_galvatron.cost_model.collectives import Setting, layer_calls
 from paddlenlp_galvatron.cost_model.weights import StateBytes
 from paddlenlp_galvatron.plan import Assumptions, DataParallel, LayerStrategy, ModelShape, Precision
 from paddlenlp_galvatron.runtime import units
@@ -40,12 +40,12 @@ def test_a_layers_gradients_go_in_one_message(dp_type, monkeypatch):
     ]
     weights = [ShardedParameter("w", tuple(t.shape), Slice(), t, Group, 2) for t in tensors]
     unit = units.make_unit(weights, dp_type, every_micro_batch=False)
-    monkeypatch.setattr(units.ShardedUnit, "take", lambda self: None)
+    monkeypatch.setattr(units.ShardedUnit, "finish_reductions", lambda self: None)
     for weight in weights:
         weight.accumulate(paddle.ones(weight.shape))
     unit.backward_done(last=True)
     unit.finish()
-    setting = Setting(2, 16, 2, Assumptions(seq_length=16), StateBytes.of(Precision.FP32))
+    setting = Setting(2, 2, True, 1, 16, Assumptions(seq_length=16), StateBytes.of(Precision.FP32))
     priced = layer_calls(shape, LayerStrategy(dp_type=dp_type), setting).reduce
     assert [4 * size for size in sent] == [call.bytes for call in priced for _ in range(call.times)]
     if dp_type is DataParallel.DDP:

@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 from plans import MODEL
 
-from paddlenlp_galvatron.cost_model import CostModel
-from paddlenlp_galvatron.cost_model.communication import Setting, layer_calls
-from paddlenlp_galvatron.cost_model.derived import derive
+from paddlenlp_galvatron.cost_model import CostModel, derive
+from paddlenlp_galvatron.cost_model.collectives import Setting, layer_calls
 from paddlenlp_galvatron.cost_model.traffic import NAMES
 from paddlenlp_galvatron.cost_model.weights import StateBytes
 from paddlenlp_galvatron.model import load_model
@@ -93,7 +92,7 @@ def test_the_runtime_calls_what_is_priced(megatron_sp):
 
     shape = replace(MODEL, vocab_size=64)
     assumed = Assumptions(megatron_sp, seq_length=8)
-    setting = Setting(2, 8, 2, assumed, StateBytes.of(Precision.FP32))
+    setting = Setting(2, 2, True, 1, 8, assumed, StateBytes.of(Precision.FP32))
     for recompute in (Recompute.NONE, Recompute.FULL, *PARTLY):
         strategy = LayerStrategy(2, recompute=recompute)
         where = {"samples": 2, "seq_length": 8, "sequence_parallel": megatron_sp}

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paddlenlp_galvatron.cost_model import StageTimes, lower_bound_ms, step_ms, timeline
+from paddlenlp_galvatron.cost_model import StageTimes, step_ms, timeline
 from paddlenlp_galvatron.plan import Schedule, UserError
-from paddlenlp_galvatron.plan.schedules import Pass, order
+from paddlenlp_galvatron.plan.schedule import Pass, order
 
 
 def longest_path_ms(schedule: Schedule, times: StageTimes, micro_batches: int) -> float:
@@ -62,7 +62,6 @@ def test_step_time_is_the_longest_chain_of_passes(schedule, count):
         times, micro_batches = random_times(rng), rng.randint(1, 40)
         truth = longest_path_ms(schedule, times, micro_batches)
         assert step_ms(schedule, times, micro_batches) == pytest.approx(truth, rel=1e-9), (times, micro_batches)
-        assert lower_bound_ms(schedule, times, micro_batches) <= truth * (1 + 1e-12), (times, micro_batches)
         assert max(span.stop_ms for span in timeline(schedule, times, micro_batches)) == pytest.approx(truth, rel=1e-12)
 
 
@@ -152,8 +151,7 @@ def test_step_time_never_falls_when_anything_takes_longer(times, micro_batches, 
 
 
 @given(st.integers(1, 8), st.integers(1, 30), positive, positive, st.sampled_from(Schedule))
-def test_equal_stages_meet_the_textbook_and_the_bound(stages, micro_batches, forward, backward, schedule):
+def test_equal_stages_meet_the_textbook(stages, micro_batches, forward, backward, schedule):
     times = StageTimes([forward] * stages, [backward] * stages, [0.0] * stages, [0.0] * (stages - 1))
     textbook = (micro_batches + stages - 1) * (forward + backward)
     assert step_ms(schedule, times, micro_batches) == pytest.approx(textbook)
-    assert lower_bound_ms(schedule, times, micro_batches) == pytest.approx(textbook)

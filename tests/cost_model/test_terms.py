@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from plans import valid_plans
 
 from paddlenlp_galvatron.cost_model import CostOptions
-from paddlenlp_galvatron.cost_model.messages import place_of
-from paddlenlp_galvatron.cost_model.module_memory import Room, module_memory
-from paddlenlp_galvatron.cost_model.redistribution import redistribution
+from paddlenlp_galvatron.cost_model.collectives import place_of
+from paddlenlp_galvatron.cost_model.module import Room, module_memory
 from paddlenlp_galvatron.cost_model.weights import StateBytes, Weights, layer_weights, table_weights
 from paddlenlp_galvatron.plan import (
     Assumptions,
@@ -22,7 +21,7 @@ from paddlenlp_galvatron.plan import (
     UserError,
     VocabStrategy,
 )
-from paddlenlp_galvatron.plan.layout import TokenLayout, moves, token_layout
+from paddlenlp_galvatron.plan.layout import TokenLayout, moves, redistribution, token_layout
 from paddlenlp_galvatron.plan.mesh import SHARDING, Axis, Mesh
 from paddlenlp_galvatron.profiles import Collective, CommPointKey, CommPointTimes
 from paddlenlp_galvatron.profiles.compute_time import ComputeTimes

@@ -39,7 +39,7 @@ def main() -> None:
                 losses.append(engine.forward_backward(batch_of(case, engine.steps_done)))
                 engine.update(optimizer, 1.0)
                 next_rate(optimizer)
-        engine.settle()
+        engine.wait_for_updates()
         if engine.rank == 0:
             (folder / f"{name}.json").write_text(json.dumps(losses))
 

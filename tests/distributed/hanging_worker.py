@@ -9,7 +9,7 @@ import paddle
 
 from paddlenlp_galvatron.launch import status
 from paddlenlp_galvatron.plan.communicators import DOWN, UP
-from paddlenlp_galvatron.runtime import outstanding
+from paddlenlp_galvatron.runtime import collectives
 from paddlenlp_galvatron.runtime.collectives import receive_start
 from paddlenlp_galvatron.runtime.groups import Groups, run_as_rank, start_world
 
@@ -21,7 +21,7 @@ def main() -> None:
     rank, _ = start_world()
     groups = Groups(rank)
     groups.create({((0, 1), DOWN), ((0, 1), UP)})
-    outstanding.watch(limit_s)
+    collectives.watch(limit_s)
     status.enter(3)
     if rank and who == "one":
         time.sleep(LONG_S)

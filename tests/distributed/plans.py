@@ -354,6 +354,9 @@ EXPERTS_TWO = [
     Named("experts: unlike layers", having(plan(2, "1 1z 1r"), "2 1x2 2"), "qwen3_moe"),
     Named("experts: ZeRO of either half", having(plan(2, "1z 1", default=DataParallel.ZERO2), "1 1z"), "qwen2_moe"),
     Named("experts: reduced every micro-batch", having(plan(2, "1 2", async_reduce=False), "2 1"), "mixtral"),
+    Named(
+        "experts: GPipe", having(plan(2, "1 1r", (1, 1), micro_batches=4, schedule=Schedule.GPIPE), "1 1z"), "mixtral"
+    ),
     Named("experts: bf16", in_16_bits(having(plan(2, "1r 2"), "2 1x2")), "qwen3_moe"),
     Named("experts: fp16", in_16_bits(having(plan(2, "1 2z"), "2z 2"), Precision.FP16), "mixtral"),
 ]
@@ -362,6 +365,11 @@ EXPERTS_FOUR = [
     Named("experts: ep 2 with tp 2, and whole", having(plan(4, "1 1z"), "2x2 1z"), "qwen2_moe"),
     Named("experts: beside Megatron-SP", having(plan(4, "2s 4r", vocab="2"), "4 2"), "mixtral"),
     Named("experts: beside plain tp", having(plan(4, "2 4r", megatron_sp=False), "4 2x2"), "qwen3_moe"),
+    Named(
+        "experts: GPipe",
+        having(plan(4, "1 2r 1", (2, 1), micro_batches=4, schedule=Schedule.GPIPE), "2 1x2 2z"),
+        "qwen3_moe",
+    ),
     Named(
         "experts: bf16, ZeRO",
         in_16_bits(having(plan(4, "1 2zr 1", default=DataParallel.ZERO2), "4 2z 2x2")),

@@ -20,7 +20,7 @@ from paddlenlp_galvatron.runtime.groups import Groups, run_as_rank, start_world
 from paddlenlp_galvatron.runtime.lora import Tuned
 from paddlenlp_galvatron.runtime.paddle_private import next_rate
 from paddlenlp_galvatron.training.checkpoint.adapters import AdapterFolder
-from paddlenlp_galvatron.training.checkpoint.pretrained import weights_from
+from paddlenlp_galvatron.training.checkpoint.loading import weights_from
 from paddlenlp_galvatron.training.checkpoint.saving import Writer
 from paddlenlp_galvatron.training.recipe import Recipe
 

@@ -40,7 +40,7 @@ class Watch:
 
         def watched_backward(out: Any, scale: float, position: int) -> Any:
             result = backward(out, scale, position)
-            self._passed("backward", pipeline._course.passes[position].chunk, -1)
+            self._passed("backward", pipeline._next_schedule.passes[position].chunk, -1)
             return result
 
         stage.forward, pipeline._backward = watched_forward, watched_backward  # type: ignore[method-assign]

@@ -17,8 +17,7 @@ from paddlenlp_galvatron.check.parity.parity import Case, write_cases
 from paddlenlp_galvatron.launch.processes import launch
 from paddlenlp_galvatron.plan import DataParallel, ModelShape, Plan, UserError
 from paddlenlp_galvatron.runtime.weights import WHOLE
-from paddlenlp_galvatron.training.checkpoint.loading import _Stored
-from paddlenlp_galvatron.training.checkpoint.resharding import WeightPart
+from paddlenlp_galvatron.training.checkpoint.loading import StoredNumbers, WeightPiece
 from paddlenlp_galvatron.training.checkpoint.stored import MOMENTS, WEIGHT, open_checkpoint, verify, whole_checkpoints
 
 from .plans import having, plan
@@ -87,14 +86,14 @@ def saved(worker, tmp_path_factory) -> tuple[dict[str, Path], dict[str, list[flo
 def numbers(folder: Path) -> dict[str, np.ndarray]:
     """Every weight and its moments, whole and flat, in fp32."""
     checkpoint = open_checkpoint(folder, SHAPE)
-    stored, found = _Stored(checkpoint), {}
+    stored, found = StoredNumbers(checkpoint), {}
     shapes = {
         part.weight: part.shape for file in checkpoint.index.files for tensor in file.tensors for part in tensor.parts
     }
     for name, shape in shapes.items():
         for kind in (WEIGHT, *MOMENTS):
             array = found[f"{kind} of {name}"] = np.zeros(int(np.prod(shape)), np.float32)
-            stored.fill_part(WeightPart(name, shape, WHOLE, 0, array.size), kind, array)
+            stored.fill_part(WeightPiece(name, shape, WHOLE, 0, array.size), kind, array)
     return found
 
 

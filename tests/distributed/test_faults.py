@@ -18,7 +18,7 @@ from paddlenlp_galvatron.launch.processes import LaunchError, launch
 from paddlenlp_galvatron.plan import GalvatronError, Precision, write_plan
 from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.engine import Engine
-from paddlenlp_galvatron.training.nonfinite import NonFiniteGuard
+from paddlenlp_galvatron.training.recipe import NonFiniteGuard
 from paddlenlp_galvatron.training.settings import TrainSettings
 from paddlenlp_galvatron.training.trainer import GalvatronTrainer
 

@@ -19,7 +19,7 @@ from paddlenlp_galvatron.launch.processes import launch
 from paddlenlp_galvatron.model.preference import BY_TOKEN
 from paddlenlp_galvatron.plan import Precision, load_model, plan_to_dict, write_plan
 from paddlenlp_galvatron.training.checkpoint.convert import to_checkpoint, to_huggingface
-from paddlenlp_galvatron.training.checkpoint.pretrained import weights_from
+from paddlenlp_galvatron.training.checkpoint.loading import weights_from
 from paddlenlp_galvatron.training.checkpoint.stored import open_checkpoint, whole_checkpoints
 from paddlenlp_galvatron.training.data.source import RandomData
 from paddlenlp_galvatron.training.recipe import Recipe

@@ -15,7 +15,7 @@ from paddlenlp_galvatron.cost_model.simulate import StageTimes, timeline
 from paddlenlp_galvatron.cost_model.weights import StateBytes
 from paddlenlp_galvatron.launch.processes import launch
 from paddlenlp_galvatron.plan import DataParallel, ModelShape, Plan, Precision, Schedule
-from paddlenlp_galvatron.plan.schedules import chunks_in_flight
+from paddlenlp_galvatron.plan.schedule import chunks_in_flight
 
 from .plans import plan
 

@@ -16,7 +16,7 @@ pytest.importorskip("paddle")
 from paddlenlp_galvatron.check.parity.one_process import train_one_process
 from paddlenlp_galvatron.launch.processes import launch
 from paddlenlp_galvatron.plan import DataParallel, Plan, load_model, write_plan
-from paddlenlp_galvatron.training.checkpoint.pretrained import weights_from
+from paddlenlp_galvatron.training.checkpoint.loading import weights_from
 from paddlenlp_galvatron.training.recipe import Recipe
 
 from .plans import plan

@@ -12,9 +12,9 @@ from unittest.mock import patch
 import pytest
 from cost_examples import COMPUTATION
 
-from paddlenlp_galvatron.check.doctor import Machine, State, examine
-from paddlenlp_galvatron.check.doctor.checks import Files
+from paddlenlp_galvatron.check.doctor import Files, Machine, examine
 from paddlenlp_galvatron.check.doctor.machine import PaddleFacts
+from paddlenlp_galvatron.check.findings import State
 from paddlenlp_galvatron.cli import doctor
 from paddlenlp_galvatron.plan import uniform_plan, write_plan
 from paddlenlp_galvatron.profiles.files import Fingerprint, Meta
@@ -109,7 +109,7 @@ def test_a_good_machine_has_nothing_to_mend(files):
         assert sizes["output folder"].startswith(f"{files.output}: 976.56 GiB free")
 
 
-FAULT, WARNING = State.FAULT, State.WARNING
+FAULT, WARNING = State.FAILED, State.WARNING
 CPU_BUILD = PaddleFacts("3.3.1", None, 0, 0)
 BAD: dict[str, tuple[dict[str, Any], str, State, str]] = {
     "old Python": ({"python": (3, 9, 1)}, "Python", FAULT, "3.11"),
@@ -208,9 +208,9 @@ def test_the_exit_code_tells_faults_alone(galvatron, files, tmp_path, monkeypatc
     with patch.object(doctor, "Machine", lambda: StandIn(**changed)):
         plain, ran = galvatron("doctor"), galvatron("doctor", "--json", "--plan", "plan.json")
     told = json.loads(ran.out)
-    assert plain.code == ran.code == code and told["ok"] == (code == 0)
+    assert plain.code == ran.code == code and (told["result"] == "ok") == (code == 0)
     assert all(set(finding) == {"subject", "found", "state", "remedy"} for finding in told["findings"])
-    assert "findings" in plain.out.splitlines()[-1]
+    assert " ok" in plain.out.splitlines()[-1]
 
 
 def test_this_machine_answers_every_check(tmp_path):

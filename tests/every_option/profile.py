@@ -15,8 +15,7 @@ from paddlenlp_galvatron.profiler import launcher, model
 from paddlenlp_galvatron.profiler import messages as hardware
 from paddlenlp_galvatron.profiler.journal import Journal
 from paddlenlp_galvatron.profiler.messages import HardwareProfiler, measured_groups
-from paddlenlp_galvatron.profiler.options import HardwareOptions
-from paddlenlp_galvatron.profiler.points import ModelRun
+from paddlenlp_galvatron.profiler.options import HardwareOptions, ModelRun
 from paddlenlp_galvatron.profiles import Collective, Fingerprint, MessageGroup
 
 from .model import rows, write_model

@@ -20,14 +20,12 @@ from paddlenlp_galvatron.launch import watch
 from paddlenlp_galvatron.plan import GalvatronError, ModelShape, Plan, UserError, uniform_plan, write_plan
 from paddlenlp_galvatron.plan.strategy import Assumptions
 from paddlenlp_galvatron.runtime.batch import samples_of
-from paddlenlp_galvatron.training.arguments import run_arguments
 from paddlenlp_galvatron.training.data.corpus import Corpus, write_dataset
 from paddlenlp_galvatron.training.data.tokenizer import end_token, train_tokenizer
-from paddlenlp_galvatron.training.evaluation import Evaluation
-from paddlenlp_galvatron.training.inputs import open_data
-from paddlenlp_galvatron.training.nonfinite import NonFiniteGuard
-from paddlenlp_galvatron.training.recipe import Recipe
+from paddlenlp_galvatron.training.inputs import Evaluation, open_data
+from paddlenlp_galvatron.training.recipe import NonFiniteGuard
 from paddlenlp_galvatron.training.settings import TrainSettings
+from paddlenlp_galvatron.training.surface import run_arguments
 from paddlenlp_galvatron.training.trainer import GalvatronTrainer
 
 from .model import rows, write_model
@@ -116,9 +114,9 @@ class TrainSeen(Seen):
         return {"0": self.loaded[1]} if self.loaded else None
 
     @property
-    def recipe(self) -> Recipe:
+    def recipe(self) -> TrainSettings:
         assert self.settings is not None
-        return self.settings.recipe.over(STEPS)
+        return self.settings.over(STEPS)
 
     @property
     def rates(self) -> list[float]:
@@ -159,7 +157,7 @@ class TrainSeen(Seen):
     def arguments(self) -> Any:
         """What PaddleNLP's callbacks are told."""
         assert self.settings is not None and self.plan is not None
-        return run_arguments(self.settings, self.recipe, STEPS, self.plan.assumed.mixed_precision)
+        return run_arguments(self.recipe, STEPS, self.plan.assumed.mixed_precision)
 
     @property
     def batch(self) -> Any:
@@ -172,7 +170,7 @@ class TrainSeen(Seen):
     def adapters(self) -> Any:
         """LoRA's, of the run."""
         assert self.settings is not None
-        return self.settings.tuning.adapters("")
+        return self.settings.adapters("")
 
     @property
     def steps(self) -> int:
@@ -330,7 +328,7 @@ LORA = {**TUNE, "task": "lora"}
 DPO = {**TUNE, "task": "dpo", "dataset_name_or_path": "pairs"}
 PREFERENCE = {
     "train_dataset_path": Row("pairs/train.json", "refusal", DPO),
-    "dev_dataset_path": Row("pairs/dev.json", "settings.tuning.dev_dataset_path", DPO),
+    "dev_dataset_path": Row("pairs/dev.json", "settings.dev_dataset_path", DPO),
     "max_prompt_len": Row(1, "batch", DPO),
     "loss_type": Row("ipo", "trained.losses", DPO),
     "beta": Row(0.3, "trained.losses", DPO),
@@ -342,16 +340,16 @@ PREFERENCE = {
     "reference_free": Row(1, "trained.losses", DPO),
 }
 TUNING = {
-    "task": Row("lora", "settings.tuning", TUNE),
-    "dataset_name_or_path": Row("talk", "settings.tuning", TUNE),
+    "task": Row("lora", "settings.kind", TUNE),
+    "dataset_name_or_path": Row("talk", "settings.dataset_name_or_path", TUNE),
     "tokenizer_name_or_path": Row("other", "batch", TUNE),
     "src_length": Row(2, "batch", TUNE),
     "chat_template": Row("chat.jinja", "batch", TUNE),
     "autoregressive": Row(1, "batch", TUNE),
     "packing": Row("best_fit", "batch", TUNE),
     "zero_padding": Row(1, "batch", TUNE),
-    "greedy_zero_padding": Row(1, "settings.tuning.rows", {**TUNE, "zero_padding": 1}),
-    "lora": Row(1, "settings.tuning.kind", TUNE),
+    "greedy_zero_padding": Row(1, "settings.effective_packing", {**TUNE, "zero_padding": 1}),
+    "lora": Row(1, "settings.kind", TUNE),
     "lora_rank": Row(2, "adapters", LORA),
     "lora_alpha": Row(5, "adapters", LORA),
     "rslora": Row(1, "adapters", LORA),

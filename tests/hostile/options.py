@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib import import_module
 from random import Random
-from typing import Any
 
 from plans import plan_fields
-from typer.core import TyperGroup
-from typer.main import get_command
 
-from paddlenlp_galvatron.cli.main import COMMANDS
+from paddlenlp_galvatron.cli.main import COMMANDS, commands
 from paddlenlp_galvatron.interop.aliases import ALIASES
 from paddlenlp_galvatron.interop.foreign import HOLDS, IDLE
 
@@ -98,10 +94,7 @@ FREE = {"output", "output_config_path", "log_dir", "output_dir", "dry_run", "ana
 @cache
 def options_of(command: tuple[str, ...]) -> tuple[str, ...]:
     """The names of a command's options."""
-    found: Any = get_command(import_module(f"paddlenlp_galvatron.cli.{command[0].replace('-', '_')}").app)
-    if isinstance(found, TyperGroup) and len(command) > 1:
-        found = found.commands[command[1]]
-    return tuple(opt.opts[0].lstrip("-") for opt in found.params if opt.opts[0].startswith("--"))
+    return tuple(commands()[" ".join(command)].options)
 
 
 def files() -> dict[str, bytes]:

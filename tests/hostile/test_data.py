@@ -11,9 +11,9 @@ from hostile import data
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.training.data.corpus import Document, write_dataset
+from paddlenlp_galvatron.training.data.dataset import HEADER
 from paddlenlp_galvatron.training.data.sample_index import FOLDER
 from paddlenlp_galvatron.training.data.source import TrainingData
-from paddlenlp_galvatron.training.data.token_files import HEADER
 from paddlenlp_galvatron.training.data.tokenizer import train_tokenizer
 
 SEQ = 4

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paddlenlp_galvatron.interop.aliases import canonical_name
-from paddlenlp_galvatron.options.degrees import DegreeOptions
-from paddlenlp_galvatron.options.uniform import UniformOptions
+from paddlenlp_galvatron.options.uniform import DegreeOptions, UniformOptions
 from paddlenlp_galvatron.plan import (
     Assumptions,
     DataParallel,

@@ -10,7 +10,7 @@ pytest.importorskip("paddle")
 import paddle
 
 from paddlenlp_galvatron.plan import Precision
-from paddlenlp_galvatron.profiler import computation, overlap
+from paddlenlp_galvatron.profiler import computation, messages
 from paddlenlp_galvatron.profiler.computation import (
     LAUNCH,
     NARROW,
@@ -125,11 +125,11 @@ def test_on_gpus_the_launch_of_a_layer_is_measured_on_one_that_takes_the_device_
     assert launch.recompute_ms == pytest.approx(0.3, abs=0.05)
 
 
-@pytest.mark.parametrize("kind", overlap.STARTED)
+@pytest.mark.parametrize("kind", messages.STARTED)
 def test_every_kind_runs_beside_work_in_the_types_of_training(kind, monkeypatch):
-    monkeypatch.setattr(overlap, "ALONE_MS", 1.0)
+    monkeypatch.setattr(messages, "ALONE_MS", 1.0)
     asked = (Stopwatch(1), 0, (0, 1), FakeGroups(), kind, Precision.BF16, 2)
-    assert overlap.overlap_coefficient(*asked) >= 1
+    assert messages.overlap_coefficient(*asked) >= 1
 
 
 def test_on_gpus_every_kind_and_rank_takes_part_and_none_is_pinned(queue, monkeypatch):
@@ -137,11 +137,11 @@ def test_on_gpus_every_kind_and_rank_takes_part_and_none_is_pinned(queue, monkey
     monkeypatch.setattr("paddlenlp_galvatron.runtime.processors.of_host", lambda: tuple(range(64)))
     monkeypatch.setattr("paddlenlp_galvatron.runtime.processors.TOPOLOGY", "/nowhere/{}")
     monkeypatch.setattr("os.sched_setaffinity", lambda pid, processors: moved.append(processors))
-    assert overlap.overlapping_kinds() == [Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER]
-    assert overlap.overlapping_ranks(64) == tuple(range(64))
-    with overlap.pinned(63 % 8, 8, wanted=not device.on_gpu()):
+    assert messages.overlapping_kinds() == [Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER]
+    assert messages.overlapping_ranks(64) == tuple(range(64))
+    with messages.pinned(63 % 8, 8, wanted=not device.on_gpu()):
         assert not moved
-    with overlap.pinned(63 % 8, 8):
+    with messages.pinned(63 % 8, 8):
         assert moved and set(moved[0]) == set(range(56, 64))
 
 

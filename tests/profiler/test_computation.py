@@ -4,8 +4,13 @@ import pytest
 
 from paddlenlp_galvatron.plan import Precision
 from paddlenlp_galvatron.plan.mesh import Axis
-from paddlenlp_galvatron.profiler.computation import ComputationProfiler, PassRound, computation_profile, rounds_of
-from paddlenlp_galvatron.profiler.experts import fitted
+from paddlenlp_galvatron.profiler.computation import (
+    ComputationProfiler,
+    PassRound,
+    computation_profile,
+    fitted,
+    rounds_of,
+)
 from paddlenlp_galvatron.profiler.journal import Journal
 from paddlenlp_galvatron.profiler.stopwatch import ROUNDS, Stopwatch
 from paddlenlp_galvatron.profiles import EMBEDDING, HEAD, CommPointKey, Meta, PassKey, Shape

@@ -4,7 +4,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from paddlenlp_galvatron.profiler.journal import Journal
+from paddlenlp_galvatron.profiler.journal import Journal, Used, note_used
 from paddlenlp_galvatron.profiler.launcher import spread_notes
 from paddlenlp_galvatron.profiler.messages import (
     LONGEST_MS,
@@ -15,7 +15,6 @@ from paddlenlp_galvatron.profiler.messages import (
     rounds_of,
 )
 from paddlenlp_galvatron.profiler.options import HardwareOptions, HardwarePart
-from paddlenlp_galvatron.profiler.used import Used, note_used
 from paddlenlp_galvatron.profiles import Collective, Fingerprint, MessageGroup
 from paddlenlp_galvatron.runtime import device
 

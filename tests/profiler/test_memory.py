@@ -4,9 +4,9 @@ from dataclasses import replace
 import pytest
 
 from paddlenlp_galvatron.plan import Precision
-from paddlenlp_galvatron.profiler.experts import ExpertsPart
 from paddlenlp_galvatron.profiler.journal import Journal
 from paddlenlp_galvatron.profiler.memory import MemoryProfiler
+from paddlenlp_galvatron.profiler.part import ExpertsPart
 from paddlenlp_galvatron.profiles import MemoryProfile, Meta, PassKey, Variant, VocabVariant
 from paddlenlp_galvatron.runtime import device
 

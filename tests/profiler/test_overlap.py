@@ -9,7 +9,7 @@ pytest.importorskip("paddle")
 import paddle
 
 from paddlenlp_galvatron.plan import Precision
-from paddlenlp_galvatron.profiler import overlap
+from paddlenlp_galvatron.profiler import messages
 from paddlenlp_galvatron.profiler.part import FakeGroups
 from paddlenlp_galvatron.profiles import Collective
 from paddlenlp_galvatron.runtime import device
@@ -51,9 +51,9 @@ class Gpu:
 def coefficient(gpu, monkeypatch) -> float:
     monkeypatch.setattr(device, "on_gpu", lambda: True)
     monkeypatch.setattr(paddle, "matmul", gpu.product)
-    monkeypatch.setitem(overlap.STARTED, Collective.ALL_REDUCE, gpu.start)
+    monkeypatch.setitem(messages.STARTED, Collective.ALL_REDUCE, gpu.start)
     asked = (gpu, 0, (0, 1), FakeGroups(), Collective.ALL_REDUCE, Precision.BF16, 2)
-    return overlap.overlap_coefficient(*asked)
+    return messages.overlap_coefficient(*asked)
 
 
 def test_a_device_that_overlaps_all_has_a_coefficient_of_one(monkeypatch):

@@ -2,8 +2,13 @@ import pytest
 
 from paddlenlp_galvatron.options.model_options import ModelOptions
 from paddlenlp_galvatron.plan import ModelShape, UserError
-from paddlenlp_galvatron.profiler.options import HardwareOptions, PointOptions, thinned
-from paddlenlp_galvatron.profiler.points import measured_model, runnable_degrees
+from paddlenlp_galvatron.profiler.options import (
+    HardwareOptions,
+    PointOptions,
+    measured_model,
+    runnable_degrees,
+    thinned,
+)
 
 MODEL = ModelOptions(model_size="llama2-7b")
 BATCHES = {"profile_min_batch_size": 2, "profile_max_batch_size": 7, "profile_batch_size_step": 2}

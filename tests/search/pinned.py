@@ -19,7 +19,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 from dimensions import problem
-from search_gaps import GB_S, random_prices, shaped
+from searches import GB_S, random_prices, shaped
 
 from paddlenlp_galvatron.plan import load_model
 from paddlenlp_galvatron.search import SearchResult, search

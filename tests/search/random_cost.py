@@ -10,9 +10,8 @@ from itertools import product
 from math import inf
 
 from paddlenlp_galvatron.cost_model import CostModel, LayerCost, Workspace
-from paddlenlp_galvatron.cost_model.redistribution import redistribution
 from paddlenlp_galvatron.plan import DataParallel, ModelShape, Plan
-from paddlenlp_galvatron.plan.layout import token_layout
+from paddlenlp_galvatron.plan.layout import redistribution, token_layout
 from paddlenlp_galvatron.search import SearchOptions
 from paddlenlp_galvatron.search.space import Space, families, interleaved_families
 

@@ -16,7 +16,7 @@ from paddlenlp_galvatron.plan.strategy import Experts
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 from paddlenlp_galvatron.search import SearchOptions, search
 from paddlenlp_galvatron.search.space import Space, families
-from paddlenlp_galvatron.search.tables import sketch_ms
+from paddlenlp_galvatron.search.tables import compute_bound_ms
 
 SMALL = ModelShape(
     name="small",
@@ -40,7 +40,7 @@ class RandomHalves:
     def __init__(self, seed: int):
         self._seed = seed
 
-    def cost(self, experts: Experts, recompute: Recompute, *where: object) -> LayerCost:
+    def __call__(self, experts: Experts, recompute: Recompute, *where: object) -> LayerCost:
         """Recompute only adds to a layer's passes."""
         own = Random(f"{self._seed}/{experts}")
         again = 2.0 if recompute is Recompute.FULL else 0.0
@@ -81,7 +81,7 @@ def problem(seed: int) -> tuple[CostModel, SearchOptions]:
         SMALL, load_data_sheet("h100-80gb"), 1, options.num_gpus_per_node, options.assumptions, options.cost_options
     )
     if seed % 2:
-        cost.experts = RandomHalves(seed)  # type: ignore[assignment]
+        cost._expert_half = RandomHalves(seed)  # type: ignore[method-assign,assignment]
     return cost, options
 
 
@@ -111,7 +111,7 @@ def every_time_s(cost: CostModel, options: SearchOptions) -> dict[str, float]:
             if max(stage.memory.total_mib for stage in predicted.stages) <= options.memory_constraint * 1024:
                 best = min(best, predicted.time_s)
         if layers:
-            assert sketch_ms(family, [layers], cost) <= best * 1000 * (1 + 1e-9)
+            assert compute_bound_ms(family, [layers], cost) <= best * 1000 * (1 + 1e-9)
         least[str(family)] = best
     return least
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paddlenlp_galvatron.cost_model import CostModel, CostOptions, Task
-from paddlenlp_galvatron.cost_model.task import adapter_share, product_share
+from paddlenlp_galvatron.cost_model.variants import adapter_share, product_share
 from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, Precision, UserError, load_model
 from paddlenlp_galvatron.profiles.analytic import analytic_computation, analytic_hardware, analytic_memory
 from paddlenlp_galvatron.profiles.compute_time import ComputeTimes

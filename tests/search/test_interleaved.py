@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from paddlenlp_galvatron.plan import Schedule
 from paddlenlp_galvatron.plan.check import find_faults
-from paddlenlp_galvatron.plan.schedules import arrays, chunks_in_flight
+from paddlenlp_galvatron.plan.schedule import arrays, chunks_in_flight
 from paddlenlp_galvatron.search import SearchOptions, search
 
 from .random_cost import RandomCost, best_by_enumeration, divisions, model_of

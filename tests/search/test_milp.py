@@ -18,7 +18,7 @@ from scipy.optimize import LinearConstraint, milp
 from scipy.sparse import csr_array
 
 from paddlenlp_galvatron.plan import Schedule
-from paddlenlp_galvatron.plan.schedules import input_of, order, way_ms
+from paddlenlp_galvatron.plan.schedule import input_of, order, way_ms
 
 from .test_pipeline import lists
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from paddlenlp_galvatron.plan import Schedule
-from paddlenlp_galvatron.plan.schedules import arrays, in_flight
+from paddlenlp_galvatron.plan.schedule import arrays, chunks_in_flight
 
 from .random_cost import divisions
 
@@ -90,7 +90,7 @@ def tables(seed: int) -> dict[str, Any]:
 def lists(schedule: Schedule, stages: int, micro_batches: int) -> dict[str, Any]:
     """What a schedule gives to the core."""
     passes, runs = arrays(schedule, stages, micro_batches)
-    held = np.array([(stage, in_flight(schedule, stage, stages, micro_batches)) for stage in range(stages)])
+    held = np.array([(stage, *chunks_in_flight(schedule, stage, stages, micro_batches)[0]) for stage in range(stages)])
     return {"micro_batches": micro_batches, "passes": passes, "runs": runs, "in_flight": held}
 
 

@@ -21,8 +21,8 @@ from cost_examples import MODEL, SEQ, example, one_node
 from paddlenlp_galvatron.cost_model import LayerCost
 from paddlenlp_galvatron.plan import DataParallel, LayerStrategy, Plan, Schedule, UserError
 from paddlenlp_galvatron.search import SearchOptions, search
-from paddlenlp_galvatron.search.space import PlanFamily, Space
-from paddlenlp_galvatron.search.tables import Choices, build, priced
+from paddlenlp_galvatron.search.space import PlanFamily, Space, Strategies
+from paddlenlp_galvatron.search.tables import core_of, cost_arrays
 
 from .random_cost import RandomCost, model_of
 
@@ -90,9 +90,9 @@ def test_8_every_divisor_is_tried_and_what_heads_do_not_split_into_is_not() -> N
 def test_8_layers_that_are_left_over_do_not_go_to_the_last_stage() -> None:
     cost = one_node(model=replace(MODEL, layers=9))
     family = PlanFamily(32, 16, 2, Schedule.ONE_F_ONE_B, 8)
-    choices = Choices([[LayerStrategy(4)]], Space(MODEL, cost.assumed, options()).vocabularies(family)[:1])
-    tables = build(family, choices, priced(family, choices, cost), cost, 1e6)
-    *_, division, _ = tables.core.solve(inf, 10**9, None)
+    strategies = Strategies([[LayerStrategy(4)]], Space(MODEL, cost.assumed, options()).vocabularies(family)[:1])
+    core = core_of(family, cost_arrays(family, strategies, cost), cost, 1e6)
+    *_, division, _ = core.solve(inf, 10**9, None)
     assert division[0] > division[1]  # the LM head takes as long as two layers
 
 

@@ -13,8 +13,8 @@ from paddlenlp.data.indexed_dataset import MMapIndexedDatasetBuilder
 from paddlenlp_galvatron.plan import ModelShape, UserError
 from paddlenlp_galvatron.training.data import source as data_module
 from paddlenlp_galvatron.training.data.corpus import Corpus, write_dataset
+from paddlenlp_galvatron.training.data.dataset import HEADER
 from paddlenlp_galvatron.training.data.source import RandomData, TrainingData
-from paddlenlp_galvatron.training.data.token_files import HEADER
 from paddlenlp_galvatron.training.data.tokenizer import END_OF_TEXT
 from paddlenlp_galvatron.training.inputs import open_data as open_run
 from paddlenlp_galvatron.training.settings import TrainSettings

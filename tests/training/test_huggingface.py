@@ -31,7 +31,7 @@ from paddlenlp_galvatron.training.checkpoint import convert, huggingface
 from paddlenlp_galvatron.training.checkpoint import stored as checkpoints
 from paddlenlp_galvatron.training.checkpoint.convert import precision_of, to_checkpoint, to_huggingface
 from paddlenlp_galvatron.training.checkpoint.huggingface import HuggingFaceWeights, modules, read_shape
-from paddlenlp_galvatron.training.checkpoint.pretrained import weights_from
+from paddlenlp_galvatron.training.checkpoint.loading import weights_from
 from paddlenlp_galvatron.training.checkpoint.stored import open_checkpoint
 from paddlenlp_galvatron.training.checkpoint.tensor_file import DTYPES, Tensor, write_tensors
 from paddlenlp_galvatron.training.recipe import Recipe
@@ -150,7 +150,7 @@ def test_another_type_rounds_and_one_that_is_too_small_is_refused(tmp_path):
 
 
 def test_no_more_than_a_few_of_the_largest_weight_is_in_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoints, "CHUNK_BYTES", 2**16)  # for a checksum, which is more than this small model
+    monkeypatch.setattr(checkpoints, "BLOCK_BYTES", 2**16)  # for a checksum, which is more than this small model
     source = FOLDER / "llama"
     fields = {"hidden_size": 128, "intermediate_size": 1024, "num_hidden_layers": 16, "head_dim": 32, "vocab_size": 512}
     config = json.loads((source / "config.json").read_text()) | fields

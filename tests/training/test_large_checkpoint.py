@@ -19,7 +19,7 @@ from paddlenlp_galvatron.plan import ModelShape
 from paddlenlp_galvatron.runtime import device, weights
 from paddlenlp_galvatron.runtime.weights import WHOLE, Slice
 from paddlenlp_galvatron.training.checkpoint import loading, saving
-from paddlenlp_galvatron.training.checkpoint.resharding import WeightPart
+from paddlenlp_galvatron.training.checkpoint.loading import WeightPiece
 from paddlenlp_galvatron.training.checkpoint.stored import (
     MOMENTS,
     WEIGHT,
@@ -62,12 +62,12 @@ def parts_of_rank(rank):
         for (name, shape, axis), size in zip(module, sizes, strict=True):
             start, stop = max(low, offset), min(high, offset + size)
             if start < stop:
-                piece = WeightPart(name, shape, Slice(axis, tp, TP), start - offset, stop - offset)
+                piece = WeightPiece(name, shape, Slice(axis, tp, TP), start - offset, stop - offset)
                 parts.append((piece, start - low))
             offset += size
         tensors.append(parts)
     if rank == 0:
-        tensors += [[(WeightPart(name, shape, WHOLE, 0, shape[0]), 0)] for name, shape in vectors]
+        tensors += [[(WeightPiece(name, shape, WHOLE, 0, shape[0]), 0)] for name, shape in vectors]
     return tensors
 
 
@@ -147,7 +147,7 @@ def test_a_rank_of_another_plan_opens_a_file_once_a_layer(checkpoint, counted):
     """A quarter of a layer, which 256 ranks wrote, in the order in which they wrote it."""
     stored = loading._Stored(checkpoint)
     for name, shape, axis in weights_of(SHAPE, 3):
-        part = WeightPart(name, shape, Slice(axis, 1, 4), 0, int(np.prod(shape)) // 4)
+        part = WeightPiece(name, shape, Slice(axis, 1, 4), 0, int(np.prod(shape)) // 4)
         stored.fill_part(part, WEIGHT, np.zeros(part.stop, np.float32))
     assert counted["opens"] <= 2 * 256
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paddlenlp_galvatron.runtime.weights import Slice
-from paddlenlp_galvatron.training.checkpoint.resharding import WeightPart, transfers
+from paddlenlp_galvatron.training.checkpoint.loading import WeightPiece, transfers
 
 
-def split(shape: tuple[int, ...], axis: int | None, parts: int, shards: int) -> list[WeightPart]:
+def split(shape: tuple[int, ...], axis: int | None, parts: int, shards: int) -> list[WeightPiece]:
     """All parts of a weight that is split along an axis, padded, and whose slices are cut flat into shards."""
     found = []
     for index in range(parts if axis is not None else 1):
@@ -23,7 +23,9 @@ def split(shape: tuple[int, ...], axis: int | None, parts: int, shards: int) -> 
         size = int(np.prod(lengths))
         edges = [shard * -(-size // shards) for shard in range(shards)]
         found += [
-            WeightPart("w", shape, cut, start, min(start + -(-size // shards), size)) for start in edges if start < size
+            WeightPiece("w", shape, cut, start, min(start + -(-size // shards), size))
+            for start in edges
+            if start < size
         ]
     return found
 

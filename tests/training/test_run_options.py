@@ -11,7 +11,7 @@ import pytest
 
 from paddlenlp_galvatron.interop.aliases import ALIASES
 from paddlenlp_galvatron.interop.foreign import HOLDS, IDLE
-from paddlenlp_galvatron.options.canonical import canonical_options
+from paddlenlp_galvatron.options.group import canonical_options
 from paddlenlp_galvatron.plan import UserError, read_plan, uniform_plan, write_plan
 from paddlenlp_galvatron.training.prepare import GROUPS, prepare
 

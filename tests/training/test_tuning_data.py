@@ -16,11 +16,10 @@ from paddlenlp.trl import preprocess_preference_data
 
 from paddlenlp_galvatron.plan import UserError
 from paddlenlp_galvatron.training.data.conversations import Encoder
-from paddlenlp_galvatron.training.data.packing import pack
 from paddlenlp_galvatron.training.data.sample_index import FOLDER
 from paddlenlp_galvatron.training.data.templates import TurnTemplate, WholeTemplate
 from paddlenlp_galvatron.training.data.tokenizer import train_tokenizer
-from paddlenlp_galvatron.training.data.tuning import TuningData
+from paddlenlp_galvatron.training.data.tuning import TuningData, pack
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
@@ -132,7 +131,7 @@ def test_tokens_and_what_is_learnt_are_those_of_transformers_by_real_formats(nam
 
 def shown(source: TuningData, row: int) -> tuple[str, str]:
     """A row's text, and what of it is learnt."""
-    ids, labels, *_ = source.last_rows(0, range(row + 1))
+    ids, labels, *_ = source.pass_rows(0, range(row + 1))
     tokenizer = source_tokenizer(source)
     learnt = [int(label) for label in labels[row] if label >= 0]
     return tokenizer.decode(ids[row].tolist(), skip_special_tokens=False), tokenizer.decode(learnt)
@@ -376,7 +375,7 @@ def test_a_packed_row_says_where_documents_end(model, tmp_path):
                 start = stop
     whole = []
     for row in range(alone.samples):
-        ids, labels, ends, _ = alone.last_rows(row, [0])
+        ids, labels, ends, _ = alone.pass_rows(row, [0])
         assert ends is None
         stop = int(np.flatnonzero(labels[0] >= 0)[-1]) + 1
         whole.append((ids[0, :stop].tolist(), labels[0, :stop].tolist()))

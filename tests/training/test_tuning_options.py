@@ -9,8 +9,7 @@ from paddlenlp.trainer.trainer_utils import get_scheduler
 from paddlenlp_galvatron.interop.aliases import canonical_name
 from paddlenlp_galvatron.interop.foreign import HOLDS, IDLE
 from paddlenlp_galvatron.model.lora import Adapters
-from paddlenlp_galvatron.options.preference import PreferenceOptions
-from paddlenlp_galvatron.options.tuning import TuningOptions
+from paddlenlp_galvatron.options.tuning import PreferenceOptions, TuningOptions
 from paddlenlp_galvatron.plan import UserError
 from paddlenlp_galvatron.training.arguments import OPTIONS, read_words
 from paddlenlp_galvatron.training.data.tokenizer import train_tokenizer
@@ -75,19 +74,19 @@ def test_a_stock_file_is_read_and_nothing_of_it_is_ignored_silently(name, folder
     notes[0] += " ".join(prepared.notes)
     length = stock.get("max_length") or stock["max_seq_len"]
     assert settings.load == folder and settings.load_plan()[0].assumed.seq_length == length
-    assert settings.evaluates == stock["evaluation_strategy"] and settings.recipe.min_learning_rate is None
-    assert settings.tuning.kind == ("dpo" if task == "dpo" else "lora" if stock.get("lora") else "sft")
-    assert settings.tuning.adapts == bool(stock.get("lora"))
+    assert settings.evaluates == stock["evaluation_strategy"] and settings.min_learning_rate is None
+    assert settings.kind == ("dpo" if task == "dpo" else "lora" if stock.get("lora") else "sft")
+    assert settings.adapts == bool(stock.get("lora"))
     assert settings.best_metric in (None, stock.get("metric_for_best_model", "loss"))
     if settings.best_metric is None and "metric_for_best_model" in stock:
         assert "metric_for_best_model (the best checkpoint needs" in notes[0]
     greedy = "greedy" if stock.get("greedy_zero_padding") else "in_order"
-    assert settings.tuning.rows == (greedy if task == "dpo" or stock["zero_padding"] else "none")
+    assert settings.effective_packing == (greedy if task == "dpo" or stock["zero_padding"] else "none")
     if task == "dpo":
         assert settings.preference.loss == stock.get("loss_type", "sigmoid")
         assert settings.preference.beta == stock.get("beta", stock.get("dpo_beta", 0.1))
     if stock.get("rslora_plus"):
-        assert settings.tuning.adapters("") == Adapters(64, 4.0, rslora=True) and settings.tuning.rate_scale == 4
+        assert settings.adapters("") == Adapters(64, 4.0, rslora=True) and settings.lora_rate_scale == 4
     for given in stock.keys() - set(REFUSED.get(name, ())):
         applied = canonical_name(given) in values
         assert applied or f"--{given}" in notes[0] or given in HOLDS, given
@@ -108,7 +107,7 @@ def test_the_stock_file_of_lora_asks_for_adapters(folder):
     values = read(
         folder, notes := [], lora=True, use_quick_lora=False, pissa=False, sharding="stage1", learning_rate=3e-4
     )
-    tuning = prepare(values, 2, folder).settings.tuning
+    tuning = prepare(values, 2, folder).settings
     assert tuning.kind == "lora" and tuning.adapters("") == Adapters(8, 16.0)
     assert "--use_quick_lora" in notes[0]
     values = read(folder, [], lora=True, lora_rank=4, rslora=True)
@@ -128,7 +127,7 @@ def test_the_stock_file_of_lora_asks_for_adapters(folder):
     ],
 )
 def test_padding_is_packing(given, rows, folder):
-    assert TuningOptions.from_values(read(folder, [], **given)).rows == rows
+    assert TuningOptions.from_values(read(folder, [], **given)).effective_packing == rows
 
 
 @pytest.mark.parametrize(
@@ -152,7 +151,7 @@ def test_options_that_do_not_fit_together_are_refused(given, fault):
 
 @pytest.mark.parametrize("kind", ["linear", "cosine"])
 def test_rates_of_fine_tuning_are_those_of_paddlenlps_trainer(kind, folder):
-    recipe = prepare(read(folder, [], lr_scheduler_type=kind), 2, folder).settings.recipe.over(100)
+    recipe = prepare(read(folder, [], lr_scheduler_type=kind), 2, folder).settings.over(100)
     stock = get_scheduler(kind, 3e-5, 30, 100)
     for step in (0, 1, 29, 30, 31, 70, 99):
         stock.last_epoch = step
@@ -173,7 +172,7 @@ def test_a_loss_of_pairs_that_cannot_be_had_is_refused(given, fault):
 
 
 def test_orpo_is_or_with_the_chosen_answers_loss_and_without_a_reference():
-    told = PreferenceOptions.from_values({"loss_type": "orpo"}).preference
+    told = PreferenceOptions.from_values({"loss_type": "orpo"}).pair_loss
     assert (told.loss, told.sft_ratio, told.has_reference) == ("or", 1, False)
 
 

@@ -10,8 +10,8 @@ from ...cost_model import CostModel, CostOptions, Task, derive
 from ...cost_model.costs import IMBALANCE
 from ...model import ModelShape
 from ...plan import Plan
+from ...profiles.analytic import GROUPED, ExpertKernels
 from ...profiles.data_sheet import DataSheet
-from ...profiles.experts import GROUPED, ExpertKernels
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Checks whether this machine can plan and train: a finding for each subject, with its remedy."""
 
-from .checks import State, examine
+from .checks import Files, examine
 from .machine import Machine
 
-__all__ = ["Machine", "State", "examine"]
+__all__ = ["Files", "Machine", "examine"]

@@ -7,7 +7,6 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 from ...base.errors import UserError
@@ -19,6 +18,7 @@ from ...plan import read_plan
 from ...plan.check import find_faults
 from ...profiles import ProfileFile
 from ...profiles.files import LARGEST_BYTES, META_KEY, Meta
+from ..findings import Finding, State
 from .machine import Machine, PaddleFacts
 
 PYTHONS = ((3, 11), (3, 12))
@@ -35,20 +35,6 @@ MOST_PROFILES = 50
 KINDS = ("_profiling_", "bandwidth", "sp_time_", "overlap_coefficient")  # in the names of profile files
 MOST_HOSTS, TOLD_HOSTS = 64, 3  # names that are looked up, and told
 LOCK_S = 1.0  # a run that writes there holds it
-
-
-class State(StrEnum):
-    OK = "ok"
-    WARNING = "warning"  # works, but may be slow or fail later
-    FAULT = "fault"  # something will not work
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    subject: str
-    found: str
-    state: State = State.OK
-    remedy: str = ""  # advice, unless all is well
 
 
 Found = Iterator[Finding]
@@ -73,7 +59,7 @@ def examine(machine: Machine, files: Files) -> list[Finding]:
             findings.extend(check())
         except Exception as error:  # a check that breaks is a finding, too, and the others go on
             what = " ".join(str(error).split()) or type(error).__name__
-            findings.append(Finding(subject, what, State.FAULT, f"mend what {subject} says"))
+            findings.append(Finding(subject, what, State.FAILED, f"mend what {subject} says"))
 
     add("Python", lambda: _python(machine))
     add("compiler", lambda: _compiler(machine))
@@ -112,7 +98,7 @@ def _python(machine: Machine) -> Found:
     if machine.python[:2] in PYTHONS:
         yield Finding("Python", told)
     else:
-        yield Finding("Python", told, State.FAULT, "install Python 3.11 or 3.12; make PYTHON=/path/to/python3.11")
+        yield Finding("Python", told, State.FAILED, "install Python 3.11 or 3.12; make PYTHON=/path/to/python3.11")
 
 
 def _compiler(machine: Machine) -> Found:
@@ -129,7 +115,7 @@ def _core(machine: Machine) -> Found:
     if machine.has_module("galvatron_dp_core"):
         yield Finding("search core", "compiled")
     else:
-        yield Finding("search core", "not compiled", State.FAULT, "build it: make setup, or pip install .")
+        yield Finding("search core", "not compiled", State.FAILED, "build it: make setup, or pip install .")
 
 
 def _paddle(machine: Machine, paddle: PaddleFacts | None) -> Found:
@@ -146,7 +132,7 @@ def _paddle(machine: Machine, paddle: PaddleFacts | None) -> Found:
         yield Finding(
             "PaddleNLP",
             "not installed",
-            State.FAULT,
+            State.FAILED,
             "pip install --no-deps paddlenlp==3.0.0b4; docs/en/installation.md",
         )
 
@@ -170,10 +156,10 @@ def _gpus(gpus: list[dict[str, str]] | None, paddle: PaddleFacts | None) -> Foun
         return
     if paddle.cuda is None:
         remedy = "install Paddle's GPU build: https://www.paddlepaddle.org.cn/en/install/quick"
-        yield Finding("GPUs", f"{len(gpus)}, but Paddle is built for CPUs", State.FAULT, remedy)
+        yield Finding("GPUs", f"{len(gpus)}, but Paddle is built for CPUs", State.FAILED, remedy)
     elif paddle.gpus < len(gpus):
         remedy = "look at CUDA_VISIBLE_DEVICES, and whether driver and CUDA fit"
-        state = State.WARNING if paddle.gpus else State.FAULT
+        state = State.WARNING if paddle.gpus else State.FAILED
         yield Finding("GPUs", f"Paddle can use {paddle.gpus} of {len(gpus)}", state, remedy)
 
 
@@ -187,7 +173,7 @@ def _driver(gpus: list[dict[str, str]], paddle: PaddleFacts | None) -> Found:
     number = float(".".join(version.split(".")[:2]))
     if least and number < least:
         remedy = f"CUDA {paddle.cuda} needs {least:.2f} or newer: update the driver, or take Paddle for an older CUDA"
-        yield Finding("driver", version, State.FAULT, remedy)
+        yield Finding("driver", version, State.FAILED, remedy)
     else:
         yield Finding("driver", f"{version}, enough for CUDA {paddle.cuda}")
 
@@ -199,7 +185,7 @@ def _nccl(paddle: PaddleFacts | None) -> Found:
         number = paddle.nccl
         yield Finding("NCCL", f"{number // 10000}.{number // 100 % 100}.{number % 100}")
     else:
-        yield Finding("NCCL", "Paddle is built without", State.FAULT, "install a build of Paddle that has NCCL")
+        yield Finding("NCCL", "Paddle is built without", State.FAILED, "install a build of Paddle that has NCCL")
 
 
 def _links(machine: Machine) -> Found:
@@ -219,9 +205,9 @@ def _links(machine: Machine) -> Found:
 def _shared_memory(machine: Machine, gpus: int) -> Found:
     mib = machine.shared_memory_mib()
     if mib is None:
-        yield Finding("shared memory", "no /dev/shm", State.FAULT, "mount it; in a container: --shm-size 8g")
+        yield Finding("shared memory", "no /dev/shm", State.FAILED, "mount it; in a container: --shm-size 8g")
     elif mib < ENOUGH_SHM_MIB:
-        state = State.FAULT if gpus > 1 else State.WARNING
+        state = State.FAILED if gpus > 1 else State.WARNING
         yield Finding("shared memory", f"{gib(mib)} GiB", state, "ranks need more: in a container --shm-size 8g")
     else:
         yield Finding("shared memory", f"{gib(mib)} GiB")
@@ -239,7 +225,7 @@ def _limits(machine: Machine) -> Found:
     yield Finding(
         "locked memory",
         "unlimited" if locked_bytes < 0 else f"{gib(locked_bytes / 2**20)} GiB",
-        State.FAULT if bound else State.OK,
+        State.FAILED if bound else State.OK,
         "InfiniBand needs it unlimited: ulimit -l unlimited, in a container --ulimit memlock=-1" if bound else "",
     )
 
@@ -260,7 +246,7 @@ def _nodes(machine: Machine) -> Found:
     }
     if int(given["num_nodes"] or 1) <= 1:
         why = machine.listens(LOOPBACK, 0)
-        state = State.FAULT if why else State.OK
+        state = State.FAILED if why else State.OK
         yield Finding(
             "nodes", why or "one; ports of the loopback address are free", state, "free some ports" if why else ""
         )
@@ -269,24 +255,24 @@ def _nodes(machine: Machine) -> Found:
         nodes = Nodes.from_environment(**given)
     except UserError as error:
         yield Finding(
-            "nodes", error.faults[0], State.FAULT, "set the variables alike on all nodes, NODE_RANK but one each"
+            "nodes", error.faults[0], State.FAILED, "set the variables alike on all nodes, NODE_RANK but one each"
         )
         return
     address = machine.address_of(nodes.master_addr)
     told = f"{nodes.num_nodes}, this is {nodes.node_rank}, the first is {nodes.master_addr}"
     if address is None:
         yield Finding(
-            "nodes", f"{nodes.master_addr} is unknown", State.FAULT, "name it in /etc/hosts, or give its address"
+            "nodes", f"{nodes.master_addr} is unknown", State.FAILED, "name it in /etc/hosts, or give its address"
         )
     elif address.startswith("127."):
         remedy = "other nodes do not reach a loopback address: give the one of the network between them"
-        yield Finding("nodes", f"{nodes.master_addr} is {address} here", State.FAULT, remedy)
+        yield Finding("nodes", f"{nodes.master_addr} is {address} here", State.FAILED, remedy)
     elif nodes.node_rank == 0 and (why := machine.listens(address, nodes.master_port or 0)):
         remedy = "MASTER_PORT: name a free one, the same on every node"
-        yield Finding("nodes", f"{address}:{nodes.master_port}: {why}", State.FAULT, remedy)
+        yield Finding("nodes", f"{address}:{nodes.master_port}: {why}", State.FAILED, remedy)
     elif (own := machine.address_towards(address)) is None:
         remedy = f"no route to {address}: look at the network between the nodes"
-        yield Finding("nodes", f"{nodes.master_addr} cannot be reached", State.FAULT, remedy)
+        yield Finding("nodes", f"{nodes.master_addr} cannot be reached", State.FAILED, remedy)
     else:
         yield Finding("nodes", f"{told} ({address}:{nodes.master_port}); from here by {own}")
 
@@ -300,15 +286,15 @@ def _hosts(machine: Machine, hostfile: Path) -> Found:
     inside = [host for host, address in addresses.items() if len(hosts) > 1 and (address or "").startswith("127.")]
     known = [address for address in addresses.values() if address]
     if not hosts:
-        yield Finding("hosts", f"{hostfile} names none", State.FAULT, "write one address a line, node 0 first")
+        yield Finding("hosts", f"{hostfile} names none", State.FAILED, "write one address a line, node 0 first")
     elif unknown:
         told = f"{', '.join(unknown[:TOLD_HOSTS])} unknown ({len(unknown)} of {len(addresses)})"
-        yield Finding("hosts", told, State.FAULT, "name them in /etc/hosts, or write addresses")
+        yield Finding("hosts", told, State.FAILED, "name them in /etc/hosts, or write addresses")
     elif inside:
         remedy = "other nodes do not reach a loopback address: write that of the network between the nodes"
-        yield Finding("hosts", f"{inside[0]} is {addresses[inside[0]]} here", State.FAULT, remedy)
+        yield Finding("hosts", f"{inside[0]} is {addresses[inside[0]]} here", State.FAILED, remedy)
     elif len(set(known)) < len(hosts[:MOST_HOSTS]):
-        yield Finding("hosts", f"{hostfile}: an address stands twice", State.FAULT, "one line a node")
+        yield Finding("hosts", f"{hostfile}: an address stands twice", State.FAILED, "one line a node")
     else:
         yield Finding("hosts", f"{len(hosts)} nodes, each with an address of its own")
 
@@ -326,7 +312,7 @@ def _output(machine: Machine, output: Path) -> Found:
             raise UserError(f"{folder}: nothing can be written there")
         free = machine.free_mib(folder)
     except (UserError, OSError) as error:
-        yield Finding("output folder", str(error).split("\n")[0], State.FAULT, "give another --output_dir")
+        yield Finding("output folder", str(error).split("\n")[0], State.FAILED, "give another --output_dir")
         return
     kind, several = machine.filesystem_of(folder), int(machine.environment.get("NUM_NODES") or 1) > 1
     told = f"{output}: {gib(free)} GiB free, {kind}"
@@ -375,7 +361,9 @@ def _plan(path: Path, gpus: int) -> Found:
     except UserError as error:
         faults = list(error.faults)
     if faults:
-        yield from (Finding("plan", fault, State.FAULT, "galvatron plan check says it in full") for fault in faults[:5])
+        yield from (
+            Finding("plan", fault, State.FAILED, "galvatron plan check says it in full") for fault in faults[:5]
+        )
         return
     told = f"{path}: for {plan.world_size} ranks"
     if gpus and plan.world_size % gpus:

@@ -1,25 +1,37 @@
-"""The part that compares Paddle's GPU kernels with plain operations, in the sizes of real layers."""
+"""The part that compares Paddle's GPU kernels with plain operations, in the sizes of real layers.
+
+Run as a program it is the one process that computes: arguments are a folder, and the number of the first kernel to try,
+whose difference is written as `<number>.json`.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import paddle
+from paddle.incubate.nn.functional import fused_rms_norm, fused_rotary_position_embedding, swiglu
+from paddle.nn import functional
 
 from ...launch.processes import LaunchError, launch
-from .findings import Finding, Setting, in_turn
+from ...runtime import device
+from ...runtime.attention import flash as flash_attention
+from ...runtime.attention import hidden_rows
+from ...runtime.experts import Products
+from ...runtime.groups import run_as_rank, sentence, start_world
+from ...runtime.paddle_private import MultiTensorAdamW
+from ..findings import Finding
+from .setting import Setting, in_turn
 
-NAMES = (
-    "flash attention, causal, 4 heads a kv head",
-    "flashmask, first of 2 context ranks",
-    "flashmask, second of 2 context ranks",
-    "rotary positions",
-    "RMSNorm",
-    "SwiGLU",
-    "linear with bias",
-    "embedding, half of the tokens alike",
-    "AdamW, two steps",
-)
 TOLERANCE = {"bfloat16": 2e-2, "float32": 1e-4}  # of the largest number of a result: a few roundings of the type
+RATE, BETAS, EPSILON, DECAY = 1e-2, (0.9, 0.95), 1e-8, 0.1
+NORM_EPSILON = 1e-6
 
 
 def kernels(setting: Setting) -> Iterator[Finding]:
@@ -33,7 +45,7 @@ def _launched(setting: Setting, first: int, launches: int) -> tuple[list[Finding
     fault = ""
     try:
         words = [str(folder), f"{first}"]
-        launch(f"{__package__}.kernels_worker", words, 1, folder, setting.launch_s, device=setting.device)
+        launch(f"{__package__}.kernels", words, 1, folder, setting.launch_s, device=setting.device)
     except LaunchError as error:
         fault = str(error)
     done: list[Finding] = []
@@ -50,3 +62,224 @@ def _judged(setting: Setting, name: str, result: dict[str, str | float]) -> Find
         return setting.left_out(name, f"Paddle has it on GPUs alone: {result['missing']}")
     off, tolerance = float(result["off"]), TOLERANCE[str(result["type"])]
     return setting.found(name, off <= tolerance, f"{result['worst']} off by {off:.1e} of {tolerance:.0e}")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes and dtype of the kernels' inputs."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    tokens: int
+    hidden: int
+    inner: int
+    vocabulary: int
+    dtype: str
+
+
+ON_GPU = Sizes(8, 2, 128, 4096, 4096, 11008, 32_000, "bfloat16")
+ON_CPU = Sizes(8, 2, 16, 64, 48, 80, 96, "float32")
+
+
+class Case(NamedTuple):
+    """A kernel and its plain counterpart, with inputs that get gradients."""
+
+    kernel: Callable[..., Any]  # gives a tensor or several
+    plain: Callable[..., Any]  # the same in fp32
+    inputs: list[Any]
+
+
+def attention(query: Any, key: Any, value: Any, rows: Any) -> Any:
+    """[1, q, heads, D], [1, S, kv heads, D] twice and the position of each query -> [1, q, heads, D]: each query sees
+    the keys up to its own position."""
+    groups = query.shape[2] // key.shape[2]
+    key, value = (x.unsqueeze(3).expand([*x.shape[:3], groups, -1]).flatten(2, 3) for x in (key, value))
+    query, key, value = (x.transpose([0, 2, 1, 3]) for x in (query, key, value))
+    scores = paddle.matmul(query, key, transpose_y=True) * query.shape[-1] ** -0.5
+    hidden = paddle.arange(key.shape[2]).unsqueeze(0) > rows.unsqueeze(1)
+    scores = paddle.where(hidden, paddle.full([], -1e30, scores.dtype), scores)
+    return paddle.matmul(functional.softmax(scores, -1), value).transpose([0, 2, 1, 3])
+
+
+def _heads(sizes: Sizes, tokens: int) -> list[Any]:
+    """q of `tokens` tokens, k and v of all."""
+    shapes = ((tokens, sizes.heads), (sizes.tokens, sizes.kv_heads), (sizes.tokens, sizes.kv_heads))
+    return [paddle.randn([1, *shape, sizes.head_dim]) for shape in shapes]
+
+
+def flash(sizes: Sizes) -> Case:
+    """Causal attention of whole samples."""
+    return _attention_of(flash_attention(), paddle.arange(sizes.tokens), _heads(sizes, sizes.tokens))
+
+
+def flashmask(sizes: Sizes, rank: int) -> Case:
+    """Two of four chunks of the queries, all keys."""
+    chunk = sizes.tokens // 4
+    chunks = tuple((place * chunk, (place + 1) * chunk) for place in sorted((rank, 3 - rank)))
+    attend = flash_attention(hidden_rows(chunks, sizes.tokens))
+    rows = paddle.concat([paddle.arange(start, stop) for start, stop in chunks])
+    return _attention_of(attend, rows, _heads(sizes, 2 * chunk))
+
+
+def _attention_of(attend: Callable[..., Any], rows: Any, inputs: list[Any]) -> Case:
+    """The runtime's attention of these rows, and plain products."""
+    return Case(lambda q, k, v: attend(q, None, k, v), lambda q, k, v: attention(q, k, v, rows).flatten(2), inputs)
+
+
+def rotary(sizes: Sizes) -> Case:
+    """Rotary positions of the halves of each head, by PaddleNLP's tables."""
+    rates = 10_000.0 ** (-paddle.arange(0, sizes.head_dim, 2, dtype="float32") / sizes.head_dim)
+    angles = paddle.arange(sizes.tokens, dtype="float32").unsqueeze(1) * paddle.concat([rates, rates]).unsqueeze(0)
+    tables = [table.reshape([1, sizes.tokens, 1, sizes.head_dim]) for table in (paddle.cos(angles), paddle.sin(angles))]
+
+    def kernel(query: Any, key: Any) -> Any:
+        cos, sin = (table.astype(query.dtype) for table in tables)
+        turned = fused_rotary_position_embedding(query, key, None, sin=sin, cos=cos, use_neox_rotary_style=False)
+        return turned[:2]
+
+    def plain(*inputs: Any) -> Any:
+        cos, sin = (table.astype(sizes.dtype).astype("float32") for table in tables)
+        halves = (x.chunk(2, axis=-1) for x in inputs)
+        return [x * cos + paddle.concat([-b, a], -1) * sin for x, (a, b) in zip(inputs, halves, strict=True)]
+
+    return Case(kernel, plain, _heads(sizes, sizes.tokens)[:2])
+
+
+def rms_norm(sizes: Sizes) -> Case:
+    return Case(
+        lambda x, weight: fused_rms_norm(x, weight, None, NORM_EPSILON, x.ndim - 1)[0],
+        lambda x, weight: x * paddle.rsqrt(x.square().mean(-1, keepdim=True) + NORM_EPSILON) * weight,
+        [paddle.randn([sizes.tokens, sizes.hidden]), 1 + paddle.randn([sizes.hidden])],
+    )
+
+
+def gated(sizes: Sizes) -> Case:
+    inputs = [paddle.randn([sizes.tokens, sizes.inner]) for _ in range(2)]
+    return Case(swiglu, lambda x, y: x / (1 + paddle.exp(-x)) * y, inputs)
+
+
+def linear(sizes: Sizes) -> Case:
+    shapes = ([sizes.tokens, sizes.hidden], [sizes.hidden, sizes.inner], [sizes.inner])
+    inputs = [paddle.randn(shape) for shape in shapes]
+    return Case(functional.linear, lambda x, weight, bias: paddle.matmul(x, weight) + bias, inputs)
+
+
+def embedding(sizes: Sizes) -> Case:
+    """One token is half of the text, so that its gradient is a long sum."""
+    ids = paddle.randint(0, sizes.vocabulary, [sizes.tokens])
+    ids[: sizes.tokens // 2] = 1
+    one_hot = partial(functional.one_hot, num_classes=sizes.vocabulary)
+    table = paddle.randn([sizes.vocabulary, sizes.hidden])
+    return Case(lambda table: functional.embedding(ids, table), lambda table: one_hot(ids) @ table, [table])
+
+
+def _stepped(weights: list[Any], gradients: list[list[Any]]) -> list[Any]:
+    """Weights in fp32 after two updates by the kernel."""
+    tensors = []
+    for weight in weights:
+        tensors.append(paddle.create_parameter(weight.shape, "float32"))
+        tensors[-1].set_value(weight)
+    named = {"weight_decay": DECAY, "apply_decay_param_fun": lambda _: True}
+    optimizer = MultiTensorAdamW(RATE, *BETAS, EPSILON, parameters=tensors, **named)
+    for step in gradients:
+        for tensor, gradient in zip(tensors, step, strict=True):
+            tensor.grad = gradient
+        optimizer.step()
+    return [tensor.detach() for tensor in tensors]
+
+
+def _stepped_plainly(weights: list[Any], gradients: list[list[Any]]) -> list[Any]:
+    results = []
+    for number, weight in enumerate(weights):
+        first, second = paddle.zeros_like(weight), paddle.zeros_like(weight)
+        for count, step in enumerate(gradients, 1):
+            first = BETAS[0] * first + (1 - BETAS[0]) * step[number]
+            second = BETAS[1] * second + (1 - BETAS[1]) * step[number].square()
+            rated = first / (1 - BETAS[0] ** count)
+            weight = weight * (1 - RATE * DECAY) - RATE * rated / ((second / (1 - BETAS[1] ** count)).sqrt() + EPSILON)
+        results.append(weight)
+    return results
+
+
+def adamw(sizes: Sizes) -> Case:
+    """Moves of a matrix, a vector, and a matrix of odd sizes, as they start far from 0."""
+    shapes = ([sizes.hidden, sizes.inner], [sizes.hidden], [sizes.hidden + 1, 7])
+    weights = [paddle.randn(shape) for shape in shapes]
+    gradients = [[paddle.randn(shape) for shape in shapes] for _ in range(2)]
+
+    def moved(step: Callable[..., list[Any]]) -> Callable[[], list[Any]]:
+        return lambda: [new - old for new, old in zip(step(weights, gradients), weights, strict=True)]
+
+    return Case(moved(_stepped), moved(_stepped_plainly), [])
+
+
+def experts(sizes: Sizes) -> Case:
+    """Rows of three experts, of which one has none: its gradient is zeros."""
+    first, width = sizes.tokens // 4, sizes.heads * sizes.head_dim
+    counts = [first, 0, sizes.tokens - first]
+
+    def plain(rows: Any, weights: Any) -> Any:
+        return paddle.concat([rows[:first] @ weights[0], rows[first:] @ weights[2]])
+
+    inputs = [paddle.randn([sizes.tokens, sizes.hidden]), paddle.randn([len(counts), sizes.hidden, width])]
+    return Case(lambda rows, weights: Products.apply(rows, counts, weights), plain, inputs)
+
+
+CASES: dict[str, Callable[[Sizes], Case]] = {
+    "flash attention, causal, 4 heads a kv head": flash,
+    "flashmask, first of 2 context ranks": partial(flashmask, rank=0),
+    "flashmask, second of 2 context ranks": partial(flashmask, rank=1),
+    "rotary positions": rotary,
+    "RMSNorm": rms_norm,
+    "SwiGLU": gated,
+    "linear with bias": linear,
+    "embedding, half of the tokens alike": embedding,
+    "AdamW, two steps": adamw,
+    "experts, one without rows": experts,
+}
+NAMES = tuple(CASES)
+
+
+def difference(case: Case, dtype: str) -> tuple[float, str]:
+    """The largest distance of a result or gradient from the plain one, as a share of its largest number; and whose."""
+    drawn = [x.astype(dtype) for x in case.inputs]
+    random: list[Any] = []
+    found = []
+    for function, own in ((case.kernel, dtype), (case.plain, "float32")):
+        inputs = [x.astype(own).detach() for x in drawn]
+        for x in inputs:
+            x.stop_gradient = False
+        results = function(*inputs)
+        results = list(results) if isinstance(results, list | tuple) else [results]
+        random = random or [paddle.randn(result.shape).astype(dtype) for result in results]
+        if inputs:
+            paddle.autograd.backward(results, [grad.astype(own) for grad in random])
+        found.append([x.detach().astype("float32") for x in (*results, *(x.grad for x in inputs))])
+    names = [f"result {number}" for number in range(len(random))] + [f"gradient {n}" for n in range(len(drawn))]
+    shares = [float((ours - plain).abs().max() / plain.abs().max()) for ours, plain in zip(*found, strict=True)]
+    worst = max(range(len(shares)), key=lambda number: shares[number] if shares[number] == shares[number] else 1e30)
+    return shares[worst], names[worst]
+
+
+def main() -> None:
+    os.environ["NVIDIA_TF32_OVERRIDE"] = "0"  # before CUDA starts: the plain products of fp32 are of fp32
+    folder, first = Path(sys.argv[1]), int(sys.argv[2])
+    start_world()
+    sizes = ON_GPU if device.on_gpu() else ON_CPU
+    for number in range(first, len(NAMES)):
+        paddle.seed(number)
+        try:
+            off, worst = difference(CASES[NAMES[number]](sizes), sizes.dtype)
+            result: dict[str, str | float] = {"off": off, "worst": worst, "type": sizes.dtype}
+        except Exception as error:  # of Paddle, in any of its classes
+            if device.on_gpu():
+                raise  # a fault of CUDA's stays: the next kernel gets a process of its own
+            result = {"missing": sentence(error)}
+        written = folder / f"{number}.tmp"
+        written.write_text(json.dumps(result))
+        written.rename(folder / f"{number}.json")
+
+
+if __name__ == "__main__":
+    run_as_rank(main)

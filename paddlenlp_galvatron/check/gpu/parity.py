@@ -18,8 +18,9 @@ from ...plan import (
     VocabStrategy,
     with_defaults,
 )
+from ..findings import Finding, State
 from ..parity.parity import TOLERANCES, WORKER, Case, compare, small_case, write_cases
-from .findings import Finding, Setting, State, in_turn
+from .setting import Setting, in_turn
 
 DDP, ZERO2, ZERO3 = DataParallel.DDP, DataParallel.ZERO2, DataParallel.ZERO3
 # Plans of the fifteen that fit one rank.
@@ -46,9 +47,9 @@ def parity(setting: Setting) -> Iterator[Finding]:
         cases = [Named(f"{named.name}, {precision}", named.case) for named in cases]
         asked = [fused_loss_case(setting.ranks, precision)] if setting.on_gpus and setting.ranks > 1 else []
         for finding in _tried(setting, [*cases, *asked]):
-            judged = finding.state is State.NO_TIME or finding.name not in {named.name for named in asked}
-            told = f"{finding.state}: {finding.told}"
-            yield finding if judged else replace(finding, state=State.TOLD, told=told)
+            judged = finding.state is State.NO_TIME or finding.subject not in {named.name for named in asked}
+            told = f"{finding.state}: {finding.found}"
+            yield finding if judged else replace(finding, state=State.TOLD, found=told)
     if not setting.on_gpus:
         yield setting.left_out("flash attention, fused cross entropy", "Paddle has them on GPUs alone")
 

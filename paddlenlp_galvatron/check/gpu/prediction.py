@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...base.scratch import scratch_folder
 from ...base.text import gib
+from ...base.writing import write_text
 from ...cost_model import CostModel, load, step_traffic_bytes
-from ...cost_model.costs import Prediction
 from ...launch.processes import launch
-from ...plan import Assumptions, ModelShape, Plan, Precision, uniform_plan
+from ...plan import Assumptions, ModelShape, Plan, Precision, plan_to_dict, uniform_plan
+from ...profiler.journal import Journal
 from ...profiler.launcher import run_ranks
-from ...profiler.options import HardwareOptions, PointOptions
-from ...profiler.points import ModelRun, runnable_degrees
+from ...profiler.options import HardwareOptions, ModelRun, PointOptions, runnable_degrees
 from ...profiles import Shape
-from ..parity.parity import Case, write_cases
-from .findings import Finding, Setting
+from ..findings import Finding
+from ..validation.accuracy import outcome
+from ..validation.validate import WORKER
+from ..validation.work import FILE, JOURNAL, MeasuredRun, Visit, Work, visit_of
 from .parity import training_assumptions
+from .setting import Setting
 
 # Half a billion weights: 10 GiB with their states on one GPU. On CPU: as large as its tensors must be to fill memory.
 GPU_MODEL = ModelShape("check", "llama", 8, 2048, 5632, 16, 16, 32_000, 2048)
 CPU_MODEL = ModelShape("check", "llama", 4, 256, 704, 8, 8, 2000, 64)
 STEPS = 5
 LEAST_MEMORY, MOST_MEMORY = 0.75, 1.05  # measured / predicted
-SCALAR_BYTES = 2 * 4  # loss and gradient norm, an fp32 number each on every rank, which the cost model leaves out
 MIB = 2**20
 PROFILE_SHARE = 0.25  # of the part's time, for either profile
 CPU_PROFILE_S = 10.0  # for either
@@ -43,9 +43,9 @@ def prediction(setting: Setting) -> Iterator[Finding]:
     profiles = setting.folder / "profiles"
     _profile(setting, shape, assumed.mixed_precision, profiles)
     costs = load(shape, 1, setting.ranks, assumed, folder=profiles)
-    measured = _measured(setting, shape, plans)
-    for (name, plan), ranks in zip(plans.items(), measured, strict=True):
-        yield from _beside(setting, name, plan, costs, ranks)
+    measured = _measured(setting, shape, list(plans.values()))
+    for (name, plan), visit in zip(plans.items(), measured, strict=True):
+        yield from _compare(setting, name, plan, costs, visit)
     if not setting.on_gpus:
         yield setting.left_out("reserved memory", "the host's allocator does not tell it")
     if setting.ranks == 1:
@@ -84,46 +84,49 @@ def _profile(setting: Setting, shape: ModelShape, precision: Precision, folder: 
     run_ranks("model", run.model_dump_json(), options, "layers", max(1.0, setting.left_s))
 
 
-def _measured(setting: Setting, shape: ModelShape, plans: dict[str, Plan]) -> list[list[dict[str, Any]]]:
-    """By plan and rank."""
-    cases = [Case(plan, shape, "adamw", STEPS) for plan in plans.values()]
-    with scratch_folder("galvatron-check-") as folder:
-        write_cases(folder, cases)
-        worker = f"{__package__}.steps_worker"
-        launch(worker, [str(folder)], setting.ranks, setting.folder / "steps", setting.launch_s, device=setting.device)
-        return [
-            [json.loads((folder / f"{index}.{rank}.json").read_text()) for rank in range(setting.ranks)]
-            for index in range(len(cases))
-        ]
+def _measured(setting: Setting, shape: ModelShape, plans: Sequence[Plan]) -> list[Visit]:
+    """One visit of each plan, as a validation makes it. Raises LaunchError."""
+    work = Work(
+        output=setting.folder,
+        shape=shape,
+        plans=tuple(map(plan_to_dict, plans)),
+        identity={},
+        visits=1,
+        steps=STEPS,
+        seed=0,
+        seconds=setting.launch_s,
+        ranks_per_node=setting.ranks,
+    )
+    write_text(setting.folder / FILE, work.model_dump_json())
+    words, logs = [str(setting.folder / FILE)], setting.folder / "steps"
+    launch(WORKER, words, setting.ranks, logs, setting.launch_s, device=setting.device)
+    visits = dict(Journal.open(work.output, JOURNAL, work.identity, rank=0, world_size=1, fresh=False).items())
+    return [Visit.model_validate(visits[visit_of(plan, 0)]) for plan in plans]
 
 
-def _beside(
-    setting: Setting, name: str, plan: Plan, costs: CostModel, ranks: list[dict[str, Any]]
-) -> Iterator[Finding]:
-    predicted: Prediction = costs.predict(plan)
-    measured_s = max(rank["step_ms"] for rank in ranks) / 1000
-    told = f"predicted {1000 * predicted.time_s:.1f} ms, measured {1000 * measured_s:.1f} ms"
-    yield setting.found(f"{name}: step", None, told)  # no figure of a GPU says yet how near it should be
-    for number, stage in enumerate(predicted.stages):
-        own = ranks[number * plan.stage_size : (number + 1) * plan.stage_size]
-        tensors_mib = stage.memory.total_mib - stage.memory.context_mib
-        allocated_mib, reserved_mib = (max(rank[f"{kind}_mib"] for rank in own) for kind in ("allocated", "reserved"))
+def _compare(setting: Setting, name: str, plan: Plan, costs: CostModel, visit: Visit) -> Iterator[Finding]:
+    found = outcome(plan, name, MeasuredRun.of([visit]), costs, costs.models[0])
+    told = f"predicted {1000 * found.predicted_s:.1f} ms, measured {1000 * found.measured_s:.1f} ms"
+    # No figure of a GPU says yet how near it should be.
+    yield setting.found(f"{name}: step", None, f"{told}; {found.at_fault} {found.off_ms()[found.at_fault]:+.1f} ms")
+    for number, stage in enumerate(costs.predict(plan).stages):
+        own = slice(number * plan.stage_size, (number + 1) * plan.stage_size)
+        tensors_mib, allocated_mib = stage.memory.total_mib - stage.memory.context_mib, max(visit.peaks_mib[own])
         holds = LEAST_MEMORY <= allocated_mib / tensors_mib <= MOST_MEMORY
         told = f"predicted {gib(tensors_mib)} GiB, allocated {gib(allocated_mib)} GiB"
         if setting.on_gpus:
-            most_mib = replace(costs.reserve, parts=()).bound_mib(tensors_mib)
+            reserved_mib, most_mib = (
+                max(visit.reserved_mib[own]),
+                replace(costs.reserve, parts=()).bound_mib(tensors_mib),
+            )
             holds &= reserved_mib <= most_mib
             told += f", reserved {gib(reserved_mib)} GiB of {gib(most_mib)} GiB at most"
         yield setting.found(f"{name}: memory of stage {number}", holds, told)
-    if None not in (used := [rank["beside_mib"] for rank in ranks]):
-        most = max(rank["communicators"] for rank in ranks)
-        yield setting.kept(max(used), costs.reserve.having(most), f"{name}: ")
-    counted = sum((Counter(rank["bytes"]) for rank in ranks), Counter[str]())
-    if plan.world_size > 1:
-        counted["all_reduce"] -= SCALAR_BYTES * plan.world_size
-    expected = step_traffic_bytes(plan, costs.models[0])
+    if visit.beside_mib:
+        yield setting.kept(max(visit.beside_mib), costs.reserve.having(visit.communicators), f"{name}: ")
+    expected, counted = Counter(step_traffic_bytes(plan, costs.models[0])), Counter(visit.bytes)
     told = ", ".join(
-        f"{kind} predicted {expected.get(kind, 0) / MIB:.2f} MiB, counted {counted[kind] / MIB:.2f} MiB"
-        for kind in sorted({*expected, *(+counted)})
+        f"{kind} predicted {expected[kind] / MIB:.2f} MiB, counted {counted[kind] / MIB:.2f} MiB"
+        for kind in sorted({*expected, *counted})
     )
-    yield setting.found(f"{name}: bytes", +counted == Counter(expected), told or "none")
+    yield setting.found(f"{name}: bytes", counted == expected, told or "none")

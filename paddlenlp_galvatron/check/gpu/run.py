@@ -9,10 +9,10 @@ import tarfile
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from ...base.errors import UserError
 from ...base.locking import LOCK
@@ -20,16 +20,15 @@ from ...base.reading import read_json
 from ...base.writing import whole_file, write_text
 from ...launch.processes import Device
 from ...plan import GalvatronError
-from ..doctor import Machine, examine
-from ..doctor.checks import Files
-from . import beside, faults, findings, kernels, parity, prediction, stock
-from .findings import Finding, Part, Setting, State
+from ..doctor import Files, Machine, examine
+from ..findings import Finding, Outcome, findings_json, outcome_of
+from . import beside, faults, kernels, parity, prediction, stock
+from .setting import PARTS as NAMES
+from .setting import Part, Setting
 
 LEAST_S = 5.0  # a part needs at least this time
 MACHINE, RESULT, BUNDLE = "machine.json", "result.json", "gpu-check.tar.gz"
 WRITER = {"written_by": "galvatron gpu-check"}  # in MACHINE: the folder is a check's, and may be emptied by the next
-Outcome = Literal["ok", "failed", "incomplete"]  # the last: nothing failed, but not everything was tried, for time
-EXIT_CODES: dict[Outcome, int] = {"ok": 0, "failed": 1, "incomplete": 4}  # 2 and 3 say other things everywhere
 TOLD_VARIABLES = ("CUDA_", "NCCL_", "FLAGS_", "NVIDIA_", "GLOO_", "OMP_", "LD_LIBRARY_PATH")
 PACKAGES = ("paddle", "paddlenlp", "nvidia", "numpy", "galvatron")
 COMMANDS = (["nvidia-smi"], ["nvidia-smi", "topo", "-m"], ["uname", "-a"])
@@ -54,7 +53,7 @@ PARTS = {
     "prediction": Timed(prediction.prediction, 0.7),
     "stock": Timed(stock.stock, 1.0),
 }
-assert tuple(PARTS) == findings.PARTS  # named where Paddle is not imported yet
+assert tuple(PARTS) == NAMES  # named where Paddle is not imported yet
 
 
 def worlds(ranks: int) -> list[int]:
@@ -100,15 +99,8 @@ def _found(setting: Setting) -> Iterator[Finding]:
 
 def write_result(folder: Path, device: Device, findings: Sequence[Finding]) -> Outcome:
     """Write the result, and return its outcome."""
-    states = {finding.state for finding in findings}
-    outcome: Outcome = "ok"
-    if State.FAILED in states:
-        outcome = "failed"
-    elif State.NO_TIME in states:
-        outcome = "incomplete"
-    content = {"result": outcome, "device": device, "findings": [asdict(finding) for finding in findings]}
-    write_text(folder / RESULT, json.dumps(content, indent=2) + "\n")
-    return outcome
+    write_text(folder / RESULT, json.dumps(findings_json(findings, device=device), indent=2) + "\n")
+    return outcome_of(findings)
 
 
 def bundle(folder: Path) -> Path:
@@ -152,10 +144,9 @@ def _machine() -> dict[str, Any]:
         for each in distributions()
         if (name := each.metadata["Name"]) and name.lower().startswith(PACKAGES)
     }
-    findings = examine(machine, Files(Path("output"), Path("configs"), None))
     return {
         "versions": dict(sorted(versions.items())),
         "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(TOLD_VARIABLES)},
-        "doctor": [asdict(finding) for finding in findings],
+        "doctor": findings_json(examine(machine, Files(Path("output"), Path("configs"), None)))["findings"],
         "commands": {" ".join(words): machine.run(*words) for words in COMMANDS},
     }

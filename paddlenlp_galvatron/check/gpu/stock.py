@@ -14,8 +14,9 @@ from unittest import mock
 from ...launch.processes import LaunchError, launch
 from ...plan import ModelShape, Plan, plan_to_dict, uniform_plan
 from ...training.recipe import Recipe
-from .findings import Finding, Setting
+from ..findings import Finding
 from .parity import training_assumptions
+from .setting import Setting
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"  # of a checkout, which has what PaddleNLP lacks on CPU
 GPU_MODEL = ModelShape("check", "llama", 8, 2048, 5632, 16, 16, 32_000, 2048)
@@ -63,7 +64,7 @@ def _beside(setting: Setting, name: str, plan: Plan, shape: ModelShape) -> Findi
     folder = setting.folder / name.replace(" ", "-")
     folder.mkdir(parents=True)
     recipe = Recipe(learning_rate=3e-4, weight_decay=0.01, lr_scheduler_type="constant")
-    job = {"stock": True, "plan": plan_to_dict(plan), "shape": asdict(shape), "recipe": recipe.model_dump()}
+    job = {"plan": plan_to_dict(plan), "shape": asdict(shape), "recipe": recipe.model_dump()}
     (folder / "job.json").write_text(json.dumps(job | {"steps": WARM_UP + STEPS, "profile": False}))
     paths = os.pathsep.join(filter(None, [str(BENCHMARKS), os.environ.get("PYTHONPATH")]))
     with mock.patch.dict(os.environ, PYTHONPATH=paths):

@@ -65,7 +65,8 @@ def train_one_process(
         rows = samples_of(batch)
         loss = _loss(model, rows) if preference is None else _pair_loss(model, batch, preference)
         if shape.router_aux_loss_coef:
-            balances = [layer.balance for layer in model.sublayers() if isinstance(layer, Mixture)]
+            share = paddle.to_tensor(_share(rows))
+            balances = [layer.balance(share) for layer in model.sublayers() if isinstance(layer, Mixture)]
             loss = loss + shape.router_aux_loss_coef * sum(balances) / (shape.layers * len(rows.ids))
         loss.backward()
         yield float(loss), {name: weight.grad.numpy() for name, weight in weights.items()}
@@ -107,7 +108,7 @@ def answers_of(shape: ModelShape, seq_length: int, source: WeightSource, batch: 
 
 def answer_sums(model: Any, batch: Samples) -> list[Any]:
     """Log-probabilities of the answers, row by row, a chosen one before its rejected one."""
-    return [-_summed(model, ids, labels) for ids, labels in _documents(batch)]
+    return [-_summed(model, *each) for each in _documents(batch) if (each[1] != IGNORED_LABEL).any()]
 
 
 def _documents(batch: Samples) -> Iterator[tuple[Any, Any]]:
@@ -119,9 +120,15 @@ def _documents(batch: Samples) -> Iterator[tuple[Any, Any]]:
         start = 0
         while start < len(ids):
             stop = int(ends[start])
-            if (labels[start:stop] != IGNORED_LABEL).any():
-                yield ids[None, start:stop], labels[None, start:stop]
+            yield ids[None, start:stop], labels[None, start:stop]
             start = stop
+
+
+def _share(batch: Samples) -> NDArray[np.float32]:
+    """[rows, documents]: one over the tokens of the row where the document is in it, else 0."""
+    rows, tokens = batch.ids.shape
+    documents = [1] * rows if batch.ends is None else [len(np.unique(ends)) for ends in batch.ends]
+    return np.repeat(np.eye(rows, dtype=np.float32) / tokens, documents, axis=1)
 
 
 def _summed(model: Any, ids: Any, labels: Any) -> Any:

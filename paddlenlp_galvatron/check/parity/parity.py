@@ -170,6 +170,8 @@ def small_case(
     )
     if shape.experts and lora_rank:
         raise UserError(f"lora_rank: {family} has experts, beside which no adapters learn; leave it out")
+    if shape.experts and loss:
+        raise UserError(f"loss: {family} has experts, with which DPO is not trained; leave it out")
     plan = replace(plan, assumed=replace(plan.assumed, seq_length=seq_length))
     require_valid(plan, shape)
     if optimizer not in LEARNING_RATES:

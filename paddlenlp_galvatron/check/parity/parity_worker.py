@@ -55,7 +55,7 @@ def run_case(case: Case, folder: Path, index: int, groups: Groups | None = None)
                 arrays[f"{step}.{key}"] = trainable.gradient.astype("float32").numpy() / engine.gradient_scale
         engine.update(optimizer, case.recipe.max_grad_norm)
         next_rate(optimizer)
-    engine.settle()
+    engine.wait_for_updates()
     np.savez(folder / f"{index}.{engine.rank}.npz", **arrays)
     report = {
         "losses": losses,

@@ -18,7 +18,7 @@ from ...plan import Plan
 from ...profiler.journal import Journal
 from ...profiler.launcher import report_progress
 from ...profiler.stopwatch import Stopwatch
-from ...report.measured import SCALARS_BYTES
+from ...report.measured import scalars_bytes
 from ...runtime import device
 from ...runtime.adapters import load_family
 from ...runtime.collectives import forget_traffic
@@ -36,7 +36,7 @@ VISIT_S = 1.5  # length of a visit with its timed and traced steps, between LEAS
 
 def main() -> None:
     """Run every plan that the journal does not know."""
-    work = Work.model_validate_json(Path(sys.argv[1]).read_text())
+    work, idle_mib = Work.model_validate_json(Path(sys.argv[1]).read_text()), device.beside_mib()
     rank, world_size = start_world()
     journal = Journal.open(work.output, JOURNAL, work.identity, rank, world_size, fresh=False)
     stopwatch = Stopwatch(world_size, work.ranks_per_node, budget_ms=0, time_budget_s=work.seconds)
@@ -47,12 +47,13 @@ def main() -> None:
             break
         report_progress(done, work.visits * len(plans))
         if not any(visit["failed"] for _, visit in journal.items(key_of(plan))):
-            journal.get(visit_of(plan, number), partial(_visit, work, plan, groups))
+            journal.get(visit_of(plan, number), partial(_visit, work, plan, groups, idle_mib))
 
 
-def _visit(work: Work, plan: Plan, groups: Groups) -> dict[str, Any]:
-    """Steps as training's, their data with them. A Visit, for the journal."""
+def _visit(work: Work, plan: Plan, groups: Groups, idle_mib: float | None) -> dict[str, Any]:
+    """Steps as training's, their data with them. A Visit, for the journal. `idle_mib`: what others had on this GPU."""
     gc.collect()
+    device.release()
     before = device.allocated_mib()
     adapters = Adapters(work.adapter_rank, 2.0 * work.adapter_rank) if work.adapter_rank else None
     family, length = load_family(work.shape.family), plan.assumed.seq_length or 0
@@ -75,11 +76,16 @@ def _visit(work: Work, plan: Plan, groups: Groups) -> dict[str, Any]:
         ranks = tuple(dict(zip(TERMS, row, strict=True)) for row in zip(*columns, strict=True))
         steps.append(Step(seconds=max(every), terms_ms=ranks))
         peaks.append(peak)
-    if plan.world_size > 1:
-        traffic["all_reduce"] -= SCALARS_BYTES * plan.world_size
+    traffic["all_reduce"] -= scalars_bytes(plan, work.shape)
+    beside_mib = device.beside_mib()
+    known = beside_mib is not None and idle_mib is not None
+    reserved, beside = engine.gather(device.reserved_peak_mib(), (beside_mib or 0.0) - (idle_mib or 0.0))
     return Visit(
         steps=tuple(steps),
         peaks_mib=tuple(map(max, zip(*peaks, strict=True))),
+        reserved_mib=reserved,
+        beside_mib=beside if known else (),
+        communicators=1 + max(engine.traffic()["groups"]),
         bytes={kind: int(size) for kind, size in traffic.items() if size},
     ).model_dump()
 

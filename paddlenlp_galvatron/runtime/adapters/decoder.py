@@ -10,7 +10,7 @@ from paddle.incubate.nn.functional import fused_rms_norm
 from paddlenlp.transformers.llama import fusion_ops
 
 from ...model import ModelShape, config_of
-from ..adapter import PLAIN, Kernels
+from . import PLAIN, Kernels
 
 
 def _rms_norm(x: Any, weight: Any, epsilon: float, use_fast_ln: bool = False) -> Any:
@@ -22,8 +22,8 @@ def _rms_norm(x: Any, weight: Any, epsilon: float, use_fast_ln: bool = False) ->
 fusion_ops.rms_norm_fused = _rms_norm
 
 
-class DecoderAdapter:
-    """Adapter of a family whose decoder layer has Llama's parts. Sub-classes name PaddleNLP's classes."""
+class Adapter:
+    """How PaddleNLP runs a family whose decoder layer has Llama's parts. Sub-classes name PaddleNLP's classes."""
 
     config_class: type[Any]
     layer_class: type[Any]
@@ -32,6 +32,7 @@ class DecoderAdapter:
     rotary_class: type[Any]
 
     def config(self, shape: ModelShape, seq_length: int, kernels: Kernels = PLAIN) -> Any:
+        """PaddleNLP's config of the whole model, unsplit."""
         told = {field: value for field, value in config_of(shape).items() if field != "model_type"}
         return self.config_class(
             **told,
@@ -44,14 +45,17 @@ class DecoderAdapter:
         )
 
     def decoder_layer(self, shape: ModelShape, config: Any) -> Any:
+        """One decoder layer of PaddleNLP's, with the weights of `shape.block`."""
         layer = self.layer_class(config)
         self._fit(layer, shape, config)
         return layer
 
     def final_norm(self, config: Any) -> Any:
+        """The norm in front of the LM head."""
         return self.norm_class(config)
 
     def whole_model(self, shape: ModelShape, config: Any) -> Any:
+        """PaddleNLP's own causal language model: the oracle of the parity check."""
         model = self.model_class(config)
         for layer in getattr(model, shape.traits.prefix).layers:
             self._fit(layer, shape, config)

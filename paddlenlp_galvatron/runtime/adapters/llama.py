@@ -14,10 +14,10 @@ from paddlenlp.transformers.llama.modeling import (
 )
 
 from ...model import ModelShape
-from .decoder import DecoderAdapter
+from .decoder import Adapter
 
 
-class Llama(DecoderAdapter):
+class Llama(Adapter):
     config_class = LlamaConfig
     layer_class = LlamaDecoderLayer
     norm_class = LlamaRMSNorm

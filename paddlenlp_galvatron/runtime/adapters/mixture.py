@@ -37,7 +37,7 @@ class Mixture(nn.Layer):  # type: ignore[misc]
         mixture = shape.traits.mixture
         assert mixture
         self._shape = shape
-        self.balance: Any = None  # the balance loss of the samples of the last pass, their sum
+        self._seen: list[tuple[Any, Any]] = []  # by pass: uses and scores of experts, sums over a sample
         self.gate = nn.Linear(shape.hidden_size, shape.experts, bias_attr=False)
         if shape.shared_size:
             self.shared_expert = GatedMlp(shape.hidden_size, shape.shared_size, ("gate_proj", "up_proj", "down_proj"))
@@ -49,8 +49,9 @@ class Mixture(nn.Layer):  # type: ignore[misc]
     def forward(self, x: Any) -> Any:
         scores = nn.functional.softmax(self.gate(x).astype("float32"), axis=-1)
         best, chosen = paddle.topk(scores, self._shape.experts_per_token, axis=-1)
-        uses = nn.functional.one_hot(chosen, self._shape.experts).sum(-2).mean(1)  # of each sample [B, E]
-        self.balance = self._shape.experts * (uses * scores.mean(1)).sum()
+        if self._shape.router_aux_loss_coef:
+            uses = nn.functional.one_hot(chosen, self._shape.experts).sum((1, 2))
+            self._seen.append((uses, scores.sum(1)))  # [B, E] each
         if self._shape.norm_topk:
             best = best / best.sum(-1, keepdim=True)
         out = paddle.zeros_like(x)
@@ -60,6 +61,13 @@ class Mixture(nn.Layer):  # type: ignore[misc]
         if self._shape.shared_size:
             out = out + nn.functional.sigmoid(self.shared_expert_gate(x)) * self.shared_expert(x)
         return out
+
+    def balance(self, share: Any) -> Any:
+        """Balance loss, summed over rows, of the passes since it was last asked for. `share` [rows, samples]: of a
+        sample that is in a row one over the row's tokens, else 0."""
+        uses, scores = (share @ paddle.concat(each) for each in zip(*self._seen, strict=True))
+        self._seen.clear()
+        return self._shape.experts * (uses * scores).sum()
 
 
 class WithExperts:

@@ -10,10 +10,10 @@ from paddlenlp.transformers.qwen2.modeling import (
     Qwen2RotaryEmbedding,
 )
 
-from .decoder import DecoderAdapter
+from .decoder import Adapter
 
 
-class Qwen2(DecoderAdapter):
+class Qwen2(Adapter):
     config_class = Qwen2Config
     layer_class = Qwen2DecoderLayer
     norm_class = Qwen2RMSNorm

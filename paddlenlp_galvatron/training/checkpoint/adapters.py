@@ -25,8 +25,7 @@ from ...model.lora import FACTORS, Adapters, factors_of
 from ...plan import ModelShape, Precision, UserError
 from ...runtime.weights import WHOLE, Array, Slice
 from .convert import Advance, write_model
-from .loading import CheckpointWeights
-from .pretrained import open_weights
+from .loading import CheckpointWeights, open_weights
 from .stored import INDEX, Checkpoint, open_checkpoint
 from .tensor_file import Tensor, opened, write_tensors
 

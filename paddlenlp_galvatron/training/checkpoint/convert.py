@@ -30,8 +30,7 @@ from .huggingface import (
     read_shape,
     require_same_model,
 )
-from .loading import CheckpointWeights
-from .resharding import WeightPart
+from .loading import CheckpointWeights, WeightPiece
 from .stored import FORMAT, INDEX, WEIGHT, Checkpoint, write_index
 from .tensor_file import DTYPES, Tensor, write_tensors
 
@@ -59,7 +58,7 @@ def to_checkpoint(source: Path, shape: ModelShape, target: Path, advance: Advanc
             path = folder / f"module-{number:05d}.safetensors"
             tensors, stored = [], []
             for k, weight in enumerate(module):
-                part = WeightPart(weight.name, weight.shape, WHOLE, 0, math.prod(weight.shape))
+                part = WeightPiece(weight.name, weight.shape, WHOLE, 0, math.prod(weight.shape))
                 read = partial(weights, weight.name, weight.shape)
                 tensors.append(Tensor(f"{k:05d}.{WEIGHT}", (part.stop,), read))
                 stored.append({"key": f"{k:05d}", "parts": [asdict(part) | {"offset": 0}]})

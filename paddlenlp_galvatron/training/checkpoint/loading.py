@@ -1,38 +1,132 @@
-"""Reads checkpoints under any plan and number of ranks: each rank what its plan gives it."""
+"""Reads weights and checkpoints under any plan and number of ranks: each rank what its plan gives it.
+
+A stored piece is elements `start..stop-1` of the flattened slice of a weight that a rank held (`runtime.units.Piece`).
+In the whole weight, a matrix, that is up to three rectangles: the end of a row, whole rows, the beginning of a row.
+Vectors are matrices of one column. `transfers` are the copies from a stored piece's rectangles to a wanted one's.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import paddle
 import paddle.distributed as dist
 from safetensors import safe_open
 
-from ...plan import Precision, UserError
+from ...plan import ModelShape, Precision, UserError
 from ...runtime.collectives import broadcast
 from ...runtime.engine import Engine
+from ...runtime.groups import world_from_environment
 from ...runtime.paddle_private import next_rate
 from ...runtime.units import Trainable
-from ...runtime.weights import WHOLE, Array, Slice
-from .resharding import WeightPart, transfers
-from .stored import MOMENTS, WEIGHT, BrokenCheckpoint, Checkpoint, StoredPart
+from ...runtime.weights import WHOLE, Array, Slice, WeightSource
+from .huggingface import CONFIG, HuggingFaceWeights, require_same_model
+from .stored import INDEX, MOMENTS, WEIGHT, BrokenCheckpoint, Checkpoint, StoredPart, open_checkpoint, verify
 from .tensor_file import CODES, naming, require_finite
 
 MOST_OPEN = 64  # files at once: processes may open 1,024
 
 
-def parts_of(trainable: Trainable) -> list[tuple[WeightPart, int]]:
-    """The parts that a trainable tensor holds, and where each begins in it."""
+class Rectangle(NamedTuple):
+    """Rows and columns of a whole weight, and where its numbers begin in the piece."""
+
+    row: int
+    column: int
+    rows: int
+    columns: int
+    begin: int
+
+
+class Transfer(NamedTuple):
+    """Rows of a stored rectangle and the columns of them that go to a rectangle of the target."""
+
+    source: Rectangle
+    target: Rectangle
+    row: int  # first row and column in the whole weight, and how many
+    column: int
+    rows: int
+    columns: int
+
+    @property
+    def numbers(self) -> int:
+        return self.rows * self.columns
+
+
+@dataclass(frozen=True)
+class WeightPiece:
+    """A piece of a weight by numbers alone, as checkpoints describe it."""
+
+    weight: str
+    shape: tuple[int, ...]  # of the whole weight
+    slice: Slice
+    start: int
+    stop: int
+
+    @property
+    def rows(self) -> range:
+        """Rows of the whole weight within which the part lies."""
+        top, _ = self.slice.interval(0, self.shape[0])
+        left, right = self.slice.interval(1, self.shape[1]) if len(self.shape) > 1 else (0, 1)
+        return range(top + self.start // (right - left), top + -(-self.stop // (right - left)))
+
+    def rectangles(self) -> Iterator[Rectangle]:
+        """Yields rectangles in the order of the numbers, without padding: it is zero in every plan."""
+        height, width = (self.shape[0], 1) if len(self.shape) == 1 else self.shape
+        top, bottom = self.slice.interval(0, height)
+        left, right = self.slice.interval(1, width) if len(self.shape) > 1 else (0, 1)
+        width_held = right - left
+        position = self.start
+        while position < self.stop:
+            row, column = divmod(position, width_held)
+            if column or self.stop - position < width_held:
+                rows, columns = 1, min(width_held - column, self.stop - position)
+            else:
+                rows, columns = (self.stop - position) // width_held, width_held
+            # Clip what is beyond the real weight. Padding is at the end of the axis that is split.
+            real_rows = min(rows, max(0, min(bottom, height) - (top + row)))
+            real_columns = min(columns, max(0, min(right, width) - (left + column)))
+            if columns == width_held and real_columns < columns:  # padded columns: row by row
+                for k in range(real_rows):
+                    begin = position - self.start + k * width_held
+                    if real_columns:
+                        yield Rectangle(top + row + k, left + column, 1, real_columns, begin)
+            elif real_rows and real_columns:
+                yield Rectangle(top + row, left + column, real_rows, real_columns, position - self.start)
+            position += rows * columns
+
+    @property
+    def real(self) -> int:
+        """Numbers that are no padding."""
+        return sum(rectangle.rows * rectangle.columns for rectangle in self.rectangles())
+
+
+def transfers(source: WeightPiece, target: WeightPiece) -> Iterator[Transfer]:
+    """Copies from a stored part to a part of the target. Both are of one weight."""
+    for given in source.rectangles():
+        for wanted in target.rectangles():
+            top, left = max(given.row, wanted.row), max(given.column, wanted.column)
+            bottom = min(given.row + given.rows, wanted.row + wanted.rows)
+            right = min(given.column + given.columns, wanted.column + wanted.columns)
+            if top < bottom and left < right:
+                yield Transfer(given, wanted, top, left, bottom - top, right - left)
+
+
+def pieces_of(trainable: Trainable) -> list[tuple[WeightPiece, int]]:
+    """The pieces that a trainable tensor holds, and where each begins in it."""
     return [
-        (WeightPart(p.weight.name, p.weight.shape, p.weight.slice, p.start, p.stop), p.offset) for p in trainable.pieces
+        (WeightPiece(p.weight.name, p.weight.shape, p.weight.slice, p.start, p.stop), p.offset)
+        for p in trainable.pieces
     ]
 
 
 def state_key(trainable: Trainable, kind: str) -> str:
-    """As Paddle's optimizers name their state."""
+    """Name that Paddle's optimizers give to a state of the tensor."""
     return f"{trainable.tensor.name}_{kind}_0"
 
 
@@ -58,7 +152,7 @@ def load(checkpoint: Checkpoint, engine: Engine, optimizer: Any) -> None:
 
     Raises BrokenCheckpoint, on the ranks that find it, when all have read; the state is good for nothing then.
     """
-    stored = _Once(checkpoint)
+    stored = _ReadOnce(checkpoint)
     state: dict[str, Any] = {}
     powers = checkpoint.index.optimizer
     for trainable in engine.trainables:
@@ -87,25 +181,25 @@ class CheckpointWeights:
 
     def __init__(self, checkpoint: Checkpoint):
         self.checkpoint = checkpoint
-        self._stored = _Stored(checkpoint)
+        self._stored = StoredNumbers(checkpoint)
 
     def __call__(self, name: str, shape: tuple[int, ...], part: Slice = WHOLE) -> Array:
         """Raises UserError: the checkpoint lacks numbers of the part."""
         intervals = (part.interval(axis, length) for axis, length in enumerate(shape))
         local = [stop - start for start, stop in intervals]
         array = np.zeros(math.prod(local), np.float32)
-        self._stored.fill_part(WeightPart(name, shape, part, 0, array.size), WEIGHT, array)
+        self._stored.fill_part(WeightPiece(name, shape, part, 0, array.size), WEIGHT, array)
         require_finite(array, self.checkpoint.folder, name)
         return array.reshape(local)
 
 
-class _Stored:
+class StoredNumbers:
     """The numbers of a checkpoint by weight."""
 
     def __init__(self, checkpoint: Checkpoint):
         self._folder = checkpoint.folder
         self._opened: Any = lru_cache(maxsize=MOST_OPEN)(partial(safe_open, framework="numpy"))
-        self._parts: dict[str, list[tuple[WeightPart, range, str, str, int]]] = {}  # part, its rows, file, key, offset
+        self._parts: dict[str, list[tuple[WeightPiece, range, str, str, int]]] = {}  # part, its rows, file, key, offset
         for stored in checkpoint.index.files:
             for tensor in stored.tensors:
                 for item in tensor.parts:
@@ -115,11 +209,11 @@ class _Stored:
     def fill(self, trainable: Trainable, kind: str) -> Any:
         """A flat fp32 array of what the trainable tensor is to hold; padding is zero."""
         out = np.zeros(trainable.tensor.size, np.float32)
-        for part, offset in parts_of(trainable):
+        for part, offset in pieces_of(trainable):
             self.fill_part(part, kind, out[offset : offset + part.stop - part.start])
         return out
 
-    def fill_part(self, part: WeightPart, kind: str, out: Any) -> None:
+    def fill_part(self, part: WeightPiece, kind: str, out: Any) -> None:
         """Write the numbers of a part into a flat array."""
         filled, wanted = np.zeros(len(out), bool), part.rows
         for source, rows, file, key, begin in self._parts.get(part.weight, ()):
@@ -132,7 +226,7 @@ class _Stored:
             raise BrokenCheckpoint(f"{self._folder}: lacks numbers of {part.weight}")
 
     def _copy(
-        self, source: WeightPart, target: WeightPart, file: str, key: str, begin: int, out: Any, filled: Any
+        self, source: WeightPiece, target: WeightPiece, file: str, key: str, begin: int, out: Any, filled: Any
     ) -> None:
         for move in transfers(source, target):
             given, wanted = move.source, move.target
@@ -165,8 +259,8 @@ class _Stored:
             raise BrokenCheckpoint(error.faults) from None
 
 
-class _Once(_Stored):
-    """The same for tensors, each read by one of the ranks that hold it, which gives it to the others."""
+class _ReadOnce(StoredNumbers):
+    """Reads each tensor on one of the ranks that hold it, and broadcasts it to the others."""
 
     def __init__(self, checkpoint: Checkpoint):
         super().__init__(checkpoint)
@@ -197,5 +291,29 @@ class _Once(_Stored):
             raise self._fault
 
 
-def _part(item: StoredPart) -> WeightPart:
-    return WeightPart(item.weight, item.shape, Slice(**item.slice.model_dump()), item.start, item.stop)
+def _part(item: StoredPart) -> WeightPiece:
+    return WeightPiece(item.weight, item.shape, Slice(**item.slice.model_dump()), item.start, item.stop)
+
+
+def weights_from(folder: Path, shape: ModelShape) -> WeightSource:
+    """The weights of a Hugging Face directory, or of a checkpoint, converted or a run's; for `Engine`'s `source`.
+
+    Each rank reads the parts that it asks for. Before, a checkpoint's checksums are compared: each rank compares those
+    of a share of the files. Raises UserError: something is broken, lacking, or of another model.
+    """
+    source = open_weights(folder, shape)
+    if isinstance(source, CheckpointWeights):
+        rank, world_size = world_from_environment()
+        verify(source.checkpoint, range(rank, len(source.checkpoint.index.files), world_size))
+    return source
+
+
+def open_weights(folder: Path, shape: ModelShape) -> HuggingFaceWeights | CheckpointWeights:
+    """Opens the weights of `weights_from` without comparing checksums, in a moment. Raises UserError."""
+    if (folder / INDEX).exists():
+        checkpoint = open_checkpoint(folder)
+        require_same_model(checkpoint.shape, shape, folder / INDEX)
+        return CheckpointWeights(checkpoint)
+    if (folder / CONFIG).exists():
+        return HuggingFaceWeights(folder, shape)
+    raise UserError(f"{folder}: is neither a Hugging Face model ({CONFIG}) nor a checkpoint ({INDEX})")

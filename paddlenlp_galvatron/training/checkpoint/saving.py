@@ -1,4 +1,4 @@
-"""Writes checkpoints in the background, whole or not at all.
+"""Writes checkpoints in the background, whole or not at all; and, in a run's midst, the model for Hugging Face.
 
 Replicated parts are written by the lowest rank that holds them. Each rank brings its file to disk and then writes a
 small file beside it; when all have, rank 0 adds the index and gives the checkpoint its name. A checkpoint that was
@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from ...base.reading import read_bytes
@@ -29,12 +30,17 @@ from ...runtime import device
 from ...runtime.engine import Engine
 from ...runtime.units import Trainable
 from ..data.source import BatchSource
-from .loading import gather_objects, parts_of, state_key
-from .stored import BEFORE, FORMAT, MOMENTS, POWERS, WEIGHT, step_of, whole_checkpoints, write_index
+from .adapters import write_adapters
+from .convert import precision_of, to_huggingface
+from .huggingface import CONFIG, SHARDS
+from .loading import gather_objects, pieces_of, state_key
+from .stored import BEFORE, FORMAT, MOMENTS, POWERS, WEIGHT, open_checkpoint, step_of, whole_checkpoints, write_index
 from .tensor_file import Tensor, write_tensors
 
 POLL_S = 0.05
 LINE_S = 15.0  # between lines of how far a long writing is
+MAX_SHARD_BYTES = 5 * 2**30  # as transformers writes them
+WEIGHTS_ALONE = SimpleNamespace(state_dict=dict)  # an optimizer without moments
 
 
 class Writer:
@@ -115,7 +121,7 @@ class Writer:
 
     def _owned(self) -> list[int]:
         """Numbers of the trainables that this rank writes: those that no lower rank holds."""
-        mine = [[asdict(part) for part, _ in parts_of(trainable)] for trainable in self._engine.trainables]
+        mine = [[asdict(part) for part, _ in pieces_of(trainable)] for trainable in self._engine.trainables]
         everybody = gather_objects(self._engine, mine)
         lower = {json.dumps(parts) for rank in range(self._engine.rank) for parts in everybody[rank]}
         return [number for number, parts in enumerate(mine) if json.dumps(parts) not in lower]
@@ -131,7 +137,7 @@ class Writer:
                 stored = state.get(state_key(trainable, moment))
                 if stored is not None:
                     arrays.append(_copied(f"{key}.{moment}", stored))
-            parts = [asdict(part) | {"offset": offset} for part, offset in parts_of(trainable)]
+            parts = [asdict(part) | {"offset": offset} for part, offset in pieces_of(trainable)]
             tensors.append({"key": key, "parts": parts})
         first: Trainable = self._engine.trainables[0]  # every tensor is updated equally often
         powers = {power: float(state[key]) for power in POWERS if (key := state_key(first, power)) in state}
@@ -169,7 +175,7 @@ class Writer:
         return tell
 
     def _complete(self, part: Path, whole: Path, index: dict[str, Any]) -> None:
-        """When all ranks have written theirs: make the checkpoint whole, and drop old ones."""
+        """Waits for the files of all ranks, makes the checkpoint whole, and drops old ones."""
         names = [f"rank-{rank:05d}.safetensors.json" for rank in range(self._engine.plan.world_size)]
         deadline = time.monotonic() + (limit_s := wait_limit_s())
         while missing := [rank for rank, name in enumerate(names) if not (part / name).exists()]:
@@ -220,3 +226,53 @@ def _remove(whole: Path) -> None:
     gone = whole.with_name(f"old-{time.time_ns()}-{whole.name}{UNFINISHED}")
     move(whole, gone)
     shutil.rmtree(gone, ignore_errors=True)
+
+
+def save_model(engine: Engine, target: Path, like: Path | None, tokenizer: Any = None) -> None:
+    """Write the whole model's weights into a folder that all ranks share; every rank calls it.
+
+    They go through a checkpoint beside the folder, so that no rank holds more than one weight whole. The folder keeps
+    its other files, but no older weights. `like`: a folder of the model with config.json and tokenizer. Raises
+    GalvatronError on every rank.
+    """
+    target = target.absolute()
+    part = target.with_name(f".{target.name}.save_model{UNFINISHED}")
+    fault = ""
+    try:
+        if engine.rank == 0:
+            shutil.rmtree(part, ignore_errors=True)  # left by a killed run
+        writer = Writer(part / "checkpoint", engine, keep=1)
+        writer.save(WEIGHTS_ALONE)
+        writer.finish()
+        if engine.rank == 0:
+            checkpoint = open_checkpoint(whole_checkpoints(part / "checkpoint")[0])
+            model = part / "model"
+            if checkpoint.index.adapters:
+                write_adapters(checkpoint, model)
+            else:
+                to_huggingface(checkpoint, model, precision_of(checkpoint), MAX_SHARD_BYTES, like, lambda _: None)
+            if tokenizer is not None:
+                tokenizer.save_pretrained(str(model))
+            _move(model, target)
+    except (GalvatronError, OSError) as error:
+        fault = str(error)
+    faults = sorted(set(gather_objects(engine, fault)) - {""})
+    if engine.rank == 0:
+        shutil.rmtree(part, ignore_errors=True)
+    if faults:
+        raise GalvatronError(f"save_model: {'; '.join(faults)}")
+
+
+def _move(model: Path, target: Path) -> None:
+    """Give a whole folder its name, or put its files in place of those of the folder that has it, config.json last."""
+    if not target.exists():
+        move(model, target)
+        return
+    new = sorted(model.iterdir(), key=lambda file: file.name == CONFIG)
+    names = {file.name for file in new}
+    stale = [file for file in (*target.glob("model*.safetensors"), target / SHARDS) if file.name not in names]
+    for file in new:
+        file.replace(target / file.name)
+    for file in stale:
+        file.unlink(missing_ok=True)
+    to_disk(target)

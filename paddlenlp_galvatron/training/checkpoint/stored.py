@@ -1,4 +1,4 @@
-"""Checkpoints on disk: which are whole, what is in them, and whether it is what was written.
+"""Checkpoints on disk: which are whole, what is in them, whether it is what was written, and which is a run's best.
 
     output/checkpoints/step-00000020/
       index.json                what is in it, under which plan
@@ -17,7 +17,7 @@ import math
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -35,13 +35,15 @@ INDEX = "index.json"
 BEFORE = ".before"
 NAME = re.compile(r"step-(\d{8,16})(" + re.escape(BEFORE) + ")?")
 WEIGHT, MOMENTS, POWERS = "weight", ("moment1", "moment2"), ("beta1_pow_acc", "beta2_pow_acc")
-CHUNK_BYTES = 16 * 2**20  # of a file read at once for its checksum
+BLOCK_BYTES = 16 * 2**20  # of a file read at once for its checksum
 LARGEST_INDEX_BYTES = 512 * 2**20  # 4,096 ranks that hold 100 parts each write 90 MB
 ITEM_BYTES = 4  # of a stored number, fp32
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Size = Annotated[int, Field(ge=1, lt=2**53)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
+BEST = "best.json"  # of a run: {"step": …, "metric": …, "value": …}
+SMALLER = ("loss", "ppl")  # metrics that are better where they are smaller
 
 
 class BrokenCheckpoint(UserError):
@@ -62,7 +64,7 @@ class StoredSlice(_Stored):
 
 
 class StoredPart(_Stored):
-    """`resharding.Part`, and where in its tensor it begins."""
+    """`loading.WeightPiece`, and where in its tensor it begins."""
 
     weight: str
     shape: Annotated[tuple[Size, ...], Field(min_length=1, max_length=2)]
@@ -246,7 +248,7 @@ def _verify_file(path: Path, stored: StoredFile, advance: Callable[[int], object
         raise BrokenCheckpoint(f"{path}: has {has} bytes instead of {stored.bytes}; is it cut off?")
     checksum = 0
     with path.open("rb") as file:
-        while block := file.read(CHUNK_BYTES):
+        while block := file.read(BLOCK_BYTES):
             checksum = zlib.crc32(block, checksum)
             advance(len(block))
     if checksum != stored.crc32:
@@ -269,3 +271,56 @@ def _first_fault(error: ValidationError) -> str:
     place = ".".join(map(str, first["loc"]))
     more = f" (and {len(others)} more)" if others else ""
     return f"{place}: {first['msg']}{more}" if place else f"{first['msg'].removeprefix('Value error, ')}{more}"
+
+
+def checkpoint_of(path: Path, iteration: int | None = None, newest: bool = False) -> Path:
+    """The checkpoint of `iteration` steps, or the best, or the newest where a run has no best one, if `path` is a run's
+    folder or its checkpoints'; else `path` itself. Raises UserError: there is none of so many steps."""
+    there = whole_checkpoints(path / "checkpoints") or whole_checkpoints(path)
+    if not there and not iteration:  # 0 is Galvatron's word for any
+        return path
+    if iteration is None:
+        best = None if newest else best_step(path)
+        return next((folder for folder in there if step_of(folder) == best), there[0])
+    for folder in (*there, path):
+        if folder.name[:13] == f"step-{iteration:08d}":
+            return folder
+    steps = ", ".join(str(int(folder.name[5:13])) for folder in reversed(there))
+    known = f"there are {steps}" if there else "it is no run's folder"
+    raise UserError(f"load_iteration: {path} has no checkpoint of {iteration} steps: {known}")
+
+
+def best_step(run: Path) -> int | None:
+    """Steps of a run's best checkpoint; None: it told of none."""
+    content = read_json(run / BEST) if (run / BEST).exists() else {}
+    step = content.get("step") if isinstance(content, dict) else None
+    return step if type(step) is int else None
+
+
+class Best:
+    """Which checkpoint of a run was best, of those that were evaluated; kept beside them."""
+
+    def __init__(self, run: Path, metric: str, greater: bool, begins_at: int):
+        """A best one behind the step at which a run begins is of a run that it goes back behind."""
+        self._run, self._metric, self._greater = run, metric, greater
+        self._evaluated: tuple[int, float] | None = None
+        self.step: int | None = None
+        self.value = -math.inf if greater else math.inf
+        content = read_json(run / BEST) if (run / BEST).exists() else None
+        known = content if isinstance(content, dict) and content.get("metric") == metric else {}
+        step, value = known.get("step"), known.get("value")
+        if type(step) is int and step <= begins_at and type(value) in (int, float):
+            self.step, self.value = step, float(str(value))
+
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        """After so many steps."""
+        self._evaluated = step, metrics[f"eval_{self._metric}"]
+
+    def saves(self, step: int, write: bool) -> None:
+        """A checkpoint is about to be written of so many steps; `write`: whether this rank keeps what is best."""
+        at, value = self._evaluated or (-1, math.nan)
+        if at == step and (value > self.value if self._greater else value < self.value):
+            self.step, self.value = step, value
+            if write:
+                told = {"step": step, "metric": self._metric, "value": value}
+                write_text(self._run / BEST, json.dumps(told) + "\n")

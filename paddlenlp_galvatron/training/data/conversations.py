@@ -1,6 +1,10 @@
 """Fine-tuning samples: lines of JSON as conversations, and conversations as tokens of which the answers are learnt.
 
 A line is PaddleNLP's {"src": …, "tgt": …}, one text each or a list of turns, or {"messages": [{"role", "content"}, …]}.
+In DPO a line is two conversations that differ in their last answer; the larger number in `sort` is the chosen one's:
+
+    {"src": ["u1", "u2"], "tgt": ["b1"], "response": ["good", "bad"], "sort": [1, 0]}
+
 Whatever is wrong with lines is told at once, by file and line.
 """
 
@@ -23,6 +27,8 @@ from .tokenizer import encode
 MOST_FAULTS = 20  # lines that are named in one error
 BATCH_LINES = 1000  # tokenised at once: enough for the tokenizer's threads, little memory
 Tokens = NDArray[np.int64]
+Parsed = tuple[list[Message], Mapping[str, Any]]
+PROMPT_SHARE = 4  # a pair that is too long keeps at most this part of a row of its prompt, twice, and its answers
 
 
 class Line(NamedTuple):
@@ -75,7 +81,7 @@ class Encoder:
             raise UserError(faults[:MOST_FAULTS])
 
     def _encoded(self, lines: Sequence[Line], files: Sequence[Path], faults: list[str]) -> Iterator[Sample]:
-        """Nothing once there are faults: all that follows is for finding more of them."""
+        """Encodes a batch. Yields nothing once there are faults: the rest is read to find more of them."""
         texts: list[list[str]] = []
         good: list[tuple[Line, int]] = []
         for line in lines:
@@ -100,7 +106,7 @@ class Encoder:
         return messages, context_of(record)
 
     def _samples(self, line: Line, unlearnt: int, ids: list[list[int]]) -> list[Sample]:
-        """Those of a line, by the tokens of its texts."""
+        """Makes the samples of a line from the tokens of its texts."""
         return [Sample(line, self._cut(ids), unlearnt)]
 
     def _texts(self, line: Line) -> tuple[list[str], int]:
@@ -148,9 +154,6 @@ class Encoder:
         mask = [*encoding.special_tokens_mask, 0]
         found: list[int] = encoding.ids[: mask.index(0)]
         return found
-
-
-Parsed = tuple[list[Message], Mapping[str, Any]]
 
 
 def _lines(
@@ -233,3 +236,86 @@ def of_turns(asked: Sequence[str], answers: Sequence[str]) -> list[Message]:
         for turn in zip(asked, answers, strict=True)
         for role, text in zip(("user", ANSWERS), turn, strict=True)
     ]
+
+
+@dataclass(frozen=True)
+class PairEncoder(Encoder):
+    """A line becomes two samples: the chosen answer's and the rejected one's. Both stand in one row, each behind a
+    prompt of its own, so that positions and attention are those of a conversation alone. `src_length`: most tokens of a
+    prompt, where a pair is longer than `length`."""
+
+    def _conversation(self, record: Mapping[str, Any]) -> tuple[list[Message], Mapping[str, Any]]:
+        turns, answers = _parts(record)
+        return [*turns, *({"role": ANSWERS, "content": text} for text in answers)], context_of(record)
+
+    def _texts(self, line: Line) -> tuple[list[str], int]:
+        """Texts of both conversations in turn; earlier answers are not learnt, whatever the template does."""
+        *before, chosen, rejected = line.messages
+        both = (line._replace(messages=[*before, one]) for one in (chosen, rejected))
+        told = [super(PairEncoder, self)._texts(one)[0] for one in both]
+        if len(told[0]) != len(told[1]):
+            raise UserError("the chat template tells the turns before by the answer that follows; name another one")
+        return [text for parts in told for text in parts], 0
+
+    def _samples(self, line: Line, unlearnt: int, ids: list[list[int]]) -> list[Sample]:
+        half = len(ids) // 2
+        conversations = [ids[:half], ids[half:]]
+        answers = [self._answer(one[-1]) for one in conversations]
+        asked = [self._asked(one[-2]) for one in conversations]
+        system = conversations[0][0]
+        prompts = [[*system, *one] for one in asked]
+        left = self._room - sum(map(len, (*prompts, *answers)))
+        earlier: list[int] = []
+        for turn in range(half - 4, 0, -2):  # whole turns from the last one backwards, while both have room for them
+            before = [*conversations[0][turn], *conversations[0][turn + 1], *earlier]
+            if 2 * len(before) > left:
+                break
+            earlier = before
+        prompts = [[*system, *earlier, *one] for one in asked]
+        if left < 0:
+            prompts, answers = self._fitted(prompts, answers)
+        return [
+            Sample(line, np.concatenate([~np.array(prompt, np.int64), np.array(answer, np.int64)]), 0)
+            for prompt, answer in zip(prompts, answers, strict=True)
+        ]
+
+    def _fitted(self, prompts: list[list[int]], answers: list[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
+        """By PaddleNLP's rule: the prompt loses its beginning; if that is not enough, answers their ends, in proportion
+        to their lengths."""
+        most = max(min(self.src_length, self.length // PROMPT_SHARE), 1)
+        prompts = [prompt[-most:] for prompt in prompts]
+        room = self._room - sum(map(len, prompts))
+        sizes = [len(answer) for answer in answers]
+        if sum(sizes) > room:
+            first = min(max(sizes[0] * room // sum(sizes), 1), room - 1)
+            answers = [answers[0][:first], answers[1][: room - first]]
+        return prompts, answers
+
+    @property
+    def _room(self) -> int:
+        """Tokens of both together: each has a place in the row but for the last, which predicts nothing."""
+        return self.length + 2
+
+    def _answer(self, ids: list[int]) -> list[int]:
+        return ids if self.template else [*ids, self.end]
+
+    def _asked(self, ids: list[int]) -> list[int]:
+        return ids if self.template else [*self._in_front, *ids]
+
+
+def _parts(record: Mapping[str, Any]) -> tuple[list[Message], list[str]]:
+    """The conversation up to the last question, and the chosen and the rejected answer to it. Raises UserError."""
+    asked, answered = texts_of(record, "src"), texts_of(record, "tgt") if record.get("tgt") else []
+    if len(asked) != len(answered) + 1:
+        raise UserError(f"src has {len(asked)} texts and tgt {len(answered)}; give one src more")
+    given, order = record.get("response"), record.get("sort")
+    if not isinstance(given, list) or len(given) != 2 or not all(isinstance(one, str) and one.strip() for one in given):
+        raise UserError("response: needs two answers, each a text that is not empty")
+    if not isinstance(order, list) or len(order) != 2 or not all(type(one) in (int, float) for one in order):
+        raise UserError("sort: needs two numbers, the larger one beside the better answer")
+    if order[0] == order[1]:
+        raise UserError("sort: says that both answers are as good; give the better one a larger number")
+    better = int(order[1] > order[0])
+    asked, answered = ([text.strip() for text in texts] for texts in (asked, answered))  # as PaddleNLP does
+    turns = of_turns(asked[:-1], answered)
+    return [*turns, {"role": "user", "content": asked[-1]}], [given[better].strip(), given[1 - better].strip()]

@@ -20,7 +20,7 @@ from ...base.locking import locked
 from ...base.reading import LARGEST_BYTES, open_file, parse_json, read_bytes, read_text
 from ...base.text import printable
 from ...base.writing import make_folder, to_disk, whole_file, write_text
-from .token_files import dataset_files
+from .dataset import dataset_files
 from .tokenizer import encode, encode_limited, largest_id
 
 TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py")  # taken from folders; a file that is named itself may have any suffix

@@ -1,21 +1,116 @@
-"""One Megatron-compatible data set (`prefix.bin`, `prefix.idx`): its samples, pass after pass."""
+"""One Megatron-compatible data set: its two files, and its samples, pass after pass.
+
+`prefix.bin` has tokens, `prefix.idx` how many each document. The files are others': nothing in them is used before
+it is checked.
+"""
 
 from __future__ import annotations
 
 import math
+import struct
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...base.errors import UserError
-from .sample_index import FOLDER, Arrays, SampleIndex, build_index, kept_index
-from .token_files import TokenFiles
+from ...base.reading import LargeFile
+from .sample_index import FOLDER, Arrays, SampleIndex, build_index, cached_arrays
 
+MAGIC = b"MMIDIDX\x00\x00"
+VERSION = 1
+HEADER = struct.Struct("<9sQBQQ")  # magic, version, type of a token, documents, entries of Megatron's own list of them
+TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2", 9: "<u4", 10: "<u8"}  # 6 and 7 are no whole numbers
+SAMPLED_BLOCKS = 16  # of the tokens, by which others are known: data sets have terabytes
 Split = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")
 SEEDS = 2**32  # numpy takes smaller ones
+
+
+def dataset_files(prefix: Path) -> tuple[Path, Path]:
+    """Paths of the tokens and of their index. Raises UserError: the prefix has no name."""
+    if not prefix.name:
+        raise UserError(f"{prefix}: is a folder; give the path of a data set, such as data/mine, without .bin and .idx")
+    return prefix.with_name(f"{prefix.name}.bin"), prefix.with_name(f"{prefix.name}.idx")
+
+
+class TokenFiles:
+    """A data set that stays what it was when it was opened, or says that it has changed."""
+
+    def __init__(self, prefix: Path):
+        """Raises UserError."""
+        bin_file, idx_file = dataset_files(prefix)
+        try:
+            self._tokens, self._index = LargeFile(bin_file), LargeFile(idx_file)
+        except UserError as error:
+            hint = "give the data set's path without .bin or .idx (galvatron data prepare)"
+            raise UserError(f"{error}; {hint}") from None
+        self._type, self.documents = _header(self._index)
+        self.tokens = self._tokens.size_bytes // self._type.itemsize
+        self.owner = self._index.state().st_uid
+        self._seen = self._tokens.state()
+        # Whatever makes the data what they are, wherever they are.
+        self.identity = {
+            "bin_bytes": self._tokens.size_bytes,
+            "bin_crc32": self._tokens.checksum(SAMPLED_BLOCKS),
+            "idx_bytes": self._index.size_bytes,
+            "idx_crc32": self._index.checksum(),
+        }
+
+    def sizes(self) -> NDArray[np.int64]:
+        """Tokens of each document; they stand one after another in the `.bin`. Raises UserError for any other index."""
+        count, width = self.documents, self._type.itemsize
+        content = self._index.read(HEADER.size, self._index.size_bytes - HEADER.size)
+        sizes = np.frombuffer(content, "<i4", count).astype(np.int64)
+        places = np.frombuffer(content, "<i8", count, 4 * count)
+        entries = np.frombuffer(content, "<i8", offset=12 * count)
+        if (sizes < 0).any():
+            self._refuse(f"document {(sizes < 0).argmax()} has less than 0 tokens")
+        ends = sizes.cumsum()
+        tokens = int(ends[-1]) if count else 0
+        if self._tokens.size_bytes != tokens * width:
+            raise UserError(
+                f"{self._tokens.path}: has {self._tokens.size_bytes:,} bytes where {self._index.path.name} counts "
+                f"{tokens:,} tokens of {width} bytes; is a file cut off? Prepare the data again"
+            )
+        apart = places != (ends - sizes) * width
+        if apart.any():
+            self._refuse(f"document {apart.argmax()} does not begin where the one before ends")
+        if len(entries) and (entries[0] < 0 or entries[-1] > count or (entries[1:] < entries[:-1]).any()):
+            self._refuse("its list of documents does not go from 0 to their number")
+        return sizes
+
+    def _refuse(self, fault: str) -> NoReturn:
+        raise UserError(f"{self._index.path}: {fault}; prepare the data again")
+
+    def read(self, first: int, count: int) -> NDArray[np.int64]:
+        """Tokens from a place on, counted in tokens. Raises UserError: the data have changed, or cannot be read."""
+        width = self._type.itemsize
+        content = self._tokens.read(first * width, count * width)
+        return np.frombuffer(content, self._type).astype(np.int64)
+
+    def require_unchanged(self) -> None:
+        """Raise UserError where another content was written into the file of tokens: samples would be cut wrongly."""
+        now = self._tokens.state()
+        if (now.st_size, now.st_mtime_ns) == (self._seen.st_size, self._seen.st_mtime_ns):
+            return
+        if self._tokens.checksum(SAMPLED_BLOCKS) != self.identity["bin_crc32"]:
+            raise UserError(
+                f"{self._tokens.path}: has changed since it was opened; start again, and leave the data alone "
+                "during a run"
+            )
+        self._seen = now
+
+
+def _header(index: LargeFile) -> tuple[np.dtype[Any], int]:
+    """Type of a token and number of documents. Raises UserError."""
+    if index.size_bytes >= HEADER.size:
+        magic, version, code, documents, entries = HEADER.unpack(index.read(0, HEADER.size))
+        whole = index.size_bytes == HEADER.size + 12 * documents + 8 * entries
+        if magic == MAGIC and version == VERSION and code in TYPES and whole:
+            return np.dtype(TYPES[code]), documents
+    raise UserError(f"{index.path}: not a Megatron index (mmap), or cut off; prepare the data again")
 
 
 class DataSet:
@@ -60,9 +155,8 @@ class DataSet:
     def _open_pass(self, number: int) -> SampleIndex:
         seed = (self._seed + number) % SEEDS
         made_from = {"documents": [self._first, self._end], "seq_length": self._seq_length, "seed": seed}
-        return kept_index(
-            self.prefix.parent / FOLDER, self._files.owner, self.identity | made_from, lambda: self._build(seed)
-        )
+        folder, origin = self.prefix.parent / FOLDER, self.identity | made_from
+        return SampleIndex(*cached_arrays(folder, self._files.owner, origin, lambda: self._build(seed)))
 
     def _build(self, seed: int) -> Arrays:
         sizes = self._files.sizes()

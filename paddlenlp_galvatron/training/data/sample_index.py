@@ -97,13 +97,7 @@ def build_index(sizes: NDArray[np.int64], first: int, end: int, seq_length: int,
     return samples, np.stack((places, counts), axis=1)
 
 
-def kept_index(folder: Path, owner: int, made_from: Mapping[str, Any], build: Callable[[], Arrays]) -> SampleIndex:
-    """The index that is kept in a folder, as `kept_arrays` keeps what it is made of."""
-    samples, documents = kept_arrays(folder, owner, made_from, build)
-    return SampleIndex(samples, documents)
-
-
-def kept_arrays(
+def cached_arrays(
     folder: Path, owner: int, made_from: Mapping[str, Any], build: Callable[[], Sequence[NDArray[np.int64]]]
 ) -> Sequence[NDArray[np.int64] | StoredRows]:
     """Arrays [rows, columns] that are kept in a folder of this user or of `owner`; else new ones, kept there where that
@@ -116,12 +110,12 @@ def kept_arrays(
     if not _is_trusted(folder, owner):
         return build()
     name = sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:32]
-    known = partial(kept, folder / name, made_from)
+    known = partial(read_cache, folder / name, made_from)
     if arrays := known():
         return arrays
     with suppress(UserError), locked(folder, wait_s=LONGEST_WAIT_S):  # without a lock or room it is kept in memory
         if not known():
-            keep(folder / name, made_from, *build())
+            write_cache(folder / name, made_from, *build())
     with suppress(OSError):
         folder.rmdir()  # if nothing could be kept
     return known() or build()
@@ -137,7 +131,7 @@ def _is_trusted(folder: Path, owner: int) -> bool:
     return stat.S_ISDIR(state.st_mode) and state.st_uid in (os.geteuid(), owner) and not others_write
 
 
-def keep(path: Path, made_from: Mapping[str, Any], *arrays: NDArray[np.int64]) -> None:
+def write_cache(path: Path, made_from: Mapping[str, Any], *arrays: NDArray[np.int64]) -> None:
     """Write arrays beside what they were made from. Raises UserError."""
     files = [_file(path, number) for number in range(len(arrays))]
     for file, array in zip(files, arrays, strict=True):
@@ -151,8 +145,8 @@ def keep(path: Path, made_from: Mapping[str, Any], *arrays: NDArray[np.int64]) -
     write_text(path, json.dumps(description) + "\n")
 
 
-def kept(path: Path, made_from: Mapping[str, Any]) -> list[StoredRows] | None:
-    """The rows that `keep` wrote, if they are there, whole, and of this origin."""
+def read_cache(path: Path, made_from: Mapping[str, Any]) -> list[StoredRows] | None:
+    """The rows that `write_cache` wrote, if they are there, whole, and of this origin."""
     try:
         description = read_json(path)
         shapes = [(int(rows), int(columns)) for rows, columns in description["shapes"]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ from ...base.errors import UserError
 from ...runtime.batch import IGNORED_LABEL, Batch, Samples
 from .dataset import SPLITS, DataSet, Split
 
+Rows = Callable[[int, Sequence[int]], Batch]  # some rows of a step's global batch
 FIRST_BLOCK = 1 << 16  # samples of a blend that are ordered at first; 10 bytes each
 
 
@@ -36,6 +37,10 @@ class BatchSource(ABC):
     def notes(self) -> list[str]:
         """Notes for the user on the data before a run."""
         return []
+
+    def pass_rows(self, step: int, rows: Sequence[int]) -> Batch:
+        """Rows of a step as `rows`, of a single pass over the data."""
+        return self.rows(step, rows)
 
     def batch(self, step: int) -> Batch:
         """All rows of a step's global batch."""
@@ -84,8 +89,8 @@ class InPasses(BatchSource):
         first = self.first_sample(step)
         return self._batch([self.index(first + row) for row in rows])
 
-    def last_rows(self, step: int, rows: Sequence[int]) -> Samples:
-        """The same of one pass's samples alone: the rows that lack have no label."""
+    def pass_rows(self, step: int, rows: Sequence[int]) -> Samples:
+        """Rows beyond the last sample have no label."""
         there = [row for row in rows if self.first_sample(step) + row < self.samples]
         ids, labels, ends, pairs = self.rows(step, there)
         lacking = ((0, len(rows) - len(there)), (0, 0))  # they are the last

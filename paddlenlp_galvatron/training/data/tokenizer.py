@@ -85,7 +85,7 @@ def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
 
 
 def encode_limited(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
-    """The same by a tokenizer that others made: what it makes of a text may grow without bound, or never end."""
+    """Runs `encode` under limits: the output of a tokenizer that others made may grow without bound, or never end."""
 
     def work() -> bytes:
         if threads:  # which a forked process lacks: it would wait for them for ever

@@ -1,11 +1,13 @@
 """Rows of a fine-tuning data set: samples tokenised once, laid into rows once, kept beside the data.
 
-So a step's rows are the same under every plan, after every restart, and whoever reads them.
+So a step's rows are the same under every plan, after every restart, and whoever reads them. `pack` decides which
+samples share a row, from their lengths and order.
 """
 
 from __future__ import annotations
 
 import os
+from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -19,10 +21,8 @@ from ...base.errors import UserError
 from ...base.reading import LargeFile
 from ...options.tuning import Packing
 from ...runtime.batch import IGNORED_LABEL, Samples
-from .conversations import Encoder, Sample
-from .packing import pack
-from .preferences import PairEncoder
-from .sample_index import FOLDER, kept_arrays
+from .conversations import Encoder, PairEncoder, Sample
+from .sample_index import FOLDER, cached_arrays
 from .source import InPasses
 from .templates import open_template, special_tokens
 from .tokenizer import end_token, load_tokenizer
@@ -32,6 +32,8 @@ SUFFIXES = (".json", ".jsonl")
 NAMES = {"train": "train", "valid": "dev"}  # split -> file or folder, as PaddleNLP calls them
 CUT_AWAY, UNLEARNT = 0, 1  # remarks on a line
 MOST_NAMED = 3  # lines in a note
+WINDOW = 500  # samples that PaddleNLP's greedy rule looks at together
+Rows = list[list[int]]  # numbers of the samples of each row
 
 
 def tuning_files(data: Path, split: str) -> list[Path]:
@@ -105,7 +107,7 @@ class TuningData(InPasses):
         } | ({"pairs": 1} if pairs else {})
         super().__init__(global_batch, made_from, shuffle=split == "train")
         folder = self._files[0].parent / FOLDER
-        self._tokens, self._pieces, self._rows, self._remarks = kept_arrays(
+        self._tokens, self._pieces, self._rows, self._remarks = cached_arrays(
             folder,
             self._files[0].stat().st_uid,
             made_from | {"vocab_size": vocab_size},
@@ -240,3 +242,61 @@ def _build(
 def _batched(samples: Iterator[Sample], size: int) -> Iterator[tuple[Sample, ...]]:
     """So many at a time."""
     return iter(lambda: tuple(islice(samples, size)), ())
+
+
+def pack(lengths: Sequence[int], room: int, packing: Packing) -> Rows:
+    """Rows of samples, none of which is longer than `room`; each sample once, whole."""
+    if packing == "none":
+        return [[number] for number in range(len(lengths))]
+    if packing == "in_order":
+        return _in_order(lengths, room)
+    if packing == "greedy":
+        numbers = range(len(lengths))
+        windows = (numbers[first : first + WINDOW] for first in range(0, len(lengths), WINDOW))
+        return [row for window in windows for row in _greedy(lengths, room, window)]
+    return _best_fit(lengths, room)
+
+
+def _in_order(lengths: Sequence[int], room: int) -> Rows:
+    """PaddleNLP's zero_padding: a row is closed when the next sample does not fit."""
+    rows: Rows = []
+    left = -1
+    for number, length in enumerate(lengths):
+        if length > left:
+            rows.append([])
+            left = room
+        rows[-1].append(number)
+        left -= length
+    return rows
+
+
+def _greedy(lengths: Sequence[int], room: int, numbers: range) -> Rows:
+    """PaddleNLP's greedy_zero_padding: a sample goes to the row with most room, or opens a new one."""
+    rows: Rows = [[]]
+    left = [room]
+    for number in numbers:
+        place = left.index(max(left))
+        if lengths[number] > left[place]:
+            place = len(rows)
+            rows.append([])
+            left.append(room)
+        rows[place].append(number)
+        left[place] -= lengths[number]
+    return rows
+
+
+def _best_fit(lengths: Sequence[int], room: int) -> Rows:
+    """Best fit decreasing: the longest sample first, each into the row that it fills best. Rows are in the order of
+    their first sample in the data."""
+    rows: Rows = []
+    open_rows: list[tuple[int, int]] = []  # room that is left, and which row; sorted
+    for number in sorted(range(len(lengths)), key=lambda each: (-lengths[each], each)):
+        place = bisect_left(open_rows, (lengths[number], -1))
+        if place < len(open_rows):
+            left, row = open_rows.pop(place)
+            rows[row].append(number)
+        else:
+            left, row = room, len(rows)
+            rows.append([number])
+        insort(open_rows, (left - lengths[number], row))
+    return sorted((sorted(row) for row in rows), key=lambda row: row[0])

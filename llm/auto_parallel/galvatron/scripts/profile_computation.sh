@@ -6,5 +6,5 @@ set -euf
 WHAT=computation
 PROFILE_MODE=${PROFILE_MODE:-batch} # static, batch or sequence
 
-# shellcheck source=scripts/profile_model_args.sh
+# shellcheck source=llm/auto_parallel/galvatron/scripts/profile_model_args.sh
 . "$(dirname "$0")/profile_model_args.sh"

@@ -1,0 +1,88 @@
+"""Signals that end a process, and standard output and error that end before it does.
+
+A pager is closed, `head` has seen enough, a terminal or a disk is gone: the command does its work all the same.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO
+
+CLOSED = {errno.EPIPE, errno.EIO}  # nobody reads: a pipe, a terminal
+
+
+class Stream:
+    """Writes to a stream until it fails, then discards."""
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+        self.error: OSError | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        self._try(lambda: self._stream.write(text))
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        self.write("".join(lines))
+
+    def flush(self) -> None:
+        self._try(self._stream.flush)
+
+    def _try(self, work: Callable[[], object]) -> None:
+        if self.error is not None:
+            return
+        try:
+            work()
+        except OSError as error:
+            self.error = error
+            with suppress(OSError):  # Python flushes its buffer there when the process ends
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+
+
+@contextmanager
+def lasting_streams() -> Iterator[Callable[[], OSError | None]]:
+    """Meanwhile stdout and stderr are such streams. Gives what asks whether stdout was lost to an error, as on a full
+    disk, and not because nobody reads it."""
+    before = sys.stdout, sys.stderr
+    out, err = Stream(sys.stdout), Stream(sys.stderr)
+
+    def lost() -> OSError | None:
+        out.flush()
+        return None if out.error is None or out.error.errno in CLOSED else out.error
+
+    sys.stdout, sys.stderr = out, err
+    try:
+        yield lost
+    finally:
+        out.flush()
+        err.flush()
+        sys.stdout, sys.stderr = before
+
+
+def heeded(*numbers: signal.Signals) -> list[signal.Signals]:
+    """Those that this process does not ignore: nohup lets it ignore SIGHUP, and a script's & SIGINT."""
+    return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+
+
+@contextmanager
+def told_to_stop() -> Iterator[list[int]]:
+    """The signals, SIGTERM, Ctrl-C and SIGHUP, that came meanwhile, however often, instead of ending the process.
+
+    Schedulers repeat SIGTERM: once told, the process ends by itself, and neither SIGTERM nor SIGHUP does anything.
+    """
+    told: list[int] = []  # no event: its lock, held by a signal that another one interrupts, would never come free
+    numbers = heeded(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = {each: signal.signal(each, lambda number, _: told.append(number)) for each in numbers}
+    try:
+        yield told
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, (lambda *_: None) if told and each != signal.SIGINT else handler)

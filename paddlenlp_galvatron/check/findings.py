@@ -1,0 +1,78 @@
+"""Findings of a check: what was looked at, how it is, what to do. One record, one table and one JSON form for
+`doctor` and `gpu-check`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any, Literal
+
+from rich.table import Table
+
+from ..base.printing import table
+
+Outcome = Literal["ok", "failed", "incomplete"]  # the last: nothing failed, but not everything was tried, for time
+EXIT_CODES: dict[Outcome, int] = {"ok": 0, "failed": 1, "incomplete": 4}  # 2 and 3 say other things everywhere
+
+
+class State(StrEnum):
+    OK = "ok"
+    WARNING = "warning"  # works, but may be slow or fail later
+    FAILED = "failed"  # does not work
+    TOLD = "told"  # a figure that nothing judges
+    LEFT_OUT = "left out"  # it cannot be tried here
+    NO_TIME = "no time"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of a check's result."""
+
+    subject: str
+    found: str  # a figure, a fault, or why it was left out
+    state: State = State.OK
+    remedy: str = ""  # empty: all is well, or nothing is known to help
+    part: str | None = None  # of `gpu-check`
+    ranks: int | None = None  # of that part
+    seconds: float | None = None
+
+
+def outcome_of(findings: Sequence[Finding]) -> Outcome:
+    """The worst of all findings."""
+    states = {finding.state for finding in findings}
+    return "failed" if State.FAILED in states else "incomplete" if State.NO_TIME in states else "ok"
+
+
+def findings_json(findings: Sequence[Finding], **more: Any) -> dict[str, Any]:
+    """For programs; fields that a check does not have are left out."""
+    rows = [{name: value for name, value in asdict(one).items() if value is not None} for one in findings]
+    return {"result": outcome_of(findings), **more, "findings": rows}
+
+
+def findings_table(findings: Sequence[Finding]) -> Table:
+    """A row for each finding, a column for each field that one of them has."""
+    rows = [
+        {
+            "part": one.part or "",
+            "ranks": f"{one.ranks or ''}",
+            "subject": one.subject,
+            "state": str(one.state),
+            "s": "" if one.seconds is None else f"{one.seconds:.1f}",
+            "found": one.found,
+            "remedy": one.remedy,
+        }
+        for one in findings
+    ]
+    columns = [name for name in rows[0] if any(row[name] for row in rows)] if rows else []
+    shown = table(*columns, left=("subject", "state", "found", "remedy"))
+    for row in rows:
+        shown.add_row(*(row[name] for name in columns))
+    return shown
+
+
+def counts(findings: Sequence[Finding]) -> str:
+    """`2 failed, 14 ok`."""
+    found = Counter(finding.state for finding in findings)
+    return ", ".join(f"{found[state]} {state}" for state in State if found[state])

@@ -1,0 +1,87 @@
+"""The setting of a part of the check, which makes its findings."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...base.text import gib
+from ...launch.processes import Device
+from ...profiles.reserve import Reserve
+from ..findings import Finding, State
+
+# A launch of a small model on GPUs that takes longer hangs. Eight ranks import Paddle from a network disk in a minute.
+LAUNCH_S = 300.0
+CUT_SHORT_S = 60.0  # an unfinished launch with a lower limit shows nothing
+PARTS = ("kernels", "parity", "schedules", "resume", "memory", "later", "beside", "prediction", "stock")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The setting of a part."""
+
+    part: str
+    ranks: int
+    device: Device
+    folder: Path  # for its logs, which stay
+    end: float  # by the monotonic clock, of its time
+
+    @property
+    def on_gpus(self) -> bool:
+        return self.device == "gpu"
+
+    @property
+    def left_s(self) -> float:
+        return self.end - time.monotonic()
+
+    @property
+    def launch_s(self) -> float:
+        """Limit of a launch. On CPUs it is all the time left, as other programs may share them."""
+        return max(1.0, min(self.left_s, LAUNCH_S) if self.on_gpus else self.left_s)
+
+    def found(self, name: str, holds: bool | None, told: str) -> Finding:
+        """`holds`: None where nothing judges it."""
+        state = State.TOLD if holds is None else State.OK if holds else State.FAILED
+        return self._finding(name, told, state)
+
+    def kept(self, used_mib: float, reserve: Reserve, of: str = "") -> Finding:
+        """Whether what a GPU holds beside Paddle's allocator is within what is kept for it."""
+        told = f"{gib(used_mib)} GiB used beside what Paddle reserved, {gib(reserve.fixed_mib)} GiB kept for it"
+        return self.found(f"{of}memory that is not Paddle's", used_mib <= reserve.fixed_mib, told)
+
+    def left_out(self, name: str, why: str) -> Finding:
+        return self._finding(name, why, State.LEFT_OUT)
+
+    def no_time(self, name: str, why: str = "no time was left") -> Finding:
+        return self._finding(name, why, State.NO_TIME)
+
+    def ended(self, name: str, fault: str, given_s: float) -> Finding:
+        """A case that a launch of `given_s` did not finish: it failed, unless the launch was only cut short."""
+        cut_short = given_s < CUT_SHORT_S and self.left_s <= 0
+        return self.no_time(name, f"cut off after {given_s:.0f} s") if cut_short else self.found(name, False, fault)
+
+    def _finding(self, name: str, told: str, state: State) -> Finding:
+        return Finding(name, told, state, part=self.part, ranks=self.ranks)
+
+
+Part = Callable[[Setting], Iterator[Finding]]
+# (first case, number of the launch) -> findings of the cases that ended, in order, and the fault of the next one.
+Launched = Callable[[int, int], tuple[list[Finding], str]]
+
+
+def in_turn(setting: Setting, names: Sequence[str], launched: Launched) -> Iterator[Finding]:
+    """Run all cases in one launch; if it ends in a case, run the later ones in another."""
+    first, launches = 0, 0
+    while first < len(names):
+        given_s = setting.launch_s
+        if setting.left_s <= 0:
+            yield from map(setting.no_time, names[first:])
+            return
+        done, fault = launched(first, launches)
+        yield from done
+        first, launches = first + len(done), launches + 1
+        if fault and first < len(names):
+            yield setting.ended(names[first], fault, given_s)
+            first += 1

@@ -1,0 +1,149 @@
+"""Commands: their options are fields of groups, each described in one place.
+
+Dashes and underscores are the same. An option answers to its aliases. A boolean takes nothing, 0/1 or true/false.
+`None` leaves an option unset. A mistake is one line and exit code 2. Help, documentation and completion read `Command`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+from pydantic.fields import FieldInfo
+
+from paddlenlp_galvatron.base.errors import UserError
+from paddlenlp_galvatron.base.printing import say
+from paddlenlp_galvatron.interop.aliases import did_you_mean
+from paddlenlp_galvatron.options.group import Options, canonical_options, is_boolean, read_options, read_words
+
+HELP = {"--help", "-h"}
+LIST = "list"  # a switch that needs no argument
+JSON_SWITCH = {"json": "end with one line of JSON on stdout, all else on stderr"}
+Work = Callable[..., int | None]
+
+
+class FromFile(Options):
+    """The group of a command whose options may stand in a file."""
+
+    config: Path | None = Field(
+        None, description="file of options, YAML or JSON; options on the command line win over it"
+    )
+
+
+class Command:
+    """Calls `work` with the options that were given, by canonical name; its docstring is the help.
+
+    Options are unset by default: the fields of the groups have the defaults. `positional` (field -> its name in the
+    help) are given as words, or by name; the last one takes several words if its name ends in `...`. `switches` (name
+    -> description) are booleans of the command line alone; `work` gets them by keyword. `beside`: options of another
+    command that scripts give to all, and why they mean nothing to this one.
+    """
+
+    def __init__(
+        self,
+        work: Work,
+        groups: Sequence[type[Options]],
+        positional: Mapping[str, str],
+        switches: Mapping[str, str],
+        beside: Mapping[str, str],
+    ):
+        self.work, self.positional, self.switches, self.beside = work, positional, switches, beside
+        self.help = " ".join((work.__doc__ or "").split())
+        switch = {name: FieldInfo(annotation=bool, default=False, description=switches[name]) for name in switches}
+        self.fields = (FromFile.model_fields if FromFile in groups else {}) | switch  # of all options and arguments
+        self.panels: dict[str, str] = {}
+        for group in groups:
+            self.fields |= group.model_fields
+            self.panels |= dict.fromkeys(group.model_fields, group.panel)
+        self.is_boolean = {name: is_boolean(info) for name, info in self.fields.items()}
+
+    @property
+    def options(self) -> dict[str, FieldInfo]:
+        """The fields without the arguments."""
+        return {name: info for name, info in self.fields.items() if name not in self.positional}
+
+    def run(self, words: Sequence[str], path: str) -> int:
+        """Returns the exit code. `path`: the words before, such as `galvatron plan show`. Raises GalvatronError."""
+        if HELP & set(words):
+            from .help import of_command  # here, as few commands show it
+
+            print(of_command(self, path))
+            return 0
+        pairs, loose = read_words(words, self.is_boolean, say_note, self.beside)
+        values: dict[str, Any] = {}
+        for name, value in pairs:
+            values[name] = [*values.get(name, ()), value] if self._takes_several(name) else value
+        self._take_positional(values, loose, path)
+        turned = {name: str(values.pop(name, "0")).lower() in ("1", "true") for name in self.switches}
+        if config := values.pop("config", None):
+            values = canonical_options(read_options(Path(config)), self.fields, say_note) | values
+        for name, shown in self.positional.items():
+            info = self.fields[name]
+            if info.is_required() and name not in values and not turned.get(LIST):
+                raise UserError(f"{shown}: missing ({info.description}); name it behind the command")
+        return self.work(values, **turned) or 0
+
+    def _takes_several(self, name: str) -> bool:
+        return self.positional.get(name, "").endswith("...")
+
+    def _take_positional(self, values: dict[str, Any], loose: list[str], path: str) -> None:
+        for name, shown in self.positional.items():
+            if loose and name in values:
+                raise UserError(f"{shown}: given twice, also as --{name}")
+            if loose:
+                values[name], loose = (loose, []) if self._takes_several(name) else (loose[0], loose[1:])
+        if loose:
+            raise UserError(f"{loose[0]}: is one word too many; {path} --help says more")
+
+
+class App:
+    """The commands of one word of `galvatron`: a single one, or, with a help of their own, a group."""
+
+    def __init__(self, help: str = ""):
+        self.help = help
+        self.commands: dict[str, Command] = {}  # by name; the only one of no group has none
+
+    def command(
+        self,
+        *groups: type[Options],
+        name: str = "",
+        positional: Mapping[str, str] = {},
+        switches: Mapping[str, str] = JSON_SWITCH,
+        beside: Mapping[str, str] = {},
+    ) -> Callable[[Work], Work]:
+        """Adds the decorated function as a command; see `Command`. In a group it has the function's name."""
+
+        def add(work: Work) -> Work:
+            own = name or work.__name__.replace("_", "-") if self.help else ""
+            self.commands[own] = Command(work, groups, positional, switches, beside)
+            return work
+
+        return add
+
+    def run(self, words: Sequence[str], path: str) -> int:
+        """Returns the exit code. Raises GalvatronError."""
+        if not self.help:
+            return self.commands[""].run(words, path)
+        if not words:
+            raise UserError(f"{path}: a command is missing; give one of {', '.join(self.commands)}")
+        if words[0] in HELP:
+            from .help import of_group
+
+            print(of_group(self, path))
+            return 0
+        if words[0] not in self.commands:
+            raise UserError(f"{path} {words[0]}: unknown command; {did_you_mean(words[0], self.commands)}")
+        return self.commands[words[0]].run(words[1:], f"{path} {words[0]}")
+
+
+def answer(text: str, as_json: bool, **values: Any) -> None:
+    """On stdout: the text for people, or the values for programs."""
+    say(json.dumps(values, default=str) if as_json else text)
+
+
+def say_note(note: str) -> None:
+    """On stderr, as stdout is the command's answer."""
+    say(f"note: {note}", err=True)

@@ -1,0 +1,287 @@
+"""Collectives of a module by `plan.comm_points`: their bytes, for prices and for counts (`traffic`), and their times.
+
+Gradients of matrices are summed over the sharding group; those of vectors together at the end of the step. Weights that
+do not learn have none of these.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from operator import add
+from typing import NamedTuple
+
+import numpy as np
+
+from ..model import ModelShape, Split
+from ..plan.comm_points import (
+    EMBEDDING,
+    HEAD,
+    WEIGHT_OPS,
+    Collective,
+    CommPoint,
+    Message,
+    block_points,
+    comm_ops,
+    repeated,
+    summed_over,
+)
+from ..plan.mesh import SHARDING, Axis, Mesh, Ranks
+from ..plan.strategy import Assumptions, DataParallel, LayerStrategy, Strategy, VocabStrategy
+from ..profiles.memory import Role
+from ..profiles.network import Network, Place
+from .weights import FP32_BYTES, StateBytes, Weights, head_weights, layer_weights, table_weights
+
+Kind = tuple[Collective, tuple[Axis, ...], int, Message]  # of a message, over axes, parts of all tokens, its width
+
+MIB = 2**20
+TWINS = (Axis.PIPELINE,)  # a rank of the first stage and its peer of the last
+COPIES = (Axis.COPIES,)
+
+
+class Call(NamedTuple):
+    """Equal collectives, as each rank of the group calls them; the message is as `Collective` defines it."""
+
+    kind: Collective
+    axes: tuple[Axis, ...]
+    bytes: int  # of each
+    times: int = 1
+
+
+class Calls(NamedTuple):
+    """Collectives of one module on one rank."""
+
+    forward: tuple[Call, ...] = ()  # each micro-batch, in the way of compute
+    backward: tuple[Call, ...] = ()  # the same; recompute's included
+    gather_forward: tuple[Call, ...] = ()  # ZeRO-3's weights: each micro-batch, beside forward
+    gather_backward: tuple[Call, ...] = ()  # the same, beside backward
+    reduce: tuple[Call, ...] = ()  # gradients, beside backward: of the last micro-batch, or of each
+    finish: tuple[Call, ...] = ()  # gradients, once a step when all backward passes are done
+    vectors: tuple[Call, ...] = ()  # gradients of norms and biases, then too; those of a whole stage in one message
+    publish: tuple[Call, ...] = ()  # ZeRO-2's updated weights, once a step
+
+    def also(self, other: Calls) -> Calls:
+        """These and the other's."""
+        return Calls(*map(add, self, other))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Setting:
+    """A stage and its micro-batches: all on which a module's cost depends besides its strategy."""
+
+    stage_size: int  # ranks
+    micro_batch: int  # samples, over the whole stage
+    several: bool  # micro-batches a step
+    pipeline: int  # stages
+    seq: int  # sequence length
+    assumed: Assumptions
+    states: StateBytes  # of the module's weights; frozen ones have no gradients
+    layer_type: int = 0
+
+
+def layer_calls(model: ModelShape, strategy: LayerStrategy, setting: Setting) -> Calls:
+    """Collectives of one decoder layer, but for those of its experts."""
+    points = point_calls(model, strategy, setting, block_points(model), repeated(strategy.recompute))
+    return points.also(weight_calls(layer_weights(model, strategy.tp), strategy, setting))
+
+
+def point_calls(
+    model: ModelShape,
+    strategy: Strategy,
+    setting: Setting,
+    points: frozenset[CommPoint],
+    again: frozenset[CommPoint] = frozenset(),
+) -> Calls:
+    """Collectives at these communication points, of which backward repeats those of forward at some."""
+    mesh = strategy.mesh(setting.stage_size)
+
+    def calls(messages: Counter[Kind]) -> Iterator[Call]:
+        for (kind, axes, parts, message), times in messages.items():
+            width, each = 1, FP32_BYTES
+            if message is not Message.LOSS:
+                width, each = getattr(model, message), setting.assumed.mixed_precision.bytes
+            if message is Message.KEYS:
+                width *= max(mesh.degree(Axis.ULYSSES, Axis.TENSOR) // model.kv_heads, 1)
+            size = setting.micro_batch * setting.seq * width * each // parts
+            yield Call(kind, axes, size, times)
+
+    forward, backward = _counts(strategy.axes, mesh, setting.assumed.sequence_parallel, points, again)
+    if not forward and not backward:
+        return Calls()
+    return Calls(tuple(calls(forward)), tuple(calls(backward)))
+
+
+@lru_cache(maxsize=10_000)
+def _counts(
+    axes: tuple[tuple[Axis, int], ...],
+    mesh: Mesh,
+    sequence_parallel: bool,
+    points: frozenset[CommPoint],
+    again: frozenset[CommPoint],
+) -> tuple[Counter[Kind], Counter[Kind]]:
+    """Number of equal collectives in forward and in backward."""
+    forward: Counter[Kind] = Counter()
+    backward: Counter[Kind] = Counter()
+    for point, op, axis, apart in comm_ops(axes, sequence_parallel, points):
+        parts = mesh.degree(*apart)
+        if op.forward:
+            forward[op.forward, (axis,), parts, point.message] += op.times
+        if op.backward:
+            backward[op.backward, (axis,), parts, point.message] += op.times
+        if op.forward and point in again:
+            backward[op.forward, (axis,), parts, point.message] += op.times
+    return forward, backward
+
+
+def vocab_calls(model: ModelShape, vocab: VocabStrategy, role: Role, setting: Setting) -> Calls:
+    """Collectives of embedding and of LM head (with last norm and loss), as far as a stage of this role has them."""
+    embedding = _embedding_calls(model, vocab, setting) if role != "last" else Calls()
+    head = _head_calls(model, vocab, setting) if role != "first" else Calls()
+    if not model.tied_embeddings:
+        return embedding.also(head)
+    table = table_weights(model, vocab.tp).matrices
+    if role == "only":  # one table, reduced and published once, by the head; it is used until the step's last pass
+        return embedding._replace(finish=(), publish=()).also(head._replace(reduce=(), finish=head.reduce))
+    calls, gradient = embedding.also(head), setting.states.gradient
+    if not gradient:
+        return calls
+    twins = Call(Collective.ALL_REDUCE, TWINS, table * gradient)
+    return calls._replace(reduce=(), finish=(twins, *calls.reduce, *calls.finish))
+
+
+def _embedding_calls(model: ModelShape, vocab: VocabStrategy, setting: Setting) -> Calls:
+    points = point_calls(model, vocab, setting, EMBEDDING)
+    weights = weight_calls(table_weights(model, vocab.tp), vocab, setting)
+    # A lookup needs no weights in backward, and its backward is the last pass of all: nothing is left to hide behind.
+    return points.also(Calls(gather_forward=weights.gather_forward, finish=weights.reduce, publish=weights.publish))
+
+
+def _head_calls(model: ModelShape, vocab: VocabStrategy, setting: Setting) -> Calls:
+    weights = weight_calls(head_weights(model, vocab.tp), vocab, setting)
+    return point_calls(model, vocab, setting, HEAD).also(weights)
+
+
+def weight_calls(weights: Weights, strategy: Strategy, setting: Setting) -> Calls:
+    """Gathers of weights, reductions of gradients, gathers of updated weights."""
+    sharding = strategy.mesh(setting.stage_size).degree(*SHARDING)
+    sharded = matrix_calls(weights.matrices, strategy.dp_type, sharding, SHARDING, setting)
+    if not setting.states.gradient:
+        return sharded
+    vectors = tuple(_vector_calls(weights, setting, sharding))
+    reduce = tuple(  # k and v one after the other
+        Call(Collective.ALL_REDUCE, COPIES, numbers * setting.states.gradient, times)
+        for numbers, times in Counter(weights.copied_matrices).items()
+    )
+    return Calls(reduce=reduce, vectors=vectors).also(sharded)
+
+
+def matrix_calls(numbers: int, dp_type: DataParallel, sharding: int, axes: tuple[Axis, ...], setting: Setting) -> Calls:
+    """Those of matrices of so many numbers that `sharding` ranks along these axes share."""
+    if sharding == 1 or not numbers:
+        return Calls()
+    ops, states = WEIGHT_OPS[dp_type], setting.states
+    shares = 1 if ops.reduce is Collective.ALL_REDUCE else sharding
+    padded = -(-numbers // shares) * shares
+    gather = (Call(ops.gather, axes, padded * states.weight),) if ops.gather else ()
+    if not states.gradient:
+        return Calls(gather_forward=gather, gather_backward=gather)
+    reduce = (Call(ops.reduce, axes, padded * states.gradient),)
+    publish = (Call(ops.publish, axes, padded * states.weight),) if ops.publish else ()
+    return Calls(gather_forward=gather, gather_backward=gather, reduce=reduce, publish=publish)
+
+
+def _vector_calls(weights: Weights, setting: Setting, sharding: int) -> Iterator[Call]:
+    """Sums of the gradients of norms and biases."""
+    gradient = setting.states.gradient
+    for vector in weights.copied_vectors:
+        yield Call(Collective.ALL_REDUCE, COPIES, vector * gradient)
+    for count, split in (
+        (weights.split_vectors, Split.COLUMN),
+        (weights.whole_vectors, Split.WHOLE),
+        (weights.head_vectors, Split.OWN),
+    ):
+        if not count:
+            continue
+        axes = summed_over(split, setting.assumed.sequence_parallel)
+        if (sharding if axes == SHARDING else setting.stage_size) > 1:
+            yield Call(Collective.ALL_REDUCE, axes, count * gradient)
+
+
+@lru_cache(maxsize=100_000)
+def place_of(axes: tuple[Axis, ...], mesh: Mesh, gpus_per_node: int, pipeline: int) -> Place:
+    """Place of the groups along these axes of a stage, as the one among them that spans most nodes."""
+    members = mesh.groups(*axes)
+    consecutive = members.shape[1] == 1 or bool(members[0, 1] - members[0, 0] == 1)
+    offsets = {stage * mesh.size % gpus_per_node for stage in range(pipeline)}
+    return Place(members.shape[1], max(_nodes(members + offset, gpus_per_node) for offset in offsets), consecutive)
+
+
+def _nodes(members: Ranks, gpus_per_node: int) -> int:
+    """Most nodes that a row (ranks rising) spans."""
+    nodes = members // gpus_per_node
+    return int((np.diff(nodes, axis=1) != 0).sum(axis=1).max(initial=0)) + 1
+
+
+class Overlapped(NamedTuple):
+    """Collectives that run beside compute, in ms."""
+
+    ms: float = 0.0  # one after the other
+    slowed_ms: float = 0.0  # the same, each times its overlap coefficient
+
+    def also(self, other: Overlapped) -> Overlapped:
+        """These and the other's."""
+        return Overlapped(self.ms + other.ms, self.slowed_ms + other.slowed_ms)
+
+    def with_compute(self, compute_ms: float) -> float:
+        """Both started together: while both run each is slower by the collectives' overlap coefficients, in the mean
+        over their time. Never worse than in turn."""
+        if compute_ms == 0 or self.ms == 0:
+            return compute_ms + self.ms
+        longer, shorter = max(compute_ms, self.ms), min(compute_ms, self.ms)
+        return longer + min(self.slowed_ms / self.ms - 1, 1.0) * shorter
+
+
+class CallTimes(NamedTuple):
+    """The times of `Calls`, in ms."""
+
+    forward_ms: float = 0.0
+    backward_ms: float = 0.0
+    gather_forward: Overlapped = Overlapped()
+    gather_backward: Overlapped = Overlapped()
+    reduce: Overlapped = Overlapped()
+    finish_ms: float = 0.0  # those of vectors included
+    publish_ms: float = 0.0
+
+    @classmethod
+    def of(
+        cls, calls: Calls, mesh: Mesh, pipeline: int, copies: int, network: Network, gpus_per_node: int
+    ) -> CallTimes:
+        """On this cluster. `copies`: ranks of a tp group that hold the same kv heads."""
+
+        def each_ms(call: Call, joined: bool = False) -> float:
+            if call.axes == TWINS:  # two ranks send each other the whole at the same time
+                return network.send_ms(pipeline, call.bytes / MIB)
+            grid = mesh.sharing(copies) if call.axes == COPIES else mesh
+            place = place_of(call.axes, grid, gpus_per_node, pipeline)
+            return call.times * network.collective_ms(call.kind, place, call.bytes / MIB, joined)
+
+        def total_ms(some: tuple[Call, ...], joined: bool = False) -> float:
+            return sum([each_ms(call, joined) for call in some]) if some else 0.0
+
+        def overlapped(some: tuple[Call, ...]) -> Overlapped:
+            if not some:
+                return Overlapped()
+            each = [(each_ms(call), network.profile.overlap_of(call.kind)) for call in some]
+            return Overlapped(sum([ms for ms, _ in each]), sum([ms * overlap for ms, overlap in each]))
+
+        return cls(
+            total_ms(calls.forward),
+            total_ms(calls.backward),
+            overlapped(calls.gather_forward),
+            overlapped(calls.gather_backward),
+            overlapped(calls.reduce),
+            total_ms(calls.finish) + total_ms(calls.vectors, joined=True),
+            total_ms(calls.publish),
+        )

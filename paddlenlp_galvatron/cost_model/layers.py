@@ -1,0 +1,246 @@
+"""Costs of decoder layers, by strategy.
+
+A layer is priced in one pass: what splits it (`_share`), what backward recomputes (`_recomputed`), the collectives of
+its weights (`_weight_times`), and all of it put together (`_layer`), with its experts or adapters beside.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+from ..base.errors import UserError
+from ..model import Fused, Recompute
+from ..plan.comm_points import CORE, CommPoint, block_points, comm_ops, repeated
+from ..plan.layout import token_axes
+from ..plan.mesh import OF_A_SAMPLE, SHARDING, Axis, Mesh
+from ..plan.strategy import DataParallel, LayerStrategy, Strategy
+from ..profiles.computation import PassTimes
+from .collectives import CallTimes, Setting, point_calls, weight_calls
+from .costs import LayerCost
+from .experts import ExpertPrices
+from .module import Room, once
+from .stage_memory import constants_mib, positions_mib
+from .variants import (
+    Partly,
+    adapter_share,
+    frozen_times,
+    made_numbers,
+    packed_times,
+    partly,
+    product_share,
+)
+from .weights import FP32_BYTES, MIB, Weights, adapter_weights, layer_weights
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """A rank's share of a layer by what splits it: the same whatever its data parallelism and recompute."""
+
+    mesh: Mesh
+    samples: int  # of one dp index
+    parts: int  # into which their tokens are split under whole weights
+    passes: PassTimes
+    room: Room
+    gathered_mib: float  # keys and values of other ranks' tokens
+    measured: bool  # its working set
+    products: float  # share of its operations that are products with weights
+    weights: Weights  # as its memory profile counts them
+    made: tuple[int, int]  # numbers of gradients, without and with attention that is recomputed
+    points: frozenset[CommPoint]  # at which it has operations
+
+
+class LayerPrices(ExpertPrices):
+    """The part of a cost model that prices decoder layers."""
+
+    def layer_cost(
+        self,
+        strategy: LayerStrategy,
+        *,
+        stage_size: int,
+        micro_batch: int,
+        micro_batches: int,
+        pipeline: int,
+        layer_type: int = 0,
+    ) -> LayerCost:
+        """One layer on a stage of `stage_size` ranks that takes `micro_batch` samples at once, over all its ranks.
+
+        Raises UserError when the samples don't split over the dp degree or a profile lacks what the strategy needs.
+        """
+        return self._layer(strategy, self._setting(stage_size, micro_batch, micro_batches > 1, pipeline, layer_type))
+
+    @once
+    def _layer(self, strategy: LayerStrategy, setting: Setting) -> LayerCost:
+        placed = _placed(strategy)
+        share = self._share(placed, setting)
+        points, passes, room = self._recomputed(placed, strategy.recompute, setting)
+        where = setting.stage_size, setting.pipeline, setting.layer_type
+        weights = self._weight_times(placed, strategy.dp_type, *where)
+        timed = CallTimes(points.forward_ms, points.backward_ms, *weights[2:])
+        passes = passes.launched(self.times.profile.launch, timed.forward_ms + timed.backward_ms)
+        sharding = share.mesh.degree(*SHARDING)
+        cost = self.module_cost(strategy.dp_type, sharding, setting, timed, passes, share.weights, room)
+        if self.has_experts:
+            return cost.also(self._expert_half(strategy.experts, strategy.recompute & Recompute.FULL, setting))
+        if self.task.adapter_rank is not None:
+            return cost.also(self._adapters(self.task.adapter_rank, strategy, share, setting, passes.forward_ms))
+        return cost
+
+    def _adapters(
+        self, rank: int, strategy: LayerStrategy, share: _Share, setting: Setting, forward_ms: float
+    ) -> LayerCost:
+        """Cost of the adapters of a layer whose forward takes so long."""
+        model, setting = self.models[setting.layer_type], replace(setting, states=self.state_bytes)
+        weights = adapter_weights(model, strategy.tp, rank)
+        own_ms = forward_ms * share.products
+        own_ms *= adapter_share(model, strategy.tp, rank, self.assumed.mixed_precision)
+        tokens = share.samples * setting.seq / share.parts
+        between_mib = len(model.block.projections) * rank * tokens * setting.states.weight / MIB
+        room = Room(0.0, between_mib) if strategy.recompute is Recompute.FULL else Room(between_mib, 0.0)
+        timed = self.call_times(weight_calls(weights, strategy, setting), share.mesh, setting.pipeline, weights)
+        sharding, passes = share.mesh.degree(*SHARDING), PassTimes(own_ms, 2 * own_ms)
+        return self.module_cost(strategy.dp_type, sharding, setting, timed, passes, weights, room)
+
+    @once
+    def _weight_times(
+        self, placed: LayerStrategy, dp_type: DataParallel, stage_size: int, pipeline: int, layer_type: int
+    ) -> CallTimes:
+        """Times of the collectives of a layer's weights, whatever the micro-batch."""
+        setting = self._setting(stage_size, 0, False, pipeline, layer_type)
+        weights = layer_weights(self.models[layer_type], placed.tp)
+        calls = weight_calls(weights, replace(placed, dp_type=dp_type), setting)
+        return self.call_times(calls, placed.mesh(stage_size), pipeline, weights)
+
+    @once
+    def _share(self, placed: LayerStrategy, setting: Setting) -> _Share:
+        layer_type, seq = setting.layer_type, setting.seq
+        model, mesh = self.models[layer_type], placed.mesh(setting.stage_size)
+        samples = samples_of(placed, mesh, setting.stage_size, setting.micro_batch)
+        parts = mesh.degree(*OF_A_SAMPLE)  # each rank computes its share of whole weights
+        passes = self.times.layer(layer_type, samples / parts, seq, placed.tp)
+        for axis in OF_A_SAMPLE:
+            if mesh.degree(axis) > 1:
+                passes = passes.with_points(self.times.points(layer_type, axis, samples / parts, seq))
+        passes = passes.slowed(self.network.receive_slowdown(setting.pipeline))
+        sequence_parallel = self.assumed.sequence_parallel
+        activation = self.memory.activation_mib(layer_type, placed.tp, seq, sequence_parallel) * samples / parts
+        working = self.memory.working_mib(layer_type, placed.tp, seq, sequence_parallel, samples / parts)
+        measured = working > 0
+        # A measured working set has Megatron-SP's gathered tokens in it.
+        if sequence_parallel and placed.tp > 1 and self.options.global_memory_buffer and not measured:
+            tokens = samples * seq / parts
+            working += tokens * model.hidden_size * self.assumed.mixed_precision.bytes / MIB
+        gathered = samples * self._gathered_mib(placed, mesh, layer_type)
+        working += gathered  # their gradients
+        tables = 0.0
+        if (context := mesh.degree(Axis.CONTEXT)) > 1:  # rows of masks and positions for its own tokens
+            working += self._constants_mib / context
+            tables = positions_mib(model, seq, self.memory, self.assumed)
+        products = product_share(model, seq)
+        if self.task.frozen:
+            passes = frozen_times(passes, products)
+        if (seen := self.task.seen(seq)) < 1 and Fused.ATTENTION in self.assumed.fused:  # a plain mask saves nothing
+            passes = packed_times(passes, products, seen)
+            products /= products + (1 - products) * seen
+        weights = layer_weights(model, placed.tp)
+        counted = self.memory.parameter_mib(layer_type) * MIB / FP32_BYTES / model.layer_parameters
+        return _Share(
+            mesh,
+            samples,
+            parts,
+            passes,
+            Room(activation, working, tables_mib=tables, begins=setting.pipeline > 1),
+            gathered,
+            measured,
+            products,
+            replace(weights, matrices=round(weights.matrices * counted)),
+            made_numbers(model, placed.tp),
+            frozenset(at.point for at in comm_ops(placed.axes, sequence_parallel, block_points(model))),
+        )
+
+    @once
+    def _recomputed(
+        self, placed: LayerStrategy, recompute: Recompute, setting: Setting
+    ) -> tuple[CallTimes, PassTimes, Room]:
+        """Collectives at communication points, passes and memory of a layer with this recompute."""
+        share, layer_type = self._share(placed, setting), setting.layer_type
+        passes, gathered, samples = share.passes, share.gathered_mib, share.samples
+        activation, working = share.room.activation_mib, share.room.working_mib
+        again_ms = 0.0
+        # A rank has one of so many parts of a sample's tokens.
+        parts = share.mesh.degree(*token_axes(self.assumed.sequence_parallel)) // share.mesh.degree(Axis.DATA)
+        # Recompute makes the layer's output, too, which is as large as its input.
+        if recompute is Recompute.FULL:
+            again_ms = passes.recompute_ms or 0.0
+            input_mib = self.memory.checkpoint_mib(layer_type, setting.seq) * samples / parts
+            working += activation + gathered + (input_mib if share.measured else 0.0)
+            activation, gathered = input_mib, 0.0
+        elif recompute:
+            some = self._partly(recompute, placed.tp, layer_type)
+            again_ms = some.again_ms(passes)
+            output_mib = self._token_bytes(samples, layer_type) / parts / MIB if share.measured else 0.0
+            at_once = some.spared * activation + output_mib
+            if some.again_mib is None:  # all parts at once take no less
+                working += at_once
+            else:  # measured without a tp group's messages
+                working += max(some.again_mib * samples / share.parts, at_once if placed.tp > 1 else 0.0)
+            activation *= 1 - some.spared
+        activation += gathered  # attention's inputs, which no part makes anew
+        made = 0.0
+        if share.measured and self.assumed.async_grad_reduce and not self.task.frozen:
+            made = share.made[bool(recompute & Recompute.ATTENTION)] * self.state_bytes.gradient / MIB
+        return (
+            self._point_times(placed, repeated(recompute) & share.points, setting),
+            PassTimes(passes.forward_ms, passes.backward_ms, again_ms),
+            share.room._replace(activation_mib=activation, working_mib=working, made_mib=made),
+        )
+
+    @once
+    def _point_times(self, placed: LayerStrategy, again: frozenset[CommPoint], setting: Setting) -> CallTimes:
+        """Times of the collectives at a layer's communication points, some of which backward repeats."""
+        model = self.models[setting.layer_type]
+        calls = point_calls(model, placed, setting, block_points(model), again)
+        weights = layer_weights(model, placed.tp)
+        return self.call_times(calls, placed.mesh(setting.stage_size), setting.pipeline, weights)
+
+    @once
+    def _partly(self, recompute: Recompute, tp: int, layer_type: int) -> Partly:
+        model, seq = self.models[layer_type], self.seqs[layer_type]
+        return partly(model, recompute, tp, self.memory, layer_type, seq, self.assumed)
+
+    def _gathered_mib(self, placed: LayerStrategy, mesh: Mesh, layer_type: int) -> float:
+        """Keys and values of other ranks' tokens that a rank gathers, and keeps of a sample, in MiB. Plain attention
+        keeps them for each head; flash attention once, for all heads that share them."""
+        model, assumed = self.models[layer_type], self.assumed
+        heads_split = mesh.degree(Axis.ULYSSES, Axis.TENSOR)
+        context = mesh.degree(*(at.axis for at in comm_ops(placed.axes, assumed.sequence_parallel, CORE)))
+        width = model.kv_width * max(heads_split // model.kv_heads, 1) if assumed.flash_attention else model.q_width
+        numbers = 2 * width / heads_split * self.seqs[layer_type] * (1 - 1 / context)
+        return numbers * assumed.mixed_precision.bytes / MIB
+
+    @cached_property
+    def _constants_mib(self) -> float:
+        return constants_mib(self.models, self.seqs, self.memory)
+
+    def _token_bytes(self, micro_batch: int, layer_type: int) -> int:
+        width = self.models[layer_type].hidden_size * self.assumed.mixed_precision.bytes
+        return micro_batch * self.seqs[layer_type] * width
+
+
+@lru_cache(maxsize=100_000)
+def _placed(strategy: LayerStrategy) -> LayerStrategy:
+    """The strategy of all that split a layer alike."""
+    return LayerStrategy(**strategy.named, consecutive=strategy.consecutive)
+
+
+def samples_of(strategy: Strategy, mesh: Mesh, stage_size: int, micro_batch: int) -> int:
+    """Samples of one dp index. Raises UserError where they are no whole number."""
+    if mesh.size != stage_size:
+        raise UserError(f"degree {strategy.degree} does not divide the {stage_size} ranks of a stage; choose a divisor")
+    dp = mesh.degree(Axis.DATA)
+    if micro_batch % dp:
+        raise UserError(
+            f"{micro_batch} samples of a micro-batch do not split over the dp degree {dp}; "
+            f"make the batch a multiple of {dp} x micro-batches or choose another degree"
+        )
+    return micro_batch // dp

@@ -1,0 +1,220 @@
+"""The cost of one module on the rank that has most of it: its passes, collectives and weights put together.
+
+Between micro-batches a module holds its states; a micro-batch in flight adds its activations. During the module's own
+backward more is needed for a moment: recompute's activations, gathered weights, gradients before they are scattered,
+the buffer in which they are joined. By then its activations are used up, and what takes their place costs nothing.
+Those that recompute made are in its working set, and took no place between micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, NamedTuple, TypeVar
+
+from ..model import ModelShape
+from ..plan.mesh import Mesh
+from ..plan.strategy import JOINED_NUMBERS, Assumptions, DataParallel
+from ..profiles.computation import PassTimes
+from ..profiles.compute_time import ComputeTimes
+from ..profiles.memory_use import MemoryUse
+from ..profiles.network import Network
+from .collectives import Calls, CallTimes, Setting
+from .costs import CostOptions, LayerCost, PartMemory, States, Task, Terms, Update, Workspace
+from .weights import MIB, MOMENT_BYTES, StateBytes, Weights
+
+Price = TypeVar("Price", bound=Callable[..., Any])
+
+
+def once(price: Price) -> Price:
+    """Keep what a method of a cost model answers, by its arguments, which are positional."""
+
+    @wraps(price)
+    def known(self: ModulePrices, *where: object) -> Any:
+        answers = self.known[price.__name__]
+        if (answer := answers.get(where)) is None:
+            answer = answers[where] = price(self, *where)
+        return answer
+
+    return known  # type: ignore[return-value]
+
+
+class Room(NamedTuple):
+    """Memory of one micro-batch in a module, in MiB."""
+
+    activation_mib: float  # held while it is in flight
+    working_mib: float  # backward's own peak above what is held
+    made_mib: float = 0.0  # of gradients, what a step's first backward has made by then
+    tables_mib: float = 0.0  # kept for all layers that split a sample alike: positions of a rank's own tokens
+    begins: bool = False  # a stage's backward may begin with it, before which no activations are given up
+    sent: float = 1.0  # share of its gradients that are being reduced while a next module's backward runs
+
+
+class ModulePrices:
+    """Costs of modules of one model on one cluster; `CostModel` sets the fields."""
+
+    models: tuple[ModelShape, ...]
+    network: Network
+    times: ComputeTimes
+    memory: MemoryUse
+    gpus_per_node: int
+    assumed: Assumptions
+    options: CostOptions
+    seqs: tuple[int, ...]  # of each layer type
+    state_bytes: StateBytes  # of weights that learn
+    host_mib_per_ms: float | None  # to and from the host's memory, where the optimizer's states lie there; else None
+
+    def __init__(self) -> None:
+        self.known: defaultdict[str, dict[tuple[object, ...], Any]] = defaultdict(dict)  # prices, by method
+
+    @property
+    def task(self) -> Task:
+        """Which weights learn, on which rows."""
+        return self.options.task
+
+    @once
+    def _setting(self, stage_size: int, micro_batch: int, several: bool, pipeline: int, layer_type: int) -> Setting:
+        states = self.state_bytes.frozen if self.task.frozen else self.state_bytes
+        where = stage_size, micro_batch, several, pipeline
+        return Setting(*where, self.seqs[layer_type], self.assumed, states, layer_type)
+
+    def call_times(self, calls: Calls, mesh: Mesh, pipeline: int, weights: Weights) -> CallTimes:
+        """How long a module's collectives take."""
+        return CallTimes.of(calls, mesh, pipeline, weights.copies, self.network, self.gpus_per_node)
+
+    def module_cost(
+        self,
+        dp_type: DataParallel,
+        sharding: int,
+        setting: Setting,
+        calls: CallTimes,
+        passes: PassTimes,
+        weights: Weights,
+        room: Room,
+        several_matrices: bool = True,
+    ) -> LayerCost:
+        """Cost of a module whose matrices, one or several, are shared by `sharding` ranks. `passes`: with the recompute
+        that the strategy has."""
+        again_ms = passes.recompute_ms or 0.0
+        compute_ms = passes.backward_ms + again_ms
+        gathers, reductions = calls.gather_backward, calls.reduce
+        forward = calls.gather_forward.with_compute(passes.forward_ms)
+        backward = gathers.with_compute(compute_ms)
+        reduce_ms = gathers.also(reductions).with_compute(compute_ms) - backward
+        shown_ms = forward - passes.forward_ms, backward - compute_ms
+        sharded = dp_type is not DataParallel.DDP and sharding > 1
+        learns = setting.states.optimizer > 0
+        updated = (weights.matrices / (sharding if sharded else 1) + weights.vectors) if learns else 0.0
+        states, workspace, memory = self._memory(dp_type, sharding, setting, weights, room, several_matrices)
+        optimizer_ms = updated / 1e6 * self.times.profile.optimizer_ms_per_million
+        if self.host_mib_per_ms:  # there and back, one matrix after the other, with nothing beside it
+            optimizer_ms += 2 * memory.update.states_mib / self.host_mib_per_ms
+        terms = Terms(
+            states,
+            passes.forward_ms,
+            passes.backward_ms,
+            again_ms,
+            calls.forward_ms,
+            calls.backward_ms,
+            *shown_ms,
+            calls.gather_forward.ms + gathers.ms - sum(shown_ms),
+            reduce_ms,
+            reductions.ms - reduce_ms,
+            not self.assumed.async_grad_reduce,
+            calls.finish_ms,
+            calls.publish_ms,
+            optimizer_ms,
+        )
+        return LayerCost.of(terms, room.activation_mib, workspace, memory)
+
+    def _memory(
+        self,
+        dp_type: DataParallel,
+        sharding: int,
+        setting: Setting,
+        weights: Weights,
+        room: Room,
+        several_matrices: bool = True,
+    ) -> tuple[States, Workspace, PartMemory]:
+        return module_memory(
+            weights,
+            setting.states,
+            dp_type,
+            sharding,
+            setting.several,
+            self.assumed.async_grad_reduce,
+            room,
+            several_matrices,
+            offload=self.host_mib_per_ms is not None,
+        )
+
+
+def module_memory(
+    weights: Weights,
+    per_weight: StateBytes,
+    dp_type: DataParallel,
+    sharding: int,
+    several: bool,
+    async_reduce: bool,
+    room: Room,
+    several_matrices: bool = True,
+    offload: bool = False,
+) -> tuple[States, Workspace, PartMemory]:
+    """(states, workspace, all of it for a walk) of a module whose matrices are shared by `sharding` ranks.
+
+    `several`: micro-batches. With `async_reduce` their gradients are summed before they are reduced. With one
+    micro-batch alone gradients come as activations go, so that only what they take beyond these is added to the states.
+    `offload`: the optimizer's states lie in the host's memory. In the first update the fp32 weights of all modules are
+    still on the device, and one matrix after the other gets its moments, which leave with its fp32 weight.
+    """
+    matrices_mib = weights.matrices / MIB
+    sharded = dp_type is not DataParallel.DDP and sharding > 1
+    vectors_mib = weights.vectors / MIB
+    shards = sharding if sharded else 1
+    gradient_mib = matrices_mib * per_weight.gradient
+    whole_gradients, single = async_reduce and several, async_reduce and not several
+    kept_mib = gradient_mib / (1 if whole_gradients else shards)
+    moments_mib = matrices_mib * per_weight.optimizer / shards + vectors_mib * per_weight.optimizer
+    master_mib = moments_mib * max(per_weight.optimizer - MOMENT_BYTES, 0) / max(per_weight.optimizer, 1)
+    update = Update(master_mib, weights.largest / MIB * MOMENT_BYTES / shards, moments_mib) if offload else Update()
+    if offload:  # no activations are there by then: their place is enough for most of it
+        moments_mib = max(master_mib - room.activation_mib, 0.0)
+    states = States(
+        matrices_mib * per_weight.weight / (shards if dp_type is DataParallel.ZERO3 else 1)
+        + vectors_mib * per_weight.weight,
+        (max(kept_mib - room.activation_mib, 0.0) if single else kept_mib) + vectors_mib * per_weight.gradient,
+        moments_mib,
+    )
+
+    gathered_mib = matrices_mib * per_weight.weight if sharded and dp_type is DataParallel.ZERO3 else 0.0
+    # Gradients that the states do not hold whole are made whole first.
+    made_mib = gradient_mib if sharding > 1 and ((sharded and not whole_gradients) or not async_reduce) else 0.0
+    joins = sharded or not async_reduce or (several_matrices and weights.matrices <= JOINED_NUMBERS)
+    joined_mib = gradient_mib if sharding > 1 and joins else 0.0
+    part = PartMemory(
+        fixed_mib=states.parameters_mib + (0.0 if offload else moments_mib),
+        gradient_mib=gradient_mib + vectors_mib * per_weight.gradient,
+        kept_mib=gradient_mib / shards + vectors_mib * per_weight.gradient,
+        activation_mib=room.activation_mib,
+        working_mib=room.working_mib,
+        made_mib=room.made_mib,
+        gathered_mib=gathered_mib,
+        joined_mib=joined_mib,
+        update=update,
+    )
+    # A message is under way while the next module's backward runs, beside what arrives of it: after each micro-batch;
+    # or after the last one, when the module's activations and its gradients' place have been given up.
+    message_mib = joined_mib + (part.shard_mib if several else 0.0)
+    if whole_gradients:
+        message_mib = max(part.shard_mib - room.activation_mib, 0.0)
+    elif single:
+        message_mib = max(joined_mib - max(room.activation_mib - part.kept_mib, 0.0), 0.0) if sharded else 0.0
+        message_mib *= room.begins
+    message_mib *= room.sent
+    working_mib = room.working_mib + (room.made_mib if single else 0.0)
+    at_its_end = made_mib + joined_mib - room.activation_mib - message_mib
+    if async_reduce and not (single and room.begins):  # weights that are fetched by then fit where activations were
+        at_its_end -= gathered_mib
+    own_mib = gathered_mib + max(working_mib, made_mib - room.activation_mib, at_its_end)
+    return states, Workspace(max(own_mib, update.tensor_mib), message_mib, gathered_mib, room.tables_mib), part

@@ -1,0 +1,121 @@
+"""A layer's times and memory under recompute of parts, LoRA and packed rows, from what was measured of plain layers.
+
+Figures of partial recompute that the profiles lack come from the model's arithmetic: bytes as a share of a layer's
+measured activations, times as a share of the measured time of recomputing all of it. Frozen weights have no gradients
+and no optimizer states, nothing of theirs is reduced or published, and backward computes one product for each of
+forward's instead of two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
+
+from ..model import Fused, ModelShape, Recompute, Split
+from ..model.layer import apart
+from ..plan.strategy import Assumptions, Precision
+from ..profiles.analytic import layer_numbers_per_token, recompute_saving_per_token, recompute_shares
+from ..profiles.computation import PassTimes
+from ..profiles.memory_use import MemoryUse
+from .weights import FP32_BYTES
+
+# Operations of matrix products in the time in which a byte is moved: of A100 144, of H100 277, in 16 bits and at the
+# shares of the peaks that their data sheets tell.
+FLOPS_PER_BYTE = 200.0
+# A product with a factor is bound by memory: it takes as long as reading its input, or, of the second one, as writing
+# its output, reading it with the projection's, and writing their sum. In 16 bits reading takes as long as a product of
+# this rank: peak over bandwidth, each times its efficiency, 153 (A100) to 255 (H100) in the shipped data sheets.
+LEAST_RANK = 200
+
+
+class Partly(NamedTuple):
+    """A layer that recomputes parts, whatever its samples."""
+
+    parts: tuple[Recompute, ...]  # each told apart
+    shares: Mapping[Recompute, float]  # of the time of recomputing all of the layer, where they were not measured
+    spared: float  # share of what the layer would keep that it does not
+    again_mib: float | None  # per sample; see `MemoryUse.recompute_peak_mib`
+
+    def again_ms(self, times: PassTimes) -> float:
+        """Time of the recompute, from the times of the layer's passes and of recomputing all of it."""
+        shares = times.shares or self.shares
+        whole_ms = times.forward_ms if times.recompute_ms is None else times.recompute_ms
+        return whole_ms * sum([shares[part] for part in self.parts])
+
+
+def partly(
+    model: ModelShape, parts: Recompute, tp: int, memory: MemoryUse, layer_type: int, seq: int, assumed: Assumptions
+) -> Partly:
+    """The effect of recomputing these parts of a layer."""
+    megatron, how = assumed.sequence_parallel, (assumed.mixed_precision, assumed.fused)
+    spared_mib = memory.recompute_saving_mib(layer_type, parts, tp, seq, megatron)
+    if spared_mib is None:
+        spared = _spared_share(model, parts, seq, tp, megatron, *how)
+    else:
+        spared = min(spared_mib / memory.activation_mib(layer_type, tp, seq, megatron), 1.0)
+    return Partly(
+        apart(parts),
+        recompute_shares(model, seq, *how, FLOPS_PER_BYTE),
+        spared,
+        memory.recompute_peak_mib(layer_type, parts, tp, seq, megatron),
+    )
+
+
+def made_numbers(model: ModelShape, tp: int) -> tuple[int, int]:
+    """Numbers of the gradients that a layer's backward has made when it takes most memory, where a step has made none
+    before: those of the MLP's last matrix; those of all of the MLP, where attention is computed again."""
+    mlp = [weight for sublayer in model.block.sublayers if not sublayer.attends for weight in sublayer.weights]
+    sizes = [weight.numbers_on(tp) for weight in mlp if weight.sharded]
+    return sum(sizes[-1:]), sum(sizes)
+
+
+@lru_cache(maxsize=10_000)
+def _spared_share(
+    model: ModelShape,
+    parts: Recompute,
+    seq: int,
+    tp: int,
+    sequence_parallel: bool,
+    precision: Precision,
+    fused: Fused,
+) -> float:
+    def size(numbers: float, scalars: float) -> float:
+        return precision.bytes * numbers + FP32_BYTES * scalars
+
+    where = (model, seq, tp, sequence_parallel, fused)
+    return size(*recompute_saving_per_token(*where, parts)) / size(*layer_numbers_per_token(*where))
+
+
+def frozen_times(times: PassTimes, products: float) -> PassTimes:
+    """The times without gradients of weights; `products`: share of forward that weights are multiplied in."""
+    return replace(times, backward_ms=max(times.backward_ms - products * times.forward_ms, 0.0))
+
+
+def product_share(model: ModelShape, seq: int) -> float:
+    """Share of a layer's operations that are products with weights; the others are attention's."""
+    weights = 2 * model.layer_parameters
+    return weights / (weights + seq / 2 * model.block.pair_flops)  # causal: half of all pairs of tokens
+
+
+def packed_times(times: PassTimes, products: float, seen: float) -> PassTimes:
+    """The times where attention computes a share `seen` of the pairs of tokens that a causal row has; `products`: share
+    of the operations that is not attention's."""
+    share = products + (1 - products) * seen
+    return replace(times, forward_ms=share * times.forward_ms, backward_ms=share * times.backward_ms)
+
+
+def adapter_share(model: ModelShape, tp: int, rank: int, precision: Precision) -> float:
+    """How long products with adapters take, as a share of those with the weights beside them, on one of `tp` ranks."""
+    least = 0 if precision is Precision.FP32 else LEAST_RANK
+    adapters = weights = 0.0
+    for weight in model.block.weights:
+        if weight.linear:
+            into, out = (
+                each / (tp if split is weight.split else 1)
+                for each, split in zip(weight.shape, (Split.ROW, Split.COLUMN), strict=True)
+            )
+            adapters += max(rank, least) * into + max(rank, 4 * least) * out
+            weights += into * out
+    return adapters / weights

@@ -1,0 +1,321 @@
+"""Profile files of every version of Galvatron and of its PaddleNLP port, as `profiles` describes its own.
+
+Their files may have raw runs (`raw_runs`), sections for times and memory, keys without a batch or a length, one number
+for degree 1, bf16 weights, and entries for what was never measured. Files of our own pass unchanged.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ..base.errors import Faults, UserError
+from ..model import ModelShape
+from .raw_runs import LARGEST, MEMORY_RUN, SEQ, TIME_RUN, Dialect, derived_memory, derived_times, is_number, kind_of
+
+Note = Callable[[str], None]  # takes a line on what was assumed or left out
+
+STATE_BYTES = 16  # model states that Galvatron counts per parameter: weight, gradient, two moments, four bytes each
+# What one parameter takes in `parameter_size` and in `model_states` of each dialect, in bytes.
+PARAMETER_BYTES: dict[Dialect, int] = {"galvatron": 4, "paddlenlp": 2}
+MODEL_STATE_BYTES: dict[Dialect, int] = {"galvatron": STATE_BYTES, "paddlenlp": 18}
+MIB = 2**20
+SECTIONS = ("computation_profiling", "memory_profiling")  # of a file that holds a model's times and memory together
+UNMEASURED_MIB = 1e6  # written by Galvatron for degree 1 (and halves of it for others) where there was no run
+
+_TIME = re.compile(rf"layertype_(?:(\d+)|(other)(?:_\d+)?)(?:_bsz(\d+))?(?:_seq({SEQ}|\d+))?")
+_PART_TIME = re.compile(rf"{_TIME.pattern}_(attention|mlp)")
+_TIME_RUNS = re.compile(rf"{TIME_RUN.pattern}(?:_.*)?")
+_LAYER = re.compile(r"layertype_(\d+)(_sp)?")
+_VOCABULARY = re.compile(r"other_memory_pp_(?:off|on_first|on_last)(_sp)?")
+_OTHER_RUN = re.compile(r"pp\d+_ckpt[01]_layernum\[.*")  # raw runs of Galvatron's graphical interface
+_LENGTH_IN_NAME = re.compile(r"_seqlen_?(\d{1,9})")
+
+
+@dataclass(frozen=True)
+class Entries:
+    """The entries of a file in the form of our own."""
+
+    content: dict[str, Any]
+    keys: tuple[str, ...] = ()  # the file's own
+    origins: dict[str, str] = field(default_factory=dict)  # place of an entry here -> in the file, where they differ
+    raw: dict[str, Any] = field(default_factory=dict)  # runs that entries were derived from, as they stand there
+    skipped: list[str] = field(default_factory=list)  # keys that are no measurements
+
+    def put(self, origin: str, entry: Any, *place: str) -> None:
+        """Adds an entry under these keys."""
+        *outer, last = place
+        holder = self.content
+        for key in outer:
+            holder = holder.setdefault(key, {})
+        holder[last] = entry
+        self.origins.pop(known := ".".join(place), None)
+        if known != origin:
+            self.origins[known] = origin
+
+
+class _Lengths:
+    """Which sequence lengths, one a layer type, a key means: a number, a list, or nothing (Galvatron 1)."""
+
+    def __init__(self, path: str, seqs: Sequence[int], note: Note):
+        self._path, self._note = path, note
+        named = _LENGTH_IN_NAME.search(Path(path).name)
+        self._untold = (named[1],) if named else tuple(map(str, seqs))
+        self._why = "the file's name" if named else "this search's"
+
+    def of(self, key: str, text: str | None) -> Sequence[str]:
+        """Raises UserError where nothing tells one."""
+        if text is not None:
+            return re.findall(r"[^,\s\[\]]+", text) or [text]
+        if not self._untold:
+            raise UserError(f"{self._path}: {key}: tells no sequence length; write it as _seq… into the key")
+        tokens = ", ".join(dict.fromkeys(self._untold))
+        self._note(f"{self._path}: keys without a sequence length are taken as of {tokens} tokens ({self._why})")
+        return self._untold
+
+    def of_type(self, key: str, text: str | None, layer_type: str) -> str:
+        """The length of a layer type's samples."""
+        lengths = self.of(key, text)
+        return lengths[min(int(layer_type[:9]), len(lengths) - 1)]
+
+
+def times(path: str, content: dict[str, Any], seqs: Sequence[int], note: Note) -> Entries:
+    """Entries of a computation profile. `seqs`: sequence length of each layer type, for keys that tell none; `note`
+    hears what was assumed, derived or left out. Raises UserError."""
+    content, beside = _section(content, SECTIONS[0])
+    derived, useless = derived_times(content)
+    if derived:
+        note(f"{path}: derived from raw runs: {', '.join(dict.fromkeys(map(kind_of, derived)))}")
+    if useless and (derived or not any(map(_TIME.fullmatch, content))):
+        note(f"{path}: left out, as more layers did not take longer or were not run: {', '.join(useless)}")
+    raw = {key: value for key, value in content.items() if _TIME_RUNS.fullmatch(key)}
+    whole = {key: value for key, value in (content | derived).items() if key not in raw}
+    lengths, found = _Lengths(path, seqs, note), Entries({}, tuple(content), raw=raw, skipped=beside)
+    by_batch = {match[1] for key in whole if (match := _TIME.fullmatch(key)) and match[3]}
+    parts, faults = set(), Faults()
+    for key, value in sorted(whole.items(), key=lambda item: _tells_no_batch(item[0])):
+        if part := _PART_TIME.fullmatch(key):
+            parts.add(part[5])
+        elif not (match := _TIME.fullmatch(key)):
+            found.content[key] = value
+        elif not match[3] and match[1] in by_batch:
+            note(f"{path}: {key} left out: the file has times by batch")
+        else:
+            if not match[3]:
+                note(f"{path}: {key} tells no batch; a sample takes the same time in every batch")
+            with faults.gathered():
+                _put_time(found, key, match, value, lengths)
+    faults.require_none()
+    if parts and not any(
+        key.startswith("layertype") and not key.startswith("layertype_other") for key in found.content
+    ):
+        raise UserError(
+            f"{path}: holds times of {' and '.join(sorted(parts))} alone, not of whole layers; measure these with "
+            "`galvatron profile computation`"
+        )
+    found.skipped.extend(f"…_{part}" for part in sorted(parts))
+    return found
+
+
+def _tells_no_batch(key: str) -> tuple[bool, str]:
+    """Sorts keys without a batch behind all others, by name."""
+    match = _TIME.fullmatch(key)
+    return (True, key) if match and not match[3] else (False, "")
+
+
+def _put_time(found: Entries, key: str, match: re.Match[str], value: Any, lengths: _Lengths) -> None:
+    """Puts one time where it belongs. All but the layers, in a file of several lengths, is told for each of them."""
+    layer_type, other, batch, text = match.groups()
+    if not other:
+        seq = lengths.of_type(key, text, layer_type)
+        found.put(key, value, f"layertype_{layer_type}_bsz{batch or 1}_seq{seq}")
+        return
+    for seq in dict.fromkeys(lengths.of(key, text)):
+        name = f"layertype_other_bsz{batch or 1}_seq{seq}"
+        # Galvatron 2.0 writes one for each type, with the other types' layers in it: the least has least of them.
+        known = found.content.get(name, math.inf)
+        if is_number(value) and (known < value if is_number(known) else name in found.content):
+            continue  # a value that is no number stays, to be refused
+        found.put(key, value, name)
+
+
+def memory(
+    path: str,
+    content: dict[str, Any],
+    dialects: tuple[Dialect | None, Dialect | None],
+    model: ModelShape | None,
+    seqs: Sequence[int],
+    note: Note,
+) -> tuple[Entries, Dialect]:
+    """Entries of a memory profile in Galvatron's units, and the dialect that they were in.
+
+    `dialects`: as our object in the file says, and as the user does. Where neither does, keys and units settle it, the
+    latter by `model`, whose layer (of type 0) fits one of them. `seqs` and `note` as for `times`. Raises UserError,
+    also when nothing tells the dialect or what tells contradicts.
+    """
+    content, beside = _section(content, SECTIONS[1])
+    dialect = _dialect(path, content, *dialects, model, note)
+    derived = derived_memory(content, dialect)
+    if derived:
+        note(f"{path}: derived from raw runs: {', '.join(derived)}")
+    raw = {key: value for key, value in content.items() if _tells_dialect(key) or _OTHER_RUN.fullmatch(key)}
+    lengths, found = _Lengths(path, seqs, note), Entries({}, tuple(content), raw=raw, skipped=beside)
+    faults = Faults()
+    for key, value in (content | derived).items():
+        layer, vocabulary = _LAYER.fullmatch(key), _VOCABULARY.fullmatch(key)
+        if not isinstance(value, dict) or not value or not (layer or vocabulary):
+            if key not in raw:
+                found.content[key] = value
+            continue
+        name = "parameter_size" if layer else "model_states"
+        for origin, text, entry in _by_length(key, value, name):
+            with faults.gathered():
+                if layer:
+                    entry = _layer(entry, dialect)
+                    found.put(origin, entry, key, lengths.of_type(key, text, layer[1]))
+                elif _is_unmeasured(entry):
+                    note(f"{path}: {origin} left out: {UNMEASURED_MIB:,.0f} MiB stand for what was not measured")
+                else:
+                    for seq in lengths.of(key, text):
+                        found.put(origin, _vocabulary(entry, dialect), key, seq)
+    faults.require_none()
+    return found, dialect
+
+
+def allreduce(path: str, content: dict[str, Any]) -> Entries:
+    """Entries of an all-reduce file. A key without `_consec_` is a consecutive group's. Raises UserError."""
+    found = Entries({}, tuple(content))
+    for key, value in content.items():
+        name = f"{key}_consec_1" if re.fullmatch(r"allreduce_size_\d+", key) else key
+        if name in found.content:
+            raise UserError(f"{path}: {key}: the same group stands there twice, with and without _consec_; keep one")
+        found.put(key, value, name)
+    return found
+
+
+def messages(content: dict[str, Any]) -> Entries:
+    """Entries of a file of times by message size. Keys of consecutive groups are without `_consec_1`."""
+    found = Entries({}, tuple(content))
+    for key, value in content.items():
+        found.put(key, value, re.sub(r"(?<=\d)_consec_1(?=_[\d.]+MB_time$)", "", key))
+    return found
+
+
+def _section(content: dict[str, Any], name: str) -> tuple[dict[str, Any], list[str]]:
+    """One of SECTIONS where the content has it, else all of it; and the keys beside the sections."""
+    if not isinstance(content.get(name), dict):
+        return content, []
+    return content[name], [key for key in content if key not in SECTIONS]
+
+
+def _by_length(key: str, value: dict[str, Any], name: str) -> Iterator[tuple[str, str | None, Any]]:
+    """Entries under a key with their place and length; Galvatron 1 writes one, without a length."""
+    if name in value:
+        yield key, None, value
+    else:
+        yield from ((f"{key}.{seq}", seq, entry) for seq, entry in value.items())
+
+
+def _layer(entry: Any, dialect: Dialect) -> Any:
+    if not isinstance(entry, dict):
+        return entry
+    told = dict(entry)
+    if "parameter_size" in told:
+        factor = PARAMETER_BYTES["galvatron"] / PARAMETER_BYTES[dialect]
+        told["parameter_size"] = _times(told["parameter_size"], factor)
+    if "tp_activation_per_bsz_dict" in told:
+        told["tp_activation_per_bsz_dict"] = _by_degree(told["tp_activation_per_bsz_dict"])
+    return told
+
+
+def _vocabulary(entry: Any, dialect: Dialect) -> Any:
+    if not isinstance(entry, dict):
+        return entry
+    told = {name: _by_degree(value) for name, value in entry.items()}
+    if isinstance(states := told.get("model_states"), dict):
+        factor = STATE_BYTES / MODEL_STATE_BYTES[dialect]
+        told["model_states"] = {degree: _times(mib, factor) for degree, mib in states.items()}
+    return told
+
+
+def _is_unmeasured(entry: Any) -> bool:
+    names = ("model_states", "activation")
+    tables = [_by_degree(entry.get(name)) for name in names] if isinstance(entry, dict) else []
+    return any(isinstance(table, dict) and table.get("1") == UNMEASURED_MIB for table in tables)
+
+
+def _by_degree(value: Any) -> Any:
+    """Numbers by degree. Galvatron 1 writes that of degree 1 without an object."""
+    return {"1": value} if isinstance(value, (int, float)) else value
+
+
+def _times(value: Any, factor: float) -> Any:
+    """A number in Galvatron's units; what is no possible number stays as it is."""
+    return value * factor if is_number(value) and value > 0 and factor != 1 else value
+
+
+def _tells_dialect(key: str) -> Dialect | None:
+    return next((name for name, pattern in MEMORY_RUN.items() if pattern.fullmatch(key)), None)
+
+
+def _dialect(
+    path: str,
+    content: Mapping[str, Any],
+    by_us: Dialect | None,
+    given: Dialect | None,
+    model: ModelShape | None,
+    note: Note,
+) -> Dialect:
+    told = {name for key in content if (name := _tells_dialect(key))}
+    if any(key.endswith("_sp") or _OTHER_RUN.fullmatch(key) for key in content):
+        told.add("galvatron")
+    if by_us is not None:
+        told = {by_us}
+    if given is not None and told and told != {given}:
+        raise UserError(f"{path}: profile_dialect says {given} but the file is {' and '.join(sorted(told))}'s")
+    if len(told) > 1:
+        raise UserError(f"{path}: mixes keys of both dialects; keep one profile a file")
+    size = next(_sizes(content.get("layertype_0")), None)
+    if told or given is not None or size is None:
+        return told.pop() if told else given or "galvatron"
+    for dialect, parameter_bytes in PARAMETER_BYTES.items():
+        if model and fits_layer(size * PARAMETER_BYTES["galvatron"] / parameter_bytes, model):
+            note(
+                f"{path}: units are not told; taken as {dialect}'s, as parameter_size is {parameter_bytes} bytes "
+                f"for each weight of {model.name}"
+            )
+            return dialect
+    raise UserError(
+        f"{path}: nothing tells whether parameter_size is Galvatron's (fp32 MiB) or PaddleNLP's (bf16 MiB)"
+        + (f", and {size:g} is neither of {model.name}" if model else "")
+        + "; pass --profile_dialect galvatron or --profile_dialect paddlenlp"
+    )
+
+
+def _sizes(entry: object) -> Iterator[float]:
+    """Every parameter_size within an entry."""
+    for name, value in entry.items() if isinstance(entry, dict) else ():
+        if name == "parameter_size" and isinstance(value, (int, float)) and 0 < value <= LARGEST:
+            yield float(value)
+        else:
+            yield from _sizes(value)
+
+
+def fits_layer(parameter_mib: float, model: ModelShape) -> bool:
+    """Whether a layer's weights (MiB at 4 bytes each) are the model's: within 3 % and the 5 MiB that allocators round
+    by, but never more than a quarter off. Older Galvatrons ran all models with as many kv heads as heads."""
+    return any(is_near(parameter_mib, layer_mib(kind)) for kind in (model, replace(model, kv_heads=model.heads)))
+
+
+def layer_mib(model: ModelShape) -> float:
+    """A layer's weights at 4 bytes each."""
+    return model.layer_parameters * 4 / MIB
+
+
+def is_near(measured_mib: float, expected_mib: float) -> bool:
+    """Whether a layer's weights are the expected ones, but for an allocator's rounding."""
+    return abs(measured_mib - expected_mib) <= min(0.03 * expected_mib + 5, 0.25 * expected_mib)

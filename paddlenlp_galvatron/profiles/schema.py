@@ -1,0 +1,271 @@
+"""How profile files are described: the form of keys, and the numbers under them with their units.
+
+`computation`, `memory` and `hardware` have the descriptions (`Content`) of their files. Reading, writing, errors that
+name file and key, the units that a file tells, and the table of the documentation come from them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from ..base.errors import Faults, UserError
+from ..base.text import shortened
+from ..interop.profiles import Entries, Note
+from ..interop.raw_runs import LARGEST
+
+SMALLEST = 1e-9  # ms, MiB or MiB/ms: less was never measured
+META_KEY = "galvatron"  # the object in each file that is ours
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+Key = TypeVar("Key")
+
+
+class Place(NamedTuple):
+    """A place in a file."""
+
+    path: str
+    key: str = ""  # all keys on the way to it, with dots
+    origins: Mapping[str, str] = {}  # places of another dialect's entries: as we have them -> as they stand in the file
+
+    def at(self, key: str) -> Place:
+        """The place under a key of the object here."""
+        return self._replace(key=f"{self.key}.{key}" if self.key else key)
+
+    @property
+    def told(self) -> str:
+        """The place by the file's own keys."""
+        for known, origin in self.origins.items():
+            if self.key == known or self.key.startswith(f"{known}."):
+                return origin + self.key[len(known) :]
+        return self.key
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.told}"
+
+    def unknown(self, expected: str) -> UserError:
+        """The error for a key that no rule knows."""
+        return UserError(f"{self.path}: {shown(self.told)}: unknown key; expected {expected}; correct or remove it")
+
+
+class Values(Protocol[T_co]):
+    """Reads and writes the values of one kind."""
+
+    def read(self, place: Place, value: object) -> T_co:
+        """The value at a place. Raises UserError."""
+
+    def write(self, value: Any) -> Any:
+        """The same for a file."""
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number that is finite and not negative; what is too small to have been measured is zero."""
+
+    unit: str
+    above_zero: bool = False
+
+    def read(self, place: Place, value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise UserError(f"{place}: must be a number ({self.unit}), not {shown(value)}")
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not 0 <= number <= LARGEST:
+            raise UserError(f"{place}: {shown(value)} is no possible value ({self.unit}): measure it again")
+        if number < SMALLEST and self.above_zero:
+            raise UserError(f"{place}: is {shown(value)}; it must be above zero ({self.unit}): measure it again")
+        return number if number >= SMALLEST else 0.0
+
+    def write(self, value: float) -> float:
+        return value
+
+
+@dataclass(frozen=True)
+class Part(Generic[T]):
+    """A part of a key that varies."""
+
+    pattern: str  # regular expression without groups
+    read: Callable[[Place, str], T]
+    write: Callable[[Any], str] = str
+
+
+def _whole(place: Place, text: str) -> int:
+    if text.isascii() and text.isdigit() and len(text) <= 9 and int(text) > 0:
+        return int(text)
+    raise UserError(f"{place}: {shown(text)} must be a whole number from 1 to 999999999")
+
+
+WHOLE = Part(r"\d+", _whole)  # a positive whole number
+ALONE = Part(r".*", _whole)  # the same, as all of a key
+INDEX = Part(r"\d+", lambda place, text: 0 if text == "0" else _whole(place, text))  # from 0
+
+
+def one_of(values: Mapping[str, T]) -> Part[T]:
+    """One of some words, each with its value."""
+    words = {value: word for word, value in values.items()}
+    return Part("|".join(map(re.escape, values)), lambda _, text: values[text], lambda value: words[value])
+
+
+class Keys(Generic[Key]):
+    """Keys of a form, such as `pp_size_{stages}`."""
+
+    def __init__(self, form: str, made: Callable[..., Key], *parts: Part[Any]):
+        """`parts`: what stands in each {…} or […] of the form; `made` of them is the key, which is a tuple of them, or
+        the only one itself."""
+        self.form, self._made, self._parts = form, made, parts
+        self._fixed = re.split(r"\{[^}]*\}|\[[^]]*\]", form)
+        groups = (f"({part.pattern})" for part in parts)
+        pattern = "".join(re.escape(text) + next(groups, "") for text in self._fixed)
+        self._pattern = re.compile(pattern, re.DOTALL)
+
+    def match(self, key: str) -> bool:
+        """Whether a key is of this form."""
+        return bool(self._pattern.fullmatch(key))
+
+    def read(self, place: Place, key: str) -> Key:
+        """A key of the object at a place. Raises UserError."""
+        found = self._pattern.fullmatch(key)
+        if not found:
+            raise place.at(key).unknown(self.form)
+        where = place if self._fixed == ["", ""] else place.at(key)
+        return self._made(*(part.read(where, text) for part, text in zip(self._parts, found.groups(), strict=True)))
+
+    def write(self, key: Key) -> str:
+        """The key's text."""
+        values: Sequence[Any] = key if isinstance(key, tuple) else (key,)
+        texts = (part.write(value) for part, value in zip(self._parts, values, strict=True))
+        return "".join(text + next(texts, "") for text in self._fixed)
+
+
+@dataclass(frozen=True)
+class Table(Generic[Key, T]):
+    """An object whose keys are all of a form."""
+
+    keys: Keys[Key]
+    values: Values[T]
+    needed: tuple[Key, ...] = ()
+
+    def read(self, place: Place, value: object) -> dict[Key, T]:
+        """Raises UserError with every fault."""
+        result: dict[Key, T] = {}
+        faults = Faults()
+        for key, entry in entries(place, value):
+            with faults.gathered():
+                result[self.keys.read(place, key)] = self.values.read(place.at(key), entry)
+        faults.require_none()
+        if missing := [key for key in self.needed if key not in result]:
+            raise UserError(f"{place}: {self.keys.write(missing[0])} is missing; add it or profile again")
+        return result
+
+    def write(self, value: Mapping[Key, T]) -> dict[str, Any]:
+        return {self.keys.write(key): self.values.write(entry) for key, entry in value.items()}
+
+
+class Record(Generic[T]):
+    """An object with fields of fixed names."""
+
+    def __init__(
+        self,
+        made: Callable[..., T],
+        fields: Mapping[str, tuple[str, Values[Any]]],
+        optional: Mapping[str, tuple[str, Values[Any]]] = {},
+    ):
+        """`fields`: name in the file -> (attribute and argument of `made`, its values). An `optional` field
+        that is None or empty is not written."""
+        self._made, self._fields, self._optional = made, {**fields, **optional}, set(optional)
+
+    def read(self, place: Place, value: object) -> T:
+        if not isinstance(value, dict):
+            raise UserError(f"{place}: must be an object, not {shown(value)}")
+        told = {}
+        for name, (attribute, values) in self._fields.items():
+            if name in value:
+                told[attribute] = values.read(place.at(name), value[name])
+            elif name not in self._optional:
+                raise UserError(f"{place}: {name} is missing; add it or profile again")
+        return self._made(**told)
+
+    def write(self, value: T) -> dict[str, Any]:
+        told = ((name, getattr(value, attribute), values) for name, (attribute, values) in self._fields.items())
+        return {
+            name: values.write(each)
+            for name, each, values in told
+            if name not in self._optional or each not in (None, {})
+        }
+
+
+@dataclass(frozen=True)
+class Content:
+    """The content of one kind of file."""
+
+    command: str  # `galvatron profile …` that measures it
+    entries: Mapping[str, tuple[Table[Any, Any], str]]  # Galvatron's, by name: table, "unit: meaning"
+    ours: Mapping[str, tuple[Values[Any], str]] = field(default_factory=dict)  # in our object of the file
+    begins: tuple[str, ...] = ()  # a key that begins so, but is no entry's, is a mistake; others are skipped
+
+    @property
+    def units(self) -> dict[str, str]:
+        """Name of each kind of number -> "unit: meaning", as a file tells it."""
+        return {name: meaning for name, (_, meaning) in [*self.entries.items(), *self.ours.items()]}
+
+    def read(self, path: str, found: Entries, ours: Mapping[str, Any], note: Note) -> dict[str, Any]:
+        """Returns values by name: tables without entries are empty, names that our object lacks are left out. Raises
+        UserError with every fault."""
+        result: dict[str, Any] = {name: {} for name in self.entries}
+        faults, strange, file = Faults(), [], Place(path, origins=found.origins)
+        for key, value in found.content.items():
+            with faults.gathered():
+                name = next((name for name, (table, _) in self.entries.items() if table.keys.match(key)), None)
+                if name:
+                    table, _ = self.entries[name]
+                    result[name][table.keys.read(file, key)] = table.values.read(file.at(key), value)
+                elif key.startswith(self.begins):
+                    raise file.at(key).unknown(" or ".join(table.keys.form for table, _ in self.entries.values()))
+                else:
+                    strange.append(key)
+        place = Place(path, META_KEY)
+        for name, (values, _) in self.ours.items():
+            if name in ours:
+                with faults.gathered():
+                    result[name] = values.read(place.at(name), ours[name])
+        faults.require_none()
+        if skipped := [*strange, *found.skipped]:
+            note(f"{path}: skipped, as no measurements that are known here: {', '.join(map(shown, skipped))}")
+        return result
+
+    def lacking(self, path: str, found: Entries, wanted: str) -> UserError:
+        """The error for a file without what it should hold, which may be another file than was meant."""
+        first = [shown(key, 40) for key in found.keys][:3]
+        has = f"; its keys are {', '.join(first)}, …" if first else ""
+        wanted += " and no raw runs that tell one" if found.raw else ""
+        return UserError(
+            f"{path}: holds no {wanted}{has}; name the right file, or measure it with "
+            f"`galvatron profile {self.command}`"
+        )
+
+    def write(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Returns the content of the file and of our object in it, each without empty entries."""
+        told: dict[str, Any] = {}
+        for name, (table, _) in self.entries.items():
+            told |= table.write(values.get(name, {}))
+        ours = {name: kind.write(values[name]) for name, (kind, _) in self.ours.items() if values.get(name)}
+        return told, ours
+
+
+def entries(place: Place, value: object) -> Iterator[tuple[str, Any]]:
+    """Items of the object at a place. Raises UserError when it is none or empty."""
+    if not isinstance(value, dict) or not value:
+        raise UserError(f"{place}: must be an object with at least one entry, not {shown(value)}")
+    yield from value.items()
+
+
+def shown(value: object, limit: int = 60) -> str:
+    """A value as it may stand in a message."""
+    return shortened(json.dumps(value) if isinstance(value, (str, list, dict)) else repr(value), limit)

@@ -1,0 +1,110 @@
+"""Which keys a rank's rows of attention see: under context parallelism, and where rows hold several documents.
+
+Under context parallelism a rank's tokens, two chunks of each sample, attend to the keys of all of it. The causal mask
+follows true positions. A rank's own positions rise, so the tokens that do not see a key are its first ones: as many as
+precede the key.
+
+`ends` [B, S] says where documents end: a key is seen by the rows from its own on and before its end, which is where its
+document ends. Padding is a document of its own, so that every row sees a key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle import nn
+from paddle.nn.functional import flashmask_attention
+
+from . import device
+
+Chunks = Sequence[tuple[int, int]]  # first and last-plus-one position of those that a rank has of each sample, rising
+
+
+def own_rows(x: Any, chunks: Chunks, axis: int) -> Any:
+    """This rank's entries of a tensor that has one for every position along the axis."""
+    parts = (x.slice([axis], [start], [stop]) for start, stop in chunks)
+    return paddle.concat(list(parts), axis)
+
+
+class OwnPositions(nn.Layer):  # type: ignore[misc]
+    """PaddleNLP's table of rotary positions, as far as it is of a rank's own tokens; made once for all its layers and
+    micro-batches, each of which keeps it for backward."""
+
+    def __init__(self, table: Any, chunks: Chunks):
+        super().__init__()
+        self._table, self._chunks = table, chunks
+        self._own: dict[Any, Any] = {}  # by the type of numbers
+
+    def forward(self, x: Any, seq_len: int) -> Any:
+        """(cosines, sines), each [1, own tokens, 1, D]."""
+        if x.dtype not in self._own:
+            every = self._table(x, seq_len=self._chunks[-1][1])
+            self._own[x.dtype] = tuple(own_rows(part, self._chunks, axis=1) for part in every)
+        return self._own[x.dtype]
+
+
+def flash(hidden: Any = None, causal: bool | None = None) -> Callable[..., Any]:
+    """Flash attention, called as PaddleNLP calls its own: of whole samples, or of own queries [B, 2·s, heads, D] to all
+    keys and values [B, S, kv heads, D], by `hidden_rows`: where the rows of its causal form begin, of fewer queries
+    than keys, differs by Paddle's version. `causal`: whether the mask is causal besides; unset: without `hidden`.
+
+    By the function of Paddle's that has no other kernel. PaddleNLP's takes a plain one, silently, where flash attention
+    is not there or refuses: one whose memory grows by the length's square."""
+
+    causal = hidden is None if causal is None else causal
+
+    def attend(query: Any, _config: Any, key: Any, value: Any, *_rest: Any, **_named: Any) -> Any:
+        rows = None if hidden is None else hidden.expand([key.shape[0], -1, -1, -1])
+        return flashmask_attention(query, key, value, rows, causal=rows is None if causal is None else causal).flatten(
+            2
+        )
+
+    return attend
+
+
+@lru_cache(maxsize=8)
+def hidden_rows(chunks: Chunks, length: int) -> Any:
+    """[1, 1, S, 2] for each key: the row behind the last one, and how many of the first rows lie in front of it."""
+    own = np.concatenate([np.arange(start, stop) for start, stop in chunks])
+    before = np.searchsorted(own, np.arange(length))
+    return device.to_device(np.stack([np.full(length, len(own)), before], axis=-1).astype(np.int32)[None, None])
+
+
+class Documents:
+    """Which of a sample's `length` tokens this rank's rows of attention see. Made before the first step."""
+
+    def __init__(self, chunks: Chunks | None, length: int, fused: bool):
+        """`chunks`: what the rank has of each sample; None: all of it."""
+        self._fused, self._chunks = fused, chunks
+        own = [np.arange(start, stop) for start, stop in chunks or ((0, length),)]
+        self._keys = device.to_device(np.arange(length, dtype=np.int32))
+        self._rows = device.to_device(np.concatenate(own).astype(np.int32)[:, None])
+        self._in_front = hidden_rows(chunks, length)[..., 1:] if fused and chunks else None
+
+    def attention(self, ends: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """Replaces PaddleNLP's attention: `plain` with a mask, or flash attention."""
+        if not self._fused:
+            return lambda q, config, k, v, _mask, *rest, **named: plain(
+                q, config, k, v, self.mask(ends, q.dtype), *rest, **named
+            )
+        return flash(self.rows(ends), causal=self._chunks is None)
+
+    def mask(self, ends: Any, dtype: Any) -> Any:
+        """[B, 1, own rows, S] to add to attention's scores."""
+        seen = paddle.logical_and(self._rows >= self._keys, self._rows < ends.unsqueeze(1)).unsqueeze(1)
+        return paddle.where(seen, paddle.zeros([], dtype), paddle.full([], paddle.finfo(dtype).min, dtype))
+
+    def rows(self, ends: Any) -> Any:
+        """[B, 1, S, 1] as causal flash attention takes it: for each key the first row behind it that does not see it.
+        For a rank's chunks, [B, 1, S, 2]: the same counted in its own rows, and how many of them precede the key."""
+        if self._chunks is None or self._in_front is None:
+            return ends.unsqueeze([1, -1])
+        behind = paddle.zeros_like(ends)
+        for start, stop in self._chunks:
+            behind = behind + (ends - start).clip(0, stop - start)
+        behind = behind.unsqueeze([1, -1])
+        return paddle.concat([behind, self._in_front.expand_as(behind)], axis=-1)

@@ -1,0 +1,97 @@
+"""The weights that a run begins with, which of them learn at which rate, and DPO's reference, which they are."""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..model.lora import FACTORS, Adapters
+from ..plan import ModelShape, UserError
+from ..runtime.engine import Engine
+from ..runtime.lora import NewFactors, Tuned
+from ..runtime.weights import SeededWeights, WeightSource
+from .checkpoint.adapters import base_identity, open_adapters
+from .checkpoint.loading import from_first, weights_from
+from .data.sample_index import NUMBER, read_cache, write_cache
+from .data.tuning import TuningData
+from .resume import print_rank_0
+from .settings import TrainSettings
+
+FOLDER = "reference"
+
+
+class InitialWeights(NamedTuple):
+    """The weights at the first step."""
+
+    source: WeightSource | None  # None: drawn from the seed
+    adapters: Adapters | None  # they alone learn; None: all weights do
+    base: str  # identity of the weights beside adapters, or of DPO's reference; "": neither needs one
+
+
+def initial_weights(settings: TrainSettings, shape: ModelShape) -> InitialWeights:
+    """Raises UserError."""
+    folder = settings.initial_weights
+    weights = weights_from(folder, shape) if folder else None
+    base = base_identity(folder, settings.seed) if settings.adapts or settings.compares else ""
+    adapters = settings.adapters(base)
+    if adapters is None:
+        return InitialWeights(weights, None, base)
+    frozen = weights or SeededWeights(settings.seed, shape.initializer_range)
+    path = settings.lora_path
+    factors = NewFactors(settings.seed) if path is None else open_adapters(path, shape, adapters)
+    return InitialWeights(Tuned(frozen, factors), adapters, base)
+
+
+def set_rates(engine: Engine, scale: float) -> None:
+    """LoRA+: let the second factors learn so many times as fast."""
+    for trainable in engine.trainables:
+        if trainable.pieces[0].weight.name.endswith(FACTORS[1]):
+            trainable.tensor.optimize_attr["learning_rate"] = scale
+
+
+class Reference:
+    """DPO's reference: log-probabilities of all answers by the model that the run begins with.
+
+    The model does not change, so one pass over the data before the first update is enough, and two numbers a pair. They
+    are kept in the run's folder, where a run that goes on finds them, under whatever plan. Adapters can be left out at
+    any time; where all weights learn, the model is there before the first update alone.
+    """
+
+    def __init__(self, engine: Engine, run: Path, base: str):
+        """`base`: what tells its weights from others'. A checkpoint knows them by the data's identity."""
+        self._engine, self._folder, self._base = engine, run / FOLDER, base
+        self.is_gone = False  # all weights have been trained
+
+    def tell(self, data: TuningData) -> None:
+        """Let a data set have its answers' log-probabilities. Every rank calls this. Raises UserError."""
+        if data.identity.get("reference"):
+            return
+        engine, made_from = self._engine, data.identity | {"reference": self._base}
+        name = sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:32]
+        arrays = read_cache(self._folder / name, made_from) if engine.rank == 0 else None
+        known = from_first(engine, arrays and np.asarray(arrays[0][0 : len(arrays[0])]))
+        if known is None:
+            if self.is_gone:
+                raise UserError("evaluation: its pairs have no reference any more; evaluate before, or say --do_eval")
+            known = self._compute(data)
+            if engine.rank == 0:
+                self._folder.mkdir(exist_ok=True)
+                write_cache(self._folder / name, made_from, known)
+        data.reference = known.view(np.float64)[:, 0].astype(np.float32)
+        data.identity["reference"] = self._base
+
+    def _compute(self, data: TuningData) -> Any:
+        """[answers, 1], fp64 as whole numbers of the same bytes."""
+        engine, batch = self._engine, data.global_batch
+        print_rank_0(engine, f"writing {self._folder}: log-probabilities of the answers in {data.samples} rows")
+        found = np.zeros((len(data.reference), 1))
+        for step in range(-(-data.samples // batch)):
+            answers = engine.answers(engine.share(data.pass_rows(step, engine.rows)))
+            for row in range(min(batch, data.samples - step * batch)):
+                place = data.place_in_reference(data.index(step * batch + row))
+                found[place, 0] = answers[row].reshape(-1)[: place.stop - place.start]
+        return found.view(NUMBER)

@@ -1,0 +1,240 @@
+"""PaddleNLP's Trainer surface under a plan: what its callbacks, its scripts and sub-classes of its Trainer find.
+
+Arguments by PaddleNLP's names are answered from the run's settings, the model is this rank's part, the loader gives
+this rank's share of each micro-batch, and features that the plan's engine handles itself are refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Any, NoReturn, TypeVar
+
+import paddle
+from paddle.io import DataLoader, Dataset
+from paddle.nn import Layer
+from paddlenlp.trainer import Trainer, TrainerCallback, TrainingArguments
+from paddlenlp.trainer.integrations import get_available_reporting_integrations
+from paddlenlp.trainer.trainer_utils import ShardingOption
+
+from ..interop.arguments import sharding_stage
+from ..plan import Plan, Precision, UserError
+from ..runtime import device
+from ..runtime.batch import samples_of
+from ..runtime.stage import Stage
+from ..runtime.topology import PlanGroup
+from .data.source import Rows
+from .settings import TrainSettings, require_reporters
+
+T = TypeVar("T")
+
+# PaddleNLP's arguments without an option that its Trainer and callbacks heed.
+HANDED_ON = frozenset(
+    {"run_name", "logging_strategy", "log_on_each_node", "metrics_output_path", "wandb_api_key", "wandb_http_proxy"}
+)
+# Named as in PaddleNLP, but for other things, with other values or under other conditions.
+UNLIKE = {"sequence_parallel", "optim", "load_best_model_at_end"}
+AXES = ("data", "sharding", "model", "pipe")  # by Paddle's names
+STAGES = {1: ShardingOption.SHARD_OP, 2: ShardingOption.SHARD_GRAD_OP, 3: ShardingOption.FULL_SHARD}
+
+Inputs = dict[str, Any]  # input_ids and labels [samples of a device, S]
+
+STEP = "the plan's engine runs a step, and its loss is the cross entropy of the next token"
+LOADER = "every rank takes the same global batches; give data sets and data_collator"
+UNSUPPORTED = {
+    "criterion": STEP,
+    "compute_loss": STEP,
+    "training_step": STEP,
+    "training_pipeline_step": STEP,
+    "compute_metrics": "logits are never gathered; evaluate() gives loss and perplexity",
+    "preprocess_logits_for_metrics": "logits are never gathered; evaluate() gives loss and perplexity",
+    "evaluation_loop": "the plan's engine evaluates; call evaluate()",
+    "prediction_step": "the plan's engine evaluates; call evaluate()",
+    "prediction_pipeline_step": "the plan's engine evaluates; call evaluate()",
+    "predict": "call save_model() and predict with PaddleNLP",
+    "get_test_dataloader": "call save_model() and predict with PaddleNLP",
+    "optimizers": "the optimizer is over the parts of weights that a rank holds; choose it in args: optim, …",
+    "create_optimizer": "the optimizer is over the parts of weights that a rank holds; choose it in args: optim, …",
+    "create_scheduler": "choose the schedule in args: lr_scheduler_type, …",
+    "create_optimizer_and_scheduler": "choose both in args: optim, lr_scheduler_type, …",
+    "get_train_dataloader": LOADER,
+    "get_eval_dataloader": LOADER,
+}
+
+
+def _rank_along(axis: str) -> property:
+    return property(lambda self: vars(self).get("_ranks", {}).get(axis, 0))
+
+
+class RunArguments(TrainingArguments):  # type: ignore[misc]
+    """PaddleNLP's arguments with the plan's degrees, of which nothing was told to fleet.
+
+    Degrees and ranks are those of the widest decoder layer, the first with the largest degree. Whatever the plan,
+    train_batch_size * gradient_accumulation_steps * dataset_world_size is the global batch.
+    """
+
+    _ranks: dict[str, int]  # this rank's place on each axis; without: the plan is not told yet
+
+    def tell(self, plan: Plan, group: PlanGroup) -> None:
+        """Take over the plan. PaddleNLP's own checks of degrees, which are fleet's, must be over."""
+        index = max(range(len(plan.layers)), key=lambda layer: plan.layers[layer].ranks)
+        layer, view = plan.layers[index], group.of_layer(index)
+        self.tensor_parallel_degree = view.get_model_parallel_world_size()
+        self.sep_parallel_degree = view.get_sep_parallel_world_size()
+        self.pipeline_parallel_degree = view.get_pipe_parallel_world_size()
+        self.sharding_parallel_degree = view.get_sharding_parallel_world_size()
+        self.data_parallel_degree = view.get_data_parallel_world_size()
+        self.context_parallel_degree = 1
+        self.sharding = [STAGES[sharding_stage(plan, layer)]] if self.sharding_parallel_degree > 1 else []
+        self.use_hybrid_parallel = self.data_parallel_degree < plan.world_size
+        self.sequence_parallel = plan.assumed.sequence_parallel and any(each.tp > 1 for each in plan.layers)
+        self.recompute = any(each.recompute for each in plan.layers)
+        self.gradient_accumulation_steps = plan.micro_batches
+        self.per_device_train_batch_size = self.per_device_eval_batch_size = plan.micro_batch // plan.dp(layer)
+        if plan.assumed.mixed_precision is not Precision.FP32:
+            self.fp16_opt_level = "O2"
+        self._ranks = {
+            "data": view.get_data_parallel_rank(),
+            "sharding": view.get_sharding_parallel_rank(),
+            "model": view.get_model_parallel_rank(),
+            "pipe": view.get_stage_id(),
+        }
+
+    data_parallel_rank, sharding_parallel_rank, tensor_parallel_rank, pipeline_parallel_rank = map(_rank_along, AXES)
+
+
+class SyncParallelInfo(TrainerCallback):  # type: ignore[misc]
+    """Tells fleet and `args` the plan once PaddleNLP's Trainer is made, which checks degrees as fleet needs them; the
+    user's callbacks come after it."""
+
+    def __init__(self, plan: Plan, group: PlanGroup):
+        self._plan, self._group = plan, group
+
+    def on_init_end(self, args: RunArguments, *_: Any, **__: Any) -> None:
+        self._group.install()
+        args.tell(self._plan, self._group)
+
+
+def run_arguments(
+    settings: TrainSettings, steps: int, precision: Precision, given: TrainingArguments | None = None
+) -> RunArguments:
+    """The run by PaddleNLP's names, and what else stands in arguments that were `given`. Raises UserError."""
+    known = {field.name for field in fields(TrainingArguments)} - UNLIKE
+    values = {name: value for name, value in settings.model_dump(include=known).items() if value is not None}
+    arguments = RunArguments(
+        **values
+        | {
+            "output_dir": str(settings.output_dir),
+            "max_steps": steps,
+            "do_train": True,
+            "evaluation_strategy": settings.evaluates,
+            "bf16": precision is Precision.BF16,
+            "fp16": precision is Precision.FP16,
+            "device": device.name(),
+            "report_to": _reporters(settings),
+            "disable_tqdm": True,
+        }
+    )
+    arguments.load_best_model_at_end = settings.best_metric is not None
+    arguments.metric_for_best_model = settings.best_metric
+    if given is not None:
+        for name in (vars(given).keys() - vars(arguments).keys()) | HANDED_ON:
+            setattr(arguments, name, getattr(given, name))
+    return arguments
+
+
+def _reporters(settings: TrainSettings) -> list[str]:
+    """Names of PaddleNLP's reporting callbacks. Raises UserError for a package that is not installed."""
+    if settings.report_to is None:
+        return [name for name in ("visualdl",) if name in get_available_reporting_integrations()]
+    require_reporters(settings.report_to)
+    return list(settings.report_to)
+
+
+class LocalModel(Layer):  # type: ignore[misc]
+    """The weights of the layers that this rank holds, under the names that PaddleNLP's whole model gives them.
+
+    A parameter is the slice that the rank holds of a weight; under zero3 the flat part of that slice which it keeps,
+    which may be empty. Their values are the current ones whenever a callback runs.
+    """
+
+    def __init__(self, stage: Stage):
+        super().__init__()
+        self.config = stage.config
+        held = [pair for unit in stage.units for pair in unit.held()]
+        for weight, parameter in [*held, *((vector, vector.tensor) for vector in (*stage.vectors, *stage.frozen))]:
+            self._adopt(weight.name, parameter)
+
+    def _adopt(self, path: str, parameter: Any) -> None:
+        *layers, name = path.split(".")
+        owner: Layer = self
+        for step in layers:
+            if step not in owner._sub_layers:
+                owner.add_sublayer(step, Layer())
+            owner = owner._sub_layers[step]
+        owner.add_parameter(name, parameter)
+
+    def forward(self, *_: Any, **__: Any) -> NoReturn:
+        """Raises UserError: these are the parts of one rank."""
+        raise UserError(
+            "model: a rank holds parts of it, which the plan's engine runs; for a forward pass of your own save it "
+            "(trainer.save_model) and load it whole with PaddleNLP"
+        )
+
+
+def inputs_of(rows: Rows, step: int, micro_batch: int, plan: Plan, args: RunArguments) -> Inputs:
+    """This rank's share of a micro-batch of a step, on the CPU."""
+    first = micro_batch * plan.micro_batch + args.dataset_rank * args.train_batch_size
+    ids, labels, *_ = samples_of(rows(step, range(first, first + args.train_batch_size)))
+    parts = {"input_ids": ids, "labels": labels}
+    return {name: paddle.to_tensor(part, place=paddle.CPUPlace()) for name, part in parts.items()}
+
+
+class MicroBatches(Dataset):  # type: ignore[misc]
+    """A rank's share of the micro-batches of some steps, one after the other."""
+
+    def __init__(self, rows: Rows, steps: int, plan: Plan, args: RunArguments):
+        self._rows, self._steps, self._plan, self._args = rows, steps, plan, args
+
+    def __len__(self) -> int:
+        return self._steps * self._plan.micro_batches
+
+    def __getitem__(self, number: int) -> Inputs:
+        step, micro_batch = divmod(number, self._plan.micro_batches)
+        return inputs_of(self._rows, step, micro_batch, self._plan, self._args)
+
+
+def loader(rows: Rows, steps: int, plan: Plan, args: RunArguments) -> DataLoader:
+    """Paddle's loader of them."""
+    return DataLoader(MicroBatches(rows, steps, plan, args), batch_size=None, shuffle=False, return_list=True)
+
+
+def refuse_arguments(given: Mapping[str, Any]) -> None:
+    """Raise UserError for arguments of PaddleNLP's Trainer that a plan has no use for, TypeError for unknown ones."""
+    if unknown := given.keys() - UNSUPPORTED.keys():
+        raise TypeError(f"GalvatronTrainer got an unexpected keyword argument {min(unknown)!r}")
+    _refuse([name for name, value in given.items() if value is not None and value != (None, None)])
+
+
+def refuse_overrides(trainer: type[Any]) -> None:
+    """Raise UserError for methods of a sub-class that nobody would call."""
+    _refuse([name for name in vars(trainer) if name in UNSUPPORTED])
+
+
+def without_unsupported(trainer: type[T]) -> type[T]:
+    """A trainer whose methods that are not there say so."""
+    for name in UNSUPPORTED.keys() & vars(Trainer).keys() - vars(trainer).keys():
+        setattr(trainer, name, _refusal(name))
+    return trainer
+
+
+def _refusal(name: str) -> Callable[..., NoReturn]:
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise UserError(f"{name}: is not available under a plan: {UNSUPPORTED[name]}")
+
+    return refuse
+
+
+def _refuse(names: list[str]) -> None:
+    if names:
+        raise UserError(f"{name}: cannot be overridden under a plan: {UNSUPPORTED[name]}" for name in names)
