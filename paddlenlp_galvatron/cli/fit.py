@@ -9,8 +9,7 @@ from paddlenlp_galvatron.base.printing import Console, say
 from paddlenlp_galvatron.model import preset_names
 from paddlenlp_galvatron.plan import Infeasible, load_model
 from paddlenlp_galvatron.profiles.data_sheet import data_sheets
-from paddlenlp_galvatron.report.facts import load_summary
-from paddlenlp_galvatron.report.fit import explain, rows
+from paddlenlp_galvatron.report.fit import explain, summary
 from paddlenlp_galvatron.search.fit import FitOptions, sheet_of
 from paddlenlp_galvatron.search.fit import fit as find_rows
 
@@ -40,8 +39,7 @@ def fit(values: dict[str, Any], json: bool, **switches: bool) -> None:
     for told in heard:
         say_note(told)
     if json:
-        load = options.priced.load if shape.experts else None
-        say(dumps({"rows": rows(found, shape, sheet, options), "load": load_summary(load)}))
+        say(dumps(summary(found, shape, sheet, options)))
     else:
         console = Console(soft_wrap=True)
         for item in explain(found, shape, sheet, options):

@@ -87,6 +87,9 @@ class Terms(NamedTuple):
     finish_ms: float = 0.0  # gradients that are summed when all backward passes are done
     publish_ms: float = 0.0  # ZeRO-2's updated weights
     optimizer_ms: float = 0.0
+    # Each micro-batch, ms: collectives of expert parallelism, which are none of `tensor_forward_ms`.
+    expert_forward_ms: float = 0.0
+    expert_backward_ms: float = 0.0
 
     def also(self, other: Terms) -> Terms:
         """Those of two modules that reduce gradients at the same time."""
@@ -176,8 +179,8 @@ class LayerCost:
         each, once = (terms.reduce_ms, 0.0) if terms.reduced_each else (0.0, terms.reduce_ms)
         backward = terms.backward_ms + terms.recompute_ms + terms.gather_backward_ms + each
         return cls(
-            terms.forward_ms + terms.gather_forward_ms + terms.tensor_forward_ms,
-            backward + terms.tensor_backward_ms,
+            terms.forward_ms + terms.gather_forward_ms + terms.tensor_forward_ms + terms.expert_forward_ms,
+            backward + terms.tensor_backward_ms + terms.expert_backward_ms,
             terms.finish_ms + terms.publish_ms + terms.optimizer_ms + once,
             sum(terms.states),
             activation_mib,

@@ -66,14 +66,18 @@ class ExpertPrices(ModulePrices):
         stretch = min(self.options.imbalance, experts.ep)
         rows = stretch * rows_of(model, experts, setting)
         passes, launch = self.times.experts(model.experts // experts.ep, rows, experts.etp)
-        passes = passes.slowed(self.network.beside_receive(setting.pipeline))
+        passes = passes.slowed(self.network.receive_slowdown(setting.pipeline))
         passes = passes if recompute else replace(passes, recompute_ms=0.0)
         weights = expert_weights(model, experts)
         calls = expert_calls(model, experts, recompute, setting, stretch * self._crossing(experts))
         timed = self.call_times(calls, mesh, setting.pipeline, weights)
         passes = passes.launched(launch, timed.forward_ms + timed.backward_ms)
         room = self._room(experts, recompute, setting, stretch)
-        return self.module_cost(experts.dp_type, mesh.degree(Axis.EXPERT_DATA), setting, timed, passes, weights, room)
+        sharding = mesh.degree(Axis.EXPERT_DATA)
+        cost = self.module_cost(experts.dp_type, sharding, setting, timed, passes, weights, room)
+        terms = cost.terms._replace(tensor_forward_ms=0.0, tensor_backward_ms=0.0)
+        terms = terms._replace(expert_forward_ms=timed.forward_ms, expert_backward_ms=timed.backward_ms)
+        return replace(cost, terms=terms)
 
     def _room(self, experts: Experts, recompute: Recompute, setting: Setting, imbalance: float) -> Room:
         """Activations and working memory at an imbalance."""

@@ -16,6 +16,7 @@ TIME = {
     "recompute": "recompute",
     "vocabulary": "embedding, LM head, loss",
     "tensor": "TP/CP/Ulysses communication",
+    "experts": "EP communication",
     "layouts": "resharding",
     "gathers": "ZeRO-3 all-gather",
     "gradients": "gradient reduction",
@@ -23,7 +24,7 @@ TIME = {
     "optimizer": "optimizer",
     "waiting": "pipeline bubble",
 }
-COMMUNICATION = ("tensor", "layouts", "gathers", "gradients", "publish")
+COMMUNICATION = ("tensor", "experts", "layouts", "gathers", "gradients", "publish")
 # Terms of a device's memory on one stage, in MiB. They and `free` add up to the budget.
 MEMORY = {
     "parameters": "parameters",
@@ -142,6 +143,7 @@ def part_ms(terms: Terms, micro_batches: int) -> dict[str, float]:
         "backward": micro_batches * terms.backward_ms,
         "recompute": micro_batches * terms.recompute_ms,
         "tensor": micro_batches * (terms.tensor_forward_ms + terms.tensor_backward_ms),
+        "experts": micro_batches * (terms.expert_forward_ms + terms.expert_backward_ms),
         "gathers": micro_batches * (terms.gather_forward_ms + terms.gather_backward_ms),
         "gradients": _each(terms, micro_batches) * terms.reduce_ms + terms.finish_ms,
         "publish": terms.publish_ms,

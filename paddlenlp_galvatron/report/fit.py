@@ -9,11 +9,13 @@ from rich.table import Table
 
 from ..base.printing import table
 from ..cost_model import Task
+from ..cost_model.costs import Load
 from ..plan import ModelShape, plan_to_dict
 from ..plan.strategy import Plan
 from ..profiles.data_sheet import DataSheet
 from ..profiles.reserve import GIB_MIB
 from ..search.fit import MORE_GIB, Fit, FitOptions
+from .facts import load_summary
 from .measured import flops_per_token
 from .plan import count
 
@@ -35,6 +37,15 @@ def rows(found: Sequence[Fit], shape: ModelShape, sheet: DataSheet, options: Fit
     return [
         _row(one, following, shape, sheet, options) for one, following in zip(found, [*found[1:], None], strict=True)
     ]
+
+
+def summary(found: Sequence[Fit], shape: ModelShape, sheet: DataSheet, options: FitOptions) -> dict[str, Any]:
+    """The answer for programs."""
+    return {"rows": rows(found, shape, sheet, options), "load": load_summary(_load(shape, options))}
+
+
+def _load(shape: ModelShape, options: FitOptions) -> Load | None:
+    return options.priced.load if shape.experts else None
 
 
 def _row(one: Fit, following: Fit | None, shape: ModelShape, sheet: DataSheet, options: FitOptions) -> dict[str, Any]:
@@ -72,8 +83,8 @@ def explain(found: Sequence[Fit], shape: ModelShape, sheet: DataSheet, options: 
         f"{shape.name}, {options.task}{adapters}: {options.global_train_batch_size} samples of {options.seq_length} "
         f"tokens a step; {sheet.device}, {card_gib:g} GiB a GPU; days for {options.tokens:.4g} tokens"
     )
-    if shape.experts:
-        yield str(options.priced.load)
+    if load := _load(shape, options):
+        yield str(load)
     told = rows(found, shape, sheet, options)
     speeds = ("tokens/s", "tokens/s/GPU", "MFU", "step, s", "days", "next", f"+{MORE_GIB:g} GiB")
     shown = table("GPUs", *speeds)

@@ -38,6 +38,7 @@ TIME_COLOURS = {
     "recompute": "#9cc2f0",
     "vocabulary": "#6d7fb8",
     "tensor": "#b8540c",
+    "experts": "#e8652e",
     "layouts": "#e0a35a",
     "gathers": "#8a4210",
     "gradients": "#d9781f",

@@ -86,12 +86,14 @@ def _inside(plan: Plan, cost: CostModel, stage: int, chunk: int) -> dict[str, li
             (name, "compute", terms.forward_ms),
             ("gather weights", "collective", terms.gather_forward_ms),
             ("split layer", "collective", terms.tensor_forward_ms),
+            ("exchange of experts' rows", "collective", terms.expert_forward_ms),
         ]
         again: list[Piece] = [(f"{name} recompute", "compute", terms.recompute_ms)]
         backward = [
             *again,
             (name, "compute", terms.backward_ms),
             ("gather weights", "collective", terms.gather_backward_ms),
+            ("exchange of experts' rows", "collective", terms.expert_backward_ms),
             ("split layer", "collective", terms.tensor_backward_ms),
             ("reduce gradients", "collective", terms.reduce_ms if terms.reduced_each else 0.0),
             *backward,

@@ -365,4 +365,16 @@ def test_the_page_answers_every_change(served):
             page.value(shown("sequence length 2048"))
             and page.value("document.getElementById('memory_constraint').value") == "30"
         )
+        page.fill("#memory_constraint", "79")
+        page.fill("#num_nodes", "2")
+        choose = "e.value = 'qwen3-30b-a3b'; e.dispatchEvent(new Event('input', {bubbles: true}))"
+        page.value(f"(e => {{ {choose}; }})(document.getElementById('model_size'))")
+        page.wait(f"{shown('qwen3-30b-a3b on 16 GPUs')} && {shown('experts 1.2 x the mean')}")
+        assert page.value(shown("EP communication"))
+        page.point_at("#answer td[data-tip*='experts ep']")
+        page.wait(f"{tip}.includes('experts ep')")
+        page.fill("#search_options", "moe_imbalance=1.7 moe_imbalance_bound=3")
+        page.wait(shown("experts 1.7 x the mean, 3 x"))
+        page.window(PHONE)
+        assert page.overflow <= 0
         assert not page.errors

@@ -81,6 +81,9 @@ def test_with_experts_one_by_one_a_rank_with_fewer_of_them_is_much_faster():
     layers = tuple(replace(layer, ep=1) for layer in run.plan.layers)
     whole = replace(run, plan=replace(run.plan, layers=layers), kernels=run.kernels._replace(expert=LATER_LOOP))
     assert expected(whole, H800).step_s > 1.5 * expected(run, H800).step_s
+    for calls in (2, 20):  # however many its loop has
+        other = replace(whole, kernels=run.kernels._replace(expert=calls))
+        assert expected(other, H800).step_s > expected(run, H800).step_s
 
 
 def test_three_rows_with_experts_tell_the_others():

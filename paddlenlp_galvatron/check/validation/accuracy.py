@@ -18,7 +18,7 @@ from .options import ValidateOptions
 from .plans import Contest
 from .work import MeasuredRun, key_of
 
-TERMS = {key: name for key, name in TIME.items() if key != "vocabulary"} | {
+TERMS = {key: name for key, name in TIME.items() if key not in ("vocabulary", "experts")} | {
     "waiting": "waiting for a neighbouring stage",
     "idle": "waiting for all ranks, data, everything else",
 }
@@ -72,6 +72,7 @@ def predicted_ms(plan: Plan, cost: CostModel, stage: int, step_ms: float) -> dic
     """The same terms of one stage, predicted; `waiting` includes being idle."""
     parts = [part_ms(part.terms, plan.micro_batches) for part in cost.stage_parts(plan, stage)]
     terms = {name: sum(part.get(name, 0.0) for part in parts) for name in BUSY}
+    terms["tensor"] += sum(part["experts"] for part in parts)  # inside passes, so measured as one
     terms["layouts"] = layouts_ms(plan, cost, stage)
     return {**terms, "waiting": step_ms - sum(terms.values()), "idle": 0.0}
 
