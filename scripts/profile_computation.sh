@@ -1,10 +1,2 @@
 #!/bin/sh
-# Times a model's layers and its vocabulary layers; writes configs/computation_profiling_*.json.
-# profile_model_args.sh has MODEL_PROFILER_ARGS, MODEL_ARGS and all variables; what is set here before it is read holds.
-set -euf
-
-WHAT=computation
-PROFILE_MODE=${PROFILE_MODE:-batch} # static, batch or sequence
-
-# shellcheck source=scripts/profile_model_args.sh
-. "$(dirname "$0")/profile_model_args.sh"
+exec sh "$(dirname "$0")/../llm/auto_parallel/galvatron/scripts/profile_computation.sh" "$@"

@@ -28,6 +28,11 @@ template <class Cost>
 Minimax least_dearest(const Problem& tables, Cost cost, double known, double tolerance, WorkBudget& poll) {
   Minimax best;
   std::vector<int> division(tables.stages);
+  double even = 0;
+  for (int stage = 0, first = 0; stage < tables.stages; first += division[stage++]) {
+    division[stage] = (tables.layers - first) / (tables.stages - stage);
+    if (known == 0) even = std::max(even, cost(stage, Span{first, division[stage]}, kInfinity));
+  }
   // Whether some division has all stages below the limit; makes that the best. By all layers with which each stage may
   // end: a layer that the next stage cannot bear at all may have to go to this one.
   auto reach = [&](double limit) {
@@ -60,13 +65,13 @@ Minimax least_dearest(const Problem& tables, Cost cost, double known, double tol
     double value = 0;
     int first = 0;
     for (int stage = 0; stage < tables.stages; ++stage) {
-      int most = tables.layers - first - (tables.stages - stage - 1), n = 0;
-      for (int step = most; step > 0;) {  // the most layers below the limit
+      const int most = tables.layers - first - (tables.stages - stage - 1);
+      int n = 0, beyond = most + 1;  // the stage bears the one, not the other; looked for around its last number
+      for (int step = 1, at = division[stage]; beyond - n > 1; step = std::min(2 * step, most)) {
+        at = std::min(std::max(at, n + 1), beyond - 1);
         poll.tick(kStepsOfCost);
-        if (n + step <= most && cost(stage, Span{first, n + step}, limit) < limit)
-          n += step;
-        else
-          step /= 2;
+        (cost(stage, Span{first, at}, limit) < limit ? n : beyond) = at;
+        at = beyond > most ? n + step : n == 0 ? beyond - step : (n + beyond) / 2;
       }
       if (!n) return reach(limit);
       value = std::max(value, cost(stage, Span{first, n}, limit));
@@ -79,7 +84,7 @@ Minimax least_dearest(const Problem& tables, Cost cost, double known, double tol
     return true;
   };
   best.bound = known;
-  for (double limit = known > 0 ? known * (1 + kFirstStep) : kInfinity; !improve(limit);) {
+  for (double limit = (known > 0 ? known : even) * (1 + kFirstStep); !improve(limit);) {
     if (limit == kInfinity) return {};
     best.bound = limit;
     limit = limit < kFarthest * known ? limit + 4 * (limit - known) : kInfinity;

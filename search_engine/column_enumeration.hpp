@@ -195,7 +195,7 @@ class ColumnEnumeration {
       const double open = graph_.longest(solution.times, link_, path, poll);
       master_.learn(path);
       if (open - least <= kSettled * least || poll.steps() >= stop_) break;
-      weights = round % 2 == 0 ? halfway(node.weights, solution.weights) : solution.weights;
+      weights = solution.weights;
     }
     if (std::all_of(node.kept.begin(), node.kept.end(), [](const auto& kept) { return kept.size() == 1; }))
       node.bound = kInfinity;  // its one plan is known

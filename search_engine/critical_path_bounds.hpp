@@ -2,10 +2,9 @@
 //
 // A path goes down the pipeline to a stage and stays there. In between it may go down to the last stage and back once
 // or twice: while the stage waits for its first gradient, or for its last one. Then it ends with the stage's own sync,
-// or it comes back up and ends with the first stage's. One more path stays at the first stage, which may have few
-// micro-batches in flight, and goes down and back again and again. The lists of passes say how many passes of the stage
-// each path has (schedule.hpp), whatever the schedule. A path's length is a weighted sum of the stages' times, so the
-// sum of bounds of the stages bounds it.
+// or it comes back up and ends with the first stage's. The lists of passes say how many passes of the stage each path has
+// (schedule.hpp), whatever the schedule. A path's length is a weighted sum of the stages' times, so the sum of bounds of
+// the stages bounds it.
 #pragma once
 
 #include <algorithm>
@@ -34,24 +33,21 @@ struct Weights {
 };
 
 // The weights that are asked of a stage: of the stage that a path leans on (Busy: it never waits; the others make the
-// trip down and back with the first micro-batch, with the last, with both, with one after the other), by how the path
-// ends; of the stages around it; and of one time alone.
+// trip down and back with the first micro-batch, with the last, with both), by how the path ends; of the stages around
+// it; and of one time alone.
 enum Weighting : int {
   kBusy,
   kStart,
   kEnd,
   kBothEnds,
-  kInTurn,
   kBusyLast,
   kStartLast,
   kEndLast,
   kBothEndsLast,
-  kInTurnLast,
   kNowhere,
   kOnce,
   kOnceLast,
   kTwice,
-  kRounds,
   kForward,
   kBackward,
   kSync
@@ -68,7 +64,7 @@ struct PathBound {
   Ending ending;
 };
 
-constexpr std::array<Weighting, 4> kBelow{kNowhere, kOnce, kTwice, kRounds};
+constexpr std::array<Weighting, 3> kBelow{kNowhere, kOnce, kTwice};
 
 class PathBounds {
  public:
@@ -78,15 +74,12 @@ class PathBounds {
       vocab_sync_ = std::max({vocab_sync_, vocab.first.time.sync, vocab.last.time.sync});
     const Schedule& passes = tables.passes;
     const int last = tables.micro_batches - 1;
-    const std::vector<int> in_turn = passes.in_turn(0);
-    rounds_ = static_cast<double>(in_turn.size());
     for (int stage = 0; stage < tables.stages; ++stage) {
       std::array<Weights, kWeightings>& weights = weights_[stage];
       weights[kNowhere] = {0, 0, 0};
       weights[kOnce] = {1, 1, 0};
       weights[kOnceLast] = {1, 1, 1};
       weights[kTwice] = {2, 2, 0};
-      weights[kRounds] = {rounds_, rounds_, 0};
       weights[kForward] = {1, 0, 0};
       weights[kBackward] = {0, 1, 0};
       weights[kSync] = {0, 0, 1};
@@ -97,7 +90,6 @@ class PathBounds {
         paths.push_back({kStart, kOnce, 1, passes.on_path(stage, {0})});
         paths.push_back({kEnd, kOnce, 1, passes.on_path(stage, {last})});
         paths.push_back({kBothEnds, kTwice, 2, passes.on_path(stage, {0, last})});
-        if (stage == 0) paths.push_back({kInTurn, kRounds, rounds_, passes.on_path(stage, in_turn)});
       }
       for (const Path& path : paths) {
         if (!path.own) continue;
@@ -124,14 +116,11 @@ class PathBounds {
 
   // Messages over each link above, and below, the stage.
   static double trips_above(Ending ending) { return ending == kFirst ? 2 : 1; }
-  double trips_below(Weighting below) const {
-    return below == kNowhere ? 0 : below == kOnce ? 2 : below == kTwice ? 4 : 2 * rounds_;
-  }
+  static double trips_below(Weighting below) { return below == kNowhere ? 0 : below == kOnce ? 2 : 4; }
 
   // Whether a cheap bound of a stage will do: its exact optimum under this weighting seldom decides.
   static bool is_minor(int stage, Weighting weighting) {
-    return weighting == kForward || weighting == kRounds || weighting == kInTurnLast ||
-           (stage > 0 && kBusyLast <= weighting && weighting <= kInTurnLast);
+    return weighting == kForward || (stage > 0 && kBusyLast <= weighting && weighting <= kBothEndsLast);
   }
 
   // The longest path, where `time(stage, weighting)` is each stage's share, `link(stage)` a message's to the next, and
@@ -196,7 +185,6 @@ class PathBounds {
   }
 
   double layer_sync_ = 0, vocab_sync_ = 0;  // longest
-  double rounds_ = 1;  // that micro-batches make through the whole pipeline, one after the other
   std::vector<std::vector<PathBound>> of_;
   std::vector<std::array<Weights, kWeightings>> weights_;
 };

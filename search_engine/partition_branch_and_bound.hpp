@@ -26,7 +26,7 @@ struct PipelineSolution {
 
 class PartitionSearch {
  public:
-  PartitionSearch(const Problem& tables, const PathBounds& cuts, StageSolver& stages, const ChoiceCache& cache,
+  PartitionSearch(const Problem& tables, const PathBounds& cuts, StageSolver& stages, ChoiceCache& cache,
                  StepGraph& graph)
       : tables_(tables), cuts_(cuts), stages_(stages), graph_(graph), partitions_(tables, cuts, stages, cache) {}
 
@@ -237,7 +237,7 @@ class PartitionSearch {
     for (int s = 0; s < stage; ++s)
       sum += share(s, PathBounds::above(s, cut.ending)) + PathBounds::trips_above(cut.ending) * links_[s];
     for (int s = stage + 1; s < tables_.stages; ++s)
-      sum += share(s, cut.below) + cuts_.trips_below(cut.below) * links_[s - 1];
+      sum += share(s, cut.below) + PathBounds::trips_below(cut.below) * links_[s - 1];
     return sum;
   }
 

@@ -25,8 +25,8 @@ class Partitions {
     double cost;  // ms, of every pipeline with it, at least
   };
 
-  Partitions(const Problem& tables, const PathBounds& cuts, StageSolver& stages, const ChoiceCache& cache)
-      : tables_(tables), cuts_(cuts), stages_(stages), times_(tables.stages) {
+  Partitions(const Problem& tables, const PathBounds& cuts, StageSolver& stages, ChoiceCache& cache)
+      : tables_(tables), cuts_(cuts), stages_(stages), cache_(cache), times_(tables.stages) {
     for (const Ending ending : kEndings) {
       Elsewhere& head = heads_[ending];
       head.stages.assign(tables.stages, 0);
@@ -40,7 +40,7 @@ class Partitions {
       tail.stages.assign(tables.stages + 1, 0);
       for (int s = tables.stages - 1; s >= 0; --s)
         tail.stages[s] = tail.stages[s + 1] + stages.fixed(s, below) +
-                         (s > 0 ? cuts.trips_below(below) * tables.least_send() : 0);
+                         (s > 0 ? PathBounds::trips_below(below) * tables.least_send() : 0);
       tail.layers = priced(cache, below);
       for (double& sum : tail.layers) sum = tail.layers.back() - sum;
     }
@@ -128,8 +128,6 @@ class Partitions {
     double at(int stage, int layer) const { return both.empty() ? stages[stage] + layers[layer] : both[stage][layer]; }
   };
 
-  using Times = std::array<std::array<double, kWeightings>, 2>;  // cheap bounds and optima; negative: not yet known
-
   // Price of the layers before each layer, each as cheap as a layer of its type can be.
   std::vector<double> priced(const ChoiceCache& cache, Weighting weighting) const {
     std::vector<double> sums{0};
@@ -140,13 +138,15 @@ class Partitions {
     return sums;
   }
 
-  Times& times(int stage, Span span) {
-    const auto [known, is_new] = times_[stage].try_emplace(stages_.key(span));
+  StageTimes& times(int stage, Span span) {
+    const bool inner = stage > 0 && stage < tables_.stages - 1;
+    TimesOfSpans& times = inner ? cache_.inner_times(stage) : times_[stage];
+    const auto [known, is_new] = times.try_emplace(stages_.key(span));
     if (is_new) known->second[false].fill(-1), known->second[true].fill(-1);
     return known->second;
   }
 
-  double time(Times& known, int stage, Span span, Weighting weighting, bool exactly, WorkBudget& poll) {
+  double time(StageTimes& known, int stage, Span span, Weighting weighting, bool exactly, WorkBudget& poll) {
     exactly = exactly && !PathBounds::is_minor(stage, weighting);
     double& time = known[exactly][weighting];
     if (time < 0)
@@ -159,7 +159,7 @@ class Partitions {
   double cost(int stage, Span span, bool exactly, WorkBudget& poll) {
     const auto head = [&](Ending ending) { return heads_[ending].at(stage, span.first); };
     const bool returns = head(kFirst) - head(kHere) >= cuts_.most_sync(stage, span.layers);  // all the longest paths do
-    Times& known = times(stage, span);
+    StageTimes& known = times(stage, span);
     double longest = 0;
     for (const PathBound& cut : cuts_.of(stage)) {
       if (cut.ending != kFirst && returns) continue;
@@ -210,7 +210,7 @@ class Partitions {
     for (int s = 0; s < stages; ++s)
       for (const Arc& arc : arcs_[s]) {
         const int first = arc.span.first, end = arc.span.end();
-        Times& known = times(s, arc.span);
+        StageTimes& known = times(s, arc.span);
         poll.tick();
         for (const Ending ending : kEndings) {
           const double link = s + 1 < stages ? PathBounds::trips_above(ending) * tables_.send_to(end) : 0;
@@ -222,9 +222,9 @@ class Partitions {
     for (int s = stages - 1; s >= 0; --s)
       for (const Arc& arc : arcs_[s]) {
         const int first = arc.span.first, end = arc.span.end();
-        Times& known = times(s, arc.span);
+        StageTimes& known = times(s, arc.span);
         for (const Weighting below : kBelow) {
-          const double link = s > 0 ? cuts_.trips_below(below) * tables_.send_to(first) : 0;
+          const double link = s > 0 ? PathBounds::trips_below(below) * tables_.send_to(first) : 0;
           const double own = below == kNowhere ? 0 : time(known, s, arc.span, below, false, poll);
           tails[below][s][first] = std::min(tails[below][s][first], tails[below][s + 1][end] + own + link);
         }
@@ -237,9 +237,10 @@ class Partitions {
   const Problem& tables_;
   const PathBounds& cuts_;
   StageSolver& stages_;
+  ChoiceCache& cache_;
   std::array<Elsewhere, kEndings.size()> heads_;  // by where paths end
   std::array<Elsewhere, kWeightings> tails_;      // by what lies below
-  std::vector<Map<long, Times>> times_;           // of each stage, by StageSolver::key
+  std::vector<TimesOfSpans> times_;               // of the first and the last stage
   Minimax found_;
   std::vector<Vector<Arc>> arcs_;  // of each stage
 };

@@ -43,17 +43,6 @@ class Schedule {
   int forwards_before(int stage, int backward) const { return others_before(stage, true, backward); }
   int backwards_before(int stage, int forward) const { return others_before(stage, false, forward); }
 
-  // Micro-batches of a stage that make the trip down to the last stage and back one after the other: each is the first
-  // that goes forward after the one before it has come back.
-  std::vector<int> in_turn(int stage) const {
-    std::vector<int> found{0};
-    for (;;) {
-      const int next = forwards_before(stage, returning(found.back()));
-      if (next <= found.back() || next >= micro_batches_) return found;
-      found.push_back(next);
-    }
-  }
-
   // Forwards and backwards of a stage on a path through the schedule that leaves it with the forward of each of these
   // micro-batches, goes down to the last stage, and comes back with the first backward there; nothing: there is none.
   std::optional<std::pair<int, int>> on_path(int stage, const std::vector<int>& leaving) const {

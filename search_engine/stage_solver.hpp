@@ -31,6 +31,10 @@ struct Solved {
 
 using SolvedSpans = Map<long, Solved>;  // by StageSolver::key
 
+// A stage's weighted times, ms: cheap bounds, then optima; negative: not yet known.
+using StageTimes = std::array<std::array<double, kWeightings>, 2>;
+using TimesOfSpans = Map<long, StageTimes>;  // by StageSolver::key
+
 // Choices, and what is solved, by weights and micro-batches in flight; shared by all stages and vocabulary strategies.
 class ChoiceCache {
  public:
@@ -42,12 +46,15 @@ class ChoiceCache {
     return *mixes;
   }
 
+  // Of stages between the first and the last, which know nothing of the vocabulary.
   SolvedSpans& inner(int in_flight, const Weights& weights) { return inner_[{in_flight, weights}]; }
+  TimesOfSpans& inner_times(int stage) { return inner_times_[stage]; }
 
   // Lets go of what is solved, to be solved anew when it is asked for.
   void forget() {
     for (auto& [key, mixes] : weighted_) mixes->forget();
     inner_.clear();
+    inner_times_.clear();
   }
 
   // With every choice that some weighting might want.
@@ -80,6 +87,7 @@ class ChoiceCache {
   std::vector<int> useful_;
   std::map<std::pair<int, Weights>, std::unique_ptr<CountKnapsack>> weighted_;
   std::map<std::pair<int, Weights>, SolvedSpans> inner_;
+  std::map<int, TimesOfSpans> inner_times_;
 };
 
 // The stages of one pipeline under one vocabulary strategy. Everything asked is remembered.

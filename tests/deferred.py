@@ -369,7 +369,7 @@ def install(folder: Path, seed: int) -> Backend:
     dist.stream.all_reduce, dist.stream.all_gather = backend.all_reduce, backend.all_gather
     dist.stream.reduce_scatter, dist.stream.alltoall_single = backend.reduce_scatter, backend.all_to_all
     dist.isend, dist.irecv = backend.send, backend.receive
-    device.synchronize = device.release = device.take = backend.synchronize  # type: ignore[assignment]
+    device.synchronize = device.release = device.reserve = backend.synchronize  # type: ignore[assignment]
     paddle.empty, paddle.empty_like = as_used_before(paddle.empty), as_used_before(paddle.empty_like)
     create = Groups.create
 

@@ -134,7 +134,7 @@ class Memory:
         self.peak = max(self.peak, self.held)
         self._reach(self.held)
 
-    def take(self, more: float) -> None:
+    def reserve(self, more: float) -> None:
         self._traffic()
         self._reach(self.held + more)
 

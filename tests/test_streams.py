@@ -56,7 +56,7 @@ def device_of(recorder, monkeypatch):
     monkeypatch.setattr(device, "allocated_mib", lambda: memory.held)
     monkeypatch.setattr(device, "peak_mib", lambda: memory.peak)
     monkeypatch.setattr(device, "reset_peak", lambda: setattr(memory, "peak", memory.held))
-    monkeypatch.setattr(device, "take", memory.take)
+    monkeypatch.setattr(device, "reserve", memory.reserve)
     monkeypatch.setattr(paddle.device, "synchronize", recorder.traffic)
     monkeypatch.setattr(paddle.device.cuda, "Event", Event)
     monkeypatch.setattr(Link, "_place", lambda link: (memory.hold(1), empty(link._shape, link._dtype))[1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-MOST_FAULTS = 20  # that are refused together
+MOST_FAULTS = 20  # refused together
 
 
 class GalvatronError(Exception):

@@ -54,8 +54,7 @@ def prepare(values: dict[str, Any], json: bool) -> None:
     given = PrepareOptions.from_values(values)
     from paddlenlp_galvatron.training.data import corpus
     from paddlenlp_galvatron.training.data import tokenizer as tokenizers
-
-    from ..training.data.dataset import dataset_files
+    from paddlenlp_galvatron.training.data.dataset import dataset_files
 
     begin = time.monotonic()
     output = given.output

@@ -118,8 +118,7 @@ def check_run(settings: TrainSettings) -> tuple[Plan, ModelShape]:
     """The remaining checks before processes start. Raises UserError."""
     from paddlenlp_galvatron.runtime.precision import Numbers
     from paddlenlp_galvatron.training.checkpoint.adapters import open_adapters
-
-    from ..training.checkpoint.loading import open_weights
+    from paddlenlp_galvatron.training.checkpoint.loading import open_weights
 
     plan, shape = settings.load_plan()
     if settings.use_flash_attention and not gpus.gpu_count():

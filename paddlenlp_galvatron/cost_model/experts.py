@@ -66,7 +66,7 @@ class ExpertPrices(ModulePrices):
         stretch = min(self.options.imbalance, experts.ep)
         rows = stretch * rows_of(model, experts, setting)
         passes, launch = self.times.experts(model.experts // experts.ep, rows, experts.etp)
-        passes = passes.slowed(self.network.beside_receive(setting.pipeline))
+        passes = passes.slowed(self.network.receive_slowdown(setting.pipeline))
         passes = passes if recompute else replace(passes, recompute_ms=0.0)
         weights = expert_weights(model, experts)
         calls = expert_calls(model, experts, recompute, setting, stretch * self._crossing(experts))

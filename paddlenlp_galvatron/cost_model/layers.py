@@ -120,8 +120,8 @@ class LayerPrices(ExpertPrices):
         passes = self.times.layer(layer_type, samples / parts, seq, placed.tp)
         for axis in OF_A_SAMPLE:
             if mesh.degree(axis) > 1:
-                passes = passes.beside(self.times.points(layer_type, axis, samples / parts, seq))
-        passes = passes.slowed(self.network.beside_receive(setting.pipeline))
+                passes = passes.with_points(self.times.points(layer_type, axis, samples / parts, seq))
+        passes = passes.slowed(self.network.receive_slowdown(setting.pipeline))
         sequence_parallel = self.assumed.sequence_parallel
         activation = self.memory.activation_mib(layer_type, placed.tp, seq, sequence_parallel) * samples / parts
         working = self.memory.working_mib(layer_type, placed.tp, seq, sequence_parallel, samples / parts)

@@ -326,7 +326,7 @@ class CostModel(LayerPrices):
         if role != "first":
             every.append(self.times.head(samples / split, self.seqs[last], vocab.tp))
         passes = PassTimes(sum(one.forward_ms for one in every), sum(one.backward_ms for one in every))
-        passes = passes.slowed(self.network.beside_receive(pipeline))
+        passes = passes.slowed(self.network.receive_slowdown(pipeline))
         seq = self.seqs[first if role == "first" else last]  # most of what is kept are the logits
         peak, kept = self.memory.vocab_activation_mib(
             role, vocab.tp, seq, self.assumed.sequence_parallel, samples / split

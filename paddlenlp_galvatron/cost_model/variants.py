@@ -16,7 +16,7 @@ from typing import NamedTuple
 from ..model import Fused, ModelShape, Recompute, Split
 from ..model.layer import apart
 from ..plan.strategy import Assumptions, Precision
-from ..profiles.analytic import layer_numbers_per_token, recompute_shares, spared_numbers_per_token
+from ..profiles.analytic import layer_numbers_per_token, recompute_saving_per_token, recompute_shares
 from ..profiles.computation import PassTimes
 from ..profiles.memory_use import MemoryUse
 from .weights import FP32_BYTES
@@ -36,7 +36,7 @@ class Partly(NamedTuple):
     parts: tuple[Recompute, ...]  # each told apart
     shares: Mapping[Recompute, float]  # of the time of recomputing all of the layer, where they were not measured
     spared: float  # share of what the layer would keep that it does not
-    again_mib: float | None  # per sample; see `MemoryUse.again_mib`
+    again_mib: float | None  # per sample; see `MemoryUse.recompute_peak_mib`
 
     def again_ms(self, times: PassTimes) -> float:
         """Time of the recompute, from the times of the layer's passes and of recomputing all of it."""
@@ -50,7 +50,7 @@ def partly(
 ) -> Partly:
     """The effect of recomputing these parts of a layer."""
     megatron, how = assumed.sequence_parallel, (assumed.mixed_precision, assumed.fused)
-    spared_mib = memory.spared_mib(layer_type, parts, tp, seq, megatron)
+    spared_mib = memory.recompute_saving_mib(layer_type, parts, tp, seq, megatron)
     if spared_mib is None:
         spared = _spared_share(model, parts, seq, tp, megatron, *how)
     else:
@@ -59,7 +59,7 @@ def partly(
         apart(parts),
         recompute_shares(model, seq, *how, FLOPS_PER_BYTE),
         spared,
-        memory.again_mib(layer_type, parts, tp, seq, megatron),
+        memory.recompute_peak_mib(layer_type, parts, tp, seq, megatron),
     )
 
 
@@ -85,7 +85,7 @@ def _spared_share(
         return precision.bytes * numbers + FP32_BYTES * scalars
 
     where = (model, seq, tp, sequence_parallel, fused)
-    return size(*spared_numbers_per_token(*where, parts)) / size(*layer_numbers_per_token(*where))
+    return size(*recompute_saving_per_token(*where, parts)) / size(*layer_numbers_per_token(*where))
 
 
 def frozen_times(times: PassTimes, products: float) -> PassTimes:

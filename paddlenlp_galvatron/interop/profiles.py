@@ -78,7 +78,7 @@ class _Lengths:
         return self._untold
 
     def of_type(self, key: str, text: str | None, layer_type: str) -> str:
-        """That of a layer type."""
+        """The length of a layer type's samples."""
         lengths = self.of(key, text)
         return lengths[min(int(layer_type[:9]), len(lengths) - 1)]
 
@@ -139,7 +139,7 @@ def _put_time(found: Entries, key: str, match: re.Match[str], value: Any, length
         # Galvatron 2.0 writes one for each type, with the other types' layers in it: the least has least of them.
         known = found.content.get(name, math.inf)
         if is_number(value) and (known < value if is_number(known) else name in found.content):
-            continue  # what is no number stays, to be refused
+            continue  # a value that is no number stays, to be refused
         found.put(key, value, name)
 
 

@@ -1,4 +1,4 @@
-"""Which rank of a launch is to blame: what is wrong with those of a node, and which of the wrongs came first."""
+"""Finds the faults of a node's ranks, and the one among those of all nodes that caused the others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from .out_of_memory import EXIT_CODE as OUT_OF_MEMORY
-from .out_of_memory import ended_out_of_memory, kernel_kills, told_peak_mib, told_reason
+from .out_of_memory import ended_out_of_memory, kernel_kills, peak_mib_in, reason_in
 from .status import RankOutcome, RankStatus, RankStatusMemory, in_step, lost_a_peer
 
 STOPPED_S = 20.0  # after which a rank that a signal stopped is given up
@@ -65,12 +65,12 @@ class Rank:
 
     number: int
     process: subprocess.Popen[bytes]
-    board: RankStatusMemory
+    memory: RankStatusMemory
     log: Path
     node: int | None = None  # where there are several
     ended_at: float | None = None
     stopped_since: float | None = None
-    _said: str | None = None
+    _log_end: str | None = None
 
     @property
     def name(self) -> str:
@@ -80,17 +80,17 @@ class Rank:
     def alive(self) -> bool:
         return self.process.poll() is None
 
-    def said(self) -> str:
-        """The end of its log, read once when it has ended."""
+    def log_end(self) -> str:
+        """Reads the end of its log, once where the rank has ended."""
         if self.alive:
             return read_end(self.log)
-        if self._said is None:
-            self._said = read_end(self.log)
-        return self._said
+        if self._log_end is None:
+            self._log_end = read_end(self.log)
+        return self._log_end
 
 
 def read_end(log: Path, start: int = 0) -> str:
-    """The last part of a log, of LOG_END_BYTES, from this byte on at the earliest."""
+    """Reads at most the last LOG_END_BYTES of a log, none before byte `start`."""
     if not log.exists():
         return ""
     with log.open("rb") as file:
@@ -99,7 +99,7 @@ def read_end(log: Path, start: int = 0) -> str:
 
 
 def wait_limit_s() -> float:
-    """For how long this rank may wait for others, as its launcher says."""
+    """Returns how long this rank may wait for others, as its launcher says."""
     return float(os.environ.get(WAIT_VARIABLE, WAIT_S))
 
 
@@ -116,110 +116,110 @@ class LocalRanks:
         return all(rank.process.poll() == 0 for rank in self.ranks)
 
     def faults(self) -> list[Fault]:
-        """Faults so far."""
-        told = [rank.board.read() for rank in self.ranks]
-        speak = any(one.began for one in told)
-        found = [self._fault(rank, one, speak) for rank, one in zip(self.ranks, told, strict=True)]
+        """Returns the faults so far."""
+        statuses = [rank.memory.read() for rank in self.ranks]
+        any_began = any(status.began for status in statuses)
+        found = [self._fault(*pair, any_began) for pair in zip(self.ranks, statuses, strict=True)]
         return [fault for fault in found if fault]
 
     def stalled(self) -> list[Fault]:
-        """Ranks that hold up others, if any wait: those that a signal stopped, and those that compute."""
+        """Returns ranks that others may wait for: a signal stopped them, or they compute."""
         now = time.monotonic()
-        found = [self._stopped(rank, rank.board.read()) for rank in self.ranks if rank.stopped_since is not None]
-        told = [(rank, rank.board.read()) for rank in self.ranks if rank.alive and rank.stopped_since is None]
-        for rank, one in told:
-            if one.began and not one.waits_for and not one.outcome and now - one.since >= IDLE_S:
+        found = [self._stopped(rank, rank.memory.read()) for rank in self.ranks if rank.stopped_since is not None]
+        running = [(rank, rank.memory.read()) for rank in self.ranks if rank.alive and rank.stopped_since is None]
+        for rank, status in running:
+            if status.began and not status.waits_for and not status.outcome and now - status.since >= IDLE_S:
                 message = f"{rank.name} did not come to the others, who wait for it: it has computed for "
-                message += f"{now - one.since:.0f} s{in_step(one.step)}; its log: {rank.log}"
-                found.append(Fault(Kind.STALL, rank.number, message, now - one.since))
+                message += f"{now - status.since:.0f} s{in_step(status.step)}; its log: {rank.log}"
+                found.append(Fault(Kind.STALL, rank.number, message, now - status.since))
         return found
 
     def waits(self) -> list[Wait]:
-        """Operations in which ranks wait for others, or lost them."""
-        now, told = time.monotonic(), [(rank, rank.board.read()) for rank in self.ranks]
+        """Returns operations in which ranks wait for others, or lost them."""
+        now, statuses = time.monotonic(), [(rank, rank.memory.read()) for rank in self.ranks]
         return [
-            Wait(rank.number, one.waits_for, now - one.since)
-            for rank, one in told
-            if one.waits_for and (one.outcome is RankOutcome.LOST_A_PEER if one.outcome else rank.alive)
+            Wait(rank.number, status.waits_for, now - status.since)
+            for rank, status in statuses
+            if status.waits_for and (status.outcome is RankOutcome.LOST_A_PEER if status.outcome else rank.alive)
         ]
 
     def timed_out(self, limit_s: float) -> list[Fault]:
-        """Ranks that have waited for others in one collective for longer than a limit."""
+        """Returns ranks that have waited in one collective for longer than a limit."""
         alive = {rank.number: rank for rank in self.ranks if rank.alive}
         found = [wait for wait in self.waits() if wait.rank in alive and wait.age_s > limit_s]
-        told = "{} has waited for {:.0f} s in {}"
+        message = "{} has waited for {:.0f} s in {}"
         return [
-            Fault(Kind.CONSEQUENCE, wait.rank, told.format(alive[wait.rank].name, wait.age_s, wait.what), wait.age_s)
+            Fault(Kind.CONSEQUENCE, wait.rank, message.format(alive[wait.rank].name, wait.age_s, wait.what), wait.age_s)
             for wait in found
         ]
 
     def explain(self, fault: Fault) -> Fault:
-        """The same with where a rank that computes is in its program, if it is of this node."""
+        """Adds the place in its program to a fault of a stalled rank of this node."""
         for rank in self.ranks:
             if rank.number == fault.rank and fault.kind is Kind.STALL and rank.alive:
                 return replace(fault, message=f"{fault.message}; it is at {_place(rank)}")
         return fault
 
     def overdue(self, limit_s: float) -> list[Fault]:
-        """Those that have not ended within a limit."""
+        """Returns a fault that names the ranks that have not ended within a limit."""
         late = [rank for rank in self.ranks if rank.alive]
         numbers = ", ".join(str(rank.number) for rank in late)
         logs = late[0].log.parent if late else ""
         message = f"rank {numbers} did not end within {limit_s:.0f} s; logs: {logs}"
         return [Fault(Kind.LATE, late[0].number if late else None, message)]
 
-    def _fault(self, rank: Rank, told: RankStatus, speak: bool) -> Fault | None:
+    def _fault(self, rank: Rank, status: RankStatus, any_began: bool) -> Fault | None:
         now, code = time.monotonic(), rank.process.poll()
         if code is None:
             stopped = _state(rank.process.pid) == "T"
             rank.stopped_since = (rank.stopped_since or now) if stopped else None
             if stopped and now - (rank.stopped_since or now) >= STOPPED_S:
-                return self._stopped(rank, told)
+                return self._stopped(rank, status)
         else:
             rank.ended_at = rank.ended_at or now
-        if told.outcome > RankOutcome.DONE:
-            return self._told(rank, told, code)
-        if code is None or told.outcome is RankOutcome.DONE:
+        if status.outcome > RankOutcome.DONE:
+            return self._reported(rank, status, code)
+        if code is None or status.outcome is RankOutcome.DONE:
             return None
-        return self._untold(rank, told, code) if code or speak else None
+        return self._unreported(rank, status, code) if code or any_began else None
 
-    def _stopped(self, rank: Rank, told: RankStatus) -> Fault:
+    def _stopped(self, rank: Rank, status: RankStatus) -> Fault:
         age = time.monotonic() - (rank.stopped_since or 0)
-        message = f"{rank.name} was stopped by a signal (process {rank.process.pid}){in_step(told.step)} "
+        message = f"{rank.name} was stopped by a signal (process {rank.process.pid}){in_step(status.step)} "
         message += "and did not go on for "
         return Fault(Kind.CAUSE, rank.number, f"{message}{age:.0f} s; its log: {rank.log}", age)
 
-    def _told(self, rank: Rank, told: RankStatus, code: int | None) -> Fault:
-        kind = Kind.CONSEQUENCE if told.outcome is RankOutcome.LOST_A_PEER else Kind.CAUSE
-        age = time.monotonic() - told.since
-        if told.exit_code == OUT_OF_MEMORY or (code and ended_out_of_memory(code, rank.said(), self._oom_killed)):
+    def _reported(self, rank: Rank, status: RankStatus, code: int | None) -> Fault:
+        kind = Kind.CONSEQUENCE if status.outcome is RankOutcome.LOST_A_PEER else Kind.CAUSE
+        age = time.monotonic() - status.since
+        if status.exit_code == OUT_OF_MEMORY or (code and ended_out_of_memory(code, rank.log_end(), self._oom_killed)):
             return self._memory(rank, age)
         if kind is Kind.CONSEQUENCE:
-            message = f"{rank.name} lost another rank in {told.waits_for or 'a collective'}: {told.message}"
-        elif told.outcome is RankOutcome.REFUSED:
-            first, *rest = told.message.splitlines() or [""]
+            message = f"{rank.name} lost another rank in {status.waits_for or 'a collective'}: {status.message}"
+        elif status.outcome is RankOutcome.REFUSED:
+            first, *rest = status.message.splitlines() or [""]
             message = "\n".join([f"{first} ({rank.name})", *rest])
         else:
-            message = f"{rank.name} failed{in_step(told.step)}: {told.message}"
-        return Fault(kind, rank.number, f"{message}; its log: {rank.log}", age, told.exit_code)
+            message = f"{rank.name} failed{in_step(status.step)}: {status.message}"
+        return Fault(kind, rank.number, f"{message}; its log: {rank.log}", age, status.exit_code)
 
-    def _untold(self, rank: Rank, told: RankStatus, code: int) -> Fault:
+    def _unreported(self, rank: Rank, status: RankStatus, code: int) -> Fault:
         """Fault of a rank that ended without reporting one."""
-        said = rank.said()
+        log_end = rank.log_end()
         age = time.monotonic() - (rank.ended_at or 0)
-        if ended_out_of_memory(code, said, self._oom_killed):
+        if ended_out_of_memory(code, log_end, self._oom_killed):
             return self._memory(rank, age)
-        lost = code in (1, -signal.SIGABRT) and lost_a_peer(said)
-        lines = [line.strip() for line in said.splitlines() if line.strip()]
+        lost = code in (1, -signal.SIGABRT) and lost_a_peer(log_end)
+        lines = [line.strip() for line in log_end.splitlines() if line.strip()]
         last = f": {lines[-1]}" if lines and (code > 0 or code == -signal.SIGABRT) else ""
         how = f"was ended by signal {-code} ({signal.Signals(-code).name})" if code < 0 else _exit(code)
-        message = f"{rank.name} {how}{in_step(told.step)}{last}; its log: {rank.log}"
+        message = f"{rank.name} {how}{in_step(status.step)}{last}; its log: {rank.log}"
         return Fault(Kind.CONSEQUENCE if lost else Kind.CAUSE, rank.number, message, age)
 
     def _memory(self, rank: Rank, age: float) -> Fault:
-        said = rank.said()
-        message = f"{rank.name} ran out of memory{told_reason(said)}; its log: {rank.log}"
-        return Fault(Kind.CAUSE, rank.number, message, age, 1, True, told_peak_mib(said))
+        log_end = rank.log_end()
+        message = f"{rank.name} ran out of memory{reason_in(log_end)}; its log: {rank.log}"
+        return Fault(Kind.CAUSE, rank.number, message, age, 1, True, peak_mib_in(log_end))
 
     @property
     def _oom_killed(self) -> bool:
@@ -239,7 +239,7 @@ def _state(pid: int) -> str:
 
 
 def _place(rank: Rank) -> str:
-    """Where its Python is; the whole stack goes to its log."""
+    """Lets the rank write its stack to its log, and returns the innermost line."""
     before, end = rank.log.stat().st_size if rank.log.exists() else 0, time.monotonic() + STACK_S
     rank.process.send_signal(signal.SIGUSR1)
     while time.monotonic() < end:
@@ -250,7 +250,7 @@ def _place(rank: Rank) -> str:
 
 
 def with_waits(fault: Fault, waits: Iterable[Wait]) -> Fault:
-    """The same with who waits for it, and in what: of several the one whose group has the rank, and the longest."""
+    """Adds the ranks that wait, and their operation: one whose group has the faulty rank, and the longest wait."""
     waits = [wait for wait in waits if wait.rank != fault.rank]
     if not waits or fault.exit_code != 1 or fault.out_of_memory:  # it says enough
         return fault
@@ -263,13 +263,13 @@ def with_waits(fault: Fault, waits: Iterable[Wait]) -> Fault:
 
 @lru_cache(maxsize=1024)
 def named(ranks: tuple[int, ...]) -> str:
-    """The first ones of many."""
+    """Names ranks, the first NAMED_RANKS of many."""
     more = ", …" if len(ranks) > NAMED_RANKS else ""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:NAMED_RANKS]))}{more}"
 
 
 class FaultClassifier:
-    """Says which of the faults of a launch is to blame, once all that matter can be known."""
+    """Finds the fault that caused the others, once all that matter can be known."""
 
     def __init__(self) -> None:
         self._first: float | None = None

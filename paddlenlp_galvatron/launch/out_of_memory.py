@@ -40,15 +40,15 @@ def tell_out_of_memory(error: BaseException, peak_mib: float) -> None:
     sys.stderr.write(f"{TOLD.format(peak_mib)}: {what.strip()}\n")
 
 
-def told_reason(log: str) -> str:
-    """The failed allocation, after a colon; empty where the log does not name it."""
+def reason_in(log: str) -> str:
+    """Returns the failed allocation of a log, after a colon; empty where the log does not name it."""
     told = [FOUND, TOLD_BY_NCCL, re.compile("|".join(map(re.escape, WORDS)))]
     lines = [line for line in log.splitlines() if any(one.search(line) for one in told)]
     return f": {lines[-1].strip()}" if lines else ""
 
 
-def told_peak_mib(log: str) -> float | None:
-    """The peak that `tell_out_of_memory` wrote to a log, if it did."""
+def peak_mib_in(log: str) -> float | None:
+    """Returns the peak, MiB, that `tell_out_of_memory` wrote to a log, if it did."""
     found = FOUND.search(log)
     return float(found[1]) if found else None
 

@@ -171,12 +171,12 @@ class Launch:
                 rank.process.terminate()
 
     def _start(self, number: int, environment: dict[str, str]) -> Rank:
-        board, path = RankStatusMemory(), self._folder / f"workerlog.{number}"
+        memory, path = RankStatusMemory(), self._folder / f"workerlog.{number}"
         own = {**COMMON_ENVIRONMENT, **self._variables, **environment}
-        own |= {STATUS: str(board.descriptor), WAIT_VARIABLE: str(self._wait_s)}
+        own |= {STATUS: str(memory.descriptor), WAIT_VARIABLE: str(self._wait_s)}
         path.unlink(missing_ok=True)  # a link of others would lead elsewhere, and a pipe wait for ever
-        process = begin_process(self._command, {**KEEP_MEMORY, **os.environ, **own}, path, board.descriptor)
-        return Rank(number, process, board, path, self._nodes.node_rank if self._nodes.num_nodes > 1 else None)
+        process = begin_process(self._command, {**KEEP_MEMORY, **os.environ, **own}, path, memory.descriptor)
+        return Rank(number, process, memory, path, self._nodes.node_rank if self._nodes.num_nodes > 1 else None)
 
     def _error(self, fault: Fault) -> LaunchError:
         fault = self._ranks.explain(fault)
@@ -272,4 +272,4 @@ def _end(ranks: Sequence[Rank]) -> None:
             with suppress(subprocess.TimeoutExpired):
                 rank.process.wait(timeout=max(0.0, deadline - time.monotonic()))
     for rank in ranks:
-        rank.board.close()
+        rank.memory.close()

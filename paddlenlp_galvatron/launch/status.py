@@ -81,15 +81,15 @@ def _cut(text: str, limit: int) -> bytes:
     return text.encode(errors="replace")[:limit]
 
 
-def _find_board() -> RankStatusMemory:
-    number = os.environ.pop(VARIABLE, "")  # a process that this one starts has no place on it
+def _open_memory() -> RankStatusMemory:
+    number = os.environ.pop(VARIABLE, "")  # a process that this one starts has no part in it
     try:
         return RankStatusMemory(int(number) if number else None)
     except (OSError, ValueError):
         return RankStatusMemory()
 
 
-_board = _find_board()
+_memory = _open_memory()
 _began = False
 _step = BEFORE_STEPS
 _waits: list[tuple[str, float]] = []  # outermost first, and since when
@@ -118,12 +118,12 @@ def step() -> int:
 
 def done() -> None:
     """The rank has ended, with all others."""
-    _board.write(RankStatus(True, RankOutcome.DONE, step=_step, since=time.monotonic()))
+    _memory.write(RankStatus(True, RankOutcome.DONE, step=_step, since=time.monotonic()))
 
 
 def failed(outcome: RankOutcome, message: str, exit_code: int = 1, waited_in: str = "") -> None:
     """It failed, and will end with an exit code. `waited_in`: what its device did, where that is not what it did."""
-    _board.write(RankStatus(True, outcome, exit_code, _step, time.monotonic(), waited_in or _failed_in, message))
+    _memory.write(RankStatus(True, outcome, exit_code, _step, time.monotonic(), waited_in or _failed_in, message))
 
 
 @contextmanager
@@ -157,7 +157,7 @@ def longest_wait() -> tuple[str, float] | None:
 
 
 def _tell() -> None:
-    _board.write(RankStatus(_began, step=_step, since=time.monotonic(), waits_for=_waits[0][0] if _waits else ""))
+    _memory.write(RankStatus(_began, step=_step, since=time.monotonic(), waits_for=_waits[0][0] if _waits else ""))
 
 
 def lost_a_peer(text: str) -> bool:

@@ -161,18 +161,17 @@ def _batch_fault(plan: Plan, who: str, dp: int) -> str:
 
 def _dp_type_faults(plan: Plan) -> Iterator[str]:
     expressible = {plan.default_dp_type, DataParallel.ZERO3}
-    for layers, dp_type in _named_runs([layer.dp_type for layer in plan.layers]):
-        if dp_type not in expressible:
-            yield (
-                f"dp_types_enc: {dp_type} of {layers} cannot be written to a file; "
-                f"choose default_dp_type ({plan.default_dp_type}) or zero3"
-            )
-    for layers, dp_type in _named_runs([layer.experts.dp_type for layer in plan.layers]):
-        if dp_type not in expressible:
-            yield (
-                f"dp_types_of_ep_enc: {dp_type} of {layers} cannot be written to a file; "
-                f"choose default_dp_type ({plan.default_dp_type}) or zero3"
-            )
+    of_layers = {
+        "dp_types_enc": [layer.dp_type for layer in plan.layers],
+        "dp_types_of_ep_enc": [layer.experts.dp_type for layer in plan.layers],
+    }
+    for name, dp_types in of_layers.items():
+        for layers, dp_type in _named_runs(dp_types):
+            if dp_type not in expressible:
+                yield (
+                    f"{name}: {dp_type} of {layers} cannot be written to a file; "
+                    f"choose default_dp_type ({plan.default_dp_type}) or zero3"
+                )
     if plan.vocab.dp_type not in expressible:
         yield (
             f"embed_sdp: {plan.vocab.dp_type} is neither default_dp_type ({plan.default_dp_type}) nor zero3; choose "

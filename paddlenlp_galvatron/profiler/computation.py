@@ -262,8 +262,8 @@ def _times(rounds: Sequence[PassRound]) -> PassTimes:
     forward, backward = (
         Timing.of_rounds(each).ms for each in ([one.forward for one in rounds], [one.backward for one in rounds])
     )
-    again = [each.recompute_ms for each in rounds if each.recompute_ms]
-    return PassTimes(forward, backward, Timing.of_samples(again).ms if again else rounds[0].recompute_ms)
+    recompute = [each.recompute_ms for each in rounds if each.recompute_ms]
+    return PassTimes(forward, backward, Timing.of_samples(recompute).ms if recompute else rounds[0].recompute_ms)
 
 
 def computation_profile(

@@ -89,10 +89,10 @@ class MemoryProfiler:
         def of_one(tp: int, recompute: Recompute = Recompute.NONE) -> float:
             return (use(many, tp, recompute).kept - use(few, tp, recompute).kept) / (many - few) / self.samples
 
-        def spared(parts: Recompute) -> dict[int, float]:
+        def saving(parts: Recompute) -> dict[int, float]:
             return {tp: (use(few, tp).kept - use(few, tp, parts).kept) / few / self.samples for tp in degrees}
 
-        def again(parts: Recompute) -> dict[int, float]:
+        def peak(parts: Recompute) -> dict[int, float]:
             more = {tp: use(few, tp, parts).working - use(few, tp).working for tp in degrees}
             return {tp: max(mib, 0.0) / self.samples for tp, mib in more.items()}
 
@@ -108,8 +108,8 @@ class MemoryProfiler:
             checkpoint_mib=of_one(1, Recompute.FULL),
             working_mib={tp: working(tp)[1] for tp in degrees},
             working_constant_mib={tp: working(tp)[0] for tp in degrees},
-            recompute_saving_mib={parts: spared(parts) for parts in APART},
-            recompute_peak_mib={parts: again(parts) for parts in APART},
+            recompute_saving_mib={parts: saving(parts) for parts in APART},
+            recompute_peak_mib={parts: peak(parts) for parts in APART},
         )
 
     def _line(self, mib: Callable[[int], float]) -> tuple[float, float]:

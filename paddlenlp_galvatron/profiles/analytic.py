@@ -152,8 +152,8 @@ def analytic_computation(
     for seq in lengths:
         for batch in BATCHES:
             tokens, shape = batch * seq, Shape(batch, seq)
-            again = recompute_shares(model, seq, precision, fused, flops_per_ms / bytes_per_ms)
-            layer = replace(of_layer(tokens, seq, 1), shares=again)
+            shares = recompute_shares(model, seq, precision, fused, flops_per_ms / bytes_per_ms)
+            layer = replace(of_layer(tokens, seq, 1), shares=shares)
             embedding = passes(tokens, model.hidden_size * precision.bytes)
             head = passes(tokens, 1.5 * model.vocab_size * FP32_BYTES, model.hidden_size * model.vocab_size, 1)
             layer_ms[shape] = layer.forward_ms / batch
@@ -161,7 +161,7 @@ def analytic_computation(
             for part, times in ((layer_part(), layer), (EMBEDDING, embedding), (HEAD, head)):
                 measured[PassKey(part, batch, seq)] = times
             for tp in DEGREES[1:]:  # a product's start is not split
-                split = replace(of_layer(tokens, seq, tp), shares=again)
+                split = replace(of_layer(tokens, seq, tp), shares=shares)
                 measured[PassKey(layer_part(), batch, seq, tp)] = split
     launch_ms = LAYER_CALLS * sheet.launch.value / 1000
     # AdamW reads gradient, master weight and moments and writes the last three and the weight.
@@ -269,13 +269,13 @@ def layer_numbers_per_token(
     return _on_a_rank(model.block.kept(fused), model.block.heads, seq, tp, sequence_parallel, fused)
 
 
-def spared_numbers_per_token(
+def recompute_saving_per_token(
     model: ModelShape, seq: int, tp: int, sequence_parallel: bool, fused: Fused, recompute: Recompute
 ) -> tuple[float, float]:
     """Activations that a layer does not keep if it recomputes some parts, in the same numbers."""
-    spared = sum((one.spared for one in model.block.again(recompute, fused)), Kept())
+    saving = sum((one.spared for one in model.block.again(recompute, fused)), Kept())
     heads = model.block.heads if Recompute.ATTENTION in recompute else 0
-    return _on_a_rank(spared, heads, seq, tp, sequence_parallel, fused)
+    return _on_a_rank(saving, heads, seq, tp, sequence_parallel, fused)
 
 
 @lru_cache(maxsize=1024)  # asked for with the price of every strategy
@@ -295,7 +295,7 @@ def recompute_shares(
     for part in APART:
         products = sum(one.flops for one in model.block.again(part, fused))
         flops = products + (core if Recompute.ATTENTION in part else 0)
-        shares[part] = work(flops, spared_numbers_per_token(*where, part)) / whole
+        shares[part] = work(flops, recompute_saving_per_token(*where, part)) / whole
     return shares
 
 

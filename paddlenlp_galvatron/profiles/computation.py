@@ -96,33 +96,34 @@ class PassTimes:
     def launched(self, launch: PassTimes, messages_ms: float) -> PassTimes:
         """These, and the time that a GPU waits for its host to launch a layer. Hosts run ahead, so that this counts
         over all passes of a layer and its messages together: what they lack is added where it is launched."""
-        again = self.recompute_ms or 0.0
-        again_host = launch.recompute_ms * min(again / self.forward_ms, 1.0) if launch.recompute_ms and again else 0.0
-        host_ms = launch.forward_ms + launch.backward_ms + again_host
-        lacking = host_ms - (self.forward_ms + self.backward_ms + again + messages_ms)
+        recompute, recompute_host = self.recompute_ms or 0.0, 0.0
+        if launch.recompute_ms and recompute:
+            recompute_host = launch.recompute_ms * min(recompute / self.forward_ms, 1.0)
+        host_ms = launch.forward_ms + launch.backward_ms + recompute_host
+        lacking = host_ms - (self.forward_ms + self.backward_ms + recompute + messages_ms)
         if lacking <= 0:
             return self
         return replace(
             self,
             forward_ms=self.forward_ms + lacking * launch.forward_ms / host_ms,
             backward_ms=self.backward_ms + lacking * launch.backward_ms / host_ms,
-            recompute_ms=again + lacking * again_host / host_ms if again else self.recompute_ms,
+            recompute_ms=recompute + lacking * recompute_host / host_ms if recompute else self.recompute_ms,
         )
 
     def slowed(self, factor: float) -> PassTimes:
         """Each pass so many times as long."""
-        again = None if self.recompute_ms is None else factor * self.recompute_ms
+        recompute_ms = None if self.recompute_ms is None else factor * self.recompute_ms
         forward_ms, backward_ms = factor * self.forward_ms, factor * self.backward_ms
-        return replace(self, forward_ms=forward_ms, backward_ms=backward_ms, recompute_ms=again)
+        return replace(self, forward_ms=forward_ms, backward_ms=backward_ms, recompute_ms=recompute_ms)
 
-    def beside(self, points: CommPointTimes) -> PassTimes:
+    def with_points(self, points: CommPointTimes) -> PassTimes:
         """Adds the work at the communication points of a shared layer; recomputing all repeats forward's."""
-        again = None if self.recompute_ms is None else self.recompute_ms + points.forward_ms
+        recompute_ms = None if self.recompute_ms is None else self.recompute_ms + points.forward_ms
         return replace(
             self,
             forward_ms=self.forward_ms + points.forward_ms,
             backward_ms=self.backward_ms + points.backward_ms,
-            recompute_ms=again,
+            recompute_ms=recompute_ms,
         )
 
 

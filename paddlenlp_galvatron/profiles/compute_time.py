@@ -125,11 +125,11 @@ class ComputeTimes:
         passes = self._passes[part, degree]
         forward = self._time(part, {s: t.forward_ms for s, t in passes.items()}, samples, seq)
         backward = self._time(part, {s: t.backward_ms for s, t in passes.items()}, samples, seq)
-        again = {s: t.recompute_ms for s, t in passes.items() if t.recompute_ms is not None}
-        again_ms = self._time(part, again, samples, seq) if len(again) == len(passes) else forward
+        known = {s: t.recompute_ms for s, t in passes.items() if t.recompute_ms is not None}
+        recompute = self._time(part, known, samples, seq) if len(known) == len(passes) else forward
         told = [s for s, times in passes.items() if times.shares]
         nearest = min(told, key=lambda s: (abs(s.seq - seq), abs(s.batch - samples)), default=None)
-        return PassTimes(forward, backward, again_ms, passes[nearest].shares if nearest else {})
+        return PassTimes(forward, backward, recompute, passes[nearest].shares if nearest else {})
 
     def _time(self, part: str, points: Mapping[Shape, float], samples: float, seq: int) -> float:
         """Time in ms: over the batch a curve through the points of one length, over lengths a curve of time a token."""

@@ -85,23 +85,23 @@ class MemoryUse:
             "measure it with `galvatron profile memory` or search with disable_ckpt"
         )
 
-    def spared_mib(
+    def recompute_saving_mib(
         self, layer_type: int, recompute: Recompute, tp: int, seq: int, sequence_parallel: bool
     ) -> float | None:
         """Part of `activation_mib` that a layer which recomputes parts does not keep; None: not measured."""
-        found = self._of_parts("recompute_saving_mib", layer_type, recompute, tp, seq, sequence_parallel)
-        return None if found is None else sum(found)
+        saving = self._of_parts("recompute_saving_mib", layer_type, recompute, tp, seq, sequence_parallel)
+        return None if saving is None else sum(saving)
 
-    def again_mib(
+    def recompute_peak_mib(
         self, layer_type: int, recompute: Recompute, tp: int, seq: int, sequence_parallel: bool
     ) -> float | None:
-        """Per sample, what backward needs beyond `working_mib` where parts are recomputed, one after the other: what
-        those before have spared is spared no longer. None: it was not measured."""
-        found = self._of_parts("recompute_peak_mib", layer_type, recompute, tp, seq, sequence_parallel)
-        spared = self._of_parts("recompute_saving_mib", layer_type, recompute, tp, seq, sequence_parallel)
-        if found is None or spared is None:
+        """Per sample, what backward needs beyond `working_mib` where parts are recomputed one after the other: each
+        finds the activations of those before it in memory. None: not measured."""
+        peak = self._of_parts("recompute_peak_mib", layer_type, recompute, tp, seq, sequence_parallel)
+        saving = self._of_parts("recompute_saving_mib", layer_type, recompute, tp, seq, sequence_parallel)
+        if peak is None or saving is None:
             return None
-        return max(mib + before for mib, before in zip(found, accumulate(spared, initial=0.0), strict=False))
+        return max(mib + before for mib, before in zip(peak, accumulate(saving, initial=0.0), strict=False))
 
     def _of_parts(
         self, field: str, layer_type: int, recompute: Recompute, tp: int, seq: int, sequence_parallel: bool

@@ -54,7 +54,7 @@ class Network:
             curve = self._sends[stages] = self._send(stages)
         return curve(mib)
 
-    def beside_receive(self, stages: int) -> float:
+    def receive_slowdown(self, stages: int) -> float:
         """How many times as long a pass takes while the receive of the next one is posted: on a GPU that holds some of
         what the pass computes with."""
         return 1.0 if stages == 1 else self.profile.overlap_by_kind.get(Collective.SEND, 1.0)

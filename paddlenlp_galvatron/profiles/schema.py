@@ -54,7 +54,7 @@ class Place(NamedTuple):
 
 
 class Values(Protocol[T_co]):
-    """Values of a kind, as they stand in a file."""
+    """Reads and writes the values of one kind."""
 
     def read(self, place: Place, value: object) -> T_co:
         """The value at a place. Raises UserError."""
@@ -177,8 +177,8 @@ class Record(Generic[T]):
         fields: Mapping[str, tuple[str, Values[Any]]],
         optional: Mapping[str, tuple[str, Values[Any]]] = {},
     ):
-        """`fields`: name in the file -> (attribute and argument of `made`, its values). What is `optional` is left out
-        where it is None or empty."""
+        """`fields`: name in the file -> (attribute and argument of `made`, its values). An `optional` field
+        that is None or empty is not written."""
         self._made, self._fields, self._optional = made, {**fields, **optional}, set(optional)
 
     def read(self, place: Place, value: object) -> T:
@@ -205,7 +205,7 @@ class Record(Generic[T]):
 class Content:
     """The content of one kind of file."""
 
-    command: str  # that measures it
+    command: str  # `galvatron profile …` that measures it
     entries: Mapping[str, tuple[Table[Any, Any], str]]  # Galvatron's, by name: table, "unit: meaning"
     ours: Mapping[str, tuple[Values[Any], str]] = field(default_factory=dict)  # in our object of the file
     begins: tuple[str, ...] = ()  # a key that begins so, but is no entry's, is a mistake; others are skipped
@@ -216,7 +216,7 @@ class Content:
         return {name: meaning for name, (_, meaning) in [*self.entries.items(), *self.ours.items()]}
 
     def read(self, path: str, found: Entries, ours: Mapping[str, Any], note: Note) -> dict[str, Any]:
-        """Values by name; tables without entries are empty, and what stands not in our object is left out. Raises
+        """Returns values by name: tables without entries are empty, names that our object lacks are left out. Raises
         UserError with every fault."""
         result: dict[str, Any] = {name: {} for name in self.entries}
         faults, strange, file = Faults(), [], Place(path, origins=found.origins)
@@ -251,7 +251,7 @@ class Content:
         )
 
     def write(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Content of the file, and of our object in it, without what is empty."""
+        """Returns the content of the file and of our object in it, each without empty entries."""
         told: dict[str, Any] = {}
         for name, (table, _) in self.entries.items():
             told |= table.write(values.get(name, {}))

@@ -154,7 +154,7 @@ def to_host(tensor: Any) -> Any:
     return staged.numpy()
 
 
-def take(mib: float) -> None:
+def reserve(mib: float) -> None:
     """Let the allocator take this much more from the GPU, in one piece, for tensors to come; what it has and no tensor
     holds is given back before. Both wait for all that the device was given to do. Raises where there is not as much."""
     if on_gpu():

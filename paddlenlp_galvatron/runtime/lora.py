@@ -93,7 +93,7 @@ class _Frozen(Unit):
     def finish(self) -> None:
         pass
 
-    def take(self) -> None:
+    def finish_reductions(self) -> None:
         pass
 
 

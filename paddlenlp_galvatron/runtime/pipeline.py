@@ -128,10 +128,10 @@ class Headroom:
         """Call after the first step."""
         self._passing_mib = device.peak_mib() - self._before_mib
 
-    def take(self) -> None:
+    def reserve(self) -> None:
         """Take what the second step needs, and all that follow. Raises where there is not as much."""
         beyond_mib = self._schedule.most_held(self.held_mib) - self._in_turn.most_held(self.held_mib)
-        device.take(self._passing_mib + beyond_mib)
+        device.reserve(self._passing_mib + beyond_mib)
         device.reset_peak()  # the peak of a step is measured, not the memory taken in advance
 
 
@@ -194,7 +194,7 @@ class Pipeline:
     def _run(self, samples: Samples, scale: float) -> Any:
         if (headroom := self._headroom) and self._next_schedule is self._schedule:
             self._have_places()
-            headroom.take()
+            headroom.reserve()
             self._headroom = headroom = None
         elif headroom:
             headroom.begin()

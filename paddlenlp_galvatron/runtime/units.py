@@ -147,16 +147,16 @@ class Unit:
         if not self._reduced:
             self._start()
         self._reduced = False
-        self.take()
+        self.finish_reductions()
 
     def _start(self) -> None:
         """Start reducing the local gradients."""
-        self.take()
+        self.finish_reductions()
         self._sum_copies()
         if self.group is not None:
             self._pending = [all_reduce_start(weight.gradient, self.group) for weight in self.weights]
 
-    def take(self) -> None:
+    def finish_reductions(self) -> None:
         """Wait for the reductions under way, and keep their results."""
         self._finished()
 
@@ -194,10 +194,10 @@ class JoinedUnit(Unit):
         self._sum: Any = None
 
     def _start(self) -> None:
-        self.take()
+        self.finish_reductions()
         self._pending = [all_reduce_start(self._joined_gradients(), self.group)]
 
-    def take(self) -> None:
+    def finish_reductions(self) -> None:
         for joined in self._finished():
             self._sum = add(self._sum, joined, self.weights[0].gradient_dtype)
 
@@ -318,10 +318,10 @@ class ShardedUnit(Unit):
             self._publishing = None
 
     def _start(self) -> None:
-        self.take()
+        self.finish_reductions()
         self._pending = [reduce_scatter_start(self._joined_gradients(self._padding), self.group)]
 
-    def take(self) -> None:
+    def finish_reductions(self) -> None:
         for part in self._finished():
             self._sum = add(self._sum, part, self.weights[0].gradient_dtype)
 
@@ -433,7 +433,7 @@ class Chain:
         self._release(position)
         for before in self._reducing.units:
             if before.sends_whole or any(unit.every_micro_batch for unit in units):
-                before.take()  # its whole message goes before the next one is made
+                before.finish_reductions()  # its whole message goes before the next one is made
         for unit in units:
             unit.backward_done(self.last_backward)
         self._reducing.units = units

@@ -19,11 +19,11 @@ from .solver import Solution, solve
 __all__ = ["Candidate", "FamilyOutcome", "Need", "SearchOptions", "SearchResult", "Solution", "search", "solve"]
 
 
-class _Room(ModuleType):
+class _CallablePackage(ModuleType):
     """`galvatron.search("qwen2.5-7b", …)` is a command and the name of this sub-package: both work."""
 
     def __call__(self, *model: Any, **options: Any) -> Any:
         return import_module("..api", __package__).search(*model, **options)
 
 
-sys.modules[__name__].__class__ = _Room
+sys.modules[__name__].__class__ = _CallablePackage

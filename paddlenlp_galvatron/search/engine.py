@@ -255,13 +255,15 @@ class _Search:
         """Strategies of each layer type, and of a vocabulary that suits the first and the last one."""
         layers = [space.layers(family) for space in self.spaces]
         others = set(self.spaces[-1].vocabularies(family))
-        if self.options.one_strategy:
+        vocabularies = [vocab for vocab in self.spaces[0].vocabularies(family) if vocab in others]
+        if self.options.one_strategy:  # and its like for the vocabulary
             return [
                 Strategies([[layer]] * len(layers), [vocab])
-                for layer, vocab in self.spaces[0].uniform(family)
-                if all(layer in some for some in layers) and vocab in others
+                for layer in layers[0]
+                if all(layer in some for some in layers[1:])
+                for vocab in vocabularies
+                if vocab.axes == layer.axes
             ]
-        vocabularies = [vocab for vocab in self.spaces[0].vocabularies(family) if vocab in others]
         return [Strategies(layers, vocabularies)] if all(layers) and vocabularies else []
 
     def _work(self) -> None:
@@ -419,9 +421,9 @@ class _Search:
         for entry in self.too_big:
             if entry.family.chunks > 1:
                 continue
-            memory_mib, vocab, division, choice = self._core(entry, cost_arrays).least_memory(self.cancel)
-            if least is None or memory_mib < least[0]:
-                least = memory_mib, entry.strategies.plan(entry.family, vocab, division, choice, self.bare)
+            mib, vocab, division, choice = self._core(entry, cost_arrays).least_memory(self.cancel)
+            if least is None or mib < least[0]:
+                least = mib, entry.strategies.plan(entry.family, vocab, division, choice, self.bare)
         return Need.of(least[1], self.cost) if least else None
 
     def _documented(self, best: Candidate, lower_bound_s: float) -> Candidate:

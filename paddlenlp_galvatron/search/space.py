@@ -177,14 +177,6 @@ class Space:
             for dp_type in self._vocab_dp_types(family.stage_size, degrees.tp)
         ]
 
-    def uniform(self, family: PlanFamily) -> Iterator[tuple[LayerStrategy, VocabStrategy]]:
-        """One strategy for all layers, and its like for the vocabulary."""
-        vocabularies = self.vocabularies(family)
-        for layer in self.layers(family):
-            for vocab in vocabularies:
-                if vocab.axes == layer.axes:
-                    yield layer, vocab
-
     def _degrees(self, family: PlanFamily, tensor: str) -> Iterator[Degrees]:
         """Degrees of layers (`tensor` "tp") or of the vocabulary ("vtp")."""
         size = family.stage_size

@@ -88,7 +88,7 @@ def test_a_value_is_data(stand_in, tmp_path, shell, script, variable, option):
 
 @shells
 def test_what_profile_hardware_writes_holds_values_as_data(stand_in, tmp_path, shell):
-    scripts = Path(shutil.copytree(ROOT / "scripts", tmp_path / "my scripts"))
+    scripts = Path(shutil.copytree(LLM / "scripts", tmp_path / "my scripts"))
     variables = {"OUTPUT": HOSTILE, "MASTER_ADDR": HOSTILE, "launch": "python -m paddle.distributed.launch --gpus 0,1"}
     start(shell, scripts / "profile_hardware.sh", tmp_path, "--end_mb", HOSTILE, **variables)
     for part in HARDWARE:
@@ -103,8 +103,6 @@ def test_what_profile_hardware_writes_holds_values_as_data(stand_in, tmp_path, s
 
 
 def test_the_folder_beside_paddlenlps_scripts_stands_on_its_own(stand_in, tmp_path):
-    for script in (LLM / "scripts").glob("*.sh"):
-        assert script.read_bytes() == (ROOT / "scripts" / script.name).read_bytes(), "cp scripts/… after a change"
     copied = Path(shutil.copytree(LLM, tmp_path / "somewhere else"))
     for name in ("profile_computation", "profile_memory", "search_dist"):
         for place in (copied / f"{name}.sh", copied / "scripts" / f"{name}.sh"):

@@ -40,7 +40,7 @@ def test_a_layers_gradients_go_in_one_message(dp_type, monkeypatch):
     ]
     weights = [ShardedParameter("w", tuple(t.shape), Slice(), t, Group, 2) for t in tensors]
     unit = units.make_unit(weights, dp_type, every_micro_batch=False)
-    monkeypatch.setattr(units.ShardedUnit, "take", lambda self: None)
+    monkeypatch.setattr(units.ShardedUnit, "finish_reductions", lambda self: None)
     for weight in weights:
         weight.accumulate(paddle.ones(weight.shape))
     unit.backward_done(last=True)

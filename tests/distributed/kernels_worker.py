@@ -21,7 +21,7 @@ from paddlenlp_galvatron.check.parity.parity import small_case
 from paddlenlp_galvatron.plan import uniform_plan
 from paddlenlp_galvatron.runtime import grouped
 from paddlenlp_galvatron.runtime.adapters import Kernels, load_family
-from paddlenlp_galvatron.runtime.adapters.decoder import DecoderAdapter
+from paddlenlp_galvatron.runtime.adapters.decoder import Adapter
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.groups import run_as_rank
 from paddlenlp_galvatron.runtime.paddle_private import MultiTensorAdamW
@@ -36,7 +36,7 @@ def train_by_twins(folder: str) -> None:
     twins.install()
     Kernels.of = classmethod(lambda cls, _: cls(True, True, True, True))
     grouped.has_kernel = lambda dtype: True
-    linear, update, decoder_layer = functional.linear, MultiTensorAdamW._update, DecoderAdapter.decoder_layer
+    linear, update, decoder_layer = functional.linear, MultiTensorAdamW._update, Adapter.decoder_layer
 
     def as_on_gpus(*arguments, **named):
         with mock.patch.object(paddle, "is_compiled_with_cuda", lambda: True):
@@ -53,7 +53,7 @@ def train_by_twins(folder: str) -> None:
         return layer
 
     functional.linear, MultiTensorAdamW._update = as_on_gpus, aligned
-    DecoderAdapter.decoder_layer = with_rope
+    Adapter.decoder_layer = with_rope
     paddle.optimizer.AdamW = MultiTensorAdamW
     sys.argv[1:] = [folder]
     parity_worker.main()

@@ -239,7 +239,7 @@ def test_only_the_end_of_a_log_is_read_and_once(tmp_path, monkeypatch):
     reads = []
     monkeypatch.setattr(faults, "read_end", lambda log, read=faults.read_end: reads.append(log) or read(log))
     rank = faults.Rank(0, Mock(**{"poll.return_value": 1}), status.RankStatusMemory(), path)
-    said = {rank.said() for _ in range(9)}
+    said = {rank.log_end() for _ in range(9)}
     assert [len(text) for text in said] == [faults.LOG_END_BYTES] and said.pop().endswith("the end")
     assert len(reads) == 1
 

@@ -23,9 +23,9 @@ from paddlenlp_galvatron.launch.out_of_memory import (
     EXIT_CODE,
     ended_out_of_memory,
     is_out_of_memory,
+    peak_mib_in,
+    reason_in,
     tell_out_of_memory,
-    told_peak_mib,
-    told_reason,
 )
 from paddlenlp_galvatron.launch.processes import LaunchError, OutOfMemory, launch
 from paddlenlp_galvatron.launch.status import lost_a_peer
@@ -122,7 +122,7 @@ def test_failed_allocations_are_known_wherever_they_fail(allocate, capsys):
         tell_out_of_memory(caught.value, 12.34)
         told = capsys.readouterr().err.splitlines()
         assert len(told) == 1 and ("allocate" in told[0] or "ResourceExhausted" in told[0])
-        assert told_peak_mib(told[0]) == 12.3
+        assert peak_mib_in(told[0]) == 12.3
 
 
 MEMORY, PEER, CAUSE = "memory", "peer", "cause"
@@ -157,11 +157,11 @@ def test_a_message_is_taken_for_what_it_is(message, kind):
 def test_nccls_reason_stands_in_the_log():
     """In place of the same error of an illegal address."""
     log = "h100:1:2 [0] transport/p2p.cc:260 NCCL WARN Cuda failure 2 'out of memory'\nOSError: unhandled cuda error"
-    assert ended_out_of_memory(1, log, killed=False) and "Cuda failure 2" in told_reason(log)
+    assert ended_out_of_memory(1, log, killed=False) and "Cuda failure 2" in reason_in(log)
     assert not ended_out_of_memory(1, log.replace("2 'out of memory'", "700 'an illegal memory access'"), False)
     closed = "h100:1:2 [0] misc/socket.cc:50 NCCL WARN socketProgress: Connection closed by remote peer h101<40000>"
     assert lost_a_peer(f"{closed}\nterminate called after throwing an instance of 'common::enforce::EnforceNotMet'")
-    assert told_peak_mib("error: something else") is None
+    assert peak_mib_in("error: something else") is None
 
 
 def test_an_end_is_told_from_others_by_code_log_and_kernel():

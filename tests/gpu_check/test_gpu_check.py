@@ -295,7 +295,7 @@ def turned(query, key, _value, sin, cos, use_neox_rotary_style):
     return *(x * cos + y * sin for x, y in zip((query, key), swapped, strict=True)), None
 
 
-@pytest.mark.parametrize("number", [0, 1, 2, 3, 5, 6, 7, 8])
+@pytest.mark.parametrize("number", [0, 1, 2, 3, 5, 6, 7, 8, 9])
 def test_a_kernel_that_is_off_is_seen_and_one_that_is_right_passes(number, monkeypatch):
     """By stand-ins for kernels that CPUs lack, written otherwise than what they are held against."""
     monkeypatch.setattr(attention, "flashmask_attention", masked)
@@ -407,6 +407,7 @@ def test_kernels_and_what_runs_beside_messages_are_tried_on_cpu_processes(tmp_pa
     assert ran.code == 0, ran.out + ran.err
     states = {one["subject"]: one["state"] for one in findings if one["part"] == "kernels"}
     on_cpu = {"SwiGLU", "linear with bias", "embedding, half of the tokens alike", "AdamW, two steps"}
+    on_cpu |= {"experts, one without rows"}
     assert {name for name, state in states.items() if state == "ok"} >= on_cpu and len(states) == len(kernels.NAMES)
     assert set(states.values()) == {"ok", "left out"}
     others = [one["state"] for one in findings if one["part"] == "beside"]

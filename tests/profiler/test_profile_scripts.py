@@ -36,7 +36,7 @@ def run(script: Path, folder: Path, *words: str, **environment: str) -> str:
 
 @pytest.fixture
 def scripts(tmp_path) -> Path:
-    return Path(shutil.copytree(ROOT / "scripts", tmp_path / "my scripts"))
+    return Path(shutil.copytree(ROOT / "llm/auto_parallel/galvatron/scripts", tmp_path / "my scripts"))
 
 
 @pytest.fixture

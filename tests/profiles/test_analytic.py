@@ -18,7 +18,7 @@ from paddlenlp_galvatron.profiles.analytic import (
     analytic_hardware,
     analytic_memory,
     layer_numbers_per_token,
-    spared_numbers_per_token,
+    recompute_saving_per_token,
 )
 from paddlenlp_galvatron.profiles.compute_time import ComputeTimes
 from paddlenlp_galvatron.profiles.data_sheet import data_sheets, load_data_sheet
@@ -110,9 +110,9 @@ def test_memory_is_what_paddle_keeps_to_two_percent(family, size):
             assert ours.activation_mib[tp] == pytest.approx(truth.activation_mib[tp], rel=0.02), (tp, sequence_parallel)
             for parts in PARTLY:
                 where = (shape, seq, tp, sequence_parallel, Fused.NONE)
-                kept = zip(layer_numbers_per_token(*where), spared_numbers_per_token(*where, parts), strict=True)
+                kept = zip(layer_numbers_per_token(*where), recompute_saving_per_token(*where, parts), strict=True)
                 kept_mib = 4 * seq / 2**20 * sum(whole - spared for whole, spared in kept)
-                spared_mib = MemoryUse(measured).spared_mib(0, parts, tp, seq, sequence_parallel)
+                spared_mib = MemoryUse(measured).recompute_saving_mib(0, parts, tp, seq, sequence_parallel)
                 assert kept_mib == pytest.approx(truth.activation_mib[tp] - spared_mib, rel=0.02), (parts, *where)
         for role in ("only", "first", "last"):
             tables, known = (p.vocab[VocabVariant(role, sequence_parallel)][seq] for p in (derived, measured))

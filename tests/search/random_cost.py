@@ -100,8 +100,8 @@ def best_by_enumeration(models: Sequence[ModelShape], cost: CostModel, options: 
         if options.one_strategy:
             pairs = (  # type: ignore[assignment]
                 ((layer,) * len(kinds), vocab)
-                for layer, vocab in spaces[0].uniform(family)
-                if all(layer in some for some in layers) and vocab in vocabularies
+                for layer, vocab in product(layers[0], vocabularies)
+                if all(layer in some for some in layers) and vocab.axes == layer.axes
             )
         for (strategies, vocab), stages in product(pairs, divisions(len(kinds), family.stages * family.chunks)):
             plan = Plan(

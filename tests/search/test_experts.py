@@ -86,7 +86,7 @@ def problem(seed: int) -> tuple[CostModel, SearchOptions]:
 
 
 def every_time_s(cost: CostModel, options: SearchOptions) -> dict[str, float]:
-    """The least step of each family of plans, and whether its sketch is a bound."""
+    """The least step of each family of plans, and whether the bound by compute is one."""
     space, least = Space(SMALL, cost.assumed, options), {}
     for family in families(options, cost.world_size, SMALL.layers):
         layers, best = space.layers(family), inf

@@ -23,6 +23,7 @@ from ...launch.processes import LaunchError, launch
 from ...runtime import device
 from ...runtime.attention import flash as flash_attention
 from ...runtime.attention import hidden_rows
+from ...runtime.experts import Products
 from ...runtime.groups import run_as_rank, sentence, start_world
 from ...runtime.paddle_private import MultiTensorAdamW
 from ..findings import Finding
@@ -213,6 +214,18 @@ def adamw(sizes: Sizes) -> Case:
     return Case(moved(_stepped), moved(_stepped_plainly), [])
 
 
+def experts(sizes: Sizes) -> Case:
+    """Rows of three experts, of which one has none: its gradient is zeros."""
+    first, width = sizes.tokens // 4, sizes.heads * sizes.head_dim
+    counts = [first, 0, sizes.tokens - first]
+
+    def plain(rows: Any, weights: Any) -> Any:
+        return paddle.concat([rows[:first] @ weights[0], rows[first:] @ weights[2]])
+
+    inputs = [paddle.randn([sizes.tokens, sizes.hidden]), paddle.randn([len(counts), sizes.hidden, width])]
+    return Case(lambda rows, weights: Products.apply(rows, counts, weights), plain, inputs)
+
+
 CASES: dict[str, Callable[[Sizes], Case]] = {
     "flash attention, causal, 4 heads a kv head": flash,
     "flashmask, first of 2 context ranks": partial(flashmask, rank=0),
@@ -223,6 +236,7 @@ CASES: dict[str, Callable[[Sizes], Case]] = {
     "linear with bias": linear,
     "embedding, half of the tokens alike": embedding,
     "AdamW, two steps": adamw,
+    "experts, one without rows": experts,
 }
 NAMES = tuple(CASES)
 
