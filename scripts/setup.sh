@@ -103,7 +103,7 @@ pip_install --no-deps --no-build-isolation --editable .
 say "[5/5] importing everything once"
 # Its bytecode is part of an environment, whoever wants none beside their own sources: without it every process that
 # imports Paddle and PaddleNLP compiles them again, for 8 s.
-everything='galvatron_dp_core, hypothesis, paddlenlp.trainer, paddlenlp.transformers, pydantic, pytest, rich.progress, typer'
+everything='galvatron_dp_core, hypothesis, paddlenlp.trainer, paddlenlp.transformers, pydantic, pytest, rich.progress'
 env -u PYTHONDONTWRITEBYTECODE "$venv/bin/python" -c "import $everything" >"$log" 2>&1 || {
     cat "$log" >&2
     fail "the environment does not work; the error is above"

@@ -2,9 +2,9 @@
 //
 // A path goes down the pipeline to a stage and stays there. In between it may go down to the last stage and back once
 // or twice: while the stage waits for its first gradient, or for its last one. Then it ends with the stage's own sync,
-// or it comes back up and ends with the first stage's. The lists of passes say how many passes of the stage each path has
-// (schedule.hpp), whatever the schedule. A path's length is a weighted sum of the stages' times, so the sum of bounds of
-// the stages bounds it.
+// or it comes back up and ends with the first stage's. The lists of passes say how many passes of the stage each path
+// has (schedule.hpp), whatever the schedule. A path's length is a weighted sum of the stages' times, so the sum of
+// bounds of the stages bounds it.
 #pragma once
 
 #include <algorithm>

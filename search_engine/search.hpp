@@ -159,19 +159,20 @@ class PipelineSearch : public Search {
   // Vocabulary strategies under which a pipeline may cost less than the limit, the best bound first.
   Candidates candidates_below(double limit, WorkBudget& poll) {
     Candidates candidates;
-    poll.allow(kMostSteps);
-    for (const int v : useful_) {
-      Candidate candidate{0, v, nullptr, nullptr};
-      try {
-        candidate.bound = open(candidate, poll);
-        if (is_less(candidate.bound, limit)) candidate.bound = candidate.search->tight_bound(poll);
-      } catch (const TooHard&) {
-        candidate.close();
-        for (Candidate& other : candidates) other.close();
-        cache_.forget();
-      }
-      if (is_less(candidate.bound, limit)) candidates.push_back(std::move(candidate));
+    for (const int v : useful_) candidates.push_back({0, v, nullptr, nullptr});
+    for (const bool tight : {false, true}) {  // cheap bounds of all of them first
+      poll.allow(kMostSteps);
+      for (Candidate& candidate : candidates) try {
+          if (!candidate.search) candidate.bound = std::max(candidate.bound, open(candidate, poll));
+          if (tight && is_less(candidate.bound, limit)) candidate.bound = candidate.search->tight_bound(poll);
+        } catch (const TooHard&) {
+          for (Candidate& other : candidates) other.close();
+          cache_.forget();
+        }
     }
+    candidates.erase(std::remove_if(candidates.begin(), candidates.end(),
+                                    [&](const Candidate& candidate) { return !is_less(candidate.bound, limit); }),
+                     candidates.end());
     std::sort(candidates.begin(), candidates.end(),
               [](const Candidate& a, const Candidate& b) { return a.bound < b.bound; });
     return candidates;

@@ -46,7 +46,7 @@ class ChoiceCache {
     return *mixes;
   }
 
-  // Of stages between the first and the last, which know nothing of the vocabulary.
+  // Stages between the first and the last know nothing of the vocabulary.
   SolvedSpans& inner(int in_flight, const Weights& weights) { return inner_[{in_flight, weights}]; }
   TimesOfSpans& inner_times(int stage) { return inner_times_[stage]; }
 

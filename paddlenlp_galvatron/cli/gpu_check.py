@@ -63,15 +63,16 @@ def gpu_check(values: dict[str, Any], json: bool) -> int:
     if nproc and nproc > 1 and nproc % 2:
         raise UserError(f"nproc: {nproc} is odd, but the check runs pipelines of two stages; give 1 or an even number")
     from paddlenlp_galvatron.check.gpu import run
-    from paddlenlp_galvatron.launch.nodes import told_nodes
+    from paddlenlp_galvatron.launch.nodes import environment_nodes
     from paddlenlp_galvatron.launch.processes import devices_of
 
     device: Device = "gpu" if gpus.gpu_count() else "cpu"
     ranks = nproc or (gpus.gpu_count() if device == "gpu" else PROCESSES)
     ranks -= ranks > 1 and ranks % 2
     devices_of(ranks)
-    if (told := told_nodes()).get("num_nodes", "1") != "1":  # each node is tried by itself, maybe in a shared folder
-        output = output / f"node-{told.get('node_rank', '0')}"
+    nodes = environment_nodes()
+    if nodes.get("num_nodes", "1") != "1":  # each node is tried by itself, maybe in a shared folder
+        output = output / f"node-{nodes.get('node_rank', '0')}"
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:

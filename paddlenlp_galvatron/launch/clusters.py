@@ -13,7 +13,7 @@ from ..plan import UserError
 PORTS = 20_000, 10_000  # the first, and how many: where all nodes of a Slurm job meet unless MASTER_PORT says
 
 
-def told_by_launcher(environment: Mapping[str, str]) -> dict[str, str]:
+def launcher_nodes(environment: Mapping[str, str]) -> dict[str, str]:
     """Number of nodes, this one's, and, where the launcher knows it, address and port of the first. Raises UserError
     where it started several processes on a node."""
     if nodes := environment.get("SLURM_STEP_NUM_NODES"):  # of a step that srun began; a batch script alone has none

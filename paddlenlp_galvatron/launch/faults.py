@@ -276,15 +276,15 @@ class FaultClassifier:
         self._stalled: list[Fault] | None = None
 
     def verdict(
-        self, faults: Sequence[Fault], stalled: Iterable[Fault], waits: Iterable[Wait] = (), all_heard: bool = True
+        self, faults: Sequence[Fault], stalled: Iterable[Fault], waits: Iterable[Wait] = (), all_present: bool = True
     ) -> Fault | None:
-        """None: not yet. `all_heard`: the other nodes are known to be there."""
+        """None: not yet. `all_present`: the other nodes are known to be there."""
         waits = list(waits)
-        fault = self._worst(faults, stalled, bool(waits), all_heard)
+        fault = self._worst(faults, stalled, bool(waits), all_present)
         return fault and with_waits(fault, waits)
 
     def _worst(
-        self, faults: Sequence[Fault], stalled: Iterable[Fault], waited_for: bool, all_heard: bool
+        self, faults: Sequence[Fault], stalled: Iterable[Fault], waited_for: bool, all_present: bool
     ) -> Fault | None:
         if not faults:
             return None
@@ -298,7 +298,7 @@ class FaultClassifier:
         causes = [fault for fault in faults if fault.kind is Kind.CAUSE]
         if causes:
             return max(causes, key=lambda fault: fault.age_s) if waited >= SETTLE_S else None
-        if waited < SEARCH_S or not all_heard:
+        if waited < SEARCH_S or not all_present:
             return None
         held_up = waited_for or any(fault.kind is Kind.CONSEQUENCE for fault in faults)
         blamed = [fault for fault in self._stalled if held_up or fault.kind is Kind.CAUSE]

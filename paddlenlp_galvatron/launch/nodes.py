@@ -7,7 +7,7 @@ import socket
 from dataclasses import dataclass
 
 from ..plan import UserError
-from .clusters import told_by_launcher
+from .clusters import launcher_nodes
 from .store import StoreServer
 
 LOOPBACK = "127.0.0.1"
@@ -40,8 +40,8 @@ class Nodes:
         cluster's launcher; what is `given` and not None goes first. One node heeds none of them. Raises UserError."""
         if given.get("num_nodes") == 1:
             return cls()
-        told = told_nodes()
-        values = {name: given.get(name) or told.get(name) for name in FIELDS}
+        found = environment_nodes()
+        values = {name: given.get(name) or found.get(name) for name in FIELDS}
         numbers = {name: _number(name, values[name]) for name in FIELDS if name != "master_addr"}
         if numbers["num_nodes"] <= 1:
             return cls()
@@ -107,11 +107,10 @@ class Nodes:
             raise UserError(f"MASTER_ADDR: {self.master_addr} cannot be reached: {error.strerror}") from None
 
 
-def told_nodes() -> dict[str, str]:
-    """The nodes by the variables of scripts, by name of FIELDS, and else a cluster's launcher. Raises
-    UserError."""
-    told = {name: os.environ.get(name.upper()) for name in FIELDS}
-    return told_by_launcher(os.environ) | {name: value for name, value in told.items() if value}
+def environment_nodes() -> dict[str, str]:
+    """Reads FIELDS from the variables of scripts, or else of a cluster's launcher. Raises UserError."""
+    own = {name: os.environ.get(name.upper()) for name in FIELDS}
+    return launcher_nodes(os.environ) | {name: value for name, value in own.items() if value}
 
 
 def _number(name: str, value: str | int | None) -> int:

@@ -62,10 +62,10 @@ class RankStatusMemory:
         os.ftruncate(self.descriptor, BYTES)
         self._memory = mmap.mmap(self.descriptor, BYTES)
 
-    def write(self, told: RankStatus) -> None:
-        texts = (_cut(told.waits_for, 160), _cut(told.message, 3000))
-        numbers = (told.began, told.exit_code, told.step - BEFORE_STEPS, told.since)
-        LAYOUT.pack_into(self._memory, 0, *numbers, *texts, told.outcome)
+    def write(self, status: RankStatus) -> None:
+        texts = (_cut(status.waits_for, 160), _cut(status.message, 3000))
+        numbers = (status.began, status.exit_code, status.step - BEFORE_STEPS, status.since)
+        LAYOUT.pack_into(self._memory, 0, *numbers, *texts, status.outcome)
 
     def read(self) -> RankStatus:
         began, code, step, since, *texts, outcome = LAYOUT.unpack_from(self._memory)
@@ -101,14 +101,14 @@ def begin() -> None:
     global _began
     _began = True
     faulthandler.register(signal.SIGUSR1, all_threads=False)
-    _tell()
+    _write()
 
 
 def enter(number: int) -> None:
     """Enter a step, counted from 0."""
     global _step
     _step = number
-    _tell()
+    _write()
 
 
 def step() -> int:
@@ -128,12 +128,12 @@ def failed(outcome: RankOutcome, message: str, exit_code: int = 1, waited_in: st
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """Meanwhile this rank waits for others. May be nested: told is the outermost, and the step."""
+    """Meanwhile this rank waits for others. May be nested: the status names the outermost, and the step."""
     global _failed_in
     what += in_step(_step)
     _waits.append((what, time.monotonic()))
     if len(_waits) == 1:
-        _tell()
+        _write()
     try:
         yield
     except BaseException:
@@ -142,7 +142,7 @@ def waiting(what: str) -> Iterator[None]:
     finally:
         _waits.pop()
         if not _waits:
-            _tell()
+            _write()
 
 
 def in_step(number: int) -> str:
@@ -156,7 +156,7 @@ def longest_wait() -> tuple[str, float] | None:
     return waits[0] if waits else None
 
 
-def _tell() -> None:
+def _write() -> None:
     _memory.write(RankStatus(_began, step=_step, since=time.monotonic(), waits_for=_waits[0][0] if _waits else ""))
 
 

@@ -60,9 +60,9 @@ class Report:
 
     @classmethod
     def decode(cls, text: bytes) -> Report:
-        told = json.loads(text)
-        lists = {name: [_fault(one) for one in told[name]] for name in ("faults", "stalled")}
-        return cls(**told | lists | {"waits": [Wait(**one) for one in told["waits"]]})
+        fields = json.loads(text)
+        lists = {name: [_fault(one) for one in fields[name]] for name in ("faults", "stalled")}
+        return cls(**fields | lists | {"waits": [Wait(**one) for one in fields["waits"]]})
 
 
 class Leader(SingleNode):
@@ -71,15 +71,15 @@ class Leader(SingleNode):
     def __init__(self, nodes: Nodes, server: StoreServer):
         super().__init__()
         self._others, self._server = range(1, nodes.num_nodes), server
-        self._heard = {node: (-1, time.monotonic()) for node in self._others}  # last beat, and when it was news
+        self._beats = {node: (-1, time.monotonic()) for node in self._others}  # last beat, and when it came
 
     def verdict(self, faults: Sequence[Fault], stalled: Sequence[Fault], waits: Sequence[Wait]) -> Fault | None:
         faults, stalled, waits = [*faults], [*stalled], [*waits]
         longest, now = 0.0, time.monotonic()
         for node, report in self._reports().items():
-            if report.beat != self._heard[node][0]:
-                self._heard[node] = (report.beat, now)
-            beat, since = self._heard[node]
+            if report.beat != self._beats[node][0]:
+                self._beats[node] = (report.beat, now)
+            beat, since = self._beats[node]
             faults += report.faults
             stalled += report.stalled
             waits += report.waits
@@ -88,7 +88,7 @@ class Leader(SingleNode):
                 limit, how = (SILENT_S, "has not been heard of for") if beat > 0 else (MEETING_S, "did not join within")
                 if now - since > limit:
                     faults.append(Fault(Kind.CAUSE, None, f"node {node} {how} {limit:.0f} s", now - since))
-        fault = self._classifier.verdict(faults, stalled, waits, all_heard=longest < LATE_S)
+        fault = self._classifier.verdict(faults, stalled, waits, all_present=longest < LATE_S)
         if fault:
             self._decide(fault)
         return fault
@@ -97,8 +97,8 @@ class Leader(SingleNode):
         self._decide(Fault(Kind.CAUSE, None, f"node 0: {why}"))
 
     def _reports(self) -> dict[int, Report]:
-        said = self._server.keys()
-        return {node: Report.decode(said[_key(node)]) if _key(node) in said else Report() for node in self._others}
+        keys = self._server.keys()
+        return {node: Report.decode(keys[_key(node)]) if _key(node) in keys else Report() for node in self._others}
 
     def _decide(self, fault: Fault) -> None:
         """End the other launchers with this fault, and wait for them."""
@@ -115,7 +115,7 @@ class Follower(SingleNode):
         super().__init__()
         self._nodes, self._token = nodes, token
         self._report = Report()
-        self._told: Fault | None = None
+        self._verdict: Fault | None = None
         self._silence: Fault | None = None  # of node 0
         self._first: float | None = None
         self._closed = threading.Event()
@@ -124,8 +124,8 @@ class Follower(SingleNode):
 
     def verdict(self, faults: Sequence[Fault], stalled: Sequence[Fault], waits: Sequence[Wait]) -> Fault | None:
         self._report = Report([*faults], [*stalled], [*waits])
-        if self._told:
-            return self._told
+        if self._verdict:
+            return self._verdict
         own = self._classifier.verdict([*faults, *filter(None, [self._silence])], stalled, waits)
         if own is None or self._silence:
             return own
@@ -149,9 +149,9 @@ class Follower(SingleNode):
             try:
                 client = client or StoreClient(address, port, self._token, PATIENCE_S)
                 limit = SILENT_S
-                told = client.get(VERDICT)
-                self._told = _fault(json.loads(told)) if told else None
-                beats, last = beats + 1, last or bool(told)
+                verdict = client.get(VERDICT)
+                self._verdict = _fault(json.loads(verdict)) if verdict else None
+                beats, last = beats + 1, last or bool(verdict)
                 report = replace(self._report, beat=beats, ended=last)
                 client.set(_key(self._nodes.node_rank), report.encode())
                 heard = time.monotonic()
@@ -182,13 +182,13 @@ def await_first(nodes: Nodes, timeout_s: float = MEETING_S) -> None:
     while time.monotonic() < deadline:
         try:
             client = StoreClient(address, port, os.environ.get(TOKEN_VARIABLE, ""), PATIENCE_S)
-            told = client.get(VERDICT)  # a store for others hangs up
+            verdict = client.get(VERDICT)  # a store for others hangs up
             client.close()
         except OSError:
             time.sleep(BEAT_S / 4)
             continue
-        if told:
-            raise GalvatronError(_fault(json.loads(told)).message)
+        if verdict:
+            raise GalvatronError(_fault(json.loads(verdict)).message)
         return
     raise GalvatronError(f"node 0 ({address}:{port}) {NOT_THERE} {timeout_s:.0f} s; was its command refused?")
 
@@ -197,5 +197,5 @@ def _key(node: int) -> str:
     return f"galvatron/node/{node}"
 
 
-def _fault(told: dict[str, Any]) -> Fault:
-    return Fault(**told | {"kind": Kind(told["kind"])})
+def _fault(fields: dict[str, Any]) -> Fault:
+    return Fault(**fields | {"kind": Kind(fields["kind"])})

@@ -1,8 +1,8 @@
 """Parallel strategies: dataclasses, the JSON file, validation, rank layout, schedules.
 
 `strategy` has the dataclasses, `file` their JSON format, `check` the rules, `uniform` plans of one strategy. `mesh`
-has the axes of a stage's ranks, `comm_points` the collectives of each axis and its weights, `layout` the ranks that
-hold a token, `communicators` the groups of a launch. `schedule` has the order of passes of each pipeline schedule.
+has the axes of a stage's ranks, `comm_points` the collectives of each axis and its weights, `layout` the tokens of
+each rank, `communicators` the groups of a launch. `schedule` has the order of passes of each pipeline schedule.
 """
 
 from ..base.errors import GalvatronError, Infeasible, UserError

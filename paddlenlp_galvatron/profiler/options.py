@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from ..base.limits import Number, Port, Positive, Rank, Ranks, Samples, Size
-from ..launch.nodes import told_nodes
+from ..launch.nodes import environment_nodes
 from ..options.group import Options, Sizes
 from ..options.model_options import SEQ, ModelOptions
 from ..plan import Assumptions, LayerStrategy, ModelShape, Plan, Precision, UserError, VocabStrategy
@@ -96,7 +96,7 @@ class ProfileRunOptions(Options):
         """Takes the nodes from the variables of the cluster's launcher, unless options name them."""
         if {"num_nodes", "hostfile", "launch", "analytic"} & values.keys():
             return values
-        told = told_nodes()
+        told = environment_nodes()
         return (told if told.get("num_nodes", "1") != "1" else {}) | values
 
     @model_validator(mode="after")

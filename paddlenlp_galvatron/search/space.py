@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd
 
+import numpy as np
+
 from ..cost_model import CostModel, LayerCost
 from ..plan import DataParallel, LayerStrategy, ModelShape, Plan, Recompute, Schedule, UserError, VocabStrategy
 from ..plan.check import BESIDE_EXPERTS, find_faults
@@ -154,10 +156,10 @@ class Space:
             return halves
         where = {"stage_size": size, "micro_batch": family.micro_batch}
         where |= {"micro_batches": family.micro_batches, "pipeline": family.stages}
-        numbers = [cost_numbers(self._cost.expert_cost(half, recompute, **where)) for half in halves]
-        return [
-            half for k, half in enumerate(halves) if not any(_beats(numbers, other, k) for other in range(len(halves)))
-        ]
+        numbers = np.array([cost_numbers(self._cost.expert_cost(half, recompute, **where)) for half in halves])
+        no_more = (numbers[:, None] <= numbers).all(axis=2)  # [one, other]: one takes no more of anything
+        beaten = (no_more & ~np.tril(no_more & no_more.T)).any(axis=0)  # of equal ones the first is left
+        return [half for half, gone in zip(halves, beaten, strict=True) if not gone]
 
     def _every_layer(self, stage_size: int, degrees: Degrees) -> list[LayerStrategy]:
         return [
@@ -216,10 +218,3 @@ class Space:
             assumed=self._assumed,
         )
         return find_faults(one, self._one_layer if for_layer else None)
-
-
-def _beats(numbers: Sequence[tuple[float, ...]], one: int, other: int) -> bool:
-    """Whether one takes no more of anything than the other; of equal ones the first does."""
-    if one == other or any(a > b for a, b in zip(numbers[one], numbers[other], strict=True)):
-        return False
-    return numbers[one] != numbers[other] or one < other

@@ -144,9 +144,9 @@ def test_bf16_sends_tokens_to_other_experts_only_where_two_nearly_tie(monkeypatc
 
 @pytest.mark.slow
 def test_with_the_routing_of_fp32_ranks_train_in_bf16_as_one_process_does(monkeypatch, tmp_path):
-    """The plan in which the gradient of an expert differed by 0.53 while rounding chose."""
+    """Where rounding chooses, the gradient of an expert differs by 0.51 with this seed."""
     [case] = cases([of for of in plans.EXPERTS_TWO if of.name == "experts: bf16"])
-    rounded = replace(case, shape=replace(case.shape, experts_per_token=2))
+    rounded = replace(case, shape=replace(case.shape, experts_per_token=2), seed=3)
     both = [replace(rounded, plan=plans.in_16_bits(case.plan, Precision.FP32)), rounded]
     tests = Path(__file__).parents[1]
     monkeypatch.setenv("PYTHONPATH", f"{tests}:{tests.parent}")
@@ -157,11 +157,11 @@ def test_with_the_routing_of_fp32_ranks_train_in_bf16_as_one_process_does(monkey
 
 
 def replay() -> None:
-    """One rank: trains the first case, and the second with the routing of the first."""
+    """One rank: trains every second case with the routing of the one before."""
     folder, groups, routers = Path(sys.argv[1]), Groups(start_world()[0]), None
     for index, case in enumerate(read_cases(folder)):
         with pytest.MonkeyPatch.context() as patch:
-            routers = Routers(patch, as_in=routers)
+            routers = Routers(patch, as_in=routers if index % 2 else None)
             run_case(case, folder, index, groups)
 
 

@@ -194,7 +194,7 @@ UNIFORM = {
 }
 TABLES = {
     "plan show": OF_FILE | {"json": Row(1, "out")},
-    "plan check": OF_FILE | {"json": Row(1, "out")},
+    "plan check": OF_FILE | {"log": Row("missing", "refusal"), "json": Row(1, "out")},
     "plan scale": {
         "gpus": Row(8, "out"),
         "global_train_batch_size": Row(16, "out"),
