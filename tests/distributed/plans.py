@@ -366,7 +366,7 @@ EXPERTS_FOUR = [
     Named("experts: beside Megatron-SP", having(plan(4, "2s 4r", vocab="2"), "4 2"), "mixtral"),
     Named("experts: beside plain tp", having(plan(4, "2 4r", megatron_sp=False), "4 2x2"), "qwen3_moe"),
     Named(
-        "experts: GPipe",
+        "experts: GPipe, unlike stages",
         having(plan(4, "1 2r 1", (2, 1), micro_batches=4, schedule=Schedule.GPIPE), "2 1x2 2z"),
         "qwen3_moe",
     ),
