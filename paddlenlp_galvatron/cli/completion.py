@@ -62,5 +62,5 @@ def _words() -> dict[str, list[str]]:
         name, _, sub = words.partition(" ")
         if sub:
             found.setdefault(name, []).append(sub)
-        found[words] = [f"--{option}" for option in (*command.options, "help")]
+        found[words] = [f"--{option}" for option in (*command.fields, "help")]
     return found
