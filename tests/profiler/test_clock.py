@@ -23,7 +23,7 @@ from paddlenlp_galvatron.profiler.part import FakeGroups
 from paddlenlp_galvatron.profiler.stopwatch import MIN_SAMPLES, EventClock, HostClock, Stopwatch, clock
 from paddlenlp_galvatron.profiles import Collective, ComputationProfile, Meta, Shape
 from paddlenlp_galvatron.profiles.compute_time import ComputeTimes
-from paddlenlp_galvatron.runtime import device
+from paddlenlp_galvatron.runtime import device, grouped
 from paddlenlp_galvatron.runtime.adapters import load_family
 
 
@@ -161,6 +161,7 @@ def test_a_profile_on_gpus_is_in_ms_and_has_the_launch(mixture, monkeypatch, tmp
     monkeypatch.setattr(paddle.device.cuda, "Event", Event)
     monkeypatch.setattr(device, "on_gpu", lambda: True)
     monkeypatch.setattr(computation, "on_gpu", lambda: True)
+    monkeypatch.setattr(grouped, "has_kernel", lambda dtype: False)
     monkeypatch.setattr(device, "synchronize", lambda: None)
     monkeypatch.setattr(device, "to_device", paddle.to_tensor)
     monkeypatch.setattr(device, "to_host", lambda tensor: tensor.numpy())
