@@ -294,7 +294,7 @@ def read_messages(path: str | Path, note: Note = no_note) -> dict[MessageGroup, 
     """Time in ms by group and message size in MiB."""
     content, meta = read_profile(path)
     ours = meta.extra.get("messages_ms") if meta else None
-    if ours is not None:  # what is no measurement is skipped there, too
+    if ours is not None:  # other keys there are skipped, too
         content |= objects(Place(str(path), META_KEY).at("messages_ms"), ours)
     entries = foreign.messages(content)
     found = SP_TIME.read(str(path), entries, {}, note)
