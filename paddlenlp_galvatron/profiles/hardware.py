@@ -119,7 +119,7 @@ OVERLAP = Content(
     },
     {
         "overlap_by_kind": (
-            Table(Keys("{kind}", Collective, KINDS), OVERLAP_COE),
+            Table(Keys(f"{{{'|'.join(Collective)}}}", Collective, KINDS), OVERLAP_COE),
             "ratio: the same by kind of collective",
         )
     },

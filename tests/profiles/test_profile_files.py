@@ -200,7 +200,7 @@ def test_a_dialect_that_nothing_tells_or_that_is_told_twice_is_an_error(tmp_path
         (read_overlap, {}, "overlap_coe"),
         (read_overlap, {"overlap_coe": 0.9}, "below 1"),
         (read_overlap, {"overlap_coe": 1.1, "galvatron": {"overlap_by_kind": {"allgather": 0.9}}}, "below 1"),
-        (read_overlap, {"overlap_coe": 1.1, "galvatron": {"overlap_by_kind": {"gather": 1.0}}}, "unknown key"),
+        (read_overlap, {"overlap_coe": 1.1, "galvatron": {"overlap_by_kind": {"gather": 1}}}, "expected .allreduce"),
         (read_messages, {"allreduce_size_8_MB_time": 1}, "unknown key"),
         (read_messages, {"galvatron": {"messages_ms": {"allreduce_size_8_1MB_time": None}}}, "must be a number"),
         (read_messages, {"galvatron": {"format_version": 9}}, "galvatron.format_version"),
