@@ -79,7 +79,8 @@ class Command:
         self._take_positional(values, loose, path)
         turned = {name: str(values.pop(name, "0")).lower() in ("1", "true") for name in self.switches}
         if config := values.pop("config", None):
-            values = canonical_options(read_options(Path(config)), self.fields, say_note) | values
+            known = [name for name in self.fields if name != "config" and name not in self.switches]
+            values = canonical_options(read_options(Path(config)), known, say_note) | values
         for name, shown in self.positional.items():
             info = self.fields[name]
             if info.is_required() and name not in values and not turned.get(LIST):
@@ -91,10 +92,12 @@ class Command:
 
     def _take_positional(self, values: dict[str, Any], loose: list[str], path: str) -> None:
         for name, shown in self.positional.items():
-            if loose and name in values:
+            if loose and self._takes_several(name):
+                values[name], loose = [*values.get(name, ()), *loose], []
+            elif loose and name in values:
                 raise UserError(f"{shown}: given twice, also as --{name}")
-            if loose:
-                values[name], loose = (loose, []) if self._takes_several(name) else (loose[0], loose[1:])
+            elif loose:
+                values[name], *loose = loose
         if loose:
             raise UserError(f"{loose[0]}: is one word too many; {path} --help says more")
 

@@ -28,6 +28,7 @@ from paddlenlp_galvatron.interop.arguments import (
 )
 from paddlenlp_galvatron.options.group import Options
 from paddlenlp_galvatron.options.model_options import SEQ
+from paddlenlp_galvatron.options.tuning import Kind
 from paddlenlp_galvatron.options.uniform import DegreeOptions, UniformOptions
 from paddlenlp_galvatron.plan import (
     Assumptions,
@@ -105,7 +106,7 @@ class TaskOptions(ModelOption):
     """The prices of a plan."""
 
     profiles: Path | None = Field(None, description="folder of the profile files; unset: the one that the plan names")
-    task: str | None = Field(
+    task: Kind | None = Field(
         None,
         description="what is trained: pretrain, sft, lora or dpo; unset: what the plan was searched for",
     )

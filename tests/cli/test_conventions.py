@@ -10,7 +10,7 @@ from pydantic import Field
 
 from paddlenlp_galvatron import __version__
 from paddlenlp_galvatron.cli import main as cli
-from paddlenlp_galvatron.cli.command import App
+from paddlenlp_galvatron.cli.command import App, FromFile
 from paddlenlp_galvatron.interop.aliases import ALIASES, WORDS
 from paddlenlp_galvatron.interop.foreign import HOLDS, IDLE
 from paddlenlp_galvatron.options.group import Options, read_words
@@ -29,7 +29,7 @@ class Probed(Options):
 app = App()
 
 
-@app.command(Probed, positional={"folder": "FOLDER", "name": "NAME..."})
+@app.command(FromFile, Probed, positional={"folder": "FOLDER", "name": "NAME..."})
 def probe(values: dict[str, Any], json: bool) -> None:
     """Keep what it was given."""
     seen.append(Probed.from_values(values))
@@ -78,6 +78,7 @@ def test_values_that_look_like_something_else():
     assert run("--settle_chunk", "-1").settle_chunk == -1
     assert run("--name", "a=b", "--name", "").name == ("a=b", "")
     assert run("here", "a", "b").name == ("a", "b")
+    assert run("here", "--name", "a", "b").name == ("a", "b")
     assert run("--", "--settle_chunk").folder == Path("--settle_chunk")
 
 
@@ -101,6 +102,16 @@ def test_a_mistake_is_one_line(words, message):
     with pytest.raises(UserError) as error:
         run(*words)
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_file_gives_options_and_no_switches(tmp_path):
+    (tmp_path / "options.yaml").write_text("name: [a]\nsettle-chunk: 2\n")
+    given = run("--config", str(tmp_path / "options.yaml"), "--settle_chunk", "3")
+    assert (given.name, given.settle_chunk) == (("a",), 3)
+    for switch in ("json", "config"):  # which would have no effect there
+        (tmp_path / "options.yaml").write_text(f"{switch}: 1\n")
+        with pytest.raises(UserError, match=f"{switch}: unknown option"):
+            run("--config", str(tmp_path / "options.yaml"))
 
 
 @given(st.lists(st.sampled_from(["--a", "--b", "--a=1", "--b=0", "1", "0", "None", "x", "--"])))

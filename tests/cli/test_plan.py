@@ -179,6 +179,12 @@ def test_bad_input_is_a_line_a_fault_and_exit_code_2(galvatron, tmp_path, comman
     assert all(line.startswith("error: ") for line in ran.err.splitlines())
 
 
+def test_a_task_that_there_is_not_is_a_line(galvatron, plan_file):
+    for command in (["trace"], ["diff", plan_file()]):
+        ran = galvatron("plan", *command, plan_file(), "--task", "ppo")
+        assert (ran.code, ran.out) == (2, "") and ran.err.startswith("error: task: input should be 'pretrain', 'sft'")
+
+
 def test_every_fault_has_its_line(galvatron, plan_file):
     ran = galvatron("plan", "check", plan_file(chunks=..., vpt=2, vsp=3))
     assert len(ran.err.splitlines()) == 3

@@ -134,7 +134,7 @@ def test_an_index_takes_a_few_hundred_bytes_a_part_and_goes_to_the_other_ranks_a
 
 @pytest.mark.parametrize("rank", [5, 700])
 def test_a_rank_that_goes_on_under_the_same_plan_opens_its_own_file_once(checkpoint, counted, rank):
-    stored, own = loading._Stored(checkpoint), parts_of_rank(rank)
+    stored, own = loading.StoredNumbers(checkpoint), parts_of_rank(rank)
     wanted = [part for parts in own for part, _ in parts]
     for kind in (WEIGHT, *MOMENTS):
         for part in wanted:
@@ -145,7 +145,7 @@ def test_a_rank_that_goes_on_under_the_same_plan_opens_its_own_file_once(checkpo
 
 def test_a_rank_of_another_plan_opens_a_file_once_a_layer(checkpoint, counted):
     """A quarter of a layer, which 256 ranks wrote, in the order in which they wrote it."""
-    stored = loading._Stored(checkpoint)
+    stored = loading.StoredNumbers(checkpoint)
     for name, shape, axis in weights_of(SHAPE, 3):
         part = WeightPiece(name, shape, Slice(axis, 1, 4), 0, int(np.prod(shape)) // 4)
         stored.fill_part(part, WEIGHT, np.zeros(part.stop, np.float32))
