@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from enum import StrEnum
+from typing import TypeVar
 
+E = TypeVar("E", bound=StrEnum)
 MOST_FAULTS = 20  # refused together
 
 
@@ -27,6 +30,14 @@ class UserError(GalvatronError):
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
         return type(self), (self.faults,)  # from rank to rank, line by line
+
+
+def member(kind: type[E], value: str, name: str) -> E:
+    """The member of an enumeration that the value of an option names. Raises UserError."""
+    try:
+        return kind(value)
+    except ValueError:
+        raise UserError(f"{name}: {value!r} is unknown; choose one of {', '.join(kind)}") from None
 
 
 class Infeasible(GalvatronError):

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
-from ..base.errors import Faults, UserError
+from ..base.errors import Faults, UserError, member
 from ..interop.raw_runs import Dialect
 from ..model import ModelShape
 from ..plan.strategy import Assumptions
@@ -31,8 +30,6 @@ from ..profiles.memory_use import MemoryMode, MemoryUse
 from ..profiles.network import Network
 from .costs import CostOptions
 from .model import CostModel
-
-Mode = TypeVar("Mode", TimeMode, MemoryMode)
 
 
 def load(
@@ -64,8 +61,8 @@ def load(
     shapes = (model,) if isinstance(model, ModelShape) else tuple(model)
     shape, precision = shapes[0], assumed.mixed_precision
     documented = (precision.value, shape.hidden_size, shape.heads)
-    time_mode = _mode(TimeMode, time_profile_mode, "time_profile_mode")
-    memory_mode = _mode(MemoryMode, memory_profile_mode, "memory_profile_mode")
+    time_mode = member(TimeMode, time_profile_mode, "time_profile_mode")
+    memory_mode = member(MemoryMode, memory_profile_mode, "memory_profile_mode")
     seqs = tuple(length for kind in shapes if (length := kind.seq_length or assumed.seq_length))
     faults = Faults()
     with faults.gathered():
@@ -177,13 +174,6 @@ def _with_attention_of(memory: MemoryProfile, path: Path, assumed: Assumptions) 
             f"with --use_flash_attention {int(not measured)}"
         )
     return replace(assumed, flash_attention=measured)
-
-
-def _mode(kind: type[Mode], value: str, name: str) -> Mode:
-    try:
-        return kind(value)
-    except ValueError:
-        raise UserError(f"{name}: {value!r} is unknown; choose one of {', '.join(kind)}") from None
 
 
 def _place(path: str | Path | None, folder: str | Path | None, name: str, model: ModelShape, option: str) -> Path:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import TypeVar
-
-from ..base.errors import UserError
+from ..base.errors import UserError, member
 from ..model import Recompute
 from .check import require_valid
 from .schedule import Schedule
 from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, VocabStrategy
-
-E = TypeVar("E", bound=StrEnum)
 
 
 def even_stages(layers: int, stages: int) -> tuple[int, ...]:
@@ -62,7 +57,7 @@ def uniform_plan(
         raise UserError(
             f"{name}: {pp_deg * virtual_pp_deg} {what} are more than the {layers} layers; choose at most {layers}"
         )
-    default = _member(DataParallel, default_dp_type, "default_dp_type")
+    default = member(DataParallel, default_dp_type, "default_dp_type")
     dp_type = DataParallel.ZERO3 if sdp else default
     vocab_type = dp_type if embed_sdp is None else default
     layer = LayerStrategy(
@@ -84,18 +79,10 @@ def uniform_plan(
         vocab=VocabStrategy(
             vocab_tp, use_ulysses, DataParallel.ZERO3 if embed_sdp else vocab_type, context=global_cp_deg
         ),
-        schedule=_member(Schedule, pipeline_type, "pipeline_type"),
+        schedule=member(Schedule, pipeline_type, "pipeline_type"),
         chunks=virtual_pp_deg,
         default_dp_type=default,
         assumed=assumed,
     )
     require_valid(plan)
     return plan
-
-
-def _member(kind: type[E], value: str, name: str) -> E:
-    try:
-        return kind(value)
-    except ValueError:
-        known = ", ".join(kind)
-        raise UserError(f"{name}: {value!r} is unknown; choose one of {known}") from None

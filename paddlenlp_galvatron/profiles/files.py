@@ -14,6 +14,7 @@ from ..base.errors import UserError
 from ..base.reading import digest, read_json
 from ..base.writing import write_text
 from ..interop.profiles import Note as Note
+from ..interop.profiles import present
 from ..interop.raw_runs import Dialect
 from .schema import META_KEY as META_KEY
 from .schema import Content
@@ -146,7 +147,7 @@ def read_profile(path: str | Path) -> tuple[dict[str, Any], Meta | None]:
     content = read_json(path, LARGEST_BYTES, comments=True)
     if not isinstance(content, dict):
         raise UserError(f"{path}: a profile file holds one JSON object; this one does not")
-    meta = content.pop(META_KEY, None)
+    meta = present(content.pop(META_KEY, None))
     if meta is None:
         return content, None
     try:

@@ -25,7 +25,8 @@ from .files import (
     sp_time_name,
     write_profile,
 )
-from .schema import WHOLE, Content, Keys, Number, Part, Place, Table, one_of
+from .schema import META_KEY, WHOLE, Content, Keys, Number, Part, Place, Table, one_of
+from .schema import entries as objects
 
 
 class MessageGroup(NamedTuple):
@@ -118,7 +119,7 @@ OVERLAP = Content(
     },
     {
         "overlap_by_kind": (
-            Table(Keys("{kind}", Collective, KINDS), OVERLAP_COE),
+            Table(Keys(f"{{{'|'.join(Collective)}}}", Collective, KINDS), OVERLAP_COE),
             "ratio: the same by kind of collective",
         )
     },
@@ -292,10 +293,13 @@ def read_overlap(path: str | Path, note: Note = no_note) -> tuple[float, dict[Co
 def read_messages(path: str | Path, note: Note = no_note) -> dict[MessageGroup, dict[float, float]]:
     """Time in ms by group and message size in MiB."""
     content, meta = read_profile(path)
+    ours = meta.extra.get("messages_ms") if meta else None
+    if ours is not None:  # other keys there are skipped, too
+        content |= objects(Place(str(path), META_KEY).at("messages_ms"), ours)
     entries = foreign.messages(content)
-    found = SP_TIME.read(str(path), entries, meta.extra if meta else {}, note)
+    found = SP_TIME.read(str(path), entries, {}, note)
     result: dict[MessageGroup, dict[float, float]] = {}
-    for (*group, mib), ms in (found["time"] | found.get("messages_ms", {})).items():
+    for (*group, mib), ms in found["time"].items():
         result.setdefault(MessageGroup(*group), {})[mib] = ms
     if not result and content:
         raise SP_TIME.lacking(str(path), entries, f"{MESSAGES.form} key")

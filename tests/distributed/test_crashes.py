@@ -70,7 +70,7 @@ class Runs:
         """`of`: the plan's name."""
         settings, count = self.folder / f"{output}.settings.json", PLANS[of].world_size
         common = {"model": "model.json", "input_dir": "0.7 a 0.3 b", "split": "1,0,0", "seed": SEED}
-        common |= {"plan": f"{of}.json", "world_size": count, "output_dir": output, "recipe": CONSTANT}
+        common |= {"plan": f"{of}.json", "world_size": count, "output_dir": output} | CONSTANT
         settings.write_text(json.dumps({**common, **options}))
         if self.store:
             self.store.close()

@@ -134,11 +134,11 @@ def check(seed: int) -> tuple[float, float]:
     t = tables(seed)
     best, core = brute_force(t), galvatron_dp_core.Pipeline(**t)
     bound, tight = core.bound(), core.tight_bound(math.inf)
-    time_ms, lower_bound_ms, vocab, division, choice = core.solve(math.inf, 10**7)
+    time_ms, proven_ms, vocab, division, choice = core.solve(math.inf, 10**7)
     if best == math.inf:
         assert time_ms == math.inf and vocab == -1, seed
         return math.nan, math.nan
-    for lower in (bound, tight, lower_bound_ms):
+    for lower in (bound, tight, proven_ms):
         assert lower <= best * (1 + 1e-9), seed
     assert time_ms >= best * (1 - 1e-9), seed
     assert sum(division) == len(choice) == t["layers"][0], seed
@@ -146,7 +146,7 @@ def check(seed: int) -> tuple[float, float]:
     ends = [0, *accumulate(division)]
     pieces = [choice[first:stop] for first, stop in pairwise(ends)]
     assert all(pieces) and len(pieces) == stages * (t["in_flight"].shape[1] - 1)
-    return time_ms / best - 1, 1 - lower_bound_ms / best
+    return time_ms / best - 1, 1 - proven_ms / best
 
 
 @pytest.mark.parametrize("seeds", [60, pytest.param(1000, marks=pytest.mark.slow)])
@@ -166,9 +166,9 @@ def test_equal_chunks_have_the_bubble_that_is_known_or_less(chunks: int) -> None
     free = np.zeros((2, 1, 2))
     boundaries = {"change": free[:1], "enter": free, "leave": free, "vocab_enter": free[:1], "vocab_leave": free[:1]}
     beside = {"vocabs": np.zeros((1, 2, 9)), "middle": np.zeros((2, 9)), "send": np.zeros((2, 1)), "budget_mib": 1.0}
-    time_ms, lower_bound_ms, *_ = galvatron_dp_core.Pipeline(**t | alike | boundaries | beside).solve(math.inf, 10**7)
+    time_ms, proven_ms, *_ = galvatron_dp_core.Pipeline(**t | alike | boundaries | beside).solve(math.inf, 10**7)
     work = 16 * 2 * chunks * 3
-    assert work <= lower_bound_ms <= time_ms <= work * (1 + 3 / (16 * chunks)) * (1 + 1e-9)
+    assert work <= proven_ms <= time_ms <= work * (1 + 3 / (16 * chunks)) * (1 + 1e-9)
 
 
 def problem(seed: int, chunks: int) -> tuple[list[Any], RandomCost, SearchOptions]:

@@ -160,7 +160,7 @@ def test_where_no_index_can_be_kept_it_stays_in_memory(prefix, monkeypatch):
     # Others may write there.
     before = {file: file.read_bytes() for file in index_files(prefix)}
     folder.chmod(0o777)
-    monkeypatch.setattr(sample_index, "kept", lambda *_: pytest.fail("nobody knows whose index it is"))
+    monkeypatch.setattr(sample_index, "read_cache", lambda *_: pytest.fail("nobody knows whose index it is"))
     np.testing.assert_array_equal(first_batch(prefix), expected)
     assert {file: file.read_bytes() for file in index_files(prefix)} == before
     # It is somebody else's.
