@@ -187,9 +187,11 @@ class Partitions {
       while (first > 0 && may_win(s, {first - 1, earliest[s + 1] - first + 1})) --first;
     }
     arcs_.resize(stages);
+    // Every stage has a layer.
+    auto last = [&](int boundary) { return std::min(latest[boundary], layers - (stages - boundary)); };
     for (int s = 0; s < stages; ++s)
-      for (int first = std::max(earliest[s], s); first <= std::min(latest[s], layers - (stages - s)); ++first)
-        for (int end = std::max(first + 1, earliest[s + 1]); end <= latest[s + 1]; ++end) {
+      for (int first = std::max(earliest[s], s); first <= last(s); ++first)
+        for (int end = std::max(first + 1, earliest[s + 1]); end <= last(s + 1); ++end) {
           const Span span{first, end - first};
           if (!may_win(s, span)) break;
           arcs_[s].push_back({span, 0});
