@@ -82,12 +82,12 @@ void check_all(const std::string& name, const Array& array, const std::vector<py
 
 using Integers = py::array_t<std::int64_t, py::array::c_style | py::array::forcecast>;
 
-Part part_of(const double* numbers, int group = 0) {
+Part part_of(const double* numbers, int layout = 0) {
   return {{numbers[0], numbers[1], numbers[2]},
           numbers[3],
           numbers[4],
           {numbers[5], numbers[6], numbers[7], numbers[8]},
-          group};
+          layout};
 }
 
 std::vector<Change> changes_of(const double* numbers, py::ssize_t count) {
@@ -204,7 +204,7 @@ void set_in_flight(Problem& tables, const Integers& in_flight) {
 
 std::unique_ptr<Search> make_pipeline(
     const Integers& layers, std::int64_t micro_batches, const Integers& passes, const Integers& runs,
-    const Array& strategies, const Integers& groups, const Integers& types, const Array& change, const Array& enter,
+    const Array& strategies, const Integers& layouts, const Integers& types, const Array& change, const Array& enter,
     const Array& leave, const Array& vocabs, const Array& vocab_enter, const Array& vocab_leave, const Array& middle,
     const Integers& in_flight, const Array& send, double budget) {
   if (in_flight.ndim() != 2 || in_flight.shape(0) < 1 || in_flight.shape(1) < 2)
@@ -222,7 +222,7 @@ std::unique_ptr<Search> make_pipeline(
   if (count < 1 || count > kMostStrategies) throw py::value_error("strategies: none, or more than 2000");
   if (options > kMostVocabs) throw py::value_error("vocabs: more than 2000");
   if (types.ndim() != 1 || kinds < 1 || kinds > kMostGroups)
-    throw py::value_error("types: no groups, or more than 64");
+    throw py::value_error("types: no layouts, or more than 64");
   check_all("strategies", strategies, {count, kNumbers});
   check_all("change", change, {kinds, kinds, 2});
   check_all("enter", enter, {2, kinds, 2});
@@ -236,18 +236,18 @@ std::unique_ptr<Search> make_pipeline(
     throw py::value_error("passes: several chunks need layers of one type, and two stages");
   if (tables.layers < stages * tables.passes.chunks()) throw py::value_error("layers: fewer than chunks");
   if (std::isnan(budget)) throw py::value_error("budget_mib: is NaN");  // below 0: the reserve is more than there is
-  if (groups.ndim() != 1 || groups.size() != count) throw py::value_error("groups: one a strategy");
+  if (layouts.ndim() != 1 || layouts.size() != count) throw py::value_error("layouts: one a strategy");
   tables.stages = static_cast<int>(stages);
   tables.micro_batches = static_cast<int>(micro_batches);
   tables.budget = budget;
   tables.types.assign(types.data(), types.data() + kinds);
   if (!std::is_sorted(tables.types.begin(), tables.types.end()) || tables.types.front() != 0 ||
       tables.types.back() != tables.type_count() - 1)
-    throw py::value_error("types: of each group, rising from the first type of layers to the last");
+    throw py::value_error("types: of each layout, rising from the first type of layers to the last");
   for (py::ssize_t k = 0; k < count; ++k) {
-    const std::int64_t group = groups.data()[k];
-    if (group < 0 || group >= kinds) throw py::value_error("groups: out of range");
-    tables.strategies.push_back(part_of(strategies.data(k), static_cast<int>(group)));
+    const std::int64_t layout = layouts.data()[k];
+    if (layout < 0 || layout >= kinds) throw py::value_error("layouts: out of range");
+    tables.strategies.push_back(part_of(strategies.data(k), static_cast<int>(layout)));
   }
   for (py::ssize_t g = 0; g < kinds; ++g) tables.change.push_back(changes_of(change.data(g), kinds));
   tables.enter = changes_by_boundary(enter, kinds);
@@ -316,7 +316,7 @@ PYBIND11_MODULE(galvatron_dp_core, module) {
                      "message, weights, tables (MiB); a change's two: forward, backward (ms); `middle`: of a stage's "
                      "first chunk, of a later one; `in_flight`: stage and micro-batches of its chunks, by moments.")
       .def(py::init(&make_pipeline), py::kw_only(), py::arg("layers"), py::arg("micro_batches"), py::arg("passes"),
-           py::arg("runs"), py::arg("strategies"), py::arg("groups"), py::arg("types"), py::arg("change"),
+           py::arg("runs"), py::arg("strategies"), py::arg("layouts"), py::arg("types"), py::arg("change"),
            py::arg("enter"), py::arg("leave"), py::arg("vocabs"), py::arg("vocab_enter"), py::arg("vocab_leave"),
            py::arg("middle"), py::arg("in_flight"), py::arg("send"), py::arg("budget_mib"))
       .def("bound", &bound_of, py::arg("cancel") = nullptr,

@@ -32,7 +32,7 @@ class Pipeline:
         passes: NDArray[np.integer],
         runs: NDArray[np.integer],
         strategies: NDArray[np.float64],
-        groups: NDArray[np.integer],
+        layouts: NDArray[np.integer],
         types: NDArray[np.integer],
         change: NDArray[np.float64],
         enter: NDArray[np.float64],

@@ -83,7 +83,7 @@ class InterleavedStages {
   InterleavedStages(const Problem& tables, const Vocab& vocab, const ChoiceCache& cache, KnownWorks& inner)
       : tables_(tables), vocab_(vocab), inner_(inner), useful_(cache.useful()), chunks_(tables.passes.chunks()) {
     if (chunks_ > kMostChunks) throw TooHard("the search knows 16 chunks a stage");
-    groups_ = chunks_ == 1 ? tables.groups() : 1;
+    layouts_ = chunks_ == 1 ? tables.layouts() : 1;
     const double passes = tables.micro_batches;
     for (const bool with_sync : {false, true})
       busy_[with_sync].weights.assign(chunks_, {passes, passes, with_sync ? 1.0 : 0.0});
@@ -128,8 +128,8 @@ class InterleavedStages {
 
   // Lagrangian relaxation of a stage, for any weights of each chunk's passes and of the sync: memory has a price, ms
   // per MiB, instead of a limit, and of the workspace only what a single layer needs counts. Calls
-  // `take(beside, layer)` once a level of that, with the cost beside its layers and that of a layer of each chunk. The least of them is a lower bound, for any price and for any of the
-  // moments, or mean of them, in `held`.
+  // `take(beside, layer)` once a level of that, with the cost beside its layers and that of a layer of each chunk. The
+  // least of them is a lower bound, for any price and for any of the moments, or mean of them, in `held`.
   template <class Take>
   void relax(int stage, const std::vector<double>& held, const std::vector<Weights>& weights, double price,
              Take take) const {
@@ -185,10 +185,10 @@ class InterleavedStages {
     const Question asked{stage, layers, 0, pricing};
     const Held& held = tables_.held[stage].front();
     CountKnapsack mixes(choices(asked, held));
-    auto add = [&](const std::vector<Count>& counts, GroupSet groups) {
+    auto add = [&](const std::vector<Count>& counts, LayoutSet layouts) {
       std::vector<int> order;
-      for (int group = 0; group < groups_; ++group)
-        if (groups & bit(group)) order.push_back(group);
+      for (int layout = 0; layout < layouts_; ++layout)
+        if (layouts & bit(layout)) order.push_back(layout);
       do {
         InterleavedPoint point = point_of(asked, counts, order);
         poll.tick(found.size());
@@ -206,9 +206,9 @@ class InterleavedStages {
   StageTime beside(int stage, int chunk) const {
     StageTime time = part(stage, chunk).time;
     Change enters{kInfinity, kInfinity}, leaves = enters;
-    for (int group = 0; group < tables_.groups(); ++group) {
-      enters = least(enters, entry(stage, chunk)[group]);
-      leaves = least(leaves, exit(stage, chunk)[group]);
+    for (int layout = 0; layout < tables_.layouts(); ++layout) {
+      enters = least(enters, entry(stage, chunk)[layout]);
+      leaves = least(leaves, exit(stage, chunk)[layout]);
     }
     time.forward += enters.forward + leaves.forward;
     time.backward += enters.backward + leaves.backward;
@@ -292,8 +292,8 @@ class InterleavedStages {
 
   // Strategies' numbers count on by the chunk; those of `more` come last.
   int id(int chunk, int strategy) const { return chunk * static_cast<int>(tables_.strategies.size()) + strategy; }
-  int group(int chunk, int strategy) const {
-    return chunk * groups_ + (groups_ > 1 ? tables_.strategies[strategy].group : 0);
+  int layout(int chunk, int strategy) const {
+    return chunk * layouts_ + (layouts_ > 1 ? tables_.strategies[strategy].layout : 0);
   }
 
   CountKnapsack& mixes(const Question& asked, const Held& held) const {
@@ -310,15 +310,15 @@ class InterleavedStages {
       for (const int k : useful_) {
         const Part& part = tables_.strategies[k];
         choices.push_back({part.states + count * part.activation, weights.of(part.time), part.workspace, id(chunk, k),
-                           chunk < chunks_ ? group(chunk, k) : chunks_ * groups_, chunk});
+                           chunk < chunks_ ? layout(chunk, k) : chunks_ * layouts_, chunk});
       }
     }
     return choices;
   }
 
-  // Price of a change at a chunk's edge; with several chunks the least of all groups.
-  double price(const std::vector<Change>& changes, int group, const Weights& weights) const {
-    if (chunks_ == 1) return weights.of(changes[group]);
+  // Price of a change at a chunk's edge; with several chunks the least of all layouts.
+  double price(const std::vector<Change>& changes, int layout, const Weights& weights) const {
+    if (chunks_ == 1) return weights.of(changes[layout]);
     double least = kInfinity;
     for (const Change& change : changes) least = std::min(least, weights.of(change));
     return least;
@@ -328,22 +328,22 @@ class InterleavedStages {
     std::unique_ptr<ReshardingPath>& walks = asked.pricing.walks[{asked.stage, asked.more > 0}];
     if (walks) return *walks;
     GroupPrices prices;
-    const int all = chunks_ * groups_ + 1;  // the last one of `more`
+    const int all = chunks_ * layouts_ + 1;  // the last one of `more`
     prices.enter.assign(all, 0), prices.leave.assign(all, 0);
     prices.change.assign(all, Vector<double>(all, 0));
-    for (int at = 0; at < all; ++at) prices.types.push_back(at / groups_);
+    for (int at = 0; at < all; ++at) prices.types.push_back(at / layouts_);
     prices.types.back() = chunks_;
     for (int chunk = 0; chunk < chunks_; ++chunk)
-      for (int g = 0; g < groups_; ++g) {
+      for (int g = 0; g < layouts_; ++g) {
         const Weights weights = asked.pricing.of(chunk), next = asked.pricing.of(chunk + 1);
-        const int own = chunk * groups_ + g;
+        const int own = chunk * layouts_ + g;
         const double leaves = price(exit(asked.stage, chunk), g, weights);
         if (chunk == 0) prices.enter[own] = price(entry(asked.stage, chunk), g, weights);
         if (chunk == chunks_ - 1) prices.leave[own] = prices.change[own][all - 1] = leaves;
-        for (int other = 0; other < groups_; ++other) {
-          if (groups_ > 1) prices.change[own][other] = weights.of(tables_.change[g][other]);
+        for (int other = 0; other < layouts_; ++other) {
+          if (layouts_ > 1) prices.change[own][other] = weights.of(tables_.change[g][other]);
           if (chunk < chunks_ - 1)
-            prices.change[own][own - g + groups_ + other] = leaves + price(entry(asked.stage, chunk + 1), other, next);
+            prices.change[own][own - g + layouts_ + other] = leaves + price(entry(asked.stage, chunk + 1), other, next);
         }
       }
     walks = std::make_unique<ReshardingPath>(std::move(prices), 0, asked.more > 0 ? chunks_ : chunks_ - 1);
@@ -420,8 +420,8 @@ class InterleavedStages {
 
   InterleavedPoint point_of(const Question& asked, const std::vector<Count>& counts, WorkBudget& poll) const {
     const int count = static_cast<int>(tables_.strategies.size());
-    GroupSet used = 0;
-    for (const auto& [id, layers] : counts) used |= bit(group(id / count, id % count));
+    LayoutSet used = 0;
+    for (const auto& [id, layers] : counts) used |= bit(layout(id / count, id % count));
     return point_of(asked, counts, walks(asked).order(used, poll));
   }
 
@@ -429,27 +429,27 @@ class InterleavedStages {
                             const std::vector<int>& order) const {
     const int count = static_cast<int>(tables_.strategies.size());
     InterleavedPoint point{{}, {}, 0, std::vector<std::vector<int>>(chunks_)};
-    for (const int group : order)
+    for (const int layout : order)
       for (const auto& [id, layers] : counts)
-        if (this->group(id / count, id % count) == group) {
+        if (this->layout(id / count, id % count) == layout) {
           std::vector<int>& own = point.strategies[id / count];
           own.insert(own.end(), layers, id % count);
         }
     for (int chunk = 0; chunk < chunks_; ++chunk) {
       std::vector<int>& own = point.strategies[chunk];
-      if (groups_ == 1)
+      if (layouts_ == 1)
         std::stable_sort(own.begin(), own.end(), [&](int a, int b) {
-          return tables_.strategies[a].group < tables_.strategies[b].group;
+          return tables_.strategies[a].layout < tables_.strategies[b].layout;
         });
       StageTime time = part(asked.stage, chunk).time;
       auto pass = [&](const Change& change) { time.forward += change.forward, time.backward += change.backward; };
-      pass(entry(asked.stage, chunk)[tables_.strategies[own.front()].group]);
+      pass(entry(asked.stage, chunk)[tables_.strategies[own.front()].layout]);
       for (std::size_t i = 0; i < own.size(); ++i) {
         const Part& layer = tables_.strategies[own[i]];
         time.forward += layer.time.forward, time.backward += layer.time.backward, time.sync += layer.time.sync;
-        if (i > 0) pass(tables_.change[tables_.strategies[own[i - 1]].group][layer.group]);
+        if (i > 0) pass(tables_.change[tables_.strategies[own[i - 1]].layout][layer.layout]);
       }
-      pass(exit(asked.stage, chunk)[tables_.strategies[own.back()].group]);
+      pass(exit(asked.stage, chunk)[tables_.strategies[own.back()].layout]);
       point.forward.push_back(time.forward), point.backward.push_back(time.backward), point.sync += time.sync;
     }
     return point;
@@ -475,7 +475,7 @@ class InterleavedStages {
   const std::vector<int>& useful_;
   // The same by rising total workspace within a stage, by what that needs anyway.
   mutable std::map<Workspace, std::vector<std::pair<double, int>>> by_workspace_;
-  int chunks_, groups_;
+  int chunks_, layouts_;
   std::array<ChunkWeights, 2> busy_;  // by whether sync counts
   KnownWorks works_;             // of the first and the last stage
 };

@@ -29,19 +29,19 @@ struct Choice {
   double cost;     // of every layer that takes it, any unit of time
   Workspace workspace;
   int id;          // the caller's number for it
-  int group;       // choices of one group follow each other at no cost
-  int type = 0;    // of the layers that may take it; those of a group have one type
+  int layout;       // choices of one layout follow each other at no cost
+  int type = 0;    // of the layers that may take it; those of a layout have one type
 };
 
-// Choices that no other choice of their group dominates in memory, cost and workspace; of a group by rising memory.
+// Choices that no other choice of their layout dominates in memory, cost and workspace; of a layout by rising memory.
 inline std::vector<Choice> undominated(std::vector<Choice> choices) {
   std::sort(choices.begin(), choices.end(), [](const Choice& a, const Choice& b) {
-    return std::tie(a.group, a.memory, a.cost, a.workspace) < std::tie(b.group, b.memory, b.cost, b.workspace);
+    return std::tie(a.layout, a.memory, a.cost, a.workspace) < std::tie(b.layout, b.memory, b.cost, b.workspace);
   });
   std::vector<Choice> kept;
-  std::size_t first = 0;  // of the group
+  std::size_t first = 0;  // of the layout
   for (const Choice& choice : choices) {
-    if (kept.empty() || kept.back().group != choice.group) first = kept.size();
+    if (kept.empty() || kept.back().layout != choice.layout) first = kept.size();
     const bool beaten = std::any_of(kept.begin() + first, kept.end(), [&](const Choice& other) {
       return other.cost <= choice.cost && fits_in(other.workspace, choice.workspace);
     });

@@ -49,7 +49,7 @@ class MinMemory {
       for (int type = layers.first_type; type <= layers.last_type; ++type) {
         const Choice* least = nullptr;
         for (const Choice& choice : choices)  // by rising memory
-          if (!least && choice.group == type && fits_in(choice.workspace, level.workspace)) least = &choice;
+          if (!least && choice.layout == type && fits_in(choice.workspace, level.workspace)) least = &choice;
         need.mib += least ? layers.of[type] * least->memory : kInfinity;
         if (least) need.strategy[type] = least->id;
       }

@@ -40,7 +40,7 @@ class CountKnapsack {
  public:
   explicit CountKnapsack(std::vector<Choice> choices)
       : choices_(std::move(choices)), levels_(workspaces_of(choices_)) {
-    for (const Choice& choice : choices_) all_ |= bit(choice.group);
+    for (const Choice& choice : choices_) all_ |= bit(choice.layout);
   }
 
   // Lets go of what is remembered.
@@ -57,7 +57,7 @@ class CountKnapsack {
   // The mix of least cost; `best` is one that is known.
   Assignment solve(const Layers& layers, MemoryBudget room, ReshardingPath& walks, WorkBudget& poll,
                    Assignment best = {}) {
-    // One group a type first: what that costs keeps most other sets from being looked at.
+    // One layout a type first: what that costs keeps most other sets from being looked at.
     for (const bool all : {false, true}) {
       last_ = poll.steps() + 2 * allowance(poll);
       auto may = [&](double bound) {
@@ -73,51 +73,51 @@ class CountKnapsack {
     return best;
   }
 
-  // All mixes that cost less than `limit`, given to `emit(counts, groups)`, until that returns false or the effort, in
-  // counts tried, is used up. `steps`: for sets of groups; 0: as many as a search is allowed.
+  // All mixes that cost less than `limit`, given to `emit(counts, layouts)`, until that returns false or the effort, in
+  // counts tried, is used up. `steps`: for sets of layouts; 0: as many as a search is allowed.
   template <class Emit>
   void enumerate(const Layers& layers, MemoryBudget room, ReshardingPath& walks, double limit, Emit emit, long& effort,
                  WorkBudget& poll, std::size_t steps = 0) {
     const int types = layers.last_type - layers.first_type + 1;
     stop_ = poll.steps() + (steps ? steps : allowance(poll));
-    Candidates found;
+    BoundedSets found;
     auto may = [&](double bound) {
       if (!is_less(bound + walks.least(), limit)) return false;
       found.complete &= poll.steps() < stop_;
       return found.complete;
     };
     auto visit = [&](const Level& level, double bound) {
-      candidates(level, bound, layers, room, walks, limit, types + kMostChanges, found, poll);
+      bounded_sets(level, bound, layers, room, walks, limit, types + kMostChanges, found, poll);
     };
     each_level(layers, room, may, visit, poll);
     std::sort(found.sets.begin(), found.sets.end());
     if (!found.complete) effort = 0;
-    for (const Candidate& candidate : found.sets) {
+    for (const BoundedSet& set : found.sets) {
       if (effort <= 0) return;
-      descend(candidate, layers, room, walks, limit, poll);
+      descend(set, layers, room, walks, limit, poll);
       if (order_.empty()) continue;
-      if (!visit_all(0, layers.of[layers.first_type], 0, 0, candidate, limit, emit, effort, poll)) return;
+      if (!visit_all(0, layers.of[layers.first_type], 0, 0, set, limit, emit, effort, poll)) return;
     }
   }
 
  private:
-  // Steps of one search; where those before took many, of each further one. A change of group more than the first
-  // eleven has never paid.
+  // Steps of one search; where those before took many, of each further one. More than eleven reshardings a stage never
+  // paid.
   static constexpr std::size_t kMostSteps = 500'000, kManySteps = 50'000'000, kFewSteps = 10'000;
   static constexpr std::size_t kStepsOfLevel = 16;
   static constexpr int kMostChanges = 11;
   static constexpr std::size_t kMostKept = 20'000;  // frontiers, some 10 MiB
 
-  struct Candidate {
+  struct BoundedSet {
     double bound;
-    GroupSet groups;
+    LayoutSet layouts;
     Level level;
 
-    bool operator<(const Candidate& other) const { return bound < other.bound; }
+    bool operator<(const BoundedSet& other) const { return bound < other.bound; }
   };
-  struct Candidates {
-    Vector<Candidate> sets;
-    bool complete = true;  // none of so many groups was left alone
+  struct BoundedSets {
+    Vector<BoundedSet> sets;
+    bool complete = true;  // none of so many layouts was left alone
   };
   // A choice in the search over counts.
   struct Priced {
@@ -144,24 +144,24 @@ class CountKnapsack {
     levels_.search(room.workspace, bound, may, visit);
   }
 
-  // Makes the best mix of a level the best, if that costs less: of one group a type, or of all sets of groups.
+  // Makes the best mix of a level the best, if that costs less: of one layout a type, or of all sets of layouts.
   void solve(const Level& level, double bound, bool all, const Layers& layers, MemoryBudget room,
              ReshardingPath& walks, WorkBudget& poll, Assignment& best) {
     const int types = layers.last_type - layers.first_type + 1;
-    Candidates found;
+    BoundedSets found;
     allow(poll);
-    candidates(level, bound, layers, room, walks, best.cost, all ? types + kMostChanges : types, found, poll);
+    bounded_sets(level, bound, layers, room, walks, best.cost, all ? types + kMostChanges : types, found, poll);
     if (all && !found.complete) {
       best.bound = std::min(best.bound, bound + walks.least());
       found = {};
       allow(poll);
-      candidates(level, bound, layers, room, walks, best.cost, types + 1, found, poll);
+      bounded_sets(level, bound, layers, room, walks, best.cost, types + 1, found, poll);
     }
     std::sort(found.sets.begin(), found.sets.end());
     allow(poll);
-    for (const Candidate& candidate : found.sets) {
-      if (!is_less(candidate.bound, best.cost)) break;
-      descend(candidate, layers, room, walks, best.cost, poll);
+    for (const BoundedSet& set : found.sets) {
+      if (!is_less(set.bound, best.cost)) break;
+      descend(set, layers, room, walks, best.cost, poll);
       if (order_.empty()) continue;
       const int first = layers.of[layers.first_type];
       if (types == 1) {  // a good start: the best pair
@@ -172,60 +172,60 @@ class CountKnapsack {
       }
       visit(0, first, 0, walk_, 0, best, poll);
       if (poll.steps() < stop_) continue;
-      best.bound = std::min(best.bound, candidate.bound);
+      best.bound = std::min(best.bound, set.bound);
       break;
     }
   }
 
-  // The choices of some groups that need no more.
-  std::vector<Choice> chosen(GroupSet groups, const Workspace& level, WorkBudget& poll) const {
+  // The choices of some layouts that need no more.
+  std::vector<Choice> chosen(LayoutSet layouts, const Workspace& level, WorkBudget& poll) const {
     poll.tick(choices_.size());
     std::vector<Choice> chosen;
     for (const Choice& choice : choices_)
-      if ((bit(choice.group) & groups) && fits_in(choice.workspace, level)) chosen.push_back(choice);
+      if ((bit(choice.layout) & layouts) && fits_in(choice.workspace, level)) chosen.push_back(choice);
     return chosen;
   }
 
-  const KnapsackRelaxation& frontier(GroupSet groups, const Workspace& level, WorkBudget& poll) {
-    const auto found = frontiers_.find({groups, level});
+  const KnapsackRelaxation& frontier(LayoutSet layouts, const Workspace& level, WorkBudget& poll) {
+    const auto found = frontiers_.find({layouts, level});
     if (found != frontiers_.end()) return found->second;
     if (frontiers_.size() > kMostKept) frontiers_.clear();
-    const std::vector<Choice> choices = chosen(groups, level, poll);
+    const std::vector<Choice> choices = chosen(layouts, level, poll);
     poll.tick(7 * choices.size());
-    return frontiers_.emplace(std::make_pair(groups, level), KnapsackRelaxation(choices)).first->second;
+    return frontiers_.emplace(std::make_pair(layouts, level), KnapsackRelaxation(choices)).first->second;
   }
 
-  // Sets of so many groups at most that may cost less than the limit at a level.
-  void candidates(const Level& level, double bound, const Layers& layers, MemoryBudget room, ReshardingPath& walks,
-                  double limit, int most, Candidates& found, WorkBudget& poll) {
+  // Sets of so many layouts at most that may cost less than the limit at a level.
+  void bounded_sets(const Level& level, double bound, const Layers& layers, MemoryBudget room, ReshardingPath& walks,
+                  double limit, int most, BoundedSets& found, WorkBudget& poll) {
     const double budget = net(room, level);
-    reduce(level.workspace, frontier(all_, level.workspace, poll).bound(layers, budget).price, walks.groups(), poll);
+    reduce(level.workspace, frontier(all_, level.workspace, poll).bound(layers, budget).price, walks.layouts(), poll);
     grow(0, 0, most, level, layers, budget, bound, walks, limit, found, poll);
   }
 
-  // Reduced cost of the first layer of each group, where memory has a price.
-  void reduce(const Workspace& level, double price, int groups, WorkBudget& poll) {
+  // Reduced cost of the first layer of each layout, where memory has a price.
+  void reduce(const Workspace& level, double price, int layouts, WorkBudget& poll) {
     const std::vector<Choice> choices = chosen(all_, level, poll);
     const std::array<double, kMostTypes> cheapest = cheapest_of(choices, price);
-    reduced_.assign(groups, kInfinity);
+    reduced_.assign(layouts, kInfinity);
     for (const Choice& choice : choices) {
-      double& least = reduced_[choice.group];
+      double& least = reduced_[choice.layout];
       least = std::min(least, choice.cost + price * choice.memory - cheapest[choice.type]);
     }
   }
 
-  // Adds groups to a set. `least` is the bound of all mixes that have a layer of each group in it, resharding left out.
-  void grow(GroupSet groups, int first, int most, const Level& level, const Layers& layers, double budget,
-            double least, ReshardingPath& walks, double limit, Candidates& found, WorkBudget& poll) {
+  // Adds layouts to a set. `least` is the bound of all mixes that have a layer of each of its layouts, without resharding.
+  void grow(LayoutSet layouts, int first, int most, const Level& level, const Layers& layers, double budget,
+            double least, ReshardingPath& walks, double limit, BoundedSets& found, WorkBudget& poll) {
     if (most == 0) {
-      found.complete &= first >= walks.groups();
+      found.complete &= first >= walks.layouts();
       return;
     }
-    for (int group = first; group < walks.groups(); ++group) {
+    for (int layout = first; layout < walks.layouts(); ++layout) {
       poll.tick();
-      const double more = least + reduced_[group];
-      if (!(all_ & walks.all() & bit(group)) || !is_less(more + walks.least(), limit)) continue;
-      const GroupSet larger = groups | bit(group);
+      const double more = least + reduced_[layout];
+      if (!(all_ & walks.all() & bit(layout)) || !is_less(more + walks.least(), limit)) continue;
+      const LayoutSet larger = layouts | bit(layout);
       const double walk = walks.cost(larger, poll);
       if (!is_less(more + walk, limit)) continue;
       if (poll.steps() >= stop_) {
@@ -236,7 +236,7 @@ class CountKnapsack {
         const double bound = std::max(frontier(larger, level.workspace, poll).bound(layers, budget).cost, more) + walk;
         if (is_less(bound, limit)) found.sets.push_back({bound, larger, level});
       }
-      grow(larger, group + 1, most - 1, level, layers, budget, more, walks, limit, found, poll);
+      grow(larger, layout + 1, most - 1, level, layers, budget, more, walks, limit, found, poll);
     }
   }
 
@@ -251,14 +251,14 @@ class CountKnapsack {
 
   // Sets the scratch up for a search over counts: choices by type and falling reduced cost, those that cannot win left
   // out.
-  void descend(const Candidate& candidate, const Layers& layers, MemoryBudget room, ReshardingPath& walks,
+  void descend(const BoundedSet& set, const Layers& layers, MemoryBudget room, ReshardingPath& walks,
                double limit, WorkBudget& poll) {
-    const std::vector<Choice> choices = chosen(candidate.groups, candidate.level.workspace, poll);
+    const std::vector<Choice> choices = chosen(set.layouts, set.level.workspace, poll);
     layers_ = layers;
-    budget_ = net(room, candidate.level);
+    budget_ = net(room, set.level);
     workspace_ = room.workspace;
-    walk_ = walks.cost(candidate.groups, poll);
-    const KnapsackRelaxation::Bound bound = frontier(candidate.groups, candidate.level.workspace, poll).bound(layers, budget_);
+    walk_ = walks.cost(set.layouts, poll);
+    const KnapsackRelaxation::Bound bound = frontier(set.layouts, set.level.workspace, poll).bound(layers, budget_);
     floor_ = bound.cost + walk_;
     const std::array<double, kMostTypes> cheapest = cheapest_of(choices, bound.price);
     order_.clear();
@@ -326,7 +326,7 @@ class CountKnapsack {
   }
 
   template <class Emit>
-  bool visit_all(std::size_t i, int left, double memory, double reduced, const Candidate& candidate, double limit,
+  bool visit_all(std::size_t i, int left, double memory, double reduced, const BoundedSet& set, double limit,
                  Emit& emit, long& effort, WorkBudget& poll) {
     poll.tick();
     if (--effort <= 0) return false;
@@ -337,8 +337,8 @@ class CountKnapsack {
       const double more = memory + n * choice.memory;
       if (more + (last ? 0 : (left - n) * order_[i + 1].least_memory) + later > budget_) continue;
       const int next = end ? 0 : last ? layers_.of[order_[i + 1].choice.type] : left - n;
-      if (end ? !give(candidate, emit)
-              : !visit_all(i + 1, next, more, reduced + n * price, candidate, limit, emit, effort, poll))
+      if (end ? !give(set, emit)
+              : !visit_all(i + 1, next, more, reduced + n * price, set, limit, emit, effort, poll))
         return false;
     }
     counts_[i] = 0;
@@ -347,30 +347,30 @@ class CountKnapsack {
 
   // Emits the counts of the scratch, once: at the set and level that they need, not at wider ones.
   template <class Emit>
-  bool give(const Candidate& candidate, Emit& emit) {
+  bool give(const BoundedSet& set, Emit& emit) {
     std::vector<Count> counts;
-    GroupSet groups = 0;
+    LayoutSet layouts = 0;
     Workspace workspace = workspace_;
     for (std::size_t k = 0; k < order_.size(); ++k) {
       if (!counts_[k]) continue;
       counts.push_back({order_[k].choice.id, counts_[k]});
-      groups |= bit(order_[k].choice.group);
+      layouts |= bit(order_[k].choice.layout);
       workspace = most_of(workspace, order_[k].choice.workspace);
     }
-    if (groups != candidate.groups || workspace != most_of(workspace_, candidate.level.workspace)) return true;
-    return emit(counts, groups);
+    if (layouts != set.layouts || workspace != most_of(workspace_, set.level.workspace)) return true;
+    return emit(counts, layouts);
   }
 
   std::vector<Choice> choices_;
   WorkspaceLevels levels_;
-  GroupSet all_ = 0;
-  Map<std::pair<GroupSet, Workspace>, KnapsackRelaxation> frontiers_;  // known ones, by groups and level
+  LayoutSet all_ = 0;
+  Map<std::pair<LayoutSet, Workspace>, KnapsackRelaxation> frontiers_;  // known ones, by layouts and level
 
   // Scratch of one search over counts.
   Layers layers_;
   std::vector<Priced> order_;
   std::vector<int> counts_;
-  std::vector<double> reduced_;  // of each group
+  std::vector<double> reduced_;  // of each layout
   double budget_ = 0, floor_ = 0, walk_ = 0;
   Workspace workspace_{};  // of the stage
   std::size_t stop_ = 0, last_ = 0;  // steps at which a part of it is given up; all of it

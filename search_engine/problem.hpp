@@ -17,14 +17,14 @@ struct Part {
   StageTime time;
   double states, activation;  // activation: of each micro-batch in flight
   Workspace workspace;
-  int group = 0;                       // of layer strategies: between strategies of one group a change is free
+  int layout = 0;                       // of layer strategies: between strategies of one layout a change is free
 };
 
 // In the order in which Python gives them.
 using PartNumbers = std::array<double, 9>;
 
 inline PartNumbers numbers_of(const Part& part) {
-  const auto& [time, states, activation, workspace, group] = part;
+  const auto& [time, states, activation, workspace, layout] = part;
   return {time.forward, time.backward, time.sync,    states,       activation,
           workspace[0], workspace[1],  workspace[2], workspace[3]};
 }
@@ -36,7 +36,7 @@ struct Change {
 // One strategy of the vocabulary layers; with one stage, `first` is both of them and `last` is nothing.
 struct Vocab {
   Part first, last;
-  std::vector<Change> enter, leave;  // by group: from the embedding, to the head
+  std::vector<Change> enter, leave;  // by layout: from the embedding, to the head
 };
 
 // Consecutive layers: those of a stage.
@@ -59,9 +59,9 @@ struct Problem {
   Schedule passes;         // of each stage
   std::vector<int> starts;  // first layer of each type, in order, and the number of layers
   std::vector<Part> strategies;
-  std::vector<int> types;                     // of each group; strategies of a group are of its type
-  std::vector<std::vector<Change>> change;    // [group before][group after]
-  ByBoundary<std::vector<Change>> enter, leave;   // by group: from, to the edge of a stage
+  std::vector<int> types;                     // of each layout; strategies of a layout are of its type
+  std::vector<std::vector<Change>> change;    // [layout before][layout after]
+  ByBoundary<std::vector<Change>> enter, leave;   // by layout: from, to the edge of a stage
   std::vector<Vocab> vocabs;
   Part middle;                        // what a stage without vocabulary layers has beside its layers
   Part later;                         // what its second chunk has, and a further one of any stage
@@ -71,7 +71,7 @@ struct Problem {
   ByBoundary<std::vector<double>> send;   // ms from a stage to the next, by the type of the layer after
   double budget;                      // MiB a device
 
-  int groups() const { return static_cast<int>(change.size()); }
+  int layouts() const { return static_cast<int>(change.size()); }
   int type_count() const { return static_cast<int>(starts.size()) - 1; }
 
   int type_of(int layer) const {
@@ -125,12 +125,12 @@ inline std::vector<int> undominated(const std::vector<std::vector<double>>& rows
   return kept;
 }
 
-// Layer strategies that no other one of their group beats.
+// Layer strategies that no other one of their layout beats.
 inline std::vector<int> useful_strategies(const std::vector<Part>& strategies) {
   std::vector<std::vector<double>> rows;
   for (const Part& part : strategies) {
     const PartNumbers numbers = numbers_of(part);
-    rows.push_back({1.0 * part.group, -1.0 * part.group});  // both are no larger in the same group alone
+    rows.push_back({1.0 * part.layout, -1.0 * part.layout});  // both are no larger in the same layout alone
     rows.back().insert(rows.back().end(), numbers.begin(), numbers.end());
   }
   return undominated(rows);

@@ -11,21 +11,21 @@
 
 namespace galvatron {
 
-using GroupSet = std::uint64_t;  // one bit a group
+using LayoutSet = std::uint64_t;  // one bit a layout
 constexpr int kMostGroups = 64;
 
-inline GroupSet bit(int group) { return GroupSet{1} << group; }
+inline LayoutSet bit(int layout) { return LayoutSet{1} << layout; }
 
-// Prices of changing group, in any unit of time: `enter` a stage in a group, `leave` it from one, `change[a][b]`.
+// Prices of changing layout, in any unit of time: `enter` a stage in a layout, `leave` it from one, `change[a][b]`.
 // Groups are numbered by the type of their layers, all of a type are passed before the next, and between types that are
-// no neighbours a change is free. All of them together must obey the triangle inequality: then no group is worth
+// no neighbours a change is free. All of them together must obey the triangle inequality: then no layout is worth
 // visiting twice, nor any that is not asked for.
 struct GroupPrices {
   std::vector<double> enter, leave;
   Vector<Vector<double>> change;
-  std::vector<int> types;  // of each group, rising; empty: all alike
+  std::vector<int> types;  // of each layout, rising; empty: all alike
 
-  int groups() const { return static_cast<int>(enter.size()); }
+  int layouts() const { return static_cast<int>(enter.size()); }
 };
 
 class ReshardingPath {
@@ -33,36 +33,36 @@ class ReshardingPath {
   // Through layers of these types.
   explicit ReshardingPath(GroupPrices prices, int first_type = 0, int last_type = 0)
       : prices_(std::move(prices)), first_type_(first_type), last_type_(last_type) {
-    for (int group = 0; group < groups(); ++group) {
-      const int type = type_of(group);
+    for (int layout = 0; layout < layouts(); ++layout) {
+      const int type = type_of(layout);
       of_type_.resize(type + 1);
-      of_type_[type] |= bit(group);
-      if (type == first_type_) least_enter_ = std::min(least_enter_, prices_.enter[group]);
-      if (type == last_type_) least_leave_ = std::min(least_leave_, prices_.leave[group]);
+      of_type_[type] |= bit(layout);
+      if (type == first_type_) least_enter_ = std::min(least_enter_, prices_.enter[layout]);
+      if (type == last_type_) least_leave_ = std::min(least_leave_, prices_.leave[layout]);
     }
   }
 
-  int groups() const { return prices_.groups(); }
+  int layouts() const { return prices_.layouts(); }
 
   // No path costs less.
   double least() const { return least_enter_ + least_leave_; }
 
   // Whether all types are in the set.
-  bool is_whole(GroupSet set) const {
+  bool is_whole(LayoutSet set) const {
     for (int type = first_type_; type <= last_type_; ++type)
       if (!(of_type_[type] & set)) return false;
     return true;
   }
 
-  // All groups of the path's types.
-  GroupSet all() const {
-    GroupSet all = 0;
+  // All layouts of the path's types.
+  LayoutSet all() const {
+    LayoutSet all = 0;
     for (int type = first_type_; type <= last_type_; ++type) all |= of_type_[type];
     return all;
   }
 
-  // Cost of the cheapest order of these groups; it grows with the set, and types that are missing cost nothing.
-  double cost(GroupSet set, WorkBudget& poll) {
+  // Cost of the cheapest order of these layouts; it grows with the set, and types that are missing cost nothing.
+  double cost(LayoutSet set, WorkBudget& poll) {
     if (known_.size() > kMostKnown) known_.clear();
     double best = kInfinity;
     for (int last : latest(set)) best = std::min(best, to(set, last, poll) + leave(last));
@@ -74,8 +74,8 @@ class ReshardingPath {
     if (known_.size() > kMostIdle) known_.clear();
   }
 
-  // The cheapest order of the set's groups.
-  std::vector<int> order(GroupSet set, WorkBudget& poll) {
+  // The cheapest order of the set's layouts.
+  std::vector<int> order(LayoutSet set, WorkBudget& poll) {
     std::vector<int> reversed;
     auto total = [&](int last) {
       return to(set, last, poll) + (reversed.empty() ? leave(last) : prices_.change[last][reversed.back()]);
@@ -94,34 +94,34 @@ class ReshardingPath {
   static constexpr std::size_t kMostKnown = 100'000, kMostIdle = 1000;  // some 6 MiB, and 60 KiB
   static constexpr std::size_t kStepsOfSet = 8;       // of WorkBudget
 
-  static constexpr GroupSet kGolden = 0x9E3779B97F4A7C15u;  // 2^64 / golden ratio
+  static constexpr LayoutSet kGolden = 0x9E3779B97F4A7C15u;  // 2^64 / golden ratio
 
-  using Key = std::pair<GroupSet, int>;
+  using Key = std::pair<LayoutSet, int>;
   struct Hash {
     std::size_t operator()(const Key& key) const {
-      return std::hash<GroupSet>()((key.first * kMostGroups + key.second) * kGolden);
+      return std::hash<LayoutSet>()((key.first * kMostGroups + key.second) * kGolden);
     }
   };
 
-  int type_of(int group) const { return prices_.types.empty() ? 0 : prices_.types[group]; }
-  double enter(int group) const { return type_of(group) == first_type_ ? prices_.enter[group] : 0; }
-  double leave(int group) const { return type_of(group) == last_type_ ? prices_.leave[group] : 0; }
+  int type_of(int layout) const { return prices_.types.empty() ? 0 : prices_.types[layout]; }
+  double enter(int layout) const { return type_of(layout) == first_type_ ? prices_.enter[layout] : 0; }
+  double leave(int layout) const { return type_of(layout) == last_type_ ? prices_.leave[layout] : 0; }
 
-  // Those groups of the set that may come last: of its last type.
-  std::vector<int> latest(GroupSet set) const {
+  // Those layouts of the set that may come last: of its last type.
+  std::vector<int> latest(LayoutSet set) const {
     std::size_t type = of_type_.size();
     while (type-- > 1 && !(of_type_[type] & set)) {
     }
     set &= of_type_[type];
     std::vector<int> result;
-    for (int group = 0; group < kMostGroups && set >> group; ++group)
-      if (set >> group & 1) result.push_back(group);
+    for (int layout = 0; layout < kMostGroups && set >> layout; ++layout)
+      if (set >> layout & 1) result.push_back(layout);
     return result;
   }
 
   // Cheapest path through the set that ends in `last` (Held and Karp's recursion, remembered).
-  double to(GroupSet set, int last, WorkBudget& poll) {
-    const GroupSet rest = set & ~bit(last);
+  double to(LayoutSet set, int last, WorkBudget& poll) {
+    const LayoutSet rest = set & ~bit(last);
     if (!rest) return enter(last);
     const auto found = known_.find({set, last});
     if (found != known_.end()) return found->second;
@@ -134,7 +134,7 @@ class ReshardingPath {
 
   GroupPrices prices_;
   int first_type_, last_type_;
-  std::vector<GroupSet> of_type_;
+  std::vector<LayoutSet> of_type_;
   double least_enter_ = kInfinity, least_leave_ = kInfinity;
   std::unordered_map<Key, double, Hash, std::equal_to<Key>, Counted<std::pair<const Key, double>>> known_;
 };

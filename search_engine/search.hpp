@@ -44,14 +44,14 @@ class PipelineSearch : public Search {
   // do those that would take too much memory or time.
   double tight_bound(double limit, WorkBudget& poll) override {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const Candidates candidates = candidates_below(limit, poll);
-    return candidates.empty() ? limit : candidates.front().bound;
+    const VocabSearches searches = searches_below(limit, poll);
+    return searches.empty() ? limit : searches.front().bound;
   }
 
   // Also given up where it would take too much memory or time.
   PlanFound solve(double limit, long effort, double& proven, WorkBudget& poll) override {
     const std::lock_guard<std::mutex> lock(mutex_);
-    Candidates candidates = candidates_below(limit, poll);
+    VocabSearches searches = searches_below(limit, poll);
     effort = std::min(std::max(effort, 0L), kMostEffort);
     PlanFound found;
     std::unique_ptr<ColumnGeneration> vocab_case;
@@ -60,7 +60,7 @@ class PipelineSearch : public Search {
     for (const long share : {effort / kFirstShare, effort}) {
       PipelineSolution best;
       best.cost = limit;
-      const double unproven = divided(candidates, best, share, poll);
+      const double unproven = divided(searches, best, share, poll);
       if (share == effort && found.vocab < 0 && best.vocab < 0 && unproven < limit)
         take_least_memory(best, poll);
       if (best.vocab >= 0) found = found_of(best), limit = best.cost;
@@ -102,7 +102,7 @@ class PipelineSearch : public Search {
   static constexpr long kMostEffort = 1'000'000'000'000;  // hours
   static constexpr long kFirstShare = 16;  // of the effort, before column generation
 
-  struct Candidate {
+  struct VocabSearch {
     double bound;
     int vocab;
     std::unique_ptr<StageSolver> stages;
@@ -111,21 +111,21 @@ class PipelineSearch : public Search {
     void close() { search.reset(), stages.reset(); }
   };
 
-  using Candidates = std::vector<Candidate>;
+  using VocabSearches = std::vector<VocabSearch>;
 
-  // Searches candidates division by division. Returns what those cost at least that were given up.
-  double divided(Candidates& candidates, PipelineSolution& best, long effort, WorkBudget& poll) {
+  // Searches each vocabulary strategy partition by partition. Returns what those cost at least that were given up.
+  double divided(VocabSearches& searches, PipelineSolution& best, long effort, WorkBudget& poll) {
     double unproven = kInfinity;
     poll.allow(kStepsOfPass * static_cast<std::size_t>(effort));
-    for (Candidate& candidate : candidates) {
-      if (!is_less(candidate.bound, best.cost)) break;
+    for (VocabSearch& one : searches) {
+      if (!is_less(one.bound, best.cost)) break;
       PipelineSolution found;
       found.cost = best.cost;
-      if (!solved(candidate, found, effort, poll)) unproven = std::min(unproven, candidate.bound);
-      candidate.close();
+      if (!solved(one, found, effort, poll)) unproven = std::min(unproven, one.bound);
+      one.close();
       if (!is_less(found.cost, best.cost)) continue;
       best = std::move(found);
-      best.vocab = candidate.vocab;
+      best.vocab = one.vocab;
     }
     poll.allow(4 * kMostSteps);
     return unproven;
@@ -133,8 +133,7 @@ class PipelineSearch : public Search {
 
   // Column generation between the bound and the best plan. Returns the cost of the best plan then.
   double tighten(std::unique_ptr<ColumnGeneration>& vocab_case, bool exactly, PlanFound& best, double limit,
-                 long effort, double& proven,
-              WorkBudget& poll) const {
+                 long effort, double& proven, WorkBudget& poll) const {
     double bound = 0;
     try {
       if (!vocab_case) vocab_case = std::make_unique<ColumnGeneration>(tables_);
@@ -149,49 +148,49 @@ class PipelineSearch : public Search {
   PlanFound found_of(const PipelineSolution& solution) const {
     if (solution.vocab < 0) return {};
     PlanFound found{solution.cost, solution.vocab, solution.division, {}};
-    for (const StagePoint& point : solution.points)  // group by group, in the groups' order
-      for (const int group : point.order)
+    for (const StagePoint& point : solution.points)  // layout by layout, in their order
+      for (const int layout : point.order)
         for (const auto& [id, layers] : point.counts)
-          if (tables_.strategies[id].group == group) found.strategies.insert(found.strategies.end(), layers, id);
+          if (tables_.strategies[id].layout == layout) found.strategies.insert(found.strategies.end(), layers, id);
     return found;
   }
 
   // Vocabulary strategies under which a pipeline may cost less than the limit, the best bound first.
-  Candidates candidates_below(double limit, WorkBudget& poll) {
-    Candidates candidates;
-    for (const int v : useful_) candidates.push_back({0, v, nullptr, nullptr});
+  VocabSearches searches_below(double limit, WorkBudget& poll) {
+    VocabSearches searches;
+    for (const int v : useful_) searches.push_back({0, v, nullptr, nullptr});
     for (const bool tight : {false, true}) {  // cheap bounds of all of them first
       poll.allow(kMostSteps);
-      for (Candidate& candidate : candidates) try {
-          if (!candidate.search) candidate.bound = std::max(candidate.bound, open(candidate, poll));
-          if (tight && is_less(candidate.bound, limit)) candidate.bound = candidate.search->tight_bound(poll);
+      for (VocabSearch& one : searches) try {
+          if (!one.search) one.bound = std::max(one.bound, open(one, poll));
+          if (tight && is_less(one.bound, limit)) one.bound = one.search->tight_bound(poll);
         } catch (const TooHard&) {
-          for (Candidate& other : candidates) other.close();
+          for (VocabSearch& other : searches) other.close();
           cache_.forget();
         }
     }
-    candidates.erase(std::remove_if(candidates.begin(), candidates.end(),
-                                    [&](const Candidate& candidate) { return !is_less(candidate.bound, limit); }),
-                     candidates.end());
-    std::sort(candidates.begin(), candidates.end(),
-              [](const Candidate& a, const Candidate& b) { return a.bound < b.bound; });
-    return candidates;
+    searches.erase(std::remove_if(searches.begin(), searches.end(),
+                                  [&](const VocabSearch& one) { return !is_less(one.bound, limit); }),
+                   searches.end());
+    std::sort(searches.begin(), searches.end(),
+              [](const VocabSearch& a, const VocabSearch& b) { return a.bound < b.bound; });
+    return searches;
   }
 
-  // Makes what a candidate is searched with. Returns a cheap bound.
-  double open(Candidate& candidate, WorkBudget& poll) {
-    candidate.stages = std::make_unique<StageSolver>(tables_, cuts_, tables_.vocabs[candidate.vocab], cache_);
-    candidate.search = std::make_unique<PartitionSearch>(tables_, cuts_, *candidate.stages, cache_, graph_);
-    return candidate.search->bound(poll);
+  // Makes what a vocabulary strategy is searched with. Returns a cheap bound.
+  double open(VocabSearch& one, WorkBudget& poll) {
+    one.stages = std::make_unique<StageSolver>(tables_, cuts_, tables_.vocabs[one.vocab], cache_);
+    one.search = std::make_unique<PartitionSearch>(tables_, cuts_, *one.stages, cache_, graph_);
+    return one.search->bound(poll);
   }
 
-  // Whether the candidate was searched to the end. Raises its bound.
-  bool solved(Candidate& candidate, PipelineSolution& best, long& effort, WorkBudget& poll) {
+  // Whether a vocabulary strategy was searched to the end. Raises its bound.
+  bool solved(VocabSearch& one, PipelineSolution& best, long& effort, WorkBudget& poll) {
     try {
-      if (!candidate.search) candidate.bound = std::max(candidate.bound, open(candidate, poll));
-      return candidate.search->solve(best, candidate.bound, effort, poll);
+      if (!one.search) one.bound = std::max(one.bound, open(one, poll));
+      return one.search->solve(best, one.bound, effort, poll);
     } catch (const TooHard&) {
-      candidate.close();
+      one.close();
       cache_.forget();
       return false;
     }

@@ -16,7 +16,7 @@
 
 namespace galvatron {
 
-// A stage's layers settled: how many take which strategy, the groups in order, and the times of the whole stage.
+// A stage's layers settled: how many take which strategy, the layouts in order, and the times of the whole stage.
 struct StagePoint {
   StageTime time;
   std::vector<Count> counts;
@@ -70,14 +70,14 @@ class ChoiceCache {
   }
 
   const std::vector<int>& useful() const { return useful_; }
-  int type_of(int strategy) const { return tables_.types[tables_.strategies[strategy].group]; }
+  int type_of(int strategy) const { return tables_.types[tables_.strategies[strategy].layout]; }
 
  private:
   std::vector<Choice> choices(int in_flight, const Weights& weights) const {
     std::vector<Choice> result;
     for (const int k : useful_) {
       const Part& part = tables_.strategies[k];
-      result.push_back({part.states + in_flight * part.activation, weights.of(part.time), part.workspace, k, part.group,
+      result.push_back({part.states + in_flight * part.activation, weights.of(part.time), part.workspace, k, part.layout,
                         type_of(k)});
     }
     return result;
@@ -131,10 +131,10 @@ class StageSolver {
   bool points(int stage, Span span, Weighting weighting, double limit, std::size_t most,
               Vector<StagePoint>& found, long& effort, WorkBudget& poll) {
     CountKnapsack all = cache_.complete(tables_.in_flight[stage], cuts_.weights(stage, weighting));
-    auto emit = [&](const std::vector<Count>& counts, GroupSet groups) {
+    auto emit = [&](const std::vector<Count>& counts, LayoutSet layouts) {
       std::vector<int> order;
-      for (int group = 0; group < tables_.groups(); ++group)
-        if (groups & bit(group)) order.push_back(group);
+      for (int layout = 0; layout < tables_.layouts(); ++layout)
+        if (layouts & bit(layout)) order.push_back(layout);
       do found.push_back(point(stage, span, counts, order));
       while (found.size() <= most && next_order(order));
       return found.size() <= most;
@@ -153,7 +153,7 @@ class StageSolver {
     std::vector<int> order;
     for (int type = layers.first_type; type <= layers.last_type; ++type) {
       counts.push_back({strategy[type], layers.of[type]});
-      order.push_back(tables_.strategies[strategy[type]].group);
+      order.push_back(tables_.strategies[strategy[type]].layout);
     }
     return point(stage, span, counts, order);
   }
@@ -176,7 +176,7 @@ class StageSolver {
     std::array<SolvedSpans, kWeightings> solved;
   };
 
-  // Ends on which a path through groups depends: types, and whether another type begins there.
+  // Ends on which a path through layouts depends: types, and whether another type begins there.
   struct Ends {
     int first_type, last_type;
     bool enters_type, leaves_type;
@@ -209,17 +209,17 @@ class StageSolver {
     const Weights& weights = cuts_.weights(stage, weighting);
     GroupPrices prices;
     prices.types = tables_.types;
-    for (int a = 0; a < tables_.groups(); ++a) {
+    for (int a = 0; a < tables_.layouts(); ++a) {
       prices.enter.push_back(weights.of(entry(stage, ends)[a]));
       prices.leave.push_back(weights.of(exit(stage, ends)[a]));
       prices.change.emplace_back();
-      for (int b = 0; b < tables_.groups(); ++b) prices.change[a].push_back(weights.of(tables_.change[a][b]));
+      for (int b = 0; b < tables_.layouts(); ++b) prices.change[a].push_back(weights.of(tables_.change[a][b]));
     }
     walks = std::make_unique<ReshardingPath>(std::move(prices), ends.first_type, ends.last_type);
     return *walks;
   }
 
-  // The next order of groups in which types stay in theirs.
+  // The next order of layouts in which types stay in theirs.
   bool next_order(std::vector<int>& order) const {
     while (std::next_permutation(order.begin(), order.end()))
       if (std::is_sorted(order.begin(), order.end(),
@@ -259,8 +259,8 @@ class StageSolver {
     const Assignment mix = choices(stage, weighting).solve(tables_.layers_of(span), views_[stage].room, walk, poll);
     Solved solved;
     if (!mix.counts.empty()) {
-      GroupSet used = 0;
-      for (const auto& [id, n] : mix.counts) used |= bit(tables_.strategies[id].group);
+      LayoutSet used = 0;
+      for (const auto& [id, n] : mix.counts) used |= bit(tables_.strategies[id].layout);
       solved.point = point(stage, span, mix.counts, walk.order(used, poll));
       solved.cost = cuts_.weights(stage, weighting).of(solved.point.time);
     }

@@ -65,21 +65,21 @@ def core_of(family: PlanFamily, arrays: CostArrays, cost: CostModel, budget_mib:
 def _resharding(family: PlanFamily, strategies: Strategies, cost: CostModel) -> CostArrays:
     """Layouts, and what it costs to hand tokens on between them and at the edges of stages.
 
-    Strategies of one layer type and one token layout follow each other for nothing: they are a group of the core's.
+    Strategies of one layer type and one token layout follow each other for nothing: they are one layout of the core's.
     Costs end in two numbers, forward and backward. `enter`, `leave` and `send` come twice: between layers of a type,
     and where a type begins (`leave`: ends).
     """
     layers, vocabularies = strategies.layers, strategies.vocabularies
-    numbers: dict[tuple[int, TokenLayout], int] = {}  # of groups, type by type
+    numbers: dict[tuple[int, TokenLayout], int] = {}  # of layouts, type by type
     size, sharded = family.stage_size, cost.assumed.sequence_parallel
     places = [(kind, token_layout(layer, size, sharded)) for kind, some in enumerate(layers) for layer in some]
-    groups = [numbers.setdefault(place, len(numbers)) for place in places]
+    layout_of = [numbers.setdefault(place, len(numbers)) for place in places]
     if len(numbers) > MOST_LAYOUTS:
         raise UserError(
             f"max_tp_deg: {len(numbers)} token layouts in stages of {family.stage_size} devices are more than "
             f"{MOST_LAYOUTS}; lower it, or leave tp_consec at 1"
         )
-    samples = dict(zip(groups, (layer for some in layers for layer in some), strict=True))
+    samples = dict(zip(layout_of, (layer for some in layers for layer in some), strict=True))
     types = np.array([kind for kind, _ in numbers], dtype=np.int32)
     starts = [*(cost.layer_types.index(kind) for kind in range(len(layers))), len(cost.layer_types)]
     where = {"stage_size": family.stage_size, "micro_batch": family.micro_batch}
@@ -105,7 +105,7 @@ def _resharding(family: PlanFamily, strategies: Strategies, cost: CostModel) -> 
     send = np.zeros((2, len(layers)))
     for kind in range(len(layers)):
         own = np.flatnonzero(types == kind)
-        some = [samples[group] for group in own]
+        some = [samples[layout] for layout in own]
         mine = _shortest(costs(some, some, kind))
         change[np.ix_(own, own)] = mine
         begins, ends = (cost.crossing_type(layer) for layer in starts[kind : kind + 2])
@@ -118,12 +118,12 @@ def _resharding(family: PlanFamily, strategies: Strategies, cost: CostModel) -> 
             vocab_enter[:, own] = _through(costs(vocabularies, some, kind), mine)
         else:
             others = np.flatnonzero(types == kind - 1)
-            step = costs([samples[group] for group in others], some, begins)
+            step = costs([samples[layout] for layout in others], some, begins)
             change[np.ix_(others, own)] = _through(_through(change[np.ix_(others, others)], step), mine)
         if kind == len(layers) - 1:
             vocab_leave[:, own] = _through(mine, costs(some, vocabularies, kind)).swapaxes(0, 1)
     return {
-        "groups": np.array(groups, dtype=np.int32),
+        "layouts": np.array(layout_of, dtype=np.int32),
         "types": types,
         "change": change,
         "enter": enter,
@@ -186,7 +186,7 @@ def _layers_alone(rows: Sequence[Sequence[tuple[float, ...]]]) -> CostArrays:
     free = np.zeros((2, kinds, 2))
     return {
         "strategies": _array([row for some in rows for row in some]),
-        "groups": np.repeat(np.arange(kinds, dtype=np.int32), [len(some) for some in rows]),
+        "layouts": np.repeat(np.arange(kinds, dtype=np.int32), [len(some) for some in rows]),
         "types": np.arange(kinds, dtype=np.int32),
         "change": np.zeros((kinds, kinds, 2)),
         "enter": free,

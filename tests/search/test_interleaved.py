@@ -61,7 +61,7 @@ def tables(seed: int, **size: int) -> dict[str, Any]:
         "passes": passes,
         "runs": runs,
         "strategies": np.array([part() for _ in of_group]),
-        "groups": np.array(of_group),
+        "layouts": np.array(of_group),
         "types": np.zeros(groups, dtype=int),
         "change": np.array([to(group) for group in range(groups)]),
         "enter": np.array([to(groups)] * 2),
@@ -88,7 +88,7 @@ def stage_points(t: dict[str, Any], vocab: int, stage: int, layers: Sequence[int
             later = chunk > 0 or stage in (0, stages - 1)
             beside = t["vocabs"][vocab][int(is_last)] if is_first or is_last else t["middle"][int(later)]
             parts = np.array([beside, *(t["strategies"][k] for k in choice[first:stop])])
-            groups = [t["groups"][k] for k in choice[first:stop]]
+            groups = [t["layouts"][k] for k in choice[first:stop]]
             boundaries = [t["vocab_enter"][vocab][groups[0]] if is_first else t["enter"][0][groups[0]]]
             boundaries += [t["change"][a][b] for a, b in pairwise(groups)]
             boundaries += [t["vocab_leave"][vocab][groups[-1]] if is_last else t["leave"][0][groups[-1]]]
@@ -162,7 +162,7 @@ def test_bounds_hold_and_most_plans_are_the_best(seeds: int) -> None:
 def test_equal_chunks_have_the_bubble_that_is_known_or_less(chunks: int) -> None:
     """Layers that share out evenly, and nothing beside them: the bubble is (P - 1) / (m v)."""
     t = tables(0, stages=4, chunks=chunks, layers=8 * chunks, micro_batches=16)
-    alike = {"strategies": np.array([[1.0, 2, *[0] * 7]]), "groups": np.array([0]), "types": np.array([0])}
+    alike = {"strategies": np.array([[1.0, 2, *[0] * 7]]), "layouts": np.array([0]), "types": np.array([0])}
     free = np.zeros((2, 1, 2))
     boundaries = {"change": free[:1], "enter": free, "leave": free, "vocab_enter": free[:1], "vocab_leave": free[:1]}
     beside = {"vocabs": np.zeros((1, 2, 9)), "middle": np.zeros((2, 9)), "send": np.zeros((2, 1)), "budget_mib": 1.0}

@@ -37,7 +37,7 @@ def problem(seed: int) -> dict[str, Any]:
         "layers": np.array([int(draw.integers(stages, 7 * stages))]),
         **lists(schedule, stages, micro_batches),
         "strategies": draw.uniform((1, 2, 0, 5, *[0] * 5), (3, 9, 9, 60, 15, 60, 30, 30, 10), (strategies, 9)),
-        "groups": np.zeros(strategies, dtype=int),
+        "layouts": np.zeros(strategies, dtype=int),
         "types": np.zeros(1, dtype=int),
         "change": np.zeros((1, 1, 2)),
         "enter": free,

@@ -73,7 +73,7 @@ def tables(seed: int) -> dict[str, Any]:
         "layers": layers,
         **lists(schedule, stages, micro_batches),
         "strategies": np.array([part_with_memory() for _ in of_group]),
-        "groups": np.array(of_group),
+        "layouts": np.array(of_group),
         "types": np.array(groups),
         "change": np.array([[change(a, b) for b in all_groups] for a in all_groups]),
         "enter": np.array([[distance(edge, g, at[groups[g]]) for g in all_groups] for at in (width, begins)]),
@@ -109,7 +109,7 @@ def stage(t: dict[str, Any], vocab: int, s: int, first: int, choice: Sequence[in
         parts.append(t["vocabs"][vocab][1])
     elif s > 0:
         parts.append(t["middle"][0])
-    groups = [t["groups"][k] for k in choice]
+    groups = [t["layouts"][k] for k in choice]
     begins, ends = (0 < at < len(kinds) and kinds[at - 1] != kinds[at] for at in (first, stop))
     passes = [t["vocab_enter"][vocab][groups[0]] if s == 0 else t["enter"][int(begins)][groups[0]]]
     passes += [t["change"][a][b] for a, b in pairwise(groups)]
@@ -131,7 +131,7 @@ def step(t: dict[str, Any], division: Sequence[int], times: Sequence[Numbers]) -
 
 def brute_force(t: dict[str, Any]) -> float:
     stages, kinds, best = len(t["in_flight"]), kinds_of(t), math.inf
-    of_kind = [[k for k, g in enumerate(t["groups"]) if t["types"][g] == kind] for kind in range(len(t["layers"]))]
+    of_kind = [[k for k, g in enumerate(t["layouts"]) if t["types"][g] == kind] for kind in range(len(t["layers"]))]
     for vocab, division in product(range(len(t["vocabs"])), divisions(len(kinds), stages)):
         firsts = np.cumsum([0, *division])
         fitting = [

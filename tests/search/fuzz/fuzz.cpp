@@ -89,28 +89,28 @@ Problem random_pipeline(Draw& draw) {
   tables.micro_batches = draw.chance(5) ? 10'000 : draw.from(1, 9);
   const bool gpipe = draw.chance(40);
   tables.passes = lists(gpipe, tables.stages, tables.micro_batches);
-  auto part = [&](int group) {
+  auto part = [&](int layout) {
     Workspace workspace;
     for (double& term : workspace) term = draw.chance(50) ? 0 : draw.number(kind) / 2;
     return Part{{draw.number(kind), draw.number(kind), draw.number(kind)}, draw.number(kind), draw.number(kind),
-                workspace, group};
+                workspace, layout};
   };
-  const int groups = types * draw.from(1, 2);
-  for (int g = 0; g < groups; ++g) tables.types.push_back(g * types / groups);
-  for (int g = 0; g < groups; ++g) tables.strategies.push_back(part(g));
-  if (draw.chance(50)) tables.strategies.push_back(part(draw.from(0, groups - 1)));
+  const int layouts = types * draw.from(1, 2);
+  for (int g = 0; g < layouts; ++g) tables.types.push_back(g * types / layouts);
+  for (int g = 0; g < layouts; ++g) tables.strategies.push_back(part(g));
+  if (draw.chance(50)) tables.strategies.push_back(part(draw.from(0, layouts - 1)));
   // Prices of change are distances on a line: a metric.
   std::vector<double> place;
-  for (int i = 0; i < groups + 4; ++i) place.push_back(draw.number(kind) * (draw.chance(50) ? 0.1 : 0));
+  for (int i = 0; i < layouts + 4; ++i) place.push_back(draw.number(kind) * (draw.chance(50) ? 0.1 : 0));
   auto distance = [&](int a, int b) { return Change{std::abs(place[a] - place[b]), 2 * std::abs(place[a] - place[b])}; };
   auto from = [&](int where) {
     std::vector<Change> changes;
-    for (int g = 0; g < groups; ++g) changes.push_back(distance(where, g));
+    for (int g = 0; g < layouts; ++g) changes.push_back(distance(where, g));
     return changes;
   };
-  for (int g = 0; g < groups; ++g) tables.change.push_back(from(g));
-  tables.enter = tables.leave = {from(groups), from(groups)};
-  for (int v = draw.from(1, 2); v > 0; --v) tables.vocabs.push_back({part(0), part(0), from(groups + v), from(groups + v)});
+  for (int g = 0; g < layouts; ++g) tables.change.push_back(from(g));
+  tables.enter = tables.leave = {from(layouts), from(layouts)};
+  for (int v = draw.from(1, 2); v > 0; --v) tables.vocabs.push_back({part(0), part(0), from(layouts + v), from(layouts + v)});
   tables.middle = part(0);
   tables.middle.time = {};
   for (int s = 0; s < tables.stages; ++s)
@@ -129,7 +129,7 @@ std::pair<double, double> enumerate(const Problem& t) {
   const int count = static_cast<int>(t.strategies.size());
   each_sequence(t.layers, count, [&](const std::vector<int>& choice) {
     for (int l = 0; l < t.layers; ++l)
-      if (t.types[t.strategies[choice[l]].group] != t.type_of(l)) return;
+      if (t.types[t.strategies[choice[l]].layout] != t.type_of(l)) return;
     each_sequence(t.stages - 1, t.layers, [&](const std::vector<int>& ends) {  // the last layer of each stage but one
       std::vector<int> first{0};
       for (const int end : ends) first.push_back(end + 1);
@@ -151,9 +151,9 @@ std::pair<double, double> enumerate(const Problem& t) {
             time.forward += part.time.forward, time.backward += part.time.backward, time.sync += part.time.sync;
             used += part.states + t.in_flight[s] * part.activation;
             workspace = most_of(workspace, part.workspace);
-            if (l > first[s]) pass(t.change[t.strategies[choice[l - 1]].group][part.group]);
+            if (l > first[s]) pass(t.change[t.strategies[choice[l - 1]].layout][part.layout]);
           }
-          const int enters = t.strategies[choice[first[s]]].group, leaves = t.strategies[choice[first[s + 1] - 1]].group;
+          const int enters = t.strategies[choice[first[s]]].layout, leaves = t.strategies[choice[first[s + 1] - 1]].layout;
           pass(s == 0 ? vocab.enter[enters] : t.enter.at(t.is_between(first[s]))[enters]);
           pass(s + 1 == t.stages ? vocab.leave[leaves] : t.leave.at(t.is_between(first[s + 1]))[leaves]);
           times.push_back(time);
@@ -273,15 +273,15 @@ std::pair<double, double> enumerate_chunks(const Problem& t) {
           states[s][c] = beside.states, activation[s][c] = beside.activation;
           workspace[s] = most_of(workspace[s], beside.workspace);
           auto pass = [&](const Change& change) { time.forward += change.forward, time.backward += change.backward; };
-          pass((at == 0 ? vocab.enter : t.enter.inside)[t.strategies[choice[l]].group]);
+          pass((at == 0 ? vocab.enter : t.enter.inside)[t.strategies[choice[l]].layout]);
           for (int i = 0; i <= more[at]; ++i, ++l) {
             const Part& part = t.strategies[choice[l]];
             time.forward += part.time.forward, time.backward += part.time.backward, time.sync += part.time.sync;
             states[s][c] += part.states, activation[s][c] += part.activation;
             workspace[s] = most_of(workspace[s], part.workspace);
-            if (i > 0) pass(t.change[t.strategies[choice[l - 1]].group][part.group]);
+            if (i > 0) pass(t.change[t.strategies[choice[l - 1]].layout][part.layout]);
           }
-          pass((at == all - 1 ? vocab.leave : t.leave.inside)[t.strategies[choice[l - 1]].group]);
+          pass((at == all - 1 ? vocab.leave : t.leave.inside)[t.strategies[choice[l - 1]].layout]);
         }
         double excess = -kInfinity;
         for (int s = 0; s < 2; ++s)
