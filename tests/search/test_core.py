@@ -202,24 +202,24 @@ def test_what_fits_has_a_plan_however_little_was_tried() -> None:
 
 def hostile(vocabs: int, strategies: int, layers: list[int], stages: int) -> dict[str, Any]:
     """Hardly any two of all numbers are alike, working memory neither: as many levels of it as strategies."""
-    random, groups = np.random.default_rng(0), 40
-    place = random.random(groups + 1) * 1e-9
+    random, layouts = np.random.default_rng(0), 40
+    place = random.random(layouts + 1) * 1e-9
     distance = np.abs(place[:, None] - place[None])[..., None] * np.array([1.0, 2.0])
-    free = np.broadcast_to(distance[groups, :groups], (2, groups, 2))
+    free = np.broadcast_to(distance[layouts, :layouts], (2, layouts, 2))
     numbers = random.random((strategies, 9)) * [1, 2, 5, 100, 50, 300, 0, 0, 0]
     numbers[:, 3] = 0.1 / numbers[:, 0]
     return {
         "layers": np.array(layers),
         **lists(Schedule.ONE_F_ONE_B, stages, 64),
         "strategies": numbers,
-        "layouts": np.arange(strategies) % groups,
-        "types": np.arange(groups) * len(layers) // groups,
-        "change": distance[:groups, :groups],
+        "layouts": np.arange(strategies) % layouts,
+        "types": np.arange(layouts) * len(layers) // layouts,
+        "change": distance[:layouts, :layouts],
         "enter": free,
         "leave": free,
         "vocabs": random.random((vocabs, 2, 9)),
-        "vocab_enter": np.broadcast_to(free[:1], (vocabs, groups, 2)),
-        "vocab_leave": np.broadcast_to(free[:1], (vocabs, groups, 2)),
+        "vocab_enter": np.broadcast_to(free[:1], (vocabs, layouts, 2)),
+        "vocab_leave": np.broadcast_to(free[:1], (vocabs, layouts, 2)),
         "middle": np.zeros((2, 9)),
         "send": np.zeros((2, len(layers))),
         "budget_mib": 1500.0 * sum(layers) / stages,

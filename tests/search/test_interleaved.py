@@ -33,10 +33,10 @@ def tables(seed: int, **size: int) -> dict[str, Any]:
     stages, chunks = size.get("stages") or draw.choice((2, 2, 3)), size.get("chunks") or draw.choice((2, 2, 3))
     layers = size.get("layers") or stages * chunks + draw.choice((0, 1, 1, 2) if stages + chunks < 6 else (0, 1))
     micro_batches = size.get("micro_batches") or draw.choice((1, 2, 3, 4, 5, 6, 8, 20))
-    groups = draw.randint(1, 2)
-    of_group = [*range(groups), *([draw.randrange(groups)] if draw.random() < 0.3 else [])]
+    layouts = draw.randint(1, 2)
+    layout_of = [*range(layouts), *([draw.randrange(layouts)] if draw.random() < 0.3 else [])]
     vocabs = draw.randint(1, 2)
-    place = [draw.uniform(0, 1) for _ in range(groups + 1 + vocabs)]
+    place = [draw.uniform(0, 1) for _ in range(layouts + 1 + vocabs)]
 
     def distance(a: int, b: int) -> list[float]:
         return [abs(place[a] - place[b]), 2 * abs(place[a] - place[b])]
@@ -47,7 +47,7 @@ def tables(seed: int, **size: int) -> dict[str, Any]:
         return [*((draw.uniform(1, 3), draw.uniform(2, 6), draw.uniform(0, 9)) if times else (0.0,) * 3), *memory]
 
     def to(where: int) -> list[list[float]]:
-        return [distance(where, group) for group in range(groups)]
+        return [distance(where, layout) for layout in range(layouts)]
 
     moments = [
         (stage, *moment)
@@ -60,15 +60,15 @@ def tables(seed: int, **size: int) -> dict[str, Any]:
         "micro_batches": micro_batches,
         "passes": passes,
         "runs": runs,
-        "strategies": np.array([part() for _ in of_group]),
-        "layouts": np.array(of_group),
-        "types": np.zeros(groups, dtype=int),
-        "change": np.array([to(group) for group in range(groups)]),
-        "enter": np.array([to(groups)] * 2),
-        "leave": np.array([to(groups)] * 2),
+        "strategies": np.array([part() for _ in layout_of]),
+        "layouts": np.array(layout_of),
+        "types": np.zeros(layouts, dtype=int),
+        "change": np.array([to(layout) for layout in range(layouts)]),
+        "enter": np.array([to(layouts)] * 2),
+        "leave": np.array([to(layouts)] * 2),
         "vocabs": np.array([[part(), part()] for _ in range(vocabs)]),
-        "vocab_enter": np.array([to(groups + 1 + v) for v in range(vocabs)]),
-        "vocab_leave": np.array([to(groups + 1 + v) for v in range(vocabs)]),
+        "vocab_enter": np.array([to(layouts + 1 + v) for v in range(vocabs)]),
+        "vocab_leave": np.array([to(layouts + 1 + v) for v in range(vocabs)]),
         "middle": np.array([part(times=False), part(times=False)]),
         "in_flight": np.array(moments),
         "send": np.full((2, 1), draw.choice((0.0, 0.2, 1.0)) * draw.random()),
@@ -88,10 +88,10 @@ def stage_points(t: dict[str, Any], vocab: int, stage: int, layers: Sequence[int
             later = chunk > 0 or stage in (0, stages - 1)
             beside = t["vocabs"][vocab][int(is_last)] if is_first or is_last else t["middle"][int(later)]
             parts = np.array([beside, *(t["strategies"][k] for k in choice[first:stop])])
-            groups = [t["layouts"][k] for k in choice[first:stop]]
-            boundaries = [t["vocab_enter"][vocab][groups[0]] if is_first else t["enter"][0][groups[0]]]
-            boundaries += [t["change"][a][b] for a, b in pairwise(groups)]
-            boundaries += [t["vocab_leave"][vocab][groups[-1]] if is_last else t["leave"][0][groups[-1]]]
+            layouts = [t["layouts"][k] for k in choice[first:stop]]
+            boundaries = [t["vocab_enter"][vocab][layouts[0]] if is_first else t["enter"][0][layouts[0]]]
+            boundaries += [t["change"][a][b] for a, b in pairwise(layouts)]
+            boundaries += [t["vocab_leave"][vocab][layouts[-1]] if is_last else t["leave"][0][layouts[-1]]]
             moved = np.sum(boundaries, axis=0)
             sums = parts.sum(axis=0)
             forward.append(sums[0] + moved[0])

@@ -32,13 +32,13 @@ def tables(seed: int) -> dict[str, Any]:
     count = max(stages, types) + draw.randint(0, 2 if stages > 3 else 3)
     layers = np.diff([0, *sorted(draw.sample(range(1, count), types - 1)), count])
     micro_batches = draw.choice((1, 2, 3, 5, 8, 20, 100))
-    vocabs, groups = (
+    vocabs, layouts = (
         draw.randint(1, 2),
         [kind for kind in range(types) for _ in range(draw.randint(1, 3 if types == 1 else 2))],
     )
     schedule = Schedule.GPIPE if draw.random() < 0.4 else Schedule.ONE_F_ONE_B
     ties = draw.random() < 0.3
-    place = [draw.uniform(0, 1) for _ in range(len(groups) + 2 + 2 * vocabs)]
+    place = [draw.uniform(0, 1) for _ in range(len(layouts) + 2 + 2 * vocabs)]
     width = [draw.choice((0.3, 1, 2)) for _ in range(types)]  # of what is handed on between layers of a type
     begins = [width[0], *map(min, pairwise(width))]  # and in front of its first layer
     ends = [*begins[1:], width[-1]]
@@ -53,7 +53,7 @@ def tables(seed: int) -> dict[str, Any]:
         return [forward, 2 * forward]
 
     def change(a: int, b: int) -> list[float]:
-        before, after = groups[a], groups[b]
+        before, after = layouts[a], layouts[b]
         return distance(a, b, (width if before == after else begins)[after] if before in (after, after - 1) else 0)
 
     def workspace() -> list[float]:
@@ -62,25 +62,27 @@ def tables(seed: int) -> dict[str, Any]:
     def part_with_memory() -> list[float]:
         return [*part(), draw.uniform(0, 50), draw.uniform(0, 20), *workspace()]
 
-    edge, first_vocab, all_groups = len(groups), len(groups) + 2, range(len(groups))
-    of_group = [
+    edge, first_vocab, all_layouts = len(layouts), len(layouts) + 2, range(len(layouts))
+    layout_of = [
         g
         for kind in range(types)
-        for g in draw.choices([g for g in all_groups if groups[g] == kind], k=draw.randint(1, 3 if types == 1 else 2))
+        for g in draw.choices([g for g in all_layouts if layouts[g] == kind], k=draw.randint(1, 3 if types == 1 else 2))
     ]
     send = draw.uniform(0, 1)
     return {
         "layers": layers,
         **lists(schedule, stages, micro_batches),
-        "strategies": np.array([part_with_memory() for _ in of_group]),
-        "layouts": np.array(of_group),
-        "types": np.array(groups),
-        "change": np.array([[change(a, b) for b in all_groups] for a in all_groups]),
-        "enter": np.array([[distance(edge, g, at[groups[g]]) for g in all_groups] for at in (width, begins)]),
-        "leave": np.array([[distance(g, edge, at[groups[g]]) for g in all_groups] for at in (width, ends)]),
+        "strategies": np.array([part_with_memory() for _ in layout_of]),
+        "layouts": np.array(layout_of),
+        "types": np.array(layouts),
+        "change": np.array([[change(a, b) for b in all_layouts] for a in all_layouts]),
+        "enter": np.array([[distance(edge, g, at[layouts[g]]) for g in all_layouts] for at in (width, begins)]),
+        "leave": np.array([[distance(g, edge, at[layouts[g]]) for g in all_layouts] for at in (width, ends)]),
         "vocabs": np.array([[part_with_memory(), part_with_memory()] for _ in range(vocabs)]),
-        "vocab_enter": np.array([[distance(first_vocab + v, g, width[0]) for g in all_groups] for v in range(vocabs)]),
-        "vocab_leave": np.array([[distance(g, first_vocab + v, width[-1]) for g in all_groups] for v in range(vocabs)]),
+        "vocab_enter": np.array([[distance(first_vocab + v, g, width[0]) for g in all_layouts] for v in range(vocabs)]),
+        "vocab_leave": np.array(
+            [[distance(g, first_vocab + v, width[-1]) for g in all_layouts] for v in range(vocabs)]
+        ),
         "middle": np.array([[0, 0, 0, draw.uniform(0, 20), draw.uniform(0, 20), *workspace()]] * 2),
         "send": send * np.array([width, begins]),
         "budget_mib": draw.uniform(50, 500),
@@ -109,11 +111,11 @@ def stage(t: dict[str, Any], vocab: int, s: int, first: int, choice: Sequence[in
         parts.append(t["vocabs"][vocab][1])
     elif s > 0:
         parts.append(t["middle"][0])
-    groups = [t["layouts"][k] for k in choice]
+    layouts = [t["layouts"][k] for k in choice]
     begins, ends = (0 < at < len(kinds) and kinds[at - 1] != kinds[at] for at in (first, stop))
-    passes = [t["vocab_enter"][vocab][groups[0]] if s == 0 else t["enter"][int(begins)][groups[0]]]
-    passes += [t["change"][a][b] for a, b in pairwise(groups)]
-    passes += [t["vocab_leave"][vocab][groups[-1]] if stop == len(kinds) else t["leave"][int(ends)][groups[-1]]]
+    passes = [t["vocab_enter"][vocab][layouts[0]] if s == 0 else t["enter"][int(begins)][layouts[0]]]
+    passes += [t["change"][a][b] for a, b in pairwise(layouts)]
+    passes += [t["vocab_leave"][vocab][layouts[-1]] if stop == len(kinds) else t["leave"][int(ends)][layouts[-1]]]
     times = np.sum(parts, axis=0)[:3] + np.append(np.sum(passes, axis=0), 0)
     memory = sum(p[3] + t["in_flight"][s, 1] * p[4] for p in parts) + np.max(parts, axis=0)[5:].sum()
     return times.tolist(), memory
@@ -213,7 +215,7 @@ def test_deep_pipelines_equal_the_sum_of_their_stages(types: int) -> None:
             layers=layers,
             **lists(Schedule.ONE_F_ONE_B, stages, 1),
             strategies=strategies,
-            groups=np.repeat(np.arange(types), count),
+            layouts=np.repeat(np.arange(types), count),
             types=np.arange(types),
             change=np.zeros((types, types, 2)),
             enter=free,
