@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -110,7 +111,8 @@ def _cross_entropy(
 ) -> Any:
     columns = logits.shape[-1]
     flat = logits.reshape([-1, columns])
-    losses = VocabularyCrossEntropy.apply(flat, label.flatten(), group.rank * columns, columns, group)
+    shard = SimpleNamespace(start=group.rank * columns, columns=columns, real=columns)  # without padding
+    losses = VocabularyCrossEntropy.apply(flat, label.flatten(), shard, group)
     return losses.reshape([*logits.shape[:-1], 1])
 
 

@@ -418,7 +418,7 @@ def test_kernels_and_what_runs_beside_messages_are_tried_on_cpu_processes(tmp_pa
 @pytest.mark.parametrize(
     ("part", "states"),
     [
-        ("parity", {State.OK: 28, State.LEFT_OUT: 1}),
+        ("parity", {State.OK: 30, State.LEFT_OUT: 1}),
         ("schedules", {State.OK: 12, State.LEFT_OUT: 1}),
         ("prediction", {State.OK: 11, State.TOLD: 5, State.LEFT_OUT: 1}),
         ("stock", {State.TOLD: 3}),
