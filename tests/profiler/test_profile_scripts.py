@@ -117,10 +117,10 @@ def test_the_default_chain_from_measuring_to_training(tmp_path, scripts, galvatr
     model = {"MODEL_SIZE": str(tmp_path / "small.json"), "PROFILE_MAX_BATCH_SIZE": "4"}
     for what in ("computation", "memory"):
         run(scripts / f"profile_{what}.sh", tmp_path, "--budget_ms", "0", **common, **model)
-    variables = {"MEMORY": "1", "TIME_PROFILE_MODE": "batch"}
+    variables = {"MEMORY": "1", "TIME_PROFILE_MODE": "batch", "SETTLE_BSZ": "16"}
     said = run(scripts / "search_dist.sh", tmp_path, "--json", **common, **model, **variables)
     found = json.loads(said.splitlines()[-1])
-    said = run(scripts / "train_dist.sh", tmp_path, "--timeout", "240", **common, **model, TRAIN_ITERS="2")
+    said = run(ROOT / "scripts" / "train_dist.sh", tmp_path, "--timeout", "240", **common, **model, TRAIN_ITERS="2")
     assert f"plan: {found['plan']}, the newest in configs" in said and "2 steps: loss" in said
     plan = json.loads((tmp_path / found["plan"]).read_text())
     assert plan["galvatron"]["assumed"]["mixed_precision"] == "bf16" and plan["global_bsz"] == 16
