@@ -1,4 +1,4 @@
-"""The log of a run, as commands read it that tell measured beside predicted values."""
+"""Reads the log of a run for commands that show measured beside predicted values."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def core_of(family: PlanFamily, arrays: CostArrays, cost: CostModel, budget_mib:
 def _resharding(family: PlanFamily, strategies: Strategies, cost: CostModel) -> CostArrays:
     """Layouts, and what it costs to hand tokens on between them and at the edges of stages.
 
-    Strategies of one layer type and one token layout follow each other for nothing: they are one layout of the core's.
+    Strategies of one layer type and one token layout need no resharding between them: the core sees one layout.
     Costs end in two numbers, forward and backward. `enter`, `leave` and `send` come twice: between layers of a type,
     and where a type begins (`leave`: ends).
     """
