@@ -5,6 +5,7 @@ Every option of the command of the same name is a keyword, under any of its name
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
@@ -12,8 +13,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from galvatron_dp_core import Cancel
+
 from . import plan as plans
 from .base.printing import Console
+from .base.process import told_to_stop
 from .options.group import canonical_options
 from .options.model_options import ModelOptions
 from .report import explain as explaining
@@ -146,12 +150,17 @@ def fit(model: str | Path, **options: Any) -> Fits:
 
 def search(model: str | Path, **options: Any) -> Found:
     """The fastest plan, with a lower bound: `search("qwen2.5-7b", device="h100-80gb", gpus=8, batch=256)`. Raises
-    UserError; where nothing fits, the answer says so."""
+    UserError; where nothing fits, the answer says so. Ctrl-C ends it with the best plan so far, and a note that says
+    so; KeyboardInterrupt where there is none yet."""
     heard: list[str] = []
     fields = {**ModelOptions.model_fields, **SearchOptions.model_fields}
     values = _canonical({"model_size": str(model), **options}, fields)
     asked = settled(values, heard.append)
-    result = find_plan(asked.model.shapes, asked.cost, asked.options)
+    cancel = Cancel()
+    with told_to_stop(cancel.cancel, [signal.SIGINT]) as told_by:
+        result = find_plan(asked.model.shapes, asked.cost, asked.options, cancel=cancel)
+    if told_by:
+        heard.append(result.so_far())
     if result.best:
         told = ModelOptions.from_values(values).model_dump(mode="json", exclude_unset=True)
         result.best.plan.metadata["searched_from"]["model_options"] = told

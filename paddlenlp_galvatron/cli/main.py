@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from paddlenlp_galvatron import __version__
 from paddlenlp_galvatron.base.errors import GalvatronError, UserError
-from paddlenlp_galvatron.base.process import heeded, lasting_streams
+from paddlenlp_galvatron.base.process import INTERRUPTED, heeded, lasting_streams
 from paddlenlp_galvatron.base.text import printable, shortened
 
 if TYPE_CHECKING:
@@ -77,8 +77,8 @@ def _done(work: Callable[[], int], debug: bool) -> int:
     except GalvatronError as error:
         _tell(str(error).split("\n"))
         return error.exit_code
-    except KeyboardInterrupt:
-        return _interrupted()
+    except KeyboardInterrupt as interrupt:
+        return _interrupted(str(interrupt))
     except Exception as error:
         if interrupts:  # in the midst of an import, which made another error of it
             return _interrupted()
@@ -145,9 +145,9 @@ def _noted(interrupts: list[int]) -> Iterator[None]:
             signal.signal(signal.SIGINT, before)
 
 
-def _interrupted() -> int:
-    print("interrupted", file=sys.stderr)
-    return 128 + signal.SIGINT  # as shells have it
+def _interrupted(why: str = "") -> int:
+    print(f"interrupted: {why}" if why else "interrupted", file=sys.stderr)
+    return INTERRUPTED
 
 
 def _tell(faults: list[str]) -> None:

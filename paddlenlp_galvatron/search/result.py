@@ -187,6 +187,12 @@ class SearchResult:
         bound = f" (at least {self.bounds_s[family]:.4g} s a step)" if outcome is FamilyOutcome.OUT_OF_BOUND else ""
         return outcome.words + bound
 
+    def so_far(self) -> str:
+        """A note on the answer of an interrupted search. Raises KeyboardInterrupt where it had found no plan."""
+        if self.best is None:
+            raise KeyboardInterrupt("no plan was found yet, so none is written")
+        return f"interrupted: this is the best plan so far; the fastest takes at most {self.gap:.2%} less time"
+
     def require(self) -> Candidate:
         """The best plan. Raises Infeasible, which tells the least memory that would do, or UserError where the search
         was given up before any plan was found."""

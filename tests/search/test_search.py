@@ -8,6 +8,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+import galvatron_dp_core
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -165,6 +166,27 @@ def test_a_wider_space_is_never_slower(seed: int, name: str) -> None:
     assume(name != "tp_consec" or options.sp_space == "tp")
     assume(name != "embed_sdp" or options.allows("sdp"))  # a fixed embed_sdp goes beyond a space without sdp
     assert samples_per_s(seed, **{name: WIDER[name]}) >= samples_per_s(seed) * (1 - 1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), steps=st.integers(0, 60), top_k=st.sampled_from((1, 5)))
+def test_a_bound_holds_wherever_the_search_is_cancelled(seed: int, steps: int, top_k: int) -> None:
+    models, cost, options = problem(seed, top_k=top_k)
+    cancel, seen = galvatron_dp_core.Cancel(), []
+    if steps == 0:
+        cancel.cancel()
+
+    def watch(state: engine.SearchState) -> None:
+        seen.append(state)
+        if len(seen) == steps:
+            cancel.cancel()
+
+    stopped, exact = search(models, cost, options, watch=watch, cancel=cancel), search(models, cost, options)
+    if stopped.best is None:
+        assert cancel.cancelled or exact.best is None
+        return
+    assert stopped.lower_bound_s <= exact.time_s * (1 + 1e-9) and exact.time_s <= stopped.time_s * (1 + 1e-9)
+    assert cancel.cancelled or stopped.time_s == exact.time_s
 
 
 def test_more_batches_are_never_slower() -> None:
