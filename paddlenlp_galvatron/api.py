@@ -157,9 +157,9 @@ def search(model: str | Path, **options: Any) -> Found:
     values = _canonical({"model_size": str(model), **options}, fields)
     asked = settled(values, heard.append)
     cancel = Cancel()
-    with told_to_stop(cancel.cancel, [signal.SIGINT]) as told_by:
+    with told_to_stop(cancel.cancel, [signal.SIGINT]) as signals:
         result = find_plan(asked.model.shapes, asked.cost, asked.options, cancel=cancel)
-    if told_by:
+    if signals:
         heard.append(result.so_far())
     if result.best:
         told = ModelOptions.from_values(values).model_dump(mode="json", exclude_unset=True)

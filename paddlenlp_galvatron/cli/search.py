@@ -75,9 +75,9 @@ def search(values: dict[str, Any], json: bool) -> int:
     title = _title(model, options, default_batch=BATCHES.isdisjoint(values))
     log = [f"Search {line}" for line in title]
     cancel = Cancel()
-    with watched(LONG) as watch, told_to_stop(cancel.cancel) as told_by:
+    with watched(LONG) as watch, told_to_stop(cancel.cancel) as signals:
         result = find_plan(model.shapes, cost, options, log.append, watch, cancel=cancel)
-    if told_by:
+    if signals:
         notes.append(result.so_far())
     log += [f"{family}: {result.outcome(family)}" for family in result.outcomes]
 
@@ -113,7 +113,7 @@ def search(values: dict[str, Any], json: bool) -> int:
         peak = {"peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}  # Linux counts in KiB
         say(dumps(line | peak | places))
     result.require()
-    return INTERRUPTED if told_by else 0
+    return INTERRUPTED if signals else 0
 
 
 def _title(model: Model, options: SearchOptions, default_batch: bool) -> list[str]:
