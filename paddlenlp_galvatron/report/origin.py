@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from math import isclose
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from pydantic import Field
 
 from ..base.errors import UserError
 from ..base.limits import Positive, Ranks, Size
-from ..cost_model import CostModel
 from ..options.group import Options, canonical_options
 from ..options.model_options import ModelOptions
 from ..options.tuning import RANK, Kind
@@ -64,7 +62,8 @@ def origin_of(
     if len(model.shapes) == 1:
         require_valid(plan, model.shapes[0])
     cost = prices(model.shapes, options, note)
-    if _is_its_own_reserve(options.context_mib, searched.get("memory_constraint_gb"), cost):
+    gb = searched.get("memory_constraint_gb")
+    if isinstance(gb, int | float) and cost.reserve.sets(options.context_mib or 0.0, gb * GIB_MIB):
         options = options.model_copy(update={"context_mib": None})
     options = within_size(options, cost, note)
     for path in ProfileFile.changed(searched.get("profiles")):
@@ -80,13 +79,6 @@ def _model(searched: Mapping[str, Any], given: str | None, plan: Plan) -> ModelO
     if name := searched.get("model"):
         return ModelOptions.from_values({"model_size": str(name), "seq_length": plan.assumed.seq_length})
     raise UserError("model_size: missing, and the plan's file names no model; give --model_size")
-
-
-def _is_its_own_reserve(context_mib: float | None, gb: object, cost: CostModel) -> bool:
-    """Whether the reserve in a plan's file is what its devices take of that budget, and not the user's word."""
-    if context_mib is None or not isinstance(gb, int | float) or not cost.reserve.parts:
-        return False
-    return isclose(context_mib, cost.reserve.context_mib(gb * GIB_MIB))
 
 
 def _options(

@@ -15,6 +15,7 @@ from ..plan.check import require_valid
 from ..plan.strategy import Plan
 from ..plan.uniform import even_stages
 from ..profiles.reserve import GIB_MIB
+from ..search import Need
 from ..search.engine import predicted
 from .facts import PlanFacts, load_summary
 from .origin import OriginOptions, origin_of
@@ -49,9 +50,10 @@ def scaled(plan: Plan, origin: OriginOptions, gpus: int, global_batch: int | Non
             told = predicted(one.prediction, 0.0)
             own = {"predicted": {name: value for name, value in told.items() if name not in OF_SEARCH}}
             return Scaled(plan, replace(one.plan, metadata=one.plan.metadata | own), (before, one))
-    least = min(priced, key=lambda one: one.memory_mib)
+    least, (_, there) = min(zip(priced, placed, strict=True), key=lambda one: one[0].memory_mib)
+    need = Need.of(least.plan, there.cost).under(there.cost, there.options)
     raise Infeasible(
-        f"gpus: with these strategies {gpus} GPUs need {least.memory_mib / GIB_MIB:.1f} GiB each, of "
+        f"gpus: with these strategies {gpus} GPUs need {need.enough_gib} GiB each, of "
         f"{least.budget_mib / GIB_MIB:.4g}; take more GPUs, or let galvatron search --gpus {gpus} choose strategies"
     )
 

@@ -438,7 +438,7 @@ class _Search:
                 raise
             if least is None or mib < least[0]:
                 least = mib, entry.strategies.plan(entry.family, vocab, division, choice, self.bare)
-        return Need.of(least[1], self.cost) if least else None
+        return Need.of(least[1], self.cost).under(self.cost, self.options) if least else None
 
     def _documented(self, best: Candidate, lower_bound_s: float) -> Candidate:
         metadata = {

@@ -12,6 +12,7 @@ from math import inf
 from paddlenlp_galvatron.cost_model import CostModel, LayerCost, Workspace
 from paddlenlp_galvatron.plan import DataParallel, ModelShape, Plan
 from paddlenlp_galvatron.plan.layout import redistribution, token_layout
+from paddlenlp_galvatron.profiles.reserve import Reserve
 from paddlenlp_galvatron.search import SearchOptions
 from paddlenlp_galvatron.search.space import Space, families, interleaved_families
 
@@ -24,6 +25,7 @@ class RandomCost(CostModel):
     """Prices drawn at random, the same ones for the same question."""
 
     profile_files = ()  # read from none
+    reserve = Reserve()  # of no device
     crooked = False  # prices of switching that break the triangle inequality
     neighbours = False  # layers whose messages and weights take room beside the next one's backward
 

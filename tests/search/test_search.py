@@ -64,7 +64,7 @@ def check_against_enumeration(seed: int, types: int = 1, **fixed: Any) -> bool:
     result, best = search(models, cost, options), best_by_enumeration(models, cost, options)
     if best == inf:
         assert result.best is None, seed
-        assert result.need is None or result.need.memory_mib > options.memory_constraint * 1024
+        assert result.need is None or result.need.enough_mib > options.memory_constraint * 1024
         return False
     assert result.best is not None, seed
     assert result.time_s / result.plan.global_batch == pytest.approx(best, rel=1e-9), seed
@@ -229,7 +229,7 @@ def test_where_nothing_fits_the_need_is_enough_and_least() -> None:
     with pytest.raises(Infeasible, match=r"no plan fits: the leanest plan needs .* GiB per device"):
         search(model, cost, options).require()
     for share, fits in ((0.999, False), (1.000001, True)):
-        _, _, changed = problem(3, memory_constraint=need.memory_mib * share / 1024)
+        _, _, changed = problem(3, memory_constraint=need.enough_mib * share / 1024)
         assert (search(model, cost, changed).best is not None) is fits
 
 
