@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 # A command is a file of this folder (- is _ there) that holds `app`, a `command.App`, and one line here.
 COMMANDS = {
-    "convert": "Hugging Face models to checkpoints and back: h2g, g2h",
+    "convert": "Hugging Face models to checkpoints and back: h2g, g2h, merge",
     "data": "turn text into what training reads: prepare",
     "profile": "measure this machine and a model: all, hardware, model, computation, memory, import-nccl-tests",
     "quickstart": "all of it on this machine: data, profile, search, train, compare",
-    "plan": "plan files: show, check, diff, scale, trace, schema, uniform, to-paddlenlp, to-paddlefleet",
-    "search": "find the best plan from profile files",
+    "plan": "plans: show, check, diff, scale, trace, schema, uniform, to-paddlenlp, to-paddlefleet, to-paddleformers",
+    "search": "find the fastest plan, from a data sheet or measured profiles",
     "calibrate": "fit a data sheet to measured steps, for predictions of other plans",
     "fit": "how many cards a model needs for a task, and how fast it is on them",
     "doctor": "check whether this machine can plan and train, with remedies",
@@ -46,11 +46,14 @@ COMMANDS = {
     "completion": "print what completes commands and options in bash, zsh or fish",
 }
 
+EXIT_CODES = (
+    "Exit codes: 0 done, 1 failed, 2 bad input, 3 nothing feasible, 4 time ran out for a check (gpu-check), 130 Ctrl-C."
+)
 SHOWN, LONGEST = 50, 2000  # faults, and characters of one: a broken file may have thousands
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0 done, 1 failed, 2 bad input, 3 nothing feasible."""
+    """Run one command and return its exit code (`EXIT_CODES`)."""
     words = list(sys.argv[1:] if args is None else args)
     return exit_code_of(lambda: _run([word for word in words if word != "--debug"]), debug="--debug" in words)
 
@@ -186,7 +189,8 @@ def _help() -> str:
         "usage: galvatron COMMAND [OPTIONS]\n\n"
         "Finds and runs the fastest parallel strategy for training a transformer with PaddleNLP, layer by layer.\n\n"
         f"commands (galvatron COMMAND --help says more):\n{commands}\n\n"
-        "options:\n  --version  print the version\n  --debug    show the traceback of an unexpected error"
+        "options:\n  --version  print the version\n  --debug    show the traceback of an unexpected error\n\n"
+        f"{EXIT_CODES}"
     )
 
 
