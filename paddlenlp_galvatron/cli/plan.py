@@ -135,7 +135,7 @@ def show(values: dict[str, Any], json: bool) -> None:
     faults = find_faults(plan, shape)
     if json:
         for fault in faults:
-            say_note(fault)
+            say_note(f"cannot run: {fault}")
         say(dumps(plan_to_dict(plan), indent=2))
         return
     Console().print(*describe(plan, shape))

@@ -214,7 +214,7 @@ def test_a_plan_that_cannot_run_is_shown_with_its_faults_and_refused_elsewhere(
     assert all(f"note cannot run: {fault}" in " ".join(shown.out.split()) for fault in faults)
     as_json = galvatron("plan", "show", "plan.json", *words, "--json")
     assert as_json.code == 0 and json.loads(as_json.out)["pp_deg"] == plan_fields(**fields)["pp_deg"]
-    assert as_json.err.splitlines() == [f"note: {fault}" for fault in faults]
+    assert as_json.err.splitlines() == [f"note: cannot run: {fault}" for fault in faults]
     others = [["plan", name] for name in ("to-paddlenlp", "to-paddlefleet", "to-paddleformers")]
     if not model:
         others += [
