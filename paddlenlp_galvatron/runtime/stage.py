@@ -94,8 +94,7 @@ class Stage:
         self._embedding = Embedding(place(vocab), shape.vocab_size, table) if self.is_first and table else None
         if self._embedding:
             units.adopt(self._embedding.parameters, plan.vocab.dp_type)
-        everyone = tuple(range(rank - self._local, rank - self._local + plan.stage_size))
-        self.load = Load(plan, shape, seq_length, groups.get(everyone))
+        self.load = Load(plan, shape, seq_length)
         self._blocks: list[Block] = []
         for index in plan.stage_layers(self.index):
             strategy = plan.layers[index]
