@@ -84,15 +84,27 @@ class Placement:
             sum_group = self.group(Axis.EXPERT_DATA, mesh=self.experts)
             tensor = make_parameter(source, name, shape, part, self.numbers.stored, sum_group)
             replicas, gradients = self.experts.degree(Axis.EXPERT_DATA), self.numbers.gradients
-            return ShardedParameter(name, shape, part, tensor, sum_group, replicas, gradients, expert=True)
-        sum_group = self.group(*summed_over(weight.split, self._sequence_parallel))  # its ranks hold the same part
+            return ShardedParameter(
+                name, shape, part, tensor, sum_group, replicas, gradient_dtype=gradients, expert=True
+            )
+        summed = summed_over(weight.split, self._sequence_parallel)
+        sum_group = self.group(*summed)  # its ranks hold the same part
         tensor = make_parameter(source, name, shape, part, self.numbers.stored, sum_group)
         copies = None
         if part.axis is not None and part.parts < self.tp:  # kv heads that several ranks share
             copies = self.group(Axis.COPIES, mesh=self.mesh.sharing(self.tp // part.parts))
-        replicas = self.mesh.size // part.parts
-        gradients, sharded = self.numbers.gradients, weight.sharded
-        return ShardedParameter(name, shape, part, tensor, sum_group, replicas, gradients, copies, sharded=sharded)
+        return ShardedParameter(
+            name,
+            shape,
+            part,
+            tensor,
+            sum_group,
+            replicas=self.mesh.size // part.parts,
+            first_copy=Axis.TENSOR in summed or self.index % (self.tp // part.parts) == 0,
+            gradient_dtype=self.numbers.gradients,
+            presum_group=copies,
+            sharded=weight.sharded,
+        )
 
     def cross(self, point: CommPoint, x: Any) -> Any:
         """Hand tokens over at a communication point; differentiable. Messages are of the stored type."""

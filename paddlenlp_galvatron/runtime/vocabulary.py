@@ -120,7 +120,10 @@ def embedding_table(shape: ModelShape, place: Placement, source: WeightSource, t
     table = place.parameter(shape.embedding.weights[0], f"{shape.traits.prefix}.", source)
     if twin is None:
         return table
-    return replace(table, presum_group=twin, presum_across_stages=True, replicas=2 * table.replicas)
+    first_copy = table.first_copy and twin.rank == 0
+    return replace(
+        table, presum_group=twin, presum_across_stages=True, replicas=2 * table.replicas, first_copy=first_copy
+    )
 
 
 class Embedding:

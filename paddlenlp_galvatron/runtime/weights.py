@@ -109,6 +109,7 @@ class ShardedParameter:
     tensor: Any
     sum_group: Any  # ranks over whose tokens the gradient is summed; they hold the same part; None: this rank alone
     replicas: int  # ranks of the world that hold these same values, before any ZeRO
+    first_copy: bool = True  # whether no lower rank outside of sum_group holds these values
     gradient_dtype: str = "float32"  # in which gradients are summed over micro-batches
     presum_group: Any = None  # ranks that hold copies of these values and sum the copies' gradients first
     presum_across_stages: bool = False  # these ranks are in different stages: not before the step's last backward
