@@ -189,14 +189,16 @@ class ExpertsPart:
         self._numbers = numbers = Numbers.of(precision)
         load: Any = None  # counts what a router chooses
         own = replace(shape, experts=count, expert_size=inner)
-        self._experts = OwnExperts(own, LayerStrategy().experts, None, numbers, load, [0])
+        self._experts = OwnExperts(own, LayerStrategy().experts, None, numbers, load)
         self._slots = []
         source = CheapWeights(shape.initializer_range)
         for name in PRODUCTS:
             size = (inner, shape.hidden_size) if name == "down" else (shape.hidden_size, inner)
             tensor = make_parameter(source, name, (count, *size), WHOLE, numbers.stored)
             setattr(self._experts.layer, name, tensor)
-            record = ShardedParameter(name, tuple(tensor.shape), WHOLE, tensor, None, 1, numbers.gradients)
+            record = ShardedParameter(
+                name, tuple(tensor.shape), WHOLE, tensor, None, 1, gradient_dtype=numbers.gradients
+            )
             self._slots.append((self._experts.layer, name, record))
         rows = [key.batch * key.seq, shape.experts_per_token]
         self._chosen = (paddle.arange(rows[0] * rows[1]) % count).reshape(rows)
