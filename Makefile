@@ -24,7 +24,7 @@ help:
 	@echo "make test-full    the long tests too (at most 80 minutes)"
 	@echo "make validate     predictions compared with real steps, on two idle cores (at most 20 minutes)"
 	@echo "make gpu-check    try this node's GPUs in ten minutes, in the active environment (ARGS='--nproc 2 --parts parity')"
-	@echo "make lint         style, types, the package's import rules and English only"
+	@echo "make lint         style, types, the package's import rules, English and size only"
 	@echo "make docs         the documentation as a site, in build/site (at most 2 minutes)"
 	@echo "make pages        the pages and pictures of the documentation that are made from the code"
 	@echo "make wheels       a wheel for each CPython of 3.11 to 3.13 that is here, in build/wheels"
@@ -46,6 +46,7 @@ lint: setup
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/python tools/english.py
+	@$(BIN)/python tools/size.py
 
 test: setup
 	@$(MAKE) --no-print-directory --jobs=4 --keep-going lint $(shares)
