@@ -11,7 +11,7 @@ GALVATRON ?= $(if $(shell command -v galvatron),galvatron,$(BIN)/galvatron)
 
 # Ranks that are launched mostly wait for each other, so that three shares at once keep two cores busy. On two cores
 # each takes about as long as the others: the search's tests, which start no ranks, fill up the first.
-FOLDERS := $(addprefix tests/,profiler gpu_check validation)
+FOLDERS := $(addprefix tests/,measure gpu_check validation)
 RANKS := $(sort $(wildcard tests/distributed/test_[a-p]*.py))
 MORE_RANKS := $(filter-out $(RANKS),$(sort $(wildcard tests/distributed/test_*.py))) $(FOLDERS)
 shares := test-ranks test-more-ranks test-beside
@@ -51,9 +51,9 @@ lint: setup
 test: setup
 	@$(MAKE) --no-print-directory --jobs=4 --keep-going lint $(shares)
 
-test-ranks: tests = $(RANKS) tests/search
+test-ranks: tests = $(RANKS) tests/planner
 test-more-ranks: tests = $(MORE_RANKS)
-test-beside: tests = $(addprefix --ignore=,tests/distributed tests/search $(FOLDERS))
+test-beside: tests = $(addprefix --ignore=,tests/distributed tests/planner $(FOLDERS))
 
 # The report of a share comes when it ends, in one piece.
 $(shares):

@@ -27,10 +27,10 @@ from paddlenlp_galvatron.cli.watched import LONG_S
 from paddlenlp_galvatron.cli.what_if import REQUEST_S, WAITING
 from paddlenlp_galvatron.cost_model.variants import FLOPS_PER_BYTE
 from paddlenlp_galvatron.launch import faults, gpus, processes, store, watch
+from paddlenlp_galvatron.measure import messages, stopwatch
 from paddlenlp_galvatron.model import load_model
 from paddlenlp_galvatron.model.layer import Fused
 from paddlenlp_galvatron.plan import Precision, file, strategy
-from paddlenlp_galvatron.profiler import messages, stopwatch
 from paddlenlp_galvatron.profiles import files, reserve
 from paddlenlp_galvatron.profiles.analytic import ON_GPUS, layer_numbers_per_token
 from paddlenlp_galvatron.report import explain, measured, page

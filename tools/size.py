@@ -20,6 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PLACES = ("paddlenlp_galvatron", "search_engine", "benchmarks", "tools", "scripts", "llm", "tests")
 SUFFIXES = (".py", ".pyi", ".cpp", ".hpp", ".h", ".sh")
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 CPP_COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*")|//[^\n]*|/\*.*?\*/', re.DOTALL)
 
 
@@ -34,10 +35,8 @@ def code_lines(name: str, text: str) -> int:
 
 def _docstring_lines(source: str) -> Iterator[int]:
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            if ast.get_docstring(node) is not None:
-                first = node.body[0]
-                yield from range(first.lineno, (first.end_lineno or first.lineno) + 1)
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node) is not None:
+            yield from range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1)
 
 
 def sizes(files: Mapping[str, str]) -> Counter[str]:

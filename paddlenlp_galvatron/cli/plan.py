@@ -12,20 +12,11 @@ from typing import Any
 import yaml
 from pydantic import Field
 
+from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.base.limits import Ranks, Size
 from paddlenlp_galvatron.base.printing import Console, say
 from paddlenlp_galvatron.base.tracing import write_trace
 from paddlenlp_galvatron.cost_model.costs import Load
-from paddlenlp_galvatron.interop.arguments import (
-    FLEET,
-    FORMERS,
-    Argument,
-    as_flags,
-    fleet_arguments,
-    fleet_notes,
-    stock_arguments,
-    stock_notes,
-)
 from paddlenlp_galvatron.options.group import Options
 from paddlenlp_galvatron.options.model_options import SEQ
 from paddlenlp_galvatron.options.tuning import Kind
@@ -35,7 +26,6 @@ from paddlenlp_galvatron.plan import (
     ModelShape,
     Plan,
     Precision,
-    UserError,
     json_schema,
     load_model,
     plan_to_dict,
@@ -43,6 +33,16 @@ from paddlenlp_galvatron.plan import (
     write_plan,
 )
 from paddlenlp_galvatron.plan.check import require_valid
+from paddlenlp_galvatron.plan.export import (
+    FLEET,
+    FORMERS,
+    Argument,
+    as_flags,
+    fleet_arguments,
+    fleet_notes,
+    stock_arguments,
+    stock_notes,
+)
 from paddlenlp_galvatron.profiles import ProfileFile
 from paddlenlp_galvatron.report import describe, difference, notes, scaling
 from paddlenlp_galvatron.report.facts import PlanFacts, load_summary

@@ -29,10 +29,10 @@ from urllib.parse import parse_qsl
 
 from pydantic import Field
 
+from paddlenlp_galvatron.base.errors import GalvatronError, UserError
 from paddlenlp_galvatron.base.limits import Port
 from paddlenlp_galvatron.base.printing import say
 from paddlenlp_galvatron.options.group import Options, canonical_options, is_boolean, read_words
-from paddlenlp_galvatron.plan import GalvatronError, UserError
 from paddlenlp_galvatron.report.page import PAGES
 from paddlenlp_galvatron.report.what_if import SEARCHED, Answer, Question, answer, failed, faults_of, fragment, page
 

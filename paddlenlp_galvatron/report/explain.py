@@ -9,12 +9,13 @@ from typing import Any
 
 from rich.table import Table
 
+from ..base.errors import GalvatronError
 from ..base.printing import table
 from ..base.text import gib
 from ..cost_model import Prediction
-from ..plan import GalvatronError, Plan
+from ..plan import Plan
+from ..planner import Candidate, SearchResult
 from ..profiles.reserve import GIB_MIB
-from ..search import Candidate, SearchResult
 from .facts import COMMUNICATION, MEMORY, TIME, PlanFacts, StageBreakdown, load_summary, strategy_words
 from .plan import describe
 from .search import runner_up, shape_of

@@ -12,9 +12,9 @@ from ..cost_model import Task
 from ..cost_model.costs import Load
 from ..plan import ModelShape, plan_to_dict
 from ..plan.strategy import Plan
+from ..planner.fit import MORE_GIB, Fit, FitOptions
 from ..profiles.data_sheet import DataSheet
 from ..profiles.reserve import GIB_MIB
-from ..search.fit import MORE_GIB, Fit, FitOptions
 from .facts import load_summary
 from .measured import flops_per_token
 from .plan import count

@@ -18,11 +18,11 @@ from ..options.model_options import ModelOptions
 from ..options.tuning import RANK, Kind
 from ..plan import Plan, read_plan
 from ..plan.check import require_valid
+from ..planner import SearchOptions
+from ..planner.options import PATH_OPTIONS
+from ..planner.prices import prices, with_reserve, within_size
 from ..profiles import ProfileFile
 from ..profiles.reserve import GIB_MIB
-from ..search import SearchOptions
-from ..search.device import prices, with_reserve, within_size
-from ..search.options import PATH_OPTIONS
 from .why import Problem
 
 

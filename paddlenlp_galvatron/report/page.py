@@ -13,10 +13,11 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from ..base.errors import GalvatronError, Infeasible
 from ..base.text import gib
 from ..cost_model import timeline
 from ..cost_model.simulate import Span
-from ..plan import GalvatronError, Infeasible, Plan
+from ..plan import Plan
 from ..plan.strategy import runs
 from ..profiles.reserve import GIB_MIB, gpu_sheet
 from .explain import SAME, UNCERTAIN, Explanation, binding

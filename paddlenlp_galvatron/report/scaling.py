@@ -14,8 +14,8 @@ from ..base.printing import table
 from ..plan.check import require_valid
 from ..plan.strategy import Plan
 from ..plan.uniform import even_stages
+from ..planner.engine import predicted
 from ..profiles.reserve import GIB_MIB
-from ..search.engine import predicted
 from .facts import PlanFacts, load_summary
 from .origin import OriginOptions, origin_of
 from .why import Problem

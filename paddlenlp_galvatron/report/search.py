@@ -12,8 +12,8 @@ from rich.table import Table
 from ..base.printing import table
 from ..cost_model import CostModel
 from ..plan import ModelShape
+from ..planner import Candidate, FamilyOutcome, Need, SearchResult
 from ..profiles.reserve import GIB_MIB
-from ..search import Candidate, FamilyOutcome, Need, SearchResult
 from .facts import PlanFacts
 from .plan import count, describe
 

@@ -19,12 +19,12 @@ from ..model import load_model, preset_names
 from ..options.group import Options
 from ..options.model_options import SEQ, Model, ModelOptions
 from ..plan import plan_to_dict
+from ..planner import SearchOptions, SearchResult, search
+from ..planner.fit import DEVICE
+from ..planner.options import BATCH
+from ..planner.prices import on_device, prices
 from ..profiles.data_sheet import data_sheets, load_data_sheet
 from ..profiles.reserve import GIB_MIB
-from ..search import SearchOptions, SearchResult, search
-from ..search.device import on_device, prices
-from ..search.fit import DEVICE
-from ..search.options import BATCH
 from .facts import PlanFacts
 from .page import drawn, fill
 from .why import best_of

@@ -12,13 +12,13 @@ from ..base.errors import GalvatronError
 from ..cost_model import CostModel, Prediction
 from ..plan import LayerStrategy, ModelShape, Plan
 from ..plan.strategy import runs
+from ..planner import Candidate, SearchOptions, SearchResult, search
+from ..planner.engine import Watch
+from ..planner.prices import prices, with_reserve
+from ..planner.space import PlanFamily, Space
 from ..profiles.hardware import Collective, HardwareProfile, MessageGroup
 from ..profiles.network import Network
 from ..profiles.reserve import GIB_MIB
-from ..search import Candidate, SearchOptions, SearchResult, search
-from ..search.device import prices, with_reserve
-from ..search.engine import Watch
-from ..search.space import PlanFamily, Space
 from .facts import PlanFacts
 
 BETWEEN_STAGES = "links between stages"

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from cost_examples import HARDWARE, MODEL
 
+from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cli.main import main
-from paddlenlp_galvatron.plan import DataParallel, UserError, read_plan, write_plan
+from paddlenlp_galvatron.plan import DataParallel, read_plan, write_plan
 from paddlenlp_galvatron.plan.check import require_model
 from paddlenlp_galvatron.report import explain, why
 from paddlenlp_galvatron.report.why import faster_links

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from plans import plan, valid_plans, with_layer
 
-from paddlenlp_galvatron.plan import UserError
+from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.report.scaling import changes, scalings
 
 

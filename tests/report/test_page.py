@@ -27,14 +27,14 @@ from paddlenlp_galvatron.plan import (
     plan_id,
     read_plan,
 )
+from paddlenlp_galvatron.planner import SearchOptions, search
+from paddlenlp_galvatron.planner.prices import with_reserve
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 from paddlenlp_galvatron.report.explain import Explanation, printed
 from paddlenlp_galvatron.report.explain import explain as find_out
 from paddlenlp_galvatron.report.measured import flops_per_token
 from paddlenlp_galvatron.report.page import FrontierPoint, folded, frontier, render, tiles, time_bar
 from paddlenlp_galvatron.report.why import Problem
-from paddlenlp_galvatron.search import SearchOptions, search
-from paddlenlp_galvatron.search.device import with_reserve
 
 LARGEST_BYTES = 3 * 10**6
 LONGEST_LOAD_MS = 2000
