@@ -3,6 +3,8 @@
 import ast
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
+from importlib import import_module
+from inspect import isfunction, ismodule
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -68,3 +70,13 @@ def test_no_arrow_between_packages_points_up():
 
 def test_launch_imports_base_alone():
     assert by_package(graph())[f"{PACKAGE}.launch"] == {f"{PACKAGE}.base"}
+
+
+def test_report_takes_records_and_constants_of_the_planner_and_no_function():
+    """What a function of the planner answers is asked by a command; report renders it."""
+    for path in (ROOT / PACKAGE / "report").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("planner"):
+                module = import_module(f"{PACKAGE}.{node.module}")
+                taken = {name.name: getattr(module, name.name) for name in node.names}
+                assert not [name for name, value in taken.items() if isfunction(value) or ismodule(value)], path

@@ -2,8 +2,9 @@
 
 `options` says what may be tried, `space` lists families of plans and their strategies, `core_arrays` prices a family
 for the core, `engine` goes through families by their lower bounds, `result` is the answer. `search_engine/README.md`
-describes the core, which bounds and solves one family. Beside them: `fit` (how many cards), `prices`
-(whose prices), `solver` (a chain of layers by itself).
+describes the core, which bounds and solves one family. Questions that are searched: `fit` (how many cards), `explain`
+with `what_ifs`, `scale`, `form` (of the what-if page). `problem` has the inputs of a plan's search, `prices` says whose
+prices. `solver` solves a chain of layers by itself.
 """
 
 from .engine import search

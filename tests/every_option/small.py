@@ -106,7 +106,7 @@ class SmallSeen(Seen):
             raise Ended("enough")
 
         def served(form: dict[str, str], port: int, show: bool, as_json: bool) -> None:
-            plan = what_if.work(what_if.Question.from_values(form)).plan
+            plan = what_if.work(what_if.Form.from_values(form)).plan
             calls["served"] = {"form": form, "port": port, "show": show, "json": as_json, "plan": plan}
 
         def tried(parts: list[str], ranks: int, device: str, folder: Path, seconds: float) -> Iterator[Any]:

@@ -9,8 +9,8 @@ import pytest
 from cost_examples import MODEL, example, one_node
 
 from paddlenlp_galvatron.cost_model import CostModel, CostOptions, Task, timeline
+from paddlenlp_galvatron.cost_model.facts import COMMUNICATION, breakdown
 from paddlenlp_galvatron.plan import DataParallel, LayerStrategy, Plan, Recompute, Schedule, VocabStrategy
-from paddlenlp_galvatron.report.facts import COMMUNICATION, breakdown
 
 DDP, ZERO2, ZERO3 = DataParallel
 MIXED = (

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 
-from ..cost_model import CostModel, Prediction, Terms, Workspace
-from ..cost_model.costs import Load
 from ..plan import LayerStrategy, ModelShape, Plan, Precision
 from ..plan.strategy import runs
 from ..profiles.reserve import gpu_sheet
-from .measured import flops_per_token
+from .costs import Load, Prediction, Task, Terms, Workspace
+from .model import CostModel
 
 # Terms of a step's time on one stage, in ms, by key and name. They and `waiting` add up to the step.
 TIME = {
@@ -179,6 +178,27 @@ def strategy_words(strategy: LayerStrategy) -> str:
     experts = " ".join(filter(None, parts))
     own = f"experts {experts}" if experts else ""
     return ", ".join(word for word in [*split, *strided, str(strategy.dp_type), again, own] if word)
+
+
+def flops_per_token(shape: ModelShape, seq_length: int, frozen: bool = False) -> float:
+    """Floating-point operations of a token, forward and backward, recompute left out: what MFU counts.
+
+    6 for each weight that tokens are multiplied with and 12 * layers * hidden * sequence for attention's two products
+    (PaLM, arXiv:2204.02311, appendix B). The embedding is looked up, not multiplied, unless it is the LM head as well.
+    `frozen` weights, beside which adapters learn, count 4 instead of 6: they have no gradients.
+    """
+    looked_up = 0 if shape.tied_embeddings else shape.vocab_size * shape.hidden_size
+    return (4 if frozen else 6) * (shape.active_parameters - looked_up) + 12 * shape.layers * shape.q_width * seq_length
+
+
+def trained_flops_per_token(shape: ModelShape, seq_length: int, task: Task) -> float:
+    """Operations of a token that the task asks for, recompute left out.
+
+    A weight has three products, a frozen one two; attention stays within documents.
+    """
+    whole = flops_per_token(shape, seq_length)
+    attention = 12 * shape.layers * shape.hidden_size * seq_length
+    return attention * task.seen(seq_length) + (whole - attention) * (2 / 3 if task.frozen else 1)
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ import pytest
 from cost_examples import COMPUTATION, HARDWARE, MEMORY, MODEL, example
 
 from paddlenlp_galvatron.cost_model import CostOptions, Task
+from paddlenlp_galvatron.cost_model.facts import breakdown
 from paddlenlp_galvatron.model import config_of
 from paddlenlp_galvatron.plan import uniform_plan, write_plan
 from paddlenlp_galvatron.plan.strategy import Assumptions, Precision
 from paddlenlp_galvatron.planner import search
-from paddlenlp_galvatron.report.explain import explain
-from paddlenlp_galvatron.report.facts import breakdown
-from paddlenlp_galvatron.report.origin import OriginOptions, read_origin
+from paddlenlp_galvatron.planner.explain import explain
+from paddlenlp_galvatron.planner.problem import OriginOptions, read_origin
 
 BF16 = Assumptions(True, Precision.BF16, seq_length=512)
 

@@ -5,105 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from time import process_time
 from typing import Any
 
 from ..base.errors import GalvatronError
 from ..cost_model import CostModel, Prediction
-from ..plan import LayerStrategy, ModelShape, Plan
+from ..plan import LayerStrategy, Plan
 from ..plan.strategy import runs
-from ..planner import Candidate, SearchOptions, SearchResult, search
-from ..planner.engine import Watch
-from ..planner.prices import prices, with_reserve
-from ..planner.space import PlanFamily, Space
 from ..profiles.hardware import Collective, HardwareProfile, MessageGroup
 from ..profiles.network import Network
-from ..profiles.reserve import GIB_MIB
-from .facts import PlanFacts
+from .problem import Problem, SharedTime, best_of
+from .space import PlanFamily, Space
 
 BETWEEN_STAGES = "links between stages"
-RUNNERS_UP = 4  # plans of other families that are told beside the best one
-LEAST_S = 0.5  # of a search whose time others have taken
 MOST_CHANGES = 9  # changes that are tried
 MOST_PRICED = 1200  # plans with one layer changed: a few seconds
-
-
-@dataclass(frozen=True)
-class Problem:
-    """The inputs of a plan's search, to search again with a change. Its batch is the plan's alone."""
-
-    shapes: tuple[ModelShape, ...]
-    cost: CostModel  # with the reserve that the options ask for
-    options: SearchOptions  # context_mib unset: the device's own reserve, which changes with the budget
-    watch: Callable[[], Watch] | None = None  # asked as each search begins, for what is told how far it is
-
-    def __post_init__(self) -> None:
-        # Every change asks for this batch, whatever range the plan itself was chosen from.
-        if self.options.settle_bsz == -1:
-            raise ValueError("settle_bsz: a problem is of one batch")
-
-    @property
-    def shape(self) -> ModelShape | None:
-        """None: layers of several kinds."""
-        return self.shapes[0] if len(self.shapes) == 1 else None
-
-    @property
-    def budget_mib(self) -> float:
-        """Memory of a device."""
-        return self.options.memory_constraint * GIB_MIB
-
-    def facts_of(self, plan: Plan) -> PlanFacts:
-        """Raises UserError where the plan cannot be priced."""
-        return PlanFacts(plan, self.cost.predict(plan), self.cost, self.shape, self.budget_mib)
-
-    def search(
-        self,
-        hardware: HardwareProfile | None = None,
-        known: Sequence[Plan] = (),
-        seconds: float | None = None,
-        **changes: Any,
-    ) -> SearchResult:
-        """Search with these options changed, or on other hardware, from what is `known`, for at most so many seconds.
-        Raises UserError where that cannot be priced."""
-        if "num_nodes" in changes:
-            changes["world_size"] = changes["num_nodes"] * self.options.num_gpus_per_node
-        options = self.options.model_copy(update=changes)
-        if options.device and hardware is None:  # a data sheet tells of any cluster and length
-            cost = prices(self.shapes, options)
-        else:
-            cost = CostModel(
-                self.shapes,
-                network=Network(hardware) if hardware else self.cost.network,
-                times=self.cost.times,
-                memory=self.cost.memory,
-                num_nodes=options.num_nodes,
-                gpus_per_node=options.num_gpus_per_node,
-                assumed=options.assumptions,
-                options=self.cost.options,
-            )
-        options, cost = with_reserve(options, cost)
-        watch = self.watch() if self.watch else None
-        return search(self.shapes, cost, options, watch=watch, known=known, seconds=seconds)
-
-
-def best_of(result: SearchResult, seconds: float) -> Candidate:
-    """The plan that a search found in `seconds`. Raises GalvatronError where it found none."""
-    if result.best is None and result.given_up:
-        raise GalvatronError(f"no plan was found in {seconds:.2g} s; galvatron search has no limit of time")
-    return result.require()
-
-
-class SharedTime:
-    """Seconds of processor time that some searches share: slow ones may use the rest of quick ones."""
-
-    def __init__(self, seconds: float, shares: int):
-        self._end, self._shares = process_time() + seconds, shares
-
-    def take(self, shares: int = 1) -> float:
-        """Seconds of the next search."""
-        part = shares / max(shares, self._shares)
-        self._shares -= shares
-        return max(LEAST_S, (self._end - process_time()) * part)
 
 
 SHOWN_GAP = 0.0005  # share of a step; tables of gains show 0.1 %

@@ -5,7 +5,7 @@ from hypothesis import given
 from plans import plan, valid_plans, with_layer
 
 from paddlenlp_galvatron.base.errors import UserError
-from paddlenlp_galvatron.report.scaling import changes, scalings
+from paddlenlp_galvatron.planner.scale import changes, scalings
 
 
 @given(valid_plans())
