@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paddlenlp_galvatron.base.printing import Console
-from paddlenlp_galvatron.interop.aliases import other_names
+from paddlenlp_galvatron.options.aliases import other_names
 from paddlenlp_galvatron.options.group import PLACES, is_boolean
 
 from .command import App, Command

@@ -26,10 +26,10 @@ from .groups import Groups
 from .load import LayerLoad, Load
 from .lora import LoRALinear, add_adapters
 from .mappings import Crossing
-from .precision import Numbers, cast, compute_weights
+from .precision import Numbers, cast
 from .recompute import RecomputedPart
 from .trace import span
-from .weights import ShardedParameter, Slice, WeightSource, make_parameter, shard_layer, stacked
+from .weights import ShardedParameter, Slice, WeightSource, compute_weights, make_parameter, shard_layer, stacked
 
 
 class Placement:

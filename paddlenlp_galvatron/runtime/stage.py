@@ -21,11 +21,11 @@ from ..plan.communicators import chunk_edges, twins
 from ..plan.layout import token_layout
 from ..plan.mesh import Axis
 from . import device
-from .adapters import PLAIN, Kernels
 from .adapters.decoder import Adapter
 from .batch import Facts, Tokens, documents_of
 from .block import Block, Placement
 from .groups import Groups
+from .kernels import PLAIN, Kernels
 from .load import Load
 from .lora import FrozenUnits
 from .precision import Numbers

@@ -29,8 +29,8 @@ from .block import Placement
 from .collectives import all_reduce, count, within
 from .mappings import Crossing
 from .paddle_private import fused_loss
-from .precision import cast, compute_weight, compute_weights
-from .weights import ShardedParameter, WeightSource, shard_layer
+from .precision import cast
+from .weights import ShardedParameter, WeightSource, compute_weight, compute_weights, shard_layer
 
 
 def pair_losses(preference: Preference, policy: Any, reference: Any) -> Any:

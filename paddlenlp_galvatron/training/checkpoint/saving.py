@@ -21,11 +21,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from ...base.errors import GalvatronError, UserError
 from ...base.reading import read_bytes
 from ...base.writing import UNFINISHED, make_folder, move, to_disk
 from ...launch.faults import named, wait_limit_s
 from ...launch.status import waiting
-from ...plan import GalvatronError, Precision, UserError, plan_to_dict
+from ...plan import Precision, plan_to_dict
 from ...runtime import device
 from ...runtime.engine import Engine
 from ...runtime.units import Trainable
