@@ -11,7 +11,7 @@ GALVATRON ?= $(if $(shell command -v galvatron),galvatron,$(BIN)/galvatron)
 
 # Ranks that are launched mostly wait for each other, so that three shares at once keep two cores busy. On two cores
 # each takes about as long as the others: the search's tests, which start no ranks, fill up the first.
-FOLDERS := $(addprefix tests/,profiler gpu_check validation)
+FOLDERS := $(addprefix tests/,measure gpu_check validation)
 RANKS := $(sort $(wildcard tests/distributed/test_[a-p]*.py))
 MORE_RANKS := $(filter-out $(RANKS),$(sort $(wildcard tests/distributed/test_*.py))) $(FOLDERS)
 shares := test-ranks test-more-ranks test-beside
@@ -24,7 +24,7 @@ help:
 	@echo "make test-full    the long tests too (at most 80 minutes)"
 	@echo "make validate     predictions compared with real steps, on two idle cores (at most 20 minutes)"
 	@echo "make gpu-check    try this node's GPUs in ten minutes, in the active environment (ARGS='--nproc 2 --parts parity')"
-	@echo "make lint         style, types, the package's import rules and English only"
+	@echo "make lint         style, types, the package's import rules, English and size only"
 	@echo "make docs         the documentation as a site, in build/site (at most 2 minutes)"
 	@echo "make pages        the pages and pictures of the documentation that are made from the code"
 	@echo "make wheels       a wheel for each CPython of 3.11 to 3.13 that is here, in build/wheels"
@@ -46,13 +46,14 @@ lint: setup
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/python tools/english.py
+	@$(BIN)/python tools/size.py
 
 test: setup
 	@$(MAKE) --no-print-directory --jobs=4 --keep-going lint $(shares)
 
-test-ranks: tests = $(RANKS) tests/search
+test-ranks: tests = $(RANKS) tests/planner
 test-more-ranks: tests = $(MORE_RANKS)
-test-beside: tests = $(addprefix --ignore=,tests/distributed tests/search $(FOLDERS))
+test-beside: tests = $(addprefix --ignore=,tests/distributed tests/planner $(FOLDERS))
 
 # The report of a share comes when it ends, in one piece.
 $(shares):

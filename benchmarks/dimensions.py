@@ -20,10 +20,10 @@ from typing import Any
 
 from paddlenlp_galvatron.base.writing import write_text
 from paddlenlp_galvatron.cost_model import CostModel, derive, load
+from paddlenlp_galvatron.cost_model.facts import COMMUNICATION, breakdown
 from paddlenlp_galvatron.plan import load_model
+from paddlenlp_galvatron.planner import SearchOptions, SearchResult, search
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
-from paddlenlp_galvatron.report.facts import COMMUNICATION, breakdown
-from paddlenlp_galvatron.search import SearchOptions, SearchResult, search
 
 sys.path.append(str(Path(__file__).parents[1] / "tools"))
 from pictures import box, picture, text, title

@@ -27,9 +27,10 @@ from typing import Any
 
 from rich.table import Table
 
+from paddlenlp_galvatron.base.errors import GalvatronError
 from paddlenlp_galvatron.base.printing import Console, table
 from paddlenlp_galvatron.launch.processes import launch
-from paddlenlp_galvatron.plan import Assumptions, GalvatronError, ModelShape, Plan, plan_to_dict, uniform_plan
+from paddlenlp_galvatron.plan import Assumptions, ModelShape, Plan, plan_to_dict, uniform_plan
 from paddlenlp_galvatron.training.recipe import Recipe
 
 MODEL = ModelShape("benchmark", "llama", 4, 512, 1376, 8, 8, 4096, 128)  # 17 million parameters

@@ -27,8 +27,8 @@ from paddlenlp.trainer import Trainer, TrainerCallback, TrainingArguments
 from paddlenlp.transformers import LlamaForCausalLM, LlamaForCausalLMPipe
 from paddlenlp.transformers.configuration_utils import LlmMetaConfig, llmmetaclass
 
-from paddlenlp_galvatron.interop.arguments import stock_arguments
 from paddlenlp_galvatron.plan import ModelShape, Plan
+from paddlenlp_galvatron.plan.export import stock_arguments
 from paddlenlp_galvatron.runtime.adapters.llama import Llama
 from paddlenlp_galvatron.runtime.device import on_gpu
 from paddlenlp_galvatron.runtime.groups import prepare_world

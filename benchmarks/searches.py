@@ -27,11 +27,11 @@ from typing import Any
 
 from paddlenlp_galvatron.cost_model import CostModel, derive, load
 from paddlenlp_galvatron.plan import ModelShape, load_model
+from paddlenlp_galvatron.planner import FamilyOutcome, SearchOptions, SearchResult, search
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
-from paddlenlp_galvatron.search import FamilyOutcome, SearchOptions, SearchResult, search
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
-from search.random_cost import RandomCost, model_of
+from planner.random_cost import RandomCost, model_of
 
 FLOP_PER_MS = 0.5 * 989e12 / 1e3
 INSIDE_MIB_PER_MS, ACROSS_MIB_PER_MS = 300e9 / 2**20 / 1e3, 40e9 / 2**20 / 1e3

@@ -21,8 +21,8 @@ from paddlenlp_galvatron.check.validation.options import ValidateOptions
 from paddlenlp_galvatron.check.validation.results import accuracy_json, accuracy_tables, page, summary_lines
 from paddlenlp_galvatron.check.validation.validate import Validation
 from paddlenlp_galvatron.cli.profile import profile_hardware, profile_model
+from paddlenlp_galvatron.measure.options import HardwareOptions, PointOptions, ProfileMode
 from paddlenlp_galvatron.options.model_options import ModelOptions
-from paddlenlp_galvatron.profiler.options import HardwareOptions, PointOptions, ProfileMode
 
 RANKS, SEQ, BATCH, MOST_MIB = 2, 64, 8, 8
 # A host is slower or faster for minutes. So profiles and plans take turns, each so often; what is quick of a

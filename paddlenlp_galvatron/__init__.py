@@ -6,19 +6,21 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .version import __version__
+
 if TYPE_CHECKING:
     from .api import Plan, explain, fit, search
 
-__version__ = "0.1.0"
-__all__ = ["Plan", "explain", "fit", "search"]
+PLANNING = ("Plan", "explain", "fit", "search")
+__all__ = ["Plan", "__version__", "explain", "fit", "search"]
 
 
 def __getattr__(name: str) -> Any:
     """Loaded when asked for: the command and training need none of it."""
-    if name in __all__:
+    if name in PLANNING:
         return getattr(import_module(".api", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    return __all__

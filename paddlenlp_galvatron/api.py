@@ -20,17 +20,18 @@ from .base.printing import Console
 from .base.process import told_to_stop
 from .options.group import canonical_options
 from .options.model_options import ModelOptions
+from .planner import SearchOptions, SearchResult
+from .planner import search as find_plan
+from .planner.explain import Explanation
+from .planner.explain import explain as find_out
+from .planner.fit import FitOptions, sheet_of
+from .planner.fit import fit as find_rows
+from .planner.prices import settled
+from .planner.problem import OriginOptions, read_origin
 from .report import explain as explaining
 from .report import fit as fitting
 from .report import search as searching
-from .report.explain import Explanation
-from .report.origin import OriginOptions, read_origin
 from .report.plan import describe
-from .search import SearchOptions, SearchResult
-from .search import search as find_plan
-from .search.device import settled
-from .search.fit import FitOptions, sheet_of
-from .search.fit import fit as find_rows
 
 WIDE = 120  # columns of what is shown
 HTML = '<pre style="white-space:pre;overflow-x:auto;line-height:1.3">{code}</pre>'
@@ -176,7 +177,7 @@ def explain(plan: Plan | Found | str | Path, **options: Any) -> Explained:
             plan.save(Path(folder) / "plan.json")
             plan = Path(folder) / "plan.json"
         values = _canonical({"plan": Path(plan), **options}, OriginOptions.model_fields)
-        return Explained(explaining.explain(*read_origin(OriginOptions.from_values(values))))
+        return Explained(find_out(*read_origin(OriginOptions.from_values(values))))
 
 
 def _canonical(values: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -298,7 +298,7 @@ auto least_memory_of(const Search& pipeline, const Cancel* cancel) {
 
 PYBIND11_MODULE(galvatron_dp_core, module) {
   py::register_exception<TooHard>(module, "TooHard", PyExc_MemoryError);
-  module.doc() = "Exact search for parallel strategies: the compiled core of paddlenlp_galvatron.search.";
+  module.doc() = "Exact search for parallel strategies: the compiled core of paddlenlp_galvatron.planner.";
 
   // All signatures: galvatron_dp_core.pyi.
   py::class_<Cancel>(module, "Cancel", "Ends searches that run in other threads.")
@@ -311,7 +311,7 @@ PYBIND11_MODULE(galvatron_dp_core, module) {
              "Time of one step; see paddlenlp_galvatron.cost_model.simulate.");
 
   py::class_<Search>(module, "Pipeline",
-                     "Pipelines of layers; see paddlenlp_galvatron.search.tables for the arrays. A strategy's and a "
+                     "Pipelines of layers; see paddlenlp_galvatron.planner.core_arrays for the arrays. A strategy's and a "
                      "vocabulary part's nine numbers: forward, backward, sync (ms), states, activation, workspace: own, "
                      "message, weights, tables (MiB); a change's two: forward, backward (ms); `middle`: of a stage's "
                      "first chunk, of a later one; `in_flight`: stage and micro-batches of its chunks, by moments.")

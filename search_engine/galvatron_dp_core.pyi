@@ -1,4 +1,4 @@
-"""What the compiled core answers and takes; `tests/search/test_core.py` holds the module to it."""
+"""What the compiled core answers and takes; `tests/planner/test_core.py` holds the module to it."""
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray

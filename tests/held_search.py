@@ -8,7 +8,7 @@ from math import inf
 from typing import Any
 
 from paddlenlp_galvatron.cli.main import main
-from paddlenlp_galvatron.search import engine
+from paddlenlp_galvatron.planner import engine
 
 EFFORT = 10**12  # hours
 solve = engine._Search._solve

@@ -18,9 +18,11 @@ from paddlenlp_galvatron.runtime.stage import Stage
 
 READS = ("numpy", "item", "tolist", "cpu", "cuda", "__float__", "__int__", "__bool__", "__index__", "__array__")
 
-# What copies between host and device, or finds out how much there is, which the host must know.
-WRITES = ("set_value", "copy_", "pin_memory", "_copy_to", "nonzero", "masked_select", "unique")
-MAKERS = ("to_tensor", "repeat_interleave", "nonzero", "masked_select", "unique")  # all copy or count as well
+# Operators that copy between host and device, or whose size the host must know, or that sort: of one axis, Paddle's
+# GPU kernel allocates from the device and frees to it at every call, which waits for posted receives.
+WAITING = ("nonzero", "masked_select", "unique", "argsort", "sort")
+WRITES = ("set_value", "copy_", "pin_memory", "_copy_to", *WAITING)
+MAKERS = ("to_tensor", "repeat_interleave", *WAITING)
 
 
 class HostTraffic(AssertionError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Literal
 
+from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.check.parity.parity import Case, small_case
 from paddlenlp_galvatron.model import FAMILIES
 from paddlenlp_galvatron.model.layer import PARTLY
@@ -16,7 +17,6 @@ from paddlenlp_galvatron.plan import (
     Precision,
     Recompute,
     Schedule,
-    UserError,
     VocabStrategy,
 )
 from paddlenlp_galvatron.plan.check import require_valid

@@ -1,10 +1,10 @@
 """Lines of the guides of `test_seeds` that another test shows, and those that do not hold, with the reason."""
 
 SHOWN_BY = {
-    "000 launch": "profiler/test_launch_line.py::test_nodes_and_devices_of_a_line",
+    "000 launch": "measure/test_launch_line.py::test_nodes_and_devices_of_a_line",
     "000 pip install -e . beside PaddleNLP": "test_beside_sources.py::test_both_are_installed_editable_and_train",
-    "000 the compile line": "search/test_core.py::test_the_documents_line_builds_it",
-    "001 profile, search and train in a row": "profiler/test_profile_scripts.py::"
+    "000 the compile line": "planner/test_core.py::test_the_documents_line_builds_it",
+    "001 profile, search and train in a row": "measure/test_profile_scripts.py::"
     "test_the_default_chain_from_measuring_to_training",
     "001 all arguments of profiling": "cli/test_upstream_sets.py::test_profiles",
     "001 all arguments of the search": "cli/test_upstream_sets.py::test_searches",

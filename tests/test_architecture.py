@@ -35,7 +35,7 @@ def test_arrows_between_packages(monkeypatch):
 
 
 PLANNING = (
-    *("base", "model", "interop", "plan", "options", "profiles", "cost_model", "search", "report"),
+    *("base", "model", "plan", "options", "profiles", "cost_model", "planner", "report"),
     *("cli.main", "cli.plan"),
 )
 

@@ -12,10 +12,12 @@ pytest.importorskip("paddle")
 import paddle
 from paddlenlp.transformers.qwen2.modeling import Qwen2RotaryEmbedding, scaled_dot_product_attention
 
-from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, ModelShape, Plan, UserError, VocabStrategy
+from paddlenlp_galvatron.base.errors import UserError
+from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, ModelShape, Plan, VocabStrategy
 from paddlenlp_galvatron.plan.layout import own_chunks
 from paddlenlp_galvatron.runtime import attention, device, mappings
-from paddlenlp_galvatron.runtime.adapters import Kernels, load_family
+from paddlenlp_galvatron.runtime.adapters import load_family
+from paddlenlp_galvatron.runtime.kernels import Kernels
 from paddlenlp_galvatron.runtime.stage import Stage
 from paddlenlp_galvatron.runtime.weights import SeededWeights
 

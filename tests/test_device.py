@@ -13,7 +13,7 @@ pytest.importorskip("paddle")
 
 import paddle
 
-from paddlenlp_galvatron.profiler.stopwatch import EventClock
+from paddlenlp_galvatron.measure.stopwatch import EventClock
 from paddlenlp_galvatron.runtime import device, paddle_private
 
 PINNED = object()

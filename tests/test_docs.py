@@ -13,13 +13,13 @@ import pytest
 from plans import BAD_FIELDS, BAD_PLANS, MODEL, plan_fields
 
 from paddlenlp_galvatron.base import limits, reading
+from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cli.main import COMMANDS, SHOWN, commands
-from paddlenlp_galvatron.interop import nccl_tests
-from paddlenlp_galvatron.plan import ModelShape, UserError, read_plan
+from paddlenlp_galvatron.plan import ModelShape, read_plan
 from paddlenlp_galvatron.plan import file as plan_file
 from paddlenlp_galvatron.plan.check import find_faults
 from paddlenlp_galvatron.plan.file import AssumedFields, GalvatronObject, StrategyFile
-from paddlenlp_galvatron.profiles import computation, files, hardware, memory
+from paddlenlp_galvatron.profiles import computation, files, hardware, memory, nccl_tests
 from paddlenlp_galvatron.training.step_log import StepRecord
 
 ROOT = Path(__file__).parents[1]

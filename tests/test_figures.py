@@ -27,13 +27,14 @@ from paddlenlp_galvatron.cli.watched import LONG_S
 from paddlenlp_galvatron.cli.what_if import REQUEST_S, WAITING
 from paddlenlp_galvatron.cost_model.variants import FLOPS_PER_BYTE
 from paddlenlp_galvatron.launch import faults, gpus, processes, store, watch
+from paddlenlp_galvatron.measure import messages, stopwatch
 from paddlenlp_galvatron.model import load_model
 from paddlenlp_galvatron.model.layer import Fused
 from paddlenlp_galvatron.plan import Precision, file, strategy
-from paddlenlp_galvatron.profiler import messages, stopwatch
+from paddlenlp_galvatron.planner import explain
 from paddlenlp_galvatron.profiles import files, reserve
 from paddlenlp_galvatron.profiles.analytic import ON_GPUS, layer_numbers_per_token
-from paddlenlp_galvatron.report import explain, measured, page
+from paddlenlp_galvatron.report import measured, page
 from paddlenlp_galvatron.report.plan import MOST_ROWS
 from paddlenlp_galvatron.runtime.cpu_backend import REACH_S
 from paddlenlp_galvatron.training.data import corpus, dataset
@@ -137,7 +138,7 @@ FIGURES = [
         "times, in {} s of processor time",
         "合计至多约 {} 秒处理器时间",
     ),
-    ("explain", [int(page.FRONTIER_S)], "ten times more, in {} s", "另做十次，至多约 {} 秒"),
+    ("explain", [int(explain.FRONTIER_S)], "ten times more, in {} s", "另做十次，至多约 {} 秒"),
     ("explain", [page.MOST_SPANS], "the first {} passes are drawn", "只画前 {} 次"),
     ("validate", [worker.VISIT_S], "for about {} seconds", "约 {} 秒"),
     ("validate", [worker.LEAST_STEPS], "at least {} of them", "至少{}步"),

@@ -14,13 +14,14 @@ pytest.importorskip("paddle")
 import paddle
 from paddle.base import core
 
+from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.base.printing import Console
 from paddlenlp_galvatron.check.parity import parity_worker
 from paddlenlp_galvatron.cli.training_run import TrainingRun
 from paddlenlp_galvatron.launch import gpus, processes
 from paddlenlp_galvatron.launch.nodes import ONE_NODE, Nodes
 from paddlenlp_galvatron.launch.processes import devices_of
-from paddlenlp_galvatron.plan import Assumptions, ModelShape, UserError, uniform_plan
+from paddlenlp_galvatron.plan import Assumptions, ModelShape, uniform_plan
 from paddlenlp_galvatron.runtime import collectives, cpu_backend, device
 
 
@@ -116,15 +117,16 @@ def test_one_process_computes_on_the_cpu_whatever_is_there():
 
 
 def test_messages_between_stages_hold_few_multiprocessors_unless_the_user_says_otherwise(tmp_path, monkeypatch):
-    def plan(**options):
-        return uniform_plan(layers=2, world_size=4, global_train_batch_size=4, **options)
+    def variables(**options):
+        plan = uniform_plan(layers=2, world_size=4, global_train_batch_size=4, **options)
+        return gpus.variables_of(plan.pipeline > 1, plan.has_ulysses)
 
     monkeypatch.delenv(gpus.P2P_CHANNELS, raising=False)
-    assert gpus.variables_of(plan(pp_deg=2)) == {"NCCL_MAX_P2P_NCHANNELS": "4"}
-    assert gpus.variables_of(plan()) == {}
-    assert gpus.variables_of(plan(pp_deg=2, use_ulysses=True, global_tp_deg=2)) == {}  # all-to-alls need them
+    assert variables(pp_deg=2) == {"NCCL_MAX_P2P_NCHANNELS": "4"}
+    assert variables() == {}
+    assert variables(pp_deg=2, use_ulysses=True, global_tp_deg=2) == {}  # all-to-alls need them
     monkeypatch.setenv(gpus.P2P_CHANNELS, "8")
-    assert gpus.variables_of(plan(pp_deg=2)) == {"NCCL_MAX_P2P_NCHANNELS": "8"}
+    assert variables(pp_deg=2) == {"NCCL_MAX_P2P_NCHANNELS": "8"}
     assert gpus.slowed_by_a_receive(132) == pytest.approx(132 / 124)
     assert gpus.slowed_by_a_receive(4) == 2.0
 

@@ -12,12 +12,13 @@ from paddle.incubate.nn.functional import fused_rms_norm
 from paddle.incubate.nn.functional import swiglu as fused_swiglu
 from paddlenlp.transformers.llama.modeling import apply_rotary_pos_emb
 
+from paddlenlp_galvatron.measure.part import CheapWeights, FakeGroups
 from paddlenlp_galvatron.model import FAMILIES
 from paddlenlp_galvatron.plan import Assumptions, ModelShape, Precision, uniform_plan, with_defaults
-from paddlenlp_galvatron.profiler.part import CheapWeights, FakeGroups
 from paddlenlp_galvatron.runtime import vocabulary
-from paddlenlp_galvatron.runtime.adapters import Kernels, load_family
+from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.adapters.qwen3 import HeadNorm
+from paddlenlp_galvatron.runtime.kernels import Kernels
 from paddlenlp_galvatron.runtime.paddle_private import MultiTensorAdamW
 from paddlenlp_galvatron.runtime.stage import Stage
 

@@ -11,7 +11,7 @@ pytest.importorskip("paddle")
 import paddle
 import paddle.distributed as dist
 
-from paddlenlp_galvatron.plan import UserError
+from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.runtime import collectives, device, gradients
 from paddlenlp_galvatron.runtime.paddle_private import MultiTensorAdamW, window
 from paddlenlp_galvatron.runtime.units import ALIGNED_BYTES, Trainable

@@ -19,9 +19,9 @@ from cost_examples import COMPUTATION, HARDWARE, MEMORY, MODEL, SEQ
 from seeds_elsewhere import EXCEPTIONS, SHOWN_BY
 
 from paddlenlp_galvatron.cli.main import main
+from paddlenlp_galvatron.measure.options import PointOptions
 from paddlenlp_galvatron.options.group import canonical_options
 from paddlenlp_galvatron.plan import DataParallel, Plan, Recompute, Schedule, plan_from_dict, read_plan
-from paddlenlp_galvatron.profiler.options import PointOptions
 from paddlenlp_galvatron.profiles import ComputationProfile, HardwareProfile, Shape
 from paddlenlp_galvatron.training.prepare import GROUPS, prepare
 

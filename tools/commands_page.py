@@ -19,11 +19,11 @@ from typing import NamedTuple
 
 from pages import write_or_check
 
-from paddlenlp_galvatron.cli.command import Command
+from paddlenlp_galvatron.cli.command import EXIT_CODES, Command
 from paddlenlp_galvatron.cli.help import default_of
-from paddlenlp_galvatron.cli.main import COMMANDS, EXIT_CODES
-from paddlenlp_galvatron.interop.aliases import WORDS as ALIAS_VALUES
-from paddlenlp_galvatron.interop.aliases import other_names
+from paddlenlp_galvatron.cli.main import COMMANDS
+from paddlenlp_galvatron.options.aliases import WORDS as ALIAS_VALUES
+from paddlenlp_galvatron.options.aliases import other_names
 from paddlenlp_galvatron.options.group import PLACES
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -16,9 +16,12 @@ from pydantic.fields import FieldInfo
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.base.printing import say
-from paddlenlp_galvatron.interop.aliases import did_you_mean
+from paddlenlp_galvatron.options.aliases import did_you_mean
 from paddlenlp_galvatron.options.group import Options, canonical_options, is_boolean, read_options, read_words
 
+EXIT_CODES = (
+    "Exit codes: 0 done, 1 failed, 2 bad input, 3 nothing feasible, 4 time ran out for a check (gpu-check), 130 Ctrl-C."
+)
 HELP = {"--help", "-h"}
 LIST = "list"  # a switch that needs no argument
 JSON_SWITCH = {"json": "end with one line of JSON on stdout, all else on stderr"}
@@ -67,11 +70,6 @@ class Command:
 
     def run(self, words: Sequence[str], path: str) -> int:
         """Returns the exit code. `path`: the words before, such as `galvatron plan show`. Raises GalvatronError."""
-        if HELP & set(words):
-            from .help import of_command  # here, as few commands show it
-
-            print(of_command(self, path))
-            return 0
         pairs, loose = read_words(words, self.is_boolean, say_note, self.beside)
         values: dict[str, Any] = {}
         for name, value in pairs:
@@ -126,20 +124,18 @@ class App:
 
         return add
 
-    def run(self, words: Sequence[str], path: str) -> int:
-        """Returns the exit code. Raises GalvatronError."""
+    def find(self, words: Sequence[str], path: str) -> tuple[Command | None, Sequence[str], str]:
+        """The command that the words behind `path` name, the words behind its name, and its path; no command where a
+        group's own help is asked for. Raises UserError."""
         if not self.help:
-            return self.commands[""].run(words, path)
+            return self.commands[""], words, path
         if not words:
             raise UserError(f"{path}: a command is missing; give one of {', '.join(self.commands)}")
         if words[0] in HELP:
-            from .help import of_group
-
-            print(of_group(self, path))
-            return 0
+            return None, words, path
         if words[0] not in self.commands:
             raise UserError(f"{path} {words[0]}: unknown command; {did_you_mean(words[0], self.commands)}")
-        return self.commands[words[0]].run(words[1:], f"{path} {words[0]}")
+        return self.commands[words[0]], words[1:], f"{path} {words[0]}"
 
 
 def answer(text: str, as_json: bool, **values: Any) -> None:

@@ -8,11 +8,12 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.base.limits import Count
 from paddlenlp_galvatron.base.printing import Bars
 from paddlenlp_galvatron.model import FAMILIES
 from paddlenlp_galvatron.options.group import Options
-from paddlenlp_galvatron.plan import ModelShape, Precision, UserError
+from paddlenlp_galvatron.plan import ModelShape, Precision
 
 from .command import App, answer
 

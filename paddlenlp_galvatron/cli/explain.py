@@ -7,9 +7,9 @@ from json import dumps
 from typing import Any
 
 from paddlenlp_galvatron.base.printing import Console, say
-from paddlenlp_galvatron.report.explain import explain as find_out
+from paddlenlp_galvatron.planner.explain import explain as find_out
+from paddlenlp_galvatron.planner.problem import OriginOptions, read_origin
 from paddlenlp_galvatron.report.explain import printed, summary
-from paddlenlp_galvatron.report.origin import OriginOptions, read_origin
 
 from .command import App, FromFile, say_note
 from .watched import each_watched

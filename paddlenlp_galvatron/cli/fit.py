@@ -5,13 +5,14 @@ from __future__ import annotations
 from json import dumps
 from typing import Any
 
+from paddlenlp_galvatron.base.errors import Infeasible
 from paddlenlp_galvatron.base.printing import Console, say
 from paddlenlp_galvatron.model import preset_names
-from paddlenlp_galvatron.plan import Infeasible, load_model
+from paddlenlp_galvatron.plan import load_model
+from paddlenlp_galvatron.planner.fit import FitOptions, sheet_of
+from paddlenlp_galvatron.planner.fit import fit as find_rows
 from paddlenlp_galvatron.profiles.data_sheet import data_sheets
 from paddlenlp_galvatron.report.fit import explain, summary
-from paddlenlp_galvatron.search.fit import FitOptions, sheet_of
-from paddlenlp_galvatron.search.fit import fit as find_rows
 
 from .command import JSON_SWITCH, App, FromFile, say_note
 from .lengths import LengthOptions, with_lengths

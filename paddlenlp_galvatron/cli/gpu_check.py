@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.base.limits import Positive, Ranks
 from paddlenlp_galvatron.base.locking import locked
 from paddlenlp_galvatron.base.printing import Console, say
@@ -15,7 +16,6 @@ from paddlenlp_galvatron.check.findings import EXIT_CODES, Finding, Outcome, cou
 from paddlenlp_galvatron.check.gpu.setting import PARTS
 from paddlenlp_galvatron.launch import gpus
 from paddlenlp_galvatron.options.group import Options
-from paddlenlp_galvatron.plan import UserError
 
 from .command import App
 

@@ -15,11 +15,10 @@ from rich.table import Table
 from rich.text import Text
 
 from paddlenlp_galvatron.base.printing import Console
-from paddlenlp_galvatron.interop.aliases import other_names
+from paddlenlp_galvatron.options.aliases import other_names
 from paddlenlp_galvatron.options.group import PLACES, is_boolean
 
-from .command import App, Command
-from .main import EXIT_CODES
+from .command import EXIT_CODES, App, Command
 
 WIDEST = 120  # columns; where there is no terminal, too
 KINDS = {int: "<int>", float: "<float>", Path: "<path>"}  # names of values; others are text

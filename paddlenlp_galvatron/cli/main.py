@@ -17,13 +17,13 @@ from io import TextIOWrapper
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from paddlenlp_galvatron import __version__
 from paddlenlp_galvatron.base.errors import GalvatronError, UserError
 from paddlenlp_galvatron.base.process import INTERRUPTED, heeded, lasting_streams
 from paddlenlp_galvatron.base.text import printable, shortened
+from paddlenlp_galvatron.version import __version__
 
 if TYPE_CHECKING:
-    from .command import Command
+    from .command import App, Command
 
 # A command is a file of this folder (- is _ there) that holds `app`, a `command.App`, and one line here.
 COMMANDS = {
@@ -46,9 +46,6 @@ COMMANDS = {
     "completion": "print what completes commands and options in bash, zsh or fish",
 }
 
-EXIT_CODES = (
-    "Exit codes: 0 done, 1 failed, 2 bad input, 3 nothing feasible, 4 time ran out for a check (gpu-check), 130 Ctrl-C."
-)
 SHOWN, LONGEST = 50, 2000  # faults, and characters of one: a broken file may have thousands
 
 
@@ -117,12 +114,26 @@ def _run(words: list[str]) -> int:
     if name.replace("-", "_") in COMMANDS:
         name = name.replace("-", "_")
     if name not in COMMANDS:
-        from paddlenlp_galvatron.interop.aliases import did_you_mean  # here, as only a mistake needs it
+        from paddlenlp_galvatron.options.aliases import did_you_mean  # here, as only a mistake needs it
 
         kind = "option" if name.startswith("-") else "command"
         raise UserError(f"{name}: unknown {kind}; {did_you_mean(name, [*COMMANDS, '--version', '--help'])}")
     app = import_module(f".{name.replace('-', '_')}", __package__).app
-    return int(app.run(words[1:], f"galvatron {name}"))
+    return run(app, words[1:], f"galvatron {name}")
+
+
+def run(app: App, words: Sequence[str], path: str) -> int:
+    """Run the command that the words behind `path`, such as `galvatron plan`, name, or show its help. Returns the exit
+    code. Raises GalvatronError."""
+    from .command import HELP
+
+    command, rest, path = app.find(words, path)
+    if command and not HELP & set(rest):
+        return command.run(rest, path)
+    from .help import of_command, of_group  # here, as few commands show it
+
+    print(of_command(command, path) if command else of_group(app, path))
+    return 0
 
 
 def commands() -> dict[str, Command]:
@@ -183,6 +194,8 @@ def _sentence(error: Exception) -> str:
 
 
 def _help() -> str:
+    from .command import EXIT_CODES
+
     width = max(map(len, COMMANDS))
     commands = "\n".join(f"  {name:<{width}}  {what}" for name, what in COMMANDS.items())
     return (

@@ -10,12 +10,13 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from paddlenlp_galvatron.base.errors import GalvatronError
 from paddlenlp_galvatron.base.limits import Positive, Ranks, Samples, Seed, Size
 from paddlenlp_galvatron.base.printing import say
 from paddlenlp_galvatron.model import FAMILIES
 from paddlenlp_galvatron.model.preference import Loss
 from paddlenlp_galvatron.options.group import Options
-from paddlenlp_galvatron.plan import GalvatronError, Precision, read_plan, with_assumptions
+from paddlenlp_galvatron.plan import Precision, read_plan, with_assumptions
 
 from .command import App
 

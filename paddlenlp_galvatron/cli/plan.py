@@ -12,20 +12,12 @@ from typing import Any
 import yaml
 from pydantic import Field
 
+from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.base.limits import Ranks, Size
 from paddlenlp_galvatron.base.printing import Console, say
 from paddlenlp_galvatron.base.tracing import write_trace
 from paddlenlp_galvatron.cost_model.costs import Load
-from paddlenlp_galvatron.interop.arguments import (
-    FLEET,
-    FORMERS,
-    Argument,
-    as_flags,
-    fleet_arguments,
-    fleet_notes,
-    stock_arguments,
-    stock_notes,
-)
+from paddlenlp_galvatron.cost_model.facts import PlanFacts, load_summary
 from paddlenlp_galvatron.options.group import Options
 from paddlenlp_galvatron.options.model_options import SEQ
 from paddlenlp_galvatron.options.tuning import Kind
@@ -35,7 +27,6 @@ from paddlenlp_galvatron.plan import (
     ModelShape,
     Plan,
     Precision,
-    UserError,
     json_schema,
     load_model,
     plan_to_dict,
@@ -43,14 +34,23 @@ from paddlenlp_galvatron.plan import (
     write_plan,
 )
 from paddlenlp_galvatron.plan.check import find_faults, require_valid
+from paddlenlp_galvatron.plan.export import (
+    FLEET,
+    FORMERS,
+    Argument,
+    as_flags,
+    fleet_arguments,
+    fleet_notes,
+    stock_arguments,
+    stock_notes,
+)
+from paddlenlp_galvatron.planner.problem import OriginOptions, Problem, read_origin
+from paddlenlp_galvatron.planner.scale import scaled
 from paddlenlp_galvatron.profiles import ProfileFile
 from paddlenlp_galvatron.report import describe, difference, notes, scaling
-from paddlenlp_galvatron.report.facts import PlanFacts, load_summary
 from paddlenlp_galvatron.report.measured import WARM_UP_STEPS, Log, Predicted, load_verdicts, measured_load
-from paddlenlp_galvatron.report.origin import OriginOptions, read_origin
 from paddlenlp_galvatron.report.plan import how_to_start
 from paddlenlp_galvatron.report.trace import predicted_events, rank_names
-from paddlenlp_galvatron.report.why import Problem
 
 from .command import App, FromFile, answer, say_note
 from .run_log import steps_under
@@ -239,7 +239,7 @@ def scale(values: dict[str, Any], json: bool) -> None:
     same memory for each GPU. Says why each field changes."""
     given = ScaleOptions.from_values(values)
     origin = OriginOptions(plan=given.file, profiles=given.profiles, model_size=given.model_size)
-    made = scaling.scaled(_read(given.file)[0], origin, given.gpus, given.global_train_batch_size)
+    made = scaled(_read(given.file)[0], origin, given.gpus, given.global_train_batch_size)
     path = given.output or given.file.with_stem(f"{given.file.stem}_{given.gpus}gpus")
     write_plan(made.after, path)
     if json:

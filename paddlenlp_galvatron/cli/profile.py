@@ -8,14 +8,12 @@ from typing import Any, TypeVar
 
 from pydantic import Field
 
+from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.base.limits import Ranks
 from paddlenlp_galvatron.base.text import near
 from paddlenlp_galvatron.launch import gpus
-from paddlenlp_galvatron.options.group import Options, Paths
-from paddlenlp_galvatron.options.model_options import ModelOptions
-from paddlenlp_galvatron.plan import Assumptions, UserError
-from paddlenlp_galvatron.profiler.nodes import with_nodes
-from paddlenlp_galvatron.profiler.options import (
+from paddlenlp_galvatron.measure.nodes import with_nodes
+from paddlenlp_galvatron.measure.options import (
     HardwareOptions,
     ModelRun,
     PointOptions,
@@ -23,6 +21,9 @@ from paddlenlp_galvatron.profiler.options import (
     measured_model,
     runnable_degrees,
 )
+from paddlenlp_galvatron.options.group import Options, Paths
+from paddlenlp_galvatron.options.model_options import ModelOptions
+from paddlenlp_galvatron.plan import Assumptions
 from paddlenlp_galvatron.profiles.analytic import analytic_computation, analytic_hardware, analytic_memory
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 from paddlenlp_galvatron.training.prepare import GROUPS
@@ -53,7 +54,7 @@ def profile_hardware(options: HardwareOptions) -> str:
         per_node = options.nproc or options.num_gpus_per_node
         written = analytic_hardware(sheet, options.num_nodes, per_node).save(options.output)
         return _lines(f"derived from {sheet.name}", written)
-    from paddlenlp_galvatron.profiler.launcher import run_ranks
+    from paddlenlp_galvatron.measure.launcher import run_ranks
 
     os.environ.update({name: value for name, _, value in (pair.partition("=") for pair in options.envs)})
     run_ranks("hardware", options.model_dump_json(), options, "hardware")
@@ -78,7 +79,7 @@ def profile_model(options: PointOptions, model: ModelOptions, computation: bool 
         files = [analytic_computation(shapes[0], sheet, options.precision, lengths, fused)] if computation else []
         files += [analytic_memory(shapes[0], options.precision, lengths, fused)] if memory else []  # type: ignore[list-item]
         return _lines(f"derived from {sheet.name}", [file.save(options.output) for file in files])
-    from paddlenlp_galvatron.profiler.launcher import run_ranks
+    from paddlenlp_galvatron.measure.launcher import run_ranks
 
     if options.use_flash_attention and not gpus.gpu_count():
         raise UserError("use_flash_attention: Paddle has it on GPUs only, and finds none here; leave it out")
@@ -168,7 +169,7 @@ class ImportOptions(Options):
 @app.command(ImportOptions, positional={"logs": "LOG..."})
 def import_nccl_tests(values: dict[str, Any], json: bool) -> None:
     """Turn outputs of nccl-tests into the hardware files."""
-    from paddlenlp_galvatron.interop.nccl_tests import import_nccl_tests
+    from paddlenlp_galvatron.profiles.nccl_tests import import_nccl_tests
 
     given = ImportOptions.from_values(values)
     written = import_nccl_tests(given.logs, given.num_nodes, given.num_gpus_per_node).save(given.output)

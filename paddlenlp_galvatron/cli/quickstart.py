@@ -15,28 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from paddlenlp_galvatron.base.errors import GalvatronError, UserError
 from paddlenlp_galvatron.base.limits import MOST_RANKS
 from paddlenlp_galvatron.base.printing import Console, say
 from paddlenlp_galvatron.base.text import gib, near
 from paddlenlp_galvatron.base.writing import write_text
 from paddlenlp_galvatron.options.group import Options
-from paddlenlp_galvatron.plan import (
-    Assumptions,
-    GalvatronError,
-    ModelShape,
-    Plan,
-    UserError,
-    load_model,
-    read_plan,
-    write_plan,
-)
+from paddlenlp_galvatron.plan import Assumptions, ModelShape, Plan, load_model, read_plan, write_plan
 from paddlenlp_galvatron.report import describe, predicted_beside_measured
 from paddlenlp_galvatron.report.measured import of_plan
 
 from .command import JSON_SWITCH, App, answer
 
 if TYPE_CHECKING:
-    from paddlenlp_galvatron.search import SearchResult
+    from paddlenlp_galvatron.planner import SearchResult
     from paddlenlp_galvatron.training.settings import TrainSettings
     from paddlenlp_galvatron.training.step_log import StepRecord
 
@@ -172,8 +164,8 @@ def _prepare_data(output: Path) -> None:
 
 
 def _profile(output: Path, nproc: int) -> None:
+    from paddlenlp_galvatron.measure.options import HardwareOptions, PointOptions, ProfileMode
     from paddlenlp_galvatron.options.model_options import ModelOptions
-    from paddlenlp_galvatron.profiler.options import HardwareOptions, PointOptions, ProfileMode
 
     from .profile import profile_hardware, profile_model
 
@@ -194,7 +186,7 @@ def _profile(output: Path, nproc: int) -> None:
 def _search(console: Console, output: Path, shape: ModelShape, nproc: int) -> Plan:
     """The best plan under a budget so tight that no single strategy for all layers is best."""
     from paddlenlp_galvatron.cost_model import CostOptions, load
-    from paddlenlp_galvatron.search import SearchOptions, search
+    from paddlenlp_galvatron.planner import SearchOptions, search
 
     assumed = Assumptions(sequence_parallel=True, seq_length=SEQ_LENGTH)
     options = CostOptions(global_memory_buffer=False)  # this runtime gathers into what the profile measured

@@ -9,9 +9,9 @@ from typing import Any
 from pydantic import Field
 
 from paddlenlp_galvatron.base.writing import write_text
-from paddlenlp_galvatron.report.explain import explain
-from paddlenlp_galvatron.report.origin import OriginOptions, read_origin
-from paddlenlp_galvatron.report.page import frontier, render
+from paddlenlp_galvatron.planner.explain import explain, frontier
+from paddlenlp_galvatron.planner.problem import OriginOptions, read_origin
+from paddlenlp_galvatron.report.page import render
 
 from .command import App, FromFile, answer, say_note
 from .run_log import steps_under

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.base.reading import open_file
-from paddlenlp_galvatron.plan import Plan, UserError
+from paddlenlp_galvatron.plan import Plan
 from paddlenlp_galvatron.report.measured import of_plan
 from paddlenlp_galvatron.training.step_log import StepRecord, read_log
 

@@ -17,17 +17,17 @@ from paddlenlp_galvatron.base.printing import Console, say
 from paddlenlp_galvatron.base.process import INTERRUPTED, told_to_stop
 from paddlenlp_galvatron.base.text import gib
 from paddlenlp_galvatron.base.writing import write_text
+from paddlenlp_galvatron.cost_model.facts import load_summary
 from paddlenlp_galvatron.options.group import Options
 from paddlenlp_galvatron.options.model_options import SEQ, Model, ModelOptions
 from paddlenlp_galvatron.plan import write_plan
+from paddlenlp_galvatron.planner import SearchOptions, SearchResult
+from paddlenlp_galvatron.planner import search as find_plan
+from paddlenlp_galvatron.planner.engine import predicted
+from paddlenlp_galvatron.planner.prices import settled
 from paddlenlp_galvatron.profiles.reserve import GIB_MIB
-from paddlenlp_galvatron.report.facts import load_summary
 from paddlenlp_galvatron.report.plan import how_to_start
 from paddlenlp_galvatron.report.search import explain, summary
-from paddlenlp_galvatron.search import SearchOptions, SearchResult
-from paddlenlp_galvatron.search import search as find_plan
-from paddlenlp_galvatron.search.device import settled
-from paddlenlp_galvatron.search.engine import predicted
 
 from .command import App, FromFile
 from .lengths import LengthOptions, with_lengths

@@ -29,12 +29,13 @@ from urllib.parse import parse_qsl
 
 from pydantic import Field
 
+from paddlenlp_galvatron.base.errors import GalvatronError, UserError
 from paddlenlp_galvatron.base.limits import Port
 from paddlenlp_galvatron.base.printing import say
 from paddlenlp_galvatron.options.group import Options, canonical_options, is_boolean, read_words
-from paddlenlp_galvatron.plan import GalvatronError, UserError
+from paddlenlp_galvatron.planner.form import SEARCHED, Answer, Form, answer
 from paddlenlp_galvatron.report.page import PAGES
-from paddlenlp_galvatron.report.what_if import SEARCHED, Answer, Question, answer, failed, faults_of, fragment, page
+from paddlenlp_galvatron.report.what_if import failed, faults_of, fragment, page
 
 from .command import JSON_SWITCH, App, FromFile
 from .command import answer as tell
@@ -65,16 +66,16 @@ class ServeOptions(Options):
     port: Port | None = Field(None, description="port to listen on; unset: a free one")
 
 
-@app.command(FromFile, ServeOptions, Question, positional={"model_size": "MODEL"}, switches=SWITCHES)
+@app.command(FromFile, ServeOptions, Form, positional={"model_size": "MODEL"}, switches=SWITCHES)
 def what_if(values: dict[str, Any], no_browser: bool, json: bool) -> None:
     """Open a page that shows the best plan as soon as you change model, cluster, memory, batch or length."""
-    question = Question.from_values(values)
+    question = Form.from_values(values)
     work(question)  # an impossible question ends the command
     form = {name: str(value) for name, value in question.model_dump(exclude_none=True, mode="json").items()}
     serve(form, ServeOptions.from_values(values).port or 0, not no_browser, json)
 
 
-def work(question: Question) -> Answer:
+def work(question: Form) -> Answer:
     """Raises UserError that names the fields."""
     try:
         more = _more(question.search_options)
@@ -97,7 +98,7 @@ def _more(text: str) -> dict[str, Any]:
 
 
 class _Asked(NamedTuple):
-    question: Question
+    question: Form
     told: Future[Answer]
     connection: socket.socket
 
@@ -248,10 +249,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, form: Mapping[str, str]) -> Answer:
         """Raises GalvatronError that says what is wrong, by field."""
         filled = {name: value.strip() for name, value in form.items() if value.strip()}
-        given = canonical_options(filled, Question.model_fields)
+        given = canonical_options(filled, Form.model_fields)
         told: Future[Answer] = Future()
         try:
-            self.asked.put_nowait(_Asked(Question.from_values(given), told, self.connection))
+            self.asked.put_nowait(_Asked(Form.from_values(given), told, self.connection))
         except Full:
             raise GalvatronError("too many questions wait for an answer; close other pages, and ask again") from None
         try:

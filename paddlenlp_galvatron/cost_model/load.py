@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..base.errors import Faults, UserError, member
-from ..interop.raw_runs import Dialect
 from ..model import ModelShape
 from ..plan.strategy import Assumptions
 from ..profiles.analytic import analytic_computation, analytic_hardware, analytic_memory
 from ..profiles.computation import ComputationProfile
 from ..profiles.compute_time import ComputeTimes, TimeMode
 from ..profiles.data_sheet import DataSheet
-from ..profiles.files import Note, computation_name, memory_name, no_note
+from ..profiles.dialects import Note
+from ..profiles.files import computation_name, memory_name, no_note
 from ..profiles.hardware import HardwareProfile
 from ..profiles.identity import (
     kv_heads_note,
@@ -28,6 +28,7 @@ from ..profiles.identity import (
 from ..profiles.memory import MemoryProfile
 from ..profiles.memory_use import MemoryMode, MemoryUse
 from ..profiles.network import Network
+from ..profiles.raw_runs import Dialect
 from .costs import CostOptions
 from .model import CostModel
 

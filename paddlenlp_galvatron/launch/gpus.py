@@ -6,8 +6,6 @@ import os
 import subprocess
 from pathlib import Path
 
-from ..plan import Plan
-
 DEVICES = Path("/dev")
 P2P_CHANNELS = "NCCL_MAX_P2P_NCHANNELS"
 # A posted receive is a kernel that waits on the GPU, a block for each channel, from the call to the message: with the
@@ -56,10 +54,9 @@ def p2p_channels() -> dict[str, str]:
     return {P2P_CHANNELS: os.environ.get(P2P_CHANNELS) or CHANNELS}
 
 
-def variables_of(plan: Plan) -> dict[str, str]:
-    """For ranks that train by this plan. All-to-alls, which are messages to NCCL, too, keep all channels."""
-    exchanges = any(part.ulysses for part in (*plan.layers, plan.vocab))
-    return p2p_channels() if plan.pipeline > 1 and not exchanges else {}
+def variables_of(pipelined: bool, ulysses: bool) -> dict[str, str]:
+    """For ranks that train. Ulysses' all-to-alls, which are messages to NCCL, too, keep all channels."""
+    return p2p_channels() if pipelined and not ulysses else {}
 
 
 def slowed_by_a_receive(multiprocessors: int) -> float:

@@ -6,7 +6,7 @@ import os
 import socket
 from dataclasses import dataclass
 
-from ..plan import UserError
+from ..base.errors import UserError
 from .clusters import launcher_nodes
 from .store import StoreServer
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
+from ..base.errors import GalvatronError, UserError
 from ..base.process import heeded
-from ..plan import GalvatronError, UserError
 from .faults import WAIT_S, WAIT_VARIABLE, Fault, Kind, LocalRanks, Rank
 from .nodes import ONE_NODE, Nodes
 from .status import VARIABLE as STATUS

@@ -22,7 +22,7 @@ import time
 from collections import defaultdict
 from typing import Any
 
-from ..plan import UserError
+from ..base.errors import UserError
 
 KEY_PREFIX = "/"
 TOKEN, GROUP = "galvatron/token", "galvatron/group"

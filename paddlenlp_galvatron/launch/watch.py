@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from ..plan import GalvatronError
+from ..base.errors import GalvatronError
 from .faults import Fault, FaultClassifier, Kind, Wait
 from .nodes import Nodes
 from .store import MEETING_S, TOKEN_VARIABLE, StoreClient, StoreServer

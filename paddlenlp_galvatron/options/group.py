@@ -17,8 +17,8 @@ from ..base.errors import UserError
 from ..base.limits import Size
 from ..base.reading import LARGEST_OPTIONS, read_json, read_yaml
 from ..base.text import shortened
-from ..interop.aliases import BEATEN, canonical_name, canonical_value, did_you_mean, plain_name
-from ..interop.foreign import SEVERAL, SWITCHES, Outcome, idle_note, outcome_of
+from .aliases import BEATEN, canonical_name, canonical_value, did_you_mean, plain_name
+from .foreign import SEVERAL, SWITCHES, Outcome, idle_note, outcome_of
 
 UNSET = "None"  # a script's word for an option that it leaves unset
 BOOLEAN_WORDS = ("0", "1", "false", "true")

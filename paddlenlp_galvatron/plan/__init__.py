@@ -1,11 +1,11 @@
 """Parallel strategies: dataclasses, the JSON file, validation, rank layout, schedules.
 
-`strategy` has the dataclasses, `file` their JSON format, `check` the rules, `uniform` plans of one strategy. `mesh`
-has the axes of a stage's ranks, `comm_points` the collectives of each axis and its weights, `layout` the tokens of
-each rank, `communicators` the groups of a launch. `schedule` has the order of passes of each pipeline schedule.
+`strategy` has the dataclasses, `file` their JSON format, made of `fields`; `dialects` reads other programs' files,
+`export` writes their arguments. `check` has the rules, `uniform` plans of one strategy. `mesh` has the axes of a
+stage's ranks, `comm_points` the collectives of each axis and its weights, `layout` the tokens of each rank,
+`communicators` the groups of a launch. `schedule` has the order of passes of each pipeline schedule.
 """
 
-from ..base.errors import GalvatronError, Infeasible, UserError
 from ..model import ModelShape, Recompute, load_model
 from .check import with_assumptions, with_defaults
 from .file import json_schema, plan_from_dict, plan_id, plan_to_dict, read_plan, write_plan
@@ -16,15 +16,12 @@ from .uniform import uniform_plan
 __all__ = [
     "Assumptions",
     "DataParallel",
-    "GalvatronError",
-    "Infeasible",
     "LayerStrategy",
     "ModelShape",
     "Plan",
     "Precision",
     "Recompute",
     "Schedule",
-    "UserError",
     "VocabStrategy",
     "json_schema",
     "load_model",

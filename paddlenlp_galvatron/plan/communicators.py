@@ -14,7 +14,7 @@ from operator import or_
 from ..model import ModelShape, Split
 from .comm_points import Collective, comm_ops, summed_over
 from .layout import TokenLayout, moves, token_layout
-from .mesh import EXCHANGE, Axis, Mesh
+from .mesh import EXCHANGE, SAMPLE_AXES, Axis, Mesh
 from .strategy import Plan
 
 Ranks = tuple[int, ...]
@@ -45,6 +45,7 @@ def stage_groups(plan: Plan, shape: ModelShape, seq_length: int) -> set[Group]:
         groups = [mesh.groups(*axes) for axes in used]
         if shape.experts:
             groups += [strategy.experts.mesh(size).groups(*axes) for axes in (EXCHANGE, (Axis.EXPERT_DATA,))]
+            groups.append(mesh.groups(*SAMPLE_AXES))
         if strategy.tp > shape.kv_heads:
             groups.append(mesh.sharing(strategy.tp // shape.kv_heads).groups(Axis.COPIES))
         local |= {(tuple(ranks), "") for some in groups for ranks in some.tolist()}

@@ -16,10 +16,11 @@ from ..base.errors import UserError
 from ..base.limits import MOST_LAYERS, MOST_RANKS, Layers, Number, Ranks, Samples, Size
 from ..base.reading import read_json
 from ..base.writing import write_text
-from ..interop.plans import Degrees, Division, Flag, Flags, Recomputes, as_current, is_strategy, parse
 from ..model import ModelShape
 from ..model.layer import PARTLY, PARTS, Recompute
 from .check import require_model, require_valid
+from .dialects import as_current, is_strategy
+from .fields import Degrees, Division, Flag, Flags, Recomputes, parse
 from .schedule import Schedule
 from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, Precision, VocabStrategy, runs
 

@@ -1,9 +1,9 @@
 """Profile files: read, written, checked; curves through them.
 
-`computation`, `memory` and `hardware` describe their files in the words of `schema`; `files` is common
-to them, `identity` says what a file was measured on. `interop.profiles` turns other programs' files into this form.
-Between measured points: `compute_time`, `memory_use`, `network` by `curves`. Without a device: `analytic` from a
-`data_sheet`, with `nccl` for messages and `reserve` for memory.
+`computation`, `memory` and `hardware` describe their files in the words of `schema`; `files` is common to them,
+`identity` says what a file was measured on. `dialects`, with `raw_runs`, turns other programs' files into this form;
+`nccl_tests` reads nccl-tests' output. Between measured points: `compute_time`, `memory_use`, `network` by `curves`.
+Without a device: `analytic` from a `data_sheet`, with `nccl` for messages and `reserve` for memory.
 """
 
 from .computation import (

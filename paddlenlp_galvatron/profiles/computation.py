@@ -7,11 +7,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..interop import profiles as foreign
 from ..model import ModelShape, Recompute
 from ..model.layer import APART
 from ..plan.mesh import Axis
-from .files import Meta, Note, ProfileFile, computation_name, no_note, read_profile, write_profile
+from . import dialects as foreign
+from .dialects import Note
+from .files import Meta, ProfileFile, computation_name, no_note, read_profile, write_profile
 from .schema import INDEX, WHOLE, Content, Keys, Number, Part, Record, Table, one_of
 
 EMBEDDING, HEAD = "embedding", "head"

@@ -13,9 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ..base.errors import UserError
 from ..base.reading import digest, read_json
 from ..base.writing import write_text
-from ..interop.profiles import Note as Note
-from ..interop.profiles import present
-from ..interop.raw_runs import Dialect
+from .dialects import present
+from .raw_runs import Dialect
 from .schema import META_KEY as META_KEY
 from .schema import Content
 

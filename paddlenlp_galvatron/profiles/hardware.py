@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..base.errors import Faults, UserError
-from ..interop import profiles as foreign
-from ..interop.profiles import Entries
 from ..plan.comm_points import Collective as Collective
+from . import dialects as foreign
+from .dialects import Entries, Note
 from .files import (
     OVERLAP_NAME,
     Meta,
-    Note,
     ProfileFile,
     allreduce_name,
     no_note,

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from ..interop import profiles as foreign
-from ..interop.profiles import STATE_BYTES as STATE_BYTES
-from ..interop.raw_runs import Dialect
 from ..model import ModelShape, Recompute
 from ..model.layer import APART
-from .files import Meta, Note, ProfileFile, memory_name, no_note, read_profile, write_profile
+from . import dialects as foreign
+from .dialects import STATE_BYTES as STATE_BYTES
+from .dialects import Note
+from .files import Meta, ProfileFile, memory_name, no_note, read_profile, write_profile
+from .raw_runs import Dialect
 from .schema import ALONE, INDEX, META_KEY, Content, Keys, Number, Part, Place, Record, Table, one_of
 
 Role = Literal["only", "first", "last"]  # of the stage: the only one, the first of several, the last of several

@@ -15,8 +15,8 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from ..base.errors import Faults, UserError
 from ..base.text import shortened
-from ..interop.profiles import Entries, Note
-from ..interop.raw_runs import LARGEST
+from .dialects import Entries, Note
+from .raw_runs import LARGEST
 
 SMALLEST = 1e-9  # ms, MiB or MiB/ms: less was never measured
 META_KEY = "galvatron"  # the object in each file that is ours

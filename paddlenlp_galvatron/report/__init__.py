@@ -1,8 +1,7 @@
-"""Explains a plan: its placement, time and memory, and how its prediction compares with what was measured.
+"""Renders what the planner found, and how a prediction compares with what was measured. It searches nothing.
 
-`origin` finds the inputs of a plan's search, `facts` is the one record of a plan and its prediction. Questions:
-`explain` with `why`, `difference`, `scaling`, `fit`, `search`, `measured`. Forms: `plan` and `trace`
-as text and JSON, `page` and `what_if` as HTML.
+As text and JSON: `plan`, `search`, `explain`, `difference`, `scaling`, `fit`, `trace`, and `measured` beside predicted.
+As HTML: `page` and `what_if`.
 """
 
 from .measured import Health, out_of_memory_report, predicted_beside_measured

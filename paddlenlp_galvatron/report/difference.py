@@ -9,9 +9,9 @@ from rich.table import Table
 
 from ..base.printing import table
 from ..base.text import gib
+from ..cost_model.facts import MEMORY, TIME, PlanFacts, load_summary, strategy_words
 from ..plan import Plan
 from ..plan.strategy import runs
-from .facts import MEMORY, TIME, PlanFacts, load_summary, strategy_words
 
 
 def fields(plan: Plan) -> dict[str, str]:

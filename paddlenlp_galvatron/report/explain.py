@@ -1,9 +1,9 @@
-"""Explains a plan: its time and memory by term, its bottlenecks, and the best plans under changes."""
+"""An explained plan as text and JSON: time and memory by term, bottlenecks, and the best plans under changes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from math import isfinite
 from typing import Any
 
@@ -12,77 +12,26 @@ from rich.table import Table
 from ..base.printing import table
 from ..base.text import gib
 from ..cost_model import Prediction
-from ..plan import GalvatronError, Plan
+from ..cost_model.facts import (
+    COMMUNICATION,
+    MEMORY,
+    TIME,
+    StageBreakdown,
+    load_summary,
+    strategy_words,
+)
+from ..planner.explain import Explanation
+from ..planner.result import Candidate
+from ..planner.what_ifs import OtherStrategy, WhatIf
 from ..profiles.reserve import GIB_MIB
-from ..search import Candidate, SearchResult
-from .facts import COMMUNICATION, MEMORY, TIME, PlanFacts, StageBreakdown, load_summary, strategy_words
 from .plan import describe
 from .search import runner_up, shape_of
-from .why import (
-    MOST_CHANGES,
-    RUNNERS_UP,
-    OneLayerChanged,
-    OtherStrategy,
-    Problem,
-    SharedTime,
-    WhatIf,
-    best_of,
-    one_layer_changed,
-    what_ifs,
-)
 
 COLUMNS = 4  # stages beside each other: 80 characters
 MOST_COLUMNS = 8  # stages that a table shows; of more, those that work longest and need most
 LARGE = 1000.0  # from which on numbers have no decimals
 MOST_OTHERS = 12  # other strategies of a layer that are shown
-SAME = 1e-6  # share of a step by which two times differ in rounding alone
-SEARCHES_S = 15.0  # time that all searches share; in usual spaces they take a few seconds
-FIRST = 4  # shares of the first search, whose plans the others begin with
 UNCERTAIN = "a range: the search was not taken to its end; the best plan's gain lies within"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Explanation(PlanFacts):
-    """The facts of a plan, the plans beside it, and what would change it."""
-
-    problem: Problem
-    searched: SearchResult  # the best plans of this batch, the plan's family among them
-    uniform: Candidate | None  # the best plan with one strategy for all layers
-    uniform_gap: float
-    uniform_why_not: str
-    one_layer: OneLayerChanged
-    what_ifs: list[WhatIf]
-
-    @property
-    def faster(self) -> Candidate | None:
-        """The best plan of this batch, where it is not this one."""
-        best = self.searched.best
-        return best if best and best.time_s < self.prediction.time_s / (1 + SAME) else None
-
-
-def explain(plan: Plan, problem: Problem) -> Explanation:
-    """Explain a plan by a dozen searches. Raises UserError where the plan cannot be priced."""
-    one_layer = one_layer_changed(problem, plan)
-    time = SharedTime(SEARCHES_S, FIRST + 1 + MOST_CHANGES)
-    searched = problem.search(known=[plan], seconds=time.take(FIRST), top_k=RUNNERS_UP)
-    known = [plan, *([searched.best.plan] if searched.best else []), *(other.plan for other in searched.runners_up)]
-    uniform, gap, why_not = None, 0.0, ""
-    seconds = time.take()
-    try:
-        result = problem.search(known=known, seconds=seconds, fine_grained_mode=False)
-        uniform, gap = best_of(result, seconds), result.gap
-    except GalvatronError as error:
-        why_not = str(error)
-    return Explanation(
-        **vars(problem.facts_of(plan)),
-        problem=problem,
-        searched=searched,
-        uniform=uniform,
-        uniform_gap=gap,
-        uniform_why_not=why_not,
-        one_layer=one_layer,
-        what_ifs=list(what_ifs(problem, plan, known, time)),
-    )
 
 
 def printed(explanation: Explanation) -> Iterator[str | Table]:

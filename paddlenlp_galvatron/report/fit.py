@@ -8,28 +8,16 @@ from typing import Any
 from rich.table import Table
 
 from ..base.printing import table
-from ..cost_model import Task
 from ..cost_model.costs import Load
+from ..cost_model.facts import load_summary, trained_flops_per_token
 from ..plan import ModelShape, plan_to_dict
 from ..plan.strategy import Plan
+from ..planner.fit import MORE_GIB, Fit, FitOptions
 from ..profiles.data_sheet import DataSheet
 from ..profiles.reserve import GIB_MIB
-from ..search.fit import MORE_GIB, Fit, FitOptions
-from .facts import load_summary
-from .measured import flops_per_token
 from .plan import count
 
 DAY_S = 24 * 3600
-
-
-def trained_flops_per_token(shape: ModelShape, seq_length: int, task: Task) -> float:
-    """Operations of a token that the task asks for, recompute left out.
-
-    A weight has three products, a frozen one two; attention stays within documents.
-    """
-    whole = flops_per_token(shape, seq_length)
-    attention = 12 * shape.layers * shape.hidden_size * seq_length
-    return attention * task.seen(seq_length) + (whole - attention) * (2 / 3 if task.frozen else 1)
 
 
 def rows(found: Sequence[Fit], shape: ModelShape, sheet: DataSheet, options: FitOptions) -> list[dict[str, Any]]:

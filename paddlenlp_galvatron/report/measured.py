@@ -17,6 +17,7 @@ from ..base.printing import table
 from ..base.text import gib
 from ..cost_model import step_traffic_bytes
 from ..cost_model.costs import Load
+from ..cost_model.facts import flops_per_token
 from ..plan import DataParallel, ModelShape, Plan, Recompute, plan_id
 
 Record = TypeVar("Record", bound=Mapping[str, Any])
@@ -142,17 +143,6 @@ def traffic_table(plan: Plan, shape: ModelShape, counted: Mapping[str, Any], ada
             guess, calls = predicted[kind] / MIB, counted["calls"][kind]
             shown.add_row(kind.replace("_", "-"), str(calls), f"{guess:.3f}", f"{size / MIB:.3f}")
     return shown
-
-
-def flops_per_token(shape: ModelShape, seq_length: int, frozen: bool = False) -> float:
-    """Floating-point operations of a token, forward and backward, recompute left out: what MFU counts.
-
-    6 for each weight that tokens are multiplied with and 12 * layers * hidden * sequence for attention's two products
-    (PaLM, arXiv:2204.02311, appendix B). The embedding is looked up, not multiplied, unless it is the LM head as well.
-    `frozen` weights, beside which adapters learn, count 4 instead of 6: they have no gradients.
-    """
-    looked_up = 0 if shape.tied_embeddings else shape.vocab_size * shape.hidden_size
-    return (4 if frozen else 6) * (shape.active_parameters - looked_up) + 12 * shape.layers * shape.q_width * seq_length
 
 
 class Health:

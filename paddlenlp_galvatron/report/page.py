@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import inf
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,19 +14,17 @@ from markupsafe import Markup
 
 from ..base.text import gib
 from ..cost_model import timeline
+from ..cost_model.facts import MEMORY, TIME, PlanFacts, StageBreakdown, strategy_words
 from ..cost_model.simulate import Span
-from ..plan import GalvatronError, Infeasible, Plan
+from ..plan import Plan
 from ..plan.strategy import runs
+from ..planner.explain import Explanation, FrontierPoint
 from ..profiles.reserve import GIB_MIB, gpu_sheet
-from .explain import SAME, UNCERTAIN, Explanation, binding
-from .facts import MEMORY, TIME, PlanFacts, StageBreakdown, strategy_words
+from .explain import UNCERTAIN, binding
 from .measured import WARM_UP_STEPS, stage_peaks_mib
 from .plan import count
 from .search import runner_up
-from .why import SharedTime
 
-FRONTIER_S = 8.0  # time that its searches share
-BUDGETS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)  # of the plan's, at which the frontier is searched
 MOST_STEPS = 500  # of the log that are drawn; of more, each n-th
 # Each colour has one meaning. Strategies beyond the eighth share a colour; their text tells them apart.
 COLOURS = ("#7b4fb5", "#0f7c7c", "#b54f86", "#5f7d1d", "#9a3f3f", "#4b6584", "#8e6b00", "#3d7d4f")
@@ -62,37 +59,6 @@ MOST_SPANS = 6000  # spans that a time line draws: the first ones
 LEAST_MS = 0.05  # of a part of a bar; less is nothing in a table with one decimal
 LEAST_FOLDED = 0.25  # share of the step that is worth folding
 FOLD_WIDTH = 0.03  # share of the drawing
-
-
-@dataclass(frozen=True, slots=True)
-class FrontierPoint:
-    """Points of the frontier."""
-
-    memory_gb: float
-    time_s: float | None  # None: no plan was found
-    least_s: float  # no plan takes less; infinite: none fits
-
-    @property
-    def is_uncertain(self) -> bool:
-        """Whether a faster plan may exist: the search was not taken to its end."""
-        return self.time_s is not None and self.least_s < self.time_s * (1 - SAME)
-
-
-def frontier(explanation: Explanation) -> list[FrontierPoint]:
-    """The best step time of the plan's batch under budgets around the plan's, each found by a search that begins with
-    what those before it found."""
-    problem, points = explanation.problem, []
-    known = [explanation.plan, *(one.plan for one in explanation.what_ifs if one.plan)]
-    time = SharedTime(FRONTIER_S, len(BUDGETS))
-    for share in BUDGETS:
-        memory_gb = problem.options.memory_constraint * share
-        try:
-            result = problem.search(known=known, seconds=time.take(), memory_constraint=memory_gb)
-            known.append(result.plan)
-            points.append(FrontierPoint(memory_gb, result.time_s, result.lower_bound_s))
-        except GalvatronError as error:
-            points.append(FrontierPoint(memory_gb, None, inf if isinstance(error, Infeasible) else 0.0))
-    return points
 
 
 def render(explanation: Explanation, points: Sequence[FrontierPoint], records: Sequence[Mapping[str, Any]] = ()) -> str:

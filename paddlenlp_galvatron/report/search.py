@@ -11,10 +11,10 @@ from rich.table import Table
 
 from ..base.printing import table
 from ..cost_model import CostModel
+from ..cost_model.facts import PlanFacts
 from ..plan import ModelShape
+from ..planner.result import Candidate, FamilyOutcome, Need, SearchResult
 from ..profiles.reserve import GIB_MIB
-from ..search import Candidate, FamilyOutcome, Need, SearchResult
-from .facts import PlanFacts
 from .plan import count, describe
 
 

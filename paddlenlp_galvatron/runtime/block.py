@@ -6,7 +6,6 @@ whole sequences: [B, S, …] with B·S tokens of the layer's dp share. `plan.com
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -19,18 +18,18 @@ from ..model.lora import Adapters, adapted
 from ..plan import LayerStrategy, Plan, Recompute
 from ..plan.comm_points import CommPoint, comm_ops, summed_over
 from ..plan.layout import own_chunks, token_layout
-from ..plan.mesh import EXCHANGE, Axis, Mesh
+from ..plan.mesh import EXCHANGE, SAMPLE_AXES, Axis, Mesh
 from .adapters.decoder import Adapter
 from .attention import Chunks, Documents, OwnPositions, flash, hidden_rows, own_rows
 from .experts import PRODUCTS, Memo, OwnExperts
 from .groups import Groups
-from .load import Load
+from .load import LayerLoad, Load
 from .lora import LoRALinear, add_adapters
 from .mappings import Crossing
-from .precision import Numbers, cast, compute_weights
+from .precision import Numbers, cast
 from .recompute import RecomputedPart
 from .trace import span
-from .weights import ShardedParameter, Slice, WeightSource, make_parameter, shard_layer, stacked
+from .weights import ShardedParameter, Slice, WeightSource, compute_weights, make_parameter, shard_layer, stacked
 
 
 class Placement:
@@ -85,15 +84,27 @@ class Placement:
             sum_group = self.group(Axis.EXPERT_DATA, mesh=self.experts)
             tensor = make_parameter(source, name, shape, part, self.numbers.stored, sum_group)
             replicas, gradients = self.experts.degree(Axis.EXPERT_DATA), self.numbers.gradients
-            return ShardedParameter(name, shape, part, tensor, sum_group, replicas, gradients, expert=True)
-        sum_group = self.group(*summed_over(weight.split, self._sequence_parallel))  # its ranks hold the same part
+            return ShardedParameter(
+                name, shape, part, tensor, sum_group, replicas, gradient_dtype=gradients, expert=True
+            )
+        summed = summed_over(weight.split, self._sequence_parallel)
+        sum_group = self.group(*summed)  # its ranks hold the same part
         tensor = make_parameter(source, name, shape, part, self.numbers.stored, sum_group)
         copies = None
         if part.axis is not None and part.parts < self.tp:  # kv heads that several ranks share
             copies = self.group(Axis.COPIES, mesh=self.mesh.sharing(self.tp // part.parts))
-        replicas = self.mesh.size // part.parts
-        gradients, sharded = self.numbers.gradients, weight.sharded
-        return ShardedParameter(name, shape, part, tensor, sum_group, replicas, gradients, copies, sharded=sharded)
+        return ShardedParameter(
+            name,
+            shape,
+            part,
+            tensor,
+            sum_group,
+            replicas=self.mesh.size // part.parts,
+            first_copy=Axis.TENSOR in summed or self.index % (self.tp // part.parts) == 0,
+            gradient_dtype=self.numbers.gradients,
+            presum_group=copies,
+            sharded=weight.sharded,
+        )
 
     def cross(self, point: CommPoint, x: Any) -> Any:
         """Hand tokens over at a communication point; differentiable. Messages are of the stored type."""
@@ -139,7 +150,8 @@ class Block:
         self._experts = None
         if shape.experts:
             samples = placement.own_samples(strategy, micro_batch, self._seq_length)
-            self._experts = self._own_experts(strategy, prefix, source, load, samples)
+            own = LayerLoad(load, samples, placement.group(*SAMPLE_AXES))
+            self._experts = self._own_experts(strategy, prefix, source, own)
         self.parameters: list[ShardedParameter] = [weight for _, _, weight in self._slots]
         self._cut_points()
 
@@ -232,15 +244,13 @@ class Block:
 
         attention.attn_func = context
 
-    def _own_experts(
-        self, strategy: LayerStrategy, prefix: str, source: WeightSource, load: Load, samples: Sequence[int]
-    ) -> OwnExperts:
+    def _own_experts(self, strategy: LayerStrategy, prefix: str, source: WeightSource, load: LayerLoad) -> OwnExperts:
         """This rank's experts, whose weights stand with the layer's others."""
         place, shape = self._placement, self._shape
         local = shape.experts // strategy.ep
         first = place.experts.index(place.local, Axis.EXPERT) * local
         exchange = place.group(*EXCHANGE, mesh=place.experts)
-        own = OwnExperts(shape, strategy.experts, exchange, place.numbers, load, samples)
+        own = OwnExperts(shape, strategy.experts, exchange, place.numbers, load)
         weights = shape.routed.weights[3 * first : 3 * (first + local)]  # gate, up and down of each
         for kind, name in enumerate(PRODUCTS if weights else ()):
             record = stacked((place.parameter(weight, prefix, source) for weight in weights[kind::3]), local)

@@ -35,10 +35,10 @@ from paddle import base
 from paddle.base import core
 from paddle.distributed import collective, parallel
 
+from ..base.errors import UserError
 from ..launch.faults import wait_limit_s
 from ..launch.status import waiting
 from ..launch.store import GROUP
-from ..plan import UserError
 
 # Calls that block until other ranks take part.
 AT_ONCE = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")

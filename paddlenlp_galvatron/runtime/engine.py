@@ -11,20 +11,21 @@ import numpy as np
 import paddle
 import paddle.distributed as dist
 
+from ..base.errors import UserError
 from ..launch import status
 from ..launch.status import waiting
 from ..model.lora import Adapters
 from ..model.preference import METRICS, Preference
-from ..plan import ModelShape, Plan, Precision, UserError
+from ..plan import ModelShape, Plan, Precision
 from ..plan.check import require_valid
 from ..plan.communicators import exchanging, fused_loss_groups, stage_groups
 from . import device
-from .adapters import Kernels
 from .adapters.decoder import Adapter
 from .batch import IGNORED_LABEL, Batch, Facts, Samples, samples_of
 from .collectives import KINDS, all_gather, all_reduce, traffic_bytes, traffic_calls
 from .gradients import global_norm, reduce_gradients, update_in_turns
 from .groups import Groups, require_world, start_world
+from .kernels import Kernels
 from .pipeline import Pipeline
 from .precision import LossScaler, Numbers
 from .stage import Stage

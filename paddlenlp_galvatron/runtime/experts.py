@@ -19,7 +19,7 @@ from ..plan.strategy import Experts
 from . import device
 from .collectives import all_gather, all_to_all
 from .grouped import grouped
-from .load import Balanced, Load
+from .load import LayerLoad
 from .precision import Numbers, cast
 
 PRODUCTS = ("gate", "up", "down")  # of an expert
@@ -37,25 +37,26 @@ class Routing:
         self.copies = self.k * etp  # rows of a token
         keys = (chosen // local).unsqueeze(-1) * etp + paddle.arange(etp)  # the rank of each copy
         keys = (keys * local + (chosen % local).unsqueeze(-1)).flatten()
-        self.order = paddle.argsort(keys, stable=True)  # rows by rank, then by expert; always as many
-        self.back = paddle.argsort(self.order, stable=True)
+        self.back, rows_each = _places(keys, ranks * local)  # rows by rank, then by expert; always as many
+        self.order = _inverse(self.back)
         self.token, self.slot = self.order // self.copies, self.order // etp
-        ones = paddle.ones(keys.shape, "int64")
-        rows_each = paddle.scatter_nd_add(paddle.zeros([ranks * local], "int64"), keys.unsqueeze(-1), ones)
-        told = all_gather(rows_each.reshape([1, ranks, local]), group)  # [from, to, expert]
-        counts = device.to_host(told)  # the only read by the host
+        rows = all_gather(rows_each.reshape([1, ranks, local]), group)  # [from, to, expert]
+        counts = device.to_host(rows)  # the only read by the host
         me = 0 if group is None else group.rank
         self.rows = counts.sum(-1).tolist()  # from each rank to each
         self.rows_back = counts.sum(-1).T.tolist()
         received = counts.sum((0, 2))
         self.imbalance = float(received.max() / received.mean())
         self.counts = counts[:, me].sum(0).tolist()  # of each of this rank's experts
-        # Rows come by rank and, within a rank, by expert: the segment of each tells its expert.
-        ends = told[:, me].flatten().cumsum(0)
+        # Received rows are segments by (rank, expert), and become segments by (expert, rank).
+        received_rows = rows[:, me]
+        ends = received_rows.flatten().cumsum(0)
+        by_expert = received_rows.T
+        first = (by_expert.flatten().cumsum(0).reshape(by_expert.shape) - by_expert).T.flatten()
+        shift = first - (ends - received_rows.flatten())
         places = paddle.arange(sum(self.counts), dtype="int64")
-        segments = paddle.searchsorted(ends, places, right=True)
-        self.by_expert = paddle.argsort(segments % local, stable=True)
-        self.by_rank = paddle.argsort(self.by_expert, stable=True)
+        self.by_rank = places + _take(shift, paddle.searchsorted(ends, places, right=True))
+        self.by_expert = _inverse(self.by_rank)
 
     def to_experts(self, rows: Any, sent: str = "") -> Any:
         """[T k etp, ...] by rank -> [R, ...] by expert."""
@@ -70,6 +71,25 @@ class Routing:
         if self.group is None:
             return rows
         return cast(all_to_all(cast(rows, sent or self.sent), self.group, counts), rows.dtype)
+
+
+def _places(keys: Any, bins: int) -> tuple[Any, Any]:
+    """Place of each of `keys` [n] in a stable sort, and how many keys each of the `bins` has.
+
+    By counting: Paddle's argsort of one axis allocates from a GPU and frees to it, which waits for posted receives."""
+    upto = (keys.unsqueeze(-1) == paddle.arange(bins)).astype("int32").cumsum(0)  # [n, bins]
+    each = upto[-1].astype("int64")
+    first = each.cumsum(0) - each
+    own = upto.flatten().index_select(paddle.arange(keys.shape[0]) * bins + keys)
+    return first.index_select(keys) + own.astype("int64") - 1, each
+
+
+def _inverse(places: Any) -> Any:
+    """The inverse of a permutation [n]."""
+    if not places.shape[0]:
+        return places
+    numbers = paddle.arange(places.shape[0], dtype="int64")
+    return paddle.scatter_nd_add(paddle.zeros_like(numbers), places.unsqueeze(-1), numbers)
 
 
 def _take(x: Any, index: Any) -> Any:
@@ -146,13 +166,9 @@ class Inner(PyLayer):  # type: ignore[misc]
 class OwnExperts:
     """A rank's experts of one layer. `layer` has the weights [l, ...] of each of PRODUCTS."""
 
-    def __init__(
-        self, shape: ModelShape, experts: Experts, group: Any, numbers: Numbers, load: Load, samples: Sequence[int]
-    ):
-        """`samples`: of which sample of a micro-batch each of the rank's own tokens is."""
+    def __init__(self, shape: ModelShape, experts: Experts, group: Any, numbers: Numbers, load: LayerLoad):
         self.layer = nn.Layer()
-        self._shape, self._experts, self._group, self._numbers = shape, experts, group, numbers
-        self._load, self._samples = load, paddle.to_tensor(samples)
+        self._shape, self._experts, self._group, self._numbers, self._load = shape, experts, group, numbers, load
 
     def __call__(self, x: Any, router: Any, memo: Memo) -> Any:
         """x [T, H] of this rank's own tokens -> the weighted sum of each token's experts [T, H]. `router` [H, E]."""
@@ -162,9 +178,9 @@ class OwnExperts:
         if "chosen" not in memo:
             with paddle.no_grad():
                 memo["chosen"] = paddle.topk(probabilities.detach(), shape.experts_per_token, axis=-1)[1]
-                memo["shares"] = self._load.shares(probabilities, memo["chosen"], self._samples)
+                memo["shares"] = self._load.shares(probabilities, memo["chosen"])
         if memo["shares"] is not None:
-            probabilities = Balanced.apply(probabilities, memo["shares"], self._samples, self._load)
+            probabilities = self._load.balanced(probabilities, memo["shares"])
         scores = paddle.take_along_axis(probabilities, memo["chosen"], axis=-1)
         if shape.norm_topk:
             scores = scores / scores.sum(-1, keepdim=True)
@@ -178,7 +194,7 @@ class OwnExperts:
             with paddle.no_grad():
                 routing = Routing(memo["chosen"], self._shape, self._experts, self._group, self._numbers.stored)
             if self._experts.ep > 1:
-                self._load.imbalances.append(routing.imbalance)
+                self._load.add_imbalance(routing.imbalance)
             memo["routing"] = routing
         routing = memo["routing"]
         rows, score = Dispatch.apply(x, scores, routing)

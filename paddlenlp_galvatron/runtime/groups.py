@@ -13,13 +13,13 @@ from typing import Any, NoReturn
 import paddle
 import paddle.distributed as dist
 
+from ..base.errors import GalvatronError, UserError
 from ..launch import status
 from ..launch.faults import named, wait_limit_s
 from ..launch.out_of_memory import EXIT_CODE as OUT_OF_MEMORY
 from ..launch.out_of_memory import is_out_of_memory, tell_out_of_memory
 from ..launch.status import RankOutcome
 from ..launch.store import connect
-from ..plan import GalvatronError, UserError
 from ..plan.communicators import BACK, DIRECTIONS, DOWN, REDISTRIBUTE, Group, Ranks, in_rounds
 from . import collectives, cpu_backend, device, paddle_private, processors
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import paddle
@@ -21,12 +22,11 @@ class Load:
     samples is one that no plan changes.
     """
 
-    def __init__(self, plan: Plan, shape: ModelShape, seq_length: int, group: Any):
-        """`group`: all ranks of the stage, which together have the tokens of every sample."""
+    def __init__(self, plan: Plan, shape: ModelShape, seq_length: int):
         self.coefficient = shape.router_aux_loss_coef
         self.gradient_scale = 1.0  # fp16's
-        self._group, self._samples, self._experts = group, plan.micro_batch, shape.experts
-        self._factor = shape.experts / (seq_length**2 * shape.layers * plan.global_batch)
+        self.samples, self.experts = plan.micro_batch, shape.experts
+        self.factor = shape.experts / (seq_length**2 * shape.layers * plan.global_batch)
         self.forget()
 
     def forget(self) -> None:
@@ -39,30 +39,46 @@ class Load:
         """Mean and largest of `imbalances`; 0 where no experts are on other ranks."""
         return sum(self.imbalances) / max(1, len(self.imbalances)), max(self.imbalances, default=0.0)
 
-    def shares(self, probabilities: Any, chosen: Any, samples: Any) -> Any:
-        """E f_e / (S L G) [M, E] of each of M samples, by which a token's probabilities count in the balance loss; None
-        where it has no part. `samples` [T]: of which sample each of the rank's tokens is, `chosen` [T, k]: its
-        experts."""
-        if not self.coefficient:
+
+class LayerLoad:
+    """The load of one layer's experts."""
+
+    def __init__(self, load: Load, samples: Sequence[int], group: Any):
+        """`samples`: of which sample of a micro-batch each of the rank's own tokens is. `group`: the ranks that
+        together have all tokens of these samples."""
+        self._load, self._samples, self._group = load, paddle.to_tensor(samples), group
+
+    def add_imbalance(self, imbalance: float) -> None:
+        """Rows of the fullest rank over the mean, of one micro-batch."""
+        self._load.imbalances.append(imbalance)
+
+    def shares(self, probabilities: Any, chosen: Any) -> Any:
+        """E f_e / (S L G) [M, E] of each of M samples, by which a token's `probabilities` [T, E] count in the balance
+        loss; None where it has no part. Only rows of samples of the rank's own tokens are right. `chosen` [T, k]: the
+        experts of each of those tokens."""
+        load = self._load
+        if not load.coefficient:
             return None
-        places = (samples.unsqueeze(-1) * self._experts + chosen).flatten()
-        counts = paddle.zeros([self._samples * self._experts])
+        places = (self._samples.unsqueeze(-1) * load.experts + chosen).flatten()
+        counts = paddle.zeros([load.samples * load.experts])
         counts = paddle.scatter_nd_add(counts, places.unsqueeze(-1), paddle.ones(places.shape))
-        shares = all_reduce(counts.reshape([self._samples, self._experts]), self._group) * self._factor
-        own = (shares.index_select(samples) * probabilities).sum()
-        self.balance = own if self.balance is None else self.balance + own
+        shares = all_reduce(counts.reshape([load.samples, load.experts]), self._group) * load.factor
+        own = (shares.index_select(self._samples) * probabilities).sum()
+        load.balance = own if load.balance is None else load.balance + own
         return shares
 
+    def balanced(self, probabilities: Any, shares: Any) -> Any:
+        """Probabilities [T, E] as they are. Their gradient has that of the balance loss, too."""
+        return _Balanced.apply(probabilities, shares.index_select(self._samples), self._load)
 
-class Balanced(PyLayer):  # type: ignore[misc]
-    """Probabilities [T, E] as they are. Their gradient has that of the balance loss, too."""
 
+class _Balanced(PyLayer):  # type: ignore[misc]
     @staticmethod
-    def forward(ctx: Any, probabilities: Any, shares: Any, samples: Any, load: Load) -> Any:
-        ctx.told = shares, samples, load
+    def forward(ctx: Any, probabilities: Any, shares: Any, load: Load) -> Any:
+        ctx.kept = shares, load
         return probabilities.view(probabilities.shape)
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
-        shares, samples, load = ctx.told
-        return grad + load.coefficient * load.gradient_scale * shares.index_select(samples)
+        shares, load = ctx.kept
+        return grad + load.coefficient * load.gradient_scale * shares

@@ -7,20 +7,15 @@ there every layer casts at its edge and computes in fp32, while everything store
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import paddle
-from paddle.autograd import PyLayer
 
-from ..plan import Precision, UserError
+from ..base.errors import UserError
+from ..plan import Precision
 from . import device
-from .paddle_private import place_parameter
-
-if TYPE_CHECKING:
-    from .weights import ShardedParameter
 
 DTYPES = {Precision.FP32: "float32", Precision.BF16: "bfloat16", Precision.FP16: "float16"}
 
@@ -72,44 +67,6 @@ def add(total: Any, part: Any, dtype: str) -> Any:
     if dtype == "float32":
         return total.add_(cast(part, dtype))
     return (total.astype("float32") + part.astype("float32")).astype(dtype)
-
-
-def compute_weight(weight: ShardedParameter, numbers: Numbers) -> Any:
-    """A weight in the type that layers compute in. Its gradient is added to `weight` all the same."""
-    if not numbers.casts:
-        return weight.tensor
-    if weight.tensor.stop_gradient:  # frozen
-        return weight.tensor.astype(numbers.computed)
-    anchor = paddle.zeros([1])  # an input without gradient would not be recorded: the weight itself is not tracked
-    anchor.stop_gradient = False
-    return _Cast.apply(anchor, weight, numbers.computed)
-
-
-@contextmanager
-def compute_weights(slots: Sequence[tuple[Any, str, ShardedParameter]], numbers: Numbers) -> Iterator[None]:
-    """Let layers find their weights in the type that they compute in. Slots: layer, attribute, weight."""
-    if not numbers.casts:
-        yield
-        return
-    for layer, attribute, weight in slots:
-        place_parameter(layer, attribute, compute_weight(weight, numbers))
-    try:
-        yield
-    finally:
-        for layer, attribute, weight in slots:
-            place_parameter(layer, attribute, weight.tensor)
-
-
-class _Cast(PyLayer):  # type: ignore[misc]
-    @staticmethod
-    def forward(ctx: Any, anchor: Any, weight: ShardedParameter, dtype: str) -> Any:
-        ctx.weight = weight
-        return weight.tensor.astype(dtype)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        ctx.weight.accumulate(grad)
-        return None
 
 
 class LossScaler:

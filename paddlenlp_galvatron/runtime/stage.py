@@ -21,11 +21,11 @@ from ..plan.communicators import chunk_edges, twins
 from ..plan.layout import token_layout
 from ..plan.mesh import Axis
 from . import device
-from .adapters import PLAIN, Kernels
 from .adapters.decoder import Adapter
 from .batch import Facts, Tokens, documents_of
 from .block import Block, Placement
 from .groups import Groups
+from .kernels import PLAIN, Kernels
 from .load import Load
 from .lora import FrozenUnits
 from .precision import Numbers
@@ -94,8 +94,7 @@ class Stage:
         self._embedding = Embedding(place(vocab), shape.vocab_size, table) if self.is_first and table else None
         if self._embedding:
             units.adopt(self._embedding.parameters, plan.vocab.dp_type)
-        everyone = tuple(range(rank - self._local, rank - self._local + plan.stage_size))
-        self.load = Load(plan, shape, seq_length, groups.get(everyone))
+        self.load = Load(plan, shape, seq_length)
         self._blocks: list[Block] = []
         for index in plan.stage_layers(self.index):
             strategy = plan.layers[index]

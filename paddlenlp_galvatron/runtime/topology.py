@@ -21,7 +21,8 @@ import paddle.distributed as dist
 from paddle.distributed.communication.group import Group
 from paddle.distributed.fleet.base.topology import CommunicateTopology, HybridCommunicateGroup
 
-from ..plan import DataParallel, LayerStrategy, Plan, UserError
+from ..base.errors import UserError
+from ..plan import DataParallel, LayerStrategy, Plan
 from ..plan.communicators import Ranks
 from ..plan.mesh import OF_A_SAMPLE
 from ..plan.strategy import runs

@@ -62,6 +62,13 @@ class Trainable:
     def gradient(self) -> Any:
         return self.owner.gradient
 
+    @property
+    def is_first_copy(self) -> bool:
+        """Whether no lower rank holds the same numbers."""
+        weights = [piece.weight for piece in self.pieces]
+        group = weights[0].sum_group if weights and self.sharding == 1 else None
+        return (group is None or group.rank == 0) and any(weight.first_copy for weight in weights)
+
     def present_gradient(self, factor: float) -> None:
         """Give the optimizer the gradient times `factor`, in fp32."""
         gradient = self.gradient

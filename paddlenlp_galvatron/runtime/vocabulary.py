@@ -29,8 +29,8 @@ from .block import Placement
 from .collectives import all_reduce, count, within
 from .mappings import Crossing
 from .paddle_private import fused_loss
-from .precision import cast, compute_weight, compute_weights
-from .weights import ShardedParameter, WeightSource, shard_layer
+from .precision import cast
+from .weights import ShardedParameter, WeightSource, compute_weight, compute_weights, shard_layer
 
 
 def pair_losses(preference: Preference, policy: Any, reference: Any) -> Any:
@@ -120,7 +120,10 @@ def embedding_table(shape: ModelShape, place: Placement, source: WeightSource, t
     table = place.parameter(shape.embedding.weights[0], f"{shape.traits.prefix}.", source)
     if twin is None:
         return table
-    return replace(table, presum_group=twin, presum_across_stages=True, replicas=2 * table.replicas)
+    first_copy = table.first_copy and twin.rank == 0
+    return replace(
+        table, presum_group=twin, presum_across_stages=True, replicas=2 * table.replicas, first_copy=first_copy
+    )
 
 
 class Embedding:

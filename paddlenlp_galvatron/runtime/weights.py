@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 import paddle
+from paddle.autograd import PyLayer
 
 from .collectives import broadcast
-from .paddle_private import open_window, window
-from .precision import add, cast, has_dtype
+from .paddle_private import open_window, place_parameter, window
+from .precision import Numbers, add, cast, has_dtype
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -109,6 +111,7 @@ class ShardedParameter:
     tensor: Any
     sum_group: Any  # ranks over whose tokens the gradient is summed; they hold the same part; None: this rank alone
     replicas: int  # ranks of the world that hold these same values, before any ZeRO
+    first_copy: bool = True  # whether no lower rank outside of sum_group holds these values
     gradient_dtype: str = "float32"  # in which gradients are summed over micro-batches
     presum_group: Any = None  # ranks that hold copies of these values and sum the copies' gradients first
     presum_across_stages: bool = False  # these ranks are in different stages: not before the step's last backward
@@ -163,6 +166,44 @@ class ShardedParameter:
 
     def published(self) -> None:
         """Returns at once: the values are there."""
+
+
+def compute_weight(weight: ShardedParameter, numbers: Numbers) -> Any:
+    """A weight in the type that layers compute in. Its gradient is added to `weight` all the same."""
+    if not numbers.casts:
+        return weight.tensor
+    if weight.tensor.stop_gradient:  # frozen
+        return weight.tensor.astype(numbers.computed)
+    anchor = paddle.zeros([1])  # an input without gradient would not be recorded: the weight itself is not tracked
+    anchor.stop_gradient = False
+    return _Cast.apply(anchor, weight, numbers.computed)
+
+
+@contextmanager
+def compute_weights(slots: Sequence[tuple[Any, str, ShardedParameter]], numbers: Numbers) -> Iterator[None]:
+    """Let layers find their weights in the type that they compute in. Slots: layer, attribute, weight."""
+    if not numbers.casts:
+        yield
+        return
+    for layer, attribute, weight in slots:
+        place_parameter(layer, attribute, compute_weight(weight, numbers))
+    try:
+        yield
+    finally:
+        for layer, attribute, weight in slots:
+            place_parameter(layer, attribute, weight.tensor)
+
+
+class _Cast(PyLayer):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, anchor: Any, weight: ShardedParameter, dtype: str) -> Any:
+        ctx.weight = weight
+        return weight.tensor.astype(dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        ctx.weight.accumulate(grad)
+        return None
 
 
 def stacked(weights: Iterable[ShardedParameter], count: int) -> ShardedParameter:

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..base.errors import UserError
 from ..model.lora import FACTORS, Adapters
-from ..plan import ModelShape, UserError
+from ..plan import ModelShape
 from ..runtime.engine import Engine
 from ..runtime.lora import NewFactors, Tuned
 from ..runtime.weights import SeededWeights, WeightSource

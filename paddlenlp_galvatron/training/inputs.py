@@ -9,7 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..plan import ModelShape, Plan, UserError
+from ..base.errors import UserError
+from ..plan import ModelShape, Plan
 from .data.dataset import Split
 from .data.map_dataset import Collator, MapData
 from .data.source import BatchSource, InPasses, RandomData, Rows, TrainingData

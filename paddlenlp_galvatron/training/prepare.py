@@ -10,18 +10,19 @@ from typing import Any
 
 from pydantic import Field
 
+from ..base.errors import UserError
 from ..base.limits import Port, Positive, Rank, Ranks
 from ..base.reading import read_json
 from ..base.writing import write_text
-from ..interop.foreign import idle_note
-from ..interop.plans import as_current
 from ..launch.faults import WAIT_S
 from ..model import config_of
+from ..options.foreign import idle_note
 from ..options.group import Options
 from ..options.model_options import ModelOptions
 from ..options.tuning import PreferenceOptions, TuningOptions
 from ..options.uniform import DegreeOptions, UniformOptions
-from ..plan import Assumptions, ModelShape, UserError, load_model, write_plan
+from ..plan import Assumptions, ModelShape, load_model, write_plan
+from ..plan.dialects import as_current
 from ..plan.file import LARGEST_BYTES, newest_plan
 from .checkpoint.stored import checkpoint_of
 from .recipe import Recipe

@@ -7,16 +7,13 @@ import sys
 from collections import deque
 from collections.abc import Iterable
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field
 
+from ..base.errors import GalvatronError, UserError
 from ..base.limits import Count, CountOrNone, Positive, Rate, RateOrNone
 from ..options.group import Options
-from ..plan import GalvatronError, UserError
-
-if TYPE_CHECKING:
-    from .settings import TrainSettings
 
 
 class Recipe(Options):
@@ -108,10 +105,9 @@ class Recipe(Options):
 class NonFiniteGuard:
     """Counts the steps of this process that were left out."""
 
-    def __init__(self, settings: TrainSettings, scaled: bool):
+    def __init__(self, may_skip: bool, max_skipped: int, scaled: bool):
         """`scaled`: fp16's gradients overflow now and then until the loss scale fits; the loss itself does not."""
-        self._may_skip = settings.on_nonfinite == "skip"
-        self._most, self._scaled = settings.max_skipped, scaled
+        self._may_skip, self._most, self._scaled = may_skip, max_skipped, scaled
         self._latest: deque[bool] = deque(maxlen=max(1, 2 * self._most))  # whether each step was left out
         self.advanced = False  # whether any step changed the weights
         self._told_of_zero = False

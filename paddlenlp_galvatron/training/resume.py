@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..plan import UserError
+from ..base.errors import UserError
 from ..runtime.engine import Engine
 from .checkpoint.loading import from_first, gather_objects, load
 from .checkpoint.stored import BrokenCheckpoint, Checkpoint, open_checkpoint, verify, whole_checkpoints

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
+from ..base.errors import UserError
 from ..base.limits import Count, CountOrAll, CountOrNone, Positive, Ranks, Rate, RateOrNone, Seed, Size
 from ..base.locking import locked
 from ..base.reading import read_json
@@ -18,10 +19,10 @@ from ..base.writing import make_folder, write_text
 from ..model.preference import METRICS, Preference
 from ..options.group import Options
 from ..options.tuning import PreferenceOptions, TuningOptions
-from ..plan import ModelShape, Plan, Precision, UserError, load_model, read_plan, with_assumptions, with_defaults
+from ..plan import ModelShape, Plan, Precision, load_model, read_plan, with_assumptions, with_defaults
 from ..plan.check import require_model, require_valid
 from .checkpoint.stored import whole_checkpoints
-from .recipe import Recipe
+from .recipe import NonFiniteGuard, Recipe
 
 REPORTERS = {"tensorboard": "tensorboardX", "visualdl": "visualdl", "wandb": "wandb"}  # -> what PaddleNLP imports
 Interval = Literal["no", "steps", "epoch"]
@@ -349,6 +350,9 @@ class TrainSettings(TrainOptions):
         require_model(plan, shape, self.kind, self.adapts)
         require_valid(plan, shape)
         return plan, shape
+
+    def nonfinite_guard(self, scaled: bool) -> NonFiniteGuard:
+        return NonFiniteGuard(self.on_nonfinite == "skip", self.max_skipped, scaled)
 
     def nothing_to_do(self, steps: int) -> str:
         """Message of a run whose checkpoints have all its steps."""

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NotRequired, TypedDict
 
+from ..base.errors import GalvatronError, UserError
 from ..base.locking import is_named
 from ..base.reading import parse_json
 from ..base.writing import whole_file
-from ..plan import GalvatronError, UserError
 
 LONGEST_LINE_BYTES = 4 * 2**20  # 100,000 ranks' peaks of memory are 2 MB
 

@@ -17,8 +17,9 @@ from paddlenlp.trainer import Trainer, TrainerCallback, TrainingArguments
 from paddlenlp.trainer.integrations import get_available_reporting_integrations
 from paddlenlp.trainer.trainer_utils import ShardingOption
 
-from ..interop.arguments import sharding_stage
-from ..plan import Plan, Precision, UserError
+from ..base.errors import UserError
+from ..plan import Plan, Precision
+from ..plan.export import sharding_stage
 from ..runtime import device
 from ..runtime.batch import samples_of
 from ..runtime.stage import Stage

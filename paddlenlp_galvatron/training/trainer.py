@@ -14,11 +14,12 @@ from paddle.io import DataLoader
 from paddlenlp.trainer import Trainer, TrainerCallback, TrainingArguments
 from paddlenlp.trainer.trainer_utils import TrainOutput, speed_metrics
 
+from ..base.errors import UserError
 from ..base.process import told_to_stop
 from ..base.tracing import Event, join_traces, write_events
 from ..base.writing import write_text
 from ..model.preference import METRICS
-from ..plan import UserError, plan_id
+from ..plan import plan_id
 from ..runtime import device
 from ..runtime.adapters import load_family
 from ..runtime.batch import Batch
@@ -36,7 +37,6 @@ from .data.source import BatchSource
 from .data.tuning import TuningData
 from .initial_weights import Reference, initial_weights, set_rates
 from .inputs import Evaluation, mean_metrics, open_data, prefetch, require_evaluation_data
-from .recipe import NonFiniteGuard
 from .resume import print_rank_0, resume
 from .settings import TrainSettings
 from .step_log import StepLog, StepRecord
@@ -125,7 +125,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         optimizer = settings.build(self.engine.tensors, self.engine.decaying)
         self._events: list[Event] = []  # of traced steps
         self._plan_id = plan_id(plan)
-        self._nonfinite = NonFiniteGuard(settings, scaled=self.engine.scaler is not None)
+        self._nonfinite = settings.nonfinite_guard(scaled=self.engine.scaler is not None)
         group = PlanGroup(plan, self.engine.rank, self.engine.groups)
         group.uninstall()  # PaddleNLP's Trainer asks while it is made, which another run's plan may refuse
         self.args: RunArguments

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cli.main import main
-from paddlenlp_galvatron.plan import UserError, load_model, read_plan
+from paddlenlp_galvatron.plan import load_model, read_plan
 from paddlenlp_galvatron.plan.check import require_model
 
 FIT = ["fit", "qwen3-8b", "--gpus", "8", "--device", "h800", "--batch", "128", "--json"]

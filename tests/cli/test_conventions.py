@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from paddlenlp_galvatron import __version__
+from paddlenlp_galvatron.base.errors import GalvatronError, Infeasible, UserError
 from paddlenlp_galvatron.base.process import INTERRUPTED
 from paddlenlp_galvatron.check.findings import EXIT_CODES as OF_CHECKS
 from paddlenlp_galvatron.cli import main as cli
-from paddlenlp_galvatron.cli.command import App, FromFile
-from paddlenlp_galvatron.interop.aliases import ALIASES, WORDS
-from paddlenlp_galvatron.interop.foreign import HOLDS, IDLE
+from paddlenlp_galvatron.cli.command import EXIT_CODES, App, FromFile
+from paddlenlp_galvatron.options.aliases import ALIASES, WORDS
+from paddlenlp_galvatron.options.foreign import HOLDS, IDLE
 from paddlenlp_galvatron.options.group import Options, read_words
-from paddlenlp_galvatron.plan import GalvatronError, Infeasible, UserError
 
 
 class Probed(Options):
@@ -42,7 +42,7 @@ seen: list[Probed] = []
 
 
 def run(*words: str) -> Probed:
-    assert app.run(words, "galvatron probe") == 0
+    assert cli.run(app, words, "galvatron probe") == 0
     return seen.pop()
 
 
@@ -156,9 +156,9 @@ def test_an_option_without_an_effect_may_stand_at_the_value_that_changes_nothing
 
 
 def test_help_shows_the_canonical_names(capsys):
-    app.run(["--help"], "galvatron probe")
+    cli.run(app, ["--help"], "galvatron probe")
     shown = capsys.readouterr().out
-    app.run(["-h"], "galvatron probe")
+    cli.run(app, ["-h"], "galvatron probe")
     assert capsys.readouterr().out == shown
     assert "--memory_constraint" in shown and "--sequence_parallel " in shown and "-constraint" not in shown
     assert "--no_async_grad_reduce 0|1" in shown and "--memory_upper_limit" in shown  # which may be unset; another name
@@ -172,7 +172,7 @@ def test_version_and_help(galvatron):
         assert name in galvatron().out
         shown = galvatron(name, "--help")
         assert shown.code == 0 and "..." not in shown.out.partition("Commands:")[2]  # each sentence is whole
-        assert cli.EXIT_CODES in shown.out and cli.EXIT_CODES in galvatron().out
+        assert EXIT_CODES in shown.out and cli.EXIT_CODES in galvatron().out
 
 
 def test_help_names_all_commands_of_a_group_and_every_exit_code():
@@ -184,7 +184,7 @@ def test_help_names_all_commands_of_a_group_and_every_exit_code():
         if own:
             assert sorted(cli.COMMANDS[name].partition(": ")[2].split(", ")) == sorted(own)
     ends = {0, *(error.exit_code for error in (GalvatronError, UserError, Infeasible)), INTERRUPTED}
-    codes = {int(number) for number in re.findall(r"\b\d+\b", cli.EXIT_CODES)}
+    codes = {int(number) for number in re.findall(r"\b\d+\b", EXIT_CODES)}
     assert codes == ends | set(OF_CHECKS.values())
 
 

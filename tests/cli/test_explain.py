@@ -14,11 +14,15 @@ from typing import Any
 import pytest
 from cost_examples import HARDWARE, MODEL
 
+from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cli.main import main
-from paddlenlp_galvatron.plan import DataParallel, UserError, read_plan, write_plan
+from paddlenlp_galvatron.plan import DataParallel, read_plan, write_plan
 from paddlenlp_galvatron.plan.check import require_model
-from paddlenlp_galvatron.report import explain, why
-from paddlenlp_galvatron.report.why import faster_links
+from paddlenlp_galvatron.planner import explain as explaining
+from paddlenlp_galvatron.planner import problem
+from paddlenlp_galvatron.planner import what_ifs as why
+from paddlenlp_galvatron.planner.what_ifs import faster_links
+from paddlenlp_galvatron.report import explain
 
 from .test_search import OPTIONS, PLAN, folder, words, write_profiles  # noqa: F401 - a fixture
 
@@ -99,8 +103,8 @@ def test_each_what_if_is_a_search_under_that_change(explained, galvatron):
 
 def test_searches_that_are_stopped_say_between_what_the_answer_lies(explained, galvatron, monkeypatch):
     """As in spaces that take minutes: the gains of whole searches lie within the ranges that are told."""
-    monkeypatch.setattr(why, "LEAST_S", 0.0)
-    monkeypatch.setattr(explain, "SEARCHES_S", 0.0)
+    monkeypatch.setattr(problem, "LEAST_S", 0.0)
+    monkeypatch.setattr(explaining, "SEARCHES_S", 0.0)
     stopped = json.loads(galvatron("explain", "plan.json", "--json").out)
     found = [answer for answer in stopped["what_if"] if answer["time_s"]]
     assert sum(answer["gap"] > 0 for answer in found) >= 3

@@ -10,7 +10,7 @@ import pytest
 
 from paddlenlp_galvatron.cli.what_if import work
 from paddlenlp_galvatron.plan import plan_from_dict
-from paddlenlp_galvatron.report.what_if import Question
+from paddlenlp_galvatron.planner.form import Form
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data" / "galvatron-llama2-7b"
@@ -92,7 +92,7 @@ def test_fit_search_and_what_if_answer_the_same_question_alike(model, gpus, galv
     assert "global batch size 256 (the default)" in galvatron("search", *asked[:-1]).out
     found = json.loads(searched.out.splitlines()[-1])
     assert found["gap"] == 0 and found["time_s"] == pytest.approx(row["step_s"], rel=1e-9)
-    told = work(Question.from_values({"model_size": model, "device": "h100-80gb", "num_nodes": gpus // 8}))
+    told = work(Form.from_values({"model_size": model, "device": "h100-80gb", "num_nodes": gpus // 8}))
     assert told.result.require().time_s == pytest.approx(row["step_s"], rel=1e-9)
 
 

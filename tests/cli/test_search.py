@@ -15,7 +15,7 @@ import pytest
 from cost_examples import COMPUTATION, HARDWARE, MEMORY, MODEL, SEQ
 
 from paddlenlp_galvatron.cli.search import END, GROUPS
-from paddlenlp_galvatron.interop.aliases import canonical_name
+from paddlenlp_galvatron.options.aliases import canonical_name
 from paddlenlp_galvatron.plan import read_plan
 from paddlenlp_galvatron.profiles import Shape, Variant
 

@@ -18,8 +18,8 @@ from paddlenlp_galvatron.base.limits import MOST_RANKS, MOST_SAMPLES, MOST_THREA
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.options.group import canonical_options
 from paddlenlp_galvatron.plan import read_plan
-from paddlenlp_galvatron.search import engine
-from paddlenlp_galvatron.search.options import MOST_BATCHES, MOST_PLANS
+from paddlenlp_galvatron.planner import engine
+from paddlenlp_galvatron.planner.options import MOST_BATCHES, MOST_PLANS
 
 from .test_search import FIELDS, OPTIONS, folder, words  # noqa: F401 - a fixture
 

@@ -25,9 +25,11 @@ from browser import DESKTOP, PHONE, browser, needs_chromium, with_pictures
 
 from paddlenlp_galvatron.cli import what_if as served_by
 from paddlenlp_galvatron.cli.what_if import WAITING
+from paddlenlp_galvatron.planner import form as forms
+from paddlenlp_galvatron.planner.form import Form
 from paddlenlp_galvatron.report import what_if
 from paddlenlp_galvatron.report.page import seconds
-from paddlenlp_galvatron.report.what_if import LABELS, Question
+from paddlenlp_galvatron.report.what_if import LABELS
 
 from .test_search import OPTIONS, folder, words, write_profiles  # noqa: F401 - a fixture
 
@@ -171,7 +173,7 @@ def test_bad_values_say_why_beside_their_field(served):
     for name, value in wrong.items():
         faults, shown = served.answer(**{name: value})
         assert list(faults) == [name] and len(faults[name]) > 15 and not shown, (name, faults)
-    assert set(wrong) == set(LABELS) == set(Question.model_fields)
+    assert set(wrong) == set(LABELS) == set(Form.model_fields)
     for more in ("--settle_bsz 8", "settle_bsz=8", "settle_chunk 4", "--no_such_option", "'"):
         assert list(served.answer(search_options=more)[0]) == ["search_options"]
     assert "positions" in served.answer(seq_length=10**6)[0]["seq_length"]
@@ -187,11 +189,11 @@ def test_bad_values_say_why_beside_their_field(served):
 
 
 def test_a_wide_search_is_stopped_and_says_so(monkeypatch):
-    wide = Question(model_size="llama3-70b", num_nodes=16, global_train_batch_size=512)
+    wide = Form(model_size="llama3-70b", num_nodes=16, global_train_batch_size=512)
     more = {"max_tp_deg": 64, "max_cp_deg": 8, "recompute_parts": True, "sp_space": "tp+sp"}
-    monkeypatch.setattr(what_if, "SEARCH_S", 1.0)
+    monkeypatch.setattr(forms, "SEARCH_S", 1.0)
     began = time.process_time()
-    told = what_if.answer(wide, more)
+    told = forms.answer(wide, more)
     assert time.process_time() - began < 10  # to its end it takes minutes
     assert told.result.given_up
     shown = what_if.page({}, told, "")

@@ -18,6 +18,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 from cost_examples import MODEL, NARROW, WIDE, example, two_types
 
+from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cost_model import CostModel, CostOptions, Task, derive
 from paddlenlp_galvatron.model.layer import PARTLY
 from paddlenlp_galvatron.plan import (
@@ -28,7 +29,6 @@ from paddlenlp_galvatron.plan import (
     Precision,
     Recompute,
     Schedule,
-    UserError,
     VocabStrategy,
     load_model,
 )

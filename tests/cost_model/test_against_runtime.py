@@ -12,9 +12,9 @@ from cost_cases import RANKS, SEQ, RealCase, real_cases
 
 from paddlenlp_galvatron.cost_model import CostModel, CostOptions, Task, step_traffic_bytes
 from paddlenlp_galvatron.launch.processes import launch
+from paddlenlp_galvatron.measure.journal import Journal
+from paddlenlp_galvatron.measure.memory import MemoryProfiler
 from paddlenlp_galvatron.plan import Precision
-from paddlenlp_galvatron.profiler.journal import Journal
-from paddlenlp_galvatron.profiler.memory import MemoryProfiler
 from paddlenlp_galvatron.profiles import ComputationProfile, HardwareProfile, MemoryProfile, Meta, Shape
 from paddlenlp_galvatron.profiles.computation import ExpertPass, ExpertTimes
 from paddlenlp_galvatron.profiles.compute_time import ComputeTimes

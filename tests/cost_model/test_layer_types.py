@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from cost_examples import NARROW, SEQ, WIDE, example_plan, one_node, two_types
 
-from paddlenlp_galvatron.plan import DataParallel, LayerStrategy, UserError, VocabStrategy
+from paddlenlp_galvatron.base.errors import UserError
+from paddlenlp_galvatron.plan import DataParallel, LayerStrategy, VocabStrategy
 
 WHERE = {"stage_size": 8, "micro_batch": 16}
 PIPELINE = {"micro_batches": 2, "pipeline": 1}

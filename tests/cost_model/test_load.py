@@ -8,16 +8,9 @@ from pathlib import Path
 import pytest
 from cost_examples import COMPUTATION, HARDWARE, MEMORY, MODEL, SEQ, example, example_plan
 
+from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cost_model import load
-from paddlenlp_galvatron.plan import (
-    Assumptions,
-    LayerStrategy,
-    ModelShape,
-    Precision,
-    UserError,
-    read_plan,
-    uniform_plan,
-)
+from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, ModelShape, Precision, read_plan, uniform_plan
 from paddlenlp_galvatron.profiles import Fingerprint, Meta, allreduce_name, computation_name, memory_name
 
 DATA = Path(__file__).parents[3] / "shared" / "data"

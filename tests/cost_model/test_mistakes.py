@@ -17,13 +17,13 @@ from cost_examples import (
     one_node,
 )
 
+from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cost_model import CostOptions, step_traffic_bytes
 from paddlenlp_galvatron.cost_model.weights import layer_weights
 from paddlenlp_galvatron.plan import (
     DataParallel,
     LayerStrategy,
     Precision,
-    UserError,
     VocabStrategy,
     read_plan,
     write_plan,

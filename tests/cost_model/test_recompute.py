@@ -86,7 +86,7 @@ def test_what_a_profile_does_not_tell_is_derived():
 def test_the_runtime_calls_what_is_priced(megatron_sp):
     """To the byte, of one rank of a tensor-parallel pair whose peer is silent."""
     pytest.importorskip("paddle")
-    from paddlenlp_galvatron.profiler.part import MeasuredPart
+    from paddlenlp_galvatron.measure.part import MeasuredPart
     from paddlenlp_galvatron.runtime import collectives
     from paddlenlp_galvatron.runtime.adapters import load_family
 

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cost_model import StageTimes, step_ms, timeline
-from paddlenlp_galvatron.plan import Schedule, UserError
+from paddlenlp_galvatron.plan import Schedule
 from paddlenlp_galvatron.plan.schedule import Pass, order
 
 

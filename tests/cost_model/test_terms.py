@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plans import valid_plans
 
+from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cost_model import CostOptions
 from paddlenlp_galvatron.cost_model.collectives import place_of
 from paddlenlp_galvatron.cost_model.module import Room, module_memory
@@ -18,7 +19,6 @@ from paddlenlp_galvatron.plan import (
     LayerStrategy,
     Precision,
     Schedule,
-    UserError,
     VocabStrategy,
 )
 from paddlenlp_galvatron.plan.layout import TokenLayout, moves, redistribution, token_layout

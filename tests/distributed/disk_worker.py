@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from paddlenlp_galvatron.base.errors import GalvatronError, UserError
 from paddlenlp_galvatron.base.writing import make_folder
-from paddlenlp_galvatron.plan import Assumptions, GalvatronError, UserError, uniform_plan, write_plan
+from paddlenlp_galvatron.plan import Assumptions, uniform_plan, write_plan
 from paddlenlp_galvatron.training.checkpoint.saving import Writer
 from paddlenlp_galvatron.training.checkpoint.stored import open_checkpoint, verify, whole_checkpoints
 from paddlenlp_galvatron.training.settings import TrainSettings

@@ -12,8 +12,8 @@ from pathlib import Path
 import paddle
 import paddle.distributed as dist
 
+from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.launch import status
-from paddlenlp_galvatron.plan import UserError
 from paddlenlp_galvatron.runtime.collectives import all_reduce
 from paddlenlp_galvatron.runtime.groups import run_as_rank, start_world
 

@@ -15,7 +15,7 @@ from paddle.distributed.communication.group import Group
 from paddle.distributed.fleet.base.topology import CommunicateTopology, HybridCommunicateGroup
 from paddlenlp.trainer import TrainerCallback
 
-from paddlenlp_galvatron.plan import UserError
+from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.register import GalvatronTrainer, GalvatronTrainingArguments
 from paddlenlp_galvatron.runtime.groups import run_as_rank
 

@@ -14,8 +14,8 @@ import pytest
 
 pytest.importorskip("paddle")
 
+from paddlenlp_galvatron.base.errors import GalvatronError, UserError
 from paddlenlp_galvatron.launch.faults import WAIT_VARIABLE
-from paddlenlp_galvatron.plan import GalvatronError, UserError
 from paddlenlp_galvatron.training.checkpoint.saving import Writer
 from paddlenlp_galvatron.training.checkpoint.stored import (
     INDEX,

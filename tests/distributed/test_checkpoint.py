@@ -13,9 +13,10 @@ import pytest
 
 pytest.importorskip("paddle")
 
+from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.check.parity.parity import Case, write_cases
 from paddlenlp_galvatron.launch.processes import launch
-from paddlenlp_galvatron.plan import DataParallel, ModelShape, Plan, UserError
+from paddlenlp_galvatron.plan import DataParallel, ModelShape, Plan
 from paddlenlp_galvatron.runtime.weights import WHOLE
 from paddlenlp_galvatron.training.checkpoint.loading import StoredNumbers, WeightPiece
 from paddlenlp_galvatron.training.checkpoint.stored import MOMENTS, WEIGHT, open_checkpoint, verify, whole_checkpoints

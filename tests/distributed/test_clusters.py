@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.launch.clusters import first_host, start_lines
 from paddlenlp_galvatron.launch.nodes import FIELDS, Nodes
-from paddlenlp_galvatron.plan import UserError
-from paddlenlp_galvatron.profiler.options import HardwareOptions
+from paddlenlp_galvatron.measure.options import HardwareOptions
 
 SRUN = {
     "SLURM_STEP_NUM_NODES": "3",

@@ -13,12 +13,12 @@ pytest.importorskip("paddle")
 
 import paddle
 
+from paddlenlp_galvatron.base.errors import GalvatronError
 from paddlenlp_galvatron.check.parity.parity import batch_of, small_case
 from paddlenlp_galvatron.launch.processes import LaunchError, launch
-from paddlenlp_galvatron.plan import GalvatronError, Precision, write_plan
+from paddlenlp_galvatron.plan import Precision, write_plan
 from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.engine import Engine
-from paddlenlp_galvatron.training.recipe import NonFiniteGuard
 from paddlenlp_galvatron.training.settings import TrainSettings
 from paddlenlp_galvatron.training.trainer import GalvatronTrainer
 
@@ -122,7 +122,7 @@ def test_a_run_leaves_such_a_step_out_when_told(tmp_path, diverging):
 
 
 def test_a_norm_of_exactly_nothing_is_told_once(tmp_path, capsys):
-    skips = NonFiniteGuard(settings(tmp_path), scaled=False)
+    skips = settings(tmp_path).nonfinite_guard(scaled=False)
     for step, norm in enumerate((0.5, 0.0, 0.0)):
         skips.count(step, 4.0, norm)
     assert capsys.readouterr().err.startswith("warning: step 1: the norm of the gradients is exactly 0")

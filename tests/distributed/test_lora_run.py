@@ -18,10 +18,11 @@ from huggingface_models import FOLDER, TUNING
 from paddlenlp.peft import LoRAConfig, LoRAModel
 from safetensors.numpy import load_file
 
+from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.cost_model.weights import held_mib
 from paddlenlp_galvatron.model.lora import Adapters
-from paddlenlp_galvatron.plan import UserError, write_plan
+from paddlenlp_galvatron.plan import write_plan
 from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.training.checkpoint.adapters import AdapterFolder, stored_factors
 from paddlenlp_galvatron.training.checkpoint.huggingface import HuggingFaceWeights, read_shape

@@ -11,8 +11,9 @@ pytest.importorskip("paddle")
 
 import paddle
 
+from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.check.parity.parity import batch_of, small_case
-from paddlenlp_galvatron.plan import Precision, UserError
+from paddlenlp_galvatron.plan import Precision
 from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.engine import Engine
 

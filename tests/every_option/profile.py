@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock, patch
 
-from paddlenlp_galvatron.profiler import launcher, model
-from paddlenlp_galvatron.profiler import messages as hardware
-from paddlenlp_galvatron.profiler.journal import Journal
-from paddlenlp_galvatron.profiler.messages import HardwareProfiler, measured_groups
-from paddlenlp_galvatron.profiler.options import HardwareOptions, ModelRun
+from paddlenlp_galvatron.measure import launcher, model
+from paddlenlp_galvatron.measure import messages as hardware
+from paddlenlp_galvatron.measure.journal import Journal
+from paddlenlp_galvatron.measure.messages import HardwareProfiler, measured_groups
+from paddlenlp_galvatron.measure.options import HardwareOptions, ModelRun
 from paddlenlp_galvatron.profiles import Collective, Fingerprint, MessageGroup
 
 from .model import rows, write_model

@@ -14,14 +14,15 @@ from typing import Any
 from unittest.mock import patch
 
 from cost_examples import COMPUTATION, HARDWARE, MEMORY, MODEL, SEQ
-from search.test_experts import SMALL
+from planner.test_experts import SMALL
 
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.model import config_of
 from paddlenlp_galvatron.plan import plan_id, read_plan
+from paddlenlp_galvatron.planner import engine
+from paddlenlp_galvatron.planner import prices as device
+from paddlenlp_galvatron.planner.space import PlanFamily, Space
 from paddlenlp_galvatron.profiles import Collective, MessageGroup, Shape
-from paddlenlp_galvatron.search import device, engine
-from paddlenlp_galvatron.search.space import PlanFamily, Space
 
 from .model import rows, write_model
 from .row import Row, Seen, words_of

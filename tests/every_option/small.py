@@ -16,11 +16,12 @@ import numpy as np
 from huggingface_models import FOLDER
 from safetensors.numpy import save_file
 
+from paddlenlp_galvatron.base.errors import GalvatronError
 from paddlenlp_galvatron.check.gpu import run as gpu_check_run
 from paddlenlp_galvatron.check.parity import parity
 from paddlenlp_galvatron.cli import convert, data, quickstart, what_if
 from paddlenlp_galvatron.cli.main import main
-from paddlenlp_galvatron.plan import GalvatronError, uniform_plan, write_plan
+from paddlenlp_galvatron.plan import uniform_plan, write_plan
 from paddlenlp_galvatron.plan.strategy import Assumptions
 from paddlenlp_galvatron.training.checkpoint.adapters import stored_factors
 from paddlenlp_galvatron.training.checkpoint.huggingface import read_shape
@@ -105,7 +106,7 @@ class SmallSeen(Seen):
             raise Ended("enough")
 
         def served(form: dict[str, str], port: int, show: bool, as_json: bool) -> None:
-            plan = what_if.work(what_if.Question.from_values(form)).plan
+            plan = what_if.work(what_if.Form.from_values(form)).plan
             calls["served"] = {"form": form, "port": port, "show": show, "json": as_json, "plan": plan}
 
         def tried(parts: list[str], ranks: int, device: str, folder: Path, seconds: float) -> Iterator[Any]:

@@ -15,15 +15,15 @@ import paddle
 from huggingface_models import FOLDER
 from paddlenlp.trainer import TrainerCallback
 
+from paddlenlp_galvatron.base.errors import GalvatronError, UserError
 from paddlenlp_galvatron.cli.training_run import TrainingRun
 from paddlenlp_galvatron.launch import watch
-from paddlenlp_galvatron.plan import GalvatronError, ModelShape, Plan, UserError, uniform_plan, write_plan
+from paddlenlp_galvatron.plan import ModelShape, Plan, uniform_plan, write_plan
 from paddlenlp_galvatron.plan.strategy import Assumptions
 from paddlenlp_galvatron.runtime.batch import samples_of
 from paddlenlp_galvatron.training.data.corpus import Corpus, write_dataset
 from paddlenlp_galvatron.training.data.tokenizer import end_token, train_tokenizer
 from paddlenlp_galvatron.training.inputs import Evaluation, open_data
-from paddlenlp_galvatron.training.recipe import NonFiniteGuard
 from paddlenlp_galvatron.training.settings import TrainSettings
 from paddlenlp_galvatron.training.surface import run_arguments
 from paddlenlp_galvatron.training.trainer import GalvatronTrainer
@@ -187,7 +187,7 @@ class TrainSeen(Seen):
     def steps_left_out(self) -> int:
         """How many steps without a finite gradient are left out before the run ends."""
         assert self.settings is not None
-        skips = NonFiniteGuard(self.settings, scaled=False)
+        skips = self.settings.nonfinite_guard(scaled=False)
         for step in range(50):
             try:
                 skips.count(step, 1.0, float("nan"))

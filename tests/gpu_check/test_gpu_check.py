@@ -18,6 +18,7 @@ pytest.importorskip("paddle")
 
 import paddle
 
+from paddlenlp_galvatron.base.errors import GalvatronError
 from paddlenlp_galvatron.base.locking import locked
 from paddlenlp_galvatron.base.text import gib
 from paddlenlp_galvatron.check.findings import EXIT_CODES, Finding, State
@@ -29,7 +30,7 @@ from paddlenlp_galvatron.check.validation.accuracy import TERMS
 from paddlenlp_galvatron.check.validation.work import Step, Visit
 from paddlenlp_galvatron.cost_model import step_traffic_bytes
 from paddlenlp_galvatron.launch.processes import LaunchError
-from paddlenlp_galvatron.plan import DataParallel, GalvatronError, LayerStrategy, Precision, Recompute, Schedule
+from paddlenlp_galvatron.plan import DataParallel, LayerStrategy, Precision, Recompute, Schedule
 from paddlenlp_galvatron.profiles import reserve
 from paddlenlp_galvatron.runtime import attention
 

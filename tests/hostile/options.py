@@ -8,8 +8,8 @@ from random import Random
 from plans import plan_fields
 
 from paddlenlp_galvatron.cli.main import COMMANDS, commands
-from paddlenlp_galvatron.interop.aliases import ALIASES
-from paddlenlp_galvatron.interop.foreign import HOLDS, IDLE
+from paddlenlp_galvatron.options.aliases import ALIASES
+from paddlenlp_galvatron.options.foreign import HOLDS, IDLE
 
 from .case import Case
 from .configs import MODEL

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plans import MODEL, json_values
 
+from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.model import config_of, joint_fingerprint, preset_names, shape_from_config
-from paddlenlp_galvatron.plan import UserError, load_model
+from paddlenlp_galvatron.plan import load_model
 
 # Weights as the model cards on Hugging Face count them (the "Safetensors" figure of each model's page), in billions.
 KNOWN_SIZES = {

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plans import BAD_FIELDS, BAD_PLANS, MODEL, json_values, plan_fields, smallest_world, valid_plans
 
+from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.plan import (
     Assumptions,
     DataParallel,
     Plan,
     Precision,
     Recompute,
-    UserError,
     json_schema,
     plan_from_dict,
     plan_to_dict,

@@ -11,7 +11,7 @@ import pytest
 from plans import MODEL, plan_fields
 
 import paddlenlp_galvatron.plan.file as newest
-from paddlenlp_galvatron.plan import UserError
+from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.plan.file import newest_plan
 
 RANKS = 8

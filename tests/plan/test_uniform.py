@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paddlenlp_galvatron.interop.aliases import canonical_name
+from paddlenlp_galvatron.base.errors import UserError
+from paddlenlp_galvatron.options.aliases import canonical_name
 from paddlenlp_galvatron.options.uniform import DegreeOptions, UniformOptions
 from paddlenlp_galvatron.plan import (
     Assumptions,
     DataParallel,
     Recompute,
     Schedule,
-    UserError,
     plan_from_dict,
     plan_to_dict,
     uniform_plan,

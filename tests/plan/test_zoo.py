@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cost_model import derive
-from paddlenlp_galvatron.interop.aliases import canonical_name
 from paddlenlp_galvatron.model import load_model
+from paddlenlp_galvatron.options.aliases import canonical_name
 from paddlenlp_galvatron.options.uniform import DegreeOptions, UniformOptions
-from paddlenlp_galvatron.plan import Assumptions, Plan, Precision, UserError
+from paddlenlp_galvatron.plan import Assumptions, Plan, Precision
 from paddlenlp_galvatron.plan.check import require_valid
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 

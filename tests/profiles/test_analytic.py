@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cost_model import CostModel, load
 from paddlenlp_galvatron.model.layer import PARTLY, Fused
-from paddlenlp_galvatron.plan import Assumptions, ModelShape, Precision, UserError, uniform_plan
+from paddlenlp_galvatron.plan import Assumptions, ModelShape, Precision, uniform_plan
 from paddlenlp_galvatron.profiles import Collective, ComputationProfile, Meta, PassTimes, Variant, VocabVariant
 from paddlenlp_galvatron.profiles.analytic import (
     LAYER_CALLS,
@@ -89,8 +90,8 @@ OTHERS = [*product(["llama"], SIZES[1:]), *product(["qwen2"], SIZES)]
 def test_memory_is_what_paddle_keeps_to_two_percent(family, size):
     """fp32 and plain attention: what runs on CPU, where Paddle's statistics are exact."""
     pytest.importorskip("paddle")
-    from paddlenlp_galvatron.profiler.journal import Journal
-    from paddlenlp_galvatron.profiler.memory import MemoryProfiler
+    from paddlenlp_galvatron.measure.journal import Journal
+    from paddlenlp_galvatron.measure.memory import MemoryProfiler
     from paddlenlp_galvatron.runtime.adapters import load_family
 
     hidden, inner, heads, kv_heads = size
@@ -129,7 +130,7 @@ def fused_kernels(monkeypatch):
     from paddlenlp.transformers.llama.modeling import apply_rotary_pos_emb
     from paddlenlp.transformers.qwen2 import modeling as qwen2
 
-    from paddlenlp_galvatron.profiler import part
+    from paddlenlp_galvatron.measure import part
     from paddlenlp_galvatron.runtime import attention as runtime_attention
 
     def kernel(run, reads=lambda inputs, outputs: inputs):
@@ -178,8 +179,8 @@ def fused_kernels(monkeypatch):
 
 @pytest.mark.parametrize("family", ["llama", pytest.param("qwen2", marks=pytest.mark.slow), "qwen3"])
 def test_fused_kernels_keep_what_is_counted(family, fused_kernels):
-    from paddlenlp_galvatron.profiler.journal import Journal
-    from paddlenlp_galvatron.profiler.memory import MemoryProfiler
+    from paddlenlp_galvatron.measure.journal import Journal
+    from paddlenlp_galvatron.measure.memory import MemoryProfiler
     from paddlenlp_galvatron.runtime.adapters import load_family
 
     shape, seq, degrees = ModelShape("probe", family, 4, 128, 320, 8, 4, 1000, 512), 64, (1, 2)

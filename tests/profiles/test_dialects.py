@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from cost_examples import COMPUTATION, HARDWARE, MEMORY, MODEL, SEQ
 
+from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cost_model import load
-from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, Plan, Precision, UserError
-from paddlenlp_galvatron.search import SearchOptions, search
+from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, Plan, Precision
+from paddlenlp_galvatron.planner import SearchOptions, search
 
 CLUSTER = {"num_nodes": 2, "num_gpus_per_node": 4}
 LENGTHS = (256, SEQ, 1024)

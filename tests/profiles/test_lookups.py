@@ -7,7 +7,7 @@ from cost_examples import COMPUTATION, HARDWARE, MEMORY, SEQ
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from paddlenlp_galvatron.plan import UserError
+from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.plan.mesh import Axis
 from paddlenlp_galvatron.profiles import (
     Collective,

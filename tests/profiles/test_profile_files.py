@@ -13,17 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plans import json_values
 
+from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cost_model import load
 from paddlenlp_galvatron.model import measured_fingerprint
-from paddlenlp_galvatron.plan import (
-    Assumptions,
-    DataParallel,
-    LayerStrategy,
-    Plan,
-    Precision,
-    UserError,
-    VocabStrategy,
-)
+from paddlenlp_galvatron.plan import Assumptions, DataParallel, LayerStrategy, Plan, Precision, VocabStrategy
 from paddlenlp_galvatron.plan.mesh import Axis
 from paddlenlp_galvatron.profiles import (
     OVERLAP_NAME,

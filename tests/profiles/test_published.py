@@ -10,11 +10,11 @@ import pytest
 from fixtures.profile_shapes import LLAMA, hardware, memory, named, runs_mib, runs_ms, times
 from fixtures.published_profiles import PUBLISHED, Published
 
+from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.base.reading import read_json
 from paddlenlp_galvatron.cost_model import CostModel, load
-from paddlenlp_galvatron.interop.raw_runs import derived_memory, derived_times
-from paddlenlp_galvatron.plan import UserError
-from paddlenlp_galvatron.search import SearchOptions, search
+from paddlenlp_galvatron.planner import SearchOptions, search
+from paddlenlp_galvatron.profiles.raw_runs import derived_memory, derived_times
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 real_data = pytest.mark.skipif(not DATA.exists(), reason="no published profile files beside the checkout")

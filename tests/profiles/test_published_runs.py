@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.check.calibration.fit import MeasuredRun, calibrate, cost_of, expected
 from paddlenlp_galvatron.check.calibration.sources import LATER_LOOP, read_table
-from paddlenlp_galvatron.plan import UserError
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 
 ROOT = Path(__file__).parents[2]

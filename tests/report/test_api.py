@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import paddlenlp_galvatron as galvatron
-from paddlenlp_galvatron.plan import UserError
+from paddlenlp_galvatron.base.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 ASKED = {"device": "h100-80gb", "gpus": 8, "batch": 64}

@@ -17,6 +17,7 @@ from cost_examples import MODEL, example, one_node
 from paddlenlp_galvatron.base.printing import Console
 from paddlenlp_galvatron.base.text import gib
 from paddlenlp_galvatron.cost_model import CostModel, StageTimes, derive, timeline
+from paddlenlp_galvatron.cost_model.facts import flops_per_token
 from paddlenlp_galvatron.plan import (
     DataParallel,
     LayerStrategy,
@@ -27,14 +28,14 @@ from paddlenlp_galvatron.plan import (
     plan_id,
     read_plan,
 )
+from paddlenlp_galvatron.planner import SearchOptions, search
+from paddlenlp_galvatron.planner.explain import Explanation, FrontierPoint, frontier
+from paddlenlp_galvatron.planner.explain import explain as find_out
+from paddlenlp_galvatron.planner.prices import with_reserve
+from paddlenlp_galvatron.planner.problem import Problem
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
-from paddlenlp_galvatron.report.explain import Explanation, printed
-from paddlenlp_galvatron.report.explain import explain as find_out
-from paddlenlp_galvatron.report.measured import flops_per_token
-from paddlenlp_galvatron.report.page import FrontierPoint, folded, frontier, render, tiles, time_bar
-from paddlenlp_galvatron.report.why import Problem
-from paddlenlp_galvatron.search import SearchOptions, search
-from paddlenlp_galvatron.search.device import with_reserve
+from paddlenlp_galvatron.report.explain import printed
+from paddlenlp_galvatron.report.page import folded, render, tiles, time_bar
 
 LARGEST_BYTES = 3 * 10**6
 LONGEST_LOAD_MS = 2000

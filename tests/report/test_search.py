@@ -7,8 +7,8 @@ from dataclasses import replace
 from cost_examples import example
 
 from paddlenlp_galvatron.plan import LayerStrategy, Plan, VocabStrategy
+from paddlenlp_galvatron.planner import Need, SearchResult
 from paddlenlp_galvatron.report.search import summary
-from paddlenlp_galvatron.search import Need, SearchResult
 
 
 def test_the_layers_of_a_stage_of_several_chunks_are_one_range_each() -> None:

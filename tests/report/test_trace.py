@@ -6,12 +6,11 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from cost_model.test_facts import PLANS
 
 from paddlenlp_galvatron.cost_model import CostModel
 from paddlenlp_galvatron.plan import Plan
 from paddlenlp_galvatron.report.trace import predicted_events, rank_names
-
-from .test_breakdown import PLANS
 
 PASSES = ("forward", "backward", "wait", "sync")
 

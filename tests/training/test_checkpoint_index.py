@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.base.limits import MOST_LAYERS, MOST_SIZE
-from paddlenlp_galvatron.plan import ModelShape, UserError
+from paddlenlp_galvatron.plan import ModelShape
 from paddlenlp_galvatron.training.checkpoint.stored import (
     INDEX,
     BrokenCheckpoint,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from paddlenlp.data.indexed_dataset import MMapIndexedDataset
 from tokenizers import Tokenizer
 
-from paddlenlp_galvatron.plan import UserError
+from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.training.data import corpus
 from paddlenlp_galvatron.training.data.corpus import Corpus, Document, find_files, save_tokenizer, write_dataset
 from paddlenlp_galvatron.training.data.tokenizer import end_token, load_tokenizer, train_tokenizer

@@ -10,7 +10,8 @@ from paddlenlp.data import causal_dataset
 from paddlenlp.data.blendable_dataset import BlendableDataset
 from paddlenlp.data.indexed_dataset import MMapIndexedDatasetBuilder
 
-from paddlenlp_galvatron.plan import ModelShape, UserError
+from paddlenlp_galvatron.base.errors import UserError
+from paddlenlp_galvatron.plan import ModelShape
 from paddlenlp_galvatron.training.data import source as data_module
 from paddlenlp_galvatron.training.data.corpus import Corpus, write_dataset
 from paddlenlp_galvatron.training.data.dataset import HEADER

@@ -23,8 +23,9 @@ from huggingface_models import FOLDER, NAMES, TOLERANCE, oracle_of
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from paddlenlp_galvatron.base.errors import GalvatronError, UserError
 from paddlenlp_galvatron.check.parity.one_process import train_one_process
-from paddlenlp_galvatron.plan import GalvatronError, Precision, UserError, load_model
+from paddlenlp_galvatron.plan import Precision, load_model
 from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.weights import SeededWeights, Slice, WeightSource
 from paddlenlp_galvatron.training.checkpoint import convert, huggingface

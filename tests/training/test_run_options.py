@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from paddlenlp_galvatron.interop.aliases import ALIASES
-from paddlenlp_galvatron.interop.foreign import HOLDS, IDLE
+from paddlenlp_galvatron.base.errors import UserError
+from paddlenlp_galvatron.options.aliases import ALIASES
+from paddlenlp_galvatron.options.foreign import HOLDS, IDLE
 from paddlenlp_galvatron.options.group import canonical_options
-from paddlenlp_galvatron.plan import UserError, read_plan, uniform_plan, write_plan
+from paddlenlp_galvatron.plan import read_plan, uniform_plan, write_plan
 from paddlenlp_galvatron.training.prepare import GROUPS, prepare
 
 MODEL = {
@@ -89,9 +90,9 @@ def test_documented_options_make_the_run_that_they_name(folder):
 
 
 def test_every_alias_of_the_table_leads_to_an_option_of_some_command():
+    from paddlenlp_galvatron.measure.options import HardwareOptions, PointOptions
     from paddlenlp_galvatron.options.model_options import ModelOptions
-    from paddlenlp_galvatron.profiler.options import HardwareOptions, PointOptions
-    from paddlenlp_galvatron.search import SearchOptions
+    from paddlenlp_galvatron.planner import SearchOptions
 
     options = KNOWN.union(
         *(group.model_fields for group in (ModelOptions, SearchOptions, HardwareOptions, PointOptions))

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("paddle")
 
-from paddlenlp_galvatron.plan import UserError
+from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.training import resume
 
 RANKS = 3

@@ -14,7 +14,7 @@ from paddle.distributed.fleet.base.topology import HybridCommunicateGroup
 from paddlenlp.trainer import Trainer, TrainerCallback, TrainingArguments
 from paddlenlp.transformers import LlamaConfig, LlamaForCausalLM
 
-from paddlenlp_galvatron.plan import UserError
+from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.register import GalvatronTrainer, GalvatronTrainingArguments
 from paddlenlp_galvatron.training.data.map_dataset import MapData
 

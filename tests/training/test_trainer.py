@@ -17,8 +17,9 @@ from paddlenlp.trainer import TrainerCallback
 from paddlenlp.transformers import CosineAnnealingWithWarmupDecay
 from small_model import MODEL
 
+from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.base.process import told_to_stop
-from paddlenlp_galvatron.plan import Assumptions, Precision, UserError, uniform_plan, write_plan
+from paddlenlp_galvatron.plan import Assumptions, Precision, uniform_plan, write_plan
 from paddlenlp_galvatron.training import trainer as trainer_of_ranks
 from paddlenlp_galvatron.training.checkpoint.convert import to_huggingface
 from paddlenlp_galvatron.training.checkpoint.stored import open_checkpoint, whole_checkpoints

@@ -14,7 +14,7 @@ from paddlenlp.datasets.zero_padding_dataset import ZeroPaddingMapDataset
 from paddlenlp.transformers.tokenizer_utils import ChatTemplate, ChatTemplateMixin
 from paddlenlp.trl import preprocess_preference_data
 
-from paddlenlp_galvatron.plan import UserError
+from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.training.data.conversations import Encoder
 from paddlenlp_galvatron.training.data.sample_index import FOLDER
 from paddlenlp_galvatron.training.data.templates import TurnTemplate, WholeTemplate

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from paddlenlp.trainer.trainer_utils import get_scheduler
 
-from paddlenlp_galvatron.interop.aliases import canonical_name
-from paddlenlp_galvatron.interop.foreign import HOLDS, IDLE
+from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.model.lora import Adapters
+from paddlenlp_galvatron.options.aliases import canonical_name
+from paddlenlp_galvatron.options.foreign import HOLDS, IDLE
 from paddlenlp_galvatron.options.tuning import PreferenceOptions, TuningOptions
-from paddlenlp_galvatron.plan import UserError
 from paddlenlp_galvatron.training.arguments import OPTIONS, read_words
 from paddlenlp_galvatron.training.data.tokenizer import train_tokenizer
 from paddlenlp_galvatron.training.prepare import prepare

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from paddlenlp_galvatron.measure.journal import Journal
+from paddlenlp_galvatron.measure.memory import MemoryProfiler
 from paddlenlp_galvatron.plan import ModelShape, load_model
-from paddlenlp_galvatron.profiler.journal import Journal
-from paddlenlp_galvatron.profiler.memory import MemoryProfiler
 from paddlenlp_galvatron.profiles import ComputationProfile, HardwareProfile, Meta, Shape
 from paddlenlp_galvatron.runtime.adapters import load_family
 

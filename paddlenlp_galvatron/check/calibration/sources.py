@@ -12,6 +12,7 @@ from typing import Any
 
 from ...base.errors import UserError
 from ...base.reading import parse_json, read_json, read_text
+from ...cost_model.facts import flops_per_token
 from ...model import ModelShape, Recompute, load_model
 from ...model.config import preset_names
 from ...plan import Assumptions, Plan, Precision, plan_from_dict, read_plan, uniform_plan
@@ -19,7 +20,7 @@ from ...plan.strategy import DataParallel
 from ...plan.uniform import even_stages
 from ...profiles.analytic import GROUPED, ONE_BY_ONE, ExpertKernels
 from ...profiles.data_sheet import data_sheets
-from ...report.measured import WARM_UP_STEPS, flops_per_token, stage_peaks_mib
+from ...report.measured import WARM_UP_STEPS, stage_peaks_mib
 from .fit import MeasuredRun
 
 Row = Mapping[str, str]

@@ -19,11 +19,11 @@ import paddle
 
 from ...launch.gpus import gpu_name, p2p_channels
 from ...launch.processes import launch
+from ...measure.messages import message_mib, overlap_coefficient, overlapping_ranks
+from ...measure.stopwatch import Stopwatch
 from ...plan import Precision
 from ...plan.comm_points import Collective
 from ...plan.communicators import DOWN, UP
-from ...profiler.messages import message_mib, overlap_coefficient, overlapping_ranks
-from ...profiler.stopwatch import Stopwatch
 from ...profiles.reserve import reserve_of
 from ...runtime import device
 from ...runtime.collectives import receive_start, send_start

@@ -12,10 +12,10 @@ from ...base.text import gib
 from ...base.writing import write_text
 from ...cost_model import CostModel, load, step_traffic_bytes
 from ...launch.processes import launch
+from ...measure.journal import Journal
+from ...measure.launcher import run_ranks
+from ...measure.options import HardwareOptions, ModelRun, PointOptions, runnable_degrees
 from ...plan import Assumptions, ModelShape, Plan, Precision, plan_to_dict, uniform_plan
-from ...profiler.journal import Journal
-from ...profiler.launcher import run_ranks
-from ...profiler.options import HardwareOptions, ModelRun, PointOptions, runnable_degrees
 from ...profiles import Shape
 from ..findings import Finding
 from ..validation.accuracy import outcome

@@ -14,12 +14,11 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...base.errors import UserError
+from ...base.errors import GalvatronError, UserError
 from ...base.locking import LOCK
 from ...base.reading import read_json
 from ...base.writing import whole_file, write_text
 from ...launch.processes import Device
-from ...plan import GalvatronError
 from ..doctor import Files, Machine, examine
 from ..findings import Finding, Outcome, findings_json, outcome_of
 from . import beside, faults, kernels, parity, prediction, stock

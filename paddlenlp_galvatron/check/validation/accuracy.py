@@ -11,9 +11,9 @@ from typing import Any
 
 from ...cost_model import CostModel, step_traffic_bytes
 from ...cost_model.costs import StageMemory
+from ...cost_model.facts import TIME, layouts_ms, part_ms
 from ...plan import ModelShape, Plan
 from ...profiles.reserve import Reserve
-from ...report.facts import TIME, layouts_ms, part_ms
 from .options import ValidateOptions
 from .plans import Rivals
 from .work import MeasuredRun, key_of

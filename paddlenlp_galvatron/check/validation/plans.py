@@ -14,7 +14,7 @@ from ...plan import Assumptions, DataParallel, LayerStrategy, ModelShape, Plan, 
 from ...plan.check import require_valid
 from ...plan.mesh import divisors, every_degrees
 from ...plan.uniform import even_stages
-from ...search import SearchOptions, SearchResult, search
+from ...planner import SearchOptions, SearchResult, search
 
 KINDS = ("uniform", "alone", "layer-wise", "mixed")  # in turn
 MOST_MISSES = 1000  # in a row, before the space counts as used up

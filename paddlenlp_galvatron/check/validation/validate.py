@@ -13,11 +13,11 @@ from ...base.scratch import scratch_folder
 from ...base.writing import write_text
 from ...cost_model import CostModel, CostOptions, Task, load
 from ...launch.processes import Launch, LaunchError
+from ...measure.journal import Journal
+from ...measure.launcher import PROGRESS, fingerprint
 from ...plan import Assumptions, ModelShape, Plan, load_model, plan_to_dict, read_plan
 from ...plan.check import require_valid
-from ...profiler.journal import Journal
-from ...profiler.launcher import PROGRESS, fingerprint
-from ...search import SearchOptions
+from ...planner import SearchOptions
 from .accuracy import Accuracy, Outcome, outcome, verdict
 from .options import ValidateOptions
 from .plans import rivals_at_budgets, sample_plans

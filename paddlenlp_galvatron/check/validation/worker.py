@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from ...measure.journal import Journal
+from ...measure.launcher import report_progress
+from ...measure.stopwatch import Stopwatch
 from ...model.lora import Adapters
 from ...plan import Plan
-from ...profiler.journal import Journal
-from ...profiler.launcher import report_progress
-from ...profiler.stopwatch import Stopwatch
 from ...report.measured import scalars_bytes
 from ...runtime import device
 from ...runtime.adapters import load_family

@@ -10,7 +10,7 @@ from paddle.incubate.nn.functional import fused_rms_norm
 from paddlenlp.transformers.llama import fusion_ops
 
 from ...model import ModelShape, config_of
-from . import PLAIN, Kernels
+from ..kernels import PLAIN, Kernels
 
 
 def _rms_norm(x: Any, weight: Any, epsilon: float, use_fast_ln: bool = False) -> Any:

@@ -19,10 +19,11 @@ from typing import Any
 
 import numpy as np
 
+from ...base.errors import UserError
 from ...base.reading import LargeFile, read_json
 from ...base.writing import whole_folder, write_text
 from ...model.lora import FACTORS, Adapters, factors_of
-from ...plan import ModelShape, Precision, UserError
+from ...plan import ModelShape, Precision
 from ...runtime.weights import WHOLE, Array, Slice
 from .convert import Advance, write_model
 from .loading import CheckpointWeights, open_weights

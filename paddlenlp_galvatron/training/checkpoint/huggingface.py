@@ -19,10 +19,11 @@ from pathlib import Path
 
 import numpy as np
 
+from ...base.errors import UserError
 from ...base.reading import read_json
 from ...model import Weight
 from ...model.shape import UNPLANNED
-from ...plan import ModelShape, Precision, UserError, load_model
+from ...plan import ModelShape, Precision, load_model
 from ...runtime.weights import WHOLE, Array, Slice
 from .tensor_file import CODES, opened, require_finite
 

@@ -19,7 +19,8 @@ import paddle
 import paddle.distributed as dist
 from safetensors import safe_open
 
-from ...plan import ModelShape, Precision, UserError
+from ...base.errors import UserError
+from ...plan import ModelShape, Precision
 from ...runtime.collectives import broadcast
 from ...runtime.engine import Engine
 from ...runtime.groups import world_from_environment

@@ -21,11 +21,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from ...base.errors import GalvatronError, UserError
 from ...base.reading import read_bytes
 from ...base.writing import UNFINISHED, make_folder, move, to_disk
 from ...launch.faults import named, wait_limit_s
 from ...launch.status import waiting
-from ...plan import GalvatronError, Precision, UserError, plan_to_dict
+from ...plan import Precision, plan_to_dict
 from ...runtime import device
 from ...runtime.engine import Engine
 from ...runtime.units import Trainable
@@ -33,11 +34,12 @@ from ..data.source import BatchSource
 from .adapters import write_adapters
 from .convert import precision_of, to_huggingface
 from .huggingface import CONFIG, SHARDS
-from .loading import gather_objects, pieces_of, state_key
+from .loading import from_first, gather_objects, pieces_of, state_key
 from .stored import BEFORE, FORMAT, MOMENTS, POWERS, WEIGHT, open_checkpoint, step_of, whole_checkpoints, write_index
 from .tensor_file import Tensor, write_tensors
 
 POLL_S = 0.05
+MOST_POLL_S = 1.0  # between two looks for the files of 1,000 ranks, on a file system that they share
 LINE_S = 15.0  # between lines of how far a long writing is
 MAX_SHARD_BYTES = 5 * 2**30  # as transformers writes them
 WEIGHTS_ALONE = SimpleNamespace(state_dict=dict)  # an optimizer without moments
@@ -64,13 +66,14 @@ class Writer:
         self._error: Exception | None = None
         self._awaited = ""  # ranks whose parts are not there
         self._best: int | None = None
-        if engine.rank == 0:  # before the others, who wait in `_owned`, write anything
+        if engine.rank == 0:  # before the others, who wait for it, write anything
             self._companions = {file.name: read_bytes(file) for file in companions}
             for kind in ("step", "old"):
                 for left in folder.glob(f"{kind}-*{UNFINISHED}"):
                     with suppress(OSError):
                         left.unlink() if left.is_symlink() else shutil.rmtree(left)
-        self._own = self._owned()
+        from_first(engine, None)
+        self._own = [number for number, trainable in enumerate(engine.trainables) if trainable.is_first_copy]
         make_folder(folder.parent)
         self._run = folder.parent.stat()  # the run's folder, which others may remove
 
@@ -118,13 +121,6 @@ class Writer:
             if os.path.samestat(self._run, run.stat()):
                 return
         raise GalvatronError(f"{run}: was removed while this run wrote to it; nothing is saved there, and the run ends")
-
-    def _owned(self) -> list[int]:
-        """Numbers of the trainables that this rank writes: those that no lower rank holds."""
-        mine = [[asdict(part) for part, _ in pieces_of(trainable)] for trainable in self._engine.trainables]
-        everybody = gather_objects(self._engine, mine)
-        lower = {json.dumps(parts) for rank in range(self._engine.rank) for parts in everybody[rank]}
-        return [number for number, parts in enumerate(mine) if json.dumps(parts) not in lower]
 
     def _copy(self, optimizer: Any) -> tuple[list[Tensor], list[dict[str, Any]], dict[str, float]]:
         state = optimizer.state_dict()
@@ -178,12 +174,14 @@ class Writer:
         """Waits for the files of all ranks, makes the checkpoint whole, and drops old ones."""
         names = [f"rank-{rank:05d}.safetensors.json" for rank in range(self._engine.plan.world_size)]
         deadline = time.monotonic() + (limit_s := wait_limit_s())
-        while missing := [rank for rank, name in enumerate(names) if not (part / name).exists()]:
+        missing, pause_s = list(range(len(names))), POLL_S
+        while missing := [rank for rank in missing if not (part / names[rank]).exists()]:
             if time.monotonic() > deadline:
                 raise GalvatronError(f"{self._awaited} did not write a part within {limit_s:.0f} s")
             self._require_run()
             self._awaited = named(tuple(missing))
-            time.sleep(POLL_S)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, MOST_POLL_S)
         self._awaited = ""
         index["files"] = [json.loads((part / name).read_text()) for name in names]
         for file, content in self._companions.items():

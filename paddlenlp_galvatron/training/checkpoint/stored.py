@@ -24,11 +24,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from ...base.errors import UserError
 from ...base.reading import read_json
 from ...base.writing import write_text
 from ...model import config_of, shape_from_config
 from ...model.lora import Adapters, factors_of
-from ...plan import ModelShape, Precision, UserError
+from ...plan import ModelShape, Precision
 
 FORMAT = 2
 INDEX = "index.json"

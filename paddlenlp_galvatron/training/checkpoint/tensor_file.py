@@ -16,7 +16,8 @@ import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from ...plan import Precision, UserError
+from ...base.errors import UserError
+from ...plan import Precision
 
 DTYPES: dict[Precision, np.dtype[Any]] = {
     Precision.FP32: np.dtype(np.float32),

@@ -1,0 +1,266 @@
+"""The facts of a plan and its prediction: one record, rendered as text, JSON, pages, differences and scalings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf
+
+from ..plan import LayerStrategy, ModelShape, Plan, Precision
+from ..plan.strategy import runs
+from ..profiles.reserve import gpu_sheet
+from .costs import Load, Prediction, Task, Terms, Workspace
+from .model import CostModel
+
+# Terms of a step's time on one stage, in ms, by key and name. They and `waiting` add up to the step.
+TIME = {
+    "forward": "forward",
+    "backward": "backward",
+    "recompute": "recompute",
+    "vocabulary": "embedding, LM head, loss",
+    "tensor": "TP/CP/Ulysses communication",
+    "experts": "EP communication",
+    "layouts": "resharding",
+    "gathers": "ZeRO-3 all-gather",
+    "gradients": "gradient reduction",
+    "publish": "ZeRO-2 all-gather",
+    "optimizer": "optimizer",
+    "waiting": "pipeline bubble",
+}
+COMMUNICATION = ("tensor", "experts", "layouts", "gathers", "gradients", "publish")
+# Terms of a device's memory on one stage, in MiB. They and `free` add up to the budget.
+MEMORY = {
+    "parameters": "parameters",
+    "gradients": "gradients",
+    "moments": "optimizer states",
+    "masks": "masks, ids, P2P buffers",
+    "activations": "activations",
+    "working": "workspace",
+    "reserve": "reserve",
+    "free": "free",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PlanPart:
+    """Layers of one strategy that follow each other, or a vocabulary layer: time of a step and memory of a device."""
+
+    name: str
+    time_ms: Mapping[str, float]  # of all of it, by the keys of TIME
+    hidden_ms: Mapping[str, float]  # communication behind compute
+    memory_mib: Mapping[str, float]  # by the keys of MEMORY; `working` of the layer that needs most
+
+
+@dataclass(frozen=True, slots=True)
+class StageBreakdown:
+    """One stage. Time and memory of a rank that has most of it."""
+
+    time_ms: Mapping[str, float]
+    hidden_ms: Mapping[str, float]
+    hand_over_ms: float  # messages to the next stage and back: hidden, or within `waiting` of some stage
+    memory_mib: Mapping[str, float]
+    parts: tuple[PlanPart, ...]
+
+    @property
+    def busy_ms(self) -> float:
+        """Without waiting."""
+        return sum(self.time_ms.values()) - self.time_ms["waiting"]
+
+
+def breakdown(
+    plan: Plan, cost: CostModel, prediction: Prediction, budget_mib: float | None = None
+) -> list[StageBreakdown]:
+    """Every stage of a plan. `budget_mib`: memory of a device, of which `free` is what is left; None: no `free`."""
+    return [_stage(plan, cost, prediction, stage, budget_mib) for stage in range(plan.pipeline)]
+
+
+def _stage(plan: Plan, cost: CostModel, prediction: Prediction, stage: int, budget_mib: float | None) -> StageBreakdown:
+    predicted = prediction.stages[stage]
+    parts = tuple(_parts(plan, cost, stage))
+    time_ms = {key: sum(part.time_ms.get(key, 0.0) for part in parts) for key in TIME}
+    hidden_ms = {key: sum(part.hidden_ms.get(key, 0.0) for part in parts) for key in ("gathers", "gradients")}
+    time_ms["layouts"] = layouts_ms(plan, cost, stage)
+    busy = plan.micro_batches * (predicted.forward_ms + predicted.backward_ms) + predicted.sync_ms
+    time_ms["waiting"] = max(0.0, prediction.time_s * 1000 - busy)
+    memory = {key: sum(part.memory_mib.get(key, 0.0) for part in parts) for key in MEMORY if key != "free"}
+    memory |= {"working": predicted.memory.working_mib, "reserve": predicted.memory.context_mib}
+    if budget_mib is not None:
+        memory["free"] = budget_mib - predicted.memory.total_mib
+    hand_over = plan.micro_batches * 2 * predicted.send_ms
+    return StageBreakdown(time_ms, hidden_ms, hand_over, memory, parts)
+
+
+def _parts(plan: Plan, cost: CostModel, stage: int) -> Iterator[PlanPart]:
+    for chunk, held in enumerate(cost.in_flight(plan, stage)):
+        yield from _chunk_parts(plan, cost, stage, chunk, held)
+
+
+def _chunk_parts(plan: Plan, cost: CostModel, stage: int, chunk: int, held: int) -> Iterator[PlanPart]:
+    """`held`: micro-batches in flight when the stage's activations take most."""
+    costs, layers = cost.chunk_parts(plan, stage, chunk), plan.chunk_layers(stage, chunk)
+    is_first, is_last = plan.is_first(stage, chunk), plan.is_last(stage, chunk)
+    before = 0 if is_last and not is_first else 1
+
+    def part(name: str, first: int, count: int, vocabulary: bool) -> PlanPart:
+        some = costs[first : first + count]
+        times = [_named(part_ms(one.terms, plan.micro_batches), vocabulary) for one in some]
+        states = [one.terms.states for one in some]
+        return PlanPart(
+            name,
+            {key: sum(one.get(key, 0.0) for one in times) for key in TIME if any(one.get(key) for one in times)},
+            {
+                "gathers": plan.micro_batches * sum(one.terms.gather_hidden_ms for one in some),
+                "gradients": sum(_each(one.terms, plan.micro_batches) * one.terms.reduce_hidden_ms for one in some),
+            },
+            {
+                "parameters": sum(one.parameters_mib for one in states),
+                "gradients": sum(one.gradients_mib for one in states),
+                "moments": sum(one.moments_mib for one in states),
+                "masks": sum(one.masks_mib for one in states),
+                "activations": held * sum(one.activation_mib for one in some),
+                "working": Workspace.of(one.workspace for one in some).total_mib,
+            },
+        )
+
+    if before:
+        name = "the stage's input" if not is_first else "embedding, LM head" if is_last else "embedding"
+        yield part(name, 0, 1, vocabulary=True)
+    for run, _ in runs([plan.layers[layer] for layer in layers]):
+        start, stop = layers[run[0]], layers[run[-1]]
+        name = f"layer {start}" if start == stop else f"layers {start}-{stop}"
+        yield part(name, before + run.start, len(run), vocabulary=False)
+    if not before:
+        yield part("LM head", len(costs) - 1, 1, vocabulary=True)
+
+
+def layouts_ms(plan: Plan, cost: CostModel, stage: int) -> float:
+    """Resharding between the layers of a stage in a step, ms."""
+    switches = [switch for chunk in range(plan.chunks) for switch in cost.chunk_switches(plan, stage, chunk)]
+    return plan.micro_batches * sum(forward + backward for forward, backward in switches)
+
+
+def part_ms(terms: Terms, micro_batches: int) -> dict[str, float]:
+    """Terms of a layer, embedding or LM head in a step, ms."""
+    return {
+        "forward": micro_batches * terms.forward_ms,
+        "backward": micro_batches * terms.backward_ms,
+        "recompute": micro_batches * terms.recompute_ms,
+        "tensor": micro_batches * (terms.tensor_forward_ms + terms.tensor_backward_ms),
+        "experts": micro_batches * (terms.expert_forward_ms + terms.expert_backward_ms),
+        "gathers": micro_batches * (terms.gather_forward_ms + terms.gather_backward_ms),
+        "gradients": _each(terms, micro_batches) * terms.reduce_ms + terms.finish_ms,
+        "publish": terms.publish_ms,
+        "optimizer": terms.optimizer_ms,
+    }
+
+
+def _named(times_ms: dict[str, float], vocabulary: bool) -> dict[str, float]:
+    """The vocabulary's computation is a term of its own; nothing of it is recomputed."""
+    if not vocabulary:
+        return times_ms
+    computed = times_ms.pop("forward") + times_ms.pop("backward")
+    return times_ms | {"vocabulary": computed, "recompute": 0.0}
+
+
+def _each(terms: Terms, micro_batches: int) -> int:
+    """How often a step reduces gradients."""
+    return micro_batches if terms.reduced_each else 1
+
+
+def strategy_words(strategy: LayerStrategy) -> str:
+    """`tp 4, zero3, recompute`, or `recompute norms+attention`."""
+    split = [f"{axis.words} {degree}" for axis, degree in strategy.axes if degree > 1]
+    strided = [] if strategy.consecutive or strategy.ranks == 1 else ["strided"]
+    again = f"recompute {strategy.recompute.words}".removesuffix(" full") if strategy.recompute else ""
+    ep, etp, dp_type = strategy.experts
+    parts = [f"ep {ep}" * (ep > 1), f"tp {etp}" * (etp > 1), str((strategy.experts_dp_type and dp_type) or "")]
+    experts = " ".join(filter(None, parts))
+    own = f"experts {experts}" if experts else ""
+    return ", ".join(word for word in [*split, *strided, str(strategy.dp_type), again, own] if word)
+
+
+def flops_per_token(shape: ModelShape, seq_length: int, frozen: bool = False) -> float:
+    """Floating-point operations of a token, forward and backward, recompute left out: what MFU counts.
+
+    6 for each weight that tokens are multiplied with and 12 * layers * hidden * sequence for attention's two products
+    (PaLM, arXiv:2204.02311, appendix B). The embedding is looked up, not multiplied, unless it is the LM head as well.
+    `frozen` weights, beside which adapters learn, count 4 instead of 6: they have no gradients.
+    """
+    looked_up = 0 if shape.tied_embeddings else shape.vocab_size * shape.hidden_size
+    return (4 if frozen else 6) * (shape.active_parameters - looked_up) + 12 * shape.layers * shape.q_width * seq_length
+
+
+def trained_flops_per_token(shape: ModelShape, seq_length: int, task: Task) -> float:
+    """Operations of a token that the task asks for, recompute left out.
+
+    A weight has three products, a frozen one two; attention stays within documents.
+    """
+    whole = flops_per_token(shape, seq_length)
+    attention = 12 * shape.layers * shape.hidden_size * seq_length
+    return attention * task.seen(seq_length) + (whole - attention) * (2 / 3 if task.frozen else 1)
+
+
+@dataclass(frozen=True)
+class PlanFacts:
+    """A plan, and its prediction under a cost model."""
+
+    plan: Plan
+    prediction: Prediction
+    cost: CostModel
+    shape: ModelShape | None  # of a model whose layers are alike
+    budget_mib: float = inf  # memory of a device
+
+    @cached_property
+    def stages(self) -> list[StageBreakdown]:
+        return breakdown(self.plan, self.cost, self.prediction, self.budget_mib)
+
+    @property
+    def fullest(self) -> int:
+        """The stage with least memory left."""
+        return max(range(self.plan.pipeline), key=lambda stage: self.prediction.stages[stage].memory.total_mib)
+
+    @property
+    def busiest(self) -> int:
+        """The stage that works longest."""
+        return max(range(self.plan.pipeline), key=lambda stage: self.stages[stage].busy_ms)
+
+    @property
+    def memory_mib(self) -> float:
+        """Memory of a device of the fullest stage."""
+        return self.prediction.stages[self.fullest].memory.total_mib
+
+    @property
+    def mean_time_ms(self) -> dict[str, float]:
+        """Terms of a step, averaged over the stages."""
+        return {key: sum(stage.time_ms[key] for stage in self.stages) / len(self.stages) for key in TIME}
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.prediction.samples_per_s * (self.plan.assumed.seq_length or 0)
+
+    @property
+    def mfu(self) -> float | None:
+        """None where the device's peak or the shape of all layers is not known."""
+        sheet = gpu_sheet(self.cost.device)
+        if self.shape is None or sheet is None or self.plan.assumed.mixed_precision is Precision.FP32:
+            return None
+        flops_per_s = self.tokens_per_s * flops_per_token(self.shape, self.plan.assumed.seq_length or 0)
+        return flops_per_s / self.plan.world_size / (sheet.matmul_16bit.value * 1e12)
+
+    @property
+    def device_word(self) -> str:
+        """`GPU`, where the devices are known to be some; else `rank`."""
+        return "GPU" if self.cost.reserve.parts else "rank"
+
+    @property
+    def speed_words(self) -> str:
+        """`9,656 tokens/s/GPU, MFU 46.2%`."""
+        words = f"{self.tokens_per_s / self.plan.world_size:,.0f} tokens/s/{self.device_word}"
+        words += f", MFU {self.mfu:.1%}" if self.mfu else ""
+        return words + (f"; {self.cost.load}" if self.cost.load else "")
+
+
+def load_summary(load: Load | None) -> dict[str, float] | None:
+    """`load` of every JSON answer; None: a model without experts, or a plan whose file does not tell it."""
+    return load and load._asdict()

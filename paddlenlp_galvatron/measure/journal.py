@@ -1,0 +1,135 @@
+"""Measured numbers as they are made, kept on disk: an interrupted profile goes on where it stopped."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+import paddle
+import paddle.distributed as dist
+
+from ..base.errors import GalvatronError, UserError
+from ..base.reading import parse_json, read_bytes
+from ..base.writing import write_text
+from ..runtime import device
+
+FOLDER = ".journal"  # in the folder of the profile files
+USED = "used "  # begins keys of a GPU's memory beside tensors, named as in `profiles.reserve.MeasuredReserve`
+METHOD = 10  # how numbers are measured and written; raised when that changes, so that older ones are dropped
+
+
+class Journal:
+    """Measured numbers: key -> JSON value. Rank 0 reads and writes the file; all ranks know the same.
+
+    The file has one line a number, written through to the disk before the next number is measured.
+    """
+
+    def __init__(self, known: Mapping[str, Any] | None = None, file: TextIO | None = None):
+        self._known, self._file = dict(known or {}), file
+        self.kept_note = (  # for the user, about an earlier run
+            [f"{len(self._known)} numbers were measured before and are kept; --fresh 1 measures them again"]
+            if self._known
+            else []
+        )
+
+    @classmethod
+    def open(
+        cls, output: str | Path, what: str, identity: Mapping[str, Any], rank: int, world_size: int, fresh: bool
+    ) -> Journal:
+        """The journal of a kind of profile in its output folder; of everything in `identity` that changes its numbers
+        (JSON values), and METHOD, each combination has its own. `fresh`: forget what an earlier run measured."""
+        known: list[dict[str, Any]] = [{}]
+        file = None
+        if rank == 0:
+            text = json.dumps({"method": METHOD, **identity}, sort_keys=True)
+            path = Path(output) / FOLDER / f"{what}_{hashlib.sha256(text.encode()).hexdigest()[:16]}.jsonl"
+            file = _locked(path)
+            known = [{} if fresh else _read(path)]
+            write_text(path, text + "\n" + "".join(_line(key, value) for key, value in known[0].items()))
+            file.close()
+            file = _locked(path)  # of the file that was written in place of the other
+        if world_size > 1:
+            dist.broadcast_object_list(known, src=0)
+        return cls(known[0], file)
+
+    def get(self, key: str, measure: Callable[[], Any]) -> Any:
+        """The number under a key, measured now unless it is known. Every rank asks for the same in the same order."""
+        if key not in self._known:
+            self._known[key] = measure()
+            if self._file:
+                self._file.write(_line(key, self._known[key]))
+                self._file.flush()
+                os.fsync(self._file.fileno())
+        return self._known[key]
+
+    def rounds(self, kind: str) -> dict[tuple[str, ...], list[Any]]:
+        """Everything measured under keys `kind WORD... ROUND`: the words -> what its rounds found."""
+        found: dict[tuple[str, ...], list[Any]] = {}
+        for key, value in self.items(f"{kind} "):
+            found.setdefault(tuple(key.split()[1:-1]), []).append(value)
+        return found
+
+    def items(self, prefix: str = "") -> list[tuple[str, Any]]:
+        """All that is known under keys that begin so."""
+        return [(key, value) for key, value in self._known.items() if key.startswith(prefix)]
+
+
+def _line(key: str, value: Any) -> str:
+    return json.dumps([key, value]) + "\n"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Every whole line but the first, up to one that is damaged: what a loss of power left may end in NULs."""
+    known: dict[str, Any] = {}
+    for line in read_bytes(path).split(b"\n")[1:-1]:
+        try:
+            key, value = parse_json(line.decode(), str(path))
+        except (UserError, ValueError, TypeError):
+            return known
+        if not isinstance(key, str):
+            return known
+        known[key] = value
+    return known
+
+
+def _locked(path: Path) -> TextIO:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = path.open("a", encoding="utf-8")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise GalvatronError(f"{path}: another profiler is writing it; wait until it ends, or end it") from None
+    return file
+
+
+class Used:
+    """Memory of a GPU beside the tensors of its allocator, by its driver's count, from the object's creation. Made
+    before the world starts, it leaves out only the memory of other programs."""
+
+    def __init__(self) -> None:
+        self._mib = device.beside_mib()
+
+    def more_mib(self) -> float | None:
+        """MiB more than at the last call, the CUDA context included; None on CPU or without the driver's count."""
+        if self._mib is None:
+            return None
+        paddle.zeros([1])  # makes the context, if there is none
+        device.synchronize()
+        before, self._mib = self._mib, device.beside_mib()
+        return None if self._mib is None else self._mib - before
+
+
+def note_used(journal: Journal, name: str, mib: float | None) -> None:
+    """Write an increase to the journal."""
+    if mib is not None and mib > 0:
+        journal.get(USED + name, lambda: mib)
+
+
+def used_of(journal: Journal) -> dict[str, float]:
+    """The increases in a journal, by name."""
+    return {key.removeprefix(USED): mib for key, mib in journal.items(USED)}

@@ -1,0 +1,120 @@
+"""Where ranks run: a hostfile or the command line of Paddle's launcher, as options of ours."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..base.errors import UserError
+from ..base.reading import LARGEST_OPTIONS, read_text
+from .options import ProfileRunOptions
+
+LOOKUP_S = 10.0  # in which names are looked up; a resolver may let each of them wait for as long
+LOOKUPS = 8  # at once
+# Option of a launcher -> ours.
+LAUNCHER_OPTIONS = {
+    "nnodes": "num_nodes",
+    "nproc_per_node": "num_gpus_per_node",
+    "rank": "node_rank",
+    "node_rank": "node_rank",
+    "master_addr": "master_addr",
+    "master_port": "master_port",
+}
+DEVICES = ("gpus", "devices")
+IDLE = ("log_dir", "log_level", "job_id")  # ranks' output is shown, and logs are deleted after success
+LAUNCHERS = ("paddle.distributed.launch", "torch.distributed.launch", "torchrun")
+
+
+def with_nodes(values: dict[str, Any]) -> dict[str, Any]:
+    """The options with those that `hostfile` or `launch` among them say. Raises UserError."""
+    if values.get("hostfile"):
+        values = options_of_hostfile(Path(values["hostfile"]), values)
+    return options_of_launch(values["launch"], values) if values.get("launch") else values
+
+
+def options_of_hostfile(hostfile: Path, given: dict[str, Any]) -> dict[str, Any]:
+    """The options with num_nodes, master_addr and node_rank, where they are not given. One address a line, node 0
+    first, as for MPI; words behind an address are ignored. Raises UserError."""
+    try:
+        lines = read_text(hostfile, LARGEST_OPTIONS).splitlines()
+    except UserError as error:
+        raise UserError(f"hostfile: {error}") from None
+    hosts = [line.split()[0] for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    if not hosts:
+        raise UserError(f"hostfile: {hostfile} names no node; write one address a line")
+    wanted = ProfileRunOptions.from_values(given).num_nodes if "num_nodes" in given else len(hosts)
+    if len(hosts) < wanted:
+        raise UserError(f"hostfile: {hostfile} names {len(hosts)} nodes, but num_nodes is {wanted}")
+    found = {"num_nodes": len(hosts), "master_addr": hosts[0]} | given
+    if "node_rank" not in given and found["num_nodes"] != 1:
+        found["node_rank"] = own_rank(hosts, f"hostfile: {hostfile}")
+    return found
+
+
+def options_of_launch(line: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with those of a launcher's command line, where they are not given; its `--gpus` become visible to
+    ranks. Raises UserError: it starts something else, or has an option without a counterpart."""
+    words = line.split()
+    start = next((number for number, word in enumerate(words) if word.endswith(LAUNCHERS)), None)
+    if start is None:
+        raise UserError(f"launch: {line!r} starts none of {', '.join(LAUNCHERS)}; leave it out")
+    found: dict[str, Any] = {}
+    rest = iter(words[start + 1 :])
+    for word in rest:
+        name, equals, behind = word.lstrip("-").partition("=")
+        name = name.replace("-", "_")
+        value = behind if equals else next(rest, None)
+        if value is None:
+            raise UserError(f"launch: --{name}: a value is missing")
+        if name == "ips":
+            hosts = value.split(",")
+            found |= {"num_nodes": str(len(hosts)), "master_addr": hosts[0]}
+            if len(hosts) > 1 and "node_rank" not in given:
+                found["node_rank"] = str(own_rank(hosts, "launch: --ips"))
+        elif name == "master":
+            address, _, port = value.removeprefix("etcd://").rpartition(":")
+            found |= {"master_addr": address, "master_port": port}
+        elif name in DEVICES:
+            os.environ["CUDA_VISIBLE_DEVICES"] = value
+            found["num_gpus_per_node"] = str(len(value.split(",")))
+        elif name in LAUNCHER_OPTIONS:
+            found[LAUNCHER_OPTIONS[name]] = value
+        elif name not in IDLE:
+            raise UserError(f"launch: --{name} has no counterpart here; leave it out")
+    return found | dict(given)
+
+
+def own_rank(hosts: Sequence[str], where: str) -> int:
+    """The index of this node. Raises UserError: none of the hosts is this node, or several are."""
+    own: list[int] = []
+    left = iter(enumerate(hosts))
+
+    def look() -> None:
+        for number, host in left:
+            if _is_own(host):
+                own.append(number)
+
+    threads = [threading.Thread(target=look, daemon=True) for _ in range(min(LOOKUPS, len(hosts)))]
+    end = time.monotonic() + LOOKUP_S
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    if len(own) != 1:
+        raise UserError(f"{where}: {len(own)} of its addresses are this node's; say which one: --node_rank N")
+    return own[0]
+
+
+def _is_own(host: str) -> bool:
+    """Whether an address is this node's: only such a one can be listened on."""
+    try:
+        with socket.socket() as probe:
+            probe.bind((host, 0))
+    except (OSError, TypeError, ValueError):  # the latter two: of what can be no name of a host
+        return False
+    return True

@@ -1,0 +1,333 @@
+"""The options of the profilers, and which shapes and degrees of a model they choose to measure. Needs no Paddle."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+from ..base.errors import UserError
+from ..base.limits import Number, Port, Positive, Rank, Ranks, Samples, Size
+from ..launch.nodes import environment_nodes
+from ..options.group import Options, Sizes
+from ..options.model_options import SEQ, ModelOptions
+from ..plan import Assumptions, LayerStrategy, ModelShape, Plan, Precision, VocabStrategy
+from ..plan.check import require_valid
+from ..profiles import Collective, Shape
+
+MOST_TURNS = 1000
+MOST_POINTS = 1000  # batch sizes or lengths of a profile
+LATENCY_MIB = (1 / 64, 1 / 16, 1 / 4)  # messages that are measured for their latency
+
+
+def thinned(sizes: Sequence[float], step: float) -> list[float]:
+    """Returns the first and last of rising sizes, and between them those at least `step` times the one before."""
+    kept = list(sizes[:1])
+    for size in sizes[1:-1]:
+        if size >= step * kept[-1] and size * step <= sizes[-1]:
+            kept.append(size)
+    return [*kept, *sizes[1:][-1:]]
+
+
+def _words(value: Any) -> Any:
+    return value.split() if isinstance(value, str) else value
+
+
+def _from_environment(value: Any) -> Any:
+    """Galvatron's scripts hand over names of variables ($MASTER_ADDR), for each node to look up."""
+    return os.environ.get(value[1:].strip("{}")) if isinstance(value, str) and value.startswith("$") else value
+
+
+class ProfileRunOptions(Options):
+    """Options of every profile."""
+
+    output: Path = Field(Path("configs"), description="folder of the profile files")
+    num_nodes: Ranks = Field(1, description="number of nodes; start the same command on each")
+    num_gpus_per_node: Ranks | None = Field(
+        None, description="ranks on each node (on CPU: processes); unset: 1, or as many as the data sheet has"
+    )
+    nproc: Ranks | None = Field(None, description="the same as num_gpus_per_node")
+    node_rank: Annotated[Rank, BeforeValidator(lambda value: _from_environment(value) or 0)] = Field(
+        0, description="number of this node, from 0"
+    )
+    master_addr: Annotated[str | None, BeforeValidator(_from_environment)] = Field(
+        None, description="address of node 0"
+    )
+    master_port: Annotated[Port | None, BeforeValidator(_from_environment)] = Field(
+        None, description="free port of node 0"
+    )
+    hostfile: Path | None = Field(
+        None, description="file with one node address per line, node 0 first; sets num_nodes, node_rank and master_addr"
+    )
+    launch: str | None = Field(
+        None, description="command line of Paddle's launcher, as PaddleNLP's scripts have it; sets nodes and devices"
+    )
+    time_budget_s: Positive | None = Field(
+        None, description="seconds after which optional measurements are skipped and the others kept short"
+    )
+    adaptive: bool = Field(
+        True, description="0: measure every point, also where a line through the neighbouring points predicts it"
+    )
+    turns: int | None = Field(
+        None,
+        ge=1,
+        le=MOST_TURNS,
+        description="how often each number is measured; more than the profile has are measured beside those it has; "
+        "unset: as often as such numbers need",
+    )
+    fresh: bool = Field(False, description="measure everything again instead of continuing where the last run stopped")
+    budget_ms: Number = Field(150, description="time for the repetitions of one measurement in each round, ms")
+    mixed_precision: Precision | None = Field(
+        None,
+        description="type of weights, activations and messages; unset: bf16 on GPUs and with analytic, else fp32",
+    )
+    bf16: bool = Field(False, description="1: the same as mixed_precision bf16")
+    fp16: bool = Field(False, description="1: the same as mixed_precision fp16")
+    analytic: str | None = Field(
+        None, description="derive from this data sheet (a100, h100, h200, h800 or a file) instead of measuring"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nodes_as_told(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Takes the nodes from the variables of the cluster's launcher, unless options name them."""
+        if {"num_nodes", "hostfile", "launch", "analytic"} & values.keys():
+            return values
+        told = environment_nodes()
+        return (told if told.get("num_nodes", "1") != "1" else {}) | values
+
+    @model_validator(mode="after")
+    def _one_precision(self) -> Self:
+        if len(self._precisions) > 1:
+            raise ValueError("bf16, fp16, mixed_precision: contradict each other; give one")
+        return self
+
+    @property
+    def _precisions(self) -> set[Precision]:
+        given = {"bf16": self.bf16, "fp16": self.fp16, str(self.mixed_precision): bool(self.mixed_precision)}
+        return {Precision(name) for name, holds in given.items() if holds}
+
+    @property
+    def precision(self) -> Precision:
+        return next(iter(self._precisions), None) or (Precision.BF16 if self.analytic else Precision.FP32)
+
+    def for_device(self, on_gpus: bool) -> Self:
+        """With nothing left open of where it is measured: what GPUs train in, they are measured in."""
+        if self._precisions or self.analytic or not on_gpus:
+            return self
+        return self.model_copy(update={"mixed_precision": Precision.BF16})
+
+    @property
+    def ranks_per_node(self) -> int:
+        return self.nproc or self.num_gpus_per_node or 1
+
+    @property
+    def world_size(self) -> int:
+        return self.num_nodes * self.ranks_per_node
+
+
+class HardwarePart(StrEnum):
+    """The subject of one of Galvatron's five hardware scripts."""
+
+    ALL_REDUCE = "allreduce"  # bandwidth of every kind of group
+    P2P = "p2p"  # bandwidth between pipeline stages
+    ALL_REDUCE_SP = "allreduce_sp"  # times by message size; of all-gather and reduce-scatter too
+    ALL_TO_ALL = "all2all"  # times by message size
+    OVERLAP = "overlap"  # the overlap coefficient
+
+
+KINDS: dict[HardwarePart, tuple[Collective, ...]] = {
+    HardwarePart.ALL_REDUCE: (Collective.ALL_REDUCE,),
+    HardwarePart.P2P: (Collective.SEND,),
+    HardwarePart.ALL_REDUCE_SP: (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER),
+    HardwarePart.ALL_TO_ALL: (Collective.ALL_TO_ALL,),
+    HardwarePart.OVERLAP: (),
+}
+
+
+class HardwareOptions(ProfileRunOptions):
+    """Options of a hardware profile."""
+
+    parts: tuple[HardwarePart, ...] = Field(
+        tuple(HardwarePart), description="what is measured: some of " + ",".join(HardwarePart)
+    )
+    start_mb: Positive = Field(
+        1, description="smallest message, MiB; three smaller ones are measured as well, for latency"
+    )
+    end_mb: Positive = Field(1024, description="largest message, MiB")
+    scale: int = Field(2, ge=2, le=1024, description="factor from one message size to the next")
+    max_tp_deg: Ranks | None = Field(
+        None, description="largest group whose messages are timed by size; unset: no limit"
+    )
+    max_pp_deg: Ranks | None = Field(None, description="largest number of pipeline stages; unset: no limit")
+    link_gb_per_s: Positive | None = Field(
+        None, description="bandwidth of the link, GB/s; a measurement above it is flagged as impossible"
+    )
+    envs: Annotated[tuple[str, ...], BeforeValidator(_words)] = Field(
+        (), description="more environment variables for the ranks, such as NCCL_DEBUG=WARN A=B"
+    )
+
+    @field_validator("parts", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        return value.replace(" ", "").split(",") if isinstance(value, str) else value
+
+    @field_validator("envs")
+    @classmethod
+    def _pairs(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for pair in value:
+            if not pair.partition("=")[0] or "=" not in pair:
+                raise ValueError(f"{pair!r} is no variable; give NAME=VALUE")
+        return value
+
+    @model_validator(mode="after")
+    def _rising(self) -> Self:
+        if self.end_mb < self.start_mb:
+            raise ValueError(f"end_mb: {self.end_mb:g} is below start_mb {self.start_mb:g}")
+        return self
+
+    @property
+    def sizes_mib(self) -> list[float]:
+        """Message sizes, rising."""
+        sizes = [self.start_mb]
+        while sizes[-1] * self.scale <= self.end_mb:
+            sizes.append(sizes[-1] * self.scale)
+        return [size for size in LATENCY_MIB if size < self.start_mb] + sizes
+
+
+class ProfileMode(StrEnum):
+    """The varied size."""
+
+    STATIC = "static"  # nothing: profile_batch_size samples of each length of profile_seq_length_list
+    BATCH = "batch"  # the batch size, at each length of profile_seq_length_list
+    SEQUENCE = "sequence"  # the length, at profile_batch_size samples
+
+
+class PointOptions(ProfileRunOptions):
+    """Options of a model's profile."""
+
+    profile_mode: ProfileMode = Field(ProfileMode.STATIC, description="what is varied: " + ", ".join(ProfileMode))
+    profile_batch_size: Samples = Field(1, description="batch size in modes static and sequence")
+    profile_min_batch_size: Samples = Field(1, description="smallest batch size in mode batch")
+    profile_max_batch_size: Samples = Field(8, description="largest batch size in mode batch")
+    profile_batch_size_step: Samples = Field(1, description="step between batch sizes in mode batch")
+    profile_seq_length_list: Sizes | None = Field(
+        None, description="sequence lengths in modes static and batch, such as 512,1024; unset: seq_length"
+    )
+    profile_min_seq_length: Size = Field(512, description="smallest sequence length in mode sequence")
+    profile_max_seq_length: Size = Field(2048, description="largest sequence length in mode sequence")
+    profile_seq_length_step: Size = Field(512, description="step between sequence lengths in mode sequence")
+    profile_for: Literal["galvatron"] | None = Field(
+        None,
+        description="galvatron: measure every size, as Galvatron's own search needs: adaptive 0 for the model's files",
+    )
+    max_tp_deg: Ranks = Field(8, description="largest tensor-parallel degree")
+    sequence_parallel: bool = Field(
+        False, description="time layers with Megatron-SP; memory is measured both with and without it"
+    )
+    use_flash_attention: bool | None = Field(
+        None,
+        description="use Paddle's flash attention, on GPUs only; unset: with analytic and in 16 bits on GPUs",
+    )
+
+    @model_validator(mode="after")
+    def _agreed(self) -> Self:
+        if self.profile_for and self.time_budget_s is not None:
+            raise ValueError("time_budget_s: leaves sizes out, and profile_for galvatron wants every one")
+        return self
+
+    @property
+    def every_size(self) -> bool:
+        """Whether points between others are measured, too, though a line tells them."""
+        return self.profile_for is not None or not self.adaptive
+
+    @property
+    def batch_sizes(self) -> list[int]:
+        """Numbers of samples. Raises UserError."""
+        if self.profile_mode is not ProfileMode.BATCH:
+            return [self.profile_batch_size]
+        return _steps(
+            "batch_size", self.profile_min_batch_size, self.profile_max_batch_size, self.profile_batch_size_step
+        )
+
+    def lengths(self, default: int) -> list[int]:
+        """Sequence lengths, `default` where none is given. Raises UserError."""
+        if self.profile_mode is ProfileMode.SEQUENCE:
+            limits = self.profile_min_seq_length, self.profile_max_seq_length, self.profile_seq_length_step
+            return _steps("seq_length", *limits)
+        return sorted(set(self.profile_seq_length_list or [default]))
+
+
+def _steps(name: str, first: int, last: int, step: int) -> list[int]:
+    if last < first:
+        raise UserError(f"profile_max_{name}: {last} is below profile_min_{name} {first}")
+    if (last - first) // step >= MOST_POINTS:
+        raise UserError(f"profile_{name}_step: {step} makes more than {MOST_POINTS} points; take a wider step")
+    return list(range(first, last + 1, step))
+
+
+class ModelRun(BaseModel):
+    """Goes to the ranks as JSON."""
+
+    model_config = ConfigDict(frozen=True, protected_namespaces=())
+
+    options: PointOptions
+    shapes: tuple[ModelShape, ...]  # one a layer type
+    points: tuple[Shape, ...]
+    degrees: tuple[int, ...]  # of tensor parallelism
+    computation: bool = True
+    memory: bool = True
+
+
+def measured_model(options: PointOptions, model: ModelOptions) -> tuple[tuple[ModelShape, ...], list[Shape]]:
+    """The shape of each layer type, and every (samples, sequence length) to measure. Raises UserError."""
+    told = model.seq_length or model.seqlen_list or model.set_seqlen_manually is not None
+    resolved = model.model_copy(update={} if told else {"set_seqlen_manually": False}).resolve()
+    shape = resolved.shapes[0]
+    if len(resolved.shapes) > 1 and any(each.experts for each in resolved.shapes):
+        raise UserError(
+            f"model_size: {shape.name} has experts; several types of layers are not planned for such models"
+        )
+    lengths = options.lengths(resolved.seq_length if told else min(resolved.seq_length, SEQ))
+    if max(lengths) > shape.max_position_embeddings:
+        raise UserError(
+            f"profile_seq_length_list: {max(lengths)} tokens are beyond the {shape.max_position_embeddings} positions "
+            f"of {shape.name}; measure shorter samples"
+        )
+    return resolved.shapes, [Shape(batch, seq) for seq in lengths for batch in options.batch_sizes]
+
+
+def runnable_degrees(shape: ModelShape, world_size: int, largest: int, lengths: Sequence[int]) -> list[int]:
+    """Tensor-parallel degrees up to `largest` that divide the world and that the model can be split by.
+
+    One process stands for a rank of any world: then those that divide `largest`.
+    """
+    world_size = largest if world_size == 1 else world_size
+    return [
+        degree
+        for degree in range(1, min(world_size, largest) + 1)
+        if world_size % degree == 0 and all(_is_runnable(shape, degree, length) for length in lengths)
+    ]
+
+
+def _is_runnable(shape: ModelShape, degree: int, seq_length: int) -> bool:
+    plan = Plan(
+        world_size=degree,
+        global_batch=1,
+        micro_batches=1,
+        stages=(shape.layers,),
+        layers=(LayerStrategy(degree),) * shape.layers,
+        vocab=VocabStrategy(degree),
+        assumed=Assumptions(sequence_parallel=True, seq_length=seq_length),  # the stricter case
+    )
+    try:
+        require_valid(plan, shape)
+    except UserError:
+        if degree == 1:
+            raise  # a model that cannot run at all: say why
+        return False
+    return True

@@ -1,0 +1,222 @@
+"""Parts of a model as one rank of a plan runs them, without its peers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import paddle
+from numpy.typing import NDArray
+
+from ..plan import Assumptions, LayerStrategy, ModelShape, Plan, Precision, VocabStrategy
+from ..profiles import PassKey
+from ..runtime.adapters.decoder import Adapter
+from ..runtime.device import on_gpu
+from ..runtime.experts import PRODUCTS, OwnExperts
+from ..runtime.groups import Groups
+from ..runtime.kernels import Kernels
+from ..runtime.precision import Numbers
+from ..runtime.stage import Stage
+from ..runtime.units import Trainable
+from ..runtime.weights import WHOLE, ShardedParameter, Slice, compute_weights, make_parameter
+from .stopwatch import Array
+
+EXPERTS = "experts"  # first word of a part that is some experts; their number follows
+LAYERS = 1, 3  # of the two models whose difference is a layer
+
+
+def of_one_layer(few: Array, many: Array) -> Array:
+    """Times of one layer, [samples], from those of models with LAYERS."""
+    one: Array = (many - few) / (LAYERS[1] - LAYERS[0])
+    return one if np.mean(one) > 0 else many / LAYERS[1]  # noise may hide the difference
+
+
+_DONE = SimpleNamespace(wait=lambda: True, is_completed=lambda: True)
+
+
+class _FakeProcessGroup:
+    """Collectives that write zeros in place of the peers' part, which compute as fast as other numbers."""
+
+    def all_reduce(self, tensor: Any, *_: Any) -> Any:
+        return _DONE
+
+    def fill(self, out: Any, *_: Any) -> Any:
+        out.zero_()
+        return _DONE
+
+    all_gather_into_tensor = reduce_scatter_tensor = all_to_all_single = fill
+    all_reduce_on_calc_stream = all_reduce
+    all_gather_into_tensor_on_calc_stream = reduce_scatter_tensor_on_calc_stream = fill
+    all_to_all_single_on_calc_stream = fill
+
+
+class _FakeGroup:
+    """Stands for `paddle.distributed`'s Group on its first rank."""
+
+    def __init__(self, ranks: tuple[int, ...]):
+        self.nranks, self.rank, self.id, self.ranks = len(ranks), 0, -1, list(ranks)
+        self.process_group = _FakeProcessGroup()
+
+    def is_member(self) -> bool:
+        return True
+
+
+class FakeGroups(Groups):
+    """Communicators without peers: one rank's share of a split layer runs alone."""
+
+    def __init__(self) -> None:
+        super().__init__(rank=0)
+
+    def get(self, ranks: tuple[int, ...], use: str = "") -> Any:
+        return _FakeGroup(ranks) if len(ranks) > 1 else None
+
+
+class CheapWeights:
+    """Weights of ordinary size without the time that drawing each would take: one short random row, repeated."""
+
+    def __init__(self, deviation: float):
+        self._row = deviation * np.random.default_rng(0).standard_normal(4099, np.float32)  # a prime: no two rows alike
+
+    def __call__(self, name: str, shape: tuple[int, ...], part: Slice = WHOLE) -> NDArray[np.float32]:
+        lengths = (part.interval(axis, length) for axis, length in enumerate(shape))
+        return np.resize(self._row, tuple(stop - start for start, stop in lengths))
+
+
+class MeasuredPart:
+    """Some layers, embedding or head of a model, split as a strategy says; this rank is the first that share them.
+
+    Layers are without their routed experts, which are measured apart (`ExpertsPart`), but with the router. The peers'
+    part of every collective is left out. `forward` and `backward` alternate; gradients are added up, as
+    those of the micro-batches of a step.
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        family: Adapter,
+        *,
+        layers: int = 0,
+        embedding: bool = False,
+        head: bool = False,
+        samples: int,
+        seq_length: int,
+        strategy: LayerStrategy = LayerStrategy(),
+        sequence_parallel: bool = False,
+        precision: Precision = Precision.FP32,
+        flash_attention: bool = False,
+    ):
+        shape = replace(shape, expert_size=0)
+        stages = (*(() if embedding else (0,)), layers, *(() if head else (0,)))
+        plan = Plan(
+            world_size=strategy.ranks * len(stages),
+            global_batch=samples,
+            micro_batches=1,
+            stages=stages,
+            layers=(strategy,) * layers,
+            vocab=VocabStrategy(strategy.tp),
+            assumed=Assumptions(sequence_parallel, precision, seq_length=seq_length),
+        )
+        rank = 0 if embedding else strategy.ranks
+        weights = CheapWeights(shape.initializer_range)
+        fused = on_gpu()  # as training has it by default
+        # A split vocabulary's loss is the runtime's own, as in training by default; nobody answers a kernel's messages.
+        kernels = Kernels(flash_attention, fused_rope=fused, fused_rms_norm=fused)
+        self._stage = Stage(plan, shape, family, seq_length, rank, FakeGroups(), weights, None, kernels)
+        tokens = np.random.default_rng(0).integers(shape.vocab_size, size=(1, samples * seq_length))
+        self._tokens: Any = self._stage.take(tokens)[0] if embedding or head else None
+        self._received = None if embedding else self._boundary()
+        self._returned = None if head else self._boundary()
+        self._x: Any = None
+        self._out: Any = None
+
+    def _boundary(self) -> Any:
+        """The input from the stage before, or its gradient from the stage behind."""
+        return paddle.randn(self._stage.boundary_shape).astype(self._stage.numbers.stored)
+
+    @property
+    def trainables(self) -> list[Trainable]:
+        """The weights that an optimizer updates."""
+        return self._stage.trainables
+
+    @property
+    def weights(self) -> int:
+        """Number of weights that the part holds on this rank."""
+        return sum(int(trainable.tensor.size) for trainable in self.trainables)
+
+    @property
+    def mask_mib(self) -> float:
+        """The attention mask that a stage keeps, whatever its layers."""
+        mask = self._stage.mask
+        return 0.0 if mask is None else float(mask.size * mask.element_size()) / 2**20
+
+    def forward(self) -> None:
+        """One micro-batch; what arrives from the stage before is a tensor of its own, as in a pipeline."""
+        if self._received is not None:
+            self._x = self._received.clone()
+            self._x.stop_gradient = False
+        self._out = self._stage.forward(self._x, self._tokens, self._tokens)
+
+    def backward(self) -> None:
+        out = self._out
+        if self._returned is None:
+            out.backward()
+        else:
+            paddle.autograd.backward([out], [self._returned])
+        self._stage.accumulate_gradients()
+        self._x = self._out = None
+
+
+def is_of_experts(part: str) -> bool:
+    """Whether the part of a key is some experts."""
+    return part.startswith(EXPERTS)
+
+
+def expert_count(part: str) -> int:
+    """How many experts such a part has."""
+    return int(part.removeprefix(EXPERTS))
+
+
+class ExpertsPart:
+    """Some experts of a layer on one of the ranks that split each, with equally many rows each: all behind the router,
+    without messages, which is the order of the rows, their copies, the products, and the sum of each token. `forward`
+    and `backward` alternate; gradients are added up, as those of the micro-batches of a step."""
+
+    def __init__(self, shape: ModelShape, key: PassKey, precision: Precision):
+        """`key`: one of `expert_keys`."""
+        count, inner = expert_count(key.part), shape.expert_size // key.tp
+        self._numbers = numbers = Numbers.of(precision)
+        load: Any = None  # counts what a router chooses
+        own = replace(shape, experts=count, expert_size=inner)
+        self._experts = OwnExperts(own, LayerStrategy().experts, None, numbers, load)
+        self._slots = []
+        source = CheapWeights(shape.initializer_range)
+        for name in PRODUCTS:
+            size = (inner, shape.hidden_size) if name == "down" else (shape.hidden_size, inner)
+            tensor = make_parameter(source, name, (count, *size), WHOLE, numbers.stored)
+            setattr(self._experts.layer, name, tensor)
+            record = ShardedParameter(
+                name, tuple(tensor.shape), WHOLE, tensor, None, 1, gradient_dtype=numbers.gradients
+            )
+            self._slots.append((self._experts.layer, name, record))
+        rows = [key.batch * key.seq, shape.experts_per_token]
+        self._chosen = (paddle.arange(rows[0] * rows[1]) % count).reshape(rows)
+        self._scores = paddle.full(rows, 1 / rows[1])
+        self._x, self._returned = (
+            paddle.randn([rows[0], shape.hidden_size]).astype(numbers.computed) for _ in range(2)
+        )
+        self._out: Any = None
+
+    def forward(self) -> None:
+        """One micro-batch."""
+        x, scores = self._x.detach(), self._scores.detach()
+        x.stop_gradient = scores.stop_gradient = False
+        with compute_weights(self._slots, self._numbers):
+            self._out = self._experts.weighted(x, scores, {"chosen": self._chosen})
+
+    def backward(self) -> None:
+        paddle.autograd.backward([self._out], [self._returned])
+        for *_, weight in self._slots:
+            weight.accumulate_autograd()
+        self._out = None

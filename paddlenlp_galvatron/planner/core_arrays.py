@@ -1,0 +1,241 @@
+"""From the cost model to the arrays that the C++ core searches, for one family of plans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import galvatron_dp_core
+import numpy as np
+from numpy.typing import NDArray
+
+from ..base.errors import UserError
+from ..cost_model import CostModel, LayerCost
+from ..plan import LayerStrategy, VocabStrategy
+from ..plan.layout import TokenLayout, token_layout
+from ..plan.schedule import arrays, chunks_in_flight
+from ..plan.strategy import Strategy
+from ..profiles.memory import Role
+from .space import PlanFamily, Strategies, cost_numbers
+
+MOST_LAYOUTS = 64  # the core's sets of them are bits of a word
+NUMBERS = 9  # of a cost
+
+
+CostArrays = dict[str, Any]  # arguments of the core
+Core = galvatron_dp_core.Pipeline
+
+
+def layer_arrays(family: PlanFamily, strategies: Strategies, cost: CostModel) -> CostArrays:
+    """The costs of layers, and nothing for all else; schedule and chunks change none. Raises UserError where a profile
+    lacks what a strategy needs."""
+    return _layers_alone([[*map(cost_numbers, some)] for some in _layer_costs(strategies.layers, family, cost)])
+
+
+def cost_arrays(family: PlanFamily, strategies: Strategies, cost: CostModel) -> CostArrays:
+    """Every cost in the family, as `layer_arrays` gives some."""
+    where = _where(family)
+    beside = {name: value for name, value in where.items() if name != "pipeline"}
+
+    def vocab_row(vocab: VocabStrategy, role: Role) -> tuple[float, ...]:
+        return cost_numbers(cost.vocab_cost(vocab, role=role, **where))
+
+    layers = [cost_numbers(one) for some in _layer_costs(strategies.layers, family, cost) for one in some]
+    return {
+        **_resharding(family, strategies, cost),
+        "strategies": _array(layers),
+        "vocabs": _array(
+            [
+                (vocab_row(vocab, "first"), vocab_row(vocab, "last"))
+                if family.stages > 1
+                else (vocab_row(vocab, "only"), (0.0,) * NUMBERS)
+                for vocab in strategies.vocabularies
+            ]
+        ),
+        "middle": _array([cost_numbers(cost.middle_cost(later=later, **beside)) for later in (False, True)]),
+    }
+
+
+def core_of(family: PlanFamily, arrays: CostArrays, cost: CostModel, budget_mib: float) -> Core:
+    """The core's object of a family. `budget_mib` is what a plan may use on a device, the cost model's reserve already
+    taken off."""
+    return Core(**_shape(family, cost), **arrays, budget_mib=budget_mib)
+
+
+def _resharding(family: PlanFamily, strategies: Strategies, cost: CostModel) -> CostArrays:
+    """Layouts, and what it costs to hand tokens on between them and at the edges of stages.
+
+    Strategies of one layer type and one token layout need no resharding between them: the core sees one layout.
+    Costs end in two numbers, forward and backward. `enter`, `leave` and `send` come twice: between layers of a type,
+    and where a type begins (`leave`: ends).
+    """
+    layers, vocabularies = strategies.layers, strategies.vocabularies
+    numbers: dict[tuple[int, TokenLayout], int] = {}  # of layouts, type by type
+    size, sharded = family.stage_size, cost.assumed.sequence_parallel
+    places = [(kind, token_layout(layer, size, sharded)) for kind, some in enumerate(layers) for layer in some]
+    layout_of = [numbers.setdefault(place, len(numbers)) for place in places]
+    if len(numbers) > MOST_LAYOUTS:
+        raise UserError(
+            f"max_tp_deg: {len(numbers)} token layouts in stages of {family.stage_size} devices are more than "
+            f"{MOST_LAYOUTS}; lower it, or leave tp_consec at 1"
+        )
+    samples = dict(zip(layout_of, (layer for some in layers for layer in some), strict=True))
+    types = np.array([kind for kind, _ in numbers], dtype=np.int32)
+    starts = [*(cost.layer_types.index(kind) for kind in range(len(layers))), len(cost.layer_types)]
+    where = {"stage_size": family.stage_size, "micro_batch": family.micro_batch}
+
+    layouts: dict[TokenLayout, int] = {}  # numbered as they come
+    known: dict[tuple[int, int, int], tuple[float, float]] = {}  # by layer type and numbers of layouts
+
+    def numbered(strategies: Sequence[Strategy | None]) -> list[int]:
+        return [layouts.setdefault(token_layout(some, size, sharded), len(layouts)) for some in strategies]
+
+    def costs(before: Sequence[Strategy | None], after: Sequence[Strategy | None], kind: int) -> NDArray[np.float64]:
+        """Costs of redistribution for a layer type; [before, after, 2]. Strategies of one layout are priced once."""
+        rows, columns = numbered(before), numbered(after)
+        for row, source in dict(zip(rows, before, strict=True)).items():
+            for column, target in dict(zip(columns, after, strict=True)).items():
+                if (kind, row, column) not in known:
+                    known[kind, row, column] = cost.switch_cost(source, target, layer_type=kind, **where)
+        return _array([[known[kind, row, column] for column in columns] for row in rows])
+
+    count = len(types)
+    change, enter, leave = np.zeros((count, count, 2)), np.zeros((2, count, 2)), np.zeros((2, count, 2))
+    vocab_enter, vocab_leave = np.zeros((2, len(vocabularies), count, 2))
+    send = np.zeros((2, len(layers)))
+    for kind in range(len(layers)):
+        own = np.flatnonzero(types == kind)
+        some = [samples[layout] for layout in own]
+        mine = _shortest(costs(some, some, kind))
+        change[np.ix_(own, own)] = mine
+        begins, ends = (cost.crossing_type(layer) for layer in starts[kind : kind + 2])
+        for boundary, (first, last) in enumerate(((kind, kind), (begins, ends))):
+            enter[boundary, own] = _through(costs([None], some, first), mine)[0]
+            leave[boundary, own] = _through(mine, costs(some, [None], last))[:, 0]
+            if family.stages > 1:
+                send[boundary, kind] = cost.boundary_cost(layer_type=first, pipeline=family.stages, **where)
+        if kind == 0:
+            vocab_enter[:, own] = _through(costs(vocabularies, some, kind), mine)
+        else:
+            others = np.flatnonzero(types == kind - 1)
+            step = costs([samples[layout] for layout in others], some, begins)
+            change[np.ix_(others, own)] = _through(_through(change[np.ix_(others, others)], step), mine)
+        if kind == len(layers) - 1:
+            vocab_leave[:, own] = _through(mine, costs(some, vocabularies, kind)).swapaxes(0, 1)
+    return {
+        "layouts": np.array(layout_of, dtype=np.int32),
+        "types": types,
+        "change": change,
+        "enter": enter,
+        "leave": leave,
+        "vocab_enter": vocab_enter,
+        "vocab_leave": vocab_leave,
+        "send": send,
+    }
+
+
+# The core takes prices of change that obey the triangle inequality. Measured ones may not; then the core is given the
+# shortest ways, and the gap between its time and the predicted one stays in the certificate.
+
+
+def _shortest(change: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Cheapest ways between layouts through others, forward and backward apart; [layouts, layouts, 2]."""
+    for via in range(len(change)):
+        change = np.minimum(change, change[:, via, None] + change[None, via])
+    return change
+
+
+def _through(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Cheapest ways by a change of the first kind and one of the second; [a, b, 2] and [b, c, 2] make [a, c, 2]."""
+    return np.asarray((first[:, :, None] + second[None]).min(axis=1))
+
+
+def compute_bound_ms(family: PlanFamily, layers: Sequence[Sequence[LayerStrategy]], cost: CostModel) -> float:
+    """A lower bound, in ms, of the step time of every plan of the family, for a few prices.
+
+    Memory, vocabulary, gradient sums and switches are free. Stages of several chunks share all work evenly, and each
+    waits until a micro-batch has passed a layer of every stage before it, forward and at the end backward; nor is a
+    step shorter than one micro-batch's way through all layers. Recompute only adds to a layer's passes, so it is left
+    out, and so is ZeRO-3, unless gradients are reduced within the passes: then it reduces them cheaper.
+    """
+    plain_layers = []
+    for some in layers:
+        plain = [layer for layer in some if not layer.recompute] or list(some)
+        if cost.assumed.async_grad_reduce:  # of each degree the first, which has the default dp type
+            plain = list(
+                {(layer.axes, layer.consecutive, layer.ep, layer.etp): layer for layer in reversed(plain)}.values()
+            )
+        plain_layers.append(plain)
+    rows = [
+        [(one.forward_ms, one.backward_ms, *[0.0] * (NUMBERS - 2)) for one in some]
+        for some in _layer_costs(plain_layers, family, cost)
+    ]
+    shared = family.stages if family.chunks > 1 else 1  # stages taken for one
+    whole = replace(family, stages=family.stages // shared, chunks=1)
+    core = core_of(whole, _layers_alone(rows), cost, budget_mib=0.0)
+    alone_ms = core.bound()
+    if shared == 1:
+        return alone_ms
+    way_ms = alone_ms / family.micro_batches
+    return max(alone_ms / shared + (shared - 1) / 2 * way_ms / len(cost.layer_types), way_ms)
+
+
+def _layers_alone(rows: Sequence[Sequence[tuple[float, ...]]]) -> CostArrays:
+    """Costs of the strategies of each layer type, and nothing for all else."""
+    kinds = len(rows)
+    free = np.zeros((2, kinds, 2))
+    return {
+        "strategies": _array([row for some in rows for row in some]),
+        "layouts": np.repeat(np.arange(kinds, dtype=np.int32), [len(some) for some in rows]),
+        "types": np.arange(kinds, dtype=np.int32),
+        "change": np.zeros((kinds, kinds, 2)),
+        "enter": free,
+        "leave": free,
+        "vocabs": np.zeros((1, 2, NUMBERS)),
+        "vocab_enter": free[:1],
+        "vocab_leave": free[:1],
+        "middle": np.zeros((2, NUMBERS)),
+        "send": np.zeros((2, kinds)),
+    }
+
+
+def _where(family: PlanFamily) -> dict[str, int]:
+    """Arguments of the cost model that all prices of the family share."""
+    return {
+        "stage_size": family.stage_size,
+        "micro_batch": family.micro_batch,
+        "micro_batches": family.micro_batches,
+        "pipeline": family.stages,
+    }
+
+
+def _shape(family: PlanFamily, cost: CostModel) -> dict[str, Any]:
+    """Size and schedule of the family's pipelines, as arguments of the core."""
+    size = family.stages, family.micro_batches, family.chunks
+    passes, runs = arrays(family.schedule, *size)
+    held = [
+        (stage, *moment) for stage in range(family.stages) for moment in chunks_in_flight(family.schedule, stage, *size)
+    ]
+    return {
+        "layers": np.bincount(cost.layer_types).astype(np.int32),
+        "micro_batches": family.micro_batches,
+        "passes": passes,
+        "runs": runs,
+        "in_flight": np.array(held, dtype=np.int32),
+    }
+
+
+def _layer_costs(
+    layers: Sequence[Sequence[LayerStrategy]], family: PlanFamily, cost: CostModel
+) -> list[list[LayerCost]]:
+    """Costs of strategies of each layer type."""
+    where = _where(family)
+    return [
+        [cost.layer_cost(layer, layer_type=layer_type, **where) for layer in some]
+        for layer_type, some in enumerate(layers)
+    ]
+
+
+def _array(rows: object) -> NDArray[np.float64]:
+    return np.array(rows, dtype=np.float64)

@@ -1,0 +1,504 @@
+"""The search itself: families in order of their lower bounds, each solved exactly, until no bound is below the best."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from enum import IntEnum
+from heapq import heapify, heappop, heappush
+from itertools import count
+from math import inf
+from threading import Condition, Event, Thread
+from typing import Any
+
+import galvatron_dp_core
+
+from ..base.errors import UserError
+from ..cost_model import CostModel
+from ..cost_model.costs import Prediction
+from ..model import joint_fingerprint
+from ..plan import ModelShape, Plan
+from .core_arrays import Core, CostArrays, compute_bound_ms, core_of, cost_arrays, layer_arrays
+from .options import SearchOptions
+from .result import Candidate, FamilyOutcome, Need, SearchResult
+from .space import PlanFamily, Space, Strategies, families, interleaved_families
+
+MS_PER_S = 1000.0
+# Limits of the search space: about one minute of pricing and 100 MB.
+MOST_FAMILIES, MOST_STRATEGIES, MOST_PRICES = 50_000, 2_000, 1_000_000
+TRIAL_SHARE = 1 / 64  # of the effort, which every family is given before any has all of it
+ROUNDING = 1e-9  # relative: the core's sums and the cost model's differ by no more
+
+
+@dataclass(frozen=True, slots=True)
+class SearchState:
+    """How far a search is."""
+
+    families: int
+    done: int
+    best: float  # samples/s of the best plan so far; 0: none yet
+    limit: float  # samples/s that no plan beats; infinite: not known yet
+
+
+Watch = Callable[[SearchState], None]
+
+
+def search(
+    model: ModelShape | Sequence[ModelShape],
+    cost: CostModel,
+    options: SearchOptions = SearchOptions(),
+    log: Callable[[str], None] | None = None,
+    watch: Watch | None = None,
+    known: Sequence[Plan] = (),
+    seconds: float | None = None,
+    cancel: galvatron_dp_core.Cancel | None = None,
+) -> SearchResult:
+    """Find the plan of least predicted time per sample (`cost.predict`), with its lower bound.
+
+    `model` is the shape of all layers, or one shape for each layer type in the order of the layers; `cost` is of it.
+    The plan's metadata say what is predicted and what it was searched from. `log` takes one line a family, `watch` how
+    far the search is, often. `known`: plans to begin with; those outside the space are left out. `seconds`: of
+    processor time, after which families that are open are given up, and their bounds count; `cancel` does the same,
+    from a signal's handler or another thread. Raises UserError where the options contradict the cost model, or a
+    profile lacks what a strategy needs.
+    """
+    models = (model,) if isinstance(model, ModelShape) else tuple(model)
+    _require_agreement(models, cost, options)
+    return _Search(models, cost, options, log or (lambda line: None), watch, cancel).run(known, seconds)
+
+
+class _Bound(IntEnum):
+    """The last bound of a family's step time; each costs more than the one before, and is higher."""
+
+    COMPUTE = 0  # of its fastest strategies
+    LAYERS = 1  # these alone, in the memory that there is
+    PATHS = 2  # all costs, along some paths through the step
+    STAGES = 3  # the exact optima of stages
+    TRIAL = 4  # a search with a small effort
+
+
+@dataclass(order=True, slots=True)
+class _OpenFamily:
+    """A family not yet searched (with one strategy for all layers: one of its strategies)."""
+
+    bound: float  # ms per sample
+    number: int  # of equal bounds the first goes first
+    by: _Bound = field(compare=False)
+    family: PlanFamily = field(compare=False)
+    strategies: Strategies = field(compare=False)
+    core: Core | None = field(compare=False, default=None)  # from _Bound.PATHS on
+
+
+class _Search:
+    def __init__(
+        self,
+        models: Sequence[ModelShape],
+        cost: CostModel,
+        options: SearchOptions,
+        log: Callable[[str], None],
+        watch: Watch | None,
+        cancel: galvatron_dp_core.Cancel | None,
+    ):
+        self.models, self.cost, self.options, self.log, self.watch = models, cost, options, log, watch
+        self.spaces = [
+            Space(model, replace(cost.assumed, seq_length=seq), options, cost)
+            for model, seq in zip(models, cost.seqs, strict=True)
+        ]
+        self.bare = Plan(
+            world_size=cost.world_size,
+            global_batch=1,
+            micro_batches=1,
+            stages=(),
+            layers=(),
+            default_dp_type=options.default_dp_type,
+            assumed=cost.assumed,
+            stated=frozenset(name for name, value in asdict(cost.assumed).items() if value is not None),
+        )
+        self.cancel = cancel or galvatron_dp_core.Cancel()
+        self.space: dict[PlanFamily, list[Strategies]] = {}
+        self.found: dict[PlanFamily, Candidate] = {}
+        self.outcomes: dict[PlanFamily, FamilyOutcome] = {}
+        self.bounds_s: dict[PlanFamily, float] = {}  # of families that cannot win
+        self.unproven = inf  # ms per sample: least lower bound of the families that were given up
+        self.waiting: list[_OpenFamily] = []
+        self.later: list[_OpenFamily] = []  # of several chunks, while those of one are tried
+        self.tried: list[_OpenFamily] = []  # still open; with all effort once all are tried
+        self.too_big: list[_OpenFamily] = []  # families that do not fit
+        self.active: list[_OpenFamily] = []  # families that some thread works on
+        self.opened = 0
+        self.changed = Condition()
+        self.arrays: dict[tuple[object, ...], CostArrays] = {}
+
+    def run(self, known: Sequence[Plan], seconds: float | None) -> SearchResult:
+        start = time.perf_counter()
+        end = inf if seconds is None else time.process_time() + seconds
+        with _no_garbage():
+            self.later = list(self._opened())
+            self.opened = len(self.later)
+            self._begin_with(known)
+            with self._cancelled_at(end):
+                self._work_through()
+        ranked = sorted(self.found.values(), key=lambda candidate: -candidate.samples_per_s)[: self.options.top_k]
+        lower_bound_s = inf
+        if ranked:
+            batch = ranked[0].plan.global_batch
+            lower_bound_s = min(ranked[0].time_s, self.unproven * batch / MS_PER_S)
+            ranked[0] = self._documented(ranked[0], lower_bound_s)
+        return SearchResult(
+            best=ranked[0] if ranked else None,
+            lower_bound_s=lower_bound_s,
+            search_time_s=time.perf_counter() - start,
+            outcomes=self.outcomes,
+            bounds_s=self.bounds_s,
+            runners_up=tuple(ranked[1:]),
+            need=None if ranked or self.cancel.cancelled else self._need(),
+        )
+
+    def _work_through(self) -> None:
+        """Solve, reject or give up every family."""
+        for most in (1, inf):  # a fast plan without chunks prunes most families of several
+            first = [entry for entry in self.later if entry.family.chunks <= most]
+            self.later = [entry for entry in self.later if entry.family.chunks > most]
+            self._work_on(first)
+        tried, self.tried = self.tried, []
+        self._work_on(tried)
+
+    def _work_on(self, entries: list[_OpenFamily]) -> None:
+        self.waiting = entries
+        heapify(self.waiting)
+        if self.options.parallel_search:
+            self._work_in_threads()
+        else:
+            self._work()
+        for entry in self.waiting:  # where it is cancelled
+            self._give_up(entry)
+
+    @contextmanager
+    def _cancelled_at(self, end: float) -> Iterator[None]:
+        """Limit processor time, so that other programs change no answer."""
+        ended = Event()
+
+        def cancel() -> None:
+            while (left := end - time.process_time()) > 0:
+                if ended.wait(left):
+                    return
+            with self.changed:
+                if not ended.is_set():
+                    self.cancel.cancel()
+                    self.changed.notify_all()
+
+        if end < inf:
+            Thread(target=cancel, daemon=True).start()
+        try:
+            yield
+        finally:
+            with self.changed:
+                ended.set()
+
+    def _begin_with(self, known: Sequence[Plan]) -> None:
+        """Take what is known as found: what cannot beat it need not be solved."""
+        for plan in known:
+            mine = replace(
+                self.bare,
+                global_batch=plan.global_batch,
+                micro_batches=plan.micro_batches,
+                stages=plan.stages,
+                layers=plan.layers,
+                vocab=plan.vocab,
+                schedule=plan.schedule,
+                chunks=plan.chunks,
+            )
+            family = PlanFamily.of(mine)
+            if any(each.have(mine, self.cost.layer_types) for each in self.space.get(family, ())):
+                prediction, budget_mib = self.cost.predict(mine), self.options.budget_mib
+                most_mib = max(each.memory.total_mib - each.memory.context_mib for each in prediction.stages)
+                if most_mib <= budget_mib + ROUNDING * abs(budget_mib):
+                    self._keep(Candidate(mine, prediction), family)
+
+    def _opened(self) -> Iterator[_OpenFamily]:
+        numbers = count()
+        self.space = self._divisible()
+        bounds: dict[tuple[PlanFamily, Strategies], float] = {}  # of all that have several chunks the same
+        for family, spaces in self.space.items():
+            self.outcomes[family] = FamilyOutcome.OUT_OF_MEMORY if spaces else FamilyOutcome.NOT_DIVISIBLE
+            if self.cancel.cancelled:  # nothing is known of the others
+                self.unproven = 0.0
+                return
+            for strategies in spaces:
+                alike = replace(family, chunks=min(family.chunks, 2)), strategies
+                if alike not in bounds:
+                    bounds[alike] = compute_bound_ms(family, strategies.layers, self.cost) / family.global_batch
+                yield _OpenFamily(bounds[alike], next(numbers), _Bound.COMPUTE, family, strategies)
+
+    def _divisible(self) -> dict[PlanFamily, list[Strategies]]:
+        """The strategies of every family. Raises UserError where they are too many."""
+        found: dict[PlanFamily, list[Strategies]] = {}
+        # By ranks of a stage, samples of a micro-batch, and whether a step has several.
+        spaces: dict[tuple[int, int, bool], list[Strategies]] = {}
+        total = 0
+        asked = self.options, self.cost.world_size, len(self.cost.layer_types)
+        for family in (*families(*asked), *interleaved_families(*asked)):
+            where = family.stage_size, family.micro_batch, family.micro_batches > 1
+            if where not in spaces:
+                spaces[where] = self._spaces(family)
+            found[family] = spaces[where] if family.chunks == 1 or len(self.models) == 1 else []
+            number = sum(len(some) for strategies in found[family] for some in strategies.layers)
+            total += number
+            if number > MOST_STRATEGIES:
+                raise UserError(
+                    f"max_tp_deg: {number} strategies of layers in {family} are more than {MOST_STRATEGIES}; lower "
+                    "it or max_cp_deg, or leave tp_consec at 1"
+                )
+            if len(found) > MOST_FAMILIES or total > MOST_PRICES:
+                raise UserError(
+                    f"min_bsz, max_bsz, bsz_scale: more than {MOST_FAMILIES} families of plans (batches by "
+                    f"micro-batches by stages by schedules), or {MOST_PRICES} strategies in them; take a wider step, "
+                    "or give settle_chunk, pipeline_type, max_pp_deg or max_tp_deg"
+                )
+        return found
+
+    def _spaces(self, family: PlanFamily) -> list[Strategies]:
+        """Strategies of each layer type, and of a vocabulary that suits the first and the last one."""
+        layers = [space.layers(family) for space in self.spaces]
+        others = set(self.spaces[-1].vocabularies(family))
+        vocabularies = [vocab for vocab in self.spaces[0].vocabularies(family) if vocab in others]
+        if self.options.one_strategy:  # and its like for the vocabulary
+            return [
+                Strategies([[layer]] * len(layers), [vocab])
+                for layer in layers[0]
+                if all(layer in some for some in layers[1:])
+                for vocab in vocabularies
+                if vocab.axes == layer.axes
+            ]
+        return [Strategies(layers, vocabularies)] if all(layers) and vocabularies else []
+
+    def _work(self) -> None:
+        """Advance the most promising family, until none is left."""
+        while entry := self._next():
+            again = False
+            try:
+                again = self._advance(entry)
+            finally:
+                with self.changed:
+                    if again:
+                        if entry.by is _Bound.TRIAL:
+                            self.tried.append(entry)
+                        else:
+                            heappush(self.waiting, entry)
+                    self.active.remove(entry)
+                    self.changed.notify_all()
+                    if self.watch:
+                        self.watch(self._state())
+
+    def _next(self) -> _OpenFamily | None:
+        with self.changed:
+            self.changed.wait_for(lambda: self.waiting or not self.active or self.cancel.cancelled)
+            if not self.waiting or self.cancel.cancelled:
+                return None
+            self.active.append(heappop(self.waiting))
+            return self.active[-1]
+
+    def _state(self) -> SearchState:
+        best = max((candidate.samples_per_s for candidate in self.found.values()), default=0.0)
+        others = *self.active, *self.waiting[:1], *self.later, *self.tried
+        open_ms = min((entry.bound for entry in others), default=inf)
+        least_ms = min(open_ms, self.unproven)
+        limit = MS_PER_S / least_ms if least_ms else inf
+        still_open = len(self.waiting) + len(self.later) + len(self.tried) + len(self.active)
+        return SearchState(self.opened, self.opened - still_open, best, max(limit, best))
+
+    def _advance(self, entry: _OpenFamily) -> bool:
+        """Bound a family better, or solve it. Whether it is still open."""
+        try:
+            return self._bounded_or_solved(entry)
+        except (galvatron_dp_core.TooHard, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not self.cancel.cancelled:  # not the core's word for that
+                raise
+            self._give_up(entry)
+            return False
+
+    def _give_up(self, entry: _OpenFamily) -> None:
+        entry.core = None
+        if not self._is_beaten(entry):
+            self.unproven = min(self.unproven, entry.bound)
+            self._note(entry.family, FamilyOutcome.GIVEN_UP)
+
+    def _is_beaten(self, entry: _OpenFamily) -> bool:
+        """Whether no plan of the family can be among the best."""
+        family = entry.family
+        if entry.bound < self._limit(family):
+            return False
+        self._note(family, FamilyOutcome.OUT_OF_BOUND)
+        bound_s = entry.bound * family.global_batch / MS_PER_S
+        self.bounds_s[family] = min(self.bounds_s.get(family, inf), bound_s)
+        return True
+
+    def _bounded_or_solved(self, entry: _OpenFamily) -> bool:
+        family, batch = entry.family, entry.family.global_batch
+        if self._is_beaten(entry):
+            return False
+        limit = self._limit(family)
+        if entry.by is _Bound.COMPUTE:
+            entry.by, bound_ms = _Bound.LAYERS, self._core(entry, layer_arrays).bound(self.cancel)
+        elif entry.core is None:
+            entry.core = self._core(entry, cost_arrays)
+            entry.by, bound_ms = _Bound.PATHS, entry.core.bound(self.cancel)
+        elif entry.by is _Bound.PATHS:
+            entry.by, bound_ms = _Bound.STAGES, entry.core.tight_bound(limit * batch, self.cancel)
+        elif entry.by is _Bound.STAGES:  # most are settled so
+            effort = int(self.options.effort * TRIAL_SHARE)
+            entry.by, bound_ms = _Bound.TRIAL, self._solve(entry, entry.core, limit, effort)
+            if bound_ms == inf:
+                return False
+        else:
+            self._solve(entry, entry.core, limit, self.options.effort, last=True)
+            return False
+        entry.bound = max(entry.bound, bound_ms / batch)
+        if entry.bound == inf:
+            entry.core = None
+            self.too_big.append(entry)
+            return False
+        return True
+
+    def _core(self, entry: _OpenFamily, price: Callable[[PlanFamily, Strategies, CostModel], CostArrays]) -> Core:
+        """The core's object of a family. Families that differ in schedule or chunks alone are priced once."""
+        family = entry.family
+        where = price, family.global_batch, family.micro_batches, family.stages, entry.strategies
+        if where not in self.arrays:
+            self.arrays[where] = price(family, entry.strategies, self.cost)
+        return core_of(family, self.arrays[where], self.cost, self.options.budget_mib)
+
+    def _solve(self, entry: _OpenFamily, core: Core, limit: float, effort: int, last: bool = False) -> float:
+        """Search a family with an effort. Returns its bound in ms, infinite where it is settled."""
+        family, batch = entry.family, entry.family.global_batch
+        limit_ms = limit * batch
+        time_ms, proven_ms, vocab, division, choice = core.solve(limit_ms, effort, self.cancel)
+        outcome = FamilyOutcome.SOLVED
+        if time_ms < inf:
+            plan = entry.strategies.plan(family, vocab, division, choice, self.bare)
+            prediction = self.cost.predict(plan)
+            self._keep(Candidate(plan, prediction), family)
+            time_ms = prediction.time_s * MS_PER_S
+        if proven_ms < min(time_ms, limit_ms) * (1 - ROUNDING):
+            if not last:
+                return proven_ms
+            outcome = FamilyOutcome.GIVEN_UP
+            self.unproven = min(self.unproven, proven_ms / batch)
+        elif family not in self.found:
+            outcome = FamilyOutcome.OUT_OF_BOUND if limit < inf else FamilyOutcome.OUT_OF_MEMORY
+        if outcome is FamilyOutcome.OUT_OF_BOUND:
+            self.bounds_s[family] = min(self.bounds_s.get(family, inf), proven_ms / MS_PER_S)
+        if time_ms == inf == limit:
+            self.too_big.append(entry)
+        self._note(family, outcome)
+        self.log(f"{family}: {time_ms:.3f} ms a step, at least {entry.bound * batch:.3f}")
+        return inf
+
+    def _keep(self, candidate: Candidate, family: PlanFamily) -> None:
+        known = self.found.get(family)
+        if known is None or candidate.samples_per_s > known.samples_per_s:
+            self.found[family] = candidate
+
+    def _limit(self, family: PlanFamily) -> float:
+        """Time per sample, in ms, that a plan of the family must beat to be among the top_k families."""
+        others = sorted(MS_PER_S / c.samples_per_s for other, c in list(self.found.items()) if other != family)
+        limit = others[self.options.top_k - 1] if len(others) >= self.options.top_k else inf
+        mine = self.found.get(family)
+        return min(limit, MS_PER_S / mine.samples_per_s) if mine else limit
+
+    def _note(self, family: PlanFamily, outcome: FamilyOutcome) -> None:
+        self.outcomes[family] = max(self.outcomes[family], outcome)
+
+    def _work_in_threads(self) -> None:
+        with ThreadPoolExecutor(self.options.worker) as pool:
+            try:
+                jobs = [pool.submit(self._work) for _ in range(min(self.options.worker, len(self.waiting)))]
+                for job in as_completed(jobs):
+                    job.result()
+            except BaseException:
+                with self.changed:
+                    self.cancel.cancel()
+                    self.changed.notify_all()
+                raise
+
+    def _need(self) -> Need | None:
+        """The least memory in which one of the families has a plan; where several chunks a stage fit, one does."""
+        least: tuple[float, Plan] | None = None
+        for entry in self.too_big:
+            if entry.family.chunks > 1:
+                continue
+            try:
+                mib, vocab, division, choice = self._core(entry, cost_arrays).least_memory(self.cancel)
+            except RuntimeError:
+                if self.cancel.cancelled:
+                    return None
+                raise
+            if least is None or mib < least[0]:
+                least = mib, entry.strategies.plan(entry.family, vocab, division, choice, self.bare)
+        return Need.of(least[1], self.cost).under(self.cost, self.options) if least else None
+
+    def _documented(self, best: Candidate, lower_bound_s: float) -> Candidate:
+        metadata = {
+            "predicted": predicted(best.prediction, lower_bound_s),
+            "searched_from": {
+                "model": self.models[0].name,
+                "model_fingerprint": joint_fingerprint(self.models),
+                "num_nodes": self.cost.num_nodes,
+                "num_gpus_per_node": self.cost.gpus_per_node,
+                "memory_constraint_gb": self.options.memory_constraint,
+                "profiles": [file.summary() for file in self.cost.profile_files],
+                "options": self.options.model_dump(mode="json", exclude_unset=True)
+                | (self.cost.load._asdict() if self.cost.load else {}),
+            },
+        }
+        return Candidate(replace(best.plan, metadata=metadata), best.prediction)
+
+
+def predicted(prediction: Prediction, lower_bound_s: float) -> dict[str, Any]:
+    """The strategy file's "predicted": step time, certificate, and each stage's times and memory."""
+    return {
+        "time_s": prediction.time_s,
+        "lower_bound_s": lower_bound_s,
+        "gap": max(0.0, 1 - lower_bound_s / prediction.time_s),
+        "samples_per_s": prediction.samples_per_s,
+        "stages": [asdict(stage) | {"memory_mib": stage.memory.total_mib} for stage in prediction.stages],
+    }
+
+
+@contextmanager
+def _no_garbage() -> Iterator[None]:
+    """Prices are kept by the ten thousand, and none is part of a cycle: to look for cycles among them again and again
+    takes a third of the time."""
+    looked_for = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if looked_for:
+            gc.enable()
+
+
+def _require_agreement(models: Sequence[ModelShape], cost: CostModel, options: SearchOptions) -> None:
+    faults = []
+    if models != cost.models:
+        faults.append("model: it is not that of the cost model; make them agree")
+    asked = options.assumptions
+    faults += [
+        f"{name}: {theirs}, but {ours} in the cost model; make them agree"
+        for name, ours, theirs in cost.assumed.completed(asked).unlike(asked.completed(cost.assumed))
+    ]
+    if (cost.num_nodes, cost.gpus_per_node) != (options.num_nodes, options.num_gpus_per_node):
+        faults.append(
+            f"num_nodes, num_gpus_per_node: {options.num_nodes} x {options.num_gpus_per_node}, but the cost model is "
+            f"of {cost.num_nodes} x {cost.gpus_per_node}; make them agree"
+        )
+    if cost.context_mib != options.reserve_mib:
+        faults.append(f"context_mib: {options.reserve_mib}, but {cost.context_mib} in the cost model; make them agree")
+    if cost.task != options.trained:
+        faults.append(f"task: {options.trained}, but {cost.task} in the cost model; make them agree")
+    if faults:
+        raise UserError(faults)

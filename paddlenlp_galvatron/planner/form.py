@@ -1,0 +1,168 @@
+"""The question of the what-if page, as its form has it, and the answer: the best plan, or what would have to differ."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
+
+from ..base.errors import GalvatronError, UserError
+from ..base.limits import Positive, Ranks, Samples, Size
+from ..cost_model import CostModel
+from ..model import load_model
+from ..options.group import Options
+from ..options.model_options import SEQ, Model, ModelOptions
+from ..plan import plan_to_dict
+from ..profiles.data_sheet import load_data_sheet
+from .engine import search
+from .fit import DEVICE
+from .options import BATCH, SearchOptions
+from .prices import on_device, prices
+from .problem import best_of
+from .result import SearchResult
+
+NODE_FACTORS = (2, 4, 8)  # of nodes that are tried where nothing fits
+SEARCH_S = 10.0  # of processor time, that an answer's search may take: a page that is silent for longer seems dead
+
+
+def _known(model: str) -> str:
+    """Told beside the faults of the other fields."""
+    try:
+        load_model(model)
+    except UserError as error:
+        raise PydanticCustomError(
+            "model", "{told}", {"told": error.faults[0].removeprefix(f"model {model}: ")}
+        ) from None
+    return model
+
+
+class Form(Options):
+    """The form of a question: model, devices, options."""
+
+    model_size: Annotated[str, AfterValidator(_known)] = Field(
+        "qwen2.5-7b", description="a preset's name, a config.json, or its folder"
+    )
+    seq_length: Size | None = Field(
+        None, description=f"sequence length; unset: {SEQ}, or the model's positions where they are fewer"
+    )
+    global_train_batch_size: Samples = Field(BATCH, description="global batch size, samples")
+    device: str | None = Field(
+        None, description=f"data sheet of the nodes: name of a shipped one, or a file; unset: {DEVICE}"
+    )
+    profiles: Path | None = Field(None, description="folder of measured profiles, used instead of a data sheet")
+    num_nodes: Ranks = Field(1, description="number of nodes; all are alike")
+    num_gpus_per_node: Ranks | None = Field(None, description="GPUs per node; unset: as the data sheet has, or 8")
+    memory_constraint: Positive | None = Field(None, description="memory of a GPU, GiB; unset: all that it has")
+    search_options: str = Field("", description="more options of `galvatron search`: sp_space=tp+sp max_tp_deg=4")
+
+
+SEARCHED = {**ModelOptions.model_fields, **SearchOptions.model_fields}  # options of a search
+SET_BY_THE_FORM = {
+    *("model_size", "seq_length", "settle_bsz", "min_bsz", "max_bsz", "bsz_scale", "profiles", "memory_constraint"),
+    *("num_nodes", "num_gpus_per_node", "world_size"),
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The best plan, or what would have to be different."""
+
+    model: Model
+    cost: CostModel
+    options: SearchOptions
+    result: SearchResult
+    notes: tuple[str, ...]
+    commands: tuple[str, ...]
+    enough_nodes: int | None = None  # where nothing fits: a number of nodes with which something does
+
+    @property
+    def why_not(self) -> GalvatronError | None:
+        """Why no plan answers the question, where none does."""
+        try:
+            best_of(self.result, SEARCH_S)
+        except GalvatronError as error:
+            return error
+        return None
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """The content of its file. Raises Infeasible."""
+        return plan_to_dict(self.result.plan)
+
+
+def answer(form: Form, more: Mapping[str, Any], look_wider: bool = True) -> Answer:
+    """`more`: further options of model and search, by canonical name. Raises UserError that names the fields; a search
+    in which nothing fits is an answer, which then says how many nodes would do, unless `look_wider` is false."""
+    if both := sorted(SET_BY_THE_FORM & set(more)):
+        raise UserError(f"search_options: {both[0]} has a field of its own; leave it out here")
+    if form.profiles and form.device:
+        raise UserError("device: profiles say which one it is; leave one of them out")
+    heard: list[str] = []
+    with _about("model_size"):
+        asked = ModelOptions.from_values({**more, "model_size": form.model_size, "seq_length": form.seq_length})
+        model = asked.resolve_usual(SEQ)
+    with _about("device"):
+        device = None if form.profiles else form.device or DEVICE
+        per_node = form.num_gpus_per_node or (load_data_sheet(device).gpus_per_node if device else None)
+    given = {
+        **more,
+        "device": device,
+        "num_nodes": form.num_nodes,
+        "num_gpus_per_node": per_node,
+        "settle_bsz": form.global_train_batch_size,
+        "seq_length": model.seq_length,
+        "memory_constraint": form.memory_constraint,
+        "profiles": form.profiles,
+    }
+    options = SearchOptions.from_values({name: value for name, value in given.items() if value is not None})
+    with _about("profiles" if form.profiles else "search_options"):
+        cost = prices(model.shapes, options, heard.append)
+    commands = tuple(_commands(form, options, more))
+    options, cost = on_device(options, cost, heard.append)
+    result = search(model.shapes, cost, options, seconds=SEARCH_S)
+    if result.best:
+        told = {"model_size": form.model_size, "seq_length": model.seq_length}
+        result.best.plan.metadata["searched_from"]["model_options"] = told | asked.model_dump(
+            mode="json", exclude_unset=True, exclude_none=True
+        )
+    enough = (
+        _enough_nodes(form, more)
+        if look_wider and not form.profiles and not result.best and not result.given_up
+        else None
+    )
+    return Answer(model, cost, options, result, tuple(dict.fromkeys(heard)), commands, enough)
+
+
+def _enough_nodes(form: Form, more: Mapping[str, Any]) -> int | None:
+    """With how many nodes a plan fits, if the next power of two times as many do or a few more."""
+    for nodes in (factor * form.num_nodes for factor in NODE_FACTORS):
+        wider = answer(form.model_copy(update={"num_nodes": nodes}), more, look_wider=False)
+        if wider.result.best:
+            return nodes
+    return None
+
+
+@contextmanager
+def _about(field: str) -> Iterator[None]:
+    """Faults that name no field are this one's."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(
+            fault if fault.partition(":")[0] in SEARCHED else f"{field}: {fault}" for fault in error.faults
+        ) from None
+
+
+def _commands(form: Form, options: SearchOptions, more: Mapping[str, Any]) -> Iterator[str]:
+    """Commands for the same plan."""
+    words: dict[str, Any] = {"device": options.device, "profiles": form.profiles, "seq_length": options.seq_length}
+    words |= {"num_nodes": options.num_nodes, "num_gpus_per_node": options.num_gpus_per_node}
+    words |= {"memory_constraint": form.memory_constraint, "settle_bsz": options.settle_bsz, **more}
+    given = [word for name, value in words.items() if value is not None for word in (f"--{name}", f"{value}")]
+    yield f"galvatron search {shlex.join([form.model_size, *given, '-o', 'plan.json'])}"

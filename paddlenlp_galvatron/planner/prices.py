@@ -1,0 +1,99 @@
+"""Prices from a data sheet or measured profiles, and the budget on their device: its real size, less its own reserve
+where the user sets none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from ..base.errors import UserError
+from ..base.text import gib
+from ..cost_model import CostModel, derive, load
+from ..options.model_options import SEQ, Model, ModelOptions
+from ..plan import ModelShape
+from ..profiles.data_sheet import load_data_sheet
+from ..profiles.dialects import Note
+from ..profiles.files import no_note
+from ..profiles.reserve import GIB_MIB, Reserve, gpu_sheet
+from .options import PATH_OPTIONS, SearchOptions
+
+
+def prices(models: Sequence[ModelShape], options: SearchOptions, note: Note = no_note) -> CostModel:
+    """From the data sheet of `options.device`, else from the measured profiles. Raises UserError."""
+    where = options.num_nodes, options.num_gpus_per_node, options.assumptions
+    if options.device is None:
+        _require_folder(options)
+        return load(models, *where, **options.profile_arguments, note=note)
+    sheet = load_data_sheet(options.device)
+    if len(models) > 1:
+        raise UserError("device: a data sheet tells of one type of layers only; give measured profiles, or one type")
+    return derive(models[0], sheet, *where, options.cost_options)
+
+
+@dataclass(frozen=True)
+class Settled:
+    """The question of a search, with nothing left open."""
+
+    model: Model
+    options: SearchOptions
+    cost: CostModel
+    reserve: Reserve  # of the device, unless the user has set one
+
+
+def settled(values: Mapping[str, Any], note: Note = no_note) -> Settled:
+    """From options of model and search by canonical name; `note` hears what was assumed. Raises UserError."""
+    model = ModelOptions.from_values(values).resolve_usual(SEQ)
+    options = SearchOptions.from_values({**values, "seq_length": model.seq_length})
+    cost = prices(model.shapes, options, note)
+    reserve = cost.reserve if options.context_mib is None else Reserve()
+    return Settled(model, *on_device(options, cost, note), reserve)
+
+
+def _require_folder(options: SearchOptions) -> None:
+    """Raises UserError where the folder of the profiles is missing, and files of it are needed."""
+    folder = options.profiles
+    if folder.is_dir() or any(getattr(options, name) for name in PATH_OPTIONS):
+        return
+    beside = [path.name for path in folder.absolute().parent.glob("*/")] if folder.absolute().parent.is_dir() else []
+    near = get_close_matches(folder.name, beside, n=1)
+    meant = f"did you mean {folder.with_name(near[0])}? Or " if near else ""
+    raise UserError(
+        f"profiles: no folder {folder}; {meant}measure with galvatron profile all, or give --device h100-80gb, which "
+        "needs no measurement"
+    )
+
+
+def on_device(options: SearchOptions, cost: CostModel, note: Note = no_note) -> tuple[SearchOptions, CostModel]:
+    """Options and cost model with the reserve of their device, and a budget within its size.
+
+    Where no profile names a GPU, as in Galvatron's files, all of `memory_constraint` is taken. `note` hears what became
+    of a budget.
+    """
+    options = within_size(options, cost, note)
+    if options.context_mib is None and (reserve := cost.reserve).parts:
+        device_mib = options.memory_constraint * GIB_MIB
+        parts = ", ".join(f"{part.name} {gib(part.mib)}" for part in reserve.told(device_mib))
+        context_mib = reserve.context_mib(device_mib)
+        note(f"reserve of {cost.device}: {gib(context_mib)} GiB: {parts}; --context_mib sets another, in MiB")
+    return with_reserve(options, cost)
+
+
+def within_size(options: SearchOptions, cost: CostModel, note: Note = no_note) -> SearchOptions:
+    """Options with a budget that the device has: all of it, where the user names none."""
+    sheet, gb = gpu_sheet(cost.device), options.memory_constraint
+    if sheet is None:
+        return options
+    if "memory_constraint" in options.model_fields_set:
+        if gb <= sheet.memory.value:
+            return options
+        note(f"memory_constraint: {gb:g} GiB, but {cost.device} has {sheet.memory.value:g}; planned for what it has")
+    return options.model_copy(update={"memory_constraint": sheet.memory.value})
+
+
+def with_reserve(options: SearchOptions, cost: CostModel) -> tuple[SearchOptions, CostModel]:
+    """Options and cost model with the device's own reserve of this budget, where the user sets none."""
+    if options.context_mib is None and (reserve := cost.reserve).parts:
+        options = options.model_copy(update={"context_mib": reserve.context_mib(options.memory_constraint * GIB_MIB)})
+    return options, cost.reserving(options.reserve_mib)

@@ -1,0 +1,221 @@
+"""The inputs of a plan's search, to search again with a change: model, cluster, profiles and options, as the plan's
+file or the user names them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+from pydantic import Field
+
+from ..base.errors import GalvatronError, UserError
+from ..base.limits import Positive, Ranks, Size
+from ..cost_model import CostModel
+from ..cost_model.facts import PlanFacts
+from ..options.group import Options, canonical_options
+from ..options.model_options import ModelOptions
+from ..options.tuning import RANK, Kind
+from ..plan import ModelShape, Plan, read_plan
+from ..plan.check import require_valid
+from ..profiles import ProfileFile
+from ..profiles.hardware import HardwareProfile
+from ..profiles.network import Network
+from ..profiles.reserve import GIB_MIB
+from .engine import Watch, search
+from .options import PATH_OPTIONS, SearchOptions
+from .prices import prices, with_reserve, within_size
+from .result import Candidate, SearchResult
+
+LEAST_S = 0.5  # of a search whose time others have taken
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The inputs of a plan's search, to search again with a change. Its batch is the plan's alone."""
+
+    shapes: tuple[ModelShape, ...]
+    cost: CostModel  # with the reserve that the options ask for
+    options: SearchOptions  # context_mib unset: the device's own reserve, which changes with the budget
+    watch: Callable[[], Watch] | None = None  # asked as each search begins, for what is told how far it is
+
+    def __post_init__(self) -> None:
+        # Every change asks for this batch, whatever range the plan itself was chosen from.
+        if self.options.settle_bsz == -1:
+            raise ValueError("settle_bsz: a problem is of one batch")
+
+    @property
+    def shape(self) -> ModelShape | None:
+        """None: layers of several kinds."""
+        return self.shapes[0] if len(self.shapes) == 1 else None
+
+    @property
+    def budget_mib(self) -> float:
+        """Memory of a device."""
+        return self.options.memory_constraint * GIB_MIB
+
+    def facts_of(self, plan: Plan) -> PlanFacts:
+        """Raises UserError where the plan cannot be priced."""
+        return PlanFacts(plan, self.cost.predict(plan), self.cost, self.shape, self.budget_mib)
+
+    def search(
+        self,
+        hardware: HardwareProfile | None = None,
+        known: Sequence[Plan] = (),
+        seconds: float | None = None,
+        **changes: Any,
+    ) -> SearchResult:
+        """Search with these options changed, or on other hardware, from what is `known`, for at most so many seconds.
+        Raises UserError where that cannot be priced."""
+        if "num_nodes" in changes:
+            changes["world_size"] = changes["num_nodes"] * self.options.num_gpus_per_node
+        options = self.options.model_copy(update=changes)
+        if options.device and hardware is None:  # a data sheet tells of any cluster and length
+            cost = prices(self.shapes, options)
+        else:
+            cost = CostModel(
+                self.shapes,
+                network=Network(hardware) if hardware else self.cost.network,
+                times=self.cost.times,
+                memory=self.cost.memory,
+                num_nodes=options.num_nodes,
+                gpus_per_node=options.num_gpus_per_node,
+                assumed=options.assumptions,
+                options=self.cost.options,
+            )
+        options, cost = with_reserve(options, cost)
+        watch = self.watch() if self.watch else None
+        return search(self.shapes, cost, options, watch=watch, known=known, seconds=seconds)
+
+
+def best_of(result: SearchResult, seconds: float) -> Candidate:
+    """The plan that a search found in `seconds`. Raises GalvatronError where it found none."""
+    if result.best is None and result.given_up:
+        raise GalvatronError(f"no plan was found in {seconds:.2g} s; galvatron search has no limit of time")
+    return result.require()
+
+
+class SharedTime:
+    """Seconds of processor time that some searches share: slow ones may use the rest of quick ones."""
+
+    def __init__(self, seconds: float, shares: int):
+        self._end, self._shares = process_time() + seconds, shares
+
+    def take(self, shares: int = 1) -> float:
+        """Seconds of the next search."""
+        part = shares / max(shares, self._shares)
+        self._shares -= shares
+        return max(LEAST_S, (self._end - process_time()) * part)
+
+
+class OriginOptions(Options):
+    """The plan and the source of its prices."""
+
+    plan: Path = Field(description="the plan file")
+    profiles: Path | None = Field(None, description="folder of the profile files; unset: the one that the plan names")
+    device: str | None = Field(None, description="price by this data sheet (h100, or a file); unset: as in the plan")
+    model_size: str | None = Field(
+        None, description="a preset's name, a config.json, or its folder; unset: the plan's model"
+    )
+    memory_constraint: Positive | None = Field(None, description="memory of a GPU, GiB; unset: as in the plan")
+    num_gpus_per_node: Ranks | None = Field(None, description="GPUs per node; unset: as in the plan, or 8")
+    task: Kind | None = Field(
+        None, description="what is trained: pretrain, sft, lora or dpo; unset: what the plan was searched for"
+    )
+    lora_rank: Size | None = Field(
+        None, description=f"rank of the adapters; unset: as the plan names it, or {RANK} with lora"
+    )
+
+
+def read_origin(
+    origin: OriginOptions, note: Callable[[str], None] = lambda line: None, budget_gb: float | None = None
+) -> tuple[Plan, Problem]:
+    """A plan, and what it was searched from, at the plan's batch. `budget_gb`: where nobody names one. Raises
+    UserError."""
+    return origin_of(read_plan(origin.plan, smallest_world=True), origin, note, budget_gb)
+
+
+def origin_of(
+    plan: Plan, origin: OriginOptions, note: Callable[[str], None] = lambda line: None, budget_gb: float | None = None
+) -> tuple[Plan, Problem]:
+    """The same of a plan that has been read."""
+    searched = plan.metadata.get("searched_from") or {}
+    model = _model(searched, origin.model_size, plan).resolve(plan.assumed.seq_length)
+    options = _options(searched, origin, plan, model.seq_length, budget_gb)
+    plan = replace(plan, assumed=options.assumptions)
+    if len(model.shapes) == 1:
+        require_valid(plan, model.shapes[0])
+    cost = prices(model.shapes, options, note)
+    gb = searched.get("memory_constraint_gb")
+    if isinstance(gb, int | float) and cost.reserve.sets(options.context_mib or 0.0, gb * GIB_MIB):
+        options = options.model_copy(update={"context_mib": None})
+    options = within_size(options, cost, note)
+    for path in ProfileFile.changed(searched.get("profiles")):
+        note(f"{path} has changed since the plan was searched; search again for the best plan")
+    return plan, Problem(model.shapes, with_reserve(options, cost)[1], options)
+
+
+def _model(searched: Mapping[str, Any], given: str | None, plan: Plan) -> ModelOptions:
+    if given:
+        return ModelOptions.from_values({"model_size": given, "seq_length": plan.assumed.seq_length})
+    if asked := searched.get("model_options"):
+        return ModelOptions.from_mapping(_mapping("model_options", asked))
+    if name := searched.get("model"):
+        return ModelOptions.from_values({"model_size": str(name), "seq_length": plan.assumed.seq_length})
+    raise UserError("model_size: missing, and the plan's file names no model; give --model_size")
+
+
+def _options(
+    searched: Mapping[str, Any], origin: OriginOptions, plan: Plan, seq_length: int, budget_gb: float | None
+) -> SearchOptions:
+    asked = canonical_options(_mapping("options", searched.get("options") or {}), SearchOptions.model_fields)
+    if not asked:  # written by hand, or by another program
+        asked = {
+            "num_nodes": searched.get("num_nodes"),
+            "num_gpus_per_node": searched.get("num_gpus_per_node"),
+            "memory_constraint": searched.get("memory_constraint_gb"),
+            "world_size": plan.world_size,
+        } | SearchOptions.wide_enough(plan)
+        files = searched.get("profiles")
+        if isinstance(files, list) and files:
+            asked["profiles"] = str(Path(str(_mapping("profiles", files[0]).get("path"))).parent)
+    if origin.profiles:
+        asked = {name: value for name, value in asked.items() if name not in (*PATH_OPTIONS, "device")}
+        asked["profiles"] = origin.profiles
+    if origin.device:
+        asked = {name: value for name, value in asked.items() if name not in (*PATH_OPTIONS, "profiles")}
+        asked["device"] = origin.device
+    if origin.num_gpus_per_node:
+        asked |= {"num_nodes": None, "num_gpus_per_node": origin.num_gpus_per_node, "world_size": plan.world_size}
+    if origin.task and origin.task != asked.get("task"):
+        asked |= {"task": origin.task, "lora_rank": None}
+    if origin.lora_rank:
+        asked["lora_rank"] = origin.lora_rank
+    if origin.memory_constraint:
+        asked["memory_constraint"] = origin.memory_constraint
+    if asked.get("memory_constraint") is None:
+        asked["memory_constraint"] = budget_gb
+    if asked["memory_constraint"] is None and not asked.get("device"):
+        raise UserError("memory_constraint: missing, and the plan's file names none; give --memory_constraint")
+    assumed = plan.assumed
+    asked.pop("top_k", None)
+    asked |= {
+        "settle_bsz": plan.global_batch,
+        "default_dp_type": plan.default_dp_type,
+        "seq_length": seq_length,
+        "sequence_parallel": assumed.sequence_parallel,
+        "mixed_precision": assumed.mixed_precision,
+        "no_async_grad_reduce": not assumed.async_grad_reduce,
+    }
+    # The search may have set assumptions that the plan leaves open.
+    said = {"amp_master_grad": assumed.fp32_gradients, "use_flash_attention": assumed.flash_attention}
+    asked |= {name: value for name, value in said.items() if value is not None}
+    return SearchOptions.from_values({name: value for name, value in asked.items() if value is not None})
+
+
+def _mapping(name: str, value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise UserError(f"galvatron.searched_from.{name}: is no object; leave it out")
+    return value

@@ -1,0 +1,230 @@
+"""The result of a search."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from math import ceil, floor, inf, log10
+
+from ..base.errors import Infeasible, UserError
+from ..cost_model import CostModel
+from ..cost_model.costs import Prediction, StageMemory
+from ..plan import Plan
+from ..profiles.reserve import GIB_MIB, Reserve
+from .options import SearchOptions
+from .space import PlanFamily
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A plan and what it takes."""
+
+    plan: Plan
+    prediction: Prediction
+
+    @property
+    def time_s(self) -> float:
+        return self.prediction.time_s
+
+    @property
+    def samples_per_s(self) -> float:
+        return self.prediction.samples_per_s
+
+    def parts_ms(self) -> dict[str, float]:
+        """Where a step's time goes, per sample, on the stage that works longest."""
+        plan, stages = self.plan, self.prediction.stages
+        passes, sync = max(
+            ((plan.micro_batches * (s.forward_ms + s.backward_ms), s.sync_ms) for s in stages), key=lambda s: sum(s)
+        )
+        waits = max(0.0, round(self.prediction.time_s * 1000 - passes - sync, 6))  # to the ns: one stage alone waits 0
+        parts = {"passes": passes, "gradient reduction and update": sync, "pipeline bubble": waits}
+        return {name: ms / plan.global_batch for name, ms in parts.items()}
+
+    def why_slower_than(self, best: Candidate) -> str:
+        """Which part of the step lost most against the best plan."""
+        mine, its = self.parts_ms(), best.parts_ms()
+        part = max(mine, key=lambda name: mine[name] - its[name])
+        slower = best.samples_per_s / self.samples_per_s - 1
+        return f"{slower:.1%} slower: {part} {mine[part]:.3g} ms a sample against {round(its[part], 6):.3g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Memory of a plan on its fullest device, and its bottleneck there. If nothing fits: the plan that needs least."""
+
+    plan: Plan
+    prediction: Prediction
+    stage: int  # the fullest stage
+    term: str  # the largest term of the stage's memory
+    term_mib: float
+    part: str  # layer of the stage that has most of the term
+    part_mib: float
+    enough_mib: float  # size of a device on which it fits
+
+    @classmethod
+    def of(cls, plan: Plan, cost: CostModel) -> Need:
+        prediction = cost.predict(plan)
+        totals = [stage.memory.total_mib for stage in prediction.stages]
+        stage = totals.index(max(totals))
+        memory = prediction.stages[stage].memory
+        parts = dict(zip(_part_names(plan, stage), cost.stage_parts(plan, stage), strict=True))
+        held = [
+            count
+            for chunk, count in enumerate(cost.in_flight(plan, stage))
+            for _ in cost.chunk_parts(plan, stage, chunk)
+        ]
+
+        def most(mib: Mapping[str, float]) -> tuple[str, float]:
+            return max(mib.items(), key=lambda item: item[1])
+
+        term, term_mib = most(
+            {
+                "model states": memory.states_mib,
+                "activations": memory.activations_mib,
+                "working memory": memory.working_mib,
+                "reserve": memory.context_mib,
+            }
+        )
+        in_term: Mapping[str, Mapping[str, float]] = {
+            "model states": {name: part.states_mib for name, part in parts.items()},
+            "activations": {
+                name: count * part.activation_mib for count, (name, part) in zip(held, parts.items(), strict=True)
+            },
+            "working memory": {name: part.workspace.total_mib for name, part in parts.items()},
+            "reserve": {"every layer": memory.context_mib},
+        }
+        return cls(plan, prediction, stage, term, term_mib, *most(in_term[term]), memory.total_mib)
+
+    def on(self, reserve: Reserve, offloaded_mib: float = 0.0) -> Need:
+        """The same on devices with this reserve, which grows with their size."""
+        return replace(self, enough_mib=reserve.bound_mib(self.tensors_mib, offloaded_mib))
+
+    def under(self, cost: CostModel, options: SearchOptions) -> Need:
+        """The same where the devices keep their own reserve, and not one that the user has set."""
+        own = cost.reserve.sets(cost.context_mib, options.memory_constraint * GIB_MIB)
+        return self.on(cost.reserve) if own else self
+
+    @property
+    def memory(self) -> StageMemory:
+        """On a device of its fullest stage."""
+        return self.prediction.stages[self.stage].memory
+
+    @property
+    def tensors_mib(self) -> float:
+        """Memory of a device without the reserve."""
+        return self.memory.total_mib - self.memory.context_mib
+
+    @property
+    def binds(self) -> str:
+        """The term that takes most, and where."""
+        return f"{self.term} on stage {self.stage}" if self.plan.pipeline > 1 else self.term
+
+    @property
+    def enough_gib(self) -> str:
+        """The memory_constraint that is enough: rounded up at the fourth digit."""
+        gib = self.enough_mib / 1024
+        digits = max(2, 3 - floor(log10(gib))) if gib > 0 else 2
+        return f"{ceil(gib * 10**digits) / 10**digits:.{digits}f}"
+
+    def __str__(self) -> str:
+        layers = f"layers {self.plan.layer_spans(self.stage)}"
+        largest = f"; largest: {self.part}, {self.part_mib / 1024:.2f} GiB" if self.part_mib < self.term_mib else ""
+        return (
+            f"the leanest plan needs {self.enough_gib} GiB per device, {self.term_mib / 1024:.2f} GiB of it "
+            f"{self.term} on stage {self.stage} ({layers}{largest})"
+        )
+
+
+def _part_names(plan: Plan, stage: int) -> list[str]:
+    """In the order of `CostModel.stage_parts`."""
+    names = []
+    for chunk in range(plan.chunks):
+        layers = [f"layer {layer}" for layer in plan.chunk_layers(stage, chunk)]
+        if plan.is_first(stage, chunk):
+            names += ["embedding and LM head" if plan.is_last(stage, chunk) else "embedding", *layers]
+        elif plan.is_last(stage, chunk):
+            names += [*layers, "LM head"]
+        else:
+            names += [f"the input of chunk {chunk}" if plan.chunks > 1 else "the stage's input", *layers]
+    return names
+
+
+class FamilyOutcome(IntEnum):
+    """The outcome of a family of plans; the highest of a family searched in parts."""
+
+    NOT_DIVISIBLE = 0  # no strategy splits batch, heads and ranks evenly
+    OUT_OF_MEMORY = 1
+    OUT_OF_BOUND = 2  # no plan of it can beat, or none beats, what was found before
+    SOLVED = 3  # searched to the end
+    GIVEN_UP = 4  # left with a gap: effort or memory was not enough, or prices of switching are no metric
+
+    @property
+    def words(self) -> str:
+        """For people, of a family that is not the best."""
+        return {
+            FamilyOutcome.NOT_DIVISIBLE: "divisibility: batch, heads and ranks do not split evenly",
+            FamilyOutcome.OUT_OF_MEMORY: "memory: no plan of it fits",
+            FamilyOutcome.OUT_OF_BOUND: "bound: no plan of it beats what was found",
+            FamilyOutcome.SOLVED: "searched to the end",
+            FamilyOutcome.GIVEN_UP: "left with a gap",
+        }[self]
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """The best plan with its certificate, or the memory that one would need."""
+
+    best: Candidate | None
+    lower_bound_s: float  # no plan of the best one's batch takes less, nor one of another batch less per sample
+    search_time_s: float
+    outcomes: Mapping[PlanFamily, FamilyOutcome]
+    bounds_s: Mapping[PlanFamily, float] = field(
+        default_factory=dict
+    )  # least step times of families rejected by theirs
+    runners_up: tuple[Candidate, ...] = ()  # the best of other families, if top_k asks for them
+    need: Need | None = None  # where nothing fits
+
+    @property
+    def plan(self) -> Plan:
+        """The best plan. Raises Infeasible."""
+        return self.require().plan
+
+    @property
+    def time_s(self) -> float:
+        """Predicted time of one step; infinite where nothing fits."""
+        return self.best.time_s if self.best else inf
+
+    @property
+    def gap(self) -> float:
+        """How far below the best plan's time the optimum may lie, as a fraction; 0: it is the optimum."""
+        return max(0.0, 1 - self.lower_bound_s / self.best.time_s) if self.best else 0.0
+
+    @property
+    def given_up(self) -> int:
+        """Number of families that were left with a gap."""
+        return sum(outcome is FamilyOutcome.GIVEN_UP for outcome in self.outcomes.values())
+
+    def outcome(self, family: PlanFamily) -> str:
+        """The outcome of a family, for people."""
+        outcome = self.outcomes[family]
+        bound = f" (at least {self.bounds_s[family]:.4g} s a step)" if outcome is FamilyOutcome.OUT_OF_BOUND else ""
+        return outcome.words + bound
+
+    def so_far(self) -> str:
+        """A note on the answer of an interrupted search. Raises KeyboardInterrupt where it had found no plan."""
+        if self.best is None:
+            raise KeyboardInterrupt("no plan was found yet, so none is written")
+        return f"interrupted: this is the best plan so far; the fastest takes at most {self.gap:.2%} less time"
+
+    def require(self) -> Candidate:
+        """The best plan. Raises Infeasible, which tells the least memory that would do, or UserError where the search
+        was given up before any plan was found."""
+        if self.best is None:
+            if self.given_up:
+                raise UserError(
+                    f"search_space: too wide: {self.given_up} of {len(self.outcomes)} families of plans were given up "
+                    "before one was found; lower max_tp_deg or max_pp_deg, leave tp_consec at 1, or raise effort"
+                )
+            raise Infeasible(f"no plan fits: {self.need or 'no strategy splits batch, heads and ranks evenly'}")
+        return self.best

@@ -1,0 +1,158 @@
+"""A plan on another number of GPUs: which fields change and why, and its facts before and after."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import lcm, log
+
+from ..base.errors import Infeasible, UserError
+from ..cost_model.facts import PlanFacts
+from ..plan.check import require_valid
+from ..plan.strategy import Plan
+from ..plan.uniform import even_stages
+from ..profiles.reserve import GIB_MIB
+from .engine import predicted
+from .problem import OriginOptions, Problem, origin_of
+from .result import Need
+
+OF_SEARCH = ("lower_bound_s", "gap")  # facts that only a search knows
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A plan before and after, with its facts where they are known, else with the reason."""
+
+    before: Plan
+    after: Plan
+    facts: tuple[PlanFacts, PlanFacts] | None
+    why_not: str = ""
+
+    @property
+    def changes(self) -> list[Change]:
+        """The fields that differ, each with its reason."""
+        return list(changes(self.before, self.after))
+
+
+def scaled(plan: Plan, origin: OriginOptions, gpus: int, global_batch: int | None = None) -> Scaled:
+    """The least changed plan that fits into memory; where memory is not known, the least changed one. Raises UserError,
+    and Infeasible where none fits."""
+    made = scalings(plan, gpus, global_batch)
+    try:
+        read, problem = origin_of(plan, origin)
+        before = problem.facts_of(read)
+        placed = [origin_of(_placed(one, problem), origin) for one in made]
+        priced = [there.facts_of(one) for one, there in placed]
+    except UserError as error:
+        return Scaled(plan, replace(made[0], metadata={}), None, error.faults[0])
+    for one in priced:
+        if one.memory_mib <= one.budget_mib:
+            told = predicted(one.prediction, 0.0)
+            own = {"predicted": {name: value for name, value in told.items() if name not in OF_SEARCH}}
+            return Scaled(plan, replace(one.plan, metadata=one.plan.metadata | own), (before, one))
+    least, (_, there) = min(zip(priced, placed, strict=True), key=lambda one: one[0].memory_mib)
+    need = Need.of(least.plan, there.cost).under(there.cost, there.options)
+    raise Infeasible(
+        f"gpus: with these strategies {gpus} GPUs need {need.enough_gib} GiB each, of "
+        f"{least.budget_mib / GIB_MIB:.4g}; take more GPUs, or let galvatron search --gpus {gpus} choose strategies"
+    )
+
+
+def _placed(plan: Plan, problem: Problem) -> Plan:
+    """With the cluster that the plan is for in its metadata."""
+    gpus, width = plan.world_size, problem.options.num_gpus_per_node
+    nodes, each = (gpus // width, width) if gpus % width == 0 else (1, gpus)
+    searched = plan.metadata.get("searched_from") or {}
+    where = {"num_nodes": nodes, "num_gpus_per_node": each}
+    options = {**(searched.get("options") or {}), **where, "world_size": gpus, "settle_bsz": plan.global_batch}
+    if problem.options.context_mib is None:
+        options.pop("context_mib", None)
+    return replace(plan, metadata={"searched_from": {**searched, **where, "options": options}})
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A field of the plan's file that differs, and why."""
+
+    field: str
+    before: str
+    after: str
+    why: str
+
+
+def scalings(plan: Plan, gpus: int, global_batch: int | None = None) -> list[Plan]:
+    """The plan on `gpus` ranks, the least changed first: with its number of stages, else with a near one, and last with
+    one stage instead of several, which would leave the pipeline out. `global_batch`: unset, it grows with the ranks;
+    else the number of micro-batches follows from it. Raises UserError where there is none."""
+    unit = lcm(*(part.ranks for part in (*plan.layers, plan.vocab)))
+    counts = [pp for pp in range(1, len(plan.layers) + 1) if gpus % (pp * unit) == 0]
+    if not counts:
+        raise UserError(
+            f"gpus: {gpus} GPUs are no multiple of the {unit} that each stage needs for its degrees; choose a multiple "
+            f"of {unit}, or search a plan: galvatron search --gpus {gpus}"
+        )
+    counts.sort(key=lambda pp: (pp == 1 < plan.pipeline, abs(log(pp / plan.pipeline)), -pp))
+    valid, faults = [], []
+    for pp in counts:
+        try:
+            valid.append(_scaled(plan, gpus, pp, global_batch))
+        except UserError as error:
+            faults.append(error)
+    if valid:
+        return valid
+    raise faults[0]
+
+
+def _scaled(plan: Plan, gpus: int, pipeline: int, global_batch: int | None) -> Plan:
+    """With so many stages. Raises UserError."""
+    chunks = plan.chunks if pipeline > 1 and len(plan.layers) >= pipeline * plan.chunks else 1
+    stages = plan.stages
+    if (pipeline, chunks) != (plan.pipeline, plan.chunks):
+        joined, rest = divmod(plan.pipeline, pipeline)
+        stages = (
+            tuple(sum(stages[first : first + joined]) for first in range(0, plan.pipeline, joined))
+            if plan.chunks == 1 and not rest
+            else even_stages(len(plan.layers), pipeline * chunks)
+        )
+    micro_batch = plan.micro_batch * (gpus // pipeline) // plan.stage_size
+    micro_batches = plan.micro_batches
+    if global_batch is not None:
+        micro_batches, rest = divmod(global_batch, micro_batch)
+        if rest or not micro_batches:
+            raise UserError(
+                f"batch: {global_batch} is no multiple of the {micro_batch} samples of a micro-batch on {gpus} GPUs; "
+                f"choose a multiple of {micro_batch}"
+            )
+    batch = micro_batch * micro_batches
+    made = replace(plan, world_size=gpus, global_batch=batch, micro_batches=micro_batches, stages=stages, chunks=chunks)
+    require_valid(made)
+    return made
+
+
+def changes(before: Plan, after: Plan) -> Iterator[Change]:
+    """The fields that differ, each with its reason."""
+    stage = after.stage_size
+    share = "each GPU keeps its samples of a micro-batch"
+    for field, name, why in (
+        ("world_size", "world_size", "as asked"),
+        ("pp_deg", "pipeline", f"{after.world_size} GPUs are {after.pipeline} times the {stage} of a stage"),
+        ("virtual_pp_deg", "chunks", f"{after.pipeline} stages of {len(after.layers)} layers"),
+        ("pp_division", "stages", "the same layers on another number of stages"),
+        ("chunks", "micro_batches", f"the global batch was asked for, and {share}"),
+        ("global_bsz", "global_batch", f"{share}, and their number stays"),
+    ):
+        old, new = (_shown(getattr(plan, name)) for plan in (before, after))
+        if old != new:
+            asked = field == "global_bsz" and before.micro_batches != after.micro_batches
+            yield Change(field, old, new, "as asked" if asked else why)
+    old, new = (", ".join(map(str, dict.fromkeys(_data_parallel(plan)))) for plan in (before, after))
+    if old != new:
+        yield Change("data parallel", old, new, f"what the degrees of a layer leave of the {stage} GPUs of a stage")
+
+
+def _data_parallel(plan: Plan) -> list[int]:
+    return [*map(plan.dp, plan.layers), plan.dp(plan.vocab)]
+
+
+def _shown(value: int | tuple[int, ...]) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

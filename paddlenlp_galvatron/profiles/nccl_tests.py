@@ -1,0 +1,141 @@
+"""Output of nccl-tests (all_reduce_perf and its kin) as a hardware profile.
+
+Sizes mean the same there as here: the whole buffer that a collective reduces, gathers, scatters or exchanges, and what
+one rank sends. Out-of-place times are taken.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+
+from ..base.errors import UserError
+from ..base.reading import read_bytes
+from .files import Fingerprint, Meta
+from .hardware import Collective, HardwareProfile, MessageGroup
+from .network import traffic_factor
+
+MIB = 2**20
+KINDS = {
+    "all_reduce": Collective.ALL_REDUCE,
+    "all_gather": Collective.ALL_GATHER,
+    "reduce_scatter": Collective.REDUCE_SCATTER,
+    "alltoall": Collective.ALL_TO_ALL,
+    "sendrecv": Collective.SEND,
+}
+_PROGRAM = re.compile(f"({'|'.join(KINDS)})_perf")
+# "#  Rank  0 Group  0 Pid   2748 on host device  0 [0x01] NVIDIA H100"; older ones have neither group nor pid.
+_RANK = re.compile(
+    r"Rank +\d+(?: +Group +(?P<group>\d+))?(?: +Pid +\d+)? +on +(?P<host>\S+) +device +\d+ +\[\S+\] *(?P<device>.*)"
+)
+_VERSION = re.compile(r"nccl-library=(\d+)|NCCL version (\S+)")
+_ROW = re.compile(r"^ *(\d+) +\d+ +[a-z]\w+ .*")
+LARGEST_LOG = 4 * 2**20  # bytes; one has 10 kB
+COLUMNS = 4  # time in us, algorithm bandwidth and bus bandwidth in GB/s, errors; out of place, then in place
+ROUNDING = 0.01  # of times and bandwidths, relative, beside the last digit printed
+
+
+@dataclass(frozen=True)
+class NcclLog:
+    """One run of one program."""
+
+    group: MessageGroup
+    times_ms: dict[float, float]  # message in MiB -> ms
+    device: str
+    library: str
+
+
+def import_nccl_tests(paths: Iterable[Path], num_nodes: int, gpus_per_node: int) -> HardwareProfile:
+    """The profile of a cluster from logs of its groups, one group a log. Raises UserError."""
+    logs: dict[MessageGroup, NcclLog] = {}
+    for path in paths:
+        log = read_log(path, num_nodes, gpus_per_node)
+        if log.group in logs:
+            raise UserError(f"{path}: {_words(log.group)} stand in an earlier log, too; give one of them")
+        logs[log.group] = log
+    devices = {log.device for log in logs.values()}
+    if len(devices) != 1:
+        raise UserError(f"logs of different devices: {', '.join(sorted(devices))}; import those of one cluster")
+    bandwidth = {group: _bandwidth(group, log.times_ms) for group, log in logs.items()}
+    library = ", ".join(sorted({log.library for log in logs.values()}))
+    told = Fingerprint(device=devices.pop() or None, device_count=num_nodes * gpus_per_node, driver=library or None)
+    return HardwareProfile(
+        num_nodes,
+        gpus_per_node,
+        {(g.size, g.consecutive): value for g, value in bandwidth.items() if g.kind is Collective.ALL_REDUCE},
+        {g.size: value for g, value in bandwidth.items() if g.kind is Collective.SEND},
+        {group: log.times_ms for group, log in logs.items()},
+        meta=Meta(fingerprint=told),
+    )
+
+
+def read_log(path: Path, num_nodes: int, gpus_per_node: int) -> NcclLog:
+    """One log. Raises UserError: not such a log, or of a group that the cluster does not have."""
+    text = read_bytes(path, LARGEST_LOG).decode(errors="replace")
+    program = _PROGRAM.search(text) or _PROGRAM.search(path.name)
+    if not program:
+        raise UserError(
+            f"{path}: does not say which program wrote it; put its name into the file's: all_reduce_perf.log"
+        )
+    ranks = [match for line in text.splitlines() if (match := _RANK.search(line))]
+    if not ranks:
+        raise UserError(
+            f"{path}: has no line '# Rank …', so its ranks are unknown; give the whole output of nccl-tests"
+        )
+    first = [match for match in ranks if match["group"] == ranks[0]["group"]]
+    rows = [line.split() for line in text.splitlines() if _ROW.match(line)]
+    times = {float(row[0]) / MIB: _time_ms(path, row) for row in rows if float(row[0])}
+    if not times:
+        raise UserError(f"{path}: has no row of results; give the whole output of nccl-tests")
+    size, hosts = len(first), len({match["host"] for match in first})
+    kind = KINDS[program[1]]
+    group = MessageGroup(kind, size, _is_consecutive(path, kind, size, hosts, num_nodes, gpus_per_node))
+    version = _VERSION.search(text)
+    library = f"NCCL {version[1] or version[2]}" if version else ""
+    return NcclLog(group, times, ranks[0]["device"].strip(), library)
+
+
+def _time_ms(path: Path, row: list[str]) -> float:
+    """Out-of-place time of a row, checked against the bandwidth beside it."""
+    try:
+        size_bytes, time_us, gb_per_s = int(row[0]), *map(float, row[-2 * COLUMNS : -2 * COLUMNS + 2])
+        digit = 10.0 ** -len(row[-2 * COLUMNS + 1].partition(".")[2])
+        agrees = abs(size_bytes / time_us / 1e3 - gb_per_s) <= digit + ROUNDING * gb_per_s
+    except (ValueError, ArithmeticError):
+        agrees = False
+    if not agrees:
+        raise UserError(
+            f"{path}: {' '.join(row)}: not the columns that are expected (… time in us, algbw, busbw, #wrong, twice); "
+            "use nccl-tests 2.5 or newer"
+        )
+    return time_us / 1e3
+
+
+def _is_consecutive(path: Path, kind: Collective, size: int, hosts: int, num_nodes: int, gpus_per_node: int) -> bool:
+    """Whether a group of `size` ranks on `hosts` nodes is ranks 0, 1, …; else it must be 0, W/n, 2 W/n, … of W."""
+    world = num_nodes * gpus_per_node
+    strided_hosts = len({rank * world // size // gpus_per_node for rank in range(size)})
+    if world % size == 0 and hosts == ceil(size / gpus_per_node):
+        return True
+    if world % size == 0 and hosts == strided_hosts and kind is not Collective.SEND:
+        return False
+    if world % size == 0 and hosts == strided_hosts:
+        return True  # peers of neighbouring stages
+    raise UserError(
+        f"{path}: {size} ranks on {hosts} nodes are no group of {num_nodes} x {gpus_per_node} devices; "
+        "correct num_nodes and num_gpus_per_node"
+    )
+
+
+def _bandwidth(group: MessageGroup, times_ms: dict[float, float]) -> float:
+    """Bandwidth of the largest message in MiB/ms; of a collective its bus bandwidth."""
+    largest = max(times_ms)
+    factor = 1.0 if group.kind is Collective.SEND else traffic_factor(group.kind, group.size)
+    return factor * largest / times_ms[largest]
+
+
+def _words(group: MessageGroup) -> str:
+    return f"{group.kind} among {group.size} {'neighbouring' if group.consecutive else 'strided'} ranks"

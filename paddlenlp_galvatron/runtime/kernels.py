@@ -1,0 +1,39 @@
+"""Paddle's fused GPU kernels: which of them a plan assumes and this device has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from ..base.errors import UserError
+from ..plan import Assumptions, Plan
+from . import device
+
+ROWS_OF_OWN_QUERIES = (3, 2)  # the first Paddle whose flashmask takes as many rows as there are queries
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Paddle's fused GPU kernels that replace plain operations."""
+
+    flash_attention: bool = False
+    fused_rope: bool = False
+    fused_rms_norm: bool = False
+    fused_cross_entropy: bool = False  # where the vocabulary is split
+
+    @classmethod
+    def of(cls, assumed: Assumptions) -> Self:
+        """Kernels that a plan assumes and this device has."""
+        return cls(*(device.on_gpu() and bool(getattr(assumed, name)) for name in cls.__match_args__))
+
+    def require_version(self, plan: Plan, version: str) -> None:
+        """Raise UserError where a kernel of this version of Paddle refuses what the plan asks of it."""
+        parallel = any(layer.context > 1 for layer in plan.layers)
+        if self.flash_attention and parallel and tuple(map(int, version.split(".")[:2])) < ROWS_OF_OWN_QUERIES:
+            raise UserError(
+                f"cp_sizes_enc: flash attention of Paddle {version} refuses fewer queries than keys; install Paddle "
+                f"{'.'.join(map(str, ROWS_OF_OWN_QUERIES))} or newer, or search a plan with --max_cp_deg 1"
+            )
+
+
+PLAIN = Kernels()

@@ -1,0 +1,143 @@
+"""A plan as PaddleFleet's YAML, by its published argument classes; what they lack words for is named by field."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from plans import MODEL, plan, recomputing, valid_plans, with_layer
+
+from paddlenlp_galvatron.base.errors import UserError
+from paddlenlp_galvatron.plan import Assumptions, Precision, Recompute
+from paddlenlp_galvatron.plan.export import fleet_arguments, fleet_notes
+from paddlenlp_galvatron.plan.file import StrategyFile
+
+VERSION = "1.0.0"
+CLASSES = {
+    "TrainingArguments": "paddleformers/trainer/training_args.py",
+    "DataArguments": "paddleformers/cli/hparams/data_args.py",
+    "ModelArguments": "paddleformers/cli/hparams/model_args.py",
+}
+# Class, type and default of each argument: alike in PaddleFormers 1.0.0 and in PaddleFleet of September 2026
+# (37e34420, src/paddlefleet/{trainer/training_args,cli/hparams/data_args,cli/hparams/model_args}.py).
+PUBLISHED = {
+    "stage": ("ModelArguments", "str", "SFT"),
+    "fine_tuning": ("ModelArguments", "str", "LoRA"),
+    "max_seq_len": ("DataArguments", "int", 4096),
+    "per_device_train_batch_size": ("TrainingArguments", "int", 8),
+    "gradient_accumulation_steps": ("TrainingArguments", "int", 1),
+    "tensor_model_parallel_size": ("TrainingArguments", "int", -1),
+    "pipeline_model_parallel_size": ("TrainingArguments", "int", -1),
+    "sequence_parallel": ("TrainingArguments", "bool", False),
+    "sharding": ("TrainingArguments", "str", "stage1"),
+    "sharding_parallel_size": ("TrainingArguments", "int", -1),
+    "recompute_granularity": ("TrainingArguments", "Optional[str]", None),
+    "recompute_method": ("TrainingArguments", "Optional[str]", None),
+    "recompute_num_layers": ("TrainingArguments", "Optional[int]", None),
+    "bf16": ("TrainingArguments", "bool", False),
+    "fp16": ("TrainingArguments", "bool", False),
+    "fp16_opt_level": ("TrainingArguments", "str", "O1"),
+}
+TYPES = {"int": int, "str": str, "bool": bool, "Optional[str]": str, "Optional[int]": int}
+BF16 = Assumptions(mixed_precision=Precision.BF16, seq_length=128)
+
+SAID = {
+    "data parallel": (plan(chunks=2), {"sharding": "", "gradient_accumulation_steps": 2}),
+    "Megatron-SP": (plan(tp=4, sp=True), {"tensor_model_parallel_size": 4, "sequence_parallel": True}),
+    "Megatron-SP without tp": (plan(sp=True), {"sequence_parallel": False}),
+    "pipeline": (plan(tp=2, pp=2, chunks=4), {"pipeline_model_parallel_size": 2, "sharding": ""}),
+    "zero2, gradients summed first": (
+        plan(pp=2, chunks=4, default_dp_type="zero2"),
+        {"sharding": "stage1", "sharding_parallel_size": 4},
+    ),
+    "zero3": (plan(sdp=True), {"sharding": "stage3", "sharding_parallel_size": 8}),
+    "recompute": (plan(global_checkpoint=True), {"recompute_method": "uniform", "recompute_num_layers": 1}),
+    "recompute of the first layer of a stage": (
+        recomputing(plan(pp=2, chunks=2), 0, 2),
+        {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 1},
+    ),
+    "bf16": (plan(assumed=BF16), {"bf16": True, "fp16": False, "fp16_opt_level": "O2"}),
+}
+
+
+@pytest.mark.parametrize(("of", "part"), SAID.values(), ids=SAID)
+def test_what_it_can_say_is_said(of, part):
+    arguments = fleet_arguments(of)
+    assert part.items() <= arguments.items()
+    assert arguments["max_seq_len"] == 128 and (arguments["stage"], arguments["fine_tuning"]) == ("PT", "full")
+
+
+REFUSED = {
+    "degrees": (with_layer(plan(tp=2), degree=4), ["tp_sizes_enc"]),
+    "Ulysses": (plan(tp=2, use_ulysses=True), ["use_sp"]),
+    "strided": (plan(tp=2, global_tp_consec=False), ["tp_consecutive_flags"]),
+    "recompute of later layers": (recomputing(plan(), 1, 3), ["checkpoint"]),
+    "recompute of one stage": (recomputing(plan(pp=2, chunks=2), 0), ["checkpoint"]),
+    "recompute of the MLP": (with_layer(plan(), recompute=Recompute.MLP), ["recompute_enc"]),
+    "uneven stages": (replace(plan(pp=2, chunks=2), stages=(3, 1)), ["pp_division"]),
+    "gpipe": (plan(pp=2, chunks=2, pipeline_type="gpipe"), ["pipeline_type"]),
+    "zero3 in a pipeline": (plan(pp=2, chunks=2, sdp=True), ["dp_types_enc"]),
+    "zero3 with tp": (plan(tp=2, sdp=True), ["dp_types_enc"]),
+}
+
+
+@pytest.mark.parametrize(("of", "fields"), REFUSED.values(), ids=REFUSED)
+def test_what_it_cannot_say_is_named_field_by_field(of, fields):
+    with pytest.raises(UserError) as caught:
+        fleet_arguments(of)
+    assert [fault.partition(":")[0] for fault in caught.value.faults] == fields
+
+
+def test_what_its_model_lacks_is_named():
+    with pytest.raises(UserError, match=r"^vtp: "):
+        fleet_arguments(plan(tp=2), MODEL)  # a vocabulary of 1001
+    with pytest.raises(UserError, match=r"^tp_sizes_enc: "):
+        fleet_arguments(plan(tp=8), replace(MODEL, vocab_size=1000))
+
+
+def test_a_note_says_where_ranks_differ():
+    assert "ranks of a pipeline" in fleet_notes(plan(pp=2, chunks=2))[0] and not fleet_notes(plan(tp=2))
+
+
+@given(valid_plans())
+def test_any_plan_is_said_in_published_words_or_refused_by_fields_of_its_file(of):
+    try:
+        arguments = fleet_arguments(of)
+    except UserError as error:
+        assert {fault.partition(":")[0] for fault in error.faults} <= set(StrategyFile.model_fields)
+        return
+    read = yaml.safe_load(yaml.safe_dump(arguments))
+    assert all(type(value) is TYPES[PUBLISHED[name][1]] for name, value in read.items())
+    # As PaddleFleet counts its ranks.
+    splits = read["tensor_model_parallel_size"] * read["pipeline_model_parallel_size"]
+    assert of.world_size % splits == 0
+    assert read.get("sharding_parallel_size", of.world_size // splits) == of.world_size // splits
+    samples = read["per_device_train_batch_size"] * read["gradient_accumulation_steps"] * of.world_size // splits
+    assert samples == of.global_batch
+    assert not (read["pipeline_model_parallel_size"] > 1 and read["sharding"] in ("stage2", "stage3"))
+
+
+@pytest.mark.slow
+def test_the_arguments_are_those_of_the_published_package(tmp_path: Path):
+    words = ["-m", "pip", "download", "--quiet", "--no-deps", f"paddleformers=={VERSION}", "--dest", str(tmp_path)]
+    if subprocess.run([sys.executable, *words], capture_output=True, timeout=600).returncode:
+        pytest.skip("the package cannot be had here")
+    found = {}
+    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as package:
+        for name, path in CLASSES.items():
+            tree = ast.parse(package.read(path))
+            kind = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+            for line in kind.body:
+                if isinstance(line, ast.AnnAssign) and isinstance(line.value, ast.Call):
+                    given_ = {word.arg: word.value for word in line.value.keywords}
+                    default = given_.get("default", ast.Constant(None))
+                    constant = ast.literal_eval(default) if not isinstance(default, (ast.Name, ast.BinOp)) else ...
+                    found[line.target.id] = (name, ast.unparse(line.annotation), constant)
+    assert {name: found.get(name) for name in PUBLISHED} == PUBLISHED

@@ -1,0 +1,133 @@
+"""Searches whose plans, gaps and processor times are pinned: named ones, and random ones of whole searches.
+
+    python tests/planner/pinned.py            # writes pinned.json anew from the core that is installed
+
+Run it after a change of prices, and look at the differences: a change of the search alone must not make plans slower.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+from dimensions import problem
+from searches import GB_S, random_prices, shaped
+
+from paddlenlp_galvatron.plan import load_model
+from paddlenlp_galvatron.planner import SearchResult, search
+
+FILE = Path(__file__).with_name("pinned.json")
+# Set here, so that a change of a default changes no pinned problem.
+FIXED = {"default_dp_type": "ddp", "context_mib": 0.0, "max_tp_deg": 8, "max_pp_deg": 8}
+FAST = 1.0  # of the usual speed between nodes
+SEED = {"plain": 1, "interleaved": 2}
+COUNT = {"plain": 240, "interleaved": 48}
+NODES = {
+    "llama2-7b": (1, 2, 4),
+    "llama2-13b": (1, 2, 4, 8),
+    "llama3-70b": (4, 8, 16),
+    "llama3-405b": (32, 64, 128),
+    "qwen2.5-14b": (1, 2, 4),
+    "qwen2.5-32b": (2, 4, 8),
+}
+
+Run = Callable[[], SearchResult]
+
+
+class Found(NamedTuple):
+    """What a search came to."""
+
+    time_ms: float  # of a step; infinite: nothing fits
+    gap: float
+    cpu_s: float
+
+
+def on_nodes(name: str, nodes: int, across: float, layers: int | None = None, **options: Any) -> Run:
+    """On H100-like nodes of eight, with links between them that are `across` times as fast as usual."""
+    return lambda: shaped(name, layers, nodes, across, **FIXED | options)
+
+
+def on_sheet(name: str, gpus: int, ki_tokens: int, **options: Any) -> Run:
+    """On H100 from their data sheet."""
+
+    def run() -> SearchResult:
+        cost, asked = problem(name, gpus, ki_tokens * 1024, max_tp_deg=32, **options)
+        return search(cost.models, cost, asked)
+
+    return run
+
+
+WIDE = {"max_tp_deg": 1024, "max_pp_deg": 1024, "seq_length": 8192}
+NAMED: dict[str, Run] = {
+    "405b, 1,024 devices": on_nodes("llama3-405b", 128, FAST, settle_bsz=2048, **WIDE),
+    "7b, 32 devices, 1 GB/s": on_nodes("llama2-7b", 4, GB_S, memory_constraint=24),
+    "13b, 32 devices, 2 GB/s": on_nodes("llama2-13b", 4, 2 * GB_S, memory_constraint=24),
+    "70b, 128 devices, 1 GB/s": on_nodes("llama3-70b", 16, GB_S),
+    "500 layers, 1,024 devices": on_nodes("llama3-405b", 128, FAST, 500, settle_bsz=2048, **WIDE),
+    "random prices": lambda: random_prices(96, 0),
+    "70b, 32K tokens, recompute by parts": on_sheet("llama3.1-70b", 64, 32, recompute_parts=True),
+    "405b, recompute by parts": on_sheet("llama3.1-405b", 1024, 4, recompute_parts=True),
+    "405b, context parallel": on_sheet("llama3.1-405b", 256, 4, max_cp_deg=32),
+    "13b, interleaved": on_nodes("llama2-13b", 2, FAST, settle_bsz=64, max_virtual_pp_deg=4),
+}
+HARD: dict[str, Run] = {  # for the slow test
+    "random prices that need branching": lambda: random_prices(96, 3),
+    "70b, interleaved": on_nodes("llama3-70b", 4, FAST, settle_bsz=32, max_virtual_pp_deg=4),
+    "405b, all dimensions": on_sheet(
+        "llama3.1-405b", 256, 4, max_virtual_pp_deg=4, recompute_parts=True, max_cp_deg=32
+    ),
+}
+
+
+def drawn(kind: str) -> Iterator[Run]:
+    """Random problems, the same ones every time."""
+    draw = random.Random(SEED[kind])
+    for _ in range(COUNT[kind]):
+        name = draw.choice([*NODES])
+        nodes = draw.choice(NODES[name])
+        across = draw.choice((1 / 40, 1 / 20, 1 / 8, 1 / 4, 1.0))
+        options = {
+            "memory_constraint": draw.choice((24, 40, 80, 80)),
+            "settle_bsz": draw.choice((4, 8, 16, 32)) * nodes,
+            "seq_length": min(draw.choice((2048, 4096, 8192)), load_model(name).max_position_embeddings),
+        }
+        if kind == "interleaved":
+            options |= {"max_virtual_pp_deg": draw.choice((2, 4)), "max_pp_deg": 16}
+        yield on_nodes(name, nodes, across, **options)
+
+
+def found(run: Run) -> Found:
+    start = time.process_time()
+    result = run()
+    return Found(result.time_s * 1e3, result.gap, time.process_time() - start)
+
+
+def pinned() -> dict[str, Any]:
+    return json.loads(FILE.read_text())  # type: ignore[no-any-return]
+
+
+def main() -> None:
+    """Write the file anew."""
+    rows: dict[str, Any] = {name: found(run) for name, run in (NAMED | HARD).items()}
+    rows |= {kind: [found(run) for run in drawn(kind)] for kind in SEED}
+
+    def line(each: Found) -> str:
+        return json.dumps([round(each.time_ms, 6), round(each.gap, 8), round(each.cpu_s, 2)])
+
+    texts = [
+        f'"{name}": ' + (line(row) if isinstance(row, Found) else "[\n" + ",\n".join(map(line, row)) + "\n]")
+        for name, row in rows.items()
+    ]
+    FILE.write_text("{\n" + ",\n".join(texts) + "\n}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""A cost model with random prices behind the real `predict`: what the search is held to, on any hardware at once."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from math import inf
+
+from paddlenlp_galvatron.cost_model import CostModel, LayerCost, Workspace
+from paddlenlp_galvatron.plan import DataParallel, ModelShape, Plan
+from paddlenlp_galvatron.plan.layout import redistribution, token_layout
+from paddlenlp_galvatron.planner import SearchOptions
+from paddlenlp_galvatron.planner.space import Space, families, interleaved_families
+from paddlenlp_galvatron.profiles.reserve import Reserve
+
+
+def model_of(layers: int, hidden_size: int = 96, seq_length: int | None = None) -> ModelShape:
+    return ModelShape("random", "llama", layers, hidden_size, 192, 12, 12, 100, 64, seq_length=seq_length)
+
+
+class RandomCost(CostModel):
+    """Prices drawn at random, the same ones for the same question."""
+
+    profile_files = ()  # read from none
+    reserve = Reserve()  # of no device
+    crooked = False  # prices of switching that break the triangle inequality
+    neighbours = False  # layers whose messages and weights take room beside the next one's backward
+
+    def __init__(self, models: Sequence[ModelShape], options: SearchOptions, seed: int):
+        self.models = tuple(models)
+        self.num_nodes, self.gpus_per_node = options.num_nodes, options.num_gpus_per_node
+        self.assumed, self.options = options.assumptions, options.cost_options
+        self.layer_types = tuple(kind for kind, model in enumerate(models) for _ in range(model.layers))
+        self.seqs = tuple(model.seq_length or options.seq_length for model in models)
+        self.seed = seed
+        for name in ("layer_cost", "vocab_cost", "middle_cost", "switch_cost", "boundary_cost"):
+            setattr(self, name, cache(getattr(self, name)))
+
+    def _draw(self, *question: object) -> LayerCost:
+        draw = random.Random(repr((self.seed, question))).uniform
+        numbers = draw(1, 3), draw(2, 6), draw(0, 9), draw(10, 200), draw(10, 200)
+        workspace = Workspace(*(draw(0, 150) for _ in range(4 if self.neighbours else 1)))
+        return LayerCost(*numbers, workspace)
+
+    def layer_cost(self, strategy, *, stage_size, micro_batch, micro_batches, pipeline, layer_type=0):  # type: ignore[no-untyped-def]
+        where = (strategy.axes, strategy.consecutive, stage_size, micro_batch, pipeline)
+        plain, whole = (self._draw(*what, layer_type) for what in ((where,), (where, strategy, micro_batches > 1)))
+        # ZeRO-3 and recompute only add to a layer's passes.
+        gathered = whole.forward_ms - 1 if strategy.dp_type is DataParallel.ZERO3 else 0.0
+        again = whole.backward_ms - 2 if strategy.recompute else 0.0
+        return replace(whole, forward_ms=plain.forward_ms + gathered, backward_ms=plain.backward_ms + gathered + again)
+
+    def vocab_cost(self, vocab, *, stage_size, micro_batch, micro_batches, pipeline, role):  # type: ignore[no-untyped-def]
+        return self._draw(vocab, stage_size, micro_batch, micro_batches > 1, pipeline, role)
+
+    def middle_cost(self, *, stage_size, micro_batch, micro_batches, later=False):  # type: ignore[no-untyped-def]
+        return replace(self._draw("middle", stage_size, micro_batch), forward_ms=0.0, backward_ms=0.0, sync_ms=0.0)
+
+    def switch_cost(self, before, after, *, stage_size, micro_batch, layer_type=0):  # type: ignore[no-untyped-def]
+        rate = random.Random(repr((self.seed, stage_size, micro_batch))).uniform(0, 2) * self._width(layer_type)
+        sharded = self.assumed.sequence_parallel
+        source, target = (token_layout(strategy, stage_size, sharded) for strategy in (before, after))
+        tokens = 64 * stage_size * micro_batch
+        there, back = (
+            redistribution(*way, tokens, micro_batch).most_tokens / tokens
+            for way in ((source, target), (target, source))
+        )
+        if self.crooked:
+            rate *= random.Random(repr((self.seed, source, target, micro_batch))).uniform(0, 3)
+        return rate * there, rate * back
+
+    def boundary_cost(self, *, stage_size, micro_batch, pipeline, layer_type=0):  # type: ignore[no-untyped-def]
+        return random.Random(repr((self.seed, micro_batch, pipeline))).uniform(0, 1) * self._width(layer_type)
+
+    def _shared_mib(self, plan: Plan, stage: int) -> float:
+        return 0.0
+
+    def _width(self, layer_type: int) -> float:
+        """What is handed on between layers of a type, in any unit."""
+        return self.models[layer_type].hidden_size * self.seqs[layer_type] / (96 * 12)
+
+
+def divisions(layers: int, stages: int) -> list[tuple[int, ...]]:
+    """Every way to divide layers into stages."""
+    if stages == 1:
+        return [(layers,)]
+    return [(n, *rest) for n in range(1, layers - stages + 2) for rest in divisions(layers - n, stages - 1)]
+
+
+def best_by_enumeration(models: Sequence[ModelShape], cost: CostModel, options: SearchOptions) -> float:
+    """Least seconds per sample over every plan of the space that fits, each priced by `predict`."""
+    spaces = [Space(m, replace(cost.assumed, seq_length=s), options) for m, s in zip(models, cost.seqs, strict=True)]
+    best, kinds = inf, cost.layer_types
+    where = options, cost.world_size, len(kinds)
+    for family in (*families(*where), *interleaved_families(*where)):
+        layers = [space.layers(family) for space in spaces]
+        vocabularies = [v for v in spaces[0].vocabularies(family) if v in spaces[-1].vocabularies(family)]
+        pairs = product(product(*(layers[kind] for kind in kinds)), vocabularies)
+        if options.one_strategy:
+            pairs = (  # type: ignore[assignment]
+                ((layer,) * len(kinds), vocab)
+                for layer, vocab in product(layers[0], vocabularies)
+                if all(layer in some for some in layers) and vocab.axes == layer.axes
+            )
+        for (strategies, vocab), stages in product(pairs, divisions(len(kinds), family.stages * family.chunks)):
+            plan = Plan(
+                world_size=family.world_size,
+                global_batch=family.global_batch,
+                micro_batches=family.micro_batches,
+                stages=stages,
+                layers=strategies,
+                vocab=vocab,
+                schedule=family.schedule,
+                chunks=family.chunks,
+                default_dp_type=options.default_dp_type,
+                assumed=cost.assumed,
+            )
+            prediction = cost.predict(plan)
+            if max(stage.memory.total_mib for stage in prediction.stages) <= options.memory_constraint * 1024:
+                best = min(best, prediction.time_s / plan.global_batch)
+    return best

@@ -1,0 +1,171 @@
+"""Strategies of experts are searched exactly: beaten ones are left out, and nothing is lost."""
+
+from __future__ import annotations
+
+from itertools import product
+from math import inf
+from random import Random
+
+import pytest
+
+from paddlenlp_galvatron.cost_model import CostModel, LayerCost, States, Terms, derive
+from paddlenlp_galvatron.cost_model.costs import Workspace
+from paddlenlp_galvatron.model import ModelShape, load_model
+from paddlenlp_galvatron.plan import Assumptions, DataParallel, LayerStrategy, Plan, Precision, Recompute
+from paddlenlp_galvatron.plan.strategy import Experts
+from paddlenlp_galvatron.planner import SearchOptions, search
+from paddlenlp_galvatron.planner.core_arrays import compute_bound_ms
+from paddlenlp_galvatron.planner.space import Space, families
+from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
+
+SMALL = ModelShape(
+    name="small",
+    family="qwen3_moe",
+    layers=2,
+    hidden_size=512,
+    intermediate_size=512,
+    heads=4,
+    kv_heads=2,
+    vocab_size=1024,
+    max_position_embeddings=64,
+    experts=6,
+    experts_per_token=2,
+    expert_size=256,
+)
+
+
+class RandomHalves:
+    """Prices of experts that tell nothing but themselves."""
+
+    def __init__(self, seed: int):
+        self._seed = seed
+
+    def __call__(self, experts: Experts, recompute: Recompute, *where: object) -> LayerCost:
+        """Recompute only adds to a layer's passes."""
+        own = Random(f"{self._seed}/{experts}")
+        again = 2.0 if recompute is Recompute.FULL else 0.0
+        sharded = own.uniform(0, 1) if experts.dp_type is DataParallel.ZERO3 else 0.0
+        passes = Random(f"{self._seed}/{experts[:2]}")
+        terms = Terms(
+            States(own.uniform(0, 200)),
+            passes.uniform(0, 4) + sharded,
+            passes.uniform(0, 8),
+            again,
+            optimizer_ms=own.random(),
+        )
+        return LayerCost.of(terms, own.uniform(0, 100) / (1 + again), Workspace(own.uniform(0, 50)))
+
+
+def problem(seed: int) -> tuple[CostModel, SearchOptions]:
+    draw = Random(seed)
+    options = SearchOptions.from_mapping(
+        {
+            "num_nodes": 1,
+            "num_gpus_per_node": draw.choice((2, 4, 6)),
+            "memory_constraint": draw.choice((0.3, 0.6, 24)),
+            "context_mib": 0,
+            "settle_bsz": 12,
+            "settle_chunk": draw.choice((1, 2)),
+            "seq_length": 64,
+            "disable_vtp": True,
+            "disable_tp": draw.random() < 0.5,
+            "disable_ckpt": draw.random() < 0.5,
+            "disable_etp": draw.random() < 0.3,
+            "max_ep_deg": draw.choice((None, 2, 3)),
+            "max_pp_deg": draw.choice((1, 2)),
+            "pipeline_type": "pipedream_flush",
+            "fine_grained_mode": draw.random() < 0.7,
+        }
+    )
+    cost = derive(
+        SMALL, load_data_sheet("h100-80gb"), 1, options.num_gpus_per_node, options.assumptions, options.cost_options
+    )
+    if seed % 2:
+        cost._expert_half = RandomHalves(seed)  # type: ignore[method-assign,assignment]
+    return cost, options
+
+
+def every_time_s(cost: CostModel, options: SearchOptions) -> dict[str, float]:
+    """The least step of each family of plans, and whether the bound by compute is one."""
+    space, least = Space(SMALL, cost.assumed, options), {}
+    for family in families(options, cost.world_size, SMALL.layers):
+        layers, best = space.layers(family), inf
+        pairs = product(layers, repeat=2) if not options.one_strategy else ((layer, layer) for layer in layers)
+        divisions = [(2,)] if family.stages == 1 else [(1, 1)]
+        vocabularies = space.vocabularies(family)
+        for pair, division, vocab in product(pairs, divisions, vocabularies):
+            if options.one_strategy and vocab.axes != pair[0].axes:
+                continue
+            plan = Plan(
+                family.world_size,
+                family.global_batch,
+                family.micro_batches,
+                division,
+                pair,
+                vocab,
+                family.schedule,
+                default_dp_type=options.default_dp_type,
+                assumed=cost.assumed,
+            )
+            predicted = cost.predict(plan)
+            if max(stage.memory.total_mib for stage in predicted.stages) <= options.memory_constraint * 1024:
+                best = min(best, predicted.time_s)
+        if layers:
+            assert compute_bound_ms(family, [layers], cost) <= best * 1000 * (1 + 1e-9)
+        least[str(family)] = best
+    return least
+
+
+@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 60))])
+def test_the_search_finds_what_enumeration_finds(seed):
+    cost, options = problem(seed)
+    least = min(every_time_s(cost, options).values(), default=inf)
+    found = search(SMALL, cost, options)
+    if least == inf:
+        assert found.best is None
+    else:
+        assert found.best and found.best.time_s == pytest.approx(least, rel=1e-9)
+        assert found.lower_bound_s == pytest.approx(least, rel=1e-9)
+
+
+def test_what_the_experts_of_a_layer_take():
+    """By hand, of Qwen3-30B-A3B: 68 KiB a token are kept of experts, whatever ep; weights are split by ep and tp."""
+    model = load_model("qwen3-30b-a3b")
+    assumed = Assumptions(True, Precision.BF16, True, 4096, True, True)
+
+    def cost_of(experts: Experts, recompute: Recompute = Recompute.NONE, **options: float) -> LayerCost:
+        chosen = SearchOptions.from_mapping(options).cost_options
+        cost = derive(model, load_data_sheet("h100-80gb"), 2, 8, assumed, chosen)
+        return cost.expert_cost(experts, recompute, stage_size=16, micro_batch=16, micro_batches=4, pipeline=1)
+
+    even = {"moe_imbalance": 1, "moe_imbalance_bound": 1}
+    whole, split = cost_of(Experts(1, 1, DataParallel.DDP)), cost_of(Experts(8, 1, DataParallel.DDP), **even)
+    assert whole.activation_mib == split.activation_mib == 68 * 4096 / 1024
+    weights = 128 * 3 * 2048 * 768
+    assert split.terms.states.parameters_mib == weights / 8 * 2 / 2**20
+    assert cost_of(Experts(4, 2, DataParallel.DDP), **even).states_mib == split.states_mib
+    # A bound of twice the rows: twice the activations, while what is expected stays.
+    uneven = cost_of(Experts(8, 1, DataParallel.DDP), moe_imbalance=1, moe_imbalance_bound=2)
+    assert uneven.activation_mib == 2 * split.activation_mib and uneven.forward_ms == split.forward_ms
+    assert uneven.memory and uneven.memory.activation_mib == split.activation_mib
+    assert (
+        cost_of(Experts(1, 1, DataParallel.DDP), moe_imbalance=2) == whole
+    )  # a rank with all experts has its own rows
+    again = cost_of(Experts(8, 1, DataParallel.DDP), Recompute.FULL, **even)
+    assert again.activation_mib == 0 and again.backward_ms > split.backward_ms + 0.9 * split.forward_ms
+    one_by_one = cost_of(Experts(1, 1, DataParallel.DDP), experts_one_by_one=True)
+    assert one_by_one.forward_ms > 3 * whole.forward_ms
+
+
+def test_an_expert_half_changes_no_dense_price():
+    """A layer costs its dense half and its experts'; the dense half does not see ep."""
+    cost, _ = problem(0)
+    where = {"stage_size": cost.world_size, "micro_batch": 12, "micro_batches": 1, "pipeline": 1}
+    for ep, etp in ((1, 1), (2, 1), (1, 2)):
+        layer = LayerStrategy(ep=ep, etp=etp)
+        both = cost.layer_cost(layer, **where)
+        own = cost.expert_cost(layer.experts, layer.recompute, **where)
+        assert both.forward_ms - own.forward_ms == pytest.approx(
+            cost.layer_cost(LayerStrategy(), **where).forward_ms
+            - cost.expert_cost(LayerStrategy().experts, Recompute.NONE, **where).forward_ms
+        )

@@ -1,0 +1,129 @@
+"""Rows of `fit`: least cards, bound within the card, tasks that take less or more."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from paddlenlp_galvatron.base.errors import UserError
+from paddlenlp_galvatron.cost_model import CostModel, CostOptions, Task
+from paddlenlp_galvatron.cost_model.variants import adapter_share, product_share
+from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, Precision, load_model
+from paddlenlp_galvatron.planner.fit import Fit, FitOptions, fit
+from paddlenlp_galvatron.profiles.analytic import analytic_computation, analytic_hardware, analytic_memory
+from paddlenlp_galvatron.profiles.compute_time import ComputeTimes
+from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
+from paddlenlp_galvatron.profiles.memory_use import MemoryUse
+from paddlenlp_galvatron.profiles.network import Network
+
+SHEET = load_data_sheet("h100")
+SHAPE = load_model("llama2-7b")
+SEQ = 2048
+
+
+def fitted(**values: Any) -> list[Fit]:
+    options = FitOptions.from_mapping({"model_size": "llama2-7b", "seq_length": SEQ, "batch": 64} | values)
+    return fit(SHAPE, SHEET, options.of(SHAPE))
+
+
+def priced(task: Task) -> CostModel:
+    return CostModel(
+        SHAPE,
+        network=Network(analytic_hardware(SHEET, 1)),
+        times=ComputeTimes(analytic_computation(SHAPE, SHEET, Precision.BF16, [SEQ])),
+        memory=MemoryUse(analytic_memory(SHAPE, Precision.BF16, [SEQ])),
+        num_nodes=1,
+        gpus_per_node=8,
+        assumed=Assumptions(True, Precision.BF16, seq_length=SEQ),
+        options=CostOptions(task=task),
+    )
+
+
+WHERE = {"stage_size": 8, "micro_batch": 8, "micro_batches": 4, "pipeline": 1}
+LAYER = LayerStrategy()
+
+
+def test_rows_begin_at_the_least_number_that_fits_and_are_within_the_bound():
+    found = fitted()
+    assert [row.best is not None for row in found] == [False, True, True, True, True] or all(row.best for row in found)
+    for row in found:
+        assert row.tensors_mib < row.bound_mib
+        assert (row.best is not None) == (row.bound_mib <= row.card_gib * 1024 * (1 + 1e-9)), row.gpus
+    speeds = [row.best.samples_per_s for row in found if row.best]
+    assert speeds == sorted(speeds) and len(speeds) > 2
+    assert all(row.with_more >= row.best.samples_per_s for row in found if row.best and row.with_more)
+
+
+def test_a_number_below_the_least_does_not_fit():
+    least = next(row.gpus for row in fitted() if row.best)
+    (below,) = fitted(gpus=least // 2)
+    assert below.best is None and below.held and below.bound_mib > below.card_gib * 1024
+
+
+def test_adapters_need_fewer_cards_than_all_weights_and_a_reference_is_a_table():
+    (alone,) = fitted(gpus=1, task="lora")
+    (pairs,), (without,) = fitted(gpus=1, task="dpo", lora_rank=8), fitted(gpus=1)
+    assert alone.best and pairs.best and not without.best
+    assert pairs.best.samples_per_s == alone.best.samples_per_s
+    dpo, pretrain = (fitted(gpus=8, task=task)[0].best for task in ("dpo", "pretrain"))
+    assert dpo and pretrain and dpo.samples_per_s == pretrain.samples_per_s
+
+
+def test_frozen_weights_take_their_bytes_alone_and_half_of_backwards_products():
+    all_weights, frozen = (priced(task).layer_cost(LAYER, **WHERE) for task in (Task(), Task(adapter_rank=1)))
+    weights_mib = SHAPE.layer_parameters / 2**20
+    assert all_weights.states_mib == pytest.approx(16 * weights_mib, rel=1e-3)
+    assert frozen.states_mib == pytest.approx(2 * weights_mib, rel=5e-3)  # adapters of rank 1: 16 bytes of 0.04 %
+    assert frozen.sync_ms < all_weights.sync_ms / 50
+    adapters_ms = frozen.forward_ms - all_weights.forward_ms
+    assert 0.1 < adapters_ms / all_weights.forward_ms < 0.25  # few operations, bound by memory
+    products_ms = product_share(SHAPE, SEQ) * all_weights.forward_ms
+    assert frozen.backward_ms == pytest.approx(all_weights.backward_ms - products_ms + 2 * adapters_ms, rel=0.01)
+    wider = priced(Task(adapter_rank=1024)).layer_cost(LAYER, **WHERE)
+    for name in ("forward_ms", "backward_ms", "sync_ms", "states_mib", "activation_mib"):
+        assert getattr(wider, name) > getattr(frozen, name), name
+
+
+def test_attention_of_packed_rows_ends_with_documents():
+    whole, packed, tiny = (priced(Task(document_tokens=each)).layer_cost(LAYER, **WHERE) for each in (None, SEQ, 1))
+    assert packed == whole
+    products = product_share(SHAPE, SEQ)
+    assert tiny.forward_ms == pytest.approx(products * whole.forward_ms, rel=0.01)
+    assert tiny.backward_ms == pytest.approx(products * whole.backward_ms, rel=0.01)
+    for name in ("states_mib", "activation_mib", "sync_ms"):
+        assert getattr(tiny, name) == getattr(whole, name), name
+
+
+def test_products_with_adapters_are_bound_by_memory_in_16_bits():
+    share = partial(adapter_share, SHAPE)
+    assert share(1, 8, Precision.BF16) == share(1, 64, Precision.BF16) > 8 * share(1, 8, Precision.FP32)
+    assert share(1, 2048, Precision.BF16) > share(1, 8, Precision.BF16)
+    assert share(2, 8, Precision.FP32) > share(1, 8, Precision.FP32)  # one factor of each is whole on both ranks
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"gpus": "8,12"}, "12 are no whole number of nodes of 8"),
+        ({"gpus": ""}, "gpus"),
+        ({"gpus": 0}, "gpus"),
+        ({"task": "rlhf"}, "task"),
+        ({"lora_rank": 8}, "pretrain trains all weights"),
+        ({"seq_length": 10**6}, "beyond the 4096 positions"),
+        ({"tokens": "inf"}, "tokens"),
+        ({"profiles": "missing"}, "holds no allreduce_bandwidth"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(values, told):
+    with pytest.raises(UserError) as error:
+        fitted(**values)
+    assert told in str(error.value) and len(error.value.faults) == 1
+
+
+def test_a_thousand_cards_are_answered():
+    shape = load_model("llama3-405b")
+    options = FitOptions.from_mapping({"model_size": "llama3-405b", "gpus": "512,1024"})
+    rows = fit(shape, SHEET, options.of(shape))
+    assert all(row.best and row.bound_mib <= row.card_gib * 1024 * (1 + 1e-9) for row in rows)

@@ -1,0 +1,280 @@
+"""The whole search finds what exhaustive enumeration finds, and its answers are consistent and monotone."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import galvatron_dp_core
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from paddlenlp_galvatron.base.errors import Infeasible, UserError
+from paddlenlp_galvatron.model.layer import PARTLY
+from paddlenlp_galvatron.plan import ModelShape, read_plan, write_plan
+from paddlenlp_galvatron.plan.check import find_faults
+from paddlenlp_galvatron.planner import FamilyOutcome, SearchOptions, engine, search
+
+from .random_cost import RandomCost, best_by_enumeration, model_of
+
+Problem = tuple[list[ModelShape], RandomCost, SearchOptions]
+
+
+def problem(seed: int, types: int = 1, **fixed: Any) -> Problem:
+    """A small random search: cluster, space, batch and memory all drawn; layers of one type or of several."""
+    draw = random.Random(seed)
+    layers = draw.choice((1, 2, 3, 3, 4)) if types == 1 else draw.choice((types, 3, 4))
+    values: dict[str, Any] = {
+        "num_gpus_per_node": draw.choice((1, 2, 3, 4, 6)),
+        "memory_constraint": draw.uniform(0.2, 4),
+        "settle_bsz": draw.choice((2, 4, 6, 12)),
+        "seq_length": 12,
+        "sequence_parallel": draw.random() < 0.5,
+        "sp_space": draw.choice(("tp", "tp+sp", "sp")),
+        "disable_ckpt": draw.random() < 0.6,
+        "disable_sdp": draw.random() < 0.5,
+        "disable_vtp": draw.random() < 0.5,
+        "pipeline_type": draw.choice((None, "gpipe", "pipedream_flush")),
+        "fine_grained_mode": draw.random() < 0.9,
+        "default_dp_type": draw.choice(("ddp", "zero2")),
+        "embed_sdp": draw.choice((None, True, False)),
+        "context_mib": draw.choice((0.0, 100.0)),
+    }
+    if values["sp_space"] == "tp":
+        values["tp_consec"] = draw.random() < 0.7
+    if layers == 4:
+        values |= {"disable_sdp": True, "disable_ckpt": True, "settle_chunk": draw.choice((1, 2))}
+    options = SearchOptions.from_mapping(values | fixed)
+    models = [model_of(layers)]
+    if types > 1:
+        counts = [1] * types
+        for _ in range(layers - types):
+            counts[draw.randrange(types)] += 1
+        models = [model_of(n, draw.choice((48, 96, 192)), draw.choice((None, 6, 24))) for n in counts]
+    return models, RandomCost(models, options, seed), options
+
+
+def check_against_enumeration(seed: int, types: int = 1, **fixed: Any) -> bool:
+    """Whether there was a plan."""
+    models, cost, options = problem(seed, types, **fixed)
+    cost.neighbours = seed % 2 == 1
+    result, best = search(models, cost, options), best_by_enumeration(models, cost, options)
+    if best == inf:
+        assert result.best is None, seed
+        assert result.need is None or result.need.enough_mib > options.memory_constraint * 1024
+        return False
+    assert result.best is not None, seed
+    assert result.time_s / result.plan.global_batch == pytest.approx(best, rel=1e-9), seed
+    assert result.gap <= 1e-9, seed
+    if types == 1:
+        assert find_faults(result.plan, models[0]) == []
+    assert max(stage.memory.total_mib for stage in result.best.prediction.stages) <= options.memory_constraint * 1024
+    return True
+
+
+# Enumeration of the problem of seed 0 takes as long as that of all the others.
+@pytest.mark.parametrize(("types", "end"), [(1, 20), (2, 14), (3, 10)])
+def test_equals_exhaustive_enumeration(types: int, end: int) -> None:
+    feasible = sum(check_against_enumeration(seed, types) for seed in range(1, end))
+    assert end / 2 < feasible < end - 1
+
+
+def test_recompute_of_parts_equals_exhaustive_enumeration() -> None:
+    partly = 0
+    narrow = {"disable_ckpt": False, "disable_sdp": True, "disable_vtp": True, "sp_space": "tp", "num_gpus_per_node": 2}
+    for seed in range(8):
+        _, _, options = problem(seed, recompute_parts=True, settle_bsz=4, **narrow)
+        models = [model_of(2)]
+        cost = RandomCost(models, options, seed)
+        result, best = search(models, cost, options), best_by_enumeration(models, cost, options)
+        assert (result.best is None) is (best == inf), seed
+        if result.best is not None:
+            assert result.time_s / result.plan.global_batch == pytest.approx(best, rel=1e-9), seed
+            partly += any(layer.recompute in PARTLY for layer in result.plan.layers)
+    assert partly > 1
+
+
+def test_context_parallel_equals_exhaustive_enumeration() -> None:
+    fixed = {"max_cp_deg": 6, "disable_sdp": True, "disable_ckpt": True, "settle_chunk": 2}
+    chosen = 0
+    for seed in range(13, 32):
+        if check_against_enumeration(seed, **fixed):
+            plan = search(*problem(seed, **fixed)).plan
+            chosen += any(part.context > 1 for part in (*plan.layers, plan.vocab))
+    assert chosen > 2
+
+
+@pytest.mark.parametrize("seeds", [range(1, 12), pytest.param(range(100), marks=pytest.mark.slow)], ids=["some", "all"])
+def test_crooked_switching_prices_leave_a_gap_but_never_a_wrong_bound(seeds: range) -> None:
+    gaps = []
+    for seed in seeds:
+        model, cost, options = problem(seed, sequence_parallel=False, num_gpus_per_node=4)
+        cost.crooked = True
+        result, best = search(model, cost, options), best_by_enumeration(model, cost, options)
+        if result.best is None:
+            assert best == inf
+            continue
+        batch = result.plan.global_batch
+        assert result.lower_bound_s / batch <= best * (1 + 1e-9) <= result.time_s / batch * (1 + 2e-9), seed
+        gaps.append(result.gap)
+    assert sum(gap < 1e-9 for gap in gaps) > len(gaps) / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("types", "seeds"), [(1, 600), (2, 100), (3, 100)])
+def test_equals_exhaustive_enumeration_often(types: int, seeds: int) -> None:
+    for seed in range(seeds):
+        check_against_enumeration(seed, types)
+
+
+WIDER = {
+    "disable_ckpt": False,
+    "recompute_parts": True,
+    "disable_sdp": False,
+    "disable_vtp": False,
+    "pipeline_type": None,
+    "embed_sdp": None,
+    "fine_grained_mode": True,
+    "sp_space": "tp+sp",
+    "tp_consec": False,
+    "max_cp_deg": 6,
+}
+
+
+def samples_per_s(seed: int, types: int = 1, **changed: Any) -> float:
+    model, cost, options = problem(seed, types, **changed)
+    result = search(model, cost, options)
+    return result.best.samples_per_s if result.best else 0.0
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32), more=st.floats(1, 3), types=st.integers(1, 3))
+def test_more_memory_is_never_slower(seed: int, more: float, types: int) -> None:
+    _, _, options = problem(seed, types)
+    wide = samples_per_s(seed, types, memory_constraint=options.memory_constraint * more)
+    assert wide >= samples_per_s(seed, types) * (1 - 1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), name=st.sampled_from(sorted(WIDER)))
+def test_a_wider_space_is_never_slower(seed: int, name: str) -> None:
+    _, _, options = problem(seed)
+    assume(name != "sp_space" or options.tp_consec)  # Ulysses and strided groups exclude each other
+    assume(name != "tp_consec" or options.sp_space == "tp")
+    assume(name != "embed_sdp" or options.allows("sdp"))  # a fixed embed_sdp goes beyond a space without sdp
+    assert samples_per_s(seed, **{name: WIDER[name]}) >= samples_per_s(seed) * (1 - 1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), steps=st.integers(0, 60), top_k=st.sampled_from((1, 5)))
+def test_a_bound_holds_wherever_the_search_is_cancelled(seed: int, steps: int, top_k: int) -> None:
+    models, cost, options = problem(seed, top_k=top_k)
+    cancel, seen = galvatron_dp_core.Cancel(), []
+    if steps == 0:
+        cancel.cancel()
+
+    def watch(state: engine.SearchState) -> None:
+        seen.append(state)
+        if len(seen) == steps:
+            cancel.cancel()
+
+    stopped, exact = search(models, cost, options, watch=watch, cancel=cancel), search(models, cost, options)
+    if stopped.best is None:
+        assert cancel.cancelled or exact.best is None
+        return
+    assert stopped.lower_bound_s <= exact.time_s * (1 + 1e-9) and exact.time_s <= stopped.time_s * (1 + 1e-9)
+    assert cancel.cancelled or stopped.time_s == exact.time_s
+
+
+def test_more_batches_are_never_slower() -> None:
+    for seed in range(20):
+        one = {"settle_bsz": -1, "settle_chunk": -1, "min_bsz": 6, "max_bsz": 6, "bsz_scale": 6}
+        assert samples_per_s(seed, **one | {"max_bsz": 12}) >= samples_per_s(seed, **one) * (1 - 1e-9)
+
+
+def test_threads_find_the_same() -> None:
+    for seed in range(12):
+        alone, together = (samples_per_s(seed, parallel_search=on, worker=4) for on in (False, True))
+        assert together == pytest.approx(alone, rel=1e-9)
+
+
+def test_the_best_families_are_kept_in_order() -> None:
+    model, cost, options = problem(3, top_k=1000, memory_constraint=50, settle_bsz=12)
+    result = search(model, cost, options)
+    assert result.best is not None and len(result.runners_up) > 3
+    speeds = [candidate.samples_per_s for candidate in (result.best, *result.runners_up)]
+    assert speeds == sorted(speeds, reverse=True)
+    kept = {(c.plan.micro_batches, len(c.plan.stages), c.plan.schedule) for c in (result.best, *result.runners_up)}
+    assert len(kept) == len(speeds) == sum(outcome is FamilyOutcome.SOLVED for outcome in result.outcomes.values())
+
+
+def test_the_plan_says_what_was_predicted_and_searched(tmp_path: Path) -> None:
+    model, cost, options = problem(3, memory_constraint=50)
+    result = search(model, cost, options)
+    write_plan(result.plan, tmp_path / "plan.json")
+    plan = read_plan(tmp_path / "plan.json")
+    assert plan == result.plan
+    assert plan.metadata["predicted"]["time_s"] == pytest.approx(cost.predict(plan).time_s)
+    assert plan.metadata["predicted"]["gap"] == 0
+    assert plan.metadata["searched_from"]["model_fingerprint"] == model[0].fingerprint
+
+
+def test_where_nothing_fits_the_need_is_enough_and_least() -> None:
+    model, cost, options = problem(3, memory_constraint=0.01)
+    need = search(model, cost, options).need
+    assert need is not None and "the leanest plan needs" in str(need)
+    with pytest.raises(Infeasible, match=r"no plan fits: the leanest plan needs .* GiB per device"):
+        search(model, cost, options).require()
+    for share, fits in ((0.999, False), (1.000001, True)):
+        _, _, changed = problem(3, memory_constraint=need.enough_mib * share / 1024)
+        assert (search(model, cost, changed).best is not None) is fits
+
+
+def test_a_batch_that_nothing_divides_is_infeasible() -> None:
+    model, cost, options = problem(
+        3, num_gpus_per_node=4, settle_bsz=3, disable_tp=True, disable_sp=True, disable_pp=True
+    )
+    with pytest.raises(Infeasible, match="splits batch, heads and ranks"):
+        search(model, cost, options).require()
+
+
+@pytest.mark.parametrize(
+    ("limit", "lower"),
+    [
+        ("MOST_FAMILIES", "or give settle_chunk"),
+        ("MOST_PRICES", "or give settle_chunk"),
+        ("MOST_STRATEGIES", "max_tp_deg"),
+    ],
+)
+def test_a_space_beyond_the_limits_is_refused_with_what_to_lower(monkeypatch, limit: str, lower: str) -> None:
+    monkeypatch.setattr(engine, limit, 0)
+    with pytest.raises(UserError, match=lower):
+        search(*problem(3))
+
+
+def test_a_sequence_beyond_the_models_positions_is_told() -> None:
+    model, cost, options = problem(3, seq_length=4096)
+    with pytest.raises(UserError, match="seq_length: 4096 is beyond the 64 positions"):
+        search(model, cost, options)
+
+
+def test_options_that_contradict_the_cost_model_are_refused() -> None:
+    model, cost, options = problem(3)
+    other = options.model_copy(update={"sequence_parallel": not options.sequence_parallel, "num_nodes": 7})
+    with pytest.raises(UserError, match="make them agree"):
+        search(model, cost, other)
+
+
+@pytest.mark.parametrize("threads", [0, 1])
+def test_a_search_tells_how_far_it_is(threads):
+    models, cost, options = problem(3, memory_constraint=4, fine_grained_mode=True, parallel_search=threads)
+    told: list[engine.SearchState] = []
+    result = search(models, cost, options, watch=told.append)
+    assert result.best and told[-1].done == told[-1].families and told[-1].best == result.best.samples_per_s
+    for before, after in pairwise(told):
+        assert before.done <= after.done and before.best <= after.best <= after.limit * (1 + 1e-9)
+        assert after.limit <= before.limit * (1 + 1e-9)

@@ -1,0 +1,86 @@
+"""The search on the real cost model: equal to enumeration, and what it takes for granted about prices."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+import pytest
+from cost_examples import HARDWARE, MODEL, NARROW, SEQ, WIDE, example, two_types
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paddlenlp_galvatron.plan import DataParallel, LayerStrategy
+from paddlenlp_galvatron.planner import SearchOptions, search
+
+from .random_cost import best_by_enumeration
+
+QUICK = (1, 2, 3, 4)  # of the seeds, those whose enumeration takes little
+
+
+def check_against_enumeration(seed: int, two: bool = False) -> bool:
+    """Whether there was a plan."""
+    draw = random.Random(seed)
+    models = [replace(MODEL, layers=draw.choice((2, 3)))]
+    if two:
+        models = [replace(NARROW, layers=draw.choice((1, 2))), replace(WIDE, layers=1)]
+    values: dict[str, Any] = {
+        "num_nodes": draw.choice((1, 2)),
+        "num_gpus_per_node": 2,
+        "memory_constraint": draw.uniform(0.2, 3),
+        "settle_bsz": draw.choice((4, 8)),
+        "seq_length": SEQ,
+        "sequence_parallel": draw.random() < 0.5,
+        "no_async_grad_reduce": draw.random() < 0.3,
+        "default_dp_type": draw.choice(("ddp", "zero2")),
+        "disable_ckpt": draw.random() < 0.4,
+        "disable_sdp": draw.random() < 0.4,
+        "disable_vtp": draw.random() < 0.5,
+        **({"sp_space": "tp+sp"} if draw.random() < 0.5 else {"tp_consec": draw.random() < 0.5}),
+    }
+    options = SearchOptions.from_mapping(values)
+    cost = (two_types if two else example)(
+        num_nodes=options.num_nodes,
+        gpus_per_node=2,
+        hardware=HARDWARE,
+        model=models if two else models[0],
+        sequence_parallel=options.sequence_parallel,
+        async_grad_reduce=not options.no_async_grad_reduce,
+    )
+    result, best = search(models, cost, options), best_by_enumeration(models, cost, options)
+    if best == inf:
+        assert result.best is None, seed
+        return False
+    assert result.time_s / options.settle_bsz == pytest.approx(best, rel=1e-9) and result.gap <= 1e-9, seed
+    return True
+
+
+@pytest.mark.parametrize("two", [False, True])
+@pytest.mark.parametrize("seeds", [QUICK, pytest.param(range(20), marks=pytest.mark.slow)], ids=["some", "all"])
+def test_equals_enumeration(two: bool, seeds: Sequence[int]) -> None:
+    assert 0.4 * len(seeds) < sum(check_against_enumeration(seed, two) for seed in seeds) < len(seeds)
+
+
+@given(
+    degree=st.sampled_from((1, 2, 4, 8)),
+    ulysses=st.booleans(),
+    consecutive=st.booleans(),
+    micro_batch=st.sampled_from((8, 16, 64)),
+    sequence_parallel=st.booleans(),
+    async_grad_reduce=st.booleans(),
+)
+def test_zero3_and_recompute_only_add_to_a_layers_passes(
+    degree: int, ulysses: bool, consecutive: bool, micro_batch: int, sequence_parallel: bool, async_grad_reduce: bool
+) -> None:
+    cost = example(sequence_parallel=sequence_parallel, async_grad_reduce=async_grad_reduce)
+    where = {"stage_size": 8, "micro_batch": micro_batch, "micro_batches": 2, "pipeline": 1}
+    for dp_type in DataParallel:
+        strategy = LayerStrategy(degree, ulysses, consecutive, dp_type)
+        once, again = (cost.layer_cost(replace(strategy, recompute=on), **where) for on in (False, True))
+        assert again.forward_ms >= once.forward_ms and again.backward_ms >= once.backward_ms
+        if async_grad_reduce:
+            plain = cost.layer_cost(replace(strategy, dp_type=DataParallel.DDP), **where)
+            assert once.forward_ms >= plain.forward_ms and once.backward_ms >= plain.backward_ms

@@ -1,0 +1,57 @@
+"""Which rank stores what: known without asking the others."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import pytest
+
+pytest.importorskip("paddle")
+
+from distributed import plans
+from random_cases import random_cases
+
+from paddlenlp_galvatron.check.parity.parity import small_case
+from paddlenlp_galvatron.model.families import FAMILIES
+from paddlenlp_galvatron.runtime.adapters import load_family
+from paddlenlp_galvatron.runtime.engine import Engine
+from paddlenlp_galvatron.training.checkpoint.loading import pieces_of
+
+
+class NoGroups:
+    """Communicators that carry no messages."""
+
+    def __init__(self, rank):
+        self.rank = rank
+
+    def create(self, *_, **__):
+        pass
+
+    def get(self, ranks, use=""):
+        if len(ranks) == 1:
+            return None
+        return SimpleNamespace(rank=ranks.index(self.rank), nranks=len(ranks), ranks=list(ranks))
+
+
+def engine_of(case, rank):
+    """A rank's engine, without the others."""
+    module = "paddlenlp_galvatron.runtime.engine"
+    with patch(f"{module}.start_world", lambda: (rank, case.plan.world_size)), patch(f"{module}.dist"):
+        return Engine(case.plan, case.shape, load_family(case.shape.family), case.seq_length, groups=NoGroups(rank))
+
+
+MIXTURES = [
+    small_case(of.plan, of.family) for of in (*plans.EXPERTS_TWO, *plans.EXPERTS_FOUR) if FAMILIES[of.family].mixture
+]
+
+
+@pytest.mark.parametrize("cases", [*(random_cases(6, world, seed=3) for world in (2, 4, 6, 8, 12)), MIXTURES])
+def test_each_number_is_stored_by_the_lowest_rank_that_holds_it(cases):
+    for case in cases:
+        seen = []
+        for rank in range(case.plan.world_size):
+            for trainable in engine_of(case, rank).trainables:
+                held = pieces_of(trainable)
+                assert trainable.is_first_copy == (bool(held) and held not in seen), (case.plan, rank, held[:1])
+                seen.append(held)
