@@ -16,7 +16,7 @@ from paddlenlp_galvatron.base.printing import Bars
 from paddlenlp_galvatron.base.text import near
 from paddlenlp_galvatron.options.group import Options, Paths
 
-from .command import App, answer
+from .command import App, answer, say_note
 
 if TYPE_CHECKING:
     from paddlenlp_galvatron.training.data.corpus import Corpus, Document
@@ -37,7 +37,7 @@ class PrepareOptions(Options):
     vocab_size: Trained = Field(32000, description="vocabulary size of the tokenizer that is trained")
     end_token: str | None = Field(
         None,
-        description="token that ends a document; unset: <|endoftext|>, <|end_of_text|> or </s> of the tokenizer",
+        description="token that ends a document; unset: the tokenizer's eos_token, or the model's eos_token_id",
     )
     text_key: str = Field("text", description="field of a JSON line that holds the text")
     limit_mib: Count | None = Field(
@@ -55,6 +55,7 @@ def prepare(values: dict[str, Any], json: bool) -> None:
     from paddlenlp_galvatron.training.data import corpus
     from paddlenlp_galvatron.training.data import tokenizer as tokenizers
     from paddlenlp_galvatron.training.data.dataset import dataset_files
+    from paddlenlp_galvatron.training.data.special_tokens import end_of_text
 
     begin = time.monotonic()
     output = given.output
@@ -68,21 +69,26 @@ def prepare(values: dict[str, Any], json: bool) -> None:
             sample = replace(text, limit_bytes=min(text.size_bytes, TRAINING_BYTES))
             watched = _watch(sample, progress, "training the tokenizer")
             used = tokenizers.train_tokenizer((document.text for document in watched), given.vocab_size)
+            end = end_of_text(used, text=tokenizers.END_OF_TEXT if given.end_token is None else given.end_token)
         else:
             used = tokenizers.load_tokenizer(given.tokenizer)
-        end = tokenizers.end_token(used, given.end_token)
+            end = end_of_text(used, Path(given.tokenizer), given.end_token)
+        if end.note:
+            say_note(end.note)
         watched = _watch(text, progress, "tokenising")
         new_tokenizer = output.parent / "tokenizer.json" if given.tokenizer == TRAIN else None
-        written = corpus.write_dataset(watched, output, used, end, new_tokenizer)
+        written = corpus.write_dataset(watched, output, used, end.token, new_tokenizer)
     seconds, size = time.monotonic() - begin, used.get_vocab_size()
     answer(
         f"{near(output)}.bin and .idx: {written.documents} documents, {written.tokens} tokens of a vocabulary of "
-        f"{size}, in {seconds:.1f} s",
+        f"{size}, each ended by {end.text} ({end.token}), in {seconds:.1f} s",
         json,
         data=output,
         documents=written.documents,
         tokens=written.tokens,
         vocab_size=size,
+        end_token=end.text,
+        end_token_id=end.token,
         seconds=round(seconds, 2),
     )
 

@@ -10,7 +10,8 @@ from tokenizers import Tokenizer
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.training.data import corpus
 from paddlenlp_galvatron.training.data.corpus import Corpus, Document, find_files, save_tokenizer, write_dataset
-from paddlenlp_galvatron.training.data.tokenizer import end_token, load_tokenizer, train_tokenizer
+from paddlenlp_galvatron.training.data.special_tokens import end_of_text
+from paddlenlp_galvatron.training.data.tokenizer import load_tokenizer, train_tokenizer
 
 
 @given(text=st.text(max_size=200))
@@ -22,7 +23,7 @@ def test_training_again_gives_the_same_tokenizer(texts, tokenizer):
     again = train_tokenizer((document.text for document in Corpus(texts)), 300)
     assert again.to_str() == tokenizer.to_str()
     assert again.get_vocab_size() == 300
-    assert end_token(again) == 0
+    assert end_of_text(again).token == 0
 
 
 def test_tokenizer_file_is_read_back_and_never_overwritten_by_another(tmp_path, texts, tokenizer):
@@ -46,7 +47,7 @@ def test_bad_tokenizer_files_are_named(tmp_path, content, message):
 
 def test_end_token_must_exist(tokenizer):
     with pytest.raises(UserError, match="has no token '<eos>'"):
-        end_token(tokenizer, "<eos>")
+        end_of_text(tokenizer, text="<eos>")
 
 
 def test_vocabulary_that_cannot_hold_bytes_is_refused():
@@ -59,13 +60,13 @@ def test_paddlenlp_reads_back_what_was_written(texts, tokenizer, prefix):
     assert len(stored) == len(texts)
     for index, file in enumerate(texts):
         ids = stored[index].tolist()
-        assert ids[-1] == end_token(tokenizer)
+        assert ids[-1] == end_of_text(tokenizer).token
         assert tokenizer.decode(ids[:-1]) == file.read_text(encoding="utf-8")
 
 
 def test_batches_do_not_change_what_is_written(tmp_path, texts, tokenizer, prefix, monkeypatch):
     monkeypatch.setattr(corpus, "BATCH_BYTES", 1)
-    write_dataset(Corpus(texts), tmp_path / "again", tokenizer, end_token(tokenizer))
+    write_dataset(Corpus(texts), tmp_path / "again", tokenizer, end_of_text(tokenizer).token)
     for suffix in (".bin", ".idx"):
         assert (tmp_path / f"again{suffix}").read_bytes() == (tmp_path / f"text{suffix}").read_bytes()
 

@@ -11,19 +11,21 @@ from json import dumps
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, Undefined, meta, nodes
 from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import missing
 
 from ...base.errors import UserError
 from ...base.reading import read_json, read_text
 from ...base.text import shortened
+from .special_tokens import TOKENIZER_CONFIG, special_tokens
 
 PADDLENLP = "chat_template.json"
 JINJA = "chat_template.jinja"
-TOKENIZER_CONFIG = "tokenizer_config.json"
 PLAIN = "plain"  # no template, even if the tokenizer has one
 FAULTS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+LONGEST_FAULT = 120  # characters of one
 ANSWERS = "assistant"  # whose messages are learnt
 
 Message = dict[str, str]  # role and content
@@ -77,10 +79,14 @@ class WholeTemplate:
     """A tokenizer's own template, which renders all messages at once. An answer is what the template adds to the
     messages before it and the generation prompt; so an answer may hold whatever text it likes."""
 
-    def __init__(self, text: str, special_tokens: Mapping[str, str], path: Path):
-        """Raises UserError."""
-        self.text, self._special = text, special_tokens
-        self._template = _compiled(text, path)
+    def __init__(self, text: str, special_tokens: Mapping[str, str | None], path: Path):
+        """`special_tokens`: their texts by name; None: there is none. Raises UserError."""
+        self.text, self._template = text, _compiled(text, path)
+        names = meta.find_undeclared_variables(_environment().parse(text))
+        self.special_tokens = {name: token for name, token in special_tokens.items() if name in names}  # all it reads
+        self._special = {
+            name: Undefined(name=name) if token is None else token for name, token in self.special_tokens.items()
+        }
 
     def parts(self, messages: Sequence[Message], context: Mapping[str, Any]) -> Parts:
         if "system" in context and messages and messages[0]["role"] != "system":
@@ -131,14 +137,14 @@ def open_template(wanted: str | None, tokenizer: Path) -> Template | None:
         raise UserError(f"chat_template: {path} has neither {PADDLENLP} nor a tokenizer's own template; name the file")
     if path.suffix == ".json":
         return TurnTemplate(path)
-    return WholeTemplate(read_text(path), special_tokens(tokenizer), path)
+    return WholeTemplate(read_text(path), special_tokens(tokenizer).texts, path)
 
 
 def _own(folder: Path) -> WholeTemplate | None:
     """The Jinja template that a tokenizer's folder has."""
     folder = folder if folder.is_dir() else folder.parent
     if (folder / JINJA).is_file():
-        return WholeTemplate(read_text(folder / JINJA), special_tokens(folder), folder / JINJA)
+        return WholeTemplate(read_text(folder / JINJA), special_tokens(folder).texts, folder / JINJA)
     path = folder / TOKENIZER_CONFIG
     content = read_json(path) if path.is_file() else {}
     text = content.get("chat_template") if isinstance(content, dict) else None
@@ -149,21 +155,7 @@ def _own(folder: Path) -> WholeTemplate | None:
         return None
     if not isinstance(text, str):
         raise UserError(f"{path}: chat_template: is no text; name one of your own: --chat_template")
-    return WholeTemplate(text, special_tokens(folder), path)
-
-
-def special_tokens(tokenizer: Path) -> dict[str, str]:
-    """The texts of the tokens that a tokenizer's config names: bos_token, eos_token and others. Raises UserError."""
-    path = (tokenizer if tokenizer.is_dir() else tokenizer.parent) / TOKENIZER_CONFIG
-    content = read_json(path) if path.is_file() else {}
-    told = content if isinstance(content, dict) else {}
-    found = {}
-    for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
-        value = told.get(name)
-        value = value.get("content") if isinstance(value, dict) else value
-        if isinstance(value, str):
-            found[name] = value
-    return found
+    return WholeTemplate(text, special_tokens(folder).texts, path)
 
 
 class _Generation(Extension):
@@ -177,7 +169,26 @@ class _Generation(Extension):
         return nodes.Scope(body, lineno=line)
 
 
-def _compiled(text: str, path: Path) -> Any:
+class _Unknown(Undefined):
+    """A variable that nobody gives: no text, except that a special token must not be missing without a word."""
+
+    def __str__(self) -> str:
+        if self._is_token:
+            self._fail_with_undefined_error()
+        return super().__str__()
+
+    @property
+    def _is_token(self) -> bool:
+        return self._undefined_obj is missing and str(self._undefined_name).endswith("_token")
+
+    @property
+    def _undefined_message(self) -> str:
+        if self._is_token:
+            return f"{self._undefined_name} is not defined; name it, or null for none, in {TOKENIZER_CONFIG}"
+        return super()._undefined_message
+
+
+def _environment() -> Any:
     def refuse(message: str) -> None:
         raise TemplateError(message)
 
@@ -186,12 +197,17 @@ def _compiled(text: str, path: Path) -> Any:
         lstrip_blocks=True,
         keep_trailing_newline=True,
         extensions=["jinja2.ext.loopcontrols", _Generation],
+        undefined=_Unknown,
     )
     # No strftime_now, which some templates write into the system text: samples would change from day to day.
     environment.globals["raise_exception"] = refuse
     environment.filters["tojson"] = lambda value, **options: dumps(value, ensure_ascii=False, **options)
+    return environment
+
+
+def _compiled(text: str, path: Path) -> Any:
     try:
-        return environment.from_string(text)
+        return _environment().from_string(text)
     except TemplateError as error:
         raise UserError(f"{path}: is no Jinja template: {error}") from None
 
@@ -200,4 +216,4 @@ def _rendered(template: Any, values: Mapping[str, Any]) -> str:
     try:
         return str(template.render(**values))
     except FAULTS as error:
-        raise UserError(f"the chat template refuses it: {shortened(str(error))}") from None
+        raise UserError(f"the chat template refuses it: {shortened(str(error), LONGEST_FAULT)}") from None

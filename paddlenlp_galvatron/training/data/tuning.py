@@ -24,8 +24,9 @@ from ...runtime.batch import IGNORED_LABEL, Samples
 from .conversations import Encoder, PairEncoder, Sample
 from .sample_index import FOLDER, cached_arrays
 from .source import InPasses
-from .templates import open_template, special_tokens
-from .tokenizer import end_token, load_tokenizer
+from .special_tokens import end_of_text
+from .templates import open_template
+from .tokenizer import load_tokenizer
 
 LAYOUT = 1  # of what is kept; another number makes it anew
 SUFFIXES = (".json", ".jsonl")
@@ -89,16 +90,19 @@ class TuningData(InPasses):
         self._files = tuning_files(data, split)
         tokens = load_tokenizer(tokenizer)
         template = open_template(chat_template, tokenizer)
-        end = 0 if template else end_token(tokens, special_tokens(tokenizer).get("eos_token"))
+        end = None if template else end_of_text(tokens, tokenizer)
+        self._end_notes = [end.note] if end and end.note else []
         kind = PairEncoder if pairs else Encoder
-        encoder = kind(tokens, template, end, min(src_length, seq_length), seq_length, all_learnt)
+        encoder = kind(tokens, template, end.token if end else 0, min(src_length, seq_length), seq_length, all_learnt)
         checksums = [LargeFile(file).checksum() for file in self._files]
         made_from: dict[str, Any] = {
             "data": f"{len(self._files)} files with {sum(LargeFile(file).size_bytes for file in self._files)} bytes",
             "checksums": " ".join(f"{checksum:08x}" for checksum in checksums),
             "tokenizer": f"{crc32(tokens.to_str().encode()):08x}",
             "chat_template": f"{crc32(getattr(template, 'text', '').encode()):08x}",
-            "end": end,
+            "special_tokens": getattr(template, "special_tokens", {}),
+            "split_special_tokens": tokens.encode_special_tokens,
+            "end": end.token if end else 0,
             "seq_length": seq_length,
             "src_length": src_length,
             "all_learnt": all_learnt,
@@ -142,7 +146,7 @@ class TuningData(InPasses):
             filled = self._filled(range(self.samples))
             what = f"{len(self._pieces) // 2} pairs" if self._pairs else f"{len(self._pieces)} samples"
             notes.append(f"{what} in {self.samples} rows, which they fill to {filled:.1%}")
-        return notes
+        return [*notes, *self._end_notes]
 
     @property
     def lengths(self) -> Lengths:
