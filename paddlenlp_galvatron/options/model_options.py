@@ -148,13 +148,16 @@ class ModelOptions(Options):
             config = {
                 "model_type": "llama",
                 "num_hidden_layers": layers,
+                "num_key_value_heads": None,
                 "max_position_embeddings": positions,
             } | changes
             return _named(shape_from_config(config, "", source="the model's options"))
         base = load_model(self.model_size)
         config = config_of(base) | changes
         if base.kv_heads == base.heads and "num_key_value_heads" not in changes:
-            del config["num_key_value_heads"]
+            config["num_key_value_heads"] = None
+        if base.own_head_dim is None and "head_dim" not in base.traits.defaults:
+            del config["head_dim"]
         shape = shape_from_config(config, base.name, source="the model's options")
         if replace(shape, layers=base.layers) == base:
             return shape if shape == base else replace(shape, name=f"{base.name}_layer{shape.layers}")

@@ -146,7 +146,6 @@ def _config(shape: ModelShape, like: Path | None) -> dict[str, Any]:
     return {
         "architectures": [f"{shape.traits.title}ForCausalLM"],
         **config_of(shape),
-        "head_dim": shape.head_dim,
         "hidden_act": "silu",
     }
 
