@@ -110,7 +110,7 @@ def shape_from_config(config: Any, name: str, source: str = "config") -> ModelSh
             "even one"
         )
     if shape.heads % shape.kv_heads:
-        usual = "" if "num_key_value_heads" in config else f", as a {family.name} has unless it says"
+        usual = "" if "num_key_value_heads" in config else f", {family.name}'s number if num_key_value_heads is missing"
         raise UserError(
             f"{source}: num_attention_heads {shape.heads} is no multiple of {shape.kv_heads} kv heads{usual}; correct "
             "one of them"
