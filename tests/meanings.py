@@ -226,6 +226,9 @@ VALUES: dict[str, tuple[Any, ...]] = {
 def random_config(random: Random) -> Config:
     """A family's config with a few fields removed, null, of another value, or said in another place."""
     config = dict(WHOLE[random.choice(list(FAMILIES))])
+    if random.random() < 0.5:  # as transformers 5 writes it
+        rope = config.pop("rope_scaling") or {"rope_type": "default"}
+        config["rope_parameters"] = rope | {"rope_theta": config.pop("rope_theta")}
     for _ in range(random.randint(1, 4)):
         kind = random.random()
         field = random.choice(sorted(config.keys() - {"model_type"}))

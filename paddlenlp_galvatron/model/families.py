@@ -34,7 +34,7 @@ class Family:
     rope_types: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     mixture: Mixture | None = None  # layers have experts
     window: str = "sliding_window"  # field of config.json that asks for attention to a window alone
-    # What transformers takes for fields that config.json leaves out, where it is not `USUAL` (config.py).
+    # Values in transformers of fields that config.json leaves out, where they are not the USUAL ones (fields.py).
     defaults: Mapping[str, float] = field(default_factory=dict)
     # Stock PaddleNLP's own model of it. kv heads are shared among the ranks of tensor parallelism; it has Ulysses; a
     # pipeline recomputes some of its layers.

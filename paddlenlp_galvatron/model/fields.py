@@ -12,7 +12,7 @@ from ..base.limits import MOST_SIZE
 from ..base.text import shortened
 from .families import Family
 
-# What transformers takes for fields that are left out, unless the family has other values.
+# Values in transformers of fields that are left out, unless the family has others.
 USUAL: dict[str, float] = {
     "max_position_embeddings": 32768,
     "rms_norm_eps": 1e-6,

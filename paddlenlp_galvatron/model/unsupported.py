@@ -50,14 +50,14 @@ PLAIN: tuple[tuple[tuple[object, ...], str], ...] = (
     (("softmax",), "scoring_func"),
     (("greedy",), "topk_method"),
 )
-# Computed; of models that are none of language; or naming a kernel.
+# Fields that match a name of the list, but are computed, belong to classifiers, or choose a kernel.
 FREE = "attention_dropout classifier_dropout summary_* use_fused_*"
 EXPERTS = "num_experts num_local_experts n_routed_experts moe_num_experts n_shared_experts num_shared_experts"
 ALGORITHMS = ("weight_quantize_algo", "quant_type", "quant_method")  # of PaddleNLP's configs; all null: none
 
 
 def require_supported(config: dict[str, Any], family: Family, layers: int, source: str) -> None:
-    """Raises UserError for what the layers of the model compute otherwise here, or not at all."""
+    """Raises UserError for fields that ask for something the layers of the family do not compute here."""
     plain = [(_any_of(names), values) for values, names in (*_plain_of(family, layers), *PLAIN)]
     faults = [fault for field, value in config.items() if (fault := _fault(field, value, family, plain))]
     if _has_windows(config, family, layers):
@@ -69,7 +69,7 @@ def require_supported(config: dict[str, Any], family: Family, layers: int, sourc
 def _fault(
     field: str, value: Any, family: Family, plain: Sequence[tuple[re.Pattern[str], tuple[object, ...]]]
 ) -> str | None:
-    """What is wrong with a field, if anything is."""
+    """The fault of a field, if it has one. `plain`: names, and the values that ask for nothing."""
     if value is None or field in family.biases or _any_of(FREE).match(field):
         return None
     if "quant" in field or field == "compression_config":
@@ -87,7 +87,7 @@ def _any_of(names: str) -> re.Pattern[str]:
 
 
 def _plain_of(family: Family, layers: int) -> Iterator[tuple[tuple[object, ...], str]]:
-    """What fields say that the family's own layers have."""
+    """Values of fields that say no more than the family's own layers do."""
     mixture = family.mixture
     yield (family.qkv_bias,), "*qkv_bias"
     yield OFF, "*_bias bias use_bias add_bias_linear"
