@@ -104,10 +104,9 @@ def shape_from_config(config: Any, name: str, source: str = "config") -> ModelSh
         raise UserError(
             f"{source}: hidden_size {shape.hidden_size} does not split into {shape.heads} heads; correct one of them"
         )
-    if shape.own_head_dim and shape.own_head_dim % 2:
+    if shape.head_dim % 2:
         raise UserError(
-            f"{source}: head_dim {shape.own_head_dim} is odd, but rotary positions turn pairs of numbers; give an "
-            "even one"
+            f"{source}: head_dim {shape.head_dim} is odd, but rotary positions turn pairs of numbers; give an even one"
         )
     if shape.heads % shape.kv_heads:
         usual = "" if "num_key_value_heads" in config else f", {family.name}'s number if num_key_value_heads is missing"
@@ -157,7 +156,7 @@ def _rope(fields: Fields) -> tuple[float, tuple[tuple[str, int | float | str], .
     config, family, source = fields.config, fields.family, fields.source
     said = [(name, config[name]) for name in ("rope_scaling", "rope_parameters") if config.get(name)]
     where, rope = said[0] if said else ("", {})
-    kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else rope
+    kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else None
     needed = {"default": (), **family.rope_types}.get(kind) if isinstance(kind, str) else None
     if needed is None:
         supported = " and ".join(["plain rotary embeddings", *family.rope_types])
@@ -170,7 +169,7 @@ def _rope(fields: Fields) -> tuple[float, tuple[tuple[str, int | float | str], .
             raise UserError(
                 f"{source}: {where}: {name} {as_json(value)} does not go with rope_type {kind}; correct one"
             )
-    for name in ("rope_theta", *needed):
+    for name in ("rope_theta", ORIGINAL_LENGTH):
         if name in rope and config.get(name) not in (None, rope[name]):
             top, inner = as_json(config[name]), as_json(rope[name])
             raise UserError(f"{source}: {name} is {top}, but {inner} in {where}; keep one")

@@ -77,6 +77,19 @@ def test_a_base_of_rotary_positions_is_found_in_every_place(
         assert shape_from_config(config | said, "").rope_theta == next(iter(bases.values()), usual)
 
 
+words = st.sampled_from(("default", "llama3", "linear"))
+
+
+@given(
+    families,
+    st.sampled_from(PLACES),
+    json_values | words | st.dictionaries(st.sampled_from((*LLAMA3, "type", "rope_theta")), json_values | words),
+)
+def test_any_value_of_positions_is_taken_or_a_user_error(family: str, place: str, value: Any) -> None:
+    with suppress(UserError):
+        shape_from_config(WHOLE[family] | {place: value}, "")
+
+
 @pytest.mark.parametrize("place", ["rope_scaling", "rope_parameters"])
 def test_the_numbers_of_scaled_positions_may_stand_beside_them(place: str) -> None:
     scaled = shape_from_config(LLAMA | {"rope_scaling": LLAMA3}, "")
@@ -101,6 +114,8 @@ def test_the_numbers_of_scaled_positions_may_stand_beside_them(place: str) -> No
         ({"rope_scaling": LLAMA3 | {"beta_fast": 32}}, "rope_scaling: beta_fast 32 does not go with rope_type llama3"),
         ({"rope_scaling": LLAMA3, "original_max_position_embeddings": 8}, "_embeddings is 8, but 32 in rope_scaling"),
         ({"rope_scaling": ["llama3"]}, 'rope_scaling is ["llama3"]; plain'),
+        ({"rope_scaling": "default"}, "rope_scaling is default; plain"),
+        ({"hidden_size": 96, "head_dim": None}, "head_dim 3 is odd, but rotary positions turn pairs of numbers"),
         ({"rope_scaling": {"rope_type": ["llama3"]}}, 'rope_scaling is {"rope_type": ["llama3"]}; plain'),
     ],
 )
