@@ -253,7 +253,7 @@ WRONG = {
     "scaled positions in a word": (with_config(rope_scaling="linear"), "config.json: rope_scaling is linear"),
     "another activation": (with_config(hidden_act="gelu"), "config.json: hidden_act is gelu; silu alone is supported"),
     "other heads": (with_config(head_dim=16), "config.json: own_head_dim is 16, but None in the model model"),
-    "quantised": (with_config(quantization_config={}), "config.json: the weights are quantised"),
+    "quantised": (with_config(quantization_config={}), "config.json: quantization_config: the weights are quantised"),
 }
 
 

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ...base.errors import UserError
 from ...base.reading import read_json
 from ...base.writing import whole_folder, write_text
 from ...model import config_of
@@ -140,13 +141,18 @@ def precision_of(checkpoint: Checkpoint) -> Precision:
 def _config(shape: ModelShape, like: Path | None) -> dict[str, Any]:
     """config.json of another directory of the same model, or a new one that says what the shape says."""
     if like:
-        require_same_model(read_shape(like), shape, like / CONFIG)
-        config: dict[str, Any] = read_json(like / CONFIG)
-        return {field: value for field, value in config.items() if field != "dtype"}  # transformers 5's torch_dtype
+        try:
+            require_same_model(read_shape(like), shape, like / CONFIG)
+        except UserError:
+            if not (like / INDEX).exists():
+                raise
+            # A checkpoint of a version that read its config.json otherwise: the index says what was trained.
+        else:
+            config: dict[str, Any] = read_json(like / CONFIG)
+            return {field: value for field, value in config.items() if field != "dtype"}  # transformers 5's torch_dtype
     return {
         "architectures": [f"{shape.traits.title}ForCausalLM"],
         **config_of(shape),
-        "head_dim": shape.head_dim,
         "hidden_act": "silu",
     }
 

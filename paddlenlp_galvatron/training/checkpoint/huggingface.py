@@ -28,17 +28,6 @@ from ...runtime.weights import WHOLE, Array, Slice
 from .tensor_file import CODES, opened, require_finite
 
 CONFIG, SINGLE, SHARDS = "config.json", "model.safetensors", "model.safetensors.index.json"
-# Fields that PaddleNLP's layers, as they are built here, fix; other values mean another model.
-PLAIN = {
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "mlp_bias": False,
-    "use_sliding_window": False,
-    # PaddleNLP's own:
-    "alibi": False,
-    "rope_scaling_type": None,
-    "use_long_sequence_strategies": False,
-}
 BUFFERS = "rotary_emb.inv_freq"  # computed, not trained: old files have them
 FREE = (*UNPLANNED, "initializer_range", "max_position_embeddings", "seq_length")
 
@@ -121,18 +110,7 @@ class HuggingFaceWeights:
 
 def read_shape(folder: Path) -> ModelShape:
     """The model in a directory. Raises UserError: it computes something that is not supported here."""
-    path = folder.absolute() / CONFIG
-    shape, config = load_model(path), read_json(path)
-    faults = [
-        f"{path}: {field} is {config[field]}; {plain} alone is supported"
-        for field, plain in PLAIN.items()
-        if field not in shape.traits.biases and config.get(field, plain) != plain
-    ]
-    if "quantization_config" in config:
-        faults.append(f"{path}: the weights are quantised; take the model that they were made from")
-    if faults:
-        raise UserError(faults)
-    return shape
+    return load_model(folder.absolute() / CONFIG)
 
 
 def require_same_model(stored: ModelShape, wanted: ModelShape, where: Path) -> None:
