@@ -8,7 +8,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from ...base.limits import Port, Positive, Rank, Ranks, Rate, Samples, Seed, Size
-from ...launch.nodes import LOOPBACK, ONE_NODE, Nodes
+from ...launch.nodes import ONE_NODE, Nodes
 from ...options.group import Options, Paths
 from ...options.tuning import RANK
 from ...plan import Precision
@@ -97,4 +97,4 @@ class ValidateOptions(Options):
         """Raises UserError."""
         if self.num_nodes == 1 and not self.node_rank:
             return ONE_NODE
-        return Nodes(self.num_nodes, self.node_rank, self.master_addr or LOOPBACK, self.master_port)
+        return Nodes(self.num_nodes, self.node_rank, self.master_addr or "", self.master_port)
