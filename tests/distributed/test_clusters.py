@@ -10,6 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from paddlenlp_galvatron.check.validation.options import ValidateOptions
 from paddlenlp_galvatron.launch.clusters import start_lines
 from paddlenlp_galvatron.launch.nodes import Nodes
 from paddlenlp_galvatron.plan import UserError
@@ -108,6 +109,7 @@ def test_a_profile_asks_the_launcher_for_what_is_not_given(monkeypatch):
     options = HardwareOptions.from_values({"nproc": 8})
     told = (options.num_nodes, options.node_rank, options.master_addr, options.master_port)
     assert told == (3, 2, "gpu-07", 23456) and options.world_size == 24
+    assert ValidateOptions.from_values({"model_size": "m"}).nodes == Nodes(3, 2, "gpu-07", 23456)
     assert HardwareOptions.from_values({"num_nodes": 1}).node_rank == 0
     assert HardwareOptions.from_values({"analytic": "h100"}).num_nodes == 1
 
