@@ -22,7 +22,7 @@ from paddlenlp_galvatron.plan import ModelShape, Plan
 from paddlenlp_galvatron.plan.check import task_note
 from paddlenlp_galvatron.plan.communicators import most_communicators, stage_groups
 from paddlenlp_galvatron.report.measured import Predicted
-from paddlenlp_galvatron.report.plan import MOST_ROWS
+from paddlenlp_galvatron.report.plan import MOST_ROWS, count
 from paddlenlp_galvatron.training.prepare import BESIDE, GROUPS, LaunchOptions, prepare
 
 from .command import JSON_SWITCH, App, FromFile
@@ -57,6 +57,12 @@ def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = (), js
         with TemporaryDirectory(prefix="galvatron-") as folder:  # of options, until all is checked
             prepared = prepare(values, world_size, Path(folder))
             settings = prepared.settings
+            ranks_each = nodes.ranks_each(settings.world_size)
+            if nodes.num_nodes > 1:
+                console.print(
+                    f"note: {nodes.num_nodes} nodes of {count(ranks_each, 'rank')}; this is node {nodes.node_rank}",
+                    markup=False,
+                )
             for note in prepared.notes:
                 console.print(note, markup=False)
             if dry_run:
@@ -66,7 +72,7 @@ def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = (), js
             from paddlenlp_galvatron.launch.processes import devices_of
             from paddlenlp_galvatron.launch.watch import await_first
 
-            devices_of(nodes.ranks_each(settings.world_size))
+            devices_of(ranks_each)
             plan, shape = check_run(settings)
             steps, _ = settings.steps_over(data.samples, plan.global_batch)
             adapters = settings.adapters("")

@@ -149,6 +149,8 @@ BAD: dict[str, tuple[dict[str, Any], str, State, str]] = {
     ),
     "another Paddle": ({"paddle": PaddleFacts("3.2.0", "12.6", 22203, 2)}, "profiles", WARNING, "3.2.0: measure again"),
     "a rank too many": ({"environment": SEVERAL | {"NODE_RANK": "2"}}, "nodes", FAULT, "NODE_RANK"),
+    "no number of nodes": ({"environment": {"MASTER_ADDR": "first"}}, "nodes", FAULT, ""),
+    "a launcher that says too little": ({"environment": {"PMI_SIZE": "2", "PMI_RANK": "1"}}, "nodes", FAULT, ""),
     "no number": ({"environment": SEVERAL | {"NUM_NODES": "two"}}, "nodes", FAULT, ""),
     "a folder of one node": ({"environment": SEVERAL, "filesystem": "ext4"}, "output folder", WARNING, "one folder"),
     "a full disk": ({"free": 5.0}, "output folder", WARNING, "make room"),
