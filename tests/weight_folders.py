@@ -28,7 +28,8 @@ BESIDE = ("weight_scale", "weight_scale_inv", "qweight", "qzeros", "scales", "we
           "weight.quant_state.bitsandbytes__nf4", "quant_scale", "input_scale", "SCB", "codebooks")  # fmt: skip
 OTHERS = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-00001-of-00002.bin",
           "model_state.pdparams", "model_state.pdparams.index.json", "model-q4.gguf", "adapter_model.safetensors",
-          "model.fp16.safetensors", "consolidated.00.pth", "tf_model.h5", "flax_model.msgpack")  # fmt: skip
+          "model.fp16.safetensors", "pytorch_model.safetensors", "__0_0.distcp", "mp_rank_00_model_states.pt",
+          "consolidated.00.pth", "tf_model.h5", "flax_model.msgpack")  # fmt: skip
 FAULTS = ("absent tensor", "extra tensor", "wrong part", "absent file")
 
 

@@ -91,7 +91,10 @@ REFUSED = {
         Folder(single=False, parts=True, index=True, fault="absent file", head="other"),
         rf"{PARTS[1]}: is missing, but {INDEX} names it; download the model again",
     ),
-    "parts alone": (Folder(single=False, parts=True), rf"neither {SINGLE} nor {INDEX}; {PARTS[0]} is parts without"),
+    "parts alone": (
+        Folder(single=False, parts=True),
+        rf"neither {SINGLE} nor {INDEX}; {PARTS[0]} is one of several parts, of which",
+    ),
     "another head": (
         Folder(head="other", tied=True),
         rf"{SINGLE}: {HEAD} is not the embedding, which config.json says it is; write tie_word_embeddings: false",

@@ -17,14 +17,16 @@ BUFFERS = "rotary_emb.inv_freq"  # computed, not trained: old files have them
 SAVE = "save it by save_pretrained(..., safe_serialization=True)"
 # Other files with weights: pattern of their names -> what they are and what to do; the first that fits counts.
 OTHERS = {
-    "pytorch_model*": f"PyTorch's pickles; load the model with transformers and {SAVE}",
+    "pytorch_model*.bin*": f"PyTorch's pickles; load the model with transformers and {SAVE}",
     "*.pdparams*": f"Paddle's own format; load the model with PaddleNLP and {SAVE}",
     "*.gguf": "of llama.cpp; take the Hugging Face model that it was made from",
     "adapter_model.*": "adapters alone; name the folder of their base",
     "peft_model*": "adapters alone; name the folder of their base",
     "consolidated*": "in its author's own layout; take the files of the model that transformers reads",
-    "model-*-of-*.safetensors": f"parts without {SHARDS}, which says what each holds; download it, too",
+    "model-*-of-*.safetensors": f"one of several parts, of which {SHARDS} says what each holds; download that, too",
     "*.safetensors": f"under a name that transformers does not read; if it is the whole model, rename it to {SINGLE}",
+    "*.distcp": "a training checkpoint of PyTorch's; export the model with the program that trained it",
+    "mp_rank_*": "a training checkpoint of DeepSpeed or Megatron; export the model with the program that trained it",
     "*.h5": "TensorFlow's; take the model in safetensors",
     "*.msgpack": "Flax's; take the model in safetensors",
     "*model*.bin": f"PyTorch's pickles; load the model with transformers and {SAVE}",
