@@ -2,7 +2,7 @@
 
 `errors` end a command; `limits` bound numbers of users and files. Files from outside: `reading`, and `limited` for
 work on them in a process of its own. Files of ours: `writing`, `locking`, `scratch`. Terminal: `printing`, `text`;
-`process` for signals and streams that end. `tracing` writes Chrome traces.
+`process` for signals and streams that end. `processor` has its instructions. `tracing` writes Chrome traces.
 """
 
 from .errors import GalvatronError, Infeasible, UserError

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ...base.errors import UserError
 from ...base.locking import locked
+from ...base.processor import AVX512
 from ...base.reading import read_json
 from ...base.text import gib
 from ...launch.hosts import read_hostfile
@@ -63,6 +64,7 @@ def examine(machine: Machine, files: Files) -> list[Finding]:
             findings.append(Finding(subject, what, State.FAILED, f"mend what {subject} says"))
 
     add("Python", lambda: _python(machine))
+    add("processor", lambda: _processor(machine))
     add("compiler", lambda: _compiler(machine))
     add("search core", lambda: _core(machine))
     paddle: list[PaddleFacts | None] = [None]
@@ -100,6 +102,16 @@ def _python(machine: Machine) -> Found:
         yield Finding("Python", told)
     else:
         yield Finding("Python", told, State.FAILED, "install Python 3.11 or 3.12; make PYTHON=/path/to/python3.11")
+
+
+def _processor(machine: Machine) -> Found:
+    if machine.lacks("avx"):
+        remedy = "planning works; Paddle's builds for x86-64 need AVX: train on another machine"
+        yield Finding("processor", "without AVX", State.WARNING, remedy)
+    elif machine.lacks(AVX512):
+        yield Finding("processor", "without AVX-512: Paddle's RMSNorm kernel for CPUs, which needs it, is not used")
+    else:
+        yield Finding("processor", "has the instructions that Paddle's CPU kernels need")
 
 
 def _compiler(machine: Machine) -> Found:
