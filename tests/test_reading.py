@@ -118,7 +118,14 @@ def test_a_byte_order_mark_is_no_fault_of_json_and_yaml(tmp_path):
 
 
 def test_only_text_that_ends_too_early_may_be_cut_off():
-    for text, cut in {'{"a": ': True, '{"a": "b': True, '{"a" 1}': False, "\ufeff{}": False, "{,}": False}.items():
+    for text, cut in {
+        '{"a": ': True,
+        "[tru": True,
+        '{"a": "b': True,
+        '{"a" 1}': False,
+        "\ufeff{}": False,
+        "{,}": False,
+    }.items():
         with pytest.raises(UserError) as caught:
             parse_json(text, "file.json")
         assert ("is the file cut off?" in str(caught.value)) == cut, text

@@ -23,6 +23,7 @@ LARGEST_OPTIONS = 2**20  # bytes of a file that is written by hand
 DEEPEST = 64  # objects and lists within one another; no file of ours or Galvatron's has more than 6
 MOST_DIGITS = 40  # of a whole number, whose decimal form takes time that grows with the square of its length
 MOST_PARTS = 100_000  # names and values of a YAML file: a second of PyYAML's time
+LITERALS = ("true", "false", "null", "-")  # of which a file that is cut off may have the beginning
 TOO_DEEP = f"more than {DEEPEST} objects and lists within one another"
 _STRING = r'("(?:[^"\\\n]|\\.)*+"?)'  # an open one ends with its line: each character is looked at once
 _STRING_OR_COMMENT = re.compile(_STRING + r"|//[^\n]*")
@@ -100,8 +101,9 @@ def parse_json(text: str, source: str) -> Any:
         _require_plain(value)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
-        ends = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated")
-        hint = "; is the file cut off?" if ends else ""
+        rest = text[error.pos :].strip()
+        ends_early = error.msg.startswith("Unterminated") or any(word.startswith(rest) for word in LITERALS)
+        hint = "; is the file cut off?" if ends_early else ""
         raise UserError(f"{source}: not valid JSON at {where}: {error.msg}{hint}") from None
     except ValueError as error:
         raise UserError(f"{source}: not valid JSON: {error}") from None
