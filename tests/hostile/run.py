@@ -25,7 +25,7 @@ from typing import NoReturn
 
 from paddlenlp_galvatron.cli.main import main as galvatron
 
-from . import configs, data, folders, hostfiles, logs, options, plans, profiles, safetensors
+from . import configs, corpora, data, folders, hostfiles, logs, options, plans, profiles, safetensors
 from .case import VICTIM, Case, Generator
 
 # How often each is drawn.
@@ -42,6 +42,7 @@ GENERATORS: dict[Generator, int] = {
     options.one_option: 4,
     options.words: 4,
     data.text: 1,
+    corpora.corpus: 1,
     data.dataset: 1,
     data.other_tokenizer: 1,
     folders.text_folder: 1,

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from ...base.errors import UserError
-from ...base.reading import LARGEST_BYTES, open_file, parse_json
+from ...base.reading import parse_json
 from .templates import ANSWERS, Message, Template
+from .text_files import decoded, read_lines
 from .tokenizer import encode
 
 MOST_FAULTS = 20  # lines that are named in one error
@@ -161,29 +162,18 @@ def _lines(
 ) -> Iterator[Line]:
     """Conversations of the files; what is wrong with a line goes to `faults`. Raises UserError for a file."""
     for which, path in enumerate(files):
-        with open_file(path) as file:
-            number = 0
+        for number, content in read_lines(path):
+            if not content.strip():
+                continue
             try:
-                while content := file.readline(LARGEST_BYTES + 1):
-                    number += 1
-                    if len(content) > LARGEST_BYTES:
-                        raise UserError(f"{path}: line {number}: has more than {LARGEST_BYTES:,} bytes")
-                    if not content.strip():
-                        continue
-                    try:
-                        yield Line(which, number, *conversation(_record(content)))
-                    except UserError as error:
-                        faults.append(f"{path}: line {number}: {error.faults[0]}")
-            except OSError as error:
-                raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+                yield Line(which, number, *conversation(_record(content)))
+            except UserError as error:
+                faults.append(f"{path}: line {number}: {error.faults[0]}")
 
 
-def _record(content: bytes) -> Mapping[str, Any]:
+def _record(content: str) -> Mapping[str, Any]:
     """The object that a line holds. Raises UserError."""
-    try:
-        record = parse_json(content.decode("utf-8-sig"), "one JSON object a line")
-    except UnicodeDecodeError as error:
-        raise UserError(f"byte {error.start:,} is not UTF-8 text") from None
+    record = parse_json(decoded(content, None), "one JSON object a line")
     if not isinstance(record, dict):
         raise UserError('is no JSON object; give {"src": …, "tgt": …} or {"messages": […]}')
     return record

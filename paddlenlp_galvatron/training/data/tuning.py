@@ -26,10 +26,10 @@ from .sample_index import FOLDER, cached_arrays
 from .source import InPasses
 from .special_tokens import end_of_text
 from .templates import open_template
+from .text_files import JSON_SUFFIXES, decompressed_name, look, require_no_copies
 from .tokenizer import load_tokenizer
 
 LAYOUT = 1  # of what is kept; another number makes it anew
-SUFFIXES = (".json", ".jsonl")
 NAMES = {"train": "train", "valid": "dev"}  # split -> file or folder, as PaddleNLP calls them
 CUT_AWAY, UNLEARNT = 0, 1  # remarks on a line
 MOST_NAMED = 3  # lines in a note
@@ -37,23 +37,59 @@ WINDOW = 500  # samples that PaddleNLP's greedy rule looks at together
 Rows = list[list[int]]  # numbers of the samples of each row
 
 
-def tuning_files(data: Path, split: str) -> list[Path]:
-    """The files of a split: `train.json` or `train/*.json` in a folder, or a file that is the training data itself.
+class TuningFiles(NamedTuple):
+    """Files of a split, and what else is in its folder, each with the reason why it is not read."""
 
-    Raises UserError."""
+    files: list[Path]
+    left_out: list[str]
+
+
+def tuning_files(data: Path, split: str) -> TuningFiles:
+    """The files of a split: `train.json` or `train/*` in a folder, or a file that is the training data itself.
+
+    They hold JSON lines, with the endings JSON_SUFFIXES, and may be compressed; in a folder `train`, JSON lines may
+    have any name. Raises UserError."""
     name = NAMES.get(split, split)
     if data.is_file():
-        return [data]
+        return TuningFiles([data], [])
     if not data.is_dir():
         lacks = f"has no {name} split" if data.exists() else "no such folder, and built-in data sets are not loaded"
         raise UserError(f"dataset_name_or_path: {data}: {lacks}; give a folder with {name}.json")
-    whole = [data / f"{name}{suffix}" for suffix in SUFFIXES if (data / f"{name}{suffix}").is_file()]
+    named = ((file, decompressed_name(file)) for file in _listed(data) if file.is_file())
+    whole = [file for file, plain in named if plain.stem == name and plain.suffix.lower() in JSON_SUFFIXES]
+    if len(whole) > 1:
+        both = " and ".join(file.name for file in whole)
+        raise UserError(f"dataset_name_or_path: {data}: has {both} for one split; keep one")
     if whole:
-        return whole[:1]
-    files = sorted(file for file in (data / name).glob("*") if file.suffix in SUFFIXES and file.is_file())
+        return TuningFiles(whole, [])
+    reasons = {file: _left_out(file) for file in _listed(data / name) if file.name != FOLDER}
+    files = [file for file, reason in reasons.items() if reason is None]
+    require_no_copies(files)
+    left_out = [f"{file} ({reason})" for file, reason in reasons.items() if reason]
     if not files:
-        raise UserError(f"dataset_name_or_path: {data}: has neither {name}.json nor a folder {name} of .json files")
-    return files
+        rest = f"; left out: {left_out[0]}" if left_out else ""
+        raise UserError(
+            f"dataset_name_or_path: {data}: has neither {name}.json nor a folder {name} of .json files{rest}"
+        )
+    return TuningFiles(files, left_out)
+
+
+def _listed(folder: Path) -> list[Path]:
+    """Raises UserError."""
+    try:
+        return sorted(folder.iterdir()) if folder.is_dir() else []
+    except OSError as error:
+        raise UserError(f"dataset_name_or_path: {folder}: cannot be read: {error.strerror}") from None
+
+
+def _left_out(file: Path) -> str | None:
+    """Why a file of a split's folder is not read; None: it is, or its name says that it should be."""
+    try:
+        if decompressed_name(file).suffix.lower() in JSON_SUFFIXES and file.is_file():
+            return None
+        return None if look(file).json_lines else "holds no JSON lines"
+    except UserError as error:
+        return str(error).removeprefix(f"{file}: ")
 
 
 class Lengths(NamedTuple):
@@ -87,7 +123,7 @@ class TuningData(InPasses):
     ):
         """`pairs`: each line has a chosen and a rejected answer, which share a row. Raises UserError with the file and
         the line of each fault."""
-        self._files = tuning_files(data, split)
+        self._files, self._left_out = tuning_files(data, split)
         tokens = load_tokenizer(tokenizer)
         template = open_template(chat_template, tokenizer)
         end = None if template else end_of_text(tokens, tokenizer)
@@ -137,6 +173,9 @@ class TuningData(InPasses):
             UNLEARNT: "conversations are learnt without their earlier answers, as the chat template changes these",
         }
         notes = []
+        if left_out := self._left_out:
+            named = ", ".join(left_out[:MOST_NAMED])
+            notes.append(f"{len(left_out)} files are left out: {named}{', …' if len(left_out) > MOST_NAMED else ''}")
         for kind, text in told.items():
             lines = remarks[remarks[:, 2] == kind]
             if len(lines):
