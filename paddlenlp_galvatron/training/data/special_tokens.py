@@ -99,7 +99,7 @@ def end_of_text(tokenizer: Tokenizer, path: Path | None = None, text: str | None
     file, ids = _stops(path) if path else (None, [])
     stops = _shown([f"{number} ({tokenizer.id_to_token(number)})" for number in ids])
     if named is not None:
-        end = End(_id(tokenizer, named), named)
+        end = End(_id(tokenizer, named, f"{EOS} of {path}"), named)
         unlike = f"{file}: {EOS_ID} is {stops}; the tokenizer's {EOS} is taken, {end.token} ({named})"
         return end._replace(note=unlike) if ids and end.token not in ids else end
     if len(ids) == 1 and (found := tokenizer.id_to_token(ids[0])) is not None:
@@ -113,10 +113,10 @@ def end_of_text(tokenizer: Tokenizer, path: Path | None = None, text: str | None
     raise UserError(f"{EOS}: the tokenizer's files name none; its special tokens: {_shown(special)}; {REMEDY}")
 
 
-def _id(tokenizer: Tokenizer, text: str) -> int:
+def _id(tokenizer: Tokenizer, text: str, source: str = "end_token") -> int:
     found: int | None = tokenizer.token_to_id(text)
     if found is None:
-        raise UserError(f"end_token: the tokenizer has no token {text!r}; give one of its own")
+        raise UserError(f"{source}: the tokenizer has no token {text!r}; give one of its own")
     return found
 
 
