@@ -134,15 +134,9 @@ def config_like(shape: ModelShape, like: Path | None) -> dict[str, Any]:
     """config.json of another directory of the same model, or a new one that says what the shape says. Raises UserError:
     the directory's is of another model."""
     if like:
-        try:
-            require_same_model(read_shape(like), shape, like / CONFIG)
-        except UserError:
-            if not (like / INDEX).exists():
-                raise
-            # A checkpoint of a version that read its config.json otherwise: the index says what was trained.
-        else:
-            config: dict[str, Any] = read_json(like / CONFIG)
-            return {field: value for field, value in config.items() if field != "dtype"}  # transformers 5's torch_dtype
+        require_same_model(read_shape(like), shape, like / CONFIG)
+        config: dict[str, Any] = read_json(like / CONFIG)
+        return {field: value for field, value in config.items() if field != "dtype"}  # transformers 5's torch_dtype
     return {
         "architectures": [f"{shape.traits.title}ForCausalLM"],
         **config_of(shape),
