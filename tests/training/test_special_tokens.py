@@ -296,9 +296,9 @@ def test_a_token_that_no_file_names_is_an_error_that_names_it(template, tokens, 
     messages = [{"role": "user", "content": "q"}]
     if len(text) > 4:
         with pytest.raises(UserError, match=text):
-            made._render(messages)
+            made.whole(messages, {})
     else:
-        assert made._render(messages) == text
+        assert made.whole(messages, {}) == text
 
 
 @given(

@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Encoding, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from ...base.errors import UserError
 from ...base.limited import limited
@@ -80,14 +80,24 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     """Token ids of texts, without any that the tokenizer adds around them. Raises UserError."""
+    return [encoding.ids for encoding in encodings(tokenizer, texts)]
+
+
+def encodings(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Encoding]:
+    """As `encode`, with the characters that each token stands for. Raises UserError."""
     global _has_threads
     _has_threads = True
+    around = tokenizer.post_processor
     try:
-        return [encoding.ids for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)]
+        tokenizer.post_processor = None  # some take the blanks out of a token's characters
+        found: list[Encoding] = tokenizer.encode_batch(texts, add_special_tokens=False)
+        return found
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic of the package is no Exception
         raise UserError(f"tokenizer: cannot turn the text into tokens: {error}; is tokenizer.json whole?") from None
+    finally:
+        tokenizer.post_processor = around
 
 
 def encode_limited(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:

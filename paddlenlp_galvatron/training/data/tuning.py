@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from json import dumps, loads
 from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -19,6 +21,7 @@ from numpy.typing import NDArray
 
 from ...base.errors import UserError
 from ...base.reading import LargeFile
+from ...base.text import shortened
 from ...options.tuning import Packing
 from ...runtime.batch import IGNORED_LABEL, Samples
 from .conversations import Encoder, PairEncoder, Sample
@@ -29,10 +32,11 @@ from .templates import open_template
 from .text_files import JSON_SUFFIXES, decompressed_name, look, require_no_copies
 from .tokenizer import load_tokenizer
 
-LAYOUT = 1  # of what is kept; another number makes it anew
+LAYOUT = 2  # of what is kept; another number makes it anew
 NAMES = {"train": "train", "valid": "dev"}  # split -> file or folder, as PaddleNLP calls them
-CUT_AWAY, UNLEARNT = 0, 1  # remarks on a line
+CUT_AWAY, UNLEARNT, MASKED, UNOPENED = range(4)  # remarks on a line
 MOST_NAMED = 3  # lines in a note
+MOST_KEYS = 100  # counted at most: lines without a common form may have any number
 WINDOW = 500  # samples that PaddleNLP's greedy rule looks at together
 Rows = list[list[int]]  # numbers of the samples of each row
 
@@ -147,12 +151,13 @@ class TuningData(InPasses):
         } | ({"pairs": 1} if pairs else {})
         super().__init__(global_batch, made_from, shuffle=split == "train")
         folder = self._files[0].parent / FOLDER
-        self._tokens, self._pieces, self._rows, self._remarks = cached_arrays(
+        self._tokens, self._pieces, self._rows, self._remarks, unread = cached_arrays(
             folder,
             self._files[0].stat().st_uid,
             made_from | {"vocab_size": vocab_size},
             lambda: _build(encoder, self._files, seq_length, vocab_size, packing),
         )
+        self._unread: dict[str, int] = loads(bytes(np.asarray(unread[0 : len(unread)])[:, 0].tolist()))
         self.packed = packing != "none" or pairs
         self._pairs = int(np.asarray(self._rows[0 : len(self._rows)])[:, 1].max()) // 2 if pairs else 0  # most in a row
         # Log-probabilities of the answers, in the order of rows, by the model that is not trained; it tells them.
@@ -171,11 +176,17 @@ class TuningData(InPasses):
         told = {
             CUT_AWAY: "samples are left out, as nothing to learn is left of them within src_length and max_length",
             UNLEARNT: "conversations are learnt without their earlier answers, as the chat template changes these",
+            MASKED: "samples are left out, as their own fields say that nothing of them is learnt",
+            UNOPENED: "conversations have answers without the thoughts that the chat template's generation prompt "
+            "opens; these are learnt as they are",
         }
         notes = []
         if left_out := self._left_out:
             named = ", ".join(left_out[:MOST_NAMED])
             notes.append(f"{len(left_out)} files are left out: {named}{', …' if len(left_out) > MOST_NAMED else ''}")
+        if self._unread:
+            counted = ", ".join(f"{shortened(key)} ({count})" for key, count in self._unread.items())
+            notes.append(f"keys that are not read, each with its number of lines: {counted}")
         for kind, text in told.items():
             lines = remarks[remarks[:, 2] == kind]
             if len(lines):
@@ -239,11 +250,13 @@ def _build(
     encoder: Encoder, files: Sequence[Path], seq_length: int, vocab_size: int, packing: Packing
 ) -> list[NDArray[np.int64]]:
     """Tokens [tokens, 1]; of each sample, in the order of rows, where its tokens begin and how many they are; of each
-    row its first sample, how many it has, and its tokens; remarks: file, line and kind. Raises UserError."""
+    row its first sample, how many it has, and its tokens; remarks: file, line and kind; keys that are not read and the
+    number of their lines, as bytes of JSON. Raises UserError."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # or the package warns when ranks are started afterwards
     parts: list[NDArray[np.int64]] = []
     remarks: list[tuple[int, int, int]] = []
     faults: list[str] = []
+    unread = Counter[str]()
     together = 2 if isinstance(encoder, PairEncoder) else 1  # samples of a line, which share a row
     for samples in _batched(encoder.samples(files), together):
         line = samples[0].line
@@ -253,11 +266,14 @@ def _build(
                 f"{files[line.file]}: line {line.number}: has token {largest}, but the model's vocab_size is "
                 f"{vocab_size}; take the model's own tokenizer"
             )
+        unread.update(key for key in sorted(set(line.unread)) if key in unread or len(unread) < MOST_KEYS)
         if not all(one.learns for one in samples):
-            remarks.append((line.file, line.number, CUT_AWAY))
+            remarks.append((line.file, line.number, MASKED if line.masked else CUT_AWAY))
             continue
         if samples[0].unlearnt:
             remarks.append((line.file, line.number, UNLEARNT))
+        if any(one.unopened for one in samples):
+            remarks.append((line.file, line.number, UNOPENED))
         parts += [one.tokens for one in samples]
     if faults:
         raise UserError(faults)
@@ -279,6 +295,7 @@ def _build(
         np.stack([places[order], sizes[order]], axis=1),
         np.stack([counts.cumsum() - counts, counts, held], axis=1),
         np.array(remarks, np.int64).reshape(-1, 3),
+        np.array([*dumps(dict(sorted(unread.items(), key=lambda one: (-one[1], one[0])))).encode()], np.int64)[:, None],
     ]
 
 
