@@ -15,20 +15,18 @@ from pydantic import Field
 from paddlenlp_galvatron.base.printing import Console, say
 from paddlenlp_galvatron.base.text import gib
 from paddlenlp_galvatron.base.writing import write_text
-from paddlenlp_galvatron.cost_model.facts import load_summary
 from paddlenlp_galvatron.options.group import Options
 from paddlenlp_galvatron.options.model_options import SEQ, Model, ModelOptions
+from paddlenlp_galvatron.options.task import LengthOptions
 from paddlenlp_galvatron.plan import write_plan
+from paddlenlp_galvatron.plan.predicted import load_summary
 from paddlenlp_galvatron.planner import SearchOptions, SearchResult
-from paddlenlp_galvatron.planner import search as find_plan
 from paddlenlp_galvatron.planner.engine import predicted
-from paddlenlp_galvatron.planner.prices import settled
+from paddlenlp_galvatron.planner.question import Question
 from paddlenlp_galvatron.profiles.reserve import GIB_MIB
-from paddlenlp_galvatron.report.plan import how_to_start
 from paddlenlp_galvatron.report.search import explain, summary
 
 from .command import App, FromFile
-from .lengths import LengthOptions, with_lengths
 from .watched import watched
 
 app = App()
@@ -61,17 +59,19 @@ def search(values: dict[str, Any], json: bool) -> None:
     run = AnswerOptions.from_values(values)
     heard: list[str] = []
     if LengthOptions.from_values(values).dataset_name_or_path is not None:
+        from .lengths import with_lengths
+
         model = ModelOptions.from_values(values).resolve_usual(SEQ)
         values = with_lengths(values, model.seq_length, model.shapes[0].vocab_size, heard.append)
-    asked = settled(values, heard.append)
-    model, options, cost = asked.model, asked.options, asked.cost
+    question = Question.of(values, heard.append)
+    model, options, cost = question.model, question.options, question.cost
     if options.offload_optimizer:
         heard.append("offload_optimizer: planned only; galvatron train has no offload, and refuses the plan")
     notes = list(dict.fromkeys(heard))
     title = _title(model, options, default_batch=BATCHES.isdisjoint(values))
     log = [f"Search {line}" for line in title]
     with watched(LONG) as watch:
-        result = find_plan(model.shapes, cost, options, log.append, watch)
+        result = question.search(log.append, watch)
     log += [f"{family}: {result.outcome(family)}" for family in result.outcomes]
 
     shown: list[Any] = [
@@ -81,11 +81,12 @@ def search(values: dict[str, Any], json: bool) -> None:
     ]
     path = None
     if result.best:
-        told = ModelOptions.from_values(values).model_dump(mode="json", exclude_unset=True)
-        result.best.plan.metadata["searched_from"]["model_options"] = told
         path = _output_path(run.output_config_path, model, options)
         shown += [f"written: {written}" for written in _write(result, path, run.save_runners_up)]
-        shown += how_to_start(result.best.plan, path)
+        if options.num_nodes > 1:
+            from .start import how_to_start
+
+            shown += how_to_start(result.best.plan, path)
     log_file = _write_log(run.log_dir, model, [*log, *_printed(shown)])
     if not json:
         console = Console(soft_wrap=True)
@@ -94,7 +95,7 @@ def search(values: dict[str, Any], json: bool) -> None:
     say(END, err=json)
     if json:
         line = summary(result, options.budget_mib, cost.context_mib)
-        parts = [part._asdict() for part in asked.reserve.told(options.memory_constraint * GIB_MIB)]
+        parts = [part._asdict() for part in question.reserve.told(options.memory_constraint * GIB_MIB)]
         places = {
             "reserve_parts": parts,
             "model": model.name,
