@@ -5,6 +5,7 @@ Every option of the command of the same name is a keyword, under any of its name
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import StringIO
@@ -12,8 +13,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from galvatron_dp_core import Cancel
+
 from . import plan as plans
 from .base.printing import Console
+from .base.process import told_to_stop
 from .options.group import canonical_options
 from .options.model_options import ModelOptions
 from .planner import SearchOptions, SearchResult
@@ -146,11 +150,16 @@ def fit(model: str | Path, **options: Any) -> Fits:
 
 def search(model: str | Path, **options: Any) -> Found:
     """The fastest plan, with a lower bound: `search("qwen2.5-7b", device="h100-80gb", gpus=8, batch=256)`. Raises
-    UserError; where nothing fits, the answer says so."""
+    UserError; where nothing fits, the answer says so. Ctrl-C ends it with the best plan so far, and a note that says
+    so; KeyboardInterrupt where there is none yet."""
     heard: list[str] = []
     fields = {**ModelOptions.model_fields, **SearchOptions.model_fields}
     values = canonical_options({"model_size": str(model), **options}, fields)
-    result = Question.of(values, heard.append).search()
+    question, cancel = Question.of(values, heard.append), Cancel()
+    with told_to_stop(cancel.cancel, [signal.SIGINT]) as signals:
+        result = question.search(cancel=cancel)
+    if signals:
+        heard.append(result.so_far())
     return Found(result, tuple(dict.fromkeys(heard)))
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from pages import write_or_check
 
-from paddlenlp_galvatron.cli.command import Command
+from paddlenlp_galvatron.cli.command import EXIT_CODES, Command
 from paddlenlp_galvatron.cli.help import default_of
 from paddlenlp_galvatron.cli.main import COMMANDS
 from paddlenlp_galvatron.options.aliases import WORDS as ALIAS_VALUES
@@ -65,7 +65,7 @@ WORDS = {
         "Made from the commands themselves: `make pages` writes this page anew.",
         "`galvatron COMMAND --help` shows the same. Dashes and underscores in names are equivalent. A boolean option "
         "stands alone, which means true, or takes 0, 1, true or false. `None` leaves an option unset. "
-        "Exit codes: 0 done, 1 failed, 2 bad input, 3 nothing feasible, 130 Ctrl-C.",
+        f"{EXIT_CODES}",
         "argument",
         "option",
         "other names",
@@ -80,7 +80,8 @@ WORDS = {
         "命令与选项",
         "本页由命令本身生成：`make pages` 会重新写出。",
         "`galvatron COMMAND --help` 显示同样的内容。短横线与下划线等价；布尔选项可以不带值（即 true），"
-        "或取 0、1、true、false；`None` 表示不设置。退出码：0 完成，1 失败，2 输入有误，3 无可行方案，130 Ctrl-C。",
+        "或取 0、1、true、false；`None` 表示不设置。退出码：0 完成，1 失败，2 输入有误，3 无可行方案，"
+        "4 有检查因时间不够而未做（gpu-check），130 Ctrl-C。",
         "参数",
         "选项",
         "其他名字",

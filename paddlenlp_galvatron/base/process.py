@@ -9,10 +9,13 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
+TOLD_BY = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+INTERRUPTED = 128 + signal.SIGINT  # the exit code, as shells have it
 CLOSED = {errno.EPIPE, errno.EIO}  # nobody reads: a pipe, a terminal
 
 
@@ -73,14 +76,22 @@ def heeded(*numbers: signal.Signals) -> list[signal.Signals]:
 
 
 @contextmanager
-def told_to_stop() -> Iterator[list[int]]:
-    """The signals, SIGTERM, Ctrl-C and SIGHUP, that came meanwhile, however often, instead of ending the process.
+def told_to_stop(
+    then: Callable[[], object] = lambda: None, numbers: Sequence[signal.Signals] = TOLD_BY
+) -> Iterator[list[int]]:
+    """The signals that came meanwhile, however often, instead of ending the process; each calls `then`, too.
 
     Schedulers repeat SIGTERM: once told, the process ends by itself, and neither SIGTERM nor SIGHUP does anything.
+    Outside of the main thread, which alone may take signals, they do what they did before.
     """
     told: list[int] = []  # no event: its lock, held by a signal that another one interrupts, would never come free
-    numbers = heeded(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    before = {each: signal.signal(each, lambda number, _: told.append(number)) for each in numbers}
+
+    def take(number: int, _: object) -> None:
+        told.append(number)
+        then()
+
+    main = threading.current_thread() is threading.main_thread()
+    before = {each: signal.signal(each, take) for each in heeded(*numbers) if main}
     try:
         yield told
     finally:

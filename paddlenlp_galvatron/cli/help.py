@@ -18,11 +18,10 @@ from paddlenlp_galvatron.base.printing import Console
 from paddlenlp_galvatron.options.aliases import other_names
 from paddlenlp_galvatron.options.group import PLACES, is_boolean
 
-from .command import App, Command
+from .command import EXIT_CODES, App, Command
 
 WIDEST = 120  # columns; where there is no terminal, too
 KINDS = {int: "<int>", float: "<float>", Path: "<path>"}  # names of values; others are text
-EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 bad input, 3 nothing feasible, 130 Ctrl-C."
 EXAMPLES = {
     "convert h2g": "galvatron convert h2g my-model/ output/from-hf",
     "data prepare": "galvatron data prepare my_texts/ --tokenizer my-model/ --output data/mine",

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from paddlenlp_galvatron.base.errors import GalvatronError, UserError
-from paddlenlp_galvatron.base.process import heeded, lasting_streams
+from paddlenlp_galvatron.base.process import INTERRUPTED, heeded, lasting_streams
 from paddlenlp_galvatron.base.text import printable, shortened
 from paddlenlp_galvatron.version import __version__
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 # A command is a file of this folder (- is _ there) that holds `app`, a `command.App`, and one line here.
 COMMANDS = {
-    "convert": "Hugging Face models to checkpoints and back: h2g, g2h",
+    "convert": "Hugging Face models to checkpoints and back: h2g, g2h, merge",
     "data": "turn text into what training reads: prepare",
     "profile": "measure this machine and a model: all, hardware, model, computation, memory, import-nccl-tests",
     "quickstart": "all of it on this machine: data, profile, search, train, compare",
-    "plan": "plan files: show, check, diff, scale, trace, schema, uniform, to-paddlenlp, to-paddlefleet",
-    "search": "find the best plan from profile files",
+    "plan": "plans: show, check, diff, scale, trace, schema, uniform, to-paddlenlp, to-paddlefleet, to-paddleformers",
+    "search": "find the fastest plan, from a data sheet or measured profiles",
     "calibrate": "fit a data sheet to measured steps, for predictions of other plans",
     "fit": "how many cards a model needs for a task, and how fast it is on them",
     "doctor": "check whether this machine can plan and train, with remedies",
@@ -50,7 +50,7 @@ SHOWN, LONGEST = 50, 2000  # faults, and characters of one: a broken file may ha
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0 done, 1 failed, 2 bad input, 3 nothing feasible."""
+    """Run one command and return its exit code (`EXIT_CODES`)."""
     words = list(sys.argv[1:] if args is None else args)
     return exit_code_of(lambda: _run([word for word in words if word != "--debug"]), debug="--debug" in words)
 
@@ -77,8 +77,8 @@ def _done(work: Callable[[], int], debug: bool) -> int:
     except GalvatronError as error:
         _tell(str(error).split("\n"))
         return error.exit_code
-    except KeyboardInterrupt:
-        return _interrupted()
+    except KeyboardInterrupt as interrupt:
+        return _interrupted(str(interrupt))
     except Exception as error:
         if interrupts:  # in the midst of an import, which made another error of it
             return _interrupted()
@@ -159,9 +159,9 @@ def _noted(interrupts: list[int]) -> Iterator[None]:
             signal.signal(signal.SIGINT, before)
 
 
-def _interrupted() -> int:
-    print("interrupted", file=sys.stderr)
-    return 128 + signal.SIGINT  # as shells have it
+def _interrupted(why: str = "") -> int:
+    print(f"interrupted: {why}" if why else "interrupted", file=sys.stderr)
+    return INTERRUPTED
 
 
 def _tell(faults: list[str]) -> None:
@@ -194,13 +194,16 @@ def _sentence(error: Exception) -> str:
 
 
 def _help() -> str:
+    from .command import EXIT_CODES
+
     width = max(map(len, COMMANDS))
     commands = "\n".join(f"  {name:<{width}}  {what}" for name, what in COMMANDS.items())
     return (
         "usage: galvatron COMMAND [OPTIONS]\n\n"
         "Finds and runs the fastest parallel strategy for training a transformer with PaddleNLP, layer by layer.\n\n"
         f"commands (galvatron COMMAND --help says more):\n{commands}\n\n"
-        "options:\n  --version  print the version\n  --debug    show the traceback of an unexpected error"
+        "options:\n  --version  print the version\n  --debug    show the traceback of an unexpected error\n\n"
+        f"{EXIT_CODES}"
     )
 
 

@@ -30,7 +30,7 @@ from paddlenlp_galvatron.plan import (
     read_plan,
     write_plan,
 )
-from paddlenlp_galvatron.plan.check import require_valid
+from paddlenlp_galvatron.plan.check import find_faults, require_valid
 from paddlenlp_galvatron.plan.export import (
     FLEET,
     FORMERS,
@@ -127,14 +127,17 @@ class DiffOptions(TaskOptions):
 
 @app.command(PlanOptions, positional=FILE, switches={"json": "the plan's file, in its current form"})
 def show(values: dict[str, Any], json: bool) -> None:
-    """Print a plan as a table in which equal layers share a line."""
+    """Print a plan as a table in which equal layers share a line. Notes say what keeps it from running."""
     given = PlanOptions.from_values(values)
-    plan, shape = _read(given.file, given)
+    plan, shape = _read(given.file, given, valid=False)
+    faults = find_faults(plan, shape)
     if json:
+        for fault in faults:
+            say_note(f"cannot run: {fault}")
         say(dumps(plan_to_dict(plan), indent=2))
         return
     Console().print(*describe(plan, shape))
-    for line in how_to_start(plan, given.file):
+    for line in () if faults else how_to_start(plan, given.file):
         say(line)
 
 
@@ -328,10 +331,11 @@ def schema(_: dict[str, Any]) -> None:
     say(dumps(json_schema(), indent=2))
 
 
-def _read(file: Path, given: PlanOptions | None = None) -> tuple[Plan, ModelShape | None]:
+def _read(file: Path, given: PlanOptions | None = None, valid: bool = True) -> tuple[Plan, ModelShape | None]:
     named = CLUSTER.search(file.name)
     ranks = int(named[1]) * int(named[2]) if named else None
-    plan = read_plan(file, given.world_size if given else None, default=ranks, smallest_world=True)
+    plan = read_plan(file, given.world_size if given else None, default=ranks, smallest_world=True, valid=valid)
     shape = load_model(given.model_size) if given and given.model_size else None
-    require_valid(plan, shape)
+    if valid:
+        require_valid(plan, shape)
     return plan, shape

@@ -196,7 +196,7 @@ def _search(console: Console, output: Path, nproc: int) -> Plan:
     assert least is not None
     most_mib = max(stage.memory.total_mib for stage in fastest.prediction.stages)
     for share in BUDGETS:
-        budget_mib = least.memory_mib + share * (most_mib - least.memory_mib)
+        budget_mib = least.enough_mib + share * (most_mib - least.enough_mib)
         result = run(budget_mib / GB_MIB)
         uniform = run(budget_mib / GB_MIB, fine_grained_mode=False)
         if result.best and len(set(result.plan.layers)) > 1 and uniform.time_s > result.time_s:
@@ -205,7 +205,7 @@ def _search(console: Console, output: Path, nproc: int) -> Plan:
     plan = read_plan(output / "plan.json")
     console.print(
         f"budget {gib(budget_mib)} GiB a process "
-        f"(least {gib(least.memory_mib)}, the fastest plan wants {gib(most_mib)})\n"
+        f"(least {gib(least.enough_mib)}, the fastest plan wants {gib(most_mib)})\n"
         f"layer-wise {result.time_s:.3f} s a step; lower bound {result.lower_bound_s:.3f} s, searched in "
         f"{result.search_time_s:.2f} s\n"
         f"one strategy for all layers {'does not fit' if uniform.best is None else f'{uniform.time_s:.3f} s a step'}\n"

@@ -10,9 +10,11 @@ from json import dumps
 from pathlib import Path
 from typing import Any
 
+from galvatron_dp_core import Cancel
 from pydantic import Field
 
 from paddlenlp_galvatron.base.printing import Console, say
+from paddlenlp_galvatron.base.process import INTERRUPTED, told_to_stop
 from paddlenlp_galvatron.base.text import gib
 from paddlenlp_galvatron.base.writing import write_text
 from paddlenlp_galvatron.options.group import Options
@@ -35,7 +37,8 @@ END = "========================= Galvatron Search Engine End Searching =========
 WIDE = 200  # columns of a table in the log
 LONG = (
     "note: still searching, as the space is wide; fewer batches (settle_bsz, bsz_scale), settle_chunk, search_space "
-    "and lower max_pp_deg, max_tp_deg, max_cp_deg and max_virtual_pp_deg narrow it, Ctrl-C ends it"
+    "and lower max_pp_deg, max_tp_deg, max_cp_deg and max_virtual_pp_deg narrow it; Ctrl-C ends it with the best plan "
+    "so far"
 )
 
 
@@ -54,8 +57,9 @@ GROUPS: tuple[type[Options], ...] = (ModelOptions, SearchOptions, LengthOptions,
 
 
 @app.command(FromFile, *GROUPS, positional={"model_size": "MODEL"})
-def search(values: dict[str, Any], json: bool) -> None:
-    """Find the plan of least predicted time, with its lower bound, and write it. Exit code 3 if none fits."""
+def search(values: dict[str, Any], json: bool) -> int:
+    """Find the plan of least predicted time, with its lower bound, and write it. Exit code 3 if none fits. Ctrl-C and
+    SIGTERM end the search with the best plan so far, exit code 130."""
     run = AnswerOptions.from_values(values)
     heard: list[str] = []
     if LengthOptions.from_values(values).dataset_name_or_path is not None:
@@ -70,8 +74,11 @@ def search(values: dict[str, Any], json: bool) -> None:
     notes = list(dict.fromkeys(heard))
     title = _title(model, options, default_batch=BATCHES.isdisjoint(values))
     log = [f"Search {line}" for line in title]
-    with watched(LONG) as watch:
-        result = question.search(log.append, watch)
+    cancel = Cancel()
+    with watched(LONG) as watch, told_to_stop(cancel.cancel) as signals:
+        result = question.search(log.append, watch, cancel=cancel)
+    if signals:
+        notes.append(result.so_far())
     log += [f"{family}: {result.outcome(family)}" for family in result.outcomes]
 
     shown: list[Any] = [
@@ -107,6 +114,7 @@ def search(values: dict[str, Any], json: bool) -> None:
         peak = {"peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}  # Linux counts in KiB
         say(dumps(line | peak | places))
     result.require()
+    return INTERRUPTED if signals else 0
 
 
 def _title(model: Model, options: SearchOptions, default_batch: bool) -> list[str]:

@@ -28,7 +28,7 @@ SHAPE_FIELDS = {
 }
 SEQ = 4096  # sequence length where nothing is said, for all commands, or all positions of a model that has fewer
 LISTS = ("hidden_size_list", "layernum_list", "seqlen_list")  # an entry a layer type
-NUMBERS = "hidden_size, num_layers, num_attention_heads, intermediate_size and vocab_size"
+NUMBERS = ("hidden_size", "num_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,11 @@ class ModelOptions(Options):
     def resolve(self, default_seq_length: int | None = None) -> Model:
         """The model; `default_seq_length` holds where nothing is said of it. Raises UserError: no such preset, a number
         is missing or contradicts another."""
-        shape = self._shape({name: value for name in SHAPE_FIELDS if (value := self._effective(name)) is not None})
+        given = {name: value for name in SHAPE_FIELDS if (value := self._effective(name)) is not None}
+        listed = self._sizes_of_lists.get("num_layers")
+        if listed and given.get("num_layers", listed) != listed:
+            raise UserError(f"layernum_list: {listed} layers, but num_layers is {self.num_layers}; make them agree")
+        shape = self._shape(given)
         lists = {name: value for name in LISTS if (value := getattr(self, name)) is not None}
         types = self.num_layertype or max(map(len, lists.values()), default=1)
         for name, entries in lists.items():
@@ -130,30 +134,31 @@ class ModelOptions(Options):
         holds = own.get(name, self.set_model_config_manually) is not False or self.set_model_config_manually
         return getattr(self, name) if holds else None
 
+    @property
+    def _sizes_of_lists(self) -> dict[str, int]:
+        """The lists are the sizes where nothing else is: the hidden size of type 0, the layers of all types."""
+        width, layers = (self.hidden_size_list or (0,))[0], sum(self.layernum_list or ())
+        return {name: size for name, size in (("hidden_size", width), ("num_layers", layers)) if size}
+
     def _shape(self, given: dict[str, Any]) -> ModelShape:
         """The model as if all its layers were alike."""
-        if self.set_model_config_manually and not given:
+        if self.set_model_config_manually and not (given or self.hidden_size_list):
             raise UserError("set_model_config_manually: is 1, but no number is given; give --hidden_size and others")
         if self.set_layernum_manually and not (self.num_layers or self.layernum_list):
             raise UserError("set_layernum_manually: is 1, but num_layers is missing; give --num_layers")
-        changes = {SHAPE_FIELDS[name]: value for name, value in given.items()}
         if self.model_size is None:
-            if not given:
+            given = self._sizes_of_lists | given
+            if missing := [name for name in NUMBERS if name not in given]:
                 raise UserError(
                     f"model_size: missing; name a preset such as {' or '.join(EXAMPLES)} (all: galvatron fit --list), "
-                    f"a config.json, or give {NUMBERS}"
+                    f"a config.json, or give {', '.join(missing)}"
                 )
-            layers = sum(self.layernum_list or ()) or None
             positions = max(2048, self.seq_length or 0, *(self.seqlen_list or ()))
-            config = {
-                "model_type": "llama",
-                "num_hidden_layers": layers,
-                "max_position_embeddings": positions,
-            } | changes
+            config = {"model_type": "llama", "max_position_embeddings": positions} | _config(given)
             return _named(shape_from_config(config, "", source="the model's options"))
         base = load_model(self.model_size)
-        config = config_of(base) | changes
-        if base.kv_heads == base.heads and "num_key_value_heads" not in changes:
+        config = config_of(base) | _config(given)
+        if base.kv_heads == base.heads and "num_key_value_heads" not in given:
             del config["num_key_value_heads"]
         shape = shape_from_config(config, base.name, source="the model's options")
         if replace(shape, layers=base.layers) == base:
@@ -165,13 +170,11 @@ class ModelOptions(Options):
         (width,), (layers,) = self.hidden_size_list or (shape.hidden_size,), self.layernum_list or (shape.layers,)
         if width != shape.hidden_size:
             raise UserError(
-                f"hidden_size_list: {width}, but {shape.name} has hidden size {shape.hidden_size}; name another "
-                f"model_size, or give {NUMBERS}"
+                f"hidden_size_list: {width}, but {shape.name} has hidden size {shape.hidden_size}; make them "
+                f"agree: name another model_size, or give {', '.join(NUMBERS)}"
             )
         if layers == shape.layers:
             return shape
-        if self._effective("num_layers"):
-            raise UserError(f"layernum_list: {layers}, but num_layers is {shape.layers}; make them agree")
         return replace(shape, layers=layers, name=f"{shape.name}_layer{layers}")
 
     def _several(self, shape: ModelShape, types: int) -> tuple[ModelShape, ...]:
@@ -211,6 +214,11 @@ class ModelOptions(Options):
             "seq_length: missing; say how many tokens a sample has, or give --set_seqlen_manually 0 for the "
             f"{shape.max_position_embeddings} that {shape.name} has positions for"
         )
+
+
+def _config(given: dict[str, Any]) -> dict[str, Any]:
+    """Options as fields of config.json."""
+    return {SHAPE_FIELDS[name]: value for name, value in given.items()}
 
 
 def _long_enough(shape: ModelShape, seq_length: int) -> ModelShape:

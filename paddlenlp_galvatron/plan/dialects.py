@@ -6,6 +6,7 @@ that wrote the file; a note names it.
 
 from __future__ import annotations
 
+import re
 from itertools import groupby
 from typing import Annotated, Any, Literal
 
@@ -13,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ..base.errors import UserError
 from ..base.limits import Rank, Ranks, Samples
-from .fields import Degrees, Flag, Flags, ListOf, parse
+from .fields import Degrees, Flag, Flags, ListOf, parse, shown
 
 Fields = dict[str, Any]
 
@@ -163,13 +164,27 @@ def as_current(data: object) -> tuple[Fields, str]:
     if "tp_size_enc" in data:
         data = parse(SizesFile, data).current()
     elif not is_strategy(data):
-        raise UserError(f"{_kind(data)}: it has none of the fields {', '.join(MARKS)}")
+        raise UserError(_summary(data) or f"{_kind(data)}: it has none of the fields {', '.join(MARKS)}")
     return _completed(data)
 
 
 def is_strategy(data: Fields) -> bool:
     """Whether an object has fields that strategy files alone have."""
     return any(mark in data for mark in (*MARKS, "tp_size_list", "tp_size_enc"))
+
+
+def _summary(data: Fields) -> str:
+    """For optimal_solution.json of Galvatron's port, which lacks the number of layers: the command that has it, too."""
+    found = re.fullmatch(r"pp(\d+)_tp(\d+)_dp(\d+)_stage([0-3])_recompute([01])", str(data.get("strategy"))[:80])
+    if not found:
+        return ""
+    pp, tp, dp, stage, recompute = map(int, found.groups())
+    return (
+        "has one strategy for all layers, but not their number; for your MODEL write: galvatron plan uniform MODEL "
+        f"--world_size {pp * tp * dp} --pp_deg {pp} --global_tp_deg {tp} --sharding_stage_level {stage} "
+        f"--global_checkpoint {recompute} --global_train_batch_size {shown(data.get('bsz'))} "
+        f"--chunks {shown(data.get('accumulation_steps'))}"
+    )
 
 
 def _kind(data: Fields) -> str:

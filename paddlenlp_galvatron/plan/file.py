@@ -149,9 +149,14 @@ OF_VOCABULARY = {"vtp": "degree", "vsp": "ulysses", "embed_sdp": "dp_type", "vcp
 
 
 def read_plan(
-    path: str | Path, world_size: int | None = None, *, default: int | None = None, smallest_world: bool = False
+    path: str | Path,
+    world_size: int | None = None,
+    *,
+    default: int | None = None,
+    smallest_world: bool = False,
+    valid: bool = True,
 ) -> Plan:
-    """Read and validate a strategy file.
+    """Read and validate a strategy file; without `valid` one whose plan has faults (`check.find_faults`) is read, too.
 
     `world_size` is the number of ranks at hand; it must agree with the file's, where the file has one. A file
     that has none is read for `default` ranks or, with `smallest_world`, for the fewest that it fits. Raises UserError.
@@ -159,18 +164,24 @@ def read_plan(
     data = read_json(path, LARGEST_BYTES, comments=True)
     if world_size is None and isinstance(data, dict) and data.get("world_size") is None:
         world_size = default
-    return plan_from_dict(data, world_size, smallest_world=smallest_world, source=str(path))
+    return plan_from_dict(data, world_size, smallest_world=smallest_world, source=str(path), valid=valid)
 
 
 def plan_from_dict(
-    data: object, world_size: int | None = None, *, smallest_world: bool = False, source: str = "plan"
+    data: object,
+    world_size: int | None = None,
+    *,
+    smallest_world: bool = False,
+    source: str = "plan",
+    valid: bool = True,
 ) -> Plan:
     """As `read_plan`, from a parsed JSON value. `source` names the file in messages."""
     try:
         current, note = as_current(data)
         fields = _parse(current)
         plan = _to_plan(fields, world_size, smallest_world)
-        require_valid(plan)
+        if valid:
+            require_valid(plan)
     except UserError as error:
         raise UserError(f"{source}: {fault}" for fault in error.faults) from None
     return replace(plan, note=note)

@@ -55,18 +55,20 @@ def search(
     watch: Watch | None = None,
     known: Sequence[Plan] = (),
     seconds: float | None = None,
+    cancel: galvatron_dp_core.Cancel | None = None,
 ) -> SearchResult:
     """Find the plan of least predicted time per sample (`cost.predict`), with its lower bound.
 
     `model` is the shape of all layers, or one shape for each layer type in the order of the layers; `cost` is of it.
     The plan's metadata say what is predicted and what it was searched from. `log` takes one line a family, `watch` how
     far the search is, often. `known`: plans to begin with; those outside the space are left out. `seconds`: of
-    processor time, after which families that are open are given up, and their bounds count. Raises UserError where
-    the options contradict the cost model, or a profile lacks what a strategy needs.
+    processor time, after which families that are open are given up, and their bounds count; `cancel` does the same,
+    from a signal's handler or another thread. Raises UserError where the options contradict the cost model, or a
+    profile lacks what a strategy needs.
     """
     models = (model,) if isinstance(model, ModelShape) else tuple(model)
     _require_agreement(models, cost, options)
-    return _Search(models, cost, options, log or (lambda line: None), watch).run(known, seconds)
+    return _Search(models, cost, options, log or (lambda line: None), watch, cancel).run(known, seconds)
 
 
 class _Bound(IntEnum):
@@ -99,6 +101,7 @@ class _Search:
         options: SearchOptions,
         log: Callable[[str], None],
         watch: Watch | None,
+        cancel: galvatron_dp_core.Cancel | None,
     ):
         self.models, self.cost, self.options, self.log, self.watch = models, cost, options, log, watch
         self.spaces = [
@@ -115,8 +118,7 @@ class _Search:
             assumed=cost.assumed,
             stated=frozenset(name for name, value in asdict(cost.assumed).items() if value is not None),
         )
-        self.cancel = galvatron_dp_core.Cancel()
-        self.stopped = False  # the time is over
+        self.cancel = cancel or galvatron_dp_core.Cancel()
         self.space: dict[PlanFamily, list[Strategies]] = {}
         self.found: dict[PlanFamily, Candidate] = {}
         self.outcomes: dict[PlanFamily, FamilyOutcome] = {}
@@ -133,15 +135,13 @@ class _Search:
 
     def run(self, known: Sequence[Plan], seconds: float | None) -> SearchResult:
         start = time.perf_counter()
-        ended = Event()
-        if seconds is not None:
-            Thread(target=self._stop_after, args=(seconds, ended), daemon=True).start()
-        try:
-            with _no_garbage():
-                self._work_through(known)
-        finally:
-            with self.changed:
-                ended.set()
+        end = inf if seconds is None else time.process_time() + seconds
+        with _no_garbage():
+            self.later = list(self._opened())
+            self.opened = len(self.later)
+            self._begin_with(known)
+            with self._cancelled_at(end):
+                self._work_through()
         ranked = sorted(self.found.values(), key=lambda candidate: -candidate.samples_per_s)[: self.options.top_k]
         lower_bound_s = inf
         if ranked:
@@ -155,14 +155,11 @@ class _Search:
             outcomes=self.outcomes,
             bounds_s=self.bounds_s,
             runners_up=tuple(ranked[1:]),
-            need=None if ranked or self.stopped else self._need(),
+            need=None if ranked or self.cancel.cancelled else self._need(),
         )
 
-    def _work_through(self, known: Sequence[Plan]) -> None:
+    def _work_through(self) -> None:
         """Solve, reject or give up every family."""
-        self.later = list(self._opened())
-        self.opened = len(self.later)
-        self._begin_with(known)
         for most in (1, inf):  # a fast plan without chunks prunes most families of several
             first = [entry for entry in self.later if entry.family.chunks <= most]
             self.later = [entry for entry in self.later if entry.family.chunks > most]
@@ -177,21 +174,30 @@ class _Search:
             self._work_in_threads()
         else:
             self._work()
-        for entry in self.waiting:  # where the time is over
+        for entry in self.waiting:  # where it is cancelled
             self._give_up(entry)
 
-    def _stop_after(self, seconds: float, ended: Event) -> None:
+    @contextmanager
+    def _cancelled_at(self, end: float) -> Iterator[None]:
         """Limit processor time, so that other programs change no answer."""
-        end = time.process_time() + seconds
-        while (left := end - time.process_time()) > 0:
-            if ended.wait(left):
-                return
-        with self.changed:
-            if ended.is_set():
-                return
-            self.stopped = True
-            self.cancel.cancel()
-            self.changed.notify_all()
+        ended = Event()
+
+        def cancel() -> None:
+            while (left := end - time.process_time()) > 0:
+                if ended.wait(left):
+                    return
+            with self.changed:
+                if not ended.is_set():
+                    self.cancel.cancel()
+                    self.changed.notify_all()
+
+        if end < inf:
+            Thread(target=cancel, daemon=True).start()
+        try:
+            yield
+        finally:
+            with self.changed:
+                ended.set()
 
     def _begin_with(self, known: Sequence[Plan]) -> None:
         """Take what is known as found: what cannot beat it need not be solved."""
@@ -219,6 +225,9 @@ class _Search:
         bounds: dict[tuple[PlanFamily, Strategies], float] = {}  # of all that have several chunks the same
         for family, spaces in self.space.items():
             self.outcomes[family] = FamilyOutcome.OUT_OF_MEMORY if spaces else FamilyOutcome.NOT_DIVISIBLE
+            if self.cancel.cancelled:  # nothing is known of the others
+                self.unproven = 0.0
+                return
             for strategies in spaces:
                 alike = replace(family, chunks=min(family.chunks, 2)), strategies
                 if alike not in bounds:
@@ -307,7 +316,7 @@ class _Search:
         try:
             return self._bounded_or_solved(entry)
         except (galvatron_dp_core.TooHard, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and not self.stopped:  # not the core's word for cancelled
+            if isinstance(error, RuntimeError) and not self.cancel.cancelled:  # not the core's word for that
                 raise
             self._give_up(entry)
             return False
@@ -422,10 +431,15 @@ class _Search:
         for entry in self.too_big:
             if entry.family.chunks > 1:
                 continue
-            mib, vocab, division, choice = self._core(entry, cost_arrays).least_memory(self.cancel)
+            try:
+                mib, vocab, division, choice = self._core(entry, cost_arrays).least_memory(self.cancel)
+            except RuntimeError:
+                if self.cancel.cancelled:
+                    return None
+                raise
             if least is None or mib < least[0]:
                 least = mib, entry.strategies.plan(entry.family, vocab, division, choice, self.bare)
-        return Need.of(least[1], self.cost) if least else None
+        return Need.of(least[1], self.cost).under(self.cost, self.options) if least else None
 
     def _documented(self, best: Candidate, lower_bound_s: float) -> Candidate:
         metadata = {

@@ -98,15 +98,12 @@ class Fit:
     @property
     def tensors_mib(self) -> float:
         """On the fullest card: of the plan, or of the one that needs least."""
-        if self.held is None:
-            return 0.0
-        return self.held.memory_mib - self.held.prediction.stages[self.held.stage].memory.context_mib
+        return self.held.tensors_mib if self.held else 0.0
 
     @property
     def bound_mib(self) -> float:
         """The most that it can take."""
-        offloaded = self.held.prediction.stages[self.held.stage].memory.offloaded_mib if self.held else 0.0
-        return self.reserve.bound_mib(self.tensors_mib, offloaded)
+        return self.held.enough_mib if self.held else self.reserve.fixed_mib
 
     @property
     def verdict(self) -> str:
@@ -197,6 +194,7 @@ class _Row:
         now, more = (self._search(cost, reserve, gib) for gib in (self.card_gib, self.card_gib + MORE_GIB))
         with_more = more.best.samples_per_s if more.best else None
         held = Need.of(now.best.plan, cost) if now.best else now.need
+        held = held and held.on(reserve, held.memory.offloaded_mib)
         tensors_alone = Reserve(reserve.parts)
         hopeful = now.best is None and self._search(cost, tensors_alone, self.card_gib).best is not None
         return Fit(gpus, now.best, held, reserve, self.card_gib, with_more, hopeful)

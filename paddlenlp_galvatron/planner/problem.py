@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isclose
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -149,7 +148,8 @@ def origin_of(
     if len(model.shapes) == 1:
         require_valid(plan, model.shapes[0])
     cost = prices(model.shapes, options, note)
-    if _is_its_own_reserve(options.context_mib, searched.get("memory_constraint_gb"), cost):
+    gb = searched.get("memory_constraint_gb")
+    if isinstance(gb, int | float) and cost.reserve.sets(options.context_mib or 0.0, gb * GIB_MIB):
         options = options.model_copy(update={"context_mib": None})
     options = within_size(options, cost, note)
     for path in ProfileFile.changed(searched.get("profiles")):
@@ -165,13 +165,6 @@ def _model(searched: Mapping[str, Any], given: str | None, plan: Plan) -> ModelO
     if name := searched.get("model"):
         return ModelOptions.from_values({"model_size": str(name), "seq_length": plan.assumed.seq_length})
     raise UserError("model_size: missing, and the plan's file names no model; give --model_size")
-
-
-def _is_its_own_reserve(context_mib: float | None, gb: object, cost: CostModel) -> bool:
-    """Whether the reserve in a plan's file is what its devices take of that budget, and not the user's word."""
-    if context_mib is None or not isinstance(gb, int | float) or not cost.reserve.parts:
-        return False
-    return isclose(context_mib, cost.reserve.context_mib(gb * GIB_MIB))
 
 
 def _options(

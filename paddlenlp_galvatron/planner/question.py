@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Self
 
+from galvatron_dp_core import Cancel
+
 from ..base.errors import UserError
 from ..base.text import gib
 from ..cost_model import CostModel, derive, load
@@ -56,10 +58,14 @@ class Question:
         return cls(model, *on_device(options, cost, note), reserve, asked)
 
     def search(
-        self, log: Callable[[str], None] | None = None, watch: Watch | None = None, seconds: float | None = None
+        self,
+        log: Callable[[str], None] | None = None,
+        watch: Watch | None = None,
+        seconds: float | None = None,
+        cancel: Cancel | None = None,
     ) -> SearchResult:
         """As `planner.search`. The plan's file names the model as it was asked for, so that it can be asked again."""
-        result = search(self.model.shapes, self.cost, self.options, log, watch, seconds=seconds)
+        result = search(self.model.shapes, self.cost, self.options, log, watch, seconds=seconds, cancel=cancel)
         return result.naming_model(self.asked)
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from math import ceil, inf
+from math import ceil, floor, inf, log10
 from typing import Any, Self
 
 from ..base.errors import Infeasible, UserError
 from ..cost_model import CostModel
-from ..cost_model.costs import Prediction
+from ..cost_model.costs import Prediction, StageMemory
 from ..plan import Plan
+from ..profiles.reserve import GIB_MIB, Reserve
+from .options import SearchOptions
 from .space import PlanFamily
 
 
@@ -59,6 +61,7 @@ class Need:
     term_mib: float
     part: str  # layer of the stage that has most of the term
     part_mib: float
+    enough_mib: float  # size of a device on which it fits
 
     @classmethod
     def of(cls, plan: Plan, cost: CostModel) -> Need:
@@ -92,24 +95,44 @@ class Need:
             "working memory": {name: part.workspace.total_mib for name, part in parts.items()},
             "reserve": {"every layer": memory.context_mib},
         }
-        return cls(plan, prediction, stage, term, term_mib, *most(in_term[term]))
+        return cls(plan, prediction, stage, term, term_mib, *most(in_term[term]), memory.total_mib)
+
+    def on(self, reserve: Reserve, offloaded_mib: float = 0.0) -> Need:
+        """The same on devices with this reserve, which grows with their size."""
+        return replace(self, enough_mib=reserve.bound_mib(self.tensors_mib, offloaded_mib))
+
+    def under(self, cost: CostModel, options: SearchOptions) -> Need:
+        """The same where the devices keep their own reserve, and not one that the user has set."""
+        own = cost.reserve.sets(cost.context_mib, options.memory_constraint * GIB_MIB)
+        return self.on(cost.reserve) if own else self
 
     @property
-    def memory_mib(self) -> float:
-        """Memory of a device, with the reserve."""
-        return self.prediction.stages[self.stage].memory.total_mib
+    def memory(self) -> StageMemory:
+        """On a device of its fullest stage."""
+        return self.prediction.stages[self.stage].memory
+
+    @property
+    def tensors_mib(self) -> float:
+        """Memory of a device without the reserve."""
+        return self.memory.total_mib - self.memory.context_mib
 
     @property
     def binds(self) -> str:
         """The term that takes most, and where."""
         return f"{self.term} on stage {self.stage}" if self.plan.pipeline > 1 else self.term
 
+    @property
+    def enough_gib(self) -> str:
+        """The memory_constraint that is enough: rounded up at the fourth digit."""
+        gib = self.enough_mib / 1024
+        digits = max(2, 3 - floor(log10(gib))) if gib > 0 else 2
+        return f"{ceil(gib * 10**digits) / 10**digits:.{digits}f}"
+
     def __str__(self) -> str:
-        enough_gib = ceil(self.memory_mib / 1024 * 100) / 100
         layers = f"layers {self.plan.layer_spans(self.stage)}"
         largest = f"; largest: {self.part}, {self.part_mib / 1024:.2f} GiB" if self.part_mib < self.term_mib else ""
         return (
-            f"the leanest plan needs {enough_gib:.2f} GiB per device, {self.term_mib / 1024:.2f} GiB of it "
+            f"the leanest plan needs {self.enough_gib} GiB per device, {self.term_mib / 1024:.2f} GiB of it "
             f"{self.term} on stage {self.stage} ({layers}{largest})"
         )
 
@@ -197,6 +220,12 @@ class SearchResult:
         searched = plan.metadata["searched_from"] | {"model_options": dict(asked)}
         plan = replace(plan, metadata=plan.metadata | {"searched_from": searched})
         return replace(self, best=replace(self.best, plan=plan))
+
+    def so_far(self) -> str:
+        """A note on the answer of an interrupted search. Raises KeyboardInterrupt where it had found no plan."""
+        if self.best is None:
+            raise KeyboardInterrupt("no plan was found yet, so none is written")
+        return f"interrupted: this is the best plan so far; the fastest takes at most {self.gap:.2%} less time"
 
     def require(self) -> Candidate:
         """The best plan. Raises Infeasible, which tells the least memory that would do, or UserError where the search

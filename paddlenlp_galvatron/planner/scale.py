@@ -14,6 +14,7 @@ from ..plan.uniform import even_stages
 from ..profiles.reserve import GIB_MIB
 from .engine import predicted
 from .problem import OriginOptions, Problem, origin_of
+from .result import Need
 
 OF_SEARCH = ("lower_bound_s", "gap")  # facts that only a search knows
 
@@ -49,9 +50,10 @@ def scaled(plan: Plan, origin: OriginOptions, gpus: int, global_batch: int | Non
             told = predicted(one.prediction, 0.0)
             own = {"predicted": {name: value for name, value in told.items() if name not in OF_SEARCH}}
             return Scaled(plan, replace(one.plan, metadata=one.plan.metadata | own), (before, one))
-    least = min(priced, key=lambda one: one.memory_mib)
+    least, (_, there) = min(zip(priced, placed, strict=True), key=lambda one: one[0].memory_mib)
+    need = Need.of(least.plan, there.cost).under(there.cost, there.options)
     raise Infeasible(
-        f"gpus: with these strategies {gpus} GPUs need {least.memory_mib / GIB_MIB:.1f} GiB each, of "
+        f"gpus: with these strategies {gpus} GPUs need {need.enough_gib} GiB each, of "
         f"{least.budget_mib / GIB_MIB:.4g}; take more GPUs, or let galvatron search --gpus {gpus} choose strategies"
     )
 

@@ -6,6 +6,7 @@ The one definition behind `context_mib`'s default: search, fit and what profiles
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import isclose
 from typing import NamedTuple, Self
 
 from .data_sheet import DataSheet, data_sheet_of
@@ -96,6 +97,10 @@ class Reserve:
     def context_mib(self, device_mib: float) -> float:
         """Memory to take off a device so that the bound of tensors in the rest is within its size."""
         return device_mib - max(device_mib - self.fixed_mib, 0.0) / (1 + self.allocator)
+
+    def sets(self, context_mib: float, device_mib: float) -> bool:
+        """Whether a device of this size keeps that much free by this reserve, and not by the user's word."""
+        return bool(self.parts) and isclose(context_mib, self.context_mib(device_mib))
 
     def told(self, device_mib: float) -> list[ReservePart]:
         """All parts on a device that is filled."""

@@ -14,6 +14,7 @@ from rich.text import Text
 from ..base.printing import table
 from ..base.text import gib, shortened
 from ..plan import LayerStrategy, ModelShape, Plan, Recompute, VocabStrategy
+from ..plan.check import find_faults
 from ..plan.mesh import STAGE, Axis
 from ..plan.predicted import Predicted
 from ..plan.strategy import runs
@@ -98,13 +99,16 @@ def describe(plan: Plan, shape: ModelShape | None = None) -> list[Table]:
 
 def _facts(plan: Plan, shape: ModelShape | None) -> list[tuple[str, str]]:
     micro_batches = count(plan.micro_batches, "micro-batch", "micro-batches")
+    uneven = plan.global_batch % plan.micro_batches
+    samples = f"at most {plan.micro_batch + 1}" if uneven else plan.micro_batch
     facts = [
         (
             "ranks",
-            f"{plan.world_size} in {count(plan.pipeline, 'stage')} of {plan.stage_size}"
+            f"{plan.world_size} in {count(plan.pipeline, 'stage')}"
+            + (f" of {plan.stage_size}" if plan.world_size % plan.pipeline == 0 else "")
             + (f", {plan.schedule_words}" if plan.pipeline > 1 else ""),
         ),
-        ("batch", f"{count(plan.global_batch, 'sample')} a step, {micro_batches} of {plan.micro_batch}"),
+        ("batch", f"{count(plan.global_batch, 'sample')} a step, {micro_batches} of {samples}"),
         ("assumed", _assumed(plan)),
     ]
     if shape:
@@ -179,8 +183,9 @@ def _rows(plan: Plan, beside: Sequence[Axis]) -> Iterator[list[str]]:
             for run, strategy in runs([plan.layers[layer] for layer in layers]):
                 start, stop = layers[run[0]], layers[run[-1]]
                 name, cells = str(start) if start == stop else f"{start}-{stop}", _cells(plan, strategy, beside)
-                ep, etp, dp_type = strategy.experts
-                yield [str(stage), name, *cells, *map(str, (ep, etp, plan.stage_size // (ep * etp), dp_type))]
+                experts = strategy.experts
+                dp = _ranks_left(plan, experts.ranks)
+                yield [str(stage), name, *cells, str(experts.ep), str(experts.etp), dp, experts.dp_type]
 
 
 def _cells(plan: Plan, strategy: LayerStrategy | VocabStrategy, beside: Sequence[Axis]) -> list[str]:
@@ -188,7 +193,13 @@ def _cells(plan: Plan, strategy: LayerStrategy | VocabStrategy, beside: Sequence
     split = "-" if layer.degree == 1 else "sequence" if layer.ulysses else "weights"
     groups = "-" if layer.ranks == 1 else "neighbours" if layer.consecutive else "strided"
     degrees = [str(layer.degree), *(str(dict(layer.beside)[axis]) for axis in beside)]
-    return [split, *degrees, str(plan.dp(layer)), layer.dp_type, _recomputed(layer), groups]
+    return [split, *degrees, _ranks_left(plan, layer.ranks), layer.dp_type, _recomputed(layer), groups]
+
+
+def _ranks_left(plan: Plan, ranks: int) -> str:
+    """Data parallelism over what so many ranks leave of a stage, where they divide it."""
+    size, rest = divmod(plan.world_size, plan.pipeline * ranks)
+    return "-" if rest else str(size)
 
 
 def _has_experts(layer: LayerStrategy) -> bool:
@@ -209,7 +220,7 @@ def _recomputed(layer: LayerStrategy) -> str:
 
 def notes(plan: Plan, shape: ModelShape | None) -> list[str]:
     """Notes on a plan besides its fields, a sentence each."""
-    read = [plan.note] if plan.note else []
+    read = [*([plan.note] if plan.note else []), *(f"cannot run: {fault}" for fault in find_faults(plan, shape))]
     if any(1 < layer.ep < plan.stage_size for layer in plan.layers):
         read.append(
             "ranks that share experts out are neighbours here, as in Megatron; in Galvatron, which trains the same by "

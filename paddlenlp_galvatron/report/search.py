@@ -52,7 +52,7 @@ def summary(result: SearchResult, budget_mib: float, reserve_mib: float) -> dict
     }
     if result.best is None:
         return common | {
-            "least_memory_mib": result.need.memory_mib if result.need else None,
+            "least_memory_mib": result.need.enough_mib if result.need else None,
             "binds": _binding(result.need) if result.need else None,
         }
     best = result.best

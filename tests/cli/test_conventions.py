@@ -1,5 +1,6 @@
 """The conventions of options, on a command made with `App`, and the ends of a command in `main`."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ from pydantic import Field
 
 from paddlenlp_galvatron import __version__
 from paddlenlp_galvatron.base.errors import GalvatronError, Infeasible, UserError
+from paddlenlp_galvatron.base.process import INTERRUPTED
+from paddlenlp_galvatron.check.findings import EXIT_CODES as OF_CHECKS
 from paddlenlp_galvatron.cli import main as cli
-from paddlenlp_galvatron.cli.command import App, FromFile
+from paddlenlp_galvatron.cli.command import EXIT_CODES, App, FromFile
 from paddlenlp_galvatron.options.aliases import ALIASES, WORDS
 from paddlenlp_galvatron.options.foreign import HOLDS, IDLE
 from paddlenlp_galvatron.options.group import Options, read_words
@@ -169,6 +172,20 @@ def test_version_and_help(galvatron):
         assert name in galvatron().out
         shown = galvatron(name, "--help")
         assert shown.code == 0 and "..." not in shown.out.partition("Commands:")[2]  # each sentence is whole
+        assert EXIT_CODES in shown.out and EXIT_CODES in galvatron().out
+
+
+def test_help_names_all_commands_of_a_group_and_every_exit_code():
+    groups: dict[str, list[str]] = {}
+    for words in cli.commands():
+        name, _, own = words.partition(" ")
+        groups.setdefault(name, []).extend([own] if own else [])
+    for name, own in groups.items():
+        if own:
+            assert sorted(cli.COMMANDS[name].partition(": ")[2].split(", ")) == sorted(own)
+    ends = {0, *(error.exit_code for error in (GalvatronError, UserError, Infeasible)), INTERRUPTED}
+    codes = {int(number) for number in re.findall(r"\b\d+\b", EXIT_CODES)}
+    assert codes == ends | set(OF_CHECKS.values())
 
 
 @pytest.mark.parametrize(

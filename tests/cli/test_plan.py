@@ -148,16 +148,7 @@ BAD = {
     "missing field": (plan_fields(chunks=...), [], "chunks: missing; add it"),
     "misspelt field": (plan_fields(vpt=2), [], "vpt: unknown field; did you mean vtp?"),
     "wrong length": (plan_fields(use_sp="0,0"), [], "use_sp: has 2 entries for 4 layers"),
-    "degrees and world": (
-        plan_fields(world_size=6),
-        [],
-        "tp_sizes_enc: degree 2 of layers 0-1 does not divide the 3 ranks",
-    ),
     "other ranks": (plan_fields(), ["--world_size", "4"], "the plan is for 8 ranks but 4 are at hand"),
-    "heads": (plan_fields(), ["--model", "{heads}"], "does not divide the 6 attention heads"),
-    "layers": (plan_fields(), ["--model", "llama2-7b"], "the plan has 4 layers but llama2-7b has 32"),
-    "batch": (plan_fields(global_bsz=12), [], "dp degree 4"),
-    "micro-batches": (plan_fields(chunks=5), [], "chunks: 5 micro-batches do not divide global_bsz 16"),
     "unknown model": (plan_fields(), ["--model", "llama9"], "llama9: neither a preset nor a config.json"),
     "no ranks": (plan_fields(), ["--world_size", "0"], "world_size"),
     "truncated": (json.dumps(plan_fields())[:100], [], "not valid JSON at line 1, column"),
@@ -170,13 +161,72 @@ BAD = {
 def test_bad_input_is_a_line_a_fault_and_exit_code_2(galvatron, tmp_path, command, content, words, message):
     text = content if isinstance(content, str) else json.dumps(content)
     (tmp_path / "plan.json").write_bytes(text.encode(errors="surrogateescape"))
-    heads = {"model_type": "llama", "hidden_size": 96, "intermediate_size": 96, "num_hidden_layers": 4}
-    (tmp_path / "heads.json").write_text(json.dumps(heads | {"num_attention_heads": 6, "vocab_size": 100}))
-    words = [word.replace("{heads}", str(tmp_path / "heads.json")) for word in words]
     ran = galvatron("plan", command, tmp_path / "plan.json", *words)
     assert (ran.code, ran.out) == (2, "")
     assert message in ran.err
     assert all(line.startswith("error: ") for line in ran.err.splitlines())
+
+
+# Plans that cannot run, one a rule, as Galvatron wrote some: fields, a model, and what is said of them.
+SHORT = {"assumed": {"seq_length": 6, "sequence_parallel": True}}
+FAULTY = {
+    "micro-batches": ({"chunks": 5}, "", "chunks: 5 micro-batches do not divide global_bsz 16"),
+    "ranks without samples": ({"global_bsz": 12}, "", "do not split over the dp degree 4"),
+    "samples for the vocabulary": ({"vtp": 1, "global_bsz": 4}, "", "of the vocabulary layers with vtp 1"),
+    "stages and ranks": ({"world_size": 7}, "", "pp_deg: 2 stages do not divide 7 ranks"),
+    "more stages than ranks": ({"world_size": 1}, "", "pp_deg: 2 stages do not divide 1 ranks"),
+    "degrees": ({"world_size": 6}, "", "tp_sizes_enc: degree 2 of layers 0-1 does not divide the 3 ranks"),
+    "vocabulary": ({"vtp": 3}, "", "vtp: degree 3 does not divide the 4 ranks of a stage"),
+    "context": ({"cp_sizes_enc": "4,4,1,1"}, "", "cp_sizes_enc: 4 beside degree 2 of layer"),
+    "experts": ({"ep_sizes_enc": "8,8,8,8"}, "", "ep_sizes_enc: 8 beside tp_of_ep_sizes_enc 1 of layer"),
+    "chunks of GPipe": (
+        {"pipeline_type": "gpipe", "virtual_pp_deg": 2, "pp_division": "1,1,1,1"},
+        "",
+        "virtual_pp_deg: 2 chunks a stage, but gpipe has one",
+    ),
+    "chunks of one stage": (
+        {"pp_deg": 1, "virtual_pp_deg": 4, "pp_division": "1,1,1,1"},
+        "",
+        "virtual_pp_deg: 4 chunks of the only stage",
+    ),
+    "tokens": ({"galvatron": SHORT, "cp_sizes_enc": "2,2,1,1"}, "", "a sequence length of 6 does not make two equal"),
+    "heads": ({}, "heads.json", "does not divide the 6 attention heads"),
+    "layers": ({}, "llama2-7b", "the plan has 4 layers but llama2-7b has 32"),
+    "positions": ({"galvatron": {"assumed": {"seq_length": 4096}}}, "heads.json", "is beyond the 2048 positions"),
+    "no experts": ({"ep_sizes_enc": "2,2,2,2"}, "heads.json", "has no experts; leave the field out"),
+}
+
+
+@pytest.mark.parametrize(("fields", "model", "message"), FAULTY.values(), ids=FAULTY)
+def test_a_plan_that_cannot_run_is_shown_with_its_faults_and_refused_elsewhere(
+    galvatron, tmp_path, monkeypatch, fields, model, message
+):
+    monkeypatch.chdir(tmp_path)
+    Path("plan.json").write_text(json.dumps(plan_fields(**fields)))
+    heads = {"model_type": "llama", "hidden_size": 96, "intermediate_size": 96, "num_hidden_layers": 4}
+    Path("heads.json").write_text(json.dumps(heads | {"num_attention_heads": 6, "vocab_size": 100}))
+    words = ["--model", model] if model else []
+    refused = galvatron("plan", "check", "plan.json", *words)
+    assert (refused.code, refused.out) == (2, "") and message in refused.err
+    faults = [line.removeprefix("error: ").removeprefix("plan.json: ") for line in refused.err.splitlines()]
+    shown = galvatron("plan", "show", "plan.json", *words)
+    assert (shown.code, shown.err) == (0, "") and "micro-batches" in shown.out and "start on" not in shown.out
+    assert all(f"note cannot run: {fault}" in " ".join(shown.out.split()) for fault in faults)
+    as_json = galvatron("plan", "show", "plan.json", *words, "--json")
+    assert as_json.code == 0 and json.loads(as_json.out)["pp_deg"] == plan_fields(**fields)["pp_deg"]
+    assert as_json.err.splitlines() == [f"note: cannot run: {fault}" for fault in faults]
+    others = [["plan", name] for name in ("to-paddlenlp", "to-paddlefleet", "to-paddleformers")]
+    if not model:
+        others += [
+            ["plan", "diff", "plan.json"],
+            ["plan", "scale", "--gpus", "8"],
+            ["plan", "trace"],
+            ["explain"],
+            ["report"],
+        ]
+    for other in others:
+        ran = galvatron(*other, "plan.json", *words)
+        assert (ran.code, ran.out, ran.err) == (2, "", refused.err), other
 
 
 def test_a_task_that_there_is_not_is_a_line(galvatron, plan_file):

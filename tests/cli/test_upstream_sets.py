@@ -140,6 +140,7 @@ def test_searches(place, galvatron):
         split(GALVATRON_MODEL, SEARCH),
         split(GALVATRON_MODEL, SEARCH, SEARCH_24),
         ["--model_size", "llama-7b", *split(PORT_SEARCH)],
+        split(PORT_SEARCH, "--num_attention_heads 32 --vocab_size 32000 --intermediate_size 11008 --layernum_min 1"),
     ):
         ran = galvatron("search", *sets)
         assert ran.code == 0, ran.err

@@ -21,6 +21,8 @@ MINE = {
     "seq_length": 512,
 }
 LLAMA = {"model_size": "llama2-7b", "seq_length": 2048}
+LISTS = {"num_layertype": 1, "hidden_size_list": "5120", "layernum_list": "72", "seqlen_list": "32768"}
+SIZES = {"num_attention_heads": 64, "intermediate_size": 13824, "vocab_size": 32000}
 
 
 def resolve(**values: Any) -> Model:
@@ -73,6 +75,21 @@ def test_the_lists_of_the_other_dialect_say_one_type_of_layer() -> None:
     assert model.shapes[0].seq_length is None
 
 
+def test_the_lists_alone_are_the_sizes_of_one_type_as_of_two() -> None:
+    """As the port's search script names them, which has no hidden_size."""
+    (shape,) = resolve(**LISTS, **SIZES, layernum=72).shapes
+    assert (shape.hidden_size, shape.layers, shape.heads, shape.intermediate_size) == (5120, 72, 64, 13824)
+    assert resolve(**LISTS, **SIZES).seq_length == shape.max_position_embeddings == 32768
+    for name in ("hidden_size_list", "layernum_list", "seqlen_list"):  # one list beside the other sizes
+        sizes = {"hidden_size": 5120, "num_layers": 72, "seq_length": 32768}
+        del sizes[{"hidden_size_list": "hidden_size", "layernum_list": "num_layers"}.get(name, "seq_length")]
+        assert resolve(**SIZES, **sizes, **{name: LISTS[name]}).shapes == (shape,)
+    two = {"hidden_size_list": "5120,2560", "layernum_list": "36,36", "num_layertype": 2, "seqlen_list": "32768,1024"}
+    wide, narrow = resolve(**two, **SIZES, layernum=72).shapes
+    assert (wide.hidden_size, wide.heads, wide.layers) == (5120, 64, 36)
+    assert (narrow.hidden_size, narrow.heads, narrow.intermediate_size, narrow.seq_length) == (2560, 32, 6912, 1024)
+
+
 def test_several_types_of_layers_are_several_shapes() -> None:
     model = resolve(model_size="llama2-7b", hidden_size_list=[4096, 2048], layernum_list="8,16", seqlen_list="1024,512")
     wide, narrow = model.shapes
@@ -105,14 +122,20 @@ def test_the_names_of_hubs_are_those_of_presets() -> None:
         ({**LLAMA, "set_layernum_manually": 1}, "num_layers is missing"),
         ({"model_size": "llama2-7b", "set_seqlen_manually": 1}, "seq_length is missing"),
         ({**LLAMA, "set_model_config_manually": 1}, "no number is given"),
-        ({"hidden_size": 64, "seq_length": 8}, "num_attention_heads is missing"),
+        (
+            {"hidden_size": 64, "seq_length": 8},
+            "or give num_layers, num_attention_heads, intermediate_size, vocab_size$",
+        ),
+        (LISTS, "model_size: missing; .* or give num_attention_heads, intermediate_size, vocab_size$"),
+        ({**LISTS, **SIZES, "layernum": 71}, "layernum_list: 72 layers, but num_layers is 71"),
+        ({**LISTS, **SIZES, "hidden_size": 4096}, "hidden_size_list: 5120, but .* has hidden size 4096; make them"),
         ({**MINE, "num_attention_heads": 7}, "hidden_size 1024 does not split into 7 heads"),
         ({**MINE, "model_type": "gpt"}, "model_type is 'gpt'"),
         ({**LLAMA, "hidden_size_list": "5120"}, "hidden_size_list: 5120, but llama2-7b has hidden size 4096"),
         ({**LLAMA, "num_layertype": 2, "layernum_list": "4"}, "layernum_list: has 1 entries for 2 types"),
         ({**LLAMA, "hidden_size_list": "4096,2048"}, "layernum_list: missing"),
         ({**LLAMA, "hidden_size_list": "4096,2049", "layernum_list": "1,1"}, "choose a multiple of 128"),
-        ({**LLAMA, "layernum_list": "4", "num_layers": 8}, "layernum_list: 4, but num_layers is 8"),
+        ({**LLAMA, "layernum_list": "4", "num_layers": 8}, "layernum_list: 4 layers, but num_layers is 8"),
         ({**LLAMA, "num_layers": 10**6}, "num_layers: input should be less than or equal to 10000"),
         ({**LLAMA, "layernum_list": "4,x"}, r"layernum_list\.1: must be a whole number"),
         ({**LLAMA, "seqlen_list": "1024"}, "seqlen_list: starts with 1024, but seq_length is 2048"),

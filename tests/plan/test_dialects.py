@@ -192,6 +192,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a profile": ({"layertype_0": 1.25, "layertype_other_0": 3.0}, "is a profile of a model, not a strategy file"),
     "a network": ({"allreduce_size_8_consec_1": 180.0}, "is a profile of the network, not a strategy file"),
     "a model": ({"hidden_size": 4096, "model_type": "llama"}, "is a model's config.json, not a strategy file"),
+    "the port's summary of a search": (
+        {"bsz": 128, "accumulation_steps": 4, "strategy": "pp1_tp2_dp4_stage2_recompute0", "memory_cost": [32967.3]},
+        "for your MODEL write: galvatron plan uniform MODEL --world_size 8 --pp_deg 1 --global_tp_deg 2 "
+        "--sharding_stage_level 2 --global_checkpoint 0 --global_train_batch_size 128 --chunks 4",
+    ),
     "arguments": ({"output_dir": "x"}, "is arguments of a training, not a strategy file"),
     "anything": ({"scripts": {}}, "is not a strategy file: it has none of the fields"),
 }

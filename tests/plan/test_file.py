@@ -1,5 +1,6 @@
 """The strategy file: written, read back, read by others, and refused."""
 
+import contextlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -28,8 +29,30 @@ from paddlenlp_galvatron.plan import (
 )
 from paddlenlp_galvatron.plan.check import find_faults
 from paddlenlp_galvatron.plan.mesh import EXCHANGE, Axis
+from paddlenlp_galvatron.report.plan import describe, notes
 
 SCHEMA = jsonschema.Draft202012Validator(json_schema())
+
+
+@given(valid_plans(), st.data())
+def test_any_plan_that_can_be_read_is_described_with_its_faults(plan: Plan, data: st.DataObject):
+    """Whatever numbers of a plan are changed."""
+    fields = plan_to_dict(plan)
+    numbers = {name: st.integers(1, 12) for name in ("global_bsz", "chunks", "vtp", "vcp", "world_size")}
+    fields |= data.draw(st.fixed_dictionaries({}, optional=numbers))
+    for name in ("tp_sizes_enc", "cp_sizes_enc", "ep_sizes_enc"):
+        if data.draw(st.booleans()):
+            degrees = st.lists(
+                st.sampled_from(["1", "2", "3", "8"]), min_size=len(plan.layers), max_size=len(plan.layers)
+            )
+            fields[name] = ",".join(data.draw(degrees))
+    read = plan_from_dict(fields, valid=False)
+    faults = find_faults(read, MODEL)
+    assert [note.removeprefix("cannot run: ") for note in notes(read, MODEL) if note.startswith("cannot")] == faults
+    assert describe(read, MODEL) and plan_from_dict(plan_to_dict(read), valid=False) == read
+    with pytest.raises(UserError) if find_faults(read) else contextlib.nullcontext() as error:
+        plan_from_dict(fields, source="it")
+    assert error is None or error.value.faults == tuple(dict.fromkeys(f"it: {fault}" for fault in find_faults(read)))
 
 
 @given(valid_plans())

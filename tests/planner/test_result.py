@@ -47,7 +47,7 @@ def test_what_binds_is_the_largest_part_of_the_largest_term(batch: int) -> None:
     need = answer(memory_constraint=0.05, settle_bsz=batch, disable_sdp=True).need
     assert need is not None
     memory = need.prediction.stages[need.stage].memory
-    assert need.memory_mib == max(stage.memory.total_mib for stage in need.prediction.stages) == memory.total_mib
+    assert need.enough_mib == max(stage.memory.total_mib for stage in need.prediction.stages) == memory.total_mib
     assert need.term_mib == max(memory.states_mib, memory.activations_mib, memory.working_mib, memory.context_mib)
     layers = need.plan.stage_layers(need.stage)
     assert need.term_mib / (len(layers) + 1) <= need.part_mib <= need.term_mib

@@ -8,6 +8,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+import galvatron_dp_core
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -64,7 +65,7 @@ def check_against_enumeration(seed: int, types: int = 1, **fixed: Any) -> bool:
     result, best = search(models, cost, options), best_by_enumeration(models, cost, options)
     if best == inf:
         assert result.best is None, seed
-        assert result.need is None or result.need.memory_mib > options.memory_constraint * 1024
+        assert result.need is None or result.need.enough_mib > options.memory_constraint * 1024
         return False
     assert result.best is not None, seed
     assert result.time_s / result.plan.global_batch == pytest.approx(best, rel=1e-9), seed
@@ -168,6 +169,27 @@ def test_a_wider_space_is_never_slower(seed: int, name: str) -> None:
     assert samples_per_s(seed, **{name: WIDER[name]}) >= samples_per_s(seed) * (1 - 1e-9)
 
 
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), steps=st.integers(0, 60), top_k=st.sampled_from((1, 5)))
+def test_a_bound_holds_wherever_the_search_is_cancelled(seed: int, steps: int, top_k: int) -> None:
+    models, cost, options = problem(seed, top_k=top_k)
+    cancel, seen = galvatron_dp_core.Cancel(), []
+    if steps == 0:
+        cancel.cancel()
+
+    def watch(state: engine.SearchState) -> None:
+        seen.append(state)
+        if len(seen) == steps:
+            cancel.cancel()
+
+    stopped, exact = search(models, cost, options, watch=watch, cancel=cancel), search(models, cost, options)
+    if stopped.best is None:
+        assert cancel.cancelled or exact.best is None
+        return
+    assert stopped.lower_bound_s <= exact.time_s * (1 + 1e-9) and exact.time_s <= stopped.time_s * (1 + 1e-9)
+    assert cancel.cancelled or stopped.time_s == exact.time_s
+
+
 def test_more_batches_are_never_slower() -> None:
     for seed in range(20):
         one = {"settle_bsz": -1, "settle_chunk": -1, "min_bsz": 6, "max_bsz": 6, "bsz_scale": 6}
@@ -208,7 +230,7 @@ def test_where_nothing_fits_the_need_is_enough_and_least() -> None:
     with pytest.raises(Infeasible, match=r"no plan fits: the leanest plan needs .* GiB per device"):
         search(model, cost, options).require()
     for share, fits in ((0.999, False), (1.000001, True)):
-        _, _, changed = problem(3, memory_constraint=need.memory_mib * share / 1024)
+        _, _, changed = problem(3, memory_constraint=need.enough_mib * share / 1024)
         assert (search(model, cost, changed).best is not None) is fits
 
 

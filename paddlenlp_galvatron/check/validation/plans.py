@@ -200,7 +200,7 @@ def rivals_at_budgets(shape: ModelShape, cost: CostModel, options: SearchOptions
         )
     most_mib = max(stage.memory.total_mib for stage in fastest.prediction.stages)
     shares = [LEAST + (MOST - LEAST) * number / max(count - 1, 1) for number in range(count)]
-    return [_rivals(need.memory_mib + share * (most_mib - need.memory_mib), find) for share in shares]
+    return [_rivals(need.enough_mib + share * (most_mib - need.enough_mib), find) for share in shares]
 
 
 def _rivals(budget_mib: float, find: Callable[..., SearchResult]) -> Rivals:
