@@ -61,6 +61,15 @@ class Form(Options):
     search_options: str = Field("", description="more options of `galvatron search`: sp_space=tp+sp max_tp_deg=4")
 
 
+# What fields that are left empty stand for.
+UNSET = {
+    "seq_length": str(SEQ),
+    "device": DEVICE,
+    "profiles": "none: the data sheet of the device",
+    "num_gpus_per_node": "as the data sheet says",
+    "memory_constraint": "all that it has",
+    "search_options": "sp_space=tp+sp max_tp_deg=4",
+}
 SEARCHED = {**ModelOptions.model_fields, **SearchOptions.model_fields}  # options of a search
 SET_BY_THE_FORM = {
     *("model_size", "seq_length", "settle_bsz", "min_bsz", "max_bsz", "bsz_scale", "profiles", "memory_constraint"),

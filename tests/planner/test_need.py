@@ -6,12 +6,12 @@ import random
 from typing import Any
 
 import pytest
-from paddlenlp_galvatron.planner.question import Question
 
 from paddlenlp_galvatron.base.errors import Infeasible
 from paddlenlp_galvatron.plan import write_plan
 from paddlenlp_galvatron.planner import SearchResult, search
 from paddlenlp_galvatron.planner.problem import OriginOptions
+from paddlenlp_galvatron.planner.question import Question
 from paddlenlp_galvatron.planner.scale import scaled
 
 SIZES_GB = {"h100-80gb": 79.1, "a100-80gb": 79.3}
