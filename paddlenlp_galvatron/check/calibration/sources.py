@@ -13,9 +13,9 @@ from typing import Any
 from ...base.errors import UserError
 from ...base.reading import parse_json, read_json, read_text
 from ...base.text import without_prefix
-from ...cost_model.facts import flops_per_token
 from ...model import ModelShape, Recompute, load_model
 from ...model.config import preset_names
+from ...model.shape import flops_per_token
 from ...plan import Assumptions, Plan, Precision, plan_from_dict, read_plan, uniform_plan
 from ...plan.strategy import DataParallel
 from ...plan.uniform import even_stages
