@@ -285,7 +285,7 @@ def test_documents_end_with_the_tokenizers_own_end(named, tmp_path, capsys):
         ("{{ bos_token ~ 'a' }}", {}, "bos_token is not defined; name it"),
         ("{{ bos_token }}a", {"bos_token": None}, "a"),
         ("{{ 'a' + bos_token }}", {"bos_token": None}, "'bos_token' is undefined"),
-        ("{% if bos_token %}b{% endif %}{{ eos_token | default('e') }}{{ tools }}", {}, "e"),
+        ("{% if bos_token %}b{% endif %}{{ eos_token | default('e') }}{{ other }}", {}, "e"),
         ("{% if bos_token is defined and bos_token is not none %}b{% endif %}a", {"bos_token": None}, "a"),
         ("{{ messages[0].eos_token }}a", {}, "a"),
         ("{{ eos_token }}", {"eos_token": "<e>"}, "<e>"),
