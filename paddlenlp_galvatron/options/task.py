@@ -1,4 +1,4 @@
-"""The task of a training, and how long the documents are that it costs."""
+"""The task of a training, and the data set on whose document lengths its price depends."""
 
 from __future__ import annotations
 

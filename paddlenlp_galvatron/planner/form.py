@@ -61,7 +61,7 @@ class Form(Options):
     search_options: str = Field("", description="more options of `galvatron search`: sp_space=tp+sp max_tp_deg=4")
 
 
-# What fields that are left empty stand for.
+# The meaning of empty fields, shown in their place.
 UNSET = {
     "seq_length": str(SEQ),
     "device": DEVICE,
