@@ -21,7 +21,7 @@ from paddlenlp_galvatron.plan import ModelShape, Plan
 from paddlenlp_galvatron.plan.check import task_note, with_defaults
 from paddlenlp_galvatron.plan.communicators import most_communicators, stage_groups
 from paddlenlp_galvatron.plan.predicted import Predicted
-from paddlenlp_galvatron.report.plan import MOST_ROWS
+from paddlenlp_galvatron.report.plan import MOST_ROWS, count
 from paddlenlp_galvatron.training.prepare import BESIDE, GROUPS, LaunchOptions, Prepared, prepare
 
 from .command import JSON_SWITCH, App, FromFile
@@ -55,6 +55,12 @@ def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = (), js
         with TemporaryDirectory(prefix="galvatron-") as folder:  # of options, until all is checked
             run = prepare(values, world_size, Path(folder))
             settings, shape, adapters = run.settings, run.shape, run.settings.adapters("")
+            ranks_each = nodes.ranks_each(settings.world_size)
+            if nodes.num_nodes > 1:
+                console.print(
+                    f"note: {nodes.num_nodes} nodes of {count(ranks_each, 'rank')}; this is node {nodes.node_rank}",
+                    markup=False,
+                )
             for note in run.notes:
                 console.print(note, markup=False)
             if dry_run:
@@ -64,7 +70,7 @@ def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = (), js
             from paddlenlp_galvatron.launch.processes import devices_of
             from paddlenlp_galvatron.launch.watch import await_first
 
-            devices_of(nodes.ranks_each(settings.world_size))
+            devices_of(ranks_each)
             plan = check_run(run)
             steps, _ = settings.steps_over(data.samples, plan.global_batch)
             for note in filter(None, (plan.note, task_note(plan, adapters.rank if adapters else None))):
