@@ -64,7 +64,7 @@ class Groups:
 
 
 NOWHERE = dict.fromkeys(
-    ("all_reduce", "all_gather", "reduce_scatter", "alltoall_single"),
+    ("all_reduce", "all_gather", "reduce_scatter", "alltoall_single", "broadcast"),
     lambda *_, **__: SimpleNamespace(wait=lambda: True, is_completed=lambda: True),
 )
 

@@ -69,7 +69,7 @@ def stored_factors(shape: ModelShape, rank: int) -> Iterator[StoredFactor]:
 def base_identity(folder: Path | None, seed: int) -> str:
     """Identity of a set of base weights, wherever they lie. Raises UserError."""
     if folder is None:
-        return f"random, seed {seed}"
+        return f"random, seed {seed}, in tiles"  # how `SeededWeights` draws
     files = sorted(folder.glob("*.safetensors"))
     sums = ((file, LargeFile(file)) for file in files)
     return " ".join(f"{file.name}:{large.size_bytes}:{large.checksum(BLOCKS):08x}" for file, large in sums)

@@ -178,16 +178,13 @@ def load(checkpoint: Checkpoint, engine: Engine, optimizer: Any) -> None:
 class CheckpointWeights:
     """The weights of a checkpoint, as a `runtime.weights.WeightSource`: only what is asked for is read."""
 
-    from_files = True
-
     def __init__(self, checkpoint: Checkpoint):
         self.checkpoint = checkpoint
         self._stored = StoredNumbers(checkpoint)
 
     def __call__(self, name: str, shape: tuple[int, ...], part: Slice = WHOLE) -> Array:
         """Raises UserError: the checkpoint lacks numbers of the part."""
-        intervals = (part.interval(axis, length) for axis, length in enumerate(shape))
-        local = [stop - start for start, stop in intervals]
+        local = part.size(shape)
         array = np.zeros(math.prod(local), np.float32)
         self._stored.fill_part(WeightPiece(name, shape, part, 0, array.size), WEIGHT, array)
         require_finite(array, self.checkpoint.folder, name)
