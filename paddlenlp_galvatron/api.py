@@ -6,7 +6,7 @@ Every option of the command of the same name is a keyword, under any of its name
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -21,13 +21,12 @@ from .base.process import told_to_stop
 from .options.group import canonical_options
 from .options.model_options import ModelOptions
 from .planner import SearchOptions, SearchResult
-from .planner import search as find_plan
 from .planner.explain import Explanation
 from .planner.explain import explain as find_out
 from .planner.fit import FitOptions, sheet_of
 from .planner.fit import fit as find_rows
-from .planner.prices import settled
 from .planner.problem import OriginOptions, read_origin
+from .planner.question import Question
 from .report import explain as explaining
 from .report import fit as fitting
 from .report import search as searching
@@ -142,7 +141,7 @@ class Explained(Shown):
 def fit(model: str | Path, **options: Any) -> Fits:
     """How many GPUs a model needs, and how fast it is on them: `fit("qwen2.5-7b", gpus=8, device="h100-80gb")`. Raises
     UserError."""
-    given = FitOptions.from_values(_canonical({"model_size": str(model), **options}, FitOptions.model_fields))
+    given = FitOptions.from_values(canonical_options({"model_size": str(model), **options}, FitOptions.model_fields))
     shape, sheet = plans.load_model(given.model_size), sheet_of(given)
     asked = given.of(shape)
     found = find_rows(shape, sheet, asked)
@@ -155,16 +154,12 @@ def search(model: str | Path, **options: Any) -> Found:
     so; KeyboardInterrupt where there is none yet."""
     heard: list[str] = []
     fields = {**ModelOptions.model_fields, **SearchOptions.model_fields}
-    values = _canonical({"model_size": str(model), **options}, fields)
-    asked = settled(values, heard.append)
-    cancel = Cancel()
+    values = canonical_options({"model_size": str(model), **options}, fields)
+    question, cancel = Question.of(values, heard.append), Cancel()
     with told_to_stop(cancel.cancel, [signal.SIGINT]) as signals:
-        result = find_plan(asked.model.shapes, asked.cost, asked.options, cancel=cancel)
+        result = question.search(cancel=cancel)
     if signals:
         heard.append(result.so_far())
-    if result.best:
-        told = ModelOptions.from_values(values).model_dump(mode="json", exclude_unset=True)
-        result.best.plan.metadata["searched_from"]["model_options"] = told
     return Found(result, tuple(dict.fromkeys(heard)))
 
 
@@ -176,9 +171,5 @@ def explain(plan: Plan | Found | str | Path, **options: Any) -> Explained:
         if isinstance(plan, Plan):
             plan.save(Path(folder) / "plan.json")
             plan = Path(folder) / "plan.json"
-        values = _canonical({"plan": Path(plan), **options}, OriginOptions.model_fields)
+        values = canonical_options({"plan": Path(plan), **options}, OriginOptions.model_fields)
         return Explained(find_out(*read_origin(OriginOptions.from_values(values))))
-
-
-def _canonical(values: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    return canonical_options(dict(values), fields)

@@ -71,8 +71,8 @@ def kept(fused: Fused) -> float:
 FIGURES = [
     ("checkpoints", [processes.GRACE_S], "an unfinished checkpoint at most {} s", "未写完的检查点最多还有 {} s"),
     ("data", [LINE_S], "or a line every {} s if stderr", "不是终端时，每 {} 秒一行"),
-    ("data", [corpus.LARGEST_TEXT_BYTES / 2**30], "may have at most {} GiB", "一个文本文件最大 {} GiB"),
-    ("data", [reading.LARGEST_BYTES / MIB], "a line of JSON {} MiB", "一行 JSON 最大 {} MiB"),
+    ("data", [corpus.LARGEST_TEXT / 2**30], "may have at most {} Gi characters", "一个文本文件最多 {} Gi 个字符"),
+    ("data", [reading.LARGEST_BYTES / MIB], "a line of JSON {} Mi", "一行 JSON 最多 {} Mi"),
     ("data", [limits.MOST_TRAINED], "a trained vocabulary {} tokens", "训练的词表最多 {} 个"),
     ("data", [reading.DEEPEST], "more than {} nested objects", "超过 {} 层的嵌套"),
     ("data", [dataset.SAMPLED_BLOCKS * BLOCK_BYTES / MIB], "and of {} MiB of the `.bin`", "均匀分布的 {} MiB"),

@@ -55,6 +55,7 @@ BAD = {
 
 
 def test_a_command_that_behaves_badly_is_found(monkeypatch):
+    monkeypatch.setattr(run, "CPU_S", 1)
     for message, command in BAD.items():
         monkeypatch.setattr(run, "galvatron", command)
         found = troubles_of([Case((), {})] * (1 if command is _loops else 2))

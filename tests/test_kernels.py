@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import platform
+
 import numpy as np
 import pytest
 
 pytest.importorskip("paddle")
 
 import paddle
-from paddle.incubate.nn.functional import fused_rms_norm
+from operators import require
 from paddle.incubate.nn.functional import swiglu as fused_swiglu
 from paddlenlp.transformers.llama.modeling import apply_rotary_pos_emb
 
+from paddlenlp_galvatron.base import processor
+from paddlenlp_galvatron.base.errors import UserError
+from paddlenlp_galvatron.check.gpu.kernels import CASES, ON_CPU, difference
 from paddlenlp_galvatron.measure.part import CheapWeights, FakeGroups
 from paddlenlp_galvatron.model import FAMILIES
 from paddlenlp_galvatron.plan import Assumptions, ModelShape, Precision, uniform_plan, with_defaults
-from paddlenlp_galvatron.runtime import vocabulary
+from paddlenlp_galvatron.runtime import norm, vocabulary
 from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.adapters.qwen3 import HeadNorm
 from paddlenlp_galvatron.runtime.kernels import Kernels
+from paddlenlp_galvatron.runtime.norm import rms_norm
 from paddlenlp_galvatron.runtime.paddle_private import MultiTensorAdamW
 from paddlenlp_galvatron.runtime.stage import Stage
 
@@ -41,10 +47,14 @@ def test_paddlenlps_layers_are_told_which_kernels(family):
 
 def test_norms_are_the_same_by_paddles_kernel():
     x = paddle.randn([6, 32])
+    require("fused_rms_norm", lambda: rms_norm(x, paddle.ones([32]), 1e-6))
     try:
-        fused_rms_norm(x, paddle.ones([32]), None, 1e-6, 1)
-    except RuntimeError:
-        pytest.skip("this Paddle has the kernel on GPUs only")
+        rms_norm(x, paddle.ones([32]), 1e-6)
+    except (
+        RuntimeError,
+        UserError,
+    ) as error:  # it is Paddle's on GPUs only, or needs AVX-512
+        pytest.skip(str(error))
     for family in DENSE:
         adapter = load_family(family)
         plain, fused = (adapter.final_norm(adapter.config(shape(family), SEQ, kernels)) for kernels in (Kernels(), ALL))
@@ -56,8 +66,26 @@ def test_norms_are_the_same_by_paddles_kernel():
     assert fused(x).numpy() == pytest.approx(plain(x).numpy(), abs=1e-5)
 
 
+def test_no_kernel_is_called_on_a_processor_that_lacks_its_instructions(monkeypatch, tmp_path):
+    def called(*_):
+        raise AssertionError("this would end the process")
+
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("flags : fpu avx avx2 fma\n")
+    monkeypatch.setattr(processor, "CPUINFO", cpuinfo)
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(norm, "fused_rms_norm", called)
+    adapter = load_family("llama")
+    fused = adapter.final_norm(adapter.config(shape(), SEQ, ALL))
+    with pytest.raises(UserError, match=r"use_fused_rms_norm: .* needs AVX-512, which this processor lacks"):
+        fused(paddle.randn([6, 32]))
+    with pytest.raises(UserError, match="this processor lacks"):
+        difference(CASES["RMSNorm"](ON_CPU), ON_CPU.dtype)
+
+
 def test_swiglu_is_a_gated_silu():
     x, y = paddle.randn([5, 6]), paddle.randn([5, 6])
+    require("swiglu", lambda: fused_swiglu(x, y))
     assert fused_swiglu(x, y).numpy() == pytest.approx((paddle.nn.functional.silu(x) * y).numpy(), abs=1e-6)
 
 
@@ -125,6 +153,12 @@ def test_adamw_of_many_tensors_is_paddles_adamw_bit_for_bit():
         named = {"apply_decay_param_fun": lambda name: name in decaying}
         return tensors, kind(rate, 0.9, 0.95, 1e-8, parameters=tensors, weight_decay=0.1, **named)
 
+    def updated(pair):
+        for tensor in pair[0]:
+            tensor.grad = paddle.ones_like(tensor)
+        pair[1].step()
+
+    require("fused_adam_", lambda: updated(optimizers(MultiTensorAdamW)))
     pairs = [optimizers(kind) for kind in (paddle.optimizer.AdamW, MultiTensorAdamW)]
     for step in range(4):
         gradients = [random.standard_normal(size).astype(np.float32) for size in sizes]

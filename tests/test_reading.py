@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import os
 import time
@@ -89,6 +90,45 @@ def test_what_is_no_file_of_the_right_size(tmp_path):
         (tmp_path / "bytes").write_bytes(content)
         with pytest.raises(UserError, match="cannot be read"):
             read_json(tmp_path / "bytes")
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ('{"a": 1}'.encode("utf-16"), "it is UTF-16 text; convert it: iconv -f utf-16 -t utf-8"),
+        ('{"a": 1}'.encode("utf-16-be"), "it is UTF-16-BE text"),
+        ('{"a": 1}'.encode("utf-32"), "it is UTF-32 text"),
+        (gzip.compress(b"{}"), "it is compressed .gzip.; decompress it: gunzip"),
+        (b"PK\3\4", "it is an archive"),
+        (b"version https://git-lfs.github.com/spec/v1", "pointer of Git LFS, not the file; fetch it: git lfs pull"),
+        (b'{"a": 1}\0', "it has NUL bytes"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_files_of_other_kinds_are_named(tmp_path, content, says):
+    (tmp_path / "a").write_bytes(content)
+    for read in (read_json, read_yaml):
+        with pytest.raises(UserError, match=says):
+            read(tmp_path / "a")
+
+
+def test_a_byte_order_mark_is_no_fault_of_json_and_yaml(tmp_path):
+    (tmp_path / "a").write_bytes(b'\xef\xbb\xbf{"a": 1}')
+    assert read_json(tmp_path / "a") == read_yaml(tmp_path / "a") == {"a": 1}
+
+
+def test_only_text_that_ends_too_early_may_be_cut_off():
+    for text, cut in {
+        '{"a": ': True,
+        "[tru": True,
+        '{"a": "b': True,
+        '{"a" 1}': False,
+        "\ufeff{}": False,
+        "{,}": False,
+    }.items():
+        with pytest.raises(UserError) as caught:
+            parse_json(text, "file.json")
+        assert ("is the file cut off?" in str(caught.value)) == cut, text
 
 
 def test_foreign_text_is_shown_and_does_nothing():

@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from .errors import UserError
+from .file_kind import HEAD_BYTES, kind_of
 from .text import shortened
 
 LARGEST_BYTES = 64 * 2**20  # of a file that is read whole; the largest known, a tokenizer of 250,000 words, has 17 MB
-BLOCK_BYTES = 2**16
 LARGEST_OPTIONS = 2**20  # bytes of a file that is written by hand
 DEEPEST = 64  # objects and lists within one another; no file of ours or Galvatron's has more than 6
 MOST_DIGITS = 40  # of a whole number, whose decimal form takes time that grows with the square of its length
 MOST_PARTS = 100_000  # names and values of a YAML file: a second of PyYAML's time
+LITERALS = ("true", "false", "null", "-")  # of which a file that is cut off may have the beginning
 TOO_DEEP = f"more than {DEEPEST} objects and lists within one another"
 _STRING = r'("(?:[^"\\\n]|\\.)*+"?)'  # an open one ends with its line: each character is looked at once
 _STRING_OR_COMMENT = re.compile(_STRING + r"|//[^\n]*")
@@ -59,9 +60,12 @@ def read_bytes(path: str | Path, limit: int = LARGEST_BYTES) -> bytes:
 
 
 def read_text(path: str | Path, limit: int = LARGEST_BYTES) -> str:
-    """As `read_bytes`, of a UTF-8 text without NULs. Raises UserError."""
+    """As `read_bytes`, of a UTF-8 text without NULs; its byte order mark is left out. Raises UserError."""
+    content = read_bytes(path, limit)
+    if kind := kind_of(content[:HEAD_BYTES]):
+        raise UserError(f"{path}: cannot be read: it {kind.fault}; {kind.remedy}")
     try:
-        text = read_bytes(path, limit).decode()
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: cannot be read: byte {error.start:,} is not UTF-8 text") from None
     if "\0" in text:
@@ -97,7 +101,10 @@ def parse_json(text: str, source: str) -> Any:
         _require_plain(value)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
-        raise UserError(f"{source}: not valid JSON at {where}: {error.msg}; is the file cut off?") from None
+        rest = text[error.pos :].strip()
+        ends_early = error.msg.startswith("Unterminated") or any(word.startswith(rest) for word in LITERALS)
+        hint = "; is the file cut off?" if ends_early else ""
+        raise UserError(f"{source}: not valid JSON at {where}: {error.msg}{hint}") from None
     except ValueError as error:
         raise UserError(f"{source}: not valid JSON: {error}") from None
     except RecursionError:

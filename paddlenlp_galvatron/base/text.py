@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+
+_PREFIX = re.compile(rb"[ -!#-z|~]{1,200}(?={)")  # printable, without quotation marks or braces
+
+
+def without_prefix(line: bytes) -> bytes:
+    """A line with a JSON object, without what a launcher wrote in front of it: `[1,0]<stdout>:`, `0: `, the time."""
+    return line[found.end() :] if (found := _PREFIX.match(line)) else line
 
 
 def printable(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from paddlenlp_galvatron.base.printing import Bars
 from paddlenlp_galvatron.base.text import near
 from paddlenlp_galvatron.options.group import Options, Paths
 
-from .command import App, answer
+from .command import App, answer, say_note
 
 if TYPE_CHECKING:
     from paddlenlp_galvatron.training.data.corpus import Corpus, Document
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 app = App("Turn text into what training reads.")
 TRAIN = "train"
 MIB = 2**20
+MOST_NAMED = 20  # files left out, in the summary
 TRAINING_BYTES = 64 << 20  # text a tokenizer is trained on: more changes few of its merges
 
 
@@ -37,9 +39,10 @@ class PrepareOptions(Options):
     vocab_size: Trained = Field(32000, description="vocabulary size of the tokenizer that is trained")
     end_token: str | None = Field(
         None,
-        description="token that ends a document; unset: <|endoftext|>, <|end_of_text|> or </s> of the tokenizer",
+        description="token that ends a document; unset: the tokenizer's eos_token, or the model's eos_token_id",
     )
     text_key: str = Field("text", description="field of a JSON line that holds the text")
+    encoding: str = Field("utf-8", description="encoding of text files and JSON lines, such as gbk or utf-16")
     limit_mib: Count | None = Field(
         None, description="amount of text to read, MiB; the document that reaches it is the last"
     )
@@ -55,34 +58,52 @@ def prepare(values: dict[str, Any], json: bool) -> None:
     from paddlenlp_galvatron.training.data import corpus
     from paddlenlp_galvatron.training.data import tokenizer as tokenizers
     from paddlenlp_galvatron.training.data.dataset import dataset_files
+    from paddlenlp_galvatron.training.data.special_tokens import end_of_text
+    from paddlenlp_galvatron.training.data.text_files import require_encoding
 
     begin = time.monotonic()
     output = given.output
     if bool(given.input) == given.standard_library:
         raise UserError("input: missing; name files or folders that hold text, or give --standard_library")
     dataset_files(output)  # a name that cannot be is told at once
-    files = corpus.standard_library() if given.standard_library else corpus.find_files(given.input)
-    text = corpus.Corpus(files, given.text_key, given.limit_mib * MIB if given.limit_mib else None)
+    require_encoding(given.encoding)
+    stdlib = given.standard_library
+    found = corpus.Found(corpus.standard_library(), {}) if stdlib else corpus.find_files(given.input, given.encoding)
+    limit = given.limit_mib * MIB if given.limit_mib else None
+    text = corpus.Corpus(found.files, given.text_key, limit, given.encoding)
     with Bars(in_bytes=True) as progress:
         if given.tokenizer == TRAIN:
-            sample = replace(text, limit_bytes=min(text.size_bytes, TRAINING_BYTES))
+            sample = replace(text, limit_bytes=min(limit or TRAINING_BYTES, TRAINING_BYTES))
             watched = _watch(sample, progress, "training the tokenizer")
             used = tokenizers.train_tokenizer((document.text for document in watched), given.vocab_size)
+            end = end_of_text(used, text=tokenizers.END_OF_TEXT if given.end_token is None else given.end_token)
         else:
             used = tokenizers.load_tokenizer(given.tokenizer)
-        end = tokenizers.end_token(used, given.end_token)
+            end = end_of_text(used, Path(given.tokenizer), given.end_token)
+        if end.note:
+            say_note(end.note)
         watched = _watch(text, progress, "tokenising")
         new_tokenizer = output.parent / "tokenizer.json" if given.tokenizer == TRAIN else None
-        written = corpus.write_dataset(watched, output, used, end, new_tokenizer)
+        written = corpus.write_dataset(watched, output, used, end.token, new_tokenizer)
     seconds, size = time.monotonic() - begin, used.get_vocab_size()
-    answer(
+    left_out = {str(file): reason for file, reason in found.left_out.items()}
+    lines = [
         f"{near(output)}.bin and .idx: {written.documents} documents, {written.tokens} tokens of a vocabulary of "
-        f"{size}, in {seconds:.1f} s",
+        f"{size}, each ended by {end.text} ({end.token}), in {seconds:.1f} s",
+        *(f"left out: {file}: {reason}" for file, reason in islice(left_out.items(), MOST_NAMED)),
+    ]
+    if len(left_out) > MOST_NAMED:
+        lines.append(f"left out: {len(left_out) - MOST_NAMED} more; --json names them all")
+    answer(
+        "\n".join(lines),
         json,
         data=output,
+        left_out=left_out,
         documents=written.documents,
         tokens=written.tokens,
         vocab_size=size,
+        end_token=end.text,
+        end_token_id=end.token,
         seconds=round(seconds, 2),
     )
 

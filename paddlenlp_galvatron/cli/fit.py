@@ -8,6 +8,7 @@ from typing import Any
 from paddlenlp_galvatron.base.errors import Infeasible
 from paddlenlp_galvatron.base.printing import Console, say
 from paddlenlp_galvatron.model import preset_names
+from paddlenlp_galvatron.options.task import LengthOptions
 from paddlenlp_galvatron.plan import load_model
 from paddlenlp_galvatron.planner.fit import FitOptions, sheet_of
 from paddlenlp_galvatron.planner.fit import fit as find_rows
@@ -15,7 +16,7 @@ from paddlenlp_galvatron.profiles.data_sheet import data_sheets
 from paddlenlp_galvatron.report.fit import explain, summary
 
 from .command import JSON_SWITCH, App, FromFile, say_note
-from .lengths import LengthOptions, with_lengths
+from .lengths import with_lengths
 from .watched import watched
 
 app = App()

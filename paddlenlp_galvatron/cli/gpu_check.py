@@ -70,9 +70,9 @@ def gpu_check(values: dict[str, Any], json: bool) -> int:
     ranks = nproc or (gpus.gpu_count() if device == "gpu" else PROCESSES)
     ranks -= ranks > 1 and ranks % 2
     devices_of(ranks)
-    nodes = environment_nodes()
-    if nodes.get("num_nodes", "1") != "1":  # each node is tried by itself, maybe in a shared folder
-        output = output / f"node-{nodes.get('node_rank', '0')}"
+    nodes = environment_nodes(needed=("node_rank",))
+    if nodes.get("num_nodes", 1) != 1:  # each node is tried by itself, maybe in a shared folder
+        output = output / f"node-{nodes.get('node_rank', 0)}"
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:

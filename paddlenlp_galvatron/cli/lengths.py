@@ -6,22 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
-
 from paddlenlp_galvatron.base.errors import UserError
-from paddlenlp_galvatron.options.group import Options
-from paddlenlp_galvatron.options.tuning import Packing
-
-
-class LengthOptions(Options):
-    """The data set whose documents are measured."""
-
-    panel = "Data"
-
-    dataset_name_or_path: Path | None = Field(
-        None, description="fine-tuning data, whose documents' lengths are measured; the model must be a folder"
-    )
-    packing: Packing = Field("none", description="which samples share a row: none, in_order, greedy or best_fit")
+from paddlenlp_galvatron.options.task import LengthOptions
 
 
 def with_lengths(

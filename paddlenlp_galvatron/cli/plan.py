@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from json import dumps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from pydantic import Field
@@ -15,12 +15,9 @@ from pydantic import Field
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.base.limits import Ranks, Size
 from paddlenlp_galvatron.base.printing import Console, say
-from paddlenlp_galvatron.base.tracing import write_trace
-from paddlenlp_galvatron.cost_model.costs import Load
-from paddlenlp_galvatron.cost_model.facts import PlanFacts, load_summary
 from paddlenlp_galvatron.options.group import Options
 from paddlenlp_galvatron.options.model_options import SEQ
-from paddlenlp_galvatron.options.tuning import Kind
+from paddlenlp_galvatron.options.task import Kind
 from paddlenlp_galvatron.options.uniform import DegreeOptions, UniformOptions
 from paddlenlp_galvatron.plan import (
     Assumptions,
@@ -44,17 +41,18 @@ from paddlenlp_galvatron.plan.export import (
     stock_arguments,
     stock_notes,
 )
-from paddlenlp_galvatron.planner.problem import OriginOptions, Problem, read_origin
-from paddlenlp_galvatron.planner.scale import scaled
-from paddlenlp_galvatron.profiles import ProfileFile
-from paddlenlp_galvatron.report import describe, difference, notes, scaling
-from paddlenlp_galvatron.report.measured import WARM_UP_STEPS, Log, Predicted, load_verdicts, measured_load
-from paddlenlp_galvatron.report.plan import how_to_start
-from paddlenlp_galvatron.report.trace import predicted_events, rank_names
+from paddlenlp_galvatron.plan.predicted import Load, Predicted, load_summary
+from paddlenlp_galvatron.report.plan import describe, notes
 
 from .command import App, FromFile, answer, say_note
-from .run_log import steps_under
+from .start import how_to_start
 
+if TYPE_CHECKING:
+    from paddlenlp_galvatron.cost_model.facts import PlanFacts
+    from paddlenlp_galvatron.planner.problem import Problem
+    from paddlenlp_galvatron.report.measured import Log
+
+# Prices, searches and logs are imported where a command needs them: `plan show` reads a file, and does so at once.
 app = App("Look at a plan file.")
 
 CLUSTER = re.compile(r"_(\d{1,6})nodes_(\d{1,6})gpus_per_node_")  # in the names that Galvatron's search gives
@@ -146,6 +144,10 @@ def show(values: dict[str, Any], json: bool) -> None:
 @app.command(CheckOptions, positional=FILE)
 def check(values: dict[str, Any], json: bool) -> None:
     """Check whether a plan can run: exit code 0, or 2 and one line per fault."""
+    from paddlenlp_galvatron.profiles import ProfileFile
+
+    from .run_log import steps_under
+
     given = CheckOptions.from_values(values)
     file = given.file
     plan, shape = _read(file, given)
@@ -162,6 +164,8 @@ def check(values: dict[str, Any], json: bool) -> None:
 
 def _load_beside(planned: Load | None, records: Log) -> tuple[dict[str, Any], list[str]]:
     """The load of experts that a run logged beside the one that its plan was priced with, for programs and people."""
+    from paddlenlp_galvatron.report.measured import WARM_UP_STEPS, load_verdicts, measured_load
+
     measured = measured_load(records[WARM_UP_STEPS:] or records)
     facts: dict[str, Any] = {"steps": len(records), "load": None, "holds": None}
     if measured is None:
@@ -210,6 +214,8 @@ def uniform(values: dict[str, Any], json: bool) -> None:
 @app.command(DiffOptions, positional={"first": "FIRST", "second": "SECOND"})
 def diff(values: dict[str, Any], json: bool) -> None:
     """Show what differs between two plans: fields, layers and, with profiles, time and memory by term."""
+    from paddlenlp_galvatron.report import difference
+
     given = DiffOptions.from_values(values)
     files = given.first, given.second
     one, other = (_read(file)[0] for file in files)
@@ -237,6 +243,10 @@ def diff(values: dict[str, Any], json: bool) -> None:
 def scale(values: dict[str, Any], json: bool) -> None:
     """Put a plan on fewer or more GPUs: the same strategy for each layer, the same samples and as near as can be the
     same memory for each GPU. Says why each field changes."""
+    from paddlenlp_galvatron.planner.problem import OriginOptions
+    from paddlenlp_galvatron.planner.scale import scaled
+    from paddlenlp_galvatron.report import scaling
+
     given = ScaleOptions.from_values(values)
     origin = OriginOptions(plan=given.file, profiles=given.profiles, model_size=given.model_size)
     made = scaled(_read(given.file)[0], origin, given.gpus, given.global_train_batch_size)
@@ -252,6 +262,9 @@ def scale(values: dict[str, Any], json: bool) -> None:
 @app.command(TraceOptions, positional=FILE)
 def trace(values: dict[str, Any], json: bool) -> None:
     """Write the predicted time line of a step for Perfetto; `galvatron train --trace` writes a measured one."""
+    from paddlenlp_galvatron.base.tracing import write_trace
+    from paddlenlp_galvatron.report.trace import predicted_events, rank_names
+
     given = TraceOptions.from_values(values)
     plan, problem = _origin(given.file, given)
     facts = problem.facts_of(plan)
@@ -264,6 +277,8 @@ def trace(values: dict[str, Any], json: bool) -> None:
 
 def _origin(file: Path, given: TaskOptions, budget_gb: float = PRICED_GB) -> tuple[Plan, Problem]:
     """`budget_gb`: where the file names none. Raises UserError where it does not tell what it was searched from."""
+    from paddlenlp_galvatron.planner.problem import OriginOptions, read_origin
+
     own = {name: getattr(given, name) for name in TaskOptions.model_fields}
     return read_origin(OriginOptions(plan=file, **own), budget_gb=budget_gb)
 

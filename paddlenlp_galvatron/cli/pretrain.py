@@ -70,10 +70,10 @@ def _train_as_rank(words: Sequence[str], callbacks: Sequence[TrainerCallback], t
     values = read_words(words, task=task)
     if not _dry_run(values):
         with TemporaryDirectory(prefix="galvatron-") as folder:  # until all is checked, as in `train`
-            settings = prepare(values, world_size, Path(folder)).settings
-            check_inputs(settings)
-            check_run(settings)
-            settings = settings.keep_files_of(Path(folder))
+            run = prepare(values, world_size, Path(folder))
+            check_inputs(run)
+            check_run(run)
+            settings = run.settings.keep_files_of(Path(folder))
         GalvatronTrainer(settings, callbacks=callbacks).train()
     elif rank == 0:
         train(values | {"nproc": world_size, "num_nodes": 1}, dry_run=True)

@@ -21,9 +21,9 @@ from paddlenlp_galvatron.base.printing import Console, say
 from paddlenlp_galvatron.base.text import gib, near
 from paddlenlp_galvatron.base.writing import write_text
 from paddlenlp_galvatron.options.group import Options
-from paddlenlp_galvatron.plan import Assumptions, ModelShape, Plan, load_model, read_plan, write_plan
-from paddlenlp_galvatron.report import describe, predicted_beside_measured
-from paddlenlp_galvatron.report.measured import of_plan
+from paddlenlp_galvatron.plan import ModelShape, Plan, load_model, read_plan, write_plan
+from paddlenlp_galvatron.report.measured import of_plan, predicted_beside_measured
+from paddlenlp_galvatron.report.plan import describe
 
 from .command import JSON_SWITCH, App, answer
 
@@ -117,7 +117,7 @@ def _all_of_it(output: Path, nproc: int, steps: int, dry_run: bool) -> dict[str,
     _profile(output, nproc)
     part("profiles")
     _title(console, 3, "plan: searched under a tight memory budget")
-    plan = _search(console, output, shape, nproc)
+    plan = _search(console, output, nproc)
     part("search")
     told = {"plan": output / "plan.json", "seconds": seconds}
     if dry_run:
@@ -183,19 +183,14 @@ def _profile(output: Path, nproc: int) -> None:
     say(profile_model(points, ModelOptions(model_size=str(output / MODEL), seq_length=SEQ_LENGTH)))
 
 
-def _search(console: Console, output: Path, shape: ModelShape, nproc: int) -> Plan:
+def _search(console: Console, output: Path, nproc: int) -> Plan:
     """The best plan under a budget so tight that no single strategy for all layers is best."""
-    from paddlenlp_galvatron.cost_model import CostOptions, load
-    from paddlenlp_galvatron.planner import SearchOptions, search
+    from paddlenlp_galvatron.planner.question import Question
 
-    assumed = Assumptions(sequence_parallel=True, seq_length=SEQ_LENGTH)
-    options = CostOptions(global_memory_buffer=False)  # this runtime gathers into what the profile measured
-    folder = output / "profiles"
-    cost = load(shape, 1, nproc, assumed, folder=folder, time_profile_mode="batch", options=options)
+    model = {"model_size": str(output / MODEL), "num_gpus_per_node": nproc, "profiles": output / "profiles"}
 
     def run(gb: float, **changed: Any) -> SearchResult:
-        values = {"num_gpus_per_node": nproc, "memory_constraint": gb, "profiles": folder, **SEARCHED}
-        return search(shape, cost, SearchOptions.from_mapping(values | changed))
+        return Question.of({**model, **SEARCHED, "memory_constraint": gb, **changed}).search()
 
     least, fastest = run(1e-6).need, run(1e6).require()
     assert least is not None
@@ -206,8 +201,6 @@ def _search(console: Console, output: Path, shape: ModelShape, nproc: int) -> Pl
         uniform = run(budget_mib / GB_MIB, fine_grained_mode=False)
         if result.best and len(set(result.plan.layers)) > 1 and uniform.time_s > result.time_s:
             break
-    asked = {"model_size": str(output / MODEL), "seq_length": SEQ_LENGTH}
-    result.plan.metadata["searched_from"]["model_options"] = asked  # from which explain and report search again
     write_plan(result.plan, output / "plan.json")
     plan = read_plan(output / "plan.json")
     console.print(

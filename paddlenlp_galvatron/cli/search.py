@@ -17,20 +17,18 @@ from paddlenlp_galvatron.base.printing import Console, say
 from paddlenlp_galvatron.base.process import INTERRUPTED, told_to_stop
 from paddlenlp_galvatron.base.text import gib
 from paddlenlp_galvatron.base.writing import write_text
-from paddlenlp_galvatron.cost_model.facts import load_summary
 from paddlenlp_galvatron.options.group import Options
 from paddlenlp_galvatron.options.model_options import SEQ, Model, ModelOptions
+from paddlenlp_galvatron.options.task import LengthOptions
 from paddlenlp_galvatron.plan import write_plan
+from paddlenlp_galvatron.plan.predicted import load_summary
 from paddlenlp_galvatron.planner import SearchOptions, SearchResult
-from paddlenlp_galvatron.planner import search as find_plan
 from paddlenlp_galvatron.planner.engine import predicted
-from paddlenlp_galvatron.planner.prices import settled
+from paddlenlp_galvatron.planner.question import Question
 from paddlenlp_galvatron.profiles.reserve import GIB_MIB
-from paddlenlp_galvatron.report.plan import how_to_start
 from paddlenlp_galvatron.report.search import explain, summary
 
 from .command import App, FromFile
-from .lengths import LengthOptions, with_lengths
 from .watched import watched
 
 app = App()
@@ -65,10 +63,12 @@ def search(values: dict[str, Any], json: bool) -> int:
     run = AnswerOptions.from_values(values)
     heard: list[str] = []
     if LengthOptions.from_values(values).dataset_name_or_path is not None:
+        from .lengths import with_lengths
+
         model = ModelOptions.from_values(values).resolve_usual(SEQ)
         values = with_lengths(values, model.seq_length, model.shapes[0].vocab_size, heard.append)
-    asked = settled(values, heard.append)
-    model, options, cost = asked.model, asked.options, asked.cost
+    question = Question.of(values, heard.append)
+    model, options, cost = question.model, question.options, question.cost
     if options.offload_optimizer:
         heard.append("offload_optimizer: planned only; galvatron train has no offload, and refuses the plan")
     notes = list(dict.fromkeys(heard))
@@ -76,7 +76,7 @@ def search(values: dict[str, Any], json: bool) -> int:
     log = [f"Search {line}" for line in title]
     cancel = Cancel()
     with watched(LONG) as watch, told_to_stop(cancel.cancel) as signals:
-        result = find_plan(model.shapes, cost, options, log.append, watch, cancel=cancel)
+        result = question.search(log.append, watch, cancel=cancel)
     if signals:
         notes.append(result.so_far())
     log += [f"{family}: {result.outcome(family)}" for family in result.outcomes]
@@ -88,11 +88,12 @@ def search(values: dict[str, Any], json: bool) -> int:
     ]
     path = None
     if result.best:
-        told = ModelOptions.from_values(values).model_dump(mode="json", exclude_unset=True)
-        result.best.plan.metadata["searched_from"]["model_options"] = told
         path = _output_path(run.output_config_path, model, options)
         shown += [f"written: {written}" for written in _write(result, path, run.save_runners_up)]
-        shown += how_to_start(result.best.plan, path)
+        if options.num_nodes > 1:
+            from .start import how_to_start
+
+            shown += how_to_start(result.best.plan, path)
     log_file = _write_log(run.log_dir, model, [*log, *_printed(shown)])
     if not json:
         console = Console(soft_wrap=True)
@@ -101,7 +102,7 @@ def search(values: dict[str, Any], json: bool) -> int:
     say(END, err=json)
     if json:
         line = summary(result, options.budget_mib, cost.context_mib)
-        parts = [part._asdict() for part in asked.reserve.told(options.memory_constraint * GIB_MIB)]
+        parts = [part._asdict() for part in question.reserve.told(options.memory_constraint * GIB_MIB)]
         places = {
             "reserve_parts": parts,
             "model": model.name,

@@ -14,23 +14,21 @@ from typing import TYPE_CHECKING, Any
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.base.printing import Console, say, table
 from paddlenlp_galvatron.base.text import gib
-from paddlenlp_galvatron.cost_model.weights import held_mib
 from paddlenlp_galvatron.launch import gpus
 from paddlenlp_galvatron.launch.nodes import FIELDS, Nodes
 from paddlenlp_galvatron.model.lora import Adapters
 from paddlenlp_galvatron.plan import ModelShape, Plan
-from paddlenlp_galvatron.plan.check import task_note
+from paddlenlp_galvatron.plan.check import task_note, with_defaults
 from paddlenlp_galvatron.plan.communicators import most_communicators, stage_groups
-from paddlenlp_galvatron.report.measured import Predicted
-from paddlenlp_galvatron.report.plan import MOST_ROWS
-from paddlenlp_galvatron.training.prepare import BESIDE, GROUPS, LaunchOptions, prepare
+from paddlenlp_galvatron.plan.predicted import Predicted
+from paddlenlp_galvatron.report.plan import MOST_ROWS, count
+from paddlenlp_galvatron.training.prepare import BESIDE, GROUPS, LaunchOptions, Prepared, prepare
 
 from .command import JSON_SWITCH, App, FromFile
 from .training_run import TrainingRun
 
 if TYPE_CHECKING:
     from paddlenlp_galvatron.training.data.source import BatchSource
-    from paddlenlp_galvatron.training.settings import TrainSettings
 
 app = App()
 
@@ -55,21 +53,26 @@ def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = (), js
     console = Console(soft_wrap=True, stderr=json)
     with ExitStack() as stack:
         with TemporaryDirectory(prefix="galvatron-") as folder:  # of options, until all is checked
-            prepared = prepare(values, world_size, Path(folder))
-            settings = prepared.settings
-            for note in prepared.notes:
+            run = prepare(values, world_size, Path(folder))
+            settings, shape, adapters = run.settings, run.shape, run.settings.adapters("")
+            ranks_each = nodes.ranks_each(settings.world_size)
+            if nodes.num_nodes > 1:
+                console.print(
+                    f"note: {nodes.num_nodes} nodes of {count(ranks_each, 'rank')}; this is node {nodes.node_rank}",
+                    markup=False,
+                )
+            for note in run.notes:
                 console.print(note, markup=False)
             if dry_run:
-                show_run(console, *rehearsed(console, settings), settings.adapters(""))
+                show_run(console, rehearsed(console, run), shape, adapters)
                 return
-            data = check_inputs(settings, lambda note: console.print(note, markup=False))
+            data = check_inputs(run, lambda note: console.print(note, markup=False))
             from paddlenlp_galvatron.launch.processes import devices_of
             from paddlenlp_galvatron.launch.watch import await_first
 
-            devices_of(nodes.ranks_each(settings.world_size))
-            plan, shape = check_run(settings)
+            devices_of(ranks_each)
+            plan = check_run(run)
             steps, _ = settings.steps_over(data.samples, plan.global_batch)
-            adapters = settings.adapters("")
             for note in filter(None, (plan.note, task_note(plan, adapters.rank if adapters else None))):
                 console.print(f"note: {settings.plan}: {note}", markup=False)
             kernels = [name for name in KERNELS if getattr(plan.assumed, name)]
@@ -82,12 +85,12 @@ def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = (), js
             settings = settings.keep_files_of(Path(folder))
         path = settings.output_dir / f"settings.{nodes.node_rank}.json"
         settings.save(path)
-        run = TrainingRun(console, settings, plan, shape, steps)
-        run.start(program or [WORKER, str(path)], timeout_s, nodes, 60 * launch.distributed_timeout_minutes)
+        training = TrainingRun(console, settings, plan, shape, steps)
+        training.start(program or [WORKER, str(path)], timeout_s, nodes, 60 * launch.distributed_timeout_minutes)
         if nodes.node_rank == 0:  # which has the log
-            run.show_end()
+            training.show_end()
             if json:
-                say(dumps(run.summary()))
+                say(dumps(training.summary()))
 
 
 def world_size_of(launch: LaunchOptions, nodes: Nodes, values: dict[str, Any]) -> int | None:
@@ -99,29 +102,26 @@ def world_size_of(launch: LaunchOptions, nodes: Nodes, values: dict[str, Any]) -
     return gpus.gpu_count() * nodes.num_nodes or None
 
 
-def check_inputs(settings: TrainSettings, say: Callable[[str], None] = lambda note: None) -> BatchSource:
-    """Check plan, model and data before Paddle is imported, which takes seconds; returns the data. `say` receives
-    notes on them. Raises UserError."""
+def check_inputs(run: Prepared, say: Callable[[str], None] = lambda note: None) -> BatchSource:
+    """Check the data before Paddle is imported, which takes seconds; returns them. `say` receives notes on them. Raises
+    UserError."""
     from paddlenlp_galvatron.training.inputs import open_data
     from paddlenlp_galvatron.training.settings import require_reporters
 
-    require_reporters(settings.report_to or ())
-    plan, shape = settings.load_plan(on_gpus=False)
-    data = open_data(settings, plan, shape)
-    if settings.evaluates != "no":
-        open_data(settings, plan, shape, "valid")
+    require_reporters(run.settings.report_to or ())
+    data = open_data(run.settings, run.plan, run.shape)
+    if run.settings.evaluates != "no":
+        open_data(run.settings, run.plan, run.shape, "valid")
     for note in data.notes:
         say(f"note: {note}")
     return data
 
 
-def check_run(settings: TrainSettings) -> tuple[Plan, ModelShape]:
-    """The remaining checks before processes start. Raises UserError."""
+def check_run(run: Prepared) -> Plan:
+    """The remaining checks before processes start; returns the plan as it trains on this machine. Raises UserError."""
     from paddlenlp_galvatron.runtime.precision import Numbers
-    from paddlenlp_galvatron.training.checkpoint.adapters import open_adapters
-    from paddlenlp_galvatron.training.checkpoint.loading import open_weights
 
-    plan, shape = settings.load_plan()
+    settings, plan = run.settings, with_defaults(run.plan, gpus.gpu_count() > 0)
     if settings.use_flash_attention and not gpus.gpu_count():
         raise UserError("use_flash_attention: Paddle has it on GPUs only, and finds none here; leave it out")
     found = "gpu" if gpus.gpu_count() else "cpu"
@@ -132,29 +132,36 @@ def check_run(settings: TrainSettings) -> tuple[Plan, ModelShape]:
         raise UserError(f"device: {settings.device} is not what ranks would run on: {lacks}")
     Numbers.of(plan.assumed.mixed_precision, bool(plan.assumed.fp32_gradients), settings.compute_precision)
     if settings.initial_weights:
-        open_weights(settings.initial_weights, shape)
+        from paddlenlp_galvatron.training.checkpoint.loading import open_weights
+
+        open_weights(settings.initial_weights, run.shape)
     if (adapters := settings.adapters("")) and settings.lora_path:
-        open_adapters(settings.lora_path, shape, adapters)
-    return plan, shape
+        from paddlenlp_galvatron.training.checkpoint.adapters import open_adapters
+
+        open_adapters(settings.lora_path, run.shape, adapters)
+    return plan
 
 
-def rehearsed(console: Console, settings: TrainSettings) -> tuple[Plan, ModelShape]:
-    """The plan and model of a run that is not started, as on the GPUs that it asks for. Raises UserError."""
-    plan, shape = settings.load_plan(on_gpus=for_gpus(settings) or gpus.gpu_count() > 0)
+def rehearsed(console: Console, run: Prepared) -> Plan:
+    """The plan of a run that is not started, as on the GPUs that it asks for. Raises UserError."""
+    plan, for_gpus = run.plan, asks_for_gpus(run)
     if plan.note:
-        console.print(f"note: {settings.plan}: {plan.note}", markup=False)
-    if for_gpus(settings) and not gpus.gpu_count():
+        console.print(f"note: {run.settings.plan}: {plan.note}", markup=False)
+    on_gpus = gpus.gpu_count() > 0
+    if for_gpus and not on_gpus:
         console.print("note: shown as on GPUs, of which this machine has none")
     try:
-        check_inputs(settings)
+        check_inputs(run)
     except UserError as error:
         for fault in error.faults:
             console.print(f"note: not here, so not checked: {fault}", markup=False)
-    return plan, shape
+    return with_defaults(plan, for_gpus or on_gpus)
 
 
 def show_run(console: Console, plan: Plan, shape: ModelShape, adapters: Adapters | None = None) -> None:
     """Shapes, groups and predicted memory of a run that is not started."""
+    from paddlenlp_galvatron.cost_model.weights import held_mib  # here, as training needs no prices
+
     seq_length = plan.assumed.seq_length or 0
     columns = ("stage", "ranks", "layers", "edge tokens", "weights", "states", "predicted")
     shown = table(*columns, title="per rank of each stage; memory in GiB")
@@ -177,10 +184,9 @@ def show_run(console: Console, plan: Plan, shape: ModelShape, adapters: Adapters
     console.print(f"{_groups(plan, shape, seq_length)}; no step was run")
 
 
-def for_gpus(settings: TrainSettings) -> bool:
+def asks_for_gpus(run: Prepared) -> bool:
     """Whether the run asks for what only GPUs have."""
-    plan, _ = settings.load_plan(on_gpus=False)
-    return settings.device == "gpu" or any(getattr(plan.assumed, name) for name in KERNELS)
+    return run.settings.device == "gpu" or any(getattr(run.plan.assumed, name) for name in KERNELS)
 
 
 def _groups(plan: Plan, shape: ModelShape, seq_length: int) -> str:

@@ -19,9 +19,7 @@ from paddlenlp_galvatron.base.text import near
 from paddlenlp_galvatron.launch import gpus
 from paddlenlp_galvatron.launch.nodes import Nodes
 from paddlenlp_galvatron.plan import ModelShape, Plan, Precision
-from paddlenlp_galvatron.profiles.data_sheet import data_sheet_of
-from paddlenlp_galvatron.report import Health, out_of_memory_report
-from paddlenlp_galvatron.report.measured import of_plan, traffic_table
+from paddlenlp_galvatron.report.measured import Health, of_plan, out_of_memory_report, traffic_table
 from paddlenlp_galvatron.training.step_log import StepRecord, record_of
 
 if TYPE_CHECKING:
@@ -204,7 +202,11 @@ def _device() -> str:
 
 def _device_tflops(plan: Plan) -> float | None:
     """The peak of this node's devices by the data sheet of their name, if there is one."""
-    sheet = data_sheet_of(gpus.gpu_name()) if gpus.gpu_count() else None
+    if not gpus.gpu_count():
+        return None
+    from paddlenlp_galvatron.profiles.data_sheet import data_sheet_of
+
+    sheet = data_sheet_of(gpus.gpu_name())
     if sheet is None:
         return None
     fp32 = plan.assumed.mixed_precision is Precision.FP32

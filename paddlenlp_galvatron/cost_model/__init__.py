@@ -3,15 +3,14 @@
 A price is made in one pass: bytes of the collectives in `plan.comm_points` and their times (`collectives`), with passes
 and weights the cost of a module (`module`), a layer by its strategy (`layers`, with `variants` and `experts`). `model`
 has all prices that a search asks for, and predicts a plan: `simulate` times its step, `stage_memory` bounds its memory
-as the search does, and estimates it. `load` makes it of profile files or a data sheet. `facts` are a plan's time and
-memory by term, which text, JSON and pages render.
+as the search does, and estimates it; `traffic` counts its bytes. `load` makes it of profile files or a data sheet.
+`facts` are a plan's time and memory by term, which text, JSON and pages render.
 """
 
 from .costs import CostOptions, LayerCost, Prediction, StageMemory, StagePrediction, States, Task, Terms, Workspace
 from .load import derive, load
 from .model import CostModel
 from .simulate import StageTimes, step_ms, timeline
-from .traffic import step_traffic_bytes
 
 __all__ = [
     "CostModel",
@@ -28,6 +27,5 @@ __all__ = [
     "derive",
     "load",
     "step_ms",
-    "step_traffic_bytes",
     "timeline",
 ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from operator import add
 from typing import NamedTuple
 
+from ..plan.predicted import Load
 from ..profiles.analytic import GROUPED, ExpertKernels
 from .simulate import StageTimes
 
@@ -28,17 +29,6 @@ class Task:
     def seen(self, seq: int) -> float:
         """Share of the pairs of tokens of a causal row that attention computes."""
         return min(1.0, self.document_tokens / seq) if self.document_tokens else 1.0
-
-
-class Load(NamedTuple):
-    """The load of experts that prices assume: rows of the rank that gets most over the mean, by names of options."""
-
-    moe_imbalance: float  # in times and the estimate of memory
-    moe_imbalance_bound: float  # in the bound of memory
-
-    def __str__(self) -> str:
-        usual, most = self
-        return f"rows of the fullest rank of experts {usual:g} x the mean, {most:g} x in the bound of memory"
 
 
 @dataclass(frozen=True, slots=True)

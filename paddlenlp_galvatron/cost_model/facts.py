@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 
+from ..model.shape import flops_per_token
 from ..plan import LayerStrategy, ModelShape, Plan, Precision
 from ..plan.strategy import runs
 from ..profiles.reserve import gpu_sheet
-from .costs import Load, Prediction, Task, Terms, Workspace
+from .costs import Prediction, Task, Terms, Workspace
 from .model import CostModel
 
 # Terms of a step's time on one stage, in ms, by key and name. They and `waiting` add up to the step.
@@ -180,17 +181,6 @@ def strategy_words(strategy: LayerStrategy) -> str:
     return ", ".join(word for word in [*split, *strided, str(strategy.dp_type), again, own] if word)
 
 
-def flops_per_token(shape: ModelShape, seq_length: int, frozen: bool = False) -> float:
-    """Floating-point operations of a token, forward and backward, recompute left out: what MFU counts.
-
-    6 for each weight that tokens are multiplied with and 12 * layers * hidden * sequence for attention's two products
-    (PaLM, arXiv:2204.02311, appendix B). The embedding is looked up, not multiplied, unless it is the LM head as well.
-    `frozen` weights, beside which adapters learn, count 4 instead of 6: they have no gradients.
-    """
-    looked_up = 0 if shape.tied_embeddings else shape.vocab_size * shape.hidden_size
-    return (4 if frozen else 6) * (shape.active_parameters - looked_up) + 12 * shape.layers * shape.q_width * seq_length
-
-
 def trained_flops_per_token(shape: ModelShape, seq_length: int, task: Task) -> float:
     """Operations of a token that the task asks for, recompute left out.
 
@@ -259,8 +249,3 @@ class PlanFacts:
         words = f"{self.tokens_per_s / self.plan.world_size:,.0f} tokens/s/{self.device_word}"
         words += f", MFU {self.mfu:.1%}" if self.mfu else ""
         return words + (f"; {self.cost.load}" if self.cost.load else "")
-
-
-def load_summary(load: Load | None) -> dict[str, float] | None:
-    """`load` of every JSON answer; None: a model without experts, or a plan whose file does not tell it."""
-    return load and load._asdict()

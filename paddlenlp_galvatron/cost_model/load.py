@@ -16,15 +16,6 @@ from ..profiles.data_sheet import DataSheet
 from ..profiles.dialects import Note
 from ..profiles.files import computation_name, memory_name, no_note
 from ..profiles.hardware import HardwareProfile
-from ..profiles.identity import (
-    kv_heads_note,
-    name_faults,
-    require_parameter_size,
-    require_possible_times,
-    require_same_device,
-    require_same_model,
-    require_vocab_states,
-)
 from ..profiles.memory import MemoryProfile
 from ..profiles.memory_use import MemoryMode, MemoryUse
 from ..profiles.network import Network
@@ -59,6 +50,8 @@ def load(
     `note` hears, in lines for people, what was assumed, derived from raw runs or left out. Raises UserError with all
     that is wrong: a file is missing, broken, or another model's (unless `allow_foreign_profiles`).
     """
+    from ..profiles import identity  # here, as prices derived from a data sheet have no files
+
     shapes = (model,) if isinstance(model, ModelShape) else tuple(model)
     shape, precision = shapes[0], assumed.mixed_precision
     documented = (precision.value, shape.hidden_size, shape.heads)
@@ -83,12 +76,12 @@ def load(
         computation = computation.with_assumed_head(shapes[-1], note)
         if not allow_foreign_profiles:
             with faults.gathered():
-                require_same_model(time_path, computation.meta, shapes, precision)
+                identity.require_same_model(time_path, computation.meta, shapes, precision)
             fastest = {
                 layer_type: min(ms / at.seq for at, ms in times.items())
                 for layer_type, times in computation.layer_ms.items()
             }
-            require_possible_times(time_path, fastest, shapes)
+            identity.require_possible_times(time_path, fastest, shapes)
     with faults.gathered():
         memory_path = _place(memory_profiling_path, folder, memory_name(*documented), shape, "memory_profiling_path")
         memory = MemoryProfile.load(
@@ -97,13 +90,13 @@ def load(
         use = MemoryUse(memory, memory_mode)
         if not allow_foreign_profiles:
             with faults.gathered():
-                require_same_model(memory_path, memory.meta, shapes, precision)
+                identity.require_same_model(memory_path, memory.meta, shapes, precision)
             for layer_type, kind in enumerate(shapes):
                 with faults.gathered():
-                    require_parameter_size(memory_path, use.parameter_mib(layer_type), kind)
-            require_vocab_states(memory_path, use.vocab_states_measured(), shapes)
+                    identity.require_parameter_size(memory_path, use.parameter_mib(layer_type), kind)
+            identity.require_vocab_states(memory_path, use.vocab_states_measured(), shapes)
         for layer_type, kind in enumerate(shapes):
-            for line in kv_heads_note(memory_path, use.parameter_mib(layer_type), kind):
+            for line in identity.kv_heads_note(memory_path, use.parameter_mib(layer_type), kind):
                 note(line)
         assumed = _with_attention_of(memory, memory_path, assumed)
         if assumed.sequence_parallel and (without := use.without_megatron_sp()):
@@ -117,7 +110,7 @@ def load(
         keys = ", ".join(f"layertype_{layer_type}" for layer_type in more)
         note(f"{keys} left out: the model has layers of {len(shapes)} type{'s' * (len(shapes) > 1)} (num_layertype)")
     if not allow_foreign_profiles:
-        require_same_device([*hardware.files, *computation.files, *memory.files])
+        identity.require_same_device([*hardware.files, *computation.files, *memory.files])
     return CostModel(
         model,
         network=Network(hardware),
@@ -190,6 +183,8 @@ def _place(path: str | Path | None, folder: str | Path | None, name: str, model:
         return found
     prefix = name.partition("_hidden_")[0]
     found_all = sorted(p for p in Path(folder).glob(f"{prefix}_*.json") if "_hidden_" not in p.name)
+    from ..profiles.identity import name_faults
+
     others = [path for path in found_all if not name_faults(path, model)] or found_all
     if len(others) == 1:
         return others[0]

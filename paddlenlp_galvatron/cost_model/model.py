@@ -17,6 +17,7 @@ from ..plan.comm_points import Collective
 from ..plan.communicators import communicators
 from ..plan.layout import TokenLayout, redistribution, token_layout
 from ..plan.mesh import OF_A_SAMPLE, SHARDING, Axis, Mesh
+from ..plan.predicted import Load
 from ..plan.strategy import Assumptions, Plan, Strategy, VocabStrategy
 from ..profiles.computation import PassTimes
 from ..profiles.compute_time import ComputeTimes
@@ -26,7 +27,7 @@ from ..profiles.memory_use import MemoryUse
 from ..profiles.network import Network
 from ..profiles.reserve import MeasuredReserve, Reserve, gpu_sheet, reserve_of
 from .collectives import Calls, Setting, place_of, vocab_calls
-from .costs import CostOptions, LayerCost, Load, PartMemory, Prediction, StagePrediction, States, Terms, Workspace
+from .costs import CostOptions, LayerCost, PartMemory, Prediction, StagePrediction, States, Terms, Workspace
 from .layers import LayerPrices, samples_of
 from .module import Room, once
 from .simulate import StageTimes, step_ms

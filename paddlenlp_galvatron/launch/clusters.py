@@ -6,39 +6,185 @@ Each starts one process of the command on every node; the command starts the ran
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
 
 from ..base.errors import UserError
+from ..base.reading import parse_json
+from ..base.text import shortened
+from .hosts import LOOPBACKS, first_host
 
 PORTS = 20_000, 10_000  # the first, and how many: where all nodes of a Slurm job meet unless MASTER_PORT says
+REMEDY = "set NUM_NODES, NODE_RANK, MASTER_ADDR and MASTER_PORT, or NUM_NODES=1 for this node alone"
 
 
-def launcher_nodes(environment: Mapping[str, str]) -> dict[str, str]:
-    """Number of nodes, this one's, and, where the launcher knows it, address and port of the first. Raises UserError
-    where it started several processes on a node."""
-    if nodes := environment.get("SLURM_STEP_NUM_NODES"):  # of a step that srun began; a batch script alone has none
-        if environment.get("SLURM_STEP_NUM_TASKS", nodes) != nodes:
-            raise UserError("srun: started several processes on a node; start one: srun --ntasks-per-node=1")
-        first, number = PORTS
-        return {
-            "num_nodes": nodes,
-            "node_rank": environment.get("SLURM_NODEID", "0"),
-            "master_addr": first_host(environment.get("SLURM_STEP_NODELIST", "")),
-            "master_port": str(first + int(environment.get("SLURM_JOB_ID", "0")) % number),
-        }
-    if processes := environment.get("OMPI_COMM_WORLD_SIZE"):
-        if environment.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1") != "1":
-            raise UserError("mpirun: started several processes on a node; start one: mpirun --map-by ppr:1:node")
-        return {"num_nodes": processes, "node_rank": environment.get("OMPI_COMM_WORLD_RANK", "0")}
-    if (nodes := environment.get("PADDLE_NNODES")) and "PADDLE_GLOBAL_RANK" in environment:
-        if environment.get("PADDLE_LOCAL_SIZE", "1") != "1":
-            raise UserError("paddle.distributed.launch: started several processes on a node; give --nproc_per_node 1")
-        address, _, port = environment.get("PADDLE_MASTER", "").rpartition(":")
-        rank = environment["PADDLE_GLOBAL_RANK"]
-        return {"num_nodes": nodes, "node_rank": rank, "master_addr": address, "master_port": port}
-    if index := environment.get("JOB_COMPLETION_INDEX"):  # of a Kubernetes job with completionMode Indexed
-        return {"node_rank": index}
-    return {}
+@dataclass(frozen=True)
+class Claim:
+    """The nodes as the variables of one launcher have them; None or empty where they say nothing."""
+
+    words: str  # the variables with their values
+    num_nodes: int
+    node_rank: int | None
+    master_addr: str = ""
+    master_port: str = ""
+
+    @property
+    def values(self) -> dict[str, str | int]:
+        """The known values, by the names of our own options."""
+        return {name: value for name, value in asdict(self).items() if name != "words" and value not in (None, "")}
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """Names of the variables of a launcher."""
+
+    number: str  # of processes, or of nodes
+    rank: str  # this one's
+    on_node: str = ""  # number of processes on this node; unset: one
+    one_each: str = ""  # command that starts one on each node
+    address: str = ""  # of the first: host, host:port, or a list of these
+    port: str = ""
+
+    def read(self, environment: Mapping[str, str]) -> Iterator[Claim]:
+        """Raises UserError where it started several processes on a node."""
+        if not environment.get(self.number):
+            return
+        if (environment.get(self.on_node) or "1") != "1":
+            processes = _words(environment, self.on_node)
+            raise UserError(f"{processes}: several processes were started on this node; start one: {self.one_each}")
+        host, port = environment.get(self.address, "").split(",")[0], environment.get(self.port, "")
+        if not self.port:
+            host, _, port = host.rpartition(":") if ":" in host else (host, "", "")
+        number, rank = _whole(environment, self.number, 1), _whole(environment, self.rank, 0)
+        yield Claim(_words(environment, self.number, self.rank), number or 1, rank, host, port)
+
+
+PADDLE = "PADDLE_LOCAL_SIZE", "--nproc_per_node 1"
+LAUNCHERS = (
+    Launcher(
+        "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "mpirun --map-by ppr:1:node"
+    ),
+    Launcher("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_SIZE", "mpirun -ppn 1"),  # MVAPICH
+    Launcher("PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", "mpiexec -ppn 1"),  # MPICH, Intel MPI
+    Launcher("HOROVOD_SIZE", "HOROVOD_RANK", "HOROVOD_LOCAL_SIZE", "horovodrun -H HOST:1,HOST:1"),
+    Launcher("PADDLE_NNODES", "PADDLE_GLOBAL_RANK", *PADDLE, "PADDLE_MASTER"),
+    Launcher("PADDLE_TRAINERS_NUM", "PADDLE_TRAINER_ID", *PADDLE, "PADDLE_TRAINER_ENDPOINTS"),  # paddle-operator
+    Launcher("PET_NNODES", "PET_NODE_RANK", address="PET_MASTER_ADDR", port="PET_MASTER_PORT"),  # torchrun's own
+    Launcher("NNODES", "NODE_RANK"),  # of scripts around torchrun
+)
+# Kubeflow's PyTorchJob, and clouds that follow it, count nodes; torchrun counts processes. MASTER_ADDR is ours, too.
+TORCH = Launcher("WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE", "torchrun --nproc_per_node 1")
+INDEX = "JOB_COMPLETION_INDEX"  # of a Kubernetes job with completionMode Indexed
+# Numbers of nodes by launchers that are not known. Batch systems set theirs before anything starts on other nodes.
+UNKNOWN = re.compile(r"(?!SLURM_|PBS_|LSB_)\w*(NNODES|NUM_NODES|NODE_COUNT|NODES_NUM|NUM_HOSTS|WORKER_NUM)")
+
+
+def launcher_nodes(
+    environment: Mapping[str, str], known: Mapping[str, str | int], needed: Sequence[str]
+) -> dict[str, str | int]:
+    """Number of nodes, this one's, and address and port of the first, as far as launchers say.
+
+    `known`: what need not be asked; `needed`: what must be found of several nodes. Raises UserError: a launcher started
+    several processes on a node, says too little, or contradicts another one.
+    """
+    claims = [*_slurm(environment), *(claim for one in LAUNCHERS for claim in one.read(environment))]
+    claims += [*_volcano(environment), *_sage_maker(environment)]
+    numbers = {int(known["num_nodes"])} if "num_nodes" in known else {claim.num_nodes for claim in claims} - {1}
+    claims += [claim for claim in _torch(environment) if not any(_counts_ranks(claim, number) for number in numbers)]
+    if not claims and not numbers:
+        _require_none_left(environment)
+    claims = [claim for claim in claims if claim.num_nodes > 1]
+    for one, other in combinations(claims, 2):
+        ranks = {one.node_rank, other.node_rank} - {None}
+        if ("num_nodes" not in known and one.num_nodes != other.num_nodes) or (
+            "node_rank" not in known and len(ranks) > 1
+        ):
+            raise UserError(f"{one.words} and {other.words} contradict each other; unset one, or {REMEDY}")
+    found = {name: value for one in reversed(claims) for name, value in one.values.items() if name not in known}
+    if (index := _whole(environment, INDEX, 0)) is not None:
+        found.setdefault("node_rank", index)
+    missing = [name.upper() for name in needed if name not in {**found, **known}]
+    if "num_nodes" in found and missing:
+        raise UserError(f"{', '.join(missing)}: missing, though {claims[0].words} means several nodes; {REMEDY}")
+    return found
+
+
+def _slurm(environment: Mapping[str, str]) -> Iterator[Claim]:
+    nodes = _whole(environment, "SLURM_STEP_NUM_NODES", 1)  # of a step that srun began; a batch script alone has none
+    if nodes is None or environment.get(LAUNCHERS[0].number) == str(nodes + 1):
+        return  # the latter: Open MPI began its daemons on the other nodes by srun
+    if environment.get("SLURM_STEP_NUM_TASKS", str(nodes)) != str(nodes):
+        raise UserError("srun: started several processes on a node; start one: srun --ntasks-per-node=1")
+    first, number = PORTS
+    yield Claim(
+        _words(environment, "SLURM_STEP_NUM_NODES", "SLURM_NODEID"),
+        nodes,
+        _whole(environment, "SLURM_NODEID", 0) or 0,
+        first_host(environment.get("SLURM_STEP_NODELIST", "")),
+        str(first + (_whole(environment, "SLURM_JOB_ID", 0) or 0) % number),
+    )
+
+
+def _volcano(environment: Mapping[str, str]) -> Iterator[Claim]:
+    """Volcano numbers the nodes of each task apart: of several tasks it does not say which node comes first."""
+    tasks = sorted(name for name in environment if re.fullmatch(r"VC_\w+_NUM", name))
+    number = sum(_whole(environment, name, 0) or 0 for name in tasks)
+    if len(tasks) > 1:
+        yield Claim(_words(environment, *tasks), number, None)
+    elif tasks:
+        hosts = environment.get(tasks[0].removesuffix("NUM") + "HOSTS", "")
+        rank = _whole(environment, "VC_TASK_INDEX", 0)
+        yield Claim(_words(environment, *tasks, "VC_TASK_INDEX"), number, rank, hosts.split(",")[0])
+
+
+def _sage_maker(environment: Mapping[str, str]) -> Iterator[Claim]:
+    if not environment.get("SM_HOSTS"):
+        return
+    hosts, this = parse_json(environment["SM_HOSTS"], "SM_HOSTS"), environment.get("SM_CURRENT_HOST")
+    if not isinstance(hosts, list) or not hosts:
+        raise UserError(f"{_words(environment, 'SM_HOSTS')}: is no list of hosts; {REMEDY}")
+    rank = hosts.index(this) if this in hosts else None
+    yield Claim(_words(environment, "SM_HOSTS", "SM_CURRENT_HOST"), len(hosts), rank, str(hosts[0]))
+
+
+def _torch(environment: Mapping[str, str]) -> Iterator[Claim]:
+    """WORLD_SIZE alone may be left over from anything on this node."""
+    return TORCH.read(environment) if {"RANK", "MASTER_ADDR"} & environment.keys() else iter(())
+
+
+def _counts_ranks(claim: Claim, num_nodes: int) -> bool:
+    """Whether its number is that of ranks, several of them on each node."""
+    return claim.num_nodes != num_nodes and claim.num_nodes % num_nodes == 0
+
+
+def _require_none_left(environment: Mapping[str, str]) -> None:
+    """Raise UserError for a variable that only several nodes need."""
+    for name in (INDEX, "PMIX_RANK", "VC_TASK_INDEX", TORCH.rank, *(one.rank for one in LAUNCHERS)):
+        if environment.get(name, "0") not in ("", "0") or (name == INDEX and environment.get(name)):
+            raise UserError(f"{_words(environment, name)}: nothing says how many nodes there are; {REMEDY}")
+    if environment.get("MASTER_ADDR", "") not in ("", *LOOPBACKS):
+        raise UserError(f"{_words(environment, 'MASTER_ADDR')}: nothing says how many nodes there are; {REMEDY}")
+    for name in filter(UNKNOWN.fullmatch, environment):
+        if environment[name] not in ("", "0", "1"):
+            raise UserError(f"{_words(environment, name)}: of a launcher that is not known; {REMEDY}")
+
+
+def _whole(environment: Mapping[str, str], name: str, least: int) -> int | None:
+    """A variable's number; None where it is not set. Raises UserError."""
+    if not environment.get(name):
+        return None
+    try:
+        number = int(environment[name])
+        if number < least:
+            raise ValueError
+    except ValueError:
+        raise UserError(f"{_words(environment, name)}: is no whole number from {least} on; {REMEDY}") from None
+    return number
+
+
+def _words(environment: Mapping[str, str], *names: str) -> str:
+    return ", ".join(f"{name}={shortened(environment[name])}" for name in names if environment.get(name))
 
 
 def start_lines(command: str, num_nodes: int) -> dict[str, str]:
@@ -52,9 +198,3 @@ def start_lines(command: str, num_nodes: int) -> dict[str, str]:
         "Paddle": f"{paddle} {command}",
         "Kubernetes": f"NUM_NODES={num_nodes} {meet} {command}  # in a job with completionMode: Indexed",
     }
-
-
-def first_host(nodes: str) -> str:
-    """First host of Slurm's list: `gpu-07` of `gpu-[07-09,12],other`."""
-    found = re.match(r"([^\[,]*)(?:\[(\d+)[^\]]*\]([^,]*))?", nodes)
-    return "".join(part or "" for part in found.groups()) if found else ""

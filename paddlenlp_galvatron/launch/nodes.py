@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from ..base.errors import UserError
+from ..base.text import shortened
 from .clusters import launcher_nodes
-from .store import StoreServer
+from .hosts import LOOPBACKS, NO_IPV6, is_ipv6
+from .store import STORE, StoreServer
 
 LOOPBACK = "127.0.0.1"
+IPV6_ALONE = (socket.EAI_ADDRFAMILY, socket.EAI_NODATA)  # errors of looking up an IPv4 address
 FIELDS = ("num_nodes", "node_rank", "master_addr", "master_port")
 
 
@@ -20,7 +25,7 @@ class Nodes:
 
     num_nodes: int = 1
     node_rank: int = 0
-    master_addr: str = LOOPBACK  # of node 0, as the other nodes see it
+    master_addr: str = ""  # of node 0, as the other nodes see it
     master_port: int | None = None  # free on node 0; on one node any will do
 
     def __post_init__(self) -> None:
@@ -31,22 +36,18 @@ class Nodes:
             )
         if self.num_nodes > 1 and self.master_port is None:
             raise UserError("MASTER_PORT: missing; name a free port of the first node, the same on every node")
-        if self.num_nodes > 1 and self.master_addr in (LOOPBACK, "localhost"):
-            raise UserError("MASTER_ADDR: missing; name the first node's address as the other nodes reach it")
+        if self.num_nodes > 1:
+            _require_reachable(self.master_addr)
 
     @classmethod
-    def from_environment(cls, **given: str | int | None) -> Nodes:
-        """From NUM_NODES, NODE_RANK, MASTER_ADDR and MASTER_PORT, as a script sets them, or from the variables of a
-        cluster's launcher; what is `given` and not None goes first. One node heeds none of them. Raises UserError."""
-        if given.get("num_nodes") == 1:
+    def from_environment(cls, environment: Mapping[str, str] = os.environ, /, **given: str | int | None) -> Nodes:
+        """As `environment_nodes` finds them. Raises UserError."""
+        values = environment_nodes(environment, given)
+        if values.get("num_nodes", 1) == 1:
             return cls()
-        found = environment_nodes()
-        values = {name: given.get(name) or found.get(name) for name in FIELDS}
-        numbers = {name: _number(name, values[name]) for name in FIELDS if name != "master_addr"}
-        if numbers["num_nodes"] <= 1:
-            return cls()
-        address = str(values["master_addr"] or LOOPBACK)
-        return cls(numbers["num_nodes"], numbers["node_rank"], address, numbers["master_port"] or None)
+        if "node_rank" not in values:
+            raise UserError("NODE_RANK: missing; number the nodes from 0, each by its own number")
+        return cls(**values)  # type: ignore[arg-type]
 
     def ranks_each(self, world_size: int) -> int:
         """Ranks of one node. Raises UserError."""
@@ -104,20 +105,55 @@ class Nodes:
                 probe.connect((self.master_addr, self.master_port or 1))  # sends nothing: only chooses a route
                 return str(probe.getsockname()[0])
         except OSError as error:
+            if error.errno in IPV6_ALONE:
+                raise UserError(f"MASTER_ADDR: {self.master_addr}: {NO_IPV6}") from None
             raise UserError(f"MASTER_ADDR: {self.master_addr} cannot be reached: {error.strerror}") from None
 
 
-def environment_nodes() -> dict[str, str]:
-    """Reads FIELDS from the variables of scripts, or else of a cluster's launcher. Raises UserError."""
-    own = {name: os.environ.get(name.upper()) for name in FIELDS}
-    return launcher_nodes(os.environ) | {name: value for name, value in own.items() if value}
+def environment_nodes(
+    environment: Mapping[str, str] = os.environ,
+    given: Mapping[str, str | int | None] = MappingProxyType({}),
+    needed: Sequence[str] = FIELDS,
+) -> dict[str, str | int]:
+    """Those of FIELDS that are known: as `given`, else as scripts set NUM_NODES, NODE_RANK, MASTER_ADDR and
+    MASTER_PORT, else by the variables of a cluster's launcher. One node heeds none of these, and a rank of ours no
+    launcher's: Paddle's are set for it. `needed`: as `launcher_nodes` has it. Raises UserError."""
+    own: dict[str, str | int | None] = {name: environment.get(name.upper()) for name in FIELDS}
+    own |= {name: value for name, value in given.items() if value is not None}
+    if str(own["num_nodes"]) == "1":
+        return {"num_nodes": 1}
+    known = _checked(own)
+    return known if STORE in environment else _checked(launcher_nodes(environment, known, needed)) | known
+
+
+def _checked(values: Mapping[str, str | int | None]) -> dict[str, str | int]:
+    given = {name: value for name, value in values.items() if value not in (None, "")}
+    return {name: str(value) if name == "master_addr" else _number(name, value) for name, value in given.items()}
+
+
+def _require_reachable(address: str) -> None:
+    """Raise UserError unless other nodes may reach this address."""
+    if not address:
+        raise UserError("MASTER_ADDR: missing; name the first node's address as the other nodes reach it")
+    if address in LOOPBACKS:
+        raise UserError(
+            f"MASTER_ADDR: {address} reaches no other node; name node 0's address on their network, or give NUM_NODES=1"
+        )
+    if is_ipv6(address):
+        raise UserError(f"MASTER_ADDR: {address}: {NO_IPV6}")
 
 
 def _number(name: str, value: str | int | None) -> int:
+    least = 1 if name in ("num_nodes", "master_port") else 0
     try:
-        return int(value or 0)
+        number = int(value or 0)
+        if number < least:
+            raise ValueError
     except ValueError:
-        raise UserError(f"{name.upper()}: {value!r} is no whole number; give one") from None
+        raise UserError(
+            f"{name.upper()}: {shortened(str(value))} is no whole number from {least} on; give one"
+        ) from None
+    return number
 
 
 ONE_NODE = Nodes()

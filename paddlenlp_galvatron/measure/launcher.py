@@ -10,7 +10,7 @@ from pathlib import Path
 from ..base.printing import Bars, say
 from ..base.reading import NewLines
 from ..base.scratch import scratch_folder
-from ..launch.nodes import LOOPBACK, ONE_NODE, Nodes
+from ..launch.nodes import ONE_NODE, Nodes
 from ..launch.processes import Launch, LaunchError
 from ..profiles import Fingerprint, Meta
 from .options import ProfileRunOptions
@@ -60,7 +60,7 @@ def _run_once(profile: str, arguments: str, options: ProfileRunOptions, what: st
 def _nodes(options: ProfileRunOptions) -> Nodes:
     if options.num_nodes == 1:
         return ONE_NODE
-    return Nodes(options.num_nodes, options.node_rank, options.master_addr or LOOPBACK, options.master_port)
+    return Nodes(options.num_nodes, options.node_rank, options.master_addr or "", options.master_port)
 
 
 def report_progress(done: int, total: int) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import UserError
-from ..base.reading import LARGEST_OPTIONS, read_text
+from ..launch.hosts import NO_IPV6, is_ipv6, read_hostfile
 from .options import ProfileRunOptions
 
 LOOKUP_S = 10.0  # in which names are looked up; a resolver may let each of them wait for as long
@@ -38,15 +38,12 @@ def with_nodes(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def options_of_hostfile(hostfile: Path, given: dict[str, Any]) -> dict[str, Any]:
-    """The options with num_nodes, master_addr and node_rank, where they are not given. One address a line, node 0
-    first, as for MPI; words behind an address are ignored. Raises UserError."""
+    """The options with num_nodes, master_addr and node_rank, where they are not given; node 0 stands first in the file.
+    Raises UserError."""
     try:
-        lines = read_text(hostfile, LARGEST_OPTIONS).splitlines()
+        hosts = read_hostfile(hostfile)
     except UserError as error:
         raise UserError(f"hostfile: {error}") from None
-    hosts = [line.split()[0] for line in lines if line.strip() and not line.lstrip().startswith("#")]
-    if not hosts:
-        raise UserError(f"hostfile: {hostfile} names no node; write one address a line")
     wanted = ProfileRunOptions.from_values(given).num_nodes if "num_nodes" in given else len(hosts)
     if len(hosts) < wanted:
         raise UserError(f"hostfile: {hostfile} names {len(hosts)} nodes, but num_nodes is {wanted}")
@@ -73,6 +70,8 @@ def options_of_launch(line: str, given: Mapping[str, Any]) -> dict[str, Any]:
             raise UserError(f"launch: --{name}: a value is missing")
         if name == "ips":
             hosts = value.split(",")
+            if ipv6 := next(filter(is_ipv6, hosts), None):
+                raise UserError(f"launch: --ips: {ipv6}: {NO_IPV6}")
             found |= {"num_nodes": str(len(hosts)), "master_addr": hosts[0]}
             if len(hosts) > 1 and "node_rank" not in given:
                 found["node_rank"] = str(own_rank(hosts, "launch: --ips"))

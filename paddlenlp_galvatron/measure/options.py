@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 from ..base.errors import UserError
 from ..base.limits import Number, Port, Positive, Rank, Ranks, Samples, Size
-from ..launch.nodes import environment_nodes
+from ..launch.nodes import FIELDS, environment_nodes
 from ..options.group import Options, Sizes
 from ..options.model_options import SEQ, ModelOptions
 from ..plan import Assumptions, LayerStrategy, ModelShape, Plan, Precision, VocabStrategy
@@ -94,11 +94,10 @@ class ProfileRunOptions(Options):
     @model_validator(mode="before")
     @classmethod
     def _nodes_as_told(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Takes the nodes from the variables of the cluster's launcher, unless options name them."""
-        if {"num_nodes", "hostfile", "launch", "analytic"} & values.keys():
+        """Takes the nodes from variables, as far as options do not name them."""
+        if {"hostfile", "launch", "analytic"} & values.keys():
             return values
-        told = environment_nodes()
-        return (told if told.get("num_nodes", "1") != "1" else {}) | values
+        return environment_nodes(given={name: _from_environment(values.get(name)) for name in FIELDS}) | values
 
     @model_validator(mode="after")
     def _one_precision(self) -> Self:

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from ..base.errors import UserError
-from ..base.limits import MOST_LAYERS, MOST_SIZE
+from ..base.limits import MOST_LAYERS
 from ..base.reading import LARGEST_OPTIONS, read_json
 from ..base.text import shortened
-from .families import FAMILIES, Family
+from .families import FAMILIES
+from .fields import Fields, as_json
 from .shape import ModelShape
+from .unsupported import require_supported
 
 LONGEST_NAME = 100  # longest name that is compared with those of presets
 EXAMPLES = ("qwen2.5-7b", "llama3-8b")
 HUB_NAME = re.compile(r"[\w-]+/[\w.-]+")  # of Hugging Face's hub and PaddleNLP
-COEFFICIENT = "router_aux_loss_coef"
+COEFFICIENT, ORIGINAL_LENGTH = "router_aux_loss_coef", "original_max_position_embeddings"
 PRESET_FOLDERS = (Path(__file__).parents[2] / "configs" / "models", Path(__file__).parents[1] / "presets")
 
 
@@ -62,129 +63,122 @@ def plain_name(name: str) -> str:
 
 
 def shape_from_config(config: Any, name: str, source: str = "config") -> ModelShape:
-    """Shape from the fields of a Hugging Face or PaddleNLP config. Raises UserError."""
+    """Shape from the fields of a Hugging Face or PaddleNLP config, as transformers 5 reads them: fields that are left
+    out have the family's values. Raises UserError: also for a size that is left out, for a number that is said twice
+    and differs, and for what the layers here do not compute."""
     if not isinstance(config, dict):
         raise UserError(f"{source}: a model config holds one JSON object; this one does not")
-    rope = config.get("rope_parameters")  # where transformers 5 keeps rope_theta
-    config = {**rope, **config} if isinstance(rope, dict) else config
-
-    def number(field: str, default: float | None = None, kind: type = int, most: float = MOST_SIZE) -> Any:
-        value: Any = config.get(field, default)
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number or not 0 < value <= most or kind(value) != value:
-            wrong = "is missing" if value is None else f"is {shortened(repr(value))}"
-            wanted = f"a positive number up to {most:g}" if kind is float else f"a whole number from 1 to {most}"
-            raise UserError(f"{source}: {field} {wrong}; give {wanted}")
-        return kind(value)
-
-    def flag(field: str) -> bool:
-        value = config.get(field, False)
-        if not isinstance(value, bool):
-            raise UserError(f"{source}: {field} is {shortened(repr(value))}; give true or false")
-        return value
-
-    dropout = config.get("attention_dropout", 0.0)
-    if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
-        raise UserError(f"{source}: attention_dropout is {shortened(repr(dropout))}; give a number from 0 to below 1")
     name_of_family = config.get("model_type")
     if not isinstance(name_of_family, str) or name_of_family not in FAMILIES:
         known = ", ".join(FAMILIES)
         raise UserError(f"{source}: model_type is {shortened(repr(name_of_family))}; supported: {known}")
     family = FAMILIES[name_of_family]
-    if config.get(family.window):
-        raise UserError(
-            f"{source}: {family.window} asks for attention to a window alone; give a model with full attention"
-        )
-    heads = number("num_attention_heads")
+    fields = Fields(config, family, source)
+    heads, layers = fields.number("num_attention_heads"), fields.number("num_hidden_layers", most=MOST_LAYERS)
+    require_supported(config, family, layers, source)
+    dropout = 0.0 if config.get("attention_dropout") is None else config["attention_dropout"]
+    if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
+        raise fields.error("attention_dropout", "a number from 0 to below 1")
+    theta, scaling = _rope(fields)
     shape = ModelShape(
         name=name,
         family=family.name,
-        layers=number("num_hidden_layers", most=MOST_LAYERS),
-        hidden_size=number("hidden_size"),
-        intermediate_size=number("intermediate_size"),
+        layers=layers,
+        hidden_size=fields.number("hidden_size"),
+        intermediate_size=fields.number("intermediate_size"),
         heads=heads,
-        kv_heads=number("num_key_value_heads", heads),
-        vocab_size=number("vocab_size"),
-        max_position_embeddings=number("max_position_embeddings", 2048),
-        tied_embeddings=flag("tie_word_embeddings"),
-        rms_norm_eps=number("rms_norm_eps", 1e-6, float, 1),
-        rope_theta=number("rope_theta", 10000.0, float, 1e15),
-        initializer_range=number("initializer_range", 0.02, float, 1e3),
+        kv_heads=heads if fields.get("num_key_value_heads") is None else fields.number("num_key_value_heads"),
+        vocab_size=fields.number("vocab_size"),
+        max_position_embeddings=fields.number("max_position_embeddings"),
+        tied_embeddings=fields.flag("tie_word_embeddings"),
+        rms_norm_eps=fields.number("rms_norm_eps", float, 1),
+        rope_theta=theta,
+        initializer_range=fields.number("initializer_range", float, 1e3),
         attention_dropout=dropout,
-        own_head_dim=None if config.get("head_dim") is None else number("head_dim"),
-        **{field: flag(field) for field in family.biases},
-        rope_scaling=_rope_scaling(config, family, source),
-        **_experts(config, family, source, number, flag),
+        own_head_dim=_head_dim(fields),
+        **{field: fields.flag(field) for field in family.biases},
+        rope_scaling=scaling,
+        **_experts(fields),
     )
     if shape.own_head_dim is None and shape.hidden_size % shape.heads:
         raise UserError(
             f"{source}: hidden_size {shape.hidden_size} does not split into {shape.heads} heads; correct one of them"
         )
-    if shape.own_head_dim and shape.own_head_dim % 2:
+    if shape.head_dim % 2:
         raise UserError(
-            f"{source}: head_dim {shape.own_head_dim} is odd, but rotary positions turn pairs of numbers; give an "
-            "even one"
+            f"{source}: head_dim {shape.head_dim} is odd, but rotary positions turn pairs of numbers; give an even one"
         )
     if shape.heads % shape.kv_heads:
+        usual = "" if "num_key_value_heads" in config else f", {family.name}'s number if num_key_value_heads is missing"
         raise UserError(
-            f"{source}: num_attention_heads {shape.heads} is no multiple of {shape.kv_heads} kv heads; correct one "
-            "of them"
+            f"{source}: num_attention_heads {shape.heads} is no multiple of {shape.kv_heads} kv heads{usual}; correct "
+            "one of them"
         )
     # A head_dim that says no more than the other numbers is no own one.
     return replace(shape, own_head_dim=None) if shape.q_width == shape.hidden_size else shape
 
 
-def _experts(
-    config: dict[str, Any], family: Family, source: str, number: Callable[..., Any], flag: Callable[[str], bool]
-) -> dict[str, Any]:
-    """The fields of a shape that tell its experts. Raises UserError for what neither plans nor training have."""
-    mixture = family.mixture
+def _head_dim(fields: Fields) -> int | None:
+    """None: hidden_size over heads. Raises UserError for null where the family has another number."""
+    if fields.get("head_dim") is None and "head_dim" not in fields.family.defaults:
+        return None
+    head_dim: int = fields.number("head_dim")
+    return head_dim
+
+
+def _experts(fields: Fields) -> dict[str, Any]:
+    """The fields of a shape that tell its experts. Raises UserError."""
+    mixture = fields.family.mixture
     if mixture is None:
         return {}
-    # transformers 5 calls Qwen3's experts local ones, too.
-    counts = {name: number(name) for name in ("num_experts", "num_local_experts") if config.get(name) is not None}
-    if len(set(counts.values())) > 1:
-        raise UserError(f"{source}: num_experts and num_local_experts are two names of one number but differ; keep one")
-    experts = next(iter(counts.values())) if counts else number(mixture.count)
-    if (chosen := number("num_experts_per_tok")) > experts:
+    names = [name for name in mixture.counts if fields.get(name) is not None] or mixture.counts[:1]
+    experts, *others = (fields.number(name) for name in names)
+    if others not in ([], [experts]):
+        raise UserError(f"{fields.source}: {' and '.join(names)} are two names of one number but differ; keep one")
+    if (chosen := fields.number("num_experts_per_tok")) > experts:
         raise UserError(
-            f"{source}: num_experts_per_tok {chosen} is more than the {experts} experts; correct one of them"
+            f"{fields.source}: num_experts_per_tok {chosen} is more than the {experts} experts; correct one of them"
         )
-    for name, plain, what in (
-        ("decoder_sparse_step", 1, "dense layers among those with experts"),
-        ("mlp_only_layers", [], "dense layers among those with experts"),
-        ("router_jitter_noise", 0, "noise on what the router reads"),
-        ("qkv_bias", family.qkv_bias, f"other biases than {family.title} has"),
-    ):
-        if config.get(name) not in (None, plain):
-            raise UserError(f"{source}: {name} {shortened(repr(config[name]))}: {what} are not supported; give {plain}")
-    balances = flag("output_router_logits") and config.get(COEFFICIENT) != 0  # as in transformers
+    balances = fields.flag("output_router_logits") and fields.get(COEFFICIENT) != 0  # as in transformers
     return {
         "experts": experts,
         "experts_per_token": chosen,
-        "expert_size": number(mixture.size),
-        "shared_size": number("shared_expert_intermediate_size") if mixture.shared else 0,
-        "norm_topk": flag("norm_topk_prob") if mixture.normed is None else mixture.normed,
-        COEFFICIENT: number(COEFFICIENT, 0.001, float, 1e3) if balances else 0.0,
+        "expert_size": fields.number(mixture.size),
+        "shared_size": fields.number("shared_expert_intermediate_size") if mixture.shared else 0,
+        "norm_topk": fields.flag("norm_topk_prob") if mixture.normed is None else mixture.normed,
+        COEFFICIENT: fields.number(COEFFICIENT, float, 1e3) if balances else 0.0,
     }
 
 
-def _rope_scaling(config: dict[str, Any], family: Family, source: str) -> tuple[tuple[str, int | float | str], ...]:
-    """How rotary positions are scaled, as the family supports it. Raises UserError."""
-    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else rope
-    if kind == "default":
-        return ()
-    needed = family.rope_types.get(kind) if isinstance(kind, str) else None
+def _rope(fields: Fields) -> tuple[float, tuple[tuple[str, int | float | str], ...]]:
+    """Base of rotary positions, and how the family scales them. transformers 5 has both in rope_parameters, 4 in
+    rope_scaling and beside it. Raises UserError: two places differ, or the family has no such positions."""
+    config, family, source = fields.config, fields.family, fields.source
+    said = [(name, config[name]) for name in ("rope_scaling", "rope_parameters") if config.get(name)]
+    where, rope = said[0] if said else ("", {})
+    kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else None
+    needed = {"default": (), **family.rope_types}.get(kind) if isinstance(kind, str) else None
     if needed is None:
         supported = " and ".join(["plain rotary embeddings", *family.rope_types])
-        raise UserError(f"{source}: rope_scaling is {shortened(str(rope))}; {supported} alone are supported")
-    values: dict[str, Any] = {name: rope.get(name) for name in needed}
-    for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= MOST_SIZE:
-            wrong = "is missing" if value is None else f"is {shortened(repr(value))}"
-            raise UserError(f"{source}: rope_scaling: {name} {wrong}; give a positive number")
-    return (("rope_type", str(kind)), *values.items())
+        raise UserError(f"{source}: {where} is {as_json(rope)}; {supported} alone are supported")
+    if said[1:] and said[1][1] != rope:
+        raise UserError(f"{source}: rope_scaling and rope_parameters are two names of one thing but differ; keep one")
+    for name, value in rope.items():
+        plain = kind if name in ("rope_type", "type") else 1
+        if name not in ("rope_theta", *needed) and value not in (None, plain):
+            raise UserError(
+                f"{source}: {where}: {name} {as_json(value)} does not go with rope_type {kind}; correct one"
+            )
+    for name in ("rope_theta", ORIGINAL_LENGTH):
+        if name in rope and config.get(name) not in (None, rope[name]):
+            top, inner = as_json(config[name]), as_json(rope[name])
+            raise UserError(f"{source}: {name} is {top}, but {inner} in {where}; keep one")
+    length = fields.get(ORIGINAL_LENGTH) or fields.get("max_position_embeddings")
+    inside = Fields({ORIGINAL_LENGTH: length, **rope}, family, f"{source}: {where}")
+    theta: float = (inside if "rope_theta" in rope else fields).number("rope_theta", float, 1e15)
+    for name in needed:
+        inside.number(name, float)
+    return theta, (("rope_type", kind), *((name, inside.config[name]) for name in needed)) if needed else ()
 
 
 def config_of(shape: ModelShape) -> dict[str, Any]:
@@ -196,7 +190,7 @@ def config_of(shape: ModelShape) -> dict[str, Any]:
         "intermediate_size": shape.intermediate_size,
         "num_attention_heads": shape.heads,
         "num_key_value_heads": shape.kv_heads,
-        **({"head_dim": shape.own_head_dim} if shape.own_head_dim else {}),
+        "head_dim": shape.head_dim,
         "vocab_size": shape.vocab_size,
         "max_position_embeddings": shape.max_position_embeddings,
         "tie_word_embeddings": shape.tied_embeddings,
@@ -218,7 +212,7 @@ def _of_experts(shape: ModelShape) -> dict[str, Any]:
     if mixture is None:
         return {}
     return {
-        mixture.count: shape.experts,
+        mixture.counts[0]: shape.experts,
         "num_experts_per_tok": shape.experts_per_token,
         mixture.size: shape.expert_size,
         **({"norm_topk_prob": shape.norm_topk} if mixture.normed is None else {}),

@@ -14,7 +14,7 @@ class Mixture:
     inside: str = "mlp"  # the part of a layer that has them
     projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")  # names of gate, up and down
     size: str = "moe_intermediate_size"  # field of config.json: columns of an expert
-    count: str = "num_experts"  # the same: experts of a layer
+    counts: tuple[str, ...] = ("num_experts", "num_local_experts")  # the same: experts of a layer, transformers' names
     normed: bool | None = None  # whether the scores of a token's experts sum to 1; None: norm_topk_prob says
     shared: bool = False  # one more expert has all tokens, and a gate
 
@@ -33,7 +33,9 @@ class Family:
     # Ways to scale rotary positions: rope_type -> the numbers that it needs.
     rope_types: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     mixture: Mixture | None = None  # layers have experts
-    window: str = "use_sliding_window"  # field of config.json that asks for attention to a window alone
+    window: str = "sliding_window"  # field of config.json that asks for attention to a window alone
+    # Values in transformers of fields that config.json leaves out, where they are not the USUAL ones (fields.py).
+    defaults: Mapping[str, float] = field(default_factory=dict)
     # Stock PaddleNLP's own model of it. kv heads are shared among the ranks of tensor parallelism; it has Ulysses; a
     # pipeline recomputes some of its layers.
     stock: bool = True
@@ -59,12 +61,21 @@ _ALL = (
         biases=("attention_bias", "mlp_bias"),
         # Llama 3.1 to 3.3: long waves are slowed by the factor, short ones are left, those between are mixed.
         rope_types={"llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")},
+        defaults={"max_position_embeddings": 2048},
         stock_shares_kv_heads=True,
         stock_ulysses=True,
         stock_recomputes_some=True,
     ),
     # Qwen2 and Qwen2.5.
-    Family("qwen2", "Qwen2", "qwen2", qkv_bias=True, heads_per_kv_head=2),
+    Family(
+        "qwen2",
+        "Qwen2",
+        "qwen2",
+        qkv_bias=True,
+        window="use_sliding_window",
+        defaults={"num_key_value_heads": 32},
+        heads_per_kv_head=2,
+    ),
     # Qwen3, the dense ones: heads of a size of their own, and a norm on each head of q and k.
     Family(
         "qwen3",
@@ -72,6 +83,8 @@ _ALL = (
         "qwen2",  # PaddleNLP 3.0.0b4 has no Qwen3: its Qwen2 is one with those norms
         qk_norm=True,
         biases=("attention_bias",),
+        window="use_sliding_window",
+        defaults={"num_key_value_heads": 32, "head_dim": 128},
         stock=False,
         heads_per_kv_head=2,
         example={"own_head_dim": 16},
@@ -82,7 +95,9 @@ _ALL = (
         "Qwen2Moe",
         "qwen2",
         qkv_bias=True,
-        mixture=Mixture(shared=True),
+        mixture=Mixture(counts=("num_experts",), shared=True),
+        window="use_sliding_window",
+        defaults={"num_key_value_heads": 16},
         stock=False,  # PaddleNLP 3.0.0b4's own fails on Paddle 3.3.1
         heads_per_kv_head=2,
     ),
@@ -94,6 +109,8 @@ _ALL = (
         qk_norm=True,
         biases=("attention_bias",),
         mixture=Mixture(),
+        window="use_sliding_window",
+        defaults={"num_key_value_heads": 4},
         stock=False,
         heads_per_kv_head=2,
         example={"own_head_dim": 16},
@@ -103,8 +120,19 @@ _ALL = (
         "mixtral",
         "Mixtral",
         "llama",  # its layers are Llama's but for the experts
-        mixture=Mixture("block_sparse_moe", ("w1", "w3", "w2"), "intermediate_size", "num_local_experts", normed=True),
-        window="sliding_window",
+        mixture=Mixture(
+            "block_sparse_moe",
+            ("w1", "w3", "w2"),
+            "intermediate_size",
+            ("num_local_experts", "num_experts"),
+            normed=True,
+        ),
+        defaults={
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+        },
         stock=False,  # PaddleNLP 3.0.0b4's own fails on Paddle 3.3.1
         heads_per_kv_head=2,
     ),

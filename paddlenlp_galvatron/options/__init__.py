@@ -2,5 +2,5 @@
 
 `group` leads from words, files and mappings to canonical names and checked fields: by `aliases`, without those that
 have no use here (`foreign`). Groups that several commands share:
-`model_options`, `uniform` (one strategy for all layers) and `tuning`.
+`model_options`, `uniform` (one strategy for all layers) and `tuning`, with `task`.
 """

@@ -154,12 +154,14 @@ class ModelOptions(Options):
                     f"a config.json, or give {', '.join(missing)}"
                 )
             positions = max(2048, self.seq_length or 0, *(self.seqlen_list or ()))
-            config = {"model_type": "llama", "max_position_embeddings": positions} | _config(given)
-            return _named(shape_from_config(config, "", source="the model's options"))
+            config = {"model_type": "llama", "num_key_value_heads": None, "max_position_embeddings": positions}
+            return _named(shape_from_config(config | _config(given), "", source="the model's options"))
         base = load_model(self.model_size)
         config = config_of(base) | _config(given)
         if base.kv_heads == base.heads and "num_key_value_heads" not in given:
-            del config["num_key_value_heads"]
+            config["num_key_value_heads"] = None
+        if base.own_head_dim is None and "head_dim" not in base.traits.defaults:
+            del config["head_dim"]
         shape = shape_from_config(config, base.name, source="the model's options")
         if replace(shape, layers=base.layers) == base:
             return shape if shape == base else replace(shape, name=f"{base.name}_layer{shape.layers}")

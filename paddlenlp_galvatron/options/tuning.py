@@ -11,10 +11,8 @@ from ..base.limits import Number, Positive, Size
 from ..model.lora import Adapters
 from ..model.preference import Preference
 from .group import Options
+from .task import RANK, Kind, Packing
 
-Kind = Literal["pretrain", "sft", "lora", "dpo"]
-Packing = Literal["none", "in_order", "greedy", "best_fit"]
-RANK = 8  # PaddleNLP's
 KTO = "kto_pair"
 PAIRS = ("train_dataset_path", "dev_dataset_path", "max_prompt_len")
 Alpha = Annotated[Positive | None, BeforeValidator(lambda value: None if str(value) == "-1" else value)]

@@ -2,14 +2,14 @@
 
 `options` says what may be tried, `space` lists families of plans and their strategies, `core_arrays` prices a family
 for the core, `engine` goes through families by their lower bounds, `result` is the answer. `search_engine/README.md`
-describes the core, which bounds and solves one family. Questions that are searched: `fit` (how many cards), `explain`
-with `what_ifs`, `scale`, `form` (of the what-if page). `problem` has the inputs of a plan's search, `prices` says whose
-prices. `solver` solves a chain of layers by itself.
+describes the core, which bounds and solves one family. `question` settles the question of a search from options, its
+prices included. Others are answered by several searches: `fit` (how many cards), `form` (of the what-if page),
+`explain` with `what_ifs`, and `scale`; the last two ask from what a plan's file names (`problem`). `solver` solves a
+chain of layers by itself.
 """
 
 from .engine import search
 from .options import SearchOptions
 from .result import Candidate, FamilyOutcome, Need, SearchResult
-from .solver import Solution, solve
 
-__all__ = ["Candidate", "FamilyOutcome", "Need", "SearchOptions", "SearchResult", "Solution", "search", "solve"]
+__all__ = ["Candidate", "FamilyOutcome", "Need", "SearchOptions", "SearchResult", "search"]

@@ -13,15 +13,16 @@ from pydantic import BeforeValidator, Field
 from ..base.errors import UserError
 from ..base.limits import Positive, Ranks, Samples, Size
 from ..cost_model import CostModel, derive, load
-from ..options.model_options import SEQ
+from ..options.model_options import SEQ, Model
 from ..plan import ModelShape
 from ..plan.strategy import Assumptions
 from ..profiles.data_sheet import DataSheet, load_data_sheet
 from ..profiles.dialects import Note
 from ..profiles.files import allreduce_name, no_note, p2p_name, read_profile, sp_time_name
 from ..profiles.reserve import GIB_MIB, Reserve, gpu_sheet, reserve_of
-from .engine import Watch, search
+from .engine import Watch
 from .options import BATCH, SearchOptions, TaskOptions
+from .question import Question
 from .result import Candidate, Need, SearchResult
 
 DEVICE = "h100-80gb"  # where neither the user nor a profile names one
@@ -213,7 +214,9 @@ class _Row:
             seq_length=self.options.seq_length,
             max_cp_deg=self.options.max_cp_deg,
         )
-        return search(cost.models, cost.reserving(context_mib), options, watch=self.watch)
+        asked = {"model_size": self.options.model_size, "seq_length": options.seq_length}
+        model = Model(tuple(cost.models), self.options.tokens_of_a_sample)
+        return Question(model, options, cost.reserving(context_mib), reserve, asked).search(watch=self.watch)
 
 
 def _derived(shape: ModelShape, sheet: DataSheet, options: FitOptions) -> Callable[[int, int], CostModel]:

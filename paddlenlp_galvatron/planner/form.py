@@ -20,11 +20,10 @@ from ..options.group import Options
 from ..options.model_options import SEQ, Model, ModelOptions
 from ..plan import plan_to_dict
 from ..profiles.data_sheet import load_data_sheet
-from .engine import search
 from .fit import DEVICE
 from .options import BATCH, SearchOptions
-from .prices import on_device, prices
 from .problem import best_of
+from .question import Question
 from .result import SearchResult
 
 NODE_FACTORS = (2, 4, 8)  # of nodes that are tried where nothing fits
@@ -62,6 +61,15 @@ class Form(Options):
     search_options: str = Field("", description="more options of `galvatron search`: sp_space=tp+sp max_tp_deg=4")
 
 
+# The meaning of empty fields, shown in their place.
+UNSET = {
+    "seq_length": str(SEQ),
+    "device": DEVICE,
+    "profiles": "none: the data sheet of the device",
+    "num_gpus_per_node": "as the data sheet says",
+    "memory_constraint": "all that it has",
+    "search_options": "sp_space=tp+sp max_tp_deg=4",
+}
 SEARCHED = {**ModelOptions.model_fields, **SearchOptions.model_fields}  # options of a search
 SET_BY_THE_FORM = {
     *("model_size", "seq_length", "settle_bsz", "min_bsz", "max_bsz", "bsz_scale", "profiles", "memory_constraint"),
@@ -105,38 +113,30 @@ def answer(form: Form, more: Mapping[str, Any], look_wider: bool = True) -> Answ
         raise UserError("device: profiles say which one it is; leave one of them out")
     heard: list[str] = []
     with _about("model_size"):
-        asked = ModelOptions.from_values({**more, "model_size": form.model_size, "seq_length": form.seq_length})
-        model = asked.resolve_usual(SEQ)
+        given = {**more, "model_size": form.model_size, "seq_length": form.seq_length}
+        seq_length = ModelOptions.from_values(given).resolve_usual(SEQ).seq_length
     with _about("device"):
         device = None if form.profiles else form.device or DEVICE
         per_node = form.num_gpus_per_node or (load_data_sheet(device).gpus_per_node if device else None)
-    given = {
-        **more,
+    given |= {
         "device": device,
         "num_nodes": form.num_nodes,
         "num_gpus_per_node": per_node,
         "settle_bsz": form.global_train_batch_size,
-        "seq_length": model.seq_length,
+        "seq_length": seq_length,
         "memory_constraint": form.memory_constraint,
         "profiles": form.profiles,
     }
-    options = SearchOptions.from_values({name: value for name, value in given.items() if value is not None})
     with _about("profiles" if form.profiles else "search_options"):
-        cost = prices(model.shapes, options, heard.append)
-    commands = tuple(_commands(form, options, more))
-    options, cost = on_device(options, cost, heard.append)
-    result = search(model.shapes, cost, options, seconds=SEARCH_S)
-    if result.best:
-        told = {"model_size": form.model_size, "seq_length": model.seq_length}
-        result.best.plan.metadata["searched_from"]["model_options"] = told | asked.model_dump(
-            mode="json", exclude_unset=True, exclude_none=True
-        )
+        question = Question.of({name: value for name, value in given.items() if value is not None}, heard.append)
+    result = question.search(seconds=SEARCH_S)
     enough = (
         _enough_nodes(form, more)
         if look_wider and not form.profiles and not result.best and not result.given_up
         else None
     )
-    return Answer(model, cost, options, result, tuple(dict.fromkeys(heard)), commands, enough)
+    notes, commands = tuple(dict.fromkeys(heard)), tuple(_commands(form, question.options, more))
+    return Answer(question.model, question.cost, question.options, result, notes, commands, enough)
 
 
 def _enough_nodes(form: Form, more: Mapping[str, Any]) -> int | None:

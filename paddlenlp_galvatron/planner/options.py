@@ -15,7 +15,7 @@ from ..cost_model import CostOptions, Task
 from ..cost_model.costs import IMBALANCE, IMBALANCE_BOUND
 from ..model.layer import PARTLY
 from ..options.group import Options
-from ..options.tuning import RANK, Kind
+from ..options.task import RANK, Kind
 from ..plan import Assumptions, DataParallel, Plan, Precision, Recompute, Schedule
 from ..plan.mesh import Axis, Degrees, divisors, every_degrees
 from ..profiles.analytic import GROUPED, ONE_BY_ONE

@@ -17,7 +17,7 @@ from ..cost_model import CostModel
 from ..cost_model.facts import PlanFacts
 from ..options.group import Options, canonical_options
 from ..options.model_options import ModelOptions
-from ..options.tuning import RANK, Kind
+from ..options.task import RANK, Kind
 from ..plan import ModelShape, Plan, read_plan
 from ..plan.check import require_valid
 from ..profiles import ProfileFile
@@ -26,7 +26,7 @@ from ..profiles.network import Network
 from ..profiles.reserve import GIB_MIB
 from .engine import Watch, search
 from .options import PATH_OPTIONS, SearchOptions
-from .prices import prices, with_reserve, within_size
+from .question import prices, with_reserve, within_size
 from .result import Candidate, SearchResult
 
 LEAST_S = 0.5  # of a search whose time others have taken

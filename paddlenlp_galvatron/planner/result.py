@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from math import ceil, floor, inf, log10
+from typing import Any, Self
 
 from ..base.errors import Infeasible, UserError
 from ..cost_model import CostModel
@@ -210,6 +211,15 @@ class SearchResult:
         outcome = self.outcomes[family]
         bound = f" (at least {self.bounds_s[family]:.4g} s a step)" if outcome is FamilyOutcome.OUT_OF_BOUND else ""
         return outcome.words + bound
+
+    def naming_model(self, asked: Mapping[str, Any]) -> Self:
+        """With the model's options, as they were `asked` for, in what the best plan's file says of its search."""
+        if self.best is None:
+            return self
+        plan = self.best.plan
+        searched = plan.metadata["searched_from"] | {"model_options": dict(asked)}
+        plan = replace(plan, metadata=plan.metadata | {"searched_from": searched})
+        return replace(self, best=replace(self.best, plan=plan))
 
     def so_far(self) -> str:
         """A note on the answer of an interrupted search. Raises KeyboardInterrupt where it had found no plan."""

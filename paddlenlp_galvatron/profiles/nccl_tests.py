@@ -1,7 +1,8 @@
 """Output of nccl-tests (all_reduce_perf and its kin) as a hardware profile.
 
 Sizes mean the same there as here: the whole buffer that a collective reduces, gathers, scatters or exchanges, and what
-one rank sends. Out-of-place times are taken.
+one rank sends. Out-of-place times are taken. A prefix that a launcher puts before each line, such as a rank or the
+time, is skipped.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from ..base.errors import UserError
 from ..base.reading import read_bytes
+from ..base.text import shortened
 from .files import Fingerprint, Meta
 from .hardware import Collective, HardwareProfile, MessageGroup
 from .network import traffic_factor
@@ -32,8 +34,11 @@ _RANK = re.compile(
     r"Rank +\d+(?: +Group +(?P<group>\d+))?(?: +Pid +\d+)? +on +(?P<host>\S+) +device +\d+ +\[\S+\] *(?P<device>.*)"
 )
 _VERSION = re.compile(r"nccl-library=(\d+)|NCCL version (\S+)")
-_ROW = re.compile(r"^ *(\d+) +\d+ +[a-z]\w+ .*")
+_ROW = re.compile(r"\d{1,19} {1,30}\d{1,19} {1,30}[a-z]\w+ .*")  # size in bytes, number of elements, their type
+_RUN = re.compile(r"# *nThread \d")  # in the first lines of each run
+_FAILURE = re.compile(r"Out of bounds values *: *\d+ FAILED|Test (\w+ )?failure.*")
 LARGEST_LOG = 4 * 2**20  # bytes; one has 10 kB
+UNCHECKED = "N/A"  # for the number of wrong elements
 COLUMNS = 4  # time in us, algorithm bandwidth and bus bandwidth in GB/s, errors; out of place, then in place
 ROUNDING = 0.01  # of times and bandwidths, relative, beside the last digit printed
 
@@ -75,6 +80,14 @@ def import_nccl_tests(paths: Iterable[Path], num_nodes: int, gpus_per_node: int)
 def read_log(path: Path, num_nodes: int, gpus_per_node: int) -> NcclLog:
     """One log. Raises UserError: not such a log, or of a group that the cluster does not have."""
     text = read_bytes(path, LARGEST_LOG).decode(errors="replace")
+    if text.lstrip("\ufeff\n ").startswith("{"):
+        raise UserError(f"{path}: is JSON; give what nccl-tests prints")
+    if len(_RUN.findall(text)) > 1:
+        raise UserError(f"{path}: holds {len(_RUN.findall(text))} runs of nccl-tests; give a file for each")
+    if failure := _FAILURE.search(text):
+        raise UserError(
+            f"{path}: says {shortened(failure[0])!r}; find out what is wrong with the devices, and measure again"
+        )
     program = _PROGRAM.search(text) or _PROGRAM.search(path.name)
     if not program:
         raise UserError(
@@ -86,8 +99,15 @@ def read_log(path: Path, num_nodes: int, gpus_per_node: int) -> NcclLog:
             f"{path}: has no line '# Rank …', so its ranks are unknown; give the whole output of nccl-tests"
         )
     first = [match for match in ranks if match["group"] == ranks[0]["group"]]
-    rows = [line.split() for line in text.splitlines() if _ROW.match(line)]
-    times = {float(row[0]) / MIB: _time_ms(path, row) for row in rows if float(row[0])}
+    rows = [match[0].split() for line in text.splitlines() if (match := _ROW.search(line))]
+    times: dict[float, float] = {}
+    for row in rows:
+        if float(row[0]) / MIB in times:
+            raise UserError(
+                f"{path}: {row[0]} bytes stand in several rows; measure one type and operation, in one cycle"
+            )
+        if float(row[0]):
+            times[float(row[0]) / MIB] = _time_ms(path, row)
     if not times:
         raise UserError(f"{path}: has no row of results; give the whole output of nccl-tests")
     size, hosts = len(first), len({match["host"] for match in first})
@@ -99,8 +119,9 @@ def read_log(path: Path, num_nodes: int, gpus_per_node: int) -> NcclLog:
 
 
 def _time_ms(path: Path, row: list[str]) -> float:
-    """Out-of-place time of a row, checked against the bandwidth beside it."""
+    """Out-of-place time of a row, checked against the bandwidth beside it and the number of wrong elements."""
     try:
+        wrong = [float(count) for count in row[-COLUMNS - 1 :: COLUMNS] if count != UNCHECKED]
         size_bytes, time_us, gb_per_s = int(row[0]), *map(float, row[-2 * COLUMNS : -2 * COLUMNS + 2])
         digit = 10.0 ** -len(row[-2 * COLUMNS + 1].partition(".")[2])
         agrees = abs(size_bytes / time_us / 1e3 - gb_per_s) <= digit + ROUNDING * gb_per_s
@@ -110,6 +131,10 @@ def _time_ms(path: Path, row: list[str]) -> float:
         raise UserError(
             f"{path}: {' '.join(row)}: not the columns that are expected (… time in us, algbw, busbw, #wrong, twice); "
             "use nccl-tests 2.5 or newer"
+        )
+    if not all(count < 1 for count in wrong):  # older versions print the largest error there, a small fraction
+        raise UserError(
+            f"{path}: {' '.join(row)}: #wrong is not 0: messages arrived damaged; repair that, and measure again"
         )
     return time_us / 1e3
 

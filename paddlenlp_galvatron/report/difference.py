@@ -9,8 +9,9 @@ from rich.table import Table
 
 from ..base.printing import table
 from ..base.text import gib
-from ..cost_model.facts import MEMORY, TIME, PlanFacts, load_summary, strategy_words
+from ..cost_model.facts import MEMORY, TIME, PlanFacts, strategy_words
 from ..plan import Plan
+from ..plan.predicted import load_summary
 from ..plan.strategy import runs
 
 

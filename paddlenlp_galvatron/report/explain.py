@@ -17,9 +17,9 @@ from ..cost_model.facts import (
     MEMORY,
     TIME,
     StageBreakdown,
-    load_summary,
     strategy_words,
 )
+from ..plan.predicted import load_summary
 from ..planner.explain import Explanation
 from ..planner.result import Candidate
 from ..planner.what_ifs import OtherStrategy, WhatIf

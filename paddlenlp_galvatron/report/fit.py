@@ -8,9 +8,9 @@ from typing import Any
 from rich.table import Table
 
 from ..base.printing import table
-from ..cost_model.costs import Load
-from ..cost_model.facts import load_summary, trained_flops_per_token
+from ..cost_model.facts import trained_flops_per_token
 from ..plan import ModelShape, plan_to_dict
+from ..plan.predicted import Load, load_summary
 from ..plan.strategy import Plan
 from ..planner.fit import MORE_GIB, Fit, FitOptions
 from ..profiles.data_sheet import DataSheet

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import ceil
 from statistics import median
 from typing import Any, NamedTuple, TypeVar
@@ -15,10 +14,9 @@ from rich.text import Text
 
 from ..base.printing import table
 from ..base.text import gib
-from ..cost_model import step_traffic_bytes
-from ..cost_model.costs import Load
-from ..cost_model.facts import flops_per_token
+from ..model.shape import flops_per_token
 from ..plan import DataParallel, ModelShape, Plan, Recompute, plan_id
+from ..plan.predicted import Load, Predicted
 
 Record = TypeVar("Record", bound=Mapping[str, Any])
 Log = Sequence[Mapping[str, Any]]  # lines of train_log.jsonl
@@ -30,35 +28,6 @@ TOLERANCE = 0.15  # of a prediction
 MARGIN = 0.9  # of a budget that is known to be too large: the next budget
 MIB, GIB_MIB = 2**20, 1024
 SCALAR_BYTES = 4  # an fp32 number
-
-
-@dataclass(frozen=True, slots=True)
-class Predicted:
-    """The file's `galvatron.predicted`."""
-
-    step_s: float | None
-    memory_mib: tuple[float, ...]  # most that tensors of a rank of each stage hold; empty: not predicted
-    reserve_mib: float  # of a device, for what tensors do not hold
-    load: Load | None  # of experts; None: the file tells none
-
-    @staticmethod
-    def of(plan: Plan) -> Predicted:
-        fields = plan.metadata.get("predicted") or {}
-        stages = fields.get("stages") or []
-        reserve = max((stage.get("memory", {}).get("context_mib", 0.0) for stage in stages), default=0.0)
-        memory = tuple(_tensors_mib(stage, reserve) for stage in stages if "memory_mib" in stage)
-        options = (plan.metadata.get("searched_from") or {}).get("options")
-        options = options if isinstance(options, dict) else {}
-        load = [one for name in Load._fields if isinstance(one := options.get(name), int | float) and one >= 1]
-        planned = Load(*load) if len(load) == len(Load._fields) else None
-        return Predicted(fields.get("time_s"), memory if len(memory) == plan.pipeline else (), reserve, planned)
-
-
-def _tensors_mib(stage: Mapping[str, Any], reserve_mib: float) -> float:
-    """The estimate; of a file without one the bound."""
-    bound: float = stage["memory_mib"] - reserve_mib
-    estimate: float | None = stage.get("memory", {}).get("estimate_mib")
-    return bound if estimate is None else min(estimate, bound)
 
 
 def of_plan(plan: Plan, records: Iterable[Record]) -> list[Record]:
@@ -134,6 +103,8 @@ def scalars_bytes(plan: Plan, shape: ModelShape) -> int:
 
 def traffic_table(plan: Plan, shape: ModelShape, counted: Mapping[str, Any], adapter_rank: int | None = None) -> Table:
     """`counted`: a run's traffic.json; `adapter_rank`: of adapters that learnt alone. MiB over all ranks, by kind."""
+    from ..cost_model.traffic import step_traffic_bytes  # here, as a run asks for it only when it has ended
+
     predicted = Counter(step_traffic_bytes(plan, shape, adapter_rank)) + Counter(all_reduce=scalars_bytes(plan, shape))
     groups = max(counted["groups"], default=0)
     title = f"messages of a step, all ranks; at most {groups} groups on a rank"

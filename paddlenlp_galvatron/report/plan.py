@@ -13,12 +13,11 @@ from rich.text import Text
 
 from ..base.printing import table
 from ..base.text import gib, shortened
-from ..launch.clusters import start_lines
 from ..plan import LayerStrategy, ModelShape, Plan, Recompute, VocabStrategy
 from ..plan.check import find_faults
 from ..plan.mesh import STAGE, Axis
+from ..plan.predicted import Predicted
 from ..plan.strategy import runs
-from .measured import Predicted
 
 MOST_ROWS, LONGEST = 500, 2000  # of a table, and characters in one: it takes a second to print
 
@@ -96,16 +95,6 @@ def describe(plan: Plan, shape: ModelShape | None = None) -> list[Table]:
         facts.add_row(name, Text(shortened(value, LONGEST)))
     searched = Searched.of(plan.metadata.get("predicted"))
     return [facts, _table(plan), *([_stages(searched)] if searched else [])]
-
-
-def how_to_start(plan: Plan, path: Path) -> list[str]:
-    """The lines that start a plan for several nodes, by who starts it; none for a plan of one node."""
-    searched = Origin.of(plan.metadata.get("searched_from") or {})
-    if searched is None or searched.num_nodes == 1:
-        return []
-    command = f"galvatron train {path} --model {searched.model} --input_dir DATA --nproc {searched.num_gpus_per_node}"
-    lines = start_lines(command, searched.num_nodes)
-    return [f"start on {searched.num_nodes} nodes:", *(f"  {who}: {line}" for who, line in lines.items())]
 
 
 def _facts(plan: Plan, shape: ModelShape | None) -> list[tuple[str, str]]:

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from ..base.errors import GalvatronError, Infeasible
 from ..cost_model.facts import PlanFacts
 from ..model import preset_names
-from ..options.model_options import SEQ
 from ..planner.fit import DEVICE
-from ..planner.form import SEARCHED, Answer, Form
+from ..planner.form import SEARCHED, UNSET, Answer, Form
 from ..profiles.data_sheet import data_sheets
 from ..profiles.reserve import GIB_MIB
 from .page import drawn, fill
@@ -25,15 +24,6 @@ LABELS = {
     "num_gpus_per_node": "GPUs per node",
     "memory_constraint": "Memory of a GPU, GiB",
     "search_options": "More options of the search",
-}
-# Placeholders of empty fields.
-UNSET = {
-    "seq_length": str(SEQ),
-    "device": DEVICE,
-    "profiles": "none: the data sheet of the device",
-    "num_gpus_per_node": "as the data sheet says",
-    "memory_constraint": "all that it has",
-    "search_options": "sp_space=tp+sp max_tp_deg=4",
 }
 # Fields of the form by what errors call them.
 FIELDS = {"settle_bsz": "global_train_batch_size", "world_size": "num_nodes"}

@@ -37,7 +37,7 @@ def initial_weights(settings: TrainSettings, shape: ModelShape) -> InitialWeight
     """Raises UserError."""
     folder = settings.initial_weights
     weights = weights_from(folder, shape) if folder else None
-    base = base_identity(folder, settings.seed) if settings.adapts or settings.compares else ""
+    base = base_identity(weights, settings.seed) if settings.adapts or settings.compares else ""
     adapters = settings.adapters(base)
     if adapters is None:
         return InitialWeights(weights, None, base)

@@ -21,7 +21,7 @@ from ..options.group import Options
 from ..options.model_options import ModelOptions
 from ..options.tuning import PreferenceOptions, TuningOptions
 from ..options.uniform import DegreeOptions, UniformOptions
-from ..plan import Assumptions, ModelShape, load_model, write_plan
+from ..plan import Assumptions, ModelShape, Plan, load_model, read_plan, write_plan
 from ..plan.dialects import as_current
 from ..plan.file import LARGEST_BYTES, newest_plan
 from .checkpoint.stored import checkpoint_of
@@ -72,9 +72,12 @@ GROUPS: tuple[type[Options], ...] = (
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run that is ready to start, and what the user should hear of it."""
+    """A run that is ready to start: its plan and model, read once and checked against each other, and notes for the
+    user."""
 
     settings: TrainSettings
+    plan: Plan  # which leaves open what depends on the device: `plan.check.with_defaults`
+    shape: ModelShape
     notes: tuple[str, ...]
 
 
@@ -140,7 +143,7 @@ def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | No
         needs = "the best checkpoint needs load_best_model_at_end and evaluation"
         best = options.model_dump(include={"load_best_model_at_end", "metric_for_best_model"}, exclude_defaults=True)
         notes += [idle_note(dict.fromkeys(best, needs))] if best else []
-    return Prepared(settings, tuple(notes))
+    return Prepared(settings, settings.fitting(read_plan(plan, world_size), shape), shape, tuple(notes))
 
 
 def _require_trained_with_experts(shape: ModelShape, options: TrainOptions) -> None:
@@ -171,7 +174,7 @@ def _model(named: ModelOptions, options: TrainOptions, load: Path | None, folder
         return named.model_size, shape, model.seq_length
     path = folder.absolute() / CONFIG
     write_text(path, dumps(config_of(shape), indent=2) + "\n")
-    return str(path), shape, model.seq_length
+    return str(path), load_model(path), model.seq_length
 
 
 def _absolute_paths(options: TrainOptions, model: str | None) -> dict[str, str]:

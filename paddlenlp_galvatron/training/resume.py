@@ -20,6 +20,7 @@ from .settings import TrainSettings
 
 VISIBLE_S = 10.0  # in which a file of one node appears on others: network file systems keep what they saw for seconds
 POLL_S = 0.1
+LATER = ("checksums", "special_tokens", "split_special_tokens")  # of the data's identity; older checkpoints lack them
 
 
 def resume(settings: TrainSettings, engine: Engine, optimizer: Any, data: BatchSource) -> int:
@@ -136,8 +137,9 @@ def _samples_seen(checkpoint: Checkpoint, engine: Engine, data: BatchSource, aut
     if then is None:
         return 0
     was, now = then.identity, data.identity
-    if "checksums" not in was:  # it was written before checksums were kept
-        now = {key: value for key, value in now.items() if key != "checksums"}
+    if unknown := [key for key in LATER if key in now and key not in was]:
+        now = {key: value for key, value in now.items() if key not in unknown}
+        print_rank_0(engine, f"note: {checkpoint.folder}: is older and does not say its data's {', '.join(unknown)}")
     if was != now:
         unlike = [
             f"{key} was {was.get(key)}, is {now.get(key)}"

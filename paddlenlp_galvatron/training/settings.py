@@ -337,19 +337,22 @@ class TrainSettings(TrainOptions):
     def load_plan(self, on_gpus: bool | None = None) -> tuple[Plan, ModelShape]:
         """The plan, with nothing left open, and the model, checked against each other and the world. `on_gpus`: what
         the defaults are for; None: what this machine has. Raises UserError."""
-        plan = read_plan(self.plan, self.world_size)
-        plan = with_assumptions(plan, seq_length=self.seq_length, **self.assumptions)
+        read, shape = read_plan(self.plan, self.world_size), load_model(self.model)
+        plan = self.fitting(read, shape)
         if on_gpus is None:
             from ..launch import gpus  # here, as it imports Paddle
 
             on_gpus = gpus.gpu_count() > 0
-        plan = with_defaults(plan, on_gpus)
-        shape = load_model(self.model)
+        return with_defaults(plan, on_gpus), shape
+
+    def fitting(self, plan: Plan, shape: ModelShape) -> Plan:
+        """The plan with what this run assumes, checked against the model. Raises UserError."""
+        plan = with_assumptions(plan, seq_length=self.seq_length, **self.assumptions)
         if plan.assumed.seq_length is None:
             raise UserError(f"{self.plan}: names no seq_length; pass --seq_length")
         require_model(plan, shape, self.kind, self.adapts)
         require_valid(plan, shape)
-        return plan, shape
+        return plan
 
     def nonfinite_guard(self, scaled: bool) -> NonFiniteGuard:
         return NonFiniteGuard(self.on_nonfinite == "skip", self.max_skipped, scaled)

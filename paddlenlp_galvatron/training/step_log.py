@@ -13,6 +13,7 @@ from typing import Any, BinaryIO, NotRequired, TypedDict
 from ..base.errors import GalvatronError, UserError
 from ..base.locking import is_named
 from ..base.reading import parse_json
+from ..base.text import without_prefix
 from ..base.writing import whole_file
 
 LONGEST_LINE_BYTES = 4 * 2**20  # 100,000 ranks' peaks of memory are 2 MB
@@ -102,8 +103,8 @@ def _strict(record: StepRecord) -> dict[str, Any]:
 
 
 def read_log(path: Path) -> list[StepRecord]:
-    """All records of a log."""
-    return [record for line in _lines(path) if (record := record_of(line))]
+    """All records of a log, or of a copy of it with what a launcher writes in front of lines."""
+    return [record for line in _lines(path) if (record := record_of(without_prefix(line)))]
 
 
 def _lines(path: Path) -> Iterator[bytes]:

@@ -28,10 +28,11 @@ from ..runtime.engine import Engine
 from ..runtime.paddle_private import next_rate, schedule_of
 from ..runtime.topology import PlanGroup
 from ..runtime.trace import span, traced
-from .checkpoint.convert import companions
+from .checkpoint.companions import companions
 from .checkpoint.loading import load
 from .checkpoint.saving import Writer, save_model
 from .checkpoint.stored import SMALLER, Best, checkpoint_of, open_checkpoint
+from .checkpoint.weight_files import CONFIG
 from .data.map_dataset import Collator, MapData, sample_length
 from .data.source import BatchSource
 from .data.tuning import TuningData
@@ -197,8 +198,9 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         self._best = self._best_so_far(first)
         if first >= state.max_steps:
             print_rank_0(self.engine, settings.nothing_to_do(first))
-        keep, companions = settings.save_total_limit, _companions(settings)
-        writer = Writer(settings.checkpoints, self.engine, keep, self.data, companions, settings.log)
+        model = _model_folder(settings)
+        beside = {CONFIG: model / CONFIG, **companions(model)} if model else {}
+        writer = Writer(settings.checkpoints, self.engine, settings.save_total_limit, self.data, beside, settings.log)
         self._unlogged: list[StepRecord] = []
         self._logged_at, self._step_began = time.time(), time.perf_counter()
         state.epoch = first / self._epoch_steps
@@ -321,8 +323,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         """Write the whole model, gathered from all ranks, which all call this: a Hugging Face directory, that PaddleNLP
         loads too. Default: args.output_dir. It is merged, whatever `merge_tensor_parallel`. Raises GalvatronError."""
         target = Path(self.args.output_dir if output_dir is None else output_dir)
-        config = _companions(self.settings)
-        save_model(self.engine, target, config[0].parent if config else None, self.tokenizer)
+        save_model(self.engine, target, _model_folder(self.settings), self.tokenizer)
 
     def _end_epoch(self, record: StepRecord) -> bool:
         """Let callbacks hear of it; returns whether they want a checkpoint."""
@@ -467,7 +468,8 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         return int(self.state.global_step)
 
 
-def _companions(settings: TrainSettings) -> list[Path]:
-    """Files of the model's own folder that turn a checkpoint into a Hugging Face model again."""
-    config = Path(settings.model) / "config.json"
-    return [config, *companions(config.parent)] if config.exists() else []
+def _model_folder(settings: TrainSettings) -> Path | None:
+    """The model's own folder, whose files turn a checkpoint into a Hugging Face model again."""
+    folder = Path(settings.model)
+    folder = folder.parent if folder.name == CONFIG else folder
+    return folder if (folder / CONFIG).is_file() else None

@@ -104,6 +104,9 @@ def test_the_command_reads_logs_with_their_plans_and_writes_a_sheet_for_the_othe
     assert sheet.matmul_efficiency.value < 0.55 and "calibrated from 1 runs" in sheet.matmul_efficiency.source
     assert main(["fit", "qwen3-8b", "--gpus", "8", "--device", str(node), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"][0]["verdict"] == "fits"
+    plain = json.loads(node.read_text())
+    log.write_text("".join(f"[1,0]<stdout>:{line}\n" for line in lines))
+    assert main(given) == 0 and json.loads(node.read_text()) == plain
     log.write_text("\n".join(lines[:5]))
     assert main(given) == 2 and "train 3 more" in capsys.readouterr().err
     validation = tmp_path / "validation.json"

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ pytest.importorskip("paddle")
 
 from huggingface_models import FOLDER
 from safetensors.numpy import load_file
+
+from paddlenlp_galvatron.plan import load_model
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 TIED, LLAMA = FOLDER / "qwen2-tied", FOLDER / "llama"
@@ -36,6 +39,37 @@ def test_options_of_the_way_back(galvatron, tmp_path):
     assert json.loads((tmp_path / "back" / "config.json").read_text())["torch_dtype"] == "float16"
     assert (tmp_path / "back" / "tokenizer.json").read_text() == "{}"
     assert {str(tensor.dtype) for tensor in load_file(tmp_path / "back" / "model.safetensors").values()} == {"float16"}
+
+
+def test_files_of_tokenizer_and_templates_come_back(galvatron, tmp_path):
+    source = Path(shutil.copytree(LLAMA, tmp_path / "model"))
+    kept = {"generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+            "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "sentencepiece.bpe.model",
+            "spiece.model", "tokenizer.model.v3", "qwen.tiktoken", "tokenization_own.py", "chat_template.jinja",
+            "chat_template.json", "additional_chat_templates/tools.jinja"}  # fmt: skip
+    (source / "additional_chat_templates").mkdir()
+    for name in kept:
+        (source / name).write_text(f"of {name}")
+    for name in ("README.md", "training_args.bin", "additional_chat_templates/left.tmp"):
+        (source / name).write_text("not the model's")
+    (source / "tokenizer_links.json").symlink_to("nowhere")
+    assert galvatron("convert", "h2g", source, tmp_path / "converted").code == 0
+    assert galvatron("convert", "g2h", tmp_path / "converted", tmp_path / "back").code == 0
+    there = {str(path.relative_to(tmp_path / "back")) for path in (tmp_path / "back").rglob("*") if path.is_file()}
+    assert there == kept | {"config.json", "model.safetensors"}
+    assert all((tmp_path / "back" / name).read_text() == f"of {name}" for name in kept)
+
+
+@pytest.mark.parametrize("fields", [{"hidden_act": "relu"}, {"num_hidden_layers": 1}, {"rope_theta": 1.0}, None])
+def test_a_runs_own_folder_can_always_be_exported(galvatron, tmp_path, fields):
+    """Whatever stands in its config.json: an earlier version read the file otherwise."""
+    galvatron("convert", "h2g", LLAMA, tmp_path / "converted")
+    path = tmp_path / "converted" / "config.json"
+    path.write_text("{" if fields is None else json.dumps(json.loads(path.read_text()) | fields))
+    ran = galvatron("convert", "g2h", tmp_path / "converted", tmp_path / "back")
+    assert ran.code == 0 and "note: config.json is written anew, of what was trained: " in ran.err
+    assert load_model(tmp_path / "back") == replace(load_model(LLAMA), name="back")
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["hidden_act"] == "silu"
 
 
 def test_mistakes_are_one_line_and_leave_nothing(galvatron, tmp_path):

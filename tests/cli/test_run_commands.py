@@ -79,6 +79,27 @@ def test_dry_run_shows_shapes_groups_and_memory_and_runs_nothing(folder, capsys)
     assert not (folder / "output").exists()
 
 
+@pytest.mark.parametrize(
+    ("variables", "words", "message"),
+    [
+        ({"NUM_NODES": "3", "NODE_RANK": "1"}, [], "4 ranks do not split evenly over 3 nodes"),
+        ({"WORLD_SIZE": "3", "RANK": "1"}, [], "4 ranks do not split evenly over 3 nodes"),
+        ({"WORLD_SIZE": "4", "RANK": "0"}, ["--nproc", "4"], "16"),  # of GPUs, left over on one node
+        ({"PET_NNODES": "2", "PET_NODE_RANK": "1"}, ["--nproc", "4"], "8"),
+        ({"WORLD_SIZE": "2", "RANK": "1"}, [], None),
+        ({"NUM_NODES": "2", "NODE_RANK": "1"}, ["--nproc", "2"], None),
+    ],
+)
+def test_a_dry_run_checks_the_nodes(folder, capsys, monkeypatch, variables, words, message):
+    for name, value in ({"MASTER_ADDR": "ten", "MASTER_PORT": "71"} | variables).items():
+        monkeypatch.setenv(name, value)
+    code, out, err = run(capsys, "train", "plan.json", "--model", "model.json", "--dry-run", *words)
+    if message is None:
+        assert code == 0 and "note: 2 nodes of 2 ranks; this is node 1" in out
+    else:
+        assert code == 2 and message in err and "no step was run" not in out
+
+
 STOCK = {  # llm/config/llama/pretrain_argument.json of PaddleNLP: its arguments, each at its value
     "model_name_or_path": "meta-llama/Meta-Llama-3-8B",
     "tokenizer_name_or_path": "meta-llama/Meta-Llama-3-8B",

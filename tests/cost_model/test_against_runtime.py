@@ -10,7 +10,8 @@ pytest.importorskip("paddle")
 
 from cost_cases import RANKS, SEQ, RealCase, real_cases
 
-from paddlenlp_galvatron.cost_model import CostModel, CostOptions, Task, step_traffic_bytes
+from paddlenlp_galvatron.cost_model import CostModel, CostOptions, Task
+from paddlenlp_galvatron.cost_model.traffic import step_traffic_bytes
 from paddlenlp_galvatron.launch.processes import launch
 from paddlenlp_galvatron.measure.journal import Journal
 from paddlenlp_galvatron.measure.memory import MemoryProfiler

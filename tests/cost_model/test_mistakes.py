@@ -18,7 +18,8 @@ from cost_examples import (
 )
 
 from paddlenlp_galvatron.base.errors import UserError
-from paddlenlp_galvatron.cost_model import CostOptions, step_traffic_bytes
+from paddlenlp_galvatron.cost_model import CostOptions
+from paddlenlp_galvatron.cost_model.traffic import step_traffic_bytes
 from paddlenlp_galvatron.cost_model.weights import layer_weights
 from paddlenlp_galvatron.plan import (
     DataParallel,

@@ -20,10 +20,11 @@ from paddlenlp_galvatron.check.parity import parity_worker
 from paddlenlp_galvatron.check.parity.parity import small_case
 from paddlenlp_galvatron.plan import uniform_plan
 from paddlenlp_galvatron.runtime import grouped
-from paddlenlp_galvatron.runtime.adapters import Kernels, load_family
+from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.adapters.decoder import Adapter
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.groups import run_as_rank
+from paddlenlp_galvatron.runtime.kernels import Kernels
 from paddlenlp_galvatron.runtime.paddle_private import MultiTensorAdamW
 
 ALIGNED = 16  # bytes: the optimizer's kernel loads four numbers at a time

@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("paddle")
 
-from paddlenlp_galvatron.cost_model import step_traffic_bytes
+from paddlenlp_galvatron.cost_model.traffic import step_traffic_bytes
 from paddlenlp_galvatron.plan import Plan, load_model, plan_id, write_plan
 from paddlenlp_galvatron.training.data.corpus import Corpus, write_dataset
 from paddlenlp_galvatron.training.data.tokenizer import train_tokenizer

@@ -118,19 +118,20 @@ def begun_by(launcher: str, number: int) -> dict[str, str]:
         "srun": {**slurm, "SLURM_NODEID": str(number), "SLURM_JOB_ID": "9584"},
         "mpirun": {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": str(number), **meet},
         "Kubernetes": {"JOB_COMPLETION_INDEX": str(number), "NUM_NODES": "2", **meet},
+        "PyTorchJob": {"WORLD_SIZE": "2", "RANK": str(number), **meet},
     }[launcher]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["srun", "mpirun", "Kubernetes", "paddle.distributed.launch"])
+@pytest.mark.parametrize("launcher", ["srun", "mpirun", "Kubernetes", "PyTorchJob", "paddle.distributed.launch"])
 def test_the_same_command_runs_under_each_launcher(nodes, tmp_path, launcher):
-    """Under one of them it trains, under two it profiles, under one it tries the devices."""
+    """Under two of them it trains, under two it profiles, under one it tries the devices."""
     (tmp_path / "model.json").write_text(json.dumps(MODEL))
     plan = plans.plan(2, "2 1z")
     write_plan(replace(plan, assumed=replace(plan.assumed, seq_length=16)), tmp_path / "plan.json")
     profiled = "profile hardware --nproc 1 --parts allreduce --end_mb 1 --budget_ms 20 --output profiles"
     words = {
-        "srun": "train plan.json --model model.json --nproc 1 --max_steps 2",
+        **dict.fromkeys(("srun", "PyTorchJob"), "train plan.json --model model.json --nproc 1 --max_steps 2"),
         "mpirun": profiled,
         "Kubernetes": "gpu-check --parts parity --nproc 2 --output tried",
         "paddle.distributed.launch": profiled,
@@ -162,7 +163,7 @@ def test_the_same_command_runs_under_each_launcher(nodes, tmp_path, launcher):
             stack.callback(started[-1].kill)
         codes = [process.wait(TIMEOUT_S) for process in started]
     assert codes == [0, 0], "\n".join((tmp_path / f"said.{number}").read_text() for number in (0, 1))
-    if launcher == "srun":
+    if launcher in ("srun", "PyTorchJob"):
         assert len((tmp_path / "output" / "train_log.jsonl").read_text().splitlines()) == 2
     elif launcher == "Kubernetes":
         assert {path.name for path in (tmp_path / "tried").iterdir()} == {"node-0", "node-1"}

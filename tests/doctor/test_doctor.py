@@ -25,6 +25,7 @@ NVLINK = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV18\t0-31\nGPU1\tNV18\t X \t0-
 GOOD: dict[str, Any] = {
     "environment": {},
     "python": (3, 11, 7),
+    "lacks": set(),
     "paddle": PaddleFacts("3.3.1", "12.6", 22203, 2),
     "gpus": [GPU, GPU],
     "topology": NVLINK,
@@ -49,6 +50,9 @@ class StandIn(Machine):
 
     def run(self, *words: str, stdin: str = "") -> str | None:
         return self.facts["topology"] if words[0] == "nvidia-smi" else self.facts["compiler"]
+
+    def lacks(self, instructions: str) -> bool:
+        return instructions in self.facts["lacks"]
 
     def has_module(self, name: str) -> bool:
         return name in self.facts["modules"]
@@ -109,10 +113,16 @@ def test_a_good_machine_has_nothing_to_mend(files):
         assert sizes["output folder"].startswith(f"{files.output}: 976.56 GiB free")
 
 
+def test_a_processor_without_avx512_is_named(files):
+    [found] = [one for one in examine(StandIn(lacks={"avx512f"}), files) if one.subject == "processor"]
+    assert found.state is State.OK and found.found.startswith("without AVX-512")
+
+
 FAULT, WARNING = State.FAILED, State.WARNING
 CPU_BUILD = PaddleFacts("3.3.1", None, 0, 0)
 BAD: dict[str, tuple[dict[str, Any], str, State, str]] = {
     "old Python": ({"python": (3, 9, 1)}, "Python", FAULT, "3.11"),
+    "no AVX": ({"lacks": {"avx", "avx512f"}}, "processor", WARNING, "train on another machine"),
     "no compiler": ({"compiler": None}, "compiler", WARNING, "g++"),
     "no core": ({"modules": {"paddlenlp"}}, "search core", FAULT, "make setup"),
     "no Paddle": ({"paddle": None}, "Paddle", WARNING, "installation.md"),
@@ -149,6 +159,8 @@ BAD: dict[str, tuple[dict[str, Any], str, State, str]] = {
     ),
     "another Paddle": ({"paddle": PaddleFacts("3.2.0", "12.6", 22203, 2)}, "profiles", WARNING, "3.2.0: measure again"),
     "a rank too many": ({"environment": SEVERAL | {"NODE_RANK": "2"}}, "nodes", FAULT, "NODE_RANK"),
+    "no number of nodes": ({"environment": {"MASTER_ADDR": "first"}}, "nodes", FAULT, ""),
+    "a launcher that says too little": ({"environment": {"PMI_SIZE": "2", "PMI_RANK": "1"}}, "nodes", FAULT, ""),
     "no number": ({"environment": SEVERAL | {"NUM_NODES": "two"}}, "nodes", FAULT, ""),
     "a folder of one node": ({"environment": SEVERAL, "filesystem": "ext4"}, "output folder", WARNING, "one folder"),
     "a full disk": ({"free": 5.0}, "output folder", WARNING, "make room"),

@@ -19,8 +19,7 @@ from planner.test_experts import SMALL
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.model import config_of
 from paddlenlp_galvatron.plan import plan_id, read_plan
-from paddlenlp_galvatron.planner import engine
-from paddlenlp_galvatron.planner import prices as device
+from paddlenlp_galvatron.planner import engine, question
 from paddlenlp_galvatron.planner.space import PlanFamily, Space
 from paddlenlp_galvatron.profiles import Collective, MessageGroup, Shape
 
@@ -77,7 +76,7 @@ class SearchSeen(Seen):
     @contextmanager
     def watched(cls) -> Iterator[dict[str, Any]]:
         calls: dict[str, Any] = {"threads": 1, "strategies": set()}
-        load = device.load
+        load = question.load
 
         class Noting(Space):
             def layers(self, family: PlanFamily) -> Any:
@@ -94,7 +93,7 @@ class SearchSeen(Seen):
             return ThreadPoolExecutor(count)
 
         noted = patch.multiple(engine, ThreadPoolExecutor=threads, Space=Noting)
-        with patch.object(device, "load", loading), noted:
+        with patch.object(question, "load", loading), noted:
             yield calls
 
     @cached_property

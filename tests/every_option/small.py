@@ -73,6 +73,7 @@ def prepare(folder: Path) -> None:
         str(folder / "known" / "text"),
     ]
     assert main(words) == 0
+    (folder / "gbk.txt").write_text("猫在垫子上", encoding="gbk")
     (folder / "large").mkdir()
     (folder / "large" / "a.txt").write_text("cats sat " * (LARGE // 9))
     (folder / "large" / "b.txt").write_text("on mats")
@@ -233,6 +234,7 @@ TABLES = {
         "vocab_size": Row(280, "sizes"),
         "end_token": Row("<none>", "refusal"),
         "text_key": Row("body", "sizes"),
+        "encoding": Row("gbk", "out", {"PATH": "gbk.txt", **KNOWN}),
         "limit_mib": Row(1, "sizes", {"PATH": "large", **KNOWN}),
         "json": Row(1, "words"),
     },

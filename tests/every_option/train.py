@@ -22,7 +22,8 @@ from paddlenlp_galvatron.plan import ModelShape, Plan, uniform_plan, write_plan
 from paddlenlp_galvatron.plan.strategy import Assumptions
 from paddlenlp_galvatron.runtime.batch import samples_of
 from paddlenlp_galvatron.training.data.corpus import Corpus, write_dataset
-from paddlenlp_galvatron.training.data.tokenizer import end_token, train_tokenizer
+from paddlenlp_galvatron.training.data.special_tokens import end_of_text
+from paddlenlp_galvatron.training.data.tokenizer import train_tokenizer
 from paddlenlp_galvatron.training.inputs import Evaluation, open_data
 from paddlenlp_galvatron.training.settings import TrainSettings
 from paddlenlp_galvatron.training.surface import run_arguments
@@ -49,7 +50,7 @@ def prepare(folder: Path) -> None:
     prepare_tuning(folder)
     text = Corpus(tuple(sorted(folder.glob("*.txt"))))
     tokenizer = train_tokenizer((document.text for document in text), 300)
-    write_dataset(text, folder / "data" / "text", tokenizer, end_token(tokenizer))
+    write_dataset(text, folder / "data" / "text", tokenizer, end_of_text(tokenizer).token)
 
 
 def prepare_tuning(folder: Path) -> None:

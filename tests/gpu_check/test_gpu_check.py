@@ -28,7 +28,7 @@ from paddlenlp_galvatron.check.gpu.setting import CUT_SHORT_S, Setting
 from paddlenlp_galvatron.check.parity.parity import Parity
 from paddlenlp_galvatron.check.validation.accuracy import TERMS
 from paddlenlp_galvatron.check.validation.work import Step, Visit
-from paddlenlp_galvatron.cost_model import step_traffic_bytes
+from paddlenlp_galvatron.cost_model.traffic import step_traffic_bytes
 from paddlenlp_galvatron.launch.processes import LaunchError
 from paddlenlp_galvatron.plan import DataParallel, LayerStrategy, Precision, Recompute, Schedule
 from paddlenlp_galvatron.profiles import reserve

@@ -22,7 +22,7 @@ MODEL: dict[str, Any] = {
     "initializer_range": 0.02,
     "tie_word_embeddings": False,
     "attention_dropout": 0.0,
-    "rope_parameters": {"rope_theta": 1e6},
+    "rope_parameters": {"rope_theta": 10000.0},
 }
 UNIFORM = ("plan", "uniform", "--output", "plan.json")
 OPTIONS: dict[str, Any] = {"world_size": 4, "global_train_batch_size": 8, "pp_deg": 2, "chunks": 2, "sdp": 1}

@@ -42,18 +42,23 @@ PLAN = {
     "embed_sdp": 0,
     "world_size": 1,
 }
+SPECIAL = {"bos_token": None, "eos_token": {"content": "<|endoftext|>", "lstrip": False}, "extra_special_tokens": ["a"]}
+ENDS = {"eos_token_id": [0, 1]}
 EXTREMES = (-(2**63), -(2**31), -1, 0, 1, 7, 255, 2**31 - 1, 2**31, 2**32 - 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
 
 
 def text(random: Random) -> Case:
     words = ("data", "prepare", "text.jsonl", "--tokenizer", "tokenizer.json", "--output", "out/x")
-    files = {"text.jsonl": json_lines(random), "tokenizer.json": tokenizer()}
+    files = {"text.jsonl": json_lines(random), "tokenizer.json": tokenizer(), "tokenizer_config.json": _json(SPECIAL)}
     return Case(words, files, writes=("out/x.bin", "out/x.idx"))
 
 
 def other_tokenizer(random: Random) -> Case:
     words = ("data", "prepare", "text.txt", "--tokenizer", "tokenizer.json", "--output", "out/x")
-    files = {"text.txt": b"a cat sat on a mat", "tokenizer.json": json_file(json.loads(tokenizer()), random)}
+    files = {"text.txt": b"a cat sat on a mat", "tokenizer.json": tokenizer(), "tokenizer_config.json": _json(SPECIAL)}
+    beside = {"special_tokens_map.json": SPECIAL, "added_tokens.json": {"<|more|>": 300}, "config.json": ENDS}
+    name, value = random.choice([("tokenizer.json", json.loads(tokenizer())), *beside.items()])
+    files[name] = json_file(value, random)
     return Case(words, files, writes=("out/x.bin", "out/x.idx"))
 
 

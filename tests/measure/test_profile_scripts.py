@@ -61,6 +61,13 @@ def test_five_scripts_are_written_and_keep_what_they_were_written_with(tmp_path,
     assert "--num_nodes 4" in own and "--end_mb 2" in own and "start_mb" not in own
 
 
+def test_scripts_leave_nodes_that_are_not_set_to_the_launcher(tmp_path, scripts):
+    run(scripts / "profile_hardware.sh", tmp_path)
+    for script in (scripts / "profile_p2p.sh", scripts / "profile_computation.sh", ROOT / "scripts" / "train_dist.sh"):
+        words = run(script, tmp_path, GALVATRON="echo", MODEL_SIZE="llama3-8b").split()
+        assert {words[words.index(f"--{name}") + 1] for name in ("num_nodes", "node_rank", "master_addr")} == {"None"}
+
+
 @pytest.mark.parametrize("what", ["computation", "memory"])
 def test_the_scripts_beside_paddlenlps_start_the_same(tmp_path, what):
     place = ROOT / "llm" / "auto_parallel" / "galvatron" / f"profile_{what}.sh"

@@ -10,7 +10,7 @@ Table = Sequence[Sequence[float]]
 
 
 def best_by_enumeration(memory: Table, time: Table, switch: Sequence[Table], budget: float) -> float:
-    """Least time over all K^L choices; arguments as `paddlenlp_galvatron.planner.solve`'s, switch as [L, K, K]."""
+    """Least time over all K^L choices; arguments as those of `planner.solver.solve`, switch as [L, K, K]."""
     layers, strategies = range(len(memory)), range(len(memory[0]))
     return min(
         (

@@ -10,8 +10,8 @@ import pytest
 from paddlenlp_galvatron.base.errors import Infeasible
 from paddlenlp_galvatron.plan import write_plan
 from paddlenlp_galvatron.planner import SearchResult, search
-from paddlenlp_galvatron.planner.prices import settled
 from paddlenlp_galvatron.planner.problem import OriginOptions
+from paddlenlp_galvatron.planner.question import Question
 from paddlenlp_galvatron.planner.scale import scaled
 
 SIZES_GB = {"h100-80gb": 79.1, "a100-80gb": 79.3}
@@ -40,7 +40,7 @@ def question(seed: int) -> dict[str, Any]:
 
 
 def found(values: dict[str, Any], gb: float) -> SearchResult:
-    asked = settled({**values, "memory_constraint": gb})
+    asked = Question.of({**values, "memory_constraint": gb})
     return search(asked.model.shapes, asked.cost, asked.options)
 
 

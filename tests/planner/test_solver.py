@@ -170,7 +170,7 @@ def test_many_layers_and_strategies_stay_within_memory() -> None:
     program = """
 import resource
 import numpy as np
-from paddlenlp_galvatron.planner import solve
+from paddlenlp_galvatron.planner.solver import solve
 random = np.random.default_rng(0)
 tables = [random.random((10_000, 300)) + 1 for _ in range(2)]
 solution = solve(*tables, random.random((300, 300)), 13_000.0, gap=0.05)

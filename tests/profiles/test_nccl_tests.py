@@ -1,4 +1,9 @@
+import json
+import re
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.profiles import Collective, HardwareProfile, MessageGroup
@@ -101,6 +106,78 @@ def test_what_cannot_be_read_is_named(tmp_path, texts, message):
         return
     with pytest.raises(UserError, match=message):
         import_nccl_tests(paths, 2, 8)
+
+
+PREFIXES = (
+    "[1,0]<stdout>:",
+    "[1,0]<stdout>: ",
+    "0: ",
+    " 0: ",
+    "worker-0 | ",
+    "job-master-0  | 0: ",
+    "[pod/job-launcher-x7k2p/mpi] ",
+    "2025-11-25T10:00:0{}.123456789Z ",
+    "2025-11-25 10:00:0{} [1,0]<stdout>:",
+    "[2025-11-25 10:00:0{}] ",
+    "Nov 25 10:00:0{} node-a run[417]: ",
+    "(worker-0) 0 ",
+    "\x1b[36m0: \x1b[0m",
+)
+PROGRAMS = ("all_reduce", "all_gather", "reduce_scatter", "alltoall")
+
+
+@given(st.sampled_from(PREFIXES), st.sampled_from(PROGRAMS), st.floats(5, 400), st.sampled_from(["\n", "\r\n"]))
+def test_what_a_launcher_writes_in_front_is_passed_over(tmp_path_factory, prefix, program, gb_per_s, end):
+    folder, text = tmp_path_factory.mktemp("logs"), log(program, 8 * A, gb_per_s)
+    tagged = "".join(prefix.format(number % 10) + line + end for number, line in enumerate(text.splitlines()))
+    plain, with_prefix = written(folder, ("plain", text), ("tagged", "\ufeff" + tagged))
+    expected, found = (import_nccl_tests([path], 1, 8) for path in (plain, with_prefix))
+    assert found.messages_ms == expected.messages_ms and found.meta.fingerprint == expected.meta.fingerprint
+
+
+@given(
+    st.sampled_from(PREFIXES),
+    st.integers(0, 5),
+    st.sampled_from([-1, -5]),
+    st.sampled_from(["1", "12", "1e+06", "nan"]),
+)
+def test_wrong_elements_are_refused_wherever_they_stand(tmp_path_factory, prefix, row, place, count):
+    lines = log("all_reduce", 8 * A, 100).splitlines()
+    number = [index for index, line in enumerate(lines) if "float" in line][row]
+    words = lines[number].split()
+    words[place] = count
+    lines[number] = "  ".join(words)
+    [path] = written(tmp_path_factory.mktemp("logs"), ("log", "".join(f"{prefix}{line}\n" for line in lines)))
+    with pytest.raises(UserError, match="#wrong is not 0"):
+        import_nccl_tests([path], 1, 8)
+
+
+def test_unchecked_results_and_the_errors_of_older_versions_are_read(tmp_path):
+    text = log("all_reduce", 8 * A, 100)
+    for word in ("N/A", "4e-07", "0e+00"):
+        [path] = written(tmp_path, ("log", re.sub(r"  0(?=  |\n)", f"  {word}", text)))
+        assert import_nccl_tests([path], 1, 8).allreduce_mib_per_ms
+
+
+ONE = log("all_reduce", 8 * A, 100)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (ONE.replace("values : 0 OK", "values : 48 FAILED"), "says 'Out of bounds values : 48 FAILED'; "),
+        (ONE + "node-a: Test NCCL failure common.cu:958 'unhandled system error'\n", "says .Test NCCL failure"),
+        (ONE + ".. node-a pid 2700: Test failure common.cu:1105\n", "says 'Test failure common.cu"),
+        (ONE + log("all_gather", 8 * A, 100), "holds 2 runs of nccl-tests; give a file for each"),
+        ("".join(f"[1,{rank}]<stdout>:{line}\n" for rank in range(3) for line in ONE.splitlines()), "holds 3 runs"),
+        (ONE + ONE[ONE.index("     1048576") :], "1048576 bytes stand in several rows"),
+        (json.dumps({"version": "2.17.6", "results": []}, indent=1), "is JSON; give what nccl-tests prints"),
+    ],
+)
+def test_what_is_wrong_or_several_is_named(tmp_path, text, message):
+    [path] = written(tmp_path, ("all_reduce_perf.log", text))
+    with pytest.raises(UserError, match=message):
+        import_nccl_tests([path], 1, 8)
 
 
 def test_the_command_writes_the_files(tmp_path, galvatron):

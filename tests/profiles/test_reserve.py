@@ -12,7 +12,7 @@ from paddlenlp_galvatron.cost_model import CostModel
 from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, Precision, VocabStrategy, uniform_plan
 from paddlenlp_galvatron.plan.communicators import stage_groups
 from paddlenlp_galvatron.planner import SearchOptions, search
-from paddlenlp_galvatron.planner.prices import on_device
+from paddlenlp_galvatron.planner.question import on_device
 from paddlenlp_galvatron.profiles.analytic import analytic_computation, analytic_hardware, analytic_memory
 from paddlenlp_galvatron.profiles.compute_time import ComputeTimes
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet

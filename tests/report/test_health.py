@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from plans import MODEL
 
-from paddlenlp_galvatron.cost_model.facts import flops_per_token
+from paddlenlp_galvatron.model.shape import flops_per_token
 from paddlenlp_galvatron.plan import Assumptions, Plan, load_model, uniform_plan
-from paddlenlp_galvatron.report import Health
+from paddlenlp_galvatron.report.measured import Health
 
 STEP_S = 2.0
 STAGES_MIB = (1000.0, 800.0)

@@ -17,7 +17,7 @@ from cost_examples import MODEL, example, one_node
 from paddlenlp_galvatron.base.printing import Console
 from paddlenlp_galvatron.base.text import gib
 from paddlenlp_galvatron.cost_model import CostModel, StageTimes, derive, timeline
-from paddlenlp_galvatron.cost_model.facts import flops_per_token
+from paddlenlp_galvatron.model.shape import flops_per_token
 from paddlenlp_galvatron.plan import (
     DataParallel,
     LayerStrategy,
@@ -31,8 +31,8 @@ from paddlenlp_galvatron.plan import (
 from paddlenlp_galvatron.planner import SearchOptions, search
 from paddlenlp_galvatron.planner.explain import Explanation, FrontierPoint, frontier
 from paddlenlp_galvatron.planner.explain import explain as find_out
-from paddlenlp_galvatron.planner.prices import with_reserve
 from paddlenlp_galvatron.planner.problem import Problem
+from paddlenlp_galvatron.planner.question import with_reserve
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 from paddlenlp_galvatron.report.explain import printed
 from paddlenlp_galvatron.report.page import folded, render, tiles, time_bar

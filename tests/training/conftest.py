@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 
 from paddlenlp_galvatron.training.data.corpus import Corpus, write_dataset
-from paddlenlp_galvatron.training.data.tokenizer import end_token, train_tokenizer
+from paddlenlp_galvatron.training.data.special_tokens import end_of_text
+from paddlenlp_galvatron.training.data.tokenizer import train_tokenizer
 
 TEXT = "the cat sat on a mat and saw how 7 dogs ran by the blue sea, où l'été dure\n"
 WORDS = TEXT.split(" ")
@@ -27,5 +28,5 @@ def tokenizer(texts):
 @pytest.fixture
 def prefix(tmp_path, texts, tokenizer) -> Path:
     """A data set of the texts."""
-    write_dataset(Corpus(texts), tmp_path / "text", tokenizer, end_token(tokenizer))
+    write_dataset(Corpus(texts), tmp_path / "text", tokenizer, end_of_text(tokenizer).token)
     return tmp_path / "text"

@@ -8,9 +8,12 @@ from paddlenlp.data.indexed_dataset import MMapIndexedDataset
 from tokenizers import Tokenizer
 
 from paddlenlp_galvatron.base.errors import UserError
+from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.training.data import corpus
 from paddlenlp_galvatron.training.data.corpus import Corpus, Document, find_files, save_tokenizer, write_dataset
-from paddlenlp_galvatron.training.data.tokenizer import end_token, load_tokenizer, train_tokenizer
+from paddlenlp_galvatron.training.data.special_tokens import end_of_text
+from paddlenlp_galvatron.training.data.text_files import read_lines
+from paddlenlp_galvatron.training.data.tokenizer import load_tokenizer, train_tokenizer
 
 
 @given(text=st.text(max_size=200))
@@ -22,7 +25,7 @@ def test_training_again_gives_the_same_tokenizer(texts, tokenizer):
     again = train_tokenizer((document.text for document in Corpus(texts)), 300)
     assert again.to_str() == tokenizer.to_str()
     assert again.get_vocab_size() == 300
-    assert end_token(again) == 0
+    assert end_of_text(again).token == 0
 
 
 def test_tokenizer_file_is_read_back_and_never_overwritten_by_another(tmp_path, texts, tokenizer):
@@ -46,7 +49,7 @@ def test_bad_tokenizer_files_are_named(tmp_path, content, message):
 
 def test_end_token_must_exist(tokenizer):
     with pytest.raises(UserError, match="has no token '<eos>'"):
-        end_token(tokenizer, "<eos>")
+        end_of_text(tokenizer, text="<eos>")
 
 
 def test_vocabulary_that_cannot_hold_bytes_is_refused():
@@ -59,45 +62,70 @@ def test_paddlenlp_reads_back_what_was_written(texts, tokenizer, prefix):
     assert len(stored) == len(texts)
     for index, file in enumerate(texts):
         ids = stored[index].tolist()
-        assert ids[-1] == end_token(tokenizer)
+        assert ids[-1] == end_of_text(tokenizer).token
         assert tokenizer.decode(ids[:-1]) == file.read_text(encoding="utf-8")
 
 
 def test_batches_do_not_change_what_is_written(tmp_path, texts, tokenizer, prefix, monkeypatch):
     monkeypatch.setattr(corpus, "BATCH_BYTES", 1)
-    write_dataset(Corpus(texts), tmp_path / "again", tokenizer, end_token(tokenizer))
+    write_dataset(Corpus(texts), tmp_path / "again", tokenizer, end_of_text(tokenizer).token)
     for suffix in (".bin", ".idx"):
         assert (tmp_path / f"again{suffix}").read_bytes() == (tmp_path / f"text{suffix}").read_bytes()
 
 
-def test_json_lines_blank_documents_and_stray_bytes(tmp_path):
+def test_json_lines_and_blank_documents(tmp_path):
     lines = tmp_path / "a.jsonl"
     lines.write_text("\n".join(json.dumps({"content": text}) for text in ("one", " ", "two")) + "\n\n")
     (tmp_path / "b.txt").write_text("\n \n")
-    (tmp_path / "c.txt").write_bytes(b"caf\xe9")
-    (tmp_path / "d.bin").write_bytes(b"not taken from a folder")
-    read = Corpus(find_files([tmp_path, lines]), text_key="content")
-    assert [document.text for document in read] == ["one", "two", "caf�"]
+    (tmp_path / "c.txt").write_text("café")
+    read = Corpus(find_files([tmp_path, lines]).files, text_key="content")
+    assert [document.text for document in read] == ["one", "two", "café"]
 
 
-def test_links_out_of_a_folder_and_pipes_are_left_out_and_said(tmp_path, capsys):
+def test_a_folder_says_what_it_leaves_out(tmp_path):
     """A folder of others would put your files into what you publish."""
     own, secret = tmp_path / "own", tmp_path / "secret.txt"
     (own / "deep").mkdir(parents=True)
     secret.write_text("secret")
     (own / "a.txt").write_text("a")
     (own / "deep" / "within.txt").symlink_to(own / "a.txt")
-    assert find_files([own]) == (own / "a.txt", own / "deep" / "within.txt") and not capsys.readouterr().err
+    read = (own / "a.txt", own / "deep" / "within.txt")
+    assert find_files([own]) == (read, {})
     (own / "b.txt").symlink_to(secret)
     (own / "deep" / "c.txt").symlink_to("../../secret.txt")
     os.mkfifo(own / "d.txt")
     (own / "e.txt").symlink_to("missing")
-    assert find_files([own]) == (own / "a.txt", own / "deep" / "within.txt")
-    said = capsys.readouterr().err
-    assert said.startswith(f"note: input: {own}: 4 links out of it") and f"the first is {own / 'b.txt'}\n" in said
+    (own / "f").symlink_to(tmp_path)
+    (own / "g.pdf").write_bytes(b"%PDF-1.7 ...")
+    (own / "h.csv").write_text("a,b")
+    nowhere, out = "a pipe, a device, or a link to a folder or to nothing", "a link out of the folder"
+    left_out = {
+        own / "b.txt": out,
+        own / "d.txt": nowhere,
+        own / "deep" / "c.txt": out,
+        own / "e.txt": nowhere,
+        own / "f": nowhere,
+        own / "g.pdf": "it is a PDF; convert it to text",
+        own / "h.csv": "neither JSON lines nor named .txt, .md, .rst, .py",
+    }
+    assert find_files([own]) == (read, left_out)
     (tmp_path / "alias").symlink_to(own)
-    assert len(find_files([tmp_path / "alias"])) == 2
-    assert find_files([own / "b.txt"]) == (own / "b.txt",)  # who names it means it
+    assert len(find_files([tmp_path / "alias"]).files) == 2
+    assert find_files([own / "b.txt"]) == ((own / "b.txt",), {})  # who names it means it
+
+
+def test_the_summary_names_what_is_left_out(tmp_path, capsys):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_text('{"text": "some text"}\n')
+    for number in range(25):
+        (tmp_path / "in" / f"b{number:02}.pdf").write_bytes(b"%PDF-1.7")
+    words = ["data", "prepare", str(tmp_path / "in"), "--vocab_size", "300", "--output", str(tmp_path / "out")]
+    assert main(words) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert f"left out: {tmp_path / 'in' / 'b00.pdf'}: it is a PDF; convert it to text" in said and len(said) == 22
+    assert said[-1] == "left out: 5 more; --json names them all"
+    assert main([*words, "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["left_out"]) == 25
 
 
 def test_limit_ends_after_the_document_that_passes_it(texts):
@@ -113,18 +141,18 @@ def test_limit_ends_after_the_document_that_passes_it(texts):
         (b"[]", 'line 2 has no text "text"'),
         (b'{"text": 3}', 'line 2 has no text "text"'),
         (b'{"text": "\\ud800"}', r"line 2 is not one JSON object: .*\\ud800 is one half of a character"),
-        (b'{"text": "\xe9"}', "line 2: byte 10 is not UTF-8 text"),
+        (b'{"text": "\xe9"}', "line 2: character 11 is not UTF-8 text; .* --encoding gbk"),
         (b'{"text": "a", "more": ' + b"[" * 100_000, "line 2 is not one JSON object: .* within one another"),
         (b'{"text": "a", "more": ' + b"[" * 100 + b"]" * 100 + b"}", "line 2 is not one JSON object: .* within one"),
         (b'{"text": "a", "text": "b"}', "line 2 is not one JSON object: .*stands twice"),
         (b'{"text": "a", "more": NaN}', "line 2 is not one JSON object: .*NaN"),
-        (b'{"text": "' + b"a" * 3000 + b'"}', "a.jsonl: a line has more than 2,000 bytes"),
+        (b'{"text": "' + b"a" * 3000 + b'"}', "a.jsonl: line 2: has more than 2,000 characters"),
     ],
     ids=lambda value: str(value)[:40],
 )
 def test_bad_json_lines_are_named(tmp_path, monkeypatch, line, message):
     if b"aaa" in line:
-        monkeypatch.setattr(corpus, "LARGEST_BYTES", 2000)
+        monkeypatch.setattr(read_lines, "__defaults__", (None, 2000))
     file = tmp_path / "a.jsonl"
     file.write_bytes(b'\xef\xbb\xbf{"text": "fine"}\n' + line)
     with pytest.raises(UserError, match=message):
@@ -139,8 +167,8 @@ def test_inputs_without_text_are_named(tmp_path, tokenizer, monkeypatch):
     with pytest.raises(UserError, match="holds no text"):
         write_dataset([], tmp_path / "x", tokenizer, 0)
     (tmp_path / "long.txt").write_text("x" * 101)
-    monkeypatch.setattr(corpus, "LARGEST_TEXT_BYTES", 100)
-    with pytest.raises(UserError, match=r"long\.txt: has more than 100 bytes"):
+    monkeypatch.setattr(corpus, "LARGEST_TEXT", 100)
+    with pytest.raises(UserError, match=r"long\.txt: has more than 100 characters"):
         list(Corpus((tmp_path / "long.txt",)))
 
 

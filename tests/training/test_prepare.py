@@ -17,9 +17,6 @@ def replacing(pattern: str, content: str) -> dict[str, object]:
     return {"type": "Replace", "pattern": {"String": pattern}, "content": content}
 
 
-PIECE = {"Sequence": {"id": "A", "type_id": 0}}
-
-
 def test_text_to_batches(tmp_path, texts, capsys):
     output = tmp_path / "out" / "text"
     folder = str(texts[0].parent)
@@ -77,24 +74,16 @@ def test_a_failed_prepare_is_no_obstacle_to_the_next(tmp_path, texts, capsys):
 GROWS = [
     {"normalizer": {"type": "Sequence", "normalizers": [replacing("l", 50 * "l")] * 6}},
     {"normalizer": {"type": "Sequence", "normalizers": [replacing("l", "ll")] * 24}},
-    {
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": [PIECE] * 100_000,
-            "pair": [PIECE],
-            "special_tokens": {},
-        }
-    },
 ]
 
 
-@pytest.mark.parametrize("bomb", GROWS, ids=["memory", "doubling", "template"])
+@pytest.mark.parametrize("bomb", GROWS, ids=["memory", "doubling"])
 def test_a_tokenizer_that_grows_without_bound_is_a_line(tmp_path, tokenizer, texts, capsys, monkeypatch, bomb):
     """A few hundred bytes of it would take the machine's memory."""
     monkeypatch.setattr(tokenizers, "LEAST_MIB", 200)
     (tmp_path / "tokenizer.json").write_text(json.dumps(json.loads(tokenizer.to_str()) | bomb))
     words = ["data", "prepare", str(texts[0]), "--tokenizer", str(tmp_path), "--output", str(tmp_path / "out" / "x")]
-    assert main(words) == 2
+    assert main([*words, "--end_token", "<|endoftext|>"]) == 2
     said = capsys.readouterr().err
     assert "MiB of memory" in said and said.startswith("error: tokenizer: turning ") and said.count("\n") == 1, said
     assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]

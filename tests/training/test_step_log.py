@@ -57,6 +57,15 @@ def test_a_step_that_is_written_again_takes_its_lines_place(tmp_path):
     assert seen == [(1, 0), (1, 0), (2, 1), (2, 1), (3, 2)]
 
 
+@pytest.mark.parametrize("prefix", ["[1,0]<stdout>:", "0: ", "worker-0 | ", "[pod/a/b] 2025-11-25T10:00:00.1Z "])
+def test_a_copy_with_what_a_launcher_writes_in_front_is_read(tmp_path, prefix):
+    path = tmp_path / "log"
+    write(path, 0, 1, 2)
+    records = read_log(path)
+    path.write_text("".join(prefix + line + "\n" for line in path.read_text().splitlines()))
+    assert read_log(path) == records and len(records) == 3
+
+
 def test_a_log_is_followed_past_what_is_no_line_of_one(tmp_path):
     path = tmp_path / "log"
     tail = LogTail(path, PLAN)

@@ -200,6 +200,23 @@ def test_every_public_question_of_paddles_group_has_an_answer(tmp_path):
     assert (group.nranks, group._dp_degree, group._topo.world_size()) == (1, 1, 1)
 
 
+@pytest.mark.parametrize("named", ["", "config.json"], ids=["folder", "config.json"])
+def test_a_runs_folder_has_its_models_tokenizer_and_templates(tmp_path, named):
+    own = {"chat_template.json", "vocab.txt", "additional_chat_templates/tools.jinja"}
+    model = tmp_path / "model"
+    (model / "additional_chat_templates").mkdir(parents=True)
+    (model / "config.json").write_text(json.dumps(MODEL))
+    for name in own:
+        (model / name).write_text(f"of {name}")
+    trainer = GalvatronTrainer(str(model / named), arguments(tmp_path, save_steps=2), train_dataset=PAIRS)
+    trainer.train(resume_from_checkpoint=None)
+    for _ in range(2):  # the second one in place of the first
+        trainer.save_model()
+    for folder in (tmp_path / "out", *(tmp_path / "out" / "checkpoints").iterdir()):
+        assert {name: (folder / name).read_text() for name in own} == {name: f"of {name}" for name in own}
+        assert json.loads((folder / "config.json").read_text()).items() >= MODEL.items()
+
+
 def test_a_script_as_paddlenlps_own_runs_to_its_end(tmp_path, capfd):
     """The calls of PaddleNLP's run_pretrain.py, from training to the saved state; then there is nothing to do."""
     trainer = GalvatronTrainer(model_file(tmp_path), arguments(tmp_path, save_steps=2), train_dataset=PAIRS)

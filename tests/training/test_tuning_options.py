@@ -35,6 +35,7 @@ MODEL = {
     "hidden_size": 32,
     "intermediate_size": 64,
     "num_attention_heads": 8,
+    "num_key_value_heads": 8,
     "vocab_size": 300,
     "max_position_embeddings": 131072,
 }

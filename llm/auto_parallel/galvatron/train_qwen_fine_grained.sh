@@ -58,6 +58,6 @@ fi
 
 # On several nodes this script is started on each, with its NODE_RANK.
 exec "${PYTHON:-python}" "$(dirname "$0")/run_pretrain_galvatron.py" \
-    --num_nodes "${NUM_NODES:-1}" --nproc "${NUM_GPUS_PER_NODE:-8}" --node_rank "${NODE_RANK:-0}" \
+    --num_nodes "${NUM_NODES:-None}" --nproc "${NUM_GPUS_PER_NODE:-8}" --node_rank "${NODE_RANK:-None}" \
     --master_addr "${MASTER_ADDR:-None}" --master_port "${MASTER_PORT:-None}" \
     "$@"

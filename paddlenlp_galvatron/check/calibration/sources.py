@@ -12,9 +12,10 @@ from typing import Any
 
 from ...base.errors import UserError
 from ...base.reading import parse_json, read_json, read_text
-from ...cost_model.facts import flops_per_token
+from ...base.text import without_prefix
 from ...model import ModelShape, Recompute, load_model
 from ...model.config import preset_names
+from ...model.shape import flops_per_token
 from ...plan import Assumptions, Plan, Precision, plan_from_dict, read_plan, uniform_plan
 from ...plan.strategy import DataParallel
 from ...plan.uniform import even_stages
@@ -81,7 +82,8 @@ def _of_log(source: Path, plan_path: Path, model: str | None, device: str) -> Me
     shape = _shape(model or (str(named) if named else None), plan_path)
     records = []
     for number, line in enumerate(read_text(source).splitlines(), 1):
-        record = parse_json(line, f"{source}: line {number}") if line.strip() else None
+        content = without_prefix(line.encode()).decode()
+        record = parse_json(content, f"{source}: line {number}") if line.strip() else None
         if isinstance(record, dict) and isinstance(record.get("step_time_s"), int | float):
             records.append(record)
     settled = records[WARM_UP_STEPS:]

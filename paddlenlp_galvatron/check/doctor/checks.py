@@ -11,8 +11,10 @@ from pathlib import Path
 
 from ...base.errors import UserError
 from ...base.locking import locked
-from ...base.reading import LARGEST_OPTIONS, read_json, read_text
+from ...base.processor import AVX512
+from ...base.reading import read_json
 from ...base.text import gib
+from ...launch.hosts import read_hostfile
 from ...launch.nodes import LOOPBACK, Nodes
 from ...plan import read_plan
 from ...plan.check import find_faults
@@ -62,6 +64,7 @@ def examine(machine: Machine, files: Files) -> list[Finding]:
             findings.append(Finding(subject, what, State.FAILED, f"mend what {subject} says"))
 
     add("Python", lambda: _python(machine))
+    add("processor", lambda: _processor(machine))
     add("compiler", lambda: _compiler(machine))
     add("search core", lambda: _core(machine))
     paddle: list[PaddleFacts | None] = [None]
@@ -99,6 +102,16 @@ def _python(machine: Machine) -> Found:
         yield Finding("Python", told)
     else:
         yield Finding("Python", told, State.FAILED, "install Python 3.11 or 3.12; make PYTHON=/path/to/python3.11")
+
+
+def _processor(machine: Machine) -> Found:
+    if machine.lacks("avx"):
+        remedy = "planning works; Paddle's builds for x86-64 need AVX: train on another machine"
+        yield Finding("processor", "without AVX", State.WARNING, remedy)
+    elif machine.lacks(AVX512):
+        yield Finding("processor", "without AVX-512: Paddle's RMSNorm kernel for CPUs, which needs it, is not used")
+    else:
+        yield Finding("processor", "has the instructions that Paddle's CPU kernels need")
 
 
 def _compiler(machine: Machine) -> Found:
@@ -241,21 +254,18 @@ def _host(machine: Machine) -> Found:
 
 def _nodes(machine: Machine) -> Found:
     """The variables that scripts and clusters set, as a launch would read them."""
-    given = {
-        name: machine.environment.get(name.upper()) for name in ("num_nodes", "node_rank", "master_addr", "master_port")
-    }
-    if int(given["num_nodes"] or 1) <= 1:
+    try:
+        nodes = Nodes.from_environment(machine.environment)
+    except UserError as error:
+        yield Finding(
+            "nodes", error.faults[0], State.FAILED, "set the variables alike on all nodes, NODE_RANK but one each"
+        )
+        return
+    if nodes.num_nodes == 1:
         why = machine.listens(LOOPBACK, 0)
         state = State.FAILED if why else State.OK
         yield Finding(
             "nodes", why or "one; ports of the loopback address are free", state, "free some ports" if why else ""
-        )
-        return
-    try:
-        nodes = Nodes.from_environment(**given)
-    except UserError as error:
-        yield Finding(
-            "nodes", error.faults[0], State.FAILED, "set the variables alike on all nodes, NODE_RANK but one each"
         )
         return
     address = machine.address_of(nodes.master_addr)
@@ -279,15 +289,16 @@ def _nodes(machine: Machine) -> Found:
 
 def _hosts(machine: Machine, hostfile: Path) -> Found:
     """Every node's name, as the hostfile has it: each known, none twice, none a loopback address."""
-    lines = read_text(hostfile, LARGEST_OPTIONS).splitlines()
-    hosts = [line.split()[0] for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    try:
+        hosts = read_hostfile(hostfile)
+    except UserError as error:
+        yield Finding("hosts", error.faults[0], State.FAILED, "write one address a line, node 0 first")
+        return
     addresses = {host: machine.address_of(host) for host in dict.fromkeys(hosts[:MOST_HOSTS])}
     unknown = [host for host, address in addresses.items() if address is None]
     inside = [host for host, address in addresses.items() if len(hosts) > 1 and (address or "").startswith("127.")]
     known = [address for address in addresses.values() if address]
-    if not hosts:
-        yield Finding("hosts", f"{hostfile} names none", State.FAILED, "write one address a line, node 0 first")
-    elif unknown:
+    if unknown:
         told = f"{', '.join(unknown[:TOLD_HOSTS])} unknown ({len(unknown)} of {len(addresses)})"
         yield Finding("hosts", told, State.FAILED, "name them in /etc/hosts, or write addresses")
     elif inside:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from ...base import processor
+
 COMMAND_S = 20.0  # limit for a program: a hanging driver counts as missing
 
 
@@ -39,6 +41,9 @@ class Machine:
         except (OSError, subprocess.TimeoutExpired):
             return None
         return None if ran.returncode else ran.stdout
+
+    def lacks(self, instructions: str) -> bool:
+        return processor.lacks(instructions)
 
     def has_module(self, name: str) -> bool:
         return find_spec(name) is not None

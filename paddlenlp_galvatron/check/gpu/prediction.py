@@ -10,7 +10,8 @@ from typing import Any
 
 from ...base.text import gib
 from ...base.writing import write_text
-from ...cost_model import CostModel, load, step_traffic_bytes
+from ...cost_model import CostModel, load
+from ...cost_model.traffic import step_traffic_bytes
 from ...launch.processes import launch
 from ...measure.journal import Journal
 from ...measure.launcher import run_ranks

@@ -9,9 +9,10 @@ from math import sqrt
 from statistics import fmean, median
 from typing import Any
 
-from ...cost_model import CostModel, step_traffic_bytes
+from ...cost_model import CostModel
 from ...cost_model.costs import StageMemory
 from ...cost_model.facts import TIME, layouts_ms, part_ms
+from ...cost_model.traffic import step_traffic_bytes
 from ...plan import ModelShape, Plan
 from ...profiles.reserve import Reserve
 from .options import ValidateOptions

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from ...base.limits import Port, Positive, Rank, Ranks, Rate, Samples, Seed, Size
-from ...launch.nodes import LOOPBACK, ONE_NODE, Nodes
+from ...launch.nodes import FIELDS, ONE_NODE, Nodes, environment_nodes
 from ...options.group import Options, Paths
-from ...options.tuning import RANK
+from ...options.task import RANK
 from ...plan import Precision
 
 MOST_PLANS, MOST_BUDGETS, MOST_STEPS = 10_000, 100, 1000
@@ -74,6 +74,12 @@ class ValidateOptions(Options):
         None, description="fail if a memory peak is above its prediction by more than this share, such as 0.02"
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _nodes_of_variables(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Takes the nodes from variables, as far as options do not name them."""
+        return environment_nodes(given={name: values.get(name) for name in FIELDS}) | values
+
     @model_validator(mode="after")
     def _something(self) -> Self:
         if not (self.count or self.plans or self.budgets):
@@ -97,4 +103,4 @@ class ValidateOptions(Options):
         """Raises UserError."""
         if self.num_nodes == 1 and not self.node_rank:
             return ONE_NODE
-        return Nodes(self.num_nodes, self.node_rank, self.master_addr or LOOPBACK, self.master_port)
+        return Nodes(self.num_nodes, self.node_rank, self.master_addr or "", self.master_port)

@@ -6,16 +6,15 @@ from functools import reduce
 from typing import Any
 
 from paddle import nn
-from paddle.incubate.nn.functional import fused_rms_norm
 from paddlenlp.transformers.llama import fusion_ops
 
 from ...model import ModelShape, config_of
 from ..kernels import PLAIN, Kernels
+from ..norm import rms_norm
 
 
 def _rms_norm(x: Any, weight: Any, epsilon: float, use_fast_ln: bool = False) -> Any:
-    """RMSNorm over the last dimension, in one kernel."""
-    return fused_rms_norm(x, weight, None, epsilon, x.ndim - 1)[0]
+    return rms_norm(x, weight, epsilon)
 
 
 # PaddleNLP's norms look for a package of PaddleNLP's that is compiled by hand; Paddle brings the same kernel.

@@ -25,7 +25,8 @@ from ...base.writing import whole_folder, write_text
 from ...model.lora import FACTORS, Adapters, factors_of
 from ...plan import ModelShape, Precision
 from ...runtime.weights import WHOLE, Array, Slice
-from .convert import Advance, write_model
+from .convert import Advance, config_like, write_model
+from .huggingface import HuggingFaceWeights
 from .loading import CheckpointWeights, open_weights
 from .stored import INDEX, Checkpoint, open_checkpoint
 from .tensor_file import Tensor, opened, write_tensors
@@ -66,12 +67,11 @@ def stored_factors(shape: ModelShape, rank: int) -> Iterator[StoredFactor]:
             yield StoredFactor(f"{shape.traits.prefix}.{place}", one.shape, f"base_model.model.model.{place}.weight")
 
 
-def base_identity(folder: Path | None, seed: int) -> str:
-    """Identity of a set of base weights, wherever they lie. Raises UserError."""
-    if folder is None:
+def base_identity(weights: HuggingFaceWeights | CheckpointWeights | None, seed: int) -> str:
+    """Identity of a set of base weights, wherever they lie: of the files that are read. Raises UserError."""
+    if weights is None:
         return f"random, seed {seed}, in tiles"  # how `SeededWeights` draws
-    files = sorted(folder.glob("*.safetensors"))
-    sums = ((file, LargeFile(file)) for file in files)
+    sums = ((file, LargeFile(file)) for file in weights.files)
     return " ".join(f"{file.name}:{large.size_bytes}:{large.checksum(BLOCKS):08x}" for file, large in sums)
 
 
@@ -208,7 +208,7 @@ def merge(
     Raises UserError: the adapters were trained on another base."""
     weights, tuned = open_weights(base, shape), AdapterFolder(adapters, shape)
     known = tuned.adapters.base
-    if known and known != base_identity(base, 0):
+    if known and known != base_identity(weights, 0):
         raise UserError(f"{adapters}: were trained on other weights than those in {base}; name their base")
 
     def merged(name: str, size: tuple[int, ...]) -> Array:
@@ -219,4 +219,4 @@ def merge(
         return array + tuned.adapters.scaling * (first @ second)
 
     projections = {name.split(".")[-2] for name in shape.block.projections}
-    write_model(shape, merged, target, precision, shard_bytes, base, advance)
+    write_model(shape, merged, target, config_like(shape, base), precision, shard_bytes, base, advance)

@@ -9,42 +9,25 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ...base.errors import UserError
 from ...base.reading import read_json
 from ...base.writing import whole_folder, write_text
 from ...model import config_of
 from ...plan import ModelShape, Precision, plan_from_dict
 from ...runtime.weights import WHOLE, Array
-from .huggingface import (
-    CONFIG,
-    SHARDS,
-    SINGLE,
-    HuggingFaceWeights,
-    StoredWeight,
-    modules,
-    read_shape,
-    require_same_model,
-)
+from .companions import copy_companions
+from .huggingface import HuggingFaceWeights, StoredWeight, modules, read_shape, require_same_model
 from .loading import CheckpointWeights, WeightPiece
 from .stored import FORMAT, INDEX, WEIGHT, Checkpoint, write_index
 from .tensor_file import DTYPES, Tensor, write_tensors
-
-COMPANIONS = (  # files that are copied unchanged
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-)
+from .weight_files import CONFIG, SHARDS, SINGLE
 
 Advance = Callable[[int], object]  # told the bytes that were written
 
@@ -77,8 +60,8 @@ def to_checkpoint(source: Path, shape: ModelShape, target: Path, advance: Advanc
             "files": files,
         }
         write_index(folder, index)
-        for file in (source / CONFIG, *companions(source)):
-            shutil.copyfile(file, folder / file.name)
+        shutil.copyfile(source / CONFIG, folder / CONFIG)
+        copy_companions(source, folder)
 
 
 def to_huggingface(
@@ -91,22 +74,32 @@ def to_huggingface(
 ) -> None:
     """Convert a checkpoint. `like`: a Hugging Face directory that config.json and tokenizer are taken from, if not from
     the checkpoint's own folder. Raises UserError, or GalvatronError for a full disk."""
-    like = like or (checkpoint.folder if (checkpoint.folder / CONFIG).exists() else None)
-    write_model(checkpoint.shape, CheckpointWeights(checkpoint), target, precision, max_shard_bytes, like, advance)
+    own = checkpoint.folder if (checkpoint.folder / CONFIG).exists() else None
+    try:
+        config = config_like(checkpoint.shape, like or own)
+    except UserError as error:
+        if like:
+            raise
+        sys.stderr.write(f"note: {CONFIG} is written anew, of what was trained: {error.faults[0]}\n")
+        config = config_like(checkpoint.shape, None)
+    weights = CheckpointWeights(checkpoint)
+    write_model(checkpoint.shape, weights, target, config, precision, max_shard_bytes, like or own, advance)
 
 
 def write_model(
     shape: ModelShape,
     weights: Callable[[str, tuple[int, ...]], Array],
     target: Path,
+    config: dict[str, Any],
     precision: Precision,
     max_shard_bytes: int,
     like: Path | None,
     advance: Advance,
 ) -> None:
-    """Write a Hugging Face directory of weights by PaddleNLP's names. `like`: as in `to_huggingface`."""
+    """Write a Hugging Face directory of weights by PaddleNLP's names. `config`: of `config_like`; `like`: whose
+    tokenizer is copied."""
     dtype = DTYPES[precision]
-    config = _config(shape, like) | {"torch_dtype": dtype.name}
+    config = config | {"torch_dtype": dtype.name}
 
     def read(weight: StoredWeight) -> Array:
         array = weights(weight.name, weight.shape)
@@ -124,8 +117,8 @@ def write_model(
             total = {"total_size": shape.parameters * dtype.itemsize}
             write_text(folder / SHARDS, json.dumps({"metadata": total, "weight_map": places}, indent=2) + "\n")
         write_text(folder / CONFIG, json.dumps(config, indent=2) + "\n")
-        for file in companions(like) if like else ():
-            shutil.copyfile(file, folder / file.name)
+        if like:
+            copy_companions(like, folder)
 
 
 def precision_of(checkpoint: Checkpoint) -> Precision:
@@ -137,8 +130,9 @@ def precision_of(checkpoint: Checkpoint) -> Precision:
     return plan_from_dict(index.plan, source=str(checkpoint.folder / INDEX)).assumed.mixed_precision
 
 
-def _config(shape: ModelShape, like: Path | None) -> dict[str, Any]:
-    """config.json of another directory of the same model, or a new one that says what the shape says."""
+def config_like(shape: ModelShape, like: Path | None) -> dict[str, Any]:
+    """config.json of another directory of the same model, or a new one that says what the shape says. Raises UserError:
+    the directory's is of another model."""
     if like:
         require_same_model(read_shape(like), shape, like / CONFIG)
         config: dict[str, Any] = read_json(like / CONFIG)
@@ -146,7 +140,6 @@ def _config(shape: ModelShape, like: Path | None) -> dict[str, Any]:
     return {
         "architectures": [f"{shape.traits.title}ForCausalLM"],
         **config_of(shape),
-        "head_dim": shape.head_dim,
         "hidden_act": "silu",
     }
 
@@ -163,8 +156,3 @@ def _shards(weights: Sequence[StoredWeight], itemsize: int, max_bytes: int) -> l
         shards[-1].append(weight)
         size += own
     return shards
-
-
-def companions(folder: Path) -> list[Path]:
-    """Files of a model's directory that belong to its weights, besides config.json."""
-    return [folder / name for name in COMPANIONS if (folder / name).exists()]

@@ -20,26 +20,15 @@ from pathlib import Path
 import numpy as np
 
 from ...base.errors import UserError
-from ...base.reading import read_json
 from ...model import Weight
 from ...model.shape import UNPLANNED
 from ...plan import ModelShape, Precision, load_model
 from ...runtime.weights import WHOLE, Array, Slice
 from .tensor_file import CODES, opened, require_finite
+from .weight_files import CONFIG, LM_HEAD, require_plain, require_unwrapped, tensor_files
 
-CONFIG, SINGLE, SHARDS = "config.json", "model.safetensors", "model.safetensors.index.json"
-# Fields that PaddleNLP's layers, as they are built here, fix; other values mean another model.
-PLAIN = {
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "mlp_bias": False,
-    "use_sliding_window": False,
-    # PaddleNLP's own:
-    "alibi": False,
-    "rope_scaling_type": None,
-    "use_long_sequence_strategies": False,
-}
 BUFFERS = "rotary_emb.inv_freq"  # computed, not trained: old files have them
+ROWS = 4096  # of a matrix that are compared at once
 FREE = (*UNPLANNED, "initializer_range", "max_position_embeddings", "seq_length")
 
 
@@ -84,21 +73,29 @@ class HuggingFaceWeights:
         """Raises UserError: files are missing or broken, tensors missing, unknown or of another shape, or the directory
         holds another model."""
         require_same_model(read_shape(folder), shape, folder / CONFIG)
-        files, weights = _files(folder), [weight for module in modules(shape) for weight in module]
+        files, weights = tensor_files(folder), [weight for module in modules(shape) for weight in module]
         if weights[0].name in files:  # PaddleNLP saved it
             weights = [replace(weight, tensor=weight.name, transposed=False) for weight in weights]
         self._weights = {weight.name: weight for weight in weights}
         known = {weight.tensor: weight for weight in weights}
         missing = [tensor for tensor in known if tensor not in files]
-        tied = {"lm_head.weight"} if shape.tied_embeddings else set()
-        unknown = [tensor for tensor in files if tensor not in known.keys() | tied and not tensor.endswith(BUFFERS)]
+        tied = shape.tied_embeddings and LM_HEAD in files
+        unknown = [tensor for tensor in files if tensor not in known and not (tied and tensor == LM_HEAD)]
+        require_plain(unknown, folder)
+        if missing:
+            require_unwrapped(unknown, missing[0], folder)
         if missing or unknown:
+            untied = ", as tie_word_embeddings is false; if it is the embedding, write true there"
+            hint = untied if missing == [LM_HEAD] else ""
             raise UserError(
-                [f"{folder}: lacks tensor {tensor}, which its {CONFIG} asks for" for tensor in missing[:3]]
-                + [f"{folder}: has tensor {tensor}, which no {shape.family} has" for tensor in unknown[:3]]
+                [f"{folder}: lacks tensor {some}, which its {CONFIG} asks for{hint}" for some in _some(missing)]
+                + [f"{folder}: has tensor {some}, which no {shape.family} has" for some in _some(unknown)]
             )
+        self.files = sorted(set(files.values()))
         self._files = {tensor: files[tensor] for tensor in known}
         self.precision = _precision(self._files, known)
+        if tied:
+            _require_tied(files, weights[0].tensor)
 
     def __call__(self, name: str, shape: tuple[int, ...], part: Slice = WHOLE) -> Array:
         """Raises UserError: the tensor cannot be read."""
@@ -116,18 +113,7 @@ class HuggingFaceWeights:
 
 def read_shape(folder: Path) -> ModelShape:
     """The model in a directory. Raises UserError: it computes something that is not supported here."""
-    path = folder.absolute() / CONFIG
-    shape, config = load_model(path), read_json(path)
-    faults = [
-        f"{path}: {field} is {config[field]}; {plain} alone is supported"
-        for field, plain in PLAIN.items()
-        if field not in shape.traits.biases and config.get(field, plain) != plain
-    ]
-    if "quantization_config" in config:
-        faults.append(f"{path}: the weights are quantised; take the model that they were made from")
-    if faults:
-        raise UserError(faults)
-    return shape
+    return load_model(folder.absolute() / CONFIG)
 
 
 def require_same_model(stored: ModelShape, wanted: ModelShape, where: Path) -> None:
@@ -142,25 +128,25 @@ def require_same_model(stored: ModelShape, wanted: ModelShape, where: Path) -> N
         raise UserError(faults)
 
 
-def _files(folder: Path) -> dict[str, Path]:
-    """Which file has which tensor. Raises UserError."""
-    index = folder / SHARDS
-    if index.exists():
-        content = read_json(index)
-        places = content.get("weight_map") if isinstance(content, dict) else None
-        if not isinstance(places, dict):
-            raise UserError(f"{index}: weight_map is missing, which says where tensors are; download the file again")
-        for tensor, name in places.items():
-            if not isinstance(name, str) or not name or Path(name).name != name:
-                raise UserError(f"{index}: weight_map: tensor {tensor} is in {name!r}, which is no file's name")
-        return {tensor: folder / name for tensor, name in places.items()}
-    if not (folder / SINGLE).exists():
+def _some(tensors: Sequence[str]) -> list[str]:
+    """The first one, and how many more; nothing of none."""
+    more = f" and {len(tensors) - 1} more" if len(tensors) > 1 else ""
+    return [f"{tensor}{more}" for tensor in tensors[:1]]
+
+
+def _require_tied(files: dict[str, Path], embedding: str) -> None:
+    """Raise UserError for an LM head that is not the embedding. transformers then keeps both; here config.json decides
+    what is planned and trained."""
+    with opened(files[embedding]) as first, opened(files[LM_HEAD]) as second:
+        tied, head = first.get_slice(embedding), second.get_slice(LM_HEAD)
+        rows, _ = shape = tied.get_shape()
+        blocks = (slice(row, min(row + ROWS, rows)) for row in range(0, rows, ROWS))
+        same = head.get_shape() == shape and all(np.array_equal(tied[block], head[block]) for block in blocks)
+    if not same:
         raise UserError(
-            f"{folder}: has neither {SINGLE} nor {SHARDS}; load the model with what wrote it and save it by "
-            "save_pretrained(..., safe_serialization=True)"
+            f"{files[LM_HEAD]}: {LM_HEAD} is not the embedding, which {CONFIG} says it is; write "
+            "tie_word_embeddings: false there to keep it, or remove the tensor"
         )
-    with opened(folder / SINGLE) as file:
-        return dict.fromkeys(file.keys(), folder / SINGLE)
 
 
 def _precision(files: dict[str, Path], known: dict[str, StoredWeight]) -> Precision:
@@ -175,7 +161,9 @@ def _precision(files: dict[str, Path], known: dict[str, StoredWeight]) -> Precis
                 if size != wanted:
                     raise UserError(f"{path}: tensor {tensor} has shape {size} instead of {wanted}")
                 if stored.get_dtype() not in by_code:
-                    names = ", ".join(by_code)
-                    raise UserError(f"{path}: tensor {tensor} is of type {stored.get_dtype()}; supported: {names}")
+                    raise UserError(
+                        f"{path}: tensor {tensor} is of type {stored.get_dtype()}; supported: {', '.join(by_code)}; if "
+                        "the model is quantised, take the one that it was made from"
+                    )
                 found.add(by_code[stored.get_dtype()])
     return found.pop() if len(found) == 1 else Precision.FP32

@@ -26,10 +26,11 @@ from ...runtime.engine import Engine
 from ...runtime.groups import world_from_environment
 from ...runtime.paddle_private import next_rate
 from ...runtime.units import Trainable
-from ...runtime.weights import WHOLE, Array, Slice, WeightSource
-from .huggingface import CONFIG, HuggingFaceWeights, require_same_model
+from ...runtime.weights import WHOLE, Array, Slice
+from .huggingface import HuggingFaceWeights, require_same_model
 from .stored import INDEX, MOMENTS, WEIGHT, BrokenCheckpoint, Checkpoint, StoredPart, open_checkpoint, verify
 from .tensor_file import CODES, naming, require_finite
+from .weight_files import CONFIG
 
 MOST_OPEN = 64  # files at once: processes may open 1,024
 
@@ -180,6 +181,7 @@ class CheckpointWeights:
 
     def __init__(self, checkpoint: Checkpoint):
         self.checkpoint = checkpoint
+        self.files = sorted(checkpoint.folder / stored.file for stored in checkpoint.index.files)
         self._stored = StoredNumbers(checkpoint)
 
     def __call__(self, name: str, shape: tuple[int, ...], part: Slice = WHOLE) -> Array:
@@ -293,7 +295,7 @@ def _part(item: StoredPart) -> WeightPiece:
     return WeightPiece(item.weight, item.shape, Slice(**item.slice.model_dump()), item.start, item.stop)
 
 
-def weights_from(folder: Path, shape: ModelShape) -> WeightSource:
+def weights_from(folder: Path, shape: ModelShape) -> HuggingFaceWeights | CheckpointWeights:
     """The weights of a Hugging Face directory, or of a checkpoint, converted or a run's; for `Engine`'s `source`.
 
     Each rank reads the parts that it asks for. Before, a checkpoint's checksums are compared: each rank compares those

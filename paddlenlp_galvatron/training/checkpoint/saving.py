@@ -14,11 +14,11 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from ...base.errors import GalvatronError, UserError
@@ -33,10 +33,10 @@ from ...runtime.units import Trainable
 from ..data.source import BatchSource
 from .adapters import write_adapters
 from .convert import precision_of, to_huggingface
-from .huggingface import CONFIG, SHARDS
 from .loading import from_first, gather_objects, pieces_of, state_key
 from .stored import BEFORE, FORMAT, MOMENTS, POWERS, WEIGHT, open_checkpoint, step_of, whole_checkpoints, write_index
 from .tensor_file import Tensor, write_tensors
+from .weight_files import CONFIG, SHARDS
 
 POLL_S = 0.05
 MOST_POLL_S = 1.0  # between two looks for the files of 1,000 ranks, on a file system that they share
@@ -54,12 +54,12 @@ class Writer:
         engine: Engine,
         keep: int,
         data: BatchSource | None = None,
-        companions: Sequence[Path] = (),
+        companions: Mapping[str, Path] = MappingProxyType({}),
         log: Path | None = None,
     ):
         """Every rank makes one, and nothing else writes to the folder. `keep`: how many whole checkpoints stay. `data`:
-        what the engine is trained on. `companions`: files that are copied into each. `log`: brought to disk with each.
-        Raises UserError: a companion cannot be read."""
+        what the engine is trained on. `companions`: files that are copied into each, by their names there. `log`:
+        brought to disk with each. Raises UserError: a companion cannot be read."""
         self._folder, self._engine, self._keep, self._data, self._log = folder, engine, keep, data, log
         self._companions: dict[str, bytes] = {}
         self._thread: threading.Thread | None = None
@@ -67,7 +67,7 @@ class Writer:
         self._awaited = ""  # ranks whose parts are not there
         self._best: int | None = None
         if engine.rank == 0:  # before the others, who wait for it, write anything
-            self._companions = {file.name: read_bytes(file) for file in companions}
+            self._companions = {name: read_bytes(file) for name, file in companions.items()}
             for kind in ("step", "old"):
                 for left in folder.glob(f"{kind}-*{UNFINISHED}"):
                     with suppress(OSError):
@@ -185,8 +185,11 @@ class Writer:
         self._awaited = ""
         index["files"] = [json.loads((part / name).read_text()) for name in names]
         for file, content in self._companions.items():
-            (part / file).write_bytes(content)
-            to_disk(part / file)
+            copy = part / file
+            make_folder(copy.parent)
+            copy.write_bytes(content)
+            to_disk(copy)
+            to_disk(copy.parent)
         write_index(part, index)
         for name in names:
             (part / name).unlink()
@@ -270,6 +273,8 @@ def _move(model: Path, target: Path) -> None:
     names = {file.name for file in new}
     stale = [file for file in (*target.glob("model*.safetensors"), target / SHARDS) if file.name not in names]
     for file in new:
+        if file.is_dir():
+            shutil.rmtree(target / file.name, ignore_errors=True)
         file.replace(target / file.name)
     for file in stale:
         file.unlink(missing_ok=True)

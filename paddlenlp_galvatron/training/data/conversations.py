@@ -1,33 +1,33 @@
-"""Fine-tuning samples: lines of JSON as conversations, and conversations as tokens of which the answers are learnt.
+"""Fine-tuning samples: conversations as tokens of which the answers are learnt.
 
-A line is PaddleNLP's {"src": …, "tgt": …}, one text each or a list of turns, or {"messages": [{"role", "content"}, …]}.
-In DPO a line is two conversations that differ in their last answer; the larger number in `sort` is the chosen one's:
-
-    {"src": ["u1", "u2"], "tgt": ["b1"], "response": ["good", "bad"], "sort": [1, 0]}
-
-Whatever is wrong with lines is told at once, by file and line.
+A conversation is tokenised as one text, so its tokens are those of transformers' `apply_chat_template`; what is learnt
+is known by the characters that a token stands for. Whatever is wrong with lines is told at once, by file and line.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from ...base.errors import UserError
-from ...base.reading import LARGEST_BYTES, open_file, parse_json
-from .templates import ANSWERS, Message, Template
-from .tokenizer import encode
+from ...base.reading import parse_json
+from .fields import Parsed, Said, conversation_of, pair_of, require_rendered
+from .templates import ANSWERS, Rendered, Template, Turn
+from .text_files import decoded, read_lines
+from .tokenizer import encodings
 
 MOST_FAULTS = 20  # lines that are named in one error
 BATCH_LINES = 1000  # tokenised at once: enough for the tokenizer's threads, little memory
 Tokens = NDArray[np.int64]
-Parsed = tuple[list[Message], Mapping[str, Any]]
+Fault = tuple[int, int, str]  # of which file, its line, and the text
 PROMPT_SHARE = 4  # a pair that is too long keeps at most this part of a row of its prompt, twice, and its answers
 
 
@@ -36,8 +36,14 @@ class Line(NamedTuple):
 
     file: int  # of the files, which one
     number: int
-    messages: list[Message]
-    context: Mapping[str, Any]  # other variables of a chat_template.json
+    said: list[Said]
+    context: Mapping[str, Any]  # other values that a chat template reads
+    unread: Sequence[str] = ()  # its keys that have no meaning here
+
+    @property
+    def masked(self) -> bool:
+        """Whether its fields say that nothing is learnt."""
+        return not any(one.learnt for one in self.said)
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,8 @@ class Sample:
 
     line: Line
     tokens: Tokens
-    unlearnt: int  # answers that are not learnt
+    unlearnt: int  # answers that are not learnt, as the template changes them
+    unopened: int = 0  # answers that lack the thoughts which the template's generation prompt opens
 
     @property
     def learns(self) -> bool:
@@ -54,9 +61,26 @@ class Sample:
         return bool((self.tokens[1:] >= 0).any())
 
 
+class Tokenised(NamedTuple):
+    """A conversation's tokens, signed as a sample's, and where its parts begin."""
+
+    tokens: Tokens
+    system: int  # so many are of the system text
+    turns: list[tuple[int, int, int]]  # where what is asked begins, and the answer, and where it ends
+
+    @property
+    def unlearnt(self) -> Tokens:
+        """The tokens, none of them learnt."""
+        return np.where(self.tokens < 0, self.tokens, ~self.tokens)
+
+
 @dataclass(frozen=True)
 class Encoder:
-    """Conversations as tokens, by PaddleNLP's rules of what is cut where."""
+    """Conversations as tokens, by PaddleNLP's rules of what is cut where.
+
+    A token is learnt if any of its characters stands in an answer that is learnt, as transformers counts; where the
+    template has `{% generation %}`, in what it marks there.
+    """
 
     tokenizer: Tokenizer
     template: Template | None
@@ -67,9 +91,9 @@ class Encoder:
 
     def samples(self, files: Sequence[Path]) -> Iterator[Sample]:
         """Samples of all lines of the files. Raises UserError with a line for each fault, up to MOST_FAULTS."""
-        faults: list[str] = []
+        faults: list[Fault] = []
         batch: list[Line] = []
-        for line in _lines(files, faults, self._conversation):
+        for line in _lines(files, faults, self._parsed):
             batch.append(line)
             if len(batch) == BATCH_LINES:
                 yield from self._encoded(batch, files, faults)
@@ -78,164 +102,167 @@ class Encoder:
                 break
         yield from self._encoded(batch, files, faults)
         if faults:
-            raise UserError(faults[:MOST_FAULTS])
+            raise UserError([text for *_, text in sorted(faults)[:MOST_FAULTS]])
 
-    def _encoded(self, lines: Sequence[Line], files: Sequence[Path], faults: list[str]) -> Iterator[Sample]:
+    def _encoded(self, lines: Sequence[Line], files: Sequence[Path], faults: list[Fault]) -> Iterator[Sample]:
         """Encodes a batch. Yields nothing once there are faults: the rest is read to find more of them."""
-        texts: list[list[str]] = []
-        good: list[tuple[Line, int]] = []
+        good: list[tuple[Line, list[Rendered]]] = []
         for line in lines:
             try:
-                parts, unlearnt = self._texts(line)
+                good.append((line, self._rendered(line)))
             except UserError as error:
-                faults += [f"{files[line.file]}: line {line.number}: {fault}" for fault in error.faults]
-                continue
-            texts.append(parts)
-            good.append((line, unlearnt))
+                text = f"{files[line.file]}: line {line.number}: {error.faults[0]}"
+                faults.append((line.file, line.number, text))
         if faults:
             return
-        ids = iter(encode(self.tokenizer, [text for parts in texts for text in parts]))
-        for (line, unlearnt), parts in zip(good, texts, strict=True):
-            yield from self._samples(line, unlearnt, [next(ids) for _ in parts])
+        texts = [text for _, conversations in good for one in conversations for text in self._pieces(one)]
+        encoded = iter(encodings(self.tokenizer, texts))
+        for line, conversations in good:
+            tokenised = [
+                self._tokenised(said, one, encoded)
+                for said, one in zip(self._conversations(line), conversations, strict=True)
+            ]
+            yield from self._samples(line, conversations, tokenised)
 
-    def _conversation(self, record: Mapping[str, Any]) -> tuple[list[Message], Mapping[str, Any]]:
-        """Messages of a line, and its context. Raises UserError."""
-        messages = _messages(record["messages"]) if "messages" in record else _of_pairs(record)
-        if not messages or messages[-1]["role"] != ANSWERS:
-            raise UserError(f"messages: the last one is no answer (role {ANSWERS}), so there is nothing to learn")
-        return messages, context_of(record)
+    def _parsed(self, record: Mapping[str, Any]) -> Parsed:
+        """The conversation of a line. Raises UserError."""
+        return conversation_of(record)
 
-    def _samples(self, line: Line, unlearnt: int, ids: list[list[int]]) -> list[Sample]:
-        """Makes the samples of a line from the tokens of its texts."""
-        return [Sample(line, self._cut(ids), unlearnt)]
+    def _conversations(self, line: Line) -> list[list[Said]]:
+        """The conversations of a line."""
+        return [line.said]
 
-    def _texts(self, line: Line) -> tuple[list[str], int]:
-        """Texts of a conversation that are tokenised one by one: the system text, and prompt and answer of each turn;
-        and the number of answers that are not learnt. Raises UserError."""
+    def _samples(self, line: Line, texts: list[Rendered], tokenised: list[Tokenised]) -> list[Sample]:
+        """Makes the samples of a line from the tokens of its conversations."""
+        return [Sample(line, self._cut(tokenised[0]), texts[0].unlearnt, texts[0].unopened)]
+
+    def _rendered(self, line: Line) -> list[Rendered]:
+        """Texts of the conversations. Raises UserError: there are none, or they would lack what the line has."""
+        return [self._text(said, line.context) for said in self._conversations(line)]
+
+    def _text(self, said: Sequence[Said], context: Mapping[str, Any]) -> Rendered:
+        messages = [one.message for one in said]
         if self.template is None:
-            if [message["role"] for message in line.messages] != ["user", ANSWERS]:
+            if context or [(one["role"], *one) for one in messages] != [
+                (role, "role", "content") for role in ("user", ANSWERS)
+            ]:
                 raise UserError(
-                    "several turns, or a system text, need a chat template, and the tokenizer has none; name one: "
-                    "--chat_template"
+                    "several turns, or a system text, need a chat template, as do tools and other fields of a message, "
+                    "and the tokenizer has none; name one: --chat_template"
                 )
-            return ["", *(message["content"] for message in line.messages)], 0
-        parts = self.template.parts(line.messages, line.context)
-        return [parts.system, *(text for turn in parts.turns for text in turn)], parts.unlearnt
+            asked, answer = (message["content"] for message in messages)
+            end = len(asked + answer) + 1  # the end token counts as a character
+            return Rendered(asked + answer, 0, [Turn(len(asked), end, 1)])
+        text = self.template.rendered(messages, context)
+        require_rendered(self.template, said, context)
+        return text
 
-    def _cut(self, ids: list[list[int]]) -> Tokens:
+    def _pieces(self, conversation: Rendered) -> list[str]:
+        """The texts that are tokenised one by one: all in one, but for PaddleNLP's kinds of text."""
+        if not self._apart:
+            return [conversation.text]
+        borders = [0, conversation.system, *(border for turn in conversation.turns for border in turn[:2])]
+        return [conversation.text[begin:stop] for begin, stop in pairwise(borders)]
+
+    @cached_property
+    def _apart(self) -> bool:
+        """Whether prompts and answers are tokenised apart, as PaddleNLP does: without a template, and by its
+        chat_template.json, unless the tokenizer puts a blank in front of each text: no answer begins with one."""
+        return self.template is None or (self.template.apart and not _adds_blank(self.tokenizer))
+
+    def _tokenised(self, said: Sequence[Said], conversation: Rendered, encoded: Iterator[Encoding]) -> Tokenised:
+        ids, spans, begin = list[int](), list[tuple[int, int]](), 0
+        for text in self._pieces(conversation):
+            encoding = next(encoded)
+            ids += encoding.ids
+            spans += [(begin + start, begin + stop) for start, stop in encoding.offsets]
+            begin += len(text)
+        if self.template is None:
+            ids.append(self.end)
+            spans.append((begin, begin + 1))
+        tokens, (starts, stops) = np.array(ids, np.int64), np.array(spans, np.int64).reshape(-1, 2).T
+        learnt = np.full(len(tokens), self.all_learnt and any(one.learnt for one in said))
+        for turn in conversation.turns:
+            marked = [(turn.start, turn.stop)] if conversation.marked is None else conversation.marked
+            for start, stop in marked:
+                inside = (stops > max(start, turn.start)) & (starts < min(stop, turn.stop))
+                learnt = learnt | inside if said[turn.place].learnt else learnt & ~inside
+        return Tokenised(np.where(learnt, tokens, ~tokens), *_places(conversation, starts, stops))
+
+    def _cut(self, conversation: Tokenised) -> Tokens:
         """A conversation's tokens, as far as they fit: whole turns from the last one backwards, at least one, of which
         the end is cut."""
-        system, turns = ids[0], list(zip(ids[1::2], ids[2::2], strict=True))
+        tokens, system, turns = conversation
         if self.template is None:
-            [(asked, answer)] = turns
-            asked = [*self._in_front, *asked[-max(self.src_length - len(self._in_front), 1) :]]
-            room = self.length - len(asked)
-            kept = [(asked, [*answer, self.end][:room] if room > 0 else [])]
+            [(begin, answer, _)] = turns
+            most = max(self.src_length - len(self._in_front), 1)
+            front = ~self._in_front if (tokens[:answer] >= 0).any() else self._in_front
+            kept = [front, tokens[max(answer - most, begin) :]]
         else:
-            room, kept = self.length - len(system), []
-            for asked, answer in reversed(turns):
-                if len(asked) + len(answer) > room:
-                    if not kept:
-                        asked = asked[: max(self.src_length - len(system), 0)]
-                        kept = [(asked, answer[: max(room - len(asked), 0)])]
-                    break
-                kept.insert(0, (asked, answer))
-                room -= len(asked) + len(answer)
-        pieces = [(np.array(system, np.int64), False)]
-        for asked, answer in kept:
-            pieces += [(np.array(asked, np.int64), False), (np.array(answer, np.int64), True)]
-        whole = np.concatenate([part if learnt or self.all_learnt else ~part for part, learnt in pieces])
-        return whole[: self.length]
+            first, room = len(turns), self.length - system
+            while first and turns[-1][2] - turns[first - 1][0] <= room:
+                first -= 1
+            if first < len(turns):
+                kept = [tokens[:system], tokens[turns[first][0] :]]
+            else:
+                begin, answer, _ = turns[-1]
+                asked = max(min(answer - begin, self.src_length - system), 0)
+                kept = [tokens[:system], tokens[begin : begin + asked], tokens[answer:]]
+        cut: Tokens = np.concatenate(kept)[: self.length]
+        return cut
 
-    @property
-    def _in_front(self) -> list[int]:
-        """Tokens that the tokenizer puts in front of a text."""
+    @cached_property
+    def _in_front(self) -> Tokens:
+        """Tokens that the tokenizer puts in front of a text, where no template says what stands there; unlearnt."""
+        if self.template is not None:
+            return np.zeros(0, np.int64)
         encoding = self.tokenizer.encode("a")
         mask = [*encoding.special_tokens_mask, 0]
-        found: list[int] = encoding.ids[: mask.index(0)]
-        return found
+        return ~np.array(encoding.ids[: mask.index(0)], np.int64)
+
+
+def _adds_blank(tokenizer: Tokenizer) -> bool:
+    """Whether a text gets something in front, as SentencePiece's do."""
+    text = tokenizer.normalizer.normalize_str("a") if tokenizer.normalizer else "a"
+    parts = tokenizer.pre_tokenizer.pre_tokenize_str(text) if tokenizer.pre_tokenizer else [(text, None)]
+    return "".join(part for part, _ in parts) != "a"
+
+
+def _places(
+    conversation: Rendered, starts: NDArray[np.int64], stops: NDArray[np.int64]
+) -> tuple[int, list[tuple[int, int, int]]]:
+    """How many tokens the system text has, and where the turns stand. A token at a border is the answer's."""
+    starts, stops = np.maximum.accumulate(starts), np.maximum.accumulate(stops)
+    begin = system = int(np.searchsorted(starts, conversation.system))
+    turns = []
+    for turn in conversation.turns:
+        answer = max(int(np.searchsorted(stops, turn.start, "right")), begin)
+        end = max(int(np.searchsorted(starts, turn.stop)), answer)
+        turns.append((begin, answer, end))
+        begin = end
+    return system, turns
 
 
 def _lines(
-    files: Sequence[Path], faults: list[str], conversation: Callable[[Mapping[str, Any]], Parsed]
+    files: Sequence[Path], faults: list[Fault], conversation: Callable[[Mapping[str, Any]], Parsed]
 ) -> Iterator[Line]:
     """Conversations of the files; what is wrong with a line goes to `faults`. Raises UserError for a file."""
     for which, path in enumerate(files):
-        with open_file(path) as file:
-            number = 0
+        for number, content in read_lines(path):
+            if not content.strip():
+                continue
             try:
-                while content := file.readline(LARGEST_BYTES + 1):
-                    number += 1
-                    if len(content) > LARGEST_BYTES:
-                        raise UserError(f"{path}: line {number}: has more than {LARGEST_BYTES:,} bytes")
-                    if not content.strip():
-                        continue
-                    try:
-                        yield Line(which, number, *conversation(_record(content)))
-                    except UserError as error:
-                        faults.append(f"{path}: line {number}: {error.faults[0]}")
-            except OSError as error:
-                raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+                yield Line(which, number, *conversation(_record(content)))
+            except UserError as error:
+                faults.append((which, number, f"{path}: line {number}: {error.faults[0]}"))
 
 
-def _record(content: bytes) -> Mapping[str, Any]:
+def _record(content: str) -> Mapping[str, Any]:
     """The object that a line holds. Raises UserError."""
-    try:
-        record = parse_json(content.decode("utf-8-sig"), "one JSON object a line")
-    except UnicodeDecodeError as error:
-        raise UserError(f"byte {error.start:,} is not UTF-8 text") from None
+    record = parse_json(decoded(content, None), "one JSON object a line")
     if not isinstance(record, dict):
         raise UserError('is no JSON object; give {"src": …, "tgt": …} or {"messages": […]}')
     return record
-
-
-def _messages(given: object) -> list[Message]:
-    if not isinstance(given, list):
-        raise UserError("messages: is no list")
-    found = []
-    for place, one in enumerate(given):
-        role, content = (one.get("role"), one.get("content")) if isinstance(one, dict) else (None, None)
-        if not isinstance(role, str) or not isinstance(content, str):
-            raise UserError(f"messages[{place}]: needs a role and a content, both texts")
-        found.append({"role": role, "content": content})
-    return found
-
-
-def _of_pairs(record: Mapping[str, Any]) -> list[Message]:
-    for name in ("src", "tgt"):
-        if name not in record:
-            raise UserError(f'{name}: missing; give {{"src": …, "tgt": …}} or {{"messages": […]}}')
-    asked, answers = (texts_of(record, name) for name in ("src", "tgt"))
-    if len(asked) != len(answers):
-        raise UserError(f"src has {len(asked)} texts and tgt {len(answers)}; give an answer to each")
-    return of_turns(asked, answers)
-
-
-def context_of(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Other values that a template may read. Raises UserError."""
-    context = record.get("context") or {}
-    if not isinstance(context, dict):
-        raise UserError('context: is no object; give {"system": …}')
-    return context
-
-
-def texts_of(record: Mapping[str, Any], name: str) -> list[str]:
-    """A field that is one text or several. Raises UserError."""
-    if name not in record:
-        raise UserError(f"{name}: missing; give a text, or a list of them")
-    texts = record[name] if isinstance(record[name], list) else [record[name]]
-    if not all(isinstance(text, str) for text in texts):
-        raise UserError(f"{name}: is neither a text nor a list of texts")
-    return texts
-
-
-def of_turns(asked: Sequence[str], answers: Sequence[str]) -> list[Message]:
-    """Questions and their answers, in turn."""
-    return [
-        {"role": role, "content": text}
-        for turn in zip(asked, answers, strict=True)
-        for role, text in zip(("user", ANSWERS), turn, strict=True)
-    ]
 
 
 @dataclass(frozen=True)
@@ -244,42 +271,42 @@ class PairEncoder(Encoder):
     prompt of its own, so that positions and attention are those of a conversation alone. `src_length`: most tokens of a
     prompt, where a pair is longer than `length`."""
 
-    def _conversation(self, record: Mapping[str, Any]) -> tuple[list[Message], Mapping[str, Any]]:
-        turns, answers = _parts(record)
-        return [*turns, *({"role": ANSWERS, "content": text} for text in answers)], context_of(record)
+    def _parsed(self, record: Mapping[str, Any]) -> Parsed:
+        return pair_of(record)
 
-    def _texts(self, line: Line) -> tuple[list[str], int]:
-        """Texts of both conversations in turn; earlier answers are not learnt, whatever the template does."""
-        *before, chosen, rejected = line.messages
-        both = (line._replace(messages=[*before, one]) for one in (chosen, rejected))
-        told = [super(PairEncoder, self)._texts(one)[0] for one in both]
-        if len(told[0]) != len(told[1]):
+    def _conversations(self, line: Line) -> list[list[Said]]:
+        *before, chosen, rejected = line.said
+        return [[*before, chosen], [*before, rejected]]
+
+    def _rendered(self, line: Line) -> list[Rendered]:
+        both = super()._rendered(line)
+        before = [one.text[: one.turns[-2].stop if len(one.turns) > 1 else one.system] for one in both]
+        if before[0] != before[1]:
             raise UserError("the chat template tells the turns before by the answer that follows; name another one")
-        return [text for parts in told for text in parts], 0
+        return both
 
-    def _samples(self, line: Line, unlearnt: int, ids: list[list[int]]) -> list[Sample]:
-        half = len(ids) // 2
-        conversations = [ids[:half], ids[half:]]
-        answers = [self._answer(one[-1]) for one in conversations]
-        asked = [self._asked(one[-2]) for one in conversations]
-        system = conversations[0][0]
-        prompts = [[*system, *one] for one in asked]
-        left = self._room - sum(map(len, (*prompts, *answers)))
-        earlier: list[int] = []
-        for turn in range(half - 4, 0, -2):  # whole turns from the last one backwards, while both have room for them
-            before = [*conversations[0][turn], *conversations[0][turn + 1], *earlier]
-            if 2 * len(before) > left:
+    def _samples(self, line: Line, texts: list[Rendered], tokenised: list[Tokenised]) -> list[Sample]:
+        """Earlier answers are not learnt, whatever the template does."""
+        first, *_ = tokenised
+        lasts = [one.turns[-1] for one in tokenised]
+        answers = [one.tokens[answer:stop] for one, (_, answer, stop) in zip(tokenised, lasts, strict=True)]
+        asked = [one.unlearnt[begin:answer] for one, (begin, answer, _) in zip(tokenised, lasts, strict=True)]
+        system = np.concatenate([self._in_front, first.unlearnt[: first.system]])
+        left = self._room - 2 * len(system) - sum(map(len, (*asked, *answers)))
+        earliest = last = lasts[0][0]
+        for begin, _, _ in reversed(first.turns[:-1]):  # whole turns, while both prompts have room for them
+            if 2 * (last - begin) > left:
                 break
-            earlier = before
-        prompts = [[*system, *earlier, *one] for one in asked]
+            earliest = begin
+        prompts = [np.concatenate([system, first.unlearnt[earliest:last], one]) for one in asked]
         if left < 0:
             prompts, answers = self._fitted(prompts, answers)
         return [
-            Sample(line, np.concatenate([~np.array(prompt, np.int64), np.array(answer, np.int64)]), 0)
-            for prompt, answer in zip(prompts, answers, strict=True)
+            Sample(line, np.concatenate([prompt, answer]), 0, text.unopened)
+            for prompt, answer, text in zip(prompts, answers, texts, strict=True)
         ]
 
-    def _fitted(self, prompts: list[list[int]], answers: list[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
+    def _fitted(self, prompts: list[Tokens], answers: list[Tokens]) -> tuple[list[Tokens], list[Tokens]]:
         """By PaddleNLP's rule: the prompt loses its beginning; if that is not enough, answers their ends, in proportion
         to their lengths."""
         most = max(min(self.src_length, self.length // PROMPT_SHARE), 1)
@@ -295,27 +322,3 @@ class PairEncoder(Encoder):
     def _room(self) -> int:
         """Tokens of both together: each has a place in the row but for the last, which predicts nothing."""
         return self.length + 2
-
-    def _answer(self, ids: list[int]) -> list[int]:
-        return ids if self.template else [*ids, self.end]
-
-    def _asked(self, ids: list[int]) -> list[int]:
-        return ids if self.template else [*self._in_front, *ids]
-
-
-def _parts(record: Mapping[str, Any]) -> tuple[list[Message], list[str]]:
-    """The conversation up to the last question, and the chosen and the rejected answer to it. Raises UserError."""
-    asked, answered = texts_of(record, "src"), texts_of(record, "tgt") if record.get("tgt") else []
-    if len(asked) != len(answered) + 1:
-        raise UserError(f"src has {len(asked)} texts and tgt {len(answered)}; give one src more")
-    given, order = record.get("response"), record.get("sort")
-    if not isinstance(given, list) or len(given) != 2 or not all(isinstance(one, str) and one.strip() for one in given):
-        raise UserError("response: needs two answers, each a text that is not empty")
-    if not isinstance(order, list) or len(order) != 2 or not all(type(one) in (int, float) for one in order):
-        raise UserError("sort: needs two numbers, the larger one beside the better answer")
-    if order[0] == order[1]:
-        raise UserError("sort: says that both answers are as good; give the better one a larger number")
-    better = int(order[1] > order[0])
-    asked, answered = ([text.strip() for text in texts] for texts in (asked, answered))  # as PaddleNLP does
-    turns = of_turns(asked[:-1], answered)
-    return [*turns, {"role": "user", "content": asked[-1]}], [given[better].strip(), given[1 - better].strip()]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
@@ -17,17 +16,29 @@ from tokenizers import Tokenizer
 
 from ...base.errors import UserError
 from ...base.locking import locked
-from ...base.reading import LARGEST_BYTES, open_file, parse_json, read_bytes, read_text
-from ...base.text import printable
+from ...base.reading import parse_json, read_text
+from ...base.text import shortened
 from ...base.writing import make_folder, to_disk, whole_file, write_text
 from .dataset import dataset_files
+from .text_files import (
+    COMPRESSED_SUFFIXES,
+    JSON_SUFFIXES,
+    UTF8,
+    Look,
+    decoded,
+    decompressed_name,
+    look,
+    read_lines,
+    read_whole,
+    require_no_copies,
+)
 from .tokenizer import encode, encode_limited, largest_id
 
-TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py")  # taken from folders; a file that is named itself may have any suffix
-JSON_LINES_SUFFIXES = (".jsonl", ".json")
+TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py")  # of text in folders; JSON lines, Parquet and named files may have any
 NOT_STANDARD_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3"}
 BATCH_BYTES = 1 << 20  # text tokenised at once: enough for the tokenizer's threads, little memory
-LARGEST_TEXT_BYTES = 1 << 30  # of a file that is one document; a token takes about 100 bytes while it is made
+BATCH_ROWS = 1000  # of a Parquet file, read at once
+LARGEST_TEXT = 1 << 30  # characters of a file that is one document; a token takes about 100 bytes while it is made
 UINT16_VOCAB = 65500  # Megatron and PaddleNLP store ids of smaller vocabularies in two bytes, others in four
 
 
@@ -39,14 +50,18 @@ class Document(NamedTuple):
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents of text and JSON-lines files, in order. Iterating reads the files again each time."""
+    """Documents of files of text, JSON lines and Parquet, in order. Iterating reads the files again each time."""
 
     files: tuple[Path, ...]
     text_key: str = "text"  # field of a JSON line that holds the document
     limit_bytes: int | None = None  # the document that passes it is the last
+    encoding: str = UTF8
 
     @property
-    def size_bytes(self) -> int:
+    def size_bytes(self) -> int | None:
+        """Bytes of text that are read, for progress; None: unknown, as files are compressed by their names."""
+        if any(file.suffix.lower() in (*COMPRESSED_SUFFIXES, ".parquet") for file in self.files):
+            return self.limit_bytes
         try:
             total = sum(file.stat().st_size for file in self.files)
         except OSError as error:
@@ -56,7 +71,7 @@ class Corpus:
     def __iter__(self) -> Iterator[Document]:
         read_bytes = 0
         for file in self.files:
-            for document in _documents(file, self.text_key):
+            for document in _documents(file, self.text_key, self.encoding):
                 yield document
                 read_bytes += document.size_bytes
                 if self.limit_bytes is not None and read_bytes >= self.limit_bytes:
@@ -70,39 +85,78 @@ class Written(NamedTuple):
     tokens: int
 
 
-def find_files(inputs: Sequence[str | Path]) -> tuple[Path, ...]:
-    """Files named, and in folders those with a known suffix, each once, in a fixed order. Raises UserError."""
+class Found(NamedTuple):
+    """Files to read, each once, in a fixed order, and the others of folders with the reasons why they are not read."""
+
+    files: tuple[Path, ...]
+    left_out: dict[Path, str]
+
+
+def find_files(inputs: Sequence[str | Path], encoding: str = UTF8) -> Found:
+    """Files named, and in folders those that hold text.
+
+    Raises UserError: a file that is named, or has the ending of a text, cannot be read.
+    """
     files: dict[Path, None] = {}
-    for name in inputs:
+    left_out: dict[Path, str] = {}
+    for path in map(Path, inputs):
         try:
-            files.update(dict.fromkeys(_inside(Path(name))))
+            for file, reason in _inside(path, encoding):
+                if reason:
+                    left_out[file] = reason
+                else:
+                    files[file] = None
         except OSError as error:
             raise UserError(f"input: {error.filename}: cannot be read: {error.strerror}") from None
+    require_no_copies(files)
     if not files:
-        known = ", ".join(TEXT_SUFFIXES + JSON_LINES_SUFFIXES)
-        raise UserError(f"input: {', '.join(map(str, inputs))} holds no file that ends in {known}")
-    return tuple(files)
+        first = next((f"; {file}: {reason}" for file, reason in left_out.items()), "")
+        raise UserError(f"input: {', '.join(map(str, inputs))} holds no file of text{first}")
+    return Found(tuple(files), left_out)
 
 
-def _inside(path: Path) -> list[Path]:
-    """Raises UserError; OSError: some of it cannot be read, which nobody wants left out unsaid."""
-    if path.is_file():
-        return [path]
+def _inside(path: Path, encoding: str) -> Iterator[tuple[Path, str | None]]:
+    """The file, or all files in the folder; and why each is not read. Raises UserError; OSError: some cannot be
+    listed."""
     if not path.is_dir():
-        raise UserError(f"input: {path}: no such file or folder")
+        if not path.exists():
+            raise UserError(f"input: {path}: no such file or folder")
+        _look(path, encoding)
+        yield path, None
+        return
 
     def refuse(error: OSError) -> None:
         raise error
 
-    found = (Path(folder, name) for folder, _, names in os.walk(path, onerror=refuse) for name in names)
-    texts = sorted(file for file in found if file.suffix in TEXT_SUFFIXES + JSON_LINES_SUFFIXES)
-    root = path.resolve()
-    inside = [file for file in texts if file.is_file() and file.resolve().is_relative_to(root)]
-    if others := len(texts) - len(inside):
-        first = min(set(texts) - set(inside))
-        said = f"{others} links out of it, pipes and the like are left out, the first is {first}"
-        sys.stderr.write(f"note: input: {printable(f'{path}: {said}')}\n")
-    return inside
+    found = os.walk(path, onerror=refuse)
+    inside = (Path(folder, name) for folder, folders, names in found for name in (*folders, *names))
+    for file in sorted(file for file in inside if not file.is_dir() or file.is_symlink()):
+        yield file, _left_out(file, path.resolve(), encoding)
+
+
+def _look(file: Path, encoding: str) -> Look:
+    """`look`, which also raises UserError where the beginning is not of the encoding: not hours later."""
+    seen = look(file, encoding)
+    decoded(seen.text, encoding, f"{file}: ")
+    return seen
+
+
+def _left_out(file: Path, root: Path, encoding: str) -> str | None:
+    """Why a file of a folder is not read; None: it is. Raises UserError: its ending is that of a text, but the file
+    cannot be read as one."""
+    if not file.is_file():
+        return "a pipe, a device, or a link to a folder or to nothing"
+    if not file.resolve().is_relative_to(root):
+        return "a link out of the folder"
+    try:
+        seen = _look(file, encoding)
+    except UserError as error:
+        if decompressed_name(file).suffix.lower() in (*TEXT_SUFFIXES, *JSON_SUFFIXES):
+            raise
+        return str(error).removeprefix(f"{file}: ")
+    if seen.json_lines or seen.parquet or seen.suffix in TEXT_SUFFIXES:
+        return None
+    return f"neither JSON lines nor named {', '.join(TEXT_SUFFIXES)}"
 
 
 def standard_library() -> tuple[Path, ...]:
@@ -210,41 +264,47 @@ def _tokenised(
     yield from zip(batch, encode(tokenizer, [one.text for one in batch]), strict=True)
 
 
-def _documents(file: Path, text_key: str) -> Iterator[Document]:
+def _documents(file: Path, text_key: str, encoding: str) -> Iterator[Document]:
     """Documents of one file that hold any text. Raises UserError."""
-    if file.suffix in JSON_LINES_SUFFIXES:
-        yield from _json_lines(file, text_key)
+    seen = look(file, encoding)
+    if seen.parquet:
+        yield from _rows(file, text_key)
+    elif seen.json_lines:
+        yield from _json_lines(file, text_key, encoding)
     else:
-        content = read_bytes(file, LARGEST_TEXT_BYTES)
+        content = read_whole(file, encoding, LARGEST_TEXT)
         if content.strip():
-            # A stray byte in a text of gigabytes must not stop the work; the mark U+FFFD stands for it.
-            yield Document(content.decode("utf-8", errors="replace"), len(content), str(file))
+            yield Document(content, len(content.encode()), str(file))
 
 
-def _json_lines(file: Path, text_key: str) -> Iterator[Document]:
-    for number, line in enumerate(_lines(file), start=1):
+def _json_lines(file: Path, text_key: str, encoding: str) -> Iterator[Document]:
+    for number, line in read_lines(file, encoding):
         place = f"{file}: line {number}"
         if not line.strip():
             continue
-        try:
-            record = parse_json(line.decode("utf-8-sig"), f"input: {place} is not one JSON object")
-        except UnicodeDecodeError as error:
-            raise UserError(f"input: {place}: byte {error.start:,} is not UTF-8 text") from None
-        if not isinstance(record, dict) or not isinstance(record.get(text_key), str):
+        record = parse_json(decoded(line, encoding, f"input: {place}: "), f"input: {place} is not one JSON object")
+        text = record.get(text_key) if isinstance(record, dict) else None
+        if not isinstance(text, str):
             raise UserError(f'input: {place} has no text "{text_key}"; name its field by --text_key')
-        if record[text_key].strip():
-            yield Document(record[text_key], len(line), place)
+        if text.strip():
+            yield Document(text, len(line.encode()), place)
 
 
-def _lines(file: Path) -> Iterator[bytes]:
-    """Raises UserError: it cannot be read, or a line is too long."""
-    with open_file(file) as lines:
-        try:
-            while line := lines.readline(LARGEST_BYTES + 1):
-                if len(line) > LARGEST_BYTES:
-                    raise UserError(
-                        f"input: {file}: a line has more than {LARGEST_BYTES:,} bytes; give one object a line"
-                    )
-                yield line
-        except OSError as error:
-            raise UserError(f"input: {file}: cannot be read: {error.strerror}") from None
+def _rows(file: Path, text_key: str) -> Iterator[Document]:
+    """Documents of a Parquet file. Raises UserError."""
+    import pyarrow  # here, as its import takes time
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        with ParquetFile(file) as table:
+            number = 0
+            for batch in table.iter_batches(BATCH_ROWS, columns=[text_key]):
+                for row in batch.to_pylist():
+                    number += 1
+                    text = row.get(text_key)
+                    if not isinstance(text, str):
+                        raise UserError(f'input: {file}: row {number} has no text "{text_key}"; name it by --text_key')
+                    if text.strip():
+                        yield Document(text, len(text.encode()), f"{file}: row {number}")
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
+        raise UserError(f"input: {file}: cannot be read as Parquet: {shortened(str(error), 200)}") from None

@@ -15,13 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base.errors import UserError
+from ...base.file_kind import kind_of
 from ...base.reading import LargeFile
 from .sample_index import FOLDER, Arrays, SampleIndex, build_index, cached_arrays
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")  # magic, version, type of a token, documents, entries of Megatron's own list of them
-TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2", 9: "<u4", 10: "<u8"}  # 6 and 7 are no whole numbers
+TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2", 9: "<u4", 10: "<u8"}
+NOT_WHOLE = (6, 7)  # types of floating-point numbers
 SAMPLED_BLOCKS = 16  # of the tokens, by which others are known: data sets have terabytes
 Split = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")
@@ -105,12 +107,23 @@ class TokenFiles:
 
 def _header(index: LargeFile) -> tuple[np.dtype[Any], int]:
     """Type of a token and number of documents. Raises UserError."""
-    if index.size_bytes >= HEADER.size:
-        magic, version, code, documents, entries = HEADER.unpack(index.read(0, HEADER.size))
-        whole = index.size_bytes == HEADER.size + 12 * documents + 8 * entries
-        if magic == MAGIC and version == VERSION and code in TYPES and whole:
+    head = index.read(0, min(index.size_bytes, HEADER.size))
+    fault = "not a Megatron index (mmap), or cut off; prepare the data again"
+    if not head.startswith(MAGIC):
+        if kind := kind_of(head):
+            fault = f"not a Megatron index (mmap): it {kind.fault}; prepare the data again"
+    elif len(head) == HEADER.size:
+        _, version, code, documents, entries = HEADER.unpack(head)
+        beyond = index.size_bytes - HEADER.size - 12 * documents - 8 * entries
+        if version == VERSION and code in TYPES and beyond == 0:
             return np.dtype(TYPES[code]), documents
-    raise UserError(f"{index.path}: not a Megatron index (mmap), or cut off; prepare the data again")
+        if version != VERSION:
+            fault = f"is a Megatron index of version {version}, not {VERSION}; prepare the data again"
+        elif code in NOT_WHOLE:
+            fault = "its tokens are no whole numbers; prepare the data again"
+        elif beyond == documents > 0:  # Megatron-LM appends a mode, one byte, for each sequence
+            fault = "is the index of multimodal data, which are not supported; prepare the text alone"
+    raise UserError(f"{index.path}: {fault}")
 
 
 class DataSet:

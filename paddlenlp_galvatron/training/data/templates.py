@@ -6,44 +6,71 @@ one for all, as Hugging Face has it. Both run in Jinja's sandbox.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from json import dumps
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, Undefined, meta, nodes
 from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import missing
 
 from ...base.errors import UserError
 from ...base.reading import read_json, read_text
 from ...base.text import shortened
+from .special_tokens import TOKENIZER_CONFIG, special_tokens
 
 PADDLENLP = "chat_template.json"
 JINJA = "chat_template.jinja"
-TOKENIZER_CONFIG = "tokenizer_config.json"
 PLAIN = "plain"  # no template, even if the tokenizer has one
 FAULTS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+LONGEST_FAULT = 120  # characters of one
 ANSWERS = "assistant"  # whose messages are learnt
 
-Message = dict[str, str]  # role and content
+Message = dict[str, Any]  # role, content, and whatever else a template may read
+REASONING = ("reasoning_content", "thinking", "reasoning")  # names of the same field; transformers takes any
+THOUGHT = "</think>"  # ends them in the text of an answer
+MARK = "GalvatronLooksForThisAnswer"  # a text that no conversation has
 
 
-class Parts(NamedTuple):
-    """A conversation's text, piece by piece."""
+class Turn(NamedTuple):
+    """An answer and its end in a text; what is asked stands in front of it, from the turn before on."""
 
-    system: str
-    turns: list[tuple[str, str]]  # prompt, and answer with its end, which is learnt
+    start: int
+    stop: int
+    place: int  # of the messages, which one
+
+
+@dataclass
+class Rendered:
+    """A conversation's text, and where its parts stand."""
+
+    text: str
+    system: int  # so many characters are the system text
+    turns: list[Turn]
+    marked: list[tuple[int, int]] | None = None  # by `{% generation %}`, if the template has it
     unlearnt: int = 0  # answers that stand among what is asked, as the template changes them when more follows
+    unopened: int = 0  # answers that begin before the generation prompt ends, as they lack thoughts that it opens
 
 
 class Template(Protocol):
-    def parts(self, messages: Sequence[Message], context: Mapping[str, Any]) -> Parts:
-        """Raises UserError: the conversation is none that the template takes."""
+    text: str
+    names: frozenset[str]  # variables that it reads
+    apart: bool  # whether prompts and answers are tokenised one by one
+
+    def whole(self, messages: Sequence[Message], context: Mapping[str, Any]) -> str:
+        """The text. Raises UserError: the conversation is none that the template takes."""
+
+    def rendered(self, messages: Sequence[Message], context: Mapping[str, Any]) -> Rendered:
+        """Raises UserError as `whole` does."""
 
 
 class TurnTemplate:
     """PaddleNLP's chat_template.json: a system text, and for each turn what the user and what the bot says."""
+
+    apart = True  # as PaddleNLP does
 
     def __init__(self, path: Path):
         """Raises UserError."""
@@ -54,8 +81,12 @@ class TurnTemplate:
             raise UserError(f'{path}: "conversation" must be two texts, the user\'s and the bot\'s, and "system" one')
         self.text = "\0".join([system, *turn])
         self._system, *self._turn = (_compiled(part, path) for part in (system, *turn))
+        self.names = frozenset().union(*(_names(part) for part in (system, *turn)))
 
-    def parts(self, messages: Sequence[Message], context: Mapping[str, Any]) -> Parts:
+    def whole(self, messages: Sequence[Message], context: Mapping[str, Any]) -> str:
+        return self.rendered(messages, context).text
+
+    def rendered(self, messages: Sequence[Message], context: Mapping[str, Any]) -> Rendered:
         given: dict[str, Any] = {**context, "is_training": True}
         rest = list(messages)
         if rest and rest[0]["role"] == "system":
@@ -64,54 +95,113 @@ class TurnTemplate:
         if roles != ["user", ANSWERS] * (len(rest) // 2):
             raise UserError(f"{PADDLENLP} takes user and {ANSWERS} in turn; here is {shortened(', '.join(roles))}")
         pairs = list(zip(rest[::2], rest[1::2], strict=True))
-        turns = []
+        text = _rendered(self._system, given)
+        found = Rendered(text, len(text), [])
         for index, (user, bot) in enumerate(pairs):
-            told = {"user": user["content"], "bot": bot["content"], "index": index}
+            told = {"user": user.get("content", ""), "bot": bot.get("content", ""), "index": index}
             told |= given | {"is_first": index == 0, "is_last": index == len(pairs) - 1}
             asked, answer = (_rendered(part, told) for part in self._turn)
-            turns.append((asked, answer))
-        return Parts(_rendered(self._system, given), turns)
+            start = len(found.text) + len(asked)
+            found.text += asked + answer
+            found.turns.append(Turn(start, len(found.text), len(messages) - len(rest) + 2 * index + 1))
+        return found
 
 
 class WholeTemplate:
     """A tokenizer's own template, which renders all messages at once. An answer is what the template adds to the
-    messages before it and the generation prompt; so an answer may hold whatever text it likes."""
+    messages before it and the generation prompt; so an answer may hold whatever text it likes.
 
-    def __init__(self, text: str, special_tokens: Mapping[str, str], path: Path):
-        """Raises UserError."""
-        self.text, self._special = text, special_tokens
-        self._template = _compiled(text, path)
+    Some templates take the thoughts out of every answer, and their generation prompt opens some (R1-Distill's ends with
+    `<think>`). Thoughts of the last answer are learnt behind that prompt, as the model must write them; an answer that
+    has none begins where the template puts it.
+    """
 
-    def parts(self, messages: Sequence[Message], context: Mapping[str, Any]) -> Parts:
-        if "system" in context and messages and messages[0]["role"] != "system":
-            messages = [{"role": "system", "content": str(context["system"])}, *messages]
-        whole, end, turns, unlearnt = self._render(messages), 0, list[tuple[str, str]](), 0
+    apart = False
+
+    def __init__(self, text: str, special_tokens: Mapping[str, str | None], path: Path):
+        """`special_tokens`: their texts by name; None: there is none. Raises UserError."""
+        self.text, self._template, self.names = text, _compiled(text, path), _names(text)
+        self.special_tokens = {name: token for name, token in special_tokens.items() if name in self.names}
+        self._special = {
+            name: Undefined(name=name) if token is None else token for name, token in self.special_tokens.items()
+        }
+
+    def whole(self, messages: Sequence[Message], context: Mapping[str, Any]) -> str:
+        return self._render(messages, context)
+
+    def rendered(self, messages: Sequence[Message], context: Mapping[str, Any]) -> Rendered:
+        whole = self._render(messages, context)
+        marked = list(self._template.environment.marked) if "endgeneration" in self.text else None
+        found, end, last = Rendered(whole, 0, [], marked), 0, len(messages) - 1
         for place, message in enumerate(messages):
             if message["role"] != ANSWERS:
                 continue
-            asked, answered = self._render(messages[:place], prompt=True), self._render(messages[: place + 1])
-            if whole.startswith(answered) and answered.startswith(asked) and len(asked) >= end:
-                turns.append((whole[end : len(asked)], answered[len(asked) :]))
+            before = messages[:place]
+            asked = self._render(before, context, prompt=True)
+            answered = self._render(messages[: place + 1], context)
+            if self._loses_thoughts(before, message, context):
+                if place < last:
+                    found.unlearnt += 1
+                    continue
+                answered = found.text = self._with_thoughts(before, message, asked, context)
+                found.marked = None
+            elif not answered.startswith(asked):
+                begun, opened, _ = self._around(before, message, asked, context)
+                if opened and answered.startswith(begun):
+                    asked = begun
+                    found.unopened += 1
+            if found.text.startswith(answered) and answered.startswith(asked) and len(asked) >= end:
                 end = len(answered)
-            elif place == len(messages) - 1:
+                found.turns.append(Turn(len(asked), end, place))
+            elif place == last:
                 raise UserError("the chat template's generation prompt is not how it begins an answer")
             else:
-                unlearnt += 1
-        system = ""
-        if turns and messages[0]["role"] == "system":
-            try:
-                system = self._render(messages[:1])
-            except UserError:  # some templates want a user's message
-                system = ""
-            asked, answer = turns[0]
-            if asked.startswith(system):
-                turns[0] = asked[len(system) :], answer
-            else:
-                system = ""
-        return Parts(system, turns, unlearnt)
+                found.unlearnt += 1
+        try:  # in front of all turns: a beginning, a system text, tools
+            system = self._render(messages[: messages[0]["role"] == "system"], context)
+        except UserError:  # some templates want a user's message
+            system = ""
+        if found.turns and found.text[: found.turns[0].start].startswith(system):
+            found.system = len(system)
+        return found
 
-    def _render(self, messages: Sequence[Message], prompt: bool = False) -> str:
-        return _rendered(self._template, {**self._special, "messages": list(messages), "add_generation_prompt": prompt})
+    def _loses_thoughts(self, before: Sequence[Message], message: Message, context: Mapping[str, Any]) -> bool:
+        said = message.get("content", "")
+        marked = {**message, "content": said.replace(THOUGHT, MARK + THOUGHT)}
+        return THOUGHT in said and MARK not in self._render([*before, marked], context)
+
+    def _with_thoughts(
+        self, before: Sequence[Message], message: Message, asked: str, context: Mapping[str, Any]
+    ) -> str:
+        """The text as the model must write the answer behind the generation prompt. Raises UserError."""
+        said: str = message["content"]
+        if not message.keys().isdisjoint(REASONING):
+            raise UserError("an answer has thoughts in its content, too, and the chat template takes one; give one")
+        if asked.rstrip().endswith(THOUGHT):
+            raise UserError(
+                "the chat template takes an answer's thoughts out, and its generation prompt has none; take them out, "
+                "too, or name another template: --chat_template"
+            )
+        _, opened, ended = self._around(before, message, asked, context)
+        return asked + (said.lstrip().removeprefix(opened.strip()).lstrip("\n") if opened else said) + ended
+
+    def _around(
+        self, before: Sequence[Message], message: Message, asked: str, context: Mapping[str, Any]
+    ) -> tuple[str, str, str]:
+        """The text before an answer; what the generation prompt has beyond it, if it is its beginning; the end."""
+        begun, _, ended = self._render([*before, {**message, "content": MARK}], context).partition(MARK)
+        return begun, asked[len(begun) :] if asked.startswith(begun) else "", ended
+
+    def _render(self, messages: Sequence[Message], context: Mapping[str, Any], prompt: bool = False) -> str:
+        values = {**self._special, "tools": None, "documents": None, **context}
+        values |= {"messages": [_reasoning(message) for message in messages], "add_generation_prompt": prompt}
+        return _rendered(self._template, values)
+
+
+def _reasoning(message: Message) -> Message:
+    """The message with its thoughts under the names that templates read, as transformers has it."""
+    thoughts = next((message[name] for name in REASONING if name in message), None)
+    return message if thoughts is None else {"thinking": thoughts, **message, "reasoning_content": thoughts}
 
 
 def open_template(wanted: str | None, tokenizer: Path) -> Template | None:
@@ -131,14 +221,14 @@ def open_template(wanted: str | None, tokenizer: Path) -> Template | None:
         raise UserError(f"chat_template: {path} has neither {PADDLENLP} nor a tokenizer's own template; name the file")
     if path.suffix == ".json":
         return TurnTemplate(path)
-    return WholeTemplate(read_text(path), special_tokens(tokenizer), path)
+    return WholeTemplate(read_text(path), special_tokens(tokenizer).texts, path)
 
 
 def _own(folder: Path) -> WholeTemplate | None:
     """The Jinja template that a tokenizer's folder has."""
     folder = folder if folder.is_dir() else folder.parent
     if (folder / JINJA).is_file():
-        return WholeTemplate(read_text(folder / JINJA), special_tokens(folder), folder / JINJA)
+        return WholeTemplate(read_text(folder / JINJA), special_tokens(folder).texts, folder / JINJA)
     path = folder / TOKENIZER_CONFIG
     content = read_json(path) if path.is_file() else {}
     text = content.get("chat_template") if isinstance(content, dict) else None
@@ -149,35 +239,51 @@ def _own(folder: Path) -> WholeTemplate | None:
         return None
     if not isinstance(text, str):
         raise UserError(f"{path}: chat_template: is no text; name one of your own: --chat_template")
-    return WholeTemplate(text, special_tokens(folder), path)
-
-
-def special_tokens(tokenizer: Path) -> dict[str, str]:
-    """The texts of the tokens that a tokenizer's config names: bos_token, eos_token and others. Raises UserError."""
-    path = (tokenizer if tokenizer.is_dir() else tokenizer.parent) / TOKENIZER_CONFIG
-    content = read_json(path) if path.is_file() else {}
-    told = content if isinstance(content, dict) else {}
-    found = {}
-    for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
-        value = told.get(name)
-        value = value.get("content") if isinstance(value, dict) else value
-        if isinstance(value, str):
-            found[name] = value
-    return found
+    return WholeTemplate(text, special_tokens(folder).texts, path)
 
 
 class _Generation(Extension):
-    """`{% generation %}`, by which some templates mark answers: what is in it is rendered as it stands."""
+    """`{% generation %}`, by which some templates mark what is learnt. While a template is rendered, the environment
+    has the texts so far (`blocks`) and where marked ones begin and end (`marked`)."""
 
     tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
+
+    def __init__(self, environment: Any):
+        super().__init__(environment)
+        environment.extend(blocks=[], marked=[])
 
     def parse(self, parser: Any) -> Any:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body, lineno=line)
+        return nodes.CallBlock(self.call_method("_mark"), [], [], body, lineno=line)
+
+    def _mark(self, caller: Callable[[], str]) -> str:
+        environment: Any = self.environment
+        text, begin = caller(), len("".join(environment.blocks))
+        environment.marked.append((begin, begin + len(text)))
+        return text
 
 
-def _compiled(text: str, path: Path) -> Any:
+class _Unknown(Undefined):
+    """A variable that nobody gives: no text, except that a special token must not be missing without a word."""
+
+    def __str__(self) -> str:
+        if self._is_token:
+            self._fail_with_undefined_error()
+        return super().__str__()
+
+    @property
+    def _is_token(self) -> bool:
+        return self._undefined_obj is missing and str(self._undefined_name).endswith("_token")
+
+    @property
+    def _undefined_message(self) -> str:
+        if self._is_token:
+            return f"{self._undefined_name} is not defined; name it, or null for none, in {TOKENIZER_CONFIG}"
+        return super()._undefined_message
+
+
+def _environment() -> Any:
     def refuse(message: str) -> None:
         raise TemplateError(message)
 
@@ -186,18 +292,33 @@ def _compiled(text: str, path: Path) -> Any:
         lstrip_blocks=True,
         keep_trailing_newline=True,
         extensions=["jinja2.ext.loopcontrols", _Generation],
+        undefined=_Unknown,
     )
     # No strftime_now, which some templates write into the system text: samples would change from day to day.
     environment.globals["raise_exception"] = refuse
-    environment.filters["tojson"] = lambda value, **options: dumps(value, ensure_ascii=False, **options)
+    environment.filters["tojson"] = lambda value, **options: dumps(value, **{"ensure_ascii": False, **options})
+    return environment
+
+
+def _compiled(text: str, path: Path) -> Any:
     try:
-        return environment.from_string(text)
+        return _environment().from_string(text)
     except TemplateError as error:
         raise UserError(f"{path}: is no Jinja template: {error}") from None
 
 
+def _names(text: str) -> frozenset[str]:
+    """Variables that a template reads."""
+    return frozenset(meta.find_undeclared_variables(_environment().parse(text)))
+
+
 def _rendered(template: Any, values: Mapping[str, Any]) -> str:
+    blocks = template.environment.blocks
+    blocks.clear()
+    template.environment.marked.clear()
     try:
-        return str(template.render(**values))
+        for block in template.generate(**values):  # one by one, as marks count those so far
+            blocks.append(block)
+        return "".join(blocks)
     except FAULTS as error:
-        raise UserError(f"the chat template refuses it: {shortened(str(error))}") from None
+        raise UserError(f"the chat template refuses it: {shortened(str(error), LONGEST_FAULT)}") from None

@@ -8,15 +8,14 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Encoding, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from ...base.errors import UserError
 from ...base.limited import limited
 from ...base.reading import read_text
+from .special_tokens import special_tokens
 
 END_OF_TEXT = "<|endoftext|>"
-# How well-known tokenizers call the token that ends a document; the first that a vocabulary holds is taken.
-KNOWN_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>")
 BYTES = 256  # every byte is a token, so any text can be written
 LARGEST_ID = 2**31 - 1  # largest id that a data set can hold
 # A token takes 100 to 200 bytes while it is made, and half a byte to 4 bytes of text; a thread takes 2 MiB and more.
@@ -50,23 +49,30 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Read a `tokenizer.json`, or that of a folder. Raises UserError."""
+    """Read a `tokenizer.json`, or that of a folder, with the special tokens that the files beside it add.
+
+    Raises UserError."""
     file = Path(path)
     if file.is_dir():
         file = file / "tokenizer.json"
     if not file.is_file():
         raise UserError(f"{file}: no such file; give a tokenizer.json or the folder of a model that has one")
-    text = read_text(file)
+    text, said = read_text(file), special_tokens(file)
 
-    def read() -> bytes:
+    def read() -> Tokenizer:
+        tokenizer = Tokenizer.from_str(text)
+        said.add_to(tokenizer)
+        return tokenizer
+
+    def attempt() -> bytes:
         try:
-            Tokenizer.from_str(text)
+            read()
         except BaseException as error:  # the package raises a bare Exception for any fault of the file, or panics
             raise UserError(f"{file}: not a tokenizer.json: {error}") from None
         return b""
 
-    limited(read, f"{file}: reading it", *_limits(len(text)))
-    tokenizer = Tokenizer.from_str(text)
+    limited(attempt, f"{file}: reading it", *_limits(len(text)))
+    tokenizer = read()
     tokenizer.no_truncation()  # many files have what was last asked for: the rest of a document would be lost,
     tokenizer.no_padding()  # or documents filled up with tokens that nobody wrote
     return tokenizer
@@ -74,14 +80,24 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     """Token ids of texts, without any that the tokenizer adds around them. Raises UserError."""
+    return [encoding.ids for encoding in encodings(tokenizer, texts)]
+
+
+def encodings(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Encoding]:
+    """As `encode`, with the characters that each token stands for. Raises UserError."""
     global _has_threads
     _has_threads = True
+    around = tokenizer.post_processor
     try:
-        return [encoding.ids for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)]
+        tokenizer.post_processor = None  # some take the blanks out of a token's characters
+        found: list[Encoding] = tokenizer.encode_batch(texts, add_special_tokens=False)
+        return found
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic of the package is no Exception
         raise UserError(f"tokenizer: cannot turn the text into tokens: {error}; is tokenizer.json whole?") from None
+    finally:
+        tokenizer.post_processor = around
 
 
 def encode_limited(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
@@ -114,16 +130,3 @@ def largest_id(tokenizer: Tokenizer) -> int:
             f"tokenizer: has a token of id {largest}, beyond {LARGEST_ID:,}, the last that a data set can hold"
         )
     return largest
-
-
-def end_token(tokenizer: Tokenizer, name: str | None = None) -> int:
-    """Id of the token that ends a document: the named one, or the first of KNOWN_ENDS. Raises UserError."""
-    for candidate in (name,) if name else KNOWN_ENDS:
-        found: int | None = tokenizer.token_to_id(candidate)
-        if found is not None:
-            return found
-    if name:
-        raise UserError(f"end_token: the tokenizer has no token {name!r}; give one of its own")
-    raise UserError(
-        f"end_token: the tokenizer has none of {', '.join(KNOWN_ENDS)}; name the token that ends a document"
-    )

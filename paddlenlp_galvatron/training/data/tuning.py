@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from json import dumps, loads
 from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -19,40 +21,79 @@ from numpy.typing import NDArray
 
 from ...base.errors import UserError
 from ...base.reading import LargeFile
-from ...options.tuning import Packing
+from ...base.text import shortened
+from ...options.task import Packing
 from ...runtime.batch import IGNORED_LABEL, Samples
 from .conversations import Encoder, PairEncoder, Sample
 from .sample_index import FOLDER, cached_arrays
 from .source import InPasses
-from .templates import open_template, special_tokens
-from .tokenizer import end_token, load_tokenizer
+from .special_tokens import end_of_text
+from .templates import open_template
+from .text_files import JSON_SUFFIXES, decompressed_name, look, require_no_copies
+from .tokenizer import load_tokenizer
 
-LAYOUT = 1  # of what is kept; another number makes it anew
-SUFFIXES = (".json", ".jsonl")
+LAYOUT = 2  # of what is kept; another number makes it anew
 NAMES = {"train": "train", "valid": "dev"}  # split -> file or folder, as PaddleNLP calls them
-CUT_AWAY, UNLEARNT = 0, 1  # remarks on a line
+CUT_AWAY, UNLEARNT, MASKED, UNOPENED = range(4)  # remarks on a line
 MOST_NAMED = 3  # lines in a note
+MOST_KEYS = 100  # counted at most: lines without a common form may have any number
 WINDOW = 500  # samples that PaddleNLP's greedy rule looks at together
 Rows = list[list[int]]  # numbers of the samples of each row
 
 
-def tuning_files(data: Path, split: str) -> list[Path]:
-    """The files of a split: `train.json` or `train/*.json` in a folder, or a file that is the training data itself.
+class TuningFiles(NamedTuple):
+    """Files of a split, and what else is in its folder, each with the reason why it is not read."""
 
-    Raises UserError."""
+    files: list[Path]
+    left_out: list[str]
+
+
+def tuning_files(data: Path, split: str) -> TuningFiles:
+    """The files of a split: `train.json` or `train/*` in a folder, or a file that is the training data itself.
+
+    They hold JSON lines, with the endings JSON_SUFFIXES, and may be compressed; in a folder `train`, JSON lines may
+    have any name. Raises UserError."""
     name = NAMES.get(split, split)
     if data.is_file():
-        return [data]
+        return TuningFiles([data], [])
     if not data.is_dir():
         lacks = f"has no {name} split" if data.exists() else "no such folder, and built-in data sets are not loaded"
         raise UserError(f"dataset_name_or_path: {data}: {lacks}; give a folder with {name}.json")
-    whole = [data / f"{name}{suffix}" for suffix in SUFFIXES if (data / f"{name}{suffix}").is_file()]
+    named = ((file, decompressed_name(file)) for file in _listed(data) if file.is_file())
+    whole = [file for file, plain in named if plain.stem == name and plain.suffix.lower() in JSON_SUFFIXES]
+    if len(whole) > 1:
+        both = " and ".join(file.name for file in whole)
+        raise UserError(f"dataset_name_or_path: {data}: has {both} for one split; keep one")
     if whole:
-        return whole[:1]
-    files = sorted(file for file in (data / name).glob("*") if file.suffix in SUFFIXES and file.is_file())
+        return TuningFiles(whole, [])
+    reasons = {file: _left_out(file) for file in _listed(data / name) if file.name != FOLDER}
+    files = [file for file, reason in reasons.items() if reason is None]
+    require_no_copies(files)
+    left_out = [f"{file} ({reason})" for file, reason in reasons.items() if reason]
     if not files:
-        raise UserError(f"dataset_name_or_path: {data}: has neither {name}.json nor a folder {name} of .json files")
-    return files
+        rest = f"; left out: {left_out[0]}" if left_out else ""
+        raise UserError(
+            f"dataset_name_or_path: {data}: has neither {name}.json nor a folder {name} of .json files{rest}"
+        )
+    return TuningFiles(files, left_out)
+
+
+def _listed(folder: Path) -> list[Path]:
+    """Raises UserError."""
+    try:
+        return sorted(folder.iterdir()) if folder.is_dir() else []
+    except OSError as error:
+        raise UserError(f"dataset_name_or_path: {folder}: cannot be read: {error.strerror}") from None
+
+
+def _left_out(file: Path) -> str | None:
+    """Why a file of a split's folder is not read; None: it is, or its name says that it should be."""
+    try:
+        if decompressed_name(file).suffix.lower() in JSON_SUFFIXES and file.is_file():
+            return None
+        return None if look(file).json_lines else "holds no JSON lines"
+    except UserError as error:
+        return str(error).removeprefix(f"{file}: ")
 
 
 class Lengths(NamedTuple):
@@ -86,19 +127,22 @@ class TuningData(InPasses):
     ):
         """`pairs`: each line has a chosen and a rejected answer, which share a row. Raises UserError with the file and
         the line of each fault."""
-        self._files = tuning_files(data, split)
+        self._files, self._left_out = tuning_files(data, split)
         tokens = load_tokenizer(tokenizer)
         template = open_template(chat_template, tokenizer)
-        end = 0 if template else end_token(tokens, special_tokens(tokenizer).get("eos_token"))
+        end = None if template else end_of_text(tokens, tokenizer)
+        self._end_notes = [end.note] if end and end.note else []
         kind = PairEncoder if pairs else Encoder
-        encoder = kind(tokens, template, end, min(src_length, seq_length), seq_length, all_learnt)
+        encoder = kind(tokens, template, end.token if end else 0, min(src_length, seq_length), seq_length, all_learnt)
         checksums = [LargeFile(file).checksum() for file in self._files]
         made_from: dict[str, Any] = {
             "data": f"{len(self._files)} files with {sum(LargeFile(file).size_bytes for file in self._files)} bytes",
             "checksums": " ".join(f"{checksum:08x}" for checksum in checksums),
             "tokenizer": f"{crc32(tokens.to_str().encode()):08x}",
             "chat_template": f"{crc32(getattr(template, 'text', '').encode()):08x}",
-            "end": end,
+            "special_tokens": getattr(template, "special_tokens", {}),
+            "split_special_tokens": tokens.encode_special_tokens,
+            "end": end.token if end else 0,
             "seq_length": seq_length,
             "src_length": src_length,
             "all_learnt": all_learnt,
@@ -107,12 +151,13 @@ class TuningData(InPasses):
         } | ({"pairs": 1} if pairs else {})
         super().__init__(global_batch, made_from, shuffle=split == "train")
         folder = self._files[0].parent / FOLDER
-        self._tokens, self._pieces, self._rows, self._remarks = cached_arrays(
+        self._tokens, self._pieces, self._rows, self._remarks, unread = cached_arrays(
             folder,
             self._files[0].stat().st_uid,
             made_from | {"vocab_size": vocab_size},
             lambda: _build(encoder, self._files, seq_length, vocab_size, packing),
         )
+        self._unread: dict[str, int] = loads(bytes(np.asarray(unread[0 : len(unread)])[:, 0].tolist()))
         self.packed = packing != "none" or pairs
         self._pairs = int(np.asarray(self._rows[0 : len(self._rows)])[:, 1].max()) // 2 if pairs else 0  # most in a row
         # Log-probabilities of the answers, in the order of rows, by the model that is not trained; it tells them.
@@ -131,8 +176,17 @@ class TuningData(InPasses):
         told = {
             CUT_AWAY: "samples are left out, as nothing to learn is left of them within src_length and max_length",
             UNLEARNT: "conversations are learnt without their earlier answers, as the chat template changes these",
+            MASKED: "samples are left out, as their own fields say that nothing of them is learnt",
+            UNOPENED: "conversations have answers without the thoughts that the chat template's generation prompt "
+            "opens; these are learnt as they are",
         }
         notes = []
+        if left_out := self._left_out:
+            named = ", ".join(left_out[:MOST_NAMED])
+            notes.append(f"{len(left_out)} files are left out: {named}{', …' if len(left_out) > MOST_NAMED else ''}")
+        if self._unread:
+            counted = ", ".join(f"{shortened(key)} ({count})" for key, count in self._unread.items())
+            notes.append(f"keys that are not read, each with its number of lines: {counted}")
         for kind, text in told.items():
             lines = remarks[remarks[:, 2] == kind]
             if len(lines):
@@ -142,7 +196,7 @@ class TuningData(InPasses):
             filled = self._filled(range(self.samples))
             what = f"{len(self._pieces) // 2} pairs" if self._pairs else f"{len(self._pieces)} samples"
             notes.append(f"{what} in {self.samples} rows, which they fill to {filled:.1%}")
-        return notes
+        return [*notes, *self._end_notes]
 
     @property
     def lengths(self) -> Lengths:
@@ -196,11 +250,13 @@ def _build(
     encoder: Encoder, files: Sequence[Path], seq_length: int, vocab_size: int, packing: Packing
 ) -> list[NDArray[np.int64]]:
     """Tokens [tokens, 1]; of each sample, in the order of rows, where its tokens begin and how many they are; of each
-    row its first sample, how many it has, and its tokens; remarks: file, line and kind. Raises UserError."""
+    row its first sample, how many it has, and its tokens; remarks: file, line and kind; keys that are not read and the
+    number of their lines, as bytes of JSON. Raises UserError."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # or the package warns when ranks are started afterwards
     parts: list[NDArray[np.int64]] = []
     remarks: list[tuple[int, int, int]] = []
     faults: list[str] = []
+    unread = Counter[str]()
     together = 2 if isinstance(encoder, PairEncoder) else 1  # samples of a line, which share a row
     for samples in _batched(encoder.samples(files), together):
         line = samples[0].line
@@ -210,11 +266,14 @@ def _build(
                 f"{files[line.file]}: line {line.number}: has token {largest}, but the model's vocab_size is "
                 f"{vocab_size}; take the model's own tokenizer"
             )
+        unread.update(key for key in sorted(set(line.unread)) if key in unread or len(unread) < MOST_KEYS)
         if not all(one.learns for one in samples):
-            remarks.append((line.file, line.number, CUT_AWAY))
+            remarks.append((line.file, line.number, MASKED if line.masked else CUT_AWAY))
             continue
         if samples[0].unlearnt:
             remarks.append((line.file, line.number, UNLEARNT))
+        if any(one.unopened for one in samples):
+            remarks.append((line.file, line.number, UNOPENED))
         parts += [one.tokens for one in samples]
     if faults:
         raise UserError(faults)
@@ -236,6 +295,7 @@ def _build(
         np.stack([places[order], sizes[order]], axis=1),
         np.stack([counts.cumsum() - counts, counts, held], axis=1),
         np.array(remarks, np.int64).reshape(-1, 3),
+        np.array([*dumps(dict(sorted(unread.items(), key=lambda one: (-one[1], one[0])))).encode()], np.int64)[:, None],
     ]
 
 

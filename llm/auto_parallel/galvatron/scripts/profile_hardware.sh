@@ -31,7 +31,7 @@ fi
 # launch. PaddleNLP's way to name nodes and devices: "python -m paddle.distributed.launch --ips … --gpus 0,1,2,3".
 # Without it NUM_NODES and what follows; on several nodes the written scripts are started on each, with its NODE_RANK.
 launch=${launch:-None}
-if [ "$launch" = None ]; then NUM_NODES=${NUM_NODES:-1} NUM_GPUS_PER_NODE=${NUM_GPUS_PER_NODE:-8}; fi
+if [ "$launch" = None ]; then NUM_GPUS_PER_NODE=${NUM_GPUS_PER_NODE:-8}; fi
 
 # A value as a word of a script: whatever it holds is no code there.
 quoted() {

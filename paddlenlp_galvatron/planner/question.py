@@ -1,12 +1,14 @@
-"""Prices from a data sheet or measured profiles, and the budget on their device: its real size, less its own reserve
-where the user sets none."""
+"""The question of a search: model, options, and prices from a data sheet or measured profiles, with the budget on their
+device: its real size, less its own reserve where the user sets none."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Self
+
+from galvatron_dp_core import Cancel
 
 from ..base.errors import UserError
 from ..base.text import gib
@@ -17,7 +19,9 @@ from ..profiles.data_sheet import load_data_sheet
 from ..profiles.dialects import Note
 from ..profiles.files import no_note
 from ..profiles.reserve import GIB_MIB, Reserve, gpu_sheet
+from .engine import Watch, search
 from .options import PATH_OPTIONS, SearchOptions
+from .result import SearchResult
 
 
 def prices(models: Sequence[ModelShape], options: SearchOptions, note: Note = no_note) -> CostModel:
@@ -33,22 +37,36 @@ def prices(models: Sequence[ModelShape], options: SearchOptions, note: Note = no
 
 
 @dataclass(frozen=True)
-class Settled:
+class Question:
     """The question of a search, with nothing left open."""
 
     model: Model
     options: SearchOptions
     cost: CostModel
     reserve: Reserve  # of the device, unless the user has set one
+    asked: Mapping[str, Any]  # the model's options as they were given
 
+    @classmethod
+    def of(cls, values: Mapping[str, Any], note: Note = no_note) -> Self:
+        """From options of model and search by canonical name; `note` takes what was assumed. Raises UserError."""
+        given = ModelOptions.from_values(values)
+        model = given.resolve_usual(SEQ)
+        options = SearchOptions.from_values({**values, "seq_length": model.seq_length})
+        cost = prices(model.shapes, options, note)
+        reserve = cost.reserve if options.context_mib is None else Reserve()
+        asked = given.model_dump(mode="json", exclude_unset=True)
+        return cls(model, *on_device(options, cost, note), reserve, asked)
 
-def settled(values: Mapping[str, Any], note: Note = no_note) -> Settled:
-    """From options of model and search by canonical name; `note` hears what was assumed. Raises UserError."""
-    model = ModelOptions.from_values(values).resolve_usual(SEQ)
-    options = SearchOptions.from_values({**values, "seq_length": model.seq_length})
-    cost = prices(model.shapes, options, note)
-    reserve = cost.reserve if options.context_mib is None else Reserve()
-    return Settled(model, *on_device(options, cost, note), reserve)
+    def search(
+        self,
+        log: Callable[[str], None] | None = None,
+        watch: Watch | None = None,
+        seconds: float | None = None,
+        cancel: Cancel | None = None,
+    ) -> SearchResult:
+        """As `planner.search`. The plan's file names the model as it was asked for, so that it can be asked again."""
+        result = search(self.model.shapes, self.cost, self.options, log, watch, seconds=seconds, cancel=cancel)
+        return result.naming_model(self.asked)
 
 
 def _require_folder(options: SearchOptions) -> None:

@@ -1,0 +1,110 @@
+"""Fields of config.json by which a model computes something that the layers here do not: one list for all commands."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from fnmatch import translate
+from functools import lru_cache
+from typing import Any
+
+from ..base.errors import UserError
+from .families import Family
+from .fields import as_json
+
+OFF, ONE, NONE = (0,), (1,), (None,)  # 0 is equal to 0.0 and false, 1 to 1.0 and true
+# Values by which fields ask for nothing, and the fields (* for any letters). Null asks for nothing in all of them.
+PLAIN: tuple[tuple[tuple[object, ...], str], ...] = (
+    (("silu", "swish"), "*hidden_act hidden_activation activation_function"),
+    (("rmsnorm", "rms_norm", "RMSNorm"), "norm_type layernorm_type layer_norm_type normalization"),
+    (OFF, "*dropout* *pdrop* *drop_path* *jitter* *z_loss* *softcap*"),
+    # Positions
+    (OFF, "*alibi* use_long_sequence_strategies no_rope use_*ntk use_logn_attn use_mrope rope_interleave*"),
+    (ONE, "use_rope use_rotary_embedding* rope_ratio rope_scaling_factor"),
+    (ONE, "partial_rotary_factor rotary_pct rotary_percent* rope_pct rope_percent* rope_fraction"),
+    (("default",), "rope_type"),
+    (("rope", "rotary"), "position_embedding_type"),
+    (NONE, "rope_scaling_type mrope_section rope_base rotary_base rotary_emb_base rope_freq_base rope_local_base_freq"),
+    # Attention
+    (NONE, "attention_multiplier query_pre_attn_scalar clip_qkv attention_chunk_size sliding_window_pattern"),
+    (
+        NONE,
+        "kv_lora_rank q_lora_rank qk_rope_head_dim qk_nope_head_dim v_head_dim no_rope_layers no_rope_layer_interval",
+    ),
+    (
+        OFF,
+        "attn_output_gate attn_temperature_tuning num_kv_shared_layers use_bidirectional_attention add_cross_attention",
+    ),
+    (ONE, "is_causal"),
+    # Layers, what is added to them, and their scales
+    (({}, []), "per_layer_config pruned_heads"),
+    (ONE, "pretraining_tp scale_emb logit_scale logits_scale logit_scaling logits_scaling *_multiplier *_multipliers"),
+    (NONE, "scale_depth layers_block_type expert_layer_* attn_layer_* moe_layer_start_index moe_layer_end_index"),
+    (OFF, "use_parallel_residual parallel_attn zero_centered_gamma scale_embedding* normalize_embedding*"),
+    (OFF, "is_encoder_decoder tie_encoder_decoder num_nextn_predict_layers mtp_num_layers num_mtp_layers"),
+    # Experts
+    (ONE, "decoder_sparse_step moe_layer_freq routed_scaling_factor"),
+    (([],), "mlp_only_layers"),
+    (OFF, "first_k_dense_replace"),
+    ((1, 0), "n_group topk_group"),
+    (("softmax",), "scoring_func"),
+    (("greedy",), "topk_method"),
+)
+# Fields that match a name of the list, but are computed, belong to classifiers, or choose a kernel.
+FREE = "attention_dropout classifier_dropout summary_* use_fused_*"
+EXPERTS = "num_experts num_local_experts n_routed_experts moe_num_experts n_shared_experts num_shared_experts"
+ALGORITHMS = ("weight_quantize_algo", "quant_type", "quant_method")  # of PaddleNLP's configs; all null: none
+
+
+def require_supported(config: dict[str, Any], family: Family, layers: int, source: str) -> None:
+    """Raises UserError for fields that ask for something the layers of the family do not compute here."""
+    plain = [(_any_of(names), values) for values, names in (*_plain_of(family, layers), *PLAIN)]
+    faults = [fault for field, value in config.items() if (fault := _fault(field, value, family, plain))]
+    if _has_windows(config, family, layers):
+        faults.append(f"{family.window} asks for attention to a window alone; give a model with full attention")
+    if faults:
+        raise UserError(f"{source}: {fault}" for fault in faults[:2])
+
+
+def _fault(
+    field: str, value: Any, family: Family, plain: Sequence[tuple[re.Pattern[str], tuple[object, ...]]]
+) -> str | None:
+    """The fault of a field, if it has one. `plain`: names, and the values that ask for nothing."""
+    if value is None or field in family.biases or _any_of(FREE).match(field):
+        return None
+    if "quant" in field or field == "compression_config":
+        if value is False or (isinstance(value, dict) and all(value.get(name, 0) is None for name in ALGORITHMS)):
+            return None
+        return f"{field}: the weights are quantised; take the model that they were made from"
+    values = next((values for names, values in plain if names.match(field)), (value,))
+    wanted = bool(values[0]) if isinstance(value, bool) and values in (OFF, ONE) else values[0]
+    return None if value in values else f"{field} is {as_json(value)}; {as_json(wanted)} alone is supported"
+
+
+@lru_cache
+def _any_of(names: str) -> re.Pattern[str]:
+    return re.compile("|".join(map(translate, names.split())))
+
+
+def _plain_of(family: Family, layers: int) -> Iterator[tuple[tuple[object, ...], str]]:
+    """Values of fields that say no more than the family's own layers do."""
+    mixture = family.mixture
+    yield (family.qkv_bias,), "*qkv_bias"
+    yield OFF, "*_bias bias use_bias add_bias_linear"
+    yield (family.qk_norm,), "*qk_norm *qk_layernorm"
+    yield (["full_attention"] * layers,), "layer_types"
+    yield (["sparse" if mixture else "dense"] * layers,), "mlp_layer_types"
+    yield OFF, " ".join(name for name in EXPERTS.split() if not mixture or name not in mixture.counts)
+    if not mixture or not mixture.shared:
+        yield OFF, "shared_expert_intermediate_size"
+    if mixture and mixture.normed:
+        yield ONE, "norm_topk_prob"
+
+
+def _has_windows(config: dict[str, Any], family: Family, layers: int) -> bool:
+    """Whether a layer attends to a window alone, as transformers decides it."""
+    if family.window == "sliding_window":
+        return config.get("sliding_window") is not None
+    first = config.get("max_window_layers", 28)  # Qwen's dense layers have windows from here on
+    ends = not family.mixture and isinstance(first, int) and first >= layers
+    return bool(config.get("use_sliding_window")) and not ends

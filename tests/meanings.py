@@ -1,0 +1,284 @@
+"""What configs mean here, beside what transformers says: recorded for single fields, compared for random configs.
+
+    .venv/bin/python tests/meanings.py ORACLE                    writes tests/fixtures/config_meanings.json
+    .venv/bin/python tests/meanings.py ORACLE --random 200       compares, and counts; --seed N: others
+
+ORACLE is the Python of an environment with transformers (tests/fixtures/make_huggingface.py says of which).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+from collections import Counter
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from paddlenlp_galvatron.base.errors import UserError
+from paddlenlp_galvatron.model import FAMILIES, ModelShape, shape_from_config
+
+FIXTURES = Path(__file__).parent / "fixtures"
+RECORDED = FIXTURES / "config_meanings.json"
+Config = dict[str, Any]
+COMMON: Config = {
+    "vocab_size": 131,
+    "hidden_size": 128,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "hidden_act": "silu",
+    "max_position_embeddings": 64,
+    "initializer_range": 0.01,
+    "rms_norm_eps": 1e-4,
+    "rope_theta": 5e4,
+    "rope_scaling": None,
+    "tie_word_embeddings": False,
+    "attention_dropout": 0.125,
+    "quantization_config": None,
+    "torch_dtype": "bfloat16",
+    "dtype": "bfloat16",
+    "pretraining_tp": 1,
+}
+LLAMA3: Config = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+WINDOWS: Config = {"use_sliding_window": False, "sliding_window": 32, "max_window_layers": 1}
+EXPERTS: Config = {"num_experts_per_tok": 2, "output_router_logits": True, "router_aux_loss_coef": 0.02}
+QWEN_EXPERTS: Config = {
+    **EXPERTS,
+    **WINDOWS,
+    "num_experts": 4,
+    "moe_intermediate_size": 16,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+FULL = ["full_attention"] * 2
+OWN: dict[str, Config] = {
+    "llama": {"attention_bias": True, "mlp_bias": True, "rope_scaling": LLAMA3},
+    "qwen2": {**WINDOWS, "layer_types": FULL},
+    "qwen3": {**WINDOWS, "layer_types": FULL, "attention_bias": True},
+    "qwen2_moe": {**QWEN_EXPERTS, "shared_expert_intermediate_size": 32, "qkv_bias": True, "layer_types": FULL},
+    "qwen3_moe": {**QWEN_EXPERTS, "attention_bias": True},
+    "mixtral": {**EXPERTS, "num_local_experts": 4, "sliding_window": None, "router_jitter_noise": 0.0},
+}
+WHOLE = {name: {"model_type": name, **COMMON, **own} for name, own in OWN.items()}  # a config with all its fields
+SIZES = {  # refused where they are left out: a config without them is no model's
+    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_experts"),
+    *("num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size", "num_local_experts"),
+}
+# Null asks for nothing here, as PaddleNLP reads it, where transformers refuses it.
+ALSO_NULL = {
+    *("head_dim", "num_key_value_heads", "attention_dropout", "hidden_act", "qkv_bias"),
+    *("decoder_sparse_step", "router_jitter_noise", "use_sliding_window", "max_window_layers"),
+}
+
+
+def single_changes() -> dict[str, Config]:
+    """Each family's whole config, and with each field removed, and null."""
+    found = dict(WHOLE)
+    for name, whole in WHOLE.items():
+        for field in whole.keys() - {"model_type"}:
+            found[f"{name} without {field}"] = {key: value for key, value in whole.items() if key != field}
+            found[f"{name} with null {field}"] = whole | {field: None}
+    return dict(sorted(found.items()))
+
+
+def meaning(config: Config) -> dict[str, Any] | None:
+    """As transformers_configs.py says it, of a config as it is read here; None: refused."""
+    try:
+        shape = shape_from_config(config, "")
+    except UserError:
+        return None
+    return {
+        "layers": shape.layers,
+        "hidden_size": shape.hidden_size,
+        "heads": shape.heads,
+        "kv_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "vocab_size": shape.vocab_size,
+        "max_position_embeddings": shape.max_position_embeddings,
+        "tied_embeddings": shape.tied_embeddings,
+        "rms_norm_eps": shape.rms_norm_eps,
+        "initializer_range": shape.initializer_range,
+        "attention_dropout": shape.attention_dropout,
+        "frequencies": [float(f"{frequency:.5g}") for frequency in _frequencies(shape)],
+        "silu": True,
+        "windows": False,
+        "quantised": False,
+        "parameters": shape.parameters,
+        "experts_per_token": shape.experts_per_token,
+        "norm_topk": shape.norm_topk,
+        "router_aux_loss_coef": shape.router_aux_loss_coef,
+    }
+
+
+def _frequencies(shape: ModelShape) -> list[float]:
+    """Of rotary positions, by the formula of Llama 3.1 where they are scaled."""
+    found = [shape.rope_theta ** (-index / shape.head_dim) for index in range(0, shape.head_dim, 2)]
+    if not shape.rope_scaling:
+        return found
+    values: dict[str, Any] = dict(shape.rope_scaling)
+    factor, low, high = values["factor"], values["low_freq_factor"], values["high_freq_factor"]
+
+    def scaled(frequency: float) -> float:
+        waves = values["original_max_position_embeddings"] * frequency / (2 * math.pi)
+        if waves > high or waves < low:
+            return frequency if waves > high else frequency / factor
+        smooth = (waves - low) / (high - low)
+        return float((1 - smooth) * frequency / factor + smooth * frequency)
+
+    return list(map(scaled, found))
+
+
+def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Where two meanings are not the same: numbers to 4 digits, which the frequencies' float32 has."""
+
+    def same(one: Any, other: Any) -> bool:
+        if isinstance(one, list):
+            return len(one) == len(other) and all(map(same, one, other))
+        return one == other or (isinstance(one, float) and math.isclose(one, other, rel_tol=1e-4))
+
+    return {key: (ours[key], theirs[key]) for key in ours if not same(ours[key], theirs[key])}
+
+
+def _beside(said: dict[str, Any], name: str) -> Any:
+    """A meaning; of a changed config only what differs from the whole one's."""
+    whole = said[name.partition(" ")[0]]
+    if name in WHOLE or said[name] is None:
+        return said[name]
+    return {key: value for key, value in said[name].items() if value != whole[key]}
+
+
+def recorded() -> dict[str, dict[str, Any] | None]:
+    """What transformers says of `single_changes`, by name; None: it refuses the config."""
+    content = json.loads(RECORDED.read_text())
+    return {
+        name: said if said is None or name in WHOLE else content[name.partition(" ")[0]] | said
+        for name, said in content.items()
+    }
+
+
+def by_transformers(oracle: str, configs: list[Config]) -> list[dict[str, Any] | None]:
+    """What transformers says of configs."""
+    words = [oracle, "-W", "ignore", str(FIXTURES / "transformers_configs.py")]
+    answer = subprocess.run(words, input=json.dumps(configs), capture_output=True, text=True, check=True)
+    found: list[dict[str, Any] | None] = json.loads(answer.stdout)
+    return found
+
+
+THETAS = (1e4, 5e5, 1e6, 10000, None)
+ROPES: tuple[Any, ...] = (
+    None,
+    {},
+    LLAMA3,
+    *({"rope_type": kind} for kind in ("default", "linear", "dynamic", "yarn")),
+    {"type": "default"},
+    {"type": "linear", "factor": 2.0},
+    {"rope_type": "dynamic", "factor": 2.0},
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+    {"rope_type": "default", "partial_rotary_factor": 0.5},
+)
+VALUES: dict[str, tuple[Any, ...]] = {
+    "head_dim": (8, 32, None),
+    "num_key_value_heads": (1, 8, 32, None),
+    "hidden_act": ("silu", "swish", "relu", "gelu", "gelu_pytorch_tanh"),
+    "tie_word_embeddings": (True, False),
+    "rms_norm_eps": (1e-5, 1e-6),
+    "initializer_range": (0.02, 0.006),
+    "max_position_embeddings": (128, 4096),
+    "attention_dropout": (0, 0.0, 0.25),
+    "attention_bias": (True, False),
+    "mlp_bias": (True, False),
+    "qkv_bias": (True, False),
+    "pretraining_tp": (1, 2),
+    "alibi": (False, True),
+    "partial_rotary_factor": (1.0, 0.5),
+    "use_sliding_window": (True, False),
+    "sliding_window": (None, 16, 4096),
+    "max_window_layers": (0, 1, 2, 28),
+    "layer_types": (FULL, ["sliding_attention"] * 2, [*FULL, "full_attention"], None),
+    "mlp_layer_types": (["dense"] * 2, ["sparse"] * 2),
+    "num_experts": (4, 8, 0),
+    "num_local_experts": (4, 8),
+    "num_experts_per_tok": (1, 4),
+    "norm_topk_prob": (True, False),
+    "decoder_sparse_step": (1, 2),
+    "mlp_only_layers": ([], [0], None),
+    "shared_expert_intermediate_size": (16, 0),
+    "output_router_logits": (True, False),
+    "router_aux_loss_coef": (0.0, 0.001),
+    "quantization_config": (None, {"quant_method": "fp8"}),
+    "dtype": ("float32", "bfloat16"),
+    "original_max_position_embeddings": (32, 16),
+}
+
+
+def random_config(random: Random) -> Config:
+    """A family's config with a few fields removed, null, of another value, or said in another place."""
+    config = dict(WHOLE[random.choice(list(FAMILIES))])
+    if random.random() < 0.5:  # as transformers 5 writes it
+        rope = config.pop("rope_scaling") or {"rope_type": "default"}
+        config["rope_parameters"] = rope | {"rope_theta": config.pop("rope_theta")}
+    for _ in range(random.randint(1, 4)):
+        kind = random.random()
+        field = random.choice(sorted(config.keys() - {"model_type"}))
+        if kind < 0.25:
+            del config[field]
+        elif kind < 0.35:
+            config[field] = None
+        elif kind < 0.65:
+            field = random.choice(list(VALUES))
+            config[field] = random.choice(VALUES[field])
+        else:
+            place = random.choice(["rope_theta", "rope_scaling", "rope_parameters"])
+            rope = random.choice(ROPES)
+            theta = {} if rope is None or random.random() < 0.3 else {"rope_theta": random.choice(THETAS)}
+            config[place] = random.choice(THETAS) if place == "rope_theta" else rope and {**rope, **theta}
+    return config
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("oracle")
+    parser.add_argument("--random", type=int)
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args()
+    if given.random is None:
+        changes = single_changes()
+        meanings = by_transformers(given.oracle, list(changes.values()))
+        said = dict(zip(changes, meanings, strict=True))
+        lines = [f"{json.dumps(name)}: {json.dumps(_beside(said, name))}" for name in said]
+        RECORDED.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+        return
+    random = Random(given.seed)
+    configs = [random_config(random) for _ in range(given.random)]
+    counts: Counter[str] = Counter()
+    for config, theirs in zip(configs, by_transformers(given.oracle, configs), strict=True):
+        ours = meaning(config)
+        if ours is not None and theirs is not None:
+            found = differences(ours, theirs)
+            counts["different" if found else "the same"] += 1
+            if found:
+                print(json.dumps(config), found)
+        elif ours is not None:
+            null = any(config.get(field, "") is None for field in ALSO_NULL)
+            counts["taken here alone, with a null" if null else "taken here alone"] += 1
+            if not null:
+                print("taken here alone:", json.dumps(config))
+        else:
+            counts["refused by both" if theirs is None else "refused here alone"] += 1
+    print(dict(counts))
+
+
+if __name__ == "__main__":
+    main()
