@@ -94,7 +94,6 @@ class TrainingRun:
         nproc = nodes.ranks_each(settings.world_size)
         logs = settings.rank_logs
         self._console.print(f"starting {nproc} processes, logs in {near(logs)}/workerlog.*", markup=False)
-        variables = gpus.variables_of(self._plan.pipeline > 1, self._plan.has_ulysses)
         launch = Launch(
             program[0],
             program[1:],
@@ -103,7 +102,6 @@ class TrainingRun:
             timeout_s,
             nodes,
             forward_term=True,
-            variables=variables,
             wait_s=wait_s,
         )
         try:
