@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -94,6 +95,8 @@ class TrainingRun:
         nproc = nodes.ranks_each(settings.world_size)
         logs = settings.rank_logs
         self._console.print(f"starting {nproc} processes, logs in {near(logs)}/workerlog.*", markup=False)
+        if gpus.gpu_count() and (warning := gpus.few_cores(len(os.sched_getaffinity(0)), nproc)):
+            self._console.print(f"warning: {warning}", markup=False)
         launch = Launch(
             program[0],
             program[1:],

@@ -13,6 +13,7 @@ P2P_CHANNELS = "NCCL_MAX_P2P_NCHANNELS"
 # 16 to 32 that NCCL takes between GPUs of a node it holds up to a quarter of an H100's 132 multiprocessors. Between
 # nodes it takes about 2. How much longer messages take with 4 is not known yet.
 CHANNELS = "4"
+CORES = 4  # of the host for each rank: Python, NCCL's proxy and Paddle's threads, the data
 ON_GPUS = {
     # NCCL makes all connections of a communicator when that is made, and none at the first call of a kind, in a step.
     "NCCL_RUNTIME_CONNECT": "0",
@@ -43,6 +44,13 @@ def unused_gpus() -> list[str]:
 def visible_gpus() -> list[str]:
     """Names of the GPUs that this process may use, as CUDA_VISIBLE_DEVICES has them; empty where it is not set."""
     return [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+
+
+def few_cores(cores: int, ranks: int) -> str:
+    """A warning where ranks on GPUs, started as often on this node, would wait for cores; else ""."""
+    if cores >= CORES * ranks:
+        return ""
+    return f"{cores} cores for {ranks} ranks on GPUs, which need {CORES} each; Slurm: --cpus-per-task"
 
 
 def gpu_name() -> str:

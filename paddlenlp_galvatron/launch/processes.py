@@ -22,7 +22,7 @@ from .faults import WAIT_S, WAIT_VARIABLE, Fault, Kind, LocalRanks, Rank
 from .nodes import ONE_NODE, Nodes
 from .status import VARIABLE as STATUS
 from .status import RankStatusMemory
-from .store import STORE
+from .store import STORE, open_files
 from .store import TOKEN_VARIABLE as TOKEN
 from .watch import watch
 
@@ -106,6 +106,7 @@ class Launch:
     def __enter__(self) -> Launch:
         """Raises UserError."""
         nodes, devices = self._nodes, devices_of(self._nproc, self._device)
+        open_files(0 if nodes.node_rank else nodes.num_nodes * (self._nproc + 1))
         _make_folder(self._folder)
         with ExitStack() as stack:
             token = os.environ.get(TOKEN) or ("" if nodes.num_nodes > 1 else secrets.token_hex(16))
