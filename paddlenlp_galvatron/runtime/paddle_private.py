@@ -76,6 +76,18 @@ class MultiTensorAdamW(paddle.optimizer.AdamW):  # type: ignore[misc]
         )
 
 
+def make_states(optimizer: Any) -> None:
+    """Let an AdamW make its states, zeros, which it would make in its first step."""
+    if isinstance(optimizer, paddle.optimizer.AdamW):
+        optimizer.helper = LayerHelper(type(optimizer).__name__)
+        optimizer._create_accumulators(default_main_program().global_block(), optimizer._parameter_list)
+
+
+def state_of(optimizer: Any, tensor: Any, kind: str) -> Any:
+    """An optimizer's state of a tensor, such as "moment1"; None where it has none."""
+    return optimizer._accumulators.get(kind, {}).get(tensor.name)
+
+
 def copy_later(tensor: Any, place: Any) -> Any:
     """A copy at another place, by the queue of what is computed: not by CUDA's own, which waits for all."""
     return tensor._copy_to(place, False)
