@@ -90,6 +90,12 @@ def set_defaults(limit_channels: bool = False) -> None:
                     paddle.set_flags({name: value})
 
 
+def all_kernels(pipelined: bool, experts: bool) -> dict[str, str]:
+    """The variable with which ranks load all kernels when they start: CUDA reads it then. Experts have other numbers of
+    rows in each step, for which cuBLAS takes other kernels; to load one may wait for a receive that is posted."""
+    return {"CUDA_MODULE_LOADING": "EAGER"} if pipelined and experts else {}
+
+
 def slowed_by_a_receive(multiprocessors: int) -> float:
     """How many times as long a GPU computes while a receive holds some of its multiprocessors, at most half."""
     given = p2p_channels()[P2P_CHANNELS]

@@ -10,11 +10,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from operator import methodcaller
 from pathlib import Path
-from typing import Literal
+from types import MappingProxyType
+from typing import Any, Literal
 
 from ..base.errors import GalvatronError, UserError
 from ..base.process import heeded
@@ -65,9 +66,11 @@ def launch(
     nodes: Nodes = ONE_NODE,
     device: Device | None = None,
     wait_s: float | None = None,
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Run a `Launch` to its end."""
-    with Launch(module, arguments, nproc, log_folder, timeout_s, nodes, device=device, wait_s=wait_s) as running:
+    how: dict[str, Any] = {"device": device, "wait_s": wait_s, "variables": variables}
+    with Launch(module, arguments, nproc, log_folder, timeout_s, nodes, **how) as running:
         for _ in running.wait():
             pass
 
@@ -91,16 +94,19 @@ class Launch:
         forward_term: bool = False,
         device: Device | None = None,
         wait_s: float | None = None,
+        variables: Mapping[str, str] = MappingProxyType({}),
     ):
         """`forward_term`: on SIGTERM, or SIGHUP, tell the processes and wait for them, instead of ending at once.
         `device`: what they compute on; None: GPUs where Paddle finds some.
-        `wait_s`: for which a rank waits for others in one collective; None: WAIT_S."""
+        `wait_s`: for which a rank waits for others in one collective; None: WAIT_S. `variables`: more of their
+        environment, where the user has not set them."""
         how = [] if module.endswith(".py") else ["-P", "-m"]
         self._command = [sys.executable, *how, module, *arguments]
         self._nproc, self._timeout_s, self._nodes = nproc, timeout_s, nodes
         self._first = nodes.node_rank * nproc  # rank of this node's first process
         self._folder = Path(log_folder)
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._variables = variables
         self._forward_term, self._device, self._wait_s = forward_term, device, wait_s or WAIT_S
 
     def __enter__(self) -> Launch:
@@ -164,7 +170,9 @@ class Launch:
         own = {**COMMON_ENVIRONMENT, **environment}
         own |= {STATUS: str(memory.descriptor), WAIT_VARIABLE: str(self._wait_s)}
         path.unlink(missing_ok=True)  # a link of others would lead elsewhere, and a pipe wait for ever
-        process = begin_process(self._command, {**KEEP_MEMORY, **os.environ, **own}, path, memory.descriptor)
+        process = begin_process(
+            self._command, {**KEEP_MEMORY, **self._variables, **os.environ, **own}, path, memory.descriptor
+        )
         return Rank(number, process, memory, path, self._nodes.node_rank if self._nodes.num_nodes > 1 else None)
 
     def _error(self, fault: Fault) -> LaunchError:

@@ -210,7 +210,7 @@ def _wanted_place() -> str:
 
 def _start_server(place: str, token: str) -> None:
     """Serve from a child process, as a thread would wait for whatever holds Python here. Raises UserError."""
-    open_files(int(os.environ["PADDLE_TRAINERS_NUM"]))
+    open_files(int(os.environ.get("PADDLE_TRAINERS_NUM", "1")))
     command = [sys.executable, "-P", "-m", __name__, *place.rsplit(":", 1)]
     environment = os.environ | {TOKEN_VARIABLE: token}
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
