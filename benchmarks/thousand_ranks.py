@@ -1,11 +1,11 @@
-"""What the start of many ranks takes, without starting them: communicators, the place where they meet, first weights.
+"""Counts the cost of starting many ranks, and starts none: communicators, the place where they meet, first weights.
 
     python benchmarks/thousand_ranks.py [--ranks 64 1024]
 
 Communicators: of a plan of four strategies in eight stages. Meeting: as many clients of one store as there are ranks,
 from a soft limit of 1,024 open files. Weights: numbers that a rank draws, bytes in 16 bits that it reads of files
-instead, messages, and numbers that these join on a rank; nothing is allocated. Of the first, middle and last rank the
-one that draws most counts. Seconds are of this machine; those of drawing, by the rate that is measured first.
+instead, messages, and numbers that these join on a rank; nothing is allocated. The rank counts that draws most of the
+first, middle and last one. Seconds are of this machine; those of drawing, by the rate that is measured first.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Groups:
 
 @patch.object(block, "zero_parameter", lambda *_: None)
 def first_weights(plan: Plan, shape: ModelShape, rank: int) -> Counted:
-    """What a rank makes of a model's first weights."""
+    """Counts the first weights that a rank makes."""
     counted, stage = Counted(), rank // plan.stage_size
 
     def begin(strategy: LayerStrategy, weights: Any) -> None:

@@ -99,19 +99,13 @@ def use_gpu(number: int) -> None:
 
 
 def share(tensor: Any, flat: Any, start: int, stop: int) -> None:
-    """Let a tensor be a part of a flat one, without a copy."""
+    """Let a tensor, which keeps its shape, be a part of a flat one, without a copy."""
     flat._slice(start, stop)._share_buffer_to(tensor)
 
 
 def window(flat: Any, start: int, stop: int, shape: list[int]) -> Any:
     """A tensor of this shape on a part of a flat one's memory."""
     return flat._slice(start, stop).view(shape)
-
-
-def open_window(tensor: Any, flat: Any, start: int, stop: int, shape: list[int]) -> None:
-    """`share`, in a shape of its own."""
-    share(tensor, flat, start, stop)
-    tensor.get_tensor()._set_dims(shape)
 
 
 def close_window(tensor: Any) -> None:

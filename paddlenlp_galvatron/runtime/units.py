@@ -29,7 +29,7 @@ from ..plan import DataParallel
 from ..plan.comm_points import WEIGHT_OPS, Collective
 from ..plan.strategy import JOINED_NUMBERS
 from .collectives import Pending, all_gather_first, all_gather_start, all_reduce, all_reduce_start, reduce_scatter_start
-from .paddle_private import close_window, open_window, share, window
+from .paddle_private import close_window, share, window
 from .precision import add, cast
 from .trace import span
 from .weights import ShardedParameter, fill, fill_whole, within, zero_parameter
@@ -124,14 +124,14 @@ class Unit:
         self._reduced = False
 
     def begin(self) -> None:
-        """Give the weights their first values. Of those that several ranks hold, each makes a share."""
+        """Give the weights their first values. Each rank of the group makes a share of them."""
         if self.group is None:
             for weight in self.weights:
                 fill([weight], weight.tensor.detach().view([-1]))
             return
         whole, offset = all_gather_first(self._first_share(), self.group), 0
         for weight, size in zip(self.weights, self._sizes, strict=True):
-            paddle.assign(whole._slice(offset, offset + size).view(weight.tensor.shape), output=weight.tensor.detach())
+            paddle.assign(window(whole, offset, offset + size, weight.tensor.shape), output=weight.tensor.detach())
             offset += size
 
     def _first_share(self) -> Any:
@@ -245,7 +245,6 @@ class ShardedUnit(Unit):
         super().__init__(weights, group)
         self.every_micro_batch = every_micro_batch
         self._keep_whole = keep_whole
-        self._shapes = [list(weight.tensor.shape) for weight in weights]
         self._lengths = self._sizes
         self._padding = -sum(self._lengths) % group.nranks
         self._shard_size = (sum(self._lengths) + self._padding) // group.nranks
@@ -281,7 +280,7 @@ class ShardedUnit(Unit):
         return held
 
     def _own(self) -> Iterator[tuple[ShardedParameter, int, int, int]]:
-        """What of this rank's part is of each weight, as `within`."""
+        """Divides this rank's part among the weights, as `within`."""
         start = self.group.rank * self._shard_size
         return within(self.weights, start, start + self._shard_size)
 
@@ -341,8 +340,8 @@ class ShardedUnit(Unit):
 
     def _open_windows(self) -> None:
         offset = 0
-        for weight, length, shape in zip(self.weights, self._lengths, self._shapes, strict=True):
-            open_window(weight.tensor, self._flat, offset, offset + length, shape)
+        for weight, length in zip(self.weights, self._lengths, strict=True):
+            share(weight.tensor, self._flat, offset, offset + length)
             offset += length
 
     def _close_windows(self) -> None:

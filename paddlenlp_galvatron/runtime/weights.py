@@ -14,7 +14,7 @@ import paddle
 from paddle.autograd import PyLayer
 
 from .collectives import broadcast
-from .paddle_private import open_window, place_parameter
+from .paddle_private import place_parameter, share, window
 from .precision import Numbers, add, cast, has_dtype
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
@@ -92,7 +92,7 @@ class SeededWeights:
     def __call__(self, name: str, shape: tuple[int, ...], part: Slice = WHOLE) -> Array:
         if len(shape) == 1:
             return part.of(np.full(shape, 0.0 if name.endswith("bias") else 1.0, np.float32))
-        out = np.zeros(part.size(shape), np.float32)  # what is beyond the weight is padding
+        out = np.zeros(part.size(shape), np.float32)  # zeros beyond the weight are padding
         (top, bottom), (left, right) = (part.interval(axis, length) for axis, length in enumerate(shape))
         bottom, right = min(bottom, shape[0]), min(right, shape[1])
         first = left // TILE[1] * TILE[1]
@@ -149,7 +149,7 @@ class ShardedParameter:
         shape, held = list(self.tensor.shape[1:]), []
         for place, member in enumerate(self.stacked):
             held.append((member, zero_parameter(shape, self.tensor.dtype)))
-            open_window(held[-1][1], self.tensor, place, place + 1, shape)
+            share(held[-1][1], self.tensor, place, place + 1)
         return held
 
     def first_values(self, start: int, stop: int) -> Array:
@@ -245,8 +245,8 @@ def stacked(weights: Iterable[ShardedParameter], count: int) -> ShardedParameter
 def within(
     weights: Iterable[ShardedParameter], start: int, stop: int
 ) -> Iterator[tuple[ShardedParameter, int, int, int]]:
-    """What of the numbers `start..stop-1` of weights one after the other is of each: the weight, the first and
-    last-plus-one element of its flattened slice, equal where there is none, and their place behind `start`."""
+    """Divides the numbers `start..stop-1` of weights one after the other: each weight, the first and last-plus-one
+    element of its flattened slice, equal where it has none of them, and their place behind `start`."""
     offset = 0
     for weight in (member for one in weights for member in one.members):
         length = prod(weight.slice.size(weight.shape))
@@ -260,7 +260,7 @@ def fill(weights: Sequence[ShardedParameter], flat: Any, start: int = 0) -> None
     for weight, low, high, place in within(weights, start, start + int(flat.size)):
         if low < high:
             values = paddle.to_tensor(weight.first_values(low, high))
-            paddle.assign(values.astype(flat.dtype), output=flat._slice(place, place + high - low))
+            paddle.assign(values.astype(flat.dtype), output=window(flat, place, place + high - low, [high - low]))
 
 
 def fill_whole(weight: ShardedParameter) -> None:
