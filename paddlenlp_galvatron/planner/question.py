@@ -112,6 +112,8 @@ def within_size(options: SearchOptions, cost: CostModel, note: Note = no_note) -
 
 def with_reserve(options: SearchOptions, cost: CostModel) -> tuple[SearchOptions, CostModel]:
     """Options and cost model with the device's own reserve of this budget, where the user sets none."""
+    freed = None
     if options.context_mib is None and (reserve := cost.reserve).parts:
         options = options.model_copy(update={"context_mib": reserve.context_mib(options.memory_constraint * GIB_MIB)})
-    return options, cost.reserving(options.reserve_mib)
+        freed = reserve.freed
+    return options, cost.reserving(options.reserve_mib, freed)
