@@ -58,7 +58,7 @@ def test_fsdp_of_llm_foundry_loses_as_much_from_128_to_512_gpus(size, samples, m
 
 
 def test_a_search_over_1024_gpus_does_not_shard_all_weights_over_half_of_them():
-    """It preferred tp 2 with zero3 over 512 ranks, one micro-batch and recompute: training of such models uses pipelines."""
+    """Before, it chose tp 2 with zero3 over 512 ranks, one micro-batch and recompute. Such models need pipelines."""
     asked = {"model_size": "llama3.1-405b", "device": "h100", "num_nodes": 128, "num_gpus_per_node": 8}
     asked |= {"settle_bsz": 2048, "seq_length": 4096, "max_tp_deg": 8, "max_pp_deg": 16}
     plan = Question.of(asked).search().plan
