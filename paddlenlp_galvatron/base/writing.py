@@ -66,11 +66,11 @@ def whole_folder(path: Path) -> Iterator[Path]:
     """A folder to write into, which gets its name in the end, or is gone if something fails. Raises UserError: the name
     is taken, or another process is writing it; GalvatronError: it cannot be written."""
     target = path.absolute()
-    _require_absent(target)
+    require_absent(target)
     try:
         make_folder(target.parent)
         with locked(target, file=target.with_name(f".{target.name}.lock")):
-            _require_absent(target)
+            require_absent(target)
             for left in _unfinished_of(target):  # the lock's holder is the only living writer
                 shutil.rmtree(left, ignore_errors=True)
             part = _unfinished(target)
@@ -160,6 +160,7 @@ def _remove_left_files(target: Path) -> None:
                 os.close(handle)
 
 
-def _require_absent(target: Path) -> None:
+def require_absent(target: Path) -> None:
+    """Raise UserError where there is a file or folder of this name."""
     if os.path.lexists(target):
         raise UserError(f"{target}: exists already; remove it or name another folder")

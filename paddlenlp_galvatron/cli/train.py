@@ -44,7 +44,7 @@ WORKER = "paddlenlp_galvatron.training.train_worker"
     switches={"dry_run": "show shapes, groups and memory, and train nothing", **JSON_SWITCH},
     beside=BESIDE,
 )
-def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = (), json: bool = False) -> None:
+def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = (), json: bool = False) -> int:
     """Train a model by a plan, with one process per rank, and write train_log.jsonl and checkpoints."""
     launch = LaunchOptions.from_values(values)
     nodes = Nodes.from_environment(**launch.model_dump(include=set(FIELDS)))
@@ -65,13 +65,17 @@ def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = (), js
                 console.print(note, markup=False)
             if dry_run:
                 show_run(console, rehearsed(console, run), shape, adapters)
-                return
-            data = check_inputs(run, lambda note: console.print(note, markup=False))
+                return 0
+            if nodes.node_rank == 0:
+                settings.require_free()
+            data = check_inputs(run, lambda note: console.print(note, markup=False), continuable(run))
             from paddlenlp_galvatron.launch.processes import devices_of
             from paddlenlp_galvatron.launch.watch import await_first
 
             devices_of(ranks_each)
             plan = check_run(run)
+            first = ranks_each * nodes.node_rank
+            require_host_memory(plan, shape, adapters, range(first, first + ranks_each))
             steps, _ = settings.steps_over(data.samples, plan.global_batch)
             for note in filter(None, (plan.note, task_note(plan, adapters.rank if adapters else None))):
                 console.print(f"note: {settings.plan}: {note}", markup=False)
@@ -91,6 +95,7 @@ def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = (), js
             training.show_end()
             if json:
                 say(dumps(training.summary()))
+        return training.exit_code
 
 
 def world_size_of(launch: LaunchOptions, nodes: Nodes, values: dict[str, Any]) -> int | None:
@@ -102,14 +107,50 @@ def world_size_of(launch: LaunchOptions, nodes: Nodes, values: dict[str, Any]) -
     return gpus.gpu_count() * nodes.num_nodes or None
 
 
-def check_inputs(run: Prepared, say: Callable[[str], None] = lambda note: None) -> BatchSource:
-    """Check the data before Paddle is imported, which takes seconds; returns them. `say` receives notes on them. Raises
-    UserError."""
+def continuable(run: Prepared) -> Callable[[dict[str, Any]], None]:
+    """What refuses, by the identity of the data, a run that cannot go on from its newest checkpoint. Raises UserError:
+    that is another model's."""
+    from paddlenlp_galvatron.training.continuation import base_of, newest, require_continuable
+
+    checkpoint = newest(run.settings, run.shape)
+    base = base_of(run.settings, run.shape) if checkpoint else ""
+
+    def require(identity: dict[str, Any]) -> None:
+        if checkpoint:
+            require_continuable(checkpoint, run.settings, base, identity, run.plan.global_batch)
+
+    return require
+
+
+def require_host_memory(plan: Plan, shape: ModelShape, adapters: Adapters | None, ranks: range) -> None:
+    """Raise UserError where this node computes on processors, and its memory does not hold what the ranks there keep
+    of the model: the machine would swap for hours, or kill something."""
+    if gpus.gpu_count():
+        return
+    from paddlenlp_galvatron.cost_model.weights import held_mib  # here, as training needs no prices otherwise
+    from paddlenlp_galvatron.launch.processes import free_mib
+
+    stages = Counter(rank // plan.stage_size for rank in ranks)
+    held = sum(number * held_mib(plan, shape, stage, adapters)[1] for stage, number in stages.items())
+    if held > (free := free_mib()):
+        raise UserError(
+            f"nproc: {len(ranks)} ranks here keep {gib(held)} GiB of weights and optimizer states, but the node has no "
+            f"GPU, and {gib(free)} GiB of memory are free; look at the run with --dry_run, or start it on GPUs"
+        )
+
+
+def check_inputs(
+    run: Prepared,
+    say: Callable[[str], None] = lambda note: None,
+    known: Callable[[dict[str, Any]], object] = lambda identity: None,
+) -> BatchSource:
+    """Check the data before PaddleNLP is imported, which takes seconds; returns them. `say` receives notes on them,
+    `known` their identity before rows are made of them. Raises UserError."""
     from paddlenlp_galvatron.training.inputs import open_data
     from paddlenlp_galvatron.training.settings import require_reporters
 
     require_reporters(run.settings.report_to or ())
-    data = open_data(run.settings, run.plan, run.shape)
+    data = open_data(run.settings, run.plan, run.shape, known=known)
     if run.settings.evaluates != "no":
         open_data(run.settings, run.plan, run.shape, "valid")
     for note in data.notes:

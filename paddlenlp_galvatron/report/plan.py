@@ -14,7 +14,7 @@ from rich.text import Text
 from ..base.printing import table
 from ..base.text import gib, shortened
 from ..plan import LayerStrategy, ModelShape, Plan, Recompute, VocabStrategy
-from ..plan.check import find_faults
+from ..plan.check import misfits
 from ..plan.mesh import STAGE, Axis
 from ..plan.predicted import Predicted
 from ..plan.strategy import runs
@@ -220,7 +220,7 @@ def _recomputed(layer: LayerStrategy) -> str:
 
 def notes(plan: Plan, shape: ModelShape | None) -> list[str]:
     """Notes on a plan besides its fields, a sentence each."""
-    read = [*([plan.note] if plan.note else []), *(f"cannot run: {fault}" for fault in find_faults(plan, shape))]
+    read = [*([plan.note] if plan.note else []), *(f"cannot run: {fault}" for fault in misfits(plan, shape))]
     if any(1 < layer.ep < plan.stage_size for layer in plan.layers):
         read.append(
             "ranks that share experts out are neighbours here, as in Megatron; in Galvatron, which trains the same by "

@@ -19,6 +19,9 @@ from ..base.writing import whole_file
 LONGEST_LINE_BYTES = 4 * 2**20  # 100,000 ranks' peaks of memory are 2 MB
 
 
+# How a rank begins the lines of its own log that its launcher shows.
+STOPPED, EVALUATED = "stopped by a signal after", "evaluated after"
+NEWS = ("resuming from ", "writing ", "saved ", "removed ", "warning: ", STOPPED, EVALUATED)
 NUMBERS = ("loss", "lr", "grad_norm", "step_time_s", "tokens_per_s")  # of a record, beside its step
 NAN = ("loss", "grad_norm", "eval_loss")  # may be no finite number, for which JSON has null
 

@@ -306,7 +306,9 @@ def test_parity_says_its_verdict_beside_the_limits():
 
 def test_train_writes_a_line_a_step(folder, capsys):
     (folder / "plan.json").write_text(changed(PLAN, world_size=2, global_bsz=4))
-    code, out, _ = run(capsys, "train", "plan.json", "--model", "model.json", "--max_steps", "2")
+    code, out, _ = run(
+        capsys, "train", "plan.json", "--model", "model.json", "--input_dir", "random", "--max_steps", "2"
+    )
     records = [json.loads(line) for line in (folder / "output" / "train_log.jsonl").read_text().splitlines()]
     assert code == 0
     assert "2 steps: loss" in out
@@ -317,6 +319,7 @@ def test_train_writes_a_line_a_step(folder, capsys):
 
 
 OWN = ["--hidden_size", "32", "--global_train_batch_size", "8", "--seq_length", "16", "--max_steps", "1"]
+OWN += ["--input_dir", "random"]
 
 
 @pytest.mark.parametrize("command", ["galvatron", "script"])

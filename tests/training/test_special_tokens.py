@@ -18,7 +18,7 @@ from paddlenlp_galvatron.training.data.special_tokens import MODEL_FILES, end_of
 from paddlenlp_galvatron.training.data.templates import WholeTemplate
 from paddlenlp_galvatron.training.data.tokenizer import load_tokenizer
 from paddlenlp_galvatron.training.data.tuning import TuningData
-from paddlenlp_galvatron.training.resume import _samples_seen
+from paddlenlp_galvatron.training.continuation import samples_seen
 
 LENGTH, VOCABULARY = 64, 40
 CONFIG, MAP = "tokenizer_config.json", "special_tokens_map.json"
@@ -183,8 +183,7 @@ def continued(was: dict, now: dict) -> int:
     """Samples that a run goes on at, whose checkpoint has an identity, on data of another."""
     position = SimpleNamespace(identity=was, global_batch=1, samples=7)
     checkpoint = SimpleNamespace(folder=Path("checkpoint-1"), index=SimpleNamespace(data=position))
-    data = SimpleNamespace(identity=now, global_batch=1)
-    return _samples_seen(checkpoint, SimpleNamespace(rank=0), data, automatic=True)
+    return samples_seen(checkpoint, now, 1, automatic=True, say=print)
 
 
 def test_checkpoints_from_before_go_on_with_a_note(tmp_path, capsys):
@@ -193,7 +192,7 @@ def test_checkpoints_from_before_go_on_with_a_note(tmp_path, capsys):
     _, now = read(data, write(tmp_path / "model", MODEL))
     was = {name: value for name, value in now.items() if "special" not in name}
     assert continued(was, now) == 7
-    assert "does not say its data's special_tokens, split_special_tokens" in capsys.readouterr().err
+    assert "does not say its data's special_tokens, split_special_tokens" in capsys.readouterr().out
     with pytest.raises(UserError, match="tokenizer was 0, is "):
         continued(was | {"tokenizer": "0"}, now)
 

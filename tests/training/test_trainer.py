@@ -67,6 +67,7 @@ def settings(folder: Path, **given) -> TrainSettings:
         uniform_plan(layers=2, world_size=1, global_train_batch_size=BATCH, assumed=assumed), folder / "plan.json"
     )
     fields = {"plan": folder / "plan.json", "model": str(folder / "model.json"), "output_dir": folder / "out"}
+    fields["input_dir"] = "random"
     return TrainSettings.from_values({**fields, "world_size": 1, "max_steps": 4, **given})
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from json import dumps, loads
 from pathlib import Path
@@ -124,9 +124,11 @@ class TuningData(InPasses):
         all_learnt: bool = False,
         packing: Packing = "none",
         pairs: bool = False,
+        known: Callable[[dict[str, Any]], object] = lambda identity: None,
     ):
-        """`pairs`: each line has a chosen and a rejected answer, which share a row. Raises UserError with the file and
-        the line of each fault."""
+        """`pairs`: each line has a chosen and a rejected answer, which share a row. `known` is called with the data's
+        identity before rows are made of them, which may take minutes. Raises UserError with the file and the line of
+        each fault."""
         self._files, self._left_out = tuning_files(data, split)
         tokens = load_tokenizer(tokenizer)
         template = open_template(chat_template, tokenizer)
@@ -150,6 +152,7 @@ class TuningData(InPasses):
             "layout": LAYOUT,
         } | ({"pairs": 1} if pairs else {})
         super().__init__(global_batch, made_from, shuffle=split == "train")
+        known(self.identity)
         folder = self._files[0].parent / FOLDER
         self._tokens, self._pieces, self._rows, self._remarks, unread = cached_arrays(
             folder,
