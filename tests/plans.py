@@ -74,7 +74,7 @@ BAD_FIELDS = {
     "no numbers": ({"checkpoint": "1,0,x,0"}, ["checkpoint", "string of numbers", "1,0,x,0"]),
     "flag of 2": ({"use_sp": "0,0,2,0"}, ["use_sp: layer 2", "2"]),
     "degree of 0": ({"tp_sizes_enc": "2,2,0,1"}, ["tp_sizes_enc: layer 2", "0"]),
-    "0 chunks": ({"virtual_pp_deg": 0}, ["virtual_pp_deg", "greater than or equal to 1"]),
+    "0 chunks": ({"virtual_pp_deg": 0}, ["virtual_pp_deg", "at least 1"]),
     "unknown part": ({"recompute_enc": "full,norms+mpl,none,none"}, ["recompute_enc: layer 1", "norms+mpl"]),
     "a part twice": ({"recompute_enc": "full,mlp+mlp,none,none"}, ["recompute_enc: layer 1", "mlp+mlp"]),
     "all and a part": ({"recompute_enc": "full+norms,none,none,none"}, ["recompute_enc: layer 0", "full+norms"]),
@@ -83,7 +83,7 @@ BAD_FIELDS = {
     "unknown schedule": ({"pipeline_type": "1f1b"}, ["pipeline_type", "pipedream_flush", "1f1b"]),
     "unknown dp type": ({"default_dp_type": "zero1"}, ["default_dp_type", "zero2", "zero1"]),
     "context parallel degree of 0": ({"cp_sizes_enc": "1,0,1,1"}, ["cp_sizes_enc: layer 1", "0"]),
-    "vocabulary's context parallel degree of 0": ({"vcp": 0}, ["vcp", "greater than or equal to 1"]),
+    "vocabulary's context parallel degree of 0": ({"vcp": 0}, ["vcp", "at least 1"]),
     "expert parallel degree of 0": ({"ep_sizes_enc": "1,1,1,0"}, ["ep_sizes_enc: layer 3", "0"]),
 }
 # The same for fields that are right one by one.

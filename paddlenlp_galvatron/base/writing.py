@@ -25,6 +25,7 @@ from .locking import locked
 
 UNFINISHED = ".part"
 MOST_ENTRIES = 10_000  # of a folder, looked through for what was left
+FULL = {errno.ENOSPC, errno.EDQUOT}
 UNSYNCED = {errno.EINVAL, errno.EOPNOTSUPP, errno.EACCES}  # a folder that cannot be synced, or not read
 
 
@@ -58,7 +59,7 @@ def whole_file(path: str | Path) -> Iterator[BinaryIO]:
                 part.unlink()
             raise
     except OSError as error:
-        raise UserError(f"{target}: cannot be written: {error.strerror or error}") from None
+        raise UserError(f"{target}: cannot be written: {reason_of(error)}") from None
 
 
 @contextmanager
@@ -82,7 +83,14 @@ def whole_folder(path: Path) -> Iterator[Path]:
             finally:
                 shutil.rmtree(part, ignore_errors=True)
     except OSError as error:
-        raise GalvatronError(f"{target}: cannot be written: {error.strerror or error}") from None
+        raise GalvatronError(f"{target}: cannot be written: {reason_of(error)}") from None
+
+
+def reason_of(error: Exception) -> str:
+    """Why something could not be written; where a disk is full, also what to do."""
+    reason = getattr(error, "strerror", None) or str(error)
+    remedy = "; free space on that disk, or name a folder on another one"
+    return reason + (remedy if getattr(error, "errno", None) in FULL else "")
 
 
 def make_folder(path: Path) -> None:

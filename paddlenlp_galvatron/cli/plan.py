@@ -15,6 +15,7 @@ from pydantic import Field
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.base.limits import Ranks, Size
 from paddlenlp_galvatron.base.printing import Console, say
+from paddlenlp_galvatron.base.text import count
 from paddlenlp_galvatron.options.group import Options
 from paddlenlp_galvatron.options.model_options import SEQ
 from paddlenlp_galvatron.options.task import Kind
@@ -42,7 +43,7 @@ from paddlenlp_galvatron.plan.export import (
     stock_notes,
 )
 from paddlenlp_galvatron.plan.predicted import Load, Predicted, load_summary
-from paddlenlp_galvatron.report.plan import count, describe, notes
+from paddlenlp_galvatron.report.plan import describe, notes
 
 from .command import App, FromFile, answer, say_note
 from .start import how_to_start

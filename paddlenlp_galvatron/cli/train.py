@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.base.printing import Console, say, table
-from paddlenlp_galvatron.base.text import gib
+from paddlenlp_galvatron.base.text import count, gib
 from paddlenlp_galvatron.launch import gpus
 from paddlenlp_galvatron.launch.nodes import FIELDS, Nodes
 from paddlenlp_galvatron.model.lora import Adapters
 from paddlenlp_galvatron.plan import ModelShape, Plan
 from paddlenlp_galvatron.plan.check import task_note, with_defaults
 from paddlenlp_galvatron.plan.communicators import most_communicators, stage_groups
-from paddlenlp_galvatron.plan.predicted import Predicted
-from paddlenlp_galvatron.report.plan import MOST_ROWS, count
+from paddlenlp_galvatron.report.plan import MOST_ROWS, Searched
 from paddlenlp_galvatron.training.prepare import BESIDE, GROUPS, LaunchOptions, Prepared, prepare
 
 from .command import JSON_SWITCH, App, FromFile
@@ -62,7 +61,7 @@ def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = (), js
                     markup=False,
                 )
             for note in run.notes:
-                console.print(note, markup=False)
+                console.print(f"note: {note}", markup=False)
             if dry_run:
                 show_run(console, rehearsed(console, run), shape, adapters)
                 return 0
@@ -204,9 +203,10 @@ def show_run(console: Console, plan: Plan, shape: ModelShape, adapters: Adapters
     from paddlenlp_galvatron.cost_model.weights import held_mib  # here, as training needs no prices
 
     seq_length = plan.assumed.seq_length or 0
-    columns = ("stage", "ranks", "layers", "edge tokens", "weights", "states", "predicted")
-    shown = table(*columns, title="per rank of each stage; memory in GiB")
-    predicted = Predicted.of(plan)
+    columns = ("stage", "ranks", "layers", "edge tokens", "weights", "states", "memory")
+    shown = table(*columns, title="per rank of each stage, GiB; memory as the search predicted it, with the reserve")
+    predicted = Searched.of(plan.metadata.get("predicted"))
+    stages = predicted.stages if predicted else []
     for stage in range(min(plan.pipeline, MOST_ROWS)):
         first = stage * plan.stage_size
         weights, states = held_mib(plan, shape, stage, adapters)
@@ -217,7 +217,7 @@ def show_run(console: Console, plan: Plan, shape: ModelShape, adapters: Adapters
             f"{plan.micro_batch * seq_length // plan.stage_size} x {shape.hidden_size}",
             gib(weights),
             gib(states),
-            gib(predicted.memory_mib[stage] + predicted.reserve_mib) if predicted.memory_mib else "not in the plan",
+            gib(stages[stage].memory_mib) if stage < len(stages) else "not in the plan",
         )
     console.print(shown)
     if plan.pipeline > MOST_ROWS:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..base.printing import table
-from ..base.text import gib, shortened
+from ..base.text import count, gib, shortened
 from ..plan import LayerStrategy, ModelShape, Plan, Recompute, VocabStrategy
 from ..plan.check import misfits
 from ..plan.mesh import STAGE, Axis
@@ -234,10 +234,6 @@ def notes(plan: Plan, shape: ModelShape | None) -> list[str]:
         f"the vocabulary of {shape.vocab_size} is padded to {padded} so that vtp {plan.vocab.tp} divides it; "
         "the padding never learns nor shows in the loss",
     ]
-
-
-def count(number: int, one: str, many: str = "") -> str:
-    return f"{number} {one if number == 1 else many or one + 's'}"
 
 
 def _lines(values: dict[str, Any]) -> Iterator[str]:

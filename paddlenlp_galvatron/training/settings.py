@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
-from ..base.errors import UserError
+from ..base.errors import UserError, plain_fault
 from ..base.limits import Count, CountOrAll, CountOrNone, Positive, Ranks, Rate, RateOrNone, Seed, Size
 from ..base.locking import locked
 from ..base.reading import read_json
@@ -404,4 +404,4 @@ def read_settings(path: str | Path) -> TrainSettings:
     try:
         return TrainSettings.model_validate(read_json(path))
     except ValidationError as error:
-        raise UserError(f"{path}: {'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()) from None
+        raise UserError(f"{path}: {'.'.join(map(str, e['loc']))}: {plain_fault(e)}" for e in error.errors()) from None

@@ -232,7 +232,7 @@ def test_a_plan_that_cannot_run_is_shown_with_its_faults_and_refused_elsewhere(
 def test_a_task_that_there_is_not_is_a_line(galvatron, plan_file):
     for command in (["trace"], ["diff", plan_file()]):
         ran = galvatron("plan", *command, plan_file(), "--task", "ppo")
-        assert (ran.code, ran.out) == (2, "") and ran.err.startswith("error: task: input should be 'pretrain', 'sft'")
+        assert (ran.code, ran.out) == (2, "") and ran.err.startswith("error: task: must be pretrain, sft")
 
 
 def test_every_fault_has_its_line(galvatron, plan_file):

@@ -23,7 +23,7 @@ from typing import Any
 
 from ...base.errors import GalvatronError, UserError
 from ...base.reading import read_bytes
-from ...base.writing import UNFINISHED, make_folder, move, to_disk
+from ...base.writing import UNFINISHED, make_folder, move, reason_of, to_disk
 from ...launch.faults import named, wait_limit_s
 from ...launch.status import waiting
 from ...plan import Precision, plan_to_dict
@@ -109,9 +109,8 @@ class Writer:
         if self._error is not None:
             error, self._error = self._error, None
             self._require_run()
-            reason = getattr(error, "strerror", None) or str(error)
             raise GalvatronError(
-                f"{self._folder}: a checkpoint could not be written: {reason}; the one before is whole"
+                f"{self._folder}: a checkpoint could not be written: {reason_of(error)}; the one before is whole"
             )
 
     def _require_run(self) -> None:
