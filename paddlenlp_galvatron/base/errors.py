@@ -54,7 +54,7 @@ PLAIN = {
 
 
 def plain_fault(error: Mapping[str, Any]) -> str:
-    """What one of pydantic's errors says, in plain words, without the field's name."""
+    """One of pydantic's errors in plain words, without the field's name."""
     if known := PLAIN.get(error["type"]):
         context = {name: re.sub("'", "", str(value)) for name, value in error.get("ctx", {}).items()}
         return known.format(**context)

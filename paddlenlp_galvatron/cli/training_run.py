@@ -86,7 +86,7 @@ class TrainingRun:
         self._health = Health(plan, shape, peak, steps, _device(), adapts)
         self.log = LogTail(settings.log, plan)
         self._news: RankNews
-        self._signals: list[int] = []  # that stop the run
+        self._signals: list[int] = []  # received, upon which the run stops
         self._stopped = False
         self._lines = 0  # of health that are due up to the last one that was shown
 
@@ -155,9 +155,9 @@ class TrainingRun:
             self._signals.append(number)
             before[number](number, frame)
 
-        before: dict[int, Any] = {number: signal.getsignal(number) for number in STOPPING}
-        for number in heeded(*STOPPING):
-            signal.signal(number, interrupt if number == signal.SIGINT else forward)
+        before: dict[int, Any] = {each: signal.getsignal(each) for each in STOPPING}
+        for each in heeded(*STOPPING):
+            signal.signal(each, interrupt if each == signal.SIGINT else forward)
         try:
             yield
         finally:

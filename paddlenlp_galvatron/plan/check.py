@@ -70,7 +70,7 @@ def require_fits(plan: Plan, model: ModelShape | None) -> None:
 
 
 def misfits(plan: Plan, model: ModelShape | None) -> list[str]:
-    """That the plan was searched for another model, whose times and memory it is made for; else its faults."""
+    """One fault where the plan was searched for another model, whose times and memory it is made for; else all."""
     searched = plan.metadata.get("searched_from") or {}
     if model is not None and searched.get("model_fingerprint", model.fingerprint) != model.fingerprint:
         return [

@@ -93,7 +93,7 @@ def samples_seen(
 
 
 def _differences(was: Identity, now: Identity) -> str:
-    """What differs, in words; checksums only where nothing else does."""
+    """The fields that differ; checksums only where nothing else does."""
     keys = [key for key in sorted({*was, *now}) if was.get(key) != now.get(key)]
     words = [f"{key}: {was.get(key)} -> {now.get(key)}" for key in keys if key != "checksums"]
     return "; ".join(words) or "another content of the same size"

@@ -123,7 +123,7 @@ def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | No
     elif given and (uniform.given or degrees.says_degrees):
         uniform = degrees.onto(uniform, world_size)
         if not seq_length:
-            raise UserError("seq_length: missing; give --seq_length, the tokens of a sample, such as --seq_length 4096")
+            raise UserError("seq_length: missing; give the sequence length, such as --seq_length 4096")
         plan = folder / PLAN
         assumed = Assumptions(seq_length=seq_length, **options.assumptions)
         write_plan(uniform.plan(shape.layers, world_size, assumed), plan)
