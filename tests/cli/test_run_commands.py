@@ -341,7 +341,7 @@ def changed(values: dict, **changes) -> str:
         (changed(PLAN, pp_deg=3, pp_division="1,1"), changed(MODEL), [], "pp_division: has 2 stages but pp_deg is 3"),
         (changed(PLAN, checkpoint="0"), changed(MODEL), [], "checkpoint: has 1 entries for 2 layers"),
         (changed(PLAN)[:100], changed(MODEL), [], "not valid JSON"),
-        (changed(PLAN), changed(MODEL, num_attention_heads=3, hidden_size=33, num_key_value_heads=3), [], "heads"),
+        (changed(PLAN), changed(MODEL, num_attention_heads=3, hidden_size=36, num_key_value_heads=3), [], "heads"),
         (changed(PLAN), changed(MODEL, num_hidden_layers=3), [], "the plan has 2 layers but model has 3"),
         (changed(PLAN), changed(MODEL, model_type="gpt2"), [], "model_type is 'gpt2'"),
         (changed(PLAN), changed(MODEL), ["--seq_length", "8"], "seq_length: the plan was searched for 16 but 8"),
@@ -370,7 +370,7 @@ def changed(values: dict, **changes) -> str:
 def test_train_refuses_what_cannot_run(folder, capsys, plan, model, words, message):
     (folder / "plan.json").write_text(plan)
     (folder / "model.json").write_text(model)
-    code, _, err = run(capsys, "train", "plan.json", "--model", "model.json", *words)
+    code, _, err = run(capsys, "train", "plan.json", "--model", "model.json", "--input_dir", "random", *words)
     assert code == 2
     assert message in err
     assert "Traceback" not in err
@@ -379,6 +379,7 @@ def test_train_refuses_what_cannot_run(folder, capsys, plan, model, words, messa
 
 def test_another_node_writes_nothing_before_the_first_one_is_there(folder, capsys):
     words = "--num_nodes 2 --node_rank 1 --nproc 2 --master_addr 127.0.0.2 --master_port 2900 --max_steps 1 --timeout 1"
+    words += " --input_dir random"
     code, _, err = run(capsys, "train", "plan.json", "--model", "model.json", *words.split())
     assert code == 1
     assert "node 0 (127.0.0.2:2900) did not appear within 1 s; was its command refused?" in err
