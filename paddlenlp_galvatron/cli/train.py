@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 app = App()
 
+STATE_BYTES = 18  # of a weight on a rank, at most: with gradient, fp32 master and two moments
 COUNTED = 200_000  # ranks x strategies whose groups are counted, in a second
 KERNELS = ("flash_attention", "fused_rope", "fused_rms_norm", "fused_cross_entropy")  # of Paddle's on GPUs
 WORKER = "paddlenlp_galvatron.training.train_worker"
@@ -124,14 +125,16 @@ def continuable(run: Prepared) -> Callable[[dict[str, Any]], None]:
 def require_host_memory(plan: Plan, shape: ModelShape, adapters: Adapters | None, ranks: range) -> None:
     """Raise UserError where this node computes on processors, and its memory does not hold what the ranks there keep
     of the model: the machine would swap for hours, or kill something."""
-    if gpus.gpu_count():
+    from paddlenlp_galvatron.launch.processes import free_mib
+
+    free = free_mib()
+    if gpus.gpu_count() or len(ranks) * shape.parameters * STATE_BYTES < free * 2**20:
         return
     from paddlenlp_galvatron.cost_model.weights import held_mib  # here, as training needs no prices otherwise
-    from paddlenlp_galvatron.launch.processes import free_mib
 
     stages = Counter(rank // plan.stage_size for rank in ranks)
     held = sum(number * held_mib(plan, shape, stage, adapters)[1] for stage, number in stages.items())
-    if held > (free := free_mib()):
+    if held > free:
         raise UserError(
             f"nproc: {len(ranks)} ranks here keep {gib(held)} GiB of weights and optimizer states, but the node has no "
             f"GPU, and {gib(free)} GiB of memory are free; look at the run with --dry_run, or start it on GPUs"
