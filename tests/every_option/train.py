@@ -280,7 +280,7 @@ RECIPE = {
 }
 RUN = {
     "output_dir": Row("mine", "files"),
-    "input_dir": Row("data/text", "batch"),
+    "input_dir": Row("data/text", "refusal"),  # without, there is none
     "split": Row("50,50,0", "batch", DATA),
     "max_steps": Row(3, "steps", DATA),
     "num_train_epochs": Row(3, "steps", {**DATA, "max_steps": None}),
