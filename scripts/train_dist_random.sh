@@ -4,5 +4,5 @@
 set -eu
 
 unset DATA_ARGS
-export DATA_PATH=None TRAIN_ITERS="${TRAIN_ITERS:-20}" SAVE_INTERVAL="${SAVE_INTERVAL:-0}" LOG_INTERVAL="${LOG_INTERVAL:-1}"
+export DATA_PATH=random TRAIN_ITERS="${TRAIN_ITERS:-20}" SAVE_INTERVAL="${SAVE_INTERVAL:-0}" LOG_INTERVAL="${LOG_INTERVAL:-1}"
 exec sh "$(dirname "$0")/train_dist.sh" --resume_from_checkpoint none "$@"

@@ -92,5 +92,6 @@ def test_both_are_installed_editable_and_train(environment, tmp_path):
     scripts = stock / "llm" / "auto_parallel" / "galvatron"
     (scripts / "model.json").write_text(json.dumps(MODEL))
     words = "--model model.json --nproc 2 --seq_length 16 --global_train_batch_size 4 --max_steps 2 --timeout 120"
+    words += " --input_dir random"
     run(environment, "run_pretrain_galvatron.py", *words.split(), "--output_dir", tmp_path / "run", cwd=scripts)
     assert len((tmp_path / "run" / "train_log.jsonl").read_text().splitlines()) == 2

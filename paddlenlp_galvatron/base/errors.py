@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 E = TypeVar("E", bound=StrEnum)
 MOST_FAULTS = 20  # refused together
@@ -30,6 +31,35 @@ class UserError(GalvatronError):
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
         return type(self), (self.faults,)  # from rank to rank, line by line
+
+
+# Types of pydantic's errors in our words; {} is a value of the error's context.
+PLAIN = {
+    "missing": "missing",
+    "extra_forbidden": "unknown; remove it",
+    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "must be a whole number"),
+    **dict.fromkeys(("float_parsing", "float_type"), "must be a number"),
+    "finite_number": "must be a finite number",
+    **dict.fromkeys(("bool_parsing", "bool_type"), "must be 0 or 1"),
+    "string_type": "must be a text",
+    "path_type": "must be a path",
+    **dict.fromkeys(("tuple_type", "list_type"), "must be a list"),
+    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "must be an object"),
+    **dict.fromkeys(("literal_error", "enum"), "must be {expected}"),
+    "greater_than_equal": "must be at least {ge}",
+    "greater_than": "must be more than {gt}",
+    "less_than_equal": "must be at most {le}",
+    "less_than": "must be less than {lt}",
+}
+
+
+def plain_fault(error: Mapping[str, Any]) -> str:
+    """One of pydantic's errors in plain words, without the field's name."""
+    if known := PLAIN.get(error["type"]):
+        context = {name: re.sub("'", "", str(value)) for name, value in error.get("ctx", {}).items()}
+        return known.format(**context)
+    message: str = error["msg"].removeprefix("Value error, ")
+    return message[:1].lower() + message[1:]
 
 
 def member(kind: type[E], value: str, name: str) -> E:

@@ -25,6 +25,11 @@ def shortened(text: str, limit: int = 60) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
+def count(number: int, one: str, many: str = "") -> str:
+    """A number of things: 1 sample, 2 samples. `many`: the plural, where it is not `one` with an s."""
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
 def gib(mib: float) -> str:
     """Memory given in MiB, in GiB: two decimals, and a third of less than 1 GiB."""
     size = mib / 1024

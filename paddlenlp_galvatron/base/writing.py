@@ -25,6 +25,7 @@ from .locking import locked
 
 UNFINISHED = ".part"
 MOST_ENTRIES = 10_000  # of a folder, looked through for what was left
+FULL = {errno.ENOSPC, errno.EDQUOT}
 UNSYNCED = {errno.EINVAL, errno.EOPNOTSUPP, errno.EACCES}  # a folder that cannot be synced, or not read
 
 
@@ -58,7 +59,7 @@ def whole_file(path: str | Path) -> Iterator[BinaryIO]:
                 part.unlink()
             raise
     except OSError as error:
-        raise UserError(f"{target}: cannot be written: {error.strerror or error}") from None
+        raise UserError(f"{target}: cannot be written: {reason_of(error)}") from None
 
 
 @contextmanager
@@ -66,11 +67,11 @@ def whole_folder(path: Path) -> Iterator[Path]:
     """A folder to write into, which gets its name in the end, or is gone if something fails. Raises UserError: the name
     is taken, or another process is writing it; GalvatronError: it cannot be written."""
     target = path.absolute()
-    _require_absent(target)
+    require_absent(target)
     try:
         make_folder(target.parent)
         with locked(target, file=target.with_name(f".{target.name}.lock")):
-            _require_absent(target)
+            require_absent(target)
             for left in _unfinished_of(target):  # the lock's holder is the only living writer
                 shutil.rmtree(left, ignore_errors=True)
             part = _unfinished(target)
@@ -82,7 +83,14 @@ def whole_folder(path: Path) -> Iterator[Path]:
             finally:
                 shutil.rmtree(part, ignore_errors=True)
     except OSError as error:
-        raise GalvatronError(f"{target}: cannot be written: {error.strerror or error}") from None
+        raise GalvatronError(f"{target}: cannot be written: {reason_of(error)}") from None
+
+
+def reason_of(error: Exception) -> str:
+    """Why something could not be written; where a disk is full, also what to do."""
+    reason = getattr(error, "strerror", None) or str(error)
+    remedy = "; free space on that disk, or name a folder on another one"
+    return reason + (remedy if getattr(error, "errno", None) in FULL else "")
 
 
 def make_folder(path: Path) -> None:
@@ -160,6 +168,7 @@ def _remove_left_files(target: Path) -> None:
                 os.close(handle)
 
 
-def _require_absent(target: Path) -> None:
+def require_absent(target: Path) -> None:
+    """Raise UserError where there is a file or folder of this name."""
     if os.path.lexists(target):
         raise UserError(f"{target}: exists already; remove it or name another folder")

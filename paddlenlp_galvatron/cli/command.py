@@ -20,7 +20,8 @@ from paddlenlp_galvatron.options.aliases import did_you_mean
 from paddlenlp_galvatron.options.group import Options, canonical_options, is_boolean, read_options, read_words
 
 EXIT_CODES = (
-    "Exit codes: 0 done, 1 failed, 2 bad input, 3 nothing feasible, 4 time ran out for a check (gpu-check), 130 Ctrl-C."
+    "Exit codes: 0 done, 1 failed, 2 bad input, 3 nothing feasible, 4 time ran out (gpu-check), "
+    "130 Ctrl-C, 143 SIGTERM."
 )
 HELP = {"--help", "-h"}
 LIST = "list"  # a switch that needs no argument

@@ -11,6 +11,7 @@ from pydantic import Field
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.base.limits import Count
 from paddlenlp_galvatron.base.printing import Bars
+from paddlenlp_galvatron.base.writing import require_absent
 from paddlenlp_galvatron.model import FAMILIES
 from paddlenlp_galvatron.options.group import Options
 from paddlenlp_galvatron.plan import ModelShape, Precision
@@ -64,6 +65,7 @@ def h2g(values: dict[str, Any], json: bool) -> None:
     """Convert a Hugging Face model (safetensors) to a checkpoint that loads under any plan."""
     given = ModelFolders.from_values(values)
     _require_folder(given.input, "a Hugging Face model")
+    require_absent(given.output)
     from paddlenlp_galvatron.training.checkpoint.convert import to_checkpoint
     from paddlenlp_galvatron.training.checkpoint.huggingface import read_shape
 
@@ -81,6 +83,7 @@ def g2h(values: dict[str, Any], json: bool) -> None:
     given = HuggingFaceOptions.from_values(values)
     output = given.output
     _require_folder(given.input, "a run or of a checkpoint")
+    require_absent(output)
     from paddlenlp_galvatron.training.checkpoint.adapters import write_adapters
     from paddlenlp_galvatron.training.checkpoint.convert import precision_of, to_huggingface
     from paddlenlp_galvatron.training.checkpoint.stored import checkpoint_of, open_checkpoint, verify
@@ -113,6 +116,7 @@ def merge(values: dict[str, Any], json: bool) -> None:
     given = MergeOptions.from_values(values)
     _require_folder(given.base, "a Hugging Face model")
     _require_folder(given.adapters, "adapters")
+    require_absent(given.output)
     from paddlenlp_galvatron.training.checkpoint import adapters as stored
     from paddlenlp_galvatron.training.checkpoint.huggingface import HuggingFaceWeights, read_shape
     from paddlenlp_galvatron.training.checkpoint.stored import checkpoint_of

@@ -15,6 +15,7 @@ from pydantic import Field
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.base.limits import Ranks, Size
 from paddlenlp_galvatron.base.printing import Console, say
+from paddlenlp_galvatron.base.text import count
 from paddlenlp_galvatron.options.group import Options
 from paddlenlp_galvatron.options.model_options import SEQ
 from paddlenlp_galvatron.options.task import Kind
@@ -30,7 +31,7 @@ from paddlenlp_galvatron.plan import (
     read_plan,
     write_plan,
 )
-from paddlenlp_galvatron.plan.check import find_faults, require_valid
+from paddlenlp_galvatron.plan.check import misfits, require_fits, require_trainable, require_valid
 from paddlenlp_galvatron.plan.export import (
     FLEET,
     FORMERS,
@@ -130,7 +131,7 @@ def show(values: dict[str, Any], json: bool) -> None:
     """Print a plan as a table in which equal layers share a line. Notes say what keeps it from running."""
     given = PlanOptions.from_values(values)
     plan, shape = _read(given.file, given, valid=False)
-    faults = find_faults(plan, shape)
+    faults = misfits(plan, shape)
     if json:
         for fault in faults:
             say_note(f"cannot run: {fault}")
@@ -151,13 +152,20 @@ def check(values: dict[str, Any], json: bool) -> None:
     given = CheckOptions.from_values(values)
     file = given.file
     plan, shape = _read(file, given)
-    fits = f" and fits {shape.name}" if shape else ""
+    require_trainable(plan)
+    fits = f", matches {shape.name} ({count(shape.layers, 'layer')})" if shape else ""
     told = notes(plan, shape)
     for path in ProfileFile.changed((plan.metadata.get("searched_from") or {}).get("profiles")):
         told.append(f"{path} has changed since the plan was searched; search again for the best plan")
     planned = Predicted.of(plan).load
     beside, lines = _load_beside(planned, steps_under(plan, given.log)) if given.log else (None, [])
-    text = "\n".join([f"{file}: valid on {plan.world_size} ranks{fits}", *(f"note: {note}" for note in told), *lines])
+    text = "\n".join(
+        [
+            f"{file}: valid on {count(plan.world_size, 'rank')}{fits}; memory not checked",
+            *(f"note: {note}" for note in told),
+            *lines,
+        ]
+    )
     facts = {"plan": file, "valid": True, "world_size": plan.world_size, "model": shape.name if shape else None}
     answer(text, json, **facts, notes=told, load=load_summary(planned), log=beside)
 
@@ -337,5 +345,5 @@ def _read(file: Path, given: PlanOptions | None = None, valid: bool = True) -> t
     plan = read_plan(file, given.world_size if given else None, default=ranks, smallest_world=True, valid=valid)
     shape = load_model(given.model_size) if given and given.model_size else None
     if valid:
-        require_valid(plan, shape)
+        require_fits(plan, shape)
     return plan, shape

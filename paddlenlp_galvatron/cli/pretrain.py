@@ -38,8 +38,8 @@ def _launch(script: str, words: Sequence[str], task: str | None) -> int:
 
     with _without_lines_of_paddlenlp():
         values = read_words(words, say_note, task)
-    train(values, dry_run=_dry_run(values), program=[str(Path(script).absolute()), *words])
-    return 0
+    code = train(values, dry_run=_dry_run(values), program=[str(Path(script).absolute()), *words])
+    return code or 0
 
 
 @contextmanager

@@ -67,7 +67,7 @@ def profile_model(options: PointOptions, model: ModelOptions, computation: bool 
     options = _for_device(options)
     shapes, points = measured_model(options, model)
     if model.ignored:
-        say_note(f"left out of account, as set_*_manually is 0: {', '.join(model.ignored)}")
+        say_note(f"{', '.join(model.ignored)} ignored, as set_*_manually is 0")
     lengths = sorted({point.seq for point in points})
     if options.analytic:
         sheet = load_data_sheet(options.analytic)

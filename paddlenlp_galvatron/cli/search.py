@@ -126,7 +126,7 @@ def _title(model: Model, options: SearchOptions, default_batch: bool) -> list[st
         f"{options.memory_constraint:g} GiB (reserve {gib(options.reserve_mib)})"
     ]
     if model.ignored:
-        lines.append(f"left out of account, as set_*_manually is 0: {', '.join(model.ignored)}")
+        lines.append(f"{', '.join(model.ignored)} ignored, as set_*_manually is 0")
     return lines
 
 

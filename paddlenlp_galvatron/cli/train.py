@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.base.printing import Console, say, table
-from paddlenlp_galvatron.base.text import gib
+from paddlenlp_galvatron.base.text import count, gib
 from paddlenlp_galvatron.launch import gpus
 from paddlenlp_galvatron.launch.nodes import FIELDS, Nodes
 from paddlenlp_galvatron.model.lora import Adapters
 from paddlenlp_galvatron.plan import ModelShape, Plan
 from paddlenlp_galvatron.plan.check import task_note, with_defaults
 from paddlenlp_galvatron.plan.communicators import most_communicators, stage_groups
-from paddlenlp_galvatron.plan.strategy import Predicted
-from paddlenlp_galvatron.report.plan import MOST_ROWS, count
+from paddlenlp_galvatron.report.plan import MOST_ROWS, Searched
 from paddlenlp_galvatron.training.prepare import BESIDE, GROUPS, LaunchOptions, Prepared, prepare
 
 from .command import JSON_SWITCH, App, FromFile
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 
 app = App()
 
+STATE_BYTES = 18  # of a weight on a rank, at most: with gradient, fp32 master and two moments
 COUNTED = 200_000  # ranks x strategies whose groups are counted, in a second
 KERNELS = ("flash_attention", "fused_rope", "fused_rms_norm", "fused_cross_entropy")  # of Paddle's on GPUs
 WORKER = "paddlenlp_galvatron.training.train_worker"
@@ -44,7 +44,7 @@ WORKER = "paddlenlp_galvatron.training.train_worker"
     switches={"dry_run": "show shapes, groups and memory, and train nothing", **JSON_SWITCH},
     beside=BESIDE,
 )
-def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = (), json: bool = False) -> None:
+def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = (), json: bool = False) -> int:
     """Train a model by a plan, with one process per rank, and write train_log.jsonl and checkpoints."""
     launch = LaunchOptions.from_values(values)
     nodes = Nodes.from_environment(**launch.model_dump(include=set(FIELDS)))
@@ -62,16 +62,20 @@ def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = (), js
                     markup=False,
                 )
             for note in run.notes:
-                console.print(note, markup=False)
+                console.print(f"note: {note}", markup=False)
             if dry_run:
                 show_run(console, rehearsed(console, run), shape, adapters)
-                return
-            data = check_inputs(run, lambda note: console.print(note, markup=False))
+                return 0
+            if nodes.node_rank == 0:
+                settings.require_free()
+            data = check_inputs(run, lambda note: console.print(note, markup=False), continuable(run))
             from paddlenlp_galvatron.launch.processes import devices_of
             from paddlenlp_galvatron.launch.watch import await_first
 
             devices_of(ranks_each)
             plan = check_run(run)
+            first = ranks_each * nodes.node_rank
+            require_host_memory(plan, shape, adapters, range(first, first + ranks_each))
             steps, _ = settings.steps_over(data.samples, plan.global_batch)
             for note in filter(None, (plan.note, task_note(plan, adapters.rank if adapters else None))):
                 console.print(f"note: {settings.plan}: {note}", markup=False)
@@ -91,6 +95,7 @@ def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = (), js
             training.show_end()
             if json:
                 say(dumps(training.summary()))
+        return training.exit_code
 
 
 def world_size_of(launch: LaunchOptions, nodes: Nodes, values: dict[str, Any]) -> int | None:
@@ -102,14 +107,52 @@ def world_size_of(launch: LaunchOptions, nodes: Nodes, values: dict[str, Any]) -
     return gpus.gpu_count() * nodes.num_nodes or None
 
 
-def check_inputs(run: Prepared, say: Callable[[str], None] = lambda note: None) -> BatchSource:
-    """Check the data before Paddle is imported, which takes seconds; returns them. `say` receives notes on them. Raises
-    UserError."""
+def continuable(run: Prepared) -> Callable[[dict[str, Any]], None]:
+    """A check, by the identity of the data, that the run can go on from its newest checkpoint. Raises UserError where
+    that is another model's."""
+    from paddlenlp_galvatron.training.continuation import base_of, newest, require_continuable
+
+    checkpoint = newest(run.settings, run.shape)
+    base = base_of(run.settings, run.shape) if checkpoint else ""
+
+    def require(identity: dict[str, Any]) -> None:
+        if checkpoint:
+            require_continuable(checkpoint, run.settings, base, identity, run.plan.global_batch)
+
+    return require
+
+
+def require_host_memory(plan: Plan, shape: ModelShape, adapters: Adapters | None, ranks: range) -> None:
+    """Raise UserError where this node computes on processors, and its memory does not hold what the ranks there keep
+    of the model: the machine would swap for hours, or kill something."""
+    from paddlenlp_galvatron.launch.processes import free_mib
+
+    free = free_mib()
+    if gpus.gpu_count() or len(ranks) * shape.parameters * STATE_BYTES < free * 2**20:
+        return
+    from paddlenlp_galvatron.cost_model.weights import held_mib  # here, as training needs no prices otherwise
+
+    stages = Counter(rank // plan.stage_size for rank in ranks)
+    held = sum(number * held_mib(plan, shape, stage, adapters)[1] for stage, number in stages.items())
+    if held > free:
+        raise UserError(
+            f"nproc: {len(ranks)} ranks here keep {gib(held)} GiB of weights and optimizer states, but the node has no "
+            f"GPU, and {gib(free)} GiB of memory are free; look at the run with --dry_run, or start it on GPUs"
+        )
+
+
+def check_inputs(
+    run: Prepared,
+    say: Callable[[str], None] = lambda note: None,
+    known: Callable[[dict[str, Any]], object] = lambda identity: None,
+) -> BatchSource:
+    """Check the data before PaddleNLP is imported, which takes seconds; returns them. `say` receives notes on them,
+    `known` their identity before rows are made of them. Raises UserError."""
     from paddlenlp_galvatron.training.inputs import open_data
     from paddlenlp_galvatron.training.settings import require_reporters
 
     require_reporters(run.settings.report_to or ())
-    data = open_data(run.settings, run.plan, run.shape)
+    data = open_data(run.settings, run.plan, run.shape, known=known)
     if run.settings.evaluates != "no":
         open_data(run.settings, run.plan, run.shape, "valid")
     for note in data.notes:
@@ -163,9 +206,10 @@ def show_run(console: Console, plan: Plan, shape: ModelShape, adapters: Adapters
     from paddlenlp_galvatron.cost_model.weights import held_mib  # here, as training needs no prices
 
     seq_length = plan.assumed.seq_length or 0
-    columns = ("stage", "ranks", "layers", "edge tokens", "weights", "states", "predicted")
-    shown = table(*columns, title="per rank of each stage; memory in GiB")
-    predicted = Predicted.of(plan)
+    columns = ("stage", "ranks", "layers", "edge tokens", "weights", "states", "memory")
+    shown = table(*columns, title="per rank of each stage, GiB; memory as the search predicted it, with the reserve")
+    predicted = Searched.of(plan.metadata.get("predicted"))
+    stages = predicted.stages if predicted else []
     for stage in range(min(plan.pipeline, MOST_ROWS)):
         first = stage * plan.stage_size
         weights, states = held_mib(plan, shape, stage, adapters)
@@ -176,7 +220,7 @@ def show_run(console: Console, plan: Plan, shape: ModelShape, adapters: Adapters
             f"{plan.micro_batch * seq_length // plan.stage_size} x {shape.hidden_size}",
             gib(weights),
             gib(states),
-            gib(predicted.memory_mib[stage] + predicted.reserve_mib) if predicted.memory_mib else "not in the plan",
+            gib(stages[stage].memory_mib) if stage < len(stages) else "not in the plan",
         )
     console.print(shown)
     if plan.pipeline > MOST_ROWS:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from rich.progress import Progress, TaskID
@@ -21,13 +23,13 @@ from paddlenlp_galvatron.launch import gpus
 from paddlenlp_galvatron.launch.nodes import Nodes
 from paddlenlp_galvatron.plan import ModelShape, Plan, Precision
 from paddlenlp_galvatron.report.measured import Health, of_plan, out_of_memory_report, traffic_table
-from paddlenlp_galvatron.training.step_log import StepRecord, record_of
+from paddlenlp_galvatron.training.step_log import NEWS, STOPPED, StepRecord, record_of
 
 if TYPE_CHECKING:
     from paddlenlp_galvatron.training.settings import TrainSettings
 
 KEPT = 64  # latest records of the log, of which health is told
-TOLD = ("resuming from ", "writing ", "saved ", "warning: ")  # how rank 0 begins what it says of checkpoints
+STOPPING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # upon which a run saves and ends
 
 
 class LogTail:
@@ -38,6 +40,7 @@ class LogTail:
         self._path, self._plan, self._lines = path, plan, NewLines(path)
         self._before = path.stat().st_ino if path.exists() else None
         self.count = 0
+        self.speeds = array("d")  # tokens/s of every step of this plan
         self.first: StepRecord | None = None
         self.latest: deque[StepRecord] = deque(maxlen=KEPT)  # of this plan
         self.start = 0  # the first step of this run, or one close to it
@@ -59,18 +62,19 @@ class LogTail:
             self.first, self.start = records[0], records[-1]["step"]
         self.count += len(records)
         self.latest.extend(own := of_plan(self._plan, records))
+        self.speeds.extend(record["tokens_per_s"] for record in own)
         return bool(own)
 
 
-class CheckpointNews:
-    """News of checkpoints in a rank's growing log."""
+class RankNews:
+    """News of checkpoints, evaluations and the end in a rank's growing log."""
 
     def __init__(self, path: Path):
         self._lines = NewLines(path)
 
     def read(self) -> list[str]:
         texts = [line.decode(errors="replace").rstrip("\n") for line in self._lines.read()]
-        return [text for text in texts if text.startswith(TOLD)]
+        return [text for text in texts if text.startswith(NEWS)]
 
 
 class TrainingRun:
@@ -82,18 +86,21 @@ class TrainingRun:
         peak, adapts = settings.peak_tflops or _device_tflops(plan), settings.adapts
         self._health = Health(plan, shape, peak, steps, _device(), adapts)
         self.log = LogTail(settings.log, plan)
-        self._told = CheckpointNews(settings.rank_logs / "workerlog.0")
+        self._news: RankNews
+        self._signals: list[int] = []  # received, upon which the run stops
+        self._stopped = False
         self._lines = 0  # of health that are due up to the last one that was shown
 
     def start(self, program: Sequence[str], timeout_s: float, nodes: Nodes, wait_s: float) -> None:
         """Start the ranks of this node and show how they do until they end. `program`: a module or a script, and its
         arguments. `wait_s`: for which ranks wait for one another. Raises GalvatronError: a rank failed, which it names.
         """
-        from paddlenlp_galvatron.launch.processes import Launch, OutOfMemory
+        from paddlenlp_galvatron.launch.processes import Launch, LaunchError, OutOfMemory
 
         settings = self._settings
         nproc = nodes.ranks_each(settings.world_size)
         logs = settings.rank_logs
+        self._news = RankNews(logs / f"workerlog.{nproc * nodes.node_rank}")
         self._console.print(f"starting {nproc} processes, logs in {near(logs)}/workerlog.*", markup=False)
         if gpus.gpu_count() and (warning := gpus.few_cores(len(os.sched_getaffinity(0)), nproc)):
             self._console.print(f"warning: {warning}", markup=False)
@@ -112,41 +119,58 @@ class TrainingRun:
             with Progress(console=self._console, transient=True) as progress, launch, self._saved_on_interrupt():
                 task = progress.add_task("training", total=self._steps)
                 for _ in launch.wait():
-                    if nodes.node_rank == 0:
-                        self._show_told(progress)
+                    self._show_news(progress, nodes)
                     if nodes.node_rank == 0 and self.log.read():
                         self._show(progress, task)
-                if nodes.node_rank == 0:
-                    self._show_told(progress)
+                self._show_news(progress, nodes)
         except OutOfMemory as error:
             self.log.read()
             report = out_of_memory_report(self._plan, list(self.log.latest), error.rank, error.peak_mib)
             self._console.print(report)
             raise
+        except LaunchError:
+            if not self._signals or self.log.begun:
+                raise
+            self._stopped = True  # the ranks were ended before their first step
         self.log.read()
+
+    @property
+    def exit_code(self) -> int:
+        """0: all steps are done; else, as shells have it, 128 and the number of what stopped the run: SIGTERM
+        where another node or a rank alone received it."""
+        return 128 + next(iter(self._signals), signal.SIGTERM) if self._stopped else 0
 
     @contextmanager
     def _saved_on_interrupt(self) -> Iterator[None]:
-        """Ctrl-C ends a run that trains as SIGTERM does, with a checkpoint; a second one ends it at once."""
+        """Ctrl-C ends a run that trains as SIGTERM does, with a checkpoint; a second one ends it at once. Signals are
+        noted."""
 
-        def interrupt(*_: object) -> None:
-            signal.signal(signal.SIGINT, before)
+        def interrupt(number: int, _: object) -> None:
+            signal.signal(signal.SIGINT, before[signal.SIGINT])
             if not self.log.begun:
                 raise KeyboardInterrupt
+            self._signals.append(number)
             self._console.print("stopping after this step, with a checkpoint; Ctrl-C again stops at once")
             signal.raise_signal(signal.SIGTERM)
 
-        before = signal.getsignal(signal.SIGINT)
-        for number in heeded(signal.SIGINT):
-            signal.signal(number, interrupt)
+        def forward(number: int, frame: FrameType | None) -> None:
+            self._signals.append(number)
+            before[number](number, frame)
+
+        before: dict[int, Any] = {each: signal.getsignal(each) for each in STOPPING}
+        for each in heeded(*STOPPING):
+            signal.signal(each, interrupt if each == signal.SIGINT else forward)
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
-    def _show_told(self, progress: Progress) -> None:
-        for line in self._told.read():
-            progress.console.print(line, markup=False)
+    def _show_news(self, progress: Progress, nodes: Nodes) -> None:
+        for line in self._news.read():
+            self._stopped |= line.startswith(STOPPED)
+            if nodes.node_rank == 0:
+                progress.console.print(line, markup=False)
 
     def _show(self, progress: Progress, task: TaskID) -> None:
         last = self.log.latest[-1]
@@ -164,27 +188,37 @@ class TrainingRun:
         first, latest = self.log.first, list(self.log.latest)
         return {
             "steps": self.log.count,
+            "max_steps": self._steps,
+            "stopped": self._stopped,
             "first_loss": first["loss"] if first else None,
             "last_loss": latest[-1]["loss"] if latest else None,
-            "tokens_per_s": median(record["tokens_per_s"] for record in latest) if latest else None,
+            "tokens_per_s": median(self.log.speeds) if latest else None,
             "plan": str(self._settings.plan),
             "log": str(self._settings.log),
             "output_dir": str(self._settings.output_dir),
         }
 
     def show_end(self) -> None:
-        """Print the results: loss, speed, and traffic beside the prediction."""
+        """Print the results: how far the run came, loss, speed, and traffic beside the prediction."""
+        if self.log.first is None and self._stopped:
+            self._console.print(f"stopped before a step of {self._steps}; {self._settings.how_to_resume}")
+            return
         if self.log.first is None:
             self._console.print(self._settings.nothing_to_do(self._steps))
             return
         first, last = self.log.first, self.log.latest[-1]
-        self._console.print(
-            f"{self.log.count} steps: loss {first['loss']:.4f} -> {last['loss']:.4f}, median "
-            f"{median(record['tokens_per_s'] for record in self.log.latest):,.0f} tokens/s, log in "
+        results = (
+            f"loss {first['loss']:.4f} -> {last['loss']:.4f}, median {median(self.log.speeds):,.0f} tokens/s, log in "
             f"{near(self._settings.log)}"
         )
+        if self._stopped:
+            self._console.print(
+                f"{results}\nstopped at step {last['step'] + 1} of {self._steps}; {self._settings.how_to_resume}"
+            )
+            return
+        self._console.print(f"{self.log.count} steps: {results}")
         self._console.print(
-            f"predictions calibrated from this run: galvatron calibrate {near(self._settings.log)} "
+            f"to calibrate predictions with this run: galvatron calibrate {near(self._settings.log)} "
             f"--plans {near(self._settings.plan)} --model_size {self._settings.model} --device SHEET",
             markup=False,
             soft_wrap=True,

@@ -240,16 +240,17 @@ def devices_of(nproc: int, device: Device | None = None) -> list[dict[str, str]]
 def _require_room(nproc: int) -> None:
     """Raise UserError for more processes on CPU than its cores and memory can be meant for."""
     cores = len(os.sched_getaffinity(0))
-    free_mib = _free_mib()
+    free = free_mib()
     if nproc > (most := RANKS_PER_CORE * cores):
         raise UserError(
             f"nproc: {nproc} processes on a node without a GPU and with {cores} cores; start at most {most}"
         )
-    if nproc > (most := free_mib // RANK_MIB):
-        raise UserError(f"nproc: {nproc} processes on a node with {free_mib} MiB of free memory; start at most {most}")
+    if nproc > (most := free // RANK_MIB):
+        raise UserError(f"nproc: {nproc} processes on a node with {free} MiB of free memory; start at most {most}")
 
 
-def _free_mib() -> int:
+def free_mib() -> int:
+    """Memory of this node that processes can still take."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     return next(int(line.split()[1]) // 2**10 for line in lines if line.startswith("MemAvailable"))
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
-from ..base.errors import UserError
+from ..base.errors import UserError, plain_fault
 from ..base.limits import Size
 from ..base.reading import LARGEST_OPTIONS, read_json, read_yaml
 from ..base.text import shortened
@@ -24,7 +24,6 @@ UNSET = "None"  # a script's word for an option that it leaves unset
 BOOLEAN_WORDS = ("0", "1", "false", "true")
 PLACES = ("output", "output_dir", "output_config_path")  # options that -o sets
 MOST_OPTIONS = 500  # of a file
-PLAIN = {"int_parsing": "must be a whole number", "float_parsing": "must be a number", "bool_parsing": "must be 0 or 1"}
 
 
 def _split(value: object) -> object:
@@ -72,13 +71,12 @@ class Options(BaseModel):
 
 def _fault(error: Any) -> str:
     """One of pydantic's errors: the option, what is wrong with its value, and the value."""
-    name = ".".join(str(part) for part in error["loc"])
-    message = PLAIN.get(error["type"]) or error["msg"].removeprefix("Value error, ")
-    if not name:
-        return str(message)
+    if not error["loc"]:
+        return str(error["msg"].removeprefix("Value error, "))
+    name = error["loc"][0]  # not which number of a list: the value tells
     if error["type"] == "missing":
         return f"{name}: missing; give --{name}"
-    return f"{name}: {message[0].lower()}{message[1:]} (it is {shortened(repr(error['input']))})"
+    return f"{name}: {plain_fault(error)} (it is {shortened(repr(error['input']))})"
 
 
 def is_boolean(field: FieldInfo) -> bool:

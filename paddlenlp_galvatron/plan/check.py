@@ -46,26 +46,38 @@ def task_note(plan: Plan, rank: int | None) -> str:
     return ""
 
 
-def require_model(plan: Plan, model: ModelShape, trained: str = "pretrain", adapts: bool = False) -> None:
-    """Raise UserError when the plan was searched for another model, whose times and memory it is made for, or for
-    adapters, which need less memory than what is `trained`, unless this `adapts`, too."""
-    searched = plan.metadata.get("searched_from") or {}
-    options = searched.get("options")
-    if adapters_of(plan) is not None and not adapts:
+def require_trainable(plan: Plan, task: str = "", adapts: bool = False) -> None:
+    """Raise UserError when the plan was searched for what cannot be trained, or for adapters, which need less memory
+    than all weights, unless this `task`, where one is given, `adapts`, too."""
+    options = (plan.metadata.get("searched_from") or {}).get("options")
+    if task and adapters_of(plan) is not None and not adapts:
         raise UserError(
-            f"galvatron.searched_from: the plan was searched for adapters, but {trained} trains all weights; search a "
-            f"plan with --task {trained}"
+            f"galvatron.searched_from: the plan was searched for adapters, but {task} trains all weights; search a "
+            f"plan with --task {task}"
         )
     if isinstance(options, dict) and options.get("offload_optimizer"):
         raise UserError(
             "galvatron.searched_from: the plan was searched with offload_optimizer, which can be planned but not "
             "trained; search a plan without it"
         )
-    if searched.get("model_fingerprint", model.fingerprint) != model.fingerprint:
-        raise UserError(
-            f"galvatron.searched_from: the plan was searched for {searched.get('model', 'another model')}, "
-            f"whose shape is not that of {model.name}; search a plan for this model"
-        )
+
+
+def require_fits(plan: Plan, model: ModelShape | None) -> None:
+    """Raise UserError with every fault of the plan and, where one is given, of its use for a model. All commands that
+    take a plan and a model ask here."""
+    if faults := misfits(plan, model):
+        raise UserError(faults)
+
+
+def misfits(plan: Plan, model: ModelShape | None) -> list[str]:
+    """One fault where the plan was searched for another model, whose times and memory it is made for; else all."""
+    searched = plan.metadata.get("searched_from") or {}
+    if model is not None and searched.get("model_fingerprint", model.fingerprint) != model.fingerprint:
+        return [
+            f"galvatron.searched_from: the plan was searched for {searched.get('model', 'another model')}, whose shape "
+            f"is not that of {model.name}; search a plan for this model"
+        ]
+    return find_faults(plan, model)
 
 
 def find_faults(plan: Plan, model: ModelShape | None = None) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar, get_args
 from pydantic import BaseModel, BeforeValidator, Field, InstanceOf, PlainSerializer, ValidationError
 from pydantic.json_schema import WithJsonSchema
 
-from ..base.errors import UserError
+from ..base.errors import UserError, plain_fault
 from ..base.limits import MOST_LAYERS, Layers, Ranks
 from ..base.text import shortened
 from ..model import Recompute
@@ -93,9 +93,8 @@ def _fault(kind: type[BaseModel], error: Any) -> tuple[str, int | None, str]:
     if error["type"] == "extra_forbidden":
         close = difflib.get_close_matches(str(last), _siblings(kind, parents), n=1)
         return name, None, f"unknown field; {f'did you mean {close[0]}?' if close else 'remove it'}"
-    message = error["msg"].removeprefix("Value error, ")
     given = "" if error["type"] == "value_error" else f"; it is {shown(error['input'])}"
-    what = f"{message[0].lower()}{message[1:]}{given}"
+    what = f"{plain_fault(error)}{given}"
     return (".".join(map(str, parents)), last, what) if isinstance(last, int) else (name, None, what)
 
 

@@ -18,7 +18,7 @@ from ..base.reading import read_json
 from ..base.writing import write_text
 from ..model import ModelShape
 from ..model.layer import PARTLY, PARTS, Recompute
-from .check import require_model, require_valid
+from .check import require_fits, require_trainable, require_valid
 from .fields import Degrees, Division, Flag, Flags, Recomputes, parse
 from .schedule import Schedule
 from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, Precision, VocabStrategy, runs
@@ -213,8 +213,8 @@ def _fits(path: Path, shape: ModelShape, world_size: int, task: str, adapts: boo
     if not isinstance(fields, dict) or not is_strategy(fields):
         return False
     plan = plan_from_dict(fields, world_size, source=str(path))
-    require_model(plan, shape, task, adapts)
-    require_valid(plan, shape)
+    require_trainable(plan, task, adapts)
+    require_fits(plan, shape)
     return True
 
 

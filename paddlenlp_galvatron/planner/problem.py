@@ -19,7 +19,7 @@ from ..options.group import Options, canonical_options
 from ..options.model_options import ModelOptions
 from ..options.task import RANK, Kind
 from ..plan import ModelShape, Plan, read_plan
-from ..plan.check import require_valid
+from ..plan.check import require_fits
 from ..profiles import ProfileFile
 from ..profiles.hardware import HardwareProfile
 from ..profiles.network import Network
@@ -146,7 +146,7 @@ def origin_of(
     options = _options(searched, origin, plan, model.seq_length, budget_gb)
     plan = replace(plan, assumed=options.assumptions)
     if len(model.shapes) == 1:
-        require_valid(plan, model.shapes[0])
+        require_fits(plan, model.shapes[0])
     cost = prices(model.shapes, options, note)
     gb = searched.get("memory_constraint_gb")
     if isinstance(gb, int | float) and cost.reserve.sets(options.context_mib or 0.0, gb * GIB_MIB):

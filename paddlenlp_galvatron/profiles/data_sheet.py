@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..base.errors import UserError
+from ..base.errors import UserError, plain_fault
 from ..base.limits import Ranks
 from ..base.reading import LARGEST_OPTIONS, read_json
 
@@ -111,7 +111,7 @@ def load_data_sheet(name_or_path: str | Path) -> DataSheet:
         return DataSheet.model_validate(read_json(path, LARGEST_OPTIONS))
     except ValidationError as error:
         raise UserError(
-            f"{path}: {'.'.join(map(str, item['loc']))}: {item['msg']}; correct the data sheet"
+            f"{path}: {'.'.join(map(str, item['loc']))}: {plain_fault(item)}; correct the data sheet"
             for item in error.errors()
         ) from None
 

@@ -18,6 +18,7 @@ def fields(plan: Plan) -> dict[str, str]:
     """A plan's fields besides its layers, in words."""
     assumed = plan.assumed
     return {
+        "model": str((plan.metadata.get("searched_from") or {}).get("model", "not in the file")),
         "ranks": str(plan.world_size),
         "stages": str(plan.pipeline),
         "layers of each": ", ".join(f"{count}" for count in plan.stages),

@@ -8,13 +8,13 @@ from typing import Any
 from rich.table import Table
 
 from ..base.printing import table
+from ..base.text import count
 from ..cost_model.facts import trained_flops_per_token
 from ..plan import ModelShape, plan_to_dict
 from ..plan.strategy import Load, Plan, load_summary
 from ..planner.fit import MORE_GIB, Fit, FitOptions
 from ..profiles.data_sheet import DataSheet
 from ..profiles.reserve import GIB_MIB
-from .plan import count
 
 DAY_S = 24 * 3600
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..base.printing import table
-from ..base.text import gib
+from ..base.text import count, gib
 from ..model.shape import flops_per_token
 from ..plan import DataParallel, ModelShape, Plan, Recompute, plan_id
 from ..plan.strategy import Load, Predicted
@@ -107,7 +107,7 @@ def traffic_table(plan: Plan, shape: ModelShape, counted: Mapping[str, Any], ada
 
     predicted = Counter(step_traffic_bytes(plan, shape, adapter_rank)) + Counter(all_reduce=scalars_bytes(plan, shape))
     groups = max(counted["groups"], default=0)
-    title = f"messages of a step, all ranks; at most {groups} groups on a rank"
+    title = f"messages of a step, all ranks; at most {count(groups, 'group')} on a rank"
     shown = table("", "calls", "predicted MiB", "counted MiB", title=title)
     for kind, size in counted["bytes"].items():
         if size or predicted[kind]:

@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from ..base.text import gib
+from ..base.text import count, gib
 from ..cost_model import timeline
 from ..cost_model.facts import MEMORY, TIME, PlanFacts, StageBreakdown, strategy_words
 from ..cost_model.simulate import Span
@@ -22,7 +22,6 @@ from ..planner.explain import Explanation, FrontierPoint
 from ..profiles.reserve import GIB_MIB, gpu_sheet
 from .explain import UNCERTAIN, binding
 from .measured import WARM_UP_STEPS, stage_peaks_mib
-from .plan import count
 from .search import runner_up
 
 MOST_STEPS = 500  # of the log that are drawn; of more, each n-th

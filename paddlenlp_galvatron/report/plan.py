@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from ..base.printing import table
-from ..base.text import gib, shortened
+from ..base.text import count, gib, shortened
 from ..plan import LayerStrategy, ModelShape, Plan, Recompute, VocabStrategy
-from ..plan.check import find_faults
+from ..plan.check import misfits
 from ..plan.mesh import STAGE, Axis
 from ..plan.strategy import Predicted, runs
 
@@ -219,7 +219,7 @@ def _recomputed(layer: LayerStrategy) -> str:
 
 def notes(plan: Plan, shape: ModelShape | None) -> list[str]:
     """Notes on a plan besides its fields, a sentence each."""
-    read = [*([plan.note] if plan.note else []), *(f"cannot run: {fault}" for fault in find_faults(plan, shape))]
+    read = [*([plan.note] if plan.note else []), *(f"cannot run: {fault}" for fault in misfits(plan, shape))]
     if any(1 < layer.ep < plan.stage_size for layer in plan.layers):
         read.append(
             "ranks that share experts out are neighbours here, as in Megatron; in Galvatron, which trains the same by "
@@ -233,10 +233,6 @@ def notes(plan: Plan, shape: ModelShape | None) -> list[str]:
         f"the vocabulary of {shape.vocab_size} is padded to {padded} so that vtp {plan.vocab.tp} divides it; "
         "the padding never learns nor shows in the loss",
     ]
-
-
-def count(number: int, one: str, many: str = "") -> str:
-    return f"{number} {one if number == 1 else many or one + 's'}"
 
 
 def _lines(values: dict[str, Any]) -> Iterator[str]:

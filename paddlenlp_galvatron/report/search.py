@@ -10,12 +10,13 @@ from typing import Any
 from rich.table import Table
 
 from ..base.printing import table
+from ..base.text import count
 from ..cost_model import CostModel
 from ..cost_model.facts import PlanFacts
 from ..plan import ModelShape
 from ..planner.result import Candidate, FamilyOutcome, Need, SearchResult
 from ..profiles.reserve import GIB_MIB
-from .plan import count, describe
+from .plan import describe
 
 
 def explain(

@@ -14,6 +14,7 @@ import paddle
 import paddle.distributed as dist
 
 from ..base.errors import GalvatronError, UserError
+from ..base.writing import FULL, reason_of
 from ..launch import gpus, status
 from ..launch.faults import named, wait_limit_s
 from ..launch.out_of_memory import EXIT_CODE as OUT_OF_MEMORY
@@ -112,6 +113,8 @@ def _end(code: int) -> NoReturn:
 
 def sentence(error: Exception) -> str:
     """An error in one line: its class and message, without the stacks that Paddle and PyLayers add."""
+    if getattr(error, "errno", None) in FULL:  # met by whatever was written: a log, a callback's file
+        return f"{getattr(error, 'filename', None) or 'a file of the run'}: cannot be written: {reason_of(error)}"
     lines = [line.strip() for line in str(error).splitlines() if line.strip(" -")]
     if SUMMARY in lines[:-1]:
         lines = lines[lines.index(SUMMARY) + 1 :]

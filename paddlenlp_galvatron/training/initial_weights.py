@@ -15,8 +15,9 @@ from ..plan import ModelShape
 from ..runtime.engine import Engine
 from ..runtime.lora import NewFactors, Tuned
 from ..runtime.weights import SeededWeights, WeightSource
-from .checkpoint.adapters import base_identity, open_adapters
+from .checkpoint.adapters import open_adapters
 from .checkpoint.loading import from_first, weights_from
+from .continuation import base_of
 from .data.sample_index import NUMBER, read_cache, write_cache
 from .data.tuning import TuningData
 from .resume import print_rank_0
@@ -37,7 +38,7 @@ def initial_weights(settings: TrainSettings, shape: ModelShape) -> InitialWeight
     """Raises UserError."""
     folder = settings.initial_weights
     weights = weights_from(folder, shape) if folder else None
-    base = base_identity(weights, settings.seed) if settings.adapts or settings.compares else ""
+    base = base_of(settings, shape)
     adapters = settings.adapters(base)
     if adapters is None:
         return InitialWeights(weights, None, base)

@@ -15,7 +15,7 @@ from .data.dataset import Split
 from .data.map_dataset import Collator, MapData
 from .data.source import BatchSource, InPasses, RandomData, Rows, TrainingData
 from .data.tuning import TuningData
-from .settings import TrainSettings
+from .settings import RANDOM, TrainSettings
 
 if TYPE_CHECKING:  # data are checked before Paddle is imported
     from ..runtime.engine import Engine
@@ -23,8 +23,15 @@ if TYPE_CHECKING:  # data are checked before Paddle is imported
 T = TypeVar("T")
 
 
-def open_data(settings: TrainSettings, plan: Plan, shape: ModelShape, split: Split = "train") -> BatchSource:
-    """A split of a run's data, in global batches. Raises UserError."""
+def open_data(
+    settings: TrainSettings,
+    plan: Plan,
+    shape: ModelShape,
+    split: Split = "train",
+    known: Callable[[dict[str, Any]], object] = lambda identity: None,
+) -> BatchSource:
+    """A split of a run's data, in global batches. `known` is called with their identity as soon as that is computed.
+    Raises UserError."""
     seq_length = plan.assumed.seq_length or 0
     pairs = settings.preference is not None
     data = settings.dataset_name_or_path or settings.train_dataset_path
@@ -45,12 +52,21 @@ def open_data(settings: TrainSettings, plan: Plan, shape: ModelShape, split: Spl
             all_learnt=settings.autoregressive,
             packing=settings.effective_packing,
             pairs=pairs,
+            known=known,
         )
+    opened: BatchSource
     if settings.input_dir is None:
-        return RandomData(shape.vocab_size, seq_length, plan.global_batch, settings.seed, split)
-    return TrainingData(
-        settings.input_dir, seq_length, plan.global_batch, settings.seed, split, settings.split, shape.vocab_size
-    )
+        raise UserError(
+            f"input_dir: missing; name the data to train on, or say --input_dir {RANDOM} to try a plan on random tokens"
+        )
+    if settings.input_dir == RANDOM:
+        opened = RandomData(shape.vocab_size, seq_length, plan.global_batch, settings.seed, split)
+    else:
+        opened = TrainingData(
+            settings.input_dir, seq_length, plan.global_batch, settings.seed, split, settings.split, shape.vocab_size
+        )
+    known(opened.identity)
+    return opened
 
 
 def prefetch(load: Callable[[int], T], steps: Iterable[int]) -> Generator[T]:

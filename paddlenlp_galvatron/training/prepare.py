@@ -104,7 +104,7 @@ def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | No
     named = ModelOptions.from_values(values)
     model, shape, seq_length = _model(named, options, load, folder)
     if ignored := named.ignored:
-        notes.append(f"left out of account, as set_*_manually is 0: {', '.join(ignored)}")
+        notes.append(f"{', '.join(ignored)} ignored, as set_*_manually is 0")
     paths: dict[str, str] = {}
     if options.tunes:
         _require_trained_with_experts(shape, options)
@@ -116,14 +116,14 @@ def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | No
     if choice.galvatron_config_path:
         plan = choice.galvatron_config_path
         if given:
-            notes.append(f"{', '.join(given)}: left out of account, as the plan {plan} says what holds")
+            notes.append(f"{', '.join(given)} ignored: the plan {plan} decides")
         world_size = world_size or _world_size(plan)
     elif world_size is None:
         raise UserError("nproc: missing; name a plan's file, or say for how many processes one of configs/ is wanted")
     elif given and (uniform.given or degrees.says_degrees):
         uniform = degrees.onto(uniform, world_size)
         if not seq_length:
-            raise UserError("seq_length: missing; say how many tokens a sample has")
+            raise UserError("seq_length: missing; give the sequence length, such as --seq_length 4096")
         plan = folder / PLAN
         assumed = Assumptions(seq_length=seq_length, **options.assumptions)
         write_plan(uniform.plan(shape.layers, world_size, assumed), plan)
@@ -184,7 +184,10 @@ def _absolute_paths(options: TrainOptions, model: str | None) -> dict[str, str]:
     if options.tokenizer_name_or_path is None:
         paths["tokenizer_name_or_path"] = folder = _folder_of(model)
         if model is None or not folder.is_dir():
-            raise UserError("tokenizer_name_or_path: missing; the model is no folder that brings a tokenizer.json")
+            raise UserError(
+                f"tokenizer_name_or_path: missing, and {model or 'the model'} is no folder here; give the folder of a "
+                "downloaded model, with weights and tokenizer.json, as --model"
+            )
     return {name: str(path.absolute()) for name, path in paths.items() if path.exists()}
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
-from ..base.errors import UserError
+from ..base.errors import UserError, plain_fault
 from ..base.limits import Count, CountOrAll, CountOrNone, Positive, Ranks, Rate, RateOrNone, Seed, Size
 from ..base.locking import locked
 from ..base.reading import read_json
@@ -20,11 +20,12 @@ from ..model.preference import METRICS, Preference
 from ..options.group import Options
 from ..options.tuning import PreferenceOptions, TuningOptions
 from ..plan import ModelShape, Plan, Precision, load_model, read_plan, with_assumptions, with_defaults
-from ..plan.check import require_model, require_valid
+from ..plan.check import require_fits, require_trainable
 from .checkpoint.stored import whole_checkpoints
 from .recipe import NonFiniteGuard, Recipe
 
 REPORTERS = {"tensorboard": "tensorboardX", "visualdl": "visualdl", "wandb": "wandb"}  # -> what PaddleNLP imports
+RANDOM = "random"  # an input_dir: no data, but random tokens
 Interval = Literal["no", "steps", "epoch"]
 Names = Annotated[tuple[str, ...], BeforeValidator(lambda value: _words(value))]
 
@@ -55,7 +56,9 @@ class RunOptions(Options):
 
     output_dir: Path = Field(Path("output"), description="folder for the training log, checkpoints and the ranks' logs")
     input_dir: str | None = Field(
-        None, description='Megatron data without .bin/.idx, a folder, or a blend, "0.7 a 0.3 b"; unset: random tokens'
+        None,
+        description='Megatron data without .bin/.idx, a folder, or a blend, "0.7 a 0.3 b"; random: random tokens, for '
+        "benchmarks",
     )
     split: str = Field("949,50,1", description="relative shares of the documents for training, validation and test")
     max_steps: CountOrAll = Field(-1, description="optimizer steps; -1: as num_train_epochs says")
@@ -113,7 +116,9 @@ class RunOptions(Options):
     )
     save_strategy: Interval = Field("steps", description="when checkpoints are written: no, steps or epoch")
     save_steps: CountOrNone = Field(500, description="steps between checkpoints; 0: write one only on SIGTERM")
-    save_total_limit: Count = Field(2, description="number of checkpoints to keep; older ones are deleted")
+    save_total_limit: Count | None = Field(
+        None, description="number of checkpoints to keep; older ones are deleted; unset: all"
+    )
     do_eval: bool = Field(False, description="1: the same as evaluation_strategy steps")
     evaluation_strategy: Interval = Field(
         "no", description="when the validation split is evaluated: no, steps or epoch"
@@ -323,6 +328,12 @@ class TrainSettings(TrainOptions):
         with locked(self.output_dir, wait_s=wait_s):
             yield
 
+    def require_free(self) -> None:
+        """Raise UserError where another run writes to output_dir. Whoever goes on locks it when all is checked."""
+        if self.output_dir.is_dir():
+            with locked(self.output_dir):
+                pass
+
     def keep_files_of(self, folder: Path) -> Self:
         """Copies a plan and a model that lie in `folder` to output_dir; returns the run with them. Raises UserError."""
         kept = {}
@@ -350,8 +361,8 @@ class TrainSettings(TrainOptions):
         plan = with_assumptions(plan, seq_length=self.seq_length, **self.assumptions)
         if plan.assumed.seq_length is None:
             raise UserError(f"{self.plan}: names no seq_length; pass --seq_length")
-        require_model(plan, shape, self.kind, self.adapts)
-        require_valid(plan, shape)
+        require_trainable(plan, self.kind, self.adapts)
+        require_fits(plan, shape)
         return plan
 
     def nonfinite_guard(self, scaled: bool) -> NonFiniteGuard:
@@ -364,11 +375,22 @@ class TrainSettings(TrainOptions):
             "output_dir or with --overwrite_output_dir"
         )
 
+    @property
+    def how_to_resume(self) -> str:
+        """Message of a run that was stopped."""
+        if self.overwrite_output_dir:
+            return "the same command without --overwrite_output_dir resumes"
+        if self.resume_from_checkpoint != "auto":
+            return "the same command with --resume_from_checkpoint auto resumes"
+        return "the same command resumes"
+
     def steps_over(self, samples: int | None, global_batch: int) -> tuple[int, int]:
         """Steps of the run and of an epoch; `samples` is what the training split has. Raises UserError."""
         if samples is None:
             if self.max_steps < 0:
-                raise UserError("max_steps: missing; random tokens have no end: give --max_steps, or --input_dir")
+                raise UserError(
+                    "max_steps: missing; random tokens have no end: give --max_steps, or data as --input_dir"
+                )
             return self.max_steps, max(1, self.max_steps)
         epoch = max(1, samples // global_batch)
         return self.max_steps if self.max_steps >= 0 else math.ceil(self.num_train_epochs * epoch), epoch
@@ -382,4 +404,4 @@ def read_settings(path: str | Path) -> TrainSettings:
     try:
         return TrainSettings.model_validate(read_json(path))
     except ValidationError as error:
-        raise UserError(f"{path}: {'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()) from None
+        raise UserError(f"{path}: {'.'.join(map(str, e['loc']))}: {plain_fault(e)}" for e in error.errors()) from None

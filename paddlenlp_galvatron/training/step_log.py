@@ -14,11 +14,14 @@ from ..base.errors import GalvatronError, UserError
 from ..base.locking import is_named
 from ..base.reading import parse_json
 from ..base.text import without_prefix
-from ..base.writing import whole_file
+from ..base.writing import reason_of, whole_file
 
 LONGEST_LINE_BYTES = 4 * 2**20  # 100,000 ranks' peaks of memory are 2 MB
 
 
+# How a rank begins the lines of its own log that its launcher shows.
+STOPPED, EVALUATED = "stopped by a signal after", "evaluated after"
+NEWS = ("resuming from ", "writing ", "saved ", "removed ", "warning: ", STOPPED, EVALUATED)
 NUMBERS = ("loss", "lr", "grad_norm", "step_time_s", "tokens_per_s")  # of a record, beside its step
 NAN = ("loss", "grad_norm", "eval_loss")  # may be no finite number, for which JSON has null
 
@@ -71,7 +74,7 @@ class StepLog:
                 self._file.flush()
             self._last = (record["step"], place)
         except OSError as error:
-            raise GalvatronError(f"{self._path}: cannot be written: {error.strerror or error}") from None
+            raise GalvatronError(f"{self._path}: cannot be written: {reason_of(error)}") from None
 
     def close(self) -> None:
         if self._file is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
@@ -40,7 +41,7 @@ from .initial_weights import Reference, initial_weights, set_rates
 from .inputs import Evaluation, mean_metrics, open_data, prefetch, require_evaluation_data
 from .resume import print_rank_0, resume
 from .settings import TrainSettings
-from .step_log import StepLog, StepRecord
+from .step_log import EVALUATED, STOPPED, StepLog, StepRecord
 from .surface import (
     LocalModel,
     RunArguments,
@@ -53,6 +54,7 @@ from .surface import (
     without_unsupported,
 )
 
+SPEEDS = ("_runtime", "_per_second")  # of an evaluation's metrics, how fast it was
 LARGEST_EXPONENT = 700.0  # of which exp is still a float
 RESTART_S = 10.0  # an elastic launcher starts ranks again while those before may still be ending
 
@@ -217,6 +219,8 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
                 state.consumed_samples = self.data.first_sample(state.global_step)
                 self._unlogged.append(record)
                 self.control = handler.on_step_end(self.args, state, self.control)
+                if stops and state.global_step < state.max_steps:
+                    sys.stderr.write(f"{STOPPED} step {state.global_step} of {state.max_steps}\n")
                 self.control.should_training_stop |= stops or state.global_step == state.max_steps
                 self._require_whole_epochs()
                 self._log_and_evaluate(record)
@@ -336,6 +340,9 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
             self._log_interval()
         if self.control.should_evaluate:
             metrics = self.evaluate()
+            shown = {name: value for name, value in metrics.items() if not name.endswith(SPEEDS)}
+            values = ", ".join(f"{name} {value:.4g}" for name, value in shown.items())
+            print_rank_0(self.engine, f"{EVALUATED} step {self.state.global_step}: {values}")
             record["eval_loss"] = next(value for key, value in metrics.items() if key.endswith("_loss"))
             told = ("accuracy", *METRICS)
             record["eval_metrics"] = {name: metrics[f"eval_{name}"] for name in told if f"eval_{name}" in metrics}

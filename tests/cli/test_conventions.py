@@ -1,6 +1,7 @@
 """The conventions of options, on a command made with `App`, and the ends of a command in `main`."""
 
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +184,12 @@ def test_help_names_all_commands_of_a_group_and_every_exit_code():
     for name, own in groups.items():
         if own:
             assert sorted(cli.COMMANDS[name].partition(": ")[2].split(", ")) == sorted(own)
-    ends = {0, *(error.exit_code for error in (GalvatronError, UserError, Infeasible)), INTERRUPTED}
+    ends = {
+        0,
+        *(error.exit_code for error in (GalvatronError, UserError, Infeasible)),
+        INTERRUPTED,
+        128 + signal.SIGTERM,
+    }
     codes = {int(number) for number in re.findall(r"\b\d+\b", EXIT_CODES)}
     assert codes == ends | set(OF_CHECKS.values())
 

@@ -87,7 +87,7 @@ def test_mistakes_are_one_line_and_leave_nothing(galvatron, tmp_path):
         (("g2h", tmp_path / "empty", tmp_path / "a"), "empty/index.json: no such file"),
         (("g2h", LLAMA, tmp_path / "a"), "llama/index.json: no such file"),
         (("g2h", tmp_path / "converted", tmp_path / "a", "--like", LLAMA), "family is llama, but qwen2 in the model"),
-        (("g2h", tmp_path / "converted", tmp_path / "a", "--dtype", "int8"), "dtype: input should be"),
+        (("g2h", tmp_path / "converted", tmp_path / "a", "--dtype", "int8"), "dtype: must be"),
     ]:
         ran = galvatron("convert", *words)
         assert ran.code == 2 and ran.out == "" and message in ran.err, ran

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cost_examples import HARDWARE, MODEL
+from cost_examples import HARDWARE
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.plan import DataParallel, read_plan, write_plan
-from paddlenlp_galvatron.plan.check import require_model
+from paddlenlp_galvatron.plan.check import require_trainable
 from paddlenlp_galvatron.planner import explain as explaining
 from paddlenlp_galvatron.planner import problem
 from paddlenlp_galvatron.planner import what_ifs as why
@@ -212,7 +212,7 @@ def test_what_a_plan_was_searched_for_is_explained_and_not_trained(folder, galva
         others = step_s(*task)
         assert others == pytest.approx([others[0]] * 3) and others[0] > searched_s, task
     with pytest.raises(UserError, match="was searched for adapters, but pretrain trains all weights"):
-        require_model(plan, MODEL)
+        require_trainable(plan, "pretrain")
 
 
 def test_two_plans_differ_by_fields_layers_and_terms(explained, galvatron):

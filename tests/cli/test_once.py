@@ -18,7 +18,7 @@ MODEL = "model.json"
 CONFIG = {"model_type": "llama", "num_hidden_layers": 4, "hidden_size": 64, "intermediate_size": 128}
 CONFIG |= {"num_attention_heads": 4, "vocab_size": 128, "max_position_embeddings": 128}
 SEARCH = ("search", "qwen2.5-0.5b", "--device", "h100-80gb", "--gpus", "8", "-o", "found.json")
-TRAIN = ("train", "plan.json", "--model", MODEL, "--max_steps", "1")
+TRAIN = ("train", "plan.json", "--model", MODEL, "--input_dir", "random", "--max_steps", "1")
 # Runs a command up to the start of its ranks, if it has any, and prints how many modules of the package it has loaded.
 PROGRAM = f"""
 import sys

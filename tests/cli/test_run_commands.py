@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,11 +22,22 @@ pytest.importorskip("paddle")
 
 from forked_ranks import fork
 
+from paddlenlp_galvatron.base import locking
+from paddlenlp_galvatron.base.errors import Infeasible
 from paddlenlp_galvatron.base.limits import MOST_RANKS
+from paddlenlp_galvatron.base.locking import locked
 from paddlenlp_galvatron.check.parity.parity import Parity
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.cli.pretrain import pretrain
-from paddlenlp_galvatron.plan import Precision
+from paddlenlp_galvatron.cli.training_run import TrainingRun
+from paddlenlp_galvatron.model import load_model
+from paddlenlp_galvatron.model.lora import factors_of
+from paddlenlp_galvatron.plan import Precision, plan_to_dict, read_plan
+from paddlenlp_galvatron.training.checkpoint.huggingface import modules
+from paddlenlp_galvatron.training.checkpoint.stored import write_index
+from paddlenlp_galvatron.training.continuation import base_of
+from paddlenlp_galvatron.training.data.tokenizer import train_tokenizer
+from paddlenlp_galvatron.training.inputs import open_data
 
 ROOT = Path(__file__).parents[2]
 PLAN = {
@@ -187,6 +202,97 @@ def test_what_is_wrong_before_the_start_is_told_without_importing_paddle(folder)
         assert told in ran.stderr and ran.stdout == "2 []\n", ran.stdout + ran.stderr
 
 
+def test_another_run_than_the_checkpoints_is_refused_before_ranks_start(folder, capsys, monkeypatch):
+    """By the command itself, which imports no PaddleNLP for it: data, packing, base and adapters, a folder in use."""
+    (folder / "plan.json").write_text(changed(PLAN, world_size=2, global_bsz=4))
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text(json.dumps(MODEL | {"vocab_size": 300}))
+    train_tokenizer(["a"], 257).save(str(folder / "model" / "tokenizer.json"))
+    (folder / "data").mkdir()
+    (folder / "data" / "train.json").write_text('{"src": "a", "tgt": "b"}\n' * 9)
+    plan = read_plan(folder / "plan.json")
+    words = ["train", "plan.json", "--model", "model", "--continue_training", "0", "--max_steps", "9"]
+    tuned = [*words, "--dataset_name_or_path", "data", "--task", "lora"]
+    random = [*words, "--input_dir", "random"]
+    made: dict[str, Any] = {}
+
+    def end(run: TrainingRun, *_: object) -> None:
+        made["run"] = run._settings
+        raise Infeasible("ranks were started")
+
+    def checkpoint(words: list[str]) -> None:
+        """One index, as a run of these options writes it."""
+        shutil.rmtree(folder / "run", ignore_errors=True)
+        assert main([*words, "--output_dir", "run"]) == 3
+        settings = made["run"]
+        shape = load_model("model")
+        adapters = settings.adapters(base_of(settings, shape))
+        weights = factors_of(shape.block, adapters.rank).weights if adapters else ()
+        names = [(f"layers.{k}.{one.name}", one.shape) for k in range(shape.layers) for one in weights]
+        names = names or [(one.name, one.shape) for module in modules(shape) for one in module]
+        slice = {"axis": None, "index": 0, "parts": 1, "padded": None}
+        parts = [
+            {"weight": name, "shape": size, "slice": slice, "start": 0, "stop": math.prod(size), "offset": 0}
+            for name, size in names
+        ]
+        file = {"file": "a.safetensors", "bytes": 2**30, "crc32": 0, "tensors": [{"key": "0", "parts": parts}]}
+        data = open_data(settings, plan, shape)
+        index = {"format": 2, "step": 3, "model": asdict(shape), "model_fingerprint": shape.fingerprint}
+        index |= {"plan": plan_to_dict(plan), "optimizer": {}, "loss_scale": None, "data": data.position(3)}
+        index |= {"files": [file], "adapters": asdict(adapters) if adapters else None}
+        write_index(folder / "run" / "checkpoints" / "step-00000003", index)
+
+    monkeypatch.setattr(TrainingRun, "start", end)
+    for first, others in (
+        (random, {"seed: 42 -> 7": ["--seed", "7"], "all weights were trained there": tuned}),
+        (
+            tuned,
+            {
+                "packing: none -> best_fit": ["--packing", "best_fit"],
+                "src_length: 1024 -> 8": ["--src_length", "8"],
+                "its adapters are others (base)": ["--seed", "7"],
+                "its adapters are others (alpha)": ["--lora_alpha", "3"],
+            },
+        ),
+    ):
+        checkpoint(first)
+        assert main([*first, "--output_dir", "run"]) == 3
+        for message, change in others.items():
+            again = change if change[0] == "train" else [*first, *change]
+            ran = run(capsys, *again, "--output_dir", "run")
+            assert ran[0] == 2 and message in ran[2], ran
+            assert run(capsys, *again, "--output_dir", "run", "--resume_from_checkpoint", "none")[0] == 3
+    named = str(folder / "run" / "checkpoints" / "step-00000003")
+    assert main([*tuned, "--packing", "best_fit", "--output_dir", "run", "--resume_from_checkpoint", named]) == 3
+    with locked(folder / "run"):
+        monkeypatch.setattr(locking, "PARENTS", [])
+        ran = run(capsys, *random, "--output_dir", "run")
+    assert ran[0] == 2 and "run: is in use by process" in ran[2]
+    program = "import sys; from paddlenlp_galvatron.cli.main import main; main(sys.argv[1:]); "
+    program += "print('paddlenlp' in sys.modules)"
+    for words in ([*tuned, "--seed", "7", "--output_dir", "run"], ["convert", "g2h", "run", "model"]):
+        ran = subprocess.run([sys.executable, "-c", program, *words], cwd=folder, capture_output=True, text=True)
+        assert ran.stdout.endswith("False\n") and "error: " in ran.stderr, ran
+
+
+def test_random_tokens_are_asked_for_by_name(folder, capsys, monkeypatch):
+    (folder / "plan.json").write_text(changed(PLAN, world_size=2, global_bsz=4))
+    monkeypatch.setattr(TrainingRun, "start", lambda *_: None)
+    words = ("train", "plan.json", "--model", "model.json", "--max_steps", "1")
+    code, _, err = run(capsys, *words)
+    assert code == 2 and err.startswith("error: input_dir: missing") and not (folder / "output").exists()
+    code, out, _ = run(capsys, *words, "--input_dir", "random")
+    assert code == 0 and "note: the tokens are random" in out
+
+
+def test_processors_need_the_memory_of_what_their_ranks_keep(folder, capsys):
+    """Of a model that a GPU node was meant for."""
+    words = ("--nproc", "8", "--sdp", "0", "--global_train_batch_size", "8", "--seq_length", "64", "--max_steps", "1")
+    code, _, err = run(capsys, "train", "--model", "llama2-70b", "--input_dir", "random", *words)
+    assert code == 2 and re.search(r"nproc: 8 ranks here keep [\d,]+\.\d\d GiB of weights", err), err
+    assert not (folder / "output").exists()
+
+
 def test_a_dry_run_of_ten_thousand_ranks_or_stages_takes_seconds(folder, capsys):
     """A minute, when each rank's groups were made one by one."""
     count, most = 10_000, MOST_RANKS
@@ -264,7 +370,7 @@ def changed(values: dict, **changes) -> str:
 def test_train_refuses_what_cannot_run(folder, capsys, plan, model, words, message):
     (folder / "plan.json").write_text(plan)
     (folder / "model.json").write_text(model)
-    code, _, err = run(capsys, "train", "plan.json", "--model", "model.json", *words)
+    code, _, err = run(capsys, "train", "plan.json", "--model", "model.json", "--input_dir", "random", *words)
     assert code == 2
     assert message in err
     assert "Traceback" not in err
@@ -273,6 +379,7 @@ def test_train_refuses_what_cannot_run(folder, capsys, plan, model, words, messa
 
 def test_another_node_writes_nothing_before_the_first_one_is_there(folder, capsys):
     words = "--num_nodes 2 --node_rank 1 --nproc 2 --master_addr 127.0.0.2 --master_port 2900 --max_steps 1 --timeout 1"
+    words += " --input_dir random"
     code, _, err = run(capsys, "train", "plan.json", "--model", "model.json", *words.split())
     assert code == 1
     assert "node 0 (127.0.0.2:2900) did not appear within 1 s; was its command refused?" in err
@@ -306,7 +413,9 @@ def test_parity_says_its_verdict_beside_the_limits():
 
 def test_train_writes_a_line_a_step(folder, capsys):
     (folder / "plan.json").write_text(changed(PLAN, world_size=2, global_bsz=4))
-    code, out, _ = run(capsys, "train", "plan.json", "--model", "model.json", "--max_steps", "2")
+    code, out, _ = run(
+        capsys, "train", "plan.json", "--model", "model.json", "--input_dir", "random", "--max_steps", "2"
+    )
     records = [json.loads(line) for line in (folder / "output" / "train_log.jsonl").read_text().splitlines()]
     assert code == 0
     assert "2 steps: loss" in out
@@ -317,6 +426,7 @@ def test_train_writes_a_line_a_step(folder, capsys):
 
 
 OWN = ["--hidden_size", "32", "--global_train_batch_size", "8", "--seq_length", "16", "--max_steps", "1"]
+OWN += ["--input_dir", "random"]
 
 
 @pytest.mark.parametrize("command", ["galvatron", "script"])

@@ -52,6 +52,7 @@ def runs(folder: Path) -> None:
     assumed = Assumptions(seq_length=8)
     write_plan(uniform_plan(layers=1, world_size=1, global_train_batch_size=1, assumed=assumed), folder / "plan.json")
     common = {"plan": folder / "plan.json", "model": str(folder / "model.json"), "world_size": 1, "save_steps": 1}
+    common["input_dir"] = "random"
     output = folder / "new" / "output"
     for given in (
         {"max_steps": 4},

@@ -215,10 +215,10 @@ def index_of(checkpoint: Path) -> dict[str, Any]:
 
 def test_other_data_are_refused_unless_a_checkpoint_is_named(folder, capfd):
     other = Run(seed=1)
-    with pytest.raises(UserError, match=r"was trained on other data or in another order: seed was 0, is 1"):
+    with pytest.raises(UserError, match=r"as its data differ \(seed: 0 -> 1\); give the old data"):
         other.resume(folder)
     assert other.resume(folder, str(whole_checkpoints(folder)[0])) == 3
-    assert "seed was 0, is 1" in capfd.readouterr().err
+    assert "the data differ (seed: 0 -> 1) and begin anew" in capfd.readouterr().err
     assert other.data.first_sample(3) == 0
 
 

@@ -62,6 +62,8 @@ class Job:
             str(SCRIPT),
             "--model_size",
             "config.json",
+            "--input_dir",
+            "random",
             "--max_steps",
             str(max_steps),
             "--save_steps",

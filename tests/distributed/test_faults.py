@@ -105,6 +105,7 @@ def settings(tmp_path, **given) -> TrainSettings:
         model=str(tmp_path / "model.json"),
         output_dir=tmp_path,
         max_steps=3,
+        input_dir="random",
         world_size=1,
         **given,
     )

@@ -62,6 +62,7 @@ class Life:
 
     def __init__(self, folder: Path, name: str, output: str, steps: int):
         words = ["train", f"{name}.json", "--model", "model.json", "--output_dir", output, "--max_steps", str(steps)]
+        words += ["--input_dir", "random"]
         words += ["--save_steps", str(SAVE_STEPS), "--logging_steps", "1", "--lr_scheduler_type", "constant"]
         self.output, self.said = folder / output, folder / f"{output}.txt"
         with self.said.open("wb") as out:

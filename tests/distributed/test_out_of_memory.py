@@ -73,7 +73,7 @@ def test_a_run_ends_with_predicted_beside_measured_memory(tmp_path):
     stages = [{"memory_mib": 300.0}, {"memory_mib": 600.0}]
     write_plan(replace(plan, metadata={"predicted": {"stages": stages}}), tmp_path / "plan.json")
     (tmp_path / "model.json").write_text(json.dumps(MODEL))
-    words = ["train", "plan.json", "--model", "model.json", "--max_steps", "2"]
+    words = ["train", "plan.json", "--model", "model.json", "--max_steps", "2", "--input_dir", "random"]
     limit = (LIMIT_MIB * MIB, LIMIT_MIB * MIB)
     ran = subprocess.run(
         [sys.executable, *forking_command(*words)],

@@ -106,6 +106,7 @@ def test_training_begins_with_what_load_names(galvatron, tmp_path):
     of = plan(2, "1 2 1", vocab="2")
     write_plan(replace(of, assumed=replace(of.assumed, seq_length=16)), path)
     words = ["train", path, "--model", folder, "--output_dir", tmp_path / "run", "--max_steps", 1, "--seed", 5]
+    words += ["--input_dir", "random"]
     ran = galvatron(*words, "--load", FOLDER / "qwen2")
     assert ran.code == 2 and "tied_embeddings is False, but True in the model qwen2-tied" in ran.err
     assert not (tmp_path / "run" / "log").exists()  # nothing was started

@@ -44,7 +44,8 @@ TIMEOUT_S = 600.0
 
 
 def words_of(output: str, steps: int = STEPS) -> list[str]:
-    return ["train", "plan.json", "--model", "model.json", "--output_dir", output, "--max_steps", str(steps), *CONSTANT]
+    words = ["train", "plan.json", "--model", "model.json", "--input_dir", "random", "--output_dir", output]
+    return [*words, "--max_steps", str(steps), *CONSTANT]
 
 
 def heed_hang_ups() -> None:
@@ -115,7 +116,9 @@ def test_killed_ranks_cost_no_more_than_the_steps_since_the_last_checkpoint(stra
     assert not list((folder / "killed" / "checkpoints").glob("*.part"))
 
 
-def stop(folder: Path, output: str, shim: Path, first: Callable[[int], None], again: Callable[[int], None]) -> int:
+def stop(
+    folder: Path, output: str, shim: Path, first: Callable[[int], None], again: Callable[[int], None], code: int
+) -> int:
     """Stop a run, and tell it again and again while it writes its last checkpoint to a slow disk. Gives the steps that
     it has done. Nobody else gets its folder meanwhile."""
     slow = {"LD_PRELOAD": str(shim), "DISK_ROOT": str(folder / output / "checkpoints"), "DISK_SYNC_MS": "300"}
@@ -133,10 +136,12 @@ def stop(folder: Path, output: str, shim: Path, first: Callable[[int], None], ag
         for _ in range(3):
             again(process.pid)
             time.sleep(0.2)
-        assert process.wait(TIMEOUT_S) == 0, (folder / f"{output}.txt").read_text()
+        assert process.wait(TIMEOUT_S) == code, (folder / f"{output}.txt").read_text()
     finally:
         process.kill()
-    assert "error: " not in (folder / f"{output}.txt").read_text()
+    said = " ".join((folder / f"{output}.txt").read_text().split())
+    assert "error: " not in said
+    assert f"stopped at step {len(log(folder, output))} of {NO_END}; the same command resumes" in said
     assert not list((folder / output / "checkpoints").glob("*.part"))
     return len(log(folder, output))
 
@@ -160,7 +165,7 @@ def terminate_all(pid: int) -> None:
 def test_a_run_that_is_told_to_stop_saves_first_however_often_it_is_told(straight, shim, tell, number):
     folder, losses = straight
     output = f"told-{tell.__name__}-{number.name}"
-    done = stop(folder, output, shim, lambda pid: tell(pid, number), terminate_all)
+    done = stop(folder, output, shim, lambda pid: tell(pid, number), terminate_all, 128 + number)
     assert done < NO_END
     assert whole_checkpoints(folder / output / "checkpoints")[0].name == f"step-{done:08d}"
     verify(open_checkpoint(whole_checkpoints(folder / output / "checkpoints")[0]))

@@ -24,7 +24,7 @@ def test_every_rank_tells_its_passes_collectives_waits_optimizer_and_data(galvat
         assumed=Assumptions(seq_length=16),
     )  # fmt: skip
     write_plan(plan, "plan.json")
-    words = ["--max_steps", 4, "--trace", "2-3", "--save_strategy", "no", "--timeout", 600]
+    words = ["--input_dir", "random", "--max_steps", 4, "--trace", "2-3", "--save_strategy", "no", "--timeout", 600]
     ran = galvatron("train", "plan.json", "--model", "model.json", *words)
     assert ran.code == 0, ran.err
     assert "time lines in output/trace.json; open it in https://ui.perfetto.dev" in ran.out

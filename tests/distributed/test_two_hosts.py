@@ -81,7 +81,7 @@ def script_on(tmp_path, plan, port, more=""):
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{forked_ranks.__file__}" "$@"\n')
     python.chmod(0o755)
     variables = f"NUM_NODES=2 NUM_GPUS_PER_NODE={each} MASTER_ADDR={ADDRESSES[0]} MASTER_PORT={port} "
-    variables += f"PYTHON={python} MODEL=model.json MAX_STEPS={STEPS} LEARNING_RATE=1e-3 {more}"
+    variables += f"PYTHON={python} MODEL=model.json DATA=random MAX_STEPS={STEPS} LEARNING_RATE=1e-3 {more}"
     said = ">said.$1 2>&1"
     return ["sh", "-c", f"cd {tmp_path} && export {variables} && NODE_RANK=$1 exec sh {SCRIPT} {said}", "sh"]
 
@@ -131,7 +131,9 @@ def test_the_same_command_runs_under_each_launcher(nodes, tmp_path, launcher):
     write_plan(replace(plan, assumed=replace(plan.assumed, seq_length=16)), tmp_path / "plan.json")
     profiled = "profile hardware --nproc 1 --parts allreduce --end_mb 1 --budget_ms 20 --output profiles"
     words = {
-        **dict.fromkeys(("srun", "PyTorchJob"), "train plan.json --model model.json --nproc 1 --max_steps 2"),
+        **dict.fromkeys(
+            ("srun", "PyTorchJob"), "train plan.json --model model.json --input_dir random --nproc 1 --max_steps 2"
+        ),
         "mpirun": profiled,
         "Kubernetes": "gpu-check --parts parity --nproc 2 --output tried",
         "paddle.distributed.launch": profiled,

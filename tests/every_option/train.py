@@ -210,7 +210,7 @@ class TrainSeen(Seen):
 
 
 BASE = {"model_size": "model.json", "nproc": 1, "pp_deg": 1, "global_train_batch_size": 4, "seq_length": 8}
-BASE |= {"max_steps": STEPS, "save_strategy": "no", "report_to": "none"}
+BASE |= {"max_steps": STEPS, "save_strategy": "no", "report_to": "none", "input_dir": "random"}
 FOUR = {"nproc": 4}
 FILE = {"pp_deg": None, "global_train_batch_size": None, "nproc": 2}
 NODES = {"nproc": 2, "num_nodes": 2, "node_rank": 1, "master_addr": "127.0.0.2", "master_port": 2900}
@@ -280,7 +280,7 @@ RECIPE = {
 }
 RUN = {
     "output_dir": Row("mine", "files"),
-    "input_dir": Row("data/text", "batch"),
+    "input_dir": Row("data/text", "refusal"),  # without, there is none
     "split": Row("50,50,0", "batch", DATA),
     "max_steps": Row(3, "steps", DATA),
     "num_train_epochs": Row(3, "steps", {**DATA, "max_steps": None}),
@@ -325,6 +325,7 @@ RUN = {
     "seed": Row(7, "batch"),
 }
 TUNE = {"task": "sft", "model_size": "talker", "dataset_name_or_path": "talk", "continue_training": 0}
+TUNE["input_dir"] = None
 LORA = {**TUNE, "task": "lora"}
 DPO = {**TUNE, "task": "dpo", "dataset_name_or_path": "pairs"}
 PREFERENCE = {

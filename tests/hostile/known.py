@@ -28,7 +28,7 @@ OPTIONS = [  # a command that would do but for this option
     (("data", "prepare"), "vocab_size", "1000000000000"),
 ]
 PLANS: list[tuple[dict[str, Any], str]] = [  # fields of a plan that would do, and what is said of it
-    ({"world_size": 10**9}, "world_size: input should be less than or equal to 65536"),
+    ({"world_size": 10**9}, "world_size: must be at most 65536"),
     # Whose least common multiple has more digits than Python prints.
     (
         {"world_size": ..., "pp_division": "4500,4499", "tp_sizes_enc": ",".join(map(str, range(1, 9_000)))}

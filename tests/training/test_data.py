@@ -7,6 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from distributed.plans import plan
+from hypothesis import given
+from hypothesis import strategies as st
 from paddlenlp.data import causal_dataset
 from paddlenlp.data.blendable_dataset import BlendableDataset
 from paddlenlp.data.indexed_dataset import MMapIndexedDatasetBuilder
@@ -15,7 +17,7 @@ from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.plan import ModelShape
 from paddlenlp_galvatron.training.data import source as data_module
 from paddlenlp_galvatron.training.data.corpus import Corpus, write_dataset
-from paddlenlp_galvatron.training.data.dataset import HEADER
+from paddlenlp_galvatron.training.data.dataset import HEADER, split_edges
 from paddlenlp_galvatron.training.data.source import RandomData, TrainingData
 from paddlenlp_galvatron.training.data.tokenizer import END_OF_TEXT
 from paddlenlp_galvatron.training.inputs import open_data as open_run
@@ -263,3 +265,10 @@ def test_random_data_depends_on_its_arguments_alone():
     np.testing.assert_array_equal(batch, RandomData(100, SEQ, BATCH, seed=1).batch(3))
     assert not np.array_equal(batch, data.batch(4))
     assert not np.array_equal(batch, RandomData(100, SEQ, BATCH, seed=2).batch(3))
+
+
+@given(st.lists(st.floats(0, 1e3), min_size=1, max_size=3).filter(sum), st.sampled_from(",/"), st.integers(0, 10**6))
+def test_splits_are_paddlenlps(shares, mark, documents):
+    text = mark.join(map(str, shares))
+    theirs = causal_dataset.get_train_valid_test_split_(text, documents)
+    assert split_edges(text, documents) == [max(0, edge) for edge in theirs]

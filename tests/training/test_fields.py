@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paddlenlp_galvatron.base.errors import UserError
-from paddlenlp_galvatron.training.data.conversations import Encoder, Fault, Line, PairEncoder
+from paddlenlp_galvatron.training.data.conversations import Encoder, Line, LineFaults, PairEncoder
 from paddlenlp_galvatron.training.data.fields import conversation_of, pair_of
 from paddlenlp_galvatron.training.data.templates import TurnTemplate, WholeTemplate
 from paddlenlp_galvatron.training.data.tuning import TuningData
@@ -62,7 +62,7 @@ def test_an_answer_or_a_line_that_is_masked_is_not_learnt(name, packing, tmp_pat
     good, both = "good<|im_end|>\n", "BAD<|im_end|>\ngood<|im_end|>\n"
     assert "".join(read.learnt) == good + both
     assert all("BAD" in text for text in read.texts)
-    assert "1 samples are left out, as their own fields say" in read.notes and "line 3" in read.notes
+    assert "1 sample left out, as its own fields say" in read.notes and "line 3" in read.notes
     read = Read(tmp_path, lines, packing=packing, all_learnt=True)
     assert "BAD" not in "".join(read.learnt).split("good")[0] and "".join(read.learnt).count("user\n") == 4
 
@@ -93,7 +93,7 @@ def test_tools_stay_where_earlier_turns_are_left_out(tmp_path):
 
 def test_thoughts_of_earlier_answers_that_a_template_takes_out_are_noted(tmp_path):
     read = Read(tmp_path, [messages(*TWO, reasoning_content="why")], QWEN3)
-    assert "BAD" not in read.learnt[0] and "without their earlier answers" in read.notes
+    assert "BAD" not in read.learnt[0] and "without earlier answers" in read.notes
 
 
 def test_keys_that_are_not_read_are_counted_once(tmp_path):
@@ -155,7 +155,7 @@ def test_what_cannot_be_honoured_is_refused_by_line_and_field(line, fault, tmp_p
 )
 @pytest.mark.parametrize("line", [PAIR, {}], ids=["pair", "alone"])
 def test_other_forms_of_pairs_are_refused_by_name(line, fields, tmp_path):
-    expected = "src|" + next(iter(fields))  # which alone lacks, too
+    expected = "src|no response|" + next(iter(fields))  # which alone lacks, too
     if "messages" in fields:
         fields["messages"] = make_chats.said("q", "a")
     with pytest.raises(UserError, match=rf"line 1: ({expected})"):
@@ -236,9 +236,9 @@ def test_no_field_is_dropped(key, value, where, template):
 def rows(line, template, pairs):
     """Tokens of the conversations of a line, and its keys that are not read."""
     kind, parsed = (PairEncoder, pair_of(line)) if pairs else (Encoder, conversation_of(line))
-    faults: list[Fault] = []
+    faults = LineFaults()
     encoder = kind(TOKENIZER, TEMPLATES[template], 0, LENGTH, LENGTH)
-    found = list(encoder._encoded([Line(0, 1, *parsed)], [Path("x")], faults))
+    found = list(encoder._encoded([Line(0, 1, *parsed)], faults))
     if faults:
-        raise UserError([text for *_, text in faults])
+        raise UserError(faults.named([Path("x")]))
     return [one.tokens.tolist() for one in found], {name.removeprefix("messages.") for name in parsed.unread}

@@ -38,7 +38,7 @@ def test_mistakes_end_with_exit_code_2_and_leave_nothing(tmp_path, texts, capsys
         ([str(tmp_path / "none.txt")], "no such file or folder"),
         ([str(tmp_path / ("n" * 300))], "cannot be read: File name too long"),
         ([file, "--vocab_size", "10"], "vocab_size"),
-        ([file, "--vocab_size", "1000001"], "input should be less than or equal to 1000000"),
+        ([file, "--vocab_size", "1000001"], "must be at most 1000000"),
         ([file, "--end_token", "<eos>", "--vocab_size", "300"], "no token '<eos>'"),
         ([file, "--tokenizer", str(tmp_path)], "no such file"),
         ([file, "--output", "/"], "/: is a folder; give the path of a data set"),

@@ -118,7 +118,7 @@ def test_a_plan_beats_the_options_of_global_mode_and_says_so(folder):
     run = prepared({"galvatron_config_path": "plan.json", "pp_deg": "2", "seq_length": "16"})
     assert run.settings.plan == folder / "plan.json"
     assert run.settings.world_size == 2
-    assert run.notes == ("pp_deg: left out of account, as the plan plan.json says what holds",)
+    assert run.notes == ("pp_deg ignored: the plan plan.json decides",)
 
 
 def test_a_model_of_ones_own_is_written_beside_the_log(folder):

@@ -67,6 +67,7 @@ def settings(folder: Path, **given) -> TrainSettings:
         uniform_plan(layers=2, world_size=1, global_train_batch_size=BATCH, assumed=assumed), folder / "plan.json"
     )
     fields = {"plan": folder / "plan.json", "model": str(folder / "model.json"), "output_dir": folder / "out"}
+    fields["input_dir"] = "random"
     return TrainSettings.from_values({**fields, "world_size": 1, "max_steps": 4, **given})
 
 
@@ -281,3 +282,14 @@ def test_a_signal_that_comes_again_when_all_is_saved_changes_nothing():
         assert told == [signal.SIGTERM]
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_all_checkpoints_stay_unless_a_limit_is_given_and_each_that_goes_is_named(tmp_path, capfd):
+    GalvatronTrainer(settings(tmp_path, save_steps=1)).train()
+    steps = tmp_path / "out" / "checkpoints"
+    assert len(list(steps.iterdir())) == 4 and "removed " not in capfd.readouterr().err
+    again = {"resume_from_checkpoint": "none", "save_total_limit": 3, "evaluation_strategy": "steps", "eval_steps": 4}
+    GalvatronTrainer(settings(tmp_path, save_steps=1, max_evaluate_steps=1, **again)).train()
+    said = capfd.readouterr().err
+    assert f"removed {steps / 'step-00000001'}, as save_total_limit is 3\n" in said
+    assert "evaluated after step 4: eval_loss " in said

@@ -207,7 +207,7 @@ def test_a_row_holds_both_answers_of_a_pair_under_every_packing(model, tmp_path)
 
 
 BAD_PAIRS = [
-    ({"src": "a", "tgt": ["b"]}, "src has 1 texts and tgt 1"),
+    ({"src": "a", "tgt": ["b"]}, "no response and no sort: this is SFT data"),
     ({"src": "a", "response": ["b"], "sort": [1]}, "response: needs two answers"),
     ({"src": "a", "response": ["b", " "], "sort": [1, 0]}, "response: needs two answers"),
     ({"src": "a", "response": ["b", "c"], "sort": [1, 1]}, "sort: says that both answers are as good"),
@@ -248,14 +248,14 @@ def test_an_answer_that_the_template_changes_later_is_not_learnt(model, tmp_path
     source.model = model
     _, learnt = shown(source, 0)
     assert learnt == "<think>u</think>b<|im_end|>\n"
-    assert "without their earlier answers" in source.notes[0] and "line 1" in source.notes[0]
+    assert "without earlier answers" in source.notes[0] and "line 1" in source.notes[0]
 
 
 def test_samples_that_are_cut_away_are_named(model, tmp_path):
     lines = [{"src": "a", "tgt": "b"}, {"src": "x" * 300, "tgt": "lost"}, {"src": "c", "tgt": "d"}]
     source = data(write(tmp_path / "data", lines), model, src_length=500)
     assert source.samples == 2
-    assert source.notes[0].startswith("1 samples are left out") and source.notes[0].endswith("train.json: line 2")
+    assert source.notes[0].startswith("1 sample left out") and source.notes[0].endswith("train.json: line 2")
     with pytest.raises(UserError, match=r"line 1 is the first"):
         data(write(tmp_path / "lost", lines[1:2]), model, src_length=500)
 
@@ -284,6 +284,18 @@ def test_all_bad_lines_are_told_at_once(model, tmp_path):
     with pytest.raises(UserError) as refused:
         data(write(tmp_path / "data", [LINES[0], "[]\n", LINES[0], "x\n"]), model)
     assert [fault.split(": ")[1] for fault in refused.value.faults] == ["line 2", "line 4"]
+
+
+def test_equal_faults_are_one_line_and_sft_data_are_no_pairs(model, tmp_path):
+    lines = [json.dumps({"src": "a", "tgt": "b"}) + "\n", '{"messages": []}\n']
+    with pytest.raises(UserError) as refused:
+        data(write(tmp_path / "data", [lines[0]] * 30 + ["[]\n"] + [lines[1]] * 3), model, pairs=True)
+    file = tmp_path / "data" / "train.json"
+    known = "no response and no sort: this is SFT data; DPO needs two answers to compare, or say --task sft"
+    assert refused.value.faults == (
+        f"{file}: line 1: {known} (and 32 more lines)",
+        f'{file}: line 31: is no JSON object; give {{"src": …, "tgt": …}} or {{"messages": […]}}',
+    )
 
 
 @given(

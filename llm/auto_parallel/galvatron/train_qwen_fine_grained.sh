@@ -25,7 +25,7 @@ else
     set -- --output_dir "${OUTPUT_DIR:-output}" --save_steps "${SAVE_STEPS:-500}" "$@"
 fi
 
-# DATA_ARGS. Megatron data without .bin/.idx, a folder, or "0.7 a 0.3 b"; None: random tokens.
+# DATA_ARGS. Megatron data without .bin/.idx, a folder, "0.7 a 0.3 b", or random: random tokens.
 if [ -n "${DATA_ARGS:-}" ]; then
     # shellcheck disable=SC2086
     set -- $DATA_ARGS "$@"

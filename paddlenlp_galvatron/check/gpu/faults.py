@@ -26,7 +26,7 @@ from ...runtime.adapters import load_family
 from ...runtime.engine import Engine
 from ...runtime.groups import run_as_rank, start_world
 from ...runtime.trace import traced
-from ...training.settings import TrainSettings, read_settings
+from ...training.settings import RANDOM, TrainSettings, read_settings
 from ...training.trainer import GalvatronTrainer
 from ..findings import Finding
 from ..parity.parity import Case, batch_of
@@ -72,6 +72,7 @@ def resume(setting: Setting) -> Iterator[Finding]:
         world_size=setting.ranks,
         output_dir=folder,
         max_steps=STEPS,
+        input_dir=RANDOM,
         report_to=("none",),
         lr_scheduler_type="constant",
     )

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import paddle
@@ -22,7 +22,6 @@ from safetensors import safe_open
 from ...base.errors import UserError
 from ...plan import ModelShape, Precision
 from ...runtime.collectives import broadcast
-from ...runtime.engine import Engine
 from ...runtime.groups import world_from_environment
 from ...runtime.paddle_private import next_rate, state_of
 from ...runtime.units import Trainable
@@ -31,6 +30,9 @@ from .huggingface import HuggingFaceWeights, require_same_model
 from .stored import INDEX, MOMENTS, WEIGHT, BrokenCheckpoint, Checkpoint, StoredPart, open_checkpoint, verify
 from .tensor_file import CODES, naming, require_finite
 from .weight_files import CONFIG
+
+if TYPE_CHECKING:  # the engine imports PaddleNLP, which takes seconds: weights are looked at before
+    from ...runtime.engine import Engine
 
 MOST_OPEN = 64  # files at once: processes may open 1,024
 

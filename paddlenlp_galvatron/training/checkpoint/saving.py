@@ -23,7 +23,7 @@ from typing import Any
 
 from ...base.errors import GalvatronError, UserError
 from ...base.reading import read_bytes
-from ...base.writing import UNFINISHED, make_folder, move, to_disk
+from ...base.writing import UNFINISHED, make_folder, move, reason_of, to_disk
 from ...launch.faults import named, wait_limit_s
 from ...launch.status import waiting
 from ...plan import Precision, plan_to_dict
@@ -52,14 +52,14 @@ class Writer:
         self,
         folder: Path,
         engine: Engine,
-        keep: int,
+        keep: int | None,
         data: BatchSource | None = None,
         companions: Mapping[str, Path] = MappingProxyType({}),
         log: Path | None = None,
     ):
-        """Every rank makes one, and nothing else writes to the folder. `keep`: how many whole checkpoints stay. `data`:
-        what the engine is trained on. `companions`: files that are copied into each, by their names there. `log`:
-        brought to disk with each. Raises UserError: a companion cannot be read."""
+        """Every rank makes one, and nothing else writes to the folder. `keep`: how many whole checkpoints stay; None:
+        all. `data`: what the engine is trained on. `companions`: files that are copied into each, by their names there.
+        `log`: brought to disk with each. Raises UserError: a companion cannot be read."""
         self._folder, self._engine, self._keep, self._data, self._log = folder, engine, keep, data, log
         self._companions: dict[str, bytes] = {}
         self._thread: threading.Thread | None = None
@@ -109,9 +109,8 @@ class Writer:
         if self._error is not None:
             error, self._error = self._error, None
             self._require_run()
-            reason = getattr(error, "strerror", None) or str(error)
             raise GalvatronError(
-                f"{self._folder}: a checkpoint could not be written: {reason}; the one before is whole"
+                f"{self._folder}: a checkpoint could not be written: {reason_of(error)}; the one before is whole"
             )
 
     def _require_run(self) -> None:
@@ -210,9 +209,10 @@ class Writer:
             for old in whole_checkpoints(self._folder):
                 if old.name.endswith(BEFORE):
                     _remove(old)
-            for old in whole_checkpoints(self._folder)[self._keep :]:
+            for old in whole_checkpoints(self._folder)[self._keep :] if self._keep else ():
                 if step_of(old) != self._best:
                     _remove(old)
+                    sys.stderr.write(f"removed {old}, as save_total_limit is {self._keep}\n")
         except (OSError, UserError) as error:
             sys.stderr.write(f"warning: {self._folder}: an old checkpoint could not be deleted: {error}\n")
 

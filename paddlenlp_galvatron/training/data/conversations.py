@@ -24,11 +24,27 @@ from .templates import ANSWERS, Rendered, Template, Turn
 from .text_files import decoded, read_lines
 from .tokenizer import encodings
 
-MOST_FAULTS = 20  # lines that are named in one error
+MOST_FAULTS = 20  # kinds of faults that are named in one error
 BATCH_LINES = 1000  # tokenised at once: enough for the tokenizer's threads, little memory
 Tokens = NDArray[np.int64]
-Fault = tuple[int, int, str]  # of which file, its line, and the text
 PROMPT_SHARE = 4  # a pair that is too long keeps at most this part of a row of its prompt, twice, and its answers
+
+
+class LineFaults(dict[tuple[int, str], tuple[int, int]]):
+    """Faults of lines, equal ones of a file as one: (which file, the fault) -> its first line, and how many have it."""
+
+    def add(self, file: int, line: int, fault: str) -> None:
+        first, count = self.get((file, fault), (line, 0))
+        self[file, fault] = min(first, line), count + 1
+
+    def named(self, files: Sequence[Path]) -> list[str]:
+        """One text for each, in the order of the lines."""
+        found = sorted((file, first, fault, count - 1) for (file, fault), (first, count) in self.items())
+        return [
+            f"{files[file]}: line {first}: {fault}"
+            + (f" (and {more} more {'lines' if more > 1 else 'line'})" if more else "")
+            for file, first, fault, more in found[:MOST_FAULTS]
+        ]
 
 
 class Line(NamedTuple):
@@ -90,29 +106,28 @@ class Encoder:
     all_learnt: bool = False
 
     def samples(self, files: Sequence[Path]) -> Iterator[Sample]:
-        """Samples of all lines of the files. Raises UserError with a line for each fault, up to MOST_FAULTS."""
-        faults: list[Fault] = []
+        """Samples of all lines of the files. Raises UserError with a line for each kind of fault, up to MOST_FAULTS."""
+        faults = LineFaults()
         batch: list[Line] = []
         for line in _lines(files, faults, self._parsed):
             batch.append(line)
             if len(batch) == BATCH_LINES:
-                yield from self._encoded(batch, files, faults)
+                yield from self._encoded(batch, faults)
                 batch = []
             if len(faults) >= MOST_FAULTS:
                 break
-        yield from self._encoded(batch, files, faults)
+        yield from self._encoded(batch, faults)
         if faults:
-            raise UserError([text for *_, text in sorted(faults)[:MOST_FAULTS]])
+            raise UserError(faults.named(files))
 
-    def _encoded(self, lines: Sequence[Line], files: Sequence[Path], faults: list[Fault]) -> Iterator[Sample]:
+    def _encoded(self, lines: Sequence[Line], faults: LineFaults) -> Iterator[Sample]:
         """Encodes a batch. Yields nothing once there are faults: the rest is read to find more of them."""
         good: list[tuple[Line, list[Rendered]]] = []
         for line in lines:
             try:
                 good.append((line, self._rendered(line)))
             except UserError as error:
-                text = f"{files[line.file]}: line {line.number}: {error.faults[0]}"
-                faults.append((line.file, line.number, text))
+                faults.add(line.file, line.number, error.faults[0])
         if faults:
             return
         texts = [text for _, conversations in good for one in conversations for text in self._pieces(one)]
@@ -244,7 +259,7 @@ def _places(
 
 
 def _lines(
-    files: Sequence[Path], faults: list[Fault], conversation: Callable[[Mapping[str, Any]], Parsed]
+    files: Sequence[Path], faults: LineFaults, conversation: Callable[[Mapping[str, Any]], Parsed]
 ) -> Iterator[Line]:
     """Conversations of the files; what is wrong with a line goes to `faults`. Raises UserError for a file."""
     for which, path in enumerate(files):
@@ -254,7 +269,7 @@ def _lines(
             try:
                 yield Line(which, number, *conversation(_record(content)))
             except UserError as error:
-                faults.append((which, number, f"{path}: line {number}: {error.faults[0]}"))
+                faults.add(which, number, error.faults[0])
 
 
 def _record(content: str) -> Mapping[str, Any]:

@@ -143,10 +143,8 @@ class DataSet:
         self._files = TokenFiles(self.prefix)
         self.documents, self.tokens = self._files.documents, self._files.tokens  # of all splits
         self.identity = self._files.identity
-        from paddlenlp.data.causal_dataset import get_train_valid_test_split_  # here, as its import takes seconds
-
-        edges = get_train_valid_test_split_(shares, self.documents)
-        self._first, self._end = (max(0, edges[SPLITS.index(split) + side]) for side in (0, 1))
+        edges = split_edges(shares, self.documents)
+        self._first, self._end = edges[SPLITS.index(split)], edges[SPLITS.index(split) + 1]
         self._passes: dict[int, SampleIndex] = {}
         self.samples = len(self._pass(0))  # of one pass over the split
 
@@ -181,6 +179,15 @@ class DataSet:
                 "another split or a shorter seq_length"
             )
         return build_index(sizes, self._first, self._end, self._seq_length, seed)
+
+
+def split_edges(shares: str, documents: int) -> list[int]:
+    """Where the splits begin and end among the documents, by the rule of PaddleNLP's get_train_valid_test_split_,
+    whose import takes seconds: each split has its share, rounded, and the first one what is left over."""
+    values = [float(share) for share in shares.split("," if "," in shares else "/")]
+    ends = np.cumsum([round(value / sum(values) * documents) for value in values]).tolist()
+    edges = [0, *ends, *[ends[-1]] * (len(SPLITS) - len(ends))]
+    return [max(0, edge + documents - edges[-1]) if place else 0 for place, edge in enumerate(edges)]
 
 
 def _require_share(split: Split, shares: str) -> None:

@@ -89,6 +89,10 @@ def pair_of(record: Mapping[str, Any]) -> Parsed:
     """A line of DPO: the conversation up to the last question, then the chosen and the rejected answer to it. Raises
     UserError."""
     record = _without_nulls(record)
+    if not record.keys() & {"response", "sort"} and record.keys() & {"tgt", "messages"}:
+        raise UserError(
+            "no response and no sort: this is SFT data; DPO needs two answers to compare, or say --task sft"
+        )
     for name in ("chosen", "rejected", "messages"):  # other forms of pairs, which lack src as well
         _refuse(name, record.get(name, ""))
     asked, answered = _texts(record, "src"), [] if record.get("tgt", "") in NOTHING else _texts(record, "tgt")

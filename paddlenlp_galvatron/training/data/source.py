@@ -122,6 +122,10 @@ class RandomData(BatchSource):
         self._vocab_size, self._shape = vocab_size, (global_batch, seq_length + 1)
         self._seed = seed, SPLITS.index(split)
 
+    @property
+    def notes(self) -> list[str]:
+        return ["the tokens are random: this shows how fast a plan is, and teaches nothing"]
+
     def rows(self, step: int, rows: Sequence[int]) -> NDArray[np.int64]:
         random = np.random.default_rng([*self._seed, self.first_sample(step)])
         return random.integers(self._vocab_size, size=self._shape)[list(rows)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from json import dumps, loads
 from pathlib import Path
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ...base.errors import UserError
 from ...base.reading import LargeFile
-from ...base.text import shortened
+from ...base.text import count, shortened
 from ...options.task import Packing
 from ...runtime.batch import IGNORED_LABEL, Samples
 from .conversations import Encoder, PairEncoder, Sample
@@ -37,6 +37,7 @@ NAMES = {"train": "train", "valid": "dev"}  # split -> file or folder, as Paddle
 CUT_AWAY, UNLEARNT, MASKED, UNOPENED = range(4)  # remarks on a line
 MOST_NAMED = 3  # lines in a note
 MOST_KEYS = 100  # counted at most: lines without a common form may have any number
+WORTH_PACKING = 0.5  # share of the rows below which packing halves the time, and is named
 WINDOW = 500  # samples that PaddleNLP's greedy rule looks at together
 Rows = list[list[int]]  # numbers of the samples of each row
 
@@ -124,9 +125,11 @@ class TuningData(InPasses):
         all_learnt: bool = False,
         packing: Packing = "none",
         pairs: bool = False,
+        known: Callable[[dict[str, Any]], object] = lambda identity: None,
     ):
-        """`pairs`: each line has a chosen and a rejected answer, which share a row. Raises UserError with the file and
-        the line of each fault."""
+        """`pairs`: each line has a chosen and a rejected answer, which share a row. `known` is called with the data's
+        identity before rows are made of them, which may take minutes. Raises UserError with the file and the line of
+        each fault."""
         self._files, self._left_out = tuning_files(data, split)
         tokens = load_tokenizer(tokenizer)
         template = open_template(chat_template, tokenizer)
@@ -150,6 +153,7 @@ class TuningData(InPasses):
             "layout": LAYOUT,
         } | ({"pairs": 1} if pairs else {})
         super().__init__(global_batch, made_from, shuffle=split == "train")
+        known(self.identity)
         folder = self._files[0].parent / FOLDER
         self._tokens, self._pieces, self._rows, self._remarks, unread = cached_arrays(
             folder,
@@ -174,28 +178,31 @@ class TuningData(InPasses):
         """Notes for the user on the samples."""
         remarks = np.asarray(self._remarks[0 : len(self._remarks)])
         told = {
-            CUT_AWAY: "samples are left out, as nothing to learn is left of them within src_length and max_length",
-            UNLEARNT: "conversations are learnt without their earlier answers, as the chat template changes these",
-            MASKED: "samples are left out, as their own fields say that nothing of them is learnt",
-            UNOPENED: "conversations have answers without the thoughts that the chat template's generation prompt "
-            "opens; these are learnt as they are",
+            CUT_AWAY: ("sample", "left out, as nothing to learn is left within src_length and max_length"),
+            UNLEARNT: ("conversation", "learnt without earlier answers, as the chat template changes these"),
+            MASKED: ("sample", "left out, as its own fields say that nothing is learnt"),
+            UNOPENED: ("conversation", "learnt without the thoughts that the chat template's generation prompt opens"),
         }
         notes = []
         if left_out := self._left_out:
             named = ", ".join(left_out[:MOST_NAMED])
-            notes.append(f"{len(left_out)} files are left out: {named}{', …' if len(left_out) > MOST_NAMED else ''}")
+            notes.append(
+                f"{count(len(left_out), 'file')} left out: {named}{', …' if len(left_out) > MOST_NAMED else ''}"
+            )
         if self._unread:
-            counted = ", ".join(f"{shortened(key)} ({count})" for key, count in self._unread.items())
+            counted = ", ".join(f"{shortened(key)} ({lines})" for key, lines in self._unread.items())
             notes.append(f"keys that are not read, each with its number of lines: {counted}")
-        for kind, text in told.items():
+        for kind, (one, what) in told.items():
             lines = remarks[remarks[:, 2] == kind]
             if len(lines):
                 named = ", ".join(f"{self._files[file]}: line {line}" for file, line, _ in lines[:MOST_NAMED].tolist())
-                notes.append(f"{len(lines)} {text}: {named}{', …' if len(lines) > MOST_NAMED else ''}")
+                notes.append(f"{count(len(lines), one)} {what}: {named}{', …' if len(lines) > MOST_NAMED else ''}")
+        filled = np.asarray(self._rows[0 : self.samples])[:, 2].sum() / (self.samples * self._seq_length)
+        held = count(len(self._pieces) // 2, "pair") if self._pairs else count(len(self._pieces), "sample")
         if self.packed:
-            filled = self._filled(range(self.samples))
-            what = f"{len(self._pieces) // 2} pairs" if self._pairs else f"{len(self._pieces)} samples"
-            notes.append(f"{what} in {self.samples} rows, which they fill to {filled:.1%}")
+            notes.append(f"{held} in {count(self.samples, 'row')}, which they fill to {filled:.1%}")
+        elif filled < WORTH_PACKING:
+            notes.append(f"{held} fill their rows to {filled:.1%}; several share a row with --packing best_fit")
         return [*notes, *self._end_notes]
 
     @property

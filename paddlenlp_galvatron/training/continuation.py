@@ -1,0 +1,107 @@
+"""Whether a run can go on from a checkpoint: whether that is of its model, its adapters and its data.
+
+Asked before ranks start, which takes half a minute, and again by the ranks, which also read the checkpoint's files.
+Nothing here imports PaddleNLP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ..base.errors import UserError
+from ..model.lora import Adapters
+from ..plan import ModelShape
+from .checkpoint.stored import BrokenCheckpoint, Checkpoint, open_checkpoint, whole_checkpoints
+from .settings import TrainSettings
+
+LATER = ("checksums", "special_tokens", "split_special_tokens")  # of the data's identity; older checkpoints lack them
+Identity = Mapping[str, Any]  # `BatchSource.identity`
+
+
+def candidates(settings: TrainSettings) -> tuple[str, list[Path]]:
+    """The value of `continue_from`, and the checkpoints to try, the newest first. Raises UserError."""
+    wanted = settings.continue_from
+    if wanted == "none":
+        return wanted, []
+    return wanted, whole_checkpoints(settings.checkpoints) if wanted == "auto" else [Path(wanted)]
+
+
+def newest(settings: TrainSettings, shape: ModelShape) -> Checkpoint | None:
+    """The checkpoint from which the run will go on, by its index alone; None: it begins anew, or ranks must say what is
+    wrong. Raises UserError: it is another model's."""
+    for folder in candidates(settings)[1]:
+        try:
+            return open_checkpoint(folder, shape)
+        except BrokenCheckpoint:
+            continue
+    return None
+
+
+def base_of(settings: TrainSettings, shape: ModelShape) -> str:
+    """Identity of the weights beside adapters, or of DPO's reference; "": the run needs neither. Raises UserError."""
+    if not (settings.adapts or settings.compares):
+        return ""
+    from .checkpoint.adapters import base_identity  # here, as it imports Paddle
+    from .checkpoint.loading import open_weights
+
+    folder = settings.initial_weights
+    return base_identity(open_weights(folder, shape) if folder else None, settings.seed)
+
+
+def require_same_adapters(checkpoint: Checkpoint, now: Adapters | None) -> None:
+    """Raise UserError unless the same weights learn in the run, beside the same frozen ones."""
+    then = checkpoint.index.adapters
+    if then == now:
+        return
+    if then is None or now is None:
+        learns = "all weights" if then is None else "adapters"
+        raise UserError(f"{checkpoint.folder}: {learns} were trained there; say the same --task, or another output_dir")
+    unlike = [name for name in asdict(now) if getattr(then, name) != getattr(now, name)]
+    raise UserError(
+        f"{checkpoint.folder}: its adapters are others ({', '.join(unlike)}); give the same base and options again, or "
+        "another output_dir"
+    )
+
+
+def samples_seen(
+    checkpoint: Checkpoint, now: Identity, global_batch: int, automatic: bool, say: Callable[[str], object]
+) -> int:
+    """How many samples of the data of this identity the checkpoint was trained on. `say` receives notes. Raises
+    UserError: on others, where the checkpoint was not named (`automatic`)."""
+    then = checkpoint.index.data
+    if then is None:
+        return 0
+    was, folder = then.identity, checkpoint.folder
+    if unknown := [key for key in LATER if key in now and key not in was]:
+        now = {key: value for key, value in now.items() if key not in unknown}
+        say(f"note: {folder}: is older and does not say its data's {', '.join(unknown)}")
+    if was != now:
+        unlike = _differences(was, now)
+        if automatic:
+            raise UserError(
+                f"{folder}: the run does not go on, as its data differ ({unlike}); give the old data and options, or "
+                f"begin with the new from this checkpoint: --resume_from_checkpoint {folder}"
+            )
+        say(f"warning: {folder}: the data differ ({unlike}) and begin anew")
+        return 0
+    if then.global_batch != global_batch:
+        say(f"warning: the global batch was {then.global_batch}, is {global_batch}; resuming at sample {then.samples}")
+    return then.samples
+
+
+def _differences(was: Identity, now: Identity) -> str:
+    """The fields that differ; checksums only where nothing else does."""
+    keys = [key for key in sorted({*was, *now}) if was.get(key) != now.get(key)]
+    words = [f"{key}: {was.get(key)} -> {now.get(key)}" for key in keys if key != "checksums"]
+    return "; ".join(words) or "another content of the same size"
+
+
+def require_continuable(checkpoint: Checkpoint, settings: TrainSettings, base: str, data: Identity, batch: int) -> None:
+    """Raise UserError where the run cannot go on from a checkpoint: before ranks start. `base`: of `base_of`; `data`:
+    the training data's identity, in batches of so many samples."""
+    require_same_adapters(checkpoint, settings.adapters(base))
+    known = {**data, "reference": base} if settings.compares else data
+    samples_seen(checkpoint, known, batch, settings.continue_from == "auto", lambda note: None)
