@@ -26,7 +26,7 @@ def how_to_start(plan: Plan, path: Path) -> list[str]:
     return [
         " ".join([*words, f"--nproc {searched.num_gpus_per_node}"]),
         f"on {nodes} nodes, with that line for {START}:",
-        *(f"  {who}: {line}" for who, line in start_lines(START, nodes).items()),
+        *(f"  {who}: {line}" for who, line in start_lines(START, nodes, searched.num_gpus_per_node).items()),
     ]
 
 

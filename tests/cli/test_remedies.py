@@ -53,7 +53,7 @@ SAID_BY: dict[str, tuple[str, ...]] = {
 OTHERS = (  # of programs that are not ours, and of the program itself
     *("help", "version", "debug", "json", "ips", "config"),
     *("shm_size", "ulimit", "no_deps", "query_gpu", "format", "master", "nnodes", "nproc_per_node", "map_by"),
-    *("nodes", "ntasks_per_node"),
+    *("nodes", "ntasks_per_node", "gpus_per_node", "cpus_per_task", "bind_to"),
 )
 # Words for other commands, and help.
 ELSEWHERE = ("cli/main", "cli/command", "cli/start", "cli/quickstart", "options/aliases")
