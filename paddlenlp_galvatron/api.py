@@ -23,8 +23,9 @@ from .options.model_options import ModelOptions
 from .planner import SearchOptions, SearchResult
 from .planner.explain import Explanation
 from .planner.explain import explain as find_out
-from .planner.fit import FitOptions, sheet_of
+from .planner.fit import FitOptions, hints_of, sheet_of
 from .planner.fit import fit as find_rows
+from .planner.hints import Hint, hints
 from .planner.problem import OriginOptions, read_origin
 from .planner.question import Question
 from .report import explain as explaining
@@ -80,6 +81,7 @@ class Fits(Shown):
 
     rows: list[dict[str, Any]]
     printed: tuple[Any, ...]
+    hints: tuple[Hint, ...]  # options that would pay
 
     @property
     def plans(self) -> dict[int, Plan]:
@@ -104,6 +106,7 @@ class Found(Shown):
 
     result: SearchResult
     notes: tuple[str, ...]
+    hints: tuple[Hint, ...]  # options that would pay
 
     @property
     def plan(self) -> Plan:
@@ -117,7 +120,8 @@ class Found(Shown):
         return f"<Found: {best.time_s:.4g} s a step, gap {self.result.gap:.2g}; {self.plan!r}>"
 
     def _parts(self) -> Sequence[Any]:
-        return [*searching.explain(self.result), *(f"note: {note}" for note in self.notes)]
+        lines = [*(f"note: {note}" for note in self.notes), *map(searching.hint_line, self.hints)]
+        return [*searching.explain(self.result), *lines]
 
 
 @dataclass(frozen=True, repr=False)
@@ -145,7 +149,9 @@ def fit(model: str | Path, **options: Any) -> Fits:
     shape, sheet = plans.load_model(given.model_size), sheet_of(given)
     asked = given.of(shape)
     found = find_rows(shape, sheet, asked)
-    return Fits(fitting.rows(found, shape, sheet, asked), tuple(fitting.explain(found, shape, sheet, asked)))
+    paying = tuple(hints_of(found, asked))
+    shown = tuple(fitting.explain(found, shape, sheet, asked, paying))
+    return Fits(fitting.rows(found, shape, sheet, asked), shown, paying)
 
 
 def search(model: str | Path, **options: Any) -> Found:
@@ -160,7 +166,8 @@ def search(model: str | Path, **options: Any) -> Found:
         result = question.search(cancel=cancel)
     if signals:
         heard.append(result.so_far())
-    return Found(result, tuple(dict.fromkeys(heard)))
+    paying = () if signals else hints(question, result.best, values)
+    return Found(result, tuple(dict.fromkeys(heard)), tuple(paying))
 
 
 def explain(plan: Plan | Found | str | Path, **options: Any) -> Explained:

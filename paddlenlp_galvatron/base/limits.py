@@ -5,9 +5,10 @@ All are far beyond what anybody trains, and low enough for a wrong one to be tol
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 MOST_RANKS = 65_536  # the largest published runs had about 25,000
 MOST_LAYERS = 10_000
@@ -23,7 +24,16 @@ Ranks = Annotated[int, Field(ge=1, le=MOST_RANKS)]  # or nodes, devices, degrees
 Rank = Annotated[int, Field(ge=0, lt=MOST_RANKS)]  # or a node, counted from 0
 Layers = Annotated[int, Field(ge=1, le=MOST_LAYERS)]
 Samples = Annotated[int, Field(ge=1, le=MOST_SAMPLES)]  # of a step; or micro-batches
-Size = Annotated[int, Field(ge=1, le=MOST_SIZE)]
+
+
+def _thousands(value: object) -> object:
+    """8k, as sequence lengths are written, is 8192."""
+    if isinstance(value, str) and (found := re.fullmatch(r"([0-9]{1,6})[kK]", value)):
+        return 1024 * int(found[1])
+    return value
+
+
+Size = Annotated[int, BeforeValidator(_thousands), Field(ge=1, le=MOST_SIZE)]
 Trained = Annotated[int, Field(ge=1, le=MOST_TRAINED)]
 Threads = Annotated[int, Field(ge=1, le=MOST_THREADS)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]  # as numpy and Paddle take it

@@ -9,6 +9,7 @@ from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 import rich.console
+from rich.measure import Measurement
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -25,6 +26,8 @@ from rich.table import Table
 
 from .text import printable
 
+BETWEEN = 2  # blanks between the columns of a table
+WIDEST = 1000  # columns of a table that no terminal shows
 LINE_S = 15.0  # between lines of long work where there is no terminal
 
 
@@ -35,7 +38,9 @@ def say(text: str, err: bool = False) -> None:
 
 def table(*columns: str, left: Container[str] = (), title: str | None = None) -> Table:
     """A table without lines. The first column and those in `left` are text, which folds; numbers are never cut."""
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title=title, title_justify="left", title_style="")
+    made = Table(
+        box=None, pad_edge=False, padding=(0, BETWEEN, 0, 0), title=title, title_justify="left", title_style=""
+    )
     for number, column in enumerate(columns):
         text = number == 0 or column in left
         made.add_column(column, justify="left" if text else "right", no_wrap=not text, overflow="fold")
@@ -47,6 +52,16 @@ class Console(rich.console.Console):
 
     def __init__(self, *, stderr: bool = False, **settings: Any) -> None:
         super().__init__(stderr=stderr, markup=False, emoji=False, highlight=False, **settings)
+
+    def print(self, *objects: Any, **settings: Any) -> None:
+        """Rich's own; where no terminal ends the lines, a table is wide enough for its longest words."""
+        own = self.width
+        for one in () if self.is_terminal else [one for one in objects if isinstance(one, Table)]:
+            words = [f"{column.header} {' '.join(map(str, column.cells))}".split() for column in one.columns]
+            if sum(BETWEEN + max(map(len, some), default=0) for some in words) > own:
+                self.width = max(self.width, Measurement.get(self, self.options.update_width(WIDEST), one).maximum)
+        super().print(*objects, **settings)
+        self.width = own
 
     def _render_buffer(self, buffer: Iterable[Segment]) -> str:
         """Rich's own; tables are padded to their last column for a terminal alone."""

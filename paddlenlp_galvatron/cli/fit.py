@@ -10,7 +10,7 @@ from paddlenlp_galvatron.base.printing import Console, say
 from paddlenlp_galvatron.model import preset_names
 from paddlenlp_galvatron.options.task import LengthOptions
 from paddlenlp_galvatron.plan import load_model
-from paddlenlp_galvatron.planner.fit import FitOptions, sheet_of
+from paddlenlp_galvatron.planner.fit import FitOptions, hints_of, sheet_of
 from paddlenlp_galvatron.planner.fit import fit as find_rows
 from paddlenlp_galvatron.profiles.data_sheet import data_sheets
 from paddlenlp_galvatron.report.fit import explain, summary
@@ -38,13 +38,14 @@ def fit(values: dict[str, Any], json: bool, **switches: bool) -> None:
     heard: dict[str, None] = {}
     with watched() as watch:
         found = find_rows(shape, sheet, options, heard.setdefault, watch)
+    hints = hints_of(found, options)
     for told in heard:
         say_note(told)
     if json:
-        say(dumps(summary(found, shape, sheet, options)))
+        say(dumps(summary(found, shape, sheet, options, hints)))
     else:
         console = Console(soft_wrap=True)
-        for item in explain(found, shape, sheet, options):
+        for item in explain(found, shape, sheet, options, hints):
             console.print(item)
     if not any(one.best for one in found):
         most = found[-1]

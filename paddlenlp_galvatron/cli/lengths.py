@@ -25,9 +25,12 @@ def with_lengths(
     from paddlenlp_galvatron.training.data.tuning import TuningData
 
     packing = "in_order" if pairs and given.packing == "none" else given.packing
-    data = TuningData(
-        given.dataset_name_or_path, model, seq_length, vocab_size, 1, "train", packing=packing, pairs=pairs
-    )
+    try:
+        data = TuningData(
+            given.dataset_name_or_path, model, seq_length, vocab_size, 1, "train", packing=packing, pairs=pairs
+        )
+    except UserError as error:
+        raise UserError(f"{fault}; or give --document_tokens" for fault in error.faults) from None
     lengths = data.lengths
     say(
         f"{given.dataset_name_or_path}: {data.samples} rows, filled to {lengths.filled:.1%}; {lengths.learnt:.1%} of "

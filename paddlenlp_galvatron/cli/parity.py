@@ -13,7 +13,7 @@ from pydantic import Field
 from paddlenlp_galvatron.base.errors import GalvatronError
 from paddlenlp_galvatron.base.limits import Positive, Ranks, Samples, Seed, Size
 from paddlenlp_galvatron.base.printing import say
-from paddlenlp_galvatron.model import FAMILIES
+from paddlenlp_galvatron.model import FAMILIES, load_model
 from paddlenlp_galvatron.model.preference import Loss
 from paddlenlp_galvatron.options.group import Options
 from paddlenlp_galvatron.plan import Precision, read_plan, with_assumptions
@@ -27,7 +27,9 @@ class ParityOptions(Options):
     """The plan, and the small model that is trained by it."""
 
     plan: Path = Field(description="the plan file")
-    model_size: Literal[tuple(FAMILIES)] = Field("llama", description="family of the small random model")  # type: ignore[valid-type]
+    model_size: str = Field(
+        "llama", description="family of the small random model, or a preset, a config.json or its folder of that family"
+    )
     nproc: Ranks | None = Field(None, description="number of processes; unset: the plan's world_size, else 4")
     optim: Literal["sgd", "adamw"] = Field(
         "sgd", description="optimizer, sgd or adamw; only SGD shows a wrong scale of gradients"
@@ -61,7 +63,7 @@ def parity(values: dict[str, Any], json: bool) -> None:
     plan = with_assumptions(plan, sequence_parallel=given.sequence_parallel, mixed_precision=given.mixed_precision)
     case = small_case(
         plan,
-        given.model_size,
+        given.model_size if given.model_size in FAMILIES else load_model(given.model_size).family,
         given.optim,
         given.steps,
         given.seed,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from json import dumps
 from pathlib import Path
@@ -18,7 +19,7 @@ from paddlenlp_galvatron.base.printing import Console, say
 from paddlenlp_galvatron.base.text import count
 from paddlenlp_galvatron.options.group import Options
 from paddlenlp_galvatron.options.model_options import SEQ
-from paddlenlp_galvatron.options.task import Kind
+from paddlenlp_galvatron.options.prices import PriceOptions
 from paddlenlp_galvatron.options.uniform import DegreeOptions, UniformOptions
 from paddlenlp_galvatron.plan import (
     Assumptions,
@@ -43,6 +44,7 @@ from paddlenlp_galvatron.plan.export import (
     stock_notes,
 )
 from paddlenlp_galvatron.plan.strategy import Load, Predicted, load_summary
+from paddlenlp_galvatron.plan.uniform import one_sample_each
 from paddlenlp_galvatron.report.plan import describe, notes
 
 from .command import App, FromFile, answer, say_note
@@ -50,7 +52,7 @@ from .start import how_to_start
 
 if TYPE_CHECKING:
     from paddlenlp_galvatron.cost_model.facts import PlanFacts
-    from paddlenlp_galvatron.planner.problem import Problem
+    from paddlenlp_galvatron.planner.problem import OriginOptions, Problem
     from paddlenlp_galvatron.report.measured import Log
 
 # Prices, searches and logs are imported where a command needs them: `plan show` reads a file, and does so at once.
@@ -88,7 +90,7 @@ class CheckOptions(PlanOptions):
     )
 
 
-class ScaleOptions(ModelOption):
+class ScaleOptions(PriceOptions):
     """Other GPUs for a plan."""
 
     file: Path = Field(description="the plan file")
@@ -98,28 +100,16 @@ class ScaleOptions(ModelOption):
         description="global batch size; unset: it grows with the GPUs, and the number of micro-batches stays",
     )
     output: Path | None = Field(None, description="the file to write; unset: FILE with the number of GPUs")
-    profiles: Path | None = Field(None, description="folder of the profile files; unset: the one that the plan names")
 
 
-class TaskOptions(ModelOption):
-    """The prices of a plan."""
-
-    profiles: Path | None = Field(None, description="folder of the profile files; unset: the one that the plan names")
-    task: Kind | None = Field(
-        None,
-        description="what is trained: pretrain, sft, lora or dpo; unset: what the plan was searched for",
-    )
-    lora_rank: Size | None = Field(None, description="rank of the adapters; unset: as the plan names it")
-
-
-class TraceOptions(TaskOptions):
+class TraceOptions(PriceOptions):
     """A plan whose time line is written."""
 
     file: Path = Field(description="the plan file")
     output: Path = Field(Path("trace.json"), description="the file to write: Chrome-trace JSON")
 
 
-class DiffOptions(TaskOptions):
+class DiffOptions(PriceOptions):
     """Two plans."""
 
     first: Path = Field(description="a plan file")
@@ -153,18 +143,14 @@ def check(values: dict[str, Any], json: bool) -> None:
     file = given.file
     plan, shape = _read(file, given)
     require_trainable(plan)
-    fits = f", matches {shape.name} ({count(shape.layers, 'layer')})" if shape else ""
+    matches = f", matches {shape.name} ({shape.layers} layers); memory not checked" if shape else "; model not checked"
     told = notes(plan, shape)
     for path in ProfileFile.changed((plan.metadata.get("searched_from") or {}).get("profiles")):
         told.append(f"{path} has changed since the plan was searched; search again for the best plan")
     planned = Predicted.of(plan).load
     beside, lines = _load_beside(planned, steps_under(plan, given.log)) if given.log else (None, [])
     text = "\n".join(
-        [
-            f"{file}: valid on {count(plan.world_size, 'rank')}{fits}; memory not checked",
-            *(f"note: {note}" for note in told),
-            *lines,
-        ]
+        [f"{file}: valid: {count(plan.world_size, 'GPU')}{matches}", *(f"note: {note}" for note in told), *lines],
     )
     facts = {"plan": file, "valid": True, "world_size": plan.world_size, "model": shape.name if shape else None}
     answer(text, json, **facts, notes=told, load=load_summary(planned), log=beside)
@@ -213,10 +199,16 @@ def uniform(values: dict[str, Any], json: bool) -> None:
     if degrees.given:
         options = degrees.onto(options, file.world_size)
     plan = options.plan(shape.layers, file.world_size, assumed)
+    if not (options.chunks or degrees.gradient_accumulation_steps or degrees.per_device_train_batch_size):
+        plan = one_sample_each(plan)
     require_valid(plan, shape)
-    write_plan(plan, file.output)
-    text = f"{file.output}: one strategy for the {shape.layers} layers of {shape.name} on {file.world_size} ranks"
-    answer(text, json, plan=file.output, model=shape.name, world_size=file.world_size)
+    asked = {"model_size": file.model_size, "seq_length": seq_length}
+    write_plan(replace(plan, metadata={"searched_from": {"model": shape.name, "model_options": asked}}), file.output)
+    text = (
+        f"{file.output}: one strategy for the {shape.layers} layers of {shape.name} on {file.world_size} ranks, "
+        f"{count(plan.micro_batches, 'micro-batch', 'micro-batches')} of {count(plan.micro_batch, 'sample')}"
+    )
+    answer(text, json, plan=file.output, model=shape.name, world_size=file.world_size, chunks=plan.micro_batches)
 
 
 @app.command(DiffOptions, positional={"first": "FIRST", "second": "SECOND"})
@@ -238,7 +230,7 @@ def diff(values: dict[str, Any], json: bool) -> None:
     try:
         facts = facts_of(files[0]), facts_of(files[1])
     except UserError as error:
-        if given.profiles or given.task or given.lora_rank:
+        if any(getattr(given, name) for name in PriceOptions.model_fields):
             raise
         say_note(f"time and memory are left out: {error.faults[0]}")
     if json:
@@ -251,13 +243,11 @@ def diff(values: dict[str, Any], json: bool) -> None:
 def scale(values: dict[str, Any], json: bool) -> None:
     """Put a plan on fewer or more GPUs: the same strategy for each layer, the same samples and as near as can be the
     same memory for each GPU. Says why each field changes."""
-    from paddlenlp_galvatron.planner.problem import OriginOptions
     from paddlenlp_galvatron.planner.scale import scaled
     from paddlenlp_galvatron.report import scaling
 
     given = ScaleOptions.from_values(values)
-    origin = OriginOptions(plan=given.file, profiles=given.profiles, model_size=given.model_size)
-    made = scaled(_read(given.file)[0], origin, given.gpus, given.global_train_batch_size)
+    made = scaled(_read(given.file)[0], _of(given.file, given), given.gpus, given.global_train_batch_size)
     path = given.output or given.file.with_stem(f"{given.file.stem}_{given.gpus}gpus")
     write_plan(made.after, path)
     if json:
@@ -283,12 +273,17 @@ def trace(values: dict[str, Any], json: bool) -> None:
     answer(text, json, trace=output, **speed, load=load_summary(facts.cost.load))
 
 
-def _origin(file: Path, given: TaskOptions, budget_gb: float = PRICED_GB) -> tuple[Plan, Problem]:
+def _origin(file: Path, given: PriceOptions, budget_gb: float = PRICED_GB) -> tuple[Plan, Problem]:
     """`budget_gb`: where the file names none. Raises UserError where it does not tell what it was searched from."""
-    from paddlenlp_galvatron.planner.problem import OriginOptions, read_origin
+    from paddlenlp_galvatron.planner.problem import read_origin
 
-    own = {name: getattr(given, name) for name in TaskOptions.model_fields}
-    return read_origin(OriginOptions(plan=file, **own), budget_gb=budget_gb)
+    return read_origin(_of(file, given), budget_gb=budget_gb)
+
+
+def _of(file: Path, given: PriceOptions) -> OriginOptions:
+    from paddlenlp_galvatron.planner.problem import OriginOptions
+
+    return OriginOptions(plan=file, **{name: getattr(given, name) for name in PriceOptions.model_fields})
 
 
 @app.command(PlanOptions, positional=FILE, switches={"json": "one JSON object, as run_pretrain.py reads it"})

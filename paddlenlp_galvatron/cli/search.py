@@ -24,11 +24,13 @@ from paddlenlp_galvatron.plan import write_plan
 from paddlenlp_galvatron.plan.strategy import load_summary
 from paddlenlp_galvatron.planner import SearchOptions, SearchResult
 from paddlenlp_galvatron.planner.engine import predicted
+from paddlenlp_galvatron.planner.hints import free_plan, hints
 from paddlenlp_galvatron.planner.question import Question
 from paddlenlp_galvatron.profiles.reserve import GIB_MIB
-from paddlenlp_galvatron.report.search import explain, summary
+from paddlenlp_galvatron.report.search import beside_free, explain, hint_line, summary
 
 from .command import App, FromFile
+from .start import how_to_start
 from .watched import watched
 
 app = App()
@@ -81,19 +83,27 @@ def search(values: dict[str, Any], json: bool) -> int:
         notes.append(result.so_far())
     log += [f"{family}: {result.outcome(family)}" for family in result.outcomes]
 
+    beside: dict[str, Any] = {"hints": []}
+    lines = []
+    if not signals and not (result.best is None and result.given_up):
+        found = hints(question, result.best, values)
+        lines = [hint_line(hint) for hint in found]
+        beside["hints"] = [hint.summary() for hint in found]
+        if result.best and options.trainer != "galvatron":
+            free = free_plan(question)
+            lines.insert(0, beside_free(result.best, free, options.trainer))
+            beside["free_time_s"] = free.time_s if free else None
     shown: list[Any] = [
         *title,
         *(f"note: {note}" for note in notes),
         *explain(result, model.shapes[0] if len(model.shapes) == 1 else None, cost),
+        *lines,
     ]
     path = None
     if result.best:
         path = _output_path(run.output_config_path, model, options)
         shown += [f"written: {written}" for written in _write(result, path, run.save_runners_up)]
-        if options.num_nodes > 1:
-            from .start import how_to_start
-
-            shown += how_to_start(result.best.plan, path)
+        shown += how_to_start(result.best.plan, path)
     log_file = _write_log(run.log_dir, model, [*log, *_printed(shown)])
     if not json:
         console = Console(soft_wrap=True)
@@ -112,7 +122,7 @@ def search(values: dict[str, Any], json: bool) -> int:
             "load": load_summary(cost.load),
         }
         peak = {"peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}  # Linux counts in KiB
-        say(dumps(line | peak | places))
+        say(dumps(line | peak | places | beside))
     result.require()
     return INTERRUPTED if signals else 0
 

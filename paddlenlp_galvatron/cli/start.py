@@ -1,20 +1,43 @@
-"""How a run on several nodes is started, for the commands that write or show its plan."""
+"""How training by a plan is started, for the commands that write or show one."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from paddlenlp_galvatron.plan import Plan
 from paddlenlp_galvatron.report.plan import Origin
 
+DATA = {"pretrain": "--input_dir DATA", "dpo": "--train_dataset_path DATA"}  # of other tasks: a folder
+START = "START"  # stands for the command in the lines of launchers, which would be hard to read with it
+
 
 def how_to_start(plan: Plan, path: Path) -> list[str]:
-    """The lines that start a plan for several nodes, by who starts it; none for a plan of one node."""
+    """The command that trains by a plan, for its task; for several nodes also how each launcher starts it. None for a
+    plan that does not say its model and cluster."""
     searched = Origin.of(plan.metadata.get("searched_from") or {})
-    if searched is None or searched.num_nodes == 1:
+    if searched is None:
         return []
+    words = ["start: galvatron train", str(path), *_task(searched)]
+    if (nodes := searched.num_nodes) == 1:
+        return [" ".join(words)]
     from paddlenlp_galvatron.launch.clusters import start_lines  # here, as most plans have one node
 
-    command = f"galvatron train {path} --model {searched.model} --input_dir DATA --nproc {searched.num_gpus_per_node}"
-    lines = start_lines(command, searched.num_nodes, searched.num_gpus_per_node)
-    return [f"start on {searched.num_nodes} nodes:", *(f"  {who}: {line}" for who, line in lines.items())]
+    return [
+        " ".join([*words, f"--nproc {searched.num_gpus_per_node}"]),
+        f"on {nodes} nodes, with that line for {START}:",
+        *(f"  {who}: {line}" for who, line in start_lines(START, nodes, searched.num_gpus_per_node).items()),
+    ]
+
+
+def _task(searched: Origin) -> list[str]:
+    """Options of model, task and data. Fine-tuning begins with a folder of weights, which a preset's name is not."""
+    options: dict[str, Any] = searched.options
+    task, rank = str(options.get("task", "pretrain")), options.get("lora_rank")
+    model = str(searched.model_options.get("model_size") or searched.model)
+    if task == "pretrain":
+        return [f"--model {model}", DATA[task]]
+    words = [f"--model {model if Path(model).is_dir() else 'MODEL_FOLDER'}", f"--task {task}"]
+    if rank:
+        words.append(f"--lora_rank {rank}" if task == "lora" else f"--lora 1 --lora_rank {rank}")
+    return [*words, DATA.get(task, "--dataset_name_or_path DATA")]

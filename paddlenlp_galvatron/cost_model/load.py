@@ -164,8 +164,8 @@ def _with_attention_of(memory: MemoryProfile, path: Path, assumed: Assumptions) 
     if assumed.flash_attention is not None:
         how = "with" if measured else "without"
         raise UserError(
-            f"use_flash_attention: {path} was measured {how} flash attention; leave the option out, or profile again "
-            f"with --use_flash_attention {int(not measured)}"
+            f"use_flash_attention: {path} was measured {how} flash attention; leave the option out, or measure: "
+            f"galvatron profile all --use_flash_attention {int(not measured)}"
         )
     return replace(assumed, flash_attention=measured)
 

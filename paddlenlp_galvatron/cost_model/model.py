@@ -131,7 +131,7 @@ class CostModel(LayerPrices):
         if host_link is None:
             raise UserError(
                 "offload_optimizer: no profile names a GPU whose data sheet tells how fast its host's memory is; "
-                "leave the option out, or derive profiles with --analytic"
+                "leave the option out, or galvatron profile all --analytic"
             )
         return host_link * GB_PER_S
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Container, Iterable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 # Other name -> our name.
 ALIASES = {
@@ -37,6 +40,8 @@ ALIASES = {
     "max_length": "seq_length",
     "max_seq_len": "seq_length",
     "seq": "seq_length",
+    "for": "trainer",
+    "seq_len": "seq_length",
     "task_name_or_path": "dataset_name_or_path",
     "intokens": "zero_padding",
     "dpo_beta": "beta",
@@ -65,6 +70,7 @@ ALIASES = {
     "use_fused_rmsnorm": "use_fused_rms_norm",
     "cross_entropy_loss_fusion": "use_fused_cross_entropy",
     "global_batch_size": "global_train_batch_size",
+    "gbs": "global_train_batch_size",
     "batch": "global_train_batch_size",
     "optimizer": "optim",
     "init_method_std": "initializer_range",
@@ -84,34 +90,62 @@ ALIASES = {
     "virtual_pp_degree": "virtual_pp_deg",
     "virtual_pipeline_model_parallel_size": "virtual_pp_deg",
     "micro_batch_size": "per_device_train_batch_size",
+    "mbs": "per_device_train_batch_size",
+    "gradient_checkpointing": "recompute",
+    "nnodes": "num_nodes",
+    "nodes": "num_nodes",
+    "gpus_per_node": "num_gpus_per_node",
 }
 # Name -> what it means in a command without such an option, but with these, of which it is the first.
 WHERE_ALONE = {
     "analytic": ("device", "profiles"),
-    "gpus": ("world_size", "device"),
+    "gpus": ("world_size",),
+    "world_size": ("gpus",),
     "global_train_batch_size": ("settle_bsz",),
     "output": ("output_config_path",),
+    "bf16": ("mixed_precision",),
+    "fp16": ("mixed_precision",),
+    "tp": ("tensor_parallel_degree",),
+    "pp": ("pipeline_parallel_degree",),
+    "dp": ("data_parallel_degree",),
+    "ep": ("expert_parallel_degree",),
+    "cp": ("global_cp_deg",),
 }
+# Name of a value that a search chooses -> the option of `galvatron search` that limits it.
+CHOSEN = {
+    **dict.fromkeys(("tp", "global_tp_deg", "tensor_parallel_degree"), "max_tp_deg"),
+    **dict.fromkeys(("pp", "pp_deg", "pipeline_parallel_degree"), "max_pp_deg"),
+    **dict.fromkeys(("cp", "global_cp_deg"), "max_cp_deg"),
+    **dict.fromkeys(("ep", "global_ep_deg", "expert_parallel_degree"), "max_ep_deg"),
+    **dict.fromkeys(("dp", "data_parallel_degree"), "disable_dp"),
+    **dict.fromkeys(("sharding", "sdp", "zero", "zero_stage", "sharding_parallel_degree"), "disable_sdp"),
+    **dict.fromkeys(("per_device_train_batch_size", "gradient_accumulation_steps", "chunks"), "settle_chunk"),
+    **dict.fromkeys(("recompute", "global_checkpoint"), "disable_ckpt"),
+    **dict.fromkeys(("use_ulysses", "sep_parallel_degree"), "sp_space"),
+    "virtual_pp_deg": "max_virtual_pp_deg",
+}
+SEARCHED = {"settle_bsz", "max_cp_deg"}  # options that commands have which search
 # A word that users try for an option, though it is no name of it -> the option, which is suggested.
 MEANT = {
     **dict.fromkeys(("memory", "gpu_memory", "memory_gb", "max_memory", "budget"), "memory_constraint"),
-    **dict.fromkeys(("tp", "max_tp", "tensor_parallel"), "max_tp_deg"),
-    **dict.fromkeys(("pp", "max_pp", "pipeline_parallel"), "max_pp_deg"),
-    **dict.fromkeys(("cp", "max_cp"), "max_cp_deg"),
-    **dict.fromkeys(("zero", "zero_stage", "sharding", "dp_type"), "default_dp_type"),
-    **dict.fromkeys(("nodes", "nnodes"), "num_nodes"),
-    **dict.fromkeys(("gpus_per_node", "nproc_per_node"), "num_gpus_per_node"),
+    **dict.fromkeys(("max_tp", "tensor_parallel"), "max_tp_deg"),
+    **dict.fromkeys(("max_pp", "pipeline_parallel"), "max_pp_deg"),
+    "max_cp": "max_cp_deg",
+    "dp_type": "default_dp_type",
+    "nproc_per_node": "num_gpus_per_node",
+    **dict.fromkeys(("num_nodes", "num_gpus_per_node", "n_gpus", "num_gpus", "gpu_num"), "gpus"),
     **dict.fromkeys(("dtype", "precision"), "mixed_precision"),
     **dict.fromkeys(("gpu", "hardware", "sheet"), "device"),
-    **dict.fromkeys(("micro_batches", "chunks"), "settle_chunk"),
+    "micro_batches": "settle_chunk",
     **dict.fromkeys(("sp", "ulysses"), "sp_space"),
-    "recompute": "recompute_parts",
     "schedule": "pipeline_type",
     "out": "output",
 }
 # Words of others that an option takes under a name -> the value by our name.
 STAGES = {"0": "ddp", "1": "zero2", "2": "zero2", "3": "zero3"}
+TYPES = ("bf16", "fp16")  # of numbers, which others name by a switch each
 WORDS = {
+    **{name: {"1": name, "true": name, "0": "None", "false": "None"} for name in TYPES},
     "search_granularity": {"coarse-grained": "0", "fine-grained": "1"},
     "async_grad_reduce": {"0": "1", "1": "0", "false": "1", "true": "0"},
     "sharding_stage_level": STAGES,
@@ -119,6 +153,7 @@ WORDS = {
     "model_type": dict.fromkeys(("llama_network", "llama_fine_grained", "llama_fine_grained_final"), "llama"),
     "model_name_or_path": {"llama": "None"},  # PaddleNLP's Llama as the other options say it
 }
+NEAR = 0.75  # likeness of two names, 0 to 1, below which one is no misspelling of the other: world_size, model_size
 # Where both are given the second holds, whatever their order: Megatron-LM's scheduler sets it over the first.
 BEATEN = {"adam_weight_decay": "weight_decay"}
 
@@ -133,13 +168,27 @@ def canonical_name(name: str, known: Container[str] = ()) -> str:
 
 def other_names(name: str, known: Container[str] = ()) -> list[str]:
     """Under which an option is also known in a command with these options."""
-    return [other for other in (*ALIASES, *WHERE_ALONE) if other not in known and canonical_name(other, known) == name]
+    opposite = {other for other, words in WORDS.items() if words.get("0") == "1"}
+    others = (other for other in (*ALIASES, *WHERE_ALONE) if other not in known and other not in opposite)
+    return [other for other in others if canonical_name(other, known) == name]
 
 
-def canonical_value(name: str, value: str) -> str:
+def canonical_value(name: str, value: T, known: Container[str] = ()) -> T | str:
     """A value given under any name of an option, as it is given under the canonical name."""
-    words = WORDS.get(plain_name(name), {})
-    return words.get(value, words.get(value.lower(), value))
+    plain = plain_name(name)
+    words = {} if plain in TYPES and canonical_name(plain, known) == plain else WORDS.get(plain, {})
+    said = str(value)
+    return words.get(said, words.get(said.lower(), value))
+
+
+def unknown(given: str, known: Iterable[str], prefix: str = "") -> str:
+    """The fault of an option that a command lacks, and the remedy."""
+    names = sorted(known)
+    limit = CHOSEN.get(plain_name(given)) or CHOSEN.get(canonical_name(given, names))
+    if limit and not SEARCHED.isdisjoint(names):
+        where = f"{prefix}{limit}" if limit in names else f"{limit} of galvatron search"
+        return f"the search chooses it; {where} limits it, and galvatron plan uniform writes a plan with it"
+    return f"unknown option; {did_you_mean(given, names, prefix)}"
 
 
 def did_you_mean(given: str, known: Iterable[str], prefix: str = "") -> str:
@@ -148,9 +197,9 @@ def did_you_mean(given: str, known: Iterable[str], prefix: str = "") -> str:
     aliases = [other for name in names for other in other_names(name, names)]
     plain = plain_name(given)
     meant = [MEANT[plain]] if MEANT.get(plain) in names else []
-    close = [*meant, *difflib.get_close_matches(plain, [*names, *aliases], n=1)]
-    if close:
-        return f"did you mean {prefix}{close[0]}?"
+    near = difflib.get_close_matches(plain, [*names, *aliases], n=1, cutoff=NEAR)
+    if close := dict.fromkeys([*meant, *near]):
+        return f"did you mean {' or '.join(prefix + name for name in close)}?"
     if prefix and names:
         return "--help lists all"
     return "known: " + ", ".join(prefix + name for name in names)

@@ -17,7 +17,7 @@ from ..base.errors import UserError, plain_fault
 from ..base.limits import Size
 from ..base.reading import LARGEST_OPTIONS, read_json, read_yaml
 from ..base.text import shortened
-from .aliases import BEATEN, canonical_name, canonical_value, did_you_mean, plain_name
+from .aliases import BEATEN, TYPES, canonical_name, canonical_value, plain_name, unknown
 from .foreign import SEVERAL, SWITCHES, Outcome, idle_note, outcome_of
 
 UNSET = "None"  # a script's word for an option that it leaves unset
@@ -130,8 +130,9 @@ def _take(rest: deque[str], given: str, name: str, boolean: bool | None) -> str 
         while rest and not rest[0].startswith("--"):
             several.append(rest.popleft())
         return " ".join(several)
-    following = canonical_value(given, rest[0]) if rest else "--"
-    if (boolean or (boolean is None and name in SWITCHES)) and not _is_boolean_word(following):
+    following = rest[0] if rest else "--"
+    switch = boolean or (boolean is None and name in SWITCHES) or (boolean is False and plain_name(given) in TYPES)
+    if switch and not any(map(_is_boolean_word, (following, canonical_value(given, following)))):
         return "true"
     if following.startswith("--"):
         return None if boolean is False else ""
@@ -195,13 +196,13 @@ def canonical_pairs(
     idle: dict[str, str] = {}
     for word, value in pairs:
         name = canonical_name(word, known)
-        value = canonical_value(word, value) if isinstance(value, str) else value
+        value = canonical_value(word, value, known)
         if BEATEN.get(plain_name(word)) in plain:
             idle[word] = f"{dashes}{name} holds"
         elif name not in known:
             outcome = Outcome(idle=beside[name]) if name in beside else outcome_of(name, value)
             if outcome is None:
-                faults.append(f"{word}: unknown option; {did_you_mean(word, known, dashes)}")
+                faults.append(f"{word}: {unknown(word, known, dashes)}")
             elif outcome.fault:
                 faults.append(f"{word}: {outcome.fault}")
             elif outcome.idle:

@@ -109,7 +109,7 @@ class ModelOptions(Options):
         if (multiple := self.make_vocab_size_divisible_by) and shape.vocab_size % multiple:
             raise UserError(
                 f"make_vocab_size_divisible_by: {multiple} does not divide the vocabulary of {shape.vocab_size}, "
-                "which is padded to a multiple of its degree alone; leave it out, or give --vocab_size"
+                "which is padded to a multiple of its degree alone; leave it out, or give vocab_size"
             )
         if (layers := sum(kind.layers for kind in shapes)) > MOST_LAYERS:
             raise UserError(f"num_layers: {layers} are more than {MOST_LAYERS}; is it a slip of the pen?")

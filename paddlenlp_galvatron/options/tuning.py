@@ -22,6 +22,7 @@ EITHER = {"task", "tokenizer_name_or_path"}  # pretraining's, too, whose data br
 class TuningOptions(Options):
     """The task, its samples and its adapters."""
 
+    panel = "Fine-tuning"
     task: Kind = Field(
         "pretrain",
         description="pretrain; sft: fine-tune all weights on dataset_name_or_path, from the model's own; lora: "
@@ -67,9 +68,11 @@ class TuningOptions(Options):
     def _agrees(self) -> Self:
         fields = TuningOptions.model_fields
         own = [name for name in fields if getattr(self, name) != fields[name].default and name not in EITHER]
-        if not self.tunes and own:
-            raise ValueError(f"{', '.join(own)}: of fine-tuning, but the task is pretrain; add --task sft")
         beside = [name for name in own if name.startswith(("lora_", "rslora"))]
+        if not self.tunes and own:
+            of_pairs = self.model_fields_set & {*PAIRS, *PreferenceOptions.model_fields}
+            task = "dpo" if of_pairs else "lora" if beside else "sft"
+            raise ValueError(f"{', '.join(own)}: of fine-tuning, but the task is pretrain; add --task {task}")
         if self.tunes and not self.adapts and beside:
             raise ValueError(f"{', '.join(beside)}: of LoRA's adapters, but the task is {self.task}; give --lora 1")
         pairs = [name for name in own if name in PAIRS]

@@ -37,8 +37,11 @@ def adapters_of(plan: Plan) -> int | None:
 def task_note(plan: Plan, rank: int | None) -> str:
     """A note where a plan for other adapters, or none, trains those of this rank (None: all weights)."""
     searched = adapters_of(plan)
-    if rank is not None and searched is None and plan.metadata.get("searched_from"):
-        return "was searched for all weights; one for adapters, which need less memory, may be faster: --task lora"
+    if rank is not None and searched is None and (plan.metadata.get("searched_from") or {}).get("options"):
+        return (
+            "was searched for all weights; one for adapters, which need less memory, may be faster: galvatron search "
+            "--task lora"
+        )
     if rank is not None and searched and searched < rank:
         return (
             f"was searched for adapters of rank {searched}; those of rank {rank} need more memory than it has counted"
@@ -52,8 +55,8 @@ def require_trainable(plan: Plan, task: str = "", adapts: bool = False) -> None:
     options = (plan.metadata.get("searched_from") or {}).get("options")
     if task and adapters_of(plan) is not None and not adapts:
         raise UserError(
-            f"galvatron.searched_from: the plan was searched for adapters, but {task} trains all weights; search a "
-            f"plan with --task {task}"
+            f"galvatron.searched_from: the plan was searched for adapters, but {task} trains all weights; search "
+            f"one: galvatron search --task {task}"
         )
     if isinstance(options, dict) and options.get("offload_optimizer"):
         raise UserError(

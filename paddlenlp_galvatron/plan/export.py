@@ -10,7 +10,7 @@ Ulysses; Megatron-SP, the pipeline and ZeRO are as stock PaddleNLP has them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from ..base.errors import UserError
 from ..model import ModelShape, Recompute
@@ -29,7 +29,7 @@ def stock_arguments(plan: Plan, model: ModelShape | None = None) -> dict[str, Ar
 
     Raises UserError with one line for each field that it cannot express, for this model where it is given.
     """
-    require_expressible(plan, STOCK, model, _stock_gaps(plan, model))
+    _require_expressible(plan, STOCK, model)
     layer = plan.layers[0]
     arguments: dict[str, Argument] = {
         "per_device_train_batch_size": plan.micro_batch // plan.dp(layer),
@@ -135,7 +135,7 @@ def fleet_arguments(plan: Plan, model: ModelShape | None = None, program: str = 
 
     Raises UserError with one line for each field that it cannot express, for this model where it is given.
     """
-    require_expressible(plan, program, model, _fleet_gaps(plan, model, program))
+    _require_expressible(plan, program, model)
     layer, stage = plan.layers[0], sharding_stage(plan)
     arguments: dict[str, Argument] = {
         "stage": "PT",  # its default fine-tunes
@@ -219,17 +219,25 @@ def sharding_stage(plan: Plan, layer: LayerStrategy | None = None) -> int:
     return stages[_dp_type(plan, layer or plan.layers[0])]
 
 
-def require_expressible(plan: Plan, program: str, model: ModelShape | None, own: Iterable[str]) -> None:
-    """Raise UserError with a line for each field that `program` cannot express, for this model where it is given: what
-    such programs lack, and the gaps of its `own`."""
-    gaps = [*_uneven(plan, program), *_unlike(plan, program), *own]
+def gaps(plan: Plan, program: str, model: ModelShape | None = None) -> list[str]:
+    """A line for each field of a plan that `program` cannot express, for this model where it is given."""
+    own = _stock_gaps(plan, model) if program == STOCK else _fleet_gaps(plan, model, program)
+    found = [*_uneven(plan, program), *_unlike(plan, program), *own]
     tp = plan.layers[0].tp
     if any(layer.experts.ranks > 1 or layer.experts_dp_type for layer in plan.layers):
-        gaps.append(f"ep_sizes_enc: experts are not written for {program}")
+        found.append(f"ep_sizes_enc: experts are not written for {program}")
     if model and model.vocab_size % tp:
-        gaps.append(f"vtp: {program} does not split a vocabulary of {model.vocab_size} over {tp} ranks nor pad it")
-    if gaps:
-        raise UserError(f"{gap}; run it with galvatron train" for gap in gaps)
+        found.append(f"vtp: {program} does not split a vocabulary of {model.vocab_size} over {tp} ranks nor pad it")
+    return found
+
+
+def _require_expressible(plan: Plan, program: str, model: ModelShape | None) -> None:
+    """Raise UserError with the gaps, and the way out."""
+    if found := gaps(plan, program, model):
+        name = program.removeprefix("stock ").lower()
+        raise UserError(
+            f"{gap}; run it with galvatron train, or find another: galvatron search --trainer {name}" for gap in found
+        )
 
 
 def placement_note(program: str) -> str:

@@ -371,7 +371,7 @@ def _world_size(fields: StrategyFile, given: int | None, fitting: set[int] | Non
     if world_size := fields.world_size or given:
         return world_size
     if fitting is None:
-        raise UserError("world_size: missing; add it to the file or pass --world_size")
+        raise UserError("world_size: missing; add it to the file")
     stage = 1
     for ranks in sorted(fitting):
         stage = lcm(stage, ranks)

@@ -225,7 +225,7 @@ class Load(NamedTuple):
 
     def __str__(self) -> str:
         usual, most = self
-        return f"rows of the fullest rank of experts {usual:g} x the mean, {most:g} x in the bound of memory"
+        return f"expert load imbalance: {usual:g}x for time, {most:g}x for memory"
 
 
 def load_summary(load: Load | None) -> dict[str, float] | None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ..base.errors import UserError, member
 from ..model import Recompute
-from .check import require_valid
+from .check import find_faults, require_valid
+from .mesh import divisors
 from .schedule import Schedule
 from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, VocabStrategy
 
@@ -12,6 +15,17 @@ from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, VocabStrat
 def even_stages(layers: int, stages: int) -> tuple[int, ...]:
     """Layers per stage, as even as can be; the first stages take the remainder (the last one has the LM head)."""
     return tuple(layers // stages + (stage < layers % stages) for stage in range(stages))
+
+
+def one_sample_each(plan: Plan) -> Plan:
+    """A plan of like layers with the most micro-batches that it can have: one sample of each on a data-parallel rank,
+    where the batch allows. They take the least memory, and pipelines wait least."""
+    dp = plan.dp(plan.layers[0])
+    for count in reversed(divisors(plan.global_batch)):
+        made = replace(plan, micro_batches=count)
+        if plan.global_batch % (count * dp) == 0 and not find_faults(made):
+            return made
+    return plan
 
 
 def uniform_plan(

@@ -23,6 +23,7 @@ from ..cost_model.costs import Prediction
 from ..model import joint_fingerprint
 from ..plan import ModelShape, Plan
 from .core_arrays import Core, CostArrays, compute_bound_ms, core_of, cost_arrays, layer_arrays
+from .even import EvenCore, EvenPlans, even_spaces
 from .options import SearchOptions
 from .result import Candidate, FamilyOutcome, Need, SearchResult
 from .space import PlanFamily, Space, Strategies, families, interleaved_families
@@ -31,6 +32,7 @@ MS_PER_S = 1000.0
 # Limits of the search space: about one minute of pricing and 100 MB.
 MOST_FAMILIES, MOST_STRATEGIES, MOST_PRICES = 50_000, 2_000, 1_000_000
 TRIAL_SHARE = 1 / 64  # of the effort, which every family is given before any has all of it
+AnyCore = Core | EvenCore
 ROUNDING = 1e-9  # relative: the core's sums and the cost model's differ by no more
 
 
@@ -90,7 +92,7 @@ class _OpenFamily:
     by: _Bound = field(compare=False)
     family: PlanFamily = field(compare=False)
     strategies: Strategies = field(compare=False)
-    core: Core | None = field(compare=False, default=None)  # from _Bound.PATHS on
+    core: AnyCore | None = field(compare=False, default=None)  # from _Bound.PATHS on
 
 
 class _Search:
@@ -118,6 +120,8 @@ class _Search:
             assumed=cost.assumed,
             stated=frozenset(name for name, value in asdict(cost.assumed).items() if value is not None),
         )
+        even = options.trainer != "galvatron"
+        self.even = EvenPlans(options.trainer, models[0], cost, options.budget_mib, self.bare) if even else None
         self.cancel = cancel or galvatron_dp_core.Cancel()
         self.space: dict[PlanFamily, list[Strategies]] = {}
         self.found: dict[PlanFamily, Candidate] = {}
@@ -264,6 +268,8 @@ class _Search:
     def _spaces(self, family: PlanFamily) -> list[Strategies]:
         """Strategies of each layer type, and of a vocabulary that suits the first and the last one."""
         layers = [space.layers(family) for space in self.spaces]
+        if self.even:
+            return even_spaces(layers[0], self.spaces[0].vocabularies(family), family, self.even)
         others = set(self.spaces[-1].vocabularies(family))
         vocabularies = [vocab for vocab in self.spaces[0].vocabularies(family) if vocab in others]
         if self.options.one_strategy:  # and its like for the vocabulary
@@ -364,15 +370,17 @@ class _Search:
             return False
         return True
 
-    def _core(self, entry: _OpenFamily, price: Callable[[PlanFamily, Strategies, CostModel], CostArrays]) -> Core:
+    def _core(self, entry: _OpenFamily, price: Callable[[PlanFamily, Strategies, CostModel], CostArrays]) -> AnyCore:
         """The core's object of a family. Families that differ in schedule or chunks alone are priced once."""
         family = entry.family
+        if self.even:
+            return EvenCore(family, entry.strategies, self.even)
         where = price, family.global_batch, family.micro_batches, family.stages, entry.strategies
         if where not in self.arrays:
             self.arrays[where] = price(family, entry.strategies, self.cost)
         return core_of(family, self.arrays[where], self.cost, self.options.budget_mib)
 
-    def _solve(self, entry: _OpenFamily, core: Core, limit: float, effort: int, last: bool = False) -> float:
+    def _solve(self, entry: _OpenFamily, core: AnyCore, limit: float, effort: int, last: bool = False) -> float:
         """Search a family with an effort. Returns its bound in ms, infinite where it is settled."""
         family, batch = entry.family, entry.family.global_batch
         limit_ms = limit * batch
@@ -484,6 +492,8 @@ def _no_garbage() -> Iterator[None]:
 
 def _require_agreement(models: Sequence[ModelShape], cost: CostModel, options: SearchOptions) -> None:
     faults = []
+    if options.trainer != "galvatron" and len(models) > 1:
+        faults.append(f"trainer: {options.trainer} has one type of layers, the model {len(models)}; leave it out")
     if models != cost.models:
         faults.append("model: it is not that of the cost model; make them agree")
     asked = options.assumptions

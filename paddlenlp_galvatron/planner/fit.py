@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -21,9 +21,10 @@ from ..profiles.dialects import Note
 from ..profiles.files import allreduce_name, no_note, p2p_name, read_profile, sp_time_name
 from ..profiles.reserve import GIB_MIB, Reserve, gpu_sheet, reserve_of
 from .engine import Watch
+from .hints import Hint, hints
 from .options import BATCH, SearchOptions, TaskOptions
 from .question import Question
-from .result import Candidate, Need, SearchResult
+from .result import Candidate, Need
 
 DEVICE = "h100-80gb"  # where neither the user nor a profile names one
 NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # numbers of nodes that are tried
@@ -92,6 +93,7 @@ class Fit:
     held: Need | None  # by its plan, or by the one that needs least where none fits; None: no plan at all
     reserve: Reserve
     card_gib: float
+    question: Question
     with_more: float | None  # samples/s with MORE_GIB more on each card; None: still nothing fits
     hopeful: bool = False  # nothing fits by its bound, but something by what tensors take
 
@@ -109,6 +111,14 @@ class Fit:
     def verdict(self) -> str:
         """`at risk`: only if the allocator holds less beside tensors than it did in published runs."""
         return "fits" if self.best else "at risk" if self.hopeful else "does not fit"
+
+
+def hints_of(found: Sequence[Fit], options: FitOptions) -> list[Hint]:
+    """Options with which the first number of cards that fits, or the last that does not, is faster; more cards only
+    where one number was asked for, as rows show the others."""
+    one = next((one for one in found if one.best), found[-1])
+    asked = hints(one.question, one.best, options.model_fields_set)
+    return [hint for hint in asked if len(options.gpus or ()) == 1 or "num_nodes" not in hint.options]
 
 
 def sheet_of(options: FitOptions) -> DataSheet:
@@ -190,15 +200,17 @@ class _Row:
         cost = self.model_on(max(nodes, 1), cards or per_node)
         reserve = cost.reserve if cost.device else reserve_of(self.sheet.device, gpus)
         cost = cost.reserving(0.0, reserve.freed)
-        now, more = (self._search(cost, reserve, gib) for gib in (self.card_gib, self.card_gib + MORE_GIB))
+        question = self._question(cost, reserve, self.card_gib)
+        now = question.search(watch=self.watch)
+        more = self._question(cost, reserve, self.card_gib + MORE_GIB).search(watch=self.watch)
         with_more = more.best.samples_per_s if more.best else None
         held = Need.of(now.best.plan, cost) if now.best else now.need
         held = held and held.on(reserve)
         tensors_alone = Reserve(reserve.parts)
-        hopeful = now.best is None and self._search(cost, tensors_alone, self.card_gib).best is not None
-        return Fit(gpus, now.best, held, reserve, self.card_gib, with_more, hopeful)
+        hopeful = now.best is None and self._question(cost, tensors_alone, self.card_gib).search().best is not None
+        return Fit(gpus, now.best, held, reserve, self.card_gib, question, with_more, hopeful)
 
-    def _search(self, cost: CostModel, reserve: Reserve, gib: float) -> SearchResult:
+    def _question(self, cost: CostModel, reserve: Reserve, gib: float) -> Question:
         context_mib = reserve.context_mib(gib * GIB_MIB)
         options = SearchOptions(
             task=self.options.task,
@@ -212,11 +224,11 @@ class _Row:
             settle_bsz=self.options.global_train_batch_size,
             seq_length=self.options.seq_length,
             max_cp_deg=self.options.max_cp_deg,
+            device=None if self.options.profiles else self.options.device or DEVICE,
         )
         asked = {"model_size": self.options.model_size, "seq_length": options.seq_length}
         model = Model(tuple(cost.models), self.options.tokens_of_a_sample)
-        cost = cost.reserving(context_mib, reserve.freed)
-        return Question(model, options, cost, reserve, asked).search(watch=self.watch)
+        return Question(model, options, cost.reserving(context_mib, reserve.freed), reserve, asked)
 
 
 def _derived(shape: ModelShape, sheet: DataSheet, options: FitOptions) -> Callable[[int, int], CostModel]:

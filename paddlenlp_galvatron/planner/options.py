@@ -187,6 +187,12 @@ class SearchOptions(TaskOptions):
         DataParallel.ZERO2, description="data parallelism of layers without zero3: zero2 or ddp; zero3: all layers"
     )
 
+    trainer: Literal["galvatron", "paddlenlp", "paddlefleet", "paddleformers"] = Field(
+        "galvatron",
+        description="whose trainer must be able to run the plan: galvatron, or paddlenlp, paddlefleet, paddleformers: "
+        "even stages, one strategy for all layers",
+    )
+
     # Assumptions of prices.
     seq_length: Size | None = Field(None, description="sequence length")
     sequence_parallel: bool = Field(True, description="Megatron-SP in every layer with tp > 1")
@@ -275,6 +281,8 @@ class SearchOptions(TaskOptions):
             raise ValueError(f"bsz_scale: {number + 1} batches up to max_bsz are too many; take a wider step")
         if not self.tp_consec and self.sp_space != "tp":
             raise ValueError(f"tp_consec: 0 does not go together with sp_space {self.sp_space}; use sp_space tp")
+        if self.trainer != "galvatron" and self.max_virtual_pp_deg > 1:
+            raise ValueError(f"max_virtual_pp_deg: for {self.trainer} only one chunk a stage is searched; give 1")
         unknown = [name for name in self._listed() if name not in DIMENSIONS]
         if unknown:
             known = ", ".join(DIMENSIONS)

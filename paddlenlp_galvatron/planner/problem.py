@@ -12,12 +12,11 @@ from typing import Any
 from pydantic import Field
 
 from ..base.errors import GalvatronError, UserError
-from ..base.limits import Positive, Ranks, Size
 from ..cost_model import CostModel
 from ..cost_model.facts import PlanFacts
-from ..options.group import Options, canonical_options
-from ..options.model_options import ModelOptions
-from ..options.task import RANK, Kind
+from ..options.group import canonical_options
+from ..options.model_options import SEQ, ModelOptions
+from ..options.prices import PriceOptions
 from ..plan import ModelShape, Plan, read_plan
 from ..plan.check import require_fits
 from ..profiles import ProfileFile
@@ -83,7 +82,7 @@ class Problem:
                 num_nodes=options.num_nodes,
                 gpus_per_node=options.num_gpus_per_node,
                 assumed=options.assumptions,
-                options=self.cost.options,
+                options=options.cost_options,
             )
         options, cost = with_reserve(options, cost)
         watch = self.watch() if self.watch else None
@@ -100,33 +99,20 @@ def best_of(result: SearchResult, seconds: float) -> Candidate:
 class SharedTime:
     """Seconds of processor time that some searches share: slow ones may use the rest of quick ones."""
 
-    def __init__(self, seconds: float, shares: int):
-        self._end, self._shares = process_time() + seconds, shares
+    def __init__(self, seconds: float, shares: int, least_s: float = LEAST_S):
+        self._end, self._shares, self._least_s = process_time() + seconds, shares, least_s
 
     def take(self, shares: int = 1) -> float:
         """Seconds of the next search."""
         part = shares / max(shares, self._shares)
         self._shares -= shares
-        return max(LEAST_S, (self._end - process_time()) * part)
+        return max(self._least_s, (self._end - process_time()) * part)
 
 
-class OriginOptions(Options):
+class OriginOptions(PriceOptions):
     """The plan and the source of its prices."""
 
     plan: Path = Field(description="the plan file")
-    profiles: Path | None = Field(None, description="folder of the profile files; unset: the one that the plan names")
-    device: str | None = Field(None, description="price by this data sheet (h100, or a file); unset: as in the plan")
-    model_size: str | None = Field(
-        None, description="a preset's name, a config.json, or its folder; unset: the plan's model"
-    )
-    memory_constraint: Positive | None = Field(None, description="memory of a GPU, GiB; unset: as in the plan")
-    num_gpus_per_node: Ranks | None = Field(None, description="GPUs per node; unset: as in the plan, or 8")
-    task: Kind | None = Field(
-        None, description="what is trained: pretrain, sft, lora or dpo; unset: what the plan was searched for"
-    )
-    lora_rank: Size | None = Field(
-        None, description=f"rank of the adapters; unset: as the plan names it, or {RANK} with lora"
-    )
 
 
 def read_origin(
@@ -142,7 +128,8 @@ def origin_of(
 ) -> tuple[Plan, Problem]:
     """The same of a plan that has been read."""
     searched = plan.metadata.get("searched_from") or {}
-    model = _model(searched, origin.model_size, plan).resolve(plan.assumed.seq_length)
+    given, seq_length = _model(searched, origin.model_size, plan), plan.assumed.seq_length
+    model = given.resolve(seq_length) if seq_length else given.resolve_usual(SEQ)
     options = _options(searched, origin, plan, model.seq_length, budget_gb)
     plan = replace(plan, assumed=options.assumptions)
     if len(model.shapes) == 1:
@@ -198,7 +185,7 @@ def _options(
     if asked.get("memory_constraint") is None:
         asked["memory_constraint"] = budget_gb
     if asked["memory_constraint"] is None and not asked.get("device"):
-        raise UserError("memory_constraint: missing, and the plan's file names none; give --memory_constraint")
+        raise UserError("memory_constraint: missing, and the plan's file names none; give it, or --device")
     assumed = plan.assumed
     asked.pop("top_k", None)
     asked |= {

@@ -39,7 +39,7 @@ class Candidate:
             ((plan.micro_batches * (s.forward_ms + s.backward_ms), s.sync_ms) for s in stages), key=lambda s: sum(s)
         )
         waits = max(0.0, round(self.prediction.time_s * 1000 - passes - sync, 6))  # to the ns: one stage alone waits 0
-        parts = {"passes": passes, "gradient reduction and update": sync, "pipeline bubble": waits}
+        parts = {"forward and backward": passes, "gradient reduction and update": sync, "pipeline bubble": waits}
         return {name: ms / plan.global_batch for name, ms in parts.items()}
 
     def why_slower_than(self, best: Candidate) -> str:
@@ -47,7 +47,7 @@ class Candidate:
         mine, its = self.parts_ms(), best.parts_ms()
         part = max(mine, key=lambda name: mine[name] - its[name])
         slower = best.samples_per_s / self.samples_per_s - 1
-        return f"{slower:.1%} slower: {part} {mine[part]:.3g} ms a sample against {round(its[part], 6):.3g}"
+        return f"{slower:.1%} slower: {part} {mine[part]:.3g} ms per sample (best: {round(its[part], 6):.3g})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class Need:
         layers = f"layers {self.plan.layer_spans(self.stage)}"
         largest = f"; largest: {self.part}, {self.part_mib / 1024:.2f} GiB" if self.part_mib < self.term_mib else ""
         return (
-            f"the leanest plan needs {self.enough_gib} GiB per device, {self.term_mib / 1024:.2f} GiB of it "
+            f"the smallest plan needs {self.enough_gib} GiB per GPU, {self.term_mib / 1024:.2f} GiB of it "
             f"{self.term} on stage {self.stage} ({layers}{largest})"
         )
 
@@ -237,5 +237,7 @@ class SearchResult:
                     f"search_space: too wide: {self.given_up} of {len(self.outcomes)} families of plans were given up "
                     "before one was found; lower max_tp_deg or max_pp_deg, leave tp_consec at 1, or raise effort"
                 )
-            raise Infeasible(f"no plan fits: {self.need or 'no strategy splits batch, heads and ranks evenly'}")
+            if self.need is None:
+                raise Infeasible("no plan fits: no strategy splits batch, heads and ranks evenly")
+            raise Infeasible(f"no plan fits: {self.need}; use more GPUs")
         return self.best

@@ -299,7 +299,7 @@ def _dialect(
     raise UserError(
         f"{path}: nothing tells whether parameter_size is Galvatron's (fp32 MiB) or PaddleNLP's (bf16 MiB)"
         + (f", and {size:g} is neither of {model.name}" if model else "")
-        + "; pass --profile_dialect galvatron or --profile_dialect paddlenlp"
+        + "; galvatron search --profile_dialect galvatron (or paddlenlp) says it"
     )
 
 

@@ -20,6 +20,7 @@ _MODEL = re.compile(r"([a-z]+)-?(\d[\d.]*)?-(\d+(?:\.\d+)?)b(?![a-z])")  # llama
 # Families as they stand in names of Galvatron's models, those that are not planned here among them.
 FAMILIES = ("llama", "qwen", "gpt", "t5", "bert", "vit", "swin", "mixtral", "moe")
 _FAMILY = re.compile(rf"_profiling_(?:fp32|bf16|fp16)_({'|'.join(FAMILIES)})(?![a-z])")
+FOREIGN = ", or galvatron search --allow_foreign_profiles"
 FLOPS_A_MS = 1e13  # of one device: four times the fastest matrix units of 2025
 
 
@@ -38,7 +39,7 @@ def require_same_model(path: str | Path, meta: Meta, models: Sequence[ModelShape
     if told.model is None:
         faults += name_faults(path, model)
     if faults:
-        raise UserError(f"{path}: {fault}; profile this model or pass --allow_foreign_profiles" for fault in faults)
+        raise UserError(f"{path}: {fault}; profile this model{FOREIGN}" for fault in faults)
 
 
 def name_faults(path: str | Path, model: ModelShape) -> list[str]:
@@ -87,7 +88,7 @@ def require_same_device(files: Iterable[ProfileFile]) -> None:
     devices = {file.path: file.fingerprint.device for file in files if file.fingerprint.device}
     if len(set(devices.values())) > 1:
         told = ", ".join(f"{path} on {device}" for path, device in devices.items())
-        raise UserError(f"profiles of different devices: {told}; profile on one, or pass --allow_foreign_profiles")
+        raise UserError(f"profiles of different devices: {told}; profile on one{FOREIGN}")
 
 
 def require_parameter_size(path: str | Path, parameter_mib: float, model: ModelShape) -> None:
@@ -95,7 +96,7 @@ def require_parameter_size(path: str | Path, parameter_mib: float, model: ModelS
     if not fits_layer(parameter_mib, model):
         raise UserError(
             f"{path}: parameter_size: {parameter_mib:.1f} MiB of fp32 weights a layer, but a layer of {model.name} has "
-            f"{layer_mib(model):.1f}; profile this model, correct --profile_dialect, or pass --allow_foreign_profiles"
+            f"{layer_mib(model):.1f}; profile this model, or galvatron search --profile_dialect{FOREIGN}"
         )
 
 
@@ -124,7 +125,7 @@ def require_vocab_states(path: str | Path, states_mib: Mapping[str, float], mode
             faults.append(
                 f"{path}: model_states: {measured:.0f} MiB for the vocabulary layers ({role} stage), but "
                 f"{models[0].name} with {models[0].vocab_size} words has {least:.0f}; "
-                "profile this model or pass --allow_foreign_profiles"
+                f"profile this model{FOREIGN}"
             )
     if faults:
         raise UserError(faults)
@@ -137,5 +138,5 @@ def require_possible_times(path: str | Path, sample_ms: Mapping[int, float], mod
         if flops > ms * FLOPS_A_MS:
             raise UserError(
                 f"{path}: layertype_{layer_type}: {ms:.3g} ms a token is {flops / ms / 1e12:,.0f} PFLOP/s, more than "
-                "any device does; are these seconds? write ms, or pass --allow_foreign_profiles"
+                f"any device does; are these seconds? write ms{FOREIGN}"
             )

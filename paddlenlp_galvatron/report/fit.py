@@ -13,8 +13,10 @@ from ..cost_model.facts import trained_flops_per_token
 from ..plan import ModelShape, plan_to_dict
 from ..plan.strategy import Load, Plan, load_summary
 from ..planner.fit import MORE_GIB, Fit, FitOptions
+from ..planner.hints import Hint
 from ..profiles.data_sheet import DataSheet
 from ..profiles.reserve import GIB_MIB
+from .search import hint_line
 
 DAY_S = 24 * 3600
 
@@ -26,9 +28,12 @@ def rows(found: Sequence[Fit], shape: ModelShape, sheet: DataSheet, options: Fit
     ]
 
 
-def summary(found: Sequence[Fit], shape: ModelShape, sheet: DataSheet, options: FitOptions) -> dict[str, Any]:
+def summary(
+    found: Sequence[Fit], shape: ModelShape, sheet: DataSheet, options: FitOptions, hints: Sequence[Hint]
+) -> dict[str, Any]:
     """The answer for programs."""
-    return {"rows": rows(found, shape, sheet, options), "load": load_summary(_load(shape, options))}
+    told = rows(found, shape, sheet, options)
+    return {"rows": told, "load": load_summary(_load(shape, options)), "hints": [hint.summary() for hint in hints]}
 
 
 def _load(shape: ModelShape, options: FitOptions) -> Load | None:
@@ -62,7 +67,9 @@ def _row(one: Fit, following: Fit | None, shape: ModelShape, sheet: DataSheet, o
     }
 
 
-def explain(found: Sequence[Fit], shape: ModelShape, sheet: DataSheet, options: FitOptions) -> Iterator[str | Table]:
+def explain(
+    found: Sequence[Fit], shape: ModelShape, sheet: DataSheet, options: FitOptions, hints: Sequence[Hint]
+) -> Iterator[str | Table]:
     """Tables and lines, to be printed one below the other."""
     adapters = f", adapters of rank {options.trained.adapter_rank}" if options.trained.frozen else ""
     card_gib = found[-1].card_gib
@@ -90,6 +97,7 @@ def explain(found: Sequence[Fit], shape: ModelShape, sheet: DataSheet, options: 
         yield f"bound: estimate of tensors + {beside} GiB on a full GPU"
         if reserve.working:
             yield f"the allocator may also keep {reserve.working:.0%} of working memory when it is freed"
+    yield from (hint_line(hint, sheet.gpus_per_node) for hint in hints)
 
 
 def _speeds(row: dict[str, Any]) -> list[str]:

@@ -81,7 +81,7 @@ def load_verdicts(planned: Load, measured: MeasuredLoad) -> dict[str, tuple[bool
     """Whether the estimate and the bound hold that a plan was priced with, and in words what to do."""
     estimate, bound = planned
     rows = f"the fullest rank of experts has rows {_beside(measured.usual, estimate, 'x mean')}"
-    over, again = measured.usual / estimate - 1, f"search again with --moe_imbalance {measured.usual:.2g}"
+    over, again = measured.usual / estimate - 1, f"search again: galvatron search --moe_imbalance {measured.usual:.2g}"
     if over < -TOLERANCE:
         rows += f"; the estimate holds; {again} for a plan that may be faster"
     else:
@@ -92,7 +92,7 @@ def load_verdicts(planned: Load, measured: MeasuredLoad) -> dict[str, tuple[bool
         most += f"and memory was planned for {bound:.3g}; the bound holds"
     else:
         enough = ceil(10 * measured.most) / 10
-        most += f"but memory was planned for {bound:.3g}; search again with --moe_imbalance_bound {enough:g}"
+        most += f"but memory was planned for {bound:.3g}; galvatron search --moe_imbalance_bound {enough:g}"
     return {"estimate": (over <= TOLERANCE, rows), "bound": (holds, most)}
 
 

@@ -75,6 +75,7 @@ class Origin(Metadata):
     memory_constraint_gb: float
     profiles: list[ProfilePath]
     options: dict[str, Any] = {}
+    model_options: dict[str, Any] = {}  # as they were given
 
     @property
     def facts(self) -> list[tuple[str, str]]:
@@ -127,6 +128,8 @@ def _facts(plan: Plan, shape: ModelShape | None) -> list[tuple[str, str]]:
         facts += [("predicted", line) for line in islice(_lines(predicted), MOST_ROWS)]
     if origin := Origin.of(searched):
         return [*facts, *origin.facts]
+    if searched.keys() == {"model", "model_options"}:  # of one strategy for all layers, which no search chose
+        return [*facts, ("made for", str(searched["model"]))]
     return [*facts, *(("searched_from", line) for line in islice(_lines(searched), MOST_ROWS))]
 
 

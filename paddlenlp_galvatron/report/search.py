@@ -14,6 +14,7 @@ from ..base.text import count
 from ..cost_model import CostModel
 from ..cost_model.facts import PlanFacts
 from ..plan import ModelShape
+from ..planner.hints import Hint
 from ..planner.result import Candidate, FamilyOutcome, Need, SearchResult
 from ..profiles.reserve import GIB_MIB
 from .plan import describe
@@ -130,6 +131,28 @@ def _rejected(result: SearchResult) -> Table | None:
         if counts[outcome] > 0:
             shown.add_row(str(counts[outcome]), outcome.words)
     return shown if shown.row_count else None
+
+
+def hint_line(hint: Hint, gpus_per_node: int | None = None) -> str:
+    """One line. `gpus_per_node`: of a command that counts GPUs, not nodes, and that searches less than `search`."""
+    words = []
+    for name, value in hint.options.items():
+        if name == "num_nodes" and gpus_per_node:
+            name, value = "gpus", value * gpus_per_node
+        elsewhere = "galvatron search " if gpus_per_node and name == "sp_space" else ""
+        words.append(f"{elsewhere}--{'batch' if name == 'settle_bsz' else name} {value}")
+    gain = "a plan fits" if hint.gain is None else f"{hint.gain:+.1%}"
+    return f"hint: with {' '.join(words)} {gain}: {hint.tokens_per_s_per_gpu:,.0f} tokens/s/GPU"
+
+
+def beside_free(best: Candidate, free: Candidate | None, trainer: str) -> str:
+    """The loss of a plan for another program's trainer."""
+    if free is None:
+        return f"{trainer} can run this plan; how much faster galvatron train would be was not found in time"
+    return (
+        f"{trainer} can run this plan; the best plan of galvatron train is "
+        f"{free.samples_per_s / best.samples_per_s - 1:.1%} faster: {free.time_s:.4g} s a step"
+    )
 
 
 def runner_up(number: int, other: Candidate, best: Candidate) -> str:

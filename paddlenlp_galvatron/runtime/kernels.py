@@ -32,7 +32,7 @@ class Kernels:
         if self.flash_attention and parallel and tuple(map(int, version.split(".")[:2])) < ROWS_OF_OWN_QUERIES:
             raise UserError(
                 f"cp_sizes_enc: flash attention of Paddle {version} refuses fewer queries than keys; install Paddle "
-                f"{'.'.join(map(str, ROWS_OF_OWN_QUERIES))} or newer, or search a plan with --max_cp_deg 1"
+                f"{'.'.join(map(str, ROWS_OF_OWN_QUERIES))} or newer, or galvatron search --max_cp_deg 1"
             )
 
 

@@ -9,6 +9,12 @@ ASKED = {
     "galvatron plan sc": {"scale", "schema"},
     "galvatron plan scale plan.json --gp": {"--gpus"},
     "galvatron fit qwen2.5-7b --dev": {"--device"},
+    "galvatron fit qwen2.5-7b --device h800": {"h800-80gb"},
+    "galvatron search --model qwen2.5-7": {"qwen2.5-7b", "qwen2.5-72b"},
+    "galvatron fit mixtral-8x7": {"mixtral-8x7b"},
+    "galvatron train plan.json --task l": {"lora"},
+    "galvatron search qwen2.5-7b --trainer paddlef": {"paddlefleet", "paddleformers"},
+    "galvatron plan uniform qwen2.5-7b --mixed_precision f": {"fp16", "fp32"},
 }
 
 

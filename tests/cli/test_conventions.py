@@ -16,7 +16,7 @@ from paddlenlp_galvatron.base.process import INTERRUPTED
 from paddlenlp_galvatron.check.findings import EXIT_CODES as OF_CHECKS
 from paddlenlp_galvatron.cli import main as cli
 from paddlenlp_galvatron.cli.command import EXIT_CODES, App, FromFile
-from paddlenlp_galvatron.options.aliases import ALIASES, WORDS
+from paddlenlp_galvatron.options.aliases import ALIASES, TYPES, WORDS
 from paddlenlp_galvatron.options.foreign import HOLDS, IDLE
 from paddlenlp_galvatron.options.group import Options, read_words
 
@@ -133,7 +133,7 @@ def test_aliases_lead_to_names_and_not_to_aliases():
     assert not set(ALIASES) & set(ALIASES.values())
     assert not (set(HOLDS) | set(IDLE)) & {*ALIASES, *ALIASES.values()}
     assert not set(HOLDS) & set(IDLE)
-    assert set(WORDS) <= {*ALIASES, "model_type"}
+    assert set(WORDS) <= {*ALIASES, *TYPES, "model_type"}
     assert all(name.isidentifier() for name in [*ALIASES, *ALIASES.values(), *HOLDS, *IDLE])
 
 

@@ -54,7 +54,7 @@ def test_nothing_fits_is_exit_code_three_and_says_what_binds(galvatron):
     ran = galvatron("fit", "llama3-405b", "--gpus", "8", "--json")
     assert ran.code == 3 and json.loads(ran.out)["rows"][0]["fits"] is False
     [refusal] = ran.err.splitlines()
-    assert refusal.startswith("error: no plan fits: on 8 GPUs the leanest plan needs ")
+    assert refusal.startswith("error: no plan fits: on 8 GPUs the smallest plan needs ")
     assert " GiB of it model states on stage " in refusal and refusal.endswith("; use more GPUs")
 
 

@@ -119,18 +119,18 @@ def test_show_is_the_same_when_piped(plan_file):
 
 
 def test_check_says_nothing_is_wrong(galvatron, plan_file, llama_file):
-    assert galvatron("plan", "check", plan_file()) == (0, f"{plan_file()}: valid on 8 ranks; memory not checked\n", "")
+    assert galvatron("plan", "check", plan_file()) == (0, f"{plan_file()}: valid: 8 GPUs; model not checked\n", "")
     ran = galvatron("plan", "check", llama_file, "--model", "llama2-7b", "--world-size", 8)
-    assert ran == (0, f"{llama_file}: valid on 8 ranks, matches llama2-7b (32 layers); memory not checked\n", "")
+    assert ran == (0, f"{llama_file}: valid: 8 GPUs, matches llama2-7b (32 layers); memory not checked\n", "")
 
 
 def test_check_reads_a_file_without_a_world_size(galvatron, plan_file):
     path = plan_file(world_size=...)
-    assert "valid on 8 ranks" in galvatron("plan", "check", path).out
-    assert "valid on 16 ranks" in galvatron("plan", "check", path, "--world_size", 16).out
+    assert "valid: 8 GPUs" in galvatron("plan", "check", path).out
+    assert "valid: 16 GPUs" in galvatron("plan", "check", path, "--world_size", 16).out
     named = path.rename(path.with_name("galvatron_config_llama2-7b_2nodes_8gpus_per_node_36GB_bf16.json"))
-    assert "valid on 16 ranks" in galvatron("plan", "check", named).out
-    assert "valid on 8 ranks" in galvatron("plan", "check", named, "--world_size", 8).out
+    assert "valid: 16 GPUs" in galvatron("plan", "check", named).out
+    assert "valid: 8 GPUs" in galvatron("plan", "check", named, "--world_size", 8).out
 
 
 def test_a_padded_vocabulary_is_a_note(galvatron, plan_file, tmp_path):
@@ -210,7 +210,7 @@ def test_a_plan_that_cannot_run_is_shown_with_its_faults_and_refused_elsewhere(
     assert (refused.code, refused.out) == (2, "") and message in refused.err
     faults = [line.removeprefix("error: ").removeprefix("plan.json: ") for line in refused.err.splitlines()]
     shown = galvatron("plan", "show", "plan.json", *words)
-    assert (shown.code, shown.err) == (0, "") and "micro-batches" in shown.out and "start on" not in shown.out
+    assert (shown.code, shown.err) == (0, "") and "micro-batches" in shown.out and "start: " not in shown.out
     assert all(f"note cannot run: {fault}" in " ".join(shown.out.split()) for fault in faults)
     as_json = galvatron("plan", "show", "plan.json", *words, "--json")
     assert as_json.code == 0 and json.loads(as_json.out)["pp_deg"] == plan_fields(**fields)["pp_deg"]
@@ -355,8 +355,8 @@ def test_the_load_of_experts_stands_in_every_answer_and_check_holds_it_against_a
         }
     )
     (rows, most), told = with_log(1.9, 2.41)
-    assert rows.endswith("(predicted 1.5 x mean, +27%); search again with --moe_imbalance 1.9")
-    assert most.endswith("planned for 2; search again with --moe_imbalance_bound 2.5")
+    assert rows.endswith("(predicted 1.5 x mean, +27%); search again: galvatron search --moe_imbalance 1.9")
+    assert most.endswith("planned for 2; galvatron search --moe_imbalance_bound 2.5")
     assert told == {
         "steps": 1,
         "load": {"moe_imbalance": 1.9, "moe_imbalance_most": 2.41},

@@ -197,6 +197,7 @@ ROWS = {
     "tp_consec": Row(0, "calls.strategies"),
     "pipeline_type": Row("pipedream_flush", "plan.pipeline_type"),
     "default_dp_type": Row("ddp", "plan.default_dp_type"),
+    "trainer": Row("paddlenlp", "answer.free_time_s"),
     "sequence_parallel": Row(0, "plan.galvatron.assumed"),
     "mixed_precision": Row("fp32", "refusal"),
     "no_async_grad_reduce": Row(1, "answer.time_s"),
@@ -240,7 +241,10 @@ EXPLAIN = {
 TRACE = {
     "output": Row("mine.json", "files"),
     "profiles": Row("other", "out"),
+    "device": Row("a100", "out"),
     "model_size": Row("model.json", "refusal"),
+    "memory_constraint": Row(2, "out", idle="a time line has no budget"),
+    "num_gpus_per_node": Row(2, "refusal"),
     "task": Row("lora", "out"),
     "lora_rank": Row(4, "out", {"task": "dpo"}),
     "json": Row(1, "out"),

@@ -49,7 +49,7 @@ def prepare(folder: Path) -> None:
     steps = [{"step": step, "step_time_s": 0.5, "data_s": 0.0, "peak_memory_mib": [9.0, 9.0]} for step in range(9)]
     (folder / "measured.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
     (folder / "calibrate.json").write_text(json.dumps({"output": "other.json"}))
-    (folder / "uniform.json").write_text(json.dumps({"chunks": 2}))
+    (folder / "uniform.json").write_text(json.dumps({"chunks": 1}))
     shutil.copytree(FOLDER / "llama", folder / "llama")
     shutil.copytree(FOLDER / "llama", folder / "like")
     (folder / "like" / "tokenizer.json").write_text("{}")
@@ -173,7 +173,7 @@ UNIFORM = {
     "sdp": Row(1, "plan.dp_types_enc"),
     "default_dp_type": Row("zero2", "plan.default_dp_type"),
     "global_train_batch_size": Row(8, "plan.global_bsz"),
-    "chunks": Row(2, "plan.chunks"),
+    "chunks": Row(1, "plan.chunks"),
     "global_checkpoint": Row(1, "plan.checkpoint"),
     "pipeline_type": Row("gpipe", "plan.pipeline_type"),
     "vocab_tp": Row(2, "plan.vtp"),
@@ -191,9 +191,10 @@ UNIFORM = {
     "sharding": Row("stage3", "plan.dp_types_enc"),
     "sharding_parallel_degree": Row(1, "plan.dp_types_enc", {"sharding": "stage3"}),
     "per_device_train_batch_size": Row(5, "refusal"),  # the batch is told, too
-    "gradient_accumulation_steps": Row(2, "plan.chunks"),
+    "gradient_accumulation_steps": Row(1, "plan.chunks"),
     "recompute": Row(1, "plan.checkpoint"),
 }
+PRICED = {"model_size": "model.json", "device": "h100"}
 TABLES = {
     "plan show": OF_FILE | {"model_size": Row("llama2-7b", "out"), "json": Row(1, "out")},
     "plan check": OF_FILE | {"log": Row("missing", "refusal"), "json": Row(1, "out")},
@@ -202,13 +203,21 @@ TABLES = {
         "global_train_batch_size": Row(16, "out"),
         "model_size": Row("llama2-7b", "refusal", idle="a plan made by hand is scaled without prices"),
         "profiles": Row("texts", "refusal", idle="a plan made by hand is scaled without prices"),
+        "device": Row("h100", "out", {"model_size": "model.json"}),
+        "memory_constraint": Row(0.001, "code", PRICED),
+        "num_gpus_per_node": Row(3, "out", PRICED),
+        "task": Row("lora", "out", PRICED),
+        "lora_rank": Row(4, "out", {**PRICED, "task": "dpo"}),
         "output": Row("more.json", "files"),
         "json": Row(1, "out"),
     },
     "plan uniform": UNIFORM,
     "plan diff": {
         "profiles": Row("texts", "refusal"),
-        "model_size": Row("model.json", "notes"),
+        "device": Row("h100", "out", {"model_size": "model.json"}),
+        "model_size": Row("model.json", "refusal"),
+        "memory_constraint": Row(2, "refusal"),
+        "num_gpus_per_node": Row(2, "refusal"),
         "task": Row("lora", "refusal"),
         "lora_rank": Row(4, "refusal"),
         "json": Row(1, "out"),

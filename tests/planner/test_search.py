@@ -228,8 +228,8 @@ def test_the_plan_says_what_was_predicted_and_searched(tmp_path: Path) -> None:
 def test_where_nothing_fits_the_need_is_enough_and_least() -> None:
     model, cost, options = problem(3, memory_constraint=0.01)
     need = search(model, cost, options).need
-    assert need is not None and "the leanest plan needs" in str(need)
-    with pytest.raises(Infeasible, match=r"no plan fits: the leanest plan needs .* GiB per device"):
+    assert need is not None and "the smallest plan needs" in str(need)
+    with pytest.raises(Infeasible, match=r"no plan fits: the smallest plan needs .* GiB per GPU"):
         search(model, cost, options).require()
     for share, fits in ((0.999, False), (1.000001, True)):
         _, _, changed = problem(3, memory_constraint=need.enough_mib * share / 1024)

@@ -366,7 +366,7 @@ def test_profiles_of_different_devices_are_refused():
         return ProfileFile(name, "0", Fingerprint(device=device))
 
     require_same_device([measured_on("H200", "a.json"), measured_on(None, "b.json"), measured_on("H200", "c.json")])
-    with pytest.raises(UserError, match=r"a.json on H200, c.json on A100; profile on one, or pass --allow_foreign"):
+    with pytest.raises(UserError, match=r"a.json on H200, c.json on A100; profile on one, or galvatron search"):
         require_same_device([measured_on("H200", "a.json"), measured_on("A100", "c.json")])
 
 

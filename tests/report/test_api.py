@@ -43,7 +43,7 @@ def test_a_mistake_names_the_option():
     with pytest.raises(UserError, match="mdoel: unknown option; did you mean model"):
         galvatron.fit("qwen2.5-7b", mdoel="x")
     nothing = galvatron.search("llama3-405b", **ASKED)
-    assert "the leanest plan needs" in repr(nothing)
+    assert "the smallest plan needs" in repr(nothing)
     with pytest.raises(AttributeError):
         galvatron.nothing  # noqa: B018
 

@@ -64,7 +64,7 @@ def read_runs(source: Path, plan: Path | None, model: str | None, device: str | 
     if source.suffix == ".json":
         return Table(_of_validation(source, _shape(model, source), device))
     if plan is None:
-        raise UserError(f"plan: missing; {source} is a training's log, so name the plan that it ran by --plan")
+        raise UserError(f"plan: missing; {source} is a training's log, so name the plan that it ran by --plans")
     return Table([_of_log(source, plan, model, device)])
 
 

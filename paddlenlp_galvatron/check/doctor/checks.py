@@ -165,7 +165,7 @@ def _gpus(gpus: list[dict[str, str]] | None, paddle: PaddleFacts | None) -> Foun
             f"GPU {number}",
             f"{gpu['name']}, {gib(total)} GiB, {gib(used)} in use",
             State.WARNING if busy else State.OK,
-            f"others use it: end them, or search with --context_mib {used:.0f}" if busy else "",
+            f"others use it: end them, or galvatron search --context_mib {used:.0f}" if busy else "",
         )
     if paddle is None:
         return
@@ -333,7 +333,9 @@ def _output(machine: Machine, output: Path) -> Found:
             raise UserError(f"{folder}: nothing can be written there")
         free = machine.free_mib(folder)
     except (UserError, OSError) as error:
-        yield Finding("output folder", str(error).split("\n")[0], State.FAILED, "give another --output_dir")
+        yield Finding(
+            "output folder", str(error).split("\n")[0], State.FAILED, "give another: galvatron train --output_dir"
+        )
         return
     kind, several = machine.filesystem_of(folder), int(machine.environment.get("NUM_NODES") or 1) > 1
     told = f"{output}: {gib(free)} GiB free, {kind}"
@@ -388,7 +390,9 @@ def _plan(path: Path, gpus: int) -> Found:
         return
     told = f"{path}: for {plan.world_size} ranks"
     if gpus and plan.world_size % gpus:
-        remedy = f"this node has {gpus} GPUs: search with --num_gpus_per_node {gpus}, or use fewer (--nproc)"
+        remedy = (
+            f"this node has {gpus} GPUs: galvatron search --num_gpus_per_node {gpus}, or galvatron train --nproc {gpus}"
+        )
         yield Finding("plan", told, State.WARNING, remedy)
     else:
         yield Finding("plan", told)

@@ -163,7 +163,7 @@ class Encoder:
             ]:
                 raise UserError(
                     "several turns, or a system text, need a chat template, as do tools and other fields of a message, "
-                    "and the tokenizer has none; name one: --chat_template"
+                    "and the tokenizer has none; name one: galvatron train --chat_template"
                 )
             asked, answer = (message["content"] for message in messages)
             end = len(asked + answer) + 1  # the end token counts as a character

@@ -41,10 +41,10 @@ TELLING = frozenset(
 )
 REMEDIES = {
     "history": "give earlier turns as src and tgt, or as messages",
-    "chosen": "answers are compared by --task dpo, as response and sort",
-    "rejected": "answers are compared by --task dpo, as response and sort",
-    "response": "answers are compared by --task dpo",
-    "sort": "answers are compared by --task dpo",
+    "chosen": "answers are compared by galvatron train --task dpo, as response and sort",
+    "rejected": "answers are compared by galvatron train --task dpo, as response and sort",
+    "response": "answers are compared by galvatron train --task dpo",
+    "sort": "answers are compared by galvatron train --task dpo",
     "label": "it is of SFT, beside src and tgt; a message has its own weight",
     "src": "give messages, or src and tgt",
     "tgt": "give messages, or src and tgt",
@@ -128,7 +128,7 @@ def require_rendered(template: Template, said: Sequence[Said], context: Mapping[
             return None  # it looked at what was changed
 
     def lost(field: str) -> UserError:
-        return UserError(f"{field}: the chat template leaves it out; name one that takes it: --chat_template")
+        return UserError(f"{field}: the chat template leaves it out; give another: galvatron train --chat_template")
 
     for name in context:
         if name not in template.names:

@@ -180,7 +180,7 @@ class WholeTemplate:
         if asked.rstrip().endswith(THOUGHT):
             raise UserError(
                 "the chat template takes an answer's thoughts out, and its generation prompt has none; take them out, "
-                "too, or name another template: --chat_template"
+                "too, or name another template: galvatron train --chat_template"
             )
         _, opened, ended = self._around(before, message, asked, context)
         return asked + (said.lstrip().removeprefix(opened.strip()).lstrip("\n") if opened else said) + ended
@@ -238,7 +238,7 @@ def _own(folder: Path) -> WholeTemplate | None:
     if text is None:
         return None
     if not isinstance(text, str):
-        raise UserError(f"{path}: chat_template: is no text; name one of your own: --chat_template")
+        raise UserError(f"{path}: chat_template: is no text; name one of your own: galvatron train --chat_template")
     return WholeTemplate(text, special_tokens(folder).texts, path)
 
 

@@ -1,0 +1,116 @@
+"""Hints: options beside those of a question with which training is faster, each found by a search of its own.
+
+Options that the user has limited, or that the prices do not cover, are not tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import gcd
+from typing import Any
+
+from ..base.errors import GalvatronError
+from ..profiles.data_sheet import load_data_sheet
+from .problem import Problem, SharedTime
+from .question import Question
+from .result import Candidate
+
+LEAST_GAIN = 0.05  # of tokens/s a GPU that is worth a line
+HINTS_S = 0.8  # of processor time that all searches of hints share
+FREE_S = 5.0  # of the search without the limits of another program's trainer
+LONG = 8192  # sequence length from which splitting it may pay
+NEIGHBOURS = 8  # batches within this part of the batch are its neighbours
+TWOS = 64  # a batch is split by powers of two into micro-batches
+MOST_CONTEXT = 8  # ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """Options that pay, and the speed with them."""
+
+    options: Mapping[str, Any]
+    tokens_per_s_per_gpu: float
+    gain: float | None  # share by which a GPU is faster; None: without them nothing fits
+
+    def summary(self) -> dict[str, Any]:
+        """For programs."""
+        return {"options": dict(self.options), "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu, "gain": self.gain}
+
+
+def hints(question: Question, best: Candidate | None, given: Container[str]) -> list[Hint]:
+    """Those that gain `LEAST_GAIN` over the best plan, the largest gain first. `given`: options that the user set."""
+    problem = _problem(question)
+    changes = [] if problem is None else list(_changes(problem, given))
+    time = SharedTime(HINTS_S, len(changes), least_s=0.0)
+    now = speed_of(question.options.world_size, question.model.seq_length, best)
+    found: dict[tuple[str, ...], Hint] = {}  # the best of each kind
+    for change in changes:
+        assert problem is not None
+        known = [best.plan] if best and not {"settle_bsz", "num_nodes"} & change.keys() else []
+        try:
+            better = problem.search(known=known, seconds=time.take(), **change).best
+        except GalvatronError:
+            continue  # the prices do not cover it
+        nodes = change.get("num_nodes", problem.options.num_nodes)
+        speed = speed_of(nodes * problem.options.num_gpus_per_node, question.model.seq_length, better)
+        known_best = found[kind].tokens_per_s_per_gpu if (kind := tuple(change)) in found else 0.0
+        if speed > max(now * (1 + LEAST_GAIN), known_best):
+            found[kind] = Hint(change, speed, speed / now - 1 if now else None)
+    return sorted(found.values(), key=lambda hint: -hint.tokens_per_s_per_gpu)
+
+
+def free_plan(question: Question) -> Candidate | None:
+    """The best plan where Galvatron's own trainer runs it; None: none was found in `FREE_S`."""
+    options = question.options.model_copy(update={"trainer": "galvatron"})
+    return replace(question, options=options).search(seconds=FREE_S).best
+
+
+def speed_of(gpus: int, seq_length: int, found: Candidate | None) -> float:
+    """Tokens/s a GPU; 0: no plan."""
+    return found.samples_per_s * seq_length / gpus if found else 0.0
+
+
+def _problem(question: Question) -> Problem | None:
+    """To search again; None: several batches, which are neighbours already."""
+    options = question.options
+    if len(options.batches) > 1:
+        return None
+    own = {"context_mib": None} if question.reserve.parts else {}
+    return Problem(
+        question.model.shapes,
+        question.cost,
+        options.model_copy(update={"settle_bsz": options.batches[0], "top_k": 1, **own}),
+    )
+
+
+def _changes(problem: Problem, given: Container[str]) -> Iterator[dict[str, Any]]:
+    options, seq = problem.options, problem.options.seq_length or 0
+    batch, free = options.settle_bsz, options.trainer == "galvatron"
+    if "settle_chunk" not in given:
+        yield from ({"settle_bsz": other} for other in _neighbours(batch, options.world_size))
+    if seq >= LONG and options.world_size > 1:
+        if free and not _limited(given, "max_cp_deg", "disable_cp", "search_space"):
+            yield {"max_cp_deg": min(MOST_CONTEXT, options.world_size)}
+        if free and not _limited(given, "sp_space", "disable_sp", "search_space", "tp_consec"):
+            yield {"sp_space": "tp+sp"}
+    if options.task in ("sft", "dpo") and "lora_rank" not in given and not options.trained.frozen:
+        yield {"task": "lora"} if options.task == "sft" else {"lora_rank": 8}
+    if options.device and load_data_sheet(options.device).gpus_per_node <= options.num_gpus_per_node:  # whole nodes
+        yield from ({"num_nodes": nodes} for nodes in (options.num_nodes - 1, options.num_nodes + 1) if nodes)
+
+
+def _limited(given: Container[str], *names: str) -> bool:
+    return any(name in given for name in names)
+
+
+def _neighbours(batch: int, gpus: int) -> Iterator[int]:
+    """The batch on each side that divides best among GPUs and micro-batches, where it does so better than this one."""
+
+    def parts(number: int) -> int:
+        return gcd(number, TWOS * gpus)
+
+    reach = batch // NEIGHBOURS
+    for side in (range(batch - 1, batch - reach - 1, -1), range(batch + 1, batch + reach + 1)):
+        if (other := max(side, key=parts, default=batch)) and parts(other) > parts(batch):
+            yield other

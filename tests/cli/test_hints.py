@@ -1,0 +1,166 @@
+"""Hints of `fit` and `search`, plans for another program's trainer, and the lines that start a run."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from paddlenlp_galvatron.cli.main import commands
+from paddlenlp_galvatron.options.aliases import canonical_name
+from paddlenlp_galvatron.plan import read_plan
+from paddlenlp_galvatron.planner.hints import LEAST_GAIN
+
+H100 = ("--device", "h100-80gb", "--gpus", "8")
+
+
+@pytest.fixture(autouse=True)
+def there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def hinted(galvatron, command: str, *words: str) -> list[dict]:
+    ran = galvatron(command, *words, *H100, "--json")
+    return json.loads(ran.out.splitlines()[-1])["hints"]
+
+
+@pytest.mark.parametrize("command", ["fit", "search"])
+def test_a_hint_is_what_a_search_with_its_option_finds(galvatron, command):
+    [hint] = hinted(galvatron, command, "qwen2.5-7b", "--batch", "61")
+    assert hint["options"] == {"settle_bsz": 64} and hint["gain"] > LEAST_GAIN
+    told = json.loads(galvatron("fit", "qwen2.5-7b", "--batch", "64", *H100, "--json").out)
+    assert told["rows"][0]["tokens_per_s_per_gpu"] == pytest.approx(hint["tokens_per_s_per_gpu"])
+    assert told["hints"] == []
+    shown = galvatron(command, "qwen2.5-7b", "--batch", "61", *H100).out
+    assert [line.partition(" +")[0] for line in shown.splitlines() if "hint" in line] == ["hint: with --batch 64"]
+
+
+def test_what_the_user_limits_is_not_hinted_at(galvatron):
+    long = ("qwen2.5-7b", "--batch", "64", "--seq", "32768")
+    assert hinted(galvatron, "search", *long)[0]["options"] == {"max_cp_deg": 8}
+    for limit in (("--max_cp_deg", "1"), ("--disable_cp",), ("--search_space", "3d")):
+        assert not [one for one in hinted(galvatron, "search", *long, *limit) if "max_cp_deg" in one["options"]]
+    alone = hinted(galvatron, "fit", *long, "--max_cp_deg", "1")
+    assert not [one for one in alone if "max_cp_deg" in one["options"]]
+    assert hinted(galvatron, "search", "qwen2.5-7b", "--batch", "61", "--settle_chunk", "61") == []
+
+
+def test_where_nothing_fits_a_hint_names_what_does(galvatron):
+    ran = galvatron("fit", "llama3.1-70b", "--task", "sft", "--batch", "64", *H100)
+    assert ran.code == 3 and "hint: with --task lora a plan fits: " in ran.out
+    fitting = galvatron("fit", "llama3.1-70b", "--task", "lora", "--batch", "64", *H100)
+    assert fitting.code == 0
+
+
+def test_a_plan_for_paddlenlp_is_one_and_says_what_it_loses(galvatron):
+    words = ("qwen2.5-7b", "--batch", "64", *H100, "-o", "plan.json")
+    ran = galvatron("search", *words, "--for", "paddlenlp", "--json")
+    answer = json.loads(ran.out.splitlines()[-1])
+    assert galvatron("plan", "to-paddlenlp", "plan.json", "--model", "qwen2.5-7b").code == 0
+    free = json.loads(galvatron("search", *words, "--json").out.splitlines()[-1])
+    assert answer["free_time_s"] == pytest.approx(free["time_s"]) and free["time_s"] < answer["time_s"]
+    assert answer["gap"] == 0
+    refused = galvatron("plan", "to-paddlenlp", "plan.json")
+    assert refused.code == 2 and "galvatron search --trainer paddlenlp" in refused.err
+    shown = galvatron("search", *words, "--trainer", "paddlenlp").out
+    assert "paddlenlp can run this plan; the best plan of galvatron train is 0." in shown
+
+
+@pytest.mark.parametrize("gpus", [4, 16])
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        ((), "--model qwen2.5-0.5b --input_dir DATA"),
+        (("--task", "sft"), "--model MODEL_FOLDER --task sft --dataset_name_or_path DATA"),
+        (
+            ("--task", "lora", "--lora_rank", "16"),
+            "--model MODEL_FOLDER --task lora --lora_rank 16 --dataset_name_or_path DATA",
+        ),
+        (("--task", "dpo"), "--model MODEL_FOLDER --task dpo --train_dataset_path DATA"),
+        (
+            ("--task", "dpo", "--lora_rank", "8"),
+            "--model MODEL_FOLDER --task dpo --lora 1 --lora_rank 8 --train_dataset_path DATA",
+        ),
+    ],
+)
+def test_start_lines_are_those_of_the_task(galvatron, gpus, task, said):
+    words = ("qwen2.5-0.5b", "--device", "h100-80gb", "--gpus", gpus, "--batch", 16, "--settle_chunk", 1)
+    told = galvatron("search", *words, *task, "-o", "plan.json").out.splitlines()
+    more = " --nproc 8" if gpus > 8 else ""
+    starts = [line.partition(": ")[2] for line in told if line.startswith("start")]
+    assert starts == [f"galvatron train plan.json {said}{more}"]
+    shown = galvatron("plan", "show", "plan.json").out.splitlines()
+    assert [line for line in told if "START" in line] == [line for line in shown if "START" in line]
+    fields = commands()["train"].fields
+    options = [word[2:] for word in shlex.split(starts[0]) if word.startswith("--")]
+    assert all(canonical_name(option, fields) in fields for option in options)
+    assert all(len(line) <= 135 for line in shown if line.startswith("  "))
+
+
+def test_a_uniform_plan_names_its_model_and_splits_its_batch(galvatron):
+    ran = galvatron("plan", "uniform", "qwen2.5-0.5b", "--gpus", 8, "--pp", 2, "--tp", 2, "--gbs", 32, "--bf16")
+    assert ran.code == 0 and "16 micro-batches of 2 samples" in ran.out
+    plan = read_plan(Path("plan.json"))
+    assert (plan.micro_batches, plan.pipeline, plan.layers[0].tp) == (16, 2, 2)
+    for words in (("explain", "plan.json"), ("plan", "diff", "plan.json", "plan.json"), ("plan", "trace", "plan.json")):
+        assert galvatron(*words, "--device", "h100-80gb").code == 0
+    scaled = galvatron("plan", "scale", "plan.json", "--gpus", 16, "--device", "h100-80gb")
+    assert scaled.code == 0 and "left out" not in scaled.out
+    told = galvatron("plan", "uniform", "qwen2.5-0.5b", "--gpus", 8, "--batch", 32, "--chunks", 1)
+    assert told.code == 0 and read_plan(Path("plan.json")).micro_batches == 1
+
+
+NAMES = {
+    "search": {"tp": "max_tp_deg", "pipeline_model_parallel_size": "max_pp_deg", "micro_batch_size": "settle_chunk"},
+    "fit": {"tensor_parallel_degree": "max_tp_deg", "recompute": "disable_ckpt", "cp": "max_cp_deg"},
+}
+
+
+@pytest.mark.parametrize(("command", "name"), [(one, name) for one, names in NAMES.items() for name in names])
+def test_what_a_search_chooses_is_refused_with_its_limit(galvatron, command, name):
+    ran = galvatron(command, "qwen2.5-7b", f"--{name}", 2, *H100)
+    assert ran.code == 2 and f"--{name}: the search chooses it; " in ran.err and NAMES[command][name] in ran.err
+
+
+@pytest.mark.parametrize(
+    ("words", "as_words"),
+    [
+        (("--world_size", 8, "--gbs", 64, "--bf16"), ("--gpus", 8, "--batch", 64)),
+        (("--world_size", 8, "--global_batch_size", 64, "--bf16", 1, "--fp16", 0), ("--gpus", 8, "--batch", 64)),
+        (("--gpus", 8, "--batch", 64, "--seq_len", 2048), ("--gpus", 8, "--batch", 64, "--seq", 2048)),
+    ],
+)
+@pytest.mark.parametrize("command", ["fit", "search"])
+def test_names_of_habit_mean_the_same(galvatron, command, words, as_words):
+    def rows(words):
+        ran = galvatron(command, "qwen2.5-0.5b", "--device", "h100-80gb", *words, "--json")
+        assert ran.code == 0, ran.err
+        answer = json.loads(ran.out.splitlines()[-1])
+        return answer.get("rows") or answer["time_s"]
+
+    assert rows(words) == rows(as_words)
+
+
+def test_suggestions_make_sense_or_there_are_none(galvatron):
+    for option, meant in (("gpu", "--device or --gpus"), ("num_nodes", "--gpus"), ("wrld_size", "--world_size")):
+        assert f"did you mean {meant}?" in galvatron("fit", "qwen2.5-7b", f"--{option}", 8).err
+    assert "--help lists all" in galvatron("fit", "qwen2.5-7b", "--frobnicate", 8).err
+
+
+def test_gains_are_listed_from_the_largest(galvatron):
+    found = hinted(galvatron, "search", "qwen2.5-32b", "--task", "sft", "--batch", "61")
+    speeds = [hint["tokens_per_s_per_gpu"] for hint in found]
+    assert len(found) > 1 and all(one >= other for one, other in pairwise(speeds))
+
+
+def test_a_length_may_be_said_in_k_and_wide_tables_break_no_word(galvatron):
+    words = ("qwen3-30b-a3b", "--device", "h100-80gb", "--gpus", "16", "--batch", "64", "--settle_chunk", "16")
+    told = galvatron("search", *words, "--seq", "8k", "-o", "plan.json").out
+    assert "sequence length 8192" in told
+    shown = galvatron("plan", "show", "plan.json").out
+    assert all(any(word in line.split() for line in shown.splitlines()) for word in ("embedding", "neighbours", "ep"))
+    refused = galvatron("search", *words, "--seq", "8kk")
+    assert refused.code == 2 and "seq_length: must be a whole number (it is '8kk')" in refused.err
