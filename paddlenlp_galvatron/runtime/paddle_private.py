@@ -103,6 +103,13 @@ def share(tensor: Any, flat: Any, start: int, stop: int) -> None:
     flat._slice(start, stop)._share_buffer_to(tensor)
 
 
+def flattened(tensor: Any) -> Any:
+    """A flat tensor on a tensor's memory, on devices without strides, too, where `view` changes nothing."""
+    flat = paddle.empty([int(tensor.size)], tensor.dtype)
+    tensor.detach()._share_buffer_to(flat)
+    return flat
+
+
 def window(flat: Any, start: int, stop: int, shape: list[int]) -> Any:
     """A tensor of this shape on a part of a flat one's memory."""
     return flat._slice(start, stop).view(shape)

@@ -29,7 +29,7 @@ from ..plan import DataParallel
 from ..plan.comm_points import WEIGHT_OPS, Collective
 from ..plan.strategy import JOINED_NUMBERS
 from .collectives import Pending, all_gather_first, all_gather_start, all_reduce, all_reduce_start, reduce_scatter_start
-from .paddle_private import close_window, share, window
+from .paddle_private import close_window, flattened, share, window
 from .precision import add, cast
 from .trace import span
 from .weights import ShardedParameter, fill, fill_whole, within, zero_parameter
@@ -127,7 +127,7 @@ class Unit:
         """Give the weights their first values. Each rank of the group makes a share of them."""
         if self.group is None:
             for weight in self.weights:
-                fill([weight], weight.tensor.detach().view([-1]))
+                fill([weight], flattened(weight.tensor))
             return
         whole, offset = all_gather_first(self._first_share(), self.group), 0
         for weight, size in zip(self.weights, self._sizes, strict=True):

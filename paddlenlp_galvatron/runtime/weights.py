@@ -14,7 +14,7 @@ import paddle
 from paddle.autograd import PyLayer
 
 from .collectives import broadcast
-from .paddle_private import place_parameter, share, window
+from .paddle_private import flattened, place_parameter, share, window
 from .precision import Numbers, add, cast, has_dtype
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
@@ -266,7 +266,7 @@ def fill(weights: Sequence[ShardedParameter], flat: Any, start: int = 0) -> None
 def fill_whole(weight: ShardedParameter) -> None:
     """Give a small weight its first values: the first of the ranks that hold it makes them for all."""
     if weight.sum_group is None or weight.sum_group.rank == 0:
-        fill([weight], weight.tensor.detach().view([-1]))
+        fill([weight], flattened(weight.tensor))
     if weight.sum_group is not None:
         broadcast(weight.tensor.detach(), weight.sum_group)
 
