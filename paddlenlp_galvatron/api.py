@@ -23,8 +23,9 @@ from .options.model_options import ModelOptions
 from .planner import SearchOptions, SearchResult
 from .planner.explain import Explanation
 from .planner.explain import explain as find_out
-from .planner.fit import FitOptions, sheet_of
+from .planner.fit import FitOptions
 from .planner.fit import fit as find_rows
+from .planner.job import Job, JobOptions
 from .planner.problem import OriginOptions, read_origin
 from .planner.question import Question
 from .report import explain as explaining
@@ -83,19 +84,21 @@ class Fits(Shown):
 
     @property
     def plans(self) -> dict[int, Plan]:
-        """The fastest plan by number of GPUs, where one fits."""
-        return {row["gpus"]: Plan(plans.plan_from_dict(row["plan"])) for row in self.rows if row["plan"]}
+        """The fastest plan by number of GPUs, where one fits; of several devices the fastest one's."""
+        fitting_rows = sorted((row for row in self.rows if row["plan"]), key=lambda row: row["tokens_per_s"])
+        return {row["gpus"]: Plan(plans.plan_from_dict(row["plan"])) for row in fitting_rows}
 
     def __repr__(self) -> str:
-        said = [
-            f"{row['gpus']} GPUs: "
-            + (f"{row['tokens_per_s']:,.0f} tokens/s, MFU {row['mfu']:.1%}" if row["fits"] else "-")
-            for row in self.rows
-        ]
+        said = [f"{row['gpus']} GPUs: {_speed(row) if row['fits'] else '-'}" for row in self.rows]
         return f"<Fits: {'; '.join(said)}>"
 
     def _parts(self) -> Sequence[Any]:
         return self.printed
+
+
+def _speed(row: dict[str, Any]) -> str:
+    share = f", MFU {row['mfu']:.1%}" if row["mfu"] else ""
+    return f"{row['tokens_per_s']:,.0f} tokens/s{share}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -104,6 +107,7 @@ class Found(Shown):
 
     result: SearchResult
     notes: tuple[str, ...]
+    job: Job | None = None  # days, cost and checkpoints; None: nothing fits
 
     @property
     def plan(self) -> Plan:
@@ -117,7 +121,8 @@ class Found(Shown):
         return f"<Found: {best.time_s:.4g} s a step, gap {self.result.gap:.2g}; {self.plan!r}>"
 
     def _parts(self) -> Sequence[Any]:
-        return [*searching.explain(self.result), *(f"note: {note}" for note in self.notes)]
+        job = [str(self.job)] if self.job else []
+        return [*searching.explain(self.result), *job, *(f"note: {note}" for note in self.notes)]
 
 
 @dataclass(frozen=True, repr=False)
@@ -142,10 +147,10 @@ def fit(model: str | Path, **options: Any) -> Fits:
     """How many GPUs a model needs, and how fast it is on them: `fit("qwen2.5-7b", gpus=8, device="h100-80gb")`. Raises
     UserError."""
     given = FitOptions.from_values(canonical_options({"model_size": str(model), **options}, FitOptions.model_fields))
-    shape, sheet = plans.load_model(given.model_size), sheet_of(given)
+    shape = plans.load_model(given.model_size)
     asked = given.of(shape)
-    found = find_rows(shape, sheet, asked)
-    return Fits(fitting.rows(found, shape, sheet, asked), tuple(fitting.explain(found, shape, sheet, asked)))
+    found = find_rows(shape, asked)
+    return Fits(fitting.rows(found, shape, asked), tuple(fitting.explain(found, shape, asked)))
 
 
 def search(model: str | Path, **options: Any) -> Found:
@@ -153,14 +158,15 @@ def search(model: str | Path, **options: Any) -> Found:
     UserError; where nothing fits, the answer says so. Ctrl-C ends it with the best plan so far, and a note that says
     so; KeyboardInterrupt where there is none yet."""
     heard: list[str] = []
-    fields = {**ModelOptions.model_fields, **SearchOptions.model_fields}
+    fields = {**ModelOptions.model_fields, **SearchOptions.model_fields, **JobOptions.model_fields}
     values = canonical_options({"model_size": str(model), **options}, fields)
     question, cancel = Question.of(values, heard.append), Cancel()
     with told_to_stop(cancel.cancel, [signal.SIGINT]) as signals:
         result = question.search(cancel=cancel)
     if signals:
         heard.append(result.so_far())
-    return Found(result, tuple(dict.fromkeys(heard)))
+    job = question.job(JobOptions.from_values(values), result)
+    return Found(result, tuple(dict.fromkeys(heard)), job)
 
 
 def explain(plan: Plan | Found | str | Path, **options: Any) -> Explained:

@@ -54,7 +54,7 @@ class Problem:
     @property
     def budget_mib(self) -> float:
         """Memory of a device."""
-        return self.options.memory_constraint * GIB_MIB
+        return self.options.memory_gib * GIB_MIB
 
     def facts_of(self, plan: Plan) -> PlanFacts:
         """Raises UserError where the plan cannot be priced."""
@@ -84,6 +84,7 @@ class Problem:
                 gpus_per_node=options.num_gpus_per_node,
                 assumed=options.assumptions,
                 options=self.cost.options,
+                device=self.cost.device,
             )
         options, cost = with_reserve(options, cost)
         watch = self.watch() if self.watch else None
@@ -143,7 +144,7 @@ def origin_of(
     """The same of a plan that has been read."""
     searched = plan.metadata.get("searched_from") or {}
     model = _model(searched, origin.model_size, plan).resolve(plan.assumed.seq_length)
-    options = _options(searched, origin, plan, model.seq_length, budget_gb)
+    options = _options(searched, origin, plan, model.seq_length)
     plan = replace(plan, assumed=options.assumptions)
     if len(model.shapes) == 1:
         require_valid(plan, model.shapes[0])
@@ -151,7 +152,7 @@ def origin_of(
     gb = searched.get("memory_constraint_gb")
     if isinstance(gb, int | float) and cost.reserve.sets(options.context_mib or 0.0, gb * GIB_MIB):
         options = options.model_copy(update={"context_mib": None})
-    options = within_size(options, cost, note)
+    options = within_size(options, cost, note, budget_gb)
     for path in ProfileFile.changed(searched.get("profiles")):
         note(f"{path} has changed since the plan was searched; search again for the best plan")
     return plan, Problem(model.shapes, with_reserve(options, cost)[1], options)
@@ -167,9 +168,7 @@ def _model(searched: Mapping[str, Any], given: str | None, plan: Plan) -> ModelO
     raise UserError("model_size: missing, and the plan's file names no model; give --model_size")
 
 
-def _options(
-    searched: Mapping[str, Any], origin: OriginOptions, plan: Plan, seq_length: int, budget_gb: float | None
-) -> SearchOptions:
+def _options(searched: Mapping[str, Any], origin: OriginOptions, plan: Plan, seq_length: int) -> SearchOptions:
     asked = canonical_options(_mapping("options", searched.get("options") or {}), SearchOptions.model_fields)
     if not asked:  # written by hand, or by another program
         asked = {
@@ -195,10 +194,6 @@ def _options(
         asked["lora_rank"] = origin.lora_rank
     if origin.memory_constraint:
         asked["memory_constraint"] = origin.memory_constraint
-    if asked.get("memory_constraint") is None:
-        asked["memory_constraint"] = budget_gb
-    if asked["memory_constraint"] is None and not asked.get("device"):
-        raise UserError("memory_constraint: missing, and the plan's file names none; give --memory_constraint")
     assumed = plan.assumed
     asked.pop("top_k", None)
     asked |= {
