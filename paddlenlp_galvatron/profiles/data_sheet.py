@@ -147,18 +147,18 @@ def sheet_of_driver(name: str) -> DataSheet | None:
 
 def _shipped(name: str) -> Path:
     known, plain = data_sheets(), _plain(name)
-    beginnings = [path for stem, path in known.items() if _plain(stem) == plain or plain in _beginnings(stem)] or [
-        known[sheet.name] for driver, sheet in _by_driver().items() if _plain(driver) == plain
-    ]
     if plain in SHORT:
         return known[SHORT[plain]]
-    if len(beginnings) != 1:
-        what = f"could be {' or '.join(path.stem for path in beginnings)}" if beginnings else "is no known device"
+    named = {stem: _plain(stem) == plain or plain in _beginnings(stem) for stem in known}
+    named |= {sheet.name: True for driver, sheet in _by_driver().items() if _plain(driver) == plain}
+    meant = [stem for stem, is_meant in named.items() if is_meant]
+    if len(meant) != 1:
+        what = f"could be {' or '.join(meant)}" if meant else "is no known device"
         raise UserError(
             f"device: {name} {what}; known: {', '.join(known)}; for another card write a data sheet and give its file "
             f"({GUIDE})"
         )
-    return beginnings[0]
+    return known[meant[0]]
 
 
 def _plain(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from paddlenlp_galvatron.plan import DataParallel, LayerStrategy, Schedule, Voca
 from paddlenlp_galvatron.plan.mesh import divisors
 from paddlenlp_galvatron.planner import SearchOptions
 from paddlenlp_galvatron.planner.space import PlanFamily, Space, families
+from paddlenlp_galvatron.profiles.data_sheet import data_sheets
 
 from .random_cost import model_of
 

@@ -253,7 +253,7 @@ def test_more_of_anything_costs_more():
 
 
 def test_an_unknown_or_broken_data_sheet_is_an_error_in_words(tmp_path):
-    with pytest.raises(UserError, match="b300 is no known device; known: a100-40gb, .*write a data sheet"):
+    with pytest.raises(UserError, match=r"b300 is no known device; known: a100-40gb, .*write a data sheet"):
         load_data_sheet("b300")
     sheet = json.loads(data_sheets()["a100-80gb"].read_text())
     sheet["link"]["value"] = -1
@@ -305,11 +305,11 @@ def test_figures_are_read_in_their_units(tmp_path):
         memory_bandwidth=(2, "TB/s"),
         network=(1600, "Gb/s a direction and node"),
         matmul_efficiency=(70, "%"),
-        launch=(0.01, "ms a call"),
+        product_start=(0.01, "ms"),
     )
     assert sheet.memory.value == pytest.approx(88.4756, rel=1e-5) and sheet.memory.unit == "GiB"
     assert (sheet.matmul_16bit.value, sheet.memory_bandwidth.value, sheet.network.value) == (500, 2000, 200)
-    assert (sheet.matmul_efficiency.value, sheet.launch.value) == (pytest.approx(0.7), 10)
+    assert (sheet.matmul_efficiency.value, sheet.product_start.value) == (pytest.approx(0.7), 10)
     assert sheet.network.unit == "GB/s a direction and node"
 
 

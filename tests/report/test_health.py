@@ -81,7 +81,7 @@ def test_the_line_does_without_a_prediction():
 
 def test_mfu_is_the_share_of_the_devices_peak():
     tokens_per_s, tflops = 512 / STEP_S, 1e-5
-    device = Device(peak_16bit_tflops=tflops)
+    device = Device(peak_fp32_tflops=tflops)
     share = tokens_per_s * flops_per_token(MODEL, 64) / (4 * tflops * 1e12)
     assert f"MFU {share:.1%}" in Health(plan(), partial(device.mfu, plan=plan(), shape=MODEL)).line(records(10))
     assert "MFU" not in Health(plan()).line(records(10))
@@ -122,12 +122,12 @@ def test_each_warning_is_given_once_and_says_what_to_measure():
 def test_an_imbalance_of_experts_stands_beside_the_one_that_was_planned_for():
     told = {"searched_from": {"options": {"moe_imbalance": 1.25, "moe_imbalance_bound": 2.0}}}
     run = [record | {"moe_imbalance": 1.5, "moe_imbalance_most": 2.5} for record in records(40)]
-    health = Health(replace(plan(), metadata=told), MODEL)
+    health = Health(replace(plan(), metadata=told))
     assert "fullest rank of experts 1.5 x mean (predicted 1.25 x mean, +20%)" in health.line(run)
     rows, most = health.warnings(run)
     assert "--moe_imbalance 1.5" in rows and "--moe_imbalance_bound 2.5" in most
     even = [record | {"moe_imbalance": 1.3, "moe_imbalance_most": 1.9} for record in records(40)]
-    assert not Health(replace(plan(), metadata=told), MODEL).warnings(even)
+    assert not Health(replace(plan(), metadata=told)).warnings(even)
 
 
 def test_one_process_has_no_communication_to_blame():
