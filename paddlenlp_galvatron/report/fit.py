@@ -10,8 +10,7 @@ from rich.table import Table
 
 from ..base.printing import table
 from ..plan import ModelShape, plan_to_dict
-from ..plan.predicted import Load, load_summary
-from ..plan.strategy import Plan
+from ..plan.strategy import Load, Plan, load_summary
 from ..planner.fit import MORE_GIB, TOKENS, Fit, FitOptions
 from ..planner.job import Job
 from ..profiles.reserve import GIB_MIB

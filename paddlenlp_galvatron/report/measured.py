@@ -15,7 +15,7 @@ from rich.text import Text
 from ..base.printing import table
 from ..base.text import gib
 from ..plan import DataParallel, ModelShape, Plan, Recompute, plan_id
-from ..plan.predicted import Load, Predicted
+from ..plan.strategy import Load, Predicted
 
 Record = TypeVar("Record", bound=Mapping[str, Any])
 Log = Sequence[Mapping[str, Any]]  # lines of train_log.jsonl
