@@ -20,14 +20,15 @@ from .base.printing import Console
 from .base.process import told_to_stop
 from .options.group import canonical_options
 from .options.model_options import ModelOptions
+from .options.task import JobOptions
 from .planner import SearchOptions, SearchResult
 from .planner.explain import Explanation
 from .planner.explain import explain as find_out
 from .planner.fit import FitOptions
 from .planner.fit import fit as find_rows
-from .planner.job import Job, JobOptions
 from .planner.problem import OriginOptions, read_origin
 from .planner.question import Question
+from .planner.result import Job
 from .report import explain as explaining
 from .report import fit as fitting
 from .report import search as searching

@@ -19,12 +19,11 @@ from paddlenlp_galvatron.base.text import gib
 from paddlenlp_galvatron.base.writing import write_text
 from paddlenlp_galvatron.options.group import Options
 from paddlenlp_galvatron.options.model_options import SEQ, Model, ModelOptions
-from paddlenlp_galvatron.options.task import LengthOptions
+from paddlenlp_galvatron.options.task import JobOptions, LengthOptions
 from paddlenlp_galvatron.plan import write_plan
 from paddlenlp_galvatron.plan.strategy import load_summary
 from paddlenlp_galvatron.planner import SearchOptions, SearchResult
 from paddlenlp_galvatron.planner.engine import predicted
-from paddlenlp_galvatron.planner.job import JobOptions
 from paddlenlp_galvatron.planner.question import Question
 from paddlenlp_galvatron.profiles.reserve import GIB_MIB
 from paddlenlp_galvatron.report.search import explain, summary

@@ -205,7 +205,7 @@ def mfu_of(plan: Plan, shape: ModelShape, settings: TrainSettings) -> Callable[[
     GPUs by the full name that their driver gives, else that of the device that the plan was searched for."""
     if not (settings.peak_tflops or gpus.gpu_count()):
         return lambda tokens_per_s: None
-    from paddlenlp_galvatron.profiles.device import Device
+    from paddlenlp_galvatron.profiles.data_sheet import Device
 
     if peak := settings.peak_tflops:
         device = Device(peak_16bit_tflops=peak, peak_fp32_tflops=peak)

@@ -12,8 +12,7 @@ from ..plan.strategy import Assumptions
 from ..profiles.analytic import analytic_computation, analytic_hardware, analytic_memory
 from ..profiles.computation import ComputationProfile
 from ..profiles.compute_time import ComputeTimes, TimeMode
-from ..profiles.data_sheet import DataSheet
-from ..profiles.device import Device
+from ..profiles.data_sheet import DataSheet, Device
 from ..profiles.dialects import Note
 from ..profiles.files import computation_name, memory_name, no_note
 from ..profiles.hardware import HardwareProfile

@@ -20,7 +20,7 @@ from ..plan.mesh import OF_A_SAMPLE, SHARDING, Axis, Mesh
 from ..plan.strategy import Assumptions, Load, Plan, Strategy, VocabStrategy
 from ..profiles.computation import PassTimes
 from ..profiles.compute_time import ComputeTimes
-from ..profiles.device import Device
+from ..profiles.data_sheet import Device
 from ..profiles.files import ProfileFile, device_of
 from ..profiles.memory import STATE_BYTES, Role
 from ..profiles.memory_use import MemoryUse

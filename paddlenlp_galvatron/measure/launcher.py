@@ -13,7 +13,7 @@ from ..base.scratch import scratch_folder
 from ..launch.nodes import ONE_NODE, Nodes
 from ..launch.processes import Launch, LaunchError
 from ..profiles import Fingerprint, Meta
-from ..profiles.device import Device
+from ..profiles.data_sheet import Device
 from .options import ProfileRunOptions
 
 PROGRESS = re.compile(r"progress (\d+)/(\d+)")

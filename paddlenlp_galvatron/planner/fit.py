@@ -15,15 +15,14 @@ from ..base.errors import UserError
 from ..base.limits import Positive, Ranks, Samples, Size
 from ..cost_model import CostModel, derive, load
 from ..options.model_options import SEQ, Model
+from ..options.task import JobOptions
 from ..plan import ModelShape
 from ..plan.strategy import Assumptions
-from ..profiles.data_sheet import load_data_sheet
-from ..profiles.device import Device
+from ..profiles.data_sheet import Device, load_data_sheet
 from ..profiles.dialects import Note
 from ..profiles.files import allreduce_name, device_of, no_note, p2p_name, read_profile, sp_time_name
 from ..profiles.reserve import GIB_MIB, Reserve
 from .engine import Watch
-from .job import JobOptions
 from .options import BATCH, SearchOptions, TaskOptions
 from .question import Question, budget_gib
 from .result import Candidate, Need, SearchResult

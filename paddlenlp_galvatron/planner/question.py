@@ -14,16 +14,15 @@ from ..base.errors import UserError
 from ..base.text import gib
 from ..cost_model import CostModel, derive, load
 from ..options.model_options import SEQ, Model, ModelOptions
+from ..options.task import JobOptions
 from ..plan import ModelShape
-from ..profiles.data_sheet import load_data_sheet
-from ..profiles.device import Device
+from ..profiles.data_sheet import Device, load_data_sheet
 from ..profiles.dialects import Note
 from ..profiles.files import no_note
 from ..profiles.reserve import GIB_MIB, Reserve
 from .engine import Watch, search
-from .job import Job, JobOptions
 from .options import PATH_OPTIONS, SearchOptions
-from .result import SearchResult
+from .result import Job, SearchResult
 
 
 def prices(models: Sequence[ModelShape], options: SearchOptions, note: Note = no_note) -> CostModel:

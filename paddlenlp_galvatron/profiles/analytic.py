@@ -29,8 +29,7 @@ from .computation import (
     Shape,
     layer_part,
 )
-from .data_sheet import DataSheet
-from .device import Device
+from .data_sheet import DataSheet, Device
 from .files import Fingerprint, Meta
 from .hardware import Collective, HardwareProfile, MessageGroup
 from .memory import STATE_BYTES, LayerMemory, MemoryProfile, Role, Variant, VocabMemory, VocabVariant

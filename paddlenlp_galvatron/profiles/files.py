@@ -13,8 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ..base.errors import UserError
 from ..base.reading import digest, read_json
 from ..base.writing import write_text
-from .data_sheet import sheet_of_driver
-from .device import Device
+from .data_sheet import Device, sheet_of_driver
 from .dialects import present
 from .raw_runs import Dialect
 from .schema import META_KEY as META_KEY

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from math import isclose
 from typing import NamedTuple, Self
 
-from .device import Device
+from .data_sheet import Device
 from .files import Meta
 
 GIB_MIB = 1024.0

@@ -12,7 +12,7 @@ from ..base.printing import table
 from ..plan import ModelShape, plan_to_dict
 from ..plan.strategy import Load, Plan, load_summary
 from ..planner.fit import MORE_GIB, TOKENS, Fit, FitOptions
-from ..planner.job import Job
+from ..planner.result import Job
 from ..profiles.reserve import GIB_MIB
 from .plan import count
 
@@ -119,7 +119,7 @@ SPEEDS = {
     "step, s": _column("step_s", ".3g"),
     "days": _column("days", ".3g"),
 }
-# Of one device: the speed of the next number of GPUs, and with more memory.
+# Columns for one device alone: the speed of the next number of GPUs, and with more memory.
 LATER: dict[str, Callable[[dict[str, Any]], str]] = {
     "next": _times("next_times"),
     f"+{MORE_GIB:g} GiB": lambda row: (

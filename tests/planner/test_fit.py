@@ -10,9 +10,10 @@ import pytest
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cost_model import CostModel, CostOptions, Task
 from paddlenlp_galvatron.cost_model.variants import adapter_share, product_share
+from paddlenlp_galvatron.options.task import JobOptions
 from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, Precision, load_model
 from paddlenlp_galvatron.planner.fit import Fit, FitOptions, fit
-from paddlenlp_galvatron.planner.job import Job, JobOptions
+from paddlenlp_galvatron.planner.result import Job
 from paddlenlp_galvatron.profiles.analytic import analytic_computation, analytic_hardware, analytic_memory
 from paddlenlp_galvatron.profiles.compute_time import ComputeTimes
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet

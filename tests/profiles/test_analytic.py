@@ -22,8 +22,7 @@ from paddlenlp_galvatron.profiles.analytic import (
     recompute_saving_per_token,
 )
 from paddlenlp_galvatron.profiles.compute_time import ComputeTimes
-from paddlenlp_galvatron.profiles.data_sheet import DataSheet, data_sheets, load_data_sheet, sheet_of_driver
-from paddlenlp_galvatron.profiles.device import Device
+from paddlenlp_galvatron.profiles.data_sheet import DataSheet, Device, data_sheets, load_data_sheet, sheet_of_driver
 from paddlenlp_galvatron.profiles.memory_use import MemoryUse
 from paddlenlp_galvatron.profiles.network import Network, Place
 

@@ -11,7 +11,7 @@ from plans import MODEL
 
 from paddlenlp_galvatron.model.shape import flops_per_token
 from paddlenlp_galvatron.plan import Assumptions, Plan, load_model, uniform_plan
-from paddlenlp_galvatron.profiles.device import Device
+from paddlenlp_galvatron.profiles.data_sheet import Device
 from paddlenlp_galvatron.report.measured import Health
 
 STEP_S = 2.0

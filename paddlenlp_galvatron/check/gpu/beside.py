@@ -24,7 +24,7 @@ from ...measure.stopwatch import Stopwatch
 from ...plan import Precision
 from ...plan.comm_points import Collective
 from ...plan.communicators import DOWN, UP
-from ...profiles.device import Device
+from ...profiles.data_sheet import Device
 from ...profiles.reserve import reserve_of
 from ...runtime import device
 from ...runtime.collectives import receive_start, send_start
