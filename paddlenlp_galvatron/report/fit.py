@@ -99,6 +99,8 @@ def explain(found: Sequence[Fit], shape: ModelShape, options: FitOptions) -> Ite
         if parts := own[-1].reserve.told(own[-1].card_gib * GIB_MIB):
             beside = ", ".join(f"{part.name} {part.mib / GIB_MIB:.2f}" for part in parts)
             yield f"{name}bound: estimate of tensors + {beside} GiB on a full GPU"
+    if working := max(one.reserve.working for one in found):
+        yield f"the allocator may also keep {working:.0%} of working memory when it is freed"
     yield Job.of(options, shape, options.trained, 1, None).checkpoint
 
 

@@ -87,15 +87,16 @@ def given(case: Case, folder: Path, galvatron) -> dict[str, str]:
     return {"profiles": str(folder / "measured")}
 
 
+UNSAID: Any = object()
+
+
 class Answer(NamedTuple):
     """What a command says of a device. UNSAID: it does not say."""
 
     gib: Any
     reserve_gib: Any
     mfu: Any  # %; None: no peak is known
-
-
-UNSAID = object()
+    stage_gib: Any = UNSAID  # the reserve with the working memory that the allocator keeps under the plan
 
 
 def number(pattern: str, text: str) -> float | None:
@@ -126,22 +127,17 @@ def answers(case: Case, where: dict[str, str], galvatron) -> Iterator[tuple[str,
     yield "fit", Answer(row["memory_gib"], reserve, row["mfu"] and 100 * row["mfu"])
 
     text = galvatron("explain", "p.json").out
-    yield (
-        "explain",
-        Answer(number(r"GiB, of ([\d.]+)", text), number(r"\nreserve +([\d.]+)", text) or 0.0, mfu_in(text)),
-    )
+    memory, reserve = of_stages(text)
+    yield "explain", Answer(memory, UNSAID, mfu_in(text), reserve)
 
     galvatron(*UNIFORM)  # a plan that names no device
     of_plan = [word for option, value in (where | budget).items() for word in (f"--{option}", value)]
     text = galvatron("explain", "u.json", "--model", MODEL, *of_plan).out
-    yield (
-        "explain of another's plan",
-        Answer(number(r"GiB, of ([\d.]+)", text), number(r"\nreserve +([\d.]+)", text) or 0.0, UNSAID),
-    )
+    yield "explain of another's plan", Answer(of_stages(text)[0], UNSAID, UNSAID)
 
     text = galvatron("plan", "show", "p.json").out
     stage = text.splitlines()[-1].split()
-    yield "plan show", Answer(number(r"devices of\s+([\d.]+)\s+GiB", text), float(stage[5]), UNSAID)
+    yield "plan show", Answer(number(r"devices of\s+([\d.]+)\s+GiB", text), UNSAID, UNSAID, float(stage[5]))
 
     if case.profile is None:  # measured profiles are of this cluster alone
         text = galvatron("plan", "scale", "p.json", "--gpus", 2 * GPUS, "-o", "p16.json").out
@@ -149,7 +145,7 @@ def answers(case: Case, where: dict[str, str], galvatron) -> Iterator[tuple[str,
 
     text = galvatron("plan", "diff", "p.json", "p.json", "--json").out
     reserve = json.loads(text)["memory_mib"][0]["reserve"]
-    yield "plan diff", Answer(UNSAID, reserve / 1024, UNSAID)
+    yield "plan diff", Answer(UNSAID, UNSAID, UNSAID, reserve / 1024)
 
     form = FORM | {"seq_length": SEQ, "global_train_batch_size": BATCH}
     made = what_if(Form(**form, **where, **budget), case.task)
@@ -159,7 +155,8 @@ def answers(case: Case, where: dict[str, str], galvatron) -> Iterator[tuple[str,
 
     result = galvatron_api.search(MODEL, **where, **budget, **case.task, gpus=GPUS, batch=BATCH, seq_length=SEQ).result
     searched, stages = result.plan.metadata["searched_from"], result.plan.metadata["predicted"]["stages"]
-    yield "Python", Answer(searched["memory_constraint_gb"], stages[0]["memory"]["context_mib"] / 1024, UNSAID)
+    held = stages[0]["memory"]["context_mib"] / 1024
+    yield "Python", Answer(searched["memory_constraint_gb"], UNSAID, UNSAID, held)
 
     plan, adapts = read_plan(Path("p.json")), case.task.get("task")
     step_s = plan.metadata["predicted"]["time_s"]
@@ -185,7 +182,7 @@ def test_every_command_answers_alike(tmp_path, monkeypatch, galvatron, name):
         BATCH * SEQ * ((4 if "task" in case.task else 6) * shape.parameters + 12 * shape.layers * shape.q_width * seen)
     )
     share = 100 * flops / step_s / (GPUS * case.tflops * 1e12) if case.tflops else None
-    expected = first._replace(mfu=share)
+    expected = first._replace(mfu=share, stage_gib=told["explain"].stage_gib)
     for command, answer in told.items():
         for what, ours, theirs in zip(Answer._fields, expected, answer, strict=True):
             if theirs is not UNSAID:
