@@ -20,14 +20,16 @@ from .base.printing import Console
 from .base.process import told_to_stop
 from .options.group import canonical_options
 from .options.model_options import ModelOptions
+from .options.task import JobOptions
 from .planner import SearchOptions, SearchResult
 from .planner.explain import Explanation
 from .planner.explain import explain as find_out
-from .planner.fit import FitOptions, hints_of, sheet_of
+from .planner.fit import FitOptions, hints_of
 from .planner.fit import fit as find_rows
 from .planner.hints import Hint, hints
 from .planner.problem import OriginOptions, read_origin
 from .planner.question import Question
+from .planner.result import Job
 from .report import explain as explaining
 from .report import fit as fitting
 from .report import search as searching
@@ -85,19 +87,21 @@ class Fits(Shown):
 
     @property
     def plans(self) -> dict[int, Plan]:
-        """The fastest plan by number of GPUs, where one fits."""
-        return {row["gpus"]: Plan(plans.plan_from_dict(row["plan"])) for row in self.rows if row["plan"]}
+        """The fastest plan by number of GPUs, where one fits; of several devices the fastest one's."""
+        fitting_rows = sorted((row for row in self.rows if row["plan"]), key=lambda row: row["tokens_per_s"])
+        return {row["gpus"]: Plan(plans.plan_from_dict(row["plan"])) for row in fitting_rows}
 
     def __repr__(self) -> str:
-        said = [
-            f"{row['gpus']} GPUs: "
-            + (f"{row['tokens_per_s']:,.0f} tokens/s, MFU {row['mfu']:.1%}" if row["fits"] else "-")
-            for row in self.rows
-        ]
+        said = [f"{row['gpus']} GPUs: {_speed(row) if row['fits'] else '-'}" for row in self.rows]
         return f"<Fits: {'; '.join(said)}>"
 
     def _parts(self) -> Sequence[Any]:
         return self.printed
+
+
+def _speed(row: dict[str, Any]) -> str:
+    share = f", MFU {row['mfu']:.1%}" if row["mfu"] else ""
+    return f"{row['tokens_per_s']:,.0f} tokens/s{share}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -107,6 +111,7 @@ class Found(Shown):
     result: SearchResult
     notes: tuple[str, ...]
     hints: tuple[Hint, ...]  # options that would pay
+    job: Job | None = None  # days, cost and checkpoints; None: nothing fits
 
     @property
     def plan(self) -> Plan:
@@ -120,7 +125,8 @@ class Found(Shown):
         return f"<Found: {best.time_s:.4g} s a step, gap {self.result.gap:.2g}; {self.plan!r}>"
 
     def _parts(self) -> Sequence[Any]:
-        lines = [*(f"note: {note}" for note in self.notes), *map(searching.hint_line, self.hints)]
+        job = [str(self.job)] if self.job else []
+        lines = [*job, *(f"note: {note}" for note in self.notes), *map(searching.hint_line, self.hints)]
         return [*searching.explain(self.result), *lines]
 
 
@@ -146,12 +152,11 @@ def fit(model: str | Path, **options: Any) -> Fits:
     """How many GPUs a model needs, and how fast it is on them: `fit("qwen2.5-7b", gpus=8, device="h100-80gb")`. Raises
     UserError."""
     given = FitOptions.from_values(canonical_options({"model_size": str(model), **options}, FitOptions.model_fields))
-    shape, sheet = plans.load_model(given.model_size), sheet_of(given)
+    shape = plans.load_model(given.model_size)
     asked = given.of(shape)
-    found = find_rows(shape, sheet, asked)
+    found = find_rows(shape, asked)
     paying = tuple(hints_of(found, asked))
-    shown = tuple(fitting.explain(found, shape, sheet, asked, paying))
-    return Fits(fitting.rows(found, shape, sheet, asked), shown, paying)
+    return Fits(fitting.rows(found, shape, asked), tuple(fitting.explain(found, shape, asked, paying)), paying)
 
 
 def search(model: str | Path, **options: Any) -> Found:
@@ -159,7 +164,7 @@ def search(model: str | Path, **options: Any) -> Found:
     UserError; where nothing fits, the answer says so. Ctrl-C ends it with the best plan so far, and a note that says
     so; KeyboardInterrupt where there is none yet."""
     heard: list[str] = []
-    fields = {**ModelOptions.model_fields, **SearchOptions.model_fields}
+    fields = {**ModelOptions.model_fields, **SearchOptions.model_fields, **JobOptions.model_fields}
     values = canonical_options({"model_size": str(model), **options}, fields)
     question, cancel = Question.of(values, heard.append), Cancel()
     with told_to_stop(cancel.cancel, [signal.SIGINT]) as signals:
@@ -167,7 +172,8 @@ def search(model: str | Path, **options: Any) -> Found:
     if signals:
         heard.append(result.so_far())
     paying = () if signals else hints(question, result.best, values)
-    return Found(result, tuple(dict.fromkeys(heard)), tuple(paying))
+    job = question.job(JobOptions.from_values(values), result)
+    return Found(result, tuple(dict.fromkeys(heard)), tuple(paying), job)
 
 
 def explain(plan: Plan | Found | str | Path, **options: Any) -> Explained:

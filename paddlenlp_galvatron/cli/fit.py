@@ -10,7 +10,7 @@ from paddlenlp_galvatron.base.printing import Console, say
 from paddlenlp_galvatron.model import preset_names
 from paddlenlp_galvatron.options.task import LengthOptions
 from paddlenlp_galvatron.plan import load_model
-from paddlenlp_galvatron.planner.fit import FitOptions, hints_of, sheet_of
+from paddlenlp_galvatron.planner.fit import FitOptions, hints_of
 from paddlenlp_galvatron.planner.fit import fit as find_rows
 from paddlenlp_galvatron.profiles.data_sheet import data_sheets
 from paddlenlp_galvatron.report.fit import explain, summary
@@ -32,20 +32,20 @@ def fit(values: dict[str, Any], json: bool, **switches: bool) -> None:
         say(known(json))
         return
     given = FitOptions.from_values(values)
-    shape, sheet = load_model(given.model_size), sheet_of(given)
+    shape = load_model(given.model_size)
     length = given.of(shape).tokens_of_a_sample
     options = FitOptions.from_values(with_lengths(values, length, shape.vocab_size, say_note)).of(shape)
     heard: dict[str, None] = {}
     with watched() as watch:
-        found = find_rows(shape, sheet, options, heard.setdefault, watch)
+        found = find_rows(shape, options, heard.setdefault, watch)
     hints = hints_of(found, options)
     for told in heard:
         say_note(told)
     if json:
-        say(dumps(summary(found, shape, sheet, options, hints)))
+        say(dumps(summary(found, shape, options, hints)))
     else:
         console = Console(soft_wrap=True)
-        for item in explain(found, shape, sheet, options, hints):
+        for item in explain(found, shape, options, hints):
             console.print(item)
     if not any(one.best for one in found):
         most = found[-1]

@@ -13,7 +13,8 @@ from paddlenlp_galvatron.options.task import LengthOptions
 def with_lengths(
     values: Mapping[str, Any], seq_length: int, vocab_size: int, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """The options, with `document_tokens` as the data set that they name has it; `say` is told how full its rows are.
+    """The options, with `document_tokens` and `tokens` as the data set that they name has them; `say` is told how full
+    its rows are.
 
     Raises UserError."""
     given = LengthOptions.from_values(values)
@@ -36,4 +37,5 @@ def with_lengths(
         f"{given.dataset_name_or_path}: {data.samples} rows, filled to {lengths.filled:.1%}; {lengths.learnt:.1%} of "
         f"their tokens are learnt; a token's document has {lengths.document_tokens:,.0f} tokens"
     )
-    return {"document_tokens": lengths.document_tokens} | dict(values)
+    own = {"document_tokens": lengths.document_tokens, "tokens": float(data.samples * seq_length)}
+    return own | dict(values)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from json import dumps
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from paddlenlp_galvatron.base.text import gib
 from paddlenlp_galvatron.base.writing import write_text
 from paddlenlp_galvatron.options.group import Options
 from paddlenlp_galvatron.options.model_options import SEQ, Model, ModelOptions
-from paddlenlp_galvatron.options.task import LengthOptions
+from paddlenlp_galvatron.options.task import JobOptions, LengthOptions
 from paddlenlp_galvatron.plan import write_plan
 from paddlenlp_galvatron.plan.strategy import load_summary
 from paddlenlp_galvatron.planner import SearchOptions, SearchResult
@@ -55,7 +55,7 @@ class AnswerOptions(Options):
 
 
 BATCHES = {"settle_bsz", "min_bsz", "max_bsz"}  # options that say the global batch size
-GROUPS: tuple[type[Options], ...] = (ModelOptions, SearchOptions, LengthOptions, AnswerOptions)
+GROUPS: tuple[type[Options], ...] = (ModelOptions, SearchOptions, LengthOptions, JobOptions, AnswerOptions)
 
 
 @app.command(FromFile, *GROUPS, positional={"model_size": "MODEL"})
@@ -99,7 +99,9 @@ def search(values: dict[str, Any], json: bool) -> int:
         *explain(result, model.shapes[0] if len(model.shapes) == 1 else None, cost),
         *lines,
     ]
-    path = None
+    path, job = None, question.job(JobOptions.from_values(values), result)
+    if job:
+        shown.append(str(job))
     if result.best:
         path = _output_path(run.output_config_path, model, options)
         shown += [f"written: {written}" for written in _write(result, path, run.save_runners_up)]
@@ -112,7 +114,7 @@ def search(values: dict[str, Any], json: bool) -> int:
     say(END, err=json)
     if json:
         line = summary(result, options.budget_mib, cost.context_mib)
-        parts = [part._asdict() for part in question.reserve.told(options.memory_constraint * GIB_MIB)]
+        parts = [part._asdict() for part in question.reserve.told(options.memory_gib * GIB_MIB)]
         places = {
             "reserve_parts": parts,
             "model": model.name,
@@ -120,6 +122,7 @@ def search(values: dict[str, Any], json: bool) -> int:
             "log": str(log_file),
             "notes": notes,
             "load": load_summary(cost.load),
+            "job": asdict(job) if job else None,
         }
         peak = {"peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}  # Linux counts in KiB
         say(dumps(line | peak | places | beside))
@@ -133,7 +136,7 @@ def _title(model: Model, options: SearchOptions, default_batch: bool) -> list[st
     lines = [
         f"{model.name}: {layers} layers, sequence length {model.seq_length}, global batch size {batches}"
         f"{' (the default)' * default_batch}, on {options.num_nodes} x {options.num_gpus_per_node} devices of "
-        f"{options.memory_constraint:g} GiB (reserve {gib(options.reserve_mib)})"
+        f"{options.memory_gib:g} GiB (reserve {gib(options.reserve_mib)})"
     ]
     if model.ignored:
         lines.append(f"{', '.join(model.ignored)} ignored, as set_*_manually is 0")
@@ -143,7 +146,7 @@ def _title(model: Model, options: SearchOptions, default_batch: bool) -> list[st
 def _output_path(given: Path | None, model: Model, options: SearchOptions) -> Path:
     if given is not None and given.suffix == ".json" and not given.is_dir():
         return given
-    memory = f"{options.memory_constraint:g}GB_{options.mixed_precision}"
+    memory = f"{options.memory_gib:g}GB_{options.mixed_precision}"
     cluster = f"{options.num_nodes}nodes_{options.num_gpus_per_node}gpus_per_node"
     task = f"_{options.task}" if options.task in ("lora", "dpo") else ""
     task += "_offload" if options.offload_optimizer else ""

@@ -6,8 +6,9 @@ import os
 import signal
 from array import array
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from statistics import median
 from types import FrameType
@@ -21,7 +22,7 @@ from paddlenlp_galvatron.base.reading import NewLines, read_json
 from paddlenlp_galvatron.base.text import near
 from paddlenlp_galvatron.launch import gpus
 from paddlenlp_galvatron.launch.nodes import Nodes
-from paddlenlp_galvatron.plan import ModelShape, Plan, Precision
+from paddlenlp_galvatron.plan import ModelShape, Plan
 from paddlenlp_galvatron.report.measured import Health, of_plan, out_of_memory_report, traffic_table
 from paddlenlp_galvatron.training.step_log import NEWS, STOPPED, StepRecord, record_of
 
@@ -83,8 +84,7 @@ class TrainingRun:
     def __init__(self, console: Console, settings: TrainSettings, plan: Plan, shape: ModelShape, steps: int):
         self._console, self._settings, self._plan, self._shape = console, settings, plan, shape
         self._steps = steps
-        peak, adapts = settings.peak_tflops or _device_tflops(plan), settings.adapts
-        self._health = Health(plan, shape, peak, steps, _device(), adapts)
+        self._health = Health(plan, mfu_of(plan, shape, settings), steps, _device())
         self.log = LogTail(settings.log, plan)
         self._news: RankNews
         self._signals: list[int] = []  # received, upon which the run stops
@@ -236,14 +236,19 @@ def _device() -> str:
     return "GPU" if gpus.gpu_count() else "process"
 
 
-def _device_tflops(plan: Plan) -> float | None:
-    """The peak of this node's devices by the data sheet of their name, if there is one."""
-    if not gpus.gpu_count():
-        return None
-    from paddlenlp_galvatron.profiles.data_sheet import data_sheet_of
+def mfu_of(plan: Plan, shape: ModelShape, settings: TrainSettings) -> Callable[[float], float | None]:
+    """MFU by tokens/s: of what is trained, by documents as the plan was searched for; the peak is that of this node's
+    GPUs by the full name that their driver gives, else that of the device that the plan was searched for."""
+    if not (settings.peak_tflops or gpus.gpu_count()):
+        return lambda tokens_per_s: None
+    from paddlenlp_galvatron.profiles.data_sheet import Device
 
-    sheet = data_sheet_of(gpus.gpu_name())
-    if sheet is None:
-        return None
-    fp32 = plan.assumed.mixed_precision is Precision.FP32
-    return (sheet.matmul_fp32 if fp32 else sheet.matmul_16bit).value
+    if peak := settings.peak_tflops:
+        device = Device(peak_16bit_tflops=peak, peak_fp32_tflops=peak)
+    else:
+        here = Device.named(gpus.gpu_name())
+        device = here if here.peak_16bit_tflops else Device.searched(plan)
+    options = (plan.metadata.get("searched_from") or {}).get("options")
+    tokens = options.get("document_tokens") if isinstance(options, dict) else None
+    documents = tokens if isinstance(tokens, int | float) else None
+    return partial(device.mfu, plan=plan, shape=shape, frozen=settings.adapts, document_tokens=documents)

@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 
-from ..model.shape import flops_per_token
-from ..plan import LayerStrategy, ModelShape, Plan, Precision
+from ..plan import LayerStrategy, ModelShape, Plan
 from ..plan.strategy import runs
-from ..profiles.reserve import gpu_sheet
-from .costs import Prediction, Task, Terms, Workspace
+from .costs import Prediction, Terms, Workspace
 from .model import CostModel
 
 # Terms of a step's time on one stage, in ms, by key and name. They and `waiting` add up to the step.
@@ -181,16 +179,6 @@ def strategy_words(strategy: LayerStrategy) -> str:
     return ", ".join(word for word in [*split, *strided, str(strategy.dp_type), again, own] if word)
 
 
-def trained_flops_per_token(shape: ModelShape, seq_length: int, task: Task) -> float:
-    """Operations of a token that the task asks for, recompute left out.
-
-    A weight has three products, a frozen one two; attention stays within documents.
-    """
-    whole = flops_per_token(shape, seq_length)
-    attention = 12 * shape.layers * shape.hidden_size * seq_length
-    return attention * task.seen(seq_length) + (whole - attention) * (2 / 3 if task.frozen else 1)
-
-
 @dataclass(frozen=True)
 class PlanFacts:
     """A plan, and its prediction under a cost model."""
@@ -232,11 +220,10 @@ class PlanFacts:
     @property
     def mfu(self) -> float | None:
         """None where the device's peak or the shape of all layers is not known."""
-        sheet = gpu_sheet(self.cost.device)
-        if self.shape is None or sheet is None or self.plan.assumed.mixed_precision is Precision.FP32:
+        if self.shape is None:
             return None
-        flops_per_s = self.tokens_per_s * flops_per_token(self.shape, self.plan.assumed.seq_length or 0)
-        return flops_per_s / self.plan.world_size / (sheet.matmul_16bit.value * 1e12)
+        task = self.cost.task
+        return self.cost.device.mfu(self.tokens_per_s, self.plan, self.shape, task.frozen, task.document_tokens)
 
     @property
     def device_word(self) -> str:

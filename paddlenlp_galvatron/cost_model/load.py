@@ -12,7 +12,7 @@ from ..plan.strategy import Assumptions
 from ..profiles.analytic import analytic_computation, analytic_hardware, analytic_memory
 from ..profiles.computation import ComputationProfile
 from ..profiles.compute_time import ComputeTimes, TimeMode
-from ..profiles.data_sheet import DataSheet
+from ..profiles.data_sheet import DataSheet, Device
 from ..profiles.dialects import Note
 from ..profiles.files import computation_name, memory_name, no_note
 from ..profiles.hardware import HardwareProfile
@@ -42,13 +42,15 @@ def load(
     profile_dialect: Dialect | None = None,
     allow_foreign_profiles: bool = False,
     options: CostOptions = CostOptions(),
+    device: Device | None = None,
     note: Note = no_note,
 ) -> CostModel:
     """Cost model from profile files: those named by a path (or its folder), the rest by their documented names from
     `folder`.
 
-    `note` hears, in lines for people, what was assumed, derived from raw runs or left out. Raises UserError with all
-    that is wrong: a file is missing, broken, or another model's (unless `allow_foreign_profiles`).
+    `device`: instead of the one that the profiles name. `note` hears, in lines for people, what was assumed, derived
+    from raw runs or left out. Raises UserError with all that is wrong: a file is missing, broken, or another model's
+    (unless `allow_foreign_profiles`).
     """
     from ..profiles import identity  # here, as prices derived from a data sheet have no files
 
@@ -120,6 +122,7 @@ def load(
         gpus_per_node=gpus_per_node,
         assumed=assumed,
         options=options,
+        device=device,
     )
 
 
@@ -152,7 +155,7 @@ def derive(
         gpus_per_node=gpus_per_node,
         assumed=assumed,
         options=options,
-        host_link=sheet.host_link.value,
+        device=Device.of(sheet),
     )
 
 

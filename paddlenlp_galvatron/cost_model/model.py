@@ -21,11 +21,12 @@ from ..plan.mesh import OF_A_SAMPLE, SHARDING, Axis, Mesh
 from ..plan.strategy import Assumptions, Load, Plan, Strategy, VocabStrategy
 from ..profiles.computation import PassTimes
 from ..profiles.compute_time import ComputeTimes
-from ..profiles.files import ProfileFile
+from ..profiles.data_sheet import Device
+from ..profiles.files import ProfileFile, device_of
 from ..profiles.memory import STATE_BYTES, Role
 from ..profiles.memory_use import MemoryUse
 from ..profiles.network import Network
-from ..profiles.reserve import MeasuredReserve, Reserve, gpu_sheet, reserve_of
+from ..profiles.reserve import MeasuredReserve, Reserve, reserve_of
 from .collectives import Calls, Setting, place_of, vocab_calls
 from .costs import CostOptions, LayerCost, PartMemory, Prediction, StagePrediction, States, Terms, Workspace
 from .layers import LayerPrices, samples_of
@@ -68,9 +69,9 @@ class CostModel(LayerPrices):
         gpus_per_node: int,
         assumed: Assumptions,
         options: CostOptions = CostOptions(),
-        host_link: float | None = None,
+        device: Device | None = None,
     ):
-        """`host_link`: GB/s between a device and its host's memory; None: of its data sheet, by the device's name."""
+        """`device`: that of every rank; None: the one of the profiles."""
         super().__init__()
         self.models = (model,) if isinstance(model, ModelShape) else tuple(model)
         self.network = network
@@ -85,7 +86,9 @@ class CostModel(LayerPrices):
         self.seqs = tuple(shape.seq_length or assumed.seq_length for shape in self.models)  # of each layer type
         self.state_bytes = StateBytes.of(assumed.mixed_precision, bool(assumed.fp32_gradients))
         self.layer_types = tuple(kind for kind, shape in enumerate(self.models) for _ in range(shape.layers))
-        self.host_mib_per_ms = self._host_mib_per_ms(host_link) if options.offload_optimizer else None
+        metas = (network.profile.meta, times.profile.meta, memory.profile.meta)
+        self.device = device or device_of(*metas)
+        self.host_mib_per_ms = self._host_mib_per_ms() if options.offload_optimizer else None
         mixture = next((model for model in self.models if model.experts), None)
         if mixture and (len(self.models) > 1 or options.task.frozen):
             what = "several types of layers" if len(self.models) > 1 else "LoRA's adapters"
@@ -119,21 +122,13 @@ class CostModel(LayerPrices):
             other.known = defaultdict(dict)
         return other
 
-    @property
-    def device(self) -> str | None:
-        """Name of the devices that its prices are of, where a profile tells it."""
-        metas = (self.network.profile.meta, self.times.profile.meta, self.memory.profile.meta)
-        return next((name for meta in metas if (name := meta.fingerprint.device)), None)
-
-    def _host_mib_per_ms(self, host_link: float | None) -> float:
-        if host_link is None and (sheet := gpu_sheet(self.device)):
-            host_link = sheet.host_link.value
-        if host_link is None:
+    def _host_mib_per_ms(self) -> float:
+        if self.device.host_link_gb_per_s is None:
             raise UserError(
                 "offload_optimizer: no profile names a GPU whose data sheet tells how fast its host's memory is; "
                 "leave the option out, or galvatron profile all --analytic"
             )
-        return host_link * GB_PER_S
+        return self.device.host_link_gb_per_s * GB_PER_S
 
     @property
     def reserve(self) -> Reserve:

@@ -13,6 +13,7 @@ from ..base.scratch import scratch_folder
 from ..launch.nodes import ONE_NODE, Nodes
 from ..launch.processes import Launch, LaunchError
 from ..profiles import Fingerprint, Meta
+from ..profiles.data_sheet import Device
 from .options import ProfileRunOptions
 
 PROGRESS = re.compile(r"progress (\d+)/(\d+)")
@@ -87,16 +88,26 @@ def spread_notes(meta: Meta) -> list[str]:
     return notes
 
 
-def fingerprint(device_count: int, **model: str) -> Fingerprint:
-    """Device and software of this rank; `model` and `dtype` where they matter."""
+def device_of_rank() -> Device:
+    """The device of this rank. A GPU's memory is all that its driver has; of processors, which share the host's, none
+    is told."""
     import paddle  # here, as the command line imports this file
 
+    if not paddle.is_compiled_with_cuda():
+        return Device(name=_cpu_name())
+    total_bytes = paddle.device.cuda.get_device_properties().total_memory
+    return Device.named(paddle.device.cuda.get_device_name(), total_bytes / 2**30)
+
+
+def meta_of_rank(device_count: int, **model: str) -> Meta:
+    """Device and software of this rank; `model` and `dtype` where they matter."""
+    import paddle
+
+    device, driver = device_of_rank(), "gloo"
     if paddle.is_compiled_with_cuda():
-        device = paddle.device.cuda.get_device_name()
         driver = f"CUDA {paddle.version.cuda()}, NCCL {paddle.version.nccl()}"
-    else:
-        device, driver = _cpu_name(), "gloo"
-    return Fingerprint(device=device, device_count=device_count, driver=driver, paddle=paddle.__version__, **model)
+    told = {"device_count": device_count, "driver": driver, "paddle": paddle.__version__}
+    return Meta(fingerprint=Fingerprint(device=device.name, **told, **model), device=device)
 
 
 def _cpu_name() -> str:

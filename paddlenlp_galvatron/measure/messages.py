@@ -19,7 +19,7 @@ from ..launch.gpus import slowed_by_a_receive
 from ..plan import Precision
 from ..plan.communicators import Ranks
 from ..plan.mesh import Axis, Mesh
-from ..profiles import Collective, Fingerprint, HardwareProfile, MessageGroup, Meta
+from ..profiles import Collective, HardwareProfile, MessageGroup, Meta
 from ..profiles.curves import Curve
 from ..profiles.hardware import message_key
 from ..profiles.network import traffic_factor
@@ -28,7 +28,7 @@ from ..runtime.groups import Groups, run_as_rank, start_world
 from ..runtime.precision import DTYPES, Numbers
 from ..runtime.processors import pinned
 from .journal import Journal, Used, note_used, used_of
-from .launcher import fingerprint, report_note, report_progress, spread_notes
+from .launcher import meta_of_rank, report_note, report_progress, spread_notes
 from .options import KINDS, HardwareOptions, HardwarePart, thinned
 from .stopwatch import MOST_ROUNDS, Stopwatch, Timing, needs_round
 
@@ -278,7 +278,7 @@ class HardwareProfiler:
         return overlap_coefficient(*given)
 
 
-def hardware_profile(journal: Journal, options: HardwareOptions, fingerprint: Fingerprint) -> HardwareProfile:
+def hardware_profile(journal: Journal, options: HardwareOptions, meta: Meta) -> HardwareProfile:
     """The profile of all that the journal knows. A bandwidth above the link's is listed under "flags"."""
     bandwidth: dict[Collective, dict[tuple[int, bool], float]] = {Collective.ALL_REDUCE: {}, Collective.SEND: {}}
     messages: dict[MessageGroup, dict[float, float]] = {}
@@ -322,7 +322,7 @@ def hardware_profile(journal: Journal, options: HardwareOptions, fingerprint: Fi
         {stages: mib_per_ms for (stages, _), mib_per_ms in bandwidth[Collective.SEND].items()},
         messages,
         overlaps.pop(Collective.ALL_REDUCE, 1.0),
-        Meta(fingerprint=fingerprint, spread=spread, flags=flags).with_extra({}, **used_of(journal)),
+        meta.model_copy(update={"spread": spread, "flags": flags}).with_extra({}, **used_of(journal)),
         overlap_by_kind=overlaps,
     )
 
@@ -333,16 +333,16 @@ def main() -> None:
     used = Used()
     rank, world_size = start_world()
     context_mib = used.more_mib()
-    device_told = fingerprint(world_size)
+    meta = meta_of_rank(world_size)
     changing = {"num_nodes": options.num_nodes, "budget_ms": options.budget_ms, "dtype": options.precision.value}
-    identity = device_told.model_dump() | changing
+    identity = meta.fingerprint.model_dump() | changing
     journal = Journal.open(options.output, "hardware", identity, rank, world_size, options.fresh)
     report_note(*journal.kept_note)
     note_used(journal, "context_mib", context_mib)
     stopwatch = Stopwatch(world_size, options.ranks_per_node, options.budget_ms, options.time_budget_s)
     HardwareProfiler(options, rank, stopwatch, Groups(rank), journal, used).measure()
     if rank == 0:
-        profile = hardware_profile(journal, options, device_told)
+        profile = hardware_profile(journal, options, meta)
         report_note(*spread_notes(profile.meta))
         profile.save(options.output)
 

@@ -6,13 +6,12 @@ import sys
 
 from ..model import measured_fingerprint
 from ..plan import Precision
-from ..profiles import Meta
 from ..runtime.adapters import load_family
 from ..runtime.device import on_gpu
 from ..runtime.groups import run_as_rank, start_world
 from .computation import ComputationProfiler, computation_profile
 from .journal import Journal, Used
-from .launcher import fingerprint, report_note, report_progress, spread_notes
+from .launcher import meta_of_rank, report_note, report_progress, spread_notes
 from .memory import MemoryProfiler
 from .options import ModelRun
 from .stopwatch import Stopwatch
@@ -27,11 +26,11 @@ def main() -> None:
     rank, world_size = start_world()
     used = Used()
     per_node, precision = options.ranks_per_node, options.precision
-    device = fingerprint(world_size, model=measured_fingerprint(shapes), dtype=precision.value)
-    changing = options.model_dump(include=CHANGING)
-    journal = Journal.open(options.output, "model", device.model_dump() | changing, rank, world_size, options.fresh)
+    meta = meta_of_rank(world_size, model=measured_fingerprint(shapes), dtype=precision.value)
+    identity = meta.fingerprint.model_dump() | options.model_dump(include=CHANGING)
+    journal = Journal.open(options.output, "model", identity, rank, world_size, options.fresh)
     report_note(*journal.kept_note)
-    family, meta = load_family(shapes[0].family), Meta(fingerprint=device)
+    family = load_family(shapes[0].family)
     flash = options.use_flash_attention
     if flash is None:  # as training has it
         flash = on_gpu() and precision is not Precision.FP32

@@ -266,15 +266,20 @@ def _norms(shape: ModelShape) -> Sublayer:
     return Sublayer("norms", weights, kept, ((Fused.NORMS, sized),), again)
 
 
-def flops_per_token(shape: ModelShape, seq_length: int, frozen: bool = False) -> float:
+def flops_per_token(
+    shape: ModelShape, seq_length: int, frozen: bool = False, document_tokens: float | None = None
+) -> float:
     """Floating-point operations of a token, forward and backward, recompute left out: what MFU counts.
 
     6 for each weight that tokens are multiplied with and 12 * layers * hidden * sequence for attention's two products
-    (PaLM, arXiv:2204.02311, appendix B). The embedding is looked up, not multiplied, unless it is the LM head as well.
-    `frozen` weights, beside which adapters learn, count 4 instead of 6: they have no gradients.
+    (PaLM, arXiv:2204.02311, appendix B): full attention, of which a causal kernel computes half. The embedding is
+    looked up, not multiplied, unless it is the LM head as well. `frozen` weights, beside which adapters learn, count 4
+    instead of 6: they have no gradients. `document_tokens`: of a token's document in packed rows, in which attention
+    stays.
     """
     looked_up = 0 if shape.tied_embeddings else shape.vocab_size * shape.hidden_size
-    return (4 if frozen else 6) * (shape.active_parameters - looked_up) + 12 * shape.layers * shape.q_width * seq_length
+    attention = 12 * shape.layers * shape.q_width * min(seq_length, document_tokens or seq_length)
+    return (4 if frozen else 6) * (shape.active_parameters - looked_up) + attention
 
 
 def joint_fingerprint(models: Sequence[ModelShape]) -> str:

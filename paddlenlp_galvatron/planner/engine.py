@@ -457,7 +457,8 @@ class _Search:
                 "model_fingerprint": joint_fingerprint(self.models),
                 "num_nodes": self.cost.num_nodes,
                 "num_gpus_per_node": self.cost.gpus_per_node,
-                "memory_constraint_gb": self.options.memory_constraint,
+                "memory_constraint_gb": self.options.memory_gib,
+                "device": self.cost.device.model_dump(exclude_none=True),
                 "profiles": [file.summary() for file in self.cost.profile_files],
                 "options": self.options.model_dump(mode="json", exclude_unset=True)
                 | (self.cost.load._asdict() if self.cost.load else {}),

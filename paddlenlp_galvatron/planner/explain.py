@@ -85,7 +85,7 @@ def frontier(explanation: Explanation) -> list[FrontierPoint]:
     known = [explanation.plan, *(one.plan for one in explanation.what_ifs if one.plan)]
     time = SharedTime(FRONTIER_S, len(BUDGETS))
     for share in BUDGETS:
-        memory_gb = problem.options.memory_constraint * share
+        memory_gb = problem.options.memory_gib * share
         try:
             result = problem.search(known=known, seconds=time.take(), memory_constraint=memory_gb)
             known.append(result.plan)

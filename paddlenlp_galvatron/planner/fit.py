@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -14,18 +15,20 @@ from ..base.errors import UserError
 from ..base.limits import Positive, Ranks, Samples, Size
 from ..cost_model import CostModel, derive, load
 from ..options.model_options import SEQ, Model
+from ..options.task import JobOptions
 from ..plan import ModelShape
 from ..plan.strategy import Assumptions
-from ..profiles.data_sheet import DataSheet, load_data_sheet
+from ..profiles.data_sheet import Device, load_data_sheet
 from ..profiles.dialects import Note
-from ..profiles.files import allreduce_name, no_note, p2p_name, read_profile, sp_time_name
-from ..profiles.reserve import GIB_MIB, Reserve, gpu_sheet, reserve_of
+from ..profiles.files import allreduce_name, device_of, no_note, p2p_name, read_profile, sp_time_name
+from ..profiles.reserve import GIB_MIB, Reserve
 from .engine import Watch
 from .hints import Hint, hints
 from .options import BATCH, SearchOptions, TaskOptions
-from .question import Question
+from .question import Question, budget_gib
 from .result import Candidate, Need
 
+TOKENS = 1e9  # for days, where nobody says how many
 DEVICE = "h100-80gb"  # where neither the user nor a profile names one
 NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # numbers of nodes that are tried
 FURTHER = 3  # numbers of cards shown beyond the least that fits
@@ -40,19 +43,25 @@ def _numbers(value: object) -> object:
     return [value] if isinstance(value, int) else value
 
 
+def _names(value: object) -> object:
+    return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_names), Field(min_length=1, max_length=MOST_NUMBERS)]
 Cards = Annotated[tuple[Ranks, ...], BeforeValidator(_numbers), Field(min_length=1, max_length=MOST_NUMBERS)]
 
 
-class FitOptions(TaskOptions):
+class FitOptions(TaskOptions, JobOptions):
     """The model, task and device."""
 
     model_size: str = Field(description="a preset's name, a config.json, or its folder")
     gpus: Cards | None = Field(
         None, description="numbers of cards, such as 8,16,32; unset: from the smallest number that fits upwards"
     )
-    device: str | None = Field(
+    device: Names | None = Field(
         None,
-        description=f"data sheet of the nodes: name of a shipped one, or a file; unset: the profiles', else {DEVICE}",
+        description="data sheets of the nodes, such as h20,a800-80gb: names of shipped ones, or files; unset: the "
+        f"profiles' device, else {DEVICE}",
     )
     memory_constraint: Positive | None = Field(None, description="memory of a GPU, GiB; unset: all that the device has")
     profiles: Path | None = Field(
@@ -63,9 +72,6 @@ class FitOptions(TaskOptions):
     )
     global_train_batch_size: Samples = Field(BATCH, description="global batch size, samples")
     max_cp_deg: Ranks = Field(1, description="largest number of ranks over which context parallelism splits a sample")
-    tokens: float = Field(
-        1e9, gt=0, le=1e18, allow_inf_nan=False, description="number of tokens to train on, for the column of days"
-    )
 
     def of(self, shape: ModelShape) -> FitOptions:
         """With the length of samples settled. Raises UserError where the model has no positions for it."""
@@ -88,6 +94,7 @@ class FitOptions(TaskOptions):
 class Fit:
     """The answer for one number of cards."""
 
+    device: Device
     gpus: int
     best: Candidate | None  # the fastest plan within the bound
     held: Need | None  # by its plan, or by the one that needs least where none fits; None: no plan at all
@@ -115,42 +122,58 @@ class Fit:
 
 def hints_of(found: Sequence[Fit], options: FitOptions) -> list[Hint]:
     """Options with which the first number of cards that fits, or the last that does not, is faster; more cards only
-    where one number was asked for, as rows show the others."""
+    where one number was asked for, as rows show the others. None for several devices."""
+    if len({one.device for one in found}) > 1:
+        return []
     one = next((one for one in found if one.best), found[-1])
     asked = hints(one.question, one.best, options.model_fields_set)
     return [hint for hint in asked if len(options.gpus or ()) == 1 or "num_nodes" not in hint.options]
 
 
-def sheet_of(options: FitOptions) -> DataSheet:
-    """The data sheet that is named, or that of the device of the profiles. Raises UserError."""
-    measured = None
-    if options.device is None and options.profiles:
-        metas = (read_profile(path)[1] for path in sorted(options.profiles.glob("allreduce_bandwidth_*.json")))
-        measured = next((sheet for meta in metas if meta and (sheet := gpu_sheet(meta.fingerprint.device))), None)
-    return measured or load_data_sheet(options.device or DEVICE)
+@dataclass(frozen=True)
+class _Cards:
+    """Cards of a kind, with the prices of the model on them."""
+
+    device: Device
+    per_node: int
+    model_on: Callable[[int, int], CostModel]  # nodes, cards of each -> prices
+    sheet: str | None = None  # name of their data sheet; None: prices are measured
 
 
-def fit(
-    shape: ModelShape, sheet: DataSheet, options: FitOptions, note: Note = no_note, watch: Watch | None = None
-) -> list[Fit]:
-    """A row a number of cards: those asked for, or from the least that fits; `options` are settled for the shape.
+def fit(shape: ModelShape, options: FitOptions, note: Note = no_note, watch: Watch | None = None) -> list[Fit]:
+    """A row a device and number of cards: those asked for, or from the least that fits; `options` are settled for the
+    shape.
 
-    `note` hears what was assumed of profiles, and of a card that is told larger than it is, `watch` how far each search
+    `note` hears what was assumed of profiles, and of a budget beyond the device's memory, `watch` how far each search
     is. Raises UserError for a number that is no whole number of nodes, or that the profiles say nothing of.
     """
-    model_on = _measured(shape, sheet, options, note) if options.profiles else _derived(shape, sheet, options)
-    size_gib = sheet.memory.value
-    card_gib = min(options.memory_constraint or size_gib, size_gib)
-    if (options.memory_constraint or 0.0) > size_gib:
-        note(f"memory_constraint: {options.memory_constraint:g} GiB, but {sheet.device} has {size_gib:g}, which hold")
-    row = _Row(shape, model_on, sheet, options, card_gib, watch)
-    if options.gpus:
-        return [row(gpus) for gpus in sorted(set(options.gpus))]
-    return list(_from_the_least(sheet.gpus_per_node, row))
+    found: list[Fit] = []
+    for cards in _kinds(shape, options, note):
+        gib = budget_gib(options.memory_constraint, cards.device, note)
+        row = _Row(shape, cards, options, gib, watch)
+        found += [row(gpus) for gpus in sorted(set(options.gpus))] if options.gpus else _from_the_least(row)
+    return found
 
 
-def _from_the_least(per_node: int, row: _Row) -> Iterator[Fit]:
+def _kinds(shape: ModelShape, options: FitOptions, note: Note) -> Iterator[_Cards]:
+    """The devices that are named, else that of the profiles. Raises UserError."""
+    if options.profiles and len(options.device or ()) > 1:
+        raise UserError("device: profiles are of one device; give one, or leave --profiles out")
+    priced = _assumed(options), options.priced
+    names = (None,) if options.profiles and not options.device else options.device or (DEVICE,)
+    for name in names:
+        sheet = load_data_sheet(name) if name else None
+        device = Device.of(sheet) if sheet else None
+        if options.profiles:
+            yield _measured(shape, options, options.profiles, device, note)
+        elif sheet:
+            model_on = partial(derive, shape, sheet, assumed=priced[0], options=priced[1])
+            yield _Cards(Device.of(sheet), sheet.gpus_per_node, model_on, name)
+
+
+def _from_the_least(row: _Row) -> Iterator[Fit]:
     """Rows from the last number that does not fit to some beyond the first that does."""
+    per_node = row.cards.per_node
     inside = [number for number in (1, 2, 4, 8, 16, 32) if number < per_node and per_node % number == 0]
     fitting, failed = 0, None
     for gpus in [*inside, *(nodes * per_node for nodes in NODES)]:
@@ -176,8 +199,7 @@ class _Row:
     """The search on one number of cards."""
 
     shape: ModelShape
-    model_on: Callable[[int, int], CostModel]  # nodes, cards of each -> prices
-    sheet: DataSheet
+    cards: _Cards
     options: FitOptions
     card_gib: float
     watch: Watch | None
@@ -185,20 +207,20 @@ class _Row:
     @property
     def least_cards(self) -> float:
         """With fewer not even weights and optimizer states fit, split over all cards."""
-        cost = self.model_on(1, 1)
+        cost = self.cards.model_on(1, 1)
         states = cost.state_bytes.weight + (0 if cost.task.frozen else cost.state_bytes.optimizer)
         return self.shape.parameters * states / 2**30 / self.card_gib
 
     def __call__(self, gpus: int) -> Fit:
-        per_node = self.sheet.gpus_per_node
+        per_node = self.cards.per_node
         nodes, cards = divmod(gpus, per_node)
         if nodes and cards:
             raise UserError(
                 f"gpus: {gpus} are no whole number of nodes of {per_node} cards; give a multiple of {per_node}, "
                 "or fewer"
             )
-        cost = self.model_on(max(nodes, 1), cards or per_node)
-        reserve = cost.reserve if cost.device else reserve_of(self.sheet.device, gpus)
+        cost = self.cards.model_on(max(nodes, 1), cards or per_node)
+        reserve = cost.reserve
         cost = cost.reserving(0.0, reserve.freed)
         question = self._question(cost, reserve, self.card_gib)
         now = question.search(watch=self.watch)
@@ -208,7 +230,7 @@ class _Row:
         held = held and held.on(reserve)
         tensors_alone = Reserve(reserve.parts)
         hopeful = now.best is None and self._question(cost, tensors_alone, self.card_gib).search().best is not None
-        return Fit(gpus, now.best, held, reserve, self.card_gib, question, with_more, hopeful)
+        return Fit(self.cards.device, gpus, now.best, held, reserve, self.card_gib, question, with_more, hopeful)
 
     def _question(self, cost: CostModel, reserve: Reserve, gib: float) -> Question:
         context_mib = reserve.context_mib(gib * GIB_MIB)
@@ -224,23 +246,16 @@ class _Row:
             settle_bsz=self.options.global_train_batch_size,
             seq_length=self.options.seq_length,
             max_cp_deg=self.options.max_cp_deg,
-            device=None if self.options.profiles else self.options.device or DEVICE,
+            device=self.cards.sheet,
         )
         asked = {"model_size": self.options.model_size, "seq_length": options.seq_length}
         model = Model(tuple(cost.models), self.options.tokens_of_a_sample)
         return Question(model, options, cost.reserving(context_mib, reserve.freed), reserve, asked)
 
 
-def _derived(shape: ModelShape, sheet: DataSheet, options: FitOptions) -> Callable[[int, int], CostModel]:
-    """Prices by arithmetic from the data sheet."""
-    priced = _assumed(options), options.priced
-    return lambda nodes, cards: derive(shape, sheet, nodes, cards, *priced)
-
-
-def _measured(shape: ModelShape, sheet: DataSheet, options: FitOptions, note: Note) -> Callable[[int, int], CostModel]:
-    """Prices from a folder of profiles, whose cluster may be another: what its groups cost tells that of others."""
-    folder = options.profiles
-    assert folder is not None
+def _measured(shape: ModelShape, options: FitOptions, folder: Path, named: Device | None, note: Note) -> _Cards:
+    """Prices from a folder of profiles, whose cluster may be another: what its groups cost tells that of others.
+    `named`: the device instead of theirs."""
     clusters = sorted(
         (int(match[1]) * int(match[2]), (int(match[1]), int(match[2])))
         for path in folder.glob("*.json")
@@ -252,30 +267,33 @@ def _measured(shape: ModelShape, sheet: DataSheet, options: FitOptions, note: No
             "or leave --profiles out"
         )
     known = {cluster for _, cluster in clusters}
+    largest = clusters[-1][1]
+    own = device_of(*(meta for at in known if (meta := read_profile(folder / allreduce_name(*at))[1])))
+    if named and own.name and own != named:
+        note(f"profiles: measured on {own.name}; size and peak of a card are those of {named.name}")
 
     def model_on(nodes: int, cards: int) -> CostModel:
-        cluster = (nodes, cards) if (nodes, cards) in known else clusters[-1][1]
+        cluster = (nodes, cards) if (nodes, cards) in known else largest
 
-        def named(name: str) -> Path | None:
+        def there(name: str) -> Path | None:
             return folder / name if (folder / name).exists() else None
 
-        cost = load(
+        return load(
             shape,
             nodes,
             cards,
             _assumed(options),
             folder=folder,
-            allreduce_bandwidth_config_path=named(allreduce_name(*cluster)),
-            p2p_bandwidth_config_path=named(p2p_name(*cluster)),
-            sp_time_path=named(sp_time_name(*cluster)),
+            allreduce_bandwidth_config_path=there(allreduce_name(*cluster)),
+            p2p_bandwidth_config_path=there(p2p_name(*cluster)),
+            sp_time_path=there(sp_time_name(*cluster)),
             options=options.priced,
+            device=named,
             note=note,
         )
-        if (measured := gpu_sheet(cost.device)) and measured != sheet:
-            note(f"profiles: measured on {cost.device}; size and peak of a card are those of --device {sheet.name}")
-        return cost
 
-    return model_on
+    device = named or own
+    return _Cards(device, device.gpus_per_node or largest[1], model_on)
 
 
 def _assumed(options: FitOptions) -> Assumptions:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from ..base.errors import UserError
 from ..base.limits import MOST_SAMPLES, MOST_THREADS, Count, Layers, Number, Positive, Ranks, Samples, Size, Threads
 from ..cost_model import CostOptions, Task
 from ..cost_model.costs import IMBALANCE, IMBALANCE_BOUND
@@ -19,6 +20,7 @@ from ..options.task import RANK, Kind
 from ..plan import Assumptions, DataParallel, Plan, Precision, Recompute, Schedule
 from ..plan.mesh import Axis, Degrees, divisors, every_degrees
 from ..profiles.analytic import GROUPED, ONE_BY_ONE
+from ..profiles.data_sheet import load_data_sheet
 
 DIMENSIONS = ("dp", "sdp", "tp", "sp", "cp", "ep", "etp", "pp", "ckpt", "vtp")
 
@@ -118,7 +120,9 @@ class SearchOptions(TaskOptions):
 
     # The cluster and what fits.
     num_nodes: Ranks = Field(1, description="number of nodes; all are alike")
-    num_gpus_per_node: Ranks = Field(GPUS_PER_NODE, description="GPUs per node")
+    num_gpus_per_node: Ranks = Field(
+        GPUS_PER_NODE, description=f"GPUs per node; unset: as the data sheet of device has, else {GPUS_PER_NODE}"
+    )
     world_size: Ranks = Field(
         GPUS_PER_NODE,
         description="number of devices; sets num_nodes or num_gpus_per_node if one of them is unset",
@@ -129,8 +133,8 @@ class SearchOptions(TaskOptions):
     device: str | None = Field(
         None, description="data sheet to derive the profiles from, such as h100-80gb; unset: measured profiles are read"
     )
-    memory_constraint: Positive = Field(
-        24.0, description="memory of a GPU, GiB; unset: all that the device has, or 24 where the profiles name no GPU"
+    memory_constraint: Positive | None = Field(
+        None, description="memory of a GPU, GiB; unset: all that it has by its data sheet or the profiles"
     )
     context_mib: Number | None = Field(
         None,
@@ -322,7 +326,14 @@ class SearchOptions(TaskOptions):
     @property
     def budget_mib(self) -> float:
         """Memory for a plan on each device."""
-        return self.memory_constraint * 1024 - self.reserve_mib
+        return self.memory_gib * 1024 - self.reserve_mib
+
+    @property
+    def memory_gib(self) -> float:
+        """Memory of a device. Raises UserError where it is not settled."""
+        if self.memory_constraint is None:
+            raise UserError("memory_constraint: missing; give the memory of a GPU in GiB")
+        return self.memory_constraint
 
     @property
     def batches(self) -> list[int]:
@@ -404,7 +415,12 @@ def _batches(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cluster(values: Mapping[str, Any]) -> dict[str, Any]:
-    """num_nodes, num_gpus_per_node and world_size, from any two of them or fewer."""
+    """num_nodes, num_gpus_per_node and world_size, from any two of them or fewer, on nodes as the data sheet has them.
+
+    Raises UserError for more GPUs in a node than those have."""
+    device = values.get("device")
+    sheet = load_data_sheet(device) if isinstance(device, str) else None
+    most = sheet.gpus_per_node if sheet else GPUS_PER_NODE
     try:
         nodes, gpus, world = (
             int(values[name]) if values.get(name) is not None else None
@@ -413,11 +429,18 @@ def _cluster(values: Mapping[str, Any]) -> dict[str, Any]:
     except (TypeError, ValueError, OverflowError):
         return {}  # the fields tell what is wrong
     if world is None:
-        return {"world_size": (nodes or 1) * (gpus or GPUS_PER_NODE)}
-    if gpus is None:
-        gpus = world // nodes if nodes else min(world, GPUS_PER_NODE)
-    if nodes is None:
-        nodes = world // gpus if gpus else 0
-    if nodes * gpus != world:
-        raise ValueError(f"world_size: {world} devices are not {nodes or 1} nodes of {gpus}; make them agree")
+        nodes, gpus = (1 if nodes is None else nodes), (most if gpus is None else gpus)
+        world = nodes * gpus or 1  # of none the fields tell
+    else:
+        if gpus is None:
+            gpus = world // nodes if nodes else min(world, most)
+        if nodes is None:
+            nodes = world // gpus if gpus else 0
+        if nodes * gpus != world:
+            raise ValueError(f"world_size: {world} devices are not {nodes or 1} nodes of {gpus}; make them agree")
+    if sheet and gpus > most:
+        raise UserError(
+            f"num_gpus_per_node: {gpus}, but a node of {sheet.name} has {most}; give --num_nodes {-(-world // most)}, "
+            f"or a data sheet of nodes with {gpus}"
+        )
     return {"num_nodes": nodes, "num_gpus_per_node": gpus, "world_size": world}

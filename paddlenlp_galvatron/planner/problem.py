@@ -53,7 +53,7 @@ class Problem:
     @property
     def budget_mib(self) -> float:
         """Memory of a device."""
-        return self.options.memory_constraint * GIB_MIB
+        return self.options.memory_gib * GIB_MIB
 
     def facts_of(self, plan: Plan) -> PlanFacts:
         """Raises UserError where the plan cannot be priced."""
@@ -83,6 +83,7 @@ class Problem:
                 gpus_per_node=options.num_gpus_per_node,
                 assumed=options.assumptions,
                 options=options.cost_options,
+                device=self.cost.device,
             )
         options, cost = with_reserve(options, cost)
         watch = self.watch() if self.watch else None
@@ -130,7 +131,7 @@ def origin_of(
     searched = plan.metadata.get("searched_from") or {}
     given, seq_length = _model(searched, origin.model_size, plan), plan.assumed.seq_length
     model = given.resolve(seq_length) if seq_length else given.resolve_usual(SEQ)
-    options = _options(searched, origin, plan, model.seq_length, budget_gb)
+    options = _options(searched, origin, plan, model.seq_length)
     plan = replace(plan, assumed=options.assumptions)
     if len(model.shapes) == 1:
         require_fits(plan, model.shapes[0])
@@ -138,7 +139,7 @@ def origin_of(
     gb = searched.get("memory_constraint_gb")
     if isinstance(gb, int | float) and cost.reserve.sets(options.context_mib or 0.0, gb * GIB_MIB):
         options = options.model_copy(update={"context_mib": None})
-    options = within_size(options, cost, note)
+    options = within_size(options, cost, note, budget_gb)
     for path in ProfileFile.changed(searched.get("profiles")):
         note(f"{path} has changed since the plan was searched; search again for the best plan")
     return plan, Problem(model.shapes, with_reserve(options, cost)[1], options)
@@ -154,9 +155,7 @@ def _model(searched: Mapping[str, Any], given: str | None, plan: Plan) -> ModelO
     raise UserError("model_size: missing, and the plan's file names no model; give --model_size")
 
 
-def _options(
-    searched: Mapping[str, Any], origin: OriginOptions, plan: Plan, seq_length: int, budget_gb: float | None
-) -> SearchOptions:
+def _options(searched: Mapping[str, Any], origin: OriginOptions, plan: Plan, seq_length: int) -> SearchOptions:
     asked = canonical_options(_mapping("options", searched.get("options") or {}), SearchOptions.model_fields)
     if not asked:  # written by hand, or by another program
         asked = {
@@ -182,10 +181,6 @@ def _options(
         asked["lora_rank"] = origin.lora_rank
     if origin.memory_constraint:
         asked["memory_constraint"] = origin.memory_constraint
-    if asked.get("memory_constraint") is None:
-        asked["memory_constraint"] = budget_gb
-    if asked["memory_constraint"] is None and not asked.get("device"):
-        raise UserError("memory_constraint: missing, and the plan's file names none; give it, or --device")
     assumed = plan.assumed
     asked.pop("top_k", None)
     asked |= {

@@ -14,14 +14,15 @@ from ..base.errors import UserError
 from ..base.text import gib
 from ..cost_model import CostModel, derive, load
 from ..options.model_options import SEQ, Model, ModelOptions
+from ..options.task import JobOptions
 from ..plan import ModelShape
-from ..profiles.data_sheet import load_data_sheet
+from ..profiles.data_sheet import Device, load_data_sheet
 from ..profiles.dialects import Note
 from ..profiles.files import no_note
-from ..profiles.reserve import GIB_MIB, Reserve, gpu_sheet
+from ..profiles.reserve import GIB_MIB, Reserve
 from .engine import Watch, search
 from .options import PATH_OPTIONS, SearchOptions
-from .result import SearchResult
+from .result import Job, SearchResult
 
 
 def prices(models: Sequence[ModelShape], options: SearchOptions, note: Note = no_note) -> CostModel:
@@ -68,6 +69,13 @@ class Question:
         result = search(self.model.shapes, self.cost, self.options, log, watch, seconds=seconds, cancel=cancel)
         return result.naming_model(self.asked)
 
+    def job(self, options: JobOptions, result: SearchResult) -> Job | None:
+        """The whole training under the best plan; None where nothing fits, or layers are of several types."""
+        if result.best is None or len(self.model.shapes) > 1:
+            return None
+        tokens_per_s = result.best.samples_per_s * self.model.seq_length
+        return Job.of(options, self.model.shapes[0], self.cost.task, self.cost.world_size, tokens_per_s)
+
 
 def _require_folder(options: SearchOptions) -> None:
     """Raises UserError where the folder of the profiles is missing, and files of it are needed."""
@@ -91,30 +99,45 @@ def on_device(options: SearchOptions, cost: CostModel, note: Note = no_note) -> 
     """
     options = within_size(options, cost, note)
     if options.context_mib is None and (reserve := cost.reserve).parts:
-        device_mib = options.memory_constraint * GIB_MIB
+        device_mib = options.memory_gib * GIB_MIB
         parts = ", ".join(f"{part.name} {gib(part.mib)}" for part in reserve.told(device_mib))
         context_mib = reserve.context_mib(device_mib)
         parts += f", and {reserve.working:.0%} of working memory" if reserve.working else ""
-        note(f"reserve of {cost.device}: {gib(context_mib)} GiB: {parts}; --context_mib sets another, in MiB")
+        note(f"reserve of {cost.device.name}: {gib(context_mib)} GiB: {parts}; --context_mib sets another, in MiB")
     return with_reserve(options, cost)
 
 
-def within_size(options: SearchOptions, cost: CostModel, note: Note = no_note) -> SearchOptions:
-    """Options with a budget that the device has: all of it, where the user names none."""
-    sheet, gb = gpu_sheet(cost.device), options.memory_constraint
-    if sheet is None:
-        return options
-    if "memory_constraint" in options.model_fields_set:
-        if gb <= sheet.memory.value:
-            return options
-        note(f"memory_constraint: {gb:g} GiB, but {cost.device} has {sheet.memory.value:g}; planned for what it has")
-    return options.model_copy(update={"memory_constraint": sheet.memory.value})
+def within_size(
+    options: SearchOptions, cost: CostModel, note: Note = no_note, unknown_gib: float | None = None
+) -> SearchOptions:
+    """Options with a budget that the device has. Raises UserError as `budget_gib`."""
+    gib = budget_gib(options.memory_constraint, cost.device, note, unknown_gib)
+    return options.model_copy(update={"memory_constraint": gib})
+
+
+def budget_gib(
+    asked_gib: float | None, device: Device, note: Note = no_note, unknown_gib: float | None = None
+) -> float:
+    """Memory of a device that a plan may take, GiB: all that it has, where the user names none; `unknown_gib` where
+    nobody knows that either. Raises UserError where this is None, too."""
+    own_gib = device.memory_gib
+    if asked_gib is None:
+        if (gib := own_gib or unknown_gib) is None:
+            raise UserError(
+                f"memory_constraint: missing, and the profiles do not tell the memory of {device.name or 'a device'}; "
+                "give --memory_constraint, in GiB"
+            )
+        return gib
+    if own_gib is None or asked_gib <= own_gib:
+        return asked_gib
+    note(f"memory_constraint: {asked_gib:g} GiB, but {device.name} has {own_gib:g}; planned for what it has")
+    return own_gib
 
 
 def with_reserve(options: SearchOptions, cost: CostModel) -> tuple[SearchOptions, CostModel]:
     """Options and cost model with the device's own reserve of this budget, where the user sets none."""
     freed = None
     if options.context_mib is None and (reserve := cost.reserve).parts:
-        options = options.model_copy(update={"context_mib": reserve.context_mib(options.memory_constraint * GIB_MIB)})
+        options = options.model_copy(update={"context_mib": reserve.context_mib(options.memory_gib * GIB_MIB)})
         freed = reserve.freed
     return options, cost.reserving(options.reserve_mib, freed)

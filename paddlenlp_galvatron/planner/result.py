@@ -1,4 +1,4 @@
-"""The result of a search."""
+"""The result of a search, and what a whole training takes with it: days, cost, checkpoints."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ from typing import Any, Self
 
 from ..base.errors import Infeasible, UserError
 from ..cost_model import CostModel
-from ..cost_model.costs import Prediction, StageMemory
-from ..plan import Plan
+from ..cost_model.costs import Prediction, StageMemory, Task
+from ..options.task import JobOptions
+from ..plan import ModelShape, Plan
 from ..profiles.reserve import GIB_MIB, Reserve
 from .options import SearchOptions
 from .space import PlanFamily
+
+DAY_S, HOUR_S = 24 * 3600, 3600
+STORED_BYTES = 12  # of a weight in a checkpoint: itself and two moments, in fp32
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +108,7 @@ class Need:
 
     def under(self, cost: CostModel, options: SearchOptions) -> Need:
         """The same where the devices keep their own reserve, and not one that the user has set."""
-        own = cost.reserve.sets(cost.context_mib, options.memory_constraint * GIB_MIB)
+        own = cost.reserve.sets(cost.context_mib, options.memory_gib * GIB_MIB)
         return self.on(cost.reserve) if own else self
 
     @property
@@ -241,3 +245,52 @@ class SearchResult:
                 raise Infeasible("no plan fits: no strategy splits batch, heads and ranks evenly")
             raise Infeasible(f"no plan fits: {self.need}; use more GPUs")
         return self.best
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A whole training. None: not known, as nobody says the tokens, the price or the speed of the storage."""
+
+    days: float | None
+    cost: float | None  # in the currency of the price
+    checkpoint_gb: float
+    save_s: float | None
+
+    @classmethod
+    def of(
+        cls,
+        options: JobOptions,
+        shape: ModelShape,
+        task: Task,
+        gpus: int,
+        tokens_per_s: float | None,
+        usual: float | None = None,
+    ) -> Job:
+        """`tokens_per_s`: None where no plan fits. `usual`: tokens where nobody says how many."""
+        tokens, price, speed = options.tokens or usual, options.price_per_gpu_hour, options.save_gb_per_s
+        seconds = options.num_train_epochs * tokens / tokens_per_s if tokens and tokens_per_s else None
+        stored_gb = _checkpoint_gb(shape, task)
+        return cls(
+            days=seconds / DAY_S if seconds else None,
+            cost=price * gpus * seconds / HOUR_S if price and seconds else None,
+            checkpoint_gb=stored_gb,
+            save_s=stored_gb / speed if speed else None,
+        )
+
+    @property
+    def checkpoint(self) -> str:
+        saved = f", {self.save_s:.3g} s to save" if self.save_s else ""
+        return f"a checkpoint has {self.checkpoint_gb:.3g} GB{saved}"
+
+    def __str__(self) -> str:
+        days = f"{self.days:.3g} days" if self.days else ""
+        cost = f"cost {self.cost:,.0f}" if self.cost else ""
+        return "; ".join(filter(None, (days, cost, self.checkpoint)))
+
+
+def _checkpoint_gb(shape: ModelShape, task: Task) -> float:
+    """GB of a checkpoint: the weights that learn, and their moments."""
+    if task.adapter_rank is None:
+        return shape.parameters * STORED_BYTES / 1e9
+    sizes = (sum(weight.shape) for weight in shape.block.weights if weight.linear)
+    return shape.layers * task.adapter_rank * sum(sizes) * STORED_BYTES / 1e9

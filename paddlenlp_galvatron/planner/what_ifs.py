@@ -64,7 +64,7 @@ def what_ifs(problem: Problem, plan: Plan, known: Sequence[Plan], time: SharedTi
         speed = best.samples_per_s
         return WhatIf(name, change, best.plan, best.time_s, speed, speed * length, result.gap)
 
-    memory = options.memory_constraint
+    memory = options.memory_gib
     yield changed("memory", f"{memory:.4g} -> {memory + 1:.4g} GiB", memory_constraint=memory + 1)
     nodes = options.num_nodes
     yield changed("nodes", f"{nodes} -> {2 * nodes} nodes", num_nodes=2 * nodes)

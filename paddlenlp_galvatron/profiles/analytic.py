@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..model import Fused, ModelShape, Recompute, measured_fingerprint
 from ..model.layer import APART, Kept
@@ -29,7 +29,7 @@ from .computation import (
     Shape,
     layer_part,
 )
-from .data_sheet import DataSheet
+from .data_sheet import DataSheet, Device
 from .files import Fingerprint, Meta
 from .hardware import Collective, HardwareProfile, MessageGroup
 from .memory import STATE_BYTES, LayerMemory, MemoryProfile, Role, Variant, VocabMemory, VocabVariant
@@ -103,7 +103,7 @@ def analytic_hardware(sheet: DataSheet, num_nodes: int, gpus_per_node: int | Non
         p2p,
         messages,
         sheet.overlap_coe.value,
-        Meta(analytic=True, fingerprint=Fingerprint(device=sheet.device, device_count=world)),
+        _meta(sheet, device_count=world),
         overlap_by_kind={Collective.SEND: sheet.receive_coe.value},
     )
 
@@ -176,7 +176,7 @@ def analytic_computation(
         experts=analytic_experts(model, sheet, precision, DEGREES, kernels),
         launch=PassTimes(launch_ms, launch_ms, launch_ms),  # backward has twice the kernels, but no Python
         optimizer_ms_per_million=1e6 * optimizer_bytes / bytes_per_ms,
-        meta=_meta(model, sheet.device, precision),
+        meta=_meta(sheet, model=measured_fingerprint([model]), dtype=precision.value),
     )
 
 
@@ -252,7 +252,7 @@ def analytic_memory(
                 vocab.setdefault(VocabVariant(role, sequence_parallel), {})[seq] = VocabMemory(
                     states, activation, kept_mib
                 )
-    meta = _meta(model, None, precision)
+    meta = _meta(None, model=measured_fingerprint([model]), dtype=precision.value)
     masks = {seq: 0.0 if Fused.ATTENTION in fused else seq * seq * number / MIB for seq in lengths}
     return MemoryProfile(precision.value, hidden, model.heads, layers, vocab, masks, meta=meta)
 
@@ -312,9 +312,10 @@ def _on_a_rank(kept: Kept, heads: int, seq: int, tp: int, sequence_parallel: boo
     return split + kept.tokens + kept.gathered, kept.scalars + sums / tp
 
 
-def _meta(model: ModelShape, device: str | None, precision: Precision) -> Meta:
-    told = Fingerprint(device=device, model=measured_fingerprint([model]), dtype=precision.value)
-    return Meta(analytic=True, fingerprint=told)
+def _meta(sheet: DataSheet | None, **known: Any) -> Meta:
+    device = Device.of(sheet) if sheet else None
+    told = Fingerprint(device=sheet.device if sheet else None, **known)
+    return Meta(analytic=True, fingerprint=told, device=device)
 
 
 def _bandwidths(size: int, nodes: int, gpus: int, inside: float, node: float) -> Iterator[tuple[Collective, float]]:

@@ -1,17 +1,39 @@
-"""Data sheets of nodes: what a device and its links can do, each figure with its source."""
+"""Data sheets of nodes, each figure with its source, and the device that a sheet or a profile describes."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from ..base.errors import UserError, plain_fault
-from ..base.limits import Ranks
+from ..base.limits import Positive, Ranks
 from ..base.reading import LARGEST_OPTIONS, read_json
+from ..model import ModelShape
+from ..model.shape import flops_per_token
+from ..plan.strategy import Plan, Precision
 
 LEAST, MOST = 1e-3, 1e9  # of a figure in its unit: far beyond any device, and no price of them is 0 or without end
 FOLDERS = (Path(__file__).parents[2] / "configs" / "nodes", Path(__file__).parents[1] / "nodes")
+SHORT = {"a100": "a100-80gb"}  # of several that begin so, the one that is meant
+GUIDE = "docs/en/tutorial_no_cluster.md"  # how a sheet is written
+# Units that a figure may have, with the factor to the one that is reckoned with, and the words that may follow.
+GB_PER_S = {"GB/s": 1.0, "TB/s": 1e3, "Gb/s": 1 / 8, "Gbit/s": 1 / 8}
+TFLOPS = {"TFLOP/s": 1.0, "TFLOPS": 1.0, "PFLOP/s": 1e3, "PFLOPS": 1e3}
+MICROSECONDS = {"µs": 1.0, "us": 1.0, "ms": 1e3}
+RATIO = {"ratio": 1.0, "%": 0.01}
+GIB = {"GiB": 1.0, "MiB": 1 / 1024, "GB": 1e9 / 2**30, "MB": 1e6 / 2**30}
+UNITS = {
+    "memory": GIB,
+    **dict.fromkeys(("matmul_16bit", "matmul_fp32"), TFLOPS),
+    **dict.fromkeys(("memory_bandwidth", "link", "network", "host_link"), GB_PER_S),
+    **dict.fromkeys(("product_start", "launch"), MICROSECONDS),
+    "half_ranks": {"ranks": 1.0},
+}
+OF_UNITS = ("", "a call", "dense", "dense TF32", *(f"a direction{of}" for of in ("", " and GPU", " and node")))
 
 
 class Figure(BaseModel):
@@ -71,7 +93,8 @@ class DataSheet(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
-    device: str
+    device: str = Field(min_length=1, description="name of the device, as its driver has it if possible")
+    drivers: tuple[str, ...] = Field((), description="further full names that drivers give this very device")
     gpus_per_node: Ranks
     memory: Figure = Field(description="GiB of a device")
     matmul_16bit: Figure = Field(description="peak of bf16 and fp16 matrix products, TFLOP/s")
@@ -94,6 +117,21 @@ class DataSheet(BaseModel):
     receive_coe: Figure = Field(RECEIVE, description="how much slower a pipeline's passes run beside a posted receive")
     launch: Figure = Field(LAUNCH, description="µs of the host for one call into Paddle that starts a kernel")
 
+    @field_validator("*")
+    @classmethod
+    def _in_its_unit(cls, value: object, info: ValidationInfo) -> object:
+        """Each figure in the unit that is reckoned with."""
+        if not isinstance(value, Figure) or info.field_name is None:
+            return value
+        units = UNITS.get(info.field_name, RATIO)
+        unit, _, rest = value.unit.replace(",", " ").strip().partition(" ")
+        if unit not in units or " ".join(rest.split()) not in OF_UNITS:
+            raise ValueError(f"unit {value.unit!r} is unknown; give the figure in {' or '.join(units)}")
+        if units[unit] == 1:
+            return value
+        own = next(name for name, factor in units.items() if factor == 1)
+        return value.model_copy(update={"value": value.value * units[unit], "unit": f"{own} {rest}".strip()})
+
 
 def data_sheets() -> dict[str, Path]:
     """Data sheets that ship: name -> file."""
@@ -101,23 +139,113 @@ def data_sheets() -> dict[str, Path]:
 
 
 def load_data_sheet(name_or_path: str | Path) -> DataSheet:
-    """A data sheet that ships, by name or its beginning (h100), or any by path. Raises UserError."""
-    known = data_sheets()
-    named = [path for name, path in known.items() if name == name_or_path or name.startswith(f"{name_or_path}-")]
-    path = named[0] if len(named) == 1 else Path(name_or_path)
+    """A data sheet that ships, by its name, the beginning of it (h100) or its driver's full name, in any spelling; or
+    any by path. Raises UserError."""
+    path = Path(name_or_path)
     if not path.is_file():
-        raise UserError(f"data sheet {name_or_path}: neither a file nor a known node; known: {', '.join(known)}")
+        path = _shipped(str(name_or_path))
     try:
         return DataSheet.model_validate(read_json(path, LARGEST_OPTIONS))
     except ValidationError as error:
         raise UserError(
-            f"{path}: {'.'.join(map(str, item['loc']))}: {plain_fault(item)}; correct the data sheet"
+            f"{path}: {'.'.join(map(str, item['loc']))}: {plain_fault(item)}; correct the data sheet, as {GUIDE} says"
             for item in error.errors()
         ) from None
 
 
-def data_sheet_of(device: str) -> DataSheet | None:
-    """The data sheet that ships for a device by the name that its driver gives, such as NVIDIA H100 80GB HBM3."""
-    chips = {path.stem.partition("-")[0].upper(): path for path in data_sheets().values()}
-    named = [path for chip, path in chips.items() if chip in device.upper().replace("-", " ").split()]
-    return load_data_sheet(named[0]) if named else None
+def sheet_of_driver(name: str) -> DataSheet | None:
+    """The data sheet that ships for a device, by the full name that its driver gives: NVIDIA H100 80GB HBM3."""
+    return _by_driver().get(name)
+
+
+def _shipped(name: str) -> Path:
+    known, plain = data_sheets(), _plain(name)
+    if plain in SHORT:
+        return known[SHORT[plain]]
+    named = {stem: _plain(stem) == plain or plain in _beginnings(stem) for stem in known}
+    named |= {sheet.name: True for driver, sheet in _by_driver().items() if _plain(driver) == plain}
+    meant = [stem for stem, is_meant in named.items() if is_meant]
+    if len(meant) != 1:
+        what = f"could be {' or '.join(meant)}" if meant else "is no known device"
+        raise UserError(
+            f"device: {name} {what}; known: {', '.join(known)}; for another card write a data sheet and give its file "
+            f"({GUIDE})"
+        )
+    return known[meant[0]]
+
+
+def _plain(name: str) -> str:
+    """Without capitals, and what stands between letters and digits."""
+    return re.sub(r"[\W_]", "", name.casefold().removeprefix("nvidia ").removeprefix("geforce "))
+
+
+def _beginnings(stem: str) -> Iterator[str]:
+    """`rtx4090` and `4090` of rtx4090-24gb."""
+    chip = stem.partition("-")[0]
+    yield chip
+    yield chip.removeprefix("rtx")
+
+
+@cache
+def _by_driver() -> dict[str, DataSheet]:
+    sheets = [load_data_sheet(path) for path in data_sheets().values()]
+    return {name: sheet for sheet in sheets for name in (sheet.device, *sheet.drivers)}
+
+
+class Device(BaseModel):
+    """A device. None: not known."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    name: str | None = Field(None, description="as the driver, the CPU or the data sheet has it")
+    is_gpu: bool = False
+    memory_gib: Positive | None = Field(None, description="memory that programs can use, GiB")
+    peak_16bit_tflops: Positive | None = Field(None, description="peak of bf16 and fp16 matrix products, TFLOP/s")
+    peak_fp32_tflops: Positive | None = Field(None, description="peak of fp32 matrix products, TFLOP/s")
+    gpus_per_node: Ranks | None = None
+    host_link_gb_per_s: Positive | None = Field(None, description="GB/s a direction to the host's memory")
+
+    @classmethod
+    def of(cls, sheet: DataSheet) -> Device:
+        return cls(
+            name=sheet.device,
+            is_gpu=True,
+            memory_gib=sheet.memory.value,
+            peak_16bit_tflops=sheet.matmul_16bit.value,
+            peak_fp32_tflops=sheet.matmul_fp32.value,
+            gpus_per_node=sheet.gpus_per_node,
+            host_link_gb_per_s=sheet.host_link.value,
+        )
+
+    @classmethod
+    def named(cls, name: str, memory_gib: float | None = None) -> Device:
+        """A GPU by the full name that its driver gives, with its memory where the driver told it; the rest is known
+        of the devices of shipped data sheets."""
+        sheet = sheet_of_driver(name)
+        known = cls.of(sheet) if sheet else cls(is_gpu=True)
+        return known.model_copy(update={"name": name, "memory_gib": memory_gib or known.memory_gib})
+
+    @classmethod
+    def searched(cls, plan: Plan) -> Device:
+        """The device that a plan was searched for, as its file describes it."""
+        try:
+            return cls.model_validate((plan.metadata.get("searched_from") or {}).get("device") or {})
+        except ValidationError:  # written by someone else
+            return cls()
+
+    def peak_tflops(self, precision: Precision) -> float | None:
+        return self.peak_fp32_tflops if precision is Precision.FP32 else self.peak_16bit_tflops
+
+    def mfu(
+        self,
+        tokens_per_s: float,
+        plan: Plan,
+        shape: ModelShape,
+        frozen: bool = False,
+        document_tokens: float | None = None,
+    ) -> float | None:
+        """MFU, the same in every command: the share of the peak of a plan's devices that a model's own operations take,
+        by `flops_per_token`. None where the peak is not known."""
+        peak = self.peak_tflops(plan.assumed.mixed_precision)
+        flops = flops_per_token(shape, plan.assumed.seq_length or 0, frozen, document_tokens)
+        return tokens_per_s * flops / (plan.world_size * peak * 1e12) if peak else None

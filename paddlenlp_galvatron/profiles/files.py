@@ -13,12 +13,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ..base.errors import UserError
 from ..base.reading import digest, read_json
 from ..base.writing import write_text
+from .data_sheet import Device, sheet_of_driver
 from .dialects import present
 from .raw_runs import Dialect
 from .schema import META_KEY as META_KEY
 from .schema import Content
 
 LARGEST_BYTES = 16 * 2**20  # of a profile file; the largest known has 100 kB
+GPU_LIBRARIES = ("CUDA", "NCCL")  # with which a fingerprint's driver begins where the devices are GPUs
 MOST_FILES = 32  # of which a plan tells that it was searched from them
 
 
@@ -45,6 +47,7 @@ class Meta(BaseModel):
     units: dict[str, str] = Field(default_factory=dict, description="unit of each kind of number in the file")
     analytic: bool = Field(False, description="derived from data sheets, not measured")
     fingerprint: Fingerprint = Field(default_factory=lambda: Fingerprint())
+    device: Device | None = Field(None, description="the device, as its driver or its data sheet describes it")
     spread: dict[str, float] = Field(
         default_factory=dict, description="per key of the file: interquartile range / median of its repetitions"
     )
@@ -69,6 +72,18 @@ class Meta(BaseModel):
                 "flags": {key: reason for key, reason in self.flags.items() if key in wanted},
             }
         )
+
+
+def device_of(*metas: Meta) -> Device:
+    """The device of profiles: as they describe it, else by the full name that its driver gave."""
+    for meta in metas:
+        if meta.device:
+            return meta.device
+    told = next((meta.fingerprint for meta in metas if meta.fingerprint.device), Fingerprint())
+    if told.device is None:
+        return Device()
+    is_gpu = sheet_of_driver(told.device) or (told.driver or "").startswith(GPU_LIBRARIES)
+    return Device.named(told.device) if is_gpu else Device(name=told.device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from math import isclose
 from typing import NamedTuple, Self
 
-from .data_sheet import DataSheet, data_sheet_of
+from .data_sheet import Device
 from .files import Meta
 
 GIB_MIB = 1024.0
@@ -121,14 +121,9 @@ class Reserve:
         return [*self.parts, *([ReservePart("allocator", share, self.allocator_source)] if self.allocator else ())]
 
 
-def gpu_sheet(device: str | None) -> DataSheet | None:
-    """The data sheet of a GPU by its name in a profile; None for a processor, and where no name is known."""
-    return data_sheet_of(device) if device else None
-
-
-def reserve_of(device: str | None, ranks: int, measured: MeasuredReserve = MeasuredReserve()) -> Reserve:
-    """The reserve of a device by its name in a profile; nothing for a processor, or where no device is named."""
-    if device is None or not (gpu_sheet(device) or "NVIDIA" in device.upper()):
+def reserve_of(device: Device, ranks: int, measured: MeasuredReserve = MeasuredReserve()) -> Reserve:
+    """The reserve of a GPU; nothing for a processor, or where no device is named."""
+    if not device.is_gpu:
         return Reserve()
     communicator = COMMUNICATOR.measured(measured.communicator_mib)
     parts = [CONTEXT.measured(measured.context_mib), WORKSPACES.measured(measured.workspaces_mib)]

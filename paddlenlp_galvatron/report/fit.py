@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.table import Table
 
 from ..base.printing import table
 from ..base.text import count
-from ..cost_model.facts import trained_flops_per_token
 from ..plan import ModelShape, plan_to_dict
 from ..plan.strategy import Load, Plan, load_summary
-from ..planner.fit import MORE_GIB, Fit, FitOptions
+from ..planner.fit import MORE_GIB, TOKENS, Fit, FitOptions
 from ..planner.hints import Hint
-from ..profiles.data_sheet import DataSheet
+from ..planner.result import Job
 from ..profiles.reserve import GIB_MIB
 from .search import hint_line
 
-DAY_S = 24 * 3600
 
-
-def rows(found: Sequence[Fit], shape: ModelShape, sheet: DataSheet, options: FitOptions) -> list[dict[str, Any]]:
+def rows(found: Sequence[Fit], shape: ModelShape, options: FitOptions) -> list[dict[str, Any]]:
     """A row a number of cards, for programs."""
-    return [
-        _row(one, following, shape, sheet, options) for one, following in zip(found, [*found[1:], None], strict=True)
-    ]
+    return [_row(one, later, shape, options) for one, later in zip(found, [*found[1:], None], strict=True)]
 
 
-def summary(
-    found: Sequence[Fit], shape: ModelShape, sheet: DataSheet, options: FitOptions, hints: Sequence[Hint]
-) -> dict[str, Any]:
+def summary(found: Sequence[Fit], shape: ModelShape, options: FitOptions, hints: Sequence[Hint]) -> dict[str, Any]:
     """The answer for programs."""
-    told = rows(found, shape, sheet, options)
+    told = rows(found, shape, options)
     return {"rows": told, "load": load_summary(_load(shape, options)), "hints": [hint.summary() for hint in hints]}
 
 
@@ -40,21 +34,29 @@ def _load(shape: ModelShape, options: FitOptions) -> Load | None:
     return options.priced.load if shape.experts else None
 
 
-def _row(one: Fit, following: Fit | None, shape: ModelShape, sheet: DataSheet, options: FitOptions) -> dict[str, Any]:
+def _row(one: Fit, following: Fit | None, shape: ModelShape, options: FitOptions) -> dict[str, Any]:
     speed = one.best.samples_per_s if one.best else None
     tokens_per_s = speed * options.tokens_of_a_sample if speed else None
-    flops = trained_flops_per_token(shape, options.tokens_of_a_sample, options.trained)
-    peak = sheet.matmul_16bit.value * 1e12 * one.gpus
+    if following and following.device != one.device:
+        following = None
     later = following.best.samples_per_s if following and following.best else None
+    task = options.trained
+    job = Job.of(options, shape, task, one.gpus, tokens_per_s, TOKENS)
+    mfu = (
+        one.device.mfu(tokens_per_s, one.best.plan, shape, task.frozen, task.document_tokens)
+        if one.best and tokens_per_s
+        else None
+    )
     return {
+        "device": one.device.name,
         "gpus": one.gpus,
         "fits": one.best is not None,
         "verdict": one.verdict,
         "step_s": one.best.time_s if one.best else None,
         "tokens_per_s": tokens_per_s,
         "tokens_per_s_per_gpu": tokens_per_s / one.gpus if tokens_per_s else None,
-        "mfu": tokens_per_s * flops / peak if tokens_per_s else None,
-        "days": options.tokens / tokens_per_s / DAY_S if tokens_per_s else None,
+        "mfu": mfu,
+        **asdict(job),
         "memory_estimate_gib": one.tensors_mib / GIB_MIB,
         "memory_bound_gib": one.bound_mib / GIB_MIB,
         "memory_gib": one.card_gib,
@@ -68,51 +70,71 @@ def _row(one: Fit, following: Fit | None, shape: ModelShape, sheet: DataSheet, o
 
 
 def explain(
-    found: Sequence[Fit], shape: ModelShape, sheet: DataSheet, options: FitOptions, hints: Sequence[Hint]
+    found: Sequence[Fit], shape: ModelShape, options: FitOptions, hints: Sequence[Hint]
 ) -> Iterator[str | Table]:
     """Tables and lines, to be printed one below the other."""
     adapters = f", adapters of rank {options.trained.adapter_rank}" if options.trained.frozen else ""
-    card_gib = found[-1].card_gib
+    devices = {one.device: [other for other in found if other.device == one.device] for one in found}
+    kinds = "; ".join(f"{device.name or 'a device'}, {own[0].card_gib:g} GiB a GPU" for device, own in devices.items())
+    tokens = f"{options.num_train_epochs:g} x " * (options.num_train_epochs != 1) + f"{options.tokens or TOKENS:.4g}"
     yield (
         f"{shape.name}, {options.task}{adapters}: {options.global_train_batch_size} samples of {options.seq_length} "
-        f"tokens a step; {sheet.device}, {card_gib:g} GiB a GPU; days for {options.tokens:.4g} tokens"
+        f"tokens a step; {kinds}; days for {tokens} tokens"
     )
     if load := _load(shape, options):
         yield str(load)
-    told = rows(found, shape, sheet, options)
-    speeds = ("tokens/s", "tokens/s/GPU", "MFU", "step, s", "days", "next", f"+{MORE_GIB:g} GiB")
-    shown = table("GPUs", *speeds)
-    plans = table("GPUs", "verdict", "estimate", "bound", "plan", "bottleneck", left=("verdict", "plan", "bottleneck"))
+    told = rows(found, shape, options)
+    several = len(devices) > 1
+    first = ("device", "GPUs") if several else ("GPUs",)
+    columns = SPEEDS | ({"cost": _money} if options.price_per_gpu_hour else {}) | ({} if several else LATER)
+    shown = table(*first, *columns, left=("device",))
+    texts = ("device", "verdict", "plan", "bottleneck")
+    plans = table(*first, "verdict", "estimate", "bound", "plan", "bottleneck", left=texts)
     for row, one in zip(told, found, strict=True):
-        shown.add_row(*_speeds(row))
+        where = [str(row[name.lower()] or "a device") for name in first]
+        shown.add_row(*where, *(column(row) for column in columns.values()))
         memory = row["verdict"], f"{row['memory_estimate_gib']:.1f}", f"{row['memory_bound_gib']:.1f}"
-        plans.add_row(str(row["gpus"]), *memory, in_words(one.best.plan) if one.best else "-", row["binds"])
+        plans.add_row(*where, *memory, in_words(one.best.plan) if one.best else "-", row["binds"])
     yield shown
     yield plans
-    if found[0].held and not found[0].best and any(one.best for one in found):
-        yield f"{found[0].gpus} GPUs: {found[0].held}"
-    reserve = found[-1].reserve
-    if parts := reserve.told(card_gib * GIB_MIB):
-        beside = ", ".join(f"{part.name} {part.mib / GIB_MIB:.2f}" for part in parts)
-        yield f"bound: estimate of tensors + {beside} GiB on a full GPU"
-        if reserve.working:
-            yield f"the allocator may also keep {reserve.working:.0%} of working memory when it is freed"
-    yield from (hint_line(hint, sheet.gpus_per_node) for hint in hints)
+    for own in devices.values():
+        name = f"{own[0].device.name}: " * several
+        if own[0].held and not own[0].best and any(one.best for one in own):
+            yield f"{name}{own[0].gpus} GPUs: {own[0].held}"
+        if parts := own[-1].reserve.told(own[-1].card_gib * GIB_MIB):
+            beside = ", ".join(f"{part.name} {part.mib / GIB_MIB:.2f}" for part in parts)
+            yield f"{name}bound: estimate of tensors + {beside} GiB on a full GPU"
+    if working := max(one.reserve.working for one in found):
+        yield f"the allocator may also keep {working:.0%} of working memory when it is freed"
+    yield Job.of(options, shape, options.trained, 1, None).checkpoint
+    per_node = found[0].device.gpus_per_node or found[0].question.options.num_gpus_per_node
+    yield from (hint_line(hint, per_node) for hint in hints)
 
 
-def _speeds(row: dict[str, Any]) -> list[str]:
-    if not row["fits"]:
-        return [str(row["gpus"]), *"------", "fits" if row["more_gib_fits"] else "-"]
-    return [
-        str(row["gpus"]),
-        f"{row['tokens_per_s']:,.0f}",
-        f"{row['tokens_per_s'] / row['gpus']:,.0f}",
-        f"{row['mfu']:.1%}",
-        f"{row['step_s']:.3g}",
-        f"{row['days']:.3g}",
-        f"x{row['next_times']:.2f}" if row["next_times"] else "-",
-        f"x{row['more_gib_times']:.2f}" if row["more_gib_times"] else "-",
-    ]
+def _column(name: str, form: str) -> Callable[[dict[str, Any]], str]:
+    """The text of a figure of a row; `-` where it is not known."""
+    return lambda row: format(row[name], form) if row[name] else "-"
+
+
+def _times(name: str) -> Callable[[dict[str, Any]], str]:
+    return lambda row: f"x{row[name]:.2f}" if row[name] else "-"
+
+
+_money = _column("cost", ",.0f")
+SPEEDS = {
+    "tokens/s": _column("tokens_per_s", ",.0f"),
+    "tokens/s/GPU": _column("tokens_per_s_per_gpu", ",.0f"),
+    "MFU": _column("mfu", ".1%"),
+    "step, s": _column("step_s", ".3g"),
+    "days": _column("days", ".3g"),
+}
+# Columns for one device alone: the speed of the next number of GPUs, and with more memory.
+LATER: dict[str, Callable[[dict[str, Any]], str]] = {
+    "next": _times("next_times"),
+    f"+{MORE_GIB:g} GiB": lambda row: (
+        "fits" if row["more_gib_fits"] and not row["fits"] else _times("more_gib_times")(row)
+    ),
+}
 
 
 def in_words(plan: Plan) -> str:

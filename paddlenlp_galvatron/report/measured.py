@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import ceil
 from statistics import median
 from typing import Any, NamedTuple, TypeVar
@@ -14,7 +14,6 @@ from rich.text import Text
 
 from ..base.printing import table
 from ..base.text import count, gib
-from ..model.shape import flops_per_token
 from ..plan import DataParallel, ModelShape, Plan, Recompute, plan_id
 from ..plan.strategy import Load, Predicted
 
@@ -122,18 +121,14 @@ class Health:
     def __init__(
         self,
         plan: Plan,
-        shape: ModelShape,
-        peak_tflops: float | None = None,
+        mfu: Callable[[float], float | None] = lambda tokens_per_s: None,
         steps: int | None = None,
         on: str = "GPU",
-        frozen: bool = False,
     ):
-        """`peak_tflops`: TFLOP/s of a device at its best, for MFU. `steps`: of the whole run, for ETA. `on`: what
-        a rank runs on. `frozen`: only adapters learn."""
+        """`mfu`: of so many tokens/s. `steps`: of the whole run, for ETA. `on`: what a rank runs on."""
         self._steps, self._on = steps, on
         self._plan, self._predicted = plan, Predicted.of(plan)
-        self._flops = flops_per_token(shape, plan.assumed.seq_length or 0, frozen)
-        self._peak_flops_per_s = peak_tflops * 1e12 * plan.world_size if peak_tflops else None
+        self._mfu = mfu
         self._said: set[str] = set()
 
     def line(self, records: Log) -> str:
@@ -151,8 +146,8 @@ class Health:
         if "filled" in last:
             targets_per_s = median(record["target_tokens_per_s"] for record in latest)
             parts.append(f"{targets_per_s:,.0f} target tokens/s, rows filled to {last['filled']:.0%}")
-        if self._peak_flops_per_s:
-            parts.append(f"MFU {tokens_per_s * self._flops / self._peak_flops_per_s:.1%}")
+        if share := self._mfu(tokens_per_s):
+            parts.append(f"MFU {share:.1%}")
         parts.append(f"{last['step_time_s']:.4g} s (median {_beside(step_s, self._predicted.step_s, 's')})")
         stages = stage_peaks_mib(self._plan, latest)
         fullest = max(range(len(stages)), key=lambda stage: stages[stage])

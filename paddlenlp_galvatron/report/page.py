@@ -19,7 +19,7 @@ from ..cost_model.simulate import Span
 from ..plan import Plan
 from ..plan.strategy import runs
 from ..planner.explain import Explanation, FrontierPoint
-from ..profiles.reserve import GIB_MIB, gpu_sheet
+from ..profiles.reserve import GIB_MIB
 from .explain import UNCERTAIN, binding
 from .measured import WARM_UP_STEPS, stage_peaks_mib
 from .search import runner_up
@@ -154,7 +154,7 @@ def _grid(plan: Plan) -> Iterator[list[tuple[str, int, str]]]:
 
 
 def _frontier_chart(points: Sequence[FrontierPoint], explanation: Explanation) -> str:
-    here_gb = explanation.problem.options.memory_constraint
+    here_gb = explanation.problem.options.memory_gib
     times = {point.memory_gb: point.time_s for point in points}
     mine = {gb: explanation.prediction.time_s if gb == here_gb else None for gb in sorted({*times, here_gb})}
     return _chart(
@@ -220,8 +220,8 @@ def tiles(facts: PlanFacts) -> tuple[Tile, ...]:
     memory = f"{facts.memory_mib / facts.budget_mib:.0%} of {facts.budget_mib / GIB_MIB:.4g} GiB"
     words = f"{speed:,.0f} on all {plan.world_size}"
     shown = [Tile(f"tokens/s/{facts.device_word}", f"{speed / plan.world_size:,.0f}", words)]
-    if facts.mfu and (sheet := gpu_sheet(facts.cost.device)):
-        shown.append(Tile("MFU", f"{facts.mfu:.1%}", f"of {sheet.matmul_16bit.value:,.0f} TFLOP/s"))
+    if facts.mfu and (peak := facts.cost.device.peak_tflops(plan.assumed.mixed_precision)):
+        shown.append(Tile("MFU", f"{facts.mfu:.1%}", f"of {peak:,.0f} TFLOP/s"))
     return (
         *shown,
         Tile("step", seconds(prediction.time_s), samples),

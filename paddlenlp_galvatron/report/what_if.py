@@ -78,7 +78,7 @@ def fragment(told: Answer, query: str) -> str:
     """The answer as a part of the page. Raises Infeasible."""
     best, shapes = told.result.require(), told.model.shapes
     shape = shapes[0] if len(shapes) == 1 else None
-    facts = PlanFacts(best.plan, best.prediction, told.cost, shape, told.options.memory_constraint * GIB_MIB)
+    facts = PlanFacts(best.plan, best.prediction, told.cost, shape, told.options.memory_gib * GIB_MIB)
     return fill(
         "answer.html.jinja",
         **drawn(facts),

@@ -16,12 +16,12 @@ from paddlenlp_galvatron.measure import messages as hardware
 from paddlenlp_galvatron.measure.journal import Journal
 from paddlenlp_galvatron.measure.messages import HardwareProfiler, measured_groups
 from paddlenlp_galvatron.measure.options import HardwareOptions, ModelRun
-from paddlenlp_galvatron.profiles import Collective, Fingerprint, MessageGroup
+from paddlenlp_galvatron.profiles import Collective, Fingerprint, MessageGroup, Meta
 
 from .model import rows, write_model
 from .row import Row, Seen, Values
 
-DEVICE = Fingerprint(device="a device", device_count=1, driver="one", paddle="3")
+DEVICE = Meta(fingerprint=Fingerprint(device="a device", device_count=1, driver="one", paddle="3"))
 
 
 def prepare(folder: Path) -> None:
@@ -33,7 +33,7 @@ def prepare(folder: Path) -> None:
 def _as_rank(module: Any, argument: str, parts: tuple[str, ...]) -> dict[str, Any]:
     """What a rank's `main` builds from its argument, by name: the arguments of everything that measures or writes."""
     built = {name: MagicMock(name=name) for name in parts}
-    idle = {"start_world": lambda: (0, 1), "fingerprint": lambda *_, **__: DEVICE}
+    idle = {"start_world": lambda: (0, 1), "meta_of_rank": lambda *_, **__: DEVICE}
     idle |= {name: MagicMock(return_value=[]) for name in ("spread_notes", "report_note", "report_progress")}
     idle |= {"load_family": lambda name: name} if module is model else {}
     with patch.multiple(module, **built, **idle), patch.object(sys, "argv", ["", argument]):

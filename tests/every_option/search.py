@@ -163,6 +163,10 @@ ROWS = {
     "document_tokens": Row(9, "answer.time_s"),
     "dataset_name_or_path": Row("here", "refusal"),  # the model is no folder
     "packing": Row("greedy", "answer.time_s", idle="of dataset_name_or_path, which is not given"),
+    "tokens": Row(1e6, "answer.job"),
+    "num_train_epochs": Row(2, "answer.job", {"tokens": 1e6}),
+    "price_per_gpu_hour": Row(2, "answer.job", {"tokens": 1e6}),
+    "save_gb_per_s": Row(5, "answer.job"),
     "offload_optimizer": Row(1, "refusal"),  # its profiles name no GPU
     "moe_imbalance": Row(1.9, "answer.time_s", SPREAD),
     "moe_imbalance_bound": Row(3, "answer.stages", SPREAD),

@@ -310,6 +310,9 @@ TABLES = {
             2, "out", {"MODEL": "llama3.2-1b", "gpus": 64, "seq_length": 8192, "global_train_batch_size": 1}
         ),
         "tokens": Row(1e6, "out"),
+        "num_train_epochs": Row(2, "out"),
+        "price_per_gpu_hour": Row(2, "out"),
+        "save_gb_per_s": Row(5, "out"),
         "json": Row(1, "out"),
     },
     "what-if": {

@@ -92,7 +92,7 @@ class TrainSeen(Seen):
         def start(run: TrainingRun, program: Any, timeout_s: float, nodes: Any, wait_s: float) -> None:
             calls["settings"], calls["timeout_s"], calls["nodes"] = run._settings, timeout_s, nodes
             calls["wait_s"] = wait_s
-            calls["peak"] = run._health._peak_flops_per_s
+            calls["peak"] = run._health._mfu(1.0)
 
         unstarted = patch.multiple(TrainingRun, start=start, show_end=lambda run: None)
         with unstarted, patch.object(watch, "await_first", lambda *_: None):

@@ -15,7 +15,7 @@ from paddlenlp_galvatron.measure.messages import (
     rounds_of,
 )
 from paddlenlp_galvatron.measure.options import HardwareOptions, HardwarePart
-from paddlenlp_galvatron.profiles import Collective, Fingerprint, MessageGroup
+from paddlenlp_galvatron.profiles import Collective, Fingerprint, MessageGroup, Meta
 from paddlenlp_galvatron.runtime import device
 
 PAIR = MessageGroup(Collective.ALL_REDUCE, 2)
@@ -36,7 +36,9 @@ def journal(**changed) -> Journal:
 
 
 def profile(known: Journal, **options):
-    return hardware_profile(known, HardwareOptions(nproc=4, end_mb=8, **options), Fingerprint(device="d"))
+    return hardware_profile(
+        known, HardwareOptions(nproc=4, end_mb=8, **options), Meta(fingerprint=Fingerprint(device="d"))
+    )
 
 
 def test_a_message_is_known_by_its_key():

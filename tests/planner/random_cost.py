@@ -14,6 +14,7 @@ from paddlenlp_galvatron.plan import DataParallel, ModelShape, Plan
 from paddlenlp_galvatron.plan.layout import redistribution, token_layout
 from paddlenlp_galvatron.planner import SearchOptions
 from paddlenlp_galvatron.planner.space import Space, families, interleaved_families
+from paddlenlp_galvatron.profiles.data_sheet import Device
 from paddlenlp_galvatron.profiles.reserve import Reserve
 
 
@@ -25,7 +26,7 @@ class RandomCost(CostModel):
     """Prices drawn at random, the same ones for the same question."""
 
     profile_files = ()  # read from none
-    reserve = Reserve()  # of no device
+    reserve, device = Reserve(), Device()  # none is known
     crooked = False  # prices of switching that break the triangle inequality
     neighbours = False  # layers whose messages and weights take room beside the next one's backward
 

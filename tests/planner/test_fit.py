@@ -10,8 +10,10 @@ import pytest
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cost_model import CostModel, CostOptions, Task
 from paddlenlp_galvatron.cost_model.variants import adapter_share, product_share
+from paddlenlp_galvatron.options.task import JobOptions
 from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, Precision, load_model
 from paddlenlp_galvatron.planner.fit import Fit, FitOptions, fit
+from paddlenlp_galvatron.planner.result import Job
 from paddlenlp_galvatron.profiles.analytic import analytic_computation, analytic_hardware, analytic_memory
 from paddlenlp_galvatron.profiles.compute_time import ComputeTimes
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
@@ -25,7 +27,7 @@ SEQ = 2048
 
 def fitted(**values: Any) -> list[Fit]:
     options = FitOptions.from_mapping({"model_size": "llama2-7b", "seq_length": SEQ, "batch": 64} | values)
-    return fit(SHAPE, SHEET, options.of(SHAPE))
+    return fit(SHAPE, options.of(SHAPE))
 
 
 def priced(task: Task) -> CostModel:
@@ -125,5 +127,32 @@ def test_what_cannot_be_is_said_in_one_line(values, told):
 def test_a_thousand_cards_are_answered():
     shape = load_model("llama3-405b")
     options = FitOptions.from_mapping({"model_size": "llama3-405b", "gpus": "512,1024"})
-    rows = fit(shape, SHEET, options.of(shape))
+    rows = fit(shape, options.of(shape))
     assert all(row.best and row.bound_mib <= row.card_gib * 1024 * (1 + 1e-9) for row in rows)
+
+
+def test_several_devices_stand_in_one_answer_each_with_its_own_memory():
+    found = fitted(device="h100,a100-40gb", gpus="4,8")
+    assert [(row.device.name, row.gpus, row.card_gib) for row in found] == [
+        *(("NVIDIA H100-SXM5-80GB", gpus, 79.1) for gpus in (4, 8)),
+        *(("NVIDIA A100-SXM4-40GB", gpus, 39.4) for gpus in (4, 8)),
+    ]
+    for row in found:
+        [alone] = fitted(device=row.device.name if row.card_gib < 79 else "h100", gpus=row.gpus)
+        assert alone.best and row.best and alone.best.time_s == row.best.time_s
+    with pytest.raises(UserError, match="profiles are of one device"):
+        fitted(device="h100,h20", profiles="somewhere")
+
+
+def test_a_training_takes_days_money_and_room_for_its_checkpoints():
+    options = JobOptions.from_values(
+        {"tokens": 1e9, "num_train_epochs": 3, "price_per_gpu_hour": 2, "save_gb_per_s": 4}
+    )
+    job = Job.of(options, SHAPE, Task(), 8, 1e5)
+    assert job.days == pytest.approx(3e9 / 1e5 / 86400) and job.cost == pytest.approx(2 * 8 * 24 * job.days)
+    assert job.checkpoint_gb == pytest.approx(12 * SHAPE.parameters / 1e9)  # fp32 weights and two moments
+    assert job.save_s == pytest.approx(job.checkpoint_gb / 4)
+    unsaid = Job.of(JobOptions(), SHAPE, Task(adapter_rank=8), 8, 1e5)
+    hidden, mlp = SHAPE.hidden_size, SHAPE.intermediate_size
+    learnt = SHAPE.layers * 8 * (4 * 2 * hidden + 3 * (hidden + mlp))
+    assert unsaid == Job(None, None, pytest.approx(12 * learnt / 1e9), None)

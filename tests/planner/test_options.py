@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from paddlenlp_galvatron.plan import DataParallel, LayerStrategy, Schedule, Voca
 from paddlenlp_galvatron.plan.mesh import divisors
 from paddlenlp_galvatron.planner import SearchOptions
 from paddlenlp_galvatron.planner.space import PlanFamily, Space, families
+from paddlenlp_galvatron.profiles.data_sheet import data_sheets
 
 from .random_cost import model_of
 
@@ -199,3 +201,27 @@ def test_one_profile_mode_stands_for_both(values: dict[str, Any], time: str, mem
 def test_batches_grow_by_a_step() -> None:
     options = SearchOptions.from_mapping({"min_bsz": 16, "max_bsz": 44, "bsz_scale": 8})
     assert options.batches == [16, 24, 32, 40]
+
+
+@pytest.mark.parametrize(
+    ("given", "cluster"),
+    [
+        ({}, (1, 4)),
+        ({"world_size": 2}, (1, 2)),
+        ({"world_size": 8}, (2, 4)),
+        ({"num_nodes": 3}, (3, 4)),
+        ({"num_nodes": 2, "world_size": 4}, (2, 2)),
+        ({"num_gpus_per_node": 1, "num_nodes": 2}, (2, 1)),
+    ],
+)
+def test_a_node_has_as_many_gpus_as_its_data_sheet_says(tmp_path, given, cluster):
+    sheet = json.loads(data_sheets()["h100-80gb"].read_text()) | {"gpus_per_node": 4}
+    (tmp_path / "four.json").write_text(json.dumps(sheet))
+    options = SearchOptions.from_values({"device": str(tmp_path / "four.json"), **given})
+    assert (options.num_nodes, options.num_gpus_per_node) == cluster
+
+
+@pytest.mark.parametrize("given", [{"num_nodes": 32, "world_size": 512}, {"num_gpus_per_node": 16}])
+def test_more_gpus_than_a_node_of_the_data_sheet_has_are_refused(given):
+    with pytest.raises(UserError, match="num_gpus_per_node: 16, but a node of h100-80gb has 8; give --num_nodes"):
+        SearchOptions.from_values({"device": "h100"} | given)

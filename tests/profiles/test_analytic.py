@@ -22,7 +22,7 @@ from paddlenlp_galvatron.profiles.analytic import (
     recompute_saving_per_token,
 )
 from paddlenlp_galvatron.profiles.compute_time import ComputeTimes
-from paddlenlp_galvatron.profiles.data_sheet import data_sheets, load_data_sheet
+from paddlenlp_galvatron.profiles.data_sheet import DataSheet, Device, data_sheets, load_data_sheet, sheet_of_driver
 from paddlenlp_galvatron.profiles.memory_use import MemoryUse
 from paddlenlp_galvatron.profiles.network import Network, Place
 
@@ -252,7 +252,7 @@ def test_more_of_anything_costs_more():
 
 
 def test_an_unknown_or_broken_data_sheet_is_an_error_in_words(tmp_path):
-    with pytest.raises(UserError, match="known: a100-80gb, h100-80gb, h200-141gb, h800-80gb"):
+    with pytest.raises(UserError, match=r"b300 is no known device; known: a100-40gb, .*write a data sheet"):
         load_data_sheet("b300")
     sheet = json.loads(data_sheets()["a100-80gb"].read_text())
     sheet["link"]["value"] = -1
@@ -262,3 +262,66 @@ def test_an_unknown_or_broken_data_sheet_is_an_error_in_words(tmp_path):
     with pytest.raises(UserError, match=r"link\.value") as error:
         load_data_sheet(path)
     assert len(error.value.faults) == 2 and "network" in error.value.faults[1]
+
+
+@pytest.mark.parametrize(
+    ("told", "name"),
+    [
+        *(("H100", "h100-80gb"), ("a100", "a100-80gb"), ("A100-40GB", "a100-40gb"), ("a100_40gb", "a100-40gb")),
+        *(("RTX 4090", "rtx4090-24gb"), ("rtx-3090", "rtx3090-24gb"), ("4090", "rtx4090-24gb"), ("H20", "h20-96gb")),
+        *(("NVIDIA H100 80GB HBM3", "h100-80gb"), ("nvidia geforce rtx 3090", "rtx3090-24gb"), ("L20", "l20-48gb")),
+    ],
+)
+def test_a_shipped_sheet_is_known_by_every_spelling_of_its_name(told, name):
+    assert load_data_sheet(told).name == name
+
+
+def test_a_device_is_known_by_its_drivers_full_name_alone():
+    """Other cards whose names share words with one: other memory, links or clocks."""
+    known = {"NVIDIA A100-SXM4-40GB": 39.4, "A100-SXM4-80GB": 79.3, "NVIDIA H100 80GB HBM3": 79.1, "NVIDIA H20": 95.0}
+    assert {name: Device.named(name).memory_gib for name in known} == known
+    for other in ("NVIDIA A100-PCIE-40GB", "NVIDIA A100 80GB PCIe", "NVIDIA H100 PCIe", "NVIDIA H100 NVL"):
+        device = Device.named(other)
+        assert device.is_gpu and device.memory_gib is device.peak_16bit_tflops is None
+    assert Device.named("NVIDIA A10", 22.1).memory_gib == 22.1
+    assert Device.named("NVIDIA A100-SXM4-40GB", 39.59).memory_gib == 39.59  # as its driver says
+
+
+def sheet_with(tmp_path: Path, **units: tuple[float, str]) -> DataSheet:
+    sheet = json.loads(data_sheets()["a100-80gb"].read_text())
+    for name, (value, unit) in units.items():
+        sheet[name] |= {"value": value, "unit": unit}
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(sheet))
+    return load_data_sheet(path)
+
+
+def test_figures_are_read_in_their_units(tmp_path):
+    sheet = sheet_with(
+        tmp_path,
+        memory=(95, "GB"),
+        matmul_16bit=(0.5, "PFLOP/s, dense"),
+        memory_bandwidth=(2, "TB/s"),
+        network=(1600, "Gb/s a direction and node"),
+        matmul_efficiency=(70, "%"),
+        product_start=(0.01, "ms"),
+    )
+    assert sheet.memory.value == pytest.approx(88.4756, rel=1e-5) and sheet.memory.unit == "GiB"
+    assert (sheet.matmul_16bit.value, sheet.memory_bandwidth.value, sheet.network.value) == (500, 2000, 200)
+    assert (sheet.matmul_efficiency.value, sheet.product_start.value) == (pytest.approx(0.7), 10)
+    assert sheet.network.unit == "GB/s a direction and node"
+
+
+@pytest.mark.parametrize(
+    ("figure", "unit"),
+    [("memory", "Gib"), ("memory", "GB/s"), ("link", "GB/s both directions"), ("matmul_16bit", "TFLOP/s, sparse")],
+)
+def test_an_unknown_unit_is_refused_with_those_that_are_known(tmp_path, figure, unit):
+    with pytest.raises(UserError, match=rf"{figure}: unit '{unit}' is unknown; give the figure in "):
+        sheet_with(tmp_path, **{figure: (600, unit)})
+
+
+@pytest.mark.parametrize("name", data_sheets())
+def test_a_shipped_device_has_no_name_of_another(name):
+    own = load_data_sheet(name)
+    assert sheet_of_driver(own.device) == own and all(sheet_of_driver(driver) == own for driver in own.drivers)

@@ -15,7 +15,7 @@ from paddlenlp_galvatron.planner import SearchOptions, search
 from paddlenlp_galvatron.planner.question import on_device
 from paddlenlp_galvatron.profiles.analytic import analytic_computation, analytic_hardware, analytic_memory
 from paddlenlp_galvatron.profiles.compute_time import ComputeTimes
-from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
+from paddlenlp_galvatron.profiles.data_sheet import Device, load_data_sheet
 from paddlenlp_galvatron.profiles.memory_use import MemoryUse
 from paddlenlp_galvatron.profiles.network import Network
 from paddlenlp_galvatron.profiles.reserve import (
@@ -27,7 +27,7 @@ from paddlenlp_galvatron.profiles.reserve import (
     reserve_of,
 )
 
-H100 = "NVIDIA H100 80GB HBM3"
+H100 = Device.named("NVIDIA H100 80GB HBM3")
 
 
 def priced(of_network: Mapping[str, float] = {}, **of_memory: float) -> CostModel:
@@ -46,7 +46,7 @@ def priced(of_network: Mapping[str, float] = {}, **of_memory: float) -> CostMode
     )
 
 
-@pytest.mark.parametrize("device", [None, "Intel(R) Xeon(R) Platinum 8481C"])
+@pytest.mark.parametrize("device", [Device(), Device(name="Intel(R) Xeon(R) Platinum 8481C")])
 def test_processors_and_files_that_name_no_device_have_none(device):
     reserve = reserve_of(device, 8)
     assert reserve.bound_mib(1000, 100) == 1000 and reserve.context_mib(24576) == 0 and not reserve.told(24576)
@@ -78,7 +78,7 @@ def test_a_plans_communicators_are_those_that_a_launch_makes():
         [part] = [part for part in cost.reserve_of(plan).parts if part.name == "communicators"]
         assert part.mib == pytest.approx(max(made) * COMMUNICATOR_MIB)
     assert cost.reserve_of(few).fixed_mib < cost.reserve_of(many).fixed_mib
-    assert reserve_of(None, 8).having(5) == reserve_of(None, 8)
+    assert reserve_of(Device(), 8).having(5) == reserve_of(Device(), 8)
 
 
 def test_a_budget_is_held_to_the_device_and_its_reserve_and_both_are_said():

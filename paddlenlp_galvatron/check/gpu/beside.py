@@ -24,6 +24,7 @@ from ...measure.stopwatch import Stopwatch
 from ...plan import Precision
 from ...plan.comm_points import Collective
 from ...plan.communicators import DOWN, UP
+from ...profiles.data_sheet import Device
 from ...profiles.reserve import reserve_of
 from ...runtime import device
 from ...runtime.collectives import receive_start, send_start
@@ -53,7 +54,7 @@ def beside(setting: Setting) -> Iterator[Finding]:
     if None in (used := [rank["beside_mib"] for rank in ranks]):
         yield setting.left_out("memory that is not Paddle's", "nvidia-smi tells it, on GPUs alone")
         return
-    yield setting.kept(max(used), reserve_of(gpu_name(), setting.ranks).having(ranks[0]["communicators"]))
+    yield setting.kept(max(used), reserve_of(Device.named(gpu_name()), setting.ranks).having(ranks[0]["communicators"]))
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from ...base.writing import write_text
 from ...cost_model import CostModel, CostOptions, Task, load
 from ...launch.processes import Launch, LaunchError
 from ...measure.journal import Journal
-from ...measure.launcher import PROGRESS, fingerprint
+from ...measure.launcher import PROGRESS, meta_of_rank
 from ...plan import Assumptions, ModelShape, Plan, load_model, plan_to_dict, read_plan
 from ...plan.check import require_valid
 from ...planner import SearchOptions
@@ -76,9 +76,10 @@ class Validation:
     def identity(self) -> dict[str, object]:
         """Identity of the journal: whatever changes a measured number."""
         given = self.options
-        device = fingerprint(given.world_size, model=self.shape.fingerprint, dtype=given.mixed_precision.value)
-        how = {"validation": METHOD, "steps": given.steps, "seed": given.seed}
-        return how | ({"adapter_rank": given.adapter_rank} if given.adapter_rank else {}) | device.model_dump()
+        meta = meta_of_rank(given.world_size, model=self.shape.fingerprint, dtype=given.mixed_precision.value)
+        how: dict[str, object] = {"validation": METHOD, "steps": given.steps, "seed": given.seed}
+        adapters = {"adapter_rank": given.adapter_rank} if given.adapter_rank else {}
+        return how | adapters | meta.fingerprint.model_dump()
 
     def run(self) -> None:
         """Run what has not been run, within the minutes. A plan that fails on one node is noted, and the others go on.
