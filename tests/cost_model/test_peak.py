@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from paddlenlp_galvatron.cost_model.costs import LayerCost, PartMemory, States, Terms, Workspace
+from paddlenlp_galvatron.cost_model.costs import CostOptions, LayerCost, PartMemory, States, Terms, Workspace
 from paddlenlp_galvatron.cost_model.stage_memory import memory_of, peak_mib
 from paddlenlp_galvatron.plan import uniform_plan
 from paddlenlp_galvatron.plan.schedule import Schedule, order, without_repeats
@@ -62,7 +62,7 @@ def test_a_bound_has_room_for_what_neighbours_need() -> None:
         memory = PartMemory(activation_mib=5, working_mib=own_mib)
         return LayerCost.of(Terms(States()), 5, Workspace(own_mib, message_mib, weights_mib), memory)
 
-    memory = memory_of(plan, 0, [[part(1, 7, 0), part(50, 0, 2), part(30, 0, 8)]], 0.0, False, shared_mib=2)
+    memory = memory_of(plan, 0, [[part(1, 7, 0), part(50, 0, 2), part(30, 0, 8)]], CostOptions(), False, shared_mib=2)
     assert (memory.states_mib, memory.activations_mib, memory.working_mib) == (0, 15, 50 + 7 + 8)
     assert memory.tensors_mib <= memory.total_mib
 
