@@ -172,10 +172,6 @@ class Plan:
         return len(self.stages) // self.chunks
 
     @property
-    def has_ulysses(self) -> bool:
-        return any(part.ulysses for part in (*self.layers, self.vocab))
-
-    @property
     def micro_batch(self) -> int:
         """Samples of one micro-batch, over all ranks of a stage."""
         return self.global_batch // self.micro_batches

@@ -16,11 +16,13 @@ from paddlenlp_galvatron.runtime.groups import run_as_rank, start_world
 def main() -> None:
     sys.path.insert(0, str(Path(__file__).parents[1]))
     from deferred import install
+    from kernels import forbid_other_kernels
     from no_host_traffic import forbid_host_traffic
 
     folder, seed, module, *arguments = sys.argv[1:]
     backend = install(Path(folder), int(seed))
     forbid_host_traffic()
+    forbid_other_kernels()
     device.loads_kernels = lambda: True  # the first step goes as a GPU's does, the next by the plan's schedule
     worker = importlib.import_module(module)
     sys.argv[1:] = arguments

@@ -94,6 +94,14 @@ def test_other_plans_train_as_one_process_does(tmp_path, cases):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "cases", [plans.EXPERTS_TWO, plans.EXPERTS_FOUR, plans.EXPERTS_SIX, plans.EXPERTS_EIGHT], ids=lambda of: of[0].name
+)
+def test_other_experts_train_as_one_process_does(tmp_path, cases):
+    assert not disagreements(tmp_path, test_experts.cases(cases), seed=1)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [4, 6, 8])
 def test_random_plans_train_as_one_process_does(tmp_path, world_size):
     cases = random_cases(16, world_size, seed=3, steps=STEPS)

@@ -1,0 +1,108 @@
+"""Plans train on a device whose streams run apart, and nothing waits for all of it in a pass after the first step.
+
+What this does not prove: Paddle computes by its CPU kernels, for each of which the host waits, so that nothing is known
+of what GPU kernels do by themselves (`kernels.py` names them), nor of a host that runs ahead of its device; numbers are
+of 32 bits; copies between host and device outside of a stream wait for nothing (`no_host_traffic.py` forbids them).
+Plans of one stage have no receive that a wait could meet: there AdamW's states, made after the first step, may make the
+second allocate once more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("paddle")
+
+import fake_device
+
+from paddlenlp_galvatron.check.parity.parity import WORKER, compare, write_cases
+from paddlenlp_galvatron.launch.processes import LaunchError, launch
+from paddlenlp_galvatron.plan import Schedule
+
+from . import plans, test_experts
+from .test_deferred import named
+
+WORKER_HERE = Path(__file__).with_name("fake_worker.py")
+LIMIT_S, HUNG_S = 300, 10  # of a wait, where none and where one lasts for ever
+
+TWO = [plans.TWO[2], plans.TWO[3], plans.INTERLEAVED_TWO[0]]
+GPIPE = next(case for case in plans.EXPERTS_TWO if case.name == "experts: GPipe")
+DENSE = [plans.FOUR[3], plans.FOUR[4], plans.FOUR[7], plans.ZERO[4], plans.ZERO[5], plans.ZERO[9]]
+CHUNKS = [plans.INTERLEAVED_FOUR[1], *plans.CONTEXT_FOUR[9:11]]
+EXPERTS = [plans.EXPERTS_FOUR[4], *plans.EXPERTS_LATE[1:]]
+
+
+@pytest.fixture(autouse=True)
+def device(begun_ranks, monkeypatch):
+    """Paddle finds it when it is imported, in ranks that begin as a user's; they find the modules of the tests."""
+    folder, tests = fake_device.built(), Path(__file__).parents[1]
+    if folder is None:
+        pytest.skip("needs g++ and Paddle 3.3")
+    monkeypatch.setenv(fake_device.LIBRARIES, str(folder))
+    monkeypatch.setenv("PYTHONPATH", f"{tests}:{tests.parent}")
+
+
+def train(
+    folder: Path,
+    cases: Sequence[plans.Named],
+    monkeypatch: pytest.MonkeyPatch,
+    changed: str = "",
+    limit_s: int = LIMIT_S,
+) -> list[list[list[int]]]:
+    """What each rank asked of its device in the passes of each step. Raises where a plan does not train as one process
+    does."""
+    mailboxes, results = folder / "mailboxes", folder / "results"
+    mailboxes.mkdir()
+    results.mkdir()
+    monkeypatch.setenv(fake_device.FOLDER, str(mailboxes))
+    monkeypatch.setenv(fake_device.LIMIT, str(limit_s))
+    small = [case for each in cases for case in (test_experts.cases if is_mixture(each) else named)([each])]
+    write_cases(results, small)
+    world = small[0].plan.world_size
+    launch(str(WORKER_HERE), [changed, WORKER, str(results)], world, folder / "log", timeout_s=580)
+    wrong = [case.name for case, result in zip(cases, compare(results, small), strict=True) if not result.agrees]
+    assert not wrong
+    counts = [json.loads((mailboxes / f"counts.{rank}.json").read_text()) for rank in range(world)]
+    steps = [step for case in small for step in range(case.steps)]
+    return [[count for step, count in zip(steps, of_rank, strict=True) if step] for of_rank in counts]
+
+
+def is_mixture(case: plans.Named) -> bool:
+    return case.name.startswith("experts")
+
+
+@pytest.mark.parametrize(
+    "cases",
+    [
+        TWO,
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in ([*plans.INTERLEAVED_TWO, GPIPE], DENSE, CHUNKS, EXPERTS)
+        ),
+    ],
+    ids=["2 ranks", "2 ranks, experts and chunks", "4 ranks", "4 ranks, chunks and context", "4 ranks, experts"],
+)
+def test_after_the_first_step_no_pass_allocates_frees_or_waits_for_the_device(tmp_path, cases, monkeypatch):
+    for counts in train(tmp_path, cases, monkeypatch):
+        assert counts and not any(map(any, counts)), counts
+
+
+def test_routing_that_takes_temporary_memory_would_hang_after_the_first_step(tmp_path, monkeypatch):
+    """Why no operator may do it: its rank waits for a message that is sent when its own has come."""
+    with pytest.raises(
+        LaunchError, match="in step 1: the fake device hangs: all that it was given to do is waited for"
+    ):
+        train(tmp_path, [GPIPE], monkeypatch, "sorting", HUNG_S)
+
+
+@pytest.mark.slow
+def test_where_messages_come_without_it_such_routing_is_counted(tmp_path, monkeypatch):
+    """As `test_streams` replays it: 1F1B of as many micro-batches as stages, or more, ends."""
+    calm = replace(GPIPE, plan=replace(GPIPE.plan, schedule=Schedule.ONE_F_ONE_B))
+    for counts in train(tmp_path, [calm], monkeypatch, "sorting"):
+        assert counts and all(frees > 0 and waits > 0 for _, frees, waits in counts)
