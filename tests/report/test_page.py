@@ -202,7 +202,8 @@ def text_of(explanation: Explanation) -> str:
 def test_memory_is_drawn_against_budget_and_bound(real):
     page = render(real, [])
     (stage, *_), reserve = real.prediction.stages, real.problem.cost.reserve_of(real.plan)
-    bound_mib = reserve.bound_mib(stage.memory.total_mib - stage.memory.context_mib)
+    memory = stage.memory
+    bound_mib = reserve.bound_mib(memory.total_mib - memory.context_mib, memory.working_mib)
     assert f"bound {gib(bound_mib)} GiB" in page and f"budget, {gib(real.budget_mib)} GiB" in page
 
 
