@@ -136,7 +136,7 @@ def answers(case: Case, where: dict[str, str], galvatron) -> Iterator[tuple[str,
     yield "explain of another's plan", Answer(of_stages(text)[0], UNSAID, UNSAID)
 
     text = galvatron("plan", "show", "p.json").out
-    stage = text.splitlines()[-1].split()
+    stage = next(line for line in reversed(text.splitlines()) if line[:1].isdigit()).split()
     yield "plan show", Answer(number(r"devices of\s+([\d.]+)\s+GiB", text), UNSAID, UNSAID, float(stage[5]))
 
     if case.profile is None:  # measured profiles are of this cluster alone

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from paddlenlp_galvatron.training.data.conversations import Encoder, Fault, Line, Sample
+from paddlenlp_galvatron.training.data.conversations import Encoder, Line, LineFaults, Sample
 from paddlenlp_galvatron.training.data.fields import conversation_of
 from paddlenlp_galvatron.training.data.templates import TurnTemplate, WholeTemplate
 
@@ -28,8 +28,8 @@ def encoder(kind: str, template: str) -> Encoder:
 
 def sample(encoder: Encoder, chat) -> Sample:
     line = Line(0, 1, *conversation_of(chat))
-    faults: list[Fault] = []
-    found = list(encoder._encoded([line], [Path("chat")], faults))
+    faults = LineFaults()
+    found = list(encoder._encoded([line], faults))
     assert not faults, faults
     return found[0]
 
