@@ -105,6 +105,7 @@ def analytic_hardware(sheet: DataSheet, num_nodes: int, gpus_per_node: int | Non
         sheet.overlap_coe.value,
         Meta(analytic=True, fingerprint=Fingerprint(device=sheet.device, device_count=world)),
         overlap_by_kind={Collective.SEND: sheet.receive_coe.value},
+        tensor_in_pipeline=sheet.tensor_in_pipeline.value,
     )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ..base.errors import UserError
 from ..base.limits import Ranks
@@ -25,14 +26,25 @@ class Figure(BaseModel):
     checked: str = Field(min_length=1, description="a second source that agrees, or that there is none")
 
 
-LAUNCH = Figure(
-    value=8,
-    unit="µs a call",
-    source="assumed: Python, Paddle's dispatch and CUDA's launch together",
-    checked="no: benchmarks/python_per_layer.py finds 10 to 20 µs on CPUs, kernels of 8 tokens included",
-)
+class Stack(StrEnum):
+    """Software that trains."""
+
+    PADDLE = "paddle"  # ours
+    PYTORCH = "pytorch"  # PyTorch without compilation; Megatron-LM before Transformer Engine
+    TRANSFORMER_ENGINE = "transformer-engine"  # NVIDIA's layers on PyTorch, as NeMo and Megatron-Bridge have them
 
 
+LAUNCH = {
+    Stack.PADDLE: Figure(
+        value=32,
+        unit="µs a call",
+        source="PaddleFleet's Qwen3-8B on 8 H800 at tp 8, the only rows in which hosts are slower than devices: 6.0 ms "
+        "a layer with recompute, 3.6 without",
+        checked="10 to 20 µs for this project's layers on CPUs (benchmarks/python_per_layer.py)",
+    ),
+    Stack.PYTORCH: Figure(value=8, unit="µs a call", source="assumed: Python and CUDA's launch together", checked="no"),
+    Stack.TRANSFORMER_ENGINE: Figure(value=8, unit="µs a call", source="as PyTorch", checked="no"),
+}
 HOST = Figure(
     value=20,
     unit="GB/s a direction and GPU",
@@ -50,11 +62,29 @@ START = Figure(
     value=10, unit="µs", source="PaddleFleet's profile of H800", checked="no: give the figure of your device"
 )
 
+
+class Reached(BaseModel):
+    """What other software than ours reaches on a device."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    matmul_efficiency: Figure
+    attention_efficiency: Figure
+    memory_efficiency: Figure
+
+
 RECEIVE = Figure(
     value=1.03,
     unit="ratio",
     source="by arithmetic: a posted receive holds one of an H100's 132 multiprocessors for each of 4 channels",
     checked="no: gpu-check's part beside tells it",
+)
+
+TENSOR = Figure(
+    value=1,
+    unit="ratio",
+    source="assumed: a pipeline does not slow them down",
+    checked="published runs of Qwen3-8B on H800 with tp 2 ask for 1.6 with two stages and 1.3 with four, of tp 4 for 1",
 )
 
 
@@ -66,6 +96,8 @@ class DataSheet(BaseModel):
     name: str
     device: str
     gpus_per_node: Ranks
+    stack: Stack = Field(Stack.PADDLE, description="software whose speed the figures are")
+    stacks: dict[Stack, Reached] = Field({}, description="what other software reaches: published runs are told by it")
     memory: Figure = Field(description="GiB of a device")
     matmul_16bit: Figure = Field(description="peak of bf16 and fp16 matrix products, TFLOP/s")
     matmul_fp32: Figure = Field(description="peak of fp32 matrix products, TFLOP/s")
@@ -82,7 +114,25 @@ class DataSheet(BaseModel):
     host_link: Figure = Field(HOST, description="GB/s a direction between a device and its host's memory")
     overlap_coe: Figure = Field(description="how much slower compute and communication run side by side")
     receive_coe: Figure = Field(RECEIVE, description="how much slower a pipeline's passes run beside a posted receive")
-    launch: Figure = Field(LAUNCH, description="µs of the host for one call into Paddle that starts a kernel")
+    tensor_in_pipeline: Figure = Field(
+        TENSOR, description="how many times as long collectives of tensor parallelism take in a pipeline"
+    )
+    launch: Figure = Field(description="µs of the host for one call that starts a kernel; unset: as the stack takes")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_its_stack(cls, given: object) -> object:
+        if not isinstance(given, dict):
+            return given
+        stack = given.get("stack")
+        return {"launch": LAUNCH[Stack(stack) if stack in list(Stack) else Stack.PADDLE], **given}
+
+    def with_stack(self, stack: Stack | None) -> DataSheet:
+        """The same node under other software; None: the sheet's own."""
+        if stack in (None, self.stack):
+            return self
+        reached = dict(self.stacks[stack]) if stack in self.stacks else {}
+        return self.model_copy(update={**reached, "stack": stack, "launch": LAUNCH[stack]})
 
 
 def data_sheets() -> dict[str, Path]:

@@ -12,14 +12,14 @@ import pytest
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.check.calibration.fit import MeasuredRun, calibrate, cost_of, expected
-from paddlenlp_galvatron.check.calibration.sources import LATER_LOOP, read_table
+from paddlenlp_galvatron.check.calibration.tables import LATER_LOOP, read_table
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 
 ROOT = Path(__file__).parents[2]
 TABLES = ROOT / "benchmarks" / "published_runs"
 TUNED = (("SFT", ""), ("LoRA", "16"), ("LoRA", ""))
-NAMES = ("qwen3-8b_8_h800", "qwen3-30b-a3b_8_h800", "megatron_a100", "collected")
-QWEN3, EXPERTS, MEGATRON, COLLECTED = (TABLES / f"{name}.csv" for name in NAMES)
+NAMES = ("qwen3-8b_8_h800", "qwen3-30b-a3b_8_h800", "megatron_a100", "collected", "dense")
+QWEN3, EXPERTS, MEGATRON, COLLECTED, DENSE = (TABLES / f"{name}.csv" for name in NAMES)
 H800 = load_data_sheet("h800")
 
 
@@ -155,7 +155,7 @@ def test_rows_that_need_more_are_named_and_broken_ones_refused(tmp_path, benchma
     unknown = tmp_path / "others.csv"
     unknown.write_text(COLLECTED.read_text().replace("A100-80G", "MI300X"))
     table = read_table(unknown)
-    assert all(run.device == "h100" for run in table.runs)
+    assert all(run.device == "h100-80gb" for run in table.runs)
     assert {need for _, need in table.skipped} >= {"a data sheet of MI300X"}
     unknown.write_text(COLLECTED.read_text().replace(",1,64,2,1,1,1,1,stage2", ",1,63,2,1,1,1,1,stage2"))
     assert "llama-13b" not in [run.name for run in read_table(unknown).runs]
