@@ -73,6 +73,16 @@ class Reached(BaseModel):
     memory_efficiency: Figure
 
 
+class Spread(BaseModel):
+    """Speed of published runs over that predicted from the sheet, whatever their software: 8 of 10 are between."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    low: float = Field(gt=0, allow_inf_nan=False)
+    high: float = Field(gt=0, allow_inf_nan=False)
+    runs: int = Field(ge=1)
+
+
 RECEIVE = Figure(
     value=1.03,
     unit="ratio",
@@ -117,6 +127,7 @@ class DataSheet(BaseModel):
     tensor_in_pipeline: Figure = Field(
         TENSOR, description="how many times as long collectives of tensor parallelism take in a pipeline"
     )
+    published: Spread | None = Field(None, description="how fast published runs are; unset: none is known")
     launch: Figure = Field(description="µs of the host for one call that starts a kernel; unset: as the stack takes")
 
     @model_validator(mode="before")

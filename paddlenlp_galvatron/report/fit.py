@@ -73,6 +73,11 @@ def explain(found: Sequence[Fit], shape: ModelShape, sheet: DataSheet, options: 
     )
     if load := _load(shape, options):
         yield str(load)
+    if (spread := sheet.published) and options.profiles is None:
+        yield (
+            f"published runs on {sheet.device} reach {spread.low:.2g} to {spread.high:.2g} of these speeds "
+            f"(8 of 10 of {spread.runs}, any software)"
+        )
     told = rows(found, shape, sheet, options)
     speeds = ("tokens/s", "tokens/s/GPU", "MFU", "step, s", "days", "next", f"+{MORE_GIB:g} GiB")
     shown = table("GPUs", *speeds)

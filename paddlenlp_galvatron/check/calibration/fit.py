@@ -210,7 +210,7 @@ def calibrate(runs: Sequence[MeasuredRun], sheet: DataSheet) -> Calibration:
     ]
     if share is not None:
         numbers.append(Number("allocator", ALLOCATOR, share, True))
-    result = sheet.model_copy(update=figures)
+    result = sheet.model_copy(update={**figures, "published": None})
     before, after = (tuple(_error(run, one) for run in runs) for one in (sheet, result))
     return Calibration(result, tuple(numbers), tuple(runs), before, after, found.apart)
 

@@ -91,6 +91,8 @@ def read_table(path: Path, settings: Mapping[str, Mapping[str, str]] = {}) -> Ta
         )
     found = Table()
     for number, row in enumerate(rows, 2):
+        if None in row:
+            raise UserError(f"{path}: line {number}: has more cells than the table has columns; correct the row")
         name = row.get("config") or row.get("run") or f"{row.get('model')} ({row.get('source')})"
         try:
             found.runs.append(read(row, path.stem))
