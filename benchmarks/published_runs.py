@@ -25,7 +25,7 @@ from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.check.calibration.fit import ROOM, MeasuredRun, calibrate, expected
 from paddlenlp_galvatron.check.calibration.tables import read_table
 from paddlenlp_galvatron.check.validation.accuracy import kendall
-from paddlenlp_galvatron.profiles.data_sheet import DataSheet, load_data_sheet
+from paddlenlp_galvatron.profiles.data_sheet import DataSheet, Stack, load_data_sheet
 
 GIB_MIB = 1024.0
 
@@ -82,12 +82,28 @@ def errors(rows: Sequence[dict[str, Any]]) -> dict[str, float | int | None]:
     }
 
 
+LONG = 8192  # tokens of a sample above which attention's kernel decides
+
+
 def by_source(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     """In short, as Markdown: mean error of steps, the 90th percentile and the largest, of memory the mean."""
-    yield "| source | device | rows | step: mean | 90 % within | largest | allocated: mean |"
+    groups = {
+        (source, device): [row for row in rows if (row["source"], row["device"]) == (source, device)]
+        for source, device in dict.fromkeys((row["source"], row["device"]) for row in rows)
+    }
+    nvidia = [row for row in rows if row["stack"] == Stack.TRANSFORMER_ENGINE]
+    groups["all with Transformer Engine", "-"] = nvidia
+    groups[f"all others, at most {LONG:,} tokens", "-"] = [
+        row for row in rows if row not in nvidia and row["tokens"] <= LONG
+    ]
+    groups[f"all others, more than {LONG:,} tokens", "-"] = [
+        row for row in rows if row not in nvidia and row["tokens"] > LONG
+    ]
+    yield "| source | device | rows | step: mean | 9 of 10 within | largest | allocated: mean |"
     yield "|---|---|---|---|---|---|---|"
-    for source, device in dict.fromkeys((row["source"], row["device"]) for row in rows):
-        own = [row for row in rows if (row["source"], row["device"]) == (source, device)]
+    for (source, device), own in groups.items():
+        if not own:
+            continue
         steps = sorted(abs(row["step_error"]) for row in own)
         within, found = steps[ceil(0.9 * len(steps)) - 1], errors(own)
         memory = "-" if found["allocated_mean"] is None else f"{found['allocated_mean']:.1%}"
