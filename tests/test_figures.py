@@ -108,12 +108,6 @@ FIGURES = [
     ("search", [LONG_S], "After {} s a line on stderr", "超过 {} 秒时，stderr"),
     ("search", [LINE_S], "a line every {} s where stderr is no terminal", "不是终端时每 {} 秒一行"),
     ("search", [of_core("kMostBytes")], "its core uses up to {} MiB", "核心至多持有 {} MiB"),
-    (
-        "search",
-        [of_core("kMostLayers"), of_core("kMostStrategies"), of_core("kMostCells")],
-        "at most {} layers, {} strategies and {} entries",
-        "至多 {} 层、{} 种策略、{} 项",
-    ),
     ("fit", [reserve.CONTEXT.mib], "| CUDA context | {} |", "| CUDA 上下文 | {} |"),
     ("fit", [reserve.WORKSPACES.mib], "| workspaces | {} |", "| 工作区 | {} |"),
     (

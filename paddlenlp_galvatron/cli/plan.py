@@ -41,7 +41,7 @@ from paddlenlp_galvatron.plan.export import (
     stock_arguments,
     stock_notes,
 )
-from paddlenlp_galvatron.plan.predicted import Load, Predicted, load_summary
+from paddlenlp_galvatron.plan.strategy import Load, Predicted, load_summary
 from paddlenlp_galvatron.report.plan import describe, notes
 
 from .command import App, FromFile, answer, say_note

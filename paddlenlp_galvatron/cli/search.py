@@ -21,7 +21,7 @@ from paddlenlp_galvatron.options.group import Options
 from paddlenlp_galvatron.options.model_options import SEQ, Model, ModelOptions
 from paddlenlp_galvatron.options.task import LengthOptions
 from paddlenlp_galvatron.plan import write_plan
-from paddlenlp_galvatron.plan.predicted import load_summary
+from paddlenlp_galvatron.plan.strategy import load_summary
 from paddlenlp_galvatron.planner import SearchOptions, SearchResult
 from paddlenlp_galvatron.planner.engine import predicted
 from paddlenlp_galvatron.planner.question import Question

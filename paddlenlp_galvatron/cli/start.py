@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paddlenlp_galvatron.launch.clusters import start_lines
 from paddlenlp_galvatron.plan import Plan
 from paddlenlp_galvatron.report.plan import Origin
 
@@ -14,6 +13,8 @@ def how_to_start(plan: Plan, path: Path) -> list[str]:
     searched = Origin.of(plan.metadata.get("searched_from") or {})
     if searched is None or searched.num_nodes == 1:
         return []
+    from paddlenlp_galvatron.launch.clusters import start_lines  # here, as most plans have one node
+
     command = f"galvatron train {path} --model {searched.model} --input_dir DATA --nproc {searched.num_gpus_per_node}"
     lines = start_lines(command, searched.num_nodes)
     return [f"start on {searched.num_nodes} nodes:", *(f"  {who}: {line}" for who, line in lines.items())]

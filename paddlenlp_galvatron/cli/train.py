@@ -20,7 +20,7 @@ from paddlenlp_galvatron.model.lora import Adapters
 from paddlenlp_galvatron.plan import ModelShape, Plan
 from paddlenlp_galvatron.plan.check import task_note, with_defaults
 from paddlenlp_galvatron.plan.communicators import most_communicators, stage_groups
-from paddlenlp_galvatron.plan.predicted import Predicted
+from paddlenlp_galvatron.plan.strategy import Predicted
 from paddlenlp_galvatron.report.plan import MOST_ROWS, count
 from paddlenlp_galvatron.training.prepare import BESIDE, GROUPS, LaunchOptions, Prepared, prepare
 

@@ -28,7 +28,7 @@ from ..plan.comm_points import (
     repeated,
     summed_over,
 )
-from ..plan.mesh import SHARDING, Axis, Mesh, Ranks
+from ..plan.mesh import SAMPLE_AXES, SHARDING, Axis, Mesh, Ranks
 from ..plan.strategy import Assumptions, DataParallel, LayerStrategy, Strategy, VocabStrategy
 from ..profiles.memory import Role
 from ..profiles.network import Network, Place
@@ -108,9 +108,13 @@ def point_calls(
             yield Call(kind, axes, size, times)
 
     forward, backward = _counts(strategy.axes, mesh, setting.assumed.sequence_parallel, points, again)
-    if not forward and not backward:
+    balance: tuple[Call, ...] = ()
+    if model.router_aux_loss_coef and CommPoint.INTO_EXPERTS in points and mesh.degree(*SAMPLE_AXES) > 1:
+        shares = setting.micro_batch * model.experts * FP32_BYTES  # of each sample and expert
+        balance = (Call(Collective.ALL_REDUCE, SAMPLE_AXES, shares),)
+    if not forward and not backward and not balance:
         return Calls()
-    return Calls(tuple(calls(forward)), tuple(calls(backward)))
+    return Calls((*calls(forward), *balance), tuple(calls(backward)))
 
 
 @lru_cache(maxsize=10_000)

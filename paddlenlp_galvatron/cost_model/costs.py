@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from operator import add
 from typing import NamedTuple
 
-from ..plan.predicted import Load
+from ..plan.strategy import Load
 from ..profiles.analytic import GROUPED, ExpertKernels
 from .simulate import StageTimes
 

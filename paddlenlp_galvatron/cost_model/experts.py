@@ -116,9 +116,6 @@ def expert_calls(
         (Axis.EXPERT_DATA,),
         setting,
     )
-    if model.router_aux_loss_coef and setting.stage_size > 1:
-        shares = setting.micro_batch * model.experts * FP32_BYTES  # of each sample and expert, for the balance loss
-        weights = Calls((Call(Collective.ALL_REDUCE, (Axis.EXPERT_DATA, *EXCHANGE), shares),)).also(weights)
     if experts.ranks == 1:
         return weights
     rows = stretch * rows_of(model, experts, setting)

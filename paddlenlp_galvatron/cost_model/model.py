@@ -17,8 +17,7 @@ from ..plan.comm_points import Collective
 from ..plan.communicators import communicators
 from ..plan.layout import TokenLayout, redistribution, token_layout
 from ..plan.mesh import OF_A_SAMPLE, SHARDING, Axis, Mesh
-from ..plan.predicted import Load
-from ..plan.strategy import Assumptions, Plan, Strategy, VocabStrategy
+from ..plan.strategy import Assumptions, Load, Plan, Strategy, VocabStrategy
 from ..profiles.computation import PassTimes
 from ..profiles.compute_time import ComputeTimes
 from ..profiles.files import ProfileFile

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from ..model import LayerKind, ModelShape, Split
-from ..model.lora import Adapters, factors_of
 from ..plan.strategy import DataParallel, Experts, Plan, Precision
+
+if TYPE_CHECKING:
+    from ..model.lora import Adapters
 
 MIB = 2**20
 FP32_BYTES = 4
@@ -112,6 +115,8 @@ def head_weights(model: ModelShape, tp: int) -> Weights:
 @lru_cache(maxsize=256)
 def adapter_weights(model: ModelShape, tp: int, rank: int) -> Weights:
     """The adapters of one decoder layer on one of `tp` ranks. All are unsharded, as vectors are."""
+    from ..model.lora import factors_of  # here, as most plans have no adapters
+
     own = weights_of(factors_of(model.block, rank), tp)
     return Weights(
         split_vectors=own.matrices,

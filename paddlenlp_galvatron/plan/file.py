@@ -19,7 +19,6 @@ from ..base.writing import write_text
 from ..model import ModelShape
 from ..model.layer import PARTLY, PARTS, Recompute
 from .check import require_model, require_valid
-from .dialects import as_current, is_strategy
 from .fields import Degrees, Division, Flag, Flags, Recomputes, parse
 from .schedule import Schedule
 from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, Precision, VocabStrategy, runs
@@ -176,6 +175,8 @@ def plan_from_dict(
     valid: bool = True,
 ) -> Plan:
     """As `read_plan`, from a parsed JSON value. `source` names the file in messages."""
+    from .dialects import as_current  # here, as a search writes plans and reads none
+
     try:
         current, note = as_current(data)
         fields = _parse(current)
@@ -206,6 +207,8 @@ def newest_plan(
 
 def _fits(path: Path, shape: ModelShape, world_size: int, task: str, adapts: bool) -> bool:
     """Whether a file is a plan at all. Raises UserError for one that does not fit."""
+    from .dialects import is_strategy
+
     fields = read_json(path, LARGEST_BYTES, comments=True)
     if not isinstance(fields, dict) or not is_strategy(fields):
         return False

@@ -4,8 +4,7 @@
 for the core, `engine` goes through families by their lower bounds, `result` is the answer. `search_engine/README.md`
 describes the core, which bounds and solves one family. `question` settles the question of a search from options, its
 prices included. Others are answered by several searches: `fit` (how many cards), `form` (of the what-if page),
-`explain` with `what_ifs`, and `scale`; the last two ask from what a plan's file names (`problem`). `solver` solves a
-chain of layers by itself.
+`explain` with `what_ifs`, and `scale`; the last two ask from what a plan's file names (`problem`).
 """
 
 from .engine import search

@@ -11,8 +11,7 @@ from ..base.printing import table
 from ..base.text import gib
 from ..cost_model.facts import MEMORY, TIME, PlanFacts, strategy_words
 from ..plan import Plan
-from ..plan.predicted import load_summary
-from ..plan.strategy import runs
+from ..plan.strategy import load_summary, runs
 
 
 def fields(plan: Plan) -> dict[str, str]:

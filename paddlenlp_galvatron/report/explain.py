@@ -19,7 +19,7 @@ from ..cost_model.facts import (
     StageBreakdown,
     strategy_words,
 )
-from ..plan.predicted import load_summary
+from ..plan.strategy import load_summary
 from ..planner.explain import Explanation
 from ..planner.result import Candidate
 from ..planner.what_ifs import OtherStrategy, WhatIf

@@ -10,8 +10,7 @@ from rich.table import Table
 from ..base.printing import table
 from ..cost_model.facts import trained_flops_per_token
 from ..plan import ModelShape, plan_to_dict
-from ..plan.predicted import Load, load_summary
-from ..plan.strategy import Plan
+from ..plan.strategy import Load, Plan, load_summary
 from ..planner.fit import MORE_GIB, Fit, FitOptions
 from ..profiles.data_sheet import DataSheet
 from ..profiles.reserve import GIB_MIB

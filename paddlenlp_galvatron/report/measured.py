@@ -16,7 +16,7 @@ from ..base.printing import table
 from ..base.text import gib
 from ..model.shape import flops_per_token
 from ..plan import DataParallel, ModelShape, Plan, Recompute, plan_id
-from ..plan.predicted import Load, Predicted
+from ..plan.strategy import Load, Predicted
 
 Record = TypeVar("Record", bound=Mapping[str, Any])
 Log = Sequence[Mapping[str, Any]]  # lines of train_log.jsonl

@@ -16,8 +16,7 @@ from ..base.text import gib, shortened
 from ..plan import LayerStrategy, ModelShape, Plan, Recompute, VocabStrategy
 from ..plan.check import find_faults
 from ..plan.mesh import STAGE, Axis
-from ..plan.predicted import Predicted
-from ..plan.strategy import runs
+from ..plan.strategy import Predicted, runs
 
 MOST_ROWS, LONGEST = 500, 2000  # of a table, and characters in one: it takes a second to print
 

@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from ..base.printing import table
-from ..plan.predicted import load_summary
+from ..plan.strategy import load_summary
 from ..planner.scale import Scaled
 from ..profiles.reserve import GIB_MIB
 

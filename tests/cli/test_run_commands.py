@@ -235,7 +235,7 @@ def changed(values: dict, **changes) -> str:
         (changed(PLAN, pp_deg=3, pp_division="1,1"), changed(MODEL), [], "pp_division: has 2 stages but pp_deg is 3"),
         (changed(PLAN, checkpoint="0"), changed(MODEL), [], "checkpoint: has 1 entries for 2 layers"),
         (changed(PLAN)[:100], changed(MODEL), [], "not valid JSON"),
-        (changed(PLAN), changed(MODEL, num_attention_heads=3, hidden_size=33, num_key_value_heads=3), [], "heads"),
+        (changed(PLAN), changed(MODEL, num_attention_heads=3, hidden_size=36, num_key_value_heads=3), [], "heads"),
         (changed(PLAN), changed(MODEL, num_hidden_layers=3), [], "the plan has 2 layers but model has 3"),
         (changed(PLAN), changed(MODEL, model_type="gpt2"), [], "model_type is 'gpt2'"),
         (changed(PLAN), changed(MODEL), ["--seq_length", "8"], "seq_length: the plan was searched for 16 but 8"),

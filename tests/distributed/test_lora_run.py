@@ -141,7 +141,7 @@ def test_a_dry_run_counts_frozen_weights_and_adapters(trained, monkeypatch):
     assert weights * 2**20 == 4 * (shape.parameters + factors)
     assert states * 2**20 == 4 * shape.parameters + 16 * factors
     counted = []
-    command = sys.modules["paddlenlp_galvatron.cli.train"]
+    command = sys.modules["paddlenlp_galvatron.cost_model.weights"]
     monkeypatch.setattr(command, "held_mib", lambda *told: counted.append(told[-1]) or held_mib(*told))
     assert run(trained, "dry", one, "--dry_run") == 0 and not (trained / "dry").exists()
     assert [(each.rank, each.alpha) for each in counted] == [(3, 6)]

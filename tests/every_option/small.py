@@ -195,7 +195,7 @@ UNIFORM = {
     "recompute": Row(1, "plan.checkpoint"),
 }
 TABLES = {
-    "plan show": OF_FILE | {"json": Row(1, "out")},
+    "plan show": OF_FILE | {"model_size": Row("llama2-7b", "out"), "json": Row(1, "out")},
     "plan check": OF_FILE | {"log": Row("missing", "refusal"), "json": Row(1, "out")},
     "plan scale": {
         "gpus": Row(8, "out"),
