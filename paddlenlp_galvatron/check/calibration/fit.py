@@ -72,6 +72,7 @@ class MeasuredRun:
     stack: Stack | None = None  # that trained; None: the sheet's
     sharding_group: int | None = None  # as `CostOptions` has it
     attention_speed: float = 1.0  # of its attention kernel, over that of the sheet's
+    network: float | None = None  # GB/s a direction of its nodes; None: the sheet's
 
 
 class Expected(NamedTuple):
@@ -87,7 +88,8 @@ def cost_of(run: MeasuredRun, sheet: DataSheet) -> CostModel:
     """Prices of its model on nodes of this sheet."""
     sheet = sheet.with_stack(run.stack)
     attention = sheet.attention_efficiency.value * run.attention_speed
-    sheet = _with(sheet, {"attention_efficiency": attention} | ({} if run.ours else {"receive_coe": 1.0}))
+    own = {"attention_efficiency": attention, "network": run.network or sheet.network.value}
+    sheet = _with(sheet, own if run.ours else own | {"receive_coe": 1.0})
     per_node = min(run.plan.world_size, sheet.gpus_per_node)
     return derive(
         run.shape,

@@ -43,15 +43,8 @@ RECOMPUTE["norm+act"] = Recompute.NORMS  # and the activation between an expert'
 REAL_ROUTING = 1.7
 
 
-SETTINGS = (
-    "sp",
-    "grad32",
-    "attention",
-    "kernels",
-    "stack",
-    "cp_kind",
-    "sharding_group",
-)  # columns of how a run was made
+# Columns that say how a run was made.
+SETTINGS = ("sp", "grad32", "attention", "kernels", "stack", "cp_kind", "sharding_group", "network")
 # Speed of FlashAttention in Triton over that of FlashAttention-2, which is 1.3 to 2.5 times as fast (arXiv:2307.08691,
 # section 4.1).
 TRITON = 0.55
@@ -208,6 +201,7 @@ def _of_collection(row: Row, table: str) -> MeasuredRun:
         stack=Stack(stack) if (stack := _word(row, "stack", list(Stack))) else None,
         sharding_group=group,
         attention_speed=TRITON if attention == "triton" else 1.0,
+        network=float(row["network"]) if row.get("network") else None,
     )
 
 
