@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from ..base.errors import UserError
 from ..base.limits import Ranks
@@ -63,16 +63,6 @@ START = Figure(
 )
 
 
-class Reached(BaseModel):
-    """What other software than ours reaches on a device."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    matmul_efficiency: Figure
-    attention_efficiency: Figure
-    memory_efficiency: Figure
-
-
 class Spread(BaseModel):
     """Speed of published runs over that predicted from the sheet, whatever their software: 8 of 10 are between."""
 
@@ -107,7 +97,9 @@ class DataSheet(BaseModel):
     device: str
     gpus_per_node: Ranks
     stack: Stack = Field(Stack.PADDLE, description="software whose speed the figures are")
-    stacks: dict[Stack, Reached] = Field({}, description="what other software reaches: published runs are told by it")
+    stacks: dict[Stack, dict[str, Figure]] = Field(
+        {}, description="figures that other software reaches, by their names"
+    )
     memory: Figure = Field(description="GiB of a device")
     matmul_16bit: Figure = Field(description="peak of bf16 and fp16 matrix products, TFLOP/s")
     matmul_fp32: Figure = Field(description="peak of fp32 matrix products, TFLOP/s")
@@ -138,12 +130,19 @@ class DataSheet(BaseModel):
         stack = given.get("stack")
         return {"launch": LAUNCH[Stack(stack) if stack in list(Stack) else Stack.PADDLE], **given}
 
+    @field_validator("stacks")
+    @classmethod
+    def _known(cls, stacks: dict[Stack, dict[str, Figure]]) -> dict[Stack, dict[str, Figure]]:
+        figures = {name for name, field in cls.model_fields.items() if field.annotation in (Figure, Figure | None)}
+        if unknown := {name for reached in stacks.values() for name in reached} - figures:
+            raise ValueError(f"{', '.join(sorted(unknown))}: no figure of a data sheet")
+        return stacks
+
     def with_stack(self, stack: Stack | None) -> DataSheet:
         """The same node under other software; None: the sheet's own."""
         if stack in (None, self.stack):
             return self
-        reached = dict(self.stacks[stack]) if stack in self.stacks else {}
-        return self.model_copy(update={**reached, "stack": stack, "launch": LAUNCH[stack]})
+        return self.model_copy(update={"stack": stack, "launch": LAUNCH[stack], **self.stacks.get(stack, {})})
 
 
 def data_sheets() -> dict[str, Path]:

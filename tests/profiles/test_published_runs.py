@@ -314,17 +314,8 @@ def test_rows_that_need_more_are_named_and_broken_ones_refused(tmp_path, benchma
 def test_the_page_shows_what_the_command_prints(benchmark, language):
     page = (ROOT / "docs" / language / "accuracy.md").read_text()
     told = [row for table in sorted(TABLES.glob("*.csv")) for row in rows(benchmark, table)]
-    missing = [line for line in benchmark["table"](told) if line not in page]
+    missing = [line for line in benchmark["by_source"](told) if line not in page]
     assert not missing, missing
-    fleet = [row for row in told if row["source"] == "PaddleFleet"]
-    experts = [row for row in fleet if row["name"].startswith("qwenmoe")]
-    plain = [row for row in fleet if not row["offload_optimizer"]]
-    away = [row for row in fleet if row["offload_optimizer"] and row not in experts]
-    for some in (plain, away, experts):
-        errors = benchmark["errors"](some)
-        for name in ("step", "allocated"):
-            mean, most = (f"{errors[f'{name}_{which}']:.1%}".replace("%", " %") for which in ("mean", "max"))
-            assert f"| {mean}, {most} |" in page or f"| {mean}，{most} |" in page, (name, mean, most)
 
 
 def test_rows_of_fine_tuning_are_priced_where_they_are_dense_and_named_where_they_are_not(tmp_path):
