@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from math import ceil, log
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from paddlenlp_galvatron.base.errors import UserError
@@ -38,6 +38,7 @@ def told(run: MeasuredRun, sheet: DataSheet) -> dict[str, Any]:
     return {
         "name": run.name,
         "source": run.source,
+        "model": run.shape.name,
         "device": sheet.name,
         "stack": run.stack or sheet.stack,
         "tokens": plan.assumed.seq_length,
@@ -47,6 +48,7 @@ def told(run: MeasuredRun, sheet: DataSheet) -> dict[str, Any]:
         "ep": plan.layers[0].ep,
         "micro_batch": plan.micro_batch // plan.dp(plan.layers[0]),
         "chunks": plan.chunks,
+        "batch": plan.global_batch,
         "recompute": recompute(run),
         "offload_optimizer": run.offload_optimizer,
         "step_s": run.step_s,
@@ -77,7 +79,10 @@ def errors(rows: Sequence[dict[str, Any]]) -> dict[str, float | int | None]:
         "step_max": max(steps, default=None),
         "allocated_mean": fmean(memory) if memory else None,
         "allocated_max": max(memory, default=None),
+        "bound_over_reserved": median([row["bound_gib"] / row["reserved_gib"] - 1 for row in with_room] or [0.0]),
         "bound_below_reserved": len(below),
+        "regret": regret([row for row in rows if not row["offload_optimizer"]]),
+        "regret_with_offload": regret(rows),
         "kendall_tau": kendall([(row["predicted_step_s"], row["step_s"]) for row in rows]),
     }
 
@@ -108,6 +113,29 @@ def by_source(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         within, found = steps[ceil(0.9 * len(steps)) - 1], errors(own)
         memory = "-" if found["allocated_mean"] is None else f"{found['allocated_mean']:.1%}"
         yield f"| {source} | {device} | {len(own)} | {fmean(steps):.1%} | {within:.1%} | {steps[-1]:.1%} | {memory} |"
+
+
+BUDGETS_GIB = (57, 50, 45, 40, 35, 30, 25, 22)
+
+
+def regret(rows: Sequence[dict[str, Any]]) -> float | None:
+    """The mean over budgets of `regret_at`, over models of which some run fitted each; None: there is none."""
+    models = {row["model"] for row in rows if row["reserved_gib"]}
+    each = [[regret_at(budget, rows, model) for budget in BUDGETS_GIB] for model in models]
+    complete = [told for told in each if None not in told]
+    return fmean(share for told in complete for share in told if share is not None) if complete else None
+
+
+def regret_at(budget_gib: float, rows: Sequence[dict[str, Any]], model: str) -> float | None:
+    """How much slower a sample is by the row that predictions prefer, of those whose bound is within the budget, than
+    by the best of those whose reserved memory was. None: no row of the model is within it."""
+    known = [row for row in rows if row["model"] == model and row["reserved_gib"]]
+    ours = [row for row in known if row["bound_gib"] <= budget_gib]
+    fitted = [row["step_s"] / row["batch"] for row in known if row["reserved_gib"] <= budget_gib]
+    if not ours or not fitted:
+        return None
+    preferred = min(ours, key=lambda row: float(row["predicted_step_s"] / row["batch"]))
+    return float(preferred["step_s"] / preferred["batch"] / min(fitted) - 1)
 
 
 COLUMNS = ("source", "run", "GPUs", "tp", "pp", "ep", "micro-batch", "chunks", "recompute", "offload")

@@ -32,7 +32,7 @@ import paddle.distributed as dist
 from paddlenlp.transformers.llama.modeling import apply_rotary_pos_emb
 
 from paddlenlp_galvatron.base.printing import Console, table
-from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, ModelShape, Plan, Precision, Recompute
+from paddlenlp_galvatron.plan import Assumptions, DataParallel, LayerStrategy, ModelShape, Plan, Precision, Recompute
 from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.collectives import traffic_calls
 from paddlenlp_galvatron.runtime.precision import Numbers
@@ -52,6 +52,7 @@ STRATEGIES: dict[str, tuple[LayerStrategy, Assumptions]] = {
     "tp, Megatron-SP": (LayerStrategy(2), Assumptions(sequence_parallel=True)),
     "Ulysses": (LayerStrategy(2, ulysses=True), Assumptions()),
     "context parallel": (LayerStrategy(context=2), Assumptions()),
+    "zero3": (LayerStrategy(dp_type=DataParallel.ZERO3), Assumptions()),
 }
 
 
@@ -64,7 +65,7 @@ class Groups:
 
 
 NOWHERE = dict.fromkeys(
-    ("all_reduce", "all_gather", "reduce_scatter", "alltoall_single"),
+    ("all_reduce", "all_gather", "reduce_scatter", "alltoall_single", "broadcast"),
     lambda *_, **__: SimpleNamespace(wait=lambda: True, is_completed=lambda: True),
 )
 
@@ -107,7 +108,7 @@ def paddle_calls(run: Callable[[], Any]) -> int:
 def of_layers(layers: int, strategy: LayerStrategy, assumed: Assumptions) -> tuple[int, float, float]:
     """Calls forward, and medians of the forward and backward pass, s."""
     shape = ModelShape("narrow", "llama", layers, 16, 32, 2, 2, 32, SEQ)
-    world = strategy.ranks
+    world = 2 if strategy.dp_type is DataParallel.ZERO3 else strategy.ranks
     plan = Plan(world, world, 1, (layers,), (strategy,) * layers, assumed=replace(assumed, seq_length=SEQ))
     numbers = Numbers.of(assumed.mixed_precision)
     stage = Stage(plan, shape, load_family("llama"), SEQ, 0, Groups(), SeededWeights(0, 0.02), numbers)

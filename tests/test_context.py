@@ -15,7 +15,7 @@ from paddlenlp.transformers.qwen2.modeling import Qwen2RotaryEmbedding, scaled_d
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, ModelShape, Plan, VocabStrategy
 from paddlenlp_galvatron.plan.layout import own_chunks
-from paddlenlp_galvatron.runtime import attention, device, mappings
+from paddlenlp_galvatron.runtime import attention, device, mappings, units, weights
 from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.kernels import Kernels
 from paddlenlp_galvatron.runtime.stage import Stage
@@ -107,6 +107,8 @@ def test_rows_of_flash_attention_are_on_the_device_before_the_first_message(monk
     """Flash attention itself runs on GPUs alone, where a copy in a step could wait for ever."""
     monkeypatch.setattr(attention, "flashmask_attention", by_rows)
     monkeypatch.setattr(mappings, "all_gather", lambda x, group: paddle.concat([x] * group.nranks))
+    monkeypatch.setattr(units, "all_gather_first", lambda part, group: part.tile([group.nranks]))
+    monkeypatch.setattr(weights, "broadcast", lambda tensor, group: None)
     attention.hidden_rows.cache_clear()
     layers, groups = (LayerStrategy(context=2),) * 2, SimpleNamespace(get=group_of)
     plan = Plan(2, 2, 1, (2,), layers, VocabStrategy(context=2), assumed=Assumptions(seq_length=LENGTH))

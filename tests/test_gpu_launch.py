@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
@@ -22,7 +23,9 @@ from paddlenlp_galvatron.launch import gpus, processes
 from paddlenlp_galvatron.launch.nodes import ONE_NODE, Nodes
 from paddlenlp_galvatron.launch.processes import devices_of
 from paddlenlp_galvatron.plan import Assumptions, ModelShape, uniform_plan
-from paddlenlp_galvatron.runtime import collectives, cpu_backend, device
+from paddlenlp_galvatron.plan.communicators import all_to_alls
+from paddlenlp_galvatron.runtime import collectives, cpu_backend, device, engine
+from paddlenlp_galvatron.runtime.adapters import load_family
 
 
 @pytest.fixture
@@ -51,14 +54,14 @@ def test_a_gpu_that_is_asked_for_must_be_there():
         devices_of(2, "gpu")
 
 
-def test_ranks_on_gpus_connect_at_once_and_those_on_cpus_see_none(monkeypatch):
+def test_ranks_on_gpus_see_their_own_one_and_those_on_cpus_none(monkeypatch):
     monkeypatch.setattr(gpus, "gpu_count", lambda: 8)
     ranks = devices_of(2)
-    assert [rank["FLAGS_selected_gpus"] for rank in ranks] == ["0", "1"]
-    assert ranks[0]["NCCL_RUNTIME_CONNECT"] == "0" and "PADDLE_DISTRI_BACKEND" not in ranks[0]
-    assert ranks[0]["FLAGS_embedding_deterministic"] == "1"
-    monkeypatch.setenv("FLAGS_embedding_deterministic", "0")  # the user's word holds
-    assert devices_of(2)[0]["FLAGS_embedding_deterministic"] == "0"
+    assert [rank["CUDA_VISIBLE_DEVICES"] for rank in ranks] == ["0", "1"]  # its own one alone
+    assert {rank["FLAGS_selected_gpus"] for rank in ranks} == {"0"} and "PADDLE_DISTRI_BACKEND" not in ranks[0]
+    assert {rank["OMP_NUM_THREADS"] for rank in ranks} == {"1"}  # as torchrun
+    monkeypatch.setenv("OMP_NUM_THREADS", "6")
+    assert devices_of(2)[0]["OMP_NUM_THREADS"] == "6"
     assert devices_of(9, "cpu")[0]["CUDA_VISIBLE_DEVICES"] == ""  # more ranks than GPUs
     with pytest.raises(UserError, match="9 processes on a node with 8 GPUs"):
         devices_of(9)
@@ -116,34 +119,70 @@ def test_one_process_computes_on_the_cpu_whatever_is_there():
         assert paddle.device.get_device() == "cpu"
 
 
-def test_messages_between_stages_hold_few_multiprocessors_unless_the_user_says_otherwise(tmp_path, monkeypatch):
-    def variables(**options):
-        plan = uniform_plan(layers=2, world_size=4, global_train_batch_size=4, **options)
-        return gpus.variables_of(plan.pipeline > 1, plan.has_ulysses)
+QWEN = ModelShape("small", "qwen3", 2, 32, 48, 4, 4, 64, 8)
+EXPERTS = replace(QWEN, family="qwen3_moe", experts=4, experts_per_token=2, expert_size=16)
 
-    monkeypatch.delenv(gpus.P2P_CHANNELS, raising=False)
-    assert variables(pp_deg=2) == {"NCCL_MAX_P2P_NCHANNELS": "4"}
-    assert variables() == {}
-    assert variables(pp_deg=2, use_ulysses=True, global_tp_deg=2) == {}  # all-to-alls need them
+
+@pytest.mark.parametrize(
+    ("shape", "options", "channels"),
+    [
+        (QWEN, {"pp_deg": 2}, "4"),
+        (QWEN, {}, None),  # no messages between stages
+        (QWEN, {"pp_deg": 2, "use_ulysses": True, "global_tp_deg": 2}, None),  # all-to-alls need them
+        (EXPERTS, {"pp_deg": 2, "global_ep_deg": 2}, None),
+        (EXPERTS, {"pp_deg": 2}, "4"),  # every rank has all experts
+        (QWEN, {"pp_deg": 2, "global_tp_deg": 2, "sequence_parallel": True}, "4"),
+        (
+            QWEN,
+            {"pp_deg": 2, "world_size": 8, "global_tp_deg": 2, "global_tp_consec": 0, "sequence_parallel": True},
+            None,
+        ),
+    ],
+)
+def test_messages_between_stages_hold_few_multiprocessors_where_nothing_else_needs_channels(
+    monkeypatch, shape, options, channels
+):
+    for name in (gpus.P2P_CHANNELS, *gpus.ON_GPUS):
+        monkeypatch.setenv(name, "")  # so that it is put back
+        monkeypatch.delenv(name)
+    assumed = Assumptions(sequence_parallel=options.pop("sequence_parallel", False), seq_length=8)
+    plan = uniform_plan(**{"layers": 2, "world_size": 4, "global_train_batch_size": 4, "assumed": assumed} | options)
+    limits = plan.pipeline > 1 and not all_to_alls(plan, shape, 8)
+    gpus.set_defaults(limits)
+    assert os.environ.get(gpus.P2P_CHANNELS) == channels
+    assert {name: os.environ[name] for name in gpus.ON_GPUS} == gpus.ON_GPUS  # whoever started this rank
+
+
+def test_what_the_user_sets_holds_and_an_engine_asks_before_its_first_group(monkeypatch):
     monkeypatch.setenv(gpus.P2P_CHANNELS, "8")
-    assert variables(pp_deg=2) == {"NCCL_MAX_P2P_NCHANNELS": "8"}
+    monkeypatch.setenv("FLAGS_embedding_deterministic", "0")
+    gpus.set_defaults(True)
+    assert [os.environ[name] for name in (gpus.P2P_CHANNELS, [*gpus.ON_GPUS][2])] == ["8", "0"]
+    asked = []
+
+    class Asked(Exception):
+        pass
+
+    def create(self, wanted, *_):
+        raise Asked
+
+    monkeypatch.setattr(gpus, "set_defaults", asked.append)
+    monkeypatch.setattr(engine, "start_world", lambda: (0, 2))
+    monkeypatch.setattr(engine.Groups, "create", create)
+    plan = uniform_plan(layers=2, world_size=2, global_train_batch_size=2, pp_deg=2, assumed=Assumptions(seq_length=8))
+    with pytest.raises(Asked):
+        engine.Engine(plan, QWEN, load_family("qwen3"), 8)
+    assert asked == [True]
+
+
+def test_a_receive_slows_what_is_computed_beside_it(monkeypatch):
+    monkeypatch.setenv(gpus.P2P_CHANNELS, "8")
     assert gpus.slowed_by_a_receive(132) == pytest.approx(132 / 124)
     assert gpus.slowed_by_a_receive(4) == 2.0
 
-    class Begun(Exception):
-        pass
-
-    def begin(command, environment, log, descriptor):
-        raise Begun(environment[gpus.P2P_CHANNELS])
-
-    monkeypatch.setattr(processes, "begin_process", begin)
-    launch = processes.Launch("x", [], 1, tmp_path, 1.0, variables={gpus.P2P_CHANNELS: "5"})
-    with pytest.raises(Begun, match="5"), launch:
-        pass
-
 
 @pytest.mark.parametrize("visible", ["3,1", "GPU-5d1a,GPU-77c0", "MIG-0f2e,MIG-9b1d"])
-def test_ranks_count_visible_gpus_and_the_driver_is_asked_by_their_own_names(visible, tmp_path, monkeypatch):
+def test_ranks_take_visible_gpus_and_the_driver_is_asked_by_their_own_names(visible, tmp_path, monkeypatch):
     program = tmp_path / "nvidia-smi"
     program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n[ -e {tmp_path}/broken ] && exit 9\necho 1234\n')
     program.chmod(0o755)
@@ -151,8 +190,8 @@ def test_ranks_count_visible_gpus_and_the_driver_is_asked_by_their_own_names(vis
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setattr(gpus, "gpu_count", lambda: 2)
     ranks = devices_of(2)
-    assert [rank["FLAGS_selected_gpus"] for rank in ranks] == ["0", "1"]  # Paddle counts those that are visible
-    assert not any("CUDA_VISIBLE_DEVICES" in rank for rank in ranks)  # so that ranks inherit it as it is
+    assert [rank["CUDA_VISIBLE_DEVICES"] for rank in ranks] == visible.split(",")
+    assert {rank["FLAGS_selected_gpus"] for rank in ranks} == {"0"}  # Paddle counts those that are visible
     assert [gpus.used_mib(gpu) for gpu in (0, 1)] == [1234.0, 1234.0]
     asked = (tmp_path / "asked").read_text().splitlines()
     assert [line.split()[-1] for line in asked] == visible.split(",")
@@ -162,21 +201,19 @@ def test_ranks_count_visible_gpus_and_the_driver_is_asked_by_their_own_names(vis
     assert gpus.used_mib(0) is None
 
 
-def test_a_training_run_tells_its_ranks(tmp_path, monkeypatch):
-    plan = uniform_plan(layers=2, world_size=2, global_train_batch_size=2, pp_deg=2, assumed=Assumptions(seq_length=8))
-    settings = Mock(output_dir=tmp_path, rank_logs=tmp_path, log=tmp_path / "log.jsonl", world_size=2, peak_tflops=1.0)
-    told = {}
-
-    class Told(Exception):
+@pytest.mark.parametrize(("shape", "loading"), [(QWEN, None), (EXPERTS, "EAGER")])
+def test_experts_in_a_pipeline_load_all_kernels_at_their_start(tmp_path, monkeypatch, shape, loading):
+    class Begun(Exception):
         pass
 
-    def launch(*_, variables, **__):
-        told.update(variables)
-        raise Told
+    def begin(command, environment, log, descriptor):
+        raise Begun(environment.get("CUDA_MODULE_LOADING"))
 
-    monkeypatch.delenv(gpus.P2P_CHANNELS, raising=False)
-    monkeypatch.setattr(processes, "Launch", launch)
-    shape = ModelShape("small", "llama", 2, 32, 48, 4, 4, 64, 8)
-    with pytest.raises(Told):
-        TrainingRun(Console(), settings, plan, shape, 1).start(["module"], 1.0, ONE_NODE, 1.0)
-    assert told == {"NCCL_MAX_P2P_NCHANNELS": "4"}
+    monkeypatch.setattr(processes, "begin_process", begin)
+    settings = Mock(output_dir=tmp_path, rank_logs=tmp_path, log=tmp_path / "log.jsonl", world_size=2, peak_tflops=1.0)
+    plan = uniform_plan(layers=2, world_size=2, global_train_batch_size=2, pp_deg=2, assumed=Assumptions(seq_length=8))
+    for own in (None, "LAZY"):  # the user's word holds
+        if own:
+            monkeypatch.setenv("CUDA_MODULE_LOADING", own)
+        with pytest.raises(Begun, match=own or str(loading)):
+            TrainingRun(Console(), settings, plan, shape, 1).start(["module"], 1.0, ONE_NODE, 1.0)

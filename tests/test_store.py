@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
+import subprocess
+import sys
 import threading
 
 import pytest
 
+from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.launch import store
 from paddlenlp_galvatron.launch.store import StoreClient, StoreServer
 
@@ -87,3 +90,33 @@ def test_who_says_nothing_is_put_out(server, monkeypatch):
 def test_a_port_is_held_by_one(server):
     with pytest.raises(OSError):
         StoreServer("127.0.0.1", server.port, TOKEN)
+
+
+def test_a_launch_of_more_ranks_than_the_usual_limit_raises_it_and_serves_all():
+    """In a process of its own, whose limit this changes: 64 files at first, as many clients and more."""
+    code = """
+import resource
+from paddlenlp_galvatron.launch.store import StoreClient, StoreServer, open_files
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+open_files(150)
+server = StoreServer("127.0.0.1", 0, "t")
+clients = [StoreClient("127.0.0.1", server.port, "t", 30) for _ in range(150)]
+for number, client in enumerate(clients):
+    client.set(f"{number}", b"here")
+assert all(client.get(f"{number}") == b"here" for number, client in enumerate(clients))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_a_launch_that_may_not_open_enough_files_is_refused(monkeypatch):
+    monkeypatch.setattr(store.resource, "getrlimit", lambda _: (1024, 4096))
+    limits = []
+    monkeypatch.setattr(store.resource, "setrlimit", lambda _, limit: limits.append(limit))
+    store.open_files(1152)
+    assert limits == [(4096, 4096)]
+    with pytest.raises(UserError, match=r"serves 4608 ranks and nodes, .* opens 4808 files; the hard limit is 4096"):
+        store.open_files(4096 + 512)
+    monkeypatch.setattr(store.resource, "getrlimit", lambda _: (1024, store.resource.RLIM_INFINITY))
+    store.open_files(4096 + 512)
+    assert limits[1:] == [(4808, 4808)]

@@ -16,5 +16,5 @@ def how_to_start(plan: Plan, path: Path) -> list[str]:
     from paddlenlp_galvatron.launch.clusters import start_lines  # here, as most plans have one node
 
     command = f"galvatron train {path} --model {searched.model} --input_dir DATA --nproc {searched.num_gpus_per_node}"
-    lines = start_lines(command, searched.num_nodes)
+    lines = start_lines(command, searched.num_nodes, searched.num_gpus_per_node)
     return [f"start on {searched.num_nodes} nodes:", *(f"  {who}: {line}" for who, line in lines.items())]

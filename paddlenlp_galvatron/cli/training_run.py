@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -94,7 +95,8 @@ class TrainingRun:
         nproc = nodes.ranks_each(settings.world_size)
         logs = settings.rank_logs
         self._console.print(f"starting {nproc} processes, logs in {near(logs)}/workerlog.*", markup=False)
-        variables = gpus.variables_of(self._plan.pipeline > 1, self._plan.has_ulysses)
+        if gpus.gpu_count() and (warning := gpus.few_cores(len(os.sched_getaffinity(0)), nproc)):
+            self._console.print(f"warning: {warning}", markup=False)
         launch = Launch(
             program[0],
             program[1:],
@@ -103,8 +105,8 @@ class TrainingRun:
             timeout_s,
             nodes,
             forward_term=True,
-            variables=variables,
             wait_s=wait_s,
+            variables=gpus.all_kernels(self._plan.pipeline > 1, bool(self._shape.experts)),
         )
         try:
             with Progress(console=self._console, transient=True) as progress, launch, self._saved_on_interrupt():

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from ..plan.strategy import Load
 from ..profiles.analytic import GROUPED, ExpertKernels
+from ..profiles.reserve import Reserve
 from .simulate import StageTimes
 
 # Imbalances of experts where nothing is said: as of routers trained with a balance loss, and for the bound of memory.
@@ -36,6 +37,8 @@ class CostOptions:
     """Options of the user besides the plan's assumptions."""
 
     context_mib: float = 0.0  # reserve of every device: CUDA context, fragmentation, whatever else runs there
+    # Share of freed working memory that the allocator keeps, beside the reserve; None: memory is what tensors take.
+    freed: float | None = None
     global_memory_buffer: bool = True  # Megatron-SP: room for the gathered activations of one layer
     task: Task = Task()
     offload_optimizer: bool = False  # its states lie in the host's memory between two updates; planned only
@@ -201,13 +204,17 @@ class StageMemory:
     activations_mib: float  # of all micro-batches in flight
     working_mib: float  # the workspace
     estimate_mib: float | None = None  # of what tensors hold, from a walk through the step; None: no walk tells it
-    offloaded_mib: float = 0.0  # optimizer states in the host's memory, whose place the allocator may have kept
+    apart_mib: float = 0.0  # optimizer offloaded: what tensors take if update and backward share no place
 
     @property
     def tensors_mib(self) -> float:
         """The estimate, without the reserve."""
         bound = self.total_mib - self.context_mib
         return bound if self.estimate_mib is None else min(self.estimate_mib, bound)
+
+    def allocator_mib(self, reserve: Reserve) -> float:
+        """The most that the allocator takes."""
+        return reserve.allocator_mib(max(self.tensors_mib, self.apart_mib), self.working_mib)
 
     @property
     def total_mib(self) -> float:

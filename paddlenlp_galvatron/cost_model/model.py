@@ -5,6 +5,7 @@ Every term with its unit, source and a worked number: docs/en/cost_model.md.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
@@ -110,10 +111,12 @@ class CostModel(LayerPrices):
         """The load of experts that it assumes; None: of no model with experts."""
         return self.options.load if self.has_experts else None
 
-    def reserving(self, context_mib: float) -> CostModel:
-        """The same model with this reserve on every device."""
+    def reserving(self, context_mib: float, freed: float | None = None) -> CostModel:
+        """The same model with this reserve on every device, and this share of freed working memory beside it."""
         other = copy(self)
-        other.options = replace(self.options, context_mib=context_mib)
+        other.options = replace(self.options, context_mib=context_mib, freed=freed)
+        if self.options.offload_optimizer:  # whose prices depend on it
+            other.known = defaultdict(dict)
         return other
 
     @property
@@ -209,7 +212,7 @@ class CostModel(LayerPrices):
             last = plan.is_last(stage, chunk)
             send_ms.append(0.0 if last else self.boundary_cost(layer_type=self.crossing_type(behind), **where))
         each = not self.assumed.async_grad_reduce
-        memory = memory_of(plan, stage, chunks, self.context_mib, each, self._shared_mib(plan, stage))
+        memory = memory_of(plan, stage, chunks, self.options, each, self._shared_mib(plan, stage))
         sync_ms = sum(part.sync_ms for parts in chunks for part in parts)
         totals = StagePrediction(sum(forward_ms), sum(backward_ms), sync_ms, sum(send_ms), memory)
         return StageCost(totals, forward_ms, backward_ms, send_ms)

@@ -156,6 +156,7 @@ class ModulePrices:
             room,
             several_matrices,
             offload=self.host_mib_per_ms is not None,
+            apart=self.options.freed is not None,
         )
 
 
@@ -169,13 +170,16 @@ def module_memory(
     room: Room,
     several_matrices: bool = True,
     offload: bool = False,
+    apart: bool = False,
 ) -> tuple[States, Workspace, PartMemory]:
     """(states, workspace, all of it for a walk) of a module whose matrices are shared by `sharding` ranks.
 
     `several`: micro-batches. With `async_reduce` their gradients are summed before they are reduced. With one
     micro-batch alone gradients come as activations go, so that only what they take beyond these is added to the states.
     `offload`: the optimizer's states lie in the host's memory. In the first update the fp32 weights of all modules are
-    still on the device, and one matrix after the other gets its moments, which leave with its fp32 weight.
+    still on the device, and one matrix after the other gets its moments, which leave with its fp32 weight. No
+    activations are there by then: their place is enough for most of it; `apart`: if the allocator gives it none, and
+    none to the 16-bit weights that are then gathered.
     """
     matrices_mib = weights.matrices / MIB
     sharded = dp_type is not DataParallel.DDP and sharding > 1
@@ -187,7 +191,10 @@ def module_memory(
     moments_mib = matrices_mib * per_weight.optimizer / shards + vectors_mib * per_weight.optimizer
     master_mib = moments_mib * max(per_weight.optimizer - MOMENT_BYTES, 0) / max(per_weight.optimizer, 1)
     update = Update(master_mib, weights.largest / MIB * MOMENT_BYTES / shards, moments_mib) if offload else Update()
-    if offload:  # no activations are there by then: their place is enough for most of it
+    if offload and apart:
+        gathers = sharded and dp_type is not DataParallel.ZERO3
+        moments_mib = master_mib + max(gathers * matrices_mib * per_weight.weight - room.activation_mib, 0.0)
+    elif offload:
         moments_mib = max(master_mib - room.activation_mib, 0.0)
     states = States(
         matrices_mib * per_weight.weight / (shards if dp_type is DataParallel.ZERO3 else 1)

@@ -19,7 +19,7 @@ from ..plan.mesh import Axis
 from ..plan.schedule import Pass, chunks_in_flight, without_repeats
 from ..plan.strategy import Assumptions, Plan
 from ..profiles.memory_use import MemoryUse
-from .costs import LayerCost, PartMemory, StageMemory, Workspace
+from .costs import CostOptions, LayerCost, PartMemory, StageMemory, Update, Workspace
 from .weights import FP32_BYTES, MIB
 
 ENDS = ("embedding", "last norm", "LM head")  # weights that no layer has
@@ -31,18 +31,19 @@ def memory_of(
     plan: Plan,
     stage: int,
     chunks: Sequence[Sequence[LayerCost]],
-    context_mib: float,
+    options: CostOptions,
     reduced_each: bool,
     shared_mib: float,
 ) -> StageMemory:
     """Bound and estimate of a stage. The embedding's part has the LM head, where both are one: backward begins with
     it. `reduced_each`: gradients are, after each micro-batch. `shared_mib`: what its layers hold together."""
     costs = [cost for chunk in chunks for cost in chunk]
+    working_mib = Workspace.of(cost.workspace for cost in costs).total_mib
     memory = StageMemory(
-        context_mib,
+        options.context_mib + (options.freed or 0.0) * working_mib,
         sum(cost.states_mib for cost in costs),
         _held_mib(chunks, fullest(plan, stage, chunks)),
-        Workspace.of(cost.workspace for cost in costs).total_mib,
+        working_mib,
     )
     ordered = [[*rest, first] for first, *rest in chunks] if plan.pipeline == 1 else chunks
     walked = [[part.memory for part in parts] for parts in ordered]
@@ -50,9 +51,33 @@ def memory_of(
     if known != walked:
         return memory
     runs = plan.schedule.runs(stage, plan.pipeline, plan.micro_batches, plan.chunks)
-    estimate_mib = shared_mib + peak_mib(known, list(without_repeats(runs, plan.chunks)), reduced_each)
-    offloaded_mib = sum(part.update.states_mib for parts in known for part in parts)
-    return replace(memory, estimate_mib=estimate_mib, offloaded_mib=offloaded_mib)
+    passes = list(without_repeats(runs, plan.chunks))
+    estimate_mib = shared_mib + peak_mib(known, passes, reduced_each)
+    apart_mib = shared_mib + _apart_mib(costs, known, passes, reduced_each) if options.offload_optimizer else 0.0
+    return replace(memory, estimate_mib=estimate_mib, apart_mib=apart_mib)
+
+
+def _apart_mib(
+    costs: Sequence[LayerCost],
+    chunks: Sequence[Sequence[PartMemory]],
+    passes: Sequence[Pass],
+    reduced_each: bool,
+) -> float:
+    """Peak of a stage whose optimizer's states are in the host's memory, if no block is used by both backward and the
+    first update: the update's fp32 weights come beside all activations, or beside the largest part's tensors, one
+    matrix's moments, and weights of 16 bits that are gathered into blocks of their own."""
+    parts = [part for some in chunks for part in some]
+    master_mib = sum(part.update.master_mib for part in parts)
+    passes_alone = [[part._replace(update=Update()) for part in some] for some in chunks]
+    gathered_mib = sum(
+        cost.terms.states.parameters_mib
+        for cost in costs
+        if cost.memory and cost.memory.kept_mib < cost.memory.gradient_mib
+    )
+    updating_mib = sum(part.fixed_mib + part.gradient_mib for part in parts) + gathered_mib
+    updating_mib += max(part.update.tensor_mib for part in parts)
+    updating_mib += max(part.activation_mib + part.working_mib for part in parts)
+    return master_mib + max(peak_mib(passes_alone, passes, reduced_each), updating_mib)
 
 
 def fullest(plan: Plan, stage: int, chunks: Sequence[Sequence[LayerCost]]) -> tuple[int, ...]:

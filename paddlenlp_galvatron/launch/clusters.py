@@ -187,14 +187,17 @@ def _words(environment: Mapping[str, str], *names: str) -> str:
     return ", ".join(f"{name}={shortened(environment[name])}" for name in names if environment.get(name))
 
 
-def start_lines(command: str, num_nodes: int) -> dict[str, str]:
-    """The line that starts the command on each of several nodes, by launcher."""
+def start_lines(command: str, num_nodes: int, gpus_per_node: int) -> dict[str, str]:
+    """The line that starts the command on each of several nodes, by launcher. Slurm gives a task no GPU and one core,
+    and Open MPI binds it to one, unless told otherwise; the command's ranks, data threads and NCCL share its cores."""
+    slurm = f"--ntasks-per-node=1 --gpus-per-node={gpus_per_node} --cpus-per-task=$SLURM_CPUS_ON_NODE"
     meet = "MASTER_ADDR=NODE0 MASTER_PORT=29500"
+    mpi = "--map-by ppr:1:node --bind-to none -x MASTER_ADDR -x MASTER_PORT"
     paddle = f"python -m paddle.distributed.launch --nnodes {num_nodes} --nproc_per_node 1 --master NODE0:29500"
     return {
         "by hand": f"NUM_NODES={num_nodes} NODE_RANK=0 {meet} {command}  # NODE_RANK 1, … on the others",
-        "Slurm": f"srun --nodes={num_nodes} --ntasks-per-node=1 {command}",
-        "mpirun": f"{meet} mpirun -np {num_nodes} --map-by ppr:1:node -x MASTER_ADDR -x MASTER_PORT {command}",
+        "Slurm": f"srun --nodes={num_nodes} {slurm} {command}",
+        "mpirun": f"{meet} mpirun -np {num_nodes} {mpi} {command}",
         "Paddle": f"{paddle} {command}",
         "Kubernetes": f"NUM_NODES={num_nodes} {meet} {command}  # in a job with completionMode: Indexed",
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 DEVICES = Path("/dev")
@@ -12,6 +13,15 @@ P2P_CHANNELS = "NCCL_MAX_P2P_NCHANNELS"
 # 16 to 32 that NCCL takes between GPUs of a node it holds up to a quarter of an H100's 132 multiprocessors. Between
 # nodes it takes about 2. How much longer messages take with 4 is not known yet.
 CHANNELS = "4"
+CORES = 4  # of the host for each rank: Python, NCCL's proxy and Paddle's threads, the data
+ON_GPUS = {
+    # NCCL makes all connections of a communicator when that is made, and none at the first call of a kind, in a step.
+    "NCCL_RUNTIME_CONNECT": "0",
+    "NCCL_DEBUG": "WARN",  # its errors give no reason; the log has it
+    # The embedding's gradient is summed 32 tokens at a time in fp32, and not one by one in 16 bits, where a token that
+    # is half of the text loses most of its sum (Paddle's embedding_grad.h).
+    "FLAGS_embedding_deterministic": "1",
+}
 
 
 def gpu_count() -> int:
@@ -31,6 +41,18 @@ def unused_gpus() -> list[str]:
     return sorted(str(path) for path in DEVICES.glob("nvidia[0-9]*"))
 
 
+def visible_gpus() -> list[str]:
+    """Names of the GPUs that this process may use, as CUDA_VISIBLE_DEVICES has them; empty where it is not set."""
+    return [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+
+
+def few_cores(cores: int, ranks: int) -> str:
+    """A warning where ranks on GPUs, started as often on this node, would wait for cores; else ""."""
+    if cores >= CORES * ranks:
+        return ""
+    return f"{cores} cores for {ranks} ranks on GPUs, which need {CORES} each; Slurm: --cpus-per-task"
+
+
 def gpu_name() -> str:
     """Name of the first GPU, such as NVIDIA H100 80GB HBM3."""
     import paddle
@@ -40,7 +62,7 @@ def gpu_name() -> str:
 
 def used_mib(gpu: int) -> float | None:
     """MiB of a visible GPU that are in use, by whatever process, as its driver counts them; None: it does not tell."""
-    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    visible = visible_gpus()
     words = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run([*words, "-i", visible[gpu] if visible else str(gpu)], capture_output=True, text=True)
@@ -54,9 +76,24 @@ def p2p_channels() -> dict[str, str]:
     return {P2P_CHANNELS: os.environ.get(P2P_CHANNELS) or CHANNELS}
 
 
-def variables_of(pipelined: bool, ulysses: bool) -> dict[str, str]:
-    """For ranks that train. Ulysses' all-to-alls, which are messages to NCCL, too, keep all channels."""
-    return p2p_channels() if pipelined and not ulysses else {}
+def set_defaults(limit_channels: bool = False) -> None:
+    """Set what a rank's kernels and NCCL read, unless the user has: called in each rank, whoever started it, before its
+    first communicator. `limit_channels`: ranks exchange messages between stages alone. All-to-alls are messages to
+    NCCL, too, and keep all channels."""
+    import paddle
+
+    for name, value in (ON_GPUS | (p2p_channels() if limit_channels else {})).items():
+        if name not in os.environ:
+            os.environ[name] = value
+            if name.startswith("FLAGS_"):
+                with suppress(ValueError):  # a build for CPUs has no such flag
+                    paddle.set_flags({name: value})
+
+
+def all_kernels(pipelined: bool, experts: bool) -> dict[str, str]:
+    """The variable with which ranks load all kernels when they start: CUDA reads it then. Experts have other numbers of
+    rows in each step, for which cuBLAS takes other kernels; to load one may wait for a receive that is posted."""
+    return {"CUDA_MODULE_LOADING": "EAGER"} if pipelined and experts else {}
 
 
 def slowed_by_a_receive(multiprocessors: int) -> float:

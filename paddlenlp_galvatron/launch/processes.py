@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 from operator import methodcaller
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from ..base.errors import GalvatronError, UserError
 from ..base.process import heeded
@@ -23,7 +23,7 @@ from .faults import WAIT_S, WAIT_VARIABLE, Fault, Kind, LocalRanks, Rank
 from .nodes import ONE_NODE, Nodes
 from .status import VARIABLE as STATUS
 from .status import RankStatusMemory
-from .store import STORE
+from .store import STORE, open_files
 from .store import TOKEN_VARIABLE as TOKEN
 from .watch import watch
 
@@ -38,15 +38,6 @@ COMMON_ENVIRONMENT = {
 # glibc's allocator: what was freed is kept and used again. Given back, its pages cost more than most messages of CPU
 # processes when they are touched anew. 32 MiB is the highest threshold that every glibc takes.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**30)}
-# As the user set them, else:
-ON_GPUS = {
-    # NCCL makes all connections of a communicator when that is made, and none at the first call of a kind, in a step.
-    "NCCL_RUNTIME_CONNECT": "0",
-    "NCCL_DEBUG": "WARN",  # its errors give no reason; the log has it
-    # The embedding's gradient is summed 32 tokens at a time in fp32, and not one by one in 16 bits, where a token that
-    # is half of the text loses most of its sum (Paddle's embedding_grad.h).
-    "FLAGS_embedding_deterministic": "1",
-}
 RANK_MIB = 150  # least memory of a process on CPU that has Paddle, beyond what all share
 RANKS_PER_CORE = 64  # beyond which gloo's time limits pass before everybody had a turn
 
@@ -75,9 +66,11 @@ def launch(
     nodes: Nodes = ONE_NODE,
     device: Device | None = None,
     wait_s: float | None = None,
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Run a `Launch` to its end."""
-    with Launch(module, arguments, nproc, log_folder, timeout_s, nodes, device=device, wait_s=wait_s) as running:
+    how: dict[str, Any] = {"device": device, "wait_s": wait_s, "variables": variables}
+    with Launch(module, arguments, nproc, log_folder, timeout_s, nodes, **how) as running:
         for _ in running.wait():
             pass
 
@@ -100,24 +93,26 @@ class Launch:
         nodes: Nodes = ONE_NODE,
         forward_term: bool = False,
         device: Device | None = None,
-        variables: Mapping[str, str] = MappingProxyType({}),
         wait_s: float | None = None,
+        variables: Mapping[str, str] = MappingProxyType({}),
     ):
         """`forward_term`: on SIGTERM, or SIGHUP, tell the processes and wait for them, instead of ending at once.
-        `device`: what they compute on; None: GPUs where Paddle finds some. `variables`: more of their environment.
-        `wait_s`: for which a rank waits for others in one collective; None: WAIT_S."""
+        `device`: what they compute on; None: GPUs where Paddle finds some.
+        `wait_s`: for which a rank waits for others in one collective; None: WAIT_S. `variables`: more of their
+        environment, where the user has not set them."""
         how = [] if module.endswith(".py") else ["-P", "-m"]
         self._command = [sys.executable, *how, module, *arguments]
         self._nproc, self._timeout_s, self._nodes = nproc, timeout_s, nodes
         self._first = nodes.node_rank * nproc  # rank of this node's first process
         self._folder = Path(log_folder)
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._forward_term, self._device, self._wait_s = forward_term, device, wait_s or WAIT_S
         self._variables = variables
+        self._forward_term, self._device, self._wait_s = forward_term, device, wait_s or WAIT_S
 
     def __enter__(self) -> Launch:
         """Raises UserError."""
         nodes, devices = self._nodes, devices_of(self._nproc, self._device)
+        open_files(0 if nodes.node_rank else nodes.num_nodes * (self._nproc + 1))
         _make_folder(self._folder)
         with ExitStack() as stack:
             token = os.environ.get(TOKEN) or ("" if nodes.num_nodes > 1 else secrets.token_hex(16))
@@ -172,10 +167,12 @@ class Launch:
 
     def _start(self, number: int, environment: dict[str, str]) -> Rank:
         memory, path = RankStatusMemory(), self._folder / f"workerlog.{number}"
-        own = {**COMMON_ENVIRONMENT, **self._variables, **environment}
+        own = {**COMMON_ENVIRONMENT, **environment}
         own |= {STATUS: str(memory.descriptor), WAIT_VARIABLE: str(self._wait_s)}
         path.unlink(missing_ok=True)  # a link of others would lead elsewhere, and a pipe wait for ever
-        process = begin_process(self._command, {**KEEP_MEMORY, **os.environ, **own}, path, memory.descriptor)
+        process = begin_process(
+            self._command, {**KEEP_MEMORY, **self._variables, **os.environ, **own}, path, memory.descriptor
+        )
         return Rank(number, process, memory, path, self._nodes.node_rank if self._nodes.num_nodes > 1 else None)
 
     def _error(self, fault: Fault) -> LaunchError:
@@ -216,7 +213,7 @@ def devices_of(nproc: int, device: Device | None = None) -> list[dict[str, str]]
     Raises UserError for more processes than the node has GPUs, or cores and memory, for, and for GPUs that this build
     of Paddle cannot use: nobody means to train on the CPUs beside them.
     """
-    from .gpus import gpu_count, unused_gpus
+    from .gpus import gpu_count, unused_gpus, visible_gpus
 
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))  # Paddle's import put its own in its place
@@ -228,15 +225,16 @@ def devices_of(nproc: int, device: Device | None = None) -> list[dict[str, str]]
             f"paddle: this build computes on CPUs alone, but the node has GPUs ({unused[0]}); install paddlepaddle-gpu "
             "in place of paddlepaddle, or hide the GPUs: CUDA_VISIBLE_DEVICES="
         )
+    threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}  # processes share the cores already
     if gpus == 0 or device == "cpu":
         _require_room(nproc)
-        threads = os.environ.get("OMP_NUM_THREADS", "1")  # processes share the cores already
         hidden = {"CUDA_VISIBLE_DEVICES": ""} if gpus else {}
-        return [{"PADDLE_DISTRI_BACKEND": "gloo", "OMP_NUM_THREADS": threads} | hidden] * nproc
+        return [{"PADDLE_DISTRI_BACKEND": "gloo"} | threads | hidden] * nproc
     if nproc > gpus:
         raise UserError(f"nproc: {nproc} processes on a node with {gpus} GPUs; start {gpus} or fewer")
-    variables = {name: os.environ.get(name, value) for name, value in ON_GPUS.items()}
-    return [{"FLAGS_selected_gpus": str(gpu)} | variables for gpu in range(nproc)]
+    visible = visible_gpus() or [str(gpu) for gpu in range(gpus)]
+    # One GPU each: Paddle asks all that are visible for the state of their random numbers, in each recomputed layer.
+    return [{"CUDA_VISIBLE_DEVICES": gpu, "FLAGS_selected_gpus": "0"} | threads for gpu in visible[:nproc]]
 
 
 def _require_room(nproc: int) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import socket
 import struct
 import subprocess
@@ -32,7 +33,24 @@ LARGEST_KEY, LARGEST_VALUE = 2**12, 2**20  # bytes; gloo's and NCCL's addresses 
 HELLO_S = 10.0  # in which a client must show its token
 MEETING_S = 900.0  # for which a process waits for another's key: Paddle's own, of its default store
 STORE, TOKEN_VARIABLE = "GALVATRON_STORE", "GALVATRON_TOKEN"  # address:port and token, from a launcher to its ranks
+OTHER_FILES = 200  # of a launcher beside its clients: logs, pipes, libraries
 BIND_S = 10.0  # in which a port of an earlier start must come free
+
+
+def open_files(clients: int) -> None:
+    """Let this process, and those that it starts, open as many files as the system lets them. Raises UserError where
+    that is fewer than so many clients of a store take."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = clients + OTHER_FILES
+    if hard == resource.RLIM_INFINITY:
+        hard = max(soft, needed)
+    if hard < needed:
+        raise UserError(
+            f"open files: the first node serves {clients} ranks and nodes, for which it opens {needed} files; the hard "
+            f"limit is {hard}: raise it (nofile in limits.conf, LimitNOFILE of a service, --ulimit of a container)"
+        )
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class StoreServer:
@@ -192,6 +210,7 @@ def _wanted_place() -> str:
 
 def _start_server(place: str, token: str) -> None:
     """Serve from a child process, as a thread would wait for whatever holds Python here. Raises UserError."""
+    open_files(int(os.environ.get("PADDLE_TRAINERS_NUM", "1")))
     command = [sys.executable, "-P", "-m", __name__, *place.rsplit(":", 1)]
     environment = os.environ | {TOKEN_VARIABLE: token}
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)

@@ -20,7 +20,7 @@ from ..runtime.kernels import Kernels
 from ..runtime.precision import Numbers
 from ..runtime.stage import Stage
 from ..runtime.units import Trainable
-from ..runtime.weights import WHOLE, ShardedParameter, Slice, compute_weights, make_parameter
+from ..runtime.weights import WHOLE, ShardedParameter, Slice, compute_weights, fill_whole, zero_parameter
 from .stopwatch import Array
 
 EXPERTS = "experts"  # first word of a part that is some experts; their number follows
@@ -42,12 +42,17 @@ class _FakeProcessGroup:
     def all_reduce(self, tensor: Any, *_: Any) -> Any:
         return _DONE
 
+    def repeat(self, out: Any, own: Any, *_: Any) -> Any:
+        paddle.assign(paddle.concat([own] * (out.shape[0] // own.shape[0])), output=out)
+        return _DONE
+
     def fill(self, out: Any, *_: Any) -> Any:
         out.zero_()
         return _DONE
 
-    all_gather_into_tensor = reduce_scatter_tensor = all_to_all_single = fill
-    all_reduce_on_calc_stream = all_reduce
+    all_gather_into_tensor = repeat  # first weights that peers would make, and nothing that is timed
+    reduce_scatter_tensor = all_to_all_single = fill
+    all_reduce_on_calc_stream = broadcast = all_reduce
     all_gather_into_tensor_on_calc_stream = reduce_scatter_tensor_on_calc_stream = fill
     all_to_all_single_on_calc_stream = fill
 
@@ -61,6 +66,9 @@ class _FakeGroup:
 
     def is_member(self) -> bool:
         return True
+
+    def get_group_rank(self, rank: int) -> int:
+        return self.ranks.index(rank)
 
 
 class FakeGroups(Groups):
@@ -80,8 +88,7 @@ class CheapWeights:
         self._row = deviation * np.random.default_rng(0).standard_normal(4099, np.float32)  # a prime: no two rows alike
 
     def __call__(self, name: str, shape: tuple[int, ...], part: Slice = WHOLE) -> NDArray[np.float32]:
-        lengths = (part.interval(axis, length) for axis, length in enumerate(shape))
-        return np.resize(self._row, tuple(stop - start for start, stop in lengths))
+        return np.resize(self._row, tuple(part.size(shape)))
 
 
 class MeasuredPart:
@@ -194,11 +201,12 @@ class ExpertsPart:
         source = CheapWeights(shape.initializer_range)
         for name in PRODUCTS:
             size = (inner, shape.hidden_size) if name == "down" else (shape.hidden_size, inner)
-            tensor = make_parameter(source, name, (count, *size), WHOLE, numbers.stored)
+            whole, tensor = (count, *size), zero_parameter([count, *size], numbers.stored)
             setattr(self._experts.layer, name, tensor)
             record = ShardedParameter(
-                name, tuple(tensor.shape), WHOLE, tensor, None, 1, gradient_dtype=numbers.gradients
+                name, whole, WHOLE, tensor, None, 1, gradient_dtype=numbers.gradients, source=source
             )
+            fill_whole(record)
             self._slots.append((self._experts.layer, name, record))
         rows = [key.batch * key.seq, shape.experts_per_token]
         self._chosen = (paddle.arange(rows[0] * rows[1]) % count).reshape(rows)

@@ -86,6 +86,12 @@ def exchanging(plan: Plan, shape: ModelShape) -> set[Ranks]:
     return {tuple(first + rank for rank in ranks) for ranks in local for first in firsts}
 
 
+def all_to_alls(plan: Plan, shape: ModelShape, seq_length: int) -> bool:
+    """Whether ranks of a stage exchange tokens: for heads, with experts, or between layers of unlike layouts."""
+    uses = (use for _, use in stage_groups(plan, shape, seq_length))
+    return REDISTRIBUTE in uses or any(len(ranks) > 1 for ranks in exchanging(plan, shape))
+
+
 def fuses_loss(vocab_size: int, tp: int) -> bool:
     """Whether Paddle's one kernel for the loss can be used: where tp splits the vocabulary, and pads no column."""
     return tp > 1 and vocab_size % tp == 0

@@ -172,10 +172,6 @@ class Plan:
         return len(self.stages) // self.chunks
 
     @property
-    def has_ulysses(self) -> bool:
-        return any(part.ulysses for part in (*self.layers, self.vocab))
-
-    @property
     def micro_batch(self) -> int:
         """Samples of one micro-batch, over all ranks of a stage."""
         return self.global_batch // self.micro_batches
@@ -251,7 +247,7 @@ class Predicted:
         fields = plan.metadata.get("predicted") or {}
         stages = fields.get("stages") or []
         reserve = max((stage.get("memory", {}).get("context_mib", 0.0) for stage in stages), default=0.0)
-        memory = tuple(_tensors_mib(stage, reserve) for stage in stages if "memory_mib" in stage)
+        memory = tuple(_tensors_mib(stage) for stage in stages if "memory_mib" in stage)
         options = (plan.metadata.get("searched_from") or {}).get("options")
         options = options if isinstance(options, dict) else {}
         load = [one for name in Load._fields if isinstance(one := options.get(name), int | float) and one >= 1]
@@ -259,10 +255,11 @@ class Predicted:
         return Predicted(fields.get("time_s"), memory if len(memory) == plan.pipeline else (), reserve, planned)
 
 
-def _tensors_mib(stage: Mapping[str, Any], reserve_mib: float) -> float:
+def _tensors_mib(stage: Mapping[str, Any]) -> float:
     """The estimate; of a file without one the bound."""
-    bound: float = stage["memory_mib"] - reserve_mib
-    estimate: float | None = stage.get("memory", {}).get("estimate_mib")
+    memory = stage.get("memory", {})
+    bound: float = stage["memory_mib"] - memory.get("context_mib", 0.0)
+    estimate: float | None = memory.get("estimate_mib")
     return bound if estimate is None else min(estimate, bound)
 
 

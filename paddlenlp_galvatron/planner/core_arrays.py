@@ -30,7 +30,7 @@ Core = galvatron_dp_core.Pipeline
 def layer_arrays(family: PlanFamily, strategies: Strategies, cost: CostModel) -> CostArrays:
     """The costs of layers, and nothing for all else; schedule and chunks change none. Raises UserError where a profile
     lacks what a strategy needs."""
-    return _layers_alone([[*map(cost_numbers, some)] for some in _layer_costs(strategies.layers, family, cost)])
+    return _layers_alone(_layer_rows(strategies.layers, family, cost))
 
 
 def cost_arrays(family: PlanFamily, strategies: Strategies, cost: CostModel) -> CostArrays:
@@ -39,12 +39,12 @@ def cost_arrays(family: PlanFamily, strategies: Strategies, cost: CostModel) -> 
     beside = {name: value for name, value in where.items() if name != "pipeline"}
 
     def vocab_row(vocab: VocabStrategy, role: Role) -> tuple[float, ...]:
-        return cost_numbers(cost.vocab_cost(vocab, role=role, **where))
+        return cost_numbers(cost.vocab_cost(vocab, role=role, **where), cost.options.freed)
 
-    layers = [cost_numbers(one) for some in _layer_costs(strategies.layers, family, cost) for one in some]
+    middle = [cost.middle_cost(later=later, **beside) for later in (False, True)]
     return {
         **_resharding(family, strategies, cost),
-        "strategies": _array(layers),
+        "strategies": _array([row for some in _layer_rows(strategies.layers, family, cost) for row in some]),
         "vocabs": _array(
             [
                 (vocab_row(vocab, "first"), vocab_row(vocab, "last"))
@@ -53,7 +53,7 @@ def cost_arrays(family: PlanFamily, strategies: Strategies, cost: CostModel) -> 
                 for vocab in strategies.vocabularies
             ]
         ),
-        "middle": _array([cost_numbers(cost.middle_cost(later=later, **beside)) for later in (False, True)]),
+        "middle": _array([cost_numbers(one, cost.options.freed) for one in middle]),
     }
 
 
@@ -235,6 +235,13 @@ def _layer_costs(
         [cost.layer_cost(layer, layer_type=layer_type, **where) for layer in some]
         for layer_type, some in enumerate(layers)
     ]
+
+
+def _layer_rows(
+    layers: Sequence[Sequence[LayerStrategy]], family: PlanFamily, cost: CostModel
+) -> list[list[tuple[float, ...]]]:
+    """The same in the core's order."""
+    return [[cost_numbers(one, cost.options.freed) for one in some] for some in _layer_costs(layers, family, cost)]
 
 
 def _array(rows: object) -> NDArray[np.float64]:

@@ -215,7 +215,7 @@ class _Search:
             family = PlanFamily.of(mine)
             if any(each.have(mine, self.cost.layer_types) for each in self.space.get(family, ())):
                 prediction, budget_mib = self.cost.predict(mine), self.options.budget_mib
-                most_mib = max(each.memory.total_mib - each.memory.context_mib for each in prediction.stages)
+                most_mib = max(each.memory.total_mib for each in prediction.stages) - self.cost.context_mib
                 if most_mib <= budget_mib + ROUNDING * abs(budget_mib):
                     self._keep(Candidate(mine, prediction), family)
 

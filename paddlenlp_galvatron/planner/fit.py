@@ -108,9 +108,7 @@ class Fit:
     @property
     def verdict(self) -> str:
         """`at risk`: only if the allocator holds less beside tensors than it did in published runs."""
-        if self.best and self.bound_mib <= self.card_gib * GIB_MIB + 1:
-            return "fits"
-        return "at risk" if self.best or self.hopeful else "does not fit"
+        return "fits" if self.best else "at risk" if self.hopeful else "does not fit"
 
 
 def sheet_of(options: FitOptions) -> DataSheet:
@@ -191,10 +189,11 @@ class _Row:
             )
         cost = self.model_on(max(nodes, 1), cards or per_node)
         reserve = cost.reserve if cost.device else reserve_of(self.sheet.device, gpus)
+        cost = cost.reserving(0.0, reserve.freed)
         now, more = (self._search(cost, reserve, gib) for gib in (self.card_gib, self.card_gib + MORE_GIB))
         with_more = more.best.samples_per_s if more.best else None
         held = Need.of(now.best.plan, cost) if now.best else now.need
-        held = held and held.on(reserve, held.memory.offloaded_mib)
+        held = held and held.on(reserve)
         tensors_alone = Reserve(reserve.parts)
         hopeful = now.best is None and self._search(cost, tensors_alone, self.card_gib).best is not None
         return Fit(gpus, now.best, held, reserve, self.card_gib, with_more, hopeful)
@@ -216,7 +215,8 @@ class _Row:
         )
         asked = {"model_size": self.options.model_size, "seq_length": options.seq_length}
         model = Model(tuple(cost.models), self.options.tokens_of_a_sample)
-        return Question(model, options, cost.reserving(context_mib), reserve, asked).search(watch=self.watch)
+        cost = cost.reserving(context_mib, reserve.freed)
+        return Question(model, options, cost, reserve, asked).search(watch=self.watch)
 
 
 def _derived(shape: ModelShape, sheet: DataSheet, options: FitOptions) -> Callable[[int, int], CostModel]:

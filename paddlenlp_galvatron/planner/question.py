@@ -94,6 +94,7 @@ def on_device(options: SearchOptions, cost: CostModel, note: Note = no_note) -> 
         device_mib = options.memory_constraint * GIB_MIB
         parts = ", ".join(f"{part.name} {gib(part.mib)}" for part in reserve.told(device_mib))
         context_mib = reserve.context_mib(device_mib)
+        parts += f", and {reserve.working:.0%} of working memory" if reserve.working else ""
         note(f"reserve of {cost.device}: {gib(context_mib)} GiB: {parts}; --context_mib sets another, in MiB")
     return with_reserve(options, cost)
 
@@ -112,6 +113,8 @@ def within_size(options: SearchOptions, cost: CostModel, note: Note = no_note) -
 
 def with_reserve(options: SearchOptions, cost: CostModel) -> tuple[SearchOptions, CostModel]:
     """Options and cost model with the device's own reserve of this budget, where the user sets none."""
+    freed = None
     if options.context_mib is None and (reserve := cost.reserve).parts:
         options = options.model_copy(update={"context_mib": reserve.context_mib(options.memory_constraint * GIB_MIB)})
-    return options, cost.reserving(options.reserve_mib)
+        freed = reserve.freed
+    return options, cost.reserving(options.reserve_mib, freed)

@@ -97,9 +97,10 @@ class Need:
         }
         return cls(plan, prediction, stage, term, term_mib, *most(in_term[term]), memory.total_mib)
 
-    def on(self, reserve: Reserve, offloaded_mib: float = 0.0) -> Need:
+    def on(self, reserve: Reserve) -> Need:
         """The same on devices with this reserve, which grows with their size."""
-        return replace(self, enough_mib=reserve.bound_mib(self.tensors_mib, offloaded_mib))
+        tensors_mib = self.memory.total_mib - self.memory.context_mib
+        return replace(self, enough_mib=reserve.bound_mib(tensors_mib, self.memory.working_mib))
 
     def under(self, cost: CostModel, options: SearchOptions) -> Need:
         """The same where the devices keep their own reserve, and not one that the user has set."""
@@ -113,8 +114,8 @@ class Need:
 
     @property
     def tensors_mib(self) -> float:
-        """Memory of a device without the reserve."""
-        return self.memory.total_mib - self.memory.context_mib
+        """The estimate of its tensors."""
+        return self.memory.tensors_mib
 
     @property
     def binds(self) -> str:

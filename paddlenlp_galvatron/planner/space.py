@@ -21,10 +21,10 @@ from ..plan.strategy import Assumptions, Experts
 from .options import SearchOptions
 
 
-def cost_numbers(cost: LayerCost) -> tuple[float, ...]:
-    """A cost in the core's order."""
+def cost_numbers(cost: LayerCost, freed: float | None) -> tuple[float, ...]:
+    """A cost in the core's order. `freed`: as `CostOptions` has it."""
     passes_ms = cost.forward_ms, cost.backward_ms, cost.sync_ms
-    return *passes_ms, cost.states_mib, cost.activation_mib, *cost.workspace
+    return *passes_ms, cost.states_mib, cost.activation_mib, *((1 + (freed or 0.0)) * mib for mib in cost.workspace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ class Space:
             return halves
         where = {"stage_size": size, "micro_batch": family.micro_batch}
         where |= {"micro_batches": family.micro_batches, "pipeline": family.stages}
-        numbers = np.array([cost_numbers(self._cost.expert_cost(half, recompute, **where)) for half in halves])
+        numbers = np.array([cost_numbers(self._cost.expert_cost(half, recompute, **where), None) for half in halves])
         no_more = (numbers[:, None] <= numbers).all(axis=2)  # [one, other]: one takes no more of anything
         beaten = (no_more & ~np.tril(no_more & no_more.T)).any(axis=0)  # of equal ones the first is left
         return [half for half, gone in zip(halves, beaten, strict=True) if not gone]

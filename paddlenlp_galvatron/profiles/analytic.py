@@ -84,7 +84,7 @@ def analytic_hardware(sheet: DataSheet, num_nodes: int, gpus_per_node: int | Non
         groups[world, True] = min(node, inside)
     messages = {
         MessageGroup(kind, size, consecutive): {
-            mib: collective_ms(kind, size, nodes, mib, bandwidth) for mib in MESSAGES_MIB
+            mib: collective_ms(kind, size, nodes, mib, bandwidth, sheet.half_ranks.value) for mib in MESSAGES_MIB
         }
         for size, consecutive, nodes in _places(num_nodes, gpus)
         for kind, bandwidth in _bandwidths(size, nodes, gpus, inside, node)

@@ -86,6 +86,12 @@ TENSOR = Figure(
     source="assumed: a pipeline does not slow them down",
     checked="published runs of Qwen3-8B on H800 with tp 2 ask for 1.6 with two stages and 1.3 with four, of tp 4 for 1",
 )
+HALF_RANKS = Figure(
+    value=256,
+    unit="ranks",
+    source="one number for InternEvo's ZeRO-1 on 8 to 1,024 A100 (RoCE) and llm-foundry's FSDP on 128 to 512 H100",
+    checked="no: NVIDIA's own clusters lose less (nemotron-15b on 2,048 H100: 4 %, by this 20 %)",
+)
 
 
 class DataSheet(BaseModel):
@@ -112,6 +118,9 @@ class DataSheet(BaseModel):
     memory_efficiency: Figure = Field(description="share of the memory bandwidth that elementwise work reaches")
     link_efficiency: Figure = Field(description="share of `link` that collectives reach")
     network_efficiency: Figure = Field(description="share of `network` that collectives reach")
+    half_ranks: Figure = Field(
+        HALF_RANKS, description="ranks of a ring across nodes with which it reaches half of `network`'s share"
+    )
     allocator: Figure | None = Field(None, description="share of tensors that the allocator holds beside them")
     host_link: Figure = Field(HOST, description="GB/s a direction between a device and its host's memory")
     overlap_coe: Figure = Field(description="how much slower compute and communication run side by side")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
-from math import log2
+from math import inf, log2
 
 from .hardware import Collective
 from .network import traffic_factor
@@ -42,11 +42,14 @@ LL128_SHARE = 0.92  # 120 / 128, and a little
 LL_SHARE_RING, LL_SHARE_TREE = 1 / 2, 1 / 3.8
 
 
-def collective_ms(kind: Collective, ranks: int, nodes: int, mib: float, bus_mib_per_ms: float) -> float:
+def collective_ms(
+    kind: Collective, ranks: int, nodes: int, mib: float, bus_mib_per_ms: float, half_ranks: float = inf
+) -> float:
     """Time in ms of a message over ranks that `nodes` nodes share evenly.
 
-    `mib` is what `Collective` says for the kind; `bus_mib_per_ms` the bandwidth that a large message reaches, as
-    nccl-tests tells it.
+    `mib` is what `Collective` says for the kind; `bus_mib_per_ms` the bandwidth that a large message reaches over few
+    nodes, as nccl-tests tells it. A ring across nodes passes each rank's part on from rank to rank, and waits for the
+    slowest: with `half_ranks` it reaches half of that bandwidth. Trees, of which the depth is a logarithm, keep it.
     """
     if ranks == 1 or mib == 0:
         return 0.0
@@ -54,7 +57,8 @@ def collective_ms(kind: Collective, ranks: int, nodes: int, mib: float, bus_mib_
         start = RING_START_US[Protocol.SIMPLE] + RING_STEP_US[_link(nodes)][Protocol.SIMPLE]
         factor = 1.0 if kind is Collective.SEND else traffic_factor(kind, ranks)
         return start / 1e3 + mib * factor / bus_mib_per_ms
-    ways = [*_rings(kind, ranks, nodes, mib)]
+    falls = 1 + ranks / half_ranks if nodes > 1 else 1.0
+    ways = [(us, factor * falls, share) for us, factor, share in _rings(kind, ranks, nodes, mib)]
     if kind is Collective.ALL_REDUCE:
         ways += _trees(ranks, nodes)
     return min(us / 1e3 + mib * factor / (bus_mib_per_ms * share) for us, factor, share in ways)

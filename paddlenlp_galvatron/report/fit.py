@@ -89,9 +89,12 @@ def explain(found: Sequence[Fit], shape: ModelShape, sheet: DataSheet, options: 
     yield plans
     if found[0].held and not found[0].best and any(one.best for one in found):
         yield f"{found[0].gpus} GPUs: {found[0].held}"
-    if parts := found[-1].reserve.told(card_gib * GIB_MIB):
+    reserve = found[-1].reserve
+    if parts := reserve.told(card_gib * GIB_MIB):
         beside = ", ".join(f"{part.name} {part.mib / GIB_MIB:.2f}" for part in parts)
         yield f"bound: estimate of tensors + {beside} GiB on a full GPU"
+        if reserve.working:
+            yield f"the allocator may also keep {reserve.working:.0%} of working memory when it is freed"
 
 
 def _speeds(row: dict[str, Any]) -> list[str]:

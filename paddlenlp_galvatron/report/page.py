@@ -114,8 +114,8 @@ def drawn(facts: PlanFacts) -> dict[str, Any]:
     """Variables of `plan.html.jinja` and `tiles.html.jinja`."""
     plan, prediction, reserve = facts.plan, facts.prediction, facts.cost.reserve_of(facts.plan)
     totals_mib = [stage.memory.total_mib for stage in prediction.stages]
-    tensors_mib = [stage.memory.total_mib - stage.memory.context_mib for stage in prediction.stages]
-    bounds_mib = [reserve.bound_mib(mib) for mib in tensors_mib] if reserve.parts else []
+    memories = [stage.memory for stage in prediction.stages] if reserve.parts else []
+    bounds_mib = [reserve.bound_mib(one.total_mib - one.context_mib, one.working_mib) for one in memories]
     strategies = list(dict.fromkeys(strategy_words(layer) for layer in plan.layers))
     step_ms = 1000 * prediction.time_s
     return {

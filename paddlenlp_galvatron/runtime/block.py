@@ -29,7 +29,7 @@ from .mappings import Crossing
 from .precision import Numbers, cast
 from .recompute import RecomputedPart
 from .trace import span
-from .weights import ShardedParameter, Slice, WeightSource, compute_weights, make_parameter, shard_layer, stacked
+from .weights import ShardedParameter, Slice, WeightSource, compute_weights, shard_layer, stacked, zero_parameter
 
 
 class Placement:
@@ -80,16 +80,15 @@ class Placement:
     def parameter(self, weight: Weight, prefix: str, source: WeightSource) -> ShardedParameter:
         """This rank's part of a weight of this layer, with its sum group and the number of ranks that hold it."""
         name, shape, part = prefix + weight.name, weight.shape, self.slice_of(weight)
+        tensor = zero_parameter(part.size(shape), self.numbers.stored)  # until its unit is made
         if weight.expert is not None:
             sum_group = self.group(Axis.EXPERT_DATA, mesh=self.experts)
-            tensor = make_parameter(source, name, shape, part, self.numbers.stored, sum_group)
             replicas, gradients = self.experts.degree(Axis.EXPERT_DATA), self.numbers.gradients
             return ShardedParameter(
-                name, shape, part, tensor, sum_group, replicas, gradient_dtype=gradients, expert=True
+                name, shape, part, tensor, sum_group, replicas, gradient_dtype=gradients, expert=True, source=source
             )
         summed = summed_over(weight.split, self._sequence_parallel)
         sum_group = self.group(*summed)  # its ranks hold the same part
-        tensor = make_parameter(source, name, shape, part, self.numbers.stored, sum_group)
         copies = None
         if part.axis is not None and part.parts < self.tp:  # kv heads that several ranks share
             copies = self.group(Axis.COPIES, mesh=self.mesh.sharing(self.tp // part.parts))
@@ -104,6 +103,7 @@ class Placement:
             gradient_dtype=self.numbers.gradients,
             presum_group=copies,
             sharded=weight.sharded,
+            source=source,
         )
 
     def cross(self, point: CommPoint, x: Any) -> Any:

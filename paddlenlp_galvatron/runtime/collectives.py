@@ -178,6 +178,13 @@ def broadcast(tensor: Any, group: Any) -> None:
     _start("broadcast", group, call, tensor).wait()
 
 
+def all_gather_first(part: Any, group: Any) -> Any:
+    """Join flat parts of initial weights, as `all_gather_start`; not counted."""
+    whole = paddle.empty([part.shape[0] * group.nranks], part.dtype)
+    call = partial(dist.stream.all_gather, whole, part, group=group, **LATER)
+    return _start("all_gather", group, call, whole, part).wait()
+
+
 def send_start(tensor: Any, peer: int, group: Any) -> Pending:
     """Start sending to a global rank of the group. Nobody writes to the tensor before it has left."""
     count("p2p", tensor)

@@ -58,6 +58,11 @@ def peak_mib() -> float:
     return paddle_private.host_peak_bytes() / MIB
 
 
+def reserved_mib() -> float:
+    """MiB that the allocator has of the GPU now, what no tensor holds included; on CPU the same as `allocated_mib`."""
+    return float(paddle.device.cuda.memory_reserved()) / MIB if on_gpu() else allocated_mib()
+
+
 def reserved_peak_mib() -> float:
     """Most MiB that the allocator took from the GPU since `release`, what no tensor held included; on CPU the same as
     `peak_mib`."""

@@ -12,13 +12,13 @@ import paddle
 import paddle.distributed as dist
 
 from ..base.errors import UserError
-from ..launch import status
+from ..launch import gpus, status
 from ..launch.status import waiting
 from ..model.lora import Adapters
 from ..model.preference import METRICS, Preference
 from ..plan import ModelShape, Plan, Precision
 from ..plan.check import require_valid
-from ..plan.communicators import exchanging, fused_loss_groups, stage_groups
+from ..plan.communicators import all_to_alls, exchanging, fused_loss_groups, stage_groups
 from . import device
 from .adapters.decoder import Adapter
 from .batch import IGNORED_LABEL, Batch, Facts, Samples, samples_of
@@ -85,6 +85,7 @@ class Engine:
         self.metrics: dict[str, float] = {}  # of the last step or evaluation, beside its loss
         self.steps_done = 0  # a checkpoint that is loaded sets it
         self._seed = seed
+        gpus.set_defaults(plan.pipeline > 1 and not all_to_alls(plan, shape, seq_length))
         self.groups = groups or Groups(self.rank)
         kernels = Kernels.of(plan.assumed)
         kernels.require_version(plan, paddle.__version__)

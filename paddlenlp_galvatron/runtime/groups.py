@@ -14,7 +14,7 @@ import paddle
 import paddle.distributed as dist
 
 from ..base.errors import GalvatronError, UserError
-from ..launch import status
+from ..launch import gpus, status
 from ..launch.faults import named, wait_limit_s
 from ..launch.out_of_memory import EXIT_CODE as OUT_OF_MEMORY
 from ..launch.out_of_memory import is_out_of_memory, tell_out_of_memory
@@ -34,7 +34,9 @@ def world_from_environment() -> tuple[int, int]:
 
 
 def prepare_world() -> None:
-    """Let the ranks of this launch, if there is one, meet at our store, whoever starts Paddle's world then."""
+    """Let the ranks of this launch, if there is one, meet at our store, whoever starts Paddle's world then; and let
+    this one have what GPUs need."""
+    gpus.set_defaults()
     rank, world_size = world_from_environment()
     if world_size > 1:
         cpu_backend.install()
@@ -44,8 +46,9 @@ def prepare_world() -> None:
 def start_world() -> tuple[int, int]:
     """Join the other processes of this launch; returns (rank, world size). One process alone is a world of 1."""
     rank, world_size = world_from_environment()
-    if world_size > 1 and not dist.is_initialized():
+    if not dist.is_initialized():
         prepare_world()
+    if world_size > 1 and not dist.is_initialized():
         with status.waiting("the start of all ranks"):
             dist.init_parallel_env()
     if world_size > 1:

@@ -19,7 +19,7 @@ from ..plan import DataParallel
 from ..plan.comm_points import WEIGHT_OPS
 from .paddle_private import take_over_hooks
 from .units import ShardedUnit, Trainable, Unit, UnitMaker
-from .weights import WHOLE, Array, SeededWeights, ShardedParameter, Slice, WeightSource
+from .weights import WHOLE, Array, SeededWeights, ShardedParameter, Slice, WeightSource, fill_whole
 
 
 class LoRALinear(nn.Layer):  # type: ignore[misc]
@@ -75,7 +75,6 @@ class Tuned:
 
     def __init__(self, base: WeightSource, adapters: WeightSource):
         self._base, self._adapters = base, adapters
-        self.from_files = getattr(base, "from_files", False)
 
     def __call__(self, name: str, shape: tuple[int, ...], part: Slice = WHOLE) -> Array:
         return (self._adapters if is_factor(name) else self._base)(name, shape, part)
@@ -110,12 +109,16 @@ class FrozenUnits(UnitMaker):
         self, parameters: Sequence[ShardedParameter], dp_type: DataParallel, of_experts: DataParallel | None = None
     ) -> None:
         base = [weight for weight in parameters if not is_factor(weight.name)]
-        self.vectors += [weight for weight in parameters if is_factor(weight.name)]
-        self.frozen += [weight for weight in base if len(weight.shape) == 1]
+        small = [weight for weight in parameters if is_factor(weight.name) or len(weight.shape) == 1]
+        for weight in small:
+            fill_whole(weight)
+        self.vectors += [weight for weight in small if is_factor(weight.name)]
+        self.frozen += [weight for weight in small if not is_factor(weight.name)]
         matrices = [weight for weight in base if len(weight.shape) > 1]
         key = tuple(id(weight) for weight in matrices)
         if key not in self.made:
             self.made[key] = (_frozen_unit(matrices, dp_type),)
+            self.made[key][0].begin()
         for weight in base:
             weight.tensor.stop_gradient = True
         self.chain.append(self.made[key])
@@ -124,5 +127,5 @@ class FrozenUnits(UnitMaker):
 def _frozen_unit(matrices: Sequence[ShardedParameter], dp_type: DataParallel) -> Unit:
     group = matrices[0].sum_group
     if group is None or WEIGHT_OPS[dp_type].gather is None:
-        return _Frozen(matrices, None)
+        return _Frozen(matrices, group)
     return FrozenShards(matrices, group, every_micro_batch=False, keep_whole=False)

@@ -76,6 +76,18 @@ class MultiTensorAdamW(paddle.optimizer.AdamW):  # type: ignore[misc]
         )
 
 
+def make_states(optimizer: Any) -> None:
+    """Let an AdamW make its states, zeros, which it would make in its first step."""
+    if isinstance(optimizer, paddle.optimizer.AdamW):
+        optimizer.helper = LayerHelper(type(optimizer).__name__)
+        optimizer._create_accumulators(default_main_program().global_block(), optimizer._parameter_list)
+
+
+def state_of(optimizer: Any, tensor: Any, kind: str) -> Any:
+    """An optimizer's state of a tensor, such as "moment1"; None where it has none."""
+    return optimizer._accumulators.get(kind, {}).get(tensor.name)
+
+
 def copy_later(tensor: Any, place: Any) -> Any:
     """A copy at another place, by the queue of what is computed: not by CUDA's own, which waits for all."""
     return tensor._copy_to(place, False)
@@ -87,19 +99,13 @@ def use_gpu(number: int) -> None:
 
 
 def share(tensor: Any, flat: Any, start: int, stop: int) -> None:
-    """Let a tensor be a part of a flat one, without a copy."""
+    """Let a tensor, which keeps its shape, be a part of a flat one, without a copy."""
     flat._slice(start, stop)._share_buffer_to(tensor)
 
 
 def window(flat: Any, start: int, stop: int, shape: list[int]) -> Any:
     """A tensor of this shape on a part of a flat one's memory."""
     return flat._slice(start, stop).view(shape)
-
-
-def open_window(tensor: Any, flat: Any, start: int, stop: int, shape: list[int]) -> None:
-    """`share`, in a shape of its own."""
-    share(tensor, flat, start, stop)
-    tensor.get_tensor()._set_dims(shape)
 
 
 def close_window(tensor: Any) -> None:

@@ -17,7 +17,7 @@ one after the other in a flat buffer, padded to a multiple of D; a weight is a w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -28,11 +28,11 @@ from paddle.autograd import PyLayer
 from ..plan import DataParallel
 from ..plan.comm_points import WEIGHT_OPS, Collective
 from ..plan.strategy import JOINED_NUMBERS
-from .collectives import Pending, all_gather_start, all_reduce, all_reduce_start, reduce_scatter_start
-from .paddle_private import close_window, open_window, share, window
+from .collectives import Pending, all_gather_first, all_gather_start, all_reduce, all_reduce_start, reduce_scatter_start
+from .paddle_private import close_window, share, window
 from .precision import add, cast
 from .trace import span
-from .weights import ShardedParameter, zero_parameter
+from .weights import ShardedParameter, fill, fill_whole, within, zero_parameter
 
 ALIGNED_BYTES = 16  # Paddle's fused AdamW reads four fp32 numbers of a gradient at once, wherever they lie
 
@@ -122,6 +122,24 @@ class Unit:
         self.deferred = False  # reduced at the end of the step only: another module shares a weight
         self._pending: list[Pending] = []  # reductions under way
         self._reduced = False
+
+    def begin(self) -> None:
+        """Give the weights their first values. Each rank of the group makes a share of them."""
+        if self.group is None:
+            for weight in self.weights:
+                fill([weight], weight.tensor.detach().view([-1]))
+            return
+        whole, offset = all_gather_first(self._first_share(), self.group), 0
+        for weight, size in zip(self.weights, self._sizes, strict=True):
+            paddle.assign(window(whole, offset, offset + size, weight.tensor.shape), output=weight.tensor.detach())
+            offset += size
+
+    def _first_share(self) -> Any:
+        """This rank's share of the first values, a flat parameter; zeros behind the last one."""
+        size = -(-sum(self._sizes) // self.group.nranks)
+        share_of_all = zero_parameter([size], self.weights[0].tensor.dtype)
+        fill(self.weights, share_of_all.detach(), self.group.rank * size)
+        return share_of_all
 
     def make_trainables(self) -> list[Trainable]:
         """Tensors that the optimizer updates; called once."""
@@ -227,56 +245,44 @@ class ShardedUnit(Unit):
         super().__init__(weights, group)
         self.every_micro_batch = every_micro_batch
         self._keep_whole = keep_whole
-        self._shapes = [list(weight.tensor.shape) for weight in weights]
         self._lengths = self._sizes
-        self._members = [  # and their lengths
-            (member, length // len(weight.members))
-            for weight, length in zip(weights, self._lengths, strict=True)
-            for member in weight.members
-        ]
         self._padding = -sum(self._lengths) % group.nranks
         self._shard_size = (sum(self._lengths) + self._padding) // group.nranks
         self._users = 0
         self._flight: Pending | None = None
         self._publishing: Pending | None = None
         self._sum: Any = None  # of this rank's part of the gradients
-        flat = self._joined_weights()
-        mine = slice(group.rank * self._shard_size, (group.rank + 1) * self._shard_size)
-        self._shard = zero_parameter([self._shard_size], flat.dtype)
-        if keep_whole:  # this rank's part is a window into the whole, so that it is held once
-            self._flat = flat
-            share(self._shard, flat, mine.start, mine.stop)
+        self._flat: Any = None
+
+    def begin(self) -> None:
+        self._shard = self._first_share()
+        if self._keep_whole:  # this rank's part is a window into the whole, so that it is held once
+            self._flat = all_gather_first(self._shard, self.group)
+            share(self._shard, self._flat, self.group.rank * self._shard_size, (self.group.rank + 1) * self._shard_size)
             self._open_windows()
         else:
-            self._flat = None
-            self._shard.set_value(flat[mine])
             self._close_windows()
 
     def make_trainables(self) -> list[Trainable]:
-        start, stop = self.group.rank * self._shard_size, (self.group.rank + 1) * self._shard_size
-        pieces, offset = [], 0
-        for weight, length in self._members:
-            low, high = max(start, offset), min(stop, offset + length)
-            if low < high:
-                pieces.append(Piece(weight, low - offset, high - offset, low - start))
-            offset += length
-        return [Trainable(master_of(self._shard), tuple(pieces), decays=True, owner=self, sharding=self.group.nranks)]
+        pieces = tuple(Piece(*each) for each in self._own() if each[1] < each[2])
+        return [Trainable(master_of(self._shard), pieces, decays=True, owner=self, sharding=self.group.nranks)]
 
     def held(self) -> list[tuple[ShardedParameter, Any]]:
         """Under zero3 the numbers of a weight's slice that lie in this rank's part, flat: maybe none."""
         self.published()
         if self._keep_whole:
             return super().held()
-        start, offset = self.group.rank * self._shard_size, 0
         held = []
-        for weight, length in self._members:
-            low, high = (min(max(edge - start, 0), self._shard_size) for edge in (offset, offset + length))
-            window = zero_parameter([high - low], self._shard.dtype)
+        for weight, low, high, place in self._own():
+            held.append((weight, zero_parameter([high - low], self._shard.dtype)))
             if low < high:
-                share(window, self._shard, low, high)
-            held.append((weight, window))
-            offset += length
+                share(held[-1][1], self._shard, place, place + high - low)
         return held
+
+    def _own(self) -> Iterator[tuple[ShardedParameter, int, int, int]]:
+        """Divides this rank's part among the weights, as `within`."""
+        start = self.group.rank * self._shard_size
+        return within(self.weights, start, start + self._shard_size)
 
     @property
     def gradient(self) -> Any:
@@ -332,15 +338,10 @@ class ShardedUnit(Unit):
         for part in self._finished():
             self._sum = add(self._sum, part, self.weights[0].gradient_dtype)
 
-    def _joined_weights(self) -> Any:
-        parts = [weight.tensor.flatten() for weight in self.weights]
-        with paddle.no_grad():
-            return paddle.concat([*parts, paddle.zeros([self._padding], parts[0].dtype)] if self._padding else parts)
-
     def _open_windows(self) -> None:
         offset = 0
-        for weight, length, shape in zip(self.weights, self._lengths, self._shapes, strict=True):
-            open_window(weight.tensor, self._flat, offset, offset + length, shape)
+        for weight, length in zip(self.weights, self._lengths, strict=True):
+            share(weight.tensor, self._flat, offset, offset + length)
             offset += length
 
     def _close_windows(self) -> None:
@@ -378,7 +379,10 @@ class UnitMaker:
     ) -> None:
         """Take in a module's weights. `of_experts`: the dp type of those of experts, where it has some."""
         matrices = [weight for weight in parameters if _sharded(weight)]
-        self.vectors += [weight for weight in parameters if not _sharded(weight)]
+        vectors = [weight for weight in parameters if not _sharded(weight)]
+        for vector in vectors:
+            fill_whole(vector)
+        self.vectors += vectors
         key = tuple(id(weight) for weight in matrices)
         if key not in self.made:
             halves = [(dp_type, [weight for weight in matrices if not weight.expert])]
@@ -387,6 +391,7 @@ class UnitMaker:
             self.made[key] = tuple(make_unit(some, of, self._every_micro_batch) for of, some in halves)
             for unit in self.made[key]:
                 unit.deferred = any(weight.presum_across_stages for weight in unit.weights)
+                unit.begin()
         self.chain.append(self.made[key])
 
 

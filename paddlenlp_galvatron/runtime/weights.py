@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,12 +14,14 @@ import paddle
 from paddle.autograd import PyLayer
 
 from .collectives import broadcast
-from .paddle_private import open_window, place_parameter, window
+from .paddle_private import place_parameter, share, window
 from .precision import Numbers, add, cast, has_dtype
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
 
-BLOCK_ROWS = 256  # of a matrix drawn at once: 16 MiB at 16,384 columns
+# Rows and columns of a matrix that are drawn at once: a rank draws little that it does not keep, and starting 8,192
+# numbers takes a tenth of drawing them.
+TILE = 64, 128
 
 
 @dataclass(frozen=True)
@@ -40,27 +43,37 @@ class Slice:
 
     def of(self, whole: Array) -> Array:
         """This part of a whole array, padded with zeros."""
-        if self.axis is None:
-            return whole
-        start, stop = self.interval(self.axis, whole.shape[self.axis])
-        return self.pad(whole[(slice(None),) * self.axis + (slice(start, stop),)], stop - start)
+        intervals = (self.interval(axis, length) for axis, length in enumerate(whole.shape))
+        return self.pad(whole[tuple(slice(start, stop) for start, stop in intervals)], whole.shape)
 
-    def pad(self, part: Array, size: int) -> Array:
-        """Fill the part up to its size along the axis."""
-        assert self.axis is not None
-        padding = [(0, 0)] * part.ndim
-        padding[self.axis] = (0, size - part.shape[self.axis])
-        return np.ascontiguousarray(np.pad(part, padding) if padding[self.axis][1] else part)
+    def size(self, shape: tuple[int, ...]) -> list[int]:
+        """Size of this part of a weight."""
+        return [stop - start for start, stop in (self.interval(axis, length) for axis, length in enumerate(shape))]
+
+    def pad(self, part: Array, shape: tuple[int, ...]) -> Array:
+        """Fill the part of a weight up to its size."""
+        padding = [(0, size - length) for size, length in zip(self.size(shape), part.shape, strict=True)]
+        return np.ascontiguousarray(np.pad(part, padding) if any(more for _, more in padding) else part)
 
 
 WHOLE = Slice()
 
 
-class WeightSource(Protocol):
-    """Gives a part of a weight by PaddleNLP's name and shape of the whole.
+@dataclass(frozen=True)
+class Rows(Slice):
+    """Rows `first..last-1` of a slice, counted from its own first one."""
 
-    Where it has an attribute `from_files` that is true, one of the ranks that hold the same part asks for it.
-    """
+    first: int = 0
+    last: int = 0
+
+    def interval(self, axis: int, length: int) -> tuple[int, int]:
+        start, stop = super().interval(axis, length)
+        return (start, stop) if axis else (start + self.first, start + self.last)
+
+
+class WeightSource(Protocol):
+    """Gives a part of a weight by PaddleNLP's name and shape of the whole. Ranks that hold the same part ask for a
+    share of it each."""
 
     def __call__(self, name: str, shape: tuple[int, ...], part: Slice = WHOLE) -> Array: ...
 
@@ -69,7 +82,8 @@ class WeightSource(Protocol):
 class SeededWeights:
     """Random weights that depend on the seed and the weight's name alone: norms are 1, biases 0, the rest normal.
 
-    Matrices are drawn in blocks of rows, so that a part takes little more memory than its own.
+    Matrices are drawn in tiles, each from its own place in the weight's sequence, so that a part takes little more time
+    and memory than its own.
     """
 
     seed: int
@@ -78,14 +92,16 @@ class SeededWeights:
     def __call__(self, name: str, shape: tuple[int, ...], part: Slice = WHOLE) -> Array:
         if len(shape) == 1:
             return part.of(np.full(shape, 0.0 if name.endswith("bias") else 1.0, np.float32))
-        (first, last), (left, right) = part.interval(0, shape[0]), part.interval(1, shape[1])
-        blocks = range(first // BLOCK_ROWS, -(-min(last, shape[0]) // BLOCK_ROWS))
-        # Contiguous: a view would keep the whole block.
-        rows = [np.ascontiguousarray(self._block(name, number, shape)[:, left:right]) for number in blocks]
-        drawn = np.concatenate(rows) if rows else np.zeros((0, right - left), np.float32)
-        start = blocks.start * BLOCK_ROWS
-        drawn = drawn[first - start : last - start]
-        return drawn if part.axis is None else part.pad(drawn, (last - first, right - left)[part.axis])
+        out = np.zeros(part.size(shape), np.float32)  # zeros beyond the weight are padding
+        (top, bottom), (left, right) = (part.interval(axis, length) for axis, length in enumerate(shape))
+        bottom, right = min(bottom, shape[0]), min(right, shape[1])
+        first = left // TILE[1] * TILE[1]
+        for row in range(top // TILE[0] * TILE[0], bottom if left < right else 0, TILE[0]):
+            tiles = np.hstack([self._tile(name, shape, row, column) for column in range(first, right, TILE[1])])
+            start, stop = max(row, top), min(row + TILE[0], bottom)
+            drawn = tiles[start - row : stop - row, left - first : right - first]
+            np.multiply(drawn, self.deviation, out=out[start - top : stop - top, : right - left])
+        return out
 
     def uniform(self, name: str, shape: tuple[int, ...], part: Slice, largest: float) -> Array:
         """A part of a small matrix, uniform between -largest and largest."""
@@ -93,12 +109,12 @@ class SeededWeights:
         return part.of(largest * (2 * drawn - 1))
 
     def _key(self, name: str) -> int:
-        return int.from_bytes(hashlib.sha256(f"{self.seed}/{name}".encode()).digest()[:8], "big")
+        return int.from_bytes(hashlib.sha256(f"{self.seed}/{name}".encode()).digest()[:16], "big")
 
-    def _block(self, name: str, number: int, shape: tuple[int, ...]) -> Array:
-        key = self._key(f"{name}/{number}")
-        rows = min(BLOCK_ROWS, shape[0] - number * BLOCK_ROWS)
-        return self.deviation * np.random.default_rng(key).standard_normal((rows, shape[1]), np.float32)
+    def _tile(self, name: str, shape: tuple[int, ...], row: int, column: int) -> Array:
+        number = row // TILE[0] * -(-shape[1] // TILE[1]) + column // TILE[1]
+        numbers = np.random.Philox(key=self._key(name), counter=number << 128)  # far from those of the next tile
+        return np.random.Generator(numbers).standard_normal(TILE, np.float32)
 
 
 @dataclass(eq=False)
@@ -119,6 +135,7 @@ class ShardedParameter:
     expert: bool = False  # of a routed expert, whose dp type is its own
     summed: Any = None  # gradient that autograd does not keep: of another type than the tensor, or reduced
     stacked: tuple[ShardedParameter, ...] = ()  # weights that lie in the tensor one after the other, and have none
+    source: WeightSource | None = None  # of the values that it begins with
 
     @property
     def members(self) -> tuple[ShardedParameter, ...]:
@@ -132,8 +149,16 @@ class ShardedParameter:
         shape, held = list(self.tensor.shape[1:]), []
         for place, member in enumerate(self.stacked):
             held.append((member, zero_parameter(shape, self.tensor.dtype)))
-            open_window(held[-1][1], self.tensor, place, place + 1, shape)
+            share(held[-1][1], self.tensor, place, place + 1)
         return held
+
+    def first_values(self, start: int, stop: int) -> Array:
+        """Elements `start..stop-1` of the flattened slice as the run begins, flat; only their rows are asked for."""
+        assert self.source is not None
+        width = prod(self.slice.size(self.shape)[1:])
+        first, last = start // width, -(-stop // width)
+        rows = self.source(self.name, self.shape, Rows(**vars(self.slice), first=first, last=last))
+        return rows.reshape(-1)[start - first * width : stop - first * width]
 
     @property
     def decays(self) -> bool:
@@ -208,32 +233,42 @@ class _Cast(PyLayer):  # type: ignore[misc]
 
 def stacked(weights: Iterable[ShardedParameter], count: int) -> ShardedParameter:
     """`count` slices [...] of one shape, which the same ranks hold, as one tensor [count, ...]: one gradient, and one
-    message. Each is made when its turn comes, and is gone when the next one is made."""
-    members: list[ShardedParameter] = []
-    tensor: Any = None
-    for place, weight in enumerate(weights):
-        shape = list(weight.tensor.shape)
-        if tensor is None:
-            tensor = zero_parameter([count, *shape], weight.tensor.dtype)
-        with paddle.no_grad():
-            paddle.assign(weight.tensor, output=window(tensor.detach(), place, place + 1, shape))
-        weight.tensor = None
-        members.append(weight)
-    return replace(members[0], shape=(count, *members[0].shape), tensor=tensor, stacked=tuple(members))
+    message."""
+    members = tuple(weights)
+    size, dtype = members[0].tensor.shape, members[0].tensor.dtype
+    for member in members:
+        member.tensor = None
+    tensor = zero_parameter([count, *size], dtype)
+    return replace(members[0], shape=(count, *members[0].shape), tensor=tensor, stacked=members)
 
 
-def make_parameter(
-    source: WeightSource, name: str, shape: tuple[int, ...], part: Slice, dtype: str, holders: Any = None
-) -> Any:
-    """A Paddle parameter that holds the part of a weight. `holders`: the group of ranks that hold the same, if any."""
-    intervals = (part.interval(axis, length) for axis, length in enumerate(shape))
-    parameter = zero_parameter([stop - start for start, stop in intervals], dtype)
-    once = holders is not None and getattr(source, "from_files", False)
-    if not once or holders.rank == 0:
-        parameter.set_value(paddle.to_tensor(source(name, shape, part)).astype(dtype))
-    if once:
-        broadcast(parameter.detach(), holders)
-    return parameter
+def within(
+    weights: Iterable[ShardedParameter], start: int, stop: int
+) -> Iterator[tuple[ShardedParameter, int, int, int]]:
+    """Divides the numbers `start..stop-1` of weights one after the other: each weight, the first and last-plus-one
+    element of its flattened slice, equal where it has none of them, and their place behind `start`."""
+    offset = 0
+    for weight in (member for one in weights for member in one.members):
+        length = prod(weight.slice.size(weight.shape))
+        low, high = (min(max(edge - offset, 0), length) for edge in (start, stop))
+        yield weight, low, high, max(offset - start, 0)
+        offset += length
+
+
+def fill(weights: Sequence[ShardedParameter], flat: Any, start: int = 0) -> None:
+    """Write the first values from `start` on, of weights one after the other, into a flat tensor."""
+    for weight, low, high, place in within(weights, start, start + int(flat.size)):
+        if low < high:
+            values = paddle.to_tensor(weight.first_values(low, high))
+            paddle.assign(values.astype(flat.dtype), output=window(flat, place, place + high - low, [high - low]))
+
+
+def fill_whole(weight: ShardedParameter) -> None:
+    """Give a small weight its first values: the first of the ranks that hold it makes them for all."""
+    if weight.sum_group is None or weight.sum_group.rank == 0:
+        fill([weight], weight.tensor.detach().view([-1]))
+    if weight.sum_group is not None:
+        broadcast(weight.tensor.detach(), weight.sum_group)
 
 
 def zero_parameter(shape: list[int], dtype: Any) -> Any:

@@ -79,7 +79,7 @@ class Recipe(Options):
         if self.optim == "sgd":
             return paddle.optimizer.SGD(rate, parameters=parameters, grad_clip=grad_clip)
         from ..runtime import device
-        from ..runtime.paddle_private import MultiTensorAdamW
+        from ..runtime.paddle_private import MultiTensorAdamW, make_states
 
         names = frozenset(decaying)
         largest = max((int(parameter.size) for parameter in parameters), default=0)
@@ -90,7 +90,7 @@ class Recipe(Options):
                 f"use_multi_tensor: its kernel takes at most {MultiTensorAdamW.MOST} numbers in a tensor, but this "
                 f"rank has one of {largest}; leave the option out"
             )
-        return (MultiTensorAdamW if together else paddle.optimizer.AdamW)(
+        optimizer = (MultiTensorAdamW if together else paddle.optimizer.AdamW)(
             rate,
             self.adam_beta1,
             self.adam_beta2,
@@ -100,6 +100,8 @@ class Recipe(Options):
             grad_clip=grad_clip,
             apply_decay_param_fun=lambda name: name in names,
         )
+        make_states(optimizer)  # they stay: made behind a step, they would lie among what it has freed
+        return optimizer
 
 
 class NonFiniteGuard:

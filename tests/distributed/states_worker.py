@@ -99,6 +99,7 @@ def run_case(case: Case, folder: Path, index: int, groups: Groups) -> None:
     engine = Engine(case.plan, case.shape, load_family(case.shape.family), case.seq_length, groups=groups)
     weights = held()
     optimizer = case.recipe.build(engine.tensors, engine.decaying)
+    moments = held() - weights
     engine.forward_backward(batch_of(case, 0))  # makes what stays, such as the attention mask
     for trainable in engine.trainables:
         trainable.drop_gradient()
@@ -106,7 +107,6 @@ def run_case(case: Case, folder: Path, index: int, groups: Groups) -> None:
     engine.forward_backward(batch_of(case, 0))
     gradients = held() - idle
     engine.update(optimizer, 1.0)
-    moments = held() - idle
     watch = Watch(engine)
     engine.forward_backward(batch_of(case, 1))
     report = {

@@ -117,7 +117,7 @@ def test_a_profile_asks_the_launcher_for_what_is_not_given(monkeypatch):
 @pytest.mark.parametrize("page", ["docs/en/train.md", "docs/zh/train.md"])
 def test_the_lines_that_start_a_plan_are_in_the_docs(page):
     text = (Path(__file__).parents[2] / page).read_text()
-    lines = start_lines("galvatron train plan.json --model my-model/ --input_dir data/mine --nproc 8", 2)
+    lines = start_lines("galvatron train plan.json --model my-model/ --input_dir data/mine --nproc 8", 2, 8)
     assert not [line for line in lines.values() if line not in text]
 
 

@@ -38,7 +38,7 @@ from .test_families import disagreements
 
 FAMILIES = ("qwen3_moe", "qwen2_moe", "mixtral")
 TOP_K = paddle.topk
-SEED = 8  # with which few words fill some ranks of experts and leave others empty
+SEED = 330  # with which few words fill some ranks of experts and leave others empty
 NEAR = 0.01  # distance of two experts' probabilities that rounding to bf16 can turn round; seen was 1.4e-3
 
 
@@ -118,7 +118,7 @@ def test_few_words_fill_one_rank_and_leave_others_empty(monkeypatch):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bf16_sends_tokens_to_other_experts_only_where_two_nearly_tie(monkeypatch, family):
     """And with the routing of fp32 its gradients are those of fp32."""
-    case = small_case(plans.plan(1, "1 1 1", micro_batches=1), family, steps=1, vocabulary=WORDS, seed=1)
+    case = small_case(plans.plan(1, "1 1 1", micro_batches=1), family, steps=1, vocabulary=WORDS, seed=3)
     exact = Routers(monkeypatch)
     gradients = one_process(case)
     rounded = Routers(monkeypatch)

@@ -2,45 +2,58 @@
 
 from __future__ import annotations
 
+import runpy
 import tracemalloc
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 pytest.importorskip("paddle")
 
+import paddle
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paddlenlp_galvatron.runtime.weights import BLOCK_ROWS, SeededWeights, Slice
+from paddlenlp_galvatron.plan import DataParallel, load_model
+from paddlenlp_galvatron.runtime import units, weights
+from paddlenlp_galvatron.runtime.weights import TILE, WHOLE, Rows, SeededWeights, Slice
 
 SOURCE = SeededWeights(seed=3, deviation=0.5)
 
 
 @given(
-    rows=st.integers(1, 3 * BLOCK_ROWS),
-    columns=st.integers(1, 40),
+    rows=st.integers(1, 3 * TILE[0]),
+    columns=st.integers(1, 3 * TILE[1]),
     axis=st.sampled_from([0, 1]),
     parts=st.integers(1, 7),
     index=st.integers(0, 6),
+    data=st.data(),
 )
-def test_a_part_is_drawn_as_it_is_cut_from_the_whole(rows, columns, axis, parts, index):
+def test_a_part_is_drawn_as_it_is_cut_from_the_whole(rows, columns, axis, parts, index, data):
     length = (rows, columns)[axis]
     part = Slice(axis, index % parts, parts, -(-length // parts) * parts)
-    drawn = SOURCE("layer.weight", (rows, columns), part)
-    np.testing.assert_array_equal(drawn, part.of(SOURCE("layer.weight", (rows, columns))))
+    drawn, whole = SOURCE("layer.weight", (rows, columns), part), SOURCE("layer.weight", (rows, columns))
+    np.testing.assert_array_equal(drawn, part.of(whole))
     assert drawn.shape[axis] * parts == part.padded
+    first = data.draw(st.integers(0, len(drawn)))
+    some = Rows(**vars(part), first=first, last=data.draw(st.integers(first, len(drawn))))
+    np.testing.assert_array_equal(SOURCE("layer.weight", (rows, columns), some), drawn[first : some.last])
+    np.testing.assert_array_equal(some.of(whole), drawn[first : some.last])
 
 
-def test_weights_differ_by_name_and_block_and_have_their_deviation():
-    whole = SOURCE("layer.weight", (2 * BLOCK_ROWS, 64))
+def test_weights_differ_by_name_and_tile_and_have_their_deviation():
+    rows, columns = TILE
+    whole = SOURCE("layer.weight", (2 * rows, 2 * columns))
     assert not (whole == SOURCE("other.weight", whole.shape)).any()
-    assert not (whole[:BLOCK_ROWS] == whole[BLOCK_ROWS:]).any()
+    assert not (whole[:rows] == whole[rows:]).any() and not (whole[:, :columns] == whole[:, columns:]).any()
+    assert abs(np.corrcoef(whole[:, :columns].ravel(), whole[:, columns:].ravel())[0, 1]) < 0.03
     assert whole.std() == pytest.approx(0.5, rel=0.02)
 
 
 def test_a_part_takes_the_memory_of_a_part():
-    shape, parts = (64 * BLOCK_ROWS, 256), 16
+    shape, parts = (256 * TILE[0], 16 * TILE[1]), 16
     for axis in (0, 1):
         tracemalloc.start()
         part = SOURCE("layer.weight", shape, Slice(axis, 3, parts))
@@ -48,3 +61,75 @@ def test_a_part_takes_the_memory_of_a_part():
         tracemalloc.stop()
         assert part.nbytes * parts == np.prod(shape) * 4
         assert peak < part.nbytes * parts / 4
+
+
+class Counting:
+    """A source that counts the numbers that it is asked for."""
+
+    def __init__(self):
+        self.numbers = 0
+
+    def __call__(self, name, shape, part=WHOLE):
+        values = part.of(np.arange(np.prod(shape), dtype=np.float32).reshape(shape) + len(name))
+        self.numbers += values.size
+        return values
+
+
+@pytest.mark.parametrize("kind", DataParallel)
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_each_rank_of_a_group_makes_a_share_of_its_weights(monkeypatch, kind, ranks):
+    """And all have them whole, or their part, as if they had made all."""
+    shapes, part = {"a": (7, 9), "long": (5, 6), "b": (1, 3)}, Slice(1, 1, 3)
+    made, shares = [], []
+
+    def all_gather(share, group):
+        shares.append(share.numpy())
+        return paddle.to_tensor(np.concatenate(shares))  # the last rank has all
+
+    monkeypatch.setattr(units, "all_gather_first", all_gather)
+    for rank in range(ranks):
+        group, source = SimpleNamespace(rank=rank, nranks=ranks, ranks=[*range(ranks)], id=1), Counting()
+        held = [
+            weights.ShardedParameter(
+                name, shape, part, weights.zero_parameter(part.size(shape), "float32"), group, 1, source=source
+            )
+            for name, shape in shapes.items()
+        ]
+        unit = units.make_unit(held, kind, every_micro_batch=False)
+        if rank < ranks - 1 and kind is not DataParallel.ZERO3:
+            shares.append(unit._first_share().numpy())
+        else:
+            unit.begin()
+        made.append((unit, source.numbers))
+    total = sum(np.prod(part.size(shape)) for shape in shapes.values())
+    assert max(numbers for _, numbers in made) <= total // ranks + 1 + 4 * 2 * len(shapes)  # and rows at both ends
+    whole = np.concatenate([part.of(Counting()(name, shape)).ravel() for name, shape in shapes.items()])
+    if kind is DataParallel.ZERO3:
+        assert not shares  # without any message
+        found = np.concatenate([unit._shard.numpy() for unit, _ in made])
+    else:
+        found = np.concatenate([weight.tensor.numpy().ravel() for weight in made[-1][0].weights])
+    np.testing.assert_array_equal(found[: len(whole)], whole)
+    assert not found[len(whole) :].any()
+
+
+def test_a_small_weight_is_made_by_one_of_the_ranks_that_hold_it(monkeypatch):
+    sent, source = [], Counting()
+    monkeypatch.setattr(weights, "broadcast", lambda tensor, group: sent.append(group.rank))
+    for rank in (0, 1):
+        held = weights.zero_parameter([4], "float32"), SimpleNamespace(rank=rank)
+        weights.fill_whole(weights.ShardedParameter("norm", (4,), WHOLE, *held, 1, source=source))
+    assert (source.numbers, sent) == (4, [0, 1])
+
+
+@pytest.mark.parametrize("ranks", [64, 1024])
+@pytest.mark.parametrize("plan", ["sharded", "split"])
+def test_a_rank_draws_little_more_than_its_share_of_a_large_model(plan, ranks):
+    """Counted without drawing: under zero3 each rank once drew all 6.7 billion numbers."""
+    benchmark = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "thousand_ranks.py"))
+    shape = load_model("llama2-7b")
+    made = [benchmark["first_weights"](benchmark[plan](shape, ranks), shape, rank) for rank in (0, ranks - 1)]
+    share = shape.parameters / ranks
+    assert all(of.drawn < 1.3 * share + 2 * TILE[0] * 11008 * 33 for of in made)  # and tiles at both ends of a layer
+    assert all(of.read_bytes < 2 * (1.2 * share + 2 * 11008 * 33 + 10**6) for of in made)
+    assert all(of.joined == 0 for of in made) == (plan == "sharded" or ranks == 64)

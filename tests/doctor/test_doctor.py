@@ -32,6 +32,7 @@ GOOD: dict[str, Any] = {
     "modules": {"galvatron_dp_core", "paddlenlp"},
     "compiler": "g++ 12.2.0",
     "shm": 8192.0,
+    "cores": 64,
     "free": 1e6,
     "limits": {"RLIMIT_NOFILE": 65536, "RLIMIT_MEMLOCK": -1},
     "infiniband": True,
@@ -71,8 +72,11 @@ class StandIn(Machine):
     def free_mib(self, folder: Any) -> float:
         return self.facts["free"]
 
-    def limit(self, name: str) -> int:
+    def limit(self, name: str, hard: bool = False) -> int:
         return self.facts["limits"][name]
+
+    def cores(self) -> int:
+        return self.facts["cores"]
 
     def has_infiniband(self) -> bool:
         return self.facts["infiniband"]
@@ -105,7 +109,7 @@ def test_a_good_machine_has_nothing_to_mend(files):
     for environment in ({}, SEVERAL):
         findings = examine(StandIn(environment=environment), files)
         assert [finding for finding in findings if finding.state is not State.OK or finding.remedy] == []
-        assert {"Python", "compiler", "search core", "Paddle", "GPU 1", "driver", "NCCL", "links"} <= {
+        assert {"Python", "compiler", "cores", "search core", "Paddle", "GPU 1", "driver", "NCCL", "links"} <= {
             finding.subject for finding in findings
         }
         sizes = {finding.subject: finding.found for finding in findings if "GiB" in finding.found}
@@ -139,7 +143,9 @@ BAD: dict[str, tuple[dict[str, Any], str, State, str]] = {
     "no topology": ({"topology": None}, "links", WARNING, "topo"),
     "small shared memory": ({"shm": 64.0}, "shared memory", FAULT, "--shm-size"),
     "no shared memory": ({"shm": None}, "shared memory", FAULT, "--shm-size"),
-    "few files": ({"limits": {"RLIMIT_NOFILE": 256, "RLIMIT_MEMLOCK": -1}}, "open files", WARNING, "ulimit -n"),
+    "few files": ({"limits": {"RLIMIT_NOFILE": 256, "RLIMIT_MEMLOCK": -1}}, "open files", WARNING, "ulimit -Hn"),
+    "one core, as Slurm gives it": ({"cores": 1}, "cores", WARNING, "all cores"),
+    "a core too few": ({"cores": 7}, "cores", WARNING, "all cores"),
     "locked memory": (
         {"limits": {"RLIMIT_NOFILE": 65536, "RLIMIT_MEMLOCK": 65536}}, "locked memory", FAULT, "memlock",
     ),
@@ -232,3 +238,4 @@ def test_this_machine_answers_every_check(tmp_path):
     assert machine.run("false") is None and machine.run("no-such-program") is None
     assert machine.run("cat", stdin="yes") == "yes"
     assert machine.address_of("localhost") == "127.0.0.1" and machine.limit("RLIMIT_NOFILE") != 0
+    assert machine.cores() >= 1 and machine.limit("RLIMIT_NOFILE", hard=True) in (-1, *range(1, 2**31))

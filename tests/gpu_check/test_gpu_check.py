@@ -22,7 +22,7 @@ from paddlenlp_galvatron.base.errors import GalvatronError
 from paddlenlp_galvatron.base.locking import locked
 from paddlenlp_galvatron.base.text import gib
 from paddlenlp_galvatron.check.findings import EXIT_CODES, Finding, State
-from paddlenlp_galvatron.check.gpu import beside, faults, kernels, parity, prediction, run, stock
+from paddlenlp_galvatron.check.gpu import beside, faults, kernels, parity, prediction, run, stock, waits
 from paddlenlp_galvatron.check.gpu.parity import ONE_RANK, fused_loss_case, parity_cases, schedule_cases
 from paddlenlp_galvatron.check.gpu.setting import CUT_SHORT_S, Setting
 from paddlenlp_galvatron.check.parity.parity import Parity
@@ -92,7 +92,7 @@ def test_a_case_that_hangs_is_named_and_those_behind_it_are_tried(tmp_path, monk
     cases = parity_cases(2, Precision.FP32, on_gpus=False)[:4]
     launches = []
 
-    def launch(worker, words, ranks, logs, timeout_s, device):
+    def launch(worker, words, ranks, logs, timeout_s, device, variables):
         launches.append(len(json.loads(Path(words[0], "cases.json").read_text())))
         hangs = len(launches) == 1
         for index in range(1 if hangs else launches[-1]):
@@ -431,3 +431,27 @@ def test_all_parts_run_on_cpu_processes(tmp_path, galvatron, begun_ranks, part, 
     failed = [finding for finding in findings if finding.state == State.FAILED]
     assert ran.code == 0 and not failed, failed or ran.out
     assert Counter(finding.state for finding in findings) == states
+
+
+def test_experts_are_tried_where_a_wait_would_hang_a_pipeline():
+    named = {one.name: one.case.plan for one in schedule_cases(4) if one.case.shape.experts}
+    assert {plan.schedule for plan in named.values()} == set(Schedule)
+    assert any(plan.chunks > 1 for plan in named.values())
+    assert any(plan.micro_batches < plan.pipeline for plan in named.values())
+    assert all(layer.ep == 2 for plan in named.values() for layer in plan.layers)
+
+
+def test_memory_that_a_later_step_takes_is_a_fault(tmp_path, monkeypatch):
+    [left_out] = waits.waits(setting(tmp_path, "waits"))
+    assert left_out.state is State.LEFT_OUT
+    cases = waits.waiting_cases(2)
+    rows = [[[5, 5, 5]] * len(cases), [[5, 5, 5], [5, 5, 2**21 + 5], [2**21, 0, 2**21], [7, 7, 7]]]
+
+    def launched(module, words, ranks, *_, **named):
+        for rank, found in enumerate(rows):
+            (tmp_path / f"{rank}.json").write_text(json.dumps(found))
+
+    monkeypatch.setattr(waits, "launch", launched)
+    found = [*waits.waits(replace(setting(tmp_path, "waits"), device="gpu"))]
+    assert [one.state for one in found] == [State.OK, State.FAILED, State.FAILED, State.OK]
+    assert found[1].found.startswith("2.0 MiB taken or given back")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 from math import inf
 from pathlib import Path
@@ -62,6 +63,7 @@ def check_against_enumeration(seed: int, types: int = 1, **fixed: Any) -> bool:
     """Whether there was a plan."""
     models, cost, options = problem(seed, types, **fixed)
     cost.neighbours = seed % 2 == 1
+    cost.options = replace(cost.options, freed=(None, 0.0, 0.8)[seed % 3])  # of working memory, that allocators keep
     result, best = search(models, cost, options), best_by_enumeration(models, cost, options)
     if best == inf:
         assert result.best is None, seed

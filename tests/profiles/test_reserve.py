@@ -22,6 +22,7 @@ from paddlenlp_galvatron.profiles.reserve import (
     ALLOCATOR,
     COMMUNICATOR_MIB,
     COMMUNICATORS,
+    WORKING,
     MeasuredReserve,
     reserve_of,
 )
@@ -48,7 +49,7 @@ def priced(of_network: Mapping[str, float] = {}, **of_memory: float) -> CostMode
 @pytest.mark.parametrize("device", [None, "Intel(R) Xeon(R) Platinum 8481C"])
 def test_processors_and_files_that_name_no_device_have_none(device):
     reserve = reserve_of(device, 8)
-    assert reserve.bound_mib(1000) == 1000 and reserve.context_mib(24576) == 0 and not reserve.told(24576)
+    assert reserve.bound_mib(1000, 100) == 1000 and reserve.context_mib(24576) == 0 and not reserve.told(24576)
 
 
 def test_the_parts_are_the_reserve_and_tensors_in_the_rest_are_within_the_device():
@@ -56,7 +57,10 @@ def test_the_parts_are_the_reserve_and_tensors_in_the_rest_are_within_the_device
         reserve, size = reserve_of(H100, ranks, MeasuredReserve(reserved)), 79.1 * 1024
         context = reserve.context_mib(size)
         assert sum(part.mib for part in reserve.told(size)) == pytest.approx(context)
-        assert reserve.bound_mib(size - context) == pytest.approx(size)
+        for working in (0.0, 2000.0):  # whose freed blocks are beside the tensors
+            tensors = size - context - reserve.working * working
+            assert reserve.bound_mib(tensors, working) == pytest.approx(size)
+            assert reserve.allocator_mib(tensors, working) == pytest.approx(size - reserve.fixed_mib)
         assert all(part.source for part in reserve.told(size))
     assert reserve_of(H100, 1).fixed_mib < reserve_of(H100, 2).fixed_mib  # communicators
     assert reserve_of(H100, 1).context_mib(100) == 100  # nothing is left of a device as small
@@ -94,5 +98,22 @@ def test_what_profiles_measured_is_used():
     reserve = priced({"context_mib": 500.0, "communicator_mib": 20.0}, workspaces_mib=90.0).reserve
     assert reserve.fixed_mib == 500 + 90 + COMMUNICATORS * 20 and reserve.having(3).fixed_mib == 500 + 90 + 3 * 20
     assert all("measured" in part.source for part in reserve.parts)
-    assert priced(reserved=1.2).reserve.allocator == pytest.approx(0.2)
-    assert priced().reserve.allocator == ALLOCATOR
+    measured, assumed = priced(reserved=1.2).reserve, priced().reserve
+    assert measured.allocator == pytest.approx(0.2) and measured.working == 0  # all is in what was measured
+    assert (assumed.allocator, assumed.working) == (ALLOCATOR, WORKING)
+
+
+def test_a_search_holds_plans_to_the_bound_and_with_the_users_reserve_to_the_estimate():
+    options = SearchOptions(memory_constraint=79.1, settle_bsz=32, seq_length=SEQ)
+    settled, cost = on_device(options, priced())
+    best = search(MODEL, cost, settled).require()
+    for stage in best.prediction.stages:
+        memory = stage.memory
+        freed_mib = cost.reserve.working * memory.working_mib
+        assert memory.context_mib == pytest.approx(settled.context_mib + freed_mib)
+        tensors_mib = memory.total_mib - memory.context_mib
+        assert cost.reserve.bound_mib(tensors_mib, memory.working_mib) <= 79.1 * 1024 * (1 + 1e-9)
+    alone = options.model_copy(update={"context_mib": cost.reserve.fixed_mib})
+    estimate = search(MODEL, on_device(alone, priced())[1], alone).require()
+    assert estimate.time_s <= best.time_s
+    assert {stage.memory.context_mib for stage in estimate.prediction.stages} == {cost.reserve.fixed_mib}

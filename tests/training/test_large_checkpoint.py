@@ -1,4 +1,4 @@
-"""What weights and checkpoints cost a rank: reads and copies; of 1,024 ranks bytes of the index, files that are opened,
+"""What checkpoints cost a rank: reads and copies; of 1,024 ranks bytes of the index, files that are opened,
 parts that are compared."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ pytest.importorskip("paddle")
 import paddle
 
 from paddlenlp_galvatron.plan import ModelShape
-from paddlenlp_galvatron.runtime import device, weights
+from paddlenlp_galvatron.runtime import device
 from paddlenlp_galvatron.runtime.weights import WHOLE, Slice
 from paddlenlp_galvatron.training.checkpoint import loading, saving
 from paddlenlp_galvatron.training.checkpoint.loading import WeightPiece
@@ -150,27 +150,6 @@ def test_a_rank_of_another_plan_opens_a_file_once_a_layer(checkpoint, counted):
         part = WeightPiece(name, shape, Slice(axis, 1, 4), 0, int(np.prod(shape)) // 4)
         stored.fill_part(part, WEIGHT, np.zeros(part.stop, np.float32))
     assert counted["opens"] <= 2 * 256
-
-
-def test_weights_are_read_by_one_of_the_ranks_that_hold_them(monkeypatch):
-    sent, read = [], []
-    monkeypatch.setattr(weights, "broadcast", lambda tensor, group: sent.append(group.rank))
-
-    class Source:
-        from_files = True
-
-        def __call__(self, name, shape, part):
-            read.append(name)
-            return part.of(np.ones(shape, np.float32))
-
-    def make(rank, source):
-        group = SimpleNamespace(rank=rank)
-        return weights.make_parameter(source, f"of {rank}", (4, 6), Slice(1, 0, 2), "float32", group)
-
-    assert [make(rank, Source()).shape for rank in (0, 1)] == [[4, 3]] * 2
-    assert (read, sent) == (["of 0"], [0, 1])
-    drawn = weights.SeededWeights(0, 0.1)  # nothing to read
-    assert [make(rank, drawn).shape for rank in (0, 1)] == [[4, 3]] * 2 and sent == [0, 1]
 
 
 def test_what_is_saved_is_copied_once_and_stays_as_it_was(monkeypatch):

@@ -22,7 +22,7 @@ from ...model import ModelShape
 from ...plan import Plan
 from ...profiles.analytic import GROUPED, ExpertKernels
 from ...profiles.data_sheet import DataSheet, Figure, Stack
-from ...profiles.reserve import ALLOCATOR
+from ...profiles.reserve import MOST_ALLOCATOR
 
 # Numbers that may be fitted, and their prior errors: standard deviations of the logarithm.
 EXPECTED = {
@@ -81,7 +81,7 @@ class Expected(NamedTuple):
     step_s: float
     allocated_mib: float
     reserved_mib: float
-    bound_mib: float  # the most that a card holds unless it is full
+    bound_mib: float  # the most of `reserved_mib`, unless the card is full
 
 
 def cost_of(run: MeasuredRun, sheet: DataSheet) -> CostModel:
@@ -119,7 +119,7 @@ def expected(run: MeasuredRun, sheet: DataSheet) -> Expected:
         prediction.time_s,
         memory.tensors_mib,
         cost.reserve.reserved_mib(memory.tensors_mib, sheet.memory.value * 1024),
-        cost.reserve.bound_mib(memory.tensors_mib, memory.offloaded_mib),
+        memory.allocator_mib(cost.reserve),
     )
 
 
@@ -211,7 +211,7 @@ def calibrate(runs: Sequence[MeasuredRun], sheet: DataSheet) -> Calibration:
         for name in names
     ]
     if share is not None:
-        numbers.append(Number("allocator", ALLOCATOR, share, True))
+        numbers.append(Number("allocator", MOST_ALLOCATOR, share, True))
     result = sheet.model_copy(update={**figures, "published": None})
     before, after = (tuple(_error(run, one) for run in runs) for one in (sheet, result))
     return Calibration(result, tuple(numbers), tuple(runs), before, after, found.apart)
@@ -310,7 +310,7 @@ def _allocator(runs: Sequence[MeasuredRun], card_mib: float) -> float | None:
         for run in runs
         if run.reserved_mib and run.allocated_mib and run.reserved_mib < ROOM * card_mib and not run.offload_optimizer
     ]
-    return max(shares) if shares and max(shares) > ALLOCATOR else None
+    return max(shares) if shares and max(shares) > MOST_ALLOCATOR else None
 
 
 def _error(run: MeasuredRun, sheet: DataSheet) -> float:

@@ -14,6 +14,7 @@ from ...base.locking import locked
 from ...base.processor import AVX512
 from ...base.reading import read_json
 from ...base.text import gib
+from ...launch.gpus import few_cores
 from ...launch.hosts import read_hostfile
 from ...launch.nodes import LOOPBACK, Nodes
 from ...plan import read_plan
@@ -81,6 +82,7 @@ def examine(machine: Machine, files: Files) -> list[Finding]:
         add("NCCL", lambda: _nccl(paddle[0]))
         if len(gpus) > 1:
             add("links", lambda: _links(machine))
+        add("cores", lambda: _cores(machine, len(gpus)))
     add("shared memory", lambda: _shared_memory(machine, len(gpus or ())))
     add("limits", lambda: _limits(machine))
     add("host name", lambda: _host(machine))
@@ -215,6 +217,14 @@ def _links(machine: Machine) -> Found:
     yield Finding("links", ", ".join(sorted(kinds)), State.WARNING if slow else State.OK, remedy if slow else "")
 
 
+def _cores(machine: Machine, gpus: int) -> Found:
+    told = few_cores(machine.cores(), gpus)
+    if told:
+        yield Finding("cores", told, State.WARNING, "let a job have all cores of its node; look at taskset and cgroups")
+    else:
+        yield Finding("cores", f"{machine.cores()}")
+
+
 def _shared_memory(machine: Machine, gpus: int) -> Found:
     mib = machine.shared_memory_mib()
     if mib is None:
@@ -227,11 +237,11 @@ def _shared_memory(machine: Machine, gpus: int) -> Found:
 
 
 def _limits(machine: Machine) -> Found:
-    files = machine.limit("RLIMIT_NOFILE")
+    files = machine.limit("RLIMIT_NOFILE", hard=True)  # a launch raises its own as far
     few = 0 <= files < ENOUGH_FILES
     yield Finding(
         "open files", "unlimited" if files < 0 else str(files), State.WARNING if few else State.OK,
-        f"many ranks and groups need more: ulimit -n {ENOUGH_FILES}" if few else "",
+        f"many ranks and groups need more: ulimit -Hn {ENOUGH_FILES}, or nofile in limits.conf" if few else "",
     )  # fmt: skip
     locked_bytes = machine.limit("RLIMIT_MEMLOCK")
     bound = locked_bytes >= 0 and machine.has_infiniband()

@@ -79,9 +79,14 @@ class Machine:
         """Room on the disk of a folder. Raises OSError."""
         return shutil.disk_usage(folder).free / 2**20
 
-    def limit(self, name: str) -> int:
-        """The soft limit of a resource, such as RLIMIT_NOFILE; -1: none."""
-        return resource.getrlimit(getattr(resource, name))[0]
+    def limit(self, name: str, hard: bool = False) -> int:
+        """The soft limit of a resource, such as RLIMIT_NOFILE, or the hard one, up to which a process may raise it; -1:
+        none."""
+        return resource.getrlimit(getattr(resource, name))[hard]
+
+    def cores(self) -> int:
+        """Processors that this process may use."""
+        return len(os.sched_getaffinity(0))
 
     def has_infiniband(self) -> bool:
         return any(Path("/sys/class/infiniband").glob("*"))

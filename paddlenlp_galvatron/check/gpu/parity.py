@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ...base.scratch import scratch_folder
+from ...launch.gpus import all_kernels
 from ...launch.processes import LaunchError, launch
 from ...plan import (
     Assumptions,
@@ -76,7 +77,10 @@ def _launched(setting: Setting, cases: Sequence[Named], log: str) -> tuple[list[
         write_cases(folder, [named.case for named in cases])
         logs = setting.folder / f"{cases[0].case.plan.assumed.mixed_precision}-{log}"
         try:
-            launch(WORKER, [str(folder)], setting.ranks, logs, setting.launch_s, device=setting.device)
+            mixed = any(named.case.plan.pipeline > 1 and named.case.shape.experts for named in cases)
+            variables = all_kernels(pipelined=mixed, experts=mixed)
+            how = setting.ranks, logs, setting.launch_s
+            launch(WORKER, [str(folder)], *how, device=setting.device, variables=variables)
         except LaunchError as error:
             fault = str(error)
         ranks = range(setting.ranks)
@@ -165,6 +169,7 @@ def schedule_cases(ranks: int) -> Iterator[Named]:
         for micro_batches in (stages - 1, stages + 1):
             plan = _plan(ranks, (one,) * 2 * stages, Assumptions(), (1,) * 2 * stages, micro_batches, chunks=2)
             yield _named(f"interleaved, {stages} stages, {micro_batches} micro-batches", plan, "llama", 2)
+    yield from experts_cases(ranks)
     if ranks >= 4:
         size = ranks // 2
         inside = {
@@ -175,6 +180,24 @@ def schedule_cases(ranks: int) -> Iterator[Named]:
         for name, strategy in inside.items():
             plan = _plan(ranks, (strategy, one, strategy), Assumptions(sequence_parallel=True), (1, 2), 5)
             yield _named(f"1F1B, 2 stages of {name}, 5 micro-batches", plan, "qwen2", 2)
+
+
+def experts_cases(ranks: int) -> Iterator[Named]:
+    """Experts in two stages under each schedule: their routing must not wait for the device, where a receive is posted
+    ahead of nearly every pass."""
+    routed = LayerStrategy(ep=max(1, ranks // 2))
+    few = _plan(ranks, (routed,) * 2, Assumptions(), (1, 1), 1)
+    gpipe = _plan(ranks, (routed,) * 2, Assumptions(), (1, 1), 3, schedule=Schedule.GPIPE)
+    interleaved = _plan(ranks, (routed,) * 4, Assumptions(), (1,) * 4, 3, chunks=2)
+    for name, plan in (("GPipe", gpipe), ("interleaved", interleaved), ("1F1B, a micro-batch less than stages", few)):
+        yield _named(f"experts: {name}", plan, "qwen3_moe", 2)
+
+
+def waiting_cases(ranks: int) -> list[Named]:
+    """Those whose memory is looked at: of experts, and of a dense model."""
+    stages = 2 if ranks > 1 else 1
+    dense = _plan(ranks, (LayerStrategy(),) * 2, Assumptions(), (2 // stages,) * stages, 4)
+    return [_named("dense", dense, "llama", 2), *(experts_cases(ranks) if ranks > 1 else ())]
 
 
 def _plan(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -116,10 +115,8 @@ def _compare(setting: Setting, name: str, plan: Plan, costs: CostModel, visit: V
         holds = LEAST_MEMORY <= allocated_mib / tensors_mib <= MOST_MEMORY
         told = f"predicted {gib(tensors_mib)} GiB, allocated {gib(allocated_mib)} GiB"
         if setting.on_gpus:
-            reserved_mib, most_mib = (
-                max(visit.reserved_mib[own]),
-                replace(costs.reserve, parts=()).bound_mib(tensors_mib),
-            )
+            reserved_mib = max(visit.reserved_mib[own])
+            most_mib = costs.reserve.allocator_mib(tensors_mib, stage.memory.working_mib)
             holds &= reserved_mib <= most_mib
             told += f", reserved {gib(reserved_mib)} GiB of {gib(most_mib)} GiB at most"
         yield setting.found(f"{name}: memory of stage {number}", holds, told)

@@ -15,7 +15,7 @@ from ..findings import Finding, State
 # A launch of a small model on GPUs that takes longer hangs. Eight ranks import Paddle from a network disk in a minute.
 LAUNCH_S = 300.0
 CUT_SHORT_S = 60.0  # an unfinished launch with a lower limit shows nothing
-PARTS = ("kernels", "parity", "schedules", "resume", "memory", "later", "beside", "prediction", "stock")
+PARTS = ("kernels", "parity", "schedules", "resume", "memory", "later", "waits", "beside", "prediction", "stock")
 
 
 @dataclass(frozen=True)

@@ -178,7 +178,7 @@ def _stage(
         predicted_ms,
         {name: fmean(terms[name] for terms in ranks) for name in TERMS},
         memory.tensors_mib,
-        reserve.bound_mib(memory.total_mib - memory.context_mib),
+        reserve.bound_mib(memory.total_mib - memory.context_mib, memory.working_mib),
         max(peaks_mib),
     )
 

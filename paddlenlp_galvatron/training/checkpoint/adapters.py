@@ -70,7 +70,7 @@ def stored_factors(shape: ModelShape, rank: int) -> Iterator[StoredFactor]:
 def base_identity(weights: HuggingFaceWeights | CheckpointWeights | None, seed: int) -> str:
     """Identity of a set of base weights, wherever they lie: of the files that are read. Raises UserError."""
     if weights is None:
-        return f"random, seed {seed}"
+        return f"random, seed {seed}, in tiles"  # how `SeededWeights` draws
     sums = ((file, LargeFile(file)) for file in weights.files)
     return " ".join(f"{file.name}:{large.size_bytes}:{large.checksum(BLOCKS):08x}" for file, large in sums)
 

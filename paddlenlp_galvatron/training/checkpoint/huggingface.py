@@ -69,8 +69,6 @@ def modules(shape: ModelShape) -> Iterator[Module]:
 class HuggingFaceWeights:
     """The weights of a directory, as a `runtime.weights.WeightSource`: only what is asked for is read, as fp32."""
 
-    from_files = True
-
     def __init__(self, folder: Path, shape: ModelShape):
         """Raises UserError: files are missing or broken, tensors missing, unknown or of another shape, or the directory
         holds another model."""
@@ -110,10 +108,7 @@ class HuggingFaceWeights:
             stored = file.get_slice(weight.tensor)[tuple(real[::-1] if weight.transposed else real)]
         require_finite(stored, self._files[weight.tensor], weight.tensor)
         array: Array = np.ascontiguousarray(stored.T if weight.transposed else stored, np.float32)
-        if part.axis is None:
-            return array
-        start, stop = part.interval(part.axis, shape[part.axis])
-        return part.pad(array, stop - start)
+        return part.pad(array, shape)
 
 
 def read_shape(folder: Path) -> ModelShape:

@@ -24,7 +24,7 @@ from ...plan import ModelShape, Precision
 from ...runtime.collectives import broadcast
 from ...runtime.engine import Engine
 from ...runtime.groups import world_from_environment
-from ...runtime.paddle_private import next_rate
+from ...runtime.paddle_private import next_rate, state_of
 from ...runtime.units import Trainable
 from ...runtime.weights import WHOLE, Array, Slice
 from .huggingface import HuggingFaceWeights, require_same_model
@@ -155,21 +155,19 @@ def load(checkpoint: Checkpoint, engine: Engine, optimizer: Any) -> None:
     Raises BrokenCheckpoint, on the ranks that find it, when all have read; the state is good for nothing then.
     """
     stored = _ReadOnce(checkpoint)
-    state: dict[str, Any] = {}
     powers = checkpoint.index.optimizer
     for trainable in engine.trainables:
         with paddle.no_grad():
             paddle.assign(stored.tensor(trainable, WEIGHT), output=trainable.tensor)
             trainable.owner.publish(trainable.tensor)
             trainable.published()
-        if powers:
-            for moment in MOMENTS:
-                state[state_key(trainable, moment)] = stored.tensor(trainable, moment)
+            states = {kind: state_of(optimizer, trainable.tensor, kind) for kind in (*MOMENTS, *powers)}
+            for moment in MOMENTS if powers and states[MOMENTS[0]] is not None else ():
+                paddle.assign(stored.tensor(trainable, moment), output=states[moment])
             for power, value in powers.items():
-                state[state_key(trainable, power)] = paddle.to_tensor([value], "float32")
+                if states[power] is not None:
+                    states[power].set_value(np.array([value], np.float32))
     stored.require_whole()
-    if state:
-        optimizer.set_state_dict(state)
     if engine.scaler and checkpoint.index.loss_scale:
         engine.scaler.state = checkpoint.index.loss_scale
     engine.steps_done = checkpoint.step
@@ -179,8 +177,6 @@ def load(checkpoint: Checkpoint, engine: Engine, optimizer: Any) -> None:
 class CheckpointWeights:
     """The weights of a checkpoint, as a `runtime.weights.WeightSource`: only what is asked for is read."""
 
-    from_files = True
-
     def __init__(self, checkpoint: Checkpoint):
         self.checkpoint = checkpoint
         self.files = sorted(checkpoint.folder / stored.file for stored in checkpoint.index.files)
@@ -188,8 +184,7 @@ class CheckpointWeights:
 
     def __call__(self, name: str, shape: tuple[int, ...], part: Slice = WHOLE) -> Array:
         """Raises UserError: the checkpoint lacks numbers of the part."""
-        intervals = (part.interval(axis, length) for axis, length in enumerate(shape))
-        local = [stop - start for start, stop in intervals]
+        local = part.size(shape)
         array = np.zeros(math.prod(local), np.float32)
         self._stored.fill_part(WeightPiece(name, shape, part, 0, array.size), WEIGHT, array)
         require_finite(array, self.checkpoint.folder, name)

@@ -1,0 +1,65 @@
+"""The part that looks for memory that a later step takes from a GPU, or gives back: either waits for the whole device.
+
+Run as a program it is one rank of the training that is looked at. Other waits for the device are shown by NVIDIA's
+profiler alone (docs/en/gpus.md).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import paddle
+
+from ...launch.gpus import all_kernels
+from ...launch.processes import launch
+from ...runtime import device
+from ...runtime.adapters import load_family
+from ...runtime.engine import Engine
+from ...runtime.groups import run_as_rank, start_world
+from ..findings import Finding
+from ..parity.parity import batch_of
+from .parity import waiting_cases
+from .setting import Setting
+
+SETTLED, LOOKED_AT = 2, 4  # steps: after the second, no more memory should be taken
+
+
+def waits(setting: Setting) -> Iterator[Finding]:
+    """Memory that Paddle's allocator has of the device, before and after some steps, and its peak in between."""
+    if not setting.on_gpus:
+        yield setting.left_out("memory that a later step takes", "on CPUs nothing waits for it")
+        return
+    names = [named.name for named in waiting_cases(setting.ranks)]
+    words = [str(setting.folder), str(setting.ranks)]
+    how = setting.ranks, setting.folder, setting.launch_s
+    launch(f"{__package__}.waits", words, *how, device=setting.device, variables=all_kernels(True, True))
+    ranks = [json.loads((setting.folder / f"{rank}.json").read_text()) for rank in range(setting.ranks)]
+    for name, *rows in zip(names, *ranks, strict=True):
+        moved = max(max(row) - min(row) for row in rows)
+        yield setting.found(name, moved == 0, f"{moved / 2**20:.1f} MiB taken or given back after step {SETTLED}")
+
+
+def main() -> None:
+    folder, found = Path(sys.argv[1]), []
+    rank, _ = start_world()
+    for named in waiting_cases(int(sys.argv[2])):
+        case = replace(named.case, steps=SETTLED + LOOKED_AT)
+        engine = Engine(case.plan, case.shape, load_family(case.shape.family), case.seq_length)
+        optimizer = case.recipe.build(engine.tensors, engine.decaying)
+        for step in range(case.steps):
+            if step == SETTLED:
+                paddle.device.cuda.reset_max_memory_reserved()
+                held = [device.reserved_mib()]
+            engine.forward_backward(batch_of(case, step))
+            engine.update(optimizer, 1.0)
+        found.append([round(2**20 * mib) for mib in (*held, device.reserved_mib(), device.reserved_peak_mib())])
+        device.release()
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    run_as_rank(main)
