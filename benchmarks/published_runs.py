@@ -87,7 +87,7 @@ def errors(rows: Sequence[dict[str, Any]]) -> dict[str, float | int | None]:
     }
 
 
-LONG = 8192  # tokens of a sample above which attention's kernel decides
+LONG = 8192  # sequence length above which attention's kernel decides
 
 
 def by_source(rows: Sequence[dict[str, Any]]) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 Regularized least squares in the numbers' logarithms, from the sheet's figures. Leave-one-out decides which numbers are
 free: one after the other, the one by which each run is predicted best from the others, as long as that helps. All other
-numbers keep the sheet's figures. Of a single run, the one is free on which it depends most.
+numbers keep the sheet's figures. A single run frees the number on which it depends most.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class MeasuredRun:
     imbalance: float = IMBALANCE  # of experts, as `CostOptions` has it
     kernels: ExpertKernels = GROUPED
     document_tokens: float | None = None  # of packed rows, as `Task` has it
-    stack: Stack | None = None  # that trained; None: the sheet's
+    stack: Stack | None = None  # the software; None: the sheet's
     sharding_group: int | None = None  # as `CostOptions` has it
     attention_speed: float = 1.0  # of its attention kernel, over that of the sheet's
     network: float | None = None  # GB/s a direction of its nodes; None: the sheet's
