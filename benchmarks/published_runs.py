@@ -1,10 +1,12 @@
 """The analytic path beside published runs: step time and memory from shapes and a data sheet.
 
-    python benchmarks/published_runs.py CSV... [--calibrate CSV] [--json]
+    python benchmarks/published_runs.py CSV... [--calibrate CSV] [--set SOURCE:COLUMN=VALUE]... [--json]
 
 Each row of a table (benchmarks/published_runs/*.csv, or of the same columns) is predicted and printed beside what was
-measured; rows that need what the planner does not have are named. `--calibrate`: rows of the same shape, from which
-the numbers of their device's data sheet are fitted first. The last line is JSON: rows and errors, as shares of 1.
+measured, and in short by source; rows that need what the planner does not have are named. `--calibrate`: rows of the
+same shape, from which the numbers of their device's data sheet are fitted first. `--set`: what the rows of a source, by
+the beginning of its name, have in a column that the file lacks, such as NVIDIA:stack=transformer-engine. The last line
+is JSON: rows and errors, as shares of 1.
 """
 
 from __future__ import annotations
@@ -14,16 +16,16 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from math import log
+from math import ceil, log
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.check.calibration.fit import ROOM, MeasuredRun, calibrate, expected
-from paddlenlp_galvatron.check.calibration.sources import read_table
+from paddlenlp_galvatron.check.calibration.tables import read_table
 from paddlenlp_galvatron.check.validation.accuracy import kendall
-from paddlenlp_galvatron.profiles.data_sheet import DataSheet, load_data_sheet
+from paddlenlp_galvatron.profiles.data_sheet import DataSheet, Stack, load_data_sheet
 
 GIB_MIB = 1024.0
 
@@ -38,6 +40,8 @@ def told(run: MeasuredRun, sheet: DataSheet) -> dict[str, Any]:
         "source": run.source,
         "model": run.shape.name,
         "device": sheet.name,
+        "stack": run.stack or sheet.stack,
+        "tokens": plan.assumed.seq_length,
         "gpus": plan.world_size,
         "tp": plan.layers[0].tp,
         "pp": plan.pipeline,
@@ -81,6 +85,34 @@ def errors(rows: Sequence[dict[str, Any]]) -> dict[str, float | int | None]:
         "regret_with_offload": regret(rows),
         "kendall_tau": kendall([(row["predicted_step_s"], row["step_s"]) for row in rows]),
     }
+
+
+LONG = 8192  # sequence length above which attention's kernel decides
+
+
+def by_source(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """In short, as Markdown: mean error of steps, the 90th percentile and the largest, of memory the mean."""
+    groups = {
+        (source, device): [row for row in rows if (row["source"], row["device"]) == (source, device)]
+        for source, device in dict.fromkeys((row["source"], row["device"]) for row in rows)
+    }
+    nvidia = [row for row in rows if row["stack"] == Stack.TRANSFORMER_ENGINE]
+    groups["all with Transformer Engine", "-"] = nvidia
+    groups[f"all others, at most {LONG:,} tokens", "-"] = [
+        row for row in rows if row not in nvidia and row["tokens"] <= LONG
+    ]
+    groups[f"all others, more than {LONG:,} tokens", "-"] = [
+        row for row in rows if row not in nvidia and row["tokens"] > LONG
+    ]
+    yield "| source | device | rows | step: mean | 9 of 10 within | largest | allocated: mean |"
+    yield "|---|---|---|---|---|---|---|"
+    for (source, device), own in groups.items():
+        if not own:
+            continue
+        steps = sorted(abs(row["step_error"]) for row in own)
+        within, found = steps[ceil(0.9 * len(steps)) - 1], errors(own)
+        memory = "-" if found["allocated_mean"] is None else f"{found['allocated_mean']:.1%}"
+        yield f"| {source} | {device} | {len(own)} | {fmean(steps):.1%} | {within:.1%} | {steps[-1]:.1%} | {memory} |"
 
 
 BUDGETS_GIB = (57, 50, 45, 40, 35, 30, 25, 22)
@@ -177,20 +209,28 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", metavar="CSV", nargs="+", type=Path)
     parser.add_argument("--calibrate", metavar="CSV", type=Path, help="rows to calibrate from, at best others")
+    parser.add_argument("--set", metavar="SOURCE:COLUMN=VALUE", action="append", default=[], help="a column it lacks")
     parser.add_argument("--json", action="store_true", help="only the line of JSON")
     parser.add_argument("--svg", metavar="FILE", type=Path, help="also draw predicted against measured values")
     asked = parser.parse_args()
     try:
-        found = [read_table(path) for path in asked.tables]
+        settings: dict[str, dict[str, str]] = {}
+        for words in asked.set:
+            source, _, setting = words.partition(":")
+            column, _, value = setting.partition("=")
+            settings.setdefault(source, {})[column] = value
+        found = [read_table(path, settings) for path in asked.tables]
         sheets: dict[str, DataSheet] = {}
         if asked.calibrate:
-            if not (runs := read_table(asked.calibrate).runs):
+            if not (runs := read_table(asked.calibrate, settings).runs):
                 raise UserError(f"{asked.calibrate}: has no row that can be predicted and calibrated from")
             for device in dict.fromkeys(run.device for run in runs):
                 fitted = calibrate([run for run in runs if run.device == device], load_data_sheet(device))
-                sheets[device] = fitted.sheet
+                if not fitted.refusal:
+                    sheets[device] = fitted.sheet
                 if not asked.json:
-                    print("\n".join([f"{device}, calibrated from {len(runs)} runs:", *fitted.lines(), ""]))
+                    lines = [fitted.refusal] if fitted.refusal else fitted.lines()
+                    print("\n".join([f"{device}, calibrated from {len(runs)} runs:", *lines, ""]))
         rows = [
             told(run, sheets.get(run.device) or load_data_sheet(run.device)) for table in found for run in table.runs
         ]
@@ -204,6 +244,7 @@ def main() -> int:
     if not asked.json:
         for line in table(rows):
             print(line)
+        print("", *by_source(rows), sep="\n")
         print(f"\n{len(rows)} rows; {len(skipped)} left out" + (":" if skipped else ""))
         for row in skipped:
             print(f"  {row['name']}: needs {row['needs']}")

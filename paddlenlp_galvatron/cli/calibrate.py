@@ -56,6 +56,8 @@ def calibrate(values: dict[str, Any], json: bool) -> None:
     if not devices:
         raise UserError("runs: none that can be priced; give a log, a validation.json or a table with other rows")
     found = fitted(runs, load_data_sheet(devices.pop()))
+    if found.refusal:
+        raise UserError(found.refusal)
     write_text(options.output, found.sheet.model_dump_json(indent=2, exclude_none=True) + "\n")
     if json:
         errors = {"before": found.before, "after": found.after, "each_from_the_others": found.apart}

@@ -75,7 +75,7 @@ class LayerPrices(ExpertPrices):
         share = self._share(placed, setting)
         points, passes, room = self._recomputed(placed, strategy.recompute, setting)
         where = setting.stage_size, setting.pipeline, setting.layer_type
-        weights = self._weight_times(placed, strategy.dp_type, *where)
+        weights = self._weight_times(placed, self._reduced_as(strategy.dp_type), *where)
         timed = CallTimes(points.forward_ms, points.backward_ms, *weights[2:])
         passes = passes.launched(self.times.profile.launch, timed.forward_ms + timed.backward_ms)
         sharding = share.mesh.degree(*SHARDING)
@@ -201,7 +201,9 @@ class LayerPrices(ExpertPrices):
         model = self.models[setting.layer_type]
         calls = point_calls(model, placed, setting, block_points(model), again)
         weights = layer_weights(model, placed.tp)
-        return self.call_times(calls, placed.mesh(setting.stage_size), setting.pipeline, weights)
+        times = self.call_times(calls, placed.mesh(setting.stage_size), setting.pipeline, weights)
+        slower = self.network.tensor_slowdown(setting.pipeline) if placed.tp > 1 else 1.0
+        return times._replace(forward_ms=slower * times.forward_ms, backward_ms=slower * times.backward_ms)
 
     @once
     def _partly(self, recompute: Recompute, tp: int, layer_type: int) -> Partly:

@@ -339,7 +339,8 @@ class CostModel(LayerPrices):
             peak = max(peak, kept + made_mib + self._token_bytes(samples, last) / split / MIB)
         late = self._late(role)
         room = Room(kept, peak - kept, begins=pipeline > 1, sent=0.0 if role == "first" else 1 - late)
-        timed = self.call_times(self._vocab_calls(vocab, role, *settings), mesh, pipeline, held)
+        reduced = replace(vocab, dp_type=self._reduced_as(vocab.dp_type))
+        timed = self.call_times(self._vocab_calls(reduced, role, *settings), mesh, pipeline, held)
         sharding = mesh.degree(*SHARDING)
         cost = self.module_cost(vocab.dp_type, sharding, settings[0], timed, passes, held, room, several_matrices=False)
         fixed_mib = self._constants_mib

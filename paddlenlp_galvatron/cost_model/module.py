@@ -14,12 +14,13 @@ from functools import wraps
 from typing import Any, NamedTuple, TypeVar
 
 from ..model import ModelShape
+from ..plan.comm_points import Collective
 from ..plan.mesh import Mesh
 from ..plan.strategy import JOINED_NUMBERS, Assumptions, DataParallel
 from ..profiles.computation import PassTimes
 from ..profiles.compute_time import ComputeTimes
 from ..profiles.memory_use import MemoryUse
-from ..profiles.network import Network
+from ..profiles.network import Network, Place
 from .collectives import Calls, CallTimes, Setting
 from .costs import CostOptions, LayerCost, PartMemory, States, Task, Terms, Update, Workspace
 from .weights import MIB, MOMENT_BYTES, StateBytes, Weights
@@ -79,6 +80,10 @@ class ModulePrices:
         where = stage_size, micro_batch, several, pipeline
         return Setting(*where, self.seqs[layer_type], self.assumed, states, layer_type)
 
+    def _reduced_as(self, dp_type: DataParallel) -> DataParallel:
+        """How gradients are reduced: as of whole states, where a smaller group shares them."""
+        return DataParallel.DDP if self.options.sharding_group and dp_type is DataParallel.ZERO2 else dp_type
+
     def call_times(self, calls: Calls, mesh: Mesh, pipeline: int, weights: Weights) -> CallTimes:
         """How long a module's collectives take."""
         return CallTimes.of(calls, mesh, pipeline, weights.copies, self.network, self.gpus_per_node)
@@ -96,7 +101,11 @@ class ModulePrices:
     ) -> LayerCost:
         """Cost of a module whose matrices, one or several, are shared by `sharding` ranks. `passes`: with the recompute
         that the strategy has."""
-        again_ms = passes.recompute_ms or 0.0
+        again_ms, publish_ms = passes.recompute_ms or 0.0, calls.publish_ms
+        if (group := self.options.sharding_group) and dp_type is DataParallel.ZERO2 and group < sharding:
+            sharding = group
+            updated_mib = weights.matrices * setting.states.weight / MIB
+            publish_ms += self.network.collective_ms(Collective.ALL_GATHER, Place(group), updated_mib)
         compute_ms = passes.backward_ms + again_ms
         gathers, reductions = calls.gather_backward, calls.reduce
         forward = calls.gather_forward.with_compute(passes.forward_ms)
@@ -123,7 +132,7 @@ class ModulePrices:
             reductions.ms - reduce_ms,
             not self.assumed.async_grad_reduce,
             calls.finish_ms,
-            calls.publish_ms,
+            publish_ms,
             optimizer_ms,
         )
         return LayerCost.of(terms, room.activation_mib, workspace, memory)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from enum import StrEnum
 from functools import cache
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from ..base.errors import UserError, plain_fault
 from ..base.limits import Positive, Ranks
@@ -47,14 +48,25 @@ class Figure(BaseModel):
     checked: str = Field(min_length=1, description="a second source that agrees, or that there is none")
 
 
-LAUNCH = Figure(
-    value=8,
-    unit="µs a call",
-    source="assumed: Python, Paddle's dispatch and CUDA's launch together",
-    checked="no: benchmarks/python_per_layer.py finds 10 to 20 µs on CPUs, kernels of 8 tokens included",
-)
+class Stack(StrEnum):
+    """Software that trains."""
+
+    PADDLE = "paddle"  # ours
+    PYTORCH = "pytorch"  # PyTorch without compilation; Megatron-LM before Transformer Engine
+    TRANSFORMER_ENGINE = "transformer-engine"  # NVIDIA's layers on PyTorch, as NeMo and Megatron-Bridge have them
 
 
+LAUNCH = {
+    Stack.PADDLE: Figure(
+        value=32,
+        unit="µs a call",
+        source="PaddleFleet's Qwen3-8B on 8 H800 at tp 8, the only rows in which hosts are slower than devices: 6.0 ms "
+        "a layer with recompute, 3.6 without",
+        checked="10 to 20 µs for this project's layers on CPUs (benchmarks/python_per_layer.py)",
+    ),
+    Stack.PYTORCH: Figure(value=8, unit="µs a call", source="assumed: Python and CUDA's launch together", checked="no"),
+    Stack.TRANSFORMER_ENGINE: Figure(value=8, unit="µs a call", source="as PyTorch", checked="no"),
+}
 HOST = Figure(
     value=20,
     unit="GB/s a direction and GPU",
@@ -72,6 +84,17 @@ START = Figure(
     value=10, unit="µs", source="PaddleFleet's profile of H800", checked="no: give the figure of your device"
 )
 
+
+class Spread(BaseModel):
+    """Speed of published runs over that predicted from the sheet, whatever their software: 8 of 10 are between."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    low: float = Field(gt=0, allow_inf_nan=False)
+    high: float = Field(gt=0, allow_inf_nan=False)
+    runs: int = Field(ge=1)
+
+
 RECEIVE = Figure(
     value=1.03,
     unit="ratio",
@@ -79,6 +102,12 @@ RECEIVE = Figure(
     checked="no: gpu-check's part beside tells it",
 )
 
+TENSOR = Figure(
+    value=1,
+    unit="ratio",
+    source="assumed: a pipeline does not slow them down",
+    checked="published runs of Qwen3-8B on H800 with tp 2 ask for 1.6 with two stages and 1.3 with four, of tp 4 for 1",
+)
 HALF_RANKS = Figure(
     value=256,
     unit="ranks",
@@ -96,6 +125,10 @@ class DataSheet(BaseModel):
     device: str = Field(min_length=1, description="name of the device, as its driver has it if possible")
     drivers: tuple[str, ...] = Field((), description="further full names that drivers give this very device")
     gpus_per_node: Ranks
+    stack: Stack = Field(Stack.PADDLE, description="software whose speed the figures are")
+    stacks: dict[Stack, dict[str, Figure]] = Field(
+        {}, description="figures that other software reaches, by their names"
+    )
     memory: Figure = Field(description="GiB of a device")
     matmul_16bit: Figure = Field(description="peak of bf16 and fp16 matrix products, TFLOP/s")
     matmul_fp32: Figure = Field(description="peak of fp32 matrix products, TFLOP/s")
@@ -115,7 +148,33 @@ class DataSheet(BaseModel):
     host_link: Figure = Field(HOST, description="GB/s a direction between a device and its host's memory")
     overlap_coe: Figure = Field(description="how much slower compute and communication run side by side")
     receive_coe: Figure = Field(RECEIVE, description="how much slower a pipeline's passes run beside a posted receive")
-    launch: Figure = Field(LAUNCH, description="µs of the host for one call into Paddle that starts a kernel")
+    tensor_in_pipeline: Figure = Field(
+        TENSOR, description="how many times as long collectives of tensor parallelism take in a pipeline"
+    )
+    published: Spread | None = Field(None, description="how fast published runs are; unset: none is known")
+    launch: Figure = Field(description="µs of the host for one call that starts a kernel; unset: as the stack takes")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_its_stack(cls, given: object) -> object:
+        if not isinstance(given, dict):
+            return given
+        stack = given.get("stack")
+        return {"launch": LAUNCH[Stack(stack) if stack in list(Stack) else Stack.PADDLE], **given}
+
+    @field_validator("stacks")
+    @classmethod
+    def _known(cls, stacks: dict[Stack, dict[str, Figure]]) -> dict[Stack, dict[str, Figure]]:
+        figures = {name for name, field in cls.model_fields.items() if field.annotation in (Figure, Figure | None)}
+        if unknown := {name for reached in stacks.values() for name in reached} - figures:
+            raise ValueError(f"{', '.join(sorted(unknown))}: no figure of a data sheet")
+        return stacks
+
+    def with_stack(self, stack: Stack | None) -> DataSheet:
+        """The same node under other software; None: the sheet's own."""
+        if stack in (None, self.stack):
+            return self
+        return self.model_copy(update={"stack": stack, "launch": LAUNCH[stack], **self.stacks.get(stack, {})})
 
     @field_validator("*")
     @classmethod

@@ -15,6 +15,7 @@ from ..plan.strategy import Load, Plan, load_summary
 from ..planner.fit import MORE_GIB, TOKENS, Fit, FitOptions
 from ..planner.hints import Hint
 from ..planner.result import Job
+from ..profiles.data_sheet import load_data_sheet
 from ..profiles.reserve import GIB_MIB
 from .search import hint_line
 
@@ -83,6 +84,13 @@ def explain(
     )
     if load := _load(shape, options):
         yield str(load)
+    for own in devices.values():
+        sheet = own[0].question.options.device
+        if sheet and (spread := load_data_sheet(sheet).published):
+            yield (
+                f"published runs on {own[0].device.name} reach {spread.low:.2g} to {spread.high:.2g} of these speeds "
+                f"(8 of 10 of {spread.runs}, any software)"
+            )
     told = rows(found, shape, options)
     several = len(devices) > 1
     first = ("device", "GPUs") if several else ("GPUs",)

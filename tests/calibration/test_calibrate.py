@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from paddlenlp_galvatron.check.calibration.fit import MeasuredRun, calibrate, expected
-from paddlenlp_galvatron.check.calibration.sources import read_table
+from paddlenlp_galvatron.check.calibration.tables import read_table
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.plan import Assumptions, ModelShape, Precision, load_model, uniform_plan, write_plan
 from paddlenlp_galvatron.plan.file import plan_to_dict
@@ -20,8 +20,8 @@ H800 = load_data_sheet("h800")
 SHAPE = load_model("qwen3-8b")
 # Long samples and whole weights ask for products, messages of eight ranks for links. Of short samples most of the time
 # goes by adding up gradients, in memory; with a slow host and split weights by waiting for it.
-LAYOUTS = [(1, 4096, 4), (8, 4096, 4)]  # tp, tokens of a sample, samples of a rank
-IN_MEMORY, FOR_THE_HOST = (1, 128, 1), (4, 128, 2)
+LAYOUTS = [(1, 4096, 4), (8, 4096, 4), (1, 4096, 2), (8, 4096, 2)]  # tp, tokens of a sample, samples of a rank
+IN_MEMORY, FOR_THE_HOST, LONG = [(1, 512, 1), (1, 640, 1)], [(4, 128, 2), (8, 128, 2)], [(1, 32768, 1), (2, 32768, 1)]
 
 
 def cluster(sheet: DataSheet = H800, **numbers: float) -> DataSheet:
@@ -49,15 +49,18 @@ def run_of(sheet: DataSheet, tp: int, seq: int, samples: int, shape: ModelShape 
         ("h800", FOR_THE_HOST, {"matmul_efficiency": 0.66, "link_efficiency": 0.86, "launch": 45.0}),
         ("a100", IN_MEMORY, {"matmul_efficiency": 0.62, "memory_efficiency": 0.64}),
         ("a100", IN_MEMORY, {"matmul_efficiency": 0.76, "memory_efficiency": 0.76}),
+        ("a100", LONG, {"matmul_efficiency": 0.76, "attention_efficiency": 0.3}),
     ],
 )
-def test_the_numbers_of_a_made_up_cluster_are_found_from_three_runs(device, third, numbers):
+def test_the_numbers_of_a_made_up_cluster_are_found_from_two_runs_for_each(device, third, numbers):
     sheet = load_data_sheet(device)
     true = cluster(sheet, **numbers)
-    found = calibrate([run_of(true, *layout) for layout in (*LAYOUTS, third)], sheet)
-    assert {number.name for number in found.numbers if number.determined} == set(numbers)
-    for name, value in numbers.items():
-        assert getattr(found.sheet, name).value == pytest.approx(value, rel=0.02), name
+    found = calibrate([run_of(true, *layout) for layout in (*LAYOUTS, *third)], sheet)
+    assert found.refusal is None
+    assert {number.name for number in found.numbers if number.determined} >= set(numbers)
+    for number in found.numbers:
+        asked = number.name in numbers
+        assert number.after == pytest.approx(getattr(true, number.name).value, rel=0.03 if asked else 0.1), number
     assert found.sheet.network_efficiency.value == sheet.network_efficiency.value  # of which one node tells nothing
     assert max(map(abs, found.after)) < 0.01 < max(map(abs, found.before))
     other = run_of(true, 2, 4096, 1, pp_deg=2)
@@ -65,10 +68,29 @@ def test_the_numbers_of_a_made_up_cluster_are_found_from_three_runs(device, thir
     assert after < 0.01 and after < before
 
 
+@pytest.mark.parametrize("numbers", [{}, {"matmul_efficiency": 0.55}])
+def test_a_sheet_that_explains_the_left_out_runs_no_better_is_refused(numbers):
+    """Runs that contradict each other: one of them half as fast, for a reason that no number has."""
+    first, second, *_ = (run_of(cluster(**numbers), *layout) for layout in LAYOUTS)
+    found = calibrate([replace(first, step_s=2 * first.step_s), replace(first, step_s=first.step_s / 2), second], H800)
+    assert found.refusal and "keep" in found.refusal
+
+
+def test_a_long_sample_tells_of_attention_and_not_of_how_products_begin():
+    """One of 32k tokens among three: a slow attention is found as such."""
+    true = cluster(attention_efficiency=0.16)
+    runs = [run_of(true, *layout) for layout in ((1, 4096, 4), (1, 16384, 1), (1, 32768, 1))]
+    found = calibrate(runs, H800)
+    assert found.sheet.attention_efficiency.value == pytest.approx(0.16, rel=0.1)
+    assert found.sheet.product_start.value == pytest.approx(H800.product_start.value, rel=0.1)
+    other = run_of(true, 2, 32768, 1)
+    assert abs(expected(other, found.sheet).step_s / other.step_s - 1) < 0.02
+
+
 def test_one_run_already_helps():
     true = cluster(matmul_efficiency=0.5)
     found = calibrate([run_of(true, 1, 4096, 4)], H800)
-    assert not found.apart and abs(found.after[0]) < 0.02
+    assert not found.apart and abs(found.after[0]) < 0.05
     for layout in ((2, 4096, 2), (4, 2048, 4)):
         other = run_of(true, *layout)
         before, after = (abs(expected(other, sheet).step_s / other.step_s - 1) for sheet in (H800, found.sheet))

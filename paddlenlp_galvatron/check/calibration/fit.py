@@ -1,7 +1,8 @@
 """Predicts measured runs from a data sheet, and fits its few physical numbers to them.
 
-Regularized least squares in the numbers' logarithms: each starts at the sheet's figure and moves only as far as the
-runs' step times demand, so that a number on which no run depends stays where it was, and one run already helps.
+Regularized least squares in the numbers' logarithms, from the sheet's figures. Leave-one-out decides which numbers are
+free: one after the other, the one by which each run is predicted best from the others, as long as that helps. All other
+numbers keep the sheet's figures. A single run frees the number on which it depends most.
 """
 
 from __future__ import annotations
@@ -20,22 +21,28 @@ from ...cost_model.costs import IMBALANCE
 from ...model import ModelShape
 from ...plan import Plan
 from ...profiles.analytic import GROUPED, ExpertKernels
-from ...profiles.data_sheet import DataSheet, Figure
+from ...profiles.data_sheet import DataSheet, Figure, Stack
 from ...profiles.reserve import MOST_ALLOCATOR
 
-# Fitted numbers and their prior errors: standard deviations of the logarithm.
+# Numbers that may be fitted, and their prior errors: standard deviations of the logarithm.
 EXPECTED = {
     "matmul_efficiency": 0.15,
+    "attention_efficiency": 0.3,
     "memory_efficiency": 0.15,
     "link_efficiency": 0.15,
     "network_efficiency": 0.3,
     "product_start": 0.5,
     "launch": 0.5,
     "host_link": 0.3,
+    "overlap_coe": 0.15,
+    "tensor_in_pipeline": 0.15,
 }
-SHARES = ("matmul_efficiency", "memory_efficiency", "link_efficiency", "network_efficiency")  # of a peak: at most 1
-NOISE = 0.02  # of a measured step beside the best prediction, standard deviation: as over the published runs
-DETERMINED = 0.5  # a number whose deviation the runs have brought below this share of EXPECTED is determined by them
+COEFFICIENTS = ("overlap_coe", "tensor_in_pipeline")  # at least 1
+SHARES = tuple(name for name in EXPECTED if name.endswith("efficiency"))  # of a peak: at most 1
+# Of a measured step beside the best prediction, standard deviation: as of published runs of other software; and as of
+# runs that the prices explain exactly, taken where leave-one-out is off by less than the share EXACTLY of before.
+NOISE, LITTLE_NOISE, EXACTLY = 0.08, 0.01, 0.2
+FREES = 0.9  # a number is free if the runs are off by less than this share of before, each predicted from the others
 STEPS, STEP = 12, 1e-3  # of Gauss and Newton, and of the logarithm for slopes
 ROOM = 0.9  # of a card: an allocator that held more may have taken it because it was there
 LONGEST = 300  # characters of a source
@@ -62,6 +69,10 @@ class MeasuredRun:
     imbalance: float = IMBALANCE  # of experts, as `CostOptions` has it
     kernels: ExpertKernels = GROUPED
     document_tokens: float | None = None  # of packed rows, as `Task` has it
+    stack: Stack | None = None  # the software; None: the sheet's
+    sharding_group: int | None = None  # as `CostOptions` has it
+    attention_speed: float = 1.0  # of its attention kernel, over that of the sheet's
+    network: float | None = None  # GB/s a direction of its nodes; None: the sheet's
 
 
 class Expected(NamedTuple):
@@ -75,9 +86,10 @@ class Expected(NamedTuple):
 
 def cost_of(run: MeasuredRun, sheet: DataSheet) -> CostModel:
     """Prices of its model on nodes of this sheet."""
-    if not run.ours:
-        alone = sheet.receive_coe.model_copy(update={"value": 1.0})
-        sheet = sheet.model_copy(update={"receive_coe": alone})
+    sheet = sheet.with_stack(run.stack)
+    attention = sheet.attention_efficiency.value * run.attention_speed
+    own = {"attention_efficiency": attention, "network": run.network or sheet.network.value}
+    sheet = _with(sheet, own if run.ours else own | {"receive_coe": 1.0})
     per_node = min(run.plan.world_size, sheet.gpus_per_node)
     return derive(
         run.shape,
@@ -90,6 +102,7 @@ def cost_of(run: MeasuredRun, sheet: DataSheet) -> CostModel:
             imbalance=run.imbalance,
             imbalance_bound=run.imbalance,
             kernels=run.kernels,
+            sharding_group=run.sharding_group,
             task=Task(run.adapter_rank, document_tokens=run.document_tokens),
         ),
         run.kept_bytes,
@@ -131,16 +144,31 @@ class Calibration:
     after: tuple[float, ...]
     apart: tuple[float, ...]  # the same of each run, calibrated from the others alone; empty: there is one run
 
+    @property
+    def refusal(self) -> str | None:
+        """Why the sheet is no better than the one that was given; None: it is."""
+        before, after = _mean(self.before), _mean(self.after)
+        if not any(number.determined for number in self.numbers):
+            return f"runs: they change no number of {self.sheet.name}, which is off by {before:.1%}; keep that sheet"
+        if after > before:
+            return f"runs: off by {after:.1%} on average once fitted, by {before:.1%} before; keep {self.sheet.name}"
+        if self.apart and (left_out := _mean(self.apart)) > before:
+            return (
+                f"runs: each predicted from the others is off by {left_out:.1%} on average, by {before:.1%} before; "
+                f"keep {self.sheet.name}, or give more runs"
+            )
+        return None
+
     def lines(self) -> Iterator[str]:
         """For people."""
         for number in self.numbers:
-            how = "determined by the runs" if number.determined else "kept close to its default"
+            how = "determined by the runs" if number.determined else "kept"
             yield f"{number.name:20s} {number.before:.4g} -> {number.after:.4g}  {how}"
         for run, before, after in zip(self.runs, self.before, self.after, strict=True):
             yield f"{run.name}: step {run.step_s:.4g} s, error {before:+.1%} -> {after:+.1%}"
         if self.apart:
-            each = [abs(error) for error in self.apart]
-            yield f"each run predicted from the others: off by {fmean(each):.1%} on average, {max(each):.1%} at most"
+            most = max(map(abs, self.apart))
+            yield f"each run predicted from the others: off by {_mean(self.apart):.1%} on average, {most:.1%} at most"
         if (worst := max(map(abs, self.after))) > UNLIKE:
             yield f"trust it little: it explains the runs only within {worst:.0%}, the device is unlike the sheet's"
         else:
@@ -167,51 +195,111 @@ def calibrate(runs: Sequence[MeasuredRun], sheet: DataSheet) -> Calibration:
     """The sheet that explains the runs. Raises UserError where there is none, or a plan cannot be priced."""
     if not runs:
         raise UserError("runs: none that can be priced; give a log, a validation.json or a table with other rows")
-    fitted, determined = _fitted(runs, sheet)
+    stacks = {run.stack or sheet.stack for run in runs}
+    if len(stacks) > 1:
+        raise UserError(f"stack: the runs are of {', '.join(sorted(stacks))}; give those of one alone")
+    sheet = sheet.with_stack(*stacks)
+    names = [name for name in EXPECTED if name != "host_link" or any(run.offload_optimizer for run in runs)]
+    found = _fitted(runs, sheet, names)
     share = _allocator(runs, sheet.memory.value * 1024)
     source = f"calibrated from {len(runs)} runs: {', '.join(dict.fromkeys(run.name for run in runs))}"[:LONGEST]
-    figures = {
-        name: _figure(getattr(sheet, name), value, source if determined[name] else f"{source}; they hardly tell it")
-        for name, value in fitted.items()
-    }
+    figures = {name: _figure(getattr(sheet, name), value, source) for name, value in found.values.items()}
     if share is not None:
         figures["allocator"] = Figure(value=share, unit="ratio", source=source, checked="the most of these runs")
-    result = sheet.model_copy(update=figures)
-    numbers = [Number(name, getattr(sheet, name).value, value, determined[name]) for name, value in fitted.items()]
+    numbers = [
+        Number(name, before := getattr(sheet, name).value, found.values.get(name, before), name in found.values)
+        for name in names
+    ]
     if share is not None:
         numbers.append(Number("allocator", MOST_ALLOCATOR, share, True))
-    apart = []
-    for run in runs if len(runs) > 1 else ():
-        others = [other for other in runs if other is not run]
-        apart.append(_error(run, _with(sheet, _fitted(others, sheet)[0])))
+    result = sheet.model_copy(update={**figures, "published": None})
     before, after = (tuple(_error(run, one) for run in runs) for one in (sheet, result))
-    return Calibration(result, tuple(numbers), tuple(runs), before, after, tuple(apart))
+    return Calibration(result, tuple(numbers), tuple(runs), before, after, found.apart)
 
 
-def _fitted(runs: Sequence[MeasuredRun], sheet: DataSheet) -> tuple[dict[str, float], dict[str, bool]]:
-    """Numbers that a step depends on, and whether the runs determine each."""
-    names = [name for name in EXPECTED if name != "host_link" or any(run.offload_optimizer for run in runs)]
-    start = np.log([getattr(sheet, name).value for name in names])
-    deviations = np.array([EXPECTED[name] for name in names])
-    limits = np.array([0.0 if name in SHARES else np.inf for name in names])
+class _Problem(NamedTuple):
+    """How far each run's prediction is off, and how that depends on some numbers; all in logarithms."""
 
-    def misses(at: NDArray[np.float64]) -> NDArray[np.float64]:
-        there = _with(sheet, dict(zip(names, np.exp(at), strict=True)))
-        return np.log([expected(run, there).step_s / run.step_s for run in runs])
+    missed: NDArray[np.float64]
+    slopes: NDArray[np.float64]  # of each run by each number
+    deviations: NDArray[np.float64]  # of the numbers
+    noise: float = NOISE  # of the runs
 
-    at, curvature = start.copy(), np.diag(deviations**-2)
-    for _ in range(STEPS):
+    def having(self, some: Sequence[int]) -> _Problem:
+        """The same with some of its numbers."""
+        return self._replace(slopes=self.slopes[:, some], deviations=self.deviations[some])
+
+    @property
+    def curvature(self) -> NDArray[np.float64]:
+        prior: NDArray[np.float64] = np.diag(self.deviations**-2)
+        return prior + self.slopes.T @ self.slopes / self.noise**2
+
+    def apart(self, moved: NDArray[np.float64]) -> NDArray[np.float64]:
+        """How far each run is off if it is predicted from the others, whose numbers have `moved` so far: by the
+        leverage of each, as of any regularized least squares."""
+        gain = -np.linalg.solve(self.curvature, self.slopes.T / self.noise**2)
+        step = gain @ (self.missed - self.slopes @ moved) - moved
+        leverage = -np.einsum("rn,nr->r", self.slopes, gain)
+        left: NDArray[np.float64] = (self.missed + self.slopes @ step) / (1 - leverage)
+        return left
+
+    @property
+    def free(self) -> list[int]:
+        """The numbers that leave-one-out frees; of a single run, the one on which it depends most."""
+        count = len(self.deviations)
+        if len(self.missed) == 1:
+            return [int(np.abs(self.slopes[0] * self.deviations).argmax())]
+        chosen: list[int] = []
+        while more := [number for number in range(count) if number not in chosen]:
+            best = min(more, key=lambda number: self.off([*chosen, number]))
+            if self.off([*chosen, best]) > FREES * self.off(chosen):
+                break
+            chosen.append(best)
+        return sorted(chosen)
+
+    def off(self, some: list[int]) -> float:
+        """How far the runs are off, each predicted from the others by these numbers."""
+        return float(np.sqrt(np.mean(self.having(some).apart(np.zeros(len(some))) ** 2)))
+
+
+class _Fit(NamedTuple):
+    values: dict[str, float]  # of the free numbers
+    apart: tuple[float, ...]  # predicted / measured - 1 of each run from the others alone; empty: there is one run
+
+
+def _fitted(runs: Sequence[MeasuredRun], sheet: DataSheet, names: list[str]) -> _Fit:
+    """By Gauss and Newton."""
+    known = {name: getattr(sheet, name).value for name in names}
+
+    def problem(names: list[str], at: NDArray[np.float64], noise: float) -> _Problem:
+        def misses(at: NDArray[np.float64]) -> NDArray[np.float64]:
+            there = _with(sheet, dict(zip(names, np.exp(at), strict=True)))
+            return np.log([expected(run, there).step_s / run.step_s for run in runs])
+
         missed = misses(at)
-        slopes = np.array([(misses(at + STEP * one) - missed) / STEP for one in np.eye(len(names))]).T
-        curvature = np.diag(deviations**-2) + slopes.T @ slopes / NOISE**2
-        move = -np.linalg.solve(curvature, slopes.T @ missed / NOISE**2 + (at - start) / deviations**2)
+        slopes = [(misses(at + STEP * one) - missed) / STEP for one in np.eye(len(names))]
+        deviations = np.array([EXPECTED[name] for name in names])
+        return _Problem(missed, np.array(slopes).reshape(len(names), len(runs)).T, deviations, noise)
+
+    first = problem(names, np.log([known[name] for name in names]), NOISE)
+    free, noise = first.free, NOISE
+    if len(runs) > 1 and (exact := first._replace(noise=LITTLE_NOISE)).off(exact.free) < EXACTLY * first.off(free):
+        free, noise = exact.free, LITTLE_NOISE
+    names = [names[number] for number in free]
+    start = np.log([known[name] for name in names])
+    least = np.array([0.0 if name in COEFFICIENTS else -np.inf for name in names])
+    most = np.array([0.0 if name in SHARES else np.inf for name in names])
+    at, there = start.copy(), problem(names, start, noise)
+    for _ in range(STEPS if names else 0):
+        pull = there.slopes.T @ there.missed / noise**2 + (at - start) / there.deviations**2
+        move = -np.linalg.solve(there.curvature, pull)
         move *= min(1.0, LARGEST_MOVE / max(float(np.abs(move).max()), 1e-12))
-        at = np.minimum(at + move, limits)
-        if np.abs(move).max() < STEP / 10:
+        before, at = at, np.clip(at + move, least, most)
+        there = problem(names, at, noise)
+        if np.abs(at - before).max() < STEP / 10:
             break
-    left = np.sqrt(np.diag(np.linalg.inv(curvature))) / deviations
-    found = dict(zip(names, np.exp(at).tolist(), strict=True))
-    return found, {name: bool(share < DETERMINED) for name, share in zip(names, left, strict=True)}
+    apart = tuple(np.expm1(there.apart(at - start)).tolist()) if len(runs) > 1 else ()
+    return _Fit(dict(zip(names, np.exp(at).tolist(), strict=True)), apart)
 
 
 def _allocator(runs: Sequence[MeasuredRun], card_mib: float) -> float | None:
@@ -227,6 +315,10 @@ def _allocator(runs: Sequence[MeasuredRun], card_mib: float) -> float | None:
 
 def _error(run: MeasuredRun, sheet: DataSheet) -> float:
     return expected(run, sheet).step_s / run.step_s - 1
+
+
+def _mean(errors: Sequence[float]) -> float:
+    return fmean(map(abs, errors))
 
 
 def _with(sheet: DataSheet, values: dict[str, float]) -> DataSheet:
