@@ -29,14 +29,15 @@ class Reason(NamedTuple):
 ALLOWED = [
     Reason(
         "add subtract multiply divide div_scale floor_divide remainder scale clip cast pow rsqrt exp log sigmoid silu "
-        "equal not_equal less_than greater_equal logical_and where full full_like "
-        "pow_grad rsqrt_grad sigmoid_grad silu_grad",
+        "equal not_equal less_than greater_than greater_equal logical_and where full full_like logsigmoid relu "
+        "pow_grad rsqrt_grad sigmoid_grad silu_grad logsigmoid_grad relu_grad where_grad",
         "one launch of ElementwiseKernel or BroadcastKernel in the context's stream; the output of the allocator",
         {"gpu/where_kernel.cu": "02a5e4e0", "gpu/full_kernel.cu": "01e3d7c7", "gpu/scale_kernel.cu": "00816fcb"}
-        | {"gpu/cast_kernel.cu": "04fac4f2"},
+        | {"gpu/cast_kernel.cu": "04fac4f2", "kps/compare_kernel.cu": "0610216b"}
+        | {"gpu/where_grad_kernel.cu": "06dc365f", "gpu/activation_grad_kernel.cu": "011b2b6e"},
     ),
     Reason(
-        "sum mean max sum_grad mean_grad add_grad multiply_grad expand_grad tile_grad",
+        "sum mean max sum_grad mean_grad add_grad subtract_grad multiply_grad divide_grad expand_grad tile_grad",
         "reductions in two launches at most, what is between them of the allocator",
         {"funcs/reduce_function.h": "013e5963", "gpu/expand_grad_kernel.cu": "0658fc7e"},
     ),

@@ -159,7 +159,7 @@ def test_an_unmarked_memory_file_is_told_by_its_layers_weights(tmp_path):
     with pytest.raises(UserError, match="galvatron search --profile_dialect galvatron"):
         cost_of(tmp_path, files | {"memory": bare})
     entry["parameter_size"] = size
-    with pytest.raises(UserError, match=r"parameter_size: .* correct --profile_dialect"):
+    with pytest.raises(UserError, match=r"parameter_size: .* galvatron search --profile_dialect"):
         cost_of(tmp_path, files | {"memory": bare}, profile_dialect="galvatron")
 
 
