@@ -12,7 +12,7 @@ pytest.importorskip("paddle")
 from random_cases import random_cases
 
 from paddlenlp_galvatron.check.parity import parity
-from paddlenlp_galvatron.check.parity.parity import Case, check_parity, small_case
+from paddlenlp_galvatron.check.parity.parity import Case, Parity, check_parity, small_case
 from paddlenlp_galvatron.model.preference import Loss
 from paddlenlp_galvatron.plan import Precision
 
@@ -55,10 +55,17 @@ def preferences(names, lists) -> list[Case]:
 
 
 def test_packed_rows_and_pairs_on_two_ranks():
-    one = small_case(plans.plan(2, "1 1", micro_batches=2, batch=4), "qwen2", "sgd", 1)
+    one = small_case(plans.plan(2, "1 1", micro_batches=2, batch=4), "qwen2", "sgd", 2)
     every = [replace(one, loss=loss) for loss in LOSSES]
     results = check_parity([*cases(TWO[::2], OF_TWO, packed=True), *preferences(TWO, OF_TWO), *every])
-    assert not [result for result in results if not result.agrees]
+    assert all(agrees(result) for result in results), results
+
+
+def agrees(result: Parity) -> bool:
+    """Some losses of pairs begin near 10, where fp32 rounds ten times as coarsely as near 1."""
+    loss, gradient = result.limits
+    largest = max(1.0, *map(abs, result.losses_one_process))
+    return result.max_loss_diff <= loss * largest and result.max_grad_rel_diff <= gradient
 
 
 @EITHER
