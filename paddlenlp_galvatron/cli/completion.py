@@ -98,7 +98,6 @@ def _known(field: str, info: FieldInfo) -> Sequence[str]:
     if field == "model_size":
         return preset_names()
     kinds = [info.annotation, *get_args(info.annotation)]
-    if field == "device" and str in kinds:
-        return sorted(data_sheets())
     choices = [str(value) for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)]
-    return choices + [str(one) for kind in kinds if isinstance(kind, type) and issubclass(kind, Enum) for one in kind]
+    choices += [str(one) for kind in kinds if isinstance(kind, type) and issubclass(kind, Enum) for one in kind]
+    return choices or (sorted(data_sheets()) if field == "device" else [])

@@ -440,7 +440,7 @@ def _cluster(values: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"world_size: {world} devices are not {nodes or 1} nodes of {gpus}; make them agree")
     if sheet and gpus > most:
         raise UserError(
-            f"num_gpus_per_node: {gpus}, but a node of {sheet.name} has {most}; make it num_nodes "
+            f"num_gpus_per_node: {gpus}, but a node of {sheet.name} has {most}; set num_nodes to "
             f"{-(-world // most)}, or give a data sheet of nodes with {gpus}"
         )
     return {"num_nodes": nodes, "num_gpus_per_node": gpus, "world_size": world}

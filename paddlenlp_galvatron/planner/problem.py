@@ -100,8 +100,9 @@ def best_of(result: SearchResult, seconds: float) -> Candidate:
 class SharedTime:
     """Seconds of processor time that some searches share: slow ones may use the rest of quick ones."""
 
-    def __init__(self, seconds: float, shares: int, least_s: float = LEAST_S):
-        self._end, self._shares, self._least_s = process_time() + seconds, shares, least_s
+    def __init__(self, seconds: float, shares: int, least_s: float | None = None):
+        self._end, self._shares = process_time() + seconds, shares
+        self._least_s = LEAST_S if least_s is None else least_s
 
     def take(self, shares: int = 1) -> float:
         """Seconds of the next search."""

@@ -32,7 +32,7 @@ FIELDS = {"settle_bsz": "global_train_batch_size", "world_size": "num_nodes"}
 def faults_of(error: GalvatronError) -> dict[str, str]:
     """Faults by field of the form; under "" those of no field."""
     if isinstance(error, Infeasible):
-        about = "memory_constraint" if "GiB per device" in str(error) else "global_train_batch_size"
+        about = "memory_constraint" if "GiB per GPU" in str(error) else "global_train_batch_size"
         return {about: str(error)}
     found: dict[str, str] = {}
     for fault in str(error).split("\n"):

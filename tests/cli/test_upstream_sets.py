@@ -114,7 +114,7 @@ def test_the_ports_training(place, galvatron, tied_to_a_plan):
     ran = galvatron("train", "--dry_run", "--nproc", "8", *split(*PORT, PORT_GRANULARITY), *named)
     assert ran.code == 0, ran.err
     if tied_to_a_plan:
-        assert "as the plan own.json says what holds" in ran.out
+        assert "ignored: the plan own.json decides" in ran.out
         return
     plan, _ = run_of(*split(*PORT, PORT_GRANULARITY))
     assert (plan.layers[0].tp, plan.vocab.tp, plan.layers[0].dp_type.value) == (4, 4, "zero2")
@@ -126,7 +126,7 @@ def test_profiles(place, galvatron):
         more = split("--profile_mode static --profile_batch_size 8 --profile_seq_length_list 2048 --profile_type", what)
         ran = galvatron("profile", what, "--analytic", "a100", "--model_size", "llama-7b", *split(PROFILE), *more)
         assert ran.code == 0, ran.err
-        assert "as set_*_manually is 0: hidden_size, num_attention_heads, vocab_size" in ran.err
+        assert "hidden_size, num_attention_heads, vocab_size ignored, as set_*_manually is 0" in ran.err
         more = split("--profile_mode static --profile_fixed_batch_size 8 --profile_fixed_seq_length_list 1024", what)
         ran = galvatron("profile", what, "--analytic", "a100", *split(*PORT), "--profile_type", what, *more[:-1])
         assert ran.code == 0, ran.err
@@ -160,4 +160,4 @@ def test_all_mistakes_are_told_at_once_with_the_nearest_name(galvatron):
         "--do_train",
     ]
     assert "did you mean --global_tp_deg?" in lines[0] and "--help lists all" in lines[2]
-    assert "training is what this does" in lines[3]
+    assert "it trains; to evaluate alone" in lines[3]

@@ -178,7 +178,7 @@ def test_bad_values_say_why_beside_their_field(served):
         assert list(served.answer(search_options=more)[0]) == ["search_options"]
     assert "positions" in served.answer(seq_length=10**6)[0]["seq_length"]
     faults, _ = served.answer(model_size="llama2-70b")
-    assert "GiB of it model states" in faults["memory_constraint"] and faults["num_nodes"] == "4 nodes would do"
+    assert "GiB of it model states" in faults["memory_constraint"] and faults["num_nodes"] == "2 nodes would do"
     odd = {"global_train_batch_size": 3, "search_options": "max_tp_deg=1 max_pp_deg=1"}
     assert "evenly" in served.answer(**odd)[0]["global_train_batch_size"]
     assert list(served.answer(colour="red")[0]) == [""]

@@ -238,4 +238,5 @@ def test_this_machine_answers_every_check(tmp_path):
     assert machine.run("false") is None and machine.run("no-such-program") is None
     assert machine.run("cat", stdin="yes") == "yes"
     assert machine.address_of("localhost") == "127.0.0.1" and machine.limit("RLIMIT_NOFILE") != 0
-    assert machine.cores() >= 1 and machine.limit("RLIMIT_NOFILE", hard=True) in (-1, *range(1, 2**31))
+    most = machine.limit("RLIMIT_NOFILE", hard=True)
+    assert machine.cores() >= 1 and (most == -1 or most > 0)

@@ -80,7 +80,7 @@ def test_mistakes_end_with_exit_code_2(tmp_path, config, galvatron):
         (["--profile_seq_length_list", "x"], "profile_seq_length_list"),
         (["--profile_mode", "all"], "profile_mode"),
         (["--use_flash_attn"], "use_flash_attention: Paddle has it on GPUs only"),
-        (["--analytic", "b300"], "known: a100-80gb, h100-80gb"),
+        (["--analytic", "b300"], "known: a100-40gb, a100-80gb"),
     ]:
         ran = galvatron(*words, *more)
         assert ran.code == 2 and message in ran.err

@@ -223,5 +223,5 @@ def test_a_node_has_as_many_gpus_as_its_data_sheet_says(tmp_path, given, cluster
 
 @pytest.mark.parametrize("given", [{"num_nodes": 32, "world_size": 512}, {"num_gpus_per_node": 16}])
 def test_more_gpus_than_a_node_of_the_data_sheet_has_are_refused(given):
-    with pytest.raises(UserError, match="num_gpus_per_node: 16, but a node of h100-80gb has 8; give --num_nodes"):
+    with pytest.raises(UserError, match="num_gpus_per_node: 16, but a node of h100-80gb has 8; set num_nodes to"):
         SearchOptions.from_values({"device": "h100"} | given)
