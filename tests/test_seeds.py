@@ -450,7 +450,7 @@ def _(desk: Desk) -> None:
 def _(desk: Desk) -> None:
     text = json.dumps(STRATEGY, indent=4).replace('"chunks": 2,', '"chunks": 2,  // micro-batches, see http://x')
     (desk.folder / "p.json").write_text(text.replace("{", "{\n    // pipeline", 1))
-    assert "valid on" in desk.command("plan", "check", "p.json")
+    assert "valid: " in desk.command("plan", "check", "p.json")
 
 
 @line("001 convert_{type}_h2g.sh in tools", "001 convert_{type}_g2h.sh in tools", "001 INPUT_PATH and OUTPUT_PATH")

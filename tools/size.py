@@ -51,8 +51,15 @@ def sizes(files: Mapping[str, str]) -> Counter[str]:
 
 
 def in_this_tree() -> dict[str, str]:
-    files = (path for place in PLACES for path in sorted((ROOT / place).rglob("*")))
-    return {str(path.relative_to(ROOT)): path.read_text() for path in files if path.suffix in SUFFIXES}
+    """The files that git knows or would add: tests and users make others, such as scripts/profile_p2p.sh."""
+    words = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", *PLACES]
+    try:
+        listed = subprocess.run(words, cwd=ROOT, capture_output=True, check=True, text=True).stdout.split("\0")
+        files = [ROOT / name for name in listed if name]
+    except (OSError, subprocess.CalledProcessError):
+        files = [path for place in PLACES for path in (ROOT / place).rglob("*")]
+    found = sorted(path for path in files if path.suffix in SUFFIXES and path.is_file())
+    return {str(path.relative_to(ROOT)): path.read_text() for path in found}
 
 
 def in_main() -> dict[str, str]:

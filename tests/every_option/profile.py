@@ -135,7 +135,7 @@ HARDWARE = run_rows("hardware", "hardware.HardwareProfiler") | {
     "max_tp_deg": Row(2, "messages.groups"),
     "max_pp_deg": Row(2, "messages.groups"),
     "link_gb_per_s": Row(9, "hardware.hardware_profile"),
-    "envs": Row("NCCL_DEBUG=WARN", "environment"),
+    "envs": Row("NCCL_DEBUG=INFO", "environment"),
 }
 LENGTHS = {"profile_mode": "sequence", "profile_min_seq_length": 4, "profile_max_seq_length": 8}
 LENGTHS |= {"profile_seq_length_step": 4, "seq_length": None}

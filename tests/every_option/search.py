@@ -168,7 +168,7 @@ ROWS = {
     "price_per_gpu_hour": Row(2, "answer.job", {"tokens": 1e6}),
     "save_gb_per_s": Row(5, "answer.job"),
     "offload_optimizer": Row(1, "refusal"),  # its profiles name no GPU
-    "moe_imbalance": Row(1.9, "answer.time_s", SPREAD),
+    "moe_imbalance": Row(1.9, "answer.load", SPREAD),
     "moe_imbalance_bound": Row(3, "answer.stages", SPREAD),
     "experts_one_by_one": Row(1, "answer.time_s", MIXTURE),
     "min_bsz": Row(16, "families", BATCHES),

@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("paddle")
 
+import paddle
 from distributed import plans
 from random_cases import random_cases
 
@@ -36,8 +37,13 @@ class NoGroups:
 
 def engine_of(case, rank):
     """A rank's engine, without the others."""
-    module = "paddlenlp_galvatron.runtime.engine"
-    with patch(f"{module}.start_world", lambda: (rank, case.plan.world_size)), patch(f"{module}.dist"):
+    runtime = "paddlenlp_galvatron.runtime"
+    with (
+        patch(f"{runtime}.engine.start_world", lambda: (rank, case.plan.world_size)),
+        patch(f"{runtime}.engine.dist"),
+        patch(f"{runtime}.units.all_gather_first", lambda part, group: paddle.concat([part] * group.nranks)),
+        patch(f"{runtime}.weights.broadcast"),
+    ):
         return Engine(case.plan, case.shape, load_family(case.shape.family), case.seq_length, groups=NoGroups(rank))
 
 

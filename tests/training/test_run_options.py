@@ -99,7 +99,7 @@ def test_every_alias_of_the_table_leads_to_an_option_of_some_command():
     )
     assert not {ours for ours in ALIASES.values() if ours not in options}
     assert not set(ALIASES) & options
-    assert not (set(HOLDS) | set(IDLE)) & options
+    assert not (set(HOLDS) | set(IDLE)) & options - {"bf16", "fp16"}  # which fit alone does not have
 
 
 def test_without_a_plan_the_newest_that_fits_is_taken_and_said(folder):
