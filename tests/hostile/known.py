@@ -42,7 +42,10 @@ PLANS: list[tuple[dict[str, Any], str]] = [  # fields of a plan that would do, a
         ({"galvatron": WITHOUT_ORIGIN | {"predicted": predicted}}, "galvatron.predicted")
         for predicted in (7, [1], {"time_s": "x"}, {"stages": 7}, {"stages": [{"memory": [1]}]})
     ),
-    ({"galvatron": WITHOUT_ORIGIN | {"predicted": {"stages": [[1]]}}}, "galvatron.predicted.stages: stage 0: "),
+    (
+        {"galvatron": WITHOUT_ORIGIN | {"predicted": {"stages": [[1]]}}},
+        "galvatron.predicted.stages: stage 0: must be an object",
+    ),
     ({"galvatron": {"predicted": Raw("[" * 1000 + "]" * 1000)}}, "within one another"),
 ]
 MODELS: list[tuple[dict[str, Any], str]] = [
