@@ -44,4 +44,4 @@ def _is_drawn(record: StepRecord) -> bool:
     if any(type(load) not in (int, float) or not 1 <= load < MOST for load in loads):
         return False
     step_s = record["step_time_s"]
-    return 0 <= record["step"] < MOST and LEAST_S < step_s < MOST and all(0 <= mib < MOST for mib in peaks)
+    return 1 <= record["step"] < MOST and LEAST_S < step_s < MOST and all(0 <= mib < MOST for mib in peaks)

@@ -174,9 +174,9 @@ class TrainingRun:
 
     def _show(self, progress: Progress, task: TaskID) -> None:
         last = self.log.latest[-1]
-        progress.update(task, completed=last["step"] + 1, description=f"training, loss {last['loss']:.4f}")
+        progress.update(task, completed=last["step"], description=f"training, loss {last['loss']:.4f}")
         records = list(self.log.latest)
-        due = (last["step"] + 1) // self._settings.logging_steps
+        due = last["step"] // self._settings.logging_steps
         if due > self._lines:  # short steps come several at a time
             self._lines = due
             progress.console.print(self._health.line(records), markup=False)
@@ -213,7 +213,7 @@ class TrainingRun:
         )
         if self._stopped:
             self._console.print(
-                f"{results}\nstopped at step {last['step'] + 1} of {self._steps}; {self._settings.how_to_resume}"
+                f"{results}\nstopped at step {last['step']} of {self._steps}; {self._settings.how_to_resume}"
             )
             return
         self._console.print(f"{self.log.count} steps: {results}")

@@ -147,7 +147,7 @@ def waiting(what: str) -> Iterator[None]:
 
 def in_step(number: int) -> str:
     """Behind what happened in it."""
-    return "" if number == BEFORE_STEPS else f" in step {number}"
+    return "" if number == BEFORE_STEPS else f" in step {number + 1}"
 
 
 def longest_wait() -> tuple[str, float] | None:

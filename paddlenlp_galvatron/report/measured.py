@@ -137,7 +137,7 @@ class Health:
         tokens_per_s = median(record["tokens_per_s"] for record in latest)
         step_s = median(record["step_time_s"] for record in latest)
         parts = [
-            f"step {last['step'] + 1}" + (f"/{self._steps}" if self._steps else ""),
+            f"step {last['step']}" + (f"/{self._steps}" if self._steps else ""),
             f"loss {last['loss']:.4f}",
             f"lr {last['lr']:.3g}",
             f"grad norm {last['grad_norm']:.3g}",
@@ -158,7 +158,7 @@ class Health:
             planned = self._predicted.load and self._predicted.load.moe_imbalance
             parts.append(f"fullest rank of experts {_beside(load.usual, planned, 'x mean')}")
         if self._steps:
-            parts.append(f"ETA {_duration((self._steps - last['step'] - 1) * step_s)}")
+            parts.append(f"ETA {_duration((self._steps - last['step']) * step_s)}")
         return ", ".join(parts)
 
     def warnings(self, records: Log, start: int = 0) -> list[str]:

@@ -52,7 +52,7 @@ class TrainingLoop:
                 while self.step < run.steps and not events.control.should_training_stop:
                     if self.step == first or self.step % run.epoch_steps == 0:
                         events.on_epoch_begin()
-                    with run.traced(self.step):
+                    with run.traced(self.step + 1):
                         record, stopped = self._train_step(batches, signals, is_first=self.step == first)
                     self.step += 1
                     events.on_step_end(self.step)
@@ -99,7 +99,7 @@ class TrainingLoop:
         self.events.on_optimizer_begin()
         with span("optimizer", "optimizer"):
             norm = engine.update(optimizer, self.run.settings.max_grad_norm)
-        self._nonfinite.count(self.step, loss, norm)
+        self._nonfinite.count(self.step + 1, loss, norm)
         next_rate(optimizer)
         self.events.on_optimizer_end()
         device.finish_computing()  # zero2's all-gather overlaps the next step
@@ -111,7 +111,8 @@ class TrainingLoop:
         numbers = seconds, data_s, device.peak_mib(), bool(signals), *engine.stage.load.imbalance
         times, loads, peaks, stops, *imbalance = engine.gather(*numbers)
         record = StepRecord(
-            step=self.step,
+            step=self.step + 1,
+            steps=self.run.steps,
             loss=loss,
             lr=self.run.settings.rate_at(self.step),
             grad_norm=norm,

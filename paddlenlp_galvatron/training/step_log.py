@@ -30,7 +30,8 @@ NAN = ("loss", "grad_norm", "eval_loss")  # may be no finite number, for which J
 class StepRecord(TypedDict):
     """One line of train_log.jsonl."""
 
-    step: int
+    step: int  # from 1
+    steps: int  # of the whole run; a line of an older log lacks it, and counts from 0
     loss: float
     lr: float
     grad_norm: float  # no finite number: the step was left out
@@ -142,6 +143,8 @@ def record_of(line: bytes) -> StepRecord | None:
         return None
     if not isinstance(record, dict) or type(record.get("step")) is not int:
         return None
+    if "steps" not in record:
+        record["step"] += 1
     record |= {name: math.nan for name in NAN if record.get(name, 0.0) is None}
     if any(type(record.get(name)) not in (int, float) for name in NUMBERS) or not line.endswith(b"\n"):
         return None

@@ -419,8 +419,8 @@ def test_train_writes_a_line_a_step(folder, capsys):
     records = [json.loads(line) for line in (folder / "output" / "train_log.jsonl").read_text().splitlines()]
     assert code == 0
     assert "2 steps: loss" in out
-    assert [record["step"] for record in records] == [0, 1]
-    expected = {"step", "loss", "lr", "grad_norm", "step_time_s", "data_s", "tokens_per_s", "plan", "peak_memory_mib"}
+    assert [record["step"] for record in records] == [1, 2]
+    expected = {"step", "steps", "loss", "lr", "grad_norm", "step_time_s", "data_s", "tokens_per_s", "plan", "peak_memory_mib"}
     assert all(set(record) == expected for record in records)
     assert all(len(record["peak_memory_mib"]) == 2 for record in records)
 

@@ -18,6 +18,7 @@ PLAN = uniform_plan(layers=1, world_size=1, global_train_batch_size=1)
 def record(step: int, loss: float = 1.0) -> StepRecord:
     return StepRecord(
         step=step,
+        steps=9,
         loss=loss,
         lr=1e-3,
         grad_norm=1.0,
@@ -71,6 +72,16 @@ def test_a_log_is_followed_past_what_is_no_line_of_one(tmp_path):
     tail = LogTail(path, PLAN)
     path.write_text('{"step": 0}\nnull\nsaved\n' + json.dumps(record(0)) + "\n")
     assert tail.read() and tail.count == 1 and tail.latest[-1]["step"] == 0
+
+
+def test_an_older_log_counts_from_0_and_is_continued(tmp_path):
+    path = tmp_path / "log"
+    old = [{name: value for name, value in record(step).items() if name != "steps"} for step in range(4)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in old))
+    assert [each["step"] for each in read_log(path)] == [1, 2, 3, 4]
+    write(path, 3, 4)
+    assert [each["step"] for each in read_log(path)] == [1, 2, 3, 4]
+    assert ["steps" in json.loads(line) for line in path.read_text().splitlines()] == [False, False, True, True]
 
 
 def test_steps_without_a_finite_loss_stay(tmp_path):
