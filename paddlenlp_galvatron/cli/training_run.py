@@ -19,7 +19,7 @@ from rich.progress import Progress, TaskID
 from paddlenlp_galvatron.base.printing import Console
 from paddlenlp_galvatron.base.process import heeded
 from paddlenlp_galvatron.base.reading import NewLines, read_json
-from paddlenlp_galvatron.base.text import near
+from paddlenlp_galvatron.base.text import count, near
 from paddlenlp_galvatron.launch import gpus
 from paddlenlp_galvatron.launch.nodes import Nodes
 from paddlenlp_galvatron.plan import ModelShape, Plan
@@ -101,7 +101,9 @@ class TrainingRun:
         nproc = nodes.ranks_each(settings.world_size)
         logs = settings.rank_logs
         self._news = RankNews(logs / f"workerlog.{nproc * nodes.node_rank}")
-        self._console.print(f"starting {nproc} processes, logs in {near(logs)}/workerlog.*", markup=False)
+        self._console.print(
+            f"starting {count(nproc, 'process', 'processes')}, logs in {near(logs)}/workerlog.*", markup=False
+        )
         if gpus.gpu_count() and (warning := gpus.few_cores(len(os.sched_getaffinity(0)), nproc)):
             self._console.print(f"warning: {warning}", markup=False)
         launch = Launch(

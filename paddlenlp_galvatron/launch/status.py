@@ -116,9 +116,9 @@ def step() -> int:
     return _step
 
 
-def done() -> None:
-    """The rank has ended, with all others."""
-    _memory.write(RankStatus(True, RankOutcome.DONE, step=_step, since=time.monotonic()))
+def done(exit_code: int = 0) -> None:
+    """The rank has ended, with all others, and its process will with this code."""
+    _memory.write(RankStatus(True, RankOutcome.DONE, exit_code, _step, time.monotonic()))
 
 
 def failed(outcome: RankOutcome, message: str, exit_code: int = 1, waited_in: str = "") -> None:

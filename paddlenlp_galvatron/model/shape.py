@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from .families import FAMILIES, Family
+from .fields import USUAL
 from .layer import Again, Fused, Kept, LayerKind, Recompute, Split, Sublayer, Weight, linear
 
 
@@ -33,7 +34,7 @@ class ModelShape:
     tied_embeddings: bool = False
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10000.0
-    initializer_range: float = 0.02  # standard deviation of the weights at the start
+    initializer_range: float = USUAL["initializer_range"]  # standard deviation of the weights at the start
     attention_dropout: float = 0.0  # plans do not depend on it
     seq_length: int | None = None  # sequence length of these layers; None: the run's
     own_head_dim: int | None = None  # where it is not hidden_size / heads
@@ -119,7 +120,8 @@ class ModelShape:
     @property
     def fingerprint(self) -> str:
         """Short hash of what planning depends on: equal exactly for shapes that are equal but for their names."""
-        told = {key: value for key, value in asdict(self).items() if key not in UNPLANNED}
+        planned = asdict(self) | {"initializer_range": USUAL["initializer_range"]}  # it decides only the first weights
+        told = {key: value for key, value in planned.items() if key not in UNPLANNED}
         return _short_hash({key: value for key, value in told.items() if not (key in YOUNG and value == YOUNG[key])})
 
 

@@ -42,6 +42,8 @@ def printed(explanation: Explanation) -> Iterator[str | Table]:
         f"{prediction.bubble_share:.1%} pipeline bubble"
     )
     yield explanation.speed_words
+    if (needs := explanation.memory_mib) > explanation.budget_mib:
+        yield f"note: the plan does not fit: it needs {gib(needs)} GiB a GPU, of {gib(explanation.budget_mib)}"
     yield from describe(replace(plan, metadata={}), explanation.shape)
     shown = _shown(explanation)
     if len(shown) < len(explanation.stages):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -36,6 +37,7 @@ class TrainingLoop:
         self.run = run
         self.events = events or Events(run.settings, is_first_rank=run.engine.rank == 0)
         self.step = 0  # steps that are done
+        self.exit_code = 0  # of a rank's process: 0, or 128 and the signal upon which it stopped
         self._unlogged: list[StepRecord] = []
         self._logged_at, self._step_began = time.time(), time.perf_counter()
         self._nonfinite = run.settings.nonfinite_guard(scaled=run.engine.scaler is not None)
@@ -59,6 +61,7 @@ class TrainingLoop:
                     events.control.should_save |= stopped
                     events.control.should_training_stop |= stopped or self.step == run.steps
                     if stopped and self.step < run.steps:
+                        self.exit_code = 128 + next(iter(signals), signal.SIGTERM)  # another rank's may be the signal
                         sys.stderr.write(f"{STOPPED} step {self.step} of {run.steps}\n")
                     self._log_evaluate_save(record)
                     if events.control.should_training_stop or self.step % run.epoch_steps == 0:
@@ -189,7 +192,9 @@ class TrainingLoop:
             load(open_checkpoint(folder, run.engine.shape), run.engine, run.optimizer)
 
 
-def train(settings: TrainSettings) -> None:
-    """Train by a plan. Every rank calls this with equal settings. Raises GalvatronError."""
-    for _ in TrainingLoop(Run.of(settings)).steps():
+def train(settings: TrainSettings) -> int:
+    """Train by a plan; returns the exit code. Every rank calls this with equal settings. Raises GalvatronError."""
+    loop = TrainingLoop(Run.of(settings))
+    for _ in loop.steps():
         pass
+    return loop.exit_code

@@ -250,8 +250,10 @@ def test_another_run_than_the_checkpoints_is_refused_before_ranks_start(folder, 
             {
                 "packing: none -> best_fit": ["--packing", "best_fit"],
                 "src_length: 1024 -> 8": ["--src_length", "8"],
-                "its adapters are others (base)": ["--seed", "7"],
-                "its adapters are others (alpha)": ["--lora_alpha", "3"],
+                "its adapters are others (another base)": ["--initializer_range", "0.1"],
+                "its adapters are others (alpha: 16.0 -> 8.0; rank: 8 -> 4)": ["--lora_rank", "4"],
+                "nowhere/index.json: no such file": ["--resume_from_checkpoint", "nowhere"],
+                "its adapters are others (alpha: 16.0 -> 3.0)": ["--lora_alpha", "3"],
             },
         ),
     ):
@@ -390,7 +392,7 @@ def test_parity_refuses_a_plan_for_other_ranks(folder, capsys):
     (folder / "plan.json").write_text(changed(PLAN, world_size=8))
     code, _, err = run(capsys, "parity", "plan.json", "--nproc", "4")
     assert code == 2
-    assert "world_size: the plan is for 8 ranks but 4 are at hand" in err
+    assert "world_size: the plan is for 8 ranks but 4 are started" in err
 
 
 def test_parity_ends_with_one_line_of_json(folder, capsys):

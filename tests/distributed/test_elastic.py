@@ -173,6 +173,14 @@ def test_started_again_after_a_kill_it_goes_on(alone):
     assert 0 <= done - int(folder) <= 2 * SAVE_STEPS
 
 
+def test_a_stopped_rank_tells_its_launcher(alone):
+    node = alone.start(2, NO_END)
+    alone.wait(node, lambda records: len(records) > 5)
+    os.kill(ranks_of(node)[1], signal.SIGTERM)
+    assert node.wait(TIMEOUT_S) == 128 + signal.SIGTERM
+    assert (alone.folder / "output" / "checkpoints" / f"step-{len(alone.records()):08d}").exists()
+
+
 def test_ranks_and_nodes_come_and_go(elastic):
     nodes = ["--nnodes", "1:2"]
     first = elastic.start(1, NO_END, *nodes)
