@@ -134,9 +134,9 @@ class Memory:
         self.peak = max(self.peak, self.held)
         self._reach(self.held)
 
-    def reserve(self, more: float) -> None:
+    def reserve(self, more: float, spare: float) -> None:
         self._traffic()
-        self._reach(self.held + more)
+        self._reach(self.held + more + spare)
 
     def _reach(self, wanted: float) -> None:
         if wanted > self.taken:

@@ -31,6 +31,9 @@ from .stage import Stage
 from .trace import span
 
 
+TINY_MIB = 1e-6  # divides nothing by zero
+
+
 class Link:
     """One direction between this rank and its peer in a neighbouring stage. Messages arrive in order."""
 
@@ -121,17 +124,23 @@ class Headroom:
 
     def begin(self) -> None:
         """Call before the first step."""
+        device.release()
         self._before_mib = device.allocated_mib()
         device.reset_peak()
 
     def end(self) -> None:
         """Call after the first step."""
         self._passing_mib = device.peak_mib() - self._before_mib
+        self._taken_mib = device.reserved_peak_mib() - self._before_mib
 
     def reserve(self) -> None:
-        """Take what the second step needs, and all that follow. Raises where there is not as much."""
+        """Take what the second step needs, and all that follow. Raises where there is not as much.
+
+        As the first step, they leave holes in what they take that are too small for their largest tensors, and memory
+        that a message still uses: beside tensors, the same share."""
         beyond_mib = self._schedule.most_held(self.held_mib) - self._in_turn.most_held(self.held_mib)
-        device.reserve(self._passing_mib + beyond_mib)
+        tensors_mib = self._passing_mib + beyond_mib
+        device.reserve(tensors_mib, tensors_mib * (self._taken_mib / max(self._passing_mib, TINY_MIB) - 1))
         device.reset_peak()  # the peak of a step is measured, not the memory taken in advance
 
 
