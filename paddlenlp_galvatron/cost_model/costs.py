@@ -7,13 +7,10 @@ from dataclasses import dataclass, field
 from operator import add
 from typing import NamedTuple
 
-from ..plan.strategy import Load
+from ..plan.strategy import IMBALANCE, IMBALANCE_BOUND, Load
 from ..profiles.analytic import GROUPED, ExpertKernels
 from ..profiles.reserve import Reserve
 from .simulate import StageTimes
-
-# Imbalances of experts where nothing is said: as of routers trained with a balance loss, and for the bound of memory.
-IMBALANCE, IMBALANCE_BOUND = 1.2, 2.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,12 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from ..base.errors import UserError
 from ..base.limits import MOST_SAMPLES, MOST_THREADS, Count, Layers, Number, Positive, Ranks, Samples, Size, Threads
 from ..cost_model import CostOptions, Task
-from ..cost_model.costs import IMBALANCE, IMBALANCE_BOUND
 from ..model.layer import PARTLY
 from ..options.group import Options
 from ..options.task import RANK, Kind
 from ..plan import Assumptions, DataParallel, Plan, Precision, Recompute, Schedule
 from ..plan.mesh import Axis, Degrees, divisors, every_degrees
+from ..plan.strategy import IMBALANCE, IMBALANCE_BOUND
 from ..profiles.analytic import GROUPED, ONE_BY_ONE
 from ..profiles.data_sheet import load_data_sheet
 

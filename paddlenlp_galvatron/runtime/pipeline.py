@@ -30,7 +30,6 @@ from .groups import Groups, end_out_of_memory
 from .stage import Stage
 from .trace import span
 
-
 TINY_MIB = 1e-6  # divides nothing by zero
 
 
@@ -237,6 +236,7 @@ class Pipeline:
         self._flush()
         if headroom:
             headroom.end()
+        self._stage.load.padding.fills = False
         self._next_schedule = self._schedule
         return total
 
