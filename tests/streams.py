@@ -154,6 +154,7 @@ class Recorder:
         self.boundary_shape, self.calls = [1, 1], []
         self.numbers = type("Numbers", (), {"stored": "float32"})
         self.chains = [type("Chain", (), {"last_backward": False})() for _ in range(chunks)]
+        self.load = type("Load", (), {"padding": type("Padding", (), {"fills": True})()})
         self.memory = Memory(self.traffic)
         self._numbers: dict[str, int] = {}
         self._weight = paddle.ones([1, 1])

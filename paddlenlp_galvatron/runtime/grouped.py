@@ -34,7 +34,7 @@ class Padding:
 
     @classmethod
     def of(cls, plan: Plan) -> Padding:
-        """That of a plan's first step on this device."""
+        """The padding of a plan's first step on this device."""
         if plan.pipeline == 1 or not device.loads_kernels():
             return UNPADDED
         load = Predicted.of(plan).load

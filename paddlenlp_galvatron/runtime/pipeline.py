@@ -30,8 +30,6 @@ from .groups import Groups, end_out_of_memory
 from .stage import Stage
 from .trace import span
 
-TINY_MIB = 1e-6  # divides nothing by zero
-
 
 class Link:
     """One direction between this rank and its peer in a neighbouring stage. Messages arrive in order."""
@@ -139,7 +137,8 @@ class Headroom:
         that a message still uses: beside tensors, the same share."""
         beyond_mib = self._schedule.most_held(self.held_mib) - self._in_turn.most_held(self.held_mib)
         tensors_mib = self._passing_mib + beyond_mib
-        device.reserve(tensors_mib, tensors_mib * (self._taken_mib / max(self._passing_mib, TINY_MIB) - 1))
+        spare = self._taken_mib / self._passing_mib - 1 if self._passing_mib else 0.0
+        device.reserve(tensors_mib, tensors_mib * spare)
         device.reset_peak()  # the peak of a step is measured, not the memory taken in advance
 
 

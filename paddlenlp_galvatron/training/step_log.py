@@ -39,7 +39,7 @@ class StepRecord(TypedDict):
     tokens_per_s: float
     plan: str  # its `plan_id`
     peak_memory_mib: list[float]  # of every rank; above MOST_PEAKS of each stage's fullest
-    peak_memory_rank: NotRequired[int]  # which then is the fullest of all
+    peak_memory_rank: int  # the fullest
     target_tokens_per_s: NotRequired[float]  # in fine-tuning: of tokens that are learnt
     filled: NotRequired[float]  # in fine-tuning: share of the tokens that is not padding
     moe_imbalance: NotRequired[float]  # rows of the fullest rank of experts over the mean, on average over layers
@@ -49,13 +49,10 @@ class StepRecord(TypedDict):
     eval_metrics: NotRequired[dict[str, float]]  # its accuracy; in DPO rewards and the like
 
 
-def memory_of(peaks_mib: Sequence[float], stages: int) -> dict[str, Any]:
-    """The fields of a record that tell of every rank's peak of memory; ranks of a stage are neighbours."""
-    if len(peaks_mib) <= MOST_PEAKS:
-        return {"peak_memory_mib": list(peaks_mib)}
-    size = len(peaks_mib) // stages
-    most = [max(peaks_mib[first : first + size]) for first in range(0, len(peaks_mib), size)]
-    return {"peak_memory_mib": most, "peak_memory_rank": peaks_mib.index(max(peaks_mib))}
+def told_peaks(peaks_mib: Sequence[float], stages: int) -> list[float]:
+    """`peak_memory_mib` of a record, of every rank's; ranks of a stage are neighbours."""
+    size = len(peaks_mib) // stages if len(peaks_mib) > MOST_PEAKS else 1
+    return [max(peaks_mib[first : first + size]) for first in range(0, len(peaks_mib), size)]
 
 
 class StepLog:

@@ -41,7 +41,7 @@ from .initial_weights import Reference, initial_weights, set_rates
 from .inputs import Evaluation, mean_metrics, open_data, prefetch, require_evaluation_data
 from .resume import print_rank_0, resume
 from .settings import TrainSettings
-from .step_log import EVALUATED, STOPPED, StepLog, StepRecord, memory_of
+from .step_log import EVALUATED, STOPPED, StepLog, StepRecord, told_peaks
 from .surface import (
     LocalModel,
     RunArguments,
@@ -407,7 +407,8 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
             data_s=max(loads),
             tokens_per_s=engine.seq_length * engine.plan.global_batch / max(times),
             plan=self._plan_id,
-            **memory_of(peaks, engine.plan.pipeline),
+            peak_memory_mib=told_peaks(peaks, engine.plan.pipeline),
+            peak_memory_rank=peaks.index(max(peaks)),
         )
         if isinstance(self.data, TuningData):
             record["target_tokens_per_s"] = share.labelled / max(times)

@@ -11,7 +11,7 @@ from paddlenlp_galvatron.base.errors import GalvatronError
 from paddlenlp_galvatron.cli.training_run import LogTail
 from paddlenlp_galvatron.plan import plan_id, uniform_plan
 from paddlenlp_galvatron.report.measured import stage_peaks_mib, tells_peaks
-from paddlenlp_galvatron.training.step_log import StepLog, StepRecord, memory_of, read_log
+from paddlenlp_galvatron.training.step_log import StepLog, StepRecord, read_log, told_peaks
 
 PLAN = uniform_plan(layers=1, world_size=1, global_train_batch_size=1)
 
@@ -27,6 +27,7 @@ def record(step: int, loss: float = 1.0) -> StepRecord:
         tokens_per_s=9.0,
         plan=plan_id(PLAN),
         peak_memory_mib=[1.0],
+        peak_memory_rank=0,
     )
 
 
@@ -62,12 +63,11 @@ def test_a_step_that_is_written_again_takes_its_lines_place(tmp_path):
 def test_a_line_does_not_grow_with_the_ranks_and_readers_find_the_peak_of_each_stage(ranks, stages):
     plan = uniform_plan(layers=8, world_size=ranks, global_train_batch_size=1024, pp_deg=stages)
     peaks = [float((37 * rank) % 1009) for rank in range(ranks)]
-    fields = memory_of(peaks, stages)
+    fields = {"peak_memory_mib": told_peaks(peaks, stages)}
     each = ranks // stages
     assert tells_peaks(plan, fields)
     assert stage_peaks_mib(plan, [fields]) == [max(peaks[k * each : (k + 1) * each]) for k in range(stages)]
-    assert fields["peak_memory_mib"] == peaks if ranks == 64 else fields["peak_memory_rank"] == peaks.index(max(peaks))
-    assert len(json.dumps(memory_of([70_000.123456789] * 1024, stages))) < 300
+    assert len(fields["peak_memory_mib"]) == (ranks if ranks == 64 else stages)
 
 
 @pytest.mark.parametrize("prefix", ["[1,0]<stdout>:", "0: ", "worker-0 | ", "[pod/a/b] 2025-11-25T10:00:00.1Z "])
