@@ -101,7 +101,7 @@ def set_defaults(limit_channels: bool = False) -> None:
             os.environ[name] = value
             if name.startswith("FLAGS_"):
                 with suppress(ValueError):  # a build for CPUs has no such flag
-                    paddle.set_flags({name: value})
+                    paddle.set_flags({name: int(value)})
 
 
 def slowed_by_a_receive(multiprocessors: int) -> float:
