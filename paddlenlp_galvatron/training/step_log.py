@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import fmean as mean
 from typing import Any, BinaryIO, NotRequired, TypedDict
 
 from ..base.errors import GalvatronError, UserError
@@ -53,6 +54,20 @@ def told_peaks(peaks_mib: Sequence[float], stages: int) -> list[float]:
     """`peak_memory_mib` of a record, of every rank's; ranks of a stage are neighbours."""
     size = len(peaks_mib) // stages if len(peaks_mib) > MOST_PEAKS else 1
     return [max(peaks_mib[first : first + size]) for first in range(0, len(peaks_mib), size)]
+
+
+def means_of(records: Sequence[StepRecord]) -> dict[str, float]:
+    """Means over some steps, by PaddleNLP's names; rate and norm are those of the last one."""
+    means = {
+        "loss": mean(record["loss"] for record in records),
+        "learning_rate": records[-1]["lr"],
+        "grad_norm": records[-1]["grad_norm"],
+        "peak_memory_mib": max(max(record["peak_memory_mib"]) for record in records),
+    }
+    if "moe_imbalance" in records[-1]:
+        means["moe_imbalance"] = mean(record["moe_imbalance"] for record in records)
+    metrics = [record["metrics"] for record in records if "metrics" in record]
+    return means | {name: mean(one[name] for one in metrics) for name in (metrics[0] if metrics else ())}
 
 
 class StepLog:
