@@ -83,7 +83,7 @@ class ExpertPrices(ModulePrices):
         """Activations and working memory at an imbalance."""
         model = self.models[0]
         rows = min(imbalance, experts.ep) * rows_of(model, experts, setting)
-        if setting.pipeline > 1 and self.device.is_gpu:
+        if self.options.padded and setting.pipeline > 1 and self.device.is_gpu:
             rows = padded_rows(rows, model.experts // experts.ep)
         kept = model.routed.kept(Fused.NONE)
         row_mib = setting.assumed.mixed_precision.bytes / MIB

@@ -105,6 +105,7 @@ class TaskOptions(Options):
             imbalance=self.moe_imbalance,
             imbalance_bound=max(self.moe_imbalance, self.moe_imbalance_bound),
             kernels=ONE_BY_ONE if self.experts_one_by_one else GROUPED,
+            padded=True,
         )
 
     @property
