@@ -115,7 +115,6 @@ class TrainingRun:
             nodes,
             forward_term=True,
             wait_s=wait_s,
-            variables=gpus.all_kernels(self._plan.pipeline > 1, bool(self._shape.experts)),
         )
         try:
             with Progress(console=self._console, transient=True) as progress, launch, self._saved_on_interrupt():

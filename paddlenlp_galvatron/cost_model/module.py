@@ -19,6 +19,7 @@ from ..plan.mesh import Mesh
 from ..plan.strategy import JOINED_NUMBERS, Assumptions, DataParallel
 from ..profiles.computation import PassTimes
 from ..profiles.compute_time import ComputeTimes
+from ..profiles.data_sheet import Device
 from ..profiles.memory_use import MemoryUse
 from ..profiles.network import Network, Place
 from .collectives import Calls, CallTimes, Setting
@@ -56,6 +57,7 @@ class ModulePrices:
     """Costs of modules of one model on one cluster; `CostModel` sets the fields."""
 
     models: tuple[ModelShape, ...]
+    device: Device
     network: Network
     times: ComputeTimes
     memory: MemoryUse

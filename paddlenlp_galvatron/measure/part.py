@@ -220,8 +220,11 @@ class ExpertsPart:
         """One micro-batch."""
         x, scores = self._x.detach(), self._scores.detach()
         x.stop_gradient = scores.stop_gradient = False
+        memo = {"chosen": self._chosen}
         with compute_weights(self._slots, self._numbers):
-            self._out = self._experts.weighted(x, scores, {"chosen": self._chosen})
+            with paddle.no_grad():
+                self._experts.route(x, memo)
+            self._out = self._experts.weighted(x, scores, memo)
 
     def backward(self) -> None:
         paddle.autograd.backward([self._out], [self._returned])

@@ -13,13 +13,13 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from ..base.errors import UserError
 from ..base.limits import MOST_SAMPLES, MOST_THREADS, Count, Layers, Number, Positive, Ranks, Samples, Size, Threads
 from ..cost_model import CostOptions, Task
-from ..cost_model.costs import IMBALANCE, IMBALANCE_BOUND
 from ..model.layer import PARTLY
 from ..options.group import Options
 from ..options.prices import TWO_SOURCES
 from ..options.task import RANK, Kind
 from ..plan import Assumptions, DataParallel, Plan, Precision, Recompute, Schedule
 from ..plan.mesh import Axis, Degrees, divisors, every_degrees
+from ..plan.strategy import IMBALANCE, IMBALANCE_BOUND
 from ..profiles.analytic import GROUPED, ONE_BY_ONE
 from ..profiles.data_sheet import load_data_sheet
 
@@ -106,6 +106,7 @@ class TaskOptions(Options):
             imbalance=self.moe_imbalance,
             imbalance_bound=max(self.moe_imbalance, self.moe_imbalance_bound),
             kernels=ONE_BY_ONE if self.experts_one_by_one else GROUPED,
+            padded=True,
         )
 
     @property

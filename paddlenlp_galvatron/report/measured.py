@@ -36,12 +36,19 @@ def of_plan(plan: Plan, records: Iterable[Record]) -> list[Record]:
 
 
 def stage_peaks_mib(plan: Plan, records: Log) -> list[float]:
-    """Most MiB that a rank of each stage held in any of these steps."""
-    size = plan.stage_size
-    return [
-        max(max(record["peak_memory_mib"][stage * size : (stage + 1) * size]) for record in records)
-        for stage in range(plan.pipeline)
-    ]
+    """Most MiB that a rank of each stage held in any of these steps, whose lines tell of all ranks or stages."""
+
+    def most(peaks: Sequence[float], stage: int) -> float:
+        size = len(peaks) // plan.pipeline
+        return max(peaks[stage * size : (stage + 1) * size])
+
+    return [max(most(record["peak_memory_mib"], stage) for record in records) for stage in range(plan.pipeline)]
+
+
+def tells_peaks(plan: Plan, record: Mapping[str, Any]) -> bool:
+    """Whether a line tells of the peaks of all ranks of the plan, or of its stages."""
+    peaks = record.get("peak_memory_mib")
+    return isinstance(peaks, list) and len(peaks) in (plan.world_size, plan.pipeline)
 
 
 def predicted_beside_measured(plan: Plan, records: Log) -> Table:

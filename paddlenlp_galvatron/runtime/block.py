@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import paddle
+from paddle import nn
 from paddle.distributed.fleet.utils import recompute
 from paddle.incubate.nn.functional import swiglu
 
@@ -22,6 +23,7 @@ from ..plan.mesh import EXCHANGE, SAMPLE_AXES, Axis, Mesh
 from .adapters.decoder import Adapter
 from .attention import Chunks, Documents, OwnPositions, flash, hidden_rows, own_rows
 from .experts import PRODUCTS, Memo, OwnExperts
+from .grouped import Padding
 from .groups import Groups
 from .load import LayerLoad, Load
 from .lora import LoRALinear, add_adapters
@@ -151,8 +153,11 @@ class Block:
         if shape.experts:
             samples = placement.own_samples(strategy, micro_batch, self._seq_length)
             own = LayerLoad(load, samples, placement.group(*SAMPLE_AXES))
-            self._experts = self._own_experts(strategy, prefix, source, own)
+            self._experts = self._own_experts(strategy, prefix, source, own, load.padding)
         self.parameters: list[ShardedParameter] = [weight for _, _, weight in self._slots]
+        for inner in self._layer.sublayers():
+            if type(inner) is nn.Linear and inner.bias is None:
+                inner.forward = partial(_product, inner)
         self._cut_points()
 
     def __call__(self, x: Any, mask: Any) -> Any:
@@ -244,13 +249,15 @@ class Block:
 
         attention.attn_func = context
 
-    def _own_experts(self, strategy: LayerStrategy, prefix: str, source: WeightSource, load: LayerLoad) -> OwnExperts:
+    def _own_experts(
+        self, strategy: LayerStrategy, prefix: str, source: WeightSource, load: LayerLoad, padding: Padding
+    ) -> OwnExperts:
         """This rank's experts, whose weights stand with the layer's others."""
         place, shape = self._placement, self._shape
         local = shape.experts // strategy.ep
         first = place.experts.index(place.local, Axis.EXPERT) * local
         exchange = place.group(*EXCHANGE, mesh=place.experts)
-        own = OwnExperts(shape, strategy.experts, exchange, place.numbers, load)
+        own = OwnExperts(shape, strategy.experts, exchange, place.numbers, load, padding)
         weights = shape.routed.weights[3 * first : 3 * (first + local)]  # gate, up and down of each
         for kind, name in enumerate(PRODUCTS if weights else ()):
             record = stacked((place.parameter(weight, prefix, source) for weight in weights[kind::3]), local)
@@ -268,7 +275,7 @@ class Block:
             out = place.cross(CommPoint.OUT_OF_EXPERTS, routed)
             if shared is None:
                 return out
-            gate = paddle.nn.functional.sigmoid(mixture.shared_expert_gate(x))
+            gate = nn.functional.sigmoid(mixture.shared_expert_gate(x))
             return out + gate * shared(place.cross(CommPoint.INTO_MLP, x))
 
         mixture.forward = forward
@@ -326,6 +333,11 @@ def _each_head(x: Any, times: int) -> Any:
     GPUs, and copies its indices to the device at each call."""
     *others, heads, width = x.shape
     return x.unsqueeze(-2).expand([*others, heads, times, width]).reshape([*others, heads * times, width])
+
+
+def _product(linear: Any, x: Any) -> Any:
+    """A linear layer without bias in one call into Paddle, whose own function looks up flags before."""
+    return paddle.matmul(x, linear.weight)
 
 
 def _flat(x: Any) -> Any:

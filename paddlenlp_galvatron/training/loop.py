@@ -25,7 +25,7 @@ from .inputs import Sources, prefetch
 from .resume import print_rank_0, resume
 from .run import Run
 from .settings import TrainSettings
-from .step_log import EVALUATED, STOPPED, StepLog, StepRecord, means_of
+from .step_log import EVALUATED, STOPPED, StepLog, StepRecord, means_of, peaks_to_log
 
 RESTART_S = 10.0  # an elastic launcher starts ranks again while those before may still be ending
 
@@ -123,7 +123,8 @@ class TrainingLoop:
             data_s=max(loads),
             tokens_per_s=engine.seq_length * engine.plan.global_batch / max(times),
             plan=self.run.plan_id,
-            peak_memory_mib=list(peaks),
+            peak_memory_mib=peaks_to_log(peaks, engine.plan.pipeline),
+            peak_memory_rank=peaks.index(max(peaks)),
         )
         if isinstance(self.run.data, TuningData):
             record["target_tokens_per_s"] = share.labelled / max(times)

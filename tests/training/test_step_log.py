@@ -10,7 +10,8 @@ import pytest
 from paddlenlp_galvatron.base.errors import GalvatronError
 from paddlenlp_galvatron.cli.training_run import LogTail
 from paddlenlp_galvatron.plan import plan_id, uniform_plan
-from paddlenlp_galvatron.training.step_log import StepLog, StepRecord, read_log
+from paddlenlp_galvatron.report.measured import stage_peaks_mib, tells_peaks
+from paddlenlp_galvatron.training.step_log import StepLog, StepRecord, read_log, peaks_to_log
 
 PLAN = uniform_plan(layers=1, world_size=1, global_train_batch_size=1)
 
@@ -27,6 +28,7 @@ def record(step: int, loss: float = 1.0) -> StepRecord:
         tokens_per_s=9.0,
         plan=plan_id(PLAN),
         peak_memory_mib=[1.0],
+        peak_memory_rank=0,
     )
 
 
@@ -56,6 +58,17 @@ def test_a_step_that_is_written_again_takes_its_lines_place(tmp_path):
     log.close()
     assert [(each["step"], each.get("eval_loss")) for each in read_log(path)] == [(0, 2.0), (1, 3.0), (2, None)]
     assert seen == [(1, 0), (1, 0), (2, 1), (2, 1), (3, 2)]
+
+
+@pytest.mark.parametrize(("ranks", "stages"), [(64, 4), (1024, 8), (1024, 1)])
+def test_a_line_does_not_grow_with_the_ranks_and_readers_find_the_peak_of_each_stage(ranks, stages):
+    plan = uniform_plan(layers=8, world_size=ranks, global_train_batch_size=1024, pp_deg=stages)
+    peaks = [float((37 * rank) % 1009) for rank in range(ranks)]
+    fields = {"peak_memory_mib": peaks_to_log(peaks, stages)}
+    each = ranks // stages
+    assert tells_peaks(plan, fields)
+    assert stage_peaks_mib(plan, [fields]) == [max(peaks[k * each : (k + 1) * each]) for k in range(stages)]
+    assert len(fields["peak_memory_mib"]) == (ranks if ranks == 64 else stages)
 
 
 @pytest.mark.parametrize("prefix", ["[1,0]<stdout>:", "0: ", "worker-0 | ", "[pod/a/b] 2025-11-25T10:00:00.1Z "])

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from ...base.errors import UserError
 from ...cost_model import CostModel, CostOptions, Task, derive
-from ...cost_model.costs import IMBALANCE
 from ...model import ModelShape
 from ...plan import Plan
+from ...plan.strategy import IMBALANCE
 from ...profiles.analytic import GROUPED, ExpertKernels
 from ...profiles.data_sheet import DataSheet, Figure, Stack
 from ...profiles.reserve import MOST_ALLOCATOR
