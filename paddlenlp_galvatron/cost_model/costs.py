@@ -46,6 +46,9 @@ class CostOptions:
     # Ranks of a node that share ZeRO-2's states, where these are not all that hold the same weights: gradients are
     # summed over all, and updated weights gathered from these. Priced only, for published runs.
     sharding_group: int | None = None
+    # Megatron-SP that keeps what it gathers for products until backward, which has nothing beside them, as
+    # PaddlePaddle's own and nanotron's. Priced only, for published runs.
+    keeps_gathered: bool = False
 
     @property
     def load(self) -> Load:
@@ -84,6 +87,7 @@ class Terms(NamedTuple):
     # Each micro-batch, ms: collectives of expert parallelism, which are none of `tensor_forward_ms`.
     expert_forward_ms: float = 0.0
     expert_backward_ms: float = 0.0
+    tensor_hidden_ms: float = 0.0  # each micro-batch: of tensor parallelism, behind backward's products
 
     def also(self, other: Terms) -> Terms:
         """Those of two modules that reduce gradients at the same time."""

@@ -88,7 +88,7 @@ class ExpertPrices(ModulePrices):
         kept = model.routed.kept(Fused.NONE)
         row_mib = setting.assumed.mixed_precision.bytes / MIB
         copies = self.options.kernels.copies * model.hidden_size
-        held_mib = rows * (kept.gathered + copies + kept.split / experts.etp) * row_mib
+        held_mib = rows * (kept.tokens + copies + kept.split / experts.etp) * row_mib
         working_mib = rows * (ROW_BUFFERS * model.hidden_size + 2 * model.expert_size / experts.etp) * row_mib
         return Room(0.0, working_mib + held_mib) if recompute else Room(held_mib, working_mib)
 

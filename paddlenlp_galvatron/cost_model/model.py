@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ..base.errors import UserError
 from ..model import ModelShape
-from ..plan.comm_points import Collective
+from ..plan.comm_points import Collective, CommPoint
 from ..plan.communicators import communicators
 from ..plan.layout import TokenLayout, redistribution, token_layout
 from ..plan.mesh import OF_A_SAMPLE, SHARDING, Axis, Mesh
@@ -120,6 +120,12 @@ class CostModel(LayerPrices):
         other.options = replace(self.options, context_mib=context_mib, freed=freed)
         if self.options.offload_optimizer:  # whose prices depend on it
             other.known = defaultdict(dict)
+        return other
+
+    def keeping_gathered(self) -> CostModel:
+        """The same model of a runtime that keeps what Megatron-SP gathers for products."""
+        other = copy(self)
+        other.options, other.known = replace(self.options, keeps_gathered=True), defaultdict(dict)
         return other
 
     def _host_mib_per_ms(self) -> float:
@@ -329,6 +335,9 @@ class CostModel(LayerPrices):
         peak, kept = self.memory.vocab_activation_mib(
             role, vocab.tp, seq, self.assumed.sequence_parallel, samples / split
         )
+        if role != "first" and self.options.keeps_gathered:
+            others = self.others_mib(vocab.tp, self._token_bytes(samples, last) / split / MIB)
+            peak, kept = peak + others, kept + others
         table = table_weights(self.models[first if role == "first" else last], vocab.tp)
         states_mib = self.memory.vocab_states_mib(role, vocab.tp)
         held = Weights(round(states_mib * MIB / STATE_BYTES), largest=table.largest)
@@ -341,6 +350,7 @@ class CostModel(LayerPrices):
         room = Room(kept, peak - kept, begins=pipeline > 1, sent=0.0 if role == "first" else 1 - late)
         reduced = replace(vocab, dp_type=self._reduced_as(vocab.dp_type))
         timed = self.call_times(self._vocab_calls(reduced, role, *settings), mesh, pipeline, held)
+        timed = timed.behind({CommPoint.INTO_HEAD: every[-1].forward_ms})
         sharding = mesh.degree(*SHARDING)
         cost = self.module_cost(vocab.dp_type, sharding, settings[0], timed, passes, held, room, several_matrices=False)
         fixed_mib = self._constants_mib

@@ -86,8 +86,13 @@ class ModulePrices:
         """How gradients are reduced: as of whole states, where a smaller group shares them."""
         return DataParallel.DDP if self.options.sharding_group and dp_type is DataParallel.ZERO2 else dp_type
 
+    def others_mib(self, tp: int, tokens_mib: float) -> float:
+        """Memory of the tokens that Megatron-SP gathers for products, without the rank's own."""
+        return tokens_mib * (1 - 1 / tp) if self.assumed.sequence_parallel else 0.0
+
     def call_times(self, calls: Calls, mesh: Mesh, pipeline: int, weights: Weights) -> CallTimes:
         """How long a module's collectives take."""
+        calls = calls.alone if self.options.keeps_gathered else calls
         return CallTimes.of(calls, mesh, pipeline, weights.copies, self.network, self.gpus_per_node)
 
     def module_cost(
@@ -136,6 +141,7 @@ class ModulePrices:
             calls.finish_ms,
             publish_ms,
             optimizer_ms,
+            tensor_hidden_ms=calls.hidden_ms,
         )
         return LayerCost.of(terms, room.activation_mib, workspace, memory)
 

@@ -178,7 +178,7 @@ def _routed(shape: ModelShape) -> LayerKind:
             *linear(f"{name}.{down}", inner, hidden, Split.ROW),
         )
         weights += [replace(weight, expert=expert) for weight in own]
-    kept = Kept(gathered=hidden, split=3 * inner)
+    kept = Kept(tokens=hidden, split=3 * inner)
     return LayerKind((Sublayer("experts", tuple(weights), kept, divided=(("columns of an expert", inner, False),)),))
 
 
@@ -253,13 +253,12 @@ def _shared(shape: ModelShape) -> Iterator[Sublayer]:
 
 
 def _norms(shape: ModelShape) -> Sublayer:
-    """Before attention and before the MLP: each keeps what comes in, that over its size, one scale, and its output. A
-    router reads a rank's own tokens, which are not gathered for it."""
+    """Before attention and before the MLP: each keeps what comes in, that over its size, one scale, and its output,
+    which column-split products gather again in backward."""
     names, hidden = ("input_layernorm", "post_attention_layernorm"), shape.hidden_size
     weights = tuple(Weight(f"{name}.weight", (hidden,)) for name in names)
     sized = Kept(tokens=2 * hidden)  # the normalized input; the fused kernel recomputes it
-    own = 0 if shape.mlp_size else hidden
-    read = Kept(tokens=own, gathered=2 * hidden - own, scalars=2)
+    read = Kept(tokens=2 * hidden, scalars=2)
     again = (
         Again(Recompute.NORMS, read),
         Again(Recompute.NORMS, sized, unless=Fused.NORMS),

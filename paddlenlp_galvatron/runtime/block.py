@@ -17,7 +17,7 @@ from paddle.incubate.nn.functional import swiglu
 from ..model import ModelShape, Weight
 from ..model.lora import Adapters, adapted
 from ..plan import LayerStrategy, Plan, Recompute
-from ..plan.comm_points import CommPoint, comm_ops, summed_over
+from ..plan.comm_points import CommPoint, Op, comm_ops, repeated, summed_over
 from ..plan.layout import own_chunks, token_layout
 from ..plan.mesh import EXCHANGE, SAMPLE_AXES, Axis, Mesh
 from .adapters.decoder import Adapter
@@ -29,6 +29,7 @@ from .load import LayerLoad, Load
 from .lora import LoRALinear, add_adapters
 from .mappings import Crossing
 from .precision import Numbers, cast
+from .products import GatheredProducts, read_together
 from .recompute import RecomputedPart
 from .trace import span
 from .weights import ShardedParameter, Slice, WeightSource, compute_weights, shard_layer, stacked, zero_parameter
@@ -49,6 +50,7 @@ class Placement:
         self._sequence_parallel = plan.assumed.sequence_parallel
         self._groups = groups
         self._ops = {at.point: (at.op, self.group(at.axis)) for at in comm_ops(strategy.axes, self._sequence_parallel)}
+        self._gathers = {point: self._ops.pop(point)[1] for point, (op, _) in [*self._ops.items()] if op is Op.GATHER}
 
     def samples(self, micro_batch: int) -> range:
         """Samples of a micro-batch of which this rank computes the layer, wholly or in part."""
@@ -109,11 +111,23 @@ class Placement:
         )
 
     def cross(self, point: CommPoint, x: Any) -> Any:
-        """Hand tokens over at a communication point; differentiable. Messages are of the stored type."""
+        """Hand tokens over at a communication point; differentiable. Messages are of the stored type. Tokens
+        that are gathered for products are handed over by `products`."""
         if point not in self._ops:
             return x
         op, group = self._ops[point]
         return cast(Crossing.apply(cast(x, self.numbers.stored), op, group), self.numbers.computed)
+
+    def gathers(self, point: CommPoint) -> bool:
+        """Whether tokens are gathered for the products behind a communication point."""
+        return point in self._gathers
+
+    def products(self, point: CommPoint, keeps: bool, x: Any, *matrices: Any, transposed: bool = False) -> Any:
+        """A rank's tokens handed over at a communication point and multiplied with matrices; see `GatheredProducts`."""
+        if not self.gathers(point):
+            x = self.cross(point, x)
+            return tuple(paddle.matmul(x, matrix, transpose_y=transposed) for matrix in matrices)
+        return GatheredProducts.apply(x, self._gathers[point], self.numbers, keeps, transposed, *matrices)
 
 
 class Block:
@@ -220,6 +234,7 @@ class Block:
     def _cut_attention(self, norm: Any, attention: Any) -> None:
         place, normed, plain = self._placement, norm.forward, attention.attn_func
         core = plain
+        self._gather_for(CommPoint.INTO_ATTENTION, attention.q_proj, attention.k_proj, attention.v_proj)
         into = self._part(Recompute.NORMS, attention.q_proj, attention.k_proj, attention.v_proj)
         norm.forward = partial(into, lambda x: place.cross(CommPoint.INTO_ATTENTION, normed(x)))
         groups, chunks, fused = 1, self._chunks, attention.config.use_flash_attention
@@ -268,6 +283,7 @@ class Block:
     def _cut_experts(self, mixture: Any, own: OwnExperts) -> None:
         place, shared = self._placement, getattr(mixture, "shared_expert", None)
         if shared is not None:
+            self._gather_for(CommPoint.INTO_MLP, shared.gate_proj, shared.up_proj)
             self._leave_behind(shared.down_proj, CommPoint.OUT_OF_MLP)
 
         def forward(x: Any) -> Any:
@@ -282,6 +298,7 @@ class Block:
 
     def _cut_mlp(self, norm: Any, mlp: Any) -> None:
         normed, gate, up, down = norm.forward, mlp.gate_proj, mlp.up_proj, mlp.down_proj
+        self._gather_for(CommPoint.INTO_MLP, gate, up)
         part = self._part(Recompute.NORMS | Recompute.MLP, down)
 
         def into(x: Any) -> Any:
@@ -305,6 +322,12 @@ class Block:
         if not parts & self._recompute:
             return lambda run, *inputs: run(*inputs)
         return RecomputedPart(readers, partial(compute_weights, self._slots, self._placement.numbers))
+
+    def _gather_for(self, point: CommPoint, *readers: Any) -> None:
+        """Let layers read together what is gathered for them, which is kept where they are run again for backward."""
+        place = self._placement
+        if place.gathers(point):
+            read_together([*readers], partial(place.products, point, point in repeated(self._recompute)))
 
     def _leave_behind(self, projection: Any, point: CommPoint) -> None:
         """Sum the output of a row-split projection, then add its bias, if it has one."""

@@ -186,7 +186,7 @@ class Head:
         with compute_weights(self._slots, numbers):
             normed = self._norm(cast(x, numbers.computed))
         table = compute_weight(self._table, numbers)
-        logits = paddle.matmul(self._place.cross(CommPoint.INTO_HEAD, normed), table, transpose_y=self._tied)
+        [logits] = self._place.products(CommPoint.INTO_HEAD, False, normed, table, transposed=self._tied)
         if self.pairs is not None and pairs is not None:
             total, told = self.pairs(self._losses(logits, labels), answers, pairs)
         elif paddle.is_grad_enabled():

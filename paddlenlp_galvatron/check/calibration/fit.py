@@ -71,6 +71,7 @@ class MeasuredRun:
     document_tokens: float | None = None  # of packed rows, as `Task` has it
     stack: Stack | None = None  # the software; None: the sheet's
     sharding_group: int | None = None  # as `CostOptions` has it
+    keeps_gathered: bool = False  # the same
     attention_speed: float = 1.0  # of its attention kernel, over that of the sheet's
     network: float | None = None  # GB/s a direction of its nodes; None: the sheet's
 
@@ -103,6 +104,7 @@ def cost_of(run: MeasuredRun, sheet: DataSheet) -> CostModel:
             imbalance_bound=run.imbalance,
             kernels=run.kernels,
             sharding_group=run.sharding_group,
+            keeps_gathered=run.keeps_gathered,
             task=Task(run.adapter_rank, document_tokens=run.document_tokens),
         ),
         run.kept_bytes,
