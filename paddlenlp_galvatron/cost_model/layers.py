@@ -202,8 +202,8 @@ class LayerPrices(ExpertPrices):
         calls = point_calls(model, placed, setting, block_points(model), again)
         weights = layer_weights(model, placed.tp)
         times = self.call_times(calls, placed.mesh(setting.stage_size), setting.pipeline, weights)
-        slower = self.network.tensor_slowdown(setting.pipeline) if placed.tp > 1 else 1.0
-        return times._replace(forward_ms=slower * times.forward_ms, backward_ms=slower * times.backward_ms)
+        share = self.network.tensor_share(setting.pipeline) if placed.tp > 1 else 1.0
+        return times._replace(forward_ms=share * times.forward_ms, backward_ms=share * times.backward_ms)
 
     @once
     def _partly(self, recompute: Recompute, tp: int, layer_type: int) -> Partly:
