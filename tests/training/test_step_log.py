@@ -11,7 +11,7 @@ from paddlenlp_galvatron.base.errors import GalvatronError
 from paddlenlp_galvatron.cli.training_run import LogTail
 from paddlenlp_galvatron.plan import plan_id, uniform_plan
 from paddlenlp_galvatron.report.measured import stage_peaks_mib, tells_peaks
-from paddlenlp_galvatron.training.step_log import StepLog, StepRecord, read_log, peaks_to_log
+from paddlenlp_galvatron.training.step_log import StepLog, StepRecord, peaks_to_log, read_log
 
 PLAN = uniform_plan(layers=1, world_size=1, global_train_batch_size=1)
 
