@@ -23,6 +23,7 @@ from ..cost_model import CostModel
 from ..cost_model.costs import Prediction
 from ..model import joint_fingerprint
 from ..plan import ModelShape, Plan
+from ..profiles.reserve import GIB_MIB
 from .core_arrays import Core, CostArrays, compute_bound_ms, core_of, cost_arrays, layer_arrays
 from .even import EvenCore, EvenPlans, even_spaces
 from .options import SearchOptions
@@ -136,7 +137,6 @@ class _Search:
         self.tried: list[_OpenFamily] = []  # still open; with all effort once all are tried
         self.too_big: list[_OpenFamily] = []  # families that do not fit
         self.opened = 0
-        self.device_mib = options.budget_mib + cost.context_mib
         self.most_ms = inf  # per sample, of plans that are looked for
         self.arrays: dict[tuple[object, ...], CostArrays] = {}
 
@@ -152,34 +152,36 @@ class _Search:
                 self._work_through()
                 ranked = sorted(self.found.values(), key=lambda one: one.ms_per_sample)[: self.options.top_k]
                 if ranked:
-                    fastest, lower_ms = ranked[0], min(ranked[0].ms_per_sample, self.unproven)
-                    best, uniform, uniform_ms = fastest, None, None
+                    fastest = best = ranked[0]
+                    step_s = fastest.plan.global_batch / MS_PER_S  # of one ms per sample
+                    lower_bound_s, uniform, uniform_bound_s = min(fastest.time_s, self.unproven * step_s), None, None
                     if compared and not self.even and not self.cancel.cancelled:
-                        best, uniform, uniform_ms = self._simpler(fastest, lower_ms, everything)
+                        best, uniform, open_ms = self._simpler(fastest, everything)
+                        uniform_bound_s = min(uniform.time_s if uniform else inf, open_ms * step_s)
         if not ranked:
             need = None if self.cancel.cancelled else self._need()
             return SearchResult(None, inf, time.perf_counter() - start, self.outcomes, self.bounds_s, need=need)
-        seconds, family = fastest.plan.global_batch / MS_PER_S, PlanFamily.of(best.plan)
+        family = PlanFamily.of(best.plan)
         others = [other for other in ranked if PlanFamily.of(other.plan) != family]
         return SearchResult(
-            best=self._documented(best, lower_ms * seconds, fastest.time_s),
-            lower_bound_s=lower_ms * seconds,
+            best=self._documented(best, lower_bound_s, fastest.time_s),
+            lower_bound_s=lower_bound_s,
             search_time_s=time.perf_counter() - start,
             outcomes=self.outcomes,
             bounds_s=self.bounds_s,
             runners_up=tuple(others[: self.options.top_k - 1]),
             fastest=fastest,
             uniform=uniform,
-            uniform_bound_s=None if uniform_ms is None else uniform_ms * seconds,
+            uniform_bound_s=uniform_bound_s,
         )
 
     def _simpler(
-        self, fastest: Candidate, lower_ms: float, everything: Iterable[_OpenFamily]
+        self, fastest: Candidate, everything: Iterable[_OpenFamily]
     ) -> tuple[Candidate, Candidate | None, float]:
-        """The simplest plan within the tolerance, and the best one of one strategy with its bound in ms per sample; all
-        of the fastest plan's batch."""
+        """The simplest plan within the tolerance, and the best one of one strategy with the least bound of what stays
+        open, in ms per sample; all of the fastest plan's batch."""
         if fastest.strategies == 1:
-            return fastest, fastest, lower_ms
+            return fastest, fastest, self.unproven
         batch = fastest.plan.global_batch
         parts = [(one.bound, one.family, one.strategies) for one in everything if one.family.global_batch == batch]
         uniform, bound = best_uniform(parts, self.cost, self._best_of)
@@ -187,7 +189,7 @@ class _Search:
             return fastest, uniform, bound
         most_ms = fastest.ms_per_sample * (1 + self.options.simplest_within / 100)
         best = simplest(fastest, parts, uniform, most_ms, self.cost, self._best_of)
-        return with_fewer_segments(best, self.cost, self.device_mib, most_ms), uniform, bound
+        return with_fewer_segments(best, self.cost, self.options.memory_gib * GIB_MIB, most_ms), uniform, bound
 
     def _best_of(self, parts: Iterable[Part], most_ms: float) -> tuple[Candidate | None, float]:
         """As `simplest.Solve`: with the small effort of a trial."""
@@ -264,7 +266,7 @@ class _Search:
             family = PlanFamily.of(mine)
             if any(each.have(mine, self.cost.layer_types) for each in self.space.get(family, ())):
                 candidate = Candidate(mine, self.cost.predict(mine))
-                if candidate.fits(self.device_mib):
+                if candidate.fits(self.options.memory_gib * GIB_MIB):
                     self._keep(candidate, family)
 
     def _opened(self) -> Iterator[_OpenFamily]:

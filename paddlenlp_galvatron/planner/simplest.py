@@ -29,7 +29,7 @@ Solve = Callable[[Iterable[Part], float], tuple[Candidate | None, float]]
 
 
 def best_uniform(parts: Iterable[Part], cost: CostModel, solve: Solve) -> tuple[Candidate | None, float]:
-    """The fastest plan with one strategy for all layers, and a lower bound of them all in ms per sample."""
+    """The fastest plan with one strategy for all layers, and the least bound of what stays open, in ms per sample."""
     best, bound, limit = None, inf, inf
     for part in sorted(parts, key=lambda part: part[0]):
         if part[0] >= limit:
@@ -38,7 +38,7 @@ def best_uniform(parts: Iterable[Part], cost: CostModel, solve: Solve) -> tuple[
         bound = min(bound, still_open)
         if found:
             best, limit = found, found.ms_per_sample
-    return best, min(bound, limit)
+    return best, bound
 
 
 def simplest(

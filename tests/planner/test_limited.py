@@ -49,7 +49,7 @@ def test_a_plan_that_does_not_fit_or_that_the_options_exclude_is_no_answer() -> 
     exact = search(MODEL, example(), options)
     assert exact.time_s > search(MODEL, example(), SearchOptions.from_mapping(VALUES | {"memory_constraint": 8})).time_s
     assert search(MODEL, example(), options, known=[large]).time_s == pytest.approx(exact.time_s)
-    for excluded in ({"max_tp_deg": 1}, {"disable_vtp": True}, {"fine_grained_mode": False}):
+    for excluded in ({"max_tp_deg": 1}, {"disable_vtp": True}, {"disable_pp": True}):
         narrow = SearchOptions.from_mapping(VALUES | excluded)
         found = search(MODEL, example(), narrow, known=[exact.plan])
         assert found.time_s == pytest.approx(search(MODEL, example(), narrow).time_s) and found.time_s > exact.time_s
