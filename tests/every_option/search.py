@@ -163,7 +163,7 @@ ROWS = {
     "save_gb_per_s": Row(5, "answer.job"),
     "offload_optimizer": Row(1, "refusal"),  # its profiles name no GPU
     "moe_imbalance": Row(1.9, "answer.load", SPREAD),
-    "moe_imbalance_bound": Row(3, "answer.stages", SPREAD),
+    "moe_imbalance_bound": Row(3, "answer.stages", SPREAD | {"simplest_within": 0}),
     "experts_one_by_one": Row(1, "answer.time_s", MIXTURE),
     "min_bsz": Row(16, "families", BATCHES),
     "max_bsz": Row(16, "families", BATCHES),
