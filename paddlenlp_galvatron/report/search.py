@@ -79,7 +79,8 @@ def layer_wise_summary(result: SearchResult) -> dict[str, Any]:
 
 
 def _simplicity(one: Candidate) -> dict[str, Any]:
-    return {"time_s": one.time_s, **shape_of(one), "strategies": one.strategies, "segments": one.segments}
+    simplicity = {"strategies": one.strategies, "segments": one.segments}
+    return {"time_s": one.time_s, "samples_per_s": one.samples_per_s, **shape_of(one), **simplicity}
 
 
 def _seconds(one: Candidate) -> str:
