@@ -251,7 +251,7 @@ def main() -> int:
         for line in table(rows):
             print(line)
         print("", *by_source(rows), sep="\n")
-        print(f"\n{len(rows)} rows; {len(skipped)} left out" + (":" if skipped else ""))
+        print(f"\n{len(rows)} rows; {len(skipped)} skipped" + (":" if skipped else ""))
         for row in skipped:
             print(f"  {row['name']}: needs {row['needs']}")
         print(", ".join(f"{name} {value:.3g}" for name, value in summary.items() if value is not None))

@@ -55,7 +55,7 @@ pip_install() {
             "check the network (or pip's own configuration) and run the same command again" >&2
     else
         grep -v '^WARNING' "$log" >&2
-        echo "setup: pip failed; its own words are above" >&2
+        echo "setup: pip failed; see its output above" >&2
     fi
     return 1
 }
@@ -101,7 +101,7 @@ fi
 say "[4/5] compiling the C++ core"
 pip_install --no-deps --no-build-isolation --editable .
 say "[5/5] importing everything once"
-# Its bytecode is part of an environment, whoever wants none beside their own sources: without it every process that
+# Its bytecode is part of an environment, for anybody who wants none next to their own sources: without it every process that
 # imports Paddle and PaddleNLP compiles them again, for 8 s.
 everything='galvatron_dp_core, hypothesis, paddlenlp.trainer, paddlenlp.transformers, pydantic, pytest, rich.progress'
 env -u PYTHONDONTWRITEBYTECODE "$venv/bin/python" -c "import $everything" >"$log" 2>&1 || {

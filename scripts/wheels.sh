@@ -4,7 +4,7 @@ set -eu
 cd "$(dirname "$0")/.."
 built=0
 for version in 3.11 3.12 3.13; do
-    "python$version" --version >/dev/null 2>&1 || { echo "wheels: no python$version here; left out"; continue; }
+    "python$version" --version >/dev/null 2>&1 || { echo "wheels: no python$version here; skipped"; continue; }
     venv=$(mktemp -d)
     "python$version" -m venv "$venv"
     "$venv/bin/python" -m pip --disable-pip-version-check wheel --quiet --no-deps --wheel-dir build/wheels .

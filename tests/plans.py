@@ -110,7 +110,7 @@ BAD_PLANS = {
     "too few parts of recompute": ({"recompute_enc": "full,none,none"}, ["recompute_enc", "3 entries for 4 layers"]),
     "experts beyond a stage": (
         {"ep_sizes_enc": "1,1,4,4", "tp_of_ep_sizes_enc": "1,1,2,2"},
-        ["ep_sizes_enc: 4 beside tp_of_ep_sizes_enc 2 of layers 2-3", "4 ranks of a stage"],
+        ["ep_sizes_enc: 4 with tp_of_ep_sizes_enc 2 of layers 2-3", "4 ranks of a stage"],
     ),
     "two names that differ": ({"vocab_sdp": 1}, ["embed_sdp and vocab_sdp", "keep one"]),
     "stages do not divide the world": ({"world_size": 9}, ["pp_deg", "2 stages", "9 ranks"]),
@@ -120,9 +120,9 @@ BAD_PLANS = {
     "too few context parallel degrees": ({"cp_sizes_enc": "2,1"}, ["cp_sizes_enc", "2 entries for 4 layers"]),
     "degrees beyond a stage together": (
         {"cp_sizes_enc": "1,1,2,1"},
-        ["cp_sizes_enc: 2 beside degree 4 of layer 2", "4 ranks of a stage", "product"],
+        ["cp_sizes_enc: 2 and degree 4 of layer 2", "4 ranks of a stage", "product"],
     ),
-    "vocabulary's degrees beyond a stage": ({"vcp": 4}, ["vcp: 4 beside degree 2 of the vocabulary layers"]),
+    "vocabulary's degrees beyond a stage": ({"vcp": 4}, ["vcp: 4 and degree 2 of the vocabulary layers"]),
     "tokens that are no chunks": (
         {"cp_sizes_enc": "2,2,1,2", "galvatron": {"assumed": {"seq_length": 10}}},
         ["cp_sizes_enc: a sequence length of 10", "two equal pieces", "2 ranks of layer 0", "multiple of 4"],

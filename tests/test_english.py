@@ -13,7 +13,7 @@ BAD = {
     "e.hpp": "// Costs. What they\n// are is known.\nint f();\n",
 }
 GOOD = {
-    "a.py": '"""Times of a step, whatever that is. What is a step?"""\nWhat = 1  # of each step\n',
+    "a.py": '"""Times of a step. What is a step?"""\nWhat = 1  # of each step\n',
     "b.md": "# What fits\n\nIs that it? `Of. What` is code.\n\n```sh\nWhat\n```\n",
 }
 

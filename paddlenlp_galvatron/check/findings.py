@@ -21,8 +21,8 @@ class State(StrEnum):
     OK = "ok"
     WARNING = "warning"  # works, but may be slow or fail later
     FAILED = "failed"  # does not work
-    TOLD = "told"  # a figure that nothing judges
-    LEFT_OUT = "left out"  # it cannot be tried here
+    INFO = "info"  # shown, not checked
+    SKIPPED = "skipped"  # cannot be tested on this machine
     NO_TIME = "no time"
 
 
@@ -31,7 +31,7 @@ class Finding:
     """One line of a check's result."""
 
     subject: str
-    found: str  # a figure, a fault, or why it was left out
+    found: str  # a figure, a fault, or why it was skipped
     state: State = State.OK
     remedy: str = ""  # empty: all is well, or nothing is known to help
     part: str | None = None  # of `gpu-check`

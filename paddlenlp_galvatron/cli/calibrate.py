@@ -47,7 +47,7 @@ def calibrate(values: dict[str, Any], json: bool) -> None:
         table = read_runs(source, plan, options.model_size, options.device)
         runs += table.runs
         for name, needs in table.skipped:
-            say_note(f"{source}: {name} left out: needs {needs}")
+            say_note(f"{source}: {name} skipped: needs {needs}")
     if plans:
         raise UserError(f"plans: {len(plans)} more than logs; give one plan for each train_log.jsonl")
     devices = {options.device or run.device for run in runs}

@@ -52,7 +52,7 @@ class PrepareOptions(Options):
 def prepare(values: dict[str, Any], json: bool) -> None:
     """Tokenise text and JSON lines into a Megatron-compatible data set, OUTPUT.bin and OUTPUT.idx.
 
-    A trained tokenizer is written beside it as tokenizer.json.
+    A trained tokenizer is written next to it as tokenizer.json.
     """
     given = PrepareOptions.from_values(values)
     from paddlenlp_galvatron.training.data import corpus
@@ -90,10 +90,10 @@ def prepare(values: dict[str, Any], json: bool) -> None:
     lines = [
         f"{near(output)}.bin and .idx: {written.documents} documents, {written.tokens} tokens of a vocabulary of "
         f"{size}, each ended by {end.text} ({end.token}), in {seconds:.1f} s",
-        *(f"left out: {file}: {reason}" for file, reason in islice(left_out.items(), MOST_NAMED)),
+        *(f"skipped: {file}: {reason}" for file, reason in islice(left_out.items(), MOST_NAMED)),
     ]
     if len(left_out) > MOST_NAMED:
-        lines.append(f"left out: {len(left_out) - MOST_NAMED} more; --json names them all")
+        lines.append(f"skipped: {len(left_out) - MOST_NAMED} more; --json names them all")
     answer(
         "\n".join(lines),
         json,

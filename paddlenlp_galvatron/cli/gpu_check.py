@@ -40,7 +40,7 @@ class CheckOptions(Options):
     )
     parts: str | None = Field(
         None,
-        description="some of kernels,parity,schedules,resume,memory,later,beside,prediction,stock; unset: all",
+        description="some of kernels,parity,schedules,resume,memory,later,waits,overlap,prediction,stock; unset: all",
     )
     minutes: Positive = Field(10, description="minutes after which no further check is started")
     output: Path = Field(

@@ -163,12 +163,12 @@ def _load_beside(planned: Load | None, records: Log) -> tuple[dict[str, Any], li
     measured = measured_load(records[WARM_UP_STEPS:] or records)
     facts: dict[str, Any] = {"steps": len(records), "load": None, "holds": None}
     if measured is None:
-        return facts, ["the log tells no load of experts: no ranks share any out"]
+        return facts, ["the log has no load of experts: no layer uses expert parallelism"]
     facts["load"] = {"moe_imbalance": measured.usual, "moe_imbalance_most": measured.most}
     if planned is None:
         return facts, [
-            f"the fullest rank of experts has rows {measured.usual:.3g} x mean, {measured.most:.3g} x at most; the "
-            "plan's file does not tell for which load it was priced, so search one"
+            f"the busiest rank of experts has rows {measured.usual:.3g} x mean, {measured.most:.3g} x at most; the "
+            "plan's file does not say for which load it was searched, so search a plan"
         ]
     verdicts = load_verdicts(planned, measured)
     facts["holds"] = {name: holds for name, (holds, _) in verdicts.items()}
@@ -232,7 +232,7 @@ def diff(values: dict[str, Any], json: bool) -> None:
     except UserError as error:
         if any(getattr(given, name) for name in PriceOptions.model_fields):
             raise
-        say_note(f"time and memory are left out: {error.faults[0]}")
+        say_note(f"no time and memory: {error.faults[0]}")
     if json:
         say(dumps(difference.summary(one, other, facts)))
     else:
@@ -301,7 +301,7 @@ def to_paddlefleet(values: dict[str, Any], json: bool) -> None:
 
 @app.command(PlanOptions, positional=FILE)
 def to_paddleformers(values: dict[str, Any], json: bool) -> None:
-    """Print a plan as YAML for PaddleFormers, which PaddleFleet took in. Exit code 2 if it cannot express it."""
+    """Print a plan as YAML for PaddleFormers (now part of PaddleFleet). Exit code 2 if it cannot express it."""
     _say_yaml(FORMERS, values, json)
 
 

@@ -132,7 +132,7 @@ def _all_of_it(output: Path, nproc: int, steps: int, dry_run: bool) -> dict[str,
     difference = _difference_to_one_process(settings, records)
     part("one process")
     console.print(f"largest difference of the loss: {difference:.1e} (allowed: {LOSS_TOLERANCE:.0e})")
-    _title(console, 6, "predicted beside measured")
+    _title(console, 6, "predicted and measured")
     console.print(predicted_beside_measured(plan, of_plan(plan, records)))
     made, log = near(output), near(settings.log)
     console.print(

@@ -25,7 +25,7 @@ class ReportOptions(OriginOptions):
 
     output: Path = Field(Path("report.html"), description="the file to write")
     log: Path | None = Field(
-        None, description="train_log.jsonl of a run of this plan, to show measured values beside the predicted ones"
+        None, description="train_log.jsonl of a run of this plan, to show measured next to predicted values"
     )
 
 

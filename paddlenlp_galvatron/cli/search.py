@@ -51,7 +51,7 @@ class AnswerOptions(Options):
         None, description="file to write the plan to, or a folder, in which it gets its usual name; unset: configs"
     )
     log_dir: Path = Field(Path("logs"), description="folder for the search's log, Search_*.log")
-    save_runners_up: bool = Field(False, description="also write the runners-up, beside the plan: *_2.json, ...")
+    save_runners_up: bool = Field(False, description="also write the runners-up, next to the plan: *_2.json, ...")
 
 
 BATCHES = {"settle_bsz", "min_bsz", "max_bsz"}  # options that say the global batch size

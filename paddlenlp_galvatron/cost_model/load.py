@@ -108,7 +108,7 @@ def load(
     measured = {*computation.layer_ms, *(variant.layer_type for variant in memory.layers)}
     if more := sorted(measured - set(range(len(shapes)))):
         keys = ", ".join(f"layertype_{layer_type}" for layer_type in more)
-        note(f"{keys} left out: the model has layers of {len(shapes)} type{'s' * (len(shapes) > 1)} (num_layertype)")
+        note(f"{keys} ignored: the model has layers of {len(shapes)} type{'s' * (len(shapes) > 1)} (num_layertype)")
     if not allow_foreign_profiles:
         identity.require_same_device([*hardware.files, *computation.files, *memory.files])
     return CostModel(

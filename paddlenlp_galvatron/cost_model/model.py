@@ -131,7 +131,7 @@ class CostModel(LayerPrices):
     def _host_mib_per_ms(self) -> float:
         if self.device.host_link_gb_per_s is None:
             raise UserError(
-                "offload_optimizer: no profile names a GPU whose data sheet tells how fast its host's memory is; "
+                "offload_optimizer: no profile names a GPU whose data sheet has the speed of its host's memory; "
                 "leave the option out, or galvatron profile all --analytic"
             )
         return self.device.host_link_gb_per_s * GB_PER_S

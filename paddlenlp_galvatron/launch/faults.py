@@ -186,7 +186,7 @@ class LocalRanks:
     def _stopped(self, rank: Rank, status: RankStatus) -> Fault:
         age = time.monotonic() - (rank.stopped_since or 0)
         message = f"{rank.name} was stopped by a signal (process {rank.process.pid}){in_step(status.step)} "
-        message += "and did not go on for "
+        message += "and did not continue for "
         return Fault(Kind.CAUSE, rank.number, f"{message}{age:.0f} s; its log: {rank.log}", age)
 
     def _reported(self, rank: Rank, status: RankStatus, code: int | None) -> Fault:
@@ -246,7 +246,7 @@ def _place(rank: Rank) -> str:
         time.sleep(0.05)
         if frame := re.search(r"^ *(File .+)\n", read_end(rank.log, before), re.MULTILINE):
             return frame[1]
-    return "a place that it does not tell"
+    return "a place that it does not name"
 
 
 def with_waits(fault: Fault, waits: Iterable[Wait]) -> Fault:

@@ -85,7 +85,7 @@ class Leader(SingleNode):
             waits += report.waits
             if not report.ended:
                 longest = max(longest, now - since)
-                limit, how = (SILENT_S, "has not been heard of for") if beat > 0 else (MEETING_S, "did not join within")
+                limit, how = (SILENT_S, "has sent nothing for") if beat > 0 else (MEETING_S, "did not join within")
                 if now - since > limit:
                     faults.append(Fault(Kind.CAUSE, None, f"node {node} {how} {limit:.0f} s", now - since))
         fault = self._classifier.verdict(faults, stalled, waits, all_present=longest < LATE_S)
@@ -160,7 +160,7 @@ class Follower(SingleNode):
                     client.close()
                 client = None
                 if (silent_s := time.monotonic() - heard) > limit:
-                    how = NOT_THERE if limit == MEETING_S else "has not been heard of for"
+                    how = NOT_THERE if limit == MEETING_S else "has sent nothing for"
                     message = f"node 0 ({address}:{port}) {how} {limit:.0f} s"
                     self._silence = Fault(Kind.CAUSE, None, message, silent_s)
                     return

@@ -76,7 +76,7 @@ class ProfileRunOptions(Options):
         None,
         ge=1,
         le=MOST_TURNS,
-        description="how often each number is measured; more than the profile has are measured beside those it has; "
+        description="how often each number is measured; more than the profile has are added to it; "
         "unset: as often as such numbers need",
     )
     fresh: bool = Field(False, description="measure everything again instead of continuing where the last run stopped")

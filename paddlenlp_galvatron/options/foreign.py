@@ -49,7 +49,7 @@ HOLDS = {
         ("prefix_tuning", "vera", "lokr", "reft", "pissa", "loraga", "use_mora", "lora_use_mixer", "dislora"),
         ("0", "fine-tuning trains all weights, or LoRA's adapters"),
     ),
-    "target_modules": ("", "adapters are beside all projections of the decoder layers"),
+    "target_modules": ("", "all projections of the decoder layers have adapters"),
     "ir_qlora": ("0", NOT_QUANTISED),
     "ref_model_update_steps": ("-1|0", "the reference is the model that the run begins with"),
     "benchmark": ("0", "every step's tokens/s are in train_log.jsonl; to try a few steps: galvatron train --max_steps"),
@@ -73,10 +73,10 @@ HOLDS = {
     "using_fake_gate": ("0", "tokens go where the router sends them"),
     **dict.fromkeys(("offload_optim", "tensorwise_offload_optimizer"), ("0", "optimizer states stay on the device")),
     **dict.fromkeys(("ignore_save_lr_and_optim", "ignore_load_lr_and_optim"), ("0", "checkpoints are whole")),
-    "ignore_data_skip": ("0", "a run goes on with the samples that come next"),
+    "ignore_data_skip": ("0", "a run continues with the next samples"),
     "no_recompute_layers": ("", "the plan says which layers recompute"),
     "offload_recompute_inputs": ("0", "activations stay on the device"),
-    "scale_loss": ("32768", "fp16's first loss scale is fixed; it falls and rises by itself"),
+    "scale_loss": ("32768", "fp16's first loss scale is fixed; it then adapts"),
 }
 NO_MPI = "ranks are started without MPI; outputs of nccl-tests: galvatron profile import-nccl-tests"
 TOKENS = "data are tokenised before: galvatron data prepare"
@@ -84,7 +84,7 @@ FUSED = "the same numbers by Paddle's plain kernels"
 ALWAYS_FUSED = "PaddleNLP's layers always use Paddle's fused one"
 ONE_BY_ONE = "weights stay apart, as checkpoints, ZeRO and Ulysses have them: the same numbers by a product more"
 OF_TRAINING = "training's alone"
-OVERLAP = "the runtime overlaps by itself"
+OVERLAP = "the runtime always overlaps them"
 LOGGED = "every step's time and memory are in train_log.jsonl"
 DROPOUT = "Llama and Qwen have no hidden dropout; theirs is attention_dropout in config.json"
 LOADER = "data are mapped files, read by each rank"
@@ -115,7 +115,7 @@ IDLE = {
     "max_per_device_train_batch_size": "the batch is profile_batch_size",
     "profile_type": "the command says it: profile computation, profile memory",
     "avg_or_min_or_first": "the slowest rank's time counts",
-    "overlap_time_multiply": "the computation beside messages takes as long as they do",
+    "overlap_time_multiply": "the overlapped computation takes as long as its messages",
     "layernum_min": "a layer's time and memory are the difference of models with 1 and 3 layers",
     "layernum_max": "a layer's time and memory are the difference of models with 1 and 3 layers",
     "backend": "messages go through Paddle: NCCL on GPUs, gloo on CPUs",
@@ -159,8 +159,8 @@ IDLE = {
     "remove_unused_columns": "fields of a line that are not known are left alone",
     "dataloader_drop_last": "each step has a whole global batch",
     "release_grads": "gradients are freed in each step",
-    **dict.fromkeys(SETTINGS, "of a method that is not asked for"),
-    "use_async_save": "checkpoints are written beside training",
+    **dict.fromkeys(SETTINGS, "of a method that is off"),
+    "use_async_save": "checkpoints are written during training",
     "use_expert_parallel": "expert_parallel_degree says it",
     **dict.fromkeys(("using_flex_token", "moe_subbatch_token_num", "pre_alloc_memory"), "the runtime's own dispatch"),
     "unified_checkpoint": "checkpoints load under every plan",
@@ -169,7 +169,7 @@ IDLE = {
     "enable_auto_parallel": "the plan says what is parallel",
     "to_static": "layers run as PaddleNLP's dynamic graph",
     **dict.fromkeys(("parallel_search", "worker"), "a search takes one thread for about a second"),
-    "local_rank": "each rank is told its own",
+    "local_rank": "each rank is given its own",
     "gpu_id": "each rank takes a GPU of its own",
     "distributed_backend": "NCCL on GPUs, gloo on CPUs",
     "amp_custom_black_list": "what layers compute in is compute_precision",

@@ -26,7 +26,7 @@ class TuningOptions(Options):
     task: Kind = Field(
         "pretrain",
         description="pretrain; sft: fine-tune all weights on dataset_name_or_path, from the model's own; lora: "
-        "adapters beside them; dpo: prefer one answer to another, with --lora 1 by adapters",
+        "adapters, all else frozen; dpo: prefer one answer to another, with --lora 1 by adapters",
     )
     dataset_name_or_path: Path | None = Field(
         None, description="folder with train.json and dev.json, or train/*.json and dev/*.json: a JSON object a line"
@@ -47,7 +47,7 @@ class TuningOptions(Options):
     autoregressive: bool = Field(False, description="1: learn all tokens, also of what is asked")
     packing: Packing | None = Field(
         None,
-        description="which samples share a row: none, in_order, greedy (both PaddleNLP's) or best_fit (fullest rows); "
+        description="which samples share a row: none, in_order, greedy (both PaddleNLP's) or best_fit (least padding); "
         "attention stays within a sample; unset: as zero_padding says, in_order in DPO",
     )
     zero_padding: bool = Field(False, description="1: the same as packing in_order")
@@ -81,7 +81,7 @@ class TuningOptions(Options):
         if self.tunes and self.dataset_name_or_path is None and self.train_dataset_path is None:
             raise ValueError(f"dataset_name_or_path: missing; {self.task} learns from a folder with train.json")
         if None not in (self.dataset_name_or_path, self.train_dataset_path):
-            raise ValueError("train_dataset_path: beside dataset_name_or_path, which has both files; give one")
+            raise ValueError("train_dataset_path: dataset_name_or_path is given, too, and has both files; give one")
         if self.zero_padding and self.packing not in (None, self._stock_packing):
             raise ValueError(f"packing: {self.packing} contradicts zero_padding; give one of them")
         return self

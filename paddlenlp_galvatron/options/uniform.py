@@ -111,7 +111,7 @@ class DegreeOptions(Options):
         )
         if tp > 1 and sep > 1:
             raise UserError(
-                f"sep_parallel_degree: {sep} beside tensor_parallel_degree {tp}: a layer is split by one of the "
+                f"sep_parallel_degree: {sep} with tensor_parallel_degree {tp}: a layer is split by one of the "
                 "two; set the other to 1"
             )
         said: dict[str, Any] = {}

@@ -138,7 +138,7 @@ def _grid_faults(plan: Plan) -> Iterator[str]:
         for axis, degree in part.beside:
             if degree < 1 or (degree > 1 and alone_fits and size % part.ranks):
                 yield (
-                    f"{fields.format(axis)}: {degree} beside degree {part.degree} of {who} does not divide the {size} "
+                    f"{fields.format(axis)}: {degree} and degree {part.degree} of {who} does not divide the {size} "
                     "ranks of a stage; choose degrees whose product does"
                 )
 
@@ -148,7 +148,7 @@ def _expert_faults(plan: Plan) -> Iterator[str]:
     for layers, experts in _named_runs([layer.experts for layer in plan.layers]):
         if min(experts[:2]) < 1 or size % experts.ranks:
             yield (
-                f"ep_sizes_enc: {experts.ep} beside tp_of_ep_sizes_enc {experts.etp} of {layers} does not divide the "
+                f"ep_sizes_enc: {experts.ep} with tp_of_ep_sizes_enc {experts.etp} of {layers} does not divide the "
                 f"{size} ranks of a stage; choose degrees whose product does"
             )
 

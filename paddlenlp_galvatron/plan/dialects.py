@@ -68,7 +68,7 @@ class PortFile(BaseModel):
         kept = sorted({stage for stage in self.sharding_stage_list if stage < 3}) or [2]
         if len(kept) > 1:
             raise UserError(
-                f"sharding_stage_list: has stages {', '.join(map(str, kept))} beside one another; "
+                f"sharding_stage_list: has stages {', '.join(map(str, kept))} together; "
                 "all layers that are not of stage 3 share one here: choose it"
             )
         return {
@@ -125,7 +125,7 @@ class SizesFile(BaseModel):
         vocab = self.embedding_lmhead_dp_type
         if vocab not in ("zero3", self.default_dp_type):
             raise UserError(
-                f"embedding_lmhead_dp_type: is {vocab} beside default_dp_type {self.default_dp_type}; "
+                f"embedding_lmhead_dp_type: is {vocab} with default_dp_type {self.default_dp_type}; "
                 "give it the default or zero3"
             )
         degrees = [max(sizes) for sizes in self._degrees()]

@@ -116,7 +116,7 @@ class StrategyFile(BaseModel):
     vtp: Ranks = Field(description="tensor-parallel (or Ulysses) degree of embedding and LM head")
     vsp: Flag = Field(description="1 = vtp is Ulysses")
     embed_sdp: Flag = Field(description="embedding and LM head: 0 = default_dp_type, 1 = zero3")
-    vocab_sdp: Flag | None = Field(None, description="other name of embed_sdp, written beside it")
+    vocab_sdp: Flag | None = Field(None, description="other name of embed_sdp, written too")
     world_size: Ranks | None = Field(None, description="ranks; may be absent")
     virtual_pp_deg: Layers = Field(1, description="chunks of layers a stage has; more than 1: interleaved 1F1B")
     recompute_enc: Recomputes | None = Field(

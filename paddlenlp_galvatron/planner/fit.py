@@ -57,7 +57,7 @@ class FitOptions(TaskOptions, JobOptions):
 
     model_size: str = Field(description="a preset's name, a config.json, or its folder")
     gpus: Cards | None = Field(
-        None, description="numbers of cards, such as 8,16,32; unset: from the smallest number that fits upwards"
+        None, description="numbers of GPUs, such as 8,16,32; unset: from the smallest number that fits upwards"
     )
     device: Names | None = Field(
         None,
@@ -214,8 +214,7 @@ class _Row:
         nodes, cards = divmod(gpus, per_node)
         if nodes and cards:
             raise UserError(
-                f"gpus: {gpus} are no whole number of nodes of {per_node} cards; give a multiple of {per_node}, "
-                "or fewer"
+                f"gpus: {gpus} are no whole number of nodes of {per_node} GPUs; give a multiple of {per_node}, or fewer"
             )
         cost = self.cards.model_on(max(nodes, 1), cards or per_node)
         reserve = cost.reserve

@@ -37,7 +37,7 @@ def _known(model: str) -> str:
         load_model(model)
     except UserError as error:
         raise PydanticCustomError(
-            "model", "{told}", {"told": error.faults[0].removeprefix(f"model {model}: ")}
+            "model", "{fault}", {"fault": error.faults[0].removeprefix(f"model {model}: ")}
         ) from None
     return model
 
@@ -56,7 +56,7 @@ class Form(Options):
         None, description=f"data sheet of the nodes: name of a shipped one, or a file; unset: {DEVICE}"
     )
     profiles: Path | None = Field(None, description="folder of measured profiles, used instead of a data sheet")
-    num_nodes: Ranks = Field(1, description="number of nodes; all are alike")
+    num_nodes: Ranks = Field(1, description="number of nodes; all are the same")
     num_gpus_per_node: Ranks | None = Field(None, description="GPUs per node; unset: as the data sheet has, or 8")
     memory_constraint: Positive | None = Field(None, description="memory of a GPU, GiB; unset: all that it has")
     search_options: str = Field("", description="more options of `galvatron search`: sp_space=tp+sp max_tp_deg=4")

@@ -117,7 +117,7 @@ class SearchOptions(TaskOptions):
     panel = "Search"
 
     # The cluster and what fits.
-    num_nodes: Ranks = Field(1, description="number of nodes; all are alike")
+    num_nodes: Ranks = Field(1, description="number of nodes; all are the same")
     num_gpus_per_node: Ranks = Field(
         GPUS_PER_NODE, description=f"GPUs per node; unset: as the data sheet of device has, else {GPUS_PER_NODE}"
     )
@@ -168,10 +168,10 @@ class SearchOptions(TaskOptions):
         1, description="largest number of layer chunks per stage (interleaved 1F1B); above 1 a gap may remain"
     )
     disable_dp: bool = Field(False, description="no data parallelism")
-    disable_sdp: bool = Field(False, description="do not try zero3 beside default_dp_type")
+    disable_sdp: bool = Field(False, description="do not try zero3 in addition to default_dp_type")
     disable_tp: bool = Field(False, description="no tensor parallelism")
     disable_sp: bool = Field(False, description="no Ulysses")
-    disable_cp: bool = Field(False, description="no context parallelism, whatever max_cp_deg")
+    disable_cp: bool = Field(False, description="no context parallelism, for any max_cp_deg")
     disable_ep: bool = Field(False, description="all ranks of a stage have all experts of its layers")
     disable_etp: bool = Field(False, description="do not split experts")
     disable_pp: bool = Field(False, description="no pipeline")

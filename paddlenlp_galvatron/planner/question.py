@@ -33,7 +33,7 @@ def prices(models: Sequence[ModelShape], options: SearchOptions, note: Note = no
         return load(models, *where, **options.profile_arguments, note=note)
     sheet = load_data_sheet(options.device)
     if len(models) > 1:
-        raise UserError("device: a data sheet tells of one type of layers only; give measured profiles, or one type")
+        raise UserError("device: a data sheet describes one type of layers only; give measured profiles, or one type")
     return derive(models[0], sheet, *where, options.cost_options)
 
 
@@ -126,7 +126,7 @@ def budget_gib(
     if asked_gib is None:
         if (gib := own_gib or unknown_gib) is None:
             raise UserError(
-                f"memory_constraint: missing, and the profiles do not tell the memory of {device.name or 'a device'}; "
+                f"memory_constraint: missing, and the profiles lack the memory of {device.name or 'a device'}; "
                 "give --memory_constraint, in GiB"
             )
         return gib

@@ -138,7 +138,7 @@ def changes(before: Plan, after: Plan) -> Iterator[Change]:
         ("pp_deg", "pipeline", f"{after.world_size} GPUs are {after.pipeline} times the {stage} of a stage"),
         ("virtual_pp_deg", "chunks", f"{after.pipeline} stages of {len(after.layers)} layers"),
         ("pp_division", "stages", "the same layers on another number of stages"),
-        ("chunks", "micro_batches", f"the global batch was asked for, and {share}"),
+        ("chunks", "micro_batches", f"the global batch was given, and {share}"),
         ("global_bsz", "global_batch", f"{share}, and their number stays"),
     ):
         old, new = (_shown(getattr(plan, name)) for plan in (before, after))

@@ -181,8 +181,8 @@ CONTENT = Content(
         ),
         "experts_ms": (
             Table(Keys("tp{degree}", int, WHOLE), EXPERTS),
-            "ms: time of a layer's experts in each pass, by the ranks that split each: whatever the rows (`call`), of "
-            "each expert of a rank, of each row, and of an expert at least; `launch`: of the host",
+            "ms: time of a layer's experts per pass, by expert-tp degree: fixed (`call`), per local expert, per token "
+            "row, and the least per expert; `launch`: of the host",
         ),
         "launch_ms": (PASS, "ms: time of the host to launch the kernels of one layer's passes, measured on GPUs"),
         "optimizer_ms_per_million": (Number("ms per million"), "ms per million weights of a rank: optimizer step"),

@@ -104,7 +104,7 @@ RECEIVE = Figure(
     value=1.03,
     unit="ratio",
     source="by arithmetic: a posted receive holds one of an H100's 132 multiprocessors for each of 4 channels",
-    checked="no: gpu-check's part beside tells it",
+    checked="no: gpu-check's part overlap measures it",
 )
 
 TENSOR = Figure(
@@ -123,7 +123,7 @@ HALF_RANKS = Figure(
     value=256,
     unit="ranks",
     source="InternEvo's ZeRO-1 on 8 to 1,024 A100 with 4 x 100 Gb RoCE, which fitted this number alone",
-    checked="no: clusters with a network card for each GPU lose less",
+    checked="no: clusters with a NIC for each GPU lose less",
 )
 
 
@@ -150,7 +150,7 @@ class DataSheet(BaseModel):
     attention_efficiency: Figure = Field(
         ATTENTION, description="share of the peak that flash attention reaches in long samples"
     )
-    product_start: Figure = Field(START, description="µs in which a matrix product begins and ends, whatever its size")
+    product_start: Figure = Field(START, description="µs in which a matrix product begins and ends, for any size")
     memory_efficiency: Figure = Field(description="share of the memory bandwidth that elementwise work reaches")
     link_efficiency: Figure = Field(description="share of `link` that collectives reach")
     switch_efficiency: Figure | None = Field(
@@ -160,10 +160,10 @@ class DataSheet(BaseModel):
     half_ranks: Figure = Field(
         HALF_RANKS, description="ranks of a ring across nodes with which it reaches half of `network`'s share"
     )
-    allocator: Figure | None = Field(None, description="share of tensors that the allocator holds beside them")
+    allocator: Figure | None = Field(None, description="share of tensors that the allocator holds in addition")
     host_link: Figure = Field(HOST, description="GB/s a direction between a device and its host's memory")
     overlap_coe: Figure = Field(description="how much slower compute and communication run side by side")
-    receive_coe: Figure = Field(RECEIVE, description="how much slower a pipeline's passes run beside a posted receive")
+    receive_coe: Figure = Field(RECEIVE, description="how much slower a pipeline's passes run during a posted receive")
     tensor_in_pipeline: Figure = Field(
         TENSOR, description="how many times as long collectives of tensor parallelism take in a pipeline"
     )
@@ -250,7 +250,7 @@ def _shipped(name: str) -> Path:
         elif name.endswith(".json"):
             what = "is no file here"
         raise UserError(
-            f"device: {name} {what}; known: {', '.join(known)}; for another card write a data sheet and give its file "
+            f"device: {name} {what}; known: {', '.join(known)}; for another GPU write a data sheet and give its file "
             f"({GUIDE})"
         )
     return known[meant[0]]

@@ -74,7 +74,7 @@ class _Lengths:
         if text is not None:
             return re.findall(r"[^,\s\[\]]+", text) or [text]
         if not self._untold:
-            raise UserError(f"{self._path}: {key}: tells no sequence length; write it as _seq… into the key")
+            raise UserError(f"{self._path}: {key}: no sequence length; write it as _seq… into the key")
         tokens = ", ".join(dict.fromkeys(self._untold))
         self._note(f"{self._path}: keys without a sequence length are taken as of {tokens} tokens ({self._why})")
         return self._untold
@@ -98,7 +98,7 @@ def times(path: str, content: dict[str, Any], seqs: Sequence[int], note: Note) -
     if derived:
         note(f"{path}: derived from raw runs: {', '.join(dict.fromkeys(map(kind_of, derived)))}")
     if useless and (derived or not any(map(_TIME.fullmatch, content))):
-        note(f"{path}: left out, as more layers did not take longer or were not run: {', '.join(useless)}")
+        note(f"{path}: ignored, as more layers did not take longer or were not run: {', '.join(useless)}")
     raw = {key: value for key, value in content.items() if _TIME_RUNS.fullmatch(key)}
     whole = {key: value for key, value in (content | derived).items() if key not in raw}
     lengths, found = _Lengths(path, seqs, note), Entries({}, tuple(content), raw=raw, skipped=beside)
@@ -110,10 +110,10 @@ def times(path: str, content: dict[str, Any], seqs: Sequence[int], note: Note) -
         elif not (match := _TIME.fullmatch(key)):
             found.content[key] = value
         elif not match[3] and match[1] in by_batch:
-            note(f"{path}: {key} left out: the file has times by batch")
+            note(f"{path}: {key} ignored: the file has times by batch")
         else:
             if not match[3]:
-                note(f"{path}: {key} tells no batch; a sample takes the same time in every batch")
+                note(f"{path}: {key} has no batch; a sample takes the same time in every batch")
             with faults.gathered():
                 _put_time(found, key, match, value, lengths)
     faults.require_none()
@@ -185,7 +185,7 @@ def memory(
                     entry = _layer(entry, dialect)
                     found.put(origin, entry, key, lengths.of_type(key, text, layer[1]))
                 elif _is_unmeasured(entry):
-                    note(f"{path}: {origin} left out: {UNMEASURED_MIB:,.0f} MiB stand for what was not measured")
+                    note(f"{path}: {origin} ignored: {UNMEASURED_MIB:,.0f} MiB stand for what was not measured")
                 else:
                     for seq in lengths.of(key, text):
                         found.put(origin, _vocabulary(entry, dialect), key, seq)
@@ -292,12 +292,12 @@ def _dialect(
     for dialect, parameter_bytes in PARAMETER_BYTES.items():
         if model and fits_layer(size * PARAMETER_BYTES["galvatron"] / parameter_bytes, model):
             note(
-                f"{path}: units are not told; taken as {dialect}'s, as parameter_size is {parameter_bytes} bytes "
+                f"{path}: units are not given; taken as {dialect}'s, as parameter_size is {parameter_bytes} bytes "
                 f"for each weight of {model.name}"
             )
             return dialect
     raise UserError(
-        f"{path}: nothing tells whether parameter_size is Galvatron's (fp32 MiB) or PaddleNLP's (bf16 MiB)"
+        f"{path}: unclear whether parameter_size is Galvatron's (fp32 MiB) or PaddleNLP's (bf16 MiB)"
         + (f", and {size:g} is neither of {model.name}" if model else "")
         + "; galvatron search --profile_dialect galvatron (or paddlenlp) says it"
     )

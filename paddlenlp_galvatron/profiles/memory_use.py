@@ -200,7 +200,7 @@ def _unsplit(lengths: Mapping[int, LayerMemory]) -> dict[int, LayerMemory]:
     }
     if not alone:
         raise UserError(
-            "tp_activation_per_bsz_dict: lacks degree 1, the only one that tells what a layer keeps both with "
+            "tp_activation_per_bsz_dict: lacks degree 1, the only one that shows what a layer keeps both with "
             "Megatron-SP and without; measure it with `galvatron profile memory`"
         )
     return alone
@@ -212,7 +212,7 @@ def _at_degree(name: str, by_degree: Mapping[int, float], degree: int, split: bo
         return by_degree[degree]
     if not by_degree or (len(by_degree) == 1 and not split):
         raise UserError(
-            f"{name}: degree {degree} without Megatron-SP cannot be told from degree {', '.join(map(str, by_degree))} "
+            f"{name}: degree {degree} without Megatron-SP does not follow from degree {', '.join(map(str, by_degree))} "
             "alone; measure it with `galvatron profile memory` or search with sequence_parallel"
         )
     return Curve.through((1 / d, mib) for d, mib in by_degree.items())(1 / degree)

@@ -46,7 +46,7 @@ class MeasuredReserve(NamedTuple):
 
 
 CONTEXT = ReservePart(
-    "CUDA context", 600.0, "nvidia-smi beside one empty tensor on A100 and H100: 420 to 560 MiB, by driver"
+    "CUDA context", 600.0, "nvidia-smi with one empty tensor on A100 and H100: 420 to 560 MiB, by driver"
 )
 WORKSPACES = ReservePart("workspaces", 128.0, "cuBLAS documents 32 MiB a handle and stream on Hopper; four of them")
 # NCCL allocates the receive buffers of a channel for LL (512 KiB), LL128 (4.7 MiB) and Simple (4 MiB): init.cc's

@@ -244,7 +244,7 @@ class Content:
         """The error for a file without what it should hold, which may be another file than was meant."""
         first = [shown(key, 40) for key in found.keys][:3]
         has = f"; its keys are {', '.join(first)}, …" if first else ""
-        wanted += " and no raw runs that tell one" if found.raw else ""
+        wanted += " and no raw runs that contain one" if found.raw else ""
         return UserError(
             f"{path}: holds no {wanted}{has}; name the right file, or measure it with "
             f"`galvatron profile {self.command}`"

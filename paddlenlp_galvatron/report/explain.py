@@ -224,7 +224,7 @@ def _what_ifs(explanation: Explanation) -> Table:
     made = table("", "change", "step, s", "tokens/s", "")
     seq = explanation.problem.options.seq_length or 0
     now = explanation.prediction.samples_per_s * seq
-    made.add_row("as it is", "", f"{explanation.prediction.time_s:.4g}", f"{now:,.0f}")
+    made.add_row("as planned", "", f"{explanation.prediction.time_s:.4g}", f"{now:,.0f}")
     answers = [one for one in explanation.what_ifs if not one.why_not]
     if faster := explanation.faster:
         speed, gap = faster.samples_per_s, explanation.searched.gap

@@ -61,7 +61,7 @@ def _row(one: Fit, following: Fit | None, shape: ModelShape, options: FitOptions
         "memory_estimate_gib": one.tensors_mib / GIB_MIB,
         "memory_bound_gib": one.bound_mib / GIB_MIB,
         "memory_gib": one.card_gib,
-        "binds": one.held.binds if one.held else "no strategy splits batch, heads and cards evenly",
+        "binds": one.held.binds if one.held else "no strategy splits batch, heads and GPUs evenly",
         "plan": plan_to_dict(one.best.plan) if one.best else None,
         "next_gpus": following.gpus if following else None,
         "next_times": later / speed if later and speed else None,

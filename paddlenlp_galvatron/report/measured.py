@@ -63,12 +63,12 @@ def predicted_beside_measured(plan: Plan, records: Log) -> Table:
     for stage, (guess, peak) in enumerate(zip(predicted.memory_mib, stage_peaks_mib(plan, records), strict=False)):
         row(f"peak memory, stage {stage}", guess / GIB_MIB, peak / GIB_MIB, "GiB")
     if predicted.load and (measured := measured_load(records[WARM_UP_STEPS:])):
-        row("rows of experts, fullest rank", predicted.load.moe_imbalance, measured.usual, "x mean")
+        row("rows of experts, busiest rank", predicted.load.moe_imbalance, measured.usual, "x mean")
     return shown
 
 
 class MeasuredLoad(NamedTuple):
-    """Rows of the fullest rank of experts over the mean."""
+    """Rows of the busiest rank of experts over the mean."""
 
     usual: float  # mean over layers and micro-batches, median over the steps
     most: float  # of any layer, micro-batch and step
@@ -86,7 +86,7 @@ def measured_load(records: Log) -> MeasuredLoad | None:
 def load_verdicts(planned: Load, measured: MeasuredLoad) -> dict[str, tuple[bool, str]]:
     """Whether the estimate and the bound hold that a plan was priced with, and in words what to do."""
     estimate, bound = planned
-    rows = f"the fullest rank of experts has rows {_beside(measured.usual, estimate, 'x mean')}"
+    rows = f"the busiest rank of experts has rows {_beside(measured.usual, estimate, 'x mean')}"
     over, again = measured.usual / estimate - 1, f"search again: galvatron search --moe_imbalance {measured.usual:.2g}"
     if over < -TOLERANCE:
         rows += f"; the estimate holds; {again} for a plan that may be faster"
@@ -163,7 +163,7 @@ class Health:
         parts.append(f"memory{where} " + _beside(stages[fullest] / GIB_MIB, guess_gib, "GiB"))
         if load := measured_load(latest):
             planned = self._predicted.load and self._predicted.load.moe_imbalance
-            parts.append(f"fullest rank of experts {_beside(load.usual, planned, 'x mean')}")
+            parts.append(f"busiest rank of experts {_beside(load.usual, planned, 'x mean')}")
         if self._steps:
             parts.append(f"ETA {_duration((self._steps - last['step']) * step_s)}")
         return ", ".join(parts)

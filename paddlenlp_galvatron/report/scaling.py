@@ -25,13 +25,13 @@ def printed(of: Scaled) -> Iterator[str | Table]:
     if of.facts:
         before, after = of.facts
         yield (
-            f"memory of the fullest GPU: {before.memory_mib / GIB_MIB:.2f} -> {after.memory_mib / GIB_MIB:.2f} GiB of "
+            f"highest memory of a GPU: {before.memory_mib / GIB_MIB:.2f} -> {after.memory_mib / GIB_MIB:.2f} GiB of "
             f"{after.budget_mib / GIB_MIB:.4g}"
         )
         yield f"step: {before.prediction.time_s:.4g} -> {after.prediction.time_s:.4g} s"
         yield f"speed: {before.speed_words} -> {after.speed_words}"
     else:
-        yield f"time and memory are left out: {of.why_not}"
+        yield f"no time and memory: {of.why_not}"
 
 
 def summary(of: Scaled) -> dict[str, Any]:

@@ -87,10 +87,10 @@ def samples_seen(
         unlike = _differences(was, now)
         if automatic:
             raise UserError(
-                f"{folder}: the run does not go on, as its data differ ({unlike}); give the old data and options, or "
+                f"{folder}: the run is not resumed, as its data differ ({unlike}); give the old data and options, or "
                 f"begin with the new from this checkpoint: --resume_from_checkpoint {folder}"
             )
-        say(f"warning: {folder}: the data differ ({unlike}) and begin anew")
+        say(f"warning: {folder}: the data differ ({unlike}) and start from their beginning")
         return 0
     if then.global_batch != global_batch:
         say(f"warning: the global batch was {then.global_batch}, is {global_batch}; resuming at sample {then.samples}")

@@ -149,7 +149,7 @@ def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | No
 def _require_trained_with_experts(shape: ModelShape, options: TrainOptions) -> None:
     """Raise UserError for a task that does not go with a model's experts."""
     faults = {
-        f"lora: {shape.name} has experts, beside which no adapters learn; train all weights instead": options.adapts,
+        f"lora: {shape.name} has experts, which get no adapters; train all weights instead": options.adapts,
         f"task: {shape.name} has experts, with which DPO is not trained; give --task sft": options.kind == "dpo",
     }
     if shape.experts and any(faults.values()):
@@ -202,7 +202,7 @@ def _own_folder(options: ModelOptions) -> Path:
     folder = _folder_of(options.model_size)
     if options.model_size is None or not folder.is_dir():
         raise UserError(
-            f"continue_training: {options.model_size or 'the model'} is no folder with weights to go on from; "
+            f"continue_training: {options.model_size or 'the model'} is no folder with weights to start from; "
             "name one in model_size, or give --load"
         )
     return folder

@@ -126,21 +126,21 @@ class NonFiniteGuard:
             self._told_of_zero = True
             sys.stderr.write(
                 f"warning: step {step}: the norm of the gradients is exactly 0, so nothing is trained; lower "
-                "learning_rate and go on from an earlier checkpoint, or look at the data\n"
+                "learning_rate and resume from an earlier checkpoint, or look at the data\n"
             )
         self._latest.append(skipped)
         self.advanced |= not skipped
         if (count := sum(self._latest)) > self._most:
             raise GalvatronError(
-                f"step {step}: {count} of the latest {len(self._latest)} steps were left out, more than --max_skipped "
+                f"step {step}: {count} of the latest {len(self._latest)} steps were skipped, more than --max_skipped "
                 f"{self._most}: the loss is {loss}, the norm of the gradients {norm}; lower learning_rate, look at the "
-                "data, or go on from an earlier checkpoint"
+                "data, or resume from an earlier checkpoint"
             )
 
     def require_progress(self) -> None:
         """Raise GalvatronError where all steps were left out."""
         if self._latest and not self.advanced:
             raise GalvatronError(
-                f"all {len(self._latest)} steps were left out, their loss or gradients being NaN or Inf: nothing was "
+                f"all {len(self._latest)} steps were skipped, their loss or gradients being NaN or Inf: nothing was "
                 "trained, and no checkpoint is written; lower learning_rate, or look at the data"
             )

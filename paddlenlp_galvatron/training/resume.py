@@ -53,7 +53,7 @@ def resume(settings: TrainSettings, engine: Engine, optimizer: Any, data: BatchS
         print_rank_0(engine, f"resuming from {folder}")
         return checkpoint.step
     if faults:
-        mend = "mend one, or begin anew: --resume_from_checkpoint none" if automatic else "name one that is whole"
+        mend = "repair one, or start again: --resume_from_checkpoint none" if automatic else "name one that is whole"
         raise UserError([*faults, f"{settings.checkpoints if automatic else wanted}: no checkpoint is whole; {mend}"])
     return 0
 

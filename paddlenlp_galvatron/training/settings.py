@@ -171,7 +171,7 @@ class RunOptions(Options):
         if self.load_iteration is not None and self.load is None:
             raise ValueError("load_iteration: says which checkpoint of load, which is missing; give --load")
         if self.overwrite_output_dir and self.resume_from_checkpoint not in ("auto", "none"):
-            raise ValueError("overwrite_output_dir: begins anew, but resume_from_checkpoint names where to go on")
+            raise ValueError("overwrite_output_dir: starts again, but resume_from_checkpoint names a checkpoint")
         return self
 
     @property
@@ -230,8 +230,8 @@ class TrainOptions(Recipe, RunOptions, TuningOptions, PreferenceOptions):
             raise ValueError(f"{', '.join(of_pairs)}: of DPO, but the task is {self.kind}; give --task dpo")
         if self.kind == "dpo" and self.load_distributed:
             raise ValueError(
-                "load_distributed: DPO compares with the model that it begins with, which a run's checkpoint does not "
-                "tell; name that model with --load, and continue in the run's own output_dir"
+                "load_distributed: DPO compares with the model that it begins with, which is not in a run's "
+                "checkpoint; name that model with --load, and continue in the run's own output_dir"
             )
         if self.tunes and self.input_dir is not None:
             raise ValueError(f"input_dir: is of pretraining; {self.task} learns from dataset_name_or_path")
@@ -371,7 +371,7 @@ class TrainSettings(TrainOptions):
     def nothing_to_do(self, steps: int) -> str:
         """Message of a run whose checkpoints have all its steps."""
         return (
-            f"nothing to do: {self.checkpoints} has all {steps} steps; raise max_steps, or begin anew in another "
+            f"nothing to do: {self.checkpoints} has all {steps} steps; raise max_steps, or start in another "
             "output_dir or with --overwrite_output_dir"
         )
 

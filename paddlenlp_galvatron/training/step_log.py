@@ -44,7 +44,7 @@ class StepRecord(TypedDict):
     peak_memory_rank: int  # the fullest
     target_tokens_per_s: NotRequired[float]  # in fine-tuning: of tokens that are learnt
     filled: NotRequired[float]  # in fine-tuning: share of the tokens that is not padding
-    moe_imbalance: NotRequired[float]  # rows of the fullest rank of experts over the mean, on average over layers
+    moe_imbalance: NotRequired[float]  # rows of the busiest rank of experts over the mean, on average over layers
     moe_imbalance_most: NotRequired[float]  # and in the layer and micro-batch where it was largest
     metrics: NotRequired[dict[str, float]]  # in DPO: rewards and the like; with experts: aux_loss, if it is on
     eval_loss: NotRequired[float]  # of the validation split, after this step
@@ -116,7 +116,7 @@ class StepLog:
             kept.write(first)
         if damaged:
             sys.stderr.write(
-                f"warning: {self._path}: {len(damaged)} damaged lines are left out, the first is line {damaged[0]}\n"
+                f"warning: {self._path}: {len(damaged)} damaged lines are skipped, the first is line {damaged[0]}\n"
             )
 
 

@@ -174,7 +174,7 @@ def test_a_node_that_is_killed_is_named(tmp_path):
         both = OnBoth(stack, tmp_path, 29_571, "sleeps", 1)
         both.wait_for_ranks()
         both.commands[1].kill()
-        assert both.first_line(0).startswith("error: node 1 has not been heard of for 20 s")
+        assert both.first_line(0).startswith("error: node 1 has sent nothing for 20 s")
 
 
 @pytest.mark.slow
@@ -184,8 +184,8 @@ def test_a_link_that_is_cut_is_named_on_both_nodes(tmp_path):
         first, second = both.wait_for_ranks()
         assert first == {ADDRESSES[0]} and second <= {ADDRESSES[1]}  # the store is on the first node
         both.nodes[1].run(["ip", "link", "set", LINK, "down"])
-        assert both.first_line(0).startswith("error: node 1 has not been heard of for 20 s")
-        assert both.first_line(1).startswith(f"error: node 0 ({ADDRESSES[0]}:29572) has not been heard of for 20 s")
+        assert both.first_line(0).startswith("error: node 1 has sent nothing for 20 s")
+        assert both.first_line(1).startswith(f"error: node 0 ({ADDRESSES[0]}:29572) has sent nothing for 20 s")
 
 
 @pytest.mark.slow

@@ -218,7 +218,7 @@ def test_other_data_are_refused_unless_a_checkpoint_is_named(folder, capfd):
     with pytest.raises(UserError, match=r"as its data differ \(seed: 0 -> 1\); give the old data"):
         other.resume(folder)
     assert other.resume(folder, str(whole_checkpoints(folder)[0])) == 3
-    assert "the data differ (seed: 0 -> 1) and begin anew" in capfd.readouterr().err
+    assert "the data differ (seed: 0 -> 1) and start from their beginning" in capfd.readouterr().err
     assert other.data.first_sample(3) == 0
 
 

@@ -150,7 +150,7 @@ def hopeless(monkeypatch):
 
 def test_a_run_that_leaves_most_steps_out_ends(tmp_path, hopeless):
     run = settings(tmp_path, on_nonfinite="skip", max_skipped=4).model_copy(update={"max_steps": 30})
-    with pytest.raises(GalvatronError, match=r"step 5: 5 of the latest 6 steps were left out, more than"):
+    with pytest.raises(GalvatronError, match=r"step 5: 5 of the latest 6 steps were skipped, more than"):
         list(GalvatronTrainer(run).steps())
     assert len(hopeless) == 6
 
@@ -158,7 +158,7 @@ def test_a_run_that_leaves_most_steps_out_ends(tmp_path, hopeless):
 def test_nothing_is_saved_of_a_run_that_never_advanced(tmp_path, hopeless):
     hopeless.append(0.0)
     run = settings(tmp_path, on_nonfinite="skip", save_steps=1)
-    with pytest.raises(GalvatronError, match="all 3 steps were left out"):
+    with pytest.raises(GalvatronError, match="all 3 steps were skipped"):
         list(GalvatronTrainer(run).steps())
     assert not list(tmp_path.glob("checkpoints/step-*"))
 

@@ -117,7 +117,7 @@ def test_the_rank_to_blame_is_named_first(tmp_path, how):
     if how == "stalled":
         assert "failing_rank.py" in first and "line" in first  # where it is
     if how == "stopped":
-        told = re.search(r"did not go on for (\d+) s", first)
+        told = re.search(r"did not continue for (\d+) s", first)
         assert told and int(told[1]) < 30  # before those that wait give up by themselves, after 60
     assert not running(tmp_path)
 

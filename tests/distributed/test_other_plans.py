@@ -72,7 +72,7 @@ def test_a_run_goes_on_under_any_plan(galvatron, tmp_path, monkeypatch):
         assert ran.code == 0, ran.err
         assert f"step {life * EACH}/{life * EACH}, loss" in told and "predicted 10 s" in told
         assert ("memory on stage" in told) == (PLANS[name].pipeline > 1)
-        assert ("fullest rank of experts" in told) == (name != "one rank")
+        assert ("busiest rank of experts" in told) == (name != "one rank")
         require_foreseen_traffic(PLANS[name])
     records = [json.loads(line) for line in Path("output/train_log.jsonl").read_text().splitlines()]
     assert [record["step"] for record in records] == list(range(1, len(WALK) * EACH + 1))

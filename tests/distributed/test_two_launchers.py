@@ -55,7 +55,7 @@ processes.WAIT_S = float(wait_s)
 nodes = Nodes(2, int(node), address, int(port))
 sys.exit(exit_code_of(lambda: processes.launch("rank.py", [how, who], 1, "log", 600, nodes)))
 """
-UNHEARD = ("error: node 1 has not been heard of for 20 s", "error: node 0 ({}:29580) has not been heard of for 20 s")
+UNHEARD = ("error: node 1 has sent nothing for 20 s", "error: node 0 ({}:29580) has sent nothing for 20 s")
 SIGNALS = {"killed": signal.SIGKILL, "frozen": signal.SIGSTOP, "ended": signal.SIGTERM}
 WAITED = "; {} waited in all_reduce of ranks 0, 1 in step 4"
 

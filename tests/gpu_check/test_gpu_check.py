@@ -22,7 +22,7 @@ from paddlenlp_galvatron.base.errors import GalvatronError
 from paddlenlp_galvatron.base.locking import locked
 from paddlenlp_galvatron.base.text import gib
 from paddlenlp_galvatron.check.findings import EXIT_CODES, Finding, State
-from paddlenlp_galvatron.check.gpu import beside, faults, kernels, parity, prediction, run, stock, waits
+from paddlenlp_galvatron.check.gpu import faults, kernels, overlap, parity, prediction, run, stock, waits
 from paddlenlp_galvatron.check.gpu.parity import ONE_RANK, fused_loss_case, parity_cases, schedule_cases
 from paddlenlp_galvatron.check.gpu.setting import CUT_SHORT_S, Setting
 from paddlenlp_galvatron.check.parity.parity import Parity
@@ -167,7 +167,7 @@ def test_one_part_keeps_no_other_from_running_and_all_is_packed(tmp_path, monkey
 @pytest.mark.parametrize(
     ("states", "outcome"),
     [
-        ((State.OK, State.TOLD, State.LEFT_OUT), "ok"),
+        ((State.OK, State.INFO, State.SKIPPED), "ok"),
         ((State.OK, State.NO_TIME), "incomplete"),
         ((State.FAILED, State.NO_TIME), "failed"),
     ],
@@ -186,22 +186,22 @@ def test_what_had_no_time_is_not_ok(tmp_path, monkeypatch, galvatron, states, ou
 def test_a_kernel_that_is_off_by_default_is_told_and_not_judged(tmp_path, monkeypatch):
     of = replace(setting(tmp_path), device="gpu")
     monkeypatch.setattr(parity, "_tried", lambda of, cases: [of.found(case.name, False, "off") for case in cases])
-    told = {f.subject: f.found for f in parity.parity(of) if f.state is State.TOLD}
+    told = {f.subject: f.found for f in parity.parity(of) if f.state is State.INFO}
     assert told == {f"fused cross entropy, {precision}": "failed: off" for precision in ("fp32", "bf16")}
 
 
 def test_one_rank_says_what_it_leaves_out(tmp_path, monkeypatch):
     monkeypatch.setattr(parity, "_tried", lambda of, cases: [of.found(named.name, True, "") for named in cases])
     found = [*parity.parity(setting(tmp_path, ranks=1)), *parity.schedules(setting(tmp_path, ranks=1))]
-    assert Counter(finding.state for finding in found) == {State.OK: 2 * len(ONE_RANK), State.LEFT_OUT: 4}
-    assert all("2 ranks" in f.found or "GPUs" in f.found for f in found if f.state is State.LEFT_OUT)
-    monkeypatch.setattr(stock, "_beside", lambda of, name, *_: of.found(name, None, ""))
+    assert Counter(finding.state for finding in found) == {State.OK: 2 * len(ONE_RANK), State.SKIPPED: 4}
+    assert all("2 ranks" in f.found or "GPUs" in f.found for f in found if f.state is State.SKIPPED)
+    monkeypatch.setattr(stock, "_compared", lambda of, name, *_: of.found(name, None, ""))
     told = [(finding.subject, finding.state) for finding in stock.stock(setting(tmp_path, "stock", ranks=1))]
-    left_out = "tensor parallel and two stages", State.LEFT_OUT
-    assert told == [("one rank", State.TOLD), left_out]
+    left_out = "tensor parallel and two stages", State.SKIPPED
+    assert told == [("one rank", State.INFO), left_out]
     monkeypatch.setattr(stock, "BENCHMARKS", tmp_path / "missing")
     [finding] = stock.stock(setting(tmp_path))
-    assert finding.state is State.LEFT_OUT and "checkout" in finding.found
+    assert finding.state is State.SKIPPED and "checkout" in finding.found
 
 
 def taken(plan, predicted, slower: float = 1.0, more_mib: float = 0.0, more_bytes: int = 0) -> Visit:
@@ -233,7 +233,7 @@ def test_what_is_not_as_predicted_fails(tmp_path, device, change, failed):
     assert {word for f in found if f.state is State.FAILED for word in failed if word in f.subject} == failed
     assert bool(failed) == any(f.state is State.FAILED for f in found)
     assert [f.subject for f in found] == ["x: step", "x: memory of stage 0", "x: memory of stage 1", "x: bytes"]
-    assert found[0].state is State.TOLD and " GiB, allocated " in found[1].found
+    assert found[0].state is State.INFO and " GiB, allocated " in found[1].found
 
 
 def test_a_rank_that_does_not_run_out_fails_the_part(tmp_path, monkeypatch):
@@ -265,7 +265,7 @@ def test_a_kernel_that_ends_its_process_is_named_and_those_behind_it_are_tried(t
     found = list(kernels.kernels(setting(tmp_path, "kernels", 1)))
     assert [finding.subject for finding in found] == list(kernels.NAMES)
     states = {kernels.NAMES[2]: State.FAILED, kernels.NAMES[4]: State.FAILED}
-    states |= {kernels.NAMES[5]: State.LEFT_OUT}
+    states |= {kernels.NAMES[5]: State.SKIPPED}
     assert [f.state for f in found] == [states.get(name, State.OK) for name in kernels.NAMES]
     assert found[2].found == "rank 0: misaligned address" and "gradient 1 off by 1.0e+00" in found[4].found
 
@@ -334,21 +334,21 @@ def test_on_gpus_a_step_may_be_as_much_slower_as_two_medians_differ(tmp_path, mo
 
 
 def test_memory_that_is_not_paddles_is_held_against_the_reserve(tmp_path, monkeypatch):
-    of = replace(setting(tmp_path, "beside"), device="gpu")
-    times = {"alone_ms": 10.0, "beside_ms": 12.0, "overlap": 1.2, "message_mib": 128}
+    of = replace(setting(tmp_path, "overlap"), device="gpu")
+    times = {"alone_ms": 10.0, "during_ms": 12.0, "overlap": 1.2, "message_mib": 128}
 
     def launch(*_, **__):
         assert os.environ["NCCL_MAX_P2P_NCHANNELS"] == "4"
         for rank in range(2):
-            own = times | {"beside_mib": used_mib if rank else 500.0, "communicators": 4}
+            own = times | {"driver_mib": used_mib if rank else 500.0, "communicators": 4}
             (tmp_path / f"{rank}.json").write_text(json.dumps(own))
 
-    monkeypatch.setattr(beside, "launch", launch)
-    monkeypatch.setattr(beside, "gpu_name", lambda: "NVIDIA H100 80GB HBM3")
+    monkeypatch.setattr(overlap, "launch", launch)
+    monkeypatch.setattr(overlap, "gpu_name", lambda: "NVIDIA H100 80GB HBM3")
     kept_mib = reserve.CONTEXT.mib + reserve.WORKSPACES.mib + 4 * reserve.COMMUNICATOR_MIB
     for used_mib, state in ((kept_mib + 1, State.FAILED), (kept_mib - 1, State.OK)):
-        slowed, overlap, memory = beside.beside(of)
-        assert "1.20" in slowed.found and "128 MiB" in overlap.subject
+        slowed, reduced, memory = overlap.overlap(of)
+        assert "1.20" in slowed.found and "128 MiB" in reduced.subject
         assert memory.state is state and f"{gib(used_mib)} GiB used" in memory.found
 
 
@@ -403,26 +403,26 @@ def test_faults_are_tried_on_cpu_processes(tmp_path, galvatron):
 
 
 def test_kernels_and_what_runs_beside_messages_are_tried_on_cpu_processes(tmp_path, galvatron):
-    ran = galvatron("gpu-check", "--parts", "kernels,beside", "--nproc", 2, "--output", tmp_path / "out", "--json")
+    ran = galvatron("gpu-check", "--parts", "kernels,overlap", "--nproc", 2, "--output", tmp_path / "out", "--json")
     findings = json.loads(ran.out)["findings"]
     assert ran.code == 0, ran.out + ran.err
     states = {one["subject"]: one["state"] for one in findings if one["part"] == "kernels"}
-    on_cpu = {"SwiGLU", "linear with bias", "embedding, half of the tokens alike", "AdamW, two steps"}
+    on_cpu = {"SwiGLU", "linear with bias", "embedding, half of the tokens the same", "AdamW, two steps"}
     on_cpu |= {"experts, one without rows"}
     assert {name for name, state in states.items() if state == "ok"} >= on_cpu and len(states) == len(kernels.NAMES)
-    assert set(states.values()) == {"ok", "left out"}
-    others = [one["state"] for one in findings if one["part"] == "beside"]
-    assert others == ["told", "told", "left out"]
+    assert set(states.values()) == {"ok", "skipped"}
+    others = [one["state"] for one in findings if one["part"] == "overlap"]
+    assert others == ["info", "info", "skipped"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("part", "states"),
     [
-        ("parity", {State.OK: 30, State.LEFT_OUT: 1}),
-        ("schedules", {State.OK: 12, State.LEFT_OUT: 1}),
-        ("prediction", {State.OK: 11, State.TOLD: 5, State.LEFT_OUT: 1}),
-        ("stock", {State.TOLD: 3}),
+        ("parity", {State.OK: 30, State.SKIPPED: 1}),
+        ("schedules", {State.OK: 12, State.SKIPPED: 1}),
+        ("prediction", {State.OK: 11, State.INFO: 5, State.SKIPPED: 1}),
+        ("stock", {State.INFO: 3}),
     ],
 )
 def test_all_parts_run_on_cpu_processes(tmp_path, galvatron, begun_ranks, part, states):
@@ -443,7 +443,7 @@ def test_experts_are_tried_where_a_wait_would_hang_a_pipeline():
 
 def test_memory_that_a_later_step_takes_is_a_fault(tmp_path, monkeypatch):
     [left_out] = waits.waits(setting(tmp_path, "waits"))
-    assert left_out.state is State.LEFT_OUT
+    assert left_out.state is State.SKIPPED
     cases = waits.waiting_cases(2)
     rows = [[[5, 5, 5]] * len(cases), [[5, 5, 5], [5, 5, 2**21 + 5], [2**21, 0, 2**21], [7, 7, 7]]]
 

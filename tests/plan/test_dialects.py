@@ -181,7 +181,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "rewritten, vocabulary neither default nor zero3": (
         sizes(8, 2, 1, 4, embedding_lmhead_dp_type="ddp"),
-        "embedding_lmhead_dp_type: is ddp beside default_dp_type zero2",
+        "embedding_lmhead_dp_type: is ddp with default_dp_type zero2",
     ),
     "rewritten, layers of different worlds": (sizes(8, 2, 1, 4, dp_size_enc=row((4, 7), (2, 1))), "ranks: 4, 8"),
     "port, stages out of order": (port(pp_stage_idx_list=row((1, 8), (0, 8))), "pp_stage_idx_list: the stages"),

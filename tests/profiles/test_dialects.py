@@ -153,7 +153,7 @@ def test_an_unmarked_memory_file_is_told_by_its_layers_weights(tmp_path):
     notes: list[str] = []
     found = best_plan(cost_of(tmp_path, files | {"memory": bare}, note=notes.append))
     assert found == best_plan(cost_of(tmp_path, files))
-    assert sum("units are not told; taken as paddlenlp's" in note for note in notes) == 1
+    assert sum("units are not given; taken as paddlenlp's" in note for note in notes) == 1
     entry = next(iter(bare["layertype_0"].values()))
     size, entry["parameter_size"] = entry["parameter_size"], 3 * entry["parameter_size"]
     with pytest.raises(UserError, match="galvatron search --profile_dialect galvatron"):
@@ -178,9 +178,9 @@ def test_raw_runs_of_time_alone_are_the_same(tmp_path, files):
         (
             "time",
             "layernum[2]",
-            "holds no layertype_.* time and no raw runs that tell .*`galvatron profile computation`",
+            "holds no layertype_.* time and no raw runs that contain .*`galvatron profile computation`",
         ),
-        ("memory", "1_", "holds no layertype_.* entry and no raw runs that tell one; .*`galvatron profile memory`"),
+        ("memory", "1_", "holds no layertype_.* entry and no raw runs that contain one; .*`galvatron profile memory`"),
         ("time", "nothing", "holds no layertype_"),
         ("allreduce", "nothing", "holds no allreduce_size_"),
     ],

@@ -172,7 +172,7 @@ def test_one_variant_stands_in_for_the_other_as_far_as_it_can():
     assert MemoryUse(plain).activation_mib(0, 4, SEQ, sequence_parallel=True) == pytest.approx(40 / 4)
     sharded = replace(MEMORY, layers={Variant(0, True): MEMORY.layers[Variant(0, True)]})
     assert MemoryUse(sharded).activation_mib(0, 1, SEQ, sequence_parallel=False) == pytest.approx(40)
-    with pytest.raises(UserError, match="degree 4 without Megatron-SP cannot be told"):
+    with pytest.raises(UserError, match="degree 4 without Megatron-SP does not follow"):
         MemoryUse(sharded).activation_mib(0, 4, SEQ, sequence_parallel=False)
 
 

@@ -214,7 +214,7 @@ def test_raw_runs_alone_tell_the_rest_or_say_which_command_does(tmp_path):
     read = ComputationProfile.load(path, *DOCUMENTED)
     assert (read.layer_ms, read.other_ms) == ({0: {Shape(1, 2048): 4.0}}, {Shape(1, 2048): 7.0})
     path.write_text(json.dumps({"1_1_8_sp": {"layernum[1]_bsz8_seq2048_rank0_ms": 904.3}}))
-    with pytest.raises(UserError, match=r"no raw runs that tell one; .*`galvatron profile memory`"):
+    with pytest.raises(UserError, match=r"no raw runs that contain one; .*`galvatron profile memory`"):
         MemoryProfile.load(path, *DOCUMENTED)
 
 

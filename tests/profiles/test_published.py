@@ -69,7 +69,7 @@ def test_a_set_that_cannot_be_used_is_refused_with_all_reasons(tmp_path, publish
 def test_times_of_a_type_that_the_model_does_not_have_are_named(tmp_path):
     (two,) = (p for p in PUBLISHED if p.name == "two types of layers")
     cost, options, notes = loaded(tmp_path, replace(two, model=LLAMA))
-    require_each(("layertype_1 left out: the model has layers of 1 type",), notes)
+    require_each(("layertype_1 ignored: the model has layers of 1 type",), notes)
     assert search(LLAMA, cost, options).best
 
 

@@ -295,7 +295,7 @@ def test_an_offloaded_optimizer_leaves_the_card_and_costs_its_way_there_and_back
 def test_rows_that_need_more_are_named_and_broken_ones_refused(tmp_path, benchmark, capsys, monkeypatch):
     skipped = read_table(COLLECTED).skipped
     needs = {need for _, need in skipped}
-    assert len(skipped) == 12 and "precision fp8" in needs and any("exchange beside" in need for need in needs)
+    assert len(skipped) == 12 and "precision fp8" in needs and any("exchange during" in need for need in needs)
     broken = tmp_path / "qwen3-8b.csv"
     broken.write_text(QWEN3.read_text().replace("37654.207", "quick", 1))
     with pytest.raises(UserError, match=r"line 2 .*quick.*correct the row"):
@@ -315,7 +315,7 @@ def test_rows_that_need_more_are_named_and_broken_ones_refused(tmp_path, benchma
     lines = capsys.readouterr().out.splitlines()
     last = json.loads(lines[-1])
     assert len(last["rows"]) == 9 and len(last["skipped"]) == 12
-    assert "9 rows; 12 left out:" in lines and "  qwen-7b (PaddleNLP pretrain.rst): needs" in "\n".join(lines)
+    assert "9 rows; 12 skipped:" in lines and "  qwen-7b (PaddleNLP pretrain.rst): needs" in "\n".join(lines)
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
@@ -334,6 +334,6 @@ def test_rows_of_fine_tuning_are_priced_where_they_are_dense_and_named_where_the
     found = read_table(table)
     sft, lora = (expected(run, load_data_sheet("h100")) for run in found.runs)
     assert lora.step_s < 0.9 * sft.step_s and lora.allocated_mib < 0.6 * sft.allocated_mib
-    assert [needs for _, needs in found.skipped] == ["the rank of its adapters, which its source does not tell"]
+    assert [needs for _, needs in found.skipped] == ["the rank of its adapters, which its source does not publish"]
     named = [needs for name, needs in read_table(COLLECTED).skipped if " SFT" in name]
     assert named == ["precision fp8"] * 2  # all rows of fine-tuning that were collected

@@ -316,7 +316,7 @@ def test_the_command_writes_it(galvatron, tmp_path, monkeypatch):
     log = "".join(json.dumps(record) + "\n" for record in records(plan, 8))
     Path("log.jsonl").write_text(log)
     ran = galvatron("report", "plan.json", "--log", "log.jsonl", "-o", "page.html")
-    assert ran.code == 0 and "Predicted beside measured" in Path("page.html").read_text()
+    assert ran.code == 0 and "Predicted and measured" in Path("page.html").read_text()
     Path("other.jsonl").write_text(log.replace(plan_id(plan), "another"))
     assert "holds no step of this plan" in galvatron("report", "plan.json", "--log", "other.jsonl").err
     lines = log.splitlines(keepends=True)

@@ -123,7 +123,7 @@ def test_the_summary_names_what_is_left_out(tmp_path, capsys):
     assert main(words) == 0
     said = capsys.readouterr().out.splitlines()
     assert f"left out: {tmp_path / 'in' / 'b00.pdf'}: it is a PDF; convert it to text" in said and len(said) == 22
-    assert said[-1] == "left out: 5 more; --json names them all"
+    assert said[-1] == "skipped: 5 more; --json names them all"
     assert main([*words, "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["left_out"]) == 25
 

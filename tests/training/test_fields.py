@@ -62,7 +62,7 @@ def test_an_answer_or_a_line_that_is_masked_is_not_learnt(name, packing, tmp_pat
     good, both = "good<|im_end|>\n", "BAD<|im_end|>\ngood<|im_end|>\n"
     assert "".join(read.learnt) == good + both
     assert all("BAD" in text for text in read.texts)
-    assert "1 sample left out, as its own fields say" in read.notes and "line 3" in read.notes
+    assert "1 sample skipped, as its own fields" in read.notes and "line 3" in read.notes
     read = Read(tmp_path, lines, packing=packing, all_learnt=True)
     assert "BAD" not in "".join(read.learnt).split("good")[0] and "".join(read.learnt).count("user\n") == 4
 

@@ -158,7 +158,7 @@ def test_training_goes_on_with_the_models_own_weights_whatever_numbers_change(fo
         ({"per_device_train_batch_size": 2}, 4, "per_device_train_batch_size: the plan file says the global batch"),
         ({"load": "x", "load_iteration": 3}, 4, "load_iteration: x has no checkpoint of 3 steps"),
         ({"load_iteration": 3}, 4, "load_iteration: says which checkpoint of load, which is missing"),
-        ({"overwrite_output_dir": "1", "resume_from_checkpoint": "x"}, 4, "overwrite_output_dir: begins anew, but"),
+        ({"overwrite_output_dir": "1", "resume_from_checkpoint": "x"}, 4, "overwrite_output_dir: starts again, but"),
         ({"bf16": "1", "mixed_precision": "fp16"}, 4, "bf16, mixed_precision: contradict each other"),
         ({"load_distributed": "1"}, 4, "load_distributed: says how to take load, which is missing"),
         ({"pp_deg": "2"}, None, "nproc: missing"),

@@ -135,7 +135,7 @@ def test_what_is_no_line_of_a_log_is_left_out_and_told(tmp_path, capsys, damage)
     path.write_bytes(first + second + damage + (b"" if damage.endswith(b"\n") else b"\n") + third)
     assert write(path, 3, 4) == [0, 1, 2, 3, 4]
     told = capsys.readouterr().err
-    assert "damaged lines are left out, the first is line 3" in told and len(told.splitlines()) == 1
+    assert "damaged lines are skipped, the first is line 3" in told and len(told.splitlines()) == 1
 
 
 @pytest.mark.parametrize("size", [1, 4096])

@@ -206,7 +206,7 @@ def test_a_file_and_its_compressed_copy_are_not_both_read(tmp_path):
     (tmp_path / "train" / "a.jsonl").write_text('{"text": "a"}\n')
     (tmp_path / "train" / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}\n'))
     for reading in (lambda: read(tmp_path), lambda: tuning_files(tmp_path, "train")):
-        with pytest.raises(UserError, match=r"a\.jsonl\.gz: stands beside a\.jsonl"):
+        with pytest.raises(UserError, match=r"a\.jsonl\.gz: is the compressed a\.jsonl"):
             reading()
 
 
@@ -232,7 +232,7 @@ LINE = '{"src": "un été", "tgt": "b"}\n'
         ("train.json", f"[{LINE}]".encode(), "is one JSON list"),
         ("train.json", rows("a"), "it is a Parquet file; convert it to JSON lines"),
         ("train.jsonl.xz", lzma.compress(LINE.encode()), r"it is compressed \(xz\)"),
-        ("train/a.pdf", b"%PDF-1", "left out: .*a.pdf .it is a PDF"),
+        ("train/a.pdf", b"%PDF-1", "skipped: .*a.pdf .it is a PDF"),
         ("train/a.jsonl", b"%PDF-1", "it is a PDF"),
     ],
     ids=lambda value: str(value)[:30],

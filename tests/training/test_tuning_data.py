@@ -255,7 +255,7 @@ def test_samples_that_are_cut_away_are_named(model, tmp_path):
     lines = [{"src": "a", "tgt": "b"}, {"src": "x" * 300, "tgt": "lost"}, {"src": "c", "tgt": "d"}]
     source = data(write(tmp_path / "data", lines), model, src_length=500)
     assert source.samples == 2
-    assert source.notes[0].startswith("1 sample left out") and source.notes[0].endswith("train.json: line 2")
+    assert source.notes[0].startswith("1 sample skipped") and source.notes[0].endswith("train.json: line 2")
     with pytest.raises(UserError, match=r"line 1 is the first"):
         data(write(tmp_path / "lost", lines[1:2]), model, src_length=500)
 

@@ -139,7 +139,7 @@ def test_padding_is_packing(given, rows, folder):
             {"task": "sft", "dataset_name_or_path": "x", "max_prompt_len": 9},
             "max_prompt_len: of DPO, but the task is sft",
         ),
-        ({"task": "dpo", "dataset_name_or_path": "x", "train_dataset_path": "y"}, "beside dataset_name_or_path"),
+        ({"task": "dpo", "dataset_name_or_path": "x", "train_dataset_path": "y"}, "dataset_name_or_path is given, too"),
         ({"task": "dpo", "train_dataset_path": "x", "lora_rank": 4}, "the task is dpo; give --lora 1"),
         ({"dataset_name_or_path": "x"}, "dataset_name_or_path: of fine-tuning, but the task is pretrain"),
         ({"task": "sft", "dataset_name_or_path": "x", "packing": "greedy", "zero_padding": True}, "contradicts"),

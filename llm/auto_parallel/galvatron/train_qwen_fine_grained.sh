@@ -5,7 +5,7 @@
 # `None` leaves an option alone. All options: docs/en/train.md.
 set -euf
 
-# What PaddleNLP's scripts have beside: blocks that are empty here.
+# PaddleNLP's scripts also have blocks that are empty here.
 # shellcheck disable=SC2086 - they hold several words
 set -- ${CONFIG_ARGS:-} ${DEFAULT_OPTIMIZER_ARGS:-} ${RUNTIME_PROFILE_ARGS:-} ${GRANULARITY_RUNTIME_ARGS:-} "$@"
 

@@ -23,7 +23,7 @@ def read_runs(source: Path, plan: Path | None, model: str | None, device: str | 
     if source.suffix == ".csv":
         return read_table(source)
     if device is None:
-        raise UserError(f"device: {source} does not tell it; name the data sheet to start from, such as h100")
+        raise UserError(f"device: {source} does not name it; give the data sheet to start from, such as h100")
     if source.suffix == ".json":
         return Table(_of_validation(source, _shape(model, source), device))
     if plan is None:
@@ -68,7 +68,7 @@ def _of_validation(source: Path, shape: ModelShape, device: str) -> list[Measure
     runs = []
     for number, one in enumerate(plans):
         if not isinstance(one, dict) or not isinstance(one.get("measured_s"), int | float) or one["measured_s"] <= 0:
-            raise UserError(f"{source}: plans.{number}: no measured_s; write it anew with galvatron validate")
+            raise UserError(f"{source}: plans.{number}: no measured_s; write it again with galvatron validate")
         plan = plan_from_dict(one.get("plan"))
         name = str(one.get("key", number))
         runs.append(MeasuredRun(name, str(source), device, shape, plan, float(one["measured_s"]), ours=True))

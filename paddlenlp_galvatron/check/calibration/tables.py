@@ -157,11 +157,11 @@ def _of_collection(row: Row, table: str) -> MeasuredRun:
     tp, pp, chunks, cp, ep = (int(row.get(name) or 1) for name in ("tp", "pp", "vpp", "cp", "ep"))
     gpus, note = int(row["gpus"]), row.get("routing_or_note") or ""
     if row["precision"] not in ("bf16", "fp16"):
-        raise _Unpriced(f"precision {row['precision'] or '(not told)'}")
+        raise _Unpriced(f"precision {row['precision'] or '(not published)'}")
     if not (row["mbs"] and row["gbs"] and row["seq"]):
-        raise _Unpriced("sizes of batch, micro-batch and sample, which its source does not tell")
+        raise _Unpriced("sizes of batch, micro-batch and sample, which its source does not publish")
     if "overlap" in note and "no EP overlap" not in note:
-        raise _Unpriced("experts' exchange beside the compute of another micro-batch")
+        raise _Unpriced("experts' exchange during the compute of another micro-batch")
     how = _word(row, "recompute", (*RECOMPUTE, SECOND))
     ring = _word(row, "cp_kind", ("ring", "gather", "ulysses")) != "ulysses"
     attention = _word(row, "attention", ("flash", "triton", "unfused"))
@@ -238,7 +238,7 @@ def _sheet_of(device: str) -> str:
     """The data sheet that ships for a device as a table names it, such as A100-80G."""
     found = [name for name in data_sheets() if device and name.startswith(device.lower())]
     if len(found) != 1:
-        raise _Unpriced(f"a data sheet of {device or 'its device, which is not told'}")
+        raise _Unpriced(f"a data sheet of {device or 'its device, which is not published'}")
     return found[0]
 
 
@@ -300,7 +300,7 @@ def _adapter_rank(row: Row) -> int | None:
     if not row["model"].endswith(" LoRA"):
         return None
     if not row.get("lora_rank"):
-        raise _Unpriced("the rank of its adapters, which its source does not tell")
+        raise _Unpriced("the rank of its adapters, which its source does not publish")
     return int(row["lora_rank"])
 
 

@@ -29,14 +29,14 @@ PADDLES = ((3, 1, 1), (3, 4))  # from the first up to, not with, the second
 # Least driver for each CUDA that Paddle is built for (NVIDIA's CUDA compatibility guide, minor version compatibility).
 DRIVERS = {11: 450.80, 12: 525.60, 13: 580.65}
 OTHERS_SHARE = 0.05  # of a GPU's memory in use before a run begins
-ENOUGH_SHM_MIB = 1024  # NCCL takes about 10 MiB a pair of GPUs, a container has 64 MiB unless told otherwise
+ENOUGH_SHM_MIB = 1024  # NCCL takes about 10 MiB a pair of GPUs, a container has 64 MiB by default
 ENOUGH_FILES = 4096  # sockets and files of a rank with hundreds of communicators
 ENOUGH_FREE_MIB = 10 * 1024
 OLD_DAYS = 90
 NETWORK_FILESYSTEMS = ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cephfs", "glusterfs", "cifs", "9p")
 MOST_PROFILES = 50
 KINDS = ("_profiling_", "bandwidth", "sp_time_", "overlap_coefficient")  # in the names of profile files
-MOST_HOSTS, TOLD_HOSTS = 64, 3  # names that are looked up, and told
+MOST_HOSTS, SHOWN_HOSTS = 64, 3  # names that are looked up, and shown
 LOCK_S = 1.0  # a run that writes there holds it
 
 
@@ -99,11 +99,11 @@ def examine(machine: Machine, files: Files) -> list[Finding]:
 
 
 def _python(machine: Machine) -> Found:
-    told = ".".join(map(str, machine.python))
+    shown = ".".join(map(str, machine.python))
     if machine.python[:2] in PYTHONS:
-        yield Finding("Python", told)
+        yield Finding("Python", shown)
     else:
-        yield Finding("Python", told, State.FAILED, "install Python 3.11 or 3.12; make PYTHON=/path/to/python3.11")
+        yield Finding("Python", shown, State.FAILED, "install Python 3.11 or 3.12; make PYTHON=/path/to/python3.11")
 
 
 def _processor(machine: Machine) -> Found:
@@ -119,7 +119,7 @@ def _processor(machine: Machine) -> Found:
 def _compiler(machine: Machine) -> Found:
     name = machine.environment.get("CXX", "c++")
     if machine.run(name, "-std=c++17", "-fsyntax-only", "-x", "c++", "-", stdin="int main() {}") is None:
-        remedy = "needed to build anew alone: install g++ (Debian: apt-get install g++), or set CXX"
+        remedy = "only needed to rebuild: install g++ (Debian: apt-get install g++), or set CXX"
         yield Finding("compiler", f"{name} compiles no C++17", State.WARNING, remedy)
     else:
         version = (machine.run(name, "--version") or name).splitlines()
@@ -205,8 +205,8 @@ def _nccl(paddle: PaddleFacts | None) -> Found:
 
 def _links(machine: Machine) -> Found:
     """nvidia-smi's matrix: NV# NVLink, PIX and PXB PCIe switches, PHB, NODE and SYS through the CPU."""
-    told = machine.run("nvidia-smi", "topo", "-m")
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", told or "")
+    shown = machine.run("nvidia-smi", "topo", "-m")
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", shown or "")
     rows = [line.split() for line in plain.splitlines() if re.match(r"GPU\d+\s", line)]
     kinds = {cell for row in rows for cell in row[1 : len(rows) + 1] if cell != "X"}
     if not kinds:
@@ -218,9 +218,11 @@ def _links(machine: Machine) -> Found:
 
 
 def _cores(machine: Machine, gpus: int) -> Found:
-    told = few_cores(machine.cores(), gpus)
-    if told:
-        yield Finding("cores", told, State.WARNING, "let a job have all cores of its node; look at taskset and cgroups")
+    shown = few_cores(machine.cores(), gpus)
+    if shown:
+        yield Finding(
+            "cores", shown, State.WARNING, "let a job have all cores of its node; look at taskset and cgroups"
+        )
     else:
         yield Finding("cores", f"{machine.cores()}")
 
@@ -268,7 +270,10 @@ def _nodes(machine: Machine) -> Found:
         nodes = Nodes.from_environment(machine.environment)
     except UserError as error:
         yield Finding(
-            "nodes", error.faults[0], State.FAILED, "set the variables alike on all nodes, NODE_RANK but one each"
+            "nodes",
+            error.faults[0],
+            State.FAILED,
+            "set the same variables on all nodes, except NODE_RANK",
         )
         return
     if nodes.num_nodes == 1:
@@ -279,7 +284,7 @@ def _nodes(machine: Machine) -> Found:
         )
         return
     address = machine.address_of(nodes.master_addr)
-    told = f"{nodes.num_nodes}, this is {nodes.node_rank}, the first is {nodes.master_addr}"
+    shown = f"{nodes.num_nodes}, this is {nodes.node_rank}, the first is {nodes.master_addr}"
     if address is None:
         yield Finding(
             "nodes", f"{nodes.master_addr} is unknown", State.FAILED, "name it in /etc/hosts, or give its address"
@@ -294,7 +299,7 @@ def _nodes(machine: Machine) -> Found:
         remedy = f"no route to {address}: look at the network between the nodes"
         yield Finding("nodes", f"{nodes.master_addr} cannot be reached", State.FAILED, remedy)
     else:
-        yield Finding("nodes", f"{told} ({address}:{nodes.master_port}); from here by {own}")
+        yield Finding("nodes", f"{shown} ({address}:{nodes.master_port}); from here by {own}")
 
 
 def _hosts(machine: Machine, hostfile: Path) -> Found:
@@ -309,8 +314,8 @@ def _hosts(machine: Machine, hostfile: Path) -> Found:
     inside = [host for host, address in addresses.items() if len(hosts) > 1 and (address or "").startswith("127.")]
     known = [address for address in addresses.values() if address]
     if unknown:
-        told = f"{', '.join(unknown[:TOLD_HOSTS])} unknown ({len(unknown)} of {len(addresses)})"
-        yield Finding("hosts", told, State.FAILED, "name them in /etc/hosts, or write addresses")
+        shown = f"{', '.join(unknown[:SHOWN_HOSTS])} unknown ({len(unknown)} of {len(addresses)})"
+        yield Finding("hosts", shown, State.FAILED, "name them in /etc/hosts, or write addresses")
     elif inside:
         remedy = "other nodes do not reach a loopback address: write that of the network between the nodes"
         yield Finding("hosts", f"{inside[0]} is {addresses[inside[0]]} here", State.FAILED, remedy)
@@ -338,15 +343,15 @@ def _output(machine: Machine, output: Path) -> Found:
         )
         return
     kind, several = machine.filesystem_of(folder), int(machine.environment.get("NUM_NODES") or 1) > 1
-    told = f"{output}: {gib(free)} GiB free, {kind}"
+    shown = f"{output}: {gib(free)} GiB free, {kind}"
     if free < ENOUGH_FREE_MIB:
-        yield Finding("output folder", told, State.WARNING, "checkpoints take 16 bytes a parameter: make room")
+        yield Finding("output folder", shown, State.WARNING, "checkpoints take 16 bytes a parameter: make room")
     elif several and kind not in NETWORK_FILESYSTEMS:
         yield Finding(
-            "output folder", told, State.WARNING, "all nodes write there: it must be one folder of all of them"
+            "output folder", shown, State.WARNING, "all nodes write there: it must be one folder of all of them"
         )
     else:
-        yield Finding("output folder", told)
+        yield Finding("output folder", shown)
 
 
 def _profiles(folder: Path, devices: list[str], paddle: PaddleFacts | None) -> Found:
@@ -362,15 +367,15 @@ def _profiles(folder: Path, devices: list[str], paddle: PaddleFacts | None) -> F
         days = (time.time() - path.stat().st_mtime) / 86400
         device = meta.fingerprint.device
         origin = "derived for" if meta.analytic else "of"
-        told = f"{path.name}: {days:.0f} days old" + (f", {origin} {device}" if device else "")
+        shown = f"{path.name}: {days:.0f} days old" + (f", {origin} {device}" if device else "")
         if device and devices and not meta.analytic and device not in devices:
             remedy = "measured on another device: measure again on this one (galvatron profile all)"
-            yield Finding("profiles", told, State.WARNING, remedy)
+            yield Finding("profiles", shown, State.WARNING, remedy)
         elif paddle and meta.fingerprint.paddle not in (None, paddle.version) and not meta.analytic:
-            told += f", with Paddle {meta.fingerprint.paddle}"
-            yield Finding("profiles", told, State.WARNING, f"this is Paddle {paddle.version}: measure again")
+            shown += f", with Paddle {meta.fingerprint.paddle}"
+            yield Finding("profiles", shown, State.WARNING, f"this is Paddle {paddle.version}: measure again")
         elif days > OLD_DAYS:
-            yield Finding("profiles", told, State.WARNING, "driver and libraries may have changed: measure again")
+            yield Finding("profiles", shown, State.WARNING, "driver and libraries may have changed: measure again")
         else:
             fine.setdefault(f", {origin} {device}" if device else "", []).append(path.name)
     for origin, names in sorted(fine.items()):
@@ -388,14 +393,14 @@ def _plan(path: Path, gpus: int) -> Found:
             Finding("plan", fault, State.FAILED, "galvatron plan check says it in full") for fault in faults[:5]
         )
         return
-    told = f"{path}: for {plan.world_size} ranks"
+    shown = f"{path}: for {plan.world_size} ranks"
     if gpus and plan.world_size % gpus:
         remedy = (
             f"this node has {gpus} GPUs: galvatron search --num_gpus_per_node {gpus}, or galvatron train --nproc {gpus}"
         )
-        yield Finding("plan", told, State.WARNING, remedy)
+        yield Finding("plan", shown, State.WARNING, remedy)
     else:
-        yield Finding("plan", told)
+        yield Finding("plan", shown)
     for changed in ProfileFile.changed((plan.metadata.get("searched_from") or {}).get("profiles")):
         yield Finding(
             "plan", f"{changed} has changed since the search", State.WARNING, "search again for the best plan"

@@ -61,11 +61,11 @@ class Machine:
     def gpus(self) -> list[dict[str, str]] | None:
         """The driver's own list, by field of nvidia-smi; None: no driver answers."""
         fields: Sequence[str] = ("name", "driver_version", "memory.total", "memory.used", "compute_cap")
-        told = self.run("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
-        if told is None:
+        output = self.run("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
+        if output is None:
             return None
         return [
-            dict(zip(fields, (cell.strip() for cell in line.split(",")), strict=False)) for line in told.splitlines()
+            dict(zip(fields, (cell.strip() for cell in line.split(",")), strict=False)) for line in output.splitlines()
         ]
 
     def shared_memory_mib(self) -> float | None:

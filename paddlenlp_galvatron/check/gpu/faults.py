@@ -81,8 +81,8 @@ def resume(setting: Setting) -> Iterator[Finding]:
     straight, halves = (_losses(setting, name) for name in (STRAIGHT, HALVES))
     apart = max(abs(mine - other) for mine, other in zip(straight, halves, strict=False))
     holds = len(straight) == len(halves) == STEPS and apart <= (GPU_TOLERANCE if setting.on_gpus else 0)
-    told = f"losses of {len(halves)} of {STEPS} steps differ by {apart:.1e} at most"
-    yield setting.found("interrupted and straight", holds, told)
+    figures = f"losses of {len(halves)} of {STEPS} steps differ by {apart:.1e} at most"
+    yield setting.found("interrupted and straight", holds, figures)
 
 
 def memory(setting: Setting) -> Iterator[Finding]:
@@ -94,7 +94,7 @@ def later(setting: Setting) -> Iterator[Finding]:
     """Steps of a pipeline in which receives are posted ahead, as they are from the second on: one that is traced, and
     one in which memory ends. Whatever waits for the whole device there waits for a message, too."""
     if setting.ranks == 1:
-        yield setting.left_out("a pipeline", "it needs 2 ranks or more")
+        yield setting.skipped("a pipeline", "it needs 2 ranks or more")
         return
     name, given_s = f"step {LATER} traced", setting.launch_s
     try:
@@ -119,7 +119,7 @@ def _starved(setting: Setting, name: str, step: int) -> Finding:
     except OutOfMemory as error:
         return setting.found(name, error.rank == rank, str(error))
     except LaunchError as error:
-        return setting.ended(name, f"not told as what it is: {error}", given_s)
+        return setting.ended(name, f"the error does not name the cause: {error}", given_s)
     return setting.found(name, False, "it trained all the same")
 
 

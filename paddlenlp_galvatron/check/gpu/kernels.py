@@ -60,7 +60,7 @@ def _launched(setting: Setting, first: int, launches: int) -> tuple[list[Finding
 
 def _judged(setting: Setting, name: str, result: dict[str, str | float]) -> Finding:
     if "missing" in result:
-        return setting.left_out(name, f"Paddle does not have it on this processor: {result['missing']}")
+        return setting.skipped(name, f"Paddle does not have it on this processor: {result['missing']}")
     off, tolerance = float(result["off"]), TOLERANCE[str(result["type"])]
     return setting.found(name, off <= tolerance, f"{result['worst']} off by {off:.1e} of {tolerance:.0e}")
 
@@ -258,7 +258,7 @@ CASES: dict[str, Callable[[Sizes], Case]] = FLASH | {
     "RMSNorm": rms_norm,
     "SwiGLU": gated,
     "linear with bias": linear,
-    "embedding, half of the tokens alike": embedding,
+    "embedding, half of the tokens the same": embedding,
     "AdamW, two steps": adamw,
     "experts, one without rows": experts,
 }

@@ -39,26 +39,26 @@ class Named:
 
 def parity(setting: Setting) -> Iterator[Finding]:
     """Loss and every gradient of fifteen plans, fp32 (on GPUs without TF32) and bf16. A kernel that is off by default
-    is told, and not judged."""
+    is shown, and not checked."""
     for precision in (Precision.FP32, Precision.BF16):
         cases = parity_cases(setting.ranks, precision, setting.on_gpus)
         if setting.ranks == 1:
-            yield setting.left_out(f"{len(cases) - len(ONE_RANK)} plans, {precision}", "they need 2 ranks or more")
+            yield setting.skipped(f"{len(cases) - len(ONE_RANK)} plans, {precision}", "they need 2 ranks or more")
             cases = [named for named in cases if named.name in ONE_RANK]
         cases = [Named(f"{named.name}, {precision}", named.case) for named in cases]
         asked = [fused_loss_case(setting.ranks, precision)] if setting.on_gpus and setting.ranks > 1 else []
         for finding in _tried(setting, [*cases, *asked]):
             judged = finding.state is State.NO_TIME or finding.subject not in {named.name for named in asked}
-            yield finding if judged else _told(finding)
+            yield finding if judged else _shown(finding)
     if setting.on_gpus and has_flash_attention_3():
         third = [Named(f"{named.name}, FlashAttention 3", named.case) for named in cases if _flash(named)]
-        yield from map(_told, _tried(setting, third, {FLASH_VERSION: THIRD}))
+        yield from map(_shown, _tried(setting, third, {FLASH_VERSION: THIRD}))
     if not setting.on_gpus:
-        yield setting.left_out("flash attention, fused cross entropy", "Paddle has them on GPUs alone")
+        yield setting.skipped("flash attention, fused cross entropy", "Paddle has them on GPUs alone")
 
 
-def _told(finding: Finding) -> Finding:
-    return replace(finding, state=State.TOLD, found=f"{finding.state}: {finding.found}")
+def _shown(finding: Finding) -> Finding:
+    return replace(finding, state=State.INFO, found=f"{finding.state}: {finding.found}")
 
 
 def _flash(named: Named) -> bool:
@@ -68,10 +68,10 @@ def _flash(named: Named) -> bool:
 def schedules(setting: Setting) -> Iterator[Finding]:
     """Two steps and an evaluation of pipelines; a wait for a wrong message would hang them."""
     if setting.ranks == 1:
-        yield setting.left_out("pipelines", "they need 2 ranks or more")
+        yield setting.skipped("pipelines", "they need 2 ranks or more")
         return
     if setting.ranks < 4:
-        yield setting.left_out("stages of Ulysses, Megatron-SP and zero3", "they need 4 ranks or more")
+        yield setting.skipped("stages of Ulysses, Megatron-SP and zero3", "they need 4 ranks or more")
     yield from _tried(setting, list(schedule_cases(setting.ranks)))
 
 

@@ -47,9 +47,9 @@ def prediction(setting: Setting) -> Iterator[Finding]:
     for (name, plan), visit in zip(plans.items(), measured, strict=True):
         yield from _compare(setting, name, plan, costs, visit)
     if not setting.on_gpus:
-        yield setting.left_out("reserved memory", "the host's allocator does not tell it")
+        yield setting.skipped("reserved memory", "the host's allocator does not report it")
     if setting.ranks == 1:
-        yield setting.left_out("messages and pipelines", "they need 2 ranks or more")
+        yield setting.skipped("messages and pipelines", "they need 2 ranks or more")
 
 
 def _plans(shape: ModelShape, ranks: int, assumed: Assumptions) -> dict[str, Plan]:
@@ -106,25 +106,25 @@ def _measured(setting: Setting, shape: ModelShape, plans: Sequence[Plan]) -> lis
 
 def _compare(setting: Setting, name: str, plan: Plan, costs: CostModel, visit: Visit) -> Iterator[Finding]:
     found = outcome(plan, name, MeasuredRun.of([visit]), costs, costs.models[0])
-    told = f"predicted {1000 * found.predicted_s:.1f} ms, measured {1000 * found.measured_s:.1f} ms"
+    figures = f"predicted {1000 * found.predicted_s:.1f} ms, measured {1000 * found.measured_s:.1f} ms"
     # No figure of a GPU says yet how near it should be.
-    yield setting.found(f"{name}: step", None, f"{told}; {found.at_fault} {found.off_ms()[found.at_fault]:+.1f} ms")
+    yield setting.found(f"{name}: step", None, f"{figures}; {found.at_fault} {found.off_ms()[found.at_fault]:+.1f} ms")
     for number, stage in enumerate(costs.predict(plan).stages):
         own = slice(number * plan.stage_size, (number + 1) * plan.stage_size)
         tensors_mib, allocated_mib = stage.memory.total_mib - stage.memory.context_mib, max(visit.peaks_mib[own])
         holds = LEAST_MEMORY <= allocated_mib / tensors_mib <= MOST_MEMORY
-        told = f"predicted {gib(tensors_mib)} GiB, allocated {gib(allocated_mib)} GiB"
+        figures = f"predicted {gib(tensors_mib)} GiB, allocated {gib(allocated_mib)} GiB"
         if setting.on_gpus:
             reserved_mib = max(visit.reserved_mib[own])
             most_mib = costs.reserve.allocator_mib(tensors_mib, stage.memory.working_mib)
             holds &= reserved_mib <= most_mib
-            told += f", reserved {gib(reserved_mib)} GiB of {gib(most_mib)} GiB at most"
-        yield setting.found(f"{name}: memory of stage {number}", holds, told)
+            figures += f", reserved {gib(reserved_mib)} GiB of {gib(most_mib)} GiB at most"
+        yield setting.found(f"{name}: memory of stage {number}", holds, figures)
     if visit.beside_mib:
         yield setting.kept(max(visit.beside_mib), costs.reserve.having(visit.communicators), f"{name}: ")
     expected, counted = Counter(step_traffic_bytes(plan, costs.models[0])), Counter(visit.bytes)
-    told = ", ".join(
+    figures = ", ".join(
         f"{kind} predicted {expected[kind] / MIB:.2f} MiB, counted {counted[kind] / MIB:.2f} MiB"
         for kind in sorted({*expected, *counted})
     )
-    yield setting.found(f"{name}: bytes", counted == expected, told or "none")
+    yield setting.found(f"{name}: bytes", counted == expected, figures or "none")

@@ -21,14 +21,14 @@ from ...base.writing import whole_file, write_text
 from ...launch.processes import Device
 from ..doctor import Files, Machine, examine
 from ..findings import Finding, Outcome, findings_json, outcome_of
-from . import beside, faults, kernels, parity, prediction, stock, waits
+from . import faults, kernels, overlap, parity, prediction, stock, waits
 from .setting import PARTS as NAMES
 from .setting import Part, Setting
 
 LEAST_S = 5.0  # a part needs at least this time
 MACHINE, RESULT, BUNDLE = "machine.json", "result.json", "gpu-check.tar.gz"
 WRITER = {"written_by": "galvatron gpu-check"}  # in MACHINE: the folder is a check's, and may be emptied by the next
-TOLD_VARIABLES = ("CUDA_", "NCCL_", "FLAGS_", "NVIDIA_", "GLOO_", "OMP_", "LD_LIBRARY_PATH")
+SHOWN_VARIABLES = ("CUDA_", "NCCL_", "FLAGS_", "NVIDIA_", "GLOO_", "OMP_", "LD_LIBRARY_PATH")
 PACKAGES = ("paddle", "paddlenlp", "nvidia", "numpy", "galvatron")
 COMMANDS = (["nvidia-smi"], ["nvidia-smi", "topo", "-m"], ["uname", "-a"])
 
@@ -49,7 +49,7 @@ PARTS = {
     "memory": Timed(faults.memory, 0.3),
     "later": Timed(faults.later, 0.3),
     "waits": Timed(waits.waits, 0.3),
-    "beside": Timed(beside.beside, 0.3),
+    "overlap": Timed(overlap.overlap, 0.3),
     "prediction": Timed(prediction.prediction, 0.7),
     "stock": Timed(stock.stock, 1.0),
 }
@@ -146,7 +146,7 @@ def _machine() -> dict[str, Any]:
     }
     return {
         "versions": dict(sorted(versions.items())),
-        "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(TOLD_VARIABLES)},
+        "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith(SHOWN_VARIABLES)},
         "doctor": findings_json(examine(machine, Files(Path("output"), Path("configs"), None)))["findings"],
         "commands": {" ".join(words): machine.run(*words) for words in COMMANDS},
     }

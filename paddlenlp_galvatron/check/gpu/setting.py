@@ -15,7 +15,7 @@ from ..findings import Finding, State
 # A launch of a small model on GPUs that takes longer hangs. Eight ranks import Paddle from a network disk in a minute.
 LAUNCH_S = 300.0
 CUT_SHORT_S = 60.0  # an unfinished launch with a lower limit shows nothing
-PARTS = ("kernels", "parity", "schedules", "resume", "memory", "later", "waits", "beside", "prediction", "stock")
+PARTS = ("kernels", "parity", "schedules", "resume", "memory", "later", "waits", "overlap", "prediction", "stock")
 
 
 @dataclass(frozen=True)
@@ -41,18 +41,18 @@ class Setting:
         """Limit of a launch. On CPUs it is all the time left, as other programs may share them."""
         return max(1.0, min(self.left_s, LAUNCH_S) if self.on_gpus else self.left_s)
 
-    def found(self, name: str, holds: bool | None, told: str) -> Finding:
+    def found(self, name: str, holds: bool | None, figures: str) -> Finding:
         """`holds`: None where nothing judges it."""
-        state = State.TOLD if holds is None else State.OK if holds else State.FAILED
-        return self._finding(name, told, state)
+        state = State.INFO if holds is None else State.OK if holds else State.FAILED
+        return self._finding(name, figures, state)
 
     def kept(self, used_mib: float, reserve: Reserve, of: str = "") -> Finding:
-        """Whether what a GPU holds beside Paddle's allocator is within what is kept for it."""
-        told = f"{gib(used_mib)} GiB used beside what Paddle reserved, {gib(reserve.fixed_mib)} GiB kept for it"
-        return self.found(f"{of}memory that is not Paddle's", used_mib <= reserve.fixed_mib, told)
+        """Whether the memory of a GPU outside Paddle's allocator is within the reserve."""
+        figures = f"{gib(used_mib)} GiB used, not reserved by Paddle, {gib(reserve.fixed_mib)} GiB kept for it"
+        return self.found(f"{of}memory that is not Paddle's", used_mib <= reserve.fixed_mib, figures)
 
-    def left_out(self, name: str, why: str) -> Finding:
-        return self._finding(name, why, State.LEFT_OUT)
+    def skipped(self, name: str, why: str) -> Finding:
+        return self._finding(name, why, State.SKIPPED)
 
     def no_time(self, name: str, why: str = "no time was left") -> Finding:
         return self._finding(name, why, State.NO_TIME)
@@ -62,8 +62,8 @@ class Setting:
         cut_short = given_s < CUT_SHORT_S and self.left_s <= 0
         return self.no_time(name, f"cut off after {given_s:.0f} s") if cut_short else self.found(name, False, fault)
 
-    def _finding(self, name: str, told: str, state: State) -> Finding:
-        return Finding(name, told, state, part=self.part, ranks=self.ranks)
+    def _finding(self, name: str, figures: str, state: State) -> Finding:
+        return Finding(name, figures, state, part=self.part, ranks=self.ranks)
 
 
 Part = Callable[[Setting], Iterator[Finding]]

@@ -28,7 +28,7 @@ TOLERANCE = 0.03  # of a step's time: two medians of five steps differ by as muc
 def stock(setting: Setting) -> Iterator[Finding]:
     """Compare our step's time with PaddleNLP's, for plans that it can express."""
     if not BENCHMARKS.exists():
-        yield setting.left_out("PaddleNLP's Trainer", "it needs the folder benchmarks of a checkout of this project")
+        yield setting.skipped("PaddleNLP's Trainer", "it needs the folder benchmarks of a checkout of this project")
         return
     shape = GPU_MODEL if setting.on_gpus else CPU_MODEL
     assumed = training_assumptions(setting.on_gpus, shape.max_position_embeddings)
@@ -46,11 +46,11 @@ def stock(setting: Setting) -> Iterator[Finding]:
         )
         given_s = setting.launch_s
         try:
-            yield _beside(setting, name, plan, shape)
+            yield _compared(setting, name, plan, shape)
         except LaunchError as error:
             yield setting.ended(name, str(error), given_s)
     if setting.ranks == 1:
-        yield setting.left_out("tensor parallel and two stages", "they need 2 ranks or more")
+        yield setting.skipped("tensor parallel and two stages", "they need 2 ranks or more")
 
 
 def _degrees(ranks: int) -> dict[str, dict[str, Any]]:
@@ -60,7 +60,7 @@ def _degrees(ranks: int) -> dict[str, dict[str, Any]]:
     return plans
 
 
-def _beside(setting: Setting, name: str, plan: Plan, shape: ModelShape) -> Finding:
+def _compared(setting: Setting, name: str, plan: Plan, shape: ModelShape) -> Finding:
     folder = setting.folder / name.replace(" ", "-")
     folder.mkdir(parents=True)
     recipe = Recipe(learning_rate=3e-4, weight_decay=0.01, lr_scheduler_type="constant")
@@ -74,5 +74,5 @@ def _beside(setting: Setting, name: str, plan: Plan, shape: ModelShape) -> Findi
     ours_ms, other_ms = (median(result[side]["steps_ms"][WARM_UP:]) for side in ("ours", "other"))
     losses = zip(result["ours"]["losses"], result["other"]["losses"], strict=True)
     apart = max(abs(mine - other) for mine, other in losses)
-    told = f"{ours_ms:.1f} ms, PaddleNLP {other_ms:.1f} ms: {ours_ms / other_ms:.2f}; losses differ by {apart:.0e}"
-    return setting.found(name, ours_ms <= (1 + TOLERANCE) * other_ms if setting.on_gpus else None, told)
+    figures = f"{ours_ms:.1f} ms, PaddleNLP {other_ms:.1f} ms: {ours_ms / other_ms:.2f}; losses differ by {apart:.0e}"
+    return setting.found(name, ours_ms <= (1 + TOLERANCE) * other_ms if setting.on_gpus else None, figures)

@@ -30,7 +30,7 @@ SETTLED, LOOKED_AT = 2, 4  # steps: after the second, no more memory should be t
 def waits(setting: Setting) -> Iterator[Finding]:
     """Memory that Paddle's allocator has of the device, before and after some steps, and its peak in between."""
     if not setting.on_gpus:
-        yield setting.left_out("memory that a later step takes", "on CPUs nothing waits for it")
+        yield setting.skipped("memory that a later step takes", "on CPUs nothing waits for it")
         return
     names = [named.name for named in waiting_cases(setting.ranks)]
     words = [str(setting.folder), str(setting.ranks)]

@@ -83,15 +83,15 @@ def _loss(model: Any, batch: Samples) -> Any:
 
 def _pair_loss(model: Any, batch: Any, preference: Preference) -> Any:
     """PaddleNLP's own criterion of all pairs, each answer alone; it takes means where losses are of these."""
-    told = SimpleNamespace(**asdict(preference), loss_type=preference.loss, pref_loss_ratio=preference.ratio)
-    config = SimpleNamespace(tensor_parallel_output=False, tensor_parallel_degree=1, dpo_config=told)
+    settings = SimpleNamespace(**asdict(preference), loss_type=preference.loss, pref_loss_ratio=preference.ratio)
+    config = SimpleNamespace(tensor_parallel_output=False, tensor_parallel_degree=1, dpo_config=settings)
     sums = paddle.stack(answer_sums(model, batch)).reshape([-1, 2])
     facts = batch.pairs.reshape([-1, 4])
     facts = paddle.to_tensor(facts[facts[:, 2] > 0])
     policy, reference, counts = sums, facts[:, :2], facts[:, 2:]
     if preference.loss in BY_TOKEN:
         policy, reference = policy / counts, reference / counts
-    pairs = DPOCriterion(config, told).dpo_loss(*policy.unbind(1), *reference.unbind(1))
+    pairs = DPOCriterion(config, settings).dpo_loss(*policy.unbind(1), *reference.unbind(1))
     return pairs - preference.sft_ratio * sums[:, 0].sum() / counts[:, 0].sum()
 
 

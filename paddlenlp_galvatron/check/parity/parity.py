@@ -170,7 +170,7 @@ def small_case(
         **traits.example,
     )
     if shape.experts and lora_rank:
-        raise UserError(f"lora_rank: {family} has experts, beside which no adapters learn; leave it out")
+        raise UserError(f"lora_rank: {family} has experts, which get no adapters; leave it out")
     if shape.experts and loss:
         raise UserError(f"loss: {family} has experts, with which DPO is not trained; leave it out")
     plan = replace(plan, assumed=replace(plan.assumed, seq_length=seq_length))
@@ -362,6 +362,6 @@ def _one_process(case: Case) -> tuple[list[float], list[Gradients]]:
     batches = (batch_of(case, step) for step in range(case.steps))
     source = SeededWeights(case.seed, case.shape.initializer_range)
     with on_cpu():
-        told = case.recipe, batches, case.adapters, case.preference
-        results = list(train_one_process(case.shape, case.seq_length, source, *told))
+        given = case.recipe, batches, case.adapters, case.preference
+        results = list(train_one_process(case.shape, case.seq_length, source, *given))
     return [loss for loss, _ in results], [gradients for _, gradients in results[: case.compared_steps]]

@@ -59,12 +59,12 @@ def accuracy_tables(accuracy: Accuracy) -> Iterator[str | Table]:
     for key, why in accuracy.failed.items():
         yield f"plan {key} did not run: {why}"
     if accuracy.left_out:
-        yield f"{accuracy.left_out} plans left out, as the minutes were over; the same command goes on"
+        yield f"{accuracy.left_out} plans skipped, as the minutes were over; the same command continues"
     if wrong := accuracy.wrong_bytes:
         yield f"bytes of {len(wrong)} plans are not those predicted: {', '.join(one.key for one in wrong)}"
     if above := accuracy.above_bound:
-        told = ", ".join(f"{one.key} by {one.over_bound_mib:.2f} MiB" for one in above)
-        yield f"{len(above)} plans held more than their bound: {told}"
+        shown = ", ".join(f"{one.key} by {one.over_bound_mib:.2f} MiB" for one in above)
+        yield f"{len(above)} plans held more than their bound: {shown}"
     yield from summary_lines(accuracy)
 
 

@@ -2,7 +2,7 @@
 // Every change of the form asks the server; one question at a time, and the last one counts.
 const form = document.getElementById("question"), answer = document.getElementById("answer");
 const question = () => new URLSearchParams(new FormData(form)).toString();
-const tell = faults => {
+const showFaults = faults => {
   for (const at of document.querySelectorAll(".why")) at.textContent = faults[at.id.replace("why-", "")] || "";
   for (const input of form.elements) input.setAttribute("aria-invalid", input.name in faults);
 };
@@ -15,19 +15,19 @@ const ask = async () => {
   asked = query;
   answer.ariaBusy = "true";
   try {
-    const told = await (await fetch("answer?" + query)).json();
-    tell(told.faults);
-    answer.classList.toggle("old", !told.html);
-    if (told.html) {
+    const reply = await (await fetch("answer?" + query)).json();
+    showFaults(reply.faults);
+    answer.classList.toggle("old", !reply.html);
+    if (reply.html) {
       const open = document.getElementById("command")?.open, before = speed();
-      answer.innerHTML = told.html;
+      answer.innerHTML = reply.html;
       document.getElementById("command").open = open;
       if (before) document.getElementById("change").textContent = `${((speed() / before - 1) * 100).toFixed(1)} % tokens/s against the previous answer`.replace(/^(?!-)/, "+");
       timelines();
       history.replaceState(null, "", "?" + query);
     }
   } catch {
-    tell({ "": "no answer: galvatron what-if has ended; start it again" });
+    showFaults({ "": "no answer: galvatron what-if has ended; start it again" });
     answer.classList.add("old");
   }
   busy = false;

@@ -80,7 +80,7 @@ def to_huggingface(
     except UserError as error:
         if like:
             raise
-        sys.stderr.write(f"note: {CONFIG} is written anew, of what was trained: {error.faults[0]}\n")
+        sys.stderr.write(f"note: {CONFIG} is written from what was trained: {error.faults[0]}\n")
         config = config_like(checkpoint.shape, None)
     weights = CheckpointWeights(checkpoint)
     write_model(checkpoint.shape, weights, target, config, precision, max_shard_bytes, like or own, advance)

@@ -297,7 +297,7 @@ class PairEncoder(Encoder):
         both = super()._rendered(line)
         before = [one.text[: one.turns[-2].stop if len(one.turns) > 1 else one.system] for one in both]
         if before[0] != before[1]:
-            raise UserError("the chat template tells the turns before by the answer that follows; name another one")
+            raise UserError("the chat template renders earlier turns differently for each answer; name another one")
         return both
 
     def _samples(self, line: Line, texts: list[Rendered], tokenised: list[Tokenised]) -> list[Sample]:

@@ -45,7 +45,7 @@ REMEDIES = {
     "rejected": "answers are compared by galvatron train --task dpo, as response and sort",
     "response": "answers are compared by galvatron train --task dpo",
     "sort": "answers are compared by galvatron train --task dpo",
-    "label": "it is of SFT, beside src and tgt; a message has its own weight",
+    "label": "it is for SFT, with src and tgt; a message has its own weight",
     "src": "give messages, or src and tgt",
     "tgt": "give messages, or src and tgt",
     "template": "values that a template reads are its context",
@@ -102,7 +102,7 @@ def pair_of(record: Mapping[str, Any]) -> Parsed:
     if not isinstance(given, list) or len(given) != 2 or not all(isinstance(one, str) and one.strip() for one in given):
         raise UserError("response: needs two answers, each a text that is not empty")
     if not isinstance(order, list) or len(order) != 2 or not all(type(one) in (int, float) for one in order):
-        raise UserError("sort: needs two numbers, the larger one beside the better answer")
+        raise UserError("sort: needs two numbers, the larger one for the better answer")
     if order[0] == order[1]:
         raise UserError("sort: says that both answers are as good; give the better one a larger number")
     asked, answered = ([text.strip() for text in texts] for texts in (asked, answered))  # as PaddleNLP does

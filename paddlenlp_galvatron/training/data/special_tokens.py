@@ -30,7 +30,7 @@ EXTRA, ADDITIONAL = "extra_special_tokens", "additional_special_tokens"  # witho
 KNOWN_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>")
 LONGEST_LIST = 120  # characters
 MOST_DIGITS = 10  # of a token's id
-REMEDY = f'name it: "{EOS}" in {TOKENIZER_CONFIG} beside tokenizer.json, or galvatron data prepare --end_token'
+REMEDY = f'name it: "{EOS}" in {TOKENIZER_CONFIG} next to tokenizer.json, or galvatron data prepare --end_token'
 
 
 @dataclass(frozen=True)

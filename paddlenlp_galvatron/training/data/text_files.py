@@ -81,7 +81,7 @@ def require_no_copies(files: Collection[Path]) -> None:
     """Raise UserError: a file stands beside its compressed copy, so its text would be read twice."""
     for file in files:
         if (plain := decompressed_name(file)) != file and plain in files:
-            raise UserError(f"{file}: stands beside {plain.name}, its content; keep one")
+            raise UserError(f"{file}: is the compressed {plain.name}, which is also there; keep one")
 
 
 def _require_text(file: str, head: bytes, kind: Kind | None, encoding: str | None) -> None:

@@ -72,7 +72,7 @@ def tuning_files(data: Path, split: str) -> TuningFiles:
     require_no_copies(files)
     left_out = [f"{file} ({reason})" for file, reason in reasons.items() if reason]
     if not files:
-        rest = f"; left out: {left_out[0]}" if left_out else ""
+        rest = f"; skipped: {left_out[0]}" if left_out else ""
         raise UserError(
             f"dataset_name_or_path: {data}: has neither {name}.json nor a folder {name} of .json files{rest}"
         )
@@ -178,16 +178,16 @@ class TuningData(InPasses):
         """Notes for the user on the samples."""
         remarks = np.asarray(self._remarks[0 : len(self._remarks)])
         told = {
-            CUT_AWAY: ("sample", "left out, as nothing to learn is left within src_length and max_length"),
-            UNLEARNT: ("conversation", "learnt without earlier answers, as the chat template changes these"),
-            MASKED: ("sample", "left out, as its own fields say that nothing is learnt"),
-            UNOPENED: ("conversation", "learnt without the thoughts that the chat template's generation prompt opens"),
+            CUT_AWAY: ("sample", "skipped, as the answer is cut off entirely by src_length and max_length"),
+            UNLEARNT: ("conversation", "trained without earlier answers, as the chat template changes these"),
+            MASKED: ("sample", "skipped, as its own fields exclude it from training"),
+            UNOPENED: ("conversation", "trained without the thoughts that the chat template's generation prompt opens"),
         }
         notes = []
         if left_out := self._left_out:
             named = ", ".join(left_out[:MOST_NAMED])
             notes.append(
-                f"{count(len(left_out), 'file')} left out: {named}{', …' if len(left_out) > MOST_NAMED else ''}"
+                f"{count(len(left_out), 'file')} skipped: {named}{', …' if len(left_out) > MOST_NAMED else ''}"
             )
         if self._unread:
             counted = ", ".join(f"{shortened(key)} ({lines})" for key, lines in self._unread.items())

@@ -95,7 +95,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         if self._own_data is None:
             return open_data(settings, plan, shape)
         if settings.input_dir is not None:
-            raise UserError("input_dir: names data beside train_dataset; give one")
+            raise UserError("input_dir: given together with train_dataset; give one")
         return self._map_data("train_dataset", self._own_data, plan, shape, shuffle=True)
 
     def _open_evaluation(self, settings: TrainSettings, plan: Plan, shape: ModelShape, own: Any = None) -> Sources:

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Writes five scripts beside this one. Each measures one thing of the cluster and writes its file into configs:
+# Writes five scripts next to this one. Each measures one thing of the cluster and writes its file into configs:
 #   profile_allreduce.sh     allreduce_bandwidth_*.json    all-reduce bandwidth of every kind of group
 #   profile_p2p.sh           p2p_bandwidth_*.json          bandwidth between pipeline stages
 #   profile_allreduce_sp.sh  sp_time_*.json                all-reduce, all-gather, reduce-scatter by message size
@@ -33,7 +33,7 @@ fi
 launch=${launch:-None}
 if [ "$launch" = None ]; then NUM_GPUS_PER_NODE=${NUM_GPUS_PER_NODE:-8}; fi
 
-# A value as a word of a script: whatever it holds is no code there.
+# A value as a word of a script: its content is never run as code.
 quoted() {
     printf "'"
     printf '%s' "$1" | sed "s/'/'\\\\''/g"

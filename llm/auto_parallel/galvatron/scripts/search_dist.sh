@@ -12,7 +12,7 @@ MODEL_SIZE=${MODEL_SIZE:-llama2-7b}
 SEQLEN_LIST=${SEQLEN_LIST:-None} # instead of SEQ_LENGTH, a length a type of layers
 SEQ_LENGTH=${SEQ_LENGTH:-$([ "$SEQLEN_LIST" = None ] && echo 2048 || echo None)}
 PROFILES=${PROFILES:-configs} # folder of the profile files that have no path of their own below
-BACKGROUND=${BACKGROUND:-0}   # 1: the search runs on by itself, and what it prints goes to Search_*.log
+BACKGROUND=${BACKGROUND:-0}   # 1: the search runs in the background, and its output goes to Search_*.log
 
 # SearchEngineArgs. What is searched.
 if [ -n "${SearchEngineArgs:-}" ]; then

@@ -1,7 +1,7 @@
-"""The part that measures what a GPU's products take beside messages, and what the driver counts beside tensors.
+"""The part that measures products that overlap with messages, and the memory that only the driver counts.
 
-Run as a program it is one rank, whose argument is a folder: it multiplies matrices alone, beside a receive that is
-posted, and beside all-reduces. The ranks are two stages: those of the first half send to those of the second.
+Run as a program it is one rank, whose argument is a folder: it multiplies matrices alone, during a posted receive, and
+during all-reduces. The ranks are two stages: those of the first half send to those of the second.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ PRODUCTS, LAPS = 50, 4  # the quickest round counts: disturbances only add time
 MIB = 2**20
 
 
-def beside(setting: Setting) -> Iterator[Finding]:
-    """Figures that the cost model prices: told, but for the memory, which a reserve is kept for."""
+def overlap(setting: Setting) -> Iterator[Finding]:
+    """Figures that the cost model prices. Only the memory is checked, against the reserve."""
     if setting.ranks == 1:
-        yield setting.left_out("messages", "they need 2 ranks or more")
+        yield setting.skipped("messages", "they need 2 ranks or more")
         return
     words = [str(setting.folder)]
     with mock.patch.dict(os.environ, p2p_channels()):
-        launch(f"{__package__}.beside", words, setting.ranks, setting.folder, setting.launch_s, device=setting.device)
+        launch(f"{__package__}.overlap", words, setting.ranks, setting.folder, setting.launch_s, device=setting.device)
     ranks = [json.loads((setting.folder / f"{rank}.json").read_text()) for rank in range(setting.ranks)]
-    alone, slowed = (max(rank[f"{name}_ms"] or 0.0 for rank in ranks) for name in ("alone", "beside"))
-    told = f"{alone:.2f} ms alone, {slowed:.2f} ms beside it: {slowed / alone:.2f}"
-    yield setting.found("products beside a posted receive", None, told)
-    told = f"while both run, each takes {ranks[0]['overlap']:.2f} times as long (2: no overlap)"
-    yield setting.found(f"products beside all-reduces of {ranks[0]['message_mib']} MiB", None, told)
-    if None in (used := [rank["beside_mib"] for rank in ranks]):
-        yield setting.left_out("memory that is not Paddle's", "nvidia-smi tells it, on GPUs alone")
+    alone, slowed = (max(rank[f"{name}_ms"] or 0.0 for rank in ranks) for name in ("alone", "during"))
+    figures = f"{alone:.2f} ms alone, {slowed:.2f} ms during it: {slowed / alone:.2f}"
+    yield setting.found("products during a posted receive", None, figures)
+    figures = f"while both run, each takes {ranks[0]['overlap']:.2f} times as long (2: no overlap)"
+    yield setting.found(f"products during all-reduces of {ranks[0]['message_mib']} MiB", None, figures)
+    if None in (used := [rank["driver_mib"] for rank in ranks]):
+        yield setting.skipped("memory that is not Paddle's", "only nvidia-smi reports it, on GPUs")
         return
     yield setting.kept(max(used), reserve_of(Device.named(gpu_name()), setting.ranks).having(ranks[0]["communicators"]))
 
@@ -67,13 +67,13 @@ def main() -> None:
     pairs = [(low, low + half) for low in range(half)]
     groups.create({(each, use) for each in pairs for use in (DOWN, UP)} | {(overlapping_ranks(ranks), "")})
     precision = Precision.BF16 if device.on_gpu() else Precision.FP32
-    result = dict.fromkeys(("alone_ms", "beside_ms", "beside_mib"), None) | products_ms(rank, pair, groups)
+    result = dict.fromkeys(("alone_ms", "during_ms", "driver_mib"), None) | products_ms(rank, pair, groups)
     stopwatch = Stopwatch(ranks)
     given = stopwatch, rank, overlapping_ranks(ranks), groups, Collective.ALL_REDUCE, precision, ranks
     result |= {"overlap": overlap_coefficient(*given), "message_mib": message_mib()}
     device.synchronize()
-    if (beside_mib := device.beside_mib()) is not None and idle_mib is not None:
-        result |= {"beside_mib": beside_mib - idle_mib, "communicators": len(groups.members) + 1}
+    if (driver_mib := device.beside_mib()) is not None and idle_mib is not None:
+        result |= {"driver_mib": driver_mib - idle_mib, "communicators": len(groups.members) + 1}
     stopwatch.any_rank(False)  # nobody ends before all have looked
     (folder / f"{rank}.json").write_text(json.dumps(result))
 
@@ -84,7 +84,7 @@ def products_ms(rank: int, pair: tuple[int, int], groups: Groups) -> dict[str, f
     down, up = (groups.get(pair, use) for use in (DOWN, UP))
     numbers = message_mib() * MIB // 4
     message, word = paddle.zeros([numbers]), paddle.zeros([1])
-    alone_ms, beside_ms = [], []
+    alone_ms, during_ms = [], []
     side = GPU_SIDE if device.on_gpu() else SIDE
     matrix = paddle.ones([side, side], "bfloat16" if device.on_gpu() else "float32")
 
@@ -100,11 +100,11 @@ def products_ms(rank: int, pair: tuple[int, int], groups: Groups) -> dict[str, f
             continue
         alone_ms.append(_ms(products))
         posted = receive_start(message, pair[0], down)
-        beside_ms.append(_ms(products))
+        during_ms.append(_ms(products))
         send_start(word, pair[0], up).wait()
         posted.wait()
         device.synchronize()
-    return {"alone_ms": min(alone_ms[1:]), "beside_ms": min(beside_ms[1:])} if alone_ms else {}
+    return {"alone_ms": min(alone_ms[1:]), "during_ms": min(during_ms[1:])} if alone_ms else {}
 
 
 def _ms(work: Callable[[], Any]) -> float:
