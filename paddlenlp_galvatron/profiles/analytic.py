@@ -149,7 +149,8 @@ def analytic_computation(
     def kept(seq: int, tp: int) -> float:
         all_kept = sum(layer_numbers_per_token(model, seq, 1, True, fused))
         own = model.block.kept(fused)
-        whole = 0 if sequence_parallel else own.tokens + own.scalars
+        read = 2 * model.hidden_size  # outputs of norms: measured products have them in their time
+        whole = 0 if sequence_parallel else own.tokens - read + own.scalars
         return precision.bytes * (whole + (all_kept - whole) / tp)
 
     def passes(tokens: int, kept: float, weights: int = 0, products: int = 0, pairs: float = 0.0) -> PassTimes:
