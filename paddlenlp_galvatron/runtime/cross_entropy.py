@@ -57,24 +57,13 @@ class CrossEntropy:
     def __init__(self, shard: VocabularyShard, group: Any, fused: bool):
         self._shard, self._group, self._fused = shard, group, fused
 
-    @property
-    def _alone_on_gpu(self) -> bool:
-        """Where Paddle's fused kernel is used; that of CPUs hides NaN and losses above 64."""
-        return self._group is None and device.on_gpu()
-
     def losses(self, logits: Any, labels: Any) -> Any:
         """Losses of tokens, [U] in fp32; differentiable."""
-        if self._alone_on_gpu:
-            return paddle.nn.functional.cross_entropy(
-                cast(logits, "float32"), labels, reduction="none", ignore_index=IGNORED_LABEL
-            )
-        if self._fused:
-            return self._fused_scores(logits, labels)[1].flatten()
         return _Losses.apply(logits, labels, self)
 
     def scores_for_gradient(self, logits: Any, labels: Any) -> Scores:
-        """Losses, and what `gradient` needs, by the same kernels."""
-        if self._alone_on_gpu:
+        """Losses, and what `gradient` needs, in the place of fp32 logits."""
+        if self._group is None and device.on_gpu():  # one fused kernel; that of CPUs hides NaN and losses above 64
             probabilities, losses = softmax_and_loss(cast(logits, "float32"), labels, IGNORED_LABEL)
         elif self._fused:
             probabilities, losses = self._fused_scores(logits, labels)
@@ -124,13 +113,14 @@ class CrossEntropy:
 class _Losses(PyLayer):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, logits: Any, labels: Any, loss: CrossEntropy) -> Any:
-        scores = loss.scores(logits, labels)
+        scores = loss.scores_for_gradient(logits, labels)
         ctx.scores, ctx.labels, ctx.loss, ctx.dtype = scores, labels, loss, logits.dtype
         return scores.losses
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
-        return ctx.loss.gradient(ctx.scores, ctx.labels, grad).astype(ctx.dtype)
+        scores, ctx.scores = ctx.scores, None  # freed as soon as the gradient is of another type
+        return cast(ctx.loss.gradient(scores, ctx.labels, grad), ctx.dtype)
 
 
 class Pieces:
@@ -157,7 +147,8 @@ class Pieces:
         return _InPieces.apply(hidden, labels, self)
 
     def _logits(self, hidden: Any, table: Any) -> Any:
-        return paddle.matmul(hidden, table, transpose_y=self._tied)
+        """[P, v] in fp32: those of 16 bits are gone when it returns."""
+        return cast(paddle.matmul(hidden, table, transpose_y=self._tied), "float32")
 
     def _cut(self, *of_tokens: Any) -> Iterator[tuple[Any, ...]]:
         start = 0

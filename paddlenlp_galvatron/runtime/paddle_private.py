@@ -175,10 +175,10 @@ def fused_loss(logits: Any, labels: Any, group: Any, ignored: int) -> tuple[Any,
 
 
 def softmax_and_loss(logits: Any, labels: Any, ignored: int) -> tuple[Any, Any]:
-    """(probabilities [U, V], losses [U, 1]) by the kernel of Paddle's `cross_entropy`, which tells losses alone."""
+    """(probabilities [U, V] in the place of the logits, losses [U, 1]) by the kernel of Paddle's `cross_entropy`."""
     soft_labels, use_softmax, stable, axis = False, True, True, -1
     how = soft_labels, use_softmax, stable, ignored, axis
-    return tuple(paddle._C_ops.cross_entropy_with_softmax(logits, labels.unsqueeze(-1), *how))
+    return tuple(paddle._C_ops.cross_entropy_with_softmax_(logits, labels.unsqueeze(-1), *how))
 
 
 def meet_at(connect: Any) -> None:
