@@ -19,6 +19,7 @@ from ..model import ModelShape, Split
 from ..plan.comm_points import (
     EMBEDDING,
     HEAD,
+    LOSS,
     WEIGHT_OPS,
     Collective,
     CommPoint,
@@ -164,7 +165,13 @@ def _embedding_calls(model: ModelShape, vocab: VocabStrategy, setting: Setting) 
 
 def _head_calls(model: ModelShape, vocab: VocabStrategy, setting: Setting) -> Calls:
     weights = weight_calls(head_weights(model, vocab.tp), vocab, setting)
-    return point_calls(model, vocab, setting, HEAD).also(weights)
+    loss = point_calls(model, vocab, setting, LOSS).forward
+    by_pieces = tuple(
+        call._replace(bytes=FP32_BYTES * tokens, times=call.times * pieces)
+        for call in loss
+        for tokens, pieces in Counter(vocab.piece_sizes(call.bytes // FP32_BYTES)).items()
+    )
+    return point_calls(model, vocab, setting, HEAD - LOSS).also(weights).also(Calls(by_pieces))
 
 
 def weight_calls(weights: Weights, strategy: Strategy, setting: Setting) -> Calls:

@@ -254,11 +254,13 @@ def analytic_memory(
                 activation, kept_mib = {}, {}
                 for tp in DEGREES:
                     whole = (2 / tp + (tp > 1)) if sequence_parallel else 3.0
-                    # Logits, probabilities and their gradient stand side by side in fp32.
-                    loss = mib(3 * model.vocab_size / tp, FP32_BYTES) + mib(whole * hidden)
+                    # Exponentials take the place of logits in fp32, and their gradient that of exponentials; beside
+                    # them are logits or gradient in 16 bits, and behind them the hidden states' gradient.
+                    after = mib(model.vocab_size / tp, FP32_BYTES) + mib(whole * hidden)
+                    beside = model.vocab_size / tp if number < FP32_BYTES else 0
                     first = mib(hidden / (tp if sequence_parallel else 1))
-                    activation[tp] = loss if head else first
-                    kept_mib[tp] = loss - mib(2 * model.vocab_size / tp, FP32_BYTES) if head else first
+                    activation[tp] = after + mib(beside + hidden) if head else first
+                    kept_mib[tp] = after if head else first
                 vocab.setdefault(VocabVariant(role, sequence_parallel), {})[seq] = VocabMemory(
                     states, activation, kept_mib
                 )

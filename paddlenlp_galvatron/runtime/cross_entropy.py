@@ -74,7 +74,9 @@ class CrossEntropy:
     def _fused_scores(self, logits: Any, labels: Any) -> tuple[Any, Any]:
         """(probabilities, losses [U, 1])"""
         scores, group = cast(logits, "float32"), self._group
-        found = within("cross entropy", group, lambda: fused_loss(scores, labels, group, IGNORED_LABEL))
+        found: tuple[Any, Any] = within(
+            "cross entropy", group, lambda: fused_loss(scores, labels, group, IGNORED_LABEL)
+        )
         for _ in range(3):  # largest score, the label's score, sum of exponentials: messages of the kernel
             count("all_reduce", found[1])
         return found
@@ -133,7 +135,7 @@ class Pieces:
     def scores(self, hidden: Any, labels: Any) -> tuple[Any, Any]:
         """Losses [U] and hits [U] of hidden states [U, H], without gradients."""
         table = cast(self._table.tensor, self._numbers.computed)
-        found = [self._loss.scores(self._logits(*piece, table), own)[:2] for own, *piece in self._cut(labels, hidden)]
+        found = [self._loss.scores(self._logits(rows, table), own)[:2] for rows, own in self._cut(hidden, labels)]
         losses, hits = zip(*found, strict=True)
         return paddle.concat(losses), paddle.concat(hits)
 
@@ -194,7 +196,8 @@ class _Sum(PyLayer):  # type: ignore[misc]
         if ctx.kept is not None:
             ctx.table.accumulate(ctx.kept)
             ctx.kept = None
-        return ctx.gradient
+        gradient, ctx.gradient = ctx.gradient, None
+        return gradient
 
 
 class _InPieces(PyLayer):  # type: ignore[misc]
