@@ -57,9 +57,7 @@ def piece_room(
     scoring_mib = piece_mib + half_mib
     if assumed.fused_cross_entropy and share.split:  # which does not compute in place
         scoring_mib = 2 * piece_mib
-    # A piece's gradient of the table, and the same in the type of their sum.
-    made = number + (states.gradient if states.gradient != number else 0)
-    adding_mib = (half_mib or piece_mib) + numbers * made / MIB
+    adding_mib = (half_mib or piece_mib) + numbers * number / MIB  # the table's gradient, to be added to their sum
     gradient_mib = numbers * states.gradient / MIB
     if not assumed.async_grad_reduce:  # each micro-batch in flight has its own
         kept_mib += gradient_mib

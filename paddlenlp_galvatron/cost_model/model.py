@@ -352,7 +352,7 @@ class CostModel(LayerPrices):
             peak = max(peak, kept + made_mib + self._token_bytes(samples, last) / split / MIB)
             room = Room(kept, peak - kept)
         late = self._late(role)
-        room = room._replace(begins=pipeline > 1, sent=0.0 if role == "first" else 1 - late)
+        room = room._replace(begins=pipeline > 1, sent=0.0 if role == "first" else 1 - late, late=late)
         sharding = mesh.degree(*SHARDING)
         cost = self.module_cost(vocab.dp_type, sharding, settings[0], timed, passes, held, room, several_matrices=False)
         fixed_mib = self._constants_mib
