@@ -48,6 +48,7 @@ class CostOptions:
     # Ranks of a node that share ZeRO-2's states, where these are not all that hold the same weights: gradients are
     # summed over all, and updated weights gathered from these. Priced only, for published runs.
     sharding_group: int | None = None
+    in_place: bool = True  # losses take the place of logits, as our runtime has it. Else for published runs alone
 
     @property
     def load(self) -> Load:

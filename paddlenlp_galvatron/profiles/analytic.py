@@ -226,9 +226,10 @@ def analytic_experts(
 
 
 def analytic_memory(
-    model: ModelShape, precision: Precision, lengths: Sequence[int], fused: Fused = ON_GPUS
+    model: ModelShape, precision: Precision, lengths: Sequence[int], fused: Fused = ON_GPUS, in_place: bool = True
 ) -> MemoryProfile:
-    """Memory of the model's parts at these sequence lengths."""
+    """Memory of the model's parts at these sequence lengths. `in_place`: losses take the place of logits; else logits,
+    probabilities and their gradient stand side by side in fp32."""
     layers: dict[Variant, dict[int, LayerMemory]] = {}
     vocab: dict[VocabVariant, dict[int, VocabMemory]] = {}
     hidden, number = model.hidden_size, precision.bytes
@@ -258,8 +259,9 @@ def analytic_memory(
                     # them are logits or gradient in 16 bits, and behind them the hidden states' gradient.
                     after = mib(model.vocab_size / tp, FP32_BYTES) + mib(whole * hidden)
                     beside = model.vocab_size / tp if number < FP32_BYTES else 0
+                    more = mib(beside + hidden) if in_place else mib(2 * model.vocab_size / tp, FP32_BYTES)
                     first = mib(hidden / (tp if sequence_parallel else 1))
-                    activation[tp] = after + mib(beside + hidden) if head else first
+                    activation[tp] = after + more if head else first
                     kept_mib[tp] = after if head else first
                 vocab.setdefault(VocabVariant(role, sequence_parallel), {})[seq] = VocabMemory(
                     states, activation, kept_mib
