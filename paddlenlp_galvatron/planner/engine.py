@@ -445,7 +445,7 @@ class _Search:
                 if self.cancel.cancelled:
                     return None
                 raise
-            if least is None or mib < least[0]:
+            if mib < (least[0] if least else inf):
                 least = mib, entry.strategies.plan(entry.family, vocab, division, choice, self.bare)
         return Need.of(least[1], self.cost).under(self.cost, self.options) if least else None
 

@@ -98,6 +98,8 @@ class EvenCore:
 
     def least_memory(self, cancel: Cancel) -> tuple[float, int, Sequence[int], Sequence[int]]:
         plans = [plan for plan in self._even.plans(self._family, self._strategies) if self._even.expressible(plan)]
+        if not plans:  # of a schedule that the program lacks
+            return inf, 0, (), ()
         least = min(plans, key=self._mib)
         return self._mib(least), 0, least.stages, [int(bool(layer.recompute)) for layer in least.layers]
 
