@@ -89,7 +89,9 @@ def binding(explanation: Explanation) -> list[str]:
         whole = explanation.cost.predict(replace(explanation.plan, vocab=vocab))
         saved = whole.stages[-1].memory.total_mib - prediction.stages[-1].memory.total_mib
         longer = prediction.time_s / whole.time_s - 1
-        lines.append(f"loss in {pieces} pieces of tokens: saves {gib(saved)} GiB, and the step takes {longer:.1%} longer")
+        lines.append(
+            f"loss in {pieces} pieces of tokens: saves {gib(saved)} GiB, and the step takes {longer:.1%} longer"
+        )
     speeds = [one for one in explanation.what_ifs if one.name.startswith("links") and isfinite(one.time_s)]
     if speeds:
         link, faster = min(speeds, key=lambda one: one.time_s), explanation.faster
