@@ -18,7 +18,7 @@ from .weights import FP32_BYTES, MIB, StateBytes
 
 @dataclass(frozen=True, slots=True)
 class HeadShare:
-    """What a rank has of the LM head and its loss."""
+    """A rank's share of the LM head and its loss."""
 
     tokens: float
     columns: int  # of the vocabulary

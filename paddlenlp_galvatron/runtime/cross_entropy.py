@@ -42,7 +42,7 @@ class VocabularyShard:
 
 
 class Scores(NamedTuple):
-    """What logits [U, v] and labels [U] tell."""
+    """Losses of logits [U, v] and labels [U], and numbers for their gradient."""
 
     losses: Any  # [U] fp32; 0 of tokens without a label
     hits: Any  # [U]: whether the label is the likeliest token; None: not asked for
