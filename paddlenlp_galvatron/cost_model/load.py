@@ -42,15 +42,13 @@ def load(
     profile_dialect: Dialect | None = None,
     allow_foreign_profiles: bool = False,
     options: CostOptions = CostOptions(),
-    device: Device | None = None,
     note: Note = no_note,
 ) -> CostModel:
     """Cost model from profile files: those named by a path (or its folder), the rest by their documented names from
     `folder`.
 
-    `device`: instead of the one that the profiles name. `note` hears, in lines for people, what was assumed, derived
-    from raw runs or left out. Raises UserError with all that is wrong: a file is missing, broken, or another model's
-    (unless `allow_foreign_profiles`).
+    `note` hears, in lines for people, what was assumed, derived from raw runs or left out. Raises UserError with all
+    that is wrong: a file is missing, broken, or another model's (unless `allow_foreign_profiles`).
     """
     from ..profiles import identity  # here, as prices derived from a data sheet have no files
 
@@ -122,7 +120,6 @@ def load(
         gpus_per_node=gpus_per_node,
         assumed=assumed,
         options=options,
-        device=device,
     )
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ..base.errors import UserError
 from ..model import ModelShape
-from ..plan.comm_points import Collective
+from ..plan.comm_points import Collective, CommPoint
 from ..plan.communicators import communicators
 from ..plan.layout import TokenLayout, redistribution, token_layout
 from ..plan.mesh import OF_A_SAMPLE, SHARDING, Axis, Mesh
@@ -121,6 +121,12 @@ class CostModel(LayerPrices):
         other.options = replace(self.options, context_mib=context_mib, freed=freed)
         if self.options.offload_optimizer:  # whose prices depend on it
             other.known = defaultdict(dict)
+        return other
+
+    def keeping_gathered(self) -> CostModel:
+        """The same model of a runtime that keeps what Megatron-SP gathers for products."""
+        other = copy(self)
+        other.options, other.known = replace(self.options, keeps_gathered=True), defaultdict(dict)
         return other
 
     def _host_mib_per_ms(self) -> float:
@@ -342,17 +348,22 @@ class CostModel(LayerPrices):
         passes = passes.slowed(self.network.receive_slowdown(pipeline))
         seq = self.seqs[first if role == "first" else last]  # most of what is kept are the logits
         peak, kept = self.memory.vocab_activation_mib(role, vocab.tp, seq, self.assumed.sequence_parallel, own)
+        others = self.others_mib(vocab.tp, self._token_bytes(samples, last) / split / MIB)
+        if role != "first" and self.options.keeps_gathered:
+            peak, kept = peak + others, kept + others
         if self.task.frozen:  # nothing below the embedding learns, so that nothing goes back through it
             passes = PassTimes(passes.forward_ms, 0.0 if role == "first" or pieces else every[-1].forward_ms)
         room = Room(kept, peak - kept)
         if pieces:
-            room = piece_room((peak, kept), pieces, self.assumed, self.state_bytes, learns=not self.task.frozen)
+            whole = peak + others, kept + others  # the gradient of all tokens that the group's ranks hold is kept
+            room = piece_room(whole, pieces, self.assumed, self.state_bytes, learns=not self.task.frozen)
         elif kept < peak:  # of a few tokens less is kept than the head's gradient takes, which is made anew
             made_mib = head_weights(self.models[last], vocab.tp).matrices * self.state_bytes.gradient / MIB
             peak = max(peak, kept + made_mib + self._token_bytes(samples, last) / split / MIB)
             room = Room(kept, peak - kept)
         late = self._late(role)
         room = room._replace(begins=pipeline > 1, sent=0.0 if role == "first" else 1 - late, late=late)
+        timed = timed.behind({CommPoint.INTO_HEAD: every[-1].forward_ms})
         sharding = mesh.degree(*SHARDING)
         cost = self.module_cost(vocab.dp_type, sharding, settings[0], timed, passes, held, room, several_matrices=False)
         fixed_mib = self._constants_mib

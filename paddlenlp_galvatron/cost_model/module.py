@@ -19,6 +19,7 @@ from ..plan.mesh import Mesh
 from ..plan.strategy import JOINED_NUMBERS, Assumptions, DataParallel
 from ..profiles.computation import PassTimes
 from ..profiles.compute_time import ComputeTimes
+from ..profiles.data_sheet import Device
 from ..profiles.memory_use import MemoryUse
 from ..profiles.network import Network, Place
 from .collectives import Calls, CallTimes, Setting
@@ -57,6 +58,7 @@ class ModulePrices:
     """Costs of modules of one model on one cluster; `CostModel` sets the fields."""
 
     models: tuple[ModelShape, ...]
+    device: Device
     network: Network
     times: ComputeTimes
     memory: MemoryUse
@@ -85,8 +87,13 @@ class ModulePrices:
         """How gradients are reduced: as of whole states, where a smaller group shares them."""
         return DataParallel.DDP if self.options.sharding_group and dp_type is DataParallel.ZERO2 else dp_type
 
+    def others_mib(self, tp: int, tokens_mib: float) -> float:
+        """Memory of the tokens that Megatron-SP gathers for products, without the rank's own."""
+        return tokens_mib * (1 - 1 / tp) if self.assumed.sequence_parallel else 0.0
+
     def call_times(self, calls: Calls, mesh: Mesh, pipeline: int, weights: Weights) -> CallTimes:
         """How long a module's collectives take."""
+        calls = calls.alone if self.options.keeps_gathered else calls
         return CallTimes.of(calls, mesh, pipeline, weights.copies, self.network, self.gpus_per_node)
 
     def module_cost(
@@ -135,6 +142,7 @@ class ModulePrices:
             calls.finish_ms,
             publish_ms,
             optimizer_ms,
+            tensor_hidden_ms=calls.hidden_ms,
         )
         return LayerCost.of(terms, room.activation_mib, workspace, memory)
 

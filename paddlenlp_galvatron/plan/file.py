@@ -370,7 +370,7 @@ def _world_size(fields: StrategyFile, given: int | None, fitting: set[int] | Non
     """The file's number of ranks or the given one; without both, the smallest number in `fitting`."""
     if given is not None and fields.world_size not in (None, given):
         raise UserError(
-            f"world_size: the plan is for {fields.world_size} ranks but {given} are at hand; "
+            f"world_size: the plan is for {fields.world_size} ranks but {given} are started; "
             f"start {fields.world_size} ranks or search a plan for {given}"
         )
     if world_size := fields.world_size or given:

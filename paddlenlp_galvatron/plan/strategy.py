@@ -224,6 +224,19 @@ class Plan:
         return [first, *layers, self.vocab if self.is_last(stage, chunk) else None]
 
 
+# Rows of the rank that gets most over the mean where nothing is said: as of routers trained with a balance loss, and
+# for the bound of memory.
+IMBALANCE, IMBALANCE_BOUND = 1.2, 2.0
+# In a pipeline on GPUs each expert's rows are padded to multiples of this (`runtime/grouped.py` says why): a tile of
+# cuBLAS's products, which take as long for a part of it.
+EXPERT_ROWS = 128
+
+
+def padded_rows(rows: float, experts: int) -> float:
+    """Rows of a rank that has so many experts, once they are padded: half a tile of each is in vain in the mean."""
+    return rows + experts * EXPERT_ROWS / 2
+
+
 class Load(NamedTuple):
     """The load of experts that prices assume: rows of the rank that gets most over the mean, by names of options."""
 

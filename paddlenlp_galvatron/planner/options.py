@@ -13,12 +13,13 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from ..base.errors import UserError
 from ..base.limits import MOST_SAMPLES, MOST_THREADS, Count, Layers, Number, Positive, Ranks, Samples, Size, Threads
 from ..cost_model import CostOptions, Task
-from ..cost_model.costs import IMBALANCE, IMBALANCE_BOUND
 from ..model.layer import PARTLY
 from ..options.group import Options
+from ..options.prices import TWO_SOURCES
 from ..options.task import RANK, Kind
 from ..plan import Assumptions, DataParallel, Plan, Precision, Recompute, Schedule
 from ..plan.mesh import Axis, Degrees, divisors, every_degrees
+from ..plan.strategy import IMBALANCE, IMBALANCE_BOUND
 from ..profiles.analytic import GROUPED, ONE_BY_ONE
 from ..profiles.data_sheet import load_data_sheet
 
@@ -105,6 +106,7 @@ class TaskOptions(Options):
             imbalance=self.moe_imbalance,
             imbalance_bound=max(self.moe_imbalance, self.moe_imbalance_bound),
             kernels=ONE_BY_ONE if self.experts_one_by_one else GROUPED,
+            padded=True,
         )
 
     @property
@@ -285,6 +287,8 @@ class SearchOptions(TaskOptions):
             raise ValueError(f"bsz_scale: {number + 1} batches up to max_bsz are too many; take a wider step")
         if not self.tp_consec and self.sp_space != "tp":
             raise ValueError(f"tp_consec: 0 does not go together with sp_space {self.sp_space}; use sp_space tp")
+        if self.device is not None and not self.model_fields_set.isdisjoint(("profiles", *PATH_OPTIONS)):
+            raise ValueError(TWO_SOURCES)
         if self.trainer != "galvatron" and self.max_virtual_pp_deg > 1:
             raise ValueError(f"max_virtual_pp_deg: for {self.trainer} only one chunk a stage is searched; give 1")
         unknown = [name for name in self._listed() if name not in DIMENSIONS]
@@ -434,10 +438,11 @@ def _cluster(values: Mapping[str, Any]) -> dict[str, Any]:
     else:
         if gpus is None:
             gpus = world // nodes if nodes else min(world, most)
+        number = nodes or "whole number of"
         if nodes is None:
             nodes = world // gpus if gpus else 0
         if nodes * gpus != world:
-            raise ValueError(f"world_size: {world} devices are not {nodes or 1} nodes of {gpus}; make them agree")
+            raise ValueError(f"world_size: {world} GPUs are no {number} nodes of {gpus}; make them agree")
     if sheet and gpus > most:
         raise UserError(
             f"num_gpus_per_node: {gpus}, but a node of {sheet.name} has {most}; set num_nodes to "

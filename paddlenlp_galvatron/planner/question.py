@@ -130,7 +130,7 @@ def budget_gib(
         return gib
     if own_gib is None or asked_gib <= own_gib:
         return asked_gib
-    note(f"memory_constraint: {asked_gib:g} GiB, but {device.name} has {own_gib:g}; planned for what it has")
+    note(f"memory_constraint: {asked_gib:.4g} GiB, but {device.name} has {own_gib:.4g}; planned for what it has")
     return own_gib
 
 

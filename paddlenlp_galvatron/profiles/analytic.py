@@ -209,7 +209,7 @@ def analytic_experts(
     def at(degree: int) -> ExpertTimes:
         own = weights / degree
         copied = (COPIES - kernels.once) * model.hidden_size
-        numbers = 2 * (experts.kept.gathered + experts.kept.split / degree + copied)
+        numbers = 2 * (experts.kept.tokens + experts.kept.split / degree + copied)
         product_ms = 2 * own / flops_per_ms  # of a row
         row_ms = product_ms + numbers * precision.bytes / bytes_per_ms
         wasted_ms = WASTED_ROWS * product_ms if grouped else 0.0
@@ -245,8 +245,9 @@ def analytic_memory(
                 parameter_mib=model.layer_parameters * FP32_BYTES / MIB,
                 activation_mib={tp: mib(numbers) + mib(scalars, FP32_BYTES) for tp, (numbers, scalars) in kept.items()},
                 checkpoint_mib=mib(hidden),
-                # Backward's largest moments: inside the MLP, and inside attention.
-                working_mib={tp: mib(working / tp) for tp in DEGREES},
+                # Backward's largest moments: inside the MLP, inside attention, and, with Megatron-SP, where products
+                # read gathered tokens: these, their gradient, and a product's share of it.
+                working_mib={tp: mib(max(working / tp, 3 * hidden * (sequence_parallel and tp > 1))) for tp in DEGREES},
             )
             tables: tuple[tuple[Role, int, bool], ...] = (("only", 2, True), ("first", 1, False), ("last", 1, True))
             for role, count, head in tables:
@@ -254,10 +255,10 @@ def analytic_memory(
                 states = {tp: STATE_BYTES * (table / tp + head * hidden) / MIB for tp in DEGREES}
                 activation, kept_mib = {}, {}
                 for tp in DEGREES:
-                    whole = (2 / tp + (tp > 1)) if sequence_parallel else 3.0
+                    own = mib(3 * hidden / (tp if sequence_parallel else 1))
                     # Exponentials take the place of logits in fp32, and their gradient that of exponentials; beside
                     # them are logits or gradient in 16 bits, and behind them the hidden states' gradient.
-                    after = mib(model.vocab_size / tp, FP32_BYTES) + mib(whole * hidden)
+                    after = mib(model.vocab_size / tp, FP32_BYTES) + own
                     beside = model.vocab_size / tp if number < FP32_BYTES else 0
                     more = mib(beside + hidden) if in_place else mib(2 * model.vocab_size / tp, FP32_BYTES)
                     first = mib(hidden / (tp if sequence_parallel else 1))
@@ -277,8 +278,7 @@ def layer_numbers_per_token(
     """Saved activations of one layer, in (numbers, fp32 scalars) a token of the tp group.
 
     Those of its sublayers, and attention's probabilities (heads x S), or with flash attention one sum a head. Without
-    Megatron-SP tokens between split projections stay whole on every rank of the tp group. With it all is split but
-    the gathered inputs of the split projections.
+    Megatron-SP tokens between split projections stay whole on every rank of the tp group. With it all is split.
     """
     return _on_a_rank(model.block.kept(fused), model.block.heads, seq, tp, sequence_parallel, fused)
 
@@ -322,8 +322,8 @@ def _on_a_rank(kept: Kept, heads: int, seq: int, tp: int, sequence_parallel: boo
     probabilities, sums = (0, heads) if Fused.ATTENTION in fused else (heads * seq, 0)
     split = (kept.split + probabilities) / tp
     if sequence_parallel and tp > 1:
-        return split + kept.tokens / tp + kept.gathered, (kept.scalars + sums) / tp
-    return split + kept.tokens + kept.gathered, kept.scalars + sums / tp
+        return split + kept.tokens / tp, (kept.scalars + sums) / tp
+    return split + kept.tokens, kept.scalars + sums / tp
 
 
 def _meta(sheet: DataSheet | None, **known: Any) -> Meta:

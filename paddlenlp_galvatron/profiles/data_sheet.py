@@ -226,6 +226,10 @@ def _shipped(name: str) -> Path:
     meant = [stem for stem, is_meant in named.items() if is_meant]
     if len(meant) != 1:
         what = f"could be {' or '.join(meant)}" if meant else "is no known device"
+        if "," in name:
+            what = "are several, which galvatron fit alone compares"
+        elif name.endswith(".json"):
+            what = "is no file here"
         raise UserError(
             f"device: {name} {what}; known: {', '.join(known)}; for another card write a data sheet and give its file "
             f"({GUIDE})"

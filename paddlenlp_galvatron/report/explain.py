@@ -42,6 +42,8 @@ def printed(explanation: Explanation) -> Iterator[str | Table]:
         f"{prediction.bubble_share:.1%} pipeline bubble"
     )
     yield explanation.speed_words
+    if (needs := explanation.memory_mib) > explanation.budget_mib:
+        yield f"note: the plan does not fit: it needs {gib(needs)} GiB a GPU, of {gib(explanation.budget_mib)}"
     yield from describe(replace(plan, metadata={}), explanation.shape)
     shown = _shown(explanation)
     if len(shown) < len(explanation.stages):
@@ -77,6 +79,9 @@ def binding(explanation: Explanation) -> list[str]:
     step_ms = prediction.time_s * 1000
     free = f"{gib(abs(memory['free']))} GiB {'is free' if memory['free'] >= 0 else 'is missing'}"
     lines = [f"memory of stage {full}: {free} of {gib(explanation.budget_mib)}; most of it is {MEMORY[most]}"]
+    if explanation.spared_mib > 0:
+        spared = gib(explanation.spared_mib)
+        lines.append(f"Megatron-SP on stage {full}: gathers tokens again in backward, which spares {spared} GiB")
     if len(stages) > 1:
         share = stages[busy].busy_ms / step_ms
         lines.append(f"compute of stage {busy}: busy {share:.1%} of the step, the other stages wait for it")

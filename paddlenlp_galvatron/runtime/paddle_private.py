@@ -5,7 +5,9 @@ Written against Paddle 3.1.1 and 3.3.1; a new version is tried here first.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
+from itertools import accumulate, pairwise
 from typing import Any
 
 import paddle
@@ -118,6 +120,25 @@ def window(flat: Any, start: int, stop: int, shape: list[int]) -> Any:
 def close_window(tensor: Any) -> None:
     """Let a tensor hold no memory."""
     tensor._clear_data()
+
+
+class Windows:
+    """Tensors that are one after the other parts of a flat one, from `open` to `close`, and hold no memory otherwise.
+
+    At each use of a layer, thus by three calls a tensor: what Paddle's Python finds anew each time is kept."""
+
+    def __init__(self, tensors: Sequence[Any]):
+        stops = [*accumulate((int(tensor.size) for tensor in tensors), initial=0)]
+        self._windows = [(each, each.get_tensor(), *of) for each, of in zip(tensors, pairwise(stops), strict=True)]
+
+    def open(self, flat: Any) -> None:
+        whole = flat.get_tensor()
+        for tensor, _, start, stop in self._windows:
+            core.eager.Tensor(whole._slice(start, stop))._share_buffer_to(tensor)
+
+    def close(self) -> None:
+        for _, held, *_ in self._windows:
+            held._clear()
 
 
 def place_parameter(layer: Any, attribute: str, tensor: Any) -> None:

@@ -177,30 +177,32 @@ class Head:
         numbers = self._place.numbers
         with compute_weights(self._slots, numbers):
             normed = self._norm(cast(x, numbers.computed))
-        hidden = self._place.cross(CommPoint.INTO_HEAD, normed)
         if self.pairs is not None and pairs is not None:
-            total, told = self.pairs(self._losses(hidden, labels), answers, pairs)
+            total, told = self.pairs(self._losses(normed, labels), answers, pairs)
         elif paddle.is_grad_enabled():
             if self._pieces:
+                hidden = self._place.gathered(CommPoint.INTO_HEAD, normed)
                 return self._pieces.sum(hidden, labels, self.scale, later=self._reduced_each)
-            return self._losses(hidden, labels).sum()
+            return self._losses(normed, labels).sum()
         else:
-            losses, hits = self._scores(hidden, labels)
+            losses, hits = self._scores(normed, labels)
             total, told = losses.sum(), hits.astype("float32").sum().unsqueeze(0)
         self.metrics = told if self.metrics is None else self.metrics + told
         return total
 
-    def _losses(self, hidden: Any, labels: Any) -> Any:
+    def _losses(self, normed: Any, labels: Any) -> Any:
         """Losses of tokens, [U] in fp32."""
         if self._pieces:
-            return self._pieces.losses(hidden, labels)
-        return self._loss.losses(self._logits(hidden), labels)
+            return self._pieces.losses(self._place.gathered(CommPoint.INTO_HEAD, normed), labels)
+        return self._loss.losses(self._logits(normed), labels)
 
-    def _scores(self, hidden: Any, labels: Any) -> tuple[Any, Any]:
+    def _scores(self, normed: Any, labels: Any) -> tuple[Any, Any]:
         """Losses and hits of tokens, [U]; without gradients."""
         if self._pieces:
-            return self._pieces.scores(hidden, labels)
-        return self._loss.scores(self._logits(hidden), labels)[:2]
+            return self._pieces.scores(self._place.gathered(CommPoint.INTO_HEAD, normed), labels)
+        return self._loss.scores(self._logits(normed), labels)[:2]
 
-    def _logits(self, hidden: Any) -> Any:
-        return paddle.matmul(hidden, compute_weight(self._table, self._place.numbers), transpose_y=self._tied)
+    def _logits(self, normed: Any) -> Any:
+        table = compute_weight(self._table, self._place.numbers)
+        [logits] = self._place.products(CommPoint.INTO_HEAD, False, normed, table, transposed=self._tied)
+        return logits

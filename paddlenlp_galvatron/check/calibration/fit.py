@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from ...base.errors import UserError
 from ...cost_model import CostModel, CostOptions, Task, derive
-from ...cost_model.costs import IMBALANCE
 from ...model import ModelShape
 from ...plan import Plan
+from ...plan.strategy import IMBALANCE
 from ...profiles.analytic import GROUPED, ExpertKernels
 from ...profiles.data_sheet import DataSheet, Figure, Stack
 from ...profiles.reserve import MOST_ALLOCATOR
@@ -71,6 +71,7 @@ class MeasuredRun:
     document_tokens: float | None = None  # of packed rows, as `Task` has it
     stack: Stack | None = None  # the software; None: the sheet's
     sharding_group: int | None = None  # as `CostOptions` has it
+    keeps_gathered: bool = False  # the same
     attention_speed: float = 1.0  # of its attention kernel, over that of the sheet's
     network: float | None = None  # GB/s a direction of its nodes; None: the sheet's
 
@@ -104,6 +105,7 @@ def cost_of(run: MeasuredRun, sheet: DataSheet) -> CostModel:
             kernels=run.kernels,
             sharding_group=run.sharding_group,
             in_place=run.ours,
+            keeps_gathered=run.keeps_gathered,
             task=Task(run.adapter_rank, document_tokens=run.document_tokens),
         ),
         run.kept_bytes,

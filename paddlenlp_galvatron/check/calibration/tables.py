@@ -44,7 +44,7 @@ REAL_ROUTING = 1.7
 
 
 # Columns that say how a run was made.
-SETTINGS = ("sp", "grad32", "attention", "kernels", "stack", "cp_kind", "sharding_group", "network")
+SETTINGS = ("sp", "grad32", "attention", "kernels", "stack", "cp_kind", "sharding_group", "network", "gathers")
 # Speed of FlashAttention in Triton over that of FlashAttention-2, which is 1.3 to 2.5 times as fast (arXiv:2307.08691,
 # section 4.1).
 TRITON = 0.55
@@ -134,6 +134,7 @@ def _of_sweep(row: Row, table: str) -> MeasuredRun:
         imbalance=1.0,  # its router's default: the load is forced to be even
         kernels=kernels if shape.experts else GROUPED,
         document_tokens=SWEEP_DOCUMENT if shape.experts else None,
+        keeps_gathered=True,
     )
 
 
@@ -202,6 +203,7 @@ def _of_collection(row: Row, table: str) -> MeasuredRun:
         sharding_group=group,
         attention_speed=TRITON if attention == "triton" else 1.0,
         network=float(row["network"]) if row.get("network") else None,
+        keeps_gathered=_word(row, "gathers", ("again", "kept")) == "kept",
     )
 
 

@@ -20,6 +20,7 @@ import paddle
 from paddle.incubate.nn.functional import fused_rotary_position_embedding, swiglu
 from paddle.nn import functional
 
+from ...launch.gpus import FLASH_VERSION, THIRD, has_flash_attention_3
 from ...launch.processes import LaunchError, launch
 from ...runtime import device, norm
 from ...runtime.attention import flash as flash_attention
@@ -241,10 +242,33 @@ def experts(sizes: Sizes) -> Case:
     return Case(lambda rows, weights: Products.apply(rows, counts, weights), plain, inputs)
 
 
-CASES: dict[str, Callable[[Sizes], Case]] = {
+class Missing(Exception):
+    """Neither this GPU nor this Paddle has the kernel."""
+
+
+def third(make: Callable[[Sizes], Case], sizes: Sizes) -> Case:
+    """The same by FlashAttention 3."""
+    if device.on_gpu() and not has_flash_attention_3():
+        raise Missing("FlashAttention 3 needs a GPU of Hopper's kind and Paddle 3.2")
+    kernel, plain, inputs = make(sizes)
+
+    def call(*tensors: Any) -> Any:
+        before = paddle.get_flags(FLASH_VERSION)
+        paddle.set_flags({FLASH_VERSION: int(THIRD)})
+        try:
+            return kernel(*tensors)
+        finally:
+            paddle.set_flags(before)
+
+    return Case(call, plain, inputs)
+
+
+FLASH: dict[str, Callable[[Sizes], Case]] = {
     "flash attention, causal, 4 heads a kv head": flash,
     "flashmask, first of 2 context ranks": partial(flashmask, rank=0),
     "flashmask, second of 2 context ranks": partial(flashmask, rank=1),
+}
+CASES: dict[str, Callable[[Sizes], Case]] = FLASH | {
     "rotary positions": rotary,
     "RMSNorm": rms_norm,
     "SwiGLU": gated,
@@ -254,6 +278,7 @@ CASES: dict[str, Callable[[Sizes], Case]] = {
     "AdamW, two steps": adamw,
     "experts, one without rows": experts,
 }
+CASES |= {f"{name}, FlashAttention 3": partial(third, make) for name, make in FLASH.items()}
 NAMES = tuple(CASES)
 
 
@@ -288,6 +313,8 @@ def main() -> None:
         try:
             off, worst = difference(CASES[NAMES[number]](sizes), sizes.dtype)
             result: dict[str, str | float] = {"off": off, "worst": worst, "type": sizes.dtype}
+        except Missing as error:
+            result = {"missing": str(error)}
         except Exception as error:  # of Paddle, in any of its classes
             if device.on_gpu():
                 raise  # a fault of CUDA's stays: the next kernel gets a process of its own
