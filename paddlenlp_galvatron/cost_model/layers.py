@@ -213,8 +213,7 @@ class LayerPrices(ExpertPrices):
         calls = point_calls(model, placed, setting, block_points(model), again)
         weights = layer_weights(model, placed.tp)
         times = self.call_times(calls, placed.mesh(setting.stage_size), setting.pipeline, weights)
-        slower = self.network.tensor_slowdown(setting.pipeline) if placed.tp > 1 else 1.0
-        return times.slowed(slower)
+        return times.slowed(self.network.tensor_share(setting.pipeline) if placed.tp > 1 else 1.0)
 
     @once
     def _partly(self, recompute: Recompute, tp: int, layer_type: int) -> Partly:

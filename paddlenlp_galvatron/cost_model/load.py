@@ -146,7 +146,11 @@ def derive(
     return CostModel(
         model,
         network=Network(analytic_hardware(sheet, num_nodes, gpus_per_node)),
-        times=ComputeTimes(analytic_computation(model, sheet, precision, lengths, fused, kept_bytes, options.kernels)),
+        times=ComputeTimes(
+            analytic_computation(
+                model, sheet, precision, lengths, fused, kept_bytes, options.kernels, assumed.sequence_parallel
+            )
+        ),
         memory=MemoryUse(memory),
         num_nodes=num_nodes,
         gpus_per_node=gpus_per_node,

@@ -227,7 +227,10 @@ class _Row:
         held = Need.of(now.best.plan, cost) if now.best else now.need
         held = held and held.on(reserve)
         tensors_alone = Reserve(reserve.parts)
-        hopeful = now.best is None and self._question(cost, tensors_alone, self.card_gib).search().best is not None
+        hopeful = (
+            now.best is None
+            and self._question(cost, tensors_alone, self.card_gib).search(compared=False).best is not None
+        )
         return Fit(self.cards.device, gpus, now.best, held, reserve, self.card_gib, question, with_more, hopeful)
 
     def _question(self, cost: CostModel, reserve: Reserve, gib: float) -> Question:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from ..base.errors import UserError
-from ..base.limits import MOST_SAMPLES, MOST_THREADS, Count, Layers, Number, Positive, Ranks, Samples, Size, Threads
+from ..base.limits import MOST_SAMPLES, Count, Layers, Number, Positive, Ranks, Samples, Size
 from ..cost_model import CostOptions, Task
 from ..model.layer import PARTLY
 from ..options.group import Options
@@ -55,11 +54,8 @@ def _settled(number: int) -> int:
 
 
 Settled = Annotated[int, AfterValidator(_settled)]
+SlowerPercent = Annotated[float, Field(ge=0, le=100)]
 Imbalance = Annotated[float, Field(ge=1, le=1e4)]
-
-
-def _workers() -> int:
-    return min(2 * (os.cpu_count() or 1), MOST_THREADS)
 
 
 class TaskOptions(Options):
@@ -242,9 +238,10 @@ class SearchOptions(TaskOptions):
     allow_foreign_profiles: bool = Field(False, description="accept profiles of another model or device")
 
     # How it is searched.
-    parallel_search: bool = Field(False, description="search with several threads")
-    worker: Threads = Field(
-        default_factory=_workers, description="number of threads for parallel_search; unset or 0: twice the cores"
+    simplest_within: SlowerPercent = Field(
+        0.5,
+        description="per cent of the fastest plan's step time that a plan with fewer strategies may take more; 0: the "
+        "fastest plan",
     )
     top_k: int = Field(
         1,
@@ -255,12 +252,6 @@ class SearchOptions(TaskOptions):
     effort: Count = Field(
         100_000_000, description="largest number of passes simulated per family of plans; a gap may remain beyond it"
     )
-
-    @field_validator("worker", mode="before")
-    @classmethod
-    def _as_many(cls, value: Any) -> Any:
-        """0 is Galvatron's word for its default."""
-        return _workers() if str(value).strip() == "0" else value
 
     @model_validator(mode="before")
     @classmethod

@@ -64,9 +64,11 @@ class Question:
         watch: Watch | None = None,
         seconds: float | None = None,
         cancel: Cancel | None = None,
+        compared: bool = True,
     ) -> SearchResult:
         """As `planner.search`. The plan's file names the model as it was asked for, so that it can be asked again."""
-        result = search(self.model.shapes, self.cost, self.options, log, watch, seconds=seconds, cancel=cancel)
+        where = self.model.shapes, self.cost, self.options
+        result = search(*where, log, watch, seconds=seconds, cancel=cancel, compared=compared)
         return result.naming_model(self.asked)
 
     def job(self, options: JobOptions, result: SearchResult) -> Job | None:

@@ -25,7 +25,7 @@ from ..planner.result import Candidate
 from ..planner.what_ifs import OtherStrategy, WhatIf
 from ..profiles.reserve import GIB_MIB
 from .plan import describe
-from .search import runner_up, shape_of
+from .search import beside_fastest, layer_wise, layer_wise_summary, runner_up, shape_of
 
 COLUMNS = 4  # stages beside each other: 80 characters
 MOST_COLUMNS = 8  # stages that a table shows; of more, those that work longest and need most
@@ -121,7 +121,7 @@ def summary(explanation: Explanation) -> dict[str, Any]:
         "runners_up": [
             _of(other) | {"why": other.why_slower_than(best)} for other in explanation.searched.runners_up if best
         ],
-        "uniform": _of(explanation.uniform) | {"gap": explanation.uniform_gap} if explanation.uniform else None,
+        **layer_wise_summary(explanation.searched),
         "one_layer_more": [
             {
                 "layer": other.layer,
@@ -203,15 +203,12 @@ def _runners_up(explanation: Explanation) -> Iterator[str]:
         yield f"this plan is {slower:.1%} slower than the best one of its batch; galvatron search finds that"
     else:
         words = "no faster plan was found" if result.gap else "this plan is the best one"
-        yield f"{words}: none takes less than {result.lower_bound_s:.4g} s (gap {result.gap:.2g})"
+        beside = beside_fastest(result) if prediction.time_s >= result.best.time_s else ""
+        words = "this plan is the simplest within the tolerance" if beside else words
+        yield f"{words}{beside}; none takes less than {result.lower_bound_s:.4g} s (gap {result.gap:.2g})"
     for number, other in enumerate(result.runners_up, 2):
         yield runner_up(number, other, result.best)
-    if explanation.uniform:
-        loss, gap = explanation.uniform.time_s / prediction.time_s - 1, explanation.uniform_gap
-        more = f" (gap {gap:.2g})" if gap else ""
-        yield f"best with one strategy for all layers: {explanation.uniform.time_s:.4g} s a step, {loss:+.1%}{more}"
-    else:
-        yield f"with one strategy for all layers: {explanation.uniform_why_not}"
+    yield from layer_wise(result)
 
 
 def _others(others: Sequence[OtherStrategy], prediction: Prediction) -> Table:

@@ -21,7 +21,7 @@ from ...model import ModelShape
 from ...plan import Plan
 from ...plan.strategy import IMBALANCE
 from ...profiles.analytic import GROUPED, ExpertKernels
-from ...profiles.data_sheet import DataSheet, Figure, Stack
+from ...profiles.data_sheet import HALF_RANKS, DataSheet, Figure, Stack
 from ...profiles.reserve import MOST_ALLOCATOR
 
 # Numbers that may be fitted, and their prior errors: standard deviations of the logarithm.
@@ -89,7 +89,9 @@ def cost_of(run: MeasuredRun, sheet: DataSheet) -> CostModel:
     """Prices of its model on nodes of this sheet."""
     sheet = sheet.with_stack(run.stack)
     attention = sheet.attention_efficiency.value * run.attention_speed
-    own = {"attention_efficiency": attention, "network": run.network or sheet.network.value}
+    own = {"attention_efficiency": attention}
+    if run.network:  # whose rings are not the sheet's either
+        own |= {"network": run.network, "half_ranks": HALF_RANKS.value}
     sheet = _with(sheet, own if run.ours else own | {"receive_coe": 1.0})
     per_node = min(run.plan.world_size, sheet.gpus_per_node)
     return derive(
