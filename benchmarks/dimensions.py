@@ -28,7 +28,7 @@ from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 sys.path.append(str(Path(__file__).parents[1] / "tools"))
 from pictures import box, picture, text, title
 
-KI, TOKENS = 1024, 4 * 2**20  # of a step, whatever the length of its samples
+KI, TOKENS = 1024, 4 * 2**20  # of a step, for any length of its samples
 SPLITS = 32  # widest degree of tensor parallelism, Ulysses and context parallelism
 DIMENSIONS: dict[str, dict[str, Any]] = {
     "interleaved": {"max_virtual_pp_deg": 4},
@@ -112,7 +112,7 @@ class Case:
         without, result = self.found["without"], self.found[choice]
         return without.time_s / result.time_s if without.best and result.best else None
 
-    def told(self, choice: str) -> str:
+    def shown(self, choice: str) -> str:
         if (gain := self.gain(choice)) is not None:
             return f"{gain:.3f}"
         return "fits" if self.found[choice].best else "-"
@@ -133,7 +133,7 @@ class Case:
         without, every = self.found["without"], self.found["all"]
         time_s = f"{without.time_s:.4g}" if without.best else "-"
         gap = max(result.gap for result in self.found.values() if result.best) if every.best else 0.0
-        gains = " | ".join(self.told(choice) for choice in CHOICES if choice != "without")
+        gains = " | ".join(self.shown(choice) for choice in CHOICES if choice != "without")
         return f"| {self.name} | {time_s} | {gains} | {self.goes_to} | {exponent(gap)} |"
 
 
@@ -184,8 +184,8 @@ def draw(file: Path, found: list[Case], words: dict[str, str]) -> None:
             if gain is not None:
                 width = max(1.0, (min(gain, TALLEST) - 1) / (TALLEST - 1) * WIDE)
                 parts.append(box(LEFT, y, width, BAR, colour, 0))
-            told = case.told(choice) if gain is None else f"{gain:.2f}"
-            parts.append(text(LEFT + width + 5, y + BAR - 1, told, 10))
+            shown = case.shown(choice) if gain is None else f"{gain:.2f}"
+            parts.append(text(LEFT + width + 5, y + BAR - 1, shown, 10))
     write_text(file, picture(LEFT + WIDE + 70, 80 + ROW * len(found), parts))
 
 

@@ -1,8 +1,8 @@
-"""The analytic path beside published runs: step time and memory from shapes and a data sheet.
+"""The analytic path against published runs: step time and memory from shapes and a data sheet.
 
     python benchmarks/published_runs.py CSV... [--calibrate CSV] [--set SOURCE:COLUMN=VALUE]... [--json]
 
-Each row of a table (benchmarks/published_runs/*.csv, or of the same columns) is predicted and printed beside what was
+Each row of a table (benchmarks/published_runs/*.csv, or of the same columns) is predicted and printed next to what was
 measured, and in short by source; rows that need what the planner does not have are named. `--calibrate`: rows of the
 same shape, from which the numbers of their device's data sheet are fitted first. `--set`: what the rows of a source, by
 the beginning of its name, have in a column that the file lacks, such as NVIDIA:stack=transformer-engine. The last line
@@ -30,7 +30,7 @@ from paddlenlp_galvatron.profiles.data_sheet import DataSheet, Stack, load_data_
 GIB_MIB = 1024.0
 
 
-def told(run: MeasuredRun, sheet: DataSheet) -> dict[str, Any]:
+def figures(run: MeasuredRun, sheet: DataSheet) -> dict[str, Any]:
     """A row: measured, predicted, and the shares by which predictions are off."""
     guess = expected(run, sheet)
     plan = run.plan
@@ -122,8 +122,8 @@ def regret(rows: Sequence[dict[str, Any]]) -> float | None:
     """The mean over budgets of `regret_at`, over models of which some run fitted each; None: there is none."""
     models = {row["model"] for row in rows if row["reserved_gib"]}
     each = [[regret_at(budget, rows, model) for budget in BUDGETS_GIB] for model in models]
-    complete = [told for told in each if None not in told]
-    return fmean(share for told in complete for share in told if share is not None) if complete else None
+    complete = [figures for figures in each if None not in figures]
+    return fmean(share for figures in complete for share in figures if share is not None) if complete else None
 
 
 def regret_at(budget_gib: float, rows: Sequence[dict[str, Any]], model: str) -> float | None:
@@ -238,7 +238,7 @@ def main() -> int:
                     lines = [fitted.refusal] if fitted.refusal else fitted.lines()
                     print("\n".join([f"{device}, calibrated from {len(runs)} runs:", *lines, ""]))
         rows = [
-            told(run, sheets.get(run.device) or load_data_sheet(run.device)) for table in found for run in table.runs
+            figures(run, sheets.get(run.device) or load_data_sheet(run.device)) for table in found for run in table.runs
         ]
     except UserError as error:
         print(error, file=sys.stderr)

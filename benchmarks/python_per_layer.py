@@ -9,7 +9,7 @@ runtime's own communication points.
 Where ranks share a layer this process is one of two; messages go nowhere, and each counts as a call.
 
 From the calls follows, as an estimate, what launching a 7B layer takes of computing it: CALL_US for each call forward,
-twice that backward, beside its arithmetic at a GPU's rate (a causal layer of 4,096 tokens in bf16, PEAK_TFLOPS x USED),
+twice that backward, against its arithmetic at a GPU's rate (a causal layer of 4,096 tokens, bf16, PEAK_TFLOPS x USED),
 also where 8 ranks share it. "fused" is plain with one call for each of both norms and for the rotary positions, and
 "experts", a layer of Qwen3-MoE with its balance loss, has one for each product of all experts: CPUs lack these kernels.
 """
@@ -85,7 +85,7 @@ class Cost:
 
     @property
     def share(self) -> float:
-        """Launching a 7B layer on one GPU beside computing it."""
+        """Launching a 7B layer on one GPU against computing it."""
         flops = 6 * WEIGHTS * TOKENS + 6 * TOKENS * TOKENS * WIDTH  # causal attention: half of 12 S^2 H
         return 3 * self.calls * CALL_US * 1e-6 / (flops / (PEAK_TFLOPS * 1e12 * USED))
 
@@ -94,14 +94,14 @@ def paddle_calls(run: Callable[[], Any]) -> int:
     """Calls from Python into Paddle's C++ functions and tensors' methods."""
     count = 0
 
-    def told(_frame: Any, event: str, called: Any) -> None:
+    def count_call(_frame: Any, event: str, called: Any) -> None:
         nonlocal count
         if event == "c_call":
             owner = getattr(called, "__self__", None)
             of = getattr(called, "__module__", None) or getattr(owner, "__name__", "")
             count += isinstance(owner, paddle.Tensor) or "libpaddle" in str(of)
 
-    sys.setprofile(told)
+    sys.setprofile(count_call)
     try:
         run()
     finally:

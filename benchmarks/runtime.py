@@ -1,10 +1,10 @@
-"""The runtime's speed beside PaddleNLP's own Trainer with fleet: uniform plans on 4 CPU processes.
+"""The runtime's speed against PaddleNLP's own Trainer with fleet: uniform plans on 4 CPU processes.
 
     python benchmarks/runtime.py [--plan tp4]...
 
 Both sides train the same Llama from the same weights on the same batches, in fp32 with AdamW and clipping, in the same
 processes, and take turns step by step; a step is timed between two barriers, on rank 0. The ratio is the median of
-ours / theirs over the pairs of steps after the warm-up: below 1 we are faster. Beside it stand the lowest and highest
+ours / theirs over the pairs of steps after the warm-up: below 1 we are faster. Next to it are the lowest and highest
 round of `--steps` pairs, the same ratio of processor time summed over the ranks (which other programs on the machine
 disturb less), and how far the two sides' losses lie apart at most: as proof that both did the same work.
 
@@ -88,7 +88,7 @@ BEFORE = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """One plan beside the other side. Times are medians; ratios are ours / theirs."""
+    """One plan against the other side. Times are medians; ratios are ours / theirs."""
 
     plan: str
     ours_ms: float = 0.0
@@ -139,7 +139,7 @@ def ratio(pairs: list[tuple[float, float]]) -> float:
 
 
 def shown(rows: list[Comparison]) -> Table:
-    title = f"a training step, ours beside PaddleNLP's, {MODEL.parameters / 1e6:.0f} M parameters"
+    title = f"a training step, ours and PaddleNLP's, {MODEL.parameters / 1e6:.0f} M parameters"
     result = table("plan", "ours ms", "their ms", "ratio", "before", "rounds", "CPU ratio", "loss diff", title=title)
     for row in rows:
         if row.error:

@@ -1,6 +1,6 @@
 """One rank of benchmarks/runtime.py: `python -m runtime_worker JOB.json RESULT.json`. Rank 0 writes the result.
 
-Both sides live in the same processes and take turns step by step, so that whatever else the machine does meets both.
+Both sides live in the same processes and take turns step by step, so that all else that the machine does meets both.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def side(losses: list[float], clock: Clock) -> Side:
     return Side(losses=losses, steps_ms=clock.steps_ms, cpu_ms=[float(ms) for ms in cpu])
 
 
-def beside_stock(job: Job, clocks: tuple[Clock, Clock]) -> tuple[list[float], list[float]]:
+def with_stock(job: Job, clocks: tuple[Clock, Clock]) -> tuple[list[float], list[float]]:
     """Losses of ours and of PaddleNLP's Trainer, in whose loop our steps take their turn."""
     complete_gloo()
     arguments = trainer_arguments(job.plan, job.recipe, len(job.batches))
@@ -139,7 +139,7 @@ def main() -> None:
     content = json.loads(Path(sys.argv[1]).read_text())
     profiles = [cProfile.Profile(), cProfile.Profile()] if content["profile"] else [None, None]
     clocks = Clock(profile=profiles[0]), Clock(profile=profiles[1])
-    losses = beside_stock(Job.of(content), clocks)
+    losses = with_stock(Job.of(content), clocks)
     result = {name: side(of, clock) for name, of, clock in zip(("ours", "other"), losses, clocks, strict=True)}
     if world_from_environment()[0] == 0:
         Path(sys.argv[2]).write_text(json.dumps(result))

@@ -42,7 +42,7 @@ SEQ, FILE_BYTES, TOKEN = 8192, 2, "of this benchmark"
 
 
 class Counted:
-    """A source of weights that counts what is asked for; it stands for the arrays that it would give, too."""
+    """A source of weights that counts what is requested; it stands for the arrays that it would give, too."""
 
     def __init__(self) -> None:
         self.drawn = self.read_bytes = self.messages = self.joined = 0

@@ -3,7 +3,7 @@
     python benchmarks/validate.py [--minutes 19] [--seed 0] [--count 20] [--budgets 3] [--output runs/validate]
 
 Measures this machine and each model, runs plans drawn across the space and, at several memory budgets, the searched
-plan beside its rivals, and prints predicted beside measured. The same command goes on where it stopped.
+plan against its rivals, and prints predicted and measured. The same command continues where it stopped.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def main() -> None:
 
 
 def _profile(names: list[str], given: argparse.Namespace, take: int, console: Console) -> None:
-    """Measure every number once more; the models' beside the machine's, as their files bear their widths."""
+    """Measure every number once more; the models' with the machine's, as their files bear their widths."""
     started, profiles = time.monotonic(), given.output / "profiles"
     hardware = HARDWARE_TURNS * take
     profile_hardware(HardwareOptions(output=profiles, nproc=given.nproc, end_mb=MOST_MIB, turns=hardware))

@@ -16,7 +16,7 @@ __all__ = ["Plan", "__version__", "explain", "fit", "search"]
 
 
 def __getattr__(name: str) -> Any:
-    """Loaded when asked for: the command and training need none of it."""
+    """Loaded when used: the command and training need none of it."""
     if name in PLANNING:
         return getattr(import_module(".api", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,7 +17,7 @@ from galvatron_dp_core import Cancel
 
 from . import plan as plans
 from .base.printing import Console
-from .base.process import told_to_stop
+from .base.process import stop_signals
 from .options.group import canonical_options
 from .options.model_options import ModelOptions
 from .options.task import JobOptions
@@ -92,8 +92,8 @@ class Fits(Shown):
         return {row["gpus"]: Plan(plans.plan_from_dict(row["plan"])) for row in fitting_rows}
 
     def __repr__(self) -> str:
-        said = [f"{row['gpus']} GPUs: {_speed(row) if row['fits'] else '-'}" for row in self.rows]
-        return f"<Fits: {'; '.join(said)}>"
+        speeds = [f"{row['gpus']} GPUs: {_speed(row) if row['fits'] else '-'}" for row in self.rows]
+        return f"<Fits: {'; '.join(speeds)}>"
 
     def _parts(self) -> Sequence[Any]:
         return self.printed
@@ -141,8 +141,8 @@ class Explained(Shown):
         return explaining.summary(self.explanation)
 
     def __repr__(self) -> str:
-        told = self.summary
-        return f"<Explained: {told['time_s']:.4g} s a step; {'; '.join(told['binds'])}>"
+        facts = self.summary
+        return f"<Explained: {facts['time_s']:.4g} s a step; {'; '.join(facts['binds'])}>"
 
     def _parts(self) -> Sequence[Any]:
         return list(explaining.printed(self.explanation))
@@ -163,17 +163,17 @@ def search(model: str | Path, **options: Any) -> Found:
     """The fastest plan, with a lower bound: `search("qwen2.5-7b", device="h100-80gb", gpus=8, batch=256)`. Raises
     UserError; where nothing fits, the answer says so. Ctrl-C ends it with the best plan so far, and a note that says
     so; KeyboardInterrupt where there is none yet."""
-    heard: list[str] = []
+    noted: list[str] = []
     fields = {**ModelOptions.model_fields, **SearchOptions.model_fields, **JobOptions.model_fields}
     values = canonical_options({"model_size": str(model), **options}, fields)
-    question, cancel = Question.of(values, heard.append), Cancel()
-    with told_to_stop(cancel.cancel, [signal.SIGINT]) as signals:
+    question, cancel = Question.of(values, noted.append), Cancel()
+    with stop_signals(cancel.cancel, [signal.SIGINT]) as signals:
         result = question.search(cancel=cancel)
     if signals:
-        heard.append(result.so_far())
+        noted.append(result.so_far())
     paying = () if signals else hints(question, result.best, values)
     job = question.job(JobOptions.from_values(values), result)
-    return Found(result, tuple(dict.fromkeys(heard)), tuple(paying), job)
+    return Found(result, tuple(dict.fromkeys(noted)), tuple(paying), job)
 
 
 def explain(plan: Plan | Found | str | Path, **options: Any) -> Explained:

@@ -47,16 +47,16 @@ def page(language: str) -> str:
     public = [node for node in tree.body if not getattr(node, "name", "_").startswith("_")]
     for node in sorted(public, key=lambda node: isinstance(node, ast.ClassDef)):  # functions first
         if isinstance(node, ast.ClassDef):
-            parts.append(f"## {node.name}\n\n{told(node)}\n")
+            parts.append(f"## {node.name}\n\n{help_of(node)}\n")
             for one in node.body:
                 if isinstance(one, ast.FunctionDef) and not one.name.startswith("_"):
-                    parts.append(f"{called(one)}{f': {told(one)}' if told(one) else ''}\n")
+                    parts.append(f"{called(one)}{f': {help_of(one)}' if help_of(one) else ''}\n")
         elif isinstance(node, ast.FunctionDef):
-            parts.append(f"## {node.name}\n\n    {called(node).strip('`')}\n\n{told(node)}\n")
+            parts.append(f"## {node.name}\n\n    {called(node).strip('`')}\n\n{help_of(node)}\n")
     return "\n".join(parts)
 
 
-def told(node: ast.ClassDef | ast.FunctionDef) -> str:
+def help_of(node: ast.ClassDef | ast.FunctionDef) -> str:
     return " ".join((ast.get_docstring(node) or "").split())
 
 

@@ -62,7 +62,7 @@ class Words(NamedTuple):
 WORDS = {
     "en": Words(
         "Commands and options",
-        "Made from the commands themselves: `make pages` writes this page anew.",
+        "Made from the commands themselves: `make pages` rewrites this page.",
         "`galvatron COMMAND --help` shows the same. Dashes and underscores in names are equivalent. A boolean option "
         "stands alone, which means true, or takes 0, 1, true or false. `None` leaves an option unset. "
         f"{EXIT_CODES}",
@@ -103,7 +103,7 @@ def page(language: str) -> str:
     """The whole page."""
     words = WORDS[language]
     parts = [f"# {words.title}\n\n{words.begin}\n{words.conventions}\n"]
-    told: dict[str, str] = {}
+    listed: dict[str, str] = {}
     for name in COMMANDS:
         app = import_module(f"paddlenlp_galvatron.cli.{name.replace('-', '_')}").app
         parts.append(f"## {name}\n")
@@ -112,26 +112,26 @@ def page(language: str) -> str:
             heading = target.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
             parts[-1] = f"## {name}\n\n{words.more}: [{heading}]({target.name})\n"
         for sub, command in app.commands.items():
-            parts += section(f"{name} {sub}".strip(), command, words, bool(sub), told)
+            parts += section(f"{name} {sub}".strip(), command, words, bool(sub), listed)
     return "\n".join(parts)
 
 
-def section(name: str, command: Command, words: Words, has_heading: bool, told: dict[str, str]) -> Iterator[str]:
-    """One command. `told`: rows that stand in tables above -> their command; many of one are only named."""
+def section(name: str, command: Command, words: Words, has_heading: bool, listed: dict[str, str]) -> Iterator[str]:
+    """One command. `listed`: rows that stand in tables above -> their command; many of one are only named."""
     if has_heading:
         yield f"### {name}\n"
     usage = " ".join(["galvatron", name, *command.positional.values(), "[OPTIONS]"])
     yield f"`{usage}`: {in_words(command.help, words)}\n"
     rows = [row(command, option, words) for option in (*command.positional, *command.options)]
-    counts = Counter(told.get(each, "") for each in rows)
+    counts = Counter(listed.get(each, "") for each in rows)
     above: dict[str, list[str]] = {other: [] for other, count in counts.items() if other and count >= MANY}
     here = []
     for each in rows:
-        if (known := above.get(told.get(each, ""))) is not None:
+        if (known := above.get(listed.get(each, ""))) is not None:
             known.append(each)
         else:
             here.append(each)
-            told[each] = name
+            listed[each] = name
     if here:
         yield f"| {words.option} | {words.others} | {words.default} | {words.meaning} |\n|---|---|---|---|"
         yield "\n".join(here) + "\n"

@@ -15,7 +15,7 @@ from mkdocs.structure.files import File
 logging.getLogger("jieba").setLevel(logging.WARNING)  # which cuts Chinese words for the search, and says how
 
 ROOT = Path(__file__).parents[1]
-SHARED = ("images",)  # folders beside those of the languages
+SHARED = ("images",)  # folders next to those of the languages
 IN_ROOT = {"CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md"}
 HOMES = {"README.md": "index.md", "README_zh.md": "index.md"}
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)|(!\[[^\]]*\])\(([^)\s]+)\)")

@@ -30,7 +30,7 @@ LATER = (
     "planner",
     "plan",
     "search_engine",
-)  # packages whose riddles and names are not mended yet
+)  # riddles and names not mended yet
 OPENERS = re.compile(r"(?:^|(?<=[.!?:;]\s))(?:Of|What|Who|That)\b[^.!?]*(?P<end>[.!?]|$)")
 HOUSE_WORDS = {  # the glossary has the standard words
     "bid": "column",
@@ -72,9 +72,7 @@ RIDDLES = {
     "what holds": "what applies",
 }
 PAGE_RIDDLES = {r"(?<!network )(?<!model )cards?": "GPU"}
-PRIVATE_NAMES = re.compile(
-    r"(?i)(?:^|_)(told|tells?|heard|hears?|said|beside|anew|fullest|whoever|goes_on|at_hand)(?=_|$)"
-)
+PRIVATE_NAMES = re.compile(r"(?i)(?:^|_)(told|tells?|heard|hears?|said|anew|whoever|goes_on|at_hand)(?=_|$)")
 CHINESE = {  # wrong or second terms: the one to write
     "全局批量|全局批次大小": "全局批大小",
     "批量": "批大小",
@@ -88,7 +86,7 @@ CHINESE = {  # wrong or second terms: the one to write
     "带专家的": "MoE",
     "词表层": "词嵌入与 LM head",
     "多块层": "虚拟流水线",
-    "续训(?<!断点续训)|继续训练": "恢复训练",
+    "(?<!断点)(?<!连)续训|继续训练": "恢复训练",
     "微调(?<!精调（微调)": "精调",
     "死去": "异常退出",
     "计价|定价": "预测，或代价",

@@ -104,7 +104,7 @@ def main() -> int:
         elif not path.exists() or path.read_text(encoding="utf-8") != text:
             stale.append(path)
     for path in stale:
-        sys.stderr.write(f"{path}: is not what the code draws; draw it anew: make pages\n")
+        sys.stderr.write(f"{path}: is not what the code draws; renew it: make pages\n")
     return bool(stale)
 
 
@@ -217,12 +217,12 @@ def plan(words: Words) -> str:
     for number, (layers, layer) in enumerate(runs(PLAN)):
         y = 172 + number * 22
         split = words["whole"] if layer.degree == 1 else words["sequence" if layer.ulysses else "weights"]
-        told = [f"{split} {layer.degree}" if layer.degree > 1 else split, layer.dp_type.value]
-        told += [words["recompute"]] if layer.recompute else []
+        traits = [f"{split} {layer.degree}" if layer.degree > 1 else split, layer.dp_type.value]
+        traits += [words["recompute"]] if layer.recompute else []
         span = f"{layers[0]}-{layers[-1]}" if len(layers) > 1 else str(layers[0])
         parts += [
             box(90, y, 14, 14, COLOURS[kinds.index(layer)], 2),
-            text(112, y + 12, f"{words['layer']} {span}: {', '.join(told)}", 12),
+            text(112, y + 12, f"{words['layer']} {span}: {', '.join(traits)}", 12),
         ]
     return picture(690, 270, parts)
 

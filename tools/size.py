@@ -1,7 +1,7 @@
 """Counts the lines of code, by package, and their change against `main`; `make lint` runs it.
 
 A line of code is neither blank nor a comment nor part of a docstring: to explain costs nothing. It fails above the
-ceilings of `[tool.size]` in pyproject.toml, which only fall: whoever deletes code lowers them to the figure reached.
+ceilings of `[tool.size]` in pyproject.toml, which only fall: a commit that deletes code lowers them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _docstring_lines(source: str) -> Iterator[int]:
 
 
 def sizes(files: Mapping[str, str]) -> Counter[str]:
-    """Lines of code by package of `paddlenlp_galvatron`, and by folder beside it; of files by name."""
+    """Lines of code by package of `paddlenlp_galvatron`, and by other folder; of files by name."""
     counted: Counter[str] = Counter()
     for name, text in files.items():
         folders = Path(name).parts[:-1]

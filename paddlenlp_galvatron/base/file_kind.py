@@ -1,4 +1,4 @@
-"""Kinds of files, told by their first bytes, as a name may say anything."""
+"""Kinds of files, recognised by their first bytes, as a name may say anything."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS}
 def locked(target: Path, *, file: Path | None = None, shared: bool = False, wait_s: float = 0.0) -> Iterator[None]:
     """Hold the lock of `target`, a folder that exists, or, by another lock `file`, anything.
 
-    `shared`: beside others that share it, as readers do; in a folder that this process may not write to nobody is kept
+    `shared`: with others that share it, as readers do; in a folder that this process may not write to nobody is kept
     out. `wait_s`: how long others may still hold it. Raises UserError: they do; the lock file cannot be made.
     """
     file = file or target / LOCK

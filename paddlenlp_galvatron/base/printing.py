@@ -90,13 +90,13 @@ class Bars(Progress):
 
     def update(self, task_id: TaskID, **changes: Any) -> None:
         super().update(task_id, **changes)
-        self._tell(task_id)
+        self._report(task_id)
 
     def advance(self, task_id: TaskID, advance: float = 1) -> None:
         super().advance(task_id, advance)
-        self._tell(task_id)
+        self._report(task_id)
 
-    def _tell(self, task_id: TaskID) -> None:
+    def _report(self, task_id: TaskID) -> None:
         if not self.disable or time.monotonic() < self._due:
             return
         self._due = time.monotonic() + LINE_S

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
-TOLD_BY = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 INTERRUPTED = 128 + signal.SIGINT  # the exit code, as shells have it
 CLOSED = {errno.EPIPE, errno.EIO}  # nobody reads: a pipe, a terminal
 
@@ -76,24 +76,24 @@ def heeded(*numbers: signal.Signals) -> list[signal.Signals]:
 
 
 @contextmanager
-def told_to_stop(
-    then: Callable[[], object] = lambda: None, numbers: Sequence[signal.Signals] = TOLD_BY
+def stop_signals(
+    then: Callable[[], object] = lambda: None, numbers: Sequence[signal.Signals] = STOP_SIGNALS
 ) -> Iterator[list[int]]:
     """The signals that came meanwhile, however often, instead of ending the process; each calls `then`, too.
 
-    Schedulers repeat SIGTERM: once told, the process ends by itself, and neither SIGTERM nor SIGHUP does anything.
+    Schedulers repeat SIGTERM: once signalled, the process ends by itself, and neither SIGTERM nor SIGHUP does anything.
     Outside of the main thread, which alone may take signals, they do what they did before.
     """
-    told: list[int] = []  # no event: its lock, held by a signal that another one interrupts, would never come free
+    received: list[int] = []  # no event: its lock, held by a signal that another one interrupts, would never come free
 
     def take(number: int, _: object) -> None:
-        told.append(number)
+        received.append(number)
         then()
 
     main = threading.current_thread() is threading.main_thread()
     before = {each: signal.signal(each, take) for each in heeded(*numbers) if main}
     try:
-        yield told
+        yield received
     finally:
         for each, handler in before.items():
-            signal.signal(each, (lambda *_: None) if told and each != signal.SIGINT else handler)
+            signal.signal(each, (lambda *_: None) if received and each != signal.SIGINT else handler)

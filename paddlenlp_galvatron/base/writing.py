@@ -106,7 +106,7 @@ def move(source: Path, target: Path) -> None:
     moved = source.stat()
     try:
         source.rename(target)
-    except OSError:  # a network file system may have done it, when it is asked for twice
+    except OSError:  # a network file system may have done it, when it is called twice
         if not (target.exists() and os.path.samestat(moved, target.stat())):
             raise
     to_disk(target.parent)

@@ -131,7 +131,7 @@ class App:
 
     def find(self, words: Sequence[str], path: str) -> tuple[Command | None, Sequence[str], str]:
         """The command that the words behind `path` name, the words behind its name, and its path; no command where a
-        group's own help is asked for. Raises UserError."""
+        group's own help is requested. Raises UserError."""
         if not self.help:
             return self.commands[""], words, path
         if not words:

@@ -65,7 +65,7 @@ def prepare(values: dict[str, Any], json: bool) -> None:
     output = given.output
     if bool(given.input) == given.standard_library:
         raise UserError("input: missing; name files or folders that hold text, or give --standard_library")
-    dataset_files(output)  # a name that cannot be is told at once
+    dataset_files(output)  # an impossible name is refused at once
     require_encoding(given.encoding)
     stdlib = given.standard_library
     found = corpus.Found(corpus.standard_library(), {}) if stdlib else corpus.find_files(given.input, given.encoding)

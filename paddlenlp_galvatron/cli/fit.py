@@ -26,7 +26,7 @@ LISTED = {**JSON_SWITCH, "list": "only list the models and devices that are know
 
 @app.command(FromFile, FitOptions, LengthOptions, positional={"model_size": "MODEL"}, switches=LISTED)
 def fit(values: dict[str, Any], json: bool, **switches: bool) -> None:
-    """Search the fastest plan on each number of cards, from a data sheet or measured profiles. Exit code 3 if none
+    """Search the fastest plan on each number of GPUs, from a data sheet or measured profiles. Exit code 3 if none
     fits."""
     if switches["list"]:
         say(known(json))
@@ -35,12 +35,12 @@ def fit(values: dict[str, Any], json: bool, **switches: bool) -> None:
     shape = load_model(given.model_size)
     length = given.of(shape).tokens_of_a_sample
     options = FitOptions.from_values(with_lengths(values, length, shape.vocab_size, say_note)).of(shape)
-    heard: dict[str, None] = {}
+    notes: dict[str, None] = {}
     with watched() as watch:
-        found = find_rows(shape, options, heard.setdefault, watch)
+        found = find_rows(shape, options, notes.setdefault, watch)
     hints = hints_of(found, options)
-    for told in heard:
-        say_note(told)
+    for note in notes:
+        say_note(note)
     if json:
         say(dumps(summary(found, shape, options, hints)))
     else:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 app = App()
 
 PROCESSES = 2  # where there is no GPU
-TOLD: dict[Outcome, str] = {
+SUMMARY: dict[Outcome, str] = {
     "ok": "ok: all that was tried holds",
     "failed": "failed",
     "incomplete": "incomplete: nothing failed, but some had no time; give more --minutes, or run those --parts alone",
@@ -100,7 +100,7 @@ def _checked(parts: list[str], ranks: int, device: Device, output: Path, seconds
     else:
         console.print(findings_table(findings))
         console.print(counts(findings))
-        console.print(TOLD[outcome])
+        console.print(SUMMARY[outcome])
     if outcome == "failed":
         say(f"note: what failed can be looked into from {run.bundle(output)}: please send it with a report", err=True)
     return EXIT_CODES[outcome]

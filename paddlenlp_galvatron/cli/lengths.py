@@ -1,4 +1,4 @@
-"""Lengths of the documents of a fine-tuning data set, for the commands that tell what a task costs."""
+"""Lengths of the documents of a fine-tuning data set, for the commands that price a task."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paddlenlp_galvatron.options.task import LengthOptions
 def with_lengths(
     values: Mapping[str, Any], seq_length: int, vocab_size: int, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """The options, with `document_tokens` and `tokens` as the data set that they name has them; `say` is told how full
+    """The options, with `document_tokens` and `tokens` as the data set that they name has them; `say` receives how full
     its rows are.
 
     Raises UserError."""

@@ -1,4 +1,4 @@
-"""The `galvatron` command: finds the file of the command that was asked for, runs it, and turns errors into one line.
+"""The `galvatron` command: finds the file of the command that was requested, runs it, and turns errors into one line.
 
 Nothing heavy is imported here, so `galvatron --version` is quick and planning never imports Paddle.
 """
@@ -64,7 +64,7 @@ def exit_code_of(work: Callable[[], int], debug: bool = False) -> int:
     with lasting_streams() as lost:
         code = _done(work, debug)
         if code == 0 and (error := lost()):
-            _tell([f"the output cannot be written: {error.strerror}"])
+            _print([f"the output cannot be written: {error.strerror}"])
             return GalvatronError.exit_code
         return code
 
@@ -72,10 +72,10 @@ def exit_code_of(work: Callable[[], int], debug: bool = False) -> int:
 def _done(work: Callable[[], int], debug: bool) -> int:
     interrupts: list[int] = []
     try:
-        with _noted(interrupts), _unwound_when_told_to_end():
+        with _noted(interrupts), _unwound_at_the_end():
             return work()
     except GalvatronError as error:
-        _tell(str(error).split("\n"))
+        _print(str(error).split("\n"))
         return error.exit_code
     except KeyboardInterrupt as interrupt:
         return _interrupted(str(interrupt))
@@ -84,12 +84,12 @@ def _done(work: Callable[[], int], debug: bool) -> int:
             return _interrupted()
         if debug:
             raise
-        _tell([_sentence(error)])
+        _print([_sentence(error)])
         return UserError.exit_code if _is_about_a_file(error) else GalvatronError.exit_code
 
 
 @contextmanager
-def _unwound_when_told_to_end() -> Iterator[None]:
+def _unwound_at_the_end() -> Iterator[None]:
     """SIGTERM and a closed terminal end the command as an error does: what it made for itself goes with it."""
     taken = []
     if threading.current_thread() is threading.main_thread():
@@ -164,8 +164,8 @@ def _interrupted(why: str = "") -> int:
     return INTERRUPTED
 
 
-def _tell(faults: list[str]) -> None:
-    """One line a fault, whatever the names in it hold."""
+def _print(faults: list[str]) -> None:
+    """One line a fault, also if a name in it has line breaks."""
     more = [f"and {len(faults) - SHOWN} faults more"] if len(faults) > SHOWN else []
     for fault in [*faults[:SHOWN], *more]:
         print(f"error: {shortened(printable(fault), LONGEST)}", file=sys.stderr)

@@ -144,20 +144,20 @@ def check(values: dict[str, Any], json: bool) -> None:
     plan, shape = _read(file, given)
     require_trainable(plan)
     matches = f", matches {shape.name} ({shape.layers} layers); memory not checked" if shape else "; model not checked"
-    told = notes(plan, shape)
+    noted = notes(plan, shape)
     for path in ProfileFile.changed((plan.metadata.get("searched_from") or {}).get("profiles")):
-        told.append(f"{path} has changed since the plan was searched; search again for the best plan")
+        noted.append(f"{path} has changed since the plan was searched; search again for the best plan")
     planned = Predicted.of(plan).load
     beside, lines = _load_beside(planned, steps_under(plan, given.log)) if given.log else (None, [])
     text = "\n".join(
-        [f"{file}: valid: {count(plan.world_size, 'GPU')}{matches}", *(f"note: {note}" for note in told), *lines],
+        [f"{file}: valid: {count(plan.world_size, 'GPU')}{matches}", *(f"note: {note}" for note in noted), *lines],
     )
     facts = {"plan": file, "valid": True, "world_size": plan.world_size, "model": shape.name if shape else None}
-    answer(text, json, **facts, notes=told, load=load_summary(planned), log=beside)
+    answer(text, json, **facts, notes=noted, load=load_summary(planned), log=beside)
 
 
 def _load_beside(planned: Load | None, records: Log) -> tuple[dict[str, Any], list[str]]:
-    """The load of experts that a run logged beside the one that its plan was priced with, for programs and people."""
+    """The load of experts that a run logged and the one that its plan was priced with, for programs and people."""
     from paddlenlp_galvatron.report.measured import WARM_UP_STEPS, load_verdicts, measured_load
 
     measured = measured_load(records[WARM_UP_STEPS:] or records)
@@ -220,7 +220,7 @@ def diff(values: dict[str, Any], json: bool) -> None:
     files = given.first, given.second
     one, other = (_read(file)[0] for file in files)
     budgets = ((plan.metadata.get("searched_from") or {}).get("memory_constraint_gb") for plan in (one, other))
-    budget_gb = next((gb for gb in budgets if isinstance(gb, int | float)), PRICED_GB)  # so that both reserve alike
+    budget_gb = next((gb for gb in budgets if isinstance(gb, int | float)), PRICED_GB)  # so that both reserve the same
 
     def facts_of(file: Path) -> PlanFacts:
         plan, problem = _origin(file, given, budget_gb)
@@ -274,7 +274,7 @@ def trace(values: dict[str, Any], json: bool) -> None:
 
 
 def _origin(file: Path, given: PriceOptions, budget_gb: float = PRICED_GB) -> tuple[Plan, Problem]:
-    """`budget_gb`: where the file names none. Raises UserError where it does not tell what it was searched from."""
+    """`budget_gb`: where the file names none. Raises UserError where it does not say what it was searched from."""
     from paddlenlp_galvatron.planner.problem import read_origin
 
     return read_origin(_of(file, given), budget_gb=budget_gb)
@@ -316,7 +316,7 @@ def _arguments(
     notes_of: Callable[[Plan], list[str]],
     values: dict[str, Any],
 ) -> dict[str, Argument]:
-    """A plan in another program's words, its notes told. Raises UserError that names the file."""
+    """A plan in another program's words, its notes shown. Raises UserError that names the file."""
     given = PlanOptions.from_values(values)
     plan, shape = _read(given.file, given)
     try:

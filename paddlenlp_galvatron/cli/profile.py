@@ -37,7 +37,7 @@ Profiled = TypeVar("Profiled", bound=ProfileRunOptions)
 
 
 def _for_device(options: Profiled) -> Profiled:
-    """With training's own types where nothing is said; tells so on GPUs."""
+    """With training's own types by default; says so on GPUs."""
     if options.analytic:
         return options
     settled = options.for_device(gpus.gpu_count() > 0)
@@ -63,7 +63,7 @@ def profile_hardware(options: HardwareOptions) -> str:
 
 def profile_model(options: PointOptions, model: ModelOptions, computation: bool = True, memory: bool = True) -> str:
     """Write the files of a model. Returns what was written, as lines for people."""
-    measured_model(options, model)  # its faults are told before Paddle is imported
+    measured_model(options, model)  # its faults are reported before Paddle is imported
     options = _for_device(options)
     shapes, points = measured_model(options, model)
     if model.ignored:

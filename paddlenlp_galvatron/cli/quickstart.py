@@ -22,7 +22,7 @@ from paddlenlp_galvatron.base.text import gib, near
 from paddlenlp_galvatron.base.writing import write_text
 from paddlenlp_galvatron.options.group import Options
 from paddlenlp_galvatron.plan import ModelShape, Plan, load_model, read_plan, write_plan
-from paddlenlp_galvatron.report.measured import of_plan, predicted_beside_measured
+from paddlenlp_galvatron.report.measured import of_plan, predicted_and_measured
 from paddlenlp_galvatron.report.plan import describe
 from paddlenlp_galvatron.report.search import layer_wise
 
@@ -58,7 +58,7 @@ LOSS_TOLERANCE = 1e-4
 MOST_STEPS = 10_000  # an hour
 GB_MIB = 1024
 SCRIPT = Path(__file__).parents[2] / "llm/auto_parallel/galvatron/train_qwen_fine_grained.sh"
-ONE_NODE = {"NUM_NODES": "1", "NODE_RANK": "0"}  # whatever a cluster's environment says
+ONE_NODE = {"NUM_NODES": "1", "NODE_RANK": "0"}  # also under a cluster's environment
 TIMEOUT_S = 1800  # of the training
 HARDWARE_S, MODEL_S = 60, 60  # after which profiles are brief: all of it is to take four minutes at most
 # Where the budget lies between the least that any plan needs (0) and what the fastest plan wants (1): in the middle
@@ -120,10 +120,10 @@ def _all_of_it(output: Path, nproc: int, steps: int, dry_run: bool) -> dict[str,
     _title(console, 3, "plan: searched under a tight memory budget")
     plan = _search(console, output, nproc)
     part("search")
-    told = {"plan": output / "plan.json", "seconds": seconds}
+    facts = {"plan": output / "plan.json", "seconds": seconds}
     if dry_run:
         show_run(console, plan, shape)
-        return told
+        return facts
     _title(console, 4, f"training: {steps} steps on {nproc} processes")
     settings = _train(output, nproc, steps)
     records = read_log(settings.log)
@@ -133,7 +133,7 @@ def _all_of_it(output: Path, nproc: int, steps: int, dry_run: bool) -> dict[str,
     part("one process")
     console.print(f"largest difference of the loss: {difference:.1e} (allowed: {LOSS_TOLERANCE:.0e})")
     _title(console, 6, "predicted and measured")
-    console.print(predicted_beside_measured(plan, of_plan(plan, records)))
+    console.print(predicted_and_measured(plan, of_plan(plan, records)))
     made, log = near(output), near(settings.log)
     console.print(
         f"\ndone in {sum(seconds.values()):.0f} s: {', '.join(f'{name} {s:.0f}' for name, s in seconds.items())}; "
@@ -144,7 +144,7 @@ def _all_of_it(output: Path, nproc: int, steps: int, dry_run: bool) -> dict[str,
     )
     if not difference <= LOSS_TOLERANCE:
         raise GalvatronError("the plan does not train what one process trains; please report this with plan.json")
-    return {**told, "log": settings.log, "difference": difference, "last_loss": records[-1]["loss"]}
+    return {**facts, "log": settings.log, "difference": difference, "last_loss": records[-1]["loss"]}
 
 
 def _title(console: Console, number: int, text: str) -> None:

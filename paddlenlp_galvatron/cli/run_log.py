@@ -1,4 +1,4 @@
-"""Reads the log of a run for commands that show measured beside predicted values."""
+"""Reads the log of a run for commands that show measured and predicted values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.base.reading import open_file
 from paddlenlp_galvatron.plan import Plan
-from paddlenlp_galvatron.report.measured import of_plan, tells_peaks
+from paddlenlp_galvatron.report.measured import has_all_peaks, of_plan
 from paddlenlp_galvatron.training.step_log import StepRecord, read_log
 
 LARGEST_LOG_BYTES = 2**30
@@ -31,7 +31,7 @@ def steps_under(plan: Plan, log: Path) -> list[StepRecord]:
     own = of_plan(plan, records)
     if not own:
         raise UserError(f"{log}: holds no step of this plan; name the log of a run under it")
-    if not all(tells_peaks(plan, record) for record in own):
+    if not all(has_all_peaks(plan, record) for record in own):
         raise no_log
     return own
 

@@ -14,7 +14,7 @@ from galvatron_dp_core import Cancel
 from pydantic import Field
 
 from paddlenlp_galvatron.base.printing import Console, say
-from paddlenlp_galvatron.base.process import INTERRUPTED, told_to_stop
+from paddlenlp_galvatron.base.process import INTERRUPTED, stop_signals
 from paddlenlp_galvatron.base.text import gib
 from paddlenlp_galvatron.base.writing import write_text
 from paddlenlp_galvatron.options.group import Options
@@ -63,21 +63,21 @@ def search(values: dict[str, Any], json: bool) -> int:
     """Find the plan of least predicted time, with its lower bound, and write it. Exit code 3 if none fits. Ctrl-C and
     SIGTERM end the search with the best plan so far, exit code 130."""
     run = AnswerOptions.from_values(values)
-    heard: list[str] = []
+    noted: list[str] = []
     if LengthOptions.from_values(values).dataset_name_or_path is not None:
         from .lengths import with_lengths
 
         model = ModelOptions.from_values(values).resolve_usual(SEQ)
-        values = with_lengths(values, model.seq_length, model.shapes[0].vocab_size, heard.append)
-    question = Question.of(values, heard.append)
+        values = with_lengths(values, model.seq_length, model.shapes[0].vocab_size, noted.append)
+    question = Question.of(values, noted.append)
     model, options, cost = question.model, question.options, question.cost
     if options.offload_optimizer:
-        heard.append("offload_optimizer: planned only; galvatron train has no offload, and refuses the plan")
-    notes = list(dict.fromkeys(heard))
+        noted.append("offload_optimizer: planned only; galvatron train has no offload, and refuses the plan")
+    notes = list(dict.fromkeys(noted))
     title = _title(model, options, default_batch=BATCHES.isdisjoint(values))
     log = [f"Search {line}" for line in title]
     cancel = Cancel()
-    with watched(LONG) as watch, told_to_stop(cancel.cancel) as signals:
+    with watched(LONG) as watch, stop_signals(cancel.cancel) as signals:
         result = question.search(log.append, watch, cancel=cancel)
     if signals:
         notes.append(result.so_far())
@@ -114,7 +114,7 @@ def search(values: dict[str, Any], json: bool) -> int:
     say(END, err=json)
     if json:
         line = summary(result, options.budget_mib, cost.context_mib)
-        parts = [part._asdict() for part in question.reserve.told(options.memory_gib * GIB_MIB)]
+        parts = [part._asdict() for part in question.reserve.parts_on(options.memory_gib * GIB_MIB)]
         places = {
             "reserve_parts": parts,
             "model": model.name,

@@ -108,7 +108,7 @@ def world_size_of(launch: LaunchOptions, nodes: Nodes, values: dict[str, Any]) -
 
 
 def continuable(run: Prepared) -> Callable[[dict[str, Any]], None]:
-    """A check, by the identity of the data, that the run can go on from its newest checkpoint. Raises UserError where
+    """A check, by the identity of the data, that the run can be resumed from its newest checkpoint. Raises UserError:
     that is another model's."""
     from paddlenlp_galvatron.training.continuation import base_of, newest, require_continuable
 

@@ -1,4 +1,4 @@
-"""Starts the ranks of a training run on this node, and tells from its log how it does."""
+"""Starts the ranks of a training run on this node, and reports its progress from its log."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from paddlenlp_galvatron.training.step_log import NEWS, STOPPED, StepRecord, rec
 if TYPE_CHECKING:
     from paddlenlp_galvatron.training.settings import TrainSettings
 
-KEPT = 64  # latest records of the log, of which health is told
+KEPT = 64  # latest records of the log, of which health is shown
 STOPPING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # upon which a run saves and ends
 
 
 class LogTail:
-    """The end of a log, read as it grows. A run begins by writing its log anew, with the lines that it goes on behind:
-    one that lies there from before is no news. The run may have begun under another plan."""
+    """The end of a log, read as it grows. A run starts a new log file that begins with the kept lines; a log with the
+    old inode belongs to an earlier run and is ignored. The run may have begun under another plan."""
 
     def __init__(self, path: Path, plan: Plan):
         self._path, self._plan, self._lines = path, plan, NewLines(path)
@@ -200,7 +200,7 @@ class TrainingRun:
         }
 
     def show_end(self) -> None:
-        """Print the results: how far the run came, loss, speed, and traffic beside the prediction."""
+        """Print the results: how far the run came, loss, speed, and traffic next to the prediction."""
         if self.log.first is None and self._stopped:
             self._console.print(f"stopped before a step of {self._steps}; {self._settings.how_to_resume}")
             return

@@ -1,4 +1,4 @@
-"""How far searches are, for whoever waits for them."""
+"""How far searches are, for those who wait for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONG_S = 2.0
 
 @contextmanager
 def watched(note: str = "") -> Iterator[Watch]:
-    """Receives the state of searches, and shows it on stderr when they take long; `note`: said then, once."""
+    """Receives the state of searches, and shows it on stderr when they take long; `note`: shown then, once."""
     timer = Timer(LONG_S, say, (note,), {"err": True})
     timer.daemon = True
     with _shown() as show:

@@ -43,7 +43,7 @@ from .command import answer as tell
 app = App()
 
 ADDRESS = "127.0.0.1"
-HOSTS = (ADDRESS, "localhost")  # names under which the page may be asked for; another is a foreign page's doing
+HOSTS = (ADDRESS, "localhost")  # names under which the page may be requested; another is a foreign page's doing
 REQUEST_S = 30.0  # within which a request must have come
 WAITING = 16  # questions that may wait; a page asks one at a time
 LOOK_S = 0.5  # between looks whether anybody waits for the answer that is searched
@@ -99,7 +99,7 @@ def _more(text: str) -> dict[str, Any]:
 
 class _Asked(NamedTuple):
     question: Form
-    told: Future[Answer]
+    outcome: Future[Answer]
     connection: socket.socket
 
 
@@ -140,7 +140,7 @@ def _answer_all(asked: Queue[_Asked]) -> None:
     current: _Asked | None = None
 
     def look(*_: object) -> None:
-        if current and not current.told.done() and _is_gone(current.connection):
+        if current and not current.outcome.done() and _is_gone(current.connection):
             raise _Abandoned
 
     signal.signal(signal.SIGALRM, look)
@@ -150,19 +150,19 @@ def _answer_all(asked: Queue[_Asked]) -> None:
             try:
                 current = asked.get()
                 look()
-                current.told.set_result(work(current.question))
+                current.outcome.set_result(work(current.question))
             except _Abandoned:
                 if current:
-                    current.told.set_exception(ConnectionAbortedError("nobody waits"))
-            except Exception as error:  # told on the page
+                    current.outcome.set_exception(ConnectionAbortedError("nobody waits"))
+            except Exception as error:  # shown on the page
                 if current:
-                    current.told.set_exception(error)
+                    current.outcome.set_exception(error)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _is_gone(connection: socket.socket) -> bool:
-    """Whether who asked has closed the connection: a page that was closed or loaded anew."""
+    """Whether who asked has closed the connection: a page that was closed or loaded again."""
     poll = select.poll()
     try:
         poll.register(connection, select.POLLRDHUP)
@@ -190,7 +190,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Pages under the token alone, asked for by this machine's own name."""
+    """Pages under the token alone, requested by this machine's own name."""
 
     token: str
     asked: Queue[_Asked]
@@ -220,12 +220,12 @@ class _Handler(BaseHTTPRequestHandler):
     def _page(self, name: str, query: str) -> None:
         form = dict(parse_qsl(query, keep_blank_values=True)) or dict(self.form)
         if name == "":
-            told: Answer | GalvatronError
+            outcome: Answer | GalvatronError
             try:
-                told = self._answer(form)
+                outcome = self._answer(form)
             except GalvatronError as error:
-                told = error
-            self._reply(200, "text/html", page(form, told, query))
+                outcome = error
+            self._reply(200, "text/html", page(form, outcome, query))
         elif name == "answer":
             faults, shown = {}, ""
             try:
@@ -250,13 +250,13 @@ class _Handler(BaseHTTPRequestHandler):
         """Raises GalvatronError that says what is wrong, by field."""
         filled = {name: value.strip() for name, value in form.items() if value.strip()}
         given = canonical_options(filled, Form.model_fields)
-        told: Future[Answer] = Future()
+        outcome: Future[Answer] = Future()
         try:
-            self.asked.put_nowait(_Asked(Form.from_values(given), told, self.connection))
+            self.asked.put_nowait(_Asked(Form.from_values(given), outcome, self.connection))
         except Full:
             raise GalvatronError("too many questions wait for an answer; close other pages, and ask again") from None
         try:
-            return told.result()
+            return outcome.result()
         except GalvatronError:
             raise
         except Exception as error:

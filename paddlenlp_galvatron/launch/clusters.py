@@ -189,7 +189,7 @@ def _words(environment: Mapping[str, str], *names: str) -> str:
 
 def start_lines(command: str, num_nodes: int, gpus_per_node: int) -> dict[str, str]:
     """The line that starts the command on each of several nodes, by launcher. Slurm gives a task no GPU and one core,
-    and Open MPI binds it to one, unless told otherwise; the command's ranks, data threads and NCCL share its cores."""
+    and Open MPI binds it to one, by default; the command's ranks, data threads and NCCL share its cores."""
     slurm = f"--ntasks-per-node=1 --gpus-per-node={gpus_per_node} --cpus-per-task=$SLURM_CPUS_ON_NODE"
     meet = "MASTER_ADDR=NODE0 MASTER_PORT=29500"
     mpi = "--map-by ppr:1:node --bind-to none -x MASTER_ADDR -x MASTER_PORT"

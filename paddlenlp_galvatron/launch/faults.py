@@ -19,7 +19,7 @@ from .status import RankOutcome, RankStatus, RankStatusMemory, in_step, lost_a_p
 
 STOPPED_S = 20.0  # after which a rank that a signal stopped is given up
 IDLE_S = 5.0  # for which a rank must have computed to be blamed by those that wait for it
-SETTLE_S = 0.5  # for which the others may still tell that they failed before
+SETTLE_S = 0.5  # in which others may still report an earlier failure
 SEARCH_S = 3.0  # for which a cause is looked for where all that failed lost another rank
 WAIT_S = 1800.0  # for which ranks wait for others: Paddle's own limit of a group
 WAIT_VARIABLE = "GALVATRON_WAIT_S"  # the same, from a launcher to its ranks
@@ -32,9 +32,9 @@ class Kind(IntEnum):
     """Whether a fault is the cause of the others."""
 
     CAUSE = 0
-    STALL = 1  # the rank goes on alone, while others wait for it
+    STALL = 1  # the rank continues alone, while others wait for it
     CONSEQUENCE = 2  # of another rank's
-    LATE = 3  # the time is up; whose fault that is, others tell
+    LATE = 3  # timeout; another rank's fault explains it
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class LocalRanks:
 
     @property
     def done(self) -> bool:
-        """Whether all have ended as they said."""
+        """Whether all have ended as announced."""
         return all(rank.process.poll() == rank.memory.read().exit_code for rank in self.ranks)
 
     def faults(self) -> list[Fault]:
@@ -291,7 +291,7 @@ class FaultClassifier:
         now = time.monotonic()
         if self._first is None:
             self._first = now
-        # As they stood at the first fault: afterwards whoever loses a peer looks busy, too.
+        # As they stood at the first fault: afterwards a rank that loses a peer looks busy, too.
         if self._stalled is None:
             self._stalled = list(stalled)
         waited = now - self._first

@@ -24,7 +24,7 @@ ON_GPUS = {
     # The embedding's gradient is summed 32 tokens at a time in fp32, and not one by one in 16 bits, where a token that
     # is half of the text loses most of its sum (Paddle's embedding_grad.h).
     "FLAGS_embedding_deterministic": "1",
-    # Page-locked memory as much as is asked for. Paddle's other allocator locks a 512th of the host's memory first, on
+    # Page-locked memory as much as is requested. Paddle's other allocator locks a 512th of the host's memory first, on
     # every rank: of 2 TiB 4 GiB each.
     "FLAGS_use_auto_growth_pinned_allocator": "1",
 }
@@ -75,7 +75,7 @@ def has_flash_attention_3() -> bool:
 
 
 def used_mib(gpu: int) -> float | None:
-    """MiB of a visible GPU that are in use, by whatever process, as its driver counts them; None: it does not tell."""
+    """MiB of a visible GPU that are in use, by any process, as its driver counts them; None: it does not say."""
     visible = visible_gpus()
     words = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     try:
@@ -91,7 +91,7 @@ def p2p_channels() -> dict[str, str]:
 
 
 def set_defaults(limit_channels: bool = False) -> None:
-    """Set what a rank's kernels and NCCL read, unless the user has: called in each rank, whoever started it, before its
+    """Set what a rank's kernels and NCCL read, unless the user has: called in each rank, under any launcher, before the
     first communicator. `limit_channels`: ranks exchange messages between stages alone. All-to-alls are messages to
     NCCL, too, and keep all channels."""
     import paddle

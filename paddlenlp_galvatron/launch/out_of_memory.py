@@ -21,10 +21,10 @@ WORDS: tuple[str, ...] = (
 )
 WORDS += ("CUBLAS_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED", "CUDNN_STATUS_ALLOC_FAILED")
 WORDS += ("DEVICE_ALLOCATION_FAILED", "HOST_ALLOCATION_FAILED")
-# NCCL calls whatever CUDA tells it an "unhandled cuda error"; which one it was stands in the log.
-TOLD_BY_NCCL = re.compile(r"Cuda failure (\d+ )?'out of memory'")
-TOLD = "out of memory: tensors held {:.1f} MiB at most"
-FOUND = re.compile(re.escape(TOLD).replace(r"\{:\.1f\}", r"([0-9.]+)"))
+# NCCL calls any error of CUDA an "unhandled cuda error"; its log says which one it was.
+NCCL_MESSAGE = re.compile(r"Cuda failure (\d+ )?'out of memory'")
+MESSAGE = "out of memory: tensors held {:.1f} MiB at most"
+FOUND = re.compile(re.escape(MESSAGE).replace(r"\{:\.1f\}", r"([0-9.]+)"))
 KILLS = Path("/proc/vmstat")  # counts the processes that the kernel ended for lack of memory
 
 
@@ -33,22 +33,22 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or any(word in str(error) for word in WORDS)
 
 
-def tell_out_of_memory(error: BaseException, peak_mib: float) -> None:
+def report_out_of_memory(error: BaseException, peak_mib: float) -> None:
     """Write the failed allocation and the peak of the rank's tensors, MiB, to its log."""
     lines = str(error).splitlines()
     what = next((line for line in lines if any(word in line for word in WORDS)), lines[0] if lines else "")
-    sys.stderr.write(f"{TOLD.format(peak_mib)}: {what.strip()}\n")
+    sys.stderr.write(f"{MESSAGE.format(peak_mib)}: {what.strip()}\n")
 
 
 def reason_in(log: str) -> str:
     """Returns the failed allocation of a log, after a colon; empty where the log does not name it."""
-    told = [FOUND, TOLD_BY_NCCL, re.compile("|".join(map(re.escape, WORDS)))]
-    lines = [line for line in log.splitlines() if any(one.search(line) for one in told)]
+    patterns = [FOUND, NCCL_MESSAGE, re.compile("|".join(map(re.escape, WORDS)))]
+    lines = [line for line in log.splitlines() if any(one.search(line) for one in patterns)]
     return f": {lines[-1].strip()}" if lines else ""
 
 
 def peak_mib_in(log: str) -> float | None:
-    """Returns the peak, MiB, that `tell_out_of_memory` wrote to a log, if it did."""
+    """Returns the peak, MiB, that `report_out_of_memory` wrote to a log, if it did."""
     found = FOUND.search(log)
     return float(found[1]) if found else None
 
@@ -62,9 +62,9 @@ def kernel_kills() -> int:
 
 
 def ended_out_of_memory(code: int, log: str, killed: bool) -> bool:
-    """Whether a rank's exit code (negative: signal) and log tell of it. `killed`: the kernel ended some process."""
+    """Whether a rank's exit code (negative: signal) and log show it. `killed`: the kernel ended some process."""
     if code == -signal.SIGABRT:
         return any(word in log for word in WORDS)  # in a thread of C++, where nothing catches it
-    if code == 1 and TOLD_BY_NCCL.search(log):
+    if code == 1 and NCCL_MESSAGE.search(log):
         return True
     return code == EXIT_CODE or (killed and code == -signal.SIGKILL)

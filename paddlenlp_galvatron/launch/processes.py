@@ -36,7 +36,7 @@ COMMON_ENVIRONMENT = {
     "PYTHONWARNINGS": os.environ.get("PYTHONWARNINGS", "ignore"),  # Paddle's own, many a rank
 }
 # glibc's allocator: what was freed is kept and used again. Given back, its pages cost more than most messages of CPU
-# processes when they are touched anew. 32 MiB is the highest threshold that every glibc takes.
+# processes when they are touched again. 32 MiB is the highest threshold that every glibc takes.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**30)}
 RANK_MIB = 150  # least memory of a process on CPU that has Paddle, beyond what all share
 RANKS_PER_CORE = 64  # beyond which gloo's time limits pass before everybody had a turn
@@ -96,7 +96,7 @@ class Launch:
         wait_s: float | None = None,
         variables: Mapping[str, str] = MappingProxyType({}),
     ):
-        """`forward_term`: on SIGTERM, or SIGHUP, tell the processes and wait for them, instead of ending at once.
+        """`forward_term`: on SIGTERM, or SIGHUP, signal the processes and wait for them, instead of ending at once.
         `device`: what they compute on; None: GPUs where Paddle finds some.
         `wait_s`: for which a rank waits for others in one collective; None: WAIT_S. `variables`: more of their
         environment, where the user has not set them."""
@@ -137,7 +137,7 @@ class Launch:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind and not issubclass(kind, LaunchError):
-            self._watch.tell_end("its command was ended")
+            self._watch.report_end("its command was ended")
         self._stack.close()
 
     def wait(self) -> Iterator[None]:
@@ -211,7 +211,7 @@ def devices_of(nproc: int, device: Device | None = None) -> list[dict[str, str]]
     """Variables that give each local rank its own GPU, or all of them the CPU where Paddle finds no GPU.
 
     Raises UserError for more processes than the node has GPUs, or cores and memory, for, and for GPUs that this build
-    of Paddle cannot use: nobody means to train on the CPUs beside them.
+    of Paddle cannot use: nobody means to train on the CPUs next to them.
     """
     from .gpus import gpu_count, unused_gpus, visible_gpus
 

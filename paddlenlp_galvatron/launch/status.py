@@ -2,7 +2,7 @@
 
     with waiting("all_reduce"): ...      # the rank waits for others now; outside, others may wait for it
 
-A rank that has no launcher of ours tells nobody.
+A rank without our launcher reports to nobody.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from enum import IntEnum
 
 VARIABLE = "GALVATRON_STATUS"  # the descriptor of the memory, from a launcher to its rank
 BYTES = 4096
-LAYOUT = struct.Struct("<Biid160s3000sB")  # the outcome last: whoever sees it sees the rest
+LAYOUT = struct.Struct("<Biid160s3000sB")  # the outcome last: a reader that sees it sees the rest
 # What stands in messages of gloo and of Paddle's store about a peer that has gone or does not come; and what stands in
 # gloo's about messages that do not fit together.
 PEER_WORDS = ("gloo/transport/tcp", "Timed out waiting", "reset by peer", "TCP send error", "TCP receive error")

@@ -33,7 +33,7 @@ LARGEST_KEY, LARGEST_VALUE = 2**12, 2**20  # bytes; gloo's and NCCL's addresses 
 HELLO_S = 10.0  # in which a client must show its token
 MEETING_S = 900.0  # for which a process waits for another's key: Paddle's own, of its default store
 STORE, TOKEN_VARIABLE = "GALVATRON_STORE", "GALVATRON_TOKEN"  # address:port and token, from a launcher to its ranks
-OTHER_FILES = 200  # of a launcher beside its clients: logs, pipes, libraries
+OTHER_FILES = 200  # of a launcher besides its clients: logs, pipes, libraries
 BIND_S = 10.0  # in which a port of an earlier start must come free
 
 
@@ -209,14 +209,14 @@ def _wanted_place() -> str:
 
 
 def _start_server(place: str, token: str) -> None:
-    """Serve from a child process, as a thread would wait for whatever holds Python here. Raises UserError."""
+    """Serve from a child process, as a thread would wait for code that holds Python's lock here. Raises UserError."""
     open_files(int(os.environ.get("PADDLE_TRAINERS_NUM", "1")))
     command = [sys.executable, "-P", "-m", __name__, *place.rsplit(":", 1)]
     environment = os.environ | {TOKEN_VARIABLE: token}
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
     assert child.stdout is not None
-    if said := child.stdout.readline().strip():
-        raise UserError(f"{place}: {said}")
+    if failure := child.stdout.readline().strip():
+        raise UserError(f"{place}: {failure}")
     _kept.append(child)
 
 
@@ -224,7 +224,7 @@ _kept: list[Any] = []  # the server's process: collected, its pipes would close
 
 
 def main() -> None:
-    """`python -m paddlenlp_galvatron.launch.store ADDRESS PORT`, until the input ends: with whoever started it."""
+    """`python -m paddlenlp_galvatron.launch.store ADDRESS PORT`, until the input ends, as its parent does."""
     deadline = time.monotonic() + BIND_S
     while True:
         try:

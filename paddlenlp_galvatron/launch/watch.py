@@ -38,7 +38,7 @@ class SingleNode:
         """The fault that ends the launch, given those of this node's ranks; None: no fault, or not known yet."""
         return self._classifier.verdict(faults, stalled, waits)
 
-    def tell_end(self, why: str) -> None:
+    def report_end(self, why: str) -> None:
         """Report that this launcher ends before its ranks."""
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ class Leader(SingleNode):
             self._decide(fault)
         return fault
 
-    def tell_end(self, why: str) -> None:
+    def report_end(self, why: str) -> None:
         self._decide(Fault(Kind.CAUSE, None, f"node 0: {why}"))
 
     def _reports(self) -> dict[int, Report]:
@@ -132,7 +132,7 @@ class Follower(SingleNode):
         self._first = self._first or time.monotonic()
         return own if time.monotonic() - self._first > VERDICT_S else None
 
-    def tell_end(self, why: str) -> None:
+    def report_end(self, why: str) -> None:
         self._report = Report([Fault(Kind.CAUSE, None, f"node {self._nodes.node_rank}: {why}")])
 
     def close(self) -> None:
@@ -143,7 +143,7 @@ class Follower(SingleNode):
         """Node 0 may start later; once it was there, it may be gone."""
         address, port = self._nodes.master_addr, self._nodes.master_port or 0
         client: StoreClient | None = None
-        heard, limit, beats, last = time.monotonic(), MEETING_S, 0, False
+        received, limit, beats, last = time.monotonic(), MEETING_S, 0, False
         while not last:
             last = self._closed.wait(BEAT_S)
             try:
@@ -154,12 +154,12 @@ class Follower(SingleNode):
                 beats, last = beats + 1, last or bool(verdict)
                 report = replace(self._report, beat=beats, ended=last)
                 client.set(_key(self._nodes.node_rank), report.encode())
-                heard = time.monotonic()
+                received = time.monotonic()
             except OSError:
                 if client:
                     client.close()
                 client = None
-                if (silent_s := time.monotonic() - heard) > limit:
+                if (silent_s := time.monotonic() - received) > limit:
                     how = NOT_THERE if limit == MEETING_S else "has sent nothing for"
                     message = f"node 0 ({address}:{port}) {how} {limit:.0f} s"
                     self._silence = Fault(Kind.CAUSE, None, message, silent_s)

@@ -48,7 +48,7 @@ NARROW_TOKENS = 16
 SHARED = {Axis.ULYSSES: LayerStrategy(2, ulysses=True), Axis.CONTEXT: LayerStrategy(context=2)}
 ENDS: dict[str, dict[str, Any]] = {EMBEDDING: {"embedding": True}, HEAD: {"head": True}}
 
-# Experts that are measured: a few tell the time of many, so that a whole layer of them is never made.
+# Experts that are measured: the time of many follows from a few, so that a whole layer of them is never made.
 COUNTS = 1, 2, 4
 SHARES = 16, 4, 1  # of a micro-batch's tokens, the parts that are measured: from few rows an expert to many
 
@@ -167,7 +167,7 @@ class ComputationProfiler:
         return narrow._pass_round(PassKey(part, 1, NARROW_TOKENS))
 
     def _measure_shares(self, key: PassKey) -> None:
-        """Shares of a recomputed layer's time that its parts take: at one batch and undivided, as they grow alike."""
+        """Shares of a recomputed layer's time that its parts take: at one batch and undivided, as they grow equally."""
         if not self.stopwatch.is_late():
             self.journal.get(shares_key(key), lambda: self._shares(key))
 
@@ -323,7 +323,7 @@ def expert_keys(shape: ModelShape, tokens: int, degrees: Sequence[int]) -> list[
 def expert_times(
     measured: Mapping[PassKey, PassTimes], launched: Mapping[PassKey, PassTimes], per_token: int
 ) -> dict[int, ExpertTimes]:
-    """Times by the number of ranks that split each expert, from those measured. `launched`: of the host, whatever the
+    """Times by the number of ranks that split each expert, from those measured. `launched`: of the host, for any
     rows. `per_token`: experts, and so rows, of a token."""
     launch = fitted([(expert_count(key.part), 0, (ms.forward_ms + ms.backward_ms) / 2) for key, ms in launched.items()])
 

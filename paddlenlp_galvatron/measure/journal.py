@@ -1,4 +1,4 @@
-"""Measured numbers as they are made, kept on disk: an interrupted profile goes on where it stopped."""
+"""Measured numbers as they are made, kept on disk: an interrupted profile continues where it stopped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..base.writing import write_text
 from ..runtime import device
 
 FOLDER = ".journal"  # in the folder of the profile files
-USED = "used "  # begins keys of a GPU's memory beside tensors, named as in `profiles.reserve.MeasuredReserve`
+USED = "used "  # begins keys of a GPU's memory besides tensors, named as in `profiles.reserve.MeasuredReserve`
 METHOD = 10  # how numbers are measured and written; raised when that changes, so that older ones are dropped
 
 
@@ -108,7 +108,7 @@ def _locked(path: Path) -> TextIO:
 
 
 class Used:
-    """Memory of a GPU beside the tensors of its allocator, by its driver's count, from the object's creation. Made
+    """Memory of a GPU besides the tensors of its allocator, by its driver's count, from the object's creation. Made
     before the world starts, it leaves out only the memory of other programs."""
 
     def __init__(self) -> None:

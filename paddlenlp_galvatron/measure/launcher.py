@@ -65,13 +65,13 @@ def _nodes(options: ProfileRunOptions) -> Nodes:
 
 
 def report_progress(done: int, total: int) -> None:
-    """Tell whoever started this rank how many of its measurements are done."""
+    """Report to the process that started this rank how many of its measurements are done."""
     sys.stdout.write(f"progress {done}/{total}\n")
     sys.stdout.flush()
 
 
 def report_note(*texts: str) -> None:
-    """Tell the user something, through whoever started this rank."""
+    """Show the user something, through the process that started this rank."""
     sys.stdout.write("".join(f"note {text}\n" for text in texts))
     sys.stdout.flush()
 
@@ -90,7 +90,7 @@ def spread_notes(meta: Meta) -> list[str]:
 
 def device_of_rank() -> Device:
     """The device of this rank. A GPU's memory is all that its driver has; of processors, which share the host's, none
-    is told."""
+    is given."""
     import paddle  # here, as the command line imports this file
 
     if not paddle.is_compiled_with_cuda():
@@ -106,8 +106,8 @@ def meta_of_rank(device_count: int, **model: str) -> Meta:
     device, driver = device_of_rank(), "gloo"
     if paddle.is_compiled_with_cuda():
         driver = f"CUDA {paddle.version.cuda()}, NCCL {paddle.version.nccl()}"
-    told = {"device_count": device_count, "driver": driver, "paddle": paddle.__version__}
-    return Meta(fingerprint=Fingerprint(device=device.name, **told, **model), device=device)
+    known = {"device_count": device_count, "driver": driver, "paddle": paddle.__version__}
+    return Meta(fingerprint=Fingerprint(device=device.name, **known, **model), device=device)
 
 
 def _cpu_name() -> str:

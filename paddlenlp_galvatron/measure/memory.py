@@ -172,9 +172,9 @@ class MemoryProfiler:
     ) -> Use:
         samples = samples or self.samples
         settings = {"samples": samples, "seq_length": seq, "sequence_parallel": sequence_parallel} | what
-        told = {name: int(value) for name, value in settings.items()} | {"tp": tp, "recompute": recompute.value}
+        facts = {name: int(value) for name, value in settings.items()} | {"tp": tp, "recompute": recompute.value}
         settings["strategy"] = LayerStrategy(tp, recompute=recompute)
-        key = f"memory {number} " + " ".join(f"{name}={value}" for name, value in told.items())
+        key = f"memory {number} " + " ".join(f"{name}={value}" for name, value in facts.items())
 
         def measure() -> Use:
             shape, precision, flash = self.shapes[number], self.precision, self.flash_attention

@@ -36,8 +36,8 @@ from .stopwatch import MOST_ROUNDS, Stopwatch, Timing, needs_round
 # the sizes that are measured; times in between are interpolated. For a model of six layers on 4 ranks and 8 memory
 # budgets, these sizes led to plans within 0.01 % of those by every size up to 256 MiB.
 LONGEST_MS, STEP = 20.0, 4
-# The percentile of a message's rounds that counts. A message's time contains whatever else the host does meanwhile, up
-# to 6 ms beside 0.3. With the median, 129 plans with many messages were predicted up to 70 % too slow; so, up to 12 %.
+# The percentile of a message's rounds that counts. A message's time contains all else that the host does meanwhile, up
+# to 6 ms instead of 0.3. With the median, 129 plans with many messages were predicted up to 70 % too slow; now 12 %.
 QUICKER = 25
 GB_PER_S = 1e9 / 2**20 / 1e3  # in MiB/ms
 OVERLAP = "overlap_coe"
@@ -49,7 +49,7 @@ OPERATIONS: dict[Collective, Callable[[Any, Any], Any]] = {
     Collective.ALL_TO_ALL: collectives.all_to_all,
 }
 # A message of training: a layer's weights, or those of several layers of a stage. Smaller messages are over on a GPU
-# before the host has launched what they should run beside.
+# before the host has launched what they should overlap with.
 MESSAGE_MIB, GPU_MESSAGE_MIB = 4, 128
 ALONE_MS = 50.0  # communication alone: long enough that its start does not matter
 SAMPLES = 6  # disturbances only add time, so the quickest counts
@@ -71,7 +71,7 @@ def group_kinds(world_size: int) -> list[tuple[int, bool]]:
 
 
 def measured_groups(options: HardwareOptions, on_gpus: bool) -> list[MessageGroup]:
-    """Collectives and groups of the parts that are asked for, each once. CPU processes of one host have no neighbours:
+    """Collectives and groups of the parts that are requested, each once. CPU processes of one host have no neighbours:
     strided groups take the times of consecutive ones."""
     found: dict[MessageGroup, None] = {}
     for part in options.parts:
@@ -196,7 +196,7 @@ class HardwareProfiler:
         rounds = self.options.turns or MOST_ROUNDS
         kinds = overlapping_kinds() if HardwarePart.OVERLAP in self.options.parts and self.world_size > 1 else []
         if kinds and device.on_gpu():
-            # By arithmetic: ranks are told how many channels to use by the plan that they train.
+            # By arithmetic: ranks know how many channels to use by the plan that they train.
             slowed = slowed_by_a_receive(device.multiprocessors())
             self.journal.get(f"{overlap_key(Collective.SEND)} 0", lambda: slowed)
         done, total = 0, rounds * (len(wanted) + len(kinds))

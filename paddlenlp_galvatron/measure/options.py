@@ -93,7 +93,7 @@ class ProfileRunOptions(Options):
 
     @model_validator(mode="before")
     @classmethod
-    def _nodes_as_told(cls, values: dict[str, Any]) -> dict[str, Any]:
+    def _nodes_of_the_launcher(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Takes the nodes from variables, as far as options do not name them."""
         if {"hostfile", "launch", "analytic"} & values.keys():
             return values
@@ -241,7 +241,7 @@ class PointOptions(ProfileRunOptions):
 
     @property
     def every_size(self) -> bool:
-        """Whether points between others are measured, too, though a line tells them."""
+        """Whether points between others are measured, too, though a line gives them."""
         return self.profile_for is not None or not self.adaptive
 
     @property
@@ -284,14 +284,14 @@ class ModelRun(BaseModel):
 
 def measured_model(options: PointOptions, model: ModelOptions) -> tuple[tuple[ModelShape, ...], list[Shape]]:
     """The shape of each layer type, and every (samples, sequence length) to measure. Raises UserError."""
-    told = model.seq_length or model.seqlen_list or model.set_seqlen_manually is not None
-    resolved = model.model_copy(update={} if told else {"set_seqlen_manually": False}).resolve()
+    own_lengths = model.seq_length or model.seqlen_list or model.set_seqlen_manually is not None
+    resolved = model.model_copy(update={} if own_lengths else {"set_seqlen_manually": False}).resolve()
     shape = resolved.shapes[0]
     if len(resolved.shapes) > 1 and any(each.experts for each in resolved.shapes):
         raise UserError(
             f"model_size: {shape.name} has experts; several types of layers are not planned for such models"
         )
-    lengths = options.lengths(resolved.seq_length if told else min(resolved.seq_length, SEQ))
+    lengths = options.lengths(resolved.seq_length if own_lengths else min(resolved.seq_length, SEQ))
     if max(lengths) > shape.max_position_embeddings:
         raise UserError(
             f"profile_seq_length_list: {max(lengths)} tokens are beyond the {shape.max_position_embeddings} positions "

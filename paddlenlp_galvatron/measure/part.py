@@ -86,7 +86,7 @@ class CheapWeights:
     """Weights of ordinary size without the time that drawing each would take: one short random row, repeated."""
 
     def __init__(self, deviation: float):
-        self._row = deviation * np.random.default_rng(0).standard_normal(4099, np.float32)  # a prime: no two rows alike
+        self._row = deviation * np.random.default_rng(0).standard_normal(4099, np.float32)  # a prime: rows differ
 
     def __call__(self, name: str, shape: tuple[int, ...], part: Slice = WHOLE) -> NDArray[np.float32]:
         return np.resize(self._row, tuple(part.size(shape)))
@@ -155,7 +155,7 @@ class MeasuredPart:
 
     @property
     def mask_mib(self) -> float:
-        """The attention mask that a stage keeps, whatever its layers."""
+        """The attention mask that a stage keeps, for any layers."""
         mask = self._stage.mask
         return 0.0 if mask is None else float(mask.size * mask.element_size()) / 2**20
 

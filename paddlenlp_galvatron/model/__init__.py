@@ -2,7 +2,7 @@
 
 `config` reads config.json into a `shape`; `fields` has the values of what is left out, `unsupported` the list of what
 layers do not compute. `families` says what distinguishes models, `layer` has the words for weights, their splits and
-recomputed parts. Tasks beside pretraining: `lora`, `preference`.
+recomputed parts. Tasks besides pretraining: `lora`, `preference`.
 """
 
 from .config import config_of, load_model, preset_names, shape_from_config

@@ -64,7 +64,7 @@ def plain_name(name: str) -> str:
 
 def shape_from_config(config: Any, name: str, source: str = "config") -> ModelShape:
     """Shape from the fields of a Hugging Face or PaddleNLP config, as transformers 5 reads them: fields that are left
-    out have the family's values. Raises UserError: also for a size that is left out, for a number that is said twice
+    out have the family's values. Raises UserError: also for a size that is left out, for a number that is given twice
     and differs, and for what the layers here do not compute."""
     if not isinstance(config, dict):
         raise UserError(f"{source}: a model config holds one JSON object; this one does not")
@@ -127,7 +127,7 @@ def _head_dim(fields: Fields) -> int | None:
 
 
 def _experts(fields: Fields) -> dict[str, Any]:
-    """The fields of a shape that tell its experts. Raises UserError."""
+    """The fields of a shape that describe its experts. Raises UserError."""
     mixture = fields.family.mixture
     if mixture is None:
         return {}
@@ -152,16 +152,16 @@ def _experts(fields: Fields) -> dict[str, Any]:
 
 def _rope(fields: Fields) -> tuple[float, tuple[tuple[str, int | float | str], ...]]:
     """Base of rotary positions, and how the family scales them. transformers 5 has both in rope_parameters, 4 in
-    rope_scaling and beside it. Raises UserError: two places differ, or the family has no such positions."""
+    rope_scaling and outside it. Raises UserError: two places differ, or the family has no such positions."""
     config, family, source = fields.config, fields.family, fields.source
-    said = [(name, config[name]) for name in ("rope_scaling", "rope_parameters") if config.get(name)]
-    where, rope = said[0] if said else ("", {})
+    given = [(name, config[name]) for name in ("rope_scaling", "rope_parameters") if config.get(name)]
+    where, rope = given[0] if given else ("", {})
     kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else None
     needed = {"default": (), **family.rope_types}.get(kind) if isinstance(kind, str) else None
     if needed is None:
         supported = " and ".join(["plain rotary embeddings", *family.rope_types])
         raise UserError(f"{source}: {where} is {as_json(rope)}; {supported} alone are supported")
-    if said[1:] and said[1][1] != rope:
+    if given[1:] and given[1][1] != rope:
         raise UserError(f"{source}: rope_scaling and rope_parameters are two names of one thing but differ; keep one")
     for name, value in rope.items():
         plain = kind if name in ("rope_type", "type") else 1
@@ -205,7 +205,7 @@ def config_of(shape: ModelShape) -> dict[str, Any]:
 
 
 def _of_experts(shape: ModelShape) -> dict[str, Any]:
-    """The fields of config.json that tell a shape's experts."""
+    """The fields of config.json that describe a shape's experts."""
     if not shape.experts:
         return {}
     mixture, coefficient = shape.traits.mixture, shape.router_aux_loss_coef

@@ -31,7 +31,7 @@ class Fields:
     source: str  # named in errors: the file, and the object in it
 
     def get(self, field: str) -> Any:
-        """A field, or what holds if it is left out; None if nothing does."""
+        """A field, or its value if it is missing; None if nothing does."""
         return self.config.get(field, self.family.defaults.get(field, USUAL.get(field)))
 
     def number(self, field: str, kind: type = int, most: float = MOST_SIZE) -> Any:

@@ -20,7 +20,7 @@ class Split(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A weight by the name that it has inside its layer, in PaddleNLP and at Hugging Face alike."""
+    """A weight by the name that it has inside its layer, in PaddleNLP and at Hugging Face."""
 
     name: str
     shape: tuple[int, ...]  # a linear layer's is [in, out], as PaddleNLP keeps it
@@ -106,7 +106,7 @@ class Recompute(Flag):
 
 PARTS = tuple(part for part in Recompute if part is not Recompute.FULL)
 PARTLY = tuple(Recompute(number) for number in range(2, 2 << len(PARTS), 2))  # every choice of parts
-# Choices that tell all others, as their bytes and times add up: norms and MLP share the activation function.
+# Choices that determine all others, as their bytes and times add up: norms and MLP share the activation function.
 TOGETHER = Recompute.NORMS | Recompute.MLP
 APART = (*PARTS, TOGETHER)
 
@@ -132,7 +132,7 @@ class Kept:
     """Numbers a token that are kept for backward, by how they lie in a tensor-parallel group."""
 
     tokens: int = 0  # as tokens lie between layers: split with Megatron-SP, else whole on every rank
-    split: int = 0  # split, whatever else
+    split: int = 0  # split, all else that
     scalars: int = 0  # fp32, as tokens lie between layers
 
     def __add__(self, other: Kept) -> Kept:

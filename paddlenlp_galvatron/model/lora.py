@@ -1,4 +1,4 @@
-"""LoRA: beside each projection of a layer two small factors that learn, while the weights themselves are frozen.
+"""LoRA: on each projection of a layer two small factors that learn, while the weights themselves are frozen.
 
     projection          A [in, rank]                            B [rank, out]
     split by columns    whole on every rank, gradients are      split by columns
@@ -41,13 +41,13 @@ def is_factor(name: str) -> bool:
 
 @lru_cache(maxsize=16)
 def adapted(kind: LayerKind, rank: int) -> LayerKind:
-    """Layers of a kind with adapters beside their projections."""
+    """Layers of a kind with adapters on their projections."""
     return LayerKind((*kind.sublayers, *factors_of(kind, rank).sublayers))
 
 
 @lru_cache(maxsize=16)
 def factors_of(kind: LayerKind, rank: int) -> LayerKind:
-    """The adapters alone: two factors beside each projection's matrix."""
+    """The adapters alone: two factors on each projection's matrix."""
     return LayerKind((Sublayer("adapters", tuple(_factors(kind, rank))),))
 
 

@@ -16,7 +16,7 @@ from .layer import Again, Fused, Kept, LayerKind, Recompute, Split, Sublayer, We
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Shape of a decoder-only transformer whose layers are alike.
+    """Shape of a decoder-only transformer whose layers are identical.
 
     A model of several layer types is a sequence of shapes, one a type, in the order of its layers; its embedding is the
     first one's, its LM head the last one's.
@@ -121,8 +121,8 @@ class ModelShape:
     def fingerprint(self) -> str:
         """Short hash of what planning depends on: equal exactly for shapes that are equal but for their names."""
         planned = asdict(self) | {"initializer_range": USUAL["initializer_range"]}  # it decides only the first weights
-        told = {key: value for key, value in planned.items() if key not in UNPLANNED}
-        return _short_hash({key: value for key, value in told.items() if not (key in YOUNG and value == YOUNG[key])})
+        stated = {key: value for key, value in planned.items() if key not in UNPLANNED}
+        return _short_hash({key: value for key, value in stated.items() if not (key in YOUNG and value == YOUNG[key])})
 
 
 UNPLANNED = ("name", "attention_dropout", "router_aux_loss_coef")  # plans do not depend on these
@@ -274,7 +274,7 @@ def flops_per_token(
 
     6 for each weight that tokens are multiplied with and 12 * layers * hidden * sequence for attention's two products
     (PaLM, arXiv:2204.02311, appendix B): full attention, of which a causal kernel computes half. The embedding is
-    looked up, not multiplied, unless it is the LM head as well. `frozen` weights, beside which adapters learn, count 4
+    looked up, not multiplied, unless it is the LM head as well. `frozen` weights, under adapters, count 4
     instead of 6: they have no gradients. `document_tokens`: of a token's document in packed rows, in which attention
     stays.
     """
@@ -290,7 +290,7 @@ def joint_fingerprint(models: Sequence[ModelShape]) -> str:
 
 def measured_fingerprint(models: Sequence[ModelShape]) -> str:
     """Fingerprint of what measurements of layers and vocabulary depend on: not the number of layers, not the positions
-    nor the length of samples, which measurements tell themselves."""
+    nor the length of samples, which measurements have themselves."""
     names = ("family", "hidden_size", "intermediate_size", "heads", "kv_heads", "vocab_size", "tied_embeddings")
     young = ("own_head_dim", "attention_bias", "mlp_bias", *EXPERTS)
     return _short_hash(

@@ -157,7 +157,7 @@ WORDS = {
     "model_name_or_path": {"llama": "None"},  # PaddleNLP's Llama as the other options say it
 }
 NEAR = 0.75  # likeness of two names, 0 to 1, below which one is no misspelling of the other: world_size, model_size
-# Where both are given the second holds, whatever their order: Megatron-LM's scheduler sets it over the first.
+# Where both are given the second holds, for any order: Megatron-LM's scheduler sets it over the first.
 BEATEN = {"adam_weight_decay": "weight_decay"}
 
 
@@ -180,8 +180,8 @@ def canonical_value(name: str, value: T, known: Container[str] = ()) -> T | str:
     """A value given under any name of an option, as it is given under the canonical name."""
     plain = plain_name(name)
     words = {} if plain in TYPES and canonical_name(plain, known) == plain else WORDS.get(plain, {})
-    said = str(value)
-    return words.get(said, words.get(said.lower(), value))
+    text = str(value)
+    return words.get(text, words.get(text.lower(), value))
 
 
 def unknown(given: str, known: Iterable[str], prefix: str = "") -> str:

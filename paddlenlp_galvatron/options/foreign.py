@@ -1,7 +1,7 @@
 """Options of Galvatron, Megatron-LM and PaddleNLP that have nothing to do here: what each may say, and why no more.
 
-Scripts of others run as they are: an option that says what holds anyway is taken, one that asks for another way to the
-same numbers is taken and named in a note, and one that asks for what is not there is refused with the reason.
+Scripts of others run as they are: an option that names the fixed behaviour is taken, one that asks for another way to
+the same numbers is taken and named in a note, and one that asks for what is not there is refused with the reason.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ EXPERTS = "the model's config.json says what experts it has"
 NO_CONTEXT = "vocabulary layers share tokens as the others do: global_cp_deg; a plan's file says others"
 NO_GENERATION = "nothing is generated; evaluation gives the loss of the dev split"
 NOT_QUANTISED = "weights are not quantised"
-# Says what holds anyway: the values at which it does, one of several apart by |, and why there is no other.
+# Names the fixed behaviour: the values at which it does, one of several apart by |, and why there is no other.
 HOLDS = {
     "recommend_min_bsz": ("0", "the search needs no head start; give min_bsz"),
     "use_pipeline_costmodel": ("1", "every pipeline is simulated"),
@@ -99,7 +99,7 @@ SETTINGS = (
     *("weight_double_quant_block_size", "hqlora_quantize_cfg", "lqlora_quantize_cfg", "lqlora_state_dict"),
     *("aistudio_repo_id", "aistudio_repo_private", "aistudio_repo_license", "aistudio_token"),
 )
-# Another way to the same numbers: why it has no effect here, whatever its value.
+# Another way to the same numbers: why it has no effect here, for any value.
 IDLE = {
     **dict.fromkeys(("dropout_prob", "hidden_dropout_prob", "attention_probs_dropout_prob"), DROPOUT),
     "do_predict": "there is no prediction; do_eval evaluates",
@@ -215,7 +215,7 @@ SEVERAL = {name for name in IDLE if name.endswith("_config") or name.startswith(
 
 
 class Outcome(NamedTuple):
-    """The outcome for an option without a use here; both are empty for one that says what holds anyway."""
+    """The outcome for an option without a use here; both are empty for one that states what applies anyway."""
 
     fault: str = ""  # why it is refused
     idle: str = ""  # why it has no effect

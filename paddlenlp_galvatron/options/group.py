@@ -49,7 +49,7 @@ class Options(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _in_utf8(cls, values: Any) -> Any:
-        """Files and other programs are told of paths, which Linux lets be any bytes."""
+        """Files and other programs receive paths, which Linux lets be any bytes."""
         for name, value in values.items() if isinstance(values, Mapping) else ():
             if isinstance(value, str | Path) and any("\ud800" <= char <= "\udfff" for char in str(value)):
                 raise ValueError(f"{name}: {str(value)!a} is not UTF-8; rename it, or set LC_ALL=C.UTF-8")
@@ -73,7 +73,7 @@ def _fault(error: Any) -> str:
     """One of pydantic's errors: the option, what is wrong with its value, and the value."""
     if not error["loc"]:
         return str(error["msg"].removeprefix("Value error, "))
-    name = error["loc"][0]  # not which number of a list: the value tells
+    name = error["loc"][0]  # not which number of a list: the value shows it
     if error["type"] == "missing":
         return f"{name}: missing; give --{name}"
     several = name in ("world_size", "gpus") and ("," in str(error["input"]) or isinstance(error["input"], list))
@@ -151,7 +151,7 @@ def _take(rest: deque[str], given: str, name: str, boolean: bool | None) -> str 
 
 
 def read_options(path: Path) -> dict[str, Any]:
-    """Options by the names in the file, those in sections beside the rest. Raises UserError.
+    """Options by the names in the file, those in sections next to the rest. Raises UserError.
 
     A section is an object under a name of its own, such as SearchEngineArgs; it is for the eye alone.
     """
@@ -174,7 +174,7 @@ def read_options(path: Path) -> dict[str, Any]:
 def canonical_options(
     values: Mapping[str, Any], known: Iterable[str], say: Callable[[str], None] = lambda note: None
 ) -> dict[str, Any]:
-    """Values by canonical name, without those that are unset. `say` is told which have no effect.
+    """Values by canonical name, without those that are unset. `say` receives which have no effect.
 
     Raises UserError: an option is unknown, or given by two names.
     """
@@ -198,7 +198,7 @@ def canonical_pairs(
 
     `known`: every option of the command -> whether it is a boolean whose word is checked here. `beside`: options of
     another command, which scripts give to all -> why they mean nothing to this one. `dashes` stand in front of names in
-    messages. `say` is told which options have no effect. Raises UserError with one line a fault.
+    messages. `say` receives which options have no effect. Raises UserError with one line a fault.
     """
     pairs = list(given)
     plain = {plain_name(name) for name, _ in pairs}

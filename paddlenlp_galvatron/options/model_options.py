@@ -26,7 +26,7 @@ SHAPE_FIELDS = {
     "tie_word_embeddings": "tie_word_embeddings",
     "num_layers": "num_hidden_layers",
 }
-SEQ = 4096  # sequence length where nothing is said, for all commands, or all positions of a model that has fewer
+SEQ = 4096  # sequence length by default, for all commands, or all positions of a model that has fewer
 LISTS = ("hidden_size_list", "layernum_list", "seqlen_list")  # an entry a layer type
 NUMBERS = ("hidden_size", "num_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 
@@ -88,12 +88,12 @@ class ModelOptions(Options):
     )
 
     def resolve_usual(self, seq_length: int) -> Model:
-        """The model; where nothing is said, with this sequence length, or all its positions where they are fewer."""
+        """The model; by default, with this sequence length, or all its positions where they are fewer."""
         model = self.resolve(seq_length)
         return self.resolve(min(seq_length, model.shapes[0].max_position_embeddings))
 
     def resolve(self, default_seq_length: int | None = None) -> Model:
-        """The model; `default_seq_length` holds where nothing is said of it. Raises UserError: no such preset, a number
+        """The model; `default_seq_length` holds by default. Raises UserError: no such preset, a number
         is missing or contradicts another."""
         given = {name: value for name in SHAPE_FIELDS if (value := self._effective(name)) is not None}
         listed = self._sizes_of_lists.get("num_layers")
@@ -125,7 +125,7 @@ class ModelOptions(Options):
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """Options that are given beside a set_*_manually 0 that leaves them out of account."""
+        """Options that are given with a set_*_manually 0 that leaves them out of account."""
         return tuple(name for name in (*SHAPE_FIELDS, "seq_length") if getattr(self, name) != self._effective(name))
 
     def _effective(self, name: str) -> Any:
@@ -141,7 +141,7 @@ class ModelOptions(Options):
         return {name: size for name, size in (("hidden_size", width), ("num_layers", layers)) if size}
 
     def _shape(self, given: dict[str, Any]) -> ModelShape:
-        """The model as if all its layers were alike."""
+        """The model as if all its layers were identical."""
         if self.set_model_config_manually and not (given or self.hidden_size_list):
             raise UserError("set_model_config_manually: is 1, but no number is given; give --hidden_size and others")
         if self.set_layernum_manually and not (self.num_layers or self.layernum_list):

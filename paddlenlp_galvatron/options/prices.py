@@ -1,4 +1,4 @@
-"""The source of a plan's prices, where its file does not say it or another is asked for."""
+"""The source of a plan's prices, where its file does not say it or another is requested."""
 
 from __future__ import annotations
 

@@ -68,13 +68,13 @@ class TuningOptions(Options):
     def _agrees(self) -> Self:
         fields = TuningOptions.model_fields
         own = [name for name in fields if getattr(self, name) != fields[name].default and name not in EITHER]
-        beside = [name for name in own if name.startswith(("lora_", "rslora"))]
+        of_lora = [name for name in own if name.startswith(("lora_", "rslora"))]
         if not self.tunes and own:
             of_pairs = self.model_fields_set & {*PAIRS, *PreferenceOptions.model_fields}
-            task = "dpo" if of_pairs else "lora" if beside else "sft"
+            task = "dpo" if of_pairs else "lora" if of_lora else "sft"
             raise ValueError(f"{', '.join(own)}: of fine-tuning, but the task is pretrain; add --task {task}")
-        if self.tunes and not self.adapts and beside:
-            raise ValueError(f"{', '.join(beside)}: of LoRA's adapters, but the task is {self.task}; give --lora 1")
+        if self.tunes and not self.adapts and of_lora:
+            raise ValueError(f"{', '.join(of_lora)}: of LoRA's adapters, but the task is {self.task}; give --lora 1")
         pairs = [name for name in own if name in PAIRS]
         if self.tunes and self.kind != "dpo" and pairs:
             raise ValueError(f"{', '.join(pairs)}: of DPO, but the task is {self.kind}; give --task dpo")
@@ -102,7 +102,7 @@ class TuningOptions(Options):
         return self.lora or self.task == "lora"
 
     def adapters(self, base: str) -> Adapters | None:
-        """Those that learn; `base`: what tells the weights beside them."""
+        """Those that learn; `base`: identity of their base weights."""
         if not self.adapts:
             return None
         rank = self.lora_rank or RANK

@@ -52,10 +52,10 @@ class UniformOptions(Options):
 
     @property
     def given(self) -> list[str]:
-        """Names of those that say something. Stock files have one chunk a stage beside any strategy."""
+        """Names of those that say something. Stock files have one chunk a stage with any strategy."""
         idle = {"global_cp_deg", "virtual_pp_deg"}
-        said = self.model_dump(exclude_unset=True, exclude_none=True)
-        return [name for name, value in said.items() if name not in idle or value not in (-1, 1)]
+        named = self.model_dump(exclude_unset=True, exclude_none=True)
+        return [name for name, value in named.items() if name not in idle or value not in (-1, 1)]
 
     def plan(self, layers: int, world_size: int, assumed: Assumptions) -> Plan:
         """The plan that the options stand for. Raises UserError."""
@@ -66,7 +66,7 @@ class UniformOptions(Options):
 
 
 class DegreeOptions(Options):
-    """One strategy for all layers, as PaddleNLP's own trainer is told it."""
+    """One strategy for all layers, as PaddleNLP's own trainer takes it."""
 
     panel = "One strategy, as PaddleNLP says it"
 
@@ -99,7 +99,7 @@ class DegreeOptions(Options):
 
     @property
     def says_degrees(self) -> bool:
-        """Whether a strategy is asked for, and not just a batch."""
+        """Whether a strategy is requested, and not just a batch."""
         batch = {"per_device_train_batch_size", "gradient_accumulation_steps"}
         return any(getattr(self, name) not in (None, -1) for name in self.model_fields_set - batch)
 
@@ -114,21 +114,21 @@ class DegreeOptions(Options):
                 f"sep_parallel_degree: {sep} with tensor_parallel_degree {tp}: a layer is split by one of the "
                 "two; set the other to 1"
             )
-        said: dict[str, Any] = {}
+        named: dict[str, Any] = {}
         if tp * sep > 1:
-            said["global_tp_deg"] = tp * sep
+            named["global_tp_deg"] = tp * sep
             if uniform.vocab_tp is None:
-                said["vocab_tp"] = tp * sep  # there the vocabulary is split as the layers are
+                named["vocab_tp"] = tp * sep  # there the vocabulary is split as the layers are
         if sep > 1:
-            said["use_ulysses"] = True
+            named["use_ulysses"] = True
         if stages > 1:
-            said["pp_deg"] = stages
+            named["pp_deg"] = stages
         if self.expert_parallel_degree not in NONE:
-            said["global_ep_deg"] = self.expert_parallel_degree
+            named["global_ep_deg"] = self.expert_parallel_degree
         if self.recompute is not None:
-            said["global_checkpoint"] = self.recompute
+            named["global_checkpoint"] = self.recompute
         if self.gradient_accumulation_steps:
-            said["chunks"] = self.gradient_accumulation_steps
+            named["chunks"] = self.gradient_accumulation_steps
         degree = (uniform.global_tp_deg or tp * sep) * (uniform.pp_deg or stages) * max(uniform.global_cp_deg or 1, 1)
         dp, rest = divmod(world_size, degree)
         if rest:
@@ -136,18 +136,18 @@ class DegreeOptions(Options):
                 f"tensor_parallel_degree: the degrees multiply to {degree}, which does not divide the {world_size} "
                 "ranks; choose degrees whose product does"
             )
-        said |= self._sharded(dp)
+        named |= self._sharded(dp)
         if self.per_device_train_batch_size:
             chunks = self.gradient_accumulation_steps or uniform.chunks or 1
-            said["global_train_batch_size"] = self.per_device_train_batch_size * chunks * dp
+            named["global_train_batch_size"] = self.per_device_train_batch_size * chunks * dp
         own = uniform.model_dump(exclude_none=True)
         if faults := [
             f"{name}: is {own[name]}, but PaddleNLP's options say {value}; give one of both"
-            for name, value in said.items()
+            for name, value in named.items()
             if own.get(name, value) != value
         ]:
             raise UserError(faults)
-        return UniformOptions.from_values(own | said)
+        return UniformOptions.from_values(own | named)
 
     def _sharded(self, dp: int) -> dict[str, Any]:
         """Data parallelism of the `dp` ranks that see other samples."""

@@ -102,7 +102,7 @@ def on_device(options: SearchOptions, cost: CostModel, note: Note = no_note) -> 
     options = within_size(options, cost, note)
     if options.context_mib is None and (reserve := cost.reserve).parts:
         device_mib = options.memory_gib * GIB_MIB
-        parts = ", ".join(f"{part.name} {gib(part.mib)}" for part in reserve.told(device_mib))
+        parts = ", ".join(f"{part.name} {gib(part.mib)}" for part in reserve.parts_on(device_mib))
         context_mib = reserve.context_mib(device_mib)
         parts += f", and {reserve.working:.0%} of working memory" if reserve.working else ""
         note(f"reserve of {cost.device.name}: {gib(context_mib)} GiB: {parts}; --context_mib sets another, in MiB")

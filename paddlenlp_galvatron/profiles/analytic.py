@@ -59,7 +59,7 @@ GRADIENT_BYTES = 10  # a weight's gradient in 16 bits is read, and added to a su
 PRODUCTS = 3  # of an expert: gate, up and down
 # Calls of forward after the host has read the row counts: it cannot launch them ahead.
 CALLS_BEHIND_READ = 10
-# A grouped product takes so long beside a dense one as large, or beside reading its weights where that is more:
+# A grouped product takes so much longer than a dense one as large, or than reading its weights where that is more:
 # measured on one H100 80GB, PyTorch 2.11, CUDA 13, of 8 to 64 experts of 2,048 x 768 to 7,168 x 2,048 with 32 to 2,048
 # rows each, within 12 %. Below 230 rows an expert it waits for weights.
 GROUPED_START_US = 25
@@ -74,7 +74,7 @@ class ExpertKernels(NamedTuple):
     routing: int = 40  # calls for scores, their order and the exchanges: runtime/experts.py
     expert: int = 0  # calls for each of the rank's experts, where it runs by itself
     once: bool = False  # a token crosses once to each rank, or node, that has some of its experts, as by DeepEP
-    copies: int = 0  # of each row, that are kept for backward beside ours
+    copies: int = 0  # of each row, that are kept for backward besides ours
 
 
 GROUPED = ExpertKernels()
@@ -281,7 +281,7 @@ def analytic_memory(
                 activation, kept_mib = {}, {}
                 for tp in DEGREES:
                     own = mib(3 * hidden / (tp if sequence_parallel else 1))
-                    # Exponentials take the place of logits in fp32, and their gradient that of exponentials; beside
+                    # Exponentials take the place of logits in fp32, and their gradient that of exponentials; next to
                     # them are logits or gradient in 16 bits, and behind them the hidden states' gradient.
                     after = mib(model.vocab_size / tp, FP32_BYTES) + own
                     beside = model.vocab_size / tp if number < FP32_BYTES else 0
@@ -317,11 +317,11 @@ def recompute_saving_per_token(
     return _on_a_rank(saving, heads, seq, tp, sequence_parallel, fused)
 
 
-@lru_cache(maxsize=1024)  # asked for with the price of every strategy
+@lru_cache(maxsize=1024)  # called for the price of every strategy
 def recompute_shares(
     model: ModelShape, seq: int, precision: Precision, fused: Fused, flops_per_byte: float
 ) -> dict[Recompute, float]:
-    """How much of a layer's forward its parts take, by matrix products and kept numbers alike, of which a tp group
+    """How much of a layer's forward its parts take, by matrix products and by kept numbers, of which a tp group
     shares the work; `flops_per_byte`: that a device computes while it moves a byte."""
 
     def work(flops: float, numbers: tuple[float, float]) -> float:
@@ -353,8 +353,8 @@ def _on_a_rank(kept: Kept, heads: int, seq: int, tp: int, sequence_parallel: boo
 
 def _meta(sheet: DataSheet | None, **known: Any) -> Meta:
     device = Device.of(sheet) if sheet else None
-    told = Fingerprint(device=sheet.device if sheet else None, **known)
-    return Meta(analytic=True, fingerprint=told, device=device)
+    origin = Fingerprint(device=sheet.device if sheet else None, **known)
+    return Meta(analytic=True, fingerprint=origin, device=device)
 
 
 def _bandwidths(size: int, nodes: int, gpus: int, inside: float, node: float) -> Iterator[tuple[Collective, float]]:

@@ -236,9 +236,9 @@ class ComputationProfile:
         seqs: Sequence[int] = (),
         note: Note = no_note,
     ) -> ComputationProfile:
-        """Read a file, whatever its name, of any version of Galvatron or its PaddleNLP port.
+        """Read a file, of any name and any version of Galvatron or its PaddleNLP port.
 
-        `seqs`: sequence length of each layer type, for keys that tell none. `note` hears what was
+        `seqs`: sequence length of each layer type, for keys without one. `note` receives what was
         assumed, derived from raw runs or left out. Raises UserError with all that is wrong.
         """
         content, meta = read_profile(path)

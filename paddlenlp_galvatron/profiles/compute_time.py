@@ -74,8 +74,12 @@ class ComputeTimes:
             )
 
         def of(way: str) -> float:
-            told = {known: getattr(times, way).of(count, rows) for known, times in measured.items()}
-            return told[degree] if degree in told else Curve.through((1 / d, ms) for d, ms in told.items())(1 / degree)
+            measured_by = {known: getattr(times, way).of(count, rows) for known, times in measured.items()}
+            return (
+                measured_by[degree]
+                if degree in measured_by
+                else Curve.through((1 / d, ms) for d, ms in measured_by.items())(1 / degree)
+            )
 
         forward, launch = of("forward"), of("launch")
         return PassTimes(forward, of("backward"), forward), PassTimes(launch, launch, launch)
@@ -127,8 +131,8 @@ class ComputeTimes:
         backward = self._time(part, {s: t.backward_ms for s, t in passes.items()}, samples, seq)
         known = {s: t.recompute_ms for s, t in passes.items() if t.recompute_ms is not None}
         recompute = self._time(part, known, samples, seq) if len(known) == len(passes) else forward
-        told = [s for s, times in passes.items() if times.shares]
-        nearest = min(told, key=lambda s: (abs(s.seq - seq), abs(s.batch - samples)), default=None)
+        measured_by = [s for s, times in passes.items() if times.shares]
+        nearest = min(measured_by, key=lambda s: (abs(s.seq - seq), abs(s.batch - samples)), default=None)
         return PassTimes(forward, backward, recompute, passes[nearest].shares if nearest else {})
 
     def _time(self, part: str, points: Mapping[Shape, float], samples: float, seq: int) -> float:
@@ -143,7 +147,7 @@ class ComputeTimes:
         return seq * Curve.through(per_token.items())(seq)
 
     def _fault(self, part: str, points: Mapping[Shape, object], seq: int) -> str | None:
-        """Why the points don't tell the times at a sequence length, and what to do; None: they do."""
+        """Why the points don't determine the times at a sequence length, and what to do; None: they do."""
         lengths = _by_length(points)
         if self.mode is TimeMode.SEQUENCE and seq not in lengths:
             wanted = 3 if part.startswith("layertype") else 2

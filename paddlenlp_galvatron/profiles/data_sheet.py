@@ -91,7 +91,7 @@ START = Figure(
 
 
 class Spread(BaseModel):
-    """Speed of published runs over that predicted from the sheet, whatever their software: 8 of 10 are between."""
+    """Speed of published runs over that predicted from the sheet, for any software: 8 of 10 are between."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -301,7 +301,7 @@ class Device(BaseModel):
 
     @classmethod
     def named(cls, name: str, memory_gib: float | None = None) -> Device:
-        """A GPU by the full name that its driver gives, with its memory where the driver told it; the rest is known
+        """A GPU by the full name that its driver gives, with its memory where the driver reports it; the rest is known
         of the devices of shipped data sheets."""
         sheet = sheet_of_driver(name)
         known = cls.of(sheet) if sheet else cls(is_gpu=True)

@@ -66,18 +66,18 @@ class _Lengths:
     def __init__(self, path: str, seqs: Sequence[int], note: Note):
         self._path, self._note = path, note
         named = _LENGTH_IN_NAME.search(Path(path).name)
-        self._untold = (named[1],) if named else tuple(map(str, seqs))
+        self._unnamed_lengths = (named[1],) if named else tuple(map(str, seqs))
         self._why = "the file's name" if named else "this search's"
 
     def of(self, key: str, text: str | None) -> Sequence[str]:
-        """Raises UserError where nothing tells one."""
+        """Raises UserError where there is none."""
         if text is not None:
             return re.findall(r"[^,\s\[\]]+", text) or [text]
-        if not self._untold:
+        if not self._unnamed_lengths:
             raise UserError(f"{self._path}: {key}: no sequence length; write it as _seq… into the key")
-        tokens = ", ".join(dict.fromkeys(self._untold))
+        tokens = ", ".join(dict.fromkeys(self._unnamed_lengths))
         self._note(f"{self._path}: keys without a sequence length are taken as of {tokens} tokens ({self._why})")
-        return self._untold
+        return self._unnamed_lengths
 
     def of_type(self, key: str, text: str | None, layer_type: str) -> str:
         """The length of a layer type's samples."""
@@ -91,8 +91,8 @@ def present(ours: Any) -> Any:
 
 
 def times(path: str, content: dict[str, Any], seqs: Sequence[int], note: Note) -> Entries:
-    """Entries of a computation profile. `seqs`: sequence length of each layer type, for keys that tell none; `note`
-    hears what was assumed, derived or left out. Raises UserError."""
+    """Entries of a computation profile. `seqs`: sequence length of each layer type, for keys without one; `note` gets
+    what was assumed, derived or ignored. Raises UserError."""
     content, beside = _section(content, SECTIONS[0])
     derived, useless = derived_times(content)
     if derived:
@@ -104,7 +104,7 @@ def times(path: str, content: dict[str, Any], seqs: Sequence[int], note: Note) -
     lengths, found = _Lengths(path, seqs, note), Entries({}, tuple(content), raw=raw, skipped=beside)
     by_batch = {match[1] for key in whole if (match := _TIME.fullmatch(key)) and match[3]}
     parts, faults = set(), Faults()
-    for key, value in sorted(whole.items(), key=lambda item: _tells_no_batch(item[0])):
+    for key, value in sorted(whole.items(), key=lambda item: _has_no_batch(item[0])):
         if part := _PART_TIME.fullmatch(key):
             parts.add(part[5])
         elif not (match := _TIME.fullmatch(key)):
@@ -128,14 +128,14 @@ def times(path: str, content: dict[str, Any], seqs: Sequence[int], note: Note) -
     return found
 
 
-def _tells_no_batch(key: str) -> tuple[bool, str]:
+def _has_no_batch(key: str) -> tuple[bool, str]:
     """Sorts keys without a batch behind all others, by name."""
     match = _TIME.fullmatch(key)
     return (True, key) if match and not match[3] else (False, "")
 
 
 def _put_time(found: Entries, key: str, match: re.Match[str], value: Any, lengths: _Lengths) -> None:
-    """Puts one time where it belongs. All but the layers, in a file of several lengths, is told for each of them."""
+    """Puts one time where it belongs. All but the layers, in a file of several lengths, is stored for each of them."""
     layer_type, other, batch, text = match.groups()
     if not other:
         seq = lengths.of_type(key, text, layer_type)
@@ -162,14 +162,14 @@ def memory(
 
     `dialects`: as our object in the file says, and as the user does. Where neither does, keys and units settle it, the
     latter by `model`, whose layer (of type 0) fits one of them. `seqs` and `note` as for `times`. Raises UserError,
-    also when nothing tells the dialect or what tells contradicts.
+    also when the dialect is unclear or contradictory.
     """
     content, beside = _section(content, SECTIONS[1])
     dialect = _dialect(path, content, *dialects, model, note)
     derived = derived_memory(content, dialect)
     if derived:
         note(f"{path}: derived from raw runs: {', '.join(derived)}")
-    raw = {key: value for key, value in content.items() if _tells_dialect(key) or _OTHER_RUN.fullmatch(key)}
+    raw = {key: value for key, value in content.items() if _dialect_of_key(key) or _OTHER_RUN.fullmatch(key)}
     lengths, found = _Lengths(path, seqs, note), Entries({}, tuple(content), raw=raw, skipped=beside)
     faults = Faults()
     for key, value in (content | derived).items():
@@ -213,7 +213,7 @@ def messages(content: dict[str, Any]) -> Entries:
 
 
 def _section(content: dict[str, Any], name: str) -> tuple[dict[str, Any], list[str]]:
-    """One of SECTIONS where the content has it, else all of it; and the keys beside the sections."""
+    """One of SECTIONS where the content has it, else all of it; and the keys outside the sections."""
     if not isinstance(content.get(name), dict):
         return content, []
     return content[name], [key for key in content if key not in SECTIONS]
@@ -230,23 +230,23 @@ def _by_length(key: str, value: dict[str, Any], name: str) -> Iterator[tuple[str
 def _layer(entry: Any, dialect: Dialect) -> Any:
     if not isinstance(entry, dict):
         return entry
-    told = dict(entry)
-    if "parameter_size" in told:
+    converted = dict(entry)
+    if "parameter_size" in converted:
         factor = PARAMETER_BYTES["galvatron"] / PARAMETER_BYTES[dialect]
-        told["parameter_size"] = _times(told["parameter_size"], factor)
-    if "tp_activation_per_bsz_dict" in told:
-        told["tp_activation_per_bsz_dict"] = _by_degree(told["tp_activation_per_bsz_dict"])
-    return told
+        converted["parameter_size"] = _times(converted["parameter_size"], factor)
+    if "tp_activation_per_bsz_dict" in converted:
+        converted["tp_activation_per_bsz_dict"] = _by_degree(converted["tp_activation_per_bsz_dict"])
+    return converted
 
 
 def _vocabulary(entry: Any, dialect: Dialect) -> Any:
     if not isinstance(entry, dict):
         return entry
-    told = {name: _by_degree(value) for name, value in entry.items()}
-    if isinstance(states := told.get("model_states"), dict):
+    converted = {name: _by_degree(value) for name, value in entry.items()}
+    if isinstance(states := converted.get("model_states"), dict):
         factor = STATE_BYTES / MODEL_STATE_BYTES[dialect]
-        told["model_states"] = {degree: _times(mib, factor) for degree, mib in states.items()}
-    return told
+        converted["model_states"] = {degree: _times(mib, factor) for degree, mib in states.items()}
+    return converted
 
 
 def _is_unmeasured(entry: Any) -> bool:
@@ -265,7 +265,7 @@ def _times(value: Any, factor: float) -> Any:
     return value * factor if is_number(value) and value > 0 and factor != 1 else value
 
 
-def _tells_dialect(key: str) -> Dialect | None:
+def _dialect_of_key(key: str) -> Dialect | None:
     return next((name for name, pattern in MEMORY_RUN.items() if pattern.fullmatch(key)), None)
 
 
@@ -277,18 +277,18 @@ def _dialect(
     model: ModelShape | None,
     note: Note,
 ) -> Dialect:
-    told = {name for key in content if (name := _tells_dialect(key))}
+    dialects = {name for key in content if (name := _dialect_of_key(key))}
     if any(key.endswith("_sp") or _OTHER_RUN.fullmatch(key) for key in content):
-        told.add("galvatron")
+        dialects.add("galvatron")
     if by_us is not None:
-        told = {by_us}
-    if given is not None and told and told != {given}:
-        raise UserError(f"{path}: profile_dialect says {given} but the file is {' and '.join(sorted(told))}'s")
-    if len(told) > 1:
+        dialects = {by_us}
+    if given is not None and dialects and dialects != {given}:
+        raise UserError(f"{path}: profile_dialect says {given} but the file is {' and '.join(sorted(dialects))}'s")
+    if len(dialects) > 1:
         raise UserError(f"{path}: mixes keys of both dialects; keep one profile a file")
     size = next(_sizes(content.get("layertype_0")), None)
-    if told or given is not None or size is None:
-        return told.pop() if told else given or "galvatron"
+    if dialects or given is not None or size is None:
+        return dialects.pop() if dialects else given or "galvatron"
     for dialect, parameter_bytes in PARAMETER_BYTES.items():
         if model and fits_layer(size * PARAMETER_BYTES["galvatron"] / parameter_bytes, model):
             note(

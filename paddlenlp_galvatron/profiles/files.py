@@ -21,7 +21,7 @@ from .schema import Content
 
 LARGEST_BYTES = 16 * 2**20  # of a profile file; the largest known has 100 kB
 GPU_LIBRARIES = ("CUDA", "NCCL")  # with which a fingerprint's driver begins where the devices are GPUs
-MOST_FILES = 32  # of which a plan tells that it was searched from them
+MOST_FILES = 32  # named in a plan as its sources
 
 
 class Fingerprint(BaseModel):
@@ -55,7 +55,7 @@ class Meta(BaseModel):
 
     @property
     def extra(self) -> dict[str, Any]:
-        """Keys beside the known ones."""
+        """Keys besides the known ones."""
         return dict(self.model_extra or {})
 
     def with_extra(self, units: Mapping[str, str], **extra: Any) -> Meta:
@@ -79,16 +79,16 @@ def device_of(*metas: Meta) -> Device:
     for meta in metas:
         if meta.device:
             return meta.device
-    told = next((meta.fingerprint for meta in metas if meta.fingerprint.device), Fingerprint())
-    if told.device is None:
+    own_entries = next((meta.fingerprint for meta in metas if meta.fingerprint.device), Fingerprint())
+    if own_entries.device is None:
         return Device()
-    is_gpu = sheet_of_driver(told.device) or (told.driver or "").startswith(GPU_LIBRARIES)
-    return Device.named(told.device) if is_gpu else Device(name=told.device)
+    is_gpu = sheet_of_driver(own_entries.device) or (own_entries.driver or "").startswith(GPU_LIBRARIES)
+    return Device.named(own_entries.device) if is_gpu else Device(name=own_entries.device)
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileFile:
-    """A file that a profile was read from, so that a plan can tell what it was searched from."""
+    """A file that a profile was read from, so that a plan can name its sources."""
 
     path: str
     sha256: str  # of the file's bytes
@@ -178,8 +178,8 @@ def write_profile(
 ) -> Path:
     """Write the file of some values, by the names of its content, whole or not at all; returns its path. `raw`: other
     entries, which stand before them."""
-    told, ours = content.write(values)
+    own_entries, ours = content.write(values)
     known = meta.model_dump(exclude=set(content.ours), exclude_none=True)
-    whole = {**(raw or {}), **told, META_KEY: known | {"units": meta.units | content.units} | ours}
+    whole = {**(raw or {}), **own_entries, META_KEY: known | {"units": meta.units | content.units} | ours}
     write_text(path, json.dumps(whole, indent=4) + "\n")
     return path

@@ -142,7 +142,7 @@ class HardwareProfile:
     allreduce_mib_per_ms: Mapping[GroupKey, float]  # bus bandwidth: message * 2 (n - 1) / n / time (nccl-tests)
     p2p_mib_per_ms: Mapping[int, float] = field(default_factory=dict)  # stages -> message / time, all ranks at once
     messages_ms: Mapping[MessageGroup, Mapping[float, float]] = field(default_factory=dict)  # message MiB -> ms
-    overlap_coe: float = 1.0  # how much slower compute and communication run beside one another
+    overlap_coe: float = 1.0  # how much slower compute and communication run at the same time
     meta: Meta = field(default_factory=Meta)
     files: tuple[ProfileFile, ...] = field(default=(), compare=False)  # the files it was read from
     # The same by kind, where it is known; for SEND: the slowdown of passes while the next receive is posted.
@@ -186,9 +186,9 @@ class HardwareProfile:
         written = []
         for name, content, values, wanted in files:
             if wanted:
-                told, own = content.write(values)
+                own_entries, own = content.write(values)
                 kinds = [f"overlap_coe_{kind}" for kind in own.get("overlap_by_kind", ())]
-                meta = self.meta.about([*told, *own.get("messages_ms", ()), *kinds])
+                meta = self.meta.about([*own_entries, *own.get("messages_ms", ()), *kinds])
                 written.append(write_profile(Path(folder) / name, content, values, meta))
         return written
 
@@ -209,7 +209,7 @@ class HardwareProfile:
 
         The all-reduce file must be there unless there is one device; without the p2p file a cluster has no pipeline,
         without sp_time messages are priced by bandwidth alone, without the overlap file nothing slows down. A file
-        named by path may be of a cluster with other nodes: its name says of which. `note` hears what was assumed for
+        named by path may be of a cluster with other nodes: its name says of which. `note` receives what was assumed for
         a file that is not there, and what was left out. Raises UserError with all that is wrong.
         """
         shape = (num_nodes, gpus_per_node)

@@ -27,16 +27,16 @@ FLOPS_A_MS = 1e13  # of one device: four times the fastest matrix units of 2025
 def require_same_model(path: str | Path, meta: Meta, models: Sequence[ModelShape], precision: Precision) -> None:
     """Raise UserError if the file's fingerprint or name says that it is of other layers (`models`: one shape a layer
     type) or another dtype. The number of layers is no matter."""
-    told, model = meta.fingerprint, models[0]
+    named, model = meta.fingerprint, models[0]
     expected = measured_fingerprint(models)
     faults = []
-    if told.model not in (None, expected):
-        faults.append(f"the profile is of model {told.model}, not of {model.name} ({expected})")
-    if told.dtype not in (None, precision.value):
-        faults.append(f"the profile was measured in {told.dtype}, not in {precision}")
-    if (match := _DTYPE.search(Path(path).name)) and match[1] != precision.value and told.dtype is None:
+    if named.model not in (None, expected):
+        faults.append(f"the profile is of model {named.model}, not of {model.name} ({expected})")
+    if named.dtype not in (None, precision.value):
+        faults.append(f"the profile was measured in {named.dtype}, not in {precision}")
+    if (match := _DTYPE.search(Path(path).name)) and match[1] != precision.value and named.dtype is None:
         faults.append(f"the file's name says {match[1]}, but mixed_precision is {precision}")
-    if told.model is None:
+    if named.model is None:
         faults += name_faults(path, model)
     if faults:
         raise UserError(f"{path}: {fault}; profile this model{FOREIGN}" for fault in faults)
@@ -61,16 +61,16 @@ def name_faults(path: str | Path, model: ModelShape) -> list[str]:
 
 
 def _another_model(name: str, model: ModelShape) -> str | None:
-    """The model that a name tells, where it is not this one: of another family, other layers, or another size."""
+    """The model in a name, where it is not this one: of another family, other layers, or another size."""
     for preset in preset_names():
         if re.search(rf"_{re.escape(preset)}(?![\da-z])", name):
             return None if _layer(_preset(preset)) == _layer(model) else preset
     family = _FAMILY.search(name)
     if family and family[1] != model.traits.line:
         return family[1]
-    told, own = _MODEL.search(name), _MODEL.search(model.name.lower())
-    if told and own and told[1] in FAMILIES and told[3] != own[3]:
-        return told[0]
+    named, own = _MODEL.search(name), _MODEL.search(model.name.lower())
+    if named and own and named[1] in FAMILIES and named[3] != own[3]:
+        return named[0]
     return None
 
 
@@ -87,8 +87,8 @@ def require_same_device(files: Iterable[ProfileFile]) -> None:
     """Raise UserError if the files were measured on devices of different names."""
     devices = {file.path: file.fingerprint.device for file in files if file.fingerprint.device}
     if len(set(devices.values())) > 1:
-        told = ", ".join(f"{path} on {device}" for path, device in devices.items())
-        raise UserError(f"profiles of different devices: {told}; profile on one{FOREIGN}")
+        named = ", ".join(f"{path} on {device}" for path, device in devices.items())
+        raise UserError(f"profiles of different devices: {named}; profile on one{FOREIGN}")
 
 
 def require_parameter_size(path: str | Path, parameter_mib: float, model: ModelShape) -> None:
@@ -113,7 +113,7 @@ def require_vocab_states(path: str | Path, states_mib: Mapping[str, float], mode
     """Raise UserError unless the vocabulary layers' weights at degree 1 (MiB at 16 bytes each) are the model's.
 
     `states_mib`: by role of the stage. From four fifths to five quarters and 640 MiB: published ones are up to 512 MiB
-    above their weights, whatever the model. A model that ties its tables may have been measured with two.
+    above their weights, for any model. A model that ties its tables may have been measured with two.
     """
     first, last = (model.embedding.parameters * 16 / MIB for model in (models[0], models[-1]))
     tied = models[0].tied_embeddings

@@ -1,4 +1,4 @@
-"""Profile of the model's memory: one file in, one file out, in Galvatron's units whatever the file's."""
+"""Profile of the model's memory: one file in, one file out, in Galvatron's units, also for other files."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class LayerMemory:
     activation_mib: Mapping[int, float]  # tp degree -> kept for backward, per sample, on one rank
     checkpoint_mib: float | None = None  # kept with recompute, per sample, tp 1
     working_mib: Mapping[int, float] = field(default_factory=dict)  # tp -> backward's own peak above that, per sample
-    working_constant_mib: Mapping[int, float] = field(default_factory=dict)  # and whatever the samples: a gradient
+    working_constant_mib: Mapping[int, float] = field(default_factory=dict)  # and for any number of samples: a gradient
     # By the choices of parts in APART: tp -> of activation_mib, what is not kept where they are recomputed, and by how
     # much backward's own peak is higher then, per sample.
     recompute_saving_mib: Mapping[Recompute, Mapping[int, float]] = field(default_factory=dict)
@@ -150,7 +150,7 @@ CONTENT = Content(
 
 @dataclass(frozen=True)
 class MemoryProfile:
-    """Measured memory of one model in one dtype, in Galvatron's units whatever the file's."""
+    """Measured memory of one model in one dtype, in Galvatron's units, also for other files."""
 
     dtype: str  # fp32, bf16, fp16
     hidden_size: int
@@ -164,7 +164,7 @@ class MemoryProfile:
 
     @property
     def flash_attention(self) -> bool | None:
-        """Whether it was measured with it, which takes no mask; None: the file does not tell."""
+        """Whether it was measured with it, which takes no mask; None: the file does not say."""
         return not any(self.mask_mib.values()) if self.mask_mib else None
 
     def save(self, folder: str | Path) -> Path:
@@ -193,12 +193,12 @@ class MemoryProfile:
         seqs: Sequence[int] = (),
         note: Note = no_note,
     ) -> MemoryProfile:
-        """Read a file, whatever its name, of any version of Galvatron or its PaddleNLP port.
+        """Read a file, of any name and any version of Galvatron or its PaddleNLP port.
 
-        `dialect` settles whose units it is in where the file doesn't tell, else `model`, whose layer (of type 0) fits
-        one of them. `seqs`: sequence length of each layer type, for keys that tell none. `note` hears
+        `dialect` settles whose units it is in where the file doesn't say, else `model`, whose layer (of type 0) fits
+        one of them. `seqs`: sequence length of each layer type, for keys without one. `note` receives
         what was assumed, derived from raw runs or left out. Raises UserError with all that is wrong, also when nothing
-        tells the dialect or what tells contradicts.
+        names the dialect, or names contradict.
         """
         content, meta = read_profile(path)
         dialects = meta.dialect if meta else None, dialect

@@ -159,7 +159,7 @@ class MemoryUse:
         return peak, min(kept, peak)
 
     def _layer(self, layer_type: int, sequence_parallel: bool) -> tuple[Mapping[int, LayerMemory], bool]:
-        """Entries with Megatron-SP as wanted, or else without; and whether one degree tells all others."""
+        """Entries with Megatron-SP as wanted, or else without; and whether one degree determines all others."""
         for sp in (sequence_parallel, not sequence_parallel):
             lengths = self.profile.layers.get(Variant(layer_type, sp))
             if lengths:
@@ -207,7 +207,7 @@ def _unsplit(lengths: Mapping[int, LayerMemory]) -> dict[int, LayerMemory]:
 
 
 def _at_degree(name: str, by_degree: Mapping[int, float], degree: int, split: bool) -> float:
-    """Value at a degree: measured, or on the line in 1/degree. `split`: one point tells all (everything is split)."""
+    """Value at a degree: measured, or on the line in 1/degree. `split`: one point gives all (everything is split)."""
     if degree in by_degree:
         return by_degree[degree]
     if not by_degree or (len(by_degree) == 1 and not split):

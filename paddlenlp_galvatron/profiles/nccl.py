@@ -18,8 +18,8 @@ from .network import traffic_factor
 class Protocol(StrEnum):
     """How data and flags travel."""
 
-    LL = "LL"  # 4 bytes of data beside 4 of flag: quick, a fraction of the bandwidth
-    LL128 = "LL128"  # 120 bytes of data beside 8 of flag
+    LL = "LL"  # 4 bytes of data and 4 of flag: quick, a fraction of the bandwidth
+    LL128 = "LL128"  # 120 bytes of data and 8 of flag
     SIMPLE = "Simple"  # large chunks with a fence: all of the bandwidth
 
 
@@ -54,7 +54,7 @@ def collective_ms(
     """Time in ms of a message over ranks that `nodes` nodes share evenly.
 
     `mib` is what `Collective` says for the kind; `bus_mib_per_ms` the bandwidth that a large message reaches over few
-    nodes, as nccl-tests tells it. A ring across nodes passes each rank's part on from rank to rank, and waits for the
+    nodes, as nccl-tests reports it. A ring across nodes passes each rank's part on from rank to rank, and waits for the
     slowest: with `half_ranks` it reaches half of that bandwidth. Trees, of which the depth is a logarithm, keep it.
     `switch_mib_per_ms`: of a rank's link where the switches of a node add (NVLink SHARP).
     """

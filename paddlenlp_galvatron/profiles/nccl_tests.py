@@ -40,7 +40,7 @@ _FAILURE = re.compile(r"Out of bounds values *: *\d+ FAILED|Test (\w+ )?failure.
 LARGEST_LOG = 4 * 2**20  # bytes; one has 10 kB
 UNCHECKED = "N/A"  # for the number of wrong elements
 COLUMNS = 4  # time in us, algorithm bandwidth and bus bandwidth in GB/s, errors; out of place, then in place
-ROUNDING = 0.01  # of times and bandwidths, relative, beside the last digit printed
+ROUNDING = 0.01  # of times and bandwidths, relative, besides the last digit printed
 
 
 @dataclass(frozen=True)
@@ -66,14 +66,14 @@ def import_nccl_tests(paths: Iterable[Path], num_nodes: int, gpus_per_node: int)
         raise UserError(f"logs of different devices: {', '.join(sorted(devices))}; import those of one cluster")
     bandwidth = {group: _bandwidth(group, log.times_ms) for group, log in logs.items()}
     library = ", ".join(sorted({log.library for log in logs.values()}))
-    told = Fingerprint(device=devices.pop() or None, device_count=num_nodes * gpus_per_node, driver=library or None)
+    origin = Fingerprint(device=devices.pop() or None, device_count=num_nodes * gpus_per_node, driver=library or None)
     return HardwareProfile(
         num_nodes,
         gpus_per_node,
         {(g.size, g.consecutive): value for g, value in bandwidth.items() if g.kind is Collective.ALL_REDUCE},
         {g.size: value for g, value in bandwidth.items() if g.kind is Collective.SEND},
         {group: log.times_ms for group, log in logs.items()},
-        meta=Meta(fingerprint=told),
+        meta=Meta(fingerprint=origin),
     )
 
 
@@ -119,7 +119,7 @@ def read_log(path: Path, num_nodes: int, gpus_per_node: int) -> NcclLog:
 
 
 def _time_ms(path: Path, row: list[str]) -> float:
-    """Out-of-place time of a row, checked against the bandwidth beside it and the number of wrong elements."""
+    """Out-of-place time of a row, checked against the bandwidth next to it and the number of wrong elements."""
     try:
         wrong = [float(count) for count in row[-COLUMNS - 1 :: COLUMNS] if count != UNCHECKED]
         size_bytes, time_us, gb_per_s = int(row[0]), *map(float, row[-2 * COLUMNS : -2 * COLUMNS + 2])

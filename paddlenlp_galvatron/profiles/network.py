@@ -21,7 +21,7 @@ class Place(NamedTuple):
 
     @property
     def per_node(self) -> float:
-        """Ranks of the group on one node. The other ranks of the node are in groups alike, active at the same time."""
+        """Ranks of the group on one node. The other ranks of the node are in equal groups, active at the same time."""
         return self.size / self.nodes
 
 
@@ -34,7 +34,7 @@ class Network:
         self._sends: dict[int, Curve] = {}
 
     def collective_ms(self, kind: Collective, place: Place, mib: float, joined: bool = False) -> float:
-        """Time in ms; what `mib` measures is said at `Collective`. Raises UserError where nothing was measured.
+        """Time in ms; `Collective` says what `mib` measures. Raises UserError where nothing was measured.
 
         `joined`: what these bytes add to a message that is sent anyway, so without an own latency.
         """

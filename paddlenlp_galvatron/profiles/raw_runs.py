@@ -36,7 +36,7 @@ class RunPoint(NamedTuple):
 
 
 def derived_times(content: Mapping[str, Any]) -> tuple[dict[str, float], list[str]]:
-    """Entries `layertype_…` for types that the file has no time of, and the runs that tell none.
+    """Entries `layertype_…` for types that the file has no time of, and the runs without one.
 
     A layer takes what a run with more of its type takes longer; the rest is all but the layers.
     """
@@ -73,10 +73,10 @@ def derived_memory(content: Mapping[str, Any], dialect: Dialect) -> dict[str, An
             for key, entry in _derive(chosen, seq, dialect).items():
                 lengths = re.findall(r"\d+", seq)
                 layer = re.fullmatch(r"layertype_(\d+)", key)
-                told = lengths[int(layer[1])] if layer and int(layer[1]) < len(lengths) else seq
+                given = lengths[int(layer[1])] if layer and int(layer[1]) < len(lengths) else seq
                 name = key + "_sp" * sp
                 if name not in content:
-                    result.setdefault(name, {})[told] = entry
+                    result.setdefault(name, {})[given] = entry
     return {key: lengths.get("", lengths) for key, lengths in result.items()}
 
 
@@ -171,7 +171,7 @@ def _vocabulary(
     kept: Mapping[int, list[float]],
     halved: bool,
 ) -> dict[str, Any]:
-    """Memory of a stage's first and last rank beside their layers: the least of all runs, in the port the most."""
+    """Memory of a stage's first and last rank besides their layers: the least of all runs, in the port the most."""
     chosen = max if dialect == "paddlenlp" else min
     found: dict[str, dict[str, dict[int, float]]] = {}
     for run in runs:

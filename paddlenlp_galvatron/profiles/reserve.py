@@ -1,4 +1,4 @@
-"""Memory of a GPU beside tensors, part by part: between the estimate (tensors) and the upper bound (all of it).
+"""Memory of a GPU besides tensors, part by part: between the estimate (tensors) and the upper bound (all of it).
 
 The one definition behind `context_mib`'s default: search, fit and what profiles say of `reserved` go by it.
 """
@@ -41,8 +41,8 @@ class MeasuredReserve(NamedTuple):
 
     @classmethod
     def of(cls, *metas: Meta) -> Self:
-        told = {name: value for meta in metas for name, value in meta.extra.items() if name in cls._fields}
-        return cls(**{name: value for name, value in told.items() if isinstance(value, int | float)})
+        known = {name: value for meta in metas for name, value in meta.extra.items() if name in cls._fields}
+        return cls(**{name: value for name, value in known.items() if isinstance(value, int | float)})
 
 
 CONTEXT = ReservePart(
@@ -57,7 +57,7 @@ COMMUNICATOR = ReservePart("communicators", COMMUNICATOR_MIB, "each with NCCL's 
 # sharding and whole stage, those of the vocabulary layers, and both neighbours in the pipeline. Most plans have fewer;
 # four strategies in a pipeline have 12, of which those for messages between stages take less.
 COMMUNICATORS = 9
-# The allocator's memory beside tensors, where no profile measured it: a share of all of them, and of working memory,
+# The allocator's memory besides tensors, where no profile measured it: a share of all of them, and of working memory,
 # whose freed blocks fit no other tensor. These two are the least that cover PaddleFleet's 24 runs of Qwen3-8B on H800
 # that left a tenth of the card free (a linear program over predicted and reserved memory). It reserved 3 % more
 # than the tensors at the median, 7.2 % at most; in the run that filled its card 15 %, as an allocator takes more where
@@ -69,9 +69,9 @@ FULL = 0.75  # of a card, by tensors: from here on it counts as filled
 
 @dataclass(frozen=True, slots=True)
 class Reserve:
-    """Memory of a device beside tensors."""
+    """Memory of a device besides tensors."""
 
-    parts: tuple[ReservePart, ...] = ()  # whatever tensors take
+    parts: tuple[ReservePart, ...] = ()  # independent of tensors
     allocator: float = 0.0  # reserved by the allocator and used by no tensor, as a share of what tensors take
     working: float = 0.0  # freed working memory that no other tensor can use, as a share of it
     allocator_source: str = ""
@@ -98,7 +98,7 @@ class Reserve:
         return (tensors_mib + self.working * working_mib) * (1 + self.allocator)
 
     def bound_mib(self, tensors_mib: float, working_mib: float) -> float:
-        """The most that the device holds: the allocator's, and whatever tensors take."""
+        """The most that the device holds: the allocator's, and independent of tensors."""
         return self.allocator_mib(tensors_mib, working_mib) + self.fixed_mib
 
     def reserved_mib(self, tensors_mib: float, device_mib: float) -> float:
@@ -115,7 +115,7 @@ class Reserve:
         """Whether a device of this size keeps that much free by this reserve, and not by the user's word."""
         return bool(self.parts) and isclose(context_mib, self.context_mib(device_mib))
 
-    def told(self, device_mib: float) -> list[ReservePart]:
+    def parts_on(self, device_mib: float) -> list[ReservePart]:
         """All parts on a device that is filled."""
         share = self.context_mib(device_mib) - self.fixed_mib
         return [*self.parts, *([ReservePart("allocator", share, self.allocator_source)] if self.allocator else ())]

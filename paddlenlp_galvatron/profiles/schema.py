@@ -1,7 +1,7 @@
 """How profile files are described: the form of keys, and the numbers under them with their units.
 
 `computation`, `memory` and `hardware` have the descriptions (`Content`) of their files. Reading, writing, errors that
-name file and key, the units that a file tells, and the table of the documentation come from them.
+name file and key, the units in a file, and the table of the documentation come from them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Place(NamedTuple):
         return self._replace(key=f"{self.key}.{key}" if self.key else key)
 
     @property
-    def told(self) -> str:
+    def own_key(self) -> str:
         """The place by the file's own keys."""
         for known, origin in self.origins.items():
             if self.key == known or self.key.startswith(f"{known}."):
@@ -46,11 +46,11 @@ class Place(NamedTuple):
         return self.key
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.told}"
+        return f"{self.path}: {self.own_key}"
 
     def unknown(self, expected: str) -> UserError:
         """The error for a key that no rule knows."""
-        return UserError(f"{self.path}: {shown(self.told)}: unknown key; expected {expected}; correct or remove it")
+        return UserError(f"{self.path}: {shown(self.own_key)}: unknown key; expected {expected}; correct or remove it")
 
 
 class Values(Protocol[T_co]):
@@ -184,19 +184,19 @@ class Record(Generic[T]):
     def read(self, place: Place, value: object) -> T:
         if not isinstance(value, dict):
             raise UserError(f"{place}: must be an object, not {shown(value)}")
-        told = {}
+        found = {}
         for name, (attribute, values) in self._fields.items():
             if name in value:
-                told[attribute] = values.read(place.at(name), value[name])
+                found[attribute] = values.read(place.at(name), value[name])
             elif name not in self._optional:
                 raise UserError(f"{place}: {name} is missing; add it or profile again")
-        return self._made(**told)
+        return self._made(**found)
 
     def write(self, value: T) -> dict[str, Any]:
-        told = ((name, getattr(value, attribute), values) for name, (attribute, values) in self._fields.items())
+        found = ((name, getattr(value, attribute), values) for name, (attribute, values) in self._fields.items())
         return {
             name: values.write(each)
-            for name, each, values in told
+            for name, each, values in found
             if name not in self._optional or each not in (None, {})
         }
 
@@ -212,7 +212,7 @@ class Content:
 
     @property
     def units(self) -> dict[str, str]:
-        """Name of each kind of number -> "unit: meaning", as a file tells it."""
+        """Name of each kind of number -> "unit: meaning", as in a file."""
         return {name: meaning for name, (_, meaning) in [*self.entries.items(), *self.ours.items()]}
 
     def read(self, path: str, found: Entries, ours: Mapping[str, Any], note: Note) -> dict[str, Any]:
@@ -252,11 +252,11 @@ class Content:
 
     def write(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Returns the content of the file and of our object in it, each without empty entries."""
-        told: dict[str, Any] = {}
+        found: dict[str, Any] = {}
         for name, (table, _) in self.entries.items():
-            told |= table.write(values.get(name, {}))
+            found |= table.write(values.get(name, {}))
         ours = {name: kind.write(values[name]) for name, (kind, _) in self.ours.items() if values.get(name)}
-        return told, ours
+        return found, ours
 
 
 def entries(place: Place, value: object) -> Iterator[tuple[str, Any]]:

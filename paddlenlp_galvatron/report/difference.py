@@ -88,13 +88,13 @@ def printed(a: Plan, b: Plan, facts: tuple[PlanFacts, PlanFacts] | None) -> Iter
             ranks = "" if a.world_size == b.world_size else f"; a rank {each[0]:,.0f} against {each[1]:,.0f}"
             yield f"\n{one:,.0f} tokens/s against {other:,.0f} ({other / one - 1:+.1%}){ranks}"
         yield from (str(load) for load in dict.fromkeys(each.cost.load for each in facts) if load)
-        alike = a.global_batch == b.global_batch
+        same = a.global_batch == b.global_batch
         first, second = (
-            {key: ms / (1 if alike else each.plan.global_batch) for key, ms in each.mean_time_ms.items()}
+            {key: ms / (1 if same else each.plan.global_batch) for key, ms in each.mean_time_ms.items()}
             for each in facts
         )
         batches = f", as the batches differ: {a.global_batch} against {b.global_batch}"
-        yield f"\na {'step' if alike else 'sample'}, ms, averaged over stages{'' if alike else batches}"
+        yield f"\na {'step' if same else 'sample'}, ms, averaged over stages{'' if same else batches}"
         yield _terms(first, second, TIME)
         yield "\nmemory of a device, GiB, on the stage that needs most"
         yield _terms(_memory_mib(facts[0]), _memory_mib(facts[1]), MEMORY, gib)

@@ -27,7 +27,7 @@ from ..profiles.reserve import GIB_MIB
 from .plan import describe
 from .search import beside_fastest, layer_wise, layer_wise_summary, runner_up, shape_of
 
-COLUMNS = 4  # stages beside each other: 80 characters
+COLUMNS = 4  # stages side by side: 80 characters
 MOST_COLUMNS = 8  # stages that a table shows; of more, those that work longest and need most
 LARGE = 1000.0  # from which on numbers have no decimals
 MOST_OTHERS = 12  # other strategies of a layer that are shown
@@ -203,9 +203,9 @@ def _runners_up(explanation: Explanation) -> Iterator[str]:
         yield f"this plan is {slower:.1%} slower than the best one of its batch; galvatron search finds that"
     else:
         words = "no faster plan was found" if result.gap else "this plan is the best one"
-        beside = beside_fastest(result) if prediction.time_s >= result.best.time_s else ""
-        words = "this plan is the simplest within the tolerance" if beside else words
-        yield f"{words}{beside}; none takes less than {result.lower_bound_s:.4g} s (gap {result.gap:.2g})"
+        compared = beside_fastest(result) if prediction.time_s >= result.best.time_s else ""
+        words = "this plan is the simplest within the tolerance" if compared else words
+        yield f"{words}{compared}; none takes less than {result.lower_bound_s:.4g} s (gap {result.gap:.2g})"
     for number, other in enumerate(result.runners_up, 2):
         yield runner_up(number, other, result.best)
     yield from layer_wise(result)

@@ -27,8 +27,8 @@ def rows(found: Sequence[Fit], shape: ModelShape, options: FitOptions) -> list[d
 
 def summary(found: Sequence[Fit], shape: ModelShape, options: FitOptions, hints: Sequence[Hint]) -> dict[str, Any]:
     """The answer for programs."""
-    told = rows(found, shape, options)
-    return {"rows": told, "load": load_summary(_load(shape, options)), "hints": [hint.summary() for hint in hints]}
+    records = rows(found, shape, options)
+    return {"rows": records, "load": load_summary(_load(shape, options)), "hints": [hint.summary() for hint in hints]}
 
 
 def _load(shape: ModelShape, options: FitOptions) -> Load | None:
@@ -93,14 +93,14 @@ def explain(
                 f"published runs on {own[0].device.name} reach {spread.low:.2g} to {spread.high:.2g} of these speeds "
                 f"(8 of 10 of {spread.runs}, any software)"
             )
-    told = rows(found, shape, options)
+    records = rows(found, shape, options)
     several = len(devices) > 1
     first = ("device", "GPUs") if several else ("GPUs",)
     columns = SPEEDS | ({"cost": _money} if options.price_per_gpu_hour else {}) | ({} if several else LATER)
     shown = table(*first, *columns, left=("device",))
     texts = ("device", "verdict", "plan", "bottleneck")
     plans = table(*first, "verdict", "estimate", "bound", "plan", "bottleneck", left=texts)
-    for row, one in zip(told, found, strict=True):
+    for row, one in zip(records, found, strict=True):
         where = [str(row[name.lower()] or "a device") for name in first]
         shown.add_row(*where, *(column(row) for column in columns.values()))
         memory = row["verdict"], f"{row['memory_estimate_gib']:.1f}", f"{row['memory_bound_gib']:.1f}"
@@ -111,9 +111,9 @@ def explain(
         name = f"{own[0].device.name}: " * several
         if own[0].held and not own[0].best and any(one.best for one in own):
             yield f"{name}{own[0].gpus} GPUs: {own[0].held}"
-        if parts := own[-1].reserve.told(own[-1].card_gib * GIB_MIB):
-            beside = ", ".join(f"{part.name} {part.mib / GIB_MIB:.2f}" for part in parts)
-            yield f"{name}bound: estimate of tensors + {beside} GiB on a full GPU"
+        if parts := own[-1].reserve.parts_on(own[-1].card_gib * GIB_MIB):
+            amounts = ", ".join(f"{part.name} {part.mib / GIB_MIB:.2f}" for part in parts)
+            yield f"{name}bound: estimate of tensors + {amounts} GiB on a full GPU"
     if working := max(one.reserve.working for one in found):
         yield f"the allocator may also keep {working:.0%} of working memory when it is freed"
     yield Job.of(options, shape, options.trained, 1, None).checkpoint

@@ -1,4 +1,4 @@
-"""Predicted beside measured: a plan file's prediction and a log, as a table, a line, warnings or advice."""
+"""Predicted and measured: a plan file's prediction and a log, as a table, a line, warnings or advice."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def of_plan(plan: Plan, records: Iterable[Record]) -> list[Record]:
 
 
 def stage_peaks_mib(plan: Plan, records: Log) -> list[float]:
-    """Most MiB that a rank of each stage held in any of these steps, whose lines tell of all ranks or stages."""
+    """Most MiB that a rank of each stage held in any of these steps, whose lines have all ranks or stages."""
 
     def most(peaks: Sequence[float], stage: int) -> float:
         size = len(peaks) // plan.pipeline
@@ -45,13 +45,13 @@ def stage_peaks_mib(plan: Plan, records: Log) -> list[float]:
     return [max(most(record["peak_memory_mib"], stage) for record in records) for stage in range(plan.pipeline)]
 
 
-def tells_peaks(plan: Plan, record: Mapping[str, Any]) -> bool:
-    """Whether a line tells of the peaks of all ranks of the plan, or of its stages."""
+def has_all_peaks(plan: Plan, record: Mapping[str, Any]) -> bool:
+    """Whether a line has the peaks of all ranks of the plan, or of its stages."""
     peaks = record.get("peak_memory_mib")
     return isinstance(peaks, list) and len(peaks) in (plan.world_size, plan.pipeline)
 
 
-def predicted_beside_measured(plan: Plan, records: Log) -> Table:
+def predicted_and_measured(plan: Plan, records: Log) -> Table:
     """Step time, and peak memory of each stage, as the plan's file predicts them and as train_log.jsonl has them."""
     predicted, shown = Predicted.of(plan), table("", "predicted", "measured", "predicted / measured")
 
@@ -76,17 +76,17 @@ class MeasuredLoad(NamedTuple):
 
 def measured_load(records: Log) -> MeasuredLoad | None:
     """None: no experts on other ranks."""
-    told = [record for record in records if "moe_imbalance" in record]
-    if not told:
+    logged = [record for record in records if "moe_imbalance" in record]
+    if not logged:
         return None
-    most = max(record.get("moe_imbalance_most", record["moe_imbalance"]) for record in told)
-    return MeasuredLoad(median(record["moe_imbalance"] for record in told), most)
+    most = max(record.get("moe_imbalance_most", record["moe_imbalance"]) for record in logged)
+    return MeasuredLoad(median(record["moe_imbalance"] for record in logged), most)
 
 
 def load_verdicts(planned: Load, measured: MeasuredLoad) -> dict[str, tuple[bool, str]]:
     """Whether the estimate and the bound hold that a plan was priced with, and in words what to do."""
     estimate, bound = planned
-    rows = f"the busiest rank of experts has rows {_beside(measured.usual, estimate, 'x mean')}"
+    rows = f"the busiest rank of experts has rows {_compared(measured.usual, estimate, 'x mean')}"
     over, again = measured.usual / estimate - 1, f"search again: galvatron search --moe_imbalance {measured.usual:.2g}"
     if over < -TOLERANCE:
         rows += f"; the estimate holds; {again} for a plan that may be faster"
@@ -155,15 +155,15 @@ class Health:
             parts.append(f"{targets_per_s:,.0f} target tokens/s, rows filled to {last['filled']:.0%}")
         if share := self._mfu(tokens_per_s):
             parts.append(f"MFU {share:.1%}")
-        parts.append(f"{last['step_time_s']:.4g} s (median {_beside(step_s, self._predicted.step_s, 's')})")
+        parts.append(f"{last['step_time_s']:.4g} s (median {_compared(step_s, self._predicted.step_s, 's')})")
         stages = stage_peaks_mib(self._plan, latest)
-        fullest = max(range(len(stages)), key=lambda stage: stages[stage])
-        guess_gib = self._predicted.memory_mib[fullest] / GIB_MIB if self._predicted.memory_mib else None
-        where = f" on stage {fullest}" if len(stages) > 1 else ""
-        parts.append(f"memory{where} " + _beside(stages[fullest] / GIB_MIB, guess_gib, "GiB"))
+        highest = max(range(len(stages)), key=lambda stage: stages[stage])
+        guess_gib = self._predicted.memory_mib[highest] / GIB_MIB if self._predicted.memory_mib else None
+        where = f" on stage {highest}" if len(stages) > 1 else ""
+        parts.append(f"memory{where} " + _compared(stages[highest] / GIB_MIB, guess_gib, "GiB"))
         if load := measured_load(latest):
             planned = self._predicted.load and self._predicted.load.moe_imbalance
-            parts.append(f"busiest rank of experts {_beside(load.usual, planned, 'x mean')}")
+            parts.append(f"busiest rank of experts {_compared(load.usual, planned, 'x mean')}")
         if self._steps:
             parts.append(f"ETA {_duration((self._steps - last['step']) * step_s)}")
         return ", ".join(parts)
@@ -182,7 +182,7 @@ class Health:
         if self._predicted.step_s and _is_off(step_s, self._predicted.step_s):
             yield (
                 "time",
-                f"a step takes {_beside(step_s, self._predicted.step_s, 's')}; measure again, then search again: "
+                f"a step takes {_compared(step_s, self._predicted.step_s, 's')}; measure again, then search again: "
                 f"{self._what_is_slow()}",
             )
         stages = stage_peaks_mib(self._plan, records)
@@ -190,7 +190,7 @@ class Health:
             if _is_off(peak_mib, guess_mib):
                 yield (
                     f"memory of stage {stage}",
-                    f"stage {stage} needs {_beside(peak_mib / GIB_MIB, guess_mib / GIB_MIB, 'GiB')}; measure again, "
+                    f"stage {stage} needs {_compared(peak_mib / GIB_MIB, guess_mib / GIB_MIB, 'GiB')}; measure again, "
                     "then search again: galvatron profile memory",
                 )
         if (load := measured_load(records)) and self._predicted.load:
@@ -214,7 +214,7 @@ def _is_off(measured: float, predicted: float) -> bool:
     return abs(measured / predicted - 1) > TOLERANCE
 
 
-def _beside(measured: float, predicted: float | None, unit: str) -> str:
+def _compared(measured: float, predicted: float | None, unit: str) -> str:
     """`1.3 s (predicted 1.2 s, +8%)`; what rounds to none is +0%."""
     if not predicted:
         return f"{measured:.4g} {unit}"
@@ -222,7 +222,7 @@ def _beside(measured: float, predicted: float | None, unit: str) -> str:
 
 
 def out_of_memory_report(plan: Plan, records: Log, rank: int, peak_mib: float | None = None) -> Group:
-    """Predicted beside measured memory of each stage, and advice, to be printed.
+    """Predicted and measured memory of each stage, and advice, to be printed.
 
     `records`: the lines of train_log.jsonl. `rank` ran out and had held `peak_mib` MiB, if it could say.
     """

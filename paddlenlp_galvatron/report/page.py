@@ -25,7 +25,7 @@ from .measured import WARM_UP_STEPS, stage_peaks_mib
 from .search import layer_wise, runner_up
 
 MOST_STEPS = 500  # of the log that are drawn; of more, each n-th
-# Each colour has one meaning. Strategies beyond the eighth share a colour; their text tells them apart.
+# Each colour has one meaning. Strategies beyond the eighth share a colour; their text distinguishes them.
 COLOURS = ("#7b4fb5", "#0f7c7c", "#b54f86", "#5f7d1d", "#9a3f3f", "#4b6584", "#8e6b00", "#3d7d4f")
 # Computation is blue, communication orange, an idle stage grey.
 TIME_COLOURS = {
@@ -100,7 +100,7 @@ def fill(template: str, **values: Any) -> Markup:
 
 
 def filled(loader: PackageLoader, template: str, **values: Any) -> Markup:
-    """A template of a package without its blank lines; whatever a value holds is text in it."""
+    """A template of a package without its blank lines; values are text in it."""
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

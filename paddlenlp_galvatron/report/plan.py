@@ -115,13 +115,13 @@ def _facts(plan: Plan, shape: ModelShape | None) -> list[tuple[str, str]]:
         facts.append(("model", f"{shape.name}, {shape.parameters / 1e9:.3g} billion parameters"))
     predicted, searched = (plan.metadata.get(name) or {} for name in ("predicted", "searched_from"))
     if known := Searched.of(predicted):
-        told = f"{known.time_s:.4g} s a step, {known.samples_per_s:.4g} samples/s"
+        forecast = f"{known.time_s:.4g} s a step, {known.samples_per_s:.4g} samples/s"
         if plan.assumed.seq_length:
-            told += f", {known.samples_per_s * plan.assumed.seq_length / plan.world_size:,.0f} tokens/s/GPU"
+            forecast += f", {known.samples_per_s * plan.assumed.seq_length / plan.world_size:,.0f} tokens/s/GPU"
         if (bound_s := known.lower_bound_s) is not None:
             gap = max(0.0, 1 - bound_s / known.time_s) if known.time_s else 0.0
-            told += f"; no plan takes less than {bound_s:.4g} s (gap {gap:.2g})"
-        facts.append(("predicted", told))
+            forecast += f"; no plan takes less than {bound_s:.4g} s (gap {gap:.2g})"
+        facts.append(("predicted", forecast))
         if load := Predicted.of(plan).load:
             facts.append(("load", str(load)))
     else:
@@ -205,12 +205,12 @@ def _ranks_left(plan: Plan, ranks: int) -> str:
 
 
 def _has_experts(layer: LayerStrategy) -> bool:
-    """Whether a strategy tells anything of experts."""
+    """Whether a strategy says anything of experts."""
     return layer.experts.ranks > 1 or layer.experts_dp_type is not None
 
 
 def _beside(plan: Plan) -> list[Axis]:
-    """The axes beside that of `degree` that any layer has: a column each."""
+    """The axes besides that of `degree` that any layer has: a column each."""
     used = {axis for part in (*plan.layers, plan.vocab) for axis, degree in part.beside if degree > 1}
     return [axis for axis in STAGE if axis in used]
 

@@ -1,4 +1,4 @@
-"""A plan on another number of GPUs: which fields changed and why, and its speed and memory beside those before."""
+"""A plan on another number of GPUs: which fields changed and why, and its speed and memory before and after."""
 
 from __future__ import annotations
 

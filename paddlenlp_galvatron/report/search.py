@@ -25,7 +25,7 @@ from .plan import describe
 def explain(
     result: SearchResult, shape: ModelShape | None = None, cost: CostModel | None = None
 ) -> Iterator[str | Table]:
-    """Lines and tables, to be printed one below the other. `shape`: of a model whose layers are alike. `cost`: for the
+    """Lines and tables, to be printed one below the other. `shape`: of a model with identical layers. `cost`: for the
     speed of a device."""
     if result.best:
         best = result.best
@@ -165,8 +165,8 @@ def _memory(best: Candidate) -> Iterator[str]:
             "working": memory.working_mib,
             "reserve": memory.context_mib,
         }
-        told = ", ".join(f"{name} {mib / GIB_MIB:.2f}" for name, mib in terms.items())
-        yield f"stage {number}: {memory.total_mib / GIB_MIB:.2f} GiB a device: {told}"
+        parts = ", ".join(f"{name} {mib / GIB_MIB:.2f}" for name, mib in terms.items())
+        yield f"stage {number}: {memory.total_mib / GIB_MIB:.2f} GiB a device: {parts}"
 
 
 def _rejected(result: SearchResult) -> Table | None:

@@ -45,7 +45,7 @@ def faults_of(error: GalvatronError) -> dict[str, str]:
     return found
 
 
-def page(values: Mapping[str, str], told: Answer | GalvatronError, query: str) -> str:
+def page(values: Mapping[str, str], outcome: Answer | GalvatronError, query: str) -> str:
     """The whole page: the form with these values, and what is answered."""
     fields = [
         {
@@ -61,32 +61,32 @@ def page(values: Mapping[str, str], told: Answer | GalvatronError, query: str) -
     choices["device"] = {"": f"{DEVICE} (default)"} | choices["device"]
     for name, known in choices.items():  # a path, say
         known.setdefault(values.get(name, ""), values.get(name, ""))
-    faults = faults_of(told) if isinstance(told, GalvatronError) else failed(told)
-    shown = fragment(told, query) if isinstance(told, Answer) and told.result.best else ""
+    faults = faults_of(outcome) if isinstance(outcome, GalvatronError) else failed(outcome)
+    shown = fragment(outcome, query) if isinstance(outcome, Answer) and outcome.result.best else ""
     return fill("what_if.html.jinja", fields=fields, choices=choices, faults=faults, shown=shown)
 
 
-def failed(told: Answer) -> dict[str, str]:
+def failed(outcome: Answer) -> dict[str, str]:
     """The faults of a question that no plan answers."""
-    faults = faults_of(told.why_not) if told.why_not else {}
-    if told.enough_nodes:
-        faults["num_nodes"] = f"{told.enough_nodes} nodes would do"
+    faults = faults_of(outcome.why_not) if outcome.why_not else {}
+    if outcome.enough_nodes:
+        faults["num_nodes"] = f"{outcome.enough_nodes} nodes would do"
     return faults
 
 
-def fragment(told: Answer, query: str) -> str:
+def fragment(outcome: Answer, query: str) -> str:
     """The answer as a part of the page. Raises Infeasible."""
-    best, shapes = told.result.require(), told.model.shapes
+    best, shapes = outcome.result.require(), outcome.model.shapes
     shape = shapes[0] if len(shapes) == 1 else None
-    facts = PlanFacts(best.plan, best.prediction, told.cost, shape, told.options.memory_gib * GIB_MIB)
+    facts = PlanFacts(best.plan, best.prediction, outcome.cost, shape, outcome.options.memory_gib * GIB_MIB)
     return fill(
         "answer.html.jinja",
         **drawn(facts),
-        model=told.model.name,
-        options=told.options,
-        result=told.result,
+        model=outcome.model.name,
+        options=outcome.options,
+        result=outcome.result,
         tokens_per_s=facts.tokens_per_s,
-        notes=[*told.notes, *([str(told.cost.load)] if told.cost.load else [])],
-        commands=told.commands,
+        notes=[*outcome.notes, *([str(outcome.cost.load)] if outcome.cost.load else [])],
+        commands=outcome.commands,
         query=query,
     )

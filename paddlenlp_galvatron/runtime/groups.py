@@ -18,7 +18,7 @@ from ..base.writing import FULL, reason_of
 from ..launch import gpus, status
 from ..launch.faults import named, wait_limit_s
 from ..launch.out_of_memory import EXIT_CODE as OUT_OF_MEMORY
-from ..launch.out_of_memory import is_out_of_memory, tell_out_of_memory
+from ..launch.out_of_memory import is_out_of_memory, report_out_of_memory
 from ..launch.status import RankOutcome
 from ..launch.store import connect
 from ..plan.communicators import BACK, DIRECTIONS, DOWN, REDISTRIBUTE, Group, Ranks, in_rounds
@@ -100,7 +100,7 @@ def end_out_of_memory(error: Exception) -> NoReturn:
     """Say what could not be allocated and end this rank, without a word to its device: what it was given to do may wait
     for messages that no longer come."""
     status.failed(RankOutcome.FAILED, sentence(error), OUT_OF_MEMORY)
-    tell_out_of_memory(error, device.peak_mib())
+    report_out_of_memory(error, device.peak_mib())
     _end(OUT_OF_MEMORY)
 
 

@@ -1,4 +1,4 @@
-"""Whether a run can go on from a checkpoint: whether that is of its model, its adapters and its data.
+"""Whether a run can be resumed from a checkpoint: whether that is of its model, its adapters and its data.
 
 Asked before ranks start, which takes half a minute, and again by the ranks, which also read the checkpoint's files.
 Nothing here imports PaddleNLP.
@@ -31,8 +31,8 @@ def candidates(settings: TrainSettings) -> tuple[str, list[Path]]:
 
 
 def newest(settings: TrainSettings, shape: ModelShape) -> Checkpoint | None:
-    """The checkpoint from which the run will go on, by its index alone; None: it begins anew. Raises UserError: it is
-    another model's, or is broken and was named."""
+    """The checkpoint from which the run will be resumed, by its index alone; None: it starts from the beginning.
+    Raises UserError: it is another model's, or is broken and was named."""
     wanted, folders = candidates(settings)
     for folder in folders:
         try:
@@ -44,7 +44,7 @@ def newest(settings: TrainSettings, shape: ModelShape) -> Checkpoint | None:
 
 
 def base_of(settings: TrainSettings, shape: ModelShape) -> str:
-    """Identity of the weights beside adapters, or of DPO's reference; "": the run needs neither. Raises UserError."""
+    """Identity of the weights under adapters, or of DPO's reference; "": the run needs neither. Raises UserError."""
     if not (settings.adapts or settings.compares):
         return ""
     if settings.initial_weights is None:  # as `SeededWeights` draws
@@ -57,7 +57,7 @@ def base_of(settings: TrainSettings, shape: ModelShape) -> str:
 
 
 def require_same_adapters(checkpoint: Checkpoint, now: Adapters | None) -> None:
-    """Raise UserError unless the same weights learn in the run, beside the same frozen ones."""
+    """Raise UserError unless the same weights are trained in the run, with the same frozen ones."""
     then = checkpoint.index.adapters
     if then == now:
         return
@@ -105,8 +105,8 @@ def _differences(was: Identity, now: Identity) -> str:
 
 
 def require_continuable(checkpoint: Checkpoint, settings: TrainSettings, base: str, data: Identity, batch: int) -> None:
-    """Raise UserError where the run cannot go on from a checkpoint: before ranks start. `base`: of `base_of`; `data`:
-    the training data's identity, in batches of so many samples."""
+    """Raise UserError unless the run can be resumed from a checkpoint: before ranks start. `base`: of `base_of`;
+    `data`: the training data's identity, in batches of so many samples."""
     require_same_adapters(checkpoint, settings.adapters(base))
     known = {**data, "reference": base} if settings.compares else data
     samples_seen(checkpoint, known, batch, settings.continue_from == "auto", lambda note: None)

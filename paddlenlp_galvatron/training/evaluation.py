@@ -34,7 +34,7 @@ def evaluate(run: Run, source: BatchSource, prefix: str, events: Events) -> dict
     start, count = time.time(), batches_of(source, run.settings.max_evaluate_steps, run.engine.plan.global_batch)
     events.on_evaluation_begin(source, count)
     if run.reference is not None and isinstance(source, TuningData):
-        run.reference.tell(source)
+        run.reference.attach(source)
     means = mean_metrics(run.engine, source.pass_rows, count, events.on_prediction_step)
     if run.settings.preference is None:
         means["ppl"] = math.exp(min(means["loss"], LARGEST_EXPONENT))
@@ -46,7 +46,7 @@ def evaluate(run: Run, source: BatchSource, prefix: str, events: Events) -> dict
 
 
 def mean_metrics(engine: Engine, rows: Rows, count: int, after_each: Callable[[], object]) -> dict[str, float]:
-    """The loss of a token with a label, or of a pair, over the first global batches, and metrics beside it."""
+    """The loss of a token with a label, or of a pair, over the first global batches, and metrics with it."""
     totals, seen = Counter[str](), 0
     for own in prefetch(lambda step: rows(step, engine.rows), range(count)):
         share = engine.share(own)

@@ -31,7 +31,7 @@ class InitialWeights(NamedTuple):
 
     source: WeightSource | None  # None: drawn from the seed
     adapters: Adapters | None  # they alone learn; None: all weights do
-    base: str  # identity of the weights beside adapters, or of DPO's reference; "": neither needs one
+    base: str  # identity of the weights under adapters, or of DPO's reference; "": neither needs one
 
 
 def initial_weights(settings: TrainSettings, shape: ModelShape) -> InitialWeights:
@@ -59,16 +59,16 @@ class Reference:
     """DPO's reference: log-probabilities of all answers by the model that the run begins with.
 
     The model does not change, so one pass over the data before the first update is enough, and two numbers a pair. They
-    are kept in the run's folder, where a run that goes on finds them, under whatever plan. Adapters can be left out at
+    are kept in the run's folder, where a run that is resumed finds them, under any plan. Adapters can be left out at
     any time; where all weights learn, the model is there before the first update alone.
     """
 
     def __init__(self, engine: Engine, run: Path, base: str):
-        """`base`: what tells its weights from others'. A checkpoint knows them by the data's identity."""
+        """`base`: identity of its weights. A checkpoint knows them by the data's identity."""
         self._engine, self._folder, self._base = engine, run / FOLDER, base
         self.is_gone = False  # all weights have been trained
 
-    def tell(self, data: TuningData) -> None:
+    def attach(self, data: TuningData) -> None:
         """Let a data set have its answers' log-probabilities. Every rank calls this. Raises UserError."""
         if data.identity.get("reference"):
             return

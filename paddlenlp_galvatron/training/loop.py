@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
 
-from ..base.process import told_to_stop
+from ..base.process import stop_signals
 from ..base.writing import write_text
 from ..runtime import device
 from ..runtime.batch import Batch
@@ -50,7 +50,7 @@ class TrainingLoop:
         with alone, closing(StepLog(settings.log)) as self._log:
             first = self._begin()
             batches = prefetch(lambda step: run.data.rows(step, run.engine.rows), range(first, run.steps))
-            with told_to_stop() as signals, closing(batches):
+            with stop_signals() as signals, closing(batches):
                 while self.step < run.steps and not events.control.should_training_stop:
                     if self.step == first or self.step % run.epoch_steps == 0:
                         events.on_epoch_begin()
@@ -180,7 +180,7 @@ class TrainingLoop:
         self._saved, self._step_began = self.step, time.perf_counter()
 
     def _end(self) -> None:
-        """Save what is not saved, and take the weights that evaluated best, if they are asked for."""
+        """Save what is not saved, and take the weights that evaluated best, if they are requested."""
         run, best = self.run, self._best
         run.engine.wait_for_updates()
         self._nonfinite.require_progress()

@@ -198,7 +198,7 @@ def _folder_of(model: str | None) -> Path:
 
 
 def _own_folder(options: ModelOptions) -> Path:
-    """Folder of the model's own weights, whatever numbers are given beside it. Raises UserError."""
+    """Folder of the model's own weights, even if its numbers are given. Raises UserError."""
     folder = _folder_of(options.model_size)
     if options.model_size is None or not folder.is_dir():
         raise UserError(

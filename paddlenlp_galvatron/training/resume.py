@@ -1,4 +1,4 @@
-"""Where a run goes on: the newest checkpoint that is whole, and the sample after those that it was trained on."""
+"""Where a run is resumed: the newest checkpoint that is whole, and the sample after those that it was trained on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ POLL_S = 0.1
 
 
 def resume(settings: TrainSettings, engine: Engine, optimizer: Any, data: BatchSource) -> int:
-    """Load the checkpoint that the settings ask for, and let the data go on there; returns the steps that are done.
+    """Load the checkpoint that the settings ask for, and let the data continue there; returns the steps that are done.
 
     `auto` takes the newest one that is whole, and says what is wrong with newer ones. Raises UserError: none is whole,
     though there are some, or the one named is not; it is another model's; `auto` finds that it was trained on other

@@ -31,7 +31,7 @@ OpenEvaluation = Callable[[TrainSettings, Plan, ModelShape], Sources]
 
 @dataclass
 class Run:
-    """A run on this rank. Its data and weights are equal on all ranks, whatever the plan."""
+    """A run on this rank. Its data and weights are equal on all ranks, for any plan."""
 
     settings: TrainSettings
     engine: Engine
@@ -97,7 +97,7 @@ class Run:
         return Writer(settings.checkpoints, self.engine, settings.save_total_limit, self.data, beside, settings.log)
 
     def best_until(self, step: int) -> Best | None:
-        """The best checkpoint of those up to a step; None: none is asked for."""
+        """The best checkpoint of those up to a step; None: none is requested."""
         metric, greater = self.settings.best_metric, self.settings.greater_is_better
         if metric is None:
             return None
@@ -110,7 +110,7 @@ class Run:
         evaluated = [source for _, source in self.evaluation()] if self.settings.evaluates != "no" else []
         for source in (self.data, *evaluated):
             if isinstance(source, TuningData):
-                self.reference.tell(source)
+                self.reference.attach(source)
         self.reference.is_gone = self.engine.adapters is None
 
     def speeds(self, split: str, since: float, steps: int) -> dict[str, float]:

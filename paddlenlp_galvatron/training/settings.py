@@ -176,7 +176,7 @@ class RunOptions(Options):
 
     @property
     def precision(self) -> Precision | None:
-        """Type of weights and messages that is asked for; None: the plan's."""
+        """Type of weights and messages that is requested; None: the plan's."""
         return Precision.BF16 if self.bf16 else Precision.FP16 if self.fp16 else self.mixed_precision
 
     @property
@@ -207,7 +207,7 @@ class RunOptions(Options):
 
     @property
     def saves(self) -> bool:
-        """Whether checkpoints are written without being told to."""
+        """Whether checkpoints are written without being requested."""
         return self.save_strategy == "epoch" or (self.save_strategy == "steps" and self.save_steps > 0)
 
 
@@ -268,7 +268,7 @@ class TrainSettings(TrainOptions):
 
     @property
     def continue_from(self) -> str:
-        """auto, none, or the checkpoint to go on from: `load` is one, too, until the run has checkpoints of its own."""
+        """auto, none, or the checkpoint to resume from: `load` is one, too, until the run has its own."""
         if self.resume_from_checkpoint != "auto":
             return self.resume_from_checkpoint
         if self.load_distributed and (self.overwrite_output_dir or not whole_checkpoints(self.checkpoints)):
@@ -329,7 +329,7 @@ class TrainSettings(TrainOptions):
             yield
 
     def require_free(self) -> None:
-        """Raise UserError where another run writes to output_dir. Whoever goes on locks it when all is checked."""
+        """Raise UserError where another run writes to output_dir. A resumed run locks it when all is checked."""
         if self.output_dir.is_dir():
             with locked(self.output_dir):
                 pass

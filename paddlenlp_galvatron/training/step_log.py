@@ -24,7 +24,7 @@ MOST_PEAKS = 64  # ranks whose peaks of memory a line has one by one; those of 1
 # How a rank begins the lines of its own log that its launcher shows.
 STOPPED, EVALUATED = "stopped by a signal after", "evaluated after"
 NEWS = ("resuming from ", "writing ", "saved ", "removed ", "warning: ", STOPPED, EVALUATED)
-NUMBERS = ("loss", "lr", "grad_norm", "step_time_s", "tokens_per_s")  # of a record, beside its step
+NUMBERS = ("loss", "lr", "grad_norm", "step_time_s", "tokens_per_s")  # of a record, besides its step
 NAN = ("loss", "grad_norm", "eval_loss")  # may be no finite number, for which JSON has null
 
 
@@ -40,8 +40,8 @@ class StepRecord(TypedDict):
     data_s: float  # of it, in which the step waited for its rows of the data
     tokens_per_s: float
     plan: str  # its `plan_id`
-    peak_memory_mib: list[float]  # of every rank; above MOST_PEAKS of each stage's fullest
-    peak_memory_rank: int  # the fullest
+    peak_memory_mib: list[float]  # of every rank; above MOST_PEAKS the highest of each stage
+    peak_memory_rank: int  # with the highest peak
     target_tokens_per_s: NotRequired[float]  # in fine-tuning: of tokens that are learnt
     filled: NotRequired[float]  # in fine-tuning: share of the tokens that is not padding
     moe_imbalance: NotRequired[float]  # rows of the busiest rank of experts over the mean, on average over layers
@@ -72,7 +72,7 @@ def means_of(records: Sequence[StepRecord]) -> dict[str, float]:
 
 
 class StepLog:
-    """Writes the log, flushed after every line: a killed run loses none of a step that it has told of."""
+    """Writes the log, flushed after every line: a killed run loses none of a step that it has logged."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -122,11 +122,11 @@ class StepLog:
 
 def _strict(record: StepRecord) -> dict[str, Any]:
     """The record as JSON: null stands for a number that JSON does not have."""
-    told = {name: value for name, value in record.items() if not isinstance(value, dict)}
+    numbers = {name: value for name, value in record.items() if not isinstance(value, dict)}
     for name in ("metrics", "eval_metrics"):
         if name in record:
-            told[name] = {key: one if math.isfinite(one) else None for key, one in record[name].items()}
-    return {**told, **{name: None for name in NAN if not math.isfinite(record.get(name, 0.0))}}  # type: ignore[arg-type]
+            numbers[name] = {key: one if math.isfinite(one) else None for key, one in record[name].items()}
+    return {**numbers, **{name: None for name in NAN if not math.isfinite(record.get(name, 0.0))}}  # type: ignore[arg-type]
 
 
 def read_log(path: Path) -> list[StepRecord]:

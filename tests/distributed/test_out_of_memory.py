@@ -25,7 +25,7 @@ from paddlenlp_galvatron.launch.out_of_memory import (
     is_out_of_memory,
     peak_mib_in,
     reason_in,
-    tell_out_of_memory,
+    report_out_of_memory,
 )
 from paddlenlp_galvatron.launch.processes import LaunchError, OutOfMemory, launch
 from paddlenlp_galvatron.launch.status import lost_a_peer
@@ -119,7 +119,7 @@ def test_failed_allocations_are_known_wherever_they_fail(allocate, capsys):
         with pytest.raises((MemoryError, OSError)) as caught:
             work()
         assert is_out_of_memory(caught.value)
-        tell_out_of_memory(caught.value, 12.34)
+        report_out_of_memory(caught.value, 12.34)
         told = capsys.readouterr().err.splitlines()
         assert len(told) == 1 and ("allocate" in told[0] or "ResourceExhausted" in told[0])
         assert peak_mib_in(told[0]) == 12.3

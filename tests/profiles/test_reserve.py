@@ -49,19 +49,19 @@ def priced(of_network: Mapping[str, float] = {}, **of_memory: float) -> CostMode
 @pytest.mark.parametrize("device", [Device(), Device(name="Intel(R) Xeon(R) Platinum 8481C")])
 def test_processors_and_files_that_name_no_device_have_none(device):
     reserve = reserve_of(device, 8)
-    assert reserve.bound_mib(1000, 100) == 1000 and reserve.context_mib(24576) == 0 and not reserve.told(24576)
+    assert reserve.bound_mib(1000, 100) == 1000 and reserve.context_mib(24576) == 0 and not reserve.parts_on(24576)
 
 
 def test_the_parts_are_the_reserve_and_tensors_in_the_rest_are_within_the_device():
     for ranks, reserved in ((1, None), (8, None), (8, 1.03)):
         reserve, size = reserve_of(H100, ranks, MeasuredReserve(reserved)), 79.1 * 1024
         context = reserve.context_mib(size)
-        assert sum(part.mib for part in reserve.told(size)) == pytest.approx(context)
+        assert sum(part.mib for part in reserve.parts_on(size)) == pytest.approx(context)
         for working in (0.0, 2000.0):  # whose freed blocks are beside the tensors
             tensors = size - context - reserve.working * working
             assert reserve.bound_mib(tensors, working) == pytest.approx(size)
             assert reserve.allocator_mib(tensors, working) == pytest.approx(size - reserve.fixed_mib)
-        assert all(part.source for part in reserve.told(size))
+        assert all(part.source for part in reserve.parts_on(size))
     assert reserve_of(H100, 1).fixed_mib < reserve_of(H100, 2).fixed_mib  # communicators
     assert reserve_of(H100, 1).context_mib(100) == 100  # nothing is left of a device as small
 

@@ -250,7 +250,7 @@ def test_fine_tuning_data_are_looked_at_as_well(tmp_path, tokenizer, name, conte
             samples()
     else:
         (sample,) = samples()
-        assert sample.line.said[0].message["content"] == "un été"
+        assert sample.line.contents[0].message["content"] == "un été"
 
 
 def test_a_split_in_two_files_or_with_others_is_told(tmp_path):

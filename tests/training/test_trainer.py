@@ -18,7 +18,7 @@ from paddlenlp.transformers import CosineAnnealingWithWarmupDecay
 from small_model import MODEL
 
 from paddlenlp_galvatron.base.errors import UserError
-from paddlenlp_galvatron.base.process import told_to_stop
+from paddlenlp_galvatron.base.process import stop_signals
 from paddlenlp_galvatron.plan import Assumptions, Precision, uniform_plan, write_plan
 from paddlenlp_galvatron.training import loop as training_loop
 from paddlenlp_galvatron.training.checkpoint.convert import to_huggingface
@@ -277,10 +277,10 @@ def test_a_folder_in_which_another_run_writes_is_refused_whoever_started_the_ran
 def test_a_signal_that_comes_again_when_all_is_saved_changes_nothing():
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
-        with told_to_stop() as told:
+        with stop_signals() as told:
             pass
         assert (told, signal.getsignal(signal.SIGTERM)) == ([], signal.SIG_DFL)
-        with told_to_stop() as told:
+        with stop_signals() as told:
             signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
         assert told == [signal.SIGTERM]

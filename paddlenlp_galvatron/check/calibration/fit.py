@@ -39,7 +39,7 @@ EXPECTED = {
 }
 COEFFICIENTS = ("overlap_coe", "tensor_in_pipeline")  # at least 1
 SHARES = tuple(name for name in EXPECTED if name.endswith("efficiency"))  # of a peak: at most 1
-# Of a measured step beside the best prediction, standard deviation: as of published runs of other software; and as of
+# Of a measured step against the best prediction, standard deviation: as of published runs of other software; and as of
 # runs that the prices explain exactly, taken where leave-one-out is off by less than the share EXACTLY of before.
 NOISE, LITTLE_NOISE, EXACTLY = 0.08, 0.01, 0.2
 FREES = 0.9  # a number is free if the runs are off by less than this share of before, each predicted from the others
@@ -61,7 +61,7 @@ class MeasuredRun:
     step_s: float
     allocated_mib: float | None = None  # most that tensors held
     reserved_mib: float | None = None  # most that the allocator held
-    stage: int | None = None  # whose memory was told; None: the fullest one's
+    stage: int | None = None  # whose memory is known; None: the largest one's
     offload_optimizer: bool = False
     adapter_rank: int | None = None  # rank of the LoRA adapters; None: all weights are trained
     ours: bool = False  # by this project's runtime, which posts the receives of a pipeline ahead
@@ -308,8 +308,8 @@ def _fitted(runs: Sequence[MeasuredRun], sheet: DataSheet, names: list[str]) -> 
 
 
 def _allocator(runs: Sequence[MeasuredRun], card_mib: float) -> float | None:
-    """The largest share that an allocator held beside tensors, where it is more than is taken anyway. A full card
-    tells nothing: an allocator holds more where there is more."""
+    """The largest share of tensors that an allocator held in addition, if above the default. A full GPU shows
+    nothing: an allocator holds more where there is more."""
     shares = [
         run.reserved_mib / run.allocated_mib - 1
         for run in runs

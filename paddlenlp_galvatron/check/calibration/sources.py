@@ -11,7 +11,7 @@ from ...base.reading import parse_json, read_json, read_text
 from ...base.text import without_prefix
 from ...model import ModelShape, load_model
 from ...plan import plan_from_dict, read_plan
-from ...report.measured import WARM_UP_STEPS, stage_peaks_mib, tells_peaks
+from ...report.measured import WARM_UP_STEPS, has_all_peaks, stage_peaks_mib
 from .fit import MeasuredRun
 from .tables import Table, read_table
 
@@ -19,7 +19,7 @@ FEWEST = 3  # steps behind those that warm up
 
 
 def read_runs(source: Path, plan: Path | None, model: str | None, device: str | None) -> Table:
-    """`plan`: of a log. `model`, `device`: where the source does not tell them. Raises UserError."""
+    """`plan`: of a log. `model`, `device`: where the source does not say them. Raises UserError."""
     if source.suffix == ".csv":
         return read_table(source)
     if device is None:
@@ -55,8 +55,8 @@ def _of_log(source: Path, plan_path: Path, model: str | None, device: str) -> Me
             f"{source}: {len(records)} steps, of which the first {WARM_UP_STEPS} warm up; train {FEWEST} more at least"
         )
     step_s = median(record["step_time_s"] - record.get("data_s", 0.0) for record in settled)
-    told = [record for record in records if tells_peaks(plan, record)]
-    allocated = max(stage_peaks_mib(plan, told)) if told else None
+    complete = [record for record in records if has_all_peaks(plan, record)]
+    allocated = max(stage_peaks_mib(plan, complete)) if complete else None
     return MeasuredRun(plan_path.stem, str(source), device, shape, plan, step_s, allocated, ours=True)
 
 

@@ -23,7 +23,7 @@ from .fit import MeasuredRun
 
 Row = Mapping[str, str]
 GIB_MIB = 1024.0
-# PaddleFleet's sweeps: sequence length where none is told, micro-batches, and cards.
+# PaddleFleet's sweeps: sequence length where none is given, micro-batches, and cards.
 SWEEP_LENGTH, SWEEP_MICRO_BATCHES, SWEEP_GPUS = 4096, 64, 8
 SWEEP_MODELS = ("qwen3-8b", "qwen3-30b-a3b")  # where neither the row nor the file's name names one: dense, with experts
 # PaddleFleet's MoE layer without grouped products (ModularMoELayer), by its source. With ep, DeepEP sends tokens, and
@@ -38,7 +38,7 @@ SWEEP_DOCUMENT = 2048
 RECOMPUTE = {"none": Recompute.NONE, "": Recompute.NONE, "full": Recompute.FULL, "core_attn": Recompute.ATTENTION}
 SECOND = "selective layer"  # every second layer
 RECOMPUTE["norm+act"] = Recompute.NORMS  # and the activation between an expert's products
-# Rows of the fullest rank over the mean, where a router chooses. Over a step, LAER-MoE's counts of 32 A100: 1.66 of 8
+# Rows of the busiest rank over the mean, where a router chooses. Over a step, LAER-MoE's counts of 32 A100: 1.66 of 8
 # experts and 1.73 of 16. The tokens of one sample prefer the same experts; of several samples and experts of a rank
 # preferences cancel out, by the root of their number. One of each: fitted to LAER-MoE's two runs that have it, which
 # predicts its two others, with two of each, within 11 %.
@@ -72,7 +72,7 @@ class Table:
 
 
 class _Unpriced(Exception):
-    """A row needs something that the planner does not have, or that the row does not tell."""
+    """A row needs something that the planner does not have, or that the row does not say."""
 
 
 def read_table(path: Path, settings: Mapping[str, Mapping[str, str]] = {}) -> Table:
@@ -82,9 +82,9 @@ def read_table(path: Path, settings: Mapping[str, Mapping[str, str]] = {}) -> Ta
         raise UserError(f"{', '.join(sorted(unknown))}: no column of how a run was made; known: {', '.join(SETTINGS)}")
     rows = list(csv.DictReader(read_text(path).splitlines()))
     for row in rows:
-        for source, told in settings.items():
+        for source, parsed in settings.items():
             if row.get("source", "").startswith(source):
-                row |= {column: value for column, value in told.items() if column == "device" or not row.get(column)}
+                row |= {column: value for column, value in parsed.items() if column == "device" or not row.get(column)}
     columns = set(rows[0]) if rows else set()
     read: Callable[[Mapping[str, str], str], MeasuredRun]
     if "step_ms" in columns and {"config", "run"} & columns:
@@ -221,14 +221,14 @@ def _of_collection(row: Row, table: str) -> MeasuredRun:
 
 
 def _imbalance(shape: ModelShape, plan: Plan) -> float:
-    """Rows of the fullest rank over the mean in a micro-batch, where a router chooses."""
+    """Rows of the busiest rank over the mean in a micro-batch, where a router chooses."""
     layer = plan.layers[0]
     samples = plan.micro_batch / plan.dp(layer) * max(layer.ep / layer.tp, 1)  # of the ranks that exchange rows
     return max(OF_A_STEP, 1 + (OF_A_SAMPLE - 1) / sqrt(samples * shape.experts / layer.ep))
 
 
 def _word(row: Row, column: str, known: Sequence[str]) -> str:
-    """The row's word in a column, of which the planner knows these; empty: it is not told."""
+    """The row's word in a column, of which the planner knows these; empty: it is not given."""
     if (word := row.get(column) or "") and word not in known:
         raise _Unpriced(f"{column} {word}")
     return word
@@ -244,8 +244,8 @@ def _sheet_of(device: str) -> str:
 
 def _sharding(row: Row, note: str, dp: int) -> tuple[int, int | None]:
     """ZeRO's stage, and the ranks that share its states where those are not all `dp` that hold the same weights."""
-    told = re.match(r"(?:zero|stage|fsdp)(\d)?", row["zero"])
-    zero = int(told[1] or 3) if told else 0
+    parsed = re.match(r"(?:zero|stage|fsdp)(\d)?", row["zero"])
+    zero = int(parsed[1] or 3) if parsed else 0
     size = row.get("sharding_group") or ("8" if "sharded within a node" in note else "")
     if not size or zero == 0 or int(size) >= dp:
         return zero, None
@@ -307,15 +307,15 @@ def _adapter_rank(row: Row) -> int | None:
 def _known(model: str) -> ModelShape:
     """A preset, also with fewer layers, or more and smaller experts: mixtral-8x7b-e16k4 (24 layers)."""
     model = model.removesuffix(" SFT").removesuffix(" LoRA")
-    told = re.fullmatch(r"(.*?)(?:-e(\d+)k(\d+))?(?: \((\d+) layers\))?", model.lower())
-    if told is None or told[1] not in preset_names():
+    parsed = re.fullmatch(r"(.*?)(?:-e(\d+)k(\d+))?(?: \((\d+) layers\))?", model.lower())
+    if parsed is None or parsed[1] not in preset_names():
         raise _Unpriced(f"the model {model}, which is no preset")
-    shape = load_model(told[1])
-    if told[2]:
-        experts, chosen = int(told[2]), int(told[3])
+    shape = load_model(parsed[1])
+    if parsed[2]:
+        experts, chosen = int(parsed[2]), int(parsed[3])
         size = shape.expert_size * shape.experts // experts
         shape = replace(shape, experts=experts, experts_per_token=chosen, expert_size=size)
-    return replace(shape, layers=int(told[4])) if told[4] else shape
+    return replace(shape, layers=int(parsed[4])) if parsed[4] else shape
 
 
 def _step_s(row: Row, shape: ModelShape, plan: Plan) -> float:

@@ -60,7 +60,7 @@ def examine(machine: Machine, files: Files) -> list[Finding]:
     def add(subject: str, check: Callable[[], Found]) -> None:
         try:
             findings.extend(check())
-        except Exception as error:  # a check that breaks is a finding, too, and the others go on
+        except Exception as error:  # a check that breaks is a finding, too, and the others continue
             what = " ".join(str(error).split()) or type(error).__name__
             findings.append(Finding(subject, what, State.FAILED, f"mend what {subject} says"))
 

@@ -92,7 +92,7 @@ def memory(setting: Setting) -> Iterator[Finding]:
 
 def later(setting: Setting) -> Iterator[Finding]:
     """Steps of a pipeline in which receives are posted ahead, as they are from the second on: one that is traced, and
-    one in which memory ends. Whatever waits for the whole device there waits for a message, too."""
+    one in which memory ends. A wait for the whole device there waits for a message, too."""
     if setting.ranks == 1:
         yield setting.skipped("a pipeline", "it needs 2 ranks or more")
         return
@@ -160,7 +160,7 @@ class Training:
 
 def train_until_full(rank: int, room_mib: int, step: int) -> None:
     """Train until one rank runs out of memory in this step: it may take only so many MiB more, in the first step once
-    its weights are there, in a later one whatever it took before."""
+    its weights are there, in a later one all that it took before."""
     training = Training(1 if step == 1 else PASSES)
     for _ in range(step - 1):
         training.step()
@@ -175,7 +175,7 @@ def train_until_full(rank: int, room_mib: int, step: int) -> None:
 
 
 def _need_more(stage: Any, mib: int) -> None:
-    """Let the second pass forward need so much more, beside the receive of the next one."""
+    """Let the second pass forward need so much more, during the receive of the next one."""
     forward, passes = stage.forward, itertools.count(1)
 
     def larger(*arguments: Any) -> Any:

@@ -73,7 +73,7 @@ class Case:
 
     @property
     def preference(self) -> Preference | None:
-        """With what tells its parts apart."""
+        """With the labels of its parts."""
         if not self.loss:
             return None
         smoothing = 0.1 if self.loss == "sigmoid" else 0.0
@@ -244,7 +244,7 @@ def _pairs(tokens: NDArray[np.int64], random: np.random.Generator, vocab_size: i
 def check_parity(cases: Sequence[Case], timeout_s: float = 300, device: Literal["cpu", "gpu"] = "cpu") -> list[Parity]:
     """Run all cases, whose plans are for one world size, in a single launch and compare each with one process.
 
-    On GPUs fp32 is fp32, not TF32; the one process computes on the CPU whatever the device.
+    On GPUs fp32 is fp32, not TF32; the one process always computes on the CPU.
     """
     from ...launch.processes import devices_of, launch
 
@@ -259,7 +259,7 @@ def check_parity(cases: Sequence[Case], timeout_s: float = 300, device: Literal[
 
 
 def write_cases(folder: Path, cases: Sequence[Case]) -> None:
-    """Tell the ranks of a launch of WORKER, whose one argument is the folder, what to train."""
+    """Send the ranks of a launch of WORKER, whose one argument is the folder, what to train."""
     (folder / "cases.json").write_text(json.dumps([_to_dict(case) for case in cases]))
 
 

@@ -85,7 +85,7 @@ def busy_ms(terms: Mapping[str, float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class StageOutcome:
-    """One stage, predicted beside measured."""
+    """One stage, predicted and measured."""
 
     predicted_ms: Mapping[str, float]  # by the names of TERMS
     measured_ms: Mapping[str, float]  # mean over its ranks, in the step that counts
@@ -96,7 +96,7 @@ class StageOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One plan, predicted beside measured."""
+    """One plan, predicted and measured."""
 
     plan: Plan
     kind: str  # uniform, alone, …: how it was chosen

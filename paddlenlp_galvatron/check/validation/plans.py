@@ -18,7 +18,7 @@ from ...planner import SearchOptions, SearchResult, search
 
 KINDS = ("uniform", "alone", "layer-wise", "mixed")  # in turn
 MOST_MISSES = 1000  # in a row, before the space counts as used up
-MOST_RUNS = 3  # of layers alike, in a layer-wise plan
+MOST_RUNS = 3  # of equal layers, in a layer-wise plan
 AGAIN = 0.3  # share of layers of which something is recomputed
 
 

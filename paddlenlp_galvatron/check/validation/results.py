@@ -63,8 +63,8 @@ def accuracy_tables(accuracy: Accuracy) -> Iterator[str | Table]:
     if wrong := accuracy.wrong_bytes:
         yield f"bytes of {len(wrong)} plans are not those predicted: {', '.join(one.key for one in wrong)}"
     if above := accuracy.above_bound:
-        shown = ", ".join(f"{one.key} by {one.over_bound_mib:.2f} MiB" for one in above)
-        yield f"{len(above)} plans held more than their bound: {shown}"
+        excess = ", ".join(f"{one.key} by {one.over_bound_mib:.2f} MiB" for one in above)
+        yield f"{len(above)} plans held more than their bound: {excess}"
     yield from summary_lines(accuracy)
 
 

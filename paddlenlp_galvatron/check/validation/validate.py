@@ -35,7 +35,7 @@ class Validation:
     """A validation: its options, its work, its results."""
 
     def __init__(self, options: ValidateOptions, note: Callable[[str], None] = lambda line: None):
-        """Raises UserError for whatever cannot be run or priced."""
+        """Raises UserError for a plan that cannot be run or priced."""
         self.options = options
         self.shape = load_model(options.model_size)
         self.cost = _cost(options, self.shape, note)
@@ -74,7 +74,7 @@ class Validation:
 
     @property
     def identity(self) -> dict[str, object]:
-        """Identity of the journal: whatever changes a measured number."""
+        """Identity of the journal: all that changes a measured number."""
         given = self.options
         meta = meta_of_rank(given.world_size, model=self.shape.fingerprint, dtype=given.mixed_precision.value)
         how: dict[str, object] = {"validation": METHOD, "steps": given.steps, "seed": given.seed}
@@ -82,7 +82,7 @@ class Validation:
         return how | adapters | meta.fingerprint.model_dump()
 
     def run(self) -> None:
-        """Run what has not been run, within the minutes. A plan that fails on one node is noted, and the others go on.
+        """Run what has not been run, within the minutes. A plan that fails on one node is noted; the others continue.
         Raises LaunchError where no plan was begun, on several nodes, or where plan after plan fails."""
         given, plans = self.options, [*self.kinds]
         if given.fresh:
@@ -104,7 +104,7 @@ class Validation:
                         raise
                     self._journal().get(visit_of(plans[under_way], number), Visit(failed=str(error)).model_dump)
 
-    def _launch(self, seconds: float, begun: list[int], tell: Callable[[int], None]) -> None:
+    def _launch(self, seconds: float, begun: list[int], report: Callable[[int], None]) -> None:
         given = self.options
         work = Work(
             output=given.output.absolute(),
@@ -126,7 +126,7 @@ class Validation:
             def look() -> None:
                 for done, _ in PROGRESS.findall(log.read_text(errors="replace"))[-1:]:
                     begun.append(int(done))
-                    tell(int(done))
+                    report(int(done))
 
             with Launch(WORKER, [str(folder / FILE)], given.nproc, logs, seconds + SPARE_S, given.nodes) as running:
                 try:

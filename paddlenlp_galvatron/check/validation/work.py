@@ -63,7 +63,7 @@ class Visit(BaseModel):
     steps: tuple[Step, ...] = ()
     peaks_mib: tuple[float, ...] = ()  # of each rank: most that tensors held, beyond what the process held before
     reserved_mib: tuple[float, ...] = ()  # of each rank: most that the allocator held
-    beside_mib: tuple[float, ...] = ()  # of each rank: taken on its GPU beside the allocator; empty: not known
+    beside_mib: tuple[float, ...] = ()  # of each rank: taken on its GPU outside the allocator; empty: not known
     communicators: int = 0  # of the rank that has most, the world's among them
     bytes: dict[str, int] = {}  # given to collectives in a step, over all ranks
     failed: str = ""  # why it did not run

@@ -1,4 +1,4 @@
-"""LoRA's adapters on disk: PEFT's and PaddleNLP's folders in and out, and merged into the weights beside them.
+"""LoRA's adapters on disk: PEFT's and PaddleNLP's folders in and out, and merged into their base weights.
 
     tuned-adapters/
       adapter_config.json, adapter_model.safetensors               PEFT's
@@ -35,7 +35,7 @@ PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 CONFIG = "lora_config.json"
 WEIGHTS, SHARDS = "peft_model-00001-of-00001.safetensors", "peft_model.safetensors.index.json"
 BLOCKS = 16  # of a file of weights that its checksum is of, spread evenly
-# Of a config: what the adapters' product would not be theirs with, or not beside the base that they name.
+# Of a config: what the adapters' product would not be theirs with, or not with the base that they name.
 UNLIKE: dict[str, Any] = {
     **{"lora_dropout": 0, "bias": "none", "lora_bias": False, "use_dora": False, "use_qalora": False},
     **dict.fromkeys(("modules_to_save", "layers_to_transform", "layer_replication", "target_parameters")),
@@ -180,15 +180,20 @@ def write_adapters(checkpoint: Checkpoint, target: Path) -> None:
     with whole_folder(target) as folder:
         peft = [Tensor(one.peft, one.shape[::-1], partial(read, one, True)) for one in every]
         write_tensors(folder / PEFT_WEIGHTS, peft, Precision.FP32)
-        told = {"r": adapters.rank, "lora_alpha": adapters.alpha, "lora_dropout": 0.0, "base_model_name_or_path": None}
-        config = told | {"peft_type": "LORA", "task_type": "CAUSAL_LM", "bias": "none", "fan_in_fan_out": False}
+        common = {
+            "r": adapters.rank,
+            "lora_alpha": adapters.alpha,
+            "lora_dropout": 0.0,
+            "base_model_name_or_path": None,
+        }
+        config = common | {"peft_type": "LORA", "task_type": "CAUSAL_LM", "bias": "none", "fan_in_fan_out": False}
         config |= {"target_modules": projections, "use_rslora": adapters.rslora, "inference_mode": True}
         write_text(folder / PEFT_CONFIG, json.dumps(config, indent=2) + "\n")
         plain = [Tensor(one.name, one.shape, partial(read, one, False)) for one in every]
         facts = write_tensors(folder / WEIGHTS, plain, Precision.FP32, framework="np")
         index = {"metadata": {"total_size": facts.bytes}, "weight_map": {one.name: WEIGHTS for one in every}}
         write_text(folder / SHARDS, json.dumps(index, indent=2) + "\n")
-        config = told | {"target_modules": [f".*{name}.*" for name in projections], "rslora": adapters.rslora}
+        config = common | {"target_modules": [f".*{name}.*" for name in projections], "rslora": adapters.rslora}
         config |= {"tensor_parallel_degree": -1, "dtype": "float32"}
         write_text(folder / CONFIG, json.dumps(config, indent=2) + "\n")
 

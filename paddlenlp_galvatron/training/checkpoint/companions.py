@@ -1,4 +1,4 @@
-"""The files beside a model's weights: how it is sampled, its tokenizer and its templates."""
+"""The files next to a model's weights: how it is sampled, its tokenizer and its templates."""
 
 from __future__ import annotations
 

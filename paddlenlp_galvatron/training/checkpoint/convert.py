@@ -1,7 +1,7 @@
 """From a Hugging Face directory to a checkpoint and back, one weight in memory at a time.
 
 A converted checkpoint is one of step 0 without moments, a file a module, which loads under any plan like any other.
-Beside it lie the model's config.json and tokenizer, so that it also is what a run or the way back calls the model.
+Next to it are the model's config.json and tokenizer, so that it also is what a run or the way back calls the model.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .stored import FORMAT, INDEX, WEIGHT, Checkpoint, write_index
 from .tensor_file import DTYPES, Tensor, write_tensors
 from .weight_files import CONFIG, SHARDS, SINGLE
 
-Advance = Callable[[int], object]  # told the bytes that were written
+Advance = Callable[[int], object]  # receives the bytes that were written
 
 
 def to_checkpoint(source: Path, shape: ModelShape, target: Path, advance: Advance) -> None:

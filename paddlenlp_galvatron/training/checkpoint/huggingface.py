@@ -67,7 +67,7 @@ def modules(shape: ModelShape) -> Iterator[Module]:
 
 
 class HuggingFaceWeights:
-    """The weights of a directory, as a `runtime.weights.WeightSource`: only what is asked for is read, as fp32."""
+    """The weights of a directory, as a `runtime.weights.WeightSource`: only requested weights are read, as fp32."""
 
     def __init__(self, folder: Path, shape: ModelShape):
         """Raises UserError: files are missing or broken, tensors missing, unknown or of another shape, or the directory

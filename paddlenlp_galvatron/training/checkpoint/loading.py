@@ -145,14 +145,14 @@ def gather_objects(engine: Engine, mine: Any) -> list[Any]:
 
 def from_first(engine: Engine, mine: Any) -> Any:
     """Rank 0's object, on every rank."""
-    told = [mine if engine.rank == 0 else None]
+    shared = [mine if engine.rank == 0 else None]
     if engine.plan.world_size > 1:
-        dist.broadcast_object_list(told, src=0)
-    return told[0]
+        dist.broadcast_object_list(shared, src=0)
+    return shared[0]
 
 
 def load(checkpoint: Checkpoint, engine: Engine, optimizer: Any) -> None:
-    """Give an engine and its optimizer the checkpoint's state, whatever plan it was written under. All ranks call this.
+    """Give an engine and its optimizer the checkpoint's state, written under any plan. All ranks call this.
 
     Raises BrokenCheckpoint, on the ranks that find it, when all have read; the state is good for nothing then.
     """
@@ -177,7 +177,7 @@ def load(checkpoint: Checkpoint, engine: Engine, optimizer: Any) -> None:
 
 
 class CheckpointWeights:
-    """The weights of a checkpoint, as a `runtime.weights.WeightSource`: only what is asked for is read."""
+    """The weights of a checkpoint, as a `runtime.weights.WeightSource`: only requested weights are read."""
 
     def __init__(self, checkpoint: Checkpoint):
         self.checkpoint = checkpoint
@@ -278,7 +278,7 @@ class _ReadOnce(StoredNumbers):
         return tensor
 
     def _read_or_note(self, trainable: Trainable, kind: str) -> Any:
-        """Numbers, whatever they are: the others wait for some."""
+        """Some numbers, of any value: the others wait for them."""
         try:
             return self.fill(trainable, kind)
         except BrokenCheckpoint as error:

@@ -1,7 +1,7 @@
 """Writes checkpoints in the background, whole or not at all; and, in a run's midst, the model for Hugging Face.
 
 Replicated parts are written by the lowest rank that holds them. Each rank brings its file to disk and then writes a
-small file beside it; when all have, rank 0 adds the index and gives the checkpoint its name. A checkpoint that was
+small file next to it; when all have, rank 0 adds the index and gives the checkpoint its name. A checkpoint that was
 reported saved can be found at every moment: a newer one has its name on disk before an older one is touched.
 """
 
@@ -146,13 +146,13 @@ class Writer:
             to_disk(self._folder)
             name = f"rank-{self._engine.rank:05d}.safetensors"
             facts = write_tensors(part / name, arrays, Precision.FP32, self._teller(whole, arrays))
-            told = part / f".{name}.json"
-            told.write_text(json.dumps(asdict(facts) | {"tensors": tensors}))
-            to_disk(told)
-            move(told, part / f"{name}.json")
+            partial = part / f".{name}.json"
+            partial.write_text(json.dumps(asdict(facts) | {"tensors": tensors}))
+            to_disk(partial)
+            move(partial, part / f"{name}.json")
             if self._engine.rank == 0:
                 self._complete(part, whole, index)
-        except Exception as error:  # told at the next `finish`
+        except Exception as error:  # raised at the next `finish`
             self._error = error
 
     def _teller(self, whole: Path, arrays: list[Tensor]) -> Callable[[int], None]:
@@ -160,14 +160,14 @@ class Writer:
         total = sum(math.prod(array.shape) for array in arrays) * Precision.FP32.bytes
         written, due = 0, time.monotonic() + LINE_S
 
-        def tell(more: int) -> None:
+        def report(more: int) -> None:
             nonlocal written, due
             written += more
             if self._engine.rank == 0 and time.monotonic() > due:
                 due = time.monotonic() + LINE_S
                 sys.stderr.write(f"writing {whole}: {written / total:.0%} of {total / 2**20:,.0f} MiB of rank 0\n")
 
-        return tell
+        return report
 
     def _complete(self, part: Path, whole: Path, index: dict[str, Any]) -> None:
         """Waits for the files of all ranks, makes the checkpoint whole, and drops old ones."""
@@ -202,7 +202,7 @@ class Writer:
             move(whole, before)
         move(part, whole)
         for other in reversed(whole_checkpoints(self._folder)):  # the newest one last: it counts until then
-            if step_of(other) > step_of(whole):  # of a run that this one does not go on with
+            if step_of(other) > step_of(whole):  # of a run that this one does not continue
                 move(other, other.with_name(f"left-{time.time_ns()}-{other.name}"))
         sys.stderr.write(f"saved {whole}\n")
         try:
@@ -232,7 +232,7 @@ def _remove(whole: Path) -> None:
 def save_model(engine: Engine, target: Path, like: Path | None, tokenizer: Any = None) -> None:
     """Write the whole model's weights into a folder that all ranks share; every rank calls it.
 
-    They go through a checkpoint beside the folder, so that no rank holds more than one weight whole. The folder keeps
+    They go through a checkpoint next to the folder, so that no rank holds more than one weight whole. The folder keeps
     its other files, but no older weights. `like`: a folder of the model with config.json and tokenizer. Raises
     GalvatronError on every rank.
     """

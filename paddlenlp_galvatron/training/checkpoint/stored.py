@@ -190,7 +190,7 @@ def step_of(folder: Path) -> int:
 
 def whole_checkpoints(folder: Path) -> list[Path]:
     """Folders of checkpoints that were written to their end, the newest first. Raises UserError: whether there are any
-    cannot be read, which is no reason to begin anew."""
+    cannot be read, which is no reason to start from the beginning."""
     try:
         names = [path.name for path in folder.iterdir()]
     except FileNotFoundError:
@@ -227,8 +227,8 @@ def open_checkpoint(folder: Path, shape: ModelShape | None = None) -> Checkpoint
 def verify(
     checkpoint: Checkpoint, ranks: Sequence[int] | None = None, advance: Callable[[int], object] = lambda read: None
 ) -> None:
-    """Read the files, or those that some ranks wrote, and check lengths and checksums. `advance` is told the bytes that
-    were read. Raises BrokenCheckpoint."""
+    """Read the files, or those that some ranks wrote, and check lengths and checksums. `advance` receives the
+    bytes that were read. Raises BrokenCheckpoint."""
     for number, stored in enumerate(checkpoint.index.files):
         if ranks is None or number in ranks:
             path = checkpoint.folder / stored.file
@@ -290,14 +290,14 @@ def checkpoint_of(path: Path, iteration: int | None = None, newest: bool = False
 
 
 def best_step(run: Path) -> int | None:
-    """Steps of a run's best checkpoint; None: it told of none."""
+    """Steps of a run's best checkpoint; None: it named none."""
     content = read_json(run / BEST) if (run / BEST).exists() else {}
     step = content.get("step") if isinstance(content, dict) else None
     return step if type(step) is int else None
 
 
 class Best:
-    """Which checkpoint of a run was best, of those that were evaluated; kept beside them."""
+    """Which checkpoint of a run was best, of those that were evaluated; kept next to them."""
 
     def __init__(self, run: Path, metric: str, greater: bool, begins_at: int):
         """A best one behind the step at which a run begins is of a run that it goes back behind."""
@@ -321,5 +321,5 @@ class Best:
         if at == step and (value > self.value if self._greater else value < self.value):
             self.step, self.value = step, value
             if write:
-                told = {"step": step, "metric": self._metric, "value": value}
-                write_text(self._run / BEST, json.dumps(told) + "\n")
+                record = {"step": step, "metric": self._metric, "value": value}
+                write_text(self._run / BEST, json.dumps(record) + "\n")

@@ -29,7 +29,7 @@ CODES = {Precision.FP32: "F32", Precision.FP16: "F16", Precision.BF16: "BF16"}  
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor to be written: its numbers are asked for when their turn comes."""
+    """A tensor to be written: its numbers are requested when their turn comes."""
 
     key: str
     shape: tuple[int, ...]
@@ -52,7 +52,7 @@ def write_tensors(
     advance: Callable[[int], object] = lambda _: None,
     framework: str = "pt",
 ) -> FileFacts:
-    """Write a file and bring it to disk; the library's own writer wants all tensors at once. `advance` is told the
+    """Write a file and bring it to disk; the library's own writer wants all tensors at once. `advance` receives the
     bytes that were written. `framework`: whose layout it is, in which readers believe.
 
     Raises OSError; UserError for numbers that the type cannot hold. Source of the format: safetensors' documentation.

@@ -32,7 +32,7 @@ OTHERS = {
     "*model*.bin": f"PyTorch's pickles; load the model with transformers and {SAVE}",
     "*.pth": f"PyTorch's pickles; load the model with transformers and {SAVE}",
 }
-# Tensors beside the weights of fp8, GPTQ, AWQ, bitsandbytes, compressed-tensors, AQLM, MXFP4, PaddleNLP's weight-only.
+# Tensors next to the weights of fp8, GPTQ, AWQ, bitsandbytes, compressed-tensors, AQLM, MXFP4, PaddleNLP's weight-only.
 QUANTISED = re.compile(
     r"(^|[._])(scales?|scale_inv|scale_2|qweight|qzeros|g_idx|SCB|absmax|packed|zero_point|weight_(shape|format)|codes"
     r"|codebooks|blocks|(nested_)?quant_.*)$"
@@ -52,7 +52,7 @@ def tensor_files(folder: Path) -> dict[str, Path]:
     if isinstance(config, dict) and (other := config.get("transformers_weights")) is not None:
         raise UserError(f"{folder / CONFIG}: transformers_weights names {other!r}; {SINGLE} or {SHARDS} alone is read")
     single, index = folder / SINGLE, folder / SHARDS
-    if single.is_file():  # an index beside it was left over, for transformers as well
+    if single.is_file():  # an index in its folder was left over, for transformers as well
         return dict.fromkeys(sorted(_names(single)), single)
     if not index.is_file():
         raise UserError(f"{folder}: has neither {SINGLE} nor {SHARDS}; {_instead(folder)}")
@@ -72,7 +72,7 @@ def tensor_files(folder: Path) -> dict[str, Path]:
 
 
 def require_plain(unknown: Iterable[str], folder: Path) -> None:
-    """Raise UserError for a tensor that a quantised model has beside its weights."""
+    """Raise UserError for a tensor that a quantised model has in addition to its weights."""
     for tensor in unknown:
         if QUANTISED.search(tensor):
             raise UserError(

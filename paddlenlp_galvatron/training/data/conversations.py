@@ -1,7 +1,7 @@
 """Fine-tuning samples: conversations as tokens of which the answers are learnt.
 
 A conversation is tokenised as one text, so its tokens are those of transformers' `apply_chat_template`; what is learnt
-is known by the characters that a token stands for. Whatever is wrong with lines is told at once, by file and line.
+is known by the characters that a token stands for. All that is wrong with lines is reported at once, by file and line.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tokenizers import Encoding, Tokenizer
 
 from ...base.errors import UserError
 from ...base.reading import parse_json
-from .fields import Parsed, Said, conversation_of, pair_of, require_rendered
+from .fields import LineMessage, Parsed, conversation_of, pair_of, require_rendered
 from .templates import ANSWERS, Rendered, Template, Turn
 from .text_files import decoded, read_lines
 from .tokenizer import encodings
@@ -52,14 +52,14 @@ class Line(NamedTuple):
 
     file: int  # of the files, which one
     number: int
-    said: list[Said]
+    contents: list[LineMessage]
     context: Mapping[str, Any]  # other values that a chat template reads
     unread: Sequence[str] = ()  # its keys that have no meaning here
 
     @property
     def masked(self) -> bool:
         """Whether its fields say that nothing is learnt."""
-        return not any(one.learnt for one in self.said)
+        return not any(one.learnt for one in self.contents)
 
 
 @dataclass(frozen=True)
@@ -134,8 +134,8 @@ class Encoder:
         encoded = iter(encodings(self.tokenizer, texts))
         for line, conversations in good:
             tokenised = [
-                self._tokenised(said, one, encoded)
-                for said, one in zip(self._conversations(line), conversations, strict=True)
+                self._tokenised(contents, one, encoded)
+                for contents, one in zip(self._conversations(line), conversations, strict=True)
             ]
             yield from self._samples(line, conversations, tokenised)
 
@@ -143,9 +143,9 @@ class Encoder:
         """The conversation of a line. Raises UserError."""
         return conversation_of(record)
 
-    def _conversations(self, line: Line) -> list[list[Said]]:
+    def _conversations(self, line: Line) -> list[list[LineMessage]]:
         """The conversations of a line."""
-        return [line.said]
+        return [line.contents]
 
     def _samples(self, line: Line, texts: list[Rendered], tokenised: list[Tokenised]) -> list[Sample]:
         """Makes the samples of a line from the tokens of its conversations."""
@@ -153,10 +153,10 @@ class Encoder:
 
     def _rendered(self, line: Line) -> list[Rendered]:
         """Texts of the conversations. Raises UserError: there are none, or they would lack what the line has."""
-        return [self._text(said, line.context) for said in self._conversations(line)]
+        return [self._text(contents, line.context) for contents in self._conversations(line)]
 
-    def _text(self, said: Sequence[Said], context: Mapping[str, Any]) -> Rendered:
-        messages = [one.message for one in said]
+    def _text(self, contents: Sequence[LineMessage], context: Mapping[str, Any]) -> Rendered:
+        messages = [one.message for one in contents]
         if self.template is None:
             if context or [(one["role"], *one) for one in messages] != [
                 (role, "role", "content") for role in ("user", ANSWERS)
@@ -169,7 +169,7 @@ class Encoder:
             end = len(asked + answer) + 1  # the end token counts as a character
             return Rendered(asked + answer, 0, [Turn(len(asked), end, 1)])
         text = self.template.rendered(messages, context)
-        require_rendered(self.template, said, context)
+        require_rendered(self.template, contents, context)
         return text
 
     def _pieces(self, conversation: Rendered) -> list[str]:
@@ -185,7 +185,9 @@ class Encoder:
         chat_template.json, unless the tokenizer puts a blank in front of each text: no answer begins with one."""
         return self.template is None or (self.template.apart and not _adds_blank(self.tokenizer))
 
-    def _tokenised(self, said: Sequence[Said], conversation: Rendered, encoded: Iterator[Encoding]) -> Tokenised:
+    def _tokenised(
+        self, contents: Sequence[LineMessage], conversation: Rendered, encoded: Iterator[Encoding]
+    ) -> Tokenised:
         ids, spans, begin = list[int](), list[tuple[int, int]](), 0
         for text in self._pieces(conversation):
             encoding = next(encoded)
@@ -196,12 +198,12 @@ class Encoder:
             ids.append(self.end)
             spans.append((begin, begin + 1))
         tokens, (starts, stops) = np.array(ids, np.int64), np.array(spans, np.int64).reshape(-1, 2).T
-        learnt = np.full(len(tokens), self.all_learnt and any(one.learnt for one in said))
+        learnt = np.full(len(tokens), self.all_learnt and any(one.learnt for one in contents))
         for turn in conversation.turns:
             marked = [(turn.start, turn.stop)] if conversation.marked is None else conversation.marked
             for start, stop in marked:
                 inside = (stops > max(start, turn.start)) & (starts < min(stop, turn.stop))
-                learnt = learnt | inside if said[turn.place].learnt else learnt & ~inside
+                learnt = learnt | inside if contents[turn.place].learnt else learnt & ~inside
         return Tokenised(np.where(learnt, tokens, ~tokens), *_places(conversation, starts, stops))
 
     def _cut(self, conversation: Tokenised) -> Tokens:
@@ -289,8 +291,8 @@ class PairEncoder(Encoder):
     def _parsed(self, record: Mapping[str, Any]) -> Parsed:
         return pair_of(record)
 
-    def _conversations(self, line: Line) -> list[list[Said]]:
-        *before, chosen, rejected = line.said
+    def _conversations(self, line: Line) -> list[list[LineMessage]]:
+        *before, chosen, rejected = line.contents
         return [[*before, chosen], [*before, rejected]]
 
     def _rendered(self, line: Line) -> list[Rendered]:
@@ -301,7 +303,7 @@ class PairEncoder(Encoder):
         return both
 
     def _samples(self, line: Line, texts: list[Rendered], tokenised: list[Tokenised]) -> list[Sample]:
-        """Earlier answers are not learnt, whatever the template does."""
+        """Earlier answers are not trained on, under any template."""
         first, *_ = tokenised
         lasts = [one.turns[-1] for one in tokenised]
         answers = [one.tokens[answer:stop] for one, (_, answer, stop) in zip(tokenised, lasts, strict=True)]

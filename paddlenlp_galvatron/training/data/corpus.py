@@ -194,7 +194,7 @@ def write_dataset(
                 written = _write(tokenised, Path(new_bin.name), Path(new_idx.name), largest_id(tokenizer), end)
                 if tokenizer_file:
                     save_tokenizer(tokenizer, tokenizer_file)
-                idx_file.unlink(missing_ok=True)  # never an old index beside new data
+                idx_file.unlink(missing_ok=True)  # never an old index with new data
                 to_disk(prefix.parent)
     except OSError as error:
         raise UserError(f"{prefix}: cannot be written: {error.strerror}") from None

@@ -52,7 +52,7 @@ class TokenFiles:
         self.tokens = self._tokens.size_bytes // self._type.itemsize
         self.owner = self._index.state().st_uid
         self._seen = self._tokens.state()
-        # Whatever makes the data what they are, wherever they are.
+        # The content of the data, wherever they are.
         self.identity = {
             "bin_bytes": self._tokens.size_bytes,
             "bin_crc32": self._tokens.checksum(SAMPLED_BLOCKS),
@@ -160,7 +160,7 @@ class DataSet:
         opened = self._passes.get(number)
         if opened is None:
             opened = self._open_pass(number)
-            self._passes = {number: opened}  # samples go on in order: one is enough
+            self._passes = {number: opened}  # samples continue in order: one is enough
         return opened
 
     def _open_pass(self, number: int) -> SampleIndex:

@@ -54,7 +54,7 @@ REMEDIES = {
 }
 
 
-class Said(NamedTuple):
+class LineMessage(NamedTuple):
     """A message of a conversation."""
 
     message: Message  # as the chat template takes it
@@ -65,7 +65,7 @@ class Said(NamedTuple):
 class Parsed(NamedTuple):
     """A conversation, as a line has it."""
 
-    said: list[Said]
+    contents: list[LineMessage]
     context: Mapping[str, Any]  # other values that a chat template reads
     unread: list[str]  # keys that have no meaning here
 
@@ -76,13 +76,13 @@ def conversation_of(record: Mapping[str, Any]) -> Parsed:
     unread: list[str] = []
     if "messages" in record:
         own: tuple[str, ...] = ("messages",)
-        said = _of_messages(record["messages"], unread)
+        contents = _of_messages(record["messages"], unread)
     else:
         own = ("src", "tgt", "label")
-        said = _of_pairs(record)
-    if not said or said[-1].message["role"] != ANSWERS:
+        contents = _of_pairs(record)
+    if not contents or contents[-1].message["role"] != ANSWERS:
         raise UserError(f"messages: the last one is no answer (role {ANSWERS}), so there is nothing to learn")
-    return _of_line(record, own, said, unread)
+    return _of_line(record, own, contents, unread)
 
 
 def pair_of(record: Mapping[str, Any]) -> Parsed:
@@ -106,11 +106,11 @@ def pair_of(record: Mapping[str, Any]) -> Parsed:
     if order[0] == order[1]:
         raise UserError("sort: says that both answers are as good; give the better one a larger number")
     asked, answered = ([text.strip() for text in texts] for texts in (asked, answered))  # as PaddleNLP does
-    said = _of_turns(asked[:-1], answered, [False] * len(answered))
-    said.append(Said({"role": "user", "content": asked[-1]}, f"src[{len(answered)}]"))
+    contents = _of_turns(asked[:-1], answered, [False] * len(answered))
+    contents.append(LineMessage({"role": "user", "content": asked[-1]}, f"src[{len(answered)}]"))
     for which in sorted(range(2), key=lambda one: -order[one]):
-        said.append(Said({"role": ANSWERS, "content": given[which].strip()}, f"response[{which}]", True))
-    return _of_line(record, ("src", "tgt", "response", "sort"), said, [])
+        contents.append(LineMessage({"role": ANSWERS, "content": given[which].strip()}, f"response[{which}]", True))
+    return _of_line(record, ("src", "tgt", "response", "sort"), contents, [])
 
 
 def changes_learning(key: str) -> bool:
@@ -118,7 +118,7 @@ def changes_learning(key: str) -> bool:
     return key not in OF_TEMPLATES and not TELLING.isdisjoint(_words(key))
 
 
-def require_rendered(template: Template, said: Sequence[Said], context: Mapping[str, Any]) -> None:
+def require_rendered(template: Template, contents: Sequence[LineMessage], context: Mapping[str, Any]) -> None:
     """Raises UserError if the chat template leaves out a message, tools, or a field that changes what is learnt."""
 
     def text(messages: Sequence[Message], beside: Mapping[str, Any] = context) -> str | None:
@@ -133,11 +133,11 @@ def require_rendered(template: Template, said: Sequence[Said], context: Mapping[
     for name in context:
         if name not in template.names:
             raise lost(name if name == "tools" else f"context.{name}")
-    messages = [one.message for one in said]
+    messages = [one.message for one in contents]
     if context.get("tools") and text(messages, {**context, "tools": None}) == text(messages):
         raise lost("tools")
     marked = text([_marked(message, place) for place, message in enumerate(messages)])
-    for place, one in enumerate(said):
+    for place, one in enumerate(contents):
         if marked is not None and one.message.get("content", "").strip() and _mark(place) not in marked:
             raise lost(one.field)
         for key, value in one.message.items():
@@ -176,8 +176,8 @@ def _refuse(key: str, value: object, where: str = "") -> None:
         raise UserError(f"{where}{shortened(key)}: seems to change what is learnt, but is not honoured; {remedy}")
 
 
-def _of_line(record: Mapping[str, Any], own: Container[str], said: list[Said], unread: list[str]) -> Parsed:
-    """The conversation with what stands beside it. Raises UserError."""
+def _of_line(record: Mapping[str, Any], own: Container[str], contents: list[LineMessage], unread: list[str]) -> Parsed:
+    """The conversation with what its line adds. Raises UserError."""
     for key, value in record.items():
         if key in OF_LINES or key in own:
             continue
@@ -197,15 +197,15 @@ def _of_line(record: Mapping[str, Any], own: Container[str], said: list[Said], u
             raise UserError(f"{name}: is no text; give the system text")
         if not text and name == "system":
             continue  # a column that most lines leave empty
-        if said[0].message["role"] != "system":
-            said = [Said({"role": "system", "content": text}, name), *said]
-        elif said[0].message["content"] != text:
-            raise UserError(f"{name}: {said[0].field} is another system text; give one")
+        if contents[0].message["role"] != "system":
+            contents = [LineMessage({"role": "system", "content": text}, name), *contents]
+        elif contents[0].message["content"] != text:
+            raise UserError(f"{name}: {contents[0].field} is another system text; give one")
     if "tools" in record:
         context["tools"] = _tools(record["tools"])
     if _learns(record, "") is False:
-        said = [one._replace(learnt=False) for one in said]
-    return Parsed(said, context, unread)
+        contents = [one._replace(learnt=False) for one in contents]
+    return Parsed(contents, context, unread)
 
 
 def _context(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -230,26 +230,26 @@ def _tools(given: object) -> list[dict[str, Any]]:
 
 def _learns(given: Mapping[str, Any], where: str) -> bool | None:
     """Whether a line or message is learnt, if its masks say so. Raises UserError."""
-    said = {}
+    contents = {}
     for name in MASKS:
         value = given.get(name)
         if value is None:
             continue
         if type(value) not in (bool, int, float) or value not in (0, 1):
             raise UserError(f"{where}{name}: is {shortened(repr(value))}; give 1 or true (learnt), or 0 or false")
-        said[name] = bool(value)
-    if len(set(said.values())) > 1:
-        raise UserError(f"{where}{', '.join(said)}: contradict each other; give one")
-    return next(iter(said.values()), None)
+        contents[name] = bool(value)
+    if len(set(contents.values())) > 1:
+        raise UserError(f"{where}{', '.join(contents)}: contradict each other; give one")
+    return next(iter(contents.values()), None)
 
 
-def _of_messages(given: object, unread: list[str]) -> list[Said]:
+def _of_messages(given: object, unread: list[str]) -> list[LineMessage]:
     if not isinstance(given, list):
         raise UserError("messages: is no list")
     return [_message(one, f"messages[{place}]", unread) for place, one in enumerate(given)]
 
 
-def _message(given: object, field: str, unread: list[str]) -> Said:
+def _message(given: object, field: str, unread: list[str]) -> LineMessage:
     message = _without_nulls(given) if isinstance(given, dict) else {}
     role, content = message.get("role"), message.get("content")
     calls = message.get("tool_calls") or message.get("function_call")
@@ -268,10 +268,10 @@ def _message(given: object, field: str, unread: list[str]) -> Said:
             _refuse(key, value, f"{field}.")
         if key not in ("role", "content", *OF_TEMPLATES) and not changes_learning(key) and value not in NOTHING:
             unread.append(f"messages.{key}")
-    return Said(message, field, role == ANSWERS and learns is not False)
+    return LineMessage(message, field, role == ANSWERS and learns is not False)
 
 
-def _of_pairs(record: Mapping[str, Any]) -> list[Said]:
+def _of_pairs(record: Mapping[str, Any]) -> list[LineMessage]:
     for name in ("src", "tgt"):
         if name not in record:
             raise UserError(f'{name}: missing; give {{"src": …, "tgt": …}} or {{"messages": […]}}')
@@ -300,10 +300,10 @@ def _texts(record: Mapping[str, Any], name: str) -> list[str]:
     return texts
 
 
-def _of_turns(asked: Sequence[str], answers: Sequence[str], learnt: Sequence[bool]) -> list[Said]:
+def _of_turns(asked: Sequence[str], answers: Sequence[str], learnt: Sequence[bool]) -> list[LineMessage]:
     """Questions and their answers, in turn."""
-    said = []
+    contents = []
     for number, (question, answer, learns) in enumerate(zip(asked, answers, learnt, strict=True)):
-        said.append(Said({"role": "user", "content": question}, f"src[{number}]"))
-        said.append(Said({"role": ANSWERS, "content": answer}, f"tgt[{number}]", learns))
-    return said
+        contents.append(LineMessage({"role": "user", "content": question}, f"src[{number}]"))
+        contents.append(LineMessage({"role": ANSWERS, "content": answer}, f"tgt[{number}]", learns))
+    return contents

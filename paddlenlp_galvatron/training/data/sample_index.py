@@ -1,4 +1,4 @@
-"""Which tokens each sample of a pass over a data set has: PaddleNLP's order, worked out once and kept beside the data.
+"""Which tokens each sample of a pass over a data set has: PaddleNLP's order, worked out once and kept next to the data.
 
 The files hold plain arrays and their origin: sizes and checksums of the data, never names or times. A file that is
 damaged, another user's or of another origin is not used.
@@ -26,14 +26,14 @@ from ...base.locking import locked
 from ...base.reading import LargeFile, read_json
 from ...base.writing import whole_file, write_text
 
-FOLDER = ".galvatron-index"  # beside the data
+FOLDER = ".galvatron-index"  # next to the data
 LONGEST_WAIT_S = 600.0  # for another process that makes an index: minutes for billions of documents
 NUMBER = np.dtype("<i8")
 Arrays = tuple[NDArray[np.int64], NDArray[np.int64]]  # arrays of a SampleIndex
 
 
 class StoredRows:
-    """An array [rows, columns] of whole numbers in a .npy file, read where it is asked for."""
+    """An array [rows, columns] of whole numbers in a .npy file, read where it is requested."""
 
     def __init__(self, path: Path, rows: int, columns: int):
         """Raises UserError for any other file."""
@@ -132,7 +132,7 @@ def _is_trusted(folder: Path, owner: int) -> bool:
 
 
 def write_cache(path: Path, made_from: Mapping[str, Any], *arrays: NDArray[np.int64]) -> None:
-    """Write arrays beside what they were made from. Raises UserError."""
+    """Write arrays next to what they were made from. Raises UserError."""
     files = [_file(path, number) for number in range(len(arrays))]
     for file, array in zip(files, arrays, strict=True):
         with whole_file(file) as opened:

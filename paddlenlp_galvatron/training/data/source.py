@@ -24,7 +24,7 @@ class BatchSource(ABC):
     """Where training gets its tokens. A step's batch depends on the source and the step alone."""
 
     def __init__(self, global_batch: int, identity: dict[str, Any]):
-        """`identity`: whatever makes a sample, besides its number, what it is; JSON."""
+        """`identity`: all that determines a sample besides its number; JSON."""
         self.global_batch, self.identity = global_batch, identity
         self._ahead = 0  # samples used before step 0 of this source; less than 0: steps before had smaller batches
 
@@ -56,7 +56,7 @@ class BatchSource(ABC):
         return self._ahead + step * self.global_batch
 
     def continue_at(self, step: int, sample: int) -> None:
-        """Let a step begin at a sample, whatever the size of the batches before."""
+        """Let a step begin at a sample, for any size of the batches before."""
         self._ahead = sample - step * self.global_batch
 
     def position(self, step: int) -> dict[str, Any]:
@@ -67,8 +67,8 @@ class BatchSource(ABC):
 class InPasses(BatchSource):
     """Samples by number, pass after pass without a gap.
 
-    Pass p has all of them in the order of PaddleNLP's distributed sampler: shuffled by NumPy's RandomState(p), whatever
-    the seed, the plan and the number of processes.
+    Pass p has all of them in the order of PaddleNLP's distributed sampler: shuffled by NumPy's RandomState(p), for
+    any seed, plan and number of processes.
     """
 
     def __init__(self, global_batch: int, identity: dict[str, Any], shuffle: bool):

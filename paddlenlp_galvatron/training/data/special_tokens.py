@@ -1,7 +1,7 @@
-"""The special tokens of a tokenizer, as transformers 5 finds them in the files beside tokenizer.json.
+"""The special tokens of a tokenizer, as transformers 5 finds them in the files next to tokenizer.json.
 
 tokenizer_config.json names them. Without `added_tokens_decoder` in it, special_tokens_map.json wins over it, and
-added_tokens.json adds tokens. `add_bos_token` and `add_eos_token` have no effect beside a tokenizer.json.
+added_tokens.json adds tokens. `add_bos_token` and `add_eos_token` have no effect with a tokenizer.json.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ REMEDY = f'name it: "{EOS}" in {TOKENIZER_CONFIG} next to tokenizer.json, or gal
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """The tokens that the files beside a tokenizer.json name or add."""
+    """The tokens that the files next to a tokenizer.json name or add."""
 
     texts: Mapping[str, str | None] = field(default_factory=dict)  # by name, as templates read them; None: none
     tokens: Sequence[AddedToken] = ()  # the named ones, then those without a name
@@ -58,7 +58,7 @@ class SpecialTokens:
 
 
 def special_tokens(tokenizer: Path) -> SpecialTokens:
-    """Read the files beside a tokenizer.json, or in its folder. Raises UserError."""
+    """Read the files next to a tokenizer.json, or in its folder. Raises UserError."""
     folder = _folder(tokenizer)
     config = _object(folder / TOKENIZER_CONFIG)
     replaces = config.get(DECODER) is not None
@@ -132,29 +132,29 @@ def _stops(path: Path) -> tuple[Path | None, list[int]]:
     return None, []
 
 
-def _later(config: Mapping[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+def _later(config: Mapping[str, Any], defined: dict[str, Any]) -> dict[str, Any]:
     """The part of a special_tokens_map.json that counts: for names beyond NAMES a text in tokenizer_config.json wins,
     and so does its list of tokens without names."""
     own = {name for name, value in config.items() if name not in NAMES and isinstance(value, str)}
     if isinstance(config.get(EXTRA, config.get(ADDITIONAL)), list):
         own.add(ADDITIONAL)
-    return {name: value for name, value in said.items() if name not in own}
+    return {name: value for name, value in defined.items() if name not in own}
 
 
-def _named(said: Mapping[str, Any], file: Path) -> dict[str, AddedToken | None]:
+def _named(defined: Mapping[str, Any], file: Path) -> dict[str, AddedToken | None]:
     """Tokens by name; None: there is none of that name. Raises UserError."""
-    extra = said[EXTRA] if isinstance(said.get(EXTRA), dict) else {}
+    extra = defined[EXTRA] if isinstance(defined.get(EXTRA), dict) else {}
     return {
         name: None if name in NAMES and value in (None, "") else _token(value, file, name)
-        for name, value in {**said, **extra}.items()
+        for name, value in {**defined, **extra}.items()
         if name in NAMES or name in extra or (name.endswith("_token") and isinstance(value, str | dict))
     }
 
 
-def _unnamed(said: Mapping[str, Any], file: Path) -> list[AddedToken]:
+def _unnamed(defined: Mapping[str, Any], file: Path) -> list[AddedToken]:
     """Raises UserError."""
-    name = EXTRA if said.get(EXTRA) and not isinstance(said[EXTRA], dict) else ADDITIONAL
-    given = said.get(name) or []
+    name = EXTRA if defined.get(EXTRA) and not isinstance(defined[EXTRA], dict) else ADDITIONAL
+    given = defined.get(name) or []
     if not isinstance(given, list):
         raise UserError(f"{file}: {name}: is no list; give a list of tokens")
     return [_token(value, file, name) for value in given]
@@ -164,13 +164,13 @@ def _token(value: object, file: Path, name: str) -> AddedToken:
     """A token that is written as its text, or as an object. Raises UserError."""
     if isinstance(value, str):
         return AddedToken(value, normalized=False, special=True)
-    said = value if isinstance(value, dict) else {}
-    flags = {flag: said[flag] for flag in FLAGS if flag in said}
-    if not isinstance(said.get("content"), str) or not all(isinstance(flag, bool) for flag in flags.values()):
+    defined = value if isinstance(value, dict) else {}
+    flags = {flag: defined[flag] for flag in FLAGS if flag in defined}
+    if not isinstance(defined.get("content"), str) or not all(isinstance(flag, bool) for flag in flags.values()):
         raise UserError(f'{file}: {name}: {shortened(str(value))} is no token; give its text, or {{"content": …}}')
     if file.name == TOKENS_MAP:
         flags["special"] = True
-    return AddedToken(said["content"], **flags)
+    return AddedToken(defined["content"], **flags)
 
 
 def _number(value: object, file: Path) -> int:

@@ -1,4 +1,4 @@
-"""Chat templates: a conversation as text, apart by who said it.
+"""Chat templates: a conversation as text, split by role.
 
 Two kinds are read: PaddleNLP's chat_template.json, a template for each part, and the tokenizer's own Jinja template,
 one for all, as Hugging Face has it. Both run in Jinja's sandbox.
@@ -29,7 +29,7 @@ FAULTS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, Ari
 LONGEST_FAULT = 120  # characters of one
 ANSWERS = "assistant"  # whose messages are learnt
 
-Message = dict[str, Any]  # role, content, and whatever else a template may read
+Message = dict[str, Any]  # role, content, and all else that a template may read
 REASONING = ("reasoning_content", "thinking", "reasoning")  # names of the same field; transformers takes any
 THOUGHT = "</think>"  # ends them in the text of an answer
 MARK = "GalvatronLooksForThisAnswer"  # a text that no conversation has
@@ -75,8 +75,8 @@ class TurnTemplate:
     def __init__(self, path: Path):
         """Raises UserError."""
         content = read_json(path)
-        told = content if isinstance(content, dict) else {}
-        system, turn = told.get("system") or "", told.get("conversation")
+        fields = content if isinstance(content, dict) else {}
+        system, turn = fields.get("system") or "", fields.get("conversation")
         if not isinstance(system, str) or not isinstance(turn, list) or [type(part) for part in turn] != [str, str]:
             raise UserError(f'{path}: "conversation" must be two texts, the user\'s and the bot\'s, and "system" one')
         self.text = "\0".join([system, *turn])
@@ -98,9 +98,9 @@ class TurnTemplate:
         text = _rendered(self._system, given)
         found = Rendered(text, len(text), [])
         for index, (user, bot) in enumerate(pairs):
-            told = {"user": user.get("content", ""), "bot": bot.get("content", ""), "index": index}
-            told |= given | {"is_first": index == 0, "is_last": index == len(pairs) - 1}
-            asked, answer = (_rendered(part, told) for part in self._turn)
+            fields = {"user": user.get("content", ""), "bot": bot.get("content", ""), "index": index}
+            fields |= given | {"is_first": index == 0, "is_last": index == len(pairs) - 1}
+            asked, answer = (_rendered(part, fields) for part in self._turn)
             start = len(found.text) + len(asked)
             found.text += asked + answer
             found.turns.append(Turn(start, len(found.text), len(messages) - len(rest) + 2 * index + 1))
@@ -109,7 +109,7 @@ class TurnTemplate:
 
 class WholeTemplate:
     """A tokenizer's own template, which renders all messages at once. An answer is what the template adds to the
-    messages before it and the generation prompt; so an answer may hold whatever text it likes.
+    messages before it and the generation prompt; so an answer may hold any text.
 
     Some templates take the thoughts out of every answer, and their generation prompt opens some (R1-Distill's ends with
     `<think>`). Thoughts of the last answer are learnt behind that prompt, as the model must write them; an answer that
@@ -166,15 +166,15 @@ class WholeTemplate:
         return found
 
     def _loses_thoughts(self, before: Sequence[Message], message: Message, context: Mapping[str, Any]) -> bool:
-        said = message.get("content", "")
-        marked = {**message, "content": said.replace(THOUGHT, MARK + THOUGHT)}
-        return THOUGHT in said and MARK not in self._render([*before, marked], context)
+        content_text = message.get("content", "")
+        marked = {**message, "content": content_text.replace(THOUGHT, MARK + THOUGHT)}
+        return THOUGHT in content_text and MARK not in self._render([*before, marked], context)
 
     def _with_thoughts(
         self, before: Sequence[Message], message: Message, asked: str, context: Mapping[str, Any]
     ) -> str:
         """The text as the model must write the answer behind the generation prompt. Raises UserError."""
-        said: str = message["content"]
+        content_text: str = message["content"]
         if not message.keys().isdisjoint(REASONING):
             raise UserError("an answer has thoughts in its content, too, and the chat template takes one; give one")
         if asked.rstrip().endswith(THOUGHT):
@@ -183,7 +183,11 @@ class WholeTemplate:
                 "too, or name another template: galvatron train --chat_template"
             )
         _, opened, ended = self._around(before, message, asked, context)
-        return asked + (said.lstrip().removeprefix(opened.strip()).lstrip("\n") if opened else said) + ended
+        return (
+            asked
+            + (content_text.lstrip().removeprefix(opened.strip()).lstrip("\n") if opened else content_text)
+            + ended
+        )
 
     def _around(
         self, before: Sequence[Message], message: Message, asked: str, context: Mapping[str, Any]
@@ -205,7 +209,7 @@ def _reasoning(message: Message) -> Message:
 
 
 def open_template(wanted: str | None, tokenizer: Path) -> Template | None:
-    """The template that is asked for: a file, or a folder that has one; unset: the tokenizer's own, if it has one.
+    """The template that is requested: a file, or a folder that has one; unset: the tokenizer's own, if it has one.
 
     Raises UserError."""
     if wanted == PLAIN:

@@ -78,7 +78,7 @@ def decompressed_name(path: Path) -> Path:
 
 
 def require_no_copies(files: Collection[Path]) -> None:
-    """Raise UserError: a file stands beside its compressed copy, so its text would be read twice."""
+    """Raise UserError: a file stands next to its compressed copy, so its text would be read twice."""
     for file in files:
         if (plain := decompressed_name(file)) != file and plain in files:
             raise UserError(f"{file}: is the compressed {plain.name}, which is also there; keep one")

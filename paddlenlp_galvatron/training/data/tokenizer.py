@@ -49,7 +49,7 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Read a `tokenizer.json`, or that of a folder, with the special tokens that the files beside it add.
+    """Read a `tokenizer.json`, or that of a folder, with the special tokens that the files next to it add.
 
     Raises UserError."""
     file = Path(path)
@@ -57,11 +57,11 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         file = file / "tokenizer.json"
     if not file.is_file():
         raise UserError(f"{file}: no such file; give a tokenizer.json or the folder of a model that has one")
-    text, said = read_text(file), special_tokens(file)
+    text, special_ones = read_text(file), special_tokens(file)
 
     def read() -> Tokenizer:
         tokenizer = Tokenizer.from_str(text)
-        said.add_to(tokenizer)
+        special_ones.add_to(tokenizer)
         return tokenizer
 
     def attempt() -> bytes:
@@ -73,7 +73,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
     limited(attempt, f"{file}: reading it", *_limits(len(text)))
     tokenizer = read()
-    tokenizer.no_truncation()  # many files have what was last asked for: the rest of a document would be lost,
+    tokenizer.no_truncation()  # many files have the limits of their last use: the rest of a document would be lost,
     tokenizer.no_padding()  # or documents filled up with tokens that nobody wrote
     return tokenizer
 

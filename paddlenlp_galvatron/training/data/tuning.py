@@ -1,6 +1,6 @@
-"""Rows of a fine-tuning data set: samples tokenised once, laid into rows once, kept beside the data.
+"""Rows of a fine-tuning data set: samples tokenised once, laid into rows once, kept next to the data.
 
-So a step's rows are the same under every plan, after every restart, and whoever reads them. `pack` decides which
+So a step's rows are the same under every plan, after every restart, and for any reader. `pack` decides which
 samples share a row, from their lengths and order.
 """
 
@@ -32,7 +32,7 @@ from .templates import open_template
 from .text_files import JSON_SUFFIXES, decompressed_name, look, require_no_copies
 from .tokenizer import load_tokenizer
 
-LAYOUT = 2  # of what is kept; another number makes it anew
+LAYOUT = 2  # of what is kept; another number makes it again
 NAMES = {"train": "train", "valid": "dev"}  # split -> file or folder, as PaddleNLP calls them
 CUT_AWAY, UNLEARNT, MASKED, UNOPENED = range(4)  # remarks on a line
 MOST_NAMED = 3  # lines in a note
@@ -164,7 +164,7 @@ class TuningData(InPasses):
         self._unread: dict[str, int] = loads(bytes(np.asarray(unread[0 : len(unread)])[:, 0].tolist()))
         self.packed = packing != "none" or pairs
         self._pairs = int(np.asarray(self._rows[0 : len(self._rows)])[:, 1].max()) // 2 if pairs else 0  # most in a row
-        # Log-probabilities of the answers, in the order of rows, by the model that is not trained; it tells them.
+        # Log-probabilities of the answers, in the order of rows, by the reference model, which fills them in.
         self.reference = np.zeros(len(self._pieces), np.float32)
         self._seq_length = seq_length
 
@@ -177,7 +177,7 @@ class TuningData(InPasses):
     def notes(self) -> list[str]:
         """Notes for the user on the samples."""
         remarks = np.asarray(self._remarks[0 : len(self._remarks)])
-        told = {
+        words = {
             CUT_AWAY: ("sample", "skipped, as the answer is cut off entirely by src_length and max_length"),
             UNLEARNT: ("conversation", "trained without earlier answers, as the chat template changes these"),
             MASKED: ("sample", "skipped, as its own fields exclude it from training"),
@@ -192,7 +192,7 @@ class TuningData(InPasses):
         if self._unread:
             counted = ", ".join(f"{shortened(key)} ({lines})" for key, lines in self._unread.items())
             notes.append(f"keys that are not read, each with its number of lines: {counted}")
-        for kind, (one, what) in told.items():
+        for kind, (one, what) in words.items():
             lines = remarks[remarks[:, 2] == kind]
             if len(lines):
                 named = ", ".join(f"{self._files[file]}: line {line}" for file, line, _ in lines[:MOST_NAMED].tolist())

@@ -58,7 +58,7 @@ def read_words(
 ) -> dict[str, Any]:
     """Options by canonical name, and DRY_RUN, from a command line: flags, or one JSON file and flags that win over it.
 
-    `task`: the script's own, where none is given. `say` is told which have no effect. Raises UserError.
+    `task`: the script's own, where none is given. `say` receives which have no effect. Raises UserError.
     """
     file, flags = (Path(words[0]), words[1:]) if words and words[0].endswith(".json") else (None, words)
     from_file = [f"--{name}={_word(value)}" for name, value in read_options(file).items()] if file else []

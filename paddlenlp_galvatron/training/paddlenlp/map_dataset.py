@@ -1,4 +1,4 @@
-"""A data set of the user's own: whatever has a length and items by number, as PaddleNLP's Trainer takes it."""
+"""A data set of the user's own: any object with a length and items by number, as PaddleNLP's Trainer takes it."""
 
 from __future__ import annotations
 

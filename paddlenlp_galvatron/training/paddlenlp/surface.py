@@ -68,15 +68,15 @@ def _rank_along(axis: str) -> property:
 
 
 class RunArguments(TrainingArguments):  # type: ignore[misc]
-    """PaddleNLP's arguments with the plan's degrees, of which nothing was told to fleet.
+    """PaddleNLP's arguments with the plan's degrees, of which fleet knows nothing.
 
-    Degrees and ranks are those of the widest decoder layer, the first with the largest degree. Whatever the plan,
+    Degrees and ranks are those of the widest decoder layer, the first with the largest degree. under any plan,
     train_batch_size * gradient_accumulation_steps * dataset_world_size is the global batch.
     """
 
-    _ranks: dict[str, int]  # this rank's place on each axis; without: the plan is not told yet
+    _ranks: dict[str, int]  # this rank's place on each axis; without: the plan is not set yet
 
-    def tell(self, plan: Plan, group: PlanGroup) -> None:
+    def set_plan(self, plan: Plan, group: PlanGroup) -> None:
         """Take over the plan. PaddleNLP's own checks of degrees, which are fleet's, must be over."""
         index = max(range(len(plan.layers)), key=lambda layer: plan.layers[layer].ranks)
         layer, view = plan.layers[index], group.of_layer(index)
@@ -105,7 +105,7 @@ class RunArguments(TrainingArguments):  # type: ignore[misc]
 
 
 class SyncParallelInfo(TrainerCallback):  # type: ignore[misc]
-    """Tells fleet and `args` the plan once PaddleNLP's Trainer is made, which checks degrees as fleet needs them; the
+    """Gives fleet and `args` the plan once PaddleNLP's Trainer is made, which checks degrees as fleet needs them; the
     user's callbacks come after it."""
 
     def __init__(self, plan: Plan, group: PlanGroup):
@@ -113,7 +113,7 @@ class SyncParallelInfo(TrainerCallback):  # type: ignore[misc]
 
     def on_init_end(self, args: RunArguments, *_: Any, **__: Any) -> None:
         self._group.install()
-        args.tell(self._plan, self._group)
+        args.set_plan(self._plan, self._group)
 
 
 def run_arguments(

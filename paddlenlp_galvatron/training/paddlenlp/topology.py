@@ -120,7 +120,7 @@ class PlanGroup(HybridCommunicateGroup):  # type: ignore[misc]
         return view
 
     def install(self) -> None:
-        """Let fleet give this group to whoever asks, in place of what it had."""
+        """Let fleet give this group to any caller, in place of what it had."""
         install_group(self)
 
     @staticmethod
@@ -154,9 +154,9 @@ def _agreed(question: str, layers: list[LayerGroup], ask: Callable[[LayerGroup],
         raise answers[layers[0]]
     if len(found) == 1:
         return answers[layers[0]]
-    told = ", ".join(f"{key if isinstance(key, str) else _names(key)} in {_layers(which)}" for which, key in found)
+    named = ", ".join(f"{key if isinstance(key, str) else _names(key)} in {_layers(which)}" for which, key in found)
     raise UserError(
-        f"hybrid communicate group: {question} depends on the layer in this plan ({told}); ask for one layer, such as "
+        f"hybrid communicate group: {question} depends on the layer in this plan ({named}); ask for one layer, such as "
         f"fleet.get_hybrid_communicate_group().of_layer(0).{question}"
     )
 

@@ -1,4 +1,4 @@
-"""PaddleNLP's Trainer as a guest of the training loop: its callbacks hear the loop's events and decide what is due."""
+"""PaddleNLP's Trainer as a guest of the training loop: callbacks receive the loop's events and decide what is due."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
 
     def save_model(self, output_dir: str | Path | None = None, merge_tensor_parallel: bool = True) -> None:
         """Write the whole model, gathered from all ranks, which all call this: a Hugging Face directory, that PaddleNLP
-        loads too. Default: args.output_dir. It is merged, whatever `merge_tensor_parallel`. Raises GalvatronError."""
+        loads too. Default: args.output_dir. `merge_tensor_parallel` changes nothing. Raises GalvatronError."""
         target = Path(self.args.output_dir if output_dir is None else output_dir)
         save_model(self.run.engine, target, self.run.model_folder, self.tokenizer)
 
