@@ -30,7 +30,7 @@ def benchmark() -> dict[str, Any]:
 
 
 def rows(benchmark: dict[str, Any], table: Path) -> list[dict[str, Any]]:
-    return [benchmark["told"](run, load_data_sheet(run.device)) for run in read_table(table).runs]
+    return [benchmark["figures"](run, load_data_sheet(run.device)) for run in read_table(table).runs]
 
 
 def test_steps_of_qwen3_on_h800_are_within_12_percent_on_average_and_memory_within_3(benchmark):

@@ -7,16 +7,16 @@ from paddlenlp_galvatron.cli.training_run import KEPT, LogTail, RankNews
 from paddlenlp_galvatron.plan import plan_id, uniform_plan
 
 
-def test_lines_of_checkpoints_are_told_once(tmp_path):
+def test_lines_of_checkpoints_are_shown_once(tmp_path):
     log = tmp_path / "workerlog.0"
-    told = RankNews(log)
-    assert told.read() == []
+    news = RankNews(log)
+    assert news.read() == []
     log.write_text("[INFO] of others\nresuming from step 3\nsaved output/checkpoints/step-000")
-    assert told.read() == ["resuming from step 3"]
+    assert news.read() == ["resuming from step 3"]
     with log.open("a") as file:
         file.write("00006\nwriting x: 5% of 3 MiB of rank 0\n")
-    assert told.read() == ["saved output/checkpoints/step-00000006", "writing x: 5% of 3 MiB of rank 0"]
-    assert told.read() == []
+    assert news.read() == ["saved output/checkpoints/step-00000006", "writing x: 5% of 3 MiB of rank 0"]
+    assert news.read() == []
 
 
 def test_the_median_is_that_of_the_whole_run(tmp_path):
