@@ -10,7 +10,7 @@ from ..base.errors import UserError
 from ..model import ModelShape, Recompute
 from .layout import chunks_of_a_sample, token_axes
 from .mesh import Axis
-from .strategy import DataParallel, Plan, Precision, Strategy, runs
+from .strategy import DataParallel, Plan, Precision, Strategy, all_sharing, runs
 
 T = TypeVar("T")
 
@@ -88,7 +88,8 @@ def find_faults(plan: Plan, model: ModelShape | None = None) -> list[str]:
     grid = list(_grid_faults(plan))
     if grid:
         return grid  # the degrees make no grid, so what follows from the grid would only repeat them
-    faults = [*_expert_faults(plan), *_batch_faults(plan), *_dp_type_faults(plan), *_sequence_faults(plan)]
+    faults = [*_expert_faults(plan), *_batch_faults(plan), *_dp_type_faults(plan), *_sharding_faults(plan)]
+    faults += _sequence_faults(plan)
     if model is not None:
         faults += _model_faults(plan, model)
     return faults
@@ -194,6 +195,30 @@ def _dp_type_faults(plan: Plan) -> Iterator[str]:
         )
 
 
+def _sharding_faults(plan: Plan) -> Iterator[str]:
+    size = plan.stage_size
+    parts = [
+        ("sharding_sizes_enc", layers, all_sharing(size, layer.tp), layer.sharding, layer.dp_type)
+        for layers, layer in _named_runs(plan.layers)
+    ]
+    parts += [
+        ("sharding_sizes_of_ep_enc", f"experts of {layers}", all_sharing(size, some.ranks), some.sharding, some.dp_type)
+        for layers, some in _named_runs([layer.experts for layer in plan.layers])
+    ]
+    vocab = plan.vocab
+    parts.append(("vsharding", "the vocabulary layers", all_sharing(size, vocab.tp), vocab.sharding, vocab.dp_type))
+    for field, who, sharing, sharding, dp_type in parts:
+        if sharding in (None, sharing):
+            continue
+        if dp_type is DataParallel.DDP:
+            yield f"{field}: {sharding} for {who}, but ddp shards nothing; give {sharing}, or zero2 or zero3"
+        elif sharding < 2 or sharing % sharding:
+            yield (
+                f"{field}: {sharding} for {who} is not a part of the {sharing} ranks that hold the same weights; "
+                f"choose a divisor of {sharing} above 1"
+            )
+
+
 def _sequence_faults(plan: Plan) -> Iterator[str]:
     tokens = plan.assumed.seq_length
     if tokens is None:
@@ -241,12 +266,16 @@ def _model_faults(plan: Plan, model: ModelShape) -> Iterator[str]:
 
 def _faults_of_experts(plan: Plan, model: ModelShape) -> Iterator[str]:
     for layers, layer in _named_runs(plan.layers):
-        if not model.experts and (layer.experts.ranks > 1 or layer.experts_dp_type):
-            name = "ep_sizes_enc" if layer.experts.ranks > 1 else "dp_types_of_ep_enc"
+        named = {
+            "ep_sizes_enc": layer.experts.ranks > 1,
+            "dp_types_of_ep_enc": layer.experts_dp_type,
+            "sharding_sizes_of_ep_enc": layer.experts_sharding,
+        }
+        if not model.experts and (name := next((name for name, given in named.items() if given), None)):
             yield f"{name}: {layers}: {model.name} has no experts; leave the field out"
     if not model.experts:
         return
-    for layers, (ep, etp, _) in _named_runs([layer.experts for layer in plan.layers]):
+    for layers, (ep, etp, *_) in _named_runs([layer.experts for layer in plan.layers]):
         if model.experts % ep:
             yield (
                 f"ep_sizes_enc: degree {ep} of {layers} does not divide the {model.experts} experts of {model.name}; "

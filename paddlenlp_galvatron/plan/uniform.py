@@ -9,7 +9,7 @@ from ..model import Recompute
 from .check import find_faults, require_valid
 from .mesh import divisors
 from .schedule import Schedule
-from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, VocabStrategy
+from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, VocabStrategy, sharded_over_all
 
 
 def even_stages(layers: int, stages: int) -> tuple[int, ...]:
@@ -47,6 +47,7 @@ def uniform_plan(
     global_ep_deg: int = 1,
     global_tp_of_ep_deg: int = 1,
     global_cp_deg: int = 1,
+    global_sharding_deg: int | None = None,
     virtual_pp_deg: int = 1,
     assumed: Assumptions = Assumptions(),
 ) -> Plan:
@@ -83,20 +84,21 @@ def uniform_plan(
         ep=global_ep_deg,
         etp=global_tp_of_ep_deg,
         context=global_cp_deg,
+        sharding=global_sharding_deg,
     )
+    vocab_type = DataParallel.ZERO3 if embed_sdp else vocab_type
     plan = Plan(
         world_size=world_size,
         global_batch=global_train_batch_size,
         micro_batches=chunks,
         stages=even_stages(layers, pp_deg * virtual_pp_deg),
         layers=(layer,) * layers,
-        vocab=VocabStrategy(
-            vocab_tp, use_ulysses, DataParallel.ZERO3 if embed_sdp else vocab_type, context=global_cp_deg
-        ),
+        vocab=VocabStrategy(vocab_tp, use_ulysses, vocab_type, global_sharding_deg, context=global_cp_deg),
         schedule=member(Schedule, pipeline_type, "pipeline_type"),
         chunks=virtual_pp_deg,
         default_dp_type=default,
         assumed=assumed,
     )
+    plan = sharded_over_all(plan)
     require_valid(plan)
     return plan

@@ -152,7 +152,7 @@ def test_training_goes_on_with_the_models_own_weights_whatever_numbers_change(fo
             "global_tp_deg: is 4, but PaddleNLP's options say 2",
         ),
         ({"tensor_parallel_degree": "2", "sep_parallel_degree": "2"}, 4, "a layer is split by one of the two"),
-        ({"sharding": "stage2", "sharding_parallel_degree": "2"}, 4, "sharding_parallel_degree: is 2, but states"),
+        ({"sharding": "stage2", "sharding_parallel_degree": "3"}, 4, "sharding_parallel_degree: 3 does not divide"),
         ({"pipeline_parallel_degree": "2", "data_parallel_degree": "4"}, 4, "data_parallel_degree: is 4, but the"),
         ({"sharding": "stage4"}, 4, "sharding: "),
         ({"per_device_train_batch_size": 2}, 4, "per_device_train_batch_size: the plan file says the global batch"),
