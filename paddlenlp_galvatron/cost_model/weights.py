@@ -141,13 +141,13 @@ def held_mib(plan: Plan, shape: ModelShape, stage: int, adapters: Adapters | Non
     last = plan.pipeline - 1
     layers = [plan.layers[index] for index in plan.stage_layers(stage)]
     held: list[tuple[DataParallel, int, Weights]] = [  # with the ranks that share them
-        (layer.dp_type, plan.stage_size // layer.tp, layer_weights(shape, layer.tp)) for layer in layers
+        (layer.dp_type, layer.shards(plan.stage_size), layer_weights(shape, layer.tp)) for layer in layers
     ]
     if shape.experts:
         of_layers = [layer.experts for layer in layers]
-        held += [(some.dp_type, plan.stage_size // some.ranks, expert_weights(shape, some)) for some in of_layers]
+        held += [(some.dp_type, some.shards(plan.stage_size), expert_weights(shape, some)) for some in of_layers]
     tp = plan.vocab.tp
-    vocab = plan.vocab.dp_type, plan.stage_size // tp
+    vocab = plan.vocab.dp_type, plan.vocab.as_layer().shards(plan.stage_size)
     if stage == 0:
         held.append((*vocab, table_weights(shape, tp)))
     if stage == last:

@@ -43,6 +43,10 @@ def stage_groups(plan: Plan, shape: ModelShape, seq_length: int) -> set[Group]:
             (at.axis,) for at in comm_ops(strategy.axes, sharded)
         }
         groups = [mesh.groups(*axes) for axes in used]
+        parted = [mesh.parted(strategy.sharding)] if strategy.sharding else []
+        if shape.experts and strategy.experts_sharding:
+            parted.append(strategy.experts.mesh(size).parted(strategy.experts_sharding))
+        groups += [part.groups(axis) for part in parted for axis in (Axis.SHARDS, Axis.REPLICAS)]
         if shape.experts:
             groups += [strategy.experts.mesh(size).groups(*axes) for axes in (EXCHANGE, (Axis.EXPERT_DATA,))]
             groups.append(mesh.groups(*SAMPLE_AXES))
