@@ -45,9 +45,6 @@ class CostOptions:
     imbalance: float = IMBALANCE  # of experts: rows of the rank that gets most over the mean, as times have it
     imbalance_bound: float = IMBALANCE_BOUND  # the same, as the bound of memory has it
     kernels: ExpertKernels = GROUPED  # of experts
-    # Ranks of a node that share ZeRO-2's states, where these are not all that hold the same weights: gradients are
-    # summed over all, and updated weights gathered from these. Priced only, for published runs.
-    sharding_group: int | None = None
 
     @property
     def load(self) -> Load:

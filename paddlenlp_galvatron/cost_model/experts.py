@@ -52,10 +52,7 @@ class ExpertPrices(ModulePrices):
         estimate. `recompute`: full or none, as partial recompute leaves experts out."""
         likely = self._expected(experts, recompute, setting)
         room = self._room(experts, recompute, setting, self.options.imbalance_bound)
-        sharding, weights = (
-            experts.mesh(setting.stage_size).degree(Axis.EXPERT_DATA),
-            expert_weights(self.models[0], experts),
-        )
+        sharding, weights = experts.shards(setting.stage_size), expert_weights(self.models[0], experts)
         _, workspace, _ = self._memory(experts.dp_type, sharding, setting, weights, room)
         workspace = Workspace.of((likely.workspace, workspace))
         return LayerCost.of(likely.terms, room.activation_mib, workspace, likely.memory)
@@ -70,10 +67,10 @@ class ExpertPrices(ModulePrices):
         passes = passes if recompute else replace(passes, recompute_ms=0.0)
         weights = expert_weights(model, experts)
         calls = expert_calls(model, experts, recompute, setting, stretch * self._crossing(experts))
-        timed = self.call_times(calls, mesh, setting.pipeline, weights)
+        timed = self.call_times(calls, mesh, setting.pipeline, weights, experts.sharding)
         passes = passes.launched(launch, timed.forward_ms + timed.backward_ms)
         room = self._room(experts, recompute, setting, stretch)
-        sharding = mesh.degree(Axis.EXPERT_DATA)
+        sharding = experts.shards(setting.stage_size)
         cost = self.module_cost(experts.dp_type, sharding, setting, timed, passes, weights, room)
         terms = cost.terms._replace(tensor_forward_ms=0.0, tensor_backward_ms=0.0)
         terms = terms._replace(expert_forward_ms=timed.forward_ms, expert_backward_ms=timed.backward_ms)
@@ -112,8 +109,9 @@ def expert_calls(
     weights = matrix_calls(
         expert_weights(model, experts).matrices,
         experts.dp_type,
-        experts.mesh(setting.stage_size).degree(Axis.EXPERT_DATA),
         (Axis.EXPERT_DATA,),
+        experts.mesh(setting.stage_size).degree(Axis.EXPERT_DATA),
+        experts.sharding,
         setting,
     )
     if experts.ranks == 1:

@@ -17,7 +17,7 @@ from ..model import ModelShape
 from ..plan.comm_points import Collective
 from ..plan.communicators import communicators
 from ..plan.layout import TokenLayout, redistribution, token_layout
-from ..plan.mesh import OF_A_SAMPLE, SHARDING, Axis, Mesh
+from ..plan.mesh import OF_A_SAMPLE, Axis, Mesh
 from ..plan.strategy import Assumptions, Load, Plan, Strategy, VocabStrategy
 from ..profiles.computation import PassTimes
 from ..profiles.compute_time import ComputeTimes
@@ -339,9 +339,8 @@ class CostModel(LayerPrices):
             peak = max(peak, kept + made_mib + self._token_bytes(samples, last) / split / MIB)
         late = self._late(role)
         room = Room(kept, peak - kept, begins=pipeline > 1, sent=0.0 if role == "first" else 1 - late)
-        reduced = replace(vocab, dp_type=self._reduced_as(vocab.dp_type))
-        timed = self.call_times(self._vocab_calls(reduced, role, *settings), mesh, pipeline, held)
-        sharding = mesh.degree(*SHARDING)
+        timed = self.call_times(self._vocab_calls(vocab, role, *settings), mesh, pipeline, held, vocab.sharding)
+        sharding = vocab.as_layer().shards(stage_size)
         cost = self.module_cost(vocab.dp_type, sharding, settings[0], timed, passes, held, room, several_matrices=False)
         fixed_mib = self._constants_mib
         fixed_mib += batch_mib(self.memory, samples * micro_batches, seq, micro_batches)

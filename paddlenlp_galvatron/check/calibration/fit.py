@@ -70,7 +70,6 @@ class MeasuredRun:
     kernels: ExpertKernels = GROUPED
     document_tokens: float | None = None  # of packed rows, as `Task` has it
     stack: Stack | None = None  # the software; None: the sheet's
-    sharding_group: int | None = None  # as `CostOptions` has it
     attention_speed: float = 1.0  # of its attention kernel, over that of the sheet's
     network: float | None = None  # GB/s a direction of its nodes; None: the sheet's
 
@@ -102,7 +101,6 @@ def cost_of(run: MeasuredRun, sheet: DataSheet) -> CostModel:
             imbalance=run.imbalance,
             imbalance_bound=run.imbalance,
             kernels=run.kernels,
-            sharding_group=run.sharding_group,
             task=Task(run.adapter_rank, document_tokens=run.document_tokens),
         ),
         run.kept_bytes,

@@ -154,7 +154,7 @@ def _of_collection(row: Row, table: str) -> MeasuredRun:
     flash = attention != "unfused"
     fused = _word(row, "kernels", ("fused", "plain")) != "plain"
     shape = _listed(row, tp) if row.get("layers") else _known(row["model"])
-    zero, group = _sharding(row, note, dp=gpus // tp // pp // cp)
+    zero, sharding = _sharding(row, note, dp=gpus // tp // pp // cp)
     megatron_sp = row.get("sp") != "0"
     assumed = Assumptions(
         megatron_sp,
@@ -175,6 +175,7 @@ def _of_collection(row: Row, table: str) -> MeasuredRun:
         micro_batch=int(row["mbs"]),
         batch=int(row["gbs"]),
         zero=zero,
+        sharding=sharding,
         chunks=chunks,
         ep=ep,
         cp=cp if ring else 1,
@@ -199,7 +200,6 @@ def _of_collection(row: Row, table: str) -> MeasuredRun:
         imbalance=REAL_ROUTING if "real routing" in note else 1.0,  # benchmarks force an even load
         kernels=kernels._replace(once="DeepEP" in note or "HybridEP" in note),
         stack=Stack(stack) if (stack := _word(row, "stack", list(Stack))) else None,
-        sharding_group=group,
         attention_speed=TRITON if attention == "triton" else 1.0,
         network=float(row["network"]) if row.get("network") else None,
     )
@@ -225,11 +225,7 @@ def _sharding(row: Row, note: str, dp: int) -> tuple[int, int | None]:
     told = re.match(r"(?:zero|stage|fsdp)(\d)?", row["zero"])
     zero = int(told[1] or 3) if told else 0
     size = row.get("sharding_group") or ("8" if "sharded within a node" in note else "")
-    if not size or zero == 0 or int(size) >= dp:
-        return zero, None
-    if zero != 1:
-        raise _Unpriced(f"ZeRO-{zero} over {size} of {dp} ranks")
-    return zero, int(size)
+    return zero, int(size) if size and zero and int(size) < dp else None
 
 
 def _plan(
@@ -242,6 +238,7 @@ def _plan(
     micro_batch: int,
     batch: int,
     zero: int,
+    sharding: int | None = None,
     chunks: int = 1,
     ep: int = 1,
     etp: int = 1,
@@ -263,6 +260,7 @@ def _plan(
         global_ep_deg=ep,
         global_tp_of_ep_deg=etp,
         global_cp_deg=cp,
+        global_sharding_deg=sharding,
         assumed=assumed,
     )
     return replace(plan, stages=even_stages(shape.layers, pp * chunks), chunks=chunks)
