@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import galvatron_dp_core
 import numpy as np
@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from ..base.errors import UserError
 from ..cost_model import CostModel, LayerCost
-from ..plan import LayerStrategy, VocabStrategy
+from ..plan import DataParallel, LayerStrategy, VocabStrategy
 from ..plan.layout import TokenLayout, token_layout
 from ..plan.schedule import arrays, chunks_in_flight
 from ..plan.strategy import Strategy
 from ..profiles.memory import Role
-from .space import PlanFamily, Strategies, cost_numbers
+from .space import PlanFamily, Strategies, cost_numbers, unbeaten
 
 MOST_LAYOUTS = 64  # the core's sets of them are bits of a word
 NUMBERS = 9  # of a cost
@@ -25,6 +25,28 @@ NUMBERS = 9  # of a cost
 
 CostArrays = dict[str, Any]  # arguments of the core
 Core = galvatron_dp_core.Pipeline
+Choice = TypeVar("Choice", LayerStrategy, VocabStrategy)
+
+
+def without_beaten(family: PlanFamily, strategies: Strategies, cost: CostModel) -> Strategies:
+    """Without strategies that another one of the same token layout beats, or equals, in all that the core counts."""
+    layers = [
+        _unbeaten(some, rows, family, cost)
+        for some, rows in zip(strategies.layers, _layer_rows(strategies.layers, family, cost), strict=True)
+    ]
+    rows = [(*first, *last) for first, last in _vocab_rows(family, strategies, cost)]
+    return Strategies(layers, _unbeaten(strategies.vocabularies, rows, family, cost))
+
+
+def _unbeaten(
+    some: Sequence[Choice], rows: Sequence[tuple[float, ...]], family: PlanFamily, cost: CostModel
+) -> list[Choice]:
+    places: dict[TokenLayout, list[int]] = {}
+    for number, one in enumerate(some):
+        layout = token_layout(one, family.stage_size, cost.assumed.sequence_parallel)
+        places.setdefault(layout, []).append(number)
+    left = (unbeaten(alike, np.array([rows[number] for number in alike])) for alike in places.values())
+    return [some[number] for number in sorted(number for alike in left for number in alike)]
 
 
 def layer_arrays(family: PlanFamily, strategies: Strategies, cost: CostModel) -> CostArrays:
@@ -35,24 +57,12 @@ def layer_arrays(family: PlanFamily, strategies: Strategies, cost: CostModel) ->
 
 def cost_arrays(family: PlanFamily, strategies: Strategies, cost: CostModel) -> CostArrays:
     """Every cost in the family, as `layer_arrays` gives some."""
-    where = _where(family)
-    beside = {name: value for name, value in where.items() if name != "pipeline"}
-
-    def vocab_row(vocab: VocabStrategy, role: Role) -> tuple[float, ...]:
-        return cost_numbers(cost.vocab_cost(vocab, role=role, **where), cost.options.freed)
-
+    beside = {name: value for name, value in _where(family).items() if name != "pipeline"}
     middle = [cost.middle_cost(later=later, **beside) for later in (False, True)]
     return {
         **_resharding(family, strategies, cost),
         "strategies": _array([row for some in _layer_rows(strategies.layers, family, cost) for row in some]),
-        "vocabs": _array(
-            [
-                (vocab_row(vocab, "first"), vocab_row(vocab, "last"))
-                if family.stages > 1
-                else (vocab_row(vocab, "only"), (0.0,) * NUMBERS)
-                for vocab in strategies.vocabularies
-            ]
-        ),
+        "vocabs": _array(_vocab_rows(family, strategies, cost)),
         "middle": _array([cost_numbers(one, cost.options.freed) for one in middle]),
     }
 
@@ -157,14 +167,18 @@ def compute_bound_ms(family: PlanFamily, layers: Sequence[Sequence[LayerStrategy
     Memory, vocabulary, gradient sums and switches are free. Stages of several chunks share all work evenly, and each
     waits until a micro-batch has passed a layer of every stage before it, forward and at the end backward; nor is a
     step shorter than one micro-batch's way through all layers. Recompute only adds to a layer's passes, so it is left
-    out, and so is ZeRO-3, unless gradients are reduced within the passes: then it reduces them cheaper.
+    out, and so is ZeRO-3, unless gradients are reduced within the passes: then it reduces them cheaper. Where all
+    layers have ZeRO-3, each part in which it shards is priced.
     """
     plain_layers = []
     for some in layers:
         plain = [layer for layer in some if not layer.recompute] or list(some)
         if cost.assumed.async_grad_reduce:  # of each degree the first, which has the default dp type
             plain = list(
-                {(layer.axes, layer.consecutive, layer.ep, layer.etp): layer for layer in reversed(plain)}.values()
+                {
+                    (layer.axes, layer.consecutive, *_parts(layer, plain[0].dp_type), *layer.experts[:2]): layer
+                    for layer in reversed(plain)
+                }.values()
             )
         plain_layers.append(plain)
     rows = [
@@ -179,6 +193,11 @@ def compute_bound_ms(family: PlanFamily, layers: Sequence[Sequence[LayerStrategy
         return alone_ms
     way_ms = alone_ms / family.micro_batches
     return max(alone_ms / shared + (shared - 1) / 2 * way_ms / len(cost.layer_types), way_ms)
+
+
+def _parts(layer: LayerStrategy, default: DataParallel) -> tuple[int | None, ...]:
+    """Parts in which it gathers weights, where ZeRO-3 is the default."""
+    return (layer.sharding, layer.experts_sharding) if default is DataParallel.ZERO3 else ()
 
 
 def _layers_alone(rows: Sequence[Sequence[tuple[float, ...]]]) -> CostArrays:
@@ -242,6 +261,20 @@ def _layer_rows(
 ) -> list[list[tuple[float, ...]]]:
     """The same in the core's order."""
     return [[cost_numbers(one, cost.options.freed) for one in some] for some in _layer_costs(layers, family, cost)]
+
+
+def _vocab_rows(
+    family: PlanFamily, strategies: Strategies, cost: CostModel
+) -> list[tuple[tuple[float, ...], tuple[float, ...]]]:
+    """Costs of the vocabulary's strategies on the first stage and on the last, in the core's order."""
+    where = _where(family)
+
+    def row(vocab: VocabStrategy, role: Role) -> tuple[float, ...]:
+        return cost_numbers(cost.vocab_cost(vocab, role=role, **where), cost.options.freed)
+
+    if family.stages == 1:
+        return [(row(vocab, "only"), (0.0,) * NUMBERS) for vocab in strategies.vocabularies]
+    return [(row(vocab, "first"), row(vocab, "last")) for vocab in strategies.vocabularies]
 
 
 def _array(rows: object) -> NDArray[np.float64]:

@@ -22,7 +22,7 @@ from ..cost_model import CostModel
 from ..cost_model.costs import Prediction
 from ..model import joint_fingerprint
 from ..plan import ModelShape, Plan
-from .core_arrays import Core, CostArrays, compute_bound_ms, core_of, cost_arrays, layer_arrays
+from .core_arrays import Core, CostArrays, compute_bound_ms, core_of, cost_arrays, layer_arrays, without_beaten
 from .even import EvenCore, EvenPlans, even_spaces
 from .options import SearchOptions
 from .result import Candidate, FamilyOutcome, Need, SearchResult
@@ -136,6 +136,7 @@ class _Search:
         self.opened = 0
         self.changed = Condition()
         self.arrays: dict[tuple[object, ...], CostArrays] = {}
+        self.unbeaten: dict[tuple[object, ...], Strategies] = {}
 
     def run(self, known: Sequence[Plan], seconds: float | None) -> SearchResult:
         start = time.perf_counter()
@@ -349,6 +350,7 @@ class _Search:
             return False
         limit = self._limit(family)
         if entry.by is _Bound.COMPUTE:
+            entry.strategies = self._unbeaten(family, entry.strategies)
             entry.by, bound_ms = _Bound.LAYERS, self._core(entry, layer_arrays).bound(self.cancel)
         elif entry.core is None:
             entry.core = self._core(entry, cost_arrays)
@@ -369,6 +371,15 @@ class _Search:
             self.too_big.append(entry)
             return False
         return True
+
+    def _unbeaten(self, family: PlanFamily, strategies: Strategies) -> Strategies:
+        """Those that count of a family's strategies. Families that differ in schedule or chunks alone share them."""
+        if self.even:
+            return strategies
+        where = family.micro_batch, family.micro_batches > 1, strategies
+        if where not in self.unbeaten:
+            self.unbeaten[where] = without_beaten(family, strategies, self.cost)
+        return self.unbeaten[where]
 
     def _core(self, entry: _OpenFamily, price: Callable[[PlanFamily, Strategies, CostModel], CostArrays]) -> AnyCore:
         """The core's object of a family. Families that differ in schedule or chunks alone are priced once."""

@@ -9,8 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..base.errors import UserError
 from ..cost_model import CostModel, LayerCost
@@ -20,11 +22,22 @@ from ..plan.mesh import Degrees, divisors
 from ..plan.strategy import Assumptions, Experts
 from .options import SearchOptions
 
+Choice = TypeVar("Choice")
+States = tuple[DataParallel, int | None]  # how model states are kept, and over how many ranks ZeRO shards them
+
 
 def cost_numbers(cost: LayerCost, freed: float | None) -> tuple[float, ...]:
     """A cost in the core's order. `freed`: as `CostOptions` has it."""
     passes_ms = cost.forward_ms, cost.backward_ms, cost.sync_ms
     return *passes_ms, cost.states_mib, cost.activation_mib, *((1 + (freed or 0.0)) * mib for mib in cost.workspace)
+
+
+def unbeaten(choices: Sequence[Choice], numbers: NDArray[np.float64]) -> list[Choice]:
+    """The choices that no other one beats, or equals, in all numbers of their costs [choices, numbers]: others are in
+    no plan that is better than all with these."""
+    no_more = (numbers[:, None] <= numbers).all(axis=2)  # [one, other]: one takes no more of anything
+    beaten = (no_more & ~np.tril(no_more & no_more.T)).any(axis=0)  # of equal ones the first is left
+    return [choice for choice, gone in zip(choices, beaten, strict=True) if not gone]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,34 +161,34 @@ class Space:
         that another beats, or equals, in every number is in no plan that is better than all others."""
         size, model = family.stage_size, self._one_layer
         halves = [
-            Experts(ep, etp, dp_type)
+            Experts(ep, etp, *states)
             for ep, etp in self._options.expert_degrees(size)
             if model.experts % ep == 0 and model.expert_size % etp == 0
-            for dp_type in self._dp_types(size, ep * etp)
+            for states in self._states(size, ep * etp)
         ]
         if self._cost is None:
             return halves
         where = {"stage_size": size, "micro_batch": family.micro_batch}
         where |= {"micro_batches": family.micro_batches, "pipeline": family.stages}
-        numbers = np.array([cost_numbers(self._cost.expert_cost(half, recompute, **where), None) for half in halves])
-        no_more = (numbers[:, None] <= numbers).all(axis=2)  # [one, other]: one takes no more of anything
-        beaten = (no_more & ~np.tril(no_more & no_more.T)).any(axis=0)  # of equal ones the first is left
-        return [half for half, gone in zip(halves, beaten, strict=True) if not gone]
+        costs = [self._cost.expert_cost(half, recompute, **where) for half in halves]
+        return unbeaten(halves, np.array([cost_numbers(cost, None) for cost in costs]))
 
     def _every_layer(self, stage_size: int, degrees: Degrees) -> list[LayerStrategy]:
         return [
-            LayerStrategy(**degrees.named, consecutive=consecutive, dp_type=dp_type, recompute=recompute)
+            LayerStrategy(
+                **degrees.named, consecutive=consecutive, dp_type=dp_type, recompute=recompute, sharding=sharding
+            )
             for consecutive in ((True, False) if self._strides(stage_size, degrees.ranks) else (True,))
-            for dp_type in self._dp_types(stage_size, degrees.tp)
+            for dp_type, sharding in self._states(stage_size, degrees.tp, 1 if not consecutive else degrees.tp)
             for recompute in self._recomputes
         ]
 
     def vocabularies(self, family: PlanFamily) -> list[VocabStrategy]:
         """Strategies of the vocabulary layers."""
         return [
-            VocabStrategy(**degrees.named, dp_type=dp_type)
+            VocabStrategy(**degrees.named, dp_type=dp_type, sharding=sharding)
             for degrees in self._degrees(family, "vtp")
-            for dp_type in self._vocab_dp_types(family.stage_size, degrees.tp)
+            for dp_type, sharding in self._vocab_states(family.stage_size, degrees.tp)
         ]
 
     def _degrees(self, family: PlanFamily, tensor: str) -> Iterator[Degrees]:
@@ -193,18 +206,26 @@ class Space:
     def _strides(self, stage_size: int, ranks: int) -> bool:
         return not self._options.tp_consec and 1 < ranks < stage_size
 
-    def _dp_types(self, stage_size: int, tp: int) -> list[DataParallel]:
+    def _states(self, stage_size: int, split: int, apart: int | None = None) -> list[States]:
+        """Of weights that `split` ranks hold together; those that hold the same ones are `apart` from each other, or as
+        many ranks as these."""
         default = self._options.default_dp_type
-        alone = tp == stage_size  # no other rank holds these weights
-        if alone or default is DataParallel.ZERO3 or not self._options.allows("sdp"):
-            return [default]
-        return [default, DataParallel.ZERO3]
+        alone = split == stage_size  # no other rank holds these weights
+        searched = not alone and default is not DataParallel.ZERO3 and self._options.allows("sdp")
+        types = [default, DataParallel.ZERO3] if searched else [default]
+        shardings = self._options.shardings(stage_size // split, apart or split)
+        return [
+            (dp_type, sharding)
+            for dp_type in types
+            for sharding in (shardings if dp_type is not DataParallel.DDP else [None])
+        ]
 
-    def _vocab_dp_types(self, stage_size: int, tp: int) -> list[DataParallel]:
-        wanted = self._options.embed_sdp
+    def _vocab_states(self, stage_size: int, tp: int) -> list[States]:
+        wanted, states = self._options.embed_sdp, self._states(stage_size, tp)
         if wanted is None:
-            return self._dp_types(stage_size, tp)
-        return [DataParallel.ZERO3 if wanted and tp < stage_size else self._options.default_dp_type]
+            return states
+        dp_type = DataParallel.ZERO3 if wanted and tp < stage_size else self._options.default_dp_type
+        return [each for each in states if each[0] is dp_type] or [(dp_type, None)]
 
     def _faults(self, stage_size: int, micro_batch: int, degrees: Degrees, for_layer: bool) -> list[str]:
         """Why no layer (or vocabulary) can have these degrees on such a stage."""
