@@ -59,7 +59,8 @@ class Calls(NamedTuple):
     gather_forward: tuple[Call, ...] = ()  # ZeRO-3's weights: each micro-batch, beside forward
     gather_backward: tuple[Call, ...] = ()  # the same, beside backward
     reduce: tuple[Call, ...] = ()  # gradients, beside backward: of the last micro-batch, or of each
-    finish: tuple[Call, ...] = ()  # gradients, once a step, and beside nothing
+    across: tuple[Call, ...] = ()  # gradients, between ZeRO's parts: beside the last backward
+    finish: tuple[Call, ...] = ()  # gradients, once a step when all backward passes are done
     vectors: tuple[Call, ...] = ()  # gradients of norms and biases, then too; those of a whole stage in one message
     publish: tuple[Call, ...] = ()  # ZeRO-2's updated weights, once a step
 
@@ -149,20 +150,20 @@ def vocab_calls(model: ModelShape, vocab: VocabStrategy, role: Role, setting: Se
     table = table_weights(model, vocab.tp).matrices
     if role == "only":  # one table, reduced and published once, by the head; it is used until the step's last pass
         return embedding._replace(finish=(), publish=()).also(
-            head._replace(reduce=(), finish=head.reduce + head.finish)
+            head._replace(reduce=(), across=(), finish=head.reduce + head.across)
         )
     calls, gradient = embedding.also(head), setting.states.gradient
     if not gradient:
         return calls
     twins = Call(Collective.ALL_REDUCE, TWINS, table * gradient)
-    return calls._replace(reduce=(), finish=(twins, *calls.reduce, *calls.finish))
+    return calls._replace(reduce=(), across=(), finish=(twins, *calls.reduce, *calls.across, *calls.finish))
 
 
 def _embedding_calls(model: ModelShape, vocab: VocabStrategy, setting: Setting) -> Calls:
     points = point_calls(model, vocab, setting, EMBEDDING)
     weights = weight_calls(table_weights(model, vocab.tp), vocab, setting)
     # A lookup needs no weights in backward, and its backward is the last pass of all: nothing is left to hide behind.
-    finish = weights.reduce + weights.finish
+    finish = weights.reduce + weights.across
     return points.also(Calls(gather_forward=weights.gather_forward, finish=finish, publish=weights.publish))
 
 
@@ -200,7 +201,7 @@ def matrix_calls(
     ops, states = WEIGHT_OPS[dp_type], setting.states
     shares = 1 if ops.reduce is Collective.ALL_REDUCE else sharding or sharing
     padded = -(-numbers // shares) * shares
-    across: tuple[Call, ...] = ()  # between the ranks that keep the same shard, once a step
+    across: tuple[Call, ...] = ()
     if 1 < shares < sharing:
         axes, across = PART, (Call(Collective.ALL_REDUCE, REPLICAS, padded // shares * states.gradient),)
     gather = (Call(ops.gather, axes, padded * states.weight),) if ops.gather else ()
@@ -208,8 +209,7 @@ def matrix_calls(
         return Calls(gather_forward=gather, gather_backward=gather)
     reduce = (Call(ops.reduce, axes, padded * states.gradient),)
     publish = (Call(ops.publish, axes, padded * states.weight),) if ops.publish else ()
-    own = {"reduce": reduce + across} if setting.assumed.async_grad_reduce else {"reduce": reduce, "finish": across}
-    return Calls(gather_forward=gather, gather_backward=gather, publish=publish, **own)
+    return Calls(gather_forward=gather, gather_backward=gather, reduce=reduce, across=across, publish=publish)
 
 
 def _vector_calls(weights: Weights, setting: Setting, sharing: int) -> Iterator[Call]:
@@ -271,6 +271,7 @@ class CallTimes(NamedTuple):
     gather_forward: Overlapped = Overlapped()
     gather_backward: Overlapped = Overlapped()
     reduce: Overlapped = Overlapped()
+    across: Overlapped = Overlapped()
     finish_ms: float = 0.0  # those of vectors included
     publish_ms: float = 0.0
 
@@ -311,6 +312,7 @@ class CallTimes(NamedTuple):
             overlapped(calls.gather_forward),
             overlapped(calls.gather_backward),
             overlapped(calls.reduce),
+            overlapped(calls.across),
             total_ms(calls.finish) + total_ms(calls.vectors, joined=True),
             total_ms(calls.publish),
         )

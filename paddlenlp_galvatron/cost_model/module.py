@@ -104,6 +104,8 @@ class ModulePrices:
         forward = calls.gather_forward.with_compute(passes.forward_ms)
         backward = gathers.with_compute(compute_ms)
         reduce_ms = gathers.also(reductions).with_compute(compute_ms) - backward
+        all_ms = gathers.also(reductions).also(calls.across).with_compute(compute_ms)
+        across_ms = all_ms - reduce_ms - backward
         shown_ms = forward - passes.forward_ms, backward - compute_ms
         sharded = dp_type is not DataParallel.DDP and sharding > 1
         learns = setting.states.optimizer > 0
@@ -124,7 +126,7 @@ class ModulePrices:
             reduce_ms,
             reductions.ms - reduce_ms,
             not self.assumed.async_grad_reduce,
-            calls.finish_ms,
+            calls.finish_ms + across_ms,
             calls.publish_ms,
             optimizer_ms,
         )

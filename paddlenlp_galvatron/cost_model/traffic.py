@@ -41,7 +41,7 @@ def step_traffic_bytes(plan: Plan, model: ModelShape, adapter_rank: int | None =
             for some in (calls.forward, calls.backward, calls.gather_forward, calls.gather_backward):
                 _add(total, some, each)
             _add(total, calls.reduce, once if plan.assumed.async_grad_reduce else each)
-            _add(total, calls.finish + calls.vectors + calls.publish, once)
+            _add(total, calls.across + calls.finish + calls.vectors + calls.publish, once)
         sharded = plan.assumed.sequence_parallel
         for chunk in range(plan.chunks):
             layouts = [token_layout(part, plan.stage_size, sharded) for part in plan.chunk_chain(stage, chunk)]

@@ -17,7 +17,7 @@ from .problem import Problem, SharedTime, best_of
 from .space import PlanFamily, Space
 
 BETWEEN_STAGES = "links between stages"
-MOST_CHANGES = 9  # changes that are tried
+MOST_CHANGES = 10  # changes that are tried
 MOST_PRICED = 1200  # plans with one layer changed: a few seconds
 
 
@@ -75,6 +75,10 @@ def what_ifs(problem: Problem, plan: Plan, known: Sequence[Plan], time: SharedTi
     batch, now = plan.global_batch, plan.micro_batches
     twice = {"global_batch": 2 * batch, "micro_batches": 2 * now}
     yield changed("batch", f"{batch} -> {2 * batch} samples", like=twice, settle_bsz=2 * batch)
+    if any(part.sharding for part in (*plan.layers, plan.vocab)) or any(
+        layer.experts_sharding for layer in plan.layers
+    ):
+        yield changed("ZeRO in parts", "over all ranks", sharding_sizes="0")
     for count in (now // 2, 2 * now):
         if count and batch % count == 0:
             yield changed("micro-batches", f"{now} -> {count}", like={"micro_batches": count}, settle_chunk=count)
