@@ -207,8 +207,8 @@ class Space:
         return not self._options.tp_consec and 1 < ranks < stage_size
 
     def _states(self, stage_size: int, split: int, apart: int | None = None) -> list[States]:
-        """Of weights that `split` ranks hold together; those that hold the same ones are `apart` from each other, or as
-        many ranks as these."""
+        """Choices for weights that `split` ranks hold together. Ranks that hold the same ones are `apart` from each
+        other, or `split`."""
         default = self._options.default_dp_type
         alone = split == stage_size  # no other rank holds these weights
         searched = not alone and default is not DataParallel.ZERO3 and self._options.allows("sdp")

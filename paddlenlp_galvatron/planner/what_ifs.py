@@ -75,9 +75,8 @@ def what_ifs(problem: Problem, plan: Plan, known: Sequence[Plan], time: SharedTi
     batch, now = plan.global_batch, plan.micro_batches
     twice = {"global_batch": 2 * batch, "micro_batches": 2 * now}
     yield changed("batch", f"{batch} -> {2 * batch} samples", like=twice, settle_bsz=2 * batch)
-    if any(part.sharding for part in (*plan.layers, plan.vocab)) or any(
-        layer.experts_sharding for layer in plan.layers
-    ):
+    parts = plan.vocab.as_layer(), *plan.layers
+    if any(part.sharding or part.experts_sharding for part in parts):
         yield changed("ZeRO in parts", "over all ranks", sharding_sizes="0")
     for count in (now // 2, 2 * now):
         if count and batch % count == 0:
