@@ -136,6 +136,9 @@ class StrategyFile(BaseModel):
         None, description="per layer: the same of its experts; absent: all that have the same experts"
     )
     vsharding: Ranks | None = Field(None, description="the same of embedding and LM head; absent: all")
+    loss_pieces: Samples = Field(
+        1, description="pieces of a rank's tokens, one after the other, in LM head and loss; absent: 1, all at once"
+    )
     galvatron: GalvatronObject | None = Field(None, description="what this project adds")
 
 
@@ -160,6 +163,7 @@ OF_VOCABULARY = {
     "embed_sdp": "dp_type",
     "vcp": "context",
     "vsharding": "sharding",
+    "loss_pieces": "pieces",
 }
 
 
@@ -292,6 +296,8 @@ def _untold(plan: Plan) -> Iterator[str]:
         yield "sharding_sizes_enc"
     if not any(layer.experts_sharding for layer in plan.layers):
         yield "sharding_sizes_of_ep_enc"
+    if plan.vocab.pieces == 1:
+        yield "loss_pieces"
 
 
 def write_plan(plan: Plan, path: str | Path) -> None:
@@ -391,7 +397,7 @@ def _world_size(fields: StrategyFile, given: int | None, fitting: set[int] | Non
     """The file's number of ranks or the given one; without both, the smallest number in `fitting`."""
     if given is not None and fields.world_size not in (None, given):
         raise UserError(
-            f"world_size: the plan is for {fields.world_size} ranks but {given} are at hand; "
+            f"world_size: the plan is for {fields.world_size} ranks but {given} are started; "
             f"start {fields.world_size} ranks or search a plan for {given}"
         )
     if world_size := fields.world_size or given:

@@ -24,6 +24,10 @@ from .options import SearchOptions
 
 Choice = TypeVar("Choice")
 States = tuple[DataParallel, int | None]  # how model states are kept, and over how many ranks ZeRO shards them
+# Tokens of a piece of the loss: so many that products are about as fast as of all tokens; more, where all of its logits
+# take little memory.
+PIECE_TOKENS = 2048
+PIECE_LOGITS = 2**25  # 128 MiB in fp32
 
 
 def cost_numbers(cost: LayerCost, freed: float | None) -> tuple[float, ...]:
@@ -186,10 +190,18 @@ class Space:
     def vocabularies(self, family: PlanFamily) -> list[VocabStrategy]:
         """Strategies of the vocabulary layers."""
         return [
-            VocabStrategy(**degrees.named, dp_type=dp_type, sharding=sharding)
+            VocabStrategy(**degrees.named, dp_type=dp_type, sharding=sharding, pieces=pieces)
             for degrees in self._degrees(family, "vtp")
             for dp_type, sharding in self._vocab_states(family.stage_size, degrees.tp)
+            for pieces in self._pieces(family, degrees.tp)
         ]
+
+    def _pieces(self, family: PlanFamily, tp: int) -> list[int]:
+        """Numbers of pieces of a rank's tokens: one, and as many as keep the logits of each small."""
+        tokens = family.micro_batch * (self._assumed.seq_length or 0) * tp // family.stage_size
+        columns = self._one_layer.padded_vocab_size(tp) // tp
+        pieces = -(-tokens // max(PIECE_TOKENS, PIECE_LOGITS // columns))
+        return [1, pieces] if pieces > 1 and self._options.trainer == "galvatron" else [1]
 
     def _degrees(self, family: PlanFamily, tensor: str) -> Iterator[Degrees]:
         """Degrees of layers (`tensor` "tp") or of the vocabulary ("vtp")."""
