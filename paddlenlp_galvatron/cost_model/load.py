@@ -60,6 +60,8 @@ def load(
     time_mode = member(TimeMode, time_profile_mode, "time_profile_mode")
     memory_mode = member(MemoryMode, memory_profile_mode, "memory_profile_mode")
     seqs = tuple(length for kind in shapes if (length := kind.seq_length or assumed.seq_length))
+    for kind in shapes:
+        kind.require_one_kind()
     faults = Faults()
     with faults.gathered():
         hardware = HardwareProfile.load(
@@ -141,6 +143,7 @@ def derive(
     seq = assumed.seq_length
     if seq is None:
         raise UserError("seq_length: missing; say how many tokens a sample has")
+    model.require_one_kind()
     assumed = replace(assumed, flash_attention=assumed.flash_attention is not False)
     precision, lengths, fused = assumed.mixed_precision, [seq], assumed.fused
     memory = analytic_memory(model, precision, lengths, fused)

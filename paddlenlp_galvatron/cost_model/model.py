@@ -74,6 +74,8 @@ class CostModel(LayerPrices):
         """`device`: that of every rank; None: the one of the profiles."""
         super().__init__()
         self.models = (model,) if isinstance(model, ModelShape) else tuple(model)
+        for shape in self.models:
+            shape.require_one_kind()
         self.network = network
         self.times = times
         self.memory = memory

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from ..base.errors import UserError, member
@@ -49,8 +50,10 @@ def uniform_plan(
     global_cp_deg: int = 1,
     virtual_pp_deg: int = 1,
     assumed: Assumptions = Assumptions(),
+    dense_layers: Collection[int] = (),
 ) -> Plan:
-    """The plan that GLOBAL mode's options stand for, by their own names. Raises UserError."""
+    """The plan that GLOBAL mode's options stand for, by their own names. `dense_layers`: they have no experts to share
+    out or to split. Raises UserError."""
     for name, value in (
         ("layers", layers),
         ("world_size", world_size),
@@ -89,7 +92,7 @@ def uniform_plan(
         global_batch=global_train_batch_size,
         micro_batches=chunks,
         stages=even_stages(layers, pp_deg * virtual_pp_deg),
-        layers=(layer,) * layers,
+        layers=tuple(replace(layer, ep=1, etp=1) if index in dense_layers else layer for index in range(layers)),
         vocab=VocabStrategy(
             vocab_tp, use_ulysses, DataParallel.ZERO3 if embed_sdp else vocab_type, context=global_cp_deg
         ),

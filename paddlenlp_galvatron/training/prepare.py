@@ -126,7 +126,7 @@ def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | No
             raise UserError("seq_length: missing; give the sequence length, such as --seq_length 4096")
         plan = folder / PLAN
         assumed = Assumptions(seq_length=seq_length, **options.assumptions)
-        write_plan(uniform.plan(shape.layers, world_size, assumed), plan)
+        write_plan(uniform.plan(shape, world_size, assumed), plan)
         notes.append(f"one strategy for all layers, by {', '.join(given)}: {options.output_dir / PLAN}")
     elif given:
         raise UserError(

@@ -198,11 +198,29 @@ def test_experts_of_a_layer_have_degrees_and_a_dp_type_of_their_own():
     mixture = replace(
         MODEL, family="qwen3_moe", experts=6, experts_per_token=2, expert_size=9, max_position_embeddings=128
     )
-    assert "ep_sizes_enc: layer 1: small has no experts; leave the field out" in find_faults(plan, MODEL)
+    assert "ep_sizes_enc: layers 1-2: small has no experts; leave the field out" in find_faults(plan, MODEL)
     assert [fault[:52] for fault in find_faults(plan, mixture)] == [
         "tp_of_ep_sizes_enc: degree 2 of layer 1 does not div",
         "ep_sizes_enc: degree 4 of layer 2 does not divide th",
     ]
+
+
+def test_dense_layers_among_those_with_experts_have_no_degrees_of_experts_but_parts_of_recompute():
+    mixture = replace(MODEL, family="qwen3_moe", experts=4, experts_per_token=2, expert_size=8, dense_layers=(1, 2))
+    parts = {"recompute_enc": "none,norms,mlp,attention", "checkpoint": "0,0,0,0"}
+    fits = {"ep_sizes_enc": "4,1,1,2", "dp_types_enc": "0,1,0,0", "dp_types_of_ep_enc": "1,1,0,0", **parts}
+    assert not find_faults(plan_from_dict(plan_fields(**fits)), mixture)
+    for changed, fault in (
+        ({"ep_sizes_enc": "1,2,1,1"}, "ep_sizes_enc: layer 1: small has no experts there; give 1"),
+        ({"tp_of_ep_sizes_enc": "1,2,2,1"}, "ep_sizes_enc: layers 1-2: small has no experts there; give 1"),
+        (
+            {"dp_types_of_ep_enc": "0,0,0,0"},
+            "dp_types_of_ep_enc: layer 1: small has no experts there; give what dp_types_enc has",
+        ),
+        ({"recompute_enc": "mlp,mlp,none,none"}, "recompute_enc: mlp of layer 0: layers with experts recompute"),
+    ):
+        [found] = find_faults(plan_from_dict(plan_fields(**fits | changed)), mixture)
+        assert found.startswith(fault)
 
 
 def test_kv_heads_fewer_than_the_degree_are_replicated():
