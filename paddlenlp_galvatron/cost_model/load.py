@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..base.errors import Faults, UserError, member
-from ..model import ModelShape
+from ..model import ModelShape, kinds_of
 from ..plan.strategy import Assumptions
 from ..profiles.analytic import analytic_computation, analytic_hardware, analytic_memory
 from ..profiles.computation import ComputationProfile
@@ -54,14 +54,12 @@ def load(
     """
     from ..profiles import identity  # here, as prices derived from a data sheet have no files
 
-    shapes = (model,) if isinstance(model, ModelShape) else tuple(model)
+    shapes = kinds_of(model)
     shape, precision = shapes[0], assumed.mixed_precision
     documented = (precision.value, shape.hidden_size, shape.heads)
     time_mode = member(TimeMode, time_profile_mode, "time_profile_mode")
     memory_mode = member(MemoryMode, memory_profile_mode, "memory_profile_mode")
     seqs = tuple(length for kind in shapes if (length := kind.seq_length or assumed.seq_length))
-    for kind in shapes:
-        kind.require_one_kind()
     faults = Faults()
     with faults.gathered():
         hardware = HardwareProfile.load(
@@ -129,7 +127,7 @@ def load(
 
 
 def derive(
-    model: ModelShape,
+    model: ModelShape | Sequence[ModelShape],
     sheet: DataSheet,
     num_nodes: int,
     gpus_per_node: int,
@@ -143,7 +141,6 @@ def derive(
     seq = assumed.seq_length
     if seq is None:
         raise UserError("seq_length: missing; say how many tokens a sample has")
-    model.require_one_kind()
     assumed = replace(assumed, flash_attention=assumed.flash_attention is not False)
     precision, lengths, fused = assumed.mixed_precision, [seq], assumed.fused
     memory = analytic_memory(model, precision, lengths, fused)

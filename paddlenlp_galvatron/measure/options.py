@@ -287,7 +287,6 @@ def measured_model(options: PointOptions, model: ModelOptions) -> tuple[tuple[Mo
     told = model.seq_length or model.seqlen_list or model.set_seqlen_manually is not None
     resolved = model.model_copy(update={} if told else {"set_seqlen_manually": False}).resolve()
     shape = resolved.shapes[0]
-    shape.require_one_kind()
     if len(resolved.shapes) > 1 and any(each.experts for each in resolved.shapes):
         raise UserError(
             f"model_size: {shape.name} has experts; several types of layers are not planned for such models"

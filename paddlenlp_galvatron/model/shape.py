@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
 
-from ..base.errors import UserError
 from .families import FAMILIES, Family
 from .layer import Again, Fused, Kept, LayerKind, Recompute, Split, Sublayer, Weight, linear
 
@@ -67,14 +66,6 @@ class ModelShape:
     def having(self, layers: int) -> ModelShape:
         """The model with its first layers alone, or with more of those that are not dense."""
         return replace(self, layers=layers, dense_layers=tuple(one for one in self.dense_layers if one < layers))
-
-    def require_one_kind(self) -> None:
-        """Raise UserError for layers of several kinds, which are trained, but not planned yet."""
-        if self.dense_layers:
-            raise UserError(
-                f"model_size: {self.name} has dense layers among those with experts; such a model is trained by a plan "
-                "that you write (galvatron plan uniform), but not planned yet"
-            )
 
     @property
     def layers_with_experts(self) -> int:
@@ -332,6 +323,22 @@ def flops_per_token(
     looked_up = 0 if shape.tied_embeddings else shape.vocab_size * shape.hidden_size
     attention = 12 * shape.layers * shape.q_width * min(seq_length, document_tokens or seq_length)
     return (4 if frozen else 6) * (shape.active_parameters - looked_up) + attention
+
+
+def kinds_of(model: ModelShape | Sequence[ModelShape]) -> tuple[ModelShape, ...]:
+    """The kinds of all layers of a model, which is one shape or one a layer type."""
+    shapes = (model,) if isinstance(model, ModelShape) else model
+    return tuple(kind for shape in shapes for kind in shape.kinds)
+
+
+def layer_types_of(given: Sequence[ModelShape]) -> tuple[int, ...]:
+    """Of each layer, the index of its kind in `kinds_of(given)`."""
+    found: list[int] = []
+    before = 0
+    for shape in given:
+        found += [before + kind for kind in shape.kind_of_layers]
+        before += len(shape.kinds)
+    return tuple(found)
 
 
 def joint_fingerprint(models: Sequence[ModelShape]) -> str:
