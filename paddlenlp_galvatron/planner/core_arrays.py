@@ -78,7 +78,7 @@ def prefix_rows(family: PlanFamily, strategies: Strategies, cost: CostModel) -> 
 
 def least_prefix(family: PlanFamily, strategies: Strategies, cost: CostModel) -> NDArray[np.float64]:
     """Below what they cost in every number."""
-    return _array(prefix_rows(family, strategies, cost)).min(axis=0)
+    return np.asarray(_array(prefix_rows(family, strategies, cost)).min(axis=0))
 
 
 def _together(rows: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
