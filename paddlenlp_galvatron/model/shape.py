@@ -56,7 +56,7 @@ class ModelShape:
 
     @property
     def kind_of_layers(self) -> tuple[int, ...]:
-        """Of each layer, the index of its kind in `kinds`."""
+        """The index in `kinds` of each layer's kind."""
         return _kind_of_layers(self)
 
     def of(self, index: int) -> ModelShape:
@@ -332,7 +332,7 @@ def kinds_of(model: ModelShape | Sequence[ModelShape]) -> tuple[ModelShape, ...]
 
 
 def layer_types_of(given: Sequence[ModelShape]) -> tuple[int, ...]:
-    """Of each layer, the index of its kind in `kinds_of(given)`."""
+    """The index in `kinds_of(given)` of each layer's kind."""
     found: list[int] = []
     before = 0
     for shape in given:

@@ -64,7 +64,7 @@ def cost_arrays(family: PlanFamily, strategies: Strategies, cost: CostModel) -> 
 
 
 def prefix_rows(family: PlanFamily, strategies: Strategies, cost: CostModel) -> list[tuple[float, ...]]:
-    """What the layers in front cost together, under each of their strategies, with the changes between them."""
+    """Costs of the layers in front together, under each of their strategies, with the changes between them."""
     where, found = _where(family), []
     for prefix in strategies.prefixes:
         layers = [

@@ -93,7 +93,7 @@ class Strategies:
 
     @property
     def beginnings(self) -> list[tuple[VocabStrategy, tuple[LayerStrategy, ...]]]:
-        """What the core takes for vocabulary strategies."""
+        """Strategies of the vocabulary and of the layers in front: one vocabulary strategy each to the core."""
         return [(vocab, prefix) for vocab in self.vocabularies for prefix in self.prefixes]
 
     def can_divide(self, family: PlanFamily, layers: int) -> bool:
