@@ -5,8 +5,8 @@ from __future__ import annotations
 import paddlenlp.trainer
 
 from .runtime.groups import prepare_world
-from .training.arguments import GalvatronTrainingArguments
-from .training.trainer import GalvatronTrainer
+from .training.paddlenlp.arguments import GalvatronTrainingArguments
+from .training.paddlenlp.trainer import GalvatronTrainer
 
 prepare_world()  # PaddleNLP's arguments start it
 paddlenlp.trainer.GalvatronTrainer = GalvatronTrainer

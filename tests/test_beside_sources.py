@@ -24,7 +24,7 @@ from setuptools import find_packages, setup
 
 setup(name="paddlenlp", version="{version}", packages=find_packages(exclude=("llm*",)))
 """
-MODEL = SMALL | {"model_type": "qwen2"}
+MODEL = SMALL | {"model_type": "qwen2", "num_key_value_heads": 4}
 
 
 def run(*words: object, cwd: Path) -> str:

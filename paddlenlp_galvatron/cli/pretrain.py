@@ -34,7 +34,7 @@ def pretrain(
 
 
 def _launch(script: str, words: Sequence[str], task: str | None) -> int:
-    from paddlenlp_galvatron.training.arguments import read_words
+    from paddlenlp_galvatron.training.paddlenlp.arguments import read_words
 
     with _without_lines_of_paddlenlp():
         values = read_words(words, say_note, task)
@@ -55,16 +55,16 @@ def _without_lines_of_paddlenlp() -> Iterator[None]:
 
 
 def _dry_run(values: dict[str, Any]) -> bool:
-    from paddlenlp_galvatron.training.arguments import DRY_RUN
+    from paddlenlp_galvatron.training.paddlenlp.arguments import DRY_RUN
 
     return str(values.pop(DRY_RUN, "0")).lower() in ("1", "true")
 
 
 def _train_as_rank(words: Sequence[str], callbacks: Sequence[TrainerCallback], task: str | None) -> None:
     from paddlenlp_galvatron.runtime.groups import start_world
-    from paddlenlp_galvatron.training.arguments import read_words
+    from paddlenlp_galvatron.training.paddlenlp.arguments import read_words
+    from paddlenlp_galvatron.training.paddlenlp.trainer import GalvatronTrainer
     from paddlenlp_galvatron.training.prepare import prepare
-    from paddlenlp_galvatron.training.trainer import GalvatronTrainer
 
     rank, world_size = start_world()  # before PaddleNLP's arguments would, its way
     values = read_words(words, task=task)

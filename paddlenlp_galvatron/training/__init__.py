@@ -1,7 +1,6 @@
-"""Trains a model by a plan: the training loop, `data` and `checkpoint`s.
+"""Trains a model by a plan: the training `loop`, `data` and `checkpoint`s.
 
-Options: `settings` is the record that every rank reads, `prepare` makes it from options, `arguments` from a script's.
-`train_worker` is a rank; `trainer` is PaddleNLP's Trainer on the runtime's engine. It begins with weights
-(`initial_weights`, `resume`) and data (`inputs`), updates by a `recipe`, logs (`step_log`), and answers PaddleNLP's
-callbacks (`surface`).
+`settings` is the record that every rank reads, and `prepare` makes it from options. A rank makes a `run` of it: weights
+(`initial_weights`, `resume`), data (`inputs`) and the optimizer (`recipe`). The `loop` trains it, announces `events`,
+writes the log (`step_log`, `reporters`) and evaluates (`evaluation`). `paddlenlp` is PaddleNLP's Trainer on this loop.
 """

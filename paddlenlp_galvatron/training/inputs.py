@@ -1,26 +1,22 @@
-"""Which data a run trains on and is evaluated with; a step's rows are read while the step before computes."""
+"""Opens the data of a run, and reads a step's rows while the step before computes."""
 
 from __future__ import annotations
 
-import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from ..base.errors import UserError
 from ..plan import ModelShape, Plan
 from .data.dataset import Split
-from .data.map_dataset import Collator, MapData
-from .data.source import BatchSource, InPasses, RandomData, Rows, TrainingData
+from .data.source import BatchSource, RandomData, TrainingData
 from .data.tuning import TuningData
 from .settings import RANDOM, TrainSettings
 
-if TYPE_CHECKING:  # data are checked before Paddle is imported
-    from ..runtime.engine import Engine
-
 T = TypeVar("T")
+Sources = list[tuple[str, BatchSource]]  # data to evaluate on; with names where there are several
 
 
 def open_data(
@@ -69,6 +65,11 @@ def open_data(
     return opened
 
 
+def open_validation(settings: TrainSettings, plan: Plan, shape: ModelShape) -> Sources:
+    """The validation split of the run's data. Raises UserError."""
+    return [("", open_data(settings, plan, shape, "valid"))]
+
+
 def prefetch(load: Callable[[int], T], steps: Iterable[int]) -> Generator[T]:
     """Yields `load(step)` for each step; a thread loads the next meanwhile. An error of `load` comes at its step.
 
@@ -86,45 +87,3 @@ def prefetch(load: Callable[[int], T], steps: Iterable[int]) -> Generator[T]:
             yield loading.popleft().result()
     finally:
         thread.shutdown(wait=False, cancel_futures=True)
-
-
-class Evaluation:
-    """The validation split of the run's data, or data sets of the user's own."""
-
-    def __init__(self, settings: TrainSettings, plan: Plan, shape: ModelShape, collator: Collator | None = None):
-        self._settings, self._plan, self._shape, self._collator = settings, plan, shape, collator
-        self._split: BatchSource | None = None
-
-    def open(self, dataset: Any, name: str = "eval_dataset") -> BatchSource:
-        """Raises UserError."""
-        if dataset is None:
-            self._split = self._split or open_data(self._settings, self._plan, self._shape, "valid")
-            return self._split
-        length, batch = self._plan.assumed.seq_length or 0, self._plan.global_batch
-        return MapData(name, dataset, length, self._shape.vocab_size, batch, self._collator, shuffle=False)
-
-    def steps(self, source: BatchSource) -> int:
-        """Global batches of one evaluation."""
-        most, samples = self._settings.max_evaluate_steps, source.samples or 0
-        if isinstance(source, InPasses):
-            whole = math.ceil(samples / self._plan.global_batch)
-            return min(most, whole) if most > 0 else whole
-        return most if most > 0 else max(1, samples // self._plan.global_batch)
-
-
-def mean_metrics(engine: Engine, rows: Rows, count: int, after_each: Callable[[], object]) -> dict[str, float]:
-    """The loss of a token with a label, or of a pair, over the first global batches, and what is told beside it."""
-    totals, seen = Counter[str](), 0
-    for own in prefetch(lambda step: rows(step, engine.rows), range(count)):
-        share = engine.share(own)
-        means = {"loss": engine.evaluate(share)} | engine.metrics
-        totals.update({name: mean * share.over for name, mean in means.items()})
-        seen += share.over
-        after_each()
-    return {name: total / seen for name, total in totals.items()}
-
-
-def require_evaluation_data(dataset: Any, own_training_data: bool) -> None:
-    """Raise UserError for a run on data of the user's own that brings none to evaluate on."""
-    if dataset is None and own_training_data:
-        raise UserError("eval_dataset: missing; training is on a train_dataset, which has no validation split")

@@ -6,8 +6,9 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import fmean as mean
 from typing import Any, BinaryIO, NotRequired, TypedDict
 
 from ..base.errors import GalvatronError, UserError
@@ -45,6 +46,20 @@ class StepRecord(TypedDict):
     metrics: NotRequired[dict[str, float]]  # in DPO: rewards and the like; with experts: aux_loss, if it is on
     eval_loss: NotRequired[float]  # of the validation split, after this step
     eval_metrics: NotRequired[dict[str, float]]  # its accuracy; in DPO rewards and the like
+
+
+def means_of(records: Sequence[StepRecord]) -> dict[str, float]:
+    """Means over some steps, by PaddleNLP's names; rate and norm are those of the last one."""
+    means = {
+        "loss": mean(record["loss"] for record in records),
+        "learning_rate": records[-1]["lr"],
+        "grad_norm": records[-1]["grad_norm"],
+        "peak_memory_mib": max(max(record["peak_memory_mib"]) for record in records),
+    }
+    if "moe_imbalance" in records[-1]:
+        means["moe_imbalance"] = mean(record["moe_imbalance"] for record in records)
+    metrics = [record["metrics"] for record in records if "metrics" in record]
+    return means | {name: mean(one[name] for one in metrics) for name in (metrics[0] if metrics else ())}
 
 
 class StepLog:

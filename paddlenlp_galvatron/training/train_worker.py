@@ -5,13 +5,8 @@ from __future__ import annotations
 import sys
 
 from ..runtime.groups import run_as_rank
+from .loop import train
 from .settings import read_settings
-from .trainer import GalvatronTrainer
-
-
-def main() -> None:
-    GalvatronTrainer(read_settings(sys.argv[1])).train()
-
 
 if __name__ == "__main__":
-    run_as_rank(main)
+    run_as_rank(lambda: train(read_settings(sys.argv[1])))

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("paddle")
 
 from paddlenlp_galvatron.plan import Assumptions, ModelShape, Plan, Precision, uniform_plan, write_plan
-from paddlenlp_galvatron.training.arguments import read_words
+from paddlenlp_galvatron.training.paddlenlp.arguments import read_words
 from paddlenlp_galvatron.training.prepare import prepare
 
 GALVATRON_MODEL = """--model_size llama-7b --set_model_config_manually 0 --set_layernum_manually 0

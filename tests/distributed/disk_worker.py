@@ -16,8 +16,8 @@ from paddlenlp_galvatron.base.writing import make_folder
 from paddlenlp_galvatron.plan import Assumptions, uniform_plan, write_plan
 from paddlenlp_galvatron.training.checkpoint.saving import Writer
 from paddlenlp_galvatron.training.checkpoint.stored import open_checkpoint, verify, whole_checkpoints
+from paddlenlp_galvatron.training.paddlenlp.trainer import GalvatronTrainer
 from paddlenlp_galvatron.training.settings import TrainSettings
-from paddlenlp_galvatron.training.trainer import GalvatronTrainer
 
 from .small_run import Run
 

@@ -31,7 +31,7 @@ from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.groups import Groups, run_as_rank, start_world
 from paddlenlp_galvatron.runtime.weights import SeededWeights
-from paddlenlp_galvatron.training.surface import LocalModel
+from paddlenlp_galvatron.training.paddlenlp.surface import LocalModel
 
 from . import plans
 from .test_families import disagreements

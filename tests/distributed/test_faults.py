@@ -19,8 +19,8 @@ from paddlenlp_galvatron.launch.processes import LaunchError, launch
 from paddlenlp_galvatron.plan import Precision, write_plan
 from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.engine import Engine
+from paddlenlp_galvatron.training.paddlenlp.trainer import GalvatronTrainer
 from paddlenlp_galvatron.training.settings import TrainSettings
-from paddlenlp_galvatron.training.trainer import GalvatronTrainer
 
 from .plans import plan
 

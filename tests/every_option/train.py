@@ -13,7 +13,6 @@ from unittest.mock import patch
 
 import paddle
 from huggingface_models import FOLDER
-from paddlenlp.trainer import TrainerCallback
 
 from paddlenlp_galvatron.base.errors import GalvatronError, UserError
 from paddlenlp_galvatron.cli.training_run import TrainingRun
@@ -24,10 +23,13 @@ from paddlenlp_galvatron.runtime.batch import samples_of
 from paddlenlp_galvatron.training.data.corpus import Corpus, write_dataset
 from paddlenlp_galvatron.training.data.special_tokens import end_of_text
 from paddlenlp_galvatron.training.data.tokenizer import train_tokenizer
-from paddlenlp_galvatron.training.inputs import Evaluation, open_data
+from paddlenlp_galvatron.training.evaluation import batches_of
+from paddlenlp_galvatron.training.events import Events
+from paddlenlp_galvatron.training.inputs import open_data, open_validation
+from paddlenlp_galvatron.training.loop import TrainingLoop
+from paddlenlp_galvatron.training.reporters import Reporters
+from paddlenlp_galvatron.training.run import Run
 from paddlenlp_galvatron.training.settings import TrainSettings
-from paddlenlp_galvatron.training.surface import run_arguments
-from paddlenlp_galvatron.training.trainer import GalvatronTrainer
 
 from .model import rows, write_model
 from .row import Row, Seen
@@ -69,18 +71,24 @@ def prepare_tuning(folder: Path) -> None:
         (folder / "talk" / f"{name}.json").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-class Heard(TrainerCallback):  # type: ignore[misc]
-    def __init__(self) -> None:
+class Announced(Events):
+    """The names of what is announced, and after which step."""
+
+    def __init__(self, settings: TrainSettings) -> None:
+        super().__init__(settings)
         self.events: list[str] = []
 
-    def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.events.append(f"log {state.global_step}")
+    def on_log(self, logs: dict[str, float]) -> None:
+        super().on_log(logs)
+        self.events.append(f"log {self._step}")
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.events.append(f"evaluate {state.global_step}")
+    def on_evaluate(self, metrics: dict[str, float]) -> None:
+        super().on_evaluate(metrics)
+        self.events.append(f"evaluate {self._step}")
 
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.events.append(f"save {state.global_step}")
+    def on_save(self, best: float | None) -> None:
+        super().on_save(best)
+        self.events.append(f"save {self._step}")
 
 
 class TrainSeen(Seen):
@@ -144,21 +152,17 @@ class TrainSeen(Seen):
     @property
     def logs_in(self) -> str:
         """The folder of VisualDL's logs."""
-        return Path(self.arguments.logging_dir).absolute().relative_to(self.folder).parts[0]
+        assert self.settings is not None
+        return Reporters(self.settings).folder.absolute().relative_to(self.folder).parts[0]
 
     @property
     def reporters(self) -> str:
-        """Where PaddleNLP reports to, or why it cannot."""
+        """Where a run reports to, or why it cannot."""
+        assert self.settings is not None
         try:
-            return str(self.arguments.report_to)
+            return str(Reporters(self.settings).names)
         except UserError as error:
             return str(error)
-
-    @property
-    def arguments(self) -> Any:
-        """What PaddleNLP's callbacks are told."""
-        assert self.settings is not None and self.plan is not None
-        return run_arguments(self.recipe, STEPS, self.plan.assumed.mixed_precision)
 
     @property
     def batch(self) -> Any:
@@ -181,8 +185,8 @@ class TrainSeen(Seen):
     @property
     def evaluation_steps(self) -> int:
         assert self.settings is not None and self.loaded
-        evaluation = Evaluation(self.settings, *self.loaded)
-        return evaluation.steps(evaluation.open(None))
+        [(_, source)] = open_validation(self.settings, *self.loaded)
+        return batches_of(source, self.settings.max_evaluate_steps, 4)
 
     @property
     def steps_left_out(self) -> int:
@@ -201,12 +205,14 @@ class TrainSeen(Seen):
         """The run in this process: losses, events, and the checkpoints that are left."""
         if self.settings is None:
             return None
-        heard = Heard()
         with redirect_stderr(StringIO()):
-            GalvatronTrainer(self.settings, callbacks=[heard]).train()
+            run = Run.of(self.settings)
+            announced = Announced(run.settings)
+            for _ in TrainingLoop(run, announced).steps():
+                pass
         losses = [json.loads(line)["loss"] for line in self.settings.log.read_text().splitlines()]
         checkpoints = sorted(path.name for path in self.settings.checkpoints.glob("step-*"))
-        return {"losses": losses, "events": heard.events, "checkpoints": checkpoints}
+        return {"losses": losses, "events": announced.events, "checkpoints": checkpoints}
 
 
 BASE = {"model_size": "model.json", "nproc": 1, "pp_deg": 1, "global_train_batch_size": 4, "seq_length": 8}

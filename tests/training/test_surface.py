@@ -16,7 +16,7 @@ from paddlenlp.transformers import LlamaConfig, LlamaForCausalLM
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.register import GalvatronTrainer, GalvatronTrainingArguments
-from paddlenlp_galvatron.training.data.map_dataset import MapData
+from paddlenlp_galvatron.training.paddlenlp.map_dataset import MapData
 
 from .test_trainer import MODEL, settings
 

@@ -20,12 +20,12 @@ from small_model import MODEL
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.base.process import told_to_stop
 from paddlenlp_galvatron.plan import Assumptions, Precision, uniform_plan, write_plan
-from paddlenlp_galvatron.training import trainer as trainer_of_ranks
+from paddlenlp_galvatron.training import loop as training_loop
 from paddlenlp_galvatron.training.checkpoint.convert import to_huggingface
 from paddlenlp_galvatron.training.checkpoint.stored import open_checkpoint, whole_checkpoints
+from paddlenlp_galvatron.training.paddlenlp.trainer import GalvatronTrainer
 from paddlenlp_galvatron.training.recipe import Recipe
 from paddlenlp_galvatron.training.settings import TrainSettings
-from paddlenlp_galvatron.training.trainer import GalvatronTrainer
 
 BATCH = 4
 
@@ -95,15 +95,15 @@ def test_callbacks_hear_steps_logs_evaluations_and_saves(tmp_path):
 
 def test_a_step_takes_as_long_as_its_data_and_not_as_long_as_an_evaluation(tmp_path, monkeypatch):
     trainer = GalvatronTrainer(settings(tmp_path, evaluation_strategy="steps", eval_steps=2, max_evaluate_steps=1))
-    rows, evaluate, first_done = trainer.data.rows, trainer.evaluate, threading.Event()
+    rows, evaluate, first_done = trainer.run.data.rows, trainer.loop.evaluate, threading.Event()
 
     def slow(step, wanted):
         if step == 1 and first_done.wait(60):
             time.sleep(0.3)
         return rows(step, wanted)
 
-    monkeypatch.setattr(trainer.data, "rows", slow)
-    monkeypatch.setattr(trainer, "evaluate", lambda: (time.sleep(2.0), evaluate())[1])
+    monkeypatch.setattr(trainer.run.data, "rows", slow)
+    monkeypatch.setattr(trainer.loop, "evaluate", lambda: (time.sleep(2.0), evaluate())[1])
     steps = trainer.steps()
     next(steps)
     first_done.set()
@@ -114,32 +114,36 @@ def test_a_step_takes_as_long_as_its_data_and_not_as_long_as_an_evaluation(tmp_p
 
 def test_the_next_rows_are_read_while_a_step_computes_and_none_after_the_last(tmp_path, monkeypatch):
     trainer = GalvatronTrainer(settings(tmp_path))
-    rows, compute, read = trainer.data.rows, trainer.engine.forward_backward, [threading.Event() for _ in range(5)]
+    rows, compute, read = (
+        trainer.run.data.rows,
+        trainer.run.engine.forward_backward,
+        [threading.Event() for _ in range(5)],
+    )
 
     def reads(step, wanted):
         read[step].set()
         return rows(step, wanted)
 
     def computes(share):
-        step = trainer.engine.steps_done
+        step = trainer.run.engine.steps_done
         assert step == 3 or read[step + 1].wait(60)
         return compute(share)
 
-    monkeypatch.setattr(trainer.data, "rows", reads)
-    monkeypatch.setattr(trainer.engine, "forward_backward", computes)
+    monkeypatch.setattr(trainer.run.data, "rows", reads)
+    monkeypatch.setattr(trainer.run.engine, "forward_backward", computes)
     assert len(list(trainer.steps())) == 4 and not read[4].is_set()
 
 
 def test_what_a_read_ahead_finds_wrong_is_said_at_its_step(tmp_path, monkeypatch):
     trainer = GalvatronTrainer(settings(tmp_path))
-    rows = trainer.data.rows
+    rows = trainer.run.data.rows
 
     def breaks(step, wanted):
         if step == 2:
             raise UserError("step 2: the data have changed")
         return rows(step, wanted)
 
-    monkeypatch.setattr(trainer.data, "rows", breaks)
+    monkeypatch.setattr(trainer.run.data, "rows", breaks)
     steps = trainer.steps()
     assert [next(steps)["step"] for _ in range(2)] == [0, 1]
     with pytest.raises(UserError, match="the data have changed"):
@@ -172,7 +176,7 @@ def test_epochs_are_passes_over_the_training_split(tmp_path, prefix, saving):
     (tmp_path / "model.json").write_text(json.dumps({**MODEL, "vocab_size": 512}))
     heard = Heard()
     trainer = GalvatronTrainer(run, callbacks=[heard])
-    steps = trainer.data.samples // BATCH
+    steps = trainer.run.data.samples // BATCH
     trainer.train()
     assert heard.events.count("save") == (2 if "save_strategy" in saving else 2 * steps)
     assert heard.events.count("evaluate") == 2
@@ -261,7 +265,7 @@ def test_a_checkpoint_keeps_what_turns_it_into_a_hugging_face_model_again(tmp_pa
 
 def test_a_folder_in_which_another_run_writes_is_refused_whoever_started_the_ranks(tmp_path, monkeypatch):
     """PaddleNLP's launcher takes no lock before."""
-    monkeypatch.setattr(trainer_of_ranks, "RESTART_S", 0.0)
+    monkeypatch.setattr(training_loop, "RESTART_S", 0.0)
     run = settings(tmp_path)
     trainer, half_written = GalvatronTrainer(run), run.checkpoints / "step-00000002.part"
     half_written.mkdir(parents=True)

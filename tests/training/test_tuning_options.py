@@ -11,8 +11,8 @@ from paddlenlp_galvatron.model.lora import Adapters
 from paddlenlp_galvatron.options.aliases import canonical_name
 from paddlenlp_galvatron.options.foreign import HOLDS, IDLE
 from paddlenlp_galvatron.options.tuning import PreferenceOptions, TuningOptions
-from paddlenlp_galvatron.training.arguments import OPTIONS, read_words
 from paddlenlp_galvatron.training.data.tokenizer import train_tokenizer
+from paddlenlp_galvatron.training.paddlenlp.arguments import OPTIONS, read_words
 from paddlenlp_galvatron.training.prepare import prepare
 
 # Names and values of files of PaddleNLP's repository, each at the commit that stands beside it.

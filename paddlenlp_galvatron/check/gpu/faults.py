@@ -26,8 +26,8 @@ from ...runtime.adapters import load_family
 from ...runtime.engine import Engine
 from ...runtime.groups import run_as_rank, start_world
 from ...runtime.trace import traced
+from ...training.loop import train
 from ...training.settings import RANDOM, TrainSettings, read_settings
-from ...training.trainer import GalvatronTrainer
 from ..findings import Finding
 from ..parity.parity import Case, batch_of
 from .setting import Setting
@@ -214,7 +214,7 @@ def train_with_a_break(settings_file: str) -> None:
     whole = settings.max_steps
     for name, steps in ((STRAIGHT, whole), (HALVES, whole // 2), (HALVES, whole)):
         changed = {"output_dir": settings.output_dir / name, "max_steps": steps}
-        GalvatronTrainer(settings.model_copy(update=changed)).train()
+        train(settings.model_copy(update=changed))
 
 
 def train_traced(folder: str) -> None:

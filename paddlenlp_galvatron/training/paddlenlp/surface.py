@@ -17,15 +17,15 @@ from paddlenlp.trainer import Trainer, TrainerCallback, TrainingArguments
 from paddlenlp.trainer.integrations import get_available_reporting_integrations
 from paddlenlp.trainer.trainer_utils import ShardingOption
 
-from ..base.errors import UserError
-from ..plan import Plan, Precision
-from ..plan.export import sharding_stage
-from ..runtime import device
-from ..runtime.batch import samples_of
-from ..runtime.stage import Stage
-from ..runtime.topology import PlanGroup
-from .data.source import Rows
-from .settings import TrainSettings, require_reporters
+from ...base.errors import UserError
+from ...plan import Plan, Precision
+from ...plan.export import sharding_stage
+from ...runtime import device
+from ...runtime.batch import samples_of
+from ...runtime.stage import Stage
+from ..data.source import Rows
+from ..settings import TrainSettings, require_reporters
+from .topology import PlanGroup
 
 T = TypeVar("T")
 

@@ -21,13 +21,13 @@ import paddle.distributed as dist
 from paddle.distributed.communication.group import Group
 from paddle.distributed.fleet.base.topology import CommunicateTopology, HybridCommunicateGroup
 
-from ..base.errors import UserError
-from ..plan import DataParallel, LayerStrategy, Plan
-from ..plan.communicators import Ranks
-from ..plan.mesh import OF_A_SAMPLE
-from ..plan.strategy import runs
-from .groups import Groups
-from .paddle_private import groups_along, install_group, uninstall_group
+from ...base.errors import UserError
+from ...plan import DataParallel, LayerStrategy, Plan
+from ...plan.communicators import Ranks
+from ...plan.mesh import OF_A_SAMPLE
+from ...plan.strategy import runs
+from ...runtime.groups import Groups
+from ...runtime.paddle_private import groups_along, install_group, uninstall_group
 
 DATA = ("data", "sharding")
 SPLIT = ("sep", "model")

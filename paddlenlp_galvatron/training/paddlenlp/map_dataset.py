@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ...base.errors import UserError
 from ...runtime.batch import IGNORED_LABEL, Samples
-from .source import InPasses
+from ..data.source import InPasses
 
 Tokens = NDArray[np.int64]
 Collator = Callable[[list[Any]], Mapping[str, Any]]

@@ -12,16 +12,16 @@ from typing import Any, Optional
 import paddle.distributed as dist
 from paddlenlp.trainer import TrainingArguments
 
-from ..base.errors import UserError
-from ..base.writing import write_text
-from ..options.foreign import HOLDS, IDLE
-from ..options.group import canonical_options, is_boolean, read_options
-from ..options.group import read_words as read_option_words
-from ..options.uniform import UniformOptions
-from ..plan import read_plan
-from ..runtime.groups import start_world
-from .prepare import BESIDE, CONFIG, GROUPS, prepare
-from .settings import TrainSettings
+from ...base.errors import UserError
+from ...base.writing import write_text
+from ...options.foreign import HOLDS, IDLE
+from ...options.group import canonical_options, is_boolean, read_options
+from ...options.group import read_words as read_option_words
+from ...options.uniform import UniformOptions
+from ...plan import read_plan
+from ...runtime.groups import start_world
+from ..prepare import BESIDE, CONFIG, GROUPS, prepare
+from ..settings import TrainSettings
 from .surface import HANDED_ON
 
 OPTIONS = {name: info for group in GROUPS for name, info in group.model_fields.items()}

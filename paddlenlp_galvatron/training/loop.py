@@ -1,0 +1,194 @@
+"""The training loop: a step loads its batch, computes and updates; then the run logs, evaluates and saves as is due."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, nullcontext
+
+from ..base.process import told_to_stop
+from ..base.writing import write_text
+from ..runtime import device
+from ..runtime.batch import Batch
+from ..runtime.collectives import forget_traffic
+from ..runtime.paddle_private import next_rate
+from ..runtime.trace import span
+from .checkpoint.loading import load
+from .checkpoint.stored import checkpoint_of, open_checkpoint
+from .data.tuning import TuningData
+from .evaluation import add_metrics, evaluate, shown
+from .events import Events
+from .inputs import Sources, prefetch
+from .resume import print_rank_0, resume
+from .run import Run
+from .settings import TrainSettings
+from .step_log import EVALUATED, STOPPED, StepLog, StepRecord, means_of
+
+RESTART_S = 10.0  # an elastic launcher starts ranks again while those before may still be ending
+
+
+class TrainingLoop:
+    """The steps of a run, on every rank. `events` are announced, and say what is due."""
+
+    def __init__(self, run: Run, events: Events | None = None):
+        self.run = run
+        self.events = events or Events(run.settings, is_first_rank=run.engine.rank == 0)
+        self.step = 0  # steps that are done
+        self._unlogged: list[StepRecord] = []
+        self._logged_at, self._step_began = time.time(), time.perf_counter()
+        self._nonfinite = run.settings.nonfinite_guard(scaled=run.engine.scaler is not None)
+
+    def steps(self) -> Iterator[StepRecord]:
+        """Train to the end; yields the record of each step, once it is logged, evaluated and saved as is due. Raises
+        GalvatronError."""
+        run, events, settings = self.run, self.events, self.run.settings
+        alone = settings.folder_locked(wait_s=RESTART_S) if run.engine.rank == 0 else nullcontext()
+        with alone, closing(StepLog(settings.log)) as self._log:
+            first = self._begin()
+            batches = prefetch(lambda step: run.data.rows(step, run.engine.rows), range(first, run.steps))
+            with told_to_stop() as signals, closing(batches):
+                while self.step < run.steps and not events.control.should_training_stop:
+                    if self.step == first or self.step % run.epoch_steps == 0:
+                        events.on_epoch_begin()
+                    with run.traced(self.step):
+                        record, stopped = self._train_step(batches, signals, is_first=self.step == first)
+                    self.step += 1
+                    events.on_step_end(self.step)
+                    events.control.should_save |= stopped
+                    events.control.should_training_stop |= stopped or self.step == run.steps
+                    if stopped and self.step < run.steps:
+                        sys.stderr.write(f"{STOPPED} step {self.step} of {run.steps}\n")
+                    self._log_evaluate_save(record)
+                    if events.control.should_training_stop or self.step % run.epoch_steps == 0:
+                        events.on_epoch_end()
+                        self._log_evaluate_save(record)
+                    self._write(record)
+                    yield record
+            self._end()
+
+    def _begin(self) -> int:
+        """Resume; returns the steps that are done."""
+        run = self.run
+        run.compute_reference()
+        self.step = self._saved = resume(run.settings, run.engine, run.optimizer, run.data)
+        self._best, self._writer = run.best_until(self.step), run.writer()
+        if self.step >= run.steps:
+            print_rank_0(run.engine, run.settings.nothing_to_do(self.step))
+        self._logged_at, self._step_began = time.time(), time.perf_counter()
+        self.events.on_train_begin(self.step)
+        return self.step
+
+    def _train_step(self, batches: Iterator[Batch], signals: list[int], is_first: bool) -> tuple[StepRecord, bool]:
+        """Run the next step; returns its record, and whether any rank got a signal to stop.
+
+        Its time is from the end of the step before, or of a checkpoint or an evaluation in between, to its own end:
+        when the device has computed all of it.
+        """
+        engine, optimizer = self.run.engine, self.run.optimizer
+        loading = time.perf_counter()
+        with span("data", "data"):
+            batch = next(batches)
+        data_s = time.perf_counter() - loading
+        share = engine.share(batch)
+        self.events.on_step_begin(self.step)
+        device.reset_peak()
+        forget_traffic()
+        loss = engine.forward_backward(share)
+        self.events.on_optimizer_begin()
+        with span("optimizer", "optimizer"):
+            norm = engine.update(optimizer, self.run.settings.max_grad_norm)
+        self._nonfinite.count(self.step, loss, norm)
+        next_rate(optimizer)
+        self.events.on_optimizer_end()
+        device.finish_computing()  # zero2's all-gather overlaps the next step
+        now = time.perf_counter()
+        seconds, self._step_began = now - self._step_began, now
+        if is_first:
+            self._write_traffic()
+        # One rank may get a signal a step before another.
+        numbers = seconds, data_s, device.peak_mib(), bool(signals), *engine.stage.load.imbalance
+        times, loads, peaks, stops, *imbalance = engine.gather(*numbers)
+        record = StepRecord(
+            step=self.step,
+            loss=loss,
+            lr=self.run.settings.rate_at(self.step),
+            grad_norm=norm,
+            step_time_s=max(times),
+            data_s=max(loads),
+            tokens_per_s=engine.seq_length * engine.plan.global_batch / max(times),
+            plan=self.run.plan_id,
+            peak_memory_mib=list(peaks),
+        )
+        if isinstance(self.run.data, TuningData):
+            record["target_tokens_per_s"] = share.labelled / max(times)
+            record["filled"] = self.run.data.filled(self.step)
+        if known := [mean for mean in imbalance[0] if mean]:
+            record["moe_imbalance"] = sum(known) / len(known)
+            record["moe_imbalance_most"] = max(imbalance[1])
+        if engine.metrics:
+            record["metrics"] = engine.metrics
+        self._unlogged.append(record)
+        return record, any(stops)
+
+    def _write_traffic(self) -> None:
+        traffic = self.run.engine.traffic()
+        if self.run.engine.rank == 0:
+            write_text(self.run.settings.traffic, json.dumps(traffic, indent=2) + "\n")
+
+    def _write(self, record: StepRecord) -> None:
+        """The step's line in the log, again where an evaluation has been added."""
+        if self.run.engine.rank == 0:
+            self._log.write(record)
+
+    def _log_evaluate_save(self, record: StepRecord) -> None:
+        """Do what is due; the record gets what is evaluated."""
+        if self.events.control.should_log and self._unlogged:
+            records, self._unlogged, since, self._logged_at = self._unlogged, [], self._logged_at, time.time()
+            logs = means_of(records) | {"global_step": self.step}
+            self.events.on_log(logs | self.run.speeds("interval", since, len(records)))
+        if self.events.control.should_evaluate:
+            metrics = self.evaluate()
+            print_rank_0(self.run.engine, f"{EVALUATED} step {self.step}: {shown(metrics)}")
+            add_metrics(record, metrics)
+            if self._best:
+                self._best.evaluated(self.step, metrics)
+        if self.events.control.should_save and self._nonfinite.advanced:
+            self._write(record)  # a run that is killed behind the checkpoint resumes after this step
+            self._save()
+
+    def evaluate(self, sources: Sources | None = None, prefix: str = "eval") -> dict[str, float]:
+        """Metrics of each source, by default of the run's own, by PaddleNLP's names. Raises UserError."""
+        metrics: dict[str, float] = {}
+        for name, source in self.run.evaluation() if sources is None else sources:
+            metrics |= evaluate(self.run, source, f"{prefix}_{name}" if name else prefix, self.events)
+        self._step_began = time.perf_counter()
+        return metrics
+
+    def _save(self) -> None:
+        if self._best:
+            self._best.saves(self.step, write=self.run.engine.rank == 0)
+        best = self._best if self._best and self._best.step else None
+        self._writer.save(self.run.optimizer, best.step if best else None)
+        self.events.on_save(best.value if best else None)
+        self._saved, self._step_began = self.step, time.perf_counter()
+
+    def _end(self) -> None:
+        """Save what is not saved, and take the weights that evaluated best, if they are asked for."""
+        run, best = self.run, self._best
+        run.engine.wait_for_updates()
+        self._nonfinite.require_progress()
+        if run.settings.saves and self._saved != self.step:
+            self._save()
+        self._writer.finish()
+        if best and best.step not in (None, self.step):
+            folder = checkpoint_of(run.settings.output_dir, best.step)
+            print_rank_0(run.engine, f"saved {folder} is the best: {run.settings.best_metric} {best.value:.4f}")
+            load(open_checkpoint(folder, run.engine.shape), run.engine, run.optimizer)
+
+
+def train(settings: TrainSettings) -> None:
+    """Train by a plan. Every rank calls this with equal settings. Raises GalvatronError."""
+    for _ in TrainingLoop(Run.of(settings)).steps():
+        pass

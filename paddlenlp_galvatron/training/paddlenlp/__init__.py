@@ -1,0 +1,1 @@
+"""PaddleNLP's Trainer on the training loop: its arguments, callbacks, data sets and communicate group."""

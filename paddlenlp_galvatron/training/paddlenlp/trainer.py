@@ -1,0 +1,285 @@
+"""PaddleNLP's Trainer as a guest of the training loop: its callbacks hear the loop's events and decide what is due."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from paddle.io import DataLoader
+from paddlenlp.trainer import Trainer, TrainerCallback, TrainingArguments
+from paddlenlp.trainer.trainer_utils import TrainOutput
+
+from ...base.errors import UserError
+from ...plan import ModelShape, Plan
+from ...runtime.paddle_private import schedule_of
+from ..checkpoint.saving import save_model
+from ..data.source import BatchSource
+from ..evaluation import batches_of
+from ..events import Events
+from ..inputs import Sources, open_data, open_validation
+from ..loop import TrainingLoop
+from ..run import Run
+from ..settings import TrainSettings
+from ..step_log import StepRecord
+from .map_dataset import Collator, MapData, sample_length
+from .surface import (
+    LocalModel,
+    RunArguments,
+    SyncParallelInfo,
+    inputs_of,
+    loader,
+    refuse_arguments,
+    refuse_overrides,
+    run_arguments,
+    without_unsupported,
+)
+from .topology import PlanGroup
+
+
+@without_unsupported
+class GalvatronTrainer(Trainer):  # type: ignore[misc]
+    """Trains by a plan. Every rank of the world makes one from equal arguments, and calls `train`."""
+
+    def __init__(
+        self,
+        model: Any = None,
+        args: TrainingArguments | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        data_collator: Collator | None = None,
+        tokenizer: Any = None,
+        callbacks: Sequence[TrainerCallback | type[TrainerCallback]] | None = None,
+        **others: Any,
+    ):
+        """As PaddleNLP's Trainer is made, by the same keywords.
+
+        `model`: a preset's name, a Hugging Face directory, a config.json or PaddleNLP's config; or, without `args`,
+        the settings of a whole run. `args`: GalvatronTrainingArguments, which name the plan. `train_dataset`:
+        map-style, its items tokens or dicts of input_ids and labels; without, the data that settings name.
+        `eval_dataset`: the same, or a dict of several. `tokenizer`: is saved with the model. Raises UserError, for what
+        else PaddleNLP takes, too.
+        """
+        refuse_arguments(others)
+        self._own_data, self.eval_dataset, self.data_collator = train_dataset, eval_dataset, data_collator
+        self.run = Run.of(_settings(model, args, train_dataset), self._open_training, self._open_evaluation)
+        self.loop = TrainingLoop(self.run, Callbacks(self))
+        engine, settings, steps = self.run.engine, self.run.settings, self.run.steps
+        group = PlanGroup(engine.plan, engine.rank, engine.groups)
+        group.uninstall()  # PaddleNLP's Trainer asks while it is made, which another run's plan may refuse
+        self.args: RunArguments
+        self.control: Any
+        settings.make_output_dir()  # or PaddleNLP does, and its name may not last
+        super().__init__(
+            LocalModel(engine.stage),
+            args=run_arguments(settings, steps, engine.plan.assumed.mixed_precision, args),
+            data_collator=data_collator,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            tokenizer=tokenizer,
+            callbacks=[SyncParallelInfo(engine.plan, group), *(callbacks or ())],
+            optimizers=(self.run.optimizer, schedule_of(self.run.optimizer)),
+        )
+        self.callback_handler.train_dataloader = self.get_train_dataloader()
+        self.state.max_steps, self.state.num_train_epochs = steps, math.ceil(steps / self.run.epoch_steps)
+        self.state.is_local_process_zero = self.is_local_process_zero()
+        self.state.is_world_process_zero = self.is_world_process_zero()
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        refuse_overrides(cls)
+
+    def _open_training(self, settings: TrainSettings, plan: Plan, shape: ModelShape) -> BatchSource:
+        if self._own_data is None:
+            return open_data(settings, plan, shape)
+        if settings.input_dir is not None:
+            raise UserError("input_dir: names data beside train_dataset; give one")
+        return self._map_data("train_dataset", self._own_data, plan, shape, shuffle=True)
+
+    def _open_evaluation(self, settings: TrainSettings, plan: Plan, shape: ModelShape, own: Any = None) -> Sources:
+        """`own`: data of the user's own; without, those that the trainer was made with, else the validation split."""
+        data = self.eval_dataset if own is None else own
+        if data is None and self._own_data is not None:
+            raise UserError("eval_dataset: missing; training is on a train_dataset, which has no validation split")
+        if data is None:
+            return open_validation(settings, plan, shape)
+        named = {f"eval_dataset {name}": one for name, one in data.items()} if isinstance(data, dict) else {}
+        if not named:
+            return [("", self._map_data("eval_dataset", data, plan, shape))]
+        return [
+            (name.removeprefix("eval_dataset "), self._map_data(name, one, plan, shape)) for name, one in named.items()
+        ]
+
+    def _map_data(self, name: str, data: Any, plan: Plan, shape: ModelShape, shuffle: bool = False) -> MapData:
+        length = plan.assumed.seq_length or 0
+        return MapData(name, data, length, shape.vocab_size, plan.global_batch, self.data_collator, shuffle)
+
+    def _sources(self, own: Any = None) -> Sources:
+        """The data of an evaluation. Raises UserError."""
+        if own is None:
+            return self.run.evaluation()
+        return self._open_evaluation(self.run.settings, self.run.engine.plan, self.run.engine.shape, own)
+
+    def _wrap_amp_model(self, *_: Any) -> None:
+        """The engine has cast its weights by itself."""
+
+    def print_config(self, *_: Any, **__: Any) -> None:
+        """The settings' file has it."""
+
+    def train(
+        self, resume_from_checkpoint: str | Path | bool | None = None, ignore_keys_for_eval: Any = None
+    ) -> TrainOutput:
+        """Train to the end.
+
+        `resume_from_checkpoint`: a checkpoint's folder; True: the newest whole one of the run, if any; False: from the
+        beginning; None: as the settings say. `ignore_keys_for_eval` has nothing to do here. Raises GalvatronError.
+        """
+        if resume_from_checkpoint is not None:
+            from_words = {True: "auto", False: "none"}
+            wanted = from_words.get(resume_from_checkpoint, str(resume_from_checkpoint))  # type: ignore[arg-type]
+            self.run.settings = self.run.settings.model_copy(update={"resume_from_checkpoint": wanted})
+        start, self.is_in_train = time.time(), True
+        losses = [record["loss"] for record in self.steps()]
+        self.is_in_train = False
+        metrics = self.run.speeds("train", start, len(losses))
+        metrics["train_loss"] = sum(losses) / max(1, len(losses))
+        self.log(metrics)
+        self.control = self.callback_handler.on_train_end(self.args, self.state, self.control)
+        return TrainOutput(self.state.global_step, metrics["train_loss"], metrics)
+
+    def steps(self) -> Iterator[StepRecord]:
+        """Train, giving the record of every step. Raises GalvatronError."""
+        return self.loop.steps()
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Loss and perplexity of `eval_dataset`, else of the trainer's, else of the run's validation split, or of their
+        first batches. With a dict of data sets, keys have their names. Raises UserError."""
+        return self.loop.evaluate(self._sources(eval_dataset), metric_key_prefix)
+
+    def get_train_dataloader(self) -> DataLoader:
+        """Batches that PaddleNLP's trainer would load on this rank in the first pass: dicts of input_ids and labels,
+        each [per_device_train_batch_size, sequence], a micro-batch after the other. Training itself takes other rows:
+        those that the plan's engine computes on."""
+        return loader(self.run.data.rows, self.run.epoch_steps, self.run.engine.plan, self.args)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
+        """Batches that PaddleNLP's trainer would load on this rank in an evaluation. Raises UserError."""
+        sources = self._sources(eval_dataset)
+        if len(sources) > 1:
+            raise UserError("eval_dataset: a dict of data sets has no single loader; name one of its keys' data sets")
+        [(_, source)] = sources
+        plan = self.run.engine.plan
+        count = batches_of(source, self.run.settings.max_evaluate_steps, plan.global_batch)
+        return loader(source.pass_rows, count, plan, self.args)
+
+    def save_model(self, output_dir: str | Path | None = None, merge_tensor_parallel: bool = True) -> None:
+        """Write the whole model, gathered from all ranks, which all call this: a Hugging Face directory, that PaddleNLP
+        loads too. Default: args.output_dir. It is merged, whatever `merge_tensor_parallel`. Raises GalvatronError."""
+        target = Path(self.args.output_dir if output_dir is None else output_dir)
+        save_model(self.run.engine, target, self.run.model_folder, self.tokenizer)
+
+
+class Callbacks(Events):
+    """Calls PaddleNLP's callbacks in the order of its own trainer. As in its pipeline, the micro-batches of a step run
+    together, when the last one is loaded."""
+
+    def __init__(self, trainer: GalvatronTrainer):
+        self._trainer = trainer
+
+    @property
+    def control(self) -> Any:
+        return self._trainer.control
+
+    def _call(self, event: str, **given: Any) -> None:
+        trainer = self._trainer
+        call = getattr(trainer.callback_handler, event)
+        trainer.control = call(trainer.args, trainer.state, trainer.control, **given)
+
+    def _reached(self, step: int) -> None:
+        run, state = self._trainer.run, self._trainer.state
+        state.global_step, state.epoch = step, step / run.epoch_steps
+        state.consumed_samples = run.data.first_sample(step)
+
+    def on_train_begin(self, step: int) -> None:
+        self._reached(step)
+        self._call("on_train_begin")
+
+    def on_epoch_begin(self) -> None:
+        self._call("on_epoch_begin")
+
+    def on_step_begin(self, step: int) -> None:
+        trainer, plan = self._trainer, self._trainer.run.engine.plan
+        for micro_batch in range(plan.micro_batches):
+            if self._shows_data:  # by PaddleNLP's division, which is not that of the plan's engine
+                inputs = inputs_of(trainer.run.data.rows, step, micro_batch, plan, trainer.args)
+                self._call("on_load_data_end", inputs=inputs)
+            if micro_batch == 0:
+                self._call("on_step_begin")
+            if micro_batch < plan.micro_batches - 1:
+                self._call("on_substep_end")
+
+    def on_optimizer_begin(self) -> None:
+        self._call("on_optimizer_begin", scaler=self._trainer.run.engine.scaler)
+
+    def on_optimizer_end(self) -> None:
+        if self._has_others:  # they may read weights
+            self._trainer.run.engine.wait_for_updates()
+        self._call("on_optimizer_end", scaler=self._trainer.run.engine.scaler)
+
+    def on_step_end(self, step: int) -> None:
+        """Raises UserError when a callback wants to leave an epoch early, which the order of samples does not know."""
+        self._reached(step)
+        self._call("on_step_end")
+        if self.control.should_epoch_stop and not self.control.should_training_stop:
+            raise UserError(
+                "should_epoch_stop: an epoch cannot end early, as one order of samples runs through all; set "
+                "should_training_stop to end the run"
+            )
+
+    def on_epoch_end(self) -> None:
+        self._call("on_epoch_end")
+
+    def on_log(self, logs: dict[str, float]) -> None:
+        self._trainer.log(logs)
+
+    def on_evaluation_begin(self, source: BatchSource, batches: int) -> None:
+        trainer = self._trainer
+        rows = loader(source.pass_rows, batches, trainer.run.engine.plan, trainer.args)
+        trainer.callback_handler.eval_dataloader = rows
+
+    def on_prediction_step(self) -> None:
+        self._call("on_prediction_step")
+
+    def on_evaluate(self, metrics: dict[str, float]) -> None:
+        self._call("on_evaluate", metrics=metrics)
+
+    def on_save(self, best: float | None) -> None:
+        self._trainer.state.best_metric = best
+        self._call("on_save")
+
+    @property
+    def _has_others(self) -> bool:
+        """Whether there are callbacks that PaddleNLP did not bring."""
+        kinds = {type(each) for each in self._trainer.callback_handler.callbacks} - {SyncParallelInfo}
+        return any(not kind.__module__.startswith("paddlenlp.") for kind in kinds)
+
+    @property
+    def _shows_data(self) -> bool:
+        """Whether a callback looks at the data that are loaded."""
+        silent = TrainerCallback.on_load_data_end
+        return any(type(each).on_load_data_end is not silent for each in self._trainer.callback_handler.callbacks)
+
+
+def _settings(model: Any, args: TrainingArguments | None, train_dataset: Any) -> TrainSettings:
+    """The run that a trainer is made for. Raises UserError."""
+    if not isinstance(model, TrainSettings):
+        from .arguments import settings_for  # here, as a run that `galvatron train` starts has its settings
+
+        return settings_for(model, args, sample_length(train_dataset))
+    if args is not None:
+        raise UserError("args: settings of a whole run say everything already; leave args out")
+    return model

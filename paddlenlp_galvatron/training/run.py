@@ -1,0 +1,141 @@
+"""A run on one rank: the model by its plan, its data, its optimizer, and DPO's reference."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+from ..base.tracing import Event, join_traces, write_events
+from ..plan import ModelShape, Plan, plan_id
+from ..runtime.adapters import load_family
+from ..runtime.engine import Engine
+from ..runtime.trace import span, traced
+from .checkpoint.companions import companions
+from .checkpoint.saving import Writer
+from .checkpoint.stored import SMALLER, Best
+from .checkpoint.weight_files import CONFIG
+from .data.source import BatchSource
+from .data.tuning import TuningData
+from .initial_weights import Reference, initial_weights, set_rates
+from .inputs import Sources, open_data, open_validation
+from .settings import TrainSettings
+
+OpenTraining = Callable[[TrainSettings, Plan, ModelShape], BatchSource]
+OpenEvaluation = Callable[[TrainSettings, Plan, ModelShape], Sources]
+
+
+@dataclass
+class Run:
+    """A run on this rank. Its data and weights are equal on all ranks, whatever the plan."""
+
+    settings: TrainSettings
+    engine: Engine
+    optimizer: Any
+    data: BatchSource
+    evaluation: Callable[[], Sources]  # raises UserError
+    reference: Reference | None
+    steps: int
+    epoch_steps: int
+    _events: list[Event] = field(default_factory=list)  # of traced steps
+
+    @classmethod
+    def of(
+        cls,
+        settings: TrainSettings,
+        open_training: OpenTraining = open_data,
+        open_evaluation: OpenEvaluation = open_validation,
+    ) -> Run:
+        """Every rank calls this with equal settings. Raises UserError."""
+        plan, shape = settings.load_plan()
+        data = open_training(settings, plan, shape)
+        evaluation = cache(lambda: open_evaluation(settings, plan, shape))
+        if settings.evaluates != "no":
+            evaluation()
+        steps, epoch_steps = settings.steps_over(data.samples, plan.global_batch)
+        settings = settings.over(steps)
+        if settings.lora_rate_scale != 1:  # MultiTensorAdamW has one rate for all tensors
+            settings = settings.model_copy(update={"use_multi_tensor": False})
+        initial = initial_weights(settings, shape)
+        engine = Engine(
+            plan,
+            shape,
+            load_family(shape.family),
+            plan.assumed.seq_length or 0,
+            source=initial.source,
+            seed=settings.seed,
+            compute_precision=settings.compute_precision,
+            packed=settings.effective_packing != "none",
+            adapters=initial.adapters,
+            preference=settings.preference,
+        )
+        reference = Reference(engine, settings.output_dir, initial.base) if settings.compares else None
+        if settings.lora_rate_scale != 1:
+            set_rates(engine, settings.lora_rate_scale)
+        optimizer = settings.build(engine.tensors, engine.decaying)
+        return cls(settings, engine, optimizer, data, evaluation, reference, steps, epoch_steps)
+
+    @cached_property
+    def plan_id(self) -> str:
+        return plan_id(self.engine.plan)
+
+    @property
+    def model_folder(self) -> Path | None:
+        """The model's own folder, whose files turn a checkpoint into a Hugging Face model again."""
+        folder = Path(self.settings.model)
+        folder = folder.parent if folder.name == CONFIG else folder
+        return folder if (folder / CONFIG).is_file() else None
+
+    def writer(self) -> Writer:
+        """The writer of checkpoints."""
+        settings, folder = self.settings, self.model_folder
+        beside = {CONFIG: folder / CONFIG, **companions(folder)} if folder else {}
+        return Writer(settings.checkpoints, self.engine, settings.save_total_limit, self.data, beside, settings.log)
+
+    def best_until(self, step: int) -> Best | None:
+        """The best checkpoint of those up to a step; None: none is asked for."""
+        metric, greater = self.settings.best_metric, self.settings.greater_is_better
+        if metric is None:
+            return None
+        return Best(self.settings.output_dir, metric, metric not in SMALLER if greater is None else greater, step)
+
+    def compute_reference(self) -> None:
+        """DPO's log-probabilities of all data that the run knows, while the weights are those that it begins with."""
+        if self.reference is None:
+            return
+        evaluated = [source for _, source in self.evaluation()] if self.settings.evaluates != "no" else []
+        for source in (self.data, *evaluated):
+            if isinstance(source, TuningData):
+                self.reference.tell(source)
+        self.reference.is_gone = self.engine.adapters is None
+
+    def speeds(self, split: str, since: float, steps: int) -> dict[str, float]:
+        """How fast some steps were, by PaddleNLP's names. `since`: time.time() when they began."""
+        seconds, plan = time.time() - since, self.engine.plan
+        steps_per_second = steps / seconds
+        samples_per_second = steps_per_second * plan.global_batch
+        rates = {
+            "runtime": seconds,
+            "samples_per_second": samples_per_second,
+            "steps_per_second": steps_per_second,
+            "tokens_per_second_per_device": samples_per_second * self.engine.seq_length / plan.world_size,
+        }
+        return {f"{split}_{name}": round(value, 4) for name, value in rates.items()}
+
+    @contextmanager
+    def traced(self, step: int) -> Iterator[None]:
+        """The time line of a step, if it is among those that are traced; the file has all of them so far."""
+        engine, settings = self.engine, self.settings
+        if step not in settings.traced_steps:
+            yield
+            return
+        with traced(engine.rank, self._events), span(f"step {step}", "step"):
+            yield
+        write_events(settings.traced_by(engine.rank), self._events)
+        engine.gather(0.0)  # all have written
+        if engine.rank == 0:
+            join_traces(settings.traced, [settings.traced_by(rank) for rank in range(engine.plan.world_size)])
