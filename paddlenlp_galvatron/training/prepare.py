@@ -18,7 +18,7 @@ from ..launch.faults import WAIT_S
 from ..model import config_of
 from ..options.foreign import idle_note
 from ..options.group import Options
-from ..options.model_options import ModelOptions
+from ..options.model_options import Model, ModelOptions
 from ..options.tuning import PreferenceOptions, TuningOptions
 from ..options.uniform import DegreeOptions, UniformOptions
 from ..plan import Assumptions, ModelShape, Plan, load_model, read_plan, write_plan

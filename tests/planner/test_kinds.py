@@ -9,8 +9,12 @@ from typing import Any
 
 import pytest
 
+from paddlenlp_galvatron.plan import ModelShape
 from paddlenlp_galvatron.plan.check import find_faults
 from paddlenlp_galvatron.planner import SearchOptions, engine, search
+from paddlenlp_galvatron.planner.explain import explain
+from paddlenlp_galvatron.planner.problem import Problem
+from paddlenlp_galvatron.planner.question import on_device, prices
 
 from .random_cost import RandomCost, best_by_enumeration, model_of
 
@@ -97,6 +101,28 @@ def test_chunks_with_dense_layers_in_the_first_one() -> None:
 def test_many_dense_layers_in_front_are_layers_as_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "MOST_IN_FRONT", 0)
     assert [check(seed, (0,), 3) for seed in range(4)].count("nothing fits") < 3
+
+
+AIR = ModelShape("glm-4.5-air-like", "qwen3_moe", 46, 4096, 10944, 96, 8, 151552, 131072, own_head_dim=128)
+AIR = replace(AIR, experts=128, experts_per_token=8, expert_size=1408, norm_topk=True, dense_layers=(0,))
+QWEN = ModelShape("qwen2-moe-like", "qwen2_moe", 24, 2048, 5632, 16, 16, 151936, 8192, dense_layers=(0, 1))
+QWEN = replace(QWEN, experts=60, experts_per_token=4, expert_size=1408, shared_size=5632)
+
+
+@pytest.mark.parametrize(("model", "nodes", "batch"), [(AIR, 8, 512), (QWEN, 1, 256)], ids=lambda of: str(of)[:20])
+def test_published_sizes_are_proven_optimal_and_explained(model: ModelShape, nodes: int, batch: int) -> None:
+    values = {"seq_length": 4096, "num_nodes": nodes, "num_gpus_per_node": 8, "settle_bsz": batch}
+    options = SearchOptions.from_values({**values, "device": "h100-80gb", "mixed_precision": "bf16"})
+    options, cost = on_device(options, prices((model,), options))
+    found = search(model, cost, options)
+    assert found.gap == 0 and found.plan.metadata["searched_from"]["model_fingerprint"] == model.fingerprint
+    assert find_faults(found.plan, model) == []
+    if model is QWEN:
+        explained = explain(found.plan, Problem((model,), cost, options))
+        assert explained.faster is None and explained.uniform is not None
+        dense = {one.layer in model.dense_layers for one in explained.one_layer.others}
+        assert dense == {True, False}
+        assert "layers 0-1 (dense)" in {part.name for stage in explained.stages for part in stage.parts}
 
 
 def test_layers_that_alternate_often_are_refused() -> None:
