@@ -143,7 +143,7 @@ def exponent(gap: float) -> str:
 
 
 def on_h100(model: str, gpus: int, length: int) -> Case:
-    cost, options = problem(model, gpus, length * KI, max_tp_deg=SPLITS, parallel_search=True)
+    cost, options = problem(model, gpus, length * KI, max_tp_deg=SPLITS)
     return _case(f"{model.removeprefix('llama3.1-')}, {gpus} H100, {length}K", cost, options)
 
 
@@ -154,7 +154,10 @@ def on_a800(folder: Path, memory_gb: float, batch: int) -> Case:
 
 
 def _case(name: str, cost: CostModel, options: SearchOptions) -> Case:
-    found = {choice: search(cost.models, cost, options.model_copy(update=given)) for choice, given in CHOICES.items()}
+    found = {
+        choice: search(cost.models, cost, options.model_copy(update=given), compared=False)
+        for choice, given in CHOICES.items()
+    }
     return Case(name, found, cost)
 
 

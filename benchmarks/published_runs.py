@@ -160,7 +160,13 @@ def table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield f"| {' | '.join([*map(str, facts), *cells])} |"
 
 
-COLORS = {"a100-80gb": "#2a7fba", "h800-80gb": "#d1571f", "h100-80gb": "#3a9a4b", "h200-141gb": "#8157b3"}
+COLORS = {
+    "a100-80gb": "#2a7fba",
+    "a800-80gb": "#74b3d8",
+    "h800-80gb": "#d1571f",
+    "h100-80gb": "#3a9a4b",
+    "h200-141gb": "#8157b3",
+}
 SIDE, MARGIN = 300, 46  # pixels
 
 

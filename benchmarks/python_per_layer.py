@@ -10,8 +10,8 @@ Where ranks share a layer this process is one of two; messages go nowhere, and e
 
 From the calls follows, as an estimate, what launching a 7B layer takes of computing it: CALL_US for each call forward,
 twice that backward, beside its arithmetic at a GPU's rate (a causal layer of 4,096 tokens in bf16, PEAK_TFLOPS x USED),
-also where 8 ranks share it. "fused" is plain with one call for each of both norms and for the rotary positions, whose
-kernels CPUs lack.
+also where 8 ranks share it. "fused" is plain with one call for each of both norms and for the rotary positions, and
+"experts", a layer of Qwen3-MoE with its balance loss, has one for each product of all experts: CPUs lack these kernels.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from paddlenlp.transformers.llama.modeling import apply_rotary_pos_emb
 
 from paddlenlp_galvatron.base.printing import Console, table
 from paddlenlp_galvatron.plan import Assumptions, DataParallel, LayerStrategy, ModelShape, Plan, Precision, Recompute
+from paddlenlp_galvatron.runtime import grouped
 from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.collectives import traffic_calls
 from paddlenlp_galvatron.runtime.precision import Numbers
@@ -44,7 +45,10 @@ FEW, MANY = 2, 6  # layers
 CALL_US = 8.0  # of one call on a GPU machine: Python, Paddle's dispatch, the launch
 PEAK_TFLOPS, USED = 312.0, 0.5  # A100, bf16 (data sheet); what large products reach of it
 TOKENS, WIDTH, WEIGHTS = 4096, 4096, 202e6  # of Llama-7B's layer
-STRATEGIES: dict[str, tuple[LayerStrategy, Assumptions]] = {
+DENSE = ModelShape("narrow", "llama", 1, 16, 32, 2, 2, 32, SEQ)
+MIXTURE = ModelShape("narrow", "qwen3_moe", 1, 16, 32, 2, 2, 32, SEQ, own_head_dim=8, experts=4, experts_per_token=2)
+MIXTURE = replace(MIXTURE, expert_size=16, norm_topk=True, router_aux_loss_coef=0.001)
+STRATEGIES: dict[str, tuple[Any, ...]] = {  # strategy, assumptions, and another shape than DENSE
     "plain": (LayerStrategy(), Assumptions()),
     "recompute": (LayerStrategy(recompute=Recompute.FULL), Assumptions()),
     "bf16": (LayerStrategy(), Assumptions(mixed_precision=Precision.BF16)),  # on CPU every layer casts at its edge
@@ -53,6 +57,7 @@ STRATEGIES: dict[str, tuple[LayerStrategy, Assumptions]] = {
     "Ulysses": (LayerStrategy(2, ulysses=True), Assumptions()),
     "context parallel": (LayerStrategy(context=2), Assumptions()),
     "zero3": (LayerStrategy(dp_type=DataParallel.ZERO3), Assumptions()),
+    "experts": (LayerStrategy(), Assumptions(), MIXTURE),
 }
 
 
@@ -104,14 +109,24 @@ def paddle_calls(run: Callable[[], Any]) -> int:
     return count
 
 
+def together(left: Any, right: Any, counts: Any, transpose_left: bool, transpose_right: bool) -> Any:
+    """Stands for one product of all experts."""
+    columns = right.shape[-2 if transpose_right else -1]
+    shape = (len(counts), left.shape[1]) if transpose_left else (left.shape[0],)
+    return paddle.zeros([*shape, columns], left.dtype)
+
+
 @patch.multiple(dist.stream, **NOWHERE)
-def of_layers(layers: int, strategy: LayerStrategy, assumed: Assumptions) -> tuple[int, float, float]:
+@patch.object(grouped, "one_by_one", together)
+def of_layers(
+    layers: int, strategy: LayerStrategy, assumed: Assumptions, one: ModelShape = DENSE
+) -> tuple[int, float, float]:
     """Calls forward, and medians of the forward and backward pass, s."""
-    shape = ModelShape("narrow", "llama", layers, 16, 32, 2, 2, 32, SEQ)
+    shape = replace(one, layers=layers)
     world = 2 if strategy.dp_type is DataParallel.ZERO3 else strategy.ranks
     plan = Plan(world, world, 1, (layers,), (strategy,) * layers, assumed=replace(assumed, seq_length=SEQ))
     numbers = Numbers.of(assumed.mixed_precision)
-    stage = Stage(plan, shape, load_family("llama"), SEQ, 0, Groups(), SeededWeights(0, 0.02), numbers)
+    stage = Stage(plan, shape, load_family(shape.family), SEQ, 0, Groups(), SeededWeights(0, 0.02), numbers)
     (tokens,) = stage.take(np.zeros((1, SEQ), np.int64))
     times: list[tuple[float, float]] = []
 
@@ -130,19 +145,18 @@ def of_layers(layers: int, strategy: LayerStrategy, assumed: Assumptions) -> tup
     return calls + messages + traffic_calls.total(), *(median(column) for column in zip(*times, strict=True))
 
 
-def cost(strategy: LayerStrategy, assumed: Assumptions) -> Cost:
+def cost(strategy: LayerStrategy, assumed: Assumptions, shape: ModelShape = DENSE) -> Cost:
     """Cost of one layer more."""
-    few, many = of_layers(FEW, strategy, assumed), of_layers(MANY, strategy, assumed)
+    few, many = (of_layers(layers, strategy, assumed, shape) for layers in (FEW, MANY))
     calls, forward_s, backward_s = ((more - less) / (MANY - FEW) for less, more in zip(few, many, strict=True))
     return Cost(calls, forward_s * 1e6, backward_s * 1e6)
 
 
 def fused(plain: Cost) -> Cost:
     """With one call in the place of those of the plain norms and rotary positions."""
-    shape = ModelShape("narrow", "llama", 1, 16, 32, 2, 2, 32, SEQ)
-    family = load_family("llama")
-    config = family.config(shape, SEQ)
-    norm, rotary = family.final_norm(config), family.decoder_layer(shape, config).self_attn.rotary_emb
+    family = load_family(DENSE.family)
+    config = family.config(DENSE, SEQ)
+    norm, rotary = family.final_norm(config), family.decoder_layer(DENSE, config).self_attn.rotary_emb
     heads = paddle.randn([1, SEQ, 2, 8])
     cos, sin = rotary(heads, seq_len=SEQ)
     norms = 2 * (paddle_calls(lambda: norm(paddle.randn([SEQ, 16]))) - 2)  # one is the fused kernel, one makes x

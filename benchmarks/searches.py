@@ -4,7 +4,8 @@
 
 Kinds: slow links (1 and 2 GB/s between nodes), many layers (500 and 1,000 on 1,024 devices), random prices (strided
 groups, 96 layers on 48 devices), interleaved, experts (on H100 by its data sheet), scale (the shape of Llama-3.1-405B
-with more layers and devices), measured (llama2-7b, with `--profiles`: a folder of them, 8 devices, bf16, 2048 tokens).
+with more layers and devices), sheets (usual models on usual clusters, by data sheets), measured (llama2-7b, with
+`--profiles`: a folder of them, 8 devices, bf16, 2048 tokens).
 
 Searches of models of usual kinds read profiles of a cluster that nobody measured: H100-like devices, eight a node, from
 their data sheet. Times follow from floating-point operations at half of 989 TFLOP/s (bf16 dense), memory from
@@ -28,6 +29,7 @@ from typing import Any
 from paddlenlp_galvatron.cost_model import CostModel, derive, load
 from paddlenlp_galvatron.plan import ModelShape, load_model
 from paddlenlp_galvatron.planner import FamilyOutcome, SearchOptions, SearchResult, search
+from paddlenlp_galvatron.planner.question import Question
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
@@ -38,6 +40,40 @@ INSIDE_MIB_PER_MS, ACROSS_MIB_PER_MS = 300e9 / 2**20 / 1e3, 40e9 / 2**20 / 1e3
 GB_S = 1 / 40  # of the links between nodes
 MIB = 2**20
 Case = tuple[str, Callable[[], SearchResult]]
+SHEETS = (  # model, data sheet, devices, global batch, sequence length
+    ("qwen3-8b", "rtx4090-24gb", 8, 64, 2048),
+    ("llama2-7b", "l20-48gb", 8, 64, 2048),
+    ("llama2-7b", "a100-80gb", 8, 256, 4096),
+    ("qwen3-8b", "h800-80gb", 8, 256, 4096),
+    ("qwen3-8b", "h100-80gb", 32, 256, 16384),
+    ("llama3.1-8b", "h100-80gb", 64, 512, 8192),
+    ("qwen2.5-7b", "h20-96gb", 16, 256, 8192),
+    ("llama2-13b", "a100-80gb", 16, 256, 4096),
+    ("llama2-13b", "a100-40gb", 32, 256, 4096),
+    ("qwen3-14b", "h800-80gb", 16, 256, 8192),
+    ("qwen3-14b", "a800-80gb", 64, 512, 4096),
+    ("llama2-13b", "h100-80gb", 128, 1024, 4096),
+    ("qwen3-32b", "h100-80gb", 16, 128, 4096),
+    ("qwen3-32b", "h800-80gb", 64, 512, 8192),
+    ("qwen3-32b", "a100-80gb", 32, 256, 4096),
+    ("llama3-70b", "a100-80gb", 64, 512, 4096),
+    ("llama3-70b", "a100-80gb", 256, 1024, 4096),
+    ("llama3.1-70b", "h100-80gb", 64, 256, 8192),
+    ("llama3.1-70b", "h100-80gb", 128, 128, 32768),
+    ("llama3.1-70b", "h20-96gb", 64, 512, 4096),
+    ("qwen2.5-72b", "h800-80gb", 256, 1024, 4096),
+    ("llama3.1-405b", "h100-80gb", 256, 512, 8192),
+    ("llama3.1-405b", "h100-80gb", 512, 1024, 8192),
+    ("llama3.1-405b", "h100-80gb", 1024, 2048, 8192),
+    ("llama3.1-405b", "a100-80gb", 1024, 1024, 4096),
+    ("mixtral-8x7b", "a100-80gb", 32, 256, 4096),
+    ("mixtral-8x7b", "h100-80gb", 64, 512, 4096),
+    ("mixtral-8x22b", "h100-80gb", 64, 512, 4096),
+    ("qwen3-30b-a3b", "h100-80gb", 16, 512, 4096),
+    ("qwen3-235b-a22b", "h100-80gb", 128, 1024, 4096),
+    ("qwen3-235b-a22b", "h800-80gb", 256, 1024, 8192),
+    ("qwen3-235b-a22b", "h100-80gb", 1024, 4096, 4096),
+)
 
 
 def cost_model(model: ModelShape, options: SearchOptions, folder: Path, across: float = 1.0) -> CostModel:
@@ -157,6 +193,11 @@ def with_experts(name: str, gpus: int, batch: int, **values: Any) -> SearchResul
     return search(model, derive(model, sheet, gpus // 8, 8, options.assumptions, options.cost_options), options)
 
 
+def by_sheet(name: str, sheet: str, gpus: int, batch: int, seq: int, **values: Any) -> SearchResult:
+    asked = {"model_size": name, "device": sheet, "world_size": gpus, "settle_bsz": batch, "seq_length": seq}
+    return Question.of(asked | values).search()
+
+
 def scaled(layers: int, nodes: int, **values: Any) -> SearchResult:
     """The 405B shape with so many layers; every divisor, one or two samples a device."""
     batch = 16 * nodes if nodes < 1000 else 8 * nodes
@@ -214,8 +255,9 @@ def cases(effort: int | None, profiles: Path | None) -> Iterator[Case]:
         yield f"scale: {layers} layers, 1,024 devices", lambda n=layers: scaled(n, 128, **given)
     for nodes in (2, 8, 32, 128, 512, 1250):
         yield f"scale: 126 layers, {8 * nodes:,} devices", lambda n=nodes: scaled(126, n, **given)
-    yield "scale: 126 layers, 1,024 devices, two threads", lambda: scaled(126, 128, parallel_search=True, worker=2)
     yield "scale: 1,000 layers, 10,000 devices", lambda: scaled(1000, 1250, **given)
+    for asked in SHEETS:
+        yield "sheets: {}, {}, {} devices, batch {}, {} tokens".format(*asked), lambda a=asked: by_sheet(*a, **given)
     for gb, batch, space in product((16, 24, 40, 80), (8, 16, 32, 64, 128), ("tp", "tp+sp")) if profiles else ():
         values = {"memory_constraint": gb, "settle_bsz": batch, "sp_space": space} | given
         yield f"measured: {gb} GB, batch {batch}, {space}", lambda values=values: measured(profiles, **values)
@@ -236,10 +278,19 @@ def main() -> int:
         given_up = sum(outcome is FamilyOutcome.GIVEN_UP for outcome in result.outcomes.values())
         plan = result.best.plan if result.best else None
         what = f"{plan.pipeline} stages x {plan.chunks}, {plan.micro_batches} micro-batches" if plan else "no plan"
-        print(f"{name:58} gap {result.gap:.1e}  {spent:6.2f} s")
+        print(f"{name:62} gap {result.gap:.1e}  {spent:6.2f} s")
         peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         given_up_of = f"{given_up} of {len(result.outcomes)} given up"
-        print(f"    {result.time_s * 1e3:.3f} ms, {given_up_of}, {what}; {peak_mib:.0f} MiB", flush=True)
+        print(f"    {result.time_s * 1e3:.3f} ms, {given_up_of}, {what}; {peak_mib:.0f} MiB")
+        if (best := result.best) and (fastest := result.fastest):
+            gain = result.layer_wise_gain
+            over = "no uniform plan fits" if gain is None else f"{gain:.2%} over uniform"
+            runs = f"{fastest.strategies} strategies in {fastest.segments} segments"
+            runs += f" -> {best.strategies} in {best.segments}"
+            print(
+                f"    {runs}, {best.time_s / fastest.time_s - 1:+.2%}; {over} (gap {result.uniform_gap:.1e})",
+                flush=True,
+            )
     return 0
 
 

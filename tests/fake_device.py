@@ -24,9 +24,6 @@ FOLDER = "FAKE_DEVICE_FOLDER"  # variable: where ranks have their mailboxes
 LIBRARIES = "CUSTOM_DEVICE_ROOT"  # variable of Paddle: where it finds devices
 LIMIT = "FAKE_DEVICE_LIMIT_S"  # variable: of a host's wait, after which its rank ends
 IN_PLACE = ("add_", "scale_", "sgd_", "adamw_", "fused_adam_")  # operators that the runtime lets change windows
-# The runtime reserves what a step holds at its peak. Best fit leaves holes, of these models one tensor alone is an
-# eighth of that, and what a message used is free only when it has left: seen was 1.15 to 1.3 times as much.
-SPARE = 2
 
 
 def built() -> Path | None:
@@ -78,8 +75,9 @@ class FakeDevice:
         device.synchronize = paddle.device.synchronize
         device.allocated_mib = lambda: paddle.device.memory_allocated() / device.MIB
         device.peak_mib = lambda: paddle.device.max_memory_allocated() / device.MIB
+        device.reserved_peak_mib = lambda: paddle.device.max_memory_reserved() / device.MIB
         device.reset_peak = paddle.device.reset_max_memory_allocated
-        device.release = paddle.device.empty_cache
+        device.release = release
         device.reserve = reserve
         for name in IN_PLACE:
             setattr(paddle._C_ops, name, in_place(getattr(paddle._C_ops, name)))
@@ -88,10 +86,16 @@ class FakeDevice:
         dist.stream.alltoall_single = from_device(dist.stream.alltoall_single)
 
 
-def reserve(mib: float) -> None:
-    """As the runtime's on a GPU, and a bit more."""
+def reserve(mib: float, spare_mib: float) -> None:
+    """As the runtime's on a GPU."""
     paddle.device.empty_cache()
-    paddle.empty([int(SPARE * mib * device.MIB)], "uint8")
+    paddle.empty([int((mib + spare_mib) * device.MIB)], "uint8")
+
+
+def release() -> None:
+    """As the runtime's on a GPU."""
+    paddle.device.empty_cache()
+    paddle.device.reset_max_memory_reserved()
 
 
 def memory(tensor: Any) -> np.ndarray:

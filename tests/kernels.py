@@ -48,11 +48,11 @@ ALLOWED = [
         {"gpu/transpose_kernel.cu": "00816fcb", "../core/tensor_utils.cc": "04bb1a9b"},
     ),
     Reason(
-        "embedding index_select scatter_nd_add searchsorted arange_tensor",
-        "one launch in the context's stream; arange's bounds are the host's",
+        "embedding index_select scatter scatter_nd_add arange_tensor",
+        "a copy at most and one launch in the context's stream; arange's bounds are the host's",
         {"gpu/embedding_kernel.cu": "0094b980", "gpu/index_select_kernel.cu": "0315bcde"}
         | {"gpu/scatter_nd_add_kernel.cu": "0ab6998c", "funcs/scatter.cu.h": "037a3aa1"}
-        | {"impl/searchsorted_kernel_impl.h": "0daddb0f", "gpu/arange_kernel.cu": "0678a564"},
+        | {"gpu/scatter_kernel.cu": "0976e0f2", "gpu/arange_kernel.cu": "0678a564"},
     ),
     Reason(
         "embedding_grad",

@@ -134,9 +134,9 @@ class Memory:
         self.peak = max(self.peak, self.held)
         self._reach(self.held)
 
-    def reserve(self, more: float) -> None:
+    def reserve(self, more: float, spare: float) -> None:
         self._traffic()
-        self._reach(self.held + more)
+        self._reach(self.held + more + spare)
 
     def _reach(self, wanted: float) -> None:
         if wanted > self.taken:
@@ -154,6 +154,7 @@ class Recorder:
         self.boundary_shape, self.calls = [1, 1], []
         self.numbers = type("Numbers", (), {"stored": "float32"})
         self.chains = [type("Chain", (), {"last_backward": False})() for _ in range(chunks)]
+        self.load = type("Load", (), {"padding": type("Padding", (), {"fills": True})()})
         self.memory = Memory(self.traffic)
         self._numbers: dict[str, int] = {}
         self._weight = paddle.ones([1, 1])

@@ -13,6 +13,7 @@ import paddle
 from paddlenlp.transformers.qwen2.modeling import Qwen2RotaryEmbedding, scaled_dot_product_attention
 
 from paddlenlp_galvatron.base.errors import UserError
+from paddlenlp_galvatron.launch import gpus
 from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, ModelShape, Plan, VocabStrategy
 from paddlenlp_galvatron.plan.layout import own_chunks
 from paddlenlp_galvatron.runtime import attention, device, mappings, units, weights
@@ -150,3 +151,29 @@ def test_old_versions_of_paddle_are_refused_under_context_parallelism_with_flash
     for kernels, of, version in ((flash, plan, "3.2.2"), (flash, plan, "3.10.0"), (flash, one, "3.1.1")):
         kernels.require_version(of, version)
     Kernels().require_version(plan, "3.1.1")
+
+
+def test_flash_attention_3_is_taken_where_its_variable_asks_and_refused_where_it_is_missing(monkeypatch):
+    asked = {gpus.FLASH_VERSION: 3}
+    monkeypatch.setattr(paddle, "get_flags", lambda name: {name: asked[name]})
+    monkeypatch.setattr(attention, "flash_attention", lambda q, k, v, causal: (q + 3 * causal, None))
+    monkeypatch.setattr(attention, "flashmask_attention", lambda q, k, v, rows, causal: q + 2 * causal)
+    q = paddle.zeros([1, 2, 1, 1])
+    hidden = paddle.zeros([1, 1, 2, 2], "int32")
+    versions = [float(attention.flash(rows)(q, None, q, q).max()) for rows in (None, hidden)]
+    assert versions == [3, 0]  # flashmask heeds the variable by itself
+    asked[gpus.FLASH_VERSION] = 2
+    assert attention.flash()(q, None, q, q).max() == 2
+    plan, kernels = Plan(1, 1, 1, (1,), (LayerStrategy(),)), Kernels(flash_attention=True)
+    monkeypatch.setenv(gpus.FLASH_VERSION, "3")
+    with pytest.raises(UserError, match=r"FLAGS_flash_attn_version=3: .* Hopper.* Paddle 3\.2 .* unset"):
+        kernels.require_version(plan, "3.1.1")
+    Kernels().require_version(plan, "3.1.1")
+    for capability, version, has in (((9, 0), "3.2.2", True), ((8, 0), "3.3.1", False), ((9, 0), "3.1.1", False)):
+        monkeypatch.setattr(gpus, "gpu_count", lambda: 1)
+        monkeypatch.setattr(paddle, "__version__", version)
+        monkeypatch.setattr(paddle.device.cuda, "get_device_capability", lambda of=capability: of)
+        assert gpus.has_flash_attention_3() is has
+    monkeypatch.setattr(paddle, "__version__", "3.3.1")
+    monkeypatch.setattr(paddle.device.cuda, "get_device_capability", lambda: (9, 0))
+    kernels.require_version(plan, "3.3.1")

@@ -142,3 +142,21 @@ def test_a_copy_to_the_host_waits_for_what_is_computed(queue, monkeypatch):
     monkeypatch.setattr(paddle_private, "copy_later", copy_later)
     queue.compute(1.0)
     assert device.to_host([1.0]) == [1.0] and queue.ms == 1.0
+
+
+def test_what_a_step_needs_is_taken_without_the_spare_where_there_is_not_as_much(monkeypatch):
+    taken = []
+
+    def empty(shape, dtype):
+        if shape[0] > 3 * device.MIB:
+            raise RuntimeError("Out of memory error on GPU 0.")
+        taken.append(shape[0] / device.MIB)
+
+    monkeypatch.setattr(device, "on_gpu", lambda: True)
+    monkeypatch.setattr(paddle.device.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(paddle, "empty", empty)
+    device.reserve(2.0, 1.0)
+    device.reserve(2.0, 1.5)
+    assert taken == [3.0, 2.0]
+    with pytest.raises(RuntimeError, match="Out of memory"):
+        device.reserve(4.0, 0.0)

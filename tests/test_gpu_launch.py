@@ -6,7 +6,6 @@ import os
 import queue
 import threading
 from dataclasses import replace
-from unittest.mock import Mock
 
 import pytest
 
@@ -16,11 +15,9 @@ import paddle
 from paddle.base import core
 
 from paddlenlp_galvatron.base.errors import UserError
-from paddlenlp_galvatron.base.printing import Console
 from paddlenlp_galvatron.check.parity import parity_worker
-from paddlenlp_galvatron.cli.training_run import TrainingRun
-from paddlenlp_galvatron.launch import gpus, processes
-from paddlenlp_galvatron.launch.nodes import ONE_NODE, Nodes
+from paddlenlp_galvatron.launch import gpus
+from paddlenlp_galvatron.launch.nodes import Nodes
 from paddlenlp_galvatron.launch.processes import devices_of
 from paddlenlp_galvatron.plan import Assumptions, ModelShape, uniform_plan
 from paddlenlp_galvatron.plan.communicators import all_to_alls
@@ -199,21 +196,3 @@ def test_ranks_take_visible_gpus_and_the_driver_is_asked_by_their_own_names(visi
     assert gpus.used_mib(0) is None
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
     assert gpus.used_mib(0) is None
-
-
-@pytest.mark.parametrize(("shape", "loading"), [(QWEN, None), (EXPERTS, "EAGER")])
-def test_experts_in_a_pipeline_load_all_kernels_at_their_start(tmp_path, monkeypatch, shape, loading):
-    class Begun(Exception):
-        pass
-
-    def begin(command, environment, log, descriptor):
-        raise Begun(environment.get("CUDA_MODULE_LOADING"))
-
-    monkeypatch.setattr(processes, "begin_process", begin)
-    settings = Mock(output_dir=tmp_path, rank_logs=tmp_path, log=tmp_path / "log.jsonl", world_size=2, peak_tflops=1.0)
-    plan = uniform_plan(layers=2, world_size=2, global_train_batch_size=2, pp_deg=2, assumed=Assumptions(seq_length=8))
-    for own in (None, "LAZY"):  # the user's word holds
-        if own:
-            monkeypatch.setenv("CUDA_MODULE_LOADING", own)
-        with pytest.raises(Begun, match=own or str(loading)):
-            TrainingRun(Console(), settings, plan, shape, 1).start(["module"], 1.0, ONE_NODE, 1.0)

@@ -56,6 +56,8 @@ def device_of(recorder, monkeypatch):
     monkeypatch.setattr(device, "allocated_mib", lambda: memory.held)
     monkeypatch.setattr(device, "peak_mib", lambda: memory.peak)
     monkeypatch.setattr(device, "reset_peak", lambda: setattr(memory, "peak", memory.held))
+    monkeypatch.setattr(device, "release", recorder.traffic)
+    monkeypatch.setattr(device, "reserved_peak_mib", lambda: memory.peak)
     monkeypatch.setattr(device, "reserve", memory.reserve)
     monkeypatch.setattr(paddle.device, "synchronize", recorder.traffic)
     monkeypatch.setattr(paddle.device.cuda, "Event", Event)
@@ -83,6 +85,7 @@ def two_steps(stages, micro_batches, schedule, monkeypatch, copies=False, chunks
                 pipeline.run(Samples(nothing, nothing), 1.0)
             calls.append(recorder.calls)
             recorder.calls = []
+        assert not recorder.load.padding.fills  # of the first step alone
     return steps
 
 

@@ -13,7 +13,6 @@ from pydantic import BeforeValidator, Field
 MOST_RANKS = 65_536  # the largest published runs had about 25,000
 MOST_LAYERS = 10_000
 MOST_SAMPLES = 1_000_000
-MOST_THREADS = 1024
 MOST_SIZE = 2**24  # of hidden size, heads, words of a vocabulary, sequence length
 MOST_TRAINED = 1_000_000  # tokens of a tokenizer; memory is set aside for them, and the largest published have 900,000
 
@@ -35,7 +34,6 @@ def _thousands(value: object) -> object:
 
 Size = Annotated[int, BeforeValidator(_thousands), Field(ge=1, le=MOST_SIZE)]
 Trained = Annotated[int, Field(ge=1, le=MOST_TRAINED)]
-Threads = Annotated[int, Field(ge=1, le=MOST_THREADS)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]  # as numpy and Paddle take it
 Port = Annotated[int, Field(ge=1, le=65_535)]
 Number = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]

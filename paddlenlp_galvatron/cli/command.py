@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.base.printing import say
 from paddlenlp_galvatron.options.aliases import did_you_mean
-from paddlenlp_galvatron.options.group import Options, canonical_options, is_boolean, read_options, read_words
+from paddlenlp_galvatron.options.group import Options, as_given, canonical_options, is_boolean, read_options, read_words
 
 EXIT_CODES = (
     "Exit codes: 0 done, 1 failed, 2 bad input, 3 nothing feasible, 4 time ran out (gpu-check), "
@@ -84,7 +84,10 @@ class Command:
             info = self.fields[name]
             if info.is_required() and name not in values and not turned.get(LIST):
                 raise UserError(f"{shown}: missing ({info.description}); name it behind the command")
-        return self.work(values, **turned) or 0
+        try:
+            return self.work(values, **turned) or 0
+        except UserError as error:
+            raise UserError(as_given(fault, words, self.fields) for fault in error.faults) from None
 
     def _takes_several(self, name: str) -> bool:
         return self.positional.get(name, "").endswith("...")
@@ -98,7 +101,8 @@ class Command:
             elif loose:
                 values[name], *loose = loose
         if loose:
-            raise UserError(f"{loose[0]}: is one word too many; {path} --help says more")
+            commas = "; a list has commas, as in 8,16" * loose[0].isdigit()
+            raise UserError(f"{loose[0]}: is one word too many{commas}; {path} --help says more")
 
 
 class App:

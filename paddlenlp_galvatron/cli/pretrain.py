@@ -60,7 +60,7 @@ def _dry_run(values: dict[str, Any]) -> bool:
     return str(values.pop(DRY_RUN, "0")).lower() in ("1", "true")
 
 
-def _train_as_rank(words: Sequence[str], callbacks: Sequence[TrainerCallback], task: str | None) -> None:
+def _train_as_rank(words: Sequence[str], callbacks: Sequence[TrainerCallback], task: str | None) -> int:
     from paddlenlp_galvatron.runtime.groups import start_world
     from paddlenlp_galvatron.training.paddlenlp.arguments import read_words
     from paddlenlp_galvatron.training.paddlenlp.trainer import GalvatronTrainer
@@ -74,6 +74,7 @@ def _train_as_rank(words: Sequence[str], callbacks: Sequence[TrainerCallback], t
             check_inputs(run)
             check_run(run)
             settings = run.settings.keep_files_of(Path(folder))
-        GalvatronTrainer(settings, callbacks=callbacks).train()
-    elif rank == 0:
-        train(values | {"nproc": world_size, "num_nodes": 1}, dry_run=True)
+        trainer = GalvatronTrainer(settings, callbacks=callbacks)
+        trainer.train()
+        return trainer.loop.exit_code
+    return train(values | {"nproc": world_size, "num_nodes": 1}, dry_run=True) or 0 if rank == 0 else 0

@@ -24,6 +24,7 @@ from paddlenlp_galvatron.options.group import Options
 from paddlenlp_galvatron.plan import ModelShape, Plan, load_model, read_plan, write_plan
 from paddlenlp_galvatron.report.measured import of_plan, predicted_beside_measured
 from paddlenlp_galvatron.report.plan import describe
+from paddlenlp_galvatron.report.search import layer_wise
 
 from .command import JSON_SWITCH, App, answer
 
@@ -189,8 +190,8 @@ def _search(console: Console, output: Path, nproc: int) -> Plan:
 
     model = {"model_size": str(output / MODEL), "num_gpus_per_node": nproc, "profiles": output / "profiles"}
 
-    def run(gb: float, **changed: Any) -> SearchResult:
-        return Question.of({**model, **SEARCHED, "memory_constraint": gb, **changed}).search()
+    def run(gb: float) -> SearchResult:
+        return Question.of({**model, **SEARCHED, "memory_constraint": gb}).search()
 
     least, fastest = run(1e-6).need, run(1e6).require()
     assert least is not None
@@ -198,8 +199,7 @@ def _search(console: Console, output: Path, nproc: int) -> Plan:
     for share in BUDGETS:
         budget_mib = least.enough_mib + share * (most_mib - least.enough_mib)
         result = run(budget_mib / GB_MIB)
-        uniform = run(budget_mib / GB_MIB, fine_grained_mode=False)
-        if result.best and len(set(result.plan.layers)) > 1 and uniform.time_s > result.time_s:
+        if result.best and result.best.strategies > 1:
             break
     write_plan(result.plan, output / "plan.json")
     plan = read_plan(output / "plan.json")
@@ -208,7 +208,7 @@ def _search(console: Console, output: Path, nproc: int) -> Plan:
         f"(least {gib(least.enough_mib)}, the fastest plan wants {gib(most_mib)})\n"
         f"layer-wise {result.time_s:.3f} s a step; lower bound {result.lower_bound_s:.3f} s, searched in "
         f"{result.search_time_s:.2f} s\n"
-        f"one strategy for all layers {'does not fit' if uniform.best is None else f'{uniform.time_s:.3f} s a step'}\n"
+        f"{next(layer_wise(result))}\n"
     )
     console.print(*describe(replace(plan, metadata={})))
     return plan

@@ -8,7 +8,7 @@ from typing import Any
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.base.reading import open_file
 from paddlenlp_galvatron.plan import Plan
-from paddlenlp_galvatron.report.measured import of_plan
+from paddlenlp_galvatron.report.measured import of_plan, tells_peaks
 from paddlenlp_galvatron.training.step_log import StepRecord, read_log
 
 LARGEST_LOG_BYTES = 2**30
@@ -31,7 +31,7 @@ def steps_under(plan: Plan, log: Path) -> list[StepRecord]:
     own = of_plan(plan, records)
     if not own:
         raise UserError(f"{log}: holds no step of this plan; name the log of a run under it")
-    if any(len(record["peak_memory_mib"]) != plan.world_size for record in own):
+    if not all(tells_peaks(plan, record) for record in own):
         raise no_log
     return own
 
@@ -44,4 +44,4 @@ def _is_drawn(record: StepRecord) -> bool:
     if any(type(load) not in (int, float) or not 1 <= load < MOST for load in loads):
         return False
     step_s = record["step_time_s"]
-    return 0 <= record["step"] < MOST and LEAST_S < step_s < MOST and all(0 <= mib < MOST for mib in peaks)
+    return 1 <= record["step"] < MOST and LEAST_S < step_s < MOST and all(0 <= mib < MOST for mib in peaks)

@@ -136,7 +136,7 @@ def _title(model: Model, options: SearchOptions, default_batch: bool) -> list[st
     lines = [
         f"{model.name}: {layers} layers, sequence length {model.seq_length}, global batch size {batches}"
         f"{' (the default)' * default_batch}, on {options.num_nodes} x {options.num_gpus_per_node} devices of "
-        f"{options.memory_gib:g} GiB (reserve {gib(options.reserve_mib)})"
+        f"{options.memory_gib:.4g} GiB (reserve {gib(options.reserve_mib)})"
     ]
     if model.ignored:
         lines.append(f"{', '.join(model.ignored)} ignored, as set_*_manually is 0")
@@ -146,7 +146,7 @@ def _title(model: Model, options: SearchOptions, default_batch: bool) -> list[st
 def _output_path(given: Path | None, model: Model, options: SearchOptions) -> Path:
     if given is not None and given.suffix == ".json" and not given.is_dir():
         return given
-    memory = f"{options.memory_gib:g}GB_{options.mixed_precision}"
+    memory = f"{options.memory_gib:.4g}GB_{options.mixed_precision}"
     cluster = f"{options.num_nodes}nodes_{options.num_gpus_per_node}gpus_per_node"
     task = f"_{options.task}" if options.task in ("lora", "dpo") else ""
     task += "_offload" if options.offload_optimizer else ""

@@ -18,6 +18,10 @@ def how_to_start(plan: Plan, path: Path) -> list[str]:
     searched = Origin.of(plan.metadata.get("searched_from") or {})
     if searched is None:
         return []
+    if searched.options.get("offload_optimizer"):  # which train refuses
+        return []
+    if trainer := searched.options.get("trainer"):
+        return [f"arguments of {trainer}: galvatron plan to-{trainer} {path}"]
     words = ["start: galvatron train", str(path), *_task(searched)]
     if (nodes := searched.num_nodes) == 1:
         return [" ".join(words)]

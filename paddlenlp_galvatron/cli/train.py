@@ -240,6 +240,6 @@ def _groups(plan: Plan, shape: ModelShape, seq_length: int) -> str:
     groups = stage_groups(plan, shape, seq_length)
     uses = Counter(use or "collectives" for _, use in groups)
     return (
-        f"{len(groups)} groups ({', '.join(f'{count} {use}' for use, count in sorted(uses.items()))}), "
+        f"{count(len(groups), 'group')} ({', '.join(f'{number} for {use}' for use, number in sorted(uses.items()))}), "
         f"at most {most_communicators(groups)} on a rank"
     )

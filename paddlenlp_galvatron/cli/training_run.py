@@ -19,7 +19,7 @@ from rich.progress import Progress, TaskID
 from paddlenlp_galvatron.base.printing import Console
 from paddlenlp_galvatron.base.process import heeded
 from paddlenlp_galvatron.base.reading import NewLines, read_json
-from paddlenlp_galvatron.base.text import near
+from paddlenlp_galvatron.base.text import count, near
 from paddlenlp_galvatron.launch import gpus
 from paddlenlp_galvatron.launch.nodes import Nodes
 from paddlenlp_galvatron.plan import ModelShape, Plan
@@ -101,7 +101,9 @@ class TrainingRun:
         nproc = nodes.ranks_each(settings.world_size)
         logs = settings.rank_logs
         self._news = RankNews(logs / f"workerlog.{nproc * nodes.node_rank}")
-        self._console.print(f"starting {nproc} processes, logs in {near(logs)}/workerlog.*", markup=False)
+        self._console.print(
+            f"starting {count(nproc, 'process', 'processes')}, logs in {near(logs)}/workerlog.*", markup=False
+        )
         if gpus.gpu_count() and (warning := gpus.few_cores(len(os.sched_getaffinity(0)), nproc)):
             self._console.print(f"warning: {warning}", markup=False)
         launch = Launch(
@@ -113,7 +115,6 @@ class TrainingRun:
             nodes,
             forward_term=True,
             wait_s=wait_s,
-            variables=gpus.all_kernels(self._plan.pipeline > 1, bool(self._shape.experts)),
         )
         try:
             with Progress(console=self._console, transient=True) as progress, launch, self._saved_on_interrupt():
@@ -174,9 +175,9 @@ class TrainingRun:
 
     def _show(self, progress: Progress, task: TaskID) -> None:
         last = self.log.latest[-1]
-        progress.update(task, completed=last["step"] + 1, description=f"training, loss {last['loss']:.4f}")
+        progress.update(task, completed=last["step"], description=f"training, loss {last['loss']:.4f}")
         records = list(self.log.latest)
-        due = (last["step"] + 1) // self._settings.logging_steps
+        due = last["step"] // self._settings.logging_steps
         if due > self._lines:  # short steps come several at a time
             self._lines = due
             progress.console.print(self._health.line(records), markup=False)
@@ -213,7 +214,7 @@ class TrainingRun:
         )
         if self._stopped:
             self._console.print(
-                f"{results}\nstopped at step {last['step'] + 1} of {self._steps}; {self._settings.how_to_resume}"
+                f"{results}\nstopped at step {last['step']} of {self._steps}; {self._settings.how_to_resume}"
             )
             return
         self._console.print(f"{self.log.count} steps: {results}")

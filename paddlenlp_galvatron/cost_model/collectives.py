@@ -7,7 +7,7 @@ do not learn have none of these.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import add
@@ -19,6 +19,7 @@ from ..model import ModelShape, Split
 from ..plan.comm_points import (
     EMBEDDING,
     HEAD,
+    LOSS,
     WEIGHT_OPS,
     Collective,
     CommPoint,
@@ -55,12 +56,24 @@ class Calls(NamedTuple):
 
     forward: tuple[Call, ...] = ()  # each micro-batch, in the way of compute
     backward: tuple[Call, ...] = ()  # the same; recompute's included
+    beside: tuple[tuple[CommPoint, Call], ...] = ()  # each micro-batch, beside backward's products behind a point
     gather_forward: tuple[Call, ...] = ()  # ZeRO-3's weights: each micro-batch, beside forward
     gather_backward: tuple[Call, ...] = ()  # the same, beside backward
     reduce: tuple[Call, ...] = ()  # gradients, beside backward: of the last micro-batch, or of each
     finish: tuple[Call, ...] = ()  # gradients, once a step when all backward passes are done
     vectors: tuple[Call, ...] = ()  # gradients of norms and biases, then too; those of a whole stage in one message
     publish: tuple[Call, ...] = ()  # ZeRO-2's updated weights, once a step
+
+    @property
+    def points(self) -> tuple[Call, ...]:
+        """All at communication points."""
+        return *self.forward, *self.backward, *(call for _, call in self.beside)
+
+    @property
+    def alone(self) -> Calls:
+        """With nothing beside products, of software that needs no tokens again."""
+        scatters = tuple(call for _, call in self.beside if call.kind is Collective.REDUCE_SCATTER)
+        return self._replace(backward=self.backward + scatters, beside=())
 
     def also(self, other: Calls) -> Calls:
         """These and the other's."""
@@ -97,24 +110,29 @@ def point_calls(
     """Collectives at these communication points, of which backward repeats those of forward at some."""
     mesh = strategy.mesh(setting.stage_size)
 
-    def calls(messages: Counter[Kind]) -> Iterator[Call]:
-        for (kind, axes, parts, message), times in messages.items():
-            width, each = 1, FP32_BYTES
-            if message is not Message.LOSS:
-                width, each = getattr(model, message), setting.assumed.mixed_precision.bytes
-            if message is Message.KEYS:
-                width *= max(mesh.degree(Axis.ULYSSES, Axis.TENSOR) // model.kv_heads, 1)
-            size = setting.micro_batch * setting.seq * width * each // parts
-            yield Call(kind, axes, size, times)
+    def call(what: Kind, times: int = 1) -> Call:
+        kind, axes, parts, message = what
+        width, each = 1, FP32_BYTES
+        if message is not Message.LOSS:
+            width, each = getattr(model, message), setting.assumed.mixed_precision.bytes
+        if message is Message.KEYS:
+            width *= max(mesh.degree(Axis.ULYSSES, Axis.TENSOR) // model.kv_heads, 1)
+        size = setting.micro_batch * setting.seq * width * each // parts
+        return Call(kind, axes, size, times)
 
-    forward, backward = _counts(strategy.axes, mesh, setting.assumed.sequence_parallel, points, again)
+    forward, backward, beside = _counts(strategy.axes, mesh, setting.assumed.sequence_parallel, points, again)
     balance: tuple[Call, ...] = ()
     if model.router_aux_loss_coef and CommPoint.INTO_EXPERTS in points and mesh.degree(*SAMPLE_AXES) > 1:
         shares = setting.micro_batch * model.experts * FP32_BYTES  # of each sample and expert
         balance = (Call(Collective.ALL_REDUCE, SAMPLE_AXES, shares),)
     if not forward and not backward and not balance:
         return Calls()
-    return Calls((*calls(forward), *balance), tuple(calls(backward)))
+    before, after = ([call(*item) for item in some.items()] for some in (forward, backward))
+    products = [(point, call(what)) for point, what in beside]
+    if not setting.states.gradient:  # no products of frozen weights' gradients, beside which the tokens' are summed
+        after += [each for _, each in products if each.kind is Collective.REDUCE_SCATTER]
+        products = [each for each in products if each[1].kind is not Collective.REDUCE_SCATTER]
+    return Calls((*before, *balance), tuple(after), tuple(products))
 
 
 @lru_cache(maxsize=10_000)
@@ -124,19 +142,24 @@ def _counts(
     sequence_parallel: bool,
     points: frozenset[CommPoint],
     again: frozenset[CommPoint],
-) -> tuple[Counter[Kind], Counter[Kind]]:
-    """Number of equal collectives in forward and in backward."""
+) -> tuple[Counter[Kind], Counter[Kind], list[tuple[CommPoint, Kind]]]:
+    """Number of equal collectives in forward and in backward, and those beside backward's products."""
     forward: Counter[Kind] = Counter()
     backward: Counter[Kind] = Counter()
+    beside: list[tuple[CommPoint, Kind]] = []
     for point, op, axis, apart in comm_ops(axes, sequence_parallel, points):
         parts = mesh.degree(*apart)
         if op.forward:
             forward[op.forward, (axis,), parts, point.message] += op.times
-        if op.backward:
+        if op.again and op.backward:
+            beside.append((point, (op.backward, (axis,), parts, point.message)))
+            if op.forward and point not in again:
+                beside.append((point, (op.forward, (axis,), parts, point.message)))
+        elif op.backward:
             backward[op.backward, (axis,), parts, point.message] += op.times
         if op.forward and point in again:
             backward[op.forward, (axis,), parts, point.message] += op.times
-    return forward, backward
+    return forward, backward, beside
 
 
 def vocab_calls(model: ModelShape, vocab: VocabStrategy, role: Role, setting: Setting) -> Calls:
@@ -164,7 +187,17 @@ def _embedding_calls(model: ModelShape, vocab: VocabStrategy, setting: Setting) 
 
 def _head_calls(model: ModelShape, vocab: VocabStrategy, setting: Setting) -> Calls:
     weights = weight_calls(head_weights(model, vocab.tp), vocab, setting)
-    return point_calls(model, vocab, setting, HEAD).also(weights)
+    points = point_calls(model, vocab, setting, HEAD - LOSS)
+    if vocab.pieces > 1:  # no tokens are needed again
+        points = points.alone
+    elif not setting.states.gradient:  # a frozen table's gradient, for which tokens would be gathered again
+        points = points._replace(beside=())
+    loss = tuple(
+        call._replace(bytes=FP32_BYTES * tokens, times=call.times * pieces)
+        for call in point_calls(model, vocab, setting, LOSS).forward
+        for tokens, pieces in Counter(vocab.piece_sizes(call.bytes // FP32_BYTES)).items()
+    )
+    return points.also(weights).also(Calls(loss))
 
 
 def weight_calls(weights: Weights, strategy: Strategy, setting: Setting) -> Calls:
@@ -257,6 +290,8 @@ class CallTimes(NamedTuple):
     reduce: Overlapped = Overlapped()
     finish_ms: float = 0.0  # those of vectors included
     publish_ms: float = 0.0
+    beside: tuple[tuple[CommPoint, Overlapped], ...] = ()  # each call by itself
+    hidden_ms: float = 0.0  # of these, behind products
 
     @classmethod
     def of(
@@ -280,6 +315,7 @@ class CallTimes(NamedTuple):
             each = [(each_ms(call), network.profile.overlap_of(call.kind)) for call in some]
             return Overlapped(sum([ms for ms, _ in each]), sum([ms * overlap for ms, overlap in each]))
 
+        beside = tuple([(point, overlapped((call,))) for point, call in calls.beside])
         return cls(
             total_ms(calls.forward),
             total_ms(calls.backward),
@@ -288,4 +324,17 @@ class CallTimes(NamedTuple):
             overlapped(calls.reduce),
             total_ms(calls.finish) + total_ms(calls.vectors, joined=True),
             total_ms(calls.publish),
+            beside,
         )
+
+    def slowed(self, times: float) -> CallTimes:
+        """Those of communication points, so many times as long."""
+        beside = tuple([(point, Overlapped(*(times * ms for ms in call))) for point, call in self.beside])
+        return CallTimes(times * self.forward_ms, times * self.backward_ms, beside=beside)
+
+    def behind(self, product_ms: Mapping[CommPoint, float]) -> CallTimes:
+        """Backward with the part of the calls beside its products that these do not hide. `product_ms`: of all products
+        behind a point, for the gradients of their input, or of their weights."""
+        shown_ms = sum([call.with_compute(product_ms[point]) - product_ms[point] for point, call in self.beside])
+        all_ms = sum([call.ms for _, call in self.beside])
+        return self._replace(backward_ms=self.backward_ms + shown_ms, beside=(), hidden_ms=all_ms - shown_ms)

@@ -7,13 +7,10 @@ from dataclasses import dataclass, field
 from operator import add
 from typing import NamedTuple
 
-from ..plan.strategy import Load
+from ..plan.strategy import IMBALANCE, IMBALANCE_BOUND, Load
 from ..profiles.analytic import GROUPED, ExpertKernels
 from ..profiles.reserve import Reserve
 from .simulate import StageTimes
-
-# Imbalances of experts where nothing is said: as of routers trained with a balance loss, and for the bound of memory.
-IMBALANCE, IMBALANCE_BOUND = 1.2, 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +42,14 @@ class CostOptions:
     imbalance: float = IMBALANCE  # of experts: rows of the rank that gets most over the mean, as times have it
     imbalance_bound: float = IMBALANCE_BOUND  # the same, as the bound of memory has it
     kernels: ExpertKernels = GROUPED  # of experts
+    padded: bool = False  # whether their rows are padded in pipelines on GPUs, as ours are
     # Ranks of a node that share ZeRO-2's states, where these are not all that hold the same weights: gradients are
     # summed over all, and updated weights gathered from these. Priced only, for published runs.
     sharding_group: int | None = None
+    in_place: bool = True  # losses take the place of logits, as our runtime has it. Else for published runs alone
+    # Megatron-SP that keeps what it gathers for products until backward, which has nothing beside them, as
+    # PaddlePaddle's own and nanotron's. Priced only, for published runs.
+    keeps_gathered: bool = False
 
     @property
     def load(self) -> Load:
@@ -86,6 +88,7 @@ class Terms(NamedTuple):
     # Each micro-batch, ms: collectives of expert parallelism, which are none of `tensor_forward_ms`.
     expert_forward_ms: float = 0.0
     expert_backward_ms: float = 0.0
+    tensor_hidden_ms: float = 0.0  # each micro-batch: of tensor parallelism, behind backward's products
 
     def also(self, other: Terms) -> Terms:
         """Those of two modules that reduce gradients at the same time."""

@@ -14,7 +14,7 @@ from dataclasses import replace
 from ..model import Fused, ModelShape, Recompute
 from ..plan.comm_points import Collective
 from ..plan.mesh import EXCHANGE, Axis
-from ..plan.strategy import Experts
+from ..plan.strategy import Experts, padded_rows
 from .collectives import Call, Calls, Setting, matrix_calls
 from .costs import LayerCost, Workspace
 from .module import ModulePrices, Room, once
@@ -84,10 +84,12 @@ class ExpertPrices(ModulePrices):
         """Activations and working memory at an imbalance."""
         model = self.models[setting.layer_type]
         rows = min(imbalance, experts.ep) * rows_of(model, experts, setting)
+        if self.options.padded and setting.pipeline > 1 and self.device.is_gpu:
+            rows = padded_rows(rows, model.experts // experts.ep)
         kept = model.routed.kept(Fused.NONE)
         row_mib = setting.assumed.mixed_precision.bytes / MIB
         copies = self.options.kernels.copies * model.hidden_size
-        held_mib = rows * (kept.gathered + copies + kept.split / experts.etp) * row_mib
+        held_mib = rows * (kept.tokens + copies + kept.split / experts.etp) * row_mib
         working_mib = rows * (ROW_BUFFERS * model.hidden_size + 2 * model.expert_size / experts.etp) * row_mib
         return Room(0.0, working_mib + held_mib) if recompute else Room(held_mib, working_mib)
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 
-from ..plan import LayerStrategy, ModelShape, Plan
-from ..plan.strategy import runs
+from ..plan import ModelShape, Plan
+from ..plan.strategy import Strategy, VocabStrategy, runs
 from .costs import Prediction, Terms, Workspace
 from .model import CostModel
 
@@ -78,7 +78,7 @@ def _stage(plan: Plan, cost: CostModel, prediction: Prediction, stage: int, budg
     predicted = prediction.stages[stage]
     parts = tuple(_parts(plan, cost, stage))
     time_ms = {key: sum(part.time_ms.get(key, 0.0) for part in parts) for key in TIME}
-    hidden_ms = {key: sum(part.hidden_ms.get(key, 0.0) for part in parts) for key in ("gathers", "gradients")}
+    hidden_ms = {key: sum(part.hidden_ms.get(key, 0.0) for part in parts) for key in ("tensor", "gathers", "gradients")}
     time_ms["layouts"] = layouts_ms(plan, cost, stage)
     busy = plan.micro_batches * (predicted.forward_ms + predicted.backward_ms) + predicted.sync_ms
     time_ms["waiting"] = max(0.0, prediction.time_s * 1000 - busy)
@@ -109,6 +109,7 @@ def _chunk_parts(plan: Plan, cost: CostModel, stage: int, chunk: int, held: int)
             name,
             {key: sum(one.get(key, 0.0) for one in times) for key in TIME if any(one.get(key) for one in times)},
             {
+                "tensor": plan.micro_batches * sum(one.terms.tensor_hidden_ms for one in some),
                 "gathers": plan.micro_batches * sum(one.terms.gather_hidden_ms for one in some),
                 "gradients": sum(_each(one.terms, plan.micro_batches) * one.terms.reduce_hidden_ms for one in some),
             },
@@ -169,8 +170,11 @@ def _each(terms: Terms, micro_batches: int) -> int:
     return micro_batches if terms.reduced_each else 1
 
 
-def strategy_words(strategy: LayerStrategy) -> str:
-    """`tp 4, zero3, recompute`, or `recompute norms+attention`."""
+def strategy_words(strategy: Strategy) -> str:
+    """`tp 4, zero3, recompute`, or `recompute norms+attention`; `tp 4, zero2, loss in 8 pieces` of the vocabulary."""
+    if isinstance(strategy, VocabStrategy):
+        pieces = f", loss in {strategy.pieces} pieces" if strategy.pieces > 1 else ""
+        return strategy_words(strategy.as_layer()) + pieces
     split = [f"{axis.words} {degree}" for axis, degree in strategy.axes if degree > 1]
     strided = [] if strategy.consecutive or strategy.ranks == 1 else ["strided"]
     again = f"recompute {strategy.recompute.words}".removesuffix(" full") if strategy.recompute else ""
@@ -209,6 +213,12 @@ class PlanFacts:
     def memory_mib(self) -> float:
         """Memory of a device of the fullest stage."""
         return self.prediction.stages[self.fullest].memory.total_mib
+
+    @cached_property
+    def spared_mib(self) -> float:
+        """Memory of a device of the fullest stage that Megatron-SP spares by gathering tokens again in backward."""
+        keeping = self.cost.keeping_gathered().predict(self.plan)
+        return keeping.stages[self.fullest].memory.total_mib - self.memory_mib
 
     @property
     def mean_time_ms(self) -> dict[str, float]:

@@ -11,7 +11,7 @@ from functools import cached_property, lru_cache
 
 from ..base.errors import UserError
 from ..model import Fused, Recompute
-from ..plan.comm_points import CORE, CommPoint, block_points, comm_ops, repeated
+from ..plan.comm_points import CORE, GATHERS, CommPoint, block_points, comm_ops, repeated
 from ..plan.layout import token_axes
 from ..plan.mesh import OF_A_SAMPLE, SHARDING, Axis, Mesh
 from ..plan.strategy import DataParallel, LayerStrategy, Strategy
@@ -29,6 +29,7 @@ from .variants import (
     packed_times,
     partly,
     product_share,
+    products_behind,
 )
 from .weights import FP32_BYTES, MIB, Weights, adapter_weights, layer_weights
 
@@ -48,6 +49,7 @@ class _Share:
     weights: Weights  # as its memory profile counts them
     made: tuple[int, int]  # numbers of gradients, without and with attention that is recomputed
     points: frozenset[CommPoint]  # at which it has operations
+    others_mib: float  # other ranks' tokens that are gathered for products, where activations leave them out
 
 
 class LayerPrices(ExpertPrices):
@@ -76,7 +78,11 @@ class LayerPrices(ExpertPrices):
         points, passes, room = self._recomputed(placed, strategy.recompute, setting)
         where = setting.stage_size, setting.pipeline, setting.layer_type
         weights = self._weight_times(placed, self._reduced_as(strategy.dp_type), *where)
-        timed = CallTimes(points.forward_ms, points.backward_ms, *weights[2:])
+        shares = products_behind(self.models[setting.layer_type], setting.seq)
+        points = points.behind({point: share * passes.forward_ms for point, share in shares.items()})
+        timed = weights._replace(
+            forward_ms=points.forward_ms, backward_ms=points.backward_ms, hidden_ms=points.hidden_ms
+        )
         passes = passes.launched(self.times.profile.launch, timed.forward_ms + timed.backward_ms)
         sharding = share.mesh.degree(*SHARDING)
         cost = self.module_cost(strategy.dp_type, sharding, setting, timed, passes, share.weights, room)
@@ -124,12 +130,15 @@ class LayerPrices(ExpertPrices):
         passes = passes.slowed(self.network.receive_slowdown(setting.pipeline))
         sequence_parallel = self.assumed.sequence_parallel
         activation = self.memory.activation_mib(layer_type, placed.tp, seq, sequence_parallel) * samples / parts
+        points = frozenset(at.point for at in comm_ops(placed.axes, sequence_parallel, block_points(model)))
+        tokens_mib = self._token_bytes(samples, layer_type) / parts / MIB
+        others = len(points & GATHERS) * self.others_mib(placed.tp, tokens_mib)
+        activation += others if self.options.keeps_gathered else 0.0
         working = self.memory.working_mib(layer_type, placed.tp, seq, sequence_parallel, samples / parts)
         measured = working > 0
         # A measured working set has Megatron-SP's gathered tokens in it.
         if sequence_parallel and placed.tp > 1 and self.options.global_memory_buffer and not measured:
-            tokens = samples * seq / parts
-            working += tokens * model.hidden_size * self.assumed.mixed_precision.bytes / MIB
+            working += tokens_mib
         gathered = samples * self._gathered_mib(placed, mesh, layer_type)
         working += gathered  # their gradients
         tables = 0.0
@@ -155,7 +164,8 @@ class LayerPrices(ExpertPrices):
             products,
             replace(weights, matrices=round(weights.matrices * counted)),
             made_numbers(model, placed.tp),
-            frozenset(at.point for at in comm_ops(placed.axes, sequence_parallel, block_points(model))),
+            points,
+            0.0 if self.options.keeps_gathered else others,
         )
 
     @once
@@ -166,11 +176,12 @@ class LayerPrices(ExpertPrices):
         share, layer_type = self._share(placed, setting), setting.layer_type
         passes, gathered, samples = share.passes, share.gathered_mib, share.samples
         activation, working = share.room.activation_mib, share.room.working_mib
-        again_ms = 0.0
+        again_ms, points = 0.0, repeated(recompute) & share.points
         # A rank has one of so many parts of a sample's tokens.
         parts = share.mesh.degree(*token_axes(self.assumed.sequence_parallel)) // share.mesh.degree(Axis.DATA)
-        # Recompute makes the layer's output, too, which is as large as its input.
+        # Recompute makes the layer's output, too, which is as large as its input, and keeps what Megatron-SP gathers.
         if recompute is Recompute.FULL:
+            working += share.others_mib
             again_ms = passes.recompute_ms or 0.0
             input_mib = self.memory.checkpoint_mib(layer_type, setting.seq) * samples / parts
             working += activation + gathered + (input_mib if share.measured else 0.0)
@@ -190,7 +201,7 @@ class LayerPrices(ExpertPrices):
         if share.measured and self.assumed.async_grad_reduce and not self.task.frozen:
             made = share.made[bool(recompute & Recompute.ATTENTION)] * self.state_bytes.gradient / MIB
         return (
-            self._point_times(placed, repeated(recompute) & share.points, setting),
+            self._point_times(placed, points, setting),
             PassTimes(passes.forward_ms, passes.backward_ms, again_ms),
             share.room._replace(activation_mib=activation, working_mib=working, made_mib=made),
         )
@@ -202,8 +213,7 @@ class LayerPrices(ExpertPrices):
         calls = point_calls(model, placed, setting, block_points(model), again)
         weights = layer_weights(model, placed.tp)
         times = self.call_times(calls, placed.mesh(setting.stage_size), setting.pipeline, weights)
-        slower = self.network.tensor_slowdown(setting.pipeline) if placed.tp > 1 else 1.0
-        return times._replace(forward_ms=slower * times.forward_ms, backward_ms=slower * times.backward_ms)
+        return times.slowed(self.network.tensor_share(setting.pipeline) if placed.tp > 1 else 1.0)
 
     @once
     def _partly(self, recompute: Recompute, tp: int, layer_type: int) -> Partly:

@@ -42,15 +42,13 @@ def load(
     profile_dialect: Dialect | None = None,
     allow_foreign_profiles: bool = False,
     options: CostOptions = CostOptions(),
-    device: Device | None = None,
     note: Note = no_note,
 ) -> CostModel:
     """Cost model from profile files: those named by a path (or its folder), the rest by their documented names from
     `folder`.
 
-    `device`: instead of the one that the profiles name. `note` hears, in lines for people, what was assumed, derived
-    from raw runs or left out. Raises UserError with all that is wrong: a file is missing, broken, or another model's
-    (unless `allow_foreign_profiles`).
+    `note` hears, in lines for people, what was assumed, derived from raw runs or left out. Raises UserError with all
+    that is wrong: a file is missing, broken, or another model's (unless `allow_foreign_profiles`).
     """
     from ..profiles import identity  # here, as prices derived from a data sheet have no files
 
@@ -122,7 +120,6 @@ def load(
         gpus_per_node=gpus_per_node,
         assumed=assumed,
         options=options,
-        device=device,
     )
 
 
@@ -143,13 +140,17 @@ def derive(
         raise UserError("seq_length: missing; say how many tokens a sample has")
     assumed = replace(assumed, flash_attention=assumed.flash_attention is not False)
     precision, lengths, fused = assumed.mixed_precision, [seq], assumed.fused
-    memory = analytic_memory(model, precision, lengths, fused)
+    memory = analytic_memory(model, precision, lengths, fused, options.in_place)
     if sheet.allocator:
         memory = replace(memory, meta=memory.meta.with_extra({}, reserved=1 + sheet.allocator.value))
     return CostModel(
         model,
         network=Network(analytic_hardware(sheet, num_nodes, gpus_per_node)),
-        times=ComputeTimes(analytic_computation(model, sheet, precision, lengths, fused, kept_bytes, options.kernels)),
+        times=ComputeTimes(
+            analytic_computation(
+                model, sheet, precision, lengths, fused, kept_bytes, options.kernels, assumed.sequence_parallel
+            )
+        ),
         memory=MemoryUse(memory),
         num_nodes=num_nodes,
         gpus_per_node=gpus_per_node,

@@ -19,6 +19,7 @@ from ..plan.mesh import Mesh
 from ..plan.strategy import JOINED_NUMBERS, Assumptions, DataParallel
 from ..profiles.computation import PassTimes
 from ..profiles.compute_time import ComputeTimes
+from ..profiles.data_sheet import Device
 from ..profiles.memory_use import MemoryUse
 from ..profiles.network import Network, Place
 from .collectives import Calls, CallTimes, Setting
@@ -50,12 +51,14 @@ class Room(NamedTuple):
     tables_mib: float = 0.0  # kept for all layers that split a sample alike: positions of a rank's own tokens
     begins: bool = False  # a stage's backward may begin with it, before which no activations are given up
     sent: float = 1.0  # share of its gradients that are being reduced while a next module's backward runs
+    late: float = 0.0  # share of its gradients that are reduced by themselves when a step ends
 
 
 class ModulePrices:
     """Costs of modules of one model on one cluster; `CostModel` sets the fields."""
 
     models: tuple[ModelShape, ...]
+    device: Device
     network: Network
     times: ComputeTimes
     memory: MemoryUse
@@ -84,8 +87,13 @@ class ModulePrices:
         """How gradients are reduced: as of whole states, where a smaller group shares them."""
         return DataParallel.DDP if self.options.sharding_group and dp_type is DataParallel.ZERO2 else dp_type
 
+    def others_mib(self, tp: int, tokens_mib: float) -> float:
+        """Memory of the tokens that Megatron-SP gathers for products, without the rank's own."""
+        return tokens_mib * (1 - 1 / tp) if self.assumed.sequence_parallel else 0.0
+
     def call_times(self, calls: Calls, mesh: Mesh, pipeline: int, weights: Weights) -> CallTimes:
         """How long a module's collectives take."""
+        calls = calls.alone if self.options.keeps_gathered else calls
         return CallTimes.of(calls, mesh, pipeline, weights.copies, self.network, self.gpus_per_node)
 
     def module_cost(
@@ -134,6 +142,7 @@ class ModulePrices:
             calls.finish_ms,
             publish_ms,
             optimizer_ms,
+            tensor_hidden_ms=calls.hidden_ms,
         )
         return LayerCost.of(terms, room.activation_mib, workspace, memory)
 
@@ -229,7 +238,7 @@ def module_memory(
         message_mib *= room.begins
     message_mib *= room.sent
     working_mib = room.working_mib + (room.made_mib if single else 0.0)
-    at_its_end = made_mib + joined_mib - room.activation_mib - message_mib
+    at_its_end = made_mib + joined_mib * max(room.late, 1 - room.late) - room.activation_mib - message_mib
     if async_reduce and not (single and room.begins):  # weights that are fetched by then fit where activations were
         at_its_end -= gathered_mib
     own_mib = gathered_mib + max(working_mib, made_mib - room.activation_mib, at_its_end)

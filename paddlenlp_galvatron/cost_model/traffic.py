@@ -38,7 +38,7 @@ def step_traffic_bytes(plan: Plan, model: ModelShape, adapter_rank: int | None =
     total: Counter[str] = Counter()
     for stage in range(plan.pipeline):
         for calls in _stage_calls(plan, stage, model, setting, adapter_rank):
-            for some in (calls.forward, calls.backward, calls.gather_forward, calls.gather_backward):
+            for some in (calls.points, calls.gather_forward, calls.gather_backward):
                 _add(total, some, each)
             _add(total, calls.reduce, once if plan.assumed.async_grad_reduce else each)
             _add(total, calls.finish + calls.vectors + calls.publish, once)
@@ -72,7 +72,7 @@ def _stage_calls(
         calls = vocab_calls(model, plan.vocab, role, base)
         if frozen:  # nothing goes back through the embedding
             head = vocab_calls(model, plan.vocab, "last", base) if role != "first" else Calls()
-            calls = calls._replace(backward=head.backward)
+            calls = calls._replace(backward=head.backward, beside=head.beside)
         yield calls
 
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from ..model import Fused, ModelShape, Recompute, Split
 from ..model.layer import apart
+from ..plan.comm_points import CommPoint
 from ..plan.strategy import Assumptions, Precision
 from ..profiles.analytic import layer_numbers_per_token, recompute_saving_per_token, recompute_shares
 from ..profiles.computation import PassTimes
@@ -97,6 +98,18 @@ def product_share(model: ModelShape, seq: int) -> float:
     """Share of a layer's operations that are products with weights; the others are attention's."""
     weights = 2 * model.layer_parameters
     return weights / (weights + seq / 2 * model.block.pair_flops)  # causal: half of all pairs of tokens
+
+
+@lru_cache(maxsize=100)
+def products_behind(model: ModelShape, seq: int) -> dict[CommPoint, float]:
+    """The same of the products behind each communication point that gathers tokens for them."""
+    all_flops = 2 * model.layer_parameters + seq / 2 * model.block.pair_flops
+    shares = {CommPoint.INTO_ATTENTION: 0.0, CommPoint.INTO_MLP: 0.0}
+    for sublayer in model.block.sublayers:
+        point = CommPoint.INTO_ATTENTION if sublayer.attends else CommPoint.INTO_MLP
+        read = [weight.numbers for weight in sublayer.weights if weight.linear and weight.split is Split.COLUMN]
+        shares[point] += 2 * sum(read) / all_flops
+    return shares
 
 
 def packed_times(times: PassTimes, products: float, seen: float) -> PassTimes:

@@ -112,8 +112,8 @@ class LocalRanks:
 
     @property
     def done(self) -> bool:
-        """Whether all have ended well."""
-        return all(rank.process.poll() == 0 for rank in self.ranks)
+        """Whether all have ended as they said."""
+        return all(rank.process.poll() == rank.memory.read().exit_code for rank in self.ranks)
 
     def faults(self) -> list[Fault]:
         """Returns the faults so far."""

@@ -13,6 +13,9 @@ P2P_CHANNELS = "NCCL_MAX_P2P_NCHANNELS"
 # 16 to 32 that NCCL takes between GPUs of a node it holds up to a quarter of an H100's 132 multiprocessors. Between
 # nodes it takes about 2. How much longer messages take with 4 is not known yet.
 CHANNELS = "4"
+# Paddle's variable for the version of flash attention: 2, or 3, where GPU and Paddle have it.
+FLASH_VERSION, THIRD = "FLAGS_flash_attn_version", "3"
+HOPPER, FIRST_WITH_THIRD = 9, (3, 2)  # compute capability, Paddle
 CORES = 4  # of the host for each rank: Python, NCCL's proxy and Paddle's threads, the data
 ON_GPUS = {
     # NCCL makes all connections of a communicator when that is made, and none at the first call of a kind, in a step.
@@ -21,6 +24,9 @@ ON_GPUS = {
     # The embedding's gradient is summed 32 tokens at a time in fp32, and not one by one in 16 bits, where a token that
     # is half of the text loses most of its sum (Paddle's embedding_grad.h).
     "FLAGS_embedding_deterministic": "1",
+    # Page-locked memory as much as is asked for. Paddle's other allocator locks a 512th of the host's memory first, on
+    # every rank: of 2 TiB 4 GiB each.
+    "FLAGS_use_auto_growth_pinned_allocator": "1",
 }
 
 
@@ -60,6 +66,14 @@ def gpu_name() -> str:
     return str(paddle.device.cuda.get_device_name())
 
 
+def has_flash_attention_3() -> bool:
+    """Whether Paddle has FlashAttention 3 on this process's GPU."""
+    import paddle
+
+    version = tuple(map(int, paddle.__version__.split(".")[:2]))
+    return gpu_count() > 0 and version >= FIRST_WITH_THIRD and paddle.device.cuda.get_device_capability()[0] == HOPPER
+
+
 def used_mib(gpu: int) -> float | None:
     """MiB of a visible GPU that are in use, by whatever process, as its driver counts them; None: it does not tell."""
     visible = visible_gpus()
@@ -87,13 +101,7 @@ def set_defaults(limit_channels: bool = False) -> None:
             os.environ[name] = value
             if name.startswith("FLAGS_"):
                 with suppress(ValueError):  # a build for CPUs has no such flag
-                    paddle.set_flags({name: value})
-
-
-def all_kernels(pipelined: bool, experts: bool) -> dict[str, str]:
-    """The variable with which ranks load all kernels when they start: CUDA reads it then. Experts have other numbers of
-    rows in each step, for which cuBLAS takes other kernels; to load one may wait for a receive that is posted."""
-    return {"CUDA_MODULE_LOADING": "EAGER"} if pipelined and experts else {}
+                    paddle.set_flags({name: int(value)})
 
 
 def slowed_by_a_receive(multiprocessors: int) -> float:

@@ -14,7 +14,7 @@ from ..base.reading import LARGEST_OPTIONS, read_text
 from ..base.text import shortened
 
 MOST_HOSTS = 100_000  # of one item of a list
-LOOPBACKS = ("127.0.0.1", "localhost", "::1")
+LOOPBACKS = ("127.0.0.1", "127.0.1.1", "0.0.0.0", "localhost", "::1", "::")  # of one host alone, or of any
 NO_IPV6 = "IPv6 is not supported; give an IPv4 address, or a name that has one"
 _HOST = re.compile(r"[\w.-]+")
 _ITEM = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")

@@ -135,7 +135,7 @@ def _require_reachable(address: str) -> None:
     """Raise UserError unless other nodes may reach this address."""
     if not address:
         raise UserError("MASTER_ADDR: missing; name the first node's address as the other nodes reach it")
-    if address in LOOPBACKS:
+    if address.lower() in LOOPBACKS:
         raise UserError(
             f"MASTER_ADDR: {address} reaches no other node; name node 0's address on their network, or give NUM_NODES=1"
         )

@@ -116,9 +116,9 @@ def step() -> int:
     return _step
 
 
-def done() -> None:
-    """The rank has ended, with all others."""
-    _memory.write(RankStatus(True, RankOutcome.DONE, step=_step, since=time.monotonic()))
+def done(exit_code: int = 0) -> None:
+    """The rank has ended, with all others, and its process will with this code."""
+    _memory.write(RankStatus(True, RankOutcome.DONE, exit_code, _step, time.monotonic()))
 
 
 def failed(outcome: RankOutcome, message: str, exit_code: int = 1, waited_in: str = "") -> None:
@@ -147,7 +147,7 @@ def waiting(what: str) -> Iterator[None]:
 
 def in_step(number: int) -> str:
     """Behind what happened in it."""
-    return "" if number == BEFORE_STEPS else f" in step {number}"
+    return "" if number == BEFORE_STEPS else f" in step {number + 1}"
 
 
 def longest_wait() -> tuple[str, float] | None:

@@ -42,15 +42,16 @@ class _FakeProcessGroup:
     def all_reduce(self, tensor: Any, *_: Any) -> Any:
         return _DONE
 
-    def repeat(self, out: Any, own: Any, *_: Any) -> Any:
-        paddle.assign(paddle.concat([own] * (out.shape[0] // own.shape[0])), output=out)
+    def all_gather_into_tensor(self, out: Any, own: Any, *_: Any) -> Any:
+        if out.ndim > 1:  # tokens
+            return self.fill(out)
+        paddle.assign(paddle.concat([own] * (out.shape[0] // own.shape[0])), output=out)  # weights as they begin
         return _DONE
 
     def fill(self, out: Any, *_: Any) -> Any:
         out.zero_()
         return _DONE
 
-    all_gather_into_tensor = repeat  # first weights that peers would make, and nothing that is timed
     reduce_scatter_tensor = all_to_all_single = fill
     all_reduce_on_calc_stream = broadcast = all_reduce
     all_gather_into_tensor_on_calc_stream = reduce_scatter_tensor_on_calc_stream = fill
@@ -220,8 +221,11 @@ class ExpertsPart:
         """One micro-batch."""
         x, scores = self._x.detach(), self._scores.detach()
         x.stop_gradient = scores.stop_gradient = False
+        memo = {"chosen": self._chosen}
         with compute_weights(self._slots, self._numbers):
-            self._out = self._experts.weighted(x, scores, {"chosen": self._chosen})
+            with paddle.no_grad():
+                self._experts.route(x, memo)
+            self._out = self._experts.weighted(x, scores, memo)
 
     def backward(self) -> None:
         paddle.autograd.backward([self._out], [self._returned])

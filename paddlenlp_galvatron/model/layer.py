@@ -132,14 +132,12 @@ class Kept:
     """Numbers a token that are kept for backward, by how they lie in a tensor-parallel group."""
 
     tokens: int = 0  # as tokens lie between layers: split with Megatron-SP, else whole on every rank
-    gathered: int = 0  # whole on every rank: what goes into split projections
     split: int = 0  # split, whatever else
     scalars: int = 0  # fp32, as tokens lie between layers
 
     def __add__(self, other: Kept) -> Kept:
         return Kept(
             self.tokens + other.tokens,
-            self.gathered + other.gathered,
             self.split + other.split,
             self.scalars + other.scalars,
         )
@@ -147,7 +145,6 @@ class Kept:
     def __sub__(self, other: Kept) -> Kept:
         return Kept(
             self.tokens - other.tokens,
-            self.gathered - other.gathered,
             self.split - other.split,
             self.scalars - other.scalars,
         )

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from .families import FAMILIES, Family
+from .fields import USUAL
 from .layer import Again, Fused, Kept, LayerKind, Recompute, Split, Sublayer, Weight, linear
 
 
@@ -33,7 +34,7 @@ class ModelShape:
     tied_embeddings: bool = False
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10000.0
-    initializer_range: float = 0.02  # standard deviation of the weights at the start
+    initializer_range: float = USUAL["initializer_range"]  # standard deviation of the weights at the start
     attention_dropout: float = 0.0  # plans do not depend on it
     seq_length: int | None = None  # sequence length of these layers; None: the run's
     own_head_dim: int | None = None  # where it is not hidden_size / heads
@@ -144,7 +145,8 @@ class ModelShape:
     @property
     def fingerprint(self) -> str:
         """Short hash of what planning depends on: equal exactly for shapes that are equal but for their names."""
-        told = {key: value for key, value in asdict(self).items() if key not in UNPLANNED}
+        planned = asdict(self) | {"initializer_range": USUAL["initializer_range"]}  # it decides only the first weights
+        told = {key: value for key, value in planned.items() if key not in UNPLANNED}
         return _short_hash({key: value for key, value in told.items() if not (key in YOUNG and value == YOUNG[key])})
 
 
@@ -219,7 +221,7 @@ def _routed(shape: ModelShape) -> LayerKind:
             *linear(f"{name}.{down}", inner, hidden, Split.ROW),
         )
         weights += [replace(weight, expert=expert) for weight in own]
-    kept = Kept(gathered=hidden, split=3 * inner)
+    kept = Kept(tokens=hidden, split=3 * inner)
     return LayerKind((Sublayer("experts", tuple(weights), kept, divided=(("columns of an expert", inner, False),)),))
 
 
@@ -294,13 +296,12 @@ def _shared(shape: ModelShape) -> Iterator[Sublayer]:
 
 
 def _norms(shape: ModelShape) -> Sublayer:
-    """Before attention and before the MLP: each keeps what comes in, that over its size, one scale, and its output. A
-    router reads a rank's own tokens, which are not gathered for it."""
+    """Before attention and before the MLP: each keeps what comes in, that over its size, one scale, and its output,
+    which column-split products gather again in backward."""
     names, hidden = ("input_layernorm", "post_attention_layernorm"), shape.hidden_size
     weights = tuple(Weight(f"{name}.weight", (hidden,)) for name in names)
     sized = Kept(tokens=2 * hidden)  # the normalized input; the fused kernel recomputes it
-    own = 0 if shape.mlp_size else hidden
-    read = Kept(tokens=own, gathered=2 * hidden - own, scalars=2)
+    read = Kept(tokens=2 * hidden, scalars=2)
     again = (
         Again(Recompute.NORMS, read),
         Again(Recompute.NORMS, sized, unless=Fused.NORMS),

@@ -89,6 +89,9 @@ ALIASES = {
     "context_parallel_size": "global_cp_deg",
     "virtual_pp_degree": "virtual_pp_deg",
     "virtual_pipeline_model_parallel_size": "virtual_pp_deg",
+    "vpp": "virtual_pp_deg",
+    "data_parallel_size": "data_parallel_degree",
+    "accumulate_steps": "gradient_accumulation_steps",
     "micro_batch_size": "per_device_train_batch_size",
     "mbs": "per_device_train_batch_size",
     "gradient_checkpointing": "recompute",
@@ -131,7 +134,7 @@ MEANT = {
     **dict.fromkeys(("max_tp", "tensor_parallel"), "max_tp_deg"),
     **dict.fromkeys(("max_pp", "pipeline_parallel"), "max_pp_deg"),
     "max_cp": "max_cp_deg",
-    "dp_type": "default_dp_type",
+    **dict.fromkeys(("dp_type", "zero_stage"), "default_dp_type"),
     "nproc_per_node": "num_gpus_per_node",
     **dict.fromkeys(("num_nodes", "num_gpus_per_node", "n_gpus", "num_gpus", "gpu_num"), "gpus"),
     **dict.fromkeys(("dtype", "precision"), "mixed_precision"),
@@ -196,7 +199,8 @@ def did_you_mean(given: str, known: Iterable[str], prefix: str = "") -> str:
     names = sorted(known)
     aliases = [other for name in names for other in other_names(name, names)]
     plain = plain_name(given)
-    meant = [MEANT[plain]] if MEANT.get(plain) in names else []
+    option = MEANT.get(plain) or MEANT.get(canonical_name(plain, names))
+    meant = [option] if option in (*names, *aliases) else []
     near = difflib.get_close_matches(plain, [*names, *aliases], n=1, cutoff=NEAR)
     if close := dict.fromkeys([*meant, *near]):
         return f"did you mean {' or '.join(prefix + name for name in close)}?"

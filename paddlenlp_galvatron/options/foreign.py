@@ -168,6 +168,7 @@ IDLE = {
     "pp_recompute_interval": "the plan says which layers recompute",
     "enable_auto_parallel": "the plan says what is parallel",
     "to_static": "layers run as PaddleNLP's dynamic graph",
+    **dict.fromkeys(("parallel_search", "worker"), "a search takes one thread for about a second"),
     "local_rank": "each rank is told its own",
     "gpu_id": "each rank takes a GPU of its own",
     "distributed_backend": "NCCL on GPUs, gloo on CPUs",
@@ -200,7 +201,7 @@ ELSEWHERE = {"use_fused_rms_norm": OF_TRAINING, "use_fused_rope": OF_TRAINING, "
 SWITCHES = {name for name, (values, _) in HOLDS.items() if values in ("0", "1")} - {"costmodel_coe", "num_experts"} | {
     *("entropy_in_fp32", "unified_checkpoint", "skip_warmup", "share_folder", "disable_tqdm"),
     *("group_query_attention", "use_checkpoint_args", "do_predict"),
-    *("lazy", "pad_to_max_length", "flash_mask", "tensor_parallel_output", "save_generation_output"),
+    *("parallel_search", "lazy", "pad_to_max_length", "flash_mask", "tensor_parallel_output", "save_generation_output"),
     *("use_quick_lora", "remove_unused_columns", "dataloader_drop_last", "release_grads", "use_async_save"),
     *("use_expert_parallel", "weight_double_quant", "aistudio_repo_private", "prefer_small_sigma", "using_flex_token"),
     *(

@@ -6,7 +6,7 @@ Words of a command line -> (name, value) -> canonical name and value -> groups o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
@@ -76,7 +76,18 @@ def _fault(error: Any) -> str:
     name = error["loc"][0]  # not which number of a list: the value tells
     if error["type"] == "missing":
         return f"{name}: missing; give --{name}"
-    return f"{name}: {plain_fault(error)} (it is {shortened(repr(error['input']))})"
+    several = name in ("world_size", "gpus") and ("," in str(error["input"]) or isinstance(error["input"], list))
+    remedy = "; galvatron fit compares several" * several
+    return f"{name}: {plain_fault(error)} (it is {shortened(repr(error['input']))}){remedy}"
+
+
+def as_given(fault: str, words: Iterable[str], known: Container[str]) -> str:
+    """A fault that begins with an option's name, with that under which it stands in a command line."""
+    for word in words:
+        given = word.partition("=")[0]
+        if given.startswith("--") and fault.startswith(f"{canonical_name(given, known)}: "):
+            return plain_name(given) + fault[fault.index(":") :]
+    return fault
 
 
 def is_boolean(field: FieldInfo) -> bool:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ..base.limits import Positive, Ranks, Size
 from .group import Options
 from .task import RANK, Kind
+
+TWO_SOURCES = "device: profiles say which one it is; leave one of them out"
 
 
 class PriceOptions(Options):
@@ -27,3 +30,9 @@ class PriceOptions(Options):
     lora_rank: Size | None = Field(
         None, description=f"rank of the adapters; unset: as the plan names it, or {RANK} with lora"
     )
+
+    @model_validator(mode="after")
+    def _of_one_source(self) -> Self:
+        if self.profiles and self.device:
+            raise ValueError(TWO_SOURCES)
+        return self

@@ -62,7 +62,8 @@ class CommPoint(Enum):
 
 EVERYWHERE = frozenset(CommPoint)
 EMBEDDING = frozenset([CommPoint.OUT_OF_EMBEDDING])
-HEAD = frozenset([CommPoint.INTO_HEAD, CommPoint.LOSS])
+LOSS = frozenset([CommPoint.LOSS])
+HEAD = LOSS | {CommPoint.INTO_HEAD}
 BLOCK = EVERYWHERE - EMBEDDING - HEAD
 OF_MLP = frozenset([CommPoint.INTO_MLP, CommPoint.OUT_OF_MLP])
 OF_EXPERTS = frozenset([CommPoint.INTO_EXPERTS, CommPoint.OUT_OF_EXPERTS])
@@ -75,13 +76,13 @@ def block_points(model: ModelShape) -> frozenset[CommPoint]:
     return BLOCK - lacking
 
 
-# Points whose operations backward repeats with a recomputed part. A part's output comes after its point. The MLP's part
-# begins after its point, whose result it keeps, unless the norm before it is recomputed, too.
+# Points whose operations backward repeats with a recomputed part. Attention's output comes after its point; norms' in
+# front of theirs, of which the MLP's begins the MLP's part.
 REPEATED = {
     Recompute.FULL: BLOCK,
-    Recompute.NORMS: frozenset([CommPoint.INTO_ATTENTION, CommPoint.INTO_MLP]),
+    Recompute.NORMS: frozenset[CommPoint](),
     Recompute.ATTENTION: frozenset([CommPoint.CONTEXT]),
-    Recompute.MLP: frozenset[CommPoint](),
+    Recompute.MLP: frozenset([CommPoint.INTO_MLP]),
 }
 
 
@@ -108,10 +109,12 @@ class Op(Enum):
     def __init__(self, _: str, forward: Collective | None, backward: Collective | None):
         self.forward, self.backward = forward, backward
         self.times = 3 if self.name == "LOSS" else 1  # maximum, sum of exponentials, logit of the target
+        self.again = self.name == "GATHER"  # its result is not kept: backward gathers it once more, recomputed or not
         self.whole = Collective.ALL_TO_ALL is not forward  # a message has all tokens of the group, not a rank's own
 
 
 _INTO = (CommPoint.INTO_ATTENTION, CommPoint.INTO_MLP, CommPoint.INTO_HEAD)
+GATHERS = frozenset(_INTO)  # where Megatron-SP gathers tokens for products
 _OUT_OF = (CommPoint.OUT_OF_ATTENTION, CommPoint.OUT_OF_MLP, CommPoint.OUT_OF_EMBEDDING)
 _LOSS = {CommPoint.LOSS: Op.LOSS}
 _EXPERTS = {CommPoint.INTO_EXPERTS: Op.TAKE, CommPoint.OUT_OF_EXPERTS: Op.GIVE}

@@ -97,6 +97,13 @@ class VocabStrategy(Degrees):
     """Strategy of the vocabulary layers: the embedding on the first stage, the LM head on the last."""
 
     dp_type: DataParallel = DataParallel.DDP
+    pieces: int = field(default=1, kw_only=True)  # of a rank's tokens, one after the other, in LM head and loss
+
+    def piece_sizes(self, tokens: int) -> list[int]:
+        """Tokens of each piece of so many."""
+        pieces = min(self.pieces, tokens)
+        each, more = divmod(tokens, pieces)
+        return [each + 1] * more + [each] * (pieces - more)
 
     def as_layer(self) -> LayerStrategy:
         """The same placement, as that of a layer."""
@@ -215,6 +222,19 @@ class Plan:
         layers = [self.layers[layer] for layer in self.chunk_layers(stage, chunk)]
         first = self.vocab if self.is_first(stage, chunk) else None
         return [first, *layers, self.vocab if self.is_last(stage, chunk) else None]
+
+
+# Rows of the rank that gets most over the mean where nothing is said: as of routers trained with a balance loss, and
+# for the bound of memory.
+IMBALANCE, IMBALANCE_BOUND = 1.2, 2.0
+# In a pipeline on GPUs each expert's rows are padded to multiples of this (`runtime/grouped.py` says why): a tile of
+# cuBLAS's products, which take as long for a part of it.
+EXPERT_ROWS = 128
+
+
+def padded_rows(rows: float, experts: int) -> float:
+    """Rows of a rank that has so many experts, once they are padded: half a tile of each is in vain in the mean."""
+    return rows + experts * EXPERT_ROWS / 2
 
 
 class Load(NamedTuple):

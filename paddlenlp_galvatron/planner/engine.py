@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import asdict, dataclass, field, replace
 from enum import IntEnum
 from heapq import heapify, heappop, heappush
 from itertools import count, product
 from math import inf
-from threading import Condition, Event, Thread
+from threading import Event, Lock, Thread
 from typing import Any
 
 import galvatron_dp_core
@@ -22,13 +23,14 @@ from ..cost_model import CostModel
 from ..cost_model.costs import Prediction
 from ..model import joint_fingerprint
 from ..plan import LayerStrategy, ModelShape, Plan, VocabStrategy
+from ..profiles.reserve import GIB_MIB
 from .core_arrays import Core, CostArrays, compute_bound_ms, core_of, cost_arrays, layer_arrays
 from .even import EvenCore, EvenPlans, even_spaces
 from .options import SearchOptions
-from .result import Candidate, FamilyOutcome, Need, SearchResult
-from .space import PlanFamily, Space, Strategies, families, interleaved_families, runs_of
+from .result import MS_PER_S, ROUNDING, Candidate, FamilyOutcome, Need, SearchResult
+from .simplest import Part, best_uniform, simplest, with_fewer_segments
+from .space import PlanFamily, Space, Strategies, families, interleaved_families, runs_of, without_experts
 
-MS_PER_S = 1000.0
 # Limits of the search space: about one minute of pricing and 100 MB.
 MOST_FAMILIES, MOST_STRATEGIES, MOST_PRICES = 50_000, 2_000, 1_000_000
 TRIAL_SHARE = 1 / 64  # of the effort, which every family is given before any has all of it
@@ -36,7 +38,6 @@ MOST_RUNS = 8  # of layers of one type, in the core
 # Dense layers that are priced with the embedding, and their mixed strategies; with more of these, all have one.
 MOST_IN_FRONT, MOST_PREFIXES = 4, 64
 AnyCore = Core | EvenCore
-ROUNDING = 1e-9  # relative: the core's sums and the cost model's differ by no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +62,11 @@ def search(
     known: Sequence[Plan] = (),
     seconds: float | None = None,
     cancel: galvatron_dp_core.Cancel | None = None,
+    compared: bool = True,
 ) -> SearchResult:
-    """Find the plan of least predicted time per sample (`cost.predict`), with its lower bound.
+    """Find the plan of least predicted time per sample (`cost.predict`), with its lower bound; of those that take at
+    most `options.simplest_within` per cent longer, the simplest. `compared`: False: the fastest plan alone is wanted,
+    and nothing said of plans with one strategy for all layers.
 
     `model` is the shape of all layers, or one shape for each layer type in the order of the layers; `cost` is of it.
     The plan's metadata say what is predicted and what it was searched from. `log` takes one line a family, `watch` how
@@ -73,7 +77,7 @@ def search(
     """
     models = (model,) if isinstance(model, ModelShape) else tuple(model)
     _require_agreement(models, cost, options)
-    return _Search(models, cost, options, log or (lambda line: None), watch, cancel).run(known, seconds)
+    return _Search(models, cost, options, log or (lambda line: None), watch, cancel).run(known, seconds, compared)
 
 
 class _Bound(IntEnum):
@@ -144,35 +148,73 @@ class _Search:
         self.later: list[_OpenFamily] = []  # of several chunks, while those of one are tried
         self.tried: list[_OpenFamily] = []  # still open; with all effort once all are tried
         self.too_big: list[_OpenFamily] = []  # families that do not fit
-        self.active: list[_OpenFamily] = []  # families that some thread works on
         self.opened = 0
-        self.changed = Condition()
+        self.most_ms = inf  # per sample, of plans that are looked for
         self.arrays: dict[tuple[object, ...], CostArrays] = {}
 
-    def run(self, known: Sequence[Plan], seconds: float | None) -> SearchResult:
+    def run(self, known: Sequence[Plan], seconds: float | None, compared: bool) -> SearchResult:
         start = time.perf_counter()
         end = inf if seconds is None else time.process_time() + seconds
         with _no_garbage():
             self.later = list(self._opened())
-            self.opened = len(self.later)
+            everything = tuple(self.later)
+            self.opened = len(everything)
             self._begin_with(known)
             with self._cancelled_at(end):
                 self._work_through()
-        ranked = sorted(self.found.values(), key=lambda candidate: -candidate.samples_per_s)[: self.options.top_k]
-        lower_bound_s = inf
-        if ranked:
-            batch = ranked[0].plan.global_batch
-            lower_bound_s = min(ranked[0].time_s, self.unproven * batch / MS_PER_S)
-            ranked[0] = self._documented(ranked[0], lower_bound_s)
+                ranked = sorted(self.found.values(), key=lambda one: one.ms_per_sample)[: self.options.top_k]
+                if ranked:
+                    fastest = best = ranked[0]
+                    step_s = fastest.plan.global_batch / MS_PER_S  # of one ms per sample
+                    lower_bound_s, uniform, uniform_bound_s = min(fastest.time_s, self.unproven * step_s), None, None
+                    if compared and not self.even and not self.cancel.cancelled:
+                        best, uniform, open_ms = self._simpler(fastest, everything)
+                        uniform_bound_s = min(uniform.time_s if uniform else inf, open_ms * step_s)
+        if not ranked:
+            need = None if self.cancel.cancelled else self._need()
+            return SearchResult(None, inf, time.perf_counter() - start, self.outcomes, self.bounds_s, need=need)
+        family = PlanFamily.of(best.plan)
+        others = [other for other in ranked if PlanFamily.of(other.plan) != family]
         return SearchResult(
-            best=ranked[0] if ranked else None,
+            best=self._documented(best, lower_bound_s, fastest.time_s),
             lower_bound_s=lower_bound_s,
             search_time_s=time.perf_counter() - start,
             outcomes=self.outcomes,
             bounds_s=self.bounds_s,
-            runners_up=tuple(ranked[1:]),
-            need=None if ranked or self.cancel.cancelled else self._need(),
+            runners_up=tuple(others[: self.options.top_k - 1]),
+            fastest=fastest,
+            uniform=uniform,
+            uniform_bound_s=uniform_bound_s,
         )
+
+    def _simpler(
+        self, fastest: Candidate, everything: Iterable[_OpenFamily]
+    ) -> tuple[Candidate, Candidate | None, float]:
+        """The simplest plan within the tolerance, and the best one of one strategy with the least bound of what stays
+        open, in ms per sample; all of the fastest plan's batch."""
+        if fastest.strategies == 1:
+            return fastest, fastest, self.unproven
+        batch = fastest.plan.global_batch
+        parts = [(one.bound, one.family, one.strategies) for one in everything if one.family.global_batch == batch]
+        uniform, bound = best_uniform(parts, self.cost, self._best_of)
+        if not self.options.simplest_within:
+            return fastest, uniform, bound
+        most_ms = fastest.ms_per_sample * (1 + self.options.simplest_within / 100)
+        best = simplest(fastest, parts, uniform, most_ms, self.cost, self._best_of)
+        return with_fewer_segments(best, self.cost, self.options.memory_gib * GIB_MIB, most_ms), uniform, bound
+
+    def _best_of(self, parts: Iterable[Part], most_ms: float) -> tuple[Candidate | None, float]:
+        """As `simplest.Solve`: with the small effort of a trial."""
+        narrow = copy(self)
+        narrow.options = self.options.model_copy(update={"top_k": 1})
+        narrow.found, narrow.bounds_s, narrow.arrays = {}, {}, {}
+        narrow.later, narrow.tried, narrow.too_big, narrow.watch = [], [], [], None
+        narrow.outcomes = defaultdict(lambda: FamilyOutcome.NOT_DIVISIBLE)
+        narrow.unproven, narrow.most_ms, narrow.log = inf, most_ms, lambda line: None
+        narrow._work_on([_OpenFamily(part[0], number, _Bound.COMPUTE, *part[1:]) for number, part in enumerate(parts)])
+        for entry in narrow.tried:
+            narrow._give_up(entry)
+        return min(narrow.found.values(), key=lambda one: one.ms_per_sample, default=None), narrow.unproven
 
     def _work_through(self) -> None:
         """Solve, reject or give up every family."""
@@ -184,35 +226,40 @@ class _Search:
         self._work_on(tried)
 
     def _work_on(self, entries: list[_OpenFamily]) -> None:
+        """Advance the most promising family, until none is left."""
         self.waiting = entries
         heapify(self.waiting)
-        if self.options.parallel_search:
-            self._work_in_threads()
-        else:
-            self._work()
+        while self.waiting and not self.cancel.cancelled:
+            entry = heappop(self.waiting)
+            if self._advance(entry):
+                if entry.by is _Bound.TRIAL:
+                    self.tried.append(entry)
+                else:
+                    heappush(self.waiting, entry)
+            if self.watch:
+                self.watch(self._state())
         for entry in self.waiting:  # where it is cancelled
             self._give_up(entry)
 
     @contextmanager
     def _cancelled_at(self, end: float) -> Iterator[None]:
         """Limit processor time, so that other programs change no answer."""
-        ended = Event()
+        ended, ending = Event(), Lock()
 
         def cancel() -> None:
             while (left := end - time.process_time()) > 0:
                 if ended.wait(left):
                     return
-            with self.changed:
+            with ending:
                 if not ended.is_set():
                     self.cancel.cancel()
-                    self.changed.notify_all()
 
         if end < inf:
             Thread(target=cancel, daemon=True).start()
         try:
             yield
         finally:
-            with self.changed:
+            with ending:
                 ended.set()
 
     def _begin_with(self, known: Sequence[Plan]) -> None:
@@ -230,10 +277,9 @@ class _Search:
             )
             family = PlanFamily.of(mine)
             if any(each.have(mine, self.cost.layer_types) for each in self.space.get(family, ())):
-                prediction, budget_mib = self.cost.predict(mine), self.options.budget_mib
-                most_mib = max(each.memory.total_mib for each in prediction.stages) - self.cost.context_mib
-                if most_mib <= budget_mib + ROUNDING * abs(budget_mib):
-                    self._keep(Candidate(mine, prediction), family)
+                candidate = Candidate(mine, self.cost.predict(mine))
+                if candidate.fits(self.options.memory_gib * GIB_MIB):
+                    self._keep(candidate, family)
 
     def _opened(self) -> Iterator[_OpenFamily]:
         numbers = count()
@@ -283,24 +329,21 @@ class _Search:
         of_types = [space.layers(family) for space in self.spaces]
         if self.even:
             return even_spaces(of_types[0], self.spaces[0].vocabularies(family), family, self.even)
-        others = set(self.spaces[-1].vocabularies(family))
-        vocabularies = [vocab for vocab in self.spaces[0].vocabularies(family) if vocab in others]
-        if self.options.one_strategy:  # and its like for the vocabulary
+        others = set(self.spaces[0].vocabularies(family))
+        vocabularies = [vocab for vocab in self.spaces[-1].vocabularies(family) if replace(vocab, pieces=1) in others]
+        if self.options.one_strategy:
             mixture = next((number for number, one in enumerate(self.cost.models) if one.experts), 0)
             return [
                 made
                 for layer in of_types[mixture]
-                if all(one in some for one, some in zip(self._alike(layer), of_types, strict=True))
-                for vocab in vocabularies
-                if vocab.axes == layer.axes
-                for made in self._divided([[one] for one in self._alike(layer)], [vocab], family)
+                if vocabularies and all(one in some for one, some in zip(self._alike(layer), of_types, strict=True))
+                for made in self._divided([[one] for one in self._alike(layer)], vocabularies, family)
             ]
         return self._divided(of_types, vocabularies, family) if all(of_types) and vocabularies else []
 
     def _alike(self, layer: LayerStrategy) -> list[LayerStrategy]:
         """One strategy as each layer type has it: without that of experts where there are none."""
-        dense = replace(layer, ep=1, etp=1, experts_dp_type=None)
-        return [layer if model.experts else dense for model in self.cost.models]
+        return [layer if model.experts else without_experts(layer) for model in self.cost.models]
 
     def _divided(
         self, of_types: Sequence[Sequence[LayerStrategy]], vocabularies: Sequence[VocabStrategy], family: PlanFamily
@@ -317,39 +360,13 @@ class _Search:
         alone = Strategies(runs, vocabularies, most_first=count)  # the first stage has dense layers alone
         return [Strategies(runs[1:], vocabularies, prefixes), alone]
 
-    def _work(self) -> None:
-        """Advance the most promising family, until none is left."""
-        while entry := self._next():
-            again = False
-            try:
-                again = self._advance(entry)
-            finally:
-                with self.changed:
-                    if again:
-                        if entry.by is _Bound.TRIAL:
-                            self.tried.append(entry)
-                        else:
-                            heappush(self.waiting, entry)
-                    self.active.remove(entry)
-                    self.changed.notify_all()
-                    if self.watch:
-                        self.watch(self._state())
-
-    def _next(self) -> _OpenFamily | None:
-        with self.changed:
-            self.changed.wait_for(lambda: self.waiting or not self.active or self.cancel.cancelled)
-            if not self.waiting or self.cancel.cancelled:
-                return None
-            self.active.append(heappop(self.waiting))
-            return self.active[-1]
-
     def _state(self) -> SearchState:
         best = max((candidate.samples_per_s for candidate in self.found.values()), default=0.0)
-        others = *self.active, *self.waiting[:1], *self.later, *self.tried
+        others = *self.waiting[:1], *self.later, *self.tried
         open_ms = min((entry.bound for entry in others), default=inf)
         least_ms = min(open_ms, self.unproven)
         limit = MS_PER_S / least_ms if least_ms else inf
-        still_open = len(self.waiting) + len(self.later) + len(self.tried) + len(self.active)
+        still_open = len(self.waiting) + len(self.later) + len(self.tried)
         return SearchState(self.opened, self.opened - still_open, best, max(limit, best))
 
     def _advance(self, entry: _OpenFamily) -> bool:
@@ -448,25 +465,13 @@ class _Search:
 
     def _limit(self, family: PlanFamily) -> float:
         """Time per sample, in ms, that a plan of the family must beat to be among the top_k families."""
-        others = sorted(MS_PER_S / c.samples_per_s for other, c in list(self.found.items()) if other != family)
-        limit = others[self.options.top_k - 1] if len(others) >= self.options.top_k else inf
+        others = sorted(one.ms_per_sample for other, one in self.found.items() if other != family)
+        limit = others[self.options.top_k - 1] if len(others) >= self.options.top_k else self.most_ms
         mine = self.found.get(family)
-        return min(limit, MS_PER_S / mine.samples_per_s) if mine else limit
+        return min(limit, mine.ms_per_sample) if mine else limit
 
     def _note(self, family: PlanFamily, outcome: FamilyOutcome) -> None:
         self.outcomes[family] = max(self.outcomes[family], outcome)
-
-    def _work_in_threads(self) -> None:
-        with ThreadPoolExecutor(self.options.worker) as pool:
-            try:
-                jobs = [pool.submit(self._work) for _ in range(min(self.options.worker, len(self.waiting)))]
-                for job in as_completed(jobs):
-                    job.result()
-            except BaseException:
-                with self.changed:
-                    self.cancel.cancel()
-                    self.changed.notify_all()
-                raise
 
     def _need(self) -> Need | None:
         """The least memory in which one of the families has a plan; where several chunks a stage fit, one does."""
@@ -480,13 +485,13 @@ class _Search:
                 if self.cancel.cancelled:
                     return None
                 raise
-            if least is None or mib < least[0]:
+            if mib < (least[0] if least else inf):
                 least = mib, entry.strategies.plan(entry.family, vocab, division, choice, self.bare)
         return Need.of(least[1], self.cost).under(self.cost, self.options) if least else None
 
-    def _documented(self, best: Candidate, lower_bound_s: float) -> Candidate:
+    def _documented(self, best: Candidate, lower_bound_s: float, fastest_s: float) -> Candidate:
         metadata = {
-            "predicted": predicted(best.prediction, lower_bound_s),
+            "predicted": predicted(best.prediction, lower_bound_s, fastest_s),
             "searched_from": {
                 "model": self.models[0].name,
                 "model_fingerprint": joint_fingerprint(self.models),
@@ -502,12 +507,13 @@ class _Search:
         return Candidate(replace(best.plan, metadata=metadata), best.prediction)
 
 
-def predicted(prediction: Prediction, lower_bound_s: float) -> dict[str, Any]:
-    """The strategy file's "predicted": step time, certificate, and each stage's times and memory."""
+def predicted(prediction: Prediction, lower_bound_s: float, fastest_s: float | None = None) -> dict[str, Any]:
+    """The strategy file's "predicted": step time, certificate, and each stage's times and memory. `fastest_s`: of the
+    plan that the certificate is of; None: this one."""
     return {
         "time_s": prediction.time_s,
         "lower_bound_s": lower_bound_s,
-        "gap": max(0.0, 1 - lower_bound_s / prediction.time_s),
+        "gap": max(0.0, 1 - lower_bound_s / (fastest_s or prediction.time_s)),
         "samples_per_s": prediction.samples_per_s,
         "stages": [asdict(stage) | {"memory_mib": stage.memory.total_mib} for stage in prediction.stages],
     }

@@ -98,6 +98,8 @@ class EvenCore:
 
     def least_memory(self, cancel: Cancel) -> tuple[float, int, Sequence[int], Sequence[int]]:
         plans = [plan for plan in self._even.plans(self._family, self._strategies) if self._even.expressible(plan)]
+        if not plans:  # as under gpipe
+            return inf, 0, (), ()
         least = min(plans, key=self._mib)
         return self._mib(least), 0, least.stages, [int(bool(layer.recompute)) for layer in least.layers]
 
@@ -122,13 +124,14 @@ class EvenCore:
         def fits(count: int) -> bool:
             plan = self._even.plan(self._family, self._strategies, [count] * self._family.stages)
             memory = self._even.cost.stage_cost(plan, stage).totals.memory
-            return memory.total_mib - memory.context_mib <= self._even.budget_mib
+            return memory.total_mib - self._even.cost.context_mib <= self._even.budget_mib
 
         return fits
 
     def _mib(self, plan: Plan) -> float:
+        """On its fullest stage, without the reserve that is the same for all plans."""
         stages = self._even.cost.predict(plan).stages
-        return max(stage.memory.total_mib - stage.memory.context_mib for stage in stages)
+        return max(stage.memory.total_mib for stage in stages) - self._even.cost.context_mib
 
 
 def fewest(fits: Callable[[int], bool], most: int) -> int | None:

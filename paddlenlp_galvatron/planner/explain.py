@@ -8,7 +8,7 @@ from math import inf
 from ..base.errors import GalvatronError, Infeasible
 from ..cost_model.facts import PlanFacts
 from ..plan import Plan
-from .problem import Problem, SharedTime, best_of
+from .problem import Problem, SharedTime
 from .result import Candidate, SearchResult
 from .what_ifs import MOST_CHANGES, OneLayerChanged, WhatIf, one_layer_changed, what_ifs
 
@@ -26,9 +26,6 @@ class Explanation(PlanFacts):
 
     problem: Problem
     searched: SearchResult  # the best plans of this batch, the plan's family among them
-    uniform: Candidate | None  # the best plan with one strategy for all layers
-    uniform_gap: float
-    uniform_why_not: str
     one_layer: OneLayerChanged
     what_ifs: list[WhatIf]
 
@@ -42,23 +39,14 @@ class Explanation(PlanFacts):
 def explain(plan: Plan, problem: Problem) -> Explanation:
     """Explain a plan by a dozen searches. Raises UserError where the plan cannot be priced."""
     one_layer = one_layer_changed(problem, plan)
-    time = SharedTime(SEARCHES_S, FIRST + 1 + MOST_CHANGES)
-    searched = problem.search(known=[plan], seconds=time.take(FIRST), top_k=RUNNERS_UP)
-    known = [plan, *([searched.best.plan] if searched.best else []), *(other.plan for other in searched.runners_up)]
-    uniform, gap, why_not = None, 0.0, ""
-    seconds = time.take()
-    try:
-        result = problem.search(known=known, seconds=seconds, fine_grained_mode=False)
-        uniform, gap = best_of(result, seconds), result.gap
-    except GalvatronError as error:
-        why_not = str(error)
+    time = SharedTime(SEARCHES_S, FIRST + MOST_CHANGES)
+    searched = problem.search(known=[plan], seconds=time.take(FIRST), compared=True, top_k=RUNNERS_UP)
+    best = [one.plan for one in (searched.best, searched.fastest) if one]
+    known = [plan, *best, *(other.plan for other in searched.runners_up)]
     return Explanation(
         **vars(problem.facts_of(plan)),
         problem=problem,
         searched=searched,
-        uniform=uniform,
-        uniform_gap=gap,
-        uniform_why_not=why_not,
         one_layer=one_layer,
         what_ifs=list(what_ifs(problem, plan, known, time)),
     )

@@ -15,6 +15,7 @@ from ..base.errors import UserError
 from ..base.limits import Positive, Ranks, Samples, Size
 from ..cost_model import CostModel, derive, load
 from ..options.model_options import SEQ, Model
+from ..options.prices import TWO_SOURCES
 from ..options.task import JobOptions
 from ..plan import ModelShape
 from ..plan.strategy import Assumptions
@@ -157,18 +158,15 @@ def fit(shape: ModelShape, options: FitOptions, note: Note = no_note, watch: Wat
 
 def _kinds(shape: ModelShape, options: FitOptions, note: Note) -> Iterator[_Cards]:
     """The devices that are named, else that of the profiles. Raises UserError."""
-    if options.profiles and len(options.device or ()) > 1:
-        raise UserError("device: profiles are of one device; give one, or leave --profiles out")
-    priced = _assumed(options), options.priced
-    names = (None,) if options.profiles and not options.device else options.device or (DEVICE,)
-    for name in names:
-        sheet = load_data_sheet(name) if name else None
-        device = Device.of(sheet) if sheet else None
-        if options.profiles:
-            yield _measured(shape, options, options.profiles, device, note)
-        elif sheet:
-            model_on = partial(derive, shape, sheet, assumed=priced[0], options=priced[1])
-            yield _Cards(Device.of(sheet), sheet.gpus_per_node, model_on, name)
+    if options.profiles:
+        if options.device:
+            raise UserError(TWO_SOURCES)
+        yield _measured(shape, options, options.profiles, note)
+        return
+    for name in options.device or (DEVICE,):
+        sheet = load_data_sheet(name)
+        model_on = partial(derive, shape, sheet, assumed=_assumed(options), options=options.priced)
+        yield _Cards(Device.of(sheet), sheet.gpus_per_node, model_on, name)
 
 
 def _from_the_least(row: _Row) -> Iterator[Fit]:
@@ -229,7 +227,10 @@ class _Row:
         held = Need.of(now.best.plan, cost) if now.best else now.need
         held = held and held.on(reserve)
         tensors_alone = Reserve(reserve.parts)
-        hopeful = now.best is None and self._question(cost, tensors_alone, self.card_gib).search().best is not None
+        hopeful = (
+            now.best is None
+            and self._question(cost, tensors_alone, self.card_gib).search(compared=False).best is not None
+        )
         return Fit(self.cards.device, gpus, now.best, held, reserve, self.card_gib, question, with_more, hopeful)
 
     def _question(self, cost: CostModel, reserve: Reserve, gib: float) -> Question:
@@ -253,9 +254,8 @@ class _Row:
         return Question(model, options, cost.reserving(context_mib, reserve.freed), reserve, asked)
 
 
-def _measured(shape: ModelShape, options: FitOptions, folder: Path, named: Device | None, note: Note) -> _Cards:
-    """Prices from a folder of profiles, whose cluster may be another: what its groups cost tells that of others.
-    `named`: the device instead of theirs."""
+def _measured(shape: ModelShape, options: FitOptions, folder: Path, note: Note) -> _Cards:
+    """Prices from a folder of profiles, whose cluster may be another: what its groups cost tells that of others."""
     clusters = sorted(
         (int(match[1]) * int(match[2]), (int(match[1]), int(match[2])))
         for path in folder.glob("*.json")
@@ -268,9 +268,7 @@ def _measured(shape: ModelShape, options: FitOptions, folder: Path, named: Devic
         )
     known = {cluster for _, cluster in clusters}
     largest = clusters[-1][1]
-    own = device_of(*(meta for at in known if (meta := read_profile(folder / allreduce_name(*at))[1])))
-    if named and own.name and own != named:
-        note(f"profiles: measured on {own.name}; size and peak of a card are those of {named.name}")
+    device = device_of(*(meta for at in known if (meta := read_profile(folder / allreduce_name(*at))[1])))
 
     def model_on(nodes: int, cards: int) -> CostModel:
         cluster = (nodes, cards) if (nodes, cards) in known else largest
@@ -288,11 +286,9 @@ def _measured(shape: ModelShape, options: FitOptions, folder: Path, named: Devic
             p2p_bandwidth_config_path=there(p2p_name(*cluster)),
             sp_time_path=there(sp_time_name(*cluster)),
             options=options.priced,
-            device=named,
             note=note,
         )
 
-    device = named or own
     return _Cards(device, device.gpus_per_node or largest[1], model_on)
 
 

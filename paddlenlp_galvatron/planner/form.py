@@ -18,6 +18,7 @@ from ..cost_model import CostModel
 from ..model import load_model
 from ..options.group import Options
 from ..options.model_options import SEQ, Model, ModelOptions
+from ..options.prices import TWO_SOURCES
 from ..plan import plan_to_dict
 from ..profiles.data_sheet import load_data_sheet
 from .fit import DEVICE
@@ -110,7 +111,7 @@ def answer(form: Form, more: Mapping[str, Any], look_wider: bool = True) -> Answ
     if both := sorted(SET_BY_THE_FORM & set(more)):
         raise UserError(f"search_options: {both[0]} has a field of its own; leave it out here")
     if form.profiles and form.device:
-        raise UserError("device: profiles say which one it is; leave one of them out")
+        raise UserError(TWO_SOURCES)
     heard: list[str] = []
     with _about("model_size"):
         given = {**more, "model_size": form.model_size, "seq_length": form.seq_length}

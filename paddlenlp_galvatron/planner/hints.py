@@ -63,7 +63,7 @@ def hints(question: Question, best: Candidate | None, given: Container[str]) -> 
 def free_plan(question: Question) -> Candidate | None:
     """The best plan where Galvatron's own trainer runs it; None: none was found in `FREE_S`."""
     options = question.options.model_copy(update={"trainer": "galvatron"})
-    return replace(question, options=options).search(seconds=FREE_S).best
+    return replace(question, options=options).search(seconds=FREE_S, compared=False).best
 
 
 def speed_of(gpus: int, seq_length: int, found: Candidate | None) -> float:

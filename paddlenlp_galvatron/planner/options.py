@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from ..base.errors import UserError
-from ..base.limits import MOST_SAMPLES, MOST_THREADS, Count, Layers, Number, Positive, Ranks, Samples, Size, Threads
+from ..base.limits import MOST_SAMPLES, Count, Layers, Number, Positive, Ranks, Samples, Size
 from ..cost_model import CostOptions, Task
-from ..cost_model.costs import IMBALANCE, IMBALANCE_BOUND
 from ..model.layer import PARTLY
 from ..options.group import Options
+from ..options.prices import TWO_SOURCES
 from ..options.task import RANK, Kind
 from ..plan import Assumptions, DataParallel, Plan, Precision, Recompute, Schedule
 from ..plan.mesh import Axis, Degrees, divisors, every_degrees
+from ..plan.strategy import IMBALANCE, IMBALANCE_BOUND
 from ..profiles.analytic import GROUPED, ONE_BY_ONE
 from ..profiles.data_sheet import load_data_sheet
 
@@ -54,11 +54,8 @@ def _settled(number: int) -> int:
 
 
 Settled = Annotated[int, AfterValidator(_settled)]
+SlowerPercent = Annotated[float, Field(ge=0, le=100)]
 Imbalance = Annotated[float, Field(ge=1, le=1e4)]
-
-
-def _workers() -> int:
-    return min(2 * (os.cpu_count() or 1), MOST_THREADS)
 
 
 class TaskOptions(Options):
@@ -105,6 +102,7 @@ class TaskOptions(Options):
             imbalance=self.moe_imbalance,
             imbalance_bound=max(self.moe_imbalance, self.moe_imbalance_bound),
             kernels=ONE_BY_ONE if self.experts_one_by_one else GROUPED,
+            padded=True,
         )
 
     @property
@@ -240,9 +238,10 @@ class SearchOptions(TaskOptions):
     allow_foreign_profiles: bool = Field(False, description="accept profiles of another model or device")
 
     # How it is searched.
-    parallel_search: bool = Field(False, description="search with several threads")
-    worker: Threads = Field(
-        default_factory=_workers, description="number of threads for parallel_search; unset or 0: twice the cores"
+    simplest_within: SlowerPercent = Field(
+        0.5,
+        description="per cent of the fastest plan's step time that a plan with fewer strategies may take more; 0: the "
+        "fastest plan",
     )
     top_k: int = Field(
         1,
@@ -253,12 +252,6 @@ class SearchOptions(TaskOptions):
     effort: Count = Field(
         100_000_000, description="largest number of passes simulated per family of plans; a gap may remain beyond it"
     )
-
-    @field_validator("worker", mode="before")
-    @classmethod
-    def _as_many(cls, value: Any) -> Any:
-        """0 is Galvatron's word for its default."""
-        return _workers() if str(value).strip() == "0" else value
 
     @model_validator(mode="before")
     @classmethod
@@ -285,6 +278,8 @@ class SearchOptions(TaskOptions):
             raise ValueError(f"bsz_scale: {number + 1} batches up to max_bsz are too many; take a wider step")
         if not self.tp_consec and self.sp_space != "tp":
             raise ValueError(f"tp_consec: 0 does not go together with sp_space {self.sp_space}; use sp_space tp")
+        if self.device is not None and not self.model_fields_set.isdisjoint(("profiles", *PATH_OPTIONS)):
+            raise ValueError(TWO_SOURCES)
         if self.trainer != "galvatron" and self.max_virtual_pp_deg > 1:
             raise ValueError(f"max_virtual_pp_deg: for {self.trainer} only one chunk a stage is searched; give 1")
         unknown = [name for name in self._listed() if name not in DIMENSIONS]
@@ -434,10 +429,11 @@ def _cluster(values: Mapping[str, Any]) -> dict[str, Any]:
     else:
         if gpus is None:
             gpus = world // nodes if nodes else min(world, most)
+        number = nodes or "whole number of"
         if nodes is None:
             nodes = world // gpus if gpus else 0
         if nodes * gpus != world:
-            raise ValueError(f"world_size: {world} devices are not {nodes or 1} nodes of {gpus}; make them agree")
+            raise ValueError(f"world_size: {world} GPUs are no {number} nodes of {gpus}; make them agree")
     if sheet and gpus > most:
         raise UserError(
             f"num_gpus_per_node: {gpus}, but a node of {sheet.name} has {most}; set num_nodes to "

@@ -64,10 +64,11 @@ class Problem:
         hardware: HardwareProfile | None = None,
         known: Sequence[Plan] = (),
         seconds: float | None = None,
+        compared: bool = False,
         **changes: Any,
     ) -> SearchResult:
-        """Search with these options changed, or on other hardware, from what is `known`, for at most so many seconds.
-        Raises UserError where that cannot be priced."""
+        """Search with these options changed, or on other hardware, from what is `known`, for at most so many seconds;
+        `compared` as `planner.search` has it. Raises UserError where that cannot be priced."""
         if "num_nodes" in changes:
             changes["world_size"] = changes["num_nodes"] * self.options.num_gpus_per_node
         options = self.options.model_copy(update=changes)
@@ -87,7 +88,7 @@ class Problem:
             )
         options, cost = with_reserve(options, cost)
         watch = self.watch() if self.watch else None
-        return search(self.shapes, cost, options, watch=watch, known=known, seconds=seconds)
+        return search(self.shapes, cost, options, watch=watch, known=known, seconds=seconds, compared=compared)
 
 
 def best_of(result: SearchResult, seconds: float) -> Candidate:

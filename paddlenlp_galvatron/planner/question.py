@@ -61,9 +61,11 @@ class Question:
         watch: Watch | None = None,
         seconds: float | None = None,
         cancel: Cancel | None = None,
+        compared: bool = True,
     ) -> SearchResult:
         """As `planner.search`. The plan's file names the model as it was asked for, so that it can be asked again."""
-        result = search(self.model.shapes, self.cost, self.options, log, watch, seconds=seconds, cancel=cancel)
+        where = self.model.shapes, self.cost, self.options
+        result = search(*where, log, watch, seconds=seconds, cancel=cancel, compared=compared)
         return result.naming_model(self.asked)
 
     def job(self, options: JobOptions, result: SearchResult) -> Job | None:
@@ -127,7 +129,7 @@ def budget_gib(
         return gib
     if own_gib is None or asked_gib <= own_gib:
         return asked_gib
-    note(f"memory_constraint: {asked_gib:g} GiB, but {device.name} has {own_gib:g}; planned for what it has")
+    note(f"memory_constraint: {asked_gib:.4g} GiB, but {device.name} has {own_gib:.4g}; planned for what it has")
     return own_gib
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from itertools import groupby
 from math import ceil, floor, inf, log10
 from typing import Any, Self
 
@@ -12,13 +13,20 @@ from ..base.errors import Infeasible, UserError
 from ..cost_model import CostModel
 from ..cost_model.costs import Prediction, StageMemory, Task
 from ..options.task import JobOptions
-from ..plan import ModelShape, Plan
+from ..plan import LayerStrategy, ModelShape, Plan
 from ..profiles.reserve import GIB_MIB, Reserve
 from .options import SearchOptions
 from .space import PlanFamily
 
+MS_PER_S = 1000.0
+ROUNDING = 1e-9  # relative: the core's sums and the cost model's differ by no more
 DAY_S, HOUR_S = 24 * 3600, 3600
 STORED_BYTES = 12  # of a weight in a checkpoint: itself and two moments, in fp32
+
+
+def segment_count(layers: Sequence[LayerStrategy]) -> int:
+    """Number of segments: runs of layers with the same strategy."""
+    return sum(1 for _ in groupby(layers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +44,24 @@ class Candidate:
     def samples_per_s(self) -> float:
         return self.prediction.samples_per_s
 
+    @property
+    def ms_per_sample(self) -> float:
+        return MS_PER_S / self.samples_per_s
+
+    @property
+    def strategies(self) -> int:
+        """Number of different strategies of layers."""
+        return len(set(self.plan.layers))
+
+    @property
+    def segments(self) -> int:
+        """Number of runs of layers with the same strategy."""
+        return segment_count(self.plan.layers)
+
+    def fits(self, device_mib: float) -> bool:
+        """On devices of this size."""
+        return all(stage.memory.total_mib <= device_mib * (1 + ROUNDING) for stage in self.prediction.stages)
+
     def parts_ms(self) -> dict[str, float]:
         """Where a step's time goes, per sample, on the stage that works longest."""
         plan, stages = self.plan, self.prediction.stages
@@ -51,7 +77,8 @@ class Candidate:
         mine, its = self.parts_ms(), best.parts_ms()
         part = max(mine, key=lambda name: mine[name] - its[name])
         slower = best.samples_per_s / self.samples_per_s - 1
-        return f"{slower:.1%} slower: {part} {mine[part]:.3g} ms per sample (best: {round(its[part], 6):.3g})"
+        how = f"{slower:.1%} slower" if slower >= 0 else f"{-slower:.1%} faster, with more strategies"
+        return f"{how}: {part} {mine[part]:.3g} ms per sample (best: {round(its[part], 6):.3g})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +208,7 @@ class FamilyOutcome(IntEnum):
 class SearchResult:
     """The best plan with its certificate, or the memory that one would need."""
 
-    best: Candidate | None
+    best: Candidate | None  # the simplest one within the tolerance
     lower_bound_s: float  # no plan of the best one's batch takes less, nor one of another batch less per sample
     search_time_s: float
     outcomes: Mapping[PlanFamily, FamilyOutcome]
@@ -190,6 +217,9 @@ class SearchResult:
     )  # least step times of families rejected by theirs
     runners_up: tuple[Candidate, ...] = ()  # the best of other families, if top_k asks for them
     need: Need | None = None  # where nothing fits
+    fastest: Candidate | None = None  # which the certificate is of; of the best one's batch
+    uniform: Candidate | None = None  # the fastest of that batch with one strategy for all layers
+    uniform_bound_s: float | None = None  # no such plan takes less; infinite: none fits; None: it was not searched
 
     @property
     def plan(self) -> Plan:
@@ -203,8 +233,19 @@ class SearchResult:
 
     @property
     def gap(self) -> float:
-        """How far below the best plan's time the optimum may lie, as a fraction; 0: it is the optimum."""
-        return max(0.0, 1 - self.lower_bound_s / self.best.time_s) if self.best else 0.0
+        """How far below the fastest plan's time the optimum may lie, as a fraction; 0: it is the optimum."""
+        return max(0.0, 1 - self.lower_bound_s / self.fastest.time_s) if self.fastest else 0.0
+
+    @property
+    def uniform_gap(self) -> float:
+        """The same of the plans with one strategy for all layers."""
+        return max(0.0, 1 - (self.uniform_bound_s or 0.0) / self.uniform.time_s) if self.uniform else 0.0
+
+    @property
+    def layer_wise_gain(self) -> float | None:
+        """By which share the fastest plan is faster than the best one with one strategy for all layers; None: no such
+        plan is known."""
+        return self.uniform.time_s / self.fastest.time_s - 1 if self.uniform and self.fastest else None
 
     @property
     def given_up(self) -> int:

@@ -42,7 +42,14 @@ FP32_BYTES = 4
 BATCHES = (1, 8)  # two, so that every time mode has its points
 MESSAGES_MIB = (1 / 64, 1 / 4, 1.0, 8.0, 32.0, 128.0, 1024.0)
 DEGREES = (1, 2, 4, 8, 16)
-LAYER_CALLS = 56  # into Paddle, of a layer's forward pass with fused kernels: benchmarks/python_per_layer.py
+# Calls into Paddle of a layer's forward pass with plain kernels and with fused ones, and what a recomputed layer's has
+# more: benchmarks/python_per_layer.py.
+LAYER_CALLS, FUSED_CALLS, CHECKPOINT_CALLS = 75, 56, 14
+# A flash kernel gives each multiprocessor blocks of 128 rows of a head (tokens), of which the last ones end apart: two
+# for each of 132. Measured on one H100 80GB, PyTorch 2.11, CUDA 13, forward and backward of FlashAttention-2 with 32
+# heads: 230 TFLOP/s at 4,096 tokens, 320 at 16,384, 325 at 32,768.
+
+LAST_ROWS = round(2.5 * 128 * 132)
 ON_GPUS = Fused.ATTENTION | Fused.ROPE | Fused.NORMS  # as training has it by default
 
 
@@ -53,9 +60,10 @@ GRADIENT_BYTES = 10  # a weight's gradient in 16 bits is read, and added to a su
 PRODUCTS = 3  # of an expert: gate, up and down
 # Calls of forward after the host has read the row counts: it cannot launch them ahead.
 CALLS_BEHIND_READ = 10
-# Speed of a grouped product over that of a dense one as large: LAER-MoE's seconds in the experts of Mixtral 8x7B on 32
-# A100, the mean of all ranks, are 0.59 to 0.61 of the peak, activations included.
-GROUPED_SHARE = 0.95
+# A grouped product takes so long beside a dense one as large, or beside reading its weights where that is more:
+# measured on one H100 80GB, PyTorch 2.11, CUDA 13, of 8 to 64 experts of 2,048 x 768 to 7,168 x 2,048 with 32 to 2,048
+# rows each, within 12 %. Below 230 rows an expert it waits for weights.
+GROUPED_START_US = 25
 WASTED_ROWS = 64  # of each expert: half a tile of 128 rows in the mean, as its rows seldom fill the last one
 COPIES = 3  # of each row: into the order of ranks, into that of experts, and back
 
@@ -80,12 +88,15 @@ def analytic_hardware(sheet: DataSheet, num_nodes: int, gpus_per_node: int | Non
     world = num_nodes * gpus
     inside = sheet.link.value * sheet.link_efficiency.value * GB_PER_S
     node = sheet.network.value * sheet.network_efficiency.value * GB_PER_S
+    adds = sheet.switch_efficiency
+    switch = sheet.link.value * adds.value * GB_PER_S if adds else None
     groups = {(size, True): inside for size in divisors(gpus) if size > 1}
     if num_nodes > 1:
         groups[world, True] = min(node, inside)
     messages = {
         MessageGroup(kind, size, consecutive): {
-            mib: collective_ms(kind, size, nodes, mib, bandwidth, sheet.half_ranks.value) for mib in MESSAGES_MIB
+            mib: collective_ms(kind, size, nodes, mib, bandwidth, sheet.half_ranks.value, switch)
+            for mib in MESSAGES_MIB
         }
         for size, consecutive, nodes in _places(num_nodes, gpus)
         for kind, bandwidth in _bandwidths(size, nodes, gpus, inside, node)
@@ -111,6 +122,7 @@ def analytic_hardware(sheet: DataSheet, num_nodes: int, gpus_per_node: int | Non
         _meta(sheet, device_count=world),
         overlap_by_kind={Collective.SEND: sheet.receive_coe.value},
         tensor_in_pipeline=sheet.tensor_in_pipeline.value,
+        tensor_shown=sheet.tensor_shown.value,
     )
 
 
@@ -122,11 +134,12 @@ def analytic_computation(
     fused: Fused = ON_GPUS,
     kept_bytes: Callable[[int, int], float] | None = None,
     kernels: ExpertKernels = GROUPED,
+    sequence_parallel: bool = True,
 ) -> ComputationProfile:
     """Compute times of the model on one such device, at these sequence lengths, or those that layer types have.
 
     `kept_bytes`: what a layer of another kind than ours keeps a token on one rank, by sequence length and tp degree.
-    `kernels`: of experts.
+    `kernels`: of experts. `sequence_parallel`: Megatron's, without which every rank of a tp group has whole tokens.
     """
     kinds = kinds_of(model)
     first, last = kinds[0], kinds[-1]
@@ -137,7 +150,11 @@ def analytic_computation(
     bytes_per_ms = sheet.memory_bandwidth.value * sheet.memory_efficiency.value * 1e6
 
     def kept(kind: ModelShape, seq: int, tp: int) -> float:
-        return precision.bytes * sum(layer_numbers_per_token(kind, seq, 1, True, fused)) / tp
+        all_kept = sum(layer_numbers_per_token(kind, seq, 1, True, fused))
+        own = kind.block.kept(fused)
+        read = 2 * kind.hidden_size  # outputs of norms: measured products have them in their time
+        whole = 0 if sequence_parallel else own.tokens - read + own.scalars
+        return precision.bytes * (whole + (all_kept - whole) / tp)
 
     def passes(tokens: int, kept: float, weights: int = 0, products: int = 0, pairs: float = 0.0) -> PassTimes:
         """Times of `products` matrix products with so many weights, of attention's operations a token, and of traffic
@@ -152,6 +169,8 @@ def analytic_computation(
     def of_layer(kind: ModelShape, tokens: int, seq: int, tp: int) -> PassTimes:
         matrices = [weight for weight in kind.block.weights if weight.sharded]
         pairs = _pairs(seq, fused) * kind.block.pair_flops / tp
+        if flash:
+            pairs *= 1 + 2 * LAST_ROWS / (tokens * kind.block.heads / tp + LAST_ROWS)
         own = kept_bytes(seq, tp) if kept_bytes else kept(kind, seq, tp)
         return passes(tokens, own, kind.layer_parameters // tp, len(matrices), pairs)
 
@@ -174,7 +193,8 @@ def analytic_computation(
         return {Shape(key.batch, key.seq): times.forward_ms / key.batch for key, times in whole.items()}
 
     embedding = per_sample(EMBEDDING)
-    launch_ms = LAYER_CALLS * sheet.launch.value / 1000
+    calls = FUSED_CALLS if Fused.NORMS in fused else LAYER_CALLS
+    launch_ms, checkpoint_ms = (count * sheet.launch.value / 1000 for count in (calls, CHECKPOINT_CALLS))
     # AdamW reads gradient, master weight and moments and writes the last three and the weight.
     optimizer_bytes = 7 * FP32_BYTES + precision.bytes
     return ComputationProfile(
@@ -185,7 +205,8 @@ def analytic_computation(
         {at: embedding[at] + ms for at, ms in per_sample(HEAD).items() if at in embedding},
         measured,
         experts=analytic_experts(next((kind for kind in kinds if kind.experts), first), sheet, precision, kernels),
-        launch=PassTimes(launch_ms, launch_ms, launch_ms),  # backward has twice the kernels, but no Python
+        # Backward has twice the kernels, but no Python.
+        launch=PassTimes(launch_ms, launch_ms, launch_ms + checkpoint_ms),
         optimizer_ms_per_million=1e6 * optimizer_bytes / bytes_per_ms,
         meta=_meta(sheet, model=measured_fingerprint(kinds), dtype=precision.value),
     )
@@ -207,14 +228,13 @@ def analytic_experts(
     weights, [experts] = model.routed.parameters // model.experts, model.routed.sublayers
     grouped = not kernels.expert
     alone_ms = 0.0 if grouped else PRODUCTS * start_ms
-    if grouped:
-        flops_per_ms *= GROUPED_SHARE
+    start_ms = GROUPED_START_US / 1e3 if grouped else start_ms
     host = ExpertPass(kernels.routing * launch_ms, kernels.expert * launch_ms)
 
     def at(degree: int) -> ExpertTimes:
         own = weights / degree
         copied = (COPIES - kernels.once) * model.hidden_size
-        numbers = 2 * (experts.kept.gathered + experts.kept.split / degree + copied)
+        numbers = 2 * (experts.kept.tokens + experts.kept.split / degree + copied)
         product_ms = 2 * own / flops_per_ms  # of a row
         row_ms = product_ms + numbers * precision.bytes / bytes_per_ms
         wasted_ms = WASTED_ROWS * product_ms if grouped else 0.0
@@ -222,8 +242,13 @@ def analytic_experts(
         start = CALLS_BEHIND_READ * launch_ms + PRODUCTS * start_ms
         summed_ms = own * GRADIENT_BYTES / bytes_per_ms
         return ExpertTimes(
-            ExpertPass(start, read_ms + alone_ms + wasted_ms, row_ms),
-            ExpertPass(2 * PRODUCTS * start_ms, 2 * (read_ms + alone_ms + wasted_ms) + summed_ms, 2 * row_ms),
+            ExpertPass(start, alone_ms + wasted_ms, row_ms, alone_ms + read_ms),
+            ExpertPass(
+                2 * PRODUCTS * start_ms,
+                2 * (alone_ms + wasted_ms) + summed_ms,
+                2 * row_ms,
+                2 * (alone_ms + read_ms) + summed_ms,
+            ),
             host,
         )
 
@@ -231,9 +256,14 @@ def analytic_experts(
 
 
 def analytic_memory(
-    model: ModelShape | Sequence[ModelShape], precision: Precision, lengths: Sequence[int], fused: Fused = ON_GPUS
+    model: ModelShape | Sequence[ModelShape],
+    precision: Precision,
+    lengths: Sequence[int],
+    fused: Fused = ON_GPUS,
+    in_place: bool = True,
 ) -> MemoryProfile:
-    """Memory of the model's parts at these sequence lengths, or those that layer types have."""
+    """Memory of the model's parts at these sequence lengths, or those that layer types have. `in_place`: losses take
+    the place of logits; else logits, probabilities and their gradient stand side by side in fp32."""
     layers: dict[Variant, dict[int, LayerMemory]] = {}
     vocab: dict[VocabVariant, dict[int, VocabMemory]] = {}
     kinds = kinds_of(model)
@@ -248,7 +278,7 @@ def analytic_memory(
         ends: tuple[tuple[Role, ModelShape], ...] = (("only", last), ("first", first), ("last", last))
         for role, end in ends:
             seq = end.seq_length or given
-            of_role = _vocab_memory(first, last, role, precision, given, sequence_parallel)
+            of_role = _vocab_memory(first, last, role, precision, given, sequence_parallel, in_place)
             vocab.setdefault(VocabVariant(role, sequence_parallel), {})[seq] = of_role
     meta = _meta(None, model=measured_fingerprint(kinds), dtype=precision.value)
     return MemoryProfile(precision.value, first.hidden_size, first.heads, layers, vocab, masks, meta=meta)
@@ -259,7 +289,8 @@ def _layer_memory(
 ) -> LayerMemory:
     hidden, token_mib = kind.hidden_size, precision.bytes * seq / MIB
     kept = {tp: layer_numbers_per_token(kind, seq, tp, sequence_parallel, fused) for tp in DEGREES}
-    # Backward's largest moments: inside the MLP, and inside attention.
+    # Backward's largest moments: inside the MLP, inside attention, and, with Megatron-SP, where products read gathered
+    # tokens: these, their gradient, and a product's share of it.
     working = max(3 * kind.mlp_size + 2 * hidden, 2 * hidden + 5 * kind.q_width)
     return LayerMemory(
         parameter_mib=kind.layer_parameters * FP32_BYTES / MIB,
@@ -267,32 +298,37 @@ def _layer_memory(
             tp: numbers * token_mib + scalars * FP32_BYTES * seq / MIB for tp, (numbers, scalars) in kept.items()
         },
         checkpoint_mib=hidden * token_mib,
-        working_mib={tp: working / tp * token_mib for tp in DEGREES},
+        working_mib={tp: max(working / tp, 3 * hidden * (sequence_parallel and tp > 1)) * token_mib for tp in DEGREES},
     )
 
 
 def _vocab_memory(
-    first: ModelShape, last: ModelShape, role: Role, precision: Precision, given: int, sequence_parallel: bool
+    first: ModelShape,
+    last: ModelShape,
+    role: Role,
+    precision: Precision,
+    given: int,
+    sequence_parallel: bool,
+    in_place: bool,
 ) -> VocabMemory:
     """Embedding of the first layer type, LM head of the last one, or both. `given`: length of samples of types that
     have none of their own."""
     head, tables = role != "first", first.embedding.parameters if role == "first" else last.embedding.parameters
     if role == "only" and not first.tied_embeddings:
         tables += first.embedding.parameters
+    end = last if head else first
+    length, hidden, number = end.seq_length or given, end.hidden_size, precision.bytes
     states, activation, kept = {}, {}, {}
     for tp in DEGREES:
-        states[tp] = STATE_BYTES * (tables / tp + head * last.hidden_size) / MIB
-        if not head:
-            length = first.seq_length or given
-            kept[tp] = first.hidden_size / (tp if sequence_parallel else 1) * precision.bytes * length / MIB
-            activation[tp] = kept[tp]
-            continue
-        length = last.seq_length or given
-        whole = (2 / tp + (tp > 1)) if sequence_parallel else 3.0
-        # Logits, probabilities and their gradient stand side by side in fp32; the first stay until backward.
-        logits = last.vocab_size / tp * FP32_BYTES * length / MIB
-        kept[tp] = logits + whole * last.hidden_size * precision.bytes * length / MIB
-        activation[tp] = kept[tp] + 2 * logits
+        states[tp] = STATE_BYTES * (tables / tp + head * hidden) / MIB
+        words, own = last.vocab_size / tp, hidden / (tp if sequence_parallel else 1)
+        # Exponentials take the place of logits in fp32, and their gradient that of exponentials; beside them are logits
+        # or gradient in 16 bits, and behind them the hidden states' gradient.
+        kept_bytes = FP32_BYTES * words + 3 * own * number if head else own * number
+        beside = words if number < FP32_BYTES else 0
+        more_bytes = (beside + hidden) * number if in_place else 2 * words * FP32_BYTES
+        kept[tp] = kept_bytes * length / MIB
+        activation[tp] = (kept_bytes + head * more_bytes) * length / MIB
     return VocabMemory(states, activation, kept)
 
 
@@ -302,8 +338,7 @@ def layer_numbers_per_token(
     """Saved activations of one layer, in (numbers, fp32 scalars) a token of the tp group.
 
     Those of its sublayers, and attention's probabilities (heads x S), or with flash attention one sum a head. Without
-    Megatron-SP tokens between split projections stay whole on every rank of the tp group. With it all is split but
-    the gathered inputs of the split projections.
+    Megatron-SP tokens between split projections stay whole on every rank of the tp group. With it all is split.
     """
     return _on_a_rank(model.block.kept(fused), model.block.heads, seq, tp, sequence_parallel, fused)
 
@@ -347,8 +382,8 @@ def _on_a_rank(kept: Kept, heads: int, seq: int, tp: int, sequence_parallel: boo
     probabilities, sums = (0, heads) if Fused.ATTENTION in fused else (heads * seq, 0)
     split = (kept.split + probabilities) / tp
     if sequence_parallel and tp > 1:
-        return split + kept.tokens / tp + kept.gathered, (kept.scalars + sums) / tp
-    return split + kept.tokens + kept.gathered, kept.scalars + sums / tp
+        return split + kept.tokens / tp, (kept.scalars + sums) / tp
+    return split + kept.tokens, kept.scalars + sums / tp
 
 
 def _meta(sheet: DataSheet | None, **known: Any) -> Meta:

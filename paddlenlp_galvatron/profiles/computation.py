@@ -65,15 +65,16 @@ class CommPointTimes(NamedTuple):
 
 class ExpertPass(NamedTuple):
     """Times in ms of one pass of a layer's experts on one rank: a fixed part, one for each expert of the rank, and one
-    for each row, a token that is sent to one of its experts."""
+    for each row, a token that is sent to one of its experts. However few its rows, an expert takes `least_ms`."""
 
     call_ms: float = 0.0
     expert_ms: float = 0.0
     row_ms: float = 0.0
+    least_ms: float = 0.0
 
     def of(self, experts: int, rows: float) -> float:
         """With so many experts and rows on a rank."""
-        return self.call_ms + experts * self.expert_ms + rows * self.row_ms
+        return self.call_ms + max(experts * self.expert_ms + rows * self.row_ms, experts * self.least_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,9 @@ SHARES = Table(
 BOTH = {"forward": ("forward_ms", MS), "backward": ("backward_ms", MS)}
 PASS = Record(PassTimes, BOTH, {"recompute": ("recompute_ms", MS), "recompute_shares": ("shares", SHARES)})
 POINT = Record(CommPointTimes, BOTH)
-EXPERT_PASS = Record(ExpertPass, {name: (f"{name}_ms", MS) for name in ("call", "expert", "row")})
+EXPERT_PASS = Record(
+    ExpertPass, {name: (f"{name}_ms", MS) for name in ("call", "expert", "row")}, {"least": ("least_ms", MS)}
+)
 EXPERTS = Record(ExpertTimes, {name: (name, EXPERT_PASS) for name in ("forward", "backward", "launch")})
 CONTENT = Content(
     "computation",
@@ -179,7 +182,7 @@ CONTENT = Content(
         "experts_ms": (
             Table(Keys("tp{degree}", int, WHOLE), EXPERTS),
             "ms: time of a layer's experts in each pass, by the ranks that split each: whatever the rows (`call`), of "
-            "each expert of a rank, of each row; `launch`: of the host",
+            "each expert of a rank, of each row, and of an expert at least; `launch`: of the host",
         ),
         "launch_ms": (PASS, "ms: time of the host to launch the kernels of one layer's passes, measured on GPUs"),
         "optimizer_ms_per_million": (Number("ms per million"), "ms per million weights of a rank: optimizer step"),

@@ -125,6 +125,10 @@ OVERLAP = Content(
             Table(Keys("tensor_in_pipeline", tuple), OVERLAP_COE),
             "ratio: how many times as long collectives of tensor parallelism take in a pipeline",
         ),
+        "tensor_shown": (
+            Table(Keys("tensor_shown", tuple), Number("ratio", above_zero=True)),
+            "ratio: how much of the time of tensor parallelism's collectives is not behind products",
+        ),
     },
 )
 
@@ -144,6 +148,7 @@ class HardwareProfile:
     # The same by kind, where it is known; for SEND: the slowdown of passes while the next receive is posted.
     overlap_by_kind: Mapping[Collective, float] = field(default_factory=dict)
     tensor_in_pipeline: float = 1.0  # how many times as long tensor parallelism's collectives take in a pipeline
+    tensor_shown: float = 1.0  # of their time, the share that is not behind products
 
     @property
     def world_size(self) -> int:
@@ -168,8 +173,9 @@ class HardwareProfile:
         allreduce = dict(sorted(self.allreduce_mib_per_ms.items(), reverse=True))
         p2p = dict(sorted(self.p2p_mib_per_ms.items()))
         overlap = {"overlap_coe": {(): self.overlap_coe}, "overlap_by_kind": self.overlap_by_kind}
-        overlap["tensor_in_pipeline"] = {(): self.tensor_in_pipeline} if self.tensor_in_pipeline != 1 else {}
-        slowed = self.overlap_coe != 1 or self.tensor_in_pipeline != 1 or bool(self.overlap_by_kind)
+        for name in ("tensor_in_pipeline", "tensor_shown"):
+            overlap[name] = {(): share} if (share := getattr(self, name)) != 1 else {}
+        slowed = self.overlap_coe != 1 or any(bool(own) for own in list(overlap.values())[1:])
         slowed = slowed or "overlap_coe" in self.meta.spread
         files: list[tuple[str, Content, dict[str, Any], Any]] = [
             (allreduce_name(*shape), ALLREDUCE, {"allreduce_size": allreduce}, allreduce or self.world_size == 1),
@@ -246,10 +252,10 @@ class HardwareProfile:
         with faults.gathered():
             messages = read_messages(sp_time_file, note) if sp_time_file else {}
         with faults.gathered():
-            overlap_coe, by_kind, tensor = read_overlap(overlap_file, note) if overlap_file else (1.0, {}, 1.0)
+            overlap_coe, by_kind, *tensor = read_overlap(overlap_file, note) if overlap_file else (1.0, {})
         faults.require_none()
         files = tuple(ProfileFile.of(f) for f in (allreduce_file, p2p_file, overlap_file, sp_time_file) if f)
-        return cls(*shape, allreduce, p2p, messages, overlap_coe, meta or Meta(), files, by_kind, tensor)
+        return cls(*shape, allreduce, p2p, messages, overlap_coe, meta or Meta(), files, by_kind, *tensor)
 
 
 def message_key(group: MessageGroup, mib: float) -> str:
@@ -287,15 +293,15 @@ def read_p2p(path: str | Path, note: Note = no_note) -> dict[int, float]:
     return result
 
 
-def read_overlap(path: str | Path, note: Note = no_note) -> tuple[float, dict[Collective, float], float]:
-    """The overlap coefficient, those of kinds of collectives that have their own, and the slowdown of tensor
-    parallelism's collectives in a pipeline, all at least 1."""
+def read_overlap(path: str | Path, note: Note = no_note) -> tuple[float, dict[Collective, float], float, float]:
+    """The overlap coefficient, those of kinds of collectives that have their own, and of tensor parallelism's
+    collectives the slowdown in a pipeline and the share that is not hidden. All but the last are at least 1."""
     content, meta = read_profile(path)
     found = OVERLAP.read(str(path), Entries(content, tuple(content)), meta.extra if meta else {}, note)
     if not found["overlap_coe"]:
         raise UserError(f"{path}: overlap_coe is missing; add it or profile again")
-    tensor = found.get("tensor_in_pipeline", {}).get((), 1.0)
-    return found["overlap_coe"][()], found.get("overlap_by_kind", {}), tensor
+    slower, shown = (found.get(name, {}).get((), 1.0) for name in ("tensor_in_pipeline", "tensor_shown"))
+    return found["overlap_coe"][()], found.get("overlap_by_kind", {}), slower, shown
 
 
 def read_messages(path: str | Path, note: Note = no_note) -> dict[MessageGroup, dict[float, float]]:

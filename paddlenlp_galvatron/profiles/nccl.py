@@ -2,8 +2,7 @@
 
 Constants and formulas are those by which NCCL chooses (src/graph/tuning.cc of 2.28: base and hardware latencies, and
 the shares of `ncclTopoTuneModel`), so that short messages cost what their steps take, and not bandwidth alone. Left
-out: its correction of trees for medium sizes, ceilings of a channel by chip, and NVLS and CollNet, which need switches
-that reduce.
+out: its correction of trees for medium sizes, ceilings of a channel by chip, and switches that reduce across nodes.
 """
 
 from __future__ import annotations
@@ -35,6 +34,7 @@ TREE_STEP_US = {
     "nvlink": {Protocol.LL: 0.6, Protocol.LL128: 1.25, Protocol.SIMPLE: 4.0},
     "network": {Protocol.LL: 5.0, Protocol.LL128: 8.5, Protocol.SIMPLE: 14.0},
 }
+SWITCH_US = 25.0  # of an all-reduce by the switches of a node
 LL_ACROSS_NODES = 1.8  # a step of LL inside a node takes longer where the group spans several
 PLATEAU = 1.9  # of a long ring across nodes: latency of Simple
 TREE_SHARE = 0.92  # of the bandwidth of rings
@@ -43,13 +43,20 @@ LL_SHARE_RING, LL_SHARE_TREE = 1 / 2, 1 / 3.8
 
 
 def collective_ms(
-    kind: Collective, ranks: int, nodes: int, mib: float, bus_mib_per_ms: float, half_ranks: float = inf
+    kind: Collective,
+    ranks: int,
+    nodes: int,
+    mib: float,
+    bus_mib_per_ms: float,
+    half_ranks: float = inf,
+    switch_mib_per_ms: float | None = None,
 ) -> float:
     """Time in ms of a message over ranks that `nodes` nodes share evenly.
 
     `mib` is what `Collective` says for the kind; `bus_mib_per_ms` the bandwidth that a large message reaches over few
     nodes, as nccl-tests tells it. A ring across nodes passes each rank's part on from rank to rank, and waits for the
     slowest: with `half_ranks` it reaches half of that bandwidth. Trees, of which the depth is a logarithm, keep it.
+    `switch_mib_per_ms`: of a rank's link where the switches of a node add (NVLink SHARP).
     """
     if ranks == 1 or mib == 0:
         return 0.0
@@ -61,6 +68,10 @@ def collective_ms(
     ways = [(us, factor * falls, share) for us, factor, share in _rings(kind, ranks, nodes, mib)]
     if kind is Collective.ALL_REDUCE:
         ways += _trees(ranks, nodes)
+        if (
+            switch_mib_per_ms and nodes == 1
+        ):  # all is sent up, and a rank's part of the sums comes down and goes up again
+            ways.append((SWITCH_US, 1 + 1 / ranks, switch_mib_per_ms / bus_mib_per_ms))
     return min(us / 1e3 + mib * factor / (bus_mib_per_ms * share) for us, factor, share in ways)
 
 

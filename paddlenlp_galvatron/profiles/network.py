@@ -59,9 +59,10 @@ class Network:
         what the pass computes with."""
         return 1.0 if stages == 1 else self.profile.overlap_by_kind.get(Collective.SEND, 1.0)
 
-    def tensor_slowdown(self, stages: int) -> float:
-        """How many times as long collectives of tensor parallelism take among so many stages."""
-        return 1.0 if stages == 1 else self.profile.tensor_in_pipeline
+    def tensor_share(self, stages: int) -> float:
+        """The time of tensor parallelism's collectives that a pass waits for, among so many stages, over their time
+        alone."""
+        return self.profile.tensor_shown * (1.0 if stages == 1 else self.profile.tensor_in_pipeline)
 
     def measured_place(self, size: int, consecutive: bool) -> Place:
         """Place of the group behind a key: ranks 0, 1, ... or ranks 0, W/n, 2 W/n, ... of the W measured ranks."""

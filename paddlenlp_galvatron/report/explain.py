@@ -25,7 +25,7 @@ from ..planner.result import Candidate
 from ..planner.what_ifs import OtherStrategy, WhatIf
 from ..profiles.reserve import GIB_MIB
 from .plan import describe
-from .search import runner_up, shape_of
+from .search import beside_fastest, layer_wise, layer_wise_summary, runner_up, shape_of
 
 COLUMNS = 4  # stages beside each other: 80 characters
 MOST_COLUMNS = 8  # stages that a table shows; of more, those that work longest and need most
@@ -42,6 +42,8 @@ def printed(explanation: Explanation) -> Iterator[str | Table]:
         f"{prediction.bubble_share:.1%} pipeline bubble"
     )
     yield explanation.speed_words
+    if (needs := explanation.memory_mib) > explanation.budget_mib:
+        yield f"note: the plan does not fit: it needs {gib(needs)} GiB a GPU, of {gib(explanation.budget_mib)}"
     yield from describe(replace(plan, metadata={}), explanation.shape)
     shown = _shown(explanation)
     if len(shown) < len(explanation.stages):
@@ -77,6 +79,9 @@ def binding(explanation: Explanation) -> list[str]:
     step_ms = prediction.time_s * 1000
     free = f"{gib(abs(memory['free']))} GiB {'is free' if memory['free'] >= 0 else 'is missing'}"
     lines = [f"memory of stage {full}: {free} of {gib(explanation.budget_mib)}; most of it is {MEMORY[most]}"]
+    if explanation.spared_mib > 0:
+        spared = gib(explanation.spared_mib)
+        lines.append(f"Megatron-SP on stage {full}: gathers tokens again in backward, which spares {spared} GiB")
     if len(stages) > 1:
         share = stages[busy].busy_ms / step_ms
         lines.append(f"compute of stage {busy}: busy {share:.1%} of the step, the other stages wait for it")
@@ -84,6 +89,14 @@ def binding(explanation: Explanation) -> list[str]:
     if stages[busy].time_ms[term]:
         share = stages[busy].time_ms[term] / step_ms
         lines.append(f"communication of stage {busy}: mostly {TIME[term]}, {share:.1%} of the step")
+    if (pieces := explanation.plan.vocab.pieces) > 1:
+        vocab = replace(explanation.plan.vocab, pieces=1)
+        whole = explanation.cost.predict(replace(explanation.plan, vocab=vocab))
+        saved = whole.stages[-1].memory.total_mib - prediction.stages[-1].memory.total_mib
+        longer = prediction.time_s / whole.time_s - 1
+        lines.append(
+            f"loss in {pieces} pieces of tokens: saves {gib(saved)} GiB, and the step takes {longer:.1%} longer"
+        )
     speeds = [one for one in explanation.what_ifs if one.name.startswith("links") and isfinite(one.time_s)]
     if speeds:
         link, faster = min(speeds, key=lambda one: one.time_s), explanation.faster
@@ -108,7 +121,7 @@ def summary(explanation: Explanation) -> dict[str, Any]:
         "runners_up": [
             _of(other) | {"why": other.why_slower_than(best)} for other in explanation.searched.runners_up if best
         ],
-        "uniform": _of(explanation.uniform) | {"gap": explanation.uniform_gap} if explanation.uniform else None,
+        **layer_wise_summary(explanation.searched),
         "one_layer_more": [
             {
                 "layer": other.layer,
@@ -190,15 +203,12 @@ def _runners_up(explanation: Explanation) -> Iterator[str]:
         yield f"this plan is {slower:.1%} slower than the best one of its batch; galvatron search finds that"
     else:
         words = "no faster plan was found" if result.gap else "this plan is the best one"
-        yield f"{words}: none takes less than {result.lower_bound_s:.4g} s (gap {result.gap:.2g})"
+        beside = beside_fastest(result) if prediction.time_s >= result.best.time_s else ""
+        words = "this plan is the simplest within the tolerance" if beside else words
+        yield f"{words}{beside}; none takes less than {result.lower_bound_s:.4g} s (gap {result.gap:.2g})"
     for number, other in enumerate(result.runners_up, 2):
         yield runner_up(number, other, result.best)
-    if explanation.uniform:
-        loss, gap = explanation.uniform.time_s / prediction.time_s - 1, explanation.uniform_gap
-        more = f" (gap {gap:.2g})" if gap else ""
-        yield f"best with one strategy for all layers: {explanation.uniform.time_s:.4g} s a step, {loss:+.1%}{more}"
-    else:
-        yield f"with one strategy for all layers: {explanation.uniform_why_not}"
+    yield from layer_wise(result)
 
 
 def _others(others: Sequence[OtherStrategy], prediction: Prediction) -> Table:

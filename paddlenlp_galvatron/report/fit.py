@@ -76,7 +76,9 @@ def explain(
     """Tables and lines, to be printed one below the other."""
     adapters = f", adapters of rank {options.trained.adapter_rank}" if options.trained.frozen else ""
     devices = {one.device: [other for other in found if other.device == one.device] for one in found}
-    kinds = "; ".join(f"{device.name or 'a device'}, {own[0].card_gib:g} GiB a GPU" for device, own in devices.items())
+    kinds = "; ".join(
+        f"{device.name or 'a device'}, {own[0].card_gib:.4g} GiB a GPU" for device, own in devices.items()
+    )
     tokens = f"{options.num_train_epochs:g} x " * (options.num_train_epochs != 1) + f"{options.tokens or TOKENS:.4g}"
     yield (
         f"{shape.name}, {options.task}{adapters}: {options.global_train_batch_size} samples of {options.seq_length} "

@@ -36,12 +36,19 @@ def of_plan(plan: Plan, records: Iterable[Record]) -> list[Record]:
 
 
 def stage_peaks_mib(plan: Plan, records: Log) -> list[float]:
-    """Most MiB that a rank of each stage held in any of these steps."""
-    size = plan.stage_size
-    return [
-        max(max(record["peak_memory_mib"][stage * size : (stage + 1) * size]) for record in records)
-        for stage in range(plan.pipeline)
-    ]
+    """Most MiB that a rank of each stage held in any of these steps, whose lines tell of all ranks or stages."""
+
+    def most(peaks: Sequence[float], stage: int) -> float:
+        size = len(peaks) // plan.pipeline
+        return max(peaks[stage * size : (stage + 1) * size])
+
+    return [max(most(record["peak_memory_mib"], stage) for record in records) for stage in range(plan.pipeline)]
+
+
+def tells_peaks(plan: Plan, record: Mapping[str, Any]) -> bool:
+    """Whether a line tells of the peaks of all ranks of the plan, or of its stages."""
+    peaks = record.get("peak_memory_mib")
+    return isinstance(peaks, list) and len(peaks) in (plan.world_size, plan.pipeline)
 
 
 def predicted_beside_measured(plan: Plan, records: Log) -> Table:
@@ -137,7 +144,7 @@ class Health:
         tokens_per_s = median(record["tokens_per_s"] for record in latest)
         step_s = median(record["step_time_s"] for record in latest)
         parts = [
-            f"step {last['step'] + 1}" + (f"/{self._steps}" if self._steps else ""),
+            f"step {last['step']}" + (f"/{self._steps}" if self._steps else ""),
             f"loss {last['loss']:.4f}",
             f"lr {last['lr']:.3g}",
             f"grad norm {last['grad_norm']:.3g}",
@@ -158,7 +165,7 @@ class Health:
             planned = self._predicted.load and self._predicted.load.moe_imbalance
             parts.append(f"fullest rank of experts {_beside(load.usual, planned, 'x mean')}")
         if self._steps:
-            parts.append(f"ETA {_duration((self._steps - last['step'] - 1) * step_s)}")
+            parts.append(f"ETA {_duration((self._steps - last['step']) * step_s)}")
         return ", ".join(parts)
 
     def warnings(self, records: Log, start: int = 0) -> list[str]:

@@ -22,7 +22,7 @@ from ..planner.explain import Explanation, FrontierPoint
 from ..profiles.reserve import GIB_MIB
 from .explain import UNCERTAIN, binding
 from .measured import WARM_UP_STEPS, stage_peaks_mib
-from .search import runner_up
+from .search import layer_wise, runner_up
 
 MOST_STEPS = 500  # of the log that are drawn; of more, each n-th
 # Each colour has one meaning. Strategies beyond the eighth share a colour; their text tells them apart.
@@ -73,7 +73,7 @@ def render(explanation: Explanation, points: Sequence[FrontierPoint], records: S
         if best
         else [],
         faster=explanation.faster,
-        uniform=explanation.uniform,
+        layer_wise=list(layer_wise(explanation.searched)),
         others=[(strategy_words(other.strategy), other) for other in explanation.one_layer.others],
         what_ifs=explanation.what_ifs,
         uncertain=UNCERTAIN,
@@ -124,7 +124,7 @@ def drawn(facts: PlanFacts) -> dict[str, Any]:
         "prediction": prediction,
         "strategies": {words: number % len(COLOURS) for number, words in enumerate(strategies)},
         "grid": list(_grid(plan)),
-        "vocabulary": strategy_words(plan.vocab.as_layer()),
+        "vocabulary": strategy_words(plan.vocab),
         "vocabulary_colour": len(strategies) % len(COLOURS),
         "tiles": tiles(facts),
         "stages": facts.stages,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from math import inf
 from typing import Any
 
 from rich.table import Table
@@ -16,6 +17,7 @@ from ..cost_model.facts import PlanFacts
 from ..plan import ModelShape
 from ..planner.hints import Hint
 from ..planner.result import Candidate, FamilyOutcome, Need, SearchResult
+from ..planner.what_ifs import SHOWN_GAP
 from ..profiles.reserve import GIB_MIB
 from .plan import describe
 
@@ -30,9 +32,10 @@ def explain(
         if cost:
             yield PlanFacts(best.plan, best.prediction, cost, shape).speed_words
         yield (
-            f"{best.time_s:.4g} s a step, {best.samples_per_s:.4g} samples/s; no plan of the space takes less than "
-            f"{result.lower_bound_s:.4g} s (gap {result.gap:.2g})"
+            f"{best.time_s:.4g} s a step, {best.samples_per_s:.4g} samples/s{beside_fastest(result)}; no plan of the "
+            f"space takes less than {result.lower_bound_s:.4g} s (gap {result.gap:.2g})"
         )
+        yield from layer_wise(result)
         yield from describe(replace(best.plan, metadata={}), shape)
         yield from _memory(best)
     yield f"{len(result.outcomes)} families of plans searched in {result.search_time_s:.3g} s"
@@ -40,6 +43,48 @@ def explain(
         yield rejected
     if result.best:
         yield from (runner_up(number, other, result.best) for number, other in enumerate(result.runners_up, 2))
+
+
+def beside_fastest(result: SearchResult) -> str:
+    """The fastest plan, where the best one is simpler: `; 6 strategies would take 13.52 s`."""
+    best, fastest = result.best, result.fastest
+    if not best or not fastest or (best.strategies == fastest.strategies and _seconds(best) == _seconds(fastest)):
+        return ""
+    fewer = best.strategies < fastest.strategies
+    what = count(fastest.strategies, "strategy", "strategies") if fewer else count(fastest.segments, "segment")
+    return f"; {what} would take {_seconds(fastest)} s"
+
+
+def layer_wise(result: SearchResult) -> Iterator[str]:
+    """The gain of layer-wise planning, in a line, where that was searched."""
+    gain, uniform = result.layer_wise_gain, result.uniform
+    if gain and uniform:
+        gap = f" (gap {result.uniform_gap:.2g})" if result.uniform_gap >= SHOWN_GAP else ""
+        yield f"layer-wise planning gains {gain:.2%}: one strategy for all layers takes {_seconds(uniform)} s{gap}"
+    elif uniform:
+        yield "layer-wise planning gains nothing: the fastest plan has one strategy for all layers"
+    elif result.uniform_bound_s is not None:
+        found = "fits" if result.uniform_bound_s == inf else "was found"
+        yield f"no plan with one strategy for all layers {found}"
+
+
+def layer_wise_summary(result: SearchResult) -> dict[str, Any]:
+    """The same for programs."""
+    uniform = result.uniform
+    return {
+        "fastest": _simplicity(result.fastest) if result.fastest else None,
+        "uniform": _simplicity(uniform) | {"gap": result.uniform_gap} if uniform else None,
+        "layer_wise_gain": result.layer_wise_gain,
+    }
+
+
+def _simplicity(one: Candidate) -> dict[str, Any]:
+    simplicity = {"strategies": one.strategies, "segments": one.segments}
+    return {"time_s": one.time_s, "samples_per_s": one.samples_per_s, **shape_of(one), **simplicity}
+
+
+def _seconds(one: Candidate) -> str:
+    return f"{one.time_s:.4g}"
 
 
 def summary(result: SearchResult, budget_mib: float, reserve_mib: float) -> dict[str, Any]:
@@ -63,6 +108,9 @@ def summary(result: SearchResult, budget_mib: float, reserve_mib: float) -> dict
         "time_s": best.time_s,
         "lower_bound_s": result.lower_bound_s,
         "gap": result.gap,
+        "strategies": best.strategies,
+        "segments": best.segments,
+        **layer_wise_summary(result),
         "global_bsz": best.plan.global_batch,
         **shape_of(best),
         "bubble_share": best.prediction.bubble_share,

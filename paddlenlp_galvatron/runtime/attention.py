@@ -18,7 +18,9 @@ import numpy as np
 import paddle
 from paddle import nn
 from paddle.nn.functional import flashmask_attention
+from paddle.nn.functional.flash_attention import flash_attention
 
+from ..launch.gpus import FLASH_VERSION, THIRD
 from . import device
 
 Chunks = Sequence[tuple[int, int]]  # first and last-plus-one position of those that a rank has of each sample, rising
@@ -53,17 +55,26 @@ def flash(hidden: Any = None, causal: bool | None = None) -> Callable[..., Any]:
     than keys, differs by Paddle's version. `causal`: whether the mask is causal besides; unset: without `hidden`.
 
     By the function of Paddle's that has no other kernel. PaddleNLP's takes a plain one, silently, where flash attention
-    is not there or refuses: one whose memory grows by the length's square."""
+    is not there or refuses: one whose memory grows by the length's square. By FlashAttention 3 where Paddle's variable
+    FLAGS_flash_attn_version asks for it, which that function heeds with rows alone."""
 
     causal = hidden is None if causal is None else causal
 
     def attend(query: Any, _config: Any, key: Any, value: Any, *_rest: Any, **_named: Any) -> Any:
+        if hidden is None and is_third():
+            return flash_attention(query, key, value, causal=True)[0].flatten(2)
         rows = None if hidden is None else hidden.expand([key.shape[0], -1, -1, -1])
-        return flashmask_attention(query, key, value, rows, causal=rows is None if causal is None else causal).flatten(
-            2
-        )
+        return flashmask_attention(query, key, value, rows, causal=causal).flatten(2)
 
     return attend
+
+
+def is_third() -> bool:
+    """Whether flash attention is FlashAttention 3."""
+    try:
+        return bool(str(paddle.get_flags(FLASH_VERSION)[FLASH_VERSION]) == THIRD)
+    except ValueError:  # a build for CPUs, or Paddle 3.1
+        return False
 
 
 @lru_cache(maxsize=8)

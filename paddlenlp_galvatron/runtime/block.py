@@ -10,23 +10,26 @@ from functools import partial
 from typing import Any
 
 import paddle
+from paddle import nn
 from paddle.distributed.fleet.utils import recompute
 from paddle.incubate.nn.functional import swiglu
 
 from ..model import ModelShape, Weight
 from ..model.lora import Adapters, adapted
 from ..plan import LayerStrategy, Plan, Recompute
-from ..plan.comm_points import CommPoint, comm_ops, summed_over
+from ..plan.comm_points import CommPoint, Op, comm_ops, repeated, summed_over
 from ..plan.layout import own_chunks, token_layout
 from ..plan.mesh import EXCHANGE, SAMPLE_AXES, Axis, Mesh
 from .adapters.decoder import Adapter
 from .attention import Chunks, Documents, OwnPositions, flash, hidden_rows, own_rows
 from .experts import PRODUCTS, Memo, OwnExperts
+from .grouped import Padding
 from .groups import Groups
 from .load import LayerLoad, Load
 from .lora import LoRALinear, add_adapters
 from .mappings import Crossing
 from .precision import Numbers, cast
+from .products import GatheredProducts, read_together
 from .recompute import RecomputedPart
 from .trace import span
 from .weights import ShardedParameter, Slice, WeightSource, compute_weights, shard_layer, stacked, zero_parameter
@@ -47,6 +50,7 @@ class Placement:
         self._sequence_parallel = plan.assumed.sequence_parallel
         self._groups = groups
         self._ops = {at.point: (at.op, self.group(at.axis)) for at in comm_ops(strategy.axes, self._sequence_parallel)}
+        self._gathers = {point: self._ops.pop(point)[1] for point, (op, _) in [*self._ops.items()] if op is Op.GATHER}
 
     def samples(self, micro_batch: int) -> range:
         """Samples of a micro-batch of which this rank computes the layer, wholly or in part."""
@@ -107,11 +111,30 @@ class Placement:
         )
 
     def cross(self, point: CommPoint, x: Any) -> Any:
-        """Hand tokens over at a communication point; differentiable. Messages are of the stored type."""
+        """Hand tokens over at a communication point; differentiable. Messages are of the stored type. Tokens
+        that are gathered for products are handed over by `products`."""
         if point not in self._ops:
             return x
         op, group = self._ops[point]
         return cast(Crossing.apply(cast(x, self.numbers.stored), op, group), self.numbers.computed)
+
+    def gathered(self, point: CommPoint, x: Any) -> Any:
+        """The same, with the tokens of all ranks where they are gathered for products, which need them but once."""
+        if not self.gathers(point):
+            return self.cross(point, x)
+        whole = Crossing.apply(cast(x, self.numbers.stored), Op.GATHER, self._gathers[point])
+        return cast(whole, self.numbers.computed)
+
+    def gathers(self, point: CommPoint) -> bool:
+        """Whether tokens are gathered for the products behind a communication point."""
+        return point in self._gathers
+
+    def products(self, point: CommPoint, keeps: bool, x: Any, *matrices: Any, transposed: bool = False) -> Any:
+        """A rank's tokens handed over at a communication point and multiplied with matrices; see `GatheredProducts`."""
+        if not self.gathers(point):
+            x = self.cross(point, x)
+            return tuple(paddle.matmul(x, matrix, transpose_y=transposed) for matrix in matrices)
+        return GatheredProducts.apply(x, self._gathers[point], self.numbers, keeps, transposed, *matrices)
 
 
 class Block:
@@ -151,8 +174,11 @@ class Block:
         if shape.experts:
             samples = placement.own_samples(strategy, micro_batch, self._seq_length)
             own = LayerLoad(load, samples, placement.group(*SAMPLE_AXES))
-            self._experts = self._own_experts(strategy, prefix, source, own)
+            self._experts = self._own_experts(strategy, prefix, source, own, load.padding)
         self.parameters: list[ShardedParameter] = [weight for _, _, weight in self._slots]
+        for inner in self._layer.sublayers():
+            if type(inner) is nn.Linear and inner.bias is None:
+                inner.forward = partial(_product, inner)
         self._cut_points()
 
     def __call__(self, x: Any, mask: Any) -> Any:
@@ -215,6 +241,7 @@ class Block:
     def _cut_attention(self, norm: Any, attention: Any) -> None:
         place, normed, plain = self._placement, norm.forward, attention.attn_func
         core = plain
+        self._gather_for(CommPoint.INTO_ATTENTION, attention.q_proj, attention.k_proj, attention.v_proj)
         into = self._part(Recompute.NORMS, attention.q_proj, attention.k_proj, attention.v_proj)
         norm.forward = partial(into, lambda x: place.cross(CommPoint.INTO_ATTENTION, normed(x)))
         groups, chunks, fused = 1, self._chunks, attention.config.use_flash_attention
@@ -244,13 +271,15 @@ class Block:
 
         attention.attn_func = context
 
-    def _own_experts(self, strategy: LayerStrategy, prefix: str, source: WeightSource, load: LayerLoad) -> OwnExperts:
+    def _own_experts(
+        self, strategy: LayerStrategy, prefix: str, source: WeightSource, load: LayerLoad, padding: Padding
+    ) -> OwnExperts:
         """This rank's experts, whose weights stand with the layer's others."""
         place, shape = self._placement, self._shape
         local = shape.experts // strategy.ep
         first = place.experts.index(place.local, Axis.EXPERT) * local
         exchange = place.group(*EXCHANGE, mesh=place.experts)
-        own = OwnExperts(shape, strategy.experts, exchange, place.numbers, load)
+        own = OwnExperts(shape, strategy.experts, exchange, place.numbers, load, padding)
         weights = shape.routed.weights[3 * first : 3 * (first + local)]  # gate, up and down of each
         for kind, name in enumerate(PRODUCTS if weights else ()):
             record = stacked((place.parameter(weight, prefix, source) for weight in weights[kind::3]), local)
@@ -261,6 +290,7 @@ class Block:
     def _cut_experts(self, mixture: Any, own: OwnExperts) -> None:
         place, shared = self._placement, getattr(mixture, "shared_expert", None)
         if shared is not None:
+            self._gather_for(CommPoint.INTO_MLP, shared.gate_proj, shared.up_proj)
             self._leave_behind(shared.down_proj, CommPoint.OUT_OF_MLP)
 
         def forward(x: Any) -> Any:
@@ -268,13 +298,14 @@ class Block:
             out = place.cross(CommPoint.OUT_OF_EXPERTS, routed)
             if shared is None:
                 return out
-            gate = paddle.nn.functional.sigmoid(mixture.shared_expert_gate(x))
+            gate = nn.functional.sigmoid(mixture.shared_expert_gate(x))
             return out + gate * shared(place.cross(CommPoint.INTO_MLP, x))
 
         mixture.forward = forward
 
     def _cut_mlp(self, norm: Any, mlp: Any) -> None:
         normed, gate, up, down = norm.forward, mlp.gate_proj, mlp.up_proj, mlp.down_proj
+        self._gather_for(CommPoint.INTO_MLP, gate, up)
         part = self._part(Recompute.NORMS | Recompute.MLP, down)
 
         def into(x: Any) -> Any:
@@ -298,6 +329,12 @@ class Block:
         if not parts & self._recompute:
             return lambda run, *inputs: run(*inputs)
         return RecomputedPart(readers, partial(compute_weights, self._slots, self._placement.numbers))
+
+    def _gather_for(self, point: CommPoint, *readers: Any) -> None:
+        """Let layers read together what is gathered for them, which is kept where they are run again for backward."""
+        place = self._placement
+        if place.gathers(point):
+            read_together([*readers], partial(place.products, point, point in repeated(self._recompute)))
 
     def _leave_behind(self, projection: Any, point: CommPoint) -> None:
         """Sum the output of a row-split projection, then add its bias, if it has one."""
@@ -326,6 +363,11 @@ def _each_head(x: Any, times: int) -> Any:
     GPUs, and copies its indices to the device at each call."""
     *others, heads, width = x.shape
     return x.unsqueeze(-2).expand([*others, heads, times, width]).reshape([*others, heads * times, width])
+
+
+def _product(linear: Any, x: Any) -> Any:
+    """A linear layer without bias in one call into Paddle, whose own function looks up flags before."""
+    return paddle.matmul(x, linear.weight)
 
 
 def _flat(x: Any) -> Any:

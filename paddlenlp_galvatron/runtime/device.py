@@ -11,6 +11,7 @@ from typing import Any
 import paddle
 
 from ..launch.gpus import used_mib
+from ..launch.out_of_memory import is_out_of_memory
 from ..launch.status import waiting
 from . import paddle_private
 
@@ -159,12 +160,18 @@ def to_host(tensor: Any) -> Any:
     return staged.numpy()
 
 
-def reserve(mib: float) -> None:
-    """Let the allocator take this much more from the GPU, in one piece, for tensors to come; what it has and no tensor
-    holds is given back before. Both wait for all that the device was given to do. Raises where there is not as much."""
+def reserve(mib: float, spare_mib: float) -> None:
+    """Let the allocator take this much more from the GPU, in one piece, for tensors to come, with the spare if there is
+    as much; what it has and no tensor holds is given back before. Both wait for all that the device was given to do.
+    Raises where there is not as much without the spare."""
     if on_gpu():
         paddle.device.cuda.empty_cache()
-        paddle.empty([int(mib * MIB)], "uint8")
+        try:
+            paddle.empty([int((mib + spare_mib) * MIB)], "uint8")
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            paddle.empty([int(mib * MIB)], "uint8")
 
 
 def release() -> None:

@@ -7,8 +7,10 @@ R rows received. Ranks of the group are ordered by (ep index, etp index); all et
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import paddle
 from paddle import nn
 from paddle.autograd import PyLayer
@@ -18,7 +20,7 @@ from ..model import ModelShape
 from ..plan.strategy import Experts
 from . import device
 from .collectives import all_gather, all_to_all
-from .grouped import grouped
+from .grouped import UNPADDED, Padding, grouped, use_every_size
 from .load import LayerLoad
 from .precision import Numbers, cast
 
@@ -27,19 +29,27 @@ Memo = dict[str, Any]  # of one call: keeps the choice and the routing of forwar
 
 
 class Routing:
-    """Destinations of the tokens of one micro-batch. Backward and recompute reuse the routing of forward."""
+    """Destinations of the tokens of one micro-batch. Backward and recompute reuse the routing of forward.
 
-    def __init__(self, chosen: Any, shape: ModelShape, experts: Experts, group: Any, sent: str):
+    Each expert has as many rows as `padding` gives it: rows that no token sent are copies of another one with score 0,
+    so that neither results nor gradients have a part of them.
+    """
+
+    def __init__(
+        self, chosen: Any, shape: ModelShape, experts: Experts, group: Any, sent: str, padding: Padding = UNPADDED
+    ):
         """`chosen` [T, k]: numbers of experts. `sent`: type of rows on their way."""
         ranks, etp, local = experts.ranks, experts.etp, shape.experts // experts.ep
         self.group, self.sent = group, sent
         self.tokens, self.k = chosen.shape
         self.copies = self.k * etp  # rows of a token
-        keys = (chosen // local).unsqueeze(-1) * etp + paddle.arange(etp)  # the rank of each copy
-        keys = (keys * local + (chosen % local).unsqueeze(-1)).flatten()
+        keys = chosen.flatten()
+        if etp > 1:  # (rank, expert) of each copy
+            keys = ((keys + keys // local * (local * (etp - 1))).unsqueeze(-1) + _numbers(etp) * local).flatten()
         self.back, rows_each = _places(keys, ranks * local)  # rows by rank, then by expert; always as many
-        self.order = _inverse(self.back)
-        self.token, self.slot = self.order // self.copies, self.order // etp
+        self.order = _put(_numbers(keys.shape[0]), self.back, keys.shape[0])
+        self.token = self.order // self.copies
+        self.slot = self.order if etp == 1 else self.order // etp
         rows = all_gather(rows_each.reshape([1, ranks, local]), group)  # [from, to, expert]
         counts = device.to_host(rows)  # the only read by the host
         me = 0 if group is None else group.rank
@@ -47,49 +57,65 @@ class Routing:
         self.rows_back = counts.sum(-1).T.tolist()
         received = counts.sum((0, 2))
         self.imbalance = float(received.max() / received.mean())
-        self.counts = counts[:, me].sum(0).tolist()  # of each of this rank's experts
-        # Received rows are segments by (rank, expert), and become segments by (expert, rank).
-        received_rows = rows[:, me]
-        ends = received_rows.flatten().cumsum(0)
-        by_expert = received_rows.T
-        first = (by_expert.flatten().cumsum(0).reshape(by_expert.shape) - by_expert).T.flatten()
-        shift = first - (ends - received_rows.flatten())
-        places = paddle.arange(sum(self.counts), dtype="int64")
-        self.by_rank = places + _take(shift, paddle.searchsorted(ends, places, right=True))
-        self.by_expert = _inverse(self.by_rank)
+        own = counts[:, me].sum(0).tolist()
+        self.counts = padding.rows(own, float(received.mean()), experts.ep)  # of each of this rank's experts
+        by_rank, by_expert = _by_expert(counts[:, me], self.counts)
+        self.by_rank, self.by_expert = device.to_device(by_rank), device.to_device(by_expert)
 
-    def to_experts(self, rows: Any, sent: str = "") -> Any:
+    def to_experts(self, rows: Any) -> Any:
         """[T k etp, ...] by rank -> [R, ...] by expert."""
-        return _take(self._exchange(rows, self.rows, sent), self.by_expert)
+        return _take(self._exchange(rows, self.rows), self.by_expert)
+
+    def scores_to_experts(self, scores: Any) -> Any:
+        """[T k etp, 1] by rank -> [R, 1] by expert, 0 of rows that no token sent."""
+        return _put(self._exchange(scores, self.rows, "float32"), self.by_rank, sum(self.counts))
 
     def to_tokens(self, rows: Any, sent: str = "") -> Any:
         """[R, ...] by expert -> [T, k etp, ...]."""
         back = self._exchange(_take(rows, self.by_rank), self.rows_back, sent)
         return _take(back, self.back).reshape([self.tokens, self.copies, *rows.shape[1:]])
 
-    def _exchange(self, rows: Any, counts: Any, sent: str) -> Any:
+    def _exchange(self, rows: Any, counts: Any, sent: str = "") -> Any:
         if self.group is None:
             return rows
         return cast(all_to_all(cast(rows, sent or self.sent), self.group, counts), rows.dtype)
 
 
+@lru_cache
+def _numbers(count: int) -> Any:
+    """0, 1, ... [count]. Made once: in Python it takes four calls."""
+    return paddle.arange(count)
+
+
 def _places(keys: Any, bins: int) -> tuple[Any, Any]:
     """Place of each of `keys` [n] in a stable sort, and how many keys each of the `bins` has.
 
-    By counting: Paddle's argsort of one axis allocates from a GPU and frees to it, which waits for posted receives."""
-    upto = (keys.unsqueeze(-1) == paddle.arange(bins)).astype("int32").cumsum(0)  # [n, bins]
-    each = upto[-1].astype("int64")
-    first = each.cumsum(0) - each
-    own = upto.flatten().index_select(paddle.arange(keys.shape[0]) * bins + keys)
-    return first.index_select(keys) + own.astype("int64") - 1, each
+    By counting: Paddle's argsort of one axis allocates from a GPU and frees to it, which waits for posted receives. The
+    keys lie along the last axis, as Paddle's cumsum transposes others, and PyTorch's takes fifty times as long."""
+    count = keys.shape[0]
+    upto = (_numbers(bins).unsqueeze(-1) == keys).astype("int64").cumsum(-1)  # [bins, n]
+    each = upto[:, -1]
+    before = each.cumsum(0) - each - 1
+    own = upto.flatten().index_select(keys * count + _numbers(count))
+    return before.index_select(keys) + own, each
 
 
-def _inverse(places: Any) -> Any:
-    """The inverse of a permutation [n]."""
-    if not places.shape[0]:
-        return places
-    numbers = paddle.arange(places.shape[0], dtype="int64")
-    return paddle.scatter_nd_add(paddle.zeros_like(numbers), places.unsqueeze(-1), numbers)
+def _put(values: Any, places: Any, count: int) -> Any:
+    """`values` [n, ...] at `places` [n], all different, of [count, ...]; 0 elsewhere."""
+    zeros = paddle.zeros([count, *values.shape[1:]], values.dtype)
+    return paddle.scatter(zeros, places, values) if places.shape[0] else zeros
+
+
+def _by_expert(rows: Any, padded: Sequence[int]) -> tuple[Any, Any]:
+    """Received rows lie by (rank, expert), and are to lie by (expert, rank). `rows` [rank, expert]: how many there are;
+    `padded`: rows of each expert. The places of the received ones, and which one each place takes, the first where none
+    is to be."""
+    starts = np.cumsum(padded) - padded + np.cumsum(rows, 0) - rows  # [rank, expert]
+    shifts = starts.ravel() - (np.cumsum(rows) - rows.ravel())
+    places = np.arange(rows.sum()) + np.repeat(shifts, rows.ravel())
+    taken = np.zeros(sum(padded), np.int64)
+    taken[places] = np.arange(len(places))
+    return places, taken
 
 
 def _take(x: Any, index: Any) -> Any:
@@ -98,13 +124,13 @@ def _take(x: Any, index: Any) -> Any:
 
 
 class Dispatch(PyLayer):  # type: ignore[misc]
-    """x [T, H] and scores [T, k] -> rows [R, H] and the score of each [R]."""
+    """x [T, H] and scores [T, k] -> rows [R, H] and the score of each [R, 1]."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, scores: Any, routing: Routing) -> Any:
         ctx.routing = routing
         rows = routing.to_experts(x.index_select(routing.token))
-        return rows, routing.to_experts(scores.flatten().index_select(routing.slot), "float32")
+        return rows, routing.scores_to_experts(scores.reshape([-1, 1]).index_select(routing.slot))
 
     @staticmethod
     def backward(ctx: Any, d_rows: Any, d_scores: Any) -> Any:
@@ -143,13 +169,13 @@ class Products(PyLayer):  # type: ignore[misc]
 
 
 class Inner(PyLayer):  # type: ignore[misc]
-    """gate and up [R, F] and scores [R] -> silu(gate) * up * score [R, F]. Backward makes the first product again, so
+    """gate and up [R, F], scores [R, 1] -> silu(gate) * up * score [R, F]. Backward makes the first product again, so
     that of a row no more is kept than gate, up and what the last product reads."""
 
     @staticmethod
     def forward(ctx: Any, gate: Any, up: Any, score: Any) -> Any:
         ctx.kept = gate, up, score
-        return swiglu(gate, up) * cast(score, gate.dtype).unsqueeze(-1)
+        return swiglu(gate, up) * cast(score, gate.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
@@ -158,17 +184,26 @@ class Inner(PyLayer):  # type: ignore[misc]
         gate.stop_gradient = up.stop_gradient = False
         with paddle.enable_grad():
             product = swiglu(gate, up)
-        of_score = (grad * product).sum(-1)
-        paddle.autograd.backward([product], [grad * cast(score, grad.dtype).unsqueeze(-1)])
+        of_score = (grad * product).sum(-1, keepdim=True)
+        paddle.autograd.backward([product], [grad * cast(score, grad.dtype)])
         return gate.grad, up.grad, cast(of_score, score.dtype)
 
 
 class OwnExperts:
     """A rank's experts of one layer. `layer` has the weights [l, ...] of each of PRODUCTS."""
 
-    def __init__(self, shape: ModelShape, experts: Experts, group: Any, numbers: Numbers, load: LayerLoad):
+    def __init__(
+        self,
+        shape: ModelShape,
+        experts: Experts,
+        group: Any,
+        numbers: Numbers,
+        load: LayerLoad,
+        padding: Padding = UNPADDED,
+    ):
         self.layer = nn.Layer()
         self._shape, self._experts, self._group, self._numbers, self._load = shape, experts, group, numbers, load
+        self._padding = padding
 
     def __call__(self, x: Any, router: Any, memo: Memo) -> Any:
         """x [T, H] of this rank's own tokens -> the weighted sum of each token's experts [T, H]. `router` [H, E]."""
@@ -177,28 +212,42 @@ class OwnExperts:
         probabilities = nn.functional.softmax(logits, axis=-1)
         if "chosen" not in memo:
             with paddle.no_grad():
-                memo["chosen"] = paddle.topk(probabilities.detach(), shape.experts_per_token, axis=-1)[1]
+                memo["chosen"] = paddle.topk(probabilities, shape.experts_per_token, axis=-1)[1]
                 memo["shares"] = self._load.shares(probabilities, memo["chosen"])
+                if shape.expert_size:
+                    self.route(x, memo)
         if memo["shares"] is not None:
             probabilities = self._load.balanced(probabilities, memo["shares"])
-        scores = paddle.take_along_axis(probabilities, memo["chosen"], axis=-1)
+        scores = paddle.take_along_axis(probabilities, memo["chosen"], -1, broadcast=False)
         if shape.norm_topk:
             scores = scores / scores.sum(-1, keepdim=True)
         if not shape.expert_size:
             return x + cast(scores.sum(-1, keepdim=True), x.dtype)  # no time to speak of, but a gradient for the router
         return self.weighted(x, scores, memo)
 
+    def route(self, x: Any, memo: Memo) -> None:
+        """Makes memo["routing"] of memo["chosen"] [T, k], for x [T, H]."""
+        how = self._shape, self._experts, self._group, self._numbers.stored, self._padding
+        routing = memo["routing"] = Routing(memo["chosen"], *how)
+        if self._experts.ep > 1:
+            self._load.add_imbalance(routing.imbalance)
+        if self._padding.fills:
+            self._use_every_size(x)
+
     def weighted(self, x: Any, scores: Any, memo: Memo) -> Any:
-        """x [T, H] and scores [T, k] of the experts memo["chosen"] [T, k] -> their weighted sum [T, H]."""
-        if "routing" not in memo:
-            with paddle.no_grad():
-                routing = Routing(memo["chosen"], self._shape, self._experts, self._group, self._numbers.stored)
-            if self._experts.ep > 1:
-                self._load.add_imbalance(routing.imbalance)
-            memo["routing"] = routing
+        """x [T, H] and scores [T, k] of experts by memo["routing"] -> their weighted sum [T, H]."""
         routing = memo["routing"]
         rows, score = Dispatch.apply(x, scores, routing)
         gate, up = (Products.apply(rows, routing.counts, weights) for weights in (self.layer.gate, self.layer.up))
         # The score multiplies the input of the last product, so that backward need not keep that product's output.
         inner = Inner.apply(gate, up, score)
         return Combine.apply(Products.apply(inner, routing.counts, self.layer.down), routing)
+
+    def _use_every_size(self, x: Any) -> None:
+        """Once multiply as many rows as any of the experts may get. `x` [T, H] of this rank's own tokens."""
+        tokens, hidden = x.shape
+        experts, inner = self._experts, self._shape.expert_size // self._experts.etp
+        mean = tokens * self._shape.experts_per_token * experts.etp
+        most = int(min(tokens * experts.ranks, self._padding.most(mean, experts.ep)))
+        for columns in ((hidden, inner), (inner, hidden)):
+            use_every_size(most, *columns, x.dtype)

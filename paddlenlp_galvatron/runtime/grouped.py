@@ -6,11 +6,57 @@ Shapes: R rows, of which `counts` says how many each of l experts has; I and O c
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil
 from typing import Any
 
 import paddle
 
+from ..plan import Plan
+from ..plan.strategy import EXPERT_ROWS, IMBALANCE_BOUND, Predicted, padded_rows
 from . import device, paddle_private
+
+
+@dataclass
+class Padding:
+    """How many rows the experts of a stage get. In a pipeline on GPUs they vary from step to step, but must not make
+    the host wait for the device, and with it for a receive that is posted:
+
+    - cuBLAS loads a kernel when it first takes it, for other numbers of rows another one, and waits (docs/en/gpus.md
+      has what was measured). So rows of an expert are multiples, each of which has been used once.
+    - The allocator must have what the fullest rank takes. So the first step has as many rows as the bound of memory.
+    """
+
+    multiple: int = 1
+    bound: float = 1.0  # rows of the fullest rank over the mean, as the bound of memory has it
+    fills: bool = False  # whether ranks get as many rows as that: in the first step
+
+    @classmethod
+    def of(cls, plan: Plan) -> Padding:
+        """The padding of a plan's first step on this device."""
+        if plan.pipeline == 1 or not device.loads_kernels():
+            return UNPADDED
+        load = Predicted.of(plan).load
+        return cls(EXPERT_ROWS, load.moe_imbalance_bound if load else IMBALANCE_BOUND, fills=True)
+
+    def rows(self, counts: Sequence[int], mean: float, ep: int) -> list[int]:
+        """Rows of each of a rank's experts, of which so many were sent. `mean`: rows sent to a rank, over all ranks."""
+        padded = [self._padded(count) for count in counts]
+        if self.fills:
+            most = padded_rows(self.most(mean, ep), len(counts))
+            padded[-1] += max(0, self._padded(most) - sum(padded))
+        return padded
+
+    def most(self, mean: float, ep: int) -> float:
+        """Most rows that are sent to a rank."""
+        return min(self.bound, ep) * mean
+
+    def _padded(self, count: float) -> int:
+        return ceil(count / self.multiple) * self.multiple
+
+
+UNPADDED = Padding()
 
 
 def grouped(
@@ -44,3 +90,18 @@ def one_by_one(left: Any, right: Any, counts: Sequence[int], transpose_left: boo
             out[expert if transpose_left else rows] = paddle.matmul(left[rows], own, transpose_left, transpose_right)
         start += count
     return out
+
+
+@lru_cache
+@paddle.no_grad()  # type: ignore[untyped-decorator]
+def use_every_size(most: int, inner: int, outer: int, dtype: Any) -> None:
+    """Multiply once each number of rows that an expert may get, up to `most`, with weights [inner, outer], as the
+    passes do; and none."""
+    sizes = range(EXPERT_ROWS, most + EXPERT_ROWS, EXPERT_ROWS)
+    left, right = (paddle.zeros([sizes[-1], columns], dtype) for columns in (inner, outer))
+    weights = paddle.zeros([2, inner, outer], dtype)
+    for size in sizes:
+        x, grad, counts = left[:size], right[:size], [size, 0]
+        grouped(x, weights, counts)
+        grouped(grad, weights, counts, transpose_right=True)
+        grouped(x, grad, counts, transpose_left=True)

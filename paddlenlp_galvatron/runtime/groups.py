@@ -64,8 +64,8 @@ def _after_start() -> None:
     collectives.watch(wait_limit_s())
 
 
-def run_as_rank(work: Callable[[], None]) -> NoReturn:
-    """Do the work of one rank and end the process.
+def run_as_rank(work: Callable[[], int | None]) -> NoReturn:
+    """Do the work of one rank and end the process, with the exit code that it returns.
 
     A fault is reported to the launcher and written to the log, without a traceback where the user can mend it.
     A rank that is done waits for the others. Python's shutdown is skipped, however the work ends: there, threads of
@@ -73,13 +73,12 @@ def run_as_rank(work: Callable[[], None]) -> NoReturn:
     other ranks; NCCL's communicators do where something is under way on them.
     """
     status.begin()
-    code = 0
     try:
-        work()
+        code = work() or 0
         if dist.is_initialized():
             with status.waiting("the barrier at the end"):
                 dist.barrier()
-        status.done()
+        status.done(code)
     except GalvatronError as error:
         status.failed(RankOutcome.REFUSED, str(error), error.exit_code)
         for line in str(error).splitlines():

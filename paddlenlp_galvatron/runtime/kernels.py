@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Self
 
 from ..base.errors import UserError
+from ..launch.gpus import FLASH_VERSION, THIRD, has_flash_attention_3
 from ..plan import Assumptions, Plan
 from . import device
 
@@ -27,7 +29,12 @@ class Kernels:
         return cls(*(device.on_gpu() and bool(getattr(assumed, name)) for name in cls.__match_args__))
 
     def require_version(self, plan: Plan, version: str) -> None:
-        """Raise UserError where a kernel of this version of Paddle refuses what the plan asks of it."""
+        """Raise UserError where a kernel of this version of Paddle refuses what the plan asks of it, or is missing."""
+        if self.flash_attention and os.environ.get(FLASH_VERSION) == THIRD and not has_flash_attention_3():
+            raise UserError(
+                f"{FLASH_VERSION}={THIRD}: FlashAttention 3 needs a GPU of Hopper's kind and Paddle 3.2 or newer; this "
+                f"is Paddle {version}; unset the variable"
+            )
         parallel = any(layer.context > 1 for layer in plan.layers)
         if self.flash_attention and parallel and tuple(map(int, version.split(".")[:2])) < ROWS_OF_OWN_QUERIES:
             raise UserError(

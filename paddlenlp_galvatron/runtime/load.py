@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import paddle
@@ -11,6 +12,7 @@ from paddle.autograd import PyLayer
 from ..model import ModelShape
 from ..plan import Plan
 from .collectives import all_reduce
+from .grouped import Padding
 
 
 class Load:
@@ -24,6 +26,7 @@ class Load:
 
     def __init__(self, plan: Plan, shape: ModelShape, seq_length: int):
         self.coefficient = shape.router_aux_loss_coef
+        self.padding = Padding.of(plan)
         self.gradient_scale = 1.0  # fp16's
         self.samples, self.experts = plan.micro_batch, shape.experts
         self.factor = shape.experts / (seq_length**2 * max(shape.layers_with_experts, 1) * plan.global_batch)
@@ -40,6 +43,11 @@ class Load:
         return sum(self.imbalances) / max(1, len(self.imbalances)), max(self.imbalances, default=0.0)
 
 
+@lru_cache
+def _factors(count: int, factor: float) -> Any:
+    return paddle.full([count], factor)
+
+
 class LayerLoad:
     """The load of one layer's experts."""
 
@@ -47,6 +55,7 @@ class LayerLoad:
         """`samples`: of which sample of a micro-batch each of the rank's own tokens is. `group`: the ranks that
         together have all tokens of these samples."""
         self._load, self._samples, self._group = load, paddle.to_tensor(samples), group
+        self._first = (self._samples * load.experts).unsqueeze(-1)  # [T, 1] of E places of each sample
 
     def add_imbalance(self, imbalance: float) -> None:
         """Rows of the fullest rank over the mean, of one micro-batch."""
@@ -59,10 +68,10 @@ class LayerLoad:
         load = self._load
         if not load.coefficient:
             return None
-        places = (self._samples.unsqueeze(-1) * load.experts + chosen).flatten()
-        counts = paddle.zeros([load.samples * load.experts])
-        counts = paddle.scatter_nd_add(counts, places.unsqueeze(-1), paddle.ones(places.shape))
-        shares = all_reduce(counts.reshape([load.samples, load.experts]), self._group) * load.factor
+        places = (self._first + chosen).reshape([-1, 1])
+        shares = paddle.zeros([load.samples * load.experts])
+        shares = paddle.scatter_nd_add(shares, places, _factors(places.shape[0], load.factor))
+        shares = all_reduce(shares.reshape([load.samples, load.experts]), self._group)
         own = (shares.index_select(self._samples) * probabilities).sum()
         load.balance = own if load.balance is None else load.balance + own
         return shares

@@ -38,13 +38,26 @@ class LoRALinear(nn.Layer):  # type: ignore[misc]
 
     def product(self, x: Any) -> Any:
         """Output [..., out] without the bias."""
-        if not self.counts:
-            return paddle.matmul(x, self.weight)
-        return paddle.matmul(x, self.weight) + paddle.matmul(paddle.matmul(x, self.lora_A) * self._scaling, self.lora_B)
+        return self.sum(*(paddle.matmul(x, matrix) for matrix in read_by(self)))
+
+    def sum(self, product: Any, narrow: Any = None) -> Any:
+        """Output without the bias, from the products of its input with the weight and with A."""
+        return product if narrow is None else product + paddle.matmul(narrow * self._scaling, self.lora_B)
 
     def forward(self, x: Any) -> Any:
         out = self.product(x)
         return out if self.bias is None else out + self.bias
+
+
+def read_by(layer: Any) -> list[Any]:
+    """The matrices that a linear layer multiplies its input with."""
+    return [layer.weight, layer.lora_A] if getattr(layer, "counts", False) else [layer.weight]
+
+
+def after_products(layer: Any, *products: Any) -> Any:
+    """A linear layer's output from these products."""
+    out = layer.sum(*products) if isinstance(layer, LoRALinear) else products[0]
+    return out if layer.bias is None else out + layer.bias
 
 
 def add_adapters(layer: Any, projections: list[str], adapters: Adapters) -> None:

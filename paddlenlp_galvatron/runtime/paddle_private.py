@@ -5,7 +5,9 @@ Written against Paddle 3.1.1 and 3.3.1; a new version is tried here first.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
+from itertools import accumulate, pairwise
 from typing import Any
 
 import paddle
@@ -120,6 +122,25 @@ def close_window(tensor: Any) -> None:
     tensor._clear_data()
 
 
+class Windows:
+    """Tensors that are one after the other parts of a flat one, from `open` to `close`, and hold no memory otherwise.
+
+    At each use of a layer, thus by three calls a tensor: what Paddle's Python finds anew each time is kept."""
+
+    def __init__(self, tensors: Sequence[Any]):
+        stops = [*accumulate((int(tensor.size) for tensor in tensors), initial=0)]
+        self._windows = [(each, each.get_tensor(), *of) for each, of in zip(tensors, pairwise(stops), strict=True)]
+
+    def open(self, flat: Any) -> None:
+        whole = flat.get_tensor()
+        for tensor, _, start, stop in self._windows:
+            core.eager.Tensor(whole._slice(start, stop))._share_buffer_to(tensor)
+
+    def close(self) -> None:
+        for _, held, *_ in self._windows:
+            held._clear()
+
+
 def place_parameter(layer: Any, attribute: str, tensor: Any) -> None:
     """Let a layer find a tensor, whatever its type, where its parameter was."""
     layer._parameters[attribute] = tensor
@@ -167,10 +188,18 @@ def make_context(group: Any, gpu: int | None) -> None:
         manager.create_nccl_comm_context(*own, "galvatron")  # type: ignore[attr-defined]  # of builds for GPUs
 
 
-def fused_loss(logits: Any, labels: Any, group: Any, ignored: int) -> Any:
-    """Losses [U, 1] over a split vocabulary by one kernel, on the context that `make_context` made."""
+def fused_loss(logits: Any, labels: Any, group: Any, ignored: int) -> tuple[Any, Any]:
+    """(probabilities [U, v], losses [U, 1]) over a split vocabulary by one kernel, on the context that `make_context`
+    made."""
     place = FIRST_RING + group.id, group.rank, group.nranks
-    return paddle._C_ops.c_softmax_with_cross_entropy(logits, labels.unsqueeze(-1), ignored, *place)[1]
+    return tuple(paddle._C_ops.c_softmax_with_cross_entropy(logits, labels.unsqueeze(-1), ignored, *place))
+
+
+def softmax_and_loss(logits: Any, labels: Any, ignored: int) -> tuple[Any, Any]:
+    """(probabilities [U, V] in the place of the logits, losses [U, 1]) by the kernel of Paddle's `cross_entropy`."""
+    soft_labels, use_softmax, stable, axis = False, True, True, -1
+    how = soft_labels, use_softmax, stable, ignored, axis
+    return tuple(paddle._C_ops.cross_entropy_with_softmax_(logits, labels.unsqueeze(-1), *how))
 
 
 def meet_at(connect: Any) -> None:

@@ -121,17 +121,24 @@ class Headroom:
 
     def begin(self) -> None:
         """Call before the first step."""
+        device.release()
         self._before_mib = device.allocated_mib()
         device.reset_peak()
 
     def end(self) -> None:
         """Call after the first step."""
         self._passing_mib = device.peak_mib() - self._before_mib
+        self._taken_mib = device.reserved_peak_mib() - self._before_mib
 
     def reserve(self) -> None:
-        """Take what the second step needs, and all that follow. Raises where there is not as much."""
+        """Take what the second step needs, and all that follow. Raises where there is not as much.
+
+        As the first step, they leave holes in what they take that are too small for their largest tensors, and memory
+        that a message still uses: beside tensors, the same share."""
         beyond_mib = self._schedule.most_held(self.held_mib) - self._in_turn.most_held(self.held_mib)
-        device.reserve(self._passing_mib + beyond_mib)
+        tensors_mib = self._passing_mib + beyond_mib
+        spare = self._taken_mib / self._passing_mib - 1 if self._passing_mib else 0.0
+        device.reserve(tensors_mib, tensors_mib * spare)
         device.reset_peak()  # the peak of a step is measured, not the memory taken in advance
 
 
@@ -198,6 +205,7 @@ class Pipeline:
             self._headroom = headroom = None
         elif headroom:
             headroom.begin()
+        self._stage.expect_gradient(scale)
         held: list[deque[tuple[Any, Any]]] = [deque() for _ in range(self._chunks)]  # inputs and outputs in flight
         own = self._take(samples)
         total = paddle.zeros([], "float32")
@@ -228,6 +236,7 @@ class Pipeline:
         self._flush()
         if headroom:
             headroom.end()
+        self._stage.load.padding.fills = False
         self._next_schedule = self._schedule
         return total
 

@@ -29,7 +29,7 @@ from ..plan import DataParallel
 from ..plan.comm_points import WEIGHT_OPS, Collective
 from ..plan.strategy import JOINED_NUMBERS
 from .collectives import Pending, all_gather_first, all_gather_start, all_reduce, all_reduce_start, reduce_scatter_start
-from .paddle_private import close_window, flattened, share, window
+from .paddle_private import Windows, flattened, share, window
 from .precision import add, cast
 from .trace import span
 from .weights import ShardedParameter, fill, fill_whole, within, zero_parameter
@@ -245,9 +245,9 @@ class ShardedUnit(Unit):
         super().__init__(weights, group)
         self.every_micro_batch = every_micro_batch
         self._keep_whole = keep_whole
-        self._lengths = self._sizes
-        self._padding = -sum(self._lengths) % group.nranks
-        self._shard_size = (sum(self._lengths) + self._padding) // group.nranks
+        self._windows = Windows([weight.tensor for weight in weights])
+        self._padding = -sum(self._sizes) % group.nranks
+        self._shard_size = (sum(self._sizes) + self._padding) // group.nranks
         self._users = 0
         self._flight: Pending | None = None
         self._publishing: Pending | None = None
@@ -259,9 +259,9 @@ class ShardedUnit(Unit):
         if self._keep_whole:  # this rank's part is a window into the whole, so that it is held once
             self._flat = all_gather_first(self._shard, self.group)
             share(self._shard, self._flat, self.group.rank * self._shard_size, (self.group.rank + 1) * self._shard_size)
-            self._open_windows()
+            self._windows.open(self._flat)
         else:
-            self._close_windows()
+            self._windows.close()
 
     def make_trainables(self) -> list[Trainable]:
         pieces = tuple(Piece(*each) for each in self._own() if each[1] < each[2])
@@ -301,7 +301,7 @@ class ShardedUnit(Unit):
             with span("gather weights", "gather"):
                 self._flat = self._flight.wait()
             self._flight = None
-            self._open_windows()
+            self._windows.open(self._flat)
 
     def prefetch(self) -> None:
         if self._flat is None and self._flight is None:
@@ -311,7 +311,7 @@ class ShardedUnit(Unit):
     def release(self) -> None:
         self._users -= 1
         if not self._keep_whole and self._users == 0:
-            self._close_windows()
+            self._windows.close()
             self._flat = None
 
     def publish(self, updated: Any) -> None:
@@ -337,16 +337,6 @@ class ShardedUnit(Unit):
     def finish_reductions(self) -> None:
         for part in self._finished():
             self._sum = add(self._sum, part, self.weights[0].gradient_dtype)
-
-    def _open_windows(self) -> None:
-        offset = 0
-        for weight, length in zip(self.weights, self._lengths, strict=True):
-            share(weight.tensor, self._flat, offset, offset + length)
-            offset += length
-
-    def _close_windows(self) -> None:
-        for weight in self.weights:
-            close_window(weight.tensor)
 
 
 def make_unit(weights: Sequence[ShardedParameter], dp_type: DataParallel, every_micro_batch: bool) -> Unit:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import UserError
+from ..model.fields import USUAL
 from ..model.lora import Adapters
 from ..plan import ModelShape
 from .checkpoint.stored import BrokenCheckpoint, Checkpoint, open_checkpoint, whole_checkpoints
@@ -30,13 +31,15 @@ def candidates(settings: TrainSettings) -> tuple[str, list[Path]]:
 
 
 def newest(settings: TrainSettings, shape: ModelShape) -> Checkpoint | None:
-    """The checkpoint from which the run will go on, by its index alone; None: it begins anew, or ranks must say what is
-    wrong. Raises UserError: it is another model's."""
-    for folder in candidates(settings)[1]:
+    """The checkpoint from which the run will go on, by its index alone; None: it begins anew. Raises UserError: it is
+    another model's, or is broken and was named."""
+    wanted, folders = candidates(settings)
+    for folder in folders:
         try:
             return open_checkpoint(folder, shape)
         except BrokenCheckpoint:
-            continue
+            if wanted != "auto":
+                raise
     return None
 
 
@@ -44,11 +47,13 @@ def base_of(settings: TrainSettings, shape: ModelShape) -> str:
     """Identity of the weights beside adapters, or of DPO's reference; "": the run needs neither. Raises UserError."""
     if not (settings.adapts or settings.compares):
         return ""
+    if settings.initial_weights is None:  # as `SeededWeights` draws
+        unusual = shape.initializer_range != USUAL["initializer_range"]
+        return f"random, seed {settings.seed}, in tiles" + f", deviation {shape.initializer_range}" * unusual
     from .checkpoint.adapters import base_identity  # here, as it imports Paddle
     from .checkpoint.loading import open_weights
 
-    folder = settings.initial_weights
-    return base_identity(open_weights(folder, shape) if folder else None, settings.seed)
+    return base_identity(open_weights(settings.initial_weights, shape))
 
 
 def require_same_adapters(checkpoint: Checkpoint, now: Adapters | None) -> None:
@@ -59,10 +64,10 @@ def require_same_adapters(checkpoint: Checkpoint, now: Adapters | None) -> None:
     if then is None or now is None:
         learns = "all weights" if then is None else "adapters"
         raise UserError(f"{checkpoint.folder}: {learns} were trained there; say the same --task, or another output_dir")
-    unlike = [name for name in asdict(now) if getattr(then, name) != getattr(now, name)]
+    unlike = "another base" if then.base != now.base else _differences(asdict(then), asdict(now))
     raise UserError(
-        f"{checkpoint.folder}: its adapters are others ({', '.join(unlike)}); give the same base and options again, or "
-        "another output_dir"
+        f"{checkpoint.folder}: its adapters are others ({unlike}); give the same base and options again, or another "
+        "output_dir"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from .inputs import Sources, prefetch
 from .resume import print_rank_0, resume
 from .run import Run
 from .settings import TrainSettings
-from .step_log import EVALUATED, STOPPED, StepLog, StepRecord, means_of
+from .step_log import EVALUATED, STOPPED, StepLog, StepRecord, means_of, peaks_to_log
 
 RESTART_S = 10.0  # an elastic launcher starts ranks again while those before may still be ending
 
@@ -36,6 +37,7 @@ class TrainingLoop:
         self.run = run
         self.events = events or Events(run.settings, is_first_rank=run.engine.rank == 0)
         self.step = 0  # steps that are done
+        self.exit_code = 0  # of a rank's process: 0, or 128 and the signal upon which it stopped
         self._unlogged: list[StepRecord] = []
         self._logged_at, self._step_began = time.time(), time.perf_counter()
         self._nonfinite = run.settings.nonfinite_guard(scaled=run.engine.scaler is not None)
@@ -52,13 +54,14 @@ class TrainingLoop:
                 while self.step < run.steps and not events.control.should_training_stop:
                     if self.step == first or self.step % run.epoch_steps == 0:
                         events.on_epoch_begin()
-                    with run.traced(self.step):
+                    with run.traced(self.step + 1):
                         record, stopped = self._train_step(batches, signals, is_first=self.step == first)
                     self.step += 1
                     events.on_step_end(self.step)
                     events.control.should_save |= stopped
                     events.control.should_training_stop |= stopped or self.step == run.steps
                     if stopped and self.step < run.steps:
+                        self.exit_code = 128 + next(iter(signals), signal.SIGTERM)  # another rank's may be the signal
                         sys.stderr.write(f"{STOPPED} step {self.step} of {run.steps}\n")
                     self._log_evaluate_save(record)
                     if events.control.should_training_stop or self.step % run.epoch_steps == 0:
@@ -99,7 +102,7 @@ class TrainingLoop:
         self.events.on_optimizer_begin()
         with span("optimizer", "optimizer"):
             norm = engine.update(optimizer, self.run.settings.max_grad_norm)
-        self._nonfinite.count(self.step, loss, norm)
+        self._nonfinite.count(self.step + 1, loss, norm)
         next_rate(optimizer)
         self.events.on_optimizer_end()
         device.finish_computing()  # zero2's all-gather overlaps the next step
@@ -111,7 +114,8 @@ class TrainingLoop:
         numbers = seconds, data_s, device.peak_mib(), bool(signals), *engine.stage.load.imbalance
         times, loads, peaks, stops, *imbalance = engine.gather(*numbers)
         record = StepRecord(
-            step=self.step,
+            step=self.step + 1,
+            steps=self.run.steps,
             loss=loss,
             lr=self.run.settings.rate_at(self.step),
             grad_norm=norm,
@@ -119,7 +123,8 @@ class TrainingLoop:
             data_s=max(loads),
             tokens_per_s=engine.seq_length * engine.plan.global_batch / max(times),
             plan=self.run.plan_id,
-            peak_memory_mib=list(peaks),
+            peak_memory_mib=peaks_to_log(peaks, engine.plan.pipeline),
+            peak_memory_rank=peaks.index(max(peaks)),
         )
         if isinstance(self.run.data, TuningData):
             record["target_tokens_per_s"] = share.labelled / max(times)
@@ -188,7 +193,9 @@ class TrainingLoop:
             load(open_checkpoint(folder, run.engine.shape), run.engine, run.optimizer)
 
 
-def train(settings: TrainSettings) -> None:
-    """Train by a plan. Every rank calls this with equal settings. Raises GalvatronError."""
-    for _ in TrainingLoop(Run.of(settings)).steps():
+def train(settings: TrainSettings) -> int:
+    """Train by a plan; returns the exit code. Every rank calls this with equal settings. Raises GalvatronError."""
+    loop = TrainingLoop(Run.of(settings))
+    for _ in loop.steps():
         pass
+    return loop.exit_code

@@ -115,7 +115,7 @@ class NonFiniteGuard:
         self._told_of_zero = False
 
     def count(self, step: int, loss: float, norm: float) -> None:
-        """Take note of a step. Raises GalvatronError where it may not be left out, or too many were."""
+        """Take note of a step, counted from 1. Raises GalvatronError where it may not be left out, or too many were."""
         skipped = not math.isfinite(norm)
         if skipped and not self._may_skip and not (self._scaled and math.isfinite(loss)):
             raise GalvatronError(

@@ -128,7 +128,7 @@ class Run:
 
     @contextmanager
     def traced(self, step: int) -> Iterator[None]:
-        """The time line of a step, if it is among those that are traced; the file has all of them so far."""
+        """The time line of a step, counted from 1, if it is traced; the file has all of them so far."""
         engine, settings = self.engine, self.settings
         if step not in settings.traced_steps:
             yield

@@ -39,13 +39,13 @@ MOST_TRACED = 100  # steps
 
 
 def _steps(value: str) -> range:
-    """`10` or `10-12`."""
+    """`10` or `10-12`, counted from 1."""
     first, _, last = value.partition("-")
     if not (first.isdecimal() and (last or first).isdecimal() and len(value) < 20):
         raise ValueError("must be a step or the first and last one, such as 10 or 10-12")
     steps = range(int(first), int(last or first) + 1)
-    if not 0 < len(steps) <= MOST_TRACED:
-        raise ValueError(f"must be 1 to {MOST_TRACED} steps, the first one before the last")
+    if not 0 < len(steps) <= MOST_TRACED or steps[0] < 1:
+        raise ValueError(f"must be 1 to {MOST_TRACED} steps, counted from 1, the first one before the last")
     return steps
 
 
@@ -156,7 +156,7 @@ class RunOptions(Options):
         description="the run ends when more than this many of the latest 2 x max_skipped steps were skipped",
     )
     trace: Annotated[str, AfterValidator(lambda value: _steps(value) and value)] | None = Field(
-        None, description="steps whose time line is written to trace.json, such as 10 or 10-12, counted from 0"
+        None, description="steps whose time line is written to trace.json, such as 10 or 10-12"
     )
     seed: Seed = Field(42, description="seed of weights, dropout and the order of the data")
 

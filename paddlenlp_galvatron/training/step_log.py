@@ -17,7 +17,8 @@ from ..base.reading import parse_json
 from ..base.text import without_prefix
 from ..base.writing import reason_of, whole_file
 
-LONGEST_LINE_BYTES = 4 * 2**20  # 100,000 ranks' peaks of memory are 2 MB
+LONGEST_LINE_BYTES = 4 * 2**20  # of other programs, too
+MOST_PEAKS = 64  # ranks whose peaks of memory a line has one by one; those of 1,024 would be 18 KB in every line
 
 
 # How a rank begins the lines of its own log that its launcher shows.
@@ -30,7 +31,8 @@ NAN = ("loss", "grad_norm", "eval_loss")  # may be no finite number, for which J
 class StepRecord(TypedDict):
     """One line of train_log.jsonl."""
 
-    step: int
+    step: int  # from 1
+    steps: int  # of the whole run; a line of an older log lacks it, and counts from 0
     loss: float
     lr: float
     grad_norm: float  # no finite number: the step was left out
@@ -38,7 +40,8 @@ class StepRecord(TypedDict):
     data_s: float  # of it, in which the step waited for its rows of the data
     tokens_per_s: float
     plan: str  # its `plan_id`
-    peak_memory_mib: list[float]  # of every rank
+    peak_memory_mib: list[float]  # of every rank; above MOST_PEAKS of each stage's fullest
+    peak_memory_rank: int  # the fullest
     target_tokens_per_s: NotRequired[float]  # in fine-tuning: of tokens that are learnt
     filled: NotRequired[float]  # in fine-tuning: share of the tokens that is not padding
     moe_imbalance: NotRequired[float]  # rows of the fullest rank of experts over the mean, on average over layers
@@ -46,6 +49,12 @@ class StepRecord(TypedDict):
     metrics: NotRequired[dict[str, float]]  # in DPO: rewards and the like; with experts: aux_loss, if it is on
     eval_loss: NotRequired[float]  # of the validation split, after this step
     eval_metrics: NotRequired[dict[str, float]]  # its accuracy; in DPO rewards and the like
+
+
+def peaks_to_log(peaks_mib: Sequence[float], stages: int) -> list[float]:
+    """`peak_memory_mib` of a record, of every rank's; ranks of a stage are neighbours."""
+    size = len(peaks_mib) // stages if len(peaks_mib) > MOST_PEAKS else 1
+    return [max(peaks_mib[first : first + size]) for first in range(0, len(peaks_mib), size)]
 
 
 def means_of(records: Sequence[StepRecord]) -> dict[str, float]:
@@ -142,6 +151,8 @@ def record_of(line: bytes) -> StepRecord | None:
         return None
     if not isinstance(record, dict) or type(record.get("step")) is not int:
         return None
+    if "steps" not in record:
+        record["step"] += 1
     record |= {name: math.nan for name in NAN if record.get(name, 0.0) is None}
     if any(type(record.get(name)) not in (int, float) for name in NUMBERS) or not line.endswith(b"\n"):
         return None

@@ -81,6 +81,6 @@ def test_no_help_shows_what_is_not_meant_for_people(galvatron):
 
 def test_the_help_says_what_kind_of_value_an_option_takes(galvatron):
     shown = galvatron("search", "--help").out
-    kinds = {"worker": "int", "memory_constraint": "float", "profiles": "path", "pipeline_type": "str"}
+    kinds = {"top_k": "int", "memory_constraint": "float", "profiles": "path", "pipeline_type": "str"}
     assert all(f"--{option} <{kind}>" in shown for option, kind in kinds.items())
     assert "--disable_pp " in shown and "--disable_pp 0|1" not in shown and "--sequence_parallel 0|1" in shown

@@ -67,6 +67,7 @@ def test_a_plan_for_paddlenlp_is_one_and_says_what_it_loses(galvatron):
     assert refused.code == 2 and "galvatron search --trainer paddlenlp" in refused.err
     shown = galvatron("search", *words, "--trainer", "paddlenlp").out
     assert "paddlenlp can run this plan; the best plan of galvatron train is 0." in shown
+    assert "\narguments of paddlenlp: galvatron plan to-paddlenlp plan.json\n" in shown and "start:" not in shown
 
 
 @pytest.mark.parametrize("gpus", [4, 16])
@@ -98,6 +99,13 @@ def test_start_lines_are_those_of_the_task(galvatron, gpus, task, said):
     options = [word[2:] for word in shlex.split(starts[0]) if word.startswith("--")]
     assert all(canonical_name(option, fields) in fields for option in options)
     assert all(len(line) <= 135 for line in shown if line.startswith("  "))
+
+
+def test_a_plan_that_train_refuses_has_no_start_line(galvatron):
+    told = galvatron("search", "qwen2.5-0.5b", *H100, "--batch", 16, "--offload_optimizer", "-o", "plan.json").out
+    assert (
+        "galvatron train has no offload" in told and "start:" not in told + galvatron("plan", "show", "plan.json").out
+    )
 
 
 def test_a_uniform_plan_names_its_model_and_splits_its_batch(galvatron):
@@ -144,8 +152,37 @@ def test_names_of_habit_mean_the_same(galvatron, command, words, as_words):
     assert rows(words) == rows(as_words)
 
 
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        (
+            ("search", "qwen2.5-7b", "--gpus", "8,16"),
+            "gpus: must be a whole number (it is '8,16'); galvatron fit compares",
+        ),
+        (
+            ("search", "qwen2.5-7b", "--world_size", "8,16"),
+            "world_size: must be a whole number (it is '8,16'); galvatron",
+        ),
+        (
+            ("plan", "uniform", "qwen2.5-7b", "--gpus", "8,16", "--batch", 8),
+            "gpus: must be a whole number (it is '8,16');",
+        ),
+        (("search", "qwen2.5-7b", "--device", "h20,h100"), "device: h20,h100 are several, which galvatron fit alone"),
+        (("search", "qwen2.5-7b", "--device", "mine.json"), "device: mine.json is no file here"),
+        (("search", "qwen2.5-7b", "--batch", "x"), "batch: must be a whole number (it is 'x')"),
+        (("fit", "qwen2.5-7b", "--gpus", "8", "16"), "16: is one word too many; a list has commas, as in 8,16"),
+        (("search", "qwen2.5-7b", *H100[:2], "--gpus", "12"), "gpus: 12 GPUs are no whole number of nodes of 8"),
+    ],
+)
+def test_one_number_or_several(galvatron, words, fault):
+    ran = galvatron(*words)
+    assert ran.code == 2 and ran.err.startswith(f"error: {fault}")
+
+
 def test_suggestions_make_sense_or_there_are_none(galvatron):
-    for option, meant in (("gpu", "--device or --gpus"), ("num_nodes", "--gpus"), ("wrld_size", "--world_size")):
+    meant_by = {"gpu": "--device or --gpus", "num_nodes": "--gpus", "nnodes": "--gpus", "wrld_size": "--world_size"}
+    assert "did you mean --gpus?" in galvatron("search", "qwen2.5-7b", "--num_gpus", 8).err
+    for option, meant in meant_by.items():
         assert f"did you mean {meant}?" in galvatron("fit", "qwen2.5-7b", f"--{option}", 8).err
     assert "--help lists all" in galvatron("fit", "qwen2.5-7b", "--frobnicate", 8).err
 
@@ -163,4 +200,4 @@ def test_a_length_may_be_said_in_k_and_wide_tables_break_no_word(galvatron):
     shown = galvatron("plan", "show", "plan.json").out
     assert all(any(word in line.split() for line in shown.splitlines()) for word in ("embedding", "neighbours", "ep"))
     refused = galvatron("search", *words, "--seq", "8kk")
-    assert refused.code == 2 and "seq_length: must be a whole number (it is '8kk')" in refused.err
+    assert refused.code == 2 and "seq: must be a whole number (it is '8kk')" in refused.err

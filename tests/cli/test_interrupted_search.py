@@ -58,9 +58,8 @@ def interrupted(number: signal.Signals, solved: int, command: list[str]) -> tupl
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("threads", [[], ["--parallel_search", "1", "--worker", "2"]], ids=["one", "threads"])
-def test_the_best_plan_so_far_is_written_with_its_bound(folder, galvatron, number, threads):
-    code, out, err = interrupted(number, 2, [*SEARCH, *threads, "-o", "plan.json"])
+def test_the_best_plan_so_far_is_written_with_its_bound(folder, galvatron, number):
+    code, out, err = interrupted(number, 2, [*SEARCH, "-o", "plan.json"])
     assert code == 130, err
     assert "interrupted: this is the best plan so far; the fastest takes at most" in " ".join(out.split())
     assert "no plan of the space takes less than" in out and "left with a gap" in out

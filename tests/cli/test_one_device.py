@@ -190,6 +190,35 @@ def test_every_command_answers_alike(tmp_path, monkeypatch, galvatron, name):
                 assert alike, f"{command}: {what} {theirs}, not {ours}"
 
 
+def test_profiles_and_a_device_are_not_given_together(tmp_path, monkeypatch, galvatron):
+    """Each command would have to choose one, where all answer alike."""
+    monkeypatch.chdir(tmp_path)
+    assert galvatron(*UNIFORM).code == 0
+    both = {"device": "h100-80gb", "profiles": str(tmp_path)}
+    words = [word for option, value in both.items() for word in (f"--{option}", value)]
+    for command in (
+        ("search", MODEL, *ASKED),
+        ("fit", MODEL, *ASKED),
+        *(("explain", "u.json"), ("report", "u.json"), ("plan", "trace", "u.json")),
+        *(("plan", "diff", "u.json", "u.json"), ("plan", "scale", "u.json", "--gpus", 4)),
+    ):
+        ran = galvatron(*command, *words)
+        assert ran.code == 2 and "device: profiles say which one it is" in ran.err, command
+    with pytest.raises(UserError, match="profiles say which one it is"):
+        galvatron_api.search(MODEL, **both, gpus=GPUS)
+    with pytest.raises(UserError, match="profiles say which one it is"):
+        what_if(Form(**FORM, **both), {})
+
+
+def test_a_plan_that_is_too_big_is_said_to_be(tmp_path, monkeypatch, galvatron):
+    monkeypatch.chdir(tmp_path)
+    assert galvatron(*UNIFORM).code == 0
+    text = galvatron("explain", "u.json", "--device", "h100", "--memory_constraint", 4).out
+    needs = number(r"note: the plan does not fit: it needs ([\d.]+) GiB a GPU, of 4.00", text)
+    assert needs and f"{needs - 4:.2f} GiB is missing of 4.00" in text
+    assert "does not fit: it needs" not in galvatron("explain", "u.json", "--device", "h100").out
+
+
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.gib is None])
 def test_an_unknown_memory_is_refused_by_name(tmp_path, monkeypatch, galvatron, name):
     monkeypatch.chdir(tmp_path)

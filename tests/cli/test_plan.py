@@ -148,7 +148,7 @@ BAD = {
     "missing field": (plan_fields(chunks=...), [], "chunks: missing; add it"),
     "misspelt field": (plan_fields(vpt=2), [], "vpt: unknown field; did you mean vtp?"),
     "wrong length": (plan_fields(use_sp="0,0"), [], "use_sp: has 2 entries for 4 layers"),
-    "other ranks": (plan_fields(), ["--world_size", "4"], "the plan is for 8 ranks but 4 are at hand"),
+    "other ranks": (plan_fields(), ["--world_size", "4"], "the plan is for 8 ranks but 4 are started"),
     "unknown model": (plan_fields(), ["--model", "llama9"], "llama9: neither a preset nor a config.json"),
     "no ranks": (plan_fields(), ["--world_size", "0"], "world_size"),
     "truncated": (json.dumps(plan_fields())[:100], [], "not valid JSON at line 1, column"),

@@ -250,8 +250,10 @@ def test_another_run_than_the_checkpoints_is_refused_before_ranks_start(folder, 
             {
                 "packing: none -> best_fit": ["--packing", "best_fit"],
                 "src_length: 1024 -> 8": ["--src_length", "8"],
-                "its adapters are others (base)": ["--seed", "7"],
-                "its adapters are others (alpha)": ["--lora_alpha", "3"],
+                "its adapters are others (another base)": ["--initializer_range", "0.1"],
+                "its adapters are others (alpha: 16.0 -> 8.0; rank: 8 -> 4)": ["--lora_rank", "4"],
+                "nowhere/index.json: no such file": ["--resume_from_checkpoint", "nowhere"],
+                "its adapters are others (alpha: 16.0 -> 3.0)": ["--lora_alpha", "3"],
             },
         ),
     ):
@@ -390,7 +392,7 @@ def test_parity_refuses_a_plan_for_other_ranks(folder, capsys):
     (folder / "plan.json").write_text(changed(PLAN, world_size=8))
     code, _, err = run(capsys, "parity", "plan.json", "--nproc", "4")
     assert code == 2
-    assert "world_size: the plan is for 8 ranks but 4 are at hand" in err
+    assert "world_size: the plan is for 8 ranks but 4 are started" in err
 
 
 def test_parity_ends_with_one_line_of_json(folder, capsys):
@@ -419,8 +421,9 @@ def test_train_writes_a_line_a_step(folder, capsys):
     records = [json.loads(line) for line in (folder / "output" / "train_log.jsonl").read_text().splitlines()]
     assert code == 0
     assert "2 steps: loss" in out
-    assert [record["step"] for record in records] == [0, 1]
-    expected = {"step", "loss", "lr", "grad_norm", "step_time_s", "data_s", "tokens_per_s", "plan", "peak_memory_mib"}
+    assert [record["step"] for record in records] == [1, 2]
+    expected = {"step", "steps", "loss", "lr", "grad_norm", "step_time_s", "data_s", "tokens_per_s", "plan"}
+    expected |= {"peak_memory_mib", "peak_memory_rank"}
     assert all(set(record) == expected for record in records)
     assert all(len(record["peak_memory_mib"]) == 2 for record in records)
 

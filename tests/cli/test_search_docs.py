@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from paddlenlp_galvatron.base.limits import MOST_RANKS, MOST_SAMPLES, MOST_THREADS
+from paddlenlp_galvatron.base.limits import MOST_RANKS, MOST_SAMPLES
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.options.group import canonical_options
 from paddlenlp_galvatron.plan import read_plan
@@ -40,7 +40,7 @@ def test_every_key_of_the_answer_is_named(page, folder, galvatron):  # noqa: F81
 def test_the_limits_are_those_of_the_code(page):
     (told,) = re.findall(r"^(?:Limits: |上限：)(.*\n.*)$", page.read_text(), re.MULTILINE)
     known = [MOST_RANKS, MOST_SAMPLES, MOST_BATCHES, engine.MOST_FAMILIES, engine.MOST_STRATEGIES, engine.MOST_PRICES]
-    known += [MOST_THREADS, MOST_PLANS]
+    known += [MOST_PLANS]
     assert {int(number.replace(",", "")) for number in re.findall(r"\d[\d,]*\d", told)} == set(known)
 
 

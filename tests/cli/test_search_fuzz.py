@@ -45,7 +45,7 @@ VALUES = st.one_of(
     st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=6),
 )
 # What could take long or write elsewhere is left alone.
-FUZZED = sorted(set(FIELDS) - {"max_bsz", "output_config_path", "log_dir", "worker"})
+FUZZED = sorted(set(FIELDS) - {"max_bsz", "output_config_path", "log_dir"})
 
 
 @settings(max_examples=150)

@@ -6,10 +6,10 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from cost_examples import MODEL, example, one_node
+from cost_examples import MODEL, SEQ, example, example_plan, one_node
 
 from paddlenlp_galvatron.cost_model import CostModel, CostOptions, Task, timeline
-from paddlenlp_galvatron.cost_model.facts import COMMUNICATION, breakdown
+from paddlenlp_galvatron.cost_model.facts import COMMUNICATION, PlanFacts, breakdown
 from paddlenlp_galvatron.plan import DataParallel, LayerStrategy, Plan, Recompute, Schedule, VocabStrategy
 
 DDP, ZERO2, ZERO3 = DataParallel
@@ -95,3 +95,15 @@ def test_each_strategy_has_the_terms_that_it_pays_for():
     assert ulysses.time_ms["tensor"] > 0
     assert "tensor" not in plain.time_ms and plain.hidden_ms["gradients"] > 0
     assert zero3.memory_mib["moments"] < plain.memory_mib["moments"] / 3
+
+
+def test_what_gathering_again_spares_is_told():
+    """Two inputs of each layer that recomputes nothing, as far as they are of other ranks."""
+    model = one_node()
+    layers = LayerStrategy(2), LayerStrategy(4, recompute=True), LayerStrategy(2, ulysses=True), LayerStrategy(1)
+    plan = example_plan(model, layers=layers)
+    facts = PlanFacts(plan, model.predict(plan), model, MODEL)
+    tokens_mib = 4 * SEQ * MODEL.hidden_size * 2 / 2**20  # of 4 samples
+    assert facts.spared_mib == pytest.approx(2 * tokens_mib / 2)
+    alone = example_plan(model)
+    assert replace(facts, plan=alone, prediction=model.predict(alone)).spared_mib == 0

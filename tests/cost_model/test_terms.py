@@ -10,8 +10,9 @@ from plans import valid_plans
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cost_model import CostOptions
-from paddlenlp_galvatron.cost_model.collectives import place_of
+from paddlenlp_galvatron.cost_model.collectives import CallTimes, Overlapped, place_of
 from paddlenlp_galvatron.cost_model.module import Room, module_memory
+from paddlenlp_galvatron.cost_model.variants import products_behind
 from paddlenlp_galvatron.cost_model.weights import StateBytes, Weights, layer_weights, table_weights
 from paddlenlp_galvatron.plan import (
     Assumptions,
@@ -21,6 +22,7 @@ from paddlenlp_galvatron.plan import (
     Schedule,
     VocabStrategy,
 )
+from paddlenlp_galvatron.plan.comm_points import CommPoint
 from paddlenlp_galvatron.plan.layout import TokenLayout, moves, redistribution, token_layout
 from paddlenlp_galvatron.plan.mesh import SHARDING, Axis, Mesh
 from paddlenlp_galvatron.profiles import Collective, CommPointKey, CommPointTimes
@@ -132,15 +134,40 @@ def test_all_ranks_of_a_stage_share_the_weights_of_ulysses():
     assert place_of(SHARDING, Mesh.of(8, (Axis.TENSOR, 4)), 4, 1) == Place(2, 2, False)
 
 
-def test_megatron_sp_pays_eight_collectives_and_twelve_with_recompute():
+def test_megatron_sp_pays_ten_collectives_of_which_products_hide_four():
     model = one_node()
     # tp 2 on 8 ranks: 4 samples of a micro-batch of 16, 4 MiB.
     one = 0.05 + 0.01 * 4 * SEQ * MODEL.hidden_size * 2 / 2**20
     compute = 0.1 + 0.4 * 2  # 4 samples shared by 2 ranks
     plain, again = (cost(model, LayerStrategy(2, recompute=flag)) for flag in (False, True))
     assert plain.forward_ms == pytest.approx(compute + 4 * one)
-    assert plain.backward_ms == pytest.approx(2 * compute + 4 * one)
-    assert again.backward_ms == pytest.approx(3 * compute + 8 * one)
+    # Gathers for products, and sums of their input's gradients, each 0.2 of whose time products show.
+    assert plain.backward_ms == pytest.approx(2 * compute + (2 + 4 * 0.2) * one)
+    assert plain.terms.tensor_hidden_ms == pytest.approx(4 * 0.8 * one)
+    # Recompute makes forward's four, and these gathers are the ones that products need.
+    assert again.backward_ms == pytest.approx(3 * compute + (2 + 4 + 2 * 0.2) * one)
+
+
+def test_what_products_cannot_hide_is_paid_for():
+    """Each message by itself: those of attention are no shorter for the longer products of the MLP."""
+    points = CommPoint.INTO_ATTENTION, CommPoint.INTO_MLP
+    timed = CallTimes(backward_ms=3, beside=tuple((point, Overlapped(5, 5 * 1.2)) for point in points))
+    behind = timed.behind(dict(zip(points, (1, 20), strict=True)))
+    assert behind.backward_ms == pytest.approx(3 + (5 + 0.2 * 1 - 1) + 0.2 * 5)
+    assert behind.hidden_ms == pytest.approx(2 * 5 - (behind.backward_ms - 3))
+    shares = products_behind(MODEL, SEQ)
+    assert 0 < shares[points[0]] < shares[points[1]] < sum(shares.values()) < 1
+
+
+def test_software_that_keeps_what_it_gathers_pays_in_memory_and_scatters_in_the_way():
+    """For published runs."""
+    again, kept = (one_node(options=CostOptions(keeps_gathered=keeps)) for keeps in (False, True))
+    before, after = (cost(model, LayerStrategy(2)) for model in (again, kept))
+    tokens_mib = 4 * SEQ * MODEL.hidden_size * 2 / 2**20
+    assert after.activation_mib - before.activation_mib == pytest.approx(2 * tokens_mib / 2)  # of the other rank
+    assert after.terms.tensor_backward_ms == after.terms.tensor_forward_ms and after.terms.tensor_hidden_ms == 0
+    alone = [cost(model, LayerStrategy(recompute=flag)) for model in (again, kept) for flag in (False, True)]
+    assert alone[:2] == alone[2:]
 
 
 def test_plain_tp_pays_two_all_reduces_a_pass():

@@ -93,8 +93,8 @@ def test_a_rank_is_named_for_what_it_did(tmp_path, how):
     ended, went_wrong = time.time(), re.search(r"^goes wrong at (\S+)$", (tmp_path / "workerlog.1").read_text(), re.M)
     assert went_wrong and ended - float(went_wrong[1]) < END_S
     first = str(caught.value).splitlines()[0]
-    assert first.startswith(CASES[how].format("rank 1", " in step 1"))
-    assert how == "refuses" or "; ranks 0, 2 waited in all_reduce of ranks 0, 1, 2 in step 1" in first
+    assert first.startswith(CASES[how].format("rank 1", " in step 2"))
+    assert how == "refuses" or "; ranks 0, 2 waited in all_reduce of ranks 0, 1, 2 in step 2" in first
     assert "gloo" not in str(caught.value)
 
 
@@ -144,7 +144,7 @@ class OnBoth:
         return next(line for line in lines if line.startswith("error: "))
 
     def wait_for_ranks(self) -> list[set[str]]:
-        """Until both are in step 1. On which addresses something of each node has listened meanwhile."""
+        """Until both are in step 2. On which addresses something of each node has listened meanwhile."""
         deadline, seen = time.monotonic() + TIMEOUT_S, [set(), set()]
         while sum("step 1\n" in path.read_text(errors="replace") for path in self._log.glob("workerlog.*")) < 2:
             assert time.monotonic() < deadline
@@ -164,8 +164,8 @@ def test_on_two_nodes_both_commands_name_rank_node_step_and_operation(tmp_path, 
         both = OnBoth(stack, tmp_path, 29_570, how, who)
         for node in (0, 1):
             first = both.first_line(node)
-            assert first.startswith(f"error: {CASES[how].format(f'rank {who} of node {who}', ' in step 1')}")
-            assert f"; rank {1 - who} waited in all_reduce of ranks 0, 1 in step 1" in first
+            assert first.startswith(f"error: {CASES[how].format(f'rank {who} of node {who}', ' in step 2')}")
+            assert f"; rank {1 - who} waited in all_reduce of ranks 0, 1 in step 2" in first
 
 
 @pytest.mark.slow

@@ -93,7 +93,10 @@ def test_what_is_given_goes_first():
         ({"NUM_NODES": "0"}, "NUM_NODES: 0 is no whole number from 1"),
         ({"NUM_NODES": "2", **MEETING}, "NODE_RANK: missing"),
         ({"NUM_NODES": "2", "NODE_RANK": "1", "MASTER_PORT": "71"}, "MASTER_ADDR: missing"),
-        (MPI | MEETING | {"MASTER_ADDR": "127.0.0.1"}, "MASTER_ADDR: 127.0.0.1 reaches no other node"),
+        *(
+            (MPI | MEETING | {"MASTER_ADDR": name}, f"MASTER_ADDR: {name} reaches no other node")
+            for name in ("127.0.0.1", "127.0.1.1", "0.0.0.0", "Localhost", "::")
+        ),
         (MPI | MEETING | {"MASTER_ADDR": "fd00::12"}, "MASTER_ADDR: fd00::12: IPv6 is not supported"),
         (PADDLE | {"PADDLE_MASTER": "[fd00::12]:9071"}, "IPv6 is not supported"),
     ],

@@ -60,7 +60,7 @@ def test_a_run_goes_on_under_another_plan_with_the_reference_that_it_began_with(
     assert all(abs(through[0]["metrics"][name]) < 1e-6 for name in METRICS[:2])
     assert through[3]["loss"] < through[0]["loss"] and through[3]["metrics"]["rewards/margins"] > 0
     assert through[3]["metrics"].keys() == set(METRICS) == through[3]["eval_metrics"].keys()
-    margins = {record["step"] + 1: record["eval_metrics"]["rewards/margins"] for record in through[1::2]}
+    margins = {record["step"]: record["eval_metrics"]["rewards/margins"] for record in through[1::2]}
     assert json.loads((pairs / "dpo" / "best.json").read_text())["step"] == max(margins, key=margins.get)
     split = plan(2, "1c2 2", vocab="1c2", batch=BATCH, megatron_sp=False)
     assert run(pairs, "split", split, *evaluated, steps=2) == 0

@@ -168,9 +168,17 @@ def test_started_again_after_a_kill_it_goes_on(alone):
     assert node.wait(TIMEOUT_S) != 0
     done = len(alone.records())
     assert alone.start(2, 60).wait(TIMEOUT_S) == 0
-    assert [record["step"] for record in alone.records()] == list(range(60))
+    assert [record["step"] for record in alone.records()] == list(range(1, 61))
     [folder] = [line.split("step-")[1] for line in alone.said().splitlines() if line.startswith("resuming from")]
     assert 0 <= done - int(folder) <= 2 * SAVE_STEPS
+
+
+def test_a_stopped_rank_tells_its_launcher(alone):
+    node = alone.start(2, NO_END)
+    alone.wait(node, lambda records: len(records) > 5)
+    os.kill(ranks_of(node)[1], signal.SIGTERM)
+    assert node.wait(TIMEOUT_S) == 128 + signal.SIGTERM
+    assert (alone.folder / "output" / "checkpoints" / f"step-{len(alone.records()):08d}").exists()
 
 
 def test_ranks_and_nodes_come_and_go(elastic):
@@ -180,7 +188,7 @@ def test_ranks_and_nodes_come_and_go(elastic):
     second = elastic.start(1, NO_END, *nodes)
     joined = elastic.wait(first, lambda records: ranks_in(records) == 2)
     # Paddle ends the ranks with SIGTERM, upon which they save: no step is lost.
-    assert [record["step"] for record in joined] == list(range(len(joined)))
+    assert [record["step"] for record in joined] == list(range(1, len(joined) + 1))
     # A rank is killed: Paddle starts both again.
     before = elastic.wait(first, lambda records: len(records) > len(joined) + 25)
     os.kill(ranks_of(second)[0], signal.SIGKILL)
@@ -194,5 +202,5 @@ def test_ranks_and_nodes_come_and_go(elastic):
     first.terminate()
     first.wait(TIMEOUT_S)
     records = elastic.records()
-    assert [record["step"] for record in records] == list(range(len(records)))
+    assert [record["step"] for record in records] == list(range(1, len(records) + 1))
     assert (elastic.folder / "output" / "checkpoints" / f"step-{len(records):08d}").exists()

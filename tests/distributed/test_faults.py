@@ -34,7 +34,7 @@ TIMEOUT_S = 600.0
     [
         ("p2p", KILLED),
         *(pytest.param(place, KILLED, marks=pytest.mark.slow) for place in ("forward", "backward", "optimizer")),
-        ("shape", f"^rank {FAULTY_RANK} failed in step 1: "),
+        ("shape", f"^rank {FAULTY_RANK} failed in step 2: "),
     ],
 )
 def test_a_rank_that_fails_ends_all_and_is_named(tmp_path, monkeypatch, place, message):

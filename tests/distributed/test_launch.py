@@ -80,17 +80,17 @@ except OSError:
     sys.exit(1)
 """
 CASES = {
-    "killed": ("rank 1 was ended by signal 9 (SIGKILL) in step 3; its log: ", 1),
+    "killed": ("rank 1 was ended by signal 9 (SIGKILL) in step 4; its log: ", 1),
     "stopped": ("rank 1 was stopped by a signal (process ", 1),
-    "left": ("rank 1 ended with exit code 0 before its work was done in step 3; its log: ", 1),
+    "left": ("rank 1 ended with exit code 0 before its work was done in step 4; its log: ", 1),
     "refused": ("field: the reason (rank 1)", 2),
-    "failed": ("rank 1 failed in step 3: ValueError: the reason; its log: ", 1),
+    "failed": ("rank 1 failed in step 4: ValueError: the reason; its log: ", 1),
     "does not import": ("rank 1 ended with exit code 1: ImportError: no such module; its log: ", 1),
     "stalled": ("rank 1 did not come to the others, who wait for it: it has computed for ", 1),
 }
 
 
-WAITED = "; ranks 0, 2 waited in all_reduce of ranks 0, 1, 2 in step 3"
+WAITED = "; ranks 0, 2 waited in all_reduce of ranks 0, 1, 2 in step 4"
 
 
 @pytest.fixture(autouse=True)

@@ -75,9 +75,9 @@ def test_a_run_goes_on_under_any_plan(galvatron, tmp_path, monkeypatch):
         assert ("fullest rank of experts" in told) == (name != "one rank")
         require_foreseen_traffic(PLANS[name])
     records = [json.loads(line) for line in Path("output/train_log.jsonl").read_text().splitlines()]
-    assert [record["step"] for record in records] == list(range(len(WALK) * EACH))
+    assert [record["step"] for record in records] == list(range(1, len(WALK) * EACH + 1))
     assert [record["plan"] for record in records[::EACH]] == [plan_id(PLANS[name]) for name in WALK]
-    assert [record["step"] for record in records if "eval_loss" in record] == [*range(EACH - 1, len(records), EACH)]
+    assert [record["step"] for record in records if "eval_loss" in record] == [*range(EACH, len(records) + 1, EACH)]
     for record in records:
         assert 2 <= record["metrics"]["aux_loss"] < 4  # of 2 experts a token; 4 where all tokens choose the same two
         assert (

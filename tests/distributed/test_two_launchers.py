@@ -57,7 +57,7 @@ sys.exit(exit_code_of(lambda: processes.launch("rank.py", [how, who], 1, "log", 
 """
 UNHEARD = ("error: node 1 has not been heard of for 20 s", "error: node 0 ({}:29580) has not been heard of for 20 s")
 SIGNALS = {"killed": signal.SIGKILL, "frozen": signal.SIGSTOP, "ended": signal.SIGTERM}
-WAITED = "; {} waited in all_reduce of ranks 0, 1 in step 3"
+WAITED = "; {} waited in all_reduce of ranks 0, 1 in step 4"
 
 
 class Case(NamedTuple):
@@ -79,12 +79,12 @@ def by_rank(how: str, who: int, says: str, alias: bool = False) -> Case:
 
 
 CASES = {
-    "rank 1 dies": by_rank("dies", 1, "was ended by signal 9 (SIGKILL) in step 3; its log: "),
-    "rank 0 dies": by_rank("dies", 0, "was ended by signal 9 (SIGKILL) in step 3; its log: "),
+    "rank 1 dies": by_rank("dies", 1, "was ended by signal 9 (SIGKILL) in step 4; its log: "),
+    "rank 0 dies": by_rank("dies", 0, "was ended by signal 9 (SIGKILL) in step 4; its log: "),
     "rank 1 stops": by_rank("stops", 1, "was stopped by a signal (process "),
     "rank 0 stops": by_rank("stops", 0, "was stopped by a signal (process "),
-    "rank 1 raises": by_rank("raises", 1, "failed in step 3: ValueError: the reason; its log: "),
-    "rank 1 leaves": by_rank("leaves", 1, "ended with exit code 0 before its work was done in step 3; its log: "),
+    "rank 1 raises": by_rank("raises", 1, "failed in step 4: ValueError: the reason; its log: "),
+    "rank 1 leaves": by_rank("leaves", 1, "ended with exit code 0 before its work was done in step 4; its log: "),
     "rank 1 sleeps": by_rank("sleeps", 1, "did not come to the others, who wait for it: it has computed for "),
     "node 1 killed": Case("killed", 1, (UNHEARD[0], None)),
     "node 0 killed": Case("killed", 0, (None, UNHEARD[1])),

@@ -13,7 +13,7 @@ from paddlenlp_galvatron.launch.processes import LaunchError, launch
 from paddlenlp_galvatron.runtime import device, gradients
 
 WORKER = Path(__file__).with_name("hanging_worker.py")
-WHERE = "receive of ranks 0, 1 in step 3"
+WHERE = "receive of ranks 0, 1 in step 4"
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from functools import cached_property
@@ -75,7 +74,7 @@ class SearchSeen(Seen):
     @classmethod
     @contextmanager
     def watched(cls) -> Iterator[dict[str, Any]]:
-        calls: dict[str, Any] = {"threads": 1, "strategies": set()}
+        calls: dict[str, Any] = {"strategies": set()}
         load = question.load
 
         class Noting(Space):
@@ -88,12 +87,7 @@ class SearchSeen(Seen):
             calls["shapes"], calls["length"] = dict(enumerate_words(shapes)), assumed.seq_length
             return load(shapes, nodes, gpus, assumed, **others)
 
-        def threads(count: int) -> ThreadPoolExecutor:
-            calls["threads"] = count
-            return ThreadPoolExecutor(count)
-
-        noted = patch.multiple(engine, ThreadPoolExecutor=threads, Space=Noting)
-        with patch.object(question, "load", loading), noted:
+        with patch.object(question, "load", loading), patch.object(engine, "Space", Noting):
             yield calls
 
     @cached_property
@@ -169,7 +163,7 @@ ROWS = {
     "save_gb_per_s": Row(5, "answer.job"),
     "offload_optimizer": Row(1, "refusal"),  # its profiles name no GPU
     "moe_imbalance": Row(1.9, "answer.load", SPREAD),
-    "moe_imbalance_bound": Row(3, "answer.stages", SPREAD),
+    "moe_imbalance_bound": Row(3, "answer.stages", SPREAD | {"simplest_within": 0}),
     "experts_one_by_one": Row(1, "answer.time_s", MIXTURE),
     "min_bsz": Row(16, "families", BATCHES),
     "max_bsz": Row(16, "families", BATCHES),
@@ -222,8 +216,7 @@ ROWS = {
     "overlap_coe_path": Row("other", "answer.time_s", {"disable_pp": 1}),
     "sp_time_path": Row("other", "answer.notes"),
     "allow_foreign_profiles": Row(1, "answer.feasible", {"vocab_size": 64000}),
-    "parallel_search": Row(1, "calls.threads"),
-    "worker": Row(3, "calls.threads", {"parallel_search": 1}),
+    "simplest_within": Row(100, "answer.strategies", TIGHT),
     "top_k": Row(2, "answer.runners_up"),
     "effort": Row(1, "answer.counts", TIGHT),
     "output_config_path": Row("mine/plan.json", "answer.plan"),

@@ -162,8 +162,9 @@ def test_a_config_is_read_by_file_and_by_folder(tmp_path):
     assert load_model(tmp_path / "other.json") == replace(MODEL, name="other")
 
 
-def test_the_fingerprint_leaves_out_the_name_alone():
+def test_the_fingerprint_leaves_out_what_no_plan_depends_on():
     assert replace(MODEL, name="other").fingerprint == MODEL.fingerprint
+    assert replace(MODEL, initializer_range=0.1).fingerprint == MODEL.fingerprint  # of the first weights alone
     assert replace(MODEL, kv_heads=8).fingerprint != MODEL.fingerprint
     assert replace(MODEL, seq_length=8).fingerprint != MODEL.fingerprint
 

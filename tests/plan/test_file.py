@@ -165,7 +165,7 @@ def test_every_fault_is_named_at_once():
 
 
 def test_a_plan_for_other_ranks_is_refused():
-    with pytest.raises(UserError, match="the plan is for 8 ranks but 4 are at hand"):
+    with pytest.raises(UserError, match="the plan is for 8 ranks but 4 are started"):
         plan_from_dict(plan_fields(), 4)
 
 

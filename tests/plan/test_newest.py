@@ -68,7 +68,7 @@ def test_the_error_says_why_each_plan_does_not_fit(tmp_path, put):
     ]
     assert "not valid JSON" in reasons[0] and reasons[0].count("cut.json") == 1
     assert "searched for llama2-7b" in reasons[1]
-    assert "the plan is for 16 ranks but 8 are at hand" in reasons[2]
+    assert "the plan is for 16 ranks but 8 are started" in reasons[2]
 
 
 @pytest.mark.parametrize("folder", [".", "missing"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -13,7 +13,7 @@ from paddlenlp_galvatron.cost_model import CostModel, LayerCost, Workspace
 from paddlenlp_galvatron.model import kinds_of, layer_types_of
 from paddlenlp_galvatron.plan import DataParallel, ModelShape, Plan
 from paddlenlp_galvatron.plan.layout import redistribution, token_layout
-from paddlenlp_galvatron.planner import SearchOptions
+from paddlenlp_galvatron.planner import Candidate, SearchOptions
 from paddlenlp_galvatron.planner.space import Space, families, interleaved_families
 from paddlenlp_galvatron.profiles.data_sheet import Device
 from paddlenlp_galvatron.profiles.reserve import Reserve
@@ -105,11 +105,16 @@ def divisions(layers: int, stages: int) -> list[tuple[int, ...]]:
 
 
 def best_by_enumeration(models: Sequence[ModelShape], cost: CostModel, options: SearchOptions) -> float:
-    """Least seconds per sample over every plan of the space that fits, each priced by `predict`."""
+    """Least seconds per sample over every plan of the space that fits."""
+    return min((one.ms_per_sample / 1000 for one in every_plan(models, cost, options)), default=inf)
+
+
+def every_plan(models: Sequence[ModelShape], cost: CostModel, options: SearchOptions) -> Iterator[Candidate]:
+    """Every plan of the space that fits, each priced by `predict`."""
     spaces = [
         Space(m, replace(cost.assumed, seq_length=s), options) for m, s in zip(cost.models, cost.seqs, strict=True)
     ]
-    best, kinds = inf, cost.layer_types
+    kinds = cost.layer_types
     where = options, cost.world_size, len(kinds)
     for family in (*families(*where), *interleaved_families(*where)):
         layers = [space.layers(family) for space in spaces]
@@ -120,7 +125,6 @@ def best_by_enumeration(models: Sequence[ModelShape], cost: CostModel, options: 
             pairs = (  # type: ignore[assignment]
                 (tuple(alike[kind] for kind in kinds), vocab)
                 for layer, vocab in product(layers[mixture], vocabularies)
-                if vocab.axes == layer.axes
                 for alike in [
                     [layer if m.experts else replace(layer, ep=1, etp=1, experts_dp_type=None) for m in cost.models]
                 ]
@@ -141,5 +145,4 @@ def best_by_enumeration(models: Sequence[ModelShape], cost: CostModel, options: 
             )
             prediction = cost.predict(plan)
             if max(stage.memory.total_mib for stage in prediction.stages) <= options.memory_constraint * 1024:
-                best = min(best, prediction.time_s / plan.global_batch)
-    return best
+                yield Candidate(plan, prediction)

@@ -133,10 +133,12 @@ def test_what_the_experts_of_a_layer_take():
     model = load_model("qwen3-30b-a3b")
     assumed = Assumptions(True, Precision.BF16, True, 4096, True, True)
 
-    def cost_of(experts: Experts, recompute: Recompute = Recompute.NONE, **options: float) -> LayerCost:
+    def cost_of(
+        experts: Experts, recompute: Recompute = Recompute.NONE, pipeline: int = 1, **options: float
+    ) -> LayerCost:
         chosen = SearchOptions.from_mapping(options).cost_options
         cost = derive(model, load_data_sheet("h100-80gb"), 2, 8, assumed, chosen)
-        return cost.expert_cost(experts, recompute, stage_size=16, micro_batch=16, micro_batches=4, pipeline=1)
+        return cost.expert_cost(experts, recompute, stage_size=16, micro_batch=16, micro_batches=4, pipeline=pipeline)
 
     even = {"moe_imbalance": 1, "moe_imbalance_bound": 1}
     whole, split = cost_of(Experts(1, 1, DataParallel.DDP)), cost_of(Experts(8, 1, DataParallel.DDP), **even)
@@ -151,6 +153,9 @@ def test_what_the_experts_of_a_layer_take():
     assert (
         cost_of(Experts(1, 1, DataParallel.DDP), moe_imbalance=2) == whole
     )  # a rank with all experts has its own rows
+    # In a pipeline each of the 16 experts has half a tile of 64 rows in vain, of 4,096 x 8 rows in all.
+    padded = cost_of(Experts(8, 1, DataParallel.DDP), pipeline=2, **even)
+    assert padded.activation_mib == split.activation_mib * (1 + 16 * 64 / (4096 * 8))
     again = cost_of(Experts(8, 1, DataParallel.DDP), Recompute.FULL, **even)
     assert again.activation_mib == 0 and again.backward_ms > split.backward_ms + 0.9 * split.forward_ms
     one_by_one = cost_of(Experts(1, 1, DataParallel.DDP), experts_one_by_one=True)

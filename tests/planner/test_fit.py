@@ -140,7 +140,7 @@ def test_several_devices_stand_in_one_answer_each_with_its_own_memory():
     for row in found:
         [alone] = fitted(device=row.device.name if row.card_gib < 79 else "h100", gpus=row.gpus)
         assert alone.best and row.best and alone.best.time_s == row.best.time_s
-    with pytest.raises(UserError, match="profiles are of one device"):
+    with pytest.raises(UserError, match="profiles say which one it is"):
         fitted(device="h100,h20", profiles="somewhere")
 
 

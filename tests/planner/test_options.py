@@ -48,7 +48,7 @@ def test_other_names_mean_the_same() -> None:
         ({"settle_chunk": 2**31 - 1}, "settle_chunk: must be a number above 0 and at most"),
         ({"memory_constraint": 1e300}, "memory_constraint: must be at most 1000000000"),
         ({"context_mib": 1e300}, "context_mib: must be at most"),
-        ({"worker": 1025}, "worker: must be at most 1024"),
+        ({"simplest_within": 101}, "simplest_within: must be at most 100"),
         ({"top_k": 10**6}, "top_k: must be at most 1000"),
         ({"min_bsz": 16, "max_bsz": 8}, "max_bsz: 8 is below min_bsz 16"),
         ({"max_bsz": 10**6, "bsz_scale": 1}, "bsz_scale: 999993 batches up to max_bsz are too many"),
@@ -57,7 +57,7 @@ def test_other_names_mean_the_same() -> None:
         ({"pipeline_type": "1f1b"}, "pipeline_type: must be"),
         ({"search_space": "dp+tpp"}, "search_space: 'tpp' is unknown"),
         ({"sp_space": "tp+sp", "tp_consec": 0}, "tp_consec: 0 does not go together with sp_space"),
-        ({"worker": -1}, "worker: must be at least"),
+        ({"simplest_within": -1}, "simplest_within: must be at least"),
     ],
 )
 def test_bad_options_are_told(values: dict[str, Any], message: str) -> None:

@@ -72,7 +72,8 @@ def test_a_task_is_priced_in_every_number(tmp_path, task, rank, trained):
         assert sum(stage.time_ms.values()) == pytest.approx(told.prediction.time_s * 1000)
         assert sum(stage.memory_mib.values()) == pytest.approx(8 * 1024)
         assert (stage.memory_mib["moments"] < whole.memory_mib["moments"] / 5) == trained.frozen
-    assert told.uniform and full.uniform and told.uniform.time_s != full.uniform.time_s
+    assert told.searched.uniform and full.searched.uniform
+    assert told.searched.uniform.time_s != full.searched.uniform.time_s
     assert all(one.time_s != other.time_s for one, other in zip(told.what_ifs, full.what_ifs, strict=True) if one.plan)
 
 

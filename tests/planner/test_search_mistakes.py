@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 from cost_examples import MODEL, SEQ, example, one_node
 
-from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cost_model import LayerCost
 from paddlenlp_galvatron.plan import DataParallel, LayerStrategy, Plan, Schedule
 from paddlenlp_galvatron.planner import SearchOptions, search
@@ -97,40 +96,13 @@ def test_8_layers_that_are_left_over_do_not_go_to_the_last_stage() -> None:
     assert division[0] > division[1]  # the LM head takes as long as two layers
 
 
-def test_10_an_error_in_a_thread_is_the_one_that_is_told() -> None:
-    class Lacking(RandomCost):
-        def layer_cost(self, *_: Any, **__: Any) -> LayerCost:
-            raise UserError("layertype_0: not in the memory profile")
-
-    chosen = options(seq_length=12, parallel_search=True, worker=3)
-    with pytest.raises(UserError, match="layertype_0: not in the memory profile"):
-        search([model_of(3)], Lacking([model_of(3)], chosen, 0), chosen)
-
-
-def test_10_as_many_threads_work_as_asked() -> None:
-    seen: set[int] = set()
-    everybody = threading.Event()
-
-    class Meeting(RandomCost):
-        def vocab_cost(self, *args: Any, **kwargs: Any) -> LayerCost:
-            seen.add(threading.get_ident())
-            if len(seen) == 3:
-                everybody.set()
-            assert everybody.wait(30), "three threads do not come here"
-            return super().vocab_cost(*args, **kwargs)
-
-    chosen = options(seq_length=12, parallel_search=True, worker=3, memory_constraint=50, top_k=1000)
-    search([model_of(3)], Meeting([model_of(3)], chosen, 0), chosen)
-
-
-@pytest.mark.parametrize("parallel", [False, True])
-def test_10_control_c_ends_the_whole_search(parallel: bool) -> None:
+def test_10_control_c_ends_the_whole_search() -> None:
     class Slow(RandomCost):
         def layer_cost(self, *args: Any, **kwargs: Any) -> LayerCost:
             time.sleep(0.05)
             return super().layer_cost(*args, **kwargs)
 
-    chosen = options(seq_length=12, parallel_search=parallel, worker=2, settle_bsz=-1, min_bsz=8, max_bsz=512)
+    chosen = options(seq_length=12, settle_bsz=-1, min_bsz=8, max_bsz=512)
     timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
     gc.disable()  # hypothesis' callback swallows an interrupt that meets it
     timer.start()

@@ -39,6 +39,7 @@ def check_against_enumeration(seed: int, two: bool = False) -> bool:
         "disable_ckpt": draw.random() < 0.4,
         "disable_sdp": draw.random() < 0.4,
         "disable_vtp": draw.random() < 0.5,
+        "simplest_within": 0.0,
         **({"sp_space": "tp+sp"} if draw.random() < 0.5 else {"tp_consec": draw.random() < 0.5}),
     }
     options = SearchOptions.from_mapping(values)

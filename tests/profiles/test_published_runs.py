@@ -94,19 +94,18 @@ def test_three_rows_with_experts_tell_the_others():
 
 
 def test_experts_across_nodes(benchmark):
-    """Megatron's Qwen3-MoE on H100; LAER-MoE's Mixtral on A100 is slower than is known why, in the right order."""
+    """Megatron's Qwen3-MoE on H100; LAER-MoE's Mixtral on A100, whose imbalance was fitted to two of its four runs."""
     told = rows(benchmark, COLLECTED)
     megatron = [row for row in told if row["device"].startswith("h100")]
     assert len(megatron) == 3 and all(abs(row["step_error"]) <= 0.22 for row in megatron)
     assert [abs(row["allocated_error"]) <= 0.1 for row in megatron if row["allocated_error"]] == [True]
     laer = benchmark["errors"]([row for row in told if row["source"].startswith("LAER")])
-    assert laer["kendall_tau"] == 1 and 0.25 < laer["step_mean"] < 0.35
+    assert laer["kendall_tau"] == 1 and laer["step_mean"] <= 0.05 and laer["step_max"] <= 0.13
 
 
-# Mean errors of steps by source, of which only NeMo's sheet was fitted to any row: what is known of the others is in
-# accuracy.md, "What cannot be explained".
+# Mean errors of steps by source. What was fitted to which rows, and what is not explained, is in accuracy.md.
 BY_SOURCE = {
-    "llm-foundry": 0.06, "InternEvo": 0.065, "torchtitan": 0.04, "NeMo": 0.03, "nanotron": 0.36, "FlagPerf": 0.11,
+    "llm-foundry": 0.035, "InternEvo": 0.055, "torchtitan": 0.035, "NeMo": 0.025, "nanotron": 0.41, "FlagPerf": 0.02,
 }  # fmt: skip
 
 
@@ -242,9 +241,6 @@ def test_a_sheet_says_how_fast_published_runs_are(device):
     )
 
 
-# Where the preferred layout is slower than the best by more than 2 %, how much: pp 2 with tp 2, whose steps take 0.6 to
-# 0.8 s longer than predicted whatever they recompute, is preferred to tp 1 that recomputes.
-REGRET = {(45, False): 0.025, (40, False): 0.025, (40, True): 0.1}
 # Largest regret at a budget by our own feasibility, where it is more than 3 %. pp 2 with tp 2, whose steps take 0.6 to
 # 0.8 s longer than predicted whatever they recompute, is preferred to tp 1 that recomputes. At other budgets the best
 # run had nearly filled it, and our bound is beyond.

@@ -1,4 +1,4 @@
-"""What is lost with more nodes: published speeds of InternEvo and llm-foundry, to which one number was fitted."""
+"""What is lost with more nodes: published speeds of InternEvo and llm-foundry; one number was fitted to each."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from paddlenlp_galvatron.cost_model import derive
 from paddlenlp_galvatron.model import ModelShape, Recompute
 from paddlenlp_galvatron.plan import Assumptions, DataParallel, Precision, uniform_plan
 from paddlenlp_galvatron.planner.question import Question
-from paddlenlp_galvatron.profiles.data_sheet import DataSheet, load_data_sheet
+from paddlenlp_galvatron.profiles.data_sheet import HALF_RANKS, DataSheet, load_data_sheet
 
 SEQ = 2048
 H100, A100 = load_data_sheet("h100"), load_data_sheet("a100")
-ROCE = A100.model_copy(update={"network": A100.network.model_copy(update={"value": 50.0})})  # 4 x 100 Gb/s a node
+ROCE = A100.model_copy(  # 4 x 100 Gb/s a node
+    update={"network": A100.network.model_copy(update={"value": 50.0}), "half_ranks": HALF_RANKS}
+)
 INTERNLM = ModelShape("internlm-7b", "llama", 32, 4096, 11008, 32, 32, 103168, SEQ)
 MPT = {  # layers, width, heads
     "3b": (32, 2560, 20),

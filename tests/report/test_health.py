@@ -40,7 +40,7 @@ def records(
 ) -> list[dict[str, Any]]:
     return [
         {
-            "step": step,
+            "step": step + 1,
             "loss": 3.0,
             "lr": 1e-3,
             "grad_norm": 0.5,

@@ -1,7 +1,8 @@
-"""The order of experts' rows, which is counted on GPUs and sorted here."""
+"""The order of experts' rows, which the runtime counts and these tests sort, and rows that are added to them."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,9 +14,13 @@ import paddle
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paddlenlp_galvatron.plan.strategy import DataParallel, Experts
+from paddlenlp_galvatron.plan import LayerStrategy, Plan
+from paddlenlp_galvatron.plan.strategy import EXPERT_ROWS, IMBALANCE_BOUND, DataParallel, Experts
+from paddlenlp_galvatron.runtime import device, grouped
 from paddlenlp_galvatron.runtime import experts as module
-from paddlenlp_galvatron.runtime.experts import Routing
+from paddlenlp_galvatron.runtime.experts import OwnExperts, Routing
+from paddlenlp_galvatron.runtime.grouped import UNPADDED, Padding
+from paddlenlp_galvatron.runtime.precision import Numbers
 
 
 @given(
@@ -49,3 +54,62 @@ def test_rows_lie_as_stable_sorts_would_lay_them(data, ep, etp, local, tokens):
     by_expert = np.argsort(received, kind="stable")
     np.testing.assert_array_equal(routing.by_expert, by_expert)
     np.testing.assert_array_equal(routing.by_rank, np.argsort(by_expert))
+
+
+def padded_run(padding: Padding, chosen: np.ndarray) -> list[np.ndarray]:
+    """Output, and the gradients of tokens, scores and weights, of one rank's experts."""
+    paddle.seed(1)
+    shape = SimpleNamespace(experts=4, experts_per_token=chosen.shape[1], expert_size=8)
+    own = OwnExperts(shape, Experts(1, 1, DataParallel.DDP), None, Numbers(), None, padding)
+    weights = [paddle.randn([4, *of]) for of in ((6, 8), (6, 8), (8, 6))]
+    own.layer.gate, own.layer.up, own.layer.down = map(paddle.assign, weights)
+    x, scores = paddle.randn([len(chosen), 6]), paddle.rand(chosen.shape)
+    given = [x, scores, own.layer.gate, own.layer.up, own.layer.down]
+    for tensor in given:
+        tensor.stop_gradient = False
+    memo = {"chosen": paddle.to_tensor(chosen)}
+    with paddle.no_grad():
+        own.route(x, memo)
+    assert sum(memo["routing"].counts) >= chosen.size
+    assert all(count % padding.multiple == 0 for count in memo["routing"].counts)
+    out = own.weighted(x, scores, memo)
+    out.backward(paddle.randn(out.shape))
+    return [out.numpy(), *(tensor.grad.numpy() for tensor in given)]
+
+
+@given(data=st.data(), tokens=st.integers(1, 9), k=st.integers(1, 3), multiple=st.sampled_from([4, 128]))
+@settings(deadline=None, max_examples=15)
+@pytest.mark.parametrize("fills", [False, True])
+def test_rows_that_no_token_sent_change_nothing(fills, data, tokens, k, multiple):
+    choices = st.permutations(range(4)).map(lambda order: order[:k])
+    chosen = np.array(data.draw(st.lists(choices, min_size=tokens, max_size=tokens)))
+    padded = padded_run(Padding(multiple, bound=2.0, fills=fills), chosen)
+    for ours, plain in zip(padded, padded_run(UNPADDED, chosen), strict=True):
+        np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-6)
+
+
+def test_the_first_step_has_the_rows_of_the_bound_and_later_ones_few_sizes():
+    padding = Padding(EXPERT_ROWS, bound=2.0, fills=True)
+    assert padding.rows([0, 1, 128, 129], mean=1000, ep=8) == [0, 128, 128, 2048 - 256 + 256]
+    assert padding.rows([4000, 1], mean=1000, ep=8) == [4096, 128]  # more than the bound
+    assert sum(padding.rows([100, 100], mean=200, ep=1)) == 384  # all experts here: none has more than its own
+    padding.fills = False
+    assert padding.rows([0, 1, 128, 129], mean=1000, ep=8) == [0, 128, 128, 256]
+
+
+def test_pipelines_that_load_kernels_alone_pad_by_the_bound_that_their_plan_was_searched_with(monkeypatch):
+    one, two = (Plan(2, 2, 2, (1,) * stages, (LayerStrategy(),) * stages) for stages in (1, 2))
+    options = {"moe_imbalance": 1.1, "moe_imbalance_bound": 3.0}
+    searched = replace(two, metadata={"searched_from": {"options": options}})
+    assert Padding.of(two) is UNPADDED
+    monkeypatch.setattr(device, "loads_kernels", lambda: True)
+    assert Padding.of(one) is UNPADDED
+    assert Padding.of(two) == Padding(EXPERT_ROWS, IMBALANCE_BOUND, fills=True)
+    assert Padding.of(searched).bound == 3.0
+
+
+def test_every_size_that_an_expert_may_get_is_multiplied_once(monkeypatch):
+    done = []
+    monkeypatch.setattr(grouped, "grouped", lambda left, right, counts, **how: done.append((counts[0], *how)))
+    grouped.use_every_size.__wrapped__(300, 2, 3, "float32")
+    assert done == [(size, *how) for size in (128, 256, 384) for how in ((), ("transpose_right",), ("transpose_left",))]

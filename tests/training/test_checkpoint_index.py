@@ -106,7 +106,6 @@ WRONG = [
     put("model", "heads", 3),
     put("model", "family", "gpt"),
     put("model", "more", 1),
-    put("model_fingerprint", "0"),
     put("plan", []),
     put("precision", "int8"),
     put("precision", None),

@@ -101,7 +101,7 @@ def test_keys_that_are_not_read_are_counted_once(tmp_path):
     read = Read(tmp_path, [line, line, messages(*TWO)])
     assert read.notes == (
         "keys that are not read, each with its number of lines: id (2), messages.id (2), source (2) "
-        "3 samples fill their rows to 1.6%; several share a row with --packing best_fit"
+        "rows are filled to 1.6% (3 samples); several share a row with --packing best_fit"
     )
     assert Read(tmp_path, [line, line, messages(*TWO)]).notes == read.notes  # which were kept
 

@@ -10,7 +10,8 @@ import pytest
 from paddlenlp_galvatron.base.errors import GalvatronError
 from paddlenlp_galvatron.cli.training_run import LogTail
 from paddlenlp_galvatron.plan import plan_id, uniform_plan
-from paddlenlp_galvatron.training.step_log import StepLog, StepRecord, read_log
+from paddlenlp_galvatron.report.measured import stage_peaks_mib, tells_peaks
+from paddlenlp_galvatron.training.step_log import StepLog, StepRecord, peaks_to_log, read_log
 
 PLAN = uniform_plan(layers=1, world_size=1, global_train_batch_size=1)
 
@@ -18,6 +19,7 @@ PLAN = uniform_plan(layers=1, world_size=1, global_train_batch_size=1)
 def record(step: int, loss: float = 1.0) -> StepRecord:
     return StepRecord(
         step=step,
+        steps=9,
         loss=loss,
         lr=1e-3,
         grad_norm=1.0,
@@ -26,6 +28,7 @@ def record(step: int, loss: float = 1.0) -> StepRecord:
         tokens_per_s=9.0,
         plan=plan_id(PLAN),
         peak_memory_mib=[1.0],
+        peak_memory_rank=0,
     )
 
 
@@ -57,6 +60,17 @@ def test_a_step_that_is_written_again_takes_its_lines_place(tmp_path):
     assert seen == [(1, 0), (1, 0), (2, 1), (2, 1), (3, 2)]
 
 
+@pytest.mark.parametrize(("ranks", "stages"), [(64, 4), (1024, 8), (1024, 1)])
+def test_a_line_does_not_grow_with_the_ranks_and_readers_find_the_peak_of_each_stage(ranks, stages):
+    plan = uniform_plan(layers=8, world_size=ranks, global_train_batch_size=1024, pp_deg=stages)
+    peaks = [float((37 * rank) % 1009) for rank in range(ranks)]
+    fields = {"peak_memory_mib": peaks_to_log(peaks, stages)}
+    each = ranks // stages
+    assert tells_peaks(plan, fields)
+    assert stage_peaks_mib(plan, [fields]) == [max(peaks[k * each : (k + 1) * each]) for k in range(stages)]
+    assert len(fields["peak_memory_mib"]) == (ranks if ranks == 64 else stages)
+
+
 @pytest.mark.parametrize("prefix", ["[1,0]<stdout>:", "0: ", "worker-0 | ", "[pod/a/b] 2025-11-25T10:00:00.1Z "])
 def test_a_copy_with_what_a_launcher_writes_in_front_is_read(tmp_path, prefix):
     path = tmp_path / "log"
@@ -71,6 +85,16 @@ def test_a_log_is_followed_past_what_is_no_line_of_one(tmp_path):
     tail = LogTail(path, PLAN)
     path.write_text('{"step": 0}\nnull\nsaved\n' + json.dumps(record(0)) + "\n")
     assert tail.read() and tail.count == 1 and tail.latest[-1]["step"] == 0
+
+
+def test_an_older_log_counts_from_0_and_is_continued(tmp_path):
+    path = tmp_path / "log"
+    old = [{name: value for name, value in record(step).items() if name != "steps"} for step in range(4)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in old))
+    assert [each["step"] for each in read_log(path)] == [1, 2, 3, 4]
+    write(path, 3, 4)
+    assert [each["step"] for each in read_log(path)] == [1, 2, 3, 4]
+    assert ["steps" in json.loads(line) for line in path.read_text().splitlines()] == [False, False, True, True]
 
 
 def test_steps_without_a_finite_loss_stay(tmp_path):

@@ -145,7 +145,7 @@ def test_what_a_read_ahead_finds_wrong_is_said_at_its_step(tmp_path, monkeypatch
 
     monkeypatch.setattr(trainer.run.data, "rows", breaks)
     steps = trainer.steps()
-    assert [next(steps)["step"] for _ in range(2)] == [0, 1]
+    assert [next(steps)["step"] for _ in range(2)] == [1, 2]
     with pytest.raises(UserError, match="the data have changed"):
         next(steps)
 
@@ -155,7 +155,7 @@ def test_a_callback_stops_a_run_and_another_one_goes_on(tmp_path):
     GalvatronTrainer(straight).train()
     run = settings(tmp_path)
     GalvatronTrainer(run, callbacks=[Heard(stop_after=2)]).train()
-    assert [record["step"] for record in records(run)] == [0, 1]
+    assert [record["step"] for record in records(run)] == [1, 2]
     heard = Heard()
     GalvatronTrainer(run, callbacks=[heard]).train()
     assert heard.events == ["epoch 2", "step 3", "step 4", "save"]
@@ -183,7 +183,7 @@ def test_epochs_are_passes_over_the_training_split(tmp_path, prefix, saving):
     assert [event for event in heard.events if event.startswith("epoch")] == ["epoch 0", f"epoch {steps}"]
     assert trainer.state.epoch == 2.0
     assert len(records(run)) == 2 * steps
-    assert [record["step"] for record in records(run) if "eval_loss" in record] == [steps - 1, 2 * steps - 1]
+    assert [record["step"] for record in records(run) if "eval_loss" in record] == [steps, 2 * steps]
 
 
 def test_the_rate_is_that_of_paddlenlps_schedule(tmp_path):
@@ -221,7 +221,7 @@ def test_a_run_begun_anew_is_not_mistaken_for_the_one_before(tmp_path):
     assert [folder.name for folder in whole_checkpoints(run.checkpoints)] == ["step-00000002", "step-00000001"]
     assert len(list(run.checkpoints.glob("left-*-step-00000004"))) == 1
     GalvatronTrainer(settings(tmp_path, seed=7)).train()
-    assert [record["step"] for record in records(run)] == [0, 1, 2, 3]
+    assert [record["step"] for record in records(run)] == [1, 2, 3, 4]
 
 
 def test_logs_go_to_visualdl_where_it_is_installed(tmp_path, monkeypatch):

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from ...base.errors import UserError
 from ...cost_model import CostModel, CostOptions, Task, derive
-from ...cost_model.costs import IMBALANCE
 from ...model import ModelShape
 from ...plan import Plan
+from ...plan.strategy import IMBALANCE
 from ...profiles.analytic import GROUPED, ExpertKernels
-from ...profiles.data_sheet import DataSheet, Figure, Stack
+from ...profiles.data_sheet import HALF_RANKS, DataSheet, Figure, Stack
 from ...profiles.reserve import MOST_ALLOCATOR
 
 # Numbers that may be fitted, and their prior errors: standard deviations of the logarithm.
@@ -71,6 +71,7 @@ class MeasuredRun:
     document_tokens: float | None = None  # of packed rows, as `Task` has it
     stack: Stack | None = None  # the software; None: the sheet's
     sharding_group: int | None = None  # as `CostOptions` has it
+    keeps_gathered: bool = False  # the same
     attention_speed: float = 1.0  # of its attention kernel, over that of the sheet's
     network: float | None = None  # GB/s a direction of its nodes; None: the sheet's
 
@@ -88,7 +89,9 @@ def cost_of(run: MeasuredRun, sheet: DataSheet) -> CostModel:
     """Prices of its model on nodes of this sheet."""
     sheet = sheet.with_stack(run.stack)
     attention = sheet.attention_efficiency.value * run.attention_speed
-    own = {"attention_efficiency": attention, "network": run.network or sheet.network.value}
+    own = {"attention_efficiency": attention}
+    if run.network:  # whose rings are not the sheet's either
+        own |= {"network": run.network, "half_ranks": HALF_RANKS.value}
     sheet = _with(sheet, own if run.ours else own | {"receive_coe": 1.0})
     per_node = min(run.plan.world_size, sheet.gpus_per_node)
     return derive(
@@ -103,6 +106,8 @@ def cost_of(run: MeasuredRun, sheet: DataSheet) -> CostModel:
             imbalance_bound=run.imbalance,
             kernels=run.kernels,
             sharding_group=run.sharding_group,
+            in_place=run.ours,
+            keeps_gathered=run.keeps_gathered,
             task=Task(run.adapter_rank, document_tokens=run.document_tokens),
         ),
         run.kept_bytes,

@@ -11,7 +11,7 @@ from ...base.reading import parse_json, read_json, read_text
 from ...base.text import without_prefix
 from ...model import ModelShape, load_model
 from ...plan import plan_from_dict, read_plan
-from ...report.measured import WARM_UP_STEPS, stage_peaks_mib
+from ...report.measured import WARM_UP_STEPS, stage_peaks_mib, tells_peaks
 from .fit import MeasuredRun
 from .tables import Table, read_table
 
@@ -55,8 +55,7 @@ def _of_log(source: Path, plan_path: Path, model: str | None, device: str) -> Me
             f"{source}: {len(records)} steps, of which the first {WARM_UP_STEPS} warm up; train {FEWEST} more at least"
         )
     step_s = median(record["step_time_s"] - record.get("data_s", 0.0) for record in settled)
-    peaks = [record for record in records if isinstance(record.get("peak_memory_mib"), list)]
-    told = [record for record in peaks if len(record["peak_memory_mib"]) == plan.world_size]
+    told = [record for record in records if tells_peaks(plan, record)]
     allocated = max(stage_peaks_mib(plan, told)) if told else None
     return MeasuredRun(plan_path.stem, str(source), device, shape, plan, step_s, allocated, ours=True)
 

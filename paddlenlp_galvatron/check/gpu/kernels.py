@@ -13,16 +13,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import paddle
 from paddle.incubate.nn.functional import fused_rotary_position_embedding, swiglu
 from paddle.nn import functional
 
+from ...launch.gpus import FLASH_VERSION, THIRD, has_flash_attention_3
 from ...launch.processes import LaunchError, launch
 from ...runtime import device, norm
 from ...runtime.attention import flash as flash_attention
 from ...runtime.attention import hidden_rows
+from ...runtime.cross_entropy import CrossEntropy, VocabularyShard
 from ...runtime.experts import Products
 from ...runtime.groups import run_as_rank, sentence, start_world
 from ...runtime.paddle_private import MultiTensorAdamW
@@ -174,6 +177,19 @@ def embedding(sizes: Sizes) -> Case:
     return Case(lambda table: functional.embedding(ids, table), lambda table: one_hot(ids) @ table, [table])
 
 
+def loss(sizes: Sizes) -> Case:
+    ids = paddle.randint(0, sizes.vocabulary, [sizes.tokens])
+    place: Any = SimpleNamespace(tp=1, index=0)
+    own = CrossEntropy(VocabularyShard(sizes.vocabulary, place), None, fused=False)
+    logits = paddle.randn([sizes.tokens, sizes.vocabulary])
+
+    def plain(logits: Any) -> Any:
+        label = paddle.take_along_axis(logits, ids.unsqueeze(-1), -1).squeeze(-1)
+        return paddle.logsumexp(logits, -1) - label
+
+    return Case(lambda logits: own.losses(1 * logits, ids), plain, [logits])  # of a copy, as it takes their place
+
+
 def _stepped(weights: list[Any], gradients: list[list[Any]]) -> list[Any]:
     """Weights in fp32 after two updates by the kernel."""
     tensors = []
@@ -226,18 +242,43 @@ def experts(sizes: Sizes) -> Case:
     return Case(lambda rows, weights: Products.apply(rows, counts, weights), plain, inputs)
 
 
-CASES: dict[str, Callable[[Sizes], Case]] = {
+class Missing(Exception):
+    """Neither this GPU nor this Paddle has the kernel."""
+
+
+def third(make: Callable[[Sizes], Case], sizes: Sizes) -> Case:
+    """The same by FlashAttention 3."""
+    if device.on_gpu() and not has_flash_attention_3():
+        raise Missing("FlashAttention 3 needs a GPU of Hopper's kind and Paddle 3.2")
+    kernel, plain, inputs = make(sizes)
+
+    def call(*tensors: Any) -> Any:
+        before = paddle.get_flags(FLASH_VERSION)
+        paddle.set_flags({FLASH_VERSION: int(THIRD)})
+        try:
+            return kernel(*tensors)
+        finally:
+            paddle.set_flags(before)
+
+    return Case(call, plain, inputs)
+
+
+FLASH: dict[str, Callable[[Sizes], Case]] = {
     "flash attention, causal, 4 heads a kv head": flash,
     "flashmask, first of 2 context ranks": partial(flashmask, rank=0),
     "flashmask, second of 2 context ranks": partial(flashmask, rank=1),
+}
+CASES: dict[str, Callable[[Sizes], Case]] = FLASH | {
     "rotary positions": rotary,
     "RMSNorm": rms_norm,
     "SwiGLU": gated,
     "linear with bias": linear,
     "embedding, half of the tokens alike": embedding,
+    "loss": loss,
     "AdamW, two steps": adamw,
     "experts, one without rows": experts,
 }
+CASES |= {f"{name}, FlashAttention 3": partial(third, make) for name, make in FLASH.items()}
 NAMES = tuple(CASES)
 
 
@@ -272,6 +313,8 @@ def main() -> None:
         try:
             off, worst = difference(CASES[NAMES[number]](sizes), sizes.dtype)
             result: dict[str, str | float] = {"off": off, "worst": worst, "type": sizes.dtype}
+        except Missing as error:
+            result = {"missing": str(error)}
         except Exception as error:  # of Paddle, in any of its classes
             if device.on_gpu():
                 raise  # a fault of CUDA's stays: the next kernel gets a process of its own

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ...base.scratch import scratch_folder
-from ...launch.gpus import all_kernels
+from ...launch.gpus import FLASH_VERSION, THIRD, has_flash_attention_3
 from ...launch.processes import LaunchError, launch
 from ...model import FAMILIES
 from ...plan import (
@@ -50,10 +50,20 @@ def parity(setting: Setting) -> Iterator[Finding]:
         asked = [fused_loss_case(setting.ranks, precision)] if setting.on_gpus and setting.ranks > 1 else []
         for finding in _tried(setting, [*cases, *asked]):
             judged = finding.state is State.NO_TIME or finding.subject not in {named.name for named in asked}
-            told = f"{finding.state}: {finding.found}"
-            yield finding if judged else replace(finding, state=State.TOLD, found=told)
+            yield finding if judged else _told(finding)
+    if setting.on_gpus and has_flash_attention_3():
+        third = [Named(f"{named.name}, FlashAttention 3", named.case) for named in cases if _flash(named)]
+        yield from map(_told, _tried(setting, third, {FLASH_VERSION: THIRD}))
     if not setting.on_gpus:
         yield setting.left_out("flash attention, fused cross entropy", "Paddle has them on GPUs alone")
+
+
+def _told(finding: Finding) -> Finding:
+    return replace(finding, state=State.TOLD, found=f"{finding.state}: {finding.found}")
+
+
+def _flash(named: Named) -> bool:
+    return bool(named.case.plan.assumed.flash_attention)
 
 
 def schedules(setting: Setting) -> Iterator[Finding]:
@@ -66,20 +76,20 @@ def schedules(setting: Setting) -> Iterator[Finding]:
     yield from _tried(setting, list(schedule_cases(setting.ranks)))
 
 
-def _tried(setting: Setting, cases: Sequence[Named]) -> Iterator[Finding]:
+def _tried(setting: Setting, cases: Sequence[Named], variables: Mapping[str, str] = {}) -> Iterator[Finding]:
     names = [named.name for named in cases]
-    return in_turn(setting, names, lambda first, launch: _launched(setting, cases[first:], f"{launch}"))
+    return in_turn(setting, names, lambda first, launch: _launched(setting, cases[first:], f"{launch}", variables))
 
 
-def _launched(setting: Setting, cases: Sequence[Named], log: str) -> tuple[list[Finding], str]:
+def _launched(
+    setting: Setting, cases: Sequence[Named], log: str, variables: Mapping[str, str]
+) -> tuple[list[Finding], str]:
     """Findings of the cases that ended, in order, and the fault of the next one."""
     fault = ""
     with scratch_folder("galvatron-check-") as folder:
         write_cases(folder, [named.case for named in cases])
         logs = setting.folder / f"{cases[0].case.plan.assumed.mixed_precision}-{log}"
         try:
-            mixed = any(named.case.plan.pipeline > 1 and named.case.shape.experts for named in cases)
-            variables = all_kernels(pipelined=mixed, experts=mixed)
             how = setting.ranks, logs, setting.launch_s
             launch(WORKER, [str(folder)], *how, device=setting.device, variables=variables)
         except LaunchError as error:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import paddle
 
-from ...launch.gpus import all_kernels
 from ...launch.processes import launch
 from ...runtime import device
 from ...runtime.adapters import load_family
@@ -36,7 +35,7 @@ def waits(setting: Setting) -> Iterator[Finding]:
     names = [named.name for named in waiting_cases(setting.ranks)]
     words = [str(setting.folder), str(setting.ranks)]
     how = setting.ranks, setting.folder, setting.launch_s
-    launch(f"{__package__}.waits", words, *how, device=setting.device, variables=all_kernels(True, True))
+    launch(f"{__package__}.waits", words, *how, device=setting.device)
     ranks = [json.loads((setting.folder / f"{rank}.json").read_text()) for rank in range(setting.ranks)]
     for name, *rows in zip(names, *ranks, strict=True):
         moved = max(max(row) - min(row) for row in rows)

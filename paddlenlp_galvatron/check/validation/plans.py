@@ -191,7 +191,7 @@ def rivals_at_budgets(shape: ModelShape, cost: CostModel, options: SearchOptions
         return []
 
     def find(gb: float, **changed: object) -> SearchResult:
-        return search(shape, cost, options.model_copy(update={"memory_constraint": gb, **changed}))
+        return search(shape, cost, options.model_copy(update={"memory_constraint": gb, **changed}), compared=False)
 
     need, fastest = find(NOTHING_GB).need, find(UNBOUNDED_GB).require()
     if need is None:

@@ -183,7 +183,7 @@ def _cost(options: ValidateOptions, shape: ModelShape, note: Callable[[str], Non
         assumed,
         folder=options.profiles,
         time_profile_mode="static",
-        options=CostOptions(global_memory_buffer=False, task=Task(options.adapter_rank)),
+        options=CostOptions(global_memory_buffer=False, task=Task(options.adapter_rank), padded=True),
         note=note,
     )
 

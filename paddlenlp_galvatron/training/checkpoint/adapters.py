@@ -67,10 +67,8 @@ def stored_factors(shape: ModelShape, rank: int) -> Iterator[StoredFactor]:
             yield StoredFactor(f"{shape.traits.prefix}.{place}", one.shape, f"base_model.model.model.{place}.weight")
 
 
-def base_identity(weights: HuggingFaceWeights | CheckpointWeights | None, seed: int) -> str:
+def base_identity(weights: HuggingFaceWeights | CheckpointWeights) -> str:
     """Identity of a set of base weights, wherever they lie: of the files that are read. Raises UserError."""
-    if weights is None:
-        return f"random, seed {seed}, in tiles"  # how `SeededWeights` draws
     sums = ((file, LargeFile(file)) for file in weights.files)
     return " ".join(f"{file.name}:{large.size_bytes}:{large.checksum(BLOCKS):08x}" for file, large in sums)
 
@@ -208,7 +206,7 @@ def merge(
     Raises UserError: the adapters were trained on another base."""
     weights, tuned = open_weights(base, shape), AdapterFolder(adapters, shape)
     known = tuned.adapters.base
-    if known and known != base_identity(weights, 0):
+    if known and known != base_identity(weights):
         raise UserError(f"{adapters}: were trained on other weights than those in {base}; name their base")
 
     def merged(name: str, size: tuple[int, ...]) -> Array:

@@ -142,8 +142,6 @@ class Index(_Stored):
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
         shape_from_config(config_of(self.model), self.model.name, "model")
-        if self.model.fingerprint != self.model_fingerprint:
-            raise ValueError("model: is not the one of model_fingerprint")
         if (self.plan is None) == (self.precision is None):
             raise ValueError("plan: one of plan and precision is given")
         shapes: dict[str, tuple[int, ...]] = {}
@@ -221,7 +219,7 @@ def open_checkpoint(folder: Path, shape: ModelShape | None = None) -> Checkpoint
         raise BrokenCheckpoint(f"{path}: {_first_fault(error)}") from None
     except UserError as error:
         raise BrokenCheckpoint(f"{path}: {fault}" for fault in error.faults) from None
-    if shape and index.model_fingerprint != shape.fingerprint:
+    if shape and index.model.fingerprint != shape.fingerprint:
         raise UserError(f"{folder}: is a checkpoint of {index.model.name}, whose shape is not that of {shape.name}")
     return Checkpoint(folder, index)
 

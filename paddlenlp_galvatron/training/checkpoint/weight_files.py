@@ -112,4 +112,4 @@ def _instead(folder: Path) -> str:
     for pattern, remedy in OTHERS.items():
         if found := [name for name in names if fnmatch(name, pattern)]:
             return f"{found[0]} is {remedy}"
-    return "no other file has weights; is the download complete?"
+    return "complete the download, or begin with random ones: galvatron train --continue_training 0"

@@ -202,7 +202,7 @@ class TuningData(InPasses):
         if self.packed:
             notes.append(f"{held} in {count(self.samples, 'row')}, which they fill to {filled:.1%}")
         elif filled < WORTH_PACKING:
-            notes.append(f"{held} fill their rows to {filled:.1%}; several share a row with --packing best_fit")
+            notes.append(f"rows are filled to {filled:.1%} ({held}); several share a row with --packing best_fit")
         return [*notes, *self._end_notes]
 
     @property

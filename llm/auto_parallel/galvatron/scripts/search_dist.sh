@@ -35,8 +35,6 @@ else
         --max_pp_size "${MAX_PP_SIZE:-None}" \
         --mixed_precision "${MIXED_PRECISION:-bf16}" \
         --sequence_parallel "${SEQUENCE_PARALLEL:-1}" \
-        --parallel_search "${PARALLEL_SEARCH:-0}" \
-        --worker "${WORKER:-None}" \
         --output_config_path "${OUTPUT_CONFIG_PATH:-None}" \
         --log_dir "${LOG_DIR:-logs}" \
         "$@"

@@ -1,0 +1,154 @@
+"""Simpler plans than the fastest one: the best with one strategy for all layers, and the simplest within a tolerance.
+
+Fewer strategies come first, then fewer segments, which are runs of layers with the same one. The best plan with one
+strategy is exact, so two are the fewest where the answer has two. Where the fastest plan has three or more, sets of its
+own strategies are searched, and pairs of the families of one chunk a stage that may have a plan within the tolerance,
+up to `MOST_PAIRS` of each. Segments are made fewer step by step: others may have fewer still.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations, islice, permutations, product
+from math import inf
+
+from ..cost_model import CostModel
+from ..plan import LayerStrategy, Plan
+from ..plan.strategy import runs
+from .result import Candidate, segment_count
+from .space import PlanFamily, Strategies, runs_of, without_experts
+
+MOST_PAIRS = 300  # of the strategies of a family; those of the fastest strategies come first
+MOST_SETS = 100  # of the fastest plan's own strategies
+MOST_ORDERED = 3  # strategies of a chunk whose orders are all tried
+
+Part = tuple[float, PlanFamily, Strategies]  # of the space: its lower bound in ms per sample, family, strategies
+# The fastest plan of some parts that takes less than a limit in ms per sample, and the least bound of what stays open.
+Solve = Callable[[Iterable[Part], float], tuple[Candidate | None, float]]
+
+
+def best_uniform(parts: Iterable[Part], cost: CostModel, solve: Solve) -> tuple[Candidate | None, float]:
+    """The fastest plan with one strategy for all layers, and the least bound of what stays open, in ms per sample."""
+    best, bound, limit = None, inf, inf
+    for part in sorted(parts, key=lambda part: part[0]):
+        if part[0] >= limit:
+            break
+        found, still_open = solve(_narrowed(part, 1, cost), limit)
+        bound = min(bound, still_open)
+        if found:
+            best, limit = found, found.ms_per_sample
+    return best, bound
+
+
+def simplest(
+    fastest: Candidate, parts: Iterable[Part], uniform: Candidate | None, most_ms: float, cost: CostModel, solve: Solve
+) -> Candidate:
+    """The plan of fewest strategies that takes at most so long per sample."""
+    if uniform and uniform.ms_per_sample <= most_ms:
+        return uniform
+    near = [part for part in sorted(parts, key=lambda part: part[0]) if part[0] < most_ms]
+    used = set(fastest.plan.layers)
+    own = [
+        (least, family, replace(space, layers=[[one for one in some if one in used] for some in space.layers]))
+        for least, family, space in near
+        if family == PlanFamily.of(fastest.plan) and space.have(fastest.plan, cost.layer_types)
+    ]
+    flat = [part for part in near if part[1].chunks == 1]  # with several chunks bounds are too low to reject pairs
+    for count in range(2, len(used)):
+        for some, most in ((own, MOST_SETS), (flat if count == 2 else [], MOST_PAIRS)):
+            narrower = [narrow for part in some for narrow in islice(_narrowed(part, count, cost), most)]
+            if found := solve(narrower, most_ms)[0]:
+                return found
+    return fastest
+
+
+def _narrowed(part: Part, count: int, cost: CostModel) -> Iterator[Part]:
+    """The part with each set of so many strategies, those of the fastest ones first. Its bound: some stage is busy at
+    least as long as all are on average."""
+    least, family, strategies = part
+    where = {
+        "stage_size": family.stage_size,
+        "micro_batch": family.micro_batch,
+        "micro_batches": family.micro_batches,
+        "pipeline": family.stages,
+    }
+    busy_ms: list[dict[LayerStrategy, float]] = []  # per sample and stage, by run of layers
+    behind = runs_of(cost.layer_types, strategies.in_front)
+    for run, some in zip(behind, strategies.layers, strict=True):
+        costs = {one: cost.layer_cost(one, layer_type=run.layer_type, **where) for one in some}
+        passes, share = family.micro_batches, run.layers / family.stages / family.global_batch
+        busy_ms.append(
+            {one: share * (passes * (its.forward_ms + its.backward_ms) + its.sync_ms) for one, its in costs.items()}
+        )
+    known = {one: min(ms[one] for ms in busy_ms if one in ms) for ms in busy_ms for one in ms}
+    for chosen in combinations(sorted(known, key=lambda one: known[one]), count):
+        dense = [without_experts(one) for one in chosen]
+        layers = []
+        for run, ms in zip(behind, busy_ms, strict=True):
+            own = chosen if cost.models[run.layer_type].experts else dense
+            layers.append([one for one in dict.fromkeys(own) if one in ms])
+        prefixes = [prefix for prefix in strategies.prefixes if set(prefix) <= set(dense)]
+        if prefixes and all(layers):
+            bound = sum(min(ms[one] for one in some) for ms, some in zip(busy_ms, layers, strict=True))
+            yield max(least, bound), family, replace(strategies, layers=layers, prefixes=prefixes)
+
+
+def with_fewer_segments(one: Candidate, cost: CostModel, device_mib: float, most_ms: float) -> Candidate:
+    """The plan with fewer segments, where it fits and takes at most so long per sample: each chunk orders its
+    strategies as the chunks beside it do, then segments take the strategy of one beside them, short ones first."""
+    costs = [cost.stage_cost(one.plan, stage) for stage in range(one.plan.pipeline)]
+
+    def better(layers: Sequence[LayerStrategy]) -> bool:
+        nonlocal one, costs
+        if segment_count(layers) >= one.segments:
+            return False
+        plan = replace(one.plan, layers=tuple(layers))
+        changed = [
+            cost.stage_cost(plan, stage)
+            if any(plan.layers[layer] != one.plan.layers[layer] for layer in plan.stage_layers(stage))
+            else costs[stage]
+            for stage in range(plan.pipeline)
+        ]
+        other = Candidate(plan, cost.joined(plan, changed))
+        if other.ms_per_sample > most_ms or not other.fits(device_mib):
+            return False
+        one, costs = other, changed
+        return True
+
+    better(_ordered(one.plan, cost.layer_types))
+    while any(better(layers) for layers in _joined(one.plan.layers, cost.layer_types)):
+        pass
+    return one
+
+
+def _ordered(plan: Plan, kinds: Sequence[int]) -> tuple[LayerStrategy, ...]:
+    """The layers with the fewest segments that an order of the strategies in each chunk gives."""
+    best: dict[LayerStrategy | None, tuple[LayerStrategy, ...]] = {None: ()}  # by the last layer's strategy
+    for place in range(len(plan.stages)):
+        start = sum(plan.stages[:place])
+        span = slice(start, start + plan.stages[place])
+        groups = [plan.layers[span][run.start : run.stop] for run, _ in runs(plan.layers[span])]
+        free = len(groups) <= MOST_ORDERED and len(set(kinds[span])) == 1
+        ways = permutations(groups) if free else [groups]
+        chunks = [sum(way, ()) for way in ways]
+        longer: dict[LayerStrategy | None, tuple[LayerStrategy, ...]] = {}
+        for before, chunk in product(best.values(), chunks):
+            layers = before + chunk
+            if chunk[-1] not in longer or segment_count(layers) < segment_count(longer[chunk[-1]]):
+                longer[chunk[-1]] = layers
+        best = longer
+    return min(best.values(), key=segment_count)
+
+
+def _joined(layers: Sequence[LayerStrategy], kinds: Sequence[int]) -> Iterator[list[LayerStrategy]]:
+    """The layers with one segment under the strategy of one beside it, where its layer types have that."""
+    found = list(runs(layers))
+    for number in sorted(range(len(found)), key=lambda number: len(found[number][0])):
+        run, _ = found[number]
+        for beside in (number - 1, number + 1):
+            if 0 <= beside < len(found):
+                strategy = found[beside][1]
+                having = {kind for layer, kind in zip(layers, kinds, strict=True) if layer == strategy}
+                if having.issuperset(kinds[run.start : run.stop]):
+                    yield [strategy if at in run else layer for at, layer in enumerate(layers)]
