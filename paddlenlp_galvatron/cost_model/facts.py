@@ -126,9 +126,11 @@ def _chunk_parts(plan: Plan, cost: CostModel, stage: int, chunk: int, held: int)
     if before:
         name = "the stage's input" if not is_first else "embedding, LM head" if is_last else "embedding"
         yield part(name, 0, 1, vocabulary=True)
-    for run, _ in runs([plan.layers[layer] for layer in layers]):
+    for run, (_, kind) in runs([(plan.layers[layer], cost.layer_types[layer]) for layer in layers]):
         start, stop = layers[run[0]], layers[run[-1]]
         name = f"layer {start}" if start == stop else f"layers {start}-{stop}"
+        if cost.has_experts and not cost.models[kind].experts:
+            name += " (dense)"
         yield part(name, before + run.start, len(run), vocabulary=False)
     if not before:
         yield part("LM head", len(costs) - 1, 1, vocabulary=True)

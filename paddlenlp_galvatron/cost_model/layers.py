@@ -86,7 +86,7 @@ class LayerPrices(ExpertPrices):
         passes = passes.launched(self.times.profile.launch, timed.forward_ms + timed.backward_ms)
         sharding = strategy.shards(setting.stage_size)
         cost = self.module_cost(strategy.dp_type, sharding, setting, timed, passes, share.weights, room)
-        if self.has_experts:
+        if self.models[setting.layer_type].experts:
             return cost.also(self._expert_half(strategy.experts, strategy.recompute & Recompute.FULL, setting))
         if self.task.adapter_rank is not None:
             return cost.also(self._adapters(self.task.adapter_rank, strategy, share, setting, passes.forward_ms))

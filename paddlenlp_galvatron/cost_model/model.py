@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from ..base.errors import UserError
-from ..model import ModelShape
+from ..model import ModelShape, kinds_of, layer_types_of
 from ..plan.comm_points import Collective, CommPoint
 from ..plan.communicators import communicators
 from ..plan.layout import TokenLayout, redistribution, token_layout
@@ -55,8 +55,8 @@ class CostModel(LayerPrices):
     """Prices of one model on one cluster, from its profiles, under one set of assumptions.
 
     `model` is the shape of all layers, or one shape for each layer type in the order of the model (their number of
-    layers tells which layer is of which type). Raises UserError where an assumption is missing, or types of layers
-    contradict each other.
+    layers tells which layer is of which type). Prices are by kind: dense layers and those with experts of one shape are
+    two layer types. Raises UserError where an assumption is missing, or types of layers contradict each other.
     """
 
     def __init__(
@@ -74,7 +74,8 @@ class CostModel(LayerPrices):
     ):
         """`device`: that of every rank; None: the one of the profiles."""
         super().__init__()
-        self.models = (model,) if isinstance(model, ModelShape) else tuple(model)
+        self.given = (model,) if isinstance(model, ModelShape) else tuple(model)
+        self.models = kinds_of(self.given)
         self.network = network
         self.times = times
         self.memory = memory
@@ -86,13 +87,13 @@ class CostModel(LayerPrices):
             raise UserError("seq_length: missing; say how many tokens a sample has")
         self.seqs = tuple(shape.seq_length or assumed.seq_length for shape in self.models)  # of each layer type
         self.state_bytes = StateBytes.of(assumed.mixed_precision, bool(assumed.fp32_gradients))
-        self.layer_types = tuple(kind for kind, shape in enumerate(self.models) for _ in range(shape.layers))
+        self.layer_types = layer_types_of(self.given)
         metas = (network.profile.meta, times.profile.meta, memory.profile.meta)
         self.device = device or device_of(*metas)
         self.host_mib_per_ms = self._host_mib_per_ms() if options.offload_optimizer else None
         mixture = next((model for model in self.models if model.experts), None)
-        if mixture and (len(self.models) > 1 or options.task.frozen):
-            what = "several types of layers" if len(self.models) > 1 else "LoRA's adapters"
+        if mixture and (len(self.given) > 1 or options.task.frozen):
+            what = "several types of layers" if len(self.given) > 1 else "LoRA's adapters"
             raise UserError(f"model_size: {mixture.name} has experts; {what} are not planned for such models")
         first, last = self.models[0], self.models[-1]
         if first.tied_embeddings and first.hidden_size != last.hidden_size:
@@ -145,7 +146,7 @@ class CostModel(LayerPrices):
 
     def reserve_of(self, plan: Plan) -> Reserve:
         """The same with the communicators of a plan."""
-        return self.reserve.having(communicators(plan, self.models[0], self.seqs[0]))
+        return self.reserve.having(communicators(plan, self.given[0], self.seqs[0]))
 
     @property
     def profile_files(self) -> tuple[ProfileFile, ...]:

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field
 
 from ..base.errors import UserError
 from ..base.limits import MOST_RANKS, Ranks, Samples
+from ..model import ModelShape
 from ..plan.strategy import Assumptions, Plan
 from ..plan.uniform import uniform_plan
 from .group import Options
@@ -60,12 +61,13 @@ class UniformOptions(Options):
         said = self.model_dump(exclude_unset=True, exclude_none=True)
         return [name for name, value in said.items() if name not in idle or value not in (-1, 1)]
 
-    def plan(self, layers: int, world_size: int, assumed: Assumptions) -> Plan:
-        """The plan that the options stand for. Raises UserError."""
+    def plan(self, shape: ModelShape, world_size: int, assumed: Assumptions) -> Plan:
+        """The plan that the options stand for, for a model of this shape. Raises UserError."""
         given = {name: value for name, value in self.model_dump(exclude_none=True).items() if value != -1}
         if "global_train_batch_size" not in given:
             raise UserError("global_train_batch_size: missing; say how many samples an optimizer step takes")
-        return uniform_plan(layers=layers, world_size=world_size, assumed=assumed, **given)
+        layers, dense = shape.layers, shape.dense_layers
+        return uniform_plan(layers=layers, dense_layers=dense, world_size=world_size, assumed=assumed, **given)
 
 
 class DegreeOptions(Options):

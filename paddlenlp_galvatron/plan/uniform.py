@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from ..base.errors import UserError, member
@@ -50,8 +51,10 @@ def uniform_plan(
     global_sharding_deg: int | None = None,
     virtual_pp_deg: int = 1,
     assumed: Assumptions = Assumptions(),
+    dense_layers: Collection[int] = (),
 ) -> Plan:
-    """The plan that GLOBAL mode's options stand for, by their own names. Raises UserError."""
+    """The plan that GLOBAL mode's options stand for, by their own names. `dense_layers`: they have no experts to share
+    out or to split. Raises UserError."""
     for name, value in (
         ("layers", layers),
         ("world_size", world_size),
@@ -92,7 +95,7 @@ def uniform_plan(
         global_batch=global_train_batch_size,
         micro_batches=chunks,
         stages=even_stages(layers, pp_deg * virtual_pp_deg),
-        layers=(layer,) * layers,
+        layers=tuple(replace(layer, ep=1, etp=1) if index in dense_layers else layer for index in range(layers)),
         vocab=VocabStrategy(vocab_tp, use_ulysses, vocab_type, global_sharding_deg, context=global_cp_deg),
         schedule=member(Schedule, pipeline_type, "pipeline_type"),
         chunks=virtual_pp_deg,

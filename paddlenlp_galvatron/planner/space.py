@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from ..cost_model import CostModel, LayerCost
 from ..plan import DataParallel, LayerStrategy, ModelShape, Plan, Recompute, Schedule, VocabStrategy
 from ..plan.check import BESIDE_EXPERTS, find_faults
 from ..plan.mesh import Degrees, divisors
-from ..plan.strategy import Assumptions, Experts
+from ..plan.strategy import Assumptions, Experts, runs
 from .options import SearchOptions
 
 Choice = TypeVar("Choice")
@@ -76,17 +76,64 @@ class PlanFamily:
         )
 
 
+def without_experts(layer: LayerStrategy) -> LayerStrategy:
+    """The strategy as a dense layer has it."""
+    return replace(layer, ep=1, etp=1, experts_dp_type=None)
+
+
+class Run(NamedTuple):
+    """Layers of one type that follow each other."""
+
+    layer_type: int
+    start: int  # the first of them
+    layers: int
+
+
+def runs_of(layer_types: Sequence[int], skipped: int = 0) -> list[Run]:
+    """The runs behind the first layers, counted from there."""
+    return [Run(kind, where.start, len(where)) for where, kind in runs(layer_types[skipped:])]
+
+
 @dataclass(frozen=True, eq=False)
 class Strategies:
-    """The strategies of a family's plans. Families share them, so each is only equal to itself."""
+    """The strategies of a family's plans. Families share them, so each is only equal to itself.
 
-    layers: Sequence[Sequence[LayerStrategy]]  # of each layer type
+    Dense layers in front of all others may be priced as a part of the embedding: `prefixes` are their strategies. They
+    are in the first stage then, with another layer at least, and the core sees the layers behind them.
+    """
+
+    layers: Sequence[Sequence[LayerStrategy]]  # of each run of layers of a type that the core sees
     vocabularies: Sequence[VocabStrategy]
+    prefixes: Sequence[tuple[LayerStrategy, ...]] = ((),)
+    most_first: int | None = None  # layers of the first stage; None: any number
+
+    @property
+    def in_front(self) -> int:
+        """Layers that are priced with the embedding."""
+        return len(self.prefixes[0])
+
+    @property
+    def beginnings(self) -> list[tuple[VocabStrategy, tuple[LayerStrategy, ...]]]:
+        """Strategies of the vocabulary and of the layers in front: one vocabulary strategy each to the core."""
+        return [(vocab, prefix) for vocab in self.vocabularies for prefix in self.prefixes]
+
+    def can_divide(self, family: PlanFamily, layers: int) -> bool:
+        """Whether the stages of a family can divide so many layers: the core takes several chunks of one run alone."""
+        own = layers - self.in_front
+        return own >= family.stages * family.chunks and (family.chunks == 1 or len(self.layers) == 1)
 
     def have(self, plan: Plan, layer_types: Sequence[int]) -> bool:
-        """Whether a plan's strategies are among them."""
-        used = set(zip(plan.layers, layer_types, strict=True))
-        return plan.vocab in self.vocabularies and all(layer in self.layers[kind] for layer, kind in used)
+        """Whether a plan is among those of these strategies."""
+        first, skipped = plan.stages[0], self.in_front
+        if (self.most_first is not None and first > self.most_first) or (skipped and first <= skipped):
+            return False
+        known = plan.vocab in self.vocabularies and plan.layers[:skipped] in self.prefixes
+        layers = plan.layers[skipped:]
+        return known and all(
+            layer in some
+            for run, some in zip(runs_of(layer_types, skipped), self.layers, strict=True)
+            for layer in set(layers[run.start : run.start + run.layers])
+        )
 
     def plan(
         self,
@@ -98,13 +145,14 @@ class Strategies:
     ) -> Plan:
         """The plan that the core's numbers stand for; `bare` gives what is the same for all plans of a search."""
         strategies = [layer for some in self.layers for layer in some]
+        of_vocab, prefix = self.beginnings[vocab]
         return replace(
             bare,
             global_batch=family.global_batch,
             micro_batches=family.micro_batches,
-            stages=tuple(division),
-            layers=tuple(strategies[number] for number in choice),
-            vocab=self.vocabularies[vocab],
+            stages=(len(prefix) + division[0], *division[1:]),
+            layers=(*prefix, *(strategies[number] for number in choice)),
+            vocab=of_vocab,
             schedule=family.schedule,
             chunks=family.chunks,
         )
@@ -137,10 +185,17 @@ def interleaved_families(options: SearchOptions, world_size: int, layers: int) -
 class Space:
     """Strategies of layers and vocabulary, by family. Raises UserError for a model that no strategy can train."""
 
-    def __init__(self, model: ModelShape, assumed: Assumptions, options: SearchOptions, cost: CostModel | None = None):
+    def __init__(
+        self,
+        model: ModelShape,
+        assumed: Assumptions,
+        options: SearchOptions,
+        cost: CostModel | None = None,
+        layer_type: int = 0,
+    ):
         """With `cost`, strategies of experts are left out that another one beats."""
         self._one_layer = replace(model, layers=1)
-        self._cost = cost
+        self._cost, self._layer_type = cost, layer_type
         self._assumed = assumed
         self._options = options
         if faults := self._faults(1, 1, Degrees(), True):  # even of one rank with one sample: no strategy helps
@@ -173,7 +228,7 @@ class Space:
         if self._cost is None:
             return halves
         where = {"stage_size": size, "micro_batch": family.micro_batch}
-        where |= {"micro_batches": family.micro_batches, "pipeline": family.stages}
+        where |= {"micro_batches": family.micro_batches, "pipeline": family.stages, "layer_type": self._layer_type}
         costs = [self._cost.expert_cost(half, recompute, **where) for half in halves]
         return unbeaten(halves, np.array([cost_numbers(cost, None) for cost in costs]))
 

@@ -153,8 +153,8 @@ def one_layer_changed(problem: Problem, plan: Plan) -> OneLayerChanged:
     cost, options = problem.cost, problem.options
     family = PlanFamily.of(plan)
     spaces = [
-        Space(shape, replace(cost.assumed, seq_length=seq), options, cost).layers(family)
-        for shape, seq in zip(problem.shapes, cost.seqs, strict=True)
+        Space(shape, replace(cost.assumed, seq_length=seq), options, cost, layer_type).layers(family)
+        for layer_type, (shape, seq) in enumerate(zip(cost.models, cost.seqs, strict=True))
     ]
     found: dict[LayerStrategy, OtherStrategy] = {}
     edges = _edges(plan, cost)

@@ -49,7 +49,8 @@ ENOUGH = {"sgd": 2, "adamw": 3}
 
 @dataclass(frozen=True)
 class Named:
-    """A plan, what it is there for, and the model and optimizer that try it. `again`: others show the same."""
+    """A plan, what it is there for, and the model and optimizer that try it. `dense`: layers without experts. `again`:
+    others show the same."""
 
     name: str
     plan: Plan
@@ -57,6 +58,7 @@ class Named:
     optimizer: Literal["sgd", "adamw"] = "sgd"
     tied: bool = False
     kv_heads: int | None = None
+    dense: tuple[int, ...] = ()
     again: bool = False
 
 
@@ -92,12 +94,15 @@ def plan(
     return made
 
 
-def having(plan: Plan, code: str) -> Plan:
+def having(plan: Plan, code: str, dense: tuple[int, ...] = ()) -> Plan:
     """The plan with experts by words, a layer each: "4 2x2 1zh2" is ep 4, ep 2 with tp 2, whole experts under zero3
-    that is sharded over 2 ranks."""
+    that is sharded over 2 ranks. `dense` layers have none."""
     words = re.findall(r"(\d+)(?:x(\d+))?(z?)(?:h(\d+))?", code)
     made: list[LayerStrategy] = []
-    for layer, (ep, etp, sharded, size) in zip(plan.layers, words, strict=True):
+    for index, (layer, (ep, etp, sharded, size)) in enumerate(zip(plan.layers, words, strict=True)):
+        if index in dense:
+            made.append(layer)
+            continue
         dp_type = DataParallel.ZERO3 if sharded else plan.default_dp_type
         sharding = int(size) if size else None
         made.append(replace(layer, ep=int(ep), etp=int(etp or 1), experts_dp_type=dp_type, experts_sharding=sharding))
@@ -467,6 +472,58 @@ EXPERTS_EIGHT = [
         "experts: ep 4 over two, ZeRO, tied",
         having(plan(8, "1z 2uh4 8", vocab="1z", batch=16, default=DataParallel.ZERO2), "4z 2h2 8"),
         "qwen3_moe",
+        tied=True,
+    ),
+]
+
+# Dense layers among layers with experts.
+GPIPE = {"schedule": Schedule.GPIPE, "micro_batches": 4}
+KINDS_TWO = [
+    Named("kinds: dense first", having(plan(2, "1 1z 1r"), "1 2 1x2"), "qwen2_moe", dense=(0,)),
+    Named("kinds: every second", having(plan(2, "2 1 2r 1"), "1 2 1 1x2"), "qwen3_moe", dense=(0, 2)),
+    Named("kinds: dense last, parts", having(plan(2, "1 1 2nam", vocab="2"), "2 1 1"), "qwen3_moe", dense=(2,)),
+    Named(
+        "kinds: a stage of dense layers",
+        having(plan(2, "1 1 1r", (1, 2), micro_batches=4), "1 1 1"),
+        "qwen2_moe",
+        dense=(0,),
+    ),
+    Named("kinds: GPipe, dense behind", having(plan(2, "1 1", (1, 1), **GPIPE), "1 1"), "qwen3_moe", dense=(1,)),
+    Named("kinds: bf16", in_16_bits(having(plan(2, "1r 2"), "1 1x2")), "qwen3_moe", dense=(0,)),
+]
+KINDS_FOUR = [
+    Named("kinds: two first", having(plan(4, "4 4nm 1 2r", vocab="2"), "1 1 4 2x2"), "qwen3_moe", dense=(0, 1)),
+    Named("kinds: Ulysses and cp", having(plan(4, "1z 2u 1c2 2", vocab="2"), "1z 4 2z 2x2"), "qwen2_moe", dense=(0,)),
+    Named(
+        "kinds: stages that begin dense",
+        having(plan(4, "2 1 2 1r", (2, 2), vocab="2", micro_batches=4), "1 2 1 2"),
+        "qwen3_moe",
+        dense=(0, 2),
+    ),
+    Named("kinds: plain tp", having(plan(4, "4 2 4r", megatron_sp=False), "1 4 2x2"), "qwen2_moe", dense=(0,)),
+    Named(
+        "kinds: interleaved, ZeRO",
+        having(plan(4, "1 1 2 1a", (1, 1, 1, 1), micro_batches=4, chunks=2, default=DataParallel.ZERO2), "1 2 1 2"),
+        "qwen3_moe",
+        dense=(0, 2),
+    ),
+    Named("kinds: dense within", having(plan(4, "1 2nam 1"), "4 1 2"), "qwen3_moe", dense=(1,)),
+    Named(
+        "kinds: stages of dense layers alone",
+        having(plan(4, "1 1 1 1", (1, 1, 1, 1), micro_batches=4), "1 1 1 1"),
+        "qwen2_moe",
+        dense=(0, 3),
+    ),
+]
+KINDS_SIX = [
+    Named("kinds: ep 3, cp 3", having(plan(6, "3 1c3 3r", vocab="3", batch=12), "1 3x2 3z"), "qwen2_moe", dense=(0,)),
+]
+KINDS_EIGHT = [
+    Named(
+        "kinds: ep 4 in two stages of tp 2, tied",
+        having(plan(8, "4 2r 2 2c2", (2, 2), vocab="2", micro_batches=4, batch=16), "1 2x2 1 1x4"),
+        "qwen3_moe",
+        dense=(0, 2),
         tied=True,
     ),
 ]

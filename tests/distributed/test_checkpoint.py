@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from functools import partial
 from itertools import cycle, product
 from pathlib import Path
 
@@ -21,7 +22,8 @@ from paddlenlp_galvatron.runtime.weights import WHOLE
 from paddlenlp_galvatron.training.checkpoint.loading import StoredNumbers, WeightPiece
 from paddlenlp_galvatron.training.checkpoint.stored import MOMENTS, WEIGHT, open_checkpoint, verify, whole_checkpoints
 
-from .plans import having, plan
+from .plans import having as with_experts
+from .plans import plan
 
 SEQ = 16
 SHAPE = ModelShape(
@@ -34,7 +36,9 @@ SHAPE = ModelShape(
     experts_per_token=2,
     expert_size=24,
     shared_size=96,
+    dense_layers=(1,),
 )
+having = partial(with_experts, dense=SHAPE.dense_layers)
 BEFORE, AFTER = 2, 2
 SAVED = {
     "tp, Megatron-SP": having(plan(4, "2 4 1 1", vocab="4"), "4 2x2 1 2"),

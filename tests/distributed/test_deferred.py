@@ -74,7 +74,9 @@ SOME += [*plans.CONTEXT_FOUR[-3:], *plans.HYBRID_FOUR]
 
 
 def test_some_plans_train_as_one_process_does(tmp_path):
-    assert not disagreements(tmp_path, [*named(SOME), *test_experts.cases(plans.EXPERTS_LATE)], seed=0)
+    assert not disagreements(
+        tmp_path, [*named(SOME), *test_experts.cases([*plans.EXPERTS_LATE, plans.KINDS_FOUR[-1]])], seed=0
+    )
 
 
 @pytest.mark.slow
@@ -95,7 +97,12 @@ def test_other_plans_train_as_one_process_does(tmp_path, cases):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "cases", [plans.EXPERTS_TWO, plans.EXPERTS_FOUR, plans.EXPERTS_SIX, plans.EXPERTS_EIGHT], ids=lambda of: of[0].name
+    "cases",
+    [
+        *(plans.EXPERTS_TWO, plans.EXPERTS_FOUR, plans.EXPERTS_SIX, plans.EXPERTS_EIGHT),
+        *(plans.KINDS_TWO, plans.KINDS_FOUR),
+    ],
+    ids=lambda of: of[0].name,
 )
 def test_other_experts_train_as_one_process_does(tmp_path, cases):
     assert not disagreements(tmp_path, test_experts.cases(cases), seed=1)

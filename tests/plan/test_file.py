@@ -242,6 +242,24 @@ def test_parts_and_their_copies_cover_each_sharding_group(plan: Plan):
             assert all(len(set(part) & set(ranks)) == 1 for part in inside for ranks in across)
 
 
+def test_dense_layers_among_those_with_experts_have_no_degrees_of_experts_but_parts_of_recompute():
+    mixture = replace(MODEL, family="qwen3_moe", experts=4, experts_per_token=2, expert_size=8, dense_layers=(1, 2))
+    parts = {"recompute_enc": "none,norms,mlp,attention", "checkpoint": "0,0,0,0"}
+    fits = {"ep_sizes_enc": "4,1,1,2", "dp_types_enc": "0,1,0,0", "dp_types_of_ep_enc": "1,1,0,0", **parts}
+    assert not find_faults(plan_from_dict(plan_fields(**fits)), mixture)
+    for changed, fault in (
+        ({"ep_sizes_enc": "1,2,1,1"}, "ep_sizes_enc: layer 1: small has no experts there; give 1"),
+        ({"tp_of_ep_sizes_enc": "1,2,2,1"}, "ep_sizes_enc: layers 1-2: small has no experts there; give 1"),
+        (
+            {"dp_types_of_ep_enc": "0,0,0,0"},
+            "dp_types_of_ep_enc: layer 1: small has no experts there; give what dp_types_enc has",
+        ),
+        ({"recompute_enc": "mlp,mlp,none,none"}, "recompute_enc: mlp of layer 0: layers with experts recompute"),
+    ):
+        [found] = find_faults(plan_from_dict(plan_fields(**fits | changed)), mixture)
+        assert found.startswith(fault)
+
+
 def test_kv_heads_fewer_than_the_degree_are_replicated():
     plan = plan_from_dict(plan_fields(tp_sizes_enc="4,4,4,4"))
     assert find_faults(plan, replace(MODEL, kv_heads=2)) == []

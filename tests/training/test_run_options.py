@@ -168,8 +168,14 @@ def test_training_goes_on_with_the_models_own_weights_whatever_numbers_change(fo
         (
             {"hidden_size_list": "32,64", "layernum_list": "2,2", "seq_length": "16"},
             4,
-            "training takes one type of layers",
+            "hidden_size_list: 32, 64: layers of several widths need projections between them, which no supported",
         ),
+        (
+            {"num_layertype": "2", "layernum_list": "2,2", "seqlen_list": "16,8"},
+            4,
+            "seqlen_list: 16, 8: samples that change their length need a layer",
+        ),
+        ({"num_layertype": "2", "layernum_list": "2,2", "seq_length": "16"}, 4, "num_layertype: the 2 types are alike"),
         ({"max_stps": "3"}, 4, "max_stps: unknown option; did you mean max_steps"),
         ({"save_strategy": "never"}, 4, "save_strategy: "),
         ({"output_dir": "o\udce9"}, 4, "output_dir: .* is not UTF-8; rename it"),

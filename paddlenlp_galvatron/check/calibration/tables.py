@@ -271,6 +271,7 @@ def _plan(
     kind = (DataParallel.DDP, DataParallel.ZERO2, DataParallel.ZERO2, DataParallel.ZERO3)[zero]
     plan = uniform_plan(
         layers=shape.layers,
+        dense_layers=shape.dense_layers,
         world_size=gpus,
         pp_deg=pp,
         global_tp_deg=tp,
@@ -313,7 +314,7 @@ def _known(model: str) -> ModelShape:
         experts, chosen = int(told[2]), int(told[3])
         size = shape.expert_size * shape.experts // experts
         shape = replace(shape, experts=experts, experts_per_token=chosen, expert_size=size)
-    return replace(shape, layers=int(told[4])) if told[4] else shape
+    return shape.having(int(told[4])) if told[4] else shape
 
 
 def _step_s(row: Row, shape: ModelShape, plan: Plan) -> float:
