@@ -187,7 +187,7 @@ class SearchOptions(TaskOptions):
     tp_consec: bool = Field(True, description="0: also try tensor-parallel groups of strided ranks")
     pipeline_type: Schedule | None = Field(None, description="gpipe or pipedream_flush (1F1B); unset: both are tried")
     sharding_sizes: str = Field(
-        "1", description="numbers of nodes within which ZeRO may shard, in addition to all ranks: 1,2; 0: all ranks alone"
+        "1", description="numbers of nodes within which ZeRO may shard, besides all ranks: 1,2; 0: all ranks alone"
     )
     default_dp_type: DataParallel = Field(
         DataParallel.ZERO2, description="data parallelism of layers without zero3: zero2 or ddp; zero3: all layers"

@@ -187,7 +187,7 @@ def _require_one_type(model: Model) -> None:
     elif len(set(lengths)) > 1:
         name, numbers, why = "seqlen_list", lengths, "samples that change their length need a layer that does so"
     else:
-        raise UserError(f"num_layertype: the {len(shapes)} types are the same; leave it out, and give all layers as one")
+        raise UserError(f"num_layertype: the {len(shapes)} types are equal; leave it out, and give all layers as one")
     raise UserError(
         f"{name}: {', '.join(map(str, numbers))}: {why}, which no supported model family has; such a model can be "
         "planned, not trained"

@@ -116,7 +116,7 @@ def test_the_command_reads_logs_with_their_plans_and_writes_a_sheet_for_the_othe
     lines = [json.dumps({"step": step, **record}) for step in range(12)]
     log.write_text("\n".join(lines) + "\n")
     given = ["calibrate", str(log), "--plans", str(plan), "--output", str(node)]
-    assert main(given) == 2 and "name the data sheet" in capsys.readouterr().err
+    assert main(given) == 2 and "give the data sheet" in capsys.readouterr().err
     given += ["--device", "h800"]
     assert main(given) == 2 and "model_size: missing" in capsys.readouterr().err
     given += ["--model_size", "qwen3-8b"]

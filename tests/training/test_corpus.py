@@ -122,7 +122,7 @@ def test_the_summary_names_what_is_left_out(tmp_path, capsys):
     words = ["data", "prepare", str(tmp_path / "in"), "--vocab_size", "300", "--output", str(tmp_path / "out")]
     assert main(words) == 0
     said = capsys.readouterr().out.splitlines()
-    assert f"left out: {tmp_path / 'in' / 'b00.pdf'}: it is a PDF; convert it to text" in said and len(said) == 22
+    assert f"skipped: {tmp_path / 'in' / 'b00.pdf'}: it is a PDF; convert it to text" in said and len(said) == 22
     assert said[-1] == "skipped: 5 more; --json names them all"
     assert main([*words, "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["left_out"]) == 25

@@ -175,7 +175,7 @@ def test_training_goes_on_with_the_models_own_weights_whatever_numbers_change(fo
             4,
             "seqlen_list: 16, 8: samples that change their length need a layer",
         ),
-        ({"num_layertype": "2", "layernum_list": "2,2", "seq_length": "16"}, 4, "num_layertype: the 2 types are the same"),
+        ({"num_layertype": "2", "layernum_list": "2,2", "seq_length": "16"}, 4, "num_layertype: the 2 types are equal"),
         ({"max_stps": "3"}, 4, "max_stps: unknown option; did you mean max_steps"),
         ({"save_strategy": "never"}, 4, "save_strategy: "),
         ({"output_dir": "o\udce9"}, 4, "output_dir: .* is not UTF-8; rename it"),
