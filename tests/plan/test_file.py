@@ -198,7 +198,7 @@ def test_experts_of_a_layer_have_degrees_and_a_dp_type_of_their_own():
     mixture = replace(
         MODEL, family="qwen3_moe", experts=6, experts_per_token=2, expert_size=9, max_position_embeddings=128
     )
-    assert "ep_sizes_enc: layer 1: small has no experts; leave the field out" in find_faults(plan, MODEL)
+    assert "ep_sizes_enc: layers 1-3: small has no experts; leave the field out" in find_faults(plan, MODEL)
     parted = plan_from_dict(plan_fields(default_dp_type="zero2", sharding_sizes_of_ep_enc="4,2,4,4"))
     assert find_faults(parted, MODEL) == [
         "sharding_sizes_of_ep_enc: layer 1: small has no experts; leave the field out"
