@@ -132,7 +132,7 @@ class Kept:
     """Numbers a token that are kept for backward, by how they lie in a tensor-parallel group."""
 
     tokens: int = 0  # as tokens lie between layers: split with Megatron-SP, else whole on every rank
-    split: int = 0  # split, all else that
+    split: int = 0  # split in any case
     scalars: int = 0  # fp32, as tokens lie between layers
 
     def __add__(self, other: Kept) -> Kept:

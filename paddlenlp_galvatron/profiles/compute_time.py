@@ -74,11 +74,9 @@ class ComputeTimes:
             )
 
         def of(way: str) -> float:
-            measured_by = {known: getattr(times, way).of(count, rows) for known, times in measured.items()}
+            given = {known: getattr(times, way).of(count, rows) for known, times in measured.items()}
             return (
-                measured_by[degree]
-                if degree in measured_by
-                else Curve.through((1 / d, ms) for d, ms in measured_by.items())(1 / degree)
+                given[degree] if degree in given else Curve.through((1 / d, ms) for d, ms in given.items())(1 / degree)
             )
 
         forward, launch = of("forward"), of("launch")
@@ -131,8 +129,8 @@ class ComputeTimes:
         backward = self._time(part, {s: t.backward_ms for s, t in passes.items()}, samples, seq)
         known = {s: t.recompute_ms for s, t in passes.items() if t.recompute_ms is not None}
         recompute = self._time(part, known, samples, seq) if len(known) == len(passes) else forward
-        measured_by = [s for s, times in passes.items() if times.shares]
-        nearest = min(measured_by, key=lambda s: (abs(s.seq - seq), abs(s.batch - samples)), default=None)
+        shared = [s for s, times in passes.items() if times.shares]
+        nearest = min(shared, key=lambda s: (abs(s.seq - seq), abs(s.batch - samples)), default=None)
         return PassTimes(forward, backward, recompute, passes[nearest].shares if nearest else {})
 
     def _time(self, part: str, points: Mapping[Shape, float], samples: float, seq: int) -> float:
