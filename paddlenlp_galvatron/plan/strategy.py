@@ -314,6 +314,11 @@ def _tensors_mib(stage: Mapping[str, Any]) -> float:
     return bound if estimate is None else min(estimate, bound)
 
 
+def states_words(dp_type: DataParallel, sharding: int | None) -> str:
+    """`zero3`, or `zero3 over 8` of more ranks."""
+    return f"{dp_type} over {sharding}" if sharding else str(dp_type)
+
+
 def runs(values: Sequence[T]) -> Iterator[tuple[range, T]]:
     """Equal neighbours as one: their indices and the value."""
     start = 0
