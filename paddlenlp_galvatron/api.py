@@ -6,7 +6,7 @@ Every option of the command of the same name is a keyword, under any of its name
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -24,7 +24,7 @@ from .options.task import JobOptions
 from .planner import SearchOptions, SearchResult
 from .planner.explain import Explanation
 from .planner.explain import explain as find_out
-from .planner.fit import FitOptions, hints_of
+from .planner.fit import PRECISION, FitOptions, hints_of
 from .planner.fit import fit as find_rows
 from .planner.hints import Hint, hints
 from .planner.problem import OriginOptions, read_origin
@@ -126,7 +126,7 @@ class Found(Shown):
 
     def _parts(self) -> Sequence[Any]:
         job = [str(self.job)] if self.job else []
-        lines = [*job, *(f"note: {note}" for note in self.notes), *map(searching.hint_line, self.hints)]
+        lines = [*job, *_as_notes(self.notes), *map(searching.hint_line, self.hints)]
         return [*searching.explain(self.result), *lines]
 
 
@@ -135,6 +135,7 @@ class Explained(Shown):
     """An answer of `explain`; `summary` has it as `galvatron explain --json` does."""
 
     explanation: Explanation
+    notes: tuple[str, ...] = ()
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -145,18 +146,25 @@ class Explained(Shown):
         return f"<Explained: {told['time_s']:.4g} s a step; {'; '.join(told['binds'])}>"
 
     def _parts(self) -> Sequence[Any]:
-        return list(explaining.printed(self.explanation))
+        return [*explaining.printed(self.explanation), *_as_notes(self.notes)]
+
+
+def _as_notes(notes: Iterable[str]) -> list[str]:
+    return [f"note: {note}" for note in dict.fromkeys(notes)]
 
 
 def fit(model: str | Path, **options: Any) -> Fits:
     """How many GPUs a model needs, and how fast it is on them: `fit("qwen2.5-7b", gpus=8, device="h100-80gb")`. Raises
     UserError."""
-    given = FitOptions.from_values(canonical_options({"model_size": str(model), **options}, FitOptions.model_fields))
+    notes: list[str] = []
+    values = canonical_options({"model_size": str(model), **options}, FitOptions.model_fields, notes.append, PRECISION)
+    given = FitOptions.from_values(values)
     shape = plans.load_model(given.model_size)
     asked = given.of(shape)
-    found = find_rows(shape, asked)
+    found = find_rows(shape, asked, notes.append)
     paying = tuple(hints_of(found, asked))
-    return Fits(fitting.rows(found, shape, asked), tuple(fitting.explain(found, shape, asked, paying)), paying)
+    printed = (*fitting.explain(found, shape, asked, paying), *_as_notes(notes))
+    return Fits(fitting.rows(found, shape, asked), printed, paying)
 
 
 def search(model: str | Path, **options: Any) -> Found:
@@ -165,7 +173,7 @@ def search(model: str | Path, **options: Any) -> Found:
     so; KeyboardInterrupt where there is none yet."""
     heard: list[str] = []
     fields = {**ModelOptions.model_fields, **SearchOptions.model_fields, **JobOptions.model_fields}
-    values = canonical_options({"model_size": str(model), **options}, fields)
+    values = canonical_options({"model_size": str(model), **options}, fields, heard.append)
     question, cancel = Question.of(values, heard.append), Cancel()
     with told_to_stop(cancel.cancel, [signal.SIGINT]) as signals:
         result = question.search(cancel=cancel)
@@ -184,5 +192,7 @@ def explain(plan: Plan | Found | str | Path, **options: Any) -> Explained:
         if isinstance(plan, Plan):
             plan.save(Path(folder) / "plan.json")
             plan = Path(folder) / "plan.json"
-        values = canonical_options({"plan": Path(plan), **options}, OriginOptions.model_fields)
-        return Explained(find_out(*read_origin(OriginOptions.from_values(values))))
+        notes: list[str] = []
+        values = canonical_options({"plan": Path(plan), **options}, OriginOptions.model_fields, notes.append)
+        found = find_out(*read_origin(OriginOptions.from_values(values), notes.append))
+        return Explained(found, tuple(dict.fromkeys(notes)))

@@ -16,7 +16,7 @@ from ..base.reading import read_json
 from ..base.writing import write_text
 from ..launch.faults import WAIT_S
 from ..model import config_of
-from ..options.foreign import idle_note
+from ..options.foreign import Fate, idle_note
 from ..options.group import Options
 from ..options.model_options import ModelOptions
 from ..options.tuning import PreferenceOptions, TuningOptions
@@ -31,7 +31,7 @@ from .settings import RunOptions, TrainOptions, TrainSettings
 CONFIGS = Path("configs")  # where the search writes plans
 PLAN = "galvatron_config.json"  # plan of GLOBAL mode's options
 CONFIG = "config.json"  # of a model's folder
-BESIDE = {"profile_mode": "it is of profiles"}  # Galvatron's scripts give it to both
+BESIDE = {"profile_mode": Fate("it is of profiles")}  # Galvatron's scripts give it to both
 TUNING_PATHS = (
     *("dataset_name_or_path", "train_dataset_path", "dev_dataset_path"),
     *("tokenizer_name_or_path", "chat_template", "lora_path"),
