@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 class Fate(NamedTuple):
-    """Of one option."""
+    """The fate of one option."""
 
     why: str  # it has no effect, or takes no other value
     values: str | None = None  # at which it is taken, one of several apart by |; None: whatever its value
