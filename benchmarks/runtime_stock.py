@@ -30,9 +30,9 @@ from paddlenlp.transformers.configuration_utils import LlmMetaConfig, llmmetacla
 from paddlenlp_galvatron.plan import ModelShape, Plan
 from paddlenlp_galvatron.plan.export import stock_arguments
 from paddlenlp_galvatron.runtime.adapters.llama import Llama
+from paddlenlp_galvatron.runtime.cross_entropy import CrossEntropy, VocabularyShard
 from paddlenlp_galvatron.runtime.device import on_gpu
 from paddlenlp_galvatron.runtime.groups import prepare_world
-from paddlenlp_galvatron.runtime.vocabulary import VocabularyCrossEntropy
 from paddlenlp_galvatron.runtime.weights import Slice, WeightSource
 from paddlenlp_galvatron.training.recipe import Recipe
 
@@ -111,8 +111,9 @@ def _cross_entropy(
 ) -> Any:
     columns = logits.shape[-1]
     flat = logits.reshape([-1, columns])
-    shard = SimpleNamespace(start=group.rank * columns, columns=columns, real=columns)  # without padding
-    losses = VocabularyCrossEntropy.apply(flat, label.flatten(), shard, group)
+    place: Any = SimpleNamespace(tp=group.nranks, index=group.rank)
+    shard = VocabularyShard(columns * group.nranks, place)  # without padding
+    losses = CrossEntropy(shard, group, fused=False).losses(flat, label.flatten())
     return losses.reshape([*logits.shape[:-1], 1])
 
 

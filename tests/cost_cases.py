@@ -28,7 +28,11 @@ def real_cases() -> list[RealCase]:
     normed = [replace(named, name=f"{named.name}, qwen3", family="qwen3") for named in FOUR[:2] + FOUR[-1:] + ZERO[-3:]]
     experts = {"experts": 8, "experts_per_token": 2, "expert_size": 192, "router_aux_loss_coef": 0.01}
     dense = FOUR + ZERO + normed + INTERLEAVED_FOUR + PARTS_FOUR + CONTEXT_FOUR
-    cases = [(named, Precision.FP32, None) for named in EXPERTS_FOUR[:-1] + EXPERTS_LATE + dense]
+    pieces = [
+        replace(one, name=f"{one.name}, 3 pieces", plan=replace(one.plan, vocab=replace(one.plan.vocab, pieces=3)))
+        for one in (*FOUR[:3], *ZERO[4:7], *ZERO[8:10])
+    ]
+    cases = [(named, Precision.FP32, None) for named in EXPERTS_FOUR[:-1] + EXPERTS_LATE + dense + pieces]
     cases += [(named, Precision.BF16, None) for named in ZERO + PARTS_FOUR[1:2]]
     cases += [(named, Precision.FP32, 8) for named in [*dense[::2], *(one for one in dense[1::2] if one.kv_heads)]]
     return [

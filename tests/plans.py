@@ -84,6 +84,7 @@ BAD_FIELDS = {
     "unknown dp type": ({"default_dp_type": "zero1"}, ["default_dp_type", "zero2", "zero1"]),
     "context parallel degree of 0": ({"cp_sizes_enc": "1,0,1,1"}, ["cp_sizes_enc: layer 1", "0"]),
     "vocabulary's context parallel degree of 0": ({"vcp": 0}, ["vcp", "at least 1"]),
+    "0 pieces of the loss": ({"loss_pieces": 0}, ["loss_pieces", "at least 1"]),
     "expert parallel degree of 0": ({"ep_sizes_enc": "1,1,1,0"}, ["ep_sizes_enc: layer 3", "0"]),
 }
 # The same for fields that are right one by one.
@@ -162,7 +163,11 @@ def valid_plans(draw: st.DrawFn) -> Plan:
         recompute,
     )
     vocab = st.builds(
-        lambda degrees, *others: VocabStrategy(degrees[0], *others, context=degrees[1]), both, flags, dp_types
+        lambda degrees, pieces, *others: VocabStrategy(degrees[0], *others, context=degrees[1], pieces=pieces),
+        both,
+        st.integers(1, 5),
+        flags,
+        dp_types,
     )
     micro_batches = draw(st.integers(1, 6))
     tokens = st.integers(1, 5).map(lambda k: 2 * k * stage_size)

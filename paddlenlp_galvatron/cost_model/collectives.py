@@ -19,6 +19,7 @@ from ..model import ModelShape, Split
 from ..plan.comm_points import (
     EMBEDDING,
     HEAD,
+    LOSS,
     WEIGHT_OPS,
     Collective,
     CommPoint,
@@ -186,10 +187,17 @@ def _embedding_calls(model: ModelShape, vocab: VocabStrategy, setting: Setting) 
 
 def _head_calls(model: ModelShape, vocab: VocabStrategy, setting: Setting) -> Calls:
     weights = weight_calls(head_weights(model, vocab.tp), vocab, setting)
-    points = point_calls(model, vocab, setting, HEAD)
-    if not setting.states.gradient:  # a frozen table's gradient, for which tokens would be gathered again
+    points = point_calls(model, vocab, setting, HEAD - LOSS)
+    if vocab.pieces > 1:  # no tokens are needed again
+        points = points.alone
+    elif not setting.states.gradient:  # a frozen table's gradient, for which tokens would be gathered again
         points = points._replace(beside=())
-    return points.also(weights)
+    loss = tuple(
+        call._replace(bytes=FP32_BYTES * tokens, times=call.times * pieces)
+        for call in point_calls(model, vocab, setting, LOSS).forward
+        for tokens, pieces in Counter(vocab.piece_sizes(call.bytes // FP32_BYTES)).items()
+    )
+    return points.also(weights).also(Calls(loss))
 
 
 def weight_calls(weights: Weights, strategy: Strategy, setting: Setting) -> Calls:

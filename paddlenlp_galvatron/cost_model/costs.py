@@ -46,6 +46,7 @@ class CostOptions:
     # Ranks of a node that share ZeRO-2's states, where these are not all that hold the same weights: gradients are
     # summed over all, and updated weights gathered from these. Priced only, for published runs.
     sharding_group: int | None = None
+    in_place: bool = True  # losses take the place of logits, as our runtime has it. Else for published runs alone
     # Megatron-SP that keeps what it gathers for products until backward, which has nothing beside them, as
     # PaddlePaddle's own and nanotron's. Priced only, for published runs.
     keeps_gathered: bool = False

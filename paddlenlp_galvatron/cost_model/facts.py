@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 
-from ..plan import LayerStrategy, ModelShape, Plan
-from ..plan.strategy import runs
+from ..plan import ModelShape, Plan
+from ..plan.strategy import Strategy, VocabStrategy, runs
 from .costs import Prediction, Terms, Workspace
 from .model import CostModel
 
@@ -168,8 +168,11 @@ def _each(terms: Terms, micro_batches: int) -> int:
     return micro_batches if terms.reduced_each else 1
 
 
-def strategy_words(strategy: LayerStrategy) -> str:
-    """`tp 4, zero3, recompute`, or `recompute norms+attention`."""
+def strategy_words(strategy: Strategy) -> str:
+    """`tp 4, zero3, recompute`, or `recompute norms+attention`; `tp 4, zero2, loss in 8 pieces` of the vocabulary."""
+    if isinstance(strategy, VocabStrategy):
+        pieces = f", loss in {strategy.pieces} pieces" if strategy.pieces > 1 else ""
+        return strategy_words(strategy.as_layer()) + pieces
     split = [f"{axis.words} {degree}" for axis, degree in strategy.axes if degree > 1]
     strided = [] if strategy.consecutive or strategy.ranks == 1 else ["strided"]
     again = f"recompute {strategy.recompute.words}".removesuffix(" full") if strategy.recompute else ""

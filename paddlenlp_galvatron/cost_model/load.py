@@ -140,7 +140,7 @@ def derive(
         raise UserError("seq_length: missing; say how many tokens a sample has")
     assumed = replace(assumed, flash_attention=assumed.flash_attention is not False)
     precision, lengths, fused = assumed.mixed_precision, [seq], assumed.fused
-    memory = analytic_memory(model, precision, lengths, fused)
+    memory = analytic_memory(model, precision, lengths, fused, options.in_place)
     if sheet.allocator:
         memory = replace(memory, meta=memory.meta.with_extra({}, reserved=1 + sheet.allocator.value))
     return CostModel(

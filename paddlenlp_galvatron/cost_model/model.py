@@ -29,6 +29,7 @@ from ..profiles.network import Network
 from ..profiles.reserve import MeasuredReserve, Reserve, reserve_of
 from .collectives import Calls, Setting, place_of, vocab_calls
 from .costs import CostOptions, LayerCost, PartMemory, Prediction, StagePrediction, States, Terms, Workspace
+from .head import HeadShare, piece_passes, piece_room
 from .layers import LayerPrices, samples_of
 from .module import Room, once
 from .simulate import StageTimes, step_ms
@@ -324,32 +325,44 @@ class CostModel(LayerPrices):
             for layer_type in (first, last)
         ]
         split = mesh.degree(*OF_A_SAMPLE)
-        every = []  # the passes of embedding and LM head
-        if role != "last":
-            every.append(self.times.embedding(samples / split, self.seqs[first], vocab.tp))
-        if role != "first":
-            every.append(self.times.head(samples / split, self.seqs[last], vocab.tp))
-        passes = PassTimes(sum(one.forward_ms for one in every), sum(one.backward_ms for one in every))
-        passes = passes.slowed(self.network.receive_slowdown(pipeline))
-        seq = self.seqs[first if role == "first" else last]  # most of what is kept are the logits
-        peak, kept = self.memory.vocab_activation_mib(
-            role, vocab.tp, seq, self.assumed.sequence_parallel, samples / split
-        )
-        if role != "first" and self.options.keeps_gathered:
-            others = self.others_mib(vocab.tp, self._token_bytes(samples, last) / split / MIB)
-            peak, kept = peak + others, kept + others
+        own = samples / split
         table = table_weights(self.models[first if role == "first" else last], vocab.tp)
         states_mib = self.memory.vocab_states_mib(role, vocab.tp)
         held = Weights(round(states_mib * MIB / STATE_BYTES), largest=table.largest)
-        if self.task.frozen:  # nothing below the embedding learns, so that nothing goes back through it
-            passes = PassTimes(passes.forward_ms, 0.0 if role == "first" else every[-1].forward_ms)
-        if kept < peak:  # of a few tokens less is kept than the head's gradient takes, which is made anew
-            made_mib = head_weights(self.models[last], vocab.tp).matrices * self.state_bytes.gradient / MIB
-            peak = max(peak, kept + made_mib + self._token_bytes(samples, last) / split / MIB)
-        late = self._late(role)
-        room = Room(kept, peak - kept, begins=pipeline > 1, sent=0.0 if role == "first" else 1 - late)
         reduced = replace(vocab, dp_type=self._reduced_as(vocab.dp_type))
         timed = self.call_times(self._vocab_calls(reduced, role, *settings), mesh, pipeline, held)
+        pieces = self._head_share(vocab, own) if role != "first" and vocab.pieces > 1 else None
+
+        def head(share: float = 1.0) -> PassTimes:
+            return self.times.head(share * own, self.seqs[last], vocab.tp)
+
+        every = []  # the passes of embedding and LM head
+        if role != "last":
+            every.append(self.times.embedding(own, self.seqs[first], vocab.tp))
+        if pieces:
+            how = pieces, self.times.profile.launch, timed.forward_ms + timed.backward_ms, self.task.frozen
+            every.append(piece_passes(head, *how))
+        elif role != "first":
+            every.append(head())
+        passes = PassTimes(sum(one.forward_ms for one in every), sum(one.backward_ms for one in every))
+        passes = passes.slowed(self.network.receive_slowdown(pipeline))
+        seq = self.seqs[first if role == "first" else last]  # most of what is kept are the logits
+        peak, kept = self.memory.vocab_activation_mib(role, vocab.tp, seq, self.assumed.sequence_parallel, own)
+        others = self.others_mib(vocab.tp, self._token_bytes(samples, last) / split / MIB)
+        if role != "first" and self.options.keeps_gathered:
+            peak, kept = peak + others, kept + others
+        if self.task.frozen:  # nothing below the embedding learns, so that nothing goes back through it
+            passes = PassTimes(passes.forward_ms, 0.0 if role == "first" or pieces else every[-1].forward_ms)
+        room = Room(kept, peak - kept)
+        if pieces:
+            whole = peak + others, kept + others  # the gradient of all tokens that the group's ranks hold is kept
+            room = piece_room(whole, pieces, self.assumed, self.state_bytes, learns=not self.task.frozen)
+        elif kept < peak:  # of a few tokens less is kept than the head's gradient takes, which is made anew
+            made_mib = head_weights(self.models[last], vocab.tp).matrices * self.state_bytes.gradient / MIB
+            peak = max(peak, kept + made_mib + self._token_bytes(samples, last) / split / MIB)
+            room = Room(kept, peak - kept)
+        late = self._late(role)
+        room = room._replace(begins=pipeline > 1, sent=0.0 if role == "first" else 1 - late, late=late)
         timed = timed.behind({CommPoint.INTO_HEAD: every[-1].forward_ms})
         sharding = mesh.degree(*SHARDING)
         cost = self.module_cost(vocab.dp_type, sharding, settings[0], timed, passes, held, room, several_matrices=False)
@@ -372,6 +385,13 @@ class CostModel(LayerPrices):
         else:
             workspace = workspace._replace(weights_mib=0.0)
         return LayerCost.of(cost.terms._replace(states=states), cost.activation_mib, workspace, memory)
+
+    def _head_share(self, vocab: VocabStrategy, samples: float) -> HeadShare:
+        """A rank's share of the LM head, with so many samples' worth of tokens."""
+        model, tokens = self.models[-1], samples * self.seqs[-1]
+        columns = model.padded_vocab_size(vocab.tp) // vocab.tp
+        sizes = tuple(vocab.piece_sizes(round(tokens)))
+        return HeadShare(tokens, columns, model.hidden_size, vocab.tp > 1, sizes)
 
     def _late(self, role: Role) -> float:
         """Share of the vocabulary layers' gradients that are reduced when a step ends: an embedding's, as no

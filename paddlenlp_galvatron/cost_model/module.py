@@ -51,6 +51,7 @@ class Room(NamedTuple):
     tables_mib: float = 0.0  # kept for all layers that split a sample alike: positions of a rank's own tokens
     begins: bool = False  # a stage's backward may begin with it, before which no activations are given up
     sent: float = 1.0  # share of its gradients that are being reduced while a next module's backward runs
+    late: float = 0.0  # share of its gradients that are reduced by themselves when a step ends
 
 
 class ModulePrices:
@@ -237,7 +238,7 @@ def module_memory(
         message_mib *= room.begins
     message_mib *= room.sent
     working_mib = room.working_mib + (room.made_mib if single else 0.0)
-    at_its_end = made_mib + joined_mib - room.activation_mib - message_mib
+    at_its_end = made_mib + joined_mib * max(room.late, 1 - room.late) - room.activation_mib - message_mib
     if async_reduce and not (single and room.begins):  # weights that are fetched by then fit where activations were
         at_its_end -= gathered_mib
     own_mib = gathered_mib + max(working_mib, made_mib - room.activation_mib, at_its_end)

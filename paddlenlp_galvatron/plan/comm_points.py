@@ -62,7 +62,8 @@ class CommPoint(Enum):
 
 EVERYWHERE = frozenset(CommPoint)
 EMBEDDING = frozenset([CommPoint.OUT_OF_EMBEDDING])
-HEAD = frozenset([CommPoint.INTO_HEAD, CommPoint.LOSS])
+LOSS = frozenset([CommPoint.LOSS])
+HEAD = LOSS | {CommPoint.INTO_HEAD}
 BLOCK = EVERYWHERE - EMBEDDING - HEAD
 OF_MLP = frozenset([CommPoint.INTO_MLP, CommPoint.OUT_OF_MLP])
 OF_EXPERTS = frozenset([CommPoint.INTO_EXPERTS, CommPoint.OUT_OF_EXPERTS])

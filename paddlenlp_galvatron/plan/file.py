@@ -129,6 +129,9 @@ class StrategyFile(BaseModel):
     ep_sizes_enc: Degrees | None = Field(None, description="per layer: ranks that share experts out; absent: 1")
     tp_of_ep_sizes_enc: Degrees | None = Field(None, description="per layer: ranks that split each expert; absent: 1")
     dp_types_of_ep_enc: Flags | None = Field(None, description="per layer: dp type of experts; absent: dp_types_enc")
+    loss_pieces: Samples = Field(
+        1, description="pieces of a rank's tokens, one after the other, in LM head and loss; absent: 1, all at once"
+    )
     galvatron: GalvatronObject | None = Field(None, description="what this project adds")
 
 
@@ -144,7 +147,7 @@ OF_LAYERS = {
     "tp_of_ep_sizes_enc": "etp",
     "dp_types_of_ep_enc": "experts_dp_type",
 }
-OF_VOCABULARY = {"vtp": "degree", "vsp": "ulysses", "embed_sdp": "dp_type", "vcp": "context"}
+OF_VOCABULARY = {"vtp": "degree", "vsp": "ulysses", "embed_sdp": "dp_type", "vcp": "context", "loss_pieces": "pieces"}
 
 
 def read_plan(
@@ -270,6 +273,8 @@ def _untold(plan: Plan) -> Iterator[str]:
         yield from ("ep_sizes_enc", "tp_of_ep_sizes_enc")
     if not any(layer.experts_dp_type for layer in plan.layers):
         yield "dp_types_of_ep_enc"
+    if plan.vocab.pieces == 1:
+        yield "loss_pieces"
 
 
 def write_plan(plan: Plan, path: str | Path) -> None:

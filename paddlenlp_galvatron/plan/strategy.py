@@ -97,6 +97,13 @@ class VocabStrategy(Degrees):
     """Strategy of the vocabulary layers: the embedding on the first stage, the LM head on the last."""
 
     dp_type: DataParallel = DataParallel.DDP
+    pieces: int = field(default=1, kw_only=True)  # of a rank's tokens, one after the other, in LM head and loss
+
+    def piece_sizes(self, tokens: int) -> list[int]:
+        """Tokens of each piece of so many."""
+        pieces = min(self.pieces, tokens)
+        each, more = divmod(tokens, pieces)
+        return [each + 1] * more + [each] * (pieces - more)
 
     def as_layer(self) -> LayerStrategy:
         """The same placement, as that of a layer."""

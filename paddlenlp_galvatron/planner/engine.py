@@ -316,8 +316,8 @@ class _Search:
         layers = [space.layers(family) for space in self.spaces]
         if self.even:
             return even_spaces(layers[0], self.spaces[0].vocabularies(family), family, self.even)
-        others = set(self.spaces[-1].vocabularies(family))
-        vocabularies = [vocab for vocab in self.spaces[0].vocabularies(family) if vocab in others]
+        others = set(self.spaces[0].vocabularies(family))
+        vocabularies = [vocab for vocab in self.spaces[-1].vocabularies(family) if replace(vocab, pieces=1) in others]
         if self.options.one_strategy:
             return [
                 Strategies([[layer]] * len(layers), vocabularies)

@@ -20,6 +20,11 @@ from ..plan.mesh import Degrees, divisors
 from ..plan.strategy import Assumptions, Experts
 from .options import SearchOptions
 
+# Tokens of a piece of the loss: so many that products are about as fast as of all tokens; more, where all of its logits
+# take little memory.
+PIECE_TOKENS = 2048
+PIECE_LOGITS = 2**25  # 128 MiB in fp32
+
 
 def cost_numbers(cost: LayerCost, freed: float | None) -> tuple[float, ...]:
     """A cost in the core's order. `freed`: as `CostOptions` has it."""
@@ -173,10 +178,18 @@ class Space:
     def vocabularies(self, family: PlanFamily) -> list[VocabStrategy]:
         """Strategies of the vocabulary layers."""
         return [
-            VocabStrategy(**degrees.named, dp_type=dp_type)
+            VocabStrategy(**degrees.named, dp_type=dp_type, pieces=pieces)
             for degrees in self._degrees(family, "vtp")
             for dp_type in self._vocab_dp_types(family.stage_size, degrees.tp)
+            for pieces in self._pieces(family, degrees.tp)
         ]
+
+    def _pieces(self, family: PlanFamily, tp: int) -> list[int]:
+        """Numbers of pieces of a rank's tokens: one, and as many as keep the logits of each small."""
+        tokens = family.micro_batch * (self._assumed.seq_length or 0) * tp // family.stage_size
+        columns = self._one_layer.padded_vocab_size(tp) // tp
+        pieces = -(-tokens // max(PIECE_TOKENS, PIECE_LOGITS // columns))
+        return [1, pieces] if pieces > 1 and self._options.trainer == "galvatron" else [1]
 
     def _degrees(self, family: PlanFamily, tensor: str) -> Iterator[Degrees]:
         """Degrees of layers (`tensor` "tp") or of the vocabulary ("vtp")."""

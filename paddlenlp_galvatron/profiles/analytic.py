@@ -149,7 +149,8 @@ def analytic_computation(
     def kept(seq: int, tp: int) -> float:
         all_kept = sum(layer_numbers_per_token(model, seq, 1, True, fused))
         own = model.block.kept(fused)
-        whole = 0 if sequence_parallel else own.tokens + own.scalars
+        read = 2 * model.hidden_size  # outputs of norms: measured products have them in their time
+        whole = 0 if sequence_parallel else own.tokens - read + own.scalars
         return precision.bytes * (whole + (all_kept - whole) / tp)
 
     def passes(tokens: int, kept: float, weights: int = 0, products: int = 0, pairs: float = 0.0) -> PassTimes:
@@ -250,9 +251,10 @@ def analytic_experts(
 
 
 def analytic_memory(
-    model: ModelShape, precision: Precision, lengths: Sequence[int], fused: Fused = ON_GPUS
+    model: ModelShape, precision: Precision, lengths: Sequence[int], fused: Fused = ON_GPUS, in_place: bool = True
 ) -> MemoryProfile:
-    """Memory of the model's parts at these sequence lengths."""
+    """Memory of the model's parts at these sequence lengths. `in_place`: losses take the place of logits; else logits,
+    probabilities and their gradient stand side by side in fp32."""
     layers: dict[Variant, dict[int, LayerMemory]] = {}
     vocab: dict[VocabVariant, dict[int, VocabMemory]] = {}
     hidden, number = model.hidden_size, precision.bytes
@@ -279,11 +281,14 @@ def analytic_memory(
                 activation, kept_mib = {}, {}
                 for tp in DEGREES:
                     own = mib(3 * hidden / (tp if sequence_parallel else 1))
-                    # Logits, probabilities and their gradient stand side by side in fp32.
-                    loss = mib(3 * model.vocab_size / tp, FP32_BYTES) + own
+                    # Exponentials take the place of logits in fp32, and their gradient that of exponentials; beside
+                    # them are logits or gradient in 16 bits, and behind them the hidden states' gradient.
+                    after = mib(model.vocab_size / tp, FP32_BYTES) + own
+                    beside = model.vocab_size / tp if number < FP32_BYTES else 0
+                    more = mib(beside + hidden) if in_place else mib(2 * model.vocab_size / tp, FP32_BYTES)
                     first = mib(hidden / (tp if sequence_parallel else 1))
-                    activation[tp] = loss if head else first
-                    kept_mib[tp] = loss - mib(2 * model.vocab_size / tp, FP32_BYTES) if head else first
+                    activation[tp] = after + more if head else first
+                    kept_mib[tp] = after if head else first
                 vocab.setdefault(VocabVariant(role, sequence_parallel), {})[seq] = VocabMemory(
                     states, activation, kept_mib
                 )

@@ -25,7 +25,7 @@ def fields(plan: Plan) -> dict[str, str]:
         "schedule": plan.schedule_words,
         "batch": str(plan.global_batch),
         "micro-batches": str(plan.micro_batches),
-        "embedding, LM head": strategy_words(plan.vocab.as_layer()),
+        "embedding, LM head": strategy_words(plan.vocab),
         "precision": str(assumed.mixed_precision),
         "tokens": str(assumed.seq_length),
         "Megatron-SP": "on" if assumed.sequence_parallel else "off",

@@ -89,6 +89,14 @@ def binding(explanation: Explanation) -> list[str]:
     if stages[busy].time_ms[term]:
         share = stages[busy].time_ms[term] / step_ms
         lines.append(f"communication of stage {busy}: mostly {TIME[term]}, {share:.1%} of the step")
+    if (pieces := explanation.plan.vocab.pieces) > 1:
+        vocab = replace(explanation.plan.vocab, pieces=1)
+        whole = explanation.cost.predict(replace(explanation.plan, vocab=vocab))
+        saved = whole.stages[-1].memory.total_mib - prediction.stages[-1].memory.total_mib
+        longer = prediction.time_s / whole.time_s - 1
+        lines.append(
+            f"loss in {pieces} pieces of tokens: saves {gib(saved)} GiB, and the step takes {longer:.1%} longer"
+        )
     speeds = [one for one in explanation.what_ifs if one.name.startswith("links") and isfinite(one.time_s)]
     if speeds:
         link, faster = min(speeds, key=lambda one: one.time_s), explanation.faster

@@ -124,7 +124,7 @@ def drawn(facts: PlanFacts) -> dict[str, Any]:
         "prediction": prediction,
         "strategies": {words: number % len(COLOURS) for number, words in enumerate(strategies)},
         "grid": list(_grid(plan)),
-        "vocabulary": strategy_words(plan.vocab.as_layer()),
+        "vocabulary": strategy_words(plan.vocab),
         "vocabulary_colour": len(strategies) % len(COLOURS),
         "tiles": tiles(facts),
         "stages": facts.stages,

@@ -228,6 +228,11 @@ def notes(plan: Plan, shape: ModelShape | None) -> list[str]:
             "ranks that share experts out are neighbours here, as in Megatron; in Galvatron, which trains the same by "
             "this file, they are strided"
         )
+    if (pieces := plan.vocab.pieces) > 1:
+        read.append(
+            f"LM head and loss take a rank's tokens in {pieces} pieces, one after the other: the logits of all of them "
+            "never exist at once"
+        )
     if shape is None or shape.vocab_size % plan.vocab.tp == 0:
         return read
     padded = shape.padded_vocab_size(plan.vocab.tp)

@@ -118,6 +118,13 @@ class Placement:
         op, group = self._ops[point]
         return cast(Crossing.apply(cast(x, self.numbers.stored), op, group), self.numbers.computed)
 
+    def gathered(self, point: CommPoint, x: Any) -> Any:
+        """The same, with the tokens of all ranks where they are gathered for products, which need them but once."""
+        if not self.gathers(point):
+            return self.cross(point, x)
+        whole = Crossing.apply(cast(x, self.numbers.stored), Op.GATHER, self._gathers[point])
+        return cast(whole, self.numbers.computed)
+
     def gathers(self, point: CommPoint) -> bool:
         """Whether tokens are gathered for the products behind a communication point."""
         return point in self._gathers

@@ -188,10 +188,18 @@ def make_context(group: Any, gpu: int | None) -> None:
         manager.create_nccl_comm_context(*own, "galvatron")  # type: ignore[attr-defined]  # of builds for GPUs
 
 
-def fused_loss(logits: Any, labels: Any, group: Any, ignored: int) -> Any:
-    """Losses [U, 1] over a split vocabulary by one kernel, on the context that `make_context` made."""
+def fused_loss(logits: Any, labels: Any, group: Any, ignored: int) -> tuple[Any, Any]:
+    """(probabilities [U, v], losses [U, 1]) over a split vocabulary by one kernel, on the context that `make_context`
+    made."""
     place = FIRST_RING + group.id, group.rank, group.nranks
-    return paddle._C_ops.c_softmax_with_cross_entropy(logits, labels.unsqueeze(-1), ignored, *place)[1]
+    return tuple(paddle._C_ops.c_softmax_with_cross_entropy(logits, labels.unsqueeze(-1), ignored, *place))
+
+
+def softmax_and_loss(logits: Any, labels: Any, ignored: int) -> tuple[Any, Any]:
+    """(probabilities [U, V] in the place of the logits, losses [U, 1]) by the kernel of Paddle's `cross_entropy`."""
+    soft_labels, use_softmax, stable, axis = False, True, True, -1
+    how = soft_labels, use_softmax, stable, ignored, axis
+    return tuple(paddle._C_ops.cross_entropy_with_softmax_(logits, labels.unsqueeze(-1), *how))
 
 
 def meet_at(connect: Any) -> None:

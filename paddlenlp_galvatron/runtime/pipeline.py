@@ -205,6 +205,7 @@ class Pipeline:
             self._headroom = headroom = None
         elif headroom:
             headroom.begin()
+        self._stage.expect_gradient(scale)
         held: list[deque[tuple[Any, Any]]] = [deque() for _ in range(self._chunks)]  # inputs and outputs in flight
         own = self._take(samples)
         total = paddle.zeros([], "float32")

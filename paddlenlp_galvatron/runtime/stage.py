@@ -108,7 +108,9 @@ class Stage:
         self._head: Head | None = None
         if self.is_last:
             fused = kernels.fused_cross_entropy
-            self._head = Head(family, shape, config, place(vocab), source, shared, fused, preference)
+            pieces = plan.vocab.piece_sizes(sum(stop - start for start, stop in self._taken))
+            how = fused, preference, pieces, not plan.assumed.async_grad_reduce
+            self._head = Head(family, shape, config, place(vocab), source, shared, *how)
             units.adopt(self._head.parameters, plan.vocab.dp_type)
         self.vectors, self.frozen = units.vectors, units.frozen
         self._chunks = self._cut(plan, units.chain, groups)
@@ -188,6 +190,11 @@ class Stage:
     def _switch(self, training: bool, adapters: bool) -> None:
         for block in self._blocks:
             block.switch(training, adapters)
+
+    def expect_gradient(self, scale: float) -> None:
+        """Tell the loss layer what the gradient of the sum of losses is in the passes that follow."""
+        if self._head:
+            self._head.scale = scale
 
     def forget_metrics(self) -> None:
         """Begin to count anew what is told beside the losses."""

@@ -9,12 +9,11 @@ padded vocabulary, v = V / t the columns held here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import paddle
-import paddle.distributed as dist
-from paddle.autograd import PyLayer
 from paddle.nn.functional import log_sigmoid, relu
 
 from ..model import ModelShape
@@ -22,13 +21,10 @@ from ..model.preference import BY_TOKEN, Preference
 from ..plan.comm_points import CommPoint, Op
 from ..plan.communicators import fuses_loss
 from ..plan.mesh import Axis
-from . import device
 from .adapters.decoder import Adapter
-from .batch import IGNORED_LABEL
 from .block import Placement
-from .collectives import all_reduce, count, within
+from .cross_entropy import CrossEntropy, Pieces, VocabularyShard
 from .mappings import Crossing
-from .paddle_private import fused_loss
 from .precision import cast
 from .weights import ShardedParameter, WeightSource, compute_weight, compute_weights, shard_layer
 
@@ -103,17 +99,6 @@ class PairLoss:
         return (each * weight).sum(), paddle.stack([(one * weight).sum() for one in shown])
 
 
-class VocabularyShard:
-    """Which part of the vocabulary this rank holds."""
-
-    def __init__(self, vocab_size: int, place: Placement):
-        self.padded = -(-vocab_size // place.tp) * place.tp
-        self.columns = self.padded // place.tp
-        self.start = place.index * self.columns
-        self.real = min(max(vocab_size - self.start, 0), self.columns)  # columns that are no padding
-        self._place = place
-
-
 def embedding_table(shape: ModelShape, place: Placement, source: WeightSource, twin: Any) -> ShardedParameter:
     """This rank's rows [v, H] of the embedding. `twin`: the group of two ranks that hold them when a model ties the
     embedding to the LM head of another stage."""
@@ -140,7 +125,7 @@ class Embedding:
         table = compute_weight(self._table, numbers)
         if self._place.tp == 1:
             return cast(paddle.nn.functional.embedding(ids, table), numbers.stored)
-        local, inside = _localise(ids, self._shard.start, self._shard.columns)
+        local, inside = self._shard.localise(ids)
         rows = paddle.nn.functional.embedding(local, table)
         rows = rows * inside.astype(rows.dtype).unsqueeze(-1)
         return cast(self._place.cross(CommPoint.OUT_OF_EMBEDDING, rows), numbers.stored)
@@ -159,12 +144,14 @@ class Head:
         table: ShardedParameter | None,
         fused: bool = False,
         preference: Preference | None = None,
+        pieces: Sequence[int] = (),
+        reduced_each: bool = False,
     ):
         """`table`: the embedding's, where the model ties the two. `fused`: a split vocabulary's losses come from
         Paddle's one kernel, where no column is padding, which it does not know. `preference`: the loss is that of
-        pairs of answers."""
+        pairs of answers. `pieces`: tokens of each, where logits are computed by pieces. `reduced_each`: gradients are,
+        after each micro-batch."""
         self._place = place
-        self._shard = VocabularyShard(shape.vocab_size, place)
         with paddle.LazyGuard():
             self._norm = family.final_norm(config)
         norm, lm_head = shape.head.weights
@@ -174,7 +161,12 @@ class Head:
             table = place.parameter(lm_head, "", source)
         self._table = table
         self.parameters: list[ShardedParameter] = [*(weight for _, _, weight in self._slots), table]
-        self._fused = fused and fuses_loss(shape.vocab_size, place.tp)
+        fused = fused and fuses_loss(shape.vocab_size, place.tp)
+        shard = VocabularyShard(shape.vocab_size, place)
+        self._loss = CrossEntropy(shard, place.group(Axis.TENSOR), fused)
+        self._pieces = Pieces(pieces, self._loss, table, self._tied, place.numbers) if len(pieces) > 1 else None
+        self._reduced_each = reduced_each
+        self.scale = 1.0  # the gradient of the sum of losses in the passes that follow
         # Ranks that have other tokens of the same answers are among those that have the same weights.
         apart = place.mesh.degree(Axis.CONTEXT) * place.mesh.degree(Axis.ULYSSES) > 1
         self.pairs = PairLoss(preference, table.sum_group if apart else None) if preference else None
@@ -185,80 +177,32 @@ class Head:
         numbers = self._place.numbers
         with compute_weights(self._slots, numbers):
             normed = self._norm(cast(x, numbers.computed))
-        table = compute_weight(self._table, numbers)
-        [logits] = self._place.products(CommPoint.INTO_HEAD, False, normed, table, transposed=self._tied)
         if self.pairs is not None and pairs is not None:
-            total, told = self.pairs(self._losses(logits, labels), answers, pairs)
+            total, told = self.pairs(self._losses(normed, labels), answers, pairs)
         elif paddle.is_grad_enabled():
-            return self._losses(logits, labels).sum()
+            if self._pieces:
+                hidden = self._place.gathered(CommPoint.INTO_HEAD, normed)
+                return self._pieces.sum(hidden, labels, self.scale, later=self._reduced_each)
+            return self._losses(normed, labels).sum()
         else:
-            losses, hits = token_losses(logits, labels, self._shard, self._place.group(Axis.TENSOR))[:2]
+            losses, hits = self._scores(normed, labels)
             total, told = losses.sum(), hits.astype("float32").sum().unsqueeze(0)
         self.metrics = told if self.metrics is None else self.metrics + told
         return total
 
-    def _losses(self, logits: Any, labels: Any) -> Any:
+    def _losses(self, normed: Any, labels: Any) -> Any:
         """Losses of tokens, [U] in fp32."""
-        group = self._place.group(Axis.TENSOR)
-        if group is None and device.on_gpu():  # one fused kernel; that of CPUs hides NaN and losses above 64
-            return paddle.nn.functional.cross_entropy(
-                cast(logits, "float32"), labels, reduction="none", ignore_index=IGNORED_LABEL
-            )
-        if self._fused:
-            scores = cast(logits, "float32")
-            losses = within("cross entropy", group, lambda: fused_loss(scores, labels, group, IGNORED_LABEL))
-            for _ in range(3):  # largest score, the label's score, sum of exponentials: messages of the kernel
-                count("all_reduce", losses)
-            return losses.flatten()
-        return VocabularyCrossEntropy.apply(logits, labels, self._shard, group)
+        if self._pieces:
+            return self._pieces.losses(self._place.gathered(CommPoint.INTO_HEAD, normed), labels)
+        return self._loss.losses(self._logits(normed), labels)
 
+    def _scores(self, normed: Any, labels: Any) -> tuple[Any, Any]:
+        """Losses and hits of tokens, [U]; without gradients."""
+        if self._pieces:
+            return self._pieces.scores(self._place.gathered(CommPoint.INTO_HEAD, normed), labels)
+        return self._loss.scores(self._logits(normed), labels)[:2]
 
-class VocabularyCrossEntropy(PyLayer):  # type: ignore[misc]
-    """Cross entropy over a split vocabulary: logits [U, v], labels [U] -> losses [U] in fp32."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Any, labels: Any, shard: VocabularyShard, group: Any) -> Any:
-        losses, _, *kept = token_losses(logits, labels, shard, group)
-        ctx.save_for_backward(*kept)
-        ctx.dtype = logits.dtype
-        return losses
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        exponentials, total, local, inside, counted = ctx.saved_tensor()
-        per_token = grad * counted.astype("float32")
-        hit = inside.astype("float32") * per_token
-        step = exponentials * (per_token / total).unsqueeze(-1)
-        step = paddle.put_along_axis(step, local.unsqueeze(-1), -hit.unsqueeze(-1), -1, reduce="add")
-        return step.astype(ctx.dtype)
-
-
-def token_losses(logits: Any, labels: Any, shard: VocabularyShard, group: Any) -> tuple[Any, ...]:
-    """Losses [U], whether a label is the likeliest token [U], and what backward needs.
-
-    Only three vectors of length U are exchanged; full logits exist nowhere.
-    """
-    columns, real = shard.columns, shard.real
-    scores = logits.astype("float32")
-    if real < columns:
-        scores[:, real:] = float("-inf")  # of fp32 logits in place: what computed them needs them no more
-        # A rank whose columns are all padding must not make inf - inf below.
-        largest = scores.max(-1) if real else paddle.full([scores.shape[0]], -3e38, "float32")
-    else:
-        largest = scores.max(-1)
-    largest = all_reduce(largest, group, dist.ReduceOp.MAX)
-    exponentials = paddle.exp(scores - largest.unsqueeze(-1))
-    total = all_reduce(exponentials.sum(-1), group)
-    local, inside = _localise(labels, shard.start, columns)
-    own = paddle.take_along_axis(scores, local.unsqueeze(-1), -1).squeeze(-1) - largest
-    target = all_reduce(paddle.where(inside, own, paddle.zeros_like(own)), group)
-    counted = labels != IGNORED_LABEL
-    losses = paddle.where(counted, paddle.log(total) - target, paddle.zeros_like(total))
-    return losses, paddle.logical_and(counted, target == 0), exponentials, total, local, inside, counted
-
-
-def _localise(ids: Any, start: int, columns: int) -> tuple[Any, Any]:
-    """Ids relative to this rank's columns, clipped into them, and whether they lie inside."""
-    local = ids - start
-    inside = paddle.logical_and(local >= 0, local < columns)
-    return paddle.clip(local, 0, columns - 1), inside
+    def _logits(self, normed: Any) -> Any:
+        table = compute_weight(self._table, self._place.numbers)
+        [logits] = self._place.products(CommPoint.INTO_HEAD, False, normed, table, transposed=self._tied)
+        return logits

@@ -133,7 +133,7 @@ class ShardedParameter:
     presum_across_stages: bool = False  # these ranks are in different stages: not before the step's last backward
     sharded: bool = True  # by ZeRO, if it is a matrix
     expert: bool = False  # of a routed expert, whose dp type is its own
-    summed: Any = None  # gradient that autograd does not keep: of another type than the tensor, or reduced
+    summed: Any = None  # gradient that autograd does not keep: of another type, made in forward, or reduced
     stacked: tuple[ShardedParameter, ...] = ()  # weights that lie in the tensor one after the other, and have none
     source: WeightSource | None = None  # of the values that it begins with
 
@@ -175,8 +175,9 @@ class ShardedParameter:
         self.summed = add(self.summed, gradient, self.gradient_dtype)
 
     def accumulate_autograd(self) -> None:
-        """Adds the gradient of autograd to the sum, where sums are kept in fp32; called after each micro-batch."""
-        if not has_dtype(self.tensor, self.gradient_dtype) and self.tensor.grad is not None:
+        """Adds the gradient of autograd to the sum, where one is kept; called after each micro-batch."""
+        kept = self.summed is not None or not has_dtype(self.tensor, self.gradient_dtype)
+        if kept and self.tensor.grad is not None:
             self.accumulate(self.tensor.grad)
             self.tensor.clear_gradient(False)
 

@@ -32,7 +32,7 @@ def test_with_the_optimizer_on_the_host_a_model_fits_a_smaller_card(capsys):
     small = ("--memory_constraint", "16")
     assert not row(capsys, *small)["fits"]
     away = row(capsys, *small, "--offload_optimizer", "1")
-    assert away["verdict"] == "fits" and away["memory_estimate_gib"] < 11 and 15 < away["memory_bound_gib"] <= 16
+    assert away["verdict"] == "fits" and away["memory_estimate_gib"] < 12 and 15 < away["memory_bound_gib"] <= 16
     # By the estimate alone, but the allocator may give activations none of the place that the first update took.
     less = row(capsys, "--memory_constraint", "13", "--offload_optimizer", "1")
     assert less["verdict"] == "at risk" and less["memory_estimate_gib"] < 13 < less["memory_bound_gib"]

@@ -90,16 +90,16 @@ def test_the_reserve_of_a_gpu_is_that_of_each_budget(tmp_path, galvatron, monkey
         ran = galvatron("search", *words, *given, "--output_config_path", f"{gb}.json", "--json")
         return json.loads(ran.out.splitlines()[-1])["time_s"]
 
-    best = searched(40.0)
-    told = json.loads(galvatron("explain", "40.0.json", "--json").out)
+    best = searched(60.0)
+    told = json.loads(galvatron("explain", "60.0.json", "--json").out)
     assert told["time_s"] == pytest.approx(best)
     more = next(one for one in told["what_if"] if one["name"] == "memory")
-    assert more["time_s"] == pytest.approx(searched(41.0), rel=1e-9)
-    less = json.loads(galvatron("explain", "40.0.json", "--memory_constraint", 41, "--json").out)
-    assert less["best"]["time_s"] == pytest.approx(searched(41.0))
-    predicted = json.loads(Path("41.0.json").read_text())["galvatron"]["predicted"]
+    assert more["time_s"] == pytest.approx(searched(61.0), rel=1e-9)
+    less = json.loads(galvatron("explain", "60.0.json", "--memory_constraint", 61, "--json").out)
+    assert less["best"]["time_s"] == pytest.approx(searched(61.0))
+    predicted = json.loads(Path("61.0.json").read_text())["galvatron"]["predicted"]
     own = predicted["stages"][0]["memory"]["context_mib"]
     assert less["stages"][0]["memory_mib"]["reserve"] == pytest.approx(own)
-    searched(40.0, context_mib=1000)
-    kept = json.loads(galvatron("explain", "40.0.json", "--memory_constraint", 41, "--json").out)
+    searched(60.0, context_mib=1000)
+    kept = json.loads(galvatron("explain", "60.0.json", "--memory_constraint", 61, "--json").out)
     assert kept["stages"][0]["memory_mib"]["reserve"] == 1000

@@ -57,7 +57,7 @@ def test_equals_exhaustive_enumeration(types: int, end: int, within: float) -> N
 
 
 @pytest.mark.parametrize("within", [0.5, 4.0])
-@pytest.mark.parametrize("seed", [75, 130, 346])
+@pytest.mark.parametrize("seed", [154, 160, 190])
 def test_equals_exhaustive_enumeration_where_the_fastest_plan_has_three_strategies(seed: int, within: float) -> None:
     found = check_against_enumeration(mixed(seed, within))
     assert found.fastest and found.fastest.strategies == 3
@@ -86,8 +86,8 @@ def test_a_tolerance_changes_the_plan_alone(seed: int, within: float, types: int
 @pytest.mark.parametrize(
     ("asked", "before", "after"),
     [
-        ({"model_size": "llama3-70b", "device": "a100-80gb", "gpus": 128, "memory_constraint": 40}, (5, 8), (2, 4)),
-        ({"model_size": "llama3-70b", "device": "a100-80gb", "gpus": 64, "batch": 512}, (4, 6), (1, 1)),
+        ({"model_size": "llama3-70b", "device": "a100-80gb", "gpus": 128, "memory_constraint": 40}, (3, 7), (3, 5)),
+        ({"model_size": "llama3-70b", "device": "a100-80gb", "gpus": 64, "batch": 512}, (4, 6), (2, 2)),
     ],
 )
 def test_usual_models_have_few_strategies(

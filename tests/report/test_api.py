@@ -25,7 +25,7 @@ def test_fit_and_search_agree_and_show_themselves_shortly_and_in_a_notebook():
     assert fits.plans[8].strategy.world_size == found.plan.strategy.world_size == 8
     for answer in (fits, found, found.plan):
         assert len(repr(answer)) < 200 and "\n" not in repr(answer)
-        assert answer._repr_html_().startswith("<pre") and "zero2" in answer._repr_html_()
+        assert answer._repr_html_().startswith("<pre") and "zero3" in answer._repr_html_()
 
 
 def test_a_plan_is_saved_loaded_shown_and_explained(tmp_path, capsys):

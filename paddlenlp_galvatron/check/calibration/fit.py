@@ -106,6 +106,7 @@ def cost_of(run: MeasuredRun, sheet: DataSheet) -> CostModel:
             imbalance_bound=run.imbalance,
             kernels=run.kernels,
             sharding_group=run.sharding_group,
+            in_place=run.ours,
             keeps_gathered=run.keeps_gathered,
             task=Task(run.adapter_rank, document_tokens=run.document_tokens),
         ),

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import paddle
@@ -24,6 +25,7 @@ from ...launch.processes import LaunchError, launch
 from ...runtime import device, norm
 from ...runtime.attention import flash as flash_attention
 from ...runtime.attention import hidden_rows
+from ...runtime.cross_entropy import CrossEntropy, VocabularyShard
 from ...runtime.experts import Products
 from ...runtime.groups import run_as_rank, sentence, start_world
 from ...runtime.paddle_private import MultiTensorAdamW
@@ -175,6 +177,19 @@ def embedding(sizes: Sizes) -> Case:
     return Case(lambda table: functional.embedding(ids, table), lambda table: one_hot(ids) @ table, [table])
 
 
+def loss(sizes: Sizes) -> Case:
+    ids = paddle.randint(0, sizes.vocabulary, [sizes.tokens])
+    place: Any = SimpleNamespace(tp=1, index=0)
+    own = CrossEntropy(VocabularyShard(sizes.vocabulary, place), None, fused=False)
+    logits = paddle.randn([sizes.tokens, sizes.vocabulary])
+
+    def plain(logits: Any) -> Any:
+        label = paddle.take_along_axis(logits, ids.unsqueeze(-1), -1).squeeze(-1)
+        return paddle.logsumexp(logits, -1) - label
+
+    return Case(lambda logits: own.losses(1 * logits, ids), plain, [logits])  # of a copy, as it takes their place
+
+
 def _stepped(weights: list[Any], gradients: list[list[Any]]) -> list[Any]:
     """Weights in fp32 after two updates by the kernel."""
     tensors = []
@@ -259,6 +274,7 @@ CASES: dict[str, Callable[[Sizes], Case]] = FLASH | {
     "SwiGLU": gated,
     "linear with bias": linear,
     "embedding, half of the tokens alike": embedding,
+    "loss": loss,
     "AdamW, two steps": adamw,
     "experts, one without rows": experts,
 }

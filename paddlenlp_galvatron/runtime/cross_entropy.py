@@ -1,0 +1,213 @@
+"""Cross entropy over a vocabulary that tp ranks may split, of all tokens at once or piece by piece.
+
+By pieces, logits exist for one piece of tokens at a time. A sum of losses tells each token's gradient at once, so that
+forward computes it, too: it adds the table's gradient to those of the micro-batches before, and keeps that of the
+hidden states alone. Losses of pairs tell it when all tokens of an answer are known; backward computes logits again.
+
+Shapes: U tokens, P of a piece, H hidden, v columns of the vocabulary that this rank holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import paddle
+import paddle.distributed as dist
+from paddle.autograd import PyLayer
+
+from . import device
+from .batch import IGNORED_LABEL
+from .block import Placement
+from .collectives import all_reduce, count, within
+from .paddle_private import fused_loss, softmax_and_loss
+from .precision import Numbers, add, cast
+from .weights import ShardedParameter
+
+
+class VocabularyShard:
+    """Which part of the vocabulary this rank holds."""
+
+    def __init__(self, vocab_size: int, place: Placement):
+        self.padded = -(-vocab_size // place.tp) * place.tp
+        self.columns = self.padded // place.tp
+        self.start = place.index * self.columns
+        self.real = min(max(vocab_size - self.start, 0), self.columns)  # columns that are no padding
+
+    def localise(self, ids: Any) -> tuple[Any, Any]:
+        """Ids relative to this rank's columns, clipped into them, and whether they lie inside."""
+        local = ids - self.start
+        inside = paddle.logical_and(local >= 0, local < self.columns)
+        return paddle.clip(local, 0, self.columns - 1), inside
+
+
+class Scores(NamedTuple):
+    """Losses of logits [U, v] and labels [U], and numbers for their gradient."""
+
+    losses: Any  # [U] fp32; 0 of tokens without a label
+    hits: Any  # [U]: whether the label is the likeliest token; None: not asked for
+    exponentials: Any  # [U, v] fp32
+    total: Any  # [U], their sum over the whole vocabulary; 1.0: they are probabilities
+
+
+class CrossEntropy:
+    """Losses of tokens and their gradients. `group`: ranks that split the vocabulary; None: this rank has all of it.
+    `fused`: Paddle's one kernel computes losses of a split vocabulary that nothing pads."""
+
+    def __init__(self, shard: VocabularyShard, group: Any, fused: bool):
+        self._shard, self._group, self._fused = shard, group, fused
+
+    def losses(self, logits: Any, labels: Any) -> Any:
+        """Losses of tokens, [U] in fp32; differentiable."""
+        return _Losses.apply(logits, labels, self)
+
+    def scores_for_gradient(self, logits: Any, labels: Any) -> Scores:
+        """Losses, and what `gradient` needs, in the place of fp32 logits."""
+        if self._group is None and device.on_gpu():  # one fused kernel; that of CPUs hides NaN and losses above 64
+            probabilities, losses = softmax_and_loss(cast(logits, "float32"), labels, IGNORED_LABEL)
+        elif self._fused:
+            probabilities, losses = self._fused_scores(logits, labels)
+        else:
+            return self.scores(logits, labels)
+        return Scores(losses.flatten(), None, probabilities, 1.0)
+
+    def _fused_scores(self, logits: Any, labels: Any) -> tuple[Any, Any]:
+        """(probabilities, losses [U, 1])"""
+        scores, group = cast(logits, "float32"), self._group
+        found: tuple[Any, Any] = within(
+            "cross entropy", group, lambda: fused_loss(scores, labels, group, IGNORED_LABEL)
+        )
+        for _ in range(3):  # largest score, the label's score, sum of exponentials: messages of the kernel
+            count("all_reduce", found[1])
+        return found
+
+    def scores(self, logits: Any, labels: Any) -> Scores:
+        """Only three vectors of length U are exchanged; full logits exist nowhere. Exponentials take the place of fp32
+        logits: what computed these needs them no more."""
+        columns, real, group = self._shard.columns, self._shard.real, self._group
+        scores = cast(logits, "float32")
+        if real < columns:
+            scores[:, real:] = float("-inf")
+            # A rank whose columns are all padding must not make inf - inf below.
+            largest = scores.max(-1) if real else paddle.full([scores.shape[0]], -3e38, "float32")
+        else:
+            largest = scores.max(-1)
+        largest = all_reduce(largest, group, dist.ReduceOp.MAX)
+        local, inside = self._shard.localise(labels)
+        own = paddle.take_along_axis(scores, local.unsqueeze(-1), -1, broadcast=False).squeeze(-1) - largest
+        exponentials = scores.subtract_(largest.unsqueeze(-1)).exp_()
+        total = all_reduce(exponentials.sum(-1), group)
+        target = all_reduce(paddle.where(inside, own, paddle.zeros_like(own)), group)
+        counted = labels != IGNORED_LABEL
+        losses = paddle.where(counted, paddle.log(total) - target, paddle.zeros_like(total))
+        return Scores(losses, paddle.logical_and(counted, target == 0), exponentials, total)
+
+    def gradient(self, scores: Scores, labels: Any, weights: Any) -> Any:
+        """Gradient of the logits, [U, v] in fp32, where that of each loss is `weights` [U] or a number. It takes the
+        place of `scores.exponentials`."""
+        per_token = (labels != IGNORED_LABEL).astype("float32") * weights
+        local, inside = self._shard.localise(labels)
+        hit = inside.astype("float32") * per_token
+        step = scores.exponentials.multiply_((per_token / scores.total).unsqueeze(-1))
+        return step.put_along_axis_(local.unsqueeze(-1), -hit.unsqueeze(-1), -1, reduce="add")
+
+
+class _Losses(PyLayer):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, logits: Any, labels: Any, loss: CrossEntropy) -> Any:
+        scores = loss.scores_for_gradient(logits, labels)
+        ctx.scores, ctx.labels, ctx.loss, ctx.dtype = scores, labels, loss, logits.dtype
+        return scores.losses
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        scores, ctx.scores = ctx.scores, None  # freed as soon as the gradient is of another type
+        return cast(ctx.loss.gradient(scores, ctx.labels, grad), ctx.dtype)
+
+
+class Pieces:
+    """The LM head's product and losses by pieces of its tokens."""
+
+    def __init__(self, sizes: Sequence[int], loss: CrossEntropy, table: ShardedParameter, tied: bool, numbers: Numbers):
+        """`sizes`: tokens of each piece. `table` [H, v]; `tied`: the embedding's, [v, H]."""
+        self._sizes, self._loss, self._table, self._tied, self._numbers = sizes, loss, table, tied, numbers
+
+    def scores(self, hidden: Any, labels: Any) -> tuple[Any, Any]:
+        """Losses [U] and hits [U] of hidden states [U, H], without gradients."""
+        table = cast(self._table.tensor, self._numbers.computed)
+        found = [self._loss.scores(self._logits(rows, table), own)[:2] for rows, own in self._cut(hidden, labels)]
+        losses, hits = zip(*found, strict=True)
+        return paddle.concat(losses), paddle.concat(hits)
+
+    def sum(self, hidden: Any, labels: Any, scale: float, later: bool) -> Any:
+        """The sum of losses, whose gradient is `scale` and comes when this micro-batch's backward does. `later`: only
+        then may the table's gradient be added to those of the micro-batches before."""
+        return _Sum.apply(hidden, labels, self, scale, later)
+
+    def losses(self, hidden: Any, labels: Any) -> Any:
+        """Losses [U], whose gradients are told in backward alone."""
+        return _InPieces.apply(hidden, labels, self)
+
+    def _logits(self, hidden: Any, table: Any) -> Any:
+        """[P, v] in fp32: those of 16 bits are gone when it returns."""
+        return cast(paddle.matmul(hidden, table, transpose_y=self._tied), "float32")
+
+    def _cut(self, *of_tokens: Any) -> Iterator[tuple[Any, ...]]:
+        start = 0
+        for size in self._sizes:
+            yield tuple(each[start : start + size] for each in of_tokens)
+            start += size
+
+    def with_gradients(self, hidden: Any, labels: Any, weights: Any, accumulate: Any) -> tuple[Any, Any]:
+        """Losses [U] and the gradient of the hidden states [U, H], where that of each loss is `weights` [U]. Each
+        piece's gradient of the table is handed to `accumulate`."""
+        table = cast(self._table.tensor, self._numbers.computed)
+        losses, gradients = [], []
+        for rows, own, weight in self._cut(hidden, labels, weights):
+            scores = self._loss.scores_for_gradient(self._logits(rows, table), own)
+            losses.append(scores.losses)
+            step = cast(self._loss.gradient(scores, own, weight), self._numbers.computed)
+            del scores  # its place is free for the next piece
+            gradients.append(paddle.matmul(step, table, transpose_y=not self._tied))
+            if not self._table.tensor.stop_gradient:
+                product = (step, rows) if self._tied else (rows, step)
+                accumulate(paddle.matmul(*product, transpose_x=True))
+                del product
+            del step
+        return paddle.concat(losses), paddle.concat(gradients)
+
+
+class _Sum(PyLayer):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, hidden: Any, labels: Any, pieces: Pieces, scale: float, later: bool) -> Any:
+        ctx.table, ctx.kept = pieces._table, None
+
+        def keep(gradient: Any) -> None:
+            ctx.kept = add(ctx.kept, gradient, ctx.table.gradient_dtype)
+
+        weights = paddle.full(labels.shape, scale, "float32")
+        accumulate = keep if later else ctx.table.accumulate
+        losses, ctx.gradient = pieces.with_gradients(hidden, labels, weights, accumulate)
+        return losses.sum()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        """`grad` is the scale that forward was given: nothing is multiplied again."""
+        if ctx.kept is not None:
+            ctx.table.accumulate(ctx.kept)
+            ctx.kept = None
+        gradient, ctx.gradient = ctx.gradient, None
+        return gradient
+
+
+class _InPieces(PyLayer):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, hidden: Any, labels: Any, pieces: Pieces) -> Any:
+        ctx.save_for_backward(hidden, labels)
+        ctx.pieces = pieces
+        return pieces.scores(hidden, labels)[0]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        hidden, labels = ctx.saved_tensor()
+        return ctx.pieces.with_gradients(hidden, labels, grad, ctx.pieces._table.accumulate)[1]
