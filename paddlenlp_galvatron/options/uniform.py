@@ -109,8 +109,8 @@ class DegreeOptions(Options):
 
     @property
     def recomputes(self) -> bool | None:
-        """Whether layers recompute, by both options; None: neither says. PaddleNLP's files have a granularity beside recompute false; in Megatron-LM, which has
-        no recompute, the granularity switches it on."""
+        """Whether layers recompute, by both options; None: neither says. PaddleNLP's files have a granularity beside
+        recompute false; in Megatron-LM, which has no recompute, the granularity switches it on."""
         return True if self.recompute is None and self.recompute_granularity else self.recompute
 
     @property
