@@ -86,7 +86,7 @@ class Fits(Shown):
     """An answer of `fit`."""
 
     rows: list[dict[str, Any]]  # one for each number of GPUs, as `galvatron fit --json` has them
-    printed: tuple[Any, ...]  # what `show` prints, notes included
+    printed: tuple[Any, ...]  # printed by `show`, notes included
     hints: tuple[Hint, ...]  # options that would pay
 
     @property
@@ -113,7 +113,7 @@ class Found(Shown):
     """An answer of `search`, with its certificate: `lower_bound_s` is a step time that no plan beats."""
 
     result: SearchResult  # plans, times and bounds
-    notes: tuple[str, ...]  # what was assumed, and options without an effect
+    notes: tuple[str, ...]  # assumptions, and options without an effect
     hints: tuple[Hint, ...]  # options that would pay
     job: Job | None = None  # days, cost and checkpoints; None: nothing fits
 
@@ -138,7 +138,7 @@ class Found(Shown):
 class Explained(Shown):
     """An answer of `explain`; `summary` has it as `galvatron explain --json` does."""
 
-    explanation: Explanation  # what `summary` is made of
+    explanation: Explanation  # from which `summary` is made
     notes: tuple[str, ...] = ()  # as those of a search
 
     @property

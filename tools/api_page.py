@@ -25,8 +25,10 @@ FIRST = {
 {EXAMPLE}
 Functions, `Plan` and errors are in `paddlenlp_galvatron`; only training needs Paddle. An option of a command is a
 keyword of the function of its name, under any of its names: [fit](commands.md#fit), [search](commands.md#search),
-[explain](commands.md#explain), but for those that name data and outputs; `help(galvatron.search)` lists them. Answers are one line in Python and a table in a
-notebook (`examples/plan.ipynb`). `_s` are seconds, `_ms` milliseconds, `_mib` MiB (2^20 bytes), `_gb` 10^9 bytes.
+[explain](commands.md#explain), but for those that name data and outputs; `help(galvatron.search)` lists them.
+Answers are one line in Python and a table in a notebook (`examples/plan.ipynb`).
+
+`_s` are seconds, `_ms` milliseconds, `_mib` MiB (2^20 bytes), `_gb` 10^9 bytes.
 """,
     "zh": f"""# 在 Python 中
 {EXAMPLE}
