@@ -107,7 +107,7 @@ def settings_for(model: Any, arguments: Any, sample_length: int | None) -> Train
     if unheeded:
         raise UserError(f"{name}: {values[name]} would change nothing here; leave it out" for name in unheeded)
     notes: list[str] = []
-    others = {name: value for name, value in values.items() if name in FOREIGN and value}
+    others = {name: value for name, value in values.items() if name in FOREIGN}
     canonical_options(others, OPTIONS, notes.append)
     options = {name: value for name, value in values.items() if name in OPTIONS}
     return _noted(prepare(options, dist.get_world_size()), notes)
