@@ -139,6 +139,9 @@ def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | No
     resolved = {"plan": plan.absolute(), "model": model, "world_size": world_size, "seq_length": seq_length or None}
     resolved |= {"load": load, "output_dir": options.output_dir.absolute()}
     settings = TrainSettings.from_values(options.model_dump() | paths | resolved)
+    if settings.evaluates == "no":  # in Megatron-LM these switch it on
+        unused = options.model_dump(include={"eval_steps", "max_evaluate_steps"}, exclude_defaults=True)
+        notes += [idle_note(dict.fromkeys(unused, "nothing is evaluated without do_eval"))] if unused else []
     if settings.best_metric is None:
         needs = "the best checkpoint needs load_best_model_at_end and evaluation"
         best = options.model_dump(include={"load_best_model_at_end", "metric_for_best_model"}, exclude_defaults=True)

@@ -99,9 +99,10 @@ def test_a_granularity_alone_switches_recomputation_on(said, recomputes):
         ({"recompute_granularity": "selective"}, "recompute_granularity: must be full: .* recompute_enc names parts"),
         ({"recompute_granularity": "core_attn"}, "recompute_granularity: must be full"),
         ({"recompute_granularity": "full", "global_checkpoint": False}, "global_checkpoint: is False, but"),
+        ({"sharding_parallel_degree": 2}, "sharding_parallel_degree: without sharding nothing is sharded"),
     ],
 )
-def test_another_granularity_and_a_contradiction_are_refused(said, fault):
+def test_what_would_be_dropped_or_contradicts_is_refused(said, fault):
     with pytest.raises(UserError, match=fault):
         DegreeOptions.from_values(said).onto(UniformOptions.from_values(said), 1)
 
@@ -114,6 +115,10 @@ def test_a_granularity_beside_a_plan_and_where_a_search_chooses_is_not_dropped(g
     assert ran.code == 0 and "note: recompute_granularity ignored: the plan plan.json decides" in ran.out
     ran = galvatron("search", "llama2-7b", "--recompute_granularity", "full")
     assert ran.code == 2 and "the search chooses it; --disable_ckpt limits it" in ran.err
+    ran = galvatron(
+        "train", "plan.json", "--model", "llama2-7b", "--eval-interval", "2", "--eval-iters", "1", "--dry_run"
+    )
+    assert "eval_steps, max_evaluate_steps (nothing is evaluated without do_eval)" in ran.out
     assert galvatron("plan", "show", "plan.json", "--bf16").code == 2  # an option of fit alone
 
 
