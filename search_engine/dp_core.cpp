@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -203,8 +204,8 @@ void set_in_flight(Problem& tables, const Integers& in_flight) {
 }
 
 std::unique_ptr<Search> make_pipeline(
-    const Integers& layers, std::int64_t micro_batches, const Integers& passes, const Integers& runs,
-    const Array& strategies, const Integers& layouts, const Integers& types, const Array& change, const Array& enter,
+    const Integers& layers, std::optional<std::int64_t> most_first, std::int64_t micro_batches, const Integers& passes,
+    const Integers& runs, const Array& strategies, const Integers& layouts, const Integers& types, const Array& change, const Array& enter,
     const Array& leave, const Array& vocabs, const Array& vocab_enter, const Array& vocab_leave, const Array& middle,
     const Integers& in_flight, const Array& send, double budget) {
   if (in_flight.ndim() != 2 || in_flight.shape(0) < 1 || in_flight.shape(1) < 2)
@@ -215,6 +216,9 @@ std::unique_ptr<Search> make_pipeline(
   Problem tables;
   tables.starts = starts_of(layers);
   tables.layers = tables.starts.back();
+  tables.most_first = static_cast<int>(most_first.value_or(tables.layers));
+  if (most_first && (*most_first < 1 || *most_first > tables.layers || tables.type_count() == 1))
+    throw py::value_error("most_first: at least 1, at most all layers, where they are of several types");
   if (stages < 1 || stages > tables.layers) throw py::value_error("in_flight: fewer layers than stages");
   if (tables.layers * stages > kMostCells)
     throw py::value_error("in_flight: layers times stages are more than 5000000");
@@ -314,11 +318,13 @@ PYBIND11_MODULE(galvatron_dp_core, module) {
                      "Pipelines of layers; see paddlenlp_galvatron.planner.core_arrays for the arrays. A strategy's and a "
                      "vocabulary part's nine numbers: forward, backward, sync (ms), states, activation, workspace: own, "
                      "message, weights, tables (MiB); a change's two: forward, backward (ms); `middle`: of a stage's "
-                     "first chunk, of a later one; `in_flight`: stage and micro-batches of its chunks, by moments.")
-      .def(py::init(&make_pipeline), py::kw_only(), py::arg("layers"), py::arg("micro_batches"), py::arg("passes"),
-           py::arg("runs"), py::arg("strategies"), py::arg("layouts"), py::arg("types"), py::arg("change"),
-           py::arg("enter"), py::arg("leave"), py::arg("vocabs"), py::arg("vocab_enter"), py::arg("vocab_leave"),
-           py::arg("middle"), py::arg("in_flight"), py::arg("send"), py::arg("budget_mib"))
+                     "first chunk, of a later one; `most_first`: layers that the first stage has at most, if there are "
+                     "several types; `in_flight`: stage and micro-batches of its chunks, by moments.")
+      .def(py::init(&make_pipeline), py::kw_only(), py::arg("layers"), py::arg("most_first") = py::none(),
+           py::arg("micro_batches"), py::arg("passes"), py::arg("runs"), py::arg("strategies"), py::arg("layouts"),
+           py::arg("types"), py::arg("change"), py::arg("enter"), py::arg("leave"), py::arg("vocabs"),
+           py::arg("vocab_enter"), py::arg("vocab_leave"), py::arg("middle"), py::arg("in_flight"), py::arg("send"),
+           py::arg("budget_mib"))
       .def("bound", &bound_of, py::arg("cancel") = nullptr,
            "Lower bound of the step time in ms, cheap; infinite where nothing fits.")
       .def("tight_bound", &tight_bound_of, py::arg("limit_ms"), py::arg("cancel") = nullptr,

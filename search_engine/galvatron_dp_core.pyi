@@ -28,6 +28,7 @@ class Pipeline:
         self,
         *,
         layers: NDArray[np.integer],
+        most_first: int | None = None,
         micro_batches: int,
         passes: NDArray[np.integer],
         runs: NDArray[np.integer],

@@ -157,6 +157,7 @@ class Partitions {
   // Below the time of every pipeline in which a stage has these layers. The cheap one grows with them as long as layers
   // elsewhere cost the least they can.
   double cost(int stage, Span span, bool exactly, WorkBudget& poll) {
+    if (stage == 0 && span.layers > tables_.most_first) return kInfinity;
     const auto head = [&](Ending ending) { return heads_[ending].at(stage, span.first); };
     const bool returns = head(kFirst) - head(kHere) >= cuts_.most_sync(stage, span.layers);  // all the longest paths do
     StageTimes& known = times(stage, span);

@@ -58,6 +58,7 @@ struct Problem {
   int layers, stages, micro_batches;
   Schedule passes;         // of each stage
   std::vector<int> starts;  // first layer of each type, in order, and the number of layers
+  int most_first;           // layers that the first stage has at most
   std::vector<Part> strategies;
   std::vector<int> types;                     // of each layout; strategies of a layout are of its type
   std::vector<std::vector<Change>> change;    // [layout before][layout after]

@@ -219,7 +219,9 @@ class PipelineSearch : public Search {
 
   // The division whose neediest stage needs least memory, MiB.
   Minimax least_needy(MinMemory& needs, const Vocab& vocab, WorkBudget& poll) const {
-    auto mib = [&](int stage, Span span, double) { return needs.of(vocab, stage, span).mib; };
+    auto mib = [&](int stage, Span span, double) {
+      return stage == 0 && span.layers > tables_.most_first ? kInfinity : needs.of(vocab, stage, span).mib;
+    };
     return least_dearest(tables_, mib, 0, 0, poll);
   }
 

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from distributed.plans import CONTEXT_FOUR, EXPERTS_FOUR, EXPERTS_LATE, FOUR, INTERLEAVED_FOUR, PARTS_FOUR, ZERO
+from distributed.plans import (
+    CONTEXT_FOUR,
+    EXPERTS_FOUR,
+    EXPERTS_LATE,
+    FOUR,
+    HYBRID_FOUR,
+    INTERLEAVED_FOUR,
+    KINDS_FOUR,
+    PARTS_FOUR,
+    ZERO,
+)
 
 from paddlenlp_galvatron.plan import ModelShape, Plan, Precision
 
@@ -27,12 +37,13 @@ def real_cases() -> list[RealCase]:
     with adapters."""
     normed = [replace(named, name=f"{named.name}, qwen3", family="qwen3") for named in FOUR[:2] + FOUR[-1:] + ZERO[-3:]]
     experts = {"experts": 8, "experts_per_token": 2, "expert_size": 192, "router_aux_loss_coef": 0.01}
-    dense = FOUR + ZERO + normed + INTERLEAVED_FOUR + PARTS_FOUR + CONTEXT_FOUR
+    dense = FOUR + ZERO + normed + INTERLEAVED_FOUR + PARTS_FOUR + CONTEXT_FOUR + HYBRID_FOUR
     pieces = [
         replace(one, name=f"{one.name}, 3 pieces", plan=replace(one.plan, vocab=replace(one.plan.vocab, pieces=3)))
         for one in (*FOUR[:3], *ZERO[4:7], *ZERO[8:10])
     ]
-    cases = [(named, Precision.FP32, None) for named in EXPERTS_FOUR[:-1] + EXPERTS_LATE + dense + pieces]
+    experts_of = EXPERTS_FOUR[:-1] + EXPERTS_LATE + KINDS_FOUR[1:]
+    cases = [(named, Precision.FP32, None) for named in experts_of + dense + pieces]
     cases += [(named, Precision.BF16, None) for named in ZERO + PARTS_FOUR[1:2]]
     cases += [(named, Precision.FP32, 8) for named in [*dense[::2], *(one for one in dense[1::2] if one.kv_heads)]]
     return [
@@ -55,7 +66,8 @@ def real_cases() -> list[RealCase]:
                 max_position_embeddings=SEQ,
                 tied_embeddings=named.tied,
                 own_head_dim=64 if named.family == "qwen3" else None,
-                **(experts if "experts" in named.name else {}),
+                **(experts if named.family.endswith("moe") or "experts" in named.name else {}),
+                dense_layers=named.dense,
                 shared_size=352 if named.family == "qwen2_moe" else 0,
             ),
             rank,

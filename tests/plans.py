@@ -86,6 +86,7 @@ BAD_FIELDS = {
     "vocabulary's context parallel degree of 0": ({"vcp": 0}, ["vcp", "at least 1"]),
     "0 pieces of the loss": ({"loss_pieces": 0}, ["loss_pieces", "at least 1"]),
     "expert parallel degree of 0": ({"ep_sizes_enc": "1,1,1,0"}, ["ep_sizes_enc: layer 3", "0"]),
+    "sharding size of 0": ({"sharding_sizes_enc": "2,2,0,4"}, ["sharding_sizes_enc: layer 2", "0"]),
 }
 # The same for fields that are right one by one.
 BAD_PLANS = {
@@ -113,6 +114,24 @@ BAD_PLANS = {
         {"ep_sizes_enc": "1,1,4,4", "tp_of_ep_sizes_enc": "1,1,2,2"},
         ["ep_sizes_enc: 4 beside tp_of_ep_sizes_enc 2 of layers 2-3", "4 ranks of a stage"],
     ),
+    "too few sharding sizes": ({"sharding_sizes_enc": "2,2"}, ["sharding_sizes_enc", "2 entries for 4 layers"]),
+    "a sharding size that is no divisor": (
+        {"sharding_sizes_enc": "2,2,4,3", "default_dp_type": "zero2"},
+        ["sharding_sizes_enc: 3 for layer 3", "4 ranks that hold the same weights", "divisor of 4"],
+    ),
+    "a sharding size that shards nothing": (
+        {"sharding_sizes_enc": "2,1,4,4"},
+        ["sharding_sizes_enc: 1 for layer 1", "2 ranks that hold the same weights", "above 1"],
+    ),
+    "a sharding size of ddp": (
+        {"sharding_sizes_enc": "2,2,4,2"},
+        ["sharding_sizes_enc: 2 for layer 3", "ddp shards nothing", "give 4, or zero2"],
+    ),
+    "a sharding size of experts": (
+        {"sharding_sizes_of_ep_enc": "4,3,4,4"},
+        ["sharding_sizes_of_ep_enc: 3 for experts of layer 1", "divisor of 4"],
+    ),
+    "a sharding size of the vocabulary": ({"vsharding": 3, "embed_sdp": 1}, ["vsharding: 3 for the vocabulary layers"]),
     "two names that differ": ({"vocab_sdp": 1}, ["embed_sdp and vocab_sdp", "keep one"]),
     "stages do not divide the world": ({"world_size": 9}, ["pp_deg", "2 stages", "9 ranks"]),
     "degree does not divide a stage": ({"tp_sizes_enc": "2,3,3,1"}, ["tp_sizes_enc", "3 of layers 1-2", "4 ranks"]),
@@ -169,6 +188,17 @@ def valid_plans(draw: st.DrawFn) -> Plan:
         flags,
         dp_types,
     )
+
+    def size(ranks: int, dp_type: DataParallel) -> int | None:
+        """Ranks over which ZeRO shards what so many ranks hold together."""
+        parts = [d for d in divisors if 1 < d < stage_size // ranks and stage_size // ranks % d == 0]
+        return draw(st.sampled_from([None, *parts])) if dp_type is not DataParallel.DDP else None
+
+    def parted(layer: LayerStrategy) -> LayerStrategy:
+        own = layer.experts
+        sizes = size(layer.tp, layer.dp_type), size(own.ranks, own.dp_type)
+        return replace(layer, sharding=sizes[0], experts_sharding=sizes[1])
+
     micro_batches = draw(st.integers(1, 6))
     tokens = st.integers(1, 5).map(lambda k: 2 * k * stage_size)
     assumed = st.builds(
@@ -179,8 +209,8 @@ def valid_plans(draw: st.DrawFn) -> Plan:
         global_batch=micro_batches * stage_size * draw(st.integers(1, 3)),
         micro_batches=micro_batches,
         stages=stages,
-        layers=tuple(draw(st.lists(layer, min_size=sum(stages), max_size=sum(stages)))),
-        vocab=draw(vocab),
+        layers=tuple(map(parted, draw(st.lists(layer, min_size=sum(stages), max_size=sum(stages))))),
+        vocab=replace(own := draw(vocab), sharding=size(own.tp, own.dp_type)),
         schedule=schedule,
         chunks=chunks,
         default_dp_type=default,
@@ -190,9 +220,14 @@ def valid_plans(draw: st.DrawFn) -> Plan:
 
 def smallest_world(plan: Plan) -> int:
     """Fewest ranks on which the plan's degrees fit."""
-    return plan.pipeline * math.lcm(
-        plan.vocab.ranks, *(n for layer in plan.layers for n in (layer.ranks, layer.experts.ranks))
-    )
+    size, needed = plan.stage_size, [plan.vocab.ranks, plan.vocab.tp * (plan.vocab.sharding or 1)]
+    for layer in plan.layers:
+        needed += [layer.ranks, layer.experts.ranks]
+        if any(each.sharding for each in plan.layers):
+            needed.append(layer.tp * layer.shards(size))
+        if any(each.experts_sharding for each in plan.layers):
+            needed.append(layer.experts.ranks * layer.experts.shards(size))
+    return plan.pipeline * math.lcm(*needed)
 
 
 json_values = st.recursive(

@@ -76,12 +76,20 @@ def _plan(random: Random, world_size: int, precision: Precision) -> Plan:
 def _layer(random: Random, size: int, default: DataParallel) -> LayerStrategy:
     degree, kind = random.choice(divisors(size)), random.choice(("tp", "tp", "ulysses", "strided"))
     degrees = _degrees(random, size, degree, kind == "ulysses" and degree > 1)
+    dp_type = random.choice((default, default, DataParallel.ZERO3))
     return LayerStrategy(
         **degrees.named,
         consecutive=kind != "strided" or degrees.ranks in (1, size),
-        dp_type=random.choice((default, default, DataParallel.ZERO3)),
+        dp_type=dp_type,
         recompute=_recompute(random.random()),
+        sharding=_sharding(random, size // degrees.tp, dp_type),
     )
+
+
+def _sharding(random: Random, sharing: int, dp_type: DataParallel) -> int | None:
+    """Mostly all of the ranks that hold the same weights."""
+    parts = [part for part in divisors(sharing)[1:-1] if dp_type is not DataParallel.DDP]
+    return random.choice(parts) if parts and random.random() < 0.4 else None
 
 
 def _degrees(random: Random, size: int, degree: int, ulysses: bool) -> Degrees:
@@ -101,7 +109,8 @@ def _vocab(random: Random, size: int, default: DataParallel) -> VocabStrategy:
     degree = random.choice(divisors(size))
     ulysses = degree > 1 and random.random() < 0.3
     dp_type = random.choice((default, default, DataParallel.ZERO3))
-    return VocabStrategy(**_degrees(random, size, degree, ulysses).named, dp_type=dp_type)
+    degrees = _degrees(random, size, degree, ulysses)
+    return VocabStrategy(**degrees.named, dp_type=dp_type, sharding=_sharding(random, size // degrees.tp, dp_type))
 
 
 def _division(random: Random, layers: int, stages: int) -> tuple[int, ...]:

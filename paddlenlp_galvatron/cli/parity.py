@@ -61,15 +61,17 @@ def parity(values: dict[str, Any], json: bool) -> None:
     start = time.monotonic()
     plan = read_plan(given.plan, given.nproc, default=4)
     plan = with_assumptions(plan, sequence_parallel=given.sequence_parallel, mixed_precision=given.mixed_precision)
+    model = None if given.model_size in FAMILIES else load_model(given.model_size)
     case = small_case(
         plan,
-        given.model_size if given.model_size in FAMILIES else load_model(given.model_size).family,
+        model.family if model else given.model_size,
         given.optim,
         given.steps,
         given.seed,
         packed=given.packed,
         lora_rank=given.lora_rank or 0,
         loss=given.loss or "",
+        dense_layers=model.dense_layers if model and model.layers == len(plan.layers) else (),
     )
     if not json:
         say(f"{given.plan}: {given.steps} {given.optim} steps of {case.shape.name} on {plan.world_size} processes")

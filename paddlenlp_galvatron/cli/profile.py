@@ -72,13 +72,11 @@ def profile_model(options: PointOptions, model: ModelOptions, computation: bool 
     lengths = sorted({point.seq for point in points})
     if options.analytic:
         sheet = load_data_sheet(options.analytic)
-        if len(shapes) > 1:
-            raise UserError("analytic: only models with one type of layers can be derived; leave num_layertype at 1")
         fused = Assumptions(flash_attention=options.use_flash_attention).fused
         if options.use_flash_attention is None:
             say_note("derived with flash attention; --use_flash_attention 0 derives without")
-        files = [analytic_computation(shapes[0], sheet, options.precision, lengths, fused)] if computation else []
-        files += [analytic_memory(shapes[0], options.precision, lengths, fused)] if memory else []  # type: ignore[list-item]
+        files = [analytic_computation(shapes, sheet, options.precision, lengths, fused)] if computation else []
+        files += [analytic_memory(shapes, options.precision, lengths, fused)] if memory else []  # type: ignore[list-item]
         return _lines(f"derived from {sheet.name}", [file.save(options.output) for file in files])
     from paddlenlp_galvatron.measure.launcher import run_ranks
 

@@ -1,7 +1,7 @@
 """Collectives of a module by `plan.comm_points`: their bytes, for prices and for counts (`traffic`), and their times.
 
-Gradients of matrices are summed over the sharding group; those of vectors together at the end of the step. Weights that
-do not learn have none of these.
+Gradients of matrices are summed over the ranks that hold the same weights; those of vectors together at the end of the
+step. Weights that do not learn have none of these.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ Kind = tuple[Collective, tuple[Axis, ...], int, Message]  # of a message, over a
 MIB = 2**20
 TWINS = (Axis.PIPELINE,)  # a rank of the first stage and its peer of the last
 COPIES = (Axis.COPIES,)
+PART, REPLICAS = (Axis.SHARDS,), (Axis.REPLICAS,)  # of ranks with the same weights, in parts of which ZeRO shards
 
 
 class Call(NamedTuple):
@@ -60,6 +61,7 @@ class Calls(NamedTuple):
     gather_forward: tuple[Call, ...] = ()  # ZeRO-3's weights: each micro-batch, beside forward
     gather_backward: tuple[Call, ...] = ()  # the same, beside backward
     reduce: tuple[Call, ...] = ()  # gradients, beside backward: of the last micro-batch, or of each
+    across: tuple[Call, ...] = ()  # gradients, between ZeRO's parts: beside the last backward
     finish: tuple[Call, ...] = ()  # gradients, once a step when all backward passes are done
     vectors: tuple[Call, ...] = ()  # gradients of norms and biases, then too; those of a whole stage in one message
     publish: tuple[Call, ...] = ()  # ZeRO-2's updated weights, once a step
@@ -170,19 +172,22 @@ def vocab_calls(model: ModelShape, vocab: VocabStrategy, role: Role, setting: Se
         return embedding.also(head)
     table = table_weights(model, vocab.tp).matrices
     if role == "only":  # one table, reduced and published once, by the head; it is used until the step's last pass
-        return embedding._replace(finish=(), publish=()).also(head._replace(reduce=(), finish=head.reduce))
+        return embedding._replace(finish=(), publish=()).also(
+            head._replace(reduce=(), across=(), finish=head.reduce + head.across)
+        )
     calls, gradient = embedding.also(head), setting.states.gradient
     if not gradient:
         return calls
     twins = Call(Collective.ALL_REDUCE, TWINS, table * gradient)
-    return calls._replace(reduce=(), finish=(twins, *calls.reduce, *calls.finish))
+    return calls._replace(reduce=(), across=(), finish=(twins, *calls.reduce, *calls.across, *calls.finish))
 
 
 def _embedding_calls(model: ModelShape, vocab: VocabStrategy, setting: Setting) -> Calls:
     points = point_calls(model, vocab, setting, EMBEDDING)
     weights = weight_calls(table_weights(model, vocab.tp), vocab, setting)
     # A lookup needs no weights in backward, and its backward is the last pass of all: nothing is left to hide behind.
-    return points.also(Calls(gather_forward=weights.gather_forward, finish=weights.reduce, publish=weights.publish))
+    finish = weights.reduce + weights.across
+    return points.also(Calls(gather_forward=weights.gather_forward, finish=finish, publish=weights.publish))
 
 
 def _head_calls(model: ModelShape, vocab: VocabStrategy, setting: Setting) -> Calls:
@@ -202,11 +207,11 @@ def _head_calls(model: ModelShape, vocab: VocabStrategy, setting: Setting) -> Ca
 
 def weight_calls(weights: Weights, strategy: Strategy, setting: Setting) -> Calls:
     """Gathers of weights, reductions of gradients, gathers of updated weights."""
-    sharding = strategy.mesh(setting.stage_size).degree(*SHARDING)
-    sharded = matrix_calls(weights.matrices, strategy.dp_type, sharding, SHARDING, setting)
+    sharing = strategy.mesh(setting.stage_size).degree(*SHARDING)
+    sharded = matrix_calls(weights.matrices, strategy.dp_type, SHARDING, sharing, strategy.sharding, setting)
     if not setting.states.gradient:
         return sharded
-    vectors = tuple(_vector_calls(weights, setting, sharding))
+    vectors = tuple(_vector_calls(weights, setting, sharing))
     reduce = tuple(  # k and v one after the other
         Call(Collective.ALL_REDUCE, COPIES, numbers * setting.states.gradient, times)
         for numbers, times in Counter(weights.copied_matrices).items()
@@ -214,22 +219,33 @@ def weight_calls(weights: Weights, strategy: Strategy, setting: Setting) -> Call
     return Calls(reduce=reduce, vectors=vectors).also(sharded)
 
 
-def matrix_calls(numbers: int, dp_type: DataParallel, sharding: int, axes: tuple[Axis, ...], setting: Setting) -> Calls:
-    """Those of matrices of so many numbers that `sharding` ranks along these axes share."""
-    if sharding == 1 or not numbers:
+def matrix_calls(
+    numbers: int,
+    dp_type: DataParallel,
+    axes: tuple[Axis, ...],
+    sharing: int,
+    sharding: int | None,
+    setting: Setting,
+) -> Calls:
+    """Those of matrices of so many numbers that `sharing` ranks along these axes hold alike, or ZeRO shards over
+    `sharding` of them."""
+    if sharing == 1 or not numbers:
         return Calls()
     ops, states = WEIGHT_OPS[dp_type], setting.states
-    shares = 1 if ops.reduce is Collective.ALL_REDUCE else sharding
+    shares = 1 if ops.reduce is Collective.ALL_REDUCE else sharding or sharing
     padded = -(-numbers // shares) * shares
+    across: tuple[Call, ...] = ()
+    if 1 < shares < sharing:
+        axes, across = PART, (Call(Collective.ALL_REDUCE, REPLICAS, padded // shares * states.gradient),)
     gather = (Call(ops.gather, axes, padded * states.weight),) if ops.gather else ()
     if not states.gradient:
         return Calls(gather_forward=gather, gather_backward=gather)
     reduce = (Call(ops.reduce, axes, padded * states.gradient),)
     publish = (Call(ops.publish, axes, padded * states.weight),) if ops.publish else ()
-    return Calls(gather_forward=gather, gather_backward=gather, reduce=reduce, publish=publish)
+    return Calls(gather_forward=gather, gather_backward=gather, reduce=reduce, across=across, publish=publish)
 
 
-def _vector_calls(weights: Weights, setting: Setting, sharding: int) -> Iterator[Call]:
+def _vector_calls(weights: Weights, setting: Setting, sharing: int) -> Iterator[Call]:
     """Sums of the gradients of norms and biases."""
     gradient = setting.states.gradient
     for vector in weights.copied_vectors:
@@ -242,7 +258,7 @@ def _vector_calls(weights: Weights, setting: Setting, sharding: int) -> Iterator
         if not count:
             continue
         axes = summed_over(split, setting.assumed.sequence_parallel)
-        if (sharding if axes == SHARDING else setting.stage_size) > 1:
+        if (sharing if axes == SHARDING else setting.stage_size) > 1:
             yield Call(Collective.ALL_REDUCE, axes, count * gradient)
 
 
@@ -288,6 +304,7 @@ class CallTimes(NamedTuple):
     gather_forward: Overlapped = Overlapped()
     gather_backward: Overlapped = Overlapped()
     reduce: Overlapped = Overlapped()
+    across: Overlapped = Overlapped()
     finish_ms: float = 0.0  # those of vectors included
     publish_ms: float = 0.0
     beside: tuple[tuple[CommPoint, Overlapped], ...] = ()  # each call by itself
@@ -295,14 +312,23 @@ class CallTimes(NamedTuple):
 
     @classmethod
     def of(
-        cls, calls: Calls, mesh: Mesh, pipeline: int, copies: int, network: Network, gpus_per_node: int
+        cls,
+        calls: Calls,
+        mesh: Mesh,
+        pipeline: int,
+        copies: int,
+        sharding: int | None,
+        network: Network,
+        gpus_per_node: int,
     ) -> CallTimes:
-        """On this cluster. `copies`: ranks of a tp group that hold the same kv heads."""
+        """On this cluster. `copies`: ranks of a tp group that hold the same kv heads; `sharding`: as strategies have
+        it."""
+        parted = mesh.parted(sharding) if sharding else mesh
 
         def each_ms(call: Call, joined: bool = False) -> float:
             if call.axes == TWINS:  # two ranks send each other the whole at the same time
                 return network.send_ms(pipeline, call.bytes / MIB)
-            grid = mesh.sharing(copies) if call.axes == COPIES else mesh
+            grid = mesh.sharing(copies) if call.axes == COPIES else parted if call.axes in (PART, REPLICAS) else mesh
             place = place_of(call.axes, grid, gpus_per_node, pipeline)
             return call.times * network.collective_ms(call.kind, place, call.bytes / MIB, joined)
 
@@ -322,6 +348,7 @@ class CallTimes(NamedTuple):
             overlapped(calls.gather_forward),
             overlapped(calls.gather_backward),
             overlapped(calls.reduce),
+            overlapped(calls.across),
             total_ms(calls.finish) + total_ms(calls.vectors, joined=True),
             total_ms(calls.publish),
             beside,

@@ -43,9 +43,6 @@ class CostOptions:
     imbalance_bound: float = IMBALANCE_BOUND  # the same, as the bound of memory has it
     kernels: ExpertKernels = GROUPED  # of experts
     padded: bool = False  # whether their rows are padded in pipelines on GPUs, as ours are
-    # Ranks of a node that share ZeRO-2's states, where these are not all that hold the same weights: gradients are
-    # summed over all, and updated weights gathered from these. Priced only, for published runs.
-    sharding_group: int | None = None
     in_place: bool = True  # losses take the place of logits, as our runtime has it. Else for published runs alone
     # Megatron-SP that keeps what it gathers for products until backward, which has nothing beside them, as
     # PaddlePaddle's own and nanotron's. Priced only, for published runs.

@@ -30,7 +30,7 @@ class ExpertPrices(ModulePrices):
 
     @property
     def has_experts(self) -> bool:
-        return self.models[0].experts > 0
+        return any(model.experts for model in self.models)
 
     def expert_cost(
         self,
@@ -41,9 +41,10 @@ class ExpertPrices(ModulePrices):
         micro_batch: int,
         micro_batches: int,
         pipeline: int,
+        layer_type: int = 0,
     ) -> LayerCost:
-        """Cost of one layer's experts for one micro-batch, of a model that has some."""
-        setting = self._setting(stage_size, micro_batch, micro_batches > 1, pipeline, 0)
+        """Cost of the experts of one layer for one micro-batch, of a type that has some."""
+        setting = self._setting(stage_size, micro_batch, micro_batches > 1, pipeline, layer_type)
         return self._expert_half(experts, recompute & Recompute.FULL, setting)
 
     @once
@@ -52,28 +53,26 @@ class ExpertPrices(ModulePrices):
         estimate. `recompute`: full or none, as partial recompute leaves experts out."""
         likely = self._expected(experts, recompute, setting)
         room = self._room(experts, recompute, setting, self.options.imbalance_bound)
-        sharding, weights = (
-            experts.mesh(setting.stage_size).degree(Axis.EXPERT_DATA),
-            expert_weights(self.models[0], experts),
-        )
+        sharding = experts.shards(setting.stage_size)
+        weights = expert_weights(self.models[setting.layer_type], experts)
         _, workspace, _ = self._memory(experts.dp_type, sharding, setting, weights, room)
         workspace = Workspace.of((likely.workspace, workspace))
         return LayerCost.of(likely.terms, room.activation_mib, workspace, likely.memory)
 
     def _expected(self, experts: Experts, recompute: Recompute, setting: Setting) -> LayerCost:
         """The cost at the expected imbalance."""
-        model, mesh = self.models[0], experts.mesh(setting.stage_size)
+        model, mesh = self.models[setting.layer_type], experts.mesh(setting.stage_size)
         stretch = min(self.options.imbalance, experts.ep)
         rows = stretch * rows_of(model, experts, setting)
         passes, launch = self.times.experts(model.experts // experts.ep, rows, experts.etp)
         passes = passes.slowed(self.network.receive_slowdown(setting.pipeline))
         passes = passes if recompute else replace(passes, recompute_ms=0.0)
         weights = expert_weights(model, experts)
-        calls = expert_calls(model, experts, recompute, setting, stretch * self._crossing(experts))
-        timed = self.call_times(calls, mesh, setting.pipeline, weights)
+        calls = expert_calls(model, experts, recompute, setting, stretch * self._crossing(model, experts))
+        timed = self.call_times(calls, mesh, setting.pipeline, weights, experts.sharding)
         passes = passes.launched(launch, timed.forward_ms + timed.backward_ms)
         room = self._room(experts, recompute, setting, stretch)
-        sharding = mesh.degree(Axis.EXPERT_DATA)
+        sharding = experts.shards(setting.stage_size)
         cost = self.module_cost(experts.dp_type, sharding, setting, timed, passes, weights, room)
         terms = cost.terms._replace(tensor_forward_ms=0.0, tensor_backward_ms=0.0)
         terms = terms._replace(expert_forward_ms=timed.forward_ms, expert_backward_ms=timed.backward_ms)
@@ -81,7 +80,7 @@ class ExpertPrices(ModulePrices):
 
     def _room(self, experts: Experts, recompute: Recompute, setting: Setting, imbalance: float) -> Room:
         """Activations and working memory at an imbalance."""
-        model = self.models[0]
+        model = self.models[setting.layer_type]
         rows = min(imbalance, experts.ep) * rows_of(model, experts, setting)
         if self.options.padded and setting.pipeline > 1 and self.device.is_gpu:
             rows = padded_rows(rows, model.experts // experts.ep)
@@ -92,12 +91,12 @@ class ExpertPrices(ModulePrices):
         working_mib = rows * (ROW_BUFFERS * model.hidden_size + 2 * model.expert_size / experts.etp) * row_mib
         return Room(0.0, working_mib + held_mib) if recompute else Room(held_mib, working_mib)
 
-    def _crossing(self, experts: Experts) -> float:
+    def _crossing(self, model: ModelShape, experts: Experts) -> float:
         """Share of a token's rows that the exchange sends: one for each of its experts, or of the ranks that have
         some, or of their nodes, where they are several."""
         if not self.options.kernels.once:
             return 1.0
-        nodes, chosen = -(-experts.ranks // self.gpus_per_node), self.models[0].experts_per_token
+        nodes, chosen = -(-experts.ranks // self.gpus_per_node), model.experts_per_token
         places = nodes if nodes > 1 else experts.ep
         return places * (1 - (1 - 1 / places) ** chosen) / chosen
 
@@ -114,8 +113,9 @@ def expert_calls(
     weights = matrix_calls(
         expert_weights(model, experts).matrices,
         experts.dp_type,
-        experts.mesh(setting.stage_size).degree(Axis.EXPERT_DATA),
         (Axis.EXPERT_DATA,),
+        experts.mesh(setting.stage_size).degree(Axis.EXPERT_DATA),
+        experts.sharding,
         setting,
     )
     if experts.ranks == 1:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 
-from ..plan import ModelShape, Plan
+from ..plan import DataParallel, ModelShape, Plan
 from ..plan.strategy import Strategy, VocabStrategy, runs
 from .costs import Prediction, Terms, Workspace
 from .model import CostModel
@@ -126,9 +126,11 @@ def _chunk_parts(plan: Plan, cost: CostModel, stage: int, chunk: int, held: int)
     if before:
         name = "the stage's input" if not is_first else "embedding, LM head" if is_last else "embedding"
         yield part(name, 0, 1, vocabulary=True)
-    for run, _ in runs([plan.layers[layer] for layer in layers]):
+    for run, (_, kind) in runs([(plan.layers[layer], cost.layer_types[layer]) for layer in layers]):
         start, stop = layers[run[0]], layers[run[-1]]
         name = f"layer {start}" if start == stop else f"layers {start}-{stop}"
+        if cost.has_experts and not cost.models[kind].experts:
+            name += " (dense)"
         yield part(name, before + run.start, len(run), vocabulary=False)
     if not before:
         yield part("LM head", len(costs) - 1, 1, vocabulary=True)
@@ -176,11 +178,17 @@ def strategy_words(strategy: Strategy) -> str:
     split = [f"{axis.words} {degree}" for axis, degree in strategy.axes if degree > 1]
     strided = [] if strategy.consecutive or strategy.ranks == 1 else ["strided"]
     again = f"recompute {strategy.recompute.words}".removesuffix(" full") if strategy.recompute else ""
-    ep, etp, dp_type = strategy.experts
-    parts = [f"ep {ep}" * (ep > 1), f"tp {etp}" * (etp > 1), str((strategy.experts_dp_type and dp_type) or "")]
-    experts = " ".join(filter(None, parts))
+    ep, etp, dp_type, sharding = strategy.experts
+    own_type = states_words(dp_type, sharding) if strategy.experts_dp_type or sharding else ""
+    experts = " ".join(filter(None, [f"ep {ep}" * (ep > 1), f"tp {etp}" * (etp > 1), own_type]))
     own = f"experts {experts}" if experts else ""
-    return ", ".join(word for word in [*split, *strided, str(strategy.dp_type), again, own] if word)
+    states = states_words(strategy.dp_type, strategy.sharding)
+    return ", ".join(word for word in [*split, *strided, states, again, own] if word)
+
+
+def states_words(dp_type: DataParallel, sharding: int | None) -> str:
+    """`zero3`, or `zero3 over 8` of more ranks."""
+    return f"{dp_type} over {sharding}" if sharding else str(dp_type)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from ..model import Fused, Recompute
 from ..plan.comm_points import CORE, GATHERS, CommPoint, block_points, comm_ops, repeated
 from ..plan.layout import token_axes
 from ..plan.mesh import OF_A_SAMPLE, SHARDING, Axis, Mesh
-from ..plan.strategy import DataParallel, LayerStrategy, Strategy
+from ..plan.strategy import LayerStrategy, Strategy
 from ..profiles.computation import PassTimes
 from .collectives import CallTimes, Setting, point_calls, weight_calls
 from .costs import LayerCost
@@ -77,16 +77,16 @@ class LayerPrices(ExpertPrices):
         share = self._share(placed, setting)
         points, passes, room = self._recomputed(placed, strategy.recompute, setting)
         where = setting.stage_size, setting.pipeline, setting.layer_type
-        weights = self._weight_times(placed, self._reduced_as(strategy.dp_type), *where)
+        weights = self._weight_times(replace(placed, dp_type=strategy.dp_type, sharding=strategy.sharding), *where)
         shares = products_behind(self.models[setting.layer_type], setting.seq)
         points = points.behind({point: share * passes.forward_ms for point, share in shares.items()})
         timed = weights._replace(
             forward_ms=points.forward_ms, backward_ms=points.backward_ms, hidden_ms=points.hidden_ms
         )
         passes = passes.launched(self.times.profile.launch, timed.forward_ms + timed.backward_ms)
-        sharding = share.mesh.degree(*SHARDING)
+        sharding = strategy.shards(setting.stage_size)
         cost = self.module_cost(strategy.dp_type, sharding, setting, timed, passes, share.weights, room)
-        if self.has_experts:
+        if self.models[setting.layer_type].experts:
             return cost.also(self._expert_half(strategy.experts, strategy.recompute & Recompute.FULL, setting))
         if self.task.adapter_rank is not None:
             return cost.also(self._adapters(self.task.adapter_rank, strategy, share, setting, passes.forward_ms))
@@ -108,14 +108,12 @@ class LayerPrices(ExpertPrices):
         return self.module_cost(strategy.dp_type, sharding, setting, timed, passes, weights, room)
 
     @once
-    def _weight_times(
-        self, placed: LayerStrategy, dp_type: DataParallel, stage_size: int, pipeline: int, layer_type: int
-    ) -> CallTimes:
-        """Times of the collectives of a layer's weights, whatever the micro-batch."""
+    def _weight_times(self, sharded: LayerStrategy, stage_size: int, pipeline: int, layer_type: int) -> CallTimes:
+        """Times of the collectives of a layer's weights, whatever the micro-batch and recompute."""
         setting = self._setting(stage_size, 0, False, pipeline, layer_type)
-        weights = layer_weights(self.models[layer_type], placed.tp)
-        calls = weight_calls(weights, replace(placed, dp_type=dp_type), setting)
-        return self.call_times(calls, placed.mesh(stage_size), pipeline, weights)
+        weights = layer_weights(self.models[layer_type], sharded.tp)
+        calls = weight_calls(weights, sharded, setting)
+        return self.call_times(calls, sharded.mesh(stage_size), pipeline, weights, sharded.sharding)
 
     @once
     def _share(self, placed: LayerStrategy, setting: Setting) -> _Share:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..base.errors import Faults, UserError, member
-from ..model import ModelShape
+from ..model import ModelShape, kinds_of
 from ..plan.strategy import Assumptions
 from ..profiles.analytic import analytic_computation, analytic_hardware, analytic_memory
 from ..profiles.computation import ComputationProfile
@@ -52,7 +52,7 @@ def load(
     """
     from ..profiles import identity  # here, as prices derived from a data sheet have no files
 
-    shapes = (model,) if isinstance(model, ModelShape) else tuple(model)
+    shapes = kinds_of(model)
     shape, precision = shapes[0], assumed.mixed_precision
     documented = (precision.value, shape.hidden_size, shape.heads)
     time_mode = member(TimeMode, time_profile_mode, "time_profile_mode")
@@ -124,7 +124,7 @@ def load(
 
 
 def derive(
-    model: ModelShape,
+    model: ModelShape | Sequence[ModelShape],
     sheet: DataSheet,
     num_nodes: int,
     gpus_per_node: int,

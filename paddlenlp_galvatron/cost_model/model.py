@@ -13,11 +13,11 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from ..base.errors import UserError
-from ..model import ModelShape
+from ..model import ModelShape, kinds_of, layer_types_of
 from ..plan.comm_points import Collective, CommPoint
 from ..plan.communicators import communicators
 from ..plan.layout import TokenLayout, redistribution, token_layout
-from ..plan.mesh import OF_A_SAMPLE, SHARDING, Axis, Mesh
+from ..plan.mesh import OF_A_SAMPLE, Axis, Mesh
 from ..plan.strategy import Assumptions, Load, Plan, Strategy, VocabStrategy
 from ..profiles.computation import PassTimes
 from ..profiles.compute_time import ComputeTimes
@@ -55,8 +55,8 @@ class CostModel(LayerPrices):
     """Prices of one model on one cluster, from its profiles, under one set of assumptions.
 
     `model` is the shape of all layers, or one shape for each layer type in the order of the model (their number of
-    layers tells which layer is of which type). Raises UserError where an assumption is missing, or types of layers
-    contradict each other.
+    layers tells which layer is of which type). Prices are by kind: dense layers and those with experts of one shape are
+    two layer types. Raises UserError where an assumption is missing, or types of layers contradict each other.
     """
 
     def __init__(
@@ -74,7 +74,8 @@ class CostModel(LayerPrices):
     ):
         """`device`: that of every rank; None: the one of the profiles."""
         super().__init__()
-        self.models = (model,) if isinstance(model, ModelShape) else tuple(model)
+        self.given = (model,) if isinstance(model, ModelShape) else tuple(model)
+        self.models = kinds_of(self.given)
         self.network = network
         self.times = times
         self.memory = memory
@@ -86,13 +87,13 @@ class CostModel(LayerPrices):
             raise UserError("seq_length: missing; say how many tokens a sample has")
         self.seqs = tuple(shape.seq_length or assumed.seq_length for shape in self.models)  # of each layer type
         self.state_bytes = StateBytes.of(assumed.mixed_precision, bool(assumed.fp32_gradients))
-        self.layer_types = tuple(kind for kind, shape in enumerate(self.models) for _ in range(shape.layers))
+        self.layer_types = layer_types_of(self.given)
         metas = (network.profile.meta, times.profile.meta, memory.profile.meta)
         self.device = device or device_of(*metas)
         self.host_mib_per_ms = self._host_mib_per_ms() if options.offload_optimizer else None
         mixture = next((model for model in self.models if model.experts), None)
-        if mixture and (len(self.models) > 1 or options.task.frozen):
-            what = "several types of layers" if len(self.models) > 1 else "LoRA's adapters"
+        if mixture and (len(self.given) > 1 or options.task.frozen):
+            what = "several types of layers" if len(self.given) > 1 else "LoRA's adapters"
             raise UserError(f"model_size: {mixture.name} has experts; {what} are not planned for such models")
         first, last = self.models[0], self.models[-1]
         if first.tied_embeddings and first.hidden_size != last.hidden_size:
@@ -145,7 +146,7 @@ class CostModel(LayerPrices):
 
     def reserve_of(self, plan: Plan) -> Reserve:
         """The same with the communicators of a plan."""
-        return self.reserve.having(communicators(plan, self.models[0], self.seqs[0]))
+        return self.reserve.having(communicators(plan, self.given[0], self.seqs[0]))
 
     @property
     def profile_files(self) -> tuple[ProfileFile, ...]:
@@ -329,8 +330,7 @@ class CostModel(LayerPrices):
         table = table_weights(self.models[first if role == "first" else last], vocab.tp)
         states_mib = self.memory.vocab_states_mib(role, vocab.tp)
         held = Weights(round(states_mib * MIB / STATE_BYTES), largest=table.largest)
-        reduced = replace(vocab, dp_type=self._reduced_as(vocab.dp_type))
-        timed = self.call_times(self._vocab_calls(reduced, role, *settings), mesh, pipeline, held)
+        timed = self.call_times(self._vocab_calls(vocab, role, *settings), mesh, pipeline, held, vocab.sharding)
         pieces = self._head_share(vocab, own) if role != "first" and vocab.pieces > 1 else None
 
         def head(share: float = 1.0) -> PassTimes:
@@ -364,7 +364,7 @@ class CostModel(LayerPrices):
         late = self._late(role)
         room = room._replace(begins=pipeline > 1, sent=0.0 if role == "first" else 1 - late, late=late)
         timed = timed.behind({CommPoint.INTO_HEAD: every[-1].forward_ms})
-        sharding = mesh.degree(*SHARDING)
+        sharding = vocab.as_layer().shards(stage_size)
         cost = self.module_cost(vocab.dp_type, sharding, settings[0], timed, passes, held, room, several_matrices=False)
         fixed_mib = self._constants_mib
         fixed_mib += batch_mib(self.memory, samples * micro_batches, seq, micro_batches)

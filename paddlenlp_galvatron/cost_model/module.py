@@ -14,14 +14,13 @@ from functools import wraps
 from typing import Any, NamedTuple, TypeVar
 
 from ..model import ModelShape
-from ..plan.comm_points import Collective
 from ..plan.mesh import Mesh
 from ..plan.strategy import JOINED_NUMBERS, Assumptions, DataParallel
 from ..profiles.computation import PassTimes
 from ..profiles.compute_time import ComputeTimes
 from ..profiles.data_sheet import Device
 from ..profiles.memory_use import MemoryUse
-from ..profiles.network import Network, Place
+from ..profiles.network import Network
 from .collectives import Calls, CallTimes, Setting
 from .costs import CostOptions, LayerCost, PartMemory, States, Task, Terms, Update, Workspace
 from .weights import MIB, MOMENT_BYTES, StateBytes, Weights
@@ -83,18 +82,16 @@ class ModulePrices:
         where = stage_size, micro_batch, several, pipeline
         return Setting(*where, self.seqs[layer_type], self.assumed, states, layer_type)
 
-    def _reduced_as(self, dp_type: DataParallel) -> DataParallel:
-        """How gradients are reduced: as of whole states, where a smaller group shares them."""
-        return DataParallel.DDP if self.options.sharding_group and dp_type is DataParallel.ZERO2 else dp_type
-
     def others_mib(self, tp: int, tokens_mib: float) -> float:
         """Memory of the tokens that Megatron-SP gathers for products, without the rank's own."""
         return tokens_mib * (1 - 1 / tp) if self.assumed.sequence_parallel else 0.0
 
-    def call_times(self, calls: Calls, mesh: Mesh, pipeline: int, weights: Weights) -> CallTimes:
+    def call_times(
+        self, calls: Calls, mesh: Mesh, pipeline: int, weights: Weights, sharding: int | None = None
+    ) -> CallTimes:
         """How long a module's collectives take."""
         calls = calls.alone if self.options.keeps_gathered else calls
-        return CallTimes.of(calls, mesh, pipeline, weights.copies, self.network, self.gpus_per_node)
+        return CallTimes.of(calls, mesh, pipeline, weights.copies, sharding, self.network, self.gpus_per_node)
 
     def module_cost(
         self,
@@ -107,18 +104,16 @@ class ModulePrices:
         room: Room,
         several_matrices: bool = True,
     ) -> LayerCost:
-        """Cost of a module whose matrices, one or several, are shared by `sharding` ranks. `passes`: with the recompute
-        that the strategy has."""
-        again_ms, publish_ms = passes.recompute_ms or 0.0, calls.publish_ms
-        if (group := self.options.sharding_group) and dp_type is DataParallel.ZERO2 and group < sharding:
-            sharding = group
-            updated_mib = weights.matrices * setting.states.weight / MIB
-            publish_ms += self.network.collective_ms(Collective.ALL_GATHER, Place(group), updated_mib)
+        """Cost of a module whose matrices, one or several, `sharding` ranks hold alike, or shard. `passes`: with the
+        recompute that the strategy has."""
+        again_ms = passes.recompute_ms or 0.0
         compute_ms = passes.backward_ms + again_ms
         gathers, reductions = calls.gather_backward, calls.reduce
         forward = calls.gather_forward.with_compute(passes.forward_ms)
         backward = gathers.with_compute(compute_ms)
         reduce_ms = gathers.also(reductions).with_compute(compute_ms) - backward
+        all_ms = gathers.also(reductions).also(calls.across).with_compute(compute_ms)
+        across_ms = all_ms - reduce_ms - backward
         shown_ms = forward - passes.forward_ms, backward - compute_ms
         sharded = dp_type is not DataParallel.DDP and sharding > 1
         learns = setting.states.optimizer > 0
@@ -139,8 +134,8 @@ class ModulePrices:
             reduce_ms,
             reductions.ms - reduce_ms,
             not self.assumed.async_grad_reduce,
-            calls.finish_ms,
-            publish_ms,
+            calls.finish_ms + across_ms,
+            calls.publish_ms,
             optimizer_ms,
             tensor_hidden_ms=calls.hidden_ms,
         )

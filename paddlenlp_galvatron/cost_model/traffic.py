@@ -41,7 +41,7 @@ def step_traffic_bytes(plan: Plan, model: ModelShape, adapter_rank: int | None =
             for some in (calls.points, calls.gather_forward, calls.gather_backward):
                 _add(total, some, each)
             _add(total, calls.reduce, once if plan.assumed.async_grad_reduce else each)
-            _add(total, calls.finish + calls.vectors + calls.publish, once)
+            _add(total, calls.across + calls.finish + calls.vectors + calls.publish, once)
         sharded = plan.assumed.sequence_parallel
         for chunk in range(plan.chunks):
             layouts = [token_layout(part, plan.stage_size, sharded) for part in plan.chunk_chain(stage, chunk)]
@@ -60,12 +60,13 @@ def _stage_calls(
     """`setting`: of the weights that learn."""
     last, frozen = plan.pipeline - 1, adapter_rank is not None
     base = replace(setting, states=setting.states.frozen) if frozen else setting
-    for strategy in (plan.layers[index] for index in plan.stage_layers(stage)):
-        yield layer_calls(model, strategy, base)
-        if model.experts:
-            yield expert_calls(model, strategy.experts, strategy.recompute, base)
+    for index in plan.stage_layers(stage):
+        strategy, kind = plan.layers[index], model.of(index)
+        yield layer_calls(kind, strategy, base)
+        if kind.experts:
+            yield expert_calls(kind, strategy.experts, strategy.recompute, base)
         if adapter_rank is not None:
-            yield weight_calls(adapter_weights(model, strategy.tp, adapter_rank), strategy, setting)
+            yield weight_calls(adapter_weights(kind, strategy.tp, adapter_rank), strategy, setting)
     if stage in (0, last):
         role: Role = "only" if last == 0 else "first" if stage == 0 else "last"
         calls = vocab_calls(model, plan.vocab, role, base)

@@ -139,15 +139,15 @@ def held_mib(plan: Plan, shape: ModelShape, stage: int, adapters: Adapters | Non
     are frozen, and the adapters whole.
     """
     last = plan.pipeline - 1
-    layers = [plan.layers[index] for index in plan.stage_layers(stage)]
-    held: list[tuple[DataParallel, int, Weights]] = [  # with the ranks that share them
-        (layer.dp_type, plan.stage_size // layer.tp, layer_weights(shape, layer.tp)) for layer in layers
-    ]
-    if shape.experts:
-        of_layers = [layer.experts for layer in layers]
-        held += [(some.dp_type, plan.stage_size // some.ranks, expert_weights(shape, some)) for some in of_layers]
+    layers = [(plan.layers[index], shape.of(index)) for index in plan.stage_layers(stage)]
+    held: list[tuple[DataParallel, int, Weights]] = []  # with the ranks that share them
+    for layer, kind in layers:
+        held.append((layer.dp_type, layer.shards(plan.stage_size), layer_weights(kind, layer.tp)))
+        if kind.experts:
+            some = layer.experts
+            held.append((some.dp_type, some.shards(plan.stage_size), expert_weights(kind, some)))
     tp = plan.vocab.tp
-    vocab = plan.vocab.dp_type, plan.stage_size // tp
+    vocab = plan.vocab.dp_type, plan.vocab.as_layer().shards(plan.stage_size)
     if stage == 0:
         held.append((*vocab, table_weights(shape, tp)))
     if stage == last:
@@ -158,8 +158,8 @@ def held_mib(plan: Plan, shape: ModelShape, stage: int, adapters: Adapters | Non
     whole = plan.assumed.async_grad_reduce and plan.micro_batches > 1
     weights = states = 0.0
     if adapters:
-        for layer in layers:
-            own = adapter_weights(shape, layer.tp, adapters.rank).all
+        for layer, kind in layers:
+            own = adapter_weights(kind, layer.tp, adapters.rank).all
             weights += own * per_weight.weight
             states += own * per_weight.held(DataParallel.DDP, 1, whole_gradients=True)
         per_weight = per_weight.frozen

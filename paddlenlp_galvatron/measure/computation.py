@@ -87,8 +87,8 @@ class ComputationProfiler:
         parts = [*map(layer_part, range(len(self.shapes))), *ENDS]
         keys = [self._key(part, point, tp) for point in chosen for tp in degrees for part in parts]
         keys = list(dict.fromkeys(keys))
-        if self.shapes[0].experts:
-            keys += expert_keys(self.shapes[0], min(point.batch * point.seq for point in points), degrees)
+        if self._mixture.experts:
+            keys += expert_keys(self._mixture, min(point.batch * point.seq for point in points), degrees)
         tick(0)
         for number in range(self.turns or MOST_ROUNDS):
             known = rounds_of(self.journal)
@@ -130,6 +130,11 @@ class ComputationProfiler:
             return self.shapes[0 if part == EMBEDDING else -1]
         return self.shapes[int(part.rpartition("_")[2])]
 
+    @property
+    def _mixture(self) -> ModelShape:
+        """The kind of layer that has experts, if one has."""
+        return mixture_of(self.shapes)
+
     def _part(self, key: PassKey, strategy: LayerStrategy | None = None, **what: Any) -> MeasuredPart:
         return MeasuredPart(
             self._shape(key.part),
@@ -151,7 +156,7 @@ class ComputationProfiler:
         if key.part in ENDS:
             return PassRound(*self._time([self._part(key, **ENDS[key.part])]).tolist())
         if is_of_experts(key.part):
-            return PassRound(*self._time([ExpertsPart(self.shapes[0], key, self.precision)]).tolist())
+            return PassRound(*self._time([ExpertsPart(self._mixture, key, self.precision)]).tolist())
         few, many = LAYERS
         recomputed = self._part(key, layers=few, strategy=LayerStrategy(key.tp, recompute=Recompute.FULL))
         parts = [self._part(key, layers=few), self._part(key, layers=many), recomputed]
@@ -160,8 +165,9 @@ class ComputationProfiler:
         return PassRound(of_one_layer(few_f, many_f).tolist(), of_one_layer(few_b, many_b).tolist(), recompute_ms)
 
     def _launch(self, part: str = layer_part()) -> PassRound:
-        """The host's time to launch a layer, or experts."""
-        shape, most = self.shapes[0], NARROW["intermediate_size"]
+        """The host's time to launch a layer of the most frequent kind, or experts."""
+        most_layers = max(self.shapes, key=lambda shape: shape.layers)
+        shape, most = self._mixture if is_of_experts(part) else most_layers, NARROW["intermediate_size"]
         sizes = {name: min(getattr(shape, name), most) for name in ("expert_size", "shared_size")}
         narrow = replace(self, shapes=[replace(shape, **NARROW, **sizes)])
         return narrow._pass_round(PassKey(part, 1, NARROW_TOKENS))
@@ -303,8 +309,13 @@ def computation_profile(
         _times(launch) if launch else NOTHING,
         optimizer_ms,
         meta=meta.model_copy(update={"spread": spread}),
-        experts=expert_times(experts, launched, shapes[0].experts_per_token),
+        experts=expert_times(experts, launched, mixture_of(shapes).experts_per_token),
     )
+
+
+def mixture_of(shapes: Sequence[ModelShape]) -> ModelShape:
+    """The kind of layer that has experts; the first one where none has."""
+    return next((shape for shape in shapes if shape.experts), shapes[0])
 
 
 def expert_keys(shape: ModelShape, tokens: int, degrees: Sequence[int]) -> list[PassKey]:

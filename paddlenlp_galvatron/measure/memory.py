@@ -123,9 +123,11 @@ class MemoryProfiler:
     def _vocab(self, role: Role, seq: int, degrees: Sequence[int], sequence_parallel: bool) -> VocabMemory:
         """The last stage and the only one reach their peak in the loss; the first keeps its share beyond it.
 
-        With several layer types embedding and head differ: the only stage holds the sum of the first and the last.
+        With layer types of several widths or lengths embedding and head differ: the only stage holds the sum of the
+        first and the last.
         """
-        if role == "only" and len(self.shapes) > 1:
+        sizes = {(shape.hidden_size, shape.seq_length) for shape in (self.shapes[0], self.shapes[-1])}
+        if role == "only" and len(sizes) > 1:
             first, last = (self._vocab(end, seq, degrees, sequence_parallel) for end in ("first", "last"))
             return VocabMemory(
                 {tp: first.states_mib[tp] + last.states_mib[tp] for tp in degrees},

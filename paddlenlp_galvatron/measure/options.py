@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 from ..base.errors import UserError
 from ..base.limits import Number, Port, Positive, Rank, Ranks, Samples, Size
 from ..launch.nodes import FIELDS, environment_nodes
+from ..model import kinds_of
 from ..options.group import Options, Sizes
 from ..options.model_options import SEQ, ModelOptions
 from ..plan import Assumptions, LayerStrategy, ModelShape, Plan, Precision, VocabStrategy
@@ -283,7 +284,7 @@ class ModelRun(BaseModel):
 
 
 def measured_model(options: PointOptions, model: ModelOptions) -> tuple[tuple[ModelShape, ...], list[Shape]]:
-    """The shape of each layer type, and every (samples, sequence length) to measure. Raises UserError."""
+    """The shape of each kind of layer, and every (samples, sequence length) to measure. Raises UserError."""
     told = model.seq_length or model.seqlen_list or model.set_seqlen_manually is not None
     resolved = model.model_copy(update={} if told else {"set_seqlen_manually": False}).resolve()
     shape = resolved.shapes[0]
@@ -297,7 +298,7 @@ def measured_model(options: PointOptions, model: ModelOptions) -> tuple[tuple[Mo
             f"profile_seq_length_list: {max(lengths)} tokens are beyond the {shape.max_position_embeddings} positions "
             f"of {shape.name}; measure shorter samples"
         )
-    return resolved.shapes, [Shape(batch, seq) for seq in lengths for batch in options.batch_sizes]
+    return kinds_of(resolved.shapes), [Shape(batch, seq) for seq in lengths for batch in options.batch_sizes]
 
 
 def runnable_degrees(shape: ModelShape, world_size: int, largest: int, lengths: Sequence[int]) -> list[int]:

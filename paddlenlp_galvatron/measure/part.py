@@ -115,7 +115,7 @@ class MeasuredPart:
         precision: Precision = Precision.FP32,
         flash_attention: bool = False,
     ):
-        shape = replace(shape, expert_size=0)
+        shape = replace(shape, expert_size=0, layers=max(layers, 1))
         stages = (*(() if embedding else (0,)), layers, *(() if head else (0,)))
         plan = Plan(
             world_size=strategy.ranks * len(stages),

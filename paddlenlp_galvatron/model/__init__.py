@@ -8,7 +8,7 @@ recomputed parts. Tasks beside pretraining: `lora`, `preference`.
 from .config import config_of, load_model, preset_names, shape_from_config
 from .families import FAMILIES
 from .layer import Fused, LayerKind, Recompute, Split, Weight
-from .shape import ModelShape, joint_fingerprint, measured_fingerprint
+from .shape import ModelShape, joint_fingerprint, kinds_of, layer_types_of, measured_fingerprint
 
 __all__ = [
     "FAMILIES",
@@ -20,6 +20,8 @@ __all__ = [
     "Weight",
     "config_of",
     "joint_fingerprint",
+    "kinds_of",
+    "layer_types_of",
     "load_model",
     "measured_fingerprint",
     "preset_names",

@@ -80,6 +80,7 @@ def shape_from_config(config: Any, name: str, source: str = "config") -> ModelSh
     if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
         raise fields.error("attention_dropout", "a number from 0 to below 1")
     theta, scaling = _rope(fields)
+    of_family: dict[str, Any] = {field: fields.flag(field) for field in family.biases} | _experts(fields, layers)
     shape = ModelShape(
         name=name,
         family=family.name,
@@ -96,9 +97,8 @@ def shape_from_config(config: Any, name: str, source: str = "config") -> ModelSh
         initializer_range=fields.number("initializer_range", float, 1e3),
         attention_dropout=dropout,
         own_head_dim=_head_dim(fields),
-        **{field: fields.flag(field) for field in family.biases},
         rope_scaling=scaling,
-        **_experts(fields),
+        **of_family,
     )
     if shape.own_head_dim is None and shape.hidden_size % shape.heads:
         raise UserError(
@@ -126,7 +126,7 @@ def _head_dim(fields: Fields) -> int | None:
     return head_dim
 
 
-def _experts(fields: Fields) -> dict[str, Any]:
+def _experts(fields: Fields, layers: int) -> dict[str, Any]:
     """The fields of a shape that tell its experts. Raises UserError."""
     mixture = fields.family.mixture
     if mixture is None:
@@ -147,7 +147,24 @@ def _experts(fields: Fields) -> dict[str, Any]:
         "shared_size": fields.number("shared_expert_intermediate_size") if mixture.shared else 0,
         "norm_topk": fields.flag("norm_topk_prob") if mixture.normed is None else mixture.normed,
         COEFFICIENT: fields.number(COEFFICIENT, float, 1e3) if balances else 0.0,
+        "dense_layers": _dense_layers(fields, layers) if mixture.steps else (),
     }
+
+
+def _dense_layers(fields: Fields, layers: int) -> tuple[int, ...]:
+    """Layers without experts: every one that mlp_only_layers lists, and all but each decoder_sparse_step-th. As in
+    transformers numbers beyond the layers mean nothing. Raises UserError."""
+    listed = fields.config.get("mlp_only_layers") or []
+    if not isinstance(listed, list) or not all(type(one) is int and one >= 0 for one in listed):
+        raise fields.error("mlp_only_layers", "a list of numbers of layers, the first of which is 0")
+    step = 1 if fields.config.get("decoder_sparse_step") is None else fields.number("decoder_sparse_step")
+    dense = tuple(index for index in range(layers) if index in listed or (index + 1) % step)
+    if len(dense) == layers:
+        raise UserError(
+            f"{fields.source}: mlp_only_layers and decoder_sparse_step leave none of the {layers} layers with "
+            "experts; correct them, or give a model without experts"
+        )
+    return dense
 
 
 def _rope(fields: Fields) -> tuple[float, tuple[tuple[str, int | float | str], ...]]:
@@ -218,4 +235,5 @@ def _of_experts(shape: ModelShape) -> dict[str, Any]:
         **({"norm_topk_prob": shape.norm_topk} if mixture.normed is None else {}),
         **({"shared_expert_intermediate_size": shape.shared_size} if mixture.shared else {}),
         **({COEFFICIENT: coefficient, "output_router_logits": True} if coefficient else {}),
+        **({"mlp_only_layers": list(shape.dense_layers)} if shape.dense_layers else {}),
     }

@@ -17,6 +17,7 @@ class Mixture:
     counts: tuple[str, ...] = ("num_experts", "num_local_experts")  # the same: experts of a layer, transformers' names
     normed: bool | None = None  # whether the scores of a token's experts sum to 1; None: norm_topk_prob says
     shared: bool = False  # one more expert has all tokens, and a gate
+    steps: bool = False  # decoder_sparse_step and mlp_only_layers make layers dense
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +96,7 @@ _ALL = (
         "Qwen2Moe",
         "qwen2",
         qkv_bias=True,
-        mixture=Mixture(counts=("num_experts",), shared=True),
+        mixture=Mixture(counts=("num_experts",), shared=True, steps=True),
         window="use_sliding_window",
         defaults={"num_key_value_heads": 16},
         stock=False,  # PaddleNLP 3.0.0b4's own fails on Paddle 3.3.1
@@ -108,7 +109,7 @@ _ALL = (
         "qwen2",  # as Qwen3: PaddleNLP's Qwen2 with norms of q and k
         qk_norm=True,
         biases=("attention_bias",),
-        mixture=Mixture(),
+        mixture=Mixture(steps=True),
         window="use_sliding_window",
         defaults={"num_key_value_heads": 4},
         stock=False,

@@ -16,10 +16,10 @@ from .layer import Again, Fused, Kept, LayerKind, Recompute, Split, Sublayer, We
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Shape of a decoder-only transformer whose layers are alike.
+    """Shape of a decoder-only transformer. Its layers are alike, or of two kinds: with experts and dense.
 
-    A model of several layer types is a sequence of shapes, one a type, in the order of its layers; its embedding is the
-    first one's, its LM head the last one's.
+    A model whose layer types differ in width or length of samples is a sequence of shapes, one a type, in the order of
+    its layers; its embedding is the first one's, its LM head the last one's.
     """
 
     name: str
@@ -47,6 +47,30 @@ class ModelShape:
     shared_size: int = 0  # columns of the expert that has all tokens; 0: none
     norm_topk: bool = False  # the scores of a token's experts are divided by their sum
     router_aux_loss_coef: float = 0.0  # of the balance loss; plans do not depend on it
+    dense_layers: tuple[int, ...] = ()  # rising numbers of the layers that have an MLP in place of experts
+
+    @property
+    def kinds(self) -> tuple[ModelShape, ...]:
+        """A shape for each kind of layer, in order of first use: that of a model of all layers of this kind, alone.
+        Its `layers` says how many they are."""
+        return _kinds(self)
+
+    @property
+    def kind_of_layers(self) -> tuple[int, ...]:
+        """The index in `kinds` of each layer's kind."""
+        return _kind_of_layers(self)
+
+    def of(self, index: int) -> ModelShape:
+        """The kind of a layer. All that a layer consists of is asked here, as `block` and `routed`."""
+        return self.kinds[self.kind_of_layers[index]]
+
+    def having(self, layers: int) -> ModelShape:
+        """The model with its first layers alone, or with more of those that are not dense."""
+        return replace(self, layers=layers, dense_layers=tuple(one for one in self.dense_layers if one < layers))
+
+    @property
+    def layers_with_experts(self) -> int:
+        return sum(kind.layers for kind in self.kinds if kind.experts)
 
     @property
     def head_dim(self) -> int:
@@ -105,13 +129,14 @@ class ModelShape:
     def parameters(self) -> int:
         """Weights of the whole model."""
         twice = self.embedding.parameters if self.tied_embeddings else 0
-        return self.embedding.parameters + self.layers * self.layer.parameters + self.head.parameters - twice
+        layers = sum(kind.layers * kind.layer.parameters for kind in self.kinds)
+        return self.embedding.parameters + layers + self.head.parameters - twice
 
     @property
     def active_parameters(self) -> int:
         """Parameters that one token uses: all, without the experts that its router does not choose."""
         idle = self.experts - self.experts_per_token
-        return self.parameters - self.layers * self.routed.parameters * idle // max(self.experts, 1)
+        return self.parameters - self.layers_with_experts * self.routed.parameters * idle // max(self.experts, 1)
 
     def padded_vocab_size(self, tp: int) -> int:
         """Rows of the vocabulary tables when `tp` ranks split them: the next multiple of tp."""
@@ -131,8 +156,25 @@ EXPERTS = ("experts", "experts_per_token", "expert_size", "shared_size", "norm_t
 YOUNG = {
     field.name: field.default
     for field in fields(ModelShape)
-    if field.name in ("seq_length", "own_head_dim", "attention_bias", "mlp_bias", "rope_scaling", *EXPERTS)
+    if field.name
+    in ("seq_length", "own_head_dim", "attention_bias", "mlp_bias", "rope_scaling", "dense_layers", *EXPERTS)
 }
+
+
+@lru_cache(maxsize=256)
+def _kind_of_layers(shape: ModelShape) -> tuple[int, ...]:
+    dense = [index in shape.dense_layers for index in range(shape.layers)]
+    return tuple(int(one != dense[0]) for one in dense)
+
+
+@lru_cache(maxsize=256)
+def _kinds(shape: ModelShape) -> tuple[ModelShape, ...]:
+    if not shape.dense_layers:
+        return (shape,)
+    sparse = replace(shape, dense_layers=(), layers=shape.layers - len(shape.dense_layers))
+    without: dict[str, Any] = {name: YOUNG[name] for name in EXPERTS}
+    dense = replace(sparse, layers=len(shape.dense_layers), router_aux_loss_coef=0.0, **without)
+    return (dense, sparse) if 0 in shape.dense_layers else (sparse, dense)
 
 
 @lru_cache(maxsize=256)
@@ -150,6 +192,7 @@ def _head(shape: ModelShape) -> LayerKind:
 
 @lru_cache(maxsize=256)
 def _block(shape: ModelShape) -> LayerKind:
+    assert not shape.dense_layers, "of one layer: shape.of(index).block"
     if not shape.experts:
         mlp: tuple[Sublayer, ...] = (_mlp("mlp", shape.hidden_size, shape.intermediate_size, shape.mlp_bias),)
     else:
@@ -281,6 +324,22 @@ def flops_per_token(
     looked_up = 0 if shape.tied_embeddings else shape.vocab_size * shape.hidden_size
     attention = 12 * shape.layers * shape.q_width * min(seq_length, document_tokens or seq_length)
     return (4 if frozen else 6) * (shape.active_parameters - looked_up) + attention
+
+
+def kinds_of(model: ModelShape | Sequence[ModelShape]) -> tuple[ModelShape, ...]:
+    """The kinds of all layers of a model, which is one shape or one a layer type."""
+    shapes = (model,) if isinstance(model, ModelShape) else model
+    return tuple(kind for shape in shapes for kind in shape.kinds)
+
+
+def layer_types_of(given: Sequence[ModelShape]) -> tuple[int, ...]:
+    """The index in `kinds_of(given)` of each layer's kind."""
+    found: list[int] = []
+    before = 0
+    for shape in given:
+        found += [before + kind for kind in shape.kind_of_layers]
+        before += len(shape.kinds)
+    return tuple(found)
 
 
 def joint_fingerprint(models: Sequence[ModelShape]) -> str:

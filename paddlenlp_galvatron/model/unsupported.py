@@ -43,8 +43,7 @@ PLAIN: tuple[tuple[tuple[object, ...], str], ...] = (
     (OFF, "use_parallel_residual parallel_attn zero_centered_gamma scale_embedding* normalize_embedding*"),
     (OFF, "is_encoder_decoder tie_encoder_decoder num_nextn_predict_layers mtp_num_layers num_mtp_layers"),
     # Experts
-    (ONE, "decoder_sparse_step moe_layer_freq routed_scaling_factor"),
-    (([],), "mlp_only_layers"),
+    (ONE, "moe_layer_freq routed_scaling_factor"),
     (OFF, "first_k_dense_replace"),
     ((1, 0), "n_group topk_group"),
     (("softmax",), "scoring_func"),
@@ -95,6 +94,9 @@ def _plain_of(family: Family, layers: int) -> Iterator[tuple[tuple[object, ...],
     yield (["full_attention"] * layers,), "layer_types"
     yield (["sparse" if mixture else "dense"] * layers,), "mlp_layer_types"
     yield OFF, " ".join(name for name in EXPERTS.split() if not mixture or name not in mixture.counts)
+    if not mixture or not mixture.steps:
+        yield ONE, "decoder_sparse_step"
+        yield ([],), "mlp_only_layers"
     if not mixture or not mixture.shared:
         yield OFF, "shared_expert_intermediate_size"
     if mixture and mixture.normed:

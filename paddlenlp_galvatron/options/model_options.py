@@ -163,7 +163,7 @@ class ModelOptions(Options):
         if base.own_head_dim is None and "head_dim" not in base.traits.defaults:
             del config["head_dim"]
         shape = shape_from_config(config, base.name, source="the model's options")
-        if replace(shape, layers=base.layers) == base:
+        if base.having(shape.layers) == shape:
             return shape if shape == base else replace(shape, name=f"{base.name}_layer{shape.layers}")
         return _named(shape)
 
@@ -177,7 +177,7 @@ class ModelOptions(Options):
             )
         if layers == shape.layers:
             return shape
-        return replace(shape, layers=layers, name=f"{shape.name}_layer{layers}")
+        return replace(shape.having(layers), name=f"{shape.name}_layer{layers}")
 
     def _several(self, shape: ModelShape, types: int) -> tuple[ModelShape, ...]:
         """One shape a type, each as many times wider than `shape` as its hidden size says."""

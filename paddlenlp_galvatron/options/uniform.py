@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field
 
 from ..base.errors import UserError
 from ..base.limits import MOST_RANKS, Ranks, Samples
+from ..model import ModelShape
 from ..plan.strategy import Assumptions, Plan
 from ..plan.uniform import uniform_plan
 from .group import Options
@@ -55,21 +56,25 @@ class UniformOptions(Options):
     global_ep_deg: Degree | None = Field(None, description="ranks that share a layer's experts out among them")
     global_tp_of_ep_deg: Degree | None = Field(None, description="ranks that split each expert")
     global_cp_deg: Degree | None = Field(None, description="ranks that share a sample's tokens, vocabulary layers too")
+    global_sharding_deg: Degree | None = Field(
+        None, description="ranks over which ZeRO shards; unset: all that have the same weights"
+    )
     virtual_pp_deg: Degree | None = Field(None, description="chunks of layers a stage has: interleaved 1F1B")
 
     @property
     def given(self) -> list[str]:
         """Names of those that say something. Stock files have one chunk a stage beside any strategy."""
-        idle = {"global_cp_deg", "virtual_pp_deg"}
+        idle = {"global_cp_deg", "global_sharding_deg", "virtual_pp_deg"}
         said = self.model_dump(exclude_unset=True, exclude_none=True)
         return [name for name, value in said.items() if name not in idle or value not in (-1, 1)]
 
-    def plan(self, layers: int, world_size: int, assumed: Assumptions) -> Plan:
-        """The plan that the options stand for. Raises UserError."""
+    def plan(self, shape: ModelShape, world_size: int, assumed: Assumptions) -> Plan:
+        """The plan that the options stand for, for a model of this shape. Raises UserError."""
         given = {name: value for name, value in self.model_dump(exclude_none=True).items() if value != -1}
         if "global_train_batch_size" not in given:
             raise UserError("global_train_batch_size: missing; say how many samples an optimizer step takes")
-        return uniform_plan(layers=layers, world_size=world_size, assumed=assumed, **given)
+        layers, dense = shape.layers, shape.dense_layers
+        return uniform_plan(layers=layers, dense_layers=dense, world_size=world_size, assumed=assumed, **given)
 
 
 class DegreeOptions(Options):
@@ -91,7 +96,7 @@ class DegreeOptions(Options):
         None, description="stage1, stage2: default_dp_type zero2; stage3: sdp"
     )
     sharding_parallel_degree: Degree | None = Field(
-        None, description="1: no sharding; else it must be the whole data-parallel degree"
+        None, description="PaddleNLP's name of global_sharding_deg; 1: no sharding"
     )
     per_device_train_batch_size: Samples | None = Field(
         None, description="samples per rank in a micro-batch; sets global_train_batch_size"
@@ -171,10 +176,9 @@ class DegreeOptions(Options):
             raise UserError("sharding_parallel_degree: without sharding nothing is sharded; add --sharding stage2")
         sharing = self.sharding_parallel_degree if self.sharding else None
         sharing = dp if sharing in (None, -1) else sharing
-        if sharing not in (1, dp):
+        if dp % sharing:
             raise UserError(
-                f"sharding_parallel_degree: is {sharing}, but states are sharded over all {dp} data-parallel ranks "
-                f"or none; give {dp} or 1"
+                f"sharding_parallel_degree: {sharing} does not divide the {dp} data-parallel ranks; choose a divisor"
             )
         if self.data_parallel_degree not in (*NONE, dp, dp // sharing):
             raise UserError(
@@ -183,6 +187,6 @@ class DegreeOptions(Options):
             )
         if not self.sharding or (sharing == 1 and dp > 1):
             return {}
-        return (
-            {"sdp": True} if self.sharding == "stage3" else {"default_dp_type": "zero2"}
-        )  # with whole gradients it is ZeRO-1
+        part = {"global_sharding_deg": sharing} if sharing < dp else {}
+        stage = {"sdp": True} if self.sharding == "stage3" else {"default_dp_type": "zero2"}
+        return stage | part  # with whole gradients it is ZeRO-1

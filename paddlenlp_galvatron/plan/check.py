@@ -10,7 +10,7 @@ from ..base.errors import UserError
 from ..model import ModelShape, Recompute
 from .layout import chunks_of_a_sample, token_axes
 from .mesh import Axis
-from .strategy import DataParallel, Plan, Precision, Strategy, runs
+from .strategy import DataParallel, Plan, Precision, Strategy, all_sharing, runs
 
 T = TypeVar("T")
 
@@ -88,7 +88,8 @@ def find_faults(plan: Plan, model: ModelShape | None = None) -> list[str]:
     grid = list(_grid_faults(plan))
     if grid:
         return grid  # the degrees make no grid, so what follows from the grid would only repeat them
-    faults = [*_expert_faults(plan), *_batch_faults(plan), *_dp_type_faults(plan), *_sequence_faults(plan)]
+    faults = [*_expert_faults(plan), *_batch_faults(plan), *_dp_type_faults(plan), *_sharding_faults(plan)]
+    faults += _sequence_faults(plan)
     if model is not None:
         faults += _model_faults(plan, model)
     return faults
@@ -194,6 +195,30 @@ def _dp_type_faults(plan: Plan) -> Iterator[str]:
         )
 
 
+def _sharding_faults(plan: Plan) -> Iterator[str]:
+    size = plan.stage_size
+    parts = [
+        ("sharding_sizes_enc", layers, all_sharing(size, layer.tp), layer.sharding, layer.dp_type)
+        for layers, layer in _named_runs(plan.layers)
+    ]
+    parts += [
+        ("sharding_sizes_of_ep_enc", f"experts of {layers}", all_sharing(size, some.ranks), some.sharding, some.dp_type)
+        for layers, some in _named_runs([layer.experts for layer in plan.layers])
+    ]
+    vocab = plan.vocab
+    parts.append(("vsharding", "the vocabulary layers", all_sharing(size, vocab.tp), vocab.sharding, vocab.dp_type))
+    for field, who, sharing, sharding, dp_type in parts:
+        if sharding in (None, sharing):
+            continue
+        if dp_type is DataParallel.DDP:
+            yield f"{field}: {sharding} for {who}, but ddp shards nothing; give {sharing}, or zero2 or zero3"
+        elif sharding < 2 or sharing % sharding:
+            yield (
+                f"{field}: {sharding} for {who} is not a part of the {sharing} ranks that hold the same weights; "
+                f"choose a divisor of {sharing} above 1"
+            )
+
+
 def _sequence_faults(plan: Plan) -> Iterator[str]:
     tokens = plan.assumed.seq_length
     if tokens is None:
@@ -227,38 +252,48 @@ def _model_faults(plan: Plan, model: ModelShape) -> Iterator[str]:
             f"galvatron.assumed.seq_length: {plan.assumed.seq_length} is beyond the {model.max_position_embeddings} "
             f"positions of {model.name}; shorten it, or give the model more positions"
         )
-    for layers, (degree, ulysses) in _named_runs([(layer.degree, layer.ulysses) for layer in plan.layers]):
-        split = [part for part in model.block.sublayers if part.attends or not ulysses]
+    kinds = [model.of(index) for index in range(model.layers)]
+    for layers, ((degree, ulysses), kind) in _runs_of([(layer.degree, layer.ulysses) for layer in plan.layers], kinds):
+        split = [part for part in kind.block.sublayers if part.attends or not ulysses]
         for what, count, shared in (number for part in split for number in part.divided):
             if count % degree and not (shared and degree % count == 0):
                 yield (
                     f"tp_sizes_enc: degree {degree} of {layers} does not divide the {count} {what} of "
                     f"{model.name}; choose a divisor of {count}"
                 )
+    yield from _faults_of_experts(plan, model, kinds)
 
-    yield from _faults_of_experts(plan, model)
+
+OF_EXPERTS = (  # fields, and their values where a layer has no experts
+    ("ep_sizes_enc", "1"),
+    ("dp_types_of_ep_enc", "what dp_types_enc has"),
+    ("sharding_sizes_of_ep_enc", "the ranks that share its weights"),
+)
 
 
-def _faults_of_experts(plan: Plan, model: ModelShape) -> Iterator[str]:
-    for layers, layer in _named_runs(plan.layers):
-        if not model.experts and (layer.experts.ranks > 1 or layer.experts_dp_type):
-            name = "ep_sizes_enc" if layer.experts.ranks > 1 else "dp_types_of_ep_enc"
-            yield f"{name}: {layers}: {model.name} has no experts; leave the field out"
+def _faults_of_experts(plan: Plan, model: ModelShape, kinds: Sequence[ModelShape]) -> Iterator[str]:
+    given = [(layer.experts.ranks > 1, layer.experts_dp_type, layer.experts_sharding) for layer in plan.layers]
+    for layers, (values, kind) in _runs_of(given, kinds):
+        found = next((place for place, value in enumerate(values) if value), None)
+        if not kind.experts and found is not None:
+            name, plain = OF_EXPERTS[found]
+            remedy = f" there; give {plain}" if model.experts else "; leave the field out"
+            yield f"{name}: {layers}: {model.name} has no experts{remedy}"
     if not model.experts:
         return
-    for layers, (ep, etp, _) in _named_runs([layer.experts for layer in plan.layers]):
-        if model.experts % ep:
+    for layers, (experts, kind) in _runs_of([layer.experts for layer in plan.layers], kinds):
+        if kind.experts and kind.experts % experts.ep:
             yield (
-                f"ep_sizes_enc: degree {ep} of {layers} does not divide the {model.experts} experts of {model.name}; "
-                f"choose a divisor of {model.experts}"
+                f"ep_sizes_enc: degree {experts.ep} of {layers} does not divide the {kind.experts} experts of "
+                f"{model.name}; choose a divisor of {kind.experts}"
             )
-        if model.expert_size % etp:
+        if kind.expert_size % experts.etp:
             yield (
-                f"tp_of_ep_sizes_enc: degree {etp} of {layers} does not divide the {model.expert_size} columns of an "
-                f"expert of {model.name}; choose a divisor of {model.expert_size}"
+                f"tp_of_ep_sizes_enc: degree {experts.etp} of {layers} does not divide the {kind.expert_size} columns "
+                f"of an expert of {model.name}; choose a divisor of {kind.expert_size}"
             )
-    for layers, recompute in _named_runs([layer.recompute for layer in plan.layers]):
-        if recompute not in BESIDE_EXPERTS:
+    for layers, (recompute, kind) in _runs_of([layer.recompute for layer in plan.layers], kinds):
+        if kind.experts and recompute not in BESIDE_EXPERTS:
             yield (
                 f"recompute_enc: {recompute.words} of {layers}: layers with experts recompute nothing, attention or "
                 "all; choose one of these"
@@ -276,6 +311,11 @@ def _parts(plan: Plan) -> Iterator[tuple[str, str, Strategy]]:
     """Layers that are alike, and the vocabulary layers: the fields of their degrees by axis, who, strategy."""
     yield from (("{}_sizes_enc", layers, layer) for layers, layer in _named_runs(plan.layers))
     yield "v{}", "the vocabulary layers", plan.vocab
+
+
+def _runs_of(values: Sequence[T], kinds: Sequence[ModelShape]) -> Iterator[tuple[str, tuple[T, ModelShape]]]:
+    """Equal neighbours of equal kind as one, of the layers that plan and model have."""
+    yield from _named_runs(list(zip(values, kinds, strict=False)))
 
 
 def _named_runs(values: Sequence[T]) -> Iterator[tuple[str, T]]:

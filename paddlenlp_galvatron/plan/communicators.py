@@ -15,7 +15,7 @@ from ..model import ModelShape, Split
 from .comm_points import Collective, comm_ops, summed_over
 from .layout import TokenLayout, moves, token_layout
 from .mesh import EXCHANGE, SAMPLE_AXES, Axis, Mesh
-from .strategy import Plan
+from .strategy import LayerStrategy, Plan
 
 Ranks = tuple[int, ...]
 Group = tuple[Ranks, str]  # and its use
@@ -37,13 +37,18 @@ def stage_groups(plan: Plan, shape: ModelShape, seq_length: int) -> set[Group]:
     size, tokens = plan.stage_size, plan.micro_batch * seq_length
     local: set[Group] = {(tuple(range(size)), "")}
     sharded = plan.assumed.sequence_parallel
+    with_experts = _with_experts(plan, shape)
     for strategy in {plan.vocab.as_layer(), *plan.layers}:
         mesh = strategy.mesh(size)
         used = {summed_over(split, sharded) for split in Split} | {
             (at.axis,) for at in comm_ops(strategy.axes, sharded)
         }
         groups = [mesh.groups(*axes) for axes in used]
-        if shape.experts:
+        parted = [mesh.parted(strategy.sharding)] if strategy.sharding else []
+        if strategy in with_experts and strategy.experts_sharding:
+            parted.append(strategy.experts.mesh(size).parted(strategy.experts_sharding))
+        groups += [part.groups(axis) for part in parted for axis in (Axis.SHARDS, Axis.REPLICAS)]
+        if strategy in with_experts:
             groups += [strategy.experts.mesh(size).groups(*axes) for axes in (EXCHANGE, (Axis.EXPERT_DATA,))]
             groups.append(mesh.groups(*SAMPLE_AXES))
         if strategy.tp > shape.kv_heads:
@@ -70,6 +75,11 @@ def stage_groups(plan: Plan, shape: ModelShape, seq_length: int) -> set[Group]:
     return {(ranks, use) for ranks, use in wanted if len(ranks) > 1}
 
 
+def _with_experts(plan: Plan, shape: ModelShape) -> set[LayerStrategy]:
+    """Strategies of the layers that have experts."""
+    return {strategy for index, strategy in enumerate(plan.layers) if shape.of(index).experts}
+
+
 def exchanging(plan: Plan, shape: ModelShape) -> set[Ranks]:
     """Groups of the plan, beside those that redistribute, whose ranks exchange tokens: for heads (Ulysses), or as
     experts have them."""
@@ -79,8 +89,7 @@ def exchanging(plan: Plan, shape: ModelShape) -> set[Ranks]:
         for at in comm_ops(strategy.axes, plan.assumed.sequence_parallel)
         if at.op.forward is Collective.ALL_TO_ALL
     }
-    if shape.experts:
-        exchanges |= {(strategy.experts.mesh(plan.stage_size), EXCHANGE) for strategy in set(plan.layers)}
+    exchanges |= {(strategy.experts.mesh(plan.stage_size), EXCHANGE) for strategy in _with_experts(plan, shape)}
     local = [ranks for mesh, axes in exchanges for ranks in mesh.groups(*axes).tolist()]
     firsts = range(0, plan.world_size, plan.stage_size)
     return {tuple(first + rank for rank in ranks) for ranks in local for first in firsts}

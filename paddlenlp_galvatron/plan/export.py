@@ -48,7 +48,8 @@ def stock_arguments(plan: Plan, model: ModelShape | None = None) -> dict[str, Ar
     if plan.chunks > 1:
         arguments["virtual_pp_degree"] = plan.chunks
     if stage := sharding_stage(plan):
-        arguments |= {"sharding": f"stage{stage}", "sharding_parallel_degree": plan.dp(layer)}
+        sharding = layer.shards(plan.stage_size)  # it makes the rest of the ranks its data_parallel_degree
+        arguments |= {"sharding": f"stage{stage}", "sharding_parallel_degree": sharding}
     kept = [index for index, each in enumerate(plan.layers) if not each.recompute]
     if len(kept) < len(plan.layers):
         [how] = {each.recompute for each in plan.layers if each.recompute}
@@ -63,13 +64,15 @@ def stock_arguments(plan: Plan, model: ModelShape | None = None) -> dict[str, Ar
 def stock_notes(plan: Plan) -> list[str]:
     """Notes on a plan that stock PaddleNLP can express."""
     layer, notes = plan.layers[0], []
-    if plan.pipeline > 1 and plan.dp(layer) > 1 and not sharding_stage(plan):
+    if plan.pipeline > 1 and plan.dp(layer) > 1 and (not sharding_stage(plan) or layer.sharding):
         notes.append(placement_note(STOCK))
     if layer.ulysses and layer.degree > 1:
         notes.append(
             "sep_parallel_degree of PaddleNLP 3.0.0b4 is wrong on Paddle 3: it hands the two lists of "
             "paddle.distributed.alltoall over in Paddle 2's order"
         )
+    if layer.sharding and sharding_stage(plan) > 1:
+        notes.append("PaddleNLP's sharding stage2 and stage3 take no amp_master_grad beside data parallelism")
     if any(each.recompute is Recompute.ATTENTION for each in plan.layers):
         notes.append(
             "core_attn of stock PaddleNLP keeps what attention puts out, and k and v once for each head of q; the "
@@ -152,7 +155,7 @@ def fleet_arguments(plan: Plan, model: ModelShape | None = None, program: str = 
         "sharding": f"stage{stage}" if stage else "",  # its default is stage1
     }
     if stage:
-        arguments["sharding_parallel_size"] = plan.dp(layer)
+        arguments["sharding_parallel_size"] = layer.shards(plan.stage_size)
     if counts := _recomputed_first(plan):
         (count,) = counts
         whole = count == plan.stages[0]
@@ -224,7 +227,7 @@ def gaps(plan: Plan, program: str, model: ModelShape | None = None) -> list[str]
     own = _stock_gaps(plan, model) if program == STOCK else _fleet_gaps(plan, model, program)
     found = [*_uneven(plan, program), *_unlike(plan, program), *own]
     tp = plan.layers[0].tp
-    if any(layer.experts.ranks > 1 or layer.experts_dp_type for layer in plan.layers):
+    if any(layer.experts.ranks > 1 or layer.experts_dp_type or layer.experts_sharding for layer in plan.layers):
         found.append(f"ep_sizes_enc: experts are not written for {program}")
     if plan.vocab.pieces > 1:
         found.append(f"loss_pieces: {program} computes the logits of all tokens at once, which takes more memory")
@@ -272,6 +275,7 @@ def _uneven(plan: Plan, program: str) -> Iterator[str]:
         ("tp_sizes_enc", "vtp", [str(part.degree) for part in parts]),
         ("use_sp", "vsp", ["1" if part.ulysses and part.degree > 1 else "0" for part in parts]),
         ("dp_types_enc", "embed_sdp", [_dp_type(plan, part).value for part in parts]),
+        ("sharding_sizes_enc", "vsharding", [str(part.sharding or "all ranks") for part in parts]),
     ):
         *layers, vocab = values
         if len(set(layers)) > 1:

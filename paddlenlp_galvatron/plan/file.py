@@ -21,7 +21,7 @@ from ..model.layer import PARTLY, PARTS, Recompute
 from .check import require_fits, require_trainable, require_valid
 from .fields import Degrees, Division, Flag, Flags, Recomputes, parse
 from .schedule import Schedule
-from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, Precision, VocabStrategy, runs
+from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, Precision, VocabStrategy, runs, sharded_over_all
 
 FORMAT_VERSION = 1
 LISTED = 10  # files that an error names, the newest
@@ -129,12 +129,20 @@ class StrategyFile(BaseModel):
     ep_sizes_enc: Degrees | None = Field(None, description="per layer: ranks that share experts out; absent: 1")
     tp_of_ep_sizes_enc: Degrees | None = Field(None, description="per layer: ranks that split each expert; absent: 1")
     dp_types_of_ep_enc: Flags | None = Field(None, description="per layer: dp type of experts; absent: dp_types_enc")
+    sharding_sizes_enc: Degrees | None = Field(
+        None, description="per layer: ranks over which ZeRO shards; absent: all that have the same weights"
+    )
+    sharding_sizes_of_ep_enc: Degrees | None = Field(
+        None, description="per layer: the same of its experts; absent: all that have the same experts"
+    )
+    vsharding: Ranks | None = Field(None, description="the same of embedding and LM head; absent: all")
     loss_pieces: Samples = Field(
         1, description="pieces of a rank's tokens, one after the other, in LM head and loss; absent: 1, all at once"
     )
     galvatron: GalvatronObject | None = Field(None, description="what this project adds")
 
 
+SIZES = ("sharding_sizes_enc", "sharding_sizes_of_ep_enc")
 # Fields of strategies, by those of the file that have an entry a layer, and by those of the vocabulary.
 OF_LAYERS = {
     "tp_sizes_enc": "degree",
@@ -146,8 +154,17 @@ OF_LAYERS = {
     "ep_sizes_enc": "ep",
     "tp_of_ep_sizes_enc": "etp",
     "dp_types_of_ep_enc": "experts_dp_type",
+    "sharding_sizes_enc": "sharding",
+    "sharding_sizes_of_ep_enc": "experts_sharding",
 }
-OF_VOCABULARY = {"vtp": "degree", "vsp": "ulysses", "embed_sdp": "dp_type", "vcp": "context", "loss_pieces": "pieces"}
+OF_VOCABULARY = {
+    "vtp": "degree",
+    "vsp": "ulysses",
+    "embed_sdp": "dp_type",
+    "vcp": "context",
+    "vsharding": "sharding",
+    "loss_pieces": "pieces",
+}
 
 
 def read_plan(
@@ -227,6 +244,8 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
     told: dict[str, Any] = {field: _written(getattr(plan.vocab, name)) for field, name in OF_VOCABULARY.items()}
     told |= {field: [_written(getattr(layer, name)) for layer in layers] for field, name in OF_LAYERS.items()}
     told["dp_types_of_ep_enc"] = [_written(layer.experts.dp_type) for layer in layers]
+    told["sharding_sizes_enc"] = [layer.shards(plan.stage_size) for layer in layers]
+    told["sharding_sizes_of_ep_enc"] = [layer.experts.shards(plan.stage_size) for layer in layers]
     fields = StrategyFile.model_construct(
         pp_deg=plan.pipeline,
         **told,
@@ -273,6 +292,10 @@ def _untold(plan: Plan) -> Iterator[str]:
         yield from ("ep_sizes_enc", "tp_of_ep_sizes_enc")
     if not any(layer.experts_dp_type for layer in plan.layers):
         yield "dp_types_of_ep_enc"
+    if not any(layer.sharding for layer in plan.layers):
+        yield "sharding_sizes_enc"
+    if not any(layer.experts_sharding for layer in plan.layers):
+        yield "sharding_sizes_of_ep_enc"
     if plan.vocab.pieces == 1:
         yield "loss_pieces"
 
@@ -342,15 +365,18 @@ def _to_plan(fields: StrategyFile, given_world: int | None, smallest_world: bool
         return own | flags | {name: DataParallel.ZERO3 if own[name] else default for name in types if name in own}
 
     columns = {field: getattr(fields, field) or [1] * count for field in OF_LAYERS}  # degrees may be left out
+    columns |= {field: getattr(fields, field) or [None] * count for field in SIZES}
     columns["dp_types_of_ep_enc"] = fields.dp_types_of_ep_enc or fields.dp_types_enc
     columns["recompute_enc"] = fields.recompute_enc or map(Recompute, fields.checkpoint)
     rows = zip(*columns.values(), strict=True)
     layers = tuple(LayerStrategy(**strategy(OF_LAYERS.values(), row)) for row in rows)
     vocab = VocabStrategy(**strategy(OF_VOCABULARY.values(), (getattr(fields, name) for name in OF_VOCABULARY)))
-    ranks = {part.ranks for part in (*layers, vocab)} | {layer.experts.ranks for layer in layers}
+    parts = *layers, vocab.as_layer()
+    ranks = {part.ranks for part in parts} | {part.tp * (part.sharding or 1) for part in parts}
+    ranks |= {layer.experts.ranks * (layer.experts_sharding or 1) for layer in layers}
     extra = fields.galvatron or GalvatronObject()
     assumed = extra.assumed
-    return Plan(
+    plan = Plan(
         world_size=_world_size(fields, given_world, ranks if smallest_world else None),
         global_batch=fields.global_bsz,
         micro_batches=fields.chunks,
@@ -364,6 +390,7 @@ def _to_plan(fields: StrategyFile, given_world: int | None, smallest_world: bool
         stated=frozenset(assumed.model_dump(exclude_unset=True, exclude_none=True)),
         metadata=extra.model_dump(exclude={"format_version", "assumed"}, exclude_unset=True),
     )
+    return sharded_over_all(plan)
 
 
 def _world_size(fields: StrategyFile, given: int | None, fitting: set[int] | None) -> int:

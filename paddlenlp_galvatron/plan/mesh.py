@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
-from math import isqrt, prod
+from math import gcd, isqrt, prod
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,8 @@ class Axis(StrEnum):
     ULYSSES = "sp"  # the tokens of their samples; in attention the heads
     TENSOR = "tp"  # weights; under Megatron-SP tokens, too, between layers
     COPIES = "copies"  # nothing: the neighbours in a tensor-parallel group that have the same kv head
+    SHARDS = "shards"  # model states: the part of the ranks with the same weights in which ZeRO shards them
+    REPLICAS = "replicas"  # nothing: the ranks of all parts that keep the same shard
     PIPELINE = "pp"  # layers: the one axis between stages
     EXPERT_DATA = "edp"  # tokens, of the same experts: what the next two leave of a stage
     EXPERT = "ep"  # experts
@@ -83,6 +85,19 @@ class Mesh:
         """The same ranks, each `copies` neighbours of a tensor-parallel group along an axis of their own."""
         split = ((Axis.TENSOR, self.degree(Axis.TENSOR) // copies), (Axis.COPIES, copies))
         return Mesh(tuple(new for old in self.axes for new in (split if old[0] is Axis.TENSOR else (old,))))
+
+    def parted(self, shards: int) -> Mesh:
+        """The same ranks, those with the same weights along two axes instead of theirs: parts of `shards` ranks, the
+        nearest that the axes allow, and the ranks of all parts that keep the same shard."""
+        axes: list[tuple[Axis, int]] = []
+        for axis, degree in reversed(self.axes):
+            if axis in (*SHARDING, Axis.EXPERT_DATA):
+                inside = gcd(shards, degree)
+                shards //= inside
+                axes += [(Axis.SHARDS, inside), (Axis.REPLICAS, degree // inside)]
+            else:
+                axes.append((axis, degree))
+        return Mesh(tuple(reversed(axes)))
 
     def groups(self, *axes: Axis) -> Ranks:
         """[groups, ranks]: all groups along these axes, the ranks of each in rising order."""

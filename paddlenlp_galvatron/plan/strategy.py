@@ -45,6 +45,11 @@ class Precision(StrEnum):
         return 4 if self is Precision.FP32 else 2
 
 
+def all_sharing(stage_size: int, ranks: int) -> int:
+    """Ranks of a stage that hold the same weights, which so many split; 1 even where these are too many."""
+    return max(stage_size // ranks, 1)
+
+
 class Experts(NamedTuple):
     """How the experts of a layer are parallel, on a grid of their own of the stage's ranks. Between layers every rank
     has tokens of its own, so that this grid and the other do not constrain each other."""
@@ -52,6 +57,7 @@ class Experts(NamedTuple):
     ep: int  # ranks that share experts out among them
     etp: int  # ranks that split each, neighbours
     dp_type: DataParallel
+    sharding: int | None = None  # ranks over which ZeRO shards them; None: all that have the same
 
     def mesh(self, stage_size: int) -> Mesh:
         """How the ranks of a stage are arranged."""
@@ -61,6 +67,10 @@ class Experts(NamedTuple):
     def ranks(self) -> int:
         """Number of ranks that together hold all experts of a layer."""
         return self.ep * self.etp
+
+    def shards(self, stage_size: int) -> int:
+        """Ranks over which ZeRO shards on such a stage."""
+        return self.sharding or all_sharing(stage_size, self.ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +83,8 @@ class LayerStrategy(Degrees):
     ep: int = 1  # ranks that share the experts out among them
     etp: int = 1  # ranks that split each expert
     experts_dp_type: DataParallel | None = None  # None: as dp_type
+    sharding: int | None = None  # ranks over which ZeRO shards, near ones; None: all that have the same weights
+    experts_sharding: int | None = None  # the same of its experts
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "recompute", Recompute(self.recompute))
@@ -81,15 +93,20 @@ class LayerStrategy(Degrees):
 
     def having(self, experts: Experts) -> LayerStrategy:
         """The same layer with this strategy of its experts."""
-        return replace(self, ep=experts.ep, etp=experts.etp, experts_dp_type=experts.dp_type)
+        ep, etp, dp_type, sharding = experts
+        return replace(self, ep=ep, etp=etp, experts_dp_type=dp_type, experts_sharding=sharding)
 
     @property
     def experts(self) -> Experts:
         """The strategy of its experts."""
-        return Experts(self.ep, self.etp, self.experts_dp_type or self.dp_type)
+        return Experts(self.ep, self.etp, self.experts_dp_type or self.dp_type, self.experts_sharding)
 
     def mesh(self, stage_size: int) -> Mesh:
         return Mesh.of(stage_size, *self.axes, consecutive=self.consecutive)
+
+    def shards(self, stage_size: int) -> int:
+        """Ranks over which ZeRO shards on such a stage."""
+        return self.sharding or all_sharing(stage_size, self.tp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +114,7 @@ class VocabStrategy(Degrees):
     """Strategy of the vocabulary layers: the embedding on the first stage, the LM head on the last."""
 
     dp_type: DataParallel = DataParallel.DDP
+    sharding: int | None = None  # as a layer has it
     pieces: int = field(default=1, kw_only=True)  # of a rank's tokens, one after the other, in LM head and loss
 
     def piece_sizes(self, tokens: int) -> list[int]:
@@ -107,7 +125,7 @@ class VocabStrategy(Degrees):
 
     def as_layer(self) -> LayerStrategy:
         """The same placement, as that of a layer."""
-        return LayerStrategy(**self.named, dp_type=self.dp_type)
+        return LayerStrategy(**self.named, dp_type=self.dp_type, sharding=self.sharding)
 
 
 Strategy = LayerStrategy | VocabStrategy
@@ -222,6 +240,19 @@ class Plan:
         layers = [self.layers[layer] for layer in self.chunk_layers(stage, chunk)]
         first = self.vocab if self.is_first(stage, chunk) else None
         return [first, *layers, self.vocab if self.is_last(stage, chunk) else None]
+
+
+def sharded_over_all(plan: Plan) -> Plan:
+    """The plan with None for each sharding size that is all ranks with the same weights."""
+    size, layers, vocab = plan.stage_size, list(plan.layers), plan.vocab
+    for index, layer in enumerate(layers):
+        if layer.sharding == all_sharing(size, layer.tp):
+            layers[index] = layer = replace(layer, sharding=None)
+        if layer.experts_sharding == all_sharing(size, layer.experts.ranks):
+            layers[index] = replace(layer, experts_sharding=None)
+    if vocab.sharding == all_sharing(size, vocab.tp):
+        vocab = replace(vocab, sharding=None)
+    return replace(plan, layers=tuple(layers), vocab=vocab)
 
 
 # Rows of the rank that gets most over the mean where nothing is said: as of routers trained with a balance loss, and

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from ..base.errors import UserError, member
@@ -9,7 +10,7 @@ from ..model import Recompute
 from .check import find_faults, require_valid
 from .mesh import divisors
 from .schedule import Schedule
-from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, VocabStrategy
+from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, VocabStrategy, sharded_over_all
 
 
 def even_stages(layers: int, stages: int) -> tuple[int, ...]:
@@ -47,10 +48,13 @@ def uniform_plan(
     global_ep_deg: int = 1,
     global_tp_of_ep_deg: int = 1,
     global_cp_deg: int = 1,
+    global_sharding_deg: int | None = None,
     virtual_pp_deg: int = 1,
     assumed: Assumptions = Assumptions(),
+    dense_layers: Collection[int] = (),
 ) -> Plan:
-    """The plan that GLOBAL mode's options stand for, by their own names. Raises UserError."""
+    """The plan that GLOBAL mode's options stand for, by their own names. `dense_layers`: they have no experts to share
+    out or to split. Raises UserError."""
     for name, value in (
         ("layers", layers),
         ("world_size", world_size),
@@ -83,20 +87,21 @@ def uniform_plan(
         ep=global_ep_deg,
         etp=global_tp_of_ep_deg,
         context=global_cp_deg,
+        sharding=global_sharding_deg,
     )
+    vocab_type = DataParallel.ZERO3 if embed_sdp else vocab_type
     plan = Plan(
         world_size=world_size,
         global_batch=global_train_batch_size,
         micro_batches=chunks,
         stages=even_stages(layers, pp_deg * virtual_pp_deg),
-        layers=(layer,) * layers,
-        vocab=VocabStrategy(
-            vocab_tp, use_ulysses, DataParallel.ZERO3 if embed_sdp else vocab_type, context=global_cp_deg
-        ),
+        layers=tuple(replace(layer, ep=1, etp=1) if index in dense_layers else layer for index in range(layers)),
+        vocab=VocabStrategy(vocab_tp, use_ulysses, vocab_type, global_sharding_deg, context=global_cp_deg),
         schedule=member(Schedule, pipeline_type, "pipeline_type"),
         chunks=virtual_pp_deg,
         default_dp_type=default,
         assumed=assumed,
     )
+    plan = sharded_over_all(plan)
     require_valid(plan)
     return plan

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from itertools import pairwise
+from typing import Any, TypeVar
 
 import galvatron_dp_core
 import numpy as np
@@ -12,68 +13,129 @@ from numpy.typing import NDArray
 
 from ..base.errors import UserError
 from ..cost_model import CostModel, LayerCost
-from ..plan import LayerStrategy, VocabStrategy
+from ..plan import DataParallel, LayerStrategy, VocabStrategy
 from ..plan.layout import TokenLayout, token_layout
 from ..plan.schedule import arrays, chunks_in_flight
 from ..plan.strategy import Strategy
 from ..profiles.memory import Role
-from .space import PlanFamily, Strategies, cost_numbers
+from .space import PlanFamily, Run, Strategies, cost_numbers, runs_of, unbeaten
 
 MOST_LAYOUTS = 64  # the core's sets of them are bits of a word
-NUMBERS = 9  # of a cost
+NUMBERS, SUMMED = 9, 5  # of a cost, and of these those that a stage sums up over its parts
 
 
 CostArrays = dict[str, Any]  # arguments of the core
 Core = galvatron_dp_core.Pipeline
+Choice = TypeVar("Choice", LayerStrategy, VocabStrategy)
+
+
+def without_beaten(family: PlanFamily, strategies: Strategies, cost: CostModel) -> Strategies:
+    """Without strategies that another one of the same token layout beats, or equals, in all that the core counts."""
+    layers = [
+        _unbeaten(some, rows, family, cost)
+        for some, rows in zip(strategies.layers, _layer_rows(family, strategies, cost), strict=True)
+    ]
+    rows = [(*first, *last) for first, last in _vocab_rows(family, strategies, cost)]
+    vocabularies = _unbeaten(strategies.vocabularies, rows, family, cost)
+    return replace(strategies, layers=layers, vocabularies=vocabularies)
+
+
+def _unbeaten(
+    some: Sequence[Choice], rows: Sequence[tuple[float, ...]], family: PlanFamily, cost: CostModel
+) -> list[Choice]:
+    places: dict[TokenLayout, list[int]] = {}
+    for number, one in enumerate(some):
+        layout = token_layout(one, family.stage_size, cost.assumed.sequence_parallel)
+        places.setdefault(layout, []).append(number)
+    left = (unbeaten(alike, np.array([rows[number] for number in alike])) for alike in places.values())
+    return [some[number] for number in sorted(number for alike in left for number in alike)]
 
 
 def layer_arrays(family: PlanFamily, strategies: Strategies, cost: CostModel) -> CostArrays:
     """The costs of layers, and nothing for all else; schedule and chunks change none. Raises UserError where a profile
     lacks what a strategy needs."""
-    return _layers_alone(_layer_rows(strategies.layers, family, cost))
+    rows, prefix = _layer_rows(family, strategies, cost), least_prefix(family, strategies, cost)
+    return _layers_alone(rows, _runs(strategies, cost), prefix) | {"most_first": strategies.most_first}
 
 
 def cost_arrays(family: PlanFamily, strategies: Strategies, cost: CostModel) -> CostArrays:
     """Every cost in the family, as `layer_arrays` gives some."""
-    where = _where(family)
-    beside = {name: value for name, value in where.items() if name != "pipeline"}
-
-    def vocab_row(vocab: VocabStrategy, role: Role) -> tuple[float, ...]:
-        return cost_numbers(cost.vocab_cost(vocab, role=role, **where), cost.options.freed)
-
+    beside = {name: value for name, value in _where(family).items() if name != "pipeline"}
     middle = [cost.middle_cost(later=later, **beside) for later in (False, True)]
+    rows = _layer_rows(family, strategies, cost)
+    prefixes = prefix_rows(family, strategies, cost)
+    vocabs = []
+    for vocab, (first, last) in zip(strategies.vocabularies, _vocab_rows(family, strategies, cost), strict=True):
+        for prefix, row in zip(strategies.prefixes, prefixes, strict=True):
+            into_ms = _changes_ms([vocab, *prefix[:1]], family, cost)
+            vocabs.append((_together([first, row, (*into_ms, *[0.0] * (NUMBERS - 2))]), last))
     return {
         **_resharding(family, strategies, cost),
-        "strategies": _array([row for some in _layer_rows(strategies.layers, family, cost) for row in some]),
-        "vocabs": _array(
-            [
-                (vocab_row(vocab, "first"), vocab_row(vocab, "last"))
-                if family.stages > 1
-                else (vocab_row(vocab, "only"), (0.0,) * NUMBERS)
-                for vocab in strategies.vocabularies
-            ]
-        ),
+        "layers": _counts(_runs(strategies, cost)),
+        "most_first": strategies.most_first,
+        "strategies": _array([row for some in rows for row in some]),
+        "vocabs": _array(vocabs),
         "middle": _array([cost_numbers(one, cost.options.freed) for one in middle]),
     }
 
 
-def core_of(family: PlanFamily, arrays: CostArrays, cost: CostModel, budget_mib: float) -> Core:
+def prefix_rows(family: PlanFamily, strategies: Strategies, cost: CostModel) -> list[tuple[float, ...]]:
+    """Costs of the layers in front together, under each of their strategies, with the changes between them."""
+    where, found = _where(family), []
+    for prefix in strategies.prefixes:
+        layers = [
+            cost_numbers(cost.layer_cost(layer, layer_type=kind, **where), cost.options.freed)
+            for layer, kind in zip(prefix, cost.layer_types, strict=False)
+        ]
+        between_ms = _changes_ms(prefix, family, cost)
+        found.append(_together([*layers, (*between_ms, *[0.0] * (NUMBERS - 2))]))
+    return found
+
+
+def least_prefix(family: PlanFamily, strategies: Strategies, cost: CostModel) -> NDArray[np.float64]:
+    """Below what they cost in every number."""
+    return np.asarray(_array(prefix_rows(family, strategies, cost)).min(axis=0))
+
+
+def _together(rows: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
+    """Numbers of several parts of a stage: each term of the workspace is needed once, for the part that needs most."""
+    numbers = np.array(rows)
+    return *numbers[:, :SUMMED].sum(axis=0), *numbers[:, SUMMED:].max(axis=0)
+
+
+def _changes_ms(chain: Sequence[Strategy], family: PlanFamily, cost: CostModel) -> tuple[float, float]:
+    """(forward, backward) ms of handing tokens on along these strategies of the first layers' type."""
+    where = {"stage_size": family.stage_size, "micro_batch": family.micro_batch, "layer_type": cost.layer_types[0]}
+    changes = [cost.switch_cost(before, after, **where) for before, after in pairwise(chain)]
+    return sum(forward for forward, _ in changes), sum(backward for _, backward in changes)
+
+
+def _runs(strategies: Strategies, cost: CostModel) -> list[Run]:
+    """The runs of layers that the core sees."""
+    return runs_of(cost.layer_types, strategies.in_front)
+
+
+def _counts(runs: Sequence[Run]) -> NDArray[np.int32]:
+    return np.array([run.layers for run in runs], dtype=np.int32)
+
+
+def core_of(family: PlanFamily, arrays: CostArrays, budget_mib: float) -> Core:
     """The core's object of a family. `budget_mib` is what a plan may use on a device, the cost model's reserve already
     taken off."""
-    return Core(**_shape(family, cost), **arrays, budget_mib=budget_mib)
+    return Core(**_shape(family), **arrays, budget_mib=budget_mib)
 
 
 def _resharding(family: PlanFamily, strategies: Strategies, cost: CostModel) -> CostArrays:
     """Layouts, and what it costs to hand tokens on between them and at the edges of stages.
 
-    Strategies of one layer type and one token layout need no resharding between them: the core sees one layout.
-    Costs end in two numbers, forward and backward. `enter`, `leave` and `send` come twice: between layers of a type,
-    and where a type begins (`leave`: ends).
+    Strategies of one run of layers and one token layout need no resharding between them: the core sees one layout.
+    Costs end in two numbers, forward and backward. `enter`, `leave` and `send` come twice: between layers of a run,
+    and where a run begins (`leave`: ends).
     """
-    layers, vocabularies = strategies.layers, strategies.vocabularies
-    numbers: dict[tuple[int, TokenLayout], int] = {}  # of layouts, type by type
+    layers, runs = strategies.layers, _runs(strategies, cost)
+    numbers: dict[tuple[int, TokenLayout], int] = {}  # of layouts, run by run
     size, sharded = family.stage_size, cost.assumed.sequence_parallel
-    places = [(kind, token_layout(layer, size, sharded)) for kind, some in enumerate(layers) for layer in some]
+    places = [(run, token_layout(layer, size, sharded)) for run, some in enumerate(layers) for layer in some]
     layout_of = [numbers.setdefault(place, len(numbers)) for place in places]
     if len(numbers) > MOST_LAYOUTS:
         raise UserError(
@@ -81,8 +143,10 @@ def _resharding(family: PlanFamily, strategies: Strategies, cost: CostModel) -> 
             f"{MOST_LAYOUTS}; lower it, or leave tp_consec at 1"
         )
     samples = dict(zip(layout_of, (layer for some in layers for layer in some), strict=True))
-    types = np.array([kind for kind, _ in numbers], dtype=np.int32)
-    starts = [*(cost.layer_types.index(kind) for kind in range(len(layers))), len(cost.layer_types)]
+    types = np.array([run for run, _ in numbers], dtype=np.int32)
+    starts = [*(strategies.in_front + run.start for run in runs), len(cost.layer_types)]
+    beginnings = strategies.beginnings
+    behind = [prefix[-1] if prefix else vocab for vocab, prefix in beginnings]
     where = {"stage_size": family.stage_size, "micro_batch": family.micro_batch}
 
     layouts: dict[TokenLayout, int] = {}  # numbered as they come
@@ -102,27 +166,28 @@ def _resharding(family: PlanFamily, strategies: Strategies, cost: CostModel) -> 
 
     count = len(types)
     change, enter, leave = np.zeros((count, count, 2)), np.zeros((2, count, 2)), np.zeros((2, count, 2))
-    vocab_enter, vocab_leave = np.zeros((2, len(vocabularies), count, 2))
+    vocab_enter, vocab_leave = np.zeros((2, len(beginnings), count, 2))
     send = np.zeros((2, len(layers)))
-    for kind in range(len(layers)):
-        own = np.flatnonzero(types == kind)
+    for number, (kind, _, _) in enumerate(runs):
+        own = np.flatnonzero(types == number)
         some = [samples[layout] for layout in own]
         mine = _shortest(costs(some, some, kind))
         change[np.ix_(own, own)] = mine
-        begins, ends = (cost.crossing_type(layer) for layer in starts[kind : kind + 2])
+        begins, ends = (cost.crossing_type(layer) for layer in starts[number : number + 2])
         for boundary, (first, last) in enumerate(((kind, kind), (begins, ends))):
             enter[boundary, own] = _through(costs([None], some, first), mine)[0]
             leave[boundary, own] = _through(mine, costs(some, [None], last))[:, 0]
             if family.stages > 1:
-                send[boundary, kind] = cost.boundary_cost(layer_type=first, pipeline=family.stages, **where)
-        if kind == 0:
-            vocab_enter[:, own] = _through(costs(vocabularies, some, kind), mine)
+                send[boundary, number] = cost.boundary_cost(layer_type=first, pipeline=family.stages, **where)
+        if number == 0:
+            vocab_enter[:, own] = _through(costs(behind, some, begins), mine)
         else:
-            others = np.flatnonzero(types == kind - 1)
+            others = np.flatnonzero(types == number - 1)
             step = costs([samples[layout] for layout in others], some, begins)
             change[np.ix_(others, own)] = _through(_through(change[np.ix_(others, others)], step), mine)
-        if kind == len(layers) - 1:
-            vocab_leave[:, own] = _through(mine, costs(some, vocabularies, kind)).swapaxes(0, 1)
+        if number == len(layers) - 1:
+            to_head = costs(some, [vocab for vocab, _ in beginnings], kind)
+            vocab_leave[:, own] = _through(mine, to_head).swapaxes(0, 1)
     return {
         "layouts": np.array(layout_of, dtype=np.int32),
         "types": types,
@@ -151,52 +216,65 @@ def _through(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray
     return np.asarray((first[:, :, None] + second[None]).min(axis=1))
 
 
-def compute_bound_ms(family: PlanFamily, layers: Sequence[Sequence[LayerStrategy]], cost: CostModel) -> float:
+def compute_bound_ms(family: PlanFamily, strategies: Strategies, cost: CostModel) -> float:
     """A lower bound, in ms, of the step time of every plan of the family, for a few prices.
 
     Memory, vocabulary, gradient sums and switches are free. Stages of several chunks share all work evenly, and each
     waits until a micro-batch has passed a layer of every stage before it, forward and at the end backward; nor is a
     step shorter than one micro-batch's way through all layers. Recompute only adds to a layer's passes, so it is left
-    out, and so is ZeRO-3, unless gradients are reduced within the passes: then it reduces them cheaper.
+    out, and so is ZeRO-3, unless gradients are reduced within the passes: then it reduces them cheaper. Where all
+    layers have ZeRO-3, each part in which it shards is priced.
     """
     plain_layers = []
-    for some in layers:
+    for some in strategies.layers:
         plain = [layer for layer in some if not layer.recompute] or list(some)
         if cost.assumed.async_grad_reduce:  # of each degree the first, which has the default dp type
             plain = list(
-                {(layer.axes, layer.consecutive, layer.ep, layer.etp): layer for layer in reversed(plain)}.values()
+                {
+                    (layer.axes, layer.consecutive, *_parts(layer, plain[0].dp_type), *layer.experts[:2]): layer
+                    for layer in reversed(plain)
+                }.values()
             )
         plain_layers.append(plain)
     rows = [
         [(one.forward_ms, one.backward_ms, *[0.0] * (NUMBERS - 2)) for one in some]
-        for some in _layer_costs(plain_layers, family, cost)
+        for some in _layer_costs(plain_layers, family, strategies, cost)
     ]
+    prefix = np.concatenate((least_prefix(family, strategies, cost)[:2], [0.0] * (NUMBERS - 2)))
     shared = family.stages if family.chunks > 1 else 1  # stages taken for one
     whole = replace(family, stages=family.stages // shared, chunks=1)
-    core = core_of(whole, _layers_alone(rows), cost, budget_mib=0.0)
-    alone_ms = core.bound()
+    alone_ms = core_of(whole, _layers_alone(rows, _runs(strategies, cost), prefix), budget_mib=0.0).bound()
     if shared == 1:
         return alone_ms
     way_ms = alone_ms / family.micro_batches
-    return max(alone_ms / shared + (shared - 1) / 2 * way_ms / len(cost.layer_types), way_ms)
+    layer_ms = min(forward + backward for some in rows for forward, backward, *_ in some)
+    return max(alone_ms / shared + (shared - 1) / 2 * layer_ms, way_ms)
 
 
-def _layers_alone(rows: Sequence[Sequence[tuple[float, ...]]]) -> CostArrays:
-    """Costs of the strategies of each layer type, and nothing for all else."""
-    kinds = len(rows)
-    free = np.zeros((2, kinds, 2))
+def _parts(layer: LayerStrategy, default: DataParallel) -> tuple[int | None, ...]:
+    """Parts in which it gathers weights, where ZeRO-3 is the default."""
+    return (layer.sharding, layer.experts_sharding) if default is DataParallel.ZERO3 else ()
+
+
+def _layers_alone(
+    rows: Sequence[Sequence[tuple[float, ...]]], runs: Sequence[Run], prefix: NDArray[np.float64]
+) -> CostArrays:
+    """Costs of the strategies of each run of layers and of the layers in front, and nothing for all else."""
+    count = len(rows)
+    free = np.zeros((2, count, 2))
     return {
+        "layers": _counts(runs),
         "strategies": _array([row for some in rows for row in some]),
-        "layouts": np.repeat(np.arange(kinds, dtype=np.int32), [len(some) for some in rows]),
-        "types": np.arange(kinds, dtype=np.int32),
-        "change": np.zeros((kinds, kinds, 2)),
+        "layouts": np.repeat(np.arange(count, dtype=np.int32), [len(some) for some in rows]),
+        "types": np.arange(count, dtype=np.int32),
+        "change": np.zeros((count, count, 2)),
         "enter": free,
         "leave": free,
-        "vocabs": np.zeros((1, 2, NUMBERS)),
+        "vocabs": np.stack((prefix, np.zeros(NUMBERS)))[None],
         "vocab_enter": free[:1],
         "vocab_leave": free[:1],
         "middle": np.zeros((2, NUMBERS)),
-        "send": np.zeros((2, kinds)),
+        "send": np.zeros((2, count)),
     }
 
 
@@ -210,7 +288,7 @@ def _where(family: PlanFamily) -> dict[str, int]:
     }
 
 
-def _shape(family: PlanFamily, cost: CostModel) -> dict[str, Any]:
+def _shape(family: PlanFamily) -> dict[str, Any]:
     """Size and schedule of the family's pipelines, as arguments of the core."""
     size = family.stages, family.micro_batches, family.chunks
     passes, runs = arrays(family.schedule, *size)
@@ -218,7 +296,6 @@ def _shape(family: PlanFamily, cost: CostModel) -> dict[str, Any]:
         (stage, *moment) for stage in range(family.stages) for moment in chunks_in_flight(family.schedule, stage, *size)
     ]
     return {
-        "layers": np.bincount(cost.layer_types).astype(np.int32),
         "micro_batches": family.micro_batches,
         "passes": passes,
         "runs": runs,
@@ -227,21 +304,34 @@ def _shape(family: PlanFamily, cost: CostModel) -> dict[str, Any]:
 
 
 def _layer_costs(
-    layers: Sequence[Sequence[LayerStrategy]], family: PlanFamily, cost: CostModel
+    layers: Sequence[Sequence[LayerStrategy]], family: PlanFamily, strategies: Strategies, cost: CostModel
 ) -> list[list[LayerCost]]:
-    """Costs of strategies of each layer type."""
+    """Costs of some strategies of each run of layers."""
     where = _where(family)
     return [
-        [cost.layer_cost(layer, layer_type=layer_type, **where) for layer in some]
-        for layer_type, some in enumerate(layers)
+        [cost.layer_cost(layer, layer_type=run.layer_type, **where) for layer in some]
+        for run, some in zip(_runs(strategies, cost), layers, strict=True)
     ]
 
 
-def _layer_rows(
-    layers: Sequence[Sequence[LayerStrategy]], family: PlanFamily, cost: CostModel
-) -> list[list[tuple[float, ...]]]:
-    """The same in the core's order."""
-    return [[cost_numbers(one, cost.options.freed) for one in some] for some in _layer_costs(layers, family, cost)]
+def _layer_rows(family: PlanFamily, strategies: Strategies, cost: CostModel) -> list[list[tuple[float, ...]]]:
+    """Those of all strategies, in the core's order."""
+    costs = _layer_costs(strategies.layers, family, strategies, cost)
+    return [[cost_numbers(one, cost.options.freed) for one in some] for some in costs]
+
+
+def _vocab_rows(
+    family: PlanFamily, strategies: Strategies, cost: CostModel
+) -> list[tuple[tuple[float, ...], tuple[float, ...]]]:
+    """Costs of the vocabulary's strategies on the first stage and on the last, in the core's order."""
+    where = _where(family)
+
+    def row(vocab: VocabStrategy, role: Role) -> tuple[float, ...]:
+        return cost_numbers(cost.vocab_cost(vocab, role=role, **where), cost.options.freed)
+
+    if family.stages == 1:
+        return [(row(vocab, "only"), (0.0,) * NUMBERS) for vocab in strategies.vocabularies]
+    return [(row(vocab, "first"), row(vocab, "last")) for vocab in strategies.vocabularies]
 
 
 def _array(rows: object) -> NDArray[np.float64]:

@@ -11,7 +11,7 @@ from copy import copy
 from dataclasses import asdict, dataclass, field, replace
 from enum import IntEnum
 from heapq import heapify, heappop, heappush
-from itertools import count
+from itertools import count, product
 from math import inf
 from threading import Event, Lock, Thread
 from typing import Any
@@ -22,18 +22,21 @@ from ..base.errors import UserError
 from ..cost_model import CostModel
 from ..cost_model.costs import Prediction
 from ..model import joint_fingerprint
-from ..plan import ModelShape, Plan
+from ..plan import LayerStrategy, ModelShape, Plan, VocabStrategy
 from ..profiles.reserve import GIB_MIB
-from .core_arrays import Core, CostArrays, compute_bound_ms, core_of, cost_arrays, layer_arrays
+from .core_arrays import Core, CostArrays, compute_bound_ms, core_of, cost_arrays, layer_arrays, without_beaten
 from .even import EvenCore, EvenPlans, even_spaces
 from .options import SearchOptions
 from .result import MS_PER_S, ROUNDING, Candidate, FamilyOutcome, Need, SearchResult
 from .simplest import Part, best_uniform, simplest, with_fewer_segments
-from .space import PlanFamily, Space, Strategies, families, interleaved_families
+from .space import PlanFamily, Space, Strategies, families, interleaved_families, runs_of, without_experts
 
 # Limits of the search space: about one minute of pricing and 100 MB.
 MOST_FAMILIES, MOST_STRATEGIES, MOST_PRICES = 50_000, 2_000, 1_000_000
 TRIAL_SHARE = 1 / 64  # of the effort, which every family is given before any has all of it
+MOST_RUNS = 8  # of layers of one type, in the core
+# Dense layers that are priced with the embedding, and their mixed strategies; with more of these, all have one.
+MOST_IN_FRONT, MOST_PREFIXES = 4, 64
 AnyCore = Core | EvenCore
 
 
@@ -110,10 +113,19 @@ class _Search:
         cancel: galvatron_dp_core.Cancel | None,
     ):
         self.models, self.cost, self.options, self.log, self.watch = models, cost, options, log, watch
+        self.runs = runs_of(cost.layer_types)
+        if len(self.runs) > MOST_RUNS:
+            raise UserError(
+                f"model_size: in {models[0].name} dense layers and layers with experts follow each other in "
+                f"{len(self.runs)} runs, of which at most {MOST_RUNS} are searched; write the plan yourself: galvatron "
+                "plan uniform"
+            )
+        dense = len(models) == 1 and len(self.runs) == 2 and not cost.models[0].experts
+        self.in_front = self.runs[0].layers if dense and self.runs[0].layers <= MOST_IN_FRONT else 0
         self.spaces = [
-            Space(model, replace(cost.assumed, seq_length=seq), options, cost)
-            for model, seq in zip(models, cost.seqs, strict=True)
-        ]
+            Space(model, replace(cost.assumed, seq_length=seq), options, cost, layer_type)
+            for layer_type, (model, seq) in enumerate(zip(cost.models, cost.seqs, strict=True))
+        ]  # of each layer type
         self.bare = Plan(
             world_size=cost.world_size,
             global_batch=1,
@@ -139,6 +151,7 @@ class _Search:
         self.opened = 0
         self.most_ms = inf  # per sample, of plans that are looked for
         self.arrays: dict[tuple[object, ...], CostArrays] = {}
+        self.unbeaten: dict[tuple[object, ...], Strategies] = {}
 
     def run(self, known: Sequence[Plan], seconds: float | None, compared: bool) -> SearchResult:
         start = time.perf_counter()
@@ -281,7 +294,7 @@ class _Search:
             for strategies in spaces:
                 alike = replace(family, chunks=min(family.chunks, 2)), strategies
                 if alike not in bounds:
-                    bounds[alike] = compute_bound_ms(family, strategies.layers, self.cost) / family.global_batch
+                    bounds[alike] = compute_bound_ms(family, strategies, self.cost) / family.global_batch
                 yield _OpenFamily(bounds[alike], next(numbers), _Bound.COMPUTE, family, strategies)
 
     def _divisible(self) -> dict[PlanFamily, list[Strategies]]:
@@ -295,7 +308,8 @@ class _Search:
             where = family.stage_size, family.micro_batch, family.micro_batches > 1
             if where not in spaces:
                 spaces[where] = self._spaces(family)
-            found[family] = spaces[where] if family.chunks == 1 or len(self.models) == 1 else []
+            layers = len(self.cost.layer_types)
+            found[family] = [one for one in spaces[where] if one.can_divide(family, layers)]
             number = sum(len(some) for strategies in found[family] for some in strategies.layers)
             total += number
             if number > MOST_STRATEGIES:
@@ -312,19 +326,40 @@ class _Search:
         return found
 
     def _spaces(self, family: PlanFamily) -> list[Strategies]:
-        """Strategies of each layer type, and of a vocabulary that suits the first and the last one."""
-        layers = [space.layers(family) for space in self.spaces]
+        """Strategies of each run of layers, and of a vocabulary that suits the first and the last one."""
+        of_types = [space.layers(family) for space in self.spaces]
         if self.even:
-            return even_spaces(layers[0], self.spaces[0].vocabularies(family), family, self.even)
+            return even_spaces(of_types[0], self.spaces[0].vocabularies(family), family, self.even)
         others = set(self.spaces[0].vocabularies(family))
         vocabularies = [vocab for vocab in self.spaces[-1].vocabularies(family) if replace(vocab, pieces=1) in others]
         if self.options.one_strategy:
+            mixture = next((number for number, one in enumerate(self.cost.models) if one.experts), 0)
             return [
-                Strategies([[layer]] * len(layers), vocabularies)
-                for layer in layers[0]
-                if vocabularies and all(layer in some for some in layers[1:])
+                made
+                for layer in of_types[mixture]
+                if vocabularies and all(one in some for one, some in zip(self._alike(layer), of_types, strict=True))
+                for made in self._divided([[one] for one in self._alike(layer)], vocabularies, family)
             ]
-        return [Strategies(layers, vocabularies)] if all(layers) and vocabularies else []
+        return self._divided(of_types, vocabularies, family) if all(of_types) and vocabularies else []
+
+    def _alike(self, layer: LayerStrategy) -> list[LayerStrategy]:
+        """One strategy as each layer type has it: without that of experts where there are none."""
+        return [layer if model.experts else without_experts(layer) for model in self.cost.models]
+
+    def _divided(
+        self, of_types: Sequence[Sequence[LayerStrategy]], vocabularies: Sequence[VocabStrategy], family: PlanFamily
+    ) -> list[Strategies]:
+        """Strategies of the layers as the core sees them. A few dense layers in front of layers with experts are priced
+        with the embedding where the first stage has some of the others, too: the core proves the optimum of layers of
+        one type best, and takes chunks of these alone."""
+        runs = [of_types[run.layer_type] for run in self.runs]
+        if not self.in_front or family.stages == 1:
+            return [Strategies(runs, vocabularies)]
+        front, count = runs[0], self.in_front
+        mixed = len(front) ** count <= MOST_PREFIXES
+        prefixes = list(product(front, repeat=count)) if mixed else [(layer,) * count for layer in front]
+        alone = Strategies(runs, vocabularies, most_first=count)  # the first stage has dense layers alone
+        return [Strategies(runs[1:], vocabularies, prefixes), alone]
 
     def _state(self) -> SearchState:
         best = max((candidate.samples_per_s for candidate in self.found.values()), default=0.0)
@@ -367,6 +402,7 @@ class _Search:
             return False
         limit = self._limit(family)
         if entry.by is _Bound.COMPUTE:
+            entry.strategies = self._unbeaten(family, entry.strategies)
             entry.by, bound_ms = _Bound.LAYERS, self._core(entry, layer_arrays).bound(self.cancel)
         elif entry.core is None:
             entry.core = self._core(entry, cost_arrays)
@@ -388,6 +424,15 @@ class _Search:
             return False
         return True
 
+    def _unbeaten(self, family: PlanFamily, strategies: Strategies) -> Strategies:
+        """Those that count of a family's strategies. Families that differ in schedule or chunks alone share them."""
+        if self.even:
+            return strategies
+        where = family.micro_batch, family.micro_batches > 1, strategies
+        if where not in self.unbeaten:
+            self.unbeaten[where] = without_beaten(family, strategies, self.cost)
+        return self.unbeaten[where]
+
     def _core(self, entry: _OpenFamily, price: Callable[[PlanFamily, Strategies, CostModel], CostArrays]) -> AnyCore:
         """The core's object of a family. Families that differ in schedule or chunks alone are priced once."""
         family = entry.family
@@ -396,7 +441,7 @@ class _Search:
         where = price, family.global_batch, family.micro_batches, family.stages, entry.strategies
         if where not in self.arrays:
             self.arrays[where] = price(family, entry.strategies, self.cost)
-        return core_of(family, self.arrays[where], self.cost, self.options.budget_mib)
+        return core_of(family, self.arrays[where], self.options.budget_mib)
 
     def _solve(self, entry: _OpenFamily, core: AnyCore, limit: float, effort: int, last: bool = False) -> float:
         """Search a family with an effort. Returns its bound in ms, infinite where it is settled."""
@@ -500,9 +545,9 @@ def _no_garbage() -> Iterator[None]:
 
 def _require_agreement(models: Sequence[ModelShape], cost: CostModel, options: SearchOptions) -> None:
     faults = []
-    if options.trainer != "galvatron" and len(models) > 1:
-        faults.append(f"trainer: {options.trainer} has one type of layers, the model {len(models)}; leave it out")
-    if models != cost.models:
+    if options.trainer != "galvatron" and len(cost.models) > 1:
+        faults.append(f"trainer: {options.trainer} has one type of layers, the model {len(cost.models)}; leave it out")
+    if models != cost.given:
         faults.append("model: it is not that of the cost model; make them agree")
     asked = options.assumptions
     faults += [

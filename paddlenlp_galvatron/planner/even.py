@@ -35,7 +35,8 @@ def even_spaces(
         if layer.recompute:
             continue
         alike = [one for one in layers if replace(one, recompute=Recompute.NONE) == layer and one.recompute]
-        vocab = [one for one in vocabularies if one.axes == layer.axes and one.dp_type is layer.dp_type]
+        like = layer.axes, layer.dp_type, layer.sharding
+        vocab = [one for one in vocabularies if (one.axes, one.dp_type, one.sharding) == like]
         for choices in [[layer, one] for one in alike] or [[layer]]:
             one = Strategies([choices], vocab)
             if vocab and any(even.expressible(made) for made in even.plans(family, one)):

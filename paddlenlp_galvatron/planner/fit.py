@@ -255,7 +255,7 @@ class _Row:
             device=self.cards.sheet,
         )
         asked = {"model_size": self.options.model_size, "seq_length": options.seq_length}
-        model = Model(tuple(cost.models), self.options.tokens_of_a_sample)
+        model = Model(cost.given, self.options.tokens_of_a_sample)
         return Question(model, options, cost.reserving(context_mib, reserve.freed), reserve, asked)
 
 

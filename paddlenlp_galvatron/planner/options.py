@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from re import fullmatch
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from ..base.errors import UserError
 from ..base.limits import MOST_SAMPLES, Count, Layers, Number, Positive, Ranks, Samples, Size
@@ -185,6 +186,9 @@ class SearchOptions(TaskOptions):
     )
     tp_consec: bool = Field(True, description="0: also try tensor-parallel groups of strided ranks")
     pipeline_type: Schedule | None = Field(None, description="gpipe or pipedream_flush (1F1B); unset: both are tried")
+    sharding_sizes: str = Field(
+        "1", description="numbers of nodes within which ZeRO may shard, beside all ranks: 1,2; 0: all ranks alone"
+    )
     default_dp_type: DataParallel = Field(
         DataParallel.ZERO2, description="data parallelism of layers without zero3: zero2 or ddp; zero3: all layers"
     )
@@ -252,6 +256,13 @@ class SearchOptions(TaskOptions):
     effort: Count = Field(
         100_000_000, description="largest number of passes simulated per family of plans; a gap may remain beyond it"
     )
+
+    @field_validator("sharding_sizes", mode="before")
+    @classmethod
+    def _numbers_of_nodes(cls, value: Any) -> str:
+        if not fullmatch(r"\d{1,5}(,\d{1,5})*", text := str(value).replace(" ", "")):
+            raise ValueError("must be numbers of nodes joined by commas, such as 1,2; 0 for all ranks alone")
+        return text
 
     @model_validator(mode="before")
     @classmethod
@@ -356,6 +367,11 @@ class SearchOptions(TaskOptions):
         most_ep = (self.max_ep_deg or size) if self.allows("ep") else 1
         most_etp = self.max_etp_deg if self.allows("etp") else 1
         return [(ep, etp) for ep in divisors(size) for etp in divisors(size // ep) if ep <= most_ep and etp <= most_etp]
+
+    def shardings(self, sharing: int, apart: int) -> list[int | None]:
+        """Ranks over which ZeRO may shard the weights that `sharing` ranks hold, so far apart from each other."""
+        parts = {int(nodes) * self.num_gpus_per_node // apart for nodes in self.sharding_sizes.split(",")}
+        return [None, *(part for part in sorted(parts) if 1 < part < sharing and sharing % part == 0)]
 
     @property
     def recomputes(self) -> tuple[Recompute, ...]:

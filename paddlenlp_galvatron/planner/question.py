@@ -31,10 +31,7 @@ def prices(models: Sequence[ModelShape], options: SearchOptions, note: Note = no
     if options.device is None:
         _require_folder(options)
         return load(models, *where, **options.profile_arguments, note=note)
-    sheet = load_data_sheet(options.device)
-    if len(models) > 1:
-        raise UserError("device: a data sheet tells of one type of layers only; give measured profiles, or one type")
-    return derive(models[0], sheet, *where, options.cost_options)
+    return derive(models, load_data_sheet(options.device), *where, options.cost_options)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from ..cost_model import CostModel
 from ..plan import LayerStrategy, Plan
 from ..plan.strategy import runs
 from .result import Candidate, segment_count
-from .space import PlanFamily, Strategies
+from .space import PlanFamily, Strategies, runs_of, without_experts
 
 MOST_PAIRS = 300  # of the strategies of a family; those of the fastest strategies come first
 MOST_SETS = 100  # of the fastest plan's own strategies
@@ -50,7 +50,7 @@ def simplest(
     near = [part for part in sorted(parts, key=lambda part: part[0]) if part[0] < most_ms]
     used = set(fastest.plan.layers)
     own = [
-        (least, family, Strategies([[one for one in some if one in used] for some in space.layers], space.vocabularies))
+        (least, family, replace(space, layers=[[one for one in some if one in used] for some in space.layers]))
         for least, family, space in near
         if family == PlanFamily.of(fastest.plan) and space.have(fastest.plan, cost.layer_types)
     ]
@@ -73,19 +73,25 @@ def _narrowed(part: Part, count: int, cost: CostModel) -> Iterator[Part]:
         "micro_batches": family.micro_batches,
         "pipeline": family.stages,
     }
-    busy_ms: list[dict[LayerStrategy, float]] = []  # per sample and stage, by layer type
-    for kind, model in enumerate(cost.models):
-        costs = {one: cost.layer_cost(one, layer_type=kind, **where) for one in strategies.layers[kind]}
-        passes, share = family.micro_batches, model.layers / family.stages / family.global_batch
+    busy_ms: list[dict[LayerStrategy, float]] = []  # per sample and stage, by run of layers
+    behind = runs_of(cost.layer_types, strategies.in_front)
+    for run, some in zip(behind, strategies.layers, strict=True):
+        costs = {one: cost.layer_cost(one, layer_type=run.layer_type, **where) for one in some}
+        passes, share = family.micro_batches, run.layers / family.stages / family.global_batch
         busy_ms.append(
             {one: share * (passes * (its.forward_ms + its.backward_ms) + its.sync_ms) for one, its in costs.items()}
         )
     known = {one: min(ms[one] for ms in busy_ms if one in ms) for ms in busy_ms for one in ms}
     for chosen in combinations(sorted(known, key=lambda one: known[one]), count):
-        layers = [[one for one in chosen if one in ms] for ms in busy_ms]
-        if all(layers):
+        dense = [without_experts(one) for one in chosen]
+        layers = []
+        for run, ms in zip(behind, busy_ms, strict=True):
+            own = chosen if cost.models[run.layer_type].experts else dense
+            layers.append([one for one in dict.fromkeys(own) if one in ms])
+        prefixes = [prefix for prefix in strategies.prefixes if set(prefix) <= set(dense)]
+        if prefixes and all(layers):
             bound = sum(min(ms[one] for one in some) for ms, some in zip(busy_ms, layers, strict=True))
-            yield max(least, bound), family, Strategies(layers, strategies.vocabularies)
+            yield max(least, bound), family, replace(strategies, layers=layers, prefixes=prefixes)
 
 
 def with_fewer_segments(one: Candidate, cost: CostModel, device_mib: float, most_ms: float) -> Candidate:

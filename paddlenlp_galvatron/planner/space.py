@@ -9,17 +9,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import gcd
+from typing import NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..base.errors import UserError
 from ..cost_model import CostModel, LayerCost
 from ..plan import DataParallel, LayerStrategy, ModelShape, Plan, Recompute, Schedule, VocabStrategy
 from ..plan.check import BESIDE_EXPERTS, find_faults
 from ..plan.mesh import Degrees, divisors
-from ..plan.strategy import Assumptions, Experts
+from ..plan.strategy import Assumptions, Experts, runs
 from .options import SearchOptions
 
+Choice = TypeVar("Choice")
+States = tuple[DataParallel, int | None]  # how model states are kept, and over how many ranks ZeRO shards them
 # Tokens of a piece of the loss: so many that products are about as fast as of all tokens; more, where all of its logits
 # take little memory.
 PIECE_TOKENS = 2048
@@ -30,6 +34,14 @@ def cost_numbers(cost: LayerCost, freed: float | None) -> tuple[float, ...]:
     """A cost in the core's order. `freed`: as `CostOptions` has it."""
     passes_ms = cost.forward_ms, cost.backward_ms, cost.sync_ms
     return *passes_ms, cost.states_mib, cost.activation_mib, *((1 + (freed or 0.0)) * mib for mib in cost.workspace)
+
+
+def unbeaten(choices: Sequence[Choice], numbers: NDArray[np.float64]) -> list[Choice]:
+    """The choices that no other one beats, or equals, in all numbers of their costs [choices, numbers]: others are in
+    no plan that is better than all with these."""
+    no_more = (numbers[:, None] <= numbers).all(axis=2)  # [one, other]: one takes no more of anything
+    beaten = (no_more & ~np.tril(no_more & no_more.T)).any(axis=0)  # of equal ones the first is left
+    return [choice for choice, gone in zip(choices, beaten, strict=True) if not gone]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +76,64 @@ class PlanFamily:
         )
 
 
+def without_experts(layer: LayerStrategy) -> LayerStrategy:
+    """The strategy as a dense layer has it."""
+    return replace(layer, ep=1, etp=1, experts_dp_type=None)
+
+
+class Run(NamedTuple):
+    """Layers of one type that follow each other."""
+
+    layer_type: int
+    start: int  # the first of them
+    layers: int
+
+
+def runs_of(layer_types: Sequence[int], skipped: int = 0) -> list[Run]:
+    """The runs behind the first layers, counted from there."""
+    return [Run(kind, where.start, len(where)) for where, kind in runs(layer_types[skipped:])]
+
+
 @dataclass(frozen=True, eq=False)
 class Strategies:
-    """The strategies of a family's plans. Families share them, so each is only equal to itself."""
+    """The strategies of a family's plans. Families share them, so each is only equal to itself.
 
-    layers: Sequence[Sequence[LayerStrategy]]  # of each layer type
+    Dense layers in front of all others may be priced as a part of the embedding: `prefixes` are their strategies. They
+    are in the first stage then, with another layer at least, and the core sees the layers behind them.
+    """
+
+    layers: Sequence[Sequence[LayerStrategy]]  # of each run of layers of a type that the core sees
     vocabularies: Sequence[VocabStrategy]
+    prefixes: Sequence[tuple[LayerStrategy, ...]] = ((),)
+    most_first: int | None = None  # layers of the first stage; None: any number
+
+    @property
+    def in_front(self) -> int:
+        """Layers that are priced with the embedding."""
+        return len(self.prefixes[0])
+
+    @property
+    def beginnings(self) -> list[tuple[VocabStrategy, tuple[LayerStrategy, ...]]]:
+        """Strategies of the vocabulary and of the layers in front: one vocabulary strategy each to the core."""
+        return [(vocab, prefix) for vocab in self.vocabularies for prefix in self.prefixes]
+
+    def can_divide(self, family: PlanFamily, layers: int) -> bool:
+        """Whether the stages of a family can divide so many layers: the core takes several chunks of one run alone."""
+        own = layers - self.in_front
+        return own >= family.stages * family.chunks and (family.chunks == 1 or len(self.layers) == 1)
 
     def have(self, plan: Plan, layer_types: Sequence[int]) -> bool:
-        """Whether a plan's strategies are among them."""
-        used = set(zip(plan.layers, layer_types, strict=True))
-        return plan.vocab in self.vocabularies and all(layer in self.layers[kind] for layer, kind in used)
+        """Whether a plan is among those of these strategies."""
+        first, skipped = plan.stages[0], self.in_front
+        if (self.most_first is not None and first > self.most_first) or (skipped and first <= skipped):
+            return False
+        known = plan.vocab in self.vocabularies and plan.layers[:skipped] in self.prefixes
+        layers = plan.layers[skipped:]
+        return known and all(
+            layer in some
+            for run, some in zip(runs_of(layer_types, skipped), self.layers, strict=True)
+            for layer in set(layers[run.start : run.start + run.layers])
+        )
 
     def plan(
         self,
@@ -86,13 +145,14 @@ class Strategies:
     ) -> Plan:
         """The plan that the core's numbers stand for; `bare` gives what is the same for all plans of a search."""
         strategies = [layer for some in self.layers for layer in some]
+        of_vocab, prefix = self.beginnings[vocab]
         return replace(
             bare,
             global_batch=family.global_batch,
             micro_batches=family.micro_batches,
-            stages=tuple(division),
-            layers=tuple(strategies[number] for number in choice),
-            vocab=self.vocabularies[vocab],
+            stages=(len(prefix) + division[0], *division[1:]),
+            layers=(*prefix, *(strategies[number] for number in choice)),
+            vocab=of_vocab,
             schedule=family.schedule,
             chunks=family.chunks,
         )
@@ -125,10 +185,17 @@ def interleaved_families(options: SearchOptions, world_size: int, layers: int) -
 class Space:
     """Strategies of layers and vocabulary, by family. Raises UserError for a model that no strategy can train."""
 
-    def __init__(self, model: ModelShape, assumed: Assumptions, options: SearchOptions, cost: CostModel | None = None):
+    def __init__(
+        self,
+        model: ModelShape,
+        assumed: Assumptions,
+        options: SearchOptions,
+        cost: CostModel | None = None,
+        layer_type: int = 0,
+    ):
         """With `cost`, strategies of experts are left out that another one beats."""
         self._one_layer = replace(model, layers=1)
-        self._cost = cost
+        self._cost, self._layer_type = cost, layer_type
         self._assumed = assumed
         self._options = options
         if faults := self._faults(1, 1, Degrees(), True):  # even of one rank with one sample: no strategy helps
@@ -153,34 +220,34 @@ class Space:
         that another beats, or equals, in every number is in no plan that is better than all others."""
         size, model = family.stage_size, self._one_layer
         halves = [
-            Experts(ep, etp, dp_type)
+            Experts(ep, etp, *states)
             for ep, etp in self._options.expert_degrees(size)
             if model.experts % ep == 0 and model.expert_size % etp == 0
-            for dp_type in self._dp_types(size, ep * etp)
+            for states in self._states(size, ep * etp)
         ]
         if self._cost is None:
             return halves
         where = {"stage_size": size, "micro_batch": family.micro_batch}
-        where |= {"micro_batches": family.micro_batches, "pipeline": family.stages}
-        numbers = np.array([cost_numbers(self._cost.expert_cost(half, recompute, **where), None) for half in halves])
-        no_more = (numbers[:, None] <= numbers).all(axis=2)  # [one, other]: one takes no more of anything
-        beaten = (no_more & ~np.tril(no_more & no_more.T)).any(axis=0)  # of equal ones the first is left
-        return [half for half, gone in zip(halves, beaten, strict=True) if not gone]
+        where |= {"micro_batches": family.micro_batches, "pipeline": family.stages, "layer_type": self._layer_type}
+        costs = [self._cost.expert_cost(half, recompute, **where) for half in halves]
+        return unbeaten(halves, np.array([cost_numbers(cost, None) for cost in costs]))
 
     def _every_layer(self, stage_size: int, degrees: Degrees) -> list[LayerStrategy]:
         return [
-            LayerStrategy(**degrees.named, consecutive=consecutive, dp_type=dp_type, recompute=recompute)
+            LayerStrategy(
+                **degrees.named, consecutive=consecutive, dp_type=dp_type, recompute=recompute, sharding=sharding
+            )
             for consecutive in ((True, False) if self._strides(stage_size, degrees.ranks) else (True,))
-            for dp_type in self._dp_types(stage_size, degrees.tp)
+            for dp_type, sharding in self._states(stage_size, degrees.tp, 1 if not consecutive else degrees.tp)
             for recompute in self._recomputes
         ]
 
     def vocabularies(self, family: PlanFamily) -> list[VocabStrategy]:
         """Strategies of the vocabulary layers."""
         return [
-            VocabStrategy(**degrees.named, dp_type=dp_type, pieces=pieces)
+            VocabStrategy(**degrees.named, dp_type=dp_type, sharding=sharding, pieces=pieces)
             for degrees in self._degrees(family, "vtp")
-            for dp_type in self._vocab_dp_types(family.stage_size, degrees.tp)
+            for dp_type, sharding in self._vocab_states(family.stage_size, degrees.tp)
             for pieces in self._pieces(family, degrees.tp)
         ]
 
@@ -206,18 +273,26 @@ class Space:
     def _strides(self, stage_size: int, ranks: int) -> bool:
         return not self._options.tp_consec and 1 < ranks < stage_size
 
-    def _dp_types(self, stage_size: int, tp: int) -> list[DataParallel]:
+    def _states(self, stage_size: int, split: int, apart: int | None = None) -> list[States]:
+        """Choices for weights that `split` ranks hold together. Ranks that hold the same ones are `apart` from each
+        other, or `split`."""
         default = self._options.default_dp_type
-        alone = tp == stage_size  # no other rank holds these weights
-        if alone or default is DataParallel.ZERO3 or not self._options.allows("sdp"):
-            return [default]
-        return [default, DataParallel.ZERO3]
+        alone = split == stage_size  # no other rank holds these weights
+        searched = not alone and default is not DataParallel.ZERO3 and self._options.allows("sdp")
+        types = [default, DataParallel.ZERO3] if searched else [default]
+        shardings = self._options.shardings(stage_size // split, apart or split)
+        return [
+            (dp_type, sharding)
+            for dp_type in types
+            for sharding in (shardings if dp_type is not DataParallel.DDP else [None])
+        ]
 
-    def _vocab_dp_types(self, stage_size: int, tp: int) -> list[DataParallel]:
-        wanted = self._options.embed_sdp
+    def _vocab_states(self, stage_size: int, tp: int) -> list[States]:
+        wanted, states = self._options.embed_sdp, self._states(stage_size, tp)
         if wanted is None:
-            return self._dp_types(stage_size, tp)
-        return [DataParallel.ZERO3 if wanted and tp < stage_size else self._options.default_dp_type]
+            return states
+        dp_type = DataParallel.ZERO3 if wanted and tp < stage_size else self._options.default_dp_type
+        return [each for each in states if each[0] is dp_type] or [(dp_type, None)]
 
     def _faults(self, stage_size: int, micro_batch: int, degrees: Degrees, for_layer: bool) -> list[str]:
         """Why no layer (or vocabulary) can have these degrees on such a stage."""

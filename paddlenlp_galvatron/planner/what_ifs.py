@@ -17,7 +17,7 @@ from .problem import Problem, SharedTime, best_of
 from .space import PlanFamily, Space
 
 BETWEEN_STAGES = "links between stages"
-MOST_CHANGES = 9  # changes that are tried
+MOST_CHANGES = 10  # changes that are tried
 MOST_PRICED = 1200  # plans with one layer changed: a few seconds
 
 
@@ -75,6 +75,9 @@ def what_ifs(problem: Problem, plan: Plan, known: Sequence[Plan], time: SharedTi
     batch, now = plan.global_batch, plan.micro_batches
     twice = {"global_batch": 2 * batch, "micro_batches": 2 * now}
     yield changed("batch", f"{batch} -> {2 * batch} samples", like=twice, settle_bsz=2 * batch)
+    parts = plan.vocab.as_layer(), *plan.layers
+    if any(part.sharding or part.experts_sharding for part in parts):
+        yield changed("ZeRO in parts", "over all ranks", sharding_sizes="0")
     for count in (now // 2, 2 * now):
         if count and batch % count == 0:
             yield changed("micro-batches", f"{now} -> {count}", like={"micro_batches": count}, settle_chunk=count)
@@ -150,8 +153,8 @@ def one_layer_changed(problem: Problem, plan: Plan) -> OneLayerChanged:
     cost, options = problem.cost, problem.options
     family = PlanFamily.of(plan)
     spaces = [
-        Space(shape, replace(cost.assumed, seq_length=seq), options, cost).layers(family)
-        for shape, seq in zip(problem.shapes, cost.seqs, strict=True)
+        Space(shape, replace(cost.assumed, seq_length=seq), options, cost, layer_type).layers(family)
+        for layer_type, (shape, seq) in enumerate(zip(cost.models, cost.seqs, strict=True))
     ]
     found: dict[LayerStrategy, OtherStrategy] = {}
     edges = _edges(plan, cost)

@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import product
 from typing import Any, NamedTuple
 
-from ..model import Fused, ModelShape, Recompute, measured_fingerprint
+from ..model import Fused, ModelShape, Recompute, kinds_of, measured_fingerprint
 from ..model.layer import APART, Kept
 from ..plan.mesh import divisors
 from ..plan.strategy import Precision
@@ -126,7 +127,7 @@ def analytic_hardware(sheet: DataSheet, num_nodes: int, gpus_per_node: int | Non
 
 
 def analytic_computation(
-    model: ModelShape,
+    model: ModelShape | Sequence[ModelShape],
     sheet: DataSheet,
     precision: Precision,
     lengths: Sequence[int],
@@ -135,21 +136,23 @@ def analytic_computation(
     kernels: ExpertKernels = GROUPED,
     sequence_parallel: bool = True,
 ) -> ComputationProfile:
-    """Compute times of the model on one such device, at these sequence lengths.
+    """Compute times of the model on one such device, at these sequence lengths, or those that layer types have.
 
     `kept_bytes`: what a layer of another kind than ours keeps a token on one rank, by sequence length and tp degree.
     `kernels`: of experts. `sequence_parallel`: Megatron's, without which every rank of a tp group has whole tokens.
     """
+    kinds = kinds_of(model)
+    first, last = kinds[0], kinds[-1]
     peak = sheet.matmul_fp32 if precision is Precision.FP32 else sheet.matmul_16bit
     flops_per_ms = peak.value * sheet.matmul_efficiency.value * 1e9
     flash = Fused.ATTENTION in fused
     attention_per_ms = peak.value * sheet.attention_efficiency.value * 1e9 if flash else flops_per_ms
     bytes_per_ms = sheet.memory_bandwidth.value * sheet.memory_efficiency.value * 1e6
 
-    def kept(seq: int, tp: int) -> float:
-        all_kept = sum(layer_numbers_per_token(model, seq, 1, True, fused))
-        own = model.block.kept(fused)
-        read = 2 * model.hidden_size  # outputs of norms: measured products have them in their time
+    def kept(kind: ModelShape, seq: int, tp: int) -> float:
+        all_kept = sum(layer_numbers_per_token(kind, seq, 1, True, fused))
+        own = kind.block.kept(fused)
+        read = 2 * kind.hidden_size  # outputs of norms: measured products have them in their time
         whole = 0 if sequence_parallel else own.tokens - read + own.scalars
         return precision.bytes * (whole + (all_kept - whole) / tp)
 
@@ -163,46 +166,49 @@ def analytic_computation(
         forward = product + core + traffic
         return PassTimes(forward, 2 * (product + traffic) + (2.5 if flash else 2) * core + summed, forward)
 
-    def of_layer(tokens: int, seq: int, tp: int) -> PassTimes:
-        matrices = [weight for weight in model.block.weights if weight.sharded]
-        pairs = _pairs(seq, fused) * model.block.pair_flops / tp
+    def of_layer(kind: ModelShape, tokens: int, seq: int, tp: int) -> PassTimes:
+        matrices = [weight for weight in kind.block.weights if weight.sharded]
+        pairs = _pairs(seq, fused) * kind.block.pair_flops / tp
         if flash:
-            pairs *= 1 + 2 * LAST_ROWS / (tokens * model.block.heads / tp + LAST_ROWS)
-        return passes(tokens, (kept_bytes or kept)(seq, tp), model.layer_parameters // tp, len(matrices), pairs)
+            pairs *= 1 + 2 * LAST_ROWS / (tokens * kind.block.heads / tp + LAST_ROWS)
+        own = kept_bytes(seq, tp) if kept_bytes else kept(kind, seq, tp)
+        return passes(tokens, own, kind.layer_parameters // tp, len(matrices), pairs)
 
-    layer_ms: dict[Shape, float] = {}
-    other_ms: dict[Shape, float] = {}
     measured: dict[PassKey, PassTimes] = {}
-    for seq in lengths:
-        for batch in BATCHES:
-            tokens, shape = batch * seq, Shape(batch, seq)
-            shares = recompute_shares(model, seq, precision, fused, flops_per_ms / bytes_per_ms)
-            layer = replace(of_layer(tokens, seq, 1), shares=shares)
-            embedding = passes(tokens, model.hidden_size * precision.bytes)
-            head = passes(tokens, 1.5 * model.vocab_size * FP32_BYTES, model.hidden_size * model.vocab_size, 1)
-            layer_ms[shape] = layer.forward_ms / batch
-            other_ms[shape] = (embedding.forward_ms + head.forward_ms) / batch
-            for part, times in ((layer_part(), layer), (EMBEDDING, embedding), (HEAD, head)):
-                measured[PassKey(part, batch, seq)] = times
-            for tp in DEGREES[1:]:  # a product's start is not split
-                split = replace(of_layer(tokens, seq, tp), shares=shares)
-                measured[PassKey(layer_part(), batch, seq, tp)] = split
+    for given, batch in product(lengths, BATCHES):
+        for number, kind in enumerate(kinds):
+            seq = kind.seq_length or given
+            shares = recompute_shares(kind, seq, precision, fused, flops_per_ms / bytes_per_ms)
+            for tp in DEGREES:  # a product's start is not split
+                times = replace(of_layer(kind, batch * seq, seq, tp), shares=shares)
+                measured[PassKey(layer_part(number), batch, seq, tp)] = times
+        seq = first.seq_length or given
+        measured[PassKey(EMBEDDING, batch, seq)] = passes(batch * seq, first.hidden_size * precision.bytes)
+        seq, width, words = last.seq_length or given, last.hidden_size, last.vocab_size
+        head = passes(batch * seq, 1.5 * words * FP32_BYTES, width * words, 1)
+        measured[PassKey(HEAD, batch, seq)] = head
+
+    def per_sample(part: str) -> dict[Shape, float]:
+        whole = {key: times for key, times in measured.items() if key.part == part and key.tp == 1}
+        return {Shape(key.batch, key.seq): times.forward_ms / key.batch for key, times in whole.items()}
+
+    embedding = per_sample(EMBEDDING)
     calls = FUSED_CALLS if Fused.NORMS in fused else LAYER_CALLS
     launch_ms, checkpoint_ms = (count * sheet.launch.value / 1000 for count in (calls, CHECKPOINT_CALLS))
     # AdamW reads gradient, master weight and moments and writes the last three and the weight.
     optimizer_bytes = 7 * FP32_BYTES + precision.bytes
     return ComputationProfile(
         precision.value,
-        model.hidden_size,
-        model.heads,
-        {0: layer_ms},
-        other_ms,
+        first.hidden_size,
+        first.heads,
+        {number: per_sample(layer_part(number)) for number in range(len(kinds))},
+        {at: embedding[at] + ms for at, ms in per_sample(HEAD).items() if at in embedding},
         measured,
-        experts=analytic_experts(model, sheet, precision, DEGREES, kernels),
+        experts=analytic_experts(next((kind for kind in kinds if kind.experts), first), sheet, precision, kernels),
         # Backward has twice the kernels, but no Python.
         launch=PassTimes(launch_ms, launch_ms, launch_ms + checkpoint_ms),
         optimizer_ms_per_million=1e6 * optimizer_bytes / bytes_per_ms,
-        meta=_meta(sheet, model=measured_fingerprint([model]), dtype=precision.value),
+        meta=_meta(sheet, model=measured_fingerprint(kinds), dtype=precision.value),
     )
 
 
@@ -210,7 +216,6 @@ def analytic_experts(
     model: ModelShape,
     sheet: DataSheet,
     precision: Precision,
-    degrees: tuple[int, ...],
     kernels: ExpertKernels = GROUPED,
 ) -> Mapping[int, ExpertTimes]:
     """Times by degree of tensor parallelism inside experts, by a data sheet."""
@@ -247,54 +252,84 @@ def analytic_experts(
             host,
         )
 
-    return {degree: at(degree) for degree in degrees if model.expert_size % degree == 0}
+    return {degree: at(degree) for degree in DEGREES if model.expert_size % degree == 0}
 
 
 def analytic_memory(
-    model: ModelShape, precision: Precision, lengths: Sequence[int], fused: Fused = ON_GPUS, in_place: bool = True
+    model: ModelShape | Sequence[ModelShape],
+    precision: Precision,
+    lengths: Sequence[int],
+    fused: Fused = ON_GPUS,
+    in_place: bool = True,
 ) -> MemoryProfile:
-    """Memory of the model's parts at these sequence lengths. `in_place`: losses take the place of logits; else logits,
-    probabilities and their gradient stand side by side in fp32."""
+    """Memory of the model's parts at these sequence lengths, or those that layer types have. `in_place`: losses take
+    the place of logits; else logits, probabilities and their gradient stand side by side in fp32."""
     layers: dict[Variant, dict[int, LayerMemory]] = {}
     vocab: dict[VocabVariant, dict[int, VocabMemory]] = {}
-    hidden, number = model.hidden_size, precision.bytes
-    working = max(3 * model.mlp_size + 2 * hidden, 2 * hidden + 5 * model.q_width)
-    for sequence_parallel in (True, False):
-        for seq in lengths:
+    kinds = kinds_of(model)
+    first, last = kinds[0], kinds[-1]
+    masks: dict[int, float] = {}
+    for sequence_parallel, given in product((True, False), lengths):
+        for number, kind in enumerate(kinds):
+            seq = kind.seq_length or given
+            own = _layer_memory(kind, precision, seq, sequence_parallel, fused)
+            layers.setdefault(Variant(number, sequence_parallel), {})[seq] = own
+            masks[seq] = 0.0 if Fused.ATTENTION in fused else seq * seq * precision.bytes / MIB
+        ends: tuple[tuple[Role, ModelShape], ...] = (("only", last), ("first", first), ("last", last))
+        for role, end in ends:
+            seq = end.seq_length or given
+            of_role = _vocab_memory(first, last, role, precision, given, sequence_parallel, in_place)
+            vocab.setdefault(VocabVariant(role, sequence_parallel), {})[seq] = of_role
+    meta = _meta(None, model=measured_fingerprint(kinds), dtype=precision.value)
+    return MemoryProfile(precision.value, first.hidden_size, first.heads, layers, vocab, masks, meta=meta)
 
-            def mib(numbers: float, size: int = number, seq: int = seq) -> float:
-                return numbers * size * seq / MIB
 
-            kept = {tp: layer_numbers_per_token(model, seq, tp, sequence_parallel, fused) for tp in DEGREES}
-            layers.setdefault(Variant(0, sequence_parallel), {})[seq] = LayerMemory(
-                parameter_mib=model.layer_parameters * FP32_BYTES / MIB,
-                activation_mib={tp: mib(numbers) + mib(scalars, FP32_BYTES) for tp, (numbers, scalars) in kept.items()},
-                checkpoint_mib=mib(hidden),
-                # Backward's largest moments: inside the MLP, inside attention, and, with Megatron-SP, where products
-                # read gathered tokens: these, their gradient, and a product's share of it.
-                working_mib={tp: mib(max(working / tp, 3 * hidden * (sequence_parallel and tp > 1))) for tp in DEGREES},
-            )
-            tables: tuple[tuple[Role, int, bool], ...] = (("only", 2, True), ("first", 1, False), ("last", 1, True))
-            for role, count, head in tables:
-                table = (count - (role == "only" and model.tied_embeddings)) * model.embedding.parameters
-                states = {tp: STATE_BYTES * (table / tp + head * hidden) / MIB for tp in DEGREES}
-                activation, kept_mib = {}, {}
-                for tp in DEGREES:
-                    own = mib(3 * hidden / (tp if sequence_parallel else 1))
-                    # Exponentials take the place of logits in fp32, and their gradient that of exponentials; beside
-                    # them are logits or gradient in 16 bits, and behind them the hidden states' gradient.
-                    after = mib(model.vocab_size / tp, FP32_BYTES) + own
-                    beside = model.vocab_size / tp if number < FP32_BYTES else 0
-                    more = mib(beside + hidden) if in_place else mib(2 * model.vocab_size / tp, FP32_BYTES)
-                    first = mib(hidden / (tp if sequence_parallel else 1))
-                    activation[tp] = after + more if head else first
-                    kept_mib[tp] = after if head else first
-                vocab.setdefault(VocabVariant(role, sequence_parallel), {})[seq] = VocabMemory(
-                    states, activation, kept_mib
-                )
-    meta = _meta(None, model=measured_fingerprint([model]), dtype=precision.value)
-    masks = {seq: 0.0 if Fused.ATTENTION in fused else seq * seq * number / MIB for seq in lengths}
-    return MemoryProfile(precision.value, hidden, model.heads, layers, vocab, masks, meta=meta)
+def _layer_memory(
+    kind: ModelShape, precision: Precision, seq: int, sequence_parallel: bool, fused: Fused
+) -> LayerMemory:
+    hidden, token_mib = kind.hidden_size, precision.bytes * seq / MIB
+    kept = {tp: layer_numbers_per_token(kind, seq, tp, sequence_parallel, fused) for tp in DEGREES}
+    # Backward's largest moments: inside the MLP, inside attention, and, with Megatron-SP, where products read gathered
+    # tokens: these, their gradient, and a product's share of it.
+    working = max(3 * kind.mlp_size + 2 * hidden, 2 * hidden + 5 * kind.q_width)
+    return LayerMemory(
+        parameter_mib=kind.layer_parameters * FP32_BYTES / MIB,
+        activation_mib={
+            tp: numbers * token_mib + scalars * FP32_BYTES * seq / MIB for tp, (numbers, scalars) in kept.items()
+        },
+        checkpoint_mib=hidden * token_mib,
+        working_mib={tp: max(working / tp, 3 * hidden * (sequence_parallel and tp > 1)) * token_mib for tp in DEGREES},
+    )
+
+
+def _vocab_memory(
+    first: ModelShape,
+    last: ModelShape,
+    role: Role,
+    precision: Precision,
+    given: int,
+    sequence_parallel: bool,
+    in_place: bool,
+) -> VocabMemory:
+    """Embedding of the first layer type, LM head of the last one, or both. `given`: length of samples of types that
+    have none of their own."""
+    head, tables = role != "first", first.embedding.parameters if role == "first" else last.embedding.parameters
+    if role == "only" and not first.tied_embeddings:
+        tables += first.embedding.parameters
+    end = last if head else first
+    length, hidden, number = end.seq_length or given, end.hidden_size, precision.bytes
+    states, activation, kept = {}, {}, {}
+    for tp in DEGREES:
+        states[tp] = STATE_BYTES * (tables / tp + head * hidden) / MIB
+        words, own = last.vocab_size / tp, hidden / (tp if sequence_parallel else 1)
+        # Exponentials take the place of logits in fp32, and their gradient that of exponentials; beside them are logits
+        # or gradient in 16 bits, and behind them the hidden states' gradient.
+        kept_bytes = FP32_BYTES * words + 3 * own * number if head else own * number
+        beside = words if number < FP32_BYTES else 0
+        more_bytes = (beside + hidden) * number if in_place else 2 * words * FP32_BYTES
+        kept[tp] = kept_bytes * length / MIB
+        activation[tp] = (kept_bytes + head * more_bytes) * length / MIB
+    return VocabMemory(states, activation, kept)
 
 
 def layer_numbers_per_token(

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from ..base.printing import table
 from ..base.text import count, gib, shortened
+from ..cost_model.facts import states_words
 from ..plan import LayerStrategy, ModelShape, Plan, Recompute, VocabStrategy
 from ..plan.check import misfits
 from ..plan.mesh import STAGE, Axis
@@ -187,7 +188,8 @@ def _rows(plan: Plan, beside: Sequence[Axis]) -> Iterator[list[str]]:
                 name, cells = str(start) if start == stop else f"{start}-{stop}", _cells(plan, strategy, beside)
                 experts = strategy.experts
                 dp = _ranks_left(plan, experts.ranks)
-                yield [str(stage), name, *cells, str(experts.ep), str(experts.etp), dp, experts.dp_type]
+                states = states_words(experts.dp_type, experts.sharding)
+                yield [str(stage), name, *cells, str(experts.ep), str(experts.etp), dp, states]
 
 
 def _cells(plan: Plan, strategy: LayerStrategy | VocabStrategy, beside: Sequence[Axis]) -> list[str]:
@@ -195,7 +197,8 @@ def _cells(plan: Plan, strategy: LayerStrategy | VocabStrategy, beside: Sequence
     split = "-" if layer.degree == 1 else "sequence" if layer.ulysses else "weights"
     groups = "-" if layer.ranks == 1 else "neighbours" if layer.consecutive else "strided"
     degrees = [str(layer.degree), *(str(dict(layer.beside)[axis]) for axis in beside)]
-    return [split, *degrees, _ranks_left(plan, layer.ranks), layer.dp_type, _recomputed(layer), groups]
+    states = states_words(layer.dp_type, layer.sharding)
+    return [split, *degrees, _ranks_left(plan, layer.ranks), states, _recomputed(layer), groups]
 
 
 def _ranks_left(plan: Plan, ranks: int) -> str:
@@ -206,7 +209,7 @@ def _ranks_left(plan: Plan, ranks: int) -> str:
 
 def _has_experts(layer: LayerStrategy) -> bool:
     """Whether a strategy tells anything of experts."""
-    return layer.experts.ranks > 1 or layer.experts_dp_type is not None
+    return layer.experts.ranks > 1 or layer.experts_dp_type is not None or layer.experts_sharding is not None
 
 
 def _beside(plan: Plan) -> list[Axis]:

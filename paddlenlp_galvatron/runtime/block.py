@@ -47,6 +47,7 @@ class Placement:
         self.tp = strategy.tp  # ranks that split the weights
         self.index = self.mesh.index(self.local, Axis.TENSOR)  # of this rank's part of them
         self.experts: Mesh = strategy.experts.mesh(size)
+        self._sharding, self._experts_sharding = strategy.sharding, strategy.experts_sharding
         self._sequence_parallel = plan.assumed.sequence_parallel
         self._groups = groups
         self._ops = {at.point: (at.op, self.group(at.axis)) for at in comm_ops(strategy.axes, self._sequence_parallel)}
@@ -69,6 +70,14 @@ class Placement:
         local = (mesh or self.mesh).group(self.local, *axes)
         return self._groups.get(tuple(self.first + rank for rank in local))
 
+    def parts(self, mesh: Mesh, sharding: int | None) -> dict[str, Any]:
+        """Communicators of a weight that ZeRO shards in a part of the ranks that hold it, if it does."""
+        if sharding is None:
+            return {}
+        parted = mesh.parted(sharding)
+        names = {"shard_group": Axis.SHARDS, "replica_group": Axis.REPLICAS}
+        return {name: self.group(axis, mesh=parted) for name, axis in names.items()}
+
     def slice_of(self, weight: Weight) -> Slice:
         """The part of a weight of this layer that the rank holds."""
         tp, index = self.tp, self.index
@@ -87,9 +96,17 @@ class Placement:
         tensor = zero_parameter(part.size(shape), self.numbers.stored)  # until its unit is made
         if weight.expert is not None:
             sum_group = self.group(Axis.EXPERT_DATA, mesh=self.experts)
-            replicas, gradients = self.experts.degree(Axis.EXPERT_DATA), self.numbers.gradients
             return ShardedParameter(
-                name, shape, part, tensor, sum_group, replicas, gradient_dtype=gradients, expert=True, source=source
+                name,
+                shape,
+                part,
+                tensor,
+                sum_group,
+                replicas=self.experts.degree(Axis.EXPERT_DATA),
+                gradient_dtype=self.numbers.gradients,
+                expert=True,
+                source=source,
+                **self.parts(self.experts, self._experts_sharding),
             )
         summed = summed_over(weight.split, self._sequence_parallel)
         sum_group = self.group(*summed)  # its ranks hold the same part
@@ -108,6 +125,7 @@ class Placement:
             presum_group=copies,
             sharded=weight.sharded,
             source=source,
+            **self.parts(self.mesh, self._sharding),
         )
 
     def cross(self, point: CommPoint, x: Any) -> Any:

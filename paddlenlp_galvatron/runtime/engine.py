@@ -215,8 +215,10 @@ class Engine:
         told = self.stage.metrics
         told = paddle.zeros([len(names)]) if told is None else told
         own = paddle.concat([total.reshape([1]), told]) / (count * self.stage.loss_replicas)
-        if (balance := self.stage.load.balance) is not None:
-            own, names = paddle.concat([own, balance.reshape([1])]), (*names, "aux_loss")
+        if self.stage.load.coefficient:  # on every stage, whether its layers have experts or not
+            balance = self.stage.load.balance
+            balance = paddle.zeros([1]) if balance is None else balance.reshape([1])
+            own, names = paddle.concat([own, balance]), (*names, "aux_loss")
         with waiting("all_reduce of the loss over all ranks"):  # on a GPU this is where a rank waits
             loss, *means = device.to_host(all_reduce(own, self._world)).tolist()
         self.metrics = dict(zip(names, means, strict=True))

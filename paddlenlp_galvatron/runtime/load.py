@@ -18,10 +18,10 @@ from .grouped import Padding
 class Load:
     """Counts over the layers and micro-batches of a step.
 
-    The balance loss of L layers and G samples of S tokens is 1 / (L G) times the sum over layers and samples of
-    E · sum_e f_e P_e: f_e is the number of tokens that choose expert e over S, without a gradient, and P_e the mean of
-    its probability. It is k at even load, as in transformers, where f and P are means over a whole batch. A mean over
-    samples is one that no plan changes.
+    The balance loss of L layers with experts and G samples of S tokens is 1 / (L G) times the sum over layers and
+    samples of E · sum_e f_e P_e: f_e is the number of tokens that choose expert e over S, without a gradient, and P_e
+    the mean of its probability. It is k at even load, as in transformers, where f and P are means over a whole batch.
+    A mean over samples is one that no plan changes.
     """
 
     def __init__(self, plan: Plan, shape: ModelShape, seq_length: int):
@@ -29,7 +29,7 @@ class Load:
         self.padding = Padding.of(plan)
         self.gradient_scale = 1.0  # fp16's
         self.samples, self.experts = plan.micro_batch, shape.experts
-        self.factor = shape.experts / (seq_length**2 * shape.layers * plan.global_batch)
+        self.factor = shape.experts / (seq_length**2 * max(shape.layers_with_experts, 1) * plan.global_batch)
         self.forget()
 
     def forget(self) -> None:

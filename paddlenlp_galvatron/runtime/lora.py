@@ -141,4 +141,4 @@ def _frozen_unit(matrices: Sequence[ShardedParameter], dp_type: DataParallel) ->
     group = matrices[0].sum_group
     if group is None or WEIGHT_OPS[dp_type].gather is None:
         return _Frozen(matrices, group)
-    return FrozenShards(matrices, group, every_micro_batch=False, keep_whole=False)
+    return FrozenShards(matrices, matrices[0].shard_group or group, every_micro_batch=False, keep_whole=False)

@@ -99,7 +99,7 @@ class Stage:
         for index in plan.stage_layers(self.index):
             strategy = plan.layers[index]
             placed = place(strategy), source, plan.micro_batch, self.load, adapters
-            block = Block(family, shape, config, index, strategy, *placed)
+            block = Block(family, shape.of(index), config, index, strategy, *placed)
             units.adopt(block.parameters, strategy.dp_type, strategy.experts.dp_type)
             if self._blocks:
                 block.share_positions(self._blocks[0])

@@ -12,7 +12,9 @@ and are reduced together at the end of the step.
 
 Gradients are summed locally over the micro-batches and reduced when the module's last backward pass is done, while
 the backward passes of earlier layers go on; or after every micro-batch, when the plan says so. ZeRO lays the matrices
-one after the other in a flat buffer, padded to a multiple of D; a weight is a window into it.
+one after the other in a flat buffer, padded to a multiple of D; a weight is a window into it. Where it shards in a part
+of the ranks, each part does so, and the parts' sums are all-reduced between the ranks that keep the same shard: once a
+step, as soon as the last micro-batch's are reduce-scattered.
 """
 
 from __future__ import annotations
@@ -57,6 +59,7 @@ class Trainable:
     decays: bool
     owner: ShardedParameter | ShardedUnit  # has the gradient and receives the updated values
     sharding: int = 1  # ranks that share the weights' replicas between them
+    holders: Any = None  # group of the ranks that sum its gradient and hold the same numbers; None: this rank alone
 
     @property
     def gradient(self) -> Any:
@@ -65,9 +68,8 @@ class Trainable:
     @property
     def is_first_copy(self) -> bool:
         """Whether no lower rank holds the same numbers."""
-        weights = [piece.weight for piece in self.pieces]
-        group = weights[0].sum_group if weights and self.sharding == 1 else None
-        return (group is None or group.rank == 0) and any(weight.first_copy for weight in weights)
+        first = self.holders is None or self.holders.rank == 0
+        return first and any(piece.weight.first_copy for piece in self.pieces)
 
     def present_gradient(self, factor: float) -> None:
         """Give the optimizer the gradient times `factor`, in fp32."""
@@ -98,7 +100,7 @@ def whole(weight: ShardedParameter) -> Trainable:
     """A local weight that the optimizer updates as it is."""
     each = weight.tensor.size // len(weight.members)
     pieces = tuple(Piece(member, 0, each, place * each) for place, member in enumerate(weight.members))
-    return Trainable(master_of(weight.tensor), pieces, weight.decays, weight)
+    return Trainable(master_of(weight.tensor), pieces, weight.decays, weight, holders=weight.sum_group)
 
 
 def master_of(tensor: Any) -> Any:
@@ -171,8 +173,9 @@ class Unit:
         """End of the step: whatever is not reduced yet is."""
         if not self._reduced:
             self._start()
-        self._reduced = False
+        self._reduced = True
         self.finish_reductions()
+        self._reduced = False
 
     def _start(self) -> None:
         """Start reducing the local gradients."""
@@ -243,6 +246,8 @@ class ShardedUnit(Unit):
 
     def __init__(self, weights: Sequence[ShardedParameter], group: Any, every_micro_batch: bool, keep_whole: bool):
         super().__init__(weights, group)
+        self._replicas = weights[0].replica_group
+        self._summing: Pending | None = None  # the sum over these, under way
         self.every_micro_batch = every_micro_batch
         self._keep_whole = keep_whole
         self._windows = Windows([weight.tensor for weight in weights])
@@ -265,7 +270,7 @@ class ShardedUnit(Unit):
 
     def make_trainables(self) -> list[Trainable]:
         pieces = tuple(Piece(*each) for each in self._own() if each[1] < each[2])
-        return [Trainable(master_of(self._shard), pieces, decays=True, owner=self, sharding=self.group.nranks)]
+        return [Trainable(master_of(self._shard), pieces, True, self, self.group.nranks, self._replicas)]
 
     def held(self) -> list[tuple[ShardedParameter, Any]]:
         """Under zero3 the numbers of a weight's slice that lie in this rank's part, flat: maybe none."""
@@ -337,6 +342,14 @@ class ShardedUnit(Unit):
     def finish_reductions(self) -> None:
         for part in self._finished():
             self._sum = add(self._sum, part, self.weights[0].gradient_dtype)
+            if self._reduced and self._replicas is not None:
+                self._summing = all_reduce_start(self._sum, self._replicas)
+
+    def finish(self) -> None:
+        super().finish()
+        if self._summing is not None:
+            self._summing.wait()
+            self._summing = None
 
 
 def make_unit(weights: Sequence[ShardedParameter], dp_type: DataParallel, every_micro_batch: bool) -> Unit:
@@ -347,7 +360,7 @@ def make_unit(weights: Sequence[ShardedParameter], dp_type: DataParallel, every_
         if group is not None and (every_micro_batch or small):
             return JoinedUnit(weights, group, every_micro_batch)
         return Unit(weights, group)
-    return ShardedUnit(weights, group, every_micro_batch, keep_whole=ops.gather is None)
+    return ShardedUnit(weights, weights[0].shard_group or group, every_micro_batch, keep_whole=ops.gather is None)
 
 
 Units = tuple[Unit, ...]  # of one module: of its matrices, and of its experts

@@ -129,6 +129,8 @@ class ShardedParameter:
     replicas: int  # ranks of the world that hold these same values, before any ZeRO
     first_copy: bool = True  # whether no lower rank outside of sum_group holds these values
     gradient_dtype: str = "float32"  # in which gradients are summed over micro-batches
+    shard_group: Any = None  # the part of sum_group in which ZeRO shards; None: all of it
+    replica_group: Any = None  # ranks of all parts that keep the same shard
     presum_group: Any = None  # ranks that hold copies of these values and sum the copies' gradients first
     presum_across_stages: bool = False  # these ranks are in different stages: not before the step's last backward
     sharded: bool = True  # by ZeRO, if it is a matrix

@@ -18,7 +18,7 @@ from ..launch.faults import WAIT_S
 from ..model import config_of
 from ..options.foreign import Fate, idle_note
 from ..options.group import Options
-from ..options.model_options import ModelOptions
+from ..options.model_options import Model, ModelOptions
 from ..options.tuning import PreferenceOptions, TuningOptions
 from ..options.uniform import DegreeOptions, UniformOptions
 from ..plan import Assumptions, ModelShape, Plan, load_model, read_plan, write_plan
@@ -126,7 +126,7 @@ def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | No
             raise UserError("seq_length: missing; give the sequence length, such as --seq_length 4096")
         plan = folder / PLAN
         assumed = Assumptions(seq_length=seq_length, **options.assumptions)
-        write_plan(uniform.plan(shape.layers, world_size, assumed), plan)
+        write_plan(uniform.plan(shape, world_size, assumed), plan)
         notes.append(f"one strategy for all layers, by {', '.join(given)}: {options.output_dir / PLAN}")
     elif given:
         raise UserError(
@@ -164,8 +164,7 @@ def _model(named: ModelOptions, options: TrainOptions, load: Path | None, folder
     if named.model_size is None and load is not None and (load / CONFIG).exists():
         named = named.model_copy(update={"model_size": str(load)})
     model = named.resolve(default_seq_length=0)
-    if len(model.shapes) > 1:
-        raise UserError(f"num_layertype: training takes one type of layers, but {len(model.shapes)} are given")
+    _require_one_type(model)
     shape = model.shapes[0]
     if options.initializer_range is not None:
         shape = replace(shape, initializer_range=options.initializer_range)
@@ -178,6 +177,24 @@ def _model(named: ModelOptions, options: TrainOptions, load: Path | None, folder
     path = folder.absolute() / CONFIG
     write_text(path, dumps(config_of(shape), indent=2) + "\n")
     return str(path), load_model(path), model.seq_length
+
+
+def _require_one_type(model: Model) -> None:
+    """Raise UserError for several layer types, with the reason that no model of them can be trained."""
+    shapes = model.shapes
+    if len(shapes) == 1:
+        return
+    widths, lengths = zip(*((shape.hidden_size, shape.seq_length or model.seq_length) for shape in shapes), strict=True)
+    if len(set(widths)) > 1:
+        name, numbers, why = "hidden_size_list", widths, "layers of several widths need projections between them"
+    elif len(set(lengths)) > 1:
+        name, numbers, why = "seqlen_list", lengths, "samples that change their length need a layer that does so"
+    else:
+        raise UserError(f"num_layertype: the {len(shapes)} types are alike; leave it out, and give all layers as one")
+    raise UserError(
+        f"{name}: {', '.join(map(str, numbers))}: {why}, which no supported model family has; such a model can be "
+        "planned, not trained"
+    )
 
 
 def _absolute_paths(options: TrainOptions, model: str | None) -> dict[str, str]:

@@ -56,7 +56,7 @@ def cost_model(case: RealCase, memory: MemoryProfile) -> CostModel:
         "fp32",
         case.shape.hidden_size,
         case.shape.heads,
-        {0: {Shape(1, SEQ): 1.0}},
+        {number: {Shape(1, SEQ): 1.0} for number in range(len(case.shape.kinds))},
         {Shape(1, SEQ): 1.0},
         experts={1: ExpertTimes(ExpertPass(), ExpertPass(), ExpertPass())},
     )
@@ -82,7 +82,7 @@ def test_peak_memory_of_every_stage_is_foreseen(measured):
         if case.plan.assumed.mixed_precision is not Precision.FP32:
             continue  # CPUs compute in fp32 between 16-bit edges
         if case.shape.fingerprint not in profiles:
-            profiler = MemoryProfiler([case.shape], load_family(case.shape.family), Journal(), samples=2)
+            profiler = MemoryProfiler(case.shape.kinds, load_family(case.shape.family), Journal(), samples=2)
             profiles[case.shape.fingerprint] = profiler.measure([SEQ], DEGREES, Meta(), lambda _: None)
         predicted = cost_model(case, profiles[case.shape.fingerprint]).predict(case.plan)
         size = case.plan.stage_size

@@ -6,9 +6,11 @@ import pytest
 
 pytest.importorskip("paddle")
 
-from paddlenlp_galvatron.cost_model.collectives import Setting, layer_calls
+from paddlenlp_galvatron.cost_model.collectives import PART, REPLICAS, Call, Setting, layer_calls
 from paddlenlp_galvatron.cost_model.weights import StateBytes
 from paddlenlp_galvatron.plan import Assumptions, DataParallel, LayerStrategy, ModelShape, Precision
+from paddlenlp_galvatron.plan.comm_points import Collective
+from paddlenlp_galvatron.plan.mesh import SHARDING
 from paddlenlp_galvatron.runtime import units
 
 
@@ -50,3 +52,20 @@ def test_a_layers_gradients_go_in_one_message(dp_type, monkeypatch):
     assert [4 * size for size in sent] == [call.bytes for call in priced for _ in range(call.times)]
     if dp_type is DataParallel.DDP:
         assert all(bool((weight.gradient == 1).all()) for weight in weights)
+
+
+@pytest.mark.parametrize("each", [False, True])
+def test_parts_sum_up_a_shard_once_a_step(each):
+    shape = ModelShape("small", "llama", 1, 32, 64, 4, 4, 64, 16)
+    setting = Setting(8, 8, True, 1, 16, Assumptions(async_grad_reduce=not each), StateBytes.of(Precision.BF16))
+    all_ranks, parts = (
+        layer_calls(shape, LayerStrategy(2, dp_type=DataParallel.ZERO3, sharding=sharding), setting)
+        for sharding in (None, 2)
+    )
+    assert (all_ranks.across, all_ranks.reduce[0].axes) == ((), SHARDING)
+    [reduce], [across], [gather] = parts.reduce, parts.across, parts.gather_forward
+    assert reduce == all_ranks.reduce[0]._replace(axes=PART) and gather == all_ranks.gather_forward[0]._replace(
+        axes=PART
+    )
+    assert across == Call(Collective.ALL_REDUCE, REPLICAS, reduce.bytes // 2)
+    assert parts.vectors == all_ranks.vectors

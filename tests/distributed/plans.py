@@ -25,7 +25,8 @@ def layers(code: str, default: DataParallel = DataParallel.DDP) -> tuple[LayerSt
     """Strategies from words: "1 2r 2u 4sz 2c4" is 5 layers.
 
     A word is a degree, c and that of context parallelism beside it, then u = Ulysses, s = strided groups,
-    r = recompute, of n = norms, a = attention, m = MLP alone, z = zero3 instead of the default type.
+    r = recompute, of n = norms, a = attention, m = MLP alone, z = zero3 instead of the default type; h and the ranks
+    over which ZeRO shards.
     """
     parts = {"r": Recompute.FULL, "n": Recompute.NORMS, "a": Recompute.ATTENTION, "m": Recompute.MLP}
     return tuple(
@@ -36,8 +37,9 @@ def layers(code: str, default: DataParallel = DataParallel.DDP) -> tuple[LayerSt
             dp_type=DataParallel.ZERO3 if "z" in flags else default,
             recompute=reduce(or_, (parts[letter] for letter in flags if letter in parts), Recompute.NONE),
             context=int(context or 1),
+            sharding=int(sharding) if sharding else None,
         )
-        for degree, context, flags in re.findall(r"(\d+)(?:c(\d+))?([usrnamz]*)", code)
+        for degree, context, flags, sharding in re.findall(r"(\d+)(?:c(\d+))?([usrnamz]*)(?:h(\d+))?", code)
     )
 
 
@@ -47,7 +49,8 @@ ENOUGH = {"sgd": 2, "adamw": 3}
 
 @dataclass(frozen=True)
 class Named:
-    """A plan, what it is there for, and the model and optimizer that try it. `again`: others show the same."""
+    """A plan, what it is there for, and the model and optimizer that try it. `dense`: layers without experts. `again`:
+    others show the same."""
 
     name: str
     plan: Plan
@@ -55,6 +58,7 @@ class Named:
     optimizer: Literal["sgd", "adamw"] = "sgd"
     tied: bool = False
     kv_heads: int | None = None
+    dense: tuple[int, ...] = ()
     again: bool = False
 
 
@@ -80,7 +84,7 @@ def plan(
         micro_batches=micro_batches,
         stages=stages or (len(strategies),),
         layers=strategies,
-        vocab=VocabStrategy(head.degree, head.ulysses, head.dp_type, context=head.context),
+        vocab=VocabStrategy(head.degree, head.ulysses, head.dp_type, head.sharding, context=head.context),
         default_dp_type=default,
         schedule=schedule,
         chunks=chunks,
@@ -90,13 +94,18 @@ def plan(
     return made
 
 
-def having(plan: Plan, code: str) -> Plan:
-    """The plan with experts by words, a layer each: "4 2x2 1z" is ep 4, ep 2 with tp 2, whole experts under zero3."""
-    words = re.findall(r"(\d+)(?:x(\d+))?(z?)", code)
+def having(plan: Plan, code: str, dense: tuple[int, ...] = ()) -> Plan:
+    """The plan with experts by words, a layer each: "4 2x2 1zh2" is ep 4, ep 2 with tp 2, whole experts under zero3
+    that is sharded over 2 ranks. `dense` layers have none."""
+    words = re.findall(r"(\d+)(?:x(\d+))?(z?)(?:h(\d+))?", code)
     made: list[LayerStrategy] = []
-    for layer, (ep, etp, sharded) in zip(plan.layers, words, strict=True):
+    for index, (layer, (ep, etp, sharded, size)) in enumerate(zip(plan.layers, words, strict=True)):
+        if index in dense:
+            made.append(layer)
+            continue
         dp_type = DataParallel.ZERO3 if sharded else plan.default_dp_type
-        made.append(replace(layer, ep=int(ep), etp=int(etp or 1), experts_dp_type=dp_type))
+        sharding = int(size) if size else None
+        made.append(replace(layer, ep=int(ep), etp=int(etp or 1), experts_dp_type=dp_type, experts_sharding=sharding))
     return replace(plan, layers=tuple(made))
 
 
@@ -216,7 +225,65 @@ CONTEXT_EIGHT = [
         again=True,
     ),
 ]
+# ZeRO in a part of the ranks that hold the same weights.
+HYBRID_FOUR = [
+    Named("zero2 and zero3 in parts", plan(4, "1zh2 1h2 1z 1zrh2", vocab="1zh2", default=DataParallel.ZERO2), "qwen2"),
+    Named(
+        "in parts, AdamW, tied",
+        plan(4, "1zh2 1h2 2r", vocab="1h2", default=DataParallel.ZERO2),
+        "llama",
+        "adamw",
+        tied=True,
+    ),
+    Named(
+        "in parts, reduced every micro-batch",
+        plan(4, "1zh2 1h2 1", vocab="1zh2", batch=12, micro_batches=3, default=DataParallel.ZERO2, async_reduce=False),
+        "qwen2",
+        tied=True,
+    ),
+    Named(
+        "in parts over Ulysses and cp",
+        plan(4, "2uzh2 4uh2 1c2h2 2c2u", vocab="2uzh2", default=DataParallel.ZERO2),
+        "qwen2",
+        kv_heads=2,
+    ),
+]
+HYBRID_EIGHT = [
+    Named(
+        "in parts of 2 and 4 beside tp",
+        plan(8, "2zh2 1h4 1zh2 2sh2 2rzh2", vocab="2zh2", batch=16, default=DataParallel.ZERO2),
+        "qwen2",
+    ),
+    Named(
+        "in parts, two uneven stages, tied",
+        plan(8, "1zh2 1h2 2 1zrh2", (1, 3), vocab="1h2", micro_batches=4, batch=16, default=DataParallel.ZERO2),
+        "llama",
+        "adamw",
+        tied=True,
+    ),
+    Named(
+        "in parts, 2 chunks, reduced every micro-batch",
+        plan(
+            8,
+            "1zh2 2 1h2 1zh2",
+            (1,) * 4,
+            vocab="1zh2",
+            micro_batches=3,
+            batch=12,
+            default=DataParallel.ZERO2,
+            async_reduce=False,
+            chunks=2,
+        ),
+        "qwen2",
+    ),
+]
 SIX = [
+    Named(
+        "in parts of 2 and 3",
+        plan(6, "1zh2 1h3 1c3zh3 1c3h2 2h3", vocab="1h2", batch=12, default=DataParallel.ZERO2),
+        "qwen2",
+        "adamw",
+    ),
     Named("cp 3 and 6", plan(6, "1c3 2c3r 1c6 3c2u", vocab="3", batch=12), "llama"),
     Named("parts, 3-way and 6-way tp", plan(6, "3nam 6nm 2ua 1m", vocab="3", batch=12), "qwen2"),
     Named(
@@ -362,7 +429,7 @@ EXPERTS_TWO = [
 ]
 EXPERTS_FOUR = [
     Named("experts: ep 4, plain", having(plan(4, "1 1r", micro_batches=1), "4 4"), "qwen3_moe"),
-    Named("experts: ep 2 with tp 2, and whole", having(plan(4, "1 1z"), "2x2 1z"), "qwen2_moe"),
+    Named("experts: ep 2 with tp 2, and whole", having(plan(4, "1 1zh2"), "2x2 1zh2"), "qwen2_moe"),
     Named("experts: beside Megatron-SP", having(plan(4, "2s 4r", vocab="2"), "4 2"), "mixtral"),
     Named("experts: beside plain tp", having(plan(4, "2 4r", megatron_sp=False), "4 2x2"), "qwen3_moe"),
     Named(
@@ -403,8 +470,60 @@ EXPERTS_EIGHT = [
     ),
     Named(
         "experts: ep 4 over two, ZeRO, tied",
-        having(plan(8, "1z 2u 8", vocab="1z", batch=16, default=DataParallel.ZERO2), "4z 2 8"),
+        having(plan(8, "1z 2uh4 8", vocab="1z", batch=16, default=DataParallel.ZERO2), "4z 2h2 8"),
         "qwen3_moe",
+        tied=True,
+    ),
+]
+
+# Dense layers among layers with experts.
+GPIPE = {"schedule": Schedule.GPIPE, "micro_batches": 4}
+KINDS_TWO = [
+    Named("kinds: dense first", having(plan(2, "1 1z 1r"), "1 2 1x2"), "qwen2_moe", dense=(0,)),
+    Named("kinds: every second", having(plan(2, "2 1 2r 1"), "1 2 1 1x2"), "qwen3_moe", dense=(0, 2)),
+    Named("kinds: dense last, parts", having(plan(2, "1 1 2nam", vocab="2"), "2 1 1"), "qwen3_moe", dense=(2,)),
+    Named(
+        "kinds: a stage of dense layers",
+        having(plan(2, "1 1 1r", (1, 2), micro_batches=4), "1 1 1"),
+        "qwen2_moe",
+        dense=(0,),
+    ),
+    Named("kinds: GPipe, dense behind", having(plan(2, "1 1", (1, 1), **GPIPE), "1 1"), "qwen3_moe", dense=(1,)),
+    Named("kinds: bf16", in_16_bits(having(plan(2, "1r 2"), "1 1x2")), "qwen3_moe", dense=(0,)),
+]
+KINDS_FOUR = [
+    Named("kinds: two first", having(plan(4, "4 4nm 1 2r", vocab="2"), "1 1 4 2x2"), "qwen3_moe", dense=(0, 1)),
+    Named("kinds: Ulysses and cp", having(plan(4, "1z 2u 1c2 2", vocab="2"), "1z 4 2z 2x2"), "qwen2_moe", dense=(0,)),
+    Named(
+        "kinds: stages that begin dense",
+        having(plan(4, "2 1 2 1r", (2, 2), vocab="2", micro_batches=4), "1 2 1 2"),
+        "qwen3_moe",
+        dense=(0, 2),
+    ),
+    Named("kinds: plain tp", having(plan(4, "4 2 4r", megatron_sp=False), "1 4 2x2"), "qwen2_moe", dense=(0,)),
+    Named(
+        "kinds: interleaved, ZeRO",
+        having(plan(4, "1 1 2 1a", (1, 1, 1, 1), micro_batches=4, chunks=2, default=DataParallel.ZERO2), "1 2 1 2"),
+        "qwen3_moe",
+        dense=(0, 2),
+    ),
+    Named("kinds: dense within", having(plan(4, "1 2nam 1"), "4 1 2"), "qwen3_moe", dense=(1,)),
+    Named(
+        "kinds: stages of dense layers alone",
+        having(plan(4, "1 1 1 1", (1, 1, 1, 1), micro_batches=4), "1 1 1 1"),
+        "qwen2_moe",
+        dense=(0, 3),
+    ),
+]
+KINDS_SIX = [
+    Named("kinds: ep 3, cp 3", having(plan(6, "3 1c3 3r", vocab="3", batch=12), "1 3x2 3z"), "qwen2_moe", dense=(0,)),
+]
+KINDS_EIGHT = [
+    Named(
+        "kinds: ep 4 in two stages of tp 2, tied",
+        having(plan(8, "4 2r 2 2c2", (2, 2), vocab="2", micro_batches=4, batch=16), "1 2x2 1 1x4"),
+        "qwen3_moe",
+        dense=(0, 2),
         tied=True,
     ),
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from functools import partial
 from itertools import cycle, product
 from pathlib import Path
 
@@ -21,7 +22,8 @@ from paddlenlp_galvatron.runtime.weights import WHOLE
 from paddlenlp_galvatron.training.checkpoint.loading import StoredNumbers, WeightPiece
 from paddlenlp_galvatron.training.checkpoint.stored import MOMENTS, WEIGHT, open_checkpoint, verify, whole_checkpoints
 
-from .plans import having, plan
+from .plans import having as with_experts
+from .plans import plan
 
 SEQ = 16
 SHAPE = ModelShape(
@@ -34,11 +36,13 @@ SHAPE = ModelShape(
     experts_per_token=2,
     expert_size=24,
     shared_size=96,
+    dense_layers=(1,),
 )
+having = partial(with_experts, dense=SHAPE.dense_layers)
 BEFORE, AFTER = 2, 2
 SAVED = {
     "tp, Megatron-SP": having(plan(4, "2 4 1 1", vocab="4"), "4 2x2 1 2"),
-    "zero3 beside Ulysses": having(plan(4, "1z 2uz 4u 1", vocab="2z"), "2z 1 1x4 4"),
+    "zero3 beside Ulysses": having(plan(4, "1zh2 2uz 4u 1", vocab="2z"), "2z 1zh2 1x4 4"),
     "two stages, zero2": having(
         plan(4, "1 2 1 1", (1, 3), vocab="2", micro_batches=4, default=DataParallel.ZERO2), "1 2 1x2 1z"
     ),
@@ -47,7 +51,7 @@ SAVED = {
 }
 GROWN = ("zero3 beside Ulysses", "strided, plain tp")  # go on where two ranks have gone on and saved
 LOADED = {
-    8: [having(plan(8, "8 2z 4u 2", vocab="8"), "4x2 2z 4 1x2"), plan(8, "1z 2 4 1", (1, 3), vocab="2z")],
+    8: [having(plan(8, "8 2z 4u 2", vocab="8"), "4x2 2z 4 1x2"), plan(8, "1zh2 2 4 1", (1, 3), vocab="2z")],
     2: [
         plan(2, "1 1r 1 1", (2, 2), micro_batches=4),
         plan(2, "1 1r 1 1", (1,) * 4, micro_batches=4, chunks=2),

@@ -67,14 +67,16 @@ def named(cases: list[plans.Named]) -> list[Case]:
 
 
 # Pipelines, both vocabularies, Ulysses, strided groups, zero2, zero3, tied tables, reduction of every micro-batch,
-# parts of recompute, context parallelism with them and in chunks.
+# parts of recompute, context parallelism with them and in chunks, ZeRO in parts of the ranks.
 SOME = [plans.FOUR[2], plans.FOUR[5], plans.FOUR[7], plans.ZERO[2], plans.ZERO[4], plans.ZERO[5], plans.ZERO[9]]
 SOME += [plans.INTERLEAVED_FOUR[1], plans.INTERLEAVED_FOUR[5], *plans.PARTS_FOUR[1:5:2], plans.PARTS_FOUR[8]]
-SOME += plans.CONTEXT_FOUR[-3:]
+SOME += [*plans.CONTEXT_FOUR[-3:], *plans.HYBRID_FOUR]
 
 
 def test_some_plans_train_as_one_process_does(tmp_path):
-    assert not disagreements(tmp_path, [*named(SOME), *test_experts.cases(plans.EXPERTS_LATE)], seed=0)
+    assert not disagreements(
+        tmp_path, [*named(SOME), *test_experts.cases([*plans.EXPERTS_LATE, plans.KINDS_FOUR[-1]])], seed=0
+    )
 
 
 @pytest.mark.slow
@@ -82,10 +84,10 @@ def test_some_plans_train_as_one_process_does(tmp_path):
     "cases",
     [
         [*plans.TWO, *plans.INTERLEAVED_TWO, *plans.PARTS_TWO],
-        [*plans.FOUR, *plans.ZERO, *plans.INTERLEAVED_FOUR],
+        [*plans.FOUR, *plans.ZERO, *plans.HYBRID_FOUR, *plans.INTERLEAVED_FOUR],
         [*plans.PARTS_FOUR, *plans.CONTEXT_FOUR],
         plans.SIX,
-        [*plans.EIGHT, *plans.INTERLEAVED_EIGHT, *plans.CONTEXT_EIGHT],
+        [*plans.EIGHT, *plans.HYBRID_EIGHT, *plans.INTERLEAVED_EIGHT, *plans.CONTEXT_EIGHT],
     ],
     ids=["2 ranks", "4 ranks", "4 ranks, parts and context", "6 ranks", "8 ranks"],
 )
@@ -95,7 +97,12 @@ def test_other_plans_train_as_one_process_does(tmp_path, cases):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "cases", [plans.EXPERTS_TWO, plans.EXPERTS_FOUR, plans.EXPERTS_SIX, plans.EXPERTS_EIGHT], ids=lambda of: of[0].name
+    "cases",
+    [
+        *(plans.EXPERTS_TWO, plans.EXPERTS_FOUR, plans.EXPERTS_SIX, plans.EXPERTS_EIGHT),
+        *(plans.KINDS_TWO, plans.KINDS_FOUR),
+    ],
+    ids=lambda of: of[0].name,
 )
 def test_other_experts_train_as_one_process_does(tmp_path, cases):
     assert not disagreements(tmp_path, test_experts.cases(cases), seed=1)

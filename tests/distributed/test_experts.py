@@ -54,7 +54,13 @@ OF_TWO_WORDS = (
 def cases(named: list[plans.Named]) -> list[Case]:
     return [
         small_case(
-            of.plan, of.family, steps=2, tied=of.tied, vocabulary=2 if of.name in OF_TWO_WORDS else WORDS, seed=SEED
+            of.plan,
+            of.family,
+            steps=2,
+            tied=of.tied,
+            vocabulary=2 if of.name in OF_TWO_WORDS else WORDS,
+            seed=SEED,
+            dense_layers=of.dense,
         )
         for of in named
     ]

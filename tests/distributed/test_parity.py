@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("paddle")
 
 from paddlenlp_galvatron.check.parity import parity
 from paddlenlp_galvatron.check.parity.parity import check_parity, small_case
+from paddlenlp_galvatron.launch.processes import launch
 
 from . import plans
 from .test_deferred import SOME
@@ -24,10 +27,10 @@ ELSEWHERE = {named.name for named in SOME}.union(*QUICK.values())
     "cases",
     [
         [*plans.TWO, *plans.INTERLEAVED_TWO, *plans.PARTS_TWO],
-        [*plans.FOUR, *plans.ZERO, *plans.INTERLEAVED_FOUR],
+        [*plans.FOUR, *plans.ZERO, *plans.HYBRID_FOUR, *plans.INTERLEAVED_FOUR],
         [*plans.PARTS_FOUR, *plans.CONTEXT_FOUR],
         plans.SIX,
-        [*plans.EIGHT, *plans.INTERLEAVED_EIGHT, *plans.CONTEXT_EIGHT],
+        [*plans.EIGHT, *plans.HYBRID_EIGHT, *plans.INTERLEAVED_EIGHT, *plans.CONTEXT_EIGHT],
     ],
     ids=["2 ranks", "4 ranks", "4 ranks, parts and context", "6 ranks", "8 ranks"],
 )
@@ -50,6 +53,16 @@ def test_a_plan_has_a_name_of_its_own():
     """By which it is told that another test trains it."""
     names = [case.name for found in vars(plans).values() if isinstance(found, list) for case in found]
     assert len(names) == len(set(names)) and set(names) >= ELSEWHERE
+
+
+def test_the_check_sees_parts_that_are_not_summed_up(tmp_path, monkeypatch):
+    """By gradients: ZeRO in a part of the ranks has no other sign of it, as all copies are wrong alike."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    case = small_case(plans.HYBRID_FOUR[0].plan, "qwen2", steps=1)
+    parity.write_cases(tmp_path, [case])
+    launch(f"{__package__}.unsummed_worker", [str(tmp_path)], 4, tmp_path / "log", timeout_s=300)
+    [result] = parity.compare(tmp_path, [case])
+    assert result.max_loss_diff < 1e-5 and result.max_grad_rel_diff > 0.1 and not result.agrees
 
 
 def test_the_check_sees_a_gradient_that_is_off_by_a_thousandth(monkeypatch):

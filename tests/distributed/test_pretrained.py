@@ -55,7 +55,8 @@ def trained(folder: Path, those: list[tuple[str, str, str]], tuned: list[tuple[s
         if source == "checkpoint":
             weights = folder / name
             to_checkpoint(FOLDER / name, load_model(FOLDER / name), weights, ignore)
-        planned = having(PLANS[of], EXPERTS[of]) if load_model(FOLDER / name).experts else PLANS[of]
+        shape = load_model(FOLDER / name)
+        planned = having(PLANS[of], EXPERTS[of], shape.dense_layers) if shape.experts else PLANS[of]
         jobs.append((name, str(weights), plan_to_dict(planned)))
     (folder / "jobs.json").write_text(json.dumps(jobs))
     adapted = [(*pair, plan_to_dict(of)) for pair, of in zip(tuned, cycle(PLANS.values()))]

@@ -30,6 +30,7 @@ STATES = {
     "zero2 under tp 2": plan(4, "2 2", vocab="2", batch=4, micro_batches=1, default=ZERO2),
     "zero3 under tp 2": plan(4, "2z 2z", vocab="2z", batch=4, micro_batches=1),
     "zero3 over Ulysses": plan(4, "2uz 4uz", vocab="1z", batch=4, micro_batches=1),
+    "zero3 in parts of two": plan(4, "1zh2 2uzh2", vocab="1zh2", batch=4, micro_batches=1),
     "two stages": plan(4, "2 1z 2", (1, 2), vocab="2", batch=8, micro_batches=4),
 }
 PIPELINES_OF_FOUR = {
@@ -89,7 +90,8 @@ def arithmetic(case: Case, stage: int) -> dict[str, float]:
         split = {weight: weight.numbers / (1 if weight.axis is None else strategy.tp) for weight in weights}
         matrices = sum(numbers for weight, numbers in split.items() if weight.sharded)
         vectors = sum(split.values()) - matrices
-        sharding = 1 if strategy.dp_type is DataParallel.DDP else of.stage_size // strategy.tp
+        parts = strategy.sharding or of.stage_size // strategy.tp
+        sharding = 1 if strategy.dp_type is DataParallel.DDP else parts
         own = matrices / sharding
         held = own if strategy.dp_type is DataParallel.ZERO3 else matrices
         total["weights"] += states.weight * (held + vectors) + master * (own + vectors)

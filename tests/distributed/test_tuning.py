@@ -31,11 +31,13 @@ FOUR = [
     "cp beside Ulysses",
     "cp, parts, 3 chunks, zero2",
     "fewer kv heads than Ulysses",
+    "in parts over Ulysses and cp",
+    "zero2 and zero3 in parts",
 ]
 
 
 OF_TWO = plans.TWO, plans.PARTS_TWO, plans.INTERLEAVED_TWO
-OF_FOUR = plans.FOUR, plans.ZERO, plans.CONTEXT_FOUR
+OF_FOUR = plans.FOUR, plans.ZERO, plans.CONTEXT_FOUR, plans.HYBRID_FOUR
 LOSSES = get_args(Loss)
 
 

@@ -178,6 +178,7 @@ ROWS = {
     "max_cp_deg": Row(2, "calls.strategies"),
     "max_ep_deg": Row(1, "calls.strategies", MIXTURE),
     "max_etp_deg": Row(2, "calls.strategies", MIXTURE),
+    "sharding_sizes": Row("0", "calls.strategies"),
     "max_pp_deg": Row(1, "plan.pp_deg"),
     "max_virtual_pp_deg": Row(2, "families"),
     "disable_dp": Row(1, "answer.stages"),

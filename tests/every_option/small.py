@@ -182,6 +182,7 @@ UNIFORM = {
     "global_ep_deg": Row(2, "refusal"),  # the model has no experts
     "global_tp_of_ep_deg": Row(2, "refusal"),
     "global_cp_deg": Row(2, "plan.cp_sizes_enc"),
+    "global_sharding_deg": Row(2, "plan.sharding_sizes_enc", {"sdp": 1, "world_size": 4}),
     "virtual_pp_deg": Row(2, "refusal", {"pp_deg": 2}),  # the model has two layers
     "expert_parallel_degree": Row(2, "refusal"),
     "tensor_parallel_degree": Row(2, "plan.tp_sizes_enc"),

@@ -258,6 +258,7 @@ STRATEGY = {
     "global_tp_of_ep_deg": Row(2, "refusal", FOUR),
     "expert_parallel_degree": Row(2, "refusal", FOUR),
     "global_cp_deg": Row(2, "plan.layers", FOUR),
+    "global_sharding_deg": Row(2, "plan.layers", {**FOUR, "sdp": 1}),
     "virtual_pp_deg": Row(2, "plan.stages", {**FOUR, "pp_deg": 2}),
     "tensor_parallel_degree": Row(2, "plan.layers", FOUR),
     "sep_parallel_degree": Row(2, "plan.layers", FOUR),

@@ -58,7 +58,9 @@ def test_fifteen_plans_try_every_way_to_split(ranks):
         assert ranks in {layer.degree for layer in layers}
         assert {layer.dp_type for layer in layers} == set(DataParallel)
     if ranks > 2:
-        assert any(plan.pipeline == 2 and plan.layers[0].ep > 1 for plan in plans)
+        [mixture] = [named.case for named in cases if named.case.shape.experts]
+        assert mixture.plan.pipeline == 2 and any(layer.ep > 1 for layer in mixture.plan.layers)
+        assert mixture.plan.stages[0] == 1 and mixture.shape.dense_layers == (0,)  # a stage without experts
         assert not all(layer.consecutive for layer in layers)
 
 

@@ -111,8 +111,12 @@ def test_a_config_of_experts_is_read_and_written_alike():
         ({"num_experts": None}, "num_experts is null"),
         ({"num_local_experts": 4}, "num_experts and num_local_experts are two names"),
         ({"num_experts_per_tok": 7}, "num_experts_per_tok 7 is more than the 6 experts"),
-        ({"decoder_sparse_step": 2}, "decoder_sparse_step is 2; 1 alone is supported"),
-        ({"mlp_only_layers": [0]}, "mlp_only_layers is [0]; [] alone is supported"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step is 0; give a whole number from 1"),
+        ({"decoder_sparse_step": 8}, "leave none of the 4 layers with experts"),
+        ({"mlp_only_layers": [3, 1, 0, 2]}, "leave none of the 4 layers with experts"),
+        ({"mlp_only_layers": [-1]}, "mlp_only_layers is [-1]; give a list of numbers of layers"),
+        ({"mlp_only_layers": 1}, "mlp_only_layers is 1; give a list"),
+        ({"model_type": "mixtral", "mlp_only_layers": [0]}, "mlp_only_layers is [0]; [] alone is supported"),
         ({"router_jitter_noise": 0.1}, "router_jitter_noise is 0.1; 0 alone is supported"),
         ({"use_sliding_window": True}, "use_sliding_window asks for attention to a window"),
         ({"model_type": "mixtral", "sliding_window": 4096}, "sliding_window asks for attention to a window"),
@@ -122,6 +126,31 @@ def test_what_no_plan_has_of_experts_is_refused_by_field(changed, named):
     with pytest.raises(UserError) as error:
         shape_from_config(MIXTURE | changed, "small", source="config.json")
     assert named in str(error.value)
+
+
+@given(st.integers(1, 9), st.integers(1, 4), st.lists(st.integers(0, 9), max_size=4))
+def test_layers_without_experts_are_those_of_transformers(layers, step, listed):
+    config = MIXTURE | {"num_hidden_layers": layers, "decoder_sparse_step": step, "mlp_only_layers": listed}
+    # Qwen3MoeDecoderLayer of transformers 5.24.
+    sparse = [index for index in range(layers) if index not in listed and (index + 1) % step == 0]
+    if not sparse:
+        with pytest.raises(UserError, match="leave none"):
+            shape_from_config(config, "small")
+        return
+    shape = shape_from_config(config, "small")
+    assert [index for index in range(layers) if shape.of(index).experts] == sparse
+    assert shape.layers_with_experts == len(sparse)
+    assert shape_from_config(config_of(shape), "small") == shape
+    assert sum(kind.layers for kind in shape.kinds) == layers
+    assert shape.of(0) == shape.kinds[0] and all(not kind.dense_layers for kind in shape.kinds)
+    dense = CONFIG | {"model_type": "qwen3", "head_dim": 8, "num_hidden_layers": layers - len(sparse)}
+    alone = MIXTURE | {"num_hidden_layers": len(sparse)}
+    parts = [shape_from_config(of, "part") for of in (dense, alone) if of["num_hidden_layers"]]
+    of_layers = sum(part.layers * part.layer.parameters for part in parts)
+    assert shape.parameters - of_layers == parts[-1].parameters - parts[-1].layers * parts[-1].layer.parameters
+    idle = len(sparse) * 3 * (6 - 2) * 8 * shape.hidden_size
+    assert shape.parameters - shape.active_parameters == idle
+    assert (shape.fingerprint == replace(shape, dense_layers=()).fingerprint) is (not shape.dense_layers)
 
 
 def test_a_config_is_read_by_file_and_by_folder(tmp_path):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from paddlenlp_galvatron.plan import ModelShape, uniform_plan
-from paddlenlp_galvatron.plan.communicators import fused_loss_groups, in_rounds, stage_groups
+from paddlenlp_galvatron.plan.communicators import exchanging, fused_loss_groups, in_rounds, stage_groups
 
 RANKS = st.lists(st.integers(0, 12), min_size=2, max_size=5, unique=True).map(lambda ranks: tuple(sorted(ranks)))
 
@@ -35,6 +37,16 @@ def test_a_pipelines_neighbours_take_rounds_that_do_not_grow_with_it():
 
 def shape(vocab_size: int = 512) -> ModelShape:
     return ModelShape("small", "llama", 8, 64, 96, 8, 8, vocab_size, 64)
+
+
+def test_dense_layers_add_no_groups_of_experts():
+    mixture = replace(shape(), family="qwen3_moe", experts=4, experts_per_token=2, expert_size=8)
+    made = uniform_plan(layers=8, world_size=8, global_train_batch_size=8, global_ep_deg=4, dense_layers=range(8))
+    dense = stage_groups(made, replace(mixture, dense_layers=tuple(range(7))), 64)
+    assert exchanging(made, replace(mixture, dense_layers=tuple(range(7)))) == {(rank,) for rank in range(8)}
+    first = uniform_plan(layers=8, world_size=8, global_train_batch_size=8, global_ep_deg=4, dense_layers=(0, 1))
+    of_experts = {(tuple(range(start, start + 4)), "") for start in (0, 4)}
+    assert of_experts <= stage_groups(first, replace(mixture, dense_layers=(0, 1)), 64) and not of_experts & dense
 
 
 def test_the_loss_has_a_kernel_on_the_last_stage_where_the_vocabulary_is_split_without_padding():

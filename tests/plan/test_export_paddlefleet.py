@@ -57,6 +57,10 @@ SAID = {
         plan(pp=2, chunks=4, default_dp_type="zero2"),
         {"sharding": "stage1", "sharding_parallel_size": 4},
     ),
+    "zero3 in parts": (
+        plan(sdp=True, global_sharding_deg=2),
+        {"sharding": "stage3", "sharding_parallel_size": 2},
+    ),
     "zero3": (plan(sdp=True), {"sharding": "stage3", "sharding_parallel_size": 8}),
     "recompute": (plan(global_checkpoint=True), {"recompute_method": "uniform", "recompute_num_layers": 1}),
     "recompute of the first layer of a stage": (
@@ -77,6 +81,7 @@ def test_what_it_can_say_is_said(of, part):
 REFUSED = {
     "degrees": (with_layer(plan(tp=2), degree=4), ["tp_sizes_enc"]),
     "Ulysses": (plan(tp=2, use_ulysses=True), ["use_sp"]),
+    "parts in a layer": (with_layer(plan(sdp=True), sharding=2), ["sharding_sizes_enc"]),
     "strided": (plan(tp=2, global_tp_consec=False), ["tp_consecutive_flags"]),
     "recompute of later layers": (recomputing(plan(), 1, 3), ["checkpoint"]),
     "recompute of one stage": (recomputing(plan(pp=2, chunks=2), 0), ["checkpoint"]),

@@ -33,6 +33,10 @@ SAID = {
         plan(tp=2, default_dp_type="zero2"),
         "4 1 --tensor_parallel_degree 2 --sharding stage2 --sharding_parallel_degree 4",
     ),
+    "zero3 in parts": (
+        plan(sdp=True, global_sharding_deg=4),
+        "2 1 --sharding stage3 --sharding_parallel_degree 4",
+    ),
     "zero3": (plan(sdp=True), "2 1 --sharding stage3 --sharding_parallel_degree 8"),
     "zero3 that shards nothing": (plan(tp=8, sdp=True), "16 1 --tensor_parallel_degree 8"),
     "recompute": (plan(global_checkpoint=True), "2 1 --recompute true --recompute_granularity full"),
@@ -64,6 +68,11 @@ REFUSED = {
     "degrees": (with_layer(plan(tp=2), degree=4), ["tp_sizes_enc"]),
     "Ulysses in a layer": (with_layer(plan(tp=2), ulysses=True), ["use_sp"]),
     "ZeRO in a layer": (with_layer(plan(), dp_type=DataParallel.ZERO3), ["dp_types_enc"]),
+    "parts in a layer": (with_layer(plan(sdp=True), sharding=2), ["sharding_sizes_enc"]),
+    "parts of the vocabulary": (
+        replace(plan(sdp=True), vocab=replace(plan(sdp=True).vocab, sharding=2)),
+        ["vsharding"],
+    ),
     "strided": (plan(tp=2, global_tp_consec=False), ["tp_consecutive_flags"]),
     "vocabulary": (plan(tp=2, vocab_tp=4), ["vtp"]),
     "uneven stages": (replace(plan(pp=2, chunks=2), stages=(3, 1)), ["pp_division"]),
@@ -116,6 +125,8 @@ def test_llama_has_what_qwen2_lacks():
 def test_a_note_says_where_ranks_or_results_differ():
     assert not stock_notes(plan(tp=2)) and not stock_notes(plan(pp=2, chunks=2, default_dp_type="zero2"))
     assert "ranks of a pipeline" in stock_notes(plan(pp=2, chunks=2))[0]
+    assert "ranks of a pipeline" in stock_notes(plan(pp=2, chunks=2, default_dp_type="zero2", global_sharding_deg=2))[0]
+    assert "amp_master_grad" in stock_notes(plan(sdp=True, global_sharding_deg=2))[0]
     assert "alltoall" in stock_notes(plan(tp=2, use_ulysses=True))[0]
     assert "core_attn" in stock_notes(with_layer(plan(), recompute=Recompute.ATTENTION))[0]
 
@@ -130,7 +141,7 @@ def test_any_plan_is_said_or_refused_by_fields_of_its_file(of):
     kinds = ("tensor_parallel_degree", "sep_parallel_degree", "pipeline_parallel_degree")
     splits = [int(arguments.get(kind, 1)) for kind in kinds]
     data_parallel = of.world_size // (splits[0] * splits[1] * splits[2])
-    assert arguments.get("sharding_parallel_degree", data_parallel) == data_parallel
+    assert arguments.get("sharding_parallel_degree", data_parallel) == (of.layers[0].sharding or data_parallel)
     samples = arguments["per_device_train_batch_size"] * arguments["gradient_accumulation_steps"] * data_parallel
     assert samples == of.global_batch
 

@@ -28,7 +28,7 @@ from paddlenlp_galvatron.plan import (
     write_plan,
 )
 from paddlenlp_galvatron.plan.check import find_faults
-from paddlenlp_galvatron.plan.mesh import EXCHANGE, Axis
+from paddlenlp_galvatron.plan.mesh import EXCHANGE, SHARDING, Axis
 from paddlenlp_galvatron.report.plan import describe, notes
 
 SCHEMA = jsonschema.Draft202012Validator(json_schema())
@@ -188,21 +188,76 @@ EXPERTS = {"ep_sizes_enc": "1,2,4,2", "tp_of_ep_sizes_enc": "1,2,1,1", "dp_types
 def test_experts_of_a_layer_have_degrees_and_a_dp_type_of_their_own():
     plan = plan_from_dict(plan_fields(**EXPERTS))
     assert [tuple(layer.experts) for layer in plan.layers] == [
-        (1, 1, DataParallel.ZERO3),
-        (2, 2, DataParallel.ZERO3),
-        (4, 1, DataParallel.DDP),
-        (2, 1, DataParallel.DDP),
+        (1, 1, DataParallel.ZERO3, None),
+        (2, 2, DataParallel.ZERO3, None),
+        (4, 1, DataParallel.DDP, None),
+        (2, 1, DataParallel.DDP, None),
     ]
     assert plan.layers[3].experts.mesh(8).groups(*EXCHANGE).tolist() == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert plan.layers[3].experts.mesh(8).groups(Axis.EXPERT_DATA).tolist() == [[0, 2, 4, 6], [1, 3, 5, 7]]
     mixture = replace(
         MODEL, family="qwen3_moe", experts=6, experts_per_token=2, expert_size=9, max_position_embeddings=128
     )
-    assert "ep_sizes_enc: layer 1: small has no experts; leave the field out" in find_faults(plan, MODEL)
+    assert "ep_sizes_enc: layers 1-3: small has no experts; leave the field out" in find_faults(plan, MODEL)
+    parted = plan_from_dict(plan_fields(default_dp_type="zero2", sharding_sizes_of_ep_enc="4,2,4,4"))
+    assert find_faults(parted, MODEL) == [
+        "sharding_sizes_of_ep_enc: layer 1: small has no experts; leave the field out"
+    ]
     assert [fault[:52] for fault in find_faults(plan, mixture)] == [
         "tp_of_ep_sizes_enc: degree 2 of layer 1 does not div",
         "ep_sizes_enc: degree 4 of layer 2 does not divide th",
     ]
+
+
+def test_zero_shards_in_a_part_of_the_ranks_that_hold_the_same_weights():
+    sizes = {"sharding_sizes_enc": "2,4,2,4", "sharding_sizes_of_ep_enc": "8,2,2,2", "vsharding": 2}
+    fields = plan_fields(**EXPERTS | sizes, world_size=16, default_dp_type="zero2")
+    plan = plan_from_dict(fields)
+    assert [(layer.sharding, layer.experts_sharding) for layer in plan.layers] == [
+        (2, None),
+        (None, None),
+        (2, None),
+        (4, 2),
+    ]
+    assert plan.layers[2].ulysses and plan.vocab.sharding == 2
+    parts = plan.layers[0].mesh(8).parted(2)
+    assert parts.groups(Axis.SHARDS).tolist() == [[0, 2], [1, 3], [4, 6], [5, 7]]
+    assert parts.groups(Axis.REPLICAS).tolist() == [[0, 4], [1, 5], [2, 6], [3, 7]]
+    assert plan_to_dict(plan)["sharding_sizes_enc"] == "2,4,2,4"
+    *_, table = describe(plan)
+    assert [*table.columns[5].cells][:4] == ["zero2 over 2", "zero2 over 2", "zero3", "zero2 over 2"]
+
+
+@given(valid_plans())
+def test_parts_and_their_copies_cover_each_sharding_group(plan: Plan):
+    for layer in plan.layers:
+        size = layer.shards(plan.stage_size)
+        mesh = layer.mesh(plan.stage_size)
+        parts, copies = (mesh.parted(size).groups(axis) for axis in (Axis.SHARDS, Axis.REPLICAS))
+        for group in map(set, mesh.groups(*SHARDING).tolist()):
+            inside = [part for part in parts.tolist() if group & set(part)]
+            assert {len(part) for part in inside} == {size} and set().union(*inside) == group
+            across = [ranks for ranks in copies.tolist() if group & set(ranks)]
+            assert set().union(*across) == group
+            assert all(len(set(part) & set(ranks)) == 1 for part in inside for ranks in across)
+
+
+def test_dense_layers_among_those_with_experts_have_no_degrees_of_experts_but_parts_of_recompute():
+    mixture = replace(MODEL, family="qwen3_moe", experts=4, experts_per_token=2, expert_size=8, dense_layers=(1, 2))
+    parts = {"recompute_enc": "none,norms,mlp,attention", "checkpoint": "0,0,0,0"}
+    fits = {"ep_sizes_enc": "4,1,1,2", "dp_types_enc": "0,1,0,0", "dp_types_of_ep_enc": "1,1,0,0", **parts}
+    assert not find_faults(plan_from_dict(plan_fields(**fits)), mixture)
+    for changed, fault in (
+        ({"ep_sizes_enc": "1,2,1,1"}, "ep_sizes_enc: layer 1: small has no experts there; give 1"),
+        ({"tp_of_ep_sizes_enc": "1,2,2,1"}, "ep_sizes_enc: layers 1-2: small has no experts there; give 1"),
+        (
+            {"dp_types_of_ep_enc": "0,0,0,0"},
+            "dp_types_of_ep_enc: layer 1: small has no experts there; give what dp_types_enc has",
+        ),
+        ({"recompute_enc": "mlp,mlp,none,none"}, "recompute_enc: mlp of layer 0: layers with experts recompute"),
+    ):
+        [found] = find_faults(plan_from_dict(plan_fields(**fits | changed)), mixture)
+        assert found.startswith(fault)
 
 
 def test_kv_heads_fewer_than_the_degree_are_replicated():

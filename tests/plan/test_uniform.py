@@ -1,10 +1,12 @@
 """GLOBAL mode: one strategy for all layers."""
 
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plans import MODEL
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.options.aliases import canonical_name
@@ -55,7 +57,17 @@ def test_experts_by_the_names_of_three_programs():
         uniform = DegreeOptions.from_values({name: 4}).onto(
             UniformOptions.from_values({"global_train_batch_size": 16}), 8
         )
-        assert uniform.plan(4, 8, Assumptions()).layers[0].ep == 4
+        assert uniform.plan(replace(MODEL, layers=4), 8, Assumptions()).layers[0].ep == 4
+    plan = uniform_plan(**few, global_ep_deg=4, global_tp_of_ep_deg=2, dense_layers=(0, 2))
+    assert [layer.experts[:2] for layer in plan.layers] == [(1, 1), (4, 2), (1, 1), (4, 2)]
+
+
+@pytest.mark.parametrize(("size", "sharding"), [(2, 2), (4, None), (-1, None)])
+def test_paddlenlp_shards_in_parts_of_the_data_parallel_ranks(size, sharding):
+    said = {"sharding": "stage3", "sharding_parallel_degree": size, "tensor_parallel_degree": 2}
+    uniform = DegreeOptions.from_values(said).onto(UniformOptions.from_values({"global_train_batch_size": 16}), 8)
+    plan = uniform.plan(replace(MODEL, layers=4), 8, Assumptions())
+    assert {layer.sharding for layer in plan.layers} == {plan.vocab.sharding} == {sharding}
 
 
 @given(st.integers(1, 200), st.integers(1, 20))

@@ -59,7 +59,7 @@ def loaded(row: tuple, names: tuple[str, ...]) -> Plan:
     said |= {"sharding": f"stage{zero}", "vocab_tp": degrees[0]}
     assumed = Assumptions(True, Precision.BF16, seq_length=length)
     of_paddlenlp = DegreeOptions.from_values(said)
-    plan = of_paddlenlp.onto(UniformOptions.from_values(said), gpus).plan(load_model(model).layers, gpus, assumed)
+    plan = of_paddlenlp.onto(UniformOptions.from_values(said), gpus).plan(load_model(model), gpus, assumed)
     require_valid(plan, load_model(model))
     return plan
 

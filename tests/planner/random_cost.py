@@ -10,6 +10,7 @@ from itertools import product
 from math import inf
 
 from paddlenlp_galvatron.cost_model import CostModel, LayerCost, Workspace
+from paddlenlp_galvatron.model import kinds_of, layer_types_of
 from paddlenlp_galvatron.plan import DataParallel, ModelShape, Plan
 from paddlenlp_galvatron.plan.layout import redistribution, token_layout
 from paddlenlp_galvatron.planner import Candidate, SearchOptions
@@ -18,8 +19,15 @@ from paddlenlp_galvatron.profiles.data_sheet import Device
 from paddlenlp_galvatron.profiles.reserve import Reserve
 
 
-def model_of(layers: int, hidden_size: int = 96, seq_length: int | None = None) -> ModelShape:
-    return ModelShape("random", "llama", layers, hidden_size, 192, 12, 12, 100, 64, seq_length=seq_length)
+def model_of(
+    layers: int, hidden_size: int = 96, seq_length: int | None = None, dense_layers: tuple[int, ...] = ()
+) -> ModelShape:
+    """With `dense_layers` the others have experts."""
+    like = ModelShape("random", "llama", layers, hidden_size, 192, 12, 12, 100, 64, seq_length=seq_length)
+    if not dense_layers:
+        return like
+    experts = {"experts": 2, "experts_per_token": 1, "expert_size": 12, "dense_layers": dense_layers}
+    return replace(like, family="qwen3_moe", **experts)  # type: ignore[arg-type]
 
 
 class RandomCost(CostModel):
@@ -31,17 +39,18 @@ class RandomCost(CostModel):
     neighbours = False  # layers whose messages and weights take room beside the next one's backward
 
     def __init__(self, models: Sequence[ModelShape], options: SearchOptions, seed: int):
-        self.models = tuple(models)
+        self.given, self.models = tuple(models), kinds_of(models)
         self.num_nodes, self.gpus_per_node = options.num_nodes, options.num_gpus_per_node
         self.assumed, self.options = options.assumptions, options.cost_options
-        self.layer_types = tuple(kind for kind, model in enumerate(models) for _ in range(model.layers))
-        self.seqs = tuple(model.seq_length or options.seq_length for model in models)
+        self.layer_types = layer_types_of(models)
+        self.seqs = tuple(model.seq_length or options.seq_length for model in self.models)
         self.seed = seed
         for name in ("layer_cost", "vocab_cost", "middle_cost", "switch_cost", "boundary_cost"):
             setattr(self, name, cache(getattr(self, name)))
 
     def _draw(self, *question: object) -> LayerCost:
-        draw = random.Random(repr((self.seed, question))).uniform
+        told = repr((self.seed, question)).replace(", sharding=None", "").replace(", experts_sharding=None", "")
+        draw = random.Random(told).uniform  # seeds that were chosen draw the same whatever is new in strategies
         numbers = draw(1, 3), draw(2, 6), draw(0, 9), draw(10, 200), draw(10, 200)
         workspace = Workspace(*(draw(0, 150) for _ in range(4 if self.neighbours else 1)))
         return LayerCost(*numbers, workspace)
@@ -53,6 +62,11 @@ class RandomCost(CostModel):
         gathered = whole.forward_ms - 1 if strategy.dp_type is DataParallel.ZERO3 else 0.0
         again = whole.backward_ms - 2 if strategy.recompute else 0.0
         return replace(whole, forward_ms=plain.forward_ms + gathered, backward_ms=plain.backward_ms + gathered + again)
+
+    def expert_cost(self, experts, recompute, *, stage_size, **where):  # type: ignore[no-untyped-def]
+        """None beats another one: the search must try all."""
+        size = 10 * experts.ep + experts.etp + (experts.dp_type is DataParallel.ZERO3) / 2
+        return LayerCost(size, 99.0 - size, 0.0, 0.0, 0.0, Workspace())
 
     def vocab_cost(self, vocab, *, stage_size, micro_batch, micro_batches, pipeline, role):  # type: ignore[no-untyped-def]
         return self._draw(vocab, stage_size, micro_batch, micro_batches > 1, pipeline, role)
@@ -98,7 +112,9 @@ def best_by_enumeration(models: Sequence[ModelShape], cost: CostModel, options: 
 
 def every_plan(models: Sequence[ModelShape], cost: CostModel, options: SearchOptions) -> Iterator[Candidate]:
     """Every plan of the space that fits, each priced by `predict`."""
-    spaces = [Space(m, replace(cost.assumed, seq_length=s), options) for m, s in zip(models, cost.seqs, strict=True)]
+    spaces = [
+        Space(m, replace(cost.assumed, seq_length=s), options) for m, s in zip(cost.models, cost.seqs, strict=True)
+    ]
     kinds = cost.layer_types
     where = options, cost.world_size, len(kinds)
     for family in (*families(*where), *interleaved_families(*where)):
@@ -106,10 +122,14 @@ def every_plan(models: Sequence[ModelShape], cost: CostModel, options: SearchOpt
         vocabularies = [v for v in spaces[0].vocabularies(family) if v in spaces[-1].vocabularies(family)]
         pairs = product(product(*(layers[kind] for kind in kinds)), vocabularies)
         if options.one_strategy:
+            mixture = max(range(len(layers)), key=lambda kind: cost.models[kind].experts)
             pairs = (  # type: ignore[assignment]
-                ((layer,) * len(kinds), vocab)
-                for layer, vocab in product(layers[0], vocabularies)
-                if all(layer in some for some in layers)
+                (tuple(alike[kind] for kind in kinds), vocab)
+                for layer, vocab in product(layers[mixture], vocabularies)
+                for alike in [
+                    [layer if m.experts else replace(layer, ep=1, etp=1, experts_dp_type=None) for m in cost.models]
+                ]
+                if all(layer in some for layer, some in zip(alike, layers, strict=True))
             )
         for (strategies, vocab), stages in product(pairs, divisions(len(kinds), family.stages * family.chunks)):
             plan = Plan(

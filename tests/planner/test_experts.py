@@ -15,7 +15,7 @@ from paddlenlp_galvatron.plan import Assumptions, DataParallel, LayerStrategy, P
 from paddlenlp_galvatron.plan.strategy import Experts
 from paddlenlp_galvatron.planner import SearchOptions, search
 from paddlenlp_galvatron.planner.core_arrays import compute_bound_ms
-from paddlenlp_galvatron.planner.space import Space, families
+from paddlenlp_galvatron.planner.space import Space, Strategies, families
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 
 SMALL = ModelShape(
@@ -109,7 +109,7 @@ def every_time_s(cost: CostModel, options: SearchOptions) -> dict[str, float]:
             if max(stage.memory.total_mib for stage in predicted.stages) <= options.memory_constraint * 1024:
                 best = min(best, predicted.time_s)
         if layers:
-            assert compute_bound_ms(family, [layers], cost) <= best * 1000 * (1 + 1e-9)
+            assert compute_bound_ms(family, Strategies([layers], []), cost) <= best * 1000 * (1 + 1e-9)
         least[str(family)] = best
     return least
 

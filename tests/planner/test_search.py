@@ -111,6 +111,17 @@ def test_context_parallel_equals_exhaustive_enumeration() -> None:
     assert chosen > 2
 
 
+def test_parts_of_the_ranks_equal_exhaustive_enumeration() -> None:
+    chosen = 0
+    fixed = {"num_nodes": 2, "settle_bsz": 4, "disable_ckpt": True, "default_dp_type": "zero2", "disable_vtp": True}
+    for seed in (1, 2, 21, 26, 28):
+        fixed |= {"num_gpus_per_node": 2, "sp_space": "tp", "tp_consec": True, "disable_sdp": seed % 2 == 0}
+        if check_against_enumeration(seed, **fixed):
+            plan = search(*problem(seed, **fixed)).plan
+            chosen += any(part.sharding for part in (*plan.layers, plan.vocab))
+    assert chosen == 3
+
+
 @pytest.mark.parametrize("seeds", [range(1, 12), pytest.param(range(100), marks=pytest.mark.slow)], ids=["some", "all"])
 def test_crooked_switching_prices_leave_a_gap_but_never_a_wrong_bound(seeds: range) -> None:
     gaps = []

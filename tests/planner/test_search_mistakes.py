@@ -91,7 +91,7 @@ def test_8_layers_that_are_left_over_do_not_go_to_the_last_stage() -> None:
     cost = one_node(model=replace(MODEL, layers=9))
     family = PlanFamily(32, 16, 2, Schedule.ONE_F_ONE_B, 8)
     strategies = Strategies([[LayerStrategy(4)]], Space(MODEL, cost.assumed, options()).vocabularies(family)[:1])
-    core = core_of(family, cost_arrays(family, strategies, cost), cost, 1e6)
+    core = core_of(family, cost_arrays(family, strategies, cost), 1e6)
     *_, division, _ = core.solve(inf, 10**9, None)
     assert division[0] > division[1]  # the LM head takes as long as two layers
 

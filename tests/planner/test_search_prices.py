@@ -14,7 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paddlenlp_galvatron.plan import DataParallel, LayerStrategy
+from paddlenlp_galvatron.plan.export import stock_arguments
 from paddlenlp_galvatron.planner import SearchOptions, search
+from paddlenlp_galvatron.planner.problem import Problem, SharedTime
+from paddlenlp_galvatron.planner.question import Question
+from paddlenlp_galvatron.planner.what_ifs import MOST_CHANGES, what_ifs
 
 from .random_cost import best_by_enumeration
 
@@ -85,3 +89,17 @@ def test_zero3_and_recompute_only_add_to_a_layers_passes(
         if async_grad_reduce:
             plain = cost.layer_cost(replace(strategy, dp_type=DataParallel.DDP), **where)
             assert once.forward_ms >= plain.forward_ms and once.backward_ms >= plain.backward_ms
+
+
+def test_many_nodes_shard_in_parts_and_explain_says_what_they_gain() -> None:
+    asked = {"model_size": "llama2-7b", "device": "a100-80gb", "world_size": 512, "settle_bsz": 4096}
+    question, all_alone = (Question.of(asked | {"sharding_sizes": sizes}) for sizes in ("1", "0"))
+    found, over_all = question.search(), all_alone.search()
+    assert found.time_s < 0.99 * over_all.time_s and found.gap == over_all.gap == 0
+    sizes = {part.sharding for part in (*found.plan.layers, found.plan.vocab)}
+    assert sizes - {None} and not any(part.sharding for part in over_all.plan.layers)
+    stock = Question.of(asked | {"trainer": "paddlenlp"}).search()
+    assert stock_arguments(stock.plan)["sharding_parallel_degree"] == 8
+    problem = Problem(question.model.shapes, question.cost, question.options)
+    changes = {one.name: one for one in what_ifs(problem, found.plan, [found.plan], SharedTime(20, MOST_CHANGES))}
+    assert changes["ZeRO in parts"].time_s == pytest.approx(over_all.time_s)

@@ -9,6 +9,7 @@ import pytest
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cost_model import CostModel, load
+from paddlenlp_galvatron.model import kinds_of
 from paddlenlp_galvatron.model.layer import PARTLY, Fused
 from paddlenlp_galvatron.plan import Assumptions, ModelShape, Precision, uniform_plan
 from paddlenlp_galvatron.profiles import Collective, ComputationProfile, Meta, PassTimes, Variant, VocabVariant
@@ -337,3 +338,30 @@ def test_an_unknown_unit_is_refused_with_those_that_are_known(tmp_path, figure, 
 def test_a_shipped_device_has_no_name_of_another(name):
     own = load_data_sheet(name)
     assert sheet_of_driver(own.device) == own and all(sheet_of_driver(driver) == own for driver in own.drivers)
+
+
+def test_each_kind_of_layer_is_derived_as_if_all_layers_were_like_it():
+    experts = {"experts": 8, "experts_per_token": 2, "expert_size": 64}
+    mixed = replace(SMALL, family="qwen3_moe", layers=5, dense_layers=(0, 3), **experts)
+    narrow = replace(SMALL, hidden_size=SMALL.hidden_size // 2, seq_length=128)
+    sheet, precision = load_data_sheet("h100"), Precision.BF16
+    for given in ((mixed,), (SMALL, narrow)):
+        kinds = kinds_of(given)
+        computation, memory = (
+            analytic_computation(given, sheet, precision, [256]),
+            analytic_memory(given, precision, [256]),
+        )
+        for number, kind in enumerate(kinds):
+            seq = kind.seq_length or 256
+            alone = ComputeTimes(analytic_computation(kind, sheet, precision, [seq]))
+            assert ComputeTimes(computation).layer(number, 8, seq, 2) == alone.layer(0, 8, seq, 2)
+            own, its = memory.layers, analytic_memory(kind, precision, [seq]).layers
+            assert own[Variant(number, True)][seq] == its[Variant(0, True)][seq]
+        first, last = (analytic_memory(one, precision, [one.seq_length or 256]) for one in (kinds[0], kinds[-1]))
+        assert memory.vocab[VocabVariant("first", True)] == first.vocab[VocabVariant("first", True)]
+        assert memory.vocab[VocabVariant("last", True)] == last.vocab[VocabVariant("last", True)]
+    assert computation.layer_ms.keys() == {0, 1}
+    assert (
+        analytic_computation(mixed, sheet, precision, [256]).experts
+        == analytic_computation(kinds_of((mixed,))[1], sheet, precision, [256]).experts
+    )

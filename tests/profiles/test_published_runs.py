@@ -197,8 +197,20 @@ def test_each_column_of_how_a_run_was_made_changes_its_prediction(tmp_path):
     for column, word in (("attention", "fast"), ("stack", "jax"), ("cp_kind", "star"), ("kernels", "odd")):
         with pytest.raises(UserError, match=f"{column} {word}"):
             row_with(tmp_path, **{column: word})
-    with pytest.raises(UserError, match="ZeRO-3 over 8 of 64 ranks"):
-        row_with(tmp_path, zero="zero3", sharding_group="8")
+    slow = {"zero": "zero3", "network": "25"}
+    assert step_s(**slow, sharding_group="8") < 0.9 * step_s(**slow)
+
+
+@pytest.mark.skipif(not GIVEN.exists(), reason="the collected table is not here")
+def test_many_nodes_are_faster_with_optimizer_states_sharded_in_each():
+    runs = [run for run in read_table(GIVEN).runs if run.source == "InternEvo" and run.plan.world_size > 128]
+    found = {(run.plan.world_size, run.plan.layers[0].tp, run.plan.layers[0].sharding): run for run in runs}
+    assert len(found) == 12
+    for (gpus, tp, sharding), run in found.items():
+        if sharding:
+            over_all = found[gpus, tp, None]
+            sheet = load_data_sheet(run.device)
+            assert run.step_s < over_all.step_s and expected(run, sheet).step_s < expected(over_all, sheet).step_s
 
 
 def test_settings_that_a_file_leaves_out_are_given_by_source(tmp_path):

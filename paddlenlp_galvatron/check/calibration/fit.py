@@ -70,8 +70,7 @@ class MeasuredRun:
     kernels: ExpertKernels = GROUPED
     document_tokens: float | None = None  # of packed rows, as `Task` has it
     stack: Stack | None = None  # the software; None: the sheet's
-    sharding_group: int | None = None  # as `CostOptions` has it
-    keeps_gathered: bool = False  # the same
+    keeps_gathered: bool = False  # as `CostOptions` has it
     attention_speed: float = 1.0  # of its attention kernel, over that of the sheet's
     network: float | None = None  # GB/s a direction of its nodes; None: the sheet's
 
@@ -105,7 +104,6 @@ def cost_of(run: MeasuredRun, sheet: DataSheet) -> CostModel:
             imbalance=run.imbalance,
             imbalance_bound=run.imbalance,
             kernels=run.kernels,
-            sharding_group=run.sharding_group,
             in_place=run.ours,
             keeps_gathered=run.keeps_gathered,
             task=Task(run.adapter_rank, document_tokens=run.document_tokens),

@@ -168,7 +168,7 @@ def _of_collection(row: Row, table: str) -> MeasuredRun:
     flash = attention != "unfused"
     fused = _word(row, "kernels", ("fused", "plain")) != "plain"
     shape = _listed(row, tp) if row.get("layers") else _known(row["model"])
-    zero, group = _sharding(row, note, dp=gpus // tp // pp // cp)
+    zero, sharding = _sharding(row, note, dp=gpus // tp // pp // cp)
     megatron_sp = row.get("sp") != "0"
     assumed = Assumptions(
         megatron_sp,
@@ -189,6 +189,7 @@ def _of_collection(row: Row, table: str) -> MeasuredRun:
         micro_batch=int(row["mbs"]),
         batch=int(row["gbs"]),
         zero=zero,
+        sharding=sharding,
         chunks=chunks,
         ep=ep,
         cp=cp if ring else 1,
@@ -213,7 +214,6 @@ def _of_collection(row: Row, table: str) -> MeasuredRun:
         imbalance=_imbalance(shape, plan) if "real routing" in note else 1.0,  # benchmarks force an even load
         kernels=kernels._replace(once="DeepEP" in note or "HybridEP" in note),
         stack=Stack(stack) if (stack := _word(row, "stack", list(Stack))) else None,
-        sharding_group=group,
         attention_speed=TRITON if attention == "triton" else 1.0,
         network=float(row["network"]) if row.get("network") else None,
         keeps_gathered=_word(row, "gathers", ("again", "kept")) == "kept",
@@ -247,11 +247,7 @@ def _sharding(row: Row, note: str, dp: int) -> tuple[int, int | None]:
     told = re.match(r"(?:zero|stage|fsdp)(\d)?", row["zero"])
     zero = int(told[1] or 3) if told else 0
     size = row.get("sharding_group") or ("8" if "sharded within a node" in note else "")
-    if not size or zero == 0 or int(size) >= dp:
-        return zero, None
-    if zero != 1:
-        raise _Unpriced(f"ZeRO-{zero} over {size} of {dp} ranks")
-    return zero, int(size)
+    return zero, int(size) if size and zero and int(size) < dp else None
 
 
 def _plan(
@@ -264,6 +260,7 @@ def _plan(
     micro_batch: int,
     batch: int,
     zero: int,
+    sharding: int | None = None,
     chunks: int = 1,
     ep: int = 1,
     etp: int = 1,
@@ -274,6 +271,7 @@ def _plan(
     kind = (DataParallel.DDP, DataParallel.ZERO2, DataParallel.ZERO2, DataParallel.ZERO3)[zero]
     plan = uniform_plan(
         layers=shape.layers,
+        dense_layers=shape.dense_layers,
         world_size=gpus,
         pp_deg=pp,
         global_tp_deg=tp,
@@ -285,6 +283,7 @@ def _plan(
         global_ep_deg=ep,
         global_tp_of_ep_deg=etp,
         global_cp_deg=cp,
+        global_sharding_deg=sharding,
         assumed=assumed,
     )
     return replace(plan, stages=even_stages(shape.layers, pp * chunks), chunks=chunks)
@@ -315,7 +314,7 @@ def _known(model: str) -> ModelShape:
         experts, chosen = int(told[2]), int(told[3])
         size = shape.expert_size * shape.experts // experts
         shape = replace(shape, experts=experts, experts_per_token=chosen, expert_size=size)
-    return replace(shape, layers=int(told[4])) if told[4] else shape
+    return shape.having(int(told[4])) if told[4] else shape
 
 
 def _step_s(row: Row, shape: ModelShape, plan: Plan) -> float:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from ...base.scratch import scratch_folder
 from ...launch.gpus import FLASH_VERSION, THIRD, has_flash_attention_3
 from ...launch.processes import LaunchError, launch
+from ...model import FAMILIES
 from ...plan import (
     Assumptions,
     DataParallel,
@@ -108,8 +109,9 @@ def _launched(
 
 
 def parity_cases(ranks: int, precision: Precision, on_gpus: bool) -> list[Named]:
-    """Fifteen plans: every degree, way to split, ZeRO stage, schedule and part to recompute, and experts. `on_gpus`:
-    some with what training has there by default, flash attention and other kernels; the others are plain."""
+    """Fifteen plans: every degree, way to split, ZeRO stage, schedule and part to recompute, and experts behind a dense
+    layer. `on_gpus`: some with what training has there by default, flash attention and other kernels; the others are
+    plain."""
     n, half = ranks, max(1, ranks // 2)
     wide, inner = min(2, n), half if half > 1 else 1
     one, strided = LayerStrategy(), LayerStrategy(wide, consecutive=not n > 2)
@@ -136,10 +138,13 @@ def parity_cases(ranks: int, precision: Precision, on_gpus: bool) -> list[Named]
         "two stages, 1F1B": (_plan(n, (one, again, low), plain, stages, micro_batches=4), "qwen2", False),
         "two stages, GPipe": (_plan(n, (one, low, one), megatron, stages, schedule=Schedule.GPIPE), "llama", False),
         "two stages, zero3": (_plan(n, (shard, low, shard), usual, stages, micro_batches=4), "qwen3", False),
-        "two stages, experts": (_plan(n, (routed, again, routed), usual, stages, micro_batches=4), "qwen3_moe", False),
+        "two stages, experts": (_plan(n, (one, again, routed), usual, stages, micro_batches=4), "qwen3_moe", False),
         "two stages, tied tables": (_plan(n, (one, low, one), usual, stages, default=ZERO2), "qwen2", True),
     }
-    named = [_named(name, with_defaults(of, on_gpus), family, 2, tied) for name, (of, family, tied) in plans.items()]
+    named = [
+        _named(name, with_defaults(of, on_gpus), family, 2, tied, (0,) if FAMILIES[family].mixture else ())
+        for name, (of, family, tied) in plans.items()
+    ]
     return [*named, Named("split vocabulary, AdamW", _as_trained(n, usual, on_gpus))]
 
 
@@ -237,5 +242,7 @@ def _plan(
     )
 
 
-def _named(name: str, plan: Plan, family: str, steps: int, tied: bool = False) -> Named:
-    return Named(name, small_case(plan, family, steps=steps, tied=tied))
+def _named(
+    name: str, plan: Plan, family: str, steps: int, tied: bool = False, dense_layers: tuple[int, ...] = ()
+) -> Named:
+    return Named(name, small_case(plan, family, steps=steps, tied=tied, dense_layers=dense_layers))

@@ -105,7 +105,7 @@ def _measured(setting: Setting, shape: ModelShape, plans: Sequence[Plan]) -> lis
 
 
 def _compare(setting: Setting, name: str, plan: Plan, costs: CostModel, visit: Visit) -> Iterator[Finding]:
-    found = outcome(plan, name, MeasuredRun.of([visit]), costs, costs.models[0])
+    found = outcome(plan, name, MeasuredRun.of([visit]), costs, costs.given[0])
     told = f"predicted {1000 * found.predicted_s:.1f} ms, measured {1000 * found.measured_s:.1f} ms"
     # No figure of a GPU says yet how near it should be.
     yield setting.found(f"{name}: step", None, f"{told}; {found.at_fault} {found.off_ms()[found.at_fault]:+.1f} ms")
@@ -122,7 +122,7 @@ def _compare(setting: Setting, name: str, plan: Plan, costs: CostModel, visit: V
         yield setting.found(f"{name}: memory of stage {number}", holds, told)
     if visit.beside_mib:
         yield setting.kept(max(visit.beside_mib), costs.reserve.having(visit.communicators), f"{name}: ")
-    expected, counted = Counter(step_traffic_bytes(plan, costs.models[0])), Counter(visit.bytes)
+    expected, counted = Counter(step_traffic_bytes(plan, costs.given[0])), Counter(visit.bytes)
     told = ", ".join(
         f"{kind} predicted {expected[kind] / MIB:.2f} MiB, counted {counted[kind] / MIB:.2f} MiB"
         for kind in sorted({*expected, *counted})

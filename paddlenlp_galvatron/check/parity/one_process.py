@@ -67,7 +67,7 @@ def train_one_process(
         if shape.router_aux_loss_coef:
             share = paddle.to_tensor(_share(rows))
             balances = [layer.balance(share) for layer in model.sublayers() if isinstance(layer, Mixture)]
-            loss = loss + shape.router_aux_loss_coef * sum(balances) / (shape.layers * len(rows.ids))
+            loss = loss + shape.router_aux_loss_coef * sum(balances) / (shape.layers_with_experts * len(rows.ids))
         loss.backward()
         yield float(loss), {name: weight.grad.numpy() for name, weight in weights.items()}
         optimizer.step()

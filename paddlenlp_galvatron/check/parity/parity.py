@@ -142,6 +142,7 @@ def small_case(
     packed: bool = False,
     lora_rank: int = 0,
     loss: str = "",
+    dense_layers: tuple[int, ...] = (),
 ) -> Case:
     """A case for a plan: the smallest model that all its degrees split, with GQA where the family uses it."""
     parts = (*plan.layers, plan.vocab)
@@ -166,6 +167,7 @@ def small_case(
         max_position_embeddings=seq_length,
         tied_embeddings=tied,
         initializer_range=0.1,
+        dense_layers=dense_layers,
         **(_experts(plan, traits) if traits.mixture else {}),
         **traits.example,
     )

@@ -56,8 +56,8 @@ class Adapter:
     def whole_model(self, shape: ModelShape, config: Any) -> Any:
         """PaddleNLP's own causal language model: the oracle of the parity check."""
         model = self.model_class(config)
-        for layer in getattr(model, shape.traits.prefix).layers:
-            self._fit(layer, shape, config)
+        for index, layer in enumerate(getattr(model, shape.traits.prefix).layers):
+            self._fit(layer, shape.of(index), config)
         return model
 
     def _fit(self, layer: Any, shape: ModelShape, config: Any) -> None:

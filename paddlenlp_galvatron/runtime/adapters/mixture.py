@@ -75,12 +75,14 @@ class WithExperts:
 
     def whole_model(self, shape: ModelShape, config: Any) -> Any:
         model = super().whole_model(shape, config)  # type: ignore[misc]
-        for layer in getattr(model, shape.traits.prefix).layers:
-            put(layer, shape, Mixture(shape, whole=True))
+        for index, layer in enumerate(getattr(model, shape.traits.prefix).layers):
+            if shape.of(index).experts:
+                put(layer, shape, Mixture(shape, whole=True))
         return model
 
     def _fit(self, layer: Any, shape: ModelShape, config: Any) -> None:
-        put(layer, shape, Mixture(shape, whole=False))
+        if shape.experts:
+            put(layer, shape, Mixture(shape, whole=False))
         super()._fit(layer, shape, config)  # type: ignore[misc]
 
 

@@ -62,7 +62,7 @@ class StoredFactor:
 def stored_factors(shape: ModelShape, rank: int) -> Iterator[StoredFactor]:
     """All factors of a model's adapters."""
     for index in range(shape.layers):
-        for one in factors_of(shape.block, rank).weights:
+        for one in factors_of(shape.of(index).block, rank).weights:
             place = f"layers.{index}.{one.name}"
             yield StoredFactor(f"{shape.traits.prefix}.{place}", one.shape, f"base_model.model.model.{place}.weight")
 
@@ -216,5 +216,5 @@ def merge(
         first, second = (tuned(f"{name.removesuffix('.weight')}.{factor}", ()) for factor in FACTORS)
         return array + tuned.adapters.scaling * (first @ second)
 
-    projections = {name.split(".")[-2] for name in shape.block.projections}
+    projections = {name.split(".")[-2] for kind in shape.kinds for name in kind.block.projections}
     write_model(shape, merged, target, config_like(shape, base), precision, shard_bytes, base, advance)

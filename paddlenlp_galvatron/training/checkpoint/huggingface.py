@@ -61,7 +61,7 @@ def modules(shape: ModelShape) -> Iterator[Module]:
 
     yield module(shape.embedding.weights)
     for index in range(shape.layers):
-        yield module(shape.layer.weights, f"layers.{index}.")
+        yield module(shape.of(index).layer.weights, f"layers.{index}.")
     norm, lm_head = shape.head.weights
     yield (*module([norm]), *(() if shape.tied_embeddings else (stored(lm_head),)))
 

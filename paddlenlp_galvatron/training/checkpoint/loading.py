@@ -268,7 +268,7 @@ class _ReadOnce(StoredNumbers):
 
     def tensor(self, trainable: Trainable, kind: str) -> Any:
         """New content of the trainable tensor, in its shape."""
-        holders = trainable.pieces[0].weight.sum_group if trainable.sharding == 1 else None
+        holders = trainable.holders
         if holders is not None and holders.rank > 0:
             tensor = paddle.empty(trainable.tensor.shape, "float32")
         else:

@@ -154,8 +154,8 @@ class Index(_Stored):
             if stored[weight] < math.prod(shape):
                 raise ValueError(f"lacks numbers of {weight}")
         if self.adapters:
-            of_a_layer = factors_of(self.model.block, self.adapters.rank).parameters
-            if self.model.layers * of_a_layer != sum(map(math.prod, shapes.values())):
+            each = (kind.layers * factors_of(kind.block, self.adapters.rank).parameters for kind in self.model.kinds)
+            if sum(each) != sum(map(math.prod, shapes.values())):
                 raise ValueError(f"adapters: are not all stored of rank {self.adapters.rank}")
             return self
         if self.model.parameters > (numbers := sum(map(math.prod, shapes.values()))):

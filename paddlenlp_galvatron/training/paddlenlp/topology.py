@@ -8,13 +8,14 @@ layers agree, and refused where they do not. Axes, of which the product is the w
     model     tensor parallel
     sep       context parallel and Ulysses
     sharding  ranks with other samples, where ZeRO shards model states over them
-    data      ranks with other samples, where it does not
+    data      ranks with other samples, where it does not, or the parts in which it does
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from math import gcd
 from typing import Any
 
 import paddle.distributed as dist
@@ -44,12 +45,14 @@ FUSED = (["data", "sep"], ["pipe", "model"])  # axes that Paddle joins where the
 
 def axes_of(plan: Plan, strategy: LayerStrategy) -> CommunicateTopology:
     """The grid of ranks of a layer with this strategy, the last axis over neighbouring ranks."""
-    dp, zero = plan.dp(strategy), strategy.dp_type is not DataParallel.DDP
+    dp, sep = plan.dp(strategy), strategy.mesh(plan.stage_size).degree(*OF_A_SAMPLE)
+    shards = strategy.shards(plan.stage_size)
+    sharding = 1 if strategy.dp_type is DataParallel.DDP else shards // gcd(shards, sep)
     degrees = {
         "pipe": plan.pipeline,
-        "data": 1 if zero else dp,
-        "sharding": dp if zero else 1,
-        "sep": strategy.mesh(plan.stage_size).degree(*OF_A_SAMPLE),
+        "data": dp // sharding,
+        "sharding": sharding,
+        "sep": sep,
         "model": strategy.tp,
     }
     names = ["pipe", *DATA, *SPLIT] if strategy.consecutive else ["pipe", *SPLIT, *DATA]

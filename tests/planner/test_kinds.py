@@ -1,0 +1,133 @@
+"""Searches of dense layers and layers with experts of one model find what exhaustive enumeration finds."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+import pytest
+
+from paddlenlp_galvatron.plan import ModelShape
+from paddlenlp_galvatron.plan.check import find_faults
+from paddlenlp_galvatron.planner import SearchOptions, engine, search
+from paddlenlp_galvatron.planner.explain import explain
+from paddlenlp_galvatron.planner.problem import Problem
+from paddlenlp_galvatron.planner.question import on_device, prices
+
+from .random_cost import RandomCost, best_by_enumeration, model_of
+
+
+def check(seed: int, dense_layers: tuple[int, ...], layers: int, **fixed: Any) -> str:
+    """Where dense layers in front are in the plan."""
+    draw = random.Random(seed)
+    values = {
+        "num_gpus_per_node": draw.choice((2, 3, 4)) if layers < 4 else 2,
+        "memory_constraint": draw.uniform(0.3, 4),
+        "settle_bsz": draw.choice((2, 4, 6)),
+        "seq_length": 12,
+        "sequence_parallel": draw.random() < 0.5,
+        "sp_space": draw.choice(("tp", "sp")),
+        "max_ep_deg": draw.choice((1, 2)),
+        "max_etp_deg": 1,
+        "disable_ckpt": True,
+        "disable_sdp": draw.random() < 0.7 or layers > 3,
+        "disable_vtp": draw.random() < 0.5,
+        "pipeline_type": draw.choice((None, "gpipe", "pipedream_flush")),
+    }
+    options = SearchOptions.from_mapping(values | fixed)
+    models = [model_of(layers, dense_layers=dense_layers)]
+    cost = RandomCost(models, options, seed)
+    cost.neighbours = seed % 2 == 1
+    cost.options = replace(cost.options, freed=(None, 0.0, 0.8)[seed % 3])
+    result, best = search(models, cost, options), best_by_enumeration(models, cost, options)
+    if best == inf:
+        assert result.best is None, seed
+        return "nothing fits"
+    assert result.best is not None, seed
+    batch = result.plan.global_batch
+    assert result.lower_bound_s / batch <= best * (1 + 1e-9) <= result.time_s / batch * (1 + 2e-9), seed
+    if options.max_virtual_pp_deg == 1:
+        assert result.time_s / batch == pytest.approx(best, rel=1e-9), seed
+        assert result.gap <= 1e-9, seed
+    assert find_faults(result.plan, models[0]) == []
+    assert max(stage.memory.total_mib for stage in result.best.prediction.stages) <= options.memory_constraint * 1024
+    known = search(models, cost, options, known=[result.plan])
+    assert known.time_s == pytest.approx(result.time_s)
+    front = next(index for index in range(layers) if index not in dense_layers)
+    if result.plan.pipeline == 1:
+        return "one stage"
+    return "alone" if result.plan.stages[0] <= front else "with others"
+
+
+@pytest.mark.parametrize(
+    ("dense_layers", "layers", "end"),
+    [((0,), 3, 14), ((0, 1), 3, 10), ((0,), 4, 24), ((1,), 3, 8), ((2,), 3, 6), ((0, 2), 3, 6)],
+)
+def test_equals_exhaustive_enumeration(dense_layers: tuple[int, ...], layers: int, end: int) -> None:
+    found = [check(seed, dense_layers, layers) for seed in range(end)]
+    assert found.count("nothing fits") < end / 2
+    if dense_layers == (0,):
+        assert {3: "alone", 4: "with others"}[layers] in found
+
+
+def test_one_strategy_for_all_layers_leaves_out_that_of_experts_in_dense_ones() -> None:
+    found = [check(seed, (0,), 3, fine_grained_mode=False, disable_vtp=False) for seed in range(8)]
+    assert found.count("nothing fits") < 5
+
+
+def test_chunks_with_dense_layers_in_the_first_one() -> None:
+    """Enumeration has them elsewhere, too, so that its optimum may be below."""
+    for seed in range(6):
+        options = SearchOptions.from_mapping(
+            {
+                "num_gpus_per_node": 2,
+                "memory_constraint": 4,
+                "settle_bsz": 4,
+                "settle_chunk": 2,
+                "seq_length": 12,
+                "disable_sdp": True,
+                "disable_ckpt": True,
+                "max_virtual_pp_deg": 2,
+            }
+        )
+        models = [model_of(5, dense_layers=(0,))]
+        cost = RandomCost(models, options, seed)
+        chunks = [one for family, one in search(models, cost, options).outcomes.items() if family.chunks > 1]
+        assert chunks and all(one.name != "NOT_DIVISIBLE" for one in chunks)
+
+
+def test_many_dense_layers_in_front_are_layers_as_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "MOST_IN_FRONT", 0)
+    assert [check(seed, (0,), 3) for seed in range(4)].count("nothing fits") < 3
+
+
+AIR = ModelShape("glm-4.5-air-like", "qwen3_moe", 46, 4096, 10944, 96, 8, 151552, 131072, own_head_dim=128)
+AIR = replace(AIR, experts=128, experts_per_token=8, expert_size=1408, norm_topk=True, dense_layers=(0,))
+QWEN = ModelShape("qwen2-moe-like", "qwen2_moe", 24, 2048, 5632, 16, 16, 151936, 8192, dense_layers=(0, 1))
+QWEN = replace(QWEN, experts=60, experts_per_token=4, expert_size=1408, shared_size=5632)
+
+
+@pytest.mark.parametrize(("model", "nodes", "batch"), [(AIR, 8, 512), (QWEN, 1, 256)], ids=lambda of: str(of)[:20])
+def test_published_sizes_are_proven_optimal_and_explained(model: ModelShape, nodes: int, batch: int) -> None:
+    values = {"seq_length": 4096, "num_nodes": nodes, "num_gpus_per_node": 8, "settle_bsz": batch}
+    options = SearchOptions.from_values({**values, "device": "h100-80gb", "mixed_precision": "bf16"})
+    options, cost = on_device(options, prices((model,), options))
+    found = search(model, cost, options)
+    assert found.gap == 0 and found.plan.metadata["searched_from"]["model_fingerprint"] == model.fingerprint
+    assert find_faults(found.plan, model) == []
+    if model is QWEN:
+        explained = explain(found.plan, Problem((model,), cost, options))
+        assert explained.searched.uniform and explained.searched.gap == 0
+        dense = {one.layer in model.dense_layers for one in explained.one_layer.others}
+        assert dense == {True, False}
+        assert "layers 0-1 (dense)" in {part.name for stage in explained.stages for part in stage.parts}
+
+
+def test_layers_that_alternate_often_are_refused() -> None:
+    values = {"num_gpus_per_node": 1, "memory_constraint": 1, "settle_bsz": 2, "seq_length": 12}
+    options = SearchOptions.from_mapping(values)
+    models = [model_of(10, dense_layers=(0, 2, 4, 6, 8))]
+    with pytest.raises(Exception, match="follow each other in 10 runs, of which at most 8 are searched"):
+        search(models, RandomCost(models, options, 1), options)
