@@ -34,10 +34,11 @@ class Candidate:
     """A plan and what it takes."""
 
     plan: Plan
-    prediction: Prediction
+    prediction: Prediction  # its time and memory
 
     @property
     def time_s(self) -> float:
+        """Predicted time of one step."""
         return self.prediction.time_s
 
     @property
@@ -89,9 +90,9 @@ class Need:
     prediction: Prediction
     stage: int  # the fullest stage
     term: str  # the largest term of the stage's memory
-    term_mib: float
+    term_mib: float  # its size on a device
     part: str  # layer of the stage that has most of the term
-    part_mib: float
+    part_mib: float  # of the term, in that layer
     enough_mib: float  # size of a device on which it fits
 
     @classmethod
@@ -211,7 +212,7 @@ class SearchResult:
     best: Candidate | None  # the simplest one within the tolerance
     lower_bound_s: float  # no plan of the best one's batch takes less, nor one of another batch less per sample
     search_time_s: float
-    outcomes: Mapping[PlanFamily, FamilyOutcome]
+    outcomes: Mapping[PlanFamily, FamilyOutcome]  # solved, or why not
     bounds_s: Mapping[PlanFamily, float] = field(
         default_factory=dict
     )  # least step times of families rejected by theirs
@@ -292,10 +293,10 @@ class SearchResult:
 class Job:
     """A whole training. None: not known, as nobody says the tokens, the price or the speed of the storage."""
 
-    days: float | None
+    days: float | None  # of training on the tokens that were given
     cost: float | None  # in the currency of the price
     checkpoint_gb: float
-    save_s: float | None
+    save_s: float | None  # to write a checkpoint
 
     @classmethod
     def of(
