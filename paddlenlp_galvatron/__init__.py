@@ -10,15 +10,17 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from .api import Plan, explain, fit, search
+    from .base.errors import GalvatronError, Infeasible, UserError
 
-PLANNING = ("Plan", "explain", "fit", "search")
-__all__ = ["Plan", "__version__", "explain", "fit", "search"]
+__all__ = ["GalvatronError", "Infeasible", "Plan", "UserError", "__version__", "explain", "fit", "search"]
+WHERE = dict.fromkeys(("Plan", "explain", "fit", "search"), ".api")
+WHERE |= dict.fromkeys(("GalvatronError", "Infeasible", "UserError"), ".base.errors")
 
 
 def __getattr__(name: str) -> Any:
     """Loaded when used: the command and training need none of it."""
-    if name in PLANNING:
-        return getattr(import_module(".api", __name__), name)
+    if name in WHERE:
+        return getattr(import_module(WHERE[name], __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

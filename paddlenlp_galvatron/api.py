@@ -5,26 +5,27 @@ Every option of the command of the same name is a keyword, under any of its name
 
 from __future__ import annotations
 
+import inspect
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
 from galvatron_dp_core import Cancel
 
 from . import plan as plans
 from .base.printing import Console
 from .base.process import stop_signals
-from .options.group import canonical_options
+from .options.group import Options, canonical_options
 from .options.model_options import ModelOptions
 from .options.task import JobOptions
 from .planner import SearchOptions, SearchResult
 from .planner.explain import Explanation
 from .planner.explain import explain as find_out
-from .planner.fit import FitOptions, hints_of
+from .planner.fit import PRECISION, FitOptions, hints_of
 from .planner.fit import fit as find_rows
 from .planner.hints import Hint, hints
 from .planner.problem import OriginOptions, read_origin
@@ -35,6 +36,8 @@ from .report import fit as fitting
 from .report import search as searching
 from .report.plan import describe
 
+SEARCHED = (ModelOptions, SearchOptions, JobOptions)
+Answering = TypeVar("Answering", bound=Callable[..., Any])
 WIDE = 120  # columns of what is shown
 HTML = '<pre style="white-space:pre;overflow-x:auto;line-height:1.3">{code}</pre>'
 
@@ -59,7 +62,7 @@ class Shown:
 class Plan(Shown):
     """A plan: how a model is split, layer by layer."""
 
-    strategy: plans.Plan
+    strategy: plans.Plan  # plan.strategy.Plan, with the fields below
 
     @classmethod
     def load(cls, path: str | Path, gpus: int | None = None) -> Plan:
@@ -67,6 +70,7 @@ class Plan(Shown):
         return cls(plans.read_plan(Path(path), gpus, smallest_world=True))
 
     def save(self, path: str | Path) -> None:
+        """To a plan file, which `galvatron train` runs."""
         plans.write_plan(self.strategy, Path(path))
 
     def __repr__(self) -> str:
@@ -79,10 +83,10 @@ class Plan(Shown):
 
 @dataclass(frozen=True, repr=False)
 class Fits(Shown):
-    """An answer of `fit`. `rows`: one for each number of GPUs, as `galvatron fit --json` has them."""
+    """An answer of `fit`."""
 
-    rows: list[dict[str, Any]]
-    printed: tuple[Any, ...]
+    rows: list[dict[str, Any]]  # one for each number of GPUs, as `galvatron fit --json` has them
+    printed: tuple[Any, ...]  # printed by `show`, notes included
     hints: tuple[Hint, ...]  # options that would pay
 
     @property
@@ -108,8 +112,8 @@ def _speed(row: dict[str, Any]) -> str:
 class Found(Shown):
     """An answer of `search`, with its certificate: `lower_bound_s` is a step time that no plan beats."""
 
-    result: SearchResult
-    notes: tuple[str, ...]
+    result: SearchResult  # plans, times and bounds
+    notes: tuple[str, ...]  # assumptions, and options without an effect
     hints: tuple[Hint, ...]  # options that would pay
     job: Job | None = None  # days, cost and checkpoints; None: nothing fits
 
@@ -126,7 +130,7 @@ class Found(Shown):
 
     def _parts(self) -> Sequence[Any]:
         job = [str(self.job)] if self.job else []
-        lines = [*job, *(f"note: {note}" for note in self.notes), *map(searching.hint_line, self.hints)]
+        lines = [*job, *_as_notes(self.notes), *map(searching.hint_line, self.hints)]
         return [*searching.explain(self.result), *lines]
 
 
@@ -134,7 +138,8 @@ class Found(Shown):
 class Explained(Shown):
     """An answer of `explain`; `summary` has it as `galvatron explain --json` does."""
 
-    explanation: Explanation
+    explanation: Explanation  # from which `summary` is made
+    notes: tuple[str, ...] = ()  # as those of a search
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -145,27 +150,50 @@ class Explained(Shown):
         return f"<Explained: {facts['time_s']:.4g} s a step; {'; '.join(facts['binds'])}>"
 
     def _parts(self) -> Sequence[Any]:
-        return list(explaining.printed(self.explanation))
+        return [*explaining.printed(self.explanation), *_as_notes(self.notes)]
 
 
+def _as_notes(notes: Iterable[str]) -> list[str]:
+    return [f"note: {note}" for note in dict.fromkeys(notes)]
+
+
+def _listing(*groups: type[Options]) -> Callable[[Answering], Answering]:
+    """Lists the options of these groups in the help of the decorated function."""
+
+    def add(function: Answering) -> Answering:
+        fields = {name: field for group in groups for name, field in group.model_fields.items()}
+        unset = {name: field.is_required() or field.default is None for name, field in fields.items()}
+        own = {name: name if unset[name] else f"{name} = {field.default}" for name, field in fields.items()}
+        lines = "".join(f"\n    {own[name]}: {field.description}" for name, field in fields.items())
+        function.__doc__ = f"{inspect.getdoc(function)}\n\nOptions and their defaults:{lines}"
+        return function
+
+    return add
+
+
+@_listing(FitOptions)
 def fit(model: str | Path, **options: Any) -> Fits:
     """How many GPUs a model needs, and how fast it is on them: `fit("qwen2.5-7b", gpus=8, device="h100-80gb")`. Raises
     UserError."""
-    given = FitOptions.from_values(canonical_options({"model_size": str(model), **options}, FitOptions.model_fields))
+    notes: list[str] = []
+    values = canonical_options({"model_size": str(model), **options}, FitOptions.model_fields, notes.append, PRECISION)
+    given = FitOptions.from_values(values)
     shape = plans.load_model(given.model_size)
     asked = given.of(shape)
-    found = find_rows(shape, asked)
+    found = find_rows(shape, asked, notes.append)
     paying = tuple(hints_of(found, asked))
-    return Fits(fitting.rows(found, shape, asked), tuple(fitting.explain(found, shape, asked, paying)), paying)
+    printed = (*fitting.explain(found, shape, asked, paying), *_as_notes(notes))
+    return Fits(fitting.rows(found, shape, asked), printed, paying)
 
 
+@_listing(*SEARCHED)
 def search(model: str | Path, **options: Any) -> Found:
     """The fastest plan, with a lower bound: `search("qwen2.5-7b", device="h100-80gb", gpus=8, batch=256)`. Raises
     UserError; where nothing fits, the answer says so. Ctrl-C ends it with the best plan so far, and a note that says
     so; KeyboardInterrupt where there is none yet."""
     noted: list[str] = []
-    fields = {**ModelOptions.model_fields, **SearchOptions.model_fields, **JobOptions.model_fields}
-    values = canonical_options({"model_size": str(model), **options}, fields)
+    fields = [name for group in SEARCHED for name in group.model_fields]
+    values = canonical_options({"model_size": str(model), **options}, fields, noted.append)
     question, cancel = Question.of(values, noted.append), Cancel()
     with stop_signals(cancel.cancel, [signal.SIGINT]) as signals:
         result = question.search(cancel=cancel)
@@ -176,6 +204,7 @@ def search(model: str | Path, **options: Any) -> Found:
     return Found(result, tuple(dict.fromkeys(noted)), tuple(paying), job)
 
 
+@_listing(OriginOptions)
 def explain(plan: Plan | Found | str | Path, **options: Any) -> Explained:
     """Where a plan's time and memory go, and what would change it: `explain("plan.json")`. Raises UserError."""
     with TemporaryDirectory(prefix="galvatron-") as folder:
@@ -184,5 +213,7 @@ def explain(plan: Plan | Found | str | Path, **options: Any) -> Explained:
         if isinstance(plan, Plan):
             plan.save(Path(folder) / "plan.json")
             plan = Path(folder) / "plan.json"
-        values = canonical_options({"plan": Path(plan), **options}, OriginOptions.model_fields)
-        return Explained(find_out(*read_origin(OriginOptions.from_values(values))))
+        notes: list[str] = []
+        values = canonical_options({"plan": Path(plan), **options}, OriginOptions.model_fields, notes.append)
+        found = find_out(*read_origin(OriginOptions.from_values(values), notes.append))
+        return Explained(found, tuple(dict.fromkeys(notes)))

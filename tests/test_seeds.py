@@ -299,6 +299,9 @@ CHECKS |= {
     "001 min_bsz, max_bsz, bsz_scale": finds(
         lambda plan: plan.global_batch in (16, 24, 32), settle_bsz=-1, min_bsz=16, max_bsz=32, bsz_scale=8
     ),
+    "001 bsz_scale, which the guide calls a ratio, is a step, and said so": lambda desk: _same(
+        "batches 16, 24, 32: a step" in desk.search(settle_bsz=-1, min_bsz=16, max_bsz=32, bsz_scale=8), True
+    ),
     "001 search_space full": finds(lambda plan: True, search_space="full"),
     "001 search_space 3d": finds(lambda plan: len(set(plan.layers)) == 1, search_space="3d"),
     "001 search_space dp+sdp": finds(

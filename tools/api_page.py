@@ -1,4 +1,4 @@
-"""Writes docs/*/api.md: the reference of planning in Python, from the signatures and docstrings of `api.py`.
+"""Writes docs/*/api.md: the reference of Python's part, from signatures, fields and docstrings of the code.
 
 python tools/api_page.py           write both pages
 python tools/api_page.py --check   exit code 1 where they are not current
@@ -13,47 +13,101 @@ from pathlib import Path
 from pages import write_or_check
 
 ROOT = Path(__file__).parents[1]
-SOURCE = ROOT / "paddlenlp_galvatron" / "api.py"
+PACKAGE = ROOT / "paddlenlp_galvatron"
+EXAMPLE = """
+    import paddlenlp_galvatron as galvatron
+
+    found = galvatron.search("qwen2.5-7b", device="h100-80gb", gpus=8)
+    found.plan.save("plan.json")
+"""
 FIRST = {
-    "en": """# In Python
-
-    import paddlenlp_galvatron as galvatron
-
-    found = galvatron.search("qwen2.5-7b", device="h100-80gb", gpus=8)
-    found.plan.save("plan.json")
-
+    "en": f"""# In Python
+{EXAMPLE}
+Functions, `Plan` and errors are in `paddlenlp_galvatron`; only training needs Paddle. An option of a command is a
+keyword of the function of its name, under any of its names: [fit](commands.md#fit), [search](commands.md#search),
+[explain](commands.md#explain), but for those that name data and outputs; `help(galvatron.search)` lists them.
 Answers are one line in Python and a table in a notebook (`examples/plan.ipynb`).
+
+`_s` are seconds, `_ms` milliseconds, `_mib` MiB (2^20 bytes), `_gb` 10^9 bytes.
 """,
-    "zh": """# 在 Python 中
-
-    import paddlenlp_galvatron as galvatron
-
-    found = galvatron.search("qwen2.5-7b", device="h100-80gb", gpus=8)
-    found.plan.save("plan.json")
-
-结果在 Python 中显示为一行，在笔记本中显示为表格。以下说明取自代码，为英文。
+    "zh": f"""# 在 Python 中
+{EXAMPLE}
+函数、`Plan` 与异常都在 `paddlenlp_galvatron` 中，只有训练需要 Paddle。
+除指定数据与输出文件的选项外，命令的选项都是同名函数的关键字参数，用选项的任何一个名字都可以：
+[fit](commands.md#fit)、[search](commands.md#search)、[explain](commands.md#explain)；
+`help(galvatron.search)` 会列出全部选项。
+结果在 Python 中显示为一行，在笔记本（`examples/plan.ipynb`）中显示为表格。
+名字中的 `_s` 表示秒，`_ms` 毫秒，`_mib` MiB（2^20 字节），`_gb` 10^9 字节。以下说明取自代码，为英文。
 """,
 }
+# Heading, by language -> the public names of files.
+SECTIONS: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
+    ("Functions", "函数"): {"api.py": ("fit", "search", "explain")},
+    ("Answers", "结果"): {
+        "api.py": ("Fits", "Found", "Explained", "Plan", "Shown"),
+        "planner/result.py": ("SearchResult", "Candidate", "Need", "Job"),
+        "planner/hints.py": ("Hint",),
+        "cost_model/costs.py": ("Prediction",),
+    },
+    ("Errors", "异常"): {"base/errors.py": ("GalvatronError", "UserError", "Infeasible")},
+    ("A plan's fields", "方案的字段"): {"plan/strategy.py": ("Plan", "LayerStrategy", "VocabStrategy", "Assumptions")},
+    ("Training", "训练"): {
+        "training/paddlenlp/trainer.py": ("GalvatronTrainer",),
+        "training/paddlenlp/arguments.py": ("settings_of",),
+    },
+}
+WHOLE = {"api.py", "training/paddlenlp/trainer.py"}  # whose methods are for users; of the others, what can be read
 
 
 def main() -> int:
-    return write_or_check({ROOT / "docs" / language / "api.md": page(language) for language in FIRST}, "api.py says")
+    return write_or_check({ROOT / "docs" / language / "api.md": page(language) for language in FIRST}, "the code says")
 
 
 def page(language: str) -> str:
     """The whole page."""
-    tree = ast.parse(SOURCE.read_text(encoding="utf-8"))
     parts = [FIRST[language]]
-    public = [node for node in tree.body if not getattr(node, "name", "_").startswith("_")]
-    for node in sorted(public, key=lambda node: isinstance(node, ast.ClassDef)):  # functions first
-        if isinstance(node, ast.ClassDef):
-            parts.append(f"## {node.name}\n\n{help_of(node)}\n")
-            for one in node.body:
-                if isinstance(one, ast.FunctionDef) and not one.name.startswith("_"):
-                    parts.append(f"{called(one)}{f': {help_of(one)}' if help_of(one) else ''}\n")
-        elif isinstance(node, ast.FunctionDef):
-            parts.append(f"## {node.name}\n\n    {called(node).strip('`')}\n\n{help_of(node)}\n")
+    for heading, files in SECTIONS.items():
+        parts.append(f"## {heading[language == 'zh']}\n")
+        for file, names in files.items():
+            source = (PACKAGE / file).read_text(encoding="utf-8")
+            tree = {getattr(node, "name", ""): node for node in ast.parse(source).body}
+            for name in names:
+                parts += described(tree[name], file, source.splitlines())
     return "\n".join(parts)
+
+
+def described(node: ast.stmt, file: str, lines: list[str]) -> list[str]:
+    """A function, or a class with its fields and methods."""
+    if isinstance(node, ast.FunctionDef):
+        return [f"### {node.name}\n\n    {called(node).strip('`')}\n\n{help_of(node)}\n"]
+    assert isinstance(node, ast.ClassDef)
+    module = file.removesuffix(".py").replace("/", ".")
+    name = node.name if file in ("api.py", "base/errors.py") else f"{module}.{node.name}"
+    made = next((one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"), None)
+    parts = [f"### {name}\n\n{' '.join(filter(None, (help_of(node), help_of(made) if made else '')))}\n"]
+    fields = [
+        one for one in node.body if isinstance(one, ast.AnnAssign) and not ast.unparse(one.target).startswith("_")
+    ]
+    if fields:
+        rows = [
+            f"| `{ast.unparse(one.target)}` | `{cell(one.annotation)}` | {comment(one, lines)} |".replace("|  |", "| |")
+            for one in fields
+        ]
+        parts.append("\n".join(("| field | type | |", "|---|---|---|", *rows)) + "\n")
+    for one in node.body:
+        whole = file in WHOLE or "property" in map(ast.unparse, getattr(one, "decorator_list", ()))
+        if whole and isinstance(one, ast.FunctionDef) and not one.name.startswith("_") and help_of(one):
+            parts.append(f"{called(one)}: {help_of(one)}\n")
+    return parts
+
+
+def comment(field: ast.AnnAssign, lines: list[str]) -> str:
+    """The comment of a field, where its name does not say all, with a blank in front."""
+    return lines[(field.end_lineno or field.lineno) - 1].partition("  #")[2].replace("|", "\\|")
+
+
+def cell(node: ast.expr) -> str:
+    return ast.unparse(node).replace("|", "\\|")
 
 
 def help_of(node: ast.ClassDef | ast.FunctionDef) -> str:

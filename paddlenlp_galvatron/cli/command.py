@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.base.printing import say
 from paddlenlp_galvatron.options.aliases import did_you_mean
+from paddlenlp_galvatron.options.foreign import Fate
 from paddlenlp_galvatron.options.group import Options, as_given, canonical_options, is_boolean, read_options, read_words
 
 EXIT_CODES = (
@@ -43,7 +44,7 @@ class Command:
     Options are unset by default: the fields of the groups have the defaults. `positional` (field -> its name in the
     help) are given as words, or by name; the last one takes several words if its name ends in `...`. `switches` (name
     -> description) are booleans of the command line alone; `work` gets them by keyword. `beside`: options of another
-    command that scripts give to all, and why they mean nothing to this one.
+    command that scripts give to all, and what becomes of them here.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Command:
         groups: Sequence[type[Options]],
         positional: Mapping[str, str],
         switches: Mapping[str, str],
-        beside: Mapping[str, str],
+        beside: Mapping[str, Fate],
     ):
         self.work, self.positional, self.switches, self.beside = work, positional, switches, beside
         self.help = " ".join((work.__doc__ or "").split())
@@ -79,7 +80,7 @@ class Command:
         turned = {name: str(values.pop(name, "0")).lower() in ("1", "true") for name in self.switches}
         if config := values.pop("config", None):
             known = [name for name in self.fields if name != "config" and name not in self.switches]
-            values = canonical_options(read_options(Path(config)), known, say_note) | values
+            values = canonical_options(read_options(Path(config)), known, say_note, self.beside) | values
         for name, shown in self.positional.items():
             info = self.fields[name]
             if info.is_required() and name not in values and not turned.get(LIST):
@@ -118,7 +119,7 @@ class App:
         name: str = "",
         positional: Mapping[str, str] = {},
         switches: Mapping[str, str] = JSON_SWITCH,
-        beside: Mapping[str, str] = {},
+        beside: Mapping[str, Fate] = {},
     ) -> Callable[[Work], Work]:
         """Adds the decorated function as a command; see `Command`. In a group it has the function's name."""
 

@@ -10,7 +10,7 @@ from paddlenlp_galvatron.base.printing import Console, say
 from paddlenlp_galvatron.model import preset_names
 from paddlenlp_galvatron.options.task import LengthOptions
 from paddlenlp_galvatron.plan import load_model
-from paddlenlp_galvatron.planner.fit import FitOptions, hints_of
+from paddlenlp_galvatron.planner.fit import PRECISION, FitOptions, hints_of
 from paddlenlp_galvatron.planner.fit import fit as find_rows
 from paddlenlp_galvatron.profiles.data_sheet import data_sheets
 from paddlenlp_galvatron.report.fit import explain, summary
@@ -24,7 +24,7 @@ app = App()
 LISTED = {**JSON_SWITCH, "list": "only list the models and devices that are known by name"}
 
 
-@app.command(FromFile, FitOptions, LengthOptions, positional={"model_size": "MODEL"}, switches=LISTED)
+@app.command(FromFile, FitOptions, LengthOptions, positional={"model_size": "MODEL"}, switches=LISTED, beside=PRECISION)
 def fit(values: dict[str, Any], json: bool, **switches: bool) -> None:
     """Search the fastest plan on each number of GPUs, from a data sheet or measured profiles. Exit code 3 if none
     fits."""

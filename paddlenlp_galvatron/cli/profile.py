@@ -21,6 +21,7 @@ from paddlenlp_galvatron.measure.options import (
     measured_model,
     runnable_degrees,
 )
+from paddlenlp_galvatron.options.foreign import Fate
 from paddlenlp_galvatron.options.group import Options, Paths
 from paddlenlp_galvatron.options.model_options import ModelOptions
 from paddlenlp_galvatron.plan import Assumptions
@@ -146,9 +147,9 @@ def _all(values: dict[str, Any], json: bool) -> None:
 
 OF_MODEL = (PointOptions, ModelOptions)
 MODEL = {"model_size": "MODEL"}
-TRAINING = {name: "it is of training" for group in GROUPS for name in group.model_fields}  # a script gives it to all
 OWN = {name for group in OF_MODEL for name in group.model_fields}
-BESIDE = {name: why for name, why in TRAINING.items() if name not in OWN}
+TRAINING = {name for group in GROUPS for name in group.model_fields}  # a script gives them to all
+BESIDE = dict.fromkeys(TRAINING - OWN, Fate("it is of training"))
 for _name, _work in {"computation": _computation, "memory": _memory, "model": _model}.items():
     app.command(FromFile, *reversed(OF_MODEL), name=_name, beside=BESIDE, positional=MODEL)(_work)
 app.command(FromFile, HardwareOptions, name="hardware")(_hardware)

@@ -16,9 +16,10 @@ import sys
 import tempfile
 import time
 import webbrowser
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from hmac import compare_digest
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -77,21 +78,23 @@ def what_if(values: dict[str, Any], no_browser: bool, json: bool) -> None:
 
 def work(question: Form) -> Answer:
     """Raises UserError that names the fields."""
+    notes: list[str] = []
     try:
-        more = _more(question.search_options)
+        more = _more(question.search_options, notes.append)
     except ValueError as error:  # a quotation mark that is not closed
         raise UserError(f"search_options: {error}") from None
     except UserError as error:
         raise UserError(f"search_options: {fault}" for fault in error.faults) from None
-    return answer(question, more)
+    found = answer(question, more)
+    return replace(found, notes=(*notes, *found.notes))
 
 
-def _more(text: str) -> dict[str, Any]:
+def _more(text: str, note: Callable[[str], None]) -> dict[str, Any]:
     """Options as `name=value`, or as on a command line. Raises UserError and ValueError."""
     given = shlex.split(text)
     if given and not given[0].startswith("-"):
         given = [f"--{word}" for word in given]
-    pairs, loose = read_words(given, {name: is_boolean(field) for name, field in SEARCHED.items()})
+    pairs, loose = read_words(given, {name: is_boolean(field) for name, field in SEARCHED.items()}, note)
     if loose:
         raise UserError(f"{loose[0]}: is no option; write name=value")
     return dict(pairs)

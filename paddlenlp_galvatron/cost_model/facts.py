@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import inf
 
-from ..plan import DataParallel, ModelShape, Plan
-from ..plan.strategy import Strategy, VocabStrategy, runs
+from ..plan import ModelShape, Plan
+from ..plan.strategy import Strategy, VocabStrategy, runs, states_words
 from .costs import Prediction, Terms, Workspace
 from .model import CostModel
 
@@ -184,11 +184,6 @@ def strategy_words(strategy: Strategy) -> str:
     own = f"experts {experts}" if experts else ""
     states = states_words(strategy.dp_type, strategy.sharding)
     return ", ".join(word for word in [*split, *strided, states, again, own] if word)
-
-
-def states_words(dp_type: DataParallel, sharding: int | None) -> str:
-    """`zero3`, or `zero3 over 8` of more ranks."""
-    return f"{dp_type} over {sharding}" if sharding else str(dp_type)
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,7 @@ CHOSEN = {
     **dict.fromkeys(("dp", "data_parallel_degree"), "disable_dp"),
     **dict.fromkeys(("sharding", "sdp", "zero", "zero_stage", "sharding_parallel_degree"), "disable_sdp"),
     **dict.fromkeys(("per_device_train_batch_size", "gradient_accumulation_steps", "chunks"), "settle_chunk"),
-    **dict.fromkeys(("recompute", "global_checkpoint"), "disable_ckpt"),
+    **dict.fromkeys(("recompute", "recompute_granularity", "global_checkpoint"), "disable_ckpt"),
     **dict.fromkeys(("use_ulysses", "sep_parallel_degree"), "sp_space"),
     "virtual_pp_deg": "max_virtual_pp_deg",
 }

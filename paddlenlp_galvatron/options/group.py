@@ -18,7 +18,7 @@ from ..base.limits import Size
 from ..base.reading import LARGEST_OPTIONS, read_json, read_yaml
 from ..base.text import shortened
 from .aliases import BEATEN, TYPES, canonical_name, canonical_value, plain_name, unknown
-from .foreign import SEVERAL, SWITCHES, Outcome, idle_note, outcome_of
+from .foreign import SEVERAL, SWITCHES, Fate, idle_note, outcome_of
 
 UNSET = "None"  # a script's word for an option that it leaves unset
 BOOLEAN_WORDS = ("0", "1", "false", "true")
@@ -99,7 +99,7 @@ def read_words(
     words: Sequence[str],
     known: Mapping[str, bool],
     say: Callable[[str], None] = lambda note: None,
-    beside: Mapping[str, str] = {},
+    beside: Mapping[str, Fate] = {},
 ) -> tuple[list[tuple[str, Any]], list[str]]:
     """Options of a command line as `canonical_pairs`, which says what `known`, `say` and `beside` are, and the other
     words. Raises UserError with one line a fault."""
@@ -142,7 +142,7 @@ def _take(rest: deque[str], given: str, name: str, boolean: bool | None) -> str 
             several.append(rest.popleft())
         return " ".join(several)
     following = rest[0] if rest else "--"
-    switch = boolean or (boolean is None and name in SWITCHES) or (boolean is False and plain_name(given) in TYPES)
+    switch = boolean or (boolean is None and name in SWITCHES) or plain_name(given) in TYPES
     if switch and not any(map(_is_boolean_word, (following, canonical_value(given, following)))):
         return "true"
     if following.startswith("--"):
@@ -172,13 +172,16 @@ def read_options(path: Path) -> dict[str, Any]:
 
 
 def canonical_options(
-    values: Mapping[str, Any], known: Iterable[str], say: Callable[[str], None] = lambda note: None
+    values: Mapping[str, Any],
+    known: Iterable[str],
+    say: Callable[[str], None] = lambda note: None,
+    beside: Mapping[str, Fate] = {},
 ) -> dict[str, Any]:
-    """Values by canonical name, without those that are unset. `say` receives which have no effect.
+    """Values by canonical name, without those that are unset; `say` and `beside` as in `canonical_pairs`.
 
     Raises UserError: an option is unknown, or given by two names.
     """
-    pairs = canonical_pairs(values.items(), dict.fromkeys(known, False), say)
+    pairs = canonical_pairs(values.items(), dict.fromkeys(known, False), say, beside)
     result = dict(pairs)
     if len(result) < len(pairs):
         names = [(given, canonical_name(given, result)) for given in values]
@@ -191,13 +194,13 @@ def canonical_pairs(
     given: Iterable[tuple[str, Any]],
     known: Mapping[str, bool],
     say: Callable[[str], None] = lambda note: None,
-    beside: Mapping[str, str] = {},
+    beside: Mapping[str, Fate] = {},
     dashes: str = "",
 ) -> list[tuple[str, Any]]:
     """(canonical name, value) of options under any of their names, without those that are unset or have no effect.
 
     `known`: every option of the command -> whether it is a boolean whose word is checked here. `beside`: options of
-    another command, which scripts give to all -> why they mean nothing to this one. `dashes` stand in front of names in
+    another command, which scripts give to all -> what becomes of them here. `dashes` stand in front of names in
     messages. `say` receives which options have no effect. Raises UserError with one line a fault.
     """
     pairs = list(given)
@@ -211,7 +214,7 @@ def canonical_pairs(
         if BEATEN.get(plain_name(word)) in plain:
             idle[word] = f"{dashes}{name} holds"
         elif name not in known:
-            outcome = Outcome(idle=beside[name]) if name in beside else outcome_of(name, value)
+            outcome = outcome_of(name, value, beside)
             if outcome is None:
                 faults.append(f"{word}: {unknown(word, known, dashes)}")
             elif outcome.fault:

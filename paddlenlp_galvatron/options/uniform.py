@@ -22,7 +22,14 @@ def _degree(value: int) -> int:
     raise ValueError(f"must be a number from 1 to {MOST_RANKS}, or -1 for none")
 
 
+def _granularity(value: str) -> str:
+    if value == "full":
+        return value
+    raise ValueError("must be full: one strategy recomputes whole layers; a plan file's recompute_enc names parts")
+
+
 Degree = Annotated[int, AfterValidator(_degree)]
+Granularity = Annotated[str, AfterValidator(_granularity)]
 
 
 class UniformOptions(Options):
@@ -96,11 +103,20 @@ class DegreeOptions(Options):
     )
     gradient_accumulation_steps: Samples | None = Field(None, description="PaddleNLP's name of chunks")
     recompute: bool | None = Field(None, description="PaddleNLP's name of global_checkpoint")
+    recompute_granularity: Granularity | None = Field(
+        None, description="full: whole layers; without recompute it switches recompute on, as in Megatron-LM"
+    )
 
     @property
     def given(self) -> list[str]:
         """Names of those that say something."""
         return [name for name, value in self.model_dump().items() if value not in (*NONE, "", False) or value is True]
+
+    @property
+    def recomputes(self) -> bool | None:
+        """Whether layers recompute, by both options; None: neither says. PaddleNLP's files have a granularity with
+        recompute false; in Megatron-LM, which has no recompute, the granularity switches it on."""
+        return True if self.recompute is None and self.recompute_granularity else self.recompute
 
     @property
     def says_degrees(self) -> bool:
@@ -130,8 +146,8 @@ class DegreeOptions(Options):
             named["pp_deg"] = stages
         if self.expert_parallel_degree not in NONE:
             named["global_ep_deg"] = self.expert_parallel_degree
-        if self.recompute is not None:
-            named["global_checkpoint"] = self.recompute
+        if self.recomputes is not None:
+            named["global_checkpoint"] = self.recomputes
         if self.gradient_accumulation_steps:
             named["chunks"] = self.gradient_accumulation_steps
         degree = (uniform.global_tp_deg or tp * sep) * (uniform.pp_deg or stages) * max(uniform.global_cp_deg or 1, 1)
@@ -156,6 +172,8 @@ class DegreeOptions(Options):
 
     def _sharded(self, dp: int) -> dict[str, Any]:
         """Data parallelism of the `dp` ranks that see other samples."""
+        if not self.sharding and self.sharding_parallel_degree not in NONE:
+            raise UserError("sharding_parallel_degree: without sharding nothing is sharded; add --sharding stage2")
         sharing = self.sharding_parallel_degree if self.sharding else None
         sharing = dp if sharing in (None, -1) else sharing
         if dp % sharing:

@@ -78,10 +78,10 @@ class LayerStrategy(Degrees):
     """Strategy of one transformer layer. Those of its experts count where the model has some."""
 
     consecutive: bool = True  # ranks of one tp group are neighbours; else strided by the dp degree
-    dp_type: DataParallel = DataParallel.DDP
+    dp_type: DataParallel = DataParallel.DDP  # ddp, zero2 or zero3
     recompute: Recompute = Recompute.NONE  # True and False are taken, too: all of the layer, and nothing
-    ep: int = 1
-    etp: int = 1
+    ep: int = 1  # ranks that share the experts out among them
+    etp: int = 1  # ranks that split each expert
     experts_dp_type: DataParallel | None = None  # None: as dp_type
     sharding: int | None = None  # ranks over which ZeRO shards, near ones; None: all that have the same weights
     experts_sharding: int | None = None  # the same of its experts
@@ -172,16 +172,16 @@ class Assumptions:
 class Plan:
     """A whole parallel strategy. Build it through `plan.file`, `plan.uniform` or the search: those validate it."""
 
-    world_size: int
+    world_size: int  # ranks
     global_batch: int  # samples per optimizer step, over all ranks
-    micro_batches: int
+    micro_batches: int  # of a step, of equal size
     stages: tuple[int, ...]  # layers of each pipeline stage; with several chunks, of each chunk, in the model's order
-    layers: tuple[LayerStrategy, ...]
-    vocab: VocabStrategy = VocabStrategy()
-    schedule: Schedule = Schedule.ONE_F_ONE_B
+    layers: tuple[LayerStrategy, ...]  # one for each, in the model's order
+    vocab: VocabStrategy = VocabStrategy()  # of embedding and LM head
+    schedule: Schedule = Schedule.ONE_F_ONE_B  # 1F1B or GPipe
     chunks: int = 1  # of layers that a stage has: first the first one of every stage, then the second of every stage, …
-    default_dp_type: DataParallel = DataParallel.DDP
-    assumed: Assumptions = Assumptions()
+    default_dp_type: DataParallel = DataParallel.DDP  # of the file, for layers without zero3
+    assumed: Assumptions = Assumptions()  # of its prices
     stated: frozenset[str] = field(default=frozenset(), compare=False)  # assumptions that the plan's file names itself
     note: str = field(default="", compare=False)  # assumptions that its reader made, in a sentence
     metadata: dict[str, Any] = field(default_factory=dict, compare=False)  # rest of the file's "galvatron" object
@@ -312,6 +312,11 @@ def _tensors_mib(stage: Mapping[str, Any]) -> float:
     bound: float = stage["memory_mib"] - memory.get("context_mib", 0.0)
     estimate: float | None = memory.get("estimate_mib")
     return bound if estimate is None else min(estimate, bound)
+
+
+def states_words(dp_type: DataParallel, sharding: int | None) -> str:
+    """`zero3`, or `zero3 over 8` of more ranks."""
+    return f"{dp_type} over {sharding}" if sharding else str(dp_type)
 
 
 def runs(values: Sequence[T]) -> Iterator[tuple[range, T]]:

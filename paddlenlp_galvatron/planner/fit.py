@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field
 from ..base.errors import UserError
 from ..base.limits import Positive, Ranks, Samples, Size
 from ..cost_model import CostModel, derive, load
+from ..options.foreign import Fate
 from ..options.model_options import SEQ, Model
 from ..options.prices import TWO_SOURCES
 from ..options.task import JobOptions
@@ -50,6 +51,10 @@ def _names(value: object) -> object:
 
 Names = Annotated[tuple[str, ...], BeforeValidator(_names), Field(min_length=1, max_length=MOST_NUMBERS)]
 Cards = Annotated[tuple[Ranks, ...], BeforeValidator(_numbers), Field(min_length=1, max_length=MOST_NUMBERS)]
+
+
+BF16 = "its times are those of bf16; others: galvatron search --mixed_precision"
+PRECISION = {"bf16": Fate(BF16, "1"), "fp16": Fate(BF16, "0")}
 
 
 class FitOptions(TaskOptions, JobOptions):

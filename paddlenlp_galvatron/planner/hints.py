@@ -29,7 +29,7 @@ MOST_CONTEXT = 8  # ranks
 class Hint:
     """Options that pay, and the speed with them."""
 
-    options: Mapping[str, Any]
+    options: Mapping[str, Any]  # to be given in addition to the user's
     tokens_per_s_per_gpu: float
     gain: float | None  # share by which a GPU is faster; None: without them nothing fits
 

@@ -143,7 +143,7 @@ class SearchOptions(TaskOptions):
     # Batches.
     min_bsz: Samples = Field(8, description="smallest global batch size that is tried, samples")
     max_bsz: Samples = Field(8, description="largest global batch size that is tried, samples; unset: min_bsz")
-    bsz_scale: Samples = Field(8, description="step from one global batch size to the next, samples")
+    bsz_scale: Samples = Field(8, description="step (not ratio) from one global batch size to the next, samples")
     settle_bsz: Settled = Field(
         -1, description=f"global batch size, samples; -1: min_bsz to max_bsz; unset, like these two: {BATCH}"
     )

@@ -50,6 +50,9 @@ class Question:
         given = ModelOptions.from_values(values)
         model = given.resolve_usual(SEQ)
         options = SearchOptions.from_values({**values, "seq_length": model.seq_length})
+        if "bsz_scale" in options.model_fields_set and len(tried := options.batches) > 1:
+            named = ", ".join(map(str, tried)) if len(tried) < 5 else f"{tried[0]}, {tried[1]}, …, {tried[-1]}"
+            note(f"bsz_scale: batches {named}: a step, as in Galvatron's program; its guide speaks of a ratio")
         cost = prices(model.shapes, options, note)
         reserve = cost.reserve if options.context_mib is None else Reserve()
         asked = given.model_dump(mode="json", exclude_unset=True)

@@ -34,10 +34,11 @@ class Candidate:
     """A plan and what it takes."""
 
     plan: Plan
-    prediction: Prediction
+    prediction: Prediction  # its time and memory
 
     @property
     def time_s(self) -> float:
+        """Predicted time of one step."""
         return self.prediction.time_s
 
     @property
@@ -83,15 +84,16 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Memory of a plan on its fullest device, and its bottleneck there. If nothing fits: the plan that needs least."""
+    """Memory of a plan on the device that needs most, and its bottleneck there. If nothing fits:
+    the plan that needs least."""
 
     plan: Plan
     prediction: Prediction
-    stage: int  # the fullest stage
+    stage: int  # the stage that needs most
     term: str  # the largest term of the stage's memory
-    term_mib: float
+    term_mib: float  # its size on a device
     part: str  # layer of the stage that has most of the term
-    part_mib: float
+    part_mib: float  # of the term, in that layer
     enough_mib: float  # size of a device on which it fits
 
     @classmethod
@@ -140,7 +142,7 @@ class Need:
 
     @property
     def memory(self) -> StageMemory:
-        """On a device of its fullest stage."""
+        """On a device of the stage that needs most."""
         return self.prediction.stages[self.stage].memory
 
     @property
@@ -211,7 +213,7 @@ class SearchResult:
     best: Candidate | None  # the simplest one within the tolerance
     lower_bound_s: float  # no plan of the best one's batch takes less, nor one of another batch less per sample
     search_time_s: float
-    outcomes: Mapping[PlanFamily, FamilyOutcome]
+    outcomes: Mapping[PlanFamily, FamilyOutcome]  # solved, or why not
     bounds_s: Mapping[PlanFamily, float] = field(
         default_factory=dict
     )  # least step times of families rejected by theirs
@@ -292,10 +294,10 @@ class SearchResult:
 class Job:
     """A whole training. None: not known, as nobody says the tokens, the price or the speed of the storage."""
 
-    days: float | None
+    days: float | None  # of training on the tokens that were given
     cost: float | None  # in the currency of the price
     checkpoint_gb: float
-    save_s: float | None
+    save_s: float | None  # to write a checkpoint
 
     @classmethod
     def of(

@@ -16,7 +16,7 @@ from ..base.reading import read_json
 from ..base.writing import write_text
 from ..launch.faults import WAIT_S
 from ..model import config_of
-from ..options.foreign import idle_note
+from ..options.foreign import Fate, idle_note
 from ..options.group import Options
 from ..options.model_options import Model, ModelOptions
 from ..options.tuning import PreferenceOptions, TuningOptions
@@ -31,7 +31,7 @@ from .settings import RunOptions, TrainOptions, TrainSettings
 CONFIGS = Path("configs")  # where the search writes plans
 PLAN = "galvatron_config.json"  # plan of GLOBAL mode's options
 CONFIG = "config.json"  # of a model's folder
-BESIDE = {"profile_mode": "it is of profiles"}  # Galvatron's scripts give it to both
+BESIDE = {"profile_mode": Fate("it is of profiles")}  # Galvatron's scripts give it to both
 TUNING_PATHS = (
     *("dataset_name_or_path", "train_dataset_path", "dev_dataset_path"),
     *("tokenizer_name_or_path", "chat_template", "lora_path"),
@@ -139,6 +139,9 @@ def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | No
     resolved = {"plan": plan.absolute(), "model": model, "world_size": world_size, "seq_length": seq_length or None}
     resolved |= {"load": load, "output_dir": options.output_dir.absolute()}
     settings = TrainSettings.from_values(options.model_dump() | paths | resolved)
+    if settings.evaluates == "no":  # in Megatron-LM these switch it on
+        unused = options.model_dump(include={"eval_steps", "max_evaluate_steps"}, exclude_defaults=True)
+        notes += [idle_note(dict.fromkeys(unused, "nothing is evaluated without do_eval"))] if unused else []
     if settings.best_metric is None:
         needs = "the best checkpoint needs load_best_model_at_end and evaluation"
         best = options.model_dump(include={"load_best_model_at_end", "metric_for_best_model"}, exclude_defaults=True)

@@ -115,7 +115,7 @@ def test_searches_that_are_stopped_say_between_what_the_answer_lies(explained, g
         assert answer["time_s"] * (1 - answer["gap"]) <= whole["time_s"] * (1 + 1e-9)
         assert whole["time_s"] <= answer["time_s"] * (1 + 1e-9)
     shown = galvatron("explain", "plan.json").out
-    assert explain.UNCERTAIN in shown and "no faster plan was found: none takes less than" in shown
+    assert explain.UNCERTAIN in shown and "no faster plan was found; none takes less than" in shown
     assert re.search(r"^memory +0\.9 -> 1\.9 GiB .*\+\d+\.\d% to \+\d+\.\d%$", shown, re.MULTILINE)
     assert "…" not in shown.split("what if")[1] and "no plan was found in 0 s" in shown
 
@@ -124,7 +124,7 @@ def test_the_best_uniform_plan_and_the_runners_up_are_those_of_a_search(explaine
     options = OPTIONS | {"memory_constraint": BUDGET_GB, "json": 1}
     uniform = json.loads(galvatron(*words(**options, fine_grained_mode=0)).out.splitlines()[-1])
     assert explained["uniform"]["time_s"] == pytest.approx(uniform["time_s"])
-    assert uniform["time_s"] > explained["time_s"]
+    assert uniform["time_s"] >= explained["time_s"]
     others = json.loads(galvatron(*words(**options, top_k=4)).out.splitlines()[-1])["runners_up"]
     assert [other["why"] for other in explained["runners_up"]] == [other["why"] for other in others]
 
@@ -163,7 +163,7 @@ def test_it_reads_well_at_80_columns(explained, galvatron, monkeypatch):
     shown = galvatron("explain", "plan.json").out
     for title in ("time of a step", "memory of a device", "bottlenecks", "the best plans", "one layer more", "what if"):
         assert title in shown
-    assert "this plan is the best one" in shown and "best with one strategy for all layers" in shown
+    assert "none takes less than" in shown and "one strategy for all layers" in shown
     tables = shown.split("time of a step")[1].split("the best plans")[0]
     assert "…" not in tables and "reserve" not in tables
 

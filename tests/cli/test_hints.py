@@ -14,6 +14,7 @@ from paddlenlp_galvatron.options.aliases import canonical_name
 from paddlenlp_galvatron.plan import read_plan
 from paddlenlp_galvatron.planner.hints import LEAST_GAIN
 
+SIMPLER = 0.006  # `search` takes a simpler plan that is at most 0.5 % slower; a hint prices the fastest one
 H100 = ("--device", "h100-80gb", "--gpus", "8")
 
 
@@ -32,14 +33,14 @@ def test_a_hint_is_what_a_search_with_its_option_finds(galvatron, command):
     [hint] = hinted(galvatron, command, "qwen2.5-7b", "--batch", "61")
     assert hint["options"] == {"settle_bsz": 64} and hint["gain"] > LEAST_GAIN
     told = json.loads(galvatron("fit", "qwen2.5-7b", "--batch", "64", *H100, "--json").out)
-    assert told["rows"][0]["tokens_per_s_per_gpu"] == pytest.approx(hint["tokens_per_s_per_gpu"])
+    assert told["rows"][0]["tokens_per_s_per_gpu"] == pytest.approx(hint["tokens_per_s_per_gpu"], rel=SIMPLER)
     assert told["hints"] == []
     shown = galvatron(command, "qwen2.5-7b", "--batch", "61", *H100).out
     assert [line.partition(" +")[0] for line in shown.splitlines() if "hint" in line] == ["hint: with --batch 64"]
 
 
 def test_what_the_user_limits_is_not_hinted_at(galvatron):
-    long = ("qwen2.5-7b", "--batch", "64", "--seq", "32768")
+    long = ("qwen2.5-0.5b", "--batch", "2", "--seq", "32768")  # two kv heads: tp ends at 2
     assert hinted(galvatron, "search", *long)[0]["options"] == {"max_cp_deg": 8}
     for limit in (("--max_cp_deg", "1"), ("--disable_cp",), ("--search_space", "3d")):
         assert not [one for one in hinted(galvatron, "search", *long, *limit) if "max_cp_deg" in one["options"]]
@@ -61,7 +62,7 @@ def test_a_plan_for_paddlenlp_is_one_and_says_what_it_loses(galvatron):
     answer = json.loads(ran.out.splitlines()[-1])
     assert galvatron("plan", "to-paddlenlp", "plan.json", "--model", "qwen2.5-7b").code == 0
     free = json.loads(galvatron("search", *words, "--json").out.splitlines()[-1])
-    assert answer["free_time_s"] == pytest.approx(free["time_s"]) and free["time_s"] < answer["time_s"]
+    assert answer["free_time_s"] == pytest.approx(free["time_s"], rel=SIMPLER) and free["time_s"] <= answer["time_s"]
     assert answer["gap"] == 0
     refused = galvatron("plan", "to-paddlenlp", "plan.json")
     assert refused.code == 2 and "galvatron search --trainer paddlenlp" in refused.err

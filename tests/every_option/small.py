@@ -194,6 +194,7 @@ UNIFORM = {
     "per_device_train_batch_size": Row(5, "refusal"),  # the batch is told, too
     "gradient_accumulation_steps": Row(1, "plan.chunks"),
     "recompute": Row(1, "plan.checkpoint"),
+    "recompute_granularity": Row("full", "plan.checkpoint"),
 }
 PRICED = {"model_size": "model.json", "device": "h100"}
 TABLES = {

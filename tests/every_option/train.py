@@ -269,6 +269,7 @@ STRATEGY = {
     "per_device_train_batch_size": Row(1, "plan.global_batch", STOCK),
     "gradient_accumulation_steps": Row(2, "plan.micro_batches"),
     "recompute": Row(1, "plan.layers"),
+    "recompute_granularity": Row("full", "plan.layers"),
 }
 RECIPE = {
     "optim": Row("sgd", "optimizer.class"),

@@ -9,7 +9,7 @@ from plans import plan_fields
 
 from paddlenlp_galvatron.cli.main import COMMANDS, commands
 from paddlenlp_galvatron.options.aliases import ALIASES
-from paddlenlp_galvatron.options.foreign import HOLDS, IDLE
+from paddlenlp_galvatron.options.foreign import FOREIGN
 
 from .case import Case
 from .configs import MODEL
@@ -124,8 +124,7 @@ def words(random: Random) -> Case:
     known = options_of(command) if command in BASES else ()
     names = [
         *(name for name in known if name not in FREE),
-        *HOLDS,
-        *IDLE,
+        *FOREIGN,
         *(alias for alias, to in ALIASES.items() if to not in FREE),
     ]
     loose = ("--help", "--version", "--debug=1", "--", "-", "-x", "---", "--=", "plan.json", "missing", "help")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from itertools import groupby
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ pytest.importorskip("paddle")
 from paddle.distributed.fleet.base.topology import HybridCommunicateGroup
 from paddlenlp.trainer import Trainer, TrainerCallback, TrainingArguments
 from paddlenlp.transformers import LlamaConfig, LlamaForCausalLM
+from paddlenlp.utils.log import logger
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.register import GalvatronTrainer, GalvatronTrainingArguments
@@ -177,6 +179,11 @@ def test_what_a_plans_engine_does_by_itself_is_refused_by_name(tmp_path):
         GalvatronTrainer(model, arguments(tmp_path, num_cycles=2.0), train_dataset=PAIRS)
     with pytest.raises(UserError, match="args: settings of a whole run"):
         GalvatronTrainer(settings(tmp_path), args)
+    with patch.object(logger, "warning") as warned:  # the Trainer's own words for arguments without an effect
+        GalvatronTrainer(model, arguments(tmp_path, skip_profile_timer=False), train_dataset=PAIRS)
+    told = [call.args[0] for call in warned.call_args_list]
+    assert any("no effect here: skip_profile_timer (" in line for line in told)
+    assert any("one strategy for all layers, by global_train_batch_size, chunks" in line for line in told)
     args = arguments(tmp_path, logging_strategy="epoch", metrics_output_path=str(tmp_path / "metrics"))
     trainer = GalvatronTrainer(LlamaConfig(**config.to_dict()), args, train_dataset=PAIRS)
     assert trainer.args.logging_strategy.value == "epoch" and (tmp_path / "metrics").is_dir()

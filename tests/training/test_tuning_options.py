@@ -9,10 +9,10 @@ from paddlenlp.trainer.trainer_utils import get_scheduler
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.model.lora import Adapters
 from paddlenlp_galvatron.options.aliases import canonical_name
-from paddlenlp_galvatron.options.foreign import HOLDS, IDLE
+from paddlenlp_galvatron.options.foreign import FOREIGN
 from paddlenlp_galvatron.options.tuning import PreferenceOptions, TuningOptions
 from paddlenlp_galvatron.training.data.tokenizer import train_tokenizer
-from paddlenlp_galvatron.training.paddlenlp.arguments import OPTIONS, read_words
+from paddlenlp_galvatron.training.paddlenlp.arguments import read_words
 from paddlenlp_galvatron.training.prepare import prepare
 
 # Names and values of files of PaddleNLP's repository, each at the commit that stands beside it.
@@ -90,7 +90,7 @@ def test_a_stock_file_is_read_and_nothing_of_it_is_ignored_silently(name, folder
         assert settings.adapters("") == Adapters(64, 4.0, rslora=True) and settings.lora_rate_scale == 4
     for given in stock.keys() - set(REFUSED.get(name, ())):
         applied = canonical_name(given) in values
-        assert applied or f"--{given}" in notes[0] or given in HOLDS, given
+        assert applied or f"--{given}" in notes[0] or given in FOREIGN, given
 
 
 def test_what_cannot_be_had_is_refused_by_name_all_at_once(folder):
@@ -175,7 +175,3 @@ def test_a_loss_of_pairs_that_cannot_be_had_is_refused(given, fault):
 def test_orpo_is_or_with_the_chosen_answers_loss_and_without_a_reference():
     told = PreferenceOptions.from_values({"loss_type": "orpo"}).pair_loss
     assert (told.loss, told.sft_ratio, told.has_reference) == ("or", 1, False)
-
-
-def test_every_argument_has_one_fate():
-    assert not HOLDS.keys() & IDLE.keys() and not (HOLDS.keys() | IDLE.keys()) & OPTIONS.keys() - {"bf16", "fp16"}

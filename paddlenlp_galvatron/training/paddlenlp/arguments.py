@@ -11,16 +11,17 @@ from typing import Any, Optional
 
 import paddle.distributed as dist
 from paddlenlp.trainer import TrainingArguments
+from paddlenlp.utils.log import logger
 
 from ...base.errors import UserError
 from ...base.writing import write_text
-from ...options.foreign import HOLDS, IDLE
+from ...options.foreign import FOREIGN
 from ...options.group import canonical_options, is_boolean, read_options
 from ...options.group import read_words as read_option_words
 from ...options.uniform import UniformOptions
 from ...plan import read_plan
 from ...runtime.groups import start_world
-from ..prepare import BESIDE, CONFIG, GROUPS, prepare
+from ..prepare import BESIDE, CONFIG, GROUPS, Prepared, prepare
 from ..settings import TrainSettings
 from .surface import HANDED_ON
 
@@ -77,7 +78,8 @@ def settings_of(words: Sequence[str]) -> TrainSettings:
     """The run that a command line asks for, in a script of one's own, on each rank of a world that has started:
     `GalvatronTrainer(settings_of(sys.argv[1:])).train()`. Raises UserError."""
     start_world()
-    return prepare(read_words(words), dist.get_world_size()).settings
+    notes: list[str] = []
+    return _noted(prepare(read_words(words, notes.append), dist.get_world_size()), notes)
 
 
 def settings_for(model: Any, arguments: Any, sample_length: int | None) -> TrainSettings:
@@ -101,12 +103,21 @@ def settings_for(model: Any, arguments: Any, sample_length: int | None) -> Train
     values["model_size"] = str(model)
     if sample_length is not None and "seq_length" not in values and _leaves_length_open(values):
         values["seq_length"] = sample_length
-    unheeded = sorted(values.keys() & STOCK - OPTIONS.keys() - HOLDS.keys() - IDLE.keys() - HANDED_ON)
+    unheeded = sorted(values.keys() & STOCK - OPTIONS.keys() - FOREIGN.keys() - HANDED_ON)
     if unheeded:
         raise UserError(f"{name}: {values[name]} would change nothing here; leave it out" for name in unheeded)
-    canonical_options({name: value for name, value in values.items() if name in HOLDS and value}, OPTIONS)
+    notes: list[str] = []
+    others = {name: value for name, value in values.items() if name in FOREIGN}
+    canonical_options(others, OPTIONS, notes.append)
     options = {name: value for name, value in values.items() if name in OPTIONS}
-    return prepare(options, dist.get_world_size()).settings
+    return _noted(prepare(options, dist.get_world_size()), notes)
+
+
+def _noted(run: Prepared, notes: Sequence[str]) -> TrainSettings:
+    """Its settings; rank 0 logs what has no effect and what the plan decides."""
+    for note in (*notes, *run.notes) if dist.get_rank() == 0 else ():
+        logger.warning(note)
+    return run.settings
 
 
 def _leaves_length_open(values: dict[str, Any]) -> bool:
