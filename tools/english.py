@@ -3,14 +3,15 @@
 
     python tools/english.py [FILE ...]        no FILE: the whole project
 
-A sentence begins with its subject, so with none of OPENERS; questions may. HOUSE_WORDS and RIDDLES have standard words,
-CHINESE has one term for each thing: the one that PaddleNLP's documentation uses.
+A sentence begins with its subject, so with none of OPENERS; questions may. words.json has the words that
+are not used, each with the standard one; in Chinese a thing has one term, that of PaddleNLP's documentation.
 """
 
 from __future__ import annotations
 
 import ast
 import io
+import json
 import re
 import sys
 import tokenize
@@ -24,80 +25,18 @@ PLACES = (
     *("benchmarks/*.py", "tools/*.py", "docs/en/*.md", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"),
     *("docs/zh/*.md", "README_zh.md", "tools/commands_zh.json"),
 )
-LATER = (
-    "runtime",
-    "cost_model",
-    "planner",
-    "plan",
-    "search_engine",
-)  # riddles and names not mended yet
+# Folders whose riddles and names are not mended yet.
+LATER = {"runtime", "cost_model", "planner", "plan", "search_engine"}
 OPENERS = re.compile(r"(?:^|(?<=[.!?:;]\s))(?:Of|What|Who|That)\b[^.!?]*(?P<end>[.!?]|$)")
-HOUSE_WORDS = {  # the glossary has the standard words
-    "bid": "column",
-    "crew": "local ranks",
-    "foretell": "predict",
-    "lap": "sample",
-    "menu": "feasible sizes",
-    "sum of gradients": "gradient all-reduce or reduce-scatter",
-    "gathers of zero3": "ZeRO-3 all-gather",
-    "collectives of split layers": "TP/CP/Ulysses communication",
-    "waiting for other stages": "pipeline bubble",
-    "change of layout": "resharding",
-    "changes of layout": "resharding",
-    "tokens of a sample": "sequence length",
-    "samples of a step": "global batch size",
-    "devices of a node": "GPUs per node",
-    "devices on each node": "GPUs per node",
-    "what binds": "bottleneck",
-    "who runs what": "layer placement",
-    "goes on at": "resuming from",
-    "its visits": "repeatability",
-}
-RIDDLES = {
-    "told|tells?|telling": "given, shown, reported, or says",
-    "heard|hears?": "received, or receives",
-    "said": "given",
-    "beside": "next to, with, during or in addition to",
-    "at hand": "available",
-    "asked for": "requested, or on",
-    "unless said": "by default",
-    "left out of account": "ignored",
-    "goes on|go on|going on|went on": "continues, or is resumed",
-    "whatever": "any, or for any",
-    "whoever": "a person who, or who",
-    "fullest": "busiest, or with the highest peak",
-    "leanest": "that needs the least memory",
-    "anew": "again",
-    "alike": "the same, or equally",
-    "what holds": "what applies",
-}
-PAGE_RIDDLES = {r"(?<!network )(?<!model )cards?": "GPU"}
 PRIVATE_NAMES = re.compile(r"(?i)(?:^|_)(told|tells?|heard|hears?|said|anew|whoever|goes_on|at_hand)(?=_|$)")
-CHINESE = {  # wrong or second terms: the one to write
-    "全局批量|全局批次大小": "全局批大小",
-    "批量": "批大小",
-    "计划": "方案",
-    "(?<!\\w)micro-batch(?=[\u4e00-\u9fff])|微批(?!次)": "微批次",
-    "融合 kernel": "融合算子",
-    "张 GPU|块 GPU": "张卡",
-    "数据手册": "硬件参数文件",
-    "重算": "重计算",
-    "梯度累加": "梯度累积",
-    "带专家的": "MoE",
-    "词表层": "词嵌入与 LM head",
-    "多块层": "虚拟流水线",
-    "(?<!断点)(?<!连)续训|继续训练": "恢复训练",
-    "微调(?<!精调（微调)": "精调",
-    "死去": "异常退出",
-    "计价|定价": "预测，或代价",
-    "报名拒绝": "报错并指明参数名",
+WORDS: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("words.json").read_text())
+FOUND = {
+    kind: re.compile("|".join(words) if kind == "Chinese" else rf"(?i)\b(?:{'|'.join(words)})s?\b")
+    for kind, words in WORDS.items()
 }
-HOUSE_WORD = re.compile(rf"(?i:\b({'|'.join(HOUSE_WORDS)})s?\b)")
-RIDDLE, PAGE_RIDDLE = (re.compile(rf"(?i)\b(?:{'|'.join(words)})\b") for words in (RIDDLES, PAGE_RIDDLES))
-CHINESE_TERM = re.compile("|".join(CHINESE))
 NO_PROSE = re.compile(r"^```.*?^```|^    \S.*?$|^#.*?$", re.MULTILINE | re.DOTALL)
 
-SUSPECT = re.compile(rf"\b(Of|What|Who|That)\b|# (what|who|that)\b|{HOUSE_WORD.pattern}")
+SUSPECT = re.compile(r"\b(Of|What|Who|That)\b|# (what|who|that)\b")
 
 Texts = Iterator[tuple[int, str]]  # paragraphs, each with the number of its first line
 
@@ -146,48 +85,31 @@ def names(source: str) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.id
 
 
-def standard(words: dict[str, str], found: str) -> str:
-    """The words to use in place of `found`."""
-    return next(right for wrong, right in words.items() if re.fullmatch(wrong, found, re.IGNORECASE))
-
-
-def chinese_faults(path: Path, source: str) -> Iterator[str]:
-    """Terms outside code that are not those of the glossary."""
-    for line, text in enumerate(re.sub("^```.*?^```|`[^`\n]*`", blank, source, flags=re.M | re.S).split("\n"), 1):
-        for found in CHINESE_TERM.finditer(text):
-            right = next(right for wrong, right in CHINESE.items() if re.match(wrong, text[found.start() :]))
-            yield f"{path}:{line}: {found[0]}: 写作 {right}"
-
-
-def blank(code: re.Match[str]) -> str:
-    return "\n" * code[0].count("\n")
+def wrong_words(kind: str, text: str) -> Iterator[str]:
+    for found in FOUND[kind].finditer(text):
+        fits = (right for wrong, right in WORDS[kind].items() if re.match(rf"(?i){wrong}", found[0]))
+        yield f"{found[0]}: say {next(fits)}"
 
 
 def faults(path: Path) -> Iterator[str]:
-    source = path.read_text()
-    if path.suffix == ".json" or "zh" in path.stem.split("_") or path.parent.name == "zh":
-        yield from chinese_faults(path, source)
+    source, folders = path.read_text(), path.parts[-3:-1]
+    if "zh" in folders or path.stem.endswith("_zh"):
+        plain = re.sub("^```.*?^```|`[^`\n]*`", lambda code: "\n" * code[0].count("\n"), source, flags=re.M | re.S)
+        for line, text in enumerate(plain.split("\n"), 1):
+            yield from (f"{path}:{line}: {fault}" for fault in wrong_words("Chinese", text))
         return
-    later = path.parent.name in LATER or path.parent.parent.name in LATER
-    page = path.suffix == ".md" and path.parent.name == "en"
-    tables = [
-        (HOUSE_WORD, HOUSE_WORDS),
-        *([] if later else [(RIDDLE, RIDDLES)]),
-        *([(PAGE_RIDDLE, PAGE_RIDDLES)] if page else []),
-    ]
+    later = not LATER.isdisjoint(folders)
+    kinds = ["house"] + ["riddles"] * (not later) + ["pages"] * ("en" in folders)
     texts = {".py": python_texts, ".md": markdown_texts}.get(path.suffix, cpp_texts)
-    suspect = SUSPECT.search(source) or any(pattern.search(source) for pattern, _ in tables)
+    suspect = SUSPECT.search(source) or any(FOUND[kind].search(source) for kind in kinds)
     for line, text in texts(source) if suspect else ():  # tokenizing all files takes seconds
         for found in OPENERS.finditer(text):
             if found["end"] != "?":
                 yield f"{path}:{line}: begin with the subject: {found[0][:60]}"
-        for pattern, words in tables:
-            for found in pattern.finditer(text):
-                yield f"{path}:{line}: {found[0]}: say {standard(words, found[0])}"
-    if path.suffix == ".py" and not later:
-        for line, name in names(source):
-            if found := PRIVATE_NAMES.search(name):
-                yield f"{path}:{line}: {name}: name it without {found[1]}"
+        yield from (f"{path}:{line}: {fault}" for kind in kinds for fault in wrong_words(kind, text))
+    for line, name in names(source) if path.suffix == ".py" and not later else ():
+        if found := PRIVATE_NAMES.search(name):
+            yield f"{path}:{line}: {name}: name it without {found[1]}"
 
 
 if __name__ == "__main__":

@@ -74,9 +74,9 @@ class ComputeTimes:
             )
 
         def of(way: str) -> float:
-            given = {known: getattr(times, way).of(count, rows) for known, times in measured.items()}
+            ms_of = {known: getattr(times, way).of(count, rows) for known, times in measured.items()}
             return (
-                given[degree] if degree in given else Curve.through((1 / d, ms) for d, ms in given.items())(1 / degree)
+                ms_of[degree] if degree in ms_of else Curve.through((1 / d, ms) for d, ms in ms_of.items())(1 / degree)
             )
 
         forward, launch = of("forward"), of("launch")
