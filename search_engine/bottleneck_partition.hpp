@@ -17,7 +17,7 @@ struct Minimax {
 };
 
 constexpr std::size_t kStepsOfCost = 16;  // of WorkBudget, some 100 ns
-// A search begins this share above a known bound, and goes on in ever larger steps to so many times it, then to the
+// A search begins this share above a known bound, and continues in ever larger steps to so many times it, then to the
 // end.
 constexpr double kFirstStep = 1e-3, kFarthest = 10;
 

@@ -166,7 +166,7 @@ class ColumnGeneration : public Search {
       if (!split(node, limit, poll)) settled = std::min(settled, node.bound);
       if (is_less(best_.cost, known)) improve(poll);
     }
-    opened_ = -1;  // nothing is left to go on with
+    opened_ = -1;  // nothing is left to continue with
     return std::min({settled, least_open(), limit, best_.cost});
   }
 
@@ -384,7 +384,7 @@ class ColumnGeneration : public Search {
     return time;
   }
 
-  // --- the path's turn ----------------------------------------------------------------------------------------------
+  // --- heuristics ---------------------------------------------------------------------------------------------------
 
   // Strategies with which a stage works least, with its sync and without.
   Points busiest(VocabCase& vocab_case, int stage, const std::vector<int>& division, WorkBudget& poll) const {
@@ -443,7 +443,7 @@ class ColumnGeneration : public Search {
     return attempt(vocab_case, division, options, times, poll);
   }
 
-  // As if memory had no end.
+  // Ignores the memory budget.
   void roughly(const InterleavedStages& exact, ChunkTimes& times, int stage, const std::vector<int>& layers) const {
     for (int c = 0; c < chunks_a_stage(); ++c) {
       const StageTime beside = exact.beside(stage, c);
@@ -486,7 +486,7 @@ class ColumnGeneration : public Search {
   double opened_ = -1;           // limit for which they were made
   PlanFound best_;
   VocabCase* best_vocab_case_ = nullptr;
-  bool exact_ = false;  // stages of one chunk are answered exactly, whatever the division
+  bool exact_ = false;  // stages of one chunk are answered exactly, for any division
   std::size_t stop_ = 0;  // steps after which it is given up
   std::mutex mutex_;  // one thread at a time
 };

@@ -132,7 +132,7 @@ class StepGraph {
     }
   }
 
-  // When a time is first asked for.
+  // When a time is first requested.
   void build() {
     last_.assign(stages_, 0), nodes_.resize(1);
     std::vector<std::vector<Pass>> passes(stages_);

@@ -3,7 +3,7 @@
 // A path goes down the pipeline to a stage and stays there. In between it may go down to the last stage and back once
 // or twice: while the stage waits for its first gradient, or for its last one. Then it ends with the stage's own sync,
 // or it comes back up and ends with the first stage's. The lists of passes say how many passes of the stage each path
-// has (schedule.hpp), whatever the schedule. A path's length is a weighted sum of the stages' times, so the sum of
+// has (schedule.hpp), for any schedule. A path's length is a weighted sum of the stages' times, so the sum of
 // bounds of the stages bounds it.
 #pragma once
 
@@ -160,7 +160,7 @@ class PathBounds {
     double trips;
     std::optional<std::pair<int, int>> own;  // nothing: there is no such path
 
-    // Whether this one is longer whatever the times; of equal ones the first is.
+    // Whether this one is longer for any times; of equal ones the first is.
     bool covers(const Path& other) const {
       if (!own || !other.own || &other == this) return false;
       const bool equal = trips == other.trips && *own == *other.own;

@@ -99,7 +99,7 @@ class InterleavedStages {
     return known.emplace(key, solve({stage, layers, more, busy_[with_sync]}, poll)).first->second;
   }
 
-  // Below that, cheap: for no layers more, one more, and so on up to `most`; infinite where they don't fit. Closest for
+  // Cheap lower bounds of work() for 0..most additional layers; infinite where they don't fit. Closest for
   // `likely` more.
   const std::vector<double>& rough_works(int stage, const std::vector<int>& layers, int most, int likely,
                                          WorkBudget& poll) {
@@ -128,7 +128,7 @@ class InterleavedStages {
 
   // Lagrangian relaxation of a stage, for any weights of each chunk's passes and of the sync: memory has a price, ms
   // per MiB, instead of a limit, and of the workspace only what a single layer needs counts. Calls
-  // `take(beside, layer)` once a level of that, with the cost beside its layers and that of a layer of each chunk. The
+  // `take(beside, layer)` once a level of that, with the cost besides its layers and that of a layer of each chunk. The
   // least of them is a lower bound, for any price and for any of the moments, or mean of them, in `held`.
   template <class Take>
   void relax(int stage, const std::vector<double>& held, const std::vector<Weights>& weights, double price,
@@ -156,13 +156,13 @@ class InterleavedStages {
     }
   }
 
-  // At the moment at which alike layers would hold most.
+  // At the moment at which identical layers would hold most.
   std::vector<double> likely_held(int stage, const std::vector<int>& layers) const {
     const Held& held = fullest(stage, layers, 0);
     return {held.begin(), held.end()};
   }
 
-  // Lets go of what takes much memory and is soon known again.
+  // Clears what takes much memory and is soon known again.
   void forget() {
     for (ChunkWeights& pricing : busy_)
       for (auto& [key, mixes] : pricing.mixes) mixes->forget();
@@ -202,7 +202,7 @@ class InterleavedStages {
     return found.size() <= most && effort > 0 && poll.steps() < stop;
   }
 
-  // Times of a chunk beside its layers' own, at least.
+  // Least times of a chunk besides its layers' own.
   StageTime beside(int stage, int chunk) const {
     StageTime time = part(stage, chunk).time;
     Change enters{kInfinity, kInfinity}, leaves = enters;
@@ -358,7 +358,7 @@ class InterleavedStages {
     return layers;
   }
 
-  // The moment at which alike layers would hold most.
+  // The moment at which identical layers would hold most.
   const Held& fullest(int stage, const std::vector<int>& layers, int more) const {
     const std::vector<Held>& moments = tables_.held[stage];
     return *std::max_element(moments.begin(), moments.end(), [&](const Held& a, const Held& b) {

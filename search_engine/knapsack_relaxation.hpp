@@ -12,7 +12,7 @@
 
 namespace galvatron {
 
-constexpr int kMostTypes = 17;  // of layers; chunks of a stage are told apart as types are
+constexpr int kMostTypes = 17;  // of layers; chunks of a stage are distinguished as types are
 
 // Layers of a stage, by type; those of types `first_type` to `last_type` alone are more than 0.
 struct Layers {

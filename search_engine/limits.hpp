@@ -28,7 +28,7 @@ class TooHard : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Called now and then in long loops; leaves them by throwing: when it is told to, or after the steps that it allows.
+// Called now and then in long loops; leaves them by throwing: when it is cancelled, or after the steps that it allows.
 class WorkBudget {
  public:
   explicit WorkBudget(std::function<void()> check) : check_(std::move(check)) {}

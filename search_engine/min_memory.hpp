@@ -1,4 +1,4 @@
-// The least memory in which a pipeline fits, whatever its time.
+// The least memory in which a pipeline fits, in any time.
 #pragma once
 
 #include <array>

@@ -33,7 +33,7 @@ struct MemoryBudget {
   Workspace workspace;  // that the stage needs anyway, within the budget
 };
 
-// Mixes of layers within a budget; those of one type are alike. Workspace is handled by levels: at each level only
+// Mixes of layers within a budget; those of one type are identical. Workspace is handled by levels: at each level only
 // choices that need no more are allowed, and the budget is less by so much. Layouts are enumerated as sets, extended
 // while the lower bound stays below the best mix. A search of too many steps ends with a gap to the bound.
 class CountKnapsack {
@@ -43,7 +43,7 @@ class CountKnapsack {
     for (const Choice& choice : choices_) all_ |= bit(choice.layout);
   }
 
-  // Lets go of what is remembered.
+  // Clears the cache.
   void forget() { frontiers_.clear(); }
 
   // A lower bound of what the layers cost without resharding, cheap.

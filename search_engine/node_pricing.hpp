@@ -50,7 +50,7 @@ struct VocabCase {
   int vocab;
   std::unique_ptr<InterleavedStages> stages;
   std::unique_ptr<Pricing> pricing;
-  std::vector<int> division;  // whose stages work about alike
+  std::vector<int> division;  // whose stages work about equally long
 };
 
 // A plan that costs least on weighted paths.
@@ -58,7 +58,7 @@ struct Column {
   double sum = kInfinity;
   int vocab_case = -1;
   std::vector<int> division;
-  std::vector<Points> options;  // of each stage: the point that costs so much, where it was asked for
+  std::vector<Points> options;  // of each stage: the point that costs so much, where it was requested
 };
 
 class NodePricing {

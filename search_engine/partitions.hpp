@@ -119,7 +119,7 @@ class Partitions {
   static constexpr double kTolerance = 1e-6;
   static constexpr int kRounds = 4;
 
-  // The weighted times of all stages before a boundary, or after it, and of the links between: of the stages beside
+  // The weighted times of all stages before a boundary, or after it, and of the links between: of the stages besides
   // their layers, and of the layers; or of both, by stage and layer.
   struct Elsewhere {
     std::vector<double> stages, layers;

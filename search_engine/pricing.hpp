@@ -62,10 +62,10 @@ struct FeasibleSizes {
   int fewest = 0;                    // layers of the stage
   int skipped = 0;                   // of them, beyond the fewest of its chunks
   double ends = 0;                   // ms before the stage's first pass and after its last one, at least
-  std::vector<double> work, synced;  // ms that it works in a step; with its sync (empty: not yet asked for)
+  std::vector<double> work, synced;  // ms that it works in a step; with its sync (empty: not yet requested)
 };
 
-// The least time that the longest stage takes, whatever each takes of the layers; infinite where the layers are too few
+// The least time that the longest stage takes, for any division of the layers; infinite where the layers are too few
 // or too many. `feasible(stage)`: sizes of a stage.
 template <class MenuOf>
 double longest(int stages, int layers, MenuOf feasible) {
@@ -181,7 +181,7 @@ class Pricing {
       : tables_(tables), cache_(cache), exact_(exact), places_(tables), prices_(tables.stages, 0) {}
 
   // Costs of divisions with `fewest` to `most` layers in each chunk; `now` is a likely one. The better of two bounds:
-  // one weighs all passes of the stage alike and is exact; the other prices memory and keeps the chunks' own weights.
+  // one weighs all passes of the stage equally and is exact; the other prices memory and keeps the chunks' own weights.
   StageCosts of(int stage, const std::vector<int>& fewest, const std::vector<int>& most, const std::vector<int>& now,
            const PathWeights& weights, FeasibleSizes& feasible, WorkBudget& poll) {
     StageCosts best = evenly(stage, fewest, most, weights, feasible, poll);

@@ -64,7 +64,7 @@ struct Problem {
   std::vector<std::vector<Change>> change;    // [layout before][layout after]
   ByBoundary<std::vector<Change>> enter, leave;   // by layout: from, to the edge of a stage
   std::vector<Vocab> vocabs;
-  Part middle;                        // what a stage without vocabulary layers has beside its layers
+  Part middle;                        // what a stage without vocabulary layers has besides its layers
   Part later;                         // what its second chunk has, and a further one of any stage
   std::vector<std::vector<std::vector<int>>> held;  // of each stage: micro-batches in flight of each of its chunks, at
                                                     // each moment at which they may take most
@@ -84,7 +84,7 @@ struct Problem {
   // Whether another type starts at this layer.
   bool is_between(int layer) const { return layer > 0 && layer < layers && starts[type_of(layer)] == layer; }
 
-  // Cost of a stage beside its layers.
+  // Cost of a stage besides its layers.
   const Part& beside(const Vocab& vocab, int stage) const {
     return stage == 0 ? vocab.first : stage == stages - 1 ? vocab.last : middle;
   }

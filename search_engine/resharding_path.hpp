@@ -19,11 +19,11 @@ inline LayoutSet bit(int layout) { return LayoutSet{1} << layout; }
 // Prices of changing layout, in any unit of time: `enter` a stage in a layout, `leave` it from one, `change[a][b]`.
 // Groups are numbered by the type of their layers, all of a type are passed before the next, and between types that are
 // no neighbours a change is free. All of them together must obey the triangle inequality: then no layout is worth
-// visiting twice, nor any that is not asked for.
+// visiting twice, nor any that is not requested.
 struct GroupPrices {
   std::vector<double> enter, leave;
   Vector<Vector<double>> change;
-  std::vector<int> types;  // of each layout, rising; empty: all alike
+  std::vector<int> types;  // of each layout, rising; empty: all the same
 
   int layouts() const { return static_cast<int>(enter.size()); }
 };
@@ -69,7 +69,7 @@ class ReshardingPath {
     return best;
   }
 
-  // Lets go of what is remembered, where that is much.
+  // Clears the cache where it is large.
   void forget() {
     if (known_.size() > kMostIdle) known_.clear();
   }

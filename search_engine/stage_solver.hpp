@@ -50,7 +50,7 @@ class ChoiceCache {
   SolvedSpans& inner(int in_flight, const Weights& weights) { return inner_[{in_flight, weights}]; }
   TimesOfSpans& inner_times(int stage) { return inner_times_[stage]; }
 
-  // Lets go of what is solved, to be solved anew when it is asked for.
+  // Clears the cache.
   void forget() {
     for (auto& [key, mixes] : weighted_) mixes->forget();
     inner_.clear();
@@ -61,7 +61,7 @@ class ChoiceCache {
   CountKnapsack complete(int in_flight, const Weights& weights) const { return CountKnapsack(choices(in_flight,
                                                                                                      weights)); }
 
-  // Least cost of one layer of a type, whatever memory it takes.
+  // Least cost of one layer of a type, in any memory.
   double cheapest(int type, const Weights& weights) const {
     double least = kInfinity;
     for (const int k : useful_)

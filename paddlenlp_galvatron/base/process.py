@@ -52,8 +52,8 @@ class Stream:
 
 @contextmanager
 def lasting_streams() -> Iterator[Callable[[], OSError | None]]:
-    """Meanwhile stdout and stderr are such streams. Gives what asks whether stdout was lost to an error, as on a full
-    disk, and not because nobody reads it."""
+    """Meanwhile stdout and stderr are such streams. Yields a function that returns the error with
+    which stdout failed, or None (a closed pipe is no error)."""
     before = sys.stdout, sys.stderr
     out, err = Stream(sys.stdout), Stream(sys.stderr)
 

@@ -85,7 +85,7 @@ class _Bound(IntEnum):
 
     COMPUTE = 0  # of its fastest strategies
     LAYERS = 1  # these alone, in the memory that there is
-    PATHS = 2  # all costs, along some paths through the step
+    PATHS = 2  # lower bound from a fixed family of critical paths
     STAGES = 3  # the exact optima of stages
     TRIAL = 4  # a search with a small effort
 

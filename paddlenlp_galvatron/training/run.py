@@ -104,7 +104,7 @@ class Run:
         return Best(self.settings.output_dir, metric, metric not in SMALLER if greater is None else greater, step)
 
     def compute_reference(self) -> None:
-        """DPO's log-probabilities of all data that the run knows, while the weights are those that it begins with."""
+        """Compute DPO's reference log-probabilities of every data set, before the first update."""
         if self.reference is None:
             return
         evaluated = [source for _, source in self.evaluation()] if self.settings.evaluates != "no" else []

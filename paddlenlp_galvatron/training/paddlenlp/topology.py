@@ -62,7 +62,7 @@ def axes_of(plan: Plan, strategy: LayerStrategy) -> CommunicateTopology:
 class LayerGroup(HybridCommunicateGroup):  # type: ignore[misc]
     """One layer's answers: all of Paddle's methods, of which each is true of this layer.
 
-    A rank of a stage that has not the layer answers as its own stage forms the groups of this strategy.
+    A rank outside the layer's stage reports the groups that its own stage would form.
     """
 
     def __init__(self, axes: CommunicateTopology, groups: Groups):
