@@ -169,6 +169,9 @@ class Recorder:
         out = self._weight * (1.0 if x is None else x)
         return out.sum() if self.is_last and chunk == len(self.chains) - 1 else out
 
+    def expect_gradient(self, scale: float) -> None:
+        """The head computes gradients beside losses: in the same pass."""
+
     def take(self, tokens: Any) -> list[None]:
         self.traffic()
         return [None] * len(tokens)

@@ -34,7 +34,6 @@ from paddlenlp_galvatron.plan import Precision, file, strategy
 from paddlenlp_galvatron.planner import explain
 from paddlenlp_galvatron.profiles import files, reserve
 from paddlenlp_galvatron.profiles.analytic import ON_GPUS, layer_numbers_per_token
-from paddlenlp_galvatron.profiles.data_sheet import HALF_RANKS
 from paddlenlp_galvatron.report import measured, page
 from paddlenlp_galvatron.report.plan import MOST_ROWS
 from paddlenlp_galvatron.runtime.cpu_backend import REACH_S
@@ -119,7 +118,6 @@ FIGURES = [
     ),
     ("fit", [100 * reserve.ALLOCATOR], "else {} % of the tensors", "否则为张量的 {} %"),
     ("fit", [round(100 * reserve.WORKING, 1)], "{} % of the working memory", "加临时显存的 {} %"),
-    ("cost_model", [HALF_RANKS.value], "1 / (1 + N / {})", "1 / (1 + N / {})"),
     ("profile", [messages.LONGEST_MS], "takes more than {} ms no larger", "第一个耗时超过 {} ms 的消息之后"),
     (
         "profile",

@@ -16,7 +16,7 @@ from cost_examples import COMPUTATION, HARDWARE, MEMORY, MODEL, SEQ
 
 from paddlenlp_galvatron.cli.search import END, GROUPS
 from paddlenlp_galvatron.options.aliases import canonical_name
-from paddlenlp_galvatron.options.foreign import IDLE
+from paddlenlp_galvatron.options.foreign import FOREIGN
 from paddlenlp_galvatron.plan import read_plan
 from paddlenlp_galvatron.profiles import Shape, Variant
 
@@ -232,7 +232,7 @@ DOCUMENTED = [
 
 @pytest.mark.parametrize("name", DOCUMENTED)
 def test_every_documented_option_is_known(name):
-    assert canonical_name(name) in FIELDS.keys() | IDLE.keys()
+    assert canonical_name(name) in FIELDS.keys() | FOREIGN.keys()
 
 
 def test_what_galvatrons_own_script_passes_is_taken(folder, galvatron):
@@ -355,7 +355,7 @@ def test_the_ports_own_arguments_are_taken_on_the_command_line_and_in_the_script
               "bsz_step": 1, "max_tp_size": 8, "max_pp_size": 8, "mixed_precision_type": "bf16",
               "memory_upper_limit": 8, "sp_space": "tp", "layernum": 4, "disable_sdp": 0, "disable_vtp": 0,
               "parallel_search": 0, "log_dir": "search-engine-logs"}  # fmt: skip
-    assert all(canonical_name(name, FIELDS) in FIELDS.keys() | IDLE.keys() for name in parser | engine)
+    assert all(canonical_name(name, FIELDS) in FIELDS.keys() | FOREIGN.keys() for name in parser | engine)
     ran = galvatron(*words(**parser, **engine, output_config_path="command.json"))
     assert ran.code == 0 and ran.err.splitlines() == [ran.err.strip()] and "--parallel_search" in ran.err
     ran = galvatron(*words(**OPTIONS, max_pp_deg=8, output_config_path="ours.json"))

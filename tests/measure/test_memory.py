@@ -70,7 +70,7 @@ def test_experts_keep_what_is_priced(mixture):
     part.forward()
     kept = (device.allocated_mib() - start) * MIB / 4
     rows, priced = 2 * 256, mixture.routed.sublayers[0].kept
-    numbers = rows * (priced.gathered + priced.split) + 256 * mixture.hidden_size
+    numbers = rows * (priced.tokens + priced.split) + 256 * mixture.hidden_size
     assert numbers < kept < 1.1 * numbers
 
 

@@ -79,7 +79,7 @@ def test_mistakes_end_with_exit_code_2(tmp_path, config, galvatron):
         (["--profile_seq_length_list", "65"], "beyond the 64 positions"),
         (["--profile_seq_length_list", "x"], "profile_seq_length_list"),
         (["--profile_mode", "all"], "profile_mode"),
-        (["--use_flash_attn"], "use_flash_attention: Paddle has it on GPUs only"),
+        (["--use_flash_attn"], "use_flash_attn: Paddle has it on GPUs only"),
         (["--analytic", "b300"], "known: a100-40gb, a100-80gb"),
     ]:
         ran = galvatron(*words, *more)

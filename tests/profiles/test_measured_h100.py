@@ -48,7 +48,7 @@ def test_products_of_a_layer_by_tp(tokens, tp, ms):
 def test_grouped_products_by_rows_an_expert(hidden, inner, experts, rows, tflops):
     """Three products of one kernel each. Measured without half-filled tiles, of which each expert wastes 64 rows."""
     shape = replace(load_model("qwen3-30b-a3b"), hidden_size=hidden, expert_size=inner, experts=experts)
-    (forward,) = (times.forward for times in analytic_experts(shape, H100, Precision.BF16, (1,)).values())
+    forward = analytic_experts(shape, H100, Precision.BF16)[1].forward
     product_ms = 6 * hidden * inner / (PEAK * H100.matmul_efficiency.value) * 1e3  # of a row
     full = forward._replace(call_ms=3 * 0.025, expert_ms=0.0, row_ms=product_ms)
     assert forward.expert_ms == pytest.approx(64 * product_ms)
