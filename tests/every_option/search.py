@@ -202,7 +202,7 @@ ROWS = {
     "no_async_grad_reduce": Row(1, "answer.time_s"),
     "amp_master_grad": Row(0, "plan.galvatron.assumed"),
     "use_flash_attention": Row(1, "plan.galvatron.assumed"),
-    "no_global_memory_buffer": Row(1, "answer.stages", {"disable_pp": 1, **TIGHT}),
+    "no_global_memory_buffer": Row(1, "answer.stages", {"disable_pp": 1, **TIGHT}, idle="the working set is measured"),
     "profiles": Row("other", "answer.time_s"),
     "profile_mode": Row("batch", "answer.feasible", SINGLE),
     "time_profile_mode": Row("batch", "answer.feasible", SINGLE),
