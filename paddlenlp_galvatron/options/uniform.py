@@ -174,7 +174,7 @@ class DegreeOptions(Options):
         """Data parallelism of the `dp` ranks that see other samples."""
         if not self.sharding and self.sharding_parallel_degree not in NONE:
             raise UserError(
-                "sharding_parallel_degree: without sharding nothing is sharded; name a stage: sharding stage2"
+                "sharding_parallel_degree: needs a stage; name one: sharding stage2"
             )
         sharing = self.sharding_parallel_degree if self.sharding else None
         sharing = dp if sharing in (None, -1) else sharing

@@ -99,7 +99,7 @@ def test_a_granularity_alone_switches_recomputation_on(said, recomputes):
         ({"recompute_granularity": "selective"}, "recompute_granularity: must be full: .* recompute_enc names parts"),
         ({"recompute_granularity": "core_attn"}, "recompute_granularity: must be full"),
         ({"recompute_granularity": "full", "global_checkpoint": False}, "global_checkpoint: is False, but"),
-        ({"sharding_parallel_degree": 2}, "sharding_parallel_degree: without sharding nothing is sharded"),
+        ({"sharding_parallel_degree": 2}, "sharding_parallel_degree: needs a stage"),
     ],
 )
 def test_what_would_be_dropped_or_contradicts_is_refused(said, fault):
