@@ -173,9 +173,7 @@ class DegreeOptions(Options):
     def _sharded(self, dp: int) -> dict[str, Any]:
         """Data parallelism of the `dp` ranks that see other samples."""
         if not self.sharding and self.sharding_parallel_degree not in NONE:
-            raise UserError(
-                "sharding_parallel_degree: needs a stage; name one: sharding stage2"
-            )
+            raise UserError("sharding_parallel_degree: needs a stage; name one: sharding stage2")
         sharing = self.sharding_parallel_degree if self.sharding else None
         sharing = dp if sharing in (None, -1) else sharing
         if dp % sharing:
