@@ -83,7 +83,7 @@ def test_adapters_learn_beside_their_base_which_is_the_reference(pairs, capfd):
     [again] = log(pairs, "more")
     assert again["loss"] != pytest.approx(np.log(2), abs=1e-6)  # the reference has no adapters
     assert run(pairs, "adapters", one, *lora, "--seed", "5", steps=3) != 0
-    assert "adapters are others (base)" in capfd.readouterr().err
+    assert "adapters are others (another base)" in capfd.readouterr().err
     free = ("--loss_type", "orpo")
     assert run(pairs, "free", one, *free, steps=1) == 0
     assert not (pairs / "free" / "reference").exists()

@@ -112,7 +112,7 @@ def settings(tmp_path, **given) -> TrainSettings:
 
 
 def test_a_run_stops_at_a_loss_that_is_no_number(tmp_path, diverging):
-    with pytest.raises(GalvatronError, match=r"step 1: the loss is nan.*--on_nonfinite skip"):
+    with pytest.raises(GalvatronError, match=r"step 2: the loss is nan.*--on_nonfinite skip"):
         list(GalvatronTrainer(settings(tmp_path)).steps())
 
 
@@ -150,7 +150,7 @@ def hopeless(monkeypatch):
 
 def test_a_run_that_leaves_most_steps_out_ends(tmp_path, hopeless):
     run = settings(tmp_path, on_nonfinite="skip", max_skipped=4).model_copy(update={"max_steps": 30})
-    with pytest.raises(GalvatronError, match=r"step 5: 5 of the latest 6 steps were skipped, more than"):
+    with pytest.raises(GalvatronError, match=r"step 6: 5 of the latest 6 steps were skipped, more than"):
         list(GalvatronTrainer(run).steps())
     assert len(hopeless) == 6
 

@@ -150,7 +150,7 @@ def test_a_dry_run_counts_frozen_weights_and_adapters(trained, monkeypatch):
 def test_what_does_not_belong_together_is_refused(trained, capfd):
     one = plan(1, "1 1", batch=BATCH)
     assert run(trained, "split", one, "--lora_alpha", "5", steps=9) != 0
-    assert "its adapters are others (alpha)" in capfd.readouterr().err
+    assert "its adapters are others (alpha: 6.0 -> 5.0)" in capfd.readouterr().err
     assert run(trained, "start", one, steps=9) != 0
     assert "all weights were trained there" in capfd.readouterr().err
     shutil.copytree(trained / "base", trained / "other")

@@ -57,7 +57,8 @@ def test_a_plan_has_a_name_of_its_own():
 
 def test_the_check_sees_parts_that_are_not_summed_up(tmp_path, monkeypatch):
     """By gradients: ZeRO in a part of the ranks has no other sign of it, as all copies are wrong alike."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    tests = Path(__file__).parents[1]
+    monkeypatch.setenv("PYTHONPATH", f"{tests}:{tests.parent}")
     case = small_case(plans.HYBRID_FOUR[0].plan, "qwen2", steps=1)
     parity.write_cases(tmp_path, [case])
     launch(f"{__package__}.unsummed_worker", [str(tmp_path)], 4, tmp_path / "log", timeout_s=300)
