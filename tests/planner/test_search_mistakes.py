@@ -53,7 +53,7 @@ def test_2_plans_of_mixed_degree_win_where_they_are_faster() -> None:
             search(
                 MODEL, cost, chosen.model_copy(update={"memory_constraint": gb, "fine_grained_mode": fine_grained_mode})
             )
-            for gb in (1.5, 2, 2.5, 3)
+            for gb in (1.2, 1.4, 1.6, 1.8)
         )
         times.append([(result.time_s, result.best and result.plan) for result in found])
     better = [fine for (coarse_s, _), (fine_s, fine) in zip(*times, strict=True) if fine_s < coarse_s * 0.99]
