@@ -39,7 +39,6 @@ class TrainingLoop:
         self.step = 0  # steps that are done
         self.exit_code = 0  # of a rank's process: 0, or 128 and the signal upon which it stopped
         self._unlogged: list[StepRecord] = []
-        self._logged_at, self._step_began = time.time(), time.perf_counter()
         self._nonfinite = run.settings.nonfinite_guard(scaled=run.engine.scaler is not None)
 
     def steps(self) -> Iterator[StepRecord]:

@@ -83,12 +83,13 @@ class Writer:
         self.finish()
         self._require_run()
         self._best = best
-        try:
-            self._folder.mkdir(exist_ok=True)  # and none above it, which may be removed just now
-            to_disk(self._folder.parent)
-        except FileNotFoundError:
-            self._require_run()
-            raise
+        if not self._folder.is_dir():
+            try:
+                self._folder.mkdir(exist_ok=True)  # and none above it, which may be removed just now
+                to_disk(self._folder.parent)
+            except FileNotFoundError:
+                self._require_run()
+                raise
         arrays, tensors, powers = self._copy(optimizer)
         scaler, step = self._engine.scaler, self._engine.steps_done
         index = {

@@ -105,12 +105,9 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
             raise UserError("eval_dataset: missing; training is on a train_dataset, which has no validation split")
         if data is None:
             return open_validation(settings, plan, shape)
-        named = {f"eval_dataset {name}": one for name, one in data.items()} if isinstance(data, dict) else {}
-        if not named:
-            return [("", self._map_data("eval_dataset", data, plan, shape))]
-        return [
-            (name.removeprefix("eval_dataset "), self._map_data(name, one, plan, shape)) for name, one in named.items()
-        ]
+        if isinstance(data, dict) and data:
+            return [(name, self._map_data(f"eval_dataset {name}", one, plan, shape)) for name, one in data.items()]
+        return [("", self._map_data("eval_dataset", data, plan, shape))]
 
     def _map_data(self, name: str, data: Any, plan: Plan, shape: ModelShape, shuffle: bool = False) -> MapData:
         length = plan.assumed.seq_length or 0
