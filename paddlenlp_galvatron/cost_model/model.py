@@ -55,7 +55,7 @@ class CostModel(LayerPrices):
     """Prices of one model on one cluster, from its profiles, under one set of assumptions.
 
     `model` is the shape of all layers, or one shape for each layer type in the order of the model (their number of
-    layers tells which layer is of which type). Prices are by kind: dense layers and those with experts of one shape are
+    layers says which layer is of which type). Prices are by kind: dense layers and those with experts of one shape are
     two layer types. Raises UserError where an assumption is missing, or types of layers contradict each other.
     """
 

@@ -280,7 +280,7 @@ class Load(NamedTuple):
 
 
 def load_summary(load: Load | None) -> dict[str, float] | None:
-    """`load` of every JSON answer; None: a model without experts, or a plan whose file does not tell it."""
+    """`load` of every JSON answer; None: a model without experts, or a plan whose file lacks it."""
     return load and load._asdict()
 
 
@@ -291,7 +291,7 @@ class Predicted:
     step_s: float | None
     memory_mib: tuple[float, ...]  # most that tensors of a rank of each stage hold; empty: not predicted
     reserve_mib: float  # of a device, for what tensors do not hold
-    load: Load | None  # of experts; None: the file tells none
+    load: Load | None  # of experts; None: the file has none
 
     @staticmethod
     def of(plan: Plan) -> Predicted:

@@ -150,8 +150,8 @@ def fit(shape: ModelShape, options: FitOptions, note: Note = no_note, watch: Wat
     """A row a device and number of cards: those asked for, or from the least that fits; `options` are settled for the
     shape.
 
-    `note` hears what was assumed of profiles, and of a budget beyond the device's memory, `watch` how far each search
-    is. Raises UserError for a number that is no whole number of nodes, or that the profiles say nothing of.
+    `note` is called with the assumptions about profiles and about a budget beyond the device's memory, `watch` with
+    how far each search is. Raises UserError for a number that is no whole number of nodes, or that the profiles lack.
     """
     found: list[Fit] = []
     for cards in _kinds(shape, options, note):

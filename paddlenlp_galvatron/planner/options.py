@@ -441,7 +441,7 @@ def _cluster(values: Mapping[str, Any]) -> dict[str, Any]:
         return {}  # the fields tell what is wrong
     if world is None:
         nodes, gpus = (1 if nodes is None else nodes), (most if gpus is None else gpus)
-        world = nodes * gpus or 1  # of none the fields tell
+        world = nodes * gpus or 1  # no field says how many
     else:
         if gpus is None:
             gpus = world // nodes if nodes else min(world, most)

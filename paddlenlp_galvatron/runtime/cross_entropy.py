@@ -1,8 +1,8 @@
 """Cross entropy over a vocabulary that tp ranks may split, of all tokens at once or piece by piece.
 
-By pieces, logits exist for one piece of tokens at a time. A sum of losses tells each token's gradient at once, so that
+By pieces, logits exist for one piece of tokens at a time. A sum of losses gives each token's gradient at once, so that
 forward computes it, too: it adds the table's gradient to those of the micro-batches before, and keeps that of the
-hidden states alone. Losses of pairs tell it when all tokens of an answer are known; backward computes logits again.
+hidden states alone. Losses of pairs give it when all tokens of an answer are known; backward computes logits again.
 
 Shapes: U tokens, P of a piece, H hidden, v columns of the vocabulary that this rank holds.
 """
@@ -145,7 +145,7 @@ class Pieces:
         return _Sum.apply(hidden, labels, self, scale, later)
 
     def losses(self, hidden: Any, labels: Any) -> Any:
-        """Losses [U], whose gradients are told in backward alone."""
+        """Losses [U], whose gradients are known in backward alone."""
         return _InPieces.apply(hidden, labels, self)
 
     def _logits(self, hidden: Any, table: Any) -> Any:

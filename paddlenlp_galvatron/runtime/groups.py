@@ -35,8 +35,8 @@ def world_from_environment() -> tuple[int, int]:
 
 
 def prepare_world() -> None:
-    """Let the ranks of this launch, if there is one, meet at our store, whoever starts Paddle's world then; and let
-    this one have what GPUs need."""
+    """Let the ranks of this launch, if there is one, meet at our store, also where a library starts Paddle's world; and
+    set what GPUs need in this one."""
     gpus.set_defaults()
     rank, world_size = world_from_environment()
     if world_size > 1:

@@ -192,7 +192,7 @@ class Stage:
             block.switch(training, adapters)
 
     def expect_gradient(self, scale: float) -> None:
-        """Tell the loss layer what the gradient of the sum of losses is in the passes that follow."""
+        """Give the loss layer the gradient of the sum of losses in the passes that follow."""
         if self._head:
             self._head.scale = scale
 

@@ -178,7 +178,7 @@ class Head:
         with compute_weights(self._slots, numbers):
             normed = self._norm(cast(x, numbers.computed))
         if self.pairs is not None and pairs is not None:
-            total, told = self.pairs(self._losses(normed, labels), answers, pairs)
+            total, metrics = self.pairs(self._losses(normed, labels), answers, pairs)
         elif paddle.is_grad_enabled():
             if self._pieces:
                 hidden = self._place.gathered(CommPoint.INTO_HEAD, normed)
@@ -186,8 +186,8 @@ class Head:
             return self._losses(normed, labels).sum()
         else:
             losses, hits = self._scores(normed, labels)
-            total, told = losses.sum(), hits.astype("float32").sum().unsqueeze(0)
-        self.metrics = told if self.metrics is None else self.metrics + told
+            total, metrics = losses.sum(), hits.astype("float32").sum().unsqueeze(0)
+        self.metrics = metrics if self.metrics is None else self.metrics + metrics
         return total
 
     def _losses(self, normed: Any, labels: Any) -> Any:
