@@ -158,7 +158,7 @@ class _Search:
         end = inf if seconds is None else time.process_time() + seconds
         with _no_garbage():
             self.later = list(self._opened())
-            everything = tuple(self.later)
+            everything = [(entry, entry.strategies) for entry in self.later]
             self.opened = len(everything)
             self._begin_with(known)
             with self._cancelled_at(end):
@@ -189,14 +189,18 @@ class _Search:
         )
 
     def _simpler(
-        self, fastest: Candidate, everything: Iterable[_OpenFamily]
+        self, fastest: Candidate, everything: Iterable[tuple[_OpenFamily, Strategies]]
     ) -> tuple[Candidate, Candidate | None, float]:
         """The simplest plan within the tolerance, and the best one of one strategy with the least bound of what stays
-        open, in ms per sample; all of the fastest plan's batch."""
+        open, in ms per sample; all of the fastest plan's batch. `everything`: families with all of their strategies:
+        one that is beaten for a run of layers may be the best that all runs share."""
         if fastest.strategies == 1:
             return fastest, fastest, self.unproven
-        batch = fastest.plan.global_batch
-        parts = [(one.bound, one.family, one.strategies) for one in everything if one.family.global_batch == batch]
+        parts = [
+            (entry.bound, entry.family, strategies if len(self.runs) > 1 else entry.strategies)
+            for entry, strategies in everything
+            if entry.family.global_batch == fastest.plan.global_batch
+        ]
         uniform, bound = best_uniform(parts, self.cost, self._best_of)
         if not self.options.simplest_within:
             return fastest, uniform, bound
