@@ -34,7 +34,8 @@ from paddlenlp_galvatron.plan import (
 from paddlenlp_galvatron.plan.communicators import in_rounds, most_communicators, stage_groups
 from paddlenlp_galvatron.runtime import block
 from paddlenlp_galvatron.runtime.block import Placement
-from paddlenlp_galvatron.runtime.precision import Numbers
+from paddlenlp_galvatron.runtime.groups import RankGroups
+from paddlenlp_galvatron.runtime.setup import ModelSetup
 from paddlenlp_galvatron.runtime.weights import TILE, SeededWeights, ShardedParameter, Slice, within
 
 MODELS = ("llama2-7b", "llama3-70b", "llama3-405b")
@@ -97,10 +98,11 @@ class Groups:
 def first_weights(plan: Plan, shape: ModelShape, rank: int) -> Counted:
     """Counts the first weights that a rank makes."""
     counted, stage = Counted(), rank // plan.stage_size
+    setup = ModelSetup.of(plan, shape, SEQ, source=counted)
 
     def begin(strategy: LayerStrategy, weights: Any) -> None:
-        place = Placement(plan, strategy, rank, Groups(rank), Numbers.of(plan.assumed.mixed_precision))  # type: ignore[arg-type]
-        counted.begin([place.parameter(weight, "", counted) for weight in weights], strategy.dp_type)
+        place = Placement(setup, RankGroups(plan, rank, Groups(rank)), strategy)  # type: ignore[arg-type]
+        counted.begin([place.parameter(weight, "") for weight in weights], strategy.dp_type)
 
     if stage == 0:
         begin(plan.vocab.as_layer(), shape.embedding.weights)

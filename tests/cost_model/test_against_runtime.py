@@ -21,7 +21,6 @@ from paddlenlp_galvatron.profiles.computation import ExpertPass, ExpertTimes
 from paddlenlp_galvatron.profiles.compute_time import ComputeTimes
 from paddlenlp_galvatron.profiles.memory_use import MemoryUse
 from paddlenlp_galvatron.profiles.network import Network
-from paddlenlp_galvatron.runtime.adapters import load_family
 
 pytestmark = pytest.mark.slow
 SCALAR_BYTES = 2 * 4 * RANKS  # the loss and the gradient's norm, an fp32 scalar each on every rank
@@ -82,7 +81,7 @@ def test_peak_memory_of_every_stage_is_foreseen(measured):
         if case.plan.assumed.mixed_precision is not Precision.FP32:
             continue  # CPUs compute in fp32 between 16-bit edges
         if case.shape.fingerprint not in profiles:
-            profiler = MemoryProfiler(case.shape.kinds, load_family(case.shape.family), Journal(), samples=2)
+            profiler = MemoryProfiler(case.shape.kinds, Journal(), samples=2)
             profiles[case.shape.fingerprint] = profiler.measure([SEQ], DEGREES, Meta(), lambda _: None)
         predicted = cost_model(case, profiles[case.shape.fingerprint]).predict(case.plan)
         size = case.plan.stage_size
