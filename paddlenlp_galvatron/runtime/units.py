@@ -10,9 +10,9 @@ and are reduced together at the end of the step.
     zero3   1/D, gathered while  reduce-scattered to 1/D            1/D of the weights
             the module runs
 
-Gradients are summed locally over the micro-batches and reduced when the module's last backward pass is done, while
-the backward passes of earlier layers continue; or after every micro-batch, when the plan says so. ZeRO lays the matrices
-one after the other in a flat buffer, padded to a multiple of D; a weight is a window into it. Where it shards in a part
+Gradients are summed locally over the micro-batches and reduced when the module's last backward pass is done, during
+the backward passes of earlier layers; or after every micro-batch, when the plan says so. ZeRO lays the matrices one
+after the other in a flat buffer, padded to a multiple of D; a weight is a window into it. Where it shards in a part
 of the ranks, each part does so, and the parts' sums are all-reduced between the ranks that keep the same shard: once a
 step, as soon as the last micro-batch's are reduce-scattered.
 """
