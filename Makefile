@@ -70,6 +70,7 @@ pages: setup
 	@$(BIN)/python tools/commands_page.py
 	@$(BIN)/python tools/pictures.py
 	@$(BIN)/python tools/api_page.py
+	@$(BIN)/python tools/parallelism_table.py
 
 wheels:
 	@scripts/wheels.sh

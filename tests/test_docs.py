@@ -16,6 +16,7 @@ from plans import BAD_FIELDS, BAD_PLANS, MODEL, plan_fields
 from paddlenlp_galvatron.base import limits, reading
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cli.main import COMMANDS, SHOWN, commands
+from paddlenlp_galvatron.model.families import FAMILIES
 from paddlenlp_galvatron.plan import ModelShape, read_plan
 from paddlenlp_galvatron.plan import file as plan_file
 from paddlenlp_galvatron.plan.check import find_faults
@@ -24,7 +25,7 @@ from paddlenlp_galvatron.profiles import computation, files, hardware, memory, n
 from paddlenlp_galvatron.training.step_log import StepRecord
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*/*.md")]
+DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*/*.md"), *ROOT.glob("examples/*/*.md")]
 PLAN_FILE = [ROOT / "docs" / language / "plan_file.md" for language in ("en", "zh")]
 
 
@@ -57,7 +58,7 @@ def test_both_languages_have_the_same_pages():
         assert sorted(listed) == sorted(pages["zh"]), language
 
 
-@pytest.mark.parametrize("tool", ["commands_page", "pictures", "api_page"])
+@pytest.mark.parametrize("tool", ["commands_page", "pictures", "api_page", "parallelism_table"])
 def test_what_is_made_from_the_code_is_current(tool, monkeypatch, capsys):
     """`make pages` writes it anew."""
     monkeypatch.setattr(sys, "argv", [tool, "--check"])
@@ -162,6 +163,27 @@ def test_the_way_from_paddlenlps_degrees_and_back(language, galvatron, tmp_path,
     assert galvatron(*there.split()).code == 0
     ran = galvatron(*back.split())
     assert ran.code == 0 and "--tensor_parallel_degree 2" in ran.out.splitlines()
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_support_matrix_is_the_codes(language):
+    """Families whose layers have experts get no adapters, and their pairs are planned only (training/prepare.py)."""
+    table = (ROOT / "docs" / language / "index.md").read_text().partition("\n## ")[2]
+    rows = {row[0]: row[1:] for row in re.findall(r"^\|.*`(\w+)`.*?\|(.*)\|$", table, re.MULTILINE)}
+    yes, planned = {"en": ("yes", "planned only"), "zh": ("是", "仅规划")}[language]
+    for name, family in FAMILIES.items():
+        experts, dense = (yes, "-") if family.mixture else ("-", yes)
+        known = [yes, yes, yes, experts, dense, planned if family.mixture else yes, yes if family.stock else "-"]
+        assert [cell.strip() for cell in rows.pop(name)[0].split("|")] == known, name
+    assert not rows
+
+
+@pytest.mark.parametrize("recipe", sorted(ROOT.glob("examples/recipes/*.yaml")), ids=lambda path: path.stem)
+def test_a_recipe_has_the_plan_that_its_options_find(recipe, galvatron, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ran = galvatron("search", "--config", recipe, "--output", "plan.json", "--json")
+    shipped = read_plan(recipe.with_suffix(".json")).metadata["predicted"]["time_s"]
+    assert ran.code == 0 and json.loads(ran.out.splitlines()[-1])["time_s"] == pytest.approx(shipped, rel=0.02)
 
 
 def alike(line: str, printed: str) -> bool:

@@ -24,7 +24,6 @@ from paddlenlp_galvatron.check.validation import accuracy, work, worker
 from paddlenlp_galvatron.check.validation.options import ValidateOptions
 from paddlenlp_galvatron.cli import train
 from paddlenlp_galvatron.cli.watched import LONG_S
-from paddlenlp_galvatron.cli.what_if import REQUEST_S, WAITING
 from paddlenlp_galvatron.cost_model.variants import FLOPS_PER_BYTE
 from paddlenlp_galvatron.launch import faults, gpus, processes, store, watch
 from paddlenlp_galvatron.measure import messages, stopwatch
@@ -90,8 +89,6 @@ FIGURES = [
     ("tuning", [measured.WINDOW_STEPS], "over the last {} steps, one warning", "最近 {} 步内，若某项"),
     ("tuning", [measured.WARM_UP_STEPS], "The first {} steps of a process", "每个进程的前{}步不计"),
     ("tuning", [measured.ENOUGH_STEPS], "at least {} more are needed", "其后至少要有{}步"),
-    ("fit", [WAITING], "At most {} questions\nwait", "最多有 {} 个问题等待"),
-    ("fit", [REQUEST_S], "completely after {} s is dropped", "{} 秒内没有发完的请求"),
     ("search", [LONG_S], "After {} s a line on stderr", "超过 {} 秒时，stderr"),
     ("search", [LINE_S], "a line every {} s where stderr is no terminal", "不是终端时每 {} 秒一行"),
     ("search", [of_core("kMostBytes")], "its core uses up to {} MiB", "核心至多持有 {} MiB"),
