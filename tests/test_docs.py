@@ -21,7 +21,7 @@ from paddlenlp_galvatron.plan import ModelShape, read_plan
 from paddlenlp_galvatron.plan import file as plan_file
 from paddlenlp_galvatron.plan.check import find_faults
 from paddlenlp_galvatron.plan.file import AssumedFields, GalvatronObject, StrategyFile
-from paddlenlp_galvatron.profiles import computation, files, hardware, memory, nccl_tests
+from paddlenlp_galvatron.profiles import files, nccl_tests
 from paddlenlp_galvatron.training.step_log import StepRecord
 
 ROOT = Path(__file__).parents[1]
@@ -58,7 +58,7 @@ def test_both_languages_have_the_same_pages():
         assert sorted(listed) == sorted(pages["zh"]), language
 
 
-@pytest.mark.parametrize("tool", ["commands_page", "pictures", "api_page", "parallelism_table"])
+@pytest.mark.parametrize("tool", ["commands_page", "pictures", "api_page", "parallelism_table", "profile_keys"])
 def test_what_is_made_from_the_code_is_current(tool, monkeypatch, capsys):
     """`make pages` writes it anew."""
     monkeypatch.setattr(sys, "argv", [tool, "--check"])
@@ -110,35 +110,12 @@ def test_a_page_names_every_option_of_its_command(command, page, language):
     assert len(names) > 3 and not [name for name in names if not re.search(rf"(`|--){name}\b", text)]
 
 
-def profile_keys() -> list[tuple[str, str, str]]:
-    """(key, meaning, unit) of the numbers in profile files; choices of parts that are recomputed stand in one row."""
-    contents = (
-        computation.CONTENT,
-        memory.CONTENT,
-        hardware.ALLREDUCE,
-        hardware.P2P,
-        hardware.SP_TIME,
-        hardware.OVERLAP,
+def test_the_chinese_table_of_profile_keys_has_the_english_keys():
+    tables = [(ROOT / "docs" / language / "files.md").read_text() for language in ("en", "zh")]
+    english, chinese = (
+        re.findall(r"^\|[^|]*\| `(.*?)(?<!\\)` \| .* \| [^|]* \|$", text, re.MULTILINE) for text in tables
     )
-    rows = []
-    for content in contents:
-        told = [(table.keys.form, text) for table, text in content.entries.values()]
-        told += [(f"galvatron.{name}", text) for name, (_, text) in content.ours.items()]
-        for key, text in told:
-            unit, _, meaning = text.partition(": ")
-            rows.append((re.sub(r"(spared|again)_.*_mib", r"\1_…_mib", key), meaning, unit))
-    return list(dict.fromkeys(rows))
-
-
-@pytest.mark.parametrize("language", ["en", "zh"])
-def test_the_table_of_profile_keys_is_the_schemas(language):
-    text = (ROOT / "docs" / language / "files.md").read_text()
-    table = re.findall(r"^\|[^|]*\| `(.*?)(?<!\\)` \| (.*) \| ([^|]*) \|$", text.replace("\\|", "¦"), re.MULTILINE)
-    found = [(key.replace("¦", "|"), meaning, unit) for key, meaning, unit in table]
-    known = profile_keys()
-    assert [key for key, *_ in found] == [key for key, *_ in known]
-    if language == "en":
-        assert found == known
+    assert english == chinese and len(english) > 20
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
@@ -318,6 +295,7 @@ def test_the_limits_are_those_of_the_code(path):
 
 
 ERRORS = ("UserError", "GalvatronError", "Infeasible")
+SELF_SAID = re.compile(r"; |: X\W*$")
 
 
 def told_errors() -> dict[str, list[str]]:
@@ -337,8 +315,8 @@ def told_errors() -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_every_error_stands_in_troubleshooting_and_nothing_else(language):
-    """A row is a family of them, told in the words of the code; some have more to say and stand above the table. Those
-    that say themselves what to do, behind a semicolon, need none."""
+    """A row is a family of them, in the words of the code; some have more to say and stand above the table. Those that
+    say themselves what to do, behind a semicolon, or end with the reason, need none."""
     *above, table = (ROOT / "docs" / language / "troubleshooting.md").read_text().split("\n## ")
     rows = re.findall(r"^\| `(.+?)` \|", table, re.MULTILINE)
     headings = re.findall(r"`error: (.+?)`", "".join(above))
@@ -355,6 +333,6 @@ def test_every_error_stands_in_troubleshooting_and_nothing_else(language):
     missing = [
         (place, told)
         for place, told in errors.items()
-        if not any("; " in text or any(re.match(row, text, re.DOTALL) for row in known) for text in told)
+        if not any(SELF_SAID.search(text) or any(re.match(row, text, re.DOTALL) for row in known) for text in told)
     ]
     assert missing == []
