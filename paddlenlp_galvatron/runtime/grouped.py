@@ -23,7 +23,7 @@ class Padding:
     """How many rows the experts of a stage get. In a pipeline on GPUs they vary from step to step, but must not make
     the host wait for the device, and with it for a receive that is posted:
 
-    - cuBLAS loads a kernel when it first takes it, for other numbers of rows another one, and waits (docs/en/gpus.md
+    - cuBLAS loads a kernel when it first takes it, for other numbers of rows another one, and waits (docs/dev/gpus.md
       has what was measured). So rows of an expert are multiples, each of which has been used once.
     - The allocator must have what the busiest rank takes. So the first step has as many rows as the bound of memory.
     """
