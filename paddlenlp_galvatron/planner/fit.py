@@ -24,7 +24,7 @@ from ..profiles.data_sheet import Device, load_data_sheet
 from ..profiles.dialects import Note
 from ..profiles.files import allreduce_name, device_of, no_note, p2p_name, read_profile, sp_time_name
 from ..profiles.reserve import GIB_MIB, Reserve
-from .engine import Watch
+from .branch_and_bound import Watch
 from .hints import Hint, hints
 from .options import BATCH, SearchOptions, TaskOptions
 from .question import Question, budget_gib

@@ -23,7 +23,8 @@ from ..profiles import ProfileFile
 from ..profiles.hardware import HardwareProfile
 from ..profiles.network import Network
 from ..profiles.reserve import GIB_MIB
-from .engine import Watch, search
+from .branch_and_bound import Watch
+from .engine import search
 from .options import PATH_OPTIONS, SearchOptions
 from .question import prices, with_reserve, within_size
 from .result import Candidate, SearchResult

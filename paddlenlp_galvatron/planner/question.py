@@ -20,7 +20,8 @@ from ..profiles.data_sheet import Device, load_data_sheet
 from ..profiles.dialects import Note
 from ..profiles.files import no_note
 from ..profiles.reserve import GIB_MIB, Reserve
-from .engine import Watch, search
+from .branch_and_bound import Watch
+from .engine import search
 from .options import PATH_OPTIONS, SearchOptions
 from .result import Job, SearchResult
 

@@ -12,7 +12,7 @@ from ..plan.check import require_valid
 from ..plan.strategy import Plan
 from ..plan.uniform import even_stages
 from ..profiles.reserve import GIB_MIB
-from .engine import predicted
+from .metadata import predicted
 from .problem import OriginOptions, Problem, origin_of
 from .result import Need
 
