@@ -72,19 +72,19 @@ class Cores:
 
 
 def layers_ms(entry: OpenFamily, cores: Cores, limit_ms: float) -> float:
-    """Of the layers' strategies alone, in the memory that there is."""
+    """Bound of the layers' strategies alone, within the memory budget."""
     entry.strategies = cores.unbeaten(entry.family, entry.strategies)
     return cores.core(entry, layer_arrays).bound(cores.cancel)
 
 
 def paths_ms(entry: OpenFamily, cores: Cores, limit_ms: float) -> float:
-    """Of a fixed set of critical paths of the schedule."""
+    """Bound of a fixed set of critical paths of the schedule."""
     entry.core = cores.core(entry)
     return entry.core.bound(cores.cancel)
 
 
 def stages_ms(entry: OpenFamily, cores: Cores, limit_ms: float) -> float:
-    """Of the exact optima of stages, as far as they are needed to pass the limit."""
+    """Bound of the exact optima of stages, as far as they are needed to pass the limit."""
     assert entry.core
     return entry.core.tight_bound(limit_ms, cores.cancel)
 

@@ -1,4 +1,4 @@
-"""What a strategy file says of the search that found it."""
+"""The parts of a strategy file that describe the search."""
 
 from __future__ import annotations
 
