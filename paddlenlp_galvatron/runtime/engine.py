@@ -14,24 +14,21 @@ import paddle.distributed as dist
 from ..base.errors import UserError
 from ..launch import gpus, status
 from ..launch.status import waiting
-from ..model.lora import Adapters
-from ..model.preference import METRICS, Preference
-from ..plan import ModelShape, Plan, Precision
+from ..model.preference import METRICS
+from ..plan import Precision
 from ..plan.check import require_valid
 from ..plan.communicators import all_to_alls, exchanging, fused_loss_groups, stage_groups
 from . import device
-from .adapters.decoder import Adapter
 from .batch import IGNORED_LABEL, Batch, Facts, Samples, samples_of
 from .collectives import KINDS, all_gather, all_reduce, traffic_bytes, traffic_calls
 from .gradients import global_norm, reduce_gradients, update_in_turns
-from .groups import Groups, require_world, start_world
-from .kernels import Kernels
+from .groups import Groups, RankGroups, require_world, start_world
 from .pipeline import Pipeline
-from .precision import LossScaler, Numbers
+from .precision import LossScaler
+from .setup import ModelSetup
 from .stage import Stage
 from .trace import span
 from .units import Trainable
-from .weights import SeededWeights, WeightSource
 
 LOSS_SCALE = 2.0**15  # PaddleNLP's scale_loss
 TINY = 1e-12  # a norm below it is not divided by
@@ -56,56 +53,23 @@ class Engine:
     A step is `forward_backward`, then `update` with a Paddle optimizer over `tensors`.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        shape: ModelShape,
-        family: Adapter,
-        seq_length: int,
-        source: WeightSource | None = None,
-        seed: int = 0,
-        loss_scale: float = LOSS_SCALE,
-        compute_precision: Precision | None = None,
-        groups: Groups | None = None,
-        packed: bool = False,
-        adapters: Adapters | None = None,
-        preference: Preference | None = None,
-    ):
-        """Without a `source`, weights are drawn from `seed`. `loss_scale`: fp16's at the start. `compute_precision`:
-        what layers compute in, if not the plan's precision (on CPU: fp32). `groups`: what other engines of this rank
-        have made, to be used again. `packed`: batches may say where documents end (`Samples.ends`).
-        `adapters`: they learn, and nothing else does. `preference`: batches hold pairs of answers, whose loss it says.
-        Raises UserError for a plan that cannot run."""
+    def __init__(self, setup: ModelSetup, groups: Groups | None = None, loss_scale: float = LOSS_SCALE):
+        """`groups`: those that other engines of this rank have made, to be used again. `loss_scale`: fp16's at the
+        start. Raises UserError for a plan that cannot run."""
+        plan, shape, seq_length = setup.plan, setup.shape, setup.seq_length
         require_valid(plan, shape)
-        numbers = Numbers.of(plan.assumed.mixed_precision, bool(plan.assumed.fp32_gradients), compute_precision)
         self.rank, world_size = start_world()
         require_world(plan.world_size, world_size)
-        self.plan, self.shape, self.seq_length, self.adapters = plan, shape, seq_length, adapters
-        self._preference = preference
+        self.plan, self.shape, self.seq_length, self.adapters = plan, shape, seq_length, setup.adapters
+        self._preference, self._seed = setup.preference, setup.seed
         self.metrics: dict[str, float] = {}  # of the last step or evaluation, beside its loss
         self.steps_done = 0  # a checkpoint that is loaded sets it
-        self._seed = seed
         gpus.set_defaults(plan.pipeline > 1 and not all_to_alls(plan, shape, seq_length))
         self.groups = groups or Groups(self.rank)
-        kernels = Kernels.of(plan.assumed)
-        kernels.require_version(plan, paddle.__version__)
-        in_kernels = fused_loss_groups(plan, shape) if kernels.fused_cross_entropy else ()
+        setup.kernels.require_version(plan, paddle.__version__)
+        in_kernels = fused_loss_groups(plan, shape) if setup.kernels.fused_cross_entropy else ()
         self.groups.create(stage_groups(plan, shape, seq_length), exchanging(plan, shape), in_kernels)
-        source = source or SeededWeights(seed, shape.initializer_range)
-        self.stage = Stage(
-            plan,
-            shape,
-            family,
-            seq_length,
-            self.rank,
-            self.groups,
-            source,
-            numbers,
-            kernels,
-            packed or preference is not None,
-            adapters,
-            preference,
-        )
+        self.stage = Stage(setup, RankGroups(plan, self.rank, self.groups))
         self._pipeline = Pipeline(plan, self.stage, self.rank, self.groups)
         self._world = dist.get_group(0) if world_size > 1 else None
         self.scaler = LossScaler(loss_scale) if plan.assumed.mixed_precision is Precision.FP16 else None

@@ -21,6 +21,7 @@ from ..launch.out_of_memory import EXIT_CODE as OUT_OF_MEMORY
 from ..launch.out_of_memory import is_out_of_memory, report_out_of_memory
 from ..launch.status import RankOutcome
 from ..launch.store import connect
+from ..plan import Plan
 from ..plan.communicators import BACK, DIRECTIONS, DOWN, REDISTRIBUTE, Group, Ranks, in_rounds
 from . import collectives, cpu_backend, device, paddle_private, processors
 
@@ -221,3 +222,30 @@ def require_world(plan_world: int, world_size: int) -> None:
             f"world_size: the plan is for {plan_world} ranks but {world_size} were started; "
             f"start {plan_world} or search a plan for {world_size}"
         )
+
+
+@dataclass(frozen=True)
+class RankGroups:
+    """This rank's place in a plan's stages, and its communicators."""
+
+    plan: Plan
+    rank: int
+    groups: Groups
+
+    @property
+    def stage(self) -> int:
+        return self.rank // self.plan.stage_size
+
+    @property
+    def first(self) -> int:
+        """The first rank of the stage."""
+        return self.rank - self.local
+
+    @property
+    def local(self) -> int:
+        """This rank's number in its stage."""
+        return self.rank % self.plan.stage_size
+
+    def of_stage(self, ranks: Iterable[int], use: str = "") -> Any:
+        """The communicator over ranks that are numbered within the stage; None for one rank."""
+        return self.groups.get(tuple(self.first + rank for rank in ranks), use)
