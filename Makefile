@@ -70,6 +70,9 @@ pages: setup
 	@$(BIN)/python tools/commands_page.py
 	@$(BIN)/python tools/pictures.py
 	@$(BIN)/python tools/api_page.py
+	@$(BIN)/python tools/parallelism_table.py
+	@$(BIN)/python tools/profile_keys.py
+	@$(BIN)/python tools/accuracy.py
 
 wheels:
 	@scripts/wheels.sh

@@ -77,7 +77,7 @@ def test_every_family_that_is_trained_is_named(name, language):
 
 @LANGUAGES
 def test_every_command_and_exit_code_is_on_the_cheat_sheet(language):
-    text = page(language, "cheat_sheet")
+    text = page(language, "quickstart")
     codes = re.findall(r"(\d+) ", EXIT_CODES)
     for told in (text, page(language, "troubleshooting")):
         assert len(codes) == 7 and [code for code in codes if not re.search(rf"\b{code}\b", told)] == []

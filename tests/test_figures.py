@@ -24,7 +24,6 @@ from paddlenlp_galvatron.check.validation import accuracy, work, worker
 from paddlenlp_galvatron.check.validation.options import ValidateOptions
 from paddlenlp_galvatron.cli import train
 from paddlenlp_galvatron.cli.watched import LONG_S
-from paddlenlp_galvatron.cli.what_if import REQUEST_S, WAITING
 from paddlenlp_galvatron.cost_model.variants import FLOPS_PER_BYTE
 from paddlenlp_galvatron.launch import faults, gpus, processes, store, watch
 from paddlenlp_galvatron.measure import messages, stopwatch
@@ -68,6 +67,7 @@ def kept(fused: Fused) -> float:
 
 
 # Page, what the code has, and the words around it in either language.
+SECURITY = {"en": "SECURITY.md", "zh": "SECURITY_zh.md"}
 FIGURES = [
     ("checkpoints", [processes.GRACE_S], "an unfinished checkpoint at most {} s", "未写完的检查点最多还有 {} s"),
     ("data", [LINE_S], "or a line every {} s if stderr", "不是终端时，每 {} 秒一行"),
@@ -76,20 +76,6 @@ FIGURES = [
     ("data", [limits.MOST_TRAINED], "a trained vocabulary {} tokens", "训练的词表最多 {} 个"),
     ("data", [reading.DEEPEST], "more than {} nested objects", "超过 {} 层的嵌套"),
     ("data", [dataset.SAMPLED_BLOCKS * BLOCK_BYTES / MIB], "and of {} MiB of the `.bin`", "均匀分布的 {} MiB"),
-    ("faults", [run.CPU_S, run.MEMORY_MIB], "{} s of processor time and {} MiB", "{} 秒处理器时间、{} MiB"),
-    ("faults", [files.LARGEST_BYTES / MIB], "compared up to {} MiB", "比对到 {} MiB 为止"),
-    (
-        "faults",
-        [MOST_ROWS, train.COUNTED],
-        "above {} stages the table ends, above {} ranks",
-        "超过 {} 个阶段时表格截断，rank 数乘以策略数超过 {} 时",
-    ),
-    ("faults", [faults.STOPPED_S], "named after {} s, a computing one", "前者 {} 秒后指出"),
-    ("faults", [watch.SILENT_S], "or the node after {} s", "节点失联则在 {} 秒后"),
-    ("faults", [REACH_S], "both commands say which, after {} s", "两边的命令在 {} 秒后指出是哪个"),
-    ("faults", [faults.WAIT_S / MINUTE_S], "after {} minutes the rank ends", "{} 分钟后该 rank 自行结束"),
-    ("faults", [of_core("kMostBytes")], "the core gives up beyond {} MiB", "核心占用超过 {} MiB 时放弃"),
-    ("faults", [dataset.SAMPLED_BLOCKS, BLOCK_BYTES / MIB], "{} blocks of {} MiB", "均匀分布的 {} 个 {} MiB 的块"),
     ("train", [faults.STOPPED_S], "is stopped (SIGSTOP) | that rank, after {} s", "不再继续 | 该 rank，{} 秒后"),
     ("train", [faults.WAIT_S / MINUTE_S], "is: after {} minutes, or", "{} 分钟后，或由"),
     ("train", [watch.SILENT_S], "cannot be reached | that node, after {} s", "无法连通 | 该节点，{} 秒后"),
@@ -99,12 +85,10 @@ FIGURES = [
     ("train", [*few(Precision.FP32)], "fp32 they may differ by {} and {}", "fp32 允许相差 {} 与 {}"),
     ("train", [*few(Precision.BF16)], "in bf16 by {} and {}", "bf16 为 {} 与 {}"),
     ("train", [*few(Precision.FP16)], "in fp16 by {} and {}", "fp16 为 {} 与 {}"),
-    ("health", [100 * measured.TOLERANCE], "If a prediction is off by more than {} %", "（偏高或偏低）超过 {} %"),
-    ("health", [measured.WINDOW_STEPS], "over the last {} steps, one warning", "最近 {} 步内，若某项"),
-    ("health", [measured.WARM_UP_STEPS], "The first {} steps of a process", "每个进程的前{}步不计"),
-    ("health", [measured.ENOUGH_STEPS], "at least {} more are needed", "其后至少要有{}步"),
-    ("what_if", [WAITING], "At most {} questions\nwait", "最多有 {} 个问题等待"),
-    ("what_if", [REQUEST_S], "completely after {} s is dropped", "{} 秒内没有发完的请求"),
+    ("tuning", [100 * measured.TOLERANCE], "If a prediction is off by more than {} %", "（偏高或偏低）超过 {} %"),
+    ("tuning", [measured.WINDOW_STEPS], "over the last {} steps, one warning", "最近 {} 步内，若某项"),
+    ("tuning", [measured.WARM_UP_STEPS], "The first {} steps of a process", "每个进程的前{}步不计"),
+    ("tuning", [measured.ENOUGH_STEPS], "at least {} more are needed", "其后至少要有{}步"),
     ("search", [LONG_S], "After {} s a line on stderr", "超过 {} 秒时，stderr"),
     ("search", [LINE_S], "a line every {} s where stderr is no terminal", "不是终端时每 {} 秒一行"),
     ("search", [of_core("kMostBytes")], "its core uses up to {} MiB", "核心至多持有 {} MiB"),
@@ -127,50 +111,61 @@ FIGURES = [
     ),
     ("profile", [100 * stopwatch.WIDE], "spread by more than {} %", "离散超过 {} %"),
     ("explain", [MOST_TRACED], "only a few steps; {} is the limit", "最多 {} 步"),
-    (
-        "explain",
-        [int(explain.SEARCHES_S)],
-        "times, in {} s of processor time",
-        "合计至多约 {} 秒处理器时间",
-    ),
+    ("explain", [int(explain.SEARCHES_S)], "times, in {} s of processor time", "合计至多约 {} 秒处理器时间"),
     ("explain", [int(explain.FRONTIER_S)], "ten times more, in {} s", "另做十次，至多约 {} 秒"),
     ("explain", [page.MOST_SPANS], "the first {} passes are drawn", "只画前 {} 次"),
-    ("validate", [worker.VISIT_S], "for about {} seconds", "约 {} 秒"),
-    ("validate", [worker.LEAST_STEPS], "at least {} of them", "至少{}步"),
-    ("validate", [100 * accuracy.CLEAR], "more than {} % behind", "认为落后 {} % 以上"),
     ("plan_file", [file.LISTED], "each of the newest {}", "最新的{}个"),
     (
-        "gpus",
+        "installation",
         [*few(Precision.FP32), *few(Precision.BF16)],
         "within {} and {} (fp32), {} and {} (bf16)",
         "不超过 {} 与 {}（fp32）、{} 与 {}（bf16）",
     ),
-    ("gpus", [f"{gpu_faults.GPU_TOLERANCE:.0e}".replace("e-0", "e-")], "on GPUs within {}", "GPU 上误差不超过 {}"),
     (
-        "gpus",
+        "installation",
+        [f"{gpu_faults.GPU_TOLERANCE:.0e}".replace("e-0", "e-")],
+        "on GPUs within {}",
+        "GPU 上误差不超过 {}",
+    ),
+    (
+        "installation",
         [gpu_prediction.LEAST_MEMORY, gpu_prediction.MOST_MEMORY],
         "take {} to {} of what",
         "预测的 {} 至 {} 倍",
     ),
-    ("gpus", [100 * stock.TOLERANCE], "at most {} % longer", "最多慢 {} %"),
-    ("gpus", [messages.GPU_MESSAGE_MIB], "all-reduces of {} MiB", "与 {} MiB 的 all-reduce"),
-    ("gpus", [f"{kernels.TOLERANCE['bfloat16']:.0e}".replace("e-0", "e-")], "within {} of plain", "误差不超过 {} |"),
-    ("gpus", [EXIT_CODES["incomplete"]], "`incomplete` ({})", "`incomplete`（{}）"),
-    ("gpus", [gpus.CHANNELS], "NCCL_MAX_P2P_NCHANNELS={}", "NCCL_MAX_P2P_NCHANNELS={}"),
+    ("installation", [100 * stock.TOLERANCE], "at most {} % longer", "最多慢 {} %"),
+    ("installation", [messages.GPU_MESSAGE_MIB], "all-reduces of {} MiB", "与 {} MiB 的 all-reduce"),
     (
-        "cost_model",
-        [FLOPS_PER_BYTE],
-        "operations ({} operations count as one byte",
-        "搬运一个字节折合 {} 次运算",
+        "installation",
+        [f"{kernels.TOLERANCE['bfloat16']:.0e}".replace("e-0", "e-")],
+        "within {} of plain",
+        "误差不超过 {} |",
     ),
-    ("cost_model", [strategy.JOINED_NUMBERS / MIB], "ddp up to {} Mi weights", "ddp 不超过 {} Mi 个权重"),
-    ("cost_model", [round(100 * (1 - kept(ON_GPUS) / kept(Fused.ATTENTION)))], "that is {} % less", "少保留 {} %"),
+    ("installation", [EXIT_CODES["incomplete"]], "`incomplete` ({})", "`incomplete`（{}）"),
     (
         "security",
         [files.MOST_FILES, files.LARGEST_BYTES / MIB],
         "{} of them and {} MiB each",
         "最多 {} 个，每个最多 {} MiB",
     ),
+]
+OF_DEVELOPERS = [  # in English alone
+    ("faults", [run.CPU_S, run.MEMORY_MIB], "{} s of processor time and {} MiB"),
+    ("faults", [files.LARGEST_BYTES / MIB], "compared up to {} MiB"),
+    ("faults", [MOST_ROWS, train.COUNTED], "above {} stages the table ends, above {} ranks"),
+    ("faults", [faults.STOPPED_S], "named after {} s, a computing one"),
+    ("faults", [watch.SILENT_S], "or the node after {} s"),
+    ("faults", [REACH_S], "both commands say which, after {} s"),
+    ("faults", [faults.WAIT_S / MINUTE_S], "after {} minutes the rank ends"),
+    ("faults", [of_core("kMostBytes")], "the core gives up beyond {} MiB"),
+    ("faults", [dataset.SAMPLED_BLOCKS, BLOCK_BYTES / MIB], "{} blocks of {} MiB"),
+    ("validate", [worker.VISIT_S], "for about {} seconds"),
+    ("validate", [worker.LEAST_STEPS], "at least {} of them"),
+    ("validate", [100 * accuracy.CLEAR], "more than {} % behind"),
+    ("gpus", [gpus.CHANNELS], "NCCL_MAX_P2P_NCHANNELS={}"),
+    ("cost_model", [FLOPS_PER_BYTE], "operations ({} operations count as one byte"),
+    ("cost_model", [strategy.JOINED_NUMBERS / MIB], "ddp up to {} Mi weights"),
+    ("cost_model", [round(100 * (1 - kept(ON_GPUS) / kept(Fused.ATTENTION)))], "that is {} % less"),
 ]
 
 
@@ -181,23 +176,27 @@ def written(value: float | str, language: str) -> set[str]:
     return {f"{value:g}" if value < 1e5 else f"{value:.0f}"} | {WORDS[language].get(int(value), "")} - {""}
 
 
-@pytest.mark.parametrize("language", ["en", "zh"])
-@pytest.mark.parametrize(("name", "values", "en", "zh"), FIGURES)
-def test_a_figure_is_that_of_the_code(name, values, en, zh, language):
-    path = ROOT / "SECURITY.md" if (name, language) == ("security", "en") else ROOT / f"docs/{language}/{name}.md"
+CASES = [(ROOT / "docs" / "dev" / f"{name}.md", values, "en", words) for name, values, words in OF_DEVELOPERS] + [
+    (ROOT / (SECURITY[language] if name == "security" else f"docs/{language}/{name}.md"), values, language, words)
+    for name, values, *both in FIGURES
+    for language, words in zip(SECURITY, both, strict=True)
+]
+
+
+@pytest.mark.parametrize(("path", "values", "language", "sentence"), CASES)
+def test_a_figure_is_that_of_the_code(path, values, language, sentence):
     text = re.sub(r"[\s,]", "", path.read_text())  # lines end anywhere, and some numbers have commas
-    sentence = {"en": en, "zh": zh}[language]
     ways = product(*(written(value, language) for value in values))
     assert any(re.sub(r"[\s,]", "", sentence.format(*way)) in text for way in ways), (sentence, values)
 
 
 def test_the_advised_budget_is_nine_tenths():
-    assert measured.MARGIN == 0.9  # health.md says it in words
+    assert measured.MARGIN == 0.9  # tuning.md says it in words
 
 
 def test_the_third_fastest_of_fifteen_steps_counts():
     fields = ValidateOptions.model_fields
     steps = fields["visits"].default * fields["steps"].default
     assert (steps, round(work.QUICK * (steps - 1))) == (15, 2)  # the help says it in words
-    for language, told in (("en", "third fastest of 15 steps"), ("zh", "15 步中第三快的一步")):
-        assert told in " ".join((ROOT / "docs" / language / "validate.md").read_text().split()), language
+    page = ROOT / "docs" / "dev" / "validate.md"
+    assert "third fastest of 15 steps" in " ".join(page.read_text().split())

@@ -13,7 +13,12 @@ from paddlenlp_galvatron.cli.main import commands as all_commands
 from paddlenlp_galvatron.options.group import read_words
 
 DOCS = Path(__file__).parents[1] / "docs"
-TUTORIALS = [*sorted(path.name for path in (DOCS / "en").glob("tutorial_*.md")), "finetune.md", "gpus.md"]
+TUTORIALS = [
+    *sorted(path.name for path in (DOCS / "en").glob("tutorial_*.md")),
+    "finetune.md",
+    "fit.md",
+    "installation.md",
+]
 BLOCK = re.compile(r"^```(\w+)(?: ([\w-]+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

@@ -1,4 +1,5 @@
-"""Writes docs/*/api.md: the reference of Python's part, from signatures, fields and docstrings of the code.
+"""Writes docs/*/api.md: the reference of Python's part, from signatures, fields and docstrings of the code. The Chinese
+page says what api_zh.json has for each English text.
 
 python tools/api_page.py           write both pages
 python tools/api_page.py --check   exit code 1 where they are not current
@@ -7,6 +8,7 @@ python tools/api_page.py --check   exit code 1 where they are not current
 from __future__ import annotations
 
 import ast
+import json
 import sys
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from pages import write_or_check
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "paddlenlp_galvatron"
+CHINESE = json.loads(Path(__file__).with_name("api_zh.json").read_text(encoding="utf-8"))  # by the English
 EXAMPLE = """
     import paddlenlp_galvatron as galvatron
 
@@ -37,7 +40,7 @@ Answers are one line in Python and a table in a notebook (`examples/plan.ipynb`)
 [fit](commands.md#fit)、[search](commands.md#search)、[explain](commands.md#explain)；
 `help(galvatron.search)` 会列出全部选项。
 结果在 Python 中显示为一行，在笔记本（`examples/plan.ipynb`）中显示为表格。
-名字中的 `_s` 表示秒，`_ms` 毫秒，`_mib` MiB（2^20 字节），`_gb` 10^9 字节。以下说明取自代码，为英文。
+名字中的 `_s` 表示秒，`_ms` 毫秒，`_mib` MiB（2^20 字节），`_gb` 10^9 字节。
 """,
 }
 # Heading, by language -> the public names of files.
@@ -56,6 +59,8 @@ SECTIONS: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
         "training/paddlenlp/arguments.py": ("settings_of",),
     },
 }
+FIELD = {"en": "field | type", "zh": "字段 | 类型"}
+COLON = {"en": ": ", "zh": "："}
 WHOLE = {"api.py", "training/paddlenlp/trainer.py"}  # whose methods are for users; of the others, what can be read
 
 
@@ -72,38 +77,46 @@ def page(language: str) -> str:
             source = (PACKAGE / file).read_text(encoding="utf-8")
             tree = {getattr(node, "name", ""): node for node in ast.parse(source).body}
             for name in names:
-                parts += described(tree[name], file, source.splitlines())
+                parts += described(tree[name], file, source.splitlines(), language)
     return "\n".join(parts)
 
 
-def described(node: ast.stmt, file: str, lines: list[str]) -> list[str]:
-    """A function, or a class with its fields and methods."""
+def described(node: ast.stmt, file: str, lines: list[str], language: str) -> list[str]:
+    """A function, or a class with its fields and methods. Raises KeyError for a text that api_zh.json lacks."""
+
+    def in_words(text: str) -> str:
+        return str(CHINESE[text]) if language == "zh" and text else text
+
     if isinstance(node, ast.FunctionDef):
-        return [f"### {node.name}\n\n    {called(node).strip('`')}\n\n{help_of(node)}\n"]
+        return [f"### {node.name}\n\n    {called(node).strip('`')}\n\n{in_words(help_of(node))}\n"]
     assert isinstance(node, ast.ClassDef)
     module = file.removesuffix(".py").replace("/", ".")
     name = node.name if file in ("api.py", "base/errors.py") else f"{module}.{node.name}"
     made = next((one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"), None)
-    parts = [f"### {name}\n\n{' '.join(filter(None, (help_of(node), help_of(made) if made else '')))}\n"]
+    parts = [
+        f"### {name}\n\n{' '.join(filter(None, (in_words(help_of(node)), in_words(help_of(made)) if made else '')))}\n"
+    ]
     fields = [
         one for one in node.body if isinstance(one, ast.AnnAssign) and not ast.unparse(one.target).startswith("_")
     ]
     if fields:
         rows = [
-            f"| `{ast.unparse(one.target)}` | `{cell(one.annotation)}` | {comment(one, lines)} |".replace("|  |", "| |")
+            f"| `{ast.unparse(one.target)}` | `{cell(one.annotation)}` | {in_words(comment(one, lines))} |".replace(
+                "|  |", "| |"
+            )
             for one in fields
         ]
-        parts.append("\n".join(("| field | type | |", "|---|---|---|", *rows)) + "\n")
+        parts.append("\n".join((f"| {FIELD[language]} | |", "|---|---|---|", *rows)) + "\n")
     for one in node.body:
         whole = file in WHOLE or "property" in map(ast.unparse, getattr(one, "decorator_list", ()))
         if whole and isinstance(one, ast.FunctionDef) and not one.name.startswith("_") and help_of(one):
-            parts.append(f"{called(one)}: {help_of(one)}\n")
+            parts.append(f"{called(one)}{COLON[language]}{in_words(help_of(one))}\n")
     return parts
 
 
 def comment(field: ast.AnnAssign, lines: list[str]) -> str:
-    """The comment of a field, where its name does not say all, with a blank in front."""
-    return lines[(field.end_lineno or field.lineno) - 1].partition("  #")[2].replace("|", "\\|")
+    """The comment of a field, where its name does not say all."""
+    return lines[(field.end_lineno or field.lineno) - 1].partition("  #")[2].strip().replace("|", "\\|")
 
 
 def cell(node: ast.expr) -> str:

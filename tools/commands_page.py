@@ -36,9 +36,10 @@ PAGES = {
     "parity": "train",
     "report": "explain",
     "doctor": "installation",
-    "what-if": "what_if",
-    "gpu-check": "gpus",
-    "calibrate": "accuracy",
+    "what-if": "fit",
+    "gpu-check": "installation",
+    "calibrate": "profile",
+    "validate": "profile",
 }
 
 

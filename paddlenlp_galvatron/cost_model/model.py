@@ -1,6 +1,6 @@
 """The cost model: what a layer, the vocabulary layers, a switch and a hand-over cost, and what a whole plan takes.
 
-Every term with its unit, source and a worked number: docs/en/cost_model.md.
+Every term with its unit, source and a worked number: docs/dev/cost_model.md.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from ..plan.strategy import Plan, Precision
 LEAST, MOST = 1e-3, 1e9  # of a figure in its unit: far beyond any device, and no price of them is 0 or without end
 FOLDERS = (Path(__file__).parents[2] / "configs" / "nodes", Path(__file__).parents[1] / "nodes")
 SHORT = {"a100": "a100-80gb"}  # of several that begin so, the one that is meant
-GUIDE = "docs/en/tutorial_no_cluster.md"  # how a sheet is written
+GUIDE = "docs/en/fit.md"  # how a sheet is written
 # Units that a figure may have, with the factor to the one that is reckoned with, and the words that may follow.
 GB_PER_S = {"GB/s": 1.0, "TB/s": 1e3, "Gb/s": 1 / 8, "Gbit/s": 1 / 8}
 TFLOPS = {"TFLOP/s": 1.0, "TFLOPS": 1.0, "PFLOP/s": 1e3, "PFLOPS": 1e3}

@@ -62,7 +62,7 @@ class Engine:
         require_world(plan.world_size, world_size)
         self.plan, self.shape, self.seq_length, self.adapters = plan, shape, seq_length, setup.adapters
         self._preference, self._seed = setup.preference, setup.seed
-        self.metrics: dict[str, float] = {}  # of the last step or evaluation, beside its loss
+        self.metrics: dict[str, float] = {}  # of the last step or evaluation, besides its loss
         self.steps_done = 0  # a checkpoint that is loaded sets it
         gpus.set_defaults(plan.pipeline > 1 and not all_to_alls(plan, shape, seq_length))
         self.groups = groups or Groups(self.rank)
@@ -168,17 +168,17 @@ class Engine:
         found = np.zeros((self.plan.micro_batches, self.plan.micro_batch, share.samples.pairs.shape[2], 2), np.float32)
         for number, sums in enumerate(self.stage.answer_sums):
             found[number, self.stage.rows_of_loss] = device.to_host(self.stage.of_loss(sums))
-        if not self.stage.tells_first:
-            found[:] = 0  # another rank tells the same
+        if not self.stage.reports_first:
+            found[:] = 0  # another rank has the same numbers
         with waiting("all_reduce of log-probabilities over all ranks"):
             whole = device.to_host(all_reduce(device.to_device(found), self._world))
         return np.asarray(whole).reshape(-1, *found.shape[2:])
 
     def _mean(self, total: Any, count: int, names: Sequence[str]) -> float:
-        """The loss of a token or a pair, from this rank's sum; what is told beside it goes to `metrics`."""
-        told = self.stage.metrics
-        told = paddle.zeros([len(names)]) if told is None else told
-        own = paddle.concat([total.reshape([1]), told]) / (count * self.stage.loss_replicas)
+        """The loss of a token or a pair, from this rank's sum; further sums go to `metrics`."""
+        sums = self.stage.metrics
+        sums = paddle.zeros([len(names)]) if sums is None else sums
+        own = paddle.concat([total.reshape([1]), sums]) / (count * self.stage.loss_replicas)
         if self.stage.load.coefficient:  # on every stage, whether its layers have experts or not
             balance = self.stage.load.balance
             balance = paddle.zeros([1]) if balance is None else balance.reshape([1])
@@ -245,7 +245,7 @@ class Engine:
 
 
 def _weighted(samples: Samples, pairs: int, chosen: int) -> Samples:
-    """Adds to each pair the weight of a chosen answer's token beside a pair; the batch has so many of both."""
+    """Adds to each pair the weight of a chosen answer's token, in pairs; the batch has so many of both."""
     if samples.pairs is None:
         return samples
     weight = np.full_like(samples.pairs[..., :1], pairs / max(chosen, 1))

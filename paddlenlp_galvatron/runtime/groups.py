@@ -27,7 +27,7 @@ from . import collectives, cpu_backend, device, paddle_private, processors
 
 SUMMARY = "Error Message Summary:"  # Paddle's, above what an error says
 TRACEBACK = "Traceback (most recent call last):"  # in the text of an error in a PyLayer's backward
-LONGEST = 500  # characters of an error's message that are told
+LONGEST = 500  # characters of an error's message that are shown
 
 
 def world_from_environment() -> tuple[int, int]:
@@ -113,7 +113,7 @@ def _end(code: int) -> NoReturn:
 
 def sentence(error: Exception) -> str:
     """An error in one line: its class and message, without the stacks that Paddle and PyLayers add."""
-    if getattr(error, "errno", None) in FULL:  # met by whatever was written: a log, a callback's file
+    if getattr(error, "errno", None) in FULL:  # of any written file: a log, a callback's file
         return f"{getattr(error, 'filename', None) or 'a file of the run'}: cannot be written: {reason_of(error)}"
     lines = [line.strip() for line in str(error).splitlines() if line.strip(" -")]
     if SUMMARY in lines[:-1]:

@@ -94,7 +94,7 @@ class Stage:
         # Ranks that have the same loss: of tokens those that split the vocabulary, of pairs those that split answers.
         mesh = vocab.mesh(plan.stage_size)
         axes = (Axis.TENSOR, Axis.ULYSSES, Axis.CONTEXT)
-        self.tells_first = not any(mesh.index(self._local, axis) for axis in axes)  # of those with the same rows
+        self.reports_first = not any(mesh.index(self._local, axis) for axis in axes)  # of those with the same rows
         self.row_replicas = mesh.size // mesh.degree(Axis.DATA)
         # Each of them knows all pairs of its dp share, also of samples none of whose tokens are its own.
         self._paired = list(place.samples) if setup.preference else []
@@ -169,7 +169,7 @@ class Stage:
             self._head.scale = scale
 
     def forget_metrics(self) -> None:
-        """Begin to count anew what is told beside the losses."""
+        """Reset the sums that are counted with the losses."""
         self.load.forget()
         if self._head:
             self._head.metrics = None
@@ -178,7 +178,7 @@ class Stage:
 
     @property
     def metrics(self) -> Any:
-        """Sums over this rank's share of what was told since `forget_metrics`; None where there is no loss layer."""
+        """Sums over this rank's share of the metrics since `forget_metrics`; None where there is no loss layer."""
         return self._head and self._head.metrics
 
     @property

@@ -62,14 +62,14 @@ class PairLoss:
 
     @property
     def is_shared(self) -> bool:
-        """Whether sums are those of a group, whose ranks must number answers alike."""
+        """Whether sums are those of a group, whose ranks must number answers equally."""
         return self._group is not None
 
     def __call__(self, losses: Any, answers: Any, pairs: Any) -> tuple[Any, Any]:
         """Scalar: sum over the pairs that there are, and those of METRICS.
 
         `losses` [U] fp32 of tokens, `answers` [U]: which of the 2·R·P answers each is of. `pairs` [R, P, 5] as
-        `Samples` has them, and what a token of a chosen answer counts beside a pair.
+        `Samples` has them, and the weight of a chosen answer's token in a pair.
         """
         rows, most, _ = pairs.shape
         # Not a product, which TF32 would round, nor a scatter, whose order of addition changes from run to run.
@@ -80,16 +80,16 @@ class PairLoss:
         policy = sums.reshape([rows, most, 2])
         if not paddle.is_grad_enabled():
             self.sums.append(policy)
-        reference, counts, told = pairs[..., :2], pairs[..., 2:4], self._preference
+        reference, counts, wanted = pairs[..., :2], pairs[..., 2:4], self._preference
         exists = counts[..., 0] > 0
         policy = paddle.where(exists.unsqueeze(-1), policy, paddle.full([], -1.0))  # whose loss has a gradient
         chosen_sums = policy[..., 0]
-        if told.loss in BY_TOKEN:
+        if wanted.loss in BY_TOKEN:
             policy, reference = policy / counts.clip(1), reference / counts.clip(1)
-        each = told.ratio * pair_losses(told, policy, reference)
-        if told.sft_ratio:
-            each = each - told.sft_ratio * pairs[..., 4] * chosen_sums
-        rewards = told.beta * (policy - reference).detach()
+        each = wanted.ratio * pair_losses(wanted, policy, reference)
+        if wanted.sft_ratio:
+            each = each - wanted.sft_ratio * pairs[..., 4] * chosen_sums
+        rewards = wanted.beta * (policy - reference).detach()
         chosen, rejected = rewards.unbind(-1)
         right = (chosen > rejected).astype("float32")
         shown = [chosen, rejected, right, chosen - rejected, *policy.detach().unbind(-1)]
@@ -157,7 +157,7 @@ class Head:
         apart = place.mesh.degree(Axis.CONTEXT) * place.mesh.degree(Axis.ULYSSES) > 1
         group = table.sum_group if apart else None
         self.pairs = PairLoss(setup.preference, group) if setup.preference else None
-        self.metrics: Any = None  # sums of what a step tells beside its loss, since `Stage.forget_metrics`
+        self.metrics: Any = None  # sums that a step reports with its loss, since `Stage.forget_metrics`
 
     def loss(self, x: Any, labels: Any, answers: Any = None, pairs: Any = None) -> Any:
         """Scalar fp32; the same on every rank of a tp group. `answers` and `pairs`: as `PairLoss` takes them."""

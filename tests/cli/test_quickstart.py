@@ -42,7 +42,7 @@ def test_its_plan_is_taken_by_every_command_of_the_page(output, galvatron, monke
     known = read_plan(output / "plan.json").metadata["predicted"]["time_s"]
     for language in ("en", "zh"):
         text = (DOCS / language / "quickstart.md").read_text()
-        commands = set(re.findall(r"galvatron ((?:plan show|explain|report) [^`\n]+)", text))
+        commands = set(re.findall(r"galvatron ((?:plan show|explain|report) runs/[^`\n]+)", text))
         assert len(commands) == 3
         for command in commands:
             ran = galvatron(*command.partition(" --log")[0].split())

@@ -37,7 +37,7 @@ SMALL = ModelShape("small", "llama", 4, 256, 640, 8, 8, 1000, 512)
 
 @real_data
 @pytest.mark.parametrize(
-    ("name", "seq", "fused", "error"),  # as docs/*/cost_model.md says
+    ("name", "seq", "fused", "error"),  # as docs/dev/cost_model.md says
     [
         ("galvatron-llama2-7b/computation_profiling_bf16_llama2-7b_all.json", 2048, ON_GPUS, 0.12),
         # PaddleNLP's default

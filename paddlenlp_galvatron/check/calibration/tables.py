@@ -1,4 +1,4 @@
-"""Tables (CSV) of published runs. Columns: docs/en/calibrate.md."""
+"""Tables (CSV) of published runs. Columns: docs/en/profile.md."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The part that looks for memory that a later step takes from a GPU, or gives back: either waits for the whole device.
 
 Run as a program it is one rank of the training that is looked at. Other waits for the device are shown by NVIDIA's
-profiler alone (docs/en/gpus.md).
+profiler alone (docs/dev/gpus.md).
 """
 
 from __future__ import annotations
