@@ -23,8 +23,8 @@ SENTENCES = {
     "en": "Steps derived from a data sheet are off by {mean:.1%} on average over {rows} published runs of at most "
     "{long:,} tokens, nine of ten within {most:.1%}, the worst by {worst:.1%}; numbers of the sheets were fitted to "
     "many of these runs.",
-    "zh": "由硬件参数文件推算的单步时间，与 {rows} 次已发表的训练（不超过 {long:,} 个 token）相比，平均误差 {mean:.1%}，"
-    "十分之九在 {most:.1%} 以内，最大 {worst:.1%}；参数文件中的一些数值是由其中许多训练拟合的。",
+    "zh": "由硬件参数文件推算的单步时间，与 {rows} 次已发表的训练（不超过 {long:,} 个 token）相比，"
+    "平均误差 {mean:.1%}，十分之九在 {most:.1%} 以内，最大 {worst:.1%}；参数文件中的一些数值是由其中许多训练拟合的。",
 }
 PAGES = {
     "en": (ROOT / "README.md", ROOT / "docs/en/planner.md"),
