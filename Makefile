@@ -72,6 +72,7 @@ pages: setup
 	@$(BIN)/python tools/api_page.py
 	@$(BIN)/python tools/parallelism_table.py
 	@$(BIN)/python tools/profile_keys.py
+	@$(BIN)/python tools/accuracy.py
 
 wheels:
 	@scripts/wheels.sh

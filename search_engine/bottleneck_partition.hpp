@@ -25,7 +25,7 @@ constexpr double kFirstStep = 1e-3, kFarthest = 10;
 // limit on may be rough; none is below `known`. A span within another must not cost more: then each stage may take as
 // many layers as it can bear, where the next one can bear another.
 template <class Cost>
-Minimax least_dearest(const Problem& tables, Cost cost, double known, double tolerance, WorkBudget& poll) {
+Minimax least_dearest(const Problem& tables, Cost cost, double known, double tolerance, WorkBudget& budget) {
   Minimax best;
   std::vector<int> division(tables.stages);
   double even = 0;
@@ -44,7 +44,7 @@ Minimax least_dearest(const Problem& tables, Cost cost, double known, double tol
         if (first[stage][start] < 0) continue;
         end = std::max(end, start);
         auto bears = [&] { return cost(stage, Span{start, end + 1 - start}, limit) < limit; };
-        for (; end < tables.layers && bears(); ++end) poll.tick(kStepsOfCost);
+        for (; end < tables.layers && bears(); ++end) budget.tick(kStepsOfCost);
         for (known = std::max(known, start); known < end; ++known) first[stage + 1][known + 1] = start;
       }
     }
@@ -69,7 +69,7 @@ Minimax least_dearest(const Problem& tables, Cost cost, double known, double tol
       int n = 0, beyond = most + 1;  // the stage bears the one, not the other; looked for around its last number
       for (int step = 1, at = division[stage]; beyond - n > 1; step = std::min(2 * step, most)) {
         at = std::min(std::max(at, n + 1), beyond - 1);
-        poll.tick(kStepsOfCost);
+        budget.tick(kStepsOfCost);
         (cost(stage, Span{first, at}, limit) < limit ? n : beyond) = at;
         at = beyond > most ? n + step : n == 0 ? beyond - step : (n + beyond) / 2;
       }

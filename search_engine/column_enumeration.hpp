@@ -23,7 +23,7 @@ namespace galvatron {
 class ColumnEnumeration {
  public:
   ColumnEnumeration(int layers, double link, StepGraph& graph, std::vector<Points> points,
-             const std::vector<PathWeights>& paths)
+                    const std::vector<PathWeights>& paths)
       : layers_(layers), link_(link), graph_(graph), points_(std::move(points)), master_(link) {
     for (const PathWeights& path : paths) master_.learn(path);
     for (const Points& some : points_) {
@@ -32,15 +32,15 @@ class ColumnEnumeration {
     }
   }
 
-  // Lower bound over the plans of the points; `best` where none is faster. Calls `take(plan, time)` for each plan that is
-  // faster than `best` and all earlier ones. Begins with `weights`.
+  // Lower bound over the plans of the points; `best` where none is faster. Calls `take(plan, time)` for each plan that
+  // is faster than `best` and all earlier ones. Begins with `weights`.
   template <class Take>
-  double solve(const PathWeights& weights, double best, std::size_t stop, Take take, WorkBudget& poll) {
+  double solve(const PathWeights& weights, double best, std::size_t stop, Take take, WorkBudget& budget) {
     best_ = best, stop_ = stop;
     Vector<Node> open;  // a heap, the least bound first
     auto is_later = [](const Node& a, const Node& b) { return a.bound > b.bound; };
     auto enter = [&](Node node, int rounds) {
-      tighten(node, rounds, take, poll);
+      tighten(node, rounds, take, budget);
       if (!is_less(node.bound, best_)) return;
       open.push_back(std::move(node));
       std::push_heap(open.begin(), open.end(), is_later);
@@ -52,7 +52,7 @@ class ColumnEnumeration {
     }
     enter(std::move(root), kFirstRounds);
     double settled = kInfinity;  // least bound of what can't be split
-    while (!open.empty() && is_less(open.front().bound, best_) && poll.steps() < stop_) {
+    while (!open.empty() && is_less(open.front().bound, best_) && budget.steps() < stop_) {
       std::pop_heap(open.begin(), open.end(), is_later);
       const Node node = std::move(open.back());
       open.pop_back();
@@ -120,7 +120,7 @@ class ColumnEnumeration {
 
   // The plan of a node's points that costs least on paths. Raises the bound to that, and strikes off what can't be part
   // of a faster plan than the best one.
-  Answered answer(Node& node, const PathWeights& weights, WorkBudget& poll) const {
+  Answered answer(Node& node, const PathWeights& weights, WorkBudget& budget) const {
     const std::size_t stages = points_.size();
     std::vector<StageCosts> stage_costs(stages);  // `cheapest`: points
     std::vector<std::vector<double>> costs(stages);
@@ -128,13 +128,13 @@ class ColumnEnumeration {
       const Vector<int>& kept = node.kept[s];
       if (kept.empty()) return node.bound = kInfinity, Answered{};
       const std::vector<double> counts = counts_of(weights, s);
-      const auto [fewest, most] = std::minmax_element(
-          kept.begin(), kept.end(), [&](int a, int b) { return layers_of(s, a) < layers_of(s, b); });
+      const auto [fewest, most] = std::minmax_element(kept.begin(), kept.end(),
+                                                      [&](int a, int b) { return layers_of(s, a) < layers_of(s, b); });
       StageCosts& stage_cost = stage_costs[s];
       stage_cost.fewest = layers_of(s, *fewest);
       stage_cost.costs.assign(layers_of(s, *most) - stage_cost.fewest + 1, kInfinity);
       stage_cost.cheapest.assign(stage_cost.costs.size(), -1);
-      poll.tick(kept.size() * counts.size() / 4);
+      budget.tick(kept.size() * counts.size() / 4);
       for (const int i : kept) {
         const std::vector<double>& numbers = numbers_[s][i];
         double cost = 0;  // of the times alone
@@ -144,13 +144,13 @@ class ColumnEnumeration {
         if (cost < stage_cost.costs[more]) stage_cost.costs[more] = cost, stage_cost.cheapest[more] = i;
       }
     }
-    const AllocationDp shares(stage_costs, layers_, poll);
+    const AllocationDp allocation(stage_costs, layers_, budget);
     const double links = weights.links * link_;
-    Answered answered{shares.least() + links, {}};
+    Answered answered{allocation.least() + links, {}};
     node.bound = std::max(node.bound, answered.sum);
     if (!is_less(node.bound, best_)) return answered;
-    const std::vector<int> layers = shares.layers_of_stages();
-    const std::vector<std::vector<double>> others = shares.of_others(poll);
+    const std::vector<int> layers = allocation.layers_of_stages();
+    const std::vector<std::vector<double>> others = allocation.of_others(budget);
     for (std::size_t s = 0; s < stages; ++s) {
       answered.plan.push_back(stage_costs[s].cheapest[layers[s] - stage_costs[s].fewest]);
       Vector<int> left;
@@ -165,9 +165,9 @@ class ColumnEnumeration {
 
   // Raises a node's bound, strikes points off, and finds where to split it.
   template <class Take>
-  void tighten(Node& node, int rounds, Take take, WorkBudget& poll) {
+  void tighten(Node& node, int rounds, Take take, WorkBudget& budget) {
     for (const PathWeights& path : master_.paths()) {
-      answer(node, path, poll);
+      answer(node, path, budget);
       if (!is_less(node.bound, best_)) return;
     }
     PathWeights weights = node.weights, path = weights;
@@ -175,11 +175,11 @@ class ColumnEnumeration {
     MasterSolution solution{path, times, {}};
     double least = 0;
     for (int round = 0; round < rounds; ++round) {
-      const Answered now = answer(node, weights, poll);
+      const Answered now = answer(node, weights, budget);
       if (!is_less(node.bound, best_)) return;
       if (now.sum > least) least = now.sum, node.weights = weights;
       for (std::size_t s = 0; s < now.plan.size(); ++s) points_[s][now.plan[s]]->put(times, s);
-      const double time = graph_.longest(times, link_, path, poll);
+      const double time = graph_.longest(times, link_, path, budget);
       master_.learn(path);
       const std::vector<KnownPlan>& answers = master_.answers();
       if (std::none_of(answers.begin(), answers.end(),
@@ -190,11 +190,11 @@ class ColumnEnumeration {
         for (std::size_t s = 0; s < now.plan.size(); ++s) plan.push_back(points_[s][now.plan[s]]);
         take(plan, best_ = time);
       }
-      solution = master_.solve([&](const std::vector<int>& plan) { return has(node, plan); }, poll);
+      solution = master_.solve([&](const std::vector<int>& plan) { return has(node, plan); }, budget);
       if (solution.plans.empty()) break;
-      const double open = graph_.longest(solution.times, link_, path, poll);
+      const double open = graph_.longest(solution.times, link_, path, budget);
       master_.learn(path);
-      if (open - least <= kSettled * least || poll.steps() >= stop_) break;
+      if (open - least <= kSettled * least || budget.steps() >= stop_) break;
       weights = solution.weights;
     }
     if (std::all_of(node.kept.begin(), node.kept.end(), [](const auto& kept) { return kept.size() == 1; }))

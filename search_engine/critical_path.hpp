@@ -74,12 +74,12 @@ class StepGraph {
   // Time of a step. `chunks`: of all stages, first the first one of each, then the second of each, and so on. `send`:
   // from each to the next, and of the gradient back, at least one entry for each but the last. Throws where stages wait
   // for each other in a circle.
-  double time(const std::vector<StageTime>& chunks, const std::vector<double>& send, WorkBudget& poll) {
+  double time(const std::vector<StageTime>& chunks, const std::vector<double>& send, WorkBudget& budget) {
     if (chunks_ == 1) return lists_.micro_batches() * (chunks[0].forward + chunks[0].backward) + chunks[0].sync;
     durations_.clear();
     for (const StageTime& chunk : chunks) durations_.push_back(chunk.forward), durations_.push_back(chunk.backward);
     links_.assign(send.begin(), send.begin() + (chunks_ - 1));
-    run(poll);
+    run(budget);
     double latest = 0;
     for (int stage = 0; stage < stages_; ++stage) {
       double sync = 0;
@@ -90,12 +90,12 @@ class StepGraph {
   }
 
   // Time of a step, and the path that takes it; each message takes as long.
-  double longest(const ChunkTimes& times, double link, PathWeights& path, WorkBudget& poll) {
+  double longest(const ChunkTimes& times, double link, PathWeights& path, WorkBudget& budget) {
     durations_.clear();
     for (int at = 0; at < chunks_; ++at)
       durations_.push_back(times.forward[at]), durations_.push_back(times.backward[at]);
     links_.assign(chunks_ - 1, link);
-    run(poll);
+    run(budget);
     int latest = 0;
     auto end = [&](int stage) { return ends_[last_[stage]] + times.sync[stage]; };
     for (int stage = 1; stage < stages_; ++stage)
@@ -113,7 +113,7 @@ class StepGraph {
   }
 
  private:
-  static constexpr long kNodesOfUnit = 4;  // pairs of passes
+  static constexpr long kNodesOfUnit = 4;                // pairs of passes
   static constexpr std::size_t kMostPasses = 5'000'000;  // of a step: some 150 MiB
 
   // Number 0 is the start of the step.
@@ -122,9 +122,9 @@ class StepGraph {
     int link, duration;  // their numbers in `links_` and `durations_`
   };
 
-  void run(WorkBudget& poll) {
+  void run(WorkBudget& budget) {
     if (nodes_.empty()) build();
-    poll.tick(nodes_.size());
+    budget.tick(nodes_.size());
     links_.resize(chunks_), links_.push_back(0);  // the last two: no message
     for (std::size_t i = 1; i < nodes_.size(); ++i) {
       const Node& node = nodes_[i];

@@ -45,7 +45,7 @@ class Cancel {
 };
 
 // A check that ends the search on Ctrl-C (in the main thread) or when it was cancelled.
-WorkBudget poll_for(const Cancel* cancel) {
+WorkBudget budget_for(const Cancel* cancel) {
   return WorkBudget([cancel] {
     if (cancel && cancel->cancelled()) throw std::runtime_error("the search was cancelled");
     py::gil_scoped_acquire gil;
@@ -76,8 +76,7 @@ void check_all(const std::string& name, const Array& array, const std::vector<py
     if (*entry < 0) throw py::value_error(name + ": holds a negative number");
     if (std::isinf(*entry)) throw py::value_error(name + ": holds an infinite number");
     if (*entry > kLargest) throw py::value_error(name + ": holds a number above 1e60");
-    if (*entry > 0 && *entry < kSmallest)
-      throw py::value_error(name + ": holds a number between 0 and 1e-60; give 0");
+    if (*entry > 0 && *entry < kSmallest) throw py::value_error(name + ": holds a number between 0 and 1e-60; give 0");
   }
 }
 
@@ -117,12 +116,10 @@ std::vector<int> starts_of(const Integers& layers) {
 
 // The lists of passes of all stages; see paddlenlp_galvatron.plan.schedule.arrays. Checks them.
 Schedule lists_of(const Integers& passes, const Integers& runs, py::ssize_t stages, std::int64_t micro_batches) {
-  if (micro_batches < 1 || micro_batches > kMostMicroBatches)
-    throw py::value_error("micro_batches: give 1 to 1000000");
+  if (micro_batches < 1 || micro_batches > kMostMicroBatches) throw py::value_error("micro_batches: give 1 to 1000000");
   if (passes.ndim() != 2 || passes.shape(1) != 3)
     throw py::value_error("passes: give kind, chunk and micro-batch of each");
-  if (runs.ndim() != 2 || runs.shape(1) != 4)
-    throw py::value_error("runs: give stage, passes, times and step of each");
+  if (runs.ndim() != 2 || runs.shape(1) != 4) throw py::value_error("runs: give stage, passes, times and step of each");
   std::int64_t chunks = 1;
   for (py::ssize_t i = 0; i < passes.shape(0); ++i) {
     const std::int64_t kind = passes.at(i, 0), chunk = passes.at(i, 1);
@@ -174,8 +171,8 @@ double step_ms(const Integers& passes, const Integers& runs, std::int64_t micro_
   std::vector<StageTime> times;
   for (py::ssize_t at = 0; at < chunks; ++at)
     times.push_back({forward.at(at), backward.at(at), at < stages ? sync.at(at) : 0});
-  WorkBudget poll = poll_for(nullptr);
-  return StepGraph(lists).time(times, {send.data(), send.data() + send.size()}, poll);
+  WorkBudget budget = budget_for(nullptr);
+  return StepGraph(lists).time(times, {send.data(), send.data() + send.size()}, budget);
 }
 
 int in_flight_of(std::int64_t count, int least, int micro_batches) {
@@ -203,11 +200,12 @@ void set_in_flight(Problem& tables, const Integers& in_flight) {
   }
 }
 
-std::unique_ptr<Search> make_pipeline(
-    const Integers& layers, std::optional<std::int64_t> most_first, std::int64_t micro_batches, const Integers& passes,
-    const Integers& runs, const Array& strategies, const Integers& layouts, const Integers& types, const Array& change, const Array& enter,
-    const Array& leave, const Array& vocabs, const Array& vocab_enter, const Array& vocab_leave, const Array& middle,
-    const Integers& in_flight, const Array& send, double budget) {
+std::unique_ptr<Search> make_pipeline(const Integers& layers, std::optional<std::int64_t> most_first,
+                                      std::int64_t micro_batches, const Integers& passes, const Integers& runs,
+                                      const Array& strategies, const Integers& layouts, const Integers& types,
+                                      const Array& change, const Array& enter, const Array& leave, const Array& vocabs,
+                                      const Array& vocab_enter, const Array& vocab_leave, const Array& middle,
+                                      const Integers& in_flight, const Array& send, double budget) {
   if (in_flight.ndim() != 2 || in_flight.shape(0) < 1 || in_flight.shape(1) < 2)
     throw py::value_error("in_flight: give stage and micro-batches of each of its chunks, a moment a row");
   const std::int64_t stages = in_flight.at(in_flight.shape(0) - 1, 0) + 1;
@@ -271,30 +269,30 @@ std::unique_ptr<Search> make_pipeline(
 // Calls `work(poll)` while other threads of Python run.
 template <class Work>
 auto without_gil(const Cancel* cancel, Work work) {
-  WorkBudget poll = poll_for(cancel);
+  WorkBudget budget = budget_for(cancel);
   py::gil_scoped_release release;
-  return work(poll);
+  return work(budget);
 }
 
 double bound_of(Search& pipeline, const Cancel* cancel) {
-  return without_gil(cancel, [&](WorkBudget& poll) { return pipeline.bound(poll); });
+  return without_gil(cancel, [&](WorkBudget& budget) { return pipeline.bound(budget); });
 }
 
 double tight_bound_of(Search& pipeline, double limit, const Cancel* cancel) {
   check_number("limit_ms", limit);
-  return without_gil(cancel, [&](WorkBudget& poll) { return pipeline.tight_bound(limit, poll); });
+  return without_gil(cancel, [&](WorkBudget& budget) { return pipeline.tight_bound(limit, budget); });
 }
 
 auto solved(Search& pipeline, double limit, long effort, const Cancel* cancel) {
   check_number("limit_ms", limit);
   double bound = 0;
   const PlanFound best =
-      without_gil(cancel, [&](WorkBudget& poll) { return pipeline.solve(limit, effort, bound, poll); });
+      without_gil(cancel, [&](WorkBudget& budget) { return pipeline.solve(limit, effort, bound, budget); });
   return std::make_tuple(best.cost, bound, best.vocab, best.division, best.strategies);
 }
 
 auto least_memory_of(const Search& pipeline, const Cancel* cancel) {
-  const PlanFound least = without_gil(cancel, [&](WorkBudget& poll) { return pipeline.least_memory(poll); });
+  const PlanFound least = without_gil(cancel, [&](WorkBudget& budget) { return pipeline.least_memory(budget); });
   return std::make_tuple(least.cost, least.vocab, least.division, least.strategies);
 }
 
@@ -314,12 +312,13 @@ PYBIND11_MODULE(galvatron_dp_core, module) {
              py::arg("backward_ms"), py::arg("sync_ms"), py::arg("send_ms"),
              "Time of one step; see paddlenlp_galvatron.cost_model.simulate.");
 
-  py::class_<Search>(module, "Pipeline",
-                     "Pipelines of layers; see paddlenlp_galvatron.planner.core_arrays for the arrays. A strategy's and a "
-                     "vocabulary part's nine numbers: forward, backward, sync (ms), states, activation, workspace: own, "
-                     "message, weights, tables (MiB); a change's two: forward, backward (ms); `middle`: of a stage's "
-                     "first chunk, of a later one; `most_first`: layers that the first stage has at most, if there are "
-                     "several types; `in_flight`: stage and micro-batches of its chunks, by moments.")
+  py::class_<Search>(
+      module, "Pipeline",
+      "Pipelines of layers; see paddlenlp_galvatron.planner.core_arrays for the arrays. A strategy's and a "
+      "vocabulary part's nine numbers: forward, backward, sync (ms), states, activation, workspace: own, "
+      "message, weights, tables (MiB); a change's two: forward, backward (ms); `middle`: of a stage's "
+      "first chunk, of a later one; `most_first`: layers that the first stage has at most, if there are "
+      "several types; `in_flight`: stage and micro-batches of its chunks, by moments.")
       .def(py::init(&make_pipeline), py::kw_only(), py::arg("layers"), py::arg("most_first") = py::none(),
            py::arg("micro_batches"), py::arg("passes"), py::arg("runs"), py::arg("strategies"), py::arg("layouts"),
            py::arg("types"), py::arg("change"), py::arg("enter"), py::arg("leave"), py::arg("vocabs"),

@@ -67,7 +67,7 @@ inline bool makes_way(Points& points, const InterleavedPoint& other) {
 
 // Time that a stage works in a step, with its sync or without; or any other weighted sum of its times.
 struct Work {
-  double least = 0;                           // ms; infinite: nothing fits
+  double least = 0;                               // ms; infinite: nothing fits
   std::shared_ptr<const InterleavedPoint> point;  // that fits and takes least, as far as is known
 };
 
@@ -81,7 +81,7 @@ class InterleavedStages {
  public:
   // `inner`: those of stages that know nothing of the vocabulary, shared by all of its strategies.
   InterleavedStages(const Problem& tables, const Vocab& vocab, const ChoiceCache& cache, KnownWorks& inner)
-      : tables_(tables), vocab_(vocab), inner_(inner), useful_(cache.useful()), chunks_(tables.passes.chunks()) {
+      : problem_(tables), vocab_(vocab), inner_(inner), useful_(cache.useful()), chunks_(tables.passes.chunks()) {
     if (chunks_ > kMostChunks) throw TooHard("the search knows 16 chunks a stage");
     layouts_ = chunks_ == 1 ? tables.layouts() : 1;
     const double passes = tables.micro_batches;
@@ -90,24 +90,24 @@ class InterleavedStages {
   }
 
   // Work of a stage whose chunks have so many layers, and `more` wherever they need least.
-  const Work& work(int stage, std::vector<int> layers, int more, bool with_sync, WorkBudget& poll) {
+  const Work& work(int stage, std::vector<int> layers, int more, bool with_sync, WorkBudget& budget) {
     if (chunks_ == 1) layers[0] += std::exchange(more, 0);
     auto& known = works_of(stage).exact;
     const auto key = std::make_tuple(stage, with_sync, more, layers);
     const auto found = known.find(key);
     if (found != known.end()) return found->second;
-    return known.emplace(key, solve({stage, layers, more, busy_[with_sync]}, poll)).first->second;
+    return known.emplace(key, solve({stage, layers, more, busy_[with_sync]}, budget)).first->second;
   }
 
   // Cheap lower bounds of work() for 0..most additional layers; infinite where they don't fit. Closest for
   // `likely` more.
   const std::vector<double>& rough_works(int stage, const std::vector<int>& layers, int most, int likely,
-                                         WorkBudget& poll) {
+                                         WorkBudget& budget) {
     auto& known = works_of(stage).rough;
     const auto key = std::make_tuple(stage, most, likely, layers);
     const auto found = known.find(key);
     if (found != known.end()) return found->second;
-    return known.emplace(key, roughly(stage, layers, most, likely, poll)).first->second;
+    return known.emplace(key, roughly(stage, layers, most, likely, budget)).first->second;
   }
 
   // The price of memory, near a known one or far from it, at which a relaxation costs most: a search in ever smaller
@@ -140,14 +140,14 @@ class InterleavedStages {
     bool better = false;
     std::vector<std::pair<double, int>>& rising = by_workspace_[room.workspace];
     if (rising.empty()) {
-      for (const int k : useful_) rising.push_back({total(most_of(room.workspace, tables_.strategies[k].workspace)), k});
+      for (const int k : useful_)
+        rising.push_back({total(most_of(room.workspace, problem_.strategies[k].workspace)), k});
       std::sort(rising.begin(), rising.end());
     }
     for (std::size_t i = 0; i < rising.size(); ++i) {
-      const Part& part = tables_.strategies[rising[i].second];
+      const Part& part = problem_.strategies[rising[i].second];
       for (int chunk = 0; chunk < chunks_; ++chunk) {
-        const double cost =
-            weights[chunk].of(part.time) + price * (part.states + held[chunk] * part.activation);
+        const double cost = weights[chunk].of(part.time) + price * (part.states + held[chunk] * part.activation);
         if (cost < least[chunk]) least[chunk] = cost, better = true;
       }
       if (!better || (i + 1 < rising.size() && rising[i + 1].first == rising[i].first)) continue;
@@ -165,48 +165,48 @@ class InterleavedStages {
   // Clears what takes much memory and is soon known again.
   void forget() {
     for (ChunkWeights& pricing : busy_)
-      for (auto& [key, mixes] : pricing.mixes) mixes->forget();
+      for (auto& [key, knapsack] : pricing.knapsack) knapsack->forget();
   }
 
   // Steps of one relaxation, about.
   std::size_t choices() const { return useful_.size() * chunks_; }
 
   // As `work`, for any weights of each chunk's passes, and of the stage's sync in all of them; not remembered.
-  Work weighted(int stage, const std::vector<int>& layers, std::vector<Weights> weights, WorkBudget& poll) const {
+  Work weighted(int stage, const std::vector<int>& layers, std::vector<Weights> weights, WorkBudget& budget) const {
     ChunkWeights pricing{std::move(weights), {}, {}};
-    return solve({stage, layers, 0, pricing}, poll);
+    return solve({stage, layers, 0, pricing}, budget);
   }
 
   // The points of a stage of one chunk that weigh less than `limit`, but those that others match. False: there are more
   // than `most`, or it would take beyond `stop`.
   bool list(int stage, const std::vector<int>& layers, const Weights& weights, double limit, std::size_t most,
-            std::size_t stop, Points& found, WorkBudget& poll) const {
+            std::size_t stop, Points& found, WorkBudget& budget) const {
     ChunkWeights pricing{{weights}, {}, {}};
     const Question asked{stage, layers, 0, pricing};
-    const Held& held = tables_.held[stage].front();
-    CountKnapsack mixes(choices(asked, held));
+    const Held& held = problem_.held[stage].front();
+    CountKnapsack knapsack(choices(asked, held));
     auto add = [&](const std::vector<Count>& counts, LayoutSet layouts) {
       std::vector<int> order;
       for (int layout = 0; layout < layouts_; ++layout)
         if (layouts & bit(layout)) order.push_back(layout);
       do {
         InterleavedPoint point = point_of(asked, counts, order);
-        poll.tick(found.size());
+        budget.tick(found.size());
         if (makes_way(found, point)) found.push_back(std::make_shared<InterleavedPoint>(std::move(point)));
       } while (found.size() <= most && std::next_permutation(order.begin(), order.end()));
-      return found.size() <= most && poll.steps() < stop;
+      return found.size() <= most && budget.steps() < stop;
     };
     long effort = kMostListed;
-    mixes.enumerate(layers_of(asked), room(stage, held), walks(asked), limit - fixed(pricing, stage), add, effort, poll,
-                    kMostListed);
-    return found.size() <= most && effort > 0 && poll.steps() < stop;
+    knapsack.enumerate(layers_of(asked), room(stage, held), walks(asked), limit - fixed(pricing, stage), add, effort,
+                       budget, kMostListed);
+    return found.size() <= most && effort > 0 && budget.steps() < stop;
   }
 
   // Least times of a chunk besides its layers' own.
   StageTime beside(int stage, int chunk) const {
     StageTime time = part(stage, chunk).time;
     Change enters{kInfinity, kInfinity}, leaves = enters;
-    for (int layout = 0; layout < tables_.layouts(); ++layout) {
+    for (int layout = 0; layout < problem_.layouts(); ++layout) {
       enters = least(enters, entry(stage, chunk)[layout]);
       leaves = least(leaves, exit(stage, chunk)[layout]);
     }
@@ -217,22 +217,22 @@ class InterleavedStages {
 
   const Part& part(int stage, int chunk) const {
     if (stage == 0 && chunk == 0) return vocab_.first;
-    if (stage == tables_.stages - 1 && chunk == chunks_ - 1) return vocab_.last;
-    return stage > 0 && stage < tables_.stages - 1 && chunk == 0 ? tables_.middle : tables_.later;
+    if (stage == problem_.stages - 1 && chunk == chunks_ - 1) return vocab_.last;
+    return stage > 0 && stage < problem_.stages - 1 && chunk == 0 ? problem_.middle : problem_.later;
   }
 
  private:
-  static constexpr int kMostMoves = 8;         // of a price of memory into one direction
-  static constexpr double kRoom = 1e-9;        // share of the budget that sums of memory may be off by
+  static constexpr int kMostMoves = 8;            // of a price of memory into one direction
+  static constexpr double kRoom = 1e-9;           // share of the budget that sums of memory may be off by
   static constexpr long kMostListed = 1'000'000;  // counts looked at: some 0.1 s
-  static constexpr int kMostMoments = 4;  // tried one after the other before all at once
+  static constexpr int kMostMoments = 4;          // tried one after the other before all at once
 
   using Held = std::vector<int>;  // micro-batches of each chunk
 
   // Weights of each chunk's times, and the results known under them.
   struct ChunkWeights {
     std::vector<Weights> weights;
-    std::map<Held, std::unique_ptr<CountKnapsack>> mixes;
+    std::map<Held, std::unique_ptr<CountKnapsack>> knapsack;
     std::map<std::pair<int, bool>, std::unique_ptr<ReshardingPath>> walks;  // by stage, and whether there are `more`
 
     // Weights of a chunk; after the last one, the least over all chunks.
@@ -251,13 +251,14 @@ class InterleavedStages {
     ChunkWeights& pricing;
   };
 
-  KnownWorks& works_of(int stage) { return stage > 0 && stage < tables_.stages - 1 ? inner_ : works_; }
+  KnownWorks& works_of(int stage) { return stage > 0 && stage < problem_.stages - 1 ? inner_ : works_; }
 
-  std::vector<double> roughly(int stage, const std::vector<int>& layers, int most, int likely, WorkBudget& poll) const {
+  std::vector<double> roughly(int stage, const std::vector<int>& layers, int most, int likely,
+                              WorkBudget& budget) const {
     std::vector<double> costs(most + 1), works(most + 1, 0);
     const std::vector<double> held = likely_held(stage, layers);
     auto at_price = [&](double price, const std::vector<Weights>& weights) {
-      poll.tick(useful_.size() * (chunks_ + most / 4));
+      budget.tick(useful_.size() * (chunks_ + most / 4));
       std::fill(costs.begin(), costs.end(), kInfinity);
       relax(stage, held, weights, price, [&](double cost, const std::vector<double>& layer) {
         for (int chunk = 0; chunk < chunks_; ++chunk) cost += layers[chunk] * layer[chunk];
@@ -267,7 +268,7 @@ class InterleavedStages {
       return costs[likely];
     };
     at_price(1, std::vector<Weights>(chunks_, {0, 0, 0}));  // memory beyond the budget
-    while (most >= 0 && costs[most] > kRoom * tables_.budget) works[most--] = kInfinity;
+    while (most >= 0 && costs[most] > kRoom * problem_.budget) works[most--] = kInfinity;
     if (most < 0) return works;
     likely = std::min(likely, most);
     auto raise = [&](double price) {
@@ -275,7 +276,7 @@ class InterleavedStages {
       for (int more = 0; more <= most; ++more) works[more] = std::max(works[more], costs[more]);
       return cost;
     };
-    highest(raise, raise(0) / std::max(tables_.budget, 1.0), true);
+    highest(raise, raise(0) / std::max(problem_.budget, 1.0), true);
     return works;
   }
 
@@ -284,22 +285,22 @@ class InterleavedStages {
   }
 
   const std::vector<Change>& entry(int stage, int chunk) const {
-    return stage == 0 && chunk == 0 ? vocab_.enter : tables_.enter.inside;
+    return stage == 0 && chunk == 0 ? vocab_.enter : problem_.enter.inside;
   }
   const std::vector<Change>& exit(int stage, int chunk) const {
-    return stage == tables_.stages - 1 && chunk == chunks_ - 1 ? vocab_.leave : tables_.leave.inside;
+    return stage == problem_.stages - 1 && chunk == chunks_ - 1 ? vocab_.leave : problem_.leave.inside;
   }
 
   // Strategies' numbers count on by the chunk; those of `more` come last.
-  int id(int chunk, int strategy) const { return chunk * static_cast<int>(tables_.strategies.size()) + strategy; }
+  int id(int chunk, int strategy) const { return chunk * static_cast<int>(problem_.strategies.size()) + strategy; }
   int layout(int chunk, int strategy) const {
-    return chunk * layouts_ + (layouts_ > 1 ? tables_.strategies[strategy].layout : 0);
+    return chunk * layouts_ + (layouts_ > 1 ? problem_.strategies[strategy].layout : 0);
   }
 
-  CountKnapsack& mixes(const Question& asked, const Held& held) const {
-    std::unique_ptr<CountKnapsack>& mixes = asked.pricing.mixes[held];
-    if (!mixes) mixes = std::make_unique<CountKnapsack>(undominated(choices(asked, held)));
-    return *mixes;
+  CountKnapsack& knapsack(const Question& asked, const Held& held) const {
+    std::unique_ptr<CountKnapsack>& knapsack = asked.pricing.knapsack[held];
+    if (!knapsack) knapsack = std::make_unique<CountKnapsack>(undominated(choices(asked, held)));
+    return *knapsack;
   }
 
   std::vector<Choice> choices(const Question& asked, const Held& held) const {
@@ -308,7 +309,7 @@ class InterleavedStages {
       const Weights weights = asked.pricing.of(chunk);
       const int count = chunk < chunks_ ? held[chunk] : *std::min_element(held.begin(), held.end());
       for (const int k : useful_) {
-        const Part& part = tables_.strategies[k];
+        const Part& part = problem_.strategies[k];
         choices.push_back({part.states + count * part.activation, weights.of(part.time), part.workspace, id(chunk, k),
                            chunk < chunks_ ? layout(chunk, k) : chunks_ * layouts_, chunk});
       }
@@ -341,7 +342,7 @@ class InterleavedStages {
         if (chunk == 0) prices.enter[own] = price(entry(asked.stage, chunk), g, weights);
         if (chunk == chunks_ - 1) prices.leave[own] = prices.change[own][all - 1] = leaves;
         for (int other = 0; other < layouts_; ++other) {
-          if (layouts_ > 1) prices.change[own][other] = weights.of(tables_.change[g][other]);
+          if (layouts_ > 1) prices.change[own][other] = weights.of(problem_.change[g][other]);
           if (chunk < chunks_ - 1)
             prices.change[own][own - g + layouts_ + other] = leaves + price(entry(asked.stage, chunk + 1), other, next);
         }
@@ -360,7 +361,7 @@ class InterleavedStages {
 
   // The moment at which identical layers would hold most.
   const Held& fullest(int stage, const std::vector<int>& layers, int more) const {
-    const std::vector<Held>& moments = tables_.held[stage];
+    const std::vector<Held>& moments = problem_.held[stage];
     return *std::max_element(moments.begin(), moments.end(), [&](const Held& a, const Held& b) {
       return layers_held(layers, more, a) < layers_held(layers, more, b);
     });
@@ -368,7 +369,7 @@ class InterleavedStages {
 
   template <class Held>
   MemoryBudget room(int stage, const Held& held) const {
-    MemoryBudget room{tables_.budget, {}};
+    MemoryBudget room{problem_.budget, {}};
     for (int chunk = 0; chunk < chunks_; ++chunk) {
       const Part& beside = part(stage, chunk);
       room.budget -= beside.states + held[chunk] * beside.activation;
@@ -379,22 +380,22 @@ class InterleavedStages {
 
   // The least that a stage takes at any moment, and a point that fits at all of them, if one was found and there are no
   // layers of `more`.
-  Work solve(const Question& asked, WorkBudget& poll) const {
+  Work solve(const Question& asked, WorkBudget& budget) const {
     Work work;
-    const std::vector<Held>& moments = tables_.held[asked.stage];
+    const std::vector<Held>& moments = problem_.held[asked.stage];
     Held held = fullest(asked.stage, asked.layers, asked.more);
     ReshardingPath& walks = this->walks(asked);
     for (int tried = 0; tried <= kMostMoments; ++tried) {
-      const Assignment mix = mixes(asked, held).solve(layers_of(asked), room(asked.stage, held), walks, poll);
+      const Assignment mix = knapsack(asked, held).solve(layers_of(asked), room(asked.stage, held), walks, budget);
       walks.forget();
       if (tried < kMostMoments)
         work.least = std::max(work.least, fixed(asked.pricing, asked.stage) + std::min(mix.cost, mix.bound));
       if (mix.counts.empty() || asked.more > 0) break;
-      InterleavedPoint point = point_of(asked, mix.counts, poll);
+      InterleavedPoint point = point_of(asked, mix.counts, budget);
       const Held& fullest = *std::max_element(moments.begin(), moments.end(), [&](const Held& a, const Held& b) {
         return memory(asked.stage, point, a) < memory(asked.stage, point, b);
       });
-      if (memory(asked.stage, point, fullest) <= within(tables_.budget)) {
+      if (memory(asked.stage, point, fullest) <= within(problem_.budget)) {
         work.point = std::make_shared<InterleavedPoint>(std::move(point));
         break;
       }
@@ -418,16 +419,16 @@ class InterleavedStages {
     return sum;
   }
 
-  InterleavedPoint point_of(const Question& asked, const std::vector<Count>& counts, WorkBudget& poll) const {
-    const int count = static_cast<int>(tables_.strategies.size());
+  InterleavedPoint point_of(const Question& asked, const std::vector<Count>& counts, WorkBudget& budget) const {
+    const int count = static_cast<int>(problem_.strategies.size());
     LayoutSet used = 0;
     for (const auto& [id, layers] : counts) used |= bit(layout(id / count, id % count));
-    return point_of(asked, counts, walks(asked).order(used, poll));
+    return point_of(asked, counts, walks(asked).order(used, budget));
   }
 
   InterleavedPoint point_of(const Question& asked, const std::vector<Count>& counts,
                             const std::vector<int>& order) const {
-    const int count = static_cast<int>(tables_.strategies.size());
+    const int count = static_cast<int>(problem_.strategies.size());
     InterleavedPoint point{{}, {}, 0, std::vector<std::vector<int>>(chunks_)};
     for (const int layout : order)
       for (const auto& [id, layers] : counts)
@@ -438,18 +439,17 @@ class InterleavedStages {
     for (int chunk = 0; chunk < chunks_; ++chunk) {
       std::vector<int>& own = point.strategies[chunk];
       if (layouts_ == 1)
-        std::stable_sort(own.begin(), own.end(), [&](int a, int b) {
-          return tables_.strategies[a].layout < tables_.strategies[b].layout;
-        });
+        std::stable_sort(own.begin(), own.end(),
+                         [&](int a, int b) { return problem_.strategies[a].layout < problem_.strategies[b].layout; });
       StageTime time = part(asked.stage, chunk).time;
       auto pass = [&](const Change& change) { time.forward += change.forward, time.backward += change.backward; };
-      pass(entry(asked.stage, chunk)[tables_.strategies[own.front()].layout]);
+      pass(entry(asked.stage, chunk)[problem_.strategies[own.front()].layout]);
       for (std::size_t i = 0; i < own.size(); ++i) {
-        const Part& layer = tables_.strategies[own[i]];
+        const Part& layer = problem_.strategies[own[i]];
         time.forward += layer.time.forward, time.backward += layer.time.backward, time.sync += layer.time.sync;
-        if (i > 0) pass(tables_.change[tables_.strategies[own[i - 1]].layout][layer.layout]);
+        if (i > 0) pass(problem_.change[problem_.strategies[own[i - 1]].layout][layer.layout]);
       }
-      pass(exit(asked.stage, chunk)[tables_.strategies[own.back()].layout]);
+      pass(exit(asked.stage, chunk)[problem_.strategies[own.back()].layout]);
       point.forward.push_back(time.forward), point.backward.push_back(time.backward), point.sync += time.sync;
     }
     return point;
@@ -464,12 +464,12 @@ class InterleavedStages {
         workspace = most_of(workspace, part.workspace);
       };
       add(part(stage, chunk));
-      for (const int k : point.strategies[chunk]) add(tables_.strategies[k]);
+      for (const int k : point.strategies[chunk]) add(problem_.strategies[k]);
     }
     return mib + total(workspace);
   }
 
-  const Problem& tables_;
+  const Problem& problem_;
   const Vocab& vocab_;
   KnownWorks& inner_;
   const std::vector<int>& useful_;
@@ -477,7 +477,7 @@ class InterleavedStages {
   mutable std::map<Workspace, std::vector<std::pair<double, int>>> by_workspace_;
   int chunks_, layouts_;
   std::array<ChunkWeights, 2> busy_;  // by whether sync counts
-  KnownWorks works_;             // of the first and the last stage
+  KnownWorks works_;                  // of the first and the last stage
 };
 
 }  // namespace galvatron

@@ -25,12 +25,12 @@ struct Layers {
 
 // One strategy as the layers of a stage see it.
 struct Choice {
-  double memory;   // of every layer that takes it, MiB
-  double cost;     // of every layer that takes it, any unit of time
+  double memory;  // of every layer that takes it, MiB
+  double cost;    // of every layer that takes it, any unit of time
   Workspace workspace;
-  int id;          // the caller's number for it
-  int layout;       // choices of one layout follow each other at no cost
-  int type = 0;    // of the layers that may take it; those of a layout have one type
+  int id;        // the caller's number for it
+  int layout;    // choices of one layout follow each other at no cost
+  int type = 0;  // of the layers that may take it; those of a layout have one type
 };
 
 // Choices that no other choice of their layout dominates in memory, cost and workspace; of a layout by rising memory.
@@ -72,17 +72,17 @@ class KnapsackRelaxation {
     std::stable_sort(steps_.begin(), steps_.end(), [](const Step& a, const Step& b) { return a.price > b.price; });
   }
 
-  Bound bound(const Layers& layers, double budget) const {
+  Bound bound(const Layers& layers, double mib) const {
     double memory = 0, cost = 0;
     for (int type = layers.first_type; type <= layers.last_type; ++type) {
       memory += layers.of[type] * least_[type].memory;
       cost += layers.of[type] * least_[type].cost;
     }
-    if (!(memory <= budget)) return {};
+    if (!(memory <= mib)) return {};
     for (const Step& step : steps_) {
       const int count = layers.of[step.type];
       if (!count) continue;
-      if (memory + count * step.memory > budget) return {cost - step.price * (budget - memory), step.price};
+      if (memory + count * step.memory > mib) return {cost - step.price * (mib - memory), step.price};
       memory += count * step.memory;
       cost -= count * step.saved;
     }
@@ -121,7 +121,7 @@ class KnapsackRelaxation {
   }
 
   std::array<Corner, kMostTypes> least_;  // by type: the corner of least memory
-  Vector<Step> steps_;                  // of all types, by falling price
+  Vector<Step> steps_;                    // of all types, by falling price
 };
 
 }  // namespace galvatron

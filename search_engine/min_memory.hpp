@@ -21,7 +21,7 @@ class MinMemory {
     std::array<int, kMostTypes> strategy{};  // of all layers of each type
   };
 
-  MinMemory(const Problem& tables, const ChoiceCache& cache) : tables_(tables) {
+  MinMemory(const Problem& tables, const ChoiceCache& cache) : problem_(tables) {
     for (const int held : tables.in_flight) {
       if (choices_.count(held)) continue;
       std::vector<Choice> choices;
@@ -37,10 +37,10 @@ class MinMemory {
 
   // Least memory of a stage with these layers.
   const Need& of(const Vocab& vocab, int stage, Span span) {
-    const int held = tables_.in_flight[stage];
+    const int held = problem_.in_flight[stage];
     const auto& [choices, levels] = choices_.at(held);
-    const Part& fixed = tables_.beside(vocab, stage);
-    const Layers layers = tables_.layers_of(span);
+    const Part& fixed = problem_.beside(vocab, stage);
+    const Layers layers = problem_.layers_of(span);
     const auto [known, is_new] = known_.try_emplace({held, &fixed, layers.of});
     Need& best = known->second;
     if (!is_new) return best;
@@ -55,14 +55,14 @@ class MinMemory {
       }
       return need;
     };
-    levels.search(fixed.workspace, [&](const Level& level) { return within(level).mib; },
-                  [&](double bound) { return bound < best.mib; },
-                  [&](const Level& level, double) { best = within(level); });
+    levels.search(
+        fixed.workspace, [&](const Level& level) { return within(level).mib; },
+        [&](double bound) { return bound < best.mib; }, [&](const Level& level, double) { best = within(level); });
     return best;
   }
 
  private:
-  const Problem& tables_;
+  const Problem& problem_;
   std::map<std::tuple<int, const Part*, std::array<int, kMostTypes>>, Need> known_;
   std::map<int, std::pair<std::vector<Choice>, WorkspaceLevels>> choices_;  // by micro-batches in flight
 };

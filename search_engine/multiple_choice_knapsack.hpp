@@ -38,8 +38,7 @@ struct MemoryBudget {
 // while the lower bound stays below the best mix. A search of too many steps ends with a gap to the bound.
 class CountKnapsack {
  public:
-  explicit CountKnapsack(std::vector<Choice> choices)
-      : choices_(std::move(choices)), levels_(workspaces_of(choices_)) {
+  explicit CountKnapsack(std::vector<Choice> choices) : choices_(std::move(choices)), levels_(workspaces_of(choices_)) {
     for (const Choice& choice : choices_) all_ |= bit(choice.layout);
   }
 
@@ -47,27 +46,30 @@ class CountKnapsack {
   void forget() { frontiers_.clear(); }
 
   // A lower bound of what the layers cost without resharding, cheap.
-  double bound(const Layers& layers, MemoryBudget room, WorkBudget& poll) {
+  double bound(const Layers& layers, MemoryBudget room, WorkBudget& budget) {
     double least = kInfinity;
-    each_level(layers, room, [&](double bound) { return bound < least; },
-               [&](const Level&, double bound) { least = bound; }, poll);
+    each_level(
+        layers, room, [&](double bound) { return bound < least; }, [&](const Level&, double bound) { least = bound; },
+        budget);
     return least;
   }
 
   // The mix of least cost; `best` is one that is known.
-  Assignment solve(const Layers& layers, MemoryBudget room, ReshardingPath& walks, WorkBudget& poll,
+  Assignment solve(const Layers& layers, MemoryBudget room, ReshardingPath& walks, WorkBudget& budget,
                    Assignment best = {}) {
     // One layout a type first: what that costs keeps most other sets from being looked at.
     for (const bool all : {false, true}) {
-      last_ = poll.steps() + 2 * allowance(poll);
+      last_ = budget.steps() + 2 * allowance(budget);
       auto may = [&](double bound) {
         if (!is_less(bound + walks.least(), best.cost)) return false;
-        if (poll.steps() < last_) return true;
+        if (budget.steps() < last_) return true;
         if (all) best.bound = std::min(best.bound, bound + walks.least());
         return false;
       };
-      auto visit = [&](const Level& level, double bound) { solve(level, bound, all, layers, room, walks, poll, best); };
-      each_level(layers, room, may, visit, poll);
+      auto visit = [&](const Level& level, double bound) {
+        solve(level, bound, all, layers, room, walks, budget, best);
+      };
+      each_level(layers, room, may, visit, budget);
     }
     best.bound = std::min(best.bound, best.cost);
     return best;
@@ -77,26 +79,26 @@ class CountKnapsack {
   // counts tried, is used up. `steps`: for sets of layouts; 0: as many as a search is allowed.
   template <class Emit>
   void enumerate(const Layers& layers, MemoryBudget room, ReshardingPath& walks, double limit, Emit emit, long& effort,
-                 WorkBudget& poll, std::size_t steps = 0) {
+                 WorkBudget& budget, std::size_t steps = 0) {
     const int types = layers.last_type - layers.first_type + 1;
-    stop_ = poll.steps() + (steps ? steps : allowance(poll));
+    stop_ = budget.steps() + (steps ? steps : allowance(budget));
     BoundedSets found;
     auto may = [&](double bound) {
       if (!is_less(bound + walks.least(), limit)) return false;
-      found.complete &= poll.steps() < stop_;
+      found.complete &= budget.steps() < stop_;
       return found.complete;
     };
     auto visit = [&](const Level& level, double bound) {
-      bounded_sets(level, bound, layers, room, walks, limit, types + kMostChanges, found, poll);
+      bounded_sets(level, bound, layers, room, walks, limit, types + kMostChanges, found, budget);
     };
-    each_level(layers, room, may, visit, poll);
+    each_level(layers, room, may, visit, budget);
     std::sort(found.sets.begin(), found.sets.end());
     if (!found.complete) effort = 0;
     for (const BoundedSet& set : found.sets) {
       if (effort <= 0) return;
-      descend(set, layers, room, walks, limit, poll);
+      descend(set, layers, room, walks, limit, budget);
       if (order_.empty()) continue;
-      if (!visit_all(0, layers.of[layers.first_type], 0, 0, set, limit, emit, effort, poll)) return;
+      if (!visit_all(0, layers.of[layers.first_type], 0, 0, set, limit, emit, effort, budget)) return;
     }
   }
 
@@ -130,82 +132,84 @@ class CountKnapsack {
 
   static double net(const MemoryBudget& room, const Level& level) { return within(room.budget) - level.mib; }
 
-  static std::size_t allowance(const WorkBudget& poll) { return poll.steps() < kManySteps ? kMostSteps : kFewSteps; }
+  static std::size_t allowance(const WorkBudget& budget) {
+    return budget.steps() < kManySteps ? kMostSteps : kFewSteps;
+  }
 
-  void allow(const WorkBudget& poll) { stop_ = std::min(poll.steps() + allowance(poll), last_); }
+  void allow(const WorkBudget& budget) { stop_ = std::min(budget.steps() + allowance(budget), last_); }
 
   // Goes through the levels that may hold a mix below a limit, the best bound first.
   template <class May, class Visit>
-  void each_level(const Layers& layers, MemoryBudget room, May may, Visit visit, WorkBudget& poll) {
+  void each_level(const Layers& layers, MemoryBudget room, May may, Visit visit, WorkBudget& budget) {
     auto bound = [&](const Level& level) {
-      poll.tick(kStepsOfLevel);
-      return frontier(all_, level.workspace, poll).bound(layers, net(room, level)).cost;
+      budget.tick(kStepsOfLevel);
+      return frontier(all_, level.workspace, budget).bound(layers, net(room, level)).cost;
     };
     levels_.search(room.workspace, bound, may, visit);
   }
 
   // Makes the best mix of a level the best, if that costs less: of one layout a type, or of all sets of layouts.
-  void solve(const Level& level, double bound, bool all, const Layers& layers, MemoryBudget room,
-             ReshardingPath& walks, WorkBudget& poll, Assignment& best) {
+  void solve(const Level& level, double bound, bool all, const Layers& layers, MemoryBudget room, ReshardingPath& walks,
+             WorkBudget& budget, Assignment& best) {
     const int types = layers.last_type - layers.first_type + 1;
     BoundedSets found;
-    allow(poll);
-    bounded_sets(level, bound, layers, room, walks, best.cost, all ? types + kMostChanges : types, found, poll);
+    allow(budget);
+    bounded_sets(level, bound, layers, room, walks, best.cost, all ? types + kMostChanges : types, found, budget);
     if (all && !found.complete) {
       best.bound = std::min(best.bound, bound + walks.least());
       found = {};
-      allow(poll);
-      bounded_sets(level, bound, layers, room, walks, best.cost, types + 1, found, poll);
+      allow(budget);
+      bounded_sets(level, bound, layers, room, walks, best.cost, types + 1, found, budget);
     }
     std::sort(found.sets.begin(), found.sets.end());
-    allow(poll);
+    allow(budget);
     for (const BoundedSet& set : found.sets) {
       if (!is_less(set.bound, best.cost)) break;
-      descend(set, layers, room, walks, best.cost, poll);
+      descend(set, layers, room, walks, best.cost, budget);
       if (order_.empty()) continue;
       const int first = layers.of[layers.first_type];
       if (types == 1) {  // a good start: the best pair
         for (int a = 0; a < static_cast<int>(order_.size()); ++a) {
-          poll.tick(a + 1);
+          budget.tick(a + 1);
           for (int b = 0; b <= a; ++b) take_pair(a, b, first, 0, walk_, best);
         }
       }
-      visit(0, first, 0, walk_, 0, best, poll);
-      if (poll.steps() < stop_) continue;
+      visit(0, first, 0, walk_, 0, best, budget);
+      if (budget.steps() < stop_) continue;
       best.bound = std::min(best.bound, set.bound);
       break;
     }
   }
 
   // The choices of some layouts that need no more.
-  std::vector<Choice> chosen(LayoutSet layouts, const Workspace& level, WorkBudget& poll) const {
-    poll.tick(choices_.size());
+  std::vector<Choice> chosen(LayoutSet layouts, const Workspace& level, WorkBudget& budget) const {
+    budget.tick(choices_.size());
     std::vector<Choice> chosen;
     for (const Choice& choice : choices_)
       if ((bit(choice.layout) & layouts) && fits_in(choice.workspace, level)) chosen.push_back(choice);
     return chosen;
   }
 
-  const KnapsackRelaxation& frontier(LayoutSet layouts, const Workspace& level, WorkBudget& poll) {
+  const KnapsackRelaxation& frontier(LayoutSet layouts, const Workspace& level, WorkBudget& budget) {
     const auto found = frontiers_.find({layouts, level});
     if (found != frontiers_.end()) return found->second;
     if (frontiers_.size() > kMostKept) frontiers_.clear();
-    const std::vector<Choice> choices = chosen(layouts, level, poll);
-    poll.tick(7 * choices.size());
+    const std::vector<Choice> choices = chosen(layouts, level, budget);
+    budget.tick(7 * choices.size());
     return frontiers_.emplace(std::make_pair(layouts, level), KnapsackRelaxation(choices)).first->second;
   }
 
   // Sets of so many layouts at most that may cost less than the limit at a level.
   void bounded_sets(const Level& level, double bound, const Layers& layers, MemoryBudget room, ReshardingPath& walks,
-                  double limit, int most, BoundedSets& found, WorkBudget& poll) {
-    const double budget = net(room, level);
-    reduce(level.workspace, frontier(all_, level.workspace, poll).bound(layers, budget).price, walks.layouts(), poll);
-    grow(0, 0, most, level, layers, budget, bound, walks, limit, found, poll);
+                    double limit, int most, BoundedSets& found, WorkBudget& budget) {
+    const double mib = net(room, level);
+    reduce(level.workspace, frontier(all_, level.workspace, budget).bound(layers, mib).price, walks.layouts(), budget);
+    grow(0, 0, most, level, layers, mib, bound, walks, limit, found, budget);
   }
 
   // Reduced cost of the first layer of each layout, where memory has a price.
-  void reduce(const Workspace& level, double price, int layouts, WorkBudget& poll) {
-    const std::vector<Choice> choices = chosen(all_, level, poll);
+  void reduce(const Workspace& level, double price, int layouts, WorkBudget& budget) {
+    const std::vector<Choice> choices = chosen(all_, level, budget);
     const std::array<double, kMostTypes> cheapest = cheapest_of(choices, price);
     reduced_.assign(layouts, kInfinity);
     for (const Choice& choice : choices) {
@@ -214,29 +218,30 @@ class CountKnapsack {
     }
   }
 
-  // Adds layouts to a set. `least` is the bound of all mixes that have a layer of each of its layouts, without resharding.
-  void grow(LayoutSet layouts, int first, int most, const Level& level, const Layers& layers, double budget,
-            double least, ReshardingPath& walks, double limit, BoundedSets& found, WorkBudget& poll) {
+  // Adds layouts to a set. `least` is the bound of all mixes that have a layer of each of its layouts, without
+  // resharding.
+  void grow(LayoutSet layouts, int first, int most, const Level& level, const Layers& layers, double mib, double least,
+            ReshardingPath& walks, double limit, BoundedSets& found, WorkBudget& budget) {
     if (most == 0) {
       found.complete &= first >= walks.layouts();
       return;
     }
     for (int layout = first; layout < walks.layouts(); ++layout) {
-      poll.tick();
+      budget.tick();
       const double more = least + reduced_[layout];
       if (!(all_ & walks.all() & bit(layout)) || !is_less(more + walks.least(), limit)) continue;
       const LayoutSet larger = layouts | bit(layout);
-      const double walk = walks.cost(larger, poll);
+      const double walk = walks.cost(larger, budget);
       if (!is_less(more + walk, limit)) continue;
-      if (poll.steps() >= stop_) {
+      if (budget.steps() >= stop_) {
         found.complete = false;
         return;
       }
       if (walks.is_whole(larger)) {
-        const double bound = std::max(frontier(larger, level.workspace, poll).bound(layers, budget).cost, more) + walk;
+        const double bound = std::max(frontier(larger, level.workspace, budget).bound(layers, mib).cost, more) + walk;
         if (is_less(bound, limit)) found.sets.push_back({bound, larger, level});
       }
-      grow(larger, layout + 1, most - 1, level, layers, budget, more, walks, limit, found, poll);
+      grow(larger, layout + 1, most - 1, level, layers, mib, more, walks, limit, found, budget);
     }
   }
 
@@ -251,14 +256,14 @@ class CountKnapsack {
 
   // Sets the scratch up for a search over counts: choices by type and falling reduced cost, those that cannot win left
   // out.
-  void descend(const BoundedSet& set, const Layers& layers, MemoryBudget room, ReshardingPath& walks,
-               double limit, WorkBudget& poll) {
-    const std::vector<Choice> choices = chosen(set.layouts, set.level.workspace, poll);
+  void descend(const BoundedSet& set, const Layers& layers, MemoryBudget room, ReshardingPath& walks, double limit,
+               WorkBudget& budget) {
+    const std::vector<Choice> choices = chosen(set.layouts, set.level.workspace, budget);
     layers_ = layers;
     budget_ = net(room, set.level);
     workspace_ = room.workspace;
-    walk_ = walks.cost(set.layouts, poll);
-    const KnapsackRelaxation::Bound bound = frontier(set.layouts, set.level.workspace, poll).bound(layers, budget_);
+    walk_ = walks.cost(set.layouts, budget);
+    const KnapsackRelaxation::Bound bound = frontier(set.layouts, set.level.workspace, budget).bound(layers, budget_);
     floor_ = bound.cost + walk_;
     const std::array<double, kMostTypes> cheapest = cheapest_of(choices, bound.price);
     order_.clear();
@@ -285,9 +290,10 @@ class CountKnapsack {
   }
 
   // Depth first over counts, the dearest first, cut where the bound plus reduced costs cannot win.
-  void visit(std::size_t i, int left, double memory, double cost, double reduced, Assignment& best, WorkBudget& poll) {
-    poll.tick();
-    if (poll.steps() >= stop_) return;
+  void visit(std::size_t i, int left, double memory, double cost, double reduced, Assignment& best,
+             WorkBudget& budget) {
+    budget.tick();
+    if (budget.steps() >= stop_) return;
     const auto& [price, choice, last, least_memory, later] = order_[i];
     const std::size_t end = order_.size();
     if (i + 1 == end || (i + 2 == end && !last))
@@ -300,7 +306,7 @@ class CountKnapsack {
       }
       counts_[i] = n;
       const int next = last ? layers_.of[order_[i + 1].choice.type] : left - n;
-      visit(i + 1, next, memory + n * choice.memory, cost + n * choice.cost, reduced + n * price, best, poll);
+      visit(i + 1, next, memory + n * choice.memory, cost + n * choice.cost, reduced + n * price, best, budget);
     }
     counts_[i] = 0;
   }
@@ -327,8 +333,8 @@ class CountKnapsack {
 
   template <class Emit>
   bool visit_all(std::size_t i, int left, double memory, double reduced, const BoundedSet& set, double limit,
-                 Emit& emit, long& effort, WorkBudget& poll) {
-    poll.tick();
+                 Emit& emit, long& effort, WorkBudget& budget) {
+    budget.tick();
     if (--effort <= 0) return false;
     const auto& [price, choice, last, least_memory, later] = order_[i];
     const bool end = i + 1 == order_.size();
@@ -337,8 +343,7 @@ class CountKnapsack {
       const double more = memory + n * choice.memory;
       if (more + (last ? 0 : (left - n) * order_[i + 1].least_memory) + later > budget_) continue;
       const int next = end ? 0 : last ? layers_.of[order_[i + 1].choice.type] : left - n;
-      if (end ? !give(set, emit)
-              : !visit_all(i + 1, next, more, reduced + n * price, set, limit, emit, effort, poll))
+      if (end ? !give(set, emit) : !visit_all(i + 1, next, more, reduced + n * price, set, limit, emit, effort, budget))
         return false;
     }
     counts_[i] = 0;
@@ -372,7 +377,7 @@ class CountKnapsack {
   std::vector<int> counts_;
   std::vector<double> reduced_;  // of each layout
   double budget_ = 0, floor_ = 0, walk_ = 0;
-  Workspace workspace_{};  // of the stage
+  Workspace workspace_{};            // of the stage
   std::size_t stop_ = 0, last_ = 0;  // steps at which a part of it is given up; all of it
 };
 

@@ -22,14 +22,14 @@ namespace galvatron {
 // vocabulary.
 struct Node {
   double bound = 0;
-  std::vector<int> vocab_cases;                       // a vocabulary strategy each; rising
-  std::vector<int> fewest, most;                      // layers of each chunk
-  std::vector<int> fewest_of, most_of;                // layers of each stage
-  double sum = 0;                                     // bound by the weights alone
-  PathWeights weights{0, 0};                          // behind it
-  std::vector<double> mean, spread;                   // of each chunk's layers in the plans of the saddle point
-  std::vector<double> mean_of, spread_of;             // of each stage's
-  std::vector<int> latest;                            // layers of each chunk in the last priced plan, or likely ones
+  std::vector<int> vocab_cases;            // a vocabulary strategy each; rising
+  std::vector<int> fewest, most;           // layers of each chunk
+  std::vector<int> fewest_of, most_of;     // layers of each stage
+  double sum = 0;                          // bound by the weights alone
+  PathWeights weights{0, 0};               // behind it
+  std::vector<double> mean, spread;        // of each chunk's layers in the plans of the saddle point
+  std::vector<double> mean_of, spread_of;  // of each stage's
+  std::vector<int> latest;                 // layers of each chunk in the last priced plan, or likely ones
 
   // `plan`: each chunk's layers, and the number of the vocabulary strategy.
   bool has(const std::vector<int>& plan) const {
@@ -65,16 +65,21 @@ class NodePricing {
  public:
   // Removes the vocabulary strategies from the node under which nothing costs less than the limit, as `least` does.
   NodePricing(const Problem& tables, const ChoiceCache& cache, std::vector<VocabCase>& vocab_cases, Node& node,
-               double limit, WorkBudget& poll)
-      : tables_(tables), cache_(cache), places_(tables), vocab_cases_(vocab_cases), node_(node), inner_(tables.stages) {
+              double limit, WorkBudget& budget)
+      : problem_(tables),
+        cache_(cache),
+        places_(tables),
+        vocab_cases_(vocab_cases),
+        node_(node),
+        inner_(tables.stages) {
     for (const int vocab_case : node.vocab_cases)
-      outer_.push_back({vocab_case, std::vector<FeasibleSizes>(tables.stages), std::vector<StageCosts>(tables.stages),
-                       {}});
+      outer_.push_back(
+          {vocab_case, std::vector<FeasibleSizes>(tables.stages), std::vector<StageCosts>(tables.stages), {}});
     double ends = 0;
     for (int s = 0; s < tables.stages; ++s) {
       StageTime beside{kInfinity, kInfinity, 0};
       auto add = [&](int vocab_case, FeasibleSizes& own) {
-        own = feasible(vocab_case, s, ends, limit, poll);
+        own = feasible(vocab_case, s, ends, limit, budget);
         const StageTime time = vocab_cases_[vocab_case].stages->beside(s, 0);
         beside.forward = std::min(beside.forward, time.forward);
         beside.backward = std::min(beside.backward, time.backward);
@@ -96,24 +101,24 @@ class NodePricing {
   double longest() const { return longest_; }
 
   // Costs of each stage under a vocabulary strategy.
-  std::vector<StageCosts> of(int vocab_case, const PathWeights& weights, WorkBudget& poll) {
-    Outer& outer = *std::find_if(outer_.begin(), outer_.end(),
-                                 [&](const Outer& one) { return one.vocab_case == vocab_case; });
+  std::vector<StageCosts> of(int vocab_case, const PathWeights& weights, WorkBudget& budget) {
+    Outer& outer =
+        *std::find_if(outer_.begin(), outer_.end(), [&](const Outer& one) { return one.vocab_case == vocab_case; });
     std::vector<StageCosts> stage_costs;
-    for (int s = 0; s < tables_.stages; ++s)
-      stage_costs.push_back(stage_cost(is_inner(s) ? 0 : vocab_case, s, weights,
-                                       is_inner(s) ? inner_[s] : outer.feasible_of[s], poll));
+    for (int s = 0; s < problem_.stages; ++s)
+      stage_costs.push_back(
+          stage_cost(is_inner(s) ? 0 : vocab_case, s, weights, is_inner(s) ? inner_[s] : outer.feasible_of[s], budget));
     return stage_costs;
   }
 
   // The least weighted sum, and a plan that has it. `exactly`: the optimum is asked of all stages that might have it.
-  Column least(const PathWeights& weights, bool exactly, double limit, WorkBudget& poll) {
+  Column least(const PathWeights& weights, bool exactly, double limit, WorkBudget& budget) {
     std::vector<StageCosts> stage_costs;  // of inner stages, then of the others together
-    for (int s = 1; s + 1 < tables_.stages; ++s) stage_costs.push_back(stage_cost(0, s, weights, inner_[s], poll));
+    for (int s = 1; s + 1 < problem_.stages; ++s) stage_costs.push_back(stage_cost(0, s, weights, inner_[s], budget));
     for (Outer& outer : outer_) {
-      for (int s = 0; s < tables_.stages; s += std::max(tables_.stages - 1, 1))
-        outer.stage_costs[s] = stage_cost(outer.vocab_case, s, weights, outer.feasible_of[s], poll);
-      join(outer, poll);
+      for (int s = 0; s < problem_.stages; s += std::max(problem_.stages - 1, 1))
+        outer.stage_costs[s] = stage_cost(outer.vocab_case, s, weights, outer.feasible_of[s], budget);
+      join(outer, budget);
     }
     stage_costs.emplace_back();
     const double links = weights.links * link();
@@ -121,20 +126,20 @@ class NodePricing {
     for (bool raised = true; raised;) {
       stage_costs.back() = together();
       const int fewest = stage_costs.back().fewest;
-      const AllocationDp shares(stage_costs, tables_.layers, poll);
+      const AllocationDp allocation(stage_costs, problem_.layers, budget);
       keep([&](const Outer& outer) {
         double sum = kInfinity;
         for (int more = 0; more < static_cast<int>(outer.joint.size()); ++more)
-          sum = std::min(sum, outer.joint[more] + shares.before_last(fewest + more));
+          sum = std::min(sum, outer.joint[more] + allocation.before_last(fewest + more));
         return is_less(sum + links, limit);
       });
       if (outer_.empty()) return {};
-      std::vector<int> layers = shares.layers_of_stages();
+      std::vector<int> layers = allocation.layers_of_stages();
       Outer& outer = cheapest(layers.back() - fewest);
       layers = whole(layers, outer);
-      Column column{shares.least() + links, outer.vocab_case, node_.fewest, std::vector<Points>(tables_.stages)};
+      Column column{allocation.least() + links, outer.vocab_case, node_.fewest, std::vector<Points>(problem_.stages)};
       raised = false;
-      for (int s = 0; s < tables_.stages; ++s) {
+      for (int s = 0; s < problem_.stages; ++s) {
         const FeasibleSizes& feasible = is_inner(s) ? inner_[s] : outer.feasible_of[s];
         StageCosts& own = is_inner(s) ? stage_costs[s - 1] : outer.stage_costs[s];
         int more = layers[s] - feasible.fewest + feasible.skipped;
@@ -145,7 +150,7 @@ class NodePricing {
         Work& best = found->second;
         if (is_new) {
           const std::vector<int> chunks = places_.own(column.division, s);
-          best = vocab_cases_[outer.vocab_case].stages->weighted(s, chunks, places_.weights(weights, s), poll);
+          best = vocab_cases_[outer.vocab_case].stages->weighted(s, chunks, places_.weights(weights, s), budget);
           double& cost = own.costs[layers[s] - own.fewest];
           raised = raised || is_less(cost, best.least);
           cost = std::max(cost, best.least);
@@ -153,7 +158,7 @@ class NodePricing {
         if (best.point) column.options[s] = {best.point};
       }
       if (!raised) return column;
-      join(outer, poll);
+      join(outer, budget);
     }
     return {};
   }
@@ -167,8 +172,8 @@ class NodePricing {
     std::vector<double> joint;  // least costs of these stages together, for their fewest layers, one more, and so on
   };
 
-  bool is_inner(int stage) const { return stage > 0 && stage < tables_.stages - 1; }
-  double link() const { return tables_.send.inside[0]; }
+  bool is_inner(int stage) const { return stage > 0 && stage < problem_.stages - 1; }
+  double link() const { return problem_.send.inside[0]; }
 
   // Keeps the vocabulary strategies that may still win.
   template <class May>
@@ -179,18 +184,18 @@ class NodePricing {
     for (const Outer& outer : outer_) node_.vocab_cases.push_back(outer.vocab_case);
   }
 
-  FeasibleSizes feasible(int vocab_case, int stage, double ends, double limit, WorkBudget& poll) {
+  FeasibleSizes feasible(int vocab_case, int stage, double ends, double limit, WorkBudget& budget) {
     const std::vector<int> fewest = places_.own(node_.fewest, stage), most = places_.own(node_.most, stage);
     const int few = std::accumulate(fewest.begin(), fewest.end(), 0);
     FeasibleSizes feasible;
     feasible.fewest = std::max(few, node_.fewest_of[stage]);
     feasible.skipped = feasible.fewest - few;
     feasible.ends = ends;
-    const int others = (tables_.stages - 1) * places_.chunks;
+    const int others = (problem_.stages - 1) * places_.chunks;
     const int wide =
-        std::min({std::accumulate(most.begin(), most.end(), 0), node_.most_of[stage], tables_.layers - others});
+        std::min({std::accumulate(most.begin(), most.end(), 0), node_.most_of[stage], problem_.layers - others});
     for (int n = feasible.fewest; n <= wide; ++n) {
-      const double work = vocab_cases_[vocab_case].stages->work(stage, fewest, n - few, false, poll).least;
+      const double work = vocab_cases_[vocab_case].stages->work(stage, fewest, n - few, false, budget).least;
       if (!is_less(work + ends, limit)) break;
       feasible.work.push_back(work);
     }
@@ -198,22 +203,22 @@ class NodePricing {
   }
 
   double longest(const Outer& outer) const {
-    return galvatron::longest(tables_.stages, tables_.layers,
-                              [&](int s) -> const FeasibleSizes& {
-                                return is_inner(s) ? inner_[s] : outer.feasible_of[s];
-                              });
+    return galvatron::longest(problem_.stages, problem_.layers, [&](int s) -> const FeasibleSizes& {
+      return is_inner(s) ? inner_[s] : outer.feasible_of[s];
+    });
   }
 
   StageCosts stage_cost(int vocab_case, int stage, const PathWeights& weights, FeasibleSizes& feasible,
-                        WorkBudget& poll) {
-    return vocab_cases_[vocab_case].pricing->of(stage, node_.fewest, node_.most, node_.latest, weights, feasible, poll);
+                        WorkBudget& budget) {
+    return vocab_cases_[vocab_case].pricing->of(stage, node_.fewest, node_.most, node_.latest, weights, feasible,
+                                                budget);
   }
 
-  void join(Outer& outer, WorkBudget& poll) const {
+  void join(Outer& outer, WorkBudget& budget) const {
     const StageCosts &first = outer.stage_costs.front(), &last = outer.stage_costs.back();
     outer.joint = first.costs;
-    if (tables_.stages == 1) return;
-    poll.tick(first.costs.size() * last.costs.size() / 4);
+    if (problem_.stages == 1) return;
+    budget.tick(first.costs.size() * last.costs.size() / 4);
     outer.joint.assign(first.costs.size() + last.costs.size() - 1, kInfinity);
     for (std::size_t a = 0; a < first.costs.size(); ++a)
       for (std::size_t b = 0; b < last.costs.size(); ++b)
@@ -224,7 +229,7 @@ class NodePricing {
   StageCosts together() const {
     StageCosts least;
     for (const Outer& outer : outer_) {
-      least.fewest = outer.stage_costs.front().fewest + (tables_.stages > 1 ? outer.stage_costs.back().fewest : 0);
+      least.fewest = outer.stage_costs.front().fewest + (problem_.stages > 1 ? outer.stage_costs.back().fewest : 0);
       if (outer.joint.size() > least.costs.size()) least.costs.resize(outer.joint.size(), kInfinity);
       for (std::size_t more = 0; more < outer.joint.size(); ++more)
         least.costs[more] = std::min(least.costs[more], outer.joint[more]);
@@ -244,7 +249,7 @@ class NodePricing {
   // The layers of each stage, from those of inner ones and of the others together.
   std::vector<int> whole(const std::vector<int>& layers, const Outer& outer) const {
     const StageCosts &first = outer.stage_costs.front(), &last = outer.stage_costs.back();
-    if (tables_.stages == 1) return layers;
+    if (problem_.stages == 1) return layers;
     const int more = layers.back() - first.fewest - last.fewest;
     int own = std::max(0, more - static_cast<int>(last.costs.size()) + 1);
     while (first.costs[own] + last.costs[more - own] > outer.joint[more]) ++own;
@@ -254,13 +259,13 @@ class NodePricing {
     return all;
   }
 
-  const Problem& tables_;
+  const Problem& problem_;
   const ChoiceCache& cache_;
   ChunkPlaces places_;
   std::vector<VocabCase>& vocab_cases_;
   Node& node_;
-  std::vector<FeasibleSizes> inner_;   // of inner stages, under any vocabulary strategy
-  std::vector<Outer> outer_;  // by vocabulary strategy of the node
+  std::vector<FeasibleSizes> inner_;  // of inner stages, under any vocabulary strategy
+  std::vector<Outer> outer_;          // by vocabulary strategy of the node
   double longest_ = kInfinity;
 };
 

@@ -27,25 +27,25 @@ struct PipelineSolution {
 class PartitionSearch {
  public:
   PartitionSearch(const Problem& tables, const PathBounds& cuts, StageSolver& stages, ChoiceCache& cache,
-                 StepGraph& graph)
-      : tables_(tables), cuts_(cuts), stages_(stages), graph_(graph), partitions_(tables, cuts, stages, cache) {}
+                  StepGraph& graph)
+      : problem_(tables), bounds_(cuts), stages_(stages), graph_(graph), partitions_(tables, cuts, stages, cache) {}
 
   // A lower bound of every pipeline, cheap; infinite where no division fits.
-  double bound(WorkBudget& poll) { return partitions_.bound(poll); }
+  double bound(WorkBudget& budget) { return partitions_.bound(budget); }
 
   // A better one.
-  double tight_bound(WorkBudget& poll) { return partitions_.tight_bound(poll); }
+  double tight_bound(WorkBudget& budget) { return partitions_.tight_bound(budget); }
 
   // Makes `best` the optimum, if that costs less than `best` does; one of the bounds must have been asked before. Takes
   // its work, in simulated passes, off `effort`; false: given up when that was used up, and no pipeline costs less than
   // `bound`.
-  bool solve(PipelineSolution& best, double& bound, long& effort, WorkBudget& poll) {
-    poll_ = &poll;
+  bool solve(PipelineSolution& best, double& bound, long& effort, WorkBudget& budget) {
+    poll_ = &budget;
     effort_ = effort;
-    if (best.cost == kInfinity || partitions_.narrow(best.cost, bound, poll)) {
+    if (best.cost == kInfinity || partitions_.narrow(best.cost, bound, budget)) {
       start(best);
-      division_.resize(tables_.stages);
-      if (partitions_.narrow(best.cost, bound, poll)) divide(0, 0, best);
+      division_.resize(problem_.stages);
+      if (partitions_.narrow(best.cost, bound, budget)) divide(0, 0, best);
     }
     effort = std::max(effort_, 0L);
     return effort_ > 0;
@@ -63,17 +63,17 @@ class PartitionSearch {
   // Makes a division the one that is worked on.
   void take(const std::vector<int>& division) {
     division_ = division;
-    settle_spans(tables_.stages);
+    settle_spans(problem_.stages);
   }
 
   void settle_spans(int stages) {
-    spans_.resize(tables_.stages);
-    links_.resize(tables_.stages);
+    spans_.resize(problem_.stages);
+    links_.resize(problem_.stages);
     int first = 0;
     for (int s = 0; s < stages; ++s) {
       spans_[s] = {first, division_[s]};
       first += division_[s];
-      links_[s] = first < tables_.layers ? tables_.send_to(first) : 0;
+      links_[s] = first < problem_.layers ? problem_.send_to(first) : 0;
     }
   }
 
@@ -81,13 +81,13 @@ class PartitionSearch {
 
   // Those from a stage on, depth first.
   void divide(int stage, int first, PipelineSolution& best) {
-    if (stage == tables_.stages) return leaf(best);
+    if (stage == problem_.stages) return leaf(best);
     const auto& arcs = partitions_.arcs(stage);
     for (auto arc = arcs.rbegin(); arc != arcs.rend() && effort_ > 0; ++arc) {
       if (arc->span.first != first || !is_less(arc->cost, best.cost)) continue;
       const int n = arc->span.layers;
       poll_->tick();
-      effort_ -= kBoundPasses * tables_.stages;
+      effort_ -= kBoundPasses * problem_.stages;
       division_[stage] = n;
       if (is_less(partial_bound(stage + 1, first + n), best.cost)) divide(stage + 1, first + n, best);
     }
@@ -96,7 +96,7 @@ class PartitionSearch {
   // Below the time of every pipeline whose first stages are divided so, after so many layers.
   double partial_bound(int stages, int layers) {
     settle_spans(stages);
-    return cuts_.longest(
+    return bounds_.longest(
         stages, [&](int s, Weighting w) { return least(s, w); }, [&](int s) { return links_[s]; },
         [&](int s) { return division_[s]; }, [&](Weighting below) { return partitions_.rest(below, stages, layers); });
   }
@@ -110,9 +110,9 @@ class PartitionSearch {
 
   // The division's best pipeline.
   void leaf(PipelineSolution& best) {
-    settle_spans(tables_.stages);
-    free_.assign(tables_.stages, true);
-    chosen_.assign(tables_.stages, StagePoint{});
+    settle_spans(problem_.stages);
+    free_.assign(problem_.stages, true);
+    chosen_.assign(problem_.stages, StagePoint{});
     if (!is_less(node_bound(), best.cost)) return;
     settle(best);
     refine(best);
@@ -120,26 +120,26 @@ class PartitionSearch {
 
   double share(int stage, Weighting weighting) {
     if (free_[stage]) return stages_.least(stage, spans_[stage], weighting, *poll_);
-    return cuts_.weights(stage, weighting).of(chosen_[stage].time);
+    return bounds_.weights(stage, weighting).of(chosen_[stage].time);
   }
 
   // Below the time of every pipeline of the division with the points chosen so far.
   double node_bound() {
-    const double cut = cuts_.longest(
-        tables_.stages, [&](int s, Weighting w) { return share(s, w); }, [&](int s) { return links_[s]; },
+    const double cut = bounds_.longest(
+        problem_.stages, [&](int s, Weighting w) { return share(s, w); }, [&](int s) { return links_[s]; },
         [&](int s) { return division_[s]; }, [](Weighting) { return 0.0; });
     if (!(cut < kInfinity)) return kInfinity;
-    times_.resize(tables_.stages);
-    for (int s = 0; s < tables_.stages; ++s) times_[s] = {share(s, kForward), share(s, kBackward), share(s, kSync)};
-    effort_ -= kBoundPasses * tables_.stages;
+    times_.resize(problem_.stages);
+    for (int s = 0; s < problem_.stages; ++s) times_[s] = {share(s, kForward), share(s, kBackward), share(s, kSync)};
+    effort_ -= kBoundPasses * problem_.stages;
     return std::max(cut, simulate(times_));
   }
 
   // A good pipeline fast: each stage's optima under the paths' weightings, tried in turn.
   void settle(PipelineSolution& best) {
-    std::vector<StagePoint> points(tables_.stages);
-    std::vector<StageTime> times(tables_.stages);
-    for (int s = 0; s < tables_.stages; ++s) {
+    std::vector<StagePoint> points(problem_.stages);
+    std::vector<StageTime> times(problem_.stages);
+    for (int s = 0; s < problem_.stages; ++s) {
       points[s] = stages_.best(s, spans_[s], kBusy, *poll_);
       if (points[s].counts.empty()) return;  // none is known
       times[s] = points[s].time;
@@ -147,7 +147,7 @@ class PartitionSearch {
     double cost = simulate(times);
     for (bool better = true; better;) {
       better = false;
-      for (int s = 0; s < tables_.stages && effort_ > 0; ++s) {
+      for (int s = 0; s < problem_.stages && effort_ > 0; ++s) {
         auto attempt = [&](Weighting weighting) {
           const StagePoint& point = stages_.best(s, spans_[s], weighting, *poll_);
           if (point.counts.empty()) return;
@@ -159,7 +159,7 @@ class PartitionSearch {
           }
           cost = attempted, points[s] = point, better = true;
         };
-        for (const PathBound& cut : cuts_.of(s)) attempt(cut.own);
+        for (const PathBound& cut : bounds_.of(s)) attempt(cut.own);
         attempt(kOnce), attempt(kOnceLast);
       }
     }
@@ -194,7 +194,7 @@ class PartitionSearch {
   int loosest() {
     int loosest = -1;
     double longest = -1;
-    for (int s = 0; s < tables_.stages; ++s) {
+    for (int s = 0; s < problem_.stages; ++s) {
       if (!free_[s]) continue;
       const StageTime relaxed = std::exchange(times_[s], stages_.best(s, spans_[s], kBusy, *poll_).time);
       const double time = simulate(times_);
@@ -209,14 +209,13 @@ class PartitionSearch {
     // The path that leaves the stage least time, for its weight, keeps the enumeration smallest.
     Weighting narrow = kBusy;
     double least_room = kInfinity, narrow_limit = kInfinity;
-    for (const PathBound& cut : cuts_.of(stage)) {
+    for (const PathBound& cut : bounds_.of(stage)) {
       const double left = limit - path_without(stage, cut);
-      const Weights& weights = cuts_.weights(stage, cut.own);
+      const Weights& weights = bounds_.weights(stage, cut.own);
       const double room = (left - share(stage, cut.own)) / (weights.forward + weights.backward);
       if (room < least_room) least_room = room, narrow = cut.own, narrow_limit = left;
     }
-    if (!stages_.points(stage, spans_[stage], narrow, narrow_limit, kMostPoints, points, effort_, *poll_))
-      return false;
+    if (!stages_.points(stage, spans_[stage], narrow, narrow_limit, kMostPoints, points, effort_, *poll_)) return false;
     auto key = [](const StagePoint& p) { return std::tie(p.time.forward, p.time.backward, p.time.sync); };
     std::sort(points.begin(), points.end(), [&](const StagePoint& a, const StagePoint& b) { return key(a) < key(b); });
     Vector<StagePoint> kept;
@@ -236,7 +235,7 @@ class PartitionSearch {
     double sum = 0;
     for (int s = 0; s < stage; ++s)
       sum += share(s, PathBounds::above(s, cut.ending)) + PathBounds::trips_above(cut.ending) * links_[s];
-    for (int s = stage + 1; s < tables_.stages; ++s)
+    for (int s = stage + 1; s < problem_.stages; ++s)
       sum += share(s, cut.below) + PathBounds::trips_below(cut.below) * links_[s - 1];
     return sum;
   }
@@ -246,12 +245,12 @@ class PartitionSearch {
   // The division behind the bound.
   void start(PipelineSolution& best) {
     take(partitions_.promising(*poll_));
-    free_.assign(tables_.stages, true);
+    free_.assign(problem_.stages, true);
     if (is_less(node_bound(), best.cost)) settle(best);
   }
 
-  const Problem& tables_;
-  const PathBounds& cuts_;
+  const Problem& problem_;
+  const PathBounds& bounds_;
   StageSolver& stages_;
   StepGraph& graph_;
   Partitions partitions_;

@@ -26,7 +26,7 @@ class Partitions {
   };
 
   Partitions(const Problem& tables, const PathBounds& cuts, StageSolver& stages, ChoiceCache& cache)
-      : tables_(tables), cuts_(cuts), stages_(stages), cache_(cache), times_(tables.stages) {
+      : problem_(tables), bounds_(cuts), stages_(stages), cache_(cache), times_(tables.stages) {
     for (const Ending ending : kEndings) {
       Elsewhere& head = heads_[ending];
       head.stages.assign(tables.stages, 0);
@@ -47,35 +47,35 @@ class Partitions {
   }
 
   // A lower bound of every pipeline, cheap; infinite where no partition fits.
-  double bound(WorkBudget& poll) {
-    auto cost = [&](int stage, Span span, double) { return this->cost(stage, span, false, poll); };
-    found_ = least_dearest(tables_, cost, 0, kTolerance, poll);
+  double bound(WorkBudget& budget) {
+    auto cost = [&](int stage, Span span, double) { return this->cost(stage, span, false, budget); };
+    found_ = least_dearest(problem_, cost, 0, kTolerance, budget);
     return found_.bound;
   }
 
   // The same with the stages' exact optima; to be asked after it. These may fall with more layers of another type.
-  double tight_bound(WorkBudget& poll) {
-    if (tables_.type_count() > 1 || !(found_.bound < kInfinity)) return found_.bound;
+  double tight_bound(WorkBudget& budget) {
+    if (problem_.type_count() > 1 || !(found_.bound < kInfinity)) return found_.bound;
     auto cost = [&](int stage, Span span, double limit) {
-      const double cheap = this->cost(stage, span, false, poll);
-      return cheap < limit ? this->cost(stage, span, true, poll) : cheap;
+      const double cheap = this->cost(stage, span, false, budget);
+      return cheap < limit ? this->cost(stage, span, true, budget) : cheap;
     };
-    found_ = least_dearest(tables_, cost, found_.bound, kTolerance, poll);
+    found_ = least_dearest(problem_, cost, found_.bound, kTolerance, budget);
     return found_.bound;
   }
 
   // The partition behind the bound, with layers moved from the dearest stage to where they cost least.
-  std::vector<int> promising(WorkBudget& poll) {
+  std::vector<int> promising(WorkBudget& budget) {
     std::vector<int> division = found_.division;
     auto cost = [&](int stage, int layers) {
       int first = 0;
       for (int s = 0; s < stage; ++s) first += division[s];
-      layers = std::min(layers, tables_.layers - first);
-      return this->cost(stage, {first, layers}, false, poll);
+      layers = std::min(layers, problem_.layers - first);
+      return this->cost(stage, {first, layers}, false, budget);
     };
-    for (int moves = 0; moves < tables_.layers; ++moves) {
+    for (int moves = 0; moves < problem_.layers; ++moves) {
       int dearest = -1, cheapest = 0;
-      for (int s = 0; s < tables_.stages; ++s) {
+      for (int s = 0; s < problem_.stages; ++s) {
         if (division[s] > 1 && (dearest < 0 || cost(s, division[s]) > cost(dearest, division[dearest]))) dearest = s;
         if (cost(s, division[s] + 1) < cost(cheapest, division[cheapest] + 1)) cheapest = s;
       }
@@ -86,15 +86,15 @@ class Partitions {
   }
 
   // Leaves those arcs that may be part of a pipeline below the limit, and raises `bound`. False: there is none.
-  bool narrow(double limit, double& bound, WorkBudget& poll) {
-    if (arcs_.empty()) list(limit, poll);
+  bool narrow(double limit, double& bound, WorkBudget& budget) {
+    if (arcs_.empty()) list(limit, budget);
     for (int round = 0; round < kRounds; ++round) {
       bool removed = round == 0;
-      for (int s = 0; s < tables_.stages; ++s) {
+      for (int s = 0; s < problem_.stages; ++s) {
         auto loses = [&](Arc& arc) {
-          poll.tick();
-          arc.cost = cost(s, arc.span, false, poll);
-          if (is_less(arc.cost, limit)) arc.cost = std::max(arc.cost, cost(s, arc.span, true, poll));
+          budget.tick();
+          arc.cost = cost(s, arc.span, false, budget);
+          if (is_less(arc.cost, limit)) arc.cost = std::max(arc.cost, cost(s, arc.span, true, budget));
           return !is_less(arc.cost, limit);
         };
         const auto left = std::remove_if(arcs_[s].begin(), arcs_[s].end(), loses);
@@ -102,7 +102,7 @@ class Partitions {
         arcs_[s].erase(left, arcs_[s].end());
       }
       if (!removed) break;
-      const double least = pass(poll);
+      const double least = pass(budget);
       bound = std::max(bound, std::min(limit, least));
       if (!is_less(least, limit)) return bound = limit, false;
     }
@@ -131,52 +131,53 @@ class Partitions {
   // Price of the layers before each layer, each as cheap as a layer of its type can be.
   std::vector<double> priced(const ChoiceCache& cache, Weighting weighting) const {
     std::vector<double> sums{0};
-    for (int type = 0; type < tables_.type_count(); ++type) {
-      const double price = cache.cheapest(type, cuts_.weights(0, weighting));
-      for (int l = tables_.starts[type]; l < tables_.starts[type + 1]; ++l) sums.push_back(sums.back() + price);
+    for (int type = 0; type < problem_.type_count(); ++type) {
+      const double price = cache.cheapest(type, bounds_.weights(0, weighting));
+      for (int l = problem_.starts[type]; l < problem_.starts[type + 1]; ++l) sums.push_back(sums.back() + price);
     }
     return sums;
   }
 
   StageTimes& times(int stage, Span span) {
-    const bool inner = stage > 0 && stage < tables_.stages - 1;
+    const bool inner = stage > 0 && stage < problem_.stages - 1;
     TimesOfSpans& times = inner ? cache_.inner_times(stage) : times_[stage];
     const auto [known, is_new] = times.try_emplace(stages_.key(span));
     if (is_new) known->second[false].fill(-1), known->second[true].fill(-1);
     return known->second;
   }
 
-  double time(StageTimes& known, int stage, Span span, Weighting weighting, bool exactly, WorkBudget& poll) {
+  double time(StageTimes& known, int stage, Span span, Weighting weighting, bool exactly, WorkBudget& budget) {
     exactly = exactly && !PathBounds::is_minor(stage, weighting);
     double& time = known[exactly][weighting];
     if (time < 0)
-      time = exactly ? stages_.least(stage, span, weighting, poll) : stages_.bound(stage, span, weighting, poll);
+      time = exactly ? stages_.least(stage, span, weighting, budget) : stages_.bound(stage, span, weighting, budget);
     return time;
   }
 
   // Below the time of every pipeline in which a stage has these layers. The cheap one grows with them as long as layers
   // elsewhere cost the least they can.
-  double cost(int stage, Span span, bool exactly, WorkBudget& poll) {
-    if (stage == 0 && span.layers > tables_.most_first) return kInfinity;
+  double cost(int stage, Span span, bool exactly, WorkBudget& budget) {
+    if (stage == 0 && span.layers > problem_.most_first) return kInfinity;
     const auto head = [&](Ending ending) { return heads_[ending].at(stage, span.first); };
-    const bool returns = head(kFirst) - head(kHere) >= cuts_.most_sync(stage, span.layers);  // all the longest paths do
+    const bool returns =
+        head(kFirst) - head(kHere) >= bounds_.most_sync(stage, span.layers);  // all the longest paths do
     StageTimes& known = times(stage, span);
     double longest = 0;
-    for (const PathBound& cut : cuts_.of(stage)) {
+    for (const PathBound& cut : bounds_.of(stage)) {
       if (cut.ending != kFirst && returns) continue;
       const double others = head(cut.ending) + tails_[cut.below].at(stage + 1, span.end());
       if (!(others < kInfinity)) return kInfinity;
-      longest = std::max(longest, others + time(known, stage, span, cut.own, exactly, poll));
+      longest = std::max(longest, others + time(known, stage, span, cut.own, exactly, budget));
     }
     return longest;
   }
 
   // The arcs between boundaries that the stages before can reach, and those from there on.
-  void list(double limit, WorkBudget& poll) {
-    const int stages = tables_.stages, layers = tables_.layers;
+  void list(double limit, WorkBudget& budget) {
+    const int stages = problem_.stages, layers = problem_.layers;
     auto may_win = [&](int s, Span span) {
-      poll.tick();
-      return is_less(cost(s, span, false, poll), limit);
+      budget.tick();
+      return is_less(cost(s, span, false, budget), limit);
     };
     std::vector<int> latest(stages + 1, 0), earliest(stages + 1, layers);
     for (int s = 0; s < stages; ++s) {
@@ -201,8 +202,8 @@ class Partitions {
 
   // Finds what the stages before and after each boundary cost at least. Returns what the dearest arc of every partition
   // costs at least.
-  double pass(WorkBudget& poll) {
-    const int stages = tables_.stages, layers = tables_.layers;
+  double pass(WorkBudget& budget) {
+    const int stages = problem_.stages, layers = problem_.layers;
     const Vector<Vector<double>> none(stages + 1, Vector<double>(layers + 1, kInfinity));
     std::array<Vector<Vector<double>>, kEndings.size()> heads{none, none};
     std::array<Vector<Vector<double>>, kWeightings> tails;
@@ -214,10 +215,10 @@ class Partitions {
       for (const Arc& arc : arcs_[s]) {
         const int first = arc.span.first, end = arc.span.end();
         StageTimes& known = times(s, arc.span);
-        poll.tick();
+        budget.tick();
         for (const Ending ending : kEndings) {
-          const double link = s + 1 < stages ? PathBounds::trips_above(ending) * tables_.send_to(end) : 0;
-          const double own = time(known, s, arc.span, PathBounds::above(s, ending), false, poll);
+          const double link = s + 1 < stages ? PathBounds::trips_above(ending) * problem_.send_to(end) : 0;
+          const double own = time(known, s, arc.span, PathBounds::above(s, ending), false, budget);
           heads[ending][s + 1][end] = std::min(heads[ending][s + 1][end], heads[ending][s][first] + own + link);
         }
         dearest[s + 1][end] = std::min(dearest[s + 1][end], std::max(dearest[s][first], arc.cost));
@@ -227,8 +228,8 @@ class Partitions {
         const int first = arc.span.first, end = arc.span.end();
         StageTimes& known = times(s, arc.span);
         for (const Weighting below : kBelow) {
-          const double link = s > 0 ? PathBounds::trips_below(below) * tables_.send_to(first) : 0;
-          const double own = below == kNowhere ? 0 : time(known, s, arc.span, below, false, poll);
+          const double link = s > 0 ? PathBounds::trips_below(below) * problem_.send_to(first) : 0;
+          const double own = below == kNowhere ? 0 : time(known, s, arc.span, below, false, budget);
           tails[below][s][first] = std::min(tails[below][s][first], tails[below][s + 1][end] + own + link);
         }
       }
@@ -237,8 +238,8 @@ class Partitions {
     return dearest[stages][layers];
   }
 
-  const Problem& tables_;
-  const PathBounds& cuts_;
+  const Problem& problem_;
+  const PathBounds& bounds_;
   StageSolver& stages_;
   ChoiceCache& cache_;
   std::array<Elsewhere, kEndings.size()> heads_;  // by where paths end

@@ -67,8 +67,8 @@ struct FeasibleSizes {
 
 // The least time that the longest stage takes, for any division of the layers; infinite where the layers are too few
 // or too many. `feasible(stage)`: sizes of a stage.
-template <class MenuOf>
-double longest(int stages, int layers, MenuOf feasible) {
+template <class SizesOf>
+double longest(int stages, int layers, SizesOf feasible) {
   std::vector<std::size_t> more(stages, 0);
   double longest = 0;
   for (int s = 0; s < stages; ++s) {
@@ -99,7 +99,7 @@ struct StageCosts {
 // The least sums of stages' costs, by their layers together: a dynamic program over the stages.
 class AllocationDp {
  public:
-  AllocationDp(const std::vector<StageCosts>& stage_costs, int layers, WorkBudget& poll)
+  AllocationDp(const std::vector<StageCosts>& stage_costs, int layers, WorkBudget& budget)
       : offers_(stage_costs), layers_(layers), stages_(static_cast<int>(stage_costs.size())), before_(stages_ + 1) {
     std::vector<int> most_later(stages_ + 1, 0);
     for (int s = stages_ - 1; s >= 0; --s) most_later[s] = most_later[s + 1] + most(s);
@@ -107,9 +107,9 @@ class AllocationDp {
     before_[0][0] = 0;
     int first = 0, last = 0;  // layers of the stages so far
     for (int s = 0; s < stages_; ++s) {
-      add(before_[s], s, first, last, before_[s + 1], poll);
-      first = std::max(first + stage_costs[s].fewest, layers - most_later[s + 1]), last = std::min(last + most(s),
-                                                                                                   layers);
+      add(before_[s], s, first, last, before_[s + 1], budget);
+      first = std::max(first + stage_costs[s].fewest, layers - most_later[s + 1]),
+      last = std::min(last + most(s), layers);
     }
   }
 
@@ -134,18 +134,18 @@ class AllocationDp {
   }
 
   // Least costs of all other stages for each stage with its fewest layers, one more, and so on.
-  std::vector<std::vector<double>> of_others(WorkBudget& poll) const {
+  std::vector<std::vector<double>> of_others(WorkBudget& budget) const {
     std::vector<std::vector<double>> others(stages_);
     std::vector<double> after(layers_ + 1, kInfinity), next;
     after[0] = 0;
     for (int s = stages_ - 1; s >= 0; --s) {
       const StageCosts& own = offers_[s];
       others[s].assign(own.costs.size(), kInfinity);
-      poll.tick(own.costs.size() * layers_ / 2);
+      budget.tick(own.costs.size() * layers_ / 2);
       for (int i = 0; i < static_cast<int>(own.costs.size()); ++i)
         for (int l = 0, later = layers_ - own.fewest - i; later >= 0; ++l, --later)
           others[s][i] = std::min(others[s][i], before_[s][l] + after[later]);
-      add(after, s, 0, layers_, next, poll);
+      add(after, s, 0, layers_, next, budget);
       after.swap(next);
     }
     return others;
@@ -156,11 +156,11 @@ class AllocationDp {
 
   // The least sums with a stage more, from those without it for between `first` and `last` layers.
   void add(const std::vector<double>& sums, int stage, int first, int last, std::vector<double>& next,
-           WorkBudget& poll) const {
+           WorkBudget& budget) const {
     const StageCosts& own = offers_[stage];
     const int count = static_cast<int>(own.costs.size());
     next.assign(layers_ + 1, kInfinity);
-    poll.tick(count * (last - first + 1) / 2);
+    budget.tick(count * (last - first + 1) / 2);
     for (int l = first; l <= last; ++l) {
       if (!(sums[l] < kInfinity)) continue;
       for (int i = 0; i < count && l + own.fewest + i <= layers_; ++i) {
@@ -178,15 +178,15 @@ class AllocationDp {
 class Pricing {
  public:
   Pricing(const Problem& tables, const ChoiceCache& cache, InterleavedStages& exact)
-      : tables_(tables), cache_(cache), exact_(exact), places_(tables), prices_(tables.stages, 0) {}
+      : problem_(tables), cache_(cache), exact_(exact), places_(tables), prices_(tables.stages, 0) {}
 
   // Costs of divisions with `fewest` to `most` layers in each chunk; `now` is a likely one. The better of two bounds:
   // one weighs all passes of the stage equally and is exact; the other prices memory and keeps the chunks' own weights.
   StageCosts of(int stage, const std::vector<int>& fewest, const std::vector<int>& most, const std::vector<int>& now,
-           const PathWeights& weights, FeasibleSizes& feasible, WorkBudget& poll) {
-    StageCosts best = evenly(stage, fewest, most, weights, feasible, poll);
+                const PathWeights& weights, FeasibleSizes& feasible, WorkBudget& budget) {
+    StageCosts best = evenly(stage, fewest, most, weights, feasible, budget);
     best.fewest = feasible.fewest;
-    relax(stage, fewest, most, now, weights, feasible, best, poll);
+    relax(stage, fewest, most, now, weights, feasible, best, budget);
     return best;
   }
 
@@ -194,16 +194,16 @@ class Pricing {
   // The weight common to all passes of the stage multiplies the exact optimum of its work; the rest multiplies the
   // least times.
   StageCosts evenly(int stage, const std::vector<int>& fewest, const std::vector<int>& most, const PathWeights& weights,
-               FeasibleSizes& feasible, WorkBudget& poll) {
-    const int chunks = tables_.passes.chunks();
+                    FeasibleSizes& feasible, WorkBudget& budget) {
+    const int chunks = problem_.passes.chunks();
     double common = kInfinity;
     for (int c = 0; c < chunks; ++c)
       common = std::min({common, weights.forward[places_.of(stage, c)], weights.backward[places_.of(stage, c)]});
-    const double busy = common / tables_.micro_batches, sync = std::min(weights.sync[stage], busy);
+    const double busy = common / problem_.micro_batches, sync = std::min(weights.sync[stage], busy);
     const double more_sync = weights.sync[stage] - sync;
     if (sync > 0 && feasible.synced.empty())
       for (int more = feasible.skipped; more < feasible.skipped + static_cast<int>(feasible.work.size()); ++more)
-        feasible.synced.push_back(exact_.work(stage, places_.own(fewest, stage), more, true, poll).least);
+        feasible.synced.push_back(exact_.work(stage, places_.own(fewest, stage), more, true, budget).least);
     StageCosts result;
     std::vector<double> price(weights.forward.size(), 0);  // of a layer more
     double beside = 0;
@@ -234,8 +234,8 @@ class Pricing {
   // Raises costs to those of a Lagrangian relaxation of memory, at the price that is best for the layers that the
   // stage is likely to have. It is looked for near the stage's last one.
   void relax(int stage, const std::vector<int>& fewest, const std::vector<int>& most, const std::vector<int>& now,
-             const PathWeights& weights, const FeasibleSizes& feasible, StageCosts& stage_cost, WorkBudget& poll) {
-    const int chunks = tables_.passes.chunks();
+             const PathWeights& weights, const FeasibleSizes& feasible, StageCosts& stage_cost, WorkBudget& budget) {
+    const int chunks = problem_.passes.chunks();
     const std::vector<int> likely = places_.own(now, stage), few = places_.own(fewest, stage),
                            many = places_.own(most, stage);
     const int more = std::accumulate(likely.begin(), likely.end(), 0) - feasible.fewest;
@@ -246,7 +246,7 @@ class Pricing {
     std::vector<int> order, cheapest(chunks);
     auto at_price = [&](double price) {
       std::fill(costs.begin(), costs.end(), kInfinity);
-      poll.tick(exact_.choices());
+      budget.tick(exact_.choices());
       exact_.relax(stage, held, own_weights, price, [&](double cost, const std::vector<double>& layer) {
         const int count = static_cast<int>(costs.size());
         cheapest_first(cost, layer, few, many, feasible.skipped, count, order, [&](int at, double sum) {
@@ -255,14 +255,14 @@ class Pricing {
           costs[at] = std::min(costs[at], sum);
         });
       });
-      for (std::size_t at = 0; at < costs.size(); ++at) stage_cost.costs[at] = std::max(stage_cost.costs[at],
-                                                                                        costs[at]);
+      for (std::size_t at = 0; at < costs.size(); ++at)
+        stage_cost.costs[at] = std::max(stage_cost.costs[at], costs[at]);
       return costs[target];
     };
     double best = -kInfinity;
     std::vector<int> chosen = stage_cost.cheapest;
     double& price = prices_[stage];
-    const double start = price > 0 ? price : stage_cost.costs[target] / std::max(tables_.budget, 1.0);
+    const double start = price > 0 ? price : stage_cost.costs[target] / std::max(problem_.budget, 1.0);
     price = InterleavedStages::highest(
         [&](double attempted) {
           const double cost = at_price(attempted);
@@ -273,7 +273,7 @@ class Pricing {
     stage_cost.cheapest = chosen;
   }
 
-  const Problem& tables_;
+  const Problem& problem_;
   const ChoiceCache& cache_;
   InterleavedStages& exact_;
   ChunkPlaces places_;

@@ -17,7 +17,7 @@ struct Part {
   StageTime time;
   double states, activation;  // activation: of each micro-batch in flight
   Workspace workspace;
-  int layout = 0;                       // of layer strategies: between strategies of one layout a change is free
+  int layout = 0;  // of layer strategies: between strategies of one layout a change is free
 };
 
 // In the order in which Python gives them.
@@ -25,7 +25,7 @@ using PartNumbers = std::array<double, 9>;
 
 inline PartNumbers numbers_of(const Part& part) {
   const auto& [time, states, activation, workspace, layout] = part;
-  return {time.forward, time.backward, time.sync,    states,       activation,
+  return {time.forward, time.backward, time.sync,    states,      activation,
           workspace[0], workspace[1],  workspace[2], workspace[3]};
 }
 
@@ -56,21 +56,21 @@ struct ByBoundary {
 
 struct Problem {
   int layers, stages, micro_batches;
-  Schedule passes;         // of each stage
+  Schedule passes;          // of each stage
   std::vector<int> starts;  // first layer of each type, in order, and the number of layers
   int most_first;           // layers that the first stage has at most
   std::vector<Part> strategies;
-  std::vector<int> types;                     // of each layout; strategies of a layout are of its type
-  std::vector<std::vector<Change>> change;    // [layout before][layout after]
-  ByBoundary<std::vector<Change>> enter, leave;   // by layout: from, to the edge of a stage
+  std::vector<int> types;                        // of each layout; strategies of a layout are of its type
+  std::vector<std::vector<Change>> change;       // [layout before][layout after]
+  ByBoundary<std::vector<Change>> enter, leave;  // by layout: from, to the edge of a stage
   std::vector<Vocab> vocabs;
-  Part middle;                        // what a stage without vocabulary layers has besides its layers
-  Part later;                         // what its second chunk has, and a further one of any stage
+  Part middle;                                      // what a stage without vocabulary layers has besides its layers
+  Part later;                                       // what its second chunk has, and a further one of any stage
   std::vector<std::vector<std::vector<int>>> held;  // of each stage: micro-batches in flight of each of its chunks, at
                                                     // each moment at which they may take most
-  std::vector<int> in_flight;         // micro-batches whose activations a stage holds
-  ByBoundary<std::vector<double>> send;   // ms from a stage to the next, by the type of the layer after
-  double budget;                      // MiB a device
+  std::vector<int> in_flight;                       // micro-batches whose activations a stage holds
+  ByBoundary<std::vector<double>> send;             // ms from a stage to the next, by the type of the layer after
+  double budget;                                    // MiB a device
 
   int layouts() const { return static_cast<int>(change.size()); }
   int type_count() const { return static_cast<int>(starts.size()) - 1; }
@@ -164,14 +164,14 @@ class Search {
   virtual ~Search() = default;
 
   // A lower bound of the step time, in ms, cheap; infinite where nothing fits.
-  virtual double bound(WorkBudget& poll) = 0;
+  virtual double bound(WorkBudget& budget) = 0;
 
   // A better one. Bounds beyond `limit` stay rough.
-  virtual double tight_bound(double limit, WorkBudget& poll) = 0;
+  virtual double tight_bound(double limit, WorkBudget& budget) = 0;
 
   // The optimum, if it costs less than `limit`; `proven`: nothing costs less than that. Given up after simulating
   // `effort` passes; then the best one found.
-  virtual PlanFound solve(double limit, long effort, double& proven, WorkBudget& poll) = 0;
+  virtual PlanFound solve(double limit, long effort, double& proven, WorkBudget& budget) = 0;
 
   // The pipeline that fits in least memory. Only those with one chunk a stage have it.
   virtual PlanFound least_memory(WorkBudget&) const { throw std::invalid_argument("passes: several chunks a stage"); }

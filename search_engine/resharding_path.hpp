@@ -62,10 +62,10 @@ class ReshardingPath {
   }
 
   // Cost of the cheapest order of these layouts; it grows with the set, and types that are missing cost nothing.
-  double cost(LayoutSet set, WorkBudget& poll) {
+  double cost(LayoutSet set, WorkBudget& budget) {
     if (known_.size() > kMostKnown) known_.clear();
     double best = kInfinity;
-    for (int last : latest(set)) best = std::min(best, to(set, last, poll) + leave(last));
+    for (int last : latest(set)) best = std::min(best, to(set, last, budget) + leave(last));
     return best;
   }
 
@@ -75,10 +75,10 @@ class ReshardingPath {
   }
 
   // The cheapest order of the set's layouts.
-  std::vector<int> order(LayoutSet set, WorkBudget& poll) {
+  std::vector<int> order(LayoutSet set, WorkBudget& budget) {
     std::vector<int> reversed;
     auto total = [&](int last) {
-      return to(set, last, poll) + (reversed.empty() ? leave(last) : prices_.change[last][reversed.back()]);
+      return to(set, last, budget) + (reversed.empty() ? leave(last) : prices_.change[last][reversed.back()]);
     };
     while (set) {
       const std::vector<int> candidates = latest(set);
@@ -92,7 +92,7 @@ class ReshardingPath {
 
  private:
   static constexpr std::size_t kMostKnown = 100'000, kMostIdle = 1000;  // some 6 MiB, and 60 KiB
-  static constexpr std::size_t kStepsOfSet = 8;       // of WorkBudget
+  static constexpr std::size_t kStepsOfSet = 8;                         // of WorkBudget
 
   static constexpr LayoutSet kGolden = 0x9E3779B97F4A7C15u;  // 2^64 / golden ratio
 
@@ -120,14 +120,14 @@ class ReshardingPath {
   }
 
   // Cheapest path through the set that ends in `last` (Held and Karp's recursion, remembered).
-  double to(LayoutSet set, int last, WorkBudget& poll) {
+  double to(LayoutSet set, int last, WorkBudget& budget) {
     const LayoutSet rest = set & ~bit(last);
     if (!rest) return enter(last);
     const auto found = known_.find({set, last});
     if (found != known_.end()) return found->second;
-    poll.tick(kStepsOfSet);
+    budget.tick(kStepsOfSet);
     double best = kInfinity;
-    for (int before : latest(rest)) best = std::min(best, to(rest, before, poll) + prices_.change[before][last]);
+    for (int before : latest(rest)) best = std::min(best, to(rest, before, budget) + prices_.change[before][last]);
     known_.emplace(std::make_pair(set, last), best);
     return best;
   }

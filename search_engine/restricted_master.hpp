@@ -18,7 +18,7 @@ struct MatrixGame {
 
 // `table[row][column]` is what the columns' side pays to the rows' side. By the simplex method over a condensed
 // tableau, from entries moved to between 1 and 2, which changes no optimal strategy: so no pivot vanishes.
-inline MatrixGame balance(std::vector<std::vector<double>> table, WorkBudget& poll) {
+inline MatrixGame balance(std::vector<std::vector<double>> table, WorkBudget& budget) {
   const std::size_t rows = table.size(), columns = table.front().size();
   double least = kInfinity, most = -kInfinity;
   for (const auto& row : table)
@@ -42,7 +42,7 @@ inline MatrixGame balance(std::vector<std::vector<double>> table, WorkBudget& po
           (leaves == rows || table[row][columns] * table[leaves][enters] < table[leaves][columns] * table[row][enters]))
         leaves = row;
     if (leaves == rows) break;
-    poll.tick(rows * columns / 4);
+    budget.tick(rows * columns / 4);
     std::vector<double>& turned = table[leaves];
     const double pivot = turned[enters];
     for (double& entry : turned) entry /= pivot;
@@ -110,7 +110,7 @@ class RestrictedMaster {
 
   // The saddle point of the known paths and those of the latest plans that `has(plan)` admits.
   template <class Has>
-  MasterSolution solve(Has has, WorkBudget& poll) {
+  MasterSolution solve(Has has, WorkBudget& budget) {
     std::vector<const KnownPlan*> known;
     for (auto answer = answers_.rbegin(); answer != answers_.rend() && known.size() < kMostAnswers; ++answer)
       if (has(answer->plan)) known.push_back(&*answer);
@@ -119,16 +119,16 @@ class RestrictedMaster {
     std::vector<std::vector<double>> table(paths_.size());
     for (std::size_t path = 0; path < paths_.size(); ++path)
       for (const KnownPlan* answer : known) table[path].push_back(answer->lengths[path]);
-    poll.tick(known.size() * paths_.size());
-    const MatrixGame shares = balance(std::move(table), poll);
+    budget.tick(known.size() * paths_.size());
+    const MatrixGame allocation = balance(std::move(table), budget);
     MasterSolution solution{PathWeights(chunks, stages), ChunkTimes(chunks, stages), {}};
     ++now_;
     for (std::size_t path = 0; path < paths_.size(); ++path)
-      if (shares.rows[path] > 0) solution.weights.add(paths_[path], shares.rows[path]), used_[path] = now_;
+      if (allocation.rows[path] > 0) solution.weights.add(paths_[path], allocation.rows[path]), used_[path] = now_;
     for (std::size_t plan = 0; plan < known.size(); ++plan) {
-      if (!(shares.columns[plan] > 0)) continue;
-      solution.times.add(known[plan]->times, shares.columns[plan]);
-      solution.plans.push_back({shares.columns[plan], known[plan]});
+      if (!(allocation.columns[plan] > 0)) continue;
+      solution.times.add(known[plan]->times, allocation.columns[plan]);
+      solution.plans.push_back({allocation.columns[plan], known[plan]});
     }
     return solution;
   }

@@ -46,7 +46,7 @@ class Schedule {
   // Forwards and backwards of a stage on a path through the schedule that leaves it with the forward of each of these
   // micro-batches, goes down to the last stage, and comes back with the first backward there; nothing: there is none.
   std::optional<std::pair<int, int>> on_path(int stage, const std::vector<int>& leaving) const {
-    int forwards = 0, backwards = 0;      // on the path
+    int forwards = 0, backwards = 0;            // on the path
     int forwards_done = 0, backwards_done = 0;  // of the stage, when the path is on it (again)
     bool returned = false;
     for (const int micro_batch : leaving) {

@@ -22,36 +22,36 @@ namespace galvatron {
 class PipelineSearch : public Search {
  public:
   explicit PipelineSearch(Problem tables)
-      : tables_(std::move(tables)),
-        cuts_(tables_),
-        cache_(tables_),
-        graph_(tables_.passes),
-        useful_(useful_vocabs(tables_)) {}
+      : problem_(std::move(tables)),
+        bounds_(problem_),
+        cache_(problem_),
+        graph_(problem_.passes),
+        useful_(useful_vocabs(problem_)) {}
 
   PipelineSearch(const PipelineSearch&) = delete;
 
-  double bound(WorkBudget& poll) override {
+  double bound(WorkBudget& budget) override {
     const std::lock_guard<std::mutex> lock(mutex_);
     double least = kInfinity;
     for (const int v : useful_) {
-      StageSolver stages(tables_, cuts_, tables_.vocabs[v], cache_);
-      least = std::min(least, PartitionSearch(tables_, cuts_, stages, cache_, graph_).bound(poll));
+      StageSolver stages(problem_, bounds_, problem_.vocabs[v], cache_);
+      least = std::min(least, PartitionSearch(problem_, bounds_, stages, cache_, graph_).bound(budget));
     }
     return least;
   }
 
-  // A better one: under each vocabulary strategy, stages at their exact optima. Bounds beyond `limit` stay rough, and so
-  // do those that would take too much memory or time.
-  double tight_bound(double limit, WorkBudget& poll) override {
+  // A better one: under each vocabulary strategy, stages at their exact optima. Bounds beyond `limit` stay rough, and
+  // so do those that would take too much memory or time.
+  double tight_bound(double limit, WorkBudget& budget) override {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const VocabSearches searches = searches_below(limit, poll);
+    const VocabSearches searches = searches_below(limit, budget);
     return searches.empty() ? limit : searches.front().bound;
   }
 
   // Also given up where it would take too much memory or time.
-  PlanFound solve(double limit, long effort, double& proven, WorkBudget& poll) override {
+  PlanFound solve(double limit, long effort, double& proven, WorkBudget& budget) override {
     const std::lock_guard<std::mutex> lock(mutex_);
-    VocabSearches searches = searches_below(limit, poll);
+    VocabSearches searches = searches_below(limit, budget);
     effort = std::min(std::max(effort, 0L), kMostEffort);
     PlanFound found;
     std::unique_ptr<ColumnGeneration> vocab_case;
@@ -60,36 +60,35 @@ class PipelineSearch : public Search {
     for (const long share : {effort / kFirstShare, effort}) {
       PipelineSolution best;
       best.cost = limit;
-      const double unproven = divided(searches, best, share, poll);
-      if (share == effort && found.vocab < 0 && best.vocab < 0 && unproven < limit)
-        take_least_memory(best, poll);
+      const double unproven = divided(searches, best, share, budget);
+      if (share == effort && found.vocab < 0 && best.vocab < 0 && unproven < limit) take_least_memory(best, budget);
       if (best.vocab >= 0) found = found_of(best), limit = best.cost;
       proven = std::max(proven, std::min(unproven, limit));
       if (!(proven < limit)) break;
-      if (tables_.type_count() > 1) continue;
-      if (share < effort) limit = tighten(vocab_case, false, found, limit, effort, proven, poll);
+      if (problem_.type_count() > 1) continue;
+      if (share < effort) limit = tighten(vocab_case, false, found, limit, effort, proven, budget);
       if (effort < ColumnGeneration::kMostEffort) continue;
       while (proven < limit && limit < tightened) {  // a better plan leaves it less to look at
         tightened = limit;
-        limit = tighten(vocab_case, true, found, limit, effort, proven, poll);
+        limit = tighten(vocab_case, true, found, limit, effort, proven, budget);
       }
       if (!(proven < limit)) break;
     }
     return found;
   }
 
-  PlanFound least_memory(WorkBudget& poll) const override {
+  PlanFound least_memory(WorkBudget& budget) const override {
     PlanFound least;
-    MinMemory needs(tables_, cache_);
+    MinMemory needs(problem_, cache_);
     for (const int v : useful_) {
-      const Minimax division = least_needy(needs, tables_.vocabs[v], poll);
+      const Minimax division = least_needy(needs, problem_.vocabs[v], budget);
       if (!(division.value < least.cost)) continue;
       least = {division.value, v, division.division, {}};
       int first = 0;
-      for (int s = 0; s < tables_.stages; ++s) {
+      for (int s = 0; s < problem_.stages; ++s) {
         const Span span{first, division.division[s]};
-        const MinMemory::Need stage = needs.of(tables_.vocabs[v], s, span);
-        for (int l = span.first; l < span.end(); ++l) least.strategies.push_back(stage.strategy[tables_.type_of(l)]);
+        const MinMemory::Need stage = needs.of(problem_.vocabs[v], s, span);
+        for (int l = span.first; l < span.end(); ++l) least.strategies.push_back(stage.strategy[problem_.type_of(l)]);
         first = span.end();
       }
     }
@@ -100,7 +99,7 @@ class PipelineSearch : public Search {
   // The time that bounds may take: some seconds.
   static constexpr std::size_t kMostSteps = 500'000'000, kStepsOfPass = 5;
   static constexpr long kMostEffort = 1'000'000'000'000;  // hours
-  static constexpr long kFirstShare = 16;  // of the effort, before column generation
+  static constexpr long kFirstShare = 16;                 // of the effort, before column generation
 
   struct VocabSearch {
     double bound;
@@ -114,30 +113,30 @@ class PipelineSearch : public Search {
   using VocabSearches = std::vector<VocabSearch>;
 
   // Searches each vocabulary strategy partition by partition. Returns what those cost at least that were given up.
-  double divided(VocabSearches& searches, PipelineSolution& best, long effort, WorkBudget& poll) {
+  double divided(VocabSearches& searches, PipelineSolution& best, long effort, WorkBudget& budget) {
     double unproven = kInfinity;
-    poll.allow(kStepsOfPass * static_cast<std::size_t>(effort));
+    budget.allow(kStepsOfPass * static_cast<std::size_t>(effort));
     for (VocabSearch& one : searches) {
       if (!is_less(one.bound, best.cost)) break;
       PipelineSolution found;
       found.cost = best.cost;
-      if (!solved(one, found, effort, poll)) unproven = std::min(unproven, one.bound);
+      if (!solved(one, found, effort, budget)) unproven = std::min(unproven, one.bound);
       one.close();
       if (!is_less(found.cost, best.cost)) continue;
       best = std::move(found);
       best.vocab = one.vocab;
     }
-    poll.allow(4 * kMostSteps);
+    budget.allow(4 * kMostSteps);
     return unproven;
   }
 
   // Column generation between the bound and the best plan. Returns the cost of the best plan then.
   double tighten(std::unique_ptr<ColumnGeneration>& vocab_case, bool exactly, PlanFound& best, double limit,
-                 long effort, double& proven, WorkBudget& poll) const {
+                 long effort, double& proven, WorkBudget& budget) const {
     double bound = 0;
     try {
-      if (!vocab_case) vocab_case = std::make_unique<ColumnGeneration>(tables_);
-      PlanFound found = vocab_case->solve(limit, effort, bound, poll, exactly);
+      if (!vocab_case) vocab_case = std::make_unique<ColumnGeneration>(problem_);
+      PlanFound found = vocab_case->solve(limit, effort, bound, budget, exactly);
       if (found.vocab >= 0) best = std::move(found), limit = best.cost;
       proven = std::max(proven, bound);
     } catch (const TooHard&) {
@@ -151,19 +150,19 @@ class PipelineSearch : public Search {
     for (const StagePoint& point : solution.points)  // layout by layout, in their order
       for (const int layout : point.order)
         for (const auto& [id, layers] : point.counts)
-          if (tables_.strategies[id].layout == layout) found.strategies.insert(found.strategies.end(), layers, id);
+          if (problem_.strategies[id].layout == layout) found.strategies.insert(found.strategies.end(), layers, id);
     return found;
   }
 
   // Vocabulary strategies under which a pipeline may cost less than the limit, the best bound first.
-  VocabSearches searches_below(double limit, WorkBudget& poll) {
+  VocabSearches searches_below(double limit, WorkBudget& budget) {
     VocabSearches searches;
     for (const int v : useful_) searches.push_back({0, v, nullptr, nullptr});
     for (const bool tight : {false, true}) {  // cheap bounds of all of them first
-      poll.allow(kMostSteps);
+      budget.allow(kMostSteps);
       for (VocabSearch& one : searches) try {
-          if (!one.search) one.bound = std::max(one.bound, open(one, poll));
-          if (tight && is_less(one.bound, limit)) one.bound = one.search->tight_bound(poll);
+          if (!one.search) one.bound = std::max(one.bound, open(one, budget));
+          if (tight && is_less(one.bound, limit)) one.bound = one.search->tight_bound(budget);
         } catch (const TooHard&) {
           for (VocabSearch& other : searches) other.close();
           cache_.forget();
@@ -178,17 +177,17 @@ class PipelineSearch : public Search {
   }
 
   // Makes what a vocabulary strategy is searched with. Returns a cheap bound.
-  double open(VocabSearch& one, WorkBudget& poll) {
-    one.stages = std::make_unique<StageSolver>(tables_, cuts_, tables_.vocabs[one.vocab], cache_);
-    one.search = std::make_unique<PartitionSearch>(tables_, cuts_, *one.stages, cache_, graph_);
-    return one.search->bound(poll);
+  double open(VocabSearch& one, WorkBudget& budget) {
+    one.stages = std::make_unique<StageSolver>(problem_, bounds_, problem_.vocabs[one.vocab], cache_);
+    one.search = std::make_unique<PartitionSearch>(problem_, bounds_, *one.stages, cache_, graph_);
+    return one.search->bound(budget);
   }
 
   // Whether a vocabulary strategy was searched to the end. Raises its bound.
-  bool solved(VocabSearch& one, PipelineSolution& best, long& effort, WorkBudget& poll) {
+  bool solved(VocabSearch& one, PipelineSolution& best, long& effort, WorkBudget& budget) {
     try {
-      if (!one.search) one.bound = std::max(one.bound, open(one, poll));
-      return one.search->solve(best, one.bound, effort, poll);
+      if (!one.search) one.bound = std::max(one.bound, open(one, budget));
+      return one.search->solve(best, one.bound, effort, budget);
     } catch (const TooHard&) {
       one.close();
       cache_.forget();
@@ -197,40 +196,40 @@ class PipelineSearch : public Search {
   }
 
   // Makes the pipeline of least memory the best, if that fits and costs less.
-  void take_least_memory(PipelineSolution& best, WorkBudget& poll) {
-    const PlanFound least = least_memory(poll);
-    if (!(least.cost <= within(tables_.budget))) return;
-    const StageSolver stages(tables_, cuts_, tables_.vocabs[least.vocab], cache_);
+  void take_least_memory(PipelineSolution& best, WorkBudget& budget) {
+    const PlanFound least = least_memory(budget);
+    if (!(least.cost <= within(problem_.budget))) return;
+    const StageSolver stages(problem_, bounds_, problem_.vocabs[least.vocab], cache_);
     PipelineSolution found{0, least.vocab, least.division, {}};
     std::vector<StageTime> times;
     std::vector<double> links;
     int first = 0;
-    for (int s = 0; s < tables_.stages; ++s) {
+    for (int s = 0; s < problem_.stages; ++s) {
       const Span span{first, least.division[s]};
       std::array<int, kMostTypes> strategy{};
-      for (first = span.first; first < span.end(); ++first) strategy[tables_.type_of(first)] = least.strategies[first];
+      for (first = span.first; first < span.end(); ++first) strategy[problem_.type_of(first)] = least.strategies[first];
       found.points.push_back(stages.uniform(s, span, strategy));
       times.push_back(found.points.back().time);
-      links.push_back(first < tables_.layers ? tables_.send_to(first) : 0);
+      links.push_back(first < problem_.layers ? problem_.send_to(first) : 0);
     }
-    found.cost = graph_.time(times, links, poll);
+    found.cost = graph_.time(times, links, budget);
     if (is_less(found.cost, best.cost)) best = std::move(found);
   }
 
   // The division whose neediest stage needs least memory, MiB.
-  Minimax least_needy(MinMemory& needs, const Vocab& vocab, WorkBudget& poll) const {
+  Minimax least_needy(MinMemory& needs, const Vocab& vocab, WorkBudget& budget) const {
     auto mib = [&](int stage, Span span, double) {
-      return stage == 0 && span.layers > tables_.most_first ? kInfinity : needs.of(vocab, stage, span).mib;
+      return stage == 0 && span.layers > problem_.most_first ? kInfinity : needs.of(vocab, stage, span).mib;
     };
-    return least_dearest(tables_, mib, 0, 0, poll);
+    return least_dearest(problem_, mib, 0, 0, budget);
   }
 
-  Problem tables_;
-  PathBounds cuts_;
+  Problem problem_;
+  PathBounds bounds_;
   ChoiceCache cache_;
   StepGraph graph_;
   std::vector<int> useful_;  // vocabulary strategies that no other one beats
-  std::mutex mutex_;  // one thread at a time
+  std::mutex mutex_;         // one thread at a time
 };
 
 }  // namespace galvatron

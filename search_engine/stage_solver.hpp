@@ -38,12 +38,12 @@ using TimesOfSpans = Map<long, StageTimes>;  // by StageSolver::key
 // Choices, and what is solved, by weights and micro-batches in flight; shared by all stages and vocabulary strategies.
 class ChoiceCache {
  public:
-  explicit ChoiceCache(const Problem& tables) : tables_(tables), useful_(useful_strategies(tables.strategies)) {}
+  explicit ChoiceCache(const Problem& tables) : problem_(tables), useful_(useful_strategies(tables.strategies)) {}
 
   CountKnapsack& weighted(int in_flight, const Weights& weights) {
-    std::unique_ptr<CountKnapsack>& mixes = weighted_[{in_flight, weights}];
-    if (!mixes) mixes = std::make_unique<CountKnapsack>(undominated(choices(in_flight, weights)));
-    return *mixes;
+    std::unique_ptr<CountKnapsack>& knapsack = weighted_[{in_flight, weights}];
+    if (!knapsack) knapsack = std::make_unique<CountKnapsack>(undominated(choices(in_flight, weights)));
+    return *knapsack;
   }
 
   // Stages between the first and the last know nothing of the vocabulary.
@@ -52,38 +52,39 @@ class ChoiceCache {
 
   // Clears the cache.
   void forget() {
-    for (auto& [key, mixes] : weighted_) mixes->forget();
+    for (auto& [key, knapsack] : weighted_) knapsack->forget();
     inner_.clear();
     inner_times_.clear();
   }
 
   // With every choice that some weighting might want.
-  CountKnapsack complete(int in_flight, const Weights& weights) const { return CountKnapsack(choices(in_flight,
-                                                                                                     weights)); }
+  CountKnapsack complete(int in_flight, const Weights& weights) const {
+    return CountKnapsack(choices(in_flight, weights));
+  }
 
   // Least cost of one layer of a type, in any memory.
   double cheapest(int type, const Weights& weights) const {
     double least = kInfinity;
     for (const int k : useful_)
-      if (type_of(k) == type) least = std::min(least, weights.of(tables_.strategies[k].time));
+      if (type_of(k) == type) least = std::min(least, weights.of(problem_.strategies[k].time));
     return least;
   }
 
   const std::vector<int>& useful() const { return useful_; }
-  int type_of(int strategy) const { return tables_.types[tables_.strategies[strategy].layout]; }
+  int type_of(int strategy) const { return problem_.types[problem_.strategies[strategy].layout]; }
 
  private:
   std::vector<Choice> choices(int in_flight, const Weights& weights) const {
     std::vector<Choice> result;
     for (const int k : useful_) {
-      const Part& part = tables_.strategies[k];
-      result.push_back({part.states + in_flight * part.activation, weights.of(part.time), part.workspace, k, part.layout,
-                        type_of(k)});
+      const Part& part = problem_.strategies[k];
+      result.push_back({part.states + in_flight * part.activation, weights.of(part.time), part.workspace, k,
+                        part.layout, type_of(k)});
     }
     return result;
   }
 
-  const Problem& tables_;
+  const Problem& problem_;
   std::vector<int> useful_;
   std::map<std::pair<int, Weights>, std::unique_ptr<CountKnapsack>> weighted_;
   std::map<std::pair<int, Weights>, SolvedSpans> inner_;
@@ -94,7 +95,7 @@ class ChoiceCache {
 class StageSolver {
  public:
   StageSolver(const Problem& tables, const PathBounds& cuts, const Vocab& vocab, ChoiceCache& cache)
-      : tables_(tables), cuts_(cuts), vocab_(vocab), cache_(cache), views_(tables.stages) {
+      : problem_(tables), bounds_(cuts), vocab_(vocab), cache_(cache), views_(tables.stages) {
     for (int stage = 0; stage < tables.stages; ++stage) {
       const Part& beside = tables.beside(vocab, stage);
       views_[stage].fixed = beside.time;
@@ -105,35 +106,35 @@ class StageSolver {
 
   // Weighted time of a stage's vocabulary layers.
   double fixed(int stage, Weighting weighting) const {
-    return cuts_.weights(stage, weighting).of(views_[stage].fixed);
+    return bounds_.weights(stage, weighting).of(views_[stage].fixed);
   }
 
   // Below every weighted time of a stage with these layers; never less for more of them. Where layers have several
   // types, it leaves resharding out: more layers may end in a cheaper layout.
-  double bound(int stage, Span span, Weighting weighting, WorkBudget& poll) {
+  double bound(int stage, Span span, Weighting weighting, WorkBudget& budget) {
     return fixed(stage, weighting) +
-           choices(stage, weighting).bound(tables_.layers_of(span), views_[stage].room, poll) +
-           (tables_.type_count() == 1 ? walks(stage, span, weighting).least() : 0);
+           choices(stage, weighting).bound(problem_.layers_of(span), views_[stage].room, budget) +
+           (problem_.type_count() == 1 ? walks(stage, span, weighting).least() : 0);
   }
 
   // The least weighted time itself, or a lower bound where that is too hard; infinite where nothing fits.
-  double least(int stage, Span span, Weighting weighting, WorkBudget& poll) {
-    return weighting == kNowhere ? 0 : solved(stage, span, weighting, poll).cost;
+  double least(int stage, Span span, Weighting weighting, WorkBudget& budget) {
+    return weighting == kNowhere ? 0 : solved(stage, span, weighting, budget).cost;
   }
 
   // The point that has it, or the best one known; without counts where there is none.
-  const StagePoint& best(int stage, Span span, Weighting weighting, WorkBudget& poll) {
-    return solved(stage, span, weighting, poll).point;
+  const StagePoint& best(int stage, Span span, Weighting weighting, WorkBudget& budget) {
+    return solved(stage, span, weighting, budget).point;
   }
 
   // All points whose weighted time is below the limit; false when there are more than `most`, or when listing them
   // takes more than the effort.
-  bool points(int stage, Span span, Weighting weighting, double limit, std::size_t most,
-              Vector<StagePoint>& found, long& effort, WorkBudget& poll) {
-    CountKnapsack all = cache_.complete(tables_.in_flight[stage], cuts_.weights(stage, weighting));
+  bool points(int stage, Span span, Weighting weighting, double limit, std::size_t most, Vector<StagePoint>& found,
+              long& effort, WorkBudget& budget) {
+    CountKnapsack all = cache_.complete(problem_.in_flight[stage], bounds_.weights(stage, weighting));
     auto emit = [&](const std::vector<Count>& counts, LayoutSet layouts) {
       std::vector<int> order;
-      for (int layout = 0; layout < tables_.layouts(); ++layout)
+      for (int layout = 0; layout < problem_.layouts(); ++layout)
         if (layouts & bit(layout)) order.push_back(layout);
       do found.push_back(point(stage, span, counts, order));
       while (found.size() <= most && next_order(order));
@@ -141,19 +142,19 @@ class StageSolver {
     };
     const double own = limit - fixed(stage, weighting);
     ReshardingPath& walk = walks(stage, span, weighting);
-    all.enumerate(tables_.layers_of(span), views_[stage].room, walk, own, emit, effort, poll);
+    all.enumerate(problem_.layers_of(span), views_[stage].room, walk, own, emit, effort, budget);
     walk.forget();
     return found.size() <= most && effort > 0;
   }
 
   // All layers of a type take the strategy given for it.
   StagePoint uniform(int stage, Span span, const std::array<int, kMostTypes>& strategy) const {
-    const Layers layers = tables_.layers_of(span);
+    const Layers layers = problem_.layers_of(span);
     std::vector<Count> counts;
     std::vector<int> order;
     for (int type = layers.first_type; type <= layers.last_type; ++type) {
       counts.push_back({strategy[type], layers.of[type]});
-      order.push_back(tables_.strategies[strategy[type]].layout);
+      order.push_back(problem_.strategies[strategy[type]].layout);
     }
     return point(stage, span, counts, order);
   }
@@ -161,10 +162,10 @@ class StageSolver {
   // Equal for spans of equal content between equal ends of a stage.
   long key(Span span) const {
     const Ends ends = this->ends(span);
-    const int start = tables_.starts[ends.first_type];
-    const bool inside = ends.first_type == ends.last_type && span.first > start &&
-                        span.end() < tables_.starts[ends.first_type + 1];
-    return (inside ? start + 1L : span.first) * (tables_.layers + 1L) + span.layers;
+    const int start = problem_.starts[ends.first_type];
+    const bool inside =
+        ends.first_type == ends.last_type && span.first > start && span.end() < problem_.starts[ends.first_type + 1];
+    return (inside ? start + 1L : span.first) * (problem_.layers + 1L) + span.layers;
   }
 
  private:
@@ -185,20 +186,20 @@ class StageSolver {
   };
 
   Ends ends(Span span) const {
-    return {tables_.type_of(span.first), tables_.type_of(span.end() - 1), tables_.is_between(span.first),
-            tables_.is_between(span.end())};
+    return {problem_.type_of(span.first), problem_.type_of(span.end() - 1), problem_.is_between(span.first),
+            problem_.is_between(span.end())};
   }
 
   const std::vector<Change>& entry(int stage, const Ends& ends) const {
-    return stage == 0 ? vocab_.enter : tables_.enter.at(ends.enters_type);
+    return stage == 0 ? vocab_.enter : problem_.enter.at(ends.enters_type);
   }
   const std::vector<Change>& exit(int stage, const Ends& ends) const {
-    return stage == tables_.stages - 1 ? vocab_.leave : tables_.leave.at(ends.leaves_type);
+    return stage == problem_.stages - 1 ? vocab_.leave : problem_.leave.at(ends.leaves_type);
   }
 
   CountKnapsack& choices(int stage, Weighting weighting) {
     CountKnapsack*& known = views_[stage].choices[weighting];
-    if (!known) known = &cache_.weighted(tables_.in_flight[stage], cuts_.weights(stage, weighting));
+    if (!known) known = &cache_.weighted(problem_.in_flight[stage], bounds_.weights(stage, weighting));
     return *known;
   }
 
@@ -206,14 +207,14 @@ class StageSolver {
     const Ends ends = this->ends(span);
     std::unique_ptr<ReshardingPath>& walks = views_[stage].walks[weighting][ends.key()];
     if (walks) return *walks;
-    const Weights& weights = cuts_.weights(stage, weighting);
+    const Weights& weights = bounds_.weights(stage, weighting);
     GroupPrices prices;
-    prices.types = tables_.types;
-    for (int a = 0; a < tables_.layouts(); ++a) {
+    prices.types = problem_.types;
+    for (int a = 0; a < problem_.layouts(); ++a) {
       prices.enter.push_back(weights.of(entry(stage, ends)[a]));
       prices.leave.push_back(weights.of(exit(stage, ends)[a]));
       prices.change.emplace_back();
-      for (int b = 0; b < tables_.layouts(); ++b) prices.change[a].push_back(weights.of(tables_.change[a][b]));
+      for (int b = 0; b < problem_.layouts(); ++b) prices.change[a].push_back(weights.of(problem_.change[a][b]));
     }
     walks = std::make_unique<ReshardingPath>(std::move(prices), ends.first_type, ends.last_type);
     return *walks;
@@ -223,7 +224,7 @@ class StageSolver {
   bool next_order(std::vector<int>& order) const {
     while (std::next_permutation(order.begin(), order.end()))
       if (std::is_sorted(order.begin(), order.end(),
-                         [&](int a, int b) { return tables_.types[a] < tables_.types[b]; }))
+                         [&](int a, int b) { return problem_.types[a] < problem_.types[b]; }))
         return true;
     return false;
   }
@@ -232,7 +233,7 @@ class StageSolver {
     const Ends ends = this->ends(span);
     StagePoint point{views_[stage].fixed, counts, order};
     for (const auto& [id, layers] : counts) {
-      const StageTime& time = tables_.strategies[id].time;
+      const StageTime& time = problem_.strategies[id].time;
       point.time.forward += layers * time.forward;
       point.time.backward += layers * time.backward;
       point.time.sync += layers * time.sync;
@@ -242,35 +243,35 @@ class StageSolver {
       point.time.backward += change.backward;
     };
     pass(entry(stage, ends)[order.front()]);
-    for (std::size_t i = 1; i < order.size(); ++i) pass(tables_.change[order[i - 1]][order[i]]);
+    for (std::size_t i = 1; i < order.size(); ++i) pass(problem_.change[order[i - 1]][order[i]]);
     pass(exit(stage, ends)[order.back()]);
     return point;
   }
 
   // StageSolver between the first and the last know nothing of the vocabulary, so what is solved there is shared.
-  const Solved& solved(int stage, Span span, Weighting weighting, WorkBudget& poll) {
-    const bool inner = stage > 0 && stage < tables_.stages - 1;
-    SolvedSpans& known = inner ? cache_.inner(tables_.in_flight[stage], cuts_.weights(stage, weighting))
+  const Solved& solved(int stage, Span span, Weighting weighting, WorkBudget& budget) {
+    const bool inner = stage > 0 && stage < problem_.stages - 1;
+    SolvedSpans& known = inner ? cache_.inner(problem_.in_flight[stage], bounds_.weights(stage, weighting))
                                : views_[stage].solved[weighting];
     const long place = key(span);
     const auto found = known.find(place);
     if (found != known.end()) return found->second;
     ReshardingPath& walk = walks(stage, span, weighting);
-    const Assignment mix = choices(stage, weighting).solve(tables_.layers_of(span), views_[stage].room, walk, poll);
+    const Assignment mix = choices(stage, weighting).solve(problem_.layers_of(span), views_[stage].room, walk, budget);
     Solved solved;
     if (!mix.counts.empty()) {
       LayoutSet used = 0;
-      for (const auto& [id, n] : mix.counts) used |= bit(tables_.strategies[id].layout);
-      solved.point = point(stage, span, mix.counts, walk.order(used, poll));
-      solved.cost = cuts_.weights(stage, weighting).of(solved.point.time);
+      for (const auto& [id, n] : mix.counts) used |= bit(problem_.strategies[id].layout);
+      solved.point = point(stage, span, mix.counts, walk.order(used, budget));
+      solved.cost = bounds_.weights(stage, weighting).of(solved.point.time);
     }
     walk.forget();
     if (mix.bound < mix.cost) solved.cost = std::min(solved.cost, fixed(stage, weighting) + mix.bound);
     return known.emplace(place, std::move(solved)).first->second;
   }
 
-  const Problem& tables_;
-  const PathBounds& cuts_;
+  const Problem& problem_;
+  const PathBounds& bounds_;
   const Vocab& vocab_;
   ChoiceCache& cache_;
   Vector<View> views_;

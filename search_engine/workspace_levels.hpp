@@ -89,7 +89,7 @@ class WorkspaceLevels {
     Level level;
   };
 
-  std::vector<Workspace> needs_;  // of strategies, each once
+  std::vector<Workspace> needs_;                                          // of strategies, each once
   Workspace least_{kInfinity, kInfinity, kInfinity, kInfinity}, most_{};  // of each term
 };
 

@@ -26,8 +26,6 @@ PLACES = (
     *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"),
     *("docs/zh/*.md", "*_zh.md", "tools/commands_zh.json"),
 )
-# Folders whose riddles and names are not mended yet.
-LATER = {"cost_model", "planner", "plan"}
 OPENERS = re.compile(r"(?:^|(?<=[.!?:;]\s))(?:Of|What|Who|That)\b[^.!?]*(?P<end>[.!?]|$)")
 PRIVATE_NAMES = re.compile(r"(?i)(?:^|_)(told|tells?|heard|hears?|said|anew|whoever|goes_on|at_hand)(?=_|$)")
 WORDS: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("words.json").read_text())
@@ -99,8 +97,7 @@ def faults(path: Path) -> Iterator[str]:
         for line, text in enumerate(plain.split("\n"), 1):
             yield from (f"{path}:{line}: {fault}" for fault in wrong_words("Chinese", text))
         return
-    later = not LATER.isdisjoint(folders)
-    kinds = ["house"] + ["riddles"] * (not later) + ["pages"] * ("en" in folders)
+    kinds = ["house", "riddles"] + ["pages"] * ("en" in folders)
     texts = {".py": python_texts, ".md": markdown_texts}.get(path.suffix, cpp_texts)
     suspect = SUSPECT.search(source) or any(FOUND[kind].search(source) for kind in kinds)
     for line, text in texts(source) if suspect else ():  # tokenizing all files takes seconds
@@ -108,7 +105,7 @@ def faults(path: Path) -> Iterator[str]:
             if found["end"] != "?":
                 yield f"{path}:{line}: begin with the subject: {found[0][:60]}"
         yield from (f"{path}:{line}: {fault}" for kind in kinds for fault in wrong_words(kind, text))
-    for line, name in names(source) if path.suffix == ".py" and not later else ():
+    for line, name in names(source) if path.suffix == ".py" else ():
         if found := PRIVATE_NAMES.search(name):
             yield f"{path}:{line}: {name}: name it without {found[1]}"
 

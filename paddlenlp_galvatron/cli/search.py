@@ -23,8 +23,8 @@ from paddlenlp_galvatron.options.task import JobOptions, LengthOptions
 from paddlenlp_galvatron.plan import write_plan
 from paddlenlp_galvatron.plan.strategy import load_summary
 from paddlenlp_galvatron.planner import SearchOptions, SearchResult
-from paddlenlp_galvatron.planner.engine import predicted
 from paddlenlp_galvatron.planner.hints import free_plan, hints
+from paddlenlp_galvatron.planner.metadata import predicted
 from paddlenlp_galvatron.planner.question import Question
 from paddlenlp_galvatron.profiles.reserve import GIB_MIB
 from paddlenlp_galvatron.report.search import beside_free, explain, hint_line, summary

@@ -9,7 +9,7 @@ from itertools import count
 from threading import Timer
 
 from paddlenlp_galvatron.base.printing import Bars, say
-from paddlenlp_galvatron.planner.engine import SearchState, Watch
+from paddlenlp_galvatron.planner.branch_and_bound import SearchState, Watch
 
 LONG_S = 2.0
 

@@ -57,11 +57,11 @@ class Calls(NamedTuple):
 
     forward: tuple[Call, ...] = ()  # each micro-batch, in the way of compute
     backward: tuple[Call, ...] = ()  # the same; recompute's included
-    beside: tuple[tuple[CommPoint, Call], ...] = ()  # each micro-batch, beside backward's products behind a point
-    gather_forward: tuple[Call, ...] = ()  # ZeRO-3's weights: each micro-batch, beside forward
-    gather_backward: tuple[Call, ...] = ()  # the same, beside backward
-    reduce: tuple[Call, ...] = ()  # gradients, beside backward: of the last micro-batch, or of each
-    across: tuple[Call, ...] = ()  # gradients, between ZeRO's parts: beside the last backward
+    beside: tuple[tuple[CommPoint, Call], ...] = ()  # each micro-batch, during backward's products behind a point
+    gather_forward: tuple[Call, ...] = ()  # ZeRO-3's weights: each micro-batch, during forward
+    gather_backward: tuple[Call, ...] = ()  # the same, during backward
+    reduce: tuple[Call, ...] = ()  # gradients, during backward: of the last micro-batch, or of each
+    across: tuple[Call, ...] = ()  # gradients, between ZeRO's parts: during the last backward
     finish: tuple[Call, ...] = ()  # gradients, once a step when all backward passes are done
     vectors: tuple[Call, ...] = ()  # gradients of norms and biases, then too; those of a whole stage in one message
     publish: tuple[Call, ...] = ()  # ZeRO-2's updated weights, once a step
@@ -73,7 +73,7 @@ class Calls(NamedTuple):
 
     @property
     def alone(self) -> Calls:
-        """With nothing beside products, of software that needs no tokens again."""
+        """With nothing during products, of software that needs no tokens again."""
         scatters = tuple(call for _, call in self.beside if call.kind is Collective.REDUCE_SCATTER)
         return self._replace(backward=self.backward + scatters, beside=())
 
@@ -131,7 +131,7 @@ def point_calls(
         return Calls()
     before, after = ([call(*item) for item in some.items()] for some in (forward, backward))
     products = [(point, call(what)) for point, what in beside]
-    if not setting.states.gradient:  # no products of frozen weights' gradients, beside which the tokens' are summed
+    if not setting.states.gradient:  # no products of frozen weights' gradients, during which the tokens' are summed
         after += [each for _, each in products if each.kind is Collective.REDUCE_SCATTER]
         products = [each for each in products if each[1].kind is not Collective.REDUCE_SCATTER]
     return Calls((*before, *balance), tuple(after), tuple(products))
@@ -145,7 +145,7 @@ def _counts(
     points: frozenset[CommPoint],
     again: frozenset[CommPoint],
 ) -> tuple[Counter[Kind], Counter[Kind], list[tuple[CommPoint, Kind]]]:
-    """Number of equal collectives in forward and in backward, and those beside backward's products."""
+    """Number of equal collectives in forward and in backward, and those during backward's products."""
     forward: Counter[Kind] = Counter()
     backward: Counter[Kind] = Counter()
     beside: list[tuple[CommPoint, Kind]] = []
@@ -227,7 +227,7 @@ def matrix_calls(
     sharding: int | None,
     setting: Setting,
 ) -> Calls:
-    """Those of matrices of so many numbers that `sharing` ranks along these axes hold alike, or ZeRO shards over
+    """Those of matrices of so many numbers that `sharing` ranks along these axes hold equally, or ZeRO shards over
     `sharding` of them."""
     if sharing == 1 or not numbers:
         return Calls()
@@ -278,7 +278,7 @@ def _nodes(members: Ranks, gpus_per_node: int) -> int:
 
 
 class Overlapped(NamedTuple):
-    """Collectives that run beside compute, in ms."""
+    """Collectives that overlap with compute, in ms."""
 
     ms: float = 0.0  # one after the other
     slowed_ms: float = 0.0  # the same, each times its overlap coefficient
@@ -360,7 +360,7 @@ class CallTimes(NamedTuple):
         return CallTimes(times * self.forward_ms, times * self.backward_ms, beside=beside)
 
     def behind(self, product_ms: Mapping[CommPoint, float]) -> CallTimes:
-        """Backward with the part of the calls beside its products that these do not hide. `product_ms`: of all products
+        """Backward with the part of the calls during its products that these do not hide. `product_ms`: of all products
         behind a point, for the gradients of their input, or of their weights."""
         shown_ms = sum([call.with_compute(product_ms[point]) - product_ms[point] for point, call in self.beside])
         all_ms = sum([call.ms for _, call in self.beside])

@@ -15,7 +15,7 @@ from .simulate import StageTimes
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The weights that learn, and the models computed beside them. The default trains all weights."""
+    """The weights that learn, and the models computed in addition. The default trains all weights."""
 
     adapter_rank: int | None = None  # LoRA in every projection of the layers, all other weights frozen; None: no LoRA
     document_tokens: float | None = None  # of a token's document, the mean over a row, in which attention stays
@@ -33,8 +33,8 @@ class Task:
 class CostOptions:
     """Options of the user besides the plan's assumptions."""
 
-    context_mib: float = 0.0  # reserve of every device: CUDA context, fragmentation, whatever else runs there
-    # Share of freed working memory that the allocator keeps, beside the reserve; None: memory is what tensors take.
+    context_mib: float = 0.0  # reserve of every device: CUDA context, fragmentation, other programs
+    # Share of freed working memory that the allocator keeps, besides the reserve; None: memory is what tensors take.
     freed: float | None = None
     global_memory_buffer: bool = True  # Megatron-SP: room for the gathered activations of one layer
     task: Task = Task()
@@ -44,7 +44,7 @@ class CostOptions:
     kernels: ExpertKernels = GROUPED  # of experts
     padded: bool = False  # whether their rows are padded in pipelines on GPUs, as ours are
     in_place: bool = True  # losses take the place of logits, as our runtime has it. Else for published runs alone
-    # Megatron-SP that keeps what it gathers for products until backward, which has nothing beside them, as
+    # Megatron-SP that keeps what it gathers for products until backward, which overlaps with nothing, as
     # PaddlePaddle's own and nanotron's. Priced only, for published runs.
     keeps_gathered: bool = False
 
@@ -130,7 +130,7 @@ class PartMemory(NamedTuple):
     fixed_mib: float = 0.0  # all the time: weights, optimizer states, masks
     gradient_mib: float = 0.0  # whole, as backward makes them
     kept_mib: float = 0.0  # of these, when they are reduced
-    late_mib: float = 0.0  # of the whole ones, what is reduced when a step ends, as an embedding's beside an LM head
+    late_mib: float = 0.0  # of the whole ones, what is reduced when a step ends, as a tied embedding's
     activation_mib: float = 0.0  # of a micro-batch in flight
     working_mib: float = 0.0  # backward's peak above what is held
     made_mib: float = 0.0  # of the gradients, what a step's first backward has made by then
@@ -165,7 +165,7 @@ class LayerCost:
     activation_mib: float  # held by every micro-batch in flight
     workspace: Workspace
     terms: Terms = field(default=NOTHING, compare=False, repr=False)
-    memory: PartMemory | None = field(default=None, compare=False, repr=False)  # None: no walk tells its peak
+    memory: PartMemory | None = field(default=None, compare=False, repr=False)  # None: no walk finds its peak
 
     @classmethod
     def of(
@@ -186,7 +186,7 @@ class LayerCost:
         )
 
     def also(self, other: LayerCost) -> LayerCost:
-        """Both halves of a layer, whose transients may stand beside each other."""
+        """Both halves of a layer, whose transients may coincide."""
         return LayerCost.of(
             self.terms.also(other.terms),
             self.activation_mib + other.activation_mib,
@@ -203,7 +203,7 @@ class StageMemory:
     states_mib: float
     activations_mib: float  # of all micro-batches in flight
     working_mib: float  # the workspace
-    estimate_mib: float | None = None  # of what tensors hold, from a walk through the step; None: no walk tells it
+    estimate_mib: float | None = None  # of what tensors hold, from a walk through the step; None: no walk finds it
     apart_mib: float = 0.0  # optimizer offloaded: what tensors take if update and backward share no place
 
     @property

@@ -2,7 +2,7 @@
 
 The t tokens of a rank are t * k rows, which an all-to-all dispatches to the ranks of their experts and another returns.
 Every rank of a stage has equally many tokens under any strategy of the dense half, so the expert half depends on its
-own strategy alone. The imbalance is the rows of the fullest rank over the mean. A rank that holds all experts computes
+own strategy alone. The imbalance is the rows of the busiest rank over the mean. A rank that holds all experts computes
 its own rows only, at any imbalance.
 """
 
@@ -21,7 +21,7 @@ from .module import ModulePrices, Room, once
 from .weights import FP32_BYTES, MIB, expert_weights
 
 COUNT_BYTES = 8  # an int64 row count
-# Transient copies of the rows beside saved activations: in the order of ranks, as received, and by expert.
+# Transient copies of the rows besides saved activations: in the order of ranks, as received, and by expert.
 ROW_BUFFERS = 3
 
 
@@ -109,7 +109,7 @@ def rows_of(model: ModelShape, experts: Experts, setting: Setting) -> float:
 def expert_calls(
     model: ModelShape, experts: Experts, recompute: Recompute, setting: Setting, stretch: float = 1.0
 ) -> Calls:
-    """Collectives of one layer's experts. `stretch`: rows of the fullest rank over the mean."""
+    """Collectives of one layer's experts. `stretch`: rows of the busiest rank over the mean."""
     weights = matrix_calls(
         expert_weights(model, experts).matrices,
         experts.dp_type,

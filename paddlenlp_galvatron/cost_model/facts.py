@@ -193,7 +193,7 @@ class PlanFacts:
     plan: Plan
     prediction: Prediction
     cost: CostModel
-    shape: ModelShape | None  # of a model whose layers are alike
+    shape: ModelShape | None  # of a model whose layers are equal
     budget_mib: float = inf  # memory of a device
 
     @cached_property
@@ -212,12 +212,12 @@ class PlanFacts:
 
     @property
     def memory_mib(self) -> float:
-        """Memory of a device of the fullest stage."""
+        """Memory of a device of the stage with the highest peak."""
         return self.prediction.stages[self.fullest].memory.total_mib
 
     @cached_property
     def spared_mib(self) -> float:
-        """Memory of a device of the fullest stage that Megatron-SP spares by gathering tokens again in backward."""
+        """Memory of a device of the stage with the highest peak that gathering again in backward spares."""
         keeping = self.cost.keeping_gathered().predict(self.plan)
         return keeping.stages[self.fullest].memory.total_mib - self.memory_mib
 

@@ -1,7 +1,7 @@
 """Costs of decoder layers, by strategy.
 
 A layer is priced in one pass: what splits it (`_share`), what backward recomputes (`_recomputed`), the collectives of
-its weights (`_weight_times`), and all of it put together (`_layer`), with its experts or adapters beside.
+its weights (`_weight_times`), and all of it put together (`_layer`), with its experts or adapters.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .weights import FP32_BYTES, MIB, Weights, adapter_weights, layer_weights
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """A rank's share of a layer by what splits it: the same whatever its data parallelism and recompute."""
+    """A rank's share of a layer by what splits it: the same for any data parallelism and recompute."""
 
     mesh: Mesh
     samples: int  # of one dp index
@@ -109,7 +109,7 @@ class LayerPrices(ExpertPrices):
 
     @once
     def _weight_times(self, sharded: LayerStrategy, stage_size: int, pipeline: int, layer_type: int) -> CallTimes:
-        """Times of the collectives of a layer's weights, whatever the micro-batch and recompute."""
+        """Times of the collectives of a layer's weights, for any micro-batch and recompute."""
         setting = self._setting(stage_size, 0, False, pipeline, layer_type)
         weights = layer_weights(self.models[layer_type], sharded.tp)
         calls = weight_calls(weights, sharded, setting)
@@ -194,7 +194,7 @@ class LayerPrices(ExpertPrices):
             else:  # measured without a tp group's messages
                 working += max(some.again_mib * samples / share.parts, at_once if placed.tp > 1 else 0.0)
             activation *= 1 - some.spared
-        activation += gathered  # attention's inputs, which no part makes anew
+        activation += gathered  # attention's inputs, which no part computes again
         made = 0.0
         if share.measured and self.assumed.async_grad_reduce and not self.task.frozen:
             made = share.made[bool(recompute & Recompute.ATTENTION)] * self.state_bytes.gradient / MIB
@@ -239,7 +239,7 @@ class LayerPrices(ExpertPrices):
 
 @lru_cache(maxsize=100_000)
 def _placed(strategy: LayerStrategy) -> LayerStrategy:
-    """The strategy of all that split a layer alike."""
+    """The strategy of all that split a layer equally."""
     return LayerStrategy(**strategy.named, consecutive=strategy.consecutive)
 
 

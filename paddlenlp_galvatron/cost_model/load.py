@@ -47,7 +47,7 @@ def load(
     """Cost model from profile files: those named by a path (or its folder), the rest by their documented names from
     `folder`.
 
-    `note` hears, in lines for people, what was assumed, derived from raw runs or left out. Raises UserError with all
+    `note` receives, in lines for people, what was assumed, derived from raw runs or left out. Raises UserError with all
     that is wrong: a file is missing, broken, or another model's (unless `allow_foreign_profiles`).
     """
     from ..profiles import identity  # here, as prices derived from a data sheet have no files
@@ -161,7 +161,7 @@ def derive(
 
 
 def _with_attention_of(memory: MemoryProfile, path: Path, assumed: Assumptions) -> Assumptions:
-    """With the attention that was measured, where the file tells. Raises UserError where another one is asked for."""
+    """With the attention that was measured, where the file names it. Raises UserError where another is requested."""
     measured = memory.flash_attention
     if measured is None or assumed.flash_attention == measured:
         return assumed

@@ -37,7 +37,7 @@ from .stage_memory import batch_mib, fullest, memory_of, own_positions_mib
 from .weights import MIB, StateBytes, Weights, head_weights, table_weights
 
 GB_PER_S = 1e9 / MIB / 1e3  # in MiB/ms
-# Messages that a rank of a pipeline holds beside activations, with one micro-batch and with several. From the next
+# Messages that a rank of a pipeline holds besides activations, with one micro-batch and with several. From the next
 # stage: the gradient in use, and a posted one; from the previous one: a posted activation, and a gradient leaving.
 NEXT, BEFORE = (1, 2), (0, 2)
 
@@ -117,7 +117,7 @@ class CostModel(LayerPrices):
         return self.options.load if self.has_experts else None
 
     def reserving(self, context_mib: float, freed: float | None = None) -> CostModel:
-        """The same model with this reserve on every device, and this share of freed working memory beside it."""
+        """The same model with this reserve on every device, and this share of freed working memory besides it."""
         other = copy(self)
         other.options = replace(self.options, context_mib=context_mib, freed=freed)
         if self.options.offload_optimizer:  # whose prices depend on it
@@ -140,7 +140,7 @@ class CostModel(LayerPrices):
 
     @property
     def reserve(self) -> Reserve:
-        """Memory of its devices beside tensors: none where no profile names a GPU."""
+        """Memory of its devices besides tensors: none where no profile names a GPU."""
         measured = MeasuredReserve.of(self.network.profile.meta, self.memory.profile.meta)
         return reserve_of(self.device, self.world_size, measured)
 
@@ -357,7 +357,7 @@ class CostModel(LayerPrices):
         if pieces:
             whole = peak + others, kept + others  # the gradient of all tokens that the group's ranks hold is kept
             room = piece_room(whole, pieces, self.assumed, self.state_bytes, learns=not self.task.frozen)
-        elif kept < peak:  # of a few tokens less is kept than the head's gradient takes, which is made anew
+        elif kept < peak:  # of a few tokens less is kept than the head's gradient takes, which is made again
             made_mib = head_weights(self.models[last], vocab.tp).matrices * self.state_bytes.gradient / MIB
             peak = max(peak, kept + made_mib + self._token_bytes(samples, last) / split / MIB)
             room = Room(kept, peak - kept)
@@ -395,7 +395,7 @@ class CostModel(LayerPrices):
 
     def _late(self, role: Role) -> float:
         """Share of the vocabulary layers' gradients that are reduced when a step ends: an embedding's, as no
-        gradient of token ids tells when its backward is done, and those of tied weights, which two modules make."""
+        gradient of token ids shows when its backward is done, and those of tied weights, which two modules make."""
         tied, each = self.models[0].tied_embeddings, not self.assumed.async_grad_reduce
         if role == "only":
             return float(each) if tied else 0.5

@@ -47,7 +47,7 @@ class Room(NamedTuple):
     activation_mib: float  # held while it is in flight
     working_mib: float  # backward's own peak above what is held
     made_mib: float = 0.0  # of gradients, what a step's first backward has made by then
-    tables_mib: float = 0.0  # kept for all layers that split a sample alike: positions of a rank's own tokens
+    tables_mib: float = 0.0  # kept for all layers that split a sample equally: positions of a rank's own tokens
     begins: bool = False  # a stage's backward may begin with it, before which no activations are given up
     sent: float = 1.0  # share of its gradients that are being reduced while a next module's backward runs
     late: float = 0.0  # share of its gradients that are reduced by themselves when a step ends
@@ -104,7 +104,7 @@ class ModulePrices:
         room: Room,
         several_matrices: bool = True,
     ) -> LayerCost:
-        """Cost of a module whose matrices, one or several, `sharding` ranks hold alike, or shard. `passes`: with the
+        """Cost of a module whose matrices, one or several, `sharding` ranks hold equally, or shard. `passes`: with the
         recompute that the strategy has."""
         again_ms = passes.recompute_ms or 0.0
         compute_ms = passes.backward_ms + again_ms
@@ -120,7 +120,7 @@ class ModulePrices:
         updated = (weights.matrices / (sharding if sharded else 1) + weights.vectors) if learns else 0.0
         states, workspace, memory = self._memory(dp_type, sharding, setting, weights, room, several_matrices)
         optimizer_ms = updated / 1e6 * self.times.profile.optimizer_ms_per_million
-        if self.host_mib_per_ms:  # there and back, one matrix after the other, with nothing beside it
+        if self.host_mib_per_ms:  # there and back, one matrix after the other, with nothing during it
             optimizer_ms += 2 * memory.update.states_mib / self.host_mib_per_ms
         terms = Terms(
             states,
@@ -223,7 +223,7 @@ def module_memory(
         joined_mib=joined_mib,
         update=update,
     )
-    # A message is under way while the next module's backward runs, beside what arrives of it: after each micro-batch;
+    # A message is under way while the next module's backward runs, while a part of it arrives: after each micro-batch;
     # or after the last one, when the module's activations and its gradients' place have been given up.
     message_mib = joined_mib + (part.shard_mib if several else 0.0)
     if whole_gradients:

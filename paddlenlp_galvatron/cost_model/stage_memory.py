@@ -1,11 +1,11 @@
-"""Peak memory of a rank of a stage: the bound that the search holds plans to, and the estimate beside it.
+"""Peak memory of a rank of a stage: the bound that the search holds plans to, and the estimate.
 
 The bound adds up what each term takes at its own worst moment, so that memory is a sum over layers. The estimate walks
-through the passes of a step: gradients come as its first backward goes on, and a layer's working set stands beside the
-activations of those before it alone.
+through the passes of a step: gradients come as its first backward continues, and a layer's working set is counted with
+the activations of those before it alone.
 
-Attention masks, positions and a batch's ids are small beside a real model, but a bound is one only with them. Profiles
-that do not tell of masks, such as Galvatron's, tell of none of it.
+Attention masks, positions and a batch's ids are small in a real model, but a bound is one only with them. Profiles
+without masks, such as Galvatron's, have none of it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _apart_mib(
     reduced_each: bool,
 ) -> float:
     """Peak of a stage whose optimizer's states are in the host's memory, if no block is used by both backward and the
-    first update: the update's fp32 weights come beside all activations, or beside the largest part's tensors, one
+    first update: the update's fp32 weights come in addition to all activations, or to the largest part's tensors, one
     matrix's moments, and weights of 16 bits that are gathered into blocks of their own."""
     parts = [part for some in chunks for part in some]
     master_mib = sum(part.update.master_mib for part in parts)
@@ -126,7 +126,7 @@ def peak_mib(chunks: Sequence[Sequence[PartMemory]], passes: Sequence[Pass], red
     micro_batches = sum(work.kind == "backward" for work in passes) // len(chunks)
     in_flight_mib, done = 0.0, [0] * len(chunks)
     sent: tuple[int, bool] | None = None
-    most_mib: dict[_Start, float] = {}  # in flight, at backwards that are otherwise alike
+    most_mib: dict[_Start, float] = {}  # in flight, at backwards that are otherwise equal
     for work in passes:
         chunk = work.chunk
         if work.kind == "forward":

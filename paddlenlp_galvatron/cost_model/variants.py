@@ -23,7 +23,7 @@ from ..profiles.memory_use import MemoryUse
 from .weights import FP32_BYTES
 
 # Operations of matrix products in the time in which a byte is moved: of A100 144, of H100 277, in 16 bits and at the
-# shares of the peaks that their data sheets tell.
+# shares of the peaks of their data sheets.
 FLOPS_PER_BYTE = 200.0
 # A product with a factor is bound by memory: it takes as long as reading its input, or, of the second one, as writing
 # its output, reading it with the projection's, and writing their sum. In 16 bits reading takes as long as a product of
@@ -32,9 +32,9 @@ LEAST_RANK = 200
 
 
 class Partly(NamedTuple):
-    """A layer that recomputes parts, whatever its samples."""
+    """A layer that recomputes parts, for any number of samples."""
 
-    parts: tuple[Recompute, ...]  # each told apart
+    parts: tuple[Recompute, ...]  # each by itself
     shares: Mapping[Recompute, float]  # of the time of recomputing all of the layer, where they were not measured
     spared: float  # share of what the layer would keep that it does not
     again_mib: float | None  # per sample; see `MemoryUse.recompute_peak_mib`
@@ -120,7 +120,7 @@ def packed_times(times: PassTimes, products: float, seen: float) -> PassTimes:
 
 
 def adapter_share(model: ModelShape, tp: int, rank: int, precision: Precision) -> float:
-    """How long products with adapters take, as a share of those with the weights beside them, on one of `tp` ranks."""
+    """How long products with adapters take, as a share of those with the weights of the base, on one of `tp` ranks."""
     least = 0 if precision is Precision.FP32 else LEAST_RANK
     adapters = weights = 0.0
     for weight in model.block.weights:

@@ -27,9 +27,9 @@ def require_valid(plan: Plan, model: ModelShape | None = None) -> None:
 def adapters_of(plan: Plan) -> int | None:
     """Rank of the adapters that the plan was searched for; 0: it does not say; None: for all weights."""
     options = (plan.metadata.get("searched_from") or {}).get("options")
-    told = options if isinstance(options, dict) else {}
-    rank = told.get("lora_rank")
-    if told.get("task") == "lora" or (told.get("task") == "dpo" and rank):
+    given = options if isinstance(options, dict) else {}
+    rank = given.get("lora_rank")
+    if given.get("task") == "lora" or (given.get("task") == "dpo" and rank):
         return rank if type(rank) is int else 0
     return None
 
@@ -308,7 +308,7 @@ def _faults_of_experts(plan: Plan, model: ModelShape, kinds: Sequence[ModelShape
 
 
 def _parts(plan: Plan) -> Iterator[tuple[str, str, Strategy]]:
-    """Layers that are alike, and the vocabulary layers: the fields of their degrees by axis, who, strategy."""
+    """Equal layers, and the vocabulary layers: the fields of their degrees by axis, who, strategy."""
     yield from (("{}_sizes_enc", layers, layer) for layers, layer in _named_runs(plan.layers))
     yield "v{}", "the vocabulary layers", plan.vocab
 

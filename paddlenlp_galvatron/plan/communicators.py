@@ -81,7 +81,7 @@ def _with_experts(plan: Plan, shape: ModelShape) -> set[LayerStrategy]:
 
 
 def exchanging(plan: Plan, shape: ModelShape) -> set[Ranks]:
-    """Groups of the plan, beside those that redistribute, whose ranks exchange tokens: for heads (Ulysses), or as
+    """Groups of the plan, besides those that redistribute, whose ranks exchange tokens: for heads (Ulysses), or as
     experts have them."""
     exchanges: set[tuple[Mesh, tuple[Axis, ...]]] = {
         (strategy.mesh(plan.stage_size), (at.axis,))

@@ -29,7 +29,7 @@ LACKING: Fields = {
 LACKING_PER_LAYER = {"tp_consecutive_flags": 1, "use_sp": 0, "checkpoint": 0}
 MARKS = ("pp_deg", "tp_sizes_enc", "dp_types_enc", "pp_division")  # fields that no other file has
 
-# Files that lie beside plans, by fields that they have, or that their fields begin with.
+# Files that lie next to plans, by fields that they have, or that their fields begin with.
 OTHERS = {
     "a profile of the network": ("allreduce_size_", "pp_size_", "all2all_size_", "overlap_coe"),
     "a profile of a model": ("layertype_", "layernum["),

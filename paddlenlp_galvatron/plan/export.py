@@ -72,7 +72,7 @@ def stock_notes(plan: Plan) -> list[str]:
             "paddle.distributed.alltoall over in Paddle 2's order"
         )
     if layer.sharding and sharding_stage(plan) > 1:
-        notes.append("PaddleNLP's sharding stage2 and stage3 take no amp_master_grad beside data parallelism")
+        notes.append("PaddleNLP's sharding stage2 and stage3 take no amp_master_grad with data parallelism")
     if any(each.recompute is Recompute.ATTENTION for each in plan.layers):
         notes.append(
             "core_attn of stock PaddleNLP keeps what attention puts out, and k and v once for each head of q; the "
@@ -204,7 +204,7 @@ def _fleet_gaps(plan: Plan, model: ModelShape | None, program: str) -> Iterator[
 
 
 def sharing(plan: Plan, layer: LayerStrategy) -> int:
-    """Ranks that hold a layer's states together, or alike."""
+    """Ranks that hold a layer's states together, or equally."""
     return plan.stage_size // layer.tp
 
 

@@ -1,4 +1,4 @@
-"""The strategy file: Galvatron's fields, and beside them one object "galvatron" of ours."""
+"""The strategy file: Galvatron's fields, and one object "galvatron" of ours."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class SearchedFields(OpenObject):
 
 
 class GalvatronObject(BaseModel):
-    """Fields of this project beside Galvatron's; Galvatron ignores them."""
+    """Fields of this project besides Galvatron's; Galvatron ignores them."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -177,7 +177,7 @@ def read_plan(
 ) -> Plan:
     """Read and validate a strategy file; without `valid` one whose plan has faults (`check.find_faults`) is read, too.
 
-    `world_size` is the number of ranks at hand; it must agree with the file's, where the file has one. A file
+    `world_size` is the number of ranks available; it must agree with the file's, where the file has one. A file
     that has none is read for `default` ranks or, with `smallest_world`, for the fewest that it fits. Raises UserError.
     """
     data = read_json(path, LARGEST_BYTES, comments=True)
@@ -241,14 +241,14 @@ def _fits(path: Path, shape: ModelShape, world_size: int, task: str, adapts: boo
 def plan_to_dict(plan: Plan) -> dict[str, Any]:
     """The strategy file's content, every field that this project and Galvatron read."""
     layers = plan.layers
-    told: dict[str, Any] = {field: _written(getattr(plan.vocab, name)) for field, name in OF_VOCABULARY.items()}
-    told |= {field: [_written(getattr(layer, name)) for layer in layers] for field, name in OF_LAYERS.items()}
-    told["dp_types_of_ep_enc"] = [_written(layer.experts.dp_type) for layer in layers]
-    told["sharding_sizes_enc"] = [layer.shards(plan.stage_size) for layer in layers]
-    told["sharding_sizes_of_ep_enc"] = [layer.experts.shards(plan.stage_size) for layer in layers]
+    listed: dict[str, Any] = {field: _written(getattr(plan.vocab, name)) for field, name in OF_VOCABULARY.items()}
+    listed |= {field: [_written(getattr(layer, name)) for layer in layers] for field, name in OF_LAYERS.items()}
+    listed["dp_types_of_ep_enc"] = [_written(layer.experts.dp_type) for layer in layers]
+    listed["sharding_sizes_enc"] = [layer.shards(plan.stage_size) for layer in layers]
+    listed["sharding_sizes_of_ep_enc"] = [layer.experts.shards(plan.stage_size) for layer in layers]
     fields = StrategyFile.model_construct(
         pp_deg=plan.pipeline,
-        **told,
+        **listed,
         checkpoint=[int(layer.recompute is Recompute.FULL) for layer in layers],
         global_bsz=plan.global_batch,
         chunks=plan.micro_batches,
@@ -259,7 +259,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         world_size=plan.world_size,
         virtual_pp_deg=plan.chunks,
     )
-    content = fields.model_dump(exclude_none=True, exclude=set(_untold(plan)))
+    content = fields.model_dump(exclude_none=True, exclude=set(_left_out(plan)))
     assumed = {key: value for key, value in asdict(plan.assumed).items() if value is not None}
     content["galvatron"] = {"format_version": FORMAT_VERSION, "assumed": assumed, **plan.metadata}
     return content
@@ -279,11 +279,11 @@ def _written(value: Any) -> Any:
     return int(value) if isinstance(value, bool) else value
 
 
-def _untold(plan: Plan) -> Iterator[str]:
+def _left_out(plan: Plan) -> Iterator[str]:
     """Fields that are left out as they say nothing new, so that older readers, and Galvatron's, take the file."""
     if plan.chunks == 1:
         yield "virtual_pp_deg"
-    if not any(layer.recompute in PARTLY for layer in plan.layers):  # `checkpoint` tells it
+    if not any(layer.recompute in PARTLY for layer in plan.layers):  # `checkpoint` has it
         yield "recompute_enc"
     for axis, _ in plan.vocab.beside:
         if all(dict(part.beside)[axis] == 1 for part in (*plan.layers, plan.vocab)):
@@ -337,12 +337,12 @@ def _wrong_lengths(fields: StrategyFile) -> list[str]:
         if getattr(fields, name) is not None and len(getattr(fields, name)) != layers
     ]
     pairs = [*zip(fields.recompute_enc or (), fields.checkpoint, strict=False)]
-    for run, (said, flag) in runs(pairs):
-        if flag != (said is Recompute.FULL):
+    for run, (recompute, flag) in runs(pairs):
+        if flag != (recompute is Recompute.FULL):
             where = f"layer {run[0]}" if len(run) == 1 else f"layers {run[0]}-{run[-1]}"
             faults.append(
-                f"recompute_enc: {said.words} in {where}, but checkpoint {flag}; make checkpoint 1 for full and 0 for "
-                "all else"
+                f"recompute_enc: {recompute.words} in {where}, but checkpoint {flag}; make checkpoint 1 for full and 0 "
+                "for all else"
             )
     count, chunks = len(fields.pp_division), fields.virtual_pp_deg
     if count != fields.pp_deg * chunks:

@@ -34,7 +34,7 @@ def own_chunks(index: int, degree: int, length: int) -> tuple[tuple[int, int], t
 
 
 def chunks_of_a_sample(axis: Axis, degree: int) -> int:
-    """Equal chunks of each sample that ranks along an axis beside `degree`'s hold together."""
+    """Equal chunks of each sample that ranks along an axis other than `degree`'s hold together."""
     return 2 * degree if axis is Axis.CONTEXT and degree > 1 else degree
 
 
@@ -172,7 +172,7 @@ def _moved(source: TokenLayout, target: TokenLayout, tokens: int, samples: int |
 
 
 def _blocks(layout: TokenLayout) -> int:
-    """Blocks of consecutive ranks that each hold their own part of the tokens, cut alike."""
+    """Blocks of consecutive ranks that each hold their own part of the tokens, cut equally."""
     parts, stride, mirrored = layout.cuts[0] if layout.cuts else (1, 1, False)
     return parts if parts * stride == layout.size and not mirrored else 1
 

@@ -70,7 +70,7 @@ class Mesh:
 
     def degree(self, *axes: Axis) -> int:
         """Ranks of a group along these axes."""
-        ranks = 1  # asked for with every price
+        ranks = 1  # read with every price
         for axis, degree in self.axes:
             if axis in axes:
                 ranks *= degree
@@ -118,11 +118,11 @@ class Mesh:
 
 @dataclass(frozen=True, slots=True)
 class Degrees:
-    """How a layer is parallel beside data parallelism, in the terms of plan files."""
+    """How a layer is parallel in addition to data parallelism, in the terms of plan files."""
 
     degree: int = 1
     ulysses: bool = False  # the degree splits the sequence (heads in attention) instead of the weights
-    context: int = field(default=1, kw_only=True)  # degree of context parallelism, beside the other
+    context: int = field(default=1, kw_only=True)  # degree of context parallelism, in addition to the other
 
     @property
     def named(self) -> dict[str, Any]:
@@ -131,7 +131,7 @@ class Degrees:
 
     @property
     def beside(self) -> tuple[tuple[Axis, int], ...]:
-        """The axes that a layer may have beside `degree`'s, with their degrees."""
+        """The axes that a layer may have besides `degree`'s, with their degrees."""
         return ((Axis.CONTEXT, self.context),)
 
     @property

@@ -244,8 +244,8 @@ def without_repeats(runs: Iterable[Run], chunks: int) -> Iterator[Pass]:
 
 
 def held_at_peaks(passes: Integers, runs: Integers, chunks: int) -> list[tuple[tuple[int, ...], ...]]:
-    """Micro-batches of each chunk whose activations a stage holds at once, at every moment at which, whatever those of
-    a chunk take, they may take most: of each stage, from the lists of all."""
+    """Micro-batches of each chunk whose activations a stage holds at once, at every moment at which, for any of a
+    chunk take, they may take most: of each stage, from the lists of all."""
     stage, count, times, _ = runs.T
     stops = np.cumsum(count)
     steps = np.zeros((len(passes), 2 + chunks), dtype=np.int64)  # stage, whether forward, change of what each holds

@@ -152,8 +152,8 @@ class Assumptions:
         """With which a layer is priced where it was not measured: flash attention unless it is off, and what is left
         open of the others like it."""
         flash = self.flash_attention is not False
-        told = {Fused.ATTENTION: flash, Fused.ROPE: self.fused_rope, Fused.NORMS: self.fused_rms_norm}
-        used = (kernel for kernel, on in told.items() if (flash if on is None else on))
+        kernels = {Fused.ATTENTION: flash, Fused.ROPE: self.fused_rope, Fused.NORMS: self.fused_rms_norm}
+        used = (kernel for kernel, on in kernels.items() if (flash if on is None else on))
         return reduce(Fused.__or__, used, Fused.NONE)
 
     def unlike(self, other: Assumptions) -> Iterator[tuple[str, Any, Any]]:
@@ -255,7 +255,7 @@ def sharded_over_all(plan: Plan) -> Plan:
     return replace(plan, layers=tuple(layers), vocab=vocab)
 
 
-# Rows of the rank that gets most over the mean where nothing is said: as of routers trained with a balance loss, and
+# Rows of the rank that gets most over the mean by default: as of routers trained with a balance loss, and
 # for the bound of memory.
 IMBALANCE, IMBALANCE_BOUND = 1.2, 2.0
 # In a pipeline on GPUs each expert's rows are padded to multiples of this (`runtime/grouped.py` says why): a tile of

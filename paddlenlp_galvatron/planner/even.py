@@ -130,14 +130,14 @@ class EvenCore:
         return fits
 
     def _mib(self, plan: Plan) -> float:
-        """On its fullest stage, without the reserve that is the same for all plans."""
+        """On its stage with the highest peak, without the reserve that is the same for all plans."""
         stages = self._even.cost.predict(plan).stages
         return max(stage.memory.total_mib for stage in stages) - self._even.cost.context_mib
 
 
 def fewest(fits: Callable[[int], bool], most: int) -> int | None:
     """The fewest layers of a stage that recompute where it fits. Between 1 and `most` - 1 its memory changes evenly;
-    none or all of them change what lies beside the kept activations, too."""
+    none or all of them change the memory besides kept activations, too."""
     if fits(0):
         return 0
     if most > 1 and fits(most - 1):

@@ -1,4 +1,4 @@
-"""Explains a plan by searches: the plans beside it, the best ones under changes and under other budgets."""
+"""Explains a plan by searches: the runners-up, the best ones under changes and under other budgets."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .what_ifs import MOST_CHANGES, OneLayerChanged, WhatIf, one_layer_changed, 
 SAME = 1e-6  # share of a step by which two times differ in rounding alone
 SEARCHES_S = 15.0  # time that all searches share; in usual spaces they take a few seconds
 FIRST = 4  # shares of the first search, whose plans the others begin with
-RUNNERS_UP = 4  # plans of other families that are told beside the best one
+RUNNERS_UP = 4  # plans of other families that are shown after the best one
 FRONTIER_S = 8.0  # time that its searches share
 BUDGETS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)  # of the plan's, at which the frontier is searched
 
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation(PlanFacts):
-    """The facts of a plan, the plans beside it, and what would change it."""
+    """The facts of a plan, the runners-up, and what would change it."""
 
     problem: Problem
     searched: SearchResult  # the best plans of this batch, the plan's family among them

@@ -24,7 +24,7 @@ from ..profiles.data_sheet import Device, load_data_sheet
 from ..profiles.dialects import Note
 from ..profiles.files import allreduce_name, device_of, no_note, p2p_name, read_profile, sp_time_name
 from ..profiles.reserve import GIB_MIB, Reserve
-from .engine import Watch
+from .branch_and_bound import Watch
 from .hints import Hint, hints
 from .options import BATCH, SearchOptions, TaskOptions
 from .question import Question, budget_gib
@@ -112,7 +112,7 @@ class Fit:
 
     @property
     def tensors_mib(self) -> float:
-        """On the fullest card: of the plan, or of the one that needs least."""
+        """On the GPU with the highest peak: of the plan, or of the one that needs least."""
         return self.held.tensors_mib if self.held else 0.0
 
     @property
@@ -122,13 +122,13 @@ class Fit:
 
     @property
     def verdict(self) -> str:
-        """`at risk`: only if the allocator holds less beside tensors than it did in published runs."""
+        """`at risk`: only if the allocator holds less besides tensors than it did in published runs."""
         return "fits" if self.best else "at risk" if self.hopeful else "does not fit"
 
 
 def hints_of(found: Sequence[Fit], options: FitOptions) -> list[Hint]:
     """Options with which the first number of cards that fits, or the last that does not, is faster; more cards only
-    where one number was asked for, as rows show the others. None for several devices."""
+    where one number was requested, as rows show the others. None for several devices."""
     if len({one.device for one in found}) > 1:
         return []
     one = next((one for one in found if one.best), found[-1])
@@ -147,7 +147,7 @@ class _Cards:
 
 
 def fit(shape: ModelShape, options: FitOptions, note: Note = no_note, watch: Watch | None = None) -> list[Fit]:
-    """A row a device and number of cards: those asked for, or from the least that fits; `options` are settled for the
+    """A row a device and number of cards: those requested, or from the least that fits; `options` are settled for the
     shape.
 
     `note` is called with the assumptions about profiles and about a budget beyond the device's memory, `watch` with
@@ -259,7 +259,7 @@ class _Row:
 
 
 def _measured(shape: ModelShape, options: FitOptions, folder: Path, note: Note) -> _Cards:
-    """Prices from a folder of profiles, whose cluster may be another: what its groups cost tells that of others."""
+    """Prices from a folder of profiles, whose cluster may be another: the costs of its groups give those of others."""
     clusters = sorted(
         (int(match[1]) * int(match[2]), (int(match[1]), int(match[2])))
         for path in folder.glob("*.json")

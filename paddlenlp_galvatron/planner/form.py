@@ -32,7 +32,7 @@ SEARCH_S = 10.0  # of processor time, that an answer's search may take: a page t
 
 
 def _known(model: str) -> str:
-    """Told beside the faults of the other fields."""
+    """Shown with the faults of the other fields."""
     try:
         load_model(model)
     except UserError as error:
@@ -112,7 +112,7 @@ def answer(form: Form, more: Mapping[str, Any], look_wider: bool = True) -> Answ
         raise UserError(f"search_options: {both[0]} has a field of its own; leave it out here")
     if form.profiles and form.device:
         raise UserError(TWO_SOURCES)
-    heard: list[str] = []
+    noted: list[str] = []
     with _about("model_size"):
         given = {**more, "model_size": form.model_size, "seq_length": form.seq_length}
         seq_length = ModelOptions.from_values(given).resolve_usual(SEQ).seq_length
@@ -129,14 +129,14 @@ def answer(form: Form, more: Mapping[str, Any], look_wider: bool = True) -> Answ
         "profiles": form.profiles,
     }
     with _about("profiles" if form.profiles else "search_options"):
-        question = Question.of({name: value for name, value in given.items() if value is not None}, heard.append)
+        question = Question.of({name: value for name, value in given.items() if value is not None}, noted.append)
     result = question.search(seconds=SEARCH_S)
     enough = (
         _enough_nodes(form, more)
         if look_wider and not form.profiles and not result.best and not result.given_up
         else None
     )
-    notes, commands = tuple(dict.fromkeys(heard)), tuple(_commands(form, question.options, more))
+    notes, commands = tuple(dict.fromkeys(noted)), tuple(_commands(form, question.options, more))
     return Answer(question.model, question.cost, question.options, result, notes, commands, enough)
 
 

@@ -1,4 +1,4 @@
-"""Hints: options beside those of a question with which training is faster, each found by a search of its own.
+"""Hints: options other than those of a question with which training is faster, each found by a search of its own.
 
 Options that the user has limited, or that the prices do not cover, are not tried.
 """

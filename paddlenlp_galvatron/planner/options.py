@@ -41,7 +41,7 @@ PROFILE_OPTIONS = (  # arguments of `cost_model.load`
     *PATH_OPTIONS,
 )
 GPUS_PER_NODE = 8  # where only world_size is given, and is larger
-# Where nothing is said, for fit, search and what-if alike.
+# Defaults of fit, search and what-if.
 BATCH = 256  # global batch size, samples
 
 # Limits: what is beyond them is a slip of the pen, and would take hours or all memory.
@@ -60,7 +60,7 @@ Imbalance = Annotated[float, Field(ge=1, le=1e4)]
 
 
 class TaskOptions(Options):
-    """The weights that learn, and the models computed beside them."""
+    """The weights that learn, and the models computed in addition."""
 
     task: Kind = Field(
         "pretrain",
@@ -267,7 +267,7 @@ class SearchOptions(TaskOptions):
     @model_validator(mode="before")
     @classmethod
     def _spelled_out(cls, values: Any) -> Any:
-        """profile_mode and world_size stand for other options; the batch is the usual one where nothing is said."""
+        """profile_mode and world_size stand for other options; the batch is the usual one by default."""
         if not isinstance(values, Mapping):
             return values
         return {**_modes(values), **values, **_cluster(values), **_batches(values)}
@@ -413,7 +413,7 @@ def _modes(values: Mapping[str, Any]) -> dict[str, Any]:
     """Modes by profile_mode. Memory has no mode `batch`: it grows in proportion to the batch."""
     mode = values.get("profile_mode")
     if mode not in ("static", "batch", "sequence"):
-        return {}  # unset, or told by the field
+        return {}  # unset, or reported by the field
     return {"time_profile_mode": mode, "memory_profile_mode": "static" if mode == "batch" else mode}
 
 
@@ -438,7 +438,7 @@ def _cluster(values: Mapping[str, Any]) -> dict[str, Any]:
             for name in ("num_nodes", "num_gpus_per_node", "world_size")
         )
     except (TypeError, ValueError, OverflowError):
-        return {}  # the fields tell what is wrong
+        return {}  # the fields report what is wrong
     if world is None:
         nodes, gpus = (1 if nodes is None else nodes), (most if gpus is None else gpus)
         world = nodes * gpus or 1  # no field says how many

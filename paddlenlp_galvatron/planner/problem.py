@@ -23,7 +23,8 @@ from ..profiles import ProfileFile
 from ..profiles.hardware import HardwareProfile
 from ..profiles.network import Network
 from ..profiles.reserve import GIB_MIB
-from .engine import Watch, search
+from .branch_and_bound import Watch
+from .engine import search
 from .options import PATH_OPTIONS, SearchOptions
 from .question import prices, with_reserve, within_size
 from .result import Candidate, SearchResult
@@ -38,10 +39,10 @@ class Problem:
     shapes: tuple[ModelShape, ...]
     cost: CostModel  # with the reserve that the options ask for
     options: SearchOptions  # context_mib unset: the device's own reserve, which changes with the budget
-    watch: Callable[[], Watch] | None = None  # asked as each search begins, for what is told how far it is
+    watch: Callable[[], Watch] | None = None  # asked as each search begins, to show how far it is
 
     def __post_init__(self) -> None:
-        # Every change asks for this batch, whatever range the plan itself was chosen from.
+        # Every change asks for this batch, not for the range that the plan was chosen from.
         if self.options.settle_bsz == -1:
             raise ValueError("settle_bsz: a problem is of one batch")
 
@@ -72,7 +73,7 @@ class Problem:
         if "num_nodes" in changes:
             changes["world_size"] = changes["num_nodes"] * self.options.num_gpus_per_node
         options = self.options.model_copy(update=changes)
-        if options.device and hardware is None:  # a data sheet tells of any cluster and length
+        if options.device and hardware is None:  # a data sheet has prices for any cluster and length
             cost = prices(self.shapes, options)
         else:
             cost = CostModel(
@@ -194,8 +195,8 @@ def _options(searched: Mapping[str, Any], origin: OriginOptions, plan: Plan, seq
         "no_async_grad_reduce": not assumed.async_grad_reduce,
     }
     # The search may have set assumptions that the plan leaves open.
-    said = {"amp_master_grad": assumed.fp32_gradients, "use_flash_attention": assumed.flash_attention}
-    asked |= {name: value for name, value in said.items() if value is not None}
+    stated = {"amp_master_grad": assumed.fp32_gradients, "use_flash_attention": assumed.flash_attention}
+    asked |= {name: value for name, value in stated.items() if value is not None}
     return SearchOptions.from_values({name: value for name, value in asked.items() if value is not None})
 
 

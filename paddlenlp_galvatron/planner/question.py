@@ -20,7 +20,8 @@ from ..profiles.data_sheet import Device, load_data_sheet
 from ..profiles.dialects import Note
 from ..profiles.files import no_note
 from ..profiles.reserve import GIB_MIB, Reserve
-from .engine import Watch, search
+from .branch_and_bound import Watch
+from .engine import search
 from .options import PATH_OPTIONS, SearchOptions
 from .result import Job, SearchResult
 
@@ -66,7 +67,7 @@ class Question:
         cancel: Cancel | None = None,
         compared: bool = True,
     ) -> SearchResult:
-        """As `planner.search`. The plan's file names the model as it was asked for, so that it can be asked again."""
+        """As `planner.search`. The plan's file names the model as the user gave it, for further searches."""
         where = self.model.shapes, self.cost, self.options
         result = search(*where, log, watch, seconds=seconds, cancel=cancel, compared=compared)
         return result.naming_model(self.asked)
@@ -96,8 +97,8 @@ def _require_folder(options: SearchOptions) -> None:
 def on_device(options: SearchOptions, cost: CostModel, note: Note = no_note) -> tuple[SearchOptions, CostModel]:
     """Options and cost model with the reserve of their device, and a budget within its size.
 
-    Where no profile names a GPU, as in Galvatron's files, all of `memory_constraint` is taken. `note` hears what became
-    of a budget.
+    Where no profile names a GPU, as in Galvatron's files, all of `memory_constraint` is taken. `note` receives what
+    became of a budget.
     """
     options = within_size(options, cost, note)
     if options.context_mib is None and (reserve := cost.reserve).parts:

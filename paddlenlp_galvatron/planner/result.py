@@ -276,7 +276,7 @@ class SearchResult:
         return f"interrupted: this is the best plan so far; the fastest takes at most {self.gap:.2%} less time"
 
     def require(self) -> Candidate:
-        """The best plan. Raises Infeasible, which tells the least memory that would do, or UserError where the search
+        """The best plan. Raises Infeasible, which names the least memory that would do, or UserError where the search
         was given up before any plan was found."""
         if self.best is None:
             if self.given_up:

@@ -12,7 +12,7 @@ from ..plan.check import require_valid
 from ..plan.strategy import Plan
 from ..plan.uniform import even_stages
 from ..profiles.reserve import GIB_MIB
-from .engine import predicted
+from .metadata import predicted
 from .problem import OriginOptions, Problem, origin_of
 from .result import Need
 
@@ -47,8 +47,8 @@ def scaled(plan: Plan, origin: OriginOptions, gpus: int, global_batch: int | Non
         return Scaled(plan, replace(made[0], metadata={}), None, error.faults[0])
     for one in priced:
         if one.memory_mib <= one.budget_mib:
-            told = predicted(one.prediction, 0.0)
-            own = {"predicted": {name: value for name, value in told.items() if name not in OF_SEARCH}}
+            written = predicted(one.prediction, 0.0)
+            own = {"predicted": {name: value for name, value in written.items() if name not in OF_SEARCH}}
             return Scaled(plan, replace(one.plan, metadata=one.plan.metadata | own), (before, one))
     least, (_, there) = min(zip(priced, placed, strict=True), key=lambda one: one[0].memory_mib)
     need = Need.of(least.plan, there.cost).under(there.cost, there.options)

@@ -96,7 +96,7 @@ def _narrowed(part: Part, count: int, cost: CostModel) -> Iterator[Part]:
 
 def with_fewer_segments(one: Candidate, cost: CostModel, device_mib: float, most_ms: float) -> Candidate:
     """The plan with fewer segments, where it fits and takes at most so long per sample: each chunk orders its
-    strategies as the chunks beside it do, then segments take the strategy of one beside them, short ones first."""
+    strategies as its neighbours do, then segments take the strategy of a neighbour, short ones first."""
     costs = [cost.stage_cost(one.plan, stage) for stage in range(one.plan.pipeline)]
 
     def better(layers: Sequence[LayerStrategy]) -> bool:
@@ -142,7 +142,7 @@ def _ordered(plan: Plan, kinds: Sequence[int]) -> tuple[LayerStrategy, ...]:
 
 
 def _joined(layers: Sequence[LayerStrategy], kinds: Sequence[int]) -> Iterator[list[LayerStrategy]]:
-    """The layers with one segment under the strategy of one beside it, where its layer types have that."""
+    """The layers with one segment under the strategy of a neighbour, where its layer types have that."""
     found = list(runs(layers))
     for number in sorted(range(len(found)), key=lambda number: len(found[number][0])):
         run, _ = found[number]

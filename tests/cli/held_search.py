@@ -8,25 +8,26 @@ from math import inf
 from typing import Any
 
 from paddlenlp_galvatron.cli.main import main
-from paddlenlp_galvatron.planner import engine
+from paddlenlp_galvatron.planner.branch_and_bound import BranchAndBound
 
 EFFORT = 10**12  # hours
-solve = engine._Search._solve
+solve = BranchAndBound._solve
 solved: list[Any] = []
 
 
-def held(search: Any, entry: Any, core: Any, *limits: Any, **last: Any) -> float:
-    if len(solved) >= int(sys.argv[1]) and not search.cancel.cancelled:
+def held(solver: BranchAndBound, entry: Any, *limits: Any) -> float | None:
+    cancel = solver.cores.cancel
+    if len(solved) >= int(sys.argv[1]) and not cancel.cancelled:
         sys.stdout.write("held\n")
         sys.stdout.flush()
-        while not search.cancel.cancelled:
-            core.solve(inf, EFFORT, search.cancel)
-    bound = solve(search, entry, core, *limits, **last)
-    if bound == inf:
+        while not cancel.cancelled:
+            entry.core.solve(inf, EFFORT, cancel)
+    bound = solve(solver, entry, *limits)
+    if bound is None:
         solved.append(entry)
     return bound
 
 
-engine._Search._solve = held  # type: ignore[method-assign]
+BranchAndBound._solve = held  # type: ignore[method-assign]
 if __name__ == "__main__":
     sys.exit(main(sys.argv[2:]))

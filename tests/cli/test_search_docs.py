@@ -18,7 +18,7 @@ from paddlenlp_galvatron.base.limits import MOST_RANKS, MOST_SAMPLES
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.options.group import canonical_options
 from paddlenlp_galvatron.plan import read_plan
-from paddlenlp_galvatron.planner import engine
+from paddlenlp_galvatron.planner import branches
 from paddlenlp_galvatron.planner.options import MOST_BATCHES, MOST_PLANS
 
 from .test_search import FIELDS, OPTIONS, folder, words  # noqa: F401 - a fixture
@@ -39,7 +39,14 @@ def test_every_key_of_the_answer_is_named(page, folder, galvatron):  # noqa: F81
 @pages
 def test_the_limits_are_those_of_the_code(page):
     (told,) = re.findall(r"^(?:Limits: |上限：)(.*\n.*)$", page.read_text(), re.MULTILINE)
-    known = [MOST_RANKS, MOST_SAMPLES, MOST_BATCHES, engine.MOST_FAMILIES, engine.MOST_STRATEGIES, engine.MOST_PRICES]
+    known = [
+        MOST_RANKS,
+        MOST_SAMPLES,
+        MOST_BATCHES,
+        branches.MOST_FAMILIES,
+        branches.MOST_STRATEGIES,
+        branches.MOST_PRICES,
+    ]
     known += [MOST_PLANS]
     assert {int(number.replace(",", "")) for number in re.findall(r"\d[\d,]*\d", told)} == set(known)
 

@@ -58,7 +58,9 @@ def test_both_languages_have_the_same_pages():
         assert sorted(listed) == sorted(pages["zh"]), language
 
 
-@pytest.mark.parametrize("tool", ["commands_page", "pictures", "api_page", "parallelism_table", "profile_keys"])
+@pytest.mark.parametrize(
+    "tool", ["commands_page", "pictures", "api_page", "parallelism_table", "profile_keys", "accuracy"]
+)
 def test_what_is_made_from_the_code_is_current(tool, monkeypatch, capsys):
     """`make pages` writes it anew."""
     monkeypatch.setattr(sys, "argv", [tool, "--check"])

@@ -18,7 +18,7 @@ from planner.test_experts import SMALL
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.model import config_of
 from paddlenlp_galvatron.plan import plan_id, read_plan
-from paddlenlp_galvatron.planner import engine, question
+from paddlenlp_galvatron.planner import branches, question
 from paddlenlp_galvatron.planner.space import PlanFamily, Space
 from paddlenlp_galvatron.profiles import Collective, MessageGroup, Shape
 
@@ -87,7 +87,7 @@ class SearchSeen(Seen):
             calls["shapes"], calls["length"] = dict(enumerate_words(shapes)), assumed.seq_length
             return load(shapes, nodes, gpus, assumed, **others)
 
-        with patch.object(question, "load", loading), patch.object(engine, "Space", Noting):
+        with patch.object(question, "load", loading), patch.object(branches, "Space", Noting):
             yield calls
 
     @cached_property

@@ -11,7 +11,7 @@ import pytest
 
 from paddlenlp_galvatron.plan import ModelShape
 from paddlenlp_galvatron.plan.check import find_faults
-from paddlenlp_galvatron.planner import SearchOptions, engine, search
+from paddlenlp_galvatron.planner import SearchOptions, branches, search
 from paddlenlp_galvatron.planner.explain import explain
 from paddlenlp_galvatron.planner.problem import Problem
 from paddlenlp_galvatron.planner.question import on_device, prices
@@ -99,7 +99,7 @@ def test_chunks_with_dense_layers_in_the_first_one() -> None:
 
 
 def test_many_dense_layers_in_front_are_layers_as_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "MOST_IN_FRONT", 0)
+    monkeypatch.setattr(branches, "MOST_IN_FRONT", 0)
     assert [check(seed, (0,), 3) for seed in range(4)].count("nothing fits") < 3
 
 

@@ -18,7 +18,7 @@ from paddlenlp_galvatron.base.errors import Infeasible, UserError
 from paddlenlp_galvatron.model.layer import PARTLY
 from paddlenlp_galvatron.plan import ModelShape, read_plan, write_plan
 from paddlenlp_galvatron.plan.check import find_faults
-from paddlenlp_galvatron.planner import FamilyOutcome, SearchOptions, engine, search
+from paddlenlp_galvatron.planner import FamilyOutcome, SearchOptions, branch_and_bound, branches, search
 
 from .random_cost import RandomCost, best_by_enumeration, model_of
 
@@ -191,7 +191,7 @@ def test_a_bound_holds_wherever_the_search_is_cancelled(seed: int, steps: int, t
     if steps == 0:
         cancel.cancel()
 
-    def watch(state: engine.SearchState) -> None:
+    def watch(state: branch_and_bound.SearchState) -> None:
         seen.append(state)
         if len(seen) == steps:
             cancel.cancel()
@@ -259,7 +259,7 @@ def test_a_batch_that_nothing_divides_is_infeasible() -> None:
     ],
 )
 def test_a_space_beyond_the_limits_is_refused_with_what_to_lower(monkeypatch, limit: str, lower: str) -> None:
-    monkeypatch.setattr(engine, limit, 0)
+    monkeypatch.setattr(branches, limit, 0)
     with pytest.raises(UserError, match=lower):
         search(*problem(3))
 
@@ -279,7 +279,7 @@ def test_options_that_contradict_the_cost_model_are_refused() -> None:
 
 def test_a_search_tells_how_far_it_is():
     models, cost, options = problem(3, memory_constraint=4, fine_grained_mode=True)
-    told: list[engine.SearchState] = []
+    told: list[branch_and_bound.SearchState] = []
     result = search(models, cost, options, watch=told.append)
     assert result.best and told[-1].done == told[-1].families and told[-1].best == result.best.samples_per_s
     for before, after in pairwise(told):

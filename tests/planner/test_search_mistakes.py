@@ -102,7 +102,7 @@ def test_10_control_c_ends_the_whole_search() -> None:
             time.sleep(0.05)
             return super().layer_cost(*args, **kwargs)
 
-    chosen = options(seq_length=12, settle_bsz=-1, min_bsz=8, max_bsz=512)
+    chosen = options(seq_length=12, settle_bsz=-1, min_bsz=8, max_bsz=512, memory_constraint=1.0)
     timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
     gc.disable()  # hypothesis' callback swallows an interrupt that meets it
     timer.start()

@@ -1,0 +1,92 @@
+"""Lower bounds of a family's step time, each dearer and higher than the one before, and its exact solution.
+
+The first, of the fastest strategies alone (`core_arrays.compute_bound_ms`), every family has from the beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from galvatron_dp_core import Cancel
+
+from ..cost_model import CostModel
+from .branches import Branches
+from .core_arrays import Core, CostArrays, core_of, cost_arrays, layer_arrays, without_beaten
+from .even import EvenCore
+from .space import PlanFamily, Strategies
+
+AnyCore = Core | EvenCore
+Price = Callable[[PlanFamily, Strategies, CostModel], CostArrays]
+
+
+class Phase(IntEnum):
+    """When a family's turn is."""
+
+    ONE_CHUNK = 0  # a fast plan without chunks prunes most families of several
+    CHUNKS = 1
+    HARD = 2  # a search with a small effort left it open
+
+
+@dataclass(order=True, slots=True)
+class OpenFamily:
+    """A family that is not solved yet (with one strategy for all layers: one of its strategies)."""
+
+    bound: float  # ms per sample
+    number: int  # of equal bounds the first goes first
+    family: PlanFamily = field(compare=False)
+    strategies: Strategies = field(compare=False)
+    phase: Phase = field(compare=False, default=Phase.ONE_CHUNK)
+    bounded: int = field(compare=False, default=0)  # how many of BOUNDS it has
+    core: AnyCore | None = field(compare=False, default=None)
+
+
+class Cores:
+    """Makes the core's objects of families; those that differ in schedule or chunks alone are priced once."""
+
+    def __init__(self, branches: Branches, cost: CostModel, budget_mib: float, cancel: Cancel):
+        self.cancel = cancel
+        self._even, self._cost, self._budget_mib = branches.even, cost, budget_mib
+        self._arrays: dict[tuple[object, ...], CostArrays] = {}
+        self._unbeaten: dict[tuple[object, ...], Strategies] = {}
+
+    def unbeaten(self, family: PlanFamily, strategies: Strategies) -> Strategies:
+        """Those that no other strategy beats."""
+        if self._even:
+            return strategies
+        where = family.micro_batch, family.micro_batches > 1, strategies
+        if where not in self._unbeaten:
+            self._unbeaten[where] = without_beaten(family, strategies, self._cost)
+        return self._unbeaten[where]
+
+    def core(self, entry: OpenFamily, price: Price = cost_arrays) -> AnyCore:
+        """The core's object of a family."""
+        family = entry.family
+        if self._even:
+            return EvenCore(family, entry.strategies, self._even)
+        where = price, family.global_batch, family.micro_batches, family.stages, entry.strategies
+        if where not in self._arrays:
+            self._arrays[where] = price(family, entry.strategies, self._cost)
+        return core_of(family, self._arrays[where], self._budget_mib)
+
+
+def layers_ms(entry: OpenFamily, cores: Cores, limit_ms: float) -> float:
+    """Bound of the layers' strategies alone, within the memory budget."""
+    entry.strategies = cores.unbeaten(entry.family, entry.strategies)
+    return cores.core(entry, layer_arrays).bound(cores.cancel)
+
+
+def paths_ms(entry: OpenFamily, cores: Cores, limit_ms: float) -> float:
+    """Bound of a fixed set of critical paths of the schedule."""
+    entry.core = cores.core(entry)
+    return entry.core.bound(cores.cancel)
+
+
+def stages_ms(entry: OpenFamily, cores: Cores, limit_ms: float) -> float:
+    """Bound of the exact optima of stages, as far as they are needed to pass the limit."""
+    assert entry.core
+    return entry.core.tight_bound(limit_ms, cores.cancel)
+
+
+BOUNDS = (layers_ms, paths_ms, stages_ms)

@@ -1,0 +1,129 @@
+"""Best-first branch and bound over families of plans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import chain
+from math import inf
+
+import galvatron_dp_core
+
+from ..cost_model import CostModel
+from ..plan import Plan
+from .bounds import BOUNDS, Cores, OpenFamily, Phase
+from .incumbents import Incumbents
+from .options import SearchOptions
+from .result import MS_PER_S, ROUNDING, Candidate, FamilyOutcome
+
+TRIAL_SHARE = 1 / 64  # of the effort, which every family is given before any has all of it
+
+
+@dataclass(frozen=True, slots=True)
+class SearchState:
+    """How far a search is."""
+
+    families: int
+    done: int
+    best: float  # samples/s of the best plan so far; 0: none yet
+    limit: float  # samples/s that no plan beats; infinite: not known yet
+
+
+Watch = Callable[[SearchState], None]
+
+
+class BranchAndBound:
+    """Takes the open family of the least lower bound, and bounds it better or solves it, until none is open."""
+
+    def __init__(self, cores: Cores, cost: CostModel, options: SearchOptions, bare: Plan, best: Incumbents):
+        self.best = best
+        self.too_big: list[OpenFamily] = []  # families that do not fit
+        self.cores, self._cost, self._effort, self._bare = cores, cost, options.effort, bare
+        self._open: dict[Phase, list[OpenFamily]] = {phase: [] for phase in Phase}  # heaps
+
+    def run(
+        self,
+        families: Iterable[OpenFamily],
+        log: Callable[[str], None] | None = None,
+        watch: Watch | None = None,
+        last: Phase = Phase.HARD,
+    ) -> None:
+        """Solve, reject or give up every family. Those are given up that are open after the last phase, or when the
+        search is cancelled."""
+        cancel = self.cores.cancel
+        for entry in families:
+            heappush(self._open[entry.phase], entry)
+        number = sum(map(len, self._open.values()))
+        for phase, waiting in self._open.items():
+            while phase <= last and waiting and not cancel.cancelled:
+                entry = heappop(waiting)
+                if self._advance(entry, log):
+                    heappush(self._open[entry.phase], entry)
+                if watch:
+                    watch(self._state(number))
+        for entry in chain(*self._open.values()):
+            self.best.give_up(entry.family, entry.bound)
+
+    def _advance(self, entry: OpenFamily, log: Callable[[str], None] | None) -> bool:
+        """Bound a family better, or solve it. Returns whether it is still open."""
+        family, batch = entry.family, entry.family.global_batch
+        limit_ms = self.best.limit_ms(family)
+        if entry.bound >= limit_ms:
+            self.best.reject(family, entry.bound * batch)
+            return False
+        try:
+            if entry.bounded < len(BOUNDS):
+                bound_ms = BOUNDS[entry.bounded](entry, self.cores, limit_ms * batch)
+                entry.bounded += 1
+            else:
+                proven_ms = self._solve(entry, limit_ms * batch, log)
+                if proven_ms is None:
+                    return False
+                entry.phase, bound_ms = Phase.HARD, proven_ms
+        except (galvatron_dp_core.TooHard, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not self.cores.cancel.cancelled:  # not the core's, which is ended so
+                raise
+            entry.core = None
+            self.best.give_up(family, entry.bound)
+            return False
+        entry.bound = max(entry.bound, bound_ms / batch)
+        if entry.bound == inf:
+            entry.core = None
+            self.too_big.append(entry)
+        return entry.bound < inf
+
+    def _solve(self, entry: OpenFamily, limit_ms: float, log: Callable[[str], None] | None) -> float | None:
+        """Search a family, with a small effort at first. Returns its bound in ms; None: it is settled."""
+        family, best, last = entry.family, self.best, entry.phase is Phase.HARD
+        assert entry.core
+        effort = self._effort if last else int(self._effort * TRIAL_SHARE)
+        time_ms, proven_ms, vocab, division, choice = entry.core.solve(limit_ms, effort, self.cores.cancel)
+        outcome = FamilyOutcome.SOLVED
+        if time_ms < inf:
+            plan = entry.strategies.plan(family, vocab, division, choice, self._bare)
+            candidate = Candidate(plan, self._cost.predict(plan))
+            best.offer(candidate, family)
+            time_ms = candidate.time_s * MS_PER_S
+        if proven_ms < min(time_ms, limit_ms) * (1 - ROUNDING):
+            if not last:
+                return proven_ms
+            outcome = FamilyOutcome.GIVEN_UP
+            best.unproven_ms = min(best.unproven_ms, proven_ms / family.global_batch)
+        elif family not in best.found:
+            outcome = FamilyOutcome.OUT_OF_BOUND if limit_ms < inf else FamilyOutcome.OUT_OF_MEMORY
+        if outcome is FamilyOutcome.OUT_OF_BOUND:
+            best.reject(family, proven_ms)
+        if time_ms == inf == limit_ms:
+            self.too_big.append(entry)
+        best.note(family, outcome)
+        if log:
+            log(f"{family}: {time_ms:.3f} ms a step, at least {entry.bound * family.global_batch:.3f}")
+        return None
+
+    def _state(self, families: int) -> SearchState:
+        best = max((candidate.samples_per_s for candidate in self.best.found.values()), default=0.0)
+        heaps = [heap for heap in self._open.values() if heap]
+        least_ms = min([self.best.unproven_ms, *(heap[0].bound for heap in heaps)])
+        limit = MS_PER_S / least_ms if least_ms else inf
+        return SearchState(families, families - sum(map(len, heaps)), best, max(limit, best))
