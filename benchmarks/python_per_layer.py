@@ -36,9 +36,10 @@ from paddlenlp_galvatron.plan import Assumptions, DataParallel, LayerStrategy, M
 from paddlenlp_galvatron.runtime import grouped
 from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.collectives import traffic_calls
+from paddlenlp_galvatron.runtime.groups import RankGroups
 from paddlenlp_galvatron.runtime.precision import Numbers
+from paddlenlp_galvatron.runtime.setup import ModelSetup
 from paddlenlp_galvatron.runtime.stage import Stage
-from paddlenlp_galvatron.runtime.weights import SeededWeights
 
 SEQ, TIMED = 8, 30
 FEW, MANY = 2, 6  # layers
@@ -126,7 +127,8 @@ def of_layers(
     world = 2 if strategy.dp_type is DataParallel.ZERO3 else strategy.ranks
     plan = Plan(world, world, 1, (layers,), (strategy,) * layers, assumed=replace(assumed, seq_length=SEQ))
     numbers = Numbers.of(assumed.mixed_precision)
-    stage = Stage(plan, shape, load_family(shape.family), SEQ, 0, Groups(), SeededWeights(0, 0.02), numbers)
+    setup = ModelSetup.of(plan, shape, SEQ, numbers=numbers)
+    stage = Stage(setup, RankGroups(plan, 0, Groups()))
     (tokens,) = stage.take(np.zeros((1, SEQ), np.int64))
     times: list[tuple[float, float]] = []
 

@@ -23,10 +23,10 @@ from runtime_stock import StepCallback, StockTrainer, build_model, complete_gloo
 
 from paddlenlp_galvatron.plan import ModelShape, Plan, plan_from_dict
 from paddlenlp_galvatron.runtime import device
-from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.groups import run_as_rank, world_from_environment
 from paddlenlp_galvatron.runtime.paddle_private import next_rate
+from paddlenlp_galvatron.runtime.setup import ModelSetup
 from paddlenlp_galvatron.runtime.weights import SeededWeights
 from paddlenlp_galvatron.training.recipe import Recipe
 
@@ -68,7 +68,7 @@ class Ours:
     def __init__(self, plan: Plan, shape: ModelShape, recipe: Recipe, batches: list[NDArray[np.int64]]):
         seq_length = plan.assumed.seq_length or 0
         source = SeededWeights(SEED, shape.initializer_range)
-        self._engine = Engine(plan, shape, load_family(shape.family), seq_length, source)
+        self._engine = Engine(ModelSetup.of(plan, shape, seq_length, source=source))
         self._optimizer = recipe.build(self._engine.tensors, self._engine.decaying)
         self._max_grad_norm = recipe.max_grad_norm
         self._batches = iter(batches)

@@ -1,5 +1,6 @@
 """What holds for the project as a whole: who imports whom, the length of files, and what no file may name."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -112,3 +113,19 @@ def test_what_is_installed_beside_paddles_gpu_build_is_no_paddle():
     assert names and not any(name.startswith("paddlepaddle") for name in names)
     assert {Requirement(line).name for line in extras["paddle"]} == {"paddlenlp-galvatron", "paddlepaddle"}
     assert any(Requirement(line).extras == {"gpu"} for line in extras["paddle"])
+
+
+LONG_CONSTRUCTORS = {"GalvatronTrainer", "MapData", "TrainingData"}  # PaddleNLP's own names; this only shrinks
+
+
+def test_constructors_have_at_most_six_parameters():
+    made = [
+        (node.name, item.args)
+        for path in (ROOT / "paddlenlp_galvatron").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+        for item in node.body
+        if isinstance(item, ast.FunctionDef) and item.name == "__init__"
+    ]
+    assert len(made) > 50
+    assert {name for name, of in made if len(of.args) + len(of.kwonlyargs) - 1 > 6} == LONG_CONSTRUCTORS | {"CostModel"}

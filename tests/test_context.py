@@ -17,8 +17,9 @@ from paddlenlp_galvatron.launch import gpus
 from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, ModelShape, Plan, VocabStrategy
 from paddlenlp_galvatron.plan.layout import own_chunks
 from paddlenlp_galvatron.runtime import attention, device, mappings, units, weights
-from paddlenlp_galvatron.runtime.adapters import load_family
+from paddlenlp_galvatron.runtime.groups import RankGroups
 from paddlenlp_galvatron.runtime.kernels import Kernels
+from paddlenlp_galvatron.runtime.setup import ModelSetup
 from paddlenlp_galvatron.runtime.stage import Stage
 from paddlenlp_galvatron.runtime.weights import SeededWeights
 
@@ -115,7 +116,8 @@ def test_rows_of_flash_attention_are_on_the_device_before_the_first_message(monk
     plan = Plan(2, 2, 1, (2,), layers, VocabStrategy(context=2), assumed=Assumptions(seq_length=LENGTH))
     shape = ModelShape("narrow", "qwen2", 2, HEADS * DIM, 64, HEADS, KV_HEADS, 32, LENGTH)
     source, kernels = SeededWeights(0, 0.02), Kernels(flash_attention=True)
-    stage = Stage(plan, shape, load_family("qwen2"), LENGTH, 0, groups, source, kernels=kernels)
+    setup = ModelSetup.of(plan, shape, LENGTH, source=source, kernels=kernels)
+    stage = Stage(setup, RankGroups(plan, 0, groups))
     (tokens,) = stage.take(np.zeros((1, LENGTH), np.int64))
     copied = []
     monkeypatch.setattr(device, "to_device", copied.append)

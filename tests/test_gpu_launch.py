@@ -22,7 +22,7 @@ from paddlenlp_galvatron.launch.processes import devices_of
 from paddlenlp_galvatron.plan import Assumptions, ModelShape, uniform_plan
 from paddlenlp_galvatron.plan.communicators import all_to_alls
 from paddlenlp_galvatron.runtime import collectives, cpu_backend, device, engine
-from paddlenlp_galvatron.runtime.adapters import load_family
+from paddlenlp_galvatron.runtime.setup import ModelSetup
 
 
 @pytest.fixture
@@ -168,7 +168,7 @@ def test_what_the_user_sets_holds_and_an_engine_asks_before_its_first_group(monk
     monkeypatch.setattr(engine.Groups, "create", create)
     plan = uniform_plan(layers=2, world_size=2, global_train_batch_size=2, pp_deg=2, assumed=Assumptions(seq_length=8))
     with pytest.raises(Asked):
-        engine.Engine(plan, QWEN, load_family("qwen3"), 8)
+        engine.Engine(ModelSetup.of(plan, QWEN, 8))
     assert asked == [True]
 
 

@@ -23,9 +23,11 @@ from paddlenlp_galvatron.plan import Assumptions, ModelShape, Precision, uniform
 from paddlenlp_galvatron.runtime import cross_entropy, norm
 from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.adapters.qwen3 import HeadNorm
+from paddlenlp_galvatron.runtime.groups import RankGroups
 from paddlenlp_galvatron.runtime.kernels import Kernels
 from paddlenlp_galvatron.runtime.norm import rms_norm
 from paddlenlp_galvatron.runtime.paddle_private import MultiTensorAdamW
+from paddlenlp_galvatron.runtime.setup import ModelSetup
 from paddlenlp_galvatron.runtime.stage import Stage
 
 SEQ = 8
@@ -121,7 +123,8 @@ def test_a_split_vocabularys_loss_goes_to_paddles_kernel_where_no_column_is_padd
         assumed=Assumptions(seq_length=SEQ),
     )
     kernels = Kernels(fused_cross_entropy=True)
-    stage = Stage(plan, of, load_family("llama"), SEQ, 0, FakeGroups(), CheapWeights(0.02), None, kernels)
+    setup = ModelSetup.of(plan, of, SEQ, source=CheapWeights(0.02), kernels=kernels)
+    stage = Stage(setup, RankGroups(plan, 0, FakeGroups()))
     stage._head.loss(paddle.randn([SEQ, 32]), paddle.zeros([SEQ], "int64"))
     if not fused:
         assert not told

@@ -310,6 +310,7 @@ from kernels import OtherKernel, forbid_other_kernels
 from no_host_traffic import HostTraffic, count_reads, forbid_host_traffic
 from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.engine import Engine
+from paddlenlp_galvatron.runtime.setup import ModelSetup
 from paddlenlp_galvatron.runtime.stage import Stage
 from paddlenlp_galvatron.check.parity.parity import batch_of, small_case
 from paddlenlp_galvatron.plan import Assumptions, uniform_plan
@@ -319,7 +320,7 @@ for family, layers, chunks, full in (("qwen2_moe", 3, 2, 1), ("llama", 1, 1, 0))
     given = {{"layers": layers, "chunks": chunks, "global_checkpoint": full, "global_train_batch_size": 2}}
     plan = uniform_plan(world_size=1, assumed=Assumptions(seq_length=8), **given)
     case = small_case(plan, family)
-    engine = Engine(case.plan, case.shape, load_family(family), case.seq_length)
+    engine = Engine(ModelSetup.of(case.plan, case.shape, case.seq_length))
     assert engine.stage.mask is not None and "mask" in vars(engine.stage)
     assert all(block._layer.self_attn.rotary_emb.cos_cached is not None for block in engine.stage._blocks)
     optimizer = case.recipe.build(engine.tensors, engine.decaying)

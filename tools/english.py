@@ -27,7 +27,7 @@ PLACES = (
     *("docs/zh/*.md", "*_zh.md", "tools/commands_zh.json"),
 )
 # Folders whose riddles and names are not mended yet.
-LATER = {"runtime", "cost_model", "planner", "plan"}
+LATER = {"cost_model", "planner", "plan"}
 OPENERS = re.compile(r"(?:^|(?<=[.!?:;]\s))(?:Of|What|Who|That)\b[^.!?]*(?P<end>[.!?]|$)")
 PRIVATE_NAMES = re.compile(r"(?i)(?:^|_)(told|tells?|heard|hears?|said|anew|whoever|goes_on|at_hand)(?=_|$)")
 WORDS: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("words.json").read_text())

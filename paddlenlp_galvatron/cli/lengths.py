@@ -23,13 +23,12 @@ def with_lengths(
     model, pairs = Path(str(values.get("model_size"))), values.get("task") == "dpo"
     if not model.is_dir():
         raise UserError("dataset_name_or_path: its lengths need a tokenizer; name the model by its folder")
-    from paddlenlp_galvatron.training.data.tuning import TuningData
+    from paddlenlp_galvatron.training.data.tuning import RowLayout, TuningData
 
     packing = "in_order" if pairs and given.packing == "none" else given.packing
     try:
-        data = TuningData(
-            given.dataset_name_or_path, model, seq_length, vocab_size, 1, "train", packing=packing, pairs=pairs
-        )
+        layout = RowLayout(seq_length, vocab_size, packing=packing, pairs=pairs)
+        data = TuningData(given.dataset_name_or_path, model, layout, 1)
     except UserError as error:
         raise UserError(f"{fault}; or give --document_tokens" for fault in error.faults) from None
     lengths = data.lengths

@@ -95,7 +95,7 @@ class TrainingRun:
         """Start the ranks of this node and show how they do until they end. `program`: a module or a script, and its
         arguments. `wait_s`: for which ranks wait for one another. Raises GalvatronError: a rank failed, which it names.
         """
-        from paddlenlp_galvatron.launch.processes import Launch, LaunchError, OutOfMemory
+        from paddlenlp_galvatron.launch.processes import Launch, LaunchError, OutOfMemory, World
 
         settings = self._settings
         nproc = nodes.ranks_each(settings.world_size)
@@ -106,16 +106,8 @@ class TrainingRun:
         )
         if gpus.gpu_count() and (warning := gpus.few_cores(len(os.sched_getaffinity(0)), nproc)):
             self._console.print(f"warning: {warning}", markup=False)
-        launch = Launch(
-            program[0],
-            program[1:],
-            nproc,
-            logs,
-            timeout_s,
-            nodes,
-            forward_term=True,
-            wait_s=wait_s,
-        )
+        world = World(nproc, nodes, wait_s=wait_s)
+        launch = Launch(program[0], program[1:], world, logs, timeout_s, forward_term=True)
         try:
             with Progress(console=self._console, transient=True) as progress, launch, self._saved_on_interrupt():
                 task = progress.add_task("training", total=self._steps)

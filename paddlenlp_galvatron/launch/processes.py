@@ -12,10 +12,11 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from operator import methodcaller
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 from ..base.errors import GalvatronError, UserError
 from ..base.process import heeded
@@ -69,10 +70,25 @@ def launch(
     variables: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Run a `Launch` to its end."""
-    how: dict[str, Any] = {"device": device, "wait_s": wait_s, "variables": variables}
-    with Launch(module, arguments, nproc, log_folder, timeout_s, nodes, **how) as running:
+    with Launch(module, arguments, World(nproc, nodes, device, wait_s, variables), log_folder, timeout_s) as running:
         for _ in running.wait():
             pass
+
+
+@dataclass(frozen=True)
+class World:
+    """The processes of a launch."""
+
+    nproc: int  # of each node
+    nodes: Nodes = ONE_NODE
+    device: Device | None = None  # None: GPUs where Paddle finds some
+    wait_s: float | None = None  # for which a rank waits for others in one collective; None: WAIT_S
+    variables: Mapping[str, str] = field(default_factory=dict)  # of the environment, where the user has not set them
+
+    @property
+    def first_rank(self) -> int:
+        """The lowest rank of this node."""
+        return self.nodes.node_rank * self.nproc
 
 
 class Launch:
@@ -87,32 +103,24 @@ class Launch:
         self,
         module: str,
         arguments: Sequence[str],
-        nproc: int,
+        world: World,
         log_folder: str | Path,
         timeout_s: float,
-        nodes: Nodes = ONE_NODE,
         forward_term: bool = False,
-        device: Device | None = None,
-        wait_s: float | None = None,
-        variables: Mapping[str, str] = MappingProxyType({}),
     ):
-        """`forward_term`: on SIGTERM, or SIGHUP, signal the processes and wait for them, instead of ending at once.
-        `device`: what they compute on; None: GPUs where Paddle finds some.
-        `wait_s`: for which a rank waits for others in one collective; None: WAIT_S. `variables`: more of their
-        environment, where the user has not set them."""
+        """`forward_term`: on SIGTERM, or SIGHUP, signal the processes and wait for them, instead of ending at once."""
         how = [] if module.endswith(".py") else ["-P", "-m"]
         self._command = [sys.executable, *how, module, *arguments]
-        self._nproc, self._timeout_s, self._nodes = nproc, timeout_s, nodes
-        self._first = nodes.node_rank * nproc  # rank of this node's first process
+        self._world, self._timeout_s, self._forward_term = world, timeout_s, forward_term
+        self._wait_s = world.wait_s or WAIT_S
         self._folder = Path(log_folder)
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._variables = variables
-        self._forward_term, self._device, self._wait_s = forward_term, device, wait_s or WAIT_S
 
     def __enter__(self) -> Launch:
         """Raises UserError."""
-        nodes, devices = self._nodes, devices_of(self._nproc, self._device)
-        open_files(0 if nodes.node_rank else nodes.num_nodes * (self._nproc + 1))
+        world, nodes = self._world, self._world.nodes
+        devices = devices_of(world.nproc, world.device)
+        open_files(0 if nodes.node_rank else nodes.num_nodes * (world.nproc + 1))
         _make_folder(self._folder)
         with ExitStack() as stack:
             token = os.environ.get(TOKEN) or ("" if nodes.num_nodes > 1 else secrets.token_hex(16))
@@ -125,9 +133,10 @@ class Launch:
             self._ranks = LocalRanks(ranks)
             stack.callback(_end, ranks)
             place = f"{server.address}:{server.port}" if server else f"{nodes.master_addr}:{nodes.master_port}"
-            for local, environment in enumerate(nodes.environment(self._nproc)):
-                number = nodes.node_rank * self._nproc + local
-                ranks.append(self._start(number, environment | devices[local] | {STORE: place, TOKEN: token}))
+            for local, environment in enumerate(nodes.environment(world.nproc)):
+                ranks.append(
+                    self._start(world.first_rank + local, environment | devices[local] | {STORE: place, TOKEN: token})
+                )
             if self._forward_term:
                 for each in heeded(signal.SIGTERM, signal.SIGHUP):
                     stack.callback(signal.signal, each, signal.getsignal(each))
@@ -171,9 +180,10 @@ class Launch:
         own |= {STATUS: str(memory.descriptor), WAIT_VARIABLE: str(self._wait_s)}
         path.unlink(missing_ok=True)  # a link of others would lead elsewhere, and a pipe wait for ever
         process = begin_process(
-            self._command, {**KEEP_MEMORY, **self._variables, **os.environ, **own}, path, memory.descriptor
+            self._command, {**KEEP_MEMORY, **self._world.variables, **os.environ, **own}, path, memory.descriptor
         )
-        return Rank(number, process, memory, path, self._nodes.node_rank if self._nodes.num_nodes > 1 else None)
+        nodes = self._world.nodes
+        return Rank(number, process, memory, path, nodes.node_rank if nodes.num_nodes > 1 else None)
 
     def _error(self, fault: Fault) -> LaunchError:
         fault = self._ranks.explain(fault)

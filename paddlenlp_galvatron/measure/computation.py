@@ -12,7 +12,7 @@ import paddle
 from scipy.optimize import nnls
 
 from ..model.layer import APART
-from ..plan import LayerStrategy, ModelShape, Precision, Recompute
+from ..plan import Assumptions, LayerStrategy, ModelShape, Precision, Recompute
 from ..plan.layout import chunks_of_a_sample
 from ..plan.mesh import Axis
 from ..profiles import (
@@ -29,12 +29,11 @@ from ..profiles import (
     layer_part,
 )
 from ..profiles.computation import ExpertPass, ExpertTimes
-from ..runtime.adapters.decoder import Adapter
 from ..runtime.device import on_gpu
 from ..runtime.gradients import global_norm, update_in_turns
 from .journal import Journal
 from .options import thinned
-from .part import EXPERTS, LAYERS, ExpertsPart, MeasuredPart, expert_count, is_of_experts, of_one_layer
+from .part import EXPERTS, LAYERS, ExpertsPart, Extent, MeasuredPart, expert_count, is_of_experts, of_one_layer
 from .stopwatch import MOST_ROUNDS, ROUNDS, Stopwatch, Timing, needs_round
 
 # Factors between the batch sizes and the sequence lengths that are measured; times in between are interpolated. For a
@@ -71,7 +70,6 @@ class ComputationProfiler:
     """Measures one model, all ranks at once, into a journal. Every rank builds one and calls `measure`."""
 
     shapes: Sequence[ModelShape]  # one a layer type
-    family: Adapter
     stopwatch: Stopwatch
     journal: Journal
     precision: Precision = Precision.FP32
@@ -135,18 +133,11 @@ class ComputationProfiler:
         """The kind of layer that has experts, if one has."""
         return mixture_of(self.shapes)
 
-    def _part(self, key: PassKey, strategy: LayerStrategy | None = None, **what: Any) -> MeasuredPart:
-        return MeasuredPart(
-            self._shape(key.part),
-            self.family,
-            samples=key.batch,
-            seq_length=key.seq,
-            strategy=strategy or LayerStrategy(key.tp),
-            sequence_parallel=self.sequence_parallel,
-            precision=self.precision,
-            flash_attention=self.flash_attention,
-            **what,
-        )
+    def _part(self, key: PassKey, strategy: LayerStrategy | None = None, **extent: Any) -> MeasuredPart:
+        flash = self.flash_attention
+        assumed = Assumptions(self.sequence_parallel, self.precision, seq_length=key.seq, flash_attention=flash)
+        shared = strategy or LayerStrategy(key.tp)
+        return MeasuredPart(self._shape(key.part), assumed, key.batch, Extent(**extent), shared)
 
     def _time(self, parts: Sequence[MeasuredPart | ExpertsPart]) -> Any:
         """Times in ms of forward and backward of each part in turn, [2 · parts, samples]."""

@@ -11,7 +11,7 @@ from ..base.printing import Bars, say
 from ..base.reading import NewLines
 from ..base.scratch import scratch_folder
 from ..launch.nodes import ONE_NODE, Nodes
-from ..launch.processes import Launch, LaunchError
+from ..launch.processes import Launch, LaunchError, World
 from ..profiles import Fingerprint, Meta
 from ..profiles.data_sheet import Device
 from .options import ProfileRunOptions
@@ -42,11 +42,11 @@ def run_ranks(
 
 def _run_once(profile: str, arguments: str, options: ProfileRunOptions, what: str, timeout_s: float) -> None:
     nodes = _nodes(options)
-    command = (f"{__package__}.{MODULES[profile]}", [arguments], options.ranks_per_node)
+    module, world = f"{__package__}.{MODULES[profile]}", World(options.ranks_per_node, nodes)
     with (
         scratch_folder("galvatron-profile-") as logs,
         Bars() as progress,
-        Launch(*command, logs, timeout_s, nodes) as running,
+        Launch(module, [arguments], world, logs, timeout_s) as running,
     ):
         task = progress.add_task(what, total=None)
         log = NewLines(Path(logs, f"workerlog.{nodes.node_rank * options.ranks_per_node}"))

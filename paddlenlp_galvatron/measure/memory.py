@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ..model.layer import APART
-from ..plan import LayerStrategy, ModelShape, Precision, Recompute
+from ..plan import Assumptions, LayerStrategy, ModelShape, Precision, Recompute
 from ..profiles import LayerMemory, MemoryProfile, Meta, Variant, VocabMemory, VocabVariant
 from ..profiles.memory import STATE_BYTES, Role
 from ..runtime import device
-from ..runtime.adapters.decoder import Adapter
 from .journal import Journal, Used, note_used, used_of
-from .part import LAYERS, MeasuredPart
+from .part import LAYERS, Extent, MeasuredPart
 
 MIB = 2**20
 FLOAT_BYTES = 4
@@ -42,7 +41,6 @@ class MemoryProfiler:
     """Measures one model into a journal. One rank is enough."""
 
     shapes: Sequence[ModelShape]  # one a layer type
-    family: Adapter
     journal: Journal
     samples: int  # of the micro-batch that is measured
     precision: Precision = Precision.FP32
@@ -170,17 +168,17 @@ class MemoryProfiler:
         sequence_parallel: bool,
         samples: int | None = None,
         recompute: Recompute = Recompute.NONE,
-        **what: Any,
+        **extent: Any,
     ) -> Use:
         samples = samples or self.samples
-        settings = {"samples": samples, "seq_length": seq, "sequence_parallel": sequence_parallel} | what
+        settings = {"samples": samples, "seq_length": seq, "sequence_parallel": sequence_parallel} | extent
         facts = {name: int(value) for name, value in settings.items()} | {"tp": tp, "recompute": recompute.value}
-        settings["strategy"] = LayerStrategy(tp, recompute=recompute)
+        flash, strategy = self.flash_attention, LayerStrategy(tp, recompute=recompute)
+        assumed = Assumptions(sequence_parallel, self.precision, seq_length=seq, flash_attention=flash)
         key = f"memory {number} " + " ".join(f"{name}={value}" for name, value in facts.items())
 
         def measure() -> Use:
-            shape, precision, flash = self.shapes[number], self.precision, self.flash_attention
-            return _measure(MeasuredPart(shape, self.family, precision=precision, flash_attention=flash, **settings))
+            return _measure(MeasuredPart(self.shapes[number], assumed, samples, Extent(**extent), strategy))
 
         return Use(*self.journal.get(key, measure))
 

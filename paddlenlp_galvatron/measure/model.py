@@ -6,7 +6,6 @@ import sys
 
 from ..model import measured_fingerprint
 from ..plan import Precision
-from ..runtime.adapters import load_family
 from ..runtime.device import on_gpu
 from ..runtime.groups import run_as_rank, start_world
 from .computation import ComputationProfiler, computation_profile
@@ -30,7 +29,6 @@ def main() -> None:
     identity = meta.fingerprint.model_dump() | options.model_dump(include=CHANGING)
     journal = Journal.open(options.output, "model", identity, rank, world_size, options.fresh)
     report_note(*journal.kept_note)
-    family = load_family(shapes[0].family)
     flash = options.use_flash_attention
     if flash is None:  # as training has it
         flash = on_gpu() and precision is not Precision.FP32
@@ -40,7 +38,6 @@ def main() -> None:
         stopwatch = Stopwatch(world_size, per_node, options.budget_ms, options.time_budget_s)
         computation = ComputationProfiler(
             shapes,
-            family,
             stopwatch,
             journal,
             precision,
@@ -56,7 +53,7 @@ def main() -> None:
             profile.save(options.output)
     if run.memory and rank == 0:
         samples = max(point.batch for point in points)
-        memory = MemoryProfiler(shapes, family, journal, samples, precision, flash, used)
+        memory = MemoryProfiler(shapes, journal, samples, precision, flash, used)
         file = memory.measure(lengths, run.degrees, meta, lambda done: report_progress(timed + done, timed + measured))
         file.save(options.output)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import paddle
@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from ..plan import Assumptions, LayerStrategy, ModelShape, Plan, Precision, VocabStrategy
 from ..profiles import PassKey
-from ..runtime.adapters.decoder import Adapter
 from ..runtime.device import on_gpu
 from ..runtime.experts import PRODUCTS, OwnExperts
-from ..runtime.groups import Groups
+from ..runtime.groups import Groups, RankGroups
 from ..runtime.kernels import Kernels
 from ..runtime.precision import Numbers
+from ..runtime.setup import ModelSetup
 from ..runtime.stage import Stage
 from ..runtime.units import Trainable
 from ..runtime.weights import WHOLE, ShardedParameter, Slice, compute_weights, fill_whole, zero_parameter
@@ -92,6 +92,14 @@ class CheapWeights:
         return np.resize(self._row, tuple(part.size(shape)))
 
 
+class Extent(NamedTuple):
+    """A part of a model."""
+
+    layers: int = 0
+    embedding: bool = False
+    head: bool = False
+
+
 class MeasuredPart:
     """Some layers, embedding or head of a model, split as a strategy says; this rank is the first that share them.
 
@@ -103,18 +111,12 @@ class MeasuredPart:
     def __init__(
         self,
         shape: ModelShape,
-        family: Adapter,
-        *,
-        layers: int = 0,
-        embedding: bool = False,
-        head: bool = False,
+        assumed: Assumptions,
         samples: int,
-        seq_length: int,
+        extent: Extent,
         strategy: LayerStrategy = LayerStrategy(),
-        sequence_parallel: bool = False,
-        precision: Precision = Precision.FP32,
-        flash_attention: bool = False,
     ):
+        layers, embedding, head = extent
         shape = replace(shape, expert_size=0, layers=max(layers, 1))
         stages = (*(() if embedding else (0,)), layers, *(() if head else (0,)))
         plan = Plan(
@@ -124,14 +126,15 @@ class MeasuredPart:
             stages=stages,
             layers=(strategy,) * layers,
             vocab=VocabStrategy(strategy.tp),
-            assumed=Assumptions(sequence_parallel, precision, seq_length=seq_length),
+            assumed=assumed,
         )
         rank = 0 if embedding else strategy.ranks
-        weights = CheapWeights(shape.initializer_range)
-        fused = on_gpu()  # as training has it by default
+        seq_length, fused = assumed.seq_length or 0, on_gpu()  # as training has it by default
         # A split vocabulary's loss is the runtime's own, as in training by default; nobody answers a kernel's messages.
-        kernels = Kernels(flash_attention, fused_rope=fused, fused_rms_norm=fused)
-        self._stage = Stage(plan, shape, family, seq_length, rank, FakeGroups(), weights, None, kernels)
+        kernels = Kernels(bool(assumed.flash_attention), fused_rope=fused, fused_rms_norm=fused)
+        weights = CheapWeights(shape.initializer_range)
+        setup = ModelSetup.of(plan, shape, seq_length, source=weights, kernels=kernels)
+        self._stage = Stage(setup, RankGroups(plan, rank, FakeGroups()))
         tokens = np.random.default_rng(0).integers(shape.vocab_size, size=(1, samples * seq_length))
         self._tokens: Any = self._stage.take(tokens)[0] if embedding or head else None
         self._received = None if embedding else self._boundary()

@@ -14,61 +14,61 @@ from paddle import nn
 from paddle.distributed.fleet.utils import recompute
 from paddle.incubate.nn.functional import swiglu
 
-from ..model import ModelShape, Weight
-from ..model.lora import Adapters, adapted
-from ..plan import LayerStrategy, Plan, Recompute
+from ..model import Weight
+from ..model.lora import adapted
+from ..plan import LayerStrategy, Recompute
 from ..plan.comm_points import CommPoint, Op, comm_ops, repeated, summed_over
 from ..plan.layout import own_chunks, token_layout
 from ..plan.mesh import EXCHANGE, SAMPLE_AXES, Axis, Mesh
-from .adapters.decoder import Adapter
 from .attention import Chunks, Documents, OwnPositions, flash, hidden_rows, own_rows
 from .experts import PRODUCTS, Memo, OwnExperts
 from .grouped import Padding
-from .groups import Groups
+from .groups import RankGroups
 from .load import LayerLoad, Load
 from .lora import LoRALinear, add_adapters
 from .mappings import Crossing
-from .precision import Numbers, cast
+from .precision import cast
 from .products import GatheredProducts, read_together
 from .recompute import RecomputedPart
+from .setup import ModelSetup
 from .trace import span
-from .weights import ShardedParameter, Slice, WeightSource, compute_weights, shard_layer, stacked, zero_parameter
+from .weights import ShardedParameter, Slice, compute_weights, shard_layer, stacked, zero_parameter
 
 
 class Placement:
     """This rank's place in a layer's mesh, and its groups. Shared by blocks and vocabulary layers."""
 
-    def __init__(self, plan: Plan, strategy: LayerStrategy, rank: int, groups: Groups, numbers: Numbers):
-        size = plan.stage_size
-        self.numbers = numbers
+    def __init__(self, setup: ModelSetup, here: RankGroups, strategy: LayerStrategy):
+        size = setup.plan.stage_size
+        self.setup, self.numbers = setup, setup.numbers
         self.mesh: Mesh = strategy.mesh(size)
-        self.first = rank // size * size
-        self.local = rank - self.first
+        self.local = here.local
         self.tp = strategy.tp  # ranks that split the weights
         self.index = self.mesh.index(self.local, Axis.TENSOR)  # of this rank's part of them
         self.experts: Mesh = strategy.experts.mesh(size)
         self._sharding, self._experts_sharding = strategy.sharding, strategy.experts_sharding
-        self._sequence_parallel = plan.assumed.sequence_parallel
-        self._groups = groups
+        self._sequence_parallel = setup.plan.assumed.sequence_parallel
+        self._here = here
         self._ops = {at.point: (at.op, self.group(at.axis)) for at in comm_ops(strategy.axes, self._sequence_parallel)}
         self._gathers = {point: self._ops.pop(point)[1] for point, (op, _) in [*self._ops.items()] if op is Op.GATHER}
 
-    def samples(self, micro_batch: int) -> range:
+    @property
+    def samples(self) -> range:
         """Samples of a micro-batch of which this rank computes the layer, wholly or in part."""
-        each = micro_batch // self.mesh.degree(Axis.DATA)
+        each = self.setup.plan.micro_batch // self.mesh.degree(Axis.DATA)
         first = self.mesh.index(self.local, Axis.DATA) * each
         return range(first, first + each)
 
-    def own_samples(self, strategy: LayerStrategy, micro_batch: int, seq_length: int) -> list[int]:
+    def own_samples(self, strategy: LayerStrategy) -> list[int]:
         """The sample of a micro-batch that each token is of, for the tokens that this rank alone sends to experts."""
         layout = token_layout(strategy, self.mesh.size, sequence_parallel=True)
+        micro_batch, seq_length = self.setup.plan.micro_batch, self.setup.seq_length
         held = layout.intervals(micro_batch * seq_length, micro_batch)[self.local].tolist()
         return [token // seq_length for start, stop in held for token in range(start, stop)]
 
     def group(self, *axes: Axis, mesh: Mesh | None = None) -> Any:
         """This rank's communicator along these axes of the mesh; None for one rank."""
-        local = (mesh or self.mesh).group(self.local, *axes)
-        return self._groups.get(tuple(self.first + rank for rank in local))
+        return self._here.of_stage((mesh or self.mesh).group(self.local, *axes))
 
     def parts(self, mesh: Mesh, sharding: int | None) -> dict[str, Any]:
         """Communicators of a weight that ZeRO shards in a part of the ranks that hold it, if it does."""
@@ -90,7 +90,7 @@ class Placement:
         padded = weight.padded_length(tp) if weight.padded else None
         return Slice(weight.axis, index * parts // tp, parts, padded)
 
-    def parameter(self, weight: Weight, prefix: str, source: WeightSource) -> ShardedParameter:
+    def parameter(self, weight: Weight, prefix: str) -> ShardedParameter:
         """This rank's part of a weight of this layer, with its sum group and the number of ranks that hold it."""
         name, shape, part = prefix + weight.name, weight.shape, self.slice_of(weight)
         tensor = zero_parameter(part.size(shape), self.numbers.stored)  # until its unit is made
@@ -105,7 +105,7 @@ class Placement:
                 replicas=self.experts.degree(Axis.EXPERT_DATA),
                 gradient_dtype=self.numbers.gradients,
                 expert=True,
-                source=source,
+                source=self.setup.source,
                 **self.parts(self.experts, self._experts_sharding),
             )
         summed = summed_over(weight.split, self._sequence_parallel)
@@ -124,7 +124,7 @@ class Placement:
             gradient_dtype=self.numbers.gradients,
             presum_group=copies,
             sharded=weight.sharded,
-            source=source,
+            source=self.setup.source,
             **self.parts(self.mesh, self._sharding),
         )
 
@@ -158,41 +158,29 @@ class Placement:
 class Block:
     """Calls one decoder layer on flat tokens: [T, H] -> [T, H]."""
 
-    def __init__(
-        self,
-        family: Adapter,
-        shape: ModelShape,
-        config: Any,
-        index: int,
-        strategy: LayerStrategy,
-        placement: Placement,
-        source: WeightSource,
-        micro_batch: int,
-        load: Load,
-        adapters: Adapters | None = None,
-    ):
-        self._placement = placement
-        self.samples = placement.samples(micro_batch)
+    def __init__(self, setup: ModelSetup, here: RankGroups, index: int, load: Load):
+        strategy, adapters = setup.plan.layers[index], setup.adapters
+        self._placement = placement = Placement(setup, here, strategy)
+        self.samples = placement.samples
         self._recompute = strategy.recompute
-        self._shape = shape
+        self._shape = shape = setup.shape.of(index)
         context = placement.mesh.degree(Axis.CONTEXT)
-        self._seq_length: int = config.seq_length
+        self._seq_length = setup.seq_length
         self._own_length = self._seq_length // context  # of the queries that attention has here
         place = placement.mesh.index(placement.local, Axis.CONTEXT)
         self._chunks = own_chunks(place, context, self._seq_length) if context > 1 else None
         with paddle.LazyGuard():  # whole weights are never made
-            self._layer = family.decoder_layer(shape, config)
+            self._layer = setup.family.decoder_layer(shape, setup.config)
             if adapters:
                 add_adapters(self._layer, [name.removesuffix(".weight") for name in shape.block.projections], adapters)
         kind = adapted(shape.block, adapters.rank) if adapters else shape.block
         prefix = f"{shape.traits.prefix}.layers.{index}."
-        self._slots = shard_layer(self._layer, lambda name: placement.parameter(kind[name], prefix, source))
+        self._slots = shard_layer(self._layer, lambda name: placement.parameter(kind[name], prefix))
         self._memo: Memo = {}
         self._experts = None
         if shape.experts:
-            samples = placement.own_samples(strategy, micro_batch, self._seq_length)
-            own = LayerLoad(load, samples, placement.group(*SAMPLE_AXES))
-            self._experts = self._own_experts(strategy, prefix, source, own, load.padding)
+            own = LayerLoad(load, placement.own_samples(strategy), placement.group(*SAMPLE_AXES))
+            self._experts = self._own_experts(strategy, prefix, own, load.padding)
         self.parameters: list[ShardedParameter] = [weight for _, _, weight in self._slots]
         for inner in self._layer.sublayers():
             if type(inner) is nn.Linear and inner.bias is None:
@@ -289,9 +277,7 @@ class Block:
 
         attention.attn_func = context
 
-    def _own_experts(
-        self, strategy: LayerStrategy, prefix: str, source: WeightSource, load: LayerLoad, padding: Padding
-    ) -> OwnExperts:
+    def _own_experts(self, strategy: LayerStrategy, prefix: str, load: LayerLoad, padding: Padding) -> OwnExperts:
         """This rank's experts, whose weights stand with the layer's others."""
         place, shape = self._placement, self._shape
         local = shape.experts // strategy.ep
@@ -300,7 +286,7 @@ class Block:
         own = OwnExperts(shape, strategy.experts, exchange, place.numbers, load, padding)
         weights = shape.routed.weights[3 * first : 3 * (first + local)]  # gate, up and down of each
         for kind, name in enumerate(PRODUCTS if weights else ()):
-            record = stacked((place.parameter(weight, prefix, source) for weight in weights[kind::3]), local)
+            record = stacked((place.parameter(weight, prefix) for weight in weights[kind::3]), local)
             setattr(own.layer, name, record.tensor)
             self._slots.append((own.layer, name, record))
         return own

@@ -138,11 +138,11 @@ def _reached(store: Any, rank: int, world_size: int) -> Iterator[None]:
 def _waiting(name: str, method: Any) -> Any:
     """Wraps the method: while it runs, the rank's status says what it waits for."""
 
-    def told(group: Any, *arguments: Any, **named: Any) -> Any:
+    def waited(group: Any, *arguments: Any, **named: Any) -> Any:
         with waiting(f"{name} of {group.size()} ranks"):
             return method(group, *arguments, **named)
 
-    return told
+    return waited
 
 
 def _own_address() -> str:
@@ -215,7 +215,7 @@ class _Worker:
             try:
                 transfer().wait()
                 task.finish()
-            except Exception as error:  # carried to whoever waits for the task
+            except Exception as error:  # raised where the task is waited for
                 task.finish(error)
             del job, transfer
 

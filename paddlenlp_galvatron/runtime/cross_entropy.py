@@ -45,7 +45,7 @@ class Scores(NamedTuple):
     """Losses of logits [U, v] and labels [U], and numbers for their gradient."""
 
     losses: Any  # [U] fp32; 0 of tokens without a label
-    hits: Any  # [U]: whether the label is the likeliest token; None: not asked for
+    hits: Any  # [U]: whether the label is the likeliest token; None: not wanted
     exponentials: Any  # [U, v] fp32
     total: Any  # [U], their sum over the whole vocabulary; 1.0: they are probabilities
 

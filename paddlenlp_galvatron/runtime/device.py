@@ -72,7 +72,7 @@ def reserved_peak_mib() -> float:
 
 def beside_mib() -> float | None:
     """MiB of this rank's GPU that its driver counts as used and Paddle's allocator does not hold: context, workspaces,
-    communicators, and what other processes use. None on CPU, and where the driver does not tell."""
+    communicators, and what other processes use. None on CPU, and where the driver does not say."""
     gpu = gpu_number()
     used = None if gpu is None else used_mib(gpu)
     return None if used is None else used - float(paddle.device.cuda.memory_reserved()) / MIB
@@ -175,7 +175,7 @@ def reserve(mib: float, spare_mib: float) -> None:
 
 
 def release() -> None:
-    """Free the allocator's unused memory; `reserved_peak_mib` starts anew."""
+    """Free the allocator's unused memory; `reserved_peak_mib` starts again."""
     if on_gpu():
         paddle.device.cuda.empty_cache()
         paddle.device.cuda.reset_max_memory_reserved()

@@ -14,24 +14,21 @@ import paddle.distributed as dist
 from ..base.errors import UserError
 from ..launch import gpus, status
 from ..launch.status import waiting
-from ..model.lora import Adapters
-from ..model.preference import METRICS, Preference
-from ..plan import ModelShape, Plan, Precision
+from ..model.preference import METRICS
+from ..plan import Precision
 from ..plan.check import require_valid
 from ..plan.communicators import all_to_alls, exchanging, fused_loss_groups, stage_groups
 from . import device
-from .adapters.decoder import Adapter
 from .batch import IGNORED_LABEL, Batch, Facts, Samples, samples_of
 from .collectives import KINDS, all_gather, all_reduce, traffic_bytes, traffic_calls
 from .gradients import global_norm, reduce_gradients, update_in_turns
-from .groups import Groups, require_world, start_world
-from .kernels import Kernels
+from .groups import Groups, RankGroups, require_world, start_world
 from .pipeline import Pipeline
-from .precision import LossScaler, Numbers
+from .precision import LossScaler
+from .setup import ModelSetup
 from .stage import Stage
 from .trace import span
 from .units import Trainable
-from .weights import SeededWeights, WeightSource
 
 LOSS_SCALE = 2.0**15  # PaddleNLP's scale_loss
 TINY = 1e-12  # a norm below it is not divided by
@@ -56,56 +53,23 @@ class Engine:
     A step is `forward_backward`, then `update` with a Paddle optimizer over `tensors`.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        shape: ModelShape,
-        family: Adapter,
-        seq_length: int,
-        source: WeightSource | None = None,
-        seed: int = 0,
-        loss_scale: float = LOSS_SCALE,
-        compute_precision: Precision | None = None,
-        groups: Groups | None = None,
-        packed: bool = False,
-        adapters: Adapters | None = None,
-        preference: Preference | None = None,
-    ):
-        """Without a `source`, weights are drawn from `seed`. `loss_scale`: fp16's at the start. `compute_precision`:
-        what layers compute in, if not the plan's precision (on CPU: fp32). `groups`: what other engines of this rank
-        have made, to be used again. `packed`: batches may say where documents end (`Samples.ends`).
-        `adapters`: they learn, and nothing else does. `preference`: batches hold pairs of answers, whose loss it says.
-        Raises UserError for a plan that cannot run."""
+    def __init__(self, setup: ModelSetup, groups: Groups | None = None, loss_scale: float = LOSS_SCALE):
+        """`groups`: those that other engines of this rank have made, to be used again. `loss_scale`: fp16's at the
+        start. Raises UserError for a plan that cannot run."""
+        plan, shape, seq_length = setup.plan, setup.shape, setup.seq_length
         require_valid(plan, shape)
-        numbers = Numbers.of(plan.assumed.mixed_precision, bool(plan.assumed.fp32_gradients), compute_precision)
         self.rank, world_size = start_world()
         require_world(plan.world_size, world_size)
-        self.plan, self.shape, self.seq_length, self.adapters = plan, shape, seq_length, adapters
-        self._preference = preference
-        self.metrics: dict[str, float] = {}  # of the last step or evaluation, beside its loss
+        self.plan, self.shape, self.seq_length, self.adapters = plan, shape, seq_length, setup.adapters
+        self._preference, self._seed = setup.preference, setup.seed
+        self.metrics: dict[str, float] = {}  # of the last step or evaluation, besides its loss
         self.steps_done = 0  # a checkpoint that is loaded sets it
-        self._seed = seed
         gpus.set_defaults(plan.pipeline > 1 and not all_to_alls(plan, shape, seq_length))
         self.groups = groups or Groups(self.rank)
-        kernels = Kernels.of(plan.assumed)
-        kernels.require_version(plan, paddle.__version__)
-        in_kernels = fused_loss_groups(plan, shape) if kernels.fused_cross_entropy else ()
+        setup.kernels.require_version(plan, paddle.__version__)
+        in_kernels = fused_loss_groups(plan, shape) if setup.kernels.fused_cross_entropy else ()
         self.groups.create(stage_groups(plan, shape, seq_length), exchanging(plan, shape), in_kernels)
-        source = source or SeededWeights(seed, shape.initializer_range)
-        self.stage = Stage(
-            plan,
-            shape,
-            family,
-            seq_length,
-            self.rank,
-            self.groups,
-            source,
-            numbers,
-            kernels,
-            packed or preference is not None,
-            adapters,
-            preference,
-        )
+        self.stage = Stage(setup, RankGroups(plan, self.rank, self.groups))
         self._pipeline = Pipeline(plan, self.stage, self.rank, self.groups)
         self._world = dist.get_group(0) if world_size > 1 else None
         self.scaler = LossScaler(loss_scale) if plan.assumed.mixed_precision is Precision.FP16 else None
@@ -204,17 +168,17 @@ class Engine:
         found = np.zeros((self.plan.micro_batches, self.plan.micro_batch, share.samples.pairs.shape[2], 2), np.float32)
         for number, sums in enumerate(self.stage.answer_sums):
             found[number, self.stage.rows_of_loss] = device.to_host(self.stage.of_loss(sums))
-        if not self.stage.tells_first:
-            found[:] = 0  # another rank tells the same
+        if not self.stage.reports_first:
+            found[:] = 0  # another rank has the same numbers
         with waiting("all_reduce of log-probabilities over all ranks"):
             whole = device.to_host(all_reduce(device.to_device(found), self._world))
         return np.asarray(whole).reshape(-1, *found.shape[2:])
 
     def _mean(self, total: Any, count: int, names: Sequence[str]) -> float:
-        """The loss of a token or a pair, from this rank's sum; what is told beside it goes to `metrics`."""
-        told = self.stage.metrics
-        told = paddle.zeros([len(names)]) if told is None else told
-        own = paddle.concat([total.reshape([1]), told]) / (count * self.stage.loss_replicas)
+        """The loss of a token or a pair, from this rank's sum; further sums go to `metrics`."""
+        sums = self.stage.metrics
+        sums = paddle.zeros([len(names)]) if sums is None else sums
+        own = paddle.concat([total.reshape([1]), sums]) / (count * self.stage.loss_replicas)
         if self.stage.load.coefficient:  # on every stage, whether its layers have experts or not
             balance = self.stage.load.balance
             balance = paddle.zeros([1]) if balance is None else balance.reshape([1])
@@ -281,7 +245,7 @@ class Engine:
 
 
 def _weighted(samples: Samples, pairs: int, chosen: int) -> Samples:
-    """Adds to each pair the weight of a chosen answer's token beside a pair; the batch has so many of both."""
+    """Adds to each pair the weight of a chosen answer's token, in pairs; the batch has so many of both."""
     if samples.pairs is None:
         return samples
     weight = np.full_like(samples.pairs[..., :1], pairs / max(chosen, 1))

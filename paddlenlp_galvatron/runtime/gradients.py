@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 # One message per this much gradient: large enough to use a link's bandwidth, small enough to hold twice.
 BUCKET_BYTES = 32 * 2**20
-# The optimizer sees this much fp32 gradient at a time, or one tensor: little beside the activations that are gone by
+# The optimizer sees this much fp32 gradient at a time, or one tensor: little besides the activations that are gone by
 # then. In each turn it walks all its parameters, 0.1 ms on the host for some hundreds of them.
 TURN_BYTES = 512 * 2**20
 FP32_BYTES = 4
@@ -84,7 +84,7 @@ def global_norm(trainables: Sequence[Trainable], world_group: Any) -> float:
 @paddle.no_grad()  # type: ignore[untyped-decorator]
 def update_in_turns(optimizer: Any, trainables: Sequence[Trainable], factor: float) -> None:
     """Let the optimizer update all tensors, gradients scaled by `factor`, and start passing the values on, each as soon
-    as it is there. Whatever uses one waits for it: the next forward pass, when it comes to that module.
+    as it is there. Each use of one waits for it: the next forward pass, when it comes to that module.
 
     The optimizer skips tensors without a gradient: those whose gradient is kept elsewhere get it, in fp32, only while
     their turn lasts.

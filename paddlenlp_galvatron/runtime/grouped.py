@@ -25,11 +25,11 @@ class Padding:
 
     - cuBLAS loads a kernel when it first takes it, for other numbers of rows another one, and waits (docs/dev/gpus.md
       has what was measured). So rows of an expert are multiples, each of which has been used once.
-    - The allocator must have what the fullest rank takes. So the first step has as many rows as the bound of memory.
+    - The allocator must have what the busiest rank takes. So the first step has as many rows as the bound of memory.
     """
 
     multiple: int = 1
-    bound: float = 1.0  # rows of the fullest rank over the mean, as the bound of memory has it
+    bound: float = 1.0  # rows of the busiest rank over the mean, as the bound of memory has it
     fills: bool = False  # whether ranks get as many rows as that: in the first step
 
     @classmethod

@@ -21,12 +21,13 @@ from ..launch.out_of_memory import EXIT_CODE as OUT_OF_MEMORY
 from ..launch.out_of_memory import is_out_of_memory, report_out_of_memory
 from ..launch.status import RankOutcome
 from ..launch.store import connect
+from ..plan import Plan
 from ..plan.communicators import BACK, DIRECTIONS, DOWN, REDISTRIBUTE, Group, Ranks, in_rounds
 from . import collectives, cpu_backend, device, paddle_private, processors
 
 SUMMARY = "Error Message Summary:"  # Paddle's, above what an error says
 TRACEBACK = "Traceback (most recent call last):"  # in the text of an error in a PyLayer's backward
-LONGEST = 500  # characters of an error's message that are told
+LONGEST = 500  # characters of an error's message that are shown
 
 
 def world_from_environment() -> tuple[int, int]:
@@ -112,7 +113,7 @@ def _end(code: int) -> NoReturn:
 
 def sentence(error: Exception) -> str:
     """An error in one line: its class and message, without the stacks that Paddle and PyLayers add."""
-    if getattr(error, "errno", None) in FULL:  # met by whatever was written: a log, a callback's file
+    if getattr(error, "errno", None) in FULL:  # of any written file: a log, a callback's file
         return f"{getattr(error, 'filename', None) or 'a file of the run'}: cannot be written: {reason_of(error)}"
     lines = [line.strip() for line in str(error).splitlines() if line.strip(" -")]
     if SUMMARY in lines[:-1]:
@@ -221,3 +222,30 @@ def require_world(plan_world: int, world_size: int) -> None:
             f"world_size: the plan is for {plan_world} ranks but {world_size} were started; "
             f"start {plan_world} or search a plan for {world_size}"
         )
+
+
+@dataclass(frozen=True)
+class RankGroups:
+    """This rank's place in a plan's stages, and its communicators."""
+
+    plan: Plan
+    rank: int
+    groups: Groups
+
+    @property
+    def stage(self) -> int:
+        return self.rank // self.plan.stage_size
+
+    @property
+    def first(self) -> int:
+        """The first rank of the stage."""
+        return self.rank - self.local
+
+    @property
+    def local(self) -> int:
+        """This rank's number in its stage."""
+        return self.rank % self.plan.stage_size
+
+    def of_stage(self, ranks: Iterable[int], use: str = "") -> Any:
+        """The communicator over ranks that are numbered within the stage; None for one rank."""
+        return self.groups.get(tuple(self.first + rank for rank in ranks), use)

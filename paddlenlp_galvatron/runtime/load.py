@@ -1,4 +1,4 @@
-"""How evenly the experts of a stage's layers get tokens: the balance loss, and the rows of the fullest rank."""
+"""How evenly the experts of a stage's layers get tokens: the balance loss, and the rows of the busiest rank."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Load:
         self.forget()
 
     def forget(self) -> None:
-        """Begin to count anew."""
+        """Reset the counts."""
         self.balance: Any = None  # this rank's part of the balance loss, times no coefficient
-        self.imbalances: list[float] = []  # rows of the fullest rank over the mean, by layer and micro-batch
+        self.imbalances: list[float] = []  # rows of the busiest rank over the mean, by layer and micro-batch
 
     @property
     def imbalance(self) -> tuple[float, float]:
@@ -58,7 +58,7 @@ class LayerLoad:
         self._first = (self._samples * load.experts).unsqueeze(-1)  # [T, 1] of E places of each sample
 
     def add_imbalance(self, imbalance: float) -> None:
-        """Rows of the fullest rank over the mean, of one micro-batch."""
+        """Rows of the busiest rank over the mean, of one micro-batch."""
         self._load.imbalances.append(imbalance)
 
     def shares(self, probabilities: Any, chosen: Any) -> Any:

@@ -1,4 +1,4 @@
-"""LoRA: linear layers with factors beside their weights, the factors that they begin with, and frozen weights.
+"""LoRA: linear layers with factors added to their weights, the factors that they begin with, and frozen weights.
 
 Frozen weights have no gradients, no fp32 masters, no optimizer states. Under ddp and zero2 they are whole; under zero3
 sharded and gathered for each pass. Nothing of theirs is ever reduced.
@@ -26,7 +26,7 @@ class LoRALinear(nn.Layer):  # type: ignore[misc]
     """x W + x A B times a scale, and the bias if there is one."""
 
     def __init__(self, plain: Any, adapters: Adapters):
-        """`plain`: the linear layer in whose place it is. Parameters are made by whoever fills the layer."""
+        """`plain`: the linear layer in whose place it is. The caller makes the parameters."""
         super().__init__()
         inputs, outputs = plain.weight.shape
         self._scaling = adapters.scaling
@@ -61,7 +61,7 @@ def after_products(layer: Any, *products: Any) -> Any:
 
 
 def add_adapters(layer: Any, projections: list[str], adapters: Adapters) -> None:
-    """Put adapters beside the projections of a decoder layer, named by their paths in it."""
+    """Add adapters to the projections of a decoder layer, named by their paths in it."""
     for path in projections:
         *owners, attribute = path.split(".")
         owner = layer
@@ -84,7 +84,7 @@ class NewFactors:
 
 
 class Tuned:
-    """A source of weights with adapters of another source beside them."""
+    """A source of weights and of adapters from another source."""
 
     def __init__(self, base: WeightSource, adapters: WeightSource):
         self._base, self._adapters = base, adapters

@@ -125,7 +125,7 @@ def close_window(tensor: Any) -> None:
 class Windows:
     """Tensors that are one after the other parts of a flat one, from `open` to `close`, and hold no memory otherwise.
 
-    At each use of a layer, thus by three calls a tensor: what Paddle's Python finds anew each time is kept."""
+    At each use of a layer, thus by three calls a tensor: what Paddle's Python looks up each time is kept."""
 
     def __init__(self, tensors: Sequence[Any]):
         stops = [*accumulate((int(tensor.size) for tensor in tensors), initial=0)]
@@ -142,7 +142,7 @@ class Windows:
 
 
 def place_parameter(layer: Any, attribute: str, tensor: Any) -> None:
-    """Let a layer find a tensor, whatever its type, where its parameter was."""
+    """Let a layer find a tensor of any type where its parameter was."""
     layer._parameters[attribute] = tensor
 
 
@@ -157,7 +157,7 @@ def next_rate(optimizer: Any, step: int | None = None) -> None:
 
 
 def install_group(group: Any) -> None:
-    """Let fleet give this hybrid group to whoever asks, in place of what it had."""
+    """Let fleet give out this hybrid group in place of its own."""
     fleet.fleet._hcg = topology._HYBRID_PARALLEL_GROUP = group
 
 

@@ -134,7 +134,7 @@ class Headroom:
         """Take what the second step needs, and all that follow. Raises where there is not as much.
 
         As the first step, they leave holes in what they take that are too small for their largest tensors, and memory
-        that a message still uses: beside tensors, the same share."""
+        that a message still uses: besides tensors, the same share."""
         beyond_mib = self._schedule.most_held(self.held_mib) - self._in_turn.most_held(self.held_mib)
         tensors_mib = self._passing_mib + beyond_mib
         spare = self._taken_mib / self._passing_mib - 1 if self._passing_mib else 0.0

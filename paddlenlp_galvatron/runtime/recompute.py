@@ -2,7 +2,7 @@
 
 Matrix products read a part's output and would keep it. Instead its memory is freed as soon as they have run. The first
 product whose backward begins runs the part again, from its inputs and with the same random numbers, into the same
-tensor; backward then goes on through the part.
+tensor; backward then continues through the part.
 """
 
 from __future__ import annotations

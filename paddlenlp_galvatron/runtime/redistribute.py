@@ -10,27 +10,18 @@ from paddle.autograd import PyLayer
 from ..plan.communicators import REDISTRIBUTE, Ranks, redistribution_groups
 from ..plan.layout import Intervals, Move, TokenLayout, moves
 from .collectives import all_to_all
-from .groups import Groups
+from .groups import RankGroups
 from .trace import span
 
 
 class Redistribution:
     """Turns this rank's tokens [T, …] of one layout into those of another. Differentiable; backward moves back."""
 
-    def __init__(
-        self,
-        source: TokenLayout,
-        target: TokenLayout,
-        tokens: int,
-        samples: int,
-        local: int,
-        first: int,
-        groups: Groups,
-    ):
-        """`tokens` and `samples` are the whole micro-batch's; `local` is this rank in its stage, which starts at rank
-        `first`."""
+    def __init__(self, source: TokenLayout, target: TokenLayout, tokens: int, samples: int, here: RankGroups):
+        """`tokens` and `samples` are the whole micro-batch's."""
+        local = here.local
         ranks = next((r for r in redistribution_groups(source, target, tokens, samples) if local in r), (local,))
-        group = groups.get(tuple(first + r for r in ranks), REDISTRIBUTE)
+        group = here.of_stage(ranks, REDISTRIBUTE)
         held, wanted = source.intervals(tokens, samples), target.intervals(tokens, samples)
         self._forward = _Exchange(held, wanted, local, ranks, group)
         self._backward = _Exchange(wanted, held, local, ranks, group)

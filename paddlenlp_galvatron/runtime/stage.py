@@ -14,25 +14,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import paddle
 
-from ..model.lora import Adapters
-from ..model.preference import Preference
-from ..plan import LayerStrategy, ModelShape, Plan
+from ..plan import Plan
 from ..plan.communicators import chunk_edges, twins
 from ..plan.layout import token_layout
 from ..plan.mesh import Axis
 from . import device
-from .adapters.decoder import Adapter
 from .batch import Facts, Tokens, documents_of
 from .block import Block, Placement
-from .groups import Groups
-from .kernels import PLAIN, Kernels
+from .groups import RankGroups
 from .load import Load
 from .lora import FrozenUnits
-from .precision import Numbers
 from .redistribute import Redistribution
+from .setup import ModelSetup
 from .units import Chain, LastReduced, Trainable, Unit, UnitMaker, Units, whole
 from .vocabulary import Embedding, Head, embedding_table
-from .weights import ShardedParameter, WeightSource
+from .weights import ShardedParameter
 
 
 class _Chunk(NamedTuple):
@@ -48,37 +44,17 @@ class _Chunk(NamedTuple):
 class Stage:
     """The part of the model that this rank runs."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        shape: ModelShape,
-        family: Adapter,
-        seq_length: int,
-        rank: int,
-        groups: Groups,
-        source: WeightSource,
-        numbers: Numbers | None = None,
-        kernels: Kernels = PLAIN,
-        packed: bool = False,
-        adapters: Adapters | None = None,
-        preference: Preference | None = None,
-    ):
-        """Without `numbers`, the types are those of the plan's precision on this device. `packed`: rows may hold
-        several documents, of which every layer must know the ends. `adapters`: they learn, and nothing else does.
-        `preference`: the loss is that of pairs of answers, which rows hold."""
-        self.numbers = numbers or Numbers.of(plan.assumed.mixed_precision)
-        self.index = rank // plan.stage_size
+    def __init__(self, setup: ModelSetup, here: RankGroups):
+        plan, shape = setup.plan, setup.shape
+        self.numbers, self.config = setup.numbers, setup.config
+        self.index = here.stage
         self.is_first, self.is_last = self.index == 0, self.index == plan.pipeline - 1
-        self._seq_length, self._packed = seq_length, packed
-        self._tokens = plan.micro_batch * seq_length
-        self._local = rank % plan.stage_size
-        self.config = config = family.config(shape, seq_length, kernels)
-        self._causal_itself = kernels.flash_attention
-
-        def place(strategy: LayerStrategy) -> Placement:
-            return Placement(plan, strategy, rank, groups, self.numbers)
-
+        self._seq_length, self._packed = setup.seq_length, setup.packed or setup.preference is not None
+        self._tokens = plan.micro_batch * setup.seq_length
+        self._local = here.local
+        self._causal_itself = setup.kernels.flash_attention
         vocab = plan.vocab.as_layer()
+        place = Placement(setup, here, vocab)
         # Ids go in, and labels to the loss, on all ranks that split the vocabulary.
         inside = token_layout(plan.vocab, plan.stage_size, sequence_parallel=False)
         own = inside.intervals(self._tokens, plan.micro_batch)[self._local].tolist()
@@ -86,20 +62,19 @@ class Stage:
         tied = shape.tied_embeddings
         table: ShardedParameter | None = None
         if self.is_first or (tied and self.is_last):
-            both = groups.get(twins(plan, rank), "tied") if tied and plan.pipeline > 1 else None
-            table = embedding_table(shape, place(vocab), source, both)
-        maker = FrozenUnits if adapters else UnitMaker
+            both = here.groups.get(twins(plan, here.rank), "tied") if tied and plan.pipeline > 1 else None
+            table = embedding_table(place, both)
+        maker = FrozenUnits if setup.adapters else UnitMaker
         units = maker(every_micro_batch=not plan.assumed.async_grad_reduce)
-        self._frozen = adapters is not None
-        self._embedding = Embedding(place(vocab), shape.vocab_size, table) if self.is_first and table else None
+        self._frozen = setup.adapters is not None
+        self._embedding = Embedding(place, table) if self.is_first and table else None
         if self._embedding:
             units.adopt(self._embedding.parameters, plan.vocab.dp_type)
-        self.load = Load(plan, shape, seq_length)
+        self.load = Load(plan, shape, setup.seq_length)
         self._blocks: list[Block] = []
         for index in plan.stage_layers(self.index):
             strategy = plan.layers[index]
-            placed = place(strategy), source, plan.micro_batch, self.load, adapters
-            block = Block(family, shape.of(index), config, index, strategy, *placed)
+            block = Block(setup, here, index, self.load)
             units.adopt(block.parameters, strategy.dp_type, strategy.experts.dp_type)
             if self._blocks:
                 block.share_positions(self._blocks[0])
@@ -107,13 +82,11 @@ class Stage:
         shared = table if tied else None
         self._head: Head | None = None
         if self.is_last:
-            fused = kernels.fused_cross_entropy
             pieces = plan.vocab.piece_sizes(sum(stop - start for start, stop in self._taken))
-            how = fused, preference, pieces, not plan.assumed.async_grad_reduce
-            self._head = Head(family, shape, config, place(vocab), source, shared, *how)
+            self._head = Head(place, shared, pieces)
             units.adopt(self._head.parameters, plan.vocab.dp_type)
         self.vectors, self.frozen = units.vectors, units.frozen
-        self._chunks = self._cut(plan, units.chain, groups)
+        self._chunks = self._cut(plan, units.chain, here)
         self.trainables: list[Trainable] = [t for unit in self.units for t in unit.make_trainables()]
         self.trainables += [whole(vector) for vector in self.vectors]
         start, stop = token_layout(None, plan.stage_size).intervals(self._tokens)[self._local, 0].tolist()
@@ -121,17 +94,16 @@ class Stage:
         # Ranks that have the same loss: of tokens those that split the vocabulary, of pairs those that split answers.
         mesh = vocab.mesh(plan.stage_size)
         axes = (Axis.TENSOR, Axis.ULYSSES, Axis.CONTEXT)
-        self.tells_first = not any(mesh.index(self._local, axis) for axis in axes)  # of those with the same rows
+        self.reports_first = not any(mesh.index(self._local, axis) for axis in axes)  # of those with the same rows
         self.row_replicas = mesh.size // mesh.degree(Axis.DATA)
         # Each of them knows all pairs of its dp share, also of samples none of whose tokens are its own.
-        self._paired = list(place(vocab).samples(plan.micro_batch)) if preference else []
-        self.loss_replicas = self.row_replicas if preference else plan.vocab.tp
+        self._paired = list(place.samples) if setup.preference else []
+        self.loss_replicas = self.row_replicas if setup.preference else plan.vocab.tp
         self.mask = self._mask()  # before the first step, in which messages are under way
 
-    def _cut(self, plan: Plan, units: Sequence[Units], groups: Groups) -> list[_Chunk]:
+    def _cut(self, plan: Plan, units: Sequence[Units], here: RankGroups) -> list[_Chunk]:
         """The stage's chunks, of its blocks and its units in the order of the forward pass."""
         tokens = self._tokens, plan.micro_batch
-        here = self._local, self.index * plan.stage_size
         blocks, rest, reducing, chunks = iter(self._blocks), iter(units), LastReduced(), []
         for chunk in range(plan.chunks):
             embedding = self._embedding if plan.is_first(self.index, chunk) else None
@@ -140,7 +112,7 @@ class Stage:
             modules = len(mine) + (embedding is not None) + (head is not None)
             chain = Chain([*islice(rest, modules)], embedding is not None, reducing)
             redistributions = [
-                None if before == after else Redistribution(before, after, *tokens, *here, groups)
+                None if before == after else Redistribution(before, after, *tokens, here)
                 for before, after in pairwise(chunk_edges(plan, self.index, chunk))
             ]
             chunks.append(_Chunk(embedding, mine, head, chain, redistributions))
@@ -197,7 +169,7 @@ class Stage:
             self._head.scale = scale
 
     def forget_metrics(self) -> None:
-        """Begin to count anew what is told beside the losses."""
+        """Reset the sums that are counted with the losses."""
         self.load.forget()
         if self._head:
             self._head.metrics = None
@@ -206,7 +178,7 @@ class Stage:
 
     @property
     def metrics(self) -> Any:
-        """Sums over this rank's share of what was told since `forget_metrics`; None where there is no loss layer."""
+        """Sums over this rank's share of the metrics since `forget_metrics`; None where there is no loss layer."""
         return self._head and self._head.metrics
 
     @property

@@ -10,9 +10,9 @@ and are reduced together at the end of the step.
     zero3   1/D, gathered while  reduce-scattered to 1/D            1/D of the weights
             the module runs
 
-Gradients are summed locally over the micro-batches and reduced when the module's last backward pass is done, while
-the backward passes of earlier layers go on; or after every micro-batch, when the plan says so. ZeRO lays the matrices
-one after the other in a flat buffer, padded to a multiple of D; a weight is a window into it. Where it shards in a part
+Gradients are summed locally over the micro-batches and reduced when the module's last backward pass is done, during
+the backward passes of earlier layers; or after every micro-batch, when the plan says so. ZeRO lays the matrices one
+after the other in a flat buffer, padded to a multiple of D; a weight is a window into it. Where it shards in a part
 of the ranks, each part does so, and the parts' sums are all-reduced between the ranks that keep the same shard: once a
 step, as soon as the last micro-batch's are reduce-scattered.
 """
@@ -170,7 +170,7 @@ class Unit:
             self._reduced = last
 
     def finish(self) -> None:
-        """End of the step: whatever is not reduced yet is."""
+        """End of the step: reduce what is not reduced yet."""
         if not self._reduced:
             self._start()
         self._reduced = True
@@ -426,7 +426,7 @@ class Chain:
                 unit.deferred |= self.units.count(module) > 1
 
     def run(self, position: int, module: Any, x: Any, *rest: Any) -> Any:
-        """Call `module(x, *rest)` with its unit's weights at hand, now and in its backward."""
+        """Call `module(x, *rest)` with its unit's weights present, now and in its backward."""
         self.enter(position, position + 1)
         tracked = not x.stop_gradient  # token ids have no gradient: the embedding is reduced at the end of the step
         out = module(_InBackward.apply(x, partial(self.leave_backward, position)) if tracked else x, *rest)
@@ -434,7 +434,7 @@ class Chain:
         return _InBackward.apply(out, partial(self.enter, position, position - 1)) if tracked else out
 
     def enter(self, position: int, following: int) -> None:
-        """Have a module's weights at hand, and start fetching those of the one that follows."""
+        """Make a module's weights present, and start fetching those of the one that follows."""
         for unit in self.units[position]:
             unit.gather()
         lowest = 0 if following > position else self._first_in_backward

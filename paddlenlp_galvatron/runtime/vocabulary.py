@@ -16,17 +16,15 @@ from typing import Any
 import paddle
 from paddle.nn.functional import log_sigmoid, relu
 
-from ..model import ModelShape
 from ..model.preference import BY_TOKEN, Preference
 from ..plan.comm_points import CommPoint, Op
 from ..plan.communicators import fuses_loss
 from ..plan.mesh import Axis
-from .adapters.decoder import Adapter
 from .block import Placement
 from .cross_entropy import CrossEntropy, Pieces, VocabularyShard
 from .mappings import Crossing
 from .precision import cast
-from .weights import ShardedParameter, WeightSource, compute_weight, compute_weights, shard_layer
+from .weights import ShardedParameter, compute_weight, compute_weights, shard_layer
 
 
 def pair_losses(preference: Preference, policy: Any, reference: Any) -> Any:
@@ -64,14 +62,14 @@ class PairLoss:
 
     @property
     def is_shared(self) -> bool:
-        """Whether sums are those of a group, whose ranks must number answers alike."""
+        """Whether sums are those of a group, whose ranks must number answers equally."""
         return self._group is not None
 
     def __call__(self, losses: Any, answers: Any, pairs: Any) -> tuple[Any, Any]:
         """Scalar: sum over the pairs that there are, and those of METRICS.
 
         `losses` [U] fp32 of tokens, `answers` [U]: which of the 2·R·P answers each is of. `pairs` [R, P, 5] as
-        `Samples` has them, and what a token of a chosen answer counts beside a pair.
+        `Samples` has them, and the weight of a chosen answer's token in a pair.
         """
         rows, most, _ = pairs.shape
         # Not a product, which TF32 would round, nor a scatter, whose order of addition changes from run to run.
@@ -82,16 +80,16 @@ class PairLoss:
         policy = sums.reshape([rows, most, 2])
         if not paddle.is_grad_enabled():
             self.sums.append(policy)
-        reference, counts, told = pairs[..., :2], pairs[..., 2:4], self._preference
+        reference, counts, wanted = pairs[..., :2], pairs[..., 2:4], self._preference
         exists = counts[..., 0] > 0
         policy = paddle.where(exists.unsqueeze(-1), policy, paddle.full([], -1.0))  # whose loss has a gradient
         chosen_sums = policy[..., 0]
-        if told.loss in BY_TOKEN:
+        if wanted.loss in BY_TOKEN:
             policy, reference = policy / counts.clip(1), reference / counts.clip(1)
-        each = told.ratio * pair_losses(told, policy, reference)
-        if told.sft_ratio:
-            each = each - told.sft_ratio * pairs[..., 4] * chosen_sums
-        rewards = told.beta * (policy - reference).detach()
+        each = wanted.ratio * pair_losses(wanted, policy, reference)
+        if wanted.sft_ratio:
+            each = each - wanted.sft_ratio * pairs[..., 4] * chosen_sums
+        rewards = wanted.beta * (policy - reference).detach()
         chosen, rejected = rewards.unbind(-1)
         right = (chosen > rejected).astype("float32")
         shown = [chosen, rejected, right, chosen - rejected, *policy.detach().unbind(-1)]
@@ -99,10 +97,11 @@ class PairLoss:
         return (each * weight).sum(), paddle.stack([(one * weight).sum() for one in shown])
 
 
-def embedding_table(shape: ModelShape, place: Placement, source: WeightSource, twin: Any) -> ShardedParameter:
+def embedding_table(place: Placement, twin: Any) -> ShardedParameter:
     """This rank's rows [v, H] of the embedding. `twin`: the group of two ranks that hold them when a model ties the
     embedding to the LM head of another stage."""
-    table = place.parameter(shape.embedding.weights[0], f"{shape.traits.prefix}.", source)
+    shape = place.setup.shape
+    table = place.parameter(shape.embedding.weights[0], f"{shape.traits.prefix}.")
     if twin is None:
         return table
     first_copy = table.first_copy and twin.rank == 0
@@ -114,9 +113,9 @@ def embedding_table(shape: ModelShape, place: Placement, source: WeightSource, t
 class Embedding:
     """Token ids [U] -> hidden states [T, H]."""
 
-    def __init__(self, place: Placement, vocab_size: int, table: ShardedParameter):
+    def __init__(self, place: Placement, table: ShardedParameter):
         self._place = place
-        self._shard = VocabularyShard(vocab_size, place)
+        self._shard = VocabularyShard(place.setup.shape.vocab_size, place)
         self._table = table
         self.parameters: list[ShardedParameter] = [table]
 
@@ -134,43 +133,31 @@ class Embedding:
 class Head:
     """Hidden states [T, H] and labels [U] -> the sum of this dp share's losses."""
 
-    def __init__(
-        self,
-        family: Adapter,
-        shape: ModelShape,
-        config: Any,
-        place: Placement,
-        source: WeightSource,
-        table: ShardedParameter | None,
-        fused: bool = False,
-        preference: Preference | None = None,
-        pieces: Sequence[int] = (),
-        reduced_each: bool = False,
-    ):
-        """`table`: the embedding's, where the model ties the two. `fused`: a split vocabulary's losses come from
-        Paddle's one kernel, where no column is padding, which it does not know. `preference`: the loss is that of
-        pairs of answers. `pieces`: tokens of each, where logits are computed by pieces. `reduced_each`: gradients are,
-        after each micro-batch."""
-        self._place = place
+    def __init__(self, place: Placement, table: ShardedParameter | None, pieces: Sequence[int]):
+        """`table`: the embedding's, where the model ties the two. `pieces`: tokens of each, where logits are computed
+        by pieces."""
+        self._place, setup, shape = place, place.setup, place.setup.shape
         with paddle.LazyGuard():
-            self._norm = family.final_norm(config)
+            self._norm = setup.family.final_norm(setup.config)
         norm, lm_head = shape.head.weights
-        self._slots = shard_layer(self._norm, lambda _: place.parameter(norm, f"{shape.traits.prefix}.", source))
+        self._slots = shard_layer(self._norm, lambda _: place.parameter(norm, f"{shape.traits.prefix}."))
         self._tied = table is not None
         if table is None:
-            table = place.parameter(lm_head, "", source)
+            table = place.parameter(lm_head, "")
         self._table = table
         self.parameters: list[ShardedParameter] = [*(weight for _, _, weight in self._slots), table]
-        fused = fused and fuses_loss(shape.vocab_size, place.tp)
+        # Paddle's one kernel for a split vocabulary knows no columns of padding.
+        fused = setup.kernels.fused_cross_entropy and fuses_loss(shape.vocab_size, place.tp)
         shard = VocabularyShard(shape.vocab_size, place)
         self._loss = CrossEntropy(shard, place.group(Axis.TENSOR), fused)
         self._pieces = Pieces(pieces, self._loss, table, self._tied, place.numbers) if len(pieces) > 1 else None
-        self._reduced_each = reduced_each
+        self._reduced_each = not setup.plan.assumed.async_grad_reduce  # after each micro-batch
         self.scale = 1.0  # the gradient of the sum of losses in the passes that follow
         # Ranks that have other tokens of the same answers are among those that have the same weights.
         apart = place.mesh.degree(Axis.CONTEXT) * place.mesh.degree(Axis.ULYSSES) > 1
-        self.pairs = PairLoss(preference, table.sum_group if apart else None) if preference else None
-        self.metrics: Any = None  # sums of what a step tells beside its loss, since `Stage.forget_metrics`
+        group = table.sum_group if apart else None
+        self.pairs = PairLoss(setup.preference, group) if setup.preference else None
+        self.metrics: Any = None  # sums that a step reports with its loss, since `Stage.forget_metrics`
 
     def loss(self, x: Any, labels: Any, answers: Any = None, pairs: Any = None) -> Any:
         """Scalar fp32; the same on every rank of a tp group. `answers` and `pairs`: as `PairLoss` takes them."""

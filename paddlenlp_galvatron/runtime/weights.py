@@ -155,7 +155,7 @@ class ShardedParameter:
         return held
 
     def first_values(self, start: int, stop: int) -> Array:
-        """Elements `start..stop-1` of the flattened slice as the run begins, flat; only their rows are asked for."""
+        """Elements `start..stop-1` of the flattened slice as the run begins, flat; only their rows are read."""
         assert self.source is not None
         width = prod(self.slice.size(self.shape)[1:])
         first, last = start // width, -(-stop // width)

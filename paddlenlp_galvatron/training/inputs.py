@@ -12,7 +12,7 @@ from ..base.errors import UserError
 from ..plan import ModelShape, Plan
 from .data.dataset import Split
 from .data.source import BatchSource, RandomData, TrainingData
-from .data.tuning import TuningData
+from .data.tuning import RowLayout, TuningData
 from .settings import RANDOM, TrainSettings
 
 T = TypeVar("T")
@@ -36,20 +36,17 @@ def open_data(
             raise UserError(f"dev_dataset_path: missing; {data} is trained on, so name what is evaluated")
         data = settings.dev_dataset_path
     if data is not None:
-        return TuningData(
-            data,
-            settings.tokenizer_name_or_path or Path(settings.model),
+        layout = RowLayout(
             seq_length,
             shape.vocab_size,
-            plan.global_batch,
-            split,
-            src_length=settings.max_prompt_len if pairs else settings.src_length,
-            chat_template=settings.chat_template,
-            all_learnt=settings.autoregressive,
-            packing=settings.effective_packing,
-            pairs=pairs,
-            known=known,
+            settings.max_prompt_len if pairs else settings.src_length,
+            settings.chat_template,
+            settings.autoregressive,
+            settings.effective_packing,
+            pairs,
         )
+        tokenizer = settings.tokenizer_name_or_path or Path(settings.model)
+        return TuningData(data, tokenizer, layout, plan.global_batch, split, known)
     opened: BatchSource
     if settings.input_dir is None:
         raise UserError(

@@ -12,8 +12,8 @@ from typing import Any
 
 from ..base.tracing import Event, join_traces, write_events
 from ..plan import ModelShape, Plan, plan_id
-from ..runtime.adapters import load_family
 from ..runtime.engine import Engine
+from ..runtime.setup import ModelSetup
 from ..runtime.trace import span, traced
 from .checkpoint.companions import companions
 from .checkpoint.saving import Writer
@@ -61,10 +61,9 @@ class Run:
         if settings.lora_rate_scale != 1:  # MultiTensorAdamW has one rate for all tensors
             settings = settings.model_copy(update={"use_multi_tensor": False})
         initial = initial_weights(settings, shape)
-        engine = Engine(
+        setup = ModelSetup.of(
             plan,
             shape,
-            load_family(shape.family),
             plan.assumed.seq_length or 0,
             source=initial.source,
             seed=settings.seed,
@@ -73,6 +72,7 @@ class Run:
             adapters=initial.adapters,
             preference=settings.preference,
         )
+        engine = Engine(setup)
         reference = Reference(engine, settings.output_dir, initial.base) if settings.compares else None
         if settings.lora_rate_scale != 1:
             set_rates(engine, settings.lora_rate_scale)

@@ -10,9 +10,9 @@ from cost_cases import SEQ, real_cases
 
 from paddlenlp_galvatron.model.lora import Adapters
 from paddlenlp_galvatron.runtime import collectives, device
-from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.groups import Groups, start_world
+from paddlenlp_galvatron.runtime.setup import ModelSetup
 from paddlenlp_galvatron.training.recipe import Recipe
 
 measured = []
@@ -22,7 +22,7 @@ for case in real_cases():
     gc.collect()
     before = device.allocated_mib()
     adapters = Adapters(case.adapter_rank, 1) if case.adapter_rank else None
-    engine = Engine(case.plan, case.shape, load_family(case.shape.family), SEQ, groups=groups, adapters=adapters)
+    engine = Engine(ModelSetup.of(case.plan, case.shape, SEQ, adapters=adapters), groups=groups)
     optimizer = Recipe().build(engine.tensors, engine.decaying)
     batch = np.random.default_rng(0).integers(0, case.shape.vocab_size, (case.plan.global_batch, SEQ + 1))
     for _ in range(2):  # the first step makes the optimizer's states

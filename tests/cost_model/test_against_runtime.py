@@ -21,7 +21,6 @@ from paddlenlp_galvatron.profiles.computation import ExpertPass, ExpertTimes
 from paddlenlp_galvatron.profiles.compute_time import ComputeTimes
 from paddlenlp_galvatron.profiles.memory_use import MemoryUse
 from paddlenlp_galvatron.profiles.network import Network
-from paddlenlp_galvatron.runtime.adapters import load_family
 
 pytestmark = pytest.mark.slow
 SCALAR_BYTES = 2 * 4 * RANKS  # the loss and the gradient's norm, an fp32 scalar each on every rank
@@ -73,24 +72,25 @@ def cost_model(case: RealCase, memory: MemoryProfile) -> CostModel:
 
 
 def test_peak_memory_of_every_stage_is_foreseen(measured):
-    """Estimates at most 3 % too little and 12 % too much. Bounds never too little; too much by up to 28 %, where all
-    forwards come before the gradients that they meet in the bound, or where a stage has several chunks, each of which
-    has its gradients at another moment; by up to 31 % with adapters, beside which transients are a larger share."""
+    """Estimates are at most 4 % too little and 12 % too much. Bounds are at most 0.1 MiB too little (1 % of these tiny
+    stages, by small tensors that are not counted); too much by up to 30 %, where all forwards come before the
+    gradients that they meet in the bound, or where a stage has several chunks, each of which has its gradients at
+    another moment. With adapters, whose transients are a larger share, both are up to 6 % further."""
     profiles: dict[str, MemoryProfile] = {}
     wrong = []
     for index, case in enumerate(real_cases()):
         if case.plan.assumed.mixed_precision is not Precision.FP32:
             continue  # CPUs compute in fp32 between 16-bit edges
         if case.shape.fingerprint not in profiles:
-            profiler = MemoryProfiler(case.shape.kinds, load_family(case.shape.family), Journal(), samples=2)
+            profiler = MemoryProfiler(case.shape.kinds, Journal(), samples=2)
             profiles[case.shape.fingerprint] = profiler.measure([SEQ], DEGREES, Meta(), lambda _: None)
         predicted = cost_model(case, profiles[case.shape.fingerprint]).predict(case.plan)
         size = case.plan.stage_size
         for stage, prediction in enumerate(predicted.stages):
             peak = max(rank[index]["peak_mib"] for rank in measured[stage * size : (stage + 1) * size])
-            most = 0.31 if case.adapter_rank else 0.28
+            more = 0.06 if case.adapter_rank else 0.0
             estimate, bound = (mib / peak - 1 for mib in (prediction.memory.tensors_mib, prediction.memory.total_mib))
-            if not -0.03 <= estimate <= 0.12 or not 0 <= bound <= most:
+            if not -0.04 <= estimate <= 0.12 + more or not -0.01 <= bound <= 0.30 + more:
                 wrong.append(
                     f"{case.name}, stage {stage}: {prediction.memory}, measured {peak:.1f} MiB, "
                     f"estimate {estimate:+.1%}, bound {bound:+.1%}"

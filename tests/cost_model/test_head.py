@@ -21,7 +21,8 @@ from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, Plan, Precision
 from paddlenlp_galvatron.plan.comm_points import Collective
 from paddlenlp_galvatron.profiles.computation import PassTimes
 from paddlenlp_galvatron.runtime import device
-from paddlenlp_galvatron.runtime.adapters import load_family
+from paddlenlp_galvatron.runtime.groups import RankGroups
+from paddlenlp_galvatron.runtime.setup import ModelSetup
 from paddlenlp_galvatron.runtime.stage import Stage
 
 TOKENS, HIDDEN = 1024, 64
@@ -44,7 +45,8 @@ class Used:
         )
         self.assumed, self.sizes = plan.assumed, tuple(plan.vocab.piece_sizes(TOKENS))
         weights = CheapWeights(SHAPE.initializer_range)
-        stage = Stage(plan, SHAPE, load_family("llama"), TOKENS, 1, FakeGroups(), weights)
+        setup = ModelSetup.of(plan, SHAPE, TOKENS, source=weights)
+        stage = Stage(setup, RankGroups(plan, 1, FakeGroups()))
         labels = stage.take(np.random.default_rng(0).integers(SHAPE.vocab_size, size=(1, TOKENS)))[0]
         for _ in range(2):  # the first makes the sum of gradients
             x = paddle.randn([TOKENS, HIDDEN])

@@ -12,6 +12,7 @@ from paddlenlp_galvatron.cost_model import CostModel, derive
 from paddlenlp_galvatron.cost_model.collectives import Setting, layer_calls
 from paddlenlp_galvatron.cost_model.traffic import NAMES
 from paddlenlp_galvatron.cost_model.weights import StateBytes
+from paddlenlp_galvatron.measure.part import Extent
 from paddlenlp_galvatron.model import load_model
 from paddlenlp_galvatron.model.layer import APART, PARTLY
 from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, Precision, Recompute
@@ -92,15 +93,13 @@ def test_the_runtime_calls_what_is_priced(megatron_sp):
     pytest.importorskip("paddle")
     from paddlenlp_galvatron.measure.part import MeasuredPart
     from paddlenlp_galvatron.runtime import collectives
-    from paddlenlp_galvatron.runtime.adapters import load_family
 
     shape = replace(MODEL, vocab_size=64)
     assumed = Assumptions(megatron_sp, seq_length=8)
     setting = Setting(2, 2, True, 1, 8, assumed, StateBytes.of(Precision.FP32))
     for recompute in (Recompute.NONE, Recompute.FULL, *PARTLY):
         strategy = LayerStrategy(2, recompute=recompute)
-        where = {"samples": 2, "seq_length": 8, "sequence_parallel": megatron_sp}
-        part = MeasuredPart(shape, load_family(shape.family), layers=1, strategy=strategy, **where)
+        part = MeasuredPart(shape, Assumptions(megatron_sp, seq_length=8), 2, Extent(layers=1), strategy)
         collectives.forget_traffic()
         part.forward()
         part.backward()

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 from paddlenlp_galvatron.check.parity.parity import batch_of, read_cases
-from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.groups import Groups, run_as_rank, start_world
 from paddlenlp_galvatron.runtime.paddle_private import next_rate
+from paddlenlp_galvatron.runtime.setup import ModelSetup
 from paddlenlp_galvatron.training.checkpoint.loading import load
 from paddlenlp_galvatron.training.checkpoint.saving import Writer
 from paddlenlp_galvatron.training.checkpoint.stored import open_checkpoint, verify
@@ -23,7 +23,7 @@ def main() -> None:
         (folder / "jobs.json").read_text()
     )  # name, checkpoint to load or "", steps before saving and after
     for case, (name, source, before, after) in zip(read_cases(folder), jobs, strict=True):
-        engine = Engine(case.plan, case.shape, load_family(case.shape.family), case.seq_length, groups=groups)
+        engine = Engine(ModelSetup.of(case.plan, case.shape, case.seq_length), groups=groups)
         optimizer = case.recipe.build(engine.tensors, engine.decaying)
         if source:
             checkpoint = open_checkpoint(Path(source), case.shape)

@@ -10,9 +10,9 @@ from typing import Any
 import paddle
 
 from paddlenlp_galvatron.check.parity.parity import batch_of, small_case
-from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.groups import run_as_rank
+from paddlenlp_galvatron.runtime.setup import ModelSetup
 
 from .plans import plan
 
@@ -44,7 +44,7 @@ def break_at(place: str, engine: Engine, optimizer: Any) -> None:
 def main() -> None:
     place, rank = sys.argv[1], int(sys.argv[2])
     case = small_case(plan(4, "2 1z 2", (1, 2), vocab="2", micro_batches=4), "llama", "adamw")
-    engine = Engine(case.plan, case.shape, load_family(case.shape.family), case.seq_length)
+    engine = Engine(ModelSetup.of(case.plan, case.shape, case.seq_length))
     optimizer = case.recipe.build(engine.tensors, engine.decaying)
     for step in range(2):
         if step == 1 and engine.rank == rank:

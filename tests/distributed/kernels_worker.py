@@ -20,12 +20,12 @@ from paddlenlp_galvatron.check.parity import parity_worker
 from paddlenlp_galvatron.check.parity.parity import small_case
 from paddlenlp_galvatron.plan import uniform_plan
 from paddlenlp_galvatron.runtime import grouped
-from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.adapters.decoder import Adapter
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.groups import run_as_rank
 from paddlenlp_galvatron.runtime.kernels import Kernels
 from paddlenlp_galvatron.runtime.paddle_private import MultiTensorAdamW
+from paddlenlp_galvatron.runtime.setup import ModelSetup
 
 ALIGNED = 16  # bytes: the optimizer's kernel loads four numbers at a time
 
@@ -82,7 +82,7 @@ def run_the_real_loss(folder: str, stages: str) -> None:
     )
     case = small_case(plan, "llama")
     shape = replace(case.shape, vocab_size=256)
-    engine = Engine(case.plan, shape, load_family("llama"), case.seq_length)
+    engine = Engine(ModelSetup.of(case.plan, shape, case.seq_length))
     before, said = sockets(), "not called"
     if engine.stage.is_last:
         try:

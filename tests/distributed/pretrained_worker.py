@@ -14,11 +14,11 @@ from huggingface_models import FOLDER, TUNING, oracle_of, tuning_of
 from paddlenlp_galvatron.model.preference import Preference
 from paddlenlp_galvatron.plan import Plan, load_model, plan_from_dict
 from paddlenlp_galvatron.runtime import vocabulary
-from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.groups import Groups, run_as_rank, start_world
 from paddlenlp_galvatron.runtime.lora import Tuned
 from paddlenlp_galvatron.runtime.paddle_private import next_rate
+from paddlenlp_galvatron.runtime.setup import ModelSetup
 from paddlenlp_galvatron.training.checkpoint.adapters import AdapterFolder
 from paddlenlp_galvatron.training.checkpoint.loading import weights_from
 from paddlenlp_galvatron.training.checkpoint.saving import Writer
@@ -41,8 +41,8 @@ def main() -> None:
     for number, (name, weights, fields) in enumerate(json.loads((folder / "jobs.json").read_text())):
         shape, oracle = load_model(FOLDER / name), oracle_of(name)
         source = weights_from(Path(weights), shape)
-        plan, family = plan_from_dict(fields), load_family(shape.family)
-        engine = Engine(plan, shape, family, oracle.seq_length, source, groups=groups)
+        plan = plan_from_dict(fields)
+        engine = Engine(ModelSetup.of(plan, shape, oracle.seq_length, source=source), groups=groups)
         recipe = Recipe(**oracle.recipe)
         optimizer = recipe.build(engine.tensors, engine.decaying)
         writer, losses = Writer(folder / f"{number}", engine, keep=1), []
@@ -69,14 +69,15 @@ def tuned(name: str, loss: str, plan: Plan, groups: Groups) -> tuple[list[float]
     shape, oracle, tokens = load_model(FOLDER / name), tuning_of(name), oracle_of(name).tokens
     factors = AdapterFolder(TUNING / name, shape)
     engine = Engine(
-        plan,
-        shape,
-        load_family(shape.family),
-        tokens.shape[-1] - 1,
-        Tuned(weights_from(FOLDER / name, shape), factors),
+        ModelSetup.of(
+            plan,
+            shape,
+            tokens.shape[-1] - 1,
+            source=Tuned(weights_from(FOLDER / name, shape), factors),
+            adapters=factors.adapters,
+            preference=Preference(loss, oracle.beta) if loss else None,
+        ),
         groups=groups,
-        adapters=factors.adapters,
-        preference=Preference(loss, oracle.beta) if loss else None,
     )
     batches, recipe, losses, metrics = list(tokens), Recipe(**oracle.recipe), [], {}
     if loss:

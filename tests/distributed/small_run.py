@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from paddlenlp_galvatron.check.parity.parity import small_case
-from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.paddle_private import next_rate
+from paddlenlp_galvatron.runtime.setup import ModelSetup
 from paddlenlp_galvatron.training.data.source import BatchSource, RandomData
 from paddlenlp_galvatron.training.resume import resume
 from paddlenlp_galvatron.training.settings import TrainSettings
@@ -22,7 +22,7 @@ class Run:
     """An engine, its optimizer and its data."""
 
     def __init__(self, seed: int = 0, batch: int = BATCH):
-        self.engine = Engine(CASE.plan, CASE.shape, load_family(CASE.shape.family), CASE.seq_length)
+        self.engine = Engine(ModelSetup.of(CASE.plan, CASE.shape, CASE.seq_length))
         self.optimizer = CASE.recipe.build(self.engine.tensors, self.engine.decaying)
         self.data: BatchSource = RandomData(CASE.shape.vocab_size, CASE.seq_length, batch, seed)
 

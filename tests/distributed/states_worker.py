@@ -12,9 +12,9 @@ import paddle
 
 from paddlenlp_galvatron.check.parity.parity import Case, batch_of, read_cases
 from paddlenlp_galvatron.runtime import device
-from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.groups import Groups, run_as_rank, start_world
+from paddlenlp_galvatron.runtime.setup import ModelSetup
 from paddlenlp_galvatron.runtime.units import ShardedUnit
 
 MIB = 2**20
@@ -96,7 +96,7 @@ def run_case(case: Case, folder: Path, index: int, groups: Groups) -> None:
         return device.allocated_mib() * MIB
 
     empty = held()
-    engine = Engine(case.plan, case.shape, load_family(case.shape.family), case.seq_length, groups=groups)
+    engine = Engine(ModelSetup.of(case.plan, case.shape, case.seq_length), groups=groups)
     weights = held()
     optimizer = case.recipe.build(engine.tensors, engine.decaying)
     moments = held() - weights

@@ -20,7 +20,7 @@ pytest.importorskip("paddle")
 
 from two_nodes import ADDRESSES, ALIAS, LINK, LISTENS, NO_GPUS, hide_behind_router, two_nodes_or_skip
 
-from paddlenlp_galvatron.launch.processes import Launch, LaunchError, launch
+from paddlenlp_galvatron.launch.processes import Launch, LaunchError, World, launch
 from paddlenlp_galvatron.runtime.groups import sentence
 
 WORKER = "tests.distributed.failing_worker"
@@ -49,7 +49,7 @@ def path(monkeypatch):
 def test_a_launch_listens_on_the_loopback_alone(tmp_path):
     seen: set[str] = set()
     both_seen = tmp_path / "seen"  # the store, and gloo of a rank, which listens until its peer has come: it comes then
-    with Launch(WORKER, [f"until {both_seen}", "start", "0"], 2, tmp_path / "log", TIMEOUT_S) as running:
+    with Launch(WORKER, [f"until {both_seen}", "start", "0"], World(2), tmp_path / "log", TIMEOUT_S) as running:
         for _ in running.wait():
             for pid in [os.getpid(), *(rank.process.pid for rank in running._ranks.ranks)]:
                 seen |= listening(pid)

@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("paddle")
 
 from paddlenlp_galvatron.check.parity.parity import batch_of, small_case
-from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.engine import Engine
+from paddlenlp_galvatron.runtime.setup import ModelSetup
 
 from .plans import plan
 
@@ -19,7 +19,7 @@ def step(code: str, dropout: float, seed: int = 0) -> tuple[float, list[float]]:
     """Loss and sums of the gradients of a step in one process."""
     case = small_case(plan(1, code), "qwen2")
     shape = replace(case.shape, attention_dropout=dropout)
-    engine = Engine(case.plan, shape, load_family("qwen2"), case.seq_length, seed=seed)
+    engine = Engine(ModelSetup.of(case.plan, shape, case.seq_length, seed=seed))
     loss = engine.forward_backward(batch_of(case, 0))
     return loss, [float(trainable.gradient.abs().sum()) for trainable in engine.trainables]
 

@@ -27,9 +27,9 @@ from paddlenlp_galvatron.check.parity.parity import (
 from paddlenlp_galvatron.check.parity.parity_worker import run_case
 from paddlenlp_galvatron.launch.processes import launch
 from paddlenlp_galvatron.plan import Precision
-from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.groups import Groups, run_as_rank, start_world
+from paddlenlp_galvatron.runtime.setup import ModelSetup
 from paddlenlp_galvatron.runtime.weights import SeededWeights
 from paddlenlp_galvatron.training.paddlenlp.surface import LocalModel
 
@@ -174,7 +174,7 @@ def replay() -> None:
 def test_callbacks_find_each_expert_by_its_name():
     """The runtime holds them stacked."""
     case = small_case(plans.plan(1, "1"), "mixtral")
-    made = Engine(case.plan, case.shape, load_family("mixtral"), case.seq_length, seed=case.seed)
+    made = Engine(ModelSetup.of(case.plan, case.shape, case.seq_length, seed=case.seed))
     found, source = LocalModel(made.stage).state_dict(), SeededWeights(case.seed, case.shape.initializer_range)
     of_experts = [name for name in found if ".experts." in name]
     assert len(of_experts) == 3 * case.shape.experts
@@ -184,9 +184,7 @@ def test_callbacks_find_each_expert_by_its_name():
 
 def engine(case: Case) -> Engine:
     """Of the case in bf16."""
-    return Engine(
-        plans.in_16_bits(case.plan), case.shape, load_family(case.shape.family), case.seq_length, seed=case.seed
-    )
+    return Engine(ModelSetup.of(plans.in_16_bits(case.plan), case.shape, case.seq_length, seed=case.seed))
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ from paddlenlp_galvatron.base.errors import GalvatronError
 from paddlenlp_galvatron.check.parity.parity import batch_of, small_case
 from paddlenlp_galvatron.launch.processes import LaunchError, launch
 from paddlenlp_galvatron.plan import Precision, write_plan
-from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.engine import Engine
+from paddlenlp_galvatron.runtime.setup import ModelSetup
 from paddlenlp_galvatron.training.paddlenlp.trainer import GalvatronTrainer
 from paddlenlp_galvatron.training.settings import TrainSettings
 
@@ -47,7 +47,7 @@ def test_a_rank_that_fails_ends_all_and_is_named(tmp_path, monkeypatch, place, m
 @pytest.fixture
 def engine_and_case():
     case = small_case(plan(1, "1 1"), "llama", "adamw")
-    return Engine(case.plan, case.shape, load_family(case.shape.family), case.seq_length), case
+    return Engine(ModelSetup.of(case.plan, case.shape, case.seq_length)), case
 
 
 def poison(engine: Engine, value: float) -> None:
@@ -166,7 +166,7 @@ def test_nothing_is_saved_of_a_run_that_never_advanced(tmp_path, hopeless):
 def test_fp16_lowers_its_loss_scale_until_gradients_fit():
     case = small_case(plan(1, "1 1"), "llama")
     fp16 = replace(case.plan, assumed=replace(case.plan.assumed, mixed_precision=Precision.FP16))
-    engine = Engine(fp16, case.shape, load_family("llama"), case.seq_length, loss_scale=2.0**24)
+    engine = Engine(ModelSetup.of(fp16, case.shape, case.seq_length), loss_scale=2.0**24)
     optimizer = case.recipe.build(engine.tensors, engine.decaying)
     norms = []
     for step in range(12):

@@ -24,7 +24,7 @@ from paddlenlp_galvatron.base.scratch import scratch_folder
 from paddlenlp_galvatron.launch import faults, processes, status, store, watch
 from paddlenlp_galvatron.launch.faults import Fault, FaultClassifier, Kind, Wait
 from paddlenlp_galvatron.launch.nodes import Nodes
-from paddlenlp_galvatron.launch.processes import Launch, LaunchError, launch
+from paddlenlp_galvatron.launch.processes import Launch, LaunchError, World, launch
 from paddlenlp_galvatron.launch.store import StoreServer
 from paddlenlp_galvatron.launch.watch import Leader
 
@@ -136,7 +136,7 @@ def test_of_ranks_that_all_compute_none_is_blamed_when_the_time_is_up(tmp_path):
 def test_of_late_ranks_only_the_stopped_one_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(faults, "STOPPED_S", 100.0)
     told = pytest.raises(LaunchError, match=r"^rank 1 was stopped by a signal")
-    with told, Launch("failing_rank", ["stopped"], 3, tmp_path / "log", timeout_s=1) as running:
+    with told, Launch("failing_rank", ["stopped"], World(3), tmp_path / "log", timeout_s=1) as running:
         deadline = time.monotonic() + 300
         while faults._state(running._ranks.ranks[1].process.pid) != "T":
             assert time.monotonic() < deadline

@@ -14,8 +14,8 @@ import paddle
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.check.parity.parity import batch_of, small_case
 from paddlenlp_galvatron.plan import Precision
-from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.engine import Engine
+from paddlenlp_galvatron.runtime.setup import ModelSetup
 
 from .plans import plan
 
@@ -25,7 +25,7 @@ CASE = small_case(plan(1, "1 1", micro_batches=64, batch=64), "llama")
 def engine(precision: Precision, fp32_gradients: bool = False, micro_batches: int = 64, **given) -> Engine:
     assumed = replace(CASE.plan.assumed, mixed_precision=precision, fp32_gradients=fp32_gradients)
     of = replace(CASE.plan, assumed=assumed, micro_batches=micro_batches)
-    return Engine(of, CASE.shape, load_family("llama"), CASE.seq_length, **given)
+    return Engine(ModelSetup.of(of, CASE.shape, CASE.seq_length, **given))
 
 
 def gradients(precision: Precision, **given) -> list[np.ndarray]:

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import paddle.distributed as dist
 
-from paddlenlp_galvatron.measure.part import MeasuredPart
+from paddlenlp_galvatron.measure.part import Extent, MeasuredPart
 from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, ModelShape, Plan, VocabStrategy
 from paddlenlp_galvatron.runtime import device
-from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.engine import Engine
+from paddlenlp_galvatron.runtime.setup import ModelSetup
 
 SHAPE = ModelShape("small", "qwen2", 2, 64, 96, heads=8, kv_heads=4, vocab_size=250, max_position_embeddings=64)
 SAMPLES, SEQ, TP = 2, 32, 2
@@ -30,7 +30,7 @@ def kept_mib(forward, backward) -> float:
 
 
 def real(plan: Plan) -> float:
-    engine = Engine(plan, SHAPE, load_family(SHAPE.family), SEQ)
+    engine = Engine(ModelSetup.of(plan, SHAPE, SEQ))
     (tokens,) = engine.stage.take(np.zeros((1, SAMPLES * SEQ), np.int64))
     out = []
     return kept_mib(lambda: out.append(engine.stage.forward(None, tokens, tokens)), lambda: out.pop().backward())
@@ -39,14 +39,10 @@ def real(plan: Plan) -> float:
 def alone(sequence_parallel: bool, recompute: bool) -> float:
     part = MeasuredPart(
         SHAPE,
-        load_family(SHAPE.family),
-        layers=SHAPE.layers,
-        embedding=True,
-        head=True,
-        samples=SAMPLES,
-        seq_length=SEQ,
-        strategy=LayerStrategy(TP, recompute=recompute),
-        sequence_parallel=sequence_parallel,
+        Assumptions(sequence_parallel, seq_length=SEQ),
+        SAMPLES,
+        Extent(SHAPE.layers, embedding=True, head=True),
+        LayerStrategy(TP, recompute=recompute),
     )
     return kept_mib(part.forward, part.backward)
 

@@ -24,7 +24,6 @@ from paddlenlp_galvatron.plan import Precision
 from paddlenlp_galvatron.profiles import Collective, ComputationProfile, Meta, Shape
 from paddlenlp_galvatron.profiles.compute_time import ComputeTimes
 from paddlenlp_galvatron.runtime import device, grouped
-from paddlenlp_galvatron.runtime.adapters import load_family
 
 
 class Queue:
@@ -104,9 +103,9 @@ def test_on_gpus_the_launch_of_a_layer_is_measured_on_one_that_takes_the_device_
     class Part:
         """The host takes 2 µs for each token that there is, and 300 for each layer, backward twice that."""
 
-        def __init__(self, shape, family, *, layers, samples, seq_length, strategy, **_):
-            asked.append((shape.hidden_size, samples * seq_length))
-            self.ms = 0.002 * seq_length + 0.3 * layers
+        def __init__(self, shape, assumed, samples, extent, strategy):
+            asked.append((shape.hidden_size, samples * assumed.seq_length))
+            self.ms = 0.002 * assumed.seq_length + 0.3 * extent.layers
             self.again = self.ms if strategy.recompute else 0.0
 
         def forward(self):
@@ -116,7 +115,7 @@ def test_on_gpus_the_launch_of_a_layer_is_measured_on_one_that_takes_the_device_
             queue.work(2 * self.ms + self.again)
 
     monkeypatch.setattr(computation, "MeasuredPart", Part)
-    profiler = ComputationProfiler([shape], None, Stopwatch(1, budget_ms=1), Journal())
+    profiler = ComputationProfiler([shape], Stopwatch(1, budget_ms=1), Journal())
     turn = profiler._launch()
     assert set(asked) == {(NARROW["hidden_size"], NARROW_TOKENS)}
     profiler.journal.get(LAUNCH, lambda: turn)
@@ -166,8 +165,7 @@ def test_a_profile_on_gpus_is_in_ms_and_has_the_launch(mixture, monkeypatch, tmp
     monkeypatch.setattr(device, "to_device", paddle.to_tensor)
     monkeypatch.setattr(device, "to_host", lambda tensor: tensor.numpy())
     begin = time.perf_counter()
-    family = load_family(mixture.family)
-    profiler = ComputationProfiler([mixture], family, Stopwatch(1, budget_ms=1), Journal(), turns=1)
+    profiler = ComputationProfiler([mixture], Stopwatch(1, budget_ms=1), Journal(), turns=1)
     profiler.measure([Shape(1, 32)], [1], lambda done: None)
     spent_ms = 1000 * (time.perf_counter() - begin)
     profile = computation_profile(profiler.journal, [mixture], Precision.FP32, Meta())

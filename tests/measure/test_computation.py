@@ -19,7 +19,7 @@ from paddlenlp_galvatron.profiles import EMBEDDING, HEAD, CommPointKey, Meta, Pa
 @pytest.fixture(scope="module")
 def profile(shape, family):
     journal = Journal()
-    profiler = ComputationProfiler([shape], family, Stopwatch(1, budget_ms=1), journal, sequence_parallel=True)
+    profiler = ComputationProfiler([shape], Stopwatch(1, budget_ms=1), journal, sequence_parallel=True)
     ticks = []
     profiler.measure([Shape(1, 32), Shape(2, 32)], [1, 2], ticks.append)
     assert (ticks[0], ticks[-1]) == (0, 4) and ticks == sorted(ticks)
@@ -54,7 +54,7 @@ class Scripted(ComputationProfiler):
     """Every lap takes what `ms` says for the point."""
 
     def __init__(self, shape, ms, journal=None, **settings):
-        super().__init__([shape], None, Stopwatch(1), journal or Journal(), **settings)
+        super().__init__([shape], Stopwatch(1), journal or Journal(), **settings)
         self.ms, self.asked = ms, []
 
     def _pass_round(self, key):

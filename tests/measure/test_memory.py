@@ -16,7 +16,7 @@ SAMPLES, SEQ = 2, 32
 
 @pytest.fixture(scope="module")
 def profile(shape, family) -> MemoryProfile:
-    return MemoryProfiler([shape], family, Journal(), SAMPLES).measure([SEQ], [1, 2, 4], Meta(), lambda _: None)
+    return MemoryProfiler([shape], Journal(), SAMPLES).measure([SEQ], [1, 2, 4], Meta(), lambda _: None)
 
 
 def test_weights_are_those_of_the_model(shape, profile):
@@ -75,13 +75,13 @@ def test_experts_keep_what_is_priced(mixture):
 
 
 def test_measuring_again_gives_the_same_bytes(shape, family, profile):
-    again = MemoryProfiler([shape], family, Journal(), SAMPLES).measure([SEQ], [1, 2, 4], Meta(), lambda _: None)
+    again = MemoryProfiler([shape], Journal(), SAMPLES).measure([SEQ], [1, 2, 4], Meta(), lambda _: None)
     assert again == profile
 
 
 def test_of_several_layer_types_the_ends_are_those_of_the_first_and_the_last(shape, family):
     wide = replace(shape, hidden_size=128, intermediate_size=192, seq_length=16)
-    found = MemoryProfiler([shape, wide], family, Journal(), 1).measure([SEQ], [1, 2], Meta(), lambda _: None)
+    found = MemoryProfiler([shape, wide], Journal(), 1).measure([SEQ], [1, 2], Meta(), lambda _: None)
     assert {(variant.layer_type, *lengths) for variant, lengths in found.layers.items()} == {(0, SEQ), (1, 16)}
     assert found.layers[Variant(1, True)][16].parameter_mib * MIB == 4 * wide.layer_parameters
     first, last, only = (found.vocab[VocabVariant(role, True)] for role in ("first", "last", "only"))

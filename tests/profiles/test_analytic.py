@@ -100,14 +100,13 @@ def test_memory_is_what_paddle_keeps_to_two_percent(family, size):
     pytest.importorskip("paddle")
     from paddlenlp_galvatron.measure.journal import Journal
     from paddlenlp_galvatron.measure.memory import MemoryProfiler
-    from paddlenlp_galvatron.runtime.adapters import load_family
 
     hidden, inner, heads, kv_heads = size
     shape = ModelShape("probe", family, 4, hidden, inner, heads, kv_heads, 1000, 512)
     if family == "qwen3":
         shape = replace(shape, own_head_dim=2 * shape.head_dim)
     seq, degrees = 64, (1, 2, 4)
-    profiler = MemoryProfiler([shape], load_family(family), Journal(), samples=2)
+    profiler = MemoryProfiler([shape], Journal(), samples=2)
     measured = profiler.measure([seq], degrees, Meta(), lambda _: None)
     derived = analytic_memory(shape, Precision.FP32, [seq], Fused.NONE)
     for sequence_parallel in (True, False):
@@ -189,10 +188,9 @@ def fused_kernels(monkeypatch):
 def test_fused_kernels_keep_what_is_counted(family, fused_kernels):
     from paddlenlp_galvatron.measure.journal import Journal
     from paddlenlp_galvatron.measure.memory import MemoryProfiler
-    from paddlenlp_galvatron.runtime.adapters import load_family
 
     shape, seq, degrees = ModelShape("probe", family, 4, 128, 320, 8, 4, 1000, 512), 64, (1, 2)
-    profiler = MemoryProfiler([shape], load_family(family), Journal(), samples=2, flash_attention=True)
+    profiler = MemoryProfiler([shape], Journal(), samples=2, flash_attention=True)
     measured = profiler.measure([seq], degrees, Meta(), lambda _: None)
     derived = analytic_memory(shape, Precision.FP32, [seq])
     for sequence_parallel in (True, False):

@@ -15,8 +15,8 @@ from random_cases import random_cases
 
 from paddlenlp_galvatron.check.parity.parity import small_case
 from paddlenlp_galvatron.model.families import FAMILIES
-from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.engine import Engine
+from paddlenlp_galvatron.runtime.setup import ModelSetup
 from paddlenlp_galvatron.training.checkpoint.loading import pieces_of
 
 
@@ -44,7 +44,7 @@ def engine_of(case, rank):
         patch(f"{runtime}.units.all_gather_first", lambda part, group: paddle.concat([part] * group.nranks)),
         patch(f"{runtime}.weights.broadcast"),
     ):
-        return Engine(case.plan, case.shape, load_family(case.shape.family), case.seq_length, groups=NoGroups(rank))
+        return Engine(ModelSetup.of(case.plan, case.shape, case.seq_length), groups=NoGroups(rank))
 
 
 MIXTURES = [

@@ -85,7 +85,7 @@ def test_rows_that_no_token_sent_change_nothing(fills, data, tokens, k, multiple
     chosen = np.array(data.draw(st.lists(choices, min_size=tokens, max_size=tokens)))
     padded = padded_run(Padding(multiple, bound=2.0, fills=fills), chosen)
     for ours, plain in zip(padded, padded_run(UNPADDED, chosen), strict=True):
-        np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-4)  # numbers of about 10 in fp32
 
 
 def test_the_first_step_has_the_rows_of_the_bound_and_later_ones_few_sizes():

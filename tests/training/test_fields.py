@@ -13,7 +13,7 @@ from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.training.data.conversations import Encoder, Line, LineFaults, PairEncoder
 from paddlenlp_galvatron.training.data.fields import conversation_of, pair_of
 from paddlenlp_galvatron.training.data.templates import TurnTemplate, WholeTemplate
-from paddlenlp_galvatron.training.data.tuning import TuningData
+from paddlenlp_galvatron.training.data.tuning import RowLayout, TuningData
 
 LENGTH = 2000
 TOKENIZER = make_chats.tokenizer("bytes")
@@ -36,7 +36,7 @@ class Read:
         settings = {"chat_template": str(name), "packing": packing, **options}
         special = folder / "tokenizer_config.json"
         special.write_text(json.dumps(make_chats.SPECIAL))
-        data = TuningData(folder, folder, LENGTH, 5000, 1, **settings)
+        data = TuningData(folder, folder, RowLayout(LENGTH, 5000, **settings), 1)
         ids, labels, *_ = data._batch(range(data.samples))
         self.texts = [self._text(row[row > 0]) for row in ids]
         self.learnt = [self._text(row[row >= 0]) for row in labels]

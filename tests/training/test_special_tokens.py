@@ -18,7 +18,7 @@ from paddlenlp_galvatron.training.data.sample_index import FOLDER
 from paddlenlp_galvatron.training.data.special_tokens import MODEL_FILES, end_of_text, special_tokens
 from paddlenlp_galvatron.training.data.templates import WholeTemplate
 from paddlenlp_galvatron.training.data.tokenizer import load_tokenizer
-from paddlenlp_galvatron.training.data.tuning import TuningData
+from paddlenlp_galvatron.training.data.tuning import RowLayout, TuningData
 
 LENGTH, VOCABULARY = 64, 40
 CONFIG, MAP = "tokenizer_config.json", "special_tokens_map.json"
@@ -130,7 +130,7 @@ def changed(files: dict, *changes: tuple) -> dict:
 def read(data: Path, model: Path, **options):
     """Rows and their identity, or the fault."""
     try:
-        source = TuningData(data, model, LENGTH, VOCABULARY, 1, src_length=LENGTH, **options)
+        source = TuningData(data, model, RowLayout(LENGTH, VOCABULARY, src_length=LENGTH, **options), 1)
     except UserError as error:
         return str(error).replace(f"{data}/", ""), None
     return [part.tolist() for part in source.pass_rows(0, range(source.samples))[:2]], source.identity

@@ -18,7 +18,7 @@ from paddlenlp_galvatron.training.data.conversations import Encoder
 from paddlenlp_galvatron.training.data.sample_index import FOLDER
 from paddlenlp_galvatron.training.data.templates import TurnTemplate, WholeTemplate
 from paddlenlp_galvatron.training.data.tokenizer import train_tokenizer
-from paddlenlp_galvatron.training.data.tuning import TuningData, pack
+from paddlenlp_galvatron.training.data.tuning import RowLayout, TuningData, pack
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
@@ -65,8 +65,9 @@ def template(tmp_path, content) -> str:
     return str(path)
 
 
-def data(folder, model, batch=1, **options) -> TuningData:
-    return TuningData(folder, model, LENGTH, VOCABULARY, batch, **{"chat_template": "plain"} | options)
+def data(folder, model, batch=1, split="train", **options) -> TuningData:
+    layout = RowLayout(LENGTH, VOCABULARY, **{"chat_template": "plain"} | options)
+    return TuningData(folder, model, layout, batch, split)
 
 
 class Oracle(ChatTemplateMixin):
@@ -394,7 +395,7 @@ def test_rows_are_kept_beside_the_data_and_made_anew_for_other_bytes(model, tmp_
 
 def test_a_token_beyond_the_model_is_refused(model, tmp_path):
     with pytest.raises(UserError, match=r"train\.json: line 1: has token \d+, but the model's vocab_size is 60"):
-        TuningData(write(tmp_path / "data", LINES[:1]), model, LENGTH, 60, 1, chat_template="plain")
+        TuningData(write(tmp_path / "data", LINES[:1]), model, RowLayout(LENGTH, 60, chat_template="plain"), 1)
 
 
 @pytest.mark.parametrize(

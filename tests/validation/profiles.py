@@ -10,7 +10,6 @@ from paddlenlp_galvatron.measure.journal import Journal
 from paddlenlp_galvatron.measure.memory import MemoryProfiler
 from paddlenlp_galvatron.plan import ModelShape, load_model
 from paddlenlp_galvatron.profiles import ComputationProfile, HardwareProfile, Meta, Shape
-from paddlenlp_galvatron.runtime.adapters import load_family
 
 SEQ, RANKS, SAMPLES = 32, 2, 8
 CONFIG: dict[str, Any] = {
@@ -32,6 +31,6 @@ def write(folder: Path, family: str, **changed: Any) -> ModelShape:
     HardwareProfile(1, RANKS, {(RANKS, True): 1.0}, {RANKS: 1.0}).save(folder / "profiles")
     point = {Shape(1, SEQ): 1.0}
     ComputationProfile("fp32", shape.hidden_size, shape.heads, {0: point}, point).save(folder / "profiles")
-    profiler = MemoryProfiler([shape], load_family(family), Journal(), samples=SAMPLES)
+    profiler = MemoryProfiler([shape], Journal(), samples=SAMPLES)
     profiler.measure([SEQ], (1, 2), Meta(), lambda _: None).save(folder / "profiles")
     return shape

@@ -22,9 +22,9 @@ from ...launch.processes import LaunchError, OutOfMemory, launch
 from ...plan import DataParallel, LayerStrategy, ModelShape, Plan, Precision, VocabStrategy, uniform_plan, write_plan
 from ...plan.strategy import Assumptions
 from ...runtime import device
-from ...runtime.adapters import load_family
 from ...runtime.engine import Engine
 from ...runtime.groups import run_as_rank, start_world
+from ...runtime.setup import ModelSetup
 from ...runtime.trace import traced
 from ...training.loop import train
 from ...training.settings import RANDOM, TrainSettings, read_settings
@@ -148,7 +148,7 @@ class Training:
             assumed=Assumptions(seq_length=SEQ),
         )
         self.case = Case(plan, SHAPE, "adamw")
-        self.engine = Engine(plan, SHAPE, load_family(SHAPE.family), SEQ)
+        self.engine = Engine(ModelSetup.of(plan, SHAPE, SEQ))
         self._optimizer: Any = None
 
     def step(self) -> None:

@@ -16,9 +16,9 @@ import paddle
 
 from ...launch.processes import launch
 from ...runtime import device
-from ...runtime.adapters import load_family
 from ...runtime.engine import Engine
 from ...runtime.groups import run_as_rank, start_world
+from ...runtime.setup import ModelSetup
 from ..findings import Finding
 from ..parity.parity import batch_of
 from .parity import waiting_cases
@@ -47,7 +47,7 @@ def main() -> None:
     rank, _ = start_world()
     for named in waiting_cases(int(sys.argv[2])):
         case = replace(named.case, steps=SETTLED + LOOKED_AT)
-        engine = Engine(case.plan, case.shape, load_family(case.shape.family), case.seq_length)
+        engine = Engine(ModelSetup.of(case.plan, case.shape, case.seq_length))
         optimizer = case.recipe.build(engine.tensors, engine.decaying)
         for step in range(case.steps):
             if step == SETTLED:

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from ...plan.communicators import stage_groups
-from ...runtime.adapters import load_family
 from ...runtime.engine import Engine
 from ...runtime.groups import Groups, run_as_rank, start_world
 from ...runtime.paddle_private import next_rate
+from ...runtime.setup import ModelSetup
 from ...runtime.units import Trainable
 from .parity import Case, batch_of, read_cases
 
@@ -26,18 +26,18 @@ LOSS_SCALE = 2.0**7  # no step of the small models overflows fp16: a step left o
 def run_case(case: Case, folder: Path, index: int, groups: Groups | None = None) -> None:
     """Train a case and leave `<index>.<rank>.json` and `.npz` in the folder. `groups`: of cases before, used again."""
     start = time.monotonic()
-    family = load_family(case.shape.family)
     engine = Engine(
-        case.plan,
-        case.shape,
-        family,
-        case.seq_length,
-        seed=case.seed,
+        ModelSetup.of(
+            case.plan,
+            case.shape,
+            case.seq_length,
+            seed=case.seed,
+            packed=case.packed,
+            adapters=case.adapters,
+            preference=case.preference,
+        ),
         loss_scale=LOSS_SCALE,
         groups=groups,
-        packed=case.packed,
-        adapters=case.adapters,
-        preference=case.preference,
     )
     wanted = stage_groups(case.plan, case.shape, case.seq_length)
     optimizer = case.recipe.build(engine.tensors, engine.decaying)

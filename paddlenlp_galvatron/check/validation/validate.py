@@ -12,7 +12,7 @@ from ...base.printing import Bars
 from ...base.scratch import scratch_folder
 from ...base.writing import write_text
 from ...cost_model import CostModel, CostOptions, Task, load
-from ...launch.processes import Launch, LaunchError
+from ...launch.processes import Launch, LaunchError, World
 from ...measure.journal import Journal
 from ...measure.launcher import PROGRESS, meta_of_rank
 from ...plan import Assumptions, ModelShape, Plan, load_model, plan_to_dict, read_plan
@@ -128,7 +128,9 @@ class Validation:
                     begun.append(int(done))
                     report(int(done))
 
-            with Launch(WORKER, [str(folder / FILE)], given.nproc, logs, seconds + SPARE_S, given.nodes) as running:
+            with Launch(
+                WORKER, [str(folder / FILE)], World(given.nproc, given.nodes), logs, seconds + SPARE_S
+            ) as running:
                 try:
                     for _ in running.wait():
                         look()

@@ -20,11 +20,11 @@ from ...model.lora import Adapters
 from ...plan import Plan
 from ...report.measured import scalars_bytes
 from ...runtime import device
-from ...runtime.adapters import load_family
 from ...runtime.collectives import forget_traffic
 from ...runtime.engine import Engine
 from ...runtime.groups import Groups, run_as_rank, start_world
 from ...runtime.paddle_private import next_rate
+from ...runtime.setup import ModelSetup
 from ...runtime.trace import span, traced
 from ...training.recipe import Recipe
 from .accuracy import TERMS, measured_ms
@@ -56,8 +56,8 @@ def _visit(work: Work, plan: Plan, groups: Groups, idle_mib: float | None) -> di
     device.release()
     before = device.allocated_mib()
     adapters = Adapters(work.adapter_rank, 2.0 * work.adapter_rank) if work.adapter_rank else None
-    family, length = load_family(work.shape.family), plan.assumed.seq_length or 0
-    engine = Engine(plan, work.shape, family, length, groups=groups, adapters=adapters)
+    length = plan.assumed.seq_length or 0
+    engine = Engine(ModelSetup.of(plan, work.shape, length, adapters=adapters), groups=groups)
     recipe = Recipe()
     optimizer = recipe.build(engine.tensors, engine.decaying)
     batches = _batches(work, plan)

@@ -1,4 +1,4 @@
-"""Code shared by the families: PaddleNLP names the parts of their decoder layers alike."""
+"""Code shared by the families: PaddleNLP names the parts of their decoder layers equally."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Adapter:
 
     def config(self, shape: ModelShape, seq_length: int, kernels: Kernels = PLAIN) -> Any:
         """PaddleNLP's config of the whole model, unsplit."""
-        told = {field: value for field, value in config_of(shape).items() if field != "model_type"}
+        fields = {field: value for field, value in config_of(shape).items() if field != "model_type"}
         return self.config_class(
-            **told,
+            **fields,
             seq_length=seq_length,
             use_cache=False,
             use_flash_attention=kernels.flash_attention,

@@ -63,7 +63,7 @@ class Mixture(nn.Layer):  # type: ignore[misc]
         return out
 
     def balance(self, share: Any) -> Any:
-        """Balance loss, summed over rows, of the passes since it was last asked for. `share` [rows, samples]: of a
+        """Balance loss, summed over rows, of the passes since it was last read. `share` [rows, samples]: of a
         sample that is in a row one over the row's tokens, else 0."""
         uses, scores = (share @ paddle.concat(each) for each in zip(*self._seen, strict=True))
         self._seen.clear()

@@ -10,6 +10,7 @@ import os
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from json import dumps, loads
 from pathlib import Path
@@ -105,6 +106,19 @@ class Lengths(NamedTuple):
     learnt: float  # share of tokens that have a label
 
 
+@dataclass(frozen=True)
+class RowLayout:
+    """How samples become rows of tokens."""
+
+    seq_length: int
+    vocab_size: int  # of the model, which has no larger token
+    src_length: int = 1024  # most tokens of a prompt
+    chat_template: str | None = None
+    all_learnt: bool = False  # prompts, too
+    packing: Packing = "none"
+    pairs: bool = False  # each line has a chosen and a rejected answer, which share a row
+
+
 class TuningData(InPasses):
     """A split of a fine-tuning data set. Pass p has its rows in the order of PaddleNLP's sampler, as `InPasses` says.
 
@@ -115,28 +129,22 @@ class TuningData(InPasses):
         self,
         data: Path,
         tokenizer: Path,
-        seq_length: int,
-        vocab_size: int,
+        layout: RowLayout,
         global_batch: int,
         split: str = "train",
-        *,
-        src_length: int = 1024,
-        chat_template: str | None = None,
-        all_learnt: bool = False,
-        packing: Packing = "none",
-        pairs: bool = False,
         known: Callable[[dict[str, Any]], object] = lambda identity: None,
     ):
-        """`pairs`: each line has a chosen and a rejected answer, which share a row. `known` is called with the data's
-        identity before rows are made of them, which may take minutes. Raises UserError with the file and the line of
-        each fault."""
+        """`known` is called with the data's identity before rows are made of them, which may take minutes. Raises
+        UserError with the file and the line of each fault."""
+        seq_length, packing, pairs = layout.seq_length, layout.packing, layout.pairs
         self._files, self._left_out = tuning_files(data, split)
         tokens = load_tokenizer(tokenizer)
-        template = open_template(chat_template, tokenizer)
+        template = open_template(layout.chat_template, tokenizer)
         end = None if template else end_of_text(tokens, tokenizer)
         self._end_notes = [end.note] if end and end.note else []
         kind = PairEncoder if pairs else Encoder
-        encoder = kind(tokens, template, end.token if end else 0, min(src_length, seq_length), seq_length, all_learnt)
+        most_source = min(layout.src_length, seq_length)
+        encoder = kind(tokens, template, end.token if end else 0, most_source, seq_length, layout.all_learnt)
         checksums = [LargeFile(file).checksum() for file in self._files]
         made_from: dict[str, Any] = {
             "data": f"{len(self._files)} files with {sum(LargeFile(file).size_bytes for file in self._files)} bytes",
@@ -147,8 +155,8 @@ class TuningData(InPasses):
             "split_special_tokens": tokens.encode_special_tokens,
             "end": end.token if end else 0,
             "seq_length": seq_length,
-            "src_length": src_length,
-            "all_learnt": all_learnt,
+            "src_length": layout.src_length,
+            "all_learnt": layout.all_learnt,
             "packing": packing,
             "layout": LAYOUT,
         } | ({"pairs": 1} if pairs else {})
@@ -158,8 +166,8 @@ class TuningData(InPasses):
         self._tokens, self._pieces, self._rows, self._remarks, unread = cached_arrays(
             folder,
             self._files[0].stat().st_uid,
-            made_from | {"vocab_size": vocab_size},
-            lambda: _build(encoder, self._files, seq_length, vocab_size, packing),
+            made_from | {"vocab_size": layout.vocab_size},
+            lambda: _build(encoder, self._files, layout),
         )
         self._unread: dict[str, int] = loads(bytes(np.asarray(unread[0 : len(unread)])[:, 0].tolist()))
         self.packed = packing != "none" or pairs
@@ -253,9 +261,7 @@ class TuningData(InPasses):
         return slice(first, first + count)
 
 
-def _build(
-    encoder: Encoder, files: Sequence[Path], seq_length: int, vocab_size: int, packing: Packing
-) -> list[NDArray[np.int64]]:
+def _build(encoder: Encoder, files: Sequence[Path], layout: RowLayout) -> list[NDArray[np.int64]]:
     """Tokens [tokens, 1]; of each sample, in the order of rows, where its tokens begin and how many they are; of each
     row its first sample, how many it has, and its tokens; remarks: file, line and kind; keys that are not read and the
     number of their lines, as bytes of JSON. Raises UserError."""
@@ -268,10 +274,10 @@ def _build(
     for samples in _batched(encoder.samples(files), together):
         line = samples[0].line
         largest = max(int(np.where(one.tokens < 0, ~one.tokens, one.tokens).max(initial=0)) for one in samples)
-        if largest >= vocab_size and not faults:
+        if largest >= layout.vocab_size and not faults:
             faults.append(
                 f"{files[line.file]}: line {line.number}: has token {largest}, but the model's vocab_size is "
-                f"{vocab_size}; take the model's own tokenizer"
+                f"{layout.vocab_size}; take the model's own tokenizer"
             )
         unread.update(key for key in sorted(set(line.unread)) if key in unread or len(unread) < MOST_KEYS)
         if not all(one.learns for one in samples):
@@ -292,7 +298,7 @@ def _build(
         )
     sizes = np.array([len(part) for part in parts])
     places = sizes.cumsum() - sizes
-    rows = pack((sizes - 1).reshape(-1, together).sum(1).tolist(), seq_length, packing)
+    rows = pack((sizes - 1).reshape(-1, together).sum(1).tolist(), layout.seq_length, layout.packing)
     rows = [[together * number + each for number in row for each in range(together)] for row in rows]
     order = np.array([number for row in rows for number in row])
     counts = np.array([len(row) for row in rows])

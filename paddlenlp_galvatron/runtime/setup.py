@@ -1,0 +1,56 @@
+"""The setup of a model for training: equal on every rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ..model.lora import Adapters
+from ..model.preference import Preference
+from ..plan import ModelShape, Plan, Precision
+from .adapters import load_family
+from .adapters.decoder import Adapter
+from .kernels import Kernels
+from .precision import Numbers
+from .weights import SeededWeights, WeightSource
+
+
+@dataclass(frozen=True)
+class ModelSetup:
+    """A model under a plan, and how its layers compute on this device."""
+
+    plan: Plan
+    shape: ModelShape
+    seq_length: int
+    source: WeightSource
+    numbers: Numbers
+    kernels: Kernels
+    seed: int = 0  # of dropout
+    packed: bool = False  # rows may hold several documents; every layer must know where they end
+    adapters: Adapters | None = None  # they alone are trained
+    preference: Preference | None = None  # rows hold pairs of answers, and the loss is of these
+
+    @classmethod
+    def of(
+        cls, plan: Plan, shape: ModelShape, seq_length: int, compute_precision: Precision | None = None, **given: Any
+    ) -> ModelSetup:
+        """The setup with the plan's types and kernels, as far as this device has them. Weights without a `source` are
+        drawn from `seed`. `compute_precision`: what layers compute in, if not the plan's precision (on CPU: fp32).
+        `given`: further fields. Raises UserError for a precision that this device lacks."""
+        assumed, seed = plan.assumed, given.get("seed", 0)
+        fields: dict[str, Any] = {
+            "source": SeededWeights(seed, shape.initializer_range),
+            "numbers": Numbers.of(assumed.mixed_precision, bool(assumed.fp32_gradients), compute_precision),
+            "kernels": Kernels.of(assumed),
+        }
+        return cls(plan, shape, seq_length, **fields | {name: each for name, each in given.items() if each is not None})
+
+    @cached_property
+    def family(self) -> Adapter:
+        return load_family(self.shape.family)
+
+    @cached_property
+    def config(self) -> Any:
+        """PaddleNLP's config of the model."""
+        return self.family.config(self.shape, self.seq_length, self.kernels)
