@@ -21,7 +21,6 @@ run() { # name, then what pytest is to run
     echo "test-full: $name passed in $(($(date +%s) - started)) s"
 }
 
-run files tests/test_*.py
 for folder in tests/*/; do
     case $folder in *__pycache__/) continue ;; esac
     run "$(basename "$folder")" "$folder"

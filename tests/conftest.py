@@ -2,6 +2,7 @@ import faulthandler
 import os
 import signal
 from collections.abc import Callable, Generator
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -18,6 +19,9 @@ STDERR = pytest.StashKey[int]()
 
 # A background shell (`nohup make test &`) passes an ignored Ctrl-C on to all that it starts; tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+TESTS = Path(__file__).parent
+os.environ["PYTHONPATH"] = f"{TESTS / 'helpers'}:{TESTS}"  # for ranks and programs that tests start
 
 # The machine may be busy: no test is about time.
 settings.register_profile("here", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)

@@ -14,7 +14,7 @@ import pytest
 
 from paddlenlp_galvatron.plan import read_plan
 
-HELD = Path(__file__).parents[1] / "held_search.py"
+HELD = Path(__file__).with_name("held_search.py")
 ASKED = {"device": "h100", "gpus": 8, "batch": 32, "seq": 1024, "memory_constraint": 8, "top_k": 1000}
 SEARCH = ["search", "qwen2.5-0.5b", *(f"--{name}={value}" for name, value in ASKED.items())]  # of many families
 PROMPT_S = 3.0  # of processor time; 0.1 is usual, and 2 were seen once on a busy host

@@ -1,14 +1,13 @@
 """What the cost model says a step moves and holds, against real processes that run one of each plan."""
 
 import json
+import os
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("paddle")
-
-from cost_cases import RANKS, SEQ, RealCase, real_cases
 
 from paddlenlp_galvatron.cost_model import CostModel, CostOptions, Task
 from paddlenlp_galvatron.cost_model.traffic import step_traffic_bytes
@@ -22,6 +21,8 @@ from paddlenlp_galvatron.profiles.compute_time import ComputeTimes
 from paddlenlp_galvatron.profiles.memory_use import MemoryUse
 from paddlenlp_galvatron.profiles.network import Network
 
+from .cost_cases import RANKS, SEQ, RealCase, real_cases
+
 pytestmark = pytest.mark.slow
 SCALAR_BYTES = 2 * 4 * RANKS  # the loss and the gradient's norm, an fp32 scalar each on every rank
 DEGREES = (1, 2, 4)
@@ -32,7 +33,7 @@ def measured(tmp_path_factory) -> list[list[dict]]:
     """By rank and case."""
     folder, here = tmp_path_factory.mktemp("steps"), Path(__file__).parent
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", f"{here}:{here.parent}:{here.parents[1]}")
+        patch.setenv("PYTHONPATH", str(here), prepend=os.pathsep)
         launch("step_worker", [str(folder)], RANKS, folder, timeout_s=1500)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
 

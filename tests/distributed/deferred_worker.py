@@ -14,7 +14,6 @@ from paddlenlp_galvatron.runtime.groups import run_as_rank, start_world
 
 
 def main() -> None:
-    sys.path.insert(0, str(Path(__file__).parents[1]))
     from deferred import install
     from kernels import forbid_other_kernels
     from no_host_traffic import forbid_host_traffic

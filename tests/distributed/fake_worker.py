@@ -42,7 +42,6 @@ def around(
 
 
 def main() -> None:
-    sys.path.insert(0, str(Path(__file__).parents[1]))
     from fake_device import FOLDER, FakeDevice
 
     changed, module, *arguments = sys.argv[1:]

@@ -31,7 +31,6 @@ ALIGNED = 16  # bytes: the optimizer's kernel loads four numbers at a time
 
 
 def train_by_twins(folder: str) -> None:
-    sys.path.insert(0, str(Path(__file__).parents[1]))
     import twins
 
     twins.install()

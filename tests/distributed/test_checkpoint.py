@@ -72,14 +72,6 @@ def run(folder: Path, plans: list[Plan], jobs: list[tuple[str, str, int, int]]) 
     return {name: json.loads((folder / f"{name}.json").read_text()) for name, *_ in jobs}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def worker():
-    tests = Path(__file__).parents[1]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", f"{tests}:{tests.parent}")
-        yield
-
-
 @pytest.fixture(scope="module")
 def saved(worker, tmp_path_factory) -> tuple[dict[str, Path], dict[str, list[float]]]:
     """Checkpoints by the plan's name, and the losses before and after."""

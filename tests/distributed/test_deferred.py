@@ -24,13 +24,6 @@ from . import plans, test_checkpoint, test_experts, test_surface
 STEPS = 2  # of random plans
 
 
-@pytest.fixture(autouse=True)
-def workers(monkeypatch):
-    """Ranks find the modules of the tests."""
-    tests = Path(__file__).parents[1]
-    monkeypatch.setenv("PYTHONPATH", f"{tests}:{tests.parent}")
-
-
 def deferring(folder: Path, seed: int) -> Callable[..., None]:
     """`launch`, under the deferred backend; `folder`: of the ranks' messages, of which none may be left."""
     folder.mkdir()

@@ -154,8 +154,6 @@ def test_with_the_routing_of_fp32_ranks_train_in_bf16_as_one_process_does(monkey
     [case] = cases([of for of in plans.EXPERTS_TWO if of.name == "experts: bf16"])
     rounded = replace(case, shape=replace(case.shape, experts_per_token=2), seed=3)
     both = [replace(rounded, plan=plans.in_16_bits(case.plan, Precision.FP32)), rounded]
-    tests = Path(__file__).parents[1]
-    monkeypatch.setenv("PYTHONPATH", f"{tests}:{tests.parent}")
     write_cases(tmp_path, both)
     launch(__name__, [str(tmp_path)], 2, tmp_path / "log", timeout_s=300)
     results = compare(tmp_path, both)

@@ -18,13 +18,11 @@ import pytest
 
 pytest.importorskip("paddle")
 
-import fake_device
-
 from paddlenlp_galvatron.check.parity.parity import WORKER, compare, write_cases
 from paddlenlp_galvatron.launch.processes import LaunchError, launch
 from paddlenlp_galvatron.plan import Schedule
 
-from . import plans, test_experts
+from . import fake_device, plans, test_experts
 from .test_deferred import named
 
 WORKER_HERE = Path(__file__).with_name("fake_worker.py")
@@ -40,11 +38,10 @@ EXPERTS = [plans.EXPERTS_FOUR[4], *plans.EXPERTS_LATE[1:]]
 @pytest.fixture(autouse=True)
 def device(begun_ranks, monkeypatch):
     """Paddle finds it when it is imported, in ranks that begin as a user's; they find the modules of the tests."""
-    folder, tests = fake_device.built(), Path(__file__).parents[1]
+    folder = fake_device.built()
     if folder is None:
         pytest.skip("needs g++ and Paddle 3.3")
     monkeypatch.setenv(fake_device.LIBRARIES, str(folder))
-    monkeypatch.setenv("PYTHONPATH", f"{tests}:{tests.parent}")
 
 
 def train(

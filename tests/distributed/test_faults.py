@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -37,9 +36,7 @@ TIMEOUT_S = 600.0
         ("shape", f"^rank {FAULTY_RANK} failed in step 2: "),
     ],
 )
-def test_a_rank_that_fails_ends_all_and_is_named(tmp_path, monkeypatch, place, message):
-    tests = Path(__file__).parents[1]
-    monkeypatch.setenv("PYTHONPATH", f"{tests}:{tests.parent}")
+def test_a_rank_that_fails_ends_all_and_is_named(tmp_path, place, message):
     with pytest.raises(LaunchError, match=message):
         launch(f"{__package__}.faulty_worker", [place, str(FAULTY_RANK)], 4, tmp_path / "log", TIMEOUT_S)
 

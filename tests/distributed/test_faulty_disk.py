@@ -25,8 +25,7 @@ SAVED = re.compile(rb"saved \S+/step-(\d+)\n")
 
 def work(folder: Path, shim: Path, *what: str, **environment: str) -> None:
     folder.mkdir()
-    tests = Path(__file__).parents[1]
-    preload = {"PYTHONPATH": f"{tests}:{tests.parent}", "LD_PRELOAD": str(shim), "DISK_ROOT": str(folder)}
+    preload = {"LD_PRELOAD": str(shim), "DISK_ROOT": str(folder)}
     ran = subprocess.run(
         [sys.executable, "-m", f"{__package__}.disk_worker", *what],
         env=os.environ | preload | environment,

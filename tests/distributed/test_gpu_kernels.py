@@ -21,12 +21,6 @@ TIMEOUT_S = 300.0
 REFUSAL = "Do not support c_softmax_with_cross_entropy for cpu kernel"
 
 
-@pytest.fixture(autouse=True)
-def path(monkeypatch):
-    tests = Path(__file__).parents[1]
-    monkeypatch.setenv("PYTHONPATH", f"{tests}:{tests.parent}")
-
-
 @pytest.mark.parametrize(("ranks", "stages"), [(2, 1), (4, 2)])
 def test_the_fused_loss_finds_the_communicator_that_was_made_for_it(tmp_path, ranks, stages):
     """Paddle's own operator: it begins no store of its own, and goes on to its kernel, which a CPU has not."""

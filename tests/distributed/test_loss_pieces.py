@@ -13,7 +13,7 @@ from paddlenlp_galvatron.plan import DataParallel, Plan, Precision, Schedule
 
 from . import plans
 from .plans import interleaved, plan
-from .test_deferred import disagreements, workers  # noqa: F401 - a fixture
+from .test_deferred import disagreements
 from .test_tuning import agrees
 
 

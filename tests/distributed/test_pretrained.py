@@ -61,10 +61,7 @@ def trained(folder: Path, those: list[tuple[str, str, str]], tuned: list[tuple[s
     (folder / "jobs.json").write_text(json.dumps(jobs))
     adapted = [(*pair, plan_to_dict(of)) for pair, of in zip(tuned, cycle(PLANS.values()))]
     (folder / "tuning.json").write_text(json.dumps(adapted))
-    tests = Path(__file__).parents[1]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", f"{tests}:{tests.parent}")
-        launch(f"{__package__}.pretrained_worker", [str(folder)], 4, folder / "log", timeout_s=600)
+    launch(f"{__package__}.pretrained_worker", [str(folder)], 4, folder / "log", timeout_s=600)
 
 
 @pytest.mark.parametrize(

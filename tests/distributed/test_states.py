@@ -69,12 +69,6 @@ def run(folder: Path, cases: list[Case]) -> list[list[dict]]:
     ]
 
 
-@pytest.fixture(autouse=True)
-def worker(monkeypatch):
-    tests = Path(__file__).parents[1]
-    monkeypatch.setenv("PYTHONPATH", f"{tests}:{tests.parent}")
-
-
 def arithmetic(case: Case, stage: int) -> dict[str, float]:
     """Bytes on a rank of a stage: matrices by dp type, norms and biases whole. Master copies count as weights."""
     of, shape = case.plan, case.shape

@@ -64,9 +64,7 @@ class Reports(dict[tuple[int, str], list[dict]]):
         for name in names:
             of = PLANS[world][name]
             write_plan(replace(of, assumed=replace(of.assumed, seq_length=16)), folder / f"{name}.json")
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("PYTHONPATH", f"{Path(__file__).parents[1]}:{Path(__file__).parents[2]}")
-            launch(f"{__package__}.surface_worker", [str(folder), *names], world, folder / "log", timeout_s=600)
+        launch(f"{__package__}.surface_worker", [str(folder), *names], world, folder / "log", timeout_s=600)
         for name in names:
             ranks = [json.loads((folder / f"{name}.{rank}.json").read_text()) for rank in range(world)]
             self[world, name] = [report | {"folder": folder} for report in ranks]

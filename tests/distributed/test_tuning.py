@@ -17,7 +17,7 @@ from paddlenlp_galvatron.model.preference import Loss
 from paddlenlp_galvatron.plan import Precision
 
 from . import plans
-from .test_deferred import disagreements, workers  # noqa: F401 - a fixture
+from .test_deferred import disagreements
 
 # Of each axis, each kind of sharding and recompute one, always with a plain tp layer among them. Every second of four
 # ranks' plans has pairs or adapters, of either half: tp, Ulysses, context, zero3 and pipelines; all have in long tests.

@@ -1,6 +1,6 @@
 """Runs hostile cases, in processes of their own under limits of time and memory, and says what it should not do.
 
-PYTHONPATH=tests python -m hostile.run --cases 20000 --seed 1
+PYTHONPATH=tests:tests/helpers python -m hostile.run --cases 20000 --seed 1
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[1] / "helpers"))
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 from searches import GB_S, random_prices, shaped

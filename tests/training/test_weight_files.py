@@ -14,7 +14,6 @@ pytest.importorskip("paddle")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
-from weight_folders import BESIDE, FAULTS, HEAD, INDEX, OTHERS, PARTS, PREFIXES, SINGLE, Folder
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.plan import load_model
@@ -22,6 +21,8 @@ from paddlenlp_galvatron.training.checkpoint.adapters import base_identity
 from paddlenlp_galvatron.training.checkpoint.convert import to_checkpoint
 from paddlenlp_galvatron.training.checkpoint.huggingface import HuggingFaceWeights, modules
 from paddlenlp_galvatron.training.checkpoint.loading import open_weights
+
+from .weight_folders import BESIDE, FAULTS, HEAD, INDEX, OTHERS, PARTS, PREFIXES, SINGLE, Folder
 
 LEFT_OVER = Folder(parts=True, index=True, head="other")
 SHARDED = Folder(single=False, parts=True, index=True, head="other")

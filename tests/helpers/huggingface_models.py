@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from paddlenlp_galvatron.runtime.batch import IGNORED_LABEL, Samples
 
-FOLDER = Path(__file__).parent / "fixtures" / "huggingface"
+FOLDER = Path(__file__).parents[1] / "fixtures" / "huggingface"
 TUNING = FOLDER.parent / "tuning"
 NAMES = ("llama", "qwen2", "qwen2-tied", "llama3.2", "qwen3", "qwen3_moe", "qwen2_moe", "qwen2_moe-dense", "mixtral")
 TOLERANCE = 1e-4  # of logits and losses against transformers'; seen were 4e-6 and 1e-6

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 from cost_examples import COMPUTATION, HARDWARE, MEMORY, MODEL, SEQ
-from seeds_elsewhere import EXCEPTIONS, SHOWN_BY
 
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.measure.options import PointOptions
@@ -25,7 +24,9 @@ from paddlenlp_galvatron.plan import DataParallel, Plan, Recompute, Schedule, pl
 from paddlenlp_galvatron.profiles import ComputationProfile, HardwareProfile, Shape
 from paddlenlp_galvatron.training.prepare import GROUPS, prepare
 
-ROOT = Path(__file__).parents[1]
+from .seeds_elsewhere import EXCEPTIONS, SHOWN_BY
+
+ROOT = Path(__file__).parents[2]
 PORT = "llm/auto_parallel/galvatron-llama-submit"
 CONFIG = {
     "model_type": MODEL.family,

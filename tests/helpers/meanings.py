@@ -1,7 +1,7 @@
 """What configs mean here, beside what transformers says: recorded for single fields, compared for random configs.
 
-    .venv/bin/python tests/meanings.py ORACLE                    writes tests/fixtures/config_meanings.json
-    .venv/bin/python tests/meanings.py ORACLE --random 200       compares, and counts; --seed N: others
+    .venv/bin/python tests/helpers/meanings.py ORACLE                    writes tests/fixtures/config_meanings.json
+    .venv/bin/python tests/helpers/meanings.py ORACLE --random 200       compares, and counts; --seed N: others
 
 ORACLE is the Python of an environment with transformers (tests/fixtures/make_huggingface.py says of which).
 """
@@ -20,7 +20,7 @@ from typing import Any
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.model import FAMILIES, ModelShape, shape_from_config
 
-FIXTURES = Path(__file__).parent / "fixtures"
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 RECORDED = FIXTURES / "config_meanings.json"
 Config = dict[str, Any]
 COMMON: Config = {

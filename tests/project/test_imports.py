@@ -7,7 +7,7 @@ from importlib import import_module
 from inspect import isfunction, ismodule
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PACKAGE = "paddlenlp_galvatron"
 Graph = dict[str, set[str]]
 

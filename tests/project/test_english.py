@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-TOOL = Path(__file__).parents[1] / "tools" / "english.py"
+TOOL = Path(__file__).parents[2] / "tools" / "english.py"
 BAD = {
     "a.py": '"""Times of a step.\n\n    What counts is\n    the median."""\n',
     "b.py": "x = 1  # ms. Of a lap, the first\ny = 2  # that is shown\n",

@@ -18,7 +18,7 @@ from paddle.base import core
 
 from paddlenlp_galvatron.runtime import device
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 SOURCE = TESTS / "fixtures" / "fake_device.cc"
 FOLDER = "FAKE_DEVICE_FOLDER"  # variable: where ranks have their mailboxes
 LIBRARIES = "CUSTOM_DEVICE_ROOT"  # variable of Paddle: where it finds devices

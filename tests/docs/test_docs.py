@@ -24,7 +24,7 @@ from paddlenlp_galvatron.plan.file import AssumedFields, GalvatronObject, Strate
 from paddlenlp_galvatron.profiles import files, nccl_tests
 from paddlenlp_galvatron.training.step_log import StepRecord
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*/*.md"), *ROOT.glob("examples/*/*.md")]
 PLAN_FILE = [ROOT / "docs" / language / "plan_file.md" for language in ("en", "zh")]
 

@@ -39,7 +39,7 @@ from paddlenlp_galvatron.runtime.cpu_backend import REACH_S
 from paddlenlp_galvatron.training.data import corpus, dataset
 from paddlenlp_galvatron.training.settings import MOST_TRACED
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 MIB, MINUTE_S = 2**20, 60
 CORE = "".join((ROOT / "search_engine" / name).read_text() for name in ("limits.hpp", "dp_core.cpp")).replace("'", "")
 WORDS = {  # how a page may write a number

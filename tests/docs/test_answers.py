@@ -14,7 +14,7 @@ from paddlenlp_galvatron.options.aliases import canonical_name
 from paddlenlp_galvatron.options.foreign import outcome_of
 from paddlenlp_galvatron.training.paddlenlp.arguments import OPTIONS
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "paddlenlp_galvatron"
 # Words of the five guides of Galvatron and its port that a user searches -> the page that says what they do here.
 ANSWERS = {

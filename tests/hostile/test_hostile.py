@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from hostile import options, run
 from hostile.case import Case
 from hostile.known import known

@@ -12,7 +12,7 @@ import pytest
 from paddlenlp_galvatron.cli.main import commands as all_commands
 from paddlenlp_galvatron.options.group import read_words
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 TUTORIALS = [
     *sorted(path.name for path in (DOCS / "en").glob("tutorial_*.md")),
     "finetune.md",

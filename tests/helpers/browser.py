@@ -188,4 +188,4 @@ def browser() -> Iterator[Browser]:
 def with_pictures(save: Callable[[Path], None], name: str) -> None:
     """Renew a picture of the documents, where GALVATRON_PICTURES is set."""
     if os.environ.get("GALVATRON_PICTURES"):
-        save(Path(__file__).parents[1] / "docs" / "images" / name)
+        save(Path(__file__).parents[2] / "docs" / "images" / name)

@@ -3,7 +3,7 @@
 import ast
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1] / "paddlenlp_galvatron"
+ROOT = Path(__file__).parents[2] / "paddlenlp_galvatron"
 KNOWS = ROOT / "runtime" / "cpu_backend.py"
 # Ways to ask Paddle, or its environment, which backend runs.
 QUESTIONS = {"get_backend", "ProcessGroupGloo", "ProcessGroupNCCL", "is_compiled_with_nccl", "_default_backend"}

@@ -2,7 +2,8 @@
 
 SHOWN_BY = {
     "000 launch": "measure/test_launch_line.py::test_nodes_and_devices_of_a_line",
-    "000 pip install -e . beside PaddleNLP": "test_beside_sources.py::test_both_are_installed_editable_and_train",
+    "000 pip install -e . beside PaddleNLP": "project/test_beside_sources.py::"
+    "test_both_are_installed_editable_and_train",
     "000 the compile line": "planner/test_core.py::test_the_documents_line_builds_it",
     "001 profile, search and train in a row": "measure/test_profile_scripts.py::"
     "test_the_default_chain_from_measuring_to_training",

@@ -11,7 +11,7 @@ pytest.importorskip("paddle")
 
 from paddlenlp_galvatron.profiles.analytic import CHECKPOINT_CALLS, FUSED_CALLS, GROUPED, LAYER_CALLS
 
-BENCHMARK = Path(__file__).parents[1] / "benchmarks" / "python_per_layer.py"
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "python_per_layer.py"
 # 54, 68, 74, 62, 70, 82, 79, 80 and 110 under Paddle 3.3.1
 MOST = {"plain": 60, "recompute": 75, "bf16": 85, "tp": 70, "tp, Megatron-SP": 80, "Ulysses": 90}
 MOST |= {"context parallel": 90, "zero3": 90, "experts": 110}

@@ -16,7 +16,7 @@ from small_model import MODEL as SMALL
 
 paddlenlp = pytest.importorskip("paddlenlp")
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 OURS = ("paddlenlp", "galvatron_dp_core", "_editable", "__editable__")  # how what is installed anew begins
 TIMEOUT_S = 600.0
 SETUP = """
