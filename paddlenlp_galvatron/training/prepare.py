@@ -127,7 +127,7 @@ def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | No
         plan = folder / PLAN
         assumed = Assumptions(seq_length=seq_length, **options.assumptions)
         write_plan(uniform.plan(shape, world_size, assumed), plan)
-        notes.append(f"one strategy for all layers, by {', '.join(given)}: {options.output_dir / PLAN}")
+        notes.append(f"one strategy for all layers, by {', '.join(given)}; a run writes {options.output_dir / PLAN}")
     elif given:
         raise UserError(
             f"{name}: the plan file says the global batch; leave the option out, or give degrees in place of a plan"
