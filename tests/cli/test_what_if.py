@@ -371,12 +371,12 @@ def test_the_page_answers_every_change(served):
         page.fill("#num_nodes", "2")
         choose = "e.value = 'qwen3-30b-a3b'; e.dispatchEvent(new Event('input', {bubbles: true}))"
         page.value(f"(e => {{ {choose}; }})(document.getElementById('model_size'))")
-        page.wait(f"{shown('qwen3-30b-a3b on 16 GPUs')} && {shown('experts 1.2 x the mean')}")
+        page.wait(f"{shown('qwen3-30b-a3b on 16 GPUs')} && {shown('expert load imbalance: 1.2x for time')}")
         assert page.value(shown("EP communication"))
         page.point_at("#answer td[data-tip*='experts ep']")
         page.wait(f"{tip}.includes('experts ep')")
         page.fill("#search_options", "moe_imbalance=1.7 moe_imbalance_bound=3")
-        page.wait(shown("experts 1.7 x the mean, 3 x"))
+        page.wait(shown("expert load imbalance: 1.7x for time, 3x for memory"))
         page.window(PHONE)
         assert page.overflow <= 0
         assert not page.errors

@@ -73,7 +73,7 @@ def run(folder: Path, plans: list[Plan], jobs: list[tuple[str, str, int, int]]) 
 
 
 @pytest.fixture(scope="module")
-def saved(worker, tmp_path_factory) -> tuple[dict[str, Path], dict[str, list[float]]]:
+def saved(tmp_path_factory) -> tuple[dict[str, Path], dict[str, list[float]]]:
     """Checkpoints by the plan's name, and the losses before and after."""
     folder = tmp_path_factory.mktemp("saved")
     losses = run(folder, list(SAVED.values()), [(name, "", BEFORE, AFTER) for name in SAVED])

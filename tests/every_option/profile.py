@@ -35,7 +35,6 @@ def _as_rank(module: Any, argument: str, parts: tuple[str, ...]) -> dict[str, An
     built = {name: MagicMock(name=name) for name in parts}
     idle = {"start_world": lambda: (0, 1), "meta_of_rank": lambda *_, **__: DEVICE}
     idle |= {name: MagicMock(return_value=[]) for name in ("spread_notes", "report_note", "report_progress")}
-    idle |= {"load_family": lambda name: name} if module is model else {}
     with patch.multiple(module, **built, **idle), patch.object(sys, "argv", ["", argument]):
         module.main()
     return {name: [_plain(call) for call in each.mock_calls if call[0] in ("", "open")] for name, each in built.items()}

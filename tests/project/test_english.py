@@ -22,7 +22,6 @@ GOOD = {
     "b.md": "# What fits\n\nIs that it? `Of. What told` is code, besides.\n\n```sh\nWhat\n```\n",
     "en/c.md": "One network card a GPU.\n",
     "zh/d.md": "全局批大小与断点续训，`批量` 是代码。\n\n```text\n批量\n```\n",
-    "planner/e.py": "told = 1  # beside the others, whose turn comes later\n",
 }
 
 
