@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from operator import add
+from operator import add, attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -116,8 +116,8 @@ def point_calls(
         kind, axes, parts, message = what
         width, each = 1, FP32_BYTES
         if message is not Message.LOSS:
-            width, each = getattr(model, message), setting.assumed.mixed_precision.bytes
-        if message is Message.KEYS:
+            width, each = attrgetter(message)(model), setting.assumed.mixed_precision.bytes
+        if message.repeats:
             width *= max(mesh.degree(Axis.ULYSSES, Axis.TENSOR) // model.kv_heads, 1)
         size = setting.micro_batch * setting.seq * width * each // parts
         return Call(kind, axes, size, times)
@@ -216,6 +216,11 @@ def weight_calls(weights: Weights, strategy: Strategy, setting: Setting) -> Call
         Call(Collective.ALL_REDUCE, COPIES, numbers * setting.states.gradient, times)
         for numbers, times in Counter(weights.copied_matrices).items()
     )
+    if setting.assumed.sequence_parallel and isinstance(strategy, LayerStrategy) and strategy.tp > 1:
+        reduce += tuple(
+            Call(Collective.ALL_REDUCE, (Axis.TENSOR,), numbers * setting.states.gradient)
+            for numbers in weights.whole_matrices
+        )
     return Calls(reduce=reduce, vectors=vectors).also(sharded)
 
 

@@ -224,8 +224,10 @@ class LayerPrices(ExpertPrices):
         model, assumed = self.models[layer_type], self.assumed
         heads_split = mesh.degree(Axis.ULYSSES, Axis.TENSOR)
         context = mesh.degree(*(at.axis for at in comm_ops(placed.axes, assumed.sequence_parallel, CORE)))
-        width = model.kv_width * max(heads_split // model.kv_heads, 1) if assumed.flash_attention else model.q_width
-        numbers = 2 * width / heads_split * self.seqs[layer_type] * (1 - 1 / context)
+        both = model.q_width + model.context_width
+        if assumed.flash_attention:
+            both = (model.k_width + model.v_width) * max(heads_split // model.kv_heads, 1)
+        numbers = both / heads_split * self.seqs[layer_type] * (1 - 1 / context)
         return numbers * assumed.mixed_precision.bytes / MIB
 
     @cached_property

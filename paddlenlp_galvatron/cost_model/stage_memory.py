@@ -192,7 +192,7 @@ def constants_mib(models: Sequence[ModelShape], seqs: Sequence[int], memory: Mem
     masks_mib = sum(memory.mask_mib(seq) for seq in set(seqs))
     if not memory.profile.mask_mib:
         return masks_mib
-    tables = {(seq, model.head_dim) for seq, model in zip(seqs, models, strict=True)}
+    tables = {(seq, model.rotary_dim) for seq, model in zip(seqs, models, strict=True)}
     numbers = sum(2 * seq * width for seq, width in tables)
     for model in models:
         numbers += 2 * (model.layers * len(model.block.weights) + len(ENDS))
@@ -201,7 +201,7 @@ def constants_mib(models: Sequence[ModelShape], seqs: Sequence[int], memory: Mem
 
 def positions_mib(model: ModelShape, tokens: int, memory: MemoryUse, assumed: Assumptions) -> float:
     """Sine and cosine of so many of a sample's tokens."""
-    numbers = 2 * tokens * model.head_dim if memory.profile.mask_mib else 0
+    numbers = 2 * tokens * model.rotary_dim if memory.profile.mask_mib else 0
     return numbers * assumed.mixed_precision.bytes / MIB
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ..model import Fused, ModelShape, Recompute, Split
 from ..model.layer import apart
-from ..plan.comm_points import CommPoint
+from ..plan.comm_points import GATHERS, CommPoint
 from ..plan.strategy import Assumptions, Precision
 from ..profiles.analytic import layer_numbers_per_token, recompute_saving_per_token, recompute_shares
 from ..profiles.computation import PassTimes
@@ -25,6 +25,11 @@ from .weights import FP32_BYTES
 # Operations of matrix products in the time in which a byte is moved: of A100 144, of H100 277, in 16 bits and at the
 # shares of the peaks of their data sheets.
 FLOPS_PER_BYTE = 200.0
+# The points that gather latents for products.
+OF_LATENTS = {
+    "self_attn.q_b_proj.weight": CommPoint.LATENT_QUERY,
+    "self_attn.kv_b_proj.weight": CommPoint.LATENT,
+}
 # A product with a factor is bound by memory: it takes as long as reading its input, or, of the second one, as writing
 # its output, reading it with the projection's, and writing their sum. In 16 bits reading takes as long as a product of
 # this rank: peak over bandwidth, each times its efficiency, 153 (A100) to 255 (H100) in the shipped data sheets.
@@ -104,12 +109,13 @@ def product_share(model: ModelShape, seq: int) -> float:
 def products_behind(model: ModelShape, seq: int) -> dict[CommPoint, float]:
     """The same of the products behind each communication point that gathers tokens for them."""
     all_flops = 2 * model.layer_parameters + seq / 2 * model.block.pair_flops
-    shares = {CommPoint.INTO_ATTENTION: 0.0, CommPoint.INTO_MLP: 0.0}
+    read = dict.fromkeys(GATHERS, 0)
     for sublayer in model.block.sublayers:
-        point = CommPoint.INTO_ATTENTION if sublayer.attends else CommPoint.INTO_MLP
-        read = [weight.numbers for weight in sublayer.weights if weight.linear and weight.split is Split.COLUMN]
-        shares[point] += 2 * sum(read) / all_flops
-    return shares
+        into = CommPoint.INTO_ATTENTION if sublayer.attends else CommPoint.INTO_MLP
+        for weight in sublayer.weights:
+            if weight.linear and weight.split is Split.COLUMN:
+                read[OF_LATENTS.get(weight.name, into)] += weight.numbers
+    return {point: 2 * numbers / all_flops for point, numbers in read.items()}
 
 
 def packed_times(times: PassTimes, products: float, seen: float) -> PassTimes:

@@ -61,6 +61,7 @@ class Weights:
     split_vectors: int = 0  # biases in front of split columns
     whole_vectors: int = 0  # norms
     head_vectors: int = 0  # whole ones that a rank uses on heads of its own: norms of q and k
+    whole_matrices: tuple[int, ...] = ()  # of the matrices, those that no rank splits: projections to latents
     copied_matrices: tuple[int, ...] = ()  # of the matrices, those that `copies` ranks of the tp group hold: kv heads
     copied_vectors: tuple[int, ...] = ()  # those of the split vectors
     copies: int = 1
@@ -90,6 +91,7 @@ def weights_of(kind: LayerKind, tp: int) -> Weights:
         split_vectors=vectors_of(Split.COLUMN, Split.ROW),
         whole_vectors=vectors_of(Split.WHOLE),
         head_vectors=vectors_of(Split.OWN),
+        whole_matrices=tuple(matrix.numbers for matrix in matrices if matrix.axis is None),
         copied_matrices=tuple(matrix.numbers_on(tp) for matrix in matrices if matrix in shared),
         copied_vectors=tuple(vector.numbers_on(tp) for vector in vectors if vector in shared),
         copies=max((tp // weight.parts(tp) for weight in shared), default=1),

@@ -1,7 +1,8 @@
 """A model's shape and its layers, each described once. Imports no Paddle.
 
 `config` reads config.json into a `shape`; `fields` has the values of what is left out, `unsupported` the list of what
-layers do not compute. `families` says what distinguishes models, `layer` has the words for weights, their splits and
+layers do not compute. `families` says what distinguishes models, `latents` what latent
+attention consists of, `layer` has the words for weights, their splits and
 recomputed parts. Tasks besides pretraining: `lora`, `preference`.
 """
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
+from dataclasses import fields as dataclass_fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ from ..base.errors import UserError
 from ..base.limits import MOST_LAYERS
 from ..base.reading import LARGEST_OPTIONS, read_json
 from ..base.text import shortened
-from .families import FAMILIES
+from .families import FAMILIES, Mixture
 from .fields import Fields, as_json
+from .latents import Latents
 from .shape import ModelShape
 from .unsupported import require_supported
 
@@ -96,17 +98,21 @@ def shape_from_config(config: Any, name: str, source: str = "config") -> ModelSh
         rope_theta=theta,
         initializer_range=fields.number("initializer_range", float, 1e3),
         attention_dropout=dropout,
-        own_head_dim=_head_dim(fields),
+        own_head_dim=None if family.latent else _head_dim(fields),
         rope_scaling=scaling,
+        latents=_latents(fields) if family.latent else None,
         **of_family,
     )
-    if shape.own_head_dim is None and shape.hidden_size % shape.heads:
+    if shape.latents:
+        _require_heads_alike(shape, source)
+    elif shape.own_head_dim is None and shape.hidden_size % shape.heads:
         raise UserError(
             f"{source}: hidden_size {shape.hidden_size} does not split into {shape.heads} heads; correct one of them"
         )
-    if shape.head_dim % 2:
+    if shape.rotary_dim % 2:
+        name = "qk_rope_head_dim" if shape.latents else "head_dim"
         raise UserError(
-            f"{source}: head_dim {shape.head_dim} is odd, but rotary positions turn pairs of numbers; give an even one"
+            f"{source}: {name} {shape.rotary_dim} is odd, but rotary positions turn pairs of numbers; give an even one"
         )
     if shape.heads % shape.kv_heads:
         usual = "" if "num_key_value_heads" in config else f", {family.name}'s number if num_key_value_heads is missing"
@@ -116,6 +122,22 @@ def shape_from_config(config: Any, name: str, source: str = "config") -> ModelSh
         )
     # A head_dim that says no more than the other numbers is no own one.
     return replace(shape, own_head_dim=None) if shape.q_width == shape.hidden_size else shape
+
+
+def _latents(fields: Fields) -> Latents:
+    """The sizes of latent attention. Raises UserError."""
+    sizes = {each.name: each.name for each in dataclass_fields(Latents)}
+    own_queries = fields.get("q_lora_rank") is None  # null: from the hidden state
+    return Latents(**{name: 0 if name == "q_lora_rank" and own_queries else fields.number(name) for name in sizes})
+
+
+def _require_heads_alike(shape: ModelShape, source: str) -> None:
+    """Raise UserError for heads of latent attention that share keys and values."""
+    if shape.kv_heads != shape.heads:
+        raise UserError(
+            f"{source}: num_key_value_heads is {shape.kv_heads}, but latent attention has as many as "
+            f"num_attention_heads, {shape.heads}; correct one of them"
+        )
 
 
 def _head_dim(fields: Fields) -> int | None:
@@ -140,15 +162,49 @@ def _experts(fields: Fields, layers: int) -> dict[str, Any]:
             f"{fields.source}: num_experts_per_tok {chosen} is more than the {experts} experts; correct one of them"
         )
     balances = fields.flag("output_router_logits") and fields.get(COEFFICIENT) != 0  # as in transformers
+    size, shared = fields.number(mixture.size), 0
+    if mixture.grouped:
+        shared = size * fields.number("n_shared_experts", least=0)
+    elif mixture.shared:
+        shared = fields.number("shared_expert_intermediate_size")
     return {
         "experts": experts,
         "experts_per_token": chosen,
-        "expert_size": fields.number(mixture.size),
-        "shared_size": fields.number("shared_expert_intermediate_size") if mixture.shared else 0,
+        "expert_size": size,
+        "shared_size": shared,
         "norm_topk": fields.flag("norm_topk_prob") if mixture.normed is None else mixture.normed,
         COEFFICIENT: fields.number(COEFFICIENT, float, 1e3) if balances else 0.0,
-        "dense_layers": _dense_layers(fields, layers) if mixture.steps else (),
+        "dense_layers": _dense_layers(fields, layers) if mixture.steps else _first_layers(fields, layers, mixture),
+        **(_groups(fields, mixture, experts, chosen) if mixture.grouped else {}),
     }
+
+
+def _first_layers(fields: Fields, layers: int, mixture: Mixture) -> tuple[int, ...]:
+    """The first layers, which have no experts, in families that have such ones. Raises UserError."""
+    count = fields.number("first_k_dense_replace", least=0) if mixture.grouped else 0
+    if count >= layers:
+        raise UserError(
+            f"{fields.source}: first_k_dense_replace {count} leaves none of {layers} layers with experts; correct it"
+        )
+    return tuple(range(count))
+
+
+def _groups(fields: Fields, mixture: Mixture, experts: int, chosen: int) -> dict[str, Any]:
+    """How a token's experts are chosen, and their scores scaled. Raises UserError."""
+    scaling = {"routed_scaling_factor": fields.number("routed_scaling_factor", float, 1e6)}
+    *_, within = mixture.methods
+    method = fields.config.get("topk_method") or mixture.methods[0]
+    if method not in mixture.methods:
+        raise fields.error("topk_method", " or ".join(mixture.methods))
+    if method != within:
+        return scaling
+    groups, kept = (1 if fields.get(name) is None else fields.number(name) for name in ("n_group", "topk_group"))
+    if experts % groups or kept > groups or kept * (experts // groups) < chosen:
+        raise UserError(
+            f"{fields.source}: n_group {groups}, topk_group {kept}: {experts} experts do not split into such groups, "
+            f"or these have fewer than the {chosen} of a token; correct one of them"
+        )
+    return {"expert_groups": groups, "groups_per_token": kept, **scaling}
 
 
 def _dense_layers(fields: Fields, layers: int) -> tuple[int, ...]:
@@ -193,9 +249,8 @@ def _rope(fields: Fields) -> tuple[float, tuple[tuple[str, int | float | str], .
     length = fields.get(ORIGINAL_LENGTH) or fields.get("max_position_embeddings")
     inside = Fields({ORIGINAL_LENGTH: length, **rope}, family, f"{source}: {where}")
     theta: float = (inside if "rope_theta" in rope else fields).number("rope_theta", float, 1e15)
-    for name in needed:
-        inside.number(name, float)
-    return theta, (("rope_type", kind), *((name, inside.config[name]) for name in needed)) if needed else ()
+    numbers = [(name, inside.get(name)) for name in needed if inside.number(name, float)]
+    return theta, (("rope_type", kind), *numbers) if needed else ()
 
 
 def config_of(shape: ModelShape) -> dict[str, Any]:
@@ -207,7 +262,7 @@ def config_of(shape: ModelShape) -> dict[str, Any]:
         "intermediate_size": shape.intermediate_size,
         "num_attention_heads": shape.heads,
         "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
+        **(_of_latents(shape.latents) if shape.latents else {"head_dim": shape.head_dim}),
         "vocab_size": shape.vocab_size,
         "max_position_embeddings": shape.max_position_embeddings,
         "tie_word_embeddings": shape.tied_embeddings,
@@ -219,6 +274,10 @@ def config_of(shape: ModelShape) -> dict[str, Any]:
         **{field: True for field in ("attention_bias", "mlp_bias") if getattr(shape, field)},
         **_of_experts(shape),
     }
+
+
+def _of_latents(latents: Latents) -> dict[str, Any]:
+    return asdict(latents) | {"q_lora_rank": latents.q_lora_rank or None}
 
 
 def _of_experts(shape: ModelShape) -> dict[str, Any]:
@@ -233,7 +292,21 @@ def _of_experts(shape: ModelShape) -> dict[str, Any]:
         "num_experts_per_tok": shape.experts_per_token,
         mixture.size: shape.expert_size,
         **({"norm_topk_prob": shape.norm_topk} if mixture.normed is None else {}),
-        **({"shared_expert_intermediate_size": shape.shared_size} if mixture.shared else {}),
+        **(_of_groups(shape, mixture) if mixture.grouped else {}),
+        **({"shared_expert_intermediate_size": shape.shared_size} if mixture.shared and mixture.gated else {}),
         **({COEFFICIENT: coefficient, "output_router_logits": True} if coefficient else {}),
-        **({"mlp_only_layers": list(shape.dense_layers)} if shape.dense_layers else {}),
+        **({"mlp_only_layers": list(shape.dense_layers)} if mixture.steps and shape.dense_layers else {}),
+    }
+
+
+def _of_groups(shape: ModelShape, mixture: Mixture) -> dict[str, Any]:
+    """The fields of config.json that describe DeepSeek's routing."""
+    return {
+        "n_shared_experts": shape.shared_size // shape.expert_size,
+        "first_k_dense_replace": len(shape.dense_layers),
+        "topk_method": mixture.methods[-1] if shape.expert_groups > 1 or mixture.sigmoid else mixture.methods[0],
+        "scoring_func": "sigmoid" if mixture.sigmoid else "softmax",
+        "n_group": shape.expert_groups,
+        "topk_group": shape.groups_per_token,
+        "routed_scaling_factor": shape.routed_scaling_factor,
     }

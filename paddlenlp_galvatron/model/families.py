@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from .latents import Latents
+
 
 @dataclass(frozen=True)
 class Mixture:
@@ -16,8 +18,12 @@ class Mixture:
     size: str = "moe_intermediate_size"  # field of config.json: columns of an expert
     counts: tuple[str, ...] = ("num_experts", "num_local_experts")  # the same: experts of a layer, transformers' names
     normed: bool | None = None  # whether the scores of a token's experts sum to 1; None: norm_topk_prob says
-    shared: bool = False  # one more expert has all tokens, and a gate
+    shared: str = ""  # the name of one more expert, which has all tokens
+    gated: bool = True  # as far as its gate says
     steps: bool = False  # decoder_sparse_step and mlp_only_layers make layers dense
+    grouped: bool = False  # DeepSeek's: experts are chosen within groups, first_k_dense_replace makes layers dense
+    sigmoid: bool = False  # scores are sigmoids, and a bias of each expert counts in the choice alone
+    methods: tuple[str, ...] = ("greedy",)  # ways to choose experts, by topk_method; the last one within groups
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +46,7 @@ class Family:
     # Stock PaddleNLP's own model of it. kv heads are shared among the ranks of tensor parallelism; it has Ulysses; a
     # pipeline recomputes some of its layers.
     stock: bool = True
+    latent: bool = False  # attention has latents
     stock_shares_kv_heads: bool = False
     stock_ulysses: bool = False
     stock_recomputes_some: bool = False
@@ -52,6 +59,23 @@ class Family:
         """The name without a version: qwen of qwen2."""
         return self.name.partition("_")[0].rstrip("0123456789")
 
+
+# DeepSeek's positions: each wave is slowed by up to the factor, and attention's scores are scaled (YaRN,
+# arXiv:2309.00071).
+YARN = {"yarn": ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")}
+BETAS = {"beta_fast": 32, "beta_slow": 1}
+_DEEPSEEK: dict[str, Any] = {
+    "counts": ("n_routed_experts", "num_experts", "num_local_experts"),
+    "shared": "shared_experts",
+    "gated": False,
+    "grouped": True,
+}
+_EXAMPLE = {
+    "latents": Latents(16, 20, 16, 8, 12),
+    "expert_groups": 2,
+    "groups_per_token": 1,
+    "routed_scaling_factor": 2.5,
+}
 
 _ALL = (
     # Llama 1, 2 and 3.
@@ -96,7 +120,7 @@ _ALL = (
         "Qwen2Moe",
         "qwen2",
         qkv_bias=True,
-        mixture=Mixture(counts=("num_experts",), shared=True, steps=True),
+        mixture=Mixture(counts=("num_experts",), shared="shared_expert", steps=True),
         window="use_sliding_window",
         defaults={"num_key_value_heads": 16},
         stock=False,  # PaddleNLP 3.0.0b4's own fails on Paddle 3.3.1
@@ -136,6 +160,49 @@ _ALL = (
         },
         stock=False,  # PaddleNLP 3.0.0b4's own fails on Paddle 3.3.1
         heads_per_kv_head=2,
+    ),
+    # DeepSeek-V2 and V2-Lite.
+    Family(
+        "deepseek_v2",
+        "DeepseekV2",
+        "deepseek_v2",
+        rope_types=YARN,
+        mixture=Mixture(**_DEEPSEEK, normed=False, methods=("greedy", "group_limited_greedy")),
+        defaults={
+            "max_position_embeddings": 2048,
+            "num_key_value_heads": 32,
+            "q_lora_rank": 1536,
+            "n_group": 1,
+            "topk_group": 1,
+            "routed_scaling_factor": 1.0,
+            "first_k_dense_replace": 0,
+        }
+        | BETAS,
+        stock=False,
+        latent=True,
+        example=_EXAMPLE,
+    ),
+    # DeepSeek-V3, R1 and Moonlight.
+    Family(
+        "deepseek_v3",
+        "DeepseekV3",
+        "deepseek_v2",  # PaddleNLP's own is that of V2
+        rope_types=YARN,
+        mixture=Mixture(**_DEEPSEEK, sigmoid=True, methods=("noaux_tc",)),
+        defaults={
+            "max_position_embeddings": 4096,
+            "num_key_value_heads": 128,
+            "q_lora_rank": 1536,
+            "n_group": 8,
+            "topk_group": 4,
+            "routed_scaling_factor": 2.5,
+            "first_k_dense_replace": 3,
+            "norm_topk_prob": True,
+        }
+        | BETAS,
+        stock=False,
+        latent=True,
+        example=_EXAMPLE | {"norm_topk": True},
     ),
 )
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}  # by `model_type` in config.json

@@ -34,18 +34,18 @@ class Fields:
         """A field, or its value if it is missing; None if nothing does."""
         return self.config.get(field, self.family.defaults.get(field, USUAL.get(field)))
 
-    def number(self, field: str, kind: type = int, most: float = MOST_SIZE) -> Any:
-        """A positive number. Raises UserError: it is missing, or is none."""
+    def number(self, field: str, kind: type = int, most: float = MOST_SIZE, least: int = 1) -> Any:
+        """A positive number, or a whole one that is not below `least`. Raises UserError: it is missing, or is none."""
         value = self.get(field)
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number or not 0 < value <= most or kind(value) != value:
-            wanted = f"a positive number up to {most:g}" if kind is float else f"a whole number from 1 to {most}"
+        if not is_number or not (value > 0 or value >= least) or value > most or kind(value) != value:
+            wanted = f"a positive number up to {most:g}" if kind is float else f"a whole number from {least} to {most}"
             raise self.error(field, wanted)
         return kind(value)
 
     def flag(self, field: str) -> bool:
-        """A switch, which is off if it is left out. Raises UserError."""
-        value = self.config.get(field, False)
+        """A switch, which is off if it is left out, unless the family has it on. Raises UserError."""
+        value = self.config.get(field, self.family.defaults.get(field, False))
         if not isinstance(value, bool):
             raise self.error(field, "true or false")
         return value

@@ -28,6 +28,8 @@ class Weight:
     most_parts: int | None = None  # parts that it splits into at most, which more ranks share: kv heads
     padded: bool = False  # to a multiple of the degree, along the axis that splits
     linear: bool = False  # a linear layer's matrix, which Hugging Face keeps transposed
+    large: bool = False  # a matrix that every rank has whole, but ZeRO shards: a projection to latents
+    state: bool = False  # it has no gradient, and stays fp32: the bias of a router's choice
     expert: int | None = None  # of which routed expert, whose ranks split it as those of tensor parallelism do others
 
     @property
@@ -37,7 +39,7 @@ class Weight:
     @property
     def sharded(self) -> bool:
         """By ZeRO. Vectors are not, nor what every rank has whole, as a router: all of it is small."""
-        return len(self.shape) > 1 and self.axis is not None
+        return len(self.shape) > 1 and (self.axis is not None or self.large)
 
     @property
     def axis(self) -> int | None:

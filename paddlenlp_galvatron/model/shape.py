@@ -11,6 +11,7 @@ from typing import Any
 
 from .families import FAMILIES, Family
 from .fields import USUAL
+from .latents import Latents, latent_attention
 from .layer import Again, Fused, Kept, LayerKind, Recompute, Split, Sublayer, Weight, linear
 
 
@@ -48,6 +49,10 @@ class ModelShape:
     norm_topk: bool = False  # the scores of a token's experts are divided by their sum
     router_aux_loss_coef: float = 0.0  # of the balance loss; plans do not depend on it
     dense_layers: tuple[int, ...] = ()  # rising numbers of the layers that have an MLP in place of experts
+    latents: Latents | None = None  # of latent attention; None: plain
+    expert_groups: int = 1  # a token's experts are chosen within the best `groups_per_token` of so many groups
+    groups_per_token: int = 1
+    routed_scaling_factor: float = 1.0  # of the scores of a token's experts
 
     @property
     def kinds(self) -> tuple[ModelShape, ...]:
@@ -74,17 +79,47 @@ class ModelShape:
 
     @property
     def head_dim(self) -> int:
+        """Of a head's q and k."""
+        if self.latents:
+            return self.latents.head_dim
         return self.own_head_dim or self.hidden_size // self.heads
 
     @property
+    def rotary_dim(self) -> int:
+        """Of a head's q and k, the numbers that rotary positions turn."""
+        return self.latents.qk_rope_head_dim if self.latents else self.head_dim
+
+    @property
+    def value_dim(self) -> int:
+        """Of a head's v."""
+        return self.latents.v_head_dim if self.latents else self.head_dim
+
+    @property
     def q_width(self) -> int:
-        """Numbers a token of q, and of what attention puts out."""
+        """Numbers a token of q."""
         return self.heads * self.head_dim
 
     @property
-    def kv_width(self) -> int:
-        """Numbers a token of k, and of v."""
+    def k_width(self) -> int:
+        """Numbers a token of k."""
         return self.kv_heads * self.head_dim
+
+    @property
+    def v_width(self) -> int:
+        """Numbers a token of v."""
+        return self.kv_heads * self.value_dim
+
+    @property
+    def context_width(self) -> int:
+        """Numbers a token of what attention puts out."""
+        return self.heads * self.value_dim
+
+    @property
+    def k_product_width(self) -> int:
+        """Numbers a token of what k's projection puts out: of latents k without positions, and v."""
+        if self.latents:
+            return self.heads * (self.latents.qk_nope_head_dim + self.latents.v_head_dim)
+        return self.k_width
 
     @property
     def traits(self) -> Family:
@@ -150,14 +185,16 @@ class ModelShape:
         return _short_hash({key: value for key, value in stated.items() if not (key in YOUNG and value == YOUNG[key])})
 
 
+CHOICE_BIAS = "e_score_correction_bias"  # of each expert, in the choice of a token's experts alone; transformers' name
 UNPLANNED = ("name", "attention_dropout", "router_aux_loss_coef")  # plans do not depend on these
-EXPERTS = ("experts", "experts_per_token", "expert_size", "shared_size", "norm_topk")
+ROUTING = ("expert_groups", "groups_per_token", "routed_scaling_factor")
+EXPERTS = ("experts", "experts_per_token", "expert_size", "shared_size", "norm_topk", *ROUTING)
 # Fields that shapes had not from the start: at these values a fingerprint is what it was before them.
 YOUNG = {
     field.name: field.default
     for field in fields(ModelShape)
     if field.name
-    in ("seq_length", "own_head_dim", "attention_bias", "mlp_bias", "rope_scaling", "dense_layers", *EXPERTS)
+    in ("seq_length", "own_head_dim", "attention_bias", "mlp_bias", "rope_scaling", "dense_layers", "latents", *EXPERTS)
 }
 
 
@@ -197,7 +234,10 @@ def _block(shape: ModelShape) -> LayerKind:
         mlp: tuple[Sublayer, ...] = (_mlp("mlp", shape.hidden_size, shape.intermediate_size, shape.mlp_bias),)
     else:
         mlp = _router(shape), *_shared(shape)
-    return LayerKind((_attention(shape), *mlp, _norms(shape)))
+    attention = _attention(shape)
+    if shape.latents:
+        attention = latent_attention(shape.hidden_size, shape.heads, shape.latents)
+    return LayerKind((attention, *mlp, _norms(shape)))
 
 
 @lru_cache(maxsize=256)
@@ -226,7 +266,7 @@ def _routed(shape: ModelShape) -> LayerKind:
 
 
 def _attention(shape: ModelShape) -> Sublayer:
-    hidden, q, kv, heads = shape.hidden_size, shape.q_width, shape.kv_width, shape.kv_heads
+    hidden, q, kv, heads = shape.hidden_size, shape.q_width, shape.k_width, shape.kv_heads
     biased, traits = shape.attention_bias, shape.traits
     name, bias = "self_attn", traits.qkv_bias or biased
     scales = [Weight(f"{name}.{part}_norm.weight", (shape.head_dim,), Split.OWN) for part in "qk"]
@@ -278,21 +318,25 @@ def _mlp(name: str, hidden: int, inner: int, bias: bool = False) -> Sublayer:
 
 def _router(shape: ModelShape) -> Sublayer:
     """A score for each expert, of a rank's own tokens, in fp32; and of the chosen ones numbers and places."""
-    assert shape.traits.mixture
-    name, shape_of = f"{shape.traits.mixture.inside}.gate.weight", (shape.hidden_size, shape.experts)
-    kept = Kept(scalars=shape.experts + 4 * shape.experts_per_token)
-    return Sublayer("router", (Weight(name, shape_of, Split.OWN, linear=True),), kept)
+    mixture = shape.traits.mixture
+    assert mixture
+    name, experts = f"{mixture.inside}.gate", shape.experts
+    weights = [Weight(f"{name}.weight", (shape.hidden_size, experts), Split.OWN, linear=True)]
+    if mixture.sigmoid:
+        weights.append(Weight(f"{name}.{CHOICE_BIAS}", (experts,), state=True))
+    return Sublayer("router", tuple(weights), Kept(scalars=experts + 4 * shape.experts_per_token))
 
 
 def _shared(shape: ModelShape) -> Iterator[Sublayer]:
-    """The expert that has all tokens, each as far as its gate says."""
-    if shape.shared_size:
-        yield _mlp("mlp.shared_expert", shape.hidden_size, shape.shared_size)
-        yield Sublayer(
-            "gate",
-            (Weight("mlp.shared_expert_gate.weight", (shape.hidden_size, 1), linear=True),),
-            Kept(tokens=shape.hidden_size),
-        )
+    """The expert that has all tokens, each as far as its gate says, if it has one."""
+    mixture = shape.traits.mixture
+    if not shape.shared_size or not mixture:
+        return
+    name = f"{mixture.inside}.{mixture.shared}"
+    yield _mlp(name, shape.hidden_size, shape.shared_size)
+    if mixture.gated:
+        gate = Weight(f"{name}_gate.weight", (shape.hidden_size, 1), linear=True)
+        yield Sublayer("gate", (gate,), Kept(tokens=shape.hidden_size))
 
 
 def _norms(shape: ModelShape) -> Sublayer:
@@ -316,13 +360,15 @@ def flops_per_token(
     """Floating-point operations of a token, forward and backward, recompute left out: what MFU counts.
 
     6 for each weight that tokens are multiplied with and 12 * layers * hidden * sequence for attention's two products
-    (PaLM, arXiv:2204.02311, appendix B): full attention, of which a causal kernel computes half. The embedding is
-    looked up, not multiplied, unless it is the LM head as well. `frozen` weights, under adapters, count 4
-    instead of 6: they have no gradients. `document_tokens`: of a token's document in packed rows, in which attention
-    stays.
+    (PaLM, arXiv:2204.02311, appendix B), half of them for each: full attention, of which a causal kernel computes half.
+    The embedding is looked up, not multiplied, unless it is the LM head as well. `frozen` weights, under adapters,
+    count 4 instead of 6: they have no gradients. `document_tokens`: of a token's document in packed rows, in which
+    attention stays.
     """
     looked_up = 0 if shape.tied_embeddings else shape.vocab_size * shape.hidden_size
-    attention = 12 * shape.layers * shape.q_width * min(seq_length, document_tokens or seq_length)
+    attention = (
+        6 * shape.layers * (shape.q_width + shape.context_width) * min(seq_length, document_tokens or seq_length)
+    )
     return (4 if frozen else 6) * (shape.active_parameters - looked_up) + attention
 
 
@@ -351,12 +397,11 @@ def measured_fingerprint(models: Sequence[ModelShape]) -> str:
     """Fingerprint of what measurements of layers and vocabulary depend on: not the number of layers, not the positions
     nor the length of samples, which measurements have themselves."""
     names = ("family", "hidden_size", "intermediate_size", "heads", "kv_heads", "vocab_size", "tied_embeddings")
-    young = ("own_head_dim", "attention_bias", "mlp_bias", *EXPERTS)
+    young = ("own_head_dim", "attention_bias", "mlp_bias", "latents", *EXPERTS)
     return _short_hash(
         [
-            [getattr(model, name) for name in names]
-            + [[name, value] for name in young if (value := getattr(model, name)) != YOUNG[name]]
-            for model in models
+            [own[name] for name in names] + [[name, own[name]] for name in young if own[name] != YOUNG[name]]
+            for own in map(asdict, models)
         ]
     )
 

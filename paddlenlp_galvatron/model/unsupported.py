@@ -27,10 +27,7 @@ PLAIN: tuple[tuple[tuple[object, ...], str], ...] = (
     (NONE, "rope_scaling_type mrope_section rope_base rotary_base rotary_emb_base rope_freq_base rope_local_base_freq"),
     # Attention
     (NONE, "attention_multiplier query_pre_attn_scalar clip_qkv attention_chunk_size sliding_window_pattern"),
-    (
-        NONE,
-        "kv_lora_rank q_lora_rank qk_rope_head_dim qk_nope_head_dim v_head_dim no_rope_layers no_rope_layer_interval",
-    ),
+    (NONE, "no_rope_layers no_rope_layer_interval"),
     (
         OFF,
         "attn_output_gate attn_temperature_tuning num_kv_shared_layers use_bidirectional_attention add_cross_attention",
@@ -43,11 +40,7 @@ PLAIN: tuple[tuple[tuple[object, ...], str], ...] = (
     (OFF, "use_parallel_residual parallel_attn zero_centered_gamma scale_embedding* normalize_embedding*"),
     (OFF, "is_encoder_decoder tie_encoder_decoder num_nextn_predict_layers mtp_num_layers num_mtp_layers"),
     # Experts
-    (ONE, "moe_layer_freq routed_scaling_factor"),
-    (OFF, "first_k_dense_replace"),
-    ((1, 0), "n_group topk_group"),
-    (("softmax",), "scoring_func"),
-    (("greedy",), "topk_method"),
+    (ONE, "moe_layer_freq"),
 )
 # Fields that match a name of the list, but are computed, belong to classifiers, or choose a kernel.
 FREE = "attention_dropout classifier_dropout summary_* use_fused_*"
@@ -93,14 +86,27 @@ def _plain_of(family: Family, layers: int) -> Iterator[tuple[tuple[object, ...],
     yield (family.qk_norm,), "*qk_norm *qk_layernorm"
     yield (["full_attention"] * layers,), "layer_types"
     yield (["sparse" if mixture else "dense"] * layers,), "mlp_layer_types"
-    yield OFF, " ".join(name for name in EXPERTS.split() if not mixture or name not in mixture.counts)
+    counts = (*mixture.counts, *(["n_shared_experts"] if mixture.grouped else [])) if mixture else ()
+    yield OFF, " ".join(name for name in EXPERTS.split() if name not in counts)
     if not mixture or not mixture.steps:
         yield ONE, "decoder_sparse_step"
         yield ([],), "mlp_only_layers"
-    if not mixture or not mixture.shared:
+    if not mixture or not mixture.shared or not mixture.gated:
         yield OFF, "shared_expert_intermediate_size"
-    if mixture and mixture.normed:
-        yield ONE, "norm_topk_prob"
+    if mixture and mixture.normed is not None:
+        yield ONE if mixture.normed else OFF, "norm_topk_prob"
+    if not family.latent:
+        yield NONE, "kv_lora_rank q_lora_rank qk_rope_head_dim qk_nope_head_dim v_head_dim"
+    if not mixture or not mixture.grouped:
+        yield ONE, "routed_scaling_factor"
+        yield OFF, "first_k_dense_replace"
+        yield (1, 0), "n_group topk_group"
+        yield ("greedy",), "topk_method"
+    else:
+        yield (True,), "rope_interleave"
+    if mixture and mixture.sigmoid:
+        yield (1, 0), "num_nextn_predict_layers num_mtp_layers"  # their weights are skipped, as in transformers
+    yield ("sigmoid" if mixture and mixture.sigmoid else "softmax",), "scoring_func"
 
 
 def _has_windows(config: dict[str, Any], family: Family, layers: int) -> bool:

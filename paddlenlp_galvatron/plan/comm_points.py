@@ -33,20 +33,34 @@ class Message(StrEnum):
 
     HIDDEN = "hidden_size"
     QUERIES = "q_width"
-    KEYS = "kv_width"  # repeated to a head for each rank, where more ranks split heads than there are kv heads
+    KEY_PRODUCTS = "k_product_width"
+    KEYS = "k_width"
+    VALUES = "v_width"
+    CONTEXT = "context_width"
+    LATENT_QUERIES = "latents.q_lora_rank"
+    LATENTS = "latents.kv_lora_rank"
+    LATENT_KEY = "latents.qk_rope_head_dim"
     LOSS = "one, in fp32"
+
+    @property
+    def repeats(self) -> bool:
+        """Whether there is one for each kv head, so that several ranks get it where more split heads."""
+        return self in (Message.KEY_PRODUCTS, Message.KEYS, Message.VALUES)
 
 
 class CommPoint(Enum):
     """A place at which a module hands tokens over."""
 
     INTO_ATTENTION = "behind the norm in front of attention", Message.HIDDEN
+    LATENT_QUERY = "behind the norm of the latents of queries", Message.LATENT_QUERIES
+    LATENT = "behind the norm of the latents of keys and values", Message.LATENTS
+    LATENT_KEY = "behind the projection to the key that all heads share", Message.LATENT_KEY
     QUERY = "behind q's projection", Message.QUERIES
-    KEY = "behind k's", Message.KEYS
-    VALUE = "behind v's", Message.KEYS
+    KEY = "behind k's", Message.KEY_PRODUCTS
+    VALUE = "behind v's", Message.VALUES
     ALL_KEYS = "behind k's positions, in front of attention's core", Message.KEYS
-    ALL_VALUES = "in front of attention's core", Message.KEYS
-    CONTEXT = "in front of the output projection", Message.QUERIES
+    ALL_VALUES = "in front of attention's core", Message.VALUES
+    CONTEXT = "in front of the output projection", Message.CONTEXT
     OUT_OF_ATTENTION = "behind the output projection", Message.HIDDEN
     INTO_MLP = "behind the norm in front of the MLP", Message.HIDDEN
     OUT_OF_MLP = "behind the MLP's last projection", Message.HIDDEN
@@ -67,13 +81,17 @@ HEAD = LOSS | {CommPoint.INTO_HEAD}
 BLOCK = EVERYWHERE - EMBEDDING - HEAD
 OF_MLP = frozenset([CommPoint.INTO_MLP, CommPoint.OUT_OF_MLP])
 OF_EXPERTS = frozenset([CommPoint.INTO_EXPERTS, CommPoint.OUT_OF_EXPERTS])
+OF_LATENTS = frozenset([CommPoint.LATENT_QUERY, CommPoint.LATENT, CommPoint.LATENT_KEY])
 CORE = frozenset([CommPoint.ALL_KEYS, CommPoint.ALL_VALUES])  # where a rank has its own heads alone
 
 
 def block_points(model: ModelShape) -> frozenset[CommPoint]:
     """The communication points of a model's layers."""
     lacking = (OF_MLP if not model.mlp_size else frozenset()) | (OF_EXPERTS if not model.experts else frozenset())
-    return BLOCK - lacking
+    if not model.latents:
+        return BLOCK - lacking - OF_LATENTS
+    own_queries = CommPoint.INTO_ATTENTION if model.latents.q_lora_rank else CommPoint.LATENT_QUERY
+    return BLOCK - lacking - {CommPoint.VALUE, own_queries}
 
 
 # Points whose operations backward repeats with a recomputed part. Attention's output comes after its point; norms' in
@@ -96,6 +114,7 @@ class Op(Enum):
     """Kinds of operation at a communication point."""
 
     GATHER = "a rank's tokens -> all of the group's", Collective.ALL_GATHER, Collective.REDUCE_SCATTER
+    SHARE = "the same, which are kept", Collective.ALL_GATHER, Collective.REDUCE_SCATTER
     SCATTER = "parts of sums over all tokens -> sums over a rank's", Collective.REDUCE_SCATTER, Collective.ALL_GATHER
     REPLICATE = "the same tokens on every rank, whose gradients are parts of sums", None, Collective.ALL_REDUCE
     REDUCE = "parts of sums -> sums on every rank", Collective.ALL_REDUCE, None
@@ -113,16 +132,18 @@ class Op(Enum):
         self.whole = Collective.ALL_TO_ALL is not forward  # a message has all tokens of the group, not a rank's own
 
 
-_INTO = (CommPoint.INTO_ATTENTION, CommPoint.INTO_MLP, CommPoint.INTO_HEAD)
+_INTO = (CommPoint.INTO_ATTENTION, CommPoint.LATENT_QUERY, CommPoint.LATENT, CommPoint.INTO_MLP, CommPoint.INTO_HEAD)
 GATHERS = frozenset(_INTO)  # where Megatron-SP gathers tokens for products
+_KEY = CommPoint.LATENT_KEY  # read by no product
 _OUT_OF = (CommPoint.OUT_OF_ATTENTION, CommPoint.OUT_OF_MLP, CommPoint.OUT_OF_EMBEDDING)
 _LOSS = {CommPoint.LOSS: Op.LOSS}
 _EXPERTS = {CommPoint.INTO_EXPERTS: Op.TAKE, CommPoint.OUT_OF_EXPERTS: Op.GIVE}
-TENSOR_PARALLEL = dict.fromkeys(_INTO, Op.REPLICATE) | dict.fromkeys(_OUT_OF, Op.REDUCE) | _EXPERTS | _LOSS
-MEGATRON_SP = dict.fromkeys(_INTO, Op.GATHER) | dict.fromkeys(_OUT_OF, Op.SCATTER) | _LOSS
+TENSOR_PARALLEL = dict.fromkeys((*_INTO, _KEY), Op.REPLICATE) | dict.fromkeys(_OUT_OF, Op.REDUCE) | _EXPERTS | _LOSS
+MEGATRON_SP = dict.fromkeys(_INTO, Op.GATHER) | {_KEY: Op.SHARE} | dict.fromkeys(_OUT_OF, Op.SCATTER) | _LOSS
 CONTEXT_PARALLEL = dict.fromkeys((CommPoint.ALL_KEYS, CommPoint.ALL_VALUES), Op.GATHER_CHUNKS)
 ULYSSES = dict.fromkeys((CommPoint.QUERY, CommPoint.KEY, CommPoint.VALUE), Op.TO_HEADS) | {
-    CommPoint.CONTEXT: Op.TO_TOKENS
+    CommPoint.CONTEXT: Op.TO_TOKENS,
+    _KEY: Op.SHARE,  # a rank has its heads of all tokens
 }
 
 
@@ -181,6 +202,7 @@ SPLIT_BY = {Split.COLUMN: Axis.TENSOR, Split.ROW: Axis.TENSOR}  # axes that spli
 @lru_cache(maxsize=100)
 def summed_over(split: Split, sequence_parallel: bool) -> tuple[Axis, ...]:
     """Axes over which the gradient of a weight is summed: those that don't split it. Plain tensor parallelism's ranks
-    compute equal gradients of whole weights, but for weights that each uses on its own heads."""
+    compute equal gradients of whole weights, but for weights that each uses on its own heads.
+    Those of a projection to latents are summed over TENSOR first, so that ZeRO shards all matrices alike."""
     alike = Axis.TENSOR if split is Split.WHOLE and not sequence_parallel else None
     return tuple(axis for axis in STAGE if axis not in (SPLIT_BY.get(split), alike))

@@ -172,7 +172,10 @@ def analytic_computation(
         if flash:
             pairs *= 1 + 2 * LAST_ROWS / (tokens * kind.block.heads / tp + LAST_ROWS)
         own = kept_bytes(seq, tp) if kept_bytes else kept(kind, seq, tp)
-        return passes(tokens, own, kind.layer_parameters // tp, len(matrices), pairs)
+        weights = kind.layer_parameters // tp
+        if not sequence_parallel:  # every rank projects all tokens to latents
+            weights += sum(weight.numbers for weight in matrices if weight.axis is None) * (tp - 1) // tp
+        return passes(tokens, own, weights, len(matrices), pairs)
 
     measured: dict[PassKey, PassTimes] = {}
     for given, batch in product(lengths, BATCHES):

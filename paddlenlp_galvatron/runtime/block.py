@@ -15,15 +15,17 @@ from paddle.distributed.fleet.utils import recompute
 from paddle.incubate.nn.functional import swiglu
 
 from ..model import Weight
+from ..model.latents import Latents
 from ..model.lora import adapted
 from ..plan import LayerStrategy, Recompute
 from ..plan.comm_points import CommPoint, Op, comm_ops, repeated, summed_over
 from ..plan.layout import own_chunks, token_layout
-from ..plan.mesh import EXCHANGE, SAMPLE_AXES, Axis, Mesh
+from ..plan.mesh import EXCHANGE, SAMPLE_AXES, SHARDING, Axis, Mesh
 from .attention import Chunks, Documents, OwnPositions, flash, hidden_rows, own_rows
 from .experts import PRODUCTS, Memo, OwnExperts
 from .grouped import Padding
 from .groups import RankGroups
+from .latents import LatentAttention, padded
 from .load import LayerLoad, Load
 from .lora import LoRALinear, add_adapters
 from .mappings import Crossing
@@ -93,7 +95,8 @@ class Placement:
     def parameter(self, weight: Weight, prefix: str) -> ShardedParameter:
         """This rank's part of a weight of this layer, with its sum group and the number of ranks that hold it."""
         name, shape, part = prefix + weight.name, weight.shape, self.slice_of(weight)
-        tensor = zero_parameter(part.size(shape), self.numbers.stored)  # until its unit is made
+        dtype = "float32" if weight.state else self.numbers.stored
+        tensor = zero_parameter(part.size(shape), dtype)  # until its unit is made
         if weight.expert is not None:
             sum_group = self.group(Axis.EXPERT_DATA, mesh=self.experts)
             return ShardedParameter(
@@ -109,8 +112,10 @@ class Placement:
                 **self.parts(self.experts, self._experts_sharding),
             )
         summed = summed_over(weight.split, self._sequence_parallel)
-        sum_group = self.group(*summed)  # its ranks hold the same part
         copies = None
+        if weight.sharded and Axis.TENSOR in summed:  # a projection to latents
+            summed, copies = SHARDING, self.group(Axis.TENSOR)
+        sum_group = self.group(*summed)  # its ranks hold the same part
         if part.axis is not None and part.parts < self.tp:  # kv heads that several ranks share
             copies = self.group(Axis.COPIES, mesh=self.mesh.sharing(self.tp // part.parts))
         return ShardedParameter(
@@ -121,8 +126,9 @@ class Placement:
             sum_group,
             replicas=self.mesh.size // part.parts,
             first_copy=Axis.TENSOR in summed or self.index % (self.tp // part.parts) == 0,
-            gradient_dtype=self.numbers.gradients,
+            gradient_dtype=dtype if weight.state else self.numbers.gradients,
             presum_group=copies,
+            state=weight.state,
             sharded=weight.sharded,
             source=self.setup.source,
             **self.parts(self.mesh, self._sharding),
@@ -227,32 +233,55 @@ class Block:
         place, shape, layer = self._placement, self._shape, self._layer
         attention, degree = layer.self_attn, place.mesh.degree(Axis.TENSOR, Axis.ULYSSES)
         attention.num_heads = shape.heads // degree
-        attention.num_key_value_heads = max(shape.kv_heads // degree, 1)
-        attention.num_key_value_groups = attention.num_heads // attention.num_key_value_heads
         self._use_positions({None: attention.rotary_emb})
-        for point, projection, heads in (
-            (CommPoint.QUERY, attention.q_proj, shape.heads),
-            (CommPoint.KEY, attention.k_proj, shape.kv_heads),
-            (CommPoint.VALUE, attention.v_proj, shape.kv_heads),
-        ):
-            self._after(projection, lambda x, point=point, heads=heads: self._to_attention(point, x, heads))
         self._leave_behind(attention.o_proj, CommPoint.OUT_OF_ATTENTION)
-        self._cut_attention(layer.input_layernorm, attention)
+        if shape.latents:
+            self._cut_latents(layer.input_layernorm, attention, shape.latents)
+        else:
+            self._cut_heads(layer.input_layernorm, attention, degree)
         if self._experts and shape.traits.mixture:
             self._cut_experts(getattr(layer, shape.traits.mixture.inside), self._experts)
         else:
             self._leave_behind(layer.mlp.down_proj, CommPoint.OUT_OF_MLP)
             self._cut_mlp(layer.post_attention_layernorm, layer.mlp)
 
-    def _cut_attention(self, norm: Any, attention: Any) -> None:
-        place, normed, plain = self._placement, norm.forward, attention.attn_func
-        core = plain
+    def _cut_heads(self, norm: Any, attention: Any, degree: int) -> None:
+        place, shape, normed = self._placement, self._shape, norm.forward
+        attention.num_key_value_heads = max(shape.kv_heads // degree, 1)
+        attention.num_key_value_groups = attention.num_heads // attention.num_key_value_heads
+        for point, projection, heads in (
+            (CommPoint.QUERY, attention.q_proj, shape.heads),
+            (CommPoint.KEY, attention.k_proj, shape.kv_heads),
+            (CommPoint.VALUE, attention.v_proj, shape.kv_heads),
+        ):
+            self._after(projection, lambda x, point=point, heads=heads: self._to_attention(point, x, heads))
         self._gather_for(CommPoint.INTO_ATTENTION, attention.q_proj, attention.k_proj, attention.v_proj)
         into = self._part(Recompute.NORMS, attention.q_proj, attention.k_proj, attention.v_proj)
         norm.forward = partial(into, lambda x: place.cross(CommPoint.INTO_ATTENTION, normed(x)))
+        self._cut_core(attention)
+
+    def _cut_latents(self, norm: Any, attention: Any, sizes: Latents) -> None:
+        normed, down = norm.forward, attention.kv_a_proj_with_mqa
+        if sizes.q_lora_rank:
+            queries = attention.q_a_proj
+            self._gather_for(CommPoint.LATENT_QUERY, attention.q_b_proj)
+        else:
+            queries = attention.q_proj
+            self._gather_for(CommPoint.INTO_ATTENTION, queries)
+        self._gather_for(CommPoint.LATENT, attention.kv_b_proj)
+        norm.forward = partial(self._part(Recompute.NORMS, down, queries), normed)
+        attention.num_key_value_groups = 1
+        lengths = self._seq_length, self._own_length
+        attention.forward = LatentAttention(attention, sizes, lengths, self._placement.cross)
+        self._cut_core(attention)
+
+    def _cut_core(self, attention: Any) -> None:
+        place, plain = self._placement, attention.attn_func
+        core = plain
         groups, chunks, fused = 1, self._chunks, attention.config.use_flash_attention
+        fit = padded if self._shape.latents and fused else lambda attend: attend
         if fused:
-            core = flash(hidden_rows(chunks, self._seq_length) if chunks else None)
+            core = fit(flash(hidden_rows(chunks, self._seq_length) if chunks else None))
         if not fused and (chunks or Recompute.ATTENTION in self._recompute):
             # k and v are repeated for the heads of q in what is recomputed, so that they are kept but once; and behind
             # what gathers them.
@@ -264,7 +293,7 @@ class Block:
             def run(q: Any, k: Any, v: Any) -> Any:
                 k, v = (x if groups == 1 else _each_head(x, groups) for x in (k, v))
                 if mask is not None and mask.ndim == 2:
-                    attend = documents.attention(mask, plain)
+                    attend = fit(documents.attention(mask, plain))
                     return place.cross(CommPoint.CONTEXT, _flat(attend(q, config, k, v, None, *rest, **named)))
                 # PaddleNLP wants the mask whole; it is gone when attention has used it.
                 own = mask if mask is None or not chunks else own_rows(mask, chunks, axis=2)
@@ -292,18 +321,21 @@ class Block:
         return own
 
     def _cut_experts(self, mixture: Any, own: OwnExperts) -> None:
-        place, shared = self._placement, getattr(mixture, "shared_expert", None)
+        place, traits = self._placement, self._shape.traits.mixture
+        assert traits
+        shared = getattr(mixture, traits.shared) if self._shape.shared_size else None
         if shared is not None:
             self._gather_for(CommPoint.INTO_MLP, shared.gate_proj, shared.up_proj)
             self._leave_behind(shared.down_proj, CommPoint.OUT_OF_MLP)
+        gate = getattr(mixture, f"{traits.shared}_gate") if shared is not None and traits.gated else None
 
         def forward(x: Any) -> Any:
-            routed = own(place.cross(CommPoint.INTO_EXPERTS, x), mixture.gate.weight, self._memo)
+            routed = own(place.cross(CommPoint.INTO_EXPERTS, x), mixture.gate, self._memo)
             out = place.cross(CommPoint.OUT_OF_EXPERTS, routed)
             if shared is None:
                 return out
-            gate = nn.functional.sigmoid(mixture.shared_expert_gate(x))
-            return out + gate * shared(place.cross(CommPoint.INTO_MLP, x))
+            whole = shared(place.cross(CommPoint.INTO_MLP, x))
+            return out + (nn.functional.sigmoid(gate(x)) * whole if gate is not None else whole)
 
         mixture.forward = forward
 

@@ -17,12 +17,14 @@ from paddle.autograd import PyLayer
 from paddle.incubate.nn.functional import swiglu
 
 from ..model import ModelShape
+from ..model.shape import CHOICE_BIAS
 from ..plan.strategy import Experts
 from . import device
 from .collectives import all_gather, all_to_all
 from .grouped import UNPADDED, Padding, grouped, use_every_size
 from .load import LayerLoad
 from .precision import Numbers, cast
+from .router import choose, score, shares
 
 PRODUCTS = ("gate", "up", "down")  # of an expert
 Memo = dict[str, Any]  # of one call: keeps the choice and the routing of forward for recompute
@@ -206,21 +208,20 @@ class OwnExperts:
         self._padding = padding
 
     def __call__(self, x: Any, router: Any, memo: Memo) -> Any:
-        """x [T, H] of this rank's own tokens -> the weighted sum of each token's experts [T, H]. `router` [H, E]."""
+        """x [T, H] of this rank's own tokens -> the weighted sum of each token's experts [T, H]. `router` has weights
+        [H, E], and may have a bias of the choice."""
         shape = self._shape
-        logits = paddle.matmul(cast(x, "float32"), cast(router, "float32"))
-        probabilities = nn.functional.softmax(logits, axis=-1)
+        logits = paddle.matmul(cast(x, "float32"), cast(router.weight, "float32"))
+        probabilities = score(logits, shape)
         if "chosen" not in memo:
             with paddle.no_grad():
-                memo["chosen"] = paddle.topk(probabilities, shape.experts_per_token, axis=-1)[1]
+                memo["chosen"] = choose(probabilities, getattr(router, CHOICE_BIAS, None), shape)
                 memo["shares"] = self._load.shares(probabilities, memo["chosen"])
                 if shape.expert_size:
                     self.route(x, memo)
         if memo["shares"] is not None:
             probabilities = self._load.balanced(probabilities, memo["shares"])
-        scores = paddle.take_along_axis(probabilities, memo["chosen"], -1, broadcast=False)
-        if shape.norm_topk:
-            scores = scores / scores.sum(-1, keepdim=True)
+        scores = shares(probabilities, memo["chosen"], shape)
         if not shape.expert_size:
             return x + cast(scores.sum(-1, keepdim=True), x.dtype)  # no time to speak of, but a gradient for the router
         return self.weighted(x, scores, memo)

@@ -54,6 +54,7 @@ def _own(x: Any, group: Any) -> Any:
 OPS: dict[Op, tuple[Any, Any]] = {  # None: nothing
     # Tensor parallelism: plain, and Megatron-SP, whose tokens are sharded between layers and gathered in `products`.
     Op.GATHER: (all_gather, reduce_scatter),
+    Op.SHARE: (all_gather, reduce_scatter),
     Op.SCATTER: (reduce_scatter, all_gather),
     Op.REPLICATE: (None, _sum),
     Op.REDUCE: (_sum, None),

@@ -135,6 +135,7 @@ class ShardedParameter:
     presum_across_stages: bool = False  # these ranks are in different stages: not before the step's last backward
     sharded: bool = True  # by ZeRO, if it is a matrix
     expert: bool = False  # of a routed expert, whose dp type is its own
+    state: bool = False  # its gradient is always 0
     summed: Any = None  # gradient that autograd does not keep: of another type, made in forward, or reduced
     stacked: tuple[ShardedParameter, ...] = ()  # weights that lie in the tensor one after the other, and have none
     source: WeightSource | None = None  # of the values that it begins with
@@ -170,6 +171,8 @@ class ShardedParameter:
     @property
     def gradient(self) -> Any:
         """Sum over the micro-batches so far, and over ranks once it is reduced."""
+        if self.state:
+            return paddle.zeros_like(self.tensor)
         return self.tensor.grad if self.summed is None else self.summed
 
     def accumulate(self, gradient: Any) -> None:
@@ -213,12 +216,13 @@ def compute_weights(slots: Sequence[tuple[Any, str, ShardedParameter]], numbers:
     if not numbers.casts:
         yield
         return
-    for layer, attribute, weight in slots:
+    learning = [slot for slot in slots if not slot[2].state]
+    for layer, attribute, weight in learning:
         place_parameter(layer, attribute, compute_weight(weight, numbers))
     try:
         yield
     finally:
-        for layer, attribute, weight in slots:
+        for layer, attribute, weight in learning:
             place_parameter(layer, attribute, weight.tensor)
 
 

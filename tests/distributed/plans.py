@@ -527,3 +527,53 @@ KINDS_EIGHT = [
         tied=True,
     ),
 ]
+
+# Latent attention, and DeepSeek's routing.
+LATENT_TWO = [
+    Named("latents: tp 2, ZeRO-3", having(plan(2, "1z 2r 2z 1"), "1 2 1x2 1", dense=(0,)), "deepseek_v3", dense=(0,)),
+    Named("latents: plain tp 2", having(plan(2, "2 2r 1", vocab="2", megatron_sp=False), "1 2 1x2"), "deepseek_v2"),
+    Named("latents: Ulysses, cp", having(plan(2, "2u 1c2 2uz"), "2 1 1x2"), "deepseek_v3"),
+    Named("latents: parts recomputed", having(plan(2, "2nam 1nm 2n 2a"), "1 1 1 2"), "deepseek_v2", dense=(0, 1, 2)),
+    Named(
+        "latents: stages, ZeRO-2",
+        having(plan(2, "1 1r 1a", (1, 2), micro_batches=4, default=DataParallel.ZERO2), "1 1 1"),
+        "deepseek_v3",
+        dense=(0,),
+    ),
+    Named("latents: bf16", in_16_bits(having(plan(2, "1r 2"), "1 1x2")), "deepseek_v3", dense=(0,)),
+]
+LATENT_FOUR = [
+    Named("latents: tp 4 and 2, ep 4", having(plan(4, "4 2r 2a", vocab="2"), "1 4 2x2"), "deepseek_v3", dense=(0,)),
+    Named(
+        "latents: plain tp 4, cp",
+        having(plan(4, "4 1c4 2c2r", megatron_sp=False), "1 4 2x2"),
+        "deepseek_v2",
+        dense=(0,),
+    ),
+    Named("latents: Ulysses with cp, ZeRO-3", having(plan(4, "2c2u 4uz 2z", vocab="2u"), "4 1x2z 4"), "deepseek_v3"),
+    Named(
+        "latents: ZeRO in parts beside tp",
+        having(plan(4, "1zh2 2z 1zh2"), "1 4 2x2", dense=(0,)),
+        "deepseek_v3",
+        dense=(0,),
+    ),
+    Named(
+        "latents: interleaved",
+        having(plan(4, "1 2 2a 1", (1, 1, 1, 1), micro_batches=4, chunks=2, default=DataParallel.ZERO2), "1 2 1x2 1"),
+        "deepseek_v3",
+        dense=(0,),
+    ),
+]
+LATENT_SIX = [
+    Named(
+        "latents: tp 3, cp 3", having(plan(6, "3 1c3 3r", vocab="3", batch=12), "1 3x2 3z"), "deepseek_v3", dense=(0,)
+    ),
+]
+LATENT_EIGHT = [
+    Named(
+        "latents: tp 4 in two stages, ep 4",
+        having(plan(8, "4 2r 2 2c2", (2, 2), vocab="2", micro_batches=4, batch=16), "1 2x2 4 1x4"),
+        "deepseek_v3",
+        dense=(0,),
+    ),
+]

@@ -15,6 +15,7 @@ from paddlenlp.trl import DPOCriterion
 
 from ...model.lora import Adapters, is_factor
 from ...model.preference import BY_TOKEN, Preference
+from ...model.shape import CHOICE_BIAS
 from ...plan import ModelShape
 from ...runtime.adapters import load_family
 from ...runtime.adapters.mixture import Mixture
@@ -69,10 +70,18 @@ def train_one_process(
             balances = [layer.balance(share) for layer in model.sublayers() if isinstance(layer, Mixture)]
             loss = loss + shape.router_aux_loss_coef * sum(balances) / (shape.layers_with_experts * len(rows.ids))
         loss.backward()
-        yield float(loss), {name: weight.grad.numpy() for name, weight in weights.items()}
+        yield float(loss), {name: _gradient(name, weight) for name, weight in weights.items()}
         optimizer.step()
         next_rate(optimizer)
         optimizer.clear_grad()
+
+
+def _gradient(name: str, weight: Any) -> NDArray[np.float32]:
+    """0 of the bias of a router's choice, which decides and is not computed with."""
+    found: NDArray[np.float32] = (
+        np.zeros(weight.shape, np.float32) if name.endswith(CHOICE_BIAS) else weight.grad.numpy()
+    )
+    return found
 
 
 def _loss(model: Any, batch: Samples) -> Any:

@@ -168,8 +168,7 @@ def small_case(
         tied_embeddings=tied,
         initializer_range=0.1,
         dense_layers=dense_layers,
-        **(_experts(plan, traits) if traits.mixture else {}),
-        **traits.example,
+        **{**traits.example, **(_experts(plan, traits) if traits.mixture else {})},
     )
     if shape.experts and lora_rank:
         raise UserError(f"lora_rank: {family} has experts, which get no adapters; leave it out")
@@ -188,15 +187,20 @@ def _experts(plan: Plan, traits: Family) -> dict[str, Any]:
     In 16 bits every token has all experts: of two with nearly equal scores rounding would choose another one than in
     one fp32 process, and both choices were right.
     """
-    experts = 2 * lcm(2, *(layer.ep for layer in plan.layers))
+    assert traits.mixture
+    groups: int = traits.example.get("expert_groups", 1)
+    experts = 2 * groups * lcm(2, *(layer.ep for layer in plan.layers))
+    choosing = plan.assumed.mixed_precision is Precision.FP32
     sizes: dict[str, Any] = {
         "experts": experts,
-        "experts_per_token": 2 if plan.assumed.mixed_precision is Precision.FP32 else experts,
+        "experts_per_token": 2 if choosing else experts,
         "expert_size": 12 * lcm(*(layer.etp for layer in plan.layers)),
         "router_aux_loss_coef": BALANCE,
     }
     shared = 6 * HEAD_DIM * lcm(*(layer.degree for layer in plan.layers))
-    return sizes | ({"shared_size": shared} if traits.mixture and traits.mixture.shared else {})
+    if not choosing:
+        sizes["groups_per_token"] = groups
+    return sizes | ({"shared_size": shared} if traits.mixture.shared else {})
 
 
 def batch_of(case: Case, step: int) -> Batch:
@@ -342,14 +346,14 @@ def _data_only(case: Case) -> Case:
 def _answers(case: Case) -> NDArray[np.float32]:
     """Log-probabilities of the answers of the first step, by the base, row by row."""
     from ...runtime.device import on_cpu
-    from ...runtime.weights import SeededWeights
+    from .case_weights import CaseWeights
     from .one_process import answers_of
 
     with on_cpu():
         return answers_of(
             case.shape,
             case.seq_length,
-            SeededWeights(case.seed, case.shape.initializer_range),
+            CaseWeights(case.seed, case.shape.initializer_range),
             batch_of(case, 0),
         )
 
@@ -358,11 +362,11 @@ def _answers(case: Case) -> NDArray[np.float32]:
 def _one_process(case: Case) -> tuple[list[float], list[Gradients]]:
     """Losses of all steps, and gradients of the compared ones."""
     from ...runtime.device import on_cpu
-    from ...runtime.weights import SeededWeights
+    from .case_weights import CaseWeights
     from .one_process import train_one_process
 
     batches = (batch_of(case, step) for step in range(case.steps))
-    source = SeededWeights(case.seed, case.shape.initializer_range)
+    source = CaseWeights(case.seed, case.shape.initializer_range)
     with on_cpu():
         given = case.recipe, batches, case.adapters, case.preference
         results = list(train_one_process(case.shape, case.seq_length, source, *given))

@@ -18,6 +18,7 @@ from ...runtime.groups import Groups, run_as_rank, start_world
 from ...runtime.paddle_private import next_rate
 from ...runtime.setup import ModelSetup
 from ...runtime.units import Trainable
+from .case_weights import CaseWeights
 from .parity import Case, batch_of, read_cases
 
 LOSS_SCALE = 2.0**7  # no step of the small models overflows fp16: a step left out would not agree with one process
@@ -32,6 +33,7 @@ def run_case(case: Case, folder: Path, index: int, groups: Groups | None = None)
             case.shape,
             case.seq_length,
             seed=case.seed,
+            source=CaseWeights(case.seed, case.shape.initializer_range),
             packed=case.packed,
             adapters=case.adapters,
             preference=case.preference,

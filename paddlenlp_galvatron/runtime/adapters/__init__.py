@@ -11,7 +11,13 @@ from ...model import FAMILIES
 if TYPE_CHECKING:  # PaddleNLP's layers take seconds to import
     from .decoder import Adapter
 
-DENSE = {"qwen2_moe": "qwen2", "qwen3_moe": "qwen3", "mixtral": "llama"}  # with experts in place of the MLP
+DENSE = {
+    "qwen2_moe": "qwen2",
+    "qwen3_moe": "qwen3",
+    "mixtral": "llama",
+    "deepseek_v2": "deepseek",
+    "deepseek_v3": "deepseek",
+}  # with experts in place of the MLP
 
 
 def load_family(name: str) -> Adapter:
@@ -19,7 +25,7 @@ def load_family(name: str) -> Adapter:
     if name not in FAMILIES:
         raise UserError(f"model family {name!r} is not supported; known: {', '.join(FAMILIES)}")
     dense = DENSE.get(name, name)
-    bases = [getattr(import_module(f".{dense}", __name__), FAMILIES[dense].title)]
+    bases = [getattr(import_module(f".{dense}", __name__), dense.title())]
     if dense != name:
         bases.insert(0, import_module(".mixture", __name__).WithExperts)
     family: Adapter = type(FAMILIES[name].title, tuple(bases), {})()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import reduce
 from typing import Any
 
@@ -25,7 +26,7 @@ class Adapter:
     """How PaddleNLP runs a family whose decoder layer has Llama's parts. Sub-classes name PaddleNLP's classes."""
 
     config_class: type[Any]
-    layer_class: type[Any]
+    layer_class: Callable[..., Any]
     norm_class: type[Any]
     model_class: type[Any]
     rotary_class: type[Any]

@@ -13,6 +13,7 @@ import paddle
 from paddle import nn
 
 from ...model import ModelShape
+from ...model.shape import CHOICE_BIAS
 
 
 class GatedMlp(nn.Layer):  # type: ignore[misc]
@@ -39,28 +40,53 @@ class Mixture(nn.Layer):  # type: ignore[misc]
         self._shape = shape
         self._seen: list[tuple[Any, Any]] = []  # by pass: uses and scores of experts, sums over a sample
         self.gate = nn.Linear(shape.hidden_size, shape.experts, bias_attr=False)
+        if mixture.sigmoid:
+            bias = self.gate.create_parameter([shape.experts], dtype="float32", is_bias=True)
+            self.gate.add_parameter(CHOICE_BIAS, bias)
         if shape.shared_size:
-            self.shared_expert = GatedMlp(shape.hidden_size, shape.shared_size, ("gate_proj", "up_proj", "down_proj"))
-            self.shared_expert_gate = nn.Linear(shape.hidden_size, 1, bias_attr=False)
+            own = GatedMlp(shape.hidden_size, shape.shared_size, ("gate_proj", "up_proj", "down_proj"))
+            setattr(self, mixture.shared, own)
+            if mixture.gated:
+                setattr(self, f"{mixture.shared}_gate", nn.Linear(shape.hidden_size, 1, bias_attr=False))
         if whole:
             sizes = shape.hidden_size, shape.expert_size
             self.experts = nn.LayerList([GatedMlp(*sizes, mixture.projections) for _ in range(shape.experts)])
 
     def forward(self, x: Any) -> Any:
-        scores = nn.functional.softmax(self.gate(x).astype("float32"), axis=-1)
-        best, chosen = paddle.topk(scores, self._shape.experts_per_token, axis=-1)
-        if self._shape.router_aux_loss_coef:
-            uses = nn.functional.one_hot(chosen, self._shape.experts).sum((1, 2))
+        shape, mixture, logits = self._shape, self._shape.traits.mixture, self.gate(x).astype("float32")
+        assert mixture
+        scores = nn.functional.sigmoid(logits) if mixture.sigmoid else nn.functional.softmax(logits, axis=-1)
+        chosen = self._chosen(scores.detach().numpy())
+        best = paddle.take_along_axis(scores, chosen, axis=-1)
+        if shape.router_aux_loss_coef:
+            uses = nn.functional.one_hot(chosen, shape.experts).sum((1, 2))
             self._seen.append((uses, scores.sum(1)))  # [B, E] each
-        if self._shape.norm_topk:
+        if shape.norm_topk:
             best = best / best.sum(-1, keepdim=True)
+        best = best * shape.routed_scaling_factor
         out = paddle.zeros_like(x)
         for number, expert in enumerate(self.experts):
             share = (best * (chosen == number).astype(best.dtype)).sum(-1, keepdim=True)  # 0 for most tokens
             out = out + share.astype(x.dtype) * expert(x)
-        if self._shape.shared_size:
-            out = out + nn.functional.sigmoid(self.shared_expert_gate(x)) * self.shared_expert(x)
+        if shape.shared_size:
+            share = nn.functional.sigmoid(getattr(self, f"{mixture.shared}_gate")(x)) if mixture.gated else 1.0
+            out = out + share * getattr(self, mixture.shared)(x)
         return out
+
+    def _chosen(self, scores: Any) -> Any:
+        """Numbers of the experts of each token [B, S, k], one token after the other. `scores` [B, S, E]."""
+        shape, best_of_group = self._shape, 1
+        if shape.traits.mixture and shape.traits.mixture.sigmoid:
+            scores, best_of_group = scores + getattr(self.gate, CHOICE_BIAS).numpy(), 2
+        *where, experts = scores.shape
+        size, chosen = experts // shape.expert_groups, []
+        for token in scores.reshape([-1, experts]).tolist():
+            groups = [token[first : first + size] for first in range(0, experts, size)]
+            worth = [sum(sorted(group)[-best_of_group:]) for group in groups]
+            kept = sorted(range(len(groups)), key=lambda group: -worth[group])[: shape.groups_per_token]
+            inside = [expert for expert in range(experts) if expert // size in kept]
+            chosen.append(sorted(inside, key=lambda expert: -token[expert])[: shape.experts_per_token])
+        return paddle.to_tensor(chosen).reshape([*where, shape.experts_per_token])
 
     def balance(self, share: Any) -> Any:
         """Balance loss, summed over rows, of the passes since it was last read. `share` [rows, samples]: of a

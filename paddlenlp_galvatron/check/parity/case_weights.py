@@ -1,0 +1,17 @@
+"""The weights that both sides of a case begin with."""
+
+from __future__ import annotations
+
+from ...model.shape import CHOICE_BIAS
+from ...runtime.weights import WHOLE, Array, SeededWeights, Slice
+
+LARGEST_BIAS = 0.3  # of a score: as large as the differences between scores
+
+
+class CaseWeights(SeededWeights):
+    """Random also in the bias of a router's choice, which is 0 in a new model."""
+
+    def __call__(self, name: str, shape: tuple[int, ...], part: Slice = WHOLE) -> Array:
+        if name.endswith(CHOICE_BIAS):
+            return self.uniform(name, shape, part, LARGEST_BIAS)
+        return super().__call__(name, shape, part)

@@ -1,0 +1,80 @@
+"""DeepSeek-V2 and V3 without their experts, by PaddleNLP's own layers."""
+
+from __future__ import annotations
+
+from copy import copy
+from functools import partial
+from typing import Any
+
+from paddle import nn
+from paddlenlp.transformers.deepseek_v2.configuration import DeepseekV2Config
+from paddlenlp.transformers.deepseek_v2.modeling import (
+    DeepseekV2DecoderLayer,
+    DeepseekV2ForCausalLM,
+    DeepseekV2YarnRotaryEmbedding,
+)
+from paddlenlp.transformers.llama.modeling import LlamaRMSNorm, LlamaRotaryEmbedding
+
+from ...model import ModelShape
+from ..kernels import PLAIN, Kernels
+from .decoder import Adapter
+
+LATENT_EPSILON = 1e-6  # of the norms of latents in transformers, which rms_norm_eps does not change
+
+
+class Deepseek(Adapter):
+    config_class = DeepseekV2Config
+    layer_class = partial(DeepseekV2DecoderLayer, layer_idx=0)  # each is dense, whatever its number
+    norm_class = LlamaRMSNorm  # PaddleNLP's DeepSeek has no fused one, and 1e-6 for every rms_norm_eps
+    model_class = DeepseekV2ForCausalLM
+
+    def config(self, shape: ModelShape, seq_length: int, kernels: Kernels = PLAIN) -> Any:
+        config = super().config(shape, seq_length, kernels)
+        config.n_routed_experts = None  # experts are put in afterwards
+        config.use_fused_rope = False
+        config.rope_scaling = {**dict(shape.rope_scaling), "type": "yarn"} if shape.rope_scaling else None
+        return config
+
+    def decoder_layer(self, shape: ModelShape, config: Any) -> Any:
+        layer = super().decoder_layer(shape, config)
+        layer.input_layernorm, layer.post_attention_layernorm = LlamaRMSNorm(config), LlamaRMSNorm(config)
+        attention, latents = layer.self_attn, shape.latents
+        assert latents
+        attention.kv_a_layernorm = _latent_norm(config, latents.kv_lora_rank)
+        if latents.q_lora_rank:
+            attention.q_a_layernorm = _latent_norm(config, latents.q_lora_rank)
+        attention.rotary_emb = Positions(attention.rotary_emb, flat=False)
+        return layer
+
+    def whole_model(self, shape: ModelShape, config: Any) -> Any:
+        model = super().whole_model(shape, config)
+        for norm in model.sublayers():
+            if type(norm) is type(model.deepseek_v2.norm) and norm.hidden_size == shape.hidden_size:
+                norm.variance_epsilon = shape.rms_norm_eps
+        return model
+
+    def _rotary(self, shape: ModelShape, positions: int) -> Any:
+        if not shape.rope_scaling:
+            return Positions(LlamaRotaryEmbedding(shape.rotary_dim, positions, shape.rope_theta), flat=True)
+        scaling = {name: value for name, value in shape.rope_scaling if name not in ("rope_type", "factor")}
+        factor = dict(shape.rope_scaling)["factor"]
+        return DeepseekV2YarnRotaryEmbedding(shape.rotary_dim, positions, shape.rope_theta, factor, **scaling)
+
+
+class Positions(nn.Layer):  # type: ignore[misc]
+    """PaddleNLP's table of rotary positions as its other families have it, [1, S, 1, D]; `flat`: as its DeepSeek reads
+    it, [S, D]."""
+
+    def __init__(self, table: Any, flat: bool):
+        super().__init__()
+        self._table, self._flat = table, flat
+
+    def forward(self, x: Any, seq_len: int) -> Any:
+        parts = self._table(x, seq_len=seq_len)
+        return tuple(part.reshape([-1, part.shape[-1]] if self._flat else [1, -1, 1, part.shape[-1]]) for part in parts)
+
+
+def _latent_norm(config: Any, size: int) -> Any:
+    config = copy(config)
+    config.hidden_size, config.rms_norm_eps = size, LATENT_EPSILON
+    return LlamaRMSNorm(config)
