@@ -126,9 +126,14 @@ def shape_from_config(config: Any, name: str, source: str = "config") -> ModelSh
 
 def _latents(fields: Fields) -> Latents:
     """The sizes of latent attention. Raises UserError."""
-    sizes = {each.name: each.name for each in dataclass_fields(Latents)}
-    own_queries = fields.get("q_lora_rank") is None  # null: from the hidden state
-    return Latents(**{name: 0 if name == "q_lora_rank" and own_queries else fields.number(name) for name in sizes})
+    without = {"q_lora_rank": 0} if fields.get("q_lora_rank") is None else {}  # queries come from the hidden state
+    sizes = Latents(
+        **{each.name: fields.number(each.name) for each in dataclass_fields(Latents) if each.name not in without},
+        **without,
+    )
+    if fields.config.get("head_dim") not in (None, sizes.qk_rope_head_dim):
+        raise fields.error("head_dim", f"qk_rope_head_dim, {sizes.qk_rope_head_dim}, or leave it out")
+    return sizes
 
 
 def _require_heads_alike(shape: ModelShape, source: str) -> None:

@@ -170,7 +170,6 @@ _ALL = (
         mixture=Mixture(**_DEEPSEEK, normed=False, methods=("greedy", "group_limited_greedy")),
         defaults={
             "max_position_embeddings": 2048,
-            "num_key_value_heads": 32,
             "q_lora_rank": 1536,
             "n_group": 1,
             "topk_group": 1,
@@ -191,7 +190,6 @@ _ALL = (
         mixture=Mixture(**_DEEPSEEK, sigmoid=True, methods=("noaux_tc",)),
         defaults={
             "max_position_embeddings": 4096,
-            "num_key_value_heads": 128,
             "q_lora_rank": 1536,
             "n_group": 8,
             "topk_group": 4,

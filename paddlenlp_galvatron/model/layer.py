@@ -205,7 +205,7 @@ class LayerKind:
 
     @cached_property
     def parameters(self) -> int:
-        return sum(weight.numbers for weight in self.weights)
+        return sum(weight.numbers for weight in self.weights if not weight.state)
 
     def kept(self, fused: Fused) -> Kept:
         """By these fused kernels, and plain ones elsewhere."""

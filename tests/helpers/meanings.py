@@ -13,6 +13,7 @@ import json
 import math
 import subprocess
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -62,6 +63,34 @@ QWEN_EXPERTS: Config = {
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
 }
+YARN: Config = {
+    "rope_type": "yarn",
+    "factor": 8.0,
+    "original_max_position_embeddings": 32,
+    "beta_fast": 16.0,
+    "beta_slow": 0.5,
+    "mscale": 0.7,
+    "mscale_all_dim": 0.9,
+}
+LATENT: Config = {
+    "num_key_value_heads": 32,
+    "head_dim": 8,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "first_k_dense_replace": 1,
+    "moe_layer_freq": 1,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.5,
+    "rope_scaling": YARN,
+}
 FULL = ["full_attention"] * 2
 OWN: dict[str, Config] = {
     "llama": {"attention_bias": True, "mlp_bias": True, "rope_scaling": LLAMA3},
@@ -69,12 +98,22 @@ OWN: dict[str, Config] = {
     "qwen3": {**WINDOWS, "layer_types": FULL, "attention_bias": True},
     "qwen2_moe": {**QWEN_EXPERTS, "shared_expert_intermediate_size": 32, "qkv_bias": True, "layer_types": FULL},
     "qwen3_moe": {**QWEN_EXPERTS, "attention_bias": True},
+    **{
+        name: {**LATENT, **own}
+        for name, own in {
+            "deepseek_v2": {"norm_topk_prob": False, "topk_method": "group_limited_greedy", "scoring_func": "softmax"},
+            "deepseek_v3": {"norm_topk_prob": True, "topk_method": "noaux_tc", "scoring_func": "sigmoid"},
+        }.items()
+    },
     "mixtral": {**EXPERTS, "num_local_experts": 4, "sliding_window": None, "router_jitter_noise": 0.0},
 }
 WHOLE = {name: {"model_type": name, **COMMON, **own} for name, own in OWN.items()}  # a config with all its fields
 SIZES = {  # refused where they are left out: a config without them is no model's
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_experts"),
     *("num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size", "num_local_experts"),
+    *("n_routed_experts", "n_shared_experts", "n_group", "topk_group"),  # one group beside several is refused
+    *("norm_topk_prob", "first_k_dense_replace"),  # null is; and a model whose layers are all dense
+    *("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
 }
 # Null asks for nothing here, as PaddleNLP reads it, where transformers refuses it.
 ALSO_NULL = {
@@ -118,16 +157,21 @@ def meaning(config: Config) -> dict[str, Any] | None:
         "parameters": shape.parameters,
         "experts_per_token": shape.experts_per_token,
         "norm_topk": shape.norm_topk,
+        "groups": [shape.expert_groups, shape.groups_per_token],
+        "scaling": shape.routed_scaling_factor,
         "router_aux_loss_coef": shape.router_aux_loss_coef,
     }
 
 
 def _frequencies(shape: ModelShape) -> list[float]:
-    """Of rotary positions, by the formula of Llama 3.1 where they are scaled."""
-    found = [shape.rope_theta ** (-index / shape.head_dim) for index in range(0, shape.head_dim, 2)]
+    """Of rotary positions, by the formula of Llama 3.1 or YaRN where they are scaled."""
+    width = shape.rotary_dim
+    found = [shape.rope_theta ** (-index / width) for index in range(0, width, 2)]
     if not shape.rope_scaling:
         return found
     values: dict[str, Any] = dict(shape.rope_scaling)
+    if values["rope_type"] == "yarn":
+        return list(_yarn(found, values, shape.rope_theta, width))
     factor, low, high = values["factor"], values["low_freq_factor"], values["high_freq_factor"]
 
     def scaled(frequency: float) -> float:
@@ -138,6 +182,21 @@ def _frequencies(shape: ModelShape) -> list[float]:
         return float((1 - smooth) * frequency / factor + smooth * frequency)
 
     return list(map(scaled, found))
+
+
+def _yarn(frequencies: list[float], values: dict[str, Any], theta: float, width: int) -> Iterator[float]:
+    """Waves that turn less than beta_slow times in the original length are slowed by the factor, those that turn more
+    than beta_fast times are left; between them both are mixed."""
+
+    def dimension(turns: float) -> float:
+        length: float = values["original_max_position_embeddings"]
+        return width * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low = max(math.floor(dimension(values["beta_fast"])), 0)
+    high = min(math.ceil(dimension(values["beta_slow"])), width - 1)
+    for place, frequency in enumerate(frequencies):
+        slowed = min(max((place - low) / (high - low or 0.001), 0.0), 1.0)
+        yield frequency * (1 - slowed) + frequency / values["factor"] * slowed
 
 
 def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -212,6 +271,12 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "num_local_experts": (4, 8),
     "num_experts_per_tok": (1, 4),
     "norm_topk_prob": (True, False),
+    "n_group": (1, 2, 3, None),
+    "topk_group": (1, 4),
+    "topk_method": ("greedy", "group_limited_greedy", "noaux_tc"),
+    "first_k_dense_replace": (0, 1, 2),
+    "q_lora_rank": (None, 8),
+    "rope_interleave": (True, False),
     "decoder_sparse_step": (1, 2),
     "mlp_only_layers": ([], [0], None),
     "shared_expert_intermediate_size": (16, 0),
