@@ -161,7 +161,7 @@ class ModelOptions(Options):
         if base.kv_heads == base.heads and "num_key_value_heads" not in given:
             config["num_key_value_heads"] = None
         if base.own_head_dim is None and "head_dim" not in base.traits.defaults:
-            del config["head_dim"]
+            config.pop("head_dim", None)
         shape = shape_from_config(config, base.name, source="the model's options")
         if base.having(shape.layers) == shape:
             return shape if shape == base else replace(shape, name=f"{base.name}_layer{shape.layers}")
