@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -177,7 +178,8 @@ def check_run(run: Prepared) -> Plan:
     if settings.initial_weights:
         from paddlenlp_galvatron.training.checkpoint.loading import open_weights
 
-        open_weights(settings.initial_weights, run.shape)
+        if note := getattr(open_weights(settings.initial_weights, run.shape), "note", ""):
+            sys.stderr.write(f"note: {note}\n")
     if (adapters := settings.adapters("")) and settings.lora_path:
         from paddlenlp_galvatron.training.checkpoint.adapters import open_adapters
 

@@ -14,7 +14,7 @@ from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.plan import write_plan
 from paddlenlp_galvatron.training.data.tokenizer import train_tokenizer
 
-from .plans import plan
+from .plans import having, plan
 
 LENGTH, SAMPLES = 32, 12
 MODEL = {
@@ -28,15 +28,32 @@ MODEL = {
     "max_position_embeddings": LENGTH,
     "initializer_range": 0.1,
 }
+DEEPSEEK = MODEL | {
+    "model_type": "deepseek_v3",
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 12,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A model without weights, and samples of 8 to 10 tokens, three of which fill a row."""
     root = tmp_path_factory.mktemp("finetune")
-    (root / "model").mkdir()
-    (root / "model" / "config.json").write_text(json.dumps(MODEL))
-    train_tokenizer(["a"], 257).save(str(root / "model" / "tokenizer.json"))
+    for name, config in (("model", MODEL), ("deepseek", DEEPSEEK)):
+        (root / name).mkdir()
+        (root / name / "config.json").write_text(json.dumps(config))
+        train_tokenizer(["a"], 257).save(str(root / name / "tokenizer.json"))
     letters = np.random.default_rng(0).integers(0, 26, (SAMPLES + 4, 10))
     lines = [
         {"src": "".join(chr(97 + x) for x in row[: 3 + number % 3]), "tgt": "".join(chr(65 + x) for x in row[5:])}
@@ -48,10 +65,10 @@ def folder(tmp_path_factory):
     return root
 
 
-def losses(folder, output, made, *words, steps=3):
+def losses(folder, output, made, *words, steps=3, model="model"):
     """Of each step, and of the dev split behind the last."""
     write_plan(made, folder / f"{output}.json")
-    told = ["--task", "sft", "--model", "model", "--dataset_name_or_path", "data", "--continue_training", "0"]
+    told = ["--task", "sft", "--model", model, "--dataset_name_or_path", "data", "--continue_training", "0"]
     told += ["--max_length", str(LENGTH), "--optim", "sgd", "--learning_rate", "0.1", "--max_steps", str(steps)]
     told += ["--lr_scheduler_type", "constant", "--do_eval", "--eval_steps", str(steps), "--output_dir", output]
     with chdir(folder):
@@ -90,3 +107,13 @@ def test_twenty_steps_have_the_same_losses_packed_or_not_under_four_plans(folder
         split, _ = losses(folder, f"twenty-{made.world_size}-{len(name)}", made, "--packing", "best_fit", steps=20)
         np.testing.assert_allclose(split[:16], alone[:16], atol=1e-5, err_msg=name)
         np.testing.assert_allclose(split, alone, rtol=5e-4, err_msg=name)  # the loss rises once, and rounding with it
+
+
+def test_deepseek_learns_the_same_packed_under_two_plans(folder):
+    packed, rows = ("--packing", "best_fit"), SAMPLES // 3
+    alone, _ = losses(folder, "deepseek-alone", plan(1, "1 1", batch=SAMPLES), model="deepseek")
+    one = having(plan(2, "2 2r", batch=rows), "1 2")
+    other = having(plan(2, "1z 1c2", batch=rows), "1 1x2", dense=(0,))
+    for name, made in (("tp", one), ("cp", other)):
+        found, _ = losses(folder, f"deepseek-{name}", made, *packed, model="deepseek")
+        np.testing.assert_allclose(found, alone, atol=1e-5, err_msg=name)

@@ -150,6 +150,36 @@ def test_another_type_rounds_and_one_that_is_too_small_is_refused(tmp_path):
         write_tensors(tmp_path / "x", [large], Precision.FP16, ignore)
 
 
+def test_the_bias_of_the_choice_of_experts_stays_fp32(tmp_path):
+    source = FOLDER / "deepseek_v3"
+    to_checkpoint(source, read_shape(source), tmp_path / "a", ignore)
+    to_huggingface(open_checkpoint(tmp_path / "a"), tmp_path / "b", Precision.BF16, 10 * MIB, source, ignore)
+    given, rounded = tensors_of(source), tensors_of(tmp_path / "b")
+    types = {key: rounded[key].dtype for key in given}
+    assert {key for key in types if types[key] == np.float32} == {key for key in given if key.endswith("_bias")}
+    assert all((given[key] == rounded[key]).all() for key in given if key.endswith("_bias"))
+    assert HuggingFaceWeights(tmp_path / "b", read_shape(source)).precision is Precision.BF16
+
+
+def test_layers_that_predict_further_tokens_are_left_out_by_name(tmp_path, capsys):
+    source, folder = FOLDER / "deepseek_v3", tmp_path / "with"
+    folder.mkdir()
+    shutil.copyfile(source / "config.json", folder / "config.json")
+    further = {f"model.layers.3.{name}.weight": np.ones(4, np.float32) for name in ("eh_proj", "enorm")}
+    save_file(tensors_of(source) | further, folder / "model.safetensors")
+    to_checkpoint(folder, read_shape(folder), tmp_path / "a", ignore)
+    told = capsys.readouterr().err
+    assert (
+        told
+        == "note: layers that predict further tokens are left out: 2 tensors such as model.layers.3.eh_proj.weight\n"
+    )
+    save_file(
+        tensors_of(source) | {"model.layers.2.eh_proj.weight": np.ones(4, np.float32)}, folder / "model.safetensors"
+    )
+    with pytest.raises(UserError, match=r"has tensor model.layers.2.eh_proj.weight, which no deepseek_v3 has"):
+        HuggingFaceWeights(folder, read_shape(folder))
+
+
 def test_no_more_than_a_few_of_the_largest_weight_is_in_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoints, "BLOCK_BYTES", 2**16)  # for a checksum, which is more than this small model
     source = FOLDER / "llama"

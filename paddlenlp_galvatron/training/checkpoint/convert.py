@@ -35,6 +35,8 @@ Advance = Callable[[int], object]  # receives the bytes that were written
 def to_checkpoint(source: Path, shape: ModelShape, target: Path, advance: Advance) -> None:
     """Convert a Hugging Face directory of the model. Raises UserError, or GalvatronError for a full disk."""
     weights = HuggingFaceWeights(source, shape)
+    if weights.note:
+        sys.stderr.write(f"note: {weights.note}\n")
     with whole_folder(target) as folder:
         files = []
         for number, module in enumerate(modules(shape)):
@@ -110,7 +112,12 @@ def write_model(
         places: dict[str, str] = {}
         for number, shard in enumerate(shards, 1):
             name = SINGLE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-            tensors = [Tensor(weight.tensor, weight.tensor_shape, partial(read, weight)) for weight in shard]
+            tensors = [
+                Tensor(
+                    weight.tensor, weight.tensor_shape, partial(read, weight), Precision.FP32 if weight.state else None
+                )
+                for weight in shard
+            ]
             write_tensors(folder / name, tensors, precision, advance)
             places |= {weight.tensor: name for weight in shard}
         if len(shards) > 1:

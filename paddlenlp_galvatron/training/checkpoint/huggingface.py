@@ -13,6 +13,7 @@ as well.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -40,6 +41,7 @@ class StoredWeight:
     shape: tuple[int, ...]  # PaddleNLP's
     tensor: str  # Hugging Face's name
     transposed: bool
+    state: bool = False  # fp32 whatever the others are
 
     @property
     def tensor_shape(self) -> tuple[int, ...]:
@@ -57,7 +59,8 @@ def modules(shape: ModelShape) -> Iterator[Module]:
         return tuple(stored(weight, ours, theirs) for weight in weights)
 
     def stored(weight: Weight, ours: str = "", theirs: str = "") -> StoredWeight:
-        return StoredWeight(ours + weight.name, weight.shape, theirs + weight.name, transposed=weight.linear)
+        names = ours + weight.name, weight.shape, theirs + weight.name
+        return StoredWeight(*names, transposed=weight.linear, state=weight.state)
 
     yield module(shape.embedding.weights)
     for index in range(shape.layers):
@@ -81,6 +84,8 @@ class HuggingFaceWeights:
         missing = [tensor for tensor in known if tensor not in files]
         tied = shape.tied_embeddings and LM_HEAD in files
         unknown = [tensor for tensor in files if tensor not in known and not (tied and tensor == LM_HEAD)]
+        self.left_out = [tensor for tensor in unknown if _predicts_more(tensor, shape)]
+        unknown = [tensor for tensor in unknown if tensor not in self.left_out]
         require_plain(unknown, folder)
         if missing:
             require_unwrapped(unknown, missing[0], folder)
@@ -110,6 +115,15 @@ class HuggingFaceWeights:
         array: Array = np.ascontiguousarray(stored.T if weight.transposed else stored, np.float32)
         return part.pad(array, shape)
 
+    @property
+    def note(self) -> str:
+        """Tensors that are left out; "": none are."""
+        if not self.left_out:
+            return ""
+        return (
+            f"layers that predict further tokens are left out: {len(self.left_out)} tensors such as {self.left_out[0]}"
+        )
+
 
 def read_shape(folder: Path) -> ModelShape:
     """The model in a directory. Raises UserError: it computes something that is not supported here."""
@@ -126,6 +140,14 @@ def require_same_model(stored: ModelShape, wanted: ModelShape, where: Path) -> N
     ]
     if faults:
         raise UserError(faults)
+
+
+def _predicts_more(tensor: str, shape: ModelShape) -> bool:
+    """Whether a tensor is of a layer behind the last one, which predicts a further token: DeepSeek-V3's have such ones,
+    and transformers leaves them out as well."""
+    number = re.match(r"model\.layers\.(\d+)\.", tensor)
+    mixture = shape.traits.mixture
+    return bool(mixture and mixture.sigmoid and number and int(number[1]) >= shape.layers)
 
 
 def _some(tensors: Sequence[str]) -> list[str]:
@@ -165,5 +187,6 @@ def _precision(files: dict[str, Path], known: dict[str, StoredWeight]) -> Precis
                         f"{path}: tensor {tensor} is of type {stored.get_dtype()}; supported: {', '.join(by_code)}; if "
                         "the model is quantised, take the one that it was made from"
                     )
-                found.add(by_code[stored.get_dtype()])
+                if not known[tensor].state:
+                    found.add(by_code[stored.get_dtype()])
     return found.pop() if len(found) == 1 else Precision.FP32

@@ -34,6 +34,7 @@ class Tensor:
     key: str
     shape: tuple[int, ...]
     read: Callable[[], np.ndarray[Any, np.dtype[np.float32]]]
+    precision: Precision | None = None  # of its own; None: the file's
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,12 @@ def write_tensors(
 
     Raises OSError; UserError for numbers that the type cannot hold. Source of the format: safetensors' documentation.
     """
-    dtype, offset = DTYPES[precision], 0
+    offset = 0
     header: dict[str, Any] = {"__metadata__": {"format": framework}}
     for tensor in tensors:
-        end = offset + math.prod(tensor.shape) * dtype.itemsize
-        header[tensor.key] = {"dtype": CODES[precision], "shape": tensor.shape, "data_offsets": (offset, end)}
+        own = tensor.precision or precision
+        end = offset + math.prod(tensor.shape) * DTYPES[own].itemsize
+        header[tensor.key] = {"dtype": CODES[own], "shape": tensor.shape, "data_offsets": (offset, end)}
         offset = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # numbers begin at a multiple of 8
@@ -70,7 +72,7 @@ def write_tensors(
     with path.open("wb") as file:
         file.write(beginning)
         for tensor in tensors:
-            content = _bytes_of(tensor, precision)
+            content = _bytes_of(tensor, tensor.precision or precision)
             checksum = zlib.crc32(content, checksum)
             advance(file.write(content))
         file.flush()
