@@ -25,7 +25,7 @@ class Latents:
 
     @property
     def head_dim(self) -> int:
-        """Of a head's query and key."""
+        """Numbers of a head's query, and of its key."""
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 
 

@@ -79,19 +79,19 @@ class ModelShape:
 
     @property
     def head_dim(self) -> int:
-        """Of a head's q and k."""
+        """Numbers of a head's q, and of its k."""
         if self.latents:
             return self.latents.head_dim
         return self.own_head_dim or self.hidden_size // self.heads
 
     @property
     def rotary_dim(self) -> int:
-        """Of a head's q and k, the numbers that rotary positions turn."""
+        """Numbers of a head's q that rotary positions turn."""
         return self.latents.qk_rope_head_dim if self.latents else self.head_dim
 
     @property
     def value_dim(self) -> int:
-        """Of a head's v."""
+        """Numbers of a head's v."""
         return self.latents.v_head_dim if self.latents else self.head_dim
 
     @property

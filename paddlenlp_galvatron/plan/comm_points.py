@@ -203,6 +203,6 @@ SPLIT_BY = {Split.COLUMN: Axis.TENSOR, Split.ROW: Axis.TENSOR}  # axes that spli
 def summed_over(split: Split, sequence_parallel: bool) -> tuple[Axis, ...]:
     """Axes over which the gradient of a weight is summed: those that don't split it. Plain tensor parallelism's ranks
     compute equal gradients of whole weights, but for weights that each uses on its own heads.
-    Those of a projection to latents are summed over TENSOR first, so that ZeRO shards all matrices alike."""
+    Those of a projection to latents are summed over TENSOR first, so that ZeRO shards all matrices in the same way."""
     alike = Axis.TENSOR if split is Split.WHOLE and not sequence_parallel else None
     return tuple(axis for axis in STAGE if axis not in (SPLIT_BY.get(split), alike))

@@ -23,7 +23,7 @@ class LatentAttention:
     """Replaces the forward of PaddleNLP's attention."""
 
     def __init__(self, attention: Any, sizes: Latents, lengths: tuple[int, int], cross: Cross):
-        """`lengths`: tokens of a sample, and those of them whose queries this rank has."""
+        """`lengths`: the sequence length, and how much of it has its queries on this rank."""
         self._attention, self._sizes, self._lengths, self._cross = attention, sizes, lengths, cross
 
     def __call__(self, hidden_states: Any, attention_mask: Any = None, **_: Any) -> tuple[Any, None, None]:

@@ -24,7 +24,7 @@ LATENT_EPSILON = 1e-6  # of the norms of latents in transformers, which rms_norm
 
 class Deepseek(Adapter):
     config_class = DeepseekV2Config
-    layer_class = partial(DeepseekV2DecoderLayer, layer_idx=0)  # each is dense, whatever its number
+    layer_class = partial(DeepseekV2DecoderLayer, layer_idx=0)  # a dense one
     norm_class = LlamaRMSNorm  # PaddleNLP's DeepSeek has no fused one, and 1e-6 for every rms_norm_eps
     model_class = DeepseekV2ForCausalLM
 

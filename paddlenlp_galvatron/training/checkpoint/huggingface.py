@@ -41,7 +41,7 @@ class StoredWeight:
     shape: tuple[int, ...]  # PaddleNLP's
     tensor: str  # Hugging Face's name
     transposed: bool
-    state: bool = False  # fp32 whatever the others are
+    state: bool = False  # fp32, also among 16-bit ones
 
     @property
     def tensor_shape(self) -> tuple[int, ...]:
