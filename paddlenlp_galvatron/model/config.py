@@ -307,7 +307,7 @@ def _of_experts(shape: ModelShape) -> dict[str, Any]:
 def _of_groups(shape: ModelShape, mixture: Mixture) -> dict[str, Any]:
     """The fields of config.json that describe DeepSeek's routing."""
     return {
-        "n_shared_experts": shape.shared_size // shape.expert_size,
+        "n_shared_experts": shape.shared_size // max(shape.expert_size, 1),
         "first_k_dense_replace": len(shape.dense_layers),
         "topk_method": mixture.methods[-1] if shape.expert_groups > 1 or mixture.sigmoid else mixture.methods[0],
         "scoring_func": "sigmoid" if mixture.sigmoid else "softmax",

@@ -327,6 +327,7 @@ class Block:
         if shared is not None:
             self._gather_for(CommPoint.INTO_MLP, shared.gate_proj, shared.up_proj)
             self._leave_behind(shared.down_proj, CommPoint.OUT_OF_MLP)
+            shared.forward = lambda x: shared.down_proj(swiglu(shared.gate_proj(x), shared.up_proj(x)))
         gate = getattr(mixture, f"{traits.shared}_gate") if shared is not None and traits.gated else None
 
         def forward(x: Any) -> Any:
@@ -350,6 +351,7 @@ class Block:
         def product(x: Any) -> Any:
             return swiglu(gate(x), up(x))
 
+        mlp.forward = lambda x: down(product(x))
         if Recompute.NORMS | Recompute.MLP in self._recompute:  # one part
             norm.forward = lambda x: x
             mlp.forward = lambda x: down(part(lambda x: product(into(x)), x))
