@@ -50,6 +50,10 @@ KNOWN_SIZES = {
     "qwen2-57b-a14b": 57.409,
     "mixtral-8x7b": 46.703,
     "mixtral-8x22b": 140.630,
+    "deepseek-v2-lite": 15.706,
+    "deepseek-v2": 235.741,
+    "deepseek-v3": 671.026,
+    "moonlight-16b-a3b": 15.960,
 }
 # Billions that a token is multiplied with, as their names and cards round them.
 ACTIVE_SIZES = {
@@ -60,6 +64,10 @@ ACTIVE_SIZES = {
     "qwen2-57b-a14b": 14.25,
     "mixtral-8x7b": 12.88,
     "mixtral-8x22b": 39.16,
+    "deepseek-v2-lite": 2.66,  # 2.4 without the embedding, as the other three
+    "deepseek-v2": 21.4,
+    "deepseek-v3": 37.55,
+    "moonlight-16b-a3b": 2.91,
 }
 CONFIG = {
     "model_type": "qwen2",

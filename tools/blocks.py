@@ -1,0 +1,155 @@
+"""Runs the command blocks of pages, and writes what they print into the text blocks behind them.
+
+    python tools/blocks.py [PAGE ...]            write it, into the Chinese pages too
+    python tools/blocks.py --check [PAGE ...]    exit code 1, and the first line of each block that is stale
+
+The blocks of a page run one after the other in an empty folder: `sh` has galvatron's commands, `python` a program,
+`json FILE` a file. A `text` block shows lines of what the block of commands before it prints; `…` stands for lines that
+are left out. Words count exactly, numbers within 2 %, as they follow the prices. Marks behind the language: `on-gpus`
+is not run, its commands and options are checked; `paddle` needs Paddle; `exit-3` is the exit code; of `text`, `timed`
+has numbers of this machine, which are not compared.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from paddlenlp_galvatron.cli.main import commands, main
+from paddlenlp_galvatron.options.group import read_words
+
+ROOT = Path(__file__).parents[1]
+BLOCK = re.compile(r"^```(sh|python|json|text)(?: ([\w.-]+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
+CLOSE, LEFT_OUT = 0.02, "…"
+
+
+class Block(NamedTuple):
+    language: str
+    mark: str
+    text: str
+    line: int  # of its first line, on the page
+    place: int  # of its text, in the page
+
+
+def pages() -> list[Path]:
+    """Those that have commands to run."""
+    every = [ROOT / "README.md", *sorted((ROOT / "docs" / "en").glob("*.md"))]
+    return [page for page in every if any(block.language == "sh" for block in blocks(page.read_text()))]
+
+
+def translation(page: Path) -> Path:
+    return ROOT / "README_zh.md" if page.parent == ROOT else ROOT / "docs" / "zh" / page.name
+
+
+def blocks(page: str) -> list[Block]:
+    return [
+        Block(found[1], found[2] or "", found[3], page.count("\n", 0, found.start(3)) + 1, found.start(3))
+        for found in BLOCK.finditer(page)
+    ]
+
+
+def galvatron_words(text: str) -> Iterator[list[str]]:
+    """The words of each command behind `galvatron`; a shell would have nothing else to do. Raises ValueError."""
+    for line in text.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        if words[:1] == ["galvatron"]:
+            yield words[1:]
+        elif words[:1] not in ([], ["export"]):
+            raise ValueError(f"{line}: only galvatron is run here; mark the block on-gpus, or indent it")
+
+
+def check_words(words: list[str]) -> None:
+    """Raise UserError where the command or an option does not exist."""
+    known = commands()
+    length = 1 if words[0] in known else 2
+    command = known[" ".join(words[:length])]
+    read_words(words[length:], command.is_boolean, beside=command.beside)
+
+
+def run(block: Block) -> list[str]:
+    """The lines that the commands of a block print. Raises ValueError for another exit code than the mark has."""
+    printed, expected = io.StringIO(), int(block.mark.removeprefix("exit-")) if block.mark.startswith("exit-") else 0
+    for words in galvatron_words(block.text):
+        if block.mark == "on-gpus":
+            check_words(words)
+        elif block.mark != "paddle" or find_spec("paddle"):
+            with redirect_stdout(printed), redirect_stderr(printed):
+                code = main(words)
+            if code != expected:
+                raise ValueError(f"galvatron {' '.join(words)}: exit code {code}\n{printed.getvalue()}")
+    return printed.getvalue().splitlines()
+
+
+def alike(line: str, printed: str, timed: bool = False) -> bool:
+    """Whether words are equal, and numbers close."""
+    if NUMBER.sub("0", line).split() != NUMBER.sub("0", printed).split():
+        return False
+    values = ([float(number.replace(",", "")) for number in NUMBER.findall(text)] for text in (line, printed))
+    return timed or all(abs(ours - theirs) <= CLOSE * abs(theirs) for ours, theirs in zip(*values, strict=True))
+
+
+def current(shown: str, printed: Sequence[str]) -> Iterator[str]:
+    """The shown lines as they are printed now; one whose words are not printed as it is."""
+    place = 0
+    for before, line in pairwise(["…", *shown.splitlines()]):
+        words = NUMBER.sub("0", line).split()
+        last = len(printed) if before == LEFT_OUT else place + 1
+        found = next((k for k in range(place, last) if NUMBER.sub("0", printed[k]).split() == words), None)
+        yield line if found is None or line == LEFT_OUT else printed[found].rstrip()
+        place = place if found is None else found + 1
+
+
+def stale_lines(block: Block, printed: Sequence[str]) -> Iterator[int]:
+    lines = block.text.splitlines()
+    now = list(current(block.text, printed))
+    for number, (line, fresh) in enumerate(zip(lines, now, strict=True)):
+        known = line == LEFT_OUT or any(alike(fresh, other, True) for other in printed)
+        if not known or not alike(line, fresh, block.mark == "timed"):
+            yield block.line + number
+
+
+def renew(page: Path, check: bool) -> list[str]:
+    """Run a page's blocks, and write what they print. With `check` write nothing: where blocks are stale."""
+    text, faults = page.read_text(), []
+    fresh, printed, skipped = text, [""], False
+    with TemporaryDirectory() as folder, chdir(folder):
+        for block in blocks(text):
+            if block.language == "sh":
+                printed = run(block)
+                skipped = block.mark == "on-gpus" or (block.mark == "paddle" and not find_spec("paddle"))
+            elif block.language == "python":
+                exec(compile(block.text, str(page), "exec"), {})
+            elif block.language == "json" and block.mark:
+                Path(block.mark).write_text(block.text)
+            elif block.language == "text" and not skipped:
+                stale = list(stale_lines(block, printed))
+                if stale and not check:
+                    now = "\n".join(current(block.text, printed)) + "\n"
+                    fresh = fresh.replace(block.text, now, 1)
+                    stale = list(stale_lines(block._replace(text=now), printed))
+                faults += [f"{page}:{line}: is not what the commands print; renew it: make pages" for line in stale[:1]]
+    other = translation(page)
+    if fresh != text:
+        page.write_text(fresh)
+        theirs = other.read_text()
+        for old, new in zip(blocks(text), blocks(fresh), strict=True):
+            theirs = theirs.replace(old.text, new.text, 1) if old.text != new.text else theirs
+        other.write_text(theirs)
+    if [block[:3] for block in blocks(page.read_text())] != [block[:3] for block in blocks(other.read_text())]:
+        faults.append(f"{other}: its blocks are not those of {page.name}")
+    return faults
+
+
+if __name__ == "__main__":
+    given = [Path(word).resolve() for word in sys.argv[1:] if word != "--check"]
+    sys.exit("\n".join(fault for page in given or pages() for fault in renew(page, "--check" in sys.argv[1:])) or 0)
