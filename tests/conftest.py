@@ -23,9 +23,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 TESTS = Path(__file__).parent
 os.environ["PYTHONPATH"] = f"{TESTS / 'helpers'}:{TESTS}"  # for ranks and programs that tests start
 
-# The machine may be busy: no test is about time.
-settings.register_profile("here", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
-settings.load_profile("here")
+# The machine may be busy: no test is about time. `make test` draws the same examples each time, `make test-full` new
+# ones: pytest's --hypothesis-profile=new.
+settings.register_profile("new", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.register_profile("same", settings.get_profile("new"), derandomize=True)
+settings.load_profile("same")
 
 
 def pytest_configure(config: pytest.Config) -> None:
