@@ -1,6 +1,6 @@
 #!/bin/sh
 # Runs every test, slow ones too, part by part. A part that has passed on the same code is not run again, so a run that
-# was interrupted continues where it stopped. Usage: scripts/test_full.sh VENV
+# was interrupted continues where it stopped. Hypothesis draws new examples. Usage: scripts/test_full.sh VENV
 set -eu
 cd "$(dirname "$0")/.."
 pytest=$1/bin/pytest

@@ -33,16 +33,6 @@ from paddlenlp_galvatron.plan import (
     write_plan,
 )
 from paddlenlp_galvatron.plan.check import misfits, require_fits, require_trainable, require_valid
-from paddlenlp_galvatron.plan.export import (
-    FLEET,
-    FORMERS,
-    Argument,
-    as_flags,
-    fleet_arguments,
-    fleet_notes,
-    stock_arguments,
-    stock_notes,
-)
 from paddlenlp_galvatron.plan.strategy import Load, Predicted, load_summary
 from paddlenlp_galvatron.plan.uniform import one_sample_each
 from paddlenlp_galvatron.report.plan import describe, notes
@@ -52,6 +42,7 @@ from .start import how_to_start
 
 if TYPE_CHECKING:
     from paddlenlp_galvatron.cost_model.facts import PlanFacts
+    from paddlenlp_galvatron.plan.export import Argument
     from paddlenlp_galvatron.planner.problem import OriginOptions, Problem
     from paddlenlp_galvatron.report.measured import Log
 
@@ -289,6 +280,8 @@ def _of(file: Path, given: PriceOptions) -> OriginOptions:
 @app.command(PlanOptions, positional=FILE, switches={"json": "one JSON object, as run_pretrain.py reads it"})
 def to_paddlenlp(values: dict[str, Any], json: bool) -> None:
     """Print a plan as arguments of PaddleNLP's own run_pretrain.py. Exit code 2 if they cannot express it."""
+    from paddlenlp_galvatron.plan.export import as_flags, stock_arguments, stock_notes
+
     arguments = _arguments(stock_arguments, stock_notes, values)
     say(dumps(arguments, indent=2) if json else "\n".join(as_flags(arguments)))
 
@@ -296,16 +289,22 @@ def to_paddlenlp(values: dict[str, Any], json: bool) -> None:
 @app.command(PlanOptions, positional=FILE)
 def to_paddlefleet(values: dict[str, Any], json: bool) -> None:
     """Print a plan as YAML for PaddleFleet's `paddlefleet-cli train`. Exit code 2 if it cannot express it."""
+    from paddlenlp_galvatron.plan.export import FLEET
+
     _say_yaml(FLEET, values, json)
 
 
 @app.command(PlanOptions, positional=FILE)
 def to_paddleformers(values: dict[str, Any], json: bool) -> None:
     """Print a plan as YAML for PaddleFormers (now part of PaddleFleet). Exit code 2 if it cannot express it."""
+    from paddlenlp_galvatron.plan.export import FORMERS
+
     _say_yaml(FORMERS, values, json)
 
 
 def _say_yaml(program: str, values: dict[str, Any], json: bool) -> None:
+    from paddlenlp_galvatron.plan.export import fleet_arguments, fleet_notes
+
     express, notes_of = partial(fleet_arguments, program=program), partial(fleet_notes, program=program)
     arguments = _arguments(express, notes_of, values)
     answer(yaml.safe_dump(arguments, sort_keys=False).rstrip(), json, **arguments)

@@ -8,16 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import TYPE_CHECKING, TypeAlias
 
 from galvatron_dp_core import Cancel
 
 from ..cost_model import CostModel
 from .branches import Branches
 from .core_arrays import Core, CostArrays, core_of, cost_arrays, layer_arrays, without_beaten
-from .even import EvenCore
 from .space import PlanFamily, Strategies
 
-AnyCore = Core | EvenCore
+if TYPE_CHECKING:
+    from .even import EvenCore
+
+AnyCore: TypeAlias = "Core | EvenCore"
 Price = Callable[[PlanFamily, Strategies, CostModel], CostArrays]
 
 
@@ -64,7 +67,7 @@ class Cores:
         """The core's object of a family."""
         family = entry.family
         if self._even:
-            return EvenCore(family, entry.strategies, self._even)
+            return self._even.core(family, entry.strategies)
         where = price, family.global_batch, family.micro_batches, family.stages, entry.strategies
         if where not in self._arrays:
             self._arrays[where] = price(family, entry.strategies, self._cost)

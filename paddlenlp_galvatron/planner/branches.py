@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import product
+from typing import TYPE_CHECKING
 
 from ..base.errors import UserError
 from ..cost_model import CostModel
 from ..plan import LayerStrategy, Plan, VocabStrategy
-from .even import EvenPlans, even_spaces
 from .options import SearchOptions
 from .space import PlanFamily, Space, Strategies, families, interleaved_families, runs_of, without_experts
+
+if TYPE_CHECKING:
+    from .even import EvenPlans
 
 # Limits of the search space: about one minute of pricing and 100 MB.
 MOST_FAMILIES, MOST_STRATEGIES, MOST_PRICES = 50_000, 2_000, 1_000_000
@@ -44,8 +47,11 @@ class Branches:
             assumed=cost.assumed,
             stated=frozenset(name for name, value in asdict(cost.assumed).items() if value is not None),
         )
-        even = options.trainer != "galvatron"
-        self.even = EvenPlans(options.trainer, cost.given[0], cost, options.budget_mib, self.bare) if even else None
+        self.even: EvenPlans | None = None
+        if options.trainer != "galvatron":
+            from .even import EvenPlans
+
+            self.even = EvenPlans(options.trainer, cost.given[0], cost, options.budget_mib, self.bare)
         self._spaces = [
             Space(model, replace(cost.assumed, seq_length=seq), options, cost, layer_type)
             for layer_type, (model, seq) in enumerate(zip(cost.models, cost.seqs, strict=True))
@@ -83,7 +89,7 @@ class Branches:
         """Strategies of each run of layers, and of a vocabulary that suits the first and the last one."""
         of_types = [space.layers(family) for space in self._spaces]
         if self.even:
-            return even_spaces(of_types[0], self._spaces[0].vocabularies(family), family, self.even)
+            return self.even.spaces(of_types[0], self._spaces[0].vocabularies(family), family)
         others = set(self._spaces[0].vocabularies(family))
         vocabularies = [vocab for vocab in self._spaces[-1].vocabularies(family) if replace(vocab, pieces=1) in others]
         if self._options.one_strategy:

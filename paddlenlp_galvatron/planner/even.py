@@ -26,24 +26,6 @@ PROGRAMS = {"paddlenlp": STOCK, "paddlefleet": FLEET, "paddleformers": FORMERS}
 Chosen = tuple[float, float, int, Sequence[int], Sequence[int]]  # as the core's `solve` answers
 
 
-def even_spaces(
-    layers: Sequence[LayerStrategy], vocabularies: Sequence[VocabStrategy], family: PlanFamily, even: EvenPlans
-) -> list[Strategies]:
-    """Every strategy that all layers can have, and where some of them recompute, the same that does."""
-    found = []
-    for layer in layers:
-        if layer.recompute:
-            continue
-        alike = [one for one in layers if replace(one, recompute=Recompute.NONE) == layer and one.recompute]
-        like = layer.axes, layer.dp_type, layer.sharding
-        vocab = [one for one in vocabularies if (one.axes, one.dp_type, one.sharding) == like]
-        for choices in [[layer, one] for one in alike] or [[layer]]:
-            one = Strategies([choices], vocab)
-            if vocab and any(even.expressible(made) for made in even.plans(family, one)):
-                found.append(one)
-    return found
-
-
 @dataclass(frozen=True)
 class EvenPlans:
     """Those of a model's plans that the program can run."""
@@ -76,6 +58,26 @@ class EvenPlans:
         """Layers of each stage, and the number of each layer's strategy."""
         division = even_stages(self.model.layers, len(counts))
         return division, [int(at < count) for each, count in zip(division, counts, strict=True) for at in range(each)]
+
+    def spaces(
+        self, layers: Sequence[LayerStrategy], vocabularies: Sequence[VocabStrategy], family: PlanFamily
+    ) -> list[Strategies]:
+        """Every strategy that all layers can have, and where some of them recompute, the same that does."""
+        found = []
+        for layer in layers:
+            if layer.recompute:
+                continue
+            alike = [one for one in layers if replace(one, recompute=Recompute.NONE) == layer and one.recompute]
+            like = layer.axes, layer.dp_type, layer.sharding
+            vocab = [one for one in vocabularies if (one.axes, one.dp_type, one.sharding) == like]
+            for choices in [[layer, one] for one in alike] or [[layer]]:
+                one = Strategies([choices], vocab)
+                if vocab and any(self.expressible(made) for made in self.plans(family, one)):
+                    found.append(one)
+        return found
+
+    def core(self, family: PlanFamily, strategies: Strategies) -> EvenCore:
+        return EvenCore(family, strategies, self)
 
 
 class EvenCore:

@@ -21,6 +21,7 @@ from .space import PlanFamily
 MS_PER_S = 1000.0
 ROUNDING = 1e-9  # relative: the core's sums and the cost model's differ by no more
 DAY_S, HOUR_S = 24 * 3600, 3600
+SHOWN_GAP = 0.0005  # share of a step; tables of gains show 0.1 %
 STORED_BYTES = 12  # of a weight in a checkpoint: itself and two moments, in fp32
 
 

@@ -14,14 +14,12 @@ from ..plan.strategy import runs
 from ..profiles.hardware import Collective, HardwareProfile, MessageGroup
 from ..profiles.network import Network
 from .problem import Problem, SharedTime, best_of
+from .result import SHOWN_GAP
 from .space import PlanFamily, Space
 
 BETWEEN_STAGES = "links between stages"
 MOST_CHANGES = 10  # changes that are tried
 MOST_PRICED = 1200  # plans with one layer changed: a few seconds
-
-
-SHOWN_GAP = 0.0005  # share of a step; tables of gains show 0.1 %
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,7 @@ from ..cost_model import CostModel
 from ..cost_model.facts import PlanFacts
 from ..plan import ModelShape
 from ..planner.hints import Hint
-from ..planner.result import Candidate, FamilyOutcome, Need, SearchResult
-from ..planner.what_ifs import SHOWN_GAP
+from ..planner.result import SHOWN_GAP, Candidate, FamilyOutcome, Need, SearchResult
 from ..profiles.reserve import GIB_MIB
 from .plan import describe
 

@@ -31,7 +31,12 @@ ANSWERS = {
     "from_galvatron": ["`bsz_scale`", "`tp_consec 0`", "`launch`", "`no_global_memory_buffer`", "`save-interval`"],
 }
 # Families whose name in prose is not their word.
-MODELS = {"qwen2_moe": "Qwen2-MoE", "qwen3_moe": "Qwen3-MoE", "deepseek_v2": "DeepSeek-V2", "deepseek_v3": "DeepSeek-V3"}
+MODELS = {
+    "qwen2_moe": "Qwen2-MoE",
+    "qwen3_moe": "Qwen3-MoE",
+    "deepseek_v2": "DeepSeek-V2",
+    "deepseek_v3": "DeepSeek-V3",
+}
 LISTING_MODELS = ("index", "train", "convert", "from_paddlenlp", "from_galvatron")
 # Files that a command makes for its own processes, or reads as others made them.
 INNER = {"check/parity", "check/validation/work", "check/gpu/faults", "check/gpu/kernels", "check/gpu/stock"}
