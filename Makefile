@@ -73,6 +73,7 @@ pages: setup
 	@$(BIN)/python tools/parallelism_table.py
 	@$(BIN)/python tools/profile_keys.py
 	@$(BIN)/python tools/accuracy.py
+	@$(BIN)/python tools/blocks.py
 
 wheels:
 	@scripts/wheels.sh

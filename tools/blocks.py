@@ -98,23 +98,40 @@ def alike(line: str, printed: str, timed: bool = False) -> bool:
     return timed or all(abs(ours - theirs) <= CLOSE * abs(theirs) for ours, theirs in zip(*values, strict=True))
 
 
-def current(shown: str, printed: Sequence[str]) -> Iterator[str]:
-    """The shown lines as they are printed now; one whose words are not printed as it is."""
+def find(line: str, printed: Sequence[str], place: int, last: int) -> int | None:
+    """The first printed line that is alike, or else has the same words."""
+    for timed in (False, True):
+        for number in range(place, last):
+            if alike(line, printed[number], timed):
+                return number
+    return None
+
+
+def current(shown: str, printed: Sequence[str]) -> Iterator[str | None]:
+    """The shown lines as they are printed now; None: behind the line before, no such words are printed."""
     place = 0
     for before, line in pairwise(["…", *shown.splitlines()]):
-        words = NUMBER.sub("0", line).split()
-        last = len(printed) if before == LEFT_OUT else place + 1
-        found = next((k for k in range(place, last) if NUMBER.sub("0", printed[k]).split() == words), None)
-        yield line if found is None or line == LEFT_OUT else printed[found].rstrip()
+        found = find(line, printed, place, len(printed) if before == LEFT_OUT else min(place + 1, len(printed)))
+        yield LEFT_OUT if line == LEFT_OUT else None if found is None else printed[found].rstrip()
         place = place if found is None else found + 1
 
 
+def rewritten(shown: str, printed: Sequence[str]) -> Iterator[str]:
+    """The shown lines as they are printed now, with a sign for each gap; those that are not printed as they were."""
+    place, first = 0, True
+    for line in shown.splitlines():
+        found = find(line, printed, place, len(printed))
+        if line != LEFT_OUT:
+            if found is not None and found > place and not first:
+                yield LEFT_OUT
+            yield line if found is None else printed[found].rstrip()
+            first, place = False, place if found is None else found + 1
+
+
 def stale_lines(block: Block, printed: Sequence[str]) -> Iterator[int]:
-    lines = block.text.splitlines()
-    now = list(current(block.text, printed))
-    for number, (line, fresh) in enumerate(zip(lines, now, strict=True)):
-        known = line == LEFT_OUT or any(alike(fresh, other, True) for other in printed)
-        if not known or not alike(line, fresh, block.mark == "timed"):
+    pairs = zip(block.text.splitlines(), current(block.text, printed), strict=True)
+    for number, (line, fresh) in enumerate(pairs):
+        if fresh is None or not alike(line, fresh, block.mark == "timed"):
             yield block.line + number
 
 
@@ -134,7 +151,7 @@ def renew(page: Path, check: bool) -> list[str]:
             elif block.language == "text" and not skipped:
                 stale = list(stale_lines(block, printed))
                 if stale and not check:
-                    now = "\n".join(current(block.text, printed)) + "\n"
+                    now = "".join(f"{line}\n" for line in rewritten(block.text, printed))
                     fresh = fresh.replace(block.text, now, 1)
                     stale = list(stale_lines(block._replace(text=now), printed))
                 faults += [f"{page}:{line}: is not what the commands print; renew it: make pages" for line in stale[:1]]
