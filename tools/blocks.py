@@ -99,7 +99,7 @@ def alike(line: str, printed: str, timed: bool = False) -> bool:
 
 
 def find(line: str, printed: Sequence[str], place: int, last: int) -> int | None:
-    """The first printed line that is alike, or else has the same words."""
+    """The first printed line that is equal but for the last digits, or else has the same words."""
     for timed in (False, True):
         for number in range(place, last):
             if alike(line, printed[number], timed):
