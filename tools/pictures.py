@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from html import escape
 from pathlib import Path
+
+from diagrams import DIAGRAMS, OVERVIEW
+from drawing import COLOURS, INK, PAPER, Words, box, picture, text, title
 
 from paddlenlp_galvatron.cost_model.simulate import StageTimes, timeline
 from paddlenlp_galvatron.cost_model.weights import StateBytes
@@ -20,9 +22,6 @@ from paddlenlp_galvatron.plan.schedule import Schedule, chunks_in_flight
 from paddlenlp_galvatron.plan.strategy import DataParallel, runs
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
-COLOURS = ("#00897b", "#f4a259", "#5b8e7d", "#bc4b51", "#3d5a80", "#8d6a9f", "#c9a227", "#6c757d")
-INK, PAPER, LINE = "#1d2b33", "#ffffff", "#d0d7de"
-FONT = "font-family='system-ui, sans-serif'"
 RANKS, DEGREES = 4, ((1, True), (2, True), (2, False), (4, True))
 STAGES, MICRO_BATCHES, FORWARD, BACKWARD = 4, 6, 1.0, 2.0
 PASSES = (("#8fd3c8", "#00695c"), ("#a9c8ec", "#1f4e8c"))  # forward and backward of each chunk
@@ -91,17 +90,16 @@ WORDS = {
         "layer": "层",
     },
 }
-Words = dict[str, str]
 
 
 def main() -> int:
     check = "--check" in sys.argv[1:]
     stale = []
-    for path, text in pictures():
+    for path, drawn in pictures():
         if not check:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-        elif not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(drawn, encoding="utf-8")
+        elif not path.exists() or path.read_text(encoding="utf-8") != drawn:
             stale.append(path)
     for path in stale:
         sys.stderr.write(f"{path}: is not what the code draws; renew it: make pages\n")
@@ -117,8 +115,8 @@ def pictures() -> Iterator[tuple[Path, str]]:
         "plan": plan,
     }
     for language, words in WORDS.items():
-        for name, draw in drawn.items():
-            yield IMAGES / language / f"{name}.svg", draw(words)
+        for name, draw in (drawn | DIAGRAMS).items():
+            yield IMAGES / language / f"{name}.svg", draw(words if name in drawn else OVERVIEW[language])
 
 
 def groups(words: Words) -> str:
@@ -225,27 +223,6 @@ def plan(words: Words) -> str:
             text(112, y + 12, f"{words['layer']} {span}: {', '.join(traits)}", 12),
         ]
     return picture(690, 270, parts)
-
-
-def title(words: str) -> str:
-    return text(16, 30, words, 14, weight=600)
-
-
-def text(
-    x: float, y: float, words: str, size: int = 13, ink: str = INK, anchor: str = "start", weight: int = 400
-) -> str:
-    place = f"x='{x:g}' y='{y:g}' font-size='{size}' font-weight='{weight}' fill='{ink}' text-anchor='{anchor}'"
-    return f"<text {place}>{escape(words)}</text>"
-
-
-def box(x: float, y: float, width: float, height: float, colour: str, round_: int = 5) -> str:
-    return f"<rect x='{x:g}' y='{y:g}' width='{width:g}' height='{height:g}' rx='{round_}' fill='{colour}'/>"
-
-
-def picture(width: int, height: int, parts: list[str]) -> str:
-    frame = f"<rect width='{width}' height='{height}' rx='8' fill='{PAPER}' stroke='{LINE}'/>"
-    head = f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {width} {height}' width='{width}' {FONT}>"
-    return "\n".join([head, frame, *parts, "</svg>"]) + "\n"
 
 
 if __name__ == "__main__":

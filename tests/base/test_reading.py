@@ -98,7 +98,7 @@ def test_what_is_no_file_of_the_right_size(tmp_path):
         ('{"a": 1}'.encode("utf-16"), "it is UTF-16 text; convert it: iconv -f utf-16 -t utf-8"),
         ('{"a": 1}'.encode("utf-16-be"), "it is UTF-16-BE text"),
         ('{"a": 1}'.encode("utf-32"), "it is UTF-32 text"),
-        (gzip.compress(b"{}"), "it is compressed .gzip.; decompress it: gunzip"),
+        (gzip.compress(b"{}", mtime=0), "it is compressed .gzip.; decompress it: gunzip"),
         (b"PK\3\4", "it is an archive"),
         (b"version https://git-lfs.github.com/spec/v1", "pointer of Git LFS, not the file; fetch it: git lfs pull"),
         (b'{"a": 1}\0', "it has NUL bytes"),

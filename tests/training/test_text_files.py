@@ -167,9 +167,9 @@ def test_damaged_compression_is_never_read_as_less(suffix, random):
         (b'[{"text": "a"},\n {"text": "b"}]', "utf-8", "is one JSON list; write one object a line"),
         (b'text": "a"}\n{"text": "b"}', "utf-8", "line 1 is not one JSON object"),
         (b'{\n "text": "a"\n}', "utf-8", "line 1 is not one JSON object"),
-        (gzip.compress(gzip.compress(b"text")), "utf-8", "decompressed, it is compressed .gzip."),
-        (gzip.compress(tarred()), "utf-8", "decompressed, it is an archive .tar.; unpack it"),
-        (gzip.compress(b"text")[:-4], "utf-8", "cannot be read: Truncated"),
+        (gzip.compress(gzip.compress(b"text", mtime=0), mtime=0), "utf-8", "decompressed, it is compressed .gzip."),
+        (gzip.compress(tarred(), mtime=0), "utf-8", "decompressed, it is an archive .tar.; unpack it"),
+        (gzip.compress(b"text", mtime=0)[:-4], "utf-8", "cannot be read: Truncated"),
         (rows("a", None), "utf-8", 'row 2 has no text "text"'),
         (rows("a", key="content"), "utf-8", 'row 1 has no text "text"; name it by --text_key'),
         (rows("a")[:-9], "utf-8", "cannot be read as Parquet"),
@@ -204,7 +204,7 @@ def test_byte_order_marks_are_no_text(tmp_path):
 def test_a_file_and_its_compressed_copy_are_not_both_read(tmp_path):
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "a.jsonl").write_text('{"text": "a"}\n')
-    (tmp_path / "train" / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}\n'))
+    (tmp_path / "train" / "a.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}\n', mtime=0))
     for reading in (lambda: read(tmp_path), lambda: tuning_files(tmp_path, "train")):
         with pytest.raises(UserError, match=r"a\.jsonl\.gz: is the compressed a\.jsonl"):
             reading()
@@ -223,7 +223,7 @@ LINE = '{"src": "un été", "tgt": "b"}\n'
     ("name", "content", "says"),
     [
         ("train.json", LINE.encode("utf-8-sig"), ""),
-        ("train.jsonl.gz", gzip.compress(LINE.encode()), ""),
+        ("train.jsonl.gz", gzip.compress(LINE.encode(), mtime=0), ""),
         ("train.JSONL.zst", compressed("zstd", LINE.encode()), ""),
         ("train.ndjson", LINE.encode(), ""),
         ("train/wiki_00", LINE.encode(), ""),
