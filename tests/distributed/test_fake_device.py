@@ -33,6 +33,7 @@ GPIPE = next(case for case in plans.EXPERTS_TWO if case.name == "experts: GPipe"
 DENSE = [plans.FOUR[3], plans.FOUR[4], plans.FOUR[7], plans.ZERO[4], plans.ZERO[5], plans.ZERO[9]]
 CHUNKS = [plans.INTERLEAVED_FOUR[1], *plans.CONTEXT_FOUR[9:11]]
 EXPERTS = [plans.EXPERTS_FOUR[4], *plans.EXPERTS_LATE[1:]]
+LATENTS = [plans.LATENT_TWO[0], plans.LATENT_TWO[2], plans.LATENT_TWO[4]]
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +71,7 @@ def train(
 
 
 def is_mixture(case: plans.Named) -> bool:
-    return case.name.startswith("experts")
+    return case.name.startswith(("experts", "latents"))
 
 
 @pytest.mark.parametrize(
@@ -79,10 +80,10 @@ def is_mixture(case: plans.Named) -> bool:
         TWO,
         *(
             pytest.param(each, marks=pytest.mark.slow)
-            for each in ([*plans.INTERLEAVED_TWO, GPIPE], DENSE, CHUNKS, EXPERTS)
+            for each in ([*plans.INTERLEAVED_TWO, GPIPE], DENSE, CHUNKS, EXPERTS, LATENTS)
         ),
     ],
-    ids=["2 ranks", "2 ranks, experts and chunks", "4 ranks", "4 ranks, chunks and context", "4 ranks, experts"],
+    ids=["2 ranks", "2 ranks, experts and chunks", "4 ranks", "4 ranks, chunks and context", "4 ranks, experts", "2 ranks, latents"],
 )
 def test_after_the_first_step_no_pass_allocates_frees_or_waits_for_the_device(tmp_path, cases, monkeypatch):
     for counts in train(tmp_path, cases, monkeypatch):

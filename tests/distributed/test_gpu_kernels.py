@@ -15,6 +15,7 @@ from paddlenlp_galvatron.check.parity.parity import Case, compare, small_case, w
 from paddlenlp_galvatron.launch.processes import launch
 
 from .plans import Named, having, plan
+from .test_latents import with_yarn
 
 WORKER = str(Path(__file__).with_name("kernels_worker.py"))
 TIMEOUT_S = 300.0
@@ -35,6 +36,7 @@ def cases(named: list[Named]) -> list[Case]:
     """With a vocabulary that every degree divides: the fused loss takes no padding. Of two words some experts get no
     rows."""
     made = [small_case(one.plan, one.family, one.optimizer, 3, kv_heads=one.kv_heads, tied=one.tied) for one in named]
+    made = [with_yarn(case) if case.shape.latents else case for case in made]  # which scales queries
     return [replace(case, shape=replace(case.shape, vocab_size=2 if case.shape.experts else 256)) for case in made]
 
 
@@ -44,6 +46,7 @@ FOUR = [
     Named("cp, cp beside tp, parts", plan(4, "1c4 2c2 1c2ma 2c2r", vocab="2"), "llama", kv_heads=2),
     Named("Ulysses", plan(4, "2u 4u 2ur", vocab="2u"), "qwen3"),
     Named("experts", having(plan(4, "1 2r 1z"), "4 2x2 1z"), "qwen3_moe", "adamw"),
+    Named("latents under flash attention", having(plan(4, "2 2c2a 4ur 1z"), "4 2x2 1 1z"), "deepseek_v3"),
 ]
 
 
