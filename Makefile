@@ -9,14 +9,7 @@ export PYTHON
 # GPUs need Paddle's GPU build, which is installed by hand: its environment's `galvatron` is taken where one is active.
 GALVATRON ?= $(if $(shell command -v galvatron),galvatron,$(BIN)/galvatron)
 
-# Ranks that are launched mostly wait for each other, so that three shares at once keep two cores busy. On two cores
-# each takes about as long as the others: the search's tests, which start no ranks, fill up the first.
-FOLDERS := $(addprefix tests/,measure gpu_check validation)
-RANKS := $(sort $(wildcard tests/distributed/test_[a-p]*.py))
-MORE_RANKS := $(filter-out $(RANKS),$(sort $(wildcard tests/distributed/test_*.py))) $(FOLDERS)
-shares := test-ranks test-more-ranks test-beside
-
-.PHONY: help setup quickstart gpu-check lint test $(shares) test-full validate docs pages wheels clean
+.PHONY: help setup quickstart gpu-check lint test tests test-full validate docs pages wheels clean
 
 help:
 	@echo "make quickstart   measure this machine, search a plan, train with it (at most 10 minutes)"
@@ -49,16 +42,13 @@ lint: setup
 	@$(BIN)/python tools/size.py
 
 test: setup
-	@$(MAKE) --no-print-directory --jobs=4 --keep-going lint $(shares)
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going lint tests
 
-test-ranks: tests = $(RANKS) tests/planner
-test-more-ranks: tests = $(MORE_RANKS)
-test-beside: tests = $(addprefix --ignore=,tests/distributed tests/planner $(FOLDERS))
-
-# The report of a share comes when it ends, in one piece.
-$(shares):
-	@report=$$(MAKEFLAGS= $(BIN)/pytest -m "not slow" $(tests) 2>&1); \
-		code=$$?; printf '%s\n' "$$report"; exit $$code
+# Ranks that are launched mostly wait for each other, so that more workers than cores keep the cores busy. The folders
+# whose files take longest come first: none of them is left for the end.
+LONG := $(addprefix tests/,distributed validation measure gpu_check training)
+tests:
+	@cores=$$(nproc); MAKEFLAGS= $(BIN)/pytest --numprocesses $$((cores < 8 ? cores + 1 : 8)) --dist loadfile -m "not slow" $(LONG) tests
 
 test-full: lint
 	@scripts/test_full.sh $(VENV)

@@ -67,6 +67,12 @@ def forked_ranks():
         yield begin
 
 
+@pytest.fixture(autouse=True)
+def plain_interrupts():
+    """PaddleNLP's logger takes the signal for itself, in tests that import it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture
 def begun_ranks(forked_ranks, monkeypatch):
     """For tests of the launch itself: ranks begin as a user's."""

@@ -27,6 +27,8 @@ from paddlenlp_galvatron.check.parity.parity import (
 from paddlenlp_galvatron.check.parity.parity_worker import run_case
 from paddlenlp_galvatron.launch.processes import launch
 from paddlenlp_galvatron.plan import Precision
+from paddlenlp_galvatron.runtime import experts
+from paddlenlp_galvatron.runtime.adapters.mixture import Mixture
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.groups import Groups, run_as_rank, start_world
 from paddlenlp_galvatron.runtime.setup import ModelSetup
@@ -37,7 +39,7 @@ from . import plans
 from .test_families import disagreements
 
 FAMILIES = ("qwen3_moe", "qwen2_moe", "mixtral")
-TOP_K = paddle.topk
+CHOOSE, CHOSEN = experts.choose, Mixture._chosen
 SEED = 330  # with which few words fill some ranks of experts and leave others empty
 NEAR = 0.01  # distance of two experts' probabilities that rounding to bf16 can turn round; seen was 1.4e-3
 
@@ -88,15 +90,16 @@ class Routers:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, as_in: Routers | None = None):
         self.seen: list[tuple[np.ndarray, np.ndarray]] = []
 
-        def choose(scores: Any, k: int, axis: int = -1) -> Any:
-            best, chosen = TOP_K(scores, k, axis=axis)
+        def note(scores: np.ndarray, chosen: Any) -> Any:
             if as_in is not None:
                 chosen = paddle.to_tensor(as_in.seen[len(self.seen)][1].reshape(chosen.shape))
-                best = paddle.take_along_axis(scores, chosen, axis=axis)
-            self.seen.append((scores.numpy().reshape(-1, scores.shape[-1]), chosen.numpy().reshape(-1, k)))
-            return best, chosen
+            self.seen.append((scores.reshape(-1, scores.shape[-1]), chosen.numpy().reshape(-1, chosen.shape[-1])))
+            return chosen
 
-        monkeypatch.setattr(paddle, "topk", choose)
+        monkeypatch.setattr(
+            experts, "choose", lambda scores, bias, shape: note(scores.numpy(), CHOOSE(scores, bias, shape))
+        )
+        monkeypatch.setattr(Mixture, "_chosen", lambda self, scores: note(scores, CHOSEN(self, scores)))
 
 
 def one_process(case: Case) -> dict[str, np.ndarray]:

@@ -83,7 +83,14 @@ def is_mixture(case: plans.Named) -> bool:
             for each in ([*plans.INTERLEAVED_TWO, GPIPE], DENSE, CHUNKS, EXPERTS, LATENTS)
         ),
     ],
-    ids=["2 ranks", "2 ranks, experts and chunks", "4 ranks", "4 ranks, chunks and context", "4 ranks, experts", "2 ranks, latents"],
+    ids=[
+        "2 ranks",
+        "2 ranks, experts and chunks",
+        "4 ranks",
+        "4 ranks, chunks and context",
+        "4 ranks, experts",
+        "2 ranks, latents",
+    ],
 )
 def test_after_the_first_step_no_pass_allocates_frees_or_waits_for_the_device(tmp_path, cases, monkeypatch):
     for counts in train(tmp_path, cases, monkeypatch):

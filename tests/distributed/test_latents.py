@@ -40,13 +40,19 @@ def unscaled(case: Case) -> Case:
 
 def test_latents_of_two_processes():
     named = [unscaled(case) for case in cases(plans.LATENT_TWO)]
-    assert not disagreements([*named, *map(lite, map(with_yarn, named[:3])), lite(named[3])])
+    assert not disagreements([*named, *map(lite, map(with_yarn, named[1:4]))])
 
 
 def test_latents_of_four_processes():
     named = cases(plans.LATENT_FOUR)
+    assert not disagreements([*named[1:], replace(lite(with_yarn(named[0])), packed=True)])
+
+
+@pytest.mark.slow
+def test_other_latents_of_four_processes():
+    named = cases(plans.LATENT_FOUR)
     packed = [replace(case, packed=True) for case in named[1:3]]
-    assert not disagreements([*named, *packed, with_yarn(named[0]), *map(lite, named[1:4])])
+    assert not disagreements([named[0], *packed, with_yarn(named[0]), *map(lite, named[1:])])
 
 
 @pytest.mark.slow

@@ -23,7 +23,14 @@ ranks     8 in 1 stage of 8
 """
 
 
-@pytest.mark.parametrize("page", BLOCKS["pages"](), ids=lambda page: page.stem)
+LONG = {"finetune", "tutorial_experts"}  # they train, or search large models
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.slow] if page.stem in LONG else []) for page in BLOCKS["pages"]()],
+    ids=lambda page: page.stem,
+)
 def test_a_page_shows_what_its_commands_print(page):
     assert BLOCKS["renew"](page, check=True) == []
 

@@ -59,7 +59,11 @@ def test_both_languages_have_the_same_pages():
 
 
 @pytest.mark.parametrize(
-    "tool", ["commands_page", "pictures", "api_page", "parallelism_table", "profile_keys", "accuracy"]
+    "tool",
+    [
+        *("commands_page", "pictures", "api_page", "profile_keys", "accuracy"),
+        pytest.param("parallelism_table", marks=pytest.mark.slow),
+    ],
 )
 def test_what_is_made_from_the_code_is_current(tool, monkeypatch, capsys):
     """`make pages` writes it anew."""

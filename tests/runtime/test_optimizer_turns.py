@@ -98,6 +98,7 @@ def test_what_is_needed_at_once_runs_in_the_queue_of_what_is_computed(monkeypatc
 def test_what_hangs_in_the_queue_of_what_is_computed_is_named(monkeypatch):
     """Paddle calls it completed when it is queued; that its host waits shows much later, in another call, or never."""
     there = []
+    collectives._started.clear()  # of the tests before in this process
     event = SimpleNamespace(record=lambda: None, query=lambda: bool(there))
     monkeypatch.setattr(paddle.device.cuda, "Event", lambda enable_timing: event)
     monkeypatch.setattr(device, "on_gpu", lambda: True)
