@@ -48,7 +48,7 @@ test: setup
 # whose files take longest come first: none of them is left for the end.
 LONG := $(addprefix tests/,distributed validation measure gpu_check training)
 tests:
-	@cores=$$(nproc); MAKEFLAGS= $(BIN)/pytest --numprocesses $$((cores < 8 ? cores + 1 : 8)) --dist loadfile -m "not slow" $(LONG) tests
+	@cores=$$(nproc); MAKEFLAGS= $(BIN)/pytest --numprocesses $$((cores < 8 ? cores + 1 : 8)) --dist loadfile --no-loadscope-reorder -m "not slow" $(LONG) tests
 
 test-full: lint
 	@scripts/test_full.sh $(VENV)
