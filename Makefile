@@ -47,9 +47,8 @@ test: setup
 # Ranks that are launched mostly wait for each other, so that more workers than cores keep the cores busy. The folders
 # whose files take longest come first: none of them is left for the end.
 LONG := $(addprefix tests/,distributed validation measure gpu_check training)
-FOLDERS = $(LONG) $(filter-out $(LONG) %__pycache__,$(patsubst %/,%,$(wildcard tests/*/)))
 tests:
-	@cores=$$(nproc); MAKEFLAGS= $(BIN)/pytest --numprocesses $$((cores < 8 ? cores + 1 : 8)) --dist loadfile --no-loadscope-reorder -m "not slow" $(FOLDERS)
+	@cores=$$(nproc); MAKEFLAGS= $(BIN)/pytest --numprocesses $$((cores < 8 ? cores + 1 : 8)) --dist loadfile -m "not slow" $(LONG) tests
 
 test-full: lint
 	@scripts/test_full.sh $(VENV)
