@@ -44,11 +44,9 @@ lint: setup
 test: setup
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going lint tests
 
-# Ranks that are launched mostly wait for each other, so that more workers than cores keep the cores busy. The folders
-# whose files take longest come first: none of them is left for the end.
-LONG := $(addprefix tests/,distributed validation measure gpu_check training)
+# Ranks that are launched mostly wait for each other, so that more workers than cores keep the cores busy.
 tests:
-	@cores=$$(nproc); MAKEFLAGS= $(BIN)/pytest --numprocesses $$((cores < 8 ? cores + 1 : 8)) --dist loadfile -m "not slow" $(LONG) tests
+	@cores=$$(nproc); MAKEFLAGS= $(BIN)/pytest --numprocesses $$((cores < 8 ? cores + 1 : 8)) --dist loadfile -m "not slow"
 
 test-full: lint
 	@scripts/test_full.sh $(VENV)
