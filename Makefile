@@ -9,7 +9,7 @@ export PYTHON
 # GPUs need Paddle's GPU build, which is installed by hand: its environment's `galvatron` is taken where one is active.
 GALVATRON ?= $(if $(shell command -v galvatron),galvatron,$(BIN)/galvatron)
 
-.PHONY: help setup quickstart gpu-check lint test tests test-full validate docs pages wheels clean
+.PHONY: help setup quickstart gpu-check lint test test-ranks test-beside test-full validate docs pages wheels clean
 
 help:
 	@echo "make quickstart   measure this machine, search a plan, train with it (at most 10 minutes)"
@@ -41,12 +41,16 @@ lint: setup
 	@$(BIN)/python tools/english.py
 	@$(BIN)/python tools/size.py
 
+# Tests that launch ranks mostly wait for them, so that two workers of these beside the others keep two cores busy.
+RANKS := $(addprefix tests/,distributed measure gpu_check validation)
 test: setup
-	@$(MAKE) --no-print-directory --jobs=2 --keep-going lint tests
+	@$(MAKE) --no-print-directory --jobs=3 --keep-going lint test-ranks test-beside
 
-# Ranks that are launched mostly wait for each other, so that more workers than cores keep the cores busy.
-tests:
-	@cores=$$(nproc); MAKEFLAGS= $(BIN)/pytest --numprocesses $$((cores < 8 ? cores + 1 : 8)) --dist loadfile -m "not slow"
+# The report of a share comes when it ends, in one piece.
+test-ranks: words = --numprocesses 2 --dist loadfile $(RANKS)
+test-beside: words = $(addprefix --ignore=,$(RANKS))
+test-ranks test-beside:
+	@report=$$(MAKEFLAGS= $(BIN)/pytest -m "not slow" $(words) 2>&1); code=$$?; printf '%s\n' "$$report"; exit $$code
 
 test-full: lint
 	@scripts/test_full.sh $(VENV)
