@@ -38,7 +38,6 @@ class Block(NamedTuple):
     mark: str
     text: str
     line: int  # of its first line, on the page
-    place: int  # of its text, in the page
 
 
 def pages() -> list[Path]:
@@ -53,7 +52,7 @@ def translation(page: Path) -> Path:
 
 def blocks(page: str) -> list[Block]:
     return [
-        Block(found[1], found[2] or "", found[3], page.count("\n", 0, found.start(3)) + 1, found.start(3))
+        Block(found[1], found[2] or "", found[3], page.count("\n", 0, found.start(3)) + 1)
         for found in BLOCK.finditer(page)
     ]
 

@@ -25,8 +25,8 @@ from .weights import FP32_BYTES
 # Operations of matrix products in the time in which a byte is moved: of A100 144, of H100 277, in 16 bits and at the
 # shares of the peaks of their data sheets.
 FLOPS_PER_BYTE = 200.0
-# The points that gather latents for products.
-OF_LATENTS = {
+# The points that gather latents for these products.
+GATHERED_AT = {
     "self_attn.q_b_proj.weight": CommPoint.LATENT_QUERY,
     "self_attn.kv_b_proj.weight": CommPoint.LATENT,
 }
@@ -114,7 +114,7 @@ def products_behind(model: ModelShape, seq: int) -> dict[CommPoint, float]:
         into = CommPoint.INTO_ATTENTION if sublayer.attends else CommPoint.INTO_MLP
         for weight in sublayer.weights:
             if weight.linear and weight.split is Split.COLUMN:
-                read[OF_LATENTS.get(weight.name, into)] += weight.numbers
+                read[GATHERED_AT.get(weight.name, into)] += weight.numbers
     return {point: 2 * numbers / all_flops for point, numbers in read.items()}
 
 

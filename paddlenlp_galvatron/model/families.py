@@ -40,13 +40,13 @@ class Family:
     # Ways to scale rotary positions: rope_type -> the numbers that it needs.
     rope_types: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     mixture: Mixture | None = None  # layers have experts
+    latent: bool = False  # attention has latents
     window: str = "sliding_window"  # field of config.json that asks for attention to a window alone
     # Values in transformers of fields that config.json leaves out, where they are not the USUAL ones (fields.py).
     defaults: Mapping[str, float] = field(default_factory=dict)
     # Stock PaddleNLP's own model of it. kv heads are shared among the ranks of tensor parallelism; it has Ulysses; a
     # pipeline recomputes some of its layers.
     stock: bool = True
-    latent: bool = False  # attention has latents
     stock_shares_kv_heads: bool = False
     stock_ulysses: bool = False
     stock_recomputes_some: bool = False

@@ -28,17 +28,20 @@ class Latents:
         """Numbers of a head's query, and of its key."""
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 
+    @property
+    def product_dim(self) -> int:
+        """Numbers that the up-projection gives for a head: its key without positions, and its value."""
+        return self.qk_nope_head_dim + self.v_head_dim
+
 
 def latent_attention(hidden: int, heads: int, sizes: Latents) -> Sublayer:
     """Attention of `heads` heads on hidden states of so many numbers."""
     name, rank, turned = "self_attn", sizes.kv_lora_rank, sizes.qk_rope_head_dim
     q, context = heads * sizes.head_dim, heads * sizes.v_head_dim
-    products = heads * (sizes.qk_nope_head_dim + sizes.v_head_dim)  # keys without positions, and values
     down = [*_down(f"{name}.kv_a_proj_with_mqa", hidden, rank + turned, f"{name}.kv_a_layernorm", rank)]
-    queries = "q_proj"
+    queries = "q_b_proj" if sizes.q_lora_rank else "q_proj"
     if sizes.q_lora_rank:
         down += _down(f"{name}.q_a_proj", hidden, sizes.q_lora_rank, f"{name}.q_a_layernorm", sizes.q_lora_rank)
-        queries = "q_b_proj"
     latents = rank + sizes.q_lora_rank
     # Flash attention takes values as wide as keys, and keeps its output of that width.
     padding = heads * (sizes.head_dim - sizes.v_head_dim)
@@ -48,7 +51,7 @@ def latent_attention(hidden: int, heads: int, sizes: Latents) -> Sublayer:
         (
             *down,
             *linear(f"{name}.{queries}", sizes.q_lora_rank or hidden, q, Split.COLUMN),
-            *linear(f"{name}.kv_b_proj", rank, products, Split.COLUMN),
+            *linear(f"{name}.kv_b_proj", rank, heads * sizes.product_dim, Split.COLUMN),
             *linear(f"{name}.o_proj", context, hidden, Split.ROW),
         ),
         # Norms of latents keep what comes in, that over its size, one scale, and their output; rotary positions keep
@@ -56,7 +59,7 @@ def latent_attention(hidden: int, heads: int, sizes: Latents) -> Sublayer:
         Kept(
             tokens=3 * latents + 2 * turned,
             split=2 * q + 2 * context + 2 * heads * turned,
-            scalars=1 + (queries == "q_b_proj"),
+            scalars=1 + bool(sizes.q_lora_rank),
         ),
         ((Fused.NORMS, Kept(tokens=latents)), (Fused.ATTENTION, Kept(split=-fused))),
         (

@@ -117,9 +117,7 @@ class ModelShape:
     @property
     def k_product_width(self) -> int:
         """Numbers a token of what k's projection puts out: of latents k without positions, and v."""
-        if self.latents:
-            return self.heads * (self.latents.qk_nope_head_dim + self.latents.v_head_dim)
-        return self.k_width
+        return self.heads * self.latents.product_dim if self.latents else self.k_width
 
     @property
     def traits(self) -> Family:
@@ -234,9 +232,8 @@ def _block(shape: ModelShape) -> LayerKind:
         mlp: tuple[Sublayer, ...] = (_mlp("mlp", shape.hidden_size, shape.intermediate_size, shape.mlp_bias),)
     else:
         mlp = _router(shape), *_shared(shape)
-    attention = _attention(shape)
-    if shape.latents:
-        attention = latent_attention(shape.hidden_size, shape.heads, shape.latents)
+    latents = shape.latents
+    attention = latent_attention(shape.hidden_size, shape.heads, latents) if latents else _attention(shape)
     return LayerKind((attention, *mlp, _norms(shape)))
 
 

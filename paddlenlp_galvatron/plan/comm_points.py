@@ -90,8 +90,8 @@ def block_points(model: ModelShape) -> frozenset[CommPoint]:
     lacking = (OF_MLP if not model.mlp_size else frozenset()) | (OF_EXPERTS if not model.experts else frozenset())
     if not model.latents:
         return BLOCK - lacking - OF_LATENTS
-    own_queries = CommPoint.INTO_ATTENTION if model.latents.q_lora_rank else CommPoint.LATENT_QUERY
-    return BLOCK - lacking - {CommPoint.VALUE, own_queries}
+    unused = CommPoint.INTO_ATTENTION if model.latents.q_lora_rank else CommPoint.LATENT_QUERY
+    return BLOCK - lacking - {CommPoint.VALUE, unused}
 
 
 # Points whose operations backward repeats with a recomputed part. Attention's output comes after its point; norms' in

@@ -24,20 +24,19 @@ class LatentAttention:
 
     def __init__(self, attention: Any, sizes: Latents, lengths: tuple[int, int], cross: Cross):
         """`lengths`: the sequence length, and how much of it has its queries on this rank."""
-        self._attention, self._sizes, self._lengths, self._cross = attention, sizes, lengths, cross
+        self._attention, self._sizes, (self._length, self._own_length), self._cross = attention, sizes, lengths, cross
 
     def __call__(self, hidden_states: Any, attention_mask: Any = None, **_: Any) -> tuple[Any, None, None]:
         of, sizes, cross = self._attention, self._sizes, self._cross
-        whole, _own = self._lengths
         turned, rank = sizes.qk_rope_head_dim, sizes.kv_lora_rank
         latents, shared_key = paddle.split(of.kv_a_proj_with_mqa(hidden_states), [rank, turned], axis=-1)
         kv = of.kv_b_proj(cross(CommPoint.LATENT, of.kv_a_layernorm(latents)))
-        kv = self._by_heads(cross(CommPoint.KEY, kv), sizes.qk_nope_head_dim + sizes.v_head_dim)
+        kv = self._by_heads(cross(CommPoint.KEY, kv), sizes.product_dim)
         k, v = paddle.split(kv, [sizes.qk_nope_head_dim, sizes.v_head_dim], axis=-1)
         q = self._by_heads(cross(CommPoint.QUERY, self._queries(hidden_states)), sizes.head_dim)
         q, q_turned = paddle.split(q, [sizes.qk_nope_head_dim, turned], axis=-1)
         shared_key = self._by_heads(cross(CommPoint.LATENT_KEY, shared_key), turned)
-        cos, sin = of.rotary_emb(v, seq_len=whole)
+        cos, sin = of.rotary_emb(v, seq_len=self._length)
         q_turned, shared_key = apply_rotary_pos_emb(q_turned, shared_key, cos, sin, None)
         q = paddle.concat([q, q_turned], axis=-1)
         k = paddle.concat([k, shared_key.expand([-1, -1, k.shape[2], -1])], axis=-1)
@@ -52,7 +51,7 @@ class LatentAttention:
 
     def _by_heads(self, x: Any, width: int) -> Any:
         """[T, heads · width] -> [B, S, heads, width]."""
-        return x.reshape([-1, self._lengths[1], x.shape[-1] // width, width])
+        return x.reshape([-1, self._own_length, x.shape[-1] // width, width])
 
 
 def padded(core: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,13 +11,13 @@ from ...model import FAMILIES
 if TYPE_CHECKING:  # PaddleNLP's layers take seconds to import
     from .decoder import Adapter
 
-DENSE = {
+DENSE = {  # families with experts in place of the MLP: the module of their other parts
     "qwen2_moe": "qwen2",
     "qwen3_moe": "qwen3",
     "mixtral": "llama",
     "deepseek_v2": "deepseek",
     "deepseek_v3": "deepseek",
-}  # with experts in place of the MLP
+}
 
 
 def load_family(name: str) -> Adapter:
