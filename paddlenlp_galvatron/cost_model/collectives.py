@@ -324,7 +324,6 @@ class CallTimes(NamedTuple):
         copies: int,
         sharding: int | None,
         network: Network,
-        gpus_per_node: int,
     ) -> CallTimes:
         """On this cluster. `copies`: ranks of a tp group that hold the same kv heads; `sharding`: as strategies have
         it."""
@@ -334,7 +333,7 @@ class CallTimes(NamedTuple):
             if call.axes == TWINS:  # two ranks send each other the whole at the same time
                 return network.send_ms(pipeline, call.bytes / MIB)
             grid = mesh.sharing(copies) if call.axes == COPIES else parted if call.axes in (PART, REPLICAS) else mesh
-            place = place_of(call.axes, grid, gpus_per_node, pipeline)
+            place = place_of(call.axes, grid, network.profile.gpus_per_node, pipeline)
             return call.times * network.collective_ms(call.kind, place, call.bytes / MIB, joined)
 
         def total_ms(some: tuple[Call, ...], joined: bool = False) -> float:

@@ -25,68 +25,53 @@ COUNT_BYTES = 8  # an int64 row count
 ROW_BUFFERS = 3
 
 
-class ExpertPrices(ModulePrices):
-    """The part of a cost model that prices experts."""
+class ExpertPrices:
+    """Costs of the experts of decoder layers."""
 
-    @property
-    def has_experts(self) -> bool:
-        return any(model.experts for model in self.models)
-
-    def expert_cost(
-        self,
-        experts: Experts,
-        recompute: Recompute,
-        *,
-        stage_size: int,
-        micro_batch: int,
-        micro_batches: int,
-        pipeline: int,
-        layer_type: int = 0,
-    ) -> LayerCost:
-        """Cost of the experts of one layer for one micro-batch, of a type that has some."""
-        setting = self._setting(stage_size, micro_batch, micro_batches > 1, pipeline, layer_type)
-        return self._expert_half(experts, recompute & Recompute.FULL, setting)
+    def __init__(self, modules: ModulePrices):
+        self._modules = modules
+        self._options = modules.options
 
     @once
-    def _expert_half(self, experts: Experts, recompute: Recompute, setting: Setting) -> LayerCost:
+    def cost(self, experts: Experts, recompute: Recompute, setting: Setting) -> LayerCost:
         """The bound of the imbalance sets activations and workspace; the expected imbalance sets times and the memory
         estimate. `recompute`: full or none, as partial recompute leaves experts out."""
         likely = self._expected(experts, recompute, setting)
-        room = self._room(experts, recompute, setting, self.options.imbalance_bound)
+        room = self._room(experts, recompute, setting, self._options.imbalance_bound)
         sharding = experts.shards(setting.stage_size)
-        weights = expert_weights(self.models[setting.layer_type], experts)
-        _, workspace, _ = self._memory(experts.dp_type, sharding, setting, weights, room)
+        weights = expert_weights(self._modules.models[setting.layer_type], experts)
+        _, workspace, _ = self._modules.held(experts.dp_type, sharding, setting, weights, room)
         workspace = Workspace.of((likely.workspace, workspace))
         return LayerCost.of(likely.terms, room.activation_mib, workspace, likely.memory)
 
     def _expected(self, experts: Experts, recompute: Recompute, setting: Setting) -> LayerCost:
         """The cost at the expected imbalance."""
-        model, mesh = self.models[setting.layer_type], experts.mesh(setting.stage_size)
-        stretch = min(self.options.imbalance, experts.ep)
+        model, mesh = self._modules.models[setting.layer_type], experts.mesh(setting.stage_size)
+        stretch = min(self._options.imbalance, experts.ep)
         rows = stretch * rows_of(model, experts, setting)
-        passes, launch = self.times.experts(model.experts // experts.ep, rows, experts.etp)
-        passes = passes.slowed(self.network.receive_slowdown(setting.pipeline))
+        passes, launch = self._modules.times.experts(model.experts // experts.ep, rows, experts.etp)
+        passes = passes.slowed(self._modules.network.receive_slowdown(setting.pipeline))
         passes = passes if recompute else replace(passes, recompute_ms=0.0)
         weights = expert_weights(model, experts)
         calls = expert_calls(model, experts, recompute, setting, stretch * self._crossing(model, experts))
-        timed = self.call_times(calls, mesh, setting.pipeline, weights, experts.sharding)
+        timed = self._modules.call_times(calls, mesh, setting.pipeline, weights, experts.sharding)
         passes = passes.launched(launch, timed.forward_ms + timed.backward_ms)
         room = self._room(experts, recompute, setting, stretch)
         sharding = experts.shards(setting.stage_size)
-        cost = self.module_cost(experts.dp_type, sharding, setting, timed, passes, weights, room)
+        cost = self._modules.module_cost(experts.dp_type, sharding, setting, timed, passes, weights, room)
         terms = cost.terms._replace(tensor_forward_ms=0.0, tensor_backward_ms=0.0)
         terms = terms._replace(expert_forward_ms=timed.forward_ms, expert_backward_ms=timed.backward_ms)
         return replace(cost, terms=terms)
 
     def _room(self, experts: Experts, recompute: Recompute, setting: Setting, imbalance: float) -> Room:
         """Activations and working memory at an imbalance."""
-        model = self.models[setting.layer_type]
+        model = self._modules.models[setting.layer_type]
         rows = min(imbalance, experts.ep) * rows_of(model, experts, setting)
-        if self.options.padded and setting.pipeline > 1 and self.device.is_gpu:
+        if self._options.padded and setting.pipeline > 1 and self._modules.profiles.device.is_gpu:
             rows = padded_rows(rows, model.experts // experts.ep)
         kept = model.routed.kept(Fused.NONE)
         row_mib = setting.assumed.mixed_precision.bytes / MIB
-        copies = self.options.kernels.copies * model.hidden_size
+        copies = self._options.kernels.copies * model.hidden_size
         held_mib = rows * (kept.tokens + copies + kept.split / experts.etp) * row_mib
         working_mib = rows * (ROW_BUFFERS * model.hidden_size + 2 * model.expert_size / experts.etp) * row_mib
         return Room(0.0, working_mib + held_mib) if recompute else Room(held_mib, working_mib)
@@ -94,9 +79,9 @@ class ExpertPrices(ModulePrices):
     def _crossing(self, model: ModelShape, experts: Experts) -> float:
         """Share of a token's rows that the exchange sends: one for each of its experts, or of the ranks that have
         some, or of their nodes, where they are several."""
-        if not self.options.kernels.once:
+        if not self._options.kernels.once:
             return 1.0
-        nodes, chosen = -(-experts.ranks // self.gpus_per_node), model.experts_per_token
+        nodes, chosen = -(-experts.ranks // self._modules.profiles.gpus_per_node), model.experts_per_token
         places = nodes if nodes > 1 else experts.ep
         return places * (1 - (1 - 1 / places) ** chosen) / chosen
 

@@ -235,13 +235,13 @@ class PlanFacts:
         """None where the device's peak or the shape of all layers is not known."""
         if self.shape is None:
             return None
-        task = self.cost.task
-        return self.cost.device.mfu(self.tokens_per_s, self.plan, self.shape, task.frozen, task.document_tokens)
+        task, device = self.cost.task, self.cost.profiles.device
+        return device.mfu(self.tokens_per_s, self.plan, self.shape, task.frozen, task.document_tokens)
 
     @property
     def device_word(self) -> str:
         """`GPU`, where the devices are known to be some; else `rank`."""
-        return "GPU" if self.cost.reserve.parts else "rank"
+        return "GPU" if self.cost.profiles.reserve.parts else "rank"
 
     @property
     def speed_words(self) -> str:

@@ -7,7 +7,7 @@ its weights (`_weight_times`), and all of it put together (`_layer`), with its e
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 from ..base.errors import UserError
 from ..model import Fused, Recompute
@@ -19,8 +19,8 @@ from ..profiles.computation import PassTimes
 from .collectives import CallTimes, Setting, point_calls, weight_calls
 from .costs import LayerCost
 from .experts import ExpertPrices
-from .module import Room, once
-from .stage_memory import constants_mib, positions_mib
+from .module import ModulePrices, Room, once
+from .stage_memory import positions_mib
 from .variants import (
     Partly,
     adapter_share,
@@ -52,105 +52,99 @@ class _Share:
     others_mib: float  # other ranks' tokens that are gathered for products, where activations leave them out
 
 
-class LayerPrices(ExpertPrices):
-    """The part of a cost model that prices decoder layers."""
+class LayerPrices:
+    """Costs of decoder layers, over all ranks of a stage.
 
-    def layer_cost(
-        self,
-        strategy: LayerStrategy,
-        *,
-        stage_size: int,
-        micro_batch: int,
-        micro_batches: int,
-        pipeline: int,
-        layer_type: int = 0,
-    ) -> LayerCost:
-        """One layer on a stage of `stage_size` ranks that takes `micro_batch` samples at once, over all its ranks.
+    Raises UserError where samples don't split over the dp degree, or a profile lacks what a strategy needs.
+    """
 
-        Raises UserError when the samples don't split over the dp degree or a profile lacks what the strategy needs.
-        """
-        return self._layer(strategy, self._setting(stage_size, micro_batch, micro_batches > 1, pipeline, layer_type))
+    def __init__(self, modules: ModulePrices, experts: ExpertPrices):
+        self._modules, self._experts = modules, experts
+        self._models, self._memory = modules.models, modules.memory
+        self._assumed, self._task = modules.assumed, modules.task
 
     @once
-    def _layer(self, strategy: LayerStrategy, setting: Setting) -> LayerCost:
+    def cost(self, strategy: LayerStrategy, setting: Setting) -> LayerCost:
         placed = _placed(strategy)
         share = self._share(placed, setting)
         points, passes, room = self._recomputed(placed, strategy.recompute, setting)
         where = setting.stage_size, setting.pipeline, setting.layer_type
         weights = self._weight_times(replace(placed, dp_type=strategy.dp_type, sharding=strategy.sharding), *where)
-        shares = products_behind(self.models[setting.layer_type], setting.seq)
+        shares = products_behind(self._models[setting.layer_type], setting.seq)
         points = points.behind({point: share * passes.forward_ms for point, share in shares.items()})
         timed = weights._replace(
             forward_ms=points.forward_ms, backward_ms=points.backward_ms, hidden_ms=points.hidden_ms
         )
-        passes = passes.launched(self.times.profile.launch, timed.forward_ms + timed.backward_ms)
+        passes = passes.launched(self._modules.times.profile.launch, timed.forward_ms + timed.backward_ms)
         sharding = strategy.shards(setting.stage_size)
-        cost = self.module_cost(strategy.dp_type, sharding, setting, timed, passes, share.weights, room)
-        if self.models[setting.layer_type].experts:
-            return cost.also(self._expert_half(strategy.experts, strategy.recompute & Recompute.FULL, setting))
-        if self.task.adapter_rank is not None:
-            return cost.also(self._adapters(self.task.adapter_rank, strategy, share, setting, passes.forward_ms))
+        cost = self._modules.module_cost(strategy.dp_type, sharding, setting, timed, passes, share.weights, room)
+        if self._models[setting.layer_type].experts:
+            return cost.also(self._experts.cost(strategy.experts, strategy.recompute & Recompute.FULL, setting))
+        if self._task.adapter_rank is not None:
+            return cost.also(self._adapters(self._task.adapter_rank, strategy, share, setting, passes.forward_ms))
         return cost
 
     def _adapters(
         self, rank: int, strategy: LayerStrategy, share: _Share, setting: Setting, forward_ms: float
     ) -> LayerCost:
         """Cost of the adapters of a layer whose forward takes so long."""
-        model, setting = self.models[setting.layer_type], replace(setting, states=self.state_bytes)
+        model, setting = self._models[setting.layer_type], replace(setting, states=self._modules.state_bytes)
         weights = adapter_weights(model, strategy.tp, rank)
         own_ms = forward_ms * share.products
-        own_ms *= adapter_share(model, strategy.tp, rank, self.assumed.mixed_precision)
+        own_ms *= adapter_share(model, strategy.tp, rank, self._assumed.mixed_precision)
         tokens = share.samples * setting.seq / share.parts
         between_mib = len(model.block.projections) * rank * tokens * setting.states.weight / MIB
         room = Room(0.0, between_mib) if strategy.recompute is Recompute.FULL else Room(between_mib, 0.0)
-        timed = self.call_times(weight_calls(weights, strategy, setting), share.mesh, setting.pipeline, weights)
+        timed = self._modules.call_times(
+            weight_calls(weights, strategy, setting), share.mesh, setting.pipeline, weights
+        )
         sharding, passes = share.mesh.degree(*SHARDING), PassTimes(own_ms, 2 * own_ms)
-        return self.module_cost(strategy.dp_type, sharding, setting, timed, passes, weights, room)
+        return self._modules.module_cost(strategy.dp_type, sharding, setting, timed, passes, weights, room)
 
     @once
     def _weight_times(self, sharded: LayerStrategy, stage_size: int, pipeline: int, layer_type: int) -> CallTimes:
         """Times of the collectives of a layer's weights, for any micro-batch and recompute."""
-        setting = self._setting(stage_size, 0, False, pipeline, layer_type)
-        weights = layer_weights(self.models[layer_type], sharded.tp)
+        setting = self._modules.setting(stage_size, 0, False, pipeline, layer_type)
+        weights = layer_weights(self._models[layer_type], sharded.tp)
         calls = weight_calls(weights, sharded, setting)
-        return self.call_times(calls, sharded.mesh(stage_size), pipeline, weights, sharded.sharding)
+        return self._modules.call_times(calls, sharded.mesh(stage_size), pipeline, weights, sharded.sharding)
 
     @once
     def _share(self, placed: LayerStrategy, setting: Setting) -> _Share:
         layer_type, seq = setting.layer_type, setting.seq
-        model, mesh = self.models[layer_type], placed.mesh(setting.stage_size)
+        model, mesh = self._models[layer_type], placed.mesh(setting.stage_size)
         samples = samples_of(placed, mesh, setting.stage_size, setting.micro_batch)
         parts = mesh.degree(*OF_A_SAMPLE)  # each rank computes its share of whole weights
-        passes = self.times.layer(layer_type, samples / parts, seq, placed.tp)
+        passes = self._modules.times.layer(layer_type, samples / parts, seq, placed.tp)
         for axis in OF_A_SAMPLE:
             if mesh.degree(axis) > 1:
-                passes = passes.with_points(self.times.points(layer_type, axis, samples / parts, seq))
-        passes = passes.slowed(self.network.receive_slowdown(setting.pipeline))
-        sequence_parallel = self.assumed.sequence_parallel
-        activation = self.memory.activation_mib(layer_type, placed.tp, seq, sequence_parallel) * samples / parts
+                passes = passes.with_points(self._modules.times.points(layer_type, axis, samples / parts, seq))
+        passes = passes.slowed(self._modules.network.receive_slowdown(setting.pipeline))
+        sequence_parallel = self._assumed.sequence_parallel
+        activation = self._memory.activation_mib(layer_type, placed.tp, seq, sequence_parallel) * samples / parts
         points = frozenset(at.point for at in comm_ops(placed.axes, sequence_parallel, block_points(model)))
-        tokens_mib = self._token_bytes(samples, layer_type) / parts / MIB
-        others = len(points & GATHERS) * self.others_mib(placed.tp, tokens_mib)
-        activation += others if self.options.keeps_gathered else 0.0
-        working = self.memory.working_mib(layer_type, placed.tp, seq, sequence_parallel, samples / parts)
+        tokens_mib = self._modules.token_bytes(samples, layer_type) / parts / MIB
+        others = len(points & GATHERS) * self._modules.others_mib(placed.tp, tokens_mib)
+        activation += others if self._modules.options.keeps_gathered else 0.0
+        working = self._memory.working_mib(layer_type, placed.tp, seq, sequence_parallel, samples / parts)
         measured = working > 0
         # A measured working set has Megatron-SP's gathered tokens in it.
-        if sequence_parallel and placed.tp > 1 and self.options.global_memory_buffer and not measured:
+        if sequence_parallel and placed.tp > 1 and self._modules.options.global_memory_buffer and not measured:
             working += tokens_mib
         gathered = samples * self._gathered_mib(placed, mesh, layer_type)
         working += gathered  # their gradients
         tables = 0.0
         if (context := mesh.degree(Axis.CONTEXT)) > 1:  # rows of masks and positions for its own tokens
-            working += self._constants_mib / context
-            tables = positions_mib(model, seq, self.memory, self.assumed)
+            working += self._modules.constants_mib / context
+            tables = positions_mib(model, seq, self._memory, self._assumed)
         products = product_share(model, seq)
-        if self.task.frozen:
+        if self._task.frozen:
             passes = frozen_times(passes, products)
-        if (seen := self.task.seen(seq)) < 1 and Fused.ATTENTION in self.assumed.fused:  # a plain mask saves nothing
+        if (seen := self._task.seen(seq)) < 1 and Fused.ATTENTION in self._assumed.fused:  # a plain mask saves nothing
             passes = packed_times(passes, products, seen)
             products /= products + (1 - products) * seen
         weights = layer_weights(model, placed.tp)
-        counted = self.memory.parameter_mib(layer_type) * MIB / FP32_BYTES / model.layer_parameters
+        counted = self._memory.parameter_mib(layer_type) * MIB / FP32_BYTES / model.layer_parameters
         return _Share(
             mesh,
             samples,
@@ -163,7 +157,7 @@ class LayerPrices(ExpertPrices):
             replace(weights, matrices=round(weights.matrices * counted)),
             made_numbers(model, placed.tp),
             points,
-            0.0 if self.options.keeps_gathered else others,
+            0.0 if self._modules.options.keeps_gathered else others,
         )
 
     @once
@@ -176,18 +170,18 @@ class LayerPrices(ExpertPrices):
         activation, working = share.room.activation_mib, share.room.working_mib
         again_ms, points = 0.0, repeated(recompute) & share.points
         # A rank has one of so many parts of a sample's tokens.
-        parts = share.mesh.degree(*token_axes(self.assumed.sequence_parallel)) // share.mesh.degree(Axis.DATA)
+        parts = share.mesh.degree(*token_axes(self._assumed.sequence_parallel)) // share.mesh.degree(Axis.DATA)
         # Recompute makes the layer's output, too, which is as large as its input, and keeps what Megatron-SP gathers.
         if recompute is Recompute.FULL:
             working += share.others_mib
             again_ms = passes.recompute_ms or 0.0
-            input_mib = self.memory.checkpoint_mib(layer_type, setting.seq) * samples / parts
+            input_mib = self._memory.checkpoint_mib(layer_type, setting.seq) * samples / parts
             working += activation + gathered + (input_mib if share.measured else 0.0)
             activation, gathered = input_mib, 0.0
         elif recompute:
             some = self._partly(recompute, placed.tp, layer_type)
             again_ms = some.again_ms(passes)
-            output_mib = self._token_bytes(samples, layer_type) / parts / MIB if share.measured else 0.0
+            output_mib = self._modules.token_bytes(samples, layer_type) / parts / MIB if share.measured else 0.0
             at_once = some.spared * activation + output_mib
             if some.again_mib is None:  # all parts at once take no less
                 working += at_once
@@ -196,8 +190,8 @@ class LayerPrices(ExpertPrices):
             activation *= 1 - some.spared
         activation += gathered  # attention's inputs, which no part computes again
         made = 0.0
-        if share.measured and self.assumed.async_grad_reduce and not self.task.frozen:
-            made = share.made[bool(recompute & Recompute.ATTENTION)] * self.state_bytes.gradient / MIB
+        if share.measured and self._assumed.async_grad_reduce and not self._task.frozen:
+            made = share.made[bool(recompute & Recompute.ATTENTION)] * self._modules.state_bytes.gradient / MIB
         return (
             self._point_times(placed, points, setting),
             PassTimes(passes.forward_ms, passes.backward_ms, again_ms),
@@ -207,36 +201,28 @@ class LayerPrices(ExpertPrices):
     @once
     def _point_times(self, placed: LayerStrategy, again: frozenset[CommPoint], setting: Setting) -> CallTimes:
         """Times of the collectives at a layer's communication points, some of which backward repeats."""
-        model = self.models[setting.layer_type]
+        model = self._models[setting.layer_type]
         calls = point_calls(model, placed, setting, block_points(model), again)
         weights = layer_weights(model, placed.tp)
-        times = self.call_times(calls, placed.mesh(setting.stage_size), setting.pipeline, weights)
-        return times.slowed(self.network.tensor_share(setting.pipeline) if placed.tp > 1 else 1.0)
+        times = self._modules.call_times(calls, placed.mesh(setting.stage_size), setting.pipeline, weights)
+        return times.slowed(self._modules.network.tensor_share(setting.pipeline) if placed.tp > 1 else 1.0)
 
     @once
     def _partly(self, recompute: Recompute, tp: int, layer_type: int) -> Partly:
-        model, seq = self.models[layer_type], self.seqs[layer_type]
-        return partly(model, recompute, tp, self.memory, layer_type, seq, self.assumed)
+        model, seq = self._models[layer_type], self._modules.seqs[layer_type]
+        return partly(model, recompute, tp, self._memory, layer_type, seq, self._assumed)
 
     def _gathered_mib(self, placed: LayerStrategy, mesh: Mesh, layer_type: int) -> float:
         """Keys and values of other ranks' tokens that a rank gathers, and keeps of a sample, in MiB. Plain attention
         keeps them for each head; flash attention once, for all heads that share them."""
-        model, assumed = self.models[layer_type], self.assumed
+        model, assumed = self._models[layer_type], self._assumed
         heads_split = mesh.degree(Axis.ULYSSES, Axis.TENSOR)
         context = mesh.degree(*(at.axis for at in comm_ops(placed.axes, assumed.sequence_parallel, CORE)))
         both = model.q_width + model.context_width
         if assumed.flash_attention:
             both = (model.k_width + model.v_width) * max(heads_split // model.kv_heads, 1)
-        numbers = both / heads_split * self.seqs[layer_type] * (1 - 1 / context)
+        numbers = both / heads_split * self._modules.seqs[layer_type] * (1 - 1 / context)
         return numbers * assumed.mixed_precision.bytes / MIB
-
-    @cached_property
-    def _constants_mib(self) -> float:
-        return constants_mib(self.models, self.seqs, self.memory)
-
-    def _token_bytes(self, micro_batch: int, layer_type: int) -> int:
-        width = self.models[layer_type].hidden_size * self.assumed.mixed_precision.bytes
-        return micro_batch * self.seqs[layer_type] * width
 
 
 @lru_cache(maxsize=100_000)

@@ -21,6 +21,7 @@ from ..profiles.memory_use import MemoryMode, MemoryUse
 from ..profiles.network import Network
 from ..profiles.raw_runs import Dialect
 from .costs import CostOptions
+from .inputs import Profiles
 from .model import CostModel
 
 
@@ -111,16 +112,7 @@ def load(
         note(f"{keys} ignored: the model has layers of {len(shapes)} type{'s' * (len(shapes) > 1)} (num_layertype)")
     if not allow_foreign_profiles:
         identity.require_same_device([*hardware.files, *computation.files, *memory.files])
-    return CostModel(
-        model,
-        network=Network(hardware),
-        times=ComputeTimes(computation, time_mode),
-        memory=use,
-        num_nodes=num_nodes,
-        gpus_per_node=gpus_per_node,
-        assumed=assumed,
-        options=options,
-    )
+    return CostModel(model, Profiles.of(Network(hardware), ComputeTimes(computation, time_mode), use), assumed, options)
 
 
 def derive(
@@ -143,21 +135,12 @@ def derive(
     memory = analytic_memory(model, precision, lengths, fused, options.in_place)
     if sheet.allocator:
         memory = replace(memory, meta=memory.meta.with_extra({}, reserved=1 + sheet.allocator.value))
-    return CostModel(
-        model,
-        network=Network(analytic_hardware(sheet, num_nodes, gpus_per_node)),
-        times=ComputeTimes(
-            analytic_computation(
-                model, sheet, precision, lengths, fused, kept_bytes, options.kernels, assumed.sequence_parallel
-            )
-        ),
-        memory=MemoryUse(memory),
-        num_nodes=num_nodes,
-        gpus_per_node=gpus_per_node,
-        assumed=assumed,
-        options=options,
-        device=Device.of(sheet),
+    computation = analytic_computation(
+        model, sheet, precision, lengths, fused, kept_bytes, options.kernels, assumed.sequence_parallel
     )
+    network = Network(analytic_hardware(sheet, num_nodes, gpus_per_node))
+    profiles = Profiles(network, ComputeTimes(computation), MemoryUse(memory), Device.of(sheet))
+    return CostModel(model, profiles, assumed, options)
 
 
 def _with_attention_of(memory: MemoryProfile, path: Path, assumed: Assumptions) -> Assumptions:

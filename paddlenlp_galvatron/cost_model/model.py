@@ -5,41 +5,26 @@ Every term with its unit, source and a worked number: docs/dev/cost_model.md.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
 from ..base.errors import UserError
-from ..model import ModelShape, kinds_of, layer_types_of
-from ..plan.comm_points import Collective, CommPoint
+from ..model import ModelShape, Recompute, kinds_of, layer_types_of
 from ..plan.communicators import communicators
-from ..plan.layout import TokenLayout, redistribution, token_layout
-from ..plan.mesh import OF_A_SAMPLE, Axis, Mesh
-from ..plan.strategy import Assumptions, Load, Plan, Strategy, VocabStrategy
-from ..profiles.computation import PassTimes
-from ..profiles.compute_time import ComputeTimes
-from ..profiles.data_sheet import Device
-from ..profiles.files import ProfileFile, device_of
-from ..profiles.memory import STATE_BYTES, Role
-from ..profiles.memory_use import MemoryUse
-from ..profiles.network import Network
-from ..profiles.reserve import MeasuredReserve, Reserve, reserve_of
-from .collectives import Calls, Setting, place_of, vocab_calls
-from .costs import CostOptions, LayerCost, PartMemory, Prediction, StagePrediction, States, Terms, Workspace
-from .head import HeadShare, piece_passes, piece_room
-from .layers import LayerPrices, samples_of
-from .module import Room, once
+from ..plan.strategy import Assumptions, Experts, LayerStrategy, Load, Plan, Strategy, VocabStrategy
+from ..profiles.memory import Role
+from ..profiles.reserve import Reserve
+from .costs import CostOptions, LayerCost, Prediction, StagePrediction, Task
+from .experts import ExpertPrices
+from .inputs import Profiles
+from .layers import LayerPrices
+from .module import ModulePrices
 from .simulate import StageTimes, step_ms
-from .stage_memory import batch_mib, fullest, memory_of, own_positions_mib
-from .weights import MIB, StateBytes, Weights, head_weights, table_weights
-
-GB_PER_S = 1e9 / MIB / 1e3  # in MiB/ms
-# Messages that a rank of a pipeline holds besides activations, with one micro-batch and with several. From the next
-# stage: the gradient in use, and a posted one; from the previous one: a posted activation, and a gradient leaving.
-NEXT, BEFORE = (1, 2), (0, 2)
+from .stage_memory import fullest, memory_of, own_positions_mib
+from .switches import SwitchPrices
+from .vocabulary import VocabPrices
 
 
 class StageCost(NamedTuple):
@@ -51,7 +36,7 @@ class StageCost(NamedTuple):
     send_ms: list[float]  # to the next chunk, and the gradient back
 
 
-class CostModel(LayerPrices):
+class CostModel:
     """Prices of one model on one cluster, from its profiles, under one set of assumptions.
 
     `model` is the shape of all layers, or one shape for each layer type in the order of the model (their number of
@@ -62,54 +47,42 @@ class CostModel(LayerPrices):
     def __init__(
         self,
         model: ModelShape | Sequence[ModelShape],
-        *,
-        network: Network,
-        times: ComputeTimes,
-        memory: MemoryUse,
-        num_nodes: int,
-        gpus_per_node: int,
+        profiles: Profiles,
         assumed: Assumptions,
         options: CostOptions = CostOptions(),
-        device: Device | None = None,
     ):
-        """`device`: that of every rank; None: the one of the profiles."""
-        super().__init__()
         self.given = (model,) if isinstance(model, ModelShape) else tuple(model)
         self.models = kinds_of(self.given)
-        self.network = network
-        self.times = times
-        self.memory = memory
-        self.num_nodes = num_nodes
-        self.gpus_per_node = gpus_per_node
+        self.layer_types = layer_types_of(self.given)
+        _require_consistent(self.given, options.task)
+        self.profiles = profiles
         self.assumed = assumed
         self.options = options
-        if assumed.seq_length is None:
-            raise UserError("seq_length: missing; say how many tokens a sample has")
-        self.seqs = tuple(shape.seq_length or assumed.seq_length for shape in self.models)  # of each layer type
-        self.state_bytes = StateBytes.of(assumed.mixed_precision, bool(assumed.fp32_gradients))
-        self.layer_types = layer_types_of(self.given)
-        metas = (network.profile.meta, times.profile.meta, memory.profile.meta)
-        self.device = device or device_of(*metas)
-        self.host_mib_per_ms = self._host_mib_per_ms() if options.offload_optimizer else None
-        mixture = next((model for model in self.models if model.experts), None)
-        if mixture and (len(self.given) > 1 or options.task.frozen):
-            what = "several types of layers" if len(self.given) > 1 else "LoRA's adapters"
-            raise UserError(f"model_size: {mixture.name} has experts; {what} are not planned for such models")
-        first, last = self.models[0], self.models[-1]
-        if first.tied_embeddings and first.hidden_size != last.hidden_size:
-            raise UserError(
-                f"hidden_size_list: embedding and LM head share their weights, but the first layers have hidden size "
-                f"{first.hidden_size}, the last ones {last.hidden_size}; make them equal"
-            )
+        modules = ModulePrices(self.models, profiles, assumed, options)
+        self.seqs, self.state_bytes = modules.seqs, modules.state_bytes
+        self._experts = ExpertPrices(modules)
+        self._layers = LayerPrices(modules, self._experts)
+        self._vocabulary = VocabPrices(modules)
+        self._switches = SwitchPrices(modules, self.world_size)
+        self._setting = modules.setting
 
     @property
     def world_size(self) -> int:
-        return self.num_nodes * self.gpus_per_node
+        return self.profiles.num_nodes * self.profiles.gpus_per_node
+
+    @property
+    def task(self) -> Task:
+        """Which weights learn, on which rows."""
+        return self.options.task
 
     @property
     def context_mib(self) -> float:
         """The reserve on every device, as the user set it."""
         return self.options.context_mib
+
+    @property
+    def has_experts(self) -> bool:
+        return any(model.experts for model in self.models)
 
     @property
     def load(self) -> Load | None:
@@ -118,58 +91,80 @@ class CostModel(LayerPrices):
 
     def reserving(self, context_mib: float, freed: float | None = None) -> CostModel:
         """The same model with this reserve on every device, and this share of freed working memory besides it."""
-        other = copy(self)
-        other.options = replace(self.options, context_mib=context_mib, freed=freed)
-        if self.options.offload_optimizer:  # whose prices depend on it
-            other.known = defaultdict(dict)
+        other = self._with(replace(self.options, context_mib=context_mib, freed=freed))
+        if not self.options.offload_optimizer:  # whose prices depend on the reserve; all others keep what they know
+            other._experts, other._layers, other._setting = self._experts, self._layers, self._setting
+            other._vocabulary, other._switches = self._vocabulary, self._switches
         return other
 
     def keeping_gathered(self) -> CostModel:
         """The same model of a runtime that keeps what Megatron-SP gathers for products."""
-        other = copy(self)
-        other.options, other.known = replace(self.options, keeps_gathered=True), defaultdict(dict)
-        return other
+        return self._with(replace(self.options, keeps_gathered=True))
 
-    def _host_mib_per_ms(self) -> float:
-        if self.device.host_link_gb_per_s is None:
-            raise UserError(
-                "offload_optimizer: no profile names a GPU whose data sheet has the speed of its host's memory; "
-                "leave the option out, or galvatron profile all --analytic"
-            )
-        return self.device.host_link_gb_per_s * GB_PER_S
-
-    @property
-    def reserve(self) -> Reserve:
-        """Memory of its devices besides tensors: none where no profile names a GPU."""
-        measured = MeasuredReserve.of(self.network.profile.meta, self.memory.profile.meta)
-        return reserve_of(self.device, self.world_size, measured)
+    def _with(self, options: CostOptions) -> CostModel:
+        return CostModel(self.given, self.profiles, self.assumed, options)
 
     def reserve_of(self, plan: Plan) -> Reserve:
-        """The same with the communicators of a plan."""
-        return self.reserve.having(communicators(plan, self.given[0], self.seqs[0]))
+        """Memory of a device besides tensors, with the communicators of a plan."""
+        return self.profiles.reserve.having(communicators(plan, self.given[0], self.seqs[0]))
 
-    @property
-    def profile_files(self) -> tuple[ProfileFile, ...]:
-        """The files that its prices come from."""
-        return (*self.network.profile.files, *self.times.profile.files, *self.memory.profile.files)
+    def layer_cost(
+        self,
+        strategy: LayerStrategy,
+        *,
+        stage_size: int,
+        micro_batch: int,
+        micro_batches: int,
+        pipeline: int,
+        layer_type: int = 0,
+    ) -> LayerCost:
+        """One layer on a stage of `stage_size` ranks that takes `micro_batch` samples at once, over all its ranks.
+
+        Raises UserError when the samples don't split over the dp degree or a profile lacks what the strategy needs.
+        """
+        setting = self._setting(stage_size, micro_batch, micro_batches > 1, pipeline, layer_type)
+        return self._layers.cost(strategy, setting)
+
+    def expert_cost(
+        self,
+        experts: Experts,
+        recompute: Recompute,
+        *,
+        stage_size: int,
+        micro_batch: int,
+        micro_batches: int,
+        pipeline: int,
+        layer_type: int = 0,
+    ) -> LayerCost:
+        """Cost of the experts of one layer for one micro-batch, of a type that has some."""
+        setting = self._setting(stage_size, micro_batch, micro_batches > 1, pipeline, layer_type)
+        return self._experts.cost(experts, recompute & Recompute.FULL, setting)
 
     def vocab_cost(
         self, vocab: VocabStrategy, *, stage_size: int, micro_batch: int, micro_batches: int, pipeline: int, role: Role
     ) -> LayerCost:
         """Embedding and LM head as a stage of this role has them. Raises UserError as `layer_cost` does."""
-        return self._vocabulary(vocab, stage_size, micro_batch, micro_batches, pipeline, role)
+        return self._vocabulary.cost(vocab, stage_size, micro_batch, micro_batches, pipeline, role)
 
     def middle_cost(self, *, stage_size: int, micro_batch: int, micro_batches: int, later: bool = False) -> LayerCost:
         """Cost of the input of a stage without embedding and LM head; the previous stage keeps it as its output, too.
         `later`: the stage's masks and messages are counted with another chunk, except those of one neighbour: the
         first stage follows the last."""
-        widest = max(self._token_bytes(micro_batch, kind) for kind in range(len(self.models)))
-        input_mib = widest / stage_size / MIB
-        several = micro_batches > 1
-        messages = NEXT[several] + (2 if later else BEFORE[several])  # two more gradients may be leaving
-        fixed_mib = messages * input_mib + (0.0 if later else self._constants_mib)
-        memory = PartMemory(fixed_mib=fixed_mib, activation_mib=input_mib)
-        return LayerCost.of(Terms(States(masks_mib=fixed_mib)), input_mib, Workspace(), memory)
+        return self._vocabulary.middle_cost(stage_size, micro_batch, micro_batches, later)
+
+    def switch_cost(
+        self, before: Strategy | None, after: Strategy | None, *, stage_size: int, micro_batch: int, layer_type: int = 0
+    ) -> tuple[float, float]:
+        """(forward, backward) ms of handing one micro-batch's tokens of a layer type on; None is the stage's edge.
+
+        Gradients go the other way between the same layouts. Equal layouts cost nothing.
+        """
+        return self._switches.switch_ms(before, after, stage_size, micro_batch, layer_type)
+
+    def boundary_cost(self, *, stage_size: int, micro_batch: int, pipeline: int, layer_type: int = 0) -> float:
+        """Time in ms of one micro-batch's hand-over to the next stage, and of its gradient's back: each rank sends
+        its own slice of a layer type's tokens to its peer."""
+        return self._switches.send_ms(stage_size, micro_batch, pipeline, layer_type)
 
     def crossing_type(self, layer: int) -> int:
         """Layer type whose tokens are handed on in front of a layer (one past the last: behind it).
@@ -179,24 +174,6 @@ class CostModel(LayerPrices):
         last = len(self.layer_types) - 1
         beside = {self.layer_types[max(layer - 1, 0)], self.layer_types[min(layer, last)]}
         return min(sorted(beside), key=lambda kind: self.seqs[kind] * self.models[kind].hidden_size)
-
-    def switch_cost(
-        self, before: Strategy | None, after: Strategy | None, *, stage_size: int, micro_batch: int, layer_type: int = 0
-    ) -> tuple[float, float]:
-        """(forward, backward) ms of handing one micro-batch's tokens of a layer type on; None is the stage's edge.
-
-        Gradients go the other way between the same layouts. Equal layouts cost nothing.
-        """
-        sharded = self.assumed.sequence_parallel
-        source, target = (token_layout(strategy, stage_size, sharded) for strategy in (before, after))
-        where = micro_batch, layer_type
-        return self._move_ms(source, target, *where), self._move_ms(target, source, *where)
-
-    def boundary_cost(self, *, stage_size: int, micro_batch: int, pipeline: int, layer_type: int = 0) -> float:
-        """Time in ms of one micro-batch's hand-over to the next stage, and of its gradient's back: each rank sends
-        its own slice of a layer type's tokens to its peer."""
-        tokens = self._token_bytes(micro_batch, layer_type)
-        return self.network.send_ms(pipeline, tokens / stage_size / MIB)
 
     def predict(self, plan: Plan) -> Prediction:
         """Time and memory of one step: the one function behind every predicted time. Raises UserError."""
@@ -282,13 +259,14 @@ class CostModel(LayerPrices):
 
     def _shared_mib(self, plan: Plan, stage: int) -> float:
         """Memory shared by the layers of a stage, which is in no layer's price."""
-        return own_positions_mib(plan, stage, self.models[0], self.memory)
+        return own_positions_mib(plan, stage, self.models[0], self.profiles.memory)
 
     def _require_mine(self, plan: Plan) -> None:
         if plan.world_size != self.world_size:
+            nodes, gpus = self.profiles.num_nodes, self.profiles.gpus_per_node
             raise UserError(
-                f"world_size: the plan is for {plan.world_size} ranks, the cluster has {self.num_nodes} nodes x "
-                f"{self.gpus_per_node}; set num_nodes and num_gpus_per_node to the plan's"
+                f"world_size: the plan is for {plan.world_size} ranks, the cluster has {nodes} nodes x {gpus}; "
+                "set num_nodes and num_gpus_per_node to the plan's"
             )
         if len(plan.layers) != len(self.layer_types):
             raise UserError(
@@ -302,110 +280,16 @@ class CostModel(LayerPrices):
                 for name, theirs, ours in plan.assumed.completed(self.assumed).unlike(self.assumed)
             )
 
-    @once
-    def _move_ms(self, source: TokenLayout, target: TokenLayout, micro_batch: int, layer_type: int) -> float:
-        """Resharding takes as long as an all-to-all in which all receive as much as the rank with most."""
-        tokens = micro_batch * self.seqs[layer_type]
-        change = redistribution(source, target, tokens, micro_batch)
-        if not change.most_tokens:
-            return 0.0
-        mesh = Mesh.of(source.size, (Axis.TENSOR, change.span))
-        place = place_of((Axis.TENSOR,), mesh, self.gpus_per_node, self.world_size // source.size)
-        received = change.most_tokens / tokens * self._token_bytes(micro_batch, layer_type) / MIB
-        return self.network.collective_ms(Collective.ALL_TO_ALL, place, received * change.span / (change.span - 1))
 
-    @once
-    def _vocabulary(
-        self, vocab: VocabStrategy, stage_size: int, micro_batch: int, micro_batches: int, pipeline: int, role: Role
-    ) -> LayerCost:
-        first, last = 0, len(self.models) - 1
-        mesh = vocab.mesh(stage_size)
-        samples = samples_of(vocab, mesh, stage_size, micro_batch)
-        settings = [
-            self._setting(stage_size, micro_batch, micro_batches > 1, pipeline, layer_type)
-            for layer_type in (first, last)
-        ]
-        split = mesh.degree(*OF_A_SAMPLE)
-        own = samples / split
-        table = table_weights(self.models[first if role == "first" else last], vocab.tp)
-        states_mib = self.memory.vocab_states_mib(role, vocab.tp)
-        held = Weights(round(states_mib * MIB / STATE_BYTES), largest=table.largest)
-        timed = self.call_times(self._vocab_calls(vocab, role, *settings), mesh, pipeline, held, vocab.sharding)
-        pieces = self._head_share(vocab, own) if role != "first" and vocab.pieces > 1 else None
-
-        def head(share: float = 1.0) -> PassTimes:
-            return self.times.head(share * own, self.seqs[last], vocab.tp)
-
-        every = []  # the passes of embedding and LM head
-        if role != "last":
-            every.append(self.times.embedding(own, self.seqs[first], vocab.tp))
-        if pieces:
-            how = pieces, self.times.profile.launch, timed.forward_ms + timed.backward_ms, self.task.frozen
-            every.append(piece_passes(head, *how))
-        elif role != "first":
-            every.append(head())
-        passes = PassTimes(sum(one.forward_ms for one in every), sum(one.backward_ms for one in every))
-        passes = passes.slowed(self.network.receive_slowdown(pipeline))
-        seq = self.seqs[first if role == "first" else last]  # most of what is kept are the logits
-        peak, kept = self.memory.vocab_activation_mib(role, vocab.tp, seq, self.assumed.sequence_parallel, own)
-        others = self.others_mib(vocab.tp, self._token_bytes(samples, last) / split / MIB)
-        if role != "first" and self.options.keeps_gathered:
-            peak, kept = peak + others, kept + others
-        if self.task.frozen:  # nothing below the embedding learns, so that nothing goes back through it
-            passes = PassTimes(passes.forward_ms, 0.0 if role == "first" or pieces else every[-1].forward_ms)
-        room = Room(kept, peak - kept)
-        if pieces:
-            whole = peak + others, kept + others  # the gradient of all tokens that the group's ranks hold is kept
-            room = piece_room(whole, pieces, self.assumed, self.state_bytes, learns=not self.task.frozen)
-        elif kept < peak:  # of a few tokens less is kept than the head's gradient takes, which is made again
-            made_mib = head_weights(self.models[last], vocab.tp).matrices * self.state_bytes.gradient / MIB
-            peak = max(peak, kept + made_mib + self._token_bytes(samples, last) / split / MIB)
-            room = Room(kept, peak - kept)
-        late = self._late(role)
-        room = room._replace(begins=pipeline > 1, sent=0.0 if role == "first" else 1 - late, late=late)
-        timed = timed.behind({CommPoint.INTO_HEAD: every[-1].forward_ms})
-        sharding = vocab.as_layer().shards(stage_size)
-        cost = self.module_cost(vocab.dp_type, sharding, settings[0], timed, passes, held, room, several_matrices=False)
-        fixed_mib = self._constants_mib
-        fixed_mib += batch_mib(self.memory, samples * micro_batches, seq, micro_batches)
-        if role != "only":
-            tokens = self._token_bytes(micro_batch, first if role == "first" else last)
-            messages = (NEXT if role == "first" else BEFORE)[micro_batches > 1]
-            fixed_mib += messages * tokens / stage_size / MIB
-        gradients_mib, memory = cost.terms.states.gradients_mib, cost.memory
-        if memory and not self.assumed.async_grad_reduce and micro_batches > 1:
-            gradients_mib += late * (memory.gradient_mib - memory.kept_mib)  # whole until the step ends
-        states = cost.terms.states._replace(gradients_mib=gradients_mib, masks_mib=fixed_mib)
-        if memory:
-            late_mib = late * memory.gradient_mib
-            memory = memory._replace(fixed_mib=memory.fixed_mib + fixed_mib, late_mib=late_mib)
-        workspace = cost.workspace  # backward begins with the LM head and ends with the embedding
-        if role == "first":  # nothing is fetched while it works
-            workspace = workspace._replace(own_mib=workspace.own_mib - workspace.weights_mib)
-        else:
-            workspace = workspace._replace(weights_mib=0.0)
-        return LayerCost.of(cost.terms._replace(states=states), cost.activation_mib, workspace, memory)
-
-    def _head_share(self, vocab: VocabStrategy, samples: float) -> HeadShare:
-        """A rank's share of the LM head, with so many samples' worth of tokens."""
-        model, tokens = self.models[-1], samples * self.seqs[-1]
-        columns = model.padded_vocab_size(vocab.tp) // vocab.tp
-        sizes = tuple(vocab.piece_sizes(round(tokens)))
-        return HeadShare(tokens, columns, model.hidden_size, vocab.tp > 1, sizes)
-
-    def _late(self, role: Role) -> float:
-        """Share of the vocabulary layers' gradients that are reduced when a step ends: an embedding's, as no
-        gradient of token ids shows when its backward is done, and those of tied weights, which two modules make."""
-        tied, each = self.models[0].tied_embeddings, not self.assumed.async_grad_reduce
-        if role == "only":
-            return float(each) if tied else 0.5
-        return float(each and (tied or role == "first"))
-
-    def _vocab_calls(self, vocab: VocabStrategy, role: Role, embedding: Setting, head: Setting) -> Calls:
-        """The embedding is of the first layer type's width and length, the LM head of the last one's."""
-        first, last = self.models[0], self.models[-1]
-        if role == "only" and not last.tied_embeddings:
-            return vocab_calls(first, vocab, "first", embedding).also(vocab_calls(last, vocab, "last", head))
-        if role == "first":
-            return vocab_calls(first, vocab, role, embedding)
-        return vocab_calls(last, vocab, role, head)
+def _require_consistent(given: Sequence[ModelShape], task: Task) -> None:
+    """Raises UserError where types of layers contradict each other, or what learns."""
+    mixture = next((model for model in given if model.experts), None)
+    if mixture and (len(given) > 1 or task.frozen):
+        excluded = "several types of layers" if len(given) > 1 else "LoRA's adapters"
+        raise UserError(f"model_size: {mixture.name} has experts; {excluded} are not planned for such models")
+    first, last = given[0], given[-1]
+    if first.tied_embeddings and first.hidden_size != last.hidden_size:
+        raise UserError(
+            f"hidden_size_list: embedding and LM head share their weights, but the first layers have hidden size "
+            f"{first.hidden_size}, the last ones {last.hidden_size}; make them equal"
+        )

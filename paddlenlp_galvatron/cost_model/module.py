@@ -8,37 +8,29 @@ Those that recompute made are in its working set, and took no place between micr
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable
-from functools import wraps
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from functools import cache, cached_property
+from types import MethodType
+from typing import Any, NamedTuple, TypeVar, cast
 
+from ..base.errors import UserError
 from ..model import ModelShape
 from ..plan.mesh import Mesh
 from ..plan.strategy import JOINED_NUMBERS, Assumptions, DataParallel
 from ..profiles.computation import PassTimes
-from ..profiles.compute_time import ComputeTimes
-from ..profiles.data_sheet import Device
-from ..profiles.memory_use import MemoryUse
-from ..profiles.network import Network
 from .collectives import Calls, CallTimes, Setting
 from .costs import CostOptions, LayerCost, PartMemory, States, Task, Terms, Update, Workspace
+from .inputs import Profiles
+from .stage_memory import constants_mib
 from .weights import MIB, MOMENT_BYTES, StateBytes, Weights
 
-Price = TypeVar("Price", bound=Callable[..., Any])
+GB_PER_S = 1e9 / MIB / 1e3  # in MiB/ms
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-def once(price: Price) -> Price:
-    """Keep what a method of a cost model answers, by its arguments, which are positional."""
-
-    @wraps(price)
-    def known(self: ModulePrices, *where: object) -> Any:
-        answers = self.known[price.__name__]
-        if (answer := answers.get(where)) is None:
-            answer = answers[where] = price(self, *where)
-        return answer
-
-    return known  # type: ignore[return-value]
+def once(method: Method) -> Method:
+    """`functools.cache` of a method, kept as long as its object."""
+    return cast(Method, cached_property(lambda prices: cache(MethodType(method, prices))))
 
 
 class Room(NamedTuple):
@@ -54,30 +46,52 @@ class Room(NamedTuple):
 
 
 class ModulePrices:
-    """Costs of modules of one model on one cluster; `CostModel` sets the fields."""
+    """Costs of modules of one model on one cluster; `models` has one shape for each layer type.
 
-    models: tuple[ModelShape, ...]
-    device: Device
-    network: Network
-    times: ComputeTimes
-    memory: MemoryUse
-    gpus_per_node: int
-    assumed: Assumptions
-    options: CostOptions
-    seqs: tuple[int, ...]  # of each layer type
-    state_bytes: StateBytes  # of weights that learn
-    host_mib_per_ms: float | None  # to and from the host's memory, where the optimizer's states lie there; else None
+    Raises UserError where no sequence length is assumed, or no host link is known for an offloaded optimizer.
+    """
 
-    def __init__(self) -> None:
-        self.known: defaultdict[str, dict[tuple[object, ...], Any]] = defaultdict(dict)  # prices, by method
+    def __init__(
+        self, models: Sequence[ModelShape], profiles: Profiles, assumed: Assumptions, options: CostOptions
+    ) -> None:
+        if assumed.seq_length is None:
+            raise UserError("seq_length: missing; say how many tokens a sample has")
+        self.models = tuple(models)
+        self.profiles = profiles
+        self.assumed = assumed
+        self.options = options
+        self.network, self.times, self.memory = profiles.network, profiles.times, profiles.memory
+        self.seqs = tuple(shape.seq_length or assumed.seq_length for shape in self.models)
+        self.state_bytes = StateBytes.of(assumed.mixed_precision, bool(assumed.fp32_gradients))  # of what learns
+        # To and from the host's memory, where the optimizer's states lie there; else None.
+        self.host_mib_per_ms = self._host_mib_per_ms() if options.offload_optimizer else None
+
+    def _host_mib_per_ms(self) -> float:
+        if self.profiles.device.host_link_gb_per_s is None:
+            raise UserError(
+                "offload_optimizer: no profile names a GPU whose data sheet has the speed of its host's memory; "
+                "leave the option out, or galvatron profile all --analytic"
+            )
+        return self.profiles.device.host_link_gb_per_s * GB_PER_S
 
     @property
     def task(self) -> Task:
         """Which weights learn, on which rows."""
         return self.options.task
 
+    @cached_property
+    def constants_mib(self) -> float:
+        """Masks and positions that a stage holds, in MiB."""
+        return constants_mib(self.models, self.seqs, self.memory)
+
+    def token_bytes(self, micro_batch: int, layer_type: int) -> int:
+        """Bytes of the hidden states of so many samples."""
+        width = self.models[layer_type].hidden_size * self.assumed.mixed_precision.bytes
+        return micro_batch * self.seqs[layer_type] * width
+
     @once
-    def _setting(self, stage_size: int, micro_batch: int, several: bool, pipeline: int, layer_type: int) -> Setting:
+    def setting(self, stage_size: int, micro_batch: int, several: bool, pipeline: int, layer_type: int) -> Setting:
+        """The same object for the same arguments; prices are kept by it."""
         states = self.state_bytes.frozen if self.task.frozen else self.state_bytes
         where = stage_size, micro_batch, several, pipeline
         return Setting(*where, self.seqs[layer_type], self.assumed, states, layer_type)
@@ -91,7 +105,7 @@ class ModulePrices:
     ) -> CallTimes:
         """How long a module's collectives take."""
         calls = calls.alone if self.options.keeps_gathered else calls
-        return CallTimes.of(calls, mesh, pipeline, weights.copies, sharding, self.network, self.gpus_per_node)
+        return CallTimes.of(calls, mesh, pipeline, weights.copies, sharding, self.network)
 
     def module_cost(
         self,
@@ -118,7 +132,7 @@ class ModulePrices:
         sharded = dp_type is not DataParallel.DDP and sharding > 1
         learns = setting.states.optimizer > 0
         updated = (weights.matrices / (sharding if sharded else 1) + weights.vectors) if learns else 0.0
-        states, workspace, memory = self._memory(dp_type, sharding, setting, weights, room, several_matrices)
+        states, workspace, memory = self.held(dp_type, sharding, setting, weights, room, several_matrices)
         optimizer_ms = updated / 1e6 * self.times.profile.optimizer_ms_per_million
         if self.host_mib_per_ms:  # there and back, one matrix after the other, with nothing during it
             optimizer_ms += 2 * memory.update.states_mib / self.host_mib_per_ms
@@ -141,7 +155,7 @@ class ModulePrices:
         )
         return LayerCost.of(terms, room.activation_mib, workspace, memory)
 
-    def _memory(
+    def held(
         self,
         dp_type: DataParallel,
         sharding: int,
@@ -150,6 +164,7 @@ class ModulePrices:
         room: Room,
         several_matrices: bool = True,
     ) -> tuple[States, Workspace, PartMemory]:
+        """`module_memory` under this model's assumptions and options."""
         return module_memory(
             weights,
             setting.states,

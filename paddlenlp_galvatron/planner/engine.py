@@ -235,10 +235,10 @@ def _require_agreement(models: Sequence[ModelShape], cost: CostModel, options: S
         f"{name}: {theirs}, but {ours} in the cost model; make them agree"
         for name, ours, theirs in cost.assumed.completed(asked).unlike(asked.completed(cost.assumed))
     ]
-    if (cost.num_nodes, cost.gpus_per_node) != (options.num_nodes, options.num_gpus_per_node):
+    if (cost.profiles.num_nodes, cost.profiles.gpus_per_node) != (options.num_nodes, options.num_gpus_per_node):
         faults.append(
             f"num_nodes, num_gpus_per_node: {options.num_nodes} x {options.num_gpus_per_node}, but the cost model is "
-            f"of {cost.num_nodes} x {cost.gpus_per_node}; make them agree"
+            f"of {cost.profiles.num_nodes} x {cost.profiles.gpus_per_node}; make them agree"
         )
     if cost.context_mib != options.reserve_mib:
         faults.append(f"context_mib: {options.reserve_mib}, but {cost.context_mib} in the cost model; make them agree")

@@ -222,7 +222,7 @@ class _Row:
                 f"gpus: {gpus} are no whole number of nodes of {per_node} GPUs; give a multiple of {per_node}, or fewer"
             )
         cost = self.cards.model_on(max(nodes, 1), cards or per_node)
-        reserve = cost.reserve
+        reserve = cost.profiles.reserve
         cost = cost.reserving(0.0, reserve.freed)
         question = self._question(cost, reserve, self.card_gib)
         now = question.search(watch=self.watch)
@@ -244,8 +244,8 @@ class _Row:
             lora_rank=self.options.lora_rank,
             document_tokens=self.options.document_tokens,
             offload_optimizer=self.options.offload_optimizer,
-            num_nodes=cost.num_nodes,
-            num_gpus_per_node=cost.gpus_per_node,
+            num_nodes=cost.profiles.num_nodes,
+            num_gpus_per_node=cost.profiles.gpus_per_node,
             memory_constraint=gib,
             context_mib=context_mib,
             settle_bsz=self.options.global_train_batch_size,

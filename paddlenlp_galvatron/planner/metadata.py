@@ -21,11 +21,11 @@ def documented(
         "searched_from": {
             "model": cost.given[0].name,
             "model_fingerprint": joint_fingerprint(cost.given),
-            "num_nodes": cost.num_nodes,
-            "num_gpus_per_node": cost.gpus_per_node,
+            "num_nodes": cost.profiles.num_nodes,
+            "num_gpus_per_node": cost.profiles.gpus_per_node,
             "memory_constraint_gb": options.memory_gib,
-            "device": cost.device.model_dump(exclude_none=True),
-            "profiles": [file.summary() for file in cost.profile_files],
+            "device": cost.profiles.device.model_dump(exclude_none=True),
+            "profiles": [file.summary() for file in cost.profiles.files],
             "options": options.model_dump(mode="json", exclude_unset=True) | (cost.load._asdict() if cost.load else {}),
         },
     }

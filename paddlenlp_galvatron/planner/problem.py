@@ -76,17 +76,9 @@ class Problem:
         if options.device and hardware is None:  # a data sheet has prices for any cluster and length
             cost = prices(self.shapes, options)
         else:
-            cost = CostModel(
-                self.shapes,
-                network=Network(hardware) if hardware else self.cost.network,
-                times=self.cost.times,
-                memory=self.cost.memory,
-                num_nodes=options.num_nodes,
-                gpus_per_node=options.num_gpus_per_node,
-                assumed=options.assumptions,
-                options=options.cost_options,
-                device=self.cost.device,
-            )
+            profiles = self.cost.profiles
+            profiles = replace(profiles, network=Network(hardware)) if hardware else profiles
+            cost = CostModel(self.shapes, profiles, options.assumptions, options.cost_options)
         options, cost = with_reserve(options, cost)
         watch = self.watch() if self.watch else None
         return search(self.shapes, cost, options, watch=watch, known=known, seconds=seconds, compared=compared)
@@ -140,7 +132,7 @@ def origin_of(
         require_fits(plan, model.shapes[0])
     cost = prices(model.shapes, options, note)
     gb = searched.get("memory_constraint_gb")
-    if isinstance(gb, int | float) and cost.reserve.sets(options.context_mib or 0.0, gb * GIB_MIB):
+    if isinstance(gb, int | float) and cost.profiles.reserve.sets(options.context_mib or 0.0, gb * GIB_MIB):
         options = options.model_copy(update={"context_mib": None})
     options = within_size(options, cost, note, budget_gb)
     for path in ProfileFile.changed(searched.get("profiles")):

@@ -55,7 +55,7 @@ class Question:
             named = ", ".join(map(str, tried)) if len(tried) < 5 else f"{tried[0]}, {tried[1]}, …, {tried[-1]}"
             note(f"bsz_scale: batches {named}: a step, as in Galvatron's program; its guide speaks of a ratio")
         cost = prices(model.shapes, options, note)
-        reserve = cost.reserve if options.context_mib is None else Reserve()
+        reserve = cost.profiles.reserve if options.context_mib is None else Reserve()
         asked = given.model_dump(mode="json", exclude_unset=True)
         return cls(model, *on_device(options, cost, note), reserve, asked)
 
@@ -101,12 +101,13 @@ def on_device(options: SearchOptions, cost: CostModel, note: Note = no_note) -> 
     became of a budget.
     """
     options = within_size(options, cost, note)
-    if options.context_mib is None and (reserve := cost.reserve).parts:
+    if options.context_mib is None and (reserve := cost.profiles.reserve).parts:
         device_mib = options.memory_gib * GIB_MIB
         parts = ", ".join(f"{part.name} {gib(part.mib)}" for part in reserve.parts_on(device_mib))
         context_mib = reserve.context_mib(device_mib)
         parts += f", and {reserve.working:.0%} of working memory" if reserve.working else ""
-        note(f"reserve of {cost.device.name}: {gib(context_mib)} GiB: {parts}; --context_mib sets another, in MiB")
+        name = cost.profiles.device.name
+        note(f"reserve of {name}: {gib(context_mib)} GiB: {parts}; --context_mib sets another, in MiB")
     return with_reserve(options, cost)
 
 
@@ -114,7 +115,7 @@ def within_size(
     options: SearchOptions, cost: CostModel, note: Note = no_note, unknown_gib: float | None = None
 ) -> SearchOptions:
     """Options with a budget that the device has. Raises UserError as `budget_gib`."""
-    gib = budget_gib(options.memory_constraint, cost.device, note, unknown_gib)
+    gib = budget_gib(options.memory_constraint, cost.profiles.device, note, unknown_gib)
     return options.model_copy(update={"memory_constraint": gib})
 
 
@@ -140,7 +141,7 @@ def budget_gib(
 def with_reserve(options: SearchOptions, cost: CostModel) -> tuple[SearchOptions, CostModel]:
     """Options and cost model with the device's own reserve of this budget, where the user sets none."""
     freed = None
-    if options.context_mib is None and (reserve := cost.reserve).parts:
+    if options.context_mib is None and (reserve := cost.profiles.reserve).parts:
         options = options.model_copy(update={"context_mib": reserve.context_mib(options.memory_gib * GIB_MIB)})
         freed = reserve.freed
     return options, cost.reserving(options.reserve_mib, freed)

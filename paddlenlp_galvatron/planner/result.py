@@ -138,8 +138,8 @@ class Need:
 
     def under(self, cost: CostModel, options: SearchOptions) -> Need:
         """The same where the devices keep their own reserve, and not one that the user has set."""
-        own = cost.reserve.sets(cost.context_mib, options.memory_gib * GIB_MIB)
-        return self.on(cost.reserve) if own else self
+        own = cost.profiles.reserve.sets(cost.context_mib, options.memory_gib * GIB_MIB)
+        return self.on(cost.profiles.reserve) if own else self
 
     @property
     def memory(self) -> StageMemory:

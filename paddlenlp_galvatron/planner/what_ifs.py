@@ -49,7 +49,7 @@ class WhatIf:
 
 def what_ifs(problem: Problem, plan: Plan, known: Sequence[Plan], time: SharedTime) -> Iterator[WhatIf]:
     """The best plan under each change, by a search of its own that begins with the known plans."""
-    options, hardware = problem.options, problem.cost.network.profile
+    options, hardware = problem.options, problem.cost.profiles.network.profile
     seq = options.seq_length or 0
 
     def changed(name: str, change: str, length: int = seq, like: Mapping[str, Any] = {}, **changes: Any) -> WhatIf:

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("paddle")
 
 from paddlenlp_galvatron.cost_model import CostModel, CostOptions, Task
+from paddlenlp_galvatron.cost_model.inputs import Profiles
 from paddlenlp_galvatron.cost_model.traffic import step_traffic_bytes
 from paddlenlp_galvatron.launch.processes import launch
 from paddlenlp_galvatron.measure.journal import Journal
@@ -60,16 +61,8 @@ def cost_model(case: RealCase, memory: MemoryProfile) -> CostModel:
         {Shape(1, SEQ): 1.0},
         experts={1: ExpertTimes(ExpertPass(), ExpertPass(), ExpertPass())},
     )
-    return CostModel(
-        case.shape,
-        network=Network(hardware),
-        times=ComputeTimes(times),
-        memory=MemoryUse(memory),
-        num_nodes=1,
-        gpus_per_node=RANKS,
-        assumed=case.plan.assumed,
-        options=CostOptions(task=Task(case.adapter_rank)),
-    )
+    profiles = Profiles.of(Network(hardware), ComputeTimes(times), MemoryUse(memory))
+    return CostModel(case.shape, profiles, case.plan.assumed, CostOptions(task=Task(case.adapter_rank)))
 
 
 def test_peak_memory_of_every_stage_is_foreseen(measured):

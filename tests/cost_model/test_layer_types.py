@@ -25,7 +25,7 @@ def test_each_type_is_priced_at_its_own_width_and_length():
         # Eight samples of each of two dp shares; two all-gathers and two reduce-scatters of half the tokens.
         assert layer.forward_ms == pytest.approx(compute_ms / 4 + 4 * message_ms(mib / 2), rel=0.1)
         assert layer.forward_ms == pytest.approx(
-            model.times.layer(kind, 8, SEQ // 4**kind, 4).forward_ms + 4 * message_ms(mib / 2)
+            model.profiles.times.layer(kind, 8, SEQ // 4**kind, 4).forward_ms + 4 * message_ms(mib / 2)
         )
     narrow, wide = (model.layer_cost(LayerStrategy(1), layer_type=kind, **WHERE, **PIPELINE) for kind in (0, 1))
     assert wide.states_mib / narrow.states_mib == pytest.approx(
@@ -71,7 +71,7 @@ def test_the_embedding_is_of_the_first_type_and_the_head_of_the_last():
     )
     assert first.forward_ms == pytest.approx(message_ms(NARROW_MIB / 2))  # the lookup's reduce-scatter
     loss_ms = 3 * message_ms(8 * SEQ // 4 * 4 / 2**20)
-    compute_ms = model.times.head(8, SEQ // 4, 4).forward_ms
+    compute_ms = model.profiles.times.head(8, SEQ // 4, 4).forward_ms
     assert last.forward_ms == pytest.approx(compute_ms + message_ms(WIDE_MIB / 2) + loss_ms)
     assert only.forward_ms == pytest.approx(first.forward_ms + last.forward_ms)
 

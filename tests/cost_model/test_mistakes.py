@@ -105,7 +105,7 @@ def test_6_zero3_gathers_twice_a_micro_batch():
     plan = example_plan(one_node(), layers=(LayerStrategy(dp_type=ZERO3),) * 4, micro_batches=2)
     gathered = step_traffic_bytes(plan, MODEL)["all_gather"]
     assert gathered == 8 * 4 * 2 * 2 * MATRICES * 2  # ranks, layers, micro-batches, passes, bf16
-    serial = replace(one_node().network.profile, overlap_coe=2.0)  # nothing gained by running side by side
+    serial = replace(one_node().profiles.network.profile, overlap_coe=2.0)  # nothing gained by running side by side
     model = one_node(hardware=serial)
     gather_ms = 0.05 + 0.01 * MATRICES * 2 / 2**20
     plain, sharded = cost(model, LayerStrategy()), cost(model, LayerStrategy(dp_type=ZERO3))
@@ -114,7 +114,7 @@ def test_6_zero3_gathers_twice_a_micro_batch():
 
 
 def test_6_each_rank_hands_on_its_own_slice_to_the_next_stage():
-    model = one_node(hardware=replace(one_node().network.profile, messages_ms={}))
+    model = one_node(hardware=replace(one_node().profiles.network.profile, messages_ms={}))
     for pipeline, ranks in ((2, 4), (4, 2), (8, 1)):
         hop = model.boundary_cost(stage_size=ranks, micro_batch=16, pipeline=pipeline)
         assert hop == pytest.approx(TOKENS_MIB / ranks / 50)
@@ -162,7 +162,7 @@ def test_7_a_sequence_length_is_not_found_inside_a_longer_number(tmp_path):
 
 
 def test_8_degrees_are_any_divisor():
-    hardware = replace(one_node().network.profile, gpus_per_node=6, allreduce_mib_per_ms={(6, True): 100.0})
+    hardware = replace(one_node().profiles.network.profile, gpus_per_node=6, allreduce_mib_per_ms={(6, True): 100.0})
     model = one_node(
         gpus_per_node=6, hardware=hardware, model=replace(MODEL, heads=24, kv_heads=6, intermediate_size=4098)
     )

@@ -74,15 +74,16 @@ def test_collectives_that_are_repeated_are_paid_for():
     assert repeated(Recompute.NORMS | Recompute.ATTENTION) == repeated(Recompute.NORMS) | repeated(Recompute.ATTENTION)
 
 
-def test_what_a_profile_does_not_tell_is_derived():
+def test_figures_that_a_profile_lacks_are_derived():
     """Bytes as a share of what was measured, times as a share of recomputing all."""
-    cost = h100()
-    passes = {key: replace(times, shares={}) for key, times in cost.times.profile.passes.items()}
-    cost.times = ComputeTimes(replace(cost.times.profile, passes=passes))
-    told = h100()
+    measured = h100()
+    profile = measured.profiles.times.profile
+    passes = {key: replace(times, shares={}) for key, times in profile.passes.items()}
+    profiles = replace(measured.profiles, times=ComputeTimes(replace(profile, passes=passes)))
+    without = CostModel(measured.given, profiles, measured.assumed, measured.options)
     for parts in APART:
         layer = LayerStrategy(2, recompute=parts)
-        derived, known = (model.layer_cost(layer, **WHERE) for model in (cost, told))
+        derived, known = (model.layer_cost(layer, **WHERE) for model in (without, measured))
         assert derived.activation_mib == known.activation_mib
         assert derived.backward_ms == pytest.approx(known.backward_ms, rel=0.03)
 

@@ -26,7 +26,6 @@ from paddlenlp_galvatron.plan.comm_points import CommPoint
 from paddlenlp_galvatron.plan.layout import TokenLayout, moves, redistribution, token_layout
 from paddlenlp_galvatron.plan.mesh import SHARDING, Axis, Mesh
 from paddlenlp_galvatron.profiles import Collective, CommPointKey, CommPointTimes
-from paddlenlp_galvatron.profiles.compute_time import ComputeTimes
 from paddlenlp_galvatron.profiles.memory_use import MemoryUse
 from paddlenlp_galvatron.profiles.network import Place
 
@@ -70,12 +69,12 @@ def test_weights_of_a_rank_add_up_to_the_layers():
 
 def test_what_ranks_compute_at_the_points_of_a_shared_layer_is_paid_for_again_in_a_recompute():
     where = {"stage_size": 4, "micro_batch": 4, "micro_batches": 1, "pipeline": 1}
-    plain, with_points = example(), example()
+    plain = example()
     points = {
         CommPointKey("layertype_0", 1, SEQ, axis): CommPointTimes(*ms)
         for axis, ms in ((Axis.ULYSSES, (1.0, 2.0)), (Axis.CONTEXT, (0.25, 0.5)))
     }
-    with_points.times = ComputeTimes(replace(plain.times.profile, points=points))
+    with_points = example(computation=replace(plain.profiles.times.profile, points=points))
 
     def added(strategy: LayerStrategy) -> list[float]:
         less, more = (model.layer_cost(strategy, **where).terms for model in (plain, with_points))
@@ -194,9 +193,10 @@ def test_gradients_hide_behind_backward_and_slow_it_by_the_overlap_coefficient()
     vectors = 0.01 * 2 * MODEL.hidden_size * 2 / 2**20  # at the end, with those of all layers in one message
     assert message < compute
     assert cost(one_node(), LayerStrategy()).sync_ms == pytest.approx(0.2 * message + vectors)
-    by_kind = one_node(hardware=replace(one_node().network.profile, overlap_by_kind={Collective.ALL_REDUCE: 1.5}))
+    hardware = one_node().profiles.network.profile
+    by_kind = one_node(hardware=replace(hardware, overlap_by_kind={Collective.ALL_REDUCE: 1.5}))
     assert cost(by_kind, LayerStrategy()).sync_ms == pytest.approx(0.5 * message + vectors)
-    in_turn = one_node(hardware=replace(one_node().network.profile, overlap_coe=3.0))
+    in_turn = one_node(hardware=replace(hardware, overlap_coe=3.0))
     assert cost(in_turn, LayerStrategy()).sync_ms == pytest.approx(
         message + vectors
     )  # never worse than one after the other
@@ -205,7 +205,7 @@ def test_gradients_hide_behind_backward_and_slow_it_by_the_overlap_coefficient()
 def test_a_posted_receive_slows_the_passes_of_pipelines_alone():
     """And nothing that is no compute."""
     plain = one_node()
-    slower = one_node(hardware=replace(plain.network.profile, overlap_by_kind={Collective.SEND: 1.5}))
+    slower = one_node(hardware=replace(plain.profiles.network.profile, overlap_by_kind={Collective.SEND: 1.5}))
     for stages in ((4,), (2, 2)):
         plan = example_plan(plain, stages=stages, layers=(LayerStrategy(2),) * 4, micro_batches=4)
         for stage in range(len(stages)):

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from paddlenlp_galvatron.cost_model import CostModel, CostOptions, LayerCost
+from paddlenlp_galvatron.cost_model.inputs import Profiles
 from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, ModelShape, Plan, Precision, VocabStrategy
 from paddlenlp_galvatron.profiles import (
     Collective,
@@ -94,16 +95,9 @@ def example(
     **assumed: Any,
 ) -> CostModel:
     """The cost model of the example, assumptions changed as given."""
-    return CostModel(
-        model,
-        network=Network(hardware),
-        times=ComputeTimes(computation),
-        memory=memory or MemoryUse(MEMORY),
-        num_nodes=num_nodes,
-        gpus_per_node=gpus_per_node,
-        assumed=replace(ASSUMED, **assumed),
-        options=options,
-    )
+    hardware = replace(hardware, num_nodes=num_nodes, gpus_per_node=gpus_per_node)
+    profiles = Profiles.of(Network(hardware), ComputeTimes(computation), memory or MemoryUse(MEMORY))
+    return CostModel(model, profiles, replace(ASSUMED, **assumed), options)
 
 
 def one_node(**changed: Any) -> CostModel:

@@ -76,7 +76,7 @@ def on_sheet(name: str, gpus: int, ki_tokens: int, **more: Any) -> Run:
             **more,
         )
         cost = derive(shape, sheet, options.num_nodes, options.num_gpus_per_node, options.assumptions)
-        context_mib = cost.reserve.context_mib(sheet.memory.value * 1024)
+        context_mib = cost.profiles.reserve.context_mib(sheet.memory.value * 1024)
         cost = cost.reserving(context_mib)
         return search(cost.models, cost, options.model_copy(update={"context_mib": context_mib}))
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import product
 from math import inf
+from types import SimpleNamespace
 
 from paddlenlp_galvatron.cost_model import CostModel, LayerCost, Workspace
 from paddlenlp_galvatron.model import kinds_of, layer_types_of
@@ -33,14 +34,13 @@ def model_of(
 class RandomCost(CostModel):
     """Prices drawn at random, the same ones for the same question."""
 
-    profile_files = ()  # read from none
-    reserve, device = Reserve(), Device()  # none is known
     crooked = False  # prices of switching that break the triangle inequality
     neighbours = False  # layers whose messages and weights take room beside the next one's backward
 
     def __init__(self, models: Sequence[ModelShape], options: SearchOptions, seed: int):
         self.given, self.models = tuple(models), kinds_of(models)
-        self.num_nodes, self.gpus_per_node = options.num_nodes, options.num_gpus_per_node
+        cluster = {"num_nodes": options.num_nodes, "gpus_per_node": options.num_gpus_per_node}
+        self.profiles = SimpleNamespace(**cluster, files=(), device=Device(), reserve=Reserve())  # type: ignore[assignment]
         self.assumed, self.options = options.assumptions, options.cost_options
         self.layer_types = layer_types_of(models)
         self.seqs = tuple(model.seq_length or options.seq_length for model in self.models)

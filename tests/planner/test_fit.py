@@ -9,6 +9,7 @@ import pytest
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cost_model import CostModel, CostOptions, Task
+from paddlenlp_galvatron.cost_model.inputs import Profiles
 from paddlenlp_galvatron.cost_model.variants import adapter_share, product_share
 from paddlenlp_galvatron.options.task import JobOptions
 from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, Precision, load_model
@@ -31,16 +32,12 @@ def fitted(**values: Any) -> list[Fit]:
 
 
 def priced(task: Task) -> CostModel:
-    return CostModel(
-        SHAPE,
-        network=Network(analytic_hardware(SHEET, 1)),
-        times=ComputeTimes(analytic_computation(SHAPE, SHEET, Precision.BF16, [SEQ])),
-        memory=MemoryUse(analytic_memory(SHAPE, Precision.BF16, [SEQ])),
-        num_nodes=1,
-        gpus_per_node=8,
-        assumed=Assumptions(True, Precision.BF16, seq_length=SEQ),
-        options=CostOptions(task=task),
+    profiles = Profiles.of(
+        Network(analytic_hardware(SHEET, 1)),
+        ComputeTimes(analytic_computation(SHAPE, SHEET, Precision.BF16, [SEQ])),
+        MemoryUse(analytic_memory(SHAPE, Precision.BF16, [SEQ])),
     )
+    return CostModel(SHAPE, profiles, Assumptions(True, Precision.BF16, seq_length=SEQ), CostOptions(task=task))
 
 
 WHERE = {"stage_size": 8, "micro_batch": 8, "micro_batches": 4, "pipeline": 1}

@@ -9,6 +9,7 @@ import pytest
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cost_model import CostModel, load
+from paddlenlp_galvatron.cost_model.inputs import Profiles
 from paddlenlp_galvatron.model import kinds_of
 from paddlenlp_galvatron.model.layer import PARTLY, Fused
 from paddlenlp_galvatron.plan import Assumptions, ModelShape, Precision, uniform_plan
@@ -239,15 +240,8 @@ def test_derived_files_are_marked_and_price_plans(tmp_path):
     plan = uniform_plan(
         layers=4, world_size=8, global_train_batch_size=32, global_tp_deg=2, pp_deg=2, chunks=4, assumed=assumed
     )
-    direct = CostModel(
-        SMALL,
-        network=Network(analytic_hardware(sheet, 2, 4)),
-        times=ComputeTimes(computation),
-        memory=MemoryUse(memory),
-        num_nodes=2,
-        gpus_per_node=4,
-        assumed=assumed,
-    )
+    network = Network(analytic_hardware(sheet, 2, 4))
+    direct = CostModel(SMALL, Profiles.of(network, ComputeTimes(computation), MemoryUse(memory)), assumed)
     assert load(SMALL, 2, 4, assumed, folder=tmp_path).predict(plan) == direct.predict(plan)
 
 

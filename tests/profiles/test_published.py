@@ -128,8 +128,8 @@ def test_without_megatron_sp_a_layer_is_split_by_the_degree(tmp_path):
     """Of a layer that keeps 10 of 34 bytes whole without Megatron-SP, an eighth is left with it at degree 8."""
     published = Published("", hardware() | named("a", times(LLAMA, (1, 2), [2048]), memory(LLAMA, [2048], sp=False)))
     cost, _, notes = loaded(tmp_path, published)
-    kept = {tp: cost.memory.activation_mib(0, tp, 2048, sequence_parallel=True) for tp in (1, 8)}
+    kept = {tp: cost.profiles.memory.activation_mib(0, tp, 2048, sequence_parallel=True) for tp in (1, 8)}
     assert kept[8] == pytest.approx(kept[1] / 8)
-    without = cost.memory.activation_mib(0, 8, 2048, sequence_parallel=False)
+    without = cost.profiles.memory.activation_mib(0, 8, 2048, sequence_parallel=False)
     assert without == pytest.approx(kept[1] * (10 + 24 / 8) / 34)
     assert any("under sequence_parallel a layer of degree t keeps 1/t" in note for note in notes)

@@ -9,6 +9,7 @@ import pytest
 from cost_examples import MODEL, SEQ
 
 from paddlenlp_galvatron.cost_model import CostModel
+from paddlenlp_galvatron.cost_model.inputs import Profiles
 from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, Precision, VocabStrategy, uniform_plan
 from paddlenlp_galvatron.plan.communicators import stage_groups
 from paddlenlp_galvatron.planner import SearchOptions, search
@@ -35,15 +36,12 @@ def priced(of_network: Mapping[str, float] = {}, **of_memory: float) -> CostMode
     sheet = load_data_sheet("h100")
     memory, network = analytic_memory(MODEL, Precision.BF16, [SEQ]), analytic_hardware(sheet, 1)
     memory = replace(memory, meta=memory.meta.with_extra({}, **of_memory))
-    return CostModel(
-        MODEL,
-        network=Network(replace(network, meta=network.meta.with_extra({}, **of_network))),
-        times=ComputeTimes(analytic_computation(MODEL, sheet, Precision.BF16, [SEQ])),
-        memory=MemoryUse(memory),
-        num_nodes=1,
-        gpus_per_node=8,
-        assumed=Assumptions(True, Precision.BF16, seq_length=SEQ),
+    profiles = Profiles.of(
+        Network(replace(network, meta=network.meta.with_extra({}, **of_network))),
+        ComputeTimes(analytic_computation(MODEL, sheet, Precision.BF16, [SEQ])),
+        MemoryUse(memory),
     )
+    return CostModel(MODEL, profiles, Assumptions(True, Precision.BF16, seq_length=SEQ))
 
 
 @pytest.mark.parametrize("device", [Device(), Device(name="Intel(R) Xeon(R) Platinum 8481C")])
@@ -95,10 +93,10 @@ def test_a_budget_is_held_to_the_device_and_its_reserve_and_both_are_said():
 
 
 def test_what_profiles_measured_is_used():
-    reserve = priced({"context_mib": 500.0, "communicator_mib": 20.0}, workspaces_mib=90.0).reserve
+    reserve = priced({"context_mib": 500.0, "communicator_mib": 20.0}, workspaces_mib=90.0).profiles.reserve
     assert reserve.fixed_mib == 500 + 90 + COMMUNICATORS * 20 and reserve.having(3).fixed_mib == 500 + 90 + 3 * 20
     assert all("measured" in part.source for part in reserve.parts)
-    measured, assumed = priced(reserved=1.2).reserve, priced().reserve
+    measured, assumed = priced(reserved=1.2).profiles.reserve, priced().profiles.reserve
     assert measured.allocator == pytest.approx(0.2) and measured.working == 0  # all is in what was measured
     assert (assumed.allocator, assumed.working) == (ALLOCATOR, WORKING)
 
@@ -109,11 +107,11 @@ def test_a_search_holds_plans_to_the_bound_and_with_the_users_reserve_to_the_est
     best = search(MODEL, cost, settled).require()
     for stage in best.prediction.stages:
         memory = stage.memory
-        freed_mib = cost.reserve.working * memory.working_mib
+        freed_mib = cost.profiles.reserve.working * memory.working_mib
         assert memory.context_mib == pytest.approx(settled.context_mib + freed_mib)
         tensors_mib = memory.total_mib - memory.context_mib
-        assert cost.reserve.bound_mib(tensors_mib, memory.working_mib) <= 79.1 * 1024 * (1 + 1e-9)
-    alone = options.model_copy(update={"context_mib": cost.reserve.fixed_mib})
+        assert cost.profiles.reserve.bound_mib(tensors_mib, memory.working_mib) <= 79.1 * 1024 * (1 + 1e-9)
+    alone = options.model_copy(update={"context_mib": cost.profiles.reserve.fixed_mib})
     estimate = search(MODEL, on_device(alone, priced())[1], alone).require()
     assert estimate.time_s <= best.time_s
-    assert {stage.memory.context_mib for stage in estimate.prediction.stages} == {cost.reserve.fixed_mib}
+    assert {stage.memory.context_mib for stage in estimate.prediction.stages} == {cost.profiles.reserve.fixed_mib}

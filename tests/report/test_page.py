@@ -72,8 +72,8 @@ def tags(page: str) -> list[tuple[str, dict[str, str | None]]]:
 
 def problem(cost: CostModel, memory_gb: float, batch: int = 32) -> Problem:
     options = SearchOptions(
-        num_nodes=cost.num_nodes,
-        num_gpus_per_node=cost.gpus_per_node,
+        num_nodes=cost.profiles.num_nodes,
+        num_gpus_per_node=cost.profiles.gpus_per_node,
         memory_constraint=memory_gb,
         settle_bsz=batch,
         seq_length=cost.assumed.seq_length,

@@ -121,8 +121,8 @@ def expected(run: MeasuredRun, sheet: DataSheet) -> Expected:
     return Expected(
         prediction.time_s,
         memory.tensors_mib,
-        cost.reserve.reserved_mib(memory.tensors_mib, sheet.memory.value * 1024),
-        memory.allocator_mib(cost.reserve),
+        cost.profiles.reserve.reserved_mib(memory.tensors_mib, sheet.memory.value * 1024),
+        memory.allocator_mib(cost.profiles.reserve),
     )
 
 

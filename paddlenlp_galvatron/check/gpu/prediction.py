@@ -116,12 +116,12 @@ def _compare(setting: Setting, name: str, plan: Plan, costs: CostModel, visit: V
         figures = f"predicted {gib(tensors_mib)} GiB, allocated {gib(allocated_mib)} GiB"
         if setting.on_gpus:
             reserved_mib = max(visit.reserved_mib[own])
-            most_mib = costs.reserve.allocator_mib(tensors_mib, stage.memory.working_mib)
+            most_mib = costs.profiles.reserve.allocator_mib(tensors_mib, stage.memory.working_mib)
             holds &= reserved_mib <= most_mib
             figures += f", reserved {gib(reserved_mib)} GiB of {gib(most_mib)} GiB at most"
         yield setting.found(f"{name}: memory of stage {number}", holds, figures)
     if visit.beside_mib:
-        yield setting.kept(max(visit.beside_mib), costs.reserve.having(visit.communicators), f"{name}: ")
+        yield setting.kept(max(visit.beside_mib), costs.profiles.reserve.having(visit.communicators), f"{name}: ")
     expected, counted = Counter(step_traffic_bytes(plan, costs.given[0])), Counter(visit.bytes)
     figures = ", ".join(
         f"{kind} predicted {expected[kind] / MIB:.2f} MiB, counted {counted[kind] / MIB:.2f} MiB"

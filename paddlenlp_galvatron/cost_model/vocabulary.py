@@ -1,0 +1,146 @@
+"""Costs of embedding and LM head, and of the input of a stage that has neither."""
+
+from __future__ import annotations
+
+from ..plan.comm_points import CommPoint
+from ..plan.mesh import OF_A_SAMPLE
+from ..plan.strategy import VocabStrategy
+from ..profiles.computation import PassTimes
+from ..profiles.memory import STATE_BYTES, Role
+from .collectives import Calls, Setting, vocab_calls
+from .costs import LayerCost, PartMemory, States, Terms, Workspace
+from .head import HeadShare, piece_passes, piece_room
+from .layers import samples_of
+from .module import ModulePrices, Room, once
+from .stage_memory import batch_mib
+from .weights import MIB, Weights, head_weights, table_weights
+
+# Messages that a rank of a pipeline holds besides activations, with one micro-batch and with several. From the next
+# stage: the gradient in use, and a posted one; from the previous one: a posted activation, and a gradient leaving.
+NEXT, BEFORE = (1, 2), (0, 2)
+
+
+class VocabPrices:
+    """Costs of the vocabulary layers of a stage. Raises UserError as `LayerPrices` does."""
+
+    def __init__(self, modules: ModulePrices):
+        self._modules, self._models, self._seqs = modules, modules.models, modules.seqs
+        self._times, self._memory = modules.times, modules.memory
+        self._assumed, self._task = modules.assumed, modules.task
+
+    @once
+    def cost(
+        self, vocab: VocabStrategy, stage_size: int, micro_batch: int, micro_batches: int, pipeline: int, role: Role
+    ) -> LayerCost:
+        """Embedding and LM head as a stage of this role has them."""
+        first, last = 0, len(self._models) - 1
+        mesh = vocab.mesh(stage_size)
+        samples = samples_of(vocab, mesh, stage_size, micro_batch)
+        settings = [
+            self._modules.setting(stage_size, micro_batch, micro_batches > 1, pipeline, layer_type)
+            for layer_type in (first, last)
+        ]
+        split = mesh.degree(*OF_A_SAMPLE)
+        own = samples / split
+        table = table_weights(self._models[first if role == "first" else last], vocab.tp)
+        states_mib = self._memory.vocab_states_mib(role, vocab.tp)
+        held = Weights(round(states_mib * MIB / STATE_BYTES), largest=table.largest)
+        timed = self._modules.call_times(
+            self._vocab_calls(vocab, role, *settings), mesh, pipeline, held, vocab.sharding
+        )
+        pieces = self._head_share(vocab, own) if role != "first" and vocab.pieces > 1 else None
+
+        def head(share: float = 1.0) -> PassTimes:
+            return self._times.head(share * own, self._seqs[last], vocab.tp)
+
+        every = []  # the passes of embedding and LM head
+        if role != "last":
+            every.append(self._times.embedding(own, self._seqs[first], vocab.tp))
+        if pieces:
+            how = (
+                pieces,
+                self._times.profile.launch,
+                timed.forward_ms + timed.backward_ms,
+                self._task.frozen,
+            )
+            every.append(piece_passes(head, *how))
+        elif role != "first":
+            every.append(head())
+        passes = PassTimes(sum(one.forward_ms for one in every), sum(one.backward_ms for one in every))
+        passes = passes.slowed(self._modules.network.receive_slowdown(pipeline))
+        seq = self._seqs[first if role == "first" else last]  # most of what is kept are the logits
+        peak, kept = self._memory.vocab_activation_mib(role, vocab.tp, seq, self._assumed.sequence_parallel, own)
+        others = self._modules.others_mib(vocab.tp, self._modules.token_bytes(samples, last) / split / MIB)
+        if role != "first" and self._modules.options.keeps_gathered:
+            peak, kept = peak + others, kept + others
+        if self._task.frozen:  # nothing below the embedding learns, so that nothing goes back through it
+            passes = PassTimes(passes.forward_ms, 0.0 if role == "first" or pieces else every[-1].forward_ms)
+        room = Room(kept, peak - kept)
+        if pieces:
+            whole = peak + others, kept + others  # the gradient of all tokens that the group's ranks hold is kept
+            room = piece_room(whole, pieces, self._assumed, self._modules.state_bytes, learns=not self._task.frozen)
+        elif kept < peak:  # of a few tokens less is kept than the head's gradient takes, which is made again
+            made_mib = head_weights(self._models[last], vocab.tp).matrices * self._modules.state_bytes.gradient / MIB
+            peak = max(peak, kept + made_mib + self._modules.token_bytes(samples, last) / split / MIB)
+            room = Room(kept, peak - kept)
+        late = self._late(role)
+        room = room._replace(begins=pipeline > 1, sent=0.0 if role == "first" else 1 - late, late=late)
+        timed = timed.behind({CommPoint.INTO_HEAD: every[-1].forward_ms})
+        sharding = vocab.as_layer().shards(stage_size)
+        cost = self._modules.module_cost(
+            vocab.dp_type, sharding, settings[0], timed, passes, held, room, several_matrices=False
+        )
+        fixed_mib = self._modules.constants_mib
+        fixed_mib += batch_mib(self._memory, samples * micro_batches, seq, micro_batches)
+        if role != "only":
+            tokens = self._modules.token_bytes(micro_batch, first if role == "first" else last)
+            messages = (NEXT if role == "first" else BEFORE)[micro_batches > 1]
+            fixed_mib += messages * tokens / stage_size / MIB
+        gradients_mib, memory = cost.terms.states.gradients_mib, cost.memory
+        if memory and not self._assumed.async_grad_reduce and micro_batches > 1:
+            gradients_mib += late * (memory.gradient_mib - memory.kept_mib)  # whole until the step ends
+        states = cost.terms.states._replace(gradients_mib=gradients_mib, masks_mib=fixed_mib)
+        if memory:
+            late_mib = late * memory.gradient_mib
+            memory = memory._replace(fixed_mib=memory.fixed_mib + fixed_mib, late_mib=late_mib)
+        workspace = cost.workspace  # backward begins with the LM head and ends with the embedding
+        if role == "first":  # nothing is fetched while it works
+            workspace = workspace._replace(own_mib=workspace.own_mib - workspace.weights_mib)
+        else:
+            workspace = workspace._replace(weights_mib=0.0)
+        return LayerCost.of(cost.terms._replace(states=states), cost.activation_mib, workspace, memory)
+
+    @once
+    def middle_cost(self, stage_size: int, micro_batch: int, micro_batches: int, later: bool) -> LayerCost:
+        """The input of a stage without embedding and LM head, as `CostModel.middle_cost` has it."""
+        widest = max(self._modules.token_bytes(micro_batch, kind) for kind in range(len(self._models)))
+        input_mib = widest / stage_size / MIB
+        several = micro_batches > 1
+        messages = NEXT[several] + (2 if later else BEFORE[several])  # two more gradients may be leaving
+        fixed_mib = messages * input_mib + (0.0 if later else self._modules.constants_mib)
+        memory = PartMemory(fixed_mib=fixed_mib, activation_mib=input_mib)
+        return LayerCost.of(Terms(States(masks_mib=fixed_mib)), input_mib, Workspace(), memory)
+
+    def _head_share(self, vocab: VocabStrategy, samples: float) -> HeadShare:
+        """A rank's share of the LM head, with so many samples' worth of tokens."""
+        model, tokens = self._models[-1], samples * self._seqs[-1]
+        columns = model.padded_vocab_size(vocab.tp) // vocab.tp
+        sizes = tuple(vocab.piece_sizes(round(tokens)))
+        return HeadShare(tokens, columns, model.hidden_size, vocab.tp > 1, sizes)
+
+    def _late(self, role: Role) -> float:
+        """Share of the vocabulary layers' gradients that are reduced when a step ends: an embedding's, as no
+        gradient of token ids shows when its backward is done, and those of tied weights, which two modules make."""
+        tied, each = self._models[0].tied_embeddings, not self._assumed.async_grad_reduce
+        if role == "only":
+            return float(each) if tied else 0.5
+        return float(each and (tied or role == "first"))
+
+    def _vocab_calls(self, vocab: VocabStrategy, role: Role, embedding: Setting, head: Setting) -> Calls:
+        """The embedding is of the first layer type's width and length, the LM head of the last one's."""
+        first, last = self._models[0], self._models[-1]
+        if role == "only" and not last.tied_embeddings:
+            return vocab_calls(first, vocab, "first", embedding).also(vocab_calls(last, vocab, "last", head))
+        if role == "first":
+            return vocab_calls(first, vocab, role, embedding)
+        return vocab_calls(last, vocab, role, head)
