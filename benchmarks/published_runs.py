@@ -22,12 +22,11 @@ from statistics import fmean, median
 from typing import Any
 
 from paddlenlp_galvatron.base.errors import UserError
+from paddlenlp_galvatron.base.units import GIB_MIB
 from paddlenlp_galvatron.check.calibration.fit import ROOM, MeasuredRun, calibrate, expected
 from paddlenlp_galvatron.check.calibration.tables import read_table
 from paddlenlp_galvatron.check.validation.accuracy import kendall
 from paddlenlp_galvatron.profiles.data_sheet import DataSheet, Stack, load_data_sheet
-
-GIB_MIB = 1024.0
 
 
 def figures(run: MeasuredRun, sheet: DataSheet) -> dict[str, Any]:

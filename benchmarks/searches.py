@@ -26,6 +26,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from paddlenlp_galvatron.base.units import MIB
 from paddlenlp_galvatron.cost_model import CostModel, derive, load
 from paddlenlp_galvatron.plan import ModelShape, load_model
 from paddlenlp_galvatron.planner import FamilyOutcome, SearchOptions, SearchResult, search
@@ -38,7 +39,6 @@ from planner.random_cost import RandomCost, model_of
 FLOP_PER_MS = 0.5 * 989e12 / 1e3
 INSIDE_MIB_PER_MS, ACROSS_MIB_PER_MS = 300e9 / 2**20 / 1e3, 40e9 / 2**20 / 1e3
 GB_S = 1 / 40  # of the links between nodes
-MIB = 2**20
 Case = tuple[str, Callable[[], SearchResult]]
 SHEETS = (  # model, data sheet, devices, global batch, sequence length
     ("qwen3-8b", "rtx4090-24gb", 8, 64, 2048),

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from .errors import UserError
+from .units import MIB
 
-MIB = 2**20
 DONE, REFUSED = b"+", b"-"
 # Handlers of Python, Paddle and pytest are the parent's affair.
 ENDED_BY = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL)

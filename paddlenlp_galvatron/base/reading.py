@@ -17,9 +17,10 @@ from typing import Any, BinaryIO
 from .errors import UserError
 from .file_kind import HEAD_BYTES, kind_of
 from .text import shortened
+from .units import MIB
 
-LARGEST_BYTES = 64 * 2**20  # of a file that is read whole; the largest known, a tokenizer of 250,000 words, has 17 MB
-LARGEST_OPTIONS = 2**20  # bytes of a file that is written by hand
+LARGEST_BYTES = 64 * MIB  # of a file that is read whole; the largest known, a tokenizer of 250,000 words, has 17 MB
+LARGEST_OPTIONS = MIB  # bytes of a file that is written by hand
 DEEPEST = 64  # objects and lists within one another; no file of ours or Galvatron's has more than 6
 MOST_DIGITS = 40  # of a whole number, whose decimal form takes time that grows with the square of its length
 MOST_PARTS = 100_000  # names and values of a YAML file: a second of PyYAML's time

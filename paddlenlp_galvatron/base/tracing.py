@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from .reading import read_json
+from .units import GIB
 from .writing import write_text
 
-LARGEST_BYTES = 2**30  # of one rank's events
+LARGEST_BYTES = GIB  # of one rank's events
 
 Event = dict[str, Any]  # name, cat, ph, ts and dur in us, pid (the rank), tid
 

@@ -11,6 +11,7 @@ from pydantic import Field
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.base.limits import Count
 from paddlenlp_galvatron.base.printing import Bars
+from paddlenlp_galvatron.base.units import MIB
 from paddlenlp_galvatron.base.writing import require_absent
 from paddlenlp_galvatron.model import FAMILIES
 from paddlenlp_galvatron.options.group import Options
@@ -20,7 +21,6 @@ from .command import App, answer
 
 app = App("Turn Hugging Face models into checkpoints, and checkpoints into Hugging Face models.")
 
-MIB = 2**20
 OUTPUT = "folder to write; it is written whole or not at all"
 FROM_TO = {"input": "INPUT", "output": "OUTPUT"}
 Size = Annotated[Count, Field(description="largest size of a file, MiB; only a single larger tensor exceeds it")]

@@ -15,6 +15,7 @@ from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.base.limits import Count, Trained
 from paddlenlp_galvatron.base.printing import Bars
 from paddlenlp_galvatron.base.text import near
+from paddlenlp_galvatron.base.units import MIB
 from paddlenlp_galvatron.options.group import Options, Paths
 
 from .command import App, answer, say_note
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 app = App("Turn text into what training reads.")
 TRAIN = "train"
-MIB = 2**20
 MOST_NAMED = 20  # files left out, in the summary
 TRAINING_BYTES = 64 << 20  # text a tokenizer is trained on: more changes few of its merges
 

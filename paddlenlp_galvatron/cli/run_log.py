@@ -7,11 +7,12 @@ from typing import Any
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.base.reading import open_file
+from paddlenlp_galvatron.base.units import GIB
 from paddlenlp_galvatron.plan import Plan
 from paddlenlp_galvatron.report.measured import has_all_peaks, of_plan
 from paddlenlp_galvatron.training.step_log import StepRecord, read_log
 
-LARGEST_LOG_BYTES = 2**30
+LARGEST_LOG_BYTES = GIB
 LEAST_S, MOST = 1e-9, 1e15  # of a step's time; of a step, its seconds, MiB: any run's, and what a page can draw
 
 

@@ -16,6 +16,7 @@ from pydantic import Field
 from paddlenlp_galvatron.base.printing import Console, say
 from paddlenlp_galvatron.base.process import INTERRUPTED, stop_signals
 from paddlenlp_galvatron.base.text import gib
+from paddlenlp_galvatron.base.units import GIB_MIB
 from paddlenlp_galvatron.base.writing import write_text
 from paddlenlp_galvatron.options.group import Options
 from paddlenlp_galvatron.options.model_options import SEQ, Model, ModelOptions
@@ -26,7 +27,6 @@ from paddlenlp_galvatron.planner import SearchOptions, SearchResult
 from paddlenlp_galvatron.planner.hints import free_plan, hints
 from paddlenlp_galvatron.planner.metadata import predicted
 from paddlenlp_galvatron.planner.question import Question
-from paddlenlp_galvatron.profiles.reserve import GIB_MIB
 from paddlenlp_galvatron.report.search import beside_free, explain, hint_line, summary
 
 from .command import App, FromFile

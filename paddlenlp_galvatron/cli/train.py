@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.base.printing import Console, say, table
 from paddlenlp_galvatron.base.text import count, gib
+from paddlenlp_galvatron.base.units import MIB
 from paddlenlp_galvatron.launch import gpus
 from paddlenlp_galvatron.launch.nodes import FIELDS, Nodes
 from paddlenlp_galvatron.model.lora import Adapters
@@ -129,7 +130,7 @@ def require_host_memory(plan: Plan, shape: ModelShape, adapters: Adapters | None
     from paddlenlp_galvatron.launch.processes import free_mib
 
     free = free_mib()
-    if gpus.gpu_count() or len(ranks) * shape.parameters * STATE_BYTES < free * 2**20:
+    if gpus.gpu_count() or len(ranks) * shape.parameters * STATE_BYTES < free * MIB:
         return
     from paddlenlp_galvatron.cost_model.weights import held_mib  # here, as training needs no prices otherwise
 

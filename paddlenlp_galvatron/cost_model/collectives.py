@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..base.units import FP32_BYTES, MIB
 from ..model import ModelShape, Split
 from ..plan.comm_points import (
     EMBEDDING,
@@ -33,11 +34,10 @@ from ..plan.mesh import SAMPLE_AXES, SHARDING, Axis, Mesh, Ranks
 from ..plan.strategy import Assumptions, DataParallel, LayerStrategy, Strategy, VocabStrategy
 from ..profiles.memory import Role
 from ..profiles.network import Network, Place
-from .weights import FP32_BYTES, StateBytes, Weights, head_weights, layer_weights, table_weights
+from .weights import StateBytes, Weights, head_weights, layer_weights, table_weights
 
 Kind = tuple[Collective, tuple[Axis, ...], int, Message]  # of a message, over axes, parts of all tokens, its width
 
-MIB = 2**20
 TWINS = (Axis.PIPELINE,)  # a rank of the first stage and its peer of the last
 COPIES = (Axis.COPIES,)
 PART, REPLICAS = (Axis.SHARDS,), (Axis.REPLICAS,)  # of ranks with the same weights, in parts of which ZeRO shards

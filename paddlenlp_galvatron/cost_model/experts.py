@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from ..base.units import FP32_BYTES, MIB
 from ..model import Fused, ModelShape, Recompute
 from ..plan.comm_points import Collective
 from ..plan.mesh import EXCHANGE, Axis
@@ -18,7 +19,7 @@ from ..plan.strategy import Experts, padded_rows
 from .collectives import Call, Calls, Setting, matrix_calls
 from .costs import LayerCost, Workspace
 from .module import ModulePrices, Room, once
-from .weights import FP32_BYTES, MIB, expert_weights
+from .weights import expert_weights
 
 COUNT_BYTES = 8  # an int64 row count
 # Transient copies of the rows besides saved activations: in the order of ranks, as received, and by expert.

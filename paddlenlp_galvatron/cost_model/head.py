@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..base.units import FP32_BYTES, MIB
 from ..plan.strategy import Assumptions
 from ..profiles.computation import PassTimes
 from .module import Room
-from .weights import FP32_BYTES, MIB, StateBytes
+from .weights import StateBytes
 
 
 @dataclass(frozen=True, slots=True)

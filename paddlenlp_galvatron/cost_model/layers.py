@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ..base.errors import UserError
+from ..base.units import FP32_BYTES, MIB
 from ..model import Fused, Recompute
 from ..plan.comm_points import CORE, GATHERS, CommPoint, block_points, comm_ops, repeated
 from ..plan.layout import token_axes
@@ -31,7 +32,7 @@ from .variants import (
     product_share,
     products_behind,
 )
-from .weights import FP32_BYTES, MIB, Weights, adapter_weights, layer_weights
+from .weights import Weights, adapter_weights, layer_weights
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from types import MethodType
 from typing import Any, NamedTuple, TypeVar, cast
 
 from ..base.errors import UserError
+from ..base.units import GB_PER_S, MIB
 from ..model import ModelShape
 from ..plan.mesh import Mesh
 from ..plan.strategy import JOINED_NUMBERS, Assumptions, DataParallel
@@ -22,9 +23,8 @@ from .collectives import Calls, CallTimes, Setting
 from .costs import CostOptions, LayerCost, PartMemory, States, Task, Terms, Update, Workspace
 from .inputs import Profiles
 from .stage_memory import constants_mib
-from .weights import MIB, MOMENT_BYTES, StateBytes, Weights
+from .weights import MOMENT_BYTES, StateBytes, Weights
 
-GB_PER_S = 1e9 / MIB / 1e3  # in MiB/ms
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 

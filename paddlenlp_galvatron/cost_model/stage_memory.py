@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from ..base.units import FP32_BYTES, MIB
 from ..model import ModelShape
 from ..plan.mesh import Axis
 from ..plan.schedule import Pass, chunks_in_flight, without_repeats
 from ..plan.strategy import Assumptions, Plan
 from ..profiles.memory_use import MemoryUse
 from .costs import CostOptions, LayerCost, PartMemory, StageMemory, Update, Workspace
-from .weights import FP32_BYTES, MIB
 
 ENDS = ("embedding", "last norm", "LM head")  # weights that no layer has
 ID_BYTES = 8  # of a token's number

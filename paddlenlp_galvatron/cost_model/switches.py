@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from ..base.units import MIB
 from ..plan.comm_points import Collective
 from ..plan.layout import TokenLayout, redistribution, token_layout
 from ..plan.mesh import Axis, Mesh
 from ..plan.strategy import Strategy
 from .collectives import place_of
 from .module import ModulePrices, once
-from .weights import MIB
 
 
 class SwitchPrices:

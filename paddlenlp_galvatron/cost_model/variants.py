@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
+from ..base.units import FP32_BYTES
 from ..model import Fused, ModelShape, Recompute, Split
 from ..model.layer import apart
 from ..plan.comm_points import GATHERS, CommPoint
@@ -20,7 +21,6 @@ from ..plan.strategy import Assumptions, Precision
 from ..profiles.analytic import layer_numbers_per_token, recompute_saving_per_token, recompute_shares
 from ..profiles.computation import PassTimes
 from ..profiles.memory_use import MemoryUse
-from .weights import FP32_BYTES
 
 # Operations of matrix products in the time in which a byte is moved: of A100 144, of H100 277, in 16 bits and at the
 # shares of the peaks of their data sheets.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..base.units import MIB
 from ..plan.comm_points import CommPoint
 from ..plan.mesh import OF_A_SAMPLE
 from ..plan.strategy import VocabStrategy
@@ -13,7 +14,7 @@ from .head import HeadShare, piece_passes, piece_room
 from .layers import samples_of
 from .module import ModulePrices, Room, once
 from .stage_memory import batch_mib
-from .weights import MIB, Weights, head_weights, table_weights
+from .weights import Weights, head_weights, table_weights
 
 # Messages that a rank of a pipeline holds besides activations, with one micro-batch and with several. From the next
 # stage: the gradient in use, and a posted one; from the previous one: a posted activation, and a gradient leaving.

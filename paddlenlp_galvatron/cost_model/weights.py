@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from ..base.units import FP32_BYTES, MIB
 from ..model import LayerKind, ModelShape, Split
 from ..plan.strategy import DataParallel, Experts, Plan, Precision
 
 if TYPE_CHECKING:
     from ..model.lora import Adapters
 
-MIB = 2**20
-FP32_BYTES = 4
 MOMENT_BYTES = 2 * FP32_BYTES  # AdamW's two moments, fp32 with multi_precision
 
 

@@ -13,6 +13,7 @@ from enum import IntEnum
 from functools import lru_cache
 from pathlib import Path
 
+from ..base.units import MIB
 from .out_of_memory import EXIT_CODE as OUT_OF_MEMORY
 from .out_of_memory import ended_out_of_memory, kernel_kills, peak_mib_in, reason_in
 from .status import RankOutcome, RankStatus, RankStatusMemory, in_step, lost_a_peer
@@ -23,7 +24,7 @@ SETTLE_S = 0.5  # in which others may still report an earlier failure
 SEARCH_S = 3.0  # for which a cause is looked for where all that failed lost another rank
 WAIT_S = 1800.0  # for which ranks wait for others: Paddle's own limit of a group
 WAIT_VARIABLE = "GALVATRON_WAIT_S"  # the same, from a launcher to its ranks
-LOG_END_BYTES = 2**20  # of a rank's log, which may have grown for weeks
+LOG_END_BYTES = MIB  # of a rank's log, which may have grown for weeks
 NAMED_RANKS = 6  # of many
 STACK_S = 5.0  # in which a rank writes where it is
 

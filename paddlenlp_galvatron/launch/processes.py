@@ -20,6 +20,7 @@ from typing import Literal
 
 from ..base.errors import GalvatronError, UserError
 from ..base.process import heeded
+from ..base.units import GIB
 from .faults import WAIT_S, WAIT_VARIABLE, Fault, Kind, LocalRanks, Rank
 from .nodes import ONE_NODE, Nodes
 from .status import VARIABLE as STATUS
@@ -38,7 +39,7 @@ COMMON_ENVIRONMENT = {
 }
 # glibc's allocator: what was freed is kept and used again. Given back, its pages cost more than most messages of CPU
 # processes when they are touched again. 32 MiB is the highest threshold that every glibc takes.
-KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**30)}
+KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(GIB)}
 RANK_MIB = 150  # least memory of a process on CPU that has Paddle, beyond what all share
 RANKS_PER_CORE = 64  # beyond which gloo's time limits pass before everybody had a turn
 

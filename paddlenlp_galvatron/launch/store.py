@@ -24,12 +24,13 @@ from collections import defaultdict
 from typing import Any
 
 from ..base.errors import UserError
+from ..base.units import MIB
 
 KEY_PREFIX = "/"
 TOKEN, GROUP = "galvatron/token", "galvatron/group"
 ADD, GET, CHECK, SET, WAIT = range(5)
 STOP_WAIT, READY, NOT_READY = 1, 2, 3
-LARGEST_KEY, LARGEST_VALUE = 2**12, 2**20  # bytes; gloo's and NCCL's addresses have some hundred
+LARGEST_KEY, LARGEST_VALUE = 2**12, MIB  # bytes; gloo's and NCCL's addresses have some hundred
 HELLO_S = 10.0  # in which a client must show its token
 MEETING_S = 900.0  # for which a process waits for another's key: Paddle's own, of its default store
 STORE, TOKEN_VARIABLE = "GALVATRON_STORE", "GALVATRON_TOKEN"  # address:port and token, from a launcher to its ranks

@@ -10,6 +10,7 @@ from pathlib import Path
 from ..base.printing import Bars, say
 from ..base.reading import NewLines
 from ..base.scratch import scratch_folder
+from ..base.units import GIB
 from ..launch.nodes import ONE_NODE, Nodes
 from ..launch.processes import Launch, LaunchError, World
 from ..profiles import Fingerprint, Meta
@@ -96,7 +97,7 @@ def device_of_rank() -> Device:
     if not paddle.is_compiled_with_cuda():
         return Device(name=_cpu_name())
     total_bytes = paddle.device.cuda.get_device_properties().total_memory
-    return Device.named(paddle.device.cuda.get_device_name(), total_bytes / 2**30)
+    return Device.named(paddle.device.cuda.get_device_name(), total_bytes / GIB)
 
 
 def meta_of_rank(device_count: int, **model: str) -> Meta:

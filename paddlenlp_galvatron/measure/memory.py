@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ..base.units import FP32_BYTES, MIB
 from ..model.layer import APART
 from ..plan import Assumptions, LayerStrategy, ModelShape, Precision, Recompute
 from ..profiles import LayerMemory, MemoryProfile, Meta, Variant, VocabMemory, VocabVariant
@@ -15,8 +16,6 @@ from ..runtime import device
 from .journal import Journal, Used, note_used, used_of
 from .part import LAYERS, Extent, MeasuredPart
 
-MIB = 2**20
-FLOAT_BYTES = 4
 STAGES: dict[Role, dict[str, Any]] = {
     "only": {"embedding": True, "head": True},
     "first": {"embedding": True},
@@ -101,7 +100,7 @@ class MemoryProfiler:
 
         weights = (use(many, 1).weights - use(few, 1).weights) / (many - few)
         return LayerMemory(
-            parameter_mib=FLOAT_BYTES * weights / MIB,
+            parameter_mib=FP32_BYTES * weights / MIB,
             activation_mib={tp: of_one(tp) for tp in degrees},
             checkpoint_mib=of_one(1, Recompute.FULL),
             working_mib={tp: working(tp)[1] for tp in degrees},

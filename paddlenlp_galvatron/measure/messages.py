@@ -15,6 +15,7 @@ import numpy as np
 import paddle
 import paddle.distributed as dist
 
+from ..base.units import GB_PER_S, MIB
 from ..launch.gpus import slowed_by_a_receive
 from ..plan import Precision
 from ..plan.communicators import Ranks
@@ -39,7 +40,6 @@ LONGEST_MS, STEP = 20.0, 4
 # The percentile of a message's rounds that counts. A message's time contains all else that the host does meanwhile, up
 # to 6 ms instead of 0.3. With the median, 129 plans with many messages were predicted up to 70 % too slow; now 12 %.
 QUICKER = 25
-GB_PER_S = 1e9 / 2**20 / 1e3  # in MiB/ms
 OVERLAP = "overlap_coe"
 
 OPERATIONS: dict[Collective, Callable[[Any, Any], Any]] = {
@@ -138,7 +138,7 @@ def overlap_coefficient(
     group = groups.get(ranks) if mine else None
     side = GPU_MATRIX if device.on_gpu() else MATRIX
     matrix = paddle.ones([side, side], numbers.computed)
-    whole = message_mib() * 2**20 // precision.bytes
+    whole = message_mib() * MIB // precision.bytes
     given = paddle.zeros([whole // (len(ranks) if kind is Collective.ALL_GATHER else 1)], numbers.stored)
     start = partial(STARTED[kind], given, group)
 
@@ -267,7 +267,7 @@ class HardwareProfiler:
         return exchange
 
     def _numbers(self, mib: float) -> int:
-        return int(mib * 2**20) // self.options.precision.bytes
+        return int(mib * MIB) // self.options.precision.bytes
 
     def _zeros(self, count: int) -> Any:
         return paddle.zeros([count], DTYPES[self.options.precision])

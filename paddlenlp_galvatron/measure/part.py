@@ -10,6 +10,7 @@ import numpy as np
 import paddle
 from numpy.typing import NDArray
 
+from ..base.units import MIB
 from ..plan import Assumptions, LayerStrategy, ModelShape, Plan, Precision, VocabStrategy
 from ..profiles import PassKey
 from ..runtime.device import on_gpu
@@ -160,7 +161,7 @@ class MeasuredPart:
     def mask_mib(self) -> float:
         """The attention mask that a stage keeps, for any layers."""
         mask = self._stage.mask
-        return 0.0 if mask is None else float(mask.size * mask.element_size()) / 2**20
+        return 0.0 if mask is None else float(mask.size * mask.element_size()) / MIB
 
     def forward(self) -> None:
         """One micro-batch; what arrives from the stage before is a tensor of its own, as in a pipeline."""

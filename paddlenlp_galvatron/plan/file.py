@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, Strict
 from ..base.errors import UserError
 from ..base.limits import MOST_LAYERS, MOST_RANKS, Layers, Number, Ranks, Samples, Size
 from ..base.reading import read_json
+from ..base.units import MIB
 from ..base.writing import write_text
 from ..model import ModelShape
 from ..model.layer import PARTLY, PARTS, Recompute
@@ -25,7 +26,7 @@ from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, Precision,
 
 FORMAT_VERSION = 1
 LISTED = 10  # files that an error names, the newest
-LARGEST_BYTES = 4 * 2**20  # of a strategy file; one of 1,000 layers in 100 stages has 60 kB
+LARGEST_BYTES = 4 * MIB  # of a strategy file; one of 1,000 layers in 100 stages has 60 kB
 
 
 class AssumedFields(BaseModel):

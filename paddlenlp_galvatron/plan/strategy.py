@@ -13,6 +13,7 @@ from functools import reduce
 from itertools import groupby
 from typing import Any, NamedTuple, TypeVar
 
+from ..base.units import MIB
 from ..model import Fused, Recompute
 from .mesh import Axis, Degrees, Mesh
 from .schedule import Schedule
@@ -22,7 +23,7 @@ T = TypeVar("T")
 
 # Under ddp the gradients of a module with no more weights in matrices go in one message, as each has its latency; those
 # of larger ones weight by weight, where they are.
-JOINED_NUMBERS = 8 * 2**20
+JOINED_NUMBERS = 8 * MIB
 
 
 class DataParallel(StrEnum):

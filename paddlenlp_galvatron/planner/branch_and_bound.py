@@ -10,12 +10,13 @@ from math import inf
 
 import galvatron_dp_core
 
+from ..base.units import MS_PER_S
 from ..cost_model import CostModel
 from ..plan import Plan
 from .bounds import BOUNDS, Cores, OpenFamily, Phase
 from .incumbents import Incumbents
 from .options import SearchOptions
-from .result import MS_PER_S, ROUNDING, Candidate, FamilyOutcome
+from .result import ROUNDING, Candidate, FamilyOutcome
 
 TRIAL_SHARE = 1 / 64  # of the effort, which every family is given before any has all of it
 

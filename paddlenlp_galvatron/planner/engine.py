@@ -13,9 +13,9 @@ from threading import Event, Lock, Thread
 import galvatron_dp_core
 
 from ..base.errors import UserError
+from ..base.units import GIB_MIB, MS_PER_S
 from ..cost_model import CostModel
 from ..plan import ModelShape, Plan
-from ..profiles.reserve import GIB_MIB
 from .bounds import Cores, OpenFamily, Phase
 from .branch_and_bound import BranchAndBound, Watch
 from .branches import Branches
@@ -23,7 +23,7 @@ from .core_arrays import compute_bound_ms
 from .incumbents import Incumbents
 from .metadata import documented
 from .options import SearchOptions
-from .result import MS_PER_S, Candidate, FamilyOutcome, Need, SearchResult
+from .result import Candidate, FamilyOutcome, Need, SearchResult
 from .simplest import Part, best_uniform, simplest, with_fewer_segments
 from .space import PlanFamily, Strategies
 

@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field
 
 from ..base.errors import UserError
 from ..base.limits import Positive, Ranks, Samples, Size
+from ..base.units import GIB, GIB_MIB
 from ..cost_model import CostModel, derive, load
 from ..options.foreign import Fate
 from ..options.model_options import SEQ, Model
@@ -23,7 +24,7 @@ from ..plan.strategy import Assumptions
 from ..profiles.data_sheet import Device, load_data_sheet
 from ..profiles.dialects import Note
 from ..profiles.files import allreduce_name, device_of, no_note, p2p_name, read_profile, sp_time_name
-from ..profiles.reserve import GIB_MIB, Reserve
+from ..profiles.reserve import Reserve
 from .branch_and_bound import Watch
 from .hints import Hint, hints
 from .options import BATCH, SearchOptions, TaskOptions
@@ -212,7 +213,7 @@ class _Row:
         """With fewer not even weights and optimizer states fit, split over all cards."""
         cost = self.cards.model_on(1, 1)
         states = cost.state_bytes.weight + (0 if cost.task.frozen else cost.state_bytes.optimizer)
-        return self.shape.parameters * states / 2**30 / self.card_gib
+        return self.shape.parameters * states / GIB / self.card_gib
 
     def __call__(self, gpus: int) -> Fit:
         per_node = self.cards.per_node

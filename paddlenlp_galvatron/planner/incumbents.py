@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import inf
 
-from .result import MS_PER_S, Candidate, FamilyOutcome
+from ..base.units import MS_PER_S
+from .result import Candidate, FamilyOutcome
 from .space import PlanFamily
 
 

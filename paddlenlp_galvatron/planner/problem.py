@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import Field
 
 from ..base.errors import GalvatronError, UserError
+from ..base.units import GIB_MIB
 from ..cost_model import CostModel
 from ..cost_model.facts import PlanFacts
 from ..options.group import canonical_options
@@ -22,7 +23,6 @@ from ..plan.check import require_fits
 from ..profiles import ProfileFile
 from ..profiles.hardware import HardwareProfile
 from ..profiles.network import Network
-from ..profiles.reserve import GIB_MIB
 from .branch_and_bound import Watch
 from .engine import search
 from .options import PATH_OPTIONS, SearchOptions

@@ -12,6 +12,7 @@ from galvatron_dp_core import Cancel
 
 from ..base.errors import UserError
 from ..base.text import gib
+from ..base.units import GIB_MIB
 from ..cost_model import CostModel, derive, load
 from ..options.model_options import SEQ, Model, ModelOptions
 from ..options.task import JobOptions
@@ -19,7 +20,7 @@ from ..plan import ModelShape
 from ..profiles.data_sheet import Device, load_data_sheet
 from ..profiles.dialects import Note
 from ..profiles.files import no_note
-from ..profiles.reserve import GIB_MIB, Reserve
+from ..profiles.reserve import Reserve
 from .branch_and_bound import Watch
 from .engine import search
 from .options import PATH_OPTIONS, SearchOptions

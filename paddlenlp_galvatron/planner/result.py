@@ -10,15 +10,15 @@ from math import ceil, floor, inf, log10
 from typing import Any, Self
 
 from ..base.errors import Infeasible, UserError
+from ..base.units import GIB_MIB, MS_PER_S
 from ..cost_model import CostModel
 from ..cost_model.costs import Prediction, StageMemory, Task
 from ..options.task import JobOptions
 from ..plan import LayerStrategy, ModelShape, Plan
-from ..profiles.reserve import GIB_MIB, Reserve
+from ..profiles.reserve import Reserve
 from .options import SearchOptions
 from .space import PlanFamily
 
-MS_PER_S = 1000.0
 ROUNDING = 1e-9  # relative: the core's sums and the cost model's differ by no more
 DAY_S, HOUR_S = 24 * 3600, 3600
 SHOWN_GAP = 0.0005  # share of a step; tables of gains show 0.1 %

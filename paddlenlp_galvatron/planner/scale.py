@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from math import lcm, log
 
 from ..base.errors import Infeasible, UserError
+from ..base.units import GIB_MIB
 from ..cost_model.facts import PlanFacts
 from ..plan.check import require_valid
 from ..plan.strategy import Plan
 from ..plan.uniform import even_stages
-from ..profiles.reserve import GIB_MIB
 from .metadata import predicted
 from .problem import OriginOptions, Problem, origin_of
 from .result import Need

@@ -15,6 +15,7 @@ from functools import lru_cache
 from itertools import product
 from typing import Any, NamedTuple
 
+from ..base.units import FP32_BYTES, GB_PER_S, MIB
 from ..model import Fused, ModelShape, Recompute, kinds_of, measured_fingerprint
 from ..model.layer import APART, Kept
 from ..plan.mesh import divisors
@@ -36,9 +37,6 @@ from .hardware import Collective, HardwareProfile, MessageGroup
 from .memory import STATE_BYTES, LayerMemory, MemoryProfile, Role, Variant, VocabMemory, VocabVariant
 from .nccl import collective_ms
 
-MIB = 2**20
-GB_PER_S = 1e9 / MIB / 1e3  # in MiB/ms
-FP32_BYTES = 4
 BATCHES = (1, 8)  # two, so that every time mode has its points
 MESSAGES_MIB = (1 / 64, 1 / 4, 1.0, 8.0, 32.0, 128.0, 1024.0)
 DEGREES = (1, 2, 4, 8, 16)

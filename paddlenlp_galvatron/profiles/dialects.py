@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import Faults, UserError
+from ..base.units import MIB
 from ..model import ModelShape
 from .raw_runs import LARGEST, MEMORY_RUN, SEQ, TIME_RUN, Dialect, derived_memory, derived_times, is_number, kind_of
 
@@ -24,7 +25,6 @@ STATE_BYTES = 16  # model states that Galvatron counts per parameter: weight, gr
 # What one parameter takes in `parameter_size` and in `model_states` of each dialect, in bytes.
 PARAMETER_BYTES: dict[Dialect, int] = {"galvatron": 4, "paddlenlp": 2}
 MODEL_STATE_BYTES: dict[Dialect, int] = {"galvatron": STATE_BYTES, "paddlenlp": 18}
-MIB = 2**20
 OLDER_NAMES = {"seams_ms": "comm_points_ms"}  # in our own object of a file
 SECTIONS = ("computation_profiling", "memory_profiling")  # of a file that holds a model's times and memory together
 UNMEASURED_MIB = 1e6  # written by Galvatron for degree 1 (and halves of it for others) where there was no run

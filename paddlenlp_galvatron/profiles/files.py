@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..base.errors import UserError
 from ..base.reading import digest, read_json
+from ..base.units import MIB
 from ..base.writing import write_text
 from .data_sheet import Device, sheet_of_driver
 from .dialects import present
@@ -19,7 +20,7 @@ from .raw_runs import Dialect
 from .schema import META_KEY as META_KEY
 from .schema import Content
 
-LARGEST_BYTES = 16 * 2**20  # of a profile file; the largest known has 100 kB
+LARGEST_BYTES = 16 * MIB  # of a profile file; the largest known has 100 kB
 GPU_LIBRARIES = ("CUDA", "NCCL")  # with which a fingerprint's driver begins where the devices are GPUs
 MOST_FILES = 32  # named in a plan as its sources
 

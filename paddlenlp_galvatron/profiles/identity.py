@@ -8,9 +8,10 @@ from functools import cache
 from pathlib import Path
 
 from ..base.errors import UserError
+from ..base.units import MIB
 from ..model import ModelShape, load_model, measured_fingerprint, preset_names
 from ..plan.strategy import Precision
-from .dialects import MIB, fits_layer, is_near, layer_mib
+from .dialects import fits_layer, is_near, layer_mib
 from .files import Meta, ProfileFile
 
 _DTYPE = re.compile(r"_profiling_(fp32|bf16|fp16)(?=[_.])")

@@ -16,11 +16,11 @@ from pathlib import Path
 from ..base.errors import UserError
 from ..base.reading import read_bytes
 from ..base.text import shortened
+from ..base.units import MIB
 from .files import Fingerprint, Meta
 from .hardware import Collective, HardwareProfile, MessageGroup
 from .network import traffic_factor
 
-MIB = 2**20
 KINDS = {
     "all_reduce": Collective.ALL_REDUCE,
     "all_gather": Collective.ALL_GATHER,
@@ -37,7 +37,7 @@ _VERSION = re.compile(r"nccl-library=(\d+)|NCCL version (\S+)")
 _ROW = re.compile(r"\d{1,19} {1,30}\d{1,19} {1,30}[a-z]\w+ .*")  # size in bytes, number of elements, their type
 _RUN = re.compile(r"# *nThread \d")  # in the first lines of each run
 _FAILURE = re.compile(r"Out of bounds values *: *\d+ FAILED|Test (\w+ )?failure.*")
-LARGEST_LOG = 4 * 2**20  # bytes; one has 10 kB
+LARGEST_LOG = 4 * MIB  # bytes; one has 10 kB
 UNCHECKED = "N/A"  # for the number of wrong elements
 COLUMNS = 4  # time in us, algorithm bandwidth and bus bandwidth in GB/s, errors; out of place, then in place
 ROUNDING = 0.01  # of times and bandwidths, relative, besides the last digit printed

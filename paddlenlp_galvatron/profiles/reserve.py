@@ -12,8 +12,6 @@ from typing import NamedTuple, Self
 from .data_sheet import Device
 from .files import Meta
 
-GIB_MIB = 1024.0
-
 
 class ReservePart(NamedTuple):
     """Something on a device that is no tensor of the model."""

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from ..base.printing import table
 from ..base.text import gib
+from ..base.units import GIB_MIB
 from ..cost_model import Prediction
 from ..cost_model.facts import (
     COMMUNICATION,
@@ -23,7 +24,6 @@ from ..plan.strategy import load_summary
 from ..planner.explain import Explanation
 from ..planner.result import Candidate
 from ..planner.what_ifs import OtherStrategy, WhatIf
-from ..profiles.reserve import GIB_MIB
 from .plan import describe
 from .search import beside_fastest, layer_wise, layer_wise_summary, runner_up, shape_of
 

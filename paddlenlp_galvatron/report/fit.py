@@ -10,13 +10,13 @@ from rich.table import Table
 
 from ..base.printing import table
 from ..base.text import count
+from ..base.units import GIB_MIB
 from ..plan import ModelShape, plan_to_dict
 from ..plan.strategy import Load, Plan, load_summary
 from ..planner.fit import MORE_GIB, TOKENS, Fit, FitOptions
 from ..planner.hints import Hint
 from ..planner.result import Job
 from ..profiles.data_sheet import load_data_sheet
-from ..profiles.reserve import GIB_MIB
 from .search import hint_line
 
 

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from ..base.printing import table
 from ..base.text import count, gib
+from ..base.units import FP32_BYTES, GIB_MIB, MIB
 from ..plan import DataParallel, ModelShape, Plan, Recompute, plan_id
 from ..plan.strategy import Load, Predicted
 
@@ -25,8 +26,6 @@ WINDOW_STEPS = 20  # latest steps, of which medians are taken
 ENOUGH_STEPS = 10  # fewer say nothing yet
 TOLERANCE = 0.15  # of a prediction
 MARGIN = 0.9  # of a budget that is known to be too large: the next budget
-MIB, GIB_MIB = 2**20, 1024
-SCALAR_BYTES = 4  # an fp32 number
 
 
 def of_plan(plan: Plan, records: Iterable[Record]) -> list[Record]:
@@ -104,7 +103,7 @@ def load_verdicts(planned: Load, measured: MeasuredLoad) -> dict[str, tuple[bool
 
 def scalars_bytes(plan: Plan, shape: ModelShape) -> int:
     """Bytes of a step that the cost model leaves out, over all ranks: loss and gradient norm, and a balance loss."""
-    return SCALAR_BYTES * (3 if shape.router_aux_loss_coef else 2) * plan.world_size if plan.world_size > 1 else 0
+    return FP32_BYTES * (3 if shape.router_aux_loss_coef else 2) * plan.world_size if plan.world_size > 1 else 0
 
 
 def traffic_table(plan: Plan, shape: ModelShape, counted: Mapping[str, Any], adapter_rank: int | None = None) -> Table:

@@ -13,13 +13,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ..base.text import count, gib
+from ..base.units import GIB_MIB
 from ..cost_model import timeline
 from ..cost_model.facts import MEMORY, TIME, PlanFacts, StageBreakdown, strategy_words
 from ..cost_model.simulate import Span
 from ..plan import Plan
 from ..plan.strategy import runs
 from ..planner.explain import Explanation, FrontierPoint
-from ..profiles.reserve import GIB_MIB
 from .explain import UNCERTAIN, binding
 from .measured import WARM_UP_STEPS, stage_peaks_mib
 from .search import layer_wise, runner_up

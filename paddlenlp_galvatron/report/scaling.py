@@ -9,9 +9,9 @@ from typing import Any
 from rich.table import Table
 
 from ..base.printing import table
+from ..base.units import GIB_MIB
 from ..plan.strategy import load_summary
 from ..planner.scale import Scaled
-from ..profiles.reserve import GIB_MIB
 
 
 def printed(of: Scaled) -> Iterator[str | Table]:

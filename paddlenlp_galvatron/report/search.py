@@ -12,12 +12,12 @@ from rich.table import Table
 
 from ..base.printing import table
 from ..base.text import count
+from ..base.units import GIB_MIB
 from ..cost_model import CostModel
 from ..cost_model.facts import PlanFacts
 from ..plan import ModelShape
 from ..planner.hints import Hint
 from ..planner.result import SHOWN_GAP, Candidate, FamilyOutcome, Need, SearchResult
-from ..profiles.reserve import GIB_MIB
 from .plan import describe
 
 

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from ..base.tracing import Event
+from ..base.units import US_PER_MS
 from ..cost_model import CostModel, LayerCost, Prediction, timeline
 from ..plan import Plan
 
 MOST_EVENTS = 200_000  # with the layers of every pass; a trace of more shows passes alone
-US_PER_MS = 1000.0
 SHORTEST_MS = 1e-6  # shortest span that is shown
 
 Piece = tuple[str, str, float]  # name, category, ms

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..base.errors import GalvatronError, Infeasible
+from ..base.units import GIB_MIB
 from ..cost_model.facts import PlanFacts
 from ..model import preset_names
 from ..planner.fit import DEVICE
 from ..planner.form import SEARCHED, UNSET, Answer, Form
 from ..profiles.data_sheet import data_sheets
-from ..profiles.reserve import GIB_MIB
 from .page import drawn, fill
 
 # Labels of the form's fields.

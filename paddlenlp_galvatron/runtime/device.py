@@ -10,13 +10,11 @@ from typing import Any
 
 import paddle
 
+from ..base.units import MIB, NS_PER_MS
 from ..launch.gpus import used_mib
 from ..launch.out_of_memory import is_out_of_memory
 from ..launch.status import waiting
 from . import paddle_private
-
-MIB = 2**20
-NS_PER_MS = 1e6
 
 
 def on_gpu() -> bool:

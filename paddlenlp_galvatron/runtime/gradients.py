@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import paddle
 
+from ..base.units import FP32_BYTES, MIB
 from ..launch.status import waiting
 from .collectives import all_reduce
 from .paddle_private import squared_norm
@@ -18,11 +19,10 @@ from .weights import ShardedParameter
 T = TypeVar("T")
 
 # One message per this much gradient: large enough to use a link's bandwidth, small enough to hold twice.
-BUCKET_BYTES = 32 * 2**20
+BUCKET_BYTES = 32 * MIB
 # The optimizer sees this much fp32 gradient at a time, or one tensor: little besides the activations that are gone by
 # then. In each turn it walks all its parameters, 0.1 ms on the host for some hundreds of them.
-TURN_BYTES = 512 * 2**20
-FP32_BYTES = 4
+TURN_BYTES = 512 * MIB
 
 
 def reduce_gradients(parameters: Sequence[ShardedParameter]) -> None:

@@ -15,9 +15,10 @@ from ..base.errors import GalvatronError, UserError
 from ..base.locking import is_named
 from ..base.reading import parse_json
 from ..base.text import without_prefix
+from ..base.units import MIB
 from ..base.writing import reason_of, whole_file
 
-LONGEST_LINE_BYTES = 4 * 2**20  # of other programs, too
+LONGEST_LINE_BYTES = 4 * MIB  # of other programs, too
 MOST_PEAKS = 64  # ranks whose peaks of memory a line has one by one; those of 1,024 would be 18 KB in every line
 
 

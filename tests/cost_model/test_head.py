@@ -12,9 +12,10 @@ pytest.importorskip("paddle")
 
 import paddle
 
+from paddlenlp_galvatron.base.units import FP32_BYTES, MIB
 from paddlenlp_galvatron.cost_model.collectives import Setting, vocab_calls
 from paddlenlp_galvatron.cost_model.head import HeadShare, piece_passes, piece_room
-from paddlenlp_galvatron.cost_model.weights import FP32_BYTES, MIB, StateBytes
+from paddlenlp_galvatron.cost_model.weights import StateBytes
 from paddlenlp_galvatron.measure.part import CheapWeights, FakeGroups
 from paddlenlp_galvatron.model import ModelShape
 from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, Plan, Precision, VocabStrategy

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ...base.errors import UserError
 from ...base.reading import read_text
+from ...base.units import GIB_MIB
 from ...model import ModelShape, Recompute, load_model
 from ...model.config import preset_names
 from ...model.shape import flops_per_token
@@ -22,7 +23,6 @@ from ...profiles.data_sheet import Stack, data_sheets
 from .fit import MeasuredRun
 
 Row = Mapping[str, str]
-GIB_MIB = 1024.0
 # PaddleFleet's sweeps: sequence length where none is given, micro-batches, and cards.
 SWEEP_LENGTH, SWEEP_MICRO_BATCHES, SWEEP_GPUS = 4096, 64, 8
 SWEEP_MODELS = ("qwen3-8b", "qwen3-30b-a3b")  # where neither the row nor the file's name names one: dense, with experts

@@ -14,6 +14,7 @@ from ...base.locking import locked
 from ...base.processor import AVX512
 from ...base.reading import read_json
 from ...base.text import gib
+from ...base.units import MIB
 from ...launch.gpus import few_cores
 from ...launch.hosts import read_hostfile
 from ...launch.nodes import LOOPBACK, Nodes
@@ -249,7 +250,7 @@ def _limits(machine: Machine) -> Found:
     bound = locked_bytes >= 0 and machine.has_infiniband()
     yield Finding(
         "locked memory",
-        "unlimited" if locked_bytes < 0 else f"{gib(locked_bytes / 2**20)} GiB",
+        "unlimited" if locked_bytes < 0 else f"{gib(locked_bytes / MIB)} GiB",
         State.FAILED if bound else State.OK,
         "InfiniBand needs it unlimited: ulimit -l unlimited, in a container --ulimit memlock=-1" if bound else "",
     )

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ...base import processor
+from ...base.units import MIB
 
 COMMAND_S = 20.0  # limit for a program: a hanging driver counts as missing
 
@@ -71,13 +72,13 @@ class Machine:
     def shared_memory_mib(self) -> float | None:
         """Size of /dev/shm; None: there is none."""
         try:
-            return shutil.disk_usage("/dev/shm").total / 2**20
+            return shutil.disk_usage("/dev/shm").total / MIB
         except OSError:
             return None
 
     def free_mib(self, folder: Path) -> float:
         """Room on the disk of a folder. Raises OSError."""
-        return shutil.disk_usage(folder).free / 2**20
+        return shutil.disk_usage(folder).free / MIB
 
     def limit(self, name: str, hard: bool = False) -> int:
         """The soft limit of a resource, such as RLIMIT_NOFILE, or the hard one, up to which a process may raise it; -1:

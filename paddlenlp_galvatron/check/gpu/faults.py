@@ -17,6 +17,7 @@ from typing import Any
 
 import paddle
 
+from ...base.units import MIB
 from ...launch.out_of_memory import is_out_of_memory
 from ...launch.processes import LaunchError, OutOfMemory, launch
 from ...plan import DataParallel, LayerStrategy, ModelShape, Plan, Precision, VocabStrategy, uniform_plan, write_plan
@@ -44,7 +45,6 @@ MODEL = {
     "vocab_size": 64,
     "max_position_embeddings": SEQ,
 }
-MIB = 2**20
 SHAPE = ModelShape("large", "llama", 2, 1024, 2048, 8, 8, 24_000, SEQ)  # 70 million weights: 1 GiB with their states
 LATER, PASSES = 3, 4  # the step of a pipeline that is traced, or without memory, and its micro-batches
 ROOM_MIB = 100  # left to the rank that runs out of memory: less than its gradients

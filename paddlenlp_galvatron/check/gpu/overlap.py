@@ -17,6 +17,7 @@ from unittest import mock
 
 import paddle
 
+from ...base.units import MIB
 from ...launch.gpus import gpu_name, p2p_channels
 from ...launch.processes import launch
 from ...measure.messages import message_mib, overlap_coefficient, overlapping_ranks
@@ -34,7 +35,6 @@ from .setting import Setting
 
 SIDE, GPU_SIDE = 256, 4096  # of the matrices
 PRODUCTS, LAPS = 50, 4  # the quickest round counts: disturbances only add time
-MIB = 2**20
 
 
 def overlap(setting: Setting) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...base.text import gib
+from ...base.units import MIB
 from ...base.writing import write_text
 from ...cost_model import CostModel, load
 from ...cost_model.traffic import step_traffic_bytes
@@ -29,7 +30,6 @@ GPU_MODEL = ModelShape("check", "llama", 8, 2048, 5632, 16, 16, 32_000, 2048)
 CPU_MODEL = ModelShape("check", "llama", 4, 256, 704, 8, 8, 2000, 64)
 STEPS = 5
 LEAST_MEMORY, MOST_MEMORY = 0.75, 1.05  # measured / predicted
-MIB = 2**20
 PROFILE_SHARE = 0.25  # of the part's time, for either profile
 CPU_PROFILE_S = 10.0  # for either
 

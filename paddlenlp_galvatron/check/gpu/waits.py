@@ -14,6 +14,7 @@ from pathlib import Path
 
 import paddle
 
+from ...base.units import MIB
 from ...launch.processes import launch
 from ...runtime import device
 from ...runtime.engine import Engine
@@ -39,7 +40,7 @@ def waits(setting: Setting) -> Iterator[Finding]:
     ranks = [json.loads((setting.folder / f"{rank}.json").read_text()) for rank in range(setting.ranks)]
     for name, *rows in zip(names, *ranks, strict=True):
         moved = max(max(row) - min(row) for row in rows)
-        yield setting.found(name, moved == 0, f"{moved / 2**20:.1f} MiB taken or given back after step {SETTLED}")
+        yield setting.found(name, moved == 0, f"{moved / MIB:.1f} MiB taken or given back after step {SETTLED}")
 
 
 def main() -> None:
@@ -55,7 +56,7 @@ def main() -> None:
                 held = [device.reserved_mib()]
             engine.forward_backward(batch_of(case, step))
             engine.update(optimizer, 1.0)
-        found.append([round(2**20 * mib) for mib in (*held, device.reserved_mib(), device.reserved_peak_mib())])
+        found.append([round(MIB * mib) for mib in (*held, device.reserved_mib(), device.reserved_peak_mib())])
         device.release()
     (folder / f"{rank}.json").write_text(json.dumps(found))
 

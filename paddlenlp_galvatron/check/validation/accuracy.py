@@ -9,6 +9,7 @@ from math import sqrt
 from statistics import fmean, median
 from typing import Any
 
+from ...base.units import US_PER_MS
 from ...cost_model import CostModel
 from ...cost_model.costs import StageMemory
 from ...cost_model.facts import TIME, layouts_ms, part_ms
@@ -34,7 +35,6 @@ WHOLE = {
     "sync": "gradients",
 }
 OPEN = {"forward": "forward", "backward": "backward", "optimizer": "optimizer", "wait": "waiting"}
-US_PER_MS = 1000.0
 
 
 def measured_ms(spans: Iterable[Mapping[str, Any]], step_ms: float) -> dict[str, float]:

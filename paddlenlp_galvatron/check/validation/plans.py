@@ -8,6 +8,7 @@ from itertools import pairwise
 from random import Random
 
 from ...base.errors import GalvatronError, UserError
+from ...base.units import GIB_MIB
 from ...cost_model import CostModel
 from ...model.layer import PARTLY
 from ...plan import Assumptions, DataParallel, LayerStrategy, ModelShape, Plan, Recompute, Schedule, VocabStrategy
@@ -162,7 +163,6 @@ def _layer(random: Random, plan: Plan) -> LayerStrategy:
 
 
 UNIFORM, RUNNERS_UP = 10, 5  # rivals of a searched plan
-MIB_PER_GB = 1024
 UNBOUNDED_GB, NOTHING_GB = 1e6, 1e-6
 LEAST, MOST = 0.15, 1.0  # where budgets lie between the least that any plan needs (0) and what the fastest wants (1)
 
@@ -204,8 +204,8 @@ def rivals_at_budgets(shape: ModelShape, cost: CostModel, options: SearchOptions
 
 
 def _rivals(budget_mib: float, find: Callable[..., SearchResult]) -> Rivals:
-    result = find(budget_mib / MIB_PER_GB, top_k=1 + RUNNERS_UP)
-    uniform = find(budget_mib / MIB_PER_GB, top_k=UNIFORM, fine_grained_mode=False)
+    result = find(budget_mib / GIB_MIB, top_k=1 + RUNNERS_UP)
+    uniform = find(budget_mib / GIB_MIB, top_k=UNIFORM, fine_grained_mode=False)
     best = result.require().plan
     return Rivals(
         budget_mib,

@@ -23,6 +23,7 @@ from typing import Any
 
 from ...base.errors import GalvatronError, UserError
 from ...base.reading import read_bytes
+from ...base.units import GIB, MIB
 from ...base.writing import UNFINISHED, make_folder, move, reason_of, to_disk
 from ...launch.faults import named, wait_limit_s
 from ...launch.status import waiting
@@ -41,7 +42,7 @@ from .weight_files import CONFIG, SHARDS
 POLL_S = 0.05
 MOST_POLL_S = 1.0  # between two looks for the files of 1,000 ranks, on a file system that they share
 LINE_S = 15.0  # between lines of how far a long writing is
-MAX_SHARD_BYTES = 5 * 2**30  # as transformers writes them
+MAX_SHARD_BYTES = 5 * GIB  # as transformers writes them
 WEIGHTS_ALONE = SimpleNamespace(state_dict=dict)  # an optimizer without moments
 
 
@@ -171,7 +172,7 @@ class Writer:
             written += more
             if self._engine.rank == 0 and time.monotonic() > due:
                 due = time.monotonic() + LINE_S
-                sys.stderr.write(f"writing {whole}: {written / total:.0%} of {total / 2**20:,.0f} MiB of rank 0\n")
+                sys.stderr.write(f"writing {whole}: {written / total:.0%} of {total / MIB:,.0f} MiB of rank 0\n")
 
         return report
 

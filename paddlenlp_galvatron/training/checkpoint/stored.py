@@ -26,6 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from ...base.errors import UserError
 from ...base.reading import read_json
+from ...base.units import FP32_BYTES, MIB
 from ...base.writing import write_text
 from ...model import config_of, shape_from_config
 from ...model.lora import Adapters, factors_of
@@ -36,9 +37,8 @@ INDEX = "index.json"
 BEFORE = ".before"
 NAME = re.compile(r"step-(\d{8,16})(" + re.escape(BEFORE) + ")?")
 WEIGHT, MOMENTS, POWERS = "weight", ("moment1", "moment2"), ("beta1_pow_acc", "beta2_pow_acc")
-BLOCK_BYTES = 16 * 2**20  # of a file read at once for its checksum
-LARGEST_INDEX_BYTES = 512 * 2**20  # 4,096 ranks that hold 100 parts each write 90 MB
-ITEM_BYTES = 4  # of a stored number, fp32
+BLOCK_BYTES = 16 * MIB  # of a file read at once for its checksum
+LARGEST_INDEX_BYTES = 512 * MIB  # 4,096 ranks that hold 100 parts each write 90 MB
 
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Size = Annotated[int, Field(ge=1, lt=2**53)]
@@ -111,7 +111,7 @@ class StoredFile(_Stored):
 
     @model_validator(mode="after")
     def _holds(self) -> Self:
-        if self.bytes < ITEM_BYTES * sum(tensor.numbers for tensor in self.tensors):
+        if self.bytes < FP32_BYTES * sum(tensor.numbers for tensor in self.tensors):
             raise ValueError(f"{self.bytes} bytes do not hold its tensors")
         return self
 

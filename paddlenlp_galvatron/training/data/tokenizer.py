@@ -13,6 +13,7 @@ from tokenizers import Encoding, Tokenizer, decoders, models, pre_tokenizers, tr
 from ...base.errors import UserError
 from ...base.limited import limited
 from ...base.reading import read_text
+from ...base.units import MIB
 from .special_tokens import special_tokens
 
 END_OF_TEXT = "<|endoftext|>"
@@ -119,7 +120,7 @@ def encode_limited(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]
 
 def _limits(size_bytes: int) -> tuple[int, float]:
     """(MiB, s) that nothing exceeds that is well and reads so much."""
-    return LEAST_MIB + MEMORY_PER_BYTE * size_bytes // 2**20, LEAST_S + size_bytes / SLOWEST_BYTES_S
+    return LEAST_MIB + MEMORY_PER_BYTE * size_bytes // MIB, LEAST_S + size_bytes / SLOWEST_BYTES_S
 
 
 def largest_id(tokenizer: Tokenizer) -> int:
