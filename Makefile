@@ -28,7 +28,7 @@ setup:
 	@scripts/setup.sh $(VENV) $(PADDLE)
 
 quickstart: setup
-	@GALVATRON=$(CURDIR)/$(BIN)/galvatron scripts/quickstart.sh
+	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/quickstart.sh
 
 gpu-check:
 	@$(GALVATRON) gpu-check $(ARGS)

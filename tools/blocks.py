@@ -3,11 +3,11 @@
     python tools/blocks.py [PAGE ...]            write it, into the Chinese pages too
     python tools/blocks.py --check [PAGE ...]    exit code 1, and the first line of each block that is stale
 
-The blocks of a page run one after the other in an empty folder: `sh` has galvatron's commands, `python` a program,
-`json FILE` a file. A `text` block shows lines of what the block of commands before it prints; `…` stands for lines that
-are left out. Words count exactly, numbers within 2 %, as they follow the prices. Marks behind the language: `on-gpus`
-is not run, its commands and options are checked; `paddle` needs Paddle; `exit-3` is the exit code; of `text`, `timed`
-has numbers of this machine, which are not compared.
+The blocks of a page run one after the other in a folder that has `examples`: `sh` has galvatron's commands, `python` a
+program, `json FILE` a file. A `text` block shows lines of what the block of commands before it prints; `…` stands for
+lines that are left out. Words count exactly, numbers within 2 %, as they follow the prices. Marks behind the language:
+`checked` is not run, its commands and options are checked; `paddle` needs Paddle; `exit-3` is the exit code; of `text`,
+`timed` has numbers of this machine, which are not compared.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+from paddlenlp_galvatron.base.writing import write_text
 from paddlenlp_galvatron.cli.main import commands, main
 from paddlenlp_galvatron.options.group import read_words
 
 ROOT = Path(__file__).parents[1]
-BLOCK = re.compile(r"^```(sh|python|json|text)(?: ([\w.-]+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(sh|python|json|text)(?: ([\w./-]+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
+COMMENT = re.compile(r" +# .*")
 CLOSE, LEFT_OUT = 0.02, "…"
 
 
@@ -57,14 +59,24 @@ def blocks(page: str) -> list[Block]:
     ]
 
 
-def galvatron_words(text: str) -> Iterator[list[str]]:
-    """The words of each command behind `galvatron`; a shell would have nothing else to do. Raises ValueError."""
-    for line in text.replace("\\\n", " ").splitlines():
+def untranslated(page: Path) -> list[tuple[str, str, str]]:
+    """A page's blocks without comments."""
+    return [(block.language, block.mark, COMMENT.sub("", block.text)) for block in blocks(page.read_text())]
+
+
+def is_run(block: Block) -> bool:
+    return block.mark != "checked" and (block.mark != "paddle" or find_spec("paddle") is not None)
+
+
+def galvatron_words(block: Block) -> Iterator[list[str]]:
+    """The words of each command behind `galvatron`. Raises ValueError for other commands, which are not run."""
+    for line in block.text.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
-        if words[:1] == ["galvatron"]:
-            yield words[1:]
+        if "galvatron" in words[:1] or block.mark == "checked":
+            if "galvatron" in words:
+                yield words[words.index("galvatron") + 1 :]
         elif words[:1] not in ([], ["export"]):
-            raise ValueError(f"{line}: only galvatron is run here; mark the block on-gpus, or indent it")
+            raise ValueError(f"{line}: only galvatron is run here; mark the block checked, or indent it")
 
 
 def check_words(words: list[str]) -> None:
@@ -78,10 +90,10 @@ def check_words(words: list[str]) -> None:
 def run(block: Block) -> list[str]:
     """The lines that the commands of a block print. Raises ValueError for another exit code than the mark has."""
     printed, expected = io.StringIO(), int(block.mark.removeprefix("exit-")) if block.mark.startswith("exit-") else 0
-    for words in galvatron_words(block.text):
-        if block.mark == "on-gpus":
+    for words in galvatron_words(block):
+        if not is_run(block):
             check_words(words)
-        elif block.mark != "paddle" or find_spec("paddle"):
+        else:
             with redirect_stdout(printed), redirect_stderr(printed):
                 code = main(words)
             if code != expected:
@@ -106,31 +118,37 @@ def find(line: str, printed: Sequence[str], place: int, last: int) -> int | None
     return None
 
 
-def current(shown: str, printed: Sequence[str]) -> Iterator[str | None]:
-    """The shown lines as they are printed now; None: behind the line before, no such words are printed."""
-    place = 0
-    for before, line in pairwise(["…", *shown.splitlines()]):
-        found = find(line, printed, place, len(printed) if before == LEFT_OUT else min(place + 1, len(printed)))
-        yield LEFT_OUT if line == LEFT_OUT else None if found is None else printed[found].rstrip()
-        place = place if found is None else found + 1
+def places(shown: Sequence[str], printed: Sequence[str], gaps: bool = False) -> list[int | None]:
+    """Where each line is printed, in order; None: nowhere. Lines are left out at `…` alone, or with `gaps` anywhere."""
+    found: list[int | None] = []
+    behind = 0
+    for before, line in pairwise([LEFT_OUT, *shown]):
+        last = len(printed) if gaps or before == LEFT_OUT else min(behind + 1, len(printed))
+        place = None if line == LEFT_OUT else find(line, printed, behind, last)
+        found.append(place)
+        behind = behind if place is None else place + 1
+    return found
 
 
-def rewritten(shown: str, printed: Sequence[str]) -> Iterator[str]:
+def rewritten(shown: Sequence[str], printed: Sequence[str]) -> Iterator[str]:
     """The shown lines as they are printed now, with a sign for each gap; those that are not printed as they were."""
-    place, first = 0, True
-    for line in shown.splitlines():
-        found = find(line, printed, place, len(printed))
-        if line != LEFT_OUT:
-            if found is not None and found > place and not first:
-                yield LEFT_OUT
-            yield line if found is None else printed[found].rstrip()
-            first, place = False, place if found is None else found + 1
+    behind: int | None = None  # the last line
+    for line, place in zip(shown, places(shown, printed, gaps=True), strict=True):
+        if line == LEFT_OUT:
+            continue
+        if place is None:
+            yield line
+            continue
+        if behind is not None and place > behind:
+            yield LEFT_OUT
+        yield printed[place].rstrip()
+        behind = place + 1
 
 
 def stale_lines(block: Block, printed: Sequence[str]) -> Iterator[int]:
-    pairs = zip(block.text.splitlines(), current(block.text, printed), strict=True)
-    for number, (line, fresh) in enumerate(pairs):
-        if fresh is None or not alike(line, fresh, block.mark == "timed"):
+    shown = block.text.splitlines()
+    for number, (line, place) in enumerate(zip(shown, places(shown, printed), strict=True)):
+        if line != LEFT_OUT and (place is None or not alike(line, printed[place], block.mark == "timed")):
             yield block.line + number
 
 
@@ -139,18 +157,19 @@ def renew(page: Path, check: bool) -> list[str]:
     text, faults = page.read_text(), []
     fresh, printed, skipped = text, [""], False
     with TemporaryDirectory() as folder, chdir(folder):
+        Path("examples").symlink_to(ROOT / "examples")
         for block in blocks(text):
             if block.language == "sh":
                 printed = run(block)
-                skipped = block.mark == "on-gpus" or (block.mark == "paddle" and not find_spec("paddle"))
-            elif block.language == "python":
+                skipped = not is_run(block)
+            elif block.language == "python" and is_run(block):
                 exec(compile(block.text, str(page), "exec"), {})
             elif block.language == "json" and block.mark:
-                Path(block.mark).write_text(block.text)
+                write_text(Path(block.mark), block.text)
             elif block.language == "text" and not skipped:
                 stale = list(stale_lines(block, printed))
                 if stale and not check:
-                    now = "".join(f"{line}\n" for line in rewritten(block.text, printed))
+                    now = "".join(f"{line}\n" for line in rewritten(block.text.splitlines(), printed))
                     fresh = fresh.replace(block.text, now, 1)
                     stale = list(stale_lines(block._replace(text=now), printed))
                 faults += [f"{page}:{line}: is not what the commands print; renew it: make pages" for line in stale[:1]]
@@ -161,7 +180,7 @@ def renew(page: Path, check: bool) -> list[str]:
         for old, new in zip(blocks(text), blocks(fresh), strict=True):
             theirs = theirs.replace(old.text, new.text, 1) if old.text != new.text else theirs
         other.write_text(theirs)
-    if [block[:3] for block in blocks(page.read_text())] != [block[:3] for block in blocks(other.read_text())]:
+    if untranslated(page) != untranslated(other):
         faults.append(f"{other}: its blocks are not those of {page.name}")
     return faults
 

@@ -32,7 +32,6 @@ MANY = 4  # rows of another command's table, from which on they are not repeated
 # The page that says more of a command, where it is not of the command's name.
 PAGES = {
     "plan": "plan_file",
-    "quickstart": "quickstart",
     "parity": "train",
     "report": "explain",
     "doctor": "installation",

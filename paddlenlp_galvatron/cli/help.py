@@ -50,7 +50,6 @@ EXAMPLES = {
     "profile import-nccl-tests": "galvatron profile import-nccl-tests all_reduce_8.txt --output profiles",
     "profile memory": "galvatron profile memory my-model/ --seq_length 4096 --output profiles",
     "profile model": "galvatron profile model my-model/ --seq_length 4096 --output profiles",
-    "quickstart": "galvatron quickstart",
     "report": "galvatron report plan.json",
     "search": "galvatron search qwen2.5-7b --device h100-80gb --gpus 8 --batch 256 -o plan.json",
     "train": "galvatron train plan.json --model my-model/ --input_dir data/mine --max_steps 1000",

@@ -30,7 +30,6 @@ COMMANDS = {
     "convert": "Hugging Face models to checkpoints and back: h2g, g2h, merge",
     "data": "turn text into what training reads: prepare",
     "profile": "measure this machine and a model: all, hardware, model, computation, memory, import-nccl-tests",
-    "quickstart": "all of it on this machine: data, profile, search, train, compare",
     "plan": "plans: show, check, diff, scale, trace, schema, uniform, to-paddlenlp, to-paddlefleet, to-paddleformers",
     "search": "find the fastest plan, from a data sheet or measured profiles",
     "calibrate": "fit a data sheet to measured steps, for predictions of other plans",

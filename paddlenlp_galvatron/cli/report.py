@@ -8,9 +8,11 @@ from typing import Any
 
 from pydantic import Field
 
+from paddlenlp_galvatron.base.printing import Console
 from paddlenlp_galvatron.base.writing import write_text
 from paddlenlp_galvatron.planner.explain import explain, frontier
 from paddlenlp_galvatron.planner.problem import OriginOptions, read_origin
+from paddlenlp_galvatron.report.measured import WARM_UP_STEPS, predicted_and_measured
 from paddlenlp_galvatron.report.page import render
 
 from .command import App, FromFile, answer, say_note
@@ -42,4 +44,6 @@ def report(values: dict[str, Any], json: bool) -> None:
         page = render(explanation, frontier(explanation), own)
     write_text(output, page)
     size = output.stat().st_size
+    if len(own) > WARM_UP_STEPS:
+        Console(stderr=json).print(predicted_and_measured(read, own))
     answer(f"{output}: {size / 1e6:.2f} MB; open it in a browser", json, report=output, bytes=size)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from paddlenlp_galvatron.model.config import preset_names
 from paddlenlp_galvatron.plan import Plan
 from paddlenlp_galvatron.report.plan import Origin
 
 DATA = {"pretrain": "--input_dir DATA", "dpo": "--train_dataset_path DATA"}  # of other tasks: a folder
+MODEL_FOLDER = "MODEL_FOLDER"
 START = "START"  # stands for the command in the lines of launchers, which would be hard to read with it
 
 
@@ -38,10 +40,11 @@ def _task(searched: Origin) -> list[str]:
     """Options of model, task and data. Fine-tuning begins with a folder of weights, which a preset's name is not."""
     options: dict[str, Any] = searched.options
     task, rank = str(options.get("task", "pretrain")), options.get("lora_rank")
-    model = str(searched.model_options.get("model_size") or searched.model)
+    named = searched.model if searched.model in preset_names() else MODEL_FOLDER  # a shape may come from sizes alone
+    model = str(searched.model_options.get("model_size") or named)
     if task == "pretrain":
         return [f"--model {model}", DATA[task]]
-    words = [f"--model {model if Path(model).is_dir() else 'MODEL_FOLDER'}", f"--task {task}"]
+    words = [f"--model {model if Path(model).is_dir() else MODEL_FOLDER}", f"--task {task}"]
     if rank:
         words.append(f"--lora_rank {rank}" if task == "lora" else f"--lora 1 --lora_rank {rank}")
     return [*words, DATA.get(task, "--dataset_name_or_path DATA")]

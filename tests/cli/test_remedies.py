@@ -56,7 +56,7 @@ OTHERS = (  # of programs that are not ours, and of the program itself
     *("nodes", "ntasks_per_node", "gpus_per_node", "cpus_per_task", "bind_to"),
 )
 # Words for other commands, and help.
-ELSEWHERE = ("cli/main", "cli/command", "cli/start", "cli/quickstart", "options/aliases")
+ELSEWHERE = ("cli/main", "cli/command", "cli/start", "options/aliases")
 COMMAND = re.compile(r"galvatron ((?:convert|data|plan|profile) [a-z0-9-]+|[a-z-]+)")
 OPTION = re.compile(r"--([a-zA-Z][\w-]*)")
 

@@ -1,7 +1,6 @@
 """The documentation answers what users look for, in both languages: by name, and in lists made from the code."""
 
 import ast
-import json
 import re
 from pathlib import Path
 
@@ -55,22 +54,6 @@ def page(language: str, name: str) -> str:
 def test_what_the_guides_name_is_answered_in_prose(name, language):
     text = page(language, name)
     assert [word for word in ANSWERS[name] if word not in text] == []
-
-
-@LANGUAGES
-def test_profile_files_written_by_hand_are_searched(language, galvatron, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "configs").mkdir()
-    section = page(language, "files").partition("    galvatron search ")[2].partition("\n## ")[0]
-    samples = re.findall(r"^`(configs/\S+\.json)`[^`]*?(?:`[^`]*`[^`]*?)*?\n\n((?:    .*\n)+)", section, re.MULTILINE)
-    assert len(samples) == 6
-    for name, content in samples:
-        (tmp_path / name).write_text(json.dumps(json.loads(content)))
-    words = section.partition("\n\n")[0].replace("\\\n", "").split()
-    ran = galvatron("search", *words, "--output", "plan.json", "--json")
-    assert ran.code == 0 and json.loads(ran.out.splitlines()[-1])["notes"] == [], ran.err
-    for key in ("other_memory_pp_off", "other_memory_pp_on_first", "other_memory_pp_on_last", "layertype_0"):
-        assert f"`{key}`" in section and f"`{key}_sp`" in section
 
 
 @LANGUAGES

@@ -1,4 +1,4 @@
-"""The commands with few options: convert, data, parity, quickstart, plan, fit, what-if and the import of nccl-tests."""
+"""The commands with few options: convert, data, parity, plan, fit, what-if and the import of nccl-tests."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ from safetensors.numpy import save_file
 from paddlenlp_galvatron.base.errors import GalvatronError
 from paddlenlp_galvatron.check.gpu import run as gpu_check_run
 from paddlenlp_galvatron.check.parity import parity
-from paddlenlp_galvatron.cli import convert, data, quickstart, what_if
+from paddlenlp_galvatron.cli import convert, data, what_if
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.plan import uniform_plan, write_plan
-from paddlenlp_galvatron.plan.strategy import Assumptions
 from paddlenlp_galvatron.training.checkpoint.adapters import stored_factors
 from paddlenlp_galvatron.training.checkpoint.huggingface import read_shape
 
@@ -91,20 +90,12 @@ class SmallSeen(Seen):
     @contextmanager
     def watched(cls) -> Iterator[dict[str, Any]]:
         calls: dict[str, Any] = {}
-        plan = uniform_plan(layers=8, world_size=4, global_train_batch_size=16, assumed=Assumptions(seq_length=128))
 
         def compared(cases: Any, timeout_s: float, device: str) -> list[parity.Parity]:
             (case,) = cases
             calls["device"] = device
             calls["case"] = asdict(case) | {"batch": str(parity.batch_of(case, 0)), "timeout_s": timeout_s}
             return [parity.Parity(0, 0, "", [], [], [1], 0.0)]
-
-        def profiled(output: Path, nproc: int) -> None:
-            calls["profiled"] = output.name, nproc
-
-        def trained(output: Path, nproc: int, steps: int) -> None:
-            calls["trained"] = nproc, steps
-            raise Ended("enough")
 
         def served(form: dict[str, str], port: int, show: bool, as_json: bool) -> None:
             plan = what_if.work(what_if.Form.from_values(form)).plan
@@ -120,10 +111,6 @@ class SmallSeen(Seen):
             patch.object(parity, "check_parity", compared),
             patch.object(convert, "MIB", A_MIB),
             patch.object(data, "MIB", A_MIB),
-            patch.object(quickstart, "_prepare_data", lambda output: None),
-            patch.object(quickstart, "_profile", profiled),
-            patch.object(quickstart, "_search", lambda *_: plan),
-            patch.object(quickstart, "_train", trained),
         ):
             yield calls
 
@@ -271,13 +258,6 @@ TABLES = {
         "output": Row("mine", "files"),
         "json": Row(1, "lines"),
     },
-    "quickstart": {
-        "output": Row("mine", "calls.profiled"),
-        "nproc": Row(2, "calls.trained"),
-        "steps": Row(20, "calls.trained"),
-        "dry_run": Row(1, "calls"),
-        "json": Row(1, "out", {"dry_run": 1}),
-    },
     "calibrate": {
         "config": Row("calibrate.json", "files"),
         "runs": Row("missing", "refusal"),
@@ -358,7 +338,6 @@ BASES: dict[str, Values] = {command: FILE for command in TABLES if command.start
     "data prepare": PREPARED,
     "parity": {"PLAN": "plan.json"},
     "gpu-check": {},
-    "quickstart": {},
     "fit": {"MODEL": "model.json", "gpus": 1, "seq_length": 16},
     "calibrate": {"RUNS": "measured.jsonl", "plans": "timed.json", "device": "a100", "model_size": "model.json"},
     "what-if": {"MODEL": "model.json", "seq_length": 16},

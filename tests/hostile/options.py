@@ -83,7 +83,6 @@ BASES: dict[tuple[str, ...], tuple[tuple[str, ...], tuple[str, ...]]] = {
     ("convert", "g2h"): (("missing", "out"), ()),
     ("data", "prepare"): (("missing", "--output=out"), ()),
     ("validate",): (("model.json", "--count=0"), ()),
-    ("quickstart",): (("--nproc=1",), ()),
 }
 # doctor and gpu_check start programs, what-if serves until it is told to end; tests of their own try them.
 PROGRAMS = {"completion", "doctor", "gpu-check", "what-if"}
