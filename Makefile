@@ -13,7 +13,7 @@ GALVATRON ?= $(if $(shell command -v galvatron),galvatron,$(BIN)/galvatron)
 
 help:
 	@echo "make quickstart   measure this machine, search a plan, train with it (at most 10 minutes)"
-	@echo "make test         style, types, the package's import rules and tests (at most 10 minutes on two cores)"
+	@echo "make test         style, types, the package's import rules and tests (about 20 minutes on two cores)"
 	@echo "make test-full    the long tests too (at most 80 minutes)"
 	@echo "make validate     predictions compared with real steps, on two idle cores (at most 20 minutes)"
 	@echo "make gpu-check    try this node's GPUs in ten minutes, in the active environment (ARGS='--nproc 2 --parts parity')"
@@ -41,16 +41,18 @@ lint: setup
 	@$(BIN)/python tools/english.py
 	@$(BIN)/python tools/size.py
 
-# Tests that launch ranks mostly wait for them, so that two workers of these beside the others keep two cores busy.
+# Ranks of a launch wait for each other, so that two launches at once slow each other down more than they save. The
+# tests without ranks fill the gaps: they give way at once to a rank that can go on.
 RANKS := $(addprefix tests/,distributed measure gpu_check validation)
+IDLE := $(shell command -v chrt >/dev/null && echo chrt --idle 0)
 test: setup
 	@$(MAKE) --no-print-directory --jobs=3 --keep-going lint test-ranks test-beside
 
 # The report of a share comes when it ends, in one piece.
-test-ranks: words = --numprocesses 2 --dist loadfile $(RANKS)
-test-beside: words = $(addprefix --ignore=,$(RANKS))
+test-ranks: pytest = $(BIN)/pytest $(RANKS)
+test-beside: pytest = $(IDLE) $(BIN)/pytest $(addprefix --ignore=,$(RANKS))
 test-ranks test-beside:
-	@report=$$(MAKEFLAGS= $(BIN)/pytest -m "not slow" $(words) 2>&1); code=$$?; printf '%s\n' "$$report"; exit $$code
+	@report=$$(MAKEFLAGS= $(pytest) -m "not slow" 2>&1); code=$$?; printf '%s\n' "$$report"; exit $$code
 
 test-full: lint
 	@scripts/test_full.sh $(VENV)
