@@ -1,8 +1,8 @@
 """Executes a plan on Paddle process groups.
 
-`engine` trains by a plan: `pipeline` runs the passes of a `stage`, which has `block`s (with `attention`, `norm`,
-`recompute`, `experts`, `lora`) and `vocabulary` layers, `redistribute` between them, and `units` of `weights` under
-ZeRO. At a layer's points `mappings`, and `products` of gathered tokens, call `collectives` on `groups`. After the
-last pass: `gradients`. `adapters`: PaddleNLP's layers; `kernels`: Paddle's fused ones. Numbers: `precision`. Paddle:
-`paddle_private`, `topology`, `device`; gloo: `cpu_backend`, `processors`. Time line: `trace`.
+`engine` trains by a plan: `pipeline` runs the passes of a `stage`, which has `block`s (with `attention`, `recompute`,
+`experts`, `lora`) and `vocabulary` layers in their `placement`, `redistribute` between them, and `units` of `weights`
+under ZeRO. At a layer's points `mappings`, and `products` of gathered tokens, call `collectives` on `groups`. After
+the last pass: `gradients`. `adapters`: PaddleNLP's layers; `kernels`: Paddle's fused ones. Numbers: `precision`.
+Paddle: `paddle_private`, `topology`, `device`; gloo: `cpu_backend`, `processors`. Time line: `trace`.
 """

@@ -18,9 +18,9 @@ from paddle.autograd import PyLayer
 
 from . import device
 from .batch import IGNORED_LABEL
-from .block import Placement
 from .collectives import all_reduce, count, within
 from .paddle_private import fused_loss, softmax_and_loss
+from .placement import Placement
 from .precision import Numbers, add, cast
 from .weights import ShardedParameter
 

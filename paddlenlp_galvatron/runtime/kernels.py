@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
+
+from paddle.incubate.nn.functional import fused_rms_norm
 
 from ..base.errors import UserError
+from ..base.processor import AVX512, lacks
 from ..launch.gpus import FLASH_VERSION, THIRD, has_flash_attention_3
 from ..plan import Assumptions, Plan
 from . import device
@@ -44,3 +47,12 @@ class Kernels:
 
 
 PLAIN = Kernels()
+
+
+def rms_norm(x: Any, weight: Any, epsilon: float) -> Any:
+    """[…, H], [H] -> […, H]: RMSNorm over the last dimension. Raises UserError: the kernel would end this process."""
+    if not device.on_gpu() and lacks(AVX512):
+        raise UserError(
+            "use_fused_rms_norm: Paddle's kernel for CPUs needs AVX-512, which this processor lacks; leave it out"
+        )
+    return fused_rms_norm(x, weight, None, epsilon, x.ndim - 1)[0]

@@ -20,10 +20,11 @@ from ..plan.layout import token_layout
 from ..plan.mesh import Axis
 from . import device
 from .batch import Facts, Tokens, documents_of
-from .block import Block, Placement
+from .block import Block
 from .groups import RankGroups
 from .load import Load
 from .lora import FrozenUnits
+from .placement import Placement
 from .redistribute import Redistribution
 from .setup import ModelSetup
 from .units import Chain, LastReduced, Trainable, Unit, UnitMaker, Units, whole

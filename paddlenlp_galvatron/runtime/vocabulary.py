@@ -20,9 +20,9 @@ from ..model.preference import BY_TOKEN, Preference
 from ..plan.comm_points import CommPoint, Op
 from ..plan.communicators import fuses_loss
 from ..plan.mesh import Axis
-from .block import Placement
 from .cross_entropy import CrossEntropy, Pieces, VocabularyShard
 from .mappings import Crossing
+from .placement import Placement
 from .precision import cast
 from .weights import ShardedParameter, compute_weight, compute_weights, shard_layer
 

@@ -7,10 +7,9 @@ from typing import Any
 
 from paddlenlp_galvatron.check.parity import parity_worker
 from paddlenlp_galvatron.plan.comm_points import CommPoint
-from paddlenlp_galvatron.runtime import block
 from paddlenlp_galvatron.runtime.groups import run_as_rank
+from paddlenlp_galvatron.runtime.placement import Placement
 
-Placement = block.Placement
 cross, parameter = Placement.cross, Placement.parameter
 
 

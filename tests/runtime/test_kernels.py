@@ -20,12 +20,11 @@ from paddlenlp_galvatron.check.gpu.kernels import CASES, ON_CPU, difference
 from paddlenlp_galvatron.measure.part import CheapWeights, FakeGroups
 from paddlenlp_galvatron.model import FAMILIES
 from paddlenlp_galvatron.plan import Assumptions, ModelShape, Precision, uniform_plan, with_defaults
-from paddlenlp_galvatron.runtime import cross_entropy, norm
+from paddlenlp_galvatron.runtime import cross_entropy
 from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.adapters.qwen3 import HeadNorm
 from paddlenlp_galvatron.runtime.groups import RankGroups
-from paddlenlp_galvatron.runtime.kernels import Kernels
-from paddlenlp_galvatron.runtime.norm import rms_norm
+from paddlenlp_galvatron.runtime.kernels import Kernels, rms_norm
 from paddlenlp_galvatron.runtime.paddle_private import MultiTensorAdamW
 from paddlenlp_galvatron.runtime.setup import ModelSetup
 from paddlenlp_galvatron.runtime.stage import Stage
@@ -40,11 +39,11 @@ def shape(family: str = "llama", vocab_size: int = 64) -> ModelShape:
 
 
 @pytest.mark.parametrize("family", DENSE)
-def test_paddlenlps_layers_are_told_which_kernels(family):
+def test_paddlenlps_layers_are_given_which_kernels(family):
     adapter, names = load_family(family), ("use_flash_attention", "use_fused_rope", "use_fused_rms_norm")
-    for kernels, told in ((ALL, True), (Kernels(), False)):
+    for kernels, reported in ((ALL, True), (Kernels(), False)):
         config = adapter.config(shape(family), SEQ, kernels)
-        assert [getattr(config, name) for name in names] == [told] * 3
+        assert [getattr(config, name) for name in names] == [reported] * 3
 
 
 def test_norms_are_the_same_by_paddles_kernel():
@@ -76,7 +75,7 @@ def test_no_kernel_is_called_on_a_processor_that_lacks_its_instructions(monkeypa
     cpuinfo.write_text("flags : fpu avx avx2 fma\n")
     monkeypatch.setattr(processor, "CPUINFO", cpuinfo)
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(norm, "fused_rms_norm", called)
+    monkeypatch.setattr("paddlenlp_galvatron.runtime.kernels.fused_rms_norm", called)
     adapter = load_family("llama")
     fused = adapter.final_norm(adapter.config(shape(), SEQ, ALL))
     with pytest.raises(UserError, match=r"use_fused_rms_norm: .* needs AVX-512, which this processor lacks"):
@@ -106,10 +105,10 @@ def test_plain_positions_are_what_the_fused_kernel_documents(family):
 @pytest.mark.parametrize(("vocab_size", "fused"), [(64, True), (63, False)], ids=["even", "padded"])
 def test_a_split_vocabularys_loss_goes_to_paddles_kernel_where_no_column_is_padding(monkeypatch, vocab_size, fused):
     """In what it computes the kernel knows groups, types and labels as they are handed over."""
-    told = {}
+    reported = {}
 
     def kernel(logits, labels, group, ignored):
-        told.update(group=group, ignored=ignored, shape=logits.shape, type=logits.dtype, labels=labels.shape)
+        reported.update(group=group, ignored=ignored, shape=logits.shape, type=logits.dtype, labels=labels.shape)
         return logits, logits[:, :1]
 
     monkeypatch.setattr(cross_entropy, "fused_loss", kernel)
@@ -127,10 +126,10 @@ def test_a_split_vocabularys_loss_goes_to_paddles_kernel_where_no_column_is_padd
     stage = Stage(setup, RankGroups(plan, 0, FakeGroups()))
     stage._head.loss(paddle.randn([SEQ, 32]), paddle.zeros([SEQ], "int64"))
     if not fused:
-        assert not told
+        assert not reported
         return
-    assert (told["ignored"], told["shape"], told["labels"]) == (-100, [SEQ, 32], [SEQ])
-    assert told["type"] == paddle.float32 and list(told["group"].ranks) == [0, 1]
+    assert (reported["ignored"], reported["shape"], reported["labels"]) == (-100, [SEQ, 32], [SEQ])
+    assert reported["type"] == paddle.float32 and list(reported["group"].ranks) == [0, 1]
 
 
 def test_gpus_use_them_by_default_and_cpus_never():

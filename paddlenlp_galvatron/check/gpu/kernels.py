@@ -22,12 +22,13 @@ from paddle.nn import functional
 
 from ...launch.gpus import FLASH_VERSION, THIRD, has_flash_attention_3
 from ...launch.processes import LaunchError, launch
-from ...runtime import device, norm
+from ...runtime import device
 from ...runtime.attention import flash as flash_attention
 from ...runtime.attention import hidden_rows
 from ...runtime.cross_entropy import CrossEntropy, VocabularyShard
 from ...runtime.experts import Products
 from ...runtime.groups import run_as_rank, sentence, start_world
+from ...runtime.kernels import rms_norm as fused_rms_norm
 from ...runtime.paddle_private import MultiTensorAdamW
 from ..findings import Finding
 from .setting import Setting, in_turn
@@ -151,7 +152,7 @@ def rotary(sizes: Sizes) -> Case:
 
 def rms_norm(sizes: Sizes) -> Case:
     return Case(
-        partial(norm.rms_norm, epsilon=NORM_EPSILON),
+        partial(fused_rms_norm, epsilon=NORM_EPSILON),
         lambda x, weight: x * paddle.rsqrt(x.square().mean(-1, keepdim=True) + NORM_EPSILON) * weight,
         [paddle.randn([sizes.tokens, sizes.hidden]), 1 + paddle.randn([sizes.hidden])],
     )

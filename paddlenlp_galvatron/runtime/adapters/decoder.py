@@ -10,8 +10,7 @@ from paddle import nn
 from paddlenlp.transformers.llama import fusion_ops
 
 from ...model import ModelShape, config_of
-from ..kernels import PLAIN, Kernels
-from ..norm import rms_norm
+from ..kernels import PLAIN, Kernels, rms_norm
 
 
 def _rms_norm(x: Any, weight: Any, epsilon: float, use_fast_ln: bool = False) -> Any:
