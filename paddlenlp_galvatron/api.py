@@ -21,7 +21,7 @@ from .base.printing import Console
 from .base.process import stop_signals
 from .options.group import Options, canonical_options
 from .options.model_options import ModelOptions
-from .options.task import JobOptions
+from .options.prices import JobOptions
 from .planner import SearchOptions, SearchResult
 from .planner.explain import Explanation
 from .planner.explain import explain as find_out

@@ -8,7 +8,7 @@ from typing import Any
 from paddlenlp_galvatron.base.errors import Infeasible
 from paddlenlp_galvatron.base.printing import Console, say
 from paddlenlp_galvatron.model import preset_names
-from paddlenlp_galvatron.options.task import LengthOptions
+from paddlenlp_galvatron.options.prices import LengthOptions
 from paddlenlp_galvatron.plan import load_model
 from paddlenlp_galvatron.planner.fit import PRECISION, FitOptions, hints_of
 from paddlenlp_galvatron.planner.fit import fit as find_rows

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from paddlenlp_galvatron.base.errors import UserError
-from paddlenlp_galvatron.options.task import LengthOptions
+from paddlenlp_galvatron.options.prices import LengthOptions
 
 
 def with_lengths(

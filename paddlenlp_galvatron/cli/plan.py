@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from paddlenlp_galvatron.report.measured import Log
 
 # Prices, searches and logs are imported where a command needs them: `plan show` reads a file, and does so at once.
-app = App("Look at a plan file.")
+app = App("Plans: show, check, compare, change, write and convert them.")
 
 CLUSTER = re.compile(r"_(\d{1,6})nodes_(\d{1,6})gpus_per_node_")  # in the names that Galvatron's search gives
 PRICED_GB = 1.0  # any budget: of what a plan takes only the device's own reserve depends on it

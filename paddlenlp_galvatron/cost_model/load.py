@@ -20,8 +20,7 @@ from ..profiles.memory import MemoryProfile
 from ..profiles.memory_use import MemoryMode, MemoryUse
 from ..profiles.network import Network
 from ..profiles.raw_runs import Dialect
-from .costs import CostOptions
-from .inputs import Profiles
+from .costs import CostOptions, Profiles
 from .model import CostModel
 
 

@@ -16,9 +16,8 @@ from ..plan.communicators import communicators
 from ..plan.strategy import Assumptions, Experts, LayerStrategy, Load, Plan, Strategy, VocabStrategy
 from ..profiles.memory import Role
 from ..profiles.reserve import Reserve
-from .costs import CostOptions, LayerCost, Prediction, StagePrediction, Task
+from .costs import CostOptions, LayerCost, Prediction, Profiles, StagePrediction, Task
 from .experts import ExpertPrices
-from .inputs import Profiles
 from .layers import LayerPrices
 from .module import ModulePrices
 from .simulate import StageTimes, step_ms

@@ -20,8 +20,7 @@ from ..plan.mesh import Mesh
 from ..plan.strategy import JOINED_NUMBERS, Assumptions, DataParallel
 from ..profiles.computation import PassTimes
 from .collectives import Calls, CallTimes, Setting
-from .costs import CostOptions, LayerCost, PartMemory, States, Task, Terms, Update, Workspace
-from .inputs import Profiles
+from .costs import CostOptions, LayerCost, PartMemory, Profiles, States, Task, Terms, Update, Workspace
 from .stage_memory import constants_mib
 from .weights import MOMENT_BYTES, StateBytes, Weights
 
@@ -128,7 +127,6 @@ class ModulePrices:
         reduce_ms = gathers.also(reductions).with_compute(compute_ms) - backward
         all_ms = gathers.also(reductions).also(calls.across).with_compute(compute_ms)
         across_ms = all_ms - reduce_ms - backward
-        shown_ms = forward - passes.forward_ms, backward - compute_ms
         sharded = dp_type is not DataParallel.DDP and sharding > 1
         learns = setting.states.optimizer > 0
         updated = (weights.matrices / (sharding if sharded else 1) + weights.vectors) if learns else 0.0
@@ -136,22 +134,24 @@ class ModulePrices:
         optimizer_ms = updated / 1e6 * self.times.profile.optimizer_ms_per_million
         if self.host_mib_per_ms:  # there and back, one matrix after the other, with nothing during it
             optimizer_ms += 2 * memory.update.states_mib / self.host_mib_per_ms
+        gather_shown_ms = forward - passes.forward_ms, backward - compute_ms
         terms = Terms(
             states,
-            passes.forward_ms,
-            passes.backward_ms,
-            again_ms,
-            calls.forward_ms,
-            calls.backward_ms,
-            *shown_ms,
-            calls.gather_forward.ms + gathers.ms - sum(shown_ms),
-            reduce_ms,
-            reductions.ms - reduce_ms,
-            not self.assumed.async_grad_reduce,
-            calls.finish_ms + across_ms,
-            calls.publish_ms,
-            optimizer_ms,
+            forward_ms=passes.forward_ms,
+            backward_ms=passes.backward_ms,
+            recompute_ms=again_ms,
+            tensor_forward_ms=calls.forward_ms,
+            tensor_backward_ms=calls.backward_ms,
             tensor_hidden_ms=calls.hidden_ms,
+            gather_forward_ms=gather_shown_ms[0],
+            gather_backward_ms=gather_shown_ms[1],
+            gather_hidden_ms=calls.gather_forward.ms + gathers.ms - sum(gather_shown_ms),
+            reduce_ms=reduce_ms,
+            reduce_hidden_ms=reductions.ms - reduce_ms,
+            reduced_each=not self.assumed.async_grad_reduce,
+            finish_ms=calls.finish_ms + across_ms,
+            publish_ms=calls.publish_ms,
+            optimizer_ms=optimizer_ms,
         )
         return LayerCost.of(terms, room.activation_mib, workspace, memory)
 

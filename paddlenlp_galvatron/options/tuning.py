@@ -11,7 +11,7 @@ from ..base.limits import Number, Positive, Size
 from ..model.lora import Adapters
 from ..model.preference import Preference
 from .group import Options
-from .task import RANK, Kind, Packing
+from .prices import RANK, Kind, Packing
 
 KTO = "kto_pair"
 PAIRS = ("train_dataset_path", "dev_dataset_path", "max_prompt_len")

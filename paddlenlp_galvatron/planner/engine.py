@@ -17,13 +17,11 @@ from ..base.units import GIB_MIB, MS_PER_S
 from ..cost_model import CostModel
 from ..plan import ModelShape, Plan
 from .bounds import Cores, OpenFamily, Phase
-from .branch_and_bound import BranchAndBound, Watch
+from .branch_and_bound import BranchAndBound, Incumbents, Watch
 from .branches import Branches
 from .core_arrays import compute_bound_ms
-from .incumbents import Incumbents
-from .metadata import documented
 from .options import SearchOptions
-from .result import Candidate, FamilyOutcome, Need, SearchResult
+from .result import Candidate, FamilyOutcome, Need, SearchResult, documented
 from .simplest import Part, best_uniform, simplest, with_fewer_segments
 from .space import PlanFamily, Strategies
 

@@ -17,8 +17,7 @@ from ..base.units import GIB, GIB_MIB
 from ..cost_model import CostModel, derive, load
 from ..options.foreign import Fate
 from ..options.model_options import SEQ, Model
-from ..options.prices import TWO_SOURCES
-from ..options.task import JobOptions
+from ..options.prices import TWO_SOURCES, JobOptions
 from ..plan import ModelShape
 from ..plan.strategy import Assumptions
 from ..profiles.data_sheet import Device, load_data_sheet

@@ -15,8 +15,7 @@ from ..base.limits import MOST_SAMPLES, Count, Layers, Number, Positive, Ranks, 
 from ..cost_model import CostOptions, Task
 from ..model.layer import PARTLY
 from ..options.group import Options
-from ..options.prices import TWO_SOURCES
-from ..options.task import RANK, Kind
+from ..options.prices import RANK, TWO_SOURCES, Kind
 from ..plan import Assumptions, DataParallel, Plan, Precision, Recompute, Schedule
 from ..plan.mesh import Axis, Degrees, divisors, every_degrees
 from ..plan.strategy import IMBALANCE, IMBALANCE_BOUND
@@ -142,7 +141,9 @@ class SearchOptions(TaskOptions):
 
     # Batches.
     min_bsz: Samples = Field(8, description="smallest global batch size that is tried, samples")
-    max_bsz: Samples = Field(8, description="largest global batch size that is tried, samples; unset: min_bsz")
+    max_bsz: Samples | None = Field(
+        None, description="largest global batch size that is tried, samples; unset: min_bsz"
+    )
     bsz_scale: Samples = Field(8, description="step (not ratio) from one global batch size to the next, samples")
     settle_bsz: Settled = Field(
         -1, description=f"global batch size, samples; -1: min_bsz to max_bsz; unset, like these two: {BATCH}"
@@ -274,7 +275,7 @@ class SearchOptions(TaskOptions):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.settle_bsz == -1 and self.max_bsz < self.min_bsz:
+        if self.settle_bsz == -1 and self.largest_bsz < self.min_bsz:
             raise ValueError(f"max_bsz: {self.max_bsz} is below min_bsz {self.min_bsz}")
         if self.profile_gpu_num not in (None, self.world_size):
             raise ValueError(
@@ -285,7 +286,7 @@ class SearchOptions(TaskOptions):
                 f"max_sp_deg: {self.max_sp_deg}, but one limit holds for both, and max_tp_deg is {self.max_tp_deg}; "
                 "make them agree"
             )
-        if (number := (self.max_bsz - self.min_bsz) // self.bsz_scale) >= MOST_BATCHES:
+        if (number := (self.largest_bsz - self.min_bsz) // self.bsz_scale) >= MOST_BATCHES:
             raise ValueError(f"bsz_scale: {number + 1} batches up to max_bsz are too many; take a wider step")
         if not self.tp_consec and self.sp_space != "tp":
             raise ValueError(f"tp_consec: 0 does not go together with sp_space {self.sp_space}; use sp_space tp")
@@ -342,11 +343,15 @@ class SearchOptions(TaskOptions):
         return self.memory_constraint
 
     @property
+    def largest_bsz(self) -> int:
+        return self.min_bsz if self.max_bsz is None else self.max_bsz
+
+    @property
     def batches(self) -> list[int]:
         """Global batches tried, in samples."""
         if self.settle_bsz != -1:
             return [self.settle_bsz]
-        return list(range(self.min_bsz, self.max_bsz + 1, self.bsz_scale))
+        return list(range(self.min_bsz, self.largest_bsz + 1, self.bsz_scale))
 
     def degrees(self, size: int, tensor: str) -> list[Degrees]:
         """Those of layers (`tensor` "tp") or of the vocabulary ("vtp") on a stage of `size` ranks."""
@@ -418,11 +423,9 @@ def _modes(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _batches(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The usual batch where none is given, and max_bsz where only min_bsz is."""
-    smallest, largest = values.get("min_bsz"), values.get("max_bsz")
-    if str(values.get("settle_bsz", -1)) == "-1" and smallest is None and largest is None:
-        return {"settle_bsz": BATCH}
-    return {} if smallest is None or largest is not None else {"max_bsz": smallest}
+    """The usual batch where none is given."""
+    is_range = any(values.get(name) is not None for name in ("min_bsz", "max_bsz"))
+    return {} if is_range or str(values.get("settle_bsz", -1)) != "-1" else {"settle_bsz": BATCH}
 
 
 def _cluster(values: Mapping[str, Any]) -> dict[str, Any]:

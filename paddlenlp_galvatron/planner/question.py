@@ -15,7 +15,7 @@ from ..base.text import gib
 from ..base.units import GIB_MIB
 from ..cost_model import CostModel, derive, load
 from ..options.model_options import SEQ, Model, ModelOptions
-from ..options.task import JobOptions
+from ..options.prices import JobOptions
 from ..plan import ModelShape
 from ..profiles.data_sheet import Device, load_data_sheet
 from ..profiles.dialects import Note

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import IntEnum
 from itertools import groupby
 from math import ceil, floor, inf, log10
@@ -13,7 +13,8 @@ from ..base.errors import Infeasible, UserError
 from ..base.units import GIB_MIB, MS_PER_S
 from ..cost_model import CostModel
 from ..cost_model.costs import Prediction, StageMemory, Task
-from ..options.task import JobOptions
+from ..model import joint_fingerprint
+from ..options.prices import JobOptions
 from ..plan import LayerStrategy, ModelShape, Plan
 from ..profiles.reserve import Reserve
 from .options import SearchOptions
@@ -338,3 +339,35 @@ def _checkpoint_gb(shape: ModelShape, task: Task) -> float:
         return shape.parameters * STORED_BYTES / 1e9
     sizes = (sum(weight.shape) for weight in shape.block.weights if weight.linear)
     return shape.layers * task.adapter_rank * sum(sizes) * STORED_BYTES / 1e9
+
+
+def documented(
+    best: Candidate, cost: CostModel, options: SearchOptions, lower_bound_s: float, fastest_s: float
+) -> Candidate:
+    """The plan with its "predicted" and "searched_from". `fastest_s`: of the plan that the bound is of."""
+    metadata = {
+        "predicted": predicted(best.prediction, lower_bound_s, fastest_s),
+        "searched_from": {
+            "model": cost.given[0].name,
+            "model_fingerprint": joint_fingerprint(cost.given),
+            "num_nodes": cost.profiles.num_nodes,
+            "num_gpus_per_node": cost.profiles.gpus_per_node,
+            "memory_constraint_gb": options.memory_gib,
+            "device": cost.profiles.device.model_dump(exclude_none=True),
+            "profiles": [file.summary() for file in cost.profiles.files],
+            "options": options.model_dump(mode="json", exclude_unset=True) | (cost.load._asdict() if cost.load else {}),
+        },
+    }
+    return Candidate(replace(best.plan, metadata=metadata), best.prediction)
+
+
+def predicted(prediction: Prediction, lower_bound_s: float, fastest_s: float | None = None) -> dict[str, Any]:
+    """The strategy file's "predicted": step time, certificate, and each stage's times and memory. `fastest_s`: of the
+    plan that the certificate is of; None: this one."""
+    return {
+        "time_s": prediction.time_s,
+        "lower_bound_s": lower_bound_s,
+        "gap": max(0.0, 1 - lower_bound_s / (fastest_s or prediction.time_s)),
+        "samples_per_s": prediction.samples_per_s,
+        "stages": [asdict(stage) | {"memory_mib": stage.memory.total_mib} for stage in prediction.stages],
+    }

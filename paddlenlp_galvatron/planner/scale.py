@@ -12,9 +12,8 @@ from ..cost_model.facts import PlanFacts
 from ..plan.check import require_valid
 from ..plan.strategy import Plan
 from ..plan.uniform import even_stages
-from .metadata import predicted
 from .problem import OriginOptions, Problem, origin_of
-from .result import Need
+from .result import Need, predicted
 
 OF_SEARCH = ("lower_bound_s", "gap")  # facts that only a search knows
 

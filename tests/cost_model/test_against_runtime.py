@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("paddle")
 
 from paddlenlp_galvatron.cost_model import CostModel, CostOptions, Task
-from paddlenlp_galvatron.cost_model.inputs import Profiles
+from paddlenlp_galvatron.cost_model.costs import Profiles
 from paddlenlp_galvatron.cost_model.traffic import step_traffic_bytes
 from paddlenlp_galvatron.launch.processes import launch
 from paddlenlp_galvatron.measure.journal import Journal

@@ -97,7 +97,7 @@ def test_each_strategy_has_the_terms_that_it_pays_for():
     assert zero3.memory_mib["moments"] < plain.memory_mib["moments"] / 3
 
 
-def test_what_gathering_again_spares_is_told():
+def test_what_gathering_again_spares_is_reported():
     """Two inputs of each layer that recomputes nothing, as far as they are of other ranks."""
     model = one_node()
     layers = LayerStrategy(2), LayerStrategy(4, recompute=True), LayerStrategy(2, ulysses=True), LayerStrategy(1)

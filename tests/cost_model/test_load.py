@@ -56,7 +56,7 @@ def test_what_is_missing_is_named_with_its_option_and_its_command(folder):
         load(MODEL, 2, 4, assumed)
 
 
-def test_profiles_of_another_model_are_refused_unless_told(folder):
+def test_profiles_of_another_model_are_refused_unless_asked(folder):
     replace(COMPUTATION, meta=Meta(fingerprint=Fingerprint(model="another"))).save(folder)
     assumed = example().assumed
     with pytest.raises(UserError, match="of model another, not of example"):
@@ -118,12 +118,12 @@ def test_published_profiles_price_a_published_plan():
 @real_data
 def test_the_worked_number_of_the_documentation():
     page = Path(__file__).parents[2] / "docs" / "dev" / "cost_model.md"
-    told = re.findall(r"\*\*(?:sync = )?([\d.,]+) (?:ms|MiB)\*\*", page.read_text())
+    reported = re.findall(r"\*\*(?:sync = )?([\d.,]+) (?:ms|MiB)\*\*", page.read_text())
     folder = DATA / "galvatron-llama2-7b"
     model = load(LLAMA2_7B, 1, 8, Assumptions(True, Precision.BF16, True, 2048), folder=folder)
     layer = model.layer_cost(LayerStrategy(2), stage_size=8, micro_batch=16, micro_batches=4, pipeline=1)
     times = [f"{ms:.3f}" for ms in (layer.forward_ms, layer.backward_ms, layer.sync_ms)]
-    assert told == [
+    assert reported == [
         *times,
         f"{layer.states_mib:,.1f}",
         f"{layer.activation_mib:,.1f}",

@@ -46,7 +46,7 @@ def test_recompute_stands_beside_what_the_layers_before_hold():
     assert peak([LAYER, again], 1) == 20 + 6 + 8
 
 
-def test_zero3_has_two_parts_weights_at_hand_and_joins_its_gradients():
+def test_zero3_has_two_parts_weights_available_and_joins_its_gradients():
     sharded = PartMemory(
         fixed_mib=5, gradient_mib=4, kept_mib=2, activation_mib=1, working_mib=0.5, gathered_mib=4, joined_mib=4
     )

@@ -12,11 +12,11 @@ SHOWN_BY = {
     "001 all arguments of training": "cli/test_upstream_sets.py::test_galvatrons_training",
     "001 load": "distributed/test_pretrained.py::test_training_begins_with_what_load_names",
     "001 load_distributed, with the optimizer": "distributed/test_checkpoint.py::"
-    "test_any_plan_goes_on_where_another_stopped",
+    "test_any_plan_continues_where_another_stopped",
     "001 Megatron's .bin and .idx": "training/test_data.py::test_samples_are_those_of_paddlenlp_pass_after_pass",
     "002 a search in the background": "cli/test_shell_scripts.py::test_a_search_in_the_background_writes_its_log",
     "003 two types of layers": "profiles/test_published.py::"
-    "test_a_published_set_is_searched_and_what_was_assumed_is_said_once",
+    "test_a_published_set_is_searched_and_what_was_assumed_is_reported_once",
 }
 
 # Each is refused by name or said, never ignored.

@@ -188,7 +188,7 @@ def faults_of_bad_files(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("path", PLAN_FILE, ids=["en", "zh"])
-def test_the_table_of_errors_has_all_and_only_what_is_told(path, tmp_path):
+def test_the_table_of_errors_has_all_and_only_what_is_reported(path, tmp_path):
     """In a row N and M stand for a number, … for any text, and a name in front for any field."""
     faults = faults_of_bad_files(tmp_path)
     rows = re.findall(r"^\| `(.*?)` ?[^`|]*\|", path.read_text().split("\n## ")[-1], re.MULTILINE)
@@ -245,7 +245,7 @@ def test_every_fault_that_is_survived_names_its_witness():
 @pytest.mark.parametrize("path", [ROOT / "SECURITY.md", ROOT / "SECURITY_zh.md"], ids=["en", "zh"])
 def test_the_limits_are_those_of_the_code(path):
     rows = re.findall(r"^\|.*\| (.*) \|$", re.split(r"## (?:Limits|上限)", path.read_text())[1], re.MULTILINE)[1:]
-    told = [[int(number.replace(",", "")) for number in re.findall(r"[\d,]*\d", row)] for row in rows]
+    reported = [[int(number.replace(",", "")) for number in re.findall(r"[\d,]*\d", row)] for row in rows]
     sizes = [plan_file.LARGEST_BYTES, nccl_tests.LARGEST_LOG, files.LARGEST_BYTES, reading.LARGEST_OPTIONS]
     strategy, log, profile, options, any_other = (size // 2**20 for size in (*sizes, reading.LARGEST_BYTES))
     assert strategy == log
@@ -259,14 +259,14 @@ def test_the_limits_are_those_of_the_code(path):
         reading.MOST_DIGITS,
         SHOWN,
     ]
-    assert told == [list(one) if isinstance(one, tuple) else [one] for one in numbers]
+    assert reported == [list(one) if isinstance(one, tuple) else [one] for one in numbers]
 
 
 ERRORS = ("UserError", "GalvatronError", "Infeasible")
-SELF_SAID = re.compile(r"; |: X\W*$")
+SELF_REPORTED = re.compile(r"; |: X\W*$")
 
 
-def told_errors() -> dict[str, list[str]]:
+def reported_errors() -> dict[str, list[str]]:
     """Of each place where an error is made the texts in it, with X for what is filled in."""
     found: dict[str, list[str]] = {}
     for path in (ROOT / "paddlenlp_galvatron").rglob("*.py"):
@@ -294,13 +294,15 @@ def test_every_error_stands_in_troubleshooting_and_nothing_else(language):
     def patterns(texts: list[str]) -> list[str]:
         return [re.escape(re.sub(r"\b[NM]\b", "…", text)).replace("…", ".*") for text in texts]
 
-    errors = told_errors()
-    texts = [text for told in errors.values() for text in told]
+    errors = reported_errors()
+    texts = [text for reported in errors.values() for text in reported]
     assert [row for row in patterns(rows) if not any(re.match(row, text, re.DOTALL) for text in texts)] == []
     known = patterns([*rows, *headings, *in_plan_file])
     missing = [
-        (place, told)
-        for place, told in errors.items()
-        if not any(SELF_SAID.search(text) or any(re.match(row, text, re.DOTALL) for row in known) for text in told)
+        (place, reported)
+        for place, reported in errors.items()
+        if not any(
+            SELF_REPORTED.search(text) or any(re.match(row, text, re.DOTALL) for row in known) for text in reported
+        )
     ]
     assert missing == []

@@ -85,10 +85,10 @@ class Desk:
 
     def script(self, name: str, *words: str, shell: str = "bash", **environment: str) -> str:
         """The command that a script would run: its words, a line each script that it starts."""
-        stub, told = self.folder / "galvatron", self.folder / "told"
-        stub.write_text(f'#!/bin/sh\necho "$@" >>{told}\n')
+        stub, reported = self.folder / "galvatron", self.folder / "told"
+        stub.write_text(f'#!/bin/sh\necho "$@" >>{reported}\n')
         stub.chmod(0o755)
-        told.write_text("")
+        reported.write_text("")
         environment = os.environ | {"GALVATRON": str(stub)} | environment
         ran = subprocess.run(
             [shell, str(ROOT / name), *words],
@@ -99,7 +99,7 @@ class Desk:
             timeout=600,
         )
         assert ran.returncode == 0, ran.stderr
-        return told.read_text()
+        return reported.read_text()
 
 
 @pytest.fixture
@@ -126,8 +126,8 @@ def shows(name: str, *words: str, **environment: str) -> Check:
     """A script that, with this environment, passes on these words."""
 
     def check(desk: Desk) -> None:
-        told = " ".join(desk.script(name, **environment).replace("=", " ").split())
-        assert all(word in told for word in words), told
+        reported = " ".join(desk.script(name, **environment).replace("=", " ").split())
+        assert all(word in reported for word in words), reported
 
     return check
 
@@ -399,8 +399,8 @@ def _(_: Desk) -> None:
 
 @line("001 train: set_model_config_manually 0")
 def _(desk: Desk) -> None:
-    said = desk.train(set_model_config_manually=0, hidden_size=64, global_train_batch_size=16, max_steps=1)
-    assert "hidden_size ignored, as set_*_manually is 0" in said
+    stated = desk.train(set_model_config_manually=0, hidden_size=64, global_train_batch_size=16, max_steps=1)
+    assert "hidden_size ignored, as set_*_manually is 0" in stated
 
 
 @line("001 set_model_config_manually and set_layernum_manually of the search")
@@ -441,8 +441,8 @@ def _(desk: Desk) -> None:
 @line("001 galvatron_config_path FILE", "001 JSON overrides GLOBAL", "002 --galvatron_config_path")
 def _(desk: Desk) -> None:
     (desk.folder / "p.json").write_text(json.dumps(STRATEGY | {"world_size": 8}))
-    said = desk.train(galvatron_config_path="p.json", pp_deg=4, max_steps=1)
-    assert "pp_deg ignored: the plan" in said
+    stated = desk.train(galvatron_config_path="p.json", pp_deg=4, max_steps=1)
+    assert "pp_deg ignored: the plan" in stated
 
 
 @line("001 galvatron_config_path None")
@@ -462,8 +462,8 @@ def _(desk: Desk) -> None:
 def _(desk: Desk) -> None:
     for family in ("llama", "qwen"):
         for way in ("_h2g", "_g2h", ""):
-            told = desk.script(f"tools/convert_{family}{way}.sh", INPUT_PATH="in", OUTPUT_PATH="out")
-            assert "convert" in told and "in" in told.split() and "out" in told.split()
+            reported = desk.script(f"tools/convert_{family}{way}.sh", INPUT_PATH="in", OUTPUT_PATH="out")
+            assert "convert" in reported and "in" in reported.split() and "out" in reported.split()
 
 
 @line("001 initialize_on_meta, load, save and save-interval")
@@ -592,7 +592,7 @@ def test_lines_with_a_test_of_their_own_have_it():
     assert not (CHECKS.keys() | SHOWN_BY.keys()) & EXCEPTIONS.keys()
 
 
-def test_exceptions_are_told(desk):
+def test_exceptions_are_reported(desk):
     assert "--mpi_path (ranks are started without MPI" in desk.command("profile", "hardware", "--mpi_path=/usr/mpi")
     assert "--backend (messages go through Paddle" in desk.command("profile", "hardware", "--backend=nccl")
     assert "shown as on GPUs" in desk.train("--use-flash-attn", global_train_batch_size=16, max_steps=1)

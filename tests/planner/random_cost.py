@@ -49,8 +49,8 @@ class RandomCost(CostModel):
             setattr(self, name, cache(getattr(self, name)))
 
     def _draw(self, *question: object) -> LayerCost:
-        told = repr((self.seed, question)).replace(", sharding=None", "").replace(", experts_sharding=None", "")
-        draw = random.Random(told).uniform  # seeds that were chosen draw the same whatever is new in strategies
+        reported = repr((self.seed, question)).replace(", sharding=None", "").replace(", experts_sharding=None", "")
+        draw = random.Random(reported).uniform  # seeds that were chosen draw the same whatever is new in strategies
         numbers = draw(1, 3), draw(2, 6), draw(0, 9), draw(10, 200), draw(10, 200)
         workspace = Workspace(*(draw(0, 150) for _ in range(4 if self.neighbours else 1)))
         return LayerCost(*numbers, workspace)

@@ -64,7 +64,7 @@ def test_the_documents_line_builds_it(tmp_path: Path) -> None:
 
 
 @needs_compiler
-def test_an_older_standard_is_told(tmp_path: Path) -> None:
+def test_an_older_standard_is_reported(tmp_path: Path) -> None:
     line = documented_line("en").replace("-std=c++17", "-std=c++11 -fsyntax-only -Wfatal-errors")
     ran = subprocess.run(line, shell=True, cwd=ENGINE, capture_output=True, text=True, timeout=120)
     errors = [text for text in ran.stderr.splitlines() if "error" in text]
@@ -113,17 +113,17 @@ def test_the_stub_says_what_the_module_has() -> None:
 
 
 def test_control_c_ends_a_search() -> None:
-    told_s: list[float] = []
+    reported_s: list[float] = []
 
     def interrupt() -> None:
-        told_s.append(time.process_time())
+        reported_s.append(time.process_time())
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Timer(0.1, interrupt).start()
     with pytest.raises(KeyboardInterrupt):
         while True:
             galvatron_dp_core.Pipeline(**wide()).solve(math.inf, 10**9)
-    assert time.process_time() - told_s[0] < PROMPT_S
+    assert time.process_time() - reported_s[0] < PROMPT_S
 
 
 def test_another_thread_runs_meanwhile_and_can_cancel() -> None:
@@ -250,12 +250,12 @@ def resident_mib(name: str) -> int:
 
 def test_what_was_cancelled_leaves_no_wrong_answer_behind() -> None:
     """Part of the work is remembered; none of it half done."""
-    pipeline, cancel, told_s = galvatron_dp_core.Pipeline(**wide()), galvatron_dp_core.Cancel(), list[float]()
-    threading.Timer(0.05, lambda: (told_s.append(time.process_time()), cancel.cancel())).start()
+    pipeline, cancel, reported_s = galvatron_dp_core.Pipeline(**wide()), galvatron_dp_core.Cancel(), list[float]()
+    threading.Timer(0.05, lambda: (reported_s.append(time.process_time()), cancel.cancel())).start()
     with pytest.raises(RuntimeError, match="cancelled"):
         while True:
             galvatron_dp_core.Pipeline.tight_bound(pipeline, math.inf, cancel)
-    assert time.process_time() - told_s[0] < PROMPT_S
+    assert time.process_time() - reported_s[0] < PROMPT_S
     assert pipeline.solve(math.inf, 10**6)[0] < math.inf
 
 

@@ -88,7 +88,7 @@ def test_no_plan_that_the_program_can_run_is_faster(trainer, share):
         assert arguments(found.plan, SMALL)
 
 
-def test_what_cannot_be_even_is_said():
+def test_what_cannot_be_even_is_reported():
     with pytest.raises(UserError, match="max_virtual_pp_deg: for paddlenlp only one chunk"):
         SearchOptions.from_values({"trainer": "paddlenlp", "max_virtual_pp_deg": 2})
     odd = replace(SMALL, layers=3)

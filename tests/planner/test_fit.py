@@ -9,9 +9,9 @@ import pytest
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cost_model import CostModel, CostOptions, Task
-from paddlenlp_galvatron.cost_model.inputs import Profiles
+from paddlenlp_galvatron.cost_model.costs import Profiles
 from paddlenlp_galvatron.cost_model.variants import adapter_share, product_share
-from paddlenlp_galvatron.options.task import JobOptions
+from paddlenlp_galvatron.options.prices import JobOptions
 from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, Precision, load_model
 from paddlenlp_galvatron.planner.fit import Fit, FitOptions, fit
 from paddlenlp_galvatron.planner.result import Job
@@ -103,7 +103,7 @@ def test_products_with_adapters_are_bound_by_memory_in_16_bits():
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "reported"),
     [
         ({"gpus": "8,12"}, "12 are no whole number of nodes of 8"),
         ({"gpus": ""}, "gpus"),
@@ -115,10 +115,10 @@ def test_products_with_adapters_are_bound_by_memory_in_16_bits():
         ({"profiles": "missing"}, "holds no allreduce_bandwidth"),
     ],
 )
-def test_what_cannot_be_is_said_in_one_line(values, told):
+def test_what_cannot_be_is_reported_in_one_line(values, reported):
     with pytest.raises(UserError) as error:
         fitted(**values)
-    assert told in str(error.value) and len(error.value.faults) == 1
+    assert reported in str(error.value) and len(error.value.faults) == 1
 
 
 def test_a_thousand_cards_are_answered():

@@ -60,7 +60,7 @@ def test_other_names_mean_the_same() -> None:
         ({"simplest_within": -1}, "simplest_within: must be at least"),
     ],
 )
-def test_bad_options_are_told(values: dict[str, Any], message: str) -> None:
+def test_bad_options_are_reported(values: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         SearchOptions.from_mapping(values)
 
@@ -179,7 +179,7 @@ def test_the_cluster_by_its_size_or_its_sides(values: dict[str, Any], nodes: int
 
 
 @pytest.mark.parametrize("values", [{"world_size": 12}, {"world_size": 8, "num_nodes": 3}, {"world_size": 0}])
-def test_a_cluster_that_contradicts_itself_is_told(values: dict[str, Any]) -> None:
+def test_a_cluster_that_contradicts_itself_is_reported(values: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="world_size"):
         SearchOptions.from_mapping(values)
 

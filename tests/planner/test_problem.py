@@ -61,20 +61,22 @@ def test_attention_is_the_one_that_the_plan_names(tmp_path, flash):
 def test_a_task_is_priced_in_every_number(tmp_path, task, rank, trained):
     values = written(tmp_path, BF16)
     plan, problem = read_origin(OriginOptions.from_values(values | {"task": task, "lora_rank": rank}))
-    told = explain(plan, problem)
+    reported = explain(plan, problem)
     expected = example(options=CostOptions(task=trained), fp32_gradients=True)
-    assert told.prediction == expected.predict(plan)
-    more = next(one for one in told.what_ifs if one.name == "memory")
+    assert reported.prediction == expected.predict(plan)
+    more = next(one for one in reported.what_ifs if one.name == "memory")
     options = problem.options.model_copy(update={"memory_constraint": 9.0})
     assert more.time_s == search(expected.models, expected, options).time_s
     full = explain(*read_origin(OriginOptions.from_values(values)))
-    for stage, whole in zip(told.stages, breakdown(plan, full.problem.cost, full.prediction), strict=True):
-        assert sum(stage.time_ms.values()) == pytest.approx(told.prediction.time_s * 1000)
+    for stage, whole in zip(reported.stages, breakdown(plan, full.problem.cost, full.prediction), strict=True):
+        assert sum(stage.time_ms.values()) == pytest.approx(reported.prediction.time_s * 1000)
         assert sum(stage.memory_mib.values()) == pytest.approx(8 * 1024)
         assert (stage.memory_mib["moments"] < whole.memory_mib["moments"] / 5) == trained.frozen
-    assert told.searched.uniform and full.searched.uniform
-    assert told.searched.uniform.time_s != full.searched.uniform.time_s
-    assert all(one.time_s != other.time_s for one, other in zip(told.what_ifs, full.what_ifs, strict=True) if one.plan)
+    assert reported.searched.uniform and full.searched.uniform
+    assert reported.searched.uniform.time_s != full.searched.uniform.time_s
+    assert all(
+        one.time_s != other.time_s for one, other in zip(reported.what_ifs, full.what_ifs, strict=True) if one.plan
+    )
 
 
 def test_the_reserve_of_a_gpu_is_that_of_each_budget(tmp_path, galvatron, monkeypatch):
@@ -91,9 +93,9 @@ def test_the_reserve_of_a_gpu_is_that_of_each_budget(tmp_path, galvatron, monkey
         return json.loads(ran.out.splitlines()[-1])["time_s"]
 
     best = searched(60.0)
-    told = json.loads(galvatron("explain", "60.0.json", "--json").out)
-    assert told["time_s"] == pytest.approx(best)
-    more = next(one for one in told["what_if"] if one["name"] == "memory")
+    reported = json.loads(galvatron("explain", "60.0.json", "--json").out)
+    assert reported["time_s"] == pytest.approx(best)
+    more = next(one for one in reported["what_if"] if one["name"] == "memory")
     assert more["time_s"] == pytest.approx(searched(61.0), rel=1e-9)
     less = json.loads(galvatron("explain", "60.0.json", "--memory_constraint", 61, "--json").out)
     assert less["best"]["time_s"] == pytest.approx(searched(61.0))

@@ -264,7 +264,7 @@ def test_a_space_beyond_the_limits_is_refused_with_what_to_lower(monkeypatch, li
         search(*problem(3))
 
 
-def test_a_sequence_beyond_the_models_positions_is_told() -> None:
+def test_a_sequence_beyond_the_models_positions_is_reported() -> None:
     model, cost, options = problem(3, seq_length=4096)
     with pytest.raises(UserError, match="seq_length: 4096 is beyond the 64 positions"):
         search(model, cost, options)
@@ -277,11 +277,11 @@ def test_options_that_contradict_the_cost_model_are_refused() -> None:
         search(model, cost, other)
 
 
-def test_a_search_tells_how_far_it_is():
+def test_a_search_reports_how_far_it_is():
     models, cost, options = problem(3, memory_constraint=4, fine_grained_mode=True)
-    told: list[branch_and_bound.SearchState] = []
-    result = search(models, cost, options, watch=told.append)
-    assert result.best and told[-1].done == told[-1].families and told[-1].best == result.best.samples_per_s
-    for before, after in pairwise(told):
+    reported: list[branch_and_bound.SearchState] = []
+    result = search(models, cost, options, watch=reported.append)
+    assert result.best and reported[-1].done == reported[-1].families and reported[-1].best == result.best.samples_per_s
+    for before, after in pairwise(reported):
         assert before.done <= after.done and before.best <= after.best <= after.limit * (1 + 1e-9)
         assert after.limit <= before.limit * (1 + 1e-9)

@@ -9,7 +9,7 @@ import pytest
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cost_model import CostModel, load
-from paddlenlp_galvatron.cost_model.inputs import Profiles
+from paddlenlp_galvatron.cost_model.costs import Profiles
 from paddlenlp_galvatron.model import kinds_of
 from paddlenlp_galvatron.model.layer import PARTLY, Fused
 from paddlenlp_galvatron.plan import Assumptions, ModelShape, Precision, uniform_plan
@@ -203,10 +203,10 @@ def test_fused_kernels_keep_what_is_counted(family, fused_kernels):
 @pytest.mark.parametrize("name", data_sheets())
 def test_every_figure_of_a_data_sheet_has_a_source(name):
     sheet = load_data_sheet(name)
-    told = json.loads(data_sheets()[name].read_text())
-    told.pop("published", None)
-    reached = [figure for stack in told.pop("stacks", {}).values() for figure in stack.values()]
-    figures = [*reached, *(figure for figure in told.values() if isinstance(figure, dict))]
+    reported = json.loads(data_sheets()[name].read_text())
+    reported.pop("published", None)
+    reached = [figure for stack in reported.pop("stacks", {}).values() for figure in stack.values()]
+    figures = [*reached, *(figure for figure in reported.values() if isinstance(figure, dict))]
     assert all(figure["source"] and figure["unit"] and figure["checked"] for figure in figures)
     assert sheet.link.value * sheet.gpus_per_node > sheet.network.value
     assert 0 < sheet.matmul_efficiency.value < 1
@@ -270,15 +270,15 @@ def test_an_unknown_or_broken_data_sheet_is_an_error_in_words(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("told", "name"),
+    ("reported", "name"),
     [
         *(("H100", "h100-80gb"), ("a100", "a100-80gb"), ("A100-40GB", "a100-40gb"), ("a100_40gb", "a100-40gb")),
         *(("RTX 4090", "rtx4090-24gb"), ("rtx-3090", "rtx3090-24gb"), ("4090", "rtx4090-24gb"), ("H20", "h20-96gb")),
         *(("NVIDIA H100 80GB HBM3", "h100-80gb"), ("nvidia geforce rtx 3090", "rtx3090-24gb"), ("L20", "l20-48gb")),
     ],
 )
-def test_a_shipped_sheet_is_known_by_every_spelling_of_its_name(told, name):
-    assert load_data_sheet(told).name == name
+def test_a_shipped_sheet_is_known_by_every_spelling_of_its_name(reported, name):
+    assert load_data_sheet(reported).name == name
 
 
 def test_a_device_is_known_by_its_drivers_full_name_alone():

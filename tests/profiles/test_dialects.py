@@ -147,7 +147,7 @@ def test_without_sp_time_messages_are_priced_by_bandwidth(tmp_path):
     assert best_plan(cost_of(tmp_path, files), sp_space="tp+sp")[1] > 0
 
 
-def test_an_unmarked_memory_file_is_told_by_its_layers_weights(tmp_path):
+def test_an_unmarked_memory_file_is_recognized_by_its_layers_weights(tmp_path):
     files = paddlenlp_files()
     bare = {key: value for key, value in files["memory"].items() if key.startswith(("layertype", "other"))}
     notes: list[str] = []
@@ -185,7 +185,7 @@ def test_raw_runs_of_time_alone_are_the_same(tmp_path, files):
         ("allreduce", "nothing", "holds no allreduce_size_"),
     ],
 )
-def test_raw_runs_that_tell_nothing_and_empty_files_name_the_command(tmp_path, files, name, kept, message):
+def test_raw_runs_that_report_nothing_and_empty_files_name_the_command(tmp_path, files, name, kept, message):
     content = files()
     content[name] = {key: value for key, value in content[name].items() if key.startswith(kept)}
     with pytest.raises(UserError, match=message):

@@ -77,7 +77,7 @@ def test_logs_of_all_programs_become_the_files(tmp_path):
     assert profile.meta.fingerprint.driver == "NCCL 22605"
 
 
-def test_older_logs_are_told_by_the_name_of_the_file(tmp_path):
+def test_older_logs_are_recognized_by_the_name_of_the_file(tmp_path):
     text = log("all_reduce", 4 * A, 100, old=True)
     [path] = written(tmp_path, ("all_reduce_perf.4.txt", text))
     assert set(import_nccl_tests([path], 1, 8).allreduce_mib_per_ms) == {(4, True)}

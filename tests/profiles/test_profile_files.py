@@ -158,21 +158,21 @@ def memory_file(folder: Path, **changed: object) -> Path:
     return path
 
 
-def test_dialects_are_told_apart_and_brought_to_one_unit(tmp_path):
+def test_dialects_are_distinguished_and_brought_to_one_unit(tmp_path):
     galvatron = MemoryProfile.load(memory_file(tmp_path, **{"1_1_8_sp": {}}), *DOCUMENTED)
     paddlenlp = MemoryProfile.load(memory_file(tmp_path, **{"1_1_8_False": {}}), *DOCUMENTED)
     assert galvatron.layers[Variant(0, False)][512].parameter_mib == 30
     assert paddlenlp.layers[Variant(0, False)][512].parameter_mib == 60
     assert paddlenlp.vocab[VocabVariant("only", False)][512].states_mib[1] == pytest.approx(900 * 16 / 18)
-    told = MemoryProfile.load(memory_file(tmp_path), *DOCUMENTED, dialect="paddlenlp")
-    assert told.layers == paddlenlp.layers
+    reported = MemoryProfile.load(memory_file(tmp_path), *DOCUMENTED, dialect="paddlenlp")
+    assert reported.layers == paddlenlp.layers
     noted = MemoryProfile.load(memory_file(tmp_path, galvatron={"dialect": "paddlenlp"}), *DOCUMENTED)
     assert noted.layers == paddlenlp.layers
     # What was read in one dialect is written in the other, and says so.
     assert MemoryProfile.load(paddlenlp.save(tmp_path), *DOCUMENTED).layers == paddlenlp.layers
 
 
-def test_a_dialect_that_nothing_tells_or_that_is_told_twice_is_an_error(tmp_path):
+def test_a_dialect_that_nothing_reports_or_that_is_named_twice_is_an_error(tmp_path):
     with pytest.raises(UserError, match="--profile_dialect"):
         MemoryProfile.load(memory_file(tmp_path), *DOCUMENTED)
     with pytest.raises(UserError, match="profile_dialect says galvatron but the file is paddlenlp's"):
@@ -208,7 +208,7 @@ def test_a_fault_is_named_with_file_and_key(tmp_path, reader, content, message):
     assert all(str(path) in fault for fault in error.value.faults)
 
 
-def test_raw_runs_alone_tell_the_rest_or_say_which_command_does(tmp_path):
+def test_raw_runs_alone_report_the_rest_or_say_which_command_does(tmp_path):
     path = tmp_path / "profile.json"
     path.write_text(json.dumps({"layernum[2]_bsz1_seq2048": 15.0, "layernum[4]_bsz1_seq2048": 23.0}))
     read = ComputationProfile.load(path, *DOCUMENTED)

@@ -32,17 +32,17 @@ def loaded(folder: Path, published: Published) -> tuple[CostModel, SearchOptions
     options = SearchOptions.from_mapping(
         ONE_BATCH | {"seq_length": published.seq, "profiles": folder} | published.options | paths
     )
-    heard: list[str] = []
+    received: list[str] = []
     cost = load(
         published.model, options.num_nodes, options.num_gpus_per_node, options.assumptions,
-        **options.profile_arguments, note=heard.append,
+        **options.profile_arguments, note=received.append,
     )  # fmt: skip
-    return cost, options, list(dict.fromkeys(heard))
+    return cost, options, list(dict.fromkeys(received))
 
 
-def require_each(wanted: tuple[str, ...], said: list[str]) -> None:
+def require_each(wanted: tuple[str, ...], stated: list[str]) -> None:
     """Every line is wanted, and every wanted one is there, once."""
-    left = list(said)
+    left = list(stated)
     for part in wanted:
         found = next((line for line in left if part in line), None)
         assert found, f"{part!r} is not in {left}"
@@ -51,7 +51,7 @@ def require_each(wanted: tuple[str, ...], said: list[str]) -> None:
 
 
 @pytest.mark.parametrize("published", [p for p in PUBLISHED if not p.faults], ids=lambda p: p.name)
-def test_a_published_set_is_searched_and_what_was_assumed_is_said_once(tmp_path, published):
+def test_a_published_set_is_searched_and_what_was_assumed_is_reported_once(tmp_path, published):
     cost, options, notes = loaded(tmp_path, published)
     require_each(published.notes, notes)
     result = search(published.model, cost, options)
@@ -104,7 +104,7 @@ def flat(value: object, place: str = "") -> dict[str, object]:
         ("paddlenlp-llama/computation_profiling_bf16_llama_rank[0].json", None),
     ],
 )
-def test_raw_runs_tell_what_galvatron_itself_derived_from_them(name, dialect):
+def test_raw_runs_report_what_galvatron_itself_derived_from_them(name, dialect):
     content = json.loads((DATA / name).read_text())
     raw = {key: value for key, value in content.items() if not key.startswith(("layertype", "other"))}
     derived = derived_memory(raw, dialect) if dialect else derived_times(raw)[0]

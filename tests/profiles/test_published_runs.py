@@ -34,16 +34,16 @@ def rows(benchmark: dict[str, Any], table: Path) -> list[dict[str, Any]]:
 
 
 def test_steps_of_qwen3_on_h800_are_within_12_percent_on_average_and_memory_within_3(benchmark):
-    told = rows(benchmark, QWEN3)
-    plain = [row for row in told if not row["offload_optimizer"]]
-    offloaded = [row for row in told if row["offload_optimizer"]]
+    reported = rows(benchmark, QWEN3)
+    plain = [row for row in reported if not row["offload_optimizer"]]
+    offloaded = [row for row in reported if row["offload_optimizer"]]
     assert (len(plain), len(offloaded)) == (15, 10)
     errors = benchmark["errors"](plain)
     assert errors["step_mean"] <= 0.05 and errors["step_max"] <= 0.12 and errors["kendall_tau"] >= 0.95
     assert errors["allocated_mean"] <= 0.02 and errors["allocated_max"] <= 0.08
     errors = benchmark["errors"](offloaded)
     assert errors["step_mean"] <= 0.05 and errors["allocated_mean"] <= 0.02 and errors["allocated_max"] <= 0.06
-    assert benchmark["errors"](told)["bound_below_reserved"] == 0
+    assert benchmark["errors"](reported)["bound_below_reserved"] == 0
 
 
 @pytest.mark.parametrize("sweep", [QWEN3, EXPERTS])
@@ -54,16 +54,16 @@ def test_a_sweep_in_a_file_of_any_name_is_of_the_same_model(tmp_path, sweep):
 
 
 def test_steps_of_megatron_on_a100_are_within_6_percent_on_average_and_12_at_most(benchmark):
-    told = rows(benchmark, MEGATRON)
-    errors = benchmark["errors"](told)
-    assert len(told) == 24
+    reported = rows(benchmark, MEGATRON)
+    errors = benchmark["errors"](reported)
+    assert len(reported) == 24
     assert errors["step_mean"] <= 0.06 and errors["step_max"] <= 0.12 and errors["allocated_mean"] is None
 
 
 def test_speed_of_paddlenlp_on_a100_is_within_8_percent_and_memory_within_4(benchmark):
-    told = [row for row in rows(benchmark, COLLECTED) if row["source"].startswith("PaddleNLP")]
-    assert {row["name"] for row in told} == {"llama-7b", "llama-13b"}
-    for row in told:
+    reported = [row for row in rows(benchmark, COLLECTED) if row["source"].startswith("PaddleNLP")]
+    assert {row["name"] for row in reported} == {"llama-7b", "llama-13b"}
+    for row in reported:
         assert abs(1 / (1 + row["step_error"]) - 1) <= 0.08, row
         assert abs(row["allocated_error"]) <= 0.042, row
 
@@ -86,7 +86,7 @@ def test_with_experts_one_by_one_a_rank_with_fewer_of_them_is_much_faster():
         assert expected(other, H800).step_s > expected(run, H800).step_s
 
 
-def test_three_rows_with_experts_tell_the_others():
+def test_three_rows_with_experts_report_the_others():
     runs = read_table(EXPERTS).runs
     fitted = calibrate(runs[::3], H800).sheet
     errors = [abs(expected(run, fitted).step_s / run.step_s - 1) for run in runs if run not in runs[::3]]
@@ -95,11 +95,11 @@ def test_three_rows_with_experts_tell_the_others():
 
 def test_experts_across_nodes(benchmark):
     """Megatron's Qwen3-MoE on H100; LAER-MoE's Mixtral on A100, whose imbalance was fitted to two of its four runs."""
-    told = rows(benchmark, COLLECTED)
-    megatron = [row for row in told if row["device"].startswith("h100")]
+    reported = rows(benchmark, COLLECTED)
+    megatron = [row for row in reported if row["device"].startswith("h100")]
     assert len(megatron) == 3 and all(abs(row["step_error"]) <= 0.22 for row in megatron)
     assert [abs(row["allocated_error"]) <= 0.1 for row in megatron if row["allocated_error"]] == [True]
-    laer = benchmark["errors"]([row for row in told if row["source"].startswith("LAER")])
+    laer = benchmark["errors"]([row for row in reported if row["source"].startswith("LAER")])
     assert laer["kendall_tau"] == 1 and laer["step_mean"] <= 0.05 and laer["step_max"] <= 0.13
 
 
@@ -111,8 +111,8 @@ BY_SOURCE = {
 
 @pytest.mark.parametrize("source", BY_SOURCE)
 def test_dense_models_of_other_software_by_source(benchmark, source):
-    told = [row for row in rows(benchmark, DENSE) if row["source"].startswith(source)]
-    assert len(told) >= 5 and benchmark["errors"](told)["step_mean"] <= BY_SOURCE[source]
+    reported = [row for row in rows(benchmark, DENSE) if row["source"].startswith(source)]
+    assert len(reported) >= 5 and benchmark["errors"](reported)["step_mean"] <= BY_SOURCE[source]
 
 
 @pytest.mark.parametrize("source", BY_SOURCE)
@@ -167,11 +167,19 @@ def test_of_the_collected_rows_few_are_refused_each_by_name():
 
 def row_with(tmp_path: Path, **cells: str) -> MeasuredRun:
     """A row of a 7B model on 64 A100."""
-    told = {"model": "m", "device": "A100-80G", "gpus": "64", "precision": "bf16", "seq": "4096", "mbs": "1"}
-    told |= {"gbs": "128", "tp": "1", "pp": "1", "zero": "zero1", "recompute": "none", "layers": "32", "hidden": "4096"}
-    told |= {"heads": "32", "kv": "32", "vocab": "32000", "ffn": "11008", "tied": "0", "step_s": "4", "source": "s"}
-    told |= cells
-    (table := tmp_path / "row.csv").write_text(",".join(told) + "\n" + ",".join(told.values()) + "\n")
+    reported = {"model": "m", "device": "A100-80G", "gpus": "64", "precision": "bf16", "seq": "4096", "mbs": "1"}
+    reported |= {
+        "gbs": "128",
+        "tp": "1",
+        "pp": "1",
+        "zero": "zero1",
+        "recompute": "none",
+        "layers": "32",
+        "hidden": "4096",
+    }
+    reported |= {"heads": "32", "kv": "32", "vocab": "32000", "ffn": "11008", "tied": "0", "step_s": "4", "source": "s"}
+    reported |= cells
+    (table := tmp_path / "row.csv").write_text(",".join(reported) + "\n" + ",".join(reported.values()) + "\n")
     found = read_table(table)
     if found.skipped:
         raise UserError(found.skipped[0][1])
@@ -216,8 +224,8 @@ def test_many_nodes_are_faster_with_optimizer_states_sharded_in_each():
 def test_settings_that_a_file_leaves_out_are_given_by_source(tmp_path):
     (table := tmp_path / "dense.csv").write_text(DENSE.read_text().replace(",triton,", ",,"))
     settings = {"llm-foundry": {"attention": "triton"}}
-    ours, told = read_table(DENSE).runs, read_table(table, settings).runs
-    assert [run.attention_speed for run in ours] == [run.attention_speed for run in told]
+    ours, reported = read_table(DENSE).runs, read_table(table, settings).runs
+    assert [run.attention_speed for run in ours] == [run.attention_speed for run in reported]
     with pytest.raises(UserError, match="atention: no column of how a run was made"):
         read_table(table, {"llm-foundry": {"atention": "triton"}})
 
@@ -244,9 +252,9 @@ def reached(device: str) -> list[float]:
 
 @pytest.mark.parametrize("device", ["a100-80gb", "h100-80gb", "h800-80gb"])
 def test_a_sheet_says_how_fast_published_runs_are(device):
-    speeds, told = reached(device), load_data_sheet(device).published
+    speeds, reported = reached(device), load_data_sheet(device).published
     low, high = (speeds[round(share * (len(speeds) - 1))] for share in (0.1, 0.9))
-    assert (told.low, told.high, told.runs) == (
+    assert (reported.low, reported.high, reported.runs) == (
         pytest.approx(low, abs=0.01),
         pytest.approx(high, abs=0.01),
         len(speeds),
@@ -263,8 +271,8 @@ REGRET = {(35, False): 0.12, (45, True): 0.23, (40, True): 0.1, (35, True): 0.12
 @pytest.mark.parametrize("offload", [False, True], ids=["on the card", "offload allowed"])
 def test_at_a_budget_the_preferred_layout_is_the_best_or_nearly(benchmark, budget_gib, offload):
     """What fits is decided by our own bound for the layout that is preferred, and by what was measured for the best."""
-    told = [row for row in rows(benchmark, QWEN3) if offload or not row["offload_optimizer"]]
-    regret = benchmark["regret_at"](budget_gib, told, "qwen3-8b")
+    reported = [row for row in rows(benchmark, QWEN3) if offload or not row["offload_optimizer"]]
+    regret = benchmark["regret_at"](budget_gib, reported, "qwen3-8b")
     assert regret <= REGRET.get((budget_gib, offload), 0.03)
 
 
@@ -275,9 +283,9 @@ PUBLISHED = ROOT.parent / "shared" / "data" / "published_runs"
 def test_over_all_published_rows_the_bound_is_near_reserved_memory_and_regret_is_small(benchmark):
     """24 runs with room and 29 offloaded ones, of which only the former were fitted to."""
     names = ("qwen3-8b_8gpu_measured", "qwen3-8b_8gpu_measured_2", "qwen3-30b-a3b_8gpu_measured")
-    told = [row for name in names for row in rows(benchmark, PUBLISHED / f"paddlefleet_{name}.csv")]
-    plain, offloaded = ([row for row in told if row["offload_optimizer"] is away] for away in (False, True))
-    every, kept, away = map(benchmark["errors"], (told, plain, offloaded))
+    reported = [row for name in names for row in rows(benchmark, PUBLISHED / f"paddlefleet_{name}.csv")]
+    plain, offloaded = ([row for row in reported if row["offload_optimizer"] is away] for away in (False, True))
+    every, kept, away = map(benchmark["errors"], (reported, plain, offloaded))
     assert every["bound_below_reserved"] == 0 and every["bound_over_reserved"] <= 0.07
     assert kept["bound_over_reserved"] <= 0.025 and away["bound_over_reserved"] <= 0.13
     assert every["allocated_mean"] <= 0.015
@@ -332,8 +340,8 @@ def test_rows_that_need_more_are_named_and_broken_ones_refused(tmp_path, benchma
 
 def test_the_page_shows_what_the_command_prints(benchmark):
     page = (ROOT / "docs" / "dev" / "accuracy.md").read_text()
-    told = [row for table in sorted(TABLES.glob("*.csv")) for row in rows(benchmark, table)]
-    lines = [*benchmark["by_source"](told)]
+    reported = [row for table in sorted(TABLES.glob("*.csv")) for row in rows(benchmark, table)]
+    lines = [*benchmark["by_source"](reported)]
     assert not [line for line in lines if line not in page]
 
 

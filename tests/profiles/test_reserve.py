@@ -9,7 +9,7 @@ import pytest
 from cost_examples import MODEL, SEQ
 
 from paddlenlp_galvatron.cost_model import CostModel
-from paddlenlp_galvatron.cost_model.inputs import Profiles
+from paddlenlp_galvatron.cost_model.costs import Profiles
 from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, Precision, VocabStrategy, uniform_plan
 from paddlenlp_galvatron.plan.communicators import stage_groups
 from paddlenlp_galvatron.planner import SearchOptions, search
@@ -79,17 +79,22 @@ def test_a_plans_communicators_are_those_that_a_launch_makes():
     assert reserve_of(Device(), 8).having(5) == reserve_of(Device(), 8)
 
 
-def test_a_budget_is_held_to_the_device_and_its_reserve_and_both_are_said():
-    cost, heard = priced(), []
+def test_a_budget_is_held_to_the_device_and_its_reserve_and_both_are_reported():
+    cost, received = priced(), []
     options = SearchOptions(memory_constraint=80, settle_bsz=32, seq_length=SEQ)
-    settled, reserving = on_device(options, cost, heard.append)
-    assert settled.memory_constraint == 79.1 and len(heard) == 2 and "79.1" in heard[0] and "communicators" in heard[1]
+    settled, reserving = on_device(options, cost, received.append)
+    assert (
+        settled.memory_constraint == 79.1
+        and len(received) == 2
+        and "79.1" in received[0]
+        and "communicators" in received[1]
+    )
     assert settled.context_mib == pytest.approx(reserve_of(H100, 8).context_mib(79.1 * 1024))
     best = search(MODEL, reserving, settled).require()
     assert max(s.memory.total_mib for s in best.prediction.stages) <= 79.1 * 1024
     assert cost.context_mib == 0
-    given, heard = options.model_copy(update={"memory_constraint": 60.0, "context_mib": 0.0}), []
-    assert on_device(given, cost, heard.append)[0] == given and not heard  # the user's own word holds
+    given, received = options.model_copy(update={"memory_constraint": 60.0, "context_mib": 0.0}), []
+    assert on_device(given, cost, received.append)[0] == given and not received  # the user's own word holds
 
 
 def test_what_profiles_measured_is_used():

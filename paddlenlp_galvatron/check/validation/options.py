@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from ...base.limits import Port, Positive, Rank, Ranks, Rate, Samples, Seed, Size
 from ...launch.nodes import FIELDS, ONE_NODE, Nodes, environment_nodes
 from ...options.group import Options, Paths
-from ...options.task import RANK
+from ...options.prices import RANK
 from ...plan import Precision
 
 MOST_PLANS, MOST_BUDGETS, MOST_STEPS = 10_000, 100, 1000

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from ...base.errors import UserError
 from ...base.reading import LargeFile
 from ...base.text import count, shortened
-from ...options.task import Packing
+from ...options.prices import Packing
 from ...runtime.batch import IGNORED_LABEL, Samples
 from .conversations import Encoder, PairEncoder, Sample
 from .sample_index import FOLDER, cached_arrays
