@@ -34,11 +34,11 @@ def hold(folder: Path) -> subprocess.Popen[str]:
     return process
 
 
-def test_who_comes_second_is_told_who_holds_it(tmp_path):
+def test_who_comes_second_learns_who_holds_it(tmp_path):
     with hold(tmp_path) as holder:
         for shared in (False, True):
-            told = rf"is in use by process {holder.pid} on \S+ since \d+-.*wait until"
-            with pytest.raises(UserError, match=told), locked(tmp_path, shared=shared):
+            reported = rf"is in use by process {holder.pid} on \S+ since \d+-.*wait until"
+            with pytest.raises(UserError, match=reported), locked(tmp_path, shared=shared):
                 pytest.fail("two at once")
         holder.communicate()
     with locked(tmp_path):
@@ -68,8 +68,11 @@ def test_what_a_holder_starts_holds_it_too_and_nobody_else(tmp_path):
 
 
 def test_readers_share_it_and_a_writer_waits_for_them(tmp_path):
-    for_reading, told = locked(tmp_path, shared=True), pytest.raises(UserError, match="is in use by another process")
-    with locked(tmp_path, shared=True), for_reading, told, locked(tmp_path):
+    for_reading, reported = (
+        locked(tmp_path, shared=True),
+        pytest.raises(UserError, match="is in use by another process"),
+    )
+    with locked(tmp_path, shared=True), for_reading, reported, locked(tmp_path):
         pytest.fail("a writer beside readers")
     with hold(tmp_path) as holder:
         threading.Timer(0.3, holder.terminate).start()

@@ -116,8 +116,8 @@ def test_a_folder_of_which_another_writer_is_at_work_is_refused(tmp_path):
     writer = threading.Thread(target=first)
     writer.start()
     assert inside.wait(60)
-    told = rf"model: is in use by process {os.getpid()} on .* since "
-    with pytest.raises(UserError, match=told), whole_folder(tmp_path / "model"):
+    reported = rf"model: is in use by process {os.getpid()} on .* since "
+    with pytest.raises(UserError, match=reported), whole_folder(tmp_path / "model"):
         pytest.fail("two at once")
     go_on.set()
     writer.join()

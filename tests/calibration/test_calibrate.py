@@ -76,7 +76,7 @@ def test_a_sheet_that_explains_the_left_out_runs_no_better_is_refused(numbers):
     assert found.refusal and "keep" in found.refusal
 
 
-def test_a_long_sample_tells_of_attention_and_not_of_how_products_begin():
+def test_a_long_sample_shows_attention_and_not_of_how_products_begin():
     """One of 32k tokens among three: a slow attention is found as such."""
     true = cluster(attention_efficiency=0.16)
     runs = [run_of(true, *layout) for layout in ((1, 4096, 4), (1, 16384, 1), (1, 32768, 1))]
@@ -121,7 +121,7 @@ def test_the_command_reads_logs_with_their_plans_and_writes_a_sheet_for_the_othe
     assert main(given) == 2 and "model_size: missing" in capsys.readouterr().err
     given += ["--model_size", "qwen3-8b"]
     assert main(given) == 0
-    assert "matmul_efficiency" in (told := capsys.readouterr().out) and "Elsewhere" in told
+    assert "matmul_efficiency" in (reported := capsys.readouterr().out) and "Elsewhere" in reported
     sheet = load_data_sheet(node)
     assert sheet.matmul_efficiency.value < 0.55 and "calibrated from 1 runs" in sheet.matmul_efficiency.source
     assert main(["fit", "qwen3-8b", "--gpus", "8", "--device", str(node), "--json"]) == 0

@@ -100,7 +100,7 @@ def test_scripts_pass_on_their_variables(tmp_path, shell, family):
     scripts = Path(shutil.copytree(SCRIPTS, tmp_path / "my scripts"))
     paths = {"INPUT_PATH": "in put", "OUTPUT_PATH": "out/put", "GALVATRON": "echo"}
     for name, command in {"_h2g": "h2g", "_g2h": "g2h"}.items():
-        said = subprocess.run(
+        stated = subprocess.run(
             [shell, scripts / f"convert_{family}{name}.sh", "--more"],
             cwd=tmp_path,
             env=os.environ | paths,
@@ -108,7 +108,7 @@ def test_scripts_pass_on_their_variables(tmp_path, shell, family):
             text=True,
             check=True,
         )
-        assert said.stdout == f"convert {command} in put out/put --family {family} --more\n"
+        assert stated.stdout == f"convert {command} in put out/put --family {family} --more\n"
 
 
 def test_scripts_convert_there_and_back(tmp_path):

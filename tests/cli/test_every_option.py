@@ -66,11 +66,11 @@ ALL = [(command, option, row) for command, (_, _, rows, _) in TABLES.items() for
 )
 def test_an_option_changes_what_its_row_says(runs, command, option, row: Row):
     without = TABLES[command][1] | row.beside | {option: None}
-    told = runs.seen(command, without), runs.seen(command, without | {option: row.value})
+    reported = runs.seen(command, without), runs.seen(command, without | {option: row.value})
     again = runs.seen(command, without, again=True)
-    before, after = (one.look(row.shows) for one in told)
+    before, after = (one.look(row.shows) for one in reported)
     assert again.look(row.shows) == before, "it differs by itself"
-    assert (before == after) == bool(row.idle), f"{before}\n{after}\n{told[1].err}"
+    assert (before == after) == bool(row.idle), f"{before}\n{after}\n{reported[1].err}"
 
 
 def test_no_help_shows_what_is_not_meant_for_people(galvatron):

@@ -47,18 +47,18 @@ def searched(tmp_path_factory) -> tuple[Path, str]:
 
 @pytest.fixture
 def explained(searched, tmp_path, monkeypatch) -> dict[str, Any]:
-    where, told = searched
+    where, reported = searched
     shutil.copytree(where, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    return json.loads(told)
+    return json.loads(reported)
 
 
-def keys_of(told):
+def keys_of(reported):
     """Every key of an object, but for the names of terms."""
     named = {"time_ms", "hidden_ms", "memory_mib"}
-    inner = {key: value for key, value in told.items() if key not in named}
+    inner = {key: value for key, value in reported.items() if key not in named}
     lists = [item for value in inner.values() for item in (value if isinstance(value, list) else [value])]
-    return {*told, *(key for item in lists if isinstance(item, dict) for key in keys_of(item))}
+    return {*reported, *(key for item in lists if isinstance(item, dict) for key in keys_of(item))}
 
 
 def test_both_pages_name_every_key(explained):
@@ -149,11 +149,11 @@ def test_where_one_layer_has_very_many_ways_to_change_some_layers_are_tried(expl
     whole = {other["strategy"]: other for other in explained["one_layer_more"]}
     assert explained["layers_tried"] == explained["layers_that_differ"] > 2
     monkeypatch.setattr(why, "MOST_PRICED", 1)
-    told = json.loads(galvatron("explain", "plan.json", "--json").out)
-    assert (told["layers_tried"], told["layers_that_differ"]) == (2, explained["layers_that_differ"])
-    assert {other["layer"] for other in told["one_layer_more"]} <= {0, len(read_plan("plan.json").layers) - 1}
+    reported = json.loads(galvatron("explain", "plan.json", "--json").out)
+    assert (reported["layers_tried"], reported["layers_that_differ"]) == (2, explained["layers_that_differ"])
+    assert {other["layer"] for other in reported["one_layer_more"]} <= {0, len(read_plan("plan.json").layers) - 1}
     assert all(
-        whole[other["strategy"]]["time_s"] <= other["time_s"] for other in told["one_layer_more"] if other["fits"]
+        whole[other["strategy"]]["time_s"] <= other["time_s"] for other in reported["one_layer_more"] if other["fits"]
     )
     assert "under another strategy (the best of 2 of its layers)" in galvatron("explain", "plan.json").out
 
@@ -178,8 +178,8 @@ def test_a_plan_of_another_program_needs_what_it_does_not_name(folder, galvatron
     ran = galvatron("explain", "bare.json", "--model_size", "example.json", "--num_gpus_per_node", 4)
     assert ran.code == 2 and "give --memory_constraint" in ran.err
     given = ("--model_size", "example.json", "--memory_constraint", 8, "--profiles", "configs", "--json")
-    told = json.loads(galvatron("explain", "bare.json", *given, "--num_gpus_per_node", 4).out)
-    assert told["time_s"] == pytest.approx(fields["galvatron"]["predicted"]["time_s"])
+    reported = json.loads(galvatron("explain", "bare.json", *given, "--num_gpus_per_node", 4).out)
+    assert reported["time_s"] == pytest.approx(fields["galvatron"]["predicted"]["time_s"])
     for broken in (
         {"options": 3},
         {"profiles": 3, "options": {}, "memory_constraint_gb": None},
@@ -219,11 +219,11 @@ def test_two_plans_differ_by_fields_layers_and_terms(explained, galvatron):
     plan = read_plan("plan.json")
     other = replace(plan, layers=(replace(plan.layers[0], recompute=not plan.layers[0].recompute), *plan.layers[1:]))
     write_plan(other, "other.json")
-    told = json.loads(galvatron("plan", "diff", "plan.json", "other.json", "--json").out)
-    assert told["fields"] == {} and [row["layers"] for row in told["layers"]] == ["0"]
+    reported = json.loads(galvatron("plan", "diff", "plan.json", "other.json", "--json").out)
+    assert reported["fields"] == {} and [row["layers"] for row in reported["layers"]] == ["0"]
     ours = json.loads(galvatron("explain", "other.json", "--json").out)
-    assert sum(told["time_ms"][0].values()) == pytest.approx(explained["time_s"] * 1000)
-    assert sum(told["time_ms"][1].values()) == pytest.approx(ours["time_s"] * 1000)
+    assert sum(reported["time_ms"][0].values()) == pytest.approx(explained["time_s"] * 1000)
+    assert sum(reported["time_ms"][1].values()) == pytest.approx(ours["time_s"] * 1000)
     assert "the plans say the same" in galvatron("plan", "diff", "plan.json", "plan.json").out
     fields = json.loads(Path("plan.json").read_text())
     del fields["galvatron"]["searched_from"]

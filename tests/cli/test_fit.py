@@ -42,11 +42,11 @@ def test_the_table_names_every_part_of_the_bound_with_its_source(galvatron):
     assert max(map(len, ran.out.splitlines())) < 120
 
 
-def test_a_card_that_is_told_larger_than_it_is_is_a_note(galvatron):
+def test_a_card_that_is_larger_in_the_options_than_it_is_is_a_note(galvatron):
     words = ("fit", "llama2-7b", "--gpus", "8", "--json")
-    told, plain = (galvatron(*words, *more) for more in (("--memory_constraint", "85"), ()))
-    assert "note: memory_constraint: 85 GiB" in told.err and "79.1" in told.err and plain.err == ""
-    assert told.out == plain.out
+    reported, plain = (galvatron(*words, *more) for more in (("--memory_constraint", "85"), ()))
+    assert "note: memory_constraint: 85 GiB" in reported.err and "79.1" in reported.err and plain.err == ""
+    assert reported.out == plain.out
 
 
 def test_nothing_fits_is_exit_code_three_and_says_what_binds(galvatron):
@@ -86,8 +86,8 @@ def test_fit_search_and_what_if_answer_the_same_question_alike(model, gpus, galv
     assert "global batch size 256 (the default)" in galvatron("search", *asked[:-1]).out
     found = json.loads(searched.out.splitlines()[-1])
     assert found["gap"] < 1e-3 and found["time_s"] == pytest.approx(row["step_s"], rel=1e-9)
-    told = work(Form.from_values({"model_size": model, "device": "h100-80gb", "num_nodes": gpus // 8}))
-    assert told.result.require().time_s == pytest.approx(row["step_s"], rel=1e-9)
+    reported = work(Form.from_values({"model_size": model, "device": "h100-80gb", "num_nodes": gpus // 8}))
+    assert reported.result.require().time_s == pytest.approx(row["step_s"], rel=1e-9)
 
 
 @pages

@@ -32,9 +32,9 @@ def hinted(galvatron, command: str, *words: str) -> list[dict]:
 def test_a_hint_is_what_a_search_with_its_option_finds(galvatron, command):
     [hint] = hinted(galvatron, command, "qwen2.5-7b", "--batch", "61")
     assert hint["options"] == {"settle_bsz": 64} and hint["gain"] > LEAST_GAIN
-    told = json.loads(galvatron("fit", "qwen2.5-7b", "--batch", "64", *H100, "--json").out)
-    assert told["rows"][0]["tokens_per_s_per_gpu"] == pytest.approx(hint["tokens_per_s_per_gpu"], rel=SIMPLER)
-    assert told["hints"] == []
+    reported = json.loads(galvatron("fit", "qwen2.5-7b", "--batch", "64", *H100, "--json").out)
+    assert reported["rows"][0]["tokens_per_s_per_gpu"] == pytest.approx(hint["tokens_per_s_per_gpu"], rel=SIMPLER)
+    assert reported["hints"] == []
     shown = galvatron(command, "qwen2.5-7b", "--batch", "61", *H100).out
     assert [line.partition(" +")[0] for line in shown.splitlines() if "hint" in line] == ["hint: with --batch 64"]
 
@@ -73,7 +73,7 @@ def test_a_plan_for_paddlenlp_is_one_and_says_what_it_loses(galvatron):
 
 @pytest.mark.parametrize("gpus", [4, 16])
 @pytest.mark.parametrize(
-    ("task", "said"),
+    ("task", "stated"),
     [
         ((), "--model qwen2.5-0.5b --input_dir DATA"),
         (("--task", "sft"), "--model MODEL_FOLDER --task sft --dataset_name_or_path DATA"),
@@ -88,14 +88,14 @@ def test_a_plan_for_paddlenlp_is_one_and_says_what_it_loses(galvatron):
         ),
     ],
 )
-def test_start_lines_are_those_of_the_task(galvatron, gpus, task, said):
+def test_start_lines_are_those_of_the_task(galvatron, gpus, task, stated):
     words = ("qwen2.5-0.5b", "--device", "h100-80gb", "--gpus", gpus, "--batch", 16, "--settle_chunk", 1)
-    told = galvatron("search", *words, *task, "-o", "plan.json").out.splitlines()
+    reported = galvatron("search", *words, *task, "-o", "plan.json").out.splitlines()
     more = " --nproc 8" if gpus > 8 else ""
-    starts = [line.partition(": ")[2] for line in told if line.startswith("start")]
-    assert starts == [f"galvatron train plan.json {said}{more}"]
+    starts = [line.partition(": ")[2] for line in reported if line.startswith("start")]
+    assert starts == [f"galvatron train plan.json {stated}{more}"]
     shown = galvatron("plan", "show", "plan.json").out.splitlines()
-    assert [line for line in told if "START" in line] == [line for line in shown if "START" in line]
+    assert [line for line in reported if "START" in line] == [line for line in shown if "START" in line]
     fields = commands()["train"].fields
     options = [word[2:] for word in shlex.split(starts[0]) if word.startswith("--")]
     assert all(canonical_name(option, fields) in fields for option in options)
@@ -103,9 +103,10 @@ def test_start_lines_are_those_of_the_task(galvatron, gpus, task, said):
 
 
 def test_a_plan_that_train_refuses_has_no_start_line(galvatron):
-    told = galvatron("search", "qwen2.5-0.5b", *H100, "--batch", 16, "--offload_optimizer", "-o", "plan.json").out
+    reported = galvatron("search", "qwen2.5-0.5b", *H100, "--batch", 16, "--offload_optimizer", "-o", "plan.json").out
     assert (
-        "galvatron train has no offload" in told and "start:" not in told + galvatron("plan", "show", "plan.json").out
+        "galvatron train has no offload" in reported
+        and "start:" not in reported + galvatron("plan", "show", "plan.json").out
     )
 
 
@@ -118,8 +119,8 @@ def test_a_uniform_plan_names_its_model_and_splits_its_batch(galvatron):
         assert galvatron(*words, "--device", "h100-80gb").code == 0
     scaled = galvatron("plan", "scale", "plan.json", "--gpus", 16, "--device", "h100-80gb")
     assert scaled.code == 0 and "no time and memory" not in scaled.out
-    told = galvatron("plan", "uniform", "qwen2.5-0.5b", "--gpus", 8, "--batch", 32, "--chunks", 1)
-    assert told.code == 0 and read_plan(Path("plan.json")).micro_batches == 1
+    reported = galvatron("plan", "uniform", "qwen2.5-0.5b", "--gpus", 8, "--batch", 32, "--chunks", 1)
+    assert reported.code == 0 and read_plan(Path("plan.json")).micro_batches == 1
 
 
 NAMES = {
@@ -194,10 +195,10 @@ def test_gains_are_listed_from_the_largest(galvatron):
     assert len(found) > 1 and all(one >= other for one, other in pairwise(speeds))
 
 
-def test_a_length_may_be_said_in_k_and_wide_tables_break_no_word(galvatron):
+def test_a_length_may_be_given_in_k_and_wide_tables_break_no_word(galvatron):
     words = ("qwen3-30b-a3b", "--device", "h100-80gb", "--gpus", "16", "--batch", "64", "--settle_chunk", "16")
-    told = galvatron("search", *words, "--seq", "8k", "-o", "plan.json").out
-    assert "sequence length 8192" in told
+    reported = galvatron("search", *words, "--seq", "8k", "-o", "plan.json").out
+    assert "sequence length 8192" in reported
     shown = galvatron("plan", "show", "plan.json").out
     assert all(any(word in line.split() for line in shown.splitlines()) for word in ("embedding", "neighbours", "ep"))
     refused = galvatron("search", *words, "--seq", "8kk")

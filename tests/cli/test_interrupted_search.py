@@ -78,7 +78,7 @@ def test_programs_read_of_the_interrupt_in_notes():
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_where_no_plan_was_found_nothing_is_written_and_that_is_said(folder, number):
+def test_where_no_plan_was_found_nothing_is_written_and_that_is_reported(folder, number):
     code, out, err = interrupted(number, 0, [*SEARCH, "-o", "plan.json"])
     assert (code, out, err) == (130, "", "interrupted: no plan was found yet, so none is written\n")
     assert not (folder / "plan.json").exists() and not (folder / "logs").exists()
@@ -91,7 +91,7 @@ def test_in_python_ctrl_c_gives_the_best_plan_so_far_or_is_raised(folder):
         f"try:\n    found = search('qwen2.5-0.5b', **{ASKED})\n"
         "    print(found.plan, found.notes)\nexcept KeyboardInterrupt as error:\n    print(error)\n"
     )
-    for solved, said in ((2, "<Plan: 24 layers on 8 GPUs"), (0, "no plan was found yet")):
+    for solved, stated in ((2, "<Plan: 24 layers on 8 GPUs"), (0, "no plan was found yet")):
         ran = subprocess.Popen(
             [sys.executable, program, str(solved)],
             stdout=subprocess.PIPE,
@@ -104,7 +104,7 @@ def test_in_python_ctrl_c_gives_the_best_plan_so_far_or_is_raised(folder):
             out, _ = ran.communicate(timeout=600)
         finally:
             ran.kill()
-        assert ran.returncode == 0 and out.startswith(said)
+        assert ran.returncode == 0 and out.startswith(stated)
         assert ("interrupted: this is the best plan so far" in out) == (solved > 0)
 
 

@@ -49,15 +49,15 @@ def plans(tmp_path_factory):
 def test_the_same_pairs_are_taken_with_the_same_words(plans, galvatron, tmp_path, monkeypatch, plan, model):
     monkeypatch.chdir(tmp_path)
     config = plans / f"{[*MODELS].index(model)}.json"
-    said = {}
+    stated = {}
     for name, words in COMMANDS.items():
         ran = galvatron(*(word.format(plans / f"{plan}.json") for word in words), "--model", config)
         faults = [line for line in ran.err.splitlines() if line.startswith("error: ")]
         if name == "train" and ran.code == 2 and "nowhere" in faults[0]:  # the pair was taken
             faults, ran = [], ran._replace(code=0)
-        said[name] = ran.code, faults
-    code, faults = said["check"]
-    assert all(one == (code, faults) for one in said.values()), said
+        stated[name] = ran.code, faults
+    code, faults = stated["check"]
+    assert all(one == (code, faults) for one in stated.values()), stated
     if plan == "searched":
         assert code == (0 if model == "its own" else 2)
     assert code == (2 if faults else 0)

@@ -79,10 +79,10 @@ def given(case: Case, folder: Path, galvatron) -> dict[str, str]:
     assert galvatron("profile", "all", "--analytic", folder / "sheet.json", *model).code == 0
     for path in (folder / "measured").glob("*.json"):
         content = json.loads(path.read_text())
-        told = {name: value for name, value in content["galvatron"].items() if name not in ("analytic", "device")}
-        told["fingerprint"].pop("device", None)
-        told["fingerprint"] |= case.profile.get("fingerprint", {})
-        content["galvatron"] = told | {name: case.profile[name] for name in ("device",) if name in case.profile}
+        reported = {name: value for name, value in content["galvatron"].items() if name not in ("analytic", "device")}
+        reported["fingerprint"].pop("device", None)
+        reported["fingerprint"] |= case.profile.get("fingerprint", {})
+        content["galvatron"] = reported | {name: case.profile[name] for name in ("device",) if name in case.profile}
         path.write_text(json.dumps(content))
     return {"profiles": str(folder / "measured")}
 
@@ -173,8 +173,8 @@ def test_every_command_answers_alike(tmp_path, monkeypatch, galvatron, name):
     monkeypatch.chdir(tmp_path)
     case, shape = CASES[name], load_model(MODEL)
     where = given(case, tmp_path, galvatron)
-    told = dict(answers(case, where, galvatron))
-    first, step_s = told["search"], read_plan(Path("p.json")).metadata["predicted"]["time_s"]
+    reported = dict(answers(case, where, galvatron))
+    first, step_s = reported["search"], read_plan(Path("p.json")).metadata["predicted"]["time_s"]
     assert first.gib == pytest.approx(case.gib or BUDGET, abs=0.006)
     assert (first.reserve_gib > 1) == (case.gib is not None)  # a GPU's
     seen = case.task.get("document_tokens", SEQ)
@@ -182,8 +182,8 @@ def test_every_command_answers_alike(tmp_path, monkeypatch, galvatron, name):
         BATCH * SEQ * ((4 if "task" in case.task else 6) * shape.parameters + 12 * shape.layers * shape.q_width * seen)
     )
     share = 100 * flops / step_s / (GPUS * case.tflops * 1e12) if case.tflops else None
-    expected = first._replace(mfu=share, stage_gib=told["explain"].stage_gib)
-    for command, answer in told.items():
+    expected = first._replace(mfu=share, stage_gib=reported["explain"].stage_gib)
+    for command, answer in reported.items():
         for what, ours, theirs in zip(Answer._fields, expected, answer, strict=True):
             if theirs is not UNSAID:
                 alike = theirs is None if ours is None else theirs == pytest.approx(ours, abs=0.06)
@@ -210,7 +210,7 @@ def test_profiles_and_a_device_are_not_given_together(tmp_path, monkeypatch, gal
         what_if(Form(**FORM, **both), {})
 
 
-def test_a_plan_that_is_too_big_is_said_to_be(tmp_path, monkeypatch, galvatron):
+def test_a_plan_that_is_too_big_is_reported_to_be(tmp_path, monkeypatch, galvatron):
     monkeypatch.chdir(tmp_path)
     assert galvatron(*UNIFORM).code == 0
     text = galvatron("explain", "u.json", "--device", "h100", "--memory_constraint", 4).out

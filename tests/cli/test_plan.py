@@ -344,20 +344,20 @@ def test_the_load_of_experts_stands_in_every_answer_and_check_holds_it_against_a
     assert answered("fit", *asked)["load"] == {"moe_imbalance": 1.2, "moe_imbalance_bound": 2.0}
     assert answered("fit", "qwen2.5-7b", "--gpus", 8, "--seq", 4096, *h100)["load"] is None
 
-    lines, told = with_log(1.6, 1.9)
+    lines, reported = with_log(1.6, 1.9)
     assert (
         "estimate holds" in lines[0]
         and "bound holds" in lines[1]
-        and told["holds"]
+        and reported["holds"]
         == {
             "estimate": True,
             "bound": True,
         }
     )
-    (rows, most), told = with_log(1.9, 2.41)
+    (rows, most), reported = with_log(1.9, 2.41)
     assert rows.endswith("(predicted 1.5 x mean, +27%); search again: galvatron search --moe_imbalance 1.9")
     assert most.endswith("planned for 2; galvatron search --moe_imbalance_bound 2.5")
-    assert told == {
+    assert reported == {
         "steps": 1,
         "load": {"moe_imbalance": 1.9, "moe_imbalance_most": 2.41},
         "holds": {"estimate": False, "bound": False},

@@ -20,7 +20,7 @@ PLAN = ("plan diff", "plan scale", "plan trace")
 ORIGIN = ("explain", "report", *PLAN)  # they price a plan's file
 PROFILE = tuple(f"profile {what}" for what in ("computation", "memory", "model", "hardware", "all"))
 # Part of the package, the longest first -> the commands that say its texts; none: all options stand behind theirs.
-SAID_BY: dict[str, tuple[str, ...]] = {
+REPORTED_BY: dict[str, tuple[str, ...]] = {
     "check/calibration": ("calibrate",),
     "check/doctor": ("doctor",),
     "cli/convert.py": ("convert h2g", "convert g2h"),
@@ -81,7 +81,9 @@ def named() -> Iterator[tuple[str, str, tuple[str, ...]]]:
     """Where an option is named, the option, and the commands that must have it."""
     for path in sorted(ROOT.rglob("*.py")):
         part = path.relative_to(ROOT).as_posix()
-        known = next((SAID_BY[one] for one in sorted(SAID_BY, key=len, reverse=True) if part.startswith(one)), None)
+        known = next(
+            (REPORTED_BY[one] for one in sorted(REPORTED_BY, key=len, reverse=True) if part.startswith(one)), None
+        )
         own = tuple(one for one in commands() if one.split()[0] == path.stem.replace("_", "-"))
         own = own if known is None else known
         for line, text in texts(path):
@@ -93,10 +95,10 @@ def named() -> Iterator[tuple[str, str, tuple[str, ...]]]:
 
 def test_remedies_name_options_that_the_command_has():
     faults, all_commands = [], commands()
-    for where, option, said_by in named():
+    for where, option, reported_by in named():
         if option in OTHERS or "container" in where or where.startswith(ELSEWHERE):
             continue
-        there = [one for one in all_commands if one in said_by]
+        there = [one for one in all_commands if one in reported_by]
         fields = {one: all_commands[one].fields for one in there}
         lacking = [one for one in there if option != "list" and canonical_name(option, fields[one]) not in fields[one]]
         if lacking or not there:

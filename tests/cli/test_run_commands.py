@@ -183,12 +183,12 @@ def test_an_argument_that_cannot_be_is_refused_by_name(folder, capsys):
     assert code == 2 and "continue_training: meta-llama/Meta-Llama-3-8B is no folder with weights" in err
 
 
-def test_what_is_wrong_before_the_start_is_told_without_importing_paddle(folder):
+def test_what_is_wrong_before_the_start_is_reported_without_importing_paddle(folder):
     program = (
         "import sys; from paddlenlp_galvatron.cli.main import main; code = main(sys.argv[1:]); "
         "print(code, [name for name in ('paddle', 'paddlenlp') if name in sys.modules])"
     )
-    for words, told in (
+    for words, reported in (
         ("train plan.json --model model.json --input_dir data/nowhere --max_steps 3", "nowhere.bin: no such"),
         ("train plan.json --model nowhere", "model nowhere: neither a preset nor a config.json"),
         ("profile model nowhere", "model nowhere: neither a preset nor a config.json"),
@@ -199,7 +199,7 @@ def test_what_is_wrong_before_the_start_is_told_without_importing_paddle(folder)
         ran = subprocess.run(
             [sys.executable, "-c", program, *words.split()], cwd=folder, capture_output=True, text=True, timeout=300
         )
-        assert told in ran.stderr and ran.stdout == "2 []\n", ran.stdout + ran.stderr
+        assert reported in ran.stderr and ran.stdout == "2 []\n", ran.stdout + ran.stderr
 
 
 def test_another_run_than_the_checkpoints_is_refused_before_ranks_start(folder, capsys, monkeypatch):
@@ -302,7 +302,7 @@ def test_a_dry_run_of_ten_thousand_ranks_or_stages_takes_seconds(folder, capsys)
     stages = {"pp_deg": count, "pp_division": alike["tp_sizes_enc"], "chunks": 1, "vtp": 1, "global_bsz": 1}
     four = {name: ",".join([str(value)] * 4) for name, value in ONE_RANK_LAYER.items()}
     unlike = {"tp_sizes_enc": "1,2,4,4", "checkpoint": "0,0,0,1", "pp_division": "4"}
-    for plan, layers, told in (
+    for plan, layers, reported in (
         (changed(PLAN, global_bsz=2 * count, world_size=count), 2, ["0-9999", "5003 groups"]),
         (changed(PLAN, **alike, **stages, world_size=count), count, ["and 9500 stages more", "19998 groups"]),
         (changed(PLAN, **four | unlike, global_bsz=2 * most, world_size=most), 4, ["groups not counted"]),
@@ -311,7 +311,7 @@ def test_a_dry_run_of_ten_thousand_ranks_or_stages_takes_seconds(folder, capsys)
         (folder / "model.json").write_text(changed(MODEL, num_hidden_layers=layers))
         began = time.process_time()
         code, out, err = run(capsys, "train", "plan.json", "--model", "model.json", "--dry_run")
-        assert code == 0 and all(one in out for one in told), out[-300:] + err
+        assert code == 0 and all(one in out for one in reported), out[-300:] + err
         assert time.process_time() - began < 30
 
 
@@ -466,25 +466,25 @@ def test_a_run_that_its_checks_refuse_leaves_the_folder_as_it_was(folder, capsys
 def test_lines_of_paddlenlp_stay_with_the_ranks(folder, monkeypatch, capsys):
     from paddlenlp.utils.log import logger
 
-    said = io.StringIO()
-    monkeypatch.setattr(logger.handler, "stream", said)
+    stated = io.StringIO()
+    monkeypatch.setattr(logger.handler, "stream", stated)
     assert pretrain("run_pretrain_galvatron.py", ["--model", "model.json", *OWN, "--warmup_steps", "1"]) == 2
-    assert said.getvalue() == "" and capsys.readouterr().err.startswith("error: ")
+    assert stated.getvalue() == "" and capsys.readouterr().err.startswith("error: ")
     logger.info("a rank's")
-    assert "a rank's" in said.getvalue()
+    assert "a rank's" in stated.getvalue()
 
 
 def test_a_rank_that_its_checks_refuse_leaves_nothing(folder):
     """As another launcher starts it, which has checked nothing."""
-    program, said = folder / "program.py", folder / "said"
+    program, stated = folder / "program.py", folder / "said"
     program.write_text(
         "import sys; from paddlenlp_galvatron.cli.pretrain import pretrain; sys.exit(pretrain('', sys.argv[1:]))"
     )
-    said.touch()
+    stated.touch()
     endpoint = "127.0.0.1:1"  # of a world of one rank, where nobody listens
     rank = {"PADDLE_TRAINER_ID": "0", "PADDLE_TRAINERS_NUM": "1", "PADDLE_TRAINER_ENDPOINTS": endpoint}
     words = ["--model", "model.json", *OWN, "--sdp", "1", "--input_dir", "nowhere"]
     before = sorted(folder.iterdir())
-    ran = fork([str(program), *words], os.environ | rank | {"PADDLE_CURRENT_ENDPOINT": endpoint}, said)
-    assert ran.wait(600) == 2 and "nowhere.bin: no such file" in said.read_text(), said.read_text()
+    ran = fork([str(program), *words], os.environ | rank | {"PADDLE_CURRENT_ENDPOINT": endpoint}, stated)
+    assert ran.wait(600) == 2 and "nowhere.bin: no such file" in stated.read_text(), stated.read_text()
     assert sorted(folder.iterdir()) == before

@@ -90,7 +90,7 @@ def test_the_plan_names_the_profiles_that_it_was_searched_from(folder, galvatron
     assert f"profiles in {Path(searched['profiles'][0]['path']).parent}" in " ".join(shown.split())
 
 
-def test_a_plan_tells_when_its_profiles_have_changed(folder, galvatron):
+def test_a_plan_reports_when_its_profiles_have_changed(folder, galvatron):
     assert galvatron(*words(**OPTIONS, output_config_path="plan.json")).code == 0
     assert "changed" not in galvatron("plan", "check", "plan.json").out
     overlap = folder / "configs" / "overlap_coefficient.json"
@@ -110,7 +110,7 @@ def test_the_log_starts_and_ends_as_documented_and_says_why_families_were_reject
     assert any("bound: no plan of it beats what was found (at least " in line for line in lines)
 
 
-def test_json_is_the_last_line_and_tells_all(folder, galvatron):
+def test_json_is_the_last_line_and_reports_all(folder, galvatron):
     ran = galvatron(*words(**OPTIONS, top_k=3, disable_tp=1), "--json")
     assert ran.err.strip() == END
     answer = json.loads(ran.out.splitlines()[-1])
@@ -205,7 +205,7 @@ def test_a_config_file_is_the_same_as_flags_and_flags_win(folder, galvatron):
         ("recommend_min_bsz: 1", "recommend_min_bsz: 1 is not supported"),
     ],
 )
-def test_a_fault_of_a_config_file_is_told(folder, galvatron, text, message):
+def test_a_fault_of_a_config_file_is_reported(folder, galvatron, text, message):
     (folder / "c.yaml").write_text(text)
     ran = galvatron(*words(**OPTIONS, config="c.yaml"))
     assert ran.code == 2 and message in ran.err

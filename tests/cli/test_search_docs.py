@@ -33,7 +33,7 @@ def test_every_key_of_the_answer_is_named(page, folder, galvatron):  # noqa: F81
 
 @pages
 def test_the_limits_are_those_of_the_code(page):
-    (told,) = re.findall(r"^(?:Limits: |上限：)(.*\n.*)$", page.read_text(), re.MULTILINE)
+    (reported,) = re.findall(r"^(?:Limits: |上限：)(.*\n.*)$", page.read_text(), re.MULTILINE)
     known = [
         MOST_RANKS,
         MOST_SAMPLES,
@@ -43,7 +43,7 @@ def test_the_limits_are_those_of_the_code(page):
         branches.MOST_PRICES,
     ]
     known += [MOST_PLANS]
-    assert {int(number.replace(",", "")) for number in re.findall(r"\d[\d,]*\d", told)} == set(known)
+    assert {int(number.replace(",", "")) for number in re.findall(r"\d[\d,]*\d", reported)} == set(known)
 
 
 @pages

@@ -124,10 +124,10 @@ def test_tools_has_the_conversions_of_the_documents(stand_in, tmp_path, model):
 
 @shells
 def test_a_search_in_the_background_writes_its_log(stand_in, tmp_path, shell):
-    said = start(
+    stated = start(
         shell, ROOT / "scripts" / "search_dist.sh", tmp_path, BACKGROUND="1", MEMORY="36", MODEL_SIZE="a/b c.json"
     )
-    assert said == ["Search in background: Search_b c.json_36GB_1Nodes_8GPUs_per_node.log\n"]
+    assert stated == ["Search in background: Search_b c.json_36GB_1Nodes_8GPUs_per_node.log\n"]
 
 
 def test_one_number_type_holds_from_the_profile_to_the_plan(stand_in, tmp_path):

@@ -148,7 +148,7 @@ def test_searches(place, galvatron):
     assert ran.code == 2 and "profile_gpu_num: 64, but 8 are searched for" in ran.err
 
 
-def test_all_mistakes_are_told_at_once_with_the_nearest_name(galvatron):
+def test_all_mistakes_are_reported_at_once_with_the_nearest_name(galvatron):
     words = ["--globl_tp_deg", "2", "--vocab_cp", "2", "--xyz", "--dropout_prob", "0.1", "--do_train", "0"]
     ran = galvatron("train", *words)
     assert ran.code == 2

@@ -61,8 +61,8 @@ class Served:
         """(faults by field, the drawn answer)."""
         status, content, _ = self.get("answer", **query)
         assert status == 200
-        told = json.loads(content)
-        return told["faults"], told["html"]
+        reported = json.loads(content)
+        return reported["faults"], reported["html"]
 
     def plan(self, **query: Any) -> dict[str, Any]:
         return json.loads(self.get("plan.json", **query)[1])
@@ -141,8 +141,8 @@ def test_an_answer_is_the_plan_of_the_commands_that_it_shows(served, galvatron, 
     assert its_own[0]["options"]["device"] == "h100-80gb"
     assert mine["galvatron"]["predicted"]["time_s"] != served.plan()["galvatron"]["predicted"]["time_s"]
     Path("saved.json").write_text(json.dumps(mine | {"galvatron": mine["galvatron"] | {"searched_from": its_own[0]}}))
-    told = galvatron("explain", "saved.json", "--json")
-    assert json.loads(told.out)["time_s"] == pytest.approx(mine["galvatron"]["predicted"]["time_s"])
+    reported = galvatron("explain", "saved.json", "--json")
+    assert json.loads(reported.out)["time_s"] == pytest.approx(mine["galvatron"]["predicted"]["time_s"])
 
 
 def test_given_profiles_are_searched(folder, galvatron):  # noqa: F811
@@ -193,14 +193,14 @@ def test_a_wide_search_is_stopped_and_says_so(monkeypatch):
     more = {"max_tp_deg": 64, "max_cp_deg": 8, "recompute_parts": True, "sp_space": "tp+sp"}
     monkeypatch.setattr(forms, "SEARCH_S", 1.0)
     began = time.process_time()
-    told = forms.answer(wide, more)
+    reported = forms.answer(wide, more)
     assert time.process_time() - began < 10  # to its end it takes minutes
-    assert told.result.given_up
-    shown = what_if.page({}, told, "")
-    if told.result.best:
+    assert reported.result.given_up
+    shown = what_if.page({}, reported, "")
+    if reported.result.best:
         assert "The search ran out of time" in shown and " % faster may exist" in shown
     else:
-        assert what_if.failed(told) and "no plan was found in 1 s" in shown
+        assert what_if.failed(reported) and "no plan was found in 1 s" in shown
 
 
 @pytest.mark.parametrize("busy", [False, True])
@@ -253,12 +253,12 @@ def test_few_questions_wait():
             with ask(server, model_size="llama3.2-1b") as one:
                 one.settimeout(1)
                 try:
-                    said = b"".join(iter(lambda: one.recv(10_000), b""))
+                    stated = b"".join(iter(lambda: one.recv(10_000), b""))
                     break
                 except TimeoutError:  # the first has not been taken yet, or another has been
                     assert time.monotonic() < deadline
                     waiting.append(ask(server, **WIDE))
-        assert b"too many questions wait" in said
+        assert b"too many questions wait" in stated
         for one in waiting:
             one.close()
         while server.answer(model_size="llama3.2-1b")[0]:  # until those that have gone are left out

@@ -78,19 +78,19 @@ def saving(folder: Path) -> None:
                 nth += 1
                 before = whole_checkpoints(checkpoints)[0]
                 run.train(1)
-                told = ""
+                reported = ""
                 with faults(operation, str(checkpoints), nth, getattr(errno, name)) as hits:
                     try:
                         writer.save(run.optimizer)
                         writer.finish()
                     except GalvatronError as error:
-                        told = str(error)
+                        reported = str(error)
                 newest = whole_checkpoints(checkpoints)[0]
                 verify(open_checkpoint(newest))
-                if told:
+                if reported:
                     failed += 1
-                    assert "a checkpoint could not be written: " in told and "\n" not in told, told
-                    assert os.strerror(getattr(errno, name)) in told, told
+                    assert "a checkpoint could not be written: " in reported and "\n" not in reported, reported
+                    assert os.strerror(getattr(errno, name)) in reported, reported
                     verify(open_checkpoint(before))
                 else:
                     assert newest.name == f"step-{run.engine.steps_done:08d}", (operation, name, nth)

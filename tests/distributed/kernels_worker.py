@@ -82,17 +82,17 @@ def run_the_real_loss(folder: str, stages: str) -> None:
     case = small_case(plan, "llama")
     shape = replace(case.shape, vocab_size=256)
     engine = Engine(ModelSetup.of(case.plan, shape, case.seq_length))
-    before, said = sockets(), "not called"
+    before, stated = sockets(), "not called"
     if engine.stage.is_last:
         try:
             tokens = case.plan.micro_batch * case.seq_length
             held = tokens // degree if case.plan.assumed.sequence_parallel else tokens
             engine.stage._head.loss(paddle.randn([held, shape.hidden_size]), paddle.zeros([tokens], "int64"))
-            said = "no refusal"
+            stated = "no refusal"
         except RuntimeError as error:
-            said = str(error)
-    told = {"new": sorted(sockets() - before), "said": said}
-    (Path(folder) / f"{engine.rank}.json").write_text(json.dumps(told))
+            stated = str(error)
+    reported = {"new": sorted(sockets() - before), "said": stated}
+    (Path(folder) / f"{engine.rank}.json").write_text(json.dumps(reported))
 
 
 if __name__ == "__main__":

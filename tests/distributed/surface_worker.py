@@ -122,15 +122,15 @@ class Finds(TrainerCallback):
 
 
 def note(event: str) -> Any:
-    heard = getattr(Finds, event, None) if event in vars(Finds) else None
+    received = getattr(Finds, event, None) if event in vars(Finds) else None
 
-    def hear(self: Finds, args: Any, state: Any, control: Any, **given: Any) -> None:
+    def receive(self: Finds, args: Any, state: Any, control: Any, **given: Any) -> None:
         self.events.append(event)
         fleet.get_hybrid_communicate_group().get_stage_id()
-        if heard:
-            heard(self, args, state, control, **given)
+        if received:
+            received(self, args, state, control, **given)
 
-    return hear
+    return receive
 
 
 for _event in [name for name in dir(TrainerCallback) if name.startswith("on_")]:

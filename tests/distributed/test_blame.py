@@ -126,12 +126,12 @@ class OnBoth:
         self.nodes = two_nodes_or_skip(stack, MBIT_PER_S)
         if alias:
             hide_behind_router(stack, self.nodes, port, alone=alias == "all")
-        self._said, self._log = [folder / f"said.{node}" for node in (0, 1)], folder / "log"
+        self._reported, self._log = [folder / f"said.{node}" for node in (0, 1)], folder / "log"
         address = ALIAS if alias else ADDRESSES[0]
         words = [sys.executable, "-c", LAUNCH, str(folder), how, str(who), address, str(port)]
         self.commands = []
         for number, node in enumerate(self.nodes):
-            out = stack.enter_context(self._said[number].open("wb"))
+            out = stack.enter_context(self._reported[number].open("wb"))
             environment = os.environ | {"GALVATRON_TOKEN": "of both"}
             self.commands.append(node.start([*words, str(number)], stdout=out, stderr=out, env=environment))
             stack.callback(self.commands[-1].wait)
@@ -140,7 +140,7 @@ class OnBoth:
     def first_line(self, node: int) -> str:
         """Of the errors of a node's command, when it has ended."""
         assert self.commands[node].wait(TIMEOUT_S) != 0
-        lines = self._said[node].read_text(errors="replace").splitlines()
+        lines = self._reported[node].read_text(errors="replace").splitlines()
         return next(line for line in lines if line.startswith("error: "))
 
     def wait_for_ranks(self) -> list[set[str]]:

@@ -127,8 +127,8 @@ def test_the_checkpoint_before_a_damaged_one_is_taken(
     damage(newest / file)
     run = Run()
     assert run.resume(folder) == 2
-    said = capfd.readouterr().err
-    assert str(newest / file) in said and message in said and f"resuming from {middle}" in said
+    stated = capfd.readouterr().err
+    assert str(newest / file) in stated and message in stated and f"resuming from {middle}" in stated
     assert run.train(3) == losses[2:]
     with pytest.raises(UserError, match="name one that is whole"):
         Run().resume(folder, str(newest))
@@ -154,7 +154,7 @@ def test_a_damaged_checkpoint_is_replaced_when_its_step_comes_again(folder):
     assert sorted(path.name for path in folder.iterdir()) == [f"step-{step:08d}" for step in (1, 2, 3)]
 
 
-def test_a_run_does_not_begin_anew_when_every_checkpoint_is_damaged(folder):
+def test_a_run_does_not_begin_again_when_every_checkpoint_is_damaged(folder):
     newest, middle, oldest = whole_checkpoints(folder)
     flip(newest / FILE)
     cut(middle / FILE)
@@ -222,7 +222,7 @@ def test_other_data_are_refused_unless_a_checkpoint_is_named(folder, capfd):
     assert other.data.first_sample(3) == 0
 
 
-def test_another_global_batch_goes_on_at_the_next_sample(folder, capfd):
+def test_another_global_batch_continues_at_the_next_sample(folder, capfd):
     run = Run(batch=2 * BATCH)
     assert run.resume(folder) == 3
     assert [run.data.first_sample(step) for step in (3, 4)] == [3 * BATCH, 5 * BATCH]

@@ -95,7 +95,7 @@ def numbers(folder: Path) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["some pairs", "all pairs"])
-def test_any_plan_goes_on_where_another_stopped(tmp_path, saved, every):
+def test_any_plan_continues_where_another_stopped(tmp_path, saved, every):
     folders, losses = saved
     on_two_ranks = {}
     for world_size, plans in LOADED.items():

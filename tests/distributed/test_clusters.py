@@ -101,7 +101,7 @@ def test_what_is_given_goes_first():
         (PADDLE | {"PADDLE_MASTER": "[fd00::12]:9071"}, "IPv6 is not supported"),
     ],
 )
-def test_too_many_processes_and_too_little_said_are_refused(variables, message):
+def test_too_many_processes_and_too_little_given_are_refused(variables, message):
     with pytest.raises(UserError, match=message):
         Nodes.from_environment(variables)
 
@@ -110,8 +110,8 @@ def test_a_profile_asks_the_launcher_for_what_is_not_given(monkeypatch):
     for name, value in SRUN.items():
         monkeypatch.setenv(name, value)
     options = HardwareOptions.from_values({"nproc": 8})
-    told = (options.num_nodes, options.node_rank, options.master_addr, options.master_port)
-    assert told == (3, 2, "gpu-07", 23456) and options.world_size == 24
+    reported = (options.num_nodes, options.node_rank, options.master_addr, options.master_port)
+    assert reported == (3, 2, "gpu-07", 23456) and options.world_size == 24
     assert ValidateOptions.from_values({"model_size": "m"}).nodes == Nodes(3, 2, "gpu-07", 23456)
     assert HardwareOptions.from_values({"num_nodes": 1}).node_rank == 0
     assert HardwareOptions.from_values({"analytic": "h100"}).num_nodes == 1

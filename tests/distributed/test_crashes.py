@@ -129,27 +129,27 @@ class Life:
             self.require_alive()
             time.sleep(0.002)
         time.sleep(chance.uniform(0, WRITE_S))
-        self.tell(signal.SIGSTOP)
+        self.report(signal.SIGSTOP)
         if not self.writing:
-            self.tell(signal.SIGCONT)
+            self.report(signal.SIGCONT)
             self.stop_while_writing(chance)
 
     def kill(self, rank: int) -> None:
         """Kill a rank, then end the others as the launcher does."""
         self.ranks[rank].kill()
-        self.tell(signal.SIGCONT)
+        self.report(signal.SIGCONT)
         time.sleep(0.1)
-        told = self.terminate()
+        reported = self.terminate()
         while alive := self.alive():
-            if time.time() - told > GRACE_S:
+            if time.time() - reported > GRACE_S:
                 os.kill(alive[0], signal.SIGKILL)
             time.sleep(0.01)
 
     def terminate(self) -> float:
-        self.tell(signal.SIGTERM)
+        self.report(signal.SIGTERM)
         return time.time()
 
-    def tell(self, number: int) -> None:
+    def report(self, number: int) -> None:
         for rank in self.ranks:
             rank.send_signal(number)
 
@@ -188,7 +188,7 @@ def test_kills_at_random_moments_cost_no_more_than_the_save_interval(runs, of, k
         else:
             life.wait_for_steps(saved, count := chance.randrange(2 * SAVE_STEPS))
             time.sleep(chance.uniform(0, WRITE_S if count else START_S))
-            life.tell(signal.SIGSTOP)  # until the kill nothing changes, however late this process has its turns
+            life.report(signal.SIGSTOP)  # until the kill nothing changes, however late this process has its turns
         writing = life.writing
         life.kill(chance.randrange(len(life.ranks)))
         hits += bool(writing)

@@ -132,7 +132,7 @@ def evaluated(folder: Path, world: int, names: list[str]) -> dict:
 def test_evaluation_and_going_on_by_the_trainer(tmp_path, world, names):
     found = evaluated(tmp_path, world, names)
     for name in names:
-        test_surface.test_a_saved_model_is_the_one_that_was_evaluated_and_a_run_goes_on(found, world, name)
+        test_surface.test_a_saved_model_is_the_one_that_was_evaluated_and_a_run_continues(found, world, name)
 
 
 @pytest.mark.slow
@@ -144,4 +144,4 @@ def test_checkpoints_of_any_plan_go_on_under_any_other(tmp_path, monkeypatch):
     jobs = [(name, "", test_checkpoint.BEFORE, test_checkpoint.AFTER) for name in test_checkpoint.SAVED]
     losses = test_checkpoint.run(first, [*test_checkpoint.SAVED.values()], jobs)
     saved = {name: whole_checkpoints(first / name)[0] for name in test_checkpoint.SAVED}
-    test_checkpoint.test_any_plan_goes_on_where_another_stopped(second, (saved, losses), every=False)
+    test_checkpoint.test_any_plan_continues_where_another_stopped(second, (saved, losses), every=False)

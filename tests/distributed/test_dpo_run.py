@@ -39,19 +39,19 @@ def pairs(folder):  # noqa: F811
 
 def run(root, output, made, *words, steps) -> int:
     write_plan(made, root / f"{output}.json")
-    told = ["--task", "dpo", "--model", "model", "--continue_training", "0", "--max_seq_len", str(LENGTH)]
-    told += ["--train_dataset_path", "pairs/train.jsonl", "--dev_dataset_path", "pairs/dev.jsonl", "--beta", "0.5"]
-    told += ["--optim", "sgd", "--learning_rate", "0.5", "--lr_scheduler_type", "constant", "--max_grad_norm", "9"]
-    told += ["--max_steps", str(steps), "--output_dir", output]
+    reported = ["--task", "dpo", "--model", "model", "--continue_training", "0", "--max_seq_len", str(LENGTH)]
+    reported += ["--train_dataset_path", "pairs/train.jsonl", "--dev_dataset_path", "pairs/dev.jsonl", "--beta", "0.5"]
+    reported += ["--optim", "sgd", "--learning_rate", "0.5", "--lr_scheduler_type", "constant", "--max_grad_norm", "9"]
+    reported += ["--max_steps", str(steps), "--output_dir", output]
     with chdir(root):
-        return main(["train", f"{output}.json", *told, *words])
+        return main(["train", f"{output}.json", *reported, *words])
 
 
 def log(root, output) -> list[dict]:
     return [json.loads(line) for line in (root / output / "train_log.jsonl").read_text().splitlines()]
 
 
-def test_a_run_goes_on_under_another_plan_with_the_reference_that_it_began_with(pairs):
+def test_a_run_continues_under_another_plan_with_the_reference_that_it_began_with(pairs):
     one, evaluated = plan(1, "1 1", batch=BATCH), ("--do_eval", "--eval_steps", "2", "--save_steps", "2")
     best = ("--load_best_model_at_end", "--metric_for_best_model", "rewards/margins")
     assert run(pairs, "dpo", one, *evaluated, *best, steps=4) == 0

@@ -94,11 +94,11 @@ class Job:
         """Until the log is as wanted; returns it."""
         deadline = time.monotonic() + TIMEOUT_S
         while not reached(records := self.records()):
-            assert time.monotonic() < deadline and node.poll() is None, self.said()
+            assert time.monotonic() < deadline and node.poll() is None, self.stated()
             time.sleep(0.02)
         return records
 
-    def said(self) -> str:
+    def stated(self) -> str:
         return "\n".join(path.read_text(errors="replace") for path in sorted(self.folder.glob("node-*.txt")))
 
     def end(self) -> None:
@@ -161,7 +161,7 @@ def free_ports(count: int) -> list[int]:
         return [probe.getsockname()[1] for probe in probes]
 
 
-def test_started_again_after_a_kill_it_goes_on(alone):
+def test_started_again_after_a_kill_it_continues(alone):
     node = alone.start(2, 60)
     alone.wait(node, lambda records: len(records) > 25)
     os.kill(ranks_of(node)[1], signal.SIGKILL)
@@ -169,11 +169,11 @@ def test_started_again_after_a_kill_it_goes_on(alone):
     done = len(alone.records())
     assert alone.start(2, 60).wait(TIMEOUT_S) == 0
     assert [record["step"] for record in alone.records()] == list(range(1, 61))
-    [folder] = [line.split("step-")[1] for line in alone.said().splitlines() if line.startswith("resuming from")]
+    [folder] = [line.split("step-")[1] for line in alone.stated().splitlines() if line.startswith("resuming from")]
     assert 0 <= done - int(folder) <= 2 * SAVE_STEPS
 
 
-def test_a_stopped_rank_tells_its_launcher(alone):
+def test_a_stopped_rank_reports_its_launcher(alone):
     node = alone.start(2, NO_END)
     alone.wait(node, lambda records: len(records) > 5)
     os.kill(ranks_of(node)[1], signal.SIGTERM)

@@ -113,13 +113,13 @@ def test_a_run_stops_at_a_loss_that_is_no_number(tmp_path, diverging):
         list(GalvatronTrainer(settings(tmp_path)).steps())
 
 
-def test_a_run_leaves_such_a_step_out_when_told(tmp_path, diverging):
+def test_a_run_leaves_such_a_step_out_when_asked(tmp_path, diverging):
     records = list(GalvatronTrainer(settings(tmp_path, on_nonfinite="skip")).steps())
     assert [np.isfinite(record["grad_norm"]) for record in records] == [True, False, True]
     assert np.isfinite(records[2]["loss"])
 
 
-def test_a_norm_of_exactly_nothing_is_told_once(tmp_path, capsys):
+def test_a_norm_of_exactly_nothing_is_reported_once(tmp_path, capsys):
     skips = settings(tmp_path).nonfinite_guard(scaled=False)
     for step, norm in enumerate((0.5, 0.0, 0.0)):
         skips.count(step, 4.0, norm)

@@ -75,14 +75,14 @@ def require_going_on(output: Path, reports: list[int], reported: int) -> None:
     before, after = (reports[k] if 0 <= k < len(reports) else None for k in (reported - 1, reported))
     assert step in (before, after), (step, before, after)
     if output.is_dir():
-        path, goes_on_at = output / "train_log.jsonl", step or 0
+        path, continues_at = output / "train_log.jsonl", step or 0
         log = StepLog(path)
         numbers = dict.fromkeys(("loss", "lr", "grad_norm", "step_time_s", "tokens_per_s"), 1.0)
-        log.write({"step": goes_on_at + 1, "steps": 9, **numbers, "peak_memory_mib": []})  # type: ignore[typeddict-item]
+        log.write({"step": continues_at + 1, "steps": 9, **numbers, "peak_memory_mib": []})  # type: ignore[typeddict-item]
         log.close()
         steps = [json.loads(line)["step"] for line in path.read_text().splitlines()]
         if reported < 5:  # the third run begins its log anew
-            assert steps == list(range(1, goes_on_at + 2))
+            assert steps == list(range(1, continues_at + 2))
 
 
 def newest_step(folder: Path) -> int | None:

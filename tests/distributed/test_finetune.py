@@ -68,11 +68,11 @@ def folder(tmp_path_factory):
 def losses(folder, output, made, *words, steps=3, model="model"):
     """Of each step, and of the dev split behind the last."""
     write_plan(made, folder / f"{output}.json")
-    told = ["--task", "sft", "--model", model, "--dataset_name_or_path", "data", "--continue_training", "0"]
-    told += ["--max_length", str(LENGTH), "--optim", "sgd", "--learning_rate", "0.1", "--max_steps", str(steps)]
-    told += ["--lr_scheduler_type", "constant", "--do_eval", "--eval_steps", str(steps), "--output_dir", output]
+    reported = ["--task", "sft", "--model", model, "--dataset_name_or_path", "data", "--continue_training", "0"]
+    reported += ["--max_length", str(LENGTH), "--optim", "sgd", "--learning_rate", "0.1", "--max_steps", str(steps)]
+    reported += ["--lr_scheduler_type", "constant", "--do_eval", "--eval_steps", str(steps), "--output_dir", output]
     with chdir(folder):
-        assert main(["train", f"{output}.json", *told, *words]) == 0
+        assert main(["train", f"{output}.json", *reported, *words]) == 0
     records = [json.loads(line) for line in (folder / output / "train_log.jsonl").read_text().splitlines()]
     return [*(record["loss"] for record in records), records[-1]["eval_loss"]], records
 

@@ -26,10 +26,12 @@ REFUSAL = "Do not support c_softmax_with_cross_entropy for cpu kernel"
 def test_the_fused_loss_finds_the_communicator_that_was_made_for_it(tmp_path, ranks, stages):
     """Paddle's own operator: it begins no store of its own, and goes on to its kernel, which a CPU has not."""
     launch(WORKER, ["loss", str(tmp_path), str(stages)], ranks, tmp_path / "log", TIMEOUT_S)
-    told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(ranks)]
-    assert not [one["new"] for one in told if one["new"]]
+    reported = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(ranks)]
+    assert not [one["new"] for one in reported if one["new"]]
     first = ranks - ranks // stages
-    assert [REFUSAL in one["said"] for one in told] == [rank >= first for rank in range(ranks)], told[-1]["said"]
+    assert [REFUSAL in one["said"] for one in reported] == [rank >= first for rank in range(ranks)], reported[-1][
+        "said"
+    ]
 
 
 def cases(named: list[Named]) -> list[Case]:

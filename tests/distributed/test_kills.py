@@ -64,8 +64,8 @@ class Life:
         words = ["train", f"{name}.json", "--model", "model.json", "--output_dir", output, "--max_steps", str(steps)]
         words += ["--input_dir", "random"]
         words += ["--save_steps", str(SAVE_STEPS), "--logging_steps", "1", "--lr_scheduler_type", "constant"]
-        self.output, self.said = folder / output, folder / f"{output}.txt"
-        with self.said.open("wb") as out:
+        self.output, self.stated = folder / output, folder / f"{output}.txt"
+        with self.stated.open("wb") as out:
             command = [sys.executable, *forking_command(*words)]
             self.process = subprocess.Popen(command, cwd=folder, stdout=out, stderr=out, env=begun_with())
         LIVES.append(self.process)
@@ -79,18 +79,18 @@ class Life:
         """Until the health line was told and a checkpoint of a later step is being written; gives its step."""
         deadline = time.monotonic() + TIMEOUT_S
         while True:
-            if re.search(r"^step \d+/\d+, loss", self.said.read_text(), re.M):  # what was left is gone by then
+            if re.search(r"^step \d+/\d+, loss", self.stated.read_text(), re.M):  # what was left is gone by then
                 parts = [int(path.name[5:13]) for path in (self.output / "checkpoints").glob("step-*.part")]
                 if begun := [step for step in parts if step > behind]:
                     return max(begun)
-            assert self.process.poll() is None and time.monotonic() < deadline, self.said.read_text()
+            assert self.process.poll() is None and time.monotonic() < deadline, self.stated.read_text()
             time.sleep(0.002)
 
     def kill_rank(self, chance: random.Random) -> None:
         ranks = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         with suppress(ProcessLookupError):
             os.kill(int(chance.choice(ranks)), signal.SIGKILL)
-        assert self.process.wait(TIMEOUT_S) == 1, self.said.read_text()
+        assert self.process.wait(TIMEOUT_S) == 1, self.stated.read_text()
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -106,9 +106,9 @@ def test_ten_kills_under_changing_plans_lose_nothing(tmp_path, seed, record_prop
         step = life.wait_for_writing(newest + SAVE_STEPS * chance.randrange(2))
         time.sleep(chance.uniform(0, WRITE_S))
         life.kill_rank(chance)
-        said = life.said.read_text()
-        assert ("resuming from" in said) == (newest > 0) and (not newest or f"step-{newest:08d}" in said)
-        assert "unexpected" not in said
+        stated = life.stated.read_text()
+        assert ("resuming from" in stated) == (newest > 0) and (not newest or f"step-{newest:08d}" in stated)
+        assert "unexpected" not in stated
         whole = whole_checkpoints(life.output / "checkpoints")
         for folder in whole:
             verify(open_checkpoint(folder))
@@ -116,14 +116,14 @@ def test_ten_kills_under_changing_plans_lose_nothing(tmp_path, seed, record_prop
         costs.append(len(life.records()) - newest)
         assert newest >= step - SAVE_STEPS and costs[-1] <= 2 * SAVE_STEPS
     last = Life(tmp_path, "one stage", "run", newest + 3)
-    assert last.process.wait(TIMEOUT_S) == 0, last.said.read_text()
+    assert last.process.wait(TIMEOUT_S) == 0, last.stated.read_text()
     assert not list((last.output / "checkpoints").glob("*.part"))
     straight = Life(tmp_path, "one rank", "straight", newest + 3)
-    assert straight.process.wait(TIMEOUT_S) == 0, straight.said.read_text()
-    told, alone = last.records(), straight.records()
-    assert [record["step"] for record in told] == list(range(1, newest + 4))
+    assert straight.process.wait(TIMEOUT_S) == 0, straight.stated.read_text()
+    reported, alone = last.records(), straight.records()
+    assert [record["step"] for record in reported] == list(range(1, newest + 4))
     for key in ("loss", "grad_norm"):
-        assert [record[key] for record in told] == pytest.approx([record[key] for record in alone], rel=1e-5)
-    differences = [abs(a["loss"] - b["loss"]) for a, b in zip(told, alone, strict=True)]
+        assert [record[key] for record in reported] == pytest.approx([record[key] for record in alone], rel=1e-5)
+    differences = [abs(a["loss"] - b["loss"]) for a, b in zip(reported, alone, strict=True)]
     record_property("steps lost at each kill", costs)
     record_property("largest difference of the loss", max(differences))

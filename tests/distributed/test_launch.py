@@ -117,8 +117,8 @@ def test_the_rank_to_blame_is_named_first(tmp_path, how):
     if how == "stalled":
         assert "failing_rank.py" in first and "line" in first  # where it is
     if how == "stopped":
-        told = re.search(r"did not continue for (\d+) s", first)
-        assert told and int(told[1]) < 30  # before those that wait give up by themselves, after 60
+        reported = re.search(r"did not continue for (\d+) s", first)
+        assert reported and int(reported[1]) < 30  # before those that wait give up by themselves, after 60
     assert not running(tmp_path)
 
 
@@ -135,8 +135,8 @@ def test_of_ranks_that_all_compute_none_is_blamed_when_the_time_is_up(tmp_path):
 
 def test_of_late_ranks_only_the_stopped_one_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(faults, "STOPPED_S", 100.0)
-    told = pytest.raises(LaunchError, match=r"^rank 1 was stopped by a signal")
-    with told, Launch("failing_rank", ["stopped"], World(3), tmp_path / "log", timeout_s=1) as running:
+    reported = pytest.raises(LaunchError, match=r"^rank 1 was stopped by a signal")
+    with reported, Launch("failing_rank", ["stopped"], World(3), tmp_path / "log", timeout_s=1) as running:
         deadline = time.monotonic() + 300
         while faults._state(running._ranks.ranks[1].process.pid) != "T":
             assert time.monotonic() < deadline
@@ -239,8 +239,8 @@ def test_only_the_end_of_a_log_is_read_and_once(tmp_path, monkeypatch):
     reads = []
     monkeypatch.setattr(faults, "read_end", lambda log, read=faults.read_end: reads.append(log) or read(log))
     rank = faults.Rank(0, Mock(**{"poll.return_value": 1}), status.RankStatusMemory(), path)
-    said = {rank.log_end() for _ in range(9)}
-    assert [len(text) for text in said] == [faults.LOG_END_BYTES] and said.pop().endswith("the end")
+    stated = {rank.log_end() for _ in range(9)}
+    assert [len(text) for text in stated] == [faults.LOG_END_BYTES] and stated.pop().endswith("the end")
     assert len(reads) == 1
 
 
@@ -263,9 +263,9 @@ def test_scratch_folders_go_with_their_command_or_the_next(tmp_path, monkeypatch
             assert used.exists() and not other.exists()
         with pytest.raises(ValueError), scratch_folder("x-") as failed:
             raise ValueError
-    told = start_scratch(tmp_path)
-    told.terminate()
-    assert told.wait(10) == 128 + signal.SIGTERM
+    reported = start_scratch(tmp_path)
+    reported.terminate()
+    assert reported.wait(10) == 128 + signal.SIGTERM
     assert set(tmp_path.glob("x-*")) == {failed}  # for the user to look into
 
 

@@ -36,11 +36,11 @@ BATCH = 4
 
 def run(root, output, made, *words, steps=2) -> int:
     write_plan(made, root / f"{output}.json")
-    told = ["--task", "lora", "--lora_rank", "3", "--model", "base", "--dataset_name_or_path", "data"]
-    told += ["--packing", "best_fit", "--max_length", str(LENGTH), "--optim", "sgd", "--learning_rate", "0.5"]
-    told += ["--lr_scheduler_type", "constant", "--max_steps", str(steps), "--output_dir", output]
+    reported = ["--task", "lora", "--lora_rank", "3", "--model", "base", "--dataset_name_or_path", "data"]
+    reported += ["--packing", "best_fit", "--max_length", str(LENGTH), "--optim", "sgd", "--learning_rate", "0.5"]
+    reported += ["--lr_scheduler_type", "constant", "--max_steps", str(steps), "--output_dir", output]
     with chdir(root):
-        return main(["train", f"{output}.json", *told, *words])
+        return main(["train", f"{output}.json", *reported, *words])
 
 
 def losses(root, output) -> list[float]:
@@ -52,16 +52,16 @@ def trained(folder):  # noqa: F811
     """A base of random weights, as a Hugging Face directory, and adapters of two steps under a plan of two ranks."""
     one = plan(1, "1 1", batch=BATCH)
     write_plan(one, folder / "start.json")
-    told = ["--task", "sft", "--model", "model", "--dataset_name_or_path", "data", "--continue_training", "0"]
-    told += ["--max_length", str(LENGTH), "--max_steps", "1", "--learning_rate", "1e-9", "--output_dir", "start"]
+    reported = ["--task", "sft", "--model", "model", "--dataset_name_or_path", "data", "--continue_training", "0"]
+    reported += ["--max_length", str(LENGTH), "--max_steps", "1", "--learning_rate", "1e-9", "--output_dir", "start"]
     with chdir(folder):
-        assert main(["train", "start.json", *told]) == 0
+        assert main(["train", "start.json", *reported]) == 0
         assert main(["convert", "g2h", "start", "base", "--like", "model"]) == 0
     assert run(folder, "split", plan(2, "2 1z", batch=BATCH, megatron_sp=False)) == 0
     return folder
 
 
-def test_a_run_goes_on_under_another_plan_as_one_that_ran_through(trained):
+def test_a_run_continues_under_another_plan_as_one_that_ran_through(trained):
     one = plan(1, "1 1n", batch=BATCH)
     assert run(trained, "through", one, steps=4) == 0
     assert run(trained, "split", one, steps=4) == 0
@@ -142,7 +142,7 @@ def test_a_dry_run_counts_frozen_weights_and_adapters(trained, monkeypatch):
     assert states * 2**20 == 4 * shape.parameters + 16 * factors
     counted = []
     command = sys.modules["paddlenlp_galvatron.cost_model.weights"]
-    monkeypatch.setattr(command, "held_mib", lambda *told: counted.append(told[-1]) or held_mib(*told))
+    monkeypatch.setattr(command, "held_mib", lambda *reported: counted.append(reported[-1]) or held_mib(*reported))
     assert run(trained, "dry", one, "--dry_run") == 0 and not (trained / "dry").exists()
     assert [(each.rank, each.alpha) for each in counted] == [(3, 6)]
 

@@ -57,7 +57,7 @@ def require_foreseen_traffic(of: Plan) -> None:
     assert +counted == step_traffic_bytes(with_prediction(of), load_model("model.json"))
 
 
-def test_a_run_goes_on_under_any_plan(galvatron, tmp_path, monkeypatch):
+def test_a_run_continues_under_any_plan(galvatron, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("model.json").write_text(json.dumps(MODEL))
     Path("text.jsonl").write_text("".join(json.dumps({"text": f"{k} " * 30}) + "\n" for k in range(200)))
@@ -68,11 +68,11 @@ def test_a_run_goes_on_under_any_plan(galvatron, tmp_path, monkeypatch):
     run = ["--model", "model.json", *data]
     for life, name in enumerate(WALK, 1):
         ran = galvatron("train", f"{name}.json", *run, "--max_steps", life * EACH)
-        told = " ".join(ran.out.split())
+        reported = " ".join(ran.out.split())
         assert ran.code == 0, ran.err
-        assert f"step {life * EACH}/{life * EACH}, loss" in told and "predicted 10 s" in told
-        assert ("memory on stage" in told) == (PLANS[name].pipeline > 1)
-        assert ("busiest rank of experts" in told) == (name != "one rank")
+        assert f"step {life * EACH}/{life * EACH}, loss" in reported and "predicted 10 s" in reported
+        assert ("memory on stage" in reported) == (PLANS[name].pipeline > 1)
+        assert ("busiest rank of experts" in reported) == (name != "one rank")
         require_foreseen_traffic(PLANS[name])
     records = [json.loads(line) for line in Path("output/train_log.jsonl").read_text().splitlines()]
     assert [record["step"] for record in records] == list(range(1, len(WALK) * EACH + 1))

@@ -120,9 +120,9 @@ def test_failed_allocations_are_known_wherever_they_fail(allocate, capsys):
             work()
         assert is_out_of_memory(caught.value)
         report_out_of_memory(caught.value, 12.34)
-        told = capsys.readouterr().err.splitlines()
-        assert len(told) == 1 and ("allocate" in told[0] or "ResourceExhausted" in told[0])
-        assert peak_mib_in(told[0]) == 12.3
+        reported = capsys.readouterr().err.splitlines()
+        assert len(reported) == 1 and ("allocate" in reported[0] or "ResourceExhausted" in reported[0])
+        assert peak_mib_in(reported[0]) == 12.3
 
 
 MEMORY, PEER, CAUSE = "memory", "peer", "cause"
@@ -164,7 +164,7 @@ def test_nccls_reason_stands_in_the_log():
     assert peak_mib_in("error: something else") is None
 
 
-def test_an_end_is_told_from_others_by_code_log_and_kernel():
+def test_an_end_is_distinguished_from_others_by_code_log_and_kernel():
     assert ended_out_of_memory(EXIT_CODE, "", killed=False)
     assert ended_out_of_memory(
         -signal.SIGABRT, "terminate called after throwing an instance of 'std::bad_alloc'", False
@@ -176,7 +176,7 @@ def test_an_end_is_told_from_others_by_code_log_and_kernel():
 
 
 @pytest.mark.parametrize(("kills", "kind"), [([3, 4], OutOfMemory), ([3, 3], LaunchError)], ids=["kernel", "user"])
-def test_a_rank_that_the_kernel_ends_is_told_from_one_that_a_user_ends(tmp_path, monkeypatch, kills, kind):
+def test_a_rank_that_the_kernel_ends_is_distinguished_from_one_that_a_user_ends(tmp_path, monkeypatch, kills, kind):
     (tmp_path / "killed_rank.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(faults, "kernel_kills", lambda: kills.pop(0) if len(kills) > 1 else kills[0])

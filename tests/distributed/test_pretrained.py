@@ -72,10 +72,10 @@ def trained(folder: Path, those: list[tuple[str, str, str]], tuned: list[tuple[s
 def test_logits_losses_and_trained_weights_are_those_of_transformers_peft_and_trl(tmp_path, jobs, tuned):
     trained(tmp_path, jobs, tuned)
     for name, loss in tuned:
-        told, oracle = json.loads((tmp_path / f"{name}.{loss}.json").read_text()), tuning_of(name)
-        assert told["losses"] == pytest.approx(oracle.losses[loss], abs=TOLERANCE), (name, loss)
+        reported, oracle = json.loads((tmp_path / f"{name}.{loss}.json").read_text()), tuning_of(name)
+        assert reported["losses"] == pytest.approx(oracle.losses[loss], abs=TOLERANCE), (name, loss)
         if loss not in ("", *BY_TOKEN):  # whose rewards are means
-            assert told["metrics"] == pytest.approx(oracle.metrics, abs=TOLERANCE), (name, loss)
+            assert reported["metrics"] == pytest.approx(oracle.metrics, abs=TOLERANCE), (name, loss)
     for number, (name, _, _) in enumerate(jobs):
         require_as_transformers(tmp_path, number, name)
 

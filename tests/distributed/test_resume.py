@@ -125,9 +125,9 @@ def stop(
     process = start(folder, output, "--save_steps", "0", steps=NO_END, **slow)
     try:
         wait_for_step(process, folder, output, 2)
-        with chdir(folder), redirect_stderr(StringIO()) as told:
+        with chdir(folder), redirect_stderr(StringIO()) as reported:
             assert main(words_of(output)) == 2
-        assert f"{output}: is in use by process {process.pid} on " in told.getvalue()
+        assert f"{output}: is in use by process {process.pid} on " in reported.getvalue()
         first(process.pid)
         deadline = time.monotonic() + TIMEOUT_S
         while not list((folder / output / "checkpoints").glob("step-*.part")):
@@ -139,9 +139,9 @@ def stop(
         assert process.wait(TIMEOUT_S) == code, (folder / f"{output}.txt").read_text()
     finally:
         process.kill()
-    said = " ".join((folder / f"{output}.txt").read_text().split())
-    assert "error: " not in said
-    assert f"stopped at step {len(log(folder, output))} of {NO_END}; the same command resumes" in said
+    stated = " ".join((folder / f"{output}.txt").read_text().split())
+    assert "error: " not in stated
+    assert f"stopped at step {len(log(folder, output))} of {NO_END}; the same command resumes" in stated
     assert not list((folder / output / "checkpoints").glob("*.part"))
     return len(log(folder, output))
 
@@ -153,7 +153,7 @@ def terminate_all(pid: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tell", "number"),
+    ("report", "number"),
     [
         (os.kill, signal.SIGINT),  # to the launcher alone, who makes a SIGTERM of it and tells the ranks
         pytest.param(os.kill, signal.SIGTERM, marks=pytest.mark.slow),
@@ -162,10 +162,10 @@ def terminate_all(pid: int) -> None:
     ],
     ids=["interrupted", "terminated", "interrupted by a terminal", "hung up"],
 )
-def test_a_run_that_is_told_to_stop_saves_first_however_often_it_is_told(straight, shim, tell, number):
+def test_a_run_that_is_asked_to_stop_saves_first_however_often_it_is_asked(straight, shim, report, number):
     folder, losses = straight
-    output = f"told-{tell.__name__}-{number.name}"
-    done = stop(folder, output, shim, lambda pid: tell(pid, number), terminate_all, 128 + number)
+    output = f"told-{report.__name__}-{number.name}"
+    done = stop(folder, output, shim, lambda pid: report(pid, number), terminate_all, 128 + number)
     assert done < NO_END
     assert whole_checkpoints(folder / output / "checkpoints")[0].name == f"step-{done:08d}"
     verify(open_checkpoint(whole_checkpoints(folder / output / "checkpoints")[0]))
@@ -213,8 +213,8 @@ def test_a_run_whose_folder_is_gone_ends_and_makes_no_other(straight):
         assert process.wait(TIMEOUT_S) == 1
     finally:
         process.kill()
-    told = (folder / "gone.txt").read_text()
-    assert re.search(r"error: \S*gone\S* was removed while this run wrote", " ".join(told.split())), told
+    reported = (folder / "gone.txt").read_text()
+    assert re.search(r"error: \S*gone\S* was removed while this run wrote", " ".join(reported.split())), reported
     assert not (folder / "gone").exists()
 
 

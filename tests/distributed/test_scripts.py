@@ -122,9 +122,9 @@ def test_a_searched_plan_trains_as_one_process_does(family, world_size, text, tm
         LEARNING_RATE="1e-3",
         PYTHON="echo",  # in this process, so that the ranks are forked; tests over two hosts let the script do it
     ).split()
-    with chdir(tmp_path), redirect_stdout(StringIO()) as told:
+    with chdir(tmp_path), redirect_stdout(StringIO()) as reported:
         assert pretrain(program, words) == 0
-    assert "galvatron_config.json, the newest in configs" in told.getvalue()
+    assert "galvatron_config.json, the newest in configs" in reported.getvalue()
     records = [json.loads(line) for line in (tmp_path / "output" / "train_log.jsonl").read_text().splitlines()]
     losses = [record["loss"] for record in records]
     assert losses == pytest.approx(one_process(load_model(tmp_path / "model.json"), text), abs=TOLERANCE)

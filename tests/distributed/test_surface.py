@@ -141,7 +141,7 @@ def test_the_whole_answers_where_layers_agree_and_refuses_in_a_sentence(found, w
 
 
 @pytest.mark.parametrize(("world", "name"), CASES)
-def test_arguments_tell_the_plan_and_their_product_is_the_global_batch(found, world, name):
+def test_arguments_report_the_plan_and_their_product_is_the_global_batch(found, world, name):
     of, reports = PLANS[world][name], found[world, name]
     widest = max(range(4), key=lambda layer: of.layers[layer].degree)
     expected = degrees(of, widest)
@@ -203,7 +203,7 @@ def test_a_rank_reads_the_rows_that_it_computes_on(found, world, name):
 
 
 @pytest.mark.parametrize(("world", "name"), CASES)
-def test_a_saved_model_is_the_one_that_was_evaluated_and_a_run_goes_on(found, world, name):
+def test_a_saved_model_is_the_one_that_was_evaluated_and_a_run_continues(found, world, name):
     reports = found[world, name]
     folder, shape = reports[0]["folder"], load_model(reports[0]["folder"] / "model.json")
     assert len({(report["loss"], report["evaluated"]) for report in reports}) == 1

@@ -82,8 +82,8 @@ def script_on(tmp_path, plan, port, more=""):
     python.chmod(0o755)
     variables = f"NUM_NODES=2 NUM_GPUS_PER_NODE={each} MASTER_ADDR={ADDRESSES[0]} MASTER_PORT={port} "
     variables += f"PYTHON={python} MODEL=model.json DATA=random MAX_STEPS={STEPS} LEARNING_RATE=1e-3 {more}"
-    said = ">said.$1 2>&1"
-    return ["sh", "-c", f"cd {tmp_path} && export {variables} && NODE_RANK=$1 exec sh {SCRIPT} {said}", "sh"]
+    stated = ">said.$1 2>&1"
+    return ["sh", "-c", f"cd {tmp_path} && export {variables} && NODE_RANK=$1 exec sh {SCRIPT} {stated}", "sh"]
 
 
 @pytest.mark.slow
@@ -158,8 +158,8 @@ def test_the_same_command_runs_under_each_launcher(nodes, tmp_path, launcher):
                 command = [*head, "--master", f"{ADDRESSES[0]}:{PORT + 4}", *command]
             else:
                 variables = begun_by(launcher, number)
-            said = stack.enter_context((tmp_path / f"said.{number}").open("wb"))
-            settings = {"stdout": said, "stderr": said, "cwd": tmp_path, "env": os.environ | variables}
+            stated = stack.enter_context((tmp_path / f"said.{number}").open("wb"))
+            settings = {"stdout": stated, "stderr": stated, "cwd": tmp_path, "env": os.environ | variables}
             started.append(node.start(command, **settings))
             stack.callback(started[-1].wait)
             stack.callback(started[-1].kill)

@@ -103,7 +103,7 @@ CASES = {
 class End(NamedTuple):
     """How a case ended."""
 
-    said: list[str]  # first line of each node's errors
+    stated: list[str]  # first line of each node's errors
     took_s: float
     listened: list[set[tuple[str, int]]]  # of each node
 
@@ -159,11 +159,11 @@ def end_of(folder: Path, nodes: tuple[Node, Node], case: Case) -> End:
 @pytest.mark.parametrize("name", CASES)
 def test_both_commands_end_and_name_what_befell(ends, name):
     case, end = CASES[name], ends[name]
-    for says, said in zip(case.says, end.said, strict=True):
+    for says, stated in zip(case.says, end.stated, strict=True):
         if says is not None:
-            assert said.startswith(says.format(ALIAS if case.alias else ADDRESSES[0]))
+            assert stated.startswith(says.format(ALIAS if case.alias else ADDRESSES[0]))
             waiting = WAITED.format(f"rank {1 - case.who}" if case.of_rank else r"ranks? [01, ]+")
-            assert case.how == "ended" or re.search(waiting, said)
+            assert case.how == "ended" or re.search(waiting, stated)
     assert end.took_s < END_S
 
 

@@ -178,28 +178,28 @@ BAD: dict[str, tuple[dict[str, Any], str, State, str]] = {
 
 
 @pytest.mark.parametrize(("changed", "subject", "state", "remedy"), BAD.values(), ids=BAD)
-def test_what_is_wrong_is_told_with_its_remedy(files, changed, subject, state, remedy):
+def test_what_is_wrong_is_reported_with_its_remedy(files, changed, subject, state, remedy):
     findings = [finding for finding in examine(StandIn(**changed), files) if finding.subject == subject]
-    told = [finding for finding in findings if finding.state is not State.OK]
-    assert [finding.state for finding in told[:1]] == [state] and remedy in told[0].remedy, findings
-    assert all(finding.remedy for finding in told)
+    reported = [finding for finding in findings if finding.state is not State.OK]
+    assert [finding.state for finding in reported[:1]] == [state] and remedy in reported[0].remedy, findings
+    assert all(finding.remedy for finding in reported)
 
 
 def test_files_that_are_wrong(files, tmp_path):
-    def told(changed: Files, subject: str) -> list[Any]:
+    def reported(changed: Files, subject: str) -> list[Any]:
         return [finding for finding in examine(StandIn(), changed) if finding.subject == subject]
 
     old = time.time() - 200 * 86400
     for path in files.profiles.iterdir():
         os.utime(path, (old, old))
-    assert told(files, "profiles")[0].state is WARNING
+    assert reported(files, "profiles")[0].state is WARNING
     next(files.profiles.iterdir()).write_text("{")
-    assert told(files, "profiles")[0].state is FAULT
+    assert reported(files, "profiles")[0].state is FAULT
     (tmp_path / "broken.json").write_text('{"pp_deg": 0}')
-    assert told(replace(files, plan=tmp_path / "broken.json"), "plan")[0].state is FAULT
+    assert reported(replace(files, plan=tmp_path / "broken.json"), "plan")[0].state is FAULT
     (tmp_path / "file").write_text("")
-    assert told(replace(files, output=tmp_path / "file" / "below"), "output folder")[0].state is not FAULT
-    assert told(replace(files, profiles=tmp_path / "nowhere"), "profiles")[0].state is State.OK
+    assert reported(replace(files, output=tmp_path / "file" / "below"), "output folder")[0].state is not FAULT
+    assert reported(replace(files, profiles=tmp_path / "nowhere"), "profiles")[0].state is State.OK
 
 
 HOSTS = {
@@ -221,13 +221,13 @@ def test_every_host_of_a_hostfile_is_looked_up(files, tmp_path, text, remedy):
 
 
 @pytest.mark.parametrize(("changed", "code"), [({}, 0), ({"compiler": None}, 0), ({"shm": None}, 1)])
-def test_the_exit_code_tells_faults_alone(galvatron, files, tmp_path, monkeypatch, changed, code):
+def test_the_exit_code_reports_faults_alone(galvatron, files, tmp_path, monkeypatch, changed, code):
     monkeypatch.chdir(tmp_path)
     with patch.object(doctor, "Machine", lambda: StandIn(**changed)):
         plain, ran = galvatron("doctor"), galvatron("doctor", "--json", "--plan", "plan.json")
-    told = json.loads(ran.out)
-    assert plain.code == ran.code == code and (told["result"] == "ok") == (code == 0)
-    assert all(set(finding) == {"subject", "found", "state", "remedy"} for finding in told["findings"])
+    reported = json.loads(ran.out)
+    assert plain.code == ran.code == code and (reported["result"] == "ok") == (code == 0)
+    assert all(set(finding) == {"subject", "found", "state", "remedy"} for finding in reported["findings"])
     assert " ok" in plain.out.splitlines()[-1]
 
 

@@ -39,7 +39,7 @@ class ValidateSeen(Seen):
             calls["fresh"] = calls.get("fresh") or fresh
             return journal(self, fresh)
 
-        def launched(self: Validation, seconds: float, begun: list[int], tell: Any) -> None:
+        def launched(self: Validation, seconds: float, begun: list[int], report: Any) -> None:
             calls["plans"] = [plan_to_dict(plan) for plan in self.kinds]
             calls["seconds"], calls["steps"] = round(seconds, -1), self.options.steps
             calls["visits"] = self.options.visits

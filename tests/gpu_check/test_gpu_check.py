@@ -185,11 +185,11 @@ def test_what_had_no_time_is_not_ok(tmp_path, monkeypatch, galvatron, states, ou
     assert json.loads((tmp_path / "out" / run.RESULT).read_text())["result"] == outcome
 
 
-def test_a_kernel_that_is_off_by_default_is_told_and_not_judged(tmp_path, monkeypatch):
+def test_a_kernel_that_is_off_by_default_is_reported_and_not_judged(tmp_path, monkeypatch):
     of = replace(setting(tmp_path), device="gpu")
     monkeypatch.setattr(parity, "_tried", lambda of, cases: [of.found(case.name, False, "off") for case in cases])
-    told = {f.subject: f.found for f in parity.parity(of) if f.state is State.INFO}
-    assert told == {f"fused cross entropy, {precision}": "failed: off" for precision in ("fp32", "bf16")}
+    reported = {f.subject: f.found for f in parity.parity(of) if f.state is State.INFO}
+    assert reported == {f"fused cross entropy, {precision}": "failed: off" for precision in ("fp32", "bf16")}
 
 
 def test_one_rank_says_what_it_leaves_out(tmp_path, monkeypatch):
@@ -198,9 +198,9 @@ def test_one_rank_says_what_it_leaves_out(tmp_path, monkeypatch):
     assert Counter(finding.state for finding in found) == {State.OK: 2 * len(ONE_RANK), State.SKIPPED: 4}
     assert all("2 ranks" in f.found or "GPUs" in f.found for f in found if f.state is State.SKIPPED)
     monkeypatch.setattr(stock, "_compared", lambda of, name, *_: of.found(name, None, ""))
-    told = [(finding.subject, finding.state) for finding in stock.stock(setting(tmp_path, "stock", ranks=1))]
+    reported = [(finding.subject, finding.state) for finding in stock.stock(setting(tmp_path, "stock", ranks=1))]
     left_out = "tensor parallel and two stages", State.SKIPPED
-    assert told == [("one rank", State.INFO), left_out]
+    assert reported == [("one rank", State.INFO), left_out]
     monkeypatch.setattr(stock, "BENCHMARKS", tmp_path / "missing")
     [finding] = stock.stock(setting(tmp_path))
     assert finding.state is State.SKIPPED and "checkout" in finding.found
@@ -258,8 +258,10 @@ def test_a_kernel_that_ends_its_process_is_named_and_those_behind_it_are_tried(t
         folder, first = Path(words[0]), int(words[1])
         for number in range(first, 2 if first == 0 else len(kernels.NAMES)):
             off = 1.0 if number == 4 else 0.0
-            told = {"off": off, "worst": "gradient 1", "type": "bfloat16"} if number != 5 else {"missing": "no kernel"}
-            (folder / f"{number}.json").write_text(json.dumps(told))
+            reported = (
+                {"off": off, "worst": "gradient 1", "type": "bfloat16"} if number != 5 else {"missing": "no kernel"}
+            )
+            (folder / f"{number}.json").write_text(json.dumps(reported))
         if first == 0:
             raise LaunchError("rank 0: misaligned address")
 

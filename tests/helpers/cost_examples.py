@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from paddlenlp_galvatron.cost_model import CostModel, CostOptions, LayerCost
-from paddlenlp_galvatron.cost_model.inputs import Profiles
+from paddlenlp_galvatron.cost_model.costs import Profiles
 from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, ModelShape, Plan, Precision, VocabStrategy
 from paddlenlp_galvatron.profiles import (
     Collective,

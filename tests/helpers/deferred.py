@@ -346,7 +346,7 @@ class Backend:
         line, _, rest = content.partition(b"\n")
         header = json.loads(line)
         same = ("kind", "dtype", "elements", "op")
-        theirs, ours = ([told.get(name) for name in same] for told in (header, task.header))
+        theirs, ours = ([reported.get(name) for name in same] for reported in (header, task.header))
         if theirs != ours:
             raise BrokenRule(f"{task.what}: {ours} here, but rank {peer} calls {theirs}")
         return header, np.frombuffer(rest, np.uint8)

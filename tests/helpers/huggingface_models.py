@@ -36,8 +36,8 @@ class Oracle:
 
 def oracle_of(name: str) -> Oracle:
     arrays = load_file(FOLDER / name / "oracle.safetensors")
-    told = json.loads((FOLDER / name / "oracle.json").read_text())
-    return Oracle(arrays["tokens"], arrays["logits"], told["losses"], told["recipe"])
+    reported = json.loads((FOLDER / name / "oracle.json").read_text())
+    return Oracle(arrays["tokens"], arrays["logits"], reported["losses"], reported["recipe"])
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,6 @@ class TuningOracle:
 
 
 def tuning_of(name: str) -> TuningOracle:
-    told = json.loads((TUNING / name / "oracle.json").read_text())
-    losses = {"": told["losses"], **told["by_loss"]}
-    return TuningOracle(losses, told["metrics"], told["beta"], told["recipe"], told["pairs"])
+    reported = json.loads((TUNING / name / "oracle.json").read_text())
+    losses = {"": reported["losses"], **reported["by_loss"]}
+    return TuningOracle(losses, reported["metrics"], reported["beta"], reported["recipe"], reported["pairs"])

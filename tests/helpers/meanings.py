@@ -210,20 +210,20 @@ def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, tuple
     return {key: (ours[key], theirs[key]) for key in ours if not same(ours[key], theirs[key])}
 
 
-def _beside(said: dict[str, Any], name: str) -> Any:
+def _beside(stated: dict[str, Any], name: str) -> Any:
     """A meaning; of a changed config only what differs from the whole one's."""
-    whole = said[name.partition(" ")[0]]
-    if name in WHOLE or said[name] is None:
-        return said[name]
-    return {key: value for key, value in said[name].items() if value != whole[key]}
+    whole = stated[name.partition(" ")[0]]
+    if name in WHOLE or stated[name] is None:
+        return stated[name]
+    return {key: value for key, value in stated[name].items() if value != whole[key]}
 
 
 def recorded() -> dict[str, dict[str, Any] | None]:
     """What transformers says of `single_changes`, by name; None: it refuses the config."""
     content = json.loads(RECORDED.read_text())
     return {
-        name: said if said is None or name in WHOLE else content[name.partition(" ")[0]] | said
-        for name, said in content.items()
+        name: stated if stated is None or name in WHOLE else content[name.partition(" ")[0]] | stated
+        for name, stated in content.items()
     }
 
 
@@ -321,8 +321,8 @@ def main() -> None:
     if given.random is None:
         changes = single_changes()
         meanings = by_transformers(given.oracle, list(changes.values()))
-        said = dict(zip(changes, meanings, strict=True))
-        lines = [f"{json.dumps(name)}: {json.dumps(_beside(said, name))}" for name in said]
+        stated = dict(zip(changes, meanings, strict=True))
+        lines = [f"{json.dumps(name)}: {json.dumps(_beside(stated, name))}" for name in stated]
         RECORDED.write_text("{\n" + ",\n".join(lines) + "\n}\n")
         return
     random = Random(given.seed)

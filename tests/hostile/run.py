@@ -134,8 +134,8 @@ def _troubles_here(case: Case, folder: Path) -> list[str]:
     out.close()
     err.close()
     signal.setitimer(signal.ITIMER_PROF, 0)
-    told = [(folder / name).read_bytes().decode(errors="surrogateescape") for name in ("out", "err")]
-    troubles = [*_wrong_end(code), *_wrong_words(case, code, *told), *_left_behind(case, place, code)]
+    reported = [(folder / name).read_bytes().decode(errors="surrogateescape") for name in ("out", "err")]
+    troubles = [*_wrong_end(code), *_wrong_words(case, code, *reported), *_left_behind(case, place, code)]
     shutil.rmtree(folder)
     return troubles
 

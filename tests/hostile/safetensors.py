@@ -39,5 +39,5 @@ def _tensors(content: bytes, random: Random) -> bytes:
     (length,) = struct.unpack("<Q", content[:8])
     header, data = json.loads(content[8 : 8 + length]), content[8 + length :]
     text = dump(mutated(header, random)).encode(errors="surrogatepass")
-    told = random.choice((len(text),) * 6 + (0, 1, len(text) - 1, len(text) + 1, 2**31, 2**63, 2**64 - 1))
-    return damaged(struct.pack("<Q", told) + text + data, random)
+    reported = random.choice((len(text),) * 6 + (0, 1, len(text) - 1, len(text) + 1, 2**31, 2**63, 2**64 - 1))
+    return damaged(struct.pack("<Q", reported) + text + data, random)

@@ -64,7 +64,7 @@ def prefix(tmp_path):
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_a_kept_index_is_used_as_it_was_or_made_anew(prefix, seed):
+def test_a_kept_index_is_used_as_it_was_or_made_again(prefix, seed):
     random = Random(seed)
     expected = TrainingData(prefix, SEQ, 4).batch(0)
     for file in (prefix.parent / FOLDER).iterdir():

@@ -72,7 +72,7 @@ def test_hostile_files_and_command_lines(count):
 def test_what_was_once_taken_or_broke_a_command_is_refused():
     found = known()
     troubles = troubles_of(list(found.values()))
-    assert not {list(found)[number]: told for number, told in troubles.items()}
+    assert not {list(found)[number]: reported for number, reported in troubles.items()}
 
 
 @pytest.mark.slow

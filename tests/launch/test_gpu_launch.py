@@ -88,7 +88,7 @@ def test_nothing_of_gloo_is_set_up_for_nccl(monkeypatch):
     assert not hasattr(core.ProcessGroupGloo, "galvatron_installed")
 
 
-def test_nccl_listens_on_the_loopback_of_one_node_and_where_it_is_told_to(monkeypatch):
+def test_nccl_listens_on_the_loopback_of_one_node_and_where_it_is_asked_to(monkeypatch):
     monkeypatch.delenv(interface := "NCCL_SOCKET_IFNAME", raising=False)
     assert {rank[interface] for rank in Nodes().environment(2)} == {"lo"}
     assert interface not in Nodes(2, 0, "127.0.0.2", 6000).environment(1)[0]

@@ -96,9 +96,9 @@ def test_what_spreads_over_its_rounds_is_measured_in_more(shape):
     profiler.measure([Shape(1, 32)], [1], lambda _: None)
     assert next(steady, None) is next(noisy, None) is None
     assert profiler.asked.count((1, 32)) == 4 + 2 * ROUNDS
-    told = computation_profile(profiler.journal, [shape], Precision.FP32, Meta())
-    assert told.layer_ms[0][1, 32] == 51.5
-    assert told.meta.spread["layertype_0_bsz1_seq32_tp1"] == pytest.approx(10.75 / 51.5)
+    reported = computation_profile(profiler.journal, [shape], Precision.FP32, Meta())
+    assert reported.layer_ms[0][1, 32] == 51.5
+    assert reported.meta.spread["layertype_0_bsz1_seq32_tp1"] == pytest.approx(10.75 / 51.5)
 
 
 def test_more_turns_are_measured_beside_those_that_are_known(shape):

@@ -72,12 +72,12 @@ def test_kinds_of_collectives_have_overlaps_of_their_own_beside_galvatrons_one()
     assert "overlap_coe_allgather" in found.meta.spread
 
 
-def test_a_bandwidth_above_the_links_is_flagged_and_what_spreads_is_told():
+def test_a_bandwidth_above_the_links_is_flagged_and_what_spreads_is_reported():
     fast = profile(journal(), link_gb_per_s=2)
     assert "2.1 GB/s, but the link carries 2" in fast.meta.flags["pp_size_4"]
     assert profile(journal(), link_gb_per_s=3).meta.flags == {}
-    said = " ".join(spread_notes(fast.meta))
-    assert "pp_size_4: 2.1 GB/s" in said and "1 of 7 numbers spread by more than 30%, such as allreduce_" in said
+    stated = " ".join(spread_notes(fast.meta))
+    assert "pp_size_4: 2.1 GB/s" in stated and "1 of 7 numbers spread by more than 30%, such as allreduce_" in stated
 
 
 def test_files_have_what_was_measured_and_nothing_else(tmp_path):
@@ -177,7 +177,7 @@ def test_what_a_gpu_holds_beside_tensors_is_counted_as_it_comes(monkeypatch, tmp
     HardwareProfiler(options, 0, stopwatch, Mock(members=[(0, 1)] * 4), known, used).measure()
     paths = profile(known).save(tmp_path)
     [bandwidths] = [path for path in paths if path.name.startswith("allreduce")]
-    told = json.loads(bandwidths.read_text())["galvatron"]
-    assert (told["context_mib"], told["communicator_mib"]) == (500.0, 100.0)
+    reported = json.loads(bandwidths.read_text())["galvatron"]
+    assert (reported["context_mib"], reported["communicator_mib"]) == (500.0, 100.0)
     monkeypatch.setattr(device, "beside_mib", lambda: None)  # on CPU
     assert Used().more_mib() is None

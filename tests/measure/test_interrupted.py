@@ -17,9 +17,9 @@ from paddlenlp_galvatron.profiles import ComputationProfile, HardwareProfile, Me
 SIZE = ("fp32", 64, 8)
 
 
-def start(words: list[str], said: Path) -> Forked:
+def start(words: list[str], stated: Path) -> Forked:
     """A `galvatron` command in a process group of its own, and the file of what it says."""
-    return fork(forking_command(*words), begun_with(), said, leads=True)
+    return fork(forking_command(*words), begun_with(), stated, leads=True)
 
 
 def known(folder: Path) -> dict[str, object]:
@@ -33,12 +33,12 @@ def known(folder: Path) -> dict[str, object]:
     return found
 
 
-def profile_through_kills(words: list[str], folder: Path, said: Path, kills: int, seed: int) -> None:
+def profile_through_kills(words: list[str], folder: Path, stated: Path, kills: int, seed: int) -> None:
     """Run the command, killed at random moments of its measuring `kills` times, to its end."""
     moments = random.Random(seed)
     before: dict[str, object] = {}
     for _ in range(kills):
-        process = start(words, said)
+        process = start(words, stated)
         more = len(before) + moments.randint(1, 6)  # numbers after which it is killed, or at its end
         while process.poll() is None and (not (folder / FOLDER).exists() or len(known(folder)) < more):
             time.sleep(0.02)
@@ -49,7 +49,7 @@ def profile_through_kills(words: list[str], folder: Path, said: Path, kills: int
         after = known(folder)
         assert before.items() <= after.items(), "a number was measured again"
         before = after
-    assert start(words, said).wait(600) == 0, said.read_text()
+    assert start(words, stated).wait(600) == 0, stated.read_text()
     assert before.items() <= known(folder).items()
 
 
@@ -69,7 +69,7 @@ def model_words(config: Path, nproc: int = 1, lengths: str = "16,32,48", samples
 @pytest.mark.parametrize(
     ("kills", "lengths", "samples"), [(1, "16", 2), pytest.param(10, "16,32,48", 8, marks=pytest.mark.slow)]
 )
-def test_a_model_profile_killed_at_random_goes_on_where_it_stopped(config, kills, lengths, samples):
+def test_a_model_profile_killed_at_random_continues_where_it_stopped(config, kills, lengths, samples):
     folder = config.parent / "out"
     profile_through_kills(model_words(config, 1, lengths, samples), folder, config.parent / "said", kills, seed=kills)
     times = ComputationProfile.load(folder / "computation_profiling_fp32_hidden_64_head_8.json", *SIZE)
@@ -79,7 +79,7 @@ def test_a_model_profile_killed_at_random_goes_on_where_it_stopped(config, kills
 
 
 @pytest.mark.slow
-def test_a_hardware_profile_killed_ten_times_goes_on_where_it_stopped(tmp_path):
+def test_a_hardware_profile_killed_ten_times_continues_where_it_stopped(tmp_path):
     folder = tmp_path / "out"
     words = ["profile", "hardware", "--nproc", "2", "--output", str(folder), "--end_mb", "1", "--budget_ms", "0"]
     profile_through_kills(words, folder, tmp_path / "said", 10, seed=1)
@@ -87,8 +87,8 @@ def test_a_hardware_profile_killed_ten_times_goes_on_where_it_stopped(tmp_path):
 
 
 def test_a_rank_that_dies_ends_the_launch_with_its_name(config):
-    said = config.parent / "said"
-    process = start(model_words(config, nproc=2), said)
+    stated = config.parent / "said"
+    process = start(model_words(config, nproc=2), stated)
     while not (ranks := _children(process.pid)):
         assert process.poll() is None
         time.sleep(0.05)
@@ -97,7 +97,7 @@ def test_a_rank_that_dies_ends_the_launch_with_its_name(config):
     os.kill(max(ranks), signal.SIGKILL)
     assert process.wait(600) == 1
     assert time.monotonic() - begin < 300
-    assert "rank 1 was ended by signal 9" in said.read_text()
+    assert "rank 1 was ended by signal 9" in stated.read_text()
 
 
 def _children(pid: int) -> list[int]:

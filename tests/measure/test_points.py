@@ -27,7 +27,7 @@ def test_modes_are_galvatrons():
     assert points(profile_mode="sequence") == [(1, 512), (1, 1024), (1, 1536), (1, 2048)]
 
 
-def test_samples_are_as_long_as_the_model_is_said_to_take_or_4096():
+def test_samples_are_as_long_as_the_model_takes_or_4096():
     assert points() == [(1, 4096)]
     assert points(ModelOptions(model_size="llama2-7b", seq_length=1024)) == [(1, 1024)]
     assert points(ModelOptions(model_size="llama2-7b", set_seqlen_manually=False)) == [(1, 4096)]

@@ -51,8 +51,8 @@ def galvatron_program(tmp_path) -> str:
 def test_five_scripts_are_written_and_keep_what_they_were_written_with(tmp_path, scripts):
     run(scripts / "profile_hardware.sh", tmp_path, NUM_NODES="2", MASTER_ADDR="10.0.0.1", END_MB="64")
     for part in PARTS:
-        said = run(scripts / f"profile_{part}.sh", tmp_path, "--fresh", GALVATRON="echo", NODE_RANK="1")
-        words = said.split()
+        stated = run(scripts / f"profile_{part}.sh", tmp_path, "--fresh", GALVATRON="echo", NODE_RANK="1")
+        words = stated.split()
         assert words[:4] == ["profile", "hardware", "--parts", part]
         for name, value in {"num_nodes": "2", "node_rank": "1", "master_addr": "10.0.0.1", "end_mb": "64"}.items():
             assert words[words.index(f"--{name}") + 1] == value
@@ -71,11 +71,11 @@ def test_scripts_leave_nodes_that_are_not_set_to_the_launcher(tmp_path, scripts)
 @pytest.mark.parametrize("what", ["computation", "memory"])
 def test_the_scripts_beside_paddlenlps_start_the_same(tmp_path, what):
     place = ROOT / "llm" / "auto_parallel" / "galvatron" / f"profile_{what}.sh"
-    said = run(place, tmp_path, "--fresh", GALVATRON="echo", MODEL_SIZE="llama3-8b")
-    assert said == run(
+    stated = run(place, tmp_path, "--fresh", GALVATRON="echo", MODEL_SIZE="llama3-8b")
+    assert stated == run(
         ROOT / "scripts" / f"profile_{what}.sh", tmp_path, "--fresh", GALVATRON="echo", MODEL_SIZE="llama3-8b"
     )
-    assert said.startswith(f"profile {what} ") and "--model_size llama3-8b" in said and said.endswith("--fresh\n")
+    assert stated.startswith(f"profile {what} ") and "--model_size llama3-8b" in stated and stated.endswith("--fresh\n")
 
 
 def test_what_means_nothing_here_is_named_in_a_note(tmp_path, scripts, galvatron_program):
@@ -97,8 +97,8 @@ def test_a_cluster_not_bought_yet_is_planned_from_its_data_sheet(tmp_path, scrip
     run_hardware = ["profile", "hardware", "--analytic", "h100", "--num_nodes", "2"]
     subprocess.run([galvatron_program, *run_hardware], cwd=tmp_path, check=True, capture_output=True)
     variables = {"MEMORY": "72", "NUM_NODES": "2", "SETTLE_BSZ": "64"}
-    said = run(scripts / "search_dist.sh", tmp_path, "--json", **common, **variables)
-    found = json.loads(said.splitlines()[-1])
+    stated = run(scripts / "search_dist.sh", tmp_path, "--json", **common, **variables)
+    found = json.loads(stated.splitlines()[-1])
     assert found["feasible"] and 20 < found["throughput"] < 60  # samples/s: 25 to 75 % of the peak
 
 
@@ -125,10 +125,10 @@ def test_the_default_chain_from_measuring_to_training(tmp_path, scripts, galvatr
     for what in ("computation", "memory"):
         run(scripts / f"profile_{what}.sh", tmp_path, "--budget_ms", "0", **common, **model)
     variables = {"MEMORY": "1", "TIME_PROFILE_MODE": "batch", "SETTLE_BSZ": "16"}
-    said = run(scripts / "search_dist.sh", tmp_path, "--json", **common, **model, **variables)
-    found = json.loads(said.splitlines()[-1])
-    said = run(ROOT / "scripts" / "train_dist.sh", tmp_path, "--timeout", "240", **common, **model, TRAIN_ITERS="2")
-    assert f"plan: {found['plan']}, the newest in configs" in said and "2 steps: loss" in said
+    stated = run(scripts / "search_dist.sh", tmp_path, "--json", **common, **model, **variables)
+    found = json.loads(stated.splitlines()[-1])
+    stated = run(ROOT / "scripts" / "train_dist.sh", tmp_path, "--timeout", "240", **common, **model, TRAIN_ITERS="2")
+    assert f"plan: {found['plan']}, the newest in configs" in stated and "2 steps: loss" in stated
     plan = json.loads((tmp_path / found["plan"]).read_text())
     assert plan["galvatron"]["assumed"]["mixed_precision"] == "bf16" and plan["global_bsz"] == 16
     for kind in ("computation", "memory"):

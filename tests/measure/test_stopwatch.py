@@ -15,14 +15,14 @@ def test_waiting_counts_for_what_ranks_do_together_and_not_for_what_each_does_al
     assert np.median(stopwatch.time_independent(wait)[:, 0]) < 10
 
 
-def test_steps_are_told_apart():
+def test_steps_are_distinguished():
     runs = []
     laps = Stopwatch(1, budget_ms=1).time_independent(lambda: runs.append("a"), lambda: runs.append("b"))
     assert laps.shape[1] == 2
     assert runs == ["a", "b"] * (len(runs) // 2)
 
 
-def test_the_median_of_the_rounds_means_counts_and_their_spread_is_told():
+def test_the_median_of_the_rounds_means_counts_and_their_spread_is_reported():
     assert Timing.of_samples(np.array([1.0, 2.0, 3.0, 4.0, 100.0])) == Timing(3.0, 2 / 3)
     rounds = [[8.0, 8.0], [1.0, 7.0], [2.0, 2.0]]
     assert Timing.of_rounds(rounds) == Timing(4.0, 3 / 4)

@@ -27,7 +27,7 @@ START = "import sys; from paddlenlp_galvatron.cli.main import main; sys.exit(mai
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("mbit_per_s", "end_mb"), [(200, 4), (1000, 32)])
-def test_bandwidths_are_those_of_the_link_and_tell_inside_from_across(tmp_path, mbit_per_s, end_mb):
+def test_bandwidths_are_those_of_the_link_and_report_inside_from_across(tmp_path, mbit_per_s, end_mb):
     (tmp_path / "hosts").write_text("".join(f"{address}\n" for address in ADDRESSES))
     (tmp_path / "model.json").write_text(json.dumps(GROUPED_MODEL))
     words = ["profile", "all", "--parts", "allreduce,p2p,overlap", "--nproc", "2", "--hostfile", tmp_path / "hosts"]

@@ -33,9 +33,9 @@ families = st.sampled_from(list(FAMILIES))
 
 def test_a_field_that_is_missing_or_null_means_what_transformers_says() -> None:
     wrong = {}
-    said = recorded()
+    stated = recorded()
     for name, config in single_changes().items():
-        ours, theirs, field = meaning(config), said[name], name.rpartition(" ")[2]
+        ours, theirs, field = meaning(config), stated[name], name.rpartition(" ")[2]
         if theirs is None:
             agrees = ours is None or ("null" in name and field in ALSO_NULL)
         else:
@@ -43,7 +43,7 @@ def test_a_field_that_is_missing_or_null_means_what_transformers_says() -> None:
         if not agrees:
             wrong[name] = (ours, theirs)
     assert not wrong
-    assert sum(meaning is not None for meaning in said.values()) > 150
+    assert sum(meaning is not None for meaning in stated.values()) > 150
 
 
 def test_what_is_written_is_what_was_read() -> None:
@@ -68,13 +68,13 @@ def test_a_base_of_rotary_positions_is_found_in_every_place(
     family: str, bases: dict[str, float], kind: dict[str, str]
 ) -> None:
     config = {name: value for name, value in WHOLE[family].items() if name not in PLACES}
-    said = {place: base if place == "rope_theta" else kind | {"rope_theta": base} for place, base in bases.items()}
+    stated = {place: base if place == "rope_theta" else kind | {"rope_theta": base} for place, base in bases.items()}
     if len(set(bases.values())) > 1:
         with pytest.raises(UserError, match=r"rope_.* differ|rope_theta is .*, but .* in rope_.*; keep one"):
-            shape_from_config(config | said, "")
+            shape_from_config(config | stated, "")
     else:
         usual = 1e6 if family == "mixtral" else 1e4
-        assert shape_from_config(config | said, "").rope_theta == next(iter(bases.values()), usual)
+        assert shape_from_config(config | stated, "").rope_theta == next(iter(bases.values()), usual)
 
 
 words = st.sampled_from(("default", "llama3", "linear"))
@@ -102,7 +102,7 @@ def test_the_numbers_of_scaled_positions_may_stand_beside_them(place: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "stated"),
     [
         ({"rope_theta": None}, "rope_theta is null"),
         ({"rope_parameters": {"rope_theta": None}}, "rope_theta is 50000.0, but null in rope_parameters; keep one"),
@@ -119,10 +119,10 @@ def test_the_numbers_of_scaled_positions_may_stand_beside_them(place: str) -> No
         ({"rope_scaling": {"rope_type": ["llama3"]}}, 'rope_scaling is {"rope_type": ["llama3"]}; plain'),
     ],
 )
-def test_positions_that_contradict_themselves_are_refused_by_field(changed: dict[str, Any], said: str) -> None:
+def test_positions_that_contradict_themselves_are_refused_by_field(changed: dict[str, Any], stated: str) -> None:
     with pytest.raises(UserError) as error:
         shape_from_config(LLAMA | changed, "", source="config.json")
-    assert str(error.value).startswith("config.json: ") and said in str(error.value)
+    assert str(error.value).startswith("config.json: ") and stated in str(error.value)
 
 
 REFUSED: dict[str, Any] = {

@@ -177,7 +177,7 @@ def test_the_fingerprint_leaves_out_what_no_plan_depends_on():
     assert replace(MODEL, seq_length=8).fingerprint != MODEL.fingerprint
 
 
-def test_the_fingerprint_of_several_layer_types_tells_them_all():
+def test_the_fingerprint_of_several_layer_types_reports_them_all():
     other = replace(MODEL, hidden_size=2 * MODEL.hidden_size)
     assert joint_fingerprint([MODEL]) == MODEL.fingerprint
     assert len({joint_fingerprint(models) for models in ([MODEL], [MODEL, other], [other, MODEL])}) == 3

@@ -77,7 +77,7 @@ def test_an_option_has_one_fate_by_any_spelling(name, value, dashes):
 
 
 @pytest.mark.parametrize(
-    ("said", "recomputes"),
+    ("stated", "recomputes"),
     [
         ({"recompute_granularity": "full"}, True),  # Megatron-LM has no other switch
         ({"recompute_granularity": "full", "recompute": False}, False),  # as PaddleNLP's files have it
@@ -87,14 +87,14 @@ def test_an_option_has_one_fate_by_any_spelling(name, value, dashes):
         ({"recompute_granularity": "full", "global_checkpoint": True}, True),
     ],
 )
-def test_a_granularity_alone_switches_recomputation_on(said, recomputes):
-    values = canonical_options({**said, "global_train_batch_size": 2}, TRAINING)
+def test_a_granularity_alone_switches_recomputation_on(stated, recomputes):
+    values = canonical_options({**stated, "global_train_batch_size": 2}, TRAINING)
     options = DegreeOptions.from_values(values).onto(UniformOptions.from_values(values), 1)
     assert options.global_checkpoint is recomputes
 
 
 @pytest.mark.parametrize(
-    ("said", "fault"),
+    ("stated", "fault"),
     [
         ({"recompute_granularity": "selective"}, "recompute_granularity: must be full: .* recompute_enc names parts"),
         ({"recompute_granularity": "core_attn"}, "recompute_granularity: must be full"),
@@ -102,9 +102,9 @@ def test_a_granularity_alone_switches_recomputation_on(said, recomputes):
         ({"sharding_parallel_degree": 2}, "sharding_parallel_degree: needs a stage"),
     ],
 )
-def test_what_would_be_dropped_or_contradicts_is_refused(said, fault):
+def test_what_would_be_dropped_or_contradicts_is_refused(stated, fault):
     with pytest.raises(UserError, match=fault):
-        DegreeOptions.from_values(said).onto(UniformOptions.from_values(said), 1)
+        DegreeOptions.from_values(stated).onto(UniformOptions.from_values(stated), 1)
 
 
 def test_a_granularity_beside_a_plan_and_where_a_search_chooses_is_not_dropped(galvatron, tmp_path, monkeypatch):

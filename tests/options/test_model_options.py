@@ -143,7 +143,7 @@ def test_the_names_of_hubs_are_those_of_presets() -> None:
         ({"layer_numlist": 1}, "layer_numlist: unknown option; did you mean layer_num_list"),
     ],
 )
-def test_a_mistake_is_told(values: dict[str, Any], message: str) -> None:
+def test_a_mistake_is_reported(values: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         resolve(**values)
 

@@ -48,7 +48,7 @@ PUBLISHED = {
 TYPES = {"int": int, "str": str, "bool": bool, "Optional[str]": str, "Optional[int]": int}
 BF16 = Assumptions(mixed_precision=Precision.BF16, seq_length=128)
 
-SAID = {
+PRINTED = {
     "data parallel": (plan(chunks=2), {"sharding": "", "gradient_accumulation_steps": 2}),
     "Megatron-SP": (plan(tp=4, sp=True), {"tensor_model_parallel_size": 4, "sequence_parallel": True}),
     "Megatron-SP without tp": (plan(sp=True), {"sequence_parallel": False}),
@@ -71,8 +71,8 @@ SAID = {
 }
 
 
-@pytest.mark.parametrize(("of", "part"), SAID.values(), ids=SAID)
-def test_what_it_can_say_is_said(of, part):
+@pytest.mark.parametrize(("of", "part"), PRINTED.values(), ids=PRINTED)
+def test_what_it_can_say_is_written(of, part):
     arguments = fleet_arguments(of)
     assert part.items() <= arguments.items()
     assert arguments["max_seq_len"] == 128 and (arguments["stage"], arguments["fine_tuning"]) == ("PT", "full")
@@ -112,7 +112,7 @@ def test_a_note_says_where_ranks_differ():
 
 
 @given(valid_plans())
-def test_any_plan_is_said_in_published_words_or_refused_by_fields_of_its_file(of):
+def test_any_plan_is_written_in_published_words_or_refused_by_fields_of_its_file(of):
     try:
         arguments = fleet_arguments(of)
     except UserError as error:

@@ -14,7 +14,7 @@ from paddlenlp_galvatron.plan.export import as_flags, stock_arguments, stock_not
 from paddlenlp_galvatron.plan.file import StrategyFile
 
 # Samples a rank and micro-batch, micro-batches, and what stands behind them.
-SAID = {
+PRINTED = {
     "data parallel": (plan(chunks=2), "1 2"),
     "tensor parallel": (plan(tp=4), "8 1 --tensor_parallel_degree 4"),
     "Megatron-SP": (plan(tp=4, sp=True), "8 1 --tensor_parallel_degree 4 --sequence_parallel true"),
@@ -55,8 +55,8 @@ SAID = {
 }
 
 
-@pytest.mark.parametrize(("of", "flags"), SAID.values(), ids=SAID)
-def test_what_stock_paddlenlp_can_say_is_said(of, flags):
+@pytest.mark.parametrize(("of", "flags"), PRINTED.values(), ids=PRINTED)
+def test_what_stock_paddlenlp_can_say_is_written(of, flags):
     per_device, accumulation, *rest = flags.split()
     assert " ".join(as_flags(stock_arguments(of))).split() == [
         *("--per_device_train_batch_size", per_device, "--gradient_accumulation_steps", accumulation),
@@ -132,7 +132,7 @@ def test_a_note_says_where_ranks_or_results_differ():
 
 
 @given(valid_plans())
-def test_any_plan_is_said_or_refused_by_fields_of_its_file(of):
+def test_any_plan_is_written_or_refused_by_fields_of_its_file(of):
     try:
         arguments = stock_arguments(of)
     except UserError as error:
@@ -157,7 +157,7 @@ def test_paddlenlp_reads_the_flags_as_they_are_meant():
         max_seq_length: int = 1024
 
     parser = PdArgumentParser(Arguments)
-    for of, _ in SAID.values():
+    for of, _ in PRINTED.values():
         arguments = stock_arguments(of)
         read = parser.parse_args(["--output_dir", "output", *" ".join(as_flags(arguments)).split()])
         assert {name: getattr(read, name) for name in arguments} == arguments

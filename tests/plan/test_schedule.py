@@ -59,7 +59,7 @@ def test_stages_exchange_messages_in_one_order_and_never_wait_in_a_circle(schedu
                     assert [p.micro_batch for p in passes if p[:2] == (kind, chunk)] == [*range(micro_batches)]
         links: dict[tuple[str, int], list[tuple[int, int, int]]] = {}  # what arrives for passes of a kind at a stage
         received = {(kind, stage): 0 for kind in ("forward", "backward", "turn") for stage in range(stages)}
-        told: list[list[int]] = [[] for _ in range(stages)]
+        reported: list[list[int]] = [[] for _ in range(stages)]
         last = stages * chunks - 1
         waiting, progress = [list(passes) for passes in lists], True
         while progress:
@@ -76,7 +76,7 @@ def test_stages_exchange_messages_in_one_order_and_never_wait_in_a_circle(schedu
                         *message, news = links[link].pop(0)
                         assert message == [at, micro_batch], "messages come in another order than they are sent"
                         received[link] += 1
-                    told[stage].append(news)
+                    reported[stage].append(news)
                     to = at + 1 if kind == "forward" else at - 1
                     if to > last:
                         links.setdefault(("turn", stage), []).append((at, micro_batch, 0))
@@ -87,7 +87,7 @@ def test_stages_exchange_messages_in_one_order_and_never_wait_in_a_circle(schedu
                     progress = True
         assert not any(waiting), (stages, micro_batches)
         for stage in range(stages):
-            assert told[stage] == arrivals(lists.__getitem__, stage, stages, chunks), (stages, micro_batches, stage)
+            assert reported[stage] == arrivals(lists.__getitem__, stage, stages, chunks), (stages, micro_batches, stage)
 
 
 def test_arrays_are_the_lists():

@@ -64,8 +64,8 @@ def test_experts_by_the_names_of_three_programs():
 
 @pytest.mark.parametrize(("size", "sharding"), [(2, 2), (4, None), (-1, None)])
 def test_paddlenlp_shards_in_parts_of_the_data_parallel_ranks(size, sharding):
-    said = {"sharding": "stage3", "sharding_parallel_degree": size, "tensor_parallel_degree": 2}
-    uniform = DegreeOptions.from_values(said).onto(UniformOptions.from_values({"global_train_batch_size": 16}), 8)
+    stated = {"sharding": "stage3", "sharding_parallel_degree": size, "tensor_parallel_degree": 2}
+    uniform = DegreeOptions.from_values(stated).onto(UniformOptions.from_values({"global_train_batch_size": 16}), 8)
     plan = uniform.plan(replace(MODEL, layers=4), 8, Assumptions())
     assert {layer.sharding for layer in plan.layers} == {plan.vocab.sharding} == {sharding}
 

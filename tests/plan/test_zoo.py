@@ -54,12 +54,12 @@ NAMES = {  # of tp, pp, chunks, ep, cp, samples, micro-batches
 def loaded(row: tuple, names: tuple[str, ...]) -> Plan:
     model, gpus, *degrees, samples, batch, length, zero, _ = row
     dp = gpus // degrees[0] // degrees[1] // degrees[4]
-    said = dict(zip(map(canonical_name, names), degrees, strict=True))
-    said |= {"per_device_train_batch_size": samples, "gradient_accumulation_steps": batch // dp // samples}
-    said |= {"sharding": f"stage{zero}", "vocab_tp": degrees[0]}
+    stated = dict(zip(map(canonical_name, names), degrees, strict=True))
+    stated |= {"per_device_train_batch_size": samples, "gradient_accumulation_steps": batch // dp // samples}
+    stated |= {"sharding": f"stage{zero}", "vocab_tp": degrees[0]}
     assumed = Assumptions(True, Precision.BF16, seq_length=length)
-    of_paddlenlp = DegreeOptions.from_values(said)
-    plan = of_paddlenlp.onto(UniformOptions.from_values(said), gpus).plan(load_model(model), gpus, assumed)
+    of_paddlenlp = DegreeOptions.from_values(stated)
+    plan = of_paddlenlp.onto(UniformOptions.from_values(stated), gpus).plan(load_model(model), gpus, assumed)
     require_valid(plan, load_model(model))
     return plan
 

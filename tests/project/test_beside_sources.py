@@ -77,7 +77,7 @@ def test_both_are_installed_editable_and_train(environment, tmp_path):
     install = (sys.executable, "-m", "pip", "--python", environment, "install", "--no-index", "--no-deps")
     for folder in (stock, ours):
         run(*install, "--no-build-isolation", "--quiet", "-e", ".", cwd=folder)
-    said = run(
+    stated = run(
         environment,
         "-W",
         "ignore",
@@ -88,7 +88,7 @@ def test_both_are_installed_editable_and_train(environment, tmp_path):
         cwd=tmp_path,
     )
     expected = [str(stock / "paddlenlp" / "__init__.py"), str(ours / "paddlenlp_galvatron" / "__init__.py")]
-    assert said.split()[-3:] == [*expected, "GalvatronTrainer"]
+    assert stated.split()[-3:] == [*expected, "GalvatronTrainer"]
     scripts = stock / "llm" / "auto_parallel" / "galvatron"
     (scripts / "model.json").write_text(json.dumps(MODEL))
     words = "--model model.json --nproc 2 --seq_length 16 --global_train_batch_size 4 --max_steps 2 --timeout 120"

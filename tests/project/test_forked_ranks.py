@@ -51,8 +51,8 @@ def test_each_is_a_process_of_its_own(tmp_path, monkeypatch):
     assert {how: rank.wait(300) for how, rank in ranks.items()} == codes
     draws = set()
     for how in codes:
-        said, *more = (tmp_path / f"{how}.log").read_text().splitlines()
-        *found, drawn = json.loads(said)
+        stated, *more = (tmp_path / f"{how}.log").read_text().splitlines()
+        *found, drawn = json.loads(stated)
         assert found == [[how], "__main__", str(tmp_path), how, False, None]
         draws.add(tuple(drawn))
         assert ("the reason" in " ".join(more)) == (how in ("says", "raises"))

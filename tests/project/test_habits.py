@@ -27,8 +27,8 @@ ROOT = Path(__file__).parents[2]
     ],
 )
 def test_commit_messages(message, found):
-    said = list(faults(message))
-    assert len(said) == len(found) and all(part in fault for part, fault in zip(found, said, strict=True))
+    stated = list(faults(message))
+    assert len(stated) == len(found) and all(part in fault for part, fault in zip(found, stated, strict=True))
 
 
 def test_files_in_yaml_are_whole_and_name_files_that_are_there():

@@ -37,20 +37,20 @@ def test_a_plan_is_saved_loaded_shown_and_explained(tmp_path, capsys):
     plan = galvatron.Plan.load(tmp_path / "plan.json")
     plan.show()
     assert "8 in 1 stage of 8" in capsys.readouterr().out
-    told = galvatron.explain(plan)
-    assert told.summary["time_s"] == pytest.approx(found.result.require().time_s)
-    assert "what if" in told._repr_html_() and "\n" not in repr(told)
+    reported = galvatron.explain(plan)
+    assert reported.summary["time_s"] == pytest.approx(found.result.require().time_s)
+    assert "what if" in reported._repr_html_() and "\n" not in repr(reported)
 
 
 @pytest.mark.parametrize("name", ["fit", "search", "explain"])
 def test_the_help_lists_every_option_with_its_default(name):
-    told = pydoc.plain(pydoc.render_doc(getattr(galvatron, name)))
+    reported = pydoc.plain(pydoc.render_doc(getattr(galvatron, name)))
     options = commands()[name].options.keys() - {"json", "list", "config", "dataset_name_or_path", "packing"}
     options -= AnswerOptions.model_fields.keys()  # of files: in Python a plan is saved
-    assert [option for option in options if f"\n        {option}" not in told] == []
-    assert len(told.splitlines()) < 110
+    assert [option for option in options if f"\n        {option}" not in reported] == []
+    assert len(reported.splitlines()) < 110
     if name == "search":
-        assert "global batch size" in told and "fine_grained_mode = True: " in told
+        assert "global batch size" in reported and "fine_grained_mode = True: " in reported
 
 
 def test_errors_are_in_the_package():

@@ -120,14 +120,14 @@ def test_each_warning_is_given_once_and_says_what_to_measure():
 
 
 def test_an_imbalance_of_experts_stands_beside_the_one_that_was_planned_for():
-    told = {"searched_from": {"options": {"moe_imbalance": 1.25, "moe_imbalance_bound": 2.0}}}
+    reported = {"searched_from": {"options": {"moe_imbalance": 1.25, "moe_imbalance_bound": 2.0}}}
     run = [record | {"moe_imbalance": 1.5, "moe_imbalance_most": 2.5} for record in records(40)]
-    health = Health(replace(plan(), metadata=told))
+    health = Health(replace(plan(), metadata=reported))
     assert "busiest rank of experts 1.5 x mean (predicted 1.25 x mean, +20%)" in health.line(run)
     rows, most = health.warnings(run)
     assert "--moe_imbalance 1.5" in rows and "--moe_imbalance_bound 2.5" in most
     even = [record | {"moe_imbalance": 1.3, "moe_imbalance_most": 1.9} for record in records(40)]
-    assert not Health(replace(plan(), metadata=told)).warnings(even)
+    assert not Health(replace(plan(), metadata=reported)).warnings(even)
 
 
 def test_one_process_has_no_communication_to_blame():

@@ -32,7 +32,7 @@ def test_each_stage_has_predicted_beside_measured_memory():
     assert last == "1 2.00 1.46 rank 3 wanted more"
 
 
-def test_a_rank_that_left_nothing_is_told_by_the_log():
+def test_a_rank_that_left_nothing_is_recognized_by_the_log():
     assert printed(plan(), RECORDS, 2, None)[2] == "1 2.00 0.713 rank 2 wanted more"
     assert printed(plan(), [], 2, None)[1:3] == ["0 1.00 no step done", "1 2.00 no step done rank 2 wanted more"]
     assert printed(plan(predicted=False), RECORDS, 2, 800.0)[2] == "1 not in the plan 0.781 rank 2 wanted more"

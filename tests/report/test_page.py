@@ -133,7 +133,7 @@ def test_the_page_is_whole_and_names_nothing_outside(explanation):
     assert "measured 0.517 s (median)" in page
 
 
-def test_stages_of_several_chunks_are_told_as_stages(explanation):
+def test_stages_of_several_chunks_are_reported_as_stages(explanation):
     asked = explanation.problem
     plan = replace(
         explanation.plan, stages=(1, 1, 1, 1), chunks=2, layers=(LayerStrategy(2),) * 4, vocab=VocabStrategy(2)
@@ -180,14 +180,14 @@ def test_a_folded_time_line_keeps_both_ends_and_its_order(real, schedule):
     assert not few.folded and len(few.spans) == 2 * (2 * 4 + 1)
 
 
-def test_gains_of_a_plan_that_is_not_the_best_are_told_apart_from_the_best_ones(explanation):
+def test_gains_of_a_plan_that_is_not_the_best_are_distinguished_from_the_best_ones(explanation):
     """Else everything that is asked seems to help, as each answer is a search."""
     slow = find_out(replace(explanation.plan, layers=(LayerStrategy(8, recompute=True),) * 4), explanation.problem)
     assert explanation.faster is None and slow.faster is slow.searched.best
-    told, row = text_of(slow), f"the best plan as things are {slow.faster.time_s:.4g} "
-    assert row in told and '<th scope="row">the best plan</th>' in render(slow, [])
+    reported, row = text_of(slow), f"the best plan as things are {slow.faster.time_s:.4g} "
+    assert row in reported and '<th scope="row">the best plan</th>' in render(slow, [])
     best_link = min((one for one in slow.what_ifs if one.name.startswith("links")), key=lambda one: one.time_s)
-    assert f"the best plan's step takes {1 - best_link.time_s / slow.faster.time_s:.1%} less" in told
+    assert f"the best plan's step takes {1 - best_link.time_s / slow.faster.time_s:.1%} less" in reported
     assert "the best plan as things are" not in text_of(explanation)
 
 

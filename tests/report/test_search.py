@@ -14,6 +14,6 @@ from paddlenlp_galvatron.report.search import summary
 def test_the_layers_of_a_stage_of_several_chunks_are_one_range_each() -> None:
     cost = example()
     plan = Plan(8, 32, 4, (1, 1, 1, 1), (LayerStrategy(2),) * 4, VocabStrategy(2), chunks=2, assumed=cost.assumed)
-    for told, one in (([[0, 0], [2, 2]], plan), ([[0, 1]], replace(plan, stages=(2, 2), chunks=1))):
+    for reported, one in (([[0, 0], [2, 2]], plan), ([[0, 1]], replace(plan, stages=(2, 2), chunks=1))):
         need = replace(Need.of(one, cost), stage=0)
-        assert summary(SearchResult(None, 0.0, 0.0, {}, need=need), 0.0, 0.0)["binds"]["layers"] == told
+        assert summary(SearchResult(None, 0.0, 0.0, {}, need=need), 0.0, 0.0)["binds"]["layers"] == reported

@@ -30,5 +30,5 @@ def test_logits_that_are_no_numbers_give_a_loss_that_is_none(number):
     assert not math.isfinite(loss_with(c5=number))
 
 
-def test_a_large_loss_is_told_as_it_is():
+def test_a_large_loss_is_reported_as_it_is():
     assert math.isfinite(loss := loss_with(others=1e4, c0=1.0)) and loss > 64 + math.log(CASE.shape.vocab_size)

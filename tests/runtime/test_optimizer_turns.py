@@ -23,8 +23,8 @@ SIZE = 4
 class Owner:
     """Of one tensor; writes down what the update asks of it."""
 
-    def __init__(self, name, told):
-        self.name, self.told, self.kept = name, told, paddle.full([SIZE], 2.0)
+    def __init__(self, name, reported):
+        self.name, self.reported, self.kept = name, reported, paddle.full([SIZE], 2.0)
 
     @property
     def gradient(self):
@@ -34,23 +34,25 @@ class Owner:
         self.kept = None
 
     def publish(self, updated):
-        self.told.append(f"start {self.name}")
+        self.reported.append(f"start {self.name}")
 
     def published(self):
-        self.told.append(f"wait {self.name}")
+        self.reported.append(f"wait {self.name}")
 
 
 def test_values_are_passed_on_as_they_are_updated_and_nothing_waits(monkeypatch):
-    told = []
+    reported = []
     monkeypatch.setattr(gradients, "TURN_BYTES", 2 * SIZE * gradients.FP32_BYTES)  # two tensors a turn
     tensors = [paddle.create_parameter([SIZE], "float32") for _ in range(4)]
-    trainables = [Trainable(tensor, (), True, Owner(name, told)) for name, tensor in zip("abcd", tensors, strict=True)]
+    trainables = [
+        Trainable(tensor, (), True, Owner(name, reported)) for name, tensor in zip("abcd", tensors, strict=True)
+    ]
     optimizer = paddle.optimizer.SGD(0.1, parameters=tensors)
     step = optimizer.step
-    monkeypatch.setattr(optimizer, "step", lambda: (told.append("update"), step()))
+    monkeypatch.setattr(optimizer, "step", lambda: (reported.append("update"), step()))
     gradients.update_in_turns(optimizer, trainables, factor=1.0)
     first, second = ["update", "start a", "start b"], ["update", "start c", "start d"]
-    assert told == [*first, *second]  # nobody waits: the next forward pass does, module by module
+    assert reported == [*first, *second]  # nobody waits: the next forward pass does, module by module
 
 
 @pytest.mark.parametrize("offset", range(5))

@@ -24,23 +24,23 @@ class Peers:
     """The messages of a rank whose peer has the same tokens and weights: its gradients are half of the sum."""
 
     def __init__(self, monkeypatch):
-        self.said: list[str] = []
+        self.stated: list[str] = []
         matmul = paddle.matmul
         monkeypatch.setattr(products, "all_gather", lambda x, _: paddle.concat([x, x]))
         monkeypatch.setattr(products, "all_gather_start", lambda x, _: self._later("gather", paddle.concat([x, x])))
         monkeypatch.setattr(products, "reduce_scatter_start", lambda x, _: self._later("scatter", x[:TOKENS] * 2))
 
         def multiply(left, right, **how):
-            self.said.append("product")
+            self.stated.append("product")
             return matmul(left, right, **how)
 
         monkeypatch.setattr(products.paddle, "matmul", multiply)
 
     def _later(self, name, out):
-        self.said.append(name)
+        self.stated.append(name)
 
         def wait():
-            self.said.append(f"{name}ed")
+            self.stated.append(f"{name}ed")
             return out
 
         return SimpleNamespace(wait=wait)
@@ -96,21 +96,21 @@ def test_gradients_are_autograds(peers, keeps, transposed):
 def test_messages_are_under_way_beside_products(peers):
     x, matrices = parameter(TOKENS, HIDDEN), [parameter(HIDDEN, 4), parameter(HIDDEN, 5)]
     outs = gathered(x, *matrices)
-    peers.said.clear()
+    peers.stated.clear()
     sum(out.sum() for out in outs).backward()
     two = ["product"] * 2
-    assert peers.said == ["gather", *two, "scatter", "gathered", *two, "scattered"]
+    assert peers.stated == ["gather", *two, "scatter", "gathered", *two, "scattered"]
 
 
 def test_what_nobody_learns_from_is_not_gathered_or_sent(peers):
     """A frozen LM head under LoRA; a first layer below which nothing learns."""
     x, frozen = parameter(TOKENS, HIDDEN), parameter(HIDDEN, 4, learns=False)
     same(gradients_of(gathered, x, frozen), gradients_of(by_autograd, x, frozen))
-    assert not {"gather", "gathered"} & {*peers.said}
-    peers.said.clear()
+    assert not {"gather", "gathered"} & {*peers.stated}
+    peers.stated.clear()
     x, matrix = parameter(TOKENS, HIDDEN, learns=False), parameter(HIDDEN, 4)
     same(gradients_of(gathered, x, matrix), gradients_of(by_autograd, x, matrix))
-    assert not {"scatter", "scattered"} & {*peers.said}
+    assert not {"scatter", "scattered"} & {*peers.stated}
 
 
 def test_a_gather_of_other_tokens_is_seen(peers, monkeypatch):

@@ -352,6 +352,6 @@ for read in (
 
 
 def test_a_step_reads_loss_and_norm_and_the_guard_sees_what_else_is_read(tmp_path):
-    program, said = tmp_path / "guarded.py", tmp_path / "said"
+    program, stated = tmp_path / "guarded.py", tmp_path / "said"
     program.write_text(GUARDED)
-    assert fork([str(program)], os.environ, said).wait(600) == 0, said.read_text()[-2000:]
+    assert fork([str(program)], os.environ, stated).wait(600) == 0, stated.read_text()[-2000:]

@@ -95,13 +95,13 @@ def test_what_generation_leaves_out_of_an_answer_is_not_learnt():
         "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% generation %}{{ m.content }}{% endgeneration %}"
     )
     text += "{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-    found = sample(encoder("bytes", text), {"messages": make_chats.said("q", "four")})
+    found = sample(encoder("bytes", text), {"messages": make_chats.stated("q", "four")})
     assert TOKENIZERS["bytes"].decode(found.tokens[found.tokens >= 0].tolist()) == "four"
 
 
 @pytest.mark.parametrize("thoughts", ["<think>\nwhy\n</think>\n\nb", "why\n</think>\n\nb"])
 def test_thoughts_that_r1_distills_template_takes_out_are_learnt_behind_its_prompt(thoughts):
-    chat = {"messages": make_chats.said("q", "<think>\nx\n</think>\n\na", "r", thoughts)}
+    chat = {"messages": make_chats.stated("q", "<think>\nx\n</think>\n\na", "r", thoughts)}
     found = sample(encoder("bytes", make_chats.unmarked(make_chats.R1)), chat)
     text = TOKENIZERS["bytes"].decode(ids(found), skip_special_tokens=False)
     learnt = TOKENIZERS["bytes"].decode(found.tokens[found.tokens >= 0].tolist(), skip_special_tokens=False)
@@ -111,7 +111,7 @@ def test_thoughts_that_r1_distills_template_takes_out_are_learnt_behind_its_prom
 
 def test_an_answer_that_begins_as_the_prompt_ends_is_learnt_behind_it():
     found = sample(
-        encoder("bytes", make_chats.unmarked(make_chats.R1)), {"messages": make_chats.said("q", "<think>\nx")}
+        encoder("bytes", make_chats.unmarked(make_chats.R1)), {"messages": make_chats.stated("q", "<think>\nx")}
     )
     assert TOKENIZERS["bytes"].decode(found.tokens[found.tokens >= 0].tolist(), skip_special_tokens=False) == "x</s>"
 
@@ -124,13 +124,13 @@ def test_an_answer_that_begins_as_the_prompt_ends_is_learnt_behind_it():
     ],
 )
 def test_a_prompt_that_no_answer_can_follow_is_refused(template, fault):
-    chat = {"messages": make_chats.said("q", "why\n</think>\n\na" if "thoughts" in fault else "a")}
+    chat = {"messages": make_chats.stated("q", "why\n</think>\n\na" if "thoughts" in fault else "a")}
     with pytest.raises(AssertionError, match=fault):
         sample(encoder("bytes", template), chat)
 
 
 def test_two_places_of_thoughts_of_which_the_template_takes_one_are_refused():
-    chat = {"messages": make_chats.said("q", "why\n</think>\n\na")}
+    chat = {"messages": make_chats.stated("q", "why\n</think>\n\na")}
     chat["messages"][1]["reasoning_content"] = "so"
     with pytest.raises(AssertionError, match="has thoughts in its content, too"):
         sample(encoder("bytes", make_chats.unmarked(make_chats.QWEN3)), chat)

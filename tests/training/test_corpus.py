@@ -121,9 +121,9 @@ def test_the_summary_names_what_is_left_out(tmp_path, capsys):
         (tmp_path / "in" / f"b{number:02}.pdf").write_bytes(b"%PDF-1.7")
     words = ["data", "prepare", str(tmp_path / "in"), "--vocab_size", "300", "--output", str(tmp_path / "out")]
     assert main(words) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert f"skipped: {tmp_path / 'in' / 'b00.pdf'}: it is a PDF; convert it to text" in said and len(said) == 22
-    assert said[-1] == "skipped: 5 more; --json names them all"
+    stated = capsys.readouterr().out.splitlines()
+    assert f"skipped: {tmp_path / 'in' / 'b00.pdf'}: it is a PDF; convert it to text" in stated and len(stated) == 22
+    assert stated[-1] == "skipped: 5 more; --json names them all"
     assert main([*words, "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["left_out"]) == 25
 

@@ -112,7 +112,7 @@ def test_long_blends_keep_paddlenlps_order(three, monkeypatch, weights):
     np.testing.assert_array_equal(data.batch(0), expected)
 
 
-def test_a_blend_goes_on_pass_after_pass_and_at_any_sample(three):
+def test_a_blend_continues_pass_after_pass_and_at_any_sample(three):
     blend = f"0.9 {three / 'c'} 0.1 {three / 'a'}"
     data = TrainingData(blend, SEQ, BATCH, 5, shares=SPLITS)
     steps = 3 * data._sets[0].samples // BATCH

@@ -49,9 +49,9 @@ class Read:
 
 def messages(*texts, **fields):
     """The fields are the first answer's."""
-    said = make_chats.said(*texts)
-    said[1] |= fields
-    return {"messages": said}
+    stated = make_chats.stated(*texts)
+    stated[1] |= fields
+    return {"messages": stated}
 
 
 @pytest.mark.parametrize("packing", ["none", "best_fit"])
@@ -86,7 +86,7 @@ def test_thoughts_calls_and_tools_are_rendered_where_the_template_takes_them(tmp
 
 
 def test_tools_stay_where_earlier_turns_are_left_out(tmp_path):
-    chat = {"messages": make_chats.said("x" * LENGTH, "y", "q", "z", system="s"), "tools": TOOLS}
+    chat = {"messages": make_chats.stated("x" * LENGTH, "y", "q", "z", system="s"), "tools": TOOLS}
     read = Read(tmp_path, [chat], make_chats.unmarked(make_chats.QWEN2))
     assert '"parameters"' in read.texts[0] and "xxx" not in read.texts[0] and read.learnt[0] == "z<|im_end|>\n"
 
@@ -127,12 +127,12 @@ REFUSED = [
     (messages(*TWO) | {"context": {"topic": "x"}}, "context.topic: the chat template leaves it out"),
     (messages(*TWO) | {"context": {"messages": []}}, "context.messages: belongs to the line itself"),
     (messages(*TWO) | {"context": {"tools": TOOLS}}, "context.tools: belongs to the line itself"),
-    ({"messages": make_chats.said(*TWO, system="a"), "system": "b"}, r"system: messages\[0\] is another"),
+    ({"messages": make_chats.stated(*TWO, system="a"), "system": "b"}, r"system: messages\[0\] is another"),
     ({"src": "q", "tgt": "a", "system": 1}, "system: is no text"),
     ({"src": "q", "tgt": "a", "label": [0.5]}, "label: needs a number for each text of tgt"),
     ({"src": ["q", "r"], "tgt": ["a", "b"], "label": [1]}, "label: needs a number for each text of tgt"),
     (
-        {"messages": [{"role": "user", "content": "q", "weight": 1}, *make_chats.said("", "a")[1:]]},
+        {"messages": [{"role": "user", "content": "q", "weight": 1}, *make_chats.stated("", "a")[1:]]},
         r"messages\[0\]: is to",
     ),
     ({"messages": [{"role": "assistant", "content": None}]}, r"messages\[0\]: needs a role and a content"),
@@ -160,7 +160,7 @@ def test_what_cannot_be_honoured_is_refused_by_line_and_field(line, fault, tmp_p
 def test_other_forms_of_pairs_are_refused_by_name(line, fields, tmp_path):
     expected = "src|no response|" + next(iter(fields))  # which alone lacks, too
     if "messages" in fields:
-        fields["messages"] = make_chats.said("q", "a")
+        fields["messages"] = make_chats.stated("q", "a")
     with pytest.raises(UserError, match=rf"line 1: ({expected})"):
         Read(tmp_path, [line | fields], pairs=True)
 
@@ -174,7 +174,7 @@ def test_a_pair_that_is_masked_is_left_out(tmp_path):
 def test_a_message_that_the_template_leaves_out_is_refused(role, tmp_path):
     """Also a text that stands elsewhere, too."""
     deaf = CHATML.replace("{% for m in messages %}", "{% for m in messages if m['role'] in ('user', 'assistant') %}")
-    line = {"messages": [{"role": role, "content": "q"}, *make_chats.said(*TWO)]}
+    line = {"messages": [{"role": role, "content": "q"}, *make_chats.stated(*TWO)]}
     with pytest.raises(UserError, match=r"line 1: messages\[0\]: the chat template leaves it out"):
         Read(tmp_path, [line], deaf)
 

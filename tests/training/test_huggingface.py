@@ -168,9 +168,9 @@ def test_layers_that_predict_further_tokens_are_left_out_by_name(tmp_path, capsy
     further = {f"model.layers.3.{name}.weight": np.ones(4, np.float32) for name in ("eh_proj", "enorm")}
     save_file(tensors_of(source) | further, folder / "model.safetensors")
     to_checkpoint(folder, read_shape(folder), tmp_path / "a", ignore)
-    told = capsys.readouterr().err
+    reported = capsys.readouterr().err
     assert (
-        told
+        reported
         == "note: layers that predict further tokens are left out: 2 tensors such as model.layers.3.eh_proj.weight\n"
     )
     save_file(

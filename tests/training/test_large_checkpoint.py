@@ -133,7 +133,7 @@ def test_an_index_takes_a_few_hundred_bytes_a_part_and_goes_to_the_other_ranks_a
 
 
 @pytest.mark.parametrize("rank", [5, 700])
-def test_a_rank_that_goes_on_under_the_same_plan_opens_its_own_file_once(checkpoint, counted, rank):
+def test_a_rank_that_continues_under_the_same_plan_opens_its_own_file_once(checkpoint, counted, rank):
     stored, own = loading.StoredNumbers(checkpoint), parts_of_rank(rank)
     wanted = [part for parts in own for part, _ in parts]
     for kind in (WEIGHT, *MOMENTS):
@@ -157,12 +157,12 @@ def test_what_is_saved_is_copied_once_and_stays_as_it_was(monkeypatch):
     copied = saving._copied("a", tensor)
     tensor.fill_(2.0)
     assert copied.read().tolist() == [1.0] * 6
-    told = []
-    on_gpu = SimpleNamespace(_copy_to=lambda place, blocking: told.extend((place, blocking)) or tensor)
+    reported = []
+    on_gpu = SimpleNamespace(_copy_to=lambda place, blocking: reported.extend((place, blocking)) or tensor)
     monkeypatch.setattr(device, "on_gpu", lambda: True)
-    monkeypatch.setattr(device, "finish_computing", lambda: told.append("waited"))
+    monkeypatch.setattr(device, "finish_computing", lambda: reported.append("waited"))
     monkeypatch.setattr(paddle, "CUDAPinnedPlace", lambda: "page-locked", raising=False)
-    assert device.to_host(on_gpu).tolist() == tensor.tolist() and told == ["page-locked", False, "waited"]
+    assert device.to_host(on_gpu).tolist() == tensor.tolist() and reported == ["page-locked", False, "waited"]
 
 
 def test_numbers_go_to_a_gpu_in_the_queue_of_what_is_computed(monkeypatch):

@@ -84,8 +84,10 @@ def test_a_tokenizer_that_grows_without_bound_is_a_line(tmp_path, tokenizer, tex
     (tmp_path / "tokenizer.json").write_text(json.dumps(json.loads(tokenizer.to_str()) | bomb))
     words = ["data", "prepare", str(texts[0]), "--tokenizer", str(tmp_path), "--output", str(tmp_path / "out" / "x")]
     assert main([*words, "--end_token", "<|endoftext|>"]) == 2
-    said = capsys.readouterr().err
-    assert "MiB of memory" in said and said.startswith("error: tokenizer: turning ") and said.count("\n") == 1, said
+    stated = capsys.readouterr().err
+    assert "MiB of memory" in stated and stated.startswith("error: tokenizer: turning ") and stated.count("\n") == 1, (
+        stated
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]
 
 

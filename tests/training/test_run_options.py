@@ -102,7 +102,7 @@ def test_every_alias_of_the_table_leads_to_an_option_of_some_command():
     assert not set(FOREIGN) & options
 
 
-def test_without_a_plan_the_newest_that_fits_is_taken_and_said(folder):
+def test_without_a_plan_the_newest_that_fits_is_taken_and_reported(folder):
     for name, world_size, age in (("old", 4, 300), ("wanted", 4, 200), ("small", 2, 100)):
         plan_file(folder / "configs" / f"{name}.json", world_size)
         os.utime(folder / "configs" / f"{name}.json", (1e9 - age, 1e9 - age))
@@ -131,7 +131,7 @@ def test_a_model_of_ones_own_is_written_beside_the_log(folder):
 
 
 @pytest.mark.parametrize("named", ["my-model", "my-model/config.json"])
-def test_training_goes_on_with_the_models_own_weights_whatever_numbers_change(folder, named):
+def test_training_continues_with_the_models_own_weights_whatever_numbers_change(folder, named):
     (folder / "my-model").mkdir()
     (folder / "my-model" / "config.json").write_text(json.dumps(MODEL))
     given = {"model": named, "continue_training": 1, "max_position_embeddings": 32, "seq_length": 16}

@@ -106,9 +106,9 @@ def test_nothing_of_a_data_folder_is_ever_run(prefix, tmp_path_factory):
         description, *arrays = index_files(prefix)
         for file in [*stock, *arrays]:
             file.write_bytes(planted)
-        told = json.loads(description.read_text())
+        reported = json.loads(description.read_text())
         checksums = [zlib.crc32(planted)] * len(arrays)  # as who can write there would put them
-        description.write_text(json.dumps(told | {"crc32": checksums}))
+        description.write_text(json.dumps(reported | {"crc32": checksums}))
         np.testing.assert_array_equal(first_batch(prefix), expected)
         for file in index_files(prefix):
             file.write_bytes(planted)
@@ -117,7 +117,7 @@ def test_nothing_of_a_data_folder_is_ever_run(prefix, tmp_path_factory):
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])
-def test_a_damaged_index_is_made_anew(prefix, which):
+def test_a_damaged_index_is_made_again(prefix, which):
     expected = first_batch(prefix)
     file = index_files(prefix)[which]
     whole = file.read_bytes()

@@ -56,9 +56,9 @@ def write(folder: Path, files: dict) -> Path:
 
 def test_special_tokens_and_ids_are_those_of_transformers():
     """Of folders that name them in one file or several, as text, object or null, alike or not."""
-    for told in json.loads((recorded.HERE / "special_tokens.json").read_text()):
+    for reported in json.loads((recorded.HERE / "special_tokens.json").read_text()):
         with tempfile.TemporaryDirectory() as made:
-            folder = write(Path(made), recorded.files(told["seed"]))
+            folder = write(Path(made), recorded.files(reported["seed"]))
             tokenizer, texts = load_tokenizer(folder / "tokenizer.json"), special_tokens(folder).texts
             eos = texts.get("eos_token")
             found = {
@@ -67,7 +67,7 @@ def test_special_tokens_and_ids_are_those_of_transformers():
                 "probe": tokenizer.encode(recorded.PROBE, add_special_tokens=False).ids,
                 "around": tokenizer.encode("a").ids,
             }
-        assert found == {name: value for name, value in told.items() if name != "seed"}, told["seed"]
+        assert found == {name: value for name, value in reported.items() if name != "seed"}, reported["seed"]
 
 
 def front(*texts: str) -> dict:
@@ -159,7 +159,7 @@ def test_kept_rows_are_never_those_of_other_files(before, after, template):
 
 
 @pytest.mark.parametrize("change", MATTER)
-def test_what_decides_a_token_is_read_anew(change, tmp_path):
+def test_what_decides_a_token_is_read_again(change, tmp_path):
     """By name: the part of the identity that changed."""
     data = write(tmp_path / "data", {"train.json": LINES})
     _, first = read(data, write(tmp_path / "old", MODEL))
@@ -258,12 +258,12 @@ def test_documents_end_with_the_tokenizers_own_end(named, tmp_path, capsys):
     ]
     assert main(command) == 0
     out, err = capsys.readouterr()
-    told = json.loads(out)
-    assert (told["end_token"], told["end_token_id"], err) == ("<end>", 2, "")
+    reported = json.loads(out)
+    assert (reported["end_token"], reported["end_token_id"], err) == ("<end>", 2, "")
     write(model, {CONFIG: {}, "config.json": {"eos_token_id": [0, 2]}})
     assert main([*command[:-1], "--json"]) == 2
-    said = capsys.readouterr().err
-    assert "eos_token_id" in said and "0 (<s>), 2 (<end>)" in said and said.count("\n") == 1
+    stated = capsys.readouterr().err
+    assert "eos_token_id" in stated and "0 (<s>), 2 (<end>)" in stated and stated.count("\n") == 1
     assert main([*command, "--end_token", "</s>"]) == 0
     assert json.loads(capsys.readouterr().out)["end_token_id"] == 1
     (model / CONFIG).unlink()

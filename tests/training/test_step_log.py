@@ -103,8 +103,8 @@ def test_steps_without_a_finite_loss_stay(tmp_path):
     log.write(record(0, math.nan) | {"grad_norm": math.inf, "eval_loss": math.nan})
     log.close()
     [line] = path.read_text().splitlines()
-    told = json.loads(line, parse_constant=pytest.fail)  # NaN and Infinity are no JSON
-    assert told["loss"] is told["grad_norm"] is told["eval_loss"] is None
+    reported = json.loads(line, parse_constant=pytest.fail)  # NaN and Infinity are no JSON
+    assert reported["loss"] is reported["grad_norm"] is reported["eval_loss"] is None
     [read] = read_log(path)
     assert math.isnan(read["loss"]) and math.isnan(read["grad_norm"])
     assert write(path, 1) == [0, 1]
@@ -128,14 +128,14 @@ def test_steps_without_a_finite_loss_stay(tmp_path):
     ],
     ids=lambda damage: repr(damage[:20]),
 )
-def test_what_is_no_line_of_a_log_is_left_out_and_told(tmp_path, capsys, damage):
+def test_what_is_no_line_of_a_log_is_left_out_and_reported(tmp_path, capsys, damage):
     path = tmp_path / "log"
     write(path, 0, 1, 2)
     first, second, third = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(first + second + damage + (b"" if damage.endswith(b"\n") else b"\n") + third)
     assert write(path, 3, 4) == [0, 1, 2, 3, 4]
-    told = capsys.readouterr().err
-    assert "damaged lines are skipped, the first is line 3" in told and len(told.splitlines()) == 1
+    reported = capsys.readouterr().err
+    assert "damaged lines are skipped, the first is line 3" in reported and len(reported.splitlines()) == 1
 
 
 @pytest.mark.parametrize("size", [1, 4096])

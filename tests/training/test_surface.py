@@ -27,7 +27,7 @@ TOKENS = np.random.default_rng(0).integers(VOCABULARY, size=(SAMPLES, LENGTH + 1
 PAIRS = [{"input_ids": row[:-1], "labels": row[1:]} for row in TOKENS]
 
 
-class Heard(TrainerCallback):
+class Received(TrainerCallback):
     """The names of all events."""
 
     def __init__(self):
@@ -35,7 +35,7 @@ class Heard(TrainerCallback):
 
 
 for _event in [name for name in dir(TrainerCallback) if name.startswith("on_")]:
-    setattr(Heard, _event, lambda self, *_, event=_event, **__: self.events.append(event))
+    setattr(Received, _event, lambda self, *_, event=_event, **__: self.events.append(event))
 
 
 def arguments(folder, **given) -> GalvatronTrainingArguments:
@@ -59,7 +59,7 @@ def test_events_come_as_in_paddlenlps_own_trainer(tmp_path):
         "logging_steps": 2,
         "evaluation_strategy": "epoch",
     }
-    ours, stock = Heard(), Heard()
+    ours, stock = Received(), Received()
     args = arguments(tmp_path, **steps)
     GalvatronTrainer(model_file(tmp_path), args, train_dataset=PAIRS, eval_dataset=PAIRS, callbacks=[ours]).train()
     fields = {name: value for name, value in MODEL.items() if name != "model_type"}
@@ -99,16 +99,16 @@ def test_passes_are_shuffled_as_paddlenlps_sampler_does_and_go_on_at_any_sample(
     from paddle.io import DistributedBatchSampler
 
     source = data(PAIRS[:6])
-    told = [row.tolist() for step in range(3) for row in source.batch(step)[0]]
+    reported = [row.tolist() for step in range(3) for row in source.batch(step)[0]]
     indices = []
     for epoch in range(2):
         sampler = DistributedBatchSampler(PAIRS[:6], 6, num_replicas=1, rank=0, shuffle=True)
         sampler.set_epoch(epoch)
         indices += next(iter(sampler))
-    assert told == [PAIRS[index]["input_ids"].tolist() for index in indices]
+    assert reported == [PAIRS[index]["input_ids"].tolist() for index in indices]
     on = data(PAIRS[:6])
     on.continue_at(5, 7)
-    assert on.batch(5)[0][0].tolist() == told[7]
+    assert on.batch(5)[0][0].tolist() == reported[7]
 
 
 def test_a_collator_makes_the_batch():
@@ -133,7 +133,7 @@ def test_a_collator_makes_the_batch():
         ([{**pair, "attention_mask": np.eye(LENGTH)[3].astype(int)} for pair in PAIRS], "attention_mask hides tokens"),
     ],
 )
-def test_what_is_no_sample_is_said_by_its_number(dataset, says):
+def test_what_is_no_sample_is_reported_by_its_number(dataset, says):
     with pytest.raises(UserError) as error:
         data(dataset).batch(0)
     assert says in str(error.value) and "\n" not in str(error.value)
@@ -181,9 +181,9 @@ def test_what_a_plans_engine_does_by_itself_is_refused_by_name(tmp_path):
         GalvatronTrainer(settings(tmp_path), args)
     with patch.object(logger, "warning") as warned:  # the Trainer's own words for arguments without an effect
         GalvatronTrainer(model, arguments(tmp_path, skip_profile_timer=False), train_dataset=PAIRS)
-    told = [call.args[0] for call in warned.call_args_list]
-    assert any("no effect here: skip_profile_timer (" in line for line in told)
-    assert any("one strategy for all layers, by global_train_batch_size, chunks" in line for line in told)
+    reported = [call.args[0] for call in warned.call_args_list]
+    assert any("no effect here: skip_profile_timer (" in line for line in reported)
+    assert any("one strategy for all layers, by global_train_batch_size, chunks" in line for line in reported)
     args = arguments(tmp_path, logging_strategy="epoch", metrics_output_path=str(tmp_path / "metrics"))
     trainer = GalvatronTrainer(LlamaConfig(**config.to_dict()), args, train_dataset=PAIRS)
     assert trainer.args.logging_strategy.value == "epoch" and (tmp_path / "metrics").is_dir()
@@ -244,5 +244,5 @@ def test_a_script_as_paddlenlps_own_runs_to_its_end(tmp_path, capfd):
     again = GalvatronTrainer(model_file(tmp_path), arguments(tmp_path), train_dataset=PAIRS)
     assert again.train(resume_from_checkpoint=True).metrics["train_loss"] == 0 and again.state.global_step == 4
     assert "nothing to do: " in capfd.readouterr().err
-    anew = GalvatronTrainer(model_file(tmp_path), arguments(tmp_path), train_dataset=PAIRS)
-    assert anew.train(resume_from_checkpoint=False).training_loss == pytest.approx(result.training_loss)
+    fresh = GalvatronTrainer(model_file(tmp_path), arguments(tmp_path), train_dataset=PAIRS)
+    assert fresh.train(resume_from_checkpoint=False).training_loss == pytest.approx(result.training_loss)

@@ -253,7 +253,7 @@ def test_fine_tuning_data_are_looked_at_as_well(tmp_path, tokenizer, name, conte
         assert sample.line.contents[0].message["content"] == "un été"
 
 
-def test_a_split_in_two_files_or_with_others_is_told(tmp_path):
+def test_a_split_in_two_files_or_with_others_is_reported(tmp_path):
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "a.jsonl").write_text(LINE)
     (tmp_path / "train" / "notes.txt").write_text("notes")

@@ -30,7 +30,7 @@ from paddlenlp_galvatron.training.settings import TrainSettings
 BATCH = 4
 
 
-class Heard(TrainerCallback):
+class Received(TrainerCallback):
     """Writes down what it is told; stops the run where it should."""
 
     def __init__(self, stop_after: int | None = None):
@@ -75,20 +75,20 @@ def records(run: TrainSettings) -> list[dict]:
     return [json.loads(line) for line in run.log.read_text().splitlines()]
 
 
-def test_callbacks_hear_steps_logs_evaluations_and_saves(tmp_path):
+def test_callbacks_receive_steps_logs_evaluations_and_saves(tmp_path):
     run = settings(
         tmp_path, evaluation_strategy="steps", eval_steps=2, max_evaluate_steps=2, save_steps=3, logging_steps=2
     )
-    heard = Heard()
-    result = GalvatronTrainer(run, callbacks=[heard]).train()
+    received = Received()
+    result = GalvatronTrainer(run, callbacks=[received]).train()
     expected = ["epoch 0", "step 1", "step 2", "evaluate", "step 3", "save", "step 4", "evaluate", "save"]
-    assert heard.events == expected
-    assert [("loss" in logs, "eval_loss" in logs) for logs in heard.logs[:-1]] == [(True, False), (False, True)] * 2
+    assert received.events == expected
+    assert [("loss" in logs, "eval_loss" in logs) for logs in received.logs[:-1]] == [(True, False), (False, True)] * 2
     losses = [record["loss"] for record in records(run)]
-    assert heard.logs[0]["loss"] == pytest.approx(sum(losses[:2]) / 2)
+    assert received.logs[0]["loss"] == pytest.approx(sum(losses[:2]) / 2)
     assert result.training_loss == pytest.approx(sum(losses) / 4)
     assert [record.get("eval_loss") for record in records(run)][1::2] == [
-        logs["eval_loss"] for logs in heard.logs if "eval_loss" in logs
+        logs["eval_loss"] for logs in received.logs if "eval_loss" in logs
     ]
     assert sorted(folder.name for folder in run.checkpoints.iterdir()) == ["step-00000003", "step-00000004"]
 
@@ -134,7 +134,7 @@ def test_the_next_rows_are_read_while_a_step_computes_and_none_after_the_last(tm
     assert len(list(trainer.steps())) == 4 and not read[4].is_set()
 
 
-def test_what_a_read_ahead_finds_wrong_is_said_at_its_step(tmp_path, monkeypatch):
+def test_what_a_read_ahead_finds_wrong_is_reported_at_its_step(tmp_path, monkeypatch):
     trainer = GalvatronTrainer(settings(tmp_path))
     rows = trainer.run.data.rows
 
@@ -150,15 +150,15 @@ def test_what_a_read_ahead_finds_wrong_is_said_at_its_step(tmp_path, monkeypatch
         next(steps)
 
 
-def test_a_callback_stops_a_run_and_another_one_goes_on(tmp_path):
+def test_a_callback_stops_a_run_and_another_one_continues(tmp_path):
     straight = settings(tmp_path, output_dir=tmp_path / "straight")
     GalvatronTrainer(straight).train()
     run = settings(tmp_path)
-    GalvatronTrainer(run, callbacks=[Heard(stop_after=2)]).train()
+    GalvatronTrainer(run, callbacks=[Received(stop_after=2)]).train()
     assert [record["step"] for record in records(run)] == [1, 2]
-    heard = Heard()
-    GalvatronTrainer(run, callbacks=[heard]).train()
-    assert heard.events == ["epoch 2", "step 3", "step 4", "save"]
+    received = Received()
+    GalvatronTrainer(run, callbacks=[received]).train()
+    assert received.events == ["epoch 2", "step 3", "step 4", "save"]
     assert [record["loss"] for record in records(run)] == [record["loss"] for record in records(straight)]
 
 
@@ -174,13 +174,13 @@ def test_epochs_are_passes_over_the_training_split(tmp_path, prefix, saving):
         **saving,
     )
     (tmp_path / "model.json").write_text(json.dumps({**MODEL, "vocab_size": 512}))
-    heard = Heard()
-    trainer = GalvatronTrainer(run, callbacks=[heard])
+    received = Received()
+    trainer = GalvatronTrainer(run, callbacks=[received])
     steps = trainer.run.data.samples // BATCH
     trainer.train()
-    assert heard.events.count("save") == (2 if "save_strategy" in saving else 2 * steps)
-    assert heard.events.count("evaluate") == 2
-    assert [event for event in heard.events if event.startswith("epoch")] == ["epoch 0", f"epoch {steps}"]
+    assert received.events.count("save") == (2 if "save_strategy" in saving else 2 * steps)
+    assert received.events.count("evaluate") == 2
+    assert [event for event in received.events if event.startswith("epoch")] == ["epoch 0", f"epoch {steps}"]
     assert trainer.state.epoch == 2.0
     assert len(records(run)) == 2 * steps
     assert [record["step"] for record in records(run) if "eval_loss" in record] == [steps, 2 * steps]
@@ -213,11 +213,11 @@ def test_a_report_to_what_is_not_installed_is_refused(tmp_path):
         GalvatronTrainer(settings(tmp_path, report_to="wandb"))
 
 
-def test_a_run_begun_anew_is_not_mistaken_for_the_one_before(tmp_path):
+def test_a_run_begun_again_is_not_mistaken_for_the_one_before(tmp_path):
     run = settings(tmp_path, save_steps=1)
     GalvatronTrainer(run).train()
-    anew = settings(tmp_path, save_steps=1, resume_from_checkpoint="none", seed=7)
-    GalvatronTrainer(anew, callbacks=[Heard(stop_after=2)]).train()
+    fresh = settings(tmp_path, save_steps=1, resume_from_checkpoint="none", seed=7)
+    GalvatronTrainer(fresh, callbacks=[Received(stop_after=2)]).train()
     assert [folder.name for folder in whole_checkpoints(run.checkpoints)] == ["step-00000002", "step-00000001"]
     assert len(list(run.checkpoints.glob("left-*-step-00000004"))) == 1
     GalvatronTrainer(settings(tmp_path, seed=7)).train()
@@ -263,7 +263,7 @@ def test_a_checkpoint_keeps_what_turns_it_into_a_hugging_face_model_again(tmp_pa
     assert (tmp_path / "back" / "tokenizer.json").read_text() == "{}"
 
 
-def test_a_folder_in_which_another_run_writes_is_refused_whoever_started_the_ranks(tmp_path, monkeypatch):
+def test_a_folder_in_which_another_run_writes_is_refused_no_matter_who_started_the_ranks(tmp_path, monkeypatch):
     """PaddleNLP's launcher takes no lock before."""
     monkeypatch.setattr(training_loop, "RESTART_S", 0.0)
     run = settings(tmp_path)
@@ -277,13 +277,13 @@ def test_a_folder_in_which_another_run_writes_is_refused_whoever_started_the_ran
 def test_a_signal_that_comes_again_when_all_is_saved_changes_nothing():
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
-        with stop_signals() as told:
+        with stop_signals() as reported:
             pass
-        assert (told, signal.getsignal(signal.SIGTERM)) == ([], signal.SIG_DFL)
-        with stop_signals() as told:
+        assert (reported, signal.getsignal(signal.SIGTERM)) == ([], signal.SIG_DFL)
+        with stop_signals() as reported:
             signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
-        assert told == [signal.SIGTERM]
+        assert reported == [signal.SIGTERM]
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -294,6 +294,6 @@ def test_all_checkpoints_stay_unless_a_limit_is_given_and_each_that_goes_is_name
     assert len(list(steps.iterdir())) == 4 and "removed " not in capfd.readouterr().err
     again = {"resume_from_checkpoint": "none", "save_total_limit": 3, "evaluation_strategy": "steps", "eval_steps": 4}
     GalvatronTrainer(settings(tmp_path, save_steps=1, max_evaluate_steps=1, **again)).train()
-    said = capfd.readouterr().err
-    assert f"removed {steps / 'step-00000001'}, as save_total_limit is 3\n" in said
-    assert "evaluated after step 4: eval_loss " in said
+    stated = capfd.readouterr().err
+    assert f"removed {steps / 'step-00000001'}, as save_total_limit is 3\n" in stated
+    assert "evaluated after step 4: eval_loss " in stated

@@ -104,11 +104,11 @@ def test_tokens_are_those_of_paddlenlps_chat_templates(kind, model, tmp_path):
         theirs = Oracle(tokens, ChatTemplate._compile_jinja_template(CHATML))
     for sample, line in zip(Encoder(tokens, ours, 0, 500, 500).samples([folder / "train.json"]), LINES, strict=False):
         context = {} if kind == "whole" else dict(line.get("context", {}))
-        told = theirs.encode_chat_inputs(pairs(line), context_data=context | {"is_training": True})
-        expected = [~np.array(told.get("system", []), np.int64)]
+        reported = theirs.encode_chat_inputs(pairs(line), context_data=context | {"is_training": True})
+        expected = [~np.array(reported.get("system", []), np.int64)]
         if kind == "whole" and "context" in line:  # PaddleNLP leaves it out there
             continue
-        for asked, answer in told["conversations"]:
+        for asked, answer in reported["conversations"]:
             expected += [~np.array(asked, np.int64), np.array(answer, np.int64)]
         np.testing.assert_array_equal(sample.tokens, np.concatenate(expected))
 
@@ -168,9 +168,9 @@ def test_pairs_are_paddlenlps_each_answer_behind_a_prompt_of_its_own(model, tmp_
     expected = []
     for line in PAIRS:
         arguments = SimpleNamespace(max_seq_len=LENGTH, max_prompt_len=LENGTH), SimpleNamespace(flash_mask=True)
-        told = preprocess_preference_data(json.loads(json.dumps(line)), Stock(load_tokenizer(model)), *arguments)
-        prompt, second, end, _ = told["response_indexs"]
-        ids, chosen, rejected = (told[name] for name in ("input_ids", "response_0_labels", "response_1_labels"))
+        reported = preprocess_preference_data(json.loads(json.dumps(line)), Stock(load_tokenizer(model)), *arguments)
+        prompt, second, end, _ = reported["response_indexs"]
+        ids, chosen, rejected = (reported[name] for name in ("input_ids", "response_0_labels", "response_1_labels"))
         expected += [(ids[:second], chosen[prompt:second]), (ids[:prompt] + ids[second:end], rejected[second:end])]
     assert documents(source) == expected
     facts = source._batch([0]).pairs[0]
@@ -281,7 +281,7 @@ def test_a_bad_line_is_named(text, fault, model, tmp_path):
     assert not (folder / FOLDER).exists()
 
 
-def test_all_bad_lines_are_told_at_once(model, tmp_path):
+def test_all_bad_lines_are_reported_at_once(model, tmp_path):
     with pytest.raises(UserError) as refused:
         data(write(tmp_path / "data", [LINES[0], "[]\n", LINES[0], "x\n"]), model)
     assert [fault.split(": ")[1] for fault in refused.value.faults] == ["line 2", "line 4"]
@@ -381,7 +381,7 @@ def test_a_packed_row_says_where_documents_end(model, tmp_path):
     )
 
 
-def test_rows_are_kept_beside_the_data_and_made_anew_for_other_bytes(model, tmp_path, monkeypatch):
+def test_rows_are_kept_beside_the_data_and_made_again_for_other_bytes(model, tmp_path, monkeypatch):
     folder = write(tmp_path / "data", LINES[:1] * 4)
     before = data(folder, model).batch(0)
     monkeypatch.setattr(Encoder, "samples", lambda *_: pytest.fail("they are kept"))

@@ -173,5 +173,5 @@ def test_a_loss_of_pairs_that_cannot_be_had_is_refused(given, fault):
 
 
 def test_orpo_is_or_with_the_chosen_answers_loss_and_without_a_reference():
-    told = PreferenceOptions.from_values({"loss_type": "orpo"}).pair_loss
-    assert (told.loss, told.sft_ratio, told.has_reference) == ("or", 1, False)
+    reported = PreferenceOptions.from_values({"loss_type": "orpo"}).pair_loss
+    assert (reported.loss, reported.sft_ratio, reported.has_reference) == ("or", 1, False)

@@ -125,7 +125,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("spec", "message"), REFUSED.values(), ids=REFUSED)
-def test_why_a_folder_is_refused_is_said_with_the_remedy(spec, message, tmp_path):
+def test_why_a_folder_is_refused_is_reported_with_the_remedy(spec, message, tmp_path):
     with pytest.raises(UserError, match=message):
         opened(spec, tmp_path / "model")
 
@@ -169,7 +169,7 @@ def _sum(file: Path) -> str:
 
 
 @pytest.mark.parametrize("spec", [Folder(head="other"), SHARDED, LEFT_OVER, Folder(tied=True, head="same")], ids=str)
-def test_a_base_is_told_by_the_files_that_are_read(spec, tmp_path):
+def test_a_base_is_recognized_by_the_files_that_are_read(spec, tmp_path):
     folder = tmp_path / "model"
     spec.write(folder)
     known = identity(folder)
@@ -186,7 +186,7 @@ def test_a_base_is_told_by_the_files_that_are_read(spec, tmp_path):
         assert identity(folder) != known
 
 
-def test_a_checkpoint_as_base_is_told_by_its_own_files(tmp_path):
+def test_a_checkpoint_as_base_is_recognized_by_its_own_files(tmp_path):
     spec = Folder(head="other")
     spec.write(tmp_path / "model")
     to_checkpoint(tmp_path / "model", load_model(tmp_path / "model"), tmp_path / "base", lambda _: None)

@@ -36,10 +36,10 @@ def found(request, tmp_path_factory) -> dict:
     write(folder, family)
     words = ["--profiles", folder / "profiles", "--output", folder / "out", "--minutes", 9, "--json"]
     words += ["--task", task, "--count", count, "--seed", 1, "--budgets", 1, "--visits", visits, "--steps", 2]
-    with redirect_stdout(StringIO()) as said:
+    with redirect_stdout(StringIO()) as stated:
         assert main(["validate", str(folder), *map(str, words)]) == 0
     assert (folder / "out" / "validation.html").read_text().count("<circle") > 3 * count
-    return json.loads(said.getvalue()) | {"count": count}
+    return json.loads(stated.getvalue()) | {"count": count}
 
 
 def test_every_plan_ran_and_moved_the_bytes_that_were_predicted(found):
