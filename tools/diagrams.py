@@ -4,10 +4,14 @@ groups of 64 ranks, and the parts of a report."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from math import hypot
+from typing import Any
 
 from drawing import COLOURS, INK, LINE, PAPER, Words, box, picture, text, title
 
 import paddlenlp_galvatron as galvatron
+from paddlenlp_galvatron.options.model_options import SEQ
 from paddlenlp_galvatron.plan import LayerStrategy
 from paddlenlp_galvatron.plan.mesh import Axis
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
@@ -29,6 +33,7 @@ OVERVIEW: dict[str, Words] = {
         "corpus": "mine.bin, mine.idx",
         "checkpoints": "checkpoints/",
         "log": "train_log.jsonl",
+        "calibrate": "report --log, calibrate",
         "memory": "Memory of a GPU: qwen2.5-7b on 8 H100 80GB, stage 0, in GiB",
         "states": "model states",
         "activations": "activations",
@@ -48,7 +53,7 @@ OVERVIEW: dict[str, Words] = {
         "a3": "pipeline across nodes, tp in a node; more chunks for fewer bubbles",
         "a4": "zero3 over nodes, or fewer GPUs",
         "also": "besides: from 16k tokens context parallel or Ulysses; experts: ep in a node; activations: recompute",
-        "ranks": "64 ranks on 8 nodes: 4 stages, tp 4, dp 4; one colour: one group",
+        "ranks": "64 ranks on 8 nodes: 4 stages, tp 4, dp 4; a group of a stage has one colour",
         "tensor": "tensor parallel",
         "dp": "data parallel",
         "pipeline": "stages",
@@ -74,6 +79,7 @@ OVERVIEW: dict[str, Words] = {
         "corpus": "mine.bin、mine.idx",
         "checkpoints": "checkpoints/",
         "log": "train_log.jsonl",
+        "calibrate": "report --log、calibrate",
         "memory": "一张卡的显存：8 张 H100 80GB 上的 qwen2.5-7b，阶段 0，单位 GiB",
         "states": "模型状态",
         "activations": "激活",
@@ -93,7 +99,7 @@ OVERVIEW: dict[str, Words] = {
         "a3": "节点间流水线，节点内 tp；增加虚拟块以减少气泡",
         "a4": "跨节点 zero3，或减少卡数",
         "also": "另外：样本从 16k token 起用上下文并行或 Ulysses；专家：节点内 ep；激活：部分重计算",
-        "ranks": "8 个节点上的 64 个 rank：4 个阶段、tp 4、dp 4；同色为一组",
+        "ranks": "8 个节点上的 64 个 rank：4 个阶段、tp 4、dp 4；同一阶段内同色为一组",
         "tensor": "张量并行",
         "dp": "数据并行",
         "pipeline": "阶段",
@@ -112,42 +118,60 @@ def node_of(x: float, y: float, width: float, words: str, colour: str = "#e6f2f0
     return [box(x, y, width, 34, colour), text(x + width / 2, y + 22, words, 12, anchor="middle")]
 
 
-def arrow(x: float, y: float, to_x: float, to_y: float, words: str = "") -> list[str]:
-    line = f"<line x1='{x:g}' y1='{y:g}' x2='{to_x:g}' y2='{to_y:g}' stroke='{INK}' stroke-width='1.4'/>"
-    head = f"<circle cx='{to_x:g}' cy='{to_y:g}' r='3' fill='{INK}'/>"
-    label = text((x + to_x) / 2, (y + to_y) / 2 - 6, words, 11, COLOURS[4], "middle") if words else ""
-    return [line, head, label]
+def arrow(x: float, y: float, to_x: float, to_y: float) -> list[str]:
+    length = hypot(to_x - x, to_y - y)
+    across, down = (to_x - x) / length, (to_y - y) / length
+    back = to_x - 9 * across, to_y - 9 * down
+    sides = [(to_x, to_y), *((back[0] - 4 * sign * down, back[1] + 4 * sign * across) for sign in (1, -1))]
+    points = " ".join(f"{one:.1f},{other:.1f}" for one, other in sides)
+    return [
+        f"<line x1='{x:g}' y1='{y:g}' x2='{back[0]:.1f}' y2='{back[1]:.1f}' stroke='{INK}' stroke-width='1.4'/>",
+        f"<polygon points='{points}' fill='{INK}'/>",
+    ]
+
+
+def label(x: float, y: float, words: str, anchor: str = "middle") -> str:
+    return text(x, y, words, 11, COLOURS[4], anchor)
 
 
 def way(words: Words) -> str:
-    """Commands in boxes, files on the arrows."""
+    """Commands in boxes, files at the arrows."""
     return picture(
         900,
-        250,
+        242,
         [
             title(words["way"]),
             text(16, 70, words["sheet"], 12),
-            *node_of(16, 78, 180, words["profile"]),
-            *arrow(196, 95, 320, 95, words["profiles"]),
-            *node_of(320, 78, 150, words["search"], "#cfe8e4"),
-            *arrow(470, 95, 580, 95, words["plan"]),
-            *node_of(580, 78, 150, words["train"], "#cfe8e4"),
-            *arrow(730, 95, 800, 95, words["checkpoints"]),
-            *node_of(730, 190, 160, words["convert"]),
-            *arrow(800, 95, 810, 190),
-            *node_of(310, 190, 180, words["explain"]),
-            *arrow(395, 112, 395, 190, words["plan"]),
-            *arrow(620, 112, 490, 207, words["log"]),
-            *node_of(16, 190, 180, words["data"]),
-            *arrow(196, 207, 596, 112, words["corpus"]),
+            *node_of(16, 78, 160, words["profile"]),
+            *node_of(276, 78, 140, words["search"], "#cfe8e4"),
+            *node_of(506, 78, 140, words["train"], "#cfe8e4"),
+            *node_of(736, 78, 148, words["convert"]),
+            *node_of(256, 190, 180, words["explain"]),
+            *node_of(486, 190, 180, words["data"]),
+            *node_of(716, 190, 168, words["calibrate"]),
+            *[part for x in (176, 416, 646) for part in arrow(x, 95, x + (100 if x == 176 else 90), 95)],
+            *arrow(346, 112, 346, 190),
+            *arrow(576, 190, 576, 112),
+            *arrow(636, 112, 760, 190),
+            label(224, 88, words["profiles"]),
+            label(457, 88, words["plan"]),
+            label(687, 88, words["checkpoints"]),
+            label(354, 155, words["plan"], "start"),
+            label(584, 172, words["corpus"], "start"),
+            label(716, 150, words["log"], "start"),
         ],
     )
 
 
+@cache
+def searched() -> Any:
+    """The search of README."""
+    return galvatron.search("qwen2.5-7b", device="h100-80gb", gpus=8)
+
+
 def memory(words: Words) -> str:
     """One stage's predicted memory, term by term, by the search."""
-    found = galvatron.search("qwen2.5-7b", device="h100-80gb", gpus=8)
-    stage, budget = found.result.best.prediction.stages[0].memory, load_data_sheet("h100-80gb").memory.value * GIB
+    stage, budget = searched().result.best.prediction.stages[0].memory, load_data_sheet("h100-80gb").memory.value * GIB
     terms = {
         "states": stage.states_mib,
         "activations": stage.activations_mib,
@@ -174,9 +198,9 @@ def tree(words: Words) -> str:
     for row, (question, answer) in enumerate((("q1", "a1"), ("q2", "a2"), ("q3", "a3"))):
         y = 56 + row * 62
         parts += node_of(16, y, 300, words[question], "#cfe8e4")
-        parts += [*arrow(316, y + 17, 372, y + 17, words["yes"]), *node_of(372, y, 470, words[answer])]
+        parts += [*arrow(316, y + 17, 372, y + 17), *node_of(372, y, 470, words[answer])]
         parts += arrow(166, y + 34, 166, y + 62)
-        parts.append(text(176, y + 54, words["no"], 11, COLOURS[4]))
+        parts += [label(342, y + 11, words["yes"]), label(176, y + 52, words["no"], "start")]
     parts += node_of(16, 242, 300, words["a4"])
     parts.append(text(16, 306, words["also"], 12))
     return picture(860, 324, parts)
@@ -217,8 +241,12 @@ def report(words: Words) -> str:
         parts += [box(16, y, 300, height, LINE, 4), box(24, y + 6, 20, 20, COLOURS[number], 10)]
         parts += [
             text(34, y + 20, str(number + 1), 12, PAPER, "middle"),
-            text(340, y + 20, f"{number + 1}  {words[name]}", 12),
+            text(340, y + 20, words[name], 12),
         ]
+    result = searched().result
+    tokens_per_s = f"{result.require().samples_per_s * SEQ:,.0f} tokens/s"
+    parts.append(text(60, 71, f"{result.time_s:.1f} s, {tokens_per_s}, gap {result.gap:.1%}", 12))
+    parts.append(text(60, 110, words["activations"], 12))
     parts += [box(60 + k * 15, 140, 13, 16, COLOURS[k // 6], 2) for k in range(16)]
     parts += [box(60 + k * 15, 162, 13, 16, COLOURS[2 + k // 9], 2) for k in range(16)]
     parts += [box(60, 202 + k * 14, 180 + k * 30, 9, COLOURS[k], 2) for k in range(2)]
