@@ -44,7 +44,7 @@ lint: setup
 # Ranks of a launch wait for each other, so that two launches at once slow each other down more than they save. The
 # tests without ranks fill the gaps: they give way at once to a rank that can go on.
 RANKS := $(addprefix tests/,distributed measure gpu_check validation)
-IDLE := $(shell command -v chrt >/dev/null && echo chrt --idle 0)
+IDLE := $(shell chrt --idle 0 true 2>/dev/null && echo chrt --idle 0)
 test: setup
 	@$(MAKE) --no-print-directory --jobs=3 --keep-going lint test-ranks test-beside
 
