@@ -41,18 +41,17 @@ lint: setup
 	@$(BIN)/python tools/english.py
 	@$(BIN)/python tools/size.py
 
-# Ranks of a launch wait for each other, so that two launches at once slow each other down more than they save. The
-# tests without ranks fill the gaps: they give way at once to a rank that can go on.
+# Tests that launch ranks wait for a third of their time: two workers of these beside the others keep two cores busy.
+# To let the others give way, or ranks have one worker, was tried: it takes as long, or longer.
 RANKS := $(addprefix tests/,distributed measure gpu_check validation)
-IDLE := $(shell chrt --idle 0 true 2>/dev/null && echo chrt --idle 0)
 test: setup
 	@$(MAKE) --no-print-directory --jobs=3 --keep-going lint test-ranks test-beside
 
 # The report of a share comes when it ends, in one piece.
-test-ranks: pytest = $(BIN)/pytest $(RANKS)
-test-beside: pytest = $(IDLE) $(BIN)/pytest $(addprefix --ignore=,$(RANKS))
+test-ranks: words = --numprocesses 2 --dist loadfile $(RANKS)
+test-beside: words = $(addprefix --ignore=,$(RANKS))
 test-ranks test-beside:
-	@report=$$(MAKEFLAGS= $(pytest) -m "not slow" 2>&1); code=$$?; printf '%s\n' "$$report"; exit $$code
+	@report=$$(MAKEFLAGS= $(BIN)/pytest -m "not slow" $(words) 2>&1); code=$$?; printf '%s\n' "$$report"; exit $$code
 
 test-full: lint
 	@scripts/test_full.sh $(VENV)
