@@ -113,7 +113,7 @@ def search(values: dict[str, Any], json: bool) -> int:
             console.print(item, markup=False) if isinstance(item, str) else console.print(item)
     say(END, err=json)
     if json:
-        line = summary(result, options.budget_mib, cost.context_mib)
+        line = summary(result, options.budget_mib, cost.options.context_mib)
         parts = [part._asdict() for part in question.reserve.parts_on(options.memory_gib * GIB_MIB)]
         places = {
             "reserve_parts": parts,

@@ -235,7 +235,7 @@ class PlanFacts:
         """None where the device's peak or the shape of all layers is not known."""
         if self.shape is None:
             return None
-        task, device = self.cost.task, self.cost.profiles.device
+        task, device = self.cost.options.task, self.cost.profiles.device
         return device.mfu(self.tokens_per_s, self.plan, self.shape, task.frozen, task.document_tokens)
 
     @property

@@ -70,16 +70,6 @@ class CostModel:
         return self.profiles.num_nodes * self.profiles.gpus_per_node
 
     @property
-    def task(self) -> Task:
-        """Which weights learn, on which rows."""
-        return self.options.task
-
-    @property
-    def context_mib(self) -> float:
-        """The reserve on every device, as the user set it."""
-        return self.options.context_mib
-
-    @property
     def has_experts(self) -> bool:
         return any(model.experts for model in self.models)
 

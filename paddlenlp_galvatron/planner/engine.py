@@ -229,18 +229,20 @@ def _require_agreement(models: Sequence[ModelShape], cost: CostModel, options: S
     if models != cost.given:
         faults.append("model: it is not that of the cost model; make them agree")
     asked = options.assumptions
+    compared = (
+        *cost.assumed.completed(asked).unlike(asked.completed(cost.assumed)),
+        ("context_mib", cost.options.context_mib, options.reserve_mib),
+        ("task", cost.options.task, options.trained),
+    )
     faults += [
         f"{name}: {theirs}, but {ours} in the cost model; make them agree"
-        for name, ours, theirs in cost.assumed.completed(asked).unlike(asked.completed(cost.assumed))
+        for name, ours, theirs in compared
+        if ours != theirs
     ]
     if (cost.profiles.num_nodes, cost.profiles.gpus_per_node) != (options.num_nodes, options.num_gpus_per_node):
         faults.append(
             f"num_nodes, num_gpus_per_node: {options.num_nodes} x {options.num_gpus_per_node}, but the cost model is "
             f"of {cost.profiles.num_nodes} x {cost.profiles.gpus_per_node}; make them agree"
         )
-    if cost.context_mib != options.reserve_mib:
-        faults.append(f"context_mib: {options.reserve_mib}, but {cost.context_mib} in the cost model; make them agree")
-    if cost.task != options.trained:
-        faults.append(f"task: {options.trained}, but {cost.task} in the cost model; make them agree")
     if faults:
         raise UserError(faults)

@@ -127,14 +127,14 @@ class EvenCore:
         def fits(count: int) -> bool:
             plan = self._even.plan(self._family, self._strategies, [count] * self._family.stages)
             memory = self._even.cost.stage_cost(plan, stage).totals.memory
-            return memory.total_mib - self._even.cost.context_mib <= self._even.budget_mib
+            return memory.total_mib - self._even.cost.options.context_mib <= self._even.budget_mib
 
         return fits
 
     def _mib(self, plan: Plan) -> float:
         """On its stage with the highest peak, without the reserve that is the same for all plans."""
         stages = self._even.cost.predict(plan).stages
-        return max(stage.memory.total_mib for stage in stages) - self._even.cost.context_mib
+        return max(stage.memory.total_mib for stage in stages) - self._even.cost.options.context_mib
 
 
 def fewest(fits: Callable[[int], bool], most: int) -> int | None:

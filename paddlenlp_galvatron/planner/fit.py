@@ -211,7 +211,7 @@ class _Row:
     def least_cards(self) -> float:
         """With fewer not even weights and optimizer states fit, split over all cards."""
         cost = self.cards.model_on(1, 1)
-        states = cost.state_bytes.weight + (0 if cost.task.frozen else cost.state_bytes.optimizer)
+        states = cost.state_bytes.weight + (0 if cost.options.task.frozen else cost.state_bytes.optimizer)
         return self.shape.parameters * states / GIB / self.card_gib
 
     def __call__(self, gpus: int) -> Fit:

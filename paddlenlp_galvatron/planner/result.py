@@ -139,7 +139,7 @@ class Need:
 
     def under(self, cost: CostModel, options: SearchOptions) -> Need:
         """The same where the devices keep their own reserve, and not one that the user has set."""
-        own = cost.profiles.reserve.sets(cost.context_mib, options.memory_gib * GIB_MIB)
+        own = cost.profiles.reserve.sets(cost.options.context_mib, options.memory_gib * GIB_MIB)
         return self.on(cost.profiles.reserve) if own else self
 
     @property

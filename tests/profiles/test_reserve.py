@@ -92,7 +92,7 @@ def test_a_budget_is_held_to_the_device_and_its_reserve_and_both_are_reported():
     assert settled.context_mib == pytest.approx(reserve_of(H100, 8).context_mib(79.1 * 1024))
     best = search(MODEL, reserving, settled).require()
     assert max(s.memory.total_mib for s in best.prediction.stages) <= 79.1 * 1024
-    assert cost.context_mib == 0
+    assert cost.options.context_mib == 0
     given, received = options.model_copy(update={"memory_constraint": 60.0, "context_mib": 0.0}), []
     assert on_device(given, cost, received.append)[0] == given and not received  # the user's own word holds
 

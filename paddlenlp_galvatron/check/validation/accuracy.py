@@ -154,7 +154,7 @@ def outcome(plan: Plan, kind: str, run: MeasuredRun, cost: CostModel, shape: Mod
         )
         for stage in range(plan.pipeline)
     )
-    predicted_bytes = sum(step_traffic_bytes(plan, shape, cost.task.adapter_rank).values())
+    predicted_bytes = sum(step_traffic_bytes(plan, shape, cost.options.task.adapter_rank).values())
     return Outcome(
         plan,
         kind,
