@@ -2,10 +2,10 @@
 
     python benchmarks/published_runs.py CSV... [--calibrate CSV] [--set SOURCE:COLUMN=VALUE]... [--json]
 
-Each row of a table (benchmarks/published_runs/*.csv, or of the same columns) is predicted and printed next to what was
-measured, and in short by source; rows that need what the planner does not have are named. `--calibrate`: rows of the
-same shape, from which the numbers of their device's data sheet are fitted first. `--set`: what the rows of a source, by
-the beginning of its name, have in a column that the file lacks, such as NVIDIA:stack=transformer-engine. The last line
+Each row of a table (benchmarks/published_runs/*.csv, or of the same columns) is predicted and printed next to its
+measurement, and in short by source; rows that the planner cannot express are named. `--calibrate`: rows of the
+same shape, from which the numbers of their device's data sheet are fitted first. `--set`: the value of a source's rows,
+by the beginning of its name, in a column that the file lacks, such as NVIDIA:stack=transformer-engine. The last line
 is JSON: rows and errors, as shares of 1.
 """
 

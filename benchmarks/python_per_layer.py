@@ -3,15 +3,16 @@
     python benchmarks/python_per_layer.py [--strategy plain]...
 
 A GPU waits for Python where launching takes longer than computing. Tokens and widths are so small here that computing
-takes next to nothing; what a layer adds is the difference between 2 layers and 6. Calls into Paddle are counted in the
+takes next to nothing; a layer's time is the difference between 2 layers and 6. Calls into Paddle are counted in the
 forward pass, those that launch nothing too; the backward pass runs in Paddle's C++, but for the
 runtime's own communication points.
 Where ranks share a layer this process is one of two; messages go nowhere, and each counts as a call.
 
-From the calls follows, as an estimate, what launching a 7B layer takes of computing it: CALL_US for each call forward,
-twice that backward, against its arithmetic at a GPU's rate (a causal layer of 4,096 tokens, bf16, PEAK_TFLOPS x USED),
-also where 8 ranks share it. "fused" is plain with one call for each of both norms and for the rotary positions, and
-"experts", a layer of Qwen3-MoE with its balance loss, has one for each product of all experts: CPUs lack these kernels.
+From the calls follows, as an estimate, the share of a 7B layer's launches in its computation: CALL_US for each call
+forward, twice that backward, against its arithmetic at a GPU's rate (a causal layer of 4,096 tokens, bf16, PEAK_TFLOPS
+x USED), also where 8 ranks share it. "fused" is plain with one call for each of both norms and for the rotary
+positions, and "experts", a layer of Qwen3-MoE with its balance loss, has one for each product of all experts: CPUs lack
+these kernels.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from paddlenlp_galvatron.runtime.stage import Stage
 SEQ, TIMED = 8, 30
 FEW, MANY = 2, 6  # layers
 CALL_US = 8.0  # of one call on a GPU machine: Python, Paddle's dispatch, the launch
-PEAK_TFLOPS, USED = 312.0, 0.5  # A100, bf16 (data sheet); what large products reach of it
+PEAK_TFLOPS, USED = 312.0, 0.5  # A100, bf16 (data sheet); the share that large products reach
 TOKENS, WIDTH, WEIGHTS = 4096, 4096, 202e6  # of Llama-7B's layer
 DENSE = ModelShape("narrow", "llama", 1, 16, 32, 2, 2, 32, SEQ)
 MIXTURE = ModelShape("narrow", "qwen3_moe", 1, 16, 32, 2, 2, 32, SEQ, own_head_dim=8, experts=4, experts_per_token=2)

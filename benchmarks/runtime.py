@@ -8,9 +8,9 @@ ours / theirs over the pairs of steps after the warm-up: below 1 we are faster. 
 round of `--steps` pairs, the same ratio of processor time summed over the ranks (which other programs on the machine
 disturb less), and how far the two sides' losses lie apart at most: as proof that both did the same work.
 
-PaddleNLP's Trainer does not run on CPU by itself. `runtime_stock.py` supplies what gloo lacks for it, by the same
-transport that our runtime uses; a plan that it cannot run even so is named with the error.
-`--profile` leaves a profile of every rank's Python in the logs and prints rank 0's; its times are not comparable.
+PaddleNLP's Trainer does not run on CPU by itself. `runtime_stock.py` replaces the features that gloo lacks for it, by
+the same transport that our runtime uses; a plan that it cannot run even so is named with the error. `--profile` leaves
+a profile of every rank's Python in the logs and prints rank 0's; its times are not comparable.
 """
 
 from __future__ import annotations

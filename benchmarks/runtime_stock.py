@@ -1,4 +1,4 @@
-"""PaddleNLP's own Trainer with fleet on CPU processes: what gloo lacks for it, and its training as a timed step.
+"""PaddleNLP's own Trainer with fleet on CPU processes: replacements for NCCL, and its training as a timed step.
 
 For benchmarks only. `complete_gloo` gives PaddleNLP the same transport as this package's runtime has on CPU
 (`runtime/cpu_backend.py`) and, on top, the calls that fleet makes and NCCL alone answers. Each is as cheap as it can
@@ -38,13 +38,13 @@ from paddlenlp_galvatron.training.recipe import Recipe
 
 Batches = list[NDArray[np.int64]]
 
-# ---- what gloo lacks for fleet ---------------------------------------------------------------------------------------
+# ---- replacements of NCCL features for fleet -------------------------------------------------------------------------
 
 _lanes: dict[tuple[int, int, bool], Any] = {}  # (pipeline group, peer, whether to it) -> group of that direction
 
 
 def complete_gloo() -> None:
-    """Give fleet what it calls on NCCL, where there is none. Call once, before `TrainingArguments` are made."""
+    """Replace fleet's NCCL calls, where there is no NCCL. Call once, before `TrainingArguments` are made."""
     if on_gpu():
         return
     prepare_world()

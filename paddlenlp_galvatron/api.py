@@ -38,7 +38,7 @@ from .report.plan import describe
 
 SEARCHED = (ModelOptions, SearchOptions, JobOptions)
 Answering = TypeVar("Answering", bound=Callable[..., Any])
-WIDE = 120  # columns of what is shown
+WIDE = 120  # columns of the tables
 HTML = '<pre style="white-space:pre;overflow-x:auto;line-height:1.3">{code}</pre>'
 
 

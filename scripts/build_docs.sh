@@ -11,7 +11,7 @@ if [ "$(cat "$venv/packages.stamp" 2>/dev/null)" != "$stamp" ]; then
     echo "docs: installing $(grep -c == requirements/docs.txt) pinned packages into $venv"
     rm -rf "$venv"
     "${PYTHON:-python3.11}" -m venv "$venv"
-    grep -e '^--' -e '^setuptools==' requirements/docs.txt >"$venv/setuptools.txt"  # builds what has no wheel
+    grep -e '^--' -e '^setuptools==' requirements/docs.txt >"$venv/setuptools.txt"  # builds packages without a wheel
     for list in "$venv/setuptools.txt" requirements/docs.txt; do
         "$venv/bin/python" -m pip --disable-pip-version-check install --quiet --no-deps --no-build-isolation -r "$list"
     done >"$log" 2>&1 || {

@@ -66,8 +66,8 @@ pinned | grep -q "^paddlepaddle==$paddle " ||
     fail "PADDLE: requirements/pinned.txt has no line of paddlepaddle==$paddle; add one, and run tools/pin.py"
 is_current() { [ -x "$venv/bin/python" ] && [ "$(cat "$venv/$1" 2>/dev/null)" = "$2" ]; }
 
-# Two stamps, written last: of the packages (and of the folder, as an environment cannot be moved), and of what the
-# project's own build reads, this script included.
+# Two stamps, written last: of the packages (and of the folder, as an environment cannot be moved), and of the
+# sources of the project's own build, this script included.
 packages=$( (pwd; pinned) | sha256sum | cut -c1-64)
 build="scripts/setup.sh pyproject.toml CMakeLists.txt"
 # shellcheck disable=SC2086 - several files
@@ -88,7 +88,7 @@ else
     }
     say "[3/5] installing $(pinned | grep -c '^[^#].*==') pinned packages, paddlepaddle $paddle among them (a few minutes)"
     pinned >"$venv/requirements.txt"
-    # What nobody imports stays uncompiled: of 11,000 files Python compiles some 3,000 when it first imports them.
+    # Unused files stay uncompiled: of 11,000 Python compiles some 3,000 when it first imports them.
     # The two without a wheel are built by the tools of the list, not by whichever are the newest.
     grep -E '^(--|setuptools|packaging==)' "$venv/requirements.txt" >"$venv/setuptools.txt"
     pip_install --no-deps --no-compile -r "$venv/setuptools.txt" &&

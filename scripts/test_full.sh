@@ -8,7 +8,7 @@ code=$( (cd "$1" && pwd; git rev-parse HEAD; git diff HEAD) | sha256sum | cut -c
 passed=.test-full/$code
 mkdir -p "$passed"
 
-run() { # name, then what pytest is to run
+run() { # name, then arguments of pytest
     name=$1
     shift
     if [ -e "$passed/$name" ]; then

@@ -51,7 +51,7 @@ class ColumnEnumeration {
       std::iota(root.kept.back().begin(), root.kept.back().end(), 0);
     }
     enter(std::move(root), kFirstRounds);
-    double settled = kInfinity;  // least bound of what can't be split
+    double settled = kInfinity;  // least bound of nodes that can't be split
     while (!open.empty() && is_less(open.front().bound, best_) && budget.steps() < stop_) {
       std::pop_heap(open.begin(), open.end(), is_later);
       const Node node = std::move(open.back());
@@ -118,8 +118,8 @@ class ColumnEnumeration {
 
   int layers_of(std::size_t stage, int point) const { return static_cast<int>(numbers_[stage][point][0]); }
 
-  // The plan of a node's points that costs least on paths. Raises the bound to that, and strikes off what can't be part
-  // of a faster plan than the best one.
+  // The plan of a node's points that costs least on paths. Raises the bound to that, and removes columns that
+  // can't be part of a faster plan than the best one.
   Answered answer(Node& node, const PathWeights& weights, WorkBudget& budget) const {
     const std::size_t stages = points_.size();
     std::vector<StageCosts> stage_costs(stages);  // `cheapest`: points

@@ -141,13 +141,13 @@ class ColumnGeneration : public Search {
     return bound;
   }
 
-  // Branch and bound over divisions. Returns what nothing costs less than.
+  // Branch and bound over divisions. Returns a lower bound.
   double searched(double limit, long effort, WorkBudget& budget) {
     effort = std::max(std::min(effort, kMostEffort), effort / kShare);
     allow(effort, budget);
     open(limit, budget);
     improve(budget);
-    double settled = kInfinity;  // least bound of what can't be split
+    double settled = kInfinity;  // least bound of nodes that can't be split
     if (exact_) {
       allow(kListsShare * effort, budget);
       for (Node& node : std::exchange(open_nodes_, {})) {
@@ -204,7 +204,7 @@ class ColumnGeneration : public Search {
     return all;
   }
 
-  // Attempts a division, each stage with these points or with what works least; makes the first points' plan and the
+  // Attempts a division, each stage with these points or with the least work; makes the first points' plan and the
   // best one's longest path known, and the first one's.
   PathWeights tried(VocabCase& vocab_case, const std::vector<int>& division, std::vector<Points> options,
                     WorkBudget& budget) {

@@ -84,7 +84,7 @@ class PathBounds {
       weights[kBackward] = {0, 1, 0};
       weights[kSync] = {0, 0, 1};
       const bool is_last = stage + 1 == tables.stages;
-      // Below the last stage is nothing, but as kOnce its paths share the better bounds of what is above.
+      // Below the last stage is nothing, but as kOnce its paths share the better bounds of the stages above.
       std::vector<Path> paths{{kBusy, is_last && stage > 0 ? kOnce : kNowhere, 0, passes.on_path(stage, {})}};
       if (!is_last) {
         paths.push_back({kStart, kOnce, 1, passes.on_path(stage, {0})});
@@ -128,7 +128,7 @@ class PathBounds {
   // the link to them.
   template <class Time, class Link, class Count, class Open>
   double longest(int stages, Time time, Link link, Count layers, Open open) const {
-    std::array<double, kWeightings> longest;  // by what lies below
+    std::array<double, kWeightings> longest;  // by the stages below
     longest.fill(-kInfinity);
     std::array<double, kEndings.size()> head{};
     for (int stage = 0; stage < stages; ++stage) {

@@ -71,7 +71,7 @@ struct Work {
   std::shared_ptr<const InterleavedPoint> point;  // that fits and takes least, as far as is known
 };
 
-// Works of stages, by what was asked.
+// Works of stages, by query.
 struct KnownWorks {
   std::map<std::tuple<int, bool, int, std::vector<int>>, Work> exact;
   std::map<std::tuple<int, int, int, std::vector<int>>, std::vector<double>> rough;
@@ -127,7 +127,7 @@ class InterleavedStages {
   }
 
   // Lagrangian relaxation of a stage, for any weights of each chunk's passes and of the sync: memory has a price, ms
-  // per MiB, instead of a limit, and of the workspace only what a single layer needs counts. Calls
+  // per MiB, instead of a limit, and of the workspace only a single layer's need counts. Calls
   // `take(beside, layer)` once a level of that, with the cost besides its layers and that of a layer of each chunk. The
   // least of them is a lower bound, for any price and for any of the moments, or mean of them, in `held`.
   template <class Take>
@@ -162,7 +162,7 @@ class InterleavedStages {
     return {held.begin(), held.end()};
   }
 
-  // Clears what takes much memory and is soon known again.
+  // Clears large caches that are soon filled again.
   void forget() {
     for (ChunkWeights& pricing : busy_)
       for (auto& [key, knapsack] : pricing.knapsack) knapsack->forget();
@@ -473,7 +473,7 @@ class InterleavedStages {
   const Vocab& vocab_;
   KnownWorks& inner_;
   const std::vector<int>& useful_;
-  // The same by rising total workspace within a stage, by what that needs anyway.
+  // The same by rising total workspace within a stage, by the stage's own workspace.
   mutable std::map<Workspace, std::vector<std::pair<double, int>>> by_workspace_;
   int chunks_, layouts_;
   std::array<ChunkWeights, 2> busy_;  // by whether sync counts

@@ -58,7 +58,7 @@ class WorkBudget {
   std::size_t steps_ = 0, next_check_ = kInterval, most_ = std::numeric_limits<std::size_t>::max();
 };
 
-// Allocates what may grow with a search. All searches of a process share one limit.
+// Allocates memory that may grow with a search. All searches of a process share one limit.
 constexpr std::size_t kMostBytes = 400u << 20;
 inline std::atomic<std::size_t> held_bytes{0};
 

@@ -29,7 +29,7 @@ struct Assignment {
 
 // Memory that a stage leaves for its layers.
 struct MemoryBudget {
-  double budget;        // MiB, what the stage needs besides its layers taken off
+  double budget;        // MiB, less the stage's need besides its layers
   Workspace workspace;  // that the stage needs anyway, within the budget
 };
 
@@ -45,7 +45,7 @@ class CountKnapsack {
   // Clears the cache.
   void forget() { frontiers_.clear(); }
 
-  // A lower bound of what the layers cost without resharding, cheap.
+  // A lower bound of the layers' cost without resharding, cheap.
   double bound(const Layers& layers, MemoryBudget room, WorkBudget& budget) {
     double least = kInfinity;
     each_level(
@@ -57,7 +57,7 @@ class CountKnapsack {
   // The mix of least cost; `best` is one that is known.
   Assignment solve(const Layers& layers, MemoryBudget room, ReshardingPath& walks, WorkBudget& budget,
                    Assignment best = {}) {
-    // One layout a type first: what that costs keeps most other sets from being looked at.
+    // One layout a type first: its cost prunes most other sets.
     for (const bool all : {false, true}) {
       last_ = budget.steps() + 2 * allowance(budget);
       auto may = [&](double bound) {
@@ -123,7 +123,7 @@ class CountKnapsack {
   };
   // A choice in the search over counts.
   struct Priced {
-    double reduced;  // what one layer of it costs beyond the bound's cheapest
+    double reduced;  // cost of one layer of it beyond the bound's cheapest
     Choice choice;
     bool last = false;        // of its type: takes all layers that are left
     double least_memory = 0;  // of this choice and those of its type after it

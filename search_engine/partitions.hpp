@@ -2,7 +2,7 @@
 // of a stage.
 //
 // The paths that lean on a stage (critical_path_bounds.hpp) bound the time of every pipeline with one of its arcs. At
-// first the layers of all other stages cost what the cheapest strategy does; then dynamic programs over the arcs
+// first the layers of all other stages cost as much as the cheapest strategy; then dynamic programs over the arcs
 // that are left say what the stages before and after each boundary cost at least, and arcs that cannot win are removed.
 #pragma once
 
@@ -200,8 +200,8 @@ class Partitions {
         }
   }
 
-  // Finds what the stages before and after each boundary cost at least. Returns what the dearest arc of every partition
-  // costs at least.
+  // Bounds the cost of the stages before and after each boundary. Returns a lower bound of
+  // the dearest arc of every partition.
   double pass(WorkBudget& budget) {
     const int stages = problem_.stages, layers = problem_.layers;
     const Vector<Vector<double>> none(stages + 1, Vector<double>(layers + 1, kInfinity));
@@ -243,7 +243,7 @@ class Partitions {
   StageSolver& stages_;
   ChoiceCache& cache_;
   std::array<Elsewhere, kEndings.size()> heads_;  // by where paths end
-  std::array<Elsewhere, kWeightings> tails_;      // by what lies below
+  std::array<Elsewhere, kWeightings> tails_;      // by the stages below
   std::vector<TimesOfSpans> times_;               // of the first and the last stage
   Minimax found_;
   std::vector<Vector<Arc>> arcs_;  // of each stage

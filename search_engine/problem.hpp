@@ -64,8 +64,8 @@ struct Problem {
   std::vector<std::vector<Change>> change;       // [layout before][layout after]
   ByBoundary<std::vector<Change>> enter, leave;  // by layout: from, to the edge of a stage
   std::vector<Vocab> vocabs;
-  Part middle;                                      // what a stage without vocabulary layers has besides its layers
-  Part later;                                       // what its second chunk has, and a further one of any stage
+  Part middle;                                      // of a stage without vocabulary layers, besides its layers
+  Part later;                                       // of its second chunk, and of a further one of any stage
   std::vector<std::vector<std::vector<int>>> held;  // of each stage: micro-batches in flight of each of its chunks, at
                                                     // each moment at which they may take most
   std::vector<int> in_flight;                       // micro-batches whose activations a stage holds

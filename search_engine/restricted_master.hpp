@@ -16,7 +16,7 @@ struct MatrixGame {
   std::vector<double> rows, columns;  // share of each; both sum up to 1
 };
 
-// `table[row][column]` is what the columns' side pays to the rows' side. By the simplex method over a condensed
+// `table[row][column]` is the payment of the columns' side to the rows' side. By the simplex method over a condensed
 // tableau, from entries moved to between 1 and 2, which changes no optimal strategy: so no pivot vanishes.
 inline MatrixGame balance(std::vector<std::vector<double>> table, WorkBudget& budget) {
   const std::size_t rows = table.size(), columns = table.front().size();

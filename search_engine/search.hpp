@@ -112,7 +112,7 @@ class PipelineSearch : public Search {
 
   using VocabSearches = std::vector<VocabSearch>;
 
-  // Searches each vocabulary strategy partition by partition. Returns what those cost at least that were given up.
+  // Searches each vocabulary strategy partition by partition. Returns a lower bound of those that were given up.
   double divided(VocabSearches& searches, PipelineSolution& best, long effort, WorkBudget& budget) {
     double unproven = kInfinity;
     budget.allow(kStepsOfPass * static_cast<std::size_t>(effort));
@@ -176,7 +176,7 @@ class PipelineSearch : public Search {
     return searches;
   }
 
-  // Makes what a vocabulary strategy is searched with. Returns a cheap bound.
+  // Builds the solvers of a vocabulary strategy. Returns a cheap bound.
   double open(VocabSearch& one, WorkBudget& budget) {
     one.stages = std::make_unique<StageSolver>(problem_, bounds_, problem_.vocabs[one.vocab], cache_);
     one.search = std::make_unique<PartitionSearch>(problem_, bounds_, *one.stages, cache_, graph_);

@@ -248,7 +248,7 @@ class StageSolver {
     return point;
   }
 
-  // StageSolver between the first and the last know nothing of the vocabulary, so what is solved there is shared.
+  // StageSolver between the first and the last know nothing of the vocabulary, so their solutions are shared.
   const Solved& solved(int stage, Span span, Weighting weighting, WorkBudget& budget) {
     const bool inner = stage > 0 && stage < problem_.stages - 1;
     SolvedSpans& known = inner ? cache_.inner(problem_.in_flight[stage], bounds_.weights(stage, weighting))

@@ -34,7 +34,7 @@ struct Level {
   double mib;
 };
 
-// The levels of workspace that layers may come to, by what each of their strategies needs. There may be thousands, so
+// The levels of workspace that layers may come to, by the need of each of their strategies. There may be thousands, so
 // a search goes through boxes of levels: its strategies may need as much as the box's highest level, and memory is
 // charged as for its lowest one. The box of least bound is split in two, at the middle of its widest term.
 class WorkspaceLevels {

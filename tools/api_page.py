@@ -61,7 +61,7 @@ SECTIONS: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
 }
 FIELD = {"en": "field | type", "zh": "字段 | 类型"}
 COLON = {"en": ": ", "zh": "："}
-WHOLE = {"api.py", "training/paddlenlp/trainer.py"}  # whose methods are for users; of the others, what can be read
+WHOLE = {"api.py", "training/paddlenlp/trainer.py"}  # whose methods are for users; of the others, attributes
 
 
 def main() -> int:

@@ -1,11 +1,11 @@
-"""Runs the command blocks of pages, and writes what they print into the text blocks behind them.
+"""Runs the command blocks of pages, and writes their output into the text blocks behind them.
 
     python tools/blocks.py [PAGE ...]            write it, into the Chinese pages too
     python tools/blocks.py --check [PAGE ...]    exit code 1, and the first line of each block that is stale
 
 The blocks of a page run one after the other in a folder that has `examples`: `sh` has galvatron's commands, `python` a
-program, `json FILE` a file. A `text` block shows lines of what the block of commands before it prints; `…` stands for
-lines that are left out. Words count exactly, numbers within 2 %, as they follow the prices. Marks behind the language:
+program, `json FILE` a file. A `text` block shows lines of the output of the block of commands before it; `…` stands
+for lines that are left out. Words count exactly, numbers within 2 %. Marks behind the language:
 `checked` is not run, its commands and options are checked; `paddle` needs Paddle; `exit-3` is the exit code; of `text`,
 `timed` has numbers of this machine, which are not compared.
 """
@@ -153,7 +153,7 @@ def stale_lines(block: Block, printed: Sequence[str]) -> Iterator[int]:
 
 
 def renew(page: Path, check: bool) -> list[str]:
-    """Run a page's blocks, and write what they print. With `check` write nothing: where blocks are stale."""
+    """Run a page's blocks, and write their output. With `check` write nothing: name the stale blocks."""
     text, faults = page.read_text(), []
     fresh, printed, skipped = text, [""], False
     with TemporaryDirectory() as folder, chdir(folder):
@@ -172,7 +172,7 @@ def renew(page: Path, check: bool) -> list[str]:
                     now = "".join(f"{line}\n" for line in rewritten(block.text.splitlines(), printed))
                     fresh = fresh.replace(block.text, now, 1)
                     stale = list(stale_lines(block._replace(text=now), printed))
-                faults += [f"{page}:{line}: is not what the commands print; renew it: make pages" for line in stale[:1]]
+                faults += [f"{page}:{line}: differs from the output; renew it: make pages" for line in stale[:1]]
     other = translation(page)
     if fresh != text:
         page.write_text(fresh)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SUBJECT = re.compile(r"[a-z][\w/. -]*: [A-Z]\S* \S.*")
-MOST = 72  # characters: what `git log --oneline` shows in 80 columns
+MOST = 72  # characters: the width of `git log --oneline` in 80 columns
 GENERATED = ("Merge ", "Revert ", "fixup! ", "squash! ")
 
 

@@ -15,5 +15,5 @@ def write_or_check(pages: Mapping[Path, str], source: str) -> int:
         return 0
     stale = [path for path, text in pages.items() if path.read_text(encoding="utf-8") != text]
     for path in stale:
-        sys.stderr.write(f"{path}: is not what {source}; renew it: make pages\n")
+        sys.stderr.write(f"{path}: differs from {source}; renew it: make pages\n")
     return bool(stale)

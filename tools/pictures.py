@@ -1,4 +1,4 @@
-"""Draws docs/images/*/*.svg: what the concepts' page shows, from the functions that plans, schedules and prices use.
+"""Draws docs/images/*/*.svg: pictures of the pages, from the functions that plans, schedules and prices use.
 
 python tools/pictures.py           write all
 python tools/pictures.py --check   exit code 1 where one is not current
@@ -102,7 +102,7 @@ def main() -> int:
         elif not path.exists() or path.read_text(encoding="utf-8") != drawn:
             stale.append(path)
     for path in stale:
-        sys.stderr.write(f"{path}: is not what the code draws; renew it: make pages\n")
+        sys.stderr.write(f"{path}: differs from the code's drawing; renew it: make pages\n")
     return bool(stale)
 
 

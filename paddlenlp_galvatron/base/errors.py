@@ -13,7 +13,7 @@ MOST_FAULTS = 20  # refused together
 
 
 class GalvatronError(Exception):
-    """Something went wrong while doing what the user requested (exit code 1)."""
+    """The command failed (exit code 1)."""
 
     exit_code = 1
 

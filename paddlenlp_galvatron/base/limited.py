@@ -18,8 +18,8 @@ DONE, REFUSED = b"+", b"-"
 ENDED_BY = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL)
 
 
-def limited(work: Callable[[], bytes], what: str, memory_mib: int, seconds: float) -> bytes:
-    """Returns what `work` returns in a forked process. Raises UserError: work's own, or that `what`, as the message
+def limited(work: Callable[[], bytes], name: str, memory_mib: int, seconds: float) -> bytes:
+    """Returns the result of `work` in a forked process. Raises UserError: work's own, or that `name`, as the message
     calls it, takes more than `memory_mib` or `seconds`."""
     read, write = os.pipe()
     child = os.fork()
@@ -38,9 +38,9 @@ def limited(work: Callable[[], bytes], what: str, memory_mib: int, seconds: floa
         raise UserError(result[1:].decode(errors="replace"))
     code = os.waitstatus_to_exitcode(status)
     if code == -signal.SIGALRM:
-        raise UserError(f"{what} takes more than {seconds:.0f} s; do you trust its origin?")
+        raise UserError(f"{name} takes more than {seconds:.0f} s; do you trust its origin?")
     if code or result[:1] != DONE:
-        raise UserError(f"{what} takes more than {memory_mib:,} MiB of memory, or crashed; do you trust its origin?")
+        raise UserError(f"{name} takes more than {memory_mib:,} MiB of memory, or crashed; do you trust its origin?")
     return result[1:]
 
 

@@ -1,6 +1,6 @@
 """Limits of numbers from users and files: each limit once, as a type for options and fields.
 
-All are far beyond what anybody trains, and low enough to refuse a wrong number before it fills the memory.
+All are far beyond any training run, and low enough to refuse a wrong number before it fills the memory.
 """
 
 from __future__ import annotations

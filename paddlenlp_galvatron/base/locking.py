@@ -1,7 +1,7 @@
 """One lock for written files: a second writer fails with the holder's name and changes nothing.
 
 The lock is `flock` on a small file, so it ends with its holder however that ends. Processes that a holder starts hold
-it, too: a launcher's ranks write what the launcher has locked.
+it, too: a launcher's ranks write the files that the launcher has locked.
 """
 
 from __future__ import annotations

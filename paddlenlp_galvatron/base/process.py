@@ -82,7 +82,7 @@ def stop_signals(
     """The signals that came meanwhile, however often, instead of ending the process; each calls `then`, too.
 
     Schedulers repeat SIGTERM: once signalled, the process ends by itself, and neither SIGTERM nor SIGHUP does anything.
-    Outside of the main thread, which alone may take signals, they do what they did before.
+    Outside of the main thread, which alone may take signals, they act as before.
     """
     received: list[int] = []  # no event: its lock, held by a signal that another one interrupts, would never come free
 

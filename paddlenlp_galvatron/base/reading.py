@@ -84,7 +84,7 @@ def read_json(path: str | Path, limit: int = LARGEST_BYTES, comments: bool = Fal
 
 
 def without_comments(text: str) -> str:
-    """The text with spaces for what only `comments` allows, so that lines and columns stay what they were."""
+    """The text with spaces in place of comments and the like, so that lines and columns stay as they were."""
     plain = _STRING_OR_COMMENT.sub(lambda found: found[1] or " " * len(found[0]), text)
     return _STRING_OR_LAST_COMMA.sub(lambda found: found[1] or " ", plain)
 
@@ -114,7 +114,7 @@ def parse_json(text: str, source: str) -> Any:
 
 
 def read_yaml(path: str | Path, limit: int = LARGEST_OPTIONS) -> Any:
-    """Parse a YAML file of what JSON has, too: no tags, no aliases. Raises UserError as `read_json` does."""
+    """Parse a YAML file of JSON's types: no tags, no aliases. Raises UserError as `read_json` does."""
     import yaml  # here, as few commands need it
 
     text = read_text(path, limit)
@@ -171,8 +171,8 @@ def digest(path: str | Path, limit: int = LARGEST_BYTES) -> str:
 
 
 def _require_plain(value: Any) -> None:
-    """Raise ValueError for what a notation allows but no text can hold or nobody follows: half characters, great depth,
-    dates, infinities."""
+    """Raise ValueError for a value that the notation allows but text cannot hold or nobody can follow: half characters,
+    great depth, dates, infinities."""
     level = [value]
     for _ in range(DEEPEST + 1):
         for item in level:

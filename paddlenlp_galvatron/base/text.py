@@ -9,7 +9,7 @@ _PREFIX = re.compile(rb"[ -!#-z|~]{1,200}(?={)")  # printable, without quotation
 
 
 def without_prefix(line: bytes) -> bytes:
-    """A line with a JSON object, without what a launcher wrote in front of it: `[1,0]<stdout>:`, `0: `, the time."""
+    """A line with a JSON object, without the prefix of a launcher: `[1,0]<stdout>:`, `0: `, the time."""
     return line[found.end() :] if (found := _PREFIX.match(line)) else line
 
 

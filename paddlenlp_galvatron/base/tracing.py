@@ -34,6 +34,6 @@ def write_events(path: Path, events: Sequence[Event]) -> None:
 
 
 def join_traces(path: Path, parts: Sequence[Path]) -> None:
-    """One file of what ranks have written. Raises UserError for a file that is none."""
+    """One file of the ranks' traces. Raises UserError for a file that is none."""
     events = [event for part in parts for event in read_json(part, LARGEST_BYTES)]
     write_trace(path, events, {event["pid"]: f"rank {event['pid']}" for event in events})

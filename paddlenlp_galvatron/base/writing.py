@@ -24,7 +24,7 @@ from .errors import GalvatronError, UserError
 from .locking import locked
 
 UNFINISHED = ".part"
-MOST_ENTRIES = 10_000  # of a folder, looked through for what was left
+MOST_ENTRIES = 10_000  # of a folder, looked through for leftovers
 FULL = {errno.ENOSPC, errno.EDQUOT}
 UNSYNCED = {errno.EINVAL, errno.EOPNOTSUPP, errno.EACCES}  # a folder that cannot be synced, or not read
 
@@ -87,7 +87,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 
 def reason_of(error: Exception) -> str:
-    """Why something could not be written; where a disk is full, also what to do."""
+    """Why something could not be written; where a disk is full, also the remedy."""
     reason = getattr(error, "strerror", None) or str(error)
     remedy = "; free space on that disk, or name a folder on another one"
     return reason + (remedy if getattr(error, "errno", None) in FULL else "")

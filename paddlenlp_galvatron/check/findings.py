@@ -1,4 +1,4 @@
-"""Findings of a check: what was looked at, how it is, what to do. One record, one table and one JSON form for
+"""Findings of a check: subject, state, remedy. One record, one table and one JSON form for
 `doctor` and `gpu-check`."""
 
 from __future__ import annotations

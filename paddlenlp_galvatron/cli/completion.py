@@ -37,7 +37,7 @@ BASH = """_galvatron() {{
     [ -z "$COMPREPLY" ] && COMPREPLY=($(compgen -f -- "$word"))
 }}
 complete -o filenames -F _galvatron galvatron"""
-ZSH = "autoload -U +X bashcompinit && bashcompinit\n"  # zsh then takes what bash does
+ZSH = "autoload -U +X bashcompinit && bashcompinit\n"  # zsh then takes bash's completions
 
 
 class ShellOptions(Options):
@@ -48,7 +48,7 @@ class ShellOptions(Options):
 
 @app.command(ShellOptions, positional={"shell": "SHELL"}, switches={})
 def completion(values: dict[str, Any]) -> None:
-    """Print what completes commands and options; for example in ~/.bashrc: source <(galvatron completion bash)."""
+    """Print a script that completes commands and options; in ~/.bashrc: source <(galvatron completion bash)."""
     shell = ShellOptions.from_values(values).shell
     words = _words()
     if shell == "fish":

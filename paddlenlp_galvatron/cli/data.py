@@ -1,4 +1,4 @@
-"""`galvatron data`: turn text into what training reads."""
+"""`galvatron data`: turn text into training data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .command import App, answer, say_note
 if TYPE_CHECKING:
     from paddlenlp_galvatron.training.data.corpus import Corpus, Document
 
-app = App("Turn text into what training reads.")
+app = App("Turn text into training data.")
 TRAIN = "train"
 MOST_NAMED = 20  # files left out, in the summary
 TRAINING_BYTES = 64 << 20  # text a tokenizer is trained on: more changes few of its merges

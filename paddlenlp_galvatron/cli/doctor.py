@@ -1,4 +1,4 @@
-"""`galvatron doctor`: whether this machine can plan and train, with a remedy for what is wrong."""
+"""`galvatron doctor`: whether this machine can plan and train, with a remedy for each fault."""
 
 from __future__ import annotations
 

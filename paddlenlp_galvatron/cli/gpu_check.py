@@ -83,7 +83,7 @@ def gpu_check(values: dict[str, Any], json: bool) -> int:
 
 
 def _checked(parts: list[str], ranks: int, device: Device, output: Path, seconds: float, as_json: bool) -> int:
-    """Check, and print what is found; gives the exit code."""
+    """Check, and print the findings; gives the exit code."""
     from paddlenlp_galvatron.check.gpu import run
 
     console = Console(soft_wrap=True)
@@ -102,5 +102,5 @@ def _checked(parts: list[str], ranks: int, device: Device, output: Path, seconds
         console.print(counts(findings))
         console.print(SUMMARY[outcome])
     if outcome == "failed":
-        say(f"note: what failed can be looked into from {run.bundle(output)}: please send it with a report", err=True)
+        say(f"note: {run.bundle(output)} shows the failures: please send it with a report", err=True)
     return EXIT_CODES[outcome]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # A command is a file of this folder (- is _ there) that holds `app`, a `command.App`, and one line here.
 COMMANDS = {
     "convert": "Hugging Face models to checkpoints and back: h2g, g2h, merge",
-    "data": "turn text into what training reads: prepare",
+    "data": "turn text into training data: prepare",
     "profile": "measure this machine and a model: all, hardware, model, computation, memory, import-nccl-tests",
     "plan": "plans: show, check, diff, scale, trace, schema, uniform, to-paddlenlp, to-paddlefleet, to-paddleformers",
     "search": "find the fastest plan, from a data sheet or measured profiles",
@@ -42,7 +42,7 @@ COMMANDS = {
     "parity": "check that a plan trains the same as one process",
     "gpu-check": "try in ten minutes whether this node's devices train as they should",
     "train": "train a model by a plan",
-    "completion": "print what completes commands and options in bash, zsh or fish",
+    "completion": "print a script that completes commands and options in bash, zsh or fish",
 }
 
 SHOWN, LONGEST = 50, 2000  # faults, and characters of one: a broken file may have thousands
@@ -89,7 +89,7 @@ def _done(work: Callable[[], int], debug: bool) -> int:
 
 @contextmanager
 def _unwound_at_the_end() -> Iterator[None]:
-    """SIGTERM and a closed terminal end the command as an error does: what it made for itself goes with it."""
+    """SIGTERM and a closed terminal end the command as an error does, with its temporary files."""
     taken = []
     if threading.current_thread() is threading.main_thread():
         taken = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is signal.SIG_DFL]

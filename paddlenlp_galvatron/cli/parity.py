@@ -39,9 +39,7 @@ class ParityOptions(Options):
     mixed_precision: Precision | None = Field(
         None, description="number type of weights and messages, if the plan leaves it open"
     )
-    device: Literal["cpu", "gpu"] = Field(
-        "cpu", description="cpu or gpu: what the processes compute on; TF32 is off on GPUs"
-    )
+    device: Literal["cpu", "gpu"] = Field("cpu", description="cpu or gpu: device of the processes; TF32 is off on GPUs")
     seed: Seed = Field(0, description="seed of weights and data")
     packed: bool = Field(False, description="rows of several documents, as fine-tuning packs them")
     lora_rank: Size | None = Field(None, description="rank of LoRA's adapters, which alone learn; unset: none")
@@ -80,6 +78,6 @@ def parity(values: dict[str, Any], json: bool) -> None:
     say(dumps(line) if json else str(result))
     if not result.agrees:
         raise GalvatronError(
-            f"the plan does not train what one process trains: losses differ by up to {result.max_loss_diff:.1e}, "
+            f"the plan does not train as one process does: losses differ by up to {result.max_loss_diff:.1e}, "
             f"gradients by {result.max_grad_rel_diff:.1e} ({result.worst_gradient})"
         )

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 app = App("Plans: show, check, compare, change, write and convert them.")
 
 CLUSTER = re.compile(r"_(\d{1,6})nodes_(\d{1,6})gpus_per_node_")  # in the names that Galvatron's search gives
-PRICED_GB = 1.0  # any budget: of what a plan takes only the device's own reserve depends on it
+PRICED_GB = 1.0  # any budget: of a plan's memory only the device's own reserve depends on it
 FILE = {"file": "FILE"}
 
 
@@ -73,7 +73,7 @@ class PlanOptions(ModelOption):
 
 
 class CheckOptions(PlanOptions):
-    """A plan file, what its plan is checked against, and a run of it."""
+    """A plan file, the sources that it is checked against, and a run of it."""
 
     log: Path | None = Field(
         None,
@@ -167,7 +167,7 @@ def _load_beside(planned: Load | None, records: Log) -> tuple[dict[str, Any], li
 
 
 class FileOptions(Options):
-    """The file that `uniform` writes, and for what."""
+    """The file that `uniform` writes, and its model."""
 
     output: Path = Field(Path("plan.json"), description="the plan file to write")
     model_size: str = Field(description="a config.json, its folder, or the name of a preset such as llama2-7b")

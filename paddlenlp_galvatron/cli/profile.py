@@ -48,7 +48,7 @@ def _for_device(options: Profiled) -> Profiled:
 
 
 def profile_hardware(options: HardwareOptions) -> str:
-    """Write the hardware files. Returns what was written, as lines for people."""
+    """Write the hardware files. Returns lines for people that name them."""
     options = _for_device(options)
     if options.analytic:
         sheet = load_data_sheet(options.analytic)
@@ -63,7 +63,7 @@ def profile_hardware(options: HardwareOptions) -> str:
 
 
 def profile_model(options: PointOptions, model: ModelOptions, computation: bool = True, memory: bool = True) -> str:
-    """Write the files of a model. Returns what was written, as lines for people."""
+    """Write the files of a model. Returns lines for people that name them."""
     measured_model(options, model)  # its faults are reported before Paddle is imported
     options = _for_device(options)
     shapes, points = measured_model(options, model)

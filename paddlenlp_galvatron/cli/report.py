@@ -33,7 +33,7 @@ class ReportOptions(OriginOptions):
 
 @app.command(FromFile, ReportOptions, positional={"plan": "PLAN"})
 def report(values: dict[str, Any], json: bool) -> None:
-    """Write a page with a plan's layers, memory, time line, limits and what-ifs, and with what a run measured."""
+    """Write a page with a plan's layers, memory, time line, limits and what-ifs, and with a run's measurements."""
     options = ReportOptions.from_values(values)
     log, output = options.log, options.output
     read, problem = read_origin(options, say_note)

@@ -83,7 +83,7 @@ def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = (), js
                 console.print(f"note: {settings.plan}: {note}", markup=False)
             kernels = [name for name in KERNELS if getattr(plan.assumed, name)]
             if kernels and not gpus.gpu_count():
-                console.print(f"note: {', '.join(kernels)}: Paddle has this on GPUs only; what runs here is plain")
+                console.print(f"note: {', '.join(kernels)}: Paddle has this on GPUs only; plain kernels run here")
             if nodes.node_rank == 0:
                 stack.enter_context(settings.folder_locked())
             else:  # before, nothing is written that another run may need
@@ -125,7 +125,7 @@ def continuable(run: Prepared) -> Callable[[dict[str, Any]], None]:
 
 
 def require_host_memory(plan: Plan, shape: ModelShape, adapters: Adapters | None, ranks: range) -> None:
-    """Raise UserError where this node computes on processors, and its memory does not hold what the ranks there keep
+    """Raise UserError where this node computes on processors, and its memory is too small for the ranks there
     of the model: the machine would swap for hours, or kill something."""
     from paddlenlp_galvatron.launch.processes import free_mib
 
@@ -174,7 +174,7 @@ def check_run(run: Prepared) -> Plan:
         lacks = (
             "Paddle finds no GPU here" if found == "cpu" else "ranks take the GPUs; hide them: CUDA_VISIBLE_DEVICES="
         )
-        raise UserError(f"device: {settings.device} is not what ranks would run on: {lacks}")
+        raise UserError(f"device: {settings.device} is not the device that ranks would run on: {lacks}")
     Numbers.of(plan.assumed.mixed_precision, bool(plan.assumed.fp32_gradients), settings.compute_precision)
     if settings.initial_weights:
         from paddlenlp_galvatron.training.checkpoint.loading import open_weights
@@ -232,7 +232,7 @@ def show_run(console: Console, plan: Plan, shape: ModelShape, adapters: Adapters
 
 
 def asks_for_gpus(run: Prepared) -> bool:
-    """Whether the run asks for what only GPUs have."""
+    """Whether the run has options that only GPUs support."""
     return run.settings.device == "gpu" or any(getattr(run.plan.assumed, name) for name in KERNELS)
 
 

@@ -129,8 +129,8 @@ class TrainingRun:
 
     @property
     def exit_code(self) -> int:
-        """0: all steps are done; else, as shells have it, 128 and the number of what stopped the run: SIGTERM
-        where another node or a rank alone received it."""
+        """0: all steps are done; else, as shells have it, 128 and the number of the signal that stopped the run:
+        SIGTERM where another node or a rank alone received it."""
         return 128 + next(iter(self._signals), signal.SIGTERM) if self._stopped else 0
 
     @contextmanager
@@ -230,7 +230,7 @@ def _device() -> str:
 
 
 def mfu_of(plan: Plan, shape: ModelShape, settings: TrainSettings) -> Callable[[float], float | None]:
-    """MFU by tokens/s: of what is trained, by documents as the plan was searched for; the peak is that of this node's
+    """MFU by tokens/s: of trained weights, by documents as the plan was searched for; the peak is that of this node's
     GPUs by the full name that their driver gives, else that of the device that the plan was searched for."""
     if not (settings.peak_tflops or gpus.gpu_count()):
         return lambda tokens_per_s: None

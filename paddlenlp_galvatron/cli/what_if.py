@@ -111,7 +111,7 @@ class _Abandoned(BaseException):
 
 
 def serve(form: Mapping[str, str], port: int, show: bool, as_json: bool = False) -> None:
-    """Answer until Ctrl-C. Threads take what the browser asks; the searches are made here, where signals end them."""
+    """Answer until Ctrl-C. Threads take the browser's requests; the searches are made here, where signals end them."""
     token = secrets.token_urlsafe(24)
     asked: Queue[_Asked] = Queue(WAITING)
     handler = type("Handler", (_Handler,), {"token": token, "asked": asked, "form": form})

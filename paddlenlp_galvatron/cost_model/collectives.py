@@ -112,14 +112,14 @@ def point_calls(
     """Collectives at these communication points, of which backward repeats those of forward at some."""
     mesh = strategy.mesh(setting.stage_size)
 
-    def call(what: Kind, times: int = 1) -> Call:
-        kind, axes, parts, message = what
-        width, each = 1, FP32_BYTES
+    def call(each: Kind, times: int = 1) -> Call:
+        kind, axes, parts, message = each
+        width, number = 1, FP32_BYTES
         if message is not Message.LOSS:
-            width, each = attrgetter(message)(model), setting.assumed.mixed_precision.bytes
+            width, number = attrgetter(message)(model), setting.assumed.mixed_precision.bytes
         if message.repeats:
             width *= max(mesh.degree(Axis.ULYSSES, Axis.TENSOR) // model.kv_heads, 1)
-        size = setting.micro_batch * setting.seq * width * each // parts
+        size = setting.micro_batch * setting.seq * width * number // parts
         return Call(kind, axes, size, times)
 
     forward, backward, beside = _counts(strategy.axes, mesh, setting.assumed.sequence_parallel, points, again)
@@ -130,7 +130,7 @@ def point_calls(
     if not forward and not backward and not balance:
         return Calls()
     before, after = ([call(*item) for item in some.items()] for some in (forward, backward))
-    products = [(point, call(what)) for point, what in beside]
+    products = [(point, call(each)) for point, each in beside]
     if not setting.states.gradient:  # no products of frozen weights' gradients, during which the tokens' are summed
         after += [each for _, each in products if each.kind is Collective.REDUCE_SCATTER]
         products = [each for each in products if each[1].kind is not Collective.REDUCE_SCATTER]

@@ -73,7 +73,7 @@ class CostOptions:
     """Options of the user besides the plan's assumptions."""
 
     context_mib: float = 0.0  # reserve of every device: CUDA context, fragmentation, other programs
-    # Share of freed working memory that the allocator keeps, besides the reserve; None: memory is what tensors take.
+    # Share of freed working memory that the allocator keeps, besides the reserve; None: memory counts tensors alone.
     freed: float | None = None
     global_memory_buffer: bool = True  # Megatron-SP: room for the gathered activations of one layer
     task: Task = Task()
@@ -83,7 +83,7 @@ class CostOptions:
     kernels: ExpertKernels = GROUPED  # of experts
     padded: bool = False  # whether their rows are padded in pipelines on GPUs, as ours are
     in_place: bool = True  # losses take the place of logits, as our runtime has it. Else for published runs alone
-    # Megatron-SP that keeps what it gathers for products until backward, which overlaps with nothing, as
+    # Megatron-SP that keeps gathered inputs of products until backward, which overlaps with nothing, as
     # PaddlePaddle's own and nanotron's. Priced only, for published runs.
     keeps_gathered: bool = False
 
@@ -169,10 +169,10 @@ class PartMemory(NamedTuple):
     fixed_mib: float = 0.0  # all the time: weights, optimizer states, masks
     gradient_mib: float = 0.0  # whole, as backward makes them
     kept_mib: float = 0.0  # of these, when they are reduced
-    late_mib: float = 0.0  # of the whole ones, what is reduced when a step ends, as a tied embedding's
+    late_mib: float = 0.0  # of the whole ones, the part that is reduced when a step ends, as a tied embedding's
     activation_mib: float = 0.0  # of a micro-batch in flight
-    working_mib: float = 0.0  # backward's peak above what is held
-    made_mib: float = 0.0  # of the gradients, what a step's first backward has made by then
+    working_mib: float = 0.0  # backward's peak above the memory held
+    made_mib: float = 0.0  # of the gradients, those that a step's first backward has made by then
     gathered_mib: float = 0.0  # zero3's weights while the part runs
     joined_mib: float = 0.0  # the message in which gradients are reduced
     update: Update = Update()
@@ -242,8 +242,8 @@ class StageMemory:
     states_mib: float
     activations_mib: float  # of all micro-batches in flight
     working_mib: float  # the workspace
-    estimate_mib: float | None = None  # of what tensors hold, from a walk through the step; None: no walk finds it
-    apart_mib: float = 0.0  # optimizer offloaded: what tensors take if update and backward share no place
+    estimate_mib: float | None = None  # of tensors, from a walk through the step; None: no walk finds it
+    apart_mib: float = 0.0  # optimizer offloaded: tensors, if update and backward share no place
 
     @property
     def tensors_mib(self) -> float:

@@ -70,7 +70,7 @@ class StageBreakdown:
 def breakdown(
     plan: Plan, cost: CostModel, prediction: Prediction, budget_mib: float | None = None
 ) -> list[StageBreakdown]:
-    """Every stage of a plan. `budget_mib`: memory of a device, of which `free` is what is left; None: no `free`."""
+    """Every stage of a plan. `budget_mib`: memory of a device, of which `free` is unused; None: no `free`."""
     return [_stage(plan, cost, prediction, stage, budget_mib) for stage in range(plan.pipeline)]
 
 

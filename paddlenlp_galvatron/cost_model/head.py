@@ -1,4 +1,4 @@
-"""The LM head and its loss by pieces of tokens, from what was measured, or derived, of all tokens at once.
+"""The LM head and its loss by pieces of tokens, from its times and memory, measured or derived, of all tokens at once.
 
 Forward then computes losses and gradients of each piece and keeps the hidden states' gradient alone, so that exactly
 the logits are no longer kept. A piece takes as long as so few tokens alone, its launches and its sum of the table's

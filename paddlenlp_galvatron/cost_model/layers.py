@@ -1,6 +1,6 @@
 """Costs of decoder layers, by strategy.
 
-A layer is priced in one pass: what splits it (`_share`), what backward recomputes (`_recomputed`), the collectives of
+A layer is priced in one pass: a rank's share (`_share`), recompute in backward (`_recomputed`), the collectives of
 its weights (`_weight_times`), and all of it put together (`_layer`), with its experts or adapters.
 """
 
@@ -37,7 +37,7 @@ from .weights import Weights, adapter_weights, layer_weights
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """A rank's share of a layer by what splits it: the same for any data parallelism and recompute."""
+    """A rank's share of a layer by its split: the same for any data parallelism and recompute."""
 
     mesh: Mesh
     samples: int  # of one dp index
@@ -56,7 +56,7 @@ class _Share:
 class LayerPrices:
     """Costs of decoder layers, over all ranks of a stage.
 
-    Raises UserError where samples don't split over the dp degree, or a profile lacks what a strategy needs.
+    Raises UserError where samples don't split over the dp degree, or a profile lacks an entry for a strategy.
     """
 
     def __init__(self, modules: ModulePrices, experts: ExpertPrices):
@@ -172,7 +172,8 @@ class LayerPrices:
         again_ms, points = 0.0, repeated(recompute) & share.points
         # A rank has one of so many parts of a sample's tokens.
         parts = share.mesh.degree(*token_axes(self._assumed.sequence_parallel)) // share.mesh.degree(Axis.DATA)
-        # Recompute makes the layer's output, too, which is as large as its input, and keeps what Megatron-SP gathers.
+        # Recompute makes the layer's output, too, which is as large as its input, and keeps Megatron-SP's gathered
+        # tokens.
         if recompute is Recompute.FULL:
             working += share.others_mib
             again_ms = passes.recompute_ms or 0.0

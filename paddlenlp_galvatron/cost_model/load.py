@@ -47,7 +47,7 @@ def load(
     """Cost model from profile files: those named by a path (or its folder), the rest by their documented names from
     `folder`.
 
-    `note` receives, in lines for people, what was assumed, derived from raw runs or left out. Raises UserError with all
+    `note` receives a line for each assumption, derived entry and omission. Raises UserError with all
     that is wrong: a file is missing, broken, or another model's (unless `allow_foreign_profiles`).
     """
     from ..profiles import identity  # here, as prices derived from a data sheet have no files
@@ -102,7 +102,7 @@ def load(
         if assumed.sequence_parallel and (without := use.without_megatron_sp()):
             note(
                 f"{memory_path}: {', '.join(without)} measured without Megatron-SP; under sequence_parallel a layer of "
-                "degree t keeps 1/t of what it keeps at degree 1, and the vocabulary layers what was measured"
+                "degree t keeps 1/t of its activations at degree 1, and the vocabulary layers all that was measured"
             )
     faults.require_none()
     measured = {*computation.layer_ms, *(variant.layer_type for variant in memory.layers)}

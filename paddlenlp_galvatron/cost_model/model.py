@@ -1,4 +1,4 @@
-"""The cost model: what a layer, the vocabulary layers, a switch and a hand-over cost, and what a whole plan takes.
+"""The cost model: costs of a layer, the vocabulary layers, a switch and a send, and of a whole plan.
 
 Every term with its unit, source and a worked number: docs/dev/cost_model.md.
 """
@@ -81,13 +81,13 @@ class CostModel:
     def reserving(self, context_mib: float, freed: float | None = None) -> CostModel:
         """The same model with this reserve on every device, and this share of freed working memory besides it."""
         other = self._with(replace(self.options, context_mib=context_mib, freed=freed))
-        if not self.options.offload_optimizer:  # whose prices depend on the reserve; all others keep what they know
+        if not self.options.offload_optimizer:  # whose prices depend on the reserve; all others keep their caches
             other._experts, other._layers, other._setting = self._experts, self._layers, self._setting
             other._vocabulary, other._switches = self._vocabulary, self._switches
         return other
 
     def keeping_gathered(self) -> CostModel:
-        """The same model of a runtime that keeps what Megatron-SP gathers for products."""
+        """The same model of a runtime that keeps Megatron-SP's gathered inputs of products."""
         return self._with(replace(self.options, keeps_gathered=True))
 
     def _with(self, options: CostOptions) -> CostModel:
@@ -109,7 +109,7 @@ class CostModel:
     ) -> LayerCost:
         """One layer on a stage of `stage_size` ranks that takes `micro_batch` samples at once, over all its ranks.
 
-        Raises UserError when the samples don't split over the dp degree or a profile lacks what the strategy needs.
+        Raises UserError when the samples don't split over the dp degree or a profile lacks an entry for the strategy.
         """
         setting = self._setting(stage_size, micro_batch, micro_batches > 1, pipeline, layer_type)
         return self._layers.cost(strategy, setting)
@@ -215,8 +215,8 @@ class CostModel:
         return [part for chunk in range(plan.chunks) for part in self.chunk_parts(plan, stage, chunk)]
 
     def chunk_parts(self, plan: Plan, stage: int, chunk: int) -> list[LayerCost]:
-        """Costs of the parts of a chunk of a stage: its layers in order, before them what comes with the embedding or
-        of the chunk before, behind them the LM head where it has it apart."""
+        """Costs of the parts of a chunk of a stage: its layers in order, before them the embedding or the
+        output of the chunk before, behind them the LM head where it has it apart."""
         last = plan.pipeline - 1
         where = {
             "stage_size": plan.stage_size,

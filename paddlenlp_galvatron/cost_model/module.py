@@ -36,8 +36,8 @@ class Room(NamedTuple):
     """Memory of one micro-batch in a module, in MiB."""
 
     activation_mib: float  # held while it is in flight
-    working_mib: float  # backward's own peak above what is held
-    made_mib: float = 0.0  # of gradients, what a step's first backward has made by then
+    working_mib: float  # backward's own peak above the memory held
+    made_mib: float = 0.0  # of gradients, those that a step's first backward has made by then
     tables_mib: float = 0.0  # kept for all layers that split a sample equally: positions of a rank's own tokens
     begins: bool = False  # a stage's backward may begin with it, before which no activations are given up
     sent: float = 1.0  # share of its gradients that are being reduced while a next module's backward runs
@@ -61,7 +61,7 @@ class ModulePrices:
         self.options = options
         self.network, self.times, self.memory = profiles.network, profiles.times, profiles.memory
         self.seqs = tuple(shape.seq_length or assumed.seq_length for shape in self.models)
-        self.state_bytes = StateBytes.of(assumed.mixed_precision, bool(assumed.fp32_gradients))  # of what learns
+        self.state_bytes = StateBytes.of(assumed.mixed_precision, bool(assumed.fp32_gradients))  # of trained weights
         # To and from the host's memory, where the optimizer's states lie there; else None.
         self.host_mib_per_ms = self._host_mib_per_ms() if options.offload_optimizer else None
 
@@ -194,7 +194,7 @@ def module_memory(
     """(states, workspace, all of it for a walk) of a module whose matrices are shared by `sharding` ranks.
 
     `several`: micro-batches. With `async_reduce` their gradients are summed before they are reduced. With one
-    micro-batch alone gradients come as activations go, so that only what they take beyond these is added to the states.
+    micro-batch alone gradients come as activations go, so that only their excess over these is added to the states.
     `offload`: the optimizer's states lie in the host's memory. In the first update the fp32 weights of all modules are
     still on the device, and one matrix after the other gets its moments, which leave with its fp32 weight. No
     activations are there by then: their place is enough for most of it; `apart`: if the allocator gives it none, and

@@ -1,6 +1,6 @@
 """Peak memory of a rank of a stage: the bound that the search holds plans to, and the estimate.
 
-The bound adds up what each term takes at its own worst moment, so that memory is a sum over layers. The estimate walks
+The bound adds up each term at its own worst moment, so that memory is a sum over layers. The estimate walks
 through the passes of a step: gradients come as its first backward continues, and a layer's working set is counted with
 the activations of those before it alone.
 
@@ -36,7 +36,7 @@ def memory_of(
     shared_mib: float,
 ) -> StageMemory:
     """Bound and estimate of a stage. The embedding's part has the LM head, where both are one: backward begins with
-    it. `reduced_each`: gradients are, after each micro-batch. `shared_mib`: what its layers hold together."""
+    it. `reduced_each`: gradients are, after each micro-batch. `shared_mib`: memory that its layers share."""
     costs = [cost for chunk in chunks for cost in chunk]
     working_mib = Workspace.of(cost.workspace for cost in costs).total_mib
     memory = StageMemory(
@@ -96,7 +96,7 @@ class _Sent(NamedTuple):
     """A part whose gradients are being reduced."""
 
     part: PartMemory = PartMemory()
-    again: bool = False  # they are those of a further micro-batch, to be added to what is kept
+    again: bool = False  # they are those of a further micro-batch, to be added to the sums that are kept
 
     @property
     def spent_mib(self) -> float:

@@ -1,4 +1,5 @@
-"""Logical bytes that one training step of a plan hands to collectives, by kind: what the runtime's counters count."""
+"""Logical bytes that one training step of a plan hands to collectives, by kind, as the runtime's counters count
+them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A layer's times and memory under recompute of parts, LoRA and packed rows, from what was measured of plain layers.
+"""A layer's times and memory under recompute of parts, LoRA and packed rows, derived from measured plain layers.
 
 Figures of partial recompute that the profiles lack come from the model's arithmetic: bytes as a share of a layer's
 measured activations, times as a share of the measured time of recomputing all of it. Frozen weights have no gradients
@@ -41,7 +41,7 @@ class Partly(NamedTuple):
 
     parts: tuple[Recompute, ...]  # each by itself
     shares: Mapping[Recompute, float]  # of the time of recomputing all of the layer, where they were not measured
-    spared: float  # share of what the layer would keep that it does not
+    spared: float  # share of the layer's activations that is not kept
     again_mib: float | None  # per sample; see `MemoryUse.recompute_peak_mib`
 
     def again_ms(self, times: PassTimes) -> float:

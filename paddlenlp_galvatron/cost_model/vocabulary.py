@@ -69,7 +69,7 @@ class VocabPrices:
             every.append(head())
         passes = PassTimes(sum(one.forward_ms for one in every), sum(one.backward_ms for one in every))
         passes = passes.slowed(self._modules.network.receive_slowdown(pipeline))
-        seq = self._seqs[first if role == "first" else last]  # most of what is kept are the logits
+        seq = self._seqs[first if role == "first" else last]  # most activations are the logits
         peak, kept = self._memory.vocab_activation_mib(role, vocab.tp, seq, self._assumed.sequence_parallel, own)
         others = self._modules.others_mib(vocab.tp, self._modules.token_bytes(samples, last) / split / MIB)
         if role != "first" and self._modules.options.keeps_gathered:

@@ -85,8 +85,8 @@ def launcher_nodes(
 ) -> dict[str, str | int]:
     """Number of nodes, this one's, and address and port of the first, as far as launchers say.
 
-    `known`: what need not be asked; `needed`: what must be found of several nodes. Raises UserError: a launcher started
-    several processes on a node, says too little, or contradicts another one.
+    `known`: settings that the user gave; `needed`: settings that must be found for several nodes. Raises UserError: a
+    launcher started several processes on a node, says too little, or contradicts another one.
     """
     claims = [*_slurm(environment), *(claim for one in LAUNCHERS for claim in one.read(environment))]
     claims += [*_volcano(environment), *_sage_maker(environment)]

@@ -91,9 +91,9 @@ def p2p_channels() -> dict[str, str]:
 
 
 def set_defaults(limit_channels: bool = False) -> None:
-    """Set what a rank's kernels and NCCL read, unless the user has: called in each rank, under any launcher, before the
-    first communicator. `limit_channels`: ranks exchange messages between stages alone. All-to-alls are messages to
-    NCCL, too, and keep all channels."""
+    """Set the variables of a rank's kernels and NCCL, unless the user has: called in each rank, under any launcher,
+    before the first communicator. `limit_channels`: ranks exchange messages between stages alone. All-to-alls are
+    messages to NCCL, too, and keep all channels."""
     import paddle
 
     for name, value in (ON_GPUS | (p2p_channels() if limit_channels else {})).items():

@@ -61,7 +61,7 @@ class Nodes:
     def environment(self, ranks_per_node: int) -> list[dict[str, str]]:
         """Variables that Paddle reads in each process of this node, by local rank."""
         world_size, first = self.num_nodes * ranks_per_node, self.node_rank * ranks_per_node
-        # Paddle wants an endpoint for each rank, but nothing of what runs here listens on it.
+        # Paddle wants an endpoint for each rank, but nothing here listens on it.
         # NCCL finds its peers by sockets on each interface but the loopback, by default.
         inside = {"NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME", "lo")} if self.num_nodes == 1 else {}
         endpoints = [f"{self.own_address()}:{first + local + 1}" for local in range(ranks_per_node)]

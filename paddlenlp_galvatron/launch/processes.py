@@ -37,10 +37,10 @@ COMMON_ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",
     "PYTHONWARNINGS": os.environ.get("PYTHONWARNINGS", "ignore"),  # Paddle's own, many a rank
 }
-# glibc's allocator: what was freed is kept and used again. Given back, its pages cost more than most messages of CPU
+# glibc's allocator: freed memory is kept and used again. Given back, its pages cost more than most messages of CPU
 # processes when they are touched again. 32 MiB is the highest threshold that every glibc takes.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(GIB)}
-RANK_MIB = 150  # least memory of a process on CPU that has Paddle, beyond what all share
+RANK_MIB = 150  # least memory of a process on CPU that has Paddle, beyond memory that all share
 RANKS_PER_CORE = 64  # beyond which gloo's time limits pass before everybody had a turn
 
 

@@ -21,7 +21,7 @@ from enum import IntEnum
 VARIABLE = "GALVATRON_STATUS"  # the descriptor of the memory, from a launcher to its rank
 BYTES = 4096
 LAYOUT = struct.Struct("<Biid160s3000sB")  # the outcome last: a reader that sees it sees the rest
-# What stands in messages of gloo and of Paddle's store about a peer that has gone or does not come; and what stands in
+# Words in messages of gloo and of Paddle's store about a peer that has gone or does not come; and words in
 # gloo's about messages that do not fit together.
 PEER_WORDS = ("gloo/transport/tcp", "Timed out waiting", "reset by peer", "TCP send error", "TCP receive error")
 NCCL_PEER_WORDS = ("remote process exited", "unhandled system error", "Connection closed by remote peer")
@@ -49,7 +49,7 @@ class RankStatus:
     outcome: RankOutcome = RankOutcome.NONE
     exit_code: int = 0
     step: int = BEFORE_STEPS
-    since: float = 0.0  # of what it does now, or of its end
+    since: float = 0.0  # of its present work, or of its end
     waits_for: str = ""  # the collective that it waits in, or failed in; empty: it computes
     message: str = ""  # of a failure
 
@@ -122,7 +122,7 @@ def done(exit_code: int = 0) -> None:
 
 
 def failed(outcome: RankOutcome, message: str, exit_code: int = 1, waited_in: str = "") -> None:
-    """It failed, and will end with an exit code. `waited_in`: what its device did, where that is not what it did."""
+    """It failed, and will end with an exit code. `waited_in`: its device's work, where that differs from its own."""
     _memory.write(RankStatus(True, outcome, exit_code, _step, time.monotonic(), waited_in or _failed_in, message))
 
 
@@ -146,7 +146,7 @@ def waiting(what: str) -> Iterator[None]:
 
 
 def in_step(number: int) -> str:
-    """Behind what happened in it."""
+    """Follows a message about this step."""
     return "" if number == BEFORE_STEPS else f" in step {number + 1}"
 
 

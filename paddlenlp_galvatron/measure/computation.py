@@ -43,7 +43,7 @@ OPTIMIZER, LAUNCH, EXPERT_LAUNCH = "optimizer", "launch", "expert_launch"  # key
 # A layer that a GPU computes in less time than its host takes to launch it: as many kernels, few tokens and weights.
 NARROW: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "heads": 2, "kv_heads": 2, "own_head_dim": 128}
 NARROW_TOKENS = 16
-# Two ranks share samples: what each does at the communication points depends on its tokens, hardly on their number.
+# Two ranks share samples: the work of each at the communication points depends on its tokens, hardly on their number.
 SHARED = {Axis.ULYSSES: LayerStrategy(2, ulysses=True), Axis.CONTEXT: LayerStrategy(context=2)}
 ENDS: dict[str, dict[str, Any]] = {EMBEDDING: {"embedding": True}, HEAD: {"head": True}}
 
@@ -311,7 +311,7 @@ def mixture_of(shapes: Sequence[ModelShape]) -> ModelShape:
 
 def expert_keys(shape: ModelShape, tokens: int, degrees: Sequence[int]) -> list[PassKey]:
     """Points at which a layer's experts are measured: some of them, with one sample of some length. The least and the
-    largest degree of tensor parallelism are enough, as what is split falls with the degree."""
+    largest degree of tensor parallelism are enough, as a split part falls with the degree."""
     splits = [degree for degree in degrees if shape.expert_size % degree == 0]
     return [
         PassKey(f"{EXPERTS}{count}", 1, length, degree)

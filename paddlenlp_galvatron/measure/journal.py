@@ -42,7 +42,7 @@ class Journal:
         cls, output: str | Path, what: str, identity: Mapping[str, Any], rank: int, world_size: int, fresh: bool
     ) -> Journal:
         """The journal of a kind of profile in its output folder; of everything in `identity` that changes its numbers
-        (JSON values), and METHOD, each combination has its own. `fresh`: forget what an earlier run measured."""
+        (JSON values), and METHOD, each combination has its own. `fresh`: forget an earlier run's measurements."""
         known: list[dict[str, Any]] = [{}]
         file = None
         if rank == 0:
@@ -68,7 +68,7 @@ class Journal:
         return self._known[key]
 
     def rounds(self, kind: str) -> dict[tuple[str, ...], list[Any]]:
-        """Everything measured under keys `kind WORD... ROUND`: the words -> what its rounds found."""
+        """Everything measured under keys `kind WORD... ROUND`: the words -> the values of its rounds."""
         found: dict[tuple[str, ...], list[Any]] = {}
         for key, value in self.items(f"{kind} "):
             found.setdefault(tuple(key.split()[1:-1]), []).append(value)
@@ -84,7 +84,7 @@ def _line(key: str, value: Any) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Every whole line but the first, up to one that is damaged: what a loss of power left may end in NULs."""
+    """Every whole line but the first, up to one that is damaged: after a loss of power a file may end in NULs."""
     known: dict[str, Any] = {}
     for line in read_bytes(path).split(b"\n")[1:-1]:
         try:

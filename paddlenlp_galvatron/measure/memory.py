@@ -1,4 +1,4 @@
-"""Measures what the parts of a model keep in memory, by sequence length and degree, to the byte."""
+"""Measures the memory of a model's parts, by sequence length and degree, to the byte."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STAGES: dict[Role, dict[str, Any]] = {
 
 
 class Use(NamedTuple):
-    """Memory of one micro-batch in a part, in MiB above what the part holds between micro-batches."""
+    """Memory of one micro-batch in a part, in MiB above that of the part between micro-batches."""
 
     kept: float  # after forward, for backward
     working: float  # backward's peak above that
@@ -110,7 +110,7 @@ class MemoryProfiler:
         )
 
     def _line(self, mib: Callable[[int], float]) -> tuple[float, float]:
-        """(constant, per sample) of what is measured for one sample and for several."""
+        """(constant, per sample) of the values for one sample and for several."""
         several = mib(self.samples)
         if self.samples == 1:
             return 0.0, several
@@ -140,8 +140,8 @@ class MemoryProfiler:
             return self._use(number, length, tp, sequence_parallel, samples, **STAGES[role])
 
         def peak(tp: int) -> tuple[float, float]:
-            """(constant, per sample), not below what few samples take, whose peak is the weights' gradient, nor below
-            what many do, whose peak grows as forward's does."""
+            """(constant, per sample), not below the peak of few samples, which is the weights' gradient, nor below
+            that of many, which grows as forward's does."""
             if role == "first":
                 return self._line(lambda samples: use_of(tp, samples).kept)
             one, several = use_of(tp, 1), use_of(tp, self.samples)
@@ -183,7 +183,7 @@ class MemoryProfiler:
 
 
 def _measure(part: MeasuredPart) -> Use:
-    part.forward()  # makes what stays: gradients and masks
+    part.forward()  # makes gradients and masks, which stay
     part.backward()
     gc.collect()  # of the part before, too: nothing may be freed while this one is measured
     device.release()

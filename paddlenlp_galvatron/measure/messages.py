@@ -49,7 +49,7 @@ OPERATIONS: dict[Collective, Callable[[Any, Any], Any]] = {
     Collective.ALL_TO_ALL: collectives.all_to_all,
 }
 # A message of training: a layer's weights, or those of several layers of a stage. Smaller messages are over on a GPU
-# before the host has launched what they should overlap with.
+# before the host has launched the computation that they should overlap with.
 MESSAGE_MIB, GPU_MESSAGE_MIB = 4, 128
 ALONE_MS = 50.0  # communication alone: long enough that its start does not matter
 SAMPLES = 6  # disturbances only add time, so the quickest counts

@@ -1,4 +1,4 @@
-"""Measures a model: what every rank of `galvatron profile model` runs."""
+"""Measures a model: the program of every rank of `galvatron profile model`."""
 
 from __future__ import annotations
 

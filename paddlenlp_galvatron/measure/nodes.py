@@ -114,6 +114,6 @@ def _is_own(host: str) -> bool:
     try:
         with socket.socket() as probe:
             probe.bind((host, 0))
-    except (OSError, TypeError, ValueError):  # the latter two: of what can be no name of a host
+    except (OSError, TypeError, ValueError):  # the latter two: of an impossible host name
         return False
     return True

@@ -116,7 +116,7 @@ class ProfileRunOptions(Options):
         return next(iter(self._precisions), None) or (Precision.BF16 if self.analytic else Precision.FP32)
 
     def for_device(self, on_gpus: bool) -> Self:
-        """With nothing left open of where it is measured: what GPUs train in, they are measured in."""
+        """With the device's settings filled in: GPUs are measured in the type that they train in."""
         if self._precisions or self.analytic or not on_gpus:
             return self
         return self.model_copy(update={"mixed_precision": Precision.BF16})
@@ -153,7 +153,7 @@ class HardwareOptions(ProfileRunOptions):
     """Options of a hardware profile."""
 
     parts: tuple[HardwarePart, ...] = Field(
-        tuple(HardwarePart), description="what is measured: some of " + ",".join(HardwarePart)
+        tuple(HardwarePart), description="parts to measure: some of " + ",".join(HardwarePart)
     )
     start_mb: Positive = Field(
         1, description="smallest message, MiB; three smaller ones are measured as well, for latency"
@@ -210,7 +210,7 @@ class ProfileMode(StrEnum):
 class PointOptions(ProfileRunOptions):
     """Options of a model's profile."""
 
-    profile_mode: ProfileMode = Field(ProfileMode.STATIC, description="what is varied: " + ", ".join(ProfileMode))
+    profile_mode: ProfileMode = Field(ProfileMode.STATIC, description="how sizes vary: " + ", ".join(ProfileMode))
     profile_batch_size: Samples = Field(1, description="batch size in modes static and sequence")
     profile_min_batch_size: Samples = Field(1, description="smallest batch size in mode batch")
     profile_max_batch_size: Samples = Field(8, description="largest batch size in mode batch")

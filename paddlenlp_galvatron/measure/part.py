@@ -164,7 +164,7 @@ class MeasuredPart:
         return 0.0 if mask is None else float(mask.size * mask.element_size()) / MIB
 
     def forward(self) -> None:
-        """One micro-batch; what arrives from the stage before is a tensor of its own, as in a pipeline."""
+        """One micro-batch; input from the previous stage is a tensor of its own, as in a pipeline."""
         if self._received is not None:
             self._x = self._received.clone()
             self._x.stop_gradient = False
@@ -199,7 +199,7 @@ class ExpertsPart:
         """`key`: one of `expert_keys`."""
         count, inner = expert_count(key.part), shape.expert_size // key.tp
         self._numbers = numbers = Numbers.of(precision)
-        load: Any = None  # counts what a router chooses
+        load: Any = None  # counts a router's choices
         own = replace(shape, experts=count, expert_size=inner)
         self._experts = OwnExperts(own, LayerStrategy().experts, None, numbers, load)
         self._slots = []

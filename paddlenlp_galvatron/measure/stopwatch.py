@@ -35,7 +35,7 @@ class Timing:
     """One measured number."""
 
     ms: float
-    spread: float  # interquartile range / median of what it was computed from
+    spread: float  # interquartile range / median of the samples
 
     @classmethod
     def of_samples(cls, samples_ms: Array | Sequence[float], percentile: float = 50) -> Timing:

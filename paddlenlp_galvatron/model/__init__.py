@@ -1,9 +1,9 @@
 """A model's shape and its layers, each described once. Imports no Paddle.
 
-`config` reads config.json into a `shape`; `fields` has the values of what is left out, `unsupported` the list of what
-layers do not compute. `families` says what distinguishes models, `latents` what latent
-attention consists of, `layer` has the words for weights, their splits and
-recomputed parts. Tasks besides pretraining: `lora`, `preference`.
+`config` reads config.json into a `shape`; `fields` has the defaults of absent fields, `unsupported` the list of
+settings that layers do not compute. `families` has the differences between models, `latents` the parts of latent
+attention, `layer` the words for weights, their splits and recomputed parts. Tasks besides pretraining: `lora`,
+`preference`.
 """
 
 from .config import config_of, load_model, preset_names, shape_from_config

@@ -67,7 +67,7 @@ def plain_name(name: str) -> str:
 def shape_from_config(config: Any, name: str, source: str = "config") -> ModelShape:
     """Shape from the fields of a Hugging Face or PaddleNLP config, as transformers 5 reads them: fields that are left
     out have the family's values. Raises UserError: also for a size that is left out, for a number that is given twice
-    and differs, and for what the layers here do not compute."""
+    and differs, and for settings that the layers here do not compute."""
     if not isinstance(config, dict):
         raise UserError(f"{source}: a model config holds one JSON object; this one does not")
     name_of_family = config.get("model_type")

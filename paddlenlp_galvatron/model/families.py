@@ -1,4 +1,4 @@
-"""Families of decoder-only transformers: what distinguishes each from the others."""
+"""Families of decoder-only transformers: their differences."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .latents import Latents
 
 @dataclass(frozen=True)
 class Mixture:
-    """Experts in place of a layer's MLP: what a family calls them, and what its configs leave open."""
+    """Experts in place of a layer's MLP: a family's names for them, and the defaults of its configs."""
 
     inside: str = "mlp"  # the part of a layer that has them
     projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")  # names of gate, up and down

@@ -54,8 +54,8 @@ def latent_attention(hidden: int, heads: int, sizes: Latents) -> Sublayer:
             *linear(f"{name}.kv_b_proj", rank, heads * sizes.product_dim, Split.COLUMN),
             *linear(f"{name}.o_proj", context, hidden, Split.ROW),
         ),
-        # Norms of latents keep what comes in, that over its size, one scale, and their output; rotary positions keep
-        # both halves of what they turn; attention q, k, v and its output.
+        # Norms of latents keep their input, that over its size, one scale, and their output; rotary positions keep
+        # both halves of their input; attention q, k, v and its output.
         Kept(
             tokens=3 * latents + 2 * turned,
             split=2 * q + 2 * context + 2 * heads * turned,

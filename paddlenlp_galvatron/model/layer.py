@@ -38,7 +38,7 @@ class Weight:
 
     @property
     def sharded(self) -> bool:
-        """By ZeRO. Vectors are not, nor what every rank has whole, as a router: all of it is small."""
+        """By ZeRO. Vectors are not, nor weights that every rank has whole, as a router: all of it is small."""
         return len(self.shape) > 1 and (self.axis is not None or self.large)
 
     @property
@@ -86,7 +86,7 @@ class Recompute(Flag):
     NONE = 0
     FULL = 1
     NORMS = 2  # both norms, and the MLP's activation function
-    ATTENTION = 4  # attention's core: what it makes of q, k and v, behind the rotary positions
+    ATTENTION = 4  # attention's core: its result from q, k and v, behind the rotary positions
     MLP = 8  # gate, up, and their product by the activation function
 
     __hash__ = object.__hash__  # each is one object; by its name it takes longer, and every price asks for it
@@ -170,7 +170,7 @@ class Sublayer:
     name: str
     weights: tuple[Weight, ...]
     kept: Kept = Kept()  # by plain kernels
-    unkept: tuple[tuple[Fused, Kept], ...] = ()  # of it, what each fused kernel does not
+    unkept: tuple[tuple[Fused, Kept], ...] = ()  # of it, the tensors that each fused kernel does not keep
     again: tuple[Again, ...] = ()
     heads: int = 0  # of attention; a probability for every pair of tokens is kept for each, or a sum for every token
     head_dim: int = 0

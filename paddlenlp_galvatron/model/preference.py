@@ -12,7 +12,7 @@ from typing import Literal
 Loss = Literal["sigmoid", "hinge", "ipo", "dpop", "sppo_hard", "nca_pair", "simpo", "or"]
 WITHOUT_REFERENCE = ("simpo", "or")  # losses that have none
 BY_TOKEN = ("ipo", "simpo", "or")  # losses of means over an answer's tokens, not of sums
-# Means over the pairs of a step: rewards are beta times what policy and reference differ by.
+# Means over the pairs of a step: rewards are beta times the difference of policy and reference.
 METRICS = (
     "rewards/chosen",
     "rewards/rejected",

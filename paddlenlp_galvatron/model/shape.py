@@ -111,12 +111,12 @@ class ModelShape:
 
     @property
     def context_width(self) -> int:
-        """Numbers a token of what attention puts out."""
+        """Numbers a token of attention's output."""
         return self.heads * self.value_dim
 
     @property
     def k_product_width(self) -> int:
-        """Numbers a token of what k's projection puts out: of latents k without positions, and v."""
+        """Numbers a token of the output of k's projection: of latents k without positions, and v."""
         return self.heads * self.latents.product_dim if self.latents else self.k_width
 
     @property
@@ -177,7 +177,8 @@ class ModelShape:
 
     @property
     def fingerprint(self) -> str:
-        """Short hash of what planning depends on: equal exactly for shapes that are equal but for their names."""
+        """Short hash of all fields that planning depends on: equal exactly for shapes that are equal but for their
+        names."""
         planned = asdict(self) | {"initializer_range": USUAL["initializer_range"]}  # it decides only the first weights
         stated = {key: value for key, value in planned.items() if key not in UNPLANNED}
         return _short_hash({key: value for key, value in stated.items() if not (key in YOUNG and value == YOUNG[key])})
@@ -187,7 +188,7 @@ CHOICE_BIAS = "e_score_correction_bias"  # of each expert, in the choice of a to
 UNPLANNED = ("name", "attention_dropout", "router_aux_loss_coef")  # plans do not depend on these
 ROUTING = ("expert_groups", "groups_per_token", "routed_scaling_factor")
 EXPERTS = ("experts", "experts_per_token", "expert_size", "shared_size", "norm_topk", *ROUTING)
-# Fields that shapes had not from the start: at these values a fingerprint is what it was before them.
+# Fields that shapes had not from the start: at these values a fingerprint is as before them.
 YOUNG = {
     field.name: field.default
     for field in fields(ModelShape)
@@ -244,7 +245,7 @@ def _layer(shape: ModelShape) -> LayerKind:
 
 @lru_cache(maxsize=256)
 def _routed(shape: ModelShape) -> LayerKind:
-    """A row is an expert's token: what comes in is whole on every rank that has a part of the expert."""
+    """A row is an expert's token: its input is whole on every rank that has a part of the expert."""
     mixture, hidden, inner = shape.traits.mixture, shape.hidden_size, shape.expert_size
     if mixture is None or not inner:
         return LayerKind(())
@@ -337,7 +338,7 @@ def _shared(shape: ModelShape) -> Iterator[Sublayer]:
 
 
 def _norms(shape: ModelShape) -> Sublayer:
-    """Before attention and before the MLP: each keeps what comes in, that over its size, one scale, and its output,
+    """Before attention and before the MLP: each keeps its input, that over its size, one scale, and its output,
     which column-split products gather again in backward."""
     names, hidden = ("input_layernorm", "post_attention_layernorm"), shape.hidden_size
     weights = tuple(Weight(f"{name}.weight", (hidden,)) for name in names)
@@ -354,7 +355,7 @@ def _norms(shape: ModelShape) -> Sublayer:
 def flops_per_token(
     shape: ModelShape, seq_length: int, frozen: bool = False, document_tokens: float | None = None
 ) -> float:
-    """Floating-point operations of a token, forward and backward, recompute left out: what MFU counts.
+    """Floating-point operations of a token, forward and backward, recompute left out, as MFU counts.
 
     6 for each weight that tokens are multiplied with and 12 * layers * hidden * sequence for attention's two products
     (PaLM, arXiv:2204.02311, appendix B), half of them for each: full attention, of which a causal kernel computes half.
@@ -391,8 +392,8 @@ def joint_fingerprint(models: Sequence[ModelShape]) -> str:
 
 
 def measured_fingerprint(models: Sequence[ModelShape]) -> str:
-    """Fingerprint of what measurements of layers and vocabulary depend on: not the number of layers, not the positions
-    nor the length of samples, which measurements have themselves."""
+    """Fingerprint of all that measurements of layers and vocabulary depend on: not the number of layers, not the
+    positions nor the length of samples, which measurements have themselves."""
     names = ("family", "hidden_size", "intermediate_size", "heads", "kv_heads", "vocab_size", "tied_embeddings")
     young = ("own_head_dim", "attention_bias", "mlp_bias", "latents", *EXPERTS)
     return _short_hash(

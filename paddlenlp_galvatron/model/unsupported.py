@@ -33,7 +33,7 @@ PLAIN: tuple[tuple[tuple[object, ...], str], ...] = (
         "attn_output_gate attn_temperature_tuning num_kv_shared_layers use_bidirectional_attention add_cross_attention",
     ),
     (ONE, "is_causal"),
-    # Layers, what is added to them, and their scales
+    # Layers, additions to them, and their scales
     (({}, []), "per_layer_config pruned_heads"),
     (ONE, "pretraining_tp scale_emb logit_scale logits_scale logit_scaling logits_scaling *_multiplier *_multipliers"),
     (NONE, "scale_depth layers_block_type expert_layer_* attn_layer_* moe_layer_start_index moe_layer_end_index"),

@@ -99,7 +99,7 @@ ALIASES = {
     "nodes": "num_nodes",
     "gpus_per_node": "num_gpus_per_node",
 }
-# Name -> what it means in a command without such an option, but with these, of which it is the first.
+# Name -> its meaning in a command without such an option, but with these, of which it is the first.
 WHERE_ALONE = {
     "analytic": ("device", "profiles"),
     "gpus": ("world_size",),

@@ -1,10 +1,10 @@
-"""Options of other programs that have nothing to do here: what each may say, and why no more.
+"""Options of other programs that have nothing to do here: the values each may have, and why no others.
 
 Scripts of others run as they are: an option that names the fixed behaviour is taken, one that asks for another way to
-the same numbers is taken and named in a note, and one that asks for what is not there is refused with the reason.
+the same numbers is taken and named in a note, and one that asks for an absent feature is refused with the reason.
 
 One table a program. An option that two programs have with one meaning is in the table of the first; one with two
-meanings is in none: it is an option of the command, which honours what it says alone (`recompute_granularity`).
+meanings is in none: it is an option of the command, which honours its own meaning alone (`recompute_granularity`).
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ GALVATRON = {  # 1.x to 2.4, and its PaddleNLP port
     **_only("0", "the search needs no head start; give min_bsz", "recommend_min_bsz"),
     **_only("1", "every pipeline is simulated", "use_pipeline_costmodel"),
     **_only("1", "predicted times are not scaled; profile again if they are off", "costmodel_coe"),
-    **_only("linear", "how times grow with the batch is what time_profile_mode says", "computation_mode", holds=False),
+    **_only("linear", "time_profile_mode decides how times grow with the batch", "computation_mode", holds=False),
     **_only("together", "layers are measured whole", "profile_granularity"),
     **_only("all", "layers are measured whole", "profile_unit"),
-    **_only("all", "what was measured is kept; galvatron profile all --fresh forgets it", "profile_flow_control"),
+    **_only("all", "measurements are kept; galvatron profile all --fresh forgets it", "profile_flow_control"),
     **_only(
         "0",
         "vocabulary layers split the sequence where their neighbours do; disable_sp",
@@ -88,7 +88,7 @@ GALVATRON = {  # 1.x to 2.4, and its PaddleNLP port
     **_idle("Paddle's own setting holds", "allow_tf32"),
     **_idle("the plan says whether layers differ", "granularity_type"),
     **_idle("the cost model has no such term", "zero_with_slight_noise"),
-    **_idle("collectives are priced by what was measured", "estimate_tp_time_type"),
+    **_idle("collectives are priced by measurements", "estimate_tp_time_type"),
     **_idle("parts are measured without data parallelism", "profile_dp_type"),
     **_idle("the batch is profile_batch_size", "max_per_device_train_batch_size"),
     **_idle("the command says it: profile computation, profile memory", "profile_type"),
@@ -192,7 +192,7 @@ PADDLENLP = {
     **_idle("the plan says which layers recompute", "pp_recompute_interval"),
     **_idle("the plan says what is parallel", "enable_auto_parallel"),
     **_idle("layers run as PaddleNLP's dynamic graph", "to_static"),
-    **_idle("what layers compute in is compute_precision", "amp_custom_black_list", "amp_custom_white_list"),
+    **_idle("compute_precision sets the type that layers compute in", "amp_custom_black_list", "amp_custom_white_list"),
     **_idle(ONE_BY_ONE, "fuse_attention_qkv", "fuse_attention_ffn"),
     **_idle(ALWAYS_FUSED, "use_fused_swiglu", "fuse_swiglu"),
     **_idle(
@@ -231,14 +231,14 @@ SEVERAL = {name for name in FOREIGN if name.endswith("_config") or name.startswi
 
 
 class Outcome(NamedTuple):
-    """The outcome for an option without a use here; both are empty for one that states what applies anyway."""
+    """The outcome for an option without a use here; both are empty for one that states a default."""
 
     fault: str = ""  # why it is refused
     idle: str = ""  # why it has no effect
 
 
 def outcome_of(name: str, value: object, beside: Mapping[str, Fate] = {}) -> Outcome | None:
-    """By canonical name; None: it is no such option. `beside`: what one command says of more."""
+    """By canonical name; None: it is no such option. `beside`: further options of one command."""
     fate = beside.get(name) or FOREIGN.get(name) or ELSEWHERE.get(name)
     if fate is None:
         return None

@@ -70,7 +70,7 @@ class Options(BaseModel):
 
 
 def _fault(error: Any) -> str:
-    """One of pydantic's errors: the option, what is wrong with its value, and the value."""
+    """One of pydantic's errors: the option, the fault of its value, and the value."""
     if not error["loc"]:
         return str(error["msg"].removeprefix("Value error, "))
     name = error["loc"][0]  # not which number of a list: the value shows it
@@ -200,7 +200,7 @@ def canonical_pairs(
     """(canonical name, value) of options under any of their names, without those that are unset or have no effect.
 
     `known`: every option of the command -> whether it is a boolean whose word is checked here. `beside`: options of
-    another command, which scripts give to all -> what becomes of them here. `dashes` stand in front of names in
+    another command, which scripts give to all -> their outcome here. `dashes` stand in front of names in
     messages. `say` receives which options have no effect. Raises UserError with one line a fault.
     """
     pairs = list(given)

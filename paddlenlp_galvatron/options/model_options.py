@@ -168,7 +168,7 @@ class ModelOptions(Options):
         return _named(shape)
 
     def _one(self, shape: ModelShape) -> ModelShape:
-        """All layers of one type: the lists only repeat what the model has, or say its layers."""
+        """All layers of one type: the lists only repeat the model's sizes, or say its layers."""
         (width,), (layers,) = self.hidden_size_list or (shape.hidden_size,), self.layernum_list or (shape.layers,)
         if width != shape.hidden_size:
             raise UserError(

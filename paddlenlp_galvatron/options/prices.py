@@ -59,7 +59,7 @@ class PriceOptions(Options):
     memory_constraint: Positive | None = Field(None, description="memory of a GPU, GiB; unset: as in the plan")
     num_gpus_per_node: Ranks | None = Field(None, description="GPUs per node; unset: as in the plan, or 8")
     task: Kind | None = Field(
-        None, description="what is trained: pretrain, sft, lora or dpo; unset: what the plan was searched for"
+        None, description="the task: pretrain, sft, lora or dpo; unset: that of the plan's search"
     )
     lora_rank: Size | None = Field(
         None, description=f"rank of the adapters; unset: as the plan names it, or {RANK} with lora"

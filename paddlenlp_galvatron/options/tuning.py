@@ -36,7 +36,7 @@ class TuningOptions(Options):
     tokenizer_name_or_path: Path | None = Field(
         None, description="folder of the tokenizer, or its tokenizer.json; unset: the model's"
     )
-    src_length: Size = Field(1024, description="most tokens of what is asked; the rest is cut")
+    src_length: Size = Field(1024, description="most tokens of the prompt; the rest is cut")
     max_prompt_len: Size = Field(
         2048, description="DPO: most tokens of a prompt whose pair does not fit; at most a quarter of a row"
     )
@@ -44,7 +44,7 @@ class TuningOptions(Options):
         None,
         description="chat_template.json, a Jinja file or a folder with one; plain: none; unset: the tokenizer's own",
     )
-    autoregressive: bool = Field(False, description="1: learn all tokens, also of what is asked")
+    autoregressive: bool = Field(False, description="1: learn all tokens, also of the prompt")
     packing: Packing | None = Field(
         None,
         description="which samples share a row: none, in_order, greedy (both PaddleNLP's) or best_fit (least padding); "
@@ -139,10 +139,10 @@ class PreferenceOptions(Options):
     )
     beta: Positive = Field(0.1, description="how much the policy's distance from the reference counts")
     label_smoothing: float = Field(0.0, ge=0, le=0.5, description="share of pairs that are taken to be wrong: sigmoid")
-    pref_loss_ratio: Number = Field(1.0, description="what the loss of pairs is multiplied by")
-    sft_loss_ratio: Number = Field(0.0, description="what the loss of a chosen answer's token is added with")
+    pref_loss_ratio: Number = Field(1.0, description="factor of the loss of pairs")
+    sft_loss_ratio: Number = Field(0.0, description="factor of the added loss of a chosen answer's token")
     simpo_gamma: Number = Field(0.5, description="margin of simpo")
-    dpop_lambda: Number = Field(50.0, description="what a chosen answer that becomes less likely costs: dpop")
+    dpop_lambda: Number = Field(50.0, description="penalty on a chosen answer that becomes less likely: dpop")
     reference_free: bool = Field(False, description="1: no reference, as if all answers were as likely for it")
 
     @field_validator("loss_type", mode="before")

@@ -125,7 +125,7 @@ class DegreeOptions(Options):
         return any(getattr(self, name) not in (None, -1) for name in self.model_fields_set - batch)
 
     def onto(self, uniform: UniformOptions, world_size: int) -> UniformOptions:
-        """Galvatron's options with what these say. Raises UserError: they contradict, or the ranks do not split so."""
+        """Galvatron's options from these. Raises UserError: they contradict, or the ranks do not split so."""
         tp, sep, stages = (
             1 if value in NONE else value
             for value in (self.tensor_parallel_degree, self.sep_parallel_degree, self.pipeline_parallel_degree)

@@ -50,8 +50,8 @@ def task_note(plan: Plan, rank: int | None) -> str:
 
 
 def require_trainable(plan: Plan, task: str = "", adapts: bool = False) -> None:
-    """Raise UserError when the plan was searched for what cannot be trained, or for adapters, which need less memory
-    than all weights, unless this `task`, where one is given, `adapts`, too."""
+    """Raise UserError when the plan was searched for a task that cannot be trained, or for adapters, which need less
+    memory than all weights, unless this `task`, where one is given, `adapts`, too."""
     options = (plan.metadata.get("searched_from") or {}).get("options")
     if task and adapters_of(plan) is not None and not adapts:
         raise UserError(
@@ -87,7 +87,7 @@ def find_faults(plan: Plan, model: ModelShape | None = None) -> list[str]:
     """Faults of the plan in itself, and with this model where one is given. Empty: it can run."""
     grid = list(_grid_faults(plan))
     if grid:
-        return grid  # the degrees make no grid, so what follows from the grid would only repeat them
+        return grid  # the degrees make no grid, so checks of the grid would only repeat them
     faults = [*_expert_faults(plan), *_batch_faults(plan), *_dp_type_faults(plan), *_sharding_faults(plan)]
     faults += _sequence_faults(plan)
     if model is not None:
@@ -266,7 +266,7 @@ def _model_faults(plan: Plan, model: ModelShape) -> Iterator[str]:
 
 OF_EXPERTS = (  # fields, and their values where a layer has no experts
     ("ep_sizes_enc", "1"),
-    ("dp_types_of_ep_enc", "what dp_types_enc has"),
+    ("dp_types_of_ep_enc", "the value of dp_types_enc"),
     ("sharding_sizes_of_ep_enc", "the ranks that share its weights"),
 )
 
@@ -342,7 +342,7 @@ def with_assumptions(plan: Plan, **given: Any) -> Plan:
 
 
 def with_defaults(plan: Plan, on_gpus: bool) -> Plan:
-    """The plan with what it leaves open as training has it: on GPUs, with fused kernels; 16-bit runs sum gradients in
+    """The plan with its unset fields as training sets them: on GPUs, with fused kernels; 16-bit runs sum gradients in
     fp32 there, as small parts of many micro-batches would round away, and have flash attention."""
     default = on_gpus and plan.assumed.mixed_precision is not Precision.FP32
     by_default = replace(

@@ -1,4 +1,4 @@
-"""Which ranks of a plan talk to each other, and for what use: the communicators that a launch makes.
+"""Which ranks of a plan talk to each other, and why: the communicators that a launch makes.
 
 Uses that must not share a communicator have names; the others' is "".
 """
@@ -27,7 +27,7 @@ REDISTRIBUTE = "redistribute"
 
 
 def chunk_edges(plan: Plan, stage: int, chunk: int) -> list[TokenLayout]:
-    """Token layouts of what a chunk of a stage chains: embedding or boundary, layers, head or boundary."""
+    """Token layouts in a chunk of a stage: embedding or boundary, layers, head or boundary."""
     sharded = plan.assumed.sequence_parallel
     return [token_layout(part, plan.stage_size, sharded) for part in plan.chunk_chain(stage, chunk)]
 

@@ -102,7 +102,7 @@ class SizesFile(BaseModel):
     dp_size_enc: Degrees = Field(description="per layer: data-parallel degree")
     dp_type_enc: Flags = Field(description="per layer: 0 = default_dp_type, 1 = zero3")
     checkpoint_enc: Flags = Field(description="per layer: 1 = recompute activations in backward")
-    default_dp_type: Literal["ddp", "zero2", "zero3"] = Field(description="what 0 in dp_type_enc stands for")
+    default_dp_type: Literal["ddp", "zero2", "zero3"] = Field(description="meaning of 0 in dp_type_enc")
     embedding_lmhead_tp_size: Ranks = Field(description="tensor-parallel degree of embedding and LM head")
     embedding_lmhead_sp_size: Ranks = Field(description="their Ulysses degree")
     embedding_lmhead_cp_size: Ranks = Field(description="their context-parallel degree")

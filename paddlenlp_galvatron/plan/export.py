@@ -75,7 +75,7 @@ def stock_notes(plan: Plan) -> list[str]:
         notes.append("PaddleNLP's sharding stage2 and stage3 take no amp_master_grad with data parallelism")
     if any(each.recompute is Recompute.ATTENTION for each in plan.layers):
         notes.append(
-            "core_attn of stock PaddleNLP keeps what attention puts out, and k and v once for each head of q; the "
+            "core_attn of stock PaddleNLP keeps attention's output, and k and v once for each head of q; the "
             "plan keeps neither, so that the memory predicted for it is less"
         )
     return notes

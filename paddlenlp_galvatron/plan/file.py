@@ -64,7 +64,7 @@ class StageMemoryFields(OpenObject):
 
 class StageFields(OpenObject):
     memory_mib: Number = Field(0.0, description="most that a rank holds, with the reserve, MiB")
-    memory: StageMemoryFields = Field(default_factory=lambda: StageMemoryFields(), description="what it consists of")
+    memory: StageMemoryFields = Field(default_factory=lambda: StageMemoryFields(), description="its parts")
 
 
 class PredictedFields(OpenObject):
@@ -87,9 +87,7 @@ class GalvatronObject(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
     format_version: Literal[1] = Field(1, description="version of this object")
-    assumed: AssumedFields = Field(
-        default_factory=lambda: AssumedFields(), description="what the plan was priced under"
-    )
+    assumed: AssumedFields = Field(default_factory=lambda: AssumedFields(), description="assumptions of its prices")
     predicted: PredictedFields | None = Field(None, description="step time, and per stage time and memory")
     searched_from: SearchedFields | None = Field(None, description="fingerprints of model, cluster and profiles")
 
@@ -113,7 +111,7 @@ class StrategyFile(BaseModel):
     pipeline_type: Annotated[Schedule, Strict(False), PlainSerializer(str)] = Field(
         description="schedule; pipedream_flush is 1F1B"
     )
-    default_dp_type: Literal["ddp", "zero2", "zero3"] = Field(description="what 0 in dp_types_enc stands for")
+    default_dp_type: Literal["ddp", "zero2", "zero3"] = Field(description="meaning of 0 in dp_types_enc")
     vtp: Ranks = Field(description="tensor-parallel (or Ulysses) degree of embedding and LM head")
     vsp: Flag = Field(description="1 = vtp is Ulysses")
     embed_sdp: Flag = Field(description="embedding and LM head: 0 = default_dp_type, 1 = zero3")
@@ -140,7 +138,7 @@ class StrategyFile(BaseModel):
     loss_pieces: Samples = Field(
         1, description="pieces of a rank's tokens, one after the other, in LM head and loss; absent: 1, all at once"
     )
-    galvatron: GalvatronObject | None = Field(None, description="what this project adds")
+    galvatron: GalvatronObject | None = Field(None, description="fields of this project")
 
 
 SIZES = ("sharding_sizes_enc", "sharding_sizes_of_ep_enc")
@@ -268,7 +266,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
 
 def plan_id(plan: Plan) -> str:
     """Names a plan in a training log: hexadecimal digits that change with every strategy, batch and number of ranks,
-    and not with what was predicted or assumed."""
+    and not with predictions or assumptions."""
     content = {key: value for key, value in plan_to_dict(plan).items() if key != "galvatron"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 

@@ -5,7 +5,7 @@ the ranks, all consecutive layers with sharded tokens (dp, Megatron-SP and Ulyss
 from one to another moves nothing.
 
 Context parallelism's ranks hold two chunks of each sample, one as far from its front as the other from its end: so each
-has as many pairs of a token and one before it, which is what causal attention takes time for.
+has as many pairs of a token and one before it, which causal attention takes time for.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Move(NamedTuple):
 
 
 def moves(source: Intervals, target: Intervals) -> list[Move]:
-    """Smallest set of moves that turns what ranks hold into what they are to hold: what a rank has, it keeps; the rest
+    """Smallest set of moves that turns the source into the target: tokens that a rank has, it keeps; the rest
     comes from the holder whose local rank is nearest."""
     holders: dict[tuple[int, int], list[int]] = {}
     for rank, held in enumerate(source.tolist()):

@@ -235,7 +235,7 @@ def arrivals(order_of: Callable[[int], Iterable[Pass]], stage: int, stages: int,
 
 def without_repeats(runs: Iterable[Run], chunks: int) -> Iterator[Pass]:
     """Every pass, in order, but that a run of as many forwards as backwards of every chunk is repeated four times at
-    most: before the first and the last of them, between these, and after them a stage then holds what it always does.
+    most: before the first and the last of them, between these, and after them a stage then holds a constant number.
     """
     for run in runs:
         each = Counter((kind, chunk) for kind, chunk, _ in run.passes.tolist())
@@ -248,7 +248,7 @@ def held_at_peaks(passes: Integers, runs: Integers, chunks: int) -> list[tuple[t
     chunk take, they may take most: of each stage, from the lists of all."""
     stage, count, times, _ = runs.T
     stops = np.cumsum(count)
-    steps = np.zeros((len(passes), 2 + chunks), dtype=np.int64)  # stage, whether forward, change of what each holds
+    steps = np.zeros((len(passes), 2 + chunks), dtype=np.int64)  # stage, whether forward, change of each chunk's number
     steps[:, 0], steps[:, 1] = np.repeat(stage, count), passes[:, 0] == FORWARD
     steps[np.arange(len(passes)), 2 + passes[:, 1]] = 2 * steps[:, 1] - 1
     between = np.add.reduceat(steps, stops - count) * (times - 2)[:, None]
@@ -256,7 +256,7 @@ def held_at_peaks(passes: Integers, runs: Integers, chunks: int) -> list[tuple[t
     walk = []
     for run, (start, stop) in enumerate(pairwise([0, *stops.tolist()])):
         walk.append(steps[start:stop])
-        if times[run] > 1:  # the first and the last: in between, what is held lies between
+        if times[run] > 1:  # the first and the last: in between, their number lies between
             walk += [between[run : run + 1], steps[start:stop]]
     walked = np.concatenate(walk)
     moments = walked[:, 1] == 1  # behind a forward

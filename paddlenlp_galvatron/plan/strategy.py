@@ -150,15 +150,14 @@ class Assumptions:
 
     @property
     def fused(self) -> Fused:
-        """With which a layer is priced where it was not measured: flash attention unless it is off, and what is left
-        open of the others like it."""
+        """Fused kernels in an unmeasured layer's price: flash attention unless it is off; unset others follow it."""
         flash = self.flash_attention is not False
         kernels = {Fused.ATTENTION: flash, Fused.ROPE: self.fused_rope, Fused.NORMS: self.fused_rms_norm}
         used = (kernel for kernel, on in kernels.items() if (flash if on is None else on))
         return reduce(Fused.__or__, used, Fused.NONE)
 
     def unlike(self, other: Assumptions) -> Iterator[tuple[str, Any, Any]]:
-        """Name, and both values, of what differs."""
+        """Name, and both values, of each difference."""
         for each in fields(self):
             if (ours := getattr(self, each.name)) != (theirs := getattr(other, each.name)):
                 yield each.name, ours, theirs
@@ -236,8 +235,8 @@ class Plan:
         return [layer for chunk in range(self.chunks) for layer in self.chunk_layers(stage, chunk)]
 
     def chunk_chain(self, stage: int, chunk: int) -> list[Strategy | None]:
-        """Strategies of what hands tokens on in a chunk of a stage: embedding, layers, LM head; None is an edge to a
-        neighbour."""
+        """Strategies of the parts that pass tokens on in a chunk of a stage: embedding, layers, LM head; None is an
+        edge to a neighbour."""
         layers = [self.layers[layer] for layer in self.chunk_layers(stage, chunk)]
         first = self.vocab if self.is_first(stage, chunk) else None
         return [first, *layers, self.vocab if self.is_last(stage, chunk) else None]
@@ -291,7 +290,7 @@ class Predicted:
 
     step_s: float | None
     memory_mib: tuple[float, ...]  # most that tensors of a rank of each stage hold; empty: not predicted
-    reserve_mib: float  # of a device, for what tensors do not hold
+    reserve_mib: float  # of a device, besides tensors
     load: Load | None  # of experts; None: the file has none
 
     @staticmethod

@@ -73,7 +73,7 @@ class Incumbents:
         self.bounds_s[family] = min(self.bounds_s.get(family, inf), step_ms / MS_PER_S)
 
     def give_up(self, family: PlanFamily, bound_ms: float) -> None:
-        """Leave a family unsolved: its bound limits what is proven."""
+        """Leave a family unsolved: its bound limits the proof."""
         if bound_ms >= self.limit_ms(family):
             self.reject(family, bound_ms * family.global_batch)
         else:

@@ -53,7 +53,7 @@ def _unbeaten(
 
 def layer_arrays(family: PlanFamily, strategies: Strategies, cost: CostModel) -> CostArrays:
     """The costs of layers, and nothing for all else; schedule and chunks change none. Raises UserError where a profile
-    lacks what a strategy needs."""
+    lacks an entry for a strategy."""
     rows, prefix = _layer_rows(family, strategies, cost), least_prefix(family, strategies, cost)
     return _layers_alone(rows, _runs(strategies, cost), prefix) | {"most_first": strategies.most_first}
 
@@ -93,7 +93,7 @@ def prefix_rows(family: PlanFamily, strategies: Strategies, cost: CostModel) -> 
 
 
 def least_prefix(family: PlanFamily, strategies: Strategies, cost: CostModel) -> NDArray[np.float64]:
-    """Below what they cost in every number."""
+    """Below their cost in every number."""
     return np.asarray(_array(prefix_rows(family, strategies, cost)).min(axis=0))
 
 
@@ -120,8 +120,8 @@ def _counts(runs: Sequence[Run]) -> NDArray[np.int32]:
 
 
 def core_of(family: PlanFamily, arrays: CostArrays, budget_mib: float) -> Core:
-    """The core's object of a family. `budget_mib` is what a plan may use on a device, the cost model's reserve already
-    taken off."""
+    """The core's object of a family. `budget_mib` is the memory that a plan may use on a device, the cost model's
+    reserve already taken off."""
     return Core(**_shape(family), **arrays, budget_mib=budget_mib)
 
 

@@ -46,7 +46,7 @@ def search(
     far the search is, often. `known`: plans to begin with; those outside the space are left out. `seconds`: of
     processor time, after which families that are open are given up, and their bounds count; `cancel` does the same,
     from a signal's handler or another thread. Raises UserError where the options contradict the cost model, or a
-    profile lacks what a strategy needs.
+    profile lacks an entry for a strategy.
     """
     models = (model,) if isinstance(model, ModelShape) else tuple(model)
     _require_agreement(models, cost, options)
@@ -145,9 +145,9 @@ class _Search:
     def _simpler(
         self, best: Incumbents, everything: Iterable[tuple[OpenFamily, Strategies]]
     ) -> tuple[Candidate, Candidate | None, float]:
-        """The simplest plan within the tolerance, and the best one of one strategy with the least bound of what stays
-        open, in ms per sample; all of the fastest plan's batch. `everything`: families with all of their strategies:
-        one that is beaten for a run of layers may be the best that all runs share."""
+        """The simplest plan within the tolerance, and the best one of one strategy with the least bound of the families
+        left open, in ms per sample; all of the fastest plan's batch. `everything`: families with all of their
+        strategies: one that is beaten for a run of layers may be the best that all runs share."""
         fastest = best.ranked[0]
         if fastest.strategies == 1:
             return fastest, fastest, best.unproven_ms

@@ -68,7 +68,7 @@ class FrontierPoint:
 
 def frontier(explanation: Explanation) -> list[FrontierPoint]:
     """The best step time of the plan's batch under budgets around the plan's, each found by a search that begins with
-    what those before it found."""
+    the results of those before it."""
     problem, points = explanation.problem, []
     known = [explanation.plan, *(one.plan for one in explanation.what_ifs if one.plan)]
     time = SharedTime(FRONTIER_S, len(BUDGETS))

@@ -108,7 +108,7 @@ class Fit:
     card_gib: float
     question: Question
     with_more: float | None  # samples/s with MORE_GIB more on each card; None: still nothing fits
-    hopeful: bool = False  # nothing fits by its bound, but something by what tensors take
+    hopeful: bool = False  # nothing fits by its bound, but something by its tensors
 
     @property
     def tensors_mib(self) -> float:

@@ -1,4 +1,5 @@
-"""The question of the what-if page, as its form has it, and the answer: the best plan, or what would have to differ."""
+"""The question of the what-if page, as its form has it, and the answer: the best plan, or the changes that it would
+need."""
 
 from __future__ import annotations
 
@@ -80,7 +81,7 @@ SET_BY_THE_FORM = {
 
 @dataclass(frozen=True)
 class Answer:
-    """The best plan, or what would have to be different."""
+    """The best plan, or the changes that it would need."""
 
     model: Model
     cost: CostModel

@@ -43,7 +43,7 @@ GPUS_PER_NODE = 8  # where only world_size is given, and is larger
 # Defaults of fit, search and what-if.
 BATCH = 256  # global batch size, samples
 
-# Limits: what is beyond them is a slip of the pen, and would take hours or all memory.
+# Limits: a value beyond them is a slip of the pen, and would take hours or all memory.
 MOST_BATCHES, MOST_PLANS = 10_000, 1000
 
 
@@ -63,7 +63,7 @@ class TaskOptions(Options):
 
     task: Kind = Field(
         "pretrain",
-        description="what is trained: pretrain; sft and dpo (same cost: dpo's reference is a table); lora (adapters)",
+        description="the task: pretrain; sft and dpo (same cost: dpo's reference is a table); lora (adapters)",
     )
     lora_rank: Size | None = Field(
         None,
@@ -136,7 +136,7 @@ class SearchOptions(TaskOptions):
     )
     context_mib: Number | None = Field(
         None,
-        description="memory left free on a device, MiB; unset: on GPUs what CUDA, NCCL and the allocator need, else 0",
+        description="memory left free on a device, MiB; unset: for CUDA, NCCL and allocator on GPUs, else 0",
     )
 
     # Batches.
@@ -156,7 +156,7 @@ class SearchOptions(TaskOptions):
     search_space: str = Field("full", description="full, 3d, or dimensions joined by +: " + ", ".join(DIMENSIONS))
     fine_grained_mode: bool = Field(True, description="0: one strategy for all layers")
     sp_space: Literal["tp", "tp+sp", "sp"] = Field(
-        "tp", description="what is tried: tensor parallelism (tp), Ulysses (sp) or both (tp+sp)"
+        "tp", description="search tensor parallelism (tp), Ulysses (sp) or both (tp+sp)"
     )
     max_tp_deg: Ranks = Field(8, description="largest tensor-parallel or Ulysses degree")
     max_sp_deg: Ranks | None = Field(None, description="largest Ulysses degree; refused unless it equals max_tp_deg")
@@ -441,7 +441,7 @@ def _cluster(values: Mapping[str, Any]) -> dict[str, Any]:
             for name in ("num_nodes", "num_gpus_per_node", "world_size")
         )
     except (TypeError, ValueError, OverflowError):
-        return {}  # the fields report what is wrong
+        return {}  # the fields report the fault
     if world is None:
         nodes, gpus = (1 if nodes is None else nodes), (most if gpus is None else gpus)
         world = nodes * gpus or 1  # no field says how many

@@ -48,7 +48,7 @@ class Question:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], note: Note = no_note) -> Self:
-        """From options of model and search by canonical name; `note` takes what was assumed. Raises UserError."""
+        """From options of model and search by canonical name; `note` takes assumptions. Raises UserError."""
         given = ModelOptions.from_values(values)
         model = given.resolve_usual(SEQ)
         options = SearchOptions.from_values({**values, "seq_length": model.seq_length})
@@ -98,8 +98,8 @@ def _require_folder(options: SearchOptions) -> None:
 def on_device(options: SearchOptions, cost: CostModel, note: Note = no_note) -> tuple[SearchOptions, CostModel]:
     """Options and cost model with the reserve of their device, and a budget within its size.
 
-    Where no profile names a GPU, as in Galvatron's files, all of `memory_constraint` is taken. `note` receives what
-    became of a budget.
+    Where no profile names a GPU, as in Galvatron's files, all of `memory_constraint` is taken. `note` receives the
+    outcome for a budget.
     """
     options = within_size(options, cost, note)
     if options.context_mib is None and (reserve := cost.profiles.reserve).parts:
@@ -135,7 +135,7 @@ def budget_gib(
         return gib
     if own_gib is None or asked_gib <= own_gib:
         return asked_gib
-    note(f"memory_constraint: {asked_gib:.4g} GiB, but {device.name} has {own_gib:.4g}; planned for what it has")
+    note(f"memory_constraint: {asked_gib:.4g} GiB, but {device.name} has {own_gib:.4g}; planned for that")
     return own_gib
 
 

@@ -33,7 +33,7 @@ def segment_count(layers: Sequence[LayerStrategy]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A plan and what it takes."""
+    """A plan and its cost."""
 
     plan: Plan
     prediction: Prediction  # its time and memory
@@ -192,7 +192,7 @@ class FamilyOutcome(IntEnum):
 
     NOT_DIVISIBLE = 0  # no strategy splits batch, heads and ranks evenly
     OUT_OF_MEMORY = 1
-    OUT_OF_BOUND = 2  # no plan of it can beat, or none beats, what was found before
+    OUT_OF_BOUND = 2  # no plan of it can beat, or none beats, the incumbents
     SOLVED = 3  # searched to the end
     GIVEN_UP = 4  # left with a gap: effort or memory was not enough, or prices of switching are no metric
 
@@ -202,7 +202,7 @@ class FamilyOutcome(IntEnum):
         return {
             FamilyOutcome.NOT_DIVISIBLE: "divisibility: batch, heads and ranks do not split evenly",
             FamilyOutcome.OUT_OF_MEMORY: "memory: no plan of it fits",
-            FamilyOutcome.OUT_OF_BOUND: "bound: no plan of it beats what was found",
+            FamilyOutcome.OUT_OF_BOUND: "bound: no plan of it beats the best found",
             FamilyOutcome.SOLVED: "searched to the end",
             FamilyOutcome.GIVEN_UP: "left with a gap",
         }[self]
@@ -263,7 +263,7 @@ class SearchResult:
         return outcome.words + bound
 
     def naming_model(self, asked: Mapping[str, Any]) -> Self:
-        """With the model's options, as they were `asked` for, in what the best plan's file says of its search."""
+        """With the model's options, as they were `asked` for, in the record of the search in the best plan's file."""
         if self.best is None:
             return self
         plan = self.best.plan

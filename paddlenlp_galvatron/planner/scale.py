@@ -146,7 +146,7 @@ def changes(before: Plan, after: Plan) -> Iterator[Change]:
             yield Change(field, old, new, "as asked" if asked else why)
     old, new = (", ".join(map(str, dict.fromkeys(_data_parallel(plan)))) for plan in (before, after))
     if old != new:
-        yield Change("data parallel", old, new, f"what the degrees of a layer leave of the {stage} GPUs of a stage")
+        yield Change("data parallel", old, new, f"the rest of the {stage} GPUs of a stage behind a layer's degrees")
 
 
 def _data_parallel(plan: Plan) -> list[int]:

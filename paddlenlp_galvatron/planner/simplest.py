@@ -24,12 +24,13 @@ MOST_SETS = 100  # of the fastest plan's own strategies
 MOST_ORDERED = 3  # strategies of a chunk whose orders are all tried
 
 Part = tuple[float, PlanFamily, Strategies]  # of the space: its lower bound in ms per sample, family, strategies
-# The fastest plan of some parts that takes less than a limit in ms per sample, and the least bound of what stays open.
+# The fastest plan of some parts that takes less than a limit in ms per sample, and the least bound of the open
+# families.
 Solve = Callable[[Iterable[Part], float], tuple[Candidate | None, float]]
 
 
 def best_uniform(parts: Iterable[Part], cost: CostModel, solve: Solve) -> tuple[Candidate | None, float]:
-    """The fastest plan with one strategy for all layers, and the least bound of what stays open, in ms per sample."""
+    """The fastest plan with one strategy for all layers, and the least bound of the open families, in ms per sample."""
     best, bound, limit = None, inf, inf
     for part in sorted(parts, key=lambda part: part[0]):
         if part[0] >= limit:

@@ -143,7 +143,7 @@ class Strategies:
         choice: Sequence[int],
         bare: Plan,
     ) -> Plan:
-        """The plan that the core's numbers stand for; `bare` gives what is the same for all plans of a search."""
+        """The plan that the core's numbers stand for; `bare` gives the fields that all plans of a search share."""
         strategies = [layer for some in self.layers for layer in some]
         of_vocab, prefix = self.beginnings[vocab]
         return replace(

@@ -1,10 +1,10 @@
 """Profiles without a device: from the model's shape and a data sheet. For clusters that are not bought yet.
 
 Compute: matrix products at their share of the peak, everything else at its share of the memory bandwidth (each kept
-number is written and read once; what a tp group gathers, collectives write and products read). Memory: the tensors that
-PaddleNLP's Llama and Qwen2 layers keep for backward under this project's runtime, counted in numbers a token; measured
-layer by layer on CPU, where the count is exact. Fused kernels for GPUs keep less, as follows from the reads of their
-backward (Paddle 3.3.1).
+number is written and read once; gathered tokens of a tp group: collectives write them, products read them). Memory: the
+tensors that PaddleNLP's Llama and Qwen2 layers keep for backward under this project's runtime, counted in numbers a
+token; measured layer by layer on CPU, where the count is exact. Fused kernels for GPUs keep less, as follows from the
+reads of their backward (Paddle 3.3.1).
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def analytic_computation(
 ) -> ComputationProfile:
     """Compute times of the model on one such device, at these sequence lengths, or those that layer types have.
 
-    `kept_bytes`: what a layer of another kind than ours keeps a token on one rank, by sequence length and tp degree.
+    `kept_bytes`: activations a token and rank of a layer of another program, by sequence length and tp degree.
     `kernels`: of experts. `sequence_parallel`: Megatron's, without which every rank of a tp group has whole tokens.
     """
     kinds = kinds_of(model)
@@ -395,10 +395,10 @@ def _meta(sheet: DataSheet | None, **known: Any) -> Meta:
 
 def _bandwidths(size: int, nodes: int, gpus: int, inside: float, node: float) -> Iterator[tuple[Collective, float]]:
     """Bus bandwidth of each kind over `size` ranks on some nodes. All groups that cross a node's link at once share it.
-    A ring crosses it once for all ranks of a node; of an all-to-all each rank sends what goes to other nodes."""
+    A ring crosses it once for all ranks of a node; of an all-to-all each rank sends its tokens for other nodes."""
     ring = inside if nodes == 1 else min(node * size / nodes / gpus, inside)
     yield from ((kind, ring) for kind in (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER))
-    crossing = nodes > 1 and (1 - 1 / nodes) / (1 - 1 / size)  # of what a rank sends to others
+    crossing = nodes > 1 and (1 - 1 / nodes) / (1 - 1 / size)  # of the bytes that a rank sends
     yield Collective.ALL_TO_ALL, min(node / gpus / crossing, inside) if crossing else inside
 
 

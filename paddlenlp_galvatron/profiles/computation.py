@@ -97,7 +97,7 @@ class PassTimes:
 
     def launched(self, launch: PassTimes, messages_ms: float) -> PassTimes:
         """These, and the time that a GPU waits for its host to launch a layer. Hosts run ahead, so that this counts
-        over all passes of a layer and its messages together: what they lack is added where it is launched."""
+        over all passes of a layer and its messages together: a shortfall is added where the layer is launched."""
         recompute, recompute_host = self.recompute_ms or 0.0, 0.0
         if launch.recompute_ms and recompute:
             recompute_host = launch.recompute_ms * min(recompute / self.forward_ms, 1.0)
@@ -175,7 +175,7 @@ CONTENT = Content(
                 Keys("{layertype_0}_bsz{samples}_seq{tokens}_{sp|cp}", CommPointKey, LAYER, WHOLE, WHOLE, SHARED_AXIS),
                 POINT,
             ),
-            "ms, all samples: what a rank computes at the communication points of a layer (where tokens or heads are "
+            "ms, all samples: a rank's computation at the communication points of a layer (where tokens or heads are "
             "exchanged) under Ulysses (`sp`) or context parallelism (`cp`), in addition to the time of as many tokens "
             "in an unshared layer",
         ),
@@ -238,8 +238,8 @@ class ComputationProfile:
     ) -> ComputationProfile:
         """Read a file, of any name and any version of Galvatron or its PaddleNLP port.
 
-        `seqs`: sequence length of each layer type, for keys without one. `note` receives what was
-        assumed, derived from raw runs or left out. Raises UserError with all that is wrong.
+        `seqs`: sequence length of each layer type, for keys without one. `note` receives assumptions,
+        entries derived from raw runs and omissions. Raises UserError with all that is wrong.
         """
         content, meta = read_profile(path)
         entries = foreign.times(str(path), content, seqs, note)
@@ -266,7 +266,7 @@ class ComputationProfile:
         )
 
     def with_assumed_head(self, model: ModelShape, note: Note = no_note) -> ComputationProfile:
-        """Where nothing but layers was measured: the LM head takes what a layer (of the last type) takes for as many
+        """Where nothing but layers was measured: the LM head takes as long as a layer (of the last type) for as many
         weights, since nearly all of both is matrix products."""
         if self.other_ms or any(key.part == HEAD for key in self.passes):
             return self

@@ -116,7 +116,7 @@ TENSOR = Figure(
 SHOWN = Figure(
     value=1,
     unit="ratio",
-    source="nothing hides them: a product needs what they bring",
+    source="nothing hides them: a product needs the received tokens",
     checked="by this project's runtime",
 )
 HALF_RANKS = Figure(

@@ -1,7 +1,7 @@
 """Profile files of every version of Galvatron and of its PaddleNLP port, as `profiles` describes its own.
 
 Their files may have raw runs (`raw_runs`), sections for times and memory, keys without a batch or a length, one number
-for degree 1, bf16 weights, and entries for what was never measured. Files of our own pass unchanged, but for names of
+for degree 1, bf16 weights, and entries that were never measured. Files of our own pass unchanged, but for names of
 older versions in our object.
 """
 
@@ -19,10 +19,10 @@ from ..base.units import MIB
 from ..model import ModelShape
 from .raw_runs import LARGEST, MEMORY_RUN, SEQ, TIME_RUN, Dialect, derived_memory, derived_times, is_number, kind_of
 
-Note = Callable[[str], None]  # takes a line on what was assumed or left out
+Note = Callable[[str], None]  # takes a line on an assumption or omission
 
 STATE_BYTES = 16  # model states that Galvatron counts per parameter: weight, gradient, two moments, four bytes each
-# What one parameter takes in `parameter_size` and in `model_states` of each dialect, in bytes.
+# Bytes a parameter in `parameter_size` and in `model_states` of each dialect.
 PARAMETER_BYTES: dict[Dialect, int] = {"galvatron": 4, "paddlenlp": 2}
 MODEL_STATE_BYTES: dict[Dialect, int] = {"galvatron": STATE_BYTES, "paddlenlp": 18}
 OLDER_NAMES = {"seams_ms": "comm_points_ms"}  # in our own object of a file
@@ -92,7 +92,7 @@ def present(ours: Any) -> Any:
 
 def times(path: str, content: dict[str, Any], seqs: Sequence[int], note: Note) -> Entries:
     """Entries of a computation profile. `seqs`: sequence length of each layer type, for keys without one; `note` gets
-    what was assumed, derived or ignored. Raises UserError."""
+    assumptions, derived and ignored entries. Raises UserError."""
     content, beside = _section(content, SECTIONS[0])
     derived, useless = derived_times(content)
     if derived:
@@ -185,7 +185,7 @@ def memory(
                     entry = _layer(entry, dialect)
                     found.put(origin, entry, key, lengths.of_type(key, text, layer[1]))
                 elif _is_unmeasured(entry):
-                    note(f"{path}: {origin} ignored: {UNMEASURED_MIB:,.0f} MiB stand for what was not measured")
+                    note(f"{path}: {origin} ignored: {UNMEASURED_MIB:,.0f} MiB stand for no measurement")
                 else:
                     for seq in lengths.of(key, text):
                         found.put(origin, _vocabulary(entry, dialect), key, seq)
@@ -261,7 +261,7 @@ def _by_degree(value: Any) -> Any:
 
 
 def _times(value: Any, factor: float) -> Any:
-    """A number in Galvatron's units; what is no possible number stays as it is."""
+    """A number in Galvatron's units; an impossible number stays as it is."""
     return value * factor if is_number(value) and value > 0 and factor != 1 else value
 
 

@@ -115,7 +115,7 @@ class ProfileFile:
 
 
 def _digest_if_there(path: str) -> str | None:
-    """SHA-256 of a profile file; of what cannot be one, none that any file has."""
+    """SHA-256 of a profile file; for a path that cannot be one, a hash of no file."""
     try:
         return digest(path, LARGEST_BYTES) if Path(path).is_file() else None
     except UserError:

@@ -209,7 +209,7 @@ class HardwareProfile:
 
         The all-reduce file must be there unless there is one device; without the p2p file a cluster has no pipeline,
         without sp_time messages are priced by bandwidth alone, without the overlap file nothing slows down. A file
-        named by path may be of a cluster with other nodes: its name says of which. `note` receives what was assumed for
+        named by path may be of a cluster with other nodes: its name says of which. `note` receives the assumptions for
         a file that is not there, and what was left out. Raises UserError with all that is wrong.
         """
         shape = (num_nodes, gpus_per_node)

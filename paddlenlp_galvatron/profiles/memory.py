@@ -45,14 +45,14 @@ class LayerMemory:
     checkpoint_mib: float | None = None  # kept with recompute, per sample, tp 1
     working_mib: Mapping[int, float] = field(default_factory=dict)  # tp -> backward's own peak above that, per sample
     working_constant_mib: Mapping[int, float] = field(default_factory=dict)  # and for any number of samples: a gradient
-    # By the choices of parts in APART: tp -> of activation_mib, what is not kept where they are recomputed, and by how
-    # much backward's own peak is higher then, per sample.
+    # By the choices of parts in APART: tp -> of activation_mib, the part that is not kept where they are recomputed,
+    # and by how much backward's own peak is higher then, per sample.
     recompute_saving_mib: Mapping[Recompute, Mapping[int, float]] = field(default_factory=dict)
     recompute_peak_mib: Mapping[Recompute, Mapping[int, float]] = field(default_factory=dict)
 
     @classmethod
     def of_entry(cls, parameter_mib: float, by_degree: Mapping[int | None, float]) -> LayerMemory:
-        """From a file's entry; under None: what is kept with recompute."""
+        """From a file's entry; under None: activations with recompute."""
         activation_mib = {tp: mib for tp, mib in by_degree.items() if tp is not None}
         return cls(parameter_mib, activation_mib, by_degree.get(None))
 
@@ -70,7 +70,8 @@ class VocabMemory:
     states_mib: Mapping[int, float]  # tp degree -> weights of one rank at 16 bytes each
     activation_mib: Mapping[int, float]  # tp degree -> per sample, on one rank, peak of the loss included
     kept_mib: Mapping[int, float] = field(default_factory=dict)  # tp degree -> kept for backward alone, per sample
-    # Of the peak, by tp degree: what grows with the samples, per sample, and what does not, a table's gradient.
+    # Of the peak, by tp degree: the part that grows with the samples, per sample, and the part that does not, a table's
+    # gradient.
     peak_mib: Mapping[int, float] = field(default_factory=dict)
     peak_constant_mib: Mapping[int, float] = field(default_factory=dict)
 
@@ -197,7 +198,7 @@ class MemoryProfile:
 
         `dialect` settles whose units it is in where the file doesn't say, else `model`, whose layer (of type 0) fits
         one of them. `seqs`: sequence length of each layer type, for keys without one. `note` receives
-        what was assumed, derived from raw runs or left out. Raises UserError with all that is wrong, also when nothing
+        assumptions, derived entries and omissions. Raises UserError with all that is wrong, also when nothing
         names the dialect, or names contradict.
         """
         content, meta = read_profile(path)

@@ -24,7 +24,7 @@ class MemoryMode(StrEnum):
 class MemoryUse:
     """Memory of layers and vocabulary layers of one model, MiB on one rank.
 
-    Over the degree t all sizes are read as a line in 1/t: what is split falls with t, what every rank keeps stays.
+    Over the degree t all sizes are read as a line in 1/t: split parts fall with t, replicated ones stay.
     """
 
     def __init__(self, profile: MemoryProfile, mode: MemoryMode = MemoryMode.STATIC):
@@ -95,7 +95,7 @@ class MemoryUse:
     def recompute_peak_mib(
         self, layer_type: int, recompute: Recompute, tp: int, seq: int, sequence_parallel: bool
     ) -> float | None:
-        """Per sample, what backward needs beyond `working_mib` where parts are recomputed one after the other: each
+        """Per sample, the memory of backward beyond `working_mib` where parts are recomputed one after the other: each
         finds the activations of those before it in memory. None: not measured."""
         peak = self._of_parts("recompute_peak_mib", layer_type, recompute, tp, seq, sequence_parallel)
         saving = self._of_parts("recompute_saving_mib", layer_type, recompute, tp, seq, sequence_parallel)

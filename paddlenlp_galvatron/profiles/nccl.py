@@ -1,7 +1,7 @@
 """Time of a collective by NCCL's own model: its fastest algorithm and protocol, each latency + bytes / bandwidth.
 
 Constants and formulas are those by which NCCL chooses (src/graph/tuning.cc of 2.28: base and hardware latencies, and
-the shares of `ncclTopoTuneModel`), so that short messages cost what their steps take, and not bandwidth alone. Left
+the shares of `ncclTopoTuneModel`), so that short messages cost the time of their steps, and not bandwidth alone. Left
 out: its correction of trees for medium sizes, ceilings of a channel by chip, and switches that reduce across nodes.
 """
 
@@ -53,9 +53,9 @@ def collective_ms(
 ) -> float:
     """Time in ms of a message over ranks that `nodes` nodes share evenly.
 
-    `mib` is what `Collective` says for the kind; `bus_mib_per_ms` the bandwidth that a large message reaches over few
-    nodes, as nccl-tests reports it. A ring across nodes passes each rank's part on from rank to rank, and waits for the
-    slowest: with `half_ranks` it reaches half of that bandwidth. Trees, of which the depth is a logarithm, keep it.
+    `mib` is as `Collective` defines it for the kind; `bus_mib_per_ms` the bandwidth that a large message reaches over
+    few nodes, as nccl-tests reports it. A ring across nodes passes each rank's part on from rank to rank, and waits for
+    the slowest: with `half_ranks` it reaches half of that bandwidth. Trees, of which the depth is a logarithm, keep it.
     `switch_mib_per_ms`: of a rank's link where the switches of a node add (NVLink SHARP).
     """
     if ranks == 1 or mib == 0:

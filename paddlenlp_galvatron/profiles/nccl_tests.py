@@ -81,7 +81,7 @@ def read_log(path: Path, num_nodes: int, gpus_per_node: int) -> NcclLog:
     """One log. Raises UserError: not such a log, or of a group that the cluster does not have."""
     text = read_bytes(path, LARGEST_LOG).decode(errors="replace")
     if text.lstrip("\ufeff\n ").startswith("{"):
-        raise UserError(f"{path}: is JSON; give what nccl-tests prints")
+        raise UserError(f"{path}: is JSON; give the output of nccl-tests")
     if len(_RUN.findall(text)) > 1:
         raise UserError(f"{path}: holds {len(_RUN.findall(text))} runs of nccl-tests; give a file for each")
     if failure := _FAILURE.search(text):

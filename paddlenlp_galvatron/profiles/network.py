@@ -36,7 +36,7 @@ class Network:
     def collective_ms(self, kind: Collective, place: Place, mib: float, joined: bool = False) -> float:
         """Time in ms; `Collective` says what `mib` measures. Raises UserError where nothing was measured.
 
-        `joined`: what these bytes add to a message that is sent anyway, so without an own latency.
+        `joined`: the time that these bytes add to a message that is sent anyway, so without an own latency.
         """
         if place.size == 1 or mib == 0:
             return 0.0
@@ -56,7 +56,7 @@ class Network:
 
     def receive_slowdown(self, stages: int) -> float:
         """How many times as long a pass takes while the receive of the next one is posted: on a GPU that holds some of
-        what the pass computes with."""
+        the share that the pass computes with."""
         return 1.0 if stages == 1 else self.profile.overlap_by_kind.get(Collective.SEND, 1.0)
 
     def tensor_share(self, stages: int) -> float:

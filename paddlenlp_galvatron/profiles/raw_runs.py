@@ -1,6 +1,6 @@
 """Derives entries from a file's raw runs, as Galvatron's profilers (and the PaddleNLP port's) do after all runs.
 
-Both functions answer entries as they stand in a file, in the file's own units, for what the file itself lacks.
+Both functions answer entries as they stand in a file, in the file's own units, for entries that the file itself lacks.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class RunPoint(NamedTuple):
 def derived_times(content: Mapping[str, Any]) -> tuple[dict[str, float], list[str]]:
     """Entries `layertype_…` for types that the file has no time of, and the runs without one.
 
-    A layer takes what a run with more of its type takes longer; the rest is all but the layers.
+    A layer takes the additional time of a run with more of its type; the rest is all but the layers.
     """
     runs: dict[RunPoint, dict[Layers, float]] = {}
     for key, value in content.items():

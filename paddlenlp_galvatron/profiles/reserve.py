@@ -70,7 +70,7 @@ class Reserve:
     """Memory of a device besides tensors."""
 
     parts: tuple[ReservePart, ...] = ()  # independent of tensors
-    allocator: float = 0.0  # reserved by the allocator and used by no tensor, as a share of what tensors take
+    allocator: float = 0.0  # reserved by the allocator and used by no tensor, as a share of the tensors' memory
     working: float = 0.0  # freed working memory that no other tensor can use, as a share of it
     allocator_source: str = ""
     measured: bool = False  # the allocator's share was

@@ -65,7 +65,7 @@ class Values(Protocol[T_co]):
 
 @dataclass(frozen=True)
 class Number:
-    """A number that is finite and not negative; what is too small to have been measured is zero."""
+    """A number that is finite and not negative; one that is too small to have been measured is zero."""
 
     unit: str
     above_zero: bool = False
@@ -117,7 +117,7 @@ class Keys(Generic[Key]):
     """Keys of a form, such as `pp_size_{stages}`."""
 
     def __init__(self, form: str, made: Callable[..., Key], *parts: Part[Any]):
-        """`parts`: what stands in each {…} or […] of the form; `made` of them is the key, which is a tuple of them, or
+        """`parts`: the fields {…} and […] of the form; `made` of them is the key, which is a tuple of them, or
         the only one itself."""
         self.form, self._made, self._parts = form, made, parts
         self._fixed = re.split(r"\{[^}]*\}|\[[^]]*\]", form)
@@ -241,7 +241,7 @@ class Content:
         return result
 
     def lacking(self, path: str, found: Entries, wanted: str) -> UserError:
-        """The error for a file without what it should hold, which may be another file than was meant."""
+        """The error for a file without its expected content, which may be another file than was meant."""
         first = [shown(key, 40) for key in found.keys][:3]
         has = f"; its keys are {', '.join(first)}, …" if first else ""
         wanted += " and no raw runs that contain one" if found.raw else ""

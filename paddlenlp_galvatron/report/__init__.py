@@ -1,4 +1,4 @@
-"""Renders what the planner found, and how a prediction compares with what was measured. It searches nothing.
+"""Renders the planner's results, and comparisons of predictions with measurements. It searches nothing.
 
 As text and JSON: `plan`, `search`, `explain`, `difference`, `scaling`, `fit`, `trace`, and `measured` with predicted.
 As HTML: `page` and `what_if`.

@@ -148,7 +148,7 @@ LATER: dict[str, Callable[[dict[str, Any]], str]] = {
 
 
 def in_words(plan: Plan) -> str:
-    """A plan in a few words: what most of its layers do, and how many recompute."""
+    """A plan in a few words: the strategy of most layers, and how many recompute."""
     most = max(plan.layers, key=plan.layers.count)
     again = sum(bool(layer.recompute) for layer in plan.layers)
     words = [

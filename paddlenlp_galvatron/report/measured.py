@@ -83,7 +83,7 @@ def measured_load(records: Log) -> MeasuredLoad | None:
 
 
 def load_verdicts(planned: Load, measured: MeasuredLoad) -> dict[str, tuple[bool, str]]:
-    """Whether the estimate and the bound hold that a plan was priced with, and in words what to do."""
+    """Whether the estimate and the bound hold that a plan was priced with, and the remedy in words."""
     estimate, bound = planned
     rows = f"the busiest rank of experts has rows {_compared(measured.usual, estimate, 'x mean')}"
     over, again = measured.usual / estimate - 1, f"search again: galvatron search --moe_imbalance {measured.usual:.2g}"
@@ -131,7 +131,7 @@ class Health:
         steps: int | None = None,
         on: str = "GPU",
     ):
-        """`mfu`: of so many tokens/s. `steps`: of the whole run, for ETA. `on`: what a rank runs on."""
+        """`mfu`: of so many tokens/s. `steps`: of the whole run, for ETA. `on`: the device of a rank."""
         self._steps, self._on = steps, on
         self._plan, self._predicted = plan, Predicted.of(plan)
         self._mfu = mfu
@@ -214,7 +214,7 @@ def _is_off(measured: float, predicted: float) -> bool:
 
 
 def _compared(measured: float, predicted: float | None, unit: str) -> str:
-    """`1.3 s (predicted 1.2 s, +8%)`; what rounds to none is +0%."""
+    """`1.3 s (predicted 1.2 s, +8%)`; a difference that rounds to none is +0%."""
     if not predicted:
         return f"{measured:.4g} {unit}"
     return f"{measured:.4g} {unit} (predicted {predicted:.4g} {unit}, {round(measured / predicted - 1, 2) + 0.0:+.0%})"

@@ -42,7 +42,7 @@ TIME_COLOURS = {
     "optimizer": "#2f9e64",
     "waiting": "#9aa1ab",
 }
-# Model states are teal, what a micro-batch leaves is gold, the reserve grey.
+# Model states are teal, a micro-batch's activations are gold, the reserve grey.
 MEMORY_COLOURS = {
     "parameters": "#155e5a",
     "gradients": "#2f8f88",
@@ -256,7 +256,7 @@ def time_bar(stage: StageBreakdown, step_ms: float) -> tuple[list[Segment], list
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Passes as drawn: `spans` of `drawn_ms` in all. Folded, what follows `fold_ms` was `skipped_ms` later."""
+    """Passes as drawn: `spans` of `drawn_ms` in all. Folded, passes after `fold_ms` ran `skipped_ms` later."""
 
     spans: Sequence[Span]
     drawn_ms: float

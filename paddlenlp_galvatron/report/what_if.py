@@ -25,7 +25,7 @@ LABELS = {
     "memory_constraint": "Memory of a GPU, GiB",
     "search_options": "More options of the search",
 }
-# Fields of the form by what errors call them.
+# Fields of the form by their names in errors.
 FIELDS = {"settle_bsz": "global_train_batch_size", "world_size": "num_nodes"}
 
 

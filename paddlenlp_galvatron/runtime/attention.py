@@ -89,7 +89,7 @@ class Documents:
     """Which of a sample's `length` tokens this rank's rows of attention see. Made before the first step."""
 
     def __init__(self, chunks: Chunks | None, length: int, fused: bool):
-        """`chunks`: what the rank has of each sample; None: all of it."""
+        """`chunks`: the rank's tokens of each sample; None: all of it."""
         self._fused, self._chunks = fused, chunks
         own = [np.arange(start, stop) for start, stop in chunks or ((0, length),)]
         self._keys = device.to_device(np.arange(length, dtype=np.int32))

@@ -66,14 +66,14 @@ class Block:
         for inner in self._layer.sublayers():
             if type(inner) is nn.Linear and inner.bias is None:
                 inner.forward = partial(_product, inner)
-        self._cut_points()
+        self._patch()
 
     def __call__(self, x: Any, mask: Any) -> Any:
         """`x` [T, H]; `mask` [1, 1, S, S] to add to attention scores, or None where attention is causal itself; or
         [B, S], where each key's document ends: attention stays within it."""
         again = self._recompute is Recompute.FULL and paddle.is_grad_enabled()
         memo: Memo = {}
-        return recompute(self._twice, x, mask, memo) if again else self._run(x, mask, memo)
+        return recompute(self._run_or_recompute, x, mask, memo) if again else self._run(x, mask, memo)
 
     def share_positions(self, other: Block) -> None:
         """Use another layer's tables of positions, which are the same: of 4096 tokens each takes 4 MiB."""
@@ -93,7 +93,7 @@ class Block:
             if isinstance(layer, LoRALinear):
                 layer.counts = adapters
 
-    def _twice(self, x: Any, mask: Any, memo: Memo) -> Any:
+    def _run_or_recompute(self, x: Any, mask: Any, memo: Memo) -> Any:
         if not paddle.is_grad_enabled():  # the first time
             return self._run(x, mask, memo)
         with span("recompute", "recompute"):
@@ -104,23 +104,23 @@ class Block:
         with compute_weights(self._slots, numbers):
             return cast(self._layer(cast(x, numbers.computed), attention_mask=mask), numbers.stored)
 
-    def _cut_points(self) -> None:
+    def _patch(self) -> None:
         place, shape, layer = self._placement, self._shape, self._layer
         attention, degree = layer.self_attn, place.mesh.degree(Axis.TENSOR, Axis.ULYSSES)
         attention.num_heads = shape.heads // degree
         self._use_positions({None: attention.rotary_emb})
-        self._leave_behind(attention.o_proj, CommPoint.OUT_OF_ATTENTION)
+        self._reduce_after(attention.o_proj, CommPoint.OUT_OF_ATTENTION)
         if shape.latents:
-            self._cut_latents(layer.input_layernorm, attention, shape.latents)
+            self._patch_latents(layer.input_layernorm, attention, shape.latents)
         else:
-            self._cut_heads(layer.input_layernorm, attention, degree)
+            self._patch_heads(layer.input_layernorm, attention, degree)
         if self._experts and shape.traits.mixture:
-            self._cut_experts(getattr(layer, shape.traits.mixture.inside), self._experts)
+            self._patch_experts(getattr(layer, shape.traits.mixture.inside), self._experts)
         else:
-            self._leave_behind(layer.mlp.down_proj, CommPoint.OUT_OF_MLP)
-            self._cut_mlp(layer.post_attention_layernorm, layer.mlp)
+            self._reduce_after(layer.mlp.down_proj, CommPoint.OUT_OF_MLP)
+            self._patch_mlp(layer.post_attention_layernorm, layer.mlp)
 
-    def _cut_heads(self, norm: Any, attention: Any, degree: int) -> None:
+    def _patch_heads(self, norm: Any, attention: Any, degree: int) -> None:
         place, shape, normed = self._placement, self._shape, norm.forward
         attention.num_key_value_heads = max(shape.kv_heads // degree, 1)
         attention.num_key_value_groups = attention.num_heads // attention.num_key_value_heads
@@ -133,9 +133,9 @@ class Block:
         self._gather_for(CommPoint.INTO_ATTENTION, attention.q_proj, attention.k_proj, attention.v_proj)
         into = self._part(Recompute.NORMS, attention.q_proj, attention.k_proj, attention.v_proj)
         norm.forward = partial(into, lambda x: place.cross(CommPoint.INTO_ATTENTION, normed(x)))
-        self._cut_core(attention)
+        self._patch_core(attention)
 
-    def _cut_latents(self, norm: Any, attention: Any, sizes: Latents) -> None:
+    def _patch_latents(self, norm: Any, attention: Any, sizes: Latents) -> None:
         normed, down = norm.forward, attention.kv_a_proj_with_mqa
         if sizes.q_lora_rank:
             queries = attention.q_a_proj
@@ -148,9 +148,9 @@ class Block:
         attention.num_key_value_groups = 1
         lengths = self._seq_length, self._own_length
         attention.forward = LatentAttention(attention, sizes, lengths, self._placement.cross)
-        self._cut_core(attention)
+        self._patch_core(attention)
 
-    def _cut_core(self, attention: Any) -> None:
+    def _patch_core(self, attention: Any) -> None:
         place, plain = self._placement, attention.attn_func
         core = plain
         groups, chunks, fused = 1, self._chunks, attention.config.use_flash_attention
@@ -158,15 +158,15 @@ class Block:
         if fused:
             core = fit(flash(hidden_rows(chunks, self._seq_length) if chunks else None))
         if not fused and (chunks or Recompute.ATTENTION in self._recompute):
-            # k and v are repeated for the heads of q in what is recomputed, so that they are kept but once; and behind
-            # what gathers them.
+            # k and v are repeated for the heads of q in the recomputed part, so that they are kept but once; and behind
+            # their all-gather.
             groups, attention.num_key_value_groups = attention.num_key_value_groups, 1
         part = self._part(Recompute.ATTENTION, attention.o_proj)
         documents = Documents(chunks, self._seq_length, fused)
 
         def context(q: Any, config: Any, k: Any, v: Any, mask: Any, *rest: Any, **named: Any) -> Any:
             def run(q: Any, k: Any, v: Any) -> Any:
-                k, v = (x if groups == 1 else _each_head(x, groups) for x in (k, v))
+                k, v = (x if groups == 1 else _repeat_heads(x, groups) for x in (k, v))
                 if mask is not None and mask.ndim == 2:
                     attend = fit(documents.attention(mask, plain))
                     return place.cross(CommPoint.CONTEXT, _flat(attend(q, config, k, v, None, *rest, **named)))
@@ -195,13 +195,13 @@ class Block:
             self._slots.append((own.layer, name, record))
         return own
 
-    def _cut_experts(self, mixture: Any, own: OwnExperts) -> None:
+    def _patch_experts(self, mixture: Any, own: OwnExperts) -> None:
         place, traits = self._placement, self._shape.traits.mixture
         assert traits
         shared = getattr(mixture, traits.shared) if self._shape.shared_size else None
         if shared is not None:
             self._gather_for(CommPoint.INTO_MLP, shared.gate_proj, shared.up_proj)
-            self._leave_behind(shared.down_proj, CommPoint.OUT_OF_MLP)
+            self._reduce_after(shared.down_proj, CommPoint.OUT_OF_MLP)
             shared.forward = lambda x: shared.down_proj(swiglu(shared.gate_proj(x), shared.up_proj(x)))
         gate = getattr(mixture, f"{traits.shared}_gate") if shared is not None and traits.gated else None
 
@@ -215,7 +215,7 @@ class Block:
 
         mixture.forward = forward
 
-    def _cut_mlp(self, norm: Any, mlp: Any) -> None:
+    def _patch_mlp(self, norm: Any, mlp: Any) -> None:
         normed, gate, up, down = norm.forward, mlp.gate_proj, mlp.up_proj, mlp.down_proj
         self._gather_for(CommPoint.INTO_MLP, gate, up)
         part = self._part(Recompute.NORMS | Recompute.MLP, down)
@@ -244,12 +244,12 @@ class Block:
         return RecomputedPart(readers, partial(compute_weights, self._slots, self._placement.numbers))
 
     def _gather_for(self, point: CommPoint, *readers: Any) -> None:
-        """Let layers read together what is gathered for them, which is kept where they are run again for backward."""
+        """Let layers share the gathered tokens, which are kept where the layers run again for backward."""
         place = self._placement
         if place.gathers(point):
             read_together([*readers], partial(place.products, point, point in repeated(self._recompute)))
 
-    def _leave_behind(self, projection: Any, point: CommPoint) -> None:
+    def _reduce_after(self, projection: Any, point: CommPoint) -> None:
         """Sum the output of a row-split projection, then add its bias, if it has one."""
         place = self._placement
         if projection.bias is None:
@@ -263,7 +263,7 @@ class Block:
         """[T, …] of all heads that the projection gives -> [B, S, …] of this rank's."""
         copies = self._placement.mesh.degree(Axis.ULYSSES) // heads
         if copies > 1:  # fewer kv heads than ranks: each goes to several
-            x = _each_head(x.reshape([x.shape[0], heads, -1]), copies).reshape([x.shape[0], -1])
+            x = _repeat_heads(x.reshape([x.shape[0], heads, -1]), copies).reshape([x.shape[0], -1])
         x = self._placement.cross(point, x)
         return x.reshape([-1, self._own_length, x.shape[-1]])
 
@@ -271,7 +271,7 @@ class Block:
         layer.register_forward_post_hook(lambda _layer, _inputs, output: point(output))
 
 
-def _each_head(x: Any, times: int) -> Any:
+def _repeat_heads(x: Any, times: int) -> Any:
     """[…, heads, D] -> […, heads · times, D], each head as often in a row. Paddle's `repeat_interleave` has no fp16 on
     GPUs, and copies its indices to the device at each call."""
     *others, heads, width = x.shape

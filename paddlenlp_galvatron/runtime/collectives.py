@@ -2,7 +2,7 @@
 
 Every tensor is split and joined along its first dim. Shapes: T tokens held here, T·n tokens of a group of n ranks.
 Logical bytes are counted above the backend: the whole tensor that a collective reduces, gathers or exchanges, as one
-rank sees it; what a backend sends for it (a ring sends 2(n-1)/n of an all-reduce) is its own affair.
+rank sees it; the bytes that a backend sends for it (a ring sends 2(n-1)/n of an all-reduce) are not counted.
 
 A watchdog names an operation that never ends. On a GPU a call returns at once, and a hang shows at the next read of a
 value, which does not name its cause.
@@ -37,7 +37,7 @@ traffic_bytes: Counter[str] = Counter()  # by collective, since the process star
 traffic_calls: Counter[str] = Counter()
 How = Mapping[str, bool]
 LATER: How = {"sync_op": False}
-# In the queue of what is computed, where the next that is computed needs the result: no events between two queues.
+# On the compute stream, where the next kernel needs the result: no events between two streams.
 AT_ONCE: How = {"sync_op": True, "use_calc_stream": True}
 
 
@@ -62,7 +62,7 @@ class Operation:
         """Whether its results are there."""
         task = self.task
         if task is not None and task.is_completed():
-            self._ended, self.task = True, None  # gloo's tasks hold what they read
+            self._ended, self.task = True, None  # gloo's tasks hold their inputs
         return self._ended
 
     @property
@@ -71,7 +71,7 @@ class Operation:
         return self.what + status.in_step(self._step)
 
     def wait(self) -> None:
-        """Let what this rank computes next wait for it: the host on CPU, the device's queue on a GPU."""
+        """Let this rank's next computation wait for it: the host on CPU, the compute stream on a GPU."""
         if (task := self.task) is not None:  # else the watchdog has seen its end
             task.wait()
         _ = self.ended
@@ -132,7 +132,7 @@ def _start(kind: str, group: Any, call: Callable[[], Any], out: Any, kept: Any =
     operation = Operation(kind, tuple(group.ranks))
     with waiting(operation.what), span(*operation.shown):  # gloo's collectives return when they are done
         task = call()
-        # Paddle calls what runs in the queue of what is computed completed at once.
+        # For Paddle a collective on the compute stream is completed at once.
         operation.task = device.Mark() if how is AT_ONCE and device.on_gpu() else task
     return Pending(operation, out, kept)
 

@@ -53,13 +53,13 @@ _kept: list[Any] = []  # groups live as long as the process: gloo's threads use 
 COMMUNICATOR = "_ZN6paddle11distributed16ProcessGroupGloo14GetCommContextEv"  # ProcessGroupGloo::GetCommContext()
 SET_TIMEOUT = "_ZN4gloo7Context10setTimeoutENSt6chrono8durationIlSt5ratioILl1ELl1000EEEE"  # of milliseconds
 CLASS = "_ZTVN4gloo10rendezvous7ContextE"  # its virtual table; objects point behind its first two words
-HELD = 16  # byte of a Python object of pybind11 at which the address of what it holds stands
+HELD = 16  # byte of a Python object of pybind11 at which the address of the held object stands
 WORDS = 16  # of a communicator, among which that of its context is
 GLOO_IN = ("libs/libphi_core.so", "libs/libphi.so")  # by Paddle's version, of its folder
 
 
 def install() -> None:
-    """Complete Paddle's gloo process groups, if they are what will run: call before
+    """Complete Paddle's gloo process groups, if they will run: call before
     `paddle.distributed.init_parallel_env`."""
     gloo = core.ProcessGroupGloo
     runs = parallel._is_cpuonly(os.environ.get("PADDLE_DISTRI_BACKEND", "auto"))  # as init_parallel_env asks

@@ -83,7 +83,7 @@ class CrossEntropy:
 
     def scores(self, logits: Any, labels: Any) -> Scores:
         """Only three vectors of length U are exchanged; full logits exist nowhere. Exponentials take the place of fp32
-        logits: what computed these needs them no more."""
+        logits: the product that computed these needs them no more."""
         columns, real, group = self._shard.columns, self._shard.real, self._group
         scores = cast(logits, "float32")
         if real < columns:

@@ -58,12 +58,12 @@ def peak_mib() -> float:
 
 
 def reserved_mib() -> float:
-    """MiB that the allocator has of the GPU now, what no tensor holds included; on CPU the same as `allocated_mib`."""
+    """MiB that the allocator has of the GPU now, unused blocks included; on CPU the same as `allocated_mib`."""
     return float(paddle.device.cuda.memory_reserved()) / MIB if on_gpu() else allocated_mib()
 
 
 def reserved_peak_mib() -> float:
-    """Most MiB that the allocator took from the GPU since `release`, what no tensor held included; on CPU the same as
+    """Most MiB that the allocator took from the GPU since `release`, unused blocks included; on CPU the same as
     `peak_mib`."""
     return float(paddle.device.cuda.max_memory_reserved()) / MIB if on_gpu() else peak_mib()
 
@@ -79,7 +79,7 @@ def beside_mib() -> float | None:
 def synchronize() -> None:
     """Wait for all work of this rank's device. On CPU a call returns when its work is done."""
     if on_gpu():
-        with waiting("what its device was given to do"):  # others' messages are among it
+        with waiting("work queued on its device"):  # others' messages are among it
             paddle.device.synchronize()
 
 
@@ -94,14 +94,14 @@ def multiprocessors() -> int:
 
 
 def use_in_thread(gpu: int | None) -> None:
-    """Let what this thread asks be asked of this GPU. A new thread asks the node's first one, where a question alone
+    """Let this thread's calls go to this GPU. A new thread asks the node's first one, where a question alone
     makes a context: half a GiB for each rank."""
     if gpu is not None:
         paddle_private.use_gpu(gpu)
 
 
 class Mark:
-    """A place in the queue of what this rank's device computes; a task, as those of groups, of all that stands before
+    """A place on this rank's compute stream; a task, as those of groups, of all that stands before
     it. By Paddle's class for CUDA: arguments of the general one differ between its versions."""
 
     def __init__(self, timed: bool = False):
@@ -131,7 +131,7 @@ def finish_computing() -> None:
         paddle.device.current_stream().synchronize()
 
 
-# Between host and GPU numbers go through page-locked memory: at the bus's speed, and in the queue of what is computed.
+# Between host and GPU numbers go through page-locked memory: at the bus's speed, and on the compute stream.
 # Other memory Paddle copies in CUDA's own queue, which waits for all queues: for messages, too. Paddle's allocator
 # keeps page-locked memory for the next copy, as much as the largest took.
 _staged: deque[tuple[Any, Mark]] = deque()  # arrays that may still be copied, and the mark in the queue behind the copy
@@ -160,7 +160,7 @@ def to_host(tensor: Any) -> Any:
 
 def reserve(mib: float, spare_mib: float) -> None:
     """Let the allocator take this much more from the GPU, in one piece, for tensors to come, with the spare if there is
-    as much; what it has and no tensor holds is given back before. Both wait for all that the device was given to do.
+    as much; unused blocks are given back before. Both wait for all queued work of the device.
     Raises where there is not as much without the spare."""
     if on_gpu():
         paddle.device.cuda.empty_cache()

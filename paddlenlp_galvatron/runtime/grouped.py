@@ -24,8 +24,8 @@ class Padding:
     the host wait for the device, and with it for a receive that is posted:
 
     - cuBLAS loads a kernel when it first takes it, for other numbers of rows another one, and waits (docs/dev/gpus.md
-      has what was measured). So rows of an expert are multiples, each of which has been used once.
-    - The allocator must have what the busiest rank takes. So the first step has as many rows as the bound of memory.
+      has the measured ones). So rows of an expert are multiples, each of which has been used once.
+    - The allocator must hold the memory of the busiest rank. So the first step has as many rows as the bound of memory.
     """
 
     multiple: int = 1

@@ -25,7 +25,7 @@ from ..plan import Plan
 from ..plan.communicators import BACK, DIRECTIONS, DOWN, REDISTRIBUTE, Group, Ranks, in_rounds
 from . import collectives, cpu_backend, device, paddle_private, processors
 
-SUMMARY = "Error Message Summary:"  # Paddle's, above what an error says
+SUMMARY = "Error Message Summary:"  # Paddle's, above the text of an error
 TRACEBACK = "Traceback (most recent call last):"  # in the text of an error in a PyLayer's backward
 LONGEST = 500  # characters of an error's message that are shown
 
@@ -37,7 +37,7 @@ def world_from_environment() -> tuple[int, int]:
 
 def prepare_world() -> None:
     """Let the ranks of this launch, if there is one, meet at our store, also where a library starts Paddle's world; and
-    set what GPUs need in this one."""
+    set the variables of GPUs in this one."""
     gpus.set_defaults()
     rank, world_size = world_from_environment()
     if world_size > 1:
@@ -70,8 +70,8 @@ def run_as_rank(work: Callable[[], int | None]) -> NoReturn:
 
     A fault is reported to the launcher and written to the log, without a traceback where the user can mend it.
     A rank that is done waits for the others. Python's shutdown is skipped, however the work ends: there, threads of
-    Paddle's stores and groups still run while what they use goes, and abort the process now and then, or wait for the
-    other ranks; NCCL's communicators do where something is under way on them.
+    Paddle's stores and groups still run while their resources are destroyed, and abort the process now and then, or
+    wait for the other ranks; NCCL's communicators do where something is under way on them.
     """
     status.begin()
     try:
@@ -98,7 +98,7 @@ def run_as_rank(work: Callable[[], int | None]) -> NoReturn:
 
 
 def end_out_of_memory(error: Exception) -> NoReturn:
-    """Say what could not be allocated and end this rank, without a word to its device: what it was given to do may wait
+    """Say what could not be allocated and end this rank, without a call to its device: its queued work may wait
     for messages that no longer come."""
     status.failed(RankOutcome.FAILED, sentence(error), OUT_OF_MEMORY)
     report_out_of_memory(error, device.peak_mib())
@@ -173,8 +173,9 @@ class Groups:
         `in_kernels`, kernels will exchange messages by themselves.
 
         Each is used once, in the same order on all ranks, unless no step will use it (`used`). NCCL makes communicators
-        and connections when they are first used: it allocates then, which waits for all that the device was given to
-        do, and in a step that is to receive what another rank may only send when it has its own new connection.
+        and connections when they are first used: it allocates then, which waits for all work of the
+        device, and in a step that is to receive a message which another rank may only send when it has its own new
+        connection.
         """
         there = set(self.fallback._made) if self.fallback else set()
         for ranks, use in in_rounds(set(wanted) - there):

@@ -32,7 +32,7 @@ class Kernels:
         return cls(*(device.on_gpu() and bool(getattr(assumed, name)) for name in cls.__match_args__))
 
     def require_version(self, plan: Plan, version: str) -> None:
-        """Raise UserError where a kernel of this version of Paddle refuses what the plan asks of it, or is missing."""
+        """Raise UserError where a kernel of this version of Paddle does not support the plan, or is missing."""
         if self.flash_attention and os.environ.get(FLASH_VERSION) == THIRD and not has_flash_attention_3():
             raise UserError(
                 f"{FLASH_VERSION}={THIRD}: FlashAttention 3 needs a GPU of Hopper's kind and Paddle 3.2 or newer; this "

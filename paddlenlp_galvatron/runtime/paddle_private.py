@@ -29,7 +29,7 @@ def host_peak_bytes() -> int:
 
 
 def reset_host_peak() -> None:
-    """Start a new peak from what is held now."""
+    """Start a new peak from the memory held now."""
     core.host_memory_stat_reset_peak_value("Allocated", 0)
 
 
@@ -43,7 +43,7 @@ batched_gemm: Any = getattr(paddle.incubate.nn.functional, "batched_gemm", None)
 
 
 def take_over_hooks(layer: Any, plain: Any) -> None:
-    """Let what runs behind the forward of a plain layer run behind that of the layer in its place: Qwen3's norms."""
+    """Move the forward post-hooks of a plain layer to the layer in its place: Qwen3's norms."""
     layer._forward_post_hooks.update(plain._forward_post_hooks)
 
 
@@ -91,12 +91,12 @@ def state_of(optimizer: Any, tensor: Any, kind: str) -> Any:
 
 
 def copy_later(tensor: Any, place: Any) -> Any:
-    """A copy at another place, by the queue of what is computed: not by CUDA's own, which waits for all."""
+    """A copy at another place, on the compute stream: not on CUDA's default, which waits for all."""
     return tensor._copy_to(place, False)
 
 
 def use_gpu(number: int) -> None:
-    """Let what this thread asks of CUDA be of this GPU."""
+    """Let this thread's CUDA calls go to this GPU."""
     core.set_cuda_current_device_id(number)  # type: ignore[attr-defined]  # of builds for GPUs
 
 
@@ -125,7 +125,7 @@ def close_window(tensor: Any) -> None:
 class Windows:
     """Tensors that are one after the other parts of a flat one, from `open` to `close`, and hold no memory otherwise.
 
-    At each use of a layer, thus by three calls a tensor: what Paddle's Python looks up each time is kept."""
+    At each use of a layer, thus by three calls a tensor: values that Paddle's Python looks up each time are kept."""
 
     def __init__(self, tensors: Sequence[Any]):
         stops = [*accumulate((int(tensor.size) for tensor in tensors), initial=0)]

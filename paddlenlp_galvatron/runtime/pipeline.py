@@ -6,9 +6,9 @@ return at once; a receive is posted one pass ahead, so that it hides under compu
 tensors are kept until the schedule shows that they have arrived, as a host that runs ahead of its device cannot see it.
 
 On a GPU the first step takes one micro-batch after the other, and posts nothing ahead: CUDA loads a kernel when it is
-first used, and may wait for all that the device was given to do, for messages, too. Nothing is under way then that
-needs the pass that the kernel is for. The same holds for memory that is taken from the device: what the second step
-needs, with several micro-batches in flight, is taken before it begins.
+first used, and may wait for all work of the device, for messages, too. Nothing is under way then that
+needs the pass that the kernel is for. The same holds for memory that is taken from the device: memory that the second
+step needs, with several micro-batches in flight, is taken before it begins.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Link:
 
     def done_with(self, message: Any) -> None:
         """Frees the buffer of a message that no later computation reads: another message may arrive in it."""
-        self._free.append(message.detach())  # on the same memory, without what autograd knows of it
+        self._free.append(message.detach())  # on the same memory, without its autograd graph
 
     def has_received(self, messages: int) -> None:
         """The peer has received so many messages since the last flush: keep them no longer."""
@@ -131,9 +131,9 @@ class Headroom:
         self._taken_mib = device.reserved_peak_mib() - self._before_mib
 
     def reserve(self) -> None:
-        """Take what the second step needs, and all that follow. Raises where there is not as much.
+        """Allocate the memory of the second step and all later ones. Raises where there is not as much.
 
-        As the first step, they leave holes in what they take that are too small for their largest tensors, and memory
+        As the first step, they leave holes in their memory that are too small for their largest tensors, and memory
         that a message still uses: besides tensors, the same share."""
         beyond_mib = self._schedule.most_held(self.held_mib) - self._in_turn.most_held(self.held_mib)
         tensors_mib = self._passing_mib + beyond_mib
@@ -145,7 +145,7 @@ class Headroom:
 def _apart(sent: Any, received: Any) -> Any:
     """Returns `sent`, whose memory must not be that of the buffer that the next message may arrive in."""
     if received is not None:
-        assert sent.data_ptr() != received.data_ptr(), "a chunk without work of its own sends what it received"
+        assert sent.data_ptr() != received.data_ptr(), "a chunk without work of its own sends its input"
     return sent
 
 
@@ -301,7 +301,7 @@ class Pipeline:
 
     def _receive(self, position: int) -> Any:
         """Input of a pass, if a stage sends it; posts the receive of the next pass. No more than that one: on
-        a GPU a posted receive takes some of what passes compute with, until its message is there."""
+        a GPU a posted receive takes some of the multiprocessors, until its message is there."""
         message = None
         if source := self._source(self._next_schedule.passes[position]):
             message = source[0].receive()

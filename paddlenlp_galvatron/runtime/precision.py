@@ -1,4 +1,4 @@
-"""Number types of a run: what is stored and sent, what layers compute in, what gradients are summed in.
+"""Number types of a run: of stored and sent values, of computation in layers, of gradient sums.
 
 With bf16 or fp16, weights, activations between layers and messages are 16-bit, and the optimizer works on fp32 master
 weights, sharded as ZeRO says. A GPU computes in the stored type. Paddle's CPU kernels have no 16-bit arithmetic:
@@ -30,7 +30,7 @@ class Numbers:
 
     @classmethod
     def of(cls, precision: Precision, fp32_gradients: bool = False, compute: Precision | None = None) -> Numbers:
-        """The types of a plan's precision on this device; `compute` overrides what layers compute in.
+        """The types of a plan's precision on this device; `compute` overrides the type that layers compute in.
 
         Raises UserError where the device cannot compute in it.
         """

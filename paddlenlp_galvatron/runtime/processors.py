@@ -10,7 +10,7 @@ from pathlib import Path
 
 from .device import on_gpu
 
-PLACE = {"PADDLE_RANK_IN_NODE": "0", "PADDLE_LOCAL_SIZE": "1"}  # variables; what they are for a process alone
+PLACE = {"PADDLE_RANK_IN_NODE": "0", "PADDLE_LOCAL_SIZE": "1"}  # variables; their values for a process alone
 TOPOLOGY = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
 

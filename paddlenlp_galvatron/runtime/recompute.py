@@ -24,7 +24,7 @@ class RecomputedPart:
     """Calls functions of tensors that give one tensor, and computes them again in backward."""
 
     def __init__(self, readers: Sequence[Any], weights: Callable[[], AbstractContextManager[None]]):
-        """`readers`: the linear layers that take what is put out, in the order in which they run; `weights`: within
+        """`readers`: the linear layers that take the output, in the order in which they run; `weights`: within
         it layers find their weights, as they do around the forward pass."""
         self._weights = weights
         self._call: _Call | None = None  # whose output is being read
@@ -32,7 +32,7 @@ class RecomputedPart:
             self._follow(reader, last=reader is readers[-1])
 
     def __call__(self, run: Run, *inputs: Any) -> Any:
-        """`run(*inputs)`; the readers must be what runs next."""
+        """`run(*inputs)`; the readers must run next."""
         if not paddle.is_grad_enabled():
             return run(*inputs)
         call = self._call = _Call(run, self._weights)

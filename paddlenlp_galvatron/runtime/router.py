@@ -1,4 +1,4 @@
-"""Which experts a token goes to, and with what scores. Shapes: T tokens, E experts, k of them a token.
+"""The experts of each token, and their scores. Shapes: T tokens, E experts, k of them a token.
 
 Softmax scores, or sigmoids whose sum over the chosen ones is 1 (DeepSeek-V3, arXiv:2412.19437, equations 12 to 16). A
 token's experts are the best of all, or the best within some groups of experts, so that it goes to few devices.

@@ -36,7 +36,7 @@ class ModelSetup:
         cls, plan: Plan, shape: ModelShape, seq_length: int, compute_precision: Precision | None = None, **given: Any
     ) -> ModelSetup:
         """The setup with the plan's types and kernels, as far as this device has them. Weights without a `source` are
-        drawn from `seed`. `compute_precision`: what layers compute in, if not the plan's precision (on CPU: fp32).
+        drawn from `seed`. `compute_precision`: the type that layers compute in, if not the plan's (on CPU: fp32).
         `given`: further fields. Raises UserError for a precision that this device lacks."""
         assumed, seed = plan.assumed, given.get("seed", 0)
         fields: dict[str, Any] = {

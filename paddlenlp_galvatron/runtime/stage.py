@@ -33,7 +33,7 @@ from .weights import ShardedParameter
 
 
 class _Chunk(NamedTuple):
-    """Layers of a stage that follow each other, with what chains them."""
+    """Layers of a stage that follow each other, with the resharding between them."""
 
     embedding: Embedding | None
     blocks: Sequence[Block]

@@ -1,7 +1,7 @@
 """The time line of traced steps on this rank: passes, waits, collectives, optimizer, data; as Chrome trace events.
 
-Nothing is noted, and next to nothing costs time, unless a step is traced. On a GPU, spans are of the queue of what is
-computed, between two marks in it that are read when the step is over: waiting for the device would wait for messages,
+Nothing is noted, and next to nothing costs time, unless a step is traced. On a GPU, spans are of the compute stream,
+between two marks in it that are read when the step is over: waiting for the device would wait for messages,
 too, which may need a message that this rank has yet to send. Communication shows where computing waits for it.
 """
 
@@ -22,7 +22,7 @@ _spans: list[Span] | None = None  # None: untraced
 
 @contextmanager
 def traced(rank: int, events: list[dict[str, Any]]) -> Iterator[None]:
-    """Append the events of what this rank does meanwhile, by the time since 1970. No message is under way at either
+    """Append the events of this rank in the meantime, by the time since 1970. No message is under way at either
     end, unless it fails."""
     global _spans
     device.synchronize()

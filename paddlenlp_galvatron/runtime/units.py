@@ -88,7 +88,7 @@ class Trainable:
         self.owner.publish(self.tensor)
 
     def published(self) -> None:
-        """Have the values where they are passed on to: what runs the weights waits for that by itself."""
+        """Have the values where they are passed on to: readers of the weights wait for that themselves."""
         self.owner.published()
 
     def drop_gradient(self) -> None:
@@ -158,7 +158,7 @@ class Unit:
         """The module has run; its whole weights may go."""
 
     def prefetch(self) -> None:
-        """Start what `gather` will wait for."""
+        """Start the all-gather that `gather` waits for."""
 
     def backward_done(self, last: bool) -> None:
         """This module's gradients of one micro-batch are complete; `last`: of the step."""
@@ -170,7 +170,7 @@ class Unit:
             self._reduced = last
 
     def finish(self) -> None:
-        """End of the step: reduce what is not reduced yet."""
+        """End of the step: reduce the remaining gradients."""
         if not self._reduced:
             self._start()
         self._reduced = True
@@ -214,7 +214,7 @@ class Unit:
 
 class JoinedUnit(Unit):
     """ddp whose gradients go in one message: small ones, as a message's latency counts; and all that are reduced after
-    every micro-batch, as what is reduced is kept apart from what is not yet."""
+    every micro-batch, as reduced gradients are kept apart from unreduced ones."""
 
     def __init__(self, weights: Sequence[ShardedParameter], group: Any, every_micro_batch: bool):
         super().__init__(weights, group)

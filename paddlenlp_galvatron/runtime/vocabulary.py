@@ -53,8 +53,8 @@ def pair_losses(preference: Preference, policy: Any, reference: Any) -> Any:
 
 
 class PairLoss:
-    """Sums up what a loss layer's tokens say of pairs. `group`: ranks among which some have other tokens of the same
-    answers; None: each rank has all tokens of its rows."""
+    """Sums up the log-probabilities of pairs over a loss layer's tokens. `group`: ranks among which some have other
+    tokens of the same answers; None: each rank has all tokens of its rows."""
 
     def __init__(self, preference: Preference, group: Any):
         self._preference, self._group = preference, group

@@ -35,7 +35,7 @@ class Slice:
     padded: int | None = None
 
     def interval(self, axis: int, length: int) -> tuple[int, int]:
-        """First and last-plus-one index of an axis that the part holds; what is beyond its length is padding."""
+        """First and last-plus-one index of an axis that the part holds; elements beyond its length are padding."""
         if axis != self.axis:
             return 0, length
         size = (self.padded or length) // self.parts

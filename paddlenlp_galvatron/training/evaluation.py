@@ -63,7 +63,7 @@ def shown(metrics: Mapping[str, float]) -> str:
 
 
 def add_metrics(record: StepRecord, metrics: Mapping[str, float]) -> None:
-    """Let the record of a step have what is evaluated after it."""
+    """Add an evaluation to the record of the step before it."""
     record["eval_loss"] = next(value for key, value in metrics.items() if key.endswith("_loss"))
     known = [name for name in ("accuracy", *METRICS) if f"eval_{name}" in metrics]
     record["eval_metrics"] = {name: metrics[f"eval_{name}"] for name in known}

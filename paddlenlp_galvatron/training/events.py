@@ -21,7 +21,7 @@ class Control:
 
 
 class Events:
-    """Announced on every rank. Here what is due follows the settings' intervals; a subclass may decide otherwise."""
+    """Announced on every rank. Here actions are due by the settings' intervals; a subclass may decide otherwise."""
 
     control: Any  # Control, or one with its fields
 

@@ -33,7 +33,7 @@ def open_data(
     data = settings.dataset_name_or_path or settings.train_dataset_path
     if split == "valid" and data is not None and data.is_file():
         if settings.dev_dataset_path is None:
-            raise UserError(f"dev_dataset_path: missing; {data} is trained on, so name what is evaluated")
+            raise UserError(f"dev_dataset_path: missing; {data} is trained on, so name evaluation data")
         data = settings.dev_dataset_path
     if data is not None:
         layout = RowLayout(

@@ -147,7 +147,7 @@ class TrainingLoop:
             self._log.write(record)
 
     def _log_evaluate_save(self, record: StepRecord) -> None:
-        """Do what is due; the record gets what is evaluated."""
+        """Take the actions that are due; an evaluation is added to the record."""
         if self.events.control.should_log and self._unlogged:
             records, self._unlogged, since, self._logged_at = self._unlogged, [], self._logged_at, time.time()
             logs = means_of(records) | {"global_step": self.step}
@@ -179,7 +179,7 @@ class TrainingLoop:
         self._saved, self._step_began = self.step, time.perf_counter()
 
     def _end(self) -> None:
-        """Save what is not saved, and take the weights that evaluated best, if they are requested."""
+        """Save the last step, and take the weights that evaluated best, if they are requested."""
         run, best = self.run, self._best
         run.engine.wait_for_updates()
         self._nonfinite.require_progress()

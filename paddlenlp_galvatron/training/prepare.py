@@ -76,7 +76,7 @@ class Prepared:
     user."""
 
     settings: TrainSettings
-    plan: Plan  # which leaves open what depends on the device: `plan.check.with_defaults`
+    plan: Plan  # whose device-dependent fields are unset: `plan.check.with_defaults`
     shape: ModelShape
     notes: tuple[str, ...]
 

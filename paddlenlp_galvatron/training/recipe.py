@@ -100,7 +100,7 @@ class Recipe(Options):
             grad_clip=grad_clip,
             apply_decay_param_fun=lambda name: name in names,
         )
-        make_states(optimizer)  # they stay: made behind a step, they would lie among what it has freed
+        make_states(optimizer)  # they stay: made behind a step, they would lie in its freed blocks
         return optimizer
 
 

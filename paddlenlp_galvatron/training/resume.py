@@ -18,7 +18,7 @@ from .continuation import candidates, require_same_adapters, samples_seen
 from .data.source import BatchSource
 from .settings import TrainSettings
 
-VISIBLE_S = 10.0  # in which a file of one node appears on others: network file systems keep what they saw for seconds
+VISIBLE_S = 10.0  # in which a file of one node appears on others: network file systems cache listings for seconds
 POLL_S = 0.1
 
 

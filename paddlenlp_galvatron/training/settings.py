@@ -24,7 +24,7 @@ from ..plan.check import require_fits, require_trainable
 from .checkpoint.stored import whole_checkpoints
 from .recipe import NonFiniteGuard, Recipe
 
-REPORTERS = {"tensorboard": "tensorboardX", "visualdl": "visualdl", "wandb": "wandb"}  # -> what PaddleNLP imports
+REPORTERS = {"tensorboard": "tensorboardX", "visualdl": "visualdl", "wandb": "wandb"}  # -> a package
 RANDOM = "random"  # an input_dir: no data, but random tokens
 Interval = Literal["no", "steps", "epoch"]
 Names = Annotated[tuple[str, ...], BeforeValidator(lambda value: _words(value))]
@@ -108,9 +108,7 @@ class RunOptions(Options):
         "output_router_logits is true there",
     )
     overwrite_output_dir: bool = Field(False, description="1: start from the beginning, as resume_from_checkpoint none")
-    device: Literal["cpu", "gpu"] | None = Field(
-        None, description="accepted if it is what the ranks run on anyway, else refused"
-    )
+    device: Literal["cpu", "gpu"] | None = Field(None, description="accepted if ranks run on it anyway, else refused")
     resume_from_checkpoint: str = Field(
         "auto", description="checkpoint to continue from: auto (the newest undamaged one, if any), none, or a folder"
     )
@@ -131,7 +129,7 @@ class RunOptions(Options):
         False, description="1: keep the checkpoint that evaluates best, end with its weights, and convert it by default"
     )
     metric_for_best_model: str | None = Field(
-        None, description="what is best: loss, accuracy or ppl; in DPO loss, rewards/accuracies, …; unset: loss"
+        None, description="metric of the best: loss, accuracy or ppl; in DPO loss, rewards/accuracies, …; unset: loss"
     )
     greater_is_better: bool | None = Field(None, description="unset: 0 for loss and ppl, else 1")
     logging_steps: Count = Field(10, description="steps between health lines, and between entries of PaddleNLP's log")
@@ -307,11 +305,11 @@ class TrainSettings(TrainOptions):
 
     @property
     def rank_logs(self) -> Path:
-        """Folder of what the ranks say."""
+        """Folder of the ranks' output."""
         return self.output_dir / "log"
 
     def make_output_dir(self) -> None:
-        """Raises UserError: it cannot be made, or it was prepared to lead what is written there elsewhere."""
+        """Raises UserError: it cannot be made, or it was prepared to redirect files elsewhere."""
         try:
             make_folder(self.output_dir)
         except OSError as error:
@@ -346,8 +344,8 @@ class TrainSettings(TrainOptions):
         return type(self).model_validate(self.model_dump() | {name: str(path) for name, path in kept.items()})
 
     def load_plan(self, on_gpus: bool | None = None) -> tuple[Plan, ModelShape]:
-        """The plan, with nothing left open, and the model, checked against each other and the world. `on_gpus`: what
-        the defaults are for; None: what this machine has. Raises UserError."""
+        """The plan, with all fields set, and the model, checked against each other and the world. `on_gpus`: the
+        device of the defaults; None: this machine's. Raises UserError."""
         read, shape = read_plan(self.plan, self.world_size), load_model(self.model)
         plan = self.fitting(read, shape)
         if on_gpus is None:
@@ -357,7 +355,7 @@ class TrainSettings(TrainOptions):
         return with_defaults(plan, on_gpus), shape
 
     def fitting(self, plan: Plan, shape: ModelShape) -> Plan:
-        """The plan with what this run assumes, checked against the model. Raises UserError."""
+        """The plan with this run's assumptions, checked against the model. Raises UserError."""
         plan = with_assumptions(plan, seq_length=self.seq_length, **self.assumptions)
         if plan.assumed.seq_length is None:
             raise UserError(f"{self.plan}: names no seq_length; pass --seq_length")
@@ -385,7 +383,7 @@ class TrainSettings(TrainOptions):
         return "the same command resumes"
 
     def steps_over(self, samples: int | None, global_batch: int) -> tuple[int, int]:
-        """Steps of the run and of an epoch; `samples` is what the training split has. Raises UserError."""
+        """Steps of the run and of an epoch; `samples` are those of the training split. Raises UserError."""
         if samples is None:
             if self.max_steps < 0:
                 raise UserError(

@@ -37,7 +37,7 @@ class StepRecord(TypedDict):
     loss: float
     lr: float
     grad_norm: float  # no finite number: the step was left out
-    step_time_s: float  # from the end of the step before, with what was loaded
+    step_time_s: float  # from the end of the step before, with the loading of data
     data_s: float  # of it, in which the step waited for its rows of the data
     tokens_per_s: float
     plan: str  # its `plan_id`
@@ -82,7 +82,7 @@ class StepLog:
 
     def write(self, record: StepRecord) -> None:
         """Lines of this step and later ones are from a run that this one goes back behind: the first write drops them,
-        and what is no line of a log. A step that is written again, with more in it, takes its line's place. Raises
+        and text that is no line of a log. A step that is written again, with more in it, takes its line's place. Raises
         GalvatronError: the log cannot be written."""
         try:
             line = json.dumps(_strict(record), allow_nan=False).encode() + b"\n"
@@ -131,7 +131,7 @@ def _strict(record: StepRecord) -> dict[str, Any]:
 
 
 def read_log(path: Path) -> list[StepRecord]:
-    """All records of a log, or of a copy of it with what a launcher writes in front of lines."""
+    """All records of a log, or of a copy of it with a launcher's prefixes."""
     return [record for line in _lines(path) if (record := record_of(without_prefix(line)))]
 
 
@@ -145,7 +145,7 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 
 def record_of(line: bytes) -> StepRecord | None:
-    """A line as a log has them; None for what a loss of power or another program has left."""
+    """A line as a log has them; None for bytes left by a loss of power or another program."""
     try:
         record: Any = parse_json(line.decode(), "a line")
     except (UserError, UnicodeDecodeError):

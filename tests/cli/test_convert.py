@@ -67,7 +67,7 @@ def test_a_runs_own_folder_can_always_be_exported(galvatron, tmp_path, fields):
     path = tmp_path / "converted" / "config.json"
     path.write_text("{" if fields is None else json.dumps(json.loads(path.read_text()) | fields))
     ran = galvatron("convert", "g2h", tmp_path / "converted", tmp_path / "back")
-    assert ran.code == 0 and "note: config.json is written from what was trained: " in ran.err
+    assert ran.code == 0 and "note: config.json is written from the trained model: " in ran.err
     assert load_model(tmp_path / "back") == replace(load_model(LLAMA), name="back")
     assert json.loads((tmp_path / "back" / "config.json").read_text())["hidden_act"] == "silu"
 

@@ -353,7 +353,7 @@ def changed(values: dict, **changes) -> str:
             changed(PLAN),
             changed(MODEL),
             ["--device", "gpu"],
-            "device: gpu is not what ranks would run on: Paddle finds no GPU here",
+            "device: gpu is not the device that ranks would run on: Paddle finds no GPU here",
         ),
         (
             changed(PLAN, galvatron={"assumed": {"seq_length": 16, "mixed_precision": "bf16"}}),

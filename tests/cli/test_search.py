@@ -107,7 +107,7 @@ def test_the_log_starts_and_ends_as_documented_and_says_why_families_were_reject
     assert log.name.startswith("Search")
     assert lines[0].startswith("Search") and lines[-1] == END
     assert "batch 32, 32 micro-batches, 1 stages, pipedream_flush: divisibility: " in "\n".join(lines)
-    assert any("bound: no plan of it beats what was found (at least " in line for line in lines)
+    assert any("bound: no plan of it beats the best found (at least " in line for line in lines)
 
 
 def test_json_is_the_last_line_and_reports_all(folder, galvatron):

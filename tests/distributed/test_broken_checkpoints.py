@@ -112,7 +112,7 @@ def test_a_part_that_never_comes_is_named(folder, monkeypatch):
 @pytest.mark.parametrize(
     ("file", "damage", "message"),
     [
-        (FILE, flip, "its content is not what was written"),
+        (FILE, flip, "its content is not as written"),
         (FILE, cut, "is it cut off?"),
         (FILE, delete, "is missing"),
         (INDEX, flip, "not"),  # no JSON any more, or its checksum differs

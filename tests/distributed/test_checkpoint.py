@@ -140,7 +140,7 @@ def test_broken_checkpoints_are_named(tmp_path, saved):
     content = bytearray(file.read_bytes())
     content[-5] ^= 1
     file.write_bytes(content)
-    with pytest.raises(UserError, match=r"rank-00001.safetensors: its content is not what was written"):
+    with pytest.raises(UserError, match=r"rank-00001.safetensors: its content is not as written"):
         verify(open_checkpoint(second, SHAPE))
     (third / "rank-00002.safetensors").write_bytes(b"short")
     with pytest.raises(UserError, match=r"rank-00002.safetensors: has 5 bytes instead of"):

@@ -252,7 +252,7 @@ def test_dense_layers_among_those_with_experts_have_no_degrees_of_experts_but_pa
         ({"tp_of_ep_sizes_enc": "1,2,2,1"}, "ep_sizes_enc: layers 1-2: small has no experts there; give 1"),
         (
             {"dp_types_of_ep_enc": "0,0,0,0"},
-            "dp_types_of_ep_enc: layer 1: small has no experts there; give what dp_types_enc has",
+            "dp_types_of_ep_enc: layer 1: small has no experts there; give the value of dp_types_enc",
         ),
         ({"recompute_enc": "mlp,mlp,none,none"}, "recompute_enc: mlp of layer 0: layers with experts recompute"),
     ):

@@ -171,7 +171,7 @@ ONE = log("all_reduce", 8 * A, 100)
         (ONE + log("all_gather", 8 * A, 100), "holds 2 runs of nccl-tests; give a file for each"),
         ("".join(f"[1,{rank}]<stdout>:{line}\n" for rank in range(3) for line in ONE.splitlines()), "holds 3 runs"),
         (ONE + ONE[ONE.index("     1048576") :], "1048576 bytes stand in several rows"),
-        (json.dumps({"version": "2.17.6", "results": []}, indent=1), "is JSON; give what nccl-tests prints"),
+        (json.dumps({"version": "2.17.6", "results": []}, indent=1), "is JSON; give the output of nccl-tests"),
     ],
 )
 def test_what_is_wrong_or_several_is_named(tmp_path, text, message):

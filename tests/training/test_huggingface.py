@@ -338,7 +338,7 @@ def test_what_is_wrong_with_a_checkpoint_is_named(model, tmp_path):
     file = tmp_path / "converted" / "module-00001.safetensors"
     *rest, last = file.read_bytes()
     file.write_bytes(bytes([*rest, last ^ 1]))
-    with pytest.raises(UserError, match=r"module-00001.safetensors: its content is not what was written"):
+    with pytest.raises(UserError, match=r"module-00001.safetensors: its content is not as written"):
         weights_from(tmp_path / "converted", shape)
     with pytest.raises(UserError, match=r"is neither a Hugging Face model .* nor a checkpoint"):
         weights_from(tmp_path, shape)

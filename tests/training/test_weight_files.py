@@ -107,7 +107,7 @@ REFUSED = {
         r"has tensor embed_tokens.weight in place of model.embed_tokens.weight: .*AutoModel",
     ),
     "multimodal": (Folder(prefix="language_model.model."), r"a part of a multimodal model; save its language model"),
-    "PEFT's": (Folder(prefix="base_model.model.model."), r"PEFT's, with adapters; save what merge_and_unload"),
+    "PEFT's": (Folder(prefix="base_model.model.model."), r"PEFT's, with adapters; save the result of merge_and_unload"),
     "in a wrapper": (Folder(prefix="_orig_mod.model."), r"saved within another module; save the model itself"),
     "nothing": (
         Folder(single=False),

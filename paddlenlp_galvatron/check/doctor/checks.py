@@ -63,7 +63,7 @@ def examine(machine: Machine, files: Files) -> list[Finding]:
             findings.extend(check())
         except Exception as error:  # a check that breaks is a finding, too, and the others continue
             what = " ".join(str(error).split()) or type(error).__name__
-            findings.append(Finding(subject, what, State.FAILED, f"mend what {subject} says"))
+            findings.append(Finding(subject, what, State.FAILED, f"fix the fault that {subject} reports"))
 
     add("Python", lambda: _python(machine))
     add("processor", lambda: _processor(machine))

@@ -50,7 +50,7 @@ class Machine:
         return find_spec(name) is not None
 
     def paddle(self) -> PaddleFacts | None:
-        """None: not installed. Raises what an import raises that fails."""
+        """None: not installed. Raises the error of a failing import."""
         if not self.has_module("paddle"):
             return None
         import paddle
@@ -129,8 +129,8 @@ class Machine:
         except OSError:
             return kind
         for line in lines:
-            _, place, what, *_ = line.split(" ")
+            _, place, found, *_ = line.split(" ")
             inside = place == "/" or f"{folder}/".startswith(f"{place}/")
             if inside and len(place) >= len(best):
-                best, kind = place, what
+                best, kind = place, found
         return kind

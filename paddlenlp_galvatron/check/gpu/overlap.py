@@ -108,7 +108,7 @@ def products_ms(rank: int, pair: tuple[int, int], groups: Groups) -> dict[str, f
 
 
 def _ms(work: Callable[[], Any]) -> float:
-    """Time of what is computed; messages may still be under way."""
+    """Time of computation; messages may still be under way."""
     begin, since = device.Mark(timed=True), time.perf_counter()
     work()
     end = device.Mark(timed=True)

@@ -110,7 +110,7 @@ def _launched(
 
 def parity_cases(ranks: int, precision: Precision, on_gpus: bool) -> list[Named]:
     """Fifteen plans: every degree, way to split, ZeRO stage, schedule and part to recompute, and experts behind a dense
-    layer. `on_gpus`: some with what training has there by default, flash attention and other kernels; the others are
+    layer. `on_gpus`: some with the defaults of training there, flash attention and other kernels; the others are
     plain."""
     n, half = ranks, max(1, ranks // 2)
     wide, inner = min(2, n), half if half > 1 else 1

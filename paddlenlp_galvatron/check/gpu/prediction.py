@@ -1,4 +1,4 @@
-"""The part that profiles this node and holds what is predicted of four plans against what they take."""
+"""The part that profiles this node and compares predictions of four plans with measurements."""
 
 from __future__ import annotations
 

@@ -116,7 +116,8 @@ def bundle(folder: Path) -> Path:
 
 
 def renew(folder: Path) -> None:
-    """Remove what an earlier check wrote. Raises UserError, before anything is removed: there are other things, too."""
+    """Remove the files of an earlier check. Raises UserError, before anything is removed: there are other things,
+    too."""
     names = {path.name for path in folder.iterdir()} - {LOCK}
     if names - {MACHINE, RESULT, BUNDLE, *PARTS} or (names and not _is_marked(folder)):
         raise UserError(f"output: {folder} holds other things; name a new folder")

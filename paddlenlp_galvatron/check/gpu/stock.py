@@ -18,7 +18,7 @@ from ..findings import Finding
 from .parity import training_assumptions
 from .setting import Setting
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"  # of a checkout, which has what PaddleNLP lacks on CPU
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"  # of a checkout, with replacements for PaddleNLP's GPU-only parts
 GPU_MODEL = ModelShape("check", "llama", 8, 2048, 5632, 16, 16, 32_000, 2048)
 CPU_MODEL = ModelShape("check", "llama", 2, 256, 704, 8, 8, 2000, 64)
 WARM_UP, STEPS = 2, 5

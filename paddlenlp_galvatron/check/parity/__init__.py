@@ -1,1 +1,1 @@
-"""Parity: a plan trains what one process trains."""
+"""Parity: training by a plan equals training in one process."""

@@ -265,7 +265,7 @@ def check_parity(cases: Sequence[Case], timeout_s: float = 300, device: Literal[
 
 
 def write_cases(folder: Path, cases: Sequence[Case]) -> None:
-    """Send the ranks of a launch of WORKER, whose one argument is the folder, what to train."""
+    """Send the training cases to the ranks of a launch of WORKER, whose one argument is the folder."""
     (folder / "cases.json").write_text(json.dumps([_to_dict(case) for case in cases]))
 
 

@@ -26,7 +26,7 @@ TERMS = {key: name for key, name in TIME.items() if key not in ("vocabulary", "e
 }
 BUSY = tuple(name for name in TERMS if name not in ("waiting", "idle"))
 COLLECTIVE = "collective"
-# Categories of spans with a term of their own; what happens inside them, collectives too, is theirs.
+# Categories of spans with a term of their own; spans inside them, collectives too, count as theirs.
 WHOLE = {
     "recompute": "recompute",
     "layout": "layouts",

@@ -48,7 +48,7 @@ class ValidateOptions(Options):
     no_async_grad_reduce: bool = Field(
         False, description="reduce gradients after every micro-batch instead of once a step"
     )
-    task: Literal["pretrain", "lora"] = Field("pretrain", description="what is trained: pretrain, or lora: adapters")
+    task: Literal["pretrain", "lora"] = Field("pretrain", description="the task: pretrain, or lora (adapters)")
     lora_rank: Size | None = Field(None, description=f"rank of the adapters; unset: {RANK} with lora")
     visits: int = Field(
         3,

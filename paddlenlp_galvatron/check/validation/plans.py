@@ -186,7 +186,7 @@ class Rivals:
 
 
 def rivals_at_budgets(shape: ModelShape, cost: CostModel, options: SearchOptions, count: int) -> list[Rivals]:
-    """One at each of so many budgets, from nearly the least that any plan needs to what the fastest wants."""
+    """One at each of so many budgets, from nearly the least that any plan needs to the need of the fastest."""
     if not count:
         return []
 

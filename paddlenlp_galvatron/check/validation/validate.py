@@ -82,8 +82,8 @@ class Validation:
         return how | adapters | meta.fingerprint.model_dump()
 
     def run(self) -> None:
-        """Run what has not been run, within the minutes. A plan that fails on one node is noted; the others continue.
-        Raises LaunchError where no plan was begun, on several nodes, or where plan after plan fails."""
+        """Run all plans that have not been run, within the minutes. A plan that fails on one node is noted; the others
+        continue. Raises LaunchError where no plan was begun, on several nodes, or where plan after plan fails."""
         given, plans = self.options, [*self.kinds]
         if given.fresh:
             self._journal(fresh=True)
@@ -177,7 +177,7 @@ class Validation:
 def _cost(options: ValidateOptions, shape: ModelShape, note: Callable[[str], None]) -> CostModel:
     length = options.seq_length or shape.max_position_embeddings
     assumed = Assumptions(options.sequence_parallel, options.mixed_precision, not options.no_async_grad_reduce, length)
-    # This runtime gathers into what the profile measured.
+    # This runtime gathers into memory that the profile measured.
     return load(
         shape,
         options.num_nodes,

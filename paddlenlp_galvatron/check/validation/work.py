@@ -33,7 +33,7 @@ class Work(BaseModel):
     output: Path  # folder of the journal
     shape: ModelShape
     plans: tuple[dict[str, Any], ...]
-    identity: dict[str, Any]  # of the journal: all that changes what is measured
+    identity: dict[str, Any]  # of the journal: all that changes a measurement
     visits: int
     steps: int  # of a visit
     seed: int
@@ -61,7 +61,7 @@ class Visit(BaseModel):
     """A plan's steps that were run in a row."""
 
     steps: tuple[Step, ...] = ()
-    peaks_mib: tuple[float, ...] = ()  # of each rank: most that tensors held, beyond what the process held before
+    peaks_mib: tuple[float, ...] = ()  # of each rank: most that tensors held, beyond those that the process held before
     reserved_mib: tuple[float, ...] = ()  # of each rank: most that the allocator held
     beside_mib: tuple[float, ...] = ()  # of each rank: taken on its GPU outside the allocator; empty: not known
     communicators: int = 0  # of the rank that has most, the world's among them

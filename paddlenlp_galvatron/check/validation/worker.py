@@ -41,7 +41,7 @@ def main() -> None:
     journal = Journal.open(work.output, JOURNAL, work.identity, rank, world_size, fresh=False)
     stopwatch = Stopwatch(world_size, work.ranks_per_node, budget_ms=0, time_budget_s=work.seconds)
     groups, plans = Groups(rank), work.read_plans()
-    gc.freeze()  # collecting what a plan left takes 0.2 s where all that was imported is looked through, too
+    gc.freeze()  # a collection after a plan takes 0.2 s where it looks through all imports, too
     for done, (number, plan) in enumerate(product(range(work.visits), plans)):
         if stopwatch.is_late():
             break
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def _visit(work: Work, plan: Plan, groups: Groups, idle_mib: float | None) -> dict[str, Any]:
-    """Steps as training's, their data with them. A Visit, for the journal. `idle_mib`: what others had on this GPU."""
+    """Steps as training's, their data with them. A Visit, for the journal. `idle_mib`: memory of others on this GPU."""
     gc.collect()
     device.release()
     before = device.allocated_mib()

@@ -35,7 +35,7 @@ PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 CONFIG = "lora_config.json"
 WEIGHTS, SHARDS = "peft_model-00001-of-00001.safetensors", "peft_model.safetensors.index.json"
 BLOCKS = 16  # of a file of weights that its checksum is of, spread evenly
-# Of a config: what the adapters' product would not be theirs with, or not with the base that they name.
+# Fields of a config that change the adapters' product, or the base that they name.
 UNLIKE: dict[str, Any] = {
     **{"lora_dropout": 0, "bias": "none", "lora_bias": False, "use_dora": False, "use_qalora": False},
     **dict.fromkeys(("modules_to_save", "layers_to_transform", "layer_replication", "target_parameters")),

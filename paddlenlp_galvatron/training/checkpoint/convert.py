@@ -1,7 +1,7 @@
 """From a Hugging Face directory to a checkpoint and back, one weight in memory at a time.
 
 A converted checkpoint is one of step 0 without moments, a file a module, which loads under any plan like any other.
-Next to it are the model's config.json and tokenizer, so that it also is what a run or the way back calls the model.
+Next to it are the model's config.json and tokenizer, so that a run or the way back takes it as the model.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def to_huggingface(
     except UserError as error:
         if like:
             raise
-        sys.stderr.write(f"note: {CONFIG} is written from what was trained: {error.faults[0]}\n")
+        sys.stderr.write(f"note: {CONFIG} is written from the trained model: {error.faults[0]}\n")
         config = config_like(checkpoint.shape, None)
     weights = CheckpointWeights(checkpoint)
     write_model(checkpoint.shape, weights, target, config, precision, max_shard_bytes, like or own, advance)

@@ -158,7 +158,7 @@ def _some(tensors: Sequence[str]) -> list[str]:
 
 def _require_tied(files: dict[str, Path], embedding: str) -> None:
     """Raise UserError for an LM head that is not the embedding. transformers then keeps both; here config.json decides
-    what is planned and trained."""
+    the planned and trained model."""
     with opened(files[embedding]) as first, opened(files[LM_HEAD]) as second:
         tied, head = first.get_slice(embedding), second.get_slice(LM_HEAD)
         rows, _ = shape = tied.get_shape()

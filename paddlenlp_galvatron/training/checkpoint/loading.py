@@ -1,4 +1,4 @@
-"""Reads weights and checkpoints under any plan and number of ranks: each rank what its plan gives it.
+"""Reads weights and checkpoints under any plan and number of ranks: each rank its own part.
 
 A stored piece is elements `start..stop-1` of the flattened slice of a weight that a rank held (`runtime.units.Piece`).
 In the whole weight, a matrix, that is up to three rectangles: the end of a row, whole rows, the beginning of a row.
@@ -92,7 +92,7 @@ class WeightPiece:
                 rows, columns = 1, min(width_held - column, self.stop - position)
             else:
                 rows, columns = (self.stop - position) // width_held, width_held
-            # Clip what is beyond the real weight. Padding is at the end of the axis that is split.
+            # Clip elements beyond the real weight. Padding is at the end of the axis that is split.
             real_rows = min(rows, max(0, min(bottom, height) - (top + row)))
             real_columns = min(columns, max(0, min(right, width) - (left + column)))
             if columns == width_held and real_columns < columns:  # padded columns: row by row
@@ -207,7 +207,7 @@ class StoredNumbers:
                     self._parts.setdefault(item.weight, []).append((part, part.rows, *place))
 
     def fill(self, trainable: Trainable, kind: str) -> Any:
-        """A flat fp32 array of what the trainable tensor is to hold; padding is zero."""
+        """A flat fp32 array for the trainable tensor; padding is zero."""
         out = np.zeros(trainable.tensor.size, np.float32)
         for part, offset in pieces_of(trainable):
             self.fill_part(part, kind, out[offset : offset + part.stop - part.start])
@@ -286,7 +286,7 @@ class _ReadOnce(StoredNumbers):
             return np.zeros(trainable.tensor.size, np.float32)
 
     def require_whole(self) -> None:
-        """Raise what was found."""
+        """Raise the faults found."""
         if self._fault:
             raise self._fault
 

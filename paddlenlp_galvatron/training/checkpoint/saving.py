@@ -59,7 +59,7 @@ class Writer:
         log: Path | None = None,
     ):
         """Every rank makes one, and nothing else writes to the folder. `keep`: how many whole checkpoints stay; None:
-        all. `data`: what the engine is trained on. `companions`: files that are copied into each, by their names there.
+        all. `data`: the training data. `companions`: files that are copied into each, by their names there.
         `log`: brought to disk with each. Raises UserError: a companion cannot be read."""
         self._folder, self._engine, self._keep, self._data, self._log = folder, engine, keep, data, log
         self._companions: dict[str, bytes] = {}

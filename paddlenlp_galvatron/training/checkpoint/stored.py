@@ -1,7 +1,7 @@
-"""Checkpoints on disk: which are whole, what is in them, whether it is what was written, and which is a run's best.
+"""Checkpoints on disk: which are whole and undamaged, their content, and which is a run's best.
 
     output/checkpoints/step-00000020/
-      index.json                what is in it, under which plan
+      index.json                its content, under which plan
       rank-00000.safetensors    flat fp32 arrays: weights and the optimizer's moments that this rank wrote
 
 A checkpoint is made in `step-….part` and renamed when every file is on disk; one that goes is renamed first. So a
@@ -48,7 +48,7 @@ SMALLER = ("loss", "ppl")  # metrics that are better where they are smaller
 
 
 class BrokenCheckpoint(UserError):
-    """A checkpoint's files are not what was written."""
+    """A checkpoint's files are not as written."""
 
 
 class _Stored(BaseModel):
@@ -212,7 +212,7 @@ def open_checkpoint(folder: Path, shape: ModelShape | None = None) -> Checkpoint
         raise BrokenCheckpoint(f"{path}: is no checkpoint's index of format {FORMAT}")
     checksum, text = content.pop("crc32", None), _canonical(content)
     if checksum != zlib.crc32(text.encode()):
-        raise BrokenCheckpoint(f"{path}: its content is not what was written (checksum)")
+        raise BrokenCheckpoint(f"{path}: its content is not as written (checksum)")
     try:
         index = Index.model_validate_json(text)
     except ValidationError as error:
@@ -251,7 +251,7 @@ def _verify_file(path: Path, stored: StoredFile, advance: Callable[[int], object
             checksum = zlib.crc32(block, checksum)
             advance(len(block))
     if checksum != stored.crc32:
-        raise BrokenCheckpoint(f"{path}: its content is not what was written (checksum)")
+        raise BrokenCheckpoint(f"{path}: its content is not as written (checksum)")
 
 
 def write_index(folder: Path, index: dict[str, Any]) -> None:
@@ -316,7 +316,7 @@ class Best:
         self._evaluated = step, metrics[f"eval_{self._metric}"]
 
     def saves(self, step: int, write: bool) -> None:
-        """A checkpoint is about to be written of so many steps; `write`: whether this rank keeps what is best."""
+        """A checkpoint is about to be written of so many steps; `write`: whether this rank keeps the best one."""
         at, value = self._evaluated or (-1, math.nan)
         if at == step and (value > self.value if self._greater else value < self.value):
             self.step, self.value = step, value

@@ -104,7 +104,7 @@ def require_finite(array: np.ndarray[Any, Any], path: Path, tensor: str) -> None
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Raise UserError, with the file's name, where what is done with a safetensors file finds it missing or broken."""
+    """Raise UserError, with the file's name, where a safetensors file is found missing or broken."""
     try:
         yield
     except FileNotFoundError:

@@ -15,7 +15,7 @@ CONFIG, SINGLE, SHARDS = "config.json", "model.safetensors", "model.safetensors.
 LM_HEAD = "lm_head.weight"
 BUFFERS = "rotary_emb.inv_freq"  # computed, not trained: old files have them
 SAVE = "save it by save_pretrained(..., safe_serialization=True)"
-# Other files with weights: pattern of their names -> what they are and what to do; the first that fits counts.
+# Other files with weights: pattern of their names -> their kind and the remedy; the first that fits counts.
 OTHERS = {
     "pytorch_model*.bin*": f"PyTorch's pickles; load the model with transformers and {SAVE}",
     "*.pdparams*": f"Paddle's own format; load the model with PaddleNLP and {SAVE}",
@@ -37,10 +37,10 @@ QUANTISED = re.compile(
     r"(^|[._])(scales?|scale_inv|scale_2|qweight|qzeros|g_idx|SCB|absmax|packed|zero_point|weight_(shape|format)|codes"
     r"|codebooks|blocks|(nested_)?quant_.*)$"
 )
-# Prefixes of names: what is found in them -> whose they are and what to do; "": of anything else.
+# Prefixes of names: a part of them -> their program and the remedy; "": of anything else.
 WRAPPERS = {
     "language_model": "a part of a multimodal model; save its language model alone",
-    "base_model": "PEFT's, with adapters; save what merge_and_unload() returns",
+    "base_model": "PEFT's, with adapters; save the result of merge_and_unload()",
     "": "saved within another module; save the model itself",
 }
 HEADLESS = "saved without a language model's class; load it by AutoModelForCausalLM and save that"

@@ -1,6 +1,6 @@
 """Fine-tuning samples: conversations as tokens of which the answers are learnt.
 
-A conversation is tokenised as one text, so its tokens are those of transformers' `apply_chat_template`; what is learnt
+A conversation is tokenised as one text, so its tokens are those of transformers' `apply_chat_template`; learnt tokens
 is known by the characters that a token stands for. All that is wrong with lines is reported at once, by file and line.
 """
 
@@ -82,7 +82,7 @@ class Tokenised(NamedTuple):
 
     tokens: Tokens
     system: int  # so many are of the system text
-    turns: list[tuple[int, int, int]]  # where what is asked begins, and the answer, and where it ends
+    turns: list[tuple[int, int, int]]  # where the prompt begins, and the answer, and where it ends
 
     @property
     def unlearnt(self) -> Tokens:
@@ -92,16 +92,16 @@ class Tokenised(NamedTuple):
 
 @dataclass(frozen=True)
 class Encoder:
-    """Conversations as tokens, by PaddleNLP's rules of what is cut where.
+    """Conversations as tokens, by PaddleNLP's rules of truncation.
 
     A token is learnt if any of its characters stands in an answer that is learnt, as transformers counts; where the
-    template has `{% generation %}`, in what it marks there.
+    template has `{% generation %}`, within its marks.
     """
 
     tokenizer: Tokenizer
     template: Template | None
     end: int  # token behind an answer, where there is no template
-    src_length: int  # most tokens of what is asked
+    src_length: int  # most tokens of the prompt
     length: int  # most tokens in all
     all_learnt: bool = False
 
@@ -152,7 +152,7 @@ class Encoder:
         return [Sample(line, self._cut(tokenised[0]), texts[0].unlearnt, texts[0].unopened)]
 
     def _rendered(self, line: Line) -> list[Rendered]:
-        """Texts of the conversations. Raises UserError: there are none, or they would lack what the line has."""
+        """Texts of the conversations. Raises UserError: there are none, or they would lack content of the line."""
         return [self._text(contents, line.context) for contents in self._conversations(line)]
 
     def _text(self, contents: Sequence[LineMessage], context: Mapping[str, Any]) -> Rendered:
@@ -263,7 +263,7 @@ def _places(
 def _lines(
     files: Sequence[Path], faults: LineFaults, conversation: Callable[[Mapping[str, Any]], Parsed]
 ) -> Iterator[Line]:
-    """Conversations of the files; what is wrong with a line goes to `faults`. Raises UserError for a file."""
+    """Conversations of the files; faults of a line go to `faults`. Raises UserError for a file."""
     for which, path in enumerate(files):
         for number, content in read_lines(path):
             if not content.strip():

@@ -38,7 +38,7 @@ def dataset_files(prefix: Path) -> tuple[Path, Path]:
 
 
 class TokenFiles:
-    """A data set that stays what it was when it was opened, or says that it has changed."""
+    """A data set that stays as it was when it was opened, or says that it has changed."""
 
     def __init__(self, prefix: Path):
         """Raises UserError."""
@@ -129,7 +129,7 @@ def _header(index: LargeFile) -> tuple[np.dtype[Any], int]:
 class DataSet:
     """A split of a data set, in the order of PaddleNLP's causal dataset.
 
-    Sample n is what PaddleNLP gives with the same seed; a next pass over the data is shuffled by seed + 1, and so on.
+    Sample n is PaddleNLP's with the same seed; a next pass over the data is shuffled by seed + 1, and so on.
     So a sample depends on the arguments and its number alone, not on how long the training runs.
 
     Every rank may open the same data at once, before or after Paddle's parallel environment.
@@ -183,7 +183,7 @@ class DataSet:
 
 def split_edges(shares: str, documents: int) -> list[int]:
     """Where the splits begin and end among the documents, by the rule of PaddleNLP's get_train_valid_test_split_,
-    whose import takes seconds: each split has its share, rounded, and the first one what is left over."""
+    whose import takes seconds: each split has its share, rounded, and the first one the remainder."""
     values = [float(share) for share in shares.split("," if "," in shares else "/")]
     ends = np.cumsum([round(value / sum(values) * documents) for value in values]).tolist()
     edges = [0, *ends, *[ends[-1]] * (len(SPLITS) - len(ends))]

@@ -5,8 +5,8 @@ In DPO a line is two conversations that differ in their last answer; the larger 
 
     {"src": ["u1", "u2"], "tgt": ["b1"], "response": ["good", "bad"], "sort": [1, 0]}
 
-Any field that changes what is learnt is honoured, given to the chat template, which must render it, or refused by name.
-Other keys are counted.
+Any field that changes the learnt tokens is honoured, given to the chat template, which must render it, or refused by
+name. Other keys are counted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OF_TEMPLATES = ("name", "tool_call_id")  # of a message: names that many templat
 OF_CHATS = frozenset(
     ["messages", "tools", "add_generation_prompt", "user", "bot", "index", "is_first", "is_last", "is_training"]
 )  # no values of the context
-# A key with one of these words changes what is learnt, or seems to.
+# A key with one of these words changes the learnt tokens, or seems to.
 MEDIA = frozenset({"image", "images", "video", "videos", "audio", "audios"})
 LOSS = frozenset(["weight", "weights", "loss", "mask", "masks", "train", "trainable", "training", "label", "labels"])
 TELLING = frozenset(
@@ -114,18 +114,18 @@ def pair_of(record: Mapping[str, Any]) -> Parsed:
 
 
 def changes_learning(key: str) -> bool:
-    """Whether a key that is not honoured seems to change what is learnt."""
+    """Whether a key that is not honoured seems to change the learnt tokens."""
     return key not in OF_TEMPLATES and not TELLING.isdisjoint(_words(key))
 
 
 def require_rendered(template: Template, contents: Sequence[LineMessage], context: Mapping[str, Any]) -> None:
-    """Raises UserError if the chat template leaves out a message, tools, or a field that changes what is learnt."""
+    """Raises UserError if the chat template leaves out a message, tools, or a field that changes the learnt tokens."""
 
     def text(messages: Sequence[Message], beside: Mapping[str, Any] = context) -> str | None:
         try:
             return template.whole(messages, beside)
         except UserError:
-            return None  # it looked at what was changed
+            return None  # it looked at the changed field
 
     def lost(field: str) -> UserError:
         return UserError(f"{field}: the chat template leaves it out; give another: galvatron train --chat_template")
@@ -173,11 +173,11 @@ def _refuse(key: str, value: object, where: str = "") -> None:
     """Raises UserError if a field says anything."""
     if value not in NOTHING:
         remedy = next((REMEDIES[word] for word in _words(key) if word in REMEDIES), "take it out if it does not matter")
-        raise UserError(f"{where}{shortened(key)}: seems to change what is learnt, but is not honoured; {remedy}")
+        raise UserError(f"{where}{shortened(key)}: seems to change the learnt tokens, but is not honoured; {remedy}")
 
 
 def _of_line(record: Mapping[str, Any], own: Container[str], contents: list[LineMessage], unread: list[str]) -> Parsed:
-    """The conversation with what its line adds. Raises UserError."""
+    """The conversation with the fields of its line. Raises UserError."""
     for key, value in record.items():
         if key in OF_LINES or key in own:
             continue

@@ -132,7 +132,7 @@ def _is_trusted(folder: Path, owner: int) -> bool:
 
 
 def write_cache(path: Path, made_from: Mapping[str, Any], *arrays: NDArray[np.int64]) -> None:
-    """Write arrays next to what they were made from. Raises UserError."""
+    """Write arrays next to their sources. Raises UserError."""
     files = [_file(path, number) for number in range(len(arrays))]
     for file, array in zip(files, arrays, strict=True):
         with whole_file(file) as opened:

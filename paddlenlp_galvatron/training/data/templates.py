@@ -36,7 +36,7 @@ MARK = "GalvatronLooksForThisAnswer"  # a text that no conversation has
 
 
 class Turn(NamedTuple):
-    """An answer and its end in a text; what is asked stands in front of it, from the turn before on."""
+    """An answer and its end in a text; the prompt stands in front of it, from the turn before on."""
 
     start: int
     stop: int
@@ -51,7 +51,7 @@ class Rendered:
     system: int  # so many characters are the system text
     turns: list[Turn]
     marked: list[tuple[int, int]] | None = None  # by `{% generation %}`, if the template has it
-    unlearnt: int = 0  # answers that stand among what is asked, as the template changes them when more follows
+    unlearnt: int = 0  # answers that stand in a prompt, as the template changes them when more follows
     unopened: int = 0  # answers that begin before the generation prompt ends, as they lack thoughts that it opens
 
 
@@ -68,7 +68,7 @@ class Template(Protocol):
 
 
 class TurnTemplate:
-    """PaddleNLP's chat_template.json: a system text, and for each turn what the user and what the bot says."""
+    """PaddleNLP's chat_template.json: a system text, and for each turn the texts of user and bot."""
 
     apart = True  # as PaddleNLP does
 
@@ -108,8 +108,8 @@ class TurnTemplate:
 
 
 class WholeTemplate:
-    """A tokenizer's own template, which renders all messages at once. An answer is what the template adds to the
-    messages before it and the generation prompt; so an answer may hold any text.
+    """A tokenizer's own template, which renders all messages at once. An answer is the text that the template adds to
+    the messages before it and the generation prompt; so an answer may hold any text.
 
     Some templates take the thoughts out of every answer, and their generation prompt opens some (R1-Distill's ends with
     `<think>`). Thoughts of the last answer are learnt behind that prompt, as the model must write them; an answer that
@@ -192,7 +192,7 @@ class WholeTemplate:
     def _around(
         self, before: Sequence[Message], message: Message, asked: str, context: Mapping[str, Any]
     ) -> tuple[str, str, str]:
-        """The text before an answer; what the generation prompt has beyond it, if it is its beginning; the end."""
+        """The text before an answer; the rest of the generation prompt, if it is its beginning; the end."""
         begun, _, ended = self._render([*before, {**message, "content": MARK}], context).partition(MARK)
         return begun, asked[len(begun) :] if asked.startswith(begun) else "", ended
 
@@ -247,7 +247,7 @@ def _own(folder: Path) -> WholeTemplate | None:
 
 
 class _Generation(Extension):
-    """`{% generation %}`, by which some templates mark what is learnt. While a template is rendered, the environment
+    """`{% generation %}`, by which some templates mark the learnt text. While a template is rendered, the environment
     has the texts so far (`blocks`) and where marked ones begin and end (`marked`)."""
 
     tags = {"generation"}  # noqa: RUF012 - as Jinja declares it

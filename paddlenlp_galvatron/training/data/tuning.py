@@ -33,7 +33,7 @@ from .templates import open_template
 from .text_files import JSON_SUFFIXES, decompressed_name, look, require_no_copies
 from .tokenizer import load_tokenizer
 
-LAYOUT = 2  # of what is kept; another number makes it again
+LAYOUT = 2  # of the cached rows; another number makes them again
 NAMES = {"train": "train", "valid": "dev"}  # split -> file or folder, as PaddleNLP calls them
 CUT_AWAY, UNLEARNT, MASKED, UNOPENED = range(4)  # remarks on a line
 MOST_NAMED = 3  # lines in a note

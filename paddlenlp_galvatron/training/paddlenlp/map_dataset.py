@@ -100,7 +100,7 @@ class MapData(InPasses):
         return ids, labels
 
     def _require_tokens(self, ids: Tokens, labels: Tokens, where: str) -> None:
-        """Raise UserError for what is no token of the model."""
+        """Raise UserError for an id that is no token of the model."""
         known = labels[labels != IGNORED_LABEL]
         for key, tokens in (("input_ids", ids), ("labels", known)):
             wrong = tokens[(tokens < 0) | (tokens >= self._vocab_size)]

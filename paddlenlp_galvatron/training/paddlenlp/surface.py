@@ -1,4 +1,4 @@
-"""PaddleNLP's Trainer surface under a plan: what its callbacks, its scripts and sub-classes of its Trainer find.
+"""PaddleNLP's Trainer surface under a plan: the attributes that its callbacks, scripts and sub-classes use.
 
 Arguments by PaddleNLP's names are answered from the run's settings, the model is this rank's part, the loader gives
 this rank's share of each micro-batch, and features that the plan's engine handles itself are refused by name.

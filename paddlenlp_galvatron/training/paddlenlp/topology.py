@@ -123,12 +123,12 @@ class PlanGroup(HybridCommunicateGroup):  # type: ignore[misc]
         return view
 
     def install(self) -> None:
-        """Let fleet give this group to any caller, in place of what it had."""
+        """Let fleet give this group to any caller, in place of its own."""
         install_group(self)
 
     @staticmethod
     def uninstall() -> None:
-        """Let fleet have no group: PaddleNLP's Trainer asks while it is made, what a plan may refuse."""
+        """Let fleet have no group: PaddleNLP's Trainer asks for a group while it is made, which a plan may refuse."""
         uninstall_group()
 
     def __getattribute__(self, name: str) -> Any:

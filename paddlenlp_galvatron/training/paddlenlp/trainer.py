@@ -59,8 +59,8 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         `model`: a preset's name, a Hugging Face directory, a config.json or PaddleNLP's config; or, without `args`,
         the settings of a whole run. `args`: GalvatronTrainingArguments, which name the plan. `train_dataset`:
         map-style, its items tokens or dicts of input_ids and labels; without, the data that settings name.
-        `eval_dataset`: the same, or a dict of several. `tokenizer`: is saved with the model. Raises UserError, for what
-        else PaddleNLP takes, too.
+        `eval_dataset`: the same, or a dict of several. `tokenizer`: is saved with the model. Raises UserError, for
+        other arguments of PaddleNLP, too.
         """
         refuse_arguments(others)
         self._own_data, self.eval_dataset, self.data_collator = train_dataset, eval_dataset, data_collator

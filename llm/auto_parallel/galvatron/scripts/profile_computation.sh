@@ -1,6 +1,6 @@
 #!/bin/sh
 # Times a model's layers and its vocabulary layers; writes configs/computation_profiling_*.json.
-# profile_model_args.sh has MODEL_PROFILER_ARGS, MODEL_ARGS and all variables; what is set here before it is read holds.
+# profile_model_args.sh has MODEL_PROFILER_ARGS, MODEL_ARGS and all variables; variables that are set here before it is read hold.
 set -euf
 
 WHAT=computation

@@ -5,7 +5,7 @@
 #   profile_allreduce_sp.sh  sp_time_*.json                all-reduce, all-gather, reduce-scatter by message size
 #   profile_all2all.sh       sp_time_*.json                all-to-all by message size
 #   profile_overlap.sh       overlap_coefficient.json      how much work and messages slow each other down
-# `galvatron profile hardware` measures all of it at once. What one has measured the others do not measure again.
+# `galvatron profile hardware` measures all of it at once. Each uses the measurements of the others.
 # Each variable can be set from the environment; options given behind the script's name win, and are written, too. A
 # block that is set as a whole (PROFILE_HARDWARE_ARGS="--end_mb 64 …") stands for all of its lines.
 # `None` leaves an option alone. All options: docs/en/profile.md.

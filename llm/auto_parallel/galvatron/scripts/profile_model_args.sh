@@ -4,7 +4,7 @@
 # set as a whole (MODEL_ARGS="--model_size …"), in a script or in the environment, stands for all of its lines.
 # `None` leaves an option alone. All options: galvatron profile computation --help, docs/en/profile.md.
 
-# MODEL_PROFILER_ARGS. What is varied.
+# MODEL_PROFILER_ARGS. The varied sizes.
 if [ -n "${MODEL_PROFILER_ARGS:-}" ]; then
     # shellcheck disable=SC2086 - it holds several words
     set -- $MODEL_PROFILER_ARGS "$@"

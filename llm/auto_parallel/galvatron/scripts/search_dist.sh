@@ -14,7 +14,7 @@ SEQ_LENGTH=${SEQ_LENGTH:-$([ "$SEQLEN_LIST" = None ] && echo 2048 || echo None)}
 PROFILES=${PROFILES:-configs} # folder of the profile files that have no path of their own below
 BACKGROUND=${BACKGROUND:-0}   # 1: the search runs in the background, and its output goes to Search_*.log
 
-# SearchEngineArgs. What is searched.
+# SearchEngineArgs. The search.
 if [ -n "${SearchEngineArgs:-}" ]; then
     # shellcheck disable=SC2086 - it holds several words
     set -- $SearchEngineArgs "$@"
@@ -40,7 +40,7 @@ else
         "$@"
 fi
 
-# ProfileDataParserArgs. What was measured, and of which model.
+# ProfileDataParserArgs. The profiles, and their model.
 if [ -n "${ProfileDataParserArgs:-}" ]; then
     # shellcheck disable=SC2086
     set -- $ProfileDataParserArgs "$@"
