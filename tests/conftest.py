@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.launch import processes as launch
 
-# Of one test, its fixtures included, on the slowest machine. Beyond it the test fails by its name, with its stack.
+# The limit of one test with its fixtures, on the slowest machine. Beyond it the test fails by its name, with its stack.
 LIMIT_S, SLOW_LIMIT_S = 900, 3600
 STUCK_S = 60  # after which a test that does not even take that signal ends the run, with the stack of every thread
 STDERR = pytest.StashKey[int]()
@@ -80,7 +80,7 @@ def begun_ranks(forked_ranks, monkeypatch):
 
 
 class Ran(NamedTuple):
-    """What a command left behind."""
+    """The results of a command."""
 
     code: int
     out: str

@@ -1,4 +1,4 @@
-"""The lock of what is written: one at a time, ends with its holder, and shared with what the holder starts."""
+"""The lock of written files: one at a time, ends with its holder, and shared with processes that the holder starts."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_readers_share_it_and_a_writer_waits_for_them(tmp_path):
         pytest.raises(UserError, match="is in use by another process"),
     )
     with locked(tmp_path, shared=True), for_reading, reported, locked(tmp_path):
-        pytest.fail("a writer beside readers")
+        pytest.fail("a writer with readers")
     with hold(tmp_path) as holder:
         threading.Timer(0.3, holder.terminate).start()
         with locked(tmp_path, wait_s=60):

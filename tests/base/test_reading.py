@@ -15,7 +15,7 @@ from paddlenlp_galvatron.base.printing import Console
 from paddlenlp_galvatron.base.reading import DEEPEST, parse_json, read_bytes, read_json, read_yaml
 from paddlenlp_galvatron.base.text import printable
 
-SECONDS = 20  # what must not be quadratic takes less than a second on a machine at rest, minutes if it is
+SECONDS = 20  # linear work takes less than a second on a machine at rest, quadratic work minutes
 
 WRONG_JSON = {
     "cut off": ('{"a": ', "line 1, column 7"),

@@ -18,9 +18,9 @@ from paddlenlp_galvatron.profiles.data_sheet import DataSheet, load_data_sheet
 TABLES = Path(__file__).parents[2] / "benchmarks" / "published_runs"
 H800 = load_data_sheet("h800")
 SHAPE = load_model("qwen3-8b")
-# Long samples and whole weights ask for products, messages of eight ranks for links. Of short samples most of the time
-# goes by adding up gradients, in memory; with a slow host and split weights by waiting for it.
-LAYOUTS = [(1, 4096, 4), (8, 4096, 4), (1, 4096, 2), (8, 4096, 2)]  # tp, tokens of a sample, samples of a rank
+# Long samples and whole weights spend their time in products, messages of eight ranks on links, short samples in sums
+# of gradients, in memory; with a slow host and split weights most time goes by waiting for it.
+LAYOUTS = [(1, 4096, 4), (8, 4096, 4), (1, 4096, 2), (8, 4096, 2)]  # tp, sequence length, samples of a rank
 IN_MEMORY, FOR_THE_HOST, LONG = [(1, 512, 1), (1, 640, 1)], [(4, 128, 2), (8, 128, 2)], [(1, 32768, 1), (2, 32768, 1)]
 
 
@@ -31,7 +31,7 @@ def cluster(sheet: DataSheet = H800, **numbers: float) -> DataSheet:
 
 
 def run_of(sheet: DataSheet, tp: int, seq: int, samples: int, shape: ModelShape = SHAPE, **plan: int) -> MeasuredRun:
-    """What is measured on a made-up cluster."""
+    """Measurements on a made-up cluster."""
     assumed = Assumptions(True, Precision.BF16, True, seq, True, True)
     batch = 32 * samples * (8 // tp // plan.get("pp_deg", 1))
     made = uniform_plan(
@@ -61,7 +61,7 @@ def test_the_numbers_of_a_made_up_cluster_are_found_from_two_runs_for_each(devic
     for number in found.numbers:
         asked = number.name in numbers
         assert number.after == pytest.approx(getattr(true, number.name).value, rel=0.03 if asked else 0.15), number
-    assert found.sheet.network_efficiency.value == sheet.network_efficiency.value  # of which one node tells nothing
+    assert found.sheet.network_efficiency.value == sheet.network_efficiency.value  # one node has no traffic over it
     assert max(map(abs, found.after)) < 0.01 < max(map(abs, found.before))
     other = run_of(true, 2, 4096, 1, pp_deg=2)
     before, after = (abs(expected(other, one).step_s / other.step_s - 1) for one in (sheet, found.sheet))
@@ -138,7 +138,7 @@ def test_the_command_reads_logs_with_their_plans_and_writes_a_sheet_for_the_othe
 
 
 def test_steps_on_processors_move_the_predictions_of_other_plans_towards_what_is_measured():
-    """A hundred times as slow as the sheet's device: no number tells why, and the command says so."""
+    """A hundred times as slow as the sheet's device: no number explains it, and the command says so."""
     shape = ModelShape("small", "qwen2", 8, 256, 704, 8, 4, 4096, 512)
     assumed = Assumptions(True, Precision.FP32, True, 128, False, False)
 

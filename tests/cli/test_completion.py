@@ -1,4 +1,4 @@
-"""What `galvatron completion` prints completes, in bash itself; the other shells get the same words."""
+"""The script of `galvatron completion` completes, in bash itself; the other shells get the same words."""
 
 import subprocess
 

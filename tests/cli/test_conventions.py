@@ -35,7 +35,7 @@ app = App()
 
 @app.command(FromFile, Probed, positional={"folder": "FOLDER", "name": "NAME..."})
 def probe(values: dict[str, Any], json: bool) -> None:
-    """Keep what it was given."""
+    """Keep its arguments."""
     seen.append(Probed.from_values(values))
 
 
@@ -120,7 +120,7 @@ def test_a_file_gives_options_and_no_switches(tmp_path):
 
 @given(st.lists(st.sampled_from(["--a", "--b", "--a=1", "--b=0", "1", "0", "None", "x", "--"])))
 def test_canonical_words_are_stable(words):
-    """What is canonical stays as it is."""
+    """Canonical options stay as they are."""
     options = {"a": False, "b": True}
     try:
         pairs, loose = read_words(words, options)

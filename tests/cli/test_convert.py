@@ -62,7 +62,7 @@ def test_files_of_tokenizer_and_templates_come_back(galvatron, tmp_path):
 
 @pytest.mark.parametrize("fields", [{"hidden_act": "relu"}, {"num_hidden_layers": 1}, {"rope_theta": 1.0}, None])
 def test_a_runs_own_folder_can_always_be_exported(galvatron, tmp_path, fields):
-    """Whatever stands in its config.json: an earlier version read the file otherwise."""
+    """For any content of its config.json: an earlier version read the file otherwise."""
     galvatron("convert", "h2g", LLAMA, tmp_path / "converted")
     path = tmp_path / "converted" / "config.json"
     path.write_text("{" if fields is None else json.dumps(json.loads(path.read_text()) | fields))

@@ -32,7 +32,7 @@ def test_every_option_of_every_command_has_a_row():
 
 
 class Runs:
-    """Runs of commands, each made once, and a second time to tell what differs by itself."""
+    """Runs of commands, each made once, and a second time to find values that differ by themselves."""
 
     def __init__(self, folder: Path):
         self._folder = folder

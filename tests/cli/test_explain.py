@@ -1,4 +1,4 @@
-"""`galvatron explain`: what it tells adds up, and each "what if" is what a search under that change answers."""
+"""`galvatron explain`: its terms add up, and each "what if" is the answer of a search under that change."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_each_what_if_is_a_search_under_that_change(explained, galvatron):
 
 
 def test_searches_that_are_stopped_say_between_what_the_answer_lies(explained, galvatron, monkeypatch):
-    """As in spaces that take minutes: the gains of whole searches lie within the ranges that are told."""
+    """As in spaces that take minutes: the gains of whole searches lie within the printed ranges."""
     monkeypatch.setattr(problem, "LEAST_S", 0.0)
     monkeypatch.setattr(explaining, "SEARCHES_S", 0.0)
     stopped = json.loads(galvatron("explain", "plan.json", "--json").out)

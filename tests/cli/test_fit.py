@@ -57,7 +57,7 @@ def test_nothing_fits_is_exit_code_three_and_says_what_binds(galvatron):
     assert " GiB of it model states on stage " in refusal and refusal.endswith("; use more GPUs")
 
 
-@pytest.mark.skipif(not DATA.exists(), reason="no published profile files beside the checkout")
+@pytest.mark.skipif(not DATA.exists(), reason="no published profile files next to the checkout")
 def test_measured_profiles_take_the_place_of_the_data_sheet(galvatron):
     words = ("fit", "llama2-7b", "--seq", "2048", "--gpus", "8,16", "--json")
     sources = ("--profiles", DATA, "--memory_constraint", "79.3"), ("--device", "a100")
@@ -78,7 +78,7 @@ def test_models_and_devices_are_listed(galvatron):
     ("model", "gpus"), [("qwen2.5-7b", 8), ("llama3-8b", 8), ("qwen2.5-14b", 16), ("llama3.1-70b", 64)]
 )
 def test_fit_search_and_what_if_answer_the_same_question_alike(model, gpus, galvatron, tmp_path, monkeypatch):
-    """Given model, device and number of GPUs alone: what one of them proves best is not beaten by another."""
+    """Given model, device and number of GPUs alone: a plan that one of them proves best is not beaten by another."""
     monkeypatch.chdir(tmp_path)
     asked = (model, "--device", "h100-80gb", "--gpus", gpus, "--json")
     (row,) = json.loads(galvatron("fit", *asked).out)["rows"]

@@ -1,4 +1,4 @@
-"""A command settles each question once, and imports what it needs for that."""
+"""A command settles each question once, and imports the modules for that alone."""
 
 from __future__ import annotations
 

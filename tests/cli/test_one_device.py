@@ -34,14 +34,14 @@ UNIFORM = ("plan", "uniform", MODEL, "--world_size", GPUS, "-o", "u.json", "--gl
 
 
 class Case(NamedTuple):
-    """A device, and how it is told."""
+    """A device, and how it is given."""
 
     sheet: dict[str, Any]  # changes of a shipped sheet
     gib: float | None  # None: unknown, so that a budget has to be given
     tflops: float | None
     shipped: str = ""  # given by name, not by a file
-    profile: dict[str, Any] | None = None  # given as profiles; what they say of the device
-    task: Mapping[str, Any] = MappingProxyType({})  # options that change what is computed
+    profile: dict[str, Any] | None = None  # given as profiles; their fields about the device
+    task: Mapping[str, Any] = MappingProxyType({})  # options that change the computation
 
 
 OTHER = {"device": "NVIDIA A100-SXM4-80GB", "memory": 61.0}  # a name that is known, with another memory
@@ -91,7 +91,7 @@ UNSAID: Any = object()
 
 
 class Answer(NamedTuple):
-    """What a command says of a device. UNSAID: it does not say."""
+    """A command's statements about a device. UNSAID: none."""
 
     gib: Any
     reserve_gib: Any
@@ -109,12 +109,12 @@ def mfu_in(text: str) -> float | None:
 
 
 def of_stages(text: str) -> tuple[float | None, float]:
-    """Of the table of memory that `explain` prints."""
+    """The same, of the table of memory that `explain` prints."""
     return number(r"GiB, of ([\d.]+)", text), number(r"\nreserve +([\d.]+)", text) or 0.0
 
 
 def answers(case: Case, where: dict[str, str], galvatron) -> Iterator[tuple[str, Answer]]:
-    """Of every command, about plans that `search` has written."""
+    """The statements of every command, about plans that `search` has written."""
     budget = {} if case.gib else {"memory_constraint": BUDGET}
     words = [word for option, value in (where | budget | case.task).items() for word in (f"--{option}", value)]
     text = galvatron("search", MODEL, *words, *ASKED, "-o", "p.json").out
@@ -191,7 +191,7 @@ def test_every_command_answers_alike(tmp_path, monkeypatch, galvatron, name):
 
 
 def test_profiles_and_a_device_are_not_given_together(tmp_path, monkeypatch, galvatron):
-    """Each command would have to choose one, where all answer alike."""
+    """Each command would have to choose one, where all answers are equal."""
     monkeypatch.chdir(tmp_path)
     assert galvatron(*UNIFORM).code == 0
     both = {"device": "h100-80gb", "profiles": str(tmp_path)}

@@ -143,7 +143,7 @@ def test_a_padded_vocabulary_is_a_note(galvatron, plan_file, tmp_path):
         assert "1001 is padded to 1002" in " ".join(ran.out.split())
 
 
-# Bad input as a user meets it: what is in the file, the words after it, and what the one line must say.
+# Bad input as a user meets it: the file's content, the words after it, and the expected text of the one line.
 BAD = {
     "missing field": (plan_fields(chunks=...), [], "chunks: missing; add it"),
     "misspelt field": (plan_fields(vpt=2), [], "vpt: unknown field; did you mean vtp?"),
@@ -167,7 +167,7 @@ def test_bad_input_is_a_line_a_fault_and_exit_code_2(galvatron, tmp_path, comman
     assert all(line.startswith("error: ") for line in ran.err.splitlines())
 
 
-# Plans that cannot run, one a rule, as Galvatron wrote some: fields, a model, and what is said of them.
+# Plans that cannot run, one a rule, as Galvatron wrote some: fields, a model, and the expected error.
 SHORT = {"assumed": {"seq_length": 6, "sequence_parallel": True}}
 FAULTY = {
     "micro-batches": ({"chunks": 5}, "", "chunks: 5 micro-batches do not divide global_bsz 16"),

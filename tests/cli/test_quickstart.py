@@ -36,7 +36,7 @@ runpy.run_module("paddlenlp_galvatron", run_name="__main__")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Of a checkout in which the quick start was run."""
+    """The folder of a checkout in which the quick start was run."""
     folder = tmp_path_factory.mktemp("checkout")
     for part in ("scripts/quickstart.sh", "examples/tiny-qwen2/config.json"):
         (folder / part).parent.mkdir(parents=True)

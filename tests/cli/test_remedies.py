@@ -18,7 +18,7 @@ pytest.importorskip("paddle")
 ROOT = Path(paddlenlp_galvatron.__file__).parent
 PLAN = ("plan diff", "plan scale", "plan trace")
 ORIGIN = ("explain", "report", *PLAN)  # they price a plan's file
-PROFILE = tuple(f"profile {what}" for what in ("computation", "memory", "model", "hardware", "all"))
+PROFILE = tuple(f"profile {part}" for part in ("computation", "memory", "model", "hardware", "all"))
 # Part of the package, the longest first -> the commands that say its texts; none: all options stand behind theirs.
 REPORTED_BY: dict[str, tuple[str, ...]] = {
     "check/calibration": ("calibrate",),

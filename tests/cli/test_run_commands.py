@@ -1,4 +1,4 @@
-"""Commands that run a plan refuse what cannot run: one clear line, exit code 2, before any process starts."""
+"""Commands that run a plan refuse impossible runs: one clear line, exit code 2, before any process starts."""
 
 from __future__ import annotations
 
@@ -288,7 +288,7 @@ def test_random_tokens_are_asked_for_by_name(folder, capsys, monkeypatch):
 
 
 def test_processors_need_the_memory_of_what_their_ranks_keep(folder, capsys):
-    """Of a model that a GPU node was meant for."""
+    """The memory of a model that a GPU node was meant for."""
     words = ("--nproc", "8", "--sdp", "0", "--global_train_batch_size", "8", "--seq_length", "64", "--max_steps", "1")
     code, _, err = run(capsys, "train", "--model", "llama2-70b", "--input_dir", "random", *words)
     assert code == 2 and re.search(r"nproc: 8 ranks here keep [\d,]+\.\d\d GiB of weights", err), err
@@ -476,7 +476,7 @@ def test_lines_of_paddlenlp_stay_with_the_ranks(folder, monkeypatch, capsys):
 
 def test_a_rank_that_its_checks_refuse_leaves_nothing(folder):
     """As another launcher starts it, which has checked nothing."""
-    program, stated = folder / "program.py", folder / "said"
+    program, stated = folder / "program.py", folder / "printed"
     program.write_text(
         "import sys; from paddlenlp_galvatron.cli.pretrain import pretrain; sys.exit(pretrain('', sys.argv[1:]))"
     )

@@ -1,4 +1,4 @@
-"""`galvatron search`: options by every documented name, config files, what it prints, writes and ends with."""
+"""`galvatron search`: options by every documented name, config files, output, files and exit codes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CONFIG = {
     "max_position_embeddings": MODEL.max_position_embeddings,
 }
 FIELDS = {name: field for group in GROUPS for name, field in group.model_fields.items()}
-COMMAND_OPTIONS = ("config", "json")  # that no file of options has
+COMMAND_OPTIONS = ("config", "json")  # absent from files of options
 OPTIONS = {
     "model_size": "example.json",
     "num_nodes": 2,
@@ -236,7 +236,7 @@ def test_every_documented_option_is_known(name):
 
 
 def test_what_galvatrons_own_script_passes_is_taken(folder, galvatron):
-    """Numbers beside flags of 0, switches that are bare, options without an effect here."""
+    """Numbers next to flags of 0, switches that are bare, options without an effect here."""
     ran = galvatron(
         *words(**OPTIONS), "--set_model_config_manually", "0", "--set_layernum_manually", "0", "--vocab_size", "1",
         "--hidden_size", "4096", "--num_hidden_layers", "24", "--num_attention_heads", "32", "--recommend_min_bsz", "0",
@@ -328,7 +328,7 @@ def run_script(shell: str, script: str, *arguments: str, **variables: str) -> su
 def test_the_script_is_the_same_program(folder, galvatron, shell, script):
     assert galvatron(*words(**OPTIONS, sp_space="tp+sp", output_config_path="command.json")).code == 0
     example = {"NUM_NODES": "2", "NUM_GPUS_PER_NODE": "4", "MODEL_SIZE": "example.json", "SEQ_LENGTH": "512"}
-    arguments = ("--output_config_path", "script.json", "--memory_constraint", "8")  # what stands behind it wins
+    arguments = ("--output_config_path", "script.json", "--memory_constraint", "8")  # options behind it win
     ran = run_script(shell, script, *arguments, **example, MEMORY="99", SETTLE_BSZ="32")
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout.splitlines()[-1])["feasible"]
@@ -336,7 +336,7 @@ def test_the_script_is_the_same_program(folder, galvatron, shell, script):
 
 
 def test_the_ports_own_arguments_are_taken_on_the_command_line_and_in_the_script(folder, galvatron):
-    """Its two groups, all names; the lists alone say the sizes, beside those that it takes from PaddleNLP's model."""
+    """Its two groups, all names; the lists alone say the sizes, next to those that it takes from PaddleNLP's model."""
     paths = {
         "time_profile_data_path": "computation_profiling_bf16_hidden_1024_head_16.json",
         "memory_profile_data_path": "memory_profiling_bf16_hidden_1024_head_16.json",
@@ -374,7 +374,7 @@ def test_the_ports_own_arguments_are_taken_on_the_command_line_and_in_the_script
     assert read_plan("script.json") == read_plan("command.json")
 
 
-@pytest.mark.skipif(not DATA.exists(), reason="no published profile files beside the checkout")
+@pytest.mark.skipif(not DATA.exists(), reason="no published profile files next to the checkout")
 @pytest.mark.parametrize(
     ("name", "variables"),
     [
@@ -389,7 +389,7 @@ def test_the_script_searches_published_profiles(folder, name, variables):
     assert answer["gap"] < 1e-9 and (folder / answer["plan"]).exists()
 
 
-@pytest.mark.skipif(not DATA.exists(), reason="no published profile files beside the checkout")
+@pytest.mark.skipif(not DATA.exists(), reason="no published profile files next to the checkout")
 @pytest.mark.parametrize(
     ("name", "options"),
     [

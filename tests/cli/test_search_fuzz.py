@@ -1,4 +1,4 @@
-"""Whatever flags and profile files hold, `galvatron search` ends in a plan, or in one clear line a fault."""
+"""For any flags and profile files, `galvatron search` ends in a plan, or in one clear line a fault."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ VALUES = st.one_of(
     ),
     st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=6),
 )
-# What could take long or write elsewhere is left alone.
+# Options that could take long or write elsewhere are left alone.
 FUZZED = sorted(set(FIELDS) - {"max_bsz", "output_config_path", "log_dir"})
 
 

@@ -1,4 +1,4 @@
-"""The shell scripts with a stand-in for what they start: blocks as a whole, values as data, and where they run."""
+"""The shell scripts with a stand-in for their command: blocks as a whole, values as data, and where they run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the layers do not compute is refused by every command that takes a model."""
+"""Settings that the layers do not compute are refused by every command that takes a model."""
 
 from __future__ import annotations
 

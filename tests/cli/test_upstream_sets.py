@@ -1,6 +1,6 @@
 """The argument sets of Galvatron's scripts (1.x, 2.0, 2.4) and of its PaddleNLP port's go through as they stand.
 
-What a machine without GPUs cannot hold (flash attention, `device gpu`) is refused there by name, and alone.
+Options that need GPUs (flash attention, `device gpu`) are refused by name on a machine without, and they alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`galvatron what-if`: who may ask, what is answered, and the page in a browser."""
+"""`galvatron what-if`: access, answers, and the page in a browser."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def used_s(pid: int) -> float:
 
 
 def test_what_nobody_waits_for_is_not_searched():
-    """Each of these would take ten seconds: a page that is loaded anew, again and again."""
+    """Each of these would take ten seconds: a page that is loaded again, again and again."""
     with serving() as server:
         for number in range(8):
             ask(server, **WIDE, global_train_batch_size=4096 + 64 * number).close()

@@ -1,6 +1,6 @@
-"""Predictions of 1,060 random plans, under cost models of every kind: `predictions.json` holds what they are.
+"""Predictions of 1,060 random plans, under cost models of every kind: `predictions.json` has the values.
 
-python tests/cost_model/predictions.py    # writes it anew; the differences show what a change of prices does
+python tests/cost_model/predictions.py    # writes it again; the differences show what a change of prices does
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def predicted(cost: CostModel, plan: Plan) -> list[float] | str:
 
 
 def main() -> None:
-    """Write the file anew."""
+    """Write the file again."""
     rows = [json.dumps(predicted(*case)) for case in drawn()]
     FILE.write_text("[\n" + ",\n".join(rows) + "\n]\n")
 

@@ -1,4 +1,4 @@
-"""What the cost model says a step moves and holds, against real processes that run one of each plan."""
+"""Predicted traffic and memory of a step, against real processes that run one of each plan."""
 
 import json
 import os

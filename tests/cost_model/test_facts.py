@@ -1,4 +1,4 @@
-"""The terms of a plan's breakdown add up to its prediction, whatever the plan."""
+"""The terms of a plan's breakdown add up to its prediction, for any plan."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ LOGITS_MIB = TOKENS * SHAPE.vocab_size * FP32_BYTES / MIB
 
 
 class Used:
-    """MiB that a head's passes take beyond what it holds between micro-batches: whole, or by pieces."""
+    """MiB that a head's passes take beyond its memory between micro-batches: whole, or by pieces."""
 
     def __init__(self, pieces: int, **assumed: bool):
         plan = Plan(
@@ -49,7 +49,7 @@ class Used:
         setup = ModelSetup.of(plan, SHAPE, TOKENS, source=weights)
         stage = Stage(setup, RankGroups(plan, 1, FakeGroups()))
         labels = stage.take(np.random.default_rng(0).integers(SHAPE.vocab_size, size=(1, TOKENS)))[0]
-        for _ in range(2):  # the first makes the sum of gradients
+        for _ in range(2):  # the first allocates the summed gradients
             x = paddle.randn([TOKENS, HIDDEN])
             x.stop_gradient = False
             start = device.allocated_mib()

@@ -14,7 +14,7 @@ from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, ModelShape, Pre
 from paddlenlp_galvatron.profiles import Fingerprint, Meta, allreduce_name, computation_name, memory_name
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
-real_data = pytest.mark.skipif(not DATA.exists(), reason="no published profile files beside the checkout")
+real_data = pytest.mark.skipif(not DATA.exists(), reason="no published profile files next to the checkout")
 LLAMA2_7B = ModelShape("llama2-7b", "llama", 32, 4096, 11008, 32, 32, 32000, 4096)
 
 

@@ -1,4 +1,4 @@
-"""What existing cost models get wrong, one test each: every one fails on a model that makes the mistake."""
+"""Mistakes of existing cost models, one test each: every one fails on a model that makes the mistake."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -209,7 +209,7 @@ def test_11_a_strided_group_across_nodes_is_priced_across_nodes():
     assert crossing.sync_ms > 20 * inside.sync_ms
     assert network.collective_ms(Collective.ALL_REDUCE, Place(2, 2, False), 100) == pytest.approx(100 / 2.5)
     assert network.collective_ms(Collective.ALL_REDUCE, Place(2, 1, False), 100) == pytest.approx(100 / 100)
-    # The same degree of dp beside tp 1: pairs of neighbours inside a node do not pay for the link.
+    # The same degree of dp next to tp 1: pairs of neighbours inside a node do not pay for the link.
     assert cost(example(), LayerStrategy(2), micro_batches=1).forward_ms < crossing.forward_ms
 
 

@@ -55,7 +55,7 @@ def test_zero3_has_two_parts_weights_available_and_joins_its_gradients():
 
 
 def test_a_bound_has_room_for_what_neighbours_need() -> None:
-    """The message of the LM head is under way, and ZeRO-3's next weights are fetched, while the fullest layer works."""
+    """The message of the LM head is under way, and ZeRO-3's next weights are fetched, while the busiest layer works."""
     plan = uniform_plan(layers=2, world_size=2, global_train_batch_size=4, chunks=2, sdp=True, embed_sdp=False)
 
     def part(own_mib: float, message_mib: float, weights_mib: float) -> LayerCost:
@@ -78,9 +78,9 @@ def test_the_embeddings_gradient_comes_last():
     ("kept", "micro_batches", "expected"),
     [
         (4, 1, 10 + 4 + 4),  # local ones and the message that they are joined in
-        (4, 2, 10 + 4 + 4 + 4),  # beside the sum of the first micro-batch's
+        (4, 2, 10 + 4 + 4 + 4),  # next to the sum of the first micro-batch's
         (4, 3, 10 + 4 + 4 + 4),  # the message before, and local ones; or local ones and their message
-        (2, 2, 10 + 2 + 4 + 4),  # of ZeRO a half is kept; what arrives of the message before is as large
+        (2, 2, 10 + 2 + 4 + 4),  # of ZeRO a half is kept; the message that arrives is as large
         (2, 3, 10 + 2 + 4 + 4 + 2),  # the message before and what arrives of it, and local ones
     ],
 )

@@ -1,4 +1,4 @@
-"""1,060 stored predictions, 60 of them with experts: what changes no price changes none of them."""
+"""1,060 stored predictions, 60 of them with experts: a change that keeps prices keeps all of them."""
 
 from __future__ import annotations
 

@@ -41,14 +41,14 @@ def test_more_parts_keep_less_and_take_longer(model, tp, flash):
                 assert price.activation_mib < other.activation_mib and price.backward_ms > other.backward_ms
         assert price.activation_mib >= of[Recompute.FULL].activation_mib
         assert price.backward_ms <= of[Recompute.FULL].backward_ms
-        held = price.activation_mib + price.workspace.total_mib  # what is made again is there at one time or the other
+        held = price.activation_mib + price.workspace.total_mib  # recomputed tensors exist at one time or the other
         assert held == pytest.approx(
             of[Recompute.NONE].activation_mib + of[Recompute.NONE].workspace.total_mib, rel=0.1
         ) or (more is Recompute.FULL)
 
 
 def test_norms_cost_little_and_spare_much():
-    """What makes recompute by parts pay: a third of the activations for a tenth of the time of recomputing all."""
+    """Why recompute by parts pays: a third of the activations for a tenth of the time of recomputing all."""
     cost = h100("llama2-7b")
     none, norms, full = (
         cost.layer_cost(LayerStrategy(recompute=each), **WHERE)
@@ -75,7 +75,7 @@ def test_collectives_that_are_repeated_are_paid_for():
 
 
 def test_figures_that_a_profile_lacks_are_derived():
-    """Bytes as a share of what was measured, times as a share of recomputing all."""
+    """Bytes as a share of measured ones, times as a share of recomputing all."""
     measured = h100()
     profile = measured.profiles.times.profile
     passes = {key: replace(times, shares={}) for key, times in profile.passes.items()}

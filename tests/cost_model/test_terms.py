@@ -1,4 +1,4 @@
-"""Single terms of the cost model against arithmetic, and laws that hold whatever the numbers."""
+"""Single terms of the cost model against arithmetic, and laws that hold for any numbers."""
 
 from dataclasses import replace
 
@@ -331,9 +331,9 @@ def test_a_plan_of_another_world_model_or_assumption_is_refused():
         # 100 MiB of fp32 matrices over 4 ranks: weights 100, gradients 100, moments 200. Activations of no weight.
         (DDP, True, True, Room(0, 0), 400, 0),  # reduced where they are
         (ZERO2, True, True, Room(0, 0), 100 + 100 + 50, 100),
-        (ZERO2, True, True, Room(5, 90), 100 + 100 + 50, 90 + 25 - 5),  # beside what is kept of those just reduced
+        (ZERO2, True, True, Room(5, 90), 100 + 100 + 50, 90 + 25 - 5),  # next to the kept share of those just reduced
         (ZERO2, False, False, Room(0, 0), 100 + 25 + 50, 200),  # made whole, then joined
-        (DDP, True, False, Room(0, 0), 400, 200),  # the micro-batch's own beside the sum of those before
+        (DDP, True, False, Room(0, 0), 400, 200),  # the micro-batch's own next to the sum of those before
         (ZERO3, False, False, Room(0, 0), 100, 400),  # two gathered layers, and the message of the one behind
         (ZERO3, True, True, Room(0, 7), 25 + 100 + 50, 207 + 25),  # two gathered layers while backward runs
         # Activations of 60 are used up when the gradients stand; a single micro-batch's gradients replace them.

@@ -9,7 +9,7 @@ SOURCE = Path(__file__).parents[1] / "fixtures" / "faulty_disk.c"
 
 @pytest.fixture(scope="session")
 def shim(tmp_path_factory) -> Path:
-    """What is preloaded to watch a disk, slow it down, or let it fail."""
+    """The preloaded library that watches a disk, slows it down, or lets it fail."""
     library = tmp_path_factory.mktemp("shim") / "faulty_disk.so"
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:

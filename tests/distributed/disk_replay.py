@@ -1,4 +1,4 @@
-"""What a disk may hold after a loss of power, from a journal of what a process did on it (`faulty_disk.c`)."""
+"""Possible contents of a disk after a loss of power, from a journal of a process's calls (`faulty_disk.c`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Call:
-    """One call that succeeded; `say` is what was written to stderr."""
+    """One call that succeeded; `say` is the text written to stderr."""
 
     operation: str
     path: str
@@ -29,7 +29,7 @@ def read_journal(path: Path) -> Iterator[Call]:
 @dataclass
 class File:
     content: bytearray = field(default_factory=bytearray)
-    kept: list[bytes] = field(default_factory=lambda: [b""])  # what may be left: as synced last, and every one since
+    kept: list[bytes] = field(default_factory=lambda: [b""])  # possible remains: as synced last, and every one since
 
 
 @dataclass
@@ -73,11 +73,11 @@ class Disk:
             folder.kept.append(dict(folder.names))
 
     def after_a_kill(self) -> Tree:
-        """Whatever was done is there."""
+        """All calls took effect."""
         return self._tree(lambda file: bytes(file.content), lambda folder: folder.names)
 
     def after_a_loss_of_power(self, chance: random.Random) -> Iterator[Tree]:
-        """With whatever was not synced gone; with names alone, their content empty or NULs; with content alone; and
+        """With all unsynced content gone; with names alone, their content empty or NULs; with content alone; and
         with any of it."""
 
         def nuls(file: File) -> bytes:
@@ -112,7 +112,7 @@ class Disk:
 
 
 def lay_out(tree: Tree, folder: Path) -> None:
-    """Make a disk's content anew."""
+    """Make a disk's content again."""
     for path, content in tree.items():
         if content is None:
             (folder / path).mkdir()

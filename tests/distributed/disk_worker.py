@@ -47,7 +47,7 @@ def faults(operation: str, part: str, nth: int, error: int, done_first: bool = F
 
 
 def runs(folder: Path) -> None:
-    """A run; one that goes back a step, so that its checkpoint takes the place of another; one that begins anew."""
+    """A run; one that goes back a step, so that its checkpoint takes the place of another; one that begins again."""
     (folder / "model.json").write_text(json.dumps(MODEL))
     assumed = Assumptions(seq_length=8)
     write_plan(uniform_plan(layers=1, world_size=1, global_train_batch_size=1, assumed=assumed), folder / "plan.json")
@@ -63,8 +63,8 @@ def runs(folder: Path) -> None:
 
 
 def saving(folder: Path) -> None:
-    """Let each call of a save fail once, with EIO, and the first two with other errors: it says so or saves; what was
-    saved before is whole, and the next succeeds."""
+    """Let each call of a save fail once, with EIO, and the first two with other errors: it says so or saves; files that
+    were saved before is whole, and the next succeeds."""
     run, failed = Run(), 0
     checkpoints = folder / "checkpoints"
     writer = Writer(checkpoints, run.engine, 2, run.data)
@@ -105,7 +105,7 @@ def saving(folder: Path) -> None:
 
 
 def network(folder: Path) -> None:
-    """Renames that are done and said to have failed; folders that a silly name keeps from going."""
+    """Renames that are done and reported as failed; folders that a silly name keeps from going."""
     run = Run()
     checkpoints = folder / "checkpoints"
     writer = Writer(checkpoints, run.engine, 1, run.data)
@@ -123,7 +123,7 @@ def network(folder: Path) -> None:
 
 
 def reading(folder: Path) -> None:
-    """What cannot be read of the newest checkpoint makes the one before be taken."""
+    """An unreadable file of the newest checkpoint makes the one before be taken."""
     run = Run()
     checkpoints = folder / "checkpoints"
     writer = Writer(checkpoints, run.engine, 2, run.data)
@@ -150,7 +150,7 @@ def reading(folder: Path) -> None:
         except UserError as error:
             assert "Permission denied" in str(error)
         else:
-            raise AssertionError("began anew beside checkpoints that it could not read")
+            raise AssertionError("started over next to checkpoints that it could not read")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One rank of a launch that goes wrong in the way, at the place and on the rank that it is told."""
+"""One rank of a launch that goes wrong in the way, at the place and on the given rank."""
 
 from __future__ import annotations
 

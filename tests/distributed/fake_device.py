@@ -1,4 +1,5 @@
-"""Lets ranks compute on the device of `fixtures/fake_device.cc` as on a GPU, and counts what waits for all of it."""
+"""Lets ranks compute on the device of `fixtures/fake_device.cc` as on a GPU, and counts calls that wait for all of
+it."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def built() -> Path | None:
 
 
 class Counts(NamedTuple):
-    """What a rank asked of its device."""
+    """A rank's calls to its device."""
 
     allocations: int
     frees: int

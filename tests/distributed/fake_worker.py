@@ -1,7 +1,7 @@
-"""One rank of a launch that computes on the fake device. Arguments: what is changed, the worker's module, and the
+"""One rank of a launch that computes on the fake device. Arguments: the change, the worker's module, and the
 worker's own arguments.
 
-Allocations, frees and waits of the passes of each step are written beside the mailboxes. "sorting": routing takes
+Allocations, frees and waits of the passes of each step are written next to the mailboxes. "sorting": routing takes
 temporary memory from the device, as Paddle's argsort of one axis does.
 """
 

@@ -1,4 +1,4 @@
-"""One rank of a training that goes wrong in its second step, on the rank and at the place that it is told."""
+"""One rank of a training that goes wrong in its second step, on the rank and at the given place."""
 
 from __future__ import annotations
 

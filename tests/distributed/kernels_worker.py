@@ -91,7 +91,7 @@ def run_the_real_loss(folder: str, stages: str) -> None:
             stated = "no refusal"
         except RuntimeError as error:
             stated = str(error)
-    reported = {"new": sorted(sockets() - before), "said": stated}
+    reported = {"new": sorted(sockets() - before), "printed": stated}
     (Path(folder) / f"{engine.rank}.json").write_text(json.dumps(reported))
 
 

@@ -24,7 +24,7 @@ from paddlenlp_galvatron.plan.check import require_valid
 def layers(code: str, default: DataParallel = DataParallel.DDP) -> tuple[LayerStrategy, ...]:
     """Strategies from words: "1 2r 2u 4sz 2c4" is 5 layers.
 
-    A word is a degree, c and that of context parallelism beside it, then u = Ulysses, s = strided groups,
+    A word is a degree, c and that of context parallelism next to it, then u = Ulysses, s = strided groups,
     r = recompute, of n = norms, a = attention, m = MLP alone, z = zero3 instead of the default type; h and the ranks
     over which ZeRO shards.
     """
@@ -43,13 +43,13 @@ def layers(code: str, default: DataParallel = DataParallel.DDP) -> tuple[LayerSt
     )
 
 
-# Steps that show all but what builds up: AdamW's moments after its second.
+# Enough steps for all but AdamW's moments, which build up after its second.
 ENOUGH = {"sgd": 2, "adamw": 3}
 
 
 @dataclass(frozen=True)
 class Named:
-    """A plan, what it is there for, and the model and optimizer that try it. `dense`: layers without experts. `again`:
+    """A plan, its purpose, and the model and optimizer that try it. `dense`: layers without experts. `again`:
     others show the same."""
 
     name: str
@@ -117,7 +117,7 @@ TWO = [
     Named("tp 1-2 with Megatron-SP, recompute", plan(2, "1 2r 2 1r", vocab="2"), "qwen2"),
     Named("tp 1-2 without Megatron-SP", plan(2, "1 2r 2 1", vocab="2", megatron_sp=False), "llama", "adamw"),
     Named("two stages, 1F1B, more micro-batches than stages", plan(2, "1 1r 1", (1, 2), micro_batches=4), "qwen2"),
-    Named("Ulysses beside dp, vocabulary by sequence", plan(2, "2u 1 2ur", vocab="2u"), "llama"),
+    Named("Ulysses with dp, vocabulary by sequence", plan(2, "2u 1 2ur", vocab="2u"), "llama"),
 ]
 FOUR = [
     Named("tp 1-2-4 with Megatron-SP", plan(4, "1 2r 4 2", vocab="4"), "qwen2"),
@@ -135,7 +135,7 @@ FOUR = [
     Named("Ulysses, tp and dp mixed", plan(4, "2u 2 4ur 1", vocab="4", megatron_sp=False), "qwen2"),
 ]
 ZERO = [
-    Named("zero3 beside ddp", plan(4, "1z 1 1zr 1z", vocab="1z"), "qwen2"),
+    Named("zero3 with ddp", plan(4, "1z 1 1zr 1z", vocab="1z"), "qwen2"),
     Named(
         "zero2 of one micro-batch", plan(4, "1 1r 2", vocab="2", micro_batches=1, default=DataParallel.ZERO2), "llama"
     ),
@@ -163,9 +163,9 @@ ZERO = [
 CONTEXT_FOUR = [
     Named("cp 2, grouped kv heads, recompute", plan(4, "1c2 1c2r 1"), "qwen2"),
     Named("cp 4, the vocabulary, too", plan(4, "1c4 1c4r 1c4", vocab="1c4", batch=4), "llama"),
-    Named("cp beside tp with Megatron-SP, norms of heads", plan(4, "2c2 2c2r 4 1c4", vocab="2c2"), "qwen3"),
-    Named("cp beside tp without Megatron-SP", plan(4, "2c2 2c2r 1c2 2", vocab="2", megatron_sp=False), "llama"),
-    Named("cp beside Ulysses", plan(4, "2c2u 4u 2c2ur 1c2", vocab="2c2u"), "qwen2"),
+    Named("cp with tp with Megatron-SP, norms of heads", plan(4, "2c2 2c2r 4 1c4", vocab="2c2"), "qwen3"),
+    Named("cp with tp without Megatron-SP", plan(4, "2c2 2c2r 1c2 2", vocab="2", megatron_sp=False), "llama"),
+    Named("cp with Ulysses", plan(4, "2c2u 4u 2c2ur 1c2", vocab="2c2u"), "qwen2"),
     Named("fewer kv heads than ranks that split them", plan(4, "2c2 2c2u 1c4"), "llama", kv_heads=1),
     Named("strided cp, with tp and alone", plan(4, "2c2s 1c2s 1c2 2s", vocab="2"), "qwen2"),
     Named("cp under zero2 and zero3", plan(4, "1c2 1c4z 2c2zr 1z", vocab="1c2z", default=DataParallel.ZERO2), "qwen2"),
@@ -193,8 +193,8 @@ CONTEXT_FOUR = [
     ),
 ]
 CONTEXT_EIGHT = [
-    Named("cp 2, 4, 8 beside tp", plan(8, "2c4 4c2r 1c8 2c2z 8", vocab="2c4"), "qwen2"),
-    Named("cp beside tp and Ulysses, two stages", plan(8, "2c2 2c2ur 1c4 4", (2, 2), vocab="4"), "qwen3", again=True),
+    Named("cp 2, 4, 8 with tp", plan(8, "2c4 4c2r 1c8 2c2z 8", vocab="2c4"), "qwen2"),
+    Named("cp with tp and Ulysses, two stages", plan(8, "2c2 2c2ur 1c4 4", (2, 2), vocab="4"), "qwen3", again=True),
     Named("parts, tp 2-8, Ulysses", plan(8, "2nam 8nm 4ua 1m", vocab="8", batch=16), "llama"),
     Named(
         "cp, parts, 2 chunks, zero3",
@@ -250,7 +250,7 @@ HYBRID_FOUR = [
 ]
 HYBRID_EIGHT = [
     Named(
-        "in parts of 2 and 4 beside tp",
+        "in parts of 2 and 4 with tp",
         plan(8, "2zh2 1h4 1zh2 2sh2 2rzh2", vocab="2zh2", batch=16, default=DataParallel.ZERO2),
         "qwen2",
     ),
@@ -430,8 +430,8 @@ EXPERTS_TWO = [
 EXPERTS_FOUR = [
     Named("experts: ep 4, plain", having(plan(4, "1 1r", micro_batches=1), "4 4"), "qwen3_moe"),
     Named("experts: ep 2 with tp 2, and whole", having(plan(4, "1 1zh2"), "2x2 1zh2"), "qwen2_moe"),
-    Named("experts: beside Megatron-SP", having(plan(4, "2s 4r", vocab="2"), "4 2"), "mixtral"),
-    Named("experts: beside plain tp", having(plan(4, "2 4r", megatron_sp=False), "4 2x2"), "qwen3_moe"),
+    Named("experts: with Megatron-SP", having(plan(4, "2s 4r", vocab="2"), "4 2"), "mixtral"),
+    Named("experts: with plain tp", having(plan(4, "2 4r", megatron_sp=False), "4 2x2"), "qwen3_moe"),
     Named(
         "experts: GPipe, unlike stages",
         having(plan(4, "1 2r 1", (2, 1), micro_batches=4, schedule=Schedule.GPIPE), "2 1x2 2z"),
@@ -449,7 +449,7 @@ EXPERTS_LATE = [  # trained by test_deferred.py, where all that ranks exchange c
         having(plan(4, "1 1 1z", default=DataParallel.ZERO2), "2 2z 2"),
         "qwen3_moe",
     ),
-    Named("experts: beside Ulysses and cp", having(plan(4, "2u 1c2 2c2"), "4 4 2x2"), "qwen2_moe"),
+    Named("experts: with Ulysses and cp", having(plan(4, "2u 1c2 2c2"), "4 4 2x2"), "qwen2_moe"),
     Named("experts: in stages", having(plan(4, "1r 2 1", (2, 1), micro_batches=4), "2 1x2 2z"), "mixtral"),
     Named(
         "experts: interleaved",
@@ -552,7 +552,7 @@ LATENT_FOUR = [
     ),
     Named("latents: Ulysses with cp, ZeRO-3", having(plan(4, "2c2u 4uz 2z", vocab="2u"), "4 1x2z 4"), "deepseek_v3"),
     Named(
-        "latents: ZeRO in parts beside tp",
+        "latents: ZeRO in parts with tp",
         having(plan(4, "1zh2 2z 1zh2"), "1 4 2x2", dense=(0,)),
         "deepseek_v3",
         dense=(0,),

@@ -1,4 +1,4 @@
-"""A small model in one process, its optimizer and its data, and what goes on from its checkpoints."""
+"""A small model in one process, its optimizer and its data, and what continues from its checkpoints."""
 
 from __future__ import annotations
 

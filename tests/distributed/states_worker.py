@@ -1,4 +1,4 @@
-"""One rank: what a plan's engine holds after each part of a step, in bytes, and what its pipeline and units did."""
+"""One rank: bytes that a plan's engine holds after each part of a step, and the calls of its pipeline and units."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def run_case(case: Case, folder: Path, index: int, groups: Groups) -> None:
     weights = held()
     optimizer = case.recipe.build(engine.tensors, engine.decaying)
     moments = held() - weights
-    engine.forward_backward(batch_of(case, 0))  # makes what stays, such as the attention mask
+    engine.forward_backward(batch_of(case, 0))  # allocates lasting tensors, such as the attention mask
     for trainable in engine.trainables:
         trainable.drop_gradient()
     idle = held()

@@ -32,11 +32,11 @@ READ = [
 
 
 class Samples:
-    """What a user has: numbered samples of random tokens, with labels."""
+    """A user's data: numbered samples of random tokens, with labels."""
 
     def __init__(self, count: int = SAMPLES) -> None:
         tokens = np.random.default_rng(3).integers(VOCABULARY, size=(SAMPLES, LENGTH + 1))
-        tokens[:, 1] = np.arange(SAMPLES)  # so that each can be told
+        tokens[:, 1] = np.arange(SAMPLES)  # so that each can be recognized
         self.tokens = tokens[:count]
         self.read_ahead: list[int] = []  # by the thread that reads for the engine
 

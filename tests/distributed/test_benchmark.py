@@ -1,6 +1,6 @@
 """The runtime's benchmark compares equal work: both sides reach the same losses.
 
-PaddleNLP's side is started with what `galvatron plan to-paddlenlp` prints for the plan, so this proves that too.
+PaddleNLP's side is started with the arguments of `galvatron plan to-paddlenlp` for the plan, so this proves that too.
 """
 
 import json

@@ -26,7 +26,7 @@ from paddlenlp_galvatron.runtime.groups import sentence
 WORKER = "tests.distributed.failing_worker"
 ROOT = Path(__file__).parents[2]
 TIMEOUT_S = 600.0
-END_S = 60.0  # from what a rank does to the end of all
+END_S = 60.0  # from a rank's fault to the end of all
 WAIT_S = 20.0  # for which ranks wait for each other
 MBIT_PER_S = 10_000
 CASES = {  # by rank or rank and node, and step
@@ -126,7 +126,7 @@ class OnBoth:
         self.nodes = two_nodes_or_skip(stack, MBIT_PER_S)
         if alias:
             hide_behind_router(stack, self.nodes, port, alone=alias == "all")
-        self._reported, self._log = [folder / f"said.{node}" for node in (0, 1)], folder / "log"
+        self._reported, self._log = [folder / f"printed.{node}" for node in (0, 1)], folder / "log"
         address = ALIAS if alias else ADDRESSES[0]
         words = [sys.executable, "-c", LAUNCH, str(folder), how, str(who), address, str(port)]
         self.commands = []
@@ -138,7 +138,7 @@ class OnBoth:
             stack.callback(self.commands[-1].kill)
 
     def first_line(self, node: int) -> str:
-        """Of the errors of a node's command, when it has ended."""
+        """Lines of the errors of a node's command, when it has ended."""
         assert self.commands[node].wait(TIMEOUT_S) != 0
         lines = self._reported[node].read_text(errors="replace").splitlines()
         return next(line for line in lines if line.startswith("error: "))

@@ -1,4 +1,5 @@
-"""Damaged checkpoints are named and older ones taken; a full disk leaves the ones before whole; other data are told."""
+"""Damaged checkpoints are named and older ones taken; a full disk leaves the ones before whole; other data are
+reported."""
 
 from __future__ import annotations
 
@@ -86,7 +87,7 @@ def test_a_part_that_is_a_link_is_removed(folder, tmp_path):
 
 
 def test_where_the_runs_folder_is_gone_or_anothers_nothing_is_saved(tmp_path):
-    """Of ranks that write no log, too."""
+    """The same for ranks that write no log."""
     run, output = Run(), tmp_path / "run"
     writer = Writer(output / "checkpoints", run.engine, 3, run.data)
     output.rename(tmp_path / "elsewhere")
@@ -192,7 +193,7 @@ def test_load_is_where_to_go_on_until_the_run_has_a_checkpoint_of_its_own(folder
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_numbers_that_a_checkpoint_lacks_are_named(folder, whole):
-    """A whole weight or one number. Its checksums are right, its content is not: a fault of whoever wrote it."""
+    """A whole weight or one number. Its checksums are right, its content is not: a fault of its writer."""
     for oldest in whole_checkpoints(folder):
         index = index_of(oldest)
         parts = index["files"][0]["tensors"][0]["parts"]
@@ -207,7 +208,7 @@ def test_numbers_that_a_checkpoint_lacks_are_named(folder, whole):
 
 
 def index_of(checkpoint: Path) -> dict[str, Any]:
-    """What `write_index` takes."""
+    """Arguments of `write_index`."""
     content: dict[str, Any] = json.loads((checkpoint / INDEX).read_text())
     del content["crc32"]
     return content

@@ -42,14 +42,14 @@ having = partial(with_experts, dense=SHAPE.dense_layers)
 BEFORE, AFTER = 2, 2
 SAVED = {
     "tp, Megatron-SP": having(plan(4, "2 4 1 1", vocab="4"), "4 2x2 1 2"),
-    "zero3 beside Ulysses": having(plan(4, "1zh2 2uz 4u 1", vocab="2z"), "2z 1zh2 1x4 4"),
+    "zero3 with Ulysses": having(plan(4, "1zh2 2uz 4u 1", vocab="2z"), "2z 1zh2 1x4 4"),
     "two stages, zero2": having(
         plan(4, "1 2 1 1", (1, 3), vocab="2", micro_batches=4, default=DataParallel.ZERO2), "1 2 1x2 1z"
     ),
     "strided, plain tp": plan(4, "2s 4 2sz 2", megatron_sp=False),
     "two stages of two chunks": plan(4, "1 2z 2 1r", (1,) * 4, vocab="2", micro_batches=4, chunks=2),
 }
-GROWN = ("zero3 beside Ulysses", "strided, plain tp")  # go on where two ranks have gone on and saved
+GROWN = ("zero3 with Ulysses", "strided, plain tp")  # continue where two ranks have continued and saved
 LOADED = {
     8: [having(plan(8, "8 2z 4u 2", vocab="8"), "4x2 2z 4 1x2"), plan(8, "1zh2 2 4 1", (1, 3), vocab="2z")],
     2: [
@@ -99,7 +99,7 @@ def test_any_plan_continues_where_another_stopped(tmp_path, saved, every):
     folders, losses = saved
     on_two_ranks = {}
     for world_size, plans in LOADED.items():
-        if world_size == 8 and not every:  # more ranks go on below, where two stopped
+        if world_size == 8 and not every:  # more ranks continue below, where two stopped
             continue
         pairs = list(product(SAVED, plans) if every else zip(SAVED, cycle(plans), strict=False))
         jobs = [(f"{world_size}-{k}", str(folders[name]), 0, AFTER) for k, (name, _) in enumerate(pairs)]
@@ -110,7 +110,8 @@ def test_any_plan_continues_where_another_stopped(tmp_path, saved, every):
             assert before.keys() == numbers_again.keys()
             assert all((before[key] == numbers_again[key]).all() for key in before), (name, job)
             on_two_ranks |= {name: again} if world_size == 2 else {}
-    # The same plan goes on bit for bit. So it does where other ranks or another number of chunks have come in between.
+    # The same plan continues bit for bit. So it does where other ranks or another number of chunks have come in
+    # between.
     one, two = "two stages, zero2", "two stages of two chunks"
     went_on = [name for name in SAVED if every or name not in (one, two)]
     sources = [(on_two_ranks if name in GROWN else folders)[name] for name in went_on]

@@ -37,7 +37,7 @@ MEETING = {"MASTER_ADDR": "ten", "MASTER_PORT": "71"}
         ({"SLURM_JOB_NUM_NODES": "3", "SLURM_NODEID": "0"}, Nodes()),  # a batch script: no srun has begun the command
         (MPI | MEETING, Nodes(2, 1, "ten", 71)),
         (PADDLE, Nodes(2, 1, "10.0.0.1", 9071)),
-        # What is left over from something on this node: another launcher's word for one node, ranks instead of nodes.
+        # Leftovers of other programs on this node: another launcher's word for one node, ranks instead of nodes.
         ({"WORLD_SIZE": "1", "RANK": "0", **MEETING}, Nodes()),
         ({"WORLD_SIZE": "8"}, Nodes()),
         ({"RANK": "0", "NODE_RANK": "0", "MASTER_PORT": "71", "MASTER_ADDR": "localhost"}, Nodes()),

@@ -1,4 +1,4 @@
-"""`kill -9` of any rank at any moment, while a checkpoint is written or not: the run goes on, and ends as a straight
+"""`kill -9` of any rank at any moment, while a checkpoint is written or not: the run continues, and ends as a straight
 one."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from paddlenlp_galvatron.training.data.tokenizer import train_tokenizer
 from .plans import plan
 
 SAVE_STEPS, SEED = 4, 6
-PLANS = {  # by name: ZeRO-3 beside tensor parallel layers, in one stage and in two
+PLANS = {  # by name: ZeRO-3 next to tensor parallel layers, in one stage and in two
     "2 ranks": plan(2, "1z 2", vocab="2", micro_batches=1, batch=2),
     "4 ranks, two stages": plan(4, "1z 2z", (1, 1), vocab="2z", micro_batches=2, batch=4),
 }
@@ -46,7 +46,7 @@ MODEL = {
 }
 NO_END = 1_000_000  # steps
 CONSTANT = {"lr_scheduler_type": "constant", "weight_decay": 0.1}  # a rate that does not depend on how long a run is
-START_S = 1.0  # what comes before the first step takes about so long
+START_S = 1.0  # the start before the first step takes about so long
 WRITE_S = 0.1  # a kill hits a checkpoint within so long of its beginning
 GRACE_S = 5.0  # the launcher's, between asking the other ranks to end and ending them
 TIMEOUT_S = 600.0

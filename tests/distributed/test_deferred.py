@@ -110,7 +110,7 @@ def test_random_plans_train_as_one_process_does(tmp_path, world_size):
 
 
 def evaluated(folder: Path, world: int, names: list[str]) -> dict:
-    """As the reports of `test_surface`: trained, evaluated, saved and gone on by the trainer."""
+    """As the reports of `test_surface`: trained, evaluated, saved and continued by the trainer."""
     (folder / "model.json").write_text(json.dumps(test_surface.MODEL))
     for name in names:
         of = test_surface.PLANS[world][name]

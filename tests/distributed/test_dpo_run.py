@@ -1,4 +1,5 @@
-"""`galvatron train --task dpo`: the reference is made once, a run goes on under another plan, and its log tells."""
+"""`galvatron train --task dpo`: the reference is made once, a run continues under another plan, and its log shows
+it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dropout: a recomputed layer sees its mask again. That ranks draw masks of their own, test_states.py shows."""
+"""Dropout: a recomputed layer sees its mask again. test_states.py shows that ranks draw masks of their own."""
 
 from __future__ import annotations
 

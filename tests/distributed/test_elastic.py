@@ -155,7 +155,7 @@ def elastic(tmp_path) -> Iterator[Job]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports on which nothing listens now: etcd wants to be told."""
+    """Ports on which nothing listens now: etcd needs them as arguments."""
     with ExitStack() as stack:
         probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [probe.getsockname()[1] for probe in probes]
@@ -195,10 +195,10 @@ def test_ranks_and_nodes_come_and_go(elastic):
     again = elastic.wait(first, lambda records: len(records) < len(before))
     elastic.wait(first, lambda records: ranks_in(records) == 2 and len(records) > len(before))
     assert len(before) - len(again) <= 2 * SAVE_STEPS
-    # A node is lost: the other goes on alone, under the plan for one rank.
+    # A node is lost: the other continues alone, under the plan for one rank.
     kill_node(second)
     elastic.wait(first, lambda records: ranks_in(records) == 1)
-    # Told to stop, the launcher tells its ranks, and they save.
+    # On SIGTERM the launcher signals its ranks, and they save.
     first.terminate()
     first.wait(TIMEOUT_S)
     records = elastic.records()

@@ -1,4 +1,4 @@
-"""Experts shared out and split among ranks train as one process does, beside every other dimension."""
+"""Experts shared out and split among ranks train as one process does, next to every other dimension."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ WORDS = 61  # a vocabulary
 # Of two words some experts get no rows. In bf16 the gradients of such a model, which cancel out soon, differ by 0.2
 # without experts, too.
 OF_TWO_WORDS = (
-    *("experts: ZeRO of either half", "experts: beside Megatron-SP"),
-    *("experts: ep 2 over two, three ZeRO types", "experts: beside Ulysses and cp", "experts: interleaved"),
+    *("experts: ZeRO of either half", "experts: with Megatron-SP"),
+    *("experts: ep 2 over two, three ZeRO types", "experts: with Ulysses and cp", "experts: interleaved"),
 )
 
 
@@ -84,7 +84,7 @@ def test_experts_of_more_processes(named):
 
 
 class Routers:
-    """Notes what each router chooses, layer by layer: probabilities [T, E] and experts [T, k]. With those of another
+    """Notes each router's choices, layer by layer: probabilities [T, E] and experts [T, k]. With those of another
     run it chooses as there."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, as_in: Routers | None = None):
@@ -110,7 +110,7 @@ def one_process(case: Case) -> dict[str, np.ndarray]:
 
 
 def test_few_words_fill_one_rank_and_leave_others_empty(monkeypatch):
-    """What the cases above are there for."""
+    """The purpose of the cases above."""
     shares: dict[str, list[list[float]]] = {}
     named = [*plans.EXPERTS_FOUR, *plans.EXPERTS_LATE]
     for of, case in zip(named, cases(named), strict=True):
@@ -119,9 +119,9 @@ def test_few_words_fill_one_rank_and_leave_others_empty(monkeypatch):
         layers = zip(of.plan.layers, routers.seen, strict=True)
         ranks = [chosen // (case.shape.experts // layer.ep) for layer, (_, chosen) in layers]
         shares[of.name] = [(np.bincount(rank.ravel(), minlength=4) / rank.size).tolist() for rank in ranks]
-    starved, all_to_one = shares["experts: beside Megatron-SP"]
+    starved, all_to_one = shares["experts: with Megatron-SP"]
     assert starved.count(0.0) == 1 and all_to_one[:2] == [0.0, 1.0]  # of four ranks, and of two
-    assert shares["experts: beside Ulysses and cp"][1].count(0.0) == 2
+    assert shares["experts: with Ulysses and cp"][1].count(0.0) == 2
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -184,7 +184,7 @@ def test_callbacks_find_each_expert_by_its_name():
 
 
 def engine(case: Case) -> Engine:
-    """Of the case in bf16."""
+    """The losses of the case in bf16."""
     return Engine(ModelSetup.of(plans.in_16_bits(case.plan), case.shape, case.seq_length, seed=case.seed))
 
 

@@ -1,7 +1,7 @@
 """Plans train on a device whose streams run apart, and nothing waits for all of it in a pass after the first step.
 
-What this does not prove: Paddle computes by its CPU kernels, for each of which the host waits, so that nothing is known
-of what GPU kernels do by themselves (`kernels.py` names them), nor of a host that runs ahead of its device; numbers are
+Not proven here: Paddle computes by its CPU kernels, for each of which the host waits, so that nothing is known
+of GPU kernels (`kernels.py` names them), nor of a host that runs ahead of its device; numbers are
 of 32 bits; copies between host and device outside of a stream wait for nothing (`no_host_traffic.py` forbids them).
 Plans of one stage have no receive that a wait could meet: there AdamW's states, made after the first step, may make the
 second allocate once more.
@@ -52,8 +52,8 @@ def train(
     changed: str = "",
     limit_s: int = LIMIT_S,
 ) -> list[list[list[int]]]:
-    """What each rank asked of its device in the passes of each step. Raises where a plan does not train as one process
-    does."""
+    """The calls of each rank to its device in the passes of each step. Raises where a plan does not train as one
+    process does."""
     mailboxes, results = folder / "mailboxes", folder / "results"
     mailboxes.mkdir()
     results.mkdir()

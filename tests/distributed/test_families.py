@@ -14,7 +14,7 @@ from . import plans
 from .plans import Named
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
-# What the smallest model of a family has here besides.
+# Further sizes of the smallest model of a family.
 FURTHER = {
     "qwen3": {"attention_bias": True},
     "llama": {
@@ -27,7 +27,7 @@ FURTHER = {
 PLANS = [*plans.FOUR, *plans.ZERO]
 QUICK = {
     "qwen3": ("tp 1-2-4 without Megatron-SP", "tied across stages", "fewer kv heads than tp", "zero3 over Ulysses"),
-    "llama": ("tp 1-2-4 with Megatron-SP", "Ulysses, tp and dp mixed", "zero3 beside ddp"),
+    "llama": ("tp 1-2-4 with Megatron-SP", "Ulysses, tp and dp mixed", "zero3 with ddp"),
 }
 
 

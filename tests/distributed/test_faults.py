@@ -1,4 +1,4 @@
-"""What goes wrong in one rank ends all of them, by name; what goes wrong in the numbers leaves the weights alone."""
+"""A fault of one rank ends all of them, by name; a fault of numbers leaves the weights alone."""
 
 from __future__ import annotations
 

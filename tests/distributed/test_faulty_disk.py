@@ -41,7 +41,7 @@ def test_a_disk_that_fails_costs_no_checkpoint_that_was_saved(shim, tmp_path):
 
 
 def test_after_any_loss_of_power_the_newest_checkpoint_that_was_reported_is_found(shim, tmp_path, record_property):
-    """Every prefix of three runs' calls, with what was not synced there, gone, half there, or NULs."""
+    """Every prefix of three runs' calls, with unsynced content there, gone, half there, or NULs."""
     disk = tmp_path / "disk"
     work(disk, shim, "runs", DISK_JOURNAL=str(tmp_path / "journal"))
     calls = list(read_journal(tmp_path / "journal"))
@@ -81,7 +81,7 @@ def require_going_on(output: Path, reports: list[int], reported: int) -> None:
         log.write({"step": continues_at + 1, "steps": 9, **numbers, "peak_memory_mib": []})  # type: ignore[typeddict-item]
         log.close()
         steps = [json.loads(line)["step"] for line in path.read_text().splitlines()]
-        if reported < 5:  # the third run begins its log anew
+        if reported < 5:  # the third run starts a new log
             assert steps == list(range(1, continues_at + 2))
 
 

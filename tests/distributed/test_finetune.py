@@ -66,7 +66,7 @@ def folder(tmp_path_factory):
 
 
 def losses(folder, output, made, *words, steps=3, model="model"):
-    """Of each step, and of the dev split behind the last."""
+    """The losses of each step, and of the dev split behind the last."""
     write_plan(made, folder / f"{output}.json")
     reported = ["--task", "sft", "--model", model, "--dataset_name_or_path", "data", "--continue_training", "0"]
     reported += ["--max_length", str(LENGTH), "--optim", "sgd", "--learning_rate", "0.1", "--max_steps", str(steps)]
@@ -89,7 +89,7 @@ def test_losses_are_the_same_packed_or_not_under_two_plans_and_after_a_restart(f
     part = plan(2, "1 1a", (1, 1), batch=rows, micro_batches=2)
     begun, _ = losses(folder, "again", part, *packed, steps=2)
     np.testing.assert_allclose(begun[:2], alone[:2], atol=1e-5)
-    ended, _ = losses(folder, "again", plan(1, "1 1", batch=rows), *packed, steps=3)  # goes on from step 2
+    ended, _ = losses(folder, "again", plan(1, "1 1", batch=rows), *packed, steps=3)  # continues from step 2
     np.testing.assert_allclose(ended, alone, atol=1e-5)
 
 

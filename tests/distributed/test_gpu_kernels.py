@@ -1,4 +1,4 @@
-"""What only GPUs run: whole plans with every fused kernel, by twins of those that a CPU has not."""
+"""Kernels that only GPUs run: whole plans with every fused kernel, by twins of those that a CPU has not."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ REFUSAL = "Do not support c_softmax_with_cross_entropy for cpu kernel"
 
 @pytest.mark.parametrize(("ranks", "stages"), [(2, 1), (4, 2)])
 def test_the_fused_loss_finds_the_communicator_that_was_made_for_it(tmp_path, ranks, stages):
-    """Paddle's own operator: it begins no store of its own, and goes on to its kernel, which a CPU has not."""
+    """Paddle's own operator: it begins no store of its own, and continues to its kernel, which a CPU has not."""
     launch(WORKER, ["loss", str(tmp_path), str(stages)], ranks, tmp_path / "log", TIMEOUT_S)
     reported = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(ranks)]
     assert not [one["new"] for one in reported if one["new"]]
     first = ranks - ranks // stages
-    assert [REFUSAL in one["said"] for one in reported] == [rank >= first for rank in range(ranks)], reported[-1][
-        "said"
+    assert [REFUSAL in one["printed"] for one in reported] == [rank >= first for rank in range(ranks)], reported[-1][
+        "printed"
     ]
 
 
 def cases(named: list[Named]) -> list[Case]:
-    """With a vocabulary that every degree divides: the fused loss takes no padding. Of two words some experts get no
+    """With a vocabulary that every degree divides: the fused loss takes no padding. With two words some experts get no
     rows."""
     made = [small_case(one.plan, one.family, one.optimizer, 3, kv_heads=one.kv_heads, tied=one.tied) for one in named]
     made = [with_yarn(case) if case.shape.latents else case for case in made]  # which scales queries
@@ -45,7 +45,7 @@ def cases(named: list[Named]) -> list[Case]:
 FOUR = [
     Named("a pipeline, split vocabulary", plan(4, "2 2r 2n 2a", (2, 2), vocab="2", micro_batches=4), "qwen2", "adamw"),
     Named("ZeRO of odd sizes", plan(4, "1z 2z 4z", vocab="4z"), "qwen2", "adamw"),
-    Named("cp, cp beside tp, parts", plan(4, "1c4 2c2 1c2ma 2c2r", vocab="2"), "llama", kv_heads=2),
+    Named("cp, cp with tp, parts", plan(4, "1c4 2c2 1c2ma 2c2r", vocab="2"), "llama", kv_heads=2),
     Named("Ulysses", plan(4, "2u 4u 2ur", vocab="2u"), "qwen3"),
     Named("experts", having(plan(4, "1 2r 1z"), "4 2x2 1z"), "qwen3_moe", "adamw"),
     Named("latents under flash attention", having(plan(4, "2 2c2a 4ur 1z"), "4 2x2 1 1z"), "deepseek_v3"),

@@ -1,5 +1,5 @@
 """`kill -9` of a rank while a checkpoint is written, each life under another plan: nothing is lost, the losses are
-those of a straight run, and the health line is told in every life."""
+those of a straight run, and the health line is printed in every life."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ class Life:
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def wait_for_writing(self, behind: int) -> int:
-        """Until the health line was told and a checkpoint of a later step is being written; gives its step."""
+        """Wait until the health line was printed and a checkpoint of a later step is being written; gives its step."""
         deadline = time.monotonic() + TIMEOUT_S
         while True:
-            if re.search(r"^step \d+/\d+, loss", self.stated.read_text(), re.M):  # what was left is gone by then
+            if re.search(r"^step \d+/\d+, loss", self.stated.read_text(), re.M):  # leftovers are gone by then
                 parts = [int(path.name[5:13]) for path in (self.output / "checkpoints").glob("step-*.part")]
                 if begun := [step for step in parts if step > behind]:
                     return max(begun)

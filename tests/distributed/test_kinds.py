@@ -1,4 +1,4 @@
-"""Models of dense layers and layers with experts train as in one process, whatever stages the layers are in."""
+"""Models of dense layers and layers with experts train as in one process, for any stages of the layers."""
 
 from __future__ import annotations
 

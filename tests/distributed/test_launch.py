@@ -179,7 +179,7 @@ def test_of_several_causes_the_first_is_named():
     judge = FaultClassifier()
     later, sooner = (Fault(Kind.CAUSE, rank, f"rank {rank}", age) for rank, age in ((0, 1.0), (1, 2.0)))
     lost = Fault(Kind.CONSEQUENCE, 2, "rank 2", 9.0)
-    assert judge.verdict([lost, later], []) is None  # others may still tell
+    assert judge.verdict([lost, later], []) is None  # others may still report
     time.sleep(faults.SETTLE_S)
     assert judge.verdict([lost, later, sooner], []) == sooner
 

@@ -68,7 +68,7 @@ def test_a_run_continues_under_another_plan_as_one_that_ran_through(trained):
     np.testing.assert_allclose(losses(trained, "split"), losses(trained, "through"), atol=1e-5)
     stored = sum(file.stat().st_size for file in (trained / "split" / "checkpoints").rglob("*.safetensors"))
     whole = sum(file.stat().st_size for file in (trained / "start" / "checkpoints").rglob("*.safetensors"))
-    assert stored < whole  # of two checkpoints without moments, beside one with them
+    assert stored < whole  # of two checkpoints without moments, next to one with them
 
 
 def test_adapters_are_read_by_paddlenlp_and_merge_to_the_model_that_was_trained(trained):

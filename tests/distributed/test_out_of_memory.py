@@ -1,4 +1,4 @@
-"""A run that ends for lack of memory says so: by the rank, by what it had reached, and beside what was predicted."""
+"""A run that ends for lack of memory says so: by the rank, its peak, and the prediction."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_failed_allocations_are_known_wherever_they_fail(allocate, capsys):
 
 
 MEMORY, PEER, CAUSE = "memory", "peer", "cause"
-# What Paddle 3.3.1 makes of each (enforce.h), with the texts of ncclGetErrorString and of CUDA's libraries.
+# Paddle 3.3.1's error for each (enforce.h), with the texts of ncclGetErrorString and of CUDA's libraries.
 MESSAGES = {
     "std::bad_alloc": MEMORY,
     "(ResourceExhausted) \n\nOut of memory error on GPU 0. Cannot allocate 2.000000GB memory on GPU 0": MEMORY,

@@ -1,4 +1,4 @@
-"""Every kind of layer-wise plan trains what one process trains: losses and each gradient, on real processes."""
+"""Every kind of layer-wise plan trains as one process does: losses and each gradient, on real processes."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def test_plans_train_as_one_process_does(cases, whole):
 
 
 def test_a_plan_has_a_name_of_its_own():
-    """By which it is told that another test trains it."""
+    """A mark of plans that another test trains."""
     names = [case.name for found in vars(plans).values() if isinstance(found, list) for case in found]
     assert len(names) == len(set(names)) and set(names) >= ELSEWHERE
 
 
 def test_the_check_sees_parts_that_are_not_summed_up(tmp_path):
-    """By gradients: ZeRO in a part of the ranks has no other sign of it, as all copies are wrong alike."""
+    """By gradients: ZeRO in a part of the ranks has no other sign of it, as all copies are equally wrong."""
     case = small_case(plans.HYBRID_FOUR[0].plan, "qwen2", steps=1)
     parity.write_cases(tmp_path, [case])
     launch(f"{__package__}.unsummed_worker", [str(tmp_path)], 4, tmp_path / "log", timeout_s=300)

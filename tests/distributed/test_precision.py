@@ -1,4 +1,4 @@
-"""16-bit training in one process: what is kept in fp32 is, and what a CPU cannot do is refused."""
+"""16-bit training in one process: fp32 values stay in fp32, and a type that a CPU lacks is refused."""
 
 from __future__ import annotations
 

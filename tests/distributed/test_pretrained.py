@@ -48,7 +48,7 @@ def ignore(_: int) -> None:
 
 
 def trained(folder: Path, those: list[tuple[str, str, str]], tuned: list[tuple[str, str]]) -> None:
-    """Leaves what the ranks leave, by the number of the job."""
+    """Writes the files of ranks, by the number of the job."""
     jobs = []
     for name, source, of in those:
         weights = FOLDER / name
@@ -88,7 +88,7 @@ def require_as_transformers(trained: Path, number: int, name: str) -> None:
     assert np.abs(logits[:, : shape.vocab_size] - expected).max() < TOLERANCE
     losses = json.loads((trained / f"{number}.json").read_text())
     assert losses == pytest.approx(oracle.losses, abs=TOLERANCE)
-    # The checkpoint before the last step, as a Hugging Face model, goes on to the last loss.
+    # The checkpoint before the last step, as a Hugging Face model, continues to the last loss.
     checkpoint = open_checkpoint(whole_checkpoints(trained / f"{number}")[0])
     model = trained / f"{number}.model"
     to_huggingface(checkpoint, model, Precision.FP32, 10**9, None, ignore)

@@ -1,4 +1,4 @@
-"""Plans drawn at random from the whole space train what one process trains: some in bf16, and a sweep of 144."""
+"""Plans drawn at random from the whole space train as one process does: some in bf16, and a sweep of 144."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that is killed or told to stop goes on where it was, and ends as one that ran straight through."""
+"""A run that is killed or stopped continues where it was, and ends as one that ran straight through."""
 
 from __future__ import annotations
 
@@ -119,8 +119,8 @@ def test_killed_ranks_cost_no_more_than_the_steps_since_the_last_checkpoint(stra
 def stop(
     folder: Path, output: str, shim: Path, first: Callable[[int], None], again: Callable[[int], None], code: int
 ) -> int:
-    """Stop a run, and tell it again and again while it writes its last checkpoint to a slow disk. Gives the steps that
-    it has done. Nobody else gets its folder meanwhile."""
+    """Stop a run, and signal it again and again while it writes its last checkpoint to a slow disk. Gives the steps
+    that it has done. Nobody else gets its folder meanwhile."""
     slow = {"LD_PRELOAD": str(shim), "DISK_ROOT": str(folder / output / "checkpoints"), "DISK_SYNC_MS": "300"}
     process = start(folder, output, "--save_steps", "0", steps=NO_END, **slow)
     try:
@@ -155,7 +155,7 @@ def terminate_all(pid: int) -> None:
 @pytest.mark.parametrize(
     ("report", "number"),
     [
-        (os.kill, signal.SIGINT),  # to the launcher alone, who makes a SIGTERM of it and tells the ranks
+        (os.kill, signal.SIGINT),  # to the launcher alone, which sends SIGTERM to the ranks
         pytest.param(os.kill, signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param(os.killpg, signal.SIGINT, marks=pytest.mark.slow),  # as a terminal does
         (os.killpg, signal.SIGHUP),  # as a terminal that is closed does
@@ -164,7 +164,7 @@ def terminate_all(pid: int) -> None:
 )
 def test_a_run_that_is_asked_to_stop_saves_first_however_often_it_is_asked(straight, shim, report, number):
     folder, losses = straight
-    output = f"told-{report.__name__}-{number.name}"
+    output = f"report-{report.__name__}-{number.name}"
     done = stop(folder, output, shim, lambda pid: report(pid, number), terminate_all, 128 + number)
     assert done < NO_END
     assert whole_checkpoints(folder / output / "checkpoints")[0].name == f"step-{done:08d}"

@@ -38,7 +38,7 @@ BUDGETS = [f"{0.004 * 0.99**step:.6f}" for step in range(150)]  # GB, of which s
 
 
 def script(folder: Path, path: str, *words: str, **variables: str) -> str:
-    """Run a script in the folder as a user does, and give what it prints."""
+    """Run a script in the folder as a user does, and give its output."""
     galvatron = folder / "galvatron"
     if not galvatron.exists():
         galvatron.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m paddlenlp_galvatron.cli.main "$@"\n')

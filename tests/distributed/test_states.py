@@ -95,7 +95,7 @@ def arithmetic(case: Case, stage: int) -> dict[str, float]:
 
 
 def test_some_plans_on_four_ranks(tmp_path):
-    """Of either kind in one launch."""
+    """The states of either kind in one launch."""
     states = {name: case_of(of, 128) for name, of in STATES.items() if name not in FEW}
     states |= {f"{name}, bf16": case_of(STATES[name], 128, Precision.BF16) for name in FEW}
     passes = {name: case_of(of, 16) for name, of in PIPELINES_OF_FOUR.items()}

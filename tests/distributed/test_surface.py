@@ -1,4 +1,5 @@
-"""What a PaddleNLP user's callback and script find on 2 and 4 processes, under uniform and layer-wise plans."""
+"""Attributes that a PaddleNLP user's callback and script read on 2 and 4 processes, under uniform and layer-wise
+plans."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ CASES = [
 
 
 class Reports(dict[tuple[int, str], list[dict]]):
-    """What each rank wrote down, by world and plan, and the folder. A launch takes what else will be asked for."""
+    """The records of each rank, by world and plan, and the folder. A launch runs all further plans of its world."""
 
     def __init__(self, make_folder: Callable[[str], Path]):
         super().__init__()
@@ -77,7 +78,7 @@ def found(tmp_path_factory) -> Reports:
 
 
 def degrees(of: Plan, layer: int) -> dict[str, int]:
-    """What each axis of a layer has, by the plan's own words."""
+    """The ranks of each axis of a layer, by the plan's own words."""
     strategy, dp = of.layers[layer], of.dp(of.layers[layer])
     zero = strategy.dp_type is DataParallel.ZERO3
     return {

@@ -1,4 +1,4 @@
-"""Fine-tuning under any plan: rows of several documents train what each document alone trains in one process."""
+"""Fine-tuning under any plan: rows of several documents train as each document alone does in one process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paddlenlp_galvatron.plan import Precision
 from . import plans
 from .test_deferred import disagreements
 
-# Of each axis, each kind of sharding and recompute one, always with a plain tp layer among them. Every second of four
+# One of each axis, each kind of sharding and recompute, always with a plain tp layer among them. Every second of four
 # ranks' plans has pairs or adapters, of either half: tp, Ulysses, context, zero3 and pipelines; all have in long tests.
 TWO = ["tp 1-2 without Megatron-SP", "parts, tp with Megatron-SP", "2 chunks, tied, reduced every micro-batch"]
 FOUR = [
@@ -27,8 +27,8 @@ FOUR = [
     "strided tp without Megatron-SP",
     "one kv head, tp without Megatron-SP, zero3",
     "zero3 in a pipeline",
-    "cp beside tp without Megatron-SP",
-    "cp beside Ulysses",
+    "cp with tp without Megatron-SP",
+    "cp with Ulysses",
     "cp, parts, 3 chunks, zero2",
     "fewer kv heads than Ulysses",
     "in parts over Ulysses and cp",

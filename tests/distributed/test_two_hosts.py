@@ -73,7 +73,7 @@ def test_plans_over_two_hosts_train_as_one_process_does(nodes, tmp_path):
 
 
 def script_on(tmp_path, plan, port, more=""):
-    """What starts the training script on a node, whose number comes behind."""
+    """A command that starts the training script on a node, whose number comes behind."""
     write_plan(replace(plan, assumed=replace(plan.assumed, seq_length=16)), tmp_path / "configs" / "plan.json")
     (tmp_path / "model.json").write_text(json.dumps(MODEL))
     each = plan.world_size // 2
@@ -82,7 +82,7 @@ def script_on(tmp_path, plan, port, more=""):
     python.chmod(0o755)
     variables = f"NUM_NODES=2 NUM_GPUS_PER_NODE={each} MASTER_ADDR={ADDRESSES[0]} MASTER_PORT={port} "
     variables += f"PYTHON={python} MODEL=model.json DATA=random MAX_STEPS={STEPS} LEARNING_RATE=1e-3 {more}"
-    stated = ">said.$1 2>&1"
+    stated = ">printed.$1 2>&1"
     return ["sh", "-c", f"cd {tmp_path} && export {variables} && NODE_RANK=$1 exec sh {SCRIPT} {stated}", "sh"]
 
 
@@ -91,7 +91,7 @@ def test_a_folder_that_is_not_shared_is_refused_on_both_nodes(nodes, tmp_path):
     words = script_on(tmp_path, plans.plan(2, "2 1z"), PORT + 2, "OUTPUT_DIR=of_node_$1")
     assert run_on_both(nodes, words) == [2, 2]
     for number in (0, 1):
-        lines = (tmp_path / f"said.{number}").read_text().splitlines()
+        lines = (tmp_path / f"printed.{number}").read_text().splitlines()
         errors = [line for line in lines if line.startswith("error: ")]
         assert "rank 1 does not see what rank 0 writes; name a folder that all nodes share (rank " in errors[0]
 
@@ -158,13 +158,13 @@ def test_the_same_command_runs_under_each_launcher(nodes, tmp_path, launcher):
                 command = [*head, "--master", f"{ADDRESSES[0]}:{PORT + 4}", *command]
             else:
                 variables = begun_by(launcher, number)
-            stated = stack.enter_context((tmp_path / f"said.{number}").open("wb"))
+            stated = stack.enter_context((tmp_path / f"printed.{number}").open("wb"))
             settings = {"stdout": stated, "stderr": stated, "cwd": tmp_path, "env": os.environ | variables}
             started.append(node.start(command, **settings))
             stack.callback(started[-1].wait)
             stack.callback(started[-1].kill)
         codes = [process.wait(TIMEOUT_S) for process in started]
-    assert codes == [0, 0], "\n".join((tmp_path / f"said.{number}").read_text() for number in (0, 1))
+    assert codes == [0, 0], "\n".join((tmp_path / f"printed.{number}").read_text() for number in (0, 1))
     if launcher in ("srun", "PyTorchJob"):
         assert len((tmp_path / "output" / "train_log.jsonl").read_text().splitlines()) == 2
     elif launcher == "Kubernetes":

@@ -1,4 +1,4 @@
-"""What befalls a rank, a node or the link ends the commands on both nodes, which name it, whatever ranks send by.
+"""A fault of a rank, a node or the link ends the commands on both nodes, which name it, over any transport.
 
 The ranks here wait without end, as NCCL's do, and need no Paddle; test_blame.py has some of the cases over gloo. All
 cases happen at once, each on two nodes of its own: most of their time is silence that must be sure.
@@ -21,7 +21,7 @@ from two_nodes import ADDRESSES, ALIAS, LINK, NO_GPUS, Node, hide_behind_router,
 
 PORT, MBIT_PER_S = 29_580, 1000
 READY_S = 300.0  # in which ranks begin, on a busy machine
-END_S = 60.0  # from what befalls to the end on both nodes
+END_S = 60.0  # from the fault to the end on both nodes
 RANK = """
 import os, signal, sys, time
 from pathlib import Path
@@ -61,8 +61,8 @@ WAITED = "; {} waited in all_reduce of ranks 0, 1 in step 4"
 
 
 class Case(NamedTuple):
-    """What befalls which rank or node, and how the first line of node 0's errors, and of node 1's, begins; None: its
-    command is gone, frozen or told to end."""
+    """A fault, its rank or node, and how the first line of node 0's errors, and of node 1's, begins; None: its
+    command is gone, frozen or signalled."""
 
     how: str
     who: int
@@ -127,7 +127,7 @@ def end_of(folder: Path, nodes: tuple[Node, Node], case: Case) -> End:
     with ExitStack() as stack:
         if case.alias:
             hide_behind_router(stack, nodes, PORT, alone=True)
-        commands, files = [], [folder / f"said.{number}" for number in (0, 1)]
+        commands, files = [], [folder / f"printed.{number}" for number in (0, 1)]
         for number, node in enumerate(nodes):
             out = stack.enter_context(files[number].open("wb"))
             settings = {"stdout": out, "stderr": out, "cwd": folder, "env": environment}
@@ -139,7 +139,7 @@ def end_of(folder: Path, nodes: tuple[Node, Node], case: Case) -> End:
         while not all(log.exists() and "begun" in log.read_text() for log in logs):
             assert time.monotonic() < deadline and all(command.poll() is None for command in commands), folder
             time.sleep(0.2)
-        time.sleep(3)  # until each launcher has heard of the other
+        time.sleep(3)  # until each launcher knows the other
         listened = [node.listens() for node in nodes]
         began = time.monotonic()
         if case.how in SIGNALS:

@@ -1,4 +1,4 @@
-"""A rank that hangs ends by itself, says in what, and the rank that it waits for is named."""
+"""A rank that hangs ends by itself, names its operation, and the rank that it waits for is named."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_wait_without_end_is_named(tmp_path, monkeypatch, who, limit_s, messag
     with pytest.raises(LaunchError, match=message):
         launch(str(WORKER), [who, str(limit_s)], 2, tmp_path, timeout_s=600)
     logs = [(tmp_path / f"workerlog.{rank}").read_text() for rank in (0, 1)]
-    assert any(f"error: {WHERE} has not ended within {limit_s} s" in log for log in logs)  # who ends first ends both
+    assert any(f"error: {WHERE} has not ended within {limit_s} s" in log for log in logs)  # the first to end ends both
 
 
 def test_a_rank_that_reads_what_its_device_has_yet_to_receive_waits(monkeypatch):

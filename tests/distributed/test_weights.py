@@ -1,4 +1,4 @@
-"""Parts of a weight are parts of one whole, whatever the plan, and cost no more memory than their own."""
+"""Parts of a weight are parts of one whole, for any plan, and cost no more memory than their own."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_part_takes_the_memory_of_a_part():
 
 
 class Counting:
-    """A source that counts the numbers that it is asked for."""
+    """A source that counts the requested numbers."""
 
     def __init__(self):
         self.numbers = 0

@@ -1,7 +1,7 @@
 """Kernels that only GPUs have, as plain operations in the place of Paddle's operators.
 
-What calls them stays as it is on a GPU: PaddleNLP's layers and Paddle's own functions. Each twin takes the operator's
-positional arguments and computes what its documentation says.
+Their callers stay as they are on a GPU: PaddleNLP's layers and Paddle's own functions. Each twin takes the operator's
+positional arguments and computes as documented.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _require(holds: bool, what: str) -> None:
 
 
 def _attend(q: Any, k: Any, v: Any, hidden: Any) -> tuple[Any, None, None, None]:
-    """[B, S, heads, D] to [B, T, kv heads, D]; `hidden` [B, 1, S, T]: what a row must not see."""
+    """[B, S, heads, D] to [B, T, kv heads, D]; `hidden` [B, 1, S, T]: positions that a row must not see."""
     (_, _, heads, width), kv_heads = q.shape, k.shape[2]
     _require(width % 8 == 0 and heads % kv_heads == 0 and k.shape == v.shape, f"heads {q.shape}, {k.shape}")
     _require(q.dtype == k.dtype == v.dtype, f"types {q.dtype}, {k.dtype}, {v.dtype}")
@@ -57,7 +57,7 @@ def flash_attn(q: Any, k: Any, v: Any, seed: Any, mask: Any, dropout: float, cau
 
 
 def flashmask_attention(q: Any, k: Any, v: Any, rows: Any, seed: Any, dropout: float, causal: bool, *_: Any) -> Any:
-    """Of each key [B, 1, T, 2]: rows from the first number on do not see it, nor do those before the second."""
+    """For each key [B, 1, T, 2]: rows from the first number on do not see it, nor do those before the second."""
     _require(rows.dtype == paddle.int32 and not causal and dropout == 0.0, f"{rows.dtype}")
     _require(rows.shape == [q.shape[0], 1, k.shape[1], 2], f"rows {rows.shape}")
     own = paddle.arange(q.shape[1], dtype="int32").unsqueeze(1)

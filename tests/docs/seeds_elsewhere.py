@@ -2,7 +2,7 @@
 
 SHOWN_BY = {
     "000 launch": "measure/test_launch_line.py::test_nodes_and_devices_of_a_line",
-    "000 pip install -e . beside PaddleNLP": "project/test_beside_sources.py::"
+    "000 pip install -e . next to PaddleNLP": "project/test_beside_sources.py::"
     "test_both_are_installed_editable_and_train",
     "000 the compile line": "planner/test_core.py::test_the_documents_line_builds_it",
     "001 profile, search and train in a row": "measure/test_profile_scripts.py::"
@@ -19,10 +19,10 @@ SHOWN_BY = {
     "test_a_published_set_is_searched_and_what_was_assumed_is_reported_once",
 }
 
-# Each is refused by name or said, never ignored.
+# Each is refused by name or noted, never ignored.
 EXCEPTIONS = {
-    "000 paddlenlp/experimental/galvatron": "a plugin lives beside PaddleNLP's sources, not in them: `search_engine/`",
-    "000 -std=c++11": "pybind11 and the core need C++17; the compiler is told so in one line",
+    "000 paddlenlp/experimental/galvatron": "a plugin lives next to PaddleNLP's sources, not in them: `search_engine/`",
+    "000 -std=c++11": "pybind11 and the core need C++17; one line of CMake sets it",
     "001 training GPT and T5": "the models here are Llama and Qwen2; profiles of T5's two kinds of layers are searched",
     "001 GPT and T5: llama_hf, gpt_hf": "the same: PaddleNLP's own layers of Llama and Qwen2 are trained",
     "001 profiles of a model zoo": "no machine's measurements are shipped as if they were the user's; "
@@ -33,6 +33,6 @@ EXCEPTIONS = {
     "002 --backend torch": "there is no PyTorch here: it stands for the framework's collectives, Paddle's",
     "002 --backend nccl on CPU": "it wants GPUs; refused by name",
     "002 nccl-tests and PyTorch's profiler": "messages go through Paddle, which the training uses, too; "
-    "`galvatron profile import-nccl-tests` reads what nccl-tests printed",
+    "`galvatron profile import-nccl-tests` reads the output of nccl-tests",
     "002 MPI_PATH": "ranks are started without MPI; accepted with a note",
 }

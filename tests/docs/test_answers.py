@@ -1,4 +1,4 @@
-"""The documentation answers what users look for, in both languages: by name, and in lists made from the code."""
+"""The documentation answers users' questions, in both languages: by name, and in lists made from the code."""
 
 import ast
 import re
@@ -39,7 +39,7 @@ MODELS = {
 LISTING_MODELS = ("index", "train", "convert", "from_paddlenlp", "from_galvatron")
 # Files that a command makes for its own processes, or reads as others made them.
 INNER = {"check/parity", "check/validation/work", "check/gpu/faults", "check/gpu/kernels", "check/gpu/stock"}
-INNER |= {"check/gpu/beside", "check/gpu/waits", "training/data/special_tokens", "training/checkpoint/companions"}
+INNER |= {"check/gpu/waits", "training/data/special_tokens", "training/checkpoint/companions"}
 INNER |= {"training/checkpoint/adapters", "training/checkpoint/weight_files", "training/data/templates"}
 INNER |= {"cli/what_if", "api"}
 LANGUAGES = pytest.mark.parametrize("language", ["en", "zh"])
@@ -95,7 +95,7 @@ def test_arguments_of_paddlenlp_have_the_fate_that_the_page_says(language):
 
 
 def written_files() -> set[str]:
-    """Names of JSON files and pages in the code, as their code says them, beside those of commands' inner processes."""
+    """Names of JSON files and pages in the code, without those of commands' inner processes."""
     found = set()
     for path in PACKAGE.rglob("*.py"):
         place = str(path.relative_to(PACKAGE).with_suffix(""))

@@ -1,4 +1,4 @@
-"""What a page shows is what its commands print; `make pages` writes it."""
+"""A page shows the output of its commands; `make pages` writes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The documents say what is: links lead somewhere, fields and commands exist, examples do what they show."""
+"""The documents are true: links lead somewhere, fields and commands exist, examples run as shown."""
 
 import ast
 import json
@@ -29,7 +29,7 @@ PLAN_FILE = [ROOT / "docs" / language / "plan_file.md" for language in ("en", "z
 
 
 def anchors(path: Path) -> set[str]:
-    """What the headings of a page are called in links, as GitHub and the site have it."""
+    """Anchors of a page's headings, as GitHub and the site make them."""
     text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
     names: list[str] = []
     for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE):
@@ -66,7 +66,7 @@ def test_both_languages_have_the_same_pages():
     ],
 )
 def test_what_is_made_from_the_code_is_current(tool, monkeypatch, capsys):
-    """`make pages` writes it anew."""
+    """`make pages` writes it again."""
     monkeypatch.setattr(sys, "argv", [tool, "--check"])
     monkeypatch.syspath_prepend(ROOT / "tools")
     with pytest.raises(SystemExit) as ended:
@@ -161,7 +161,7 @@ def test_a_recipe_has_the_plan_that_its_options_find(recipe, galvatron, tmp_path
 
 
 def faults_of_bad_files(folder: Path) -> list[str]:
-    """Every fault that a plan file can have, as it is told."""
+    """Every fault that a plan file can have, in its own words."""
     faults: list[str] = []
 
     def read(text: str, model: ModelShape | None = None, world_size: int | None = None) -> None:
@@ -267,7 +267,7 @@ SELF_REPORTED = re.compile(r"; |: X\W*$")
 
 
 def reported_errors() -> dict[str, list[str]]:
-    """Of each place where an error is made the texts in it, with X for what is filled in."""
+    """The texts of each place where an error is made, with X for values."""
     found: dict[str, list[str]] = {}
     for path in (ROOT / "paddlenlp_galvatron").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -276,7 +276,7 @@ def reported_errors() -> dict[str, list[str]]:
                 for text in (one for one in ast.walk(node) if isinstance(one, ast.JoinedStr | ast.Constant)):
                     parts = text.values if isinstance(text, ast.JoinedStr) else [text]
                     texts.append("".join(str(one.value) if isinstance(one, ast.Constant) else "X" for one in parts))
-                if any(re.search("[a-z_]{2}(: | [a-z])", text) for text in texts):  # else it hands on what others say
+                if any(re.search("[a-z_]{2}(: | [a-z])", text) for text in texts):  # else it passes on others' texts
                     found[f"{path.relative_to(ROOT)}:{node.lineno}"] = texts
     return found
 

@@ -66,7 +66,7 @@ def kept(fused: Fused) -> float:
     return 2 * numbers + 4 * scalars
 
 
-# Page, what the code has, and the words around it in either language.
+# Page, the code's value, and the words around it in either language.
 SECURITY = {"en": "SECURITY.md", "zh": "SECURITY_zh.md"}
 FIGURES = [
     ("checkpoints", [processes.GRACE_S], "an unfinished checkpoint at most {} s", "未写完的检查点最多还有 {} s"),
@@ -130,7 +130,7 @@ FIGURES = [
     (
         "installation",
         [gpu_prediction.LEAST_MEMORY, gpu_prediction.MOST_MEMORY],
-        "take {} to {} of what",
+        "take {} to {} of the prediction",
         "预测的 {} 至 {} 倍",
     ),
     ("installation", [100 * stock.TOLERANCE], "at most {} % longer", "最多慢 {} %"),

@@ -1,4 +1,4 @@
-"""What Galvatron's guides and those of its PaddleNLP port document, line by line: each is as documented.
+"""Features in the guides of Galvatron and of its PaddleNLP port, line by line: each is as documented.
 
 The numbers are those of five guides: 000 the port, 001 using a model, 002 quick start, 003 the search engine alone,
 004 using a model, in English. `seeds_elsewhere` has lines that other tests show, and what does not hold, and why.
@@ -51,7 +51,7 @@ class Desk:
             profile.save(folder / "configs")
 
     def command(self, *words: object, code: int = 0) -> str:
-        """What `galvatron` prints; it must end with this exit code."""
+        """The output of `galvatron`; it must end with this exit code."""
         self._capsys.readouterr()
         ended = main([str(word) for word in words])
         out, err = self._capsys.readouterr()
@@ -70,7 +70,7 @@ class Desk:
         return read_plan(self.folder / "plan.json")
 
     def train(self, *flags: str, code: int = 0, **options: object) -> str:
-        """What a run that is not started says."""
+        """The output of a run that is not started."""
         values = {"model_size": "example.json", "seq_length": SEQ, "nproc": 8} | options
         words = [f"--{name}={value}" for name, value in values.items() if value is not ...]
         return self.command("train", *words, *flags, "--dry_run", code=code)
@@ -85,7 +85,7 @@ class Desk:
 
     def script(self, name: str, *words: str, shell: str = "bash", **environment: str) -> str:
         """The command that a script would run: its words, a line each script that it starts."""
-        stub, reported = self.folder / "galvatron", self.folder / "told"
+        stub, reported = self.folder / "galvatron", self.folder / "given"
         stub.write_text(f'#!/bin/sh\necho "$@" >>{reported}\n')
         stub.chmod(0o755)
         reported.write_text("")
@@ -300,7 +300,7 @@ CHECKS |= {
     "001 min_bsz, max_bsz, bsz_scale": finds(
         lambda plan: plan.global_batch in (16, 24, 32), settle_bsz=-1, min_bsz=16, max_bsz=32, bsz_scale=8
     ),
-    "001 bsz_scale, which the guide calls a ratio, is a step, and said so": lambda desk: _same(
+    "001 bsz_scale, which the guide calls a ratio, is a step, and a note": lambda desk: _same(
         "batches 16, 24, 32: a step" in desk.search(settle_bsz=-1, min_bsz=16, max_bsz=32, bsz_scale=8), True
     ),
     "001 search_space full": finds(lambda plan: True, search_space="full"),

@@ -1,4 +1,4 @@
-"""`galvatron doctor`: what can be wrong with a machine is told with its remedy, on machines that stand in."""
+"""`galvatron doctor`: faults of a machine are reported with their remedies, on simulated machines."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def write_model(folder: Path) -> None:
 
 
 def rows(shapes: str, length: str, **base: object) -> dict[str, Row]:
-    """`shapes`, `length`: where a command shows its layer types by number, and the tokens of a sample. `base`: options
+    """`shapes`, `length`: where a command shows its layer types by number, and the sequence length. `base`: options
     that make it take model.json; of its 8 tokens `seq_length` must be one."""
 
     def row(value: object, shows: str, **beside: object) -> Row:

@@ -1,4 +1,4 @@
-"""`galvatron profile`, up to where its ranks would start: by what they are told, and what they make of it."""
+"""`galvatron profile`, up to where its ranks would start: by their arguments, and the objects that they build."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def prepare(folder: Path) -> None:
 
 
 def _as_rank(module: Any, argument: str, parts: tuple[str, ...]) -> dict[str, Any]:
-    """What a rank's `main` builds from its argument, by name: the arguments of everything that measures or writes."""
+    """The objects that a rank's `main` builds from its argument, by name: the arguments of everything that measures or
+    writes."""
     built = {name: MagicMock(name=name) for name in parts}
     idle = {"start_world": lambda: (0, 1), "meta_of_rank": lambda *_, **__: DEVICE}
     idle |= {name: MagicMock(return_value=[]) for name in ("spread_notes", "report_note", "report_progress")}
@@ -64,7 +65,7 @@ class ProfileSeen(Seen):
 
     @property
     def hardware(self) -> dict[str, Any] | None:
-        """What the ranks of a hardware profile build."""
+        """Objects that the ranks of a hardware profile build."""
         parts = ("Stopwatch", "Journal", "hardware_profile", "HardwareProfiler", "Groups")
         return _as_rank(hardware, self.calls["hardware"], parts) if self.options else None
 
@@ -90,7 +91,7 @@ class ProfileSeen(Seen):
 
     @property
     def model(self) -> dict[str, Any] | None:
-        """What the ranks of a model's profile build."""
+        """Objects that the ranks of a model's profile build."""
         parts = ("Stopwatch", "Journal", "ComputationProfiler", "MemoryProfiler", "computation_profile")
         return _as_rank(model, self.calls["model"], parts) if self.run else None
 
@@ -100,7 +101,7 @@ LAUNCH = "python -m paddle.distributed.launch --nnodes 2 --nproc_per_node 3 --ra
 
 
 def run_rows(rank: str, turns: str) -> dict[str, Row]:
-    """The options of every profile; `rank`: which module's ranks show it; `turns`: what shows how often."""
+    """The options of every profile; `rank`: which module's ranks show it; `turns`: the place that shows how often."""
     return {
         "config": Row("options.json", f"{rank}.Journal"),
         "output": Row("mine", f"{rank}.Journal"),

@@ -1,4 +1,4 @@
-"""What a row of the tables says, and what is seen of a command that is run in this process."""
+"""A row of the tables, and the observation of a command that is run in this process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Row:
-    """An option with a value, and where that is seen: a dotted path of attributes and keys of what is `Seen`.
+    """An option with a value, and where that is seen: a dotted path of attributes and keys of `Seen`.
 
     `beside`: options of both runs, over those of the command's base. `idle`: nothing differs, and why that is right.
     `cannot`: why no quick run shows it.
@@ -38,7 +38,7 @@ class Row:
 
 @dataclass
 class Seen:
-    """What a command left behind."""
+    """The results of a command."""
 
     folder: Path
     before: set[str]
@@ -46,12 +46,12 @@ class Seen:
     out: str
     err: str
     environment: dict[str, str]  # variables that it set
-    calls: dict[str, Any]  # what `watched` noted
+    calls: dict[str, Any]  # noted by `watched`
 
     @classmethod
     @contextmanager
     def watched(cls) -> Iterator[dict[str, Any]]:
-        """Notes what no output tells, and keeps processes from being started, while a command runs."""
+        """Notes calls that no output shows, and keeps processes from being started, while a command runs."""
         yield {}
 
     @property
@@ -64,7 +64,7 @@ class Seen:
 
     @property
     def files(self) -> list[str]:
-        """What was written."""
+        """Written files."""
         return sorted(_files(self.folder) - self.before)
 
     @property
@@ -73,7 +73,7 @@ class Seen:
         return {name: json.loads((self.folder / name).read_text()) for name in self.files if name.endswith(".json")}
 
     def look(self, path: str) -> Any:
-        """What stands at a dotted path; None where a refused command has nothing there."""
+        """The value at a dotted path; None where a refused command has nothing there."""
         found: Any = self
         with chdir(self.folder):
             for name in path.split("."):

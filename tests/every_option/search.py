@@ -92,7 +92,7 @@ class SearchSeen(Seen):
 
     @cached_property
     def answer(self) -> dict[str, Any] | None:
-        """The closing line, without what differs from run to run."""
+        """The closing line, without parts that differ from run to run."""
         last = (self.out.splitlines() or [""])[-1]
         if not last.startswith("{"):
             return None

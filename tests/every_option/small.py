@@ -128,12 +128,12 @@ class SmallSeen(Seen):
 
     @property
     def words(self) -> str:
-        """What was printed, without numbers, which change."""
+        """The output without numbers, which change."""
         return re.sub(r"\d+", "", self.out)
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Of every file that was written, in bytes."""
+        """Sizes of every written file, in bytes."""
         return {name: (self.folder / name).stat().st_size for name in self.files}
 
 
@@ -178,7 +178,7 @@ UNIFORM = {
     "data_parallel_degree": Row(3, "refusal"),
     "sharding": Row("stage3", "plan.dp_types_enc"),
     "sharding_parallel_degree": Row(1, "plan.dp_types_enc", {"sharding": "stage3"}),
-    "per_device_train_batch_size": Row(5, "refusal"),  # the batch is told, too
+    "per_device_train_batch_size": Row(5, "refusal"),  # the batch is given, too
     "gradient_accumulation_steps": Row(1, "plan.chunks"),
     "recompute": Row(1, "plan.checkpoint"),
     "recompute_granularity": Row("full", "plan.checkpoint"),

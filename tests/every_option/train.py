@@ -1,4 +1,4 @@
-"""`galvatron train`, up to where its ranks would start: by what they are told, and what they make of it."""
+"""`galvatron train`, up to where its ranks would start: by their arguments, and the objects that they build."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def prepare_tuning(folder: Path) -> None:
 
 
 class Announced(Events):
-    """The names of what is announced, and after which step."""
+    """The names of announced events, and after which step."""
 
     def __init__(self, settings: TrainSettings) -> None:
         super().__init__(settings)
@@ -146,7 +146,7 @@ class TrainSeen(Seen):
 
     @property
     def table(self) -> str:
-        """What a dry run shows of each stage."""
+        """The lines of a dry run about each stage."""
         return self.out.partition("per rank")[2]
 
     @property

@@ -1,4 +1,4 @@
-"""`galvatron gpu-check`: what it tries, how it goes on after a failure, and that it runs on CPU processes."""
+"""`galvatron gpu-check`: its parts, how it continues after a failure, and that it runs on CPU processes."""
 
 from __future__ import annotations
 
@@ -302,7 +302,7 @@ def turned(query, key, _value, sin, cos, use_neox_rotary_style):
 
 @pytest.mark.parametrize("number", [0, 1, 2, 3, 5, 6, 7, 8, 9])
 def test_a_kernel_that_is_off_is_seen_and_one_that_is_right_passes(number, monkeypatch):
-    """By stand-ins for kernels that CPUs lack, written otherwise than what they are held against."""
+    """By stand-ins for kernels that CPUs lack, written otherwise than their references."""
     monkeypatch.setattr(attention, "flashmask_attention", masked)
     monkeypatch.setattr(kernels, "fused_rotary_position_embedding", turned)
     case = list(kernels.CASES.values())[number](kernels.ON_CPU)

@@ -35,7 +35,7 @@ FLAGS = (
 
 
 class Browser:
-    """One page. What it writes to its console as an error, and what its scripts raise, is in `errors`."""
+    """One page. Errors in its console and exceptions of its scripts are in `errors`."""
 
     def __init__(self, read: int, write: int):
         self.errors: list[str] = []
@@ -55,7 +55,7 @@ class Browser:
         self.wait("document.readyState === 'complete' && location.href !== 'about:blank'")
 
     def value(self, expression: str) -> Any:
-        """Of an expression of JavaScript, awaited."""
+        """The value of an expression of JavaScript, awaited."""
         answer = self._ask("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
@@ -73,7 +73,7 @@ class Browser:
         self._ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile)
 
     def prefer(self, theme: str) -> None:
-        """What the reader's system asks for: light or dark."""
+        """The theme of the reader's system: light or dark."""
         self._ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
 
     def point_at(self, selector: str) -> None:
@@ -93,12 +93,12 @@ class Browser:
             self._ask("Input.dispatchKeyEvent", type=kind, key=name, code=name, windowsVirtualKeyCode=KEYS[name])
 
     def fill(self, selector: str, text: str) -> None:
-        """Put text into a field in the place of what it has, as a person types it."""
+        """Put text into a field in place of its content, as a person types it."""
         self.value(f"(e => {{ e.focus(); e.select && e.select(); }})(document.querySelector({json.dumps(selector)}))")
         self._ask("Input.insertText", text=text)
 
     def screenshot(self, path: Path) -> None:
-        """Of what the window shows."""
+        """A picture of the window."""
         path.write_bytes(base64.b64decode(self._ask("Page.captureScreenshot", format="png")["data"]))
 
     @property

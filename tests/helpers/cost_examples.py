@@ -101,7 +101,7 @@ def example(
 
 
 def one_node(**changed: Any) -> CostModel:
-    """The example on one node of 8, where each message costs a fixed 0.05 ms and 0.01 ms a MiB, whatever its kind."""
+    """The example on one node of 8, where each message costs a fixed 0.05 ms and 0.01 ms a MiB, of any kind."""
     times = {1.0: 0.06, 1024.0: 0.05 + 10.24}
     messages = {MessageGroup(kind, size): times for kind in Collective for size in (2, 4, 8)}
     hardware = HardwareProfile(1, 8, {(8, True): 100}, {2: 50, 4: 50, 8: 50}, messages, overlap_coe=1.2)

@@ -2,18 +2,18 @@
 
 `install()` puts it in the place of the calls that the runtime makes of `paddle.distributed`:
 
-- what is started is not done until it is waited for, or at a moment that a seed draws;
-- what it will write holds NaN (bytes 0xFF) until it has been waited for, and may not be written to meanwhile;
-- what it reads may be neither freed nor written to meanwhile;
+- an operation that is started is not done until it is waited for, or at a moment that a seed draws;
+- its output holds NaN (bytes 0xFF) until it has been waited for, and may not be written to meanwhile;
+- its input may be neither freed nor written to meanwhile;
 - the calls on a group are compared across ranks, one by one: kind, type, size;
-- what is allocated holds what was freed before, as an allocator's memory does that is handed out again: NaN;
-- what runs in the queue of what is computed is done when the call returns, and is asked for as that;
-- nobody waits for all that the device was given to do while a receive is posted, which may need what is yet to be sent;
+- allocated memory holds freed content, as an allocator's blocks do that are handed out again: NaN;
+- work on the compute stream is done when the call returns, and is requested as such;
+- nobody waits for all work of the device while a receive is posted, which may need a message yet to be sent;
 - a group's first use is in `Groups.create`, by a call of the kind that is made of it later;
 - `finish()` fails where something was started that nobody waited for.
 
 Ranks exchange files in one folder. A rank that waits does the operation it waits for, and then, if that takes others,
-all that it has started: on a GPU, too, a queue that waits keeps no other from going on.
+all that it has started: on a GPU, too, a queue that waits keeps no other from continuing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LIMIT_S = 60.0  # of a wait
 PATIENCE_S = 0.003  # in which the other ranks may have come already
 TURN_S = 0.0005
 EARLY = 0.2  # share of the calls at which something that was started before is done
-P2P, EXCHANGE, COLLECTIVE = "message", "all_to_all", "collective"  # what NCCL connects for at first use
+P2P, EXCHANGE, COLLECTIVE = "message", "all_to_all", "collective"  # kinds that NCCL connects for at first use
 DTYPES = {
     paddle.float32: np.dtype(np.float32),
     paddle.float64: np.dtype(np.float64),
@@ -55,7 +55,7 @@ DTYPES = {
 
 
 class BrokenRule(AssertionError):
-    """The runtime did what a GPU would not forgive."""
+    """The runtime broke a rule of GPUs."""
 
 
 def memory(tensor: Any) -> np.ndarray:
@@ -122,12 +122,12 @@ class Task:
         self.input: Held | None = None
         self.output: Held | None = None
         self.dtype: np.dtype = np.dtype(np.uint8)
-        self.mine: np.ndarray | None = None  # in-place: what is read, as the tensor is overwritten
+        self.mine: np.ndarray | None = None  # in-place: the input, as the tensor is overwritten
         self.compute: Callable[[list[tuple[dict[str, Any], np.ndarray]]], np.ndarray] | None = None
         self.given = self.done = False
 
     def give(self) -> None:
-        """Let the others have what this rank contributes. What a device reads, it reads now."""
+        """Give the others this rank's contribution. A device reads its input now."""
         if self.given:
             return
         self.given = True
@@ -166,7 +166,7 @@ class Task:
 
 
 class Backend:
-    """Of one rank."""
+    """The rules of one rank."""
 
     def __init__(self, folder: Path, rank: int, seed: int):
         self.folder, self.rank = folder, rank
@@ -178,7 +178,7 @@ class Backend:
         self.warming_up = False
         self._random = random.Random(f"{seed}/{rank}")
 
-    # ---- what the runtime calls ----------------------------------------------------------------------------------
+    # ---- functions that the runtime calls ------------------------------------------------------------------------
 
     def all_reduce(
         self, tensor: Any, op: Any = dist.ReduceOp.SUM, group: Any = None, sync_op: bool = True, **how: bool
@@ -293,7 +293,7 @@ class Backend:
 
     def _started(self, task: Task, compute: Any, sync_op: bool, use_calc_stream: bool = False) -> Task:
         if use_calc_stream and not sync_op:
-            raise BrokenRule(f"{task.what}: in the queue of what is computed, but not as sync_op")
+            raise BrokenRule(f"{task.what}: on the compute stream, but not as sync_op")
         task.compute = compute
         self.under_way.add(task)
         self.queues[task.group.id].append(task)
@@ -320,7 +320,7 @@ class Backend:
         part.rename(path)
 
     def collect(self, task: Task) -> list[tuple[dict[str, Any], np.ndarray]]:
-        """What each rank of the group gave, in the order of ranks; of a message the sender's alone."""
+        """The contributions of each rank of the group, in the order of ranks; of a message the sender's alone."""
         begun = time.monotonic()
         found: dict[int, bytes] = {}
         while missing := [peer for peer in task.peers if peer not in found]:
@@ -352,7 +352,7 @@ class Backend:
         return header, np.frombuffer(rest, np.uint8)
 
     def synchronize(self, *_: Any) -> None:
-        """In place of what waits for all queues of a device."""
+        """In place of a call that waits for all streams of a device."""
         if posted := [task.what for task in self.under_way if task.output is not None and task.header["kind"] == P2P]:
             raise BrokenRule(f"the device is waited for while {posted[0]} is posted")
 

@@ -70,8 +70,8 @@ class Forked:
 
 
 def forking(begin: Callable[..., Any], context: BaseContext | None = None) -> Callable[..., Any]:
-    """What forks a rank, where that makes no difference, in place of the launcher's `begin_process`: from the server,
-    or in another `context`."""
+    """A function that forks a rank, where that makes no difference, in place of the launcher's `begin_process`: from
+    the server, or in another `context`."""
 
     def begin_or_fork(command: Sequence[str], environment: Mapping[str, str], log: Path, descriptor: int) -> Any:
         begun_with = read_once(os.environ) if context else _server()[1]
@@ -104,12 +104,12 @@ def fork(
 
 
 def read_once(environment: Mapping[str, str]) -> dict[str, str]:
-    """What cannot be changed in a process that has begun."""
+    """Variables that cannot be changed in a process that has begun."""
     return {name: value for name, value in environment.items() if name.startswith(READ_ONCE) and name != PATH}
 
 
 def begun_with() -> dict[str, str]:
-    """The environment of what forks: as a launcher gives its ranks, so that nothing read once differs."""
+    """The environment of the forking process: as a launcher gives its ranks, so that nothing read once differs."""
     from paddlenlp_galvatron.launch.processes import COMMON_ENVIRONMENT, KEEP_MEMORY
 
     return {**KEEP_MEMORY, "OMP_NUM_THREADS": "1", **os.environ, **COMMON_ENVIRONMENT}
@@ -122,7 +122,7 @@ def forking_command(*words: str) -> list[str]:
 
 @cache
 def _server() -> tuple[ForkServerContext, dict[str, str]]:
-    """What forks, and the variables that it began with."""
+    """The context that forks, and the variables that it began with."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED)
     environment = begun_with()
@@ -134,7 +134,7 @@ def _server() -> tuple[ForkServerContext, dict[str, str]]:
 def _become(
     words: list[str], environment: dict[str, str], log: Path, folder: Path, opened: dict[str, str], leads: bool
 ) -> None:
-    """Never returns. `opened`: files, by the variables that tell their descriptors."""
+    """Never returns. `opened`: files, by the variables with their descriptors."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if leads:
         os.setpgid(0, 0)
@@ -148,7 +148,7 @@ def _become(
     sys.modules["numpy"].random.seed()  # not as the other ranks
     sys.modules["paddle"].seed(int.from_bytes(os.urandom(4)))
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
-    gc.freeze()  # whatever is imported stays: collections take 0.2 s else
+    gc.freeze()  # imports stay: collections take 0.2 s else
     code: Any = 0
     try:
         _run(words, folder)
@@ -164,7 +164,7 @@ def _become(
 
 
 def _leave_behind() -> None:
-    """What a command that forks has and a process that it begins has not."""
+    """Drop state of a forking command that a started process would not have."""
     begins_with = dict.fromkeys((signal.SIGTERM, signal.SIGHUP), signal.SIG_DFL)
     for number, handler in (begins_with | {signal.SIGINT: signal.default_int_handler}).items():
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -172,8 +172,8 @@ def _leave_behind() -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == PROJECT]:
         del sys.modules[name]
     for number in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
-        with contextlib.suppress(OSError):  # that of this listing
-            if number > 2 and not stat.S_ISFIFO(os.fstat(number).st_mode):  # a pipe tells multiprocessing of ends
+        with contextlib.suppress(OSError):  # the descriptor of this listing
+            if number > 2 and not stat.S_ISFIFO(os.fstat(number).st_mode):  # pipes are multiprocessing's
                 os.close(number)
 
 

@@ -22,7 +22,7 @@ TOLERANCE = 1e-4  # of logits and losses against transformers'; seen were 4e-6 a
 
 @dataclass(frozen=True)
 class Oracle:
-    """What transformers computes."""
+    """Results of transformers."""
 
     tokens: np.ndarray[Any, np.dtype[np.int64]]  # [steps, G, S + 1]
     logits: np.ndarray[Any, np.dtype[np.float32]]  # [G, S, V] of the first step
@@ -42,7 +42,7 @@ def oracle_of(name: str) -> Oracle:
 
 @dataclass(frozen=True)
 class TuningOracle:
-    """What PEFT and TRL compute."""
+    """Results of PEFT and TRL."""
 
     losses: dict[str, list[float]]  # of each step, by the loss of pairs; "": of tokens, on the other oracle's
     metrics: dict[str, float]  # of pairs, in the first step

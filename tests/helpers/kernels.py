@@ -1,7 +1,7 @@
 """Kernels that a pass may launch, and why none of them takes memory from a GPU by itself or waits for all of it.
 
 Read in Paddle's sources under paddle/phi/kernels at the commits named, of 3.x: newer and older than 3.3.1's. Memory
-"of the allocator" is that of `dev_ctx.Alloc`, which takes from the GPU only what it does not hold yet. Kernels that
+"of the allocator" is that of `dev_ctx.Alloc`, which takes from the GPU only missing memory. Kernels that
 only GPUs have (flash attention, fused ones, batched products) are not seen here: `galvatron gpu-check` runs them.
 
 Not to be added: argsort, sort, unique, nonzero and masked_select allocate, free or copy to the host;
@@ -38,7 +38,7 @@ ALLOWED = [
     ),
     Reason(
         "sum mean max sum_grad mean_grad add_grad subtract_grad multiply_grad divide_grad expand_grad tile_grad",
-        "reductions in two launches at most, what is between them of the allocator",
+        "reductions in two launches at most, memory between them of the allocator",
         {"funcs/reduce_function.h": "013e5963", "gpu/expand_grad_kernel.cu": "0658fc7e"},
     ),
     Reason(
@@ -65,7 +65,7 @@ ALLOWED = [
         {"gpu/take_along_axis_grad_kernel.cu": "0a056fa6", "gpu/put_along_axis_kernel.cu": "01fbd77c"}
         | {"funcs/gather_scatter_functor.cu": "0ab6998c"},
     ),
-    Reason("cumsum", "block scans, what they transpose into of the allocator", {"gpu/cum_kernel.cu": "003ba575"}),
+    Reason("cumsum", "block scans, their transposed copies of the allocator", {"gpu/cum_kernel.cu": "003ba575"}),
     Reason(
         "topk", "one launch; sorts by cub from 128 columns and a quarter of them", {"gpu/top_k_kernel.cu": "019829f2"}
     ),
@@ -111,7 +111,7 @@ def _checked(run: Callable[..., Any]) -> Callable[..., Any]:
         for root in result.get_data().values():
             _collect(root, launched)
         if others := launched - NAMES:
-            raise OtherKernel(f"{sorted(others)}: read what they do on a GPU, then add them to {__name__}.ALLOWED")
+            raise OtherKernel(f"{sorted(others)}: read their source for GPUs, then add them to {__name__}.ALLOWED")
         return out
 
     return call

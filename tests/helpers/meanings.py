@@ -1,4 +1,4 @@
-"""What configs mean here, beside what transformers says: recorded for single fields, compared for random configs.
+"""Meanings of configs here and in transformers: recorded for single fields, compared for random configs.
 
     .venv/bin/python tests/helpers/meanings.py ORACLE                    writes tests/fixtures/config_meanings.json
     .venv/bin/python tests/helpers/meanings.py ORACLE --random 200       compares, and counts; --seed N: others
@@ -111,7 +111,7 @@ WHOLE = {name: {"model_type": name, **COMMON, **own} for name, own in OWN.items(
 SIZES = {  # refused where they are left out: a config without them is no model's
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_experts"),
     *("num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size", "num_local_experts"),
-    *("n_routed_experts", "n_shared_experts", "n_group", "topk_group"),  # one group beside several is refused
+    *("n_routed_experts", "n_shared_experts", "n_group", "topk_group"),  # one group among several is refused
     *("norm_topk_prob", "first_k_dense_replace"),  # null is; and a model whose layers are all dense
     *("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
 }
@@ -164,7 +164,7 @@ def meaning(config: Config) -> dict[str, Any] | None:
 
 
 def _frequencies(shape: ModelShape) -> list[float]:
-    """Of rotary positions, by the formula of Llama 3.1 or YaRN where they are scaled."""
+    """Frequencies of rotary positions, by the formula of Llama 3.1 or YaRN where they are scaled."""
     width = shape.rotary_dim
     found = [shape.rope_theta ** (-index / width) for index in range(0, width, 2)]
     if not shape.rope_scaling:
@@ -211,7 +211,7 @@ def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, tuple
 
 
 def _beside(stated: dict[str, Any], name: str) -> Any:
-    """A meaning; of a changed config only what differs from the whole one's."""
+    """A meaning; of a changed config only its differences from the whole one's."""
     whole = stated[name.partition(" ")[0]]
     if name in WHOLE or stated[name] is None:
         return stated[name]
@@ -219,7 +219,7 @@ def _beside(stated: dict[str, Any], name: str) -> Any:
 
 
 def recorded() -> dict[str, dict[str, Any] | None]:
-    """What transformers says of `single_changes`, by name; None: it refuses the config."""
+    """Meanings of `single_changes` in transformers, by name; None: it refuses the config."""
     content = json.loads(RECORDED.read_text())
     return {
         name: stated if stated is None or name in WHOLE else content[name.partition(" ")[0]] | stated
@@ -228,7 +228,7 @@ def recorded() -> dict[str, dict[str, Any] | None]:
 
 
 def by_transformers(oracle: str, configs: list[Config]) -> list[dict[str, Any] | None]:
-    """What transformers says of configs."""
+    """Meanings of configs in transformers."""
     words = [oracle, "-W", "ignore", str(FIXTURES / "transformers_configs.py")]
     answer = subprocess.run(words, input=json.dumps(configs), capture_output=True, text=True, check=True)
     found: list[dict[str, Any] | None] = json.loads(answer.stdout)
@@ -289,7 +289,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
 
 
 def random_config(random: Random) -> Config:
-    """A family's config with a few fields removed, null, of another value, or said in another place."""
+    """A family's config with a few fields removed, null, of another value, or in another place."""
     config = dict(WHOLE[random.choice(list(FAMILIES))])
     if random.random() < 0.5:  # as transformers 5 writes it
         rope = config.pop("rope_scaling") or {"rope_type": "default"}

@@ -1,7 +1,7 @@
-"""Between the first message of a step and the last, nothing may pass between host and device: what would, raises.
+"""Between the first message of a step and the last, nothing may pass between host and device: such traffic raises.
 
-On a GPU a copy, or the reading of a value, waits for all that the device was given to do: for receives that were posted
-ahead, too, which may wait for what this rank has yet to send.
+On a GPU a copy, or the reading of a value, waits for all work of the device: for receives that were posted
+ahead, too, which may wait for a message that this rank has yet to send.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def count_reads() -> list[str]:
 def forbid_host_traffic() -> None:
     """From now on, in this process, from the first message or pass of every `Pipeline.run` and `Pipeline.evaluate`."""
     within: list[str] = []  # runs that have not ended
-    begun: list[str] = []  # what they began with
+    begun: list[str] = []  # their names
     # For each layer of experts and micro-batch a read, of how many rows each gets, and their places, which go to the
-    # device through page-locked memory in the queue of what is computed (`device.to_device`).
+    # device through page-locked memory on the compute stream (`device.to_device`).
     allowed: list[str] = []
 
     def guarded(name: str, method: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ CRASHES = (signal.SIGILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.S
 
 
 def require(name: str, operator: Callable[[], object]) -> None:
-    """Skip the test where the operator ends its process. What it raises is the test's own affair."""
+    """Skip the test where the operator ends its process. The test handles its exceptions."""
     child = os.fork()
     if child == 0:
         for number in CRASHES:

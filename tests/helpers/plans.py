@@ -57,7 +57,7 @@ def plan_fields(**changed: Any) -> dict[str, Any]:
     return {name: value for name, value in (fields | changed).items() if value is not ...}
 
 
-# Each: what is changed in a valid file, and what the one line of error must name.
+# Each: a change of a valid file, and the text that the one line of error must have.
 BAD_FIELDS = {
     "missing field": ({"chunks": ...}, ["chunks: missing", "micro-batches"]),
     "misspelt field": ({"chunk": 2}, ["chunk: unknown field", "did you mean chunks?"]),
@@ -190,7 +190,7 @@ def valid_plans(draw: st.DrawFn) -> Plan:
     )
 
     def size(ranks: int, dp_type: DataParallel) -> int | None:
-        """Ranks over which ZeRO shards what so many ranks hold together."""
+        """Ranks over which ZeRO shards the weights that so many ranks hold together."""
         parts = [d for d in divisors if 1 < d < stage_size // ranks and stage_size // ranks % d == 0]
         return draw(st.sampled_from([None, *parts])) if dp_type is not DataParallel.DDP else None
 

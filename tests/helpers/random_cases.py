@@ -93,7 +93,7 @@ def _sharding(random: Random, sharing: int, dp_type: DataParallel) -> int | None
 
 
 def _degrees(random: Random, size: int, degree: int, ulysses: bool) -> Degrees:
-    """This degree, and beside it mostly none."""
+    """This degree, and next to it mostly none."""
     some = [one for one in every_degrees(size) if (one.degree, one.ulysses) == (degree, ulysses)]
     return random.choice(some) if random.random() < 0.3 else some[0]
 

@@ -43,7 +43,7 @@ OWN_USER, SAME_USER = ([], []) if IS_ROOT else (["--user", "--map-root-user"], [
 
 
 class Unavailable(Exception):
-    """This machine does not give what two nodes need; says what."""
+    """This machine lacks a feature that two nodes need; names it."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Node:
         return {(socket.inet_ntoa(struct.pack("<I", int(address, 16))), int(port, 16)) for address, port in places}
 
     def lose_what_goes_to(self, address: str) -> None:
-        """From now on nothing of this node arrives at an address, and nobody hears of that: it goes to no host."""
+        """From now on nothing of this node arrives at an address, and no sender gets an error: it goes to no host."""
         self.run(["ip", "neigh", "replace", address, "lladdr", NOBODY, "dev", LINK, "nud", "permanent"])
 
     def shape(self, mbit_per_s: float) -> None:

@@ -1,4 +1,4 @@
-"""What a generator makes: files, and a command line that reads them."""
+"""A generated case: files, and a command line that reads them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 
-VICTIM = "victim.txt"  # a file beside that folder, which is the user's
+VICTIM = "victim.txt"  # a file next to that folder, which is the user's
 
 
 @dataclass(frozen=True)
@@ -15,8 +15,8 @@ class Case:
 
     words: tuple[str, ...]
     files: Mapping[str, bytes]
-    writes: tuple[str, ...] = ()  # what the command may leave when it ends well: names, or their beginnings
-    says: str = ""  # what its errors must say
+    writes: tuple[str, ...] = ()  # files that the command may leave when it ends well: names, or their beginnings
+    says: str = ""  # expected text of its errors
     links: Mapping[str, str] = field(default_factory=dict)  # where they lead; nowhere: a pipe
 
 

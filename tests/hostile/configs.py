@@ -26,7 +26,7 @@ MODEL: dict[str, Any] = {
 }
 UNIFORM = ("plan", "uniform", "--output", "plan.json")
 OPTIONS: dict[str, Any] = {"world_size": 4, "global_train_batch_size": 8, "pp_deg": 2, "chunks": 2, "sdp": 1}
-KNOTS = [  # YAML that is not what it seems
+KNOTS = [  # YAML that only looks plain
     "a: &a [x,x,x]\n" + "".join(f"{chr(98 + i)}: &{chr(98 + i)} [*{chr(97 + i)},*{chr(97 + i)}]\n" for i in range(20)),
     "".join(f"key_{number}: {number}\n" for number in range(40_000)),
     "".join(f"key_{number}: {number}\n" for number in range(40_000)) + "key_7: 1\n",

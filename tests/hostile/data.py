@@ -1,4 +1,4 @@
-"""Data sets and JSON lines: what those of others may hold, by chance or by intent."""
+"""Data sets and JSON lines: possible contents of others' files, by chance or by intent."""
 
 from __future__ import annotations
 

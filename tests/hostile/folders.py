@@ -22,7 +22,7 @@ def text_folder(random: Random) -> Case:
 
 
 def run_folder(random: Random) -> Case:
-    """A run's folder that another run is to go on in, or that a plan, a model and a log are read of."""
+    """A run's folder that another run is to continue in, or that a plan, a model and a log are read of."""
     own = ("train_log.jsonl", ".lock", "log/workerlog.0", "settings.0.json", "checkpoints/step-00000001/index.json")
     links = {f"o/{name}": random.choice(TARGETS) for name in own if random.random() < 0.4}
     links |= {name: random.choice(TARGETS) for name in ("plan.json", "model.json") if random.random() < 0.2}

@@ -146,7 +146,7 @@ def json_file(value: Any, random: Random) -> bytes:
 
 
 def dump(value: Any) -> str:
-    """JSON, with whatever is Raw put in as it is."""
+    """JSON, with Raw text put in as it is."""
     if isinstance(value, Raw):
         return str(value)
     if isinstance(value, dict):

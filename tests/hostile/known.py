@@ -1,4 +1,5 @@
-"""What once crashed or hung a command, filled its memory, or was taken though nobody can mean it: a case each."""
+"""Inputs that once crashed or hung a command, filled its memory, or were taken though nobody can mean them: a case
+each."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ OPTIONS = [  # a command that would do but for this option
     (("profile", "hardware"), "num_nodes", "x"),
     (("data", "prepare"), "vocab_size", "1000000000000"),
 ]
-PLANS: list[tuple[dict[str, Any], str]] = [  # fields of a plan that would do, and what is said of it
+PLANS: list[tuple[dict[str, Any], str]] = [  # fields of a plan that would do, and the expected error
     ({"world_size": 10**9}, "world_size: must be at most 65536"),
     # Whose least common multiple has more digits than Python prints.
     (

@@ -54,7 +54,7 @@ VALUES = [
 ]
 PLAN = dump(plan_fields(galvatron={"assumed": {"seq_length": 16}})).encode()
 PRICED = tuple(f"--{name}={SEARCH[name]}" for name in ("profiles", "model_size") if name in SEARCH)
-# A command that says all it needs and starts nothing: what of its options is changed decides how it ends.
+# A command that says all it needs and starts nothing: the changed options decide how it ends.
 BASES: dict[tuple[str, ...], tuple[tuple[str, ...], tuple[str, ...]]] = {
     ("plan", "show"): (("plan.json",), ()),
     ("plan", "check"): (("plan.json",), ()),
@@ -84,9 +84,9 @@ BASES: dict[tuple[str, ...], tuple[tuple[str, ...], tuple[str, ...]]] = {
     ("data", "prepare"): (("missing", "--output=out"), ()),
     ("validate",): (("model.json", "--count=0"), ()),
 }
-# doctor and gpu_check start programs, what-if serves until it is told to end; tests of their own try them.
+# doctor and gpu_check start programs, what-if serves until it is ended; tests of their own try them.
 PROGRAMS = {"completion", "doctor", "gpu-check", "what-if"}
-# These say where something is written, or what is started: they may do so where the user says.
+# These name files to write, or programs to start: they may do so where the user says.
 FREE = {"output", "output_config_path", "log_dir", "output_dir", "dry_run", "analytic", "nproc"}
 
 

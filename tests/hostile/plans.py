@@ -38,6 +38,6 @@ def plan(random: Random) -> Case:
         words: tuple[str, ...] = ("train", "plan.json", "--model", "model.json", "--max_steps", "1", "--dry_run")
         return Case(words, files)
     if command == "parity":
-        nproc = random.choice(("0", "-1", "3", "1e9", "nan", "65537"))  # that no plan is for: nothing is started
+        nproc = random.choice(("0", "-1", "3", "1e9", "nan", "65537"))  # no plan has these: nothing is started
         return Case(("parity", "plan.json", f"--nproc={nproc}"), files)
     return Case(("plan", command, "plan.json", *model), files)

@@ -53,10 +53,10 @@ ENDS = (0, 2, 3)
 CPU_S = 15  # of a case beyond the start of Python; 2 are promised, and busy machines count several times as much
 HANGS_S = 600  # by the clock: nothing waits for so long, even where others work
 MIB = 2**20
-MEMORY_MIB = 500  # beyond what the process has when the case begins
+MEMORY_MIB = 500  # beyond the process's own when the case begins
 OWN = '{"text": "of the user alone"}\n'
 BEGINNINGS = ("error: ", "note: ", "warning: ")
-SURPRISE = "error: unexpected "  # what nobody thought of
+SURPRISE = "error: unexpected "  # an unforeseen case
 LONGEST = 2100  # characters of a line
 BATCH, SLICE = 50, 500  # cases of a process, and those that are made at once
 KILLED = {-signal.SIGPROF: f"takes more than {CPU_S} s", -signal.SIGALRM: f"does not end in {HANGS_S} s"}
@@ -70,9 +70,9 @@ def case_of(seed: int, number: int) -> Case:
 
 
 def troubles_of(cases: Sequence[Case]) -> dict[int, list[str]]:
-    """What is wrong with how cases end, by their place in the sequence; empty: nothing.
+    """Faults in how cases end, by their place in the sequence; empty: none.
 
-    A process takes BATCH of them, one after the other; one that kills it is told, and the next process goes on.
+    A process takes BATCH of them, one after the other; one that kills it is reported, and the next process continues.
     """
     found: dict[int, list[str]] = {}
     next_case = 0
@@ -128,7 +128,7 @@ def _troubles_here(case: Case, folder: Path) -> list[str]:
     out, err = ((folder / name).open("w", encoding="utf-8") for name in ("out", "err"))
     _limit()
     with redirect_stdout(out), redirect_stderr(err):
-        for number, stream in ((1, out), (2, err)):  # of what is not Python's, too
+        for number, stream in ((1, out), (2, err)):  # output of other code than Python, too
             os.dup2(stream.fileno(), number)
         code = galvatron(case.words)
     out.close()
@@ -141,7 +141,7 @@ def _troubles_here(case: Case, folder: Path) -> list[str]:
 
 
 def _limit() -> None:
-    """Of the time and the memory of the next case; beyond it, it ends the process, or finds no memory."""
+    """Set the limits of time and memory of the next case; beyond them, it ends the process, or finds no memory."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(HANGS_S)
     signal.setitimer(signal.ITIMER_PROF, CPU_S)
@@ -154,7 +154,7 @@ def _nothing_is_started(*_: object, **__: object) -> NoReturn:
 
 
 def _data_bytes() -> int:
-    """What RLIMIT_DATA counts of this process."""
+    """The memory of this process that RLIMIT_DATA counts."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmData:"))
 
@@ -198,7 +198,8 @@ def _left_behind(case: Case, place: Path, code: int) -> Iterator[str]:
 
 
 def warm_up() -> None:
-    """Import what cases need once, before the processes are made: Paddle takes seconds, and starts processes itself."""
+    """Import the modules of cases once, before the processes are made: Paddle takes seconds, and starts processes
+    itself."""
     with suppress(ImportError):
         for name in ("paddle", "paddlenlp.trainer", "paddlenlp_galvatron.training.inputs"):
             import_module(name)

@@ -1,4 +1,4 @@
-"""Whatever a folder of data holds: one line a fault and nothing left behind, or the data as they stand there."""
+"""For any folder of data: one line a fault and nothing left behind, or the data as they stand there."""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""Whatever files and command lines hold: exit codes 0, 2 and 3, a line a fault, nothing left behind, in bounded time
+"""For any files and command lines: exit codes 0, 2 and 3, a line a fault, nothing left behind, in bounded time
 and memory. `python -m hostile.run` tries as many as one likes; these are a few of each generator."""
 
 import sys
@@ -12,7 +12,7 @@ from hostile.known import known
 from hostile.run import case_of, troubles_of, warm_up
 
 SEED = 1
-# What no number, name or path of an option should be.
+# Values that no number, name or path of an option should have.
 WRONG = ["inf", "nan", "-1", "0", "1e30", "1" + "0" * 400, "", "\x1b]0;x\x07\x1b[2J"]
 
 

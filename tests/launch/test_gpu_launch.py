@@ -1,4 +1,4 @@
-"""What a node with GPUs is told and given, as far as none is needed: devices and environment are faked."""
+"""Arguments and environment of ranks on a node with GPUs, as far as none is needed: devices are faked."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_messages_between_stages_hold_few_multiprocessors_where_nothing_else_nee
     limits = plan.pipeline > 1 and not all_to_alls(plan, shape, 8)
     gpus.set_defaults(limits)
     assert os.environ.get(gpus.P2P_CHANNELS) == channels
-    assert {name: os.environ[name] for name in gpus.ON_GPUS} == gpus.ON_GPUS  # whoever started this rank
+    assert {name: os.environ[name] for name in gpus.ON_GPUS} == gpus.ON_GPUS  # for any launcher of this rank
 
 
 def test_what_the_user_sets_holds_and_an_engine_asks_before_its_first_group(monkeypatch):

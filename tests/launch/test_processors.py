@@ -43,7 +43,7 @@ def test_ranks_share_no_core_where_there_is_one_for_each(host):
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
 def test_a_rank_stays_on_its_processors(tmp_path):
     environment = {**os.environ, "PADDLE_RANK_IN_NODE": "1", "PADDLE_LOCAL_SIZE": "2"}
-    program, stated = tmp_path / "rank.py", tmp_path / "said"
+    program, stated = tmp_path / "rank.py", tmp_path / "printed"
     program.write_text(RANK)
     assert fork([str(program)], environment, stated).wait(300) == 0
     assert stated.read_text().splitlines()[-1] == str(processors.shares(2)[1])

@@ -1,4 +1,4 @@
-"""The two nodes that other tests run on are what they say."""
+"""The two nodes that other tests run on are separate."""
 
 import subprocess
 import sys

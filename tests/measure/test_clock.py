@@ -1,4 +1,4 @@
-"""Laps on a GPU that does not exist: its queue and its events are numbers here."""
+"""Samples on a GPU that does not exist: its queue and its events are numbers here."""
 
 import time
 
@@ -27,7 +27,7 @@ from paddlenlp_galvatron.runtime import device, grouped
 
 
 class Queue:
-    """Of a device: when what stands in it will be done, in its own ms, and how often the host waited for it."""
+    """A device's stream: when its queue will be done, in its own ms, and how often the host waited for it."""
 
     def __init__(self):
         self.done_ms, self.waits, self.first = 0.0, 0, True
@@ -70,7 +70,7 @@ def test_laps_are_the_devices_and_the_host_waits_once_a_series(queue):
     watch.start()
     for ms in (3.0, 5.0, 7.0):
         queue.work(ms)
-        time.sleep(0.01)  # launching, which is hidden behind what stands in the queue
+        time.sleep(0.01)  # launching, which is hidden behind queued work
         watch.sample()
     assert queue.waits == 0
     assert watch.samples_ms()[:, 0].tolist() == [3.0, 5.0, 7.0]

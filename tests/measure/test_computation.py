@@ -51,7 +51,7 @@ def test_layers_that_ranks_share_are_timed_beside_others(profile):
 
 
 class Scripted(ComputationProfiler):
-    """Every lap takes what `ms` says for the point."""
+    """Every sample takes the time that `ms` gives for the point."""
 
     def __init__(self, shape, ms, journal=None, **settings):
         super().__init__([shape], Stopwatch(1), journal or Journal(), **settings)

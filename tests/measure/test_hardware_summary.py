@@ -114,7 +114,7 @@ def test_a_part_measures_its_kinds_on_every_group(part, kinds):
 
 
 def scripted(monkeypatch, options, ms_of_mib, known=None):
-    """A profiler of two ranks whose messages take what `ms_of_mib` says."""
+    """A profiler of two ranks whose messages take the time that `ms_of_mib` gives."""
     stopwatch = Mock(**{"is_late.return_value": False})
     stopwatch.time_collective = lambda mib: np.full((3, 2), ms_of_mib(mib))  # [samples, ranks]
     for prepare in ("_collective", "_exchange"):

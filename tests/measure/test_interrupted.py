@@ -1,4 +1,4 @@
-"""Profiles that are killed go on where they stopped; a rank that dies ends the others."""
+"""Profiles that are killed continue where they stopped; a rank that dies ends the others."""
 
 import json
 import os
@@ -18,12 +18,12 @@ SIZE = ("fp32", 64, 8)
 
 
 def start(words: list[str], stated: Path) -> Forked:
-    """A `galvatron` command in a process group of its own, and the file of what it says."""
+    """A `galvatron` command in a process group of its own, and the file of its output."""
     return fork(forking_command(*words), begun_with(), stated, leads=True)
 
 
 def known(folder: Path) -> dict[str, object]:
-    """What the journals hold; a line that was cut off does not count."""
+    """The lines of the journals; a line that was cut off does not count."""
     found: dict[str, object] = {}
     for file in (folder / FOLDER).glob("*.jsonl"):
         for line in file.read_text().split("\n")[1:-1]:
@@ -71,7 +71,7 @@ def model_words(config: Path, nproc: int = 1, lengths: str = "16,32,48", samples
 )
 def test_a_model_profile_killed_at_random_continues_where_it_stopped(config, kills, lengths, samples):
     folder = config.parent / "out"
-    profile_through_kills(model_words(config, 1, lengths, samples), folder, config.parent / "said", kills, seed=kills)
+    profile_through_kills(model_words(config, 1, lengths, samples), folder, config.parent / "log", kills, seed=kills)
     times = ComputationProfile.load(folder / "computation_profiling_fp32_hidden_64_head_8.json", *SIZE)
     MemoryProfile.load(folder / "memory_profiling_fp32_hidden_64_head_8.json", *SIZE)
     assert len(times.passes) == 3 * 2 * len(lengths.split(",")) * samples  # parts, degrees, lengths, batch sizes
@@ -82,12 +82,12 @@ def test_a_model_profile_killed_at_random_continues_where_it_stopped(config, kil
 def test_a_hardware_profile_killed_ten_times_continues_where_it_stopped(tmp_path):
     folder = tmp_path / "out"
     words = ["profile", "hardware", "--nproc", "2", "--output", str(folder), "--end_mb", "1", "--budget_ms", "0"]
-    profile_through_kills(words, folder, tmp_path / "said", 10, seed=1)
+    profile_through_kills(words, folder, tmp_path / "printed", 10, seed=1)
     assert HardwareProfile.load(1, 2, folder=folder).p2p_mib_per_ms
 
 
 def test_a_rank_that_dies_ends_the_launch_with_its_name(config):
-    stated = config.parent / "said"
+    stated = config.parent / "printed"
     process = start(model_words(config, nproc=2), stated)
     while not (ranks := _children(process.pid)):
         assert process.poll() is None

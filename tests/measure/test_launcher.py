@@ -1,4 +1,4 @@
-"""A profile whose ranks waited too long for one another goes on by itself; what fails otherwise ends it."""
+"""A profile whose ranks waited too long for one another continues by itself; other failures end it."""
 
 from __future__ import annotations
 

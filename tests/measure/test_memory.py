@@ -60,7 +60,7 @@ def test_the_loss_counts_at_the_last_stage(shape, profile):
 
 
 def test_experts_keep_what_is_priced(mixture):
-    """Their input and three numbers a column, of each row; beside it are places of rows, and here what they put out."""
+    """Their input and three numbers a column, of each row; next to it are places of rows, and here their output."""
     part = ExpertsPart(mixture, PassKey("experts4", 1, 256, 1), Precision.FP32)
     part.forward()
     part.backward()

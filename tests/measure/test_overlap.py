@@ -14,12 +14,12 @@ from paddlenlp_galvatron.plan import Precision
 from paddlenlp_galvatron.profiles import Collective
 from paddlenlp_galvatron.runtime import device
 
-PRODUCT_MS, START_MS = 1.0, 0.05  # a product of 4096 on an H100; what Python takes to start a message
+PRODUCT_MS, START_MS = 1.0, 0.05  # a product of 4096 on an H100; the time of Python to start a message
 MIB_PER_MS = 100.0  # NVLink: 4 MiB are sent in less time than it takes to start them
 
 
 class Gpu:
-    """When each of its queues, and the host, will be done with what they were given, in ms."""
+    """When each of its queues, and the host, will be done with their work, in ms."""
 
     def __init__(self, overlaps: bool = True):
         self.overlaps = overlaps
@@ -37,7 +37,7 @@ class Gpu:
 
     def start(self, given, group):
         self.host += START_MS
-        begin = max(self.host, self.computing, self.sending)  # behind what is queued to be computed
+        begin = max(self.host, self.computing, self.sending)  # behind queued computation
         self.sending = begin + given.size * 2 / 2**20 / MIB_PER_MS
         end = self.sending
 

@@ -1,4 +1,4 @@
-"""The shell scripts: what they start, and that the search takes what they leave."""
+"""The shell scripts: their commands, and that the search takes their files."""
 
 import json
 import os
@@ -25,7 +25,7 @@ FILES = {
 
 
 def run(script: Path, folder: Path, *words: str, **environment: str) -> str:
-    """Run under sh from a folder; returns what it printed."""
+    """Run under sh from a folder; returns its output."""
     plain = {name: value for name, value in os.environ.items() if name not in ("NUM_NODES", "NODE_RANK", "MPI_PATH")}
     ran = subprocess.run(
         ["sh", script, *words], cwd=folder, env=plain | environment, capture_output=True, text=True, timeout=600
@@ -68,14 +68,14 @@ def test_scripts_leave_nodes_that_are_not_set_to_the_launcher(tmp_path, scripts)
         assert {words[words.index(f"--{name}") + 1] for name in ("num_nodes", "node_rank", "master_addr")} == {"None"}
 
 
-@pytest.mark.parametrize("what", ["computation", "memory"])
-def test_the_scripts_beside_paddlenlps_start_the_same(tmp_path, what):
-    place = ROOT / "llm" / "auto_parallel" / "galvatron" / f"profile_{what}.sh"
+@pytest.mark.parametrize("part", ["computation", "memory"])
+def test_the_scripts_beside_paddlenlps_start_the_same(tmp_path, part):
+    place = ROOT / "llm" / "auto_parallel" / "galvatron" / f"profile_{part}.sh"
     stated = run(place, tmp_path, "--fresh", GALVATRON="echo", MODEL_SIZE="llama3-8b")
     assert stated == run(
-        ROOT / "scripts" / f"profile_{what}.sh", tmp_path, "--fresh", GALVATRON="echo", MODEL_SIZE="llama3-8b"
+        ROOT / "scripts" / f"profile_{part}.sh", tmp_path, "--fresh", GALVATRON="echo", MODEL_SIZE="llama3-8b"
     )
-    assert stated.startswith(f"profile {what} ") and "--model_size llama3-8b" in stated and stated.endswith("--fresh\n")
+    assert stated.startswith(f"profile {part} ") and "--model_size llama3-8b" in stated and stated.endswith("--fresh\n")
 
 
 def test_what_means_nothing_here_is_named_in_a_note(tmp_path, scripts, galvatron_program):
@@ -92,8 +92,8 @@ def test_what_means_nothing_here_is_named_in_a_note(tmp_path, scripts, galvatron
 
 def test_a_cluster_not_bought_yet_is_planned_from_its_data_sheet(tmp_path, scripts, galvatron_program):
     common = {"GALVATRON": galvatron_program, "ANALYTIC": "h100", "MODEL_SIZE": "llama3-8b", "SEQ_LENGTH": "4096"}
-    for what in ("computation", "memory"):
-        run(scripts / f"profile_{what}.sh", tmp_path, **common)
+    for part in ("computation", "memory"):
+        run(scripts / f"profile_{part}.sh", tmp_path, **common)
     run_hardware = ["profile", "hardware", "--analytic", "h100", "--num_nodes", "2"]
     subprocess.run([galvatron_program, *run_hardware], cwd=tmp_path, check=True, capture_output=True)
     variables = {"MEMORY": "72", "NUM_NODES": "2", "SETTLE_BSZ": "64"}
@@ -104,7 +104,7 @@ def test_a_cluster_not_bought_yet_is_planned_from_its_data_sheet(tmp_path, scrip
 
 @pytest.mark.slow
 def test_the_default_chain_from_measuring_to_training(tmp_path, scripts, galvatron_program):
-    """Every script in its turn, none told of a number type: files, plan and training have the same one."""
+    """Every script in its turn, none given a number type: files, plan and training have the same one."""
     config = {
         "model_type": "llama",
         "num_hidden_layers": 4,
@@ -122,8 +122,8 @@ def test_the_default_chain_from_measuring_to_training(tmp_path, scripts, galvatr
         assert (tmp_path / "configs" / FILES[part]).exists()
     assert set(HardwareProfile.load(1, 4, folder=tmp_path / "configs").p2p_mib_per_ms) == {2, 4}
     model = {"MODEL_SIZE": str(tmp_path / "small.json"), "PROFILE_MAX_BATCH_SIZE": "4"}
-    for what in ("computation", "memory"):
-        run(scripts / f"profile_{what}.sh", tmp_path, "--budget_ms", "0", **common, **model)
+    for part in ("computation", "memory"):
+        run(scripts / f"profile_{part}.sh", tmp_path, "--budget_ms", "0", **common, **model)
     variables = {"MEMORY": "1", "TIME_PROFILE_MODE": "batch", "SETTLE_BSZ": "16"}
     stated = run(scripts / "search_dist.sh", tmp_path, "--json", **common, **model, **variables)
     found = json.loads(stated.splitlines()[-1])

@@ -19,9 +19,9 @@ from paddlenlp_galvatron.profiles.files import OVERLAP_NAME
 
 pytest.importorskip("paddle")
 
-PAYLOAD = 1448 / 1514  # of a full frame: 1500 bytes less IP and TCP headers, beside 14 of Ethernet
+PAYLOAD = 1448 / 1514  # of a full frame: 1500 bytes less IP and TCP headers, next to 14 of Ethernet
 PORT = 29_571
-BUSY = 0.2  # on a machine with other work; what must be told apart differs by a factor of 2
+BUSY = 0.2  # on a machine with other work; figures to distinguish differ by a factor of 2
 START = "import sys; from paddlenlp_galvatron.cli.main import main; sys.exit(main())"
 
 
@@ -42,7 +42,7 @@ def test_bandwidths_are_those_of_the_link_and_report_inside_from_across(tmp_path
     profile = HardwareProfile.load(2, 2, folder=tmp_path)
     link = mbit_per_s / 8 * 1e6 / 2**20 / 1e3 * PAYLOAD  # MiB/ms
     allreduce, p2p = profile.allreduce_mib_per_ms, profile.p2p_mib_per_ms
-    # Of a ring over all ranks one edge each way crosses the link; of two strided rings, one each; so of two stages.
+    # One edge each way of a ring over all ranks crosses the link; one each of two strided rings; so for two stages.
     assert allreduce[4, True] == pytest.approx(link, rel=BUSY)
     assert allreduce[2, False] == pytest.approx(link / 2, rel=BUSY)
     assert p2p[4] == pytest.approx(link, rel=BUSY)

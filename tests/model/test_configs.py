@@ -1,4 +1,4 @@
-"""A config.json means what transformers 5 says, also by what it leaves out or says twice, or is refused by field."""
+"""A config.json means the same as in transformers 5, also where fields are absent or double, or is refused by field."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ REFUSED: dict[str, Any] = {
     **{"per_layer_config": {"0": {"head_dim": 4}}, "rotary_emb_base": 1e6, "use_bias": True, "is_causal": False},
     **{"layer_types": ["full_attention", "sliding_attention"], "hidden_act": "relu", "scoring_func": "sigmoid"},
 }
-PLAINLY: dict[str, Any] = {  # said, and asking for nothing
+PLAINLY: dict[str, Any] = {  # present, and without effect
     **dict.fromkeys(("alibi", "rope_scaling_type", "quantization_config", "layer_types", "mlp_layer_types"), None),
     **dict.fromkeys(("alibi", "use_bias", "use_parallel_residual", "use_long_sequence_strategies"), False),
     **dict.fromkeys(("pretraining_tp", "partial_rotary_factor", "logits_scaling", "residual_multiplier"), 1.0),

@@ -102,7 +102,7 @@ def test_a_config_of_experts_is_read_and_written_alike():
     assert (shape.experts, shape.experts_per_token, shape.expert_size, shape.norm_topk) == (6, 2, 8, False)
     assert shape_from_config(config_of(shape), "small") == shape
     balanced = shape_from_config(MIXTURE | {"output_router_logits": True, "router_aux_loss_coef": 0.02}, "small")
-    assert balanced.router_aux_loss_coef == 0.02 and shape.router_aux_loss_coef == 0  # unless it is asked for
+    assert balanced.router_aux_loss_coef == 0.02 and shape.router_aux_loss_coef == 0  # unless it is requested
     assert shape_from_config(config_of(balanced), "small") == balanced and balanced.fingerprint == shape.fingerprint
     local = {name: value for name, value in MIXTURE.items() if name != "num_experts"} | {"num_local_experts": 6}
     assert shape_from_config(local, "small") == shape  # as transformers 5 writes it

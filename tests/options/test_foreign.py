@@ -1,4 +1,4 @@
-"""Options of other programs: each says what holds anyway, is noted, or is refused by name; none is dropped."""
+"""Options of other programs: each states a default, is noted, or is refused by name; none is dropped."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from paddlenlp_galvatron.training.prepare import GROUPS
 
 TRAINING = {name for group in GROUPS for name in group.model_fields}
 OFF = {"0", "", "-1"}  # an option that says no more than that it is off
-# Options that may be on without a note, and what does here, in every run, what they ask for.
+# Options that may be on without a note, and the behaviour here, in every run, that fulfils them.
 DONE = {
     "use_pipeline_costmodel": "every pipeline is simulated",
     "costmodel_coe": "a factor of 1",
     "profile_granularity": "layers are measured whole",
     "profile_unit": "layers are measured whole",
-    "profile_flow_control": "what is missing is measured, what was measured is used",
+    "profile_flow_control": "missing points are measured, measured ones used",
     "fp16_opt_level": "fp32 masters of 16-bit weights",
     "do_train": "galvatron train trains",
     "rope_scaling_factor": "a factor of 1",
@@ -33,7 +33,7 @@ DONE = {
 
 
 def fate_of(name: str, value: str, dashes: bool = False) -> str:
-    """What becomes of `train --name value`."""
+    """The outcome of `train --name value`."""
     notes: list[str] = []
     word = f"--{name.replace('_', '-') if dashes else name}"
     try:

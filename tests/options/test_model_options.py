@@ -52,7 +52,7 @@ def test_a_flag_of_0_leaves_the_numbers_of_a_script_out_of_account() -> None:
     flags = {"set_model_config_manually": 0, "set_layernum_manually": 0, "set_seqlen_manually": 0}
     model = resolve(**{**MINE, **LLAMA}, **flags)
     assert model.shapes == (load_model("llama2-7b"),)
-    assert model.seq_length == 4096, "what the model has positions for"
+    assert model.seq_length == 4096, "the model's number of positions"
     assert set(model.ignored) == set(MINE)
     assert resolve(**{**MINE, **LLAMA}, **flags | {"set_seqlen_manually": 1}).seq_length == 2048
 
@@ -80,7 +80,7 @@ def test_the_lists_alone_are_the_sizes_of_one_type_as_of_two() -> None:
     (shape,) = resolve(**LISTS, **SIZES, layernum=72).shapes
     assert (shape.hidden_size, shape.layers, shape.heads, shape.intermediate_size) == (5120, 72, 64, 13824)
     assert resolve(**LISTS, **SIZES).seq_length == shape.max_position_embeddings == 32768
-    for name in ("hidden_size_list", "layernum_list", "seqlen_list"):  # one list beside the other sizes
+    for name in ("hidden_size_list", "layernum_list", "seqlen_list"):  # one list next to the other sizes
         sizes = {"hidden_size": 5120, "num_layers": 72, "seq_length": 32768}
         del sizes[{"hidden_size_list": "hidden_size", "layernum_list": "num_layers"}.get(name, "seq_length")]
         assert resolve(**SIZES, **sizes, **{name: LISTS[name]}).shapes == (shape,)

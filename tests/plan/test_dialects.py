@@ -21,7 +21,7 @@ def row(*runs: tuple[int, int]) -> str:
 
 
 def galvatron(layers: int, tp: str | int, bsz: int, **fields: Any) -> dict[str, Any]:
-    """A file of Galvatron with a field of `...` left out; by default what all versions have."""
+    """A file of Galvatron with a field of `...` left out; by default the fields of all versions."""
     given = {
         "pp_deg": 1,
         "tp_sizes_enc": tp if isinstance(tp, str) else row((tp, layers)),
@@ -83,8 +83,8 @@ def port(layers: int = 16, tp: int = 2, dp: int = 2, stages: int = 2, **fields: 
     } | fields
 
 
-# What stands in public repositories, file by file: ranks, and the fields. Numbers of layers, degrees and absent fields
-# are those of real files; which layers have what is made up.
+# Files of public repositories: ranks, and the fields. Numbers of layers, degrees and absent fields
+# are those of real files; the order of layers is made up.
 PUBLISHED: dict[str, tuple[int, dict[str, Any]]] = {
     "1.0 bert-large": (8, galvatron(24, row((1, 20), (2, 4)), 64, pp_deg=2, pp_division="12,12", chunks=8)),
     "1.0 bert-huge": (8, galvatron(32, 2, 32, dp_types_enc=row((1, 32)))),
@@ -175,7 +175,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "experts": (later(4, 2, 8, ep_sizes_enc="1,1,1,0"), "ep_sizes_enc: layer 3: "),
     "rewritten, tensor parallel and Ulysses at once": (sizes(32, 2, 2, 2), "layer 0 is both tensor parallel and"),
-    "rewritten, context parallel beside what it leaves no ranks for": (
+    "rewritten, context parallel with degrees that it leaves no ranks for": (
         sizes(8, 2, 1, 4, cp_size_enc=row((1, 7), (2, 1))),
         "ranks: 8, 16",
     ),

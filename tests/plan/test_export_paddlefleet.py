@@ -1,4 +1,5 @@
-"""A plan as PaddleFleet's YAML, by its published argument classes; what they lack words for is named by field."""
+"""A plan as PaddleFleet's YAML, by its published argument classes; settings that they cannot express are named by
+field."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ CLASSES = {
     "DataArguments": "paddleformers/cli/hparams/data_args.py",
     "ModelArguments": "paddleformers/cli/hparams/model_args.py",
 }
-# Class, type and default of each argument: alike in PaddleFormers 1.0.0 and in PaddleFleet of September 2026
+# Class, type and default of each argument: equal in PaddleFormers 1.0.0 and in PaddleFleet of September 2026
 # (37e34420, src/paddlefleet/{trainer/training_args,cli/hparams/data_args,cli/hparams/model_args}.py).
 PUBLISHED = {
     "stage": ("ModelArguments", "str", "SFT"),

@@ -1,4 +1,4 @@
-"""A plan in stock PaddleNLP's words: what those can say is said, and what they cannot is named field by field."""
+"""A plan in stock PaddleNLP's words: fields that these can express, and an error that names the others."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ SCHEMA = jsonschema.Draft202012Validator(json_schema())
 
 @given(valid_plans(), st.data())
 def test_any_plan_that_can_be_read_is_described_with_its_faults(plan: Plan, data: st.DataObject):
-    """Whatever numbers of a plan are changed."""
+    """For any changed numbers of a plan."""
     fields = plan_to_dict(plan)
     numbers = {name: st.integers(1, 12) for name in ("global_bsz", "chunks", "vtp", "vcp", "world_size")}
     fields |= data.draw(st.fixed_dictionaries({}, optional=numbers))

@@ -1,4 +1,4 @@
-"""Rank layout: groups partition the ranks, intervals cover the tokens, moves deliver what is missing and no more."""
+"""Rank layout: groups partition the ranks, intervals cover the tokens, moves deliver the missing tokens and no more."""
 
 from itertools import chain
 
@@ -21,7 +21,7 @@ def divisors(size: int) -> list[int]:
 
 @st.composite
 def meshes(draw):
-    """Up to two axes beside data parallelism, in any order."""
+    """Up to two axes next to data parallelism, in any order."""
     size = draw(SIZES)
     inner = draw(st.sampled_from(divisors(size)))
     outer = draw(st.sampled_from(divisors(size // inner)))
@@ -105,7 +105,7 @@ def test_intervals_cover_the_tokens(drawn, tokens: int):
 
 @given(strategies(), TOKENS)
 def test_a_tp_group_holds_the_samples_of_its_dp_index(drawn, samples: int):
-    """Whatever the layout, the ranks beside each other together hold the whole samples that their layer works on."""
+    """For any layout, the ranks next to each other together hold the whole samples that their layer works on."""
     strategy, size, _ = drawn
     mesh, length = strategy.mesh(size), 12
     held = held_by(token_layout(*drawn), samples * mesh.degree(Axis.DATA) * length)

@@ -1,4 +1,4 @@
-"""The newest plan of a folder that fits model and cluster is taken, and of what does not fit each is told why."""
+"""The newest plan of a folder that fits model and cluster is taken, and each other is reported with the reason."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_stages_exchange_messages_in_one_order_and_never_wait_in_a_circle(schedu
             for chunk in range(chunks):
                 for kind in ("forward", "backward"):
                     assert [p.micro_batch for p in passes if p[:2] == (kind, chunk)] == [*range(micro_batches)]
-        links: dict[tuple[str, int], list[tuple[int, int, int]]] = {}  # what arrives for passes of a kind at a stage
+        links: dict[tuple[str, int], list[tuple[int, int, int]]] = {}  # arrivals for passes of a kind at a stage
         received = {(kind, stage): 0 for kind in ("forward", "backward", "turn") for stage in range(stages)}
         reported: list[list[int]] = [[] for _ in range(stages)]
         last = stages * chunks - 1
@@ -107,7 +107,7 @@ def test_arrays_are_the_lists():
 
 @given(st.integers(2, 8), st.integers(1, 40), st.integers(2, 4), st.data())
 def test_what_chunks_hold_at_most_is_what_the_order_holds(stages, micro_batches, chunks, data):
-    """Whatever a micro-batch of each chunk takes, one of the peaks takes most of all moments."""
+    """For any memory of a micro-batch of each chunk, one of the peaks takes most of all moments."""
     stage = data.draw(st.integers(0, stages - 1))
     mib = data.draw(st.lists(st.integers(0, 50), min_size=chunks, max_size=chunks))
     held, most = [0] * chunks, 0

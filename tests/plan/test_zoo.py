@@ -14,7 +14,7 @@ from paddlenlp_galvatron.plan.check import require_valid
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 
 MIXTRAL, MIXTRAL_22B, QWEN, QWEN_235B = "mixtral-8x7b", "mixtral-8x22b", "qwen3-30b-a3b", "qwen3-235b-a22b"
-# Model, GPUs, tp, pp, chunks of a stage, ep, cp, samples of a micro-batch, batch, length, ZeRO; what is refused.
+# Model, GPUs, tp, pp, chunks of a stage, ep, cp, samples of a micro-batch, batch, length, ZeRO; the refusal.
 ZOO = [
     # Megatron-MoE-ModelZoo, runtime.conf of three versions
     (MIXTRAL, 64, 1, 4, 8, 8, 1, 1, 256, 4096, 1, ""),

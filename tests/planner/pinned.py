@@ -1,6 +1,6 @@
 """Searches whose plans, gaps and processor times are pinned: named ones, and random ones of whole searches.
 
-    python tests/planner/pinned.py            # writes pinned.json anew from the core that is installed
+    python tests/planner/pinned.py            # writes pinned.json again from the core that is installed
 
 Run it after a change of prices, and look at the differences: a change of the search alone must not make plans slower.
 """
@@ -45,7 +45,7 @@ Run = Callable[[], SearchResult]
 
 
 class Found(NamedTuple):
-    """What a search came to."""
+    """The result of a search."""
 
     time_ms: float  # of a step; infinite: nothing fits
     gap: float
@@ -133,7 +133,7 @@ def pinned() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Write the file anew."""
+    """Write the file again."""
     rows: dict[str, Any] = {name: found(run) for name, run in (NAMED | HARD).items()}
     rows |= {kind: [found(run) for run in drawn(kind)] for kind in SEED}
 

@@ -1,4 +1,4 @@
-"""A cost model with random prices behind the real `predict`: what the search is held to, on any hardware at once."""
+"""A cost model with random prices behind the real `predict`: a reference for the search, on any hardware at once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RandomCost(CostModel):
     """Prices drawn at random, the same ones for the same question."""
 
     crooked = False  # prices of switching that break the triangle inequality
-    neighbours = False  # layers whose messages and weights take room beside the next one's backward
+    neighbours = False  # layers whose messages and weights take room next to the next one's backward
 
     def __init__(self, models: Sequence[ModelShape], options: SearchOptions, seed: int):
         self.given, self.models = tuple(models), kinds_of(models)
@@ -50,14 +50,14 @@ class RandomCost(CostModel):
 
     def _draw(self, *question: object) -> LayerCost:
         reported = repr((self.seed, question)).replace(", sharding=None", "").replace(", experts_sharding=None", "")
-        draw = random.Random(reported).uniform  # seeds that were chosen draw the same whatever is new in strategies
+        draw = random.Random(reported).uniform  # seeds that were chosen draw the same when strategies get new fields
         numbers = draw(1, 3), draw(2, 6), draw(0, 9), draw(10, 200), draw(10, 200)
         workspace = Workspace(*(draw(0, 150) for _ in range(4 if self.neighbours else 1)))
         return LayerCost(*numbers, workspace)
 
     def layer_cost(self, strategy, *, stage_size, micro_batch, micro_batches, pipeline, layer_type=0):  # type: ignore[no-untyped-def]
         where = (strategy.axes, strategy.consecutive, stage_size, micro_batch, pipeline)
-        plain, whole = (self._draw(*what, layer_type) for what in ((where,), (where, strategy, micro_batches > 1)))
+        plain, whole = (self._draw(*key, layer_type) for key in ((where,), (where, strategy, micro_batches > 1)))
         # ZeRO-3 and recompute only add to a layer's passes.
         gathered = whole.forward_ms - 1 if strategy.dp_type is DataParallel.ZERO3 else 0.0
         again = whole.backward_ms - 2 if strategy.recompute else 0.0
@@ -94,7 +94,7 @@ class RandomCost(CostModel):
         return 0.0
 
     def _width(self, layer_type: int) -> float:
-        """What is handed on between layers of a type, in any unit."""
+        """The tokens passed between layers of a type, in any unit."""
         return self.models[layer_type].hidden_size * self.seqs[layer_type] / (96 * 12)
 
 

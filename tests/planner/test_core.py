@@ -28,7 +28,7 @@ from .test_pipeline import lists, tables
 
 ENGINE = Path(__file__).parents[2] / "search_engine"
 COMPILER = shutil.which("c++")
-PROMPT_S = 1.0  # of processor time: what is promised of Ctrl-C
+PROMPT_S = 1.0  # of processor time: the promise for Ctrl-C
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 
 
@@ -105,7 +105,7 @@ print("clean")
 
 
 def test_the_stub_says_what_the_module_has() -> None:
-    """Signatures aside, which compiled functions do not tell."""
+    """Signatures aside, which compiled functions lack."""
     command = [sys.executable, "-m", "mypy.stubtest", "galvatron_dp_core", "--concise"]
     environment = os.environ | {"MYPYPATH": str(ENGINE)}
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
@@ -201,7 +201,7 @@ def test_what_fits_has_a_plan_however_little_was_tried() -> None:
 
 
 def hostile(vocabs: int, strategies: int, layers: list[int], stages: int) -> dict[str, Any]:
-    """Hardly any two of all numbers are alike, working memory neither: as many levels of it as strategies."""
+    """Hardly any two of all numbers are equal, working memory neither: as many levels of it as strategies."""
     random, layouts = np.random.default_rng(0), 40
     place = random.random(layouts + 1) * 1e-9
     distance = np.abs(place[:, None] - place[None])[..., None] * np.array([1.0, 2.0])
@@ -231,9 +231,9 @@ def hostile(vocabs: int, strategies: int, layers: list[int], stages: int) -> dic
     "size", [(2000, 2000, [80], 8), (1, 2000, [100_000], 50), (4, 2000, [1250] * 8, 100), (1, 200, [2000], 2000)]
 )
 def test_every_search_ends(size: tuple[int, int, list[int], int]) -> None:
-    """With a plan and a bound, whatever the numbers, in the time that its effort allows, and in 500 MiB."""
-    ctypes.CDLL(None).malloc_trim(0)  # what a search before had would be used again, and not be counted
-    Path("/proc/self/clear_refs").write_text("5")  # VmHWM counts anew (proc(5))
+    """With a plan and a bound, for any numbers, in the time that its effort allows, and in 500 MiB."""
+    ctypes.CDLL(None).malloc_trim(0)  # memory of an earlier search would be used again, and not be counted
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM counts again (proc(5))
     started, before = time.process_time(), resident_mib("VmRSS")
     time_ms, proven_ms, _, _, choice = galvatron_dp_core.Pipeline(**hostile(*size)).solve(math.inf, 10**6)
     assert len(choice) == sum(size[2])
@@ -265,7 +265,7 @@ def held(stages: int) -> np.ndarray:
 
 
 def test_lists_in_which_stages_wait_for_each_other_are_refused() -> None:
-    """The first stage wants its gradient before it hands on what the second one makes it of."""
+    """The first stage wants its gradient before it sends the input of the second one's pass."""
     forward, backward = (0, 0, 0), (1, 0, 0)
     passes, runs = np.array([backward, forward, forward, backward]), np.array([(0, 2, 1, 1), (1, 2, 1, 1)])
     with pytest.raises(ValueError, match="passes: stages wait for each other in a circle"):

@@ -35,7 +35,7 @@ SMALL = ModelShape(
 
 
 class RandomHalves:
-    """Prices of experts that tell nothing but themselves."""
+    """Prices of experts alone."""
 
     def __init__(self, seed: int):
         self._seed = seed
@@ -127,7 +127,7 @@ def test_the_search_finds_what_enumeration_finds(seed):
 
 
 def test_what_the_experts_of_a_layer_take():
-    """By hand, of Qwen3-30B-A3B: 68 KiB a token are kept of experts, whatever ep; weights are split by ep and tp."""
+    """By hand, of Qwen3-30B-A3B: 68 KiB a token are kept of experts, for any ep; weights are split by ep and tp."""
     model = load_model("qwen3-30b-a3b")
     assumed = Assumptions(True, Precision.BF16, True, 4096, True, True)
 
@@ -144,7 +144,7 @@ def test_what_the_experts_of_a_layer_take():
     weights = 128 * 3 * 2048 * 768
     assert split.terms.states.parameters_mib == weights / 8 * 2 / 2**20
     assert cost_of(Experts(4, 2, DataParallel.DDP), **even).states_mib == split.states_mib
-    # A bound of twice the rows: twice the activations, while what is expected stays.
+    # A bound of twice the rows: twice the activations, while the expected ones stay.
     uneven = cost_of(Experts(8, 1, DataParallel.DDP), moe_imbalance=1, moe_imbalance_bound=2)
     assert uneven.activation_mib == 2 * split.activation_mib and uneven.forward_ms == split.forward_ms
     assert uneven.memory and uneven.memory.activation_mib == split.activation_mib

@@ -160,7 +160,7 @@ def test_bounds_hold_and_most_plans_are_the_best(seeds: int) -> None:
 
 @pytest.mark.parametrize("chunks", [2, 3, 4])
 def test_equal_chunks_have_the_bubble_that_is_known_or_less(chunks: int) -> None:
-    """Layers that share out evenly, and nothing beside them: the bubble is (P - 1) / (m v)."""
+    """Layers that share out evenly, and nothing next to them: the bubble is (P - 1) / (m v)."""
     t = tables(0, stages=4, chunks=chunks, layers=8 * chunks, micro_batches=16)
     alike = {"strategies": np.array([[1.0, 2, *[0] * 7]]), "layouts": np.array([0]), "types": np.array([0])}
     free = np.zeros((2, 1, 2))

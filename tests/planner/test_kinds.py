@@ -1,4 +1,4 @@
-"""Searches of dense layers and layers with experts of one model find what exhaustive enumeration finds."""
+"""Searches of dense layers and layers with experts of one model find the optimum of exhaustive enumeration."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def by_milp(t: dict[str, Any]) -> float:
         limits.append((low, high))
 
     def beside(s: int) -> tuple[dict[int, np.ndarray], np.ndarray]:
-        """What a stage has beside its layers: by the vocabulary's strategy, or always."""
+        """Parts of a stage next to its layers: by the vocabulary's strategy, or always."""
         if 0 < s < stages - 1:
             return {}, t["middle"][0]
         return {int(vocab[v]): vocabs[v, int(s > 0)] for v in range(options)}, np.zeros(9)

@@ -1,4 +1,4 @@
-"""The memory that is said to be enough is enough, and less than it is not; in every answer the same."""
+"""The reported sufficient memory is enough, and less is not; it is the same in every answer."""
 
 from __future__ import annotations
 

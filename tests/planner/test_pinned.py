@@ -31,7 +31,7 @@ def test_hard_searches(name: str) -> None:
     check(name, HARD[name])
 
 
-# Of all problems together: an effort that ends elsewhere may make a single plan a little slower.
+# The sum of all problems: an effort that ends elsewhere may make a single plan a little slower.
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "slowest", "mean"), [("plain", 3e-4, 1e-5), ("interleaved", 0.03, 1e-3)])
 def test_random_searches(kind: str, slowest: float, mean: float) -> None:

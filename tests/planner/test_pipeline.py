@@ -39,7 +39,7 @@ def tables(seed: int) -> dict[str, Any]:
     schedule = Schedule.GPIPE if draw.random() < 0.4 else Schedule.ONE_F_ONE_B
     ties = draw.random() < 0.3
     place = [draw.uniform(0, 1) for _ in range(len(layouts) + 2 + 2 * vocabs)]
-    width = [draw.choice((0.3, 1, 2)) for _ in range(types)]  # of what is handed on between layers of a type
+    width = [draw.choice((0.3, 1, 2)) for _ in range(types)]  # of tokens passed between layers of a type
     begins = [width[0], *map(min, pairwise(width))]  # and in front of its first layer
     ends = [*begins[1:], width[-1]]
 
@@ -90,7 +90,7 @@ def tables(seed: int) -> dict[str, Any]:
 
 
 def lists(schedule: Schedule, stages: int, micro_batches: int) -> dict[str, Any]:
-    """What a schedule gives to the core."""
+    """The core's input from a schedule."""
     passes, runs = arrays(schedule, stages, micro_batches)
     held = np.array([(stage, *chunks_in_flight(schedule, stage, stages, micro_batches)[0]) for stage in range(stages)])
     return {"micro_batches": micro_batches, "passes": passes, "runs": runs, "in_flight": held}

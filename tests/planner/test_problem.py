@@ -1,4 +1,4 @@
-"""What a plan's file says is what its prices are of."""
+"""Prices follow the statements of a plan's file."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_task_is_priced_in_every_number(tmp_path, task, rank, trained):
 
 
 def test_the_reserve_of_a_gpu_is_that_of_each_budget(tmp_path, galvatron, monkeypatch):
-    """What a search would leave alone on the device, for the plan as it is and after each change."""
+    """The memory that a search would leave free on the device, for the plan as it is and after each change."""
     monkeypatch.chdir(tmp_path)
     words = ("--num_nodes", 1, "--num_gpus_per_node", 4, "--seq_length", 4096)
     cluster = ("profile", "all", "--analytic", "h100", "--output", "configs", "--model_size", "qwen2.5-7b")

@@ -1,4 +1,4 @@
-"""What an answer says about itself: where time goes, bottlenecks, why families were rejected."""
+"""An answer's explanation: where time goes, bottlenecks, why families were rejected."""
 
 from __future__ import annotations
 

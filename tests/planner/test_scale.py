@@ -1,4 +1,4 @@
-"""A plan on other numbers of GPUs: what stays, what changes and why."""
+"""A plan on other numbers of GPUs: kept and changed fields, and why."""
 
 import pytest
 from hypothesis import given

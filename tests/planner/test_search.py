@@ -1,4 +1,4 @@
-"""The whole search finds what exhaustive enumeration finds, and its answers are consistent and monotone."""
+"""The whole search finds the optimum of exhaustive enumeration, and its answers are consistent and monotone."""
 
 from __future__ import annotations
 

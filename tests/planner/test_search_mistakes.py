@@ -1,4 +1,4 @@
-"""What existing searches get wrong, one test each: every one fails on a search that makes the mistake.
+"""Mistakes of existing searches, one test each: every one fails on a search that makes the mistake.
 
 The cost model's share of the same list: tests/cost_model/test_mistakes.py.
 """
@@ -44,7 +44,7 @@ def test_1_a_batch_that_does_not_split_has_only_plans_that_run() -> None:
 
 
 def test_2_plans_of_mixed_degree_win_where_they_are_faster() -> None:
-    """Half of the layers in another layout pays, as the switch costs what its bytes take."""
+    """Half of the layers in another layout pays, as the switch costs the time of its bytes."""
     cost = one_node(sequence_parallel=False)
     chosen = options(sequence_parallel=False, disable_sdp=True, disable_pp=True, settle_chunk=1, default_dp_type="ddp")
     times = []

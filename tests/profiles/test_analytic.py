@@ -1,4 +1,4 @@
-"""Profiles from arithmetic against what was measured: published times, and Paddle's own memory on this machine."""
+"""Profiles from arithmetic against measurements: published times, and Paddle's own memory on this machine."""
 
 import json
 from dataclasses import replace
@@ -31,7 +31,7 @@ from paddlenlp_galvatron.profiles.memory_use import MemoryUse
 from paddlenlp_galvatron.profiles.network import Network, Place
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
-real_data = pytest.mark.skipif(not DATA.exists(), reason="no published profile files beside the checkout")
+real_data = pytest.mark.skipif(not DATA.exists(), reason="no published profile files next to the checkout")
 LLAMA2_7B = ModelShape("llama2-7b", "llama", 32, 4096, 11008, 32, 32, 32000, 4096)
 SMALL = ModelShape("small", "llama", 4, 256, 640, 8, 8, 1000, 512)
 
@@ -59,8 +59,8 @@ def test_an_a100s_data_sheet_meets_times_measured_on_its_kind(name, seq, fused, 
 
 
 def test_a_layer_takes_at_least_as_long_as_its_host_launches_it(tmp_path):
-    """Of 16 tokens a GPU waits for its host; of 4,096 it does not. A host runs ahead: a pass may be short beside a long
-    one, and messages give it time, too."""
+    """With 16 tokens a GPU waits for its host; with 4,096 it does not. A host runs ahead: a pass may be short next to a
+    long one, and messages give it time, too."""
     sheet = load_data_sheet("h800-80gb")
     profile = analytic_computation(LLAMA2_7B, sheet, Precision.BF16, [16, 4096])
     launch_ms, again_ms = (FUSED_CALLS * 0.032, (FUSED_CALLS + CHECKPOINT_CALLS) * 0.032)
@@ -97,7 +97,7 @@ OTHERS = [*product(["llama"], SIZES[1:]), *product(["qwen2"], SIZES)]
     ids=str,
 )
 def test_memory_is_what_paddle_keeps_to_two_percent(family, size):
-    """fp32 and plain attention: what runs on CPU, where Paddle's statistics are exact."""
+    """fp32 and plain attention: the form that runs on CPU, where Paddle's statistics are exact."""
     pytest.importorskip("paddle")
     from paddlenlp_galvatron.measure.journal import Journal
     from paddlenlp_galvatron.measure.memory import MemoryProfiler
@@ -131,7 +131,7 @@ def test_memory_is_what_paddle_keeps_to_two_percent(family, size):
 
 @pytest.fixture
 def fused_kernels(monkeypatch):
-    """Stand-ins for Paddle's on GPUs: they compute by plain operations, and keep what the kernels' backward reads
+    """Stand-ins for Paddle's on GPUs: they compute by plain operations, and keep the inputs of the kernels' backward
     (`flash_attn_grad`, `fused_rotary_position_embedding_grad`, `fused_rms_norm_quant_grad` of 3.3.1)."""
     paddle = pytest.importorskip("paddle")
     from paddlenlp.transformers.llama import fusion_ops
@@ -142,7 +142,7 @@ def fused_kernels(monkeypatch):
     from paddlenlp_galvatron.runtime import attention as runtime_attention
 
     def kernel(run, reads=lambda inputs, outputs: inputs):
-        """`run(*inputs)`, of which backward has what `reads` gives."""
+        """`run(*inputs)`, whose backward has the result of `reads`."""
 
         class Kernel(paddle.autograd.PyLayer):
             @staticmethod

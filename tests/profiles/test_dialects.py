@@ -19,7 +19,7 @@ LENGTHS = (256, SEQ, 1024)
 
 
 def galvatron_files() -> dict[str, dict[str, Any]]:
-    """As Galvatron writes them: raw runs beside the derived keys, several lengths, no metadata of ours."""
+    """As Galvatron writes them: raw runs next to the derived keys, several lengths, no metadata of ours."""
     layer_ms = {(b, s): ms * s / SEQ for (b, _), ms in COMPUTATION.layer_ms[0].items() for s in LENGTHS}
     times = {f"layertype_0_bsz{b}_seq{s}": ms for (b, s), ms in layer_ms.items()}
     times |= {f"layertype_other_bsz{b}_seq{s}": 2 * ms for (b, s), ms in layer_ms.items()}
@@ -133,7 +133,7 @@ def test_sequence_mode_prices_other_lengths(tmp_path, files):
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_with_or_without_the_suffix_of_megatron_sp(tmp_path, sequence_parallel):
-    """A file that has only the one is read for the other, too, where degree 1 or the split tells it."""
+    """A file that has only the one is read for the other, too, where degree 1 or the split gives it."""
     files = galvatron_files()
     other = {k: v for k, v in files["memory"].items() if k.endswith("_sp") or not k.startswith(("layer", "other"))}
     cost = cost_of(tmp_path, files | {"memory": other}, sequence_parallel=sequence_parallel)

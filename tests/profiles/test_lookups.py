@@ -1,4 +1,4 @@
-"""What profiles say between and beyond their points: exact at each, physical elsewhere, else an error."""
+"""Lookups of profiles between and beyond their points: exact at each, physical elsewhere, else an error."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Prices from the data sheet of an H100 beside what one H100 80GB took under PyTorch 2.11 and CUDA 13."""
+"""Prices from the data sheet of an H100 next to times of one H100 80GB under PyTorch 2.11 and CUDA 13."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_grouped_products_by_rows_an_expert(hidden, inner, experts, rows, tflops
 
 @pytest.mark.parametrize(("device", "bus"), [("h100", 480), ("h800", 215)])
 def test_all_reduces_of_a_node_by_switches_that_add(device, bus):
-    """Bus bandwidth in GB/s, as nccl-tests tells it of 8 ranks. Gathers, and A100, have rings alone."""
+    """Bus bandwidth in GB/s, as nccl-tests reports it for 8 ranks. Gathers, and A100, have rings alone."""
     network = Network(analytic_hardware(load_data_sheet(device), 1))
     ms = network.collective_ms(Collective.ALL_REDUCE, Place(8), 8192)
     assert 8192 * 2**20 * 2 * 7 / 8 / ms / 1e6 == pytest.approx(bus, rel=0.03)

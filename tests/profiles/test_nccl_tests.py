@@ -14,7 +14,7 @@ FACTOR = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "alltoall
 
 
 def log(program: str, hosts: list[str], gb_per_s: float, *, old: bool = False, latency_us: float = 20) -> str:
-    """What nccl-tests prints for ranks on these hosts whose bus bandwidth is `gb_per_s`, with a little latency."""
+    """The output of nccl-tests for ranks on these hosts whose bus bandwidth is `gb_per_s`, with a little latency."""
     size = len(hosts)
     lines = (
         []

@@ -48,7 +48,7 @@ from paddlenlp_galvatron.profiles.hardware import read_allreduce, read_messages,
 from paddlenlp_galvatron.profiles.identity import require_parameter_size, require_same_device, require_same_model
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
-real_data = pytest.mark.skipif(not DATA.exists(), reason="no published profile files beside the checkout")
+real_data = pytest.mark.skipif(not DATA.exists(), reason="no published profile files next to the checkout")
 META = Meta(
     fingerprint=Fingerprint(device="example", device_count=8, dtype="bf16", model=measured_fingerprint([MODEL])),
     spread={"x": 0.01},
@@ -150,7 +150,7 @@ def test_a_message_of_whole_mib_stands_where_galvatron_looks_and_others_beside_i
 
 
 def memory_file(folder: Path, **changed: object) -> Path:
-    """A memory file of raw numbers without anything that tells its dialect."""
+    """A memory file of raw numbers without a mark of its dialect."""
     layer = {"512": {"parameter_size": 30.0, "tp_activation_per_bsz_dict": {"1": 40.0, "checkpoint": 1.0}}}
     table = {"512": {"model_states": {"1": 900.0}, "activation": {"1": 200.0}}}
     path = folder / "memory.json"
@@ -168,7 +168,7 @@ def test_dialects_are_distinguished_and_brought_to_one_unit(tmp_path):
     assert reported.layers == paddlenlp.layers
     noted = MemoryProfile.load(memory_file(tmp_path, galvatron={"dialect": "paddlenlp"}), *DOCUMENTED)
     assert noted.layers == paddlenlp.layers
-    # What was read in one dialect is written in the other, and says so.
+    # A file read in one dialect is written in the other, and says so.
     assert MemoryProfile.load(paddlenlp.save(tmp_path), *DOCUMENTED).layers == paddlenlp.layers
 
 
@@ -241,7 +241,7 @@ def test_a_profile_of_another_model_or_cluster_is_refused(tmp_path):
         read_allreduce(tmp_path / allreduce_name(2, 4), world_size=4)
     with pytest.raises(UserError, match=r"allreduce_bandwidth_3nodes_4gpus_per_node\.json: no such file"):
         HardwareProfile.load(3, 4, folder=tmp_path)
-    # Named by path, a file of fewer nodes is taken for what its name says it is.
+    # Named by path, a file of fewer nodes is taken by its name.
     assert HardwareProfile.load(30, 4, allreduce_path=tmp_path / allreduce_name(2, 4)).num_nodes == 2
 
 
@@ -379,7 +379,7 @@ def test_a_folder_may_stand_for_the_file_in_it(tmp_path):
 
 
 def test_files_that_a_plan_names_are_compared_within_limits(tmp_path):
-    """Whatever size and number of them a plan of others names, and however right their checksums are."""
+    """For any size and number of them that a plan of others names, also with right checksums."""
     large, small = tmp_path / "large.json", tmp_path / "small.json"
     large.touch()
     os.truncate(large, LARGEST_BYTES + 1)

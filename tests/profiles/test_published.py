@@ -17,7 +17,7 @@ from paddlenlp_galvatron.planner import SearchOptions, search
 from paddlenlp_galvatron.profiles.raw_runs import derived_memory, derived_times
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
-real_data = pytest.mark.skipif(not DATA.exists(), reason="no published profile files beside the checkout")
+real_data = pytest.mark.skipif(not DATA.exists(), reason="no published profile files next to the checkout")
 ONE_BATCH = {"settle_bsz": 16, "settle_chunk": 2, "memory_constraint": 40, "max_bsz": 16}
 
 
@@ -125,7 +125,7 @@ def test_raw_runs_alone_cost_what_the_derived_entries_cost(tmp_path):
 
 
 def test_without_megatron_sp_a_layer_is_split_by_the_degree(tmp_path):
-    """Of a layer that keeps 10 of 34 bytes whole without Megatron-SP, an eighth is left with it at degree 8."""
+    """A layer that keeps 10 of 34 bytes whole without Megatron-SP keeps an eighth with it at degree 8."""
     published = Published("", hardware() | named("a", times(LLAMA, (1, 2), [2048]), memory(LLAMA, [2048], sp=False)))
     cost, _, notes = loaded(tmp_path, published)
     kept = {tp: cost.profiles.memory.activation_mib(0, tp, 2048, sequence_parallel=True) for tp in (1, 8)}

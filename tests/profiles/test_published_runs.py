@@ -76,7 +76,7 @@ def test_experts_that_run_one_by_one_on_h800(benchmark):
 
 
 def test_with_experts_one_by_one_a_rank_with_fewer_of_them_is_much_faster():
-    """As the sweep tells: 65.7 s with ep 1, 37.2 s with ep 2."""
+    """As in the sweep: 65.7 s with ep 1, 37.2 s with ep 2."""
     (run,) = (run for run in read_table(EXPERTS).runs if run.plan.assumed.seq_length == 8192 and run.plan.pipeline == 4)
     layers = tuple(replace(layer, ep=1) for layer in run.plan.layers)
     whole = replace(run, plan=replace(run.plan, layers=layers), kernels=run.kernels._replace(expert=LATER_LOOP))
@@ -103,7 +103,7 @@ def test_experts_across_nodes(benchmark):
     assert laer["kendall_tau"] == 1 and laer["step_mean"] <= 0.05 and laer["step_max"] <= 0.13
 
 
-# Mean errors of steps by source. What was fitted to which rows, and what is not explained, is in docs/dev/accuracy.md.
+# Mean errors of steps by source. Fitted rows and unexplained ones: docs/dev/accuracy.md.
 BY_SOURCE = {
     "llm-foundry": 0.035, "InternEvo": 0.055, "torchtitan": 0.035, "NeMo": 0.025, "nanotron": 0.41, "FlagPerf": 0.02,
 }  # fmt: skip
@@ -130,7 +130,7 @@ def test_three_rows_of_a_source_never_make_its_others_much_worse(source):
 
 
 def test_rows_of_long_samples_ask_for_the_speed_of_their_attention_and_of_nothing_else():
-    """Two of 32k and more among three rows, whose attention kernel is not told: the rest is predicted within 8 %."""
+    """Two of 32k and more among three rows, whose attention kernel is unknown: the rest is predicted within 8 %."""
     runs = [replace(run, attention_speed=1.0) for run in read_table(DENSE).runs if run.source == "llm-foundry"]
     long = [run for run in runs if run.plan.assumed.seq_length >= 16384]
     few = [long[0], long[3], next(run for run in runs if run.plan.assumed.seq_length == 2048)]
@@ -243,7 +243,7 @@ def test_a_launch_costs_by_software_and_not_by_chip():
 
 
 def reached(device: str) -> list[float]:
-    """Measured speed over what the device's sheet predicts for our own software, of all rows, in rising order."""
+    """Measured speed over the prediction of the device's sheet for our own software, of all rows, in rising order."""
     sheet = load_data_sheet(device)
     runs = [run for table in sorted(TABLES.glob("*.csv")) for run in read_table(table).runs]
     own = [replace(run, stack=None) for run in runs if load_data_sheet(run.device).name == sheet.name]
@@ -262,7 +262,7 @@ def test_a_sheet_says_how_fast_published_runs_are(device):
 
 
 # Largest regret at a budget by our own feasibility, where it is more than 3 %. pp 2 with tp 2, whose steps take 0.6 to
-# 0.8 s longer than predicted whatever they recompute, is preferred to tp 1 that recomputes. At other budgets the best
+# 0.8 s longer than predicted for any recompute, is preferred to tp 1 that recomputes. At other budgets the best
 # run had nearly filled it, and our bound is beyond.
 REGRET = {(35, False): 0.12, (45, True): 0.23, (40, True): 0.1, (35, True): 0.12, (25, True): 0.12, (22, True): 0.12}
 
@@ -270,7 +270,7 @@ REGRET = {(35, False): 0.12, (45, True): 0.23, (40, True): 0.1, (35, True): 0.12
 @pytest.mark.parametrize("budget_gib", [57, 50, 45, 40, 35, 30, 25, 22])
 @pytest.mark.parametrize("offload", [False, True], ids=["on the card", "offload allowed"])
 def test_at_a_budget_the_preferred_layout_is_the_best_or_nearly(benchmark, budget_gib, offload):
-    """What fits is decided by our own bound for the layout that is preferred, and by what was measured for the best."""
+    """Our own bound decides whether the preferred layout fits, measurements whether the best does."""
     reported = [row for row in rows(benchmark, QWEN3) if offload or not row["offload_optimizer"]]
     regret = benchmark["regret_at"](budget_gib, reported, "qwen3-8b")
     assert regret <= REGRET.get((budget_gib, offload), 0.03)
@@ -293,7 +293,7 @@ def test_over_all_published_rows_the_bound_is_near_reserved_memory_and_regret_is
 
 
 def test_with_several_stages_the_published_memory_is_the_first_ones():
-    """A log of rank 0 knows nothing of the last stage's logits, which make it the fullest."""
+    """A log of rank 0 knows nothing of the last stage's logits, which make it the busiest."""
     (run,) = (run for run in read_table(QWEN3).runs if run.name == "pp2tp1uni_nooff")
     first = expected(run, H800).allocated_mib
     fullest = expected(replace(run, stage=None), H800).allocated_mib

@@ -1,4 +1,4 @@
-"""What a GPU holds beside tensors, and budgets that keep within it."""
+"""Memory of a GPU besides tensors, and budgets that keep within it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_parts_are_the_reserve_and_tensors_in_the_rest_are_within_the_device
         reserve, size = reserve_of(H100, ranks, MeasuredReserve(reserved)), 79.1 * 1024
         context = reserve.context_mib(size)
         assert sum(part.mib for part in reserve.parts_on(size)) == pytest.approx(context)
-        for working in (0.0, 2000.0):  # whose freed blocks are beside the tensors
+        for working in (0.0, 2000.0):  # whose freed blocks are next to the tensors
             tensors = size - context - reserve.working * working
             assert reserve.bound_mib(tensors, working) == pytest.approx(size)
             assert reserve.allocator_mib(tensors, working) == pytest.approx(size - reserve.fixed_mib)
@@ -102,7 +102,7 @@ def test_what_profiles_measured_is_used():
     assert reserve.fixed_mib == 500 + 90 + COMMUNICATORS * 20 and reserve.having(3).fixed_mib == 500 + 90 + 3 * 20
     assert all("measured" in part.source for part in reserve.parts)
     measured, assumed = priced(reserved=1.2).profiles.reserve, priced().profiles.reserve
-    assert measured.allocator == pytest.approx(0.2) and measured.working == 0  # all is in what was measured
+    assert measured.allocator == pytest.approx(0.2) and measured.working == 0  # all is in the measurement
     assert (assumed.allocator, assumed.working) == (ALLOCATOR, WORKING)
 
 

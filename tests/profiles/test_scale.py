@@ -1,4 +1,4 @@
-"""What is lost with more nodes: published speeds of InternEvo and llm-foundry; one number was fitted to each."""
+"""Losses with more nodes: published speeds of InternEvo and llm-foundry; one number was fitted to each."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MPT = {  # layers, width, heads
 def tokens_per_s(
     shape: ModelShape, sheet: DataSheet, gpus: int, samples: int, recompute: Recompute = Recompute.NONE, **how: Any
 ) -> float:
-    """Of a GPU, with so many samples of each a step."""
+    """Speed of a GPU, with so many samples of each a step."""
     zero3 = "sdp" in how
     assumed = Assumptions(False, Precision.BF16, not zero3, SEQ, zero3, True)
     size = {"layers": shape.layers, "world_size": gpus, "global_train_batch_size": gpus * samples}

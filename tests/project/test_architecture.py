@@ -1,4 +1,4 @@
-"""What holds for the project as a whole: who imports whom, the length of files, and what no file may name."""
+"""Rules of the project as a whole: who imports whom, the length of files, and names that no file may have."""
 
 import ast
 import re
@@ -17,7 +17,7 @@ LONGEST_FILE = 600  # lines; a file with one subject seldom passes 400
 
 
 def project_files() -> list[Path]:
-    """What git knows and what it would add."""
+    """Files that git tracks or would add."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
     )
@@ -63,7 +63,7 @@ MAY_BE_PRIVATE = {"paddle_private.py", "cpu_backend.py", "store.py"}  # store: i
 
 
 def test_private_paddle_is_called_in_few_files():
-    """What a new version of Paddle may change without a word is looked for in one place."""
+    """Private names of Paddle, which a new version may change silently, are used in one place."""
     package = (ROOT / "paddlenlp_galvatron").rglob("*.py")
     found = {path.name for path in package if PRIVATE.search(path.read_text())}
     assert found == MAY_BE_PRIVATE

@@ -1,4 +1,4 @@
-"""One file knows what the CPU backend lacks; everything else makes the same calls whatever backend runs."""
+"""One file knows what the CPU backend lacks; everything else makes the same calls with any backend."""
 
 import ast
 from pathlib import Path
@@ -8,7 +8,7 @@ KNOWS = ROOT / "runtime" / "cpu_backend.py"
 # Ways to ask Paddle, or its environment, which backend runs.
 QUESTIONS = {"get_backend", "ProcessGroupGloo", "ProcessGroupNCCL", "is_compiled_with_nccl", "_default_backend"}
 BACKENDS = {"gloo", "nccl"}
-# The launcher tells Paddle what to use where there is no GPU: it sets the word, it does not ask.
+# The launcher sets Paddle's backend where there is no GPU, and does not ask for it.
 SETS = {ROOT / "runtime" / "launch.py": {"gloo"}}
 
 

@@ -1,4 +1,4 @@
-"""`pip install -e .` beside a PaddleNLP that is installed editable from its own sources, as its developers have it."""
+"""`pip install -e .` next to a PaddleNLP that is installed editable from its own sources, as its developers have it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from small_model import MODEL as SMALL
 paddlenlp = pytest.importorskip("paddlenlp")
 
 ROOT = Path(__file__).parents[2]
-OURS = ("paddlenlp", "galvatron_dp_core", "_editable", "__editable__")  # how what is installed anew begins
+OURS = ("paddlenlp", "galvatron_dp_core", "_editable", "__editable__")  # how names of newly installed packages begin
 TIMEOUT_S = 600.0
 SETUP = """
 from setuptools import find_packages, setup

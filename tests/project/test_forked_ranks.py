@@ -1,4 +1,4 @@
-"""A forked rank is what the launcher would have begun: its own words, environment, folder, log and end."""
+"""A forked rank equals one that the launcher would have started: its own words, environment, folder, log and end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ assert signal.getitimer(signal.ITIMER_REAL) == (0, 0), "the time limit of a test
 assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
 assert not [name for name in sys.modules if name.startswith("paddlenlp_galvatron")], "of the project nothing is shared"
 left = getattr(paddle, "left", None)
-paddle.left = sys.argv[1]  # for whoever comes next in this process: nobody
+paddle.left = sys.argv[1]  # for the next user of this process: nobody
 drawn = [paddle.rand([1]).item(), numpy.random.rand()]
 print(json.dumps([sys.argv[1:], __name__, os.getcwd(), os.environ["OWN"], "TERM_" in os.environ, left, drawn]))
 if sys.argv[1] == "exits":

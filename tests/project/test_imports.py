@@ -41,7 +41,7 @@ def graph() -> Graph:
 
 
 def by_package(between: Graph) -> Graph:
-    """The arrows between packages, files beside them being packages of their own."""
+    """The arrows between packages, files next to them being packages of their own."""
 
     def package(module: str) -> str:
         return ".".join(module.split(".")[:2])
@@ -73,7 +73,7 @@ def test_launch_imports_base_alone():
 
 
 def test_report_takes_records_and_constants_of_the_planner_and_no_function():
-    """What a function of the planner answers is asked by a command; report renders it."""
+    """A command calls the planner's functions; report renders their answers."""
     for path in (ROOT / PACKAGE / "report").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("planner"):

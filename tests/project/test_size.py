@@ -1,4 +1,4 @@
-"""The ceiling of lines: what counts as one, and that `make lint` fails above it."""
+"""The ceiling of lines: which lines count, and that `make lint` fails above it."""
 
 import sys
 from pathlib import Path

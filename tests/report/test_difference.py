@@ -1,4 +1,4 @@
-"""What differs between two plans is told by layer, whatever their schedules."""
+"""Differences of two plans are shown by layer, under any schedules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told where memory ran out: predicted beside measured by stage, and what would help."""
+"""The report where memory ran out: predicted next to measured by stage, and remedies."""
 
 from __future__ import annotations
 

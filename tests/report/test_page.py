@@ -192,7 +192,7 @@ def test_gains_of_a_plan_that_is_not_the_best_are_distinguished_from_the_best_on
 
 
 def text_of(explanation: Explanation) -> str:
-    """What is printed, one blank between words."""
+    """The printed text, one blank between words."""
     console = Console(width=200)
     with console.capture() as capture:
         console.print(*printed(explanation), sep="\n")
@@ -246,7 +246,7 @@ def test_a_large_plan_stays_small(large):
 
 @needs_chromium
 def test_it_works_in_a_browser(real, large, tmp_path):
-    """Opens at once and without an error, tells what pointer and focus are on, follows the reader's theme and the
+    """Opens at once and without an error, names the element under pointer and focus, follows the reader's theme and the
     button, and is no wider than a phone: a small plan with a log, and one of 126 layers on 1,024 GPUs."""
     pages = {
         "small": render(real, frontier(real), records(real.plan, 300, real.prediction.time_s, 20_000.0)),
@@ -262,9 +262,9 @@ def test_it_works_in_a_browser(real, large, tmp_path):
                     break
             assert loaded_ms < LONGEST_LOAD_MS
             tip, back = "document.getElementById('tip').textContent", "getComputedStyle(document.body).backgroundColor"
-            for what in ("td[data-tip]", ".bar", "rect"):
-                opened.point_at(what)
-                opened.wait(f"{tip} === document.querySelector({what!r}).dataset.tip")
+            for element in ("td[data-tip]", ".bar", "rect"):
+                opened.point_at(element)
+                opened.wait(f"{tip} === document.querySelector({element!r}).dataset.tip")
             opened.key("Escape")
             opened.wait(f"{tip} === ''")
             opened.point_at("h1")

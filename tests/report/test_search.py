@@ -1,4 +1,4 @@
-"""What a search's answer says to programs."""
+"""A search's answer for programs."""
 
 from __future__ import annotations
 

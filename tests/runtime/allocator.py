@@ -1,6 +1,6 @@
 """Paddle's allocator on GPUs, on paper: best fit in chunks that grow by themselves (auto_growth_best_fit_allocator.cc).
 
-What no free block holds is taken from the device as a chunk of its own size; a block's rest is a free block, and free
+A tensor that fits no free block gets a chunk of its own size from the device; a block's rest is a free block, and free
 neighbours of a chunk are joined. `empty_cache` gives back chunks of which nothing is in use.
 """
 
@@ -14,7 +14,7 @@ class OutOfMemory(Exception):
 
 
 class AutoGrowth:
-    """Of a device of `limit` bytes. Blocks are [start, stop, free] of a chunk, in order."""
+    """The allocator of a device of `limit` bytes. Blocks are [start, stop, free] of a chunk, in order."""
 
     def __init__(self, limit: int):
         self._limit = limit
@@ -38,7 +38,7 @@ class AutoGrowth:
             if self.taken + size > self._limit:
                 self.empty_cache()  # as Paddle does before it gives up
             if self.taken + size > self._limit:
-                raise OutOfMemory(f"{size} bytes beside {self.taken} of {self._limit}")
+                raise OutOfMemory(f"{size} bytes on top of {self.taken} of {self._limit}")
             self._chunks.append([[0, size, 0]])
             return id(self._chunks[-1]), 0
         _, number, start = min(free)

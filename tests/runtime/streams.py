@@ -1,7 +1,7 @@
-"""Replays on paper what GPUs would do with the calls that ranks make: queues of work, and who waits for whom.
+"""Simulates how GPUs would run the calls of ranks: queues of work, and who waits for whom.
 
-A GPU has a queue for what it computes and one for each direction of each communicator. A call returns when its work is
-queued; a message starts when both ranks have come to it, and a device's queues wait where they were told to. A copy
+A GPU has a queue for computation and one for each direction of each communicator. A call returns when its work is
+queued; a message starts when both ranks have come to it, and a device's queues wait where a call made them. A copy
 between host and device, or the reading of a value, is different: it waits for all queues of its device, all of them
 wait for it, and the host waits, too (CUDA's legacy default stream, which Paddle's copies use).
 """
@@ -17,23 +17,23 @@ COMPUTE, HOST = "compute", "host"
 
 @dataclass(frozen=True)
 class Call:
-    """What a host asks of its device, in order."""
+    """Calls of a host to its device, in order."""
 
-    kind: str  # compute, send, receive, wait (for a message, before what is computed next), host (traffic with it)
+    kind: str  # compute, send, receive, wait (for a message, before the next computation), host (traffic with it)
     name: str = ""  # of a pass, for its time; of the communicator and direction, for a message or its wait
     number: int = 0  # of the message on it
 
 
 @dataclass(eq=False)
 class Work:
-    """What stands in a queue."""
+    """An entry of a queue."""
 
     after: list[Work]
     ms: float = 0.0
     pair: tuple[str, int] | None = None  # of a message: both sides have it
     queued_ms: float = 0.0
     followers: list[Work] = field(default_factory=list)
-    in_front: Work | None = None  # what stands in front of it in the same connection
+    in_front: Work | None = None  # the entry before it in the same connection
     begin: float | None = None
     end: float | None = None
 
@@ -90,7 +90,7 @@ def replay(
             queue(device, f"{call.kind} {call.name}", device.messages[key])
 
     def settle(works: list[Work]) -> None:
-        """Let what can begin and end, and then what comes after it."""
+        """Start and end all work that can, and then the work behind it."""
         while works:
             work = works.pop()
             in_front = [work.in_front.begin] if work.in_front else []
@@ -122,7 +122,7 @@ def replay(
 
 
 class Memory:
-    """A device's, as an allocator has it that gives nothing back: it asks the device for what it has not, which waits
+    """A device's, as an allocator has it that gives nothing back: it asks the device for missing memory, which waits
     for all queues. Tensors of a pass, of a micro-batch in flight, and messages that are received take one each."""
 
     def __init__(self, traffic: Callable[[], None]):
@@ -145,7 +145,7 @@ class Memory:
 
 
 class Recorder:
-    """Stands for a rank's stage and for `paddle.distributed`, and writes down what the pipeline calls."""
+    """Stands for a rank's stage and for `paddle.distributed`, and writes down the pipeline's calls."""
 
     def __init__(self, index: int, stages: int, chunks: int = 1):
         import paddle
@@ -170,7 +170,7 @@ class Recorder:
         return out.sum() if self.is_last and chunk == len(self.chains) - 1 else out
 
     def expect_gradient(self, scale: float) -> None:
-        """The head computes gradients beside losses: in the same pass."""
+        """The head computes gradients next to losses: in the same pass."""
 
     def take(self, tokens: Any) -> list[None]:
         self.traffic()

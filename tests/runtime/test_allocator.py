@@ -26,7 +26,7 @@ def second_step(
     """Bytes that steps take from a device: the first with one micro-batch at a time, as a pipeline begins; the
     reserve; others with some in flight. Raises OutOfMemory.
 
-    `weights`: bytes of each layer's, with a gradient and two moments as large; `kept`: of what a layer keeps for its
+    `weights`: bytes of each layer's, with a gradient and two moments as large; `kept`: bytes that a layer keeps for its
     backward pass, of each tensor. `loads`: share of it that a micro-batch keeps in each later step, as experts get
     other rows."""
     memory = AutoGrowth(limit)
@@ -67,7 +67,7 @@ def second_step(
 )
 def test_what_fits_by_the_bound_fits_in_the_second_step(weights, kept, in_flight, loads):
     """And in later ones, whose experts get fewer rows than the bound has, in which the first step ran."""
-    bound = 4 * sum(weights) + in_flight * sum(kept) * len(weights)  # weights, gradients, moments; what is in flight
+    bound = 4 * sum(weights) + in_flight * sum(kept) * len(weights)  # states, and activations in flight
     assert second_step(bound, weights, kept, in_flight, states_first=True, loads=loads) <= bound
 
 

@@ -36,7 +36,7 @@ class Config:
 
 
 def by_rows(query, key, value, rows, causal=False):
-    """What Paddle documents of flashmask_attention without `causal`: in each column rows from the first number on and
+    """flashmask_attention without `causal` as Paddle documents it: in each column rows from the first number on and
     rows before the second one are hidden."""
     places = paddle.arange(query.shape[1], dtype="int32").reshape([1, 1, -1, 1])
     start, end = (part.transpose([0, 1, 3, 2]) for part in rows.split(2, axis=-1))

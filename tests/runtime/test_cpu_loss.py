@@ -1,4 +1,4 @@
-"""On CPU, too, a loss is told as it is: NaN where the logits have one, and as large as it is."""
+"""On CPU, too, a loss is reported as it is: NaN where the logits have one, and as large as it is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from distributed.small_run import CASE, Run
 
 
 def loss_with(**columns: float) -> float:
-    """Of the first step, where these columns of the LM head are such numbers; `others`: all that are not named."""
+    """The loss of the first step, where these columns of the LM head are such numbers; `others`: all that are not
+    named."""
     run = Run()
     head = run.engine.stage._head._table.tensor
     numbers = head.numpy()

@@ -24,7 +24,7 @@ def ranks(tmp_path):
 
 
 def gathers(ranks):
-    """Both start a gather; what they read and write, and their tasks."""
+    """Both start a gather; gives its inputs, outputs and tasks."""
     mine = [paddle.full([2], float(backend.rank + 1)) for backend in ranks]
     outs = [paddle.zeros([4]) for _ in ranks]
     tasks = [b.all_gather(out, x, b.group, sync_op=False) for b, out, x in zip(ranks, outs, mine, strict=True)]

@@ -1,5 +1,5 @@
-"""What the runtime asks of a GPU, on one that does not exist: its queue of what is computed does a thing when it is
-told to, and not before."""
+"""The runtime's calls to a GPU, on a simulated one: its compute stream runs a call when it is
+allowed to, and not before."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PINNED = object()
 
 
 class Queue:
-    """What the device was given to do, in order, and the device's own time."""
+    """The device's queued work, in order, and the device's own time."""
 
     def __init__(self):
         self.waiting: list[Callable[[], None]] = []

@@ -1,4 +1,4 @@
-"""Fused kernels compute what the plain operations in their place do, and are used where a plan says so."""
+"""Fused kernels compute the same as plain operations, and are used where a plan says so."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_plain_positions_are_what_the_fused_kernel_documents(family):
 
 @pytest.mark.parametrize(("vocab_size", "fused"), [(64, True), (63, False)], ids=["even", "padded"])
 def test_a_split_vocabularys_loss_goes_to_paddles_kernel_where_no_column_is_padding(monkeypatch, vocab_size, fused):
-    """In what it computes the kernel knows groups, types and labels as they are handed over."""
+    """The kernel's result respects groups, types and labels as they are passed."""
     reported = {}
 
     def kernel(logits, labels, group, ignored):
@@ -171,7 +171,7 @@ def test_adamw_of_many_tensors_is_paddles_adamw_bit_for_bit():
                 optimizer.step()
                 optimizer.clear_grad(set_to_zero=False)
             optimizer._learning_rate.step()
-        if step == 1:  # a checkpoint of the one goes on in the other
+        if step == 1:  # a checkpoint of the one continues in the other
             (tensors, plain), (own, many) = pairs
             state = many.state_dict()
             renamed = {mine.name: name.name for mine, name in zip(own, tensors, strict=True)}

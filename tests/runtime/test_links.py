@@ -34,7 +34,7 @@ def test_a_message_is_kept_until_it_has_left_and_no_longer(monkeypatch: pytest.M
             link.send(np.zeros(4))
         link.has_received(0)
         assert [bool(message()) for message in sent] == [True, True, True]
-        for _ in range(2):  # told twice, let go once
+        for _ in range(2):  # set twice, released once
             link.has_received(2)
             assert [bool(message()) for message in sent] == [False, False, True]
         last = sent[-1]()

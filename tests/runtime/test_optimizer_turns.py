@@ -21,7 +21,7 @@ SIZE = 4
 
 
 class Owner:
-    """Of one tensor; writes down what the update asks of it."""
+    """The data of one tensor; writes down the calls of the update."""
 
     def __init__(self, name, reported):
         self.name, self.reported, self.kept = name, reported, paddle.full([SIZE], 2.0)

@@ -58,7 +58,7 @@ def parameter(*shape, learns=True):
 
 
 def by_autograd(x, *matrices, transposed=False):
-    """What the two ranks compute, each of both; the input's gradient is the sum of theirs."""
+    """The results of the two ranks, each of both; the input's gradient is the sum of theirs."""
     whole = paddle.concat([x, x])
     return tuple(paddle.matmul(whole, matrix, transpose_y=transposed) for matrix in matrices)
 

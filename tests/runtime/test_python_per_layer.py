@@ -23,10 +23,10 @@ Q_AND_K, MLP = 17, 5  # calls of Qwen3's two norms more; of an MLP, which a laye
 PROGRAM = """
 import json, runpy, sys
 benchmark = runpy.run_path(sys.argv[1])
-benchmark["cost"].__globals__["TIMED"] = 2  # calls are counted, whatever they take
+benchmark["cost"].__globals__["TIMED"] = 2  # calls are counted, not timed
 costs = {name: benchmark["cost"](*of) for name, of in benchmark["STRATEGIES"].items()}
 fused = benchmark["fused"](costs["plain"]).calls
-numbers = ({name: getattr(cost, what) for name, cost in costs.items()} for what in ("calls", "share"))
+numbers = ({name: getattr(cost, part) for name, cost in costs.items()} for part in ("calls", "share"))
 print(json.dumps([fused, *numbers]))
 """
 LARGEST_SHARE = 0.3  # of a 7B layer's time on one GPU

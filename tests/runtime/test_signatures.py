@@ -1,6 +1,6 @@
 """Paddle's functions and operators take their arguments as the runtime gives them, in every version that it supports.
 
-The tables are those of Paddle 3.1.1, 3.2.2 and 3.3.1, in which they are alike: by their Python and their headers.
+The tables are those of Paddle 3.1.1, 3.2.2 and 3.3.1, in which they are equal: by their Python and their headers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import paddle
 from paddle.incubate.nn import functional as fused
 
 HEADERS = Path(paddle.__file__).parent / "include/paddle/phi/api/include"
-# Of each function, its arguments from the first on; later versions add some behind them.
+# Arguments of each function from the first on; later versions add some behind them.
 FUNCTIONS = {
     paddle.nn.functional.flashmask_attention: "query key value startend_row_indices dropout causal",
     fused.fused_rms_norm: "x norm_weight norm_bias epsilon begin_norm_axis",

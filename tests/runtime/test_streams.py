@@ -49,7 +49,7 @@ class Event:
 
 
 def device_of(recorder, monkeypatch):
-    """Let the runtime compute on a GPU: whatever waits for all that it was given to do is written down."""
+    """Let the runtime compute on a GPU: calls that wait for all its work are written down."""
     memory, empty = recorder.memory, paddle.empty
     monkeypatch.setattr(device, "loads_kernels", lambda: True)
     monkeypatch.setattr(device, "on_gpu", lambda: True)
@@ -165,7 +165,7 @@ def test_messages_arrive_where_those_before_did(monkeypatch):
 
 
 def test_copies_in_the_step_would_hang_or_delay_it(monkeypatch):
-    """What the runtime did before, so that the replay is known to see it."""
+    """The runtime's earlier behaviour, so that the replay is known to see it."""
     one_f_one_b = Schedule.ONE_F_ONE_B
     for stages, micro_batches in ((2, 3), (4, 16)):
         calls = programs(stages, micro_batches, one_f_one_b, monkeypatch, copies=True)
@@ -196,7 +196,7 @@ def test_a_pass_that_waits_for_its_device_would_hang(stages, monkeypatch):
 @pytest.mark.parametrize("stages", DEPTHS)
 def test_receives_that_are_posted_late_would_not_save_every_schedule(stages, monkeypatch):
     """Posted when its pass needs it, no receive hides under the pass before. A pass that waits for its device still
-    waits for what it has sent, so that the ring of interleaved stages waits for itself."""
+    waits for its own sends, so that the ring of interleaved stages waits for itself."""
 
     def receive(pipeline, position):
         message = None
@@ -214,7 +214,7 @@ def test_receives_that_are_posted_late_would_not_save_every_schedule(stages, mon
 
 @pytest.mark.parametrize(("schedule", "chunks"), [*((each, 1) for each in Schedule), (Schedule.ONE_F_ONE_B, 2)])
 def test_beside_a_pass_waits_one_receive_at_most(schedule, chunks, monkeypatch):
-    """A GPU's receive that is posted takes some of what a pass computes with until its message is there."""
+    """A GPU's receive that is posted takes some of a pass's multiprocessors until its message is there."""
     for calls in programs(4, 8, schedule, monkeypatch, chunks=chunks):
         posted, most = set(), 0
         for call in calls:
@@ -273,12 +273,12 @@ def test_a_chunk_that_would_send_what_it_received_is_seen(monkeypatch):
     monkeypatch.setattr(dist, "irecv", recorder.irecv)
     recorder.forward = lambda x, *_: x
     pipeline = Pipeline(Plan(3, 1, 1, (1,) * 3, (LayerStrategy(),) * 3), recorder, 1, StubGroups())
-    with pytest.raises(AssertionError, match="sends what it received"):
+    with pytest.raises(AssertionError, match="sends its input"):
         pipeline.run(Samples([None], [None]), 1.0)
 
 
 def test_a_traced_steps_spans_are_of_the_devices_queue(monkeypatch):
-    """The host, which is ahead, gives a name to what the device comes to later; what runs beside it takes none."""
+    """The host, which is ahead, names work that the device reaches later; work next to it takes no name."""
     now = {"device": 5.0}
 
     class Marked(Event):
@@ -352,6 +352,6 @@ for read in (
 
 
 def test_a_step_reads_loss_and_norm_and_the_guard_sees_what_else_is_read(tmp_path):
-    program, stated = tmp_path / "guarded.py", tmp_path / "said"
+    program, stated = tmp_path / "guarded.py", tmp_path / "printed"
     program.write_text(GUARDED)
     assert fork([str(program)], os.environ, stated).wait(600) == 0, stated.read_text()[-2000:]

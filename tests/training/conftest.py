@@ -12,7 +12,7 @@ WORDS = TEXT.split(" ")
 
 @pytest.fixture(scope="session")
 def texts(tmp_path_factory) -> tuple[Path, ...]:
-    """Forty small documents, no two alike."""
+    """Forty small documents, all different."""
     folder = tmp_path_factory.mktemp("texts")
     for number in range(40):
         words = (WORDS[(number * 7 + k * k) % len(WORDS)] for k in range(60 + number))

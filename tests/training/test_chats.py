@@ -69,7 +69,7 @@ def text_by_jinja(name, chat) -> str:
 
 @given(st.sampled_from(["llama2", "llama3", "zephyr", "chatml", "qwen2.5", "qwen3"]), st.integers(0, 2**32))
 def test_random_conversations_are_tokenised_as_one_text_and_learnt_where_the_template_marks_it(name, seed):
-    """By random normalizers and pre-tokenizers; what a template has no place for is refused, not left out."""
+    """By random normalizers and pre-tokenizers; content without a place in a template is refused, not left out."""
     rng = random.Random(seed)
     tokenizer, chat = make_chats.random_tokenizer(rng), make_chats.random_chat(rng)
     templates = (make_chats.unmarked(make_chats.TEMPLATES[name]), make_chats.TEMPLATES[name])

@@ -83,7 +83,7 @@ def test_json_lines_and_blank_documents(tmp_path):
 
 
 def test_a_folder_says_what_it_leaves_out(tmp_path):
-    """A folder of others would put your files into what you publish."""
+    """A folder of others would put your files into your publication."""
     own, secret = tmp_path / "own", tmp_path / "secret.txt"
     (own / "deep").mkdir(parents=True)
     secret.write_text("secret")
@@ -111,7 +111,7 @@ def test_a_folder_says_what_it_leaves_out(tmp_path):
     assert find_files([own]) == (read, left_out)
     (tmp_path / "alias").symlink_to(own)
     assert len(find_files([tmp_path / "alias"]).files) == 2
-    assert find_files([own / "b.txt"]) == ((own / "b.txt",), {})  # who names it means it
+    assert find_files([own / "b.txt"]) == ((own / "b.txt",), {})  # a file that is named is meant
 
 
 def test_the_summary_names_what_is_left_out(tmp_path, capsys):

@@ -122,7 +122,7 @@ def test_a_blend_continues_pass_after_pass_and_at_any_sample(three):
     assert all(sample in samples for sample in expected)  # in this order, others between
     for step in (steps - 1, 1, steps // 2):
         np.testing.assert_array_equal(TrainingData(blend, SEQ, BATCH, 5, shares=SPLITS).batch(step), batches[step])
-    # With batches of another size it goes on at the sample that comes next.
+    # With batches of another size it continues at the sample that comes next.
     larger = TrainingData(blend, SEQ, 2 * BATCH, 5, shares=SPLITS)
     larger.continue_at(3, data.first_sample(3))
     np.testing.assert_array_equal(larger.batch(3), np.concatenate(batches[3:5]))
@@ -236,13 +236,13 @@ def test_data_that_change_under_a_run_are_an_error_that_names_them(prefix):
     write(content)
     np.testing.assert_array_equal(data.batch(1), expected)
     tokens.rename(tokens.with_name("moved"))
-    np.testing.assert_array_equal(data.batch(1), expected)  # what it has opened stays
+    np.testing.assert_array_equal(data.batch(1), expected)  # its opened files stay
     with pytest.raises(UserError, match=r"text\.bin: no such file"):
         open_data(prefix)
 
 
 def test_the_identity_of_data_is_their_content(prefix, tmp_path_factory):
-    """A checkpoint goes on with the same data in another folder, and never with others in the same."""
+    """A checkpoint continues with the same data in another folder, and never with others in the same."""
     before = open_data(prefix).identity
     copy = tmp_path_factory.mktemp("copy") / "other"
     for suffix in (".bin", ".idx"):

@@ -1,4 +1,4 @@
-"""Fields of a line that change what is learnt: honoured, or refused by file, line and name; never left out."""
+"""Fields of a line that change the learnt tokens: honoured, or refused by file, line and name; never left out."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ PAIR = {"src": ["q"], "tgt": [], "response": ["good", "worse"], "sort": [1, 0]}
 
 
 class Read:
-    """What is trained of lines: text and learnt text of each conversation, and the notes."""
+    """The trained parts of lines: text and learnt text of each conversation, and the notes."""
 
     def __init__(self, folder: Path, lines, template=CHATML, packing="none", **options):
         TOKENIZER.save(str(folder / "tokenizer.json"))
@@ -218,7 +218,7 @@ VALUES = st.recursive(
     st.sampled_from(["chatml", "qwen3", "turns"]),
 )
 def test_no_field_is_dropped(key, value, where, template):
-    """It changes the rows, or is named in a note, or by an error with its line; or says what holds without it."""
+    """It changes the rows, or is named in a note, or by an error with its line; or states the default."""
     plain: dict = dict(PAIR) if where == "pair" else messages(*TWO)
     changed = {**plain, key: value}
     if where == "message":

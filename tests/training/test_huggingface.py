@@ -1,4 +1,4 @@
-"""Hugging Face models: what transformers computes with them is computed here, and they come back unchanged."""
+"""Hugging Face models: results equal transformers', and they come back unchanged."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_the_way_back_gives_the_same_tensors_in_files_of_the_size_asked_for(name
     files = sorted(path.name for path in back.glob("model-*"))
     assert files == [f"model-{k + 1:05d}-of-{len(files):05d}.safetensors" for k in range(len(files))]
     assert all(sum(tensor.nbytes for tensor in safe_tensors(back / file)) <= 20_000 for file in files)
-    HuggingFaceWeights(back, load_model(FOLDER / name))  # the index says which file has what
+    HuggingFaceWeights(back, load_model(FOLDER / name))  # the index names each tensor's file
     before, after = (json.loads((folder / "config.json").read_text()) for folder in (FOLDER / name, back))
     assert after.pop("torch_dtype") == before.pop("dtype") and after == before
     assert (back / "generation_config.json").read_bytes() == (FOLDER / name / "generation_config.json").read_bytes()
@@ -200,8 +200,8 @@ def test_no_more_than_a_few_of_the_largest_weight_is_in_memory(tmp_path, monkeyp
     assert shape.parameters * 4 > 50 * largest
 
     def peak(work: Callable[[], object], times: int = 3) -> float:
-        """Most memory that the work has at once, by the largest weight's: of several times the one without what is made
-        once, or by another thread, or grows at that moment, as the interpreter's table of strings does."""
+        """Most memory that the work has at once, by the largest weight's: of several times the one without memory that
+        is made once, or by another thread, or grows at that moment, as the interpreter's table of strings does."""
         most = []
         for _ in range(times):
             tracemalloc.start()

@@ -1,4 +1,4 @@
-"""What checkpoints cost a rank: reads and copies; of 1,024 ranks bytes of the index, files that are opened,
+"""The cost of checkpoints for a rank: reads and copies; of 1,024 ranks bytes of the index, files that are opened,
 parts that are compared."""
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def checkpoint(tmp_path_factory):
 
 
 class Numbers:
-    """Of any length, all 0."""
+    """An array of any length, all 0."""
 
     def get_slice(self, key):
         return self
@@ -166,7 +166,7 @@ def test_what_is_saved_is_copied_once_and_stays_as_it_was(monkeypatch):
 
 
 def test_numbers_go_to_a_gpu_in_the_queue_of_what_is_computed(monkeypatch):
-    """Not by CUDA's own queue, in which a step's first copy would wait for what zero2 still gathers."""
+    """Not by CUDA's own queue, in which a step's first copy would wait for zero2's all-gathers."""
     asked = []
     staged = SimpleNamespace(cuda=lambda blocking: asked.append(blocking) or "on the GPU")
     monkeypatch.setattr(device, "on_gpu", lambda: True)

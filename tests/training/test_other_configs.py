@@ -34,7 +34,7 @@ def test_losses_under_another_config_are_those_of_transformers(row: dict[str, An
     recipe = Recipe(**oracle.recipe)
     ((loss, _),) = train_one_process(shape, oracle.seq_length, weights_from(folder, shape), recipe, oracle.tokens[:1])
     assert loss == pytest.approx(row["loss"], abs=TOLERANCE)
-    if row["model"] != "mixtral":  # whose config says what holds without it, too
+    if row["model"] != "mixtral":  # whose config states the default
         assert abs(loss - oracle.losses[0]) > 10 * TOLERANCE
 
 

@@ -1,4 +1,4 @@
-"""What rank 0 says of checkpoints comes to the terminal, a whole line at a time."""
+"""Rank 0's lines about checkpoints reach the terminal, a whole line at a time."""
 
 import json
 from statistics import median

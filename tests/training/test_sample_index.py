@@ -94,7 +94,7 @@ def test_nothing_of_a_data_folder_is_ever_run(prefix, tmp_path_factory):
     """Neither as PaddleNLP's index of these very data, nor as ours."""
     marker = tmp_path_factory.mktemp("outside") / "has-run"
     pickle.loads(pickle.dumps(Planted(marker)))
-    assert marker.exists()  # whoever unpickles it runs it
+    assert marker.exists()  # unpickling it runs it
     marker.unlink()
     expected = first_batch(prefix)
     causal_dataset.build_train_valid_test_datasets([str(prefix)], "mmap", "80,15,5", [1, 1, 1], SEQ, 5, True)
@@ -139,7 +139,7 @@ def test_an_index_is_cut_off_under_a_run(prefix):
 
 
 def test_other_data_in_the_same_place_never_get_the_index_of_those_before(prefix, texts, tokenizer):
-    """By whatever means, times and sizes: here B is older, has as many documents, and as many bytes."""
+    """By means other than times and sizes: here B is older, has as many documents, and as many bytes."""
     a, b = (prefix.with_name(name) for name in "ab")
     order = list(texts)
     write_dataset(Corpus(tuple(order)), a, tokenizer, 0)

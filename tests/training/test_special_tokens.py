@@ -55,7 +55,7 @@ def write(folder: Path, files: dict) -> Path:
 
 
 def test_special_tokens_and_ids_are_those_of_transformers():
-    """Of folders that name them in one file or several, as text, object or null, alike or not."""
+    """Folders that name them in one file or several, as text, object or null, equal or not."""
     for reported in json.loads((recorded.HERE / "special_tokens.json").read_text()):
         with tempfile.TemporaryDirectory() as made:
             folder = write(Path(made), recorded.files(reported["seed"]))
@@ -112,7 +112,7 @@ DO_NOT = {
     "clean_up_tokenization_spaces": (CONFIG, "clean_up_tokenization_spaces", True),
     "add_bos_token": (CONFIG, "add_bos_token", True),
     "add_eos_token": (CONFIG, "add_eos_token", True),
-    "what is said already": (MAP, "eos_token", "<end>"),
+    "given already": (MAP, "eos_token", "<end>"),
     "vocab.json": ("vocab.json", "a", 1),
     "merges.txt": ("merges.txt", None, "a b"),
     "tokenizer.model": ("tokenizer.model", None, "a"),
@@ -144,7 +144,7 @@ def read(data: Path, model: Path, **options):
 )
 def test_kept_rows_are_never_those_of_other_files(before, after, template):
     """Rows that are read where others are kept are those of a folder where none are; and they have another identity if
-    they are others, so that no checkpoint goes on with them."""
+    they are others, so that no checkpoint continues with them."""
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         first = read(
@@ -180,14 +180,14 @@ def test_what_decides_no_token_is_not(change, tmp_path):
 
 
 def continued(was: dict, now: dict) -> int:
-    """Samples that a run goes on at, whose checkpoint has an identity, on data of another."""
+    """Samples that a run continues at, whose checkpoint has an identity, on data of another."""
     position = SimpleNamespace(identity=was, global_batch=1, samples=7)
     checkpoint = SimpleNamespace(folder=Path("checkpoint-1"), index=SimpleNamespace(data=position))
     return samples_seen(checkpoint, now, 1, automatic=True, say=print)
 
 
 def test_checkpoints_from_before_go_on_with_a_note(tmp_path, capsys):
-    """They have no special tokens, whatever these are; all else is compared."""
+    """They have no special tokens; all else is compared."""
     data = write(tmp_path / "data", {"train.json": LINES})
     _, now = read(data, write(tmp_path / "model", MODEL))
     was = {name: value for name, value in now.items() if "special" not in name}

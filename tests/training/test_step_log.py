@@ -1,4 +1,4 @@
-"""train_log.jsonl: whatever a crash, a loss of power or another program left in it, a run goes on."""
+"""train_log.jsonl: a run continues after any remains of a crash, a loss of power or another program."""
 
 from __future__ import annotations
 

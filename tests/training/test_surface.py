@@ -1,4 +1,4 @@
-"""The trainer as a PaddleNLP user makes it: data sets of one's own, what is refused, events in the stock order."""
+"""The trainer as a PaddleNLP user makes it: data sets of one's own, refusals, events in the stock order."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_what_a_plans_engine_does_by_itself_is_refused_by_name(tmp_path):
 
 
 def test_every_public_question_of_paddles_group_has_an_answer(tmp_path):
-    """Of this Paddle's version, whatever it has: no attribute is missing that Paddle's constructor sets."""
+    """In this Paddle's version, for any attributes: no attribute is missing that Paddle's constructor sets."""
     from paddle.distributed import fleet
 
     GalvatronTrainer(model_file(tmp_path), arguments(tmp_path), train_dataset=PAIRS)

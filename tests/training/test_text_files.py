@@ -1,4 +1,4 @@
-"""Files of others: read as what they are, or refused by name, whatever they are called."""
+"""Files of others: read by their content, or refused by name, under any name."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def read(*paths: Path, encoding: str = "utf-8") -> list[str]:
     st.booleans(),
 )
 def test_any_file_is_read_as_it_is_or_refused(texts, kind, ending, compression, honest, encoding, named):
-    """`honest`: the name tells of the compression; `named`: the encoding is given."""
+    """`honest`: the name shows the compression; `named`: the encoding is given."""
     is_json = ending.lower() in JSON_ENDINGS
     if kind in NO_TEXT:
         content, right = NO_TEXT[kind], None

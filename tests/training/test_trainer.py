@@ -1,4 +1,4 @@
-"""PaddleNLP's Trainer around a plan's engine: what its callbacks see and steer, evaluation, epochs, saving."""
+"""PaddleNLP's Trainer around a plan's engine: its callbacks, evaluation, epochs, saving."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BATCH = 4
 
 
 class Received(TrainerCallback):
-    """Writes down what it is told; stops the run where it should."""
+    """Writes down its events; stops the run where it should."""
 
     def __init__(self, stop_after: int | None = None):
         self.events: list[str] = []
@@ -225,7 +225,7 @@ def test_a_run_begun_again_is_not_mistaken_for_the_one_before(tmp_path):
 
 
 def test_logs_go_to_visualdl_where_it_is_installed(tmp_path, monkeypatch):
-    """A stand-in with VisualDL's interface: the real one cannot be installed beside the pinned packages."""
+    """A stand-in with VisualDL's interface: the real one cannot be installed next to the pinned packages."""
     (tmp_path / "visualdl.py").write_text(
         "class LogWriter:\n"
         "    def __init__(self, logdir): self.file = open('visualdl.txt', 'w')\n"

@@ -92,7 +92,7 @@ def pairs(line):
 
 @pytest.mark.parametrize("kind", ["turns", "whole"])
 def test_tokens_are_those_of_paddlenlps_chat_templates(kind, model, tmp_path):
-    """Uncut: system, then for each turn what is asked and, learnt, the answer with its end."""
+    """Uncut: system, then for each turn the prompt and, learnt, the answer with its end."""
     from paddlenlp_galvatron.training.data.tokenizer import load_tokenizer
 
     folder, tokens = write(tmp_path / "data", LINES[:2]), load_tokenizer(model)

@@ -15,7 +15,7 @@ from paddlenlp_galvatron.training.data.tokenizer import train_tokenizer
 from paddlenlp_galvatron.training.paddlenlp.arguments import read_words
 from paddlenlp_galvatron.training.prepare import prepare
 
-# Names and values of files of PaddleNLP's repository, each at the commit that stands beside it.
+# Names and values of files of PaddleNLP's repository, each at the commit that stands next to it.
 FILES = json.loads((Path(__file__).parents[1] / "fixtures" / "paddlenlp_finetuning.json").read_text())["files"]
 STOCK = FILES["llama/sft_argument.json"]["arguments"]
 REFUSED = {
@@ -104,7 +104,7 @@ def test_what_cannot_be_had_is_refused_by_name_all_at_once(folder):
 
 
 def test_the_stock_file_of_lora_asks_for_adapters(folder):
-    """What llm/config/llama/lora_argument.json has beside."""
+    """Further arguments of llm/config/llama/lora_argument.json."""
     values = read(
         folder, notes := [], lora=True, use_quick_lora=False, pissa=False, sharding="stage1", learning_rate=3e-4
     )

@@ -22,7 +22,7 @@ from paddlenlp_galvatron.training.checkpoint.convert import to_checkpoint
 from paddlenlp_galvatron.training.checkpoint.huggingface import HuggingFaceWeights, modules
 from paddlenlp_galvatron.training.checkpoint.loading import open_weights
 
-from .weight_folders import BESIDE, FAULTS, HEAD, INDEX, OTHERS, PARTS, PREFIXES, SINGLE, Folder
+from .weight_folders import FAULTS, HEAD, INDEX, OTHERS, PARTS, PREFIXES, QUANT, SINGLE, Folder
 
 LEFT_OVER = Folder(parts=True, index=True, head="other")
 SHARDED = Folder(single=False, parts=True, index=True, head="other")
@@ -41,7 +41,7 @@ def folders() -> st.SearchStrategy[Folder]:
         index=st.booleans(),
         fault=often("", *FAULTS),
         prefix=often("model.", *PREFIXES),
-        beside=often("", *BESIDE),
+        quant=often("", *QUANT),
         head=st.sampled_from(["", "same", "other"]),
         tied=st.booleans(),
         others=st.lists(st.sampled_from(OTHERS), max_size=2).map(tuple),
@@ -118,8 +118,7 @@ REFUSED = {
         for name in OTHERS
     },
     **{
-        name: (Folder(beside=name), rf"up_proj.{name}: its weights are quantised; take the model that")
-        for name in BESIDE
+        name: (Folder(quant=name), rf"up_proj.{name}: its weights are quantised; take the model that") for name in QUANT
     },
 }
 
@@ -173,7 +172,7 @@ def test_a_base_is_recognized_by_the_files_that_are_read(spec, tmp_path):
     folder = tmp_path / "model"
     spec.write(folder)
     known = identity(folder)
-    if not (spec.single and spec.parts):  # a run of an earlier version goes on
+    if not (spec.single and spec.parts):  # a run of an earlier version continues
         assert known == before(folder)
     (folder / "adapter_model.safetensors").write_bytes(b"another's")
     save_file({"x": np.zeros(2)}, folder / "model-00003-of-00003.safetensors")

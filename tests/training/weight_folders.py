@@ -24,7 +24,7 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PARTS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
 PREFIXES = ("", "language_model.model.", "model.language_model.", "base_model.model.model.", "module.model.", "net.")
-BESIDE = ("weight_scale", "weight_scale_inv", "qweight", "qzeros", "scales", "weight.absmax", "weight_packed",
+QUANT = ("weight_scale", "weight_scale_inv", "qweight", "qzeros", "scales", "weight.absmax", "weight_packed",
           "weight.quant_state.bitsandbytes__nf4", "quant_scale", "input_scale", "SCB", "codebooks")  # fmt: skip
 OTHERS = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-00001-of-00002.bin",
           "model_state.pdparams", "model_state.pdparams.index.json", "model-q4.gguf", "adapter_model.safetensors",
@@ -35,14 +35,14 @@ FAULTS = ("absent tensor", "extra tensor", "wrong part", "absent file")
 
 @dataclass(frozen=True)
 class Folder:
-    """What a folder has."""
+    """The content of a folder."""
 
     single: bool = True  # model.safetensors
     parts: bool = False  # other weights, in two files
     index: bool = False  # of the parts
-    fault: str = ""  # of FAULTS: what is wrong with the index
+    fault: str = ""  # of FAULTS: the index's fault
     prefix: str = "model."
-    beside: str = ""  # of BESIDE: a tensor that a quantised model has
+    quant: str = ""  # of QUANT: a tensor that a quantised model has
     head: str = ""  # "same" as the embedding, or "other"; "": none
     tied: bool = False
     others: tuple[str, ...] = ()  # of OTHERS
@@ -60,7 +60,7 @@ class Folder:
             name.replace("model.", self.prefix, 1) if name != HEAD else self.prefix.removesuffix("model.") + name: array
             for name, array in self.tensors(seed).items()
         }
-        return tensors | ({f"model.layers.0.mlp.up_proj.{self.beside}": np.ones(3, np.float32)} if self.beside else {})
+        return tensors | ({f"model.layers.0.mlp.up_proj.{self.quant}": np.ones(3, np.float32)} if self.quant else {})
 
     @property
     def source(self) -> int | None:
@@ -71,7 +71,7 @@ class Folder:
     def is_right(self) -> bool:
         """Whether these weights are the model's, of which nothing is left open."""
         sound = self.source is not None and not (self.source and self.fault)
-        plain = self.prefix == "model." and not self.beside
+        plain = self.prefix == "model." and not self.quant
         return sound and plain and (self.head != "other" if self.tied else self.head != "")
 
     def write(self, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Where a traced step's time goes; how plans are drawn; what errors, tau and regret are."""
+"""Where a traced step's time goes; how plans are drawn; errors, tau and regret."""
 
 from __future__ import annotations
 

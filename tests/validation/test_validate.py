@@ -1,4 +1,4 @@
-"""`galvatron validate`: plans are run, and hold and move what was predicted, whatever the machine does."""
+"""`galvatron validate`: plans are run, and hold and move the predicted bytes on any machine."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_terms_of_every_plan_add_up_to_its_step(found):
     for plan in found["plans"]:
         for stage in plan["stages"]:
             assert sum(stage["predicted_ms"].values()) == pytest.approx(1000 * plan["predicted_s"])
-            # Of another step, which on a busy machine may take several times as long.
+            # The bound for another step, which on a busy machine may take several times as long.
             assert 0.1 < sum(stage["measured_ms"].values()) / (1000 * plan["measured_s"]) < 10
 
 

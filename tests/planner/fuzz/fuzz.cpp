@@ -121,7 +121,7 @@ Problem random_pipeline(Draw& draw) {
   return tables;
 }
 
-// Least step time over everything, and of what surely fits.
+// Least step time over everything, and over plans that surely fit.
 std::pair<double, double> enumerate(const Problem& t) {
   double best = kInfinity, best_within = kInfinity;
   StepGraph graph(t.passes);
