@@ -51,10 +51,7 @@ def test_norms_are_the_same_by_paddles_kernel():
     require("fused_rms_norm", lambda: rms_norm(x, paddle.ones([32]), 1e-6))
     try:
         rms_norm(x, paddle.ones([32]), 1e-6)
-    except (
-        RuntimeError,
-        UserError,
-    ) as error:  # it is Paddle's on GPUs only, or needs AVX-512
+    except (RuntimeError, UserError) as error:  # it is Paddle's on GPUs only, or needs AVX-512
         pytest.skip(str(error))
     for family in DENSE:
         adapter = load_family(family)
