@@ -199,7 +199,7 @@ def by_sheet(name: str, sheet: str, gpus: int, batch: int, seq: int, **values: A
 
 
 def scaled(layers: int, nodes: int, **values: Any) -> SearchResult:
-    """The 405B shape with so many layers; every divisor, one or two samples a device."""
+    """The 405B shape with `layers` layers; every divisor, one or two samples a device."""
     batch = 16 * nodes if nodes < 1000 else 8 * nodes
     wide = {"settle_bsz": batch, "seq_length": 8192, "max_tp_deg": 8 * nodes, "max_pp_deg": 8 * nodes}
     return shaped("llama3-405b", layers, nodes, **wide | values)

@@ -25,7 +25,7 @@ from paddlenlp_galvatron.measure.options import HardwareOptions, PointOptions, P
 from paddlenlp_galvatron.options.model_options import ModelOptions
 
 RANKS, SEQ, BATCH, MOST_MIB = 2, 64, 8, 8
-# A host is slower or faster for minutes. So profiles and plans take turns, each so often; the quick part of a
+# A host is slower or faster for minutes. So profiles and plans take turns; the quick part of a
 # plan's steps and of a number's turns counts.
 TAKES = 3
 HARDWARE_TURNS, MODEL_TURNS = 2, 1  # turns that a take adds

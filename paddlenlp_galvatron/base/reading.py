@@ -48,7 +48,7 @@ def open_file(path: str | Path) -> BinaryIO:
 
 def read_bytes(path: str | Path, limit: int = LARGEST_BYTES) -> bytes:
     """A regular file's content, of at most `limit` bytes. Raises UserError."""
-    content = bytearray()  # grows with the file: a `read` of so many bytes would take them all at once
+    content = bytearray()  # grows with the file: a `read` of `limit` bytes would take them all at once
     with open_file(path) as file:
         try:
             while len(content) <= limit and (block := file.read(BLOCK_BYTES)):

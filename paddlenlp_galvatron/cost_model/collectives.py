@@ -232,7 +232,7 @@ def matrix_calls(
     sharding: int | None,
     setting: Setting,
 ) -> Calls:
-    """Those of matrices of so many numbers that `sharing` ranks along these axes hold equally, or ZeRO shards over
+    """Those of matrices of `numbers` numbers that `sharing` ranks along these axes hold equally, or ZeRO shards over
     `sharding` of them."""
     if sharing == 1 or not numbers:
         return Calls()
@@ -359,7 +359,7 @@ class CallTimes(NamedTuple):
         )
 
     def slowed(self, times: float) -> CallTimes:
-        """Those of communication points, so many times as long."""
+        """Those of communication points, `times` times as long."""
         beside = tuple([(point, Overlapped(*(times * ms for ms in call))) for point, call in self.beside])
         return CallTimes(times * self.forward_ms, times * self.backward_ms, beside=beside)
 

@@ -31,7 +31,7 @@ class HeadShare:
 def piece_passes(
     times: Callable[[float], PassTimes], share: HeadShare, launch: PassTimes, messages_ms: float, frozen: bool
 ) -> PassTimes:
-    """Times of a head by pieces; `times` of so large a share of the tokens, `launch` of a layer's forward, which has as
+    """Times of a head by pieces; `times` by the share of the tokens, `launch` of a layer's forward, which has as
     many calls as a piece."""
     pieces = len(share.sizes)
     one = times(1 / pieces)

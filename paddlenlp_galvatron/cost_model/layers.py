@@ -88,7 +88,7 @@ class LayerPrices:
     def _adapters(
         self, rank: int, strategy: LayerStrategy, share: _Share, setting: Setting, forward_ms: float
     ) -> LayerCost:
-        """Cost of the adapters of a layer whose forward takes so long."""
+        """Cost of the adapters of a layer whose forward takes `forward_ms`."""
         model, setting = self._models[setting.layer_type], replace(setting, states=self._modules.state_bytes)
         weights = adapter_weights(model, strategy.tp, rank)
         own_ms = forward_ms * share.products
@@ -170,7 +170,7 @@ class LayerPrices:
         passes, gathered, samples = share.passes, share.gathered_mib, share.samples
         activation, working = share.room.activation_mib, share.room.working_mib
         again_ms, points = 0.0, repeated(recompute) & share.points
-        # A rank has one of so many parts of a sample's tokens.
+        # A rank has one of these parts of a sample's tokens.
         parts = share.mesh.degree(*token_axes(self._assumed.sequence_parallel)) // share.mesh.degree(Axis.DATA)
         # Recompute makes the layer's output, too, which is as large as its input, and keeps Megatron-SP's gathered
         # tokens.

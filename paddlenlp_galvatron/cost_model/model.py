@@ -151,12 +151,12 @@ class CostModel:
         return self._switches.switch_ms(before, after, stage_size, micro_batch, layer_type)
 
     def boundary_cost(self, *, stage_size: int, micro_batch: int, pipeline: int, layer_type: int = 0) -> float:
-        """Time in ms of one micro-batch's hand-over to the next stage, and of its gradient's back: each rank sends
+        """Time in ms of one micro-batch's send to the next stage, and of its gradient's back: each rank sends
         its own slice of a layer type's tokens to its peer."""
         return self._switches.send_ms(stage_size, micro_batch, pipeline, layer_type)
 
     def crossing_type(self, layer: int) -> int:
-        """Layer type whose tokens are handed on in front of a layer (one past the last: behind it).
+        """Layer type whose tokens are sent on in front of a layer (one past the last: behind it).
 
         Where the type changes they are those of fewer bytes: the change of width or length stands where less crosses.
         """

@@ -84,7 +84,7 @@ class ModulePrices:
         return constants_mib(self.models, self.seqs, self.memory)
 
     def token_bytes(self, micro_batch: int, layer_type: int) -> int:
-        """Bytes of the hidden states of so many samples."""
+        """Bytes of the hidden states of `micro_batch` samples."""
         width = self.models[layer_type].hidden_size * self.assumed.mixed_precision.bytes
         return micro_batch * self.seqs[layer_type] * width
 

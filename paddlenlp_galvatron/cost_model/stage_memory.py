@@ -87,7 +87,7 @@ def fullest(plan: Plan, stage: int, chunks: Sequence[Sequence[LayerCost]]) -> tu
 
 
 def _held_mib(chunks: Sequence[Sequence[LayerCost]], in_flight: Sequence[int]) -> float:
-    """Activations of chunks of which so many micro-batches are in flight."""
+    """Activations of chunks with these numbers of micro-batches in flight."""
     each = (sum(part.activation_mib for part in chunk) for chunk in chunks)
     return sum(count * mib for count, mib in zip(in_flight, each, strict=True))
 
@@ -163,7 +163,7 @@ def _last_sent(parts: Sequence[PartMemory]) -> PartMemory:
 def _backward(
     parts: Sequence[PartMemory], now: float, first: bool, last: bool, reduced_each: bool, sent: _Sent
 ) -> float:
-    """The peak of one micro-batch's backward that begins with so much held, and with these gradients being reduced."""
+    """The peak of one micro-batch's backward that begins with `now` held, and with these gradients being reduced."""
     peak = now
     again = reduced_each and not first
     before = [*parts[:-1][::-1], PartMemory()]  # whose weights are fetched while a part's backward runs
@@ -200,7 +200,7 @@ def constants_mib(models: Sequence[ModelShape], seqs: Sequence[int], memory: Mem
 
 
 def positions_mib(model: ModelShape, tokens: int, memory: MemoryUse, assumed: Assumptions) -> float:
-    """Sine and cosine of so many of a sample's tokens."""
+    """Sine and cosine of `tokens` positions."""
     numbers = 2 * tokens * model.rotary_dim if memory.profile.mask_mib else 0
     return numbers * assumed.mixed_precision.bytes / MIB
 

@@ -123,7 +123,7 @@ class VocabPrices:
         return LayerCost.of(Terms(States(masks_mib=fixed_mib)), input_mib, Workspace(), memory)
 
     def _head_share(self, vocab: VocabStrategy, samples: float) -> HeadShare:
-        """A rank's share of the LM head, with so many samples' worth of tokens."""
+        """A rank's share of the LM head, with the tokens of `samples` samples."""
         model, tokens = self._models[-1], samples * self._seqs[-1]
         columns = model.padded_vocab_size(vocab.tp) // vocab.tp
         sizes = tuple(vocab.piece_sizes(round(tokens)))

@@ -40,7 +40,7 @@ BIND_S = 10.0  # in which a port of an earlier start must come free
 
 def open_files(clients: int) -> None:
     """Let this process, and those that it starts, open as many files as the system lets them. Raises UserError where
-    that is fewer than so many clients of a store take."""
+    that is fewer than `clients` clients of a store take."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = clients + OTHER_FILES
     if hard == resource.RLIM_INFINITY:

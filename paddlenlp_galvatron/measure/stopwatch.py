@@ -23,7 +23,7 @@ Operation = Callable[[], Any]
 WALL, PROCESSOR = 0, 1  # columns of a sample: elapsed time, and processor time of this process
 
 MIN_SAMPLES, MAX_SAMPLES = 3, 100
-ROUNDS, MOST_ROUNDS = 3, 5  # each number is measured so often, at different times; the latter if its rounds differ
+ROUNDS, MOST_ROUNDS = 3, 5  # rounds of each number, at different times; the latter if its rounds differ
 SERIES = 4  # samples of a collective between two barriers: ranks that run many in a row drift into or out of step
 SHORTEST_SAMPLE_MS = 5.0  # on a GPU, shorter operations are started several times in a sample
 CPU_SAMPLES = 7  # of a collective in a round on CPU: a single one is off by 40 % (standard deviation)

@@ -35,7 +35,7 @@ class Latents:
 
 
 def latent_attention(hidden: int, heads: int, sizes: Latents) -> Sublayer:
-    """Attention of `heads` heads on hidden states of so many numbers."""
+    """Attention of `heads` heads on hidden states of width `hidden`."""
     name, rank, turned = "self_attn", sizes.kv_lora_rank, sizes.qk_rope_head_dim
     q, context = heads * sizes.head_dim, heads * sizes.v_head_dim
     down = [*_down(f"{name}.kv_a_proj_with_mqa", hidden, rank + turned, f"{name}.kv_a_layernorm", rank)]

@@ -50,7 +50,7 @@ class ModelShape:
     router_aux_loss_coef: float = 0.0  # of the balance loss; plans do not depend on it
     dense_layers: tuple[int, ...] = ()  # rising numbers of the layers that have an MLP in place of experts
     latents: Latents | None = None  # of latent attention; None: plain
-    expert_groups: int = 1  # a token's experts are chosen within the best `groups_per_token` of so many groups
+    expert_groups: int = 1  # a token's experts are chosen within the best `groups_per_token` of these groups
     groups_per_token: int = 1
     routed_scaling_factor: float = 1.0  # of the scores of a token's experts
 

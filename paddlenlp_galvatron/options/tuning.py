@@ -59,7 +59,7 @@ class TuningOptions(Options):
     )
     rslora: bool = Field(False, description="1: adapters count alpha / sqrt(rank)")
     rslora_plus: bool = Field(False, description="1: rslora with lora_plus_scale 4 and lora_alpha 4")
-    lora_plus_scale: Positive = Field(1.0, description="the learning rate of LoRA's B is so many times that of A")
+    lora_plus_scale: Positive = Field(1.0, description="learning rate of LoRA's B over that of A")
     lora_path: Path | None = Field(
         None, description="adapters to begin with: PEFT's or PaddleNLP's folder, or a checkpoint; unset: new ones"
     )

@@ -150,7 +150,7 @@ class LayoutTraffic(NamedTuple):
 
 
 def redistribution(source: TokenLayout, target: TokenLayout, tokens: int, samples: int | None = None) -> LayoutTraffic:
-    """Tokens that move when `tokens` of a micro-batch, so many samples, go from one layout to the other (as
+    """Tokens that move when `tokens` of a micro-batch, `samples` samples, go from one layout to the other (as
     `moves` does)."""
     times = _repeated(source, target, samples)
     span, most, total = _moved(source, target, tokens // times, samples and samples // times)
@@ -178,14 +178,14 @@ def _blocks(layout: TokenLayout) -> int:
 
 
 def _first_of(layout: TokenLayout, blocks: int) -> TokenLayout:
-    """The layout of the first of so many blocks."""
+    """The layout of the first of `blocks` blocks."""
     (parts, stride, mirrored), *finer = layout.cuts
     coarsest = [Cut(parts // blocks, stride, mirrored)] if parts > blocks else []
     return TokenLayout(layout.size // blocks, (*coarsest, *finer))
 
 
 def _repeated(source: TokenLayout, target: TokenLayout, samples: int | None) -> int:
-    """How often the samples make the same moves: every rank then takes so many in a row as it would take one."""
+    """How often the samples make the same moves: every rank then takes that many in a row as it would take one."""
     if samples is None:
         return 1
     apart = lcm(*(prod(cut.parts for cut in layout.cuts if not cut.mirrored) for layout in (source, target)))

@@ -47,7 +47,7 @@ class Precision(StrEnum):
 
 
 def all_sharing(stage_size: int, ranks: int) -> int:
-    """Ranks of a stage that hold the same weights, which so many split; 1 even where these are too many."""
+    """Ranks of a stage that hold the same weights, which `ranks` ranks split; at least 1."""
     return max(stage_size // ranks, 1)
 
 
@@ -119,7 +119,7 @@ class VocabStrategy(Degrees):
     pieces: int = field(default=1, kw_only=True)  # of a rank's tokens, one after the other, in LM head and loss
 
     def piece_sizes(self, tokens: int) -> list[int]:
-        """Tokens of each piece of so many."""
+        """Tokens of each piece of `tokens`."""
         pieces = min(self.pieces, tokens)
         each, more = divmod(tokens, pieces)
         return [each + 1] * more + [each] * (pieces - more)
@@ -264,7 +264,7 @@ EXPERT_ROWS = 128
 
 
 def padded_rows(rows: float, experts: int) -> float:
-    """Rows of a rank that has so many experts, once they are padded: half a tile of each is in vain in the mean."""
+    """Rows of a rank that has `experts` experts, with padding: half a tile for each in the mean."""
     return rows + experts * EXPERT_ROWS / 2
 
 

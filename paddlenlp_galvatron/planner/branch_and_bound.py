@@ -68,7 +68,7 @@ class Incumbents:
         self.outcomes[family] = max(self.outcomes.get(family, outcome), outcome)
 
     def reject(self, family: PlanFamily, step_ms: float) -> None:
-        """Leave out a family whose steps take at least so long: others are no slower."""
+        """Leave out a family whose steps take at least `step_ms`: others are no slower."""
         self.note(family, FamilyOutcome.OUT_OF_BOUND)
         self.bounds_s[family] = min(self.bounds_s.get(family, inf), step_ms / MS_PER_S)
 

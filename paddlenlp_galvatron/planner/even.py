@@ -50,7 +50,7 @@ class EvenPlans:
                 yield plan
 
     def plan(self, family: PlanFamily, strategies: Strategies, counts: Sequence[int]) -> Plan:
-        """The plan in which the first layers of each stage recompute, so many."""
+        """The plan in which the first `counts` layers of each stage recompute."""
         division, choice = self.choice(counts)
         return strategies.plan(family, 0, division, choice, self.bare)
 

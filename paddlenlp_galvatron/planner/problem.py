@@ -68,8 +68,8 @@ class Problem:
         compared: bool = False,
         **changes: Any,
     ) -> SearchResult:
-        """Search with these options changed, or on other hardware, from the results `known`, for at most so many
-        seconds; `compared` as `planner.search` has it. Raises UserError where that cannot be priced."""
+        """Search with these options changed, or on other hardware, from the results `known`, for at most `seconds`;
+        `compared` as `planner.search` has it. Raises UserError where that cannot be priced."""
         if "num_nodes" in changes:
             changes["world_size"] = changes["num_nodes"] * self.options.num_gpus_per_node
         options = self.options.model_copy(update=changes)

@@ -103,7 +103,7 @@ def scalings(plan: Plan, gpus: int, global_batch: int | None = None) -> list[Pla
 
 
 def _scaled(plan: Plan, gpus: int, pipeline: int, global_batch: int | None) -> Plan:
-    """With so many stages. Raises UserError."""
+    """The plan with `pipeline` stages. Raises UserError."""
     chunks = plan.chunks if pipeline > 1 and len(plan.layers) >= pipeline * plan.chunks else 1
     stages = plan.stages
     if (pipeline, chunks) != (plan.pipeline, plan.chunks):

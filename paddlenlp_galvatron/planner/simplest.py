@@ -45,7 +45,7 @@ def best_uniform(parts: Iterable[Part], cost: CostModel, solve: Solve) -> tuple[
 def simplest(
     fastest: Candidate, parts: Iterable[Part], uniform: Candidate | None, most_ms: float, cost: CostModel, solve: Solve
 ) -> Candidate:
-    """The plan of fewest strategies that takes at most so long per sample."""
+    """The plan of fewest strategies that takes at most `most_ms` per sample."""
     if uniform and uniform.ms_per_sample <= most_ms:
         return uniform
     near = [part for part in sorted(parts, key=lambda part: part[0]) if part[0] < most_ms]
@@ -65,7 +65,7 @@ def simplest(
 
 
 def _narrowed(part: Part, count: int, cost: CostModel) -> Iterator[Part]:
-    """The part with each set of so many strategies, those of the fastest ones first. Its bound: some stage is busy at
+    """The part with each set of `count` strategies, those of the fastest ones first. Its bound: some stage is busy at
     least as long as all are on average."""
     least, family, strategies = part
     where = {
@@ -96,7 +96,7 @@ def _narrowed(part: Part, count: int, cost: CostModel) -> Iterator[Part]:
 
 
 def with_fewer_segments(one: Candidate, cost: CostModel, device_mib: float, most_ms: float) -> Candidate:
-    """The plan with fewer segments, where it fits and takes at most so long per sample: each chunk orders its
+    """The plan with fewer segments, where it fits and takes at most `most_ms` per sample: each chunk orders its
     strategies as its neighbours do, then segments take the strategy of a neighbour, short ones first."""
     costs = [cost.stage_cost(one.plan, stage) for stage in range(one.plan.pipeline)]
 

@@ -24,7 +24,7 @@ from .options import SearchOptions
 
 Choice = TypeVar("Choice")
 States = tuple[DataParallel, int | None]  # how model states are kept, and over how many ranks ZeRO shards them
-# Tokens of a piece of the loss: so many that products are about as fast as of all tokens; more, where all of its logits
+# Tokens of a piece of the loss: enough for products about as fast as of all tokens; more, where all of its logits
 # take little memory.
 PIECE_TOKENS = 2048
 PIECE_LOGITS = 2**25  # 128 MiB in fp32
@@ -118,7 +118,7 @@ class Strategies:
         return [(vocab, prefix) for vocab in self.vocabularies for prefix in self.prefixes]
 
     def can_divide(self, family: PlanFamily, layers: int) -> bool:
-        """Whether the stages of a family can divide so many layers: the core takes several chunks of one run alone."""
+        """Whether the stages of a family can divide `layers` layers: the core takes several chunks of one run alone."""
         own = layers - self.in_front
         return own >= family.stages * family.chunks and (family.chunks == 1 or len(self.layers) == 1)
 

@@ -36,7 +36,7 @@ class WhatIf:
     why_not: str = ""  # where there is no answer
 
     def gain(self, tokens_per_s: float) -> str:
-        """Over so many: `+4.4%`, or `+4.4% to +6.0%` where the best plan is not certain."""
+        """Over `tokens_per_s`: `+4.4%`, or `+4.4% to +6.0%` where the best plan is not certain."""
         least = self.tokens_per_s / tokens_per_s - 1
         most = self.tokens_per_s / (1 - self.gap) / tokens_per_s - 1
         return f"{least:+.1%} to {most:+.1%}" if self.is_range else f"{least:+.1%}"

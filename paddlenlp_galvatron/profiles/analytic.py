@@ -58,7 +58,7 @@ GRADIENT_BYTES = 10  # a weight's gradient in 16 bits is read, and added to a su
 PRODUCTS = 3  # of an expert: gate, up and down
 # Calls of forward after the host has read the row counts: it cannot launch them ahead.
 CALLS_BEHIND_READ = 10
-# A grouped product takes so much longer than a dense one as large, or than reading its weights where that is more:
+# A grouped product's time over that of a dense one as large, or of reading its weights where that is more:
 # measured on one H100 80GB, PyTorch 2.11, CUDA 13, of 8 to 64 experts of 2,048 x 768 to 7,168 x 2,048 with 32 to 2,048
 # rows each, within 12 %. Below 230 rows an expert it waits for weights.
 GROUPED_START_US = 25
@@ -155,7 +155,7 @@ def analytic_computation(
         return precision.bytes * (whole + (all_kept - whole) / tp)
 
     def passes(tokens: int, kept: float, weights: int = 0, products: int = 0, pairs: float = 0.0) -> PassTimes:
-        """Times of `products` matrix products with so many weights, of attention's operations a token, and of traffic
+        """Times of `products` matrix products with `weights` weights, of attention's operations a token, and of traffic
         for the kept bytes a token. Backward adds its gradients to those of the micro-batches before."""
         product = 2 * weights * tokens / flops_per_ms + products * sheet.product_start.value / 1e3
         core = pairs * tokens / attention_per_ms

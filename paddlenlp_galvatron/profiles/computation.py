@@ -73,7 +73,7 @@ class ExpertPass(NamedTuple):
     least_ms: float = 0.0
 
     def of(self, experts: int, rows: float) -> float:
-        """With so many experts and rows on a rank."""
+        """The time with `experts` experts and `rows` rows on a rank."""
         return self.call_ms + max(experts * self.expert_ms + rows * self.row_ms, experts * self.least_ms)
 
 
@@ -113,7 +113,7 @@ class PassTimes:
         )
 
     def slowed(self, factor: float) -> PassTimes:
-        """Each pass so many times as long."""
+        """Each pass `factor` times as long."""
         recompute_ms = None if self.recompute_ms is None else factor * self.recompute_ms
         forward_ms, backward_ms = factor * self.forward_ms, factor * self.backward_ms
         return replace(self, forward_ms=forward_ms, backward_ms=backward_ms, recompute_ms=recompute_ms)

@@ -99,7 +99,7 @@ P2P = Content(
 )
 SP_TIME = Content(
     "hardware",
-    {"time": (Table(MESSAGES, MESSAGE_MS), "ms: time of a message of so many MiB")},
+    {"time": (Table(MESSAGES, MESSAGE_MS), "ms: time of a message by its MiB")},
     {
         "messages_ms": (
             Table(MESSAGES, MESSAGE_MS),

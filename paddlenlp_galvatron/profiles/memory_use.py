@@ -142,7 +142,7 @@ class MemoryUse:
     def vocab_activation_mib(
         self, role: Role, tp: int, seq: int, sequence_parallel: bool, samples: float
     ) -> tuple[float, float]:
-        """Activations of the vocabulary layers for so many samples of the vtp group: at the loss's peak, and kept by
+        """Activations of the vocabulary layers for `samples` samples of the vtp group: at the loss's peak, and kept by
         each micro-batch in flight (the same where only the peak is known)."""
         lengths, split = self._vocab(role, sequence_parallel)
         name = f"other_memory ({role} stage).activation"

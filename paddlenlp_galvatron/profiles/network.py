@@ -60,8 +60,8 @@ class Network:
         return 1.0 if stages == 1 else self.profile.overlap_by_kind.get(Collective.SEND, 1.0)
 
     def tensor_share(self, stages: int) -> float:
-        """The time of tensor parallelism's collectives that a pass waits for, among so many stages, over their time
-        alone."""
+        """The time of tensor parallelism's collectives that a pass waits for, in a pipeline of `stages` stages, over
+        their time alone."""
         return self.profile.tensor_shown * (1.0 if stages == 1 else self.profile.tensor_in_pipeline)
 
     def measured_place(self, size: int, consecutive: bool) -> Place:

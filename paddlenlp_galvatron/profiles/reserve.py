@@ -21,7 +21,7 @@ class ReservePart(NamedTuple):
     source: str
 
     def measured(self, mib: float | None) -> ReservePart:
-        """The same, of so many MiB where a profile measured it."""
+        """The same, of `mib` where a profile measured it."""
         return self if mib is None else self._replace(mib=mib, source="measured: profiles")
 
     def times(self, count: int) -> ReservePart:
@@ -91,8 +91,8 @@ class Reserve:
         return replace(self, parts=tuple(counted if part.name == counted.name else part for part in self.parts))
 
     def allocator_mib(self, tensors_mib: float, working_mib: float) -> float:
-        """The most that the allocator takes of a device whose tensors take this at their peak, so much of it working
-        memory, while it has room."""
+        """The most that the allocator takes of a device whose tensors take this at their peak, `working_mib` of it
+        working memory, while it has room."""
         return (tensors_mib + self.working * working_mib) * (1 + self.allocator)
 
     def bound_mib(self, tensors_mib: float, working_mib: float) -> float:

@@ -131,7 +131,7 @@ class Health:
         steps: int | None = None,
         on: str = "GPU",
     ):
-        """`mfu`: of so many tokens/s. `steps`: of the whole run, for ETA. `on`: the device of a rank."""
+        """`mfu`: by tokens/s. `steps`: of the whole run, for ETA. `on`: the device of a rank."""
         self._steps, self._on = steps, on
         self._plan, self._predicted = plan, Predicted.of(plan)
         self._mfu = mfu

@@ -245,7 +245,7 @@ class Engine:
 
 
 def _weighted(samples: Samples, pairs: int, chosen: int) -> Samples:
-    """Adds to each pair the weight of a chosen answer's token, in pairs; the batch has so many of both."""
+    """Adds to each pair a chosen token's weight, in pairs; the batch has `pairs` pairs and `chosen` such tokens."""
     if samples.pairs is None:
         return samples
     weight = np.full_like(samples.pairs[..., :1], pairs / max(chosen, 1))

@@ -41,7 +41,8 @@ class Padding:
         return cls(EXPERT_ROWS, load.moe_imbalance_bound if load else IMBALANCE_BOUND, fills=True)
 
     def rows(self, counts: Sequence[int], mean: float, ep: int) -> list[int]:
-        """Rows of each of a rank's experts, of which so many were sent. `mean`: rows sent to a rank, over all ranks."""
+        """Rows of each of a rank's experts, padded; `counts`: rows sent to each. `mean`: rows sent to a rank, over all
+        ranks."""
         padded = [self._padded(count) for count in counts]
         if self.fills:
             most = padded_rows(self.most(mean, ep), len(counts))

@@ -51,7 +51,7 @@ class Link:
         self._posted.append(receive_start(buffer, self._peer, self._group))
 
     def have_places(self, messages: int) -> None:
-        """Have room for so many messages at once; none is in use."""
+        """Make room for `messages` messages at once; none is in use."""
         self._free += [self._place() for _ in range(messages - len(self._free))]
 
     def _place(self) -> Any:
@@ -73,7 +73,7 @@ class Link:
         self._free.append(message.detach())  # on the same memory, without its autograd graph
 
     def has_received(self, messages: int) -> None:
-        """The peer has received so many messages since the last flush: keep them no longer."""
+        """The peer has received `messages` messages since the last flush: release them."""
         while self._left < messages:
             self._sent.popleft().wait()
             self._left += 1

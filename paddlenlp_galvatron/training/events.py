@@ -67,7 +67,7 @@ class Events:
             self._reporters.write(logs, self._step)
 
     def on_evaluation_begin(self, source: BatchSource, batches: int) -> None:
-        """Before the first of so many global batches."""
+        """Before the first of `batches` global batches."""
 
     def on_prediction_step(self) -> None:
         """A global batch is evaluated."""

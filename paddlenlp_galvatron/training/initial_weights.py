@@ -49,7 +49,7 @@ def initial_weights(settings: TrainSettings, shape: ModelShape) -> InitialWeight
 
 
 def set_rates(engine: Engine, scale: float) -> None:
-    """LoRA+: let the second factors learn so many times as fast."""
+    """LoRA+: scale the learning rate of the second factors."""
     for trainable in engine.trainables:
         if trainable.pieces[0].weight.name.endswith(FACTORS[1]):
             trainable.tensor.optimize_attr["learning_rate"] = scale

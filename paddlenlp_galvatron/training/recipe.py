@@ -43,7 +43,7 @@ class Recipe(Options):
     max_grad_norm: Positive = Field(1.0, description="global norm to which gradients are clipped")
 
     def over(self, steps: int) -> Self:
-        """Returns the options for a run of so many steps: warm-up and decay are numbers of steps."""
+        """Returns the options for a run of `steps` steps: warm-up and decay as numbers of steps."""
         warmup = self.warmup_steps or round(self.warmup_ratio * steps)
         return self.model_copy(update={"warmup_steps": warmup, "decay_steps": self.decay_steps or steps})
 

@@ -30,7 +30,7 @@ class Reporters:
         self._writers = [_writer(name, self.folder, settings) for name in self.names]
 
     def write(self, logs: dict[str, float], step: int) -> None:
-        """Means or metrics after so many steps."""
+        """Means or metrics after `step` steps."""
         sys.stderr.write(f"step {step}: {', '.join(f'{name} {value:.6g}' for name, value in logs.items())}\n")
         scalars = {_grouped(name): float(value) for name, value in logs.items()}
         for writer in self._writers:

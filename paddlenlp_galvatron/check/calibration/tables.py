@@ -128,7 +128,7 @@ def _of_sweep(row: Row, table: str) -> MeasuredRun:
     layers = list(plan.layers)
     for stage in range(plan.pipeline if how != "none" else 0):
         own = plan.stage_layers(stage)
-        for layer in own if how == "uniform" else own[:each]:  # block: so many of each stage
+        for layer in own if how == "uniform" else own[:each]:  # block: the first `each` of each stage
             layers[layer] = replace(layers[layer], recompute=Recompute.FULL)
     kernels = SWEEP_KERNELS[ep > 1]
     if ep == 1 and row.get("release_grads") == "1":

@@ -159,7 +159,7 @@ class Training:
 
 
 def train_until_full(rank: int, room_mib: int, step: int) -> None:
-    """Train until one rank runs out of memory in this step: it may take only so many MiB more, in the first step once
+    """Train until one rank runs out of memory in this step: it may take only `room_mib` more, in the first step once
     its weights are there, in a later one all that it took before."""
     training = Training(1 if step == 1 else PASSES)
     for _ in range(step - 1):
@@ -175,7 +175,7 @@ def train_until_full(rank: int, room_mib: int, step: int) -> None:
 
 
 def _need_more(stage: Any, mib: int) -> None:
-    """Let the second pass forward need so much more, during the receive of the next one."""
+    """Let the second pass forward need `mib` more, during the receive of the next one."""
     forward, passes = stage.forward, itertools.count(1)
 
     def larger(*arguments: Any) -> Any:

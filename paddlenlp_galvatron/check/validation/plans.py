@@ -32,7 +32,7 @@ def sample_plans(
     seed: int,
     priced: Callable[[Plan], bool],
 ) -> Iterator[tuple[str, Plan]]:
-    """(kind, plan), so many different ones, or all that were found; the same for the same arguments.
+    """(kind, plan), `count` different ones, or all that were found; the same for the same arguments.
 
     One strategy for all layers; one dimension away from plain data parallelism; runs of layers of different strategies;
     everything mixed. `priced`: whether the cost model can price a plan.
@@ -186,7 +186,7 @@ class Rivals:
 
 
 def rivals_at_budgets(shape: ModelShape, cost: CostModel, options: SearchOptions, count: int) -> list[Rivals]:
-    """One at each of so many budgets, from nearly the least that any plan needs to the need of the fastest."""
+    """One at each of `count` budgets, from nearly the least that any plan needs to the need of the fastest."""
     if not count:
         return []
 

@@ -152,7 +152,7 @@ def config_like(shape: ModelShape, like: Path | None) -> dict[str, Any]:
 
 
 def _shards(weights: Sequence[StoredWeight], itemsize: int, max_bytes: int) -> list[list[StoredWeight]]:
-    """The weights in files of at most so many bytes; a larger weight has a file of its own."""
+    """The weights in files of at most `max_bytes`; a larger weight has a file of its own."""
     shards: list[list[StoredWeight]] = []
     size = max_bytes
     for weight in weights:

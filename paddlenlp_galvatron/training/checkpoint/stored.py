@@ -274,7 +274,7 @@ def _first_fault(error: ValidationError) -> str:
 
 def checkpoint_of(path: Path, iteration: int | None = None, newest: bool = False) -> Path:
     """The checkpoint of `iteration` steps, or the best, or the newest where a run has no best one, if `path` is a run's
-    folder or its checkpoints'; else `path` itself. Raises UserError: there is none of so many steps."""
+    folder or its checkpoints'; else `path` itself. Raises UserError: there is none of `iteration` steps."""
     there = whole_checkpoints(path / "checkpoints") or whole_checkpoints(path)
     if not there and not iteration:  # 0 is Galvatron's word for any
         return path
@@ -312,11 +312,11 @@ class Best:
             self.step, self.value = step, float(str(value))
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        """After so many steps."""
+        """Keep the metrics after `step` steps."""
         self._evaluated = step, metrics[f"eval_{self._metric}"]
 
     def saves(self, step: int, write: bool) -> None:
-        """A checkpoint is about to be written of so many steps; `write`: whether this rank keeps the best one."""
+        """A checkpoint after `step` steps is about to be written; `write`: whether this rank keeps the best one."""
         at, value = self._evaluated or (-1, math.nan)
         if at == step and (value > self.value if self._greater else value < self.value):
             self.step, self.value = step, value

@@ -81,7 +81,7 @@ class Tokenised(NamedTuple):
     """A conversation's tokens, signed as a sample's, and where its parts begin."""
 
     tokens: Tokens
-    system: int  # so many are of the system text
+    system: int  # number of those of the system text
     turns: list[tuple[int, int, int]]  # where the prompt begins, and the answer, and where it ends
 
     @property

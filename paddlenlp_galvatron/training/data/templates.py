@@ -48,7 +48,7 @@ class Rendered:
     """A conversation's text, and where its parts stand."""
 
     text: str
-    system: int  # so many characters are the system text
+    system: int  # number of characters of the system text
     turns: list[Turn]
     marked: list[tuple[int, int]] | None = None  # by `{% generation %}`, if the template has it
     unlearnt: int = 0  # answers that stand in a prompt, as the template changes them when more follows

@@ -100,7 +100,7 @@ def _require_text(file: str, head: bytes, kind: Kind | None, encoding: str | Non
 
 
 def _is_utf8(head: bytes, least: int) -> bool:
-    """Whether bytes are UTF-8 with its mark, or with so many characters beyond ASCII, and no NUL."""
+    """Whether bytes are UTF-8 with its mark, or with at least `least` characters beyond ASCII, and no NUL."""
     try:
         text = codecs.getincrementaldecoder(UTF8)().decode(head)
     except UnicodeDecodeError:
@@ -146,7 +146,7 @@ def read_lines(path: Path, encoding: str | None = None, largest: int = LARGEST_B
 def read_whole(path: Path, encoding: str | None, largest: int) -> str:
     """A file's text without byte order mark. Raises UserError as `look` and `decoded` do, and for more than `largest`
     characters."""
-    content = StringIO(newline=LINE_END)  # grows with the file: a `read` of so much would take the memory at once
+    content = StringIO(newline=LINE_END)  # grows with the file: a `read` of `largest` would take the memory at once
     with _text(path, encoding) as text:
         while part := text.read(HEAD_BYTES):
             content.write(part)

@@ -119,7 +119,7 @@ def encode_limited(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]
 
 
 def _limits(size_bytes: int) -> tuple[int, float]:
-    """(MiB, s) that nothing exceeds that is well and reads so much."""
+    """(MiB, s) that no valid input of `size_bytes` exceeds."""
     return LEAST_MIB + MEMORY_PER_BYTE * size_bytes // MIB, LEAST_S + size_bytes / SLOWEST_BYTES_S
 
 
