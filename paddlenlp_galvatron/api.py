@@ -66,11 +66,12 @@ class Plan(Shown):
 
     @classmethod
     def load(cls, path: str | Path, gpus: int | None = None) -> Plan:
-        """From a file of ours, or of Galvatron, whose files may leave the number of GPUs open. Raises UserError."""
+        """Read a plan from a file of this project or of Galvatron, whose files may leave the number of GPUs open.
+        Raises UserError."""
         return cls(plans.read_plan(Path(path), gpus, smallest_world=True))
 
     def save(self, path: str | Path) -> None:
-        """To a plan file, which `galvatron train` runs."""
+        """Write a plan file, which `galvatron train` runs."""
         plans.write_plan(self.strategy, Path(path))
 
     def __repr__(self) -> str:

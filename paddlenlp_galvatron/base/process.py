@@ -71,7 +71,7 @@ def lasting_streams() -> Iterator[Callable[[], OSError | None]]:
 
 
 def heeded(*numbers: signal.Signals) -> list[signal.Signals]:
-    """Those that this process does not ignore: nohup lets it ignore SIGHUP, and a script's & SIGINT."""
+    """Signals that this process does not ignore: nohup lets it ignore SIGHUP, and a script's & SIGINT."""
     return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
 
 

@@ -61,7 +61,7 @@ def read_bytes(path: str | Path, limit: int = LARGEST_BYTES) -> bytes:
 
 
 def read_text(path: str | Path, limit: int = LARGEST_BYTES) -> str:
-    """As `read_bytes`, of a UTF-8 text without NULs; its byte order mark is left out. Raises UserError."""
+    """Read a UTF-8 text without NULs, as `read_bytes` does; its byte order mark is left out. Raises UserError."""
     content = read_bytes(path, limit)
     if kind := kind_of(content[:HEAD_BYTES]):
         raise UserError(f"{path}: cannot be read: it {kind.fault}; {kind.remedy}")
@@ -90,7 +90,7 @@ def without_comments(text: str) -> str:
 
 
 def parse_json(text: str, source: str) -> Any:
-    """As `read_json`, of a text that came from `source`."""
+    """Parse a text that came from `source`, as `read_json` does."""
     try:
         value = json.loads(
             text,

@@ -126,7 +126,7 @@ def to_disk(path: Path) -> None:
 
 
 def tree_to_disk(folder: Path) -> None:
-    """The same for everything in a folder. Raises OSError."""
+    """Flush everything in a folder to the disk. Raises OSError."""
     for path, _, names in os.walk(folder, topdown=False):
         for name in names:
             to_disk(Path(path, name))

@@ -46,7 +46,7 @@ def outcome_of(findings: Sequence[Finding]) -> Outcome:
 
 
 def findings_json(findings: Sequence[Finding], **more: Any) -> dict[str, Any]:
-    """For programs; fields that a check does not have are left out."""
+    """Findings as JSON values; fields that a check does not have are left out."""
     rows = [{name: value for name, value in asdict(one).items() if value is not None} for one in findings]
     return {"result": outcome_of(findings), **more, "findings": rows}
 

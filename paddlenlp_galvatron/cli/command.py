@@ -145,10 +145,10 @@ class App:
 
 
 def answer(text: str, as_json: bool, **values: Any) -> None:
-    """On stdout: the text for people, or the values for programs."""
+    """Print the answer on stdout: the text for people, or the values for programs."""
     say(json.dumps(values, default=str) if as_json else text)
 
 
 def say_note(note: str) -> None:
-    """On stderr, as stdout is the command's answer."""
+    """Print a note on stderr, as stdout is the command's answer."""
     say(f"note: {note}", err=True)

@@ -132,7 +132,7 @@ def _kind(info: FieldInfo) -> str:
 
 
 def _types(annotation: Any) -> Iterator[Any]:
-    """Those that a value may have; lists and choices have none, they are text."""
+    """Types that a value may have; lists and choices have none, they are text."""
     if get_origin(annotation) in (Annotated, Union, UnionType):
         for one in get_args(annotation)[: 1 if get_origin(annotation) is Annotated else None]:
             yield from _types(one)

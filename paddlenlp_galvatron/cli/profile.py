@@ -38,7 +38,7 @@ Profiled = TypeVar("Profiled", bound=ProfileRunOptions)
 
 
 def _for_device(options: Profiled) -> Profiled:
-    """With training's own types by default; says so on GPUs."""
+    """Options with training's own types by default; a note says so on GPUs."""
     if options.analytic:
         return options
     settled = options.for_device(gpus.gpu_count() > 0)

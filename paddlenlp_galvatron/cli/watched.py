@@ -30,7 +30,7 @@ def watched(note: str = "") -> Iterator[Watch]:
 
 @contextmanager
 def each_watched() -> Iterator[Callable[[], Watch]]:
-    """The same for one search after the other, which are numbered: the question of each as it begins."""
+    """Watchers of searches that run one after the other and are numbered."""
     numbers = count(1)
 
     def begin() -> Watch:

@@ -73,12 +73,12 @@ class Calls(NamedTuple):
 
     @property
     def alone(self) -> Calls:
-        """With nothing during products, of software that needs no tokens again."""
+        """The calls with none during products, of software that gathers no tokens again."""
         scatters = tuple(call for _, call in self.beside if call.kind is Collective.REDUCE_SCATTER)
         return self._replace(backward=self.backward + scatters, beside=())
 
     def also(self, other: Calls) -> Calls:
-        """These and the other's."""
+        """These calls and the other's."""
         return Calls(*map(add, self, other))
 
 
@@ -232,8 +232,8 @@ def matrix_calls(
     sharding: int | None,
     setting: Setting,
 ) -> Calls:
-    """Those of matrices of `numbers` numbers that `sharing` ranks along these axes hold equally, or ZeRO shards over
-    `sharding` of them."""
+    """Collectives of matrices of `numbers` numbers that `sharing` ranks along these axes hold equally, or ZeRO shards
+    over `sharding` of them."""
     if sharing == 1 or not numbers:
         return Calls()
     ops, states = WEIGHT_OPS[dp_type], setting.states
@@ -289,7 +289,7 @@ class Overlapped(NamedTuple):
     slowed_ms: float = 0.0  # the same, each times its overlap coefficient
 
     def also(self, other: Overlapped) -> Overlapped:
-        """These and the other's."""
+        """These times and the other's."""
         return Overlapped(self.ms + other.ms, self.slowed_ms + other.slowed_ms)
 
     def with_compute(self, compute_ms: float) -> float:
@@ -325,8 +325,8 @@ class CallTimes(NamedTuple):
         sharding: int | None,
         network: Network,
     ) -> CallTimes:
-        """On this cluster. `copies`: ranks of a tp group that hold the same kv heads; `sharding`: as strategies have
-        it."""
+        """Times of the calls on this cluster. `copies`: ranks of a tp group that hold the same kv heads; `sharding`: as
+        strategies have it."""
         parted = mesh.parted(sharding) if sharding else mesh
 
         def each_ms(call: Call, joined: bool = False) -> float:
@@ -359,7 +359,7 @@ class CallTimes(NamedTuple):
         )
 
     def slowed(self, times: float) -> CallTimes:
-        """Those of communication points, `times` times as long."""
+        """These times, with those of communication points `times` times as long."""
         beside = tuple([(point, Overlapped(*(times * ms for ms in call))) for point, call in self.beside])
         return CallTimes(times * self.forward_ms, times * self.backward_ms, beside=beside)
 

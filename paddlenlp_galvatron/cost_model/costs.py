@@ -29,7 +29,7 @@ class Profiles:
 
     @classmethod
     def of(cls, network: Network, times: ComputeTimes, memory: MemoryUse) -> Profiles:
-        """With the device that they name."""
+        """Profiles, with the device that they name."""
         return cls(network, times, memory, device_of(network.profile.meta, times.profile.meta, memory.profile.meta))
 
     @property
@@ -127,7 +127,7 @@ class Terms(NamedTuple):
     tensor_hidden_ms: float = 0.0  # each micro-batch: of tensor parallelism, behind backward's products
 
     def also(self, other: Terms) -> Terms:
-        """Those of two modules that reduce gradients at the same time."""
+        """The terms of two modules that reduce gradients at the same time."""
         states = States(*map(add, self.states, other.states))
         return Terms(*map(add, self, other))._replace(states=states, reduced_each=self.reduced_each)
 

@@ -63,7 +63,7 @@ class StageBreakdown:
 
     @property
     def busy_ms(self) -> float:
-        """Without waiting."""
+        """Time without waiting."""
         return sum(self.time_ms.values()) - self.time_ms["waiting"]
 
 

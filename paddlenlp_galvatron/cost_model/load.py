@@ -143,7 +143,8 @@ def derive(
 
 
 def _with_attention_of(memory: MemoryProfile, path: Path, assumed: Assumptions) -> Assumptions:
-    """With the attention that was measured, where the file names it. Raises UserError where another is requested."""
+    """The assumptions with the measured attention, where the file names it. Raises UserError where another is
+    requested."""
     measured = memory.flash_attention
     if measured is None or assumed.flash_attention == measured:
         return assumed

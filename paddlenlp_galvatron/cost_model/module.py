@@ -90,7 +90,7 @@ class ModulePrices:
 
     @once
     def setting(self, stage_size: int, micro_batch: int, several: bool, pipeline: int, layer_type: int) -> Setting:
-        """The same object for the same arguments; prices are kept by it."""
+        """The setting of a stage: the same object for the same arguments, as prices are cached by it."""
         states = self.state_bytes.frozen if self.task.frozen else self.state_bytes
         where = stage_size, micro_batch, several, pipeline
         return Setting(*where, self.seqs[layer_type], self.assumed, states, layer_type)

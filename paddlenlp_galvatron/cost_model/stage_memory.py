@@ -206,8 +206,8 @@ def positions_mib(model: ModelShape, tokens: int, memory: MemoryUse, assumed: As
 
 
 def own_positions_mib(plan: Plan, stage: int, model: ModelShape, memory: MemoryUse) -> float:
-    """Those of a rank's own tokens, which the layers of context parallelism of one mesh share: of one mesh and of two
-    no more than those of all tokens, of which a layer's price has room."""
+    """Sine and cosine of a rank's own tokens, which the layers of context parallelism of one mesh share: of one mesh
+    and of two no more than those of all tokens, of which a layer's price has room."""
     meshes = {plan.layers[layer].mesh(plan.stage_size) for layer in plan.stage_layers(stage)}
     degrees = [degree for mesh in meshes if (degree := mesh.degree(Axis.CONTEXT)) > 1]
     tokens = sum((plan.assumed.seq_length or 0) // degree for degree in degrees)

@@ -107,7 +107,7 @@ def product_share(model: ModelShape, seq: int) -> float:
 
 @lru_cache(maxsize=100)
 def products_behind(model: ModelShape, seq: int) -> dict[CommPoint, float]:
-    """The same of the products behind each communication point that gathers tokens for them."""
+    """Share of a layer's operations in the products behind each communication point that gathers tokens for them."""
     all_flops = 2 * model.layer_parameters + seq / 2 * model.block.pair_flops
     read = dict.fromkeys(GATHERS, 0)
     for sublayer in model.block.sublayers:

@@ -279,7 +279,7 @@ class FaultClassifier:
     def verdict(
         self, faults: Sequence[Fault], stalled: Iterable[Fault], waits: Iterable[Wait] = (), all_present: bool = True
     ) -> Fault | None:
-        """None: not yet. `all_present`: the other nodes are known to be there."""
+        """The fault that ends the launch; None: not yet. `all_present`: the other nodes are known to be there."""
         waits = list(waits)
         fault = self._worst(faults, stalled, bool(waits), all_present)
         return fault and with_waits(fault, waits)

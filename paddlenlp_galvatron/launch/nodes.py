@@ -41,7 +41,7 @@ class Nodes:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ, /, **given: str | int | None) -> Nodes:
-        """As `environment_nodes` finds them. Raises UserError."""
+        """The nodes that `environment_nodes` finds. Raises UserError."""
         values = environment_nodes(environment, given)
         if values.get("num_nodes", 1) == 1:
             return cls()
@@ -115,7 +115,7 @@ def environment_nodes(
     given: Mapping[str, str | int | None] = MappingProxyType({}),
     needed: Sequence[str] = FIELDS,
 ) -> dict[str, str | int]:
-    """Those of FIELDS that are known: as `given`, else as scripts set NUM_NODES, NODE_RANK, MASTER_ADDR and
+    """The values of FIELDS that are known: as `given`, else as scripts set NUM_NODES, NODE_RANK, MASTER_ADDR and
     MASTER_PORT, else by the variables of a cluster's launcher. One node heeds none of these, and a rank of ours no
     launcher's: Paddle's are set for it. `needed`: as `launcher_nodes` has it. Raises UserError."""
     own: dict[str, str | int | None] = {name: environment.get(name.upper()) for name in FIELDS}

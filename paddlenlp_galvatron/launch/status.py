@@ -122,7 +122,8 @@ def done(exit_code: int = 0) -> None:
 
 
 def failed(outcome: RankOutcome, message: str, exit_code: int = 1, waited_in: str = "") -> None:
-    """It failed, and will end with an exit code. `waited_in`: its device's work, where that differs from its own."""
+    """Record that this rank failed, and will end with an exit code. `waited_in`: its device's work, where that differs
+    from its own."""
     _memory.write(RankStatus(True, outcome, exit_code, _step, time.monotonic(), waited_in or _failed_in, message))
 
 

@@ -176,7 +176,7 @@ def watch(nodes: Nodes, server: StoreServer | None, token: str) -> SingleNode:
 
 
 def await_first(nodes: Nodes, timeout_s: float = MEETING_S) -> None:
-    """On another node, wait until node 0 is there: its command was not refused. Raises GalvatronError."""
+    """Wait on another node until node 0 is there: its command was not refused. Raises GalvatronError."""
     address, port, timeout_s = nodes.master_addr, nodes.master_port or 0, min(timeout_s, MEETING_S)
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:

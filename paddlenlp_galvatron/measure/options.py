@@ -116,7 +116,7 @@ class ProfileRunOptions(Options):
         return next(iter(self._precisions), None) or (Precision.BF16 if self.analytic else Precision.FP32)
 
     def for_device(self, on_gpus: bool) -> Self:
-        """With the device's settings filled in: GPUs are measured in the type that they train in."""
+        """The options with the device's settings: GPUs are measured in the type that they train in."""
         if self._precisions or self.analytic or not on_gpus:
             return self
         return self.model_copy(update={"mixed_precision": Precision.BF16})

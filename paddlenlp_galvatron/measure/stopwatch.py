@@ -69,7 +69,7 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """On CPU, where a call returns when its work is done."""
+    """Clock for CPUs, where a call returns when its work is done."""
 
     def start(self) -> None:
         self._marks = [_now()]
@@ -82,8 +82,8 @@ class HostClock:
 
 
 class EventClock:
-    """On a GPU, where a call returns when its work is queued: an event is queued behind each sample, and the host goes
-    on to the next, as in training. Launch time shows only where the device waits for the host."""
+    """Clock for GPUs, where a call returns when its work is queued: an event is queued behind each sample, and the host
+    starts the next, as in training. Launch time shows only where the device waits for the host."""
 
     def start(self) -> None:
         self._host = HostClock()

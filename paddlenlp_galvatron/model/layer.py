@@ -38,7 +38,8 @@ class Weight:
 
     @property
     def sharded(self) -> bool:
-        """By ZeRO. Vectors are not, nor weights that every rank has whole, as a router: all of it is small."""
+        """Whether ZeRO shards it. It does not shard vectors, nor weights that every rank has whole, as a router: they
+        are small."""
         return len(self.shape) > 1 and (self.axis is not None or self.large)
 
     @property
@@ -93,12 +94,12 @@ class Recompute(Flag):
 
     @property
     def words(self) -> str:
-        """As it stands in plan files: `none`, `norms+mlp`, `full`."""
+        """The text in plan files: `none`, `norms+mlp`, `full`."""
         return "+".join(str(part.name).lower() for part in self) or "none"
 
     @classmethod
     def of(cls, words: str) -> Recompute:
-        """From words, the parts in any order. Raises ValueError."""
+        """Parse the text of a plan file, the parts in any order. Raises ValueError."""
         for known in (cls.NONE, cls.FULL, *PARTLY):
             if sorted(words.split("+")) == sorted(known.words.split("+")):
                 return known
@@ -179,7 +180,7 @@ class Sublayer:
 
     @property
     def attends(self) -> bool:
-        """It looks at other tokens, so that Ulysses splits it by heads; the rest it splits by tokens."""
+        """Whether it looks at other tokens, so that Ulysses splits it by heads; other parts are split by tokens."""
         return self.heads > 0
 
     @property
@@ -208,7 +209,7 @@ class LayerKind:
         return sum(weight.numbers for weight in self.weights if not weight.state)
 
     def kept(self, fused: Fused) -> Kept:
-        """By these fused kernels, and plain ones elsewhere."""
+        """Numbers kept by these fused kernels, and plain ones elsewhere."""
         unkept = (less for sublayer in self.sublayers for kernel, less in sublayer.unkept if kernel & fused)
         return sum((sublayer.kept for sublayer in self.sublayers), Kept()) - sum(unkept, Kept())
 

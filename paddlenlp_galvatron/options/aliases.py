@@ -170,7 +170,7 @@ def canonical_name(name: str, known: Container[str] = ()) -> str:
 
 
 def other_names(name: str, known: Container[str] = ()) -> list[str]:
-    """Under which an option is also known in a command with these options."""
+    """Other names of an option in a command with these options."""
     opposite = {other for other, words in WORDS.items() if words.get("0") == "1"}
     others = (other for other in (*ALIASES, *WHERE_ALONE) if other not in known and other not in opposite)
     return [other for other in others if canonical_name(other, known) == name]

@@ -238,7 +238,8 @@ class Outcome(NamedTuple):
 
 
 def outcome_of(name: str, value: object, beside: Mapping[str, Fate] = {}) -> Outcome | None:
-    """By canonical name; None: it is no such option. `beside`: further options of one command."""
+    """The outcome of an option by canonical name; None: it is no such option. `beside`: further options of one
+    command."""
     fate = beside.get(name) or FOREIGN.get(name) or ELSEWHERE.get(name)
     if fate is None:
         return None

@@ -57,12 +57,12 @@ class Options(BaseModel):
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """From values by canonical name or alias, as flags and config files give them. Raises UserError."""
+        """Read values by canonical name or alias, as flags and config files give them. Raises UserError."""
         return cls.from_values(canonical_options(values, cls.model_fields))
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Self:
-        """From those of the canonical options that are this group's. Raises UserError."""
+        """Read the canonical options that are this group's. Raises UserError."""
         try:
             return cls.model_validate({name: value for name, value in values.items() if name in cls.model_fields})
         except ValidationError as error:
@@ -197,7 +197,8 @@ def canonical_pairs(
     beside: Mapping[str, Fate] = {},
     dashes: str = "",
 ) -> list[tuple[str, Any]]:
-    """(canonical name, value) of options under any of their names, without those that are unset or have no effect.
+    """Pairs (canonical name, value) of options under any of their names, without those that are unset or have no
+    effect.
 
     `known`: every option of the command -> whether it is a boolean whose word is checked here. `beside`: options of
     another command, which scripts give to all -> their outcome here. `dashes` stand in front of names in

@@ -45,7 +45,7 @@ class Model:
 
 
 class ModelOptions(Options):
-    """Which model. A `set_*_manually` of 1 asks for the numbers given as options, 0 ignores them; unset, those that are
+    """The model. A `set_*_manually` of 1 asks for the numbers given as options, 0 ignores them; unset, those that are
     given are used."""
 
     panel = "Model"

@@ -102,7 +102,7 @@ class TuningOptions(Options):
         return self.lora or self.task == "lora"
 
     def adapters(self, base: str) -> Adapters | None:
-        """Those that learn; `base`: identity of their base weights."""
+        """The adapters that learn; `base`: identity of their base weights."""
         if not self.adapts:
             return None
         rank = self.lora_rank or RANK
@@ -112,7 +112,7 @@ class TuningOptions(Options):
 
     @property
     def lora_rate_scale(self) -> float:
-        """By which B's learning rate is larger than A's."""
+        """Factor of B's learning rate over A's."""
         return 4.0 if self.rslora_plus else self.lora_plus_scale
 
     @property
@@ -123,7 +123,7 @@ class TuningOptions(Options):
 
     @property
     def effective_packing(self) -> Packing:
-        """Which samples share a row."""
+        """How samples share a row."""
         return self.packing or self._stock_packing
 
 

@@ -116,8 +116,9 @@ def fused_loss_groups(plan: Plan, shape: ModelShape) -> set[Ranks]:
 
 
 def in_rounds(groups: Iterable[Group]) -> list[Group]:
-    """In an order that is the same on every rank and in which few wait for others: of groups that follow each other
-    many have no rank in common. Neighbouring stages, of which each shares ranks with the next, take two rounds."""
+    """Groups in an order that is the same on every rank and in which few wait for others: of groups that follow each
+    other many have no rank in common. Neighbouring stages, of which each shares ranks with the next, take two
+    rounds."""
     rounds: dict[int, int] = {}  # of each rank, those in which it has a group, as bits
     turns: list[tuple[int, Group]] = []
     for group in sorted(groups):

@@ -174,7 +174,8 @@ def is_strategy(data: Fields) -> bool:
 
 
 def _summary(data: Fields) -> str:
-    """For optimal_solution.json of Galvatron's port, which lacks the number of layers: the command that has it, too."""
+    """The error for optimal_solution.json of Galvatron's port, which lacks the number of layers: names the command that
+    has it."""
     found = re.fullmatch(r"pp(\d+)_tp(\d+)_dp(\d+)_stage([0-3])_recompute([01])", str(data.get("strategy"))[:80])
     if not found:
         return ""
@@ -195,7 +196,7 @@ def _kind(data: Fields) -> str:
 
 
 def _completed(data: Fields) -> tuple[Fields, str]:
-    """With the fields that older files lack."""
+    """The data with the fields that older files lack."""
     lacking = {name: value for name, value in LACKING.items() if name not in data}
     if "vocab_sdp" in data:  # other name of embed_sdp
         lacking.pop("embed_sdp", None)

@@ -193,7 +193,7 @@ def plan_from_dict(
     source: str = "plan",
     valid: bool = True,
 ) -> Plan:
-    """As `read_plan`, from a parsed JSON value. `source` names the file in messages."""
+    """Read a plan from a parsed JSON value, as `read_plan` does. `source` names the file in messages."""
     from .dialects import as_current  # here, as a search writes plans and reads none
 
     try:

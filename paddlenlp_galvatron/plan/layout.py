@@ -48,7 +48,7 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenLayout:
-    """Which tokens each local rank of a stage holds at a layer's edge. Equal layouts are equal objects."""
+    """The tokens that each local rank of a stage holds at a layer's edge. Equal layouts are equal objects."""
 
     size: int  # ranks of the stage
     cuts: tuple[Cut, ...]  # the coarsest first; at most one is mirrored, and what is in front of it cuts samples apart
@@ -77,7 +77,7 @@ class TokenLayout:
         return edges
 
     def _parts(self, cuts: Sequence[Cut]) -> tuple[NDArray[np.int64], int]:
-        """Which part each rank has after these cuts, of how many."""
+        """The part that each rank has after these cuts, and the number of parts."""
         ranks = np.arange(self.size)
         part = np.zeros_like(ranks)
         for parts, stride, _ in cuts:

@@ -36,7 +36,7 @@ class Axis(StrEnum):
 
     @property
     def words(self) -> str:
-        """For people: `sp` alone would read as Megatron-SP."""
+        """Name for people: `sp` alone would read as Megatron-SP."""
         return "Ulysses" if self is Axis.ULYSSES else self.value
 
 
@@ -82,12 +82,13 @@ class Mesh:
         return prod(degree for _, degree in self.axes[names.index(axis) + 1 :]) if axis in names else 1
 
     def sharing(self, copies: int) -> Mesh:
-        """The same ranks, each `copies` neighbours of a tensor-parallel group along an axis of their own."""
+        """The mesh of the same ranks, with each `copies` neighbours of a tensor-parallel group along an axis of their
+        own."""
         split = ((Axis.TENSOR, self.degree(Axis.TENSOR) // copies), (Axis.COPIES, copies))
         return Mesh(tuple(new for old in self.axes for new in (split if old[0] is Axis.TENSOR else (old,))))
 
     def parted(self, shards: int) -> Mesh:
-        """The same ranks, those with the same weights along two axes instead of theirs: parts of `shards` ranks, the
+        """The mesh of the same ranks, those with the same weights along two axes: parts of `shards` ranks, the
         nearest that the axes allow, and the ranks of all parts that keep the same shard."""
         axes: list[tuple[Axis, int]] = []
         for axis, degree in reversed(self.axes):
@@ -126,7 +127,7 @@ class Degrees:
 
     @property
     def named(self) -> dict[str, Any]:
-        """By the names that they have in every strategy."""
+        """Degrees by the names that they have in every strategy."""
         return {"degree": self.degree, "ulysses": self.ulysses, "context": self.context}
 
     @property

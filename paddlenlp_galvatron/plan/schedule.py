@@ -105,13 +105,13 @@ def interleaved(stage: int, stages: int, micro_batches: int, chunks: int) -> Ite
 
 
 def _in_turn(forwards: Integers, backwards: Integers, start: int, stop: int) -> Integers:
-    """From one place of the lists to another."""
+    """Passes from one place of the lists to another."""
     pairs: Integers = np.stack([forwards[start:stop], backwards[start:stop]], axis=1)
     return pairs.reshape(-1, 3)
 
 
 def _listed(passes: Integers) -> Iterator[Run]:
-    """As they are."""
+    """Passes as they are listed."""
     if len(passes):
         yield Run(passes)
 
@@ -216,8 +216,8 @@ def way_ms(at: int, source: Done | None, send: Sequence[float]) -> float:
 
 
 def arrivals(order_of: Callable[[int], Iterable[Pass]], stage: int, stages: int, chunks: int) -> list[int]:
-    """For each pass of a stage, how many of the stage's messages its input proves to have arrived: two stages exchange
-    activations one way and gradients the other, and the sender of one has received some of the others before.
+    """Count for each pass of a stage how many of the stage's messages its input proves to have arrived: two stages
+    exchange activations one way and gradients the other, and the sender of one has received some of the others before.
     `order_of`: the passes of a stage."""
     last = stages * chunks - 1
     known: dict[Done, int] = {}

@@ -125,7 +125,7 @@ class VocabStrategy(Degrees):
         return [each + 1] * more + [each] * (pieces - more)
 
     def as_layer(self) -> LayerStrategy:
-        """The same placement, as that of a layer."""
+        """The same placement, as a layer's strategy."""
         return LayerStrategy(**self.named, dp_type=self.dp_type, sharding=self.sharding)
 
 
@@ -163,7 +163,7 @@ class Assumptions:
                 yield each.name, ours, theirs
 
     def completed(self, other: Assumptions) -> Assumptions:
-        """These, with the other's where these leave something open."""
+        """These assumptions, with the other's where these are unset."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
         return replace(other, **{name: value for name, value in given.items() if value is not None})
 

@@ -55,7 +55,7 @@ class Cores:
         self._unbeaten: dict[tuple[object, ...], Strategies] = {}
 
     def unbeaten(self, family: PlanFamily, strategies: Strategies) -> Strategies:
-        """Those that no other strategy beats."""
+        """Strategies that no other one beats."""
         if self._even:
             return strategies
         where = family.micro_batch, family.micro_batches > 1, strategies

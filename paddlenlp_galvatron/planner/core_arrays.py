@@ -30,7 +30,8 @@ Choice = TypeVar("Choice", LayerStrategy, VocabStrategy)
 
 
 def without_beaten(family: PlanFamily, strategies: Strategies, cost: CostModel) -> Strategies:
-    """Without strategies that another one of the same token layout beats, or equals, in all that the core counts."""
+    """Strategies without those that another one of the same token layout beats, or equals, in all that the core
+    counts."""
     layers = [
         _unbeaten(some, rows, family, cost)
         for some, rows in zip(strategies.layers, _layer_rows(family, strategies, cost), strict=True)
@@ -104,7 +105,7 @@ def _together(rows: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
 
 
 def _changes_ms(chain: Sequence[Strategy], family: PlanFamily, cost: CostModel) -> tuple[float, float]:
-    """(forward, backward) ms of handing tokens on along these strategies of the first layers' type."""
+    """Resharding (forward, backward) in ms along these strategies of the first layers' type."""
     where = {"stage_size": family.stage_size, "micro_batch": family.micro_batch, "layer_type": cost.layer_types[0]}
     changes = [cost.switch_cost(before, after, **where) for before, after in pairwise(chain)]
     return sum(forward for forward, _ in changes), sum(backward for _, backward in changes)
@@ -315,7 +316,7 @@ def _layer_costs(
 
 
 def _layer_rows(family: PlanFamily, strategies: Strategies, cost: CostModel) -> list[list[tuple[float, ...]]]:
-    """Those of all strategies, in the core's order."""
+    """Rows of all strategies, in the core's order."""
     costs = _layer_costs(strategies.layers, family, strategies, cost)
     return [[cost_numbers(one, cost.options.freed) for one in some] for some in costs]
 

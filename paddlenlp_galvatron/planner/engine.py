@@ -164,7 +164,7 @@ class _Search:
         return with_fewer_segments(found, self.cost, self.options.memory_gib * GIB_MIB, most_ms), uniform, bound
 
     def _best_of(self, parts: Iterable[Part], most_ms: float) -> tuple[Candidate | None, float]:
-        """As `simplest.Solve`: with a small effort."""
+        """Solve parts with a small effort, as `simplest.Solve` wants it."""
         best = Incumbents(top_k=1, most_ms=most_ms)
         opened = [OpenFamily(part[0], number, *part[1:]) for number, part in enumerate(parts)]
         self._solver(best).run(opened, last=Phase.CHUNKS)

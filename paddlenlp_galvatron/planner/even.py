@@ -28,7 +28,7 @@ Chosen = tuple[float, float, int, Sequence[int], Sequence[int]]  # as the core's
 
 @dataclass(frozen=True)
 class EvenPlans:
-    """Those of a model's plans that the program can run."""
+    """Plans of a model that another program can run."""
 
     program: str  # of PROGRAMS
     model: ModelShape
@@ -40,7 +40,7 @@ class EvenPlans:
         return not gaps(plan, PROGRAMS[self.program], self.model)
 
     def plans(self, family: PlanFamily, strategies: Strategies) -> Iterator[Plan]:
-        """With no layer that recomputes, one in each stage, and all of them; none where stages cannot be even."""
+        """Plans with no layer that recomputes, one in each stage, and all of them; none where stages cannot be even."""
         if self.model.layers % family.stages:
             return
         each = self.model.layers // family.stages
@@ -81,7 +81,7 @@ class EvenPlans:
 
 
 class EvenCore:
-    """In place of the core's object of a family; times in ms, as the core has them."""
+    """Replaces the core's object of a family; times in ms, as the core has them."""
 
     def __init__(self, family: PlanFamily, strategies: Strategies, even: EvenPlans):
         self._family, self._strategies, self._even = family, strategies, even
@@ -132,7 +132,7 @@ class EvenCore:
         return fits
 
     def _mib(self, plan: Plan) -> float:
-        """On its stage with the highest peak, without the reserve that is the same for all plans."""
+        """Memory on the stage with the highest peak, without the reserve, which all plans share."""
         stages = self._even.cost.predict(plan).stages
         return max(stage.memory.total_mib for stage in stages) - self._even.cost.options.context_mib
 

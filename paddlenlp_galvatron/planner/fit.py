@@ -80,7 +80,7 @@ class FitOptions(TaskOptions, JobOptions):
     max_cp_deg: Ranks = Field(1, description="largest number of ranks over which context parallelism splits a sample")
 
     def of(self, shape: ModelShape) -> FitOptions:
-        """With the length of samples settled. Raises UserError where the model has no positions for it."""
+        """The options with the length of samples settled. Raises UserError where the model has no positions for it."""
         most = shape.max_position_embeddings
         if (self.seq_length or 0) > most:
             raise UserError(
@@ -112,7 +112,7 @@ class Fit:
 
     @property
     def tensors_mib(self) -> float:
-        """On the GPU with the highest peak: of the plan, or of the one that needs least."""
+        """Tensors on the GPU with the highest peak: of the plan, or of the one that needs least."""
         return self.held.tensors_mib if self.held else 0.0
 
     @property
@@ -209,7 +209,7 @@ class _Row:
 
     @property
     def least_cards(self) -> float:
-        """With fewer not even weights and optimizer states fit, split over all cards."""
+        """Least number of GPUs over which split weights and optimizer states fit."""
         cost = self.cards.model_on(1, 1)
         states = cost.state_bytes.weight + (0 if cost.options.task.frozen else cost.state_bytes.optimizer)
         return self.shape.parameters * states / GIB / self.card_gib

@@ -142,7 +142,7 @@ def answer(form: Form, more: Mapping[str, Any], look_wider: bool = True) -> Answ
 
 
 def _enough_nodes(form: Form, more: Mapping[str, Any]) -> int | None:
-    """With how many nodes a plan fits, if the next power of two times as many do or a few more."""
+    """The number of nodes on which a plan fits, if the next power of two or a few more are enough."""
     for nodes in (factor * form.num_nodes for factor in NODE_FACTORS):
         wider = answer(form.model_copy(update={"num_nodes": nodes}), more, look_wider=False)
         if wider.result.best:

@@ -34,12 +34,12 @@ class Hint:
     gain: float | None  # share by which a GPU is faster; None: without them nothing fits
 
     def summary(self) -> dict[str, Any]:
-        """For programs."""
+        """The hint as JSON values."""
         return {"options": dict(self.options), "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu, "gain": self.gain}
 
 
 def hints(question: Question, best: Candidate | None, given: Container[str]) -> list[Hint]:
-    """Those that gain `LEAST_GAIN` over the best plan, the largest gain first. `given`: options that the user set."""
+    """Hints that gain `LEAST_GAIN` over the best plan, the largest gain first. `given`: options that the user set."""
     problem = _problem(question)
     changes = [] if problem is None else list(_changes(problem, given))
     time = SharedTime(HINTS_S, len(changes), least_s=0.0)
@@ -72,7 +72,7 @@ def speed_of(gpus: int, seq_length: int, found: Candidate | None) -> float:
 
 
 def _problem(question: Question) -> Problem | None:
-    """To search again; None: several batches, which are neighbours already."""
+    """The problem to search again; None: several batches, which are neighbours already."""
     options = question.options
     if len(options.batches) > 1:
         return None

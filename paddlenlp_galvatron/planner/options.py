@@ -354,7 +354,7 @@ class SearchOptions(TaskOptions):
         return list(range(self.min_bsz, self.largest_bsz + 1, self.bsz_scale))
 
     def degrees(self, size: int, tensor: str) -> list[Degrees]:
-        """Those of layers (`tensor` "tp") or of the vocabulary ("vtp") on a stage of `size` ranks."""
+        """Degrees of layers (`tensor` "tp") or of the vocabulary ("vtp") on a stage of `size` ranks."""
         limits = {
             Axis.TENSOR: self.max_tp_deg if self.allows(tensor) else 1,
             Axis.ULYSSES: self.max_tp_deg if self.allows("sp") else 1,
@@ -368,7 +368,7 @@ class SearchOptions(TaskOptions):
         ]
 
     def expert_degrees(self, size: int) -> list[tuple[int, int]]:
-        """(ep, etp) of the experts of layers on a stage of `size` ranks."""
+        """Degrees (ep, etp) of the experts of layers on a stage of `size` ranks."""
         most_ep = (self.max_ep_deg or size) if self.allows("ep") else 1
         most_etp = self.max_etp_deg if self.allows("etp") else 1
         return [(ep, etp) for ep in divisors(size) for etp in divisors(size // ep) if ep <= most_ep and etp <= most_etp]

@@ -48,7 +48,7 @@ class Problem:
 
     @property
     def shape(self) -> ModelShape | None:
-        """None: layers of several kinds."""
+        """The model's shape; None: layers of several kinds."""
         return self.shapes[0] if len(self.shapes) == 1 else None
 
     @property
@@ -122,7 +122,7 @@ def read_origin(
 def origin_of(
     plan: Plan, origin: OriginOptions, note: Callable[[str], None] = lambda line: None, budget_gb: float | None = None
 ) -> tuple[Plan, Problem]:
-    """The same of a plan that has been read."""
+    """The problem of a plan that has been read."""
     searched = plan.metadata.get("searched_from") or {}
     given, seq_length = _model(searched, origin.model_size, plan), plan.assumed.seq_length
     model = given.resolve(seq_length) if seq_length else given.resolve_usual(SEQ)

@@ -28,7 +28,8 @@ from .result import Job, SearchResult
 
 
 def prices(models: Sequence[ModelShape], options: SearchOptions, note: Note = no_note) -> CostModel:
-    """From the data sheet of `options.device`, else from the measured profiles. Raises UserError."""
+    """Build the cost model from the data sheet of `options.device`, else from the measured profiles. Raises
+    UserError."""
     where = options.num_nodes, options.num_gpus_per_node, options.assumptions
     if options.device is None:
         _require_folder(options)
@@ -48,7 +49,8 @@ class Question:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], note: Note = no_note) -> Self:
-        """From options of model and search by canonical name; `note` takes assumptions. Raises UserError."""
+        """Build the question from options of model and search by canonical name; `note` takes assumptions. Raises
+        UserError."""
         given = ModelOptions.from_values(values)
         model = given.resolve_usual(SEQ)
         options = SearchOptions.from_values({**values, "seq_length": model.seq_length})
@@ -68,7 +70,8 @@ class Question:
         cancel: Cancel | None = None,
         compared: bool = True,
     ) -> SearchResult:
-        """As `planner.search`. The plan's file names the model as the user gave it, for further searches."""
+        """Search as `planner.search` does. The plan's file names the model as the user gave it, for further
+        searches."""
         where = self.model.shapes, self.cost, self.options
         result = search(*where, log, watch, seconds=seconds, cancel=cancel, compared=compared)
         return result.naming_model(self.asked)

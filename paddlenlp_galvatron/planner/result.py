@@ -62,7 +62,7 @@ class Candidate:
         return segment_count(self.plan.layers)
 
     def fits(self, device_mib: float) -> bool:
-        """On devices of this size."""
+        """Whether the plan fits on devices of this size."""
         return all(stage.memory.total_mib <= device_mib * (1 + ROUNDING) for stage in self.prediction.stages)
 
     def parts_ms(self) -> dict[str, float]:
@@ -76,7 +76,7 @@ class Candidate:
         return {name: ms / plan.global_batch for name, ms in parts.items()}
 
     def why_slower_than(self, best: Candidate) -> str:
-        """Which part of the step lost most against the best plan."""
+        """The part of the step that lost most against the best plan."""
         mine, its = self.parts_ms(), best.parts_ms()
         part = max(mine, key=lambda name: mine[name] - its[name])
         slower = best.samples_per_s / self.samples_per_s - 1
@@ -133,18 +133,18 @@ class Need:
         return cls(plan, prediction, stage, term, term_mib, *most(in_term[term]), memory.total_mib)
 
     def on(self, reserve: Reserve) -> Need:
-        """The same on devices with this reserve, which grows with their size."""
+        """The need on devices with this reserve, which grows with their size."""
         tensors_mib = self.memory.total_mib - self.memory.context_mib
         return replace(self, enough_mib=reserve.bound_mib(tensors_mib, self.memory.working_mib))
 
     def under(self, cost: CostModel, options: SearchOptions) -> Need:
-        """The same where the devices keep their own reserve, and not one that the user has set."""
+        """The need where the devices keep their own reserve, and not one that the user has set."""
         own = cost.profiles.reserve.sets(cost.options.context_mib, options.memory_gib * GIB_MIB)
         return self.on(cost.profiles.reserve) if own else self
 
     @property
     def memory(self) -> StageMemory:
-        """On a device of the stage that needs most."""
+        """Memory on a device of the stage that needs most."""
         return self.prediction.stages[self.stage].memory
 
     @property
@@ -174,7 +174,7 @@ class Need:
 
 
 def _part_names(plan: Plan, stage: int) -> list[str]:
-    """In the order of `CostModel.stage_parts`."""
+    """Names in the order of `CostModel.stage_parts`."""
     names = []
     for chunk in range(plan.chunks):
         layers = [f"layer {layer}" for layer in plan.chunk_layers(stage, chunk)]
@@ -198,7 +198,7 @@ class FamilyOutcome(IntEnum):
 
     @property
     def words(self) -> str:
-        """For people, of a family that is not the best."""
+        """The outcome as people read it."""
         return {
             FamilyOutcome.NOT_DIVISIBLE: "divisibility: batch, heads and ranks do not split evenly",
             FamilyOutcome.OUT_OF_MEMORY: "memory: no plan of it fits",
@@ -242,13 +242,13 @@ class SearchResult:
 
     @property
     def uniform_gap(self) -> float:
-        """The same of the plans with one strategy for all layers."""
+        """The gap of the plans with one strategy for all layers."""
         return max(0.0, 1 - (self.uniform_bound_s or 0.0) / self.uniform.time_s) if self.uniform else 0.0
 
     @property
     def layer_wise_gain(self) -> float | None:
-        """By which share the fastest plan is faster than the best one with one strategy for all layers; None: no such
-        plan is known."""
+        """The share by which the fastest plan is faster than the best one with one strategy for all layers; None: no
+        such plan is known."""
         return self.uniform.time_s / self.fastest.time_s - 1 if self.uniform and self.fastest else None
 
     @property
@@ -263,7 +263,8 @@ class SearchResult:
         return outcome.words + bound
 
     def naming_model(self, asked: Mapping[str, Any]) -> Self:
-        """With the model's options, as they were `asked` for, in the record of the search in the best plan's file."""
+        """The result with the model's options, as the user gave them, in the record of the search in the best plan's
+        file."""
         if self.best is None:
             return self
         plan = self.best.plan

@@ -58,7 +58,7 @@ def scaled(plan: Plan, origin: OriginOptions, gpus: int, global_batch: int | Non
 
 
 def _placed(plan: Plan, problem: Problem) -> Plan:
-    """With the cluster that the plan is for in its metadata."""
+    """The plan with its cluster in its metadata."""
     gpus, width = plan.world_size, problem.options.num_gpus_per_node
     nodes, each = (gpus // width, width) if gpus % width == 0 else (1, gpus)
     searched = plan.metadata.get("searched_from") or {}

@@ -193,7 +193,7 @@ class Space:
         cost: CostModel | None = None,
         layer_type: int = 0,
     ):
-        """With `cost`, strategies of experts are left out that another one beats."""
+        """List the strategies. With `cost`, strategies of experts are left out that another one beats."""
         self._one_layer = replace(model, layers=1)
         self._cost, self._layer_type = cost, layer_type
         self._assumed = assumed

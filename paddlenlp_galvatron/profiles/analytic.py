@@ -403,7 +403,7 @@ def _bandwidths(size: int, nodes: int, gpus: int, inside: float, node: float) ->
 
 
 def _places(num_nodes: int, gpus: int) -> Iterator[tuple[int, bool, int]]:
-    """(ranks, consecutive, nodes) of groups: ranks 0, 1, ..., and across nodes 0, W/n, 2 W/n, ... of all W, too."""
+    """Groups as (ranks, consecutive, nodes): ranks 0, 1, ..., and across nodes 0, W/n, 2 W/n, ... of all W, too."""
     world = num_nodes * gpus
     for size in divisors(world)[1:]:
         yield size, True, -(-size // gpus)

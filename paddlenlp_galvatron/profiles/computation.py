@@ -96,8 +96,9 @@ class PassTimes:
     shares: Mapping[Recompute, float] = field(default_factory=dict)  # of it, that recomputing parts alone takes
 
     def launched(self, launch: PassTimes, messages_ms: float) -> PassTimes:
-        """These, and the time that a GPU waits for its host to launch a layer. Hosts run ahead, so that this counts
-        over all passes of a layer and its messages together: a shortfall is added where the layer is launched."""
+        """These times, and the time that a GPU waits for its host to launch a layer. Hosts run ahead, so that this
+        counts over all passes of a layer and its messages together: a shortfall is added where the layer is
+        launched."""
         recompute, recompute_host = self.recompute_ms or 0.0, 0.0
         if launch.recompute_ms and recompute:
             recompute_host = launch.recompute_ms * min(recompute / self.forward_ms, 1.0)

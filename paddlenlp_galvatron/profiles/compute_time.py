@@ -64,8 +64,8 @@ class ComputeTimes:
         return CommPointTimes(*(curve(samples * seq) for curve in curves))
 
     def experts(self, count: int, rows: float, degree: int) -> tuple[PassTimes, PassTimes]:
-        """(of the device, of its host) for the `count` experts of a layer that a rank has, which together get `rows`
-        rows; `degree`: ranks that split each of them. Raises UserError when no times of experts are known."""
+        """Times (of the device, of its host) for the `count` experts of a layer that a rank has, which together get
+        `rows` rows; `degree`: ranks that split each of them. Raises UserError when no times of experts are known."""
         measured = self.profile.experts
         if not measured:
             raise UserError(

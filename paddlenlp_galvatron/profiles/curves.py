@@ -30,7 +30,7 @@ class Curve:
 
     @classmethod
     def rising(cls, points: Iterable[tuple[float, float]]) -> Curve:
-        """The same for values that cannot fall with x: a point below an earlier one (noise) is lifted to it."""
+        """A curve of values that cannot fall with x: a point below an earlier one (noise) is lifted to it."""
         ordered = sorted(points)
         heights = accumulate((y for _, y in ordered), max)
         return cls.through((x, y) for (x, _), y in zip(ordered, heights, strict=True))

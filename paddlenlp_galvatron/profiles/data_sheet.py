@@ -190,7 +190,7 @@ class DataSheet(BaseModel):
         return stacks
 
     def with_stack(self, stack: Stack | None) -> DataSheet:
-        """The same node under other software; None: the sheet's own."""
+        """The sheet of the same node under other software; None: the sheet's own."""
         if stack in (None, self.stack):
             return self
         return self.model_copy(update={"stack": stack, "launch": LAUNCH[stack], **self.stacks.get(stack, {})})
@@ -257,7 +257,7 @@ def _shipped(name: str) -> Path:
 
 
 def _plain(name: str) -> str:
-    """Without capitals, and what stands between letters and digits."""
+    """The name without capitals and punctuation."""
     return re.sub(r"[\W_]", "", name.casefold().removeprefix("nvidia ").removeprefix("geforce "))
 
 

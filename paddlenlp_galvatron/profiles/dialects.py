@@ -61,7 +61,7 @@ class Entries:
 
 
 class _Lengths:
-    """Which sequence lengths, one a layer type, a key means: a number, a list, or nothing (Galvatron 1)."""
+    """The sequence lengths, one a layer type, that a key means: a number, a list, or nothing (Galvatron 1)."""
 
     def __init__(self, path: str, seqs: Sequence[int], note: Note):
         self._path, self._note = path, note

@@ -109,7 +109,7 @@ class ProfileFile:
         return [path for path, sha256 in before.items() if _digest_if_there(path) not in (None, sha256)]
 
     def summary(self) -> dict[str, Any]:
-        """As it stands in a plan's file."""
+        """The entry in a plan's file."""
         known = self.fingerprint.model_dump(exclude_none=True)
         return {"path": self.path, "sha256": self.sha256} | ({"fingerprint": known} if known else {})
 

@@ -52,7 +52,7 @@ class LayerMemory:
 
     @classmethod
     def of_entry(cls, parameter_mib: float, by_degree: Mapping[int | None, float]) -> LayerMemory:
-        """From a file's entry; under None: activations with recompute."""
+        """Read a file's entry; under None: activations with recompute."""
         activation_mib = {tp: mib for tp, mib in by_degree.items() if tp is not None}
         return cls(parameter_mib, activation_mib, by_degree.get(None))
 

@@ -76,7 +76,7 @@ def collective_ms(
 
 
 def _rings(kind: Collective, ranks: int, nodes: int, mib: float) -> Iterator[tuple[float, float, float]]:
-    """(latency in us, bytes sent for each of the message, share of the bandwidth) of each protocol."""
+    """Rings of each protocol: (latency in us, bytes sent for each of the message, share of the bandwidth)."""
     rounds = 2 if kind is Collective.ALL_REDUCE else 1
     across = rounds * (nodes - 1)
     inside = rounds * (ranks - 1) - across
@@ -90,7 +90,7 @@ def _rings(kind: Collective, ranks: int, nodes: int, mib: float) -> Iterator[tup
 
 
 def _trees(ranks: int, nodes: int) -> Iterator[tuple[float, float, float]]:
-    """The same of two trees, each with half of an all-reduce's message, up and down."""
+    """Trees of each protocol, as `_rings`: two, each with half of an all-reduce's message, up and down."""
     depth, chain = log2(nodes), ranks / nodes - 1
     for protocol in Protocol:
         us = TREE_START_US[protocol] + 2 * (

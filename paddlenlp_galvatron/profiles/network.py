@@ -122,7 +122,7 @@ class Network:
 
     @cached_property
     def _bandwidths(self) -> tuple[dict[Place, float], dict[Place, float]]:
-        """Those that were measured, in MiB/ms: inside a node, and across nodes."""
+        """Measured bandwidths in MiB/ms: inside a node, and across nodes."""
         known = {self.measured_place(*key): bandwidth for key, bandwidth in self.profile.allreduce_mib_per_ms.items()}
         inside = {place: bandwidth for place, bandwidth in known.items() if place.nodes == 1}
         return inside, {place: bandwidth for place, bandwidth in known.items() if place.nodes > 1}

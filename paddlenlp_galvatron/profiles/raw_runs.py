@@ -122,7 +122,7 @@ def _runs(content: Mapping[str, Any], dialect: Dialect) -> Iterator[_Run]:
 
 
 def _ends(rank: str, world_size: int) -> list[str]:
-    """Which end of the pipeline a rank stands for."""
+    """The end of the pipeline that a rank stands for."""
     names = {"rank0": "first", f"rank{world_size - 1}": "last"} if world_size > 1 else {}
     return ["first", "last"] if rank == "rank0" and world_size == 1 else [names.get(rank, rank)]
 

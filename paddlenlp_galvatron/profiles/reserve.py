@@ -21,7 +21,7 @@ class ReservePart(NamedTuple):
     source: str
 
     def measured(self, mib: float | None) -> ReservePart:
-        """The same, of `mib` where a profile measured it."""
+        """The part with `mib` where a profile measured it."""
         return self if mib is None else self._replace(mib=mib, source="measured: profiles")
 
     def times(self, count: int) -> ReservePart:
@@ -86,7 +86,7 @@ class Reserve:
         return self.working if self.allocator else None
 
     def having(self, communicators: int) -> Reserve:
-        """The same with as many communicators as a plan has."""
+        """The reserve with as many communicators as a plan has."""
         counted = self.communicator.times(communicators)
         return replace(self, parts=tuple(counted if part.name == counted.name else part for part in self.parts))
 

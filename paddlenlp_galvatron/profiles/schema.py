@@ -60,7 +60,7 @@ class Values(Protocol[T_co]):
         """The value at a place. Raises UserError."""
 
     def write(self, value: Any) -> Any:
-        """The same for a file."""
+        """Convert a value for a file."""
 
 
 @dataclass(frozen=True)

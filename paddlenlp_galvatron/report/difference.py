@@ -106,7 +106,7 @@ def _memory_mib(facts: PlanFacts) -> dict[str, float]:
 
 
 def summary(a: Plan, b: Plan, facts: tuple[PlanFacts, PlanFacts] | None) -> dict[str, Any]:
-    """The same for programs."""
+    """The difference as JSON values."""
     return {
         "fields": {name: list(pair) for name, pair in differing_fields(a, b).items()},
         "layers": [

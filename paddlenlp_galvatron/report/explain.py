@@ -107,7 +107,7 @@ def binding(explanation: Explanation) -> list[str]:
 
 
 def summary(explanation: Explanation) -> dict[str, Any]:
-    """The same for programs: times of stages in ms, of steps in s, memory in MiB."""
+    """The explanation as JSON values: times of stages in ms, of steps in s, memory in MiB."""
     plan, prediction = explanation.plan, explanation.prediction
     best = explanation.searched.best
     return {

@@ -29,7 +29,7 @@ MARGIN = 0.9  # of a budget that is known to be too large: the next budget
 
 
 def of_plan(plan: Plan, records: Iterable[Record]) -> list[Record]:
-    """Those lines of a log that this plan wrote: a run may have gone on under one plan after the other."""
+    """The lines of a log that this plan wrote: a run may have continued under other plans."""
     own = plan_id(plan)
     return [record for record in records if record.get("plan") == own]
 
@@ -74,7 +74,7 @@ class MeasuredLoad(NamedTuple):
 
 
 def measured_load(records: Log) -> MeasuredLoad | None:
-    """None: no experts on other ranks."""
+    """The measured load of experts; None: no experts on other ranks."""
     logged = [record for record in records if "moe_imbalance" in record]
     if not logged:
         return None

@@ -177,7 +177,7 @@ class Line:
 
 
 def _chart(name: str, x: list[float], *lines: Line, from_zero: bool = False) -> str:
-    """As page.js draws it; the y axis spans the values, or begins at zero."""
+    """A chart's data for page.js; the y axis spans the values, or begins at zero."""
     series = [asdict(line) for line in lines]
     return json.dumps({"x": {"name": name, "values": x}, "series": series, "zero": from_zero})
 

@@ -35,7 +35,7 @@ def printed(of: Scaled) -> Iterator[str | Table]:
 
 
 def summary(of: Scaled) -> dict[str, Any]:
-    """The same for programs: time in s, memory in MiB, before and after."""
+    """The table as JSON values: time in s, memory in MiB, before and after."""
     facts = of.facts or ()
     return {
         "changes": [asdict(change) for change in of.changes],

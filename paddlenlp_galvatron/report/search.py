@@ -68,7 +68,7 @@ def layer_wise(result: SearchResult) -> Iterator[str]:
 
 
 def layer_wise_summary(result: SearchResult) -> dict[str, Any]:
-    """The same for programs."""
+    """Layer-wise gains as JSON values."""
     uniform = result.uniform
     return {
         "fastest": _simplicity(result.fastest) if result.fastest else None,
@@ -87,7 +87,7 @@ def _seconds(one: Candidate) -> str:
 
 
 def summary(result: SearchResult, budget_mib: float, reserve_mib: float) -> dict[str, Any]:
-    """The same for programs: times in s (of stages in ms), memory in MiB."""
+    """The answer as JSON values: times in s (of stages in ms), memory in MiB."""
     counts = sorted(Counter(result.outcomes.values()).items())
     common = {
         "feasible": result.best is not None,

@@ -86,7 +86,7 @@ def hidden_rows(chunks: Chunks, length: int) -> Any:
 
 
 class Documents:
-    """Which of a sample's `length` tokens this rank's rows of attention see. Made before the first step."""
+    """The positions that each row of this rank's attention sees in its document. Made before the first step."""
 
     def __init__(self, chunks: Chunks | None, length: int, fused: bool):
         """`chunks`: the rank's tokens of each sample; None: all of it."""

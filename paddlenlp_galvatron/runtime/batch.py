@@ -31,7 +31,7 @@ def samples_of(batch: Batch) -> Samples:
 
 
 def documents_of(ends: Tokens) -> Tokens:
-    """For each token of rows [rows, S] which document of its row it is of, from 0."""
+    """The document of each token in its row [rows, S], from 0."""
     begins = np.zeros_like(ends)
     begins[:, 1:] = ends[:, 1:] != ends[:, :-1]
     return begins.cumsum(axis=1)

@@ -86,7 +86,7 @@ def oldest() -> tuple[str, float] | None:
 
 
 def watch(limit_s: float) -> None:
-    """From now on end this process once something has been under way for too long, and say what."""
+    """End this process from now on once an operation has been under way for too long, and name it."""
     threading.Thread(target=_watch, args=(limit_s, device.gpu_number()), daemon=True).start()
 
 

@@ -26,7 +26,7 @@ from .weights import ShardedParameter
 
 
 class VocabularyShard:
-    """Which part of the vocabulary this rank holds."""
+    """The part of the vocabulary that this rank holds."""
 
     def __init__(self, vocab_size: int, place: Placement):
         self.padded = -(-vocab_size // place.tp) * place.tp

@@ -119,7 +119,7 @@ class Mark:
         """Nothing to do: later work is queued behind it."""
 
     def ms_after(self, first: Mark) -> float:
-        """From when the device came to the first one until it came here. It has come to both, which are timed."""
+        """Time from the first mark to this one on the device, which has reached both; they are timed."""
         if self.event is not None:
             return float(first.event.elapsed_time(self.event))
         return (self.since_1970_ns - first.since_1970_ns) / NS_PER_MS

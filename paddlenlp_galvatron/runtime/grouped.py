@@ -80,7 +80,7 @@ def has_kernel(dtype: Any) -> bool:
 
 
 def one_by_one(left: Any, right: Any, counts: Sequence[int], transpose_left: bool, transpose_right: bool) -> Any:
-    """The same by a few calls an expert."""
+    """Grouped products by a few calls an expert."""
     columns = right.shape[-2 if transpose_right else -1]
     shape = (len(counts), left.shape[1]) if transpose_left else (left.shape[0],)
     out, start = paddle.zeros([*shape, columns], left.dtype), 0

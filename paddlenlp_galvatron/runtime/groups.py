@@ -31,7 +31,7 @@ LONGEST = 500  # characters of an error's message that are shown
 
 
 def world_from_environment() -> tuple[int, int]:
-    """(rank, world size) that the launcher gave to this process."""
+    """Returns (rank, world size) that the launcher gave to this process."""
     return int(os.environ.get("PADDLE_TRAINER_ID", "0")), int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
 
 

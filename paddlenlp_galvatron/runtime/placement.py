@@ -125,7 +125,7 @@ class Placement:
         return cast(Crossing.apply(cast(x, self.numbers.stored), op, group), self.numbers.computed)
 
     def gathered(self, point: CommPoint, x: Any) -> Any:
-        """The same, with the tokens of all ranks where they are gathered for products, which need them but once."""
+        """The tokens at a point, of all ranks where they are gathered for products, which need them but once."""
         if not self.gathers(point):
             return self.cross(point, x)
         whole = Crossing.apply(cast(x, self.numbers.stored), Op.GATHER, self._gathers[point])

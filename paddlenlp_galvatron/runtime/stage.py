@@ -153,7 +153,7 @@ class Stage:
 
     @contextmanager
     def evaluating(self, adapters: bool = True) -> Iterator[None]:
-        """Without dropout meanwhile, and without adapters if they are not wanted."""
+        """Switch dropout off meanwhile, and adapters if they are not wanted."""
         self._switch(training=False, adapters=adapters)
         try:
             yield

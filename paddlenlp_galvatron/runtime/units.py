@@ -273,7 +273,7 @@ class ShardedUnit(Unit):
         return [Trainable(master_of(self._shard), pieces, True, self, self.group.nranks, self._replicas)]
 
     def held(self) -> list[tuple[ShardedParameter, Any]]:
-        """Under zero3 the numbers of a weight's slice that lie in this rank's part, flat: maybe none."""
+        """The numbers of a weight's slice that lie in this rank's part under zero3, flat: maybe none."""
         self.published()
         if self._keep_whole:
             return super().held()

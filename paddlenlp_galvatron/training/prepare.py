@@ -39,13 +39,13 @@ TUNING_PATHS = (
 
 
 class PlanOptions(Options):
-    """Which plan. Unset: that of GLOBAL mode's options, or without them the newest in configs/ that fits."""
+    """The plan. Unset: that of GLOBAL mode's options, or without them the newest in configs/ that fits."""
 
     galvatron_config_path: Path | None = Field(None, description="plan file; unset: GLOBAL mode, or the newest plan")
 
 
 class LaunchOptions(Options):
-    """Which processes; of several nodes each starts the same command."""
+    """The processes; each of several nodes starts the same command."""
 
     panel = "Processes and nodes"
 

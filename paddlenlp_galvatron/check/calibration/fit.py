@@ -163,7 +163,7 @@ class Calibration:
         return None
 
     def lines(self) -> Iterator[str]:
-        """For people."""
+        """The fit as lines for people."""
         for number in self.numbers:
             how = "determined by the runs" if number.determined else "kept"
             yield f"{number.name:20s} {number.before:.4g} -> {number.after:.4g}  {how}"
@@ -229,7 +229,7 @@ class _Problem(NamedTuple):
     noise: float = NOISE  # of the runs
 
     def having(self, some: Sequence[int]) -> _Problem:
-        """The same with some of its numbers."""
+        """The fit of some of its numbers."""
         return self._replace(slopes=self.slopes[:, some], deviations=self.deviations[some])
 
     @property
@@ -271,7 +271,7 @@ class _Fit(NamedTuple):
 
 
 def _fitted(runs: Sequence[MeasuredRun], sheet: DataSheet, names: list[str]) -> _Fit:
-    """By Gauss and Newton."""
+    """Fit the numbers `names` by Gauss-Newton steps."""
     known = {name: getattr(sheet, name).value for name in names}
 
     def problem(names: list[str], at: NDArray[np.float64], noise: float) -> _Problem:

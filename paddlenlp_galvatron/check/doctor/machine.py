@@ -30,7 +30,7 @@ class PaddleFacts:
 
 
 class Machine:
-    """This machine."""
+    """Facts about this machine."""
 
     environment: Mapping[str, str] = os.environ
     python: tuple[int, ...] = sys.version_info[:3]
@@ -50,7 +50,7 @@ class Machine:
         return find_spec(name) is not None
 
     def paddle(self) -> PaddleFacts | None:
-        """None: not installed. Raises the error of a failing import."""
+        """Paddle's version and devices; None: not installed. Raises the error of a failing import."""
         if not self.has_module("paddle"):
             return None
         import paddle
@@ -96,7 +96,7 @@ class Machine:
         return socket.gethostname()
 
     def address_of(self, host: str) -> str | None:
-        """None: the name is not known."""
+        """The address of a host; None: the name is not known."""
         try:
             return socket.gethostbyname(host)
         except OSError:

@@ -248,7 +248,7 @@ class Missing(Exception):
 
 
 def third(make: Callable[[Sizes], Case], sizes: Sizes) -> Case:
-    """The same by FlashAttention 3."""
+    """The same case by FlashAttention 3."""
     if device.on_gpu() and not has_flash_attention_3():
         raise Missing("FlashAttention 3 needs a GPU of Hopper's kind and Paddle 3.2")
     kernel, plain, inputs = make(sizes)

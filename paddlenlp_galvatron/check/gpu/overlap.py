@@ -79,8 +79,8 @@ def main() -> None:
 
 
 def products_ms(rank: int, pair: tuple[int, int], groups: Groups) -> dict[str, float]:
-    """On a rank that receives: ms of the products alone, and with a receive posted whose message is sent when they are
-    done."""
+    """Measure on a rank that receives: ms of the products alone, and with a receive posted whose message is sent when
+    they are done."""
     down, up = (groups.get(pair, use) for use in (DOWN, UP))
     numbers = message_mib() * MIB // 4
     message, word = paddle.zeros([numbers]), paddle.zeros([1])

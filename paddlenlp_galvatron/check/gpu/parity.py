@@ -155,8 +155,8 @@ def fused_loss_case(ranks: int, precision: Precision) -> Named:
 
 
 def _as_trained(n: int, assumed: Assumptions, on_gpus: bool) -> Case:
-    """As most models are: with AdamW, Megatron-SP, and a split vocabulary that nothing pads, so that one kernel may
-    compute its loss; from four ranks on in the last stage alone."""
+    """A case like most models: with AdamW, Megatron-SP, and a split vocabulary that nothing pads, so that one kernel
+    may compute its loss; from four ranks on in the last stage alone."""
     half = max(1, n // 2)
     degree, stages = (half, (1, 2)) if n > 2 else (n, (3,))
     low, one = LayerStrategy(half), LayerStrategy()
@@ -209,7 +209,7 @@ def experts_cases(ranks: int) -> Iterator[Named]:
 
 
 def waiting_cases(ranks: int) -> list[Named]:
-    """Those whose memory is looked at: of experts, and of a dense model."""
+    """Cases whose memory is checked: a dense one, and those with experts."""
     stages = 2 if ranks > 1 else 1
     dense = _plan(ranks, (LayerStrategy(),) * 2, Assumptions(), (2 // stages,) * stages, 4)
     return [_named("dense", dense, "llama", 2), *(experts_cases(ranks) if ranks > 1 else ())]

@@ -73,7 +73,7 @@ class Case:
 
     @property
     def preference(self) -> Preference | None:
-        """With the labels of its parts."""
+        """The preference loss of this case; None: it has another loss."""
         if not self.loss:
             return None
         smoothing = 0.1 if self.loss == "sigmoid" else 0.0

@@ -79,7 +79,7 @@ def predicted_ms(plan: Plan, cost: CostModel, stage: int, step_ms: float) -> dic
 
 
 def busy_ms(terms: Mapping[str, float]) -> float:
-    """Without waiting and being idle."""
+    """Time without waiting and being idle."""
     return sum(terms[name] for name in BUSY)
 
 

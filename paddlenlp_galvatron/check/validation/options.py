@@ -91,7 +91,7 @@ class ValidateOptions(Options):
 
     @property
     def adapter_rank(self) -> int | None:
-        """None: all weights learn."""
+        """Rank of the adapters; None: all weights learn."""
         return (self.lora_rank or RANK) if self.task == "lora" else None
 
     @property

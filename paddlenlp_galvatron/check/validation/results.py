@@ -47,7 +47,7 @@ def _again(layer: LayerStrategy) -> str:
 
 
 def accuracy_tables(accuracy: Accuracy) -> Iterator[str | Table]:
-    """To be printed one below the other."""
+    """Tables to print one below the other."""
     for shown in _plans(accuracy):
         yield shown
         yield ""

@@ -46,7 +46,7 @@ class Work(BaseModel):
 
 
 def visit_of(plan: Plan, number: int) -> str:
-    """Its name in the journal."""
+    """A visit's name in the journal."""
     return f"{key_of(plan)} {number}"
 
 

@@ -297,7 +297,7 @@ def best_step(run: Path) -> int | None:
 
 
 class Best:
-    """Which checkpoint of a run was best, of those that were evaluated; kept next to them."""
+    """The best checkpoint of a run, of those that were evaluated; recorded next to them."""
 
     def __init__(self, run: Path, metric: str, greater: bool, begins_at: int):
         """A best one behind the step at which a run begins is of a run that it goes back behind."""

@@ -47,7 +47,7 @@ HEADLESS = "saved without a language model's class; load it by AutoModelForCausa
 
 
 def tensor_files(folder: Path) -> dict[str, Path]:
-    """Which file has which tensor. Raises UserError: there is none, or an index says otherwise than its files."""
+    """The file of each tensor. Raises UserError: there is none, or an index says otherwise than its files."""
     config = read_json(folder / CONFIG)
     if isinstance(config, dict) and (other := config.get("transformers_weights")) is not None:
         raise UserError(f"{folder / CONFIG}: transformers_weights names {other!r}; {SINGLE} or {SHARDS} alone is read")

@@ -324,8 +324,8 @@ class PairEncoder(Encoder):
         ]
 
     def _fitted(self, prompts: list[Tokens], answers: list[Tokens]) -> tuple[list[Tokens], list[Tokens]]:
-        """By PaddleNLP's rule: the prompt loses its beginning; if that is not enough, answers their ends, in proportion
-        to their lengths."""
+        """Truncate by PaddleNLP's rule: the prompt loses its beginning; if that is not enough, answers their ends, in
+        proportion to their lengths."""
         most = max(min(self.src_length, self.length // PROMPT_SHARE), 1)
         prompts = [prompt[-most:] for prompt in prompts]
         room = self._room - sum(map(len, prompts))

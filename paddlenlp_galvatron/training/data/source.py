@@ -102,7 +102,7 @@ class InPasses(BatchSource):
         )
 
     def index(self, number: int) -> int:
-        """Which sample of the data has a number in the order of passes."""
+        """The sample of the data that has a number in the order of passes."""
         passed, place = divmod(number, self.samples)
         return int(self._order(passed)[place]) if self._shuffle else place
 
@@ -148,7 +148,7 @@ class TrainingData(BatchSource):
         shares: str = "949,50,1",
         vocab_size: int | None = None,
     ):
-        """With `vocab_size`, a batch that holds a token beyond it is refused. Raises UserError."""
+        """Open the data. With `vocab_size`, a batch that holds a token beyond it is refused. Raises UserError."""
         parts = parse_data(str(data))
         self._sets = [DataSet(part.path, seq_length, seed, split, shares) for part in parts]
         self._weights = _shares([part.weight for part in parts])
@@ -233,7 +233,7 @@ def parse_data(data: str) -> list[BlendPart]:
 
 
 class _Order(NamedTuple):
-    """Which data set each sample of a blend is of, and its number there."""
+    """The data set of each sample of a blend, and its number there."""
 
     sets: NDArray[np.int16]
     samples: NDArray[np.int64]

@@ -85,7 +85,7 @@ def encode(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
 
 
 def encodings(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Encoding]:
-    """As `encode`, with the characters that each token stands for. Raises UserError."""
+    """Encode texts, with the characters that each token stands for. Raises UserError."""
     global _has_threads
     _has_threads = True
     around = tokenizer.post_processor
@@ -119,7 +119,7 @@ def encode_limited(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]
 
 
 def _limits(size_bytes: int) -> tuple[int, float]:
-    """(MiB, s) that no valid input of `size_bytes` exceeds."""
+    """Limits (MiB, s) that no valid input of `size_bytes` exceeds."""
     return LEAST_MIB + MEMORY_PER_BYTE * size_bytes // MIB, LEAST_S + size_bytes / SLOWEST_BYTES_S
 
 

@@ -256,7 +256,7 @@ class TuningData(InPasses):
         return Samples(ids, labels, ends if self.packed else None, pairs if self._pairs else None)
 
     def place_in_reference(self, row: int) -> slice:
-        """Which of `reference` are of a row of the data."""
+        """The entries of `reference` that belong to a row of the data."""
         first, count, _ = np.asarray(self._rows[row : row + 1])[0].tolist()
         return slice(first, first + count)
 

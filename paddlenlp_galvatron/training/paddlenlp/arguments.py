@@ -114,7 +114,7 @@ def settings_for(model: Any, arguments: Any, sample_length: int | None) -> Train
 
 
 def _noted(run: Prepared, notes: Sequence[str]) -> TrainSettings:
-    """Its settings; rank 0 logs arguments without effect and those that the plan decides."""
+    """The run's settings; rank 0 logs arguments without effect and those that the plan decides."""
     for note in (*notes, *run.notes) if dist.get_rank() == 0 else ():
         logger.warning(note)
     return run.settings

@@ -54,7 +54,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         callbacks: Sequence[TrainerCallback | type[TrainerCallback]] | None = None,
         **others: Any,
     ):
-        """As PaddleNLP's Trainer is made, by the same keywords.
+        """Takes the keywords of PaddleNLP's Trainer.
 
         `model`: a preset's name, a Hugging Face directory, a config.json or PaddleNLP's config; or, without `args`,
         the settings of a whole run. `args`: GalvatronTrainingArguments, which name the plan. `train_dataset`:
