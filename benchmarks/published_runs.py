@@ -59,7 +59,7 @@ def figures(run: MeasuredRun, sheet: DataSheet) -> dict[str, Any]:
         "reserved_gib": run.reserved_mib and run.reserved_mib / GIB_MIB,
         "predicted_reserved_gib": guess.reserved_mib / GIB_MIB,
         "bound_gib": guess.bound_mib / GIB_MIB,
-        "card_gib": sheet.memory.value,
+        "gpu_gib": sheet.memory.value,
     }
 
 
@@ -71,7 +71,7 @@ def recompute(run: MeasuredRun) -> str:
 def errors(rows: Sequence[dict[str, Any]]) -> dict[str, float | int | None]:
     steps = [abs(row["step_error"]) for row in rows]
     memory = [abs(row["allocated_error"]) for row in rows if row["allocated_error"] is not None]
-    with_room = [row for row in rows if row["reserved_gib"] and row["reserved_gib"] < ROOM * row["card_gib"]]
+    with_room = [row for row in rows if row["reserved_gib"] and row["reserved_gib"] < ROOM * row["gpu_gib"]]
     below = [row for row in with_room if row["reserved_gib"] > row["bound_gib"]]
     return {
         "step_mean": fmean(steps) if steps else None,

@@ -1,4 +1,4 @@
-"""`galvatron fit`: how many cards a model needs for a task, and how fast each number of cards is. Runs nothing."""
+"""`galvatron fit`: how many GPUs a model needs for a task, and how fast each number of GPUs is. Runs nothing."""
 
 from __future__ import annotations
 

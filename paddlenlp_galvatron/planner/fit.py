@@ -1,4 +1,4 @@
-"""How many cards a training task needs, and how fast each number of cards is: one search a number, offline."""
+"""How many GPUs a training task needs, and how fast each number of GPUs is: one search a number, offline."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from .result import Candidate, Need
 TOKENS = 1e9  # for days, where nobody says how many
 DEVICE = "h100-80gb"  # where neither the user nor a profile names one
 NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # numbers of nodes that are tried
-FURTHER = 3  # numbers of cards shown beyond the least that fits
+FURTHER = 3  # numbers of GPUs shown beyond the least that fits
 MORE_GIB = 8.0
 _ALLREDUCE = r"allreduce_bandwidth_([1-9]\d{0,4})nodes_([1-9]\d{0,4})gpus_per_node\.json"
-MOST_NUMBERS = 32  # of cards in one table
+MOST_NUMBERS = 32  # of GPUs in one table
 
 
 def _numbers(value: object) -> object:
@@ -50,7 +50,7 @@ def _names(value: object) -> object:
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(_names), Field(min_length=1, max_length=MOST_NUMBERS)]
-Cards = Annotated[tuple[Ranks, ...], BeforeValidator(_numbers), Field(min_length=1, max_length=MOST_NUMBERS)]
+GpuCounts = Annotated[tuple[Ranks, ...], BeforeValidator(_numbers), Field(min_length=1, max_length=MOST_NUMBERS)]
 
 
 BF16 = "its times are those of bf16; others: galvatron search --mixed_precision"
@@ -61,7 +61,7 @@ class FitOptions(TaskOptions, JobOptions):
     """The model, task and device."""
 
     model_size: str = Field(description="a preset's name, a config.json, or its folder")
-    gpus: Cards | None = Field(
+    gpus: GpuCounts | None = Field(
         None, description="numbers of GPUs, such as 8,16,32; unset: from the smallest number that fits upwards"
     )
     device: Names | None = Field(
@@ -98,16 +98,16 @@ class FitOptions(TaskOptions, JobOptions):
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The answer for one number of cards."""
+    """The answer for one number of GPUs."""
 
     device: Device
     gpus: int
     best: Candidate | None  # the fastest plan within the bound
     held: Need | None  # by its plan, or by the one that needs least where none fits; None: no plan at all
     reserve: Reserve
-    card_gib: float
+    gpu_gib: float
     question: Question
-    with_more: float | None  # samples/s with MORE_GIB more on each card; None: still nothing fits
+    with_more: float | None  # samples/s with MORE_GIB more on each GPU; None: still nothing fits
     hopeful: bool = False  # nothing fits by its bound, but something by its tensors
 
     @property
@@ -127,7 +127,7 @@ class Fit:
 
 
 def hints_of(found: Sequence[Fit], options: FitOptions) -> list[Hint]:
-    """Options with which the first number of cards that fits, or the last that does not, is faster; more cards only
+    """Options with which the first number of GPUs that fits, or the last that does not, is faster; more GPUs only
     where one number was requested, as rows show the others. None for several devices."""
     if len({one.device for one in found}) > 1:
         return []
@@ -137,31 +137,31 @@ def hints_of(found: Sequence[Fit], options: FitOptions) -> list[Hint]:
 
 
 @dataclass(frozen=True)
-class _Cards:
-    """Cards of a kind, with the prices of the model on them."""
+class _Kind:
+    """GPUs of a kind, with the prices of the model on them."""
 
     device: Device
     per_node: int
-    model_on: Callable[[int, int], CostModel]  # nodes, cards of each -> prices
+    model_on: Callable[[int, int], CostModel]  # nodes, GPUs of each -> prices
     sheet: str | None = None  # name of their data sheet; None: prices are measured
 
 
 def fit(shape: ModelShape, options: FitOptions, note: Note = no_note, watch: Watch | None = None) -> list[Fit]:
-    """A row a device and number of cards: those requested, or from the least that fits; `options` are settled for the
+    """A row a device and number of GPUs: those requested, or from the least that fits; `options` are settled for the
     shape.
 
     `note` is called with the assumptions about profiles and about a budget beyond the device's memory, `watch` with
     how far each search is. Raises UserError for a number that is no whole number of nodes, or that the profiles lack.
     """
     found: list[Fit] = []
-    for cards in _kinds(shape, options, note):
-        gib = budget_gib(options.memory_constraint, cards.device, note)
-        row = _Row(shape, cards, options, gib, watch)
+    for kind in _kinds(shape, options, note):
+        gib = budget_gib(options.memory_constraint, kind.device, note)
+        row = _Row(shape, kind, options, gib, watch)
         found += [row(gpus) for gpus in sorted(set(options.gpus))] if options.gpus else _from_the_least(row)
     return found
 
 
-def _kinds(shape: ModelShape, options: FitOptions, note: Note) -> Iterator[_Cards]:
+def _kinds(shape: ModelShape, options: FitOptions, note: Note) -> Iterator[_Kind]:
     """The devices that are named, else that of the profiles. Raises UserError."""
     if options.profiles:
         if options.device:
@@ -171,16 +171,16 @@ def _kinds(shape: ModelShape, options: FitOptions, note: Note) -> Iterator[_Card
     for name in options.device or (DEVICE,):
         sheet = load_data_sheet(name)
         model_on = partial(derive, shape, sheet, assumed=_assumed(options), options=options.priced)
-        yield _Cards(Device.of(sheet), sheet.gpus_per_node, model_on, name)
+        yield _Kind(Device.of(sheet), sheet.gpus_per_node, model_on, name)
 
 
 def _from_the_least(row: _Row) -> Iterator[Fit]:
     """Rows from the last number that does not fit to some beyond the first that does."""
-    per_node = row.cards.per_node
+    per_node = row.kind.per_node
     inside = [number for number in (1, 2, 4, 8, 16, 32) if number < per_node and per_node % number == 0]
     fitting, failed = 0, None
     for gpus in [*inside, *(nodes * per_node for nodes in NODES)]:
-        if gpus < row.least_cards:
+        if gpus < row.least_gpus:
             continue
         found = row(gpus)
         if found.best is None and not fitting:
@@ -199,43 +199,43 @@ def _from_the_least(row: _Row) -> Iterator[Fit]:
 
 @dataclass(frozen=True)
 class _Row:
-    """The search on one number of cards."""
+    """The search on one number of GPUs."""
 
     shape: ModelShape
-    cards: _Cards
+    kind: _Kind
     options: FitOptions
-    card_gib: float
+    gpu_gib: float
     watch: Watch | None
 
     @property
-    def least_cards(self) -> float:
+    def least_gpus(self) -> float:
         """Least number of GPUs over which split weights and optimizer states fit."""
-        cost = self.cards.model_on(1, 1)
+        cost = self.kind.model_on(1, 1)
         states = cost.state_bytes.weight + (0 if cost.options.task.frozen else cost.state_bytes.optimizer)
-        return self.shape.parameters * states / GIB / self.card_gib
+        return self.shape.parameters * states / GIB / self.gpu_gib
 
     def __call__(self, gpus: int) -> Fit:
-        per_node = self.cards.per_node
-        nodes, cards = divmod(gpus, per_node)
-        if nodes and cards:
+        per_node = self.kind.per_node
+        nodes, rest = divmod(gpus, per_node)
+        if nodes and rest:
             raise UserError(
                 f"gpus: {gpus} are no whole number of nodes of {per_node} GPUs; give a multiple of {per_node}, or fewer"
             )
-        cost = self.cards.model_on(max(nodes, 1), cards or per_node)
+        cost = self.kind.model_on(max(nodes, 1), rest or per_node)
         reserve = cost.profiles.reserve
         cost = cost.reserving(0.0, reserve.freed)
-        question = self._question(cost, reserve, self.card_gib)
+        question = self._question(cost, reserve, self.gpu_gib)
         now = question.search(watch=self.watch)
-        more = self._question(cost, reserve, self.card_gib + MORE_GIB).search(watch=self.watch)
+        more = self._question(cost, reserve, self.gpu_gib + MORE_GIB).search(watch=self.watch)
         with_more = more.best.samples_per_s if more.best else None
         held = Need.of(now.best.plan, cost) if now.best else now.need
         held = held and held.on(reserve)
         tensors_alone = Reserve(reserve.parts)
         hopeful = (
             now.best is None
-            and self._question(cost, tensors_alone, self.card_gib).search(compared=False).best is not None
+            and self._question(cost, tensors_alone, self.gpu_gib).search(compared=False).best is not None
         )
-        return Fit(self.cards.device, gpus, now.best, held, reserve, self.card_gib, question, with_more, hopeful)
+        return Fit(self.kind.device, gpus, now.best, held, reserve, self.gpu_gib, question, with_more, hopeful)
 
     def _question(self, cost: CostModel, reserve: Reserve, gib: float) -> Question:
         context_mib = reserve.context_mib(gib * GIB_MIB)
@@ -251,14 +251,14 @@ class _Row:
             settle_bsz=self.options.global_train_batch_size,
             seq_length=self.options.seq_length,
             max_cp_deg=self.options.max_cp_deg,
-            device=self.cards.sheet,
+            device=self.kind.sheet,
         )
         asked = {"model_size": self.options.model_size, "seq_length": options.seq_length}
         model = Model(cost.given, self.options.tokens_of_a_sample)
         return Question(model, options, cost.reserving(context_mib, reserve.freed), reserve, asked)
 
 
-def _measured(shape: ModelShape, options: FitOptions, folder: Path, note: Note) -> _Cards:
+def _measured(shape: ModelShape, options: FitOptions, folder: Path, note: Note) -> _Kind:
     """Prices from a folder of profiles, whose cluster may be another: the costs of its groups give those of others."""
     clusters = sorted(
         (int(match[1]) * int(match[2]), (int(match[1]), int(match[2])))
@@ -274,8 +274,8 @@ def _measured(shape: ModelShape, options: FitOptions, folder: Path, note: Note) 
     largest = clusters[-1][1]
     device = device_of(*(meta for at in known if (meta := read_profile(folder / allreduce_name(*at))[1])))
 
-    def model_on(nodes: int, cards: int) -> CostModel:
-        cluster = (nodes, cards) if (nodes, cards) in known else largest
+    def model_on(nodes: int, gpus: int) -> CostModel:
+        cluster = (nodes, gpus) if (nodes, gpus) in known else largest
 
         def there(name: str) -> Path | None:
             return folder / name if (folder / name).exists() else None
@@ -283,7 +283,7 @@ def _measured(shape: ModelShape, options: FitOptions, folder: Path, note: Note) 
         return load(
             shape,
             nodes,
-            cards,
+            gpus,
             _assumed(options),
             folder=folder,
             allreduce_bandwidth_config_path=there(allreduce_name(*cluster)),
@@ -293,7 +293,7 @@ def _measured(shape: ModelShape, options: FitOptions, folder: Path, note: Note) 
             note=note,
         )
 
-    return _Cards(device, device.gpus_per_node or largest[1], model_on)
+    return _Kind(device, device.gpus_per_node or largest[1], model_on)
 
 
 def _assumed(options: FitOptions) -> Assumptions:

@@ -57,12 +57,12 @@ COMMUNICATOR = ReservePart("communicators", COMMUNICATOR_MIB, "each with NCCL's 
 COMMUNICATORS = 9
 # The allocator's memory besides tensors, where no profile measured it: a share of all of them, and of working memory,
 # whose freed blocks fit no other tensor. These two are the least that cover PaddleFleet's 24 runs of Qwen3-8B on H800
-# that left a tenth of the card free (a linear program over predicted and reserved memory). It reserved 3 % more
-# than the tensors at the median, 7.2 % at most; in the run that filled its card 15 %, as an allocator takes more where
+# that left a tenth of the GPU free (a linear program over predicted and reserved memory). It reserved 3 % more
+# than the tensors at the median, 7.2 % at most; in the run that filled its GPU 15 %, as an allocator takes more where
 # there is more.
 ALLOCATOR, WORKING = 0.0263, 0.806
 MEAN_ALLOCATOR, MOST_ALLOCATOR, FULL_ALLOCATOR = 0.03, 0.072, 0.15
-FULL = 0.75  # of a card, by tensors: from here on it counts as filled
+FULL = 0.75  # of a GPU, by tensors: from here on it counts as filled
 
 
 @dataclass(frozen=True, slots=True)

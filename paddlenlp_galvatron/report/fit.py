@@ -1,4 +1,4 @@
-"""The answer of `galvatron fit`: a table with a row for each number of cards, and JSON."""
+"""The answer of `galvatron fit`: a table with a row for each number of GPUs, and JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .search import hint_line
 
 
 def rows(found: Sequence[Fit], shape: ModelShape, options: FitOptions) -> list[dict[str, Any]]:
-    """A row a number of cards, for programs."""
+    """A row a number of GPUs, for programs."""
     return [_row(one, later, shape, options) for one, later in zip(found, [*found[1:], None], strict=True)]
 
 
@@ -60,7 +60,7 @@ def _row(one: Fit, following: Fit | None, shape: ModelShape, options: FitOptions
         **asdict(job),
         "memory_estimate_gib": one.tensors_mib / GIB_MIB,
         "memory_bound_gib": one.bound_mib / GIB_MIB,
-        "memory_gib": one.card_gib,
+        "memory_gib": one.gpu_gib,
         "binds": one.held.binds if one.held else "no strategy splits batch, heads and GPUs evenly",
         "plan": plan_to_dict(one.best.plan) if one.best else None,
         "next_gpus": following.gpus if following else None,
@@ -76,9 +76,7 @@ def explain(
     """Tables and lines, to be printed one below the other."""
     adapters = f", adapters of rank {options.trained.adapter_rank}" if options.trained.frozen else ""
     devices = {one.device: [other for other in found if other.device == one.device] for one in found}
-    kinds = "; ".join(
-        f"{device.name or 'a device'}, {own[0].card_gib:.4g} GiB a GPU" for device, own in devices.items()
-    )
+    kinds = "; ".join(f"{device.name or 'a device'}, {own[0].gpu_gib:.4g} GiB a GPU" for device, own in devices.items())
     tokens = f"{options.num_train_epochs:g} x " * (options.num_train_epochs != 1) + f"{options.tokens or TOKENS:.4g}"
     yield (
         f"{shape.name}, {options.task}{adapters}: {options.global_train_batch_size} samples of {options.seq_length} "
@@ -111,7 +109,7 @@ def explain(
         name = f"{own[0].device.name}: " * several
         if own[0].held and not own[0].best and any(one.best for one in own):
             yield f"{name}{own[0].gpus} GPUs: {own[0].held}"
-        if parts := own[-1].reserve.parts_on(own[-1].card_gib * GIB_MIB):
+        if parts := own[-1].reserve.parts_on(own[-1].gpu_gib * GIB_MIB):
             amounts = ", ".join(f"{part.name} {part.mib / GIB_MIB:.2f}" for part in parts)
             yield f"{name}bound: estimate of tensors + {amounts} GiB on a full GPU"
     if working := max(one.reserve.working for one in found):

@@ -1,4 +1,4 @@
-"""Rows of `fit`: least cards, bound within the card, tasks that take less or more."""
+"""Rows of `fit`: least GPUs, bound within the GPU, tasks that take less or more."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_rows_begin_at_the_least_number_that_fits_and_are_within_the_bound():
     assert [row.best is not None for row in found] == [False, True, True, True, True] or all(row.best for row in found)
     for row in found:
         assert row.tensors_mib < row.bound_mib
-        assert (row.best is not None) == (row.bound_mib <= row.card_gib * 1024 * (1 + 1e-9)), row.gpus
+        assert (row.best is not None) == (row.bound_mib <= row.gpu_gib * 1024 * (1 + 1e-9)), row.gpus
     speeds = [row.best.samples_per_s for row in found if row.best]
     assert speeds == sorted(speeds) and len(speeds) > 2
     assert all(row.with_more >= row.best.samples_per_s for row in found if row.best and row.with_more)
@@ -58,7 +58,7 @@ def test_rows_begin_at_the_least_number_that_fits_and_are_within_the_bound():
 def test_a_number_below_the_least_does_not_fit():
     least = next(row.gpus for row in fitted() if row.best)
     (below,) = fitted(gpus=least // 2)
-    assert below.best is None and below.held and below.bound_mib > below.card_gib * 1024
+    assert below.best is None and below.held and below.bound_mib > below.gpu_gib * 1024
 
 
 def test_adapters_need_fewer_cards_than_all_weights_and_a_reference_is_a_table():
@@ -125,17 +125,17 @@ def test_a_thousand_cards_are_answered():
     shape = load_model("llama3-405b")
     options = FitOptions.from_mapping({"model_size": "llama3-405b", "gpus": "512,1024"})
     rows = fit(shape, options.of(shape))
-    assert all(row.best and row.bound_mib <= row.card_gib * 1024 * (1 + 1e-9) for row in rows)
+    assert all(row.best and row.bound_mib <= row.gpu_gib * 1024 * (1 + 1e-9) for row in rows)
 
 
 def test_several_devices_stand_in_one_answer_each_with_its_own_memory():
     found = fitted(device="h100,a100-40gb", gpus="4,8")
-    assert [(row.device.name, row.gpus, row.card_gib) for row in found] == [
+    assert [(row.device.name, row.gpus, row.gpu_gib) for row in found] == [
         *(("NVIDIA H100-SXM5-80GB", gpus, 79.1) for gpus in (4, 8)),
         *(("NVIDIA A100-SXM4-40GB", gpus, 39.4) for gpus in (4, 8)),
     ]
     for row in found:
-        [alone] = fitted(device=row.device.name if row.card_gib < 79 else "h100", gpus=row.gpus)
+        [alone] = fitted(device=row.device.name if row.gpu_gib < 79 else "h100", gpus=row.gpus)
         assert alone.best and row.best and alone.best.time_s == row.best.time_s
     with pytest.raises(UserError, match="profiles say which one it is"):
         fitted(device="h100,h20", profiles="somewhere")

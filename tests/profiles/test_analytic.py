@@ -282,7 +282,7 @@ def test_a_shipped_sheet_is_known_by_every_spelling_of_its_name(reported, name):
 
 
 def test_a_device_is_known_by_its_drivers_full_name_alone():
-    """Other cards whose names share words with one: other memory, links or clocks."""
+    """Other GPUs whose names share words with one: other memory, links or clocks."""
     known = {"NVIDIA A100-SXM4-40GB": 39.4, "A100-SXM4-80GB": 79.3, "NVIDIA H100 80GB HBM3": 79.1, "NVIDIA H20": 95.0}
     assert {name: Device.named(name).memory_gib for name in known} == known
     for other in ("NVIDIA A100-PCIE-40GB", "NVIDIA A100 80GB PCIe", "NVIDIA H100 PCIe", "NVIDIA H100 NVL"):

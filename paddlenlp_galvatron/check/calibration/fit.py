@@ -44,7 +44,7 @@ SHARES = tuple(name for name in EXPECTED if name.endswith("efficiency"))  # of a
 NOISE, LITTLE_NOISE, EXACTLY = 0.08, 0.01, 0.2
 FREES = 0.9  # a number is free if the runs are off by less than this share of before, each predicted from the others
 STEPS, STEP = 12, 1e-3  # of Gauss and Newton, and of the logarithm for slopes
-ROOM = 0.9  # of a card: an allocator that held more may have taken it because it was there
+ROOM = 0.9  # of a GPU: an allocator that held more may have taken it because it was there
 LONGEST = 300  # characters of a source
 LARGEST_MOVE = 1.0  # of a logarithm in one step: far from the solution slopes mislead
 
@@ -81,7 +81,7 @@ class Expected(NamedTuple):
     step_s: float
     allocated_mib: float
     reserved_mib: float
-    bound_mib: float  # the most of `reserved_mib`, unless the card is full
+    bound_mib: float  # the most of `reserved_mib`, unless the GPU is full
 
 
 def cost_of(run: MeasuredRun, sheet: DataSheet) -> CostModel:
@@ -305,13 +305,13 @@ def _fitted(runs: Sequence[MeasuredRun], sheet: DataSheet, names: list[str]) -> 
     return _Fit(dict(zip(names, np.exp(at).tolist(), strict=True)), apart)
 
 
-def _allocator(runs: Sequence[MeasuredRun], card_mib: float) -> float | None:
+def _allocator(runs: Sequence[MeasuredRun], gpu_mib: float) -> float | None:
     """The largest share of tensors that an allocator held in addition, if above the default. A full GPU shows
     nothing: an allocator holds more where there is more."""
     shares = [
         run.reserved_mib / run.allocated_mib - 1
         for run in runs
-        if run.reserved_mib and run.allocated_mib and run.reserved_mib < ROOM * card_mib and not run.offload_optimizer
+        if run.reserved_mib and run.allocated_mib and run.reserved_mib < ROOM * gpu_mib and not run.offload_optimizer
     ]
     return max(shares) if shares and max(shares) > MOST_ALLOCATOR else None
 

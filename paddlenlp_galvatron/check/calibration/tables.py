@@ -23,7 +23,7 @@ from ...profiles.data_sheet import Stack, data_sheets
 from .fit import MeasuredRun
 
 Row = Mapping[str, str]
-# PaddleFleet's sweeps: sequence length where none is given, micro-batches, and cards.
+# PaddleFleet's sweeps: sequence length where none is given, micro-batches, and GPUs.
 SWEEP_LENGTH, SWEEP_MICRO_BATCHES, SWEEP_GPUS = 4096, 64, 8
 SWEEP_MODELS = ("qwen3-8b", "qwen3-30b-a3b")  # where neither the row nor the file's name names one: dense, with experts
 # PaddleFleet's MoE layer without grouped products (ModularMoELayer), by its source. With ep, DeepEP sends tokens, and
