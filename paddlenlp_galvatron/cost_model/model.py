@@ -271,7 +271,7 @@ class CostModel:
 
 
 def _require_consistent(given: Sequence[ModelShape], task: Task) -> None:
-    """Raises UserError where types of layers contradict each other, or what learns."""
+    """Raises UserError where types of layers contradict each other, or the task."""
     mixture = next((model for model in given if model.experts), None)
     if mixture and (len(given) > 1 or task.frozen):
         excluded = "several types of layers" if len(given) > 1 else "LoRA's adapters"

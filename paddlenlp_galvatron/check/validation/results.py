@@ -84,7 +84,7 @@ def _spread(spread: Spread) -> str:
 
 def _plans(accuracy: Accuracy) -> Iterator[Table]:
     """Time, then memory and terms: side by side they are wider than 80 characters."""
-    times = table("plan", "why", "predicted s", "measured s", "error", "what it is", left=("why", "what it is"))
+    times = table("plan", "why", "predicted s", "measured s", "error", "layout", left=("why", "layout"))
     rest = table("plan", "MiB", "measured", "error", "busy ms", "at fault", left=("at fault",))
     for one in sorted(accuracy.outcomes, key=lambda one: one.measured_s):
         worst = min(range(len(one.stages)), key=lambda stage: one.memory_errors[stage])
