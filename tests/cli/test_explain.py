@@ -32,7 +32,7 @@ BUDGET_GB = 0.9  # in which strategies differ from layer to layer
 
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory) -> tuple[Path, str]:
-    """A folder with profiles and the plan that was searched from them, and the folder of its explanation."""
+    """A folder with profiles and the plan that was searched from them, and its explanation as JSON."""
     where = tmp_path_factory.mktemp("searched")
     write_profiles(where)
     options = OPTIONS | {"memory_constraint": BUDGET_GB, "output_config_path": "plan.json"}
