@@ -13,6 +13,7 @@ pytest.importorskip("paddle")
 
 from paddlenlp_galvatron.check.parity.parity import Case, compare, small_case, write_cases
 from paddlenlp_galvatron.launch.processes import launch
+from paddlenlp_galvatron.runtime.paddle_private import batched_gemm
 
 from .plans import Named, having, plan
 from .test_latents import with_yarn
@@ -28,10 +29,8 @@ def test_the_fused_loss_finds_the_communicator_that_was_made_for_it(tmp_path, ra
     launch(WORKER, ["loss", str(tmp_path), str(stages)], ranks, tmp_path / "log", TIMEOUT_S)
     reported = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(ranks)]
     assert not [one["new"] for one in reported if one["new"]]
-    first = ranks - ranks // stages
-    assert [REFUSAL in one["printed"] for one in reported] == [rank >= first for rank in range(ranks)], reported[-1][
-        "printed"
-    ]
+    refused = [REFUSAL in one["printed"] for one in reported]
+    assert refused == [rank >= ranks - ranks // stages for rank in range(ranks)], reported
 
 
 def cases(named: list[Named]) -> list[Case]:
@@ -62,4 +61,4 @@ def test_plans_with_every_fused_kernel_train_as_one_process_does(tmp_path):
         for one, result in zip(FOUR, results, strict=True)
     ]
     calls = sum((Counter(json.loads((tmp_path / f"calls.{rank}").read_text())) for rank in range(4)), Counter())
-    assert len(calls) == 7 and all(calls.values()), calls  # each kernel has been called
+    assert len(calls) == (7 if batched_gemm else 5) and all(calls.values()), calls  # each kernel has been called
