@@ -118,7 +118,7 @@ class ColumnEnumeration {
 
   int layers_of(std::size_t stage, int point) const { return static_cast<int>(numbers_[stage][point][0]); }
 
-  // The plan of a node's points that costs least on paths. Raises the bound to that, and removes columns that
+  // The plan of a node's points that costs least on paths. Raises the bound to that, and removes points that
   // can't be part of a faster plan than the best one.
   Answered answer(Node& node, const PathWeights& weights, WorkBudget& budget) const {
     const std::size_t stages = points_.size();

@@ -52,7 +52,7 @@ def main() -> int:
             text = page.read_text(encoding="utf-8")
             quote = "> " if page.stem.startswith("README") else ""
             texts[page] = PLACE.sub(lambda _, line=f"{quote}{sentence}\n": line, text)
-    return write_or_check(texts, "the published runs give")
+    return write_or_check(texts, "the published runs")
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ WHOLE = {"api.py", "training/paddlenlp/trainer.py"}  # whose methods are for use
 
 
 def main() -> int:
-    return write_or_check({ROOT / "docs" / language / "api.md": page(language) for language in FIRST}, "the code says")
+    return write_or_check({ROOT / "docs" / language / "api.md": page(language) for language in FIRST}, "the code")
 
 
 def page(language: str) -> str:

@@ -96,7 +96,7 @@ WORDS = {
 
 
 def main() -> int:
-    return write_or_check({DOCS / language / "commands.md": page(language) for language in WORDS}, "the commands say")
+    return write_or_check({DOCS / language / "commands.md": page(language) for language in WORDS}, "the commands")
 
 
 def page(language: str) -> str:

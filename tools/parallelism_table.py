@@ -34,7 +34,7 @@ TABLE = re.compile(r"(?<=\|---\|---:\|---:\|---\|---:\|\n)(?:\|.*\n)+")
 def main() -> int:
     rows = "".join(cells())
     pages = [DOCS / language / "concepts.md" for language in ("en", "zh")]
-    return write_or_check({page: TABLE.sub(rows, page.read_text(encoding="utf-8")) for page in pages}, "searched now")
+    return write_or_check({page: TABLE.sub(rows, page.read_text(encoding="utf-8")) for page in pages}, "the search")
 
 
 def cells() -> Iterator[str]:

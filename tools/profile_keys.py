@@ -44,9 +44,7 @@ def main() -> int:
         cells = f"{file} |" if file != last else "|"
         lines.append(f"| {cells} `{key.replace('|', chr(92) + '|')}` | {meaning} | {unit} |\n")
         last = file
-    return write_or_check(
-        {PAGE: TABLE.sub(lambda _: "".join(lines), PAGE.read_text(encoding="utf-8"))}, "the code says"
-    )
+    return write_or_check({PAGE: TABLE.sub(lambda _: "".join(lines), PAGE.read_text(encoding="utf-8"))}, "the code")
 
 
 if __name__ == "__main__":

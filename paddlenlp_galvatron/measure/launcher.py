@@ -37,7 +37,7 @@ def run_ranks(
     except LaunchError as error:
         if not error.waited or options.num_nodes > 1:  # of several nodes each would have to begin again
             raise
-        say(f"note: {str(error).splitlines()[0]}; ranks start again behind the finished measurements", err=True)
+        say(f"note: {str(error).splitlines()[0]}; ranks start again; finished measurements are kept", err=True)
         _run_once(profile, arguments, options, what, timeout_s)
 
 

@@ -231,7 +231,7 @@ SEVERAL = {name for name in FOREIGN if name.endswith("_config") or name.startswi
 
 
 class Outcome(NamedTuple):
-    """The outcome for an option without a use here; both are empty for one that states a default."""
+    """The outcome for an option without a use here; both are empty for a value that applies anyway."""
 
     fault: str = ""  # why it is refused
     idle: str = ""  # why it has no effect

@@ -22,7 +22,7 @@ class Axis(StrEnum):
     """An axis of the rank grid, along which ranks divide work. In files its degrees are `cp_sizes_enc`, of layers, and
     `vcp`, of the vocabulary; Ulysses' degrees are in tensor parallelism's fields."""
 
-    DATA = "dp"  # samples: the rest of a stage
+    DATA = "dp"  # samples: over the ranks of a stage that the other axes leave
     CONTEXT = "cp"  # the tokens of their samples, in attention, too: there each has the keys and values of all
     ULYSSES = "sp"  # the tokens of their samples; in attention the heads
     TENSOR = "tp"  # weights; under Megatron-SP tokens, too, between layers
@@ -30,7 +30,7 @@ class Axis(StrEnum):
     SHARDS = "shards"  # model states: the part of the ranks with the same weights in which ZeRO shards them
     REPLICAS = "replicas"  # nothing: the ranks of all parts that keep the same shard
     PIPELINE = "pp"  # layers: the one axis between stages
-    EXPERT_DATA = "edp"  # tokens, of the same experts: the rest of a stage
+    EXPERT_DATA = "edp"  # tokens, of the same experts: over the ranks that the next two leave
     EXPERT = "ep"  # experts
     EXPERT_TENSOR = "etp"  # the weights of each expert
 
@@ -56,7 +56,7 @@ class Mesh:
     @staticmethod
     @lru_cache(maxsize=10_000)
     def of(size: int, *degrees: tuple[Axis, int], consecutive: bool = True, rest: Axis = Axis.DATA) -> Mesh:
-        """`size` ranks by these degrees, data parallelism (`rest`) over the rest: as the first axis where groups
+        """`size` ranks by these degrees, data parallelism (`rest`) over the ranks left: as the first axis where groups
         of the others are `consecutive` ranks, else as the last."""
         split = tuple((axis, degree) for axis, degree in degrees if degree > 1)
         dp = size // prod(degree for _, degree in split)

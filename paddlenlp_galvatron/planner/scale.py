@@ -146,7 +146,7 @@ def changes(before: Plan, after: Plan) -> Iterator[Change]:
             yield Change(field, old, new, "as asked" if asked else why)
     old, new = (", ".join(map(str, dict.fromkeys(_data_parallel(plan)))) for plan in (before, after))
     if old != new:
-        yield Change("data parallel", old, new, f"the rest of the {stage} GPUs of a stage behind a layer's degrees")
+        yield Change("data parallel", old, new, f"the {stage} GPUs of a stage, divided by the other degrees of a layer")
 
 
 def _data_parallel(plan: Plan) -> list[int]:

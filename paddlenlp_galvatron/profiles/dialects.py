@@ -185,7 +185,7 @@ def memory(
                     entry = _layer(entry, dialect)
                     found.put(origin, entry, key, lengths.of_type(key, text, layer[1]))
                 elif _is_unmeasured(entry):
-                    note(f"{path}: {origin} ignored: {UNMEASURED_MIB:,.0f} MiB stand for no measurement")
+                    note(f"{path}: {origin} ignored: {UNMEASURED_MIB:,.0f} MiB is a placeholder, not a measurement")
                 else:
                     for seq in lengths.of(key, text):
                         found.put(origin, _vocabulary(entry, dialect), key, seq)

@@ -56,7 +56,7 @@ class Network:
 
     def receive_slowdown(self, stages: int) -> float:
         """How many times as long a pass takes while the receive of the next one is posted: on a GPU that holds some of
-        the share that the pass computes with."""
+        the multiprocessors that the pass computes with."""
         return 1.0 if stages == 1 else self.profile.overlap_by_kind.get(Collective.SEND, 1.0)
 
     def tensor_share(self, stages: int) -> float:

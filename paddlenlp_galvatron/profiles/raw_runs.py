@@ -1,6 +1,6 @@
 """Derives entries from a file's raw runs, as Galvatron's profilers (and the PaddleNLP port's) do after all runs.
 
-Both functions answer entries as they stand in a file, in the file's own units, for entries that the file itself lacks.
+Both functions return entries as they stand in a file, in the file's own units, for entries that the file itself lacks.
 """
 
 from __future__ import annotations

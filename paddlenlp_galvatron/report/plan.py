@@ -201,7 +201,7 @@ def _cells(plan: Plan, strategy: LayerStrategy | VocabStrategy, beside: Sequence
 
 
 def _ranks_left(plan: Plan, ranks: int) -> str:
-    """Data parallelism over the rest of a stage behind `ranks` ranks, where they divide it."""
+    """The data-parallel degree of a stage in which `ranks` ranks share a sample, where they divide it."""
     size, rest = divmod(plan.world_size, plan.pipeline * ranks)
     return "-" if rest else str(size)
 

@@ -76,8 +76,8 @@ class _Unpriced(Exception):
 
 
 def read_table(path: Path, settings: Mapping[str, Mapping[str, str]] = {}) -> Table:
-    """All rows of a file. `settings`: SETTINGS of rows of a source, by the beginning of its name, where the
-    file leaves them out, or names another device. Raises UserError for a file that is no such table."""
+    """All rows of a file. `settings`: values of SETTINGS for the rows of a source, by the beginning of its name,
+    where the file leaves them out, or names another device. Raises UserError for a file that is no such table."""
     if unknown := {column for one in settings.values() for column in one} - set(SETTINGS):
         raise UserError(f"{', '.join(sorted(unknown))}: no column of how a run was made; known: {', '.join(SETTINGS)}")
     rows = list(csv.DictReader(read_text(path).splitlines()))
