@@ -2,11 +2,14 @@ import faulthandler
 import os
 import signal
 from collections.abc import Callable, Generator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 import pytest
-from forked_ranks import forking
+from core_pool import CorePool
+from forked_ranks import begin_forked
 from hypothesis import HealthCheck, settings
 
 from paddlenlp_galvatron.cli.main import main
@@ -60,23 +63,40 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 @pytest.fixture(scope="session", autouse=True)
-def forked_ranks():
-    """Launches cost no import of Paddle."""
+def forked_ranks(tmp_path_factory):
+    """Launches cost no import of Paddle, and share the cores. Gives the launcher's own function, which starts ranks."""
+    run = tmp_path_factory.getbasetemp()
+    pool = CorePool((run.parent if "PYTEST_XDIST_WORKER" in os.environ else run) / "cores")
+    enter, leave = launch.Launch.__enter__, launch.Launch.__exit__
+
+    def enter_with_cores(self):
+        with ExitStack() as cores:
+            cores.enter_context(pool.ranks(self._world.nproc))
+            entered = enter(self)
+            self.cores = cores.pop_all()
+        return entered
+
+    def leave_cores(self, *error):
+        with self.cores:
+            leave(self, *error)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch, "begin_process", forking(begin := launch.begin_process))
-        yield begin
+        patch.setattr(launch.Launch, "__enter__", enter_with_cores)
+        patch.setattr(launch.Launch, "__exit__", leave_cores)
+        start = launch.begin_process
+        patch.setattr(launch, "begin_process", begin_forked)
+        yield start
 
 
 @pytest.fixture(autouse=True)
-def plain_interrupts():
-    """PaddleNLP's logger takes the signal for itself, in tests that import it."""
+def isolated(request, monkeypatch, forked_ranks):
+    """A test leaves the environment as it was, and Ctrl-C to Python: PaddleNLP's logger takes it. Ranks of a test that
+    is marked `started` begin as a user's."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@pytest.fixture
-def begun_ranks(forked_ranks, monkeypatch):
-    """For tests of the launch itself: ranks begin as a user's."""
-    monkeypatch.setattr(launch, "begin_process", forked_ranks)
+    if request.node.get_closest_marker("started"):
+        monkeypatch.setattr(launch, "begin_process", forked_ranks)
+    with mock.patch.dict(os.environ):
+        yield
 
 
 class Ran(NamedTuple):

@@ -24,7 +24,7 @@ from .errors import UserError
 LOCK = ".lock"
 POLL_S = 0.1
 MARKS = "GALVATRON_LOCKS"  # environment: marks of the locks that a process and its parents hold
-PARENTS = os.environ.get(MARKS, "").split()  # hold these: they stood there when this process began
+_TAKEN: set[str] = set()  # marks of the locks that this process took itself; MARKS without these are its parents'
 HOLDER = re.compile(r"(process \d+ on [\w.-]+ since [\d:. -]+), mark ([0-9a-f]{16})\n")
 LONGEST_BYTES = 1000  # of a lock file
 NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL}  # some parallel file systems have none
@@ -54,11 +54,13 @@ def locked(target: Path, *, file: Path | None = None, shared: bool = False, wait
             os.pwrite(
                 handle, f"process {os.getpid()} on {socket.gethostname()} since {since}, mark {mark}\n".encode(), 0
             )
+            _TAKEN.add(mark)
             os.environ[MARKS] = f"{os.environ.get(MARKS, '')} {mark}"
         yield
     finally:
         if not shared:
-            os.environ[MARKS] = os.environ[MARKS].replace(f" {mark}", "")
+            _TAKEN.discard(mark)
+            os.environ[MARKS] = os.environ.get(MARKS, "").replace(f" {mark}", "")
             with suppress(OSError):  # the lock ends all the same
                 if is_named(handle, file):  # else the folder was removed, and it may be another's
                     file.unlink()
@@ -92,7 +94,7 @@ def _taken(target: Path, file: Path, shared: bool, deadline: float) -> int | Non
                 raise
             sys.stderr.write(f"note: {target}: its file system has no locks; see that nothing else writes there\n")
             return None
-        if holder and holder[2] in PARENTS:
+        if holder and holder[2] in set(os.environ.get(MARKS, "").split()) - _TAKEN:
             return None
         if time.monotonic() >= deadline:
             who = holder[1] if holder else "another process"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-from contextlib import suppress
 from pathlib import Path
 
 DEVICES = Path("/dev")
@@ -25,7 +24,7 @@ ON_GPUS = {
     # is half of the text loses most of its sum (Paddle's embedding_grad.h).
     "FLAGS_embedding_deterministic": "1",
     # Page-locked memory as much as is requested. Paddle's other allocator locks a 512th of the host's memory first, on
-    # every rank: of 2 TiB 4 GiB each.
+    # every rank: of 2 TiB 4 GiB each. It is read once, when Paddle makes its allocators.
     "FLAGS_use_auto_growth_pinned_allocator": "1",
 }
 
@@ -90,18 +89,24 @@ def p2p_channels() -> dict[str, str]:
     return {P2P_CHANNELS: os.environ.get(P2P_CHANNELS) or CHANNELS}
 
 
+def defaults(limit_channels: bool = False) -> dict[str, str]:
+    """Variables of a rank's kernels and NCCL that the user has not set. `limit_channels`: ranks exchange messages
+    between stages alone. All-to-alls are messages to NCCL, too, and keep all channels."""
+    wanted = ON_GPUS | (p2p_channels() if limit_channels else {})
+    return {name: value for name, value in wanted.items() if name not in os.environ}
+
+
 def set_defaults(limit_channels: bool = False) -> None:
-    """Set the variables of a rank's kernels and NCCL, unless the user has: called in each rank, under any launcher,
-    before the first communicator. `limit_channels`: ranks exchange messages between stages alone. All-to-alls are
-    messages to NCCL, too, and keep all channels."""
+    """Set `defaults` in this rank before its first communicator: other launchers than ours give a rank none. On CPUs,
+    nothing reads them, and nothing is set."""
     import paddle
 
-    for name, value in (ON_GPUS | (p2p_channels() if limit_channels else {})).items():
-        if name not in os.environ:
-            os.environ[name] = value
-            if name.startswith("FLAGS_"):
-                with suppress(ValueError):  # a build for CPUs has no such flag
-                    paddle.set_flags({name: int(value)})
+    if not gpu_count():
+        return
+    for name, value in defaults(limit_channels).items():
+        os.environ[name] = value
+        if name.startswith("FLAGS_"):
+            paddle.set_flags({name: int(value)})
 
 
 def slowed_by_a_receive(multiprocessors: int) -> float:

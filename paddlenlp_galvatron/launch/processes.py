@@ -33,13 +33,11 @@ Device = Literal["cpu", "gpu"]
 
 POLL_S = 0.1
 GRACE_S = 5.0  # between asking a process to end and ending it
-COMMON_ENVIRONMENT = {
-    "PYTHONUNBUFFERED": "1",
-    "PYTHONWARNINGS": os.environ.get("PYTHONWARNINGS", "ignore"),  # Paddle's own, many a rank
-}
 # glibc's allocator: freed memory is kept and used again. Given back, its pages cost more than most messages of CPU
 # processes when they are touched again. 32 MiB is the highest threshold that every glibc takes.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(GIB)}
+# Variables of each rank, where the user has not set them. Paddle gives many warnings a rank.
+DEFAULTS = KEEP_MEMORY | {"PYTHONWARNINGS": "ignore"}
 RANK_MIB = 150  # least memory of a process on CPU that has Paddle, beyond memory that all share
 RANKS_PER_CORE = 64  # beyond which gloo's time limits pass before everybody had a turn
 
@@ -177,11 +175,11 @@ class Launch:
 
     def _start(self, number: int, environment: dict[str, str]) -> Rank:
         memory, path = RankStatusMemory(), self._folder / f"workerlog.{number}"
-        own = {**COMMON_ENVIRONMENT, **environment}
+        own = {**environment, "PYTHONUNBUFFERED": "1"}
         own |= {STATUS: str(memory.descriptor), WAIT_VARIABLE: str(self._wait_s)}
         path.unlink(missing_ok=True)  # a link of others would lead elsewhere, and a pipe wait for ever
         process = begin_process(
-            self._command, {**KEEP_MEMORY, **self._world.variables, **os.environ, **own}, path, memory.descriptor
+            self._command, {**DEFAULTS, **self._world.variables, **os.environ, **own}, path, memory.descriptor
         )
         nodes = self._world.nodes
         return Rank(number, process, memory, path, nodes.node_rank if nodes.num_nodes > 1 else None)
@@ -224,7 +222,7 @@ def devices_of(nproc: int, device: Device | None = None) -> list[dict[str, str]]
     Raises UserError for more processes than the node has GPUs, or cores and memory, for, and for GPUs that this build
     of Paddle cannot use: nobody means to train on the CPUs next to them.
     """
-    from .gpus import gpu_count, unused_gpus, visible_gpus
+    from .gpus import defaults, gpu_count, unused_gpus, visible_gpus
 
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))  # Paddle's import put its own in its place
@@ -245,7 +243,8 @@ def devices_of(nproc: int, device: Device | None = None) -> list[dict[str, str]]
         raise UserError(f"nproc: {nproc} processes on a node with {gpus} GPUs; start {gpus} or fewer")
     visible = visible_gpus() or [str(gpu) for gpu in range(gpus)]
     # One GPU each: Paddle asks all that are visible for the state of their random numbers, in each recomputed layer.
-    return [{"CUDA_VISIBLE_DEVICES": gpu, "FLAGS_selected_gpus": "0"} | threads for gpu in visible[:nproc]]
+    common = {"FLAGS_selected_gpus": "0"} | defaults() | threads
+    return [{"CUDA_VISIBLE_DEVICES": gpu} | common for gpu in visible[:nproc]]
 
 
 def _require_room(nproc: int) -> None:

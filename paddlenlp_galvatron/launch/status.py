@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache
 
 VARIABLE = "GALVATRON_STATUS"  # the descriptor of the memory, from a launcher to its rank
 BYTES = 4096
@@ -81,7 +82,9 @@ def _cut(text: str, limit: int) -> bytes:
     return text.encode(errors="replace")[:limit]
 
 
-def _open_memory() -> RankStatusMemory:
+@cache
+def _memory() -> RankStatusMemory:
+    """The memory that the launcher reads, by the environment; without a launcher, nobody reads it."""
     number = os.environ.pop(VARIABLE, "")  # a process that this one starts has no part in it
     try:
         return RankStatusMemory(int(number) if number else None)
@@ -89,7 +92,6 @@ def _open_memory() -> RankStatusMemory:
         return RankStatusMemory()
 
 
-_memory = _open_memory()
 _began = False
 _step = BEFORE_STEPS
 _waits: list[tuple[str, float]] = []  # outermost first, and since when
@@ -118,13 +120,13 @@ def step() -> int:
 
 def done(exit_code: int = 0) -> None:
     """The rank has ended, with all others, and its process will with this code."""
-    _memory.write(RankStatus(True, RankOutcome.DONE, exit_code, _step, time.monotonic()))
+    _memory().write(RankStatus(True, RankOutcome.DONE, exit_code, _step, time.monotonic()))
 
 
 def failed(outcome: RankOutcome, message: str, exit_code: int = 1, waited_in: str = "") -> None:
     """Record that this rank failed, and will end with an exit code. `waited_in`: its device's work, where that differs
     from its own."""
-    _memory.write(RankStatus(True, outcome, exit_code, _step, time.monotonic(), waited_in or _failed_in, message))
+    _memory().write(RankStatus(True, outcome, exit_code, _step, time.monotonic(), waited_in or _failed_in, message))
 
 
 @contextmanager
@@ -158,7 +160,7 @@ def longest_wait() -> tuple[str, float] | None:
 
 
 def _write() -> None:
-    _memory.write(RankStatus(_began, step=_step, since=time.monotonic(), waits_for=_waits[0][0] if _waits else ""))
+    _memory().write(RankStatus(_began, step=_step, since=time.monotonic(), waits_for=_waits[0][0] if _waits else ""))
 
 
 def lost_a_peer(text: str) -> bool:

@@ -85,7 +85,7 @@ def test_an_error_is_a_line_without_the_stacks_around_it():
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("begun_ranks")
+@pytest.mark.started("what the system says of a rank is that of a program")
 @pytest.mark.parametrize("how", CASES)
 def test_a_rank_is_named_for_what_it_did(tmp_path, how):
     with pytest.raises(LaunchError) as caught:
@@ -99,7 +99,7 @@ def test_a_rank_is_named_for_what_it_did(tmp_path, how):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("begun_ranks")
+@pytest.mark.started("what the system says of a rank is that of a program")
 @pytest.mark.parametrize("how", ["killed", "stopped", "leaves"])
 def test_a_rank_is_named_before_all_have_started(tmp_path, how):
     with pytest.raises(LaunchError) as caught:

@@ -14,12 +14,13 @@ pytest.importorskip("paddle")
 from deferred import require_same_calls
 from random_cases import random_cases
 
-from paddlenlp_galvatron.check.parity.parity import WORKER, Case, compare, small_case, write_cases
+from paddlenlp_galvatron.check.parity.parity import WORKER, Case, compare, write_cases
 from paddlenlp_galvatron.launch.processes import launch
 from paddlenlp_galvatron.plan import Precision, write_plan
 from paddlenlp_galvatron.training.checkpoint.stored import whole_checkpoints
 
-from . import plans, test_checkpoint, test_experts, test_surface
+from . import plans, test_checkpoint, test_surface
+from .covering import covering
 
 STEPS = 2  # of random plans
 
@@ -52,53 +53,13 @@ def disagreements(folder: Path, cases: list[Case], seed: int) -> list[str]:
     ]
 
 
-def named(cases: list[plans.Named]) -> list[Case]:
-    return [
-        small_case(c.plan, c.family, c.optimizer, plans.ENOUGH[c.optimizer], tied=c.tied, kv_heads=c.kv_heads)
-        for c in cases
-    ]
-
-
-# Pipelines, both vocabularies, Ulysses, strided groups, zero2, zero3, tied tables, reduction of every micro-batch,
-# parts of recompute, context parallelism with them and in chunks, ZeRO in parts of the ranks.
-SOME = [plans.FOUR[2], plans.FOUR[5], plans.FOUR[7], plans.ZERO[2], plans.ZERO[4], plans.ZERO[5], plans.ZERO[9]]
-SOME += [plans.INTERLEAVED_FOUR[1], plans.INTERLEAVED_FOUR[5], *plans.PARTS_FOUR[1:5:2], plans.PARTS_FOUR[8]]
-SOME += [*plans.CONTEXT_FOUR[-3:], *plans.HYBRID_FOUR]
-
-
-def test_some_plans_train_as_one_process_does(tmp_path):
-    assert not disagreements(
-        tmp_path, [*named(SOME), *test_experts.cases([*plans.EXPERTS_LATE, plans.KINDS_FOUR[-1]])], seed=0
-    )
-
-
-@pytest.mark.slow
+@pytest.mark.parametrize("share", [0.6, pytest.param(1.0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    "cases",
-    [
-        [*plans.TWO, *plans.INTERLEAVED_TWO, *plans.PARTS_TWO],
-        [*plans.FOUR, *plans.ZERO, *plans.HYBRID_FOUR, *plans.INTERLEAVED_FOUR],
-        [*plans.PARTS_FOUR, *plans.CONTEXT_FOUR],
-        plans.SIX,
-        [*plans.EIGHT, *plans.HYBRID_EIGHT, *plans.INTERLEAVED_EIGHT, *plans.CONTEXT_EIGHT],
-    ],
-    ids=["2 ranks", "4 ranks", "4 ranks, parts and context", "6 ranks", "8 ranks"],
+    "ranks", [2, 4, pytest.param(6, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow)]
 )
-def test_other_plans_train_as_one_process_does(tmp_path, cases):
-    assert not disagreements(tmp_path, named(cases), seed=1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "cases",
-    [
-        *(plans.EXPERTS_TWO, plans.EXPERTS_FOUR, plans.EXPERTS_SIX, plans.EXPERTS_EIGHT),
-        *(plans.KINDS_TWO, plans.KINDS_FOUR),
-    ],
-    ids=lambda of: of[0].name,
-)
-def test_other_experts_train_as_one_process_does(tmp_path, cases):
-    assert not disagreements(tmp_path, test_experts.cases(cases), seed=1)
+def test_plans_train_as_one_process_does(tmp_path, ranks, share):
+    cases = covering([case for case in plans.EVERY if case.plan.world_size == ranks], share)
+    assert not disagreements(tmp_path, [case.case() for case in cases], seed=1)
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ from paddlenlp_galvatron.check.parity.parity import (
 )
 from paddlenlp_galvatron.check.parity.parity_worker import run_case
 from paddlenlp_galvatron.launch.processes import launch
+from paddlenlp_galvatron.model import ModelShape
 from paddlenlp_galvatron.plan import Precision
 from paddlenlp_galvatron.runtime import experts
 from paddlenlp_galvatron.runtime.adapters.mixture import Mixture
@@ -36,51 +37,15 @@ from paddlenlp_galvatron.runtime.weights import SeededWeights
 from paddlenlp_galvatron.training.paddlenlp.surface import LocalModel
 
 from . import plans
-from .test_families import disagreements
+from .test_parity import disagreements
 
 FAMILIES = ("qwen3_moe", "qwen2_moe", "mixtral")
 CHOOSE, CHOSEN = experts.choose, Mixture._chosen
-SEED = 330  # with which few words fill some ranks of experts and leave others empty
 NEAR = 0.01  # distance of two experts' probabilities that rounding to bf16 can turn round; seen was 1.4e-3
 
 
-WORDS = 61  # a vocabulary
-# Of two words some experts get no rows. In bf16 the gradients of such a model, which cancel out soon, differ by 0.2
-# without experts, too.
-OF_TWO_WORDS = (
-    *("experts: ZeRO of either half", "experts: with Megatron-SP"),
-    *("experts: ep 2 over two, three ZeRO types", "experts: with Ulysses and cp", "experts: interleaved"),
-)
-
-
-def cases(named: list[plans.Named]) -> list[Case]:
-    return [
-        small_case(
-            of.plan,
-            of.family,
-            steps=2,
-            tied=of.tied,
-            vocabulary=2 if of.name in OF_TWO_WORDS else WORDS,
-            seed=SEED,
-            dense_layers=of.dense,
-        )
-        for of in named
-    ]
-
-
-def test_experts_of_two_processes():
-    assert not disagreements(cases(plans.EXPERTS_TWO))
-
-
-def test_experts_of_four_processes():
-    packed = [replace(case, packed=True) for case in cases(plans.EXPERTS_LATE[:1])]
-    assert not disagreements([*cases(plans.EXPERTS_FOUR), *packed])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("named", [plans.EXPERTS_SIX, plans.EXPERTS_EIGHT], ids=["6 ranks", "8 ranks"])
-def test_experts_of_more_processes(named):
-    assert not disagreements(cases(named))
+def test_packed_rows_of_models_with_experts_train_as_one_process_does():
+    assert not disagreements([replace(of.case(), packed=True) for of in (plans.EXPERTS_LATE[0], plans.KINDS_FOUR[1])])
 
 
 class Routers:
@@ -113,7 +78,8 @@ def test_few_words_fill_one_rank_and_leave_others_empty(monkeypatch):
     """The purpose of the cases above."""
     shares: dict[str, list[list[float]]] = {}
     named = [*plans.EXPERTS_FOUR, *plans.EXPERTS_LATE]
-    for of, case in zip(named, cases(named), strict=True):
+    for of in named:
+        case = of.case()
         routers = Routers(monkeypatch)
         one_process(case)
         layers = zip(of.plan.layers, routers.seen, strict=True)
@@ -127,7 +93,7 @@ def test_few_words_fill_one_rank_and_leave_others_empty(monkeypatch):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bf16_sends_tokens_to_other_experts_only_where_two_nearly_tie(monkeypatch, family):
     """And with the routing of fp32 its gradients are those of fp32."""
-    case = small_case(plans.plan(1, "1 1 1", micro_batches=1), family, steps=1, vocabulary=WORDS, seed=3)
+    case = small_case(plans.plan(1, "1 1 1", micro_batches=1), family, steps=1, vocabulary=plans.WORDS, seed=3)
     exact = Routers(monkeypatch)
     gradients = one_process(case)
     rounded = Routers(monkeypatch)
@@ -154,7 +120,7 @@ def test_bf16_sends_tokens_to_other_experts_only_where_two_nearly_tie(monkeypatc
 @pytest.mark.slow
 def test_with_the_routing_of_fp32_ranks_train_in_bf16_as_one_process_does(monkeypatch, tmp_path):
     """Where rounding chooses, the gradient of an expert differs by 0.51 with this seed."""
-    [case] = cases([of for of in plans.EXPERTS_TWO if of.name == "experts: bf16"])
+    [case] = [of.case() for of in plans.EXPERTS_TWO if of.name == "experts: bf16"]
     rounded = replace(case, shape=replace(case.shape, experts_per_token=2), seed=3)
     both = [replace(rounded, plan=plans.in_16_bits(case.plan, Precision.FP32)), rounded]
     write_cases(tmp_path, both)
@@ -181,6 +147,18 @@ def test_callbacks_find_each_expert_by_its_name():
     assert len(of_experts) == 3 * case.shape.experts
     for name in of_experts:
         assert (found[name].numpy() == source(name, tuple(found[name].shape))).all()
+
+
+def test_a_balance_loss_that_counts_dense_layers_is_another_one(tmp_path):
+    case = small_case(plans.plan(1, "1 1 1"), "qwen2_moe", steps=1, dense_layers=(0,))
+    for folder, agrees in ((tmp_path / "right", True), (tmp_path / "wrong", False)):
+        folder.mkdir()
+        with pytest.MonkeyPatch.context() as patch:
+            if not agrees:
+                patch.setattr(ModelShape, "layers_with_experts", property(lambda shape: shape.layers))
+            run_case(case, folder, 0)
+        [found] = compare(folder, [case])
+        assert (found.max_grad_rel_diff <= found.limits[1]) is agrees, found
 
 
 def engine(case: Case) -> Engine:

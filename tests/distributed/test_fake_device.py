@@ -22,9 +22,9 @@ from paddlenlp_galvatron.check.parity.parity import WORKER, compare, write_cases
 from paddlenlp_galvatron.launch.processes import LaunchError, launch
 from paddlenlp_galvatron.plan import Schedule
 
-from . import fake_device, plans, test_experts
-from .test_deferred import named
+from . import fake_device, plans
 
+pytestmark = pytest.mark.started("Paddle looks for devices when it is imported")
 WORKER_HERE = Path(__file__).with_name("fake_worker.py")
 LIMIT_S, HUNG_S = 300, 10  # of a wait, where none and where one lasts for ever
 
@@ -37,8 +37,8 @@ LATENTS = [plans.LATENT_TWO[0], plans.LATENT_TWO[2], plans.LATENT_TWO[4]]
 
 
 @pytest.fixture(autouse=True)
-def device(begun_ranks, monkeypatch):
-    """Paddle finds it when it is imported, in ranks that begin as a user's; they find the modules of the tests."""
+def device(monkeypatch):
+    """The device of all ranks, which find the modules of the tests."""
     folder = fake_device.built()
     if folder is None:
         pytest.skip("needs g++ and Paddle 3.3")
@@ -59,7 +59,7 @@ def train(
     results.mkdir()
     monkeypatch.setenv(fake_device.FOLDER, str(mailboxes))
     monkeypatch.setenv(fake_device.LIMIT, str(limit_s))
-    small = [case for each in cases for case in (test_experts.cases if is_mixture(each) else named)([each])]
+    small = [case.case() for case in cases]
     write_cases(results, small)
     world = small[0].plan.world_size
     launch(str(WORKER_HERE), [changed, WORKER, str(results)], world, folder / "log", timeout_s=580)
@@ -68,10 +68,6 @@ def train(
     counts = [json.loads((mailboxes / f"counts.{rank}.json").read_text()) for rank in range(world)]
     steps = [step for case in small for step in range(case.steps)]
     return [[count for step, count in zip(steps, of_rank, strict=True) if step] for of_rank in counts]
-
-
-def is_mixture(case: plans.Named) -> bool:
-    return case.name.startswith(("experts", "latents"))
 
 
 @pytest.mark.parametrize(

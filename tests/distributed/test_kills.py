@@ -8,8 +8,6 @@ import os
 import random
 import re
 import signal
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -19,7 +17,7 @@ import pytest
 
 pytest.importorskip("paddle")
 
-from forked_ranks import begun_with, forking_command
+from forked_ranks import Forked, fork_command
 
 from paddlenlp_galvatron.plan import write_plan
 from paddlenlp_galvatron.training.checkpoint.stored import open_checkpoint, step_of, verify, whole_checkpoints
@@ -46,7 +44,7 @@ MODEL = {
     "vocab_size": 30000,  # 46 MiB a checkpoint: writing one takes about as long as a step
     "max_position_embeddings": 16,
 }
-LIVES: list[subprocess.Popen[bytes]] = []
+LIVES: list[Forked] = []
 pytestmark = pytest.mark.slow
 
 
@@ -65,9 +63,7 @@ class Life:
         words += ["--input_dir", "random"]
         words += ["--save_steps", str(SAVE_STEPS), "--logging_steps", "1", "--lr_scheduler_type", "constant"]
         self.output, self.stated = folder / output, folder / f"{output}.txt"
-        with self.stated.open("wb") as out:
-            command = [sys.executable, *forking_command(*words)]
-            self.process = subprocess.Popen(command, cwd=folder, stdout=out, stderr=out, env=begun_with())
+        self.process = fork_command(words, self.stated, folder)
         LIVES.append(self.process)
 
     def records(self) -> list[dict]:

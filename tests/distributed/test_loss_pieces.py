@@ -22,7 +22,7 @@ def by_pieces(of: Plan, pieces: int = 3) -> Plan:
 
 
 def case(of: Plan, family: str = "qwen2", optimizer: str = "sgd", pieces: int = 3, **how) -> Case:
-    return small_case(by_pieces(of, pieces), family, optimizer, plans.ENOUGH[optimizer], **how)
+    return small_case(by_pieces(of, pieces), family, optimizer, steps=3, **how)
 
 
 SP, PLAIN = {"vocab": "2"}, {"vocab": "2", "megatron_sp": False}

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import resource
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -15,7 +13,7 @@ pytest.importorskip("paddle")
 
 import numpy as np
 import paddle
-from forked_ranks import begun_with, forking_command
+from forked_ranks import fork_command
 from paddle.autograd import PyLayer
 
 from paddlenlp_galvatron.launch import faults
@@ -75,24 +73,17 @@ def test_a_run_ends_with_predicted_beside_measured_memory(tmp_path):
     (tmp_path / "model.json").write_text(json.dumps(MODEL))
     words = ["train", "plan.json", "--model", "model.json", "--max_steps", "2", "--input_dir", "random"]
     limit = (LIMIT_MIB * MIB, LIMIT_MIB * MIB)
-    ran = subprocess.run(
-        [sys.executable, *forking_command(*words)],
-        cwd=tmp_path,
-        env=begun_with(),
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, limit),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
-    assert ran.returncode == 1
-    assert "ran out of memory" in ran.stderr.splitlines()[0]
-    title, *rows = (line.split() for line in ran.stdout.splitlines() if "  " in line)
+    command = fork_command(words, tmp_path / "out", tmp_path)
+    resource.prlimit(command.pid, resource.RLIMIT_DATA, limit)  # its ranks inherit it
+    assert command.wait(TIMEOUT_S) == 1
+    out = (tmp_path / "out").read_text()
+    assert "ran out of memory" in out
+    title, *rows = (line.split() for line in out.splitlines() if "  " in line)
     assert title == ["stage", "predicted", "GiB", "measured", "GiB"]
     assert [row[:2] for row in rows] == [["0", "0.293"], ["1", "0.586"]]
     (starved,) = (row for row in rows if row[3:] and row[3] == "rank")
     assert 1024 * float(starved[2]) > HELD_MIB
-    assert "galvatron search --memory_constraint" in ran.stdout
+    assert "galvatron search --memory_constraint" in out
 
 
 class Backward(PyLayer):  # type: ignore[misc]

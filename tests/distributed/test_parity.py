@@ -2,55 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("paddle")
 
 from paddlenlp_galvatron.check.parity import parity
-from paddlenlp_galvatron.check.parity.parity import check_parity, small_case
+from paddlenlp_galvatron.check.parity.parity import Case, check_parity, small_case
 from paddlenlp_galvatron.launch.processes import launch
 
 from . import plans
-from .test_deferred import SOME
-from .test_families import QUICK
+from .covering import covering
 
-# Plans that other tests train: under a stricter backend, or with richer families.
-ELSEWHERE = {named.name for named in SOME}.union(*QUICK.values())
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+# Further sizes of the smallest model of a family.
+FURTHER = {
+    "qwen3": {"attention_bias": True},
+    "llama": {
+        "own_head_dim": 16,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "rope_scaling": (("rope_type", "llama3"), *LLAMA3.items()),
+    },
+}
+A_LAUNCH = 40  # cases
 
 
-@pytest.mark.parametrize(
-    "whole", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["few steps", "every plan, four steps"]
-)
-@pytest.mark.parametrize(
-    "cases",
-    [
-        [*plans.TWO, *plans.INTERLEAVED_TWO, *plans.PARTS_TWO],
-        [*plans.FOUR, *plans.ZERO, *plans.HYBRID_FOUR, *plans.INTERLEAVED_FOUR],
-        [*plans.PARTS_FOUR, *plans.CONTEXT_FOUR],
-        plans.SIX,
-        [*plans.EIGHT, *plans.HYBRID_EIGHT, *plans.INTERLEAVED_EIGHT, *plans.CONTEXT_EIGHT],
-    ],
-    ids=["2 ranks", "4 ranks", "4 ranks, parts and context", "6 ranks", "8 ranks"],
-)
-def test_plans_train_as_one_process_does(cases, whole):
-    def small(case: plans.Named) -> parity.Case:
-        steps = 4 if whole else plans.ENOUGH[case.optimizer]
-        return small_case(case.plan, case.family, case.optimizer, steps, tied=case.tied, kv_heads=case.kv_heads)
-
-    cases = [case for case in cases if whole or not (case.again or case.name in ELSEWHERE)]
-    results = check_parity([small(case) for case in cases], timeout_s=600)
-    wrong = [
-        f"{case.name}: loss {result.max_loss_diff:.1e}, gradient {result.max_grad_rel_diff:.1e} {result.worst_gradient}"
+def disagreements(cases: Sequence[Case]) -> list[str]:
+    """A line for each case that does not train as one process."""
+    launches = [cases[first : first + A_LAUNCH] for first in range(0, len(cases), A_LAUNCH)]
+    results = [result for some in launches for result in check_parity(some, timeout_s=600)]
+    return [
+        f"{case.shape.name}, {case.plan.layers}: loss {result.max_loss_diff:.1e}, "
+        f"gradient {result.max_grad_rel_diff:.1e} {result.worst_gradient}"
         for case, result in zip(cases, results, strict=True)
         if not result.agrees
     ]
-    assert not wrong, "\n".join(wrong)
 
 
-def test_a_plan_has_a_name_of_its_own():
-    """A mark of plans that another test trains."""
-    names = [case.name for found in vars(plans).values() if isinstance(found, list) for case in found]
-    assert len(names) == len(set(names)) and set(names) >= ELSEWHERE
+@pytest.mark.parametrize("ranks", [2, 4, 6, 8])
+def test_plans_train_as_one_process_does(ranks):
+    assert not disagreements([case.case() for case in covering(plans.EVERY) if case.plan.world_size == ranks])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4, 6, 8])
+def test_every_plan_trains_as_one_process_does(ranks):
+    assert not disagreements([case.case(4) for case in plans.EVERY if case.plan.world_size == ranks])
+
+
+@pytest.mark.parametrize("share", [0.7, pytest.param(1.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", FURTHER)
+def test_biases_head_sizes_and_scaled_positions_train_as_one_process_does(family, share):
+    cases = [replace(case, family=family).case(2) for case in covering([*plans.FOUR, *plans.ZERO], share)]
+    assert not disagreements([replace(case, shape=replace(case.shape, **FURTHER[family])) for case in cases])
 
 
 def test_the_check_sees_parts_that_are_not_summed_up(tmp_path):

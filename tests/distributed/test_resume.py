@@ -14,12 +14,13 @@ from contextlib import chdir, redirect_stderr
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("paddle")
 
-from forked_ranks import begun_with, forking_command
+from forked_ranks import begun_with, fork_command, forking_command
 
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.plan import write_plan
@@ -53,10 +54,14 @@ def heed_hang_ups() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-def start(folder: Path, output: str, *words: str, steps: int = STEPS, **environment: str) -> subprocess.Popen[bytes]:
+def start(folder: Path, output: str, *words: str, steps: int = STEPS, **environment: str) -> Any:
+    """A run in a process group of its own; started where the system reads its environment."""
+    words = (*words_of(output, steps), *words)
+    if not environment:
+        return fork_command(words, folder / f"{output}.txt", folder)
     with (folder / f"{output}.txt").open("ab") as out:
         return subprocess.Popen(
-            [sys.executable, *forking_command(*words_of(output, steps), *words)],
+            [sys.executable, *forking_command(*words)],
             cwd=folder,
             stdout=out,
             stderr=out,
@@ -72,7 +77,7 @@ def log(folder: Path, output: str) -> list[dict]:
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-def wait_for_step(process: subprocess.Popen[bytes], folder: Path, output: str, step: int) -> None:
+def wait_for_step(process: Any, folder: Path, output: str, step: int) -> None:
     deadline = time.monotonic() + TIMEOUT_S
     while not any(record["step"] >= step for record in log(folder, output)):
         assert time.monotonic() < deadline and process.poll() is None, (folder / f"{output}.txt").read_text()

@@ -429,7 +429,7 @@ def test_kernels_and_what_runs_beside_messages_are_tried_on_cpu_processes(tmp_pa
         ("stock", {State.INFO: 3}),
     ],
 )
-def test_all_parts_run_on_cpu_processes(tmp_path, galvatron, begun_ranks, part, states):
+def test_all_parts_run_on_cpu_processes(tmp_path, galvatron, part, states):
     ran = galvatron("gpu-check", "--parts", part, "--nproc", 2, "--minutes", 60, "--output", tmp_path / "out")
     findings = [Finding(**one) for one in json.loads((tmp_path / "out" / run.RESULT).read_text())["findings"]]
     failed = [finding for finding in findings if finding.state == State.FAILED]

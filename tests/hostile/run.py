@@ -24,6 +24,7 @@ from random import Random
 from typing import NoReturn
 
 from paddlenlp_galvatron.cli.main import main as galvatron
+from paddlenlp_galvatron.launch import processes
 
 from . import configs, corpora, data, folders, hostfiles, logs, options, plans, profiles, safetensors
 from .case import VICTIM, Case, Generator
@@ -101,7 +102,7 @@ def _work(folder: Path, cases: Sequence[Case], numbers: range) -> NoReturn:
     try:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.environ["HOME"] = str(folder)
-        subprocess.Popen = _nothing_is_started  # type: ignore[assignment,misc]
+        subprocess.Popen = processes.begin_process = _nothing_is_started  # type: ignore[assignment,misc]
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         for number in numbers:
             troubles = _troubles_here(cases[number], folder / str(number))

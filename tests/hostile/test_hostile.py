@@ -21,11 +21,6 @@ def warm():
     warm_up()
 
 
-@pytest.fixture(autouse=True)
-def nothing_is_forked(begun_ranks):
-    """A case that starts a process is found."""
-
-
 def _loops(words):
     while True:
         pass

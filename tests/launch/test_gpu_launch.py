@@ -56,6 +56,7 @@ def test_ranks_on_gpus_see_their_own_one_and_those_on_cpus_none(monkeypatch):
     ranks = devices_of(2)
     assert [rank["CUDA_VISIBLE_DEVICES"] for rank in ranks] == ["0", "1"]  # its own one alone
     assert {rank["FLAGS_selected_gpus"] for rank in ranks} == {"0"} and "PADDLE_DISTRI_BACKEND" not in ranks[0]
+    assert all(gpus.ON_GPUS.items() <= rank.items() for rank in ranks)  # Paddle reads some when it is imported
     assert {rank["OMP_NUM_THREADS"] for rank in ranks} == {"1"}  # as torchrun
     monkeypatch.setenv("OMP_NUM_THREADS", "6")
     assert devices_of(2)[0]["OMP_NUM_THREADS"] == "6"
@@ -139,20 +140,25 @@ EXPERTS = replace(QWEN, family="qwen3_moe", experts=4, experts_per_token=2, expe
 def test_messages_between_stages_hold_few_multiprocessors_where_nothing_else_needs_channels(
     monkeypatch, shape, options, channels
 ):
-    for name in (gpus.P2P_CHANNELS, *gpus.ON_GPUS):
-        monkeypatch.setenv(name, "")  # so that it is put back
-        monkeypatch.delenv(name)
     assumed = Assumptions(sequence_parallel=options.pop("sequence_parallel", False), seq_length=8)
     plan = uniform_plan(**{"layers": 2, "world_size": 4, "global_train_batch_size": 4, "assumed": assumed} | options)
     limits = plan.pipeline > 1 and not all_to_alls(plan, shape, 8)
     gpus.set_defaults(limits)
+    assert not {gpus.P2P_CHANNELS, *gpus.ON_GPUS} & set(os.environ)  # on CPUs nothing reads them
+    monkeypatch.setattr(gpus, "gpu_count", lambda: 1)
+    monkeypatch.setattr(paddle, "set_flags", lambda flags: set_flags.update(flags))
+    set_flags: dict[str, int] = {}
+    gpus.set_defaults(limits)
     assert os.environ.get(gpus.P2P_CHANNELS) == channels
     assert {name: os.environ[name] for name in gpus.ON_GPUS} == gpus.ON_GPUS  # for any launcher of this rank
+    assert set_flags == {"FLAGS_embedding_deterministic": 1, "FLAGS_use_auto_growth_pinned_allocator": 1}
 
 
 def test_what_the_user_sets_holds_and_an_engine_asks_before_its_first_group(monkeypatch):
     monkeypatch.setenv(gpus.P2P_CHANNELS, "8")
     monkeypatch.setenv("FLAGS_embedding_deterministic", "0")
+    monkeypatch.setattr(gpus, "gpu_count", lambda: 1)
+    monkeypatch.setattr(paddle, "set_flags", lambda _: None)
     gpus.set_defaults(True)
     assert [os.environ[name] for name in (gpus.P2P_CHANNELS, [*gpus.ON_GPUS][2])] == ["8", "0"]
     asked = []

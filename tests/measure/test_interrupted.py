@@ -8,18 +8,13 @@ import time
 from pathlib import Path
 
 import pytest
-from forked_ranks import Forked, begun_with, fork, forking_command
+from forked_ranks import fork_command
 from small_model import GROUPED_MODEL
 
 from paddlenlp_galvatron.measure.journal import FOLDER
 from paddlenlp_galvatron.profiles import ComputationProfile, HardwareProfile, MemoryProfile
 
 SIZE = ("fp32", 64, 8)
-
-
-def start(words: list[str], stated: Path) -> Forked:
-    """A `galvatron` command in a process group of its own, and the file of its output."""
-    return fork(forking_command(*words), begun_with(), stated, leads=True)
 
 
 def known(folder: Path) -> dict[str, object]:
@@ -38,7 +33,7 @@ def profile_through_kills(words: list[str], folder: Path, stated: Path, kills: i
     moments = random.Random(seed)
     before: dict[str, object] = {}
     for _ in range(kills):
-        process = start(words, stated)
+        process = fork_command(words, stated)
         more = len(before) + moments.randint(1, 6)  # numbers after which it is killed, or at its end
         while process.poll() is None and (not (folder / FOLDER).exists() or len(known(folder)) < more):
             time.sleep(0.02)
@@ -49,7 +44,7 @@ def profile_through_kills(words: list[str], folder: Path, stated: Path, kills: i
         after = known(folder)
         assert before.items() <= after.items(), "a number was measured again"
         before = after
-    assert start(words, stated).wait(600) == 0, stated.read_text()
+    assert fork_command(words, stated).wait(600) == 0, stated.read_text()
     assert before.items() <= known(folder).items()
 
 
@@ -88,7 +83,7 @@ def test_a_hardware_profile_killed_ten_times_continues_where_it_stopped(tmp_path
 
 def test_a_rank_that_dies_ends_the_launch_with_its_name(config):
     stated = config.parent / "printed"
-    process = start(model_words(config, nproc=2), stated)
+    process = fork_command(model_words(config, nproc=2), stated)
     while not (ranks := _children(process.pid)):
         assert process.poll() is None
         time.sleep(0.05)

@@ -1,0 +1,84 @@
+"""Few plans that hold nearly every pair of features: a fault in the runtime hides in one feature, or where two meet.
+
+Pairwise testing: D. R. Kuhn, D. R. Wallace and A. M. Gallo, "Software Fault Interactions and Implications for Software
+Testing", IEEE Transactions on Software Engineering 30(6), 2004.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations, pairwise
+
+from paddlenlp_galvatron.plan import DataParallel, LayerStrategy, Recompute, VocabStrategy
+
+from .plans import Named
+
+SHARE = 0.95  # of the pairs; the others need as many plans again
+
+
+def covering(cases: Sequence[Named], share: float = SHARE) -> list[Named]:
+    """Cases that hold a share of the pairs that all of them hold, greedily: the most new pairs a rank come first."""
+    pairs = {case.name: pairs_of(case) for case in cases}
+    assert len(pairs) == len(cases), "each case has a name of its own"
+    every = set().union(*pairs.values())
+    held: set[object] = set()
+    chosen: list[Named] = []
+    while len(held) < share * len(every):
+        chosen.append(max(cases, key=lambda case: len(pairs[case.name] - held) / case.plan.world_size))
+        held |= pairs[chosen[-1].name]
+    return [case for case in cases if case in chosen]
+
+
+def pairs_of(case: Named) -> set[object]:
+    """Pairs of features of the plan, of the plan and a layer, and of one layer; layouts next to each other."""
+    plan, whole = case.plan, set(_whole(case))
+    pairs: set[object] = {frozenset(pair) for pair in combinations(whole, 2)}
+    for index, layer in enumerate(plan.layers):
+        features = {f"layer {feature}" for feature in _layer(layer, plan.default_dp_type)}
+        features |= {"layer dense"} if index in case.dense else set()
+        pairs |= {frozenset(pair) for pair in combinations(features, 2)}
+        pairs |= {frozenset((feature, other)) for feature in features for other in whole}
+    return pairs | set(pairwise(map(_layout, plan.layers)))
+
+
+def _whole(case: Named) -> Iterator[str]:
+    plan = case.plan
+    yield case.family
+    yield case.optimizer
+    yield f"{plan.stage_size} ranks a stage"
+    yield f"{min(plan.pipeline, 3)} stages, {min(plan.chunks, 2)} chunks, {plan.schedule.value}"
+    yield f"micro-batches {(plan.micro_batches > plan.pipeline) - (plan.micro_batches < plan.pipeline)}"
+    yield plan.assumed.mixed_precision.value
+    yield f"default {plan.default_dp_type.value}"
+    yield from (f"vocabulary {feature}" for feature in _layer(plan.vocab, plan.default_dp_type))
+    flags = {
+        "tied": case.tied,
+        "plain tp": not plan.assumed.sequence_parallel,
+        "reduced every micro-batch": not plan.assumed.async_grad_reduce,
+        "kv heads shared": case.kv_heads is not None,
+        "uneven stages": len(set(plan.stages)) > 1,
+    }
+    yield from (name for name, holds in flags.items() if holds)
+
+
+def _layer(layer: LayerStrategy | VocabStrategy, default: DataParallel) -> Iterator[str]:
+    flags = {
+        "tp": layer.tp > 1,
+        "ulysses": layer.ulysses,
+        "cp": layer.context > 1,
+        "zero": layer.dp_type is not default,
+        "zero in a part": layer.sharding is not None,
+    }
+    if isinstance(layer, LayerStrategy):
+        flags |= {
+            "strided": not layer.consecutive,
+            "ep": layer.ep > 1,
+            "etp": layer.etp > 1,
+            "experts' zero": layer.experts_dp_type not in (None, default),
+        }
+        yield from (f"recompute {part.name}" for part in Recompute if part and part in layer.recompute)
+    yield from (name for name, holds in flags.items() if holds)
+
+
+def _layout(layer: LayerStrategy) -> tuple[object, ...]:
+    return layer.tp > 1, layer.ulysses, layer.context > 1, layer.consecutive, layer.ep > 1, layer.etp > 1
