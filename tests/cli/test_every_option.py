@@ -1,7 +1,7 @@
 """Every option of every `--help`, on the command line and in a file, changes its field of the command's records alone.
 
 Values are found by trying: a new option needs no row here, unless it needs others (`CONTEXTS`) or sets others (`SETS`).
-That an option's field is read afterwards is shown in `test_option_effects` and by the tests of each feature.
+`test_option_effects` and the tests of each feature show that the field is read afterwards.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def record(command: Command, **values: Any) -> dict[str, Any]:
 
 
 def contexts(name: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Options beside which others are tried, with their record: none but the required ones first."""
+    """Options with which others are tried, and their record: none but the required ones first."""
     command = COMMANDS[name]
     required = {
         field: next(members(info.annotation), "1") for field, info in command.fields.items() if info.is_required()

@@ -96,9 +96,9 @@ ROWS = [
 
 
 @pytest.mark.parametrize(
-    ("view", "name", "value", "beside"), [pytest.param(*row, id=f"{row[0]} {row[1]}") for row in ROWS]
+    ("view", "name", "value", "context"), [pytest.param(*row, id=f"{row[0]} {row[1]}") for row in ROWS]
 )
-def test_an_option_of_a_profile_has_an_effect(view, name, value, beside, galvatron, tmp_path, monkeypatch):
+def test_an_option_of_a_profile_has_an_effect(view, name, value, context, galvatron, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("model.json").write_text(json.dumps(MODEL))
     kind = "hardware" if view in ("hardware", "groups") else "model"
@@ -111,5 +111,5 @@ def test_an_option_of_a_profile_has_an_effect(view, name, value, beside, galvatr
         look: Any = VIEWS[view]
         return look(kind, arguments[kind]) if look is built else look(arguments[kind])
 
-    without = shown(beside)
-    assert shown(beside) == without != shown(beside | {name: value})
+    without = shown(context)
+    assert shown(context) == without != shown(context | {name: value})

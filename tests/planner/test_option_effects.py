@@ -86,7 +86,7 @@ def job(question: Question, **values: Any) -> Any:
 
 
 ROWS = [
-    *((name, value, space, beside) for name, value, beside in (
+    *((name, value, space, context) for name, value, context in (
         ("min_bsz", 16, BATCHES),
         ("max_bsz", 16, BATCHES),
         ("bsz_scale", 12, BATCHES),
@@ -116,7 +116,7 @@ ROWS = [
         ("tp_consec", 0, {}),
         ("pipeline_type", "gpipe", {}),
     )),
-    *((name, value, best, beside) for name, value, beside in (
+    *((name, value, best, context) for name, value, context in (
         ("fine_grained_mode", 0, TIGHT),
         ("device", "h100-80gb", {}),
         ("task", "lora", SHEET),
@@ -147,9 +147,9 @@ ROWS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "value", "view", "beside"), [pytest.param(*row, id=row[0]) for row in ROWS])
-def test_an_option_of_the_search_has_an_effect(name: str, value: object, view: Any, beside: dict[str, Any]) -> None:
-    without = BASE | beside
+@pytest.mark.parametrize(("name", "value", "view", "context"), [pytest.param(*row, id=row[0]) for row in ROWS])
+def test_an_option_of_the_search_has_an_effect(name: str, value: object, view: Any, context: dict[str, Any]) -> None:
+    without = BASE | context
     without = {option: given for option, given in without.items() if option != name or name in BATCHES}
     assert view(Question.of(without)) != view(Question.of(without | {name: value}))
 

@@ -215,13 +215,13 @@ def shown(tmp_path_factory) -> Any:
     return lambda view, values, again=False: look(view, values) if again else kept(view, tuple(values.items()))
 
 
-@pytest.mark.parametrize(("name", "value", "view", "beside"), [pytest.param(*row, id=row[0]) for row in ROWS])
-def test_an_option_of_training_has_an_effect(shown, name, value, view, beside):
-    assert shown(view, beside) != shown(view, beside | {name: value})
+@pytest.mark.parametrize(("name", "value", "view", "context"), [pytest.param(*row, id=row[0]) for row in ROWS])
+def test_an_option_of_training_has_an_effect(shown, name, value, view, context):
+    assert shown(view, context) != shown(view, context | {name: value})
 
 
 @pytest.mark.parametrize(
-    ("view", "beside"), [(updated, {}), (batch, TEXT), (trained, {}), (trained, DPO), (report, {})]
+    ("view", "context"), [(updated, {}), (batch, TEXT), (trained, {}), (trained, DPO), (report, {})]
 )
-def test_without_it_nothing_changes(shown, view, beside):
-    assert shown(view, beside) == shown(view, beside, again=True)
+def test_without_it_nothing_changes(shown, view, context):
+    assert shown(view, context) == shown(view, context, again=True)
