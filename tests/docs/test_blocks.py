@@ -23,12 +23,15 @@ ranks     8 in 1 stage of 8
 """
 
 
-LONG = {"finetune", "tutorial_experts"}  # they train, or search large models
+LONG = {"finetune", "fit"}  # they train, or search large models; as all tutorials do
 
 
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(page, marks=[pytest.mark.slow] if page.stem in LONG else []) for page in BLOCKS["pages"]()],
+    [
+        pytest.param(page, marks=[pytest.mark.slow] if page.stem in LONG or page.stem.startswith("tutorial_") else [])
+        for page in BLOCKS["pages"]()
+    ],
     ids=lambda page: page.stem,
 )
 def test_a_page_shows_what_its_commands_print(page):
