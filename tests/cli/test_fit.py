@@ -14,10 +14,7 @@ from paddlenlp_galvatron.planner.form import Form
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data" / "galvatron-llama2-7b"
 pages = pytest.mark.parametrize("page", [ROOT / "docs" / lang / "fit.md" for lang in ("en", "zh")], ids=["en", "zh"])
-PROMISED = (
-    *("gpus", "fits", "tokens_per_s", "mfu", "memory_estimate_gib"),
-    *("memory_bound_gib", "binds", "plan"),
-)
+PROMISED = (*("gpus", "fits", "tokens_per_s", "mfu", "memory_estimate_gib"), *("memory_bound_gib", "binds", "plan"))
 
 
 def test_the_last_line_of_json_has_a_row_a_number_of_cards(galvatron):

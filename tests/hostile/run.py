@@ -36,9 +36,7 @@ GENERATORS: dict[Generator, int] = {
     configs.options_yaml: 2,
     options.one_option: 4,
     options.words: 4,
-    data.text: 1,
     data.dataset: 1,
-    data.other_tokenizer: 1,
 }
 ENDS = (0, 2, 3)
 CPU_S = 15  # of a case beyond the start of Python; 2 are promised, and busy machines count several times as much
@@ -194,7 +192,6 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # else it warns in every process: it has trained one here
     warm_up()
     begin, wrong = time.monotonic(), 0
     last = given.first + given.cases

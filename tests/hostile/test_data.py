@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from hostile import data
 from paddlenlp_galvatron.base.errors import UserError
-from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.training.data.corpus import Document, write_dataset
 from paddlenlp_galvatron.training.data.dataset import HEADER
 from paddlenlp_galvatron.training.data.sample_index import FOLDER
@@ -22,20 +21,6 @@ SEQ = 4
 def write(folder, files):
     for name, content in files.items():
         (folder / name).write_bytes(content)
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_text_is_prepared_or_refused(tmp_path, capsys, monkeypatch, seed):
-    case = data.text(Random(seed))
-    write(tmp_path, case.files)
-    monkeypatch.chdir(tmp_path)
-    code = main(list(case.words))
-    err = capsys.readouterr().err
-    if code:
-        assert code == 2 and err.startswith("error: ") and err.count("\n") == 1, err
-        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == case.files
-    else:
-        assert not err and len(list((tmp_path / "out").iterdir())) == 2
 
 
 @given(random=st.randoms(use_true_random=False))

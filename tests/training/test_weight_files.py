@@ -109,10 +109,7 @@ REFUSED = {
     "multimodal": (Folder(prefix="language_model.model."), r"a part of a multimodal model; save its language model"),
     "PEFT's": (Folder(prefix="base_model.model.model."), r"PEFT's, with adapters; save the result of merge_and_unload"),
     "in a wrapper": (Folder(prefix="_orig_mod.model."), r"saved within another module; save the model itself"),
-    "nothing": (
-        Folder(single=False),
-        r"or begin with random ones: galvatron train --continue_training 0",
-    ),
+    "nothing": (Folder(single=False), r"or begin with random ones: galvatron train --continue_training 0"),
     **{
         name: (Folder(single=False, others=(name,)), rf"neither {SINGLE} nor {INDEX}; {name} is .*; ")
         for name in OTHERS
