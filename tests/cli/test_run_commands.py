@@ -21,6 +21,7 @@ import pytest
 pytest.importorskip("paddle")
 
 from forked_ranks import fork
+from small_model import GROUPED_MODEL
 
 from paddlenlp_galvatron.base import locking
 from paddlenlp_galvatron.base.errors import Infeasible
@@ -59,16 +60,8 @@ PLAN = {
     "galvatron": {"assumed": {"seq_length": 16, "sequence_parallel": True}},
 }
 ONE_RANK_LAYER = {"tp_sizes_enc": 1, "tp_consecutive_flags": 1, "dp_types_enc": 0, "use_sp": 0, "checkpoint": 0}
-MODEL = {
-    "model_type": "qwen2",
-    "num_hidden_layers": 2,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 63,
-    "max_position_embeddings": 32,
-}
+MODEL = GROUPED_MODEL | {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 63}
+MODEL |= {"intermediate_size": 64, "max_position_embeddings": 32}
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import pytest
 from cost_examples import COMPUTATION, HARDWARE, MEMORY, MODEL, SEQ
 
 from paddlenlp_galvatron.cli.search import END, GROUPS
+from paddlenlp_galvatron.model import config_of
 from paddlenlp_galvatron.options.aliases import canonical_name
 from paddlenlp_galvatron.options.foreign import FOREIGN
 from paddlenlp_galvatron.plan import read_plan
@@ -22,16 +23,7 @@ from paddlenlp_galvatron.profiles import Shape, Variant
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data"
-CONFIG = {
-    "model_type": MODEL.family,
-    "num_hidden_layers": MODEL.layers,
-    "hidden_size": MODEL.hidden_size,
-    "intermediate_size": MODEL.intermediate_size,
-    "num_attention_heads": MODEL.heads,
-    "num_key_value_heads": MODEL.kv_heads,
-    "vocab_size": MODEL.vocab_size,
-    "max_position_embeddings": MODEL.max_position_embeddings,
-}
+CONFIG = config_of(MODEL)
 FIELDS = {name: field for group in GROUPS for name, field in group.model_fields.items()}
 COMMAND_OPTIONS = ("config", "json")  # absent from files of options
 OPTIONS = {

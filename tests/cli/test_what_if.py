@@ -254,13 +254,14 @@ def test_a_request_that_comes_a_byte_at_a_time_is_ended(monkeypatch):
             while not ended.wait(0.1):
                 theirs.send(b"G")
 
-    dripping = threading.Thread(target=drip)
+    dripping, began = threading.Thread(target=drip), time.monotonic()
     dripping.start()
     try:
         served_by._Handler(ours, ("", 0), None)  # type: ignore[arg-type]
     finally:
         ended.set()
         dripping.join()
+    assert 1.0 <= time.monotonic() - began < WAIT_S
 
 
 def test_the_token_is_on_no_command_line(tmp_path):

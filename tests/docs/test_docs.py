@@ -12,17 +12,14 @@ from pathlib import Path
 import pytest
 from plans import BAD_FIELDS, BAD_PLANS, MODEL, plan_fields
 
-from paddlenlp_galvatron.base import limits, reading
 from paddlenlp_galvatron.base.errors import UserError
-from paddlenlp_galvatron.cli.main import COMMANDS, SHOWN, commands
+from paddlenlp_galvatron.cli.main import COMMANDS, commands
 from paddlenlp_galvatron.model.families import FAMILIES
 from paddlenlp_galvatron.options.aliases import canonical_name
 from paddlenlp_galvatron.options.foreign import outcome_of
 from paddlenlp_galvatron.plan import ModelShape, read_plan
-from paddlenlp_galvatron.plan import file as plan_file
 from paddlenlp_galvatron.plan.check import find_faults
 from paddlenlp_galvatron.plan.file import AssumedFields, GalvatronObject, StrategyFile
-from paddlenlp_galvatron.profiles import files, nccl_tests
 from paddlenlp_galvatron.training.paddlenlp.arguments import OPTIONS
 from paddlenlp_galvatron.training.step_log import StepRecord
 
@@ -187,26 +184,6 @@ def test_the_table_of_errors_has_all_and_only_what_is_reported(path, tmp_path):
         assert "; " in fault or any(pattern.match(fault) for pattern in patterns.values()), fault
     for row, pattern in patterns.items():
         assert any(pattern.match(fault) for fault in faults), row
-
-
-@pytest.mark.parametrize("path", [ROOT / "SECURITY.md", ROOT / "SECURITY_zh.md"], ids=["en", "zh"])
-def test_the_limits_are_those_of_the_code(path):
-    rows = re.findall(r"^\|.*\| (.*) \|$", re.split(r"## (?:Limits|上限)", path.read_text())[1], re.MULTILINE)[1:]
-    reported = [[int(number.replace(",", "")) for number in re.findall(r"[\d,]*\d", row)] for row in rows]
-    sizes = [plan_file.LARGEST_BYTES, nccl_tests.LARGEST_LOG, files.LARGEST_BYTES, reading.LARGEST_OPTIONS]
-    strategy, log, profile, options, any_other = (size // 2**20 for size in (*sizes, reading.LARGEST_BYTES))
-    assert strategy == log
-    numbers = [limits.MOST_RANKS, limits.MOST_LAYERS, limits.MOST_SAMPLES, limits.MOST_SIZE, limits.MOST_TRAINED, 2**32]
-    numbers += [
-        strategy,
-        profile,
-        (options, reading.MOST_PARTS),
-        any_other,
-        reading.DEEPEST,
-        reading.MOST_DIGITS,
-        SHOWN,
-    ]
-    assert reported == [list(one) if isinstance(one, tuple) else [one] for one in numbers]
 
 
 ERRORS = ("UserError", "GalvatronError", "Infeasible")

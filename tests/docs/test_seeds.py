@@ -1,7 +1,7 @@
 """Features in the guides of Galvatron and of its PaddleNLP port, line by line: each is as documented.
 
 The numbers are those of five guides: 000 the port, 001 using a model, 002 quick start, 003 the search engine alone,
-004 using a model, in English. `seeds_elsewhere` has lines that other tests show, and what does not hold, and why.
+004 using a model, in English. Fields of a plan are in tests/plan, options of GLOBAL mode in its test_uniform.
 """
 
 from __future__ import annotations
@@ -19,25 +19,13 @@ from cost_examples import COMPUTATION, HARDWARE, MEMORY, MODEL, SEQ
 
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.measure.options import PointOptions
-from paddlenlp_galvatron.options.group import canonical_options
-from paddlenlp_galvatron.plan import DataParallel, Plan, Recompute, Schedule, plan_from_dict, read_plan
+from paddlenlp_galvatron.model import config_of
+from paddlenlp_galvatron.plan import Plan, read_plan
 from paddlenlp_galvatron.profiles import ComputationProfile, HardwareProfile, Shape
-from paddlenlp_galvatron.training.prepare import GROUPS, prepare
-
-from .seeds_elsewhere import EXCEPTIONS, SHOWN_BY
 
 ROOT = Path(__file__).parents[2]
 PORT = "llm/auto_parallel/galvatron-llama-submit"
-CONFIG = {
-    "model_type": MODEL.family,
-    "num_hidden_layers": MODEL.layers,
-    "hidden_size": MODEL.hidden_size,
-    "intermediate_size": MODEL.intermediate_size,
-    "num_attention_heads": MODEL.heads,
-    "num_key_value_heads": MODEL.kv_heads,
-    "vocab_size": MODEL.vocab_size,
-    "max_position_embeddings": MODEL.max_position_embeddings,
-}
+CONFIG = config_of(MODEL)
 END = "========================= Galvatron Search Engine End Searching ========================="
 
 
@@ -74,14 +62,6 @@ class Desk:
         values = {"model_size": "example.json", "seq_length": SEQ, "nproc": 8} | options
         words = [f"--{name}={value}" for name, value in values.items() if value is not ...]
         return self.command("train", *words, *flags, "--dry_run", code=code)
-
-    def globally(self, *flags: str, **options: object) -> Plan:
-        """The plan of GLOBAL mode."""
-        values = {"model_size": "example.json", "seq_length": SEQ, "global_train_batch_size": 16, "max_steps": 1}
-        given = values | {flag.strip("-"): "1" for flag in flags} | options
-        known = {name for group in GROUPS for name in group.model_fields}
-        plan, _ = prepare(canonical_options(given, known), 8).settings.load_plan()
-        return plan
 
     def script(self, name: str, *words: str, shell: str = "bash", **environment: str) -> str:
         """The command that a script would run: its words, a line each script that it starts."""
@@ -176,39 +156,6 @@ STRATEGY: dict[str, Any] = {
     "vsp": 0,
     "embed_sdp": 0,
 }
-PLANS: list[tuple[dict[str, object], Callable[[Plan], bool]]] = [  # fields of a plan file, and how the plan is
-    ({"pp_deg": 2}, lambda plan: len(plan.stages) == 2),
-    ({"pp_division": "1,3"}, lambda plan: plan.stages == (1, 3)),
-    ({"pipeline_type": "gpipe"}, lambda plan: plan.schedule is Schedule.GPIPE),
-    ({"chunks": 4}, lambda plan: plan.micro_batches == 4),
-    ({"tp_sizes_enc": "2,2,4,1"}, lambda plan: [layer.degree for layer in plan.layers] == [2, 2, 4, 1]),
-    ({"tp_consecutive_flags": "0,1,1,1"}, lambda plan: not plan.layers[0].consecutive),
-    ({"dp_types_enc": "0,1,0,0"}, lambda plan: plan.layers[1].dp_type is DataParallel.ZERO3),
-    ({"default_dp_type": "zero2"}, lambda plan: plan.layers[0].dp_type is DataParallel.ZERO2),
-    ({"use_sp": "0,0,1,0"}, lambda plan: [layer.ulysses for layer in plan.layers] == [False, False, True, False]),
-    ({"checkpoint": "1,0,0,0"}, lambda plan: [bool(layer.recompute) for layer in plan.layers] == [True, *[False] * 3]),
-    ({"global_bsz": 32}, lambda plan: plan.global_batch == 32),
-    ({"vtp": 4}, lambda plan: plan.vocab.degree == 4),
-    ({"vsp": 1}, lambda plan: plan.vocab.ulysses),
-    ({"embed_sdp": 1}, lambda plan: plan.vocab.dp_type is DataParallel.ZERO3),
-]
-GLOBAL: list[tuple[dict[str, object], Callable[[Plan], object], object]] = [  # options, a field of the plan, its value
-    ({"pp_deg": 2}, lambda plan: len(plan.stages), 2),
-    ({"galvatron_config_path": "None", "pp_deg": 2}, lambda plan: plan.stages, (2, 2)),
-    ({"global_tp_deg": 4}, lambda plan: plan.layers[0].tp, 4),
-    ({"global_tp_deg": 2, "global_tp_consec": 0}, lambda plan: plan.layers[0].consecutive, False),
-    ({"sdp": 1}, lambda plan: plan.layers[0].dp_type, DataParallel.ZERO3),
-    ({"global_train_batch_size": 24}, lambda plan: plan.global_batch, 24),
-    ({"chunks": 2}, lambda plan: plan.micro_batches, 2),
-    ({"global_checkpoint": 1}, lambda plan: plan.layers[0].recompute, Recompute.FULL),
-    ({"pipeline_type": "gpipe"}, lambda plan: plan.schedule, Schedule.GPIPE),
-    ({"vocab_tp": 4}, lambda plan: plan.vocab.tp, 4),
-    ({"global_tp_deg": 2, "use_ulysses": 1}, lambda plan: plan.layers[0].ulysses, True),
-    ({"mixed_precision": "bf16"}, lambda plan: str(plan.assumed.mixed_precision), "bf16"),
-    ({"sequence-parallel": 1}, lambda plan: plan.assumed.sequence_parallel, True),
-    ({"no_async_grad_reduce": 1}, lambda plan: plan.assumed.async_grad_reduce, False),
-    ({"set_layernum_manually": 1, "num_hidden_layers": 2}, lambda plan: len(plan.layers), 2),
-]
 
 
 @pytest.mark.parametrize(("script", "environment", "words"), [pytest.param(*row[1:], id=row[0]) for row in SCRIPTS])
@@ -220,16 +167,6 @@ def test_a_script_passes_on_its_variables(desk, script, environment, words):
 @pytest.mark.parametrize(("options", "holds"), [pytest.param(*row[1:], id=row[0]) for row in SEARCHES])
 def test_a_search_obeys_its_options(desk, options, holds):
     assert holds(desk.plan(**options))
-
-
-@pytest.mark.parametrize(("fields", "holds"), PLANS, ids=lambda of: str(of)[:40])
-def test_a_field_of_a_strategy_means_what_the_guide_says(fields, holds):
-    assert holds(plan_from_dict(STRATEGY | fields, 8))
-
-
-@pytest.mark.parametrize(("options", "field", "value"), GLOBAL, ids=lambda of: str(of)[:40])
-def test_a_global_option_is_in_the_plan(desk, options, field, value):
-    assert field(desk.globally(**options)) == value
 
 
 # ---- 000: the port -------------------------------------------------------------------------------------------------
@@ -481,13 +418,6 @@ def _(desk: Desk) -> None:
 @pytest.mark.parametrize("name", CHECKS)
 def test_a_documented_line_holds(desk, name):
     CHECKS[name](desk)
-
-
-def test_lines_with_a_test_of_their_own_have_it():
-    for name, where in SHOWN_BY.items():
-        file, test = where.split("::")
-        assert f"\ndef {test}(" in (ROOT / "tests" / file).read_text(), name
-    assert not (CHECKS.keys() | SHOWN_BY.keys()) & EXCEPTIONS.keys()
 
 
 def test_exceptions_are_reported(desk):

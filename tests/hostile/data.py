@@ -2,53 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from random import Random
 
 import numpy as np
 
-from .case import Case
-
 HEADER = struct.Struct("<9sQBQQ")
 TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2", 9: "<u4", 10: "<u8"}
-MODEL = {
-    "model_type": "qwen2",
-    "num_hidden_layers": 1,
-    "hidden_size": 8,
-    "intermediate_size": 16,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "vocab_size": 128,
-    "max_position_embeddings": 8,
-    "tie_word_embeddings": False,
-}
-PLAN = {
-    "pp_deg": 1,
-    "tp_sizes_enc": "1",
-    "tp_consecutive_flags": "1",
-    "dp_types_enc": "0",
-    "use_sp": "0",
-    "checkpoint": "0",
-    "global_bsz": 1,
-    "chunks": 1,
-    "pp_division": "1",
-    "pipeline_type": "pipedream_flush",
-    "default_dp_type": "ddp",
-    "vtp": 1,
-    "vsp": 0,
-    "embed_sdp": 0,
-    "world_size": 1,
-}
 EXTREMES = (-(2**63), -(2**31), -1, 0, 1, 7, 255, 2**31 - 1, 2**31, 2**32 - 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
-
-
-def dataset(random: Random) -> Case:
-    """A training run that would read it."""
-    tokens, index = dataset_files(random)
-    words = ("train", "plan.json", "--model", "model.json", "--data", "x", "--seq_length", "4", "--split", "1,1,0")
-    files = {"x.bin": tokens, "x.idx": index, "model.json": _json(MODEL), "plan.json": _json(PLAN)}
-    return Case((*words, "--max_steps", "1", "--dry_run"), files, writes=(".galvatron-index/", "output/"))
 
 
 def dataset_files(random: Random) -> tuple[bytes, bytes]:
@@ -75,10 +36,6 @@ def dataset_files(random: Random) -> tuple[bytes, bytes]:
     if random.random() < 0.2:
         tokens = damaged(random, tokens)
     return tokens, index
-
-
-def _json(value: object) -> bytes:
-    return json.dumps(value).encode()
 
 
 def damaged(random: Random, content: bytes) -> bytes:

@@ -25,7 +25,7 @@ from typing import NoReturn
 
 from paddlenlp_galvatron.cli.main import main as galvatron
 
-from . import configs, data, options, plans
+from . import configs, options, plans
 from .case import Case, Generator
 
 # How often each is drawn. Tests of the readers draw damaged profiles, hostfiles, weights, logs and corpora.
@@ -36,7 +36,6 @@ GENERATORS: dict[Generator, int] = {
     configs.options_yaml: 2,
     options.one_option: 4,
     options.words: 4,
-    data.dataset: 1,
 }
 ENDS = (0, 2, 3)
 CPU_S = 15  # of a case beyond the start of Python; 2 are promised, and busy machines count several times as much

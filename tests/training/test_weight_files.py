@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("paddle")
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
@@ -60,7 +60,6 @@ def require_read(source: HuggingFaceWeights, spec: Folder, folder: Path) -> None
         assert (source(weight.name, weight.shape) == (stored.T if weight.transposed else stored)).all(), weight.name
 
 
-@settings(max_examples=150)
 @given(spec=folders())
 def test_what_transformers_reads_is_read_or_refused(spec):
     with tempfile.TemporaryDirectory() as name:
