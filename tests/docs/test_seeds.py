@@ -12,10 +12,10 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cost_examples import COMPUTATION, HARDWARE, MEMORY, MODEL, SEQ
+from plans import plan_fields
 
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.measure.options import PointOptions
@@ -140,22 +140,6 @@ SEARCHES: list[tuple[str, dict[str, object], Callable[[Plan], bool]]] = [  # lin
     ),
     ("001 set_layernum_manually", {"set_layernum_manually": 1, "num_layers": 6}, lambda plan: len(plan.layers) == 6),
 ]
-STRATEGY: dict[str, Any] = {
-    "pp_deg": 2,
-    "pp_division": "2,2",
-    "pipeline_type": "pipedream_flush",
-    "chunks": 2,
-    "tp_sizes_enc": "2,2,4,1",
-    "tp_consecutive_flags": "1,1,1,1",
-    "dp_types_enc": "0,1,0,0",
-    "default_dp_type": "zero2",
-    "use_sp": "0,0,1,0",
-    "checkpoint": "1,0,0,0",
-    "global_bsz": 16,
-    "vtp": 2,
-    "vsp": 0,
-    "embed_sdp": 0,
-}
 
 
 @pytest.mark.parametrize(("script", "environment", "words"), [pytest.param(*row[1:], id=row[0]) for row in SCRIPTS])
@@ -311,14 +295,14 @@ def _(desk: Desk) -> None:
 
 @line("001 galvatron_config_path FILE", "001 JSON overrides GLOBAL", "002 --galvatron_config_path")
 def _(desk: Desk) -> None:
-    (desk.folder / "p.json").write_text(json.dumps(STRATEGY | {"world_size": 8}))
+    (desk.folder / "p.json").write_text(json.dumps(plan_fields()))
     stated = desk.train(galvatron_config_path="p.json", pp_deg=4, max_steps=1)
     assert "pp_deg ignored: the plan" in stated
 
 
 @line("001 the JSON as it is printed, with // comments")
 def _(desk: Desk) -> None:
-    text = json.dumps(STRATEGY, indent=4).replace('"chunks": 2,', '"chunks": 2,  // micro-batches, see http://x')
+    text = json.dumps(plan_fields(), indent=4).replace('"chunks": 2,', '"chunks": 2,  // micro-batches, see http://x')
     (desk.folder / "p.json").write_text(text.replace("{", "{\n    // pipeline", 1))
     assert "valid: " in desk.command("plan", "check", "p.json")
 
