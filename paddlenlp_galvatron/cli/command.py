@@ -55,7 +55,7 @@ class Command:
         switches: Mapping[str, str],
         beside: Mapping[str, Fate],
     ):
-        self.work, self.positional, self.switches, self.beside = work, positional, switches, beside
+        self.work, self.groups, self.positional, self.switches, self.beside = work, groups, positional, switches, beside
         self.help = " ".join((work.__doc__ or "").split())
         switch = {name: FieldInfo(annotation=bool, default=False, description=switches[name]) for name in switches}
         self.fields = (FromFile.model_fields if FromFile in groups else {}) | switch  # of all options and arguments

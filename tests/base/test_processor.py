@@ -1,13 +1,10 @@
-"""Which instructions the processor lacks: by Linux's list, and by a child that tries an operator."""
+"""Which instructions the processor lacks, by Linux's list."""
 
 from __future__ import annotations
 
-import os
 import platform
-import signal
 
 import pytest
-from operators import CRASHES, require
 
 from paddlenlp_galvatron.base import processor
 
@@ -31,14 +28,3 @@ def test_avx512_is_lacking_where_an_x86_does_not_list_it(tmp_path, monkeypatch, 
     if flags is not None:
         processor.CPUINFO.write_text(LIST.format(flags))
     assert processor.lacks(processor.AVX512) is lacks
-
-
-@pytest.mark.parametrize("number", CRASHES)
-def test_an_operator_that_crashes_skips_its_test_and_ends_no_other_process(number):
-    with pytest.raises(pytest.skip.Exception, match=f"norm ends its process with {number.name} on this processor"):
-        require("norm", lambda: os.kill(os.getpid(), number))
-
-
-def test_an_operator_that_raises_is_left_to_its_test():
-    require("norm", lambda: os.strerror("none"))
-    require("norm", lambda: signal.strsignal(signal.SIGILL))

@@ -1,80 +1,116 @@
-"""Every option of every `--help` shows that it changes something, in a row of the tables of `every_option`."""
+"""Every option of every `--help`, on the command line and in a file, changes its field of the command's records alone.
+
+Values are found by trying: a new option needs no row here, unless it needs others (`CONTEXTS`) or sets others (`SETS`).
+`test_option_effects` and the tests of each feature show that the field is read afterwards.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from enum import Enum
+from typing import Any, Literal, get_args, get_origin
+from unittest.mock import patch
 
 import pytest
 
-pytest.importorskip("paddle")
-
-from every_option import profile, search, small, train, validate
-from every_option.row import Row, Seen, run
-
+from paddlenlp_galvatron.base.errors import UserError
+from paddlenlp_galvatron.cli.command import Command
 from paddlenlp_galvatron.cli.main import commands
 
-TABLES = {
-    command: (table.SEEN, table.BASES[command], rows, table.prepare)
-    for table in (search, train, profile, small, validate)
-    for command, rows in table.TABLES.items()
+COMMANDS = commands()
+VALUES = ("1", "0", "2", "3", "8", "300", "0.5", "x", "A=1", "h100-80gb", "dp+tp", "full")
+# Options that must be given for others to be allowed.
+CONTEXTS: dict[str, list[dict[str, Any]]] = {
+    "search": [{"task": "lora"}, {"max_bsz": 64, "settle_bsz": -1}, {"sp_space": "sp"}],
+    "fit": [{"task": "lora"}],
+    "validate": [{"task": "lora"}, {"num_nodes": 4, "master_addr": "10.0.0.1", "master_port": 9}],
+    "train": [
+        *({"task": task, "dataset_name_or_path": "x"} for task in ("sft", "lora")),
+        {"task": "dpo", "train_dataset_path": "x"},
+        {"task": "dpo", "dataset_name_or_path": "x"},
+        {"dataset_name_or_path": "x"},
+        {"train_dataset_path": "x"},
+        {"load": "x"},
+        {"recompute": 1},
+    ],
+    "plan uniform": [{"recompute": 1}],
+    "completion": [{"shell": "bash"}],
 }
-MOST_CANNOT = 6
+# Options that also set others: the sides of a cluster give its size, a range of batches frees the one that is fixed.
+CLUSTER, RANGE = {"num_nodes", "num_gpus_per_node", "world_size"}, {"min_bsz", "max_bsz", "settle_bsz"}
+SETS = {"search": dict.fromkeys(CLUSTER, CLUSTER) | dict.fromkeys(RANGE, RANGE)}
 
 
-def test_every_option_of_every_command_has_a_row():
-    fields = {words: command.fields.keys() for words, command in commands().items() if command.fields}
-    rows = {words: rows.keys() for words, (_, _, rows, _) in TABLES.items()}
-    assert fields.keys() - {"completion"} == rows.keys()
-    assert not {words: found for words in rows if (found := rows[words] - fields[words])}
-    assert not {words: found for words in rows if (found := commands()[words].options.keys() - rows[words])}
-    assert sum(bool(row.cannot) for _, _, rows, _ in TABLES.values() for row in rows.values()) <= MOST_CANNOT
+def members(annotation: Any) -> Iterator[str]:
+    """The words that a type takes."""
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        yield from (str(one.value) for one in annotation)
+    elif get_origin(annotation) is Literal:
+        yield from map(str, get_args(annotation))
+    else:
+        for inner in get_args(annotation):
+            yield from members(inner)
 
 
-class Runs:
-    """Runs of commands, each made once, and a second time to find values that differ by themselves."""
+def record(command: Command, **values: Any) -> dict[str, Any]:
+    """The fields of the groups that a command builds of a command line, and its switches. Raises UserError."""
+    built: dict[str, Any] = {}
 
-    def __init__(self, folder: Path):
-        self._folder = folder
-        self._made: dict[Any, Seen] = {}
-        self._templates: dict[Any, Path] = {}
+    def work(values: dict[str, Any], **switches: bool) -> None:
+        for group in command.groups:
+            built.update(dict(group.from_values(values)))
+        built.update(switches)
 
-    def seen(self, command: str, values: dict[str, Any], again: bool = False) -> Seen:
-        key = command, again, *sorted((name, str(value)) for name, value in values.items() if value is not None)
-        if key not in self._made:
-            kind, _, _, prepare = TABLES[command]
-            if prepare not in self._templates:
-                self._templates[prepare] = self._folder / f"template{len(self._templates)}"
-                self._templates[prepare].mkdir()
-                prepare(self._templates[prepare])
-            folder = self._folder / f"run{len(self._made)}"
-            self._made[key] = run(command, values, self._templates[prepare], folder, kind)
-        return self._made[key]
+    with patch.object(command, "work", work):
+        command.run([f"--{name}={value}" for name, value in values.items()], "galvatron")
+    return built
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> Runs:
-    return Runs(tmp_path_factory.mktemp("runs"))
+def contexts(name: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Options with which others are tried, and their record: none but the required ones first."""
+    command = COMMANDS[name]
+    required = {
+        field: next(members(info.annotation), "1") for field, info in command.fields.items() if info.is_required()
+    }
+    for context in ({}, *CONTEXTS.get(name, ())):
+        with suppress(UserError):
+            yield required | context, record(command, **required | context)
 
 
-ALL = [(command, option, row) for command, (_, _, rows, _) in TABLES.items() for option, row in rows.items()]
+def tried(command: Command, option: str, context: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Values that the option may have, each with its record."""
+    for value in (*members(command.fields[option].annotation), *VALUES):
+        with suppress(UserError):
+            yield value, record(command, **context | {option: value})
 
 
-@pytest.mark.parametrize(
-    ("command", "option", "row"),
-    [pytest.param(*one, id=f"{one[0]} --{one[1]}") for one in ALL if not one[2].cannot],
-)
-def test_an_option_changes_what_its_row_says(runs, command, option, row: Row):
-    without = TABLES[command][1] | row.beside | {option: None}
-    reported = runs.seen(command, without), runs.seen(command, without | {option: row.value})
-    again = runs.seen(command, without, again=True)
-    before, after = (one.look(row.shows) for one in reported)
-    assert again.look(row.shows) == before, "it differs by itself"
-    assert (before == after) == bool(row.idle), f"{before}\n{after}\n{reported[1].err}"
+@pytest.mark.parametrize("name", COMMANDS)
+def test_an_option_changes_its_field_alone(name, tmp_path):
+    command, file = COMMANDS[name], tmp_path / "options.json"
+    known = list(contexts(name))
+    for option in command.options.keys() - {"config"}:
+        allowed = SETS.get(name, {}).get(option, {option})
+        shown = next(
+            (
+                (value, context, after)
+                for context, before in known
+                for value, after in tried(command, option, context)
+                if option in {field for field in after if after[field] != before[field]} <= allowed
+            ),
+            None,
+        )
+        assert shown, f"no value changes the field of --{option} alone: add what it needs to CONTEXTS"
+        value, context, after = shown
+        if "config" in command.fields and option not in command.switches:
+            file.write_text(json.dumps({option: value}))
+            others = {field: word for field, word in context.items() if field != option}
+            assert record(command, config=file, **others) == after
 
 
 def test_no_help_shows_what_is_not_meant_for_people(galvatron):
-    for words in commands():
+    for words in COMMANDS:
         shown = galvatron(*words.split(), "--help").out
         assert "Undefined" not in shown and "[[" not in shown and words.split()[-1] in shown
 

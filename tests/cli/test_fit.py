@@ -14,10 +14,7 @@ from paddlenlp_galvatron.planner.form import Form
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data" / "galvatron-llama2-7b"
 pages = pytest.mark.parametrize("page", [ROOT / "docs" / lang / "fit.md" for lang in ("en", "zh")], ids=["en", "zh"])
-PROMISED = (
-    *("gpus", "fits", "tokens_per_s", "mfu", "memory_estimate_gib"),
-    *("memory_bound_gib", "binds", "plan"),
-)
+PROMISED = (*("gpus", "fits", "tokens_per_s", "mfu", "memory_estimate_gib"), *("memory_bound_gib", "binds", "plan"))
 
 
 def test_the_last_line_of_json_has_a_row_a_number_of_cards(galvatron):
@@ -75,7 +72,13 @@ def test_models_and_devices_are_listed(galvatron):
 
 
 @pytest.mark.parametrize(
-    ("model", "gpus"), [("qwen2.5-7b", 8), ("llama3-8b", 8), ("qwen2.5-14b", 16), ("llama3.1-70b", 64)]
+    ("model", "gpus"),
+    [
+        ("qwen2.5-7b", 8),
+        ("llama3-8b", 8),
+        ("qwen2.5-14b", 16),
+        pytest.param("llama3.1-70b", 64, marks=pytest.mark.slow),
+    ],
 )
 def test_fit_search_and_what_if_answer_the_same_question_alike(model, gpus, galvatron, tmp_path, monkeypatch):
     """Given model, device and number of GPUs alone: a plan that one of them proves best is not beaten by another."""

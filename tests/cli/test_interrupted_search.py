@@ -112,10 +112,7 @@ def test_in_python_ctrl_c_gives_the_best_plan_so_far_or_is_raised(folder):
 def test_other_searches_end_at_once_and_write_nothing(folder, galvatron, command):
     assert galvatron(*SEARCH, "-o", "plan.json").code == 0
     before = sorted(folder.rglob("*"))
-    asked = {
-        "fit": ["fit", "qwen2.5-7b", "--device", "h100", "--gpus", "8"],
-        "explain": ["explain", "plan.json"],
-    }
+    asked = {"fit": ["fit", "qwen2.5-7b", "--device", "h100", "--gpus", "8"], "explain": ["explain", "plan.json"]}
     code, _, err = interrupted(signal.SIGINT, 0, asked[command])
     assert code == 130 and err.splitlines()[-1] == "interrupted"
     assert sorted(folder.rglob("*")) == before

@@ -10,15 +10,7 @@ import jsonschema
 import pytest
 from plans import plan_fields
 
-from paddlenlp_galvatron.plan import (
-    Assumptions,
-    Precision,
-    json_schema,
-    plan_id,
-    plan_to_dict,
-    read_plan,
-    uniform_plan,
-)
+from paddlenlp_galvatron.plan import Assumptions, Precision, json_schema, plan_id, plan_to_dict, read_plan, uniform_plan
 
 ROOT = Path(__file__).parents[2]
 
@@ -348,11 +340,7 @@ def test_the_load_of_experts_stands_in_every_answer_and_check_holds_it_against_a
     assert (
         "estimate holds" in lines[0]
         and "bound holds" in lines[1]
-        and reported["holds"]
-        == {
-            "estimate": True,
-            "bound": True,
-        }
+        and reported["holds"] == {"estimate": True, "bound": True}
     )
     (rows, most), reported = with_log(1.9, 2.41)
     assert rows.endswith("(predicted 1.5 x mean, +27%); search again: galvatron search --moe_imbalance 1.9")

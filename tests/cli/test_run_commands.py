@@ -21,6 +21,8 @@ import pytest
 pytest.importorskip("paddle")
 
 from forked_ranks import fork
+from plans import plan_fields
+from small_model import GROUPED_MODEL
 
 from paddlenlp_galvatron.base import locking
 from paddlenlp_galvatron.base.errors import Infeasible
@@ -40,35 +42,13 @@ from paddlenlp_galvatron.training.data.tokenizer import train_tokenizer
 from paddlenlp_galvatron.training.inputs import open_data
 
 ROOT = Path(__file__).parents[2]
-PLAN = {
-    "pp_deg": 1,
-    "tp_sizes_enc": "1,2",
-    "tp_consecutive_flags": "1,1",
-    "dp_types_enc": "0,0",
-    "use_sp": "0,0",
-    "checkpoint": "0,1",
-    "global_bsz": 8,
-    "chunks": 2,
-    "pp_division": "2",
-    "pipeline_type": "pipedream_flush",
-    "default_dp_type": "ddp",
-    "vtp": 2,
-    "vsp": 0,
-    "embed_sdp": 0,
-    "world_size": 4,
-    "galvatron": {"assumed": {"seq_length": 16, "sequence_parallel": True}},
-}
+PLAN = plan_fields(
+    pp_deg=1, pp_division="2", tp_sizes_enc="1,2", tp_consecutive_flags="1,1", dp_types_enc="0,0", use_sp="0,0",
+    checkpoint="0,1", global_bsz=8, world_size=4, galvatron={"assumed": {"seq_length": 16, "sequence_parallel": True}},
+)  # fmt: skip
 ONE_RANK_LAYER = {"tp_sizes_enc": 1, "tp_consecutive_flags": 1, "dp_types_enc": 0, "use_sp": 0, "checkpoint": 0}
-MODEL = {
-    "model_type": "qwen2",
-    "num_hidden_layers": 2,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 63,
-    "max_position_embeddings": 32,
-}
+MODEL = GROUPED_MODEL | {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 63}
+MODEL |= {"intermediate_size": 64, "max_position_embeddings": 32}
 
 
 @pytest.fixture

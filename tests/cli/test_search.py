@@ -15,6 +15,7 @@ import pytest
 from cost_examples import COMPUTATION, HARDWARE, MEMORY, MODEL, SEQ
 
 from paddlenlp_galvatron.cli.search import END, GROUPS
+from paddlenlp_galvatron.model import config_of
 from paddlenlp_galvatron.options.aliases import canonical_name
 from paddlenlp_galvatron.options.foreign import FOREIGN
 from paddlenlp_galvatron.plan import read_plan
@@ -22,16 +23,7 @@ from paddlenlp_galvatron.profiles import Shape, Variant
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data"
-CONFIG = {
-    "model_type": MODEL.family,
-    "num_hidden_layers": MODEL.layers,
-    "hidden_size": MODEL.hidden_size,
-    "intermediate_size": MODEL.intermediate_size,
-    "num_attention_heads": MODEL.heads,
-    "num_key_value_heads": MODEL.kv_heads,
-    "vocab_size": MODEL.vocab_size,
-    "max_position_embeddings": MODEL.max_position_embeddings,
-}
+CONFIG = config_of(MODEL)
 FIELDS = {name: field for group in GROUPS for name, field in group.model_fields.items()}
 COMMAND_OPTIONS = ("config", "json")  # absent from files of options
 OPTIONS = {
@@ -212,29 +204,6 @@ def test_a_fault_of_a_config_file_is_reported(folder, galvatron, text, message):
     assert galvatron(*words(config="none.yaml")).err == "error: none.yaml: no such file\n"
 
 
-# Every option of the search that Galvatron's and its PaddleNLP port's user documents name, and their scripts pass.
-DOCUMENTED = [
-    "num_nodes", "num_gpus_per_node", "world_size", "memory_constraint", "memory_upper_limit", "time_profile_mode",
-    "memory_profile_mode", "profile_mode", "min_bsz", "max_bsz", "bsz_scale", "bsz_step", "settle_bsz",
-    "settle_chunk", "memory_profiling_path", "time_profiling_path", "allreduce_bandwidth_config_path",
-    "p2p_bandwidth_config_path", "overlap_coe_path", "sp_time_path", "output_config_path", "time_profile_data_path",
-    "memory_profile_data_path", "allreduce_coe_path", "p2p_coe_path", "no_async_grad_reduce",
-    "no_global_memory_buffer", "sp_space", "search_space", "disable_dp", "disable_tp", "disable_pp", "disable_sdp",
-    "disable_ckpt", "disable_vtp", "disable_sp", "max_tp_size", "max_tp_deg", "max_pp_size", "max_pp_deg",
-    "fine_grained_mode", "sequence_parallel", "sequence-parallel", "parallel_search", "worker", "log_dir",
-    "pipeline_type", "default_dp_type", "mixed_precision", "mixed_precision_type", "embed_sdp", "tp_consec",
-    "disable_tp_consec", "model_size", "set_model_config_manually", "set_layernum_manually", "set_seqlen_manually",
-    "seq_length", "hidden_size", "num_layers", "num_hidden_layers", "layernum", "num_attention_heads",
-    "num_key_value_heads", "ffn_hidden_size", "vocab_size", "num_layertype", "hidden_size_list", "layernum_list",
-    "layer_num_list", "seqlen_list", "search_granularity",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", DOCUMENTED)
-def test_every_documented_option_is_known(name):
-    assert canonical_name(name) in FIELDS.keys() | FOREIGN.keys()
-
-
 def test_what_galvatrons_own_script_passes_is_taken(folder, galvatron):
     """Numbers next to flags of 0, switches that are bare, options without an effect here."""
     ran = galvatron(
@@ -404,8 +373,3 @@ def test_published_profiles_of_both_dialects_are_searched(folder, galvatron, nam
     assert ran.code == 0, ran.err
     answer = json.loads(ran.out.splitlines()[-1])
     assert answer["feasible"] and answer["gap"] < 1e-9
-
-
-def test_help_shows_every_option(galvatron):
-    shown = galvatron("search", "--help").out
-    assert all(f"--{name}" in shown for name in [*FIELDS, *COMMAND_OPTIONS])

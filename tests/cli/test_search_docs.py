@@ -8,13 +8,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
-import yaml
 
-from paddlenlp_galvatron.base.limits import MOST_RANKS, MOST_SAMPLES
-from paddlenlp_galvatron.options.group import canonical_options
 from paddlenlp_galvatron.plan import read_plan
-from paddlenlp_galvatron.planner import branches
-from paddlenlp_galvatron.planner.options import MOST_BATCHES, MOST_PLANS
 
 from .test_search import FIELDS, OPTIONS, folder, words  # noqa: F401 - a fixture
 
@@ -32,21 +27,6 @@ def test_every_key_of_the_answer_is_named(page, folder, galvatron):  # noqa: F81
 
 
 @pages
-def test_the_limits_are_those_of_the_code(page):
-    (reported,) = re.findall(r"^(?:Limits: |上限：)(.*\n.*)$", page.read_text(), re.MULTILINE)
-    known = [
-        MOST_RANKS,
-        MOST_SAMPLES,
-        MOST_BATCHES,
-        branches.MOST_FAMILIES,
-        branches.MOST_STRATEGIES,
-        branches.MOST_PRICES,
-    ]
-    known += [MOST_PLANS]
-    assert {int(number.replace(",", "")) for number in re.findall(r"\d[\d,]*\d", reported)} == set(known)
-
-
-@pages
 def test_the_program_runs(page, folder):  # noqa: F811
     """With the example's model and cluster in the place of those that it names."""
     program = re.search(
@@ -60,18 +40,3 @@ def test_the_program_runs(page, folder):  # noqa: F811
         text = text.replace(theirs, ours)
     exec(text, {})
     assert read_plan(folder / "plan.json").global_batch == 16
-
-
-@pages
-def test_the_options_of_the_examples_exist(page):
-    text = page.read_text()
-    config = re.search(r"((?:^    .*\n)+)", text.split("search.yaml")[1].split("\n", 1)[1], re.MULTILINE)
-    assert config
-    sections = yaml.safe_load(config[1])
-    values = {
-        k: v for key, value in sections.items() for k, v in (value if isinstance(value, dict) else {key: value}).items()
-    }
-    assert canonical_options(values, FIELDS)["memory_constraint"] == 36
-    flags = {flag for block in re.findall(r"(?:^(?:    )?galvatron search.*\n(?:^    .*\n)*)", text, re.MULTILINE)
-             for flag in re.findall(r"--(\w+)", block)}  # fmt: skip
-    assert flags and canonical_options(dict.fromkeys(flags, 1), FIELDS)

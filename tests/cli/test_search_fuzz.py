@@ -7,7 +7,7 @@ import json
 from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from plans import json_values
 
@@ -48,7 +48,6 @@ VALUES = st.one_of(
 FUZZED = sorted(set(FIELDS) - {"max_bsz", "output_config_path", "log_dir"})
 
 
-@settings(max_examples=150)
 @given(st.dictionaries(st.sampled_from(FUZZED), VALUES, max_size=3))
 def test_random_flags_end_in_a_plan_or_a_clear_error(place, flags):
     fixed = {**OPTIONS, "model_size": place / "example.json", "profiles": place / "configs"}
@@ -62,7 +61,6 @@ def _places(value: object, path: tuple = ()) -> list[tuple]:
     return [path, *(place for key, item in inner for place in _places(item, (*path, key)))]
 
 
-@settings(max_examples=150)
 @given(st.data())
 def test_damaged_profiles_end_in_a_plan_or_a_clear_error(place, data):
     files = sorted((place / "configs").glob("*.json"))

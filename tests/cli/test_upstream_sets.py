@@ -153,11 +153,6 @@ def test_all_mistakes_are_reported_at_once_with_the_nearest_name(galvatron):
     ran = galvatron("train", *words)
     assert ran.code == 2
     lines = ran.err.splitlines()
-    assert [line.split(":")[1].strip() for line in lines] == [
-        "--globl_tp_deg",
-        "--vocab_cp",
-        "--xyz",
-        "--do_train",
-    ]
+    assert [line.split(":")[1].strip() for line in lines] == ["--globl_tp_deg", "--vocab_cp", "--xyz", "--do_train"]
     assert "did you mean --global_tp_deg?" in lines[0] and "--help lists all" in lines[2]
     assert "it trains; to evaluate alone" in lines[3]

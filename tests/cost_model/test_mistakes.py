@@ -5,30 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-from cost_examples import (
-    COMPUTATION,
-    HARDWARE,
-    LAYER_MIB,
-    MODEL,
-    SEQ,
-    cost,
-    example,
-    example_plan,
-    one_node,
-)
+from cost_examples import COMPUTATION, HARDWARE, LAYER_MIB, MODEL, SEQ, cost, example, example_plan, one_node
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cost_model import CostOptions
 from paddlenlp_galvatron.cost_model.traffic import step_traffic_bytes
 from paddlenlp_galvatron.cost_model.weights import layer_weights
-from paddlenlp_galvatron.plan import (
-    DataParallel,
-    LayerStrategy,
-    Precision,
-    VocabStrategy,
-    read_plan,
-    write_plan,
-)
+from paddlenlp_galvatron.plan import DataParallel, LayerStrategy, Precision, VocabStrategy, read_plan, write_plan
 from paddlenlp_galvatron.profiles import ComputationProfile, HardwareProfile, Shape
 from paddlenlp_galvatron.profiles.compute_time import ComputeTimes, TimeMode
 from paddlenlp_galvatron.profiles.hardware import Collective

@@ -14,14 +14,7 @@ from paddlenlp_galvatron.cost_model.collectives import CallTimes, Overlapped, pl
 from paddlenlp_galvatron.cost_model.module import Room, module_memory
 from paddlenlp_galvatron.cost_model.variants import products_behind
 from paddlenlp_galvatron.cost_model.weights import StateBytes, Weights, layer_weights, table_weights
-from paddlenlp_galvatron.plan import (
-    Assumptions,
-    DataParallel,
-    LayerStrategy,
-    Precision,
-    Schedule,
-    VocabStrategy,
-)
+from paddlenlp_galvatron.plan import Assumptions, DataParallel, LayerStrategy, Precision, Schedule, VocabStrategy
 from paddlenlp_galvatron.plan.comm_points import CommPoint
 from paddlenlp_galvatron.plan.layout import TokenLayout, moves, redistribution, token_layout
 from paddlenlp_galvatron.plan.mesh import SHARDING, Axis, Mesh

@@ -1,4 +1,4 @@
-"""The documents are true: links lead somewhere, fields and commands exist, examples run as shown."""
+"""The documents are true: fields, commands and errors exist, and what the code makes is current."""
 
 import ast
 import json
@@ -12,41 +12,20 @@ from pathlib import Path
 import pytest
 from plans import BAD_FIELDS, BAD_PLANS, MODEL, plan_fields
 
-from paddlenlp_galvatron.base import limits, reading
 from paddlenlp_galvatron.base.errors import UserError
-from paddlenlp_galvatron.cli.main import COMMANDS, SHOWN, commands
+from paddlenlp_galvatron.cli.main import COMMANDS, commands
 from paddlenlp_galvatron.model.families import FAMILIES
+from paddlenlp_galvatron.options.aliases import canonical_name
+from paddlenlp_galvatron.options.foreign import outcome_of
 from paddlenlp_galvatron.plan import ModelShape, read_plan
-from paddlenlp_galvatron.plan import file as plan_file
 from paddlenlp_galvatron.plan.check import find_faults
 from paddlenlp_galvatron.plan.file import AssumedFields, GalvatronObject, StrategyFile
-from paddlenlp_galvatron.profiles import files, nccl_tests
+from paddlenlp_galvatron.training.paddlenlp.arguments import OPTIONS
 from paddlenlp_galvatron.training.step_log import StepRecord
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*/*.md"), *ROOT.glob("examples/*/*.md")]
 PLAN_FILE = [ROOT / "docs" / language / "plan_file.md" for language in ("en", "zh")]
-
-
-def anchors(path: Path) -> set[str]:
-    """Anchors of a page's headings, as GitHub and the site make them."""
-    text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
-    names: list[str] = []
-    for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE):
-        name = re.sub(r"[^\w\- ]", "", heading.lower().strip()).replace(" ", "-")
-        names.append(f"{name}-{names.count(name)}" if name in names else name)
-    return set(names)
-
-
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_and_their_anchors_lead_somewhere(path):
-    text = re.sub(r"^```(?s:.*?)^```|^    .*$", "", path.read_text(), flags=re.MULTILINE)
-    for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", text):
-        if target.startswith("https://"):
-            continue
-        page = path.parent / target if target else path
-        assert page.exists(), target
-        assert not anchor or anchor in anchors(page), f"{target}#{anchor}"
 
 
 def test_both_languages_have_the_same_pages():
@@ -121,14 +100,6 @@ def test_the_fields_of_a_training_log_are_described(language):
     assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(StepRecord.__annotations__)
 
 
-@pytest.mark.parametrize("name", ["docs/dev/peers.md"])
-def test_every_claim_about_a_peer_leads_to_its_source(name):
-    (table,) = re.findall(r"^\| \|.*Hetu-Galvatron.*\n((?:\|.*\n)+)", (ROOT / name).read_text(), re.MULTILINE)
-    rows = [row.strip("|").split("|")[2:] for row in table.splitlines()[1:]]
-    assert len(rows) > 8 and {len(cells) for cells in rows} == {4}
-    assert not [cell for cells in rows for cell in cells if cell.strip() != "–" and "](https://" not in cell]
-
-
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_the_way_from_paddlenlps_degrees_and_back(language, galvatron, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -137,6 +108,21 @@ def test_the_way_from_paddlenlps_degrees_and_back(language, galvatron, tmp_path,
     assert galvatron(*there.split()).code == 0
     ran = galvatron(*back.split())
     assert ran.code == 0 and "--tensor_parallel_degree 2" in ran.out.splitlines()
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_arguments_of_paddlenlp_have_the_fate_that_the_page_says(language):
+    """A row of the table of fine-tuning that refuses, notes or takes: each of its names."""
+    table = (ROOT / "docs" / language / "from_paddlenlp.md").read_text().partition("\n## ")[2].partition("\n## ")[2]
+    for names, fate in re.findall(r"^\| (`.*?) \| (.*) \|$", table.partition("\n## ")[0], re.MULTILINE):
+        for name in re.findall(r"`(\w+)`", names):
+            outcome, own = outcome_of(name, "1"), canonical_name(name) in OPTIONS
+            if re.match("the same|相同", fate):
+                assert own, name
+            elif re.match("a note|提示", fate):
+                assert outcome and outcome.idle, name
+            elif re.match("true is refused|为 true 时拒绝", fate):
+                assert outcome and outcome.fault, name
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
@@ -198,68 +184,6 @@ def test_the_table_of_errors_has_all_and_only_what_is_reported(path, tmp_path):
         assert "; " in fault or any(pattern.match(fault) for pattern in patterns.values()), fault
     for row, pattern in patterns.items():
         assert any(pattern.match(fault) for fault in faults), row
-
-
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_the_targets_of_make_exist(path):
-    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert set(re.findall(r"(?:`|^    )make ([a-z-]+)", path.read_text(), re.MULTILINE)) <= set(targets)
-
-
-TESTS = list((ROOT / "tests").rglob("*.py"))
-NAMED_TEST = re.compile(r"\b(?:tests/[\w/]+\.py|test_\w+(?:\.py)?)\b")
-
-
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_the_tests_that_are_named_exist(path):
-    """Files and functions that a document calls to witness."""
-    there = {name for file in TESTS for name in (file.name, str(file.relative_to(ROOT)))}
-    there |= {name for file in TESTS for name in re.findall(r"^ *def (test_\w+)", file.read_text(), re.MULTILINE)}
-    assert set(NAMED_TEST.findall(path.read_text())) <= there
-
-
-def slow_tests() -> set[str]:
-    """Names of tests that `make test` leaves out, and of files that have no others."""
-    found: set[str] = set()
-    for file in TESTS:
-        tree = ast.parse(file.read_text())
-        whole = any(ast.unparse(line) == "pytestmark = pytest.mark.slow" for line in tree.body)
-        tests = [line for line in tree.body if isinstance(line, ast.FunctionDef) and line.name.startswith("test_")]
-        slow = {one.name for one in tests if whole or "pytest.mark.slow" in map(ast.unparse, one.decorator_list)}
-        found |= slow | ({file.name, str(file.relative_to(ROOT))} if tests and len(slow) == len(tests) else set())
-    return found
-
-
-def test_every_fault_that_is_survived_names_its_witness():
-    """A test, a command, or that it was tried by hand; and whether an ordinary run tries it."""
-    slow = slow_tests()
-    table = re.findall(r"^\|.*\|$", (ROOT / "docs" / "dev" / "faults.md").read_text(), re.MULTILINE)
-    rows = [row for row in table if row.count(" | ") == 2 and not row.startswith("| fault ")]
-    assert len(rows) > 40
-    for row in rows:
-        named = set(NAMED_TEST.findall(row))
-        assert named or re.search(r"by hand|the same|`python|every hostile case", row), row
-        assert "`make test-full`" in row or not named or not named <= slow, f"`make test` has none of these: {row}"
-
-
-@pytest.mark.parametrize("path", [ROOT / "SECURITY.md", ROOT / "SECURITY_zh.md"], ids=["en", "zh"])
-def test_the_limits_are_those_of_the_code(path):
-    rows = re.findall(r"^\|.*\| (.*) \|$", re.split(r"## (?:Limits|上限)", path.read_text())[1], re.MULTILINE)[1:]
-    reported = [[int(number.replace(",", "")) for number in re.findall(r"[\d,]*\d", row)] for row in rows]
-    sizes = [plan_file.LARGEST_BYTES, nccl_tests.LARGEST_LOG, files.LARGEST_BYTES, reading.LARGEST_OPTIONS]
-    strategy, log, profile, options, any_other = (size // 2**20 for size in (*sizes, reading.LARGEST_BYTES))
-    assert strategy == log
-    numbers = [limits.MOST_RANKS, limits.MOST_LAYERS, limits.MOST_SAMPLES, limits.MOST_SIZE, limits.MOST_TRAINED, 2**32]
-    numbers += [
-        strategy,
-        profile,
-        (options, reading.MOST_PARTS),
-        any_other,
-        reading.DEEPEST,
-        reading.MOST_DIGITS,
-        SHOWN,
-    ]
-    assert reported == [list(one) if isinstance(one, tuple) else [one] for one in numbers]
 
 
 ERRORS = ("UserError", "GalvatronError", "Infeasible")

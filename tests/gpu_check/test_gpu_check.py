@@ -110,12 +110,7 @@ def test_a_case_that_hangs_is_named_and_those_behind_it_are_tried(tmp_path, monk
     found = list(parity._tried(setting(tmp_path), cases))
     assert launches == [4, 2]
     assert [finding.subject for finding in found] == [named.name for named in cases]
-    assert [finding.state for finding in found] == [
-        State.OK,
-        State.FAILED,
-        State.OK,
-        State.OK,
-    ]
+    assert [finding.state for finding in found] == [State.OK, State.FAILED, State.OK, State.OK]
     assert found[1].found == "rank 1 is late, in a message"
     late = list(parity._tried(setting(tmp_path, seconds=0), cases))
     assert {finding.state for finding in late} == {State.NO_TIME}

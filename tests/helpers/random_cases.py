@@ -66,9 +66,7 @@ def _plan(random: Random, world_size: int, precision: Precision) -> Plan:
         schedule=schedule,
         chunks=chunks,
         assumed=Assumptions(
-            sequence_parallel=random.random() < 0.6,
-            mixed_precision=precision,
-            async_grad_reduce=random.random() < 0.7,
+            sequence_parallel=random.random() < 0.6, mixed_precision=precision, async_grad_reduce=random.random() < 0.7
         ),
     )
 

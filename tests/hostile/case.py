@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
-
-VICTIM = "victim.txt"  # a file next to that folder, which is the user's
 
 
 @dataclass(frozen=True)
@@ -17,7 +15,6 @@ class Case:
     files: Mapping[str, bytes]
     writes: tuple[str, ...] = ()  # files that the command may leave when it ends well: names, or their beginnings
     says: str = ""  # expected text of its errors
-    links: Mapping[str, str] = field(default_factory=dict)  # where they lead; nowhere: a pipe
 
 
 Generator = Callable[[Random], Case]

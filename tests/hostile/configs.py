@@ -5,25 +5,14 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
+from small_model import GROUPED_MODEL
+
 from .case import Case
 from .grammar import ESCAPES, damaged, dump, hostile_value, json_file
 
-MODEL: dict[str, Any] = {
-    "model_type": "qwen2",
-    "num_hidden_layers": 4,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "vocab_size": 1001,
-    "max_position_embeddings": 128,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "initializer_range": 0.02,
-    "tie_word_embeddings": False,
-    "attention_dropout": 0.0,
-    "rope_parameters": {"rope_theta": 10000.0},
-}
+MODEL: dict[str, Any] = GROUPED_MODEL | {"num_hidden_layers": 4, "vocab_size": 1001, "max_position_embeddings": 128}
+MODEL |= {"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "initializer_range": 0.02, "tie_word_embeddings": False}
+MODEL |= {"attention_dropout": 0.0, "rope_parameters": {"rope_theta": 10000.0}}
 UNIFORM = ("plan", "uniform", "--output", "plan.json")
 OPTIONS: dict[str, Any] = {"world_size": 4, "global_train_batch_size": 8, "pp_deg": 2, "chunks": 2, "sdp": 1}
 KNOTS = [  # YAML that only looks plain

@@ -4,12 +4,11 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hostile import data
 from paddlenlp_galvatron.base.errors import UserError
-from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.training.data.corpus import Document, write_dataset
 from paddlenlp_galvatron.training.data.dataset import HEADER
 from paddlenlp_galvatron.training.data.sample_index import FOLDER
@@ -24,21 +23,6 @@ def write(folder, files):
         (folder / name).write_bytes(content)
 
 
-@pytest.mark.parametrize("seed", range(100))
-def test_text_is_prepared_or_refused(tmp_path, capsys, monkeypatch, seed):
-    case = data.text(Random(seed))
-    write(tmp_path, case.files)
-    monkeypatch.chdir(tmp_path)
-    code = main(list(case.words))
-    err = capsys.readouterr().err
-    if code:
-        assert code == 2 and err.startswith("error: ") and err.count("\n") == 1, err
-        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == case.files
-    else:
-        assert not err and len(list((tmp_path / "out").iterdir())) == 2
-
-
-@settings(max_examples=300)
 @given(random=st.randoms(use_true_random=False))
 def test_a_data_set_is_read_as_it_stands_or_refused(tmp_path_factory, random):
     folder = tmp_path_factory.mktemp("hostile")
@@ -63,7 +47,7 @@ def prefix(tmp_path):
     return tmp_path / "x"
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(15))
 def test_a_kept_index_is_used_as_it_was_or_made_again(prefix, seed):
     random = Random(seed)
     expected = TrainingData(prefix, SEQ, 4).batch(0)

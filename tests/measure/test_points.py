@@ -1,13 +1,7 @@
 import pytest
 
 from paddlenlp_galvatron.base.errors import UserError
-from paddlenlp_galvatron.measure.options import (
-    HardwareOptions,
-    PointOptions,
-    measured_model,
-    runnable_degrees,
-    thinned,
-)
+from paddlenlp_galvatron.measure.options import HardwareOptions, PointOptions, measured_model, runnable_degrees, thinned
 from paddlenlp_galvatron.options.model_options import ModelOptions
 from paddlenlp_galvatron.plan import ModelShape
 

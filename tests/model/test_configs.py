@@ -85,9 +85,13 @@ words = st.sampled_from(("default", "llama3", "linear"))
     st.sampled_from(PLACES),
     json_values | words | st.dictionaries(st.sampled_from((*LLAMA3, "type", "rope_theta")), json_values | words),
 )
-def test_any_value_of_positions_is_taken_or_a_user_error(family: str, place: str, value: Any) -> None:
-    with suppress(UserError):
-        shape_from_config(WHOLE[family] | {place: value}, "")
+def test_any_value_of_positions_is_taken_whole_or_refused_by_its_field(family: str, place: str, value: Any) -> None:
+    try:
+        shape = shape_from_config(WHOLE[family] | {place: value}, "")
+    except UserError as error:
+        assert all("rope" in fault for fault in error.faults)
+    else:
+        assert shape_from_config(config_of(shape), "") == shape
 
 
 @pytest.mark.parametrize("place", ["rope_scaling", "rope_parameters"])

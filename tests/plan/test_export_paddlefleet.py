@@ -58,10 +58,7 @@ PRINTED = {
         plan(pp=2, chunks=4, default_dp_type="zero2"),
         {"sharding": "stage1", "sharding_parallel_size": 4},
     ),
-    "zero3 in parts": (
-        plan(sdp=True, global_sharding_deg=2),
-        {"sharding": "stage3", "sharding_parallel_size": 2},
-    ),
+    "zero3 in parts": (plan(sdp=True, global_sharding_deg=2), {"sharding": "stage3", "sharding_parallel_size": 2}),
     "zero3": (plan(sdp=True), {"sharding": "stage3", "sharding_parallel_size": 8}),
     "recompute": (plan(global_checkpoint=True), {"recompute_method": "uniform", "recompute_num_layers": 1}),
     "recompute of the first layer of a stage": (

@@ -33,10 +33,7 @@ PRINTED = {
         plan(tp=2, default_dp_type="zero2"),
         "4 1 --tensor_parallel_degree 2 --sharding stage2 --sharding_parallel_degree 4",
     ),
-    "zero3 in parts": (
-        plan(sdp=True, global_sharding_deg=4),
-        "2 1 --sharding stage3 --sharding_parallel_degree 4",
-    ),
+    "zero3 in parts": (plan(sdp=True, global_sharding_deg=4), "2 1 --sharding stage3 --sharding_parallel_degree 4"),
     "zero3": (plan(sdp=True), "2 1 --sharding stage3 --sharding_parallel_degree 8"),
     "zero3 that shards nothing": (plan(tp=8, sdp=True), "16 1 --tensor_parallel_degree 8"),
     "recompute": (plan(global_checkpoint=True), "2 1 --recompute true --recompute_granularity full"),
@@ -76,19 +73,13 @@ REFUSED = {
     "strided": (plan(tp=2, global_tp_consec=False), ["tp_consecutive_flags"]),
     "vocabulary": (plan(tp=2, vocab_tp=4), ["vtp"]),
     "uneven stages": (replace(plan(pp=2, chunks=2), stages=(3, 1)), ["pp_division"]),
-    "few micro-batches of chunks": (
-        replace(plan(pp=2, chunks=2), stages=(1, 1, 1, 1), chunks=2),
-        ["virtual_pp_deg"],
-    ),
+    "few micro-batches of chunks": (replace(plan(pp=2, chunks=2), stages=(1, 1, 1, 1), chunks=2), ["virtual_pp_deg"]),
     "gpipe": (plan(pp=2, chunks=2, pipeline_type="gpipe"), ["pipeline_type"]),
     "zero3 in a pipeline": (plan(pp=2, chunks=2, sdp=True), ["dp_types_enc"]),
     "zero3 with tp": (plan(tp=2, sdp=True), ["dp_types_enc"]),
     "sharded Ulysses": (plan(tp=2, chunks=2, use_ulysses=True, default_dp_type="zero2"), ["use_sp"]),
     "recompute of the MLP": (with_layer(plan(), recompute=Recompute.MLP), ["recompute_enc"]),
-    "two granularities": (
-        with_layer(plan(global_checkpoint=True), recompute=Recompute.ATTENTION),
-        ["recompute_enc"],
-    ),
+    "two granularities": (with_layer(plan(global_checkpoint=True), recompute=Recompute.ATTENTION), ["recompute_enc"]),
     "two": (replace(plan(tp=2, pp=2, chunks=2, vocab_tp=1), stages=(3, 1)), ["vtp", "pp_division"]),
 }
 

@@ -8,7 +8,6 @@ test_pipeline.py has prices of change, on fewer layers.
 from __future__ import annotations
 
 import math
-import random
 from typing import Any
 
 import galvatron_dp_core
@@ -175,12 +174,9 @@ def check(seed: int) -> bool:
     return cost < math.inf
 
 
-def test_equals_a_mixed_integer_program() -> None:
-    seeds = random.Random(0).sample(range(1000), 60)
-    assert 40 < sum(map(check, seeds)) < 60
-
-
-@pytest.mark.slow
-def test_equals_a_mixed_integer_program_often() -> None:
-    for seed in range(1000, 1200):
-        check(seed)
+@pytest.mark.parametrize(
+    "seeds", [range(10), pytest.param(range(10, 270), marks=pytest.mark.slow)], ids=["few", "many"]
+)
+def test_equals_a_mixed_integer_program(seeds: range) -> None:
+    fits = sum(map(check, seeds))
+    assert 0.4 * len(seeds) < fits < len(seeds)

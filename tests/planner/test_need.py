@@ -51,7 +51,7 @@ def found(values: dict[str, Any], gb: float) -> SearchResult:
 
 
 @pytest.mark.parametrize(
-    "seeds", [range(25), pytest.param(range(25, 250), marks=pytest.mark.slow)], ids=["few", "many"]
+    "seeds", [range(10), pytest.param(range(10, 250), marks=pytest.mark.slow)], ids=["few", "many"]
 )
 def test_what_is_reported_to_be_enough_is_and_one_per_cent_less_is_not(seeds):
     tried = 0

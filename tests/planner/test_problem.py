@@ -55,8 +55,7 @@ def test_attention_is_the_one_that_the_plan_names(tmp_path, flash):
 
 
 @pytest.mark.parametrize(
-    ("task", "rank", "trained"),
-    [("lora", None, Task(8)), ("lora", 4, Task(4)), ("dpo", 16, Task(16))],
+    ("task", "rank", "trained"), [("lora", None, Task(8)), ("lora", 4, Task(4)), ("dpo", 16, Task(16))]
 )
 def test_a_task_is_priced_in_every_number(tmp_path, task, rank, trained):
     values = written(tmp_path, BF16)

@@ -11,7 +11,7 @@ from typing import Any
 
 import galvatron_dp_core
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from paddlenlp_galvatron.base.errors import Infeasible, UserError
@@ -165,7 +165,6 @@ def samples_per_s(seed: int, types: int = 1, **changed: Any) -> float:
     return result.best.samples_per_s if result.best else 0.0
 
 
-@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32), more=st.floats(1, 3), types=st.integers(1, 3))
 def test_more_memory_is_never_slower(seed: int, more: float, types: int) -> None:
     _, _, options = problem(seed, types)
@@ -173,7 +172,6 @@ def test_more_memory_is_never_slower(seed: int, more: float, types: int) -> None
     assert wide >= samples_per_s(seed, types) * (1 - 1e-9)
 
 
-@settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), name=st.sampled_from(sorted(WIDER)))
 def test_a_wider_space_is_never_slower(seed: int, name: str) -> None:
     _, _, options = problem(seed)
@@ -183,7 +181,6 @@ def test_a_wider_space_is_never_slower(seed: int, name: str) -> None:
     assert samples_per_s(seed, **{name: WIDER[name]}) >= samples_per_s(seed) * (1 - 1e-9)
 
 
-@settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), steps=st.integers(0, 60), top_k=st.sampled_from((1, 5)))
 def test_a_bound_holds_wherever_the_search_is_cancelled(seed: int, steps: int, top_k: int) -> None:
     models, cost, options = problem(seed, top_k=top_k)

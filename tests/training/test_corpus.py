@@ -37,8 +37,7 @@ def test_tokenizer_file_is_read_back_and_never_overwritten_by_another(tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
-    [(None, "no such file"), ("{}", "not a tokenizer.json"), ("oops", "not a tokenizer.json")],
+    ("content", "message"), [(None, "no such file"), ("{}", "not a tokenizer.json"), ("oops", "not a tokenizer.json")]
 )
 def test_bad_tokenizer_files_are_named(tmp_path, content, message):
     if content is not None:

@@ -6,7 +6,7 @@ from tempfile import NamedTemporaryFile
 
 import pytest
 from fixtures import make_chats
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paddlenlp_galvatron.base.errors import UserError
@@ -210,7 +210,6 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=400)
 @given(
     st.sampled_from(WORDS),
     VALUES,

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from small_model import MODEL as SMALL
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.options.aliases import ALIASES
@@ -16,15 +17,7 @@ from paddlenlp_galvatron.options.group import canonical_options
 from paddlenlp_galvatron.plan import read_plan, uniform_plan, write_plan
 from paddlenlp_galvatron.training.prepare import GROUPS, prepare
 
-MODEL = {
-    "model_type": "llama",
-    "num_hidden_layers": 4,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_attention_heads": 4,
-    "vocab_size": 64,
-    "max_position_embeddings": 64,
-}
+MODEL = SMALL | {"num_hidden_layers": 4, "max_position_embeddings": 64}
 KNOWN = {name for group in GROUPS for name in group.model_fields}
 # Options of the documentation of Galvatron and of its PaddleNLP port that training has, and values for them.
 DOCUMENTED = {

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from fixtures import make_special_tokens as recorded
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paddlenlp_galvatron.base.errors import UserError
@@ -136,7 +136,6 @@ def read(data: Path, model: Path, **options):
     return [part.tolist() for part in source.pass_rows(0, range(source.samples))[:2]], source.identity
 
 
-@settings(max_examples=25)  # each reads three data sets, which are written to the disk
 @given(
     st.lists(st.sampled_from([*MATTER.values(), *DO_NOT.values()]), max_size=2),
     st.lists(st.sampled_from([*MATTER.values(), *DO_NOT.values()]), max_size=2),

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from paddlenlp.trainer.trainer_utils import get_scheduler
+from small_model import GROUPED_MODEL
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.model.lora import Adapters
@@ -29,16 +30,8 @@ REFUSED = {
     "llama/vera_argument.json": ["vera"],
     "deepseek-v3/sft_argument.json": ["using_fake_gate", "tensorwise_offload_optimizer", "autotuner_benchmark"],
 }
-MODEL = {
-    "model_type": "qwen2",
-    "num_hidden_layers": 2,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 8,
-    "vocab_size": 300,
-    "max_position_embeddings": 131072,
-}
+MODEL = GROUPED_MODEL | {"hidden_size": 32, "intermediate_size": 64, "num_key_value_heads": 8, "vocab_size": 300}
+MODEL |= {"max_position_embeddings": 131072}
 
 
 @pytest.fixture

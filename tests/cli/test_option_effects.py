@@ -1,0 +1,111 @@
+"""An option of a command changes its answer, or the work that it begins: none is read and then dropped.
+
+The options of `search`, `train` and `profile` are in the `test_option_effects` of planner, training and measure.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("paddle")
+
+from small_model import MODEL
+
+from paddlenlp_galvatron.check.gpu import run as gpu_check_run
+from paddlenlp_galvatron.check.parity import parity
+from paddlenlp_galvatron.check.validation.accuracy import shortcomings
+from paddlenlp_galvatron.check.validation.options import ValidateOptions
+from paddlenlp_galvatron.plan import uniform_plan, write_plan
+
+FIT = "fit model.json --gpus=1 --seq_length=16 --json"
+ROWS = [
+    (FIT, "task", "dpo"),
+    (FIT, "task", "lora"),
+    (f"{FIT} --task=lora", "lora_rank", 64),
+    (FIT, "document_tokens", 4),
+    (FIT, "offload_optimizer", 1),
+    (FIT, "device", "a100"),
+    (FIT, "memory_constraint", 2),
+    (FIT, "global_train_batch_size", 8),
+    (FIT, "tokens", 1e6),
+    (FIT, "price_per_gpu_hour", 2),
+    (FIT, "save_gb_per_s", 5),
+    (f"{FIT} --tokens=1e6", "num_train_epochs", 2),
+    ("fit llama3.2-1b --gpus=64 --seq_length=8192 --global_train_batch_size=1", "max_cp_deg", 2),
+    ("plan scale plan.json --gpus=4 --model_size=model.json --device=h100", "task", "lora"),
+    ("plan scale plan.json --gpus=4 --model_size=model.json --device=h100", "memory_constraint", 0.001),
+    ("plan scale plan.json --gpus=4 --model_size=model.json --device=h100", "num_gpus_per_node", 3),
+    ("plan trace plan.json --model_size=model.json --device=h100", "task", "lora"),
+    ("plan trace plan.json --model_size=model.json", "device", "a100"),
+    ("explain plan.json --model_size=model.json --device=h100 --memory_constraint=2", "task", "lora"),
+    ("explain plan.json --model_size=model.json --device=h100", "memory_constraint", 2),
+    ("parity plan.json", "optim", "adamw"),
+    ("parity plan.json", "model_size", "qwen2"),
+    ("parity plan.json", "steps", 2),
+    ("parity plan.json", "seed", 7),
+    ("parity plan.json", "timeout", 9),
+    ("parity plan.json", "device", "gpu"),
+    ("parity plan.json", "packed", 1),
+    ("parity plan.json", "lora_rank", 2),
+    ("parity plan.json", "loss", "ipo"),
+    ("gpu-check", "nproc", 4),
+    ("gpu-check", "parts", "resume,memory"),
+    ("gpu-check", "minutes", 3),
+]
+
+
+@pytest.fixture
+def answer(tmp_path, monkeypatch, galvatron) -> Callable[..., Any]:
+    """The exit code and output of a command, and the work that it would begin."""
+    monkeypatch.chdir(tmp_path)
+    Path("model.json").write_text(json.dumps(MODEL))
+    write_plan(uniform_plan(layers=2, world_size=2, global_train_batch_size=4, global_tp_deg=2), tmp_path / "plan.json")
+    begun: list[Any] = []
+
+    def compared(cases: Any, timeout_s: float, device: str) -> list[parity.Parity]:
+        begun.extend((asdict(cases[0]), str(parity.batch_of(cases[0], 0)), timeout_s, device))
+        return [parity.Parity(0, 0, "", [], [], [1], 0.0)]
+
+    monkeypatch.setattr(parity, "check_parity", compared)
+    monkeypatch.setattr(gpu_check_run, "check", lambda *given: begun.extend(given) or iter(()))
+
+    def run(command: str, *words: str) -> Any:
+        begun.clear()
+        shutil.rmtree("gpu-check", ignore_errors=True)
+        ran = galvatron(*command.split(), *words)
+        shown = [] if command.startswith(("parity", "gpu-check")) else [ran.code, ran.out, ran.err]  # with seconds
+        return shown, list(begun)
+
+    return run
+
+
+@pytest.mark.parametrize(("command", "option", "value"), [pytest.param(*row, id=f"{row[0]} {row[1]}") for row in ROWS])
+def test_an_option_has_an_effect(answer, command, option, value):
+    without = answer(command)
+    assert any(without) and answer(command) == without != answer(command, f"--{option}={value}")
+
+
+@pytest.mark.parametrize(
+    ("demanded", "short"),
+    [
+        ({}, 0),
+        ({"most_mean_error": 0.02}, 1),
+        ({"least_tau": 0.9}, 1),
+        ({"most_memory_error": 0.01}, 1),
+        ({"most_mean_error": 0.5, "least_tau": 0.1, "most_memory_error": 0.5}, 0),
+    ],
+)
+def test_an_accuracy_that_is_demanded_is_required(demanded, short):
+    time, memory = SimpleNamespace(mean=0.1), SimpleNamespace(lowest=-0.05)
+    accuracy: Any = SimpleNamespace(time=time, memory=memory, tau=0.5, failed=())
+    options = ValidateOptions.from_values({"model_size": "llama", "nproc": 1, **demanded})
+    faults = shortcomings(accuracy, options)
+    assert len(faults) == short and all(fault.startswith(tuple(demanded)) for fault in faults)
