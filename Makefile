@@ -9,7 +9,7 @@ export PYTHON
 # GPUs need Paddle's GPU build, which is installed by hand: its environment's `galvatron` is taken where one is active.
 GALVATRON ?= $(if $(shell command -v galvatron),galvatron,$(BIN)/galvatron)
 
-.PHONY: help setup quickstart gpu-check lint test test-ranks test-beside test-full validate docs pages wheels clean
+.PHONY: help setup quickstart gpu-check lint test test-lint test-run test-full validate docs pages wheels clean
 
 help:
 	@echo "make quickstart   measure this machine, search a plan, train with it (at most 10 minutes)"
@@ -41,17 +41,16 @@ lint: setup
 	@$(BIN)/python tools/english.py
 	@$(BIN)/python tools/size.py
 
-# Tests that launch ranks wait for a third of their time: two workers of these beside the others keep two cores busy.
-# To let the others give way, or ranks have one worker, was tried: it takes as long, or longer.
-RANKS := $(addprefix tests/,distributed measure gpu_check validation)
+# Lint has a core of its own while it runs; its report comes in one piece. Workers wait for ranks a third of their time.
+WORKERS ?= 3
 test: setup
-	@$(MAKE) --no-print-directory --jobs=3 --keep-going lint test-ranks test-beside
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going test-lint test-run
 
-# The report of a share comes when it ends, in one piece.
-test-ranks: words = --numprocesses 2 --dist loadfile $(RANKS)
-test-beside: words = $(addprefix --ignore=,$(RANKS))
-test-ranks test-beside:
-	@report=$$(MAKEFLAGS= $(BIN)/pytest -m "not slow" $(words) 2>&1); code=$$?; printf '%s\n' "$$report"; exit $$code
+test-lint:
+	@report=$$(MAKEFLAGS= $(MAKE) --no-print-directory lint 2>&1); code=$$?; printf '%s\n' "$$report"; exit $$code
+
+test-run:
+	@$(BIN)/pytest -m "not slow" --numprocesses $(WORKERS) --dist worksteal --durations 20
 
 test-full: lint
 	@scripts/test_full.sh $(VENV)

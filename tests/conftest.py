@@ -11,6 +11,7 @@ import pytest
 from core_pool import CorePool
 from forked_ranks import begin_forked
 from hypothesis import HealthCheck, settings
+from progress import Progress, pytest_runtest_makereport  # noqa: F401 - a hook
 
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.launch import processes as launch
@@ -26,15 +27,18 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 TESTS = Path(__file__).parent
 os.environ["PYTHONPATH"] = f"{TESTS / 'helpers'}:{TESTS}"  # for ranks and programs that tests start
 
-# The machine may be busy: no test is about time. `make test` draws the same examples each time, so that it fails by a
-# change alone; `make test-full` draws new ones (--hypothesis-profile=new).
+# The machine may be busy: no test is about time. `make test` draws the same few examples each time, so that it fails by
+# a change alone; `make test-full` draws new ones (--hypothesis-profile=new).
 settings.register_profile("new", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
-settings.register_profile("same", settings.get_profile("new"), derandomize=True, database=None)
+settings.register_profile("same", settings.get_profile("new"), derandomize=True, database=None, max_examples=15)
 settings.load_profile("same")
 
 
+@pytest.hookimpl(trylast=True)  # behind pytest's own reporter
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[STDERR] = os.dup(2)  # of the run, before a test's output is captured
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Progress(config))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -13,6 +13,6 @@ def shim(tmp_path_factory) -> Path:
     library = tmp_path_factory.mktemp("shim") / "faulty_disk.so"
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
-        pytest.skip("needs a C compiler")
+        pytest.skip("needs the program cc")
     subprocess.run([compiler, "-shared", "-fPIC", "-U_FORTIFY_SOURCE", "-o", library, SOURCE, "-ldl"], check=True)
     return library

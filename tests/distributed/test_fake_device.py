@@ -41,7 +41,7 @@ def device(monkeypatch):
     """The device of all ranks, which find the modules of the tests."""
     folder = fake_device.built()
     if folder is None:
-        pytest.skip("needs g++ and Paddle 3.3")
+        pytest.skip("needs the program g++, and Paddle 3.3")
     monkeypatch.setenv(fake_device.LIBRARIES, str(folder))
 
 

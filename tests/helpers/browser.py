@@ -26,7 +26,7 @@ CHROMIUM = next((found for name in NAMES if (found := shutil.which(name))), None
 TIMEOUT_S = 60.0  # of an answer: the machine may be busy
 DESKTOP, PHONE = (1280, 900), (390, 844)  # CSS pixels
 needs_chromium = pytest.mark.skipif(
-    CHROMIUM is None, reason="chromium is not installed (Debian, Ubuntu: apt-get install chromium)"
+    CHROMIUM is None, reason="needs the program chromium (Debian, Ubuntu: apt-get install chromium)"
 )
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"),

@@ -29,7 +29,7 @@ from .test_pipeline import lists, tables
 ENGINE = Path(__file__).parents[2] / "search_engine"
 COMPILER = shutil.which("c++")
 PROMPT_S = 1.0  # of processor time: the promise for Ctrl-C
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs the program c++")
 
 
 def compile_core(folder: Path, *flags: str) -> Path:
