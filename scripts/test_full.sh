@@ -16,7 +16,7 @@ run() { # name, then arguments of pytest
         return
     fi
     started=$(date +%s)
-    "$pytest" --hypothesis-profile=new "$@"
+    "$pytest" --hypothesis-profile=new --numprocesses 3 --dist worksteal "$@"
     touch "$passed/$name"
     echo "test-full: $name passed in $(($(date +%s) - started)) s"
 }
