@@ -70,9 +70,10 @@ ALLOWED = [
         "topk", "one launch; sorts by cub from 128 columns and a quarter of them", {"gpu/top_k_kernel.cu": "019829f2"}
     ),
     Reason(
-        "concat stack concat_grad",
+        "concat stack split concat_grad",
         "one launch; addresses of more than 128 parts are copied in the context's stream, to memory of the allocator",
-        {"funcs/concat_and_split_functor.cu": "06b18f26", "gpu/stack_kernel.cu": "01055af3"},
+        {"funcs/concat_and_split_functor.cu": "06b18f26", "gpu/stack_kernel.cu": "01055af3"}
+        | {"gpu/split_kernel.cu": "00dbf03d"},
     ),
     Reason(
         "set_value set_value_with_tensor",
