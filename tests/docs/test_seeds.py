@@ -1,7 +1,8 @@
 """Features in the guides of Galvatron and of its PaddleNLP port, line by line: each is as documented.
 
 The numbers are those of five guides: 000 the port, 001 using a model, 002 quick start, 003 the search engine alone,
-004 using a model, in English. Fields of a plan are in tests/plan, options of GLOBAL mode in its test_uniform.
+004 using a model, in English. Fields of a plan are in tests/plan, options of GLOBAL mode in its test_uniform,
+keys of profiles (003) in tests/profiles.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.measure.options import PointOptions
 from paddlenlp_galvatron.model import config_of
 from paddlenlp_galvatron.plan import Plan, read_plan
-from paddlenlp_galvatron.profiles import ComputationProfile, HardwareProfile, Shape
 
 ROOT = Path(__file__).parents[2]
 PORT = "llm/auto_parallel/galvatron-llama-submit"
@@ -322,68 +322,6 @@ def _(desk: Desk) -> None:
     flags = ("--initialize_on_meta", f"--load={weights}", "--save=mine", "--save-interval=7")
     run = {"model_size": weights, "seq_length": 16, "global_train_batch_size": 16, "train_iters": 1}
     assert "no step was run" in desk.train(*flags, **run)
-
-
-# ---- 003: the search engine alone ----------------------------------------------------------------------------------
-
-
-@line("003 computation json as printed", "003 layertype_T_bszB_seqS", "003 names of the computation files")
-def _(desk: Desk) -> None:
-    for name in ("computation_profiling_bf16_hidden_1024_head_16.json",):
-        path = desk.folder / name
-        path.write_text(json.dumps({"layertype_0_bsz8_seq512": 1.5, "layertype_1_bsz8_seq512": 2.5}))
-        profile = ComputationProfile.load(path, "bf16", 1024, 16)
-        assert profile.layer_ms[0][Shape(8, 512)] and profile.layer_ms[1][Shape(8, 512)]
-
-
-@line("003 memory json as printed, with and without _sp", "003 parameter_size", "003 tp_activation_per_bsz_dict")
-@line("003 checkpoint", "003 other_memory_pp_off", "003 other_memory_pp_on_first", "003 other_memory_pp_on_last")
-@line("003 model_states", "003 activation", "003 names of the memory files")
-def _(desk: Desk) -> None:
-    path = next((desk.folder / "configs").glob("memory_*.json"))
-    written = json.loads(path.read_text())
-    del written["galvatron"]
-    for keep in (lambda name: name.endswith("_sp"), lambda name: not name.endswith("_sp")):
-        path.write_text(json.dumps({name: value for name, value in written.items() if keep(name)}))
-        assert desk.plan()
-
-
-@line("003 degree 1 alone under sequence parallelism")
-def _(desk: Desk) -> None:
-    path = next((desk.folder / "configs").glob("memory_*.json"))
-    written = json.loads(path.read_text())
-    for sequence in written["layertype_0_sp"].values():
-        activation = sequence["tp_activation_per_bsz_dict"]
-        sequence["tp_activation_per_bsz_dict"] = {name: activation[name] for name in ("1", "checkpoint")}
-    path.write_text(json.dumps(written))
-    assert desk.plan()
-
-
-@line("003 allreduce_size_G_consec_C", "003 pp_size_N", "003 overlap_coe", "003 names of the hardware files")
-@line("003 allreduce_size_G_MMB_time", "003 all2all_size_G_MMB_time")
-def _(desk: Desk) -> None:
-    folder = desk.folder / "hardware"
-    folder.mkdir()
-    files = {
-        "allreduce_bandwidth_1nodes_4gpus_per_node.json": {
-            "allreduce_size_4_consec_1": 150.0,
-            "allreduce_size_2_consec_1": 140.0,
-            "allreduce_size_2_consec_0": 130.0,
-        },
-        "p2p_bandwidth_1nodes_4gpus_per_node.json": {"pp_size_2": 100.0, "pp_size_4": 90.0},
-        "overlap_coefficient.json": {"overlap_coe": 1.15},
-        "sp_time_1nodes_4gpus_per_node.json": {
-            "allreduce_size_4_1MB_time": 0.1,
-            "allreduce_size_4_2MB_time": 0.2,
-            "all2all_size_4_1MB_time": 0.05,
-            "all2all_size_4_2MB_time": 0.1,
-        },
-    }
-    for name, content in files.items():
-        (folder / name).write_text(json.dumps(content))
-    read = HardwareProfile.load(1, 4, folder=folder)
-    assert read.overlap_coe == 1.15 and read.allreduce_mib_per_ms[(2, False)] and read.p2p_mib_per_ms[4]
-    assert len(read.messages_ms) == 2
 
 
 @line("001 folders of models", "003 profile_hardware/hardware_configs", "003 models/{model_name}/configs")

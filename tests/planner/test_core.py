@@ -104,6 +104,7 @@ print("clean")
     assert ran.stdout == "clean\n", ran.stderr[-4000:]
 
 
+@pytest.mark.slow
 def test_the_stub_says_what_the_module_has() -> None:
     """Signatures aside, which compiled functions lack."""
     command = [sys.executable, "-m", "mypy.stubtest", "galvatron_dp_core", "--concise"]

@@ -20,7 +20,12 @@ def check(name: str, run: Run) -> None:
     assert now.cpu_s <= LONGER * before.cpu_s + MORE_S
 
 
-@pytest.mark.parametrize("name", NAMED)
+LONG = {"405b, context parallel", "500 layers, 1,024 devices"}  # more than a few s of processor time
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in NAMED]
+)
 def test_named_searches(name: str) -> None:
     check(name, NAMED[name])
 
