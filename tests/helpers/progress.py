@@ -1,4 +1,4 @@
-"""What a long test run shows: a line for each finished file with the time left, failures at once, and at the end which
+"""Progress of a long test run: a line for each finished file with the time left, failures at once, and at the end which
 programs were missing.
 
 Times of the last run, in pytest's cache, weigh the tests.
