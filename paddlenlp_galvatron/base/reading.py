@@ -12,7 +12,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
 from .errors import UserError
 from .file_kind import HEAD_BYTES, kind_of
@@ -113,6 +113,15 @@ def parse_json(text: str, source: str) -> Any:
     return value
 
 
+YAML_INT = "tag:yaml.org,2002:int"
+YAML_NUMBERS = {  # YAML 1.2.2, 10.3.2: the core schema
+    YAML_INT: re.compile(r"[-+]?[0-9]+$|0o[0-7]+$|0x[0-9a-fA-F]+$"),
+    "tag:yaml.org,2002:float": re.compile(
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"
+    ),
+}
+
+
 def read_yaml(path: str | Path, limit: int = LARGEST_OPTIONS) -> Any:
     """Parse a YAML file of JSON's types: no tags, no aliases. Raises UserError as `read_json` does."""
     import yaml  # here, as few commands need it
@@ -135,16 +144,25 @@ def _yaml_loader() -> Any:
     import yaml
 
     class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-        """Refuses duplicate keys, which YAML forbids and PyYAML lets pass."""
+        """Numbers of YAML 1.2's core schema: to PyYAML, which has those of 1.1, `010` is 8 and `1:30` is 90. Refuses
+        duplicate keys, which YAML forbids and PyYAML lets pass."""
+
+        yaml_implicit_resolvers: ClassVar = {
+            first: [(tag, pattern) for tag, pattern in pairs if tag not in YAML_NUMBERS]
+            for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
 
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             _require_once([key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)])
             return super().construct_mapping(node, deep)
 
-    def whole_number(loader: Any, node: Any) -> Any:
-        return loader.construct_yaml_int(node) if len(node.value) <= MOST_DIGITS else _of_few_digits(node.value)
+    def whole_number(_: Any, node: Any) -> int:
+        base = {"0o": 8, "0x": 16}.get(node.value[:2], 10)
+        return int(node.value, base) if len(node.value) <= MOST_DIGITS else _of_few_digits(node.value)
 
-    Loader.add_constructor("tag:yaml.org,2002:int", whole_number)
+    for tag, pattern in YAML_NUMBERS.items():
+        Loader.add_implicit_resolver(tag, pattern, list("-+.0123456789"))
+    Loader.add_constructor(YAML_INT, whole_number)
     return Loader
 
 

@@ -61,7 +61,7 @@ ALIASES = {
     "lr_decay_style": "lr_scheduler_type",
     "lr_decay_iters": "decay_steps",
     "lr_warmup_iters": "warmup_steps",
-    "lr_warmup_fraction": "warmup_ratio",
+    "use_distributed_optimizer": "sharding",
     "adam_weight_decay": "weight_decay",
     "adam_eps": "adam_epsilon",
     "clip_grad": "max_grad_norm",
@@ -89,6 +89,7 @@ ALIASES = {
     "context_parallel_size": "global_cp_deg",
     "virtual_pp_degree": "virtual_pp_deg",
     "virtual_pipeline_model_parallel_size": "virtual_pp_deg",
+    "num_virtual_stages_per_pipeline_rank": "virtual_pp_deg",
     "vpp": "virtual_pp_deg",
     "data_parallel_size": "data_parallel_degree",
     "accumulate_steps": "gradient_accumulation_steps",
@@ -149,6 +150,7 @@ STAGES = {"0": "ddp", "1": "zero2", "2": "zero2", "3": "zero3"}
 TYPES = ("bf16", "fp16")  # of numbers, which others name by a switch each
 WORDS = {
     **{name: {"1": name, "true": name, "0": "None", "false": "None"} for name in TYPES},
+    "use_distributed_optimizer": {"1": "stage1", "true": "stage1", "0": "None", "false": "None"},
     "search_granularity": {"coarse-grained": "0", "fine-grained": "1"},
     "async_grad_reduce": {"0": "1", "1": "0", "false": "1", "true": "0"},
     "sharding_stage_level": STAGES,
@@ -156,9 +158,26 @@ WORDS = {
     "model_type": dict.fromkeys(("llama_network", "llama_fine_grained", "llama_fine_grained_final"), "llama"),
     "model_name_or_path": {"llama": "None"},  # PaddleNLP's Llama as the other options say it
 }
+MOST_LISTED = 20  # known names that an error lists
 NEAR = 0.75  # likeness of two names, 0 to 1, below which one is no misspelling of the other: world_size, model_size
 # Where both are given the second holds, for any order: Megatron-LM's scheduler sets it over the first.
 BEATEN = {"adam_weight_decay": "weight_decay"}
+
+# Names that Megatron-LM's scripts have, and options whose default is another one there -> that default.
+MEGATRON_NAMES = {"train_iters", "lr", "tensor_model_parallel_size", "pipeline_model_parallel_size", "lr_decay_style"}
+MEGATRON_DEFAULTS = {
+    "min_learning_rate": ("min_lr", "0"),
+    "weight_decay": ("weight_decay", "0.01"),
+    "seed": ("seed", "1234"),
+}
+
+
+def other_defaults(given: Container[str], known: Container[str]) -> str:
+    """A note for a script of Megatron-LM, by its plain names, on the defaults that it does not set; else ""."""
+    if not any(name in given for name in MEGATRON_NAMES) or "lr_scheduler_type" not in known:
+        return ""
+    unset = [f"--{name} {value}" for name, value in MEGATRON_DEFAULTS.values() if name not in given]
+    return f"Megatron-LM's defaults are others: {', '.join(unset)}; give them to be sure" if unset else ""
 
 
 def canonical_name(name: str, known: Container[str] = ()) -> str:
@@ -204,7 +223,7 @@ def did_you_mean(given: str, known: Iterable[str], prefix: str = "") -> str:
     near = difflib.get_close_matches(plain, [*names, *aliases], n=1, cutoff=NEAR)
     if close := dict.fromkeys([*meant, *near]):
         return f"did you mean {' or '.join(prefix + name for name in close)}?"
-    if prefix and names:
+    if (prefix and names) or len(names) > MOST_LISTED:
         return "--help lists all"
     return "known: " + ", ".join(prefix + name for name in names)
 

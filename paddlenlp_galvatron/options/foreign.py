@@ -9,7 +9,7 @@ meanings is in none: it is an option of the command, which honours its own meani
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 
@@ -48,6 +48,9 @@ EVALUATED = "evaluation takes the training's global batches"
 PADDED = "rows have the plan's length"
 TWO_SIZES = "a layer's time and memory are the difference of models with 1 and 3 layers"
 EXPERTS = "the model's config.json says what experts it has"
+CONFIG = "the model's config.json says it"
+NOT_FP8 = "products are of 16 or 32 bits: FP8 is not trained"
+SAMPLES = "training is counted in steps: divide by the global batch"
 TRANSPORT = "messages go through Paddle: NCCL on GPUs, gloo on CPUs"
 GALVATRON = {  # 1.x to 2.4, and its PaddleNLP port
     **_only("0", "the search needs no head start; give min_bsz", "recommend_min_bsz"),
@@ -68,7 +71,7 @@ GALVATRON = {  # 1.x to 2.4, and its PaddleNLP port
         "vocab_cp",
         holds=False,
     ),
-    **_only("0", EXPERTS, "is_moe_model", "num_experts", holds=False),
+    **_only("0", EXPERTS, "is_moe_model", holds=False),
     **_only("0", EXPERTS, "set_experts_manually"),
     **_only("0", "experts are sharded by ZeRO: dp_types_of_ep_enc of a plan's file", "use_fsep"),
     **_only("", "there is no other launcher that it could go to; leave it out", "extra_args_str"),
@@ -104,17 +107,52 @@ GALVATRON = {  # 1.x to 2.4, and its PaddleNLP port
     **_idle("each rank takes a GPU of its own", "gpu_id"),
 }
 MEGATRON = {
+    **_only("1", "a layer's MLP is gated by SiLU", "swiglu"),
+    **_only("RMSNorm", "norms are RMSNorm", "normalization"),
+    **_only("rope", "positions are rotary", "position_embedding_type"),
+    **_only("1", "positions are rotary", "no_position_embedding"),
+    **_only("0", "scales of norms begin at 1", "apply_layernorm_1p"),
+    **_only("0", "dropout is the model's: attention_dropout in config.json", "attention_dropout", "hidden_dropout"),
+    **_only("1", CONFIG, "disable_bias_linear", "untie_embeddings_and_output_weights", holds=False),
+    **_only("1.0", CONFIG, "rotary_percent"),
+    **_only("aux_loss|none", "experts are balanced by a loss", "moe_router_load_balancing_type", holds=False),
     **_only(
-        "0", "optimizer states are sharded by ZeRO-2: default_dp_type zero2", "use_distributed_optimizer", holds=False
+        "", "its unit is another one: router_aux_loss_coef is layers / experts a token times it", "moe_aux_loss_coeff"
     ),
-    **_only("", "say how many chunks a stage has: virtual_pp_deg", "num_layers_per_virtual_pipeline_stage"),
+    **_only("", NOT_FP8, "fp8_format", "fp8_recipe"),
+    **_only("", SAMPLES + ": train_iters", "train_samples"),
+    **_only("", SAMPLES + ": lr_decay_iters", "lr_decay_samples"),
+    **_only("", SAMPLES + ": lr_warmup_iters", "lr_warmup_samples"),
+    **_only("", "all weights have one learning rate", "decoupled_lr", "decoupled_min_lr"),
+    **_only("0", "gradients are summed in fp32, unless amp_master_grad is 0", "grad_reduce_in_bf16"),
+    **_only("", "random tokens: data_path random", "mock_data"),
+    **_only(
+        "",
+        "say how many chunks a stage has: virtual_pp_deg, layers / stages / N",
+        "num_layers_per_virtual_pipeline_stage",
+    ),
+    **_idle(CONFIG, "rotary_base", "kv_channels", "num_experts", "moe_router_topk", "moe_ffn_hidden_size"),
+    **_idle(NOT_FP8, "fp8_amax_history_len", "fp8_amax_compute_algo", "fp8_param_gather", "fp8_margin", "fp8_interval"),
+    **_idle("the layers are PaddleNLP's own", "use_mcore_models", "use_legacy_models", "transformer_impl"),
+    **_idle("the model's own, fused where the device has it", "attention_backend"),
+    **_idle(FUSED, "no_masked_softmax_fusion", "moe_grouped_gemm", "moe_permute_fusion", "masked_softmax_fusion"),
+    **_idle("the runtime's own dispatch", "moe_token_dispatcher_type"),
+    **_idle(OVERLAP, "overlap_grad_reduce", "overlap_param_gather", "overlap_p2p_communication", "tp_comm_overlap"),
+    **_idle("a step's loss is the mean of its tokens", "calculate_per_token_loss"),
+    **_idle("the allocator and Python's collector are left alone", "manual_gc", "empty_unused_memory_level"),
+    **_idle("checkpoints load under every plan", "ckpt_format", "dist_ckpt_format", "auto_detect_ckpt_format"),
+    **_idle("a run continues with its optimizer and its random numbers", "no_load_optim", "no_load_rng"),
+    **_idle(
+        "report_to and output_dir say where", "tensorboard_dir", "wandb_project", "wandb_exp_name", "wandb_save_dir"
+    ),
     **_only(
         "uniform", "one strategy recomputes every layer; a plan's file says which", "recompute_method", holds=False
     ),
     **_only("1", "each layer is recomputed by itself; a plan's file says which", "recompute_num_layers", holds=False),
     **_idle(TOKENS, "tokenizer_type", "tokenizer_model", "vocab_file", "merge_file"),
-    **_idle(LOADER, "num_workers", "data_impl", "data_cache", "skip_warmup"),
-    **_idle(LOGGED, "log_throughput", "timing_log_level"),
+    **_idle(LOADER, "num_workers", "data_impl", "data_cache", "skip_warmup", "no_mmap_bin_files"),
+    **_idle(LOADER, "no_create_attention_mask_in_dataloader"),
+    **_idle(LOGGED, "log_throughput", "timing_log_level", "profile_step_start", "profile_step_end", "profile_ranks"),
     **_idle("the number of kv heads says it", "group_query_attention"),
     **_idle("a checkpoint says its own model and step", "use_checkpoint_args"),
     **_idle(TRANSPORT, "distributed_backend"),
@@ -213,21 +251,44 @@ ELSEWHERE = _idle("training's alone", "use_fused_rms_norm", "use_fused_rope", "u
 FOREIGN: Fates = {name: fate for table in PROGRAMS.values() for name, fate in table.items()}
 # Options above that may stand without a value, and those that take several words.
 SWITCHES = {name for name, fate in FOREIGN.items() if fate.values in ("0", "1")}
-SWITCHES -= {"costmodel_coe", "num_experts", "recompute_num_layers"}
+SWITCHES -= {"costmodel_coe", "recompute_num_layers", "attention_dropout", "hidden_dropout"}
 SWITCHES |= {
     *("entropy_in_fp32", "unified_checkpoint", "skip_warmup", "share_folder", "disable_tqdm"),
-    *("group_query_attention", "use_checkpoint_args", "do_predict", "exit_after_profiling"),
+    *("group_query_attention", "use_checkpoint_args", "do_predict", "exit_after_profiling", "mock_data"),
+    *("use_mcore_models", "use_legacy_models", "fp8_param_gather", "calculate_per_token_loss", "manual_gc"),
+    *("no_load_optim", "no_load_rng", "no_mmap_bin_files", "no_create_attention_mask_in_dataloader"),
+    *("overlap_grad_reduce", "overlap_param_gather", "overlap_p2p_communication", "tp_comm_overlap"),
+    *("auto_detect_ckpt_format",),
     *("parallel_search", "lazy", "pad_to_max_length", "flash_mask", "tensor_parallel_output", "save_generation_output"),
     *("use_quick_lora", "remove_unused_columns", "dataloader_drop_last", "release_grads", "use_async_save"),
     *("use_expert_parallel", "weight_double_quant", "aistudio_repo_private", "prefer_small_sigma", "using_flex_token"),
     *(
         name
         for name, fate in FOREIGN.items()
-        if fate.why in (FUSED, ALWAYS_FUSED, ONE_BY_ONE, LOGGED) and name != "timing_log_level"
+        if fate.why in (FUSED, ALWAYS_FUSED, ONE_BY_ONE, LOGGED)
+        and name not in ("timing_log_level", "profile_step_start", "profile_step_end", "profile_ranks")
     ),
     *ELSEWHERE,
 }
 SEVERAL = {name for name in FOREIGN if name.endswith("_config") or name.startswith("amp_custom")} | {"envs"}
+
+# Program -> keys that its files alone have, at the top or in a section.
+FILES = {
+    "LLaMA-Factory": {"finetuning_type", "cutoff_len", "lora_target"},
+    "DeepSpeed": {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"},
+    "Accelerate": {"compute_environment", "distributed_type", "fsdp_config", "deepspeed_config"},
+    "PaddleFormers": {"train_dataset_path", "train_dataset_type", "fine_tuning"},
+    "Axolotl": {"base_model", "sequence_len", "micro_batch_size"},
+    "PaddleFleet": {"recompute_modules", "pp_layer_division", "trainer_type"},
+}
+
+
+def program_of(names: Iterable[str]) -> str:
+    """The program whose file has these names, by two of its keys, or by an unmistakable one; empty: no known one."""
+    given = set(names)
+    held = {program: len(given & keys) for program, keys in FILES.items()}
+    best = max(held, key=lambda program: held[program])
+    return best if held[best] > 1 or given & {"finetuning_type", "zero_optimization", "compute_environment"} else ""
 
 
 class Outcome(NamedTuple):

@@ -17,8 +17,8 @@ from ..base.errors import UserError, plain_fault
 from ..base.limits import Size
 from ..base.reading import LARGEST_OPTIONS, read_json, read_yaml
 from ..base.text import shortened
-from .aliases import BEATEN, TYPES, canonical_name, canonical_value, plain_name, unknown
-from .foreign import SEVERAL, SWITCHES, Fate, idle_note, outcome_of
+from .aliases import BEATEN, WORDS, canonical_name, canonical_value, other_defaults, plain_name, unknown
+from .foreign import SEVERAL, SWITCHES, Fate, idle_note, outcome_of, program_of
 
 UNSET = "None"  # a script's word for an option that it leaves unset
 BOOLEAN_WORDS = ("0", "1", "false", "true")
@@ -142,7 +142,7 @@ def _take(rest: deque[str], given: str, name: str, boolean: bool | None) -> str 
             several.append(rest.popleft())
         return " ".join(several)
     following = rest[0] if rest else "--"
-    switch = boolean or (boolean is None and name in SWITCHES) or plain_name(given) in TYPES
+    switch = boolean or (boolean is None and name in SWITCHES) or "true" in WORDS.get(plain_name(given), {})
     if switch and not any(map(_is_boolean_word, (following, canonical_value(given, following)))):
         return "true"
     if following.startswith("--"):
@@ -160,9 +160,16 @@ def read_options(path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(content, dict):
         raise UserError(f"{path}: holds no options; write one a line, as memory_constraint: 36")
+    if program := program_of(content):
+        raise UserError(f"{path}: is a file of {program}, whose options differ; write ours: galvatron train --help")
     result: dict[str, Any] = {}
     for name, value in content.items():
         for key, inner in value.items() if isinstance(value, dict) else [(name, value)]:
+            if isinstance(inner, dict):
+                raise UserError(
+                    f"{path}: {name}.{key} is a section within a section, as Galvatron's newest scripts have them; "
+                    "write options at the top, or in one level of sections"
+                )
             if key in result:
                 raise UserError(f"{path}: {key} stands there twice; keep one")
             result[key] = inner
@@ -232,6 +239,8 @@ def canonical_pairs(
         raise UserError(faults)
     if idle:
         say(idle_note(idle))
+    if differing := other_defaults(plain, known):
+        say(differing)
     return result
 
 

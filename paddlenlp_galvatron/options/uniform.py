@@ -159,8 +159,7 @@ class DegreeOptions(Options):
             )
         named |= self._sharded(dp)
         if self.per_device_train_batch_size:
-            chunks = self.gradient_accumulation_steps or uniform.chunks or 1
-            named["global_train_batch_size"] = self.per_device_train_batch_size * chunks * dp
+            named |= self._batch(uniform, dp)
         own = uniform.model_dump(exclude_none=True)
         if faults := [
             f"{name}: is {own[name]}, but PaddleNLP's options say {value}; give one of both"
@@ -169,6 +168,20 @@ class DegreeOptions(Options):
         ]:
             raise UserError(faults)
         return UniformOptions.from_values(own | named)
+
+    def _batch(self, uniform: UniformOptions, dp: int) -> dict[str, int]:
+        """The global batch by the micro-batches, or, as Megatron-LM has it, these by the global batch."""
+        assert self.per_device_train_batch_size
+        chunks, samples = self.gradient_accumulation_steps or uniform.chunks, self.per_device_train_batch_size * dp
+        if chunks is None and uniform.global_train_batch_size:
+            chunks, rest = divmod(uniform.global_train_batch_size, samples)
+            if rest:
+                raise UserError(
+                    f"global_train_batch_size: {uniform.global_train_batch_size} samples are no multiple of a "
+                    f"micro-batch's {samples} ({self.per_device_train_batch_size} on each of {dp} data-parallel ranks)"
+                )
+            return {"chunks": chunks}
+        return {"global_train_batch_size": samples * (chunks or 1)}
 
     def _sharded(self, dp: int) -> dict[str, Any]:
         """Data parallelism of the `dp` ranks that see other samples."""

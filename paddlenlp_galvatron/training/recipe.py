@@ -31,7 +31,8 @@ class Recipe(Options):
         description="lowest learning rate of linear and cosine; in fine-tuning, if it is not given, they fall to 0",
     )
     warmup_steps: CountOrNone = Field(0, description="number of steps in which the learning rate rises linearly from 0")
-    warmup_ratio: float = Field(0.0, ge=0, le=1, description="warmup_steps as a share of all steps")
+    warmup_ratio: float = Field(0.0, ge=0, le=1, description="warmup_steps as a share of all steps, rounded down")
+    lr_warmup_fraction: float = Field(0.0, ge=0, le=1, description="warmup_steps as a share of decay_steps")
     decay_steps: Count | None = Field(None, description="step at which the lowest rate is reached; unset: the last")
     weight_decay: RateOrNone = Field(0.0, description="weight decay of AdamW; never applied to norms and biases")
     adam_beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's decay of the mean gradient")
@@ -43,9 +44,14 @@ class Recipe(Options):
     max_grad_norm: Positive = Field(1.0, description="global norm to which gradients are clipped")
 
     def over(self, steps: int) -> Self:
-        """Returns the options for a run of `steps` steps: warm-up and decay as numbers of steps."""
-        warmup = self.warmup_steps or round(self.warmup_ratio * steps)
-        return self.model_copy(update={"warmup_steps": warmup, "decay_steps": self.decay_steps or steps})
+        """Returns the options for a run of `steps` steps: warm-up and decay as numbers of steps.
+
+        PaddleNLP's Trainer rounds `warmup_ratio` down (create_scheduler); Megatron-LM's fraction is of the decay
+        (get_optimizer_param_scheduler), and need not make whole steps.
+        """
+        decay = self.decay_steps or steps
+        warmup = self.warmup_steps or int(self.warmup_ratio * steps) or round(self.lr_warmup_fraction * decay)
+        return self.model_copy(update={"warmup_steps": warmup, "decay_steps": decay})
 
     def rate_at(self, step: int) -> float:
         """Learning rate of a step counted from 0, by PaddleNLP's schedules."""

@@ -18,6 +18,11 @@ TRAINING = {name for group in GROUPS for name in group.model_fields}
 OFF = {"0", "", "-1"}  # an option that says no more than that it is off
 # Options that may be on without a note, and the behaviour here, in every run, that fulfils them.
 DONE = {
+    "swiglu": "gated MLPs",
+    "normalization": "RMSNorm",
+    "position_embedding_type": "rotary positions",
+    "no_position_embedding": "rotary positions",
+    "rotary_percent": "all of a head is turned",
     "use_pipeline_costmodel": "every pipeline is simulated",
     "costmodel_coe": "a factor of 1",
     "profile_granularity": "layers are measured whole",

@@ -154,6 +154,7 @@ ROWS = [
     ("min_learning_rate", 2e-5, rates, {}),
     ("warmup_steps", 3, rates, {}),
     ("warmup_ratio", 0.5, rates, {}),
+    ("lr_warmup_fraction", 0.5, rates, {}),
     ("decay_steps", 3, rates, {}),
     ("optim", "sgd", updated, {}),
     ("weight_decay", 0.5, updated, {"learning_rate": 0.1}),

@@ -1,0 +1,134 @@
+"""Scripts of Megatron-LM's examples, and other programs' files."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paddlenlp_galvatron.base import UserError
+from paddlenlp_galvatron.options.uniform import DegreeOptions, UniformOptions
+from paddlenlp_galvatron.training.recipe import Recipe
+
+MODEL = {
+    "model_type": "llama",
+    "num_hidden_layers": 4,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+    "max_position_embeddings": 64,
+    "rope_theta": 1000000.0,
+}
+MIXTRAL = MODEL | {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
+# The arguments of examples/ that say what our layers do, and those of a run.
+LAYERS = """
+--use-mcore-models --num-layers 4 --hidden-size 64 --ffn-hidden-size 128 --num-attention-heads 4
+--group-query-attention --num-query-groups 2 --seq-length 64 --max-position-embeddings 64 --normalization RMSNorm
+--position-embedding-type rope --rotary-base 1000000 --attention-dropout 0.0 --hidden-dropout 0.0 --swiglu
+--init-method-std 0.01 --untie-embeddings-and-output-weights --disable-bias-linear --attention-backend fused
+"""
+RUN = """
+--micro-batch-size 1 --global-batch-size 8 --lr 1e-4 --train-iters 500 --lr-decay-iters 320 --lr-decay-style cosine
+--min-lr 1.0e-5 --weight-decay 0.1 --lr-warmup-iters 50 --clip-grad 1.0 --bf16 --use-distributed-optimizer
+--sequence-parallel --overlap-grad-reduce --overlap-param-gather --tokenizer-type Llama2Tokenizer --tokenizer-model
+t.model --data-path random --split 99990,8,2 --log-interval 1 --save-interval 10000 --eval-interval 1000
+--eval-iters 10 --save out --load out --tensorboard-dir tb --no-load-optim --no-load-rng --ckpt-format torch_dist
+"""
+EXPERTS = """
+--num-experts 8 --moe-router-topk 2 --moe-router-load-balancing-type aux_loss --moe-grouped-gemm
+--moe-token-dispatcher-type alltoall --expert-model-parallel-size 2 --no-position-embedding
+--no-masked-softmax-fusion
+"""
+PIPELINE = "--tensor-model-parallel-size 1 --pipeline-model-parallel-size 2"
+
+
+@pytest.fixture
+def dry_run(galvatron, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def run(model: dict, *words: str):
+        Path("model.json").write_text(json.dumps(model))
+        return galvatron(
+            "train", "--model", "model.json", "--nproc", 4, "--device", "cpu", "--dry_run", *" ".join(words).split()
+        )
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("model", "words"), [(MODEL, ()), (MIXTRAL, (EXPERTS,))], ids=["train_llama3_8b", "train_mixtral_8x7b"]
+)
+def test_a_script_of_the_examples_starts(dry_run, model, words):
+    ran = dry_run(model, LAYERS, RUN, PIPELINE, *words)
+    assert ran.code == 0, ran.err
+    assert "no effect here: --use-mcore-models" in ran.err and "--rotary-base" in ran.err
+    assert "Megatron-LM's defaults are others: --seed 1234; give them to be sure" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        (
+            "--fp8-format hybrid --fp8-amax-history-len 1024",
+            "fp8-format: hybrid is not supported: .*FP8 is not trained",
+        ),
+        ("--normalization LayerNorm", "normalization: LayerNorm is not supported: norms are RMSNorm"),
+        ("--position-embedding-type learned_absolute", "position-embedding-type: learned_absolute is not supported"),
+        ("--moe-aux-loss-coeff 1e-2", "moe-aux-loss-coeff: 1e-2 is not supported: .*router_aux_loss_coef"),
+        ("--train-samples 1000", "train-samples: 1000 is not supported: .*train_iters"),
+        ("--lr-warmup-samples 10", "lr-warmup-samples: 10 is not supported: .*lr_warmup_iters"),
+        ("--hidden-dropout 0.1", "hidden-dropout: 0.1 is not supported"),
+        ("--num-layers-per-virtual-pipeline-stage 1", "virtual_pp_deg, layers / stages / N"),
+    ],
+)
+def test_what_a_script_asks_for_and_is_not_done_is_a_line(dry_run, words, fault):
+    ran = dry_run(MODEL, LAYERS, RUN, PIPELINE, words)
+    assert ran.code == 2 and len(ran.err.splitlines()) == 1
+    assert re.search(fault, ran.err), ran.err
+
+
+@given(st.integers(1, 8), st.integers(1, 6), st.integers(1, 8), st.integers(0, 3))
+def test_micro_batch_and_global_batch_give_the_number_of_micro_batches(micro, dp, chunks, more):
+    """Megatron-LM: num_micro_batches = global batch / (micro-batch x data-parallel ranks)."""
+    values = {"per_device_train_batch_size": micro, "pipeline_parallel_degree": 2}
+    uniform = UniformOptions(global_train_batch_size=micro * dp * chunks + more)
+    options = DegreeOptions.from_values(values)
+    if more % (micro * dp):
+        with pytest.raises(UserError, match=r"global_train_batch_size: .* no multiple of a micro-batch's"):
+            options.onto(uniform, 2 * dp)
+    else:
+        assert options.onto(uniform, 2 * dp).chunks == chunks + more // (micro * dp)
+
+
+@given(st.integers(1, 400), st.integers(1, 400), st.floats(0, 1))
+def test_a_fraction_of_warm_up_is_one_of_the_decay_and_a_ratio_one_of_all_steps(steps, decay, share):
+    """Megatron-LM's get_optimizer_param_scheduler; PaddleNLP's Trainer.create_scheduler."""
+    fraction = Recipe(lr_warmup_fraction=share, decay_steps=decay).over(steps)
+    assert abs(fraction.warmup_steps - share * decay) <= 0.5 and fraction.decay_steps == decay
+    assert Recipe(warmup_ratio=share, decay_steps=decay).over(steps).warmup_steps == int(share * steps)
+
+
+@pytest.mark.parametrize(
+    ("program", "content"),
+    [
+        ("LLaMA-Factory", {"stage": "sft", "finetuning_type": "lora", "template": "llama3", "learning_rate": 1e-4}),
+        (
+            "DeepSpeed",
+            {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}, "bf16": {"enabled": True}},
+        ),
+        ("Accelerate", {"compute_environment": "LOCAL_MACHINE", "distributed_type": "FSDP", "fsdp_config": {}}),
+        ("PaddleFormers", {"train_dataset_path": "a", "train_dataset_type": "erniekit", "model_name_or_path": "b"}),
+        ("Galvatron's newest scripts", {"parallel": {"pp_deg": {"value": 2}}, "model": {"name": "gpt"}}),
+        ("--help lists all", {"one": 1, "two": 2, "three": 3}),
+    ],
+)
+def test_a_file_of_another_program_is_recognised(galvatron, tmp_path, program, content):
+    (tmp_path / "options.json").write_text(json.dumps(content))
+    ran = galvatron("train", "--config", tmp_path / "options.json", "--dry_run")
+    assert ran.code == 2 and program in ran.err and len(ran.err) < 1000, ran.err
