@@ -23,9 +23,11 @@ from paddlenlp_galvatron.check.gpu import run as gpu_check_run
 from paddlenlp_galvatron.check.parity import parity
 from paddlenlp_galvatron.check.validation.accuracy import shortcomings
 from paddlenlp_galvatron.check.validation.options import ValidateOptions
+from paddlenlp_galvatron.cli.training_run import TrainingRun
 from paddlenlp_galvatron.plan import uniform_plan, write_plan
 
 FIT = "fit model.json --gpus=1 --seq_length=16 --json"
+TRAIN = "train plan.json --model_size=model.json --seq_length=16 --input_dir=random --max_steps=1 --output_dir=made"
 ROWS = [
     (FIT, "task", "dpo"),
     (FIT, "task", "lora"),
@@ -56,6 +58,12 @@ ROWS = [
     ("parity plan.json", "packed", 1),
     ("parity plan.json", "lora_rank", 2),
     ("parity plan.json", "loss", "ipo"),
+    (TRAIN, "timeout", 60),
+    (TRAIN, "distributed_timeout_minutes", 2),
+    (TRAIN, "peak_tflops", 3),
+    ("data prepare texts --output=made/x --vocab_size=300", "text_key", "body"),
+    ("data prepare texts --output=made/x --vocab_size=300", "vocab_size", 280),
+    ("data prepare gbk.txt --output=made/x --vocab_size=300", "encoding", "gbk"),
     ("gpu-check", "nproc", 4),
     ("gpu-check", "parts", "resume,memory"),
     ("gpu-check", "minutes", 3),
@@ -68,6 +76,10 @@ def answer(tmp_path, monkeypatch, galvatron) -> Callable[..., Any]:
     monkeypatch.chdir(tmp_path)
     Path("model.json").write_text(json.dumps(MODEL))
     write_plan(uniform_plan(layers=2, world_size=2, global_train_batch_size=4, global_tp_deg=2), tmp_path / "plan.json")
+    Path("texts").mkdir()
+    lines = [{"text": f"{n} cats sat on {n * n} mats " * 6, "body": "dogs run by the sea " * 9} for n in range(12)]
+    Path("texts/a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    Path("gbk.txt").write_text("猫在垫子上" * 99, encoding="gbk")
     begun: list[Any] = []
 
     def compared(cases: Any, timeout_s: float, device: str) -> list[parity.Parity]:
@@ -75,14 +87,22 @@ def answer(tmp_path, monkeypatch, galvatron) -> Callable[..., Any]:
         return [parity.Parity(0, 0, "", [], [], [1], 0.0)]
 
     monkeypatch.setattr(parity, "check_parity", compared)
+
+    def start(run: TrainingRun, program: Any, timeout_s: float, nodes: Any, wait_s: float) -> None:
+        begun.extend((timeout_s, wait_s, run._health._mfu(1.0)))
+
+    monkeypatch.setattr(TrainingRun, "start", start)
+    monkeypatch.setattr(TrainingRun, "show_end", lambda _: None)
     monkeypatch.setattr(gpu_check_run, "check", lambda *given: begun.extend(given) or iter(()))
 
     def run(command: str, *words: str) -> Any:
         begun.clear()
-        shutil.rmtree("gpu-check", ignore_errors=True)
+        for name in ("gpu-check", "made"):
+            shutil.rmtree(name, ignore_errors=True)
         ran = galvatron(*command.split(), *words)
-        shown = [] if command.startswith(("parity", "gpu-check")) else [ran.code, ran.out, ran.err]  # with seconds
-        return shown, list(begun)
+        written = {path.name: path.stat().st_size for path in Path().glob("made/x*")}
+        shown = [] if begun or written else [ran.code, ran.out, ran.err]  # else with seconds
+        return shown, list(begun), written
 
     return run
 

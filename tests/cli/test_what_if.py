@@ -24,6 +24,7 @@ import pytest
 from browser import DESKTOP, PHONE, browser, needs_chromium, with_pictures
 
 from paddlenlp_galvatron.cli import what_if as served_by
+from paddlenlp_galvatron.cli.what_if import WAITING
 from paddlenlp_galvatron.planner import form as forms
 from paddlenlp_galvatron.planner.form import Form
 from paddlenlp_galvatron.report import what_if
@@ -242,6 +243,26 @@ def test_what_nobody_waits_for_is_not_searched():
             ask(server, **WIDE, global_train_batch_size=4096 + 64 * number).close()
         faults, _ = server.answer(model_size="llama3.2-1b")
         assert not faults and used_s(server.process.pid) < 30
+
+
+def test_few_questions_wait():
+    with serving() as server:
+        waiting = [ask(server, **WIDE) for _ in range(WAITING + 1)]
+        deadline = time.monotonic() + WAIT_S
+        while True:
+            with ask(server, model_size="llama3.2-1b") as one:
+                one.settimeout(1)
+                try:
+                    stated = b"".join(iter(lambda: one.recv(10_000), b""))
+                    break
+                except TimeoutError:  # the first has not been taken yet, or another has been
+                    assert time.monotonic() < deadline
+                    waiting.append(ask(server, **WIDE))
+        assert b"too many questions wait" in stated
+        for one in waiting:
+            one.close()
+        while server.answer(model_size="llama3.2-1b")[0]:  # until those that have gone are left out
+            assert time.monotonic() < deadline
 
 
 def test_a_request_that_comes_a_byte_at_a_time_is_ended(monkeypatch):
