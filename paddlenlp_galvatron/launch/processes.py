@@ -18,6 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
+from ..base import processor
 from ..base.errors import GalvatronError, UserError
 from ..base.process import heeded
 from ..base.units import GIB
@@ -250,8 +251,7 @@ def devices_of(nproc: int, device: Device | None = None) -> list[dict[str, str]]
 
 def _require_room(nproc: int) -> None:
     """Raise UserError for more processes on CPU than its cores and memory can be meant for."""
-    cores = len(os.sched_getaffinity(0))
-    free = free_mib()
+    free, cores = free_mib(), processor.cores()
     if nproc > (most := RANKS_PER_CORE * cores):
         raise UserError(
             f"nproc: {nproc} processes on a node without a GPU and with {cores} cores; start at most {most}"
