@@ -152,12 +152,13 @@ class Launch:
         self._stack.close()
 
     def wait(self) -> Iterator[None]:
-        """Wait for all ranks, giving the caller a turn now and then.
+        """Wait for all ranks, giving the caller a turn now and then. Ranks of one node that lose one another while they
+        connect are started once more: a program that connects to a port of gloo first takes a rank's place.
 
         Raises LaunchError that names the rank that failed, or those that are late. Its exit code is 2 where the
         rank's was: bad input.
         """
-        deadline = time.monotonic() + self._timeout_s
+        deadline, again = time.monotonic() + self._timeout_s, self._world.nodes.num_nodes == 1
         while True:
             faults = self._ranks.faults()
             stalled = self._ranks.stalled()
@@ -165,7 +166,13 @@ class Launch:
                 faults = self._ranks.overdue(self._timeout_s)
             faults = faults or self._ranks.timed_out(self._wait_s)
             if verdict := self._watch.verdict(faults, stalled, self._ranks.waits()):
-                raise self._error(verdict)
+                if not again or verdict.kind is not Kind.CONSEQUENCE or not self._ranks.lost_while_connecting:
+                    raise self._error(verdict)
+                again = False
+                sys.stderr.write(f"warning: {verdict.message}; the ranks are started once more\n")
+                self._stack.close()
+                self.__enter__()
+                continue
             yield
             if self._ranks.done and not faults:
                 return
