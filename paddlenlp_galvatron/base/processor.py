@@ -1,11 +1,14 @@
-"""The instructions that this machine's processor has, as Linux lists them."""
+"""This machine's processors: their instructions, as Linux lists them, and how many of them this process may use."""
 
 from __future__ import annotations
 
+import os
 import platform
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
-CPUINFO = Path("/proc/cpuinfo")
+CPUINFO, CGROUP, CGROUPS = Path("/proc/cpuinfo"), Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 AVX512 = "avx512f"  # needed by Paddle's CPU kernel of RMSNorm, whose build for x86-64 asks nothing before it runs
 
 
@@ -19,3 +22,26 @@ def lacks(instructions: str) -> bool:
     except OSError:
         return True
     return not any(line.startswith("flags") and instructions in line.split() for line in lines)
+
+
+def cores() -> int:
+    """Processors that this process may use: by its affinity, or by the quota of a cgroup where that is less, as in a
+    container with docker's --cpus or Kubernetes' limits."""
+    return max(1, int(min([len(os.sched_getaffinity(0)), *_quotas()])))
+
+
+def _quotas() -> Iterator[float]:
+    """Seconds of processors a second that this process's cgroups, and those above them, may take: cpu.max of version 2,
+    cfs_quota of version 1. A container may see its own group as the root."""
+    with suppress(OSError):
+        for line in CGROUP.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            group = Path(path.lstrip("/"))
+            for folder in {CGROUPS / controllers / each for each in (group, *group.parents)}:
+                with suppress(OSError, ValueError):  # no such file, or no quota: max
+                    if controllers:
+                        quota, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+                    else:
+                        quota, period = (folder / "cpu.max").read_text().split()
+                    if int(quota) > 0:
+                        yield int(quota) / int(period)

@@ -306,6 +306,8 @@ class NewLines:
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size < self._position:
+                self._position = 0  # a new file took its place
             file.seek(self._position)
             lines = [line for line in file.readlines() if line.endswith(b"\n")]
         self._position += sum(map(len, lines))

@@ -126,9 +126,8 @@ def show(values: dict[str, Any], json: bool) -> None:
 @app.command(CheckOptions, positional=FILE)
 def check(values: dict[str, Any], json: bool) -> None:
     """Check whether a plan can run: exit code 0, or 2 and one line per fault."""
+    from paddlenlp_galvatron.check.run_log import steps_under
     from paddlenlp_galvatron.profiles import ProfileFile
-
-    from .run_log import steps_under
 
     given = CheckOptions.from_values(values)
     file = given.file

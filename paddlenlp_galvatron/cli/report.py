@@ -10,13 +10,13 @@ from pydantic import Field
 
 from paddlenlp_galvatron.base.printing import Console
 from paddlenlp_galvatron.base.writing import write_text
+from paddlenlp_galvatron.check.run_log import steps_under
 from paddlenlp_galvatron.planner.explain import explain, frontier
 from paddlenlp_galvatron.planner.problem import OriginOptions, read_origin
 from paddlenlp_galvatron.report.measured import WARM_UP_STEPS, predicted_and_measured
 from paddlenlp_galvatron.report.page import render
 
 from .command import App, FromFile, answer, say_note
-from .run_log import steps_under
 from .watched import each_watched
 
 app = App()

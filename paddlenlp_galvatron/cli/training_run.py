@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from array import array
 from collections import deque
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.progress import Progress, TaskID
 
+from paddlenlp_galvatron.base import processor
 from paddlenlp_galvatron.base.printing import Console
 from paddlenlp_galvatron.base.process import heeded
 from paddlenlp_galvatron.base.reading import NewLines, read_json
@@ -104,7 +104,7 @@ class TrainingRun:
         self._console.print(
             f"starting {count(nproc, 'process', 'processes')}, logs in {near(logs)}/workerlog.*", markup=False
         )
-        if gpus.gpu_count() and (warning := gpus.few_cores(len(os.sched_getaffinity(0)), nproc)):
+        if gpus.gpu_count() and (warning := gpus.few_cores(processor.cores(), nproc)):
             self._console.print(f"warning: {warning}", markup=False)
         world = World(nproc, nodes, wait_s=wait_s)
         launch = Launch(program[0], program[1:], world, logs, timeout_s, forward_term=True)

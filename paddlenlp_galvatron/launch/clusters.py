@@ -12,11 +12,11 @@ from itertools import combinations
 
 from ..base.errors import UserError
 from ..base.reading import parse_json
-from ..base.text import shortened
-from .hosts import LOOPBACKS, first_host
+from .hosts import first_host
+from .several import INDEX, REMEDY, require_alone, words
 
 PORTS = 20_000, 10_000  # the first, and how many: where all nodes of a Slurm job meet unless MASTER_PORT says
-REMEDY = "set NUM_NODES, NODE_RANK, MASTER_ADDR and MASTER_PORT, or NUM_NODES=1 for this node alone"
+INTERACTIVE = "4294967290"  # SLURM_STEP_ID of a shell of salloc, which runs on the first node alone
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,13 @@ class Launcher:
         if not environment.get(self.number):
             return
         if (environment.get(self.on_node) or "1") != "1":
-            processes = _words(environment, self.on_node)
+            processes = words(environment, self.on_node)
             raise UserError(f"{processes}: several processes were started on this node; start one: {self.one_each}")
         host, port = environment.get(self.address, "").split(",")[0], environment.get(self.port, "")
         if not self.port:
             host, _, port = host.rpartition(":") if ":" in host else (host, "", "")
         number, rank = _whole(environment, self.number, 1), _whole(environment, self.rank, 0)
-        yield Claim(_words(environment, self.number, self.rank), number or 1, rank, host, port)
+        yield Claim(words(environment, self.number, self.rank), number or 1, rank, host, port)
 
 
 PADDLE = "PADDLE_LOCAL_SIZE", "--nproc_per_node 1"
@@ -67,17 +67,19 @@ LAUNCHERS = (
     ),
     Launcher("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_SIZE", "mpirun -ppn 1"),  # MVAPICH
     Launcher("PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", "mpiexec -ppn 1"),  # MPICH, Intel MPI
+    Launcher("PMI_SIZE", "PMI_RANK", "PMI_LOCAL_SIZE", "mpiexec --ppn 1"),  # Cray PALS
+    Launcher("JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_LOCAL_SIZE", "jsrun --tasks_per_rs 1"),
     Launcher("HOROVOD_SIZE", "HOROVOD_RANK", "HOROVOD_LOCAL_SIZE", "horovodrun -H HOST:1,HOST:1"),
     Launcher("PADDLE_NNODES", "PADDLE_GLOBAL_RANK", *PADDLE, "PADDLE_MASTER"),
     Launcher("PADDLE_TRAINERS_NUM", "PADDLE_TRAINER_ID", *PADDLE, "PADDLE_TRAINER_ENDPOINTS"),  # paddle-operator
     Launcher("PET_NNODES", "PET_NODE_RANK", address="PET_MASTER_ADDR", port="PET_MASTER_PORT"),  # torchrun's own
     Launcher("NNODES", "NODE_RANK"),  # of scripts around torchrun
+    Launcher("LWS_GROUP_SIZE", "LWS_WORKER_INDEX", address="LWS_LEADER_ADDRESS"),  # Kubernetes' LeaderWorkerSet
+    Launcher("BEAKER_REPLICA_COUNT", "BEAKER_REPLICA_RANK", address="BEAKER_LEADER_REPLICA_HOSTNAME"),
+    Launcher("LEPTON_JOB_TOTAL_WORKERS", "LEPTON_JOB_WORKER_INDEX"),
 )
 # Kubeflow's PyTorchJob, and clouds that follow it, count nodes; torchrun counts processes. MASTER_ADDR is ours, too.
 TORCH = Launcher("WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE", "torchrun --nproc_per_node 1")
-INDEX = "JOB_COMPLETION_INDEX"  # of a Kubernetes job with completionMode Indexed
-# Numbers of nodes by launchers that are not known. Batch systems set theirs before anything starts on other nodes.
-UNKNOWN = re.compile(r"(?!SLURM_|PBS_|LSB_)\w*(NNODES|NUM_NODES|NODE_COUNT|NODES_NUM|NUM_HOSTS|WORKER_NUM)")
 
 
 def launcher_nodes(
@@ -92,9 +94,9 @@ def launcher_nodes(
     claims += [*_volcano(environment), *_sage_maker(environment)]
     numbers = {int(known["num_nodes"])} if "num_nodes" in known else {claim.num_nodes for claim in claims} - {1}
     claims += [claim for claim in _torch(environment) if not any(_counts_ranks(claim, number) for number in numbers)]
+    started, claims = bool(claims), [claim for claim in claims if claim.num_nodes > 1]
     if not claims and not numbers:
-        _require_none_left(environment)
-    claims = [claim for claim in claims if claim.num_nodes > 1]
+        require_alone(environment, started)
     for one, other in combinations(claims, 2):
         ranks = {one.node_rank, other.node_rank} - {None}
         if ("num_nodes" not in known and one.num_nodes != other.num_nodes) or (
@@ -112,13 +114,15 @@ def launcher_nodes(
 
 def _slurm(environment: Mapping[str, str]) -> Iterator[Claim]:
     nodes = _whole(environment, "SLURM_STEP_NUM_NODES", 1)  # of a step that srun began; a batch script alone has none
-    if nodes is None or environment.get(LAUNCHERS[0].number) == str(nodes + 1):
-        return  # the latter: Open MPI began its daemons on the other nodes by srun
+    if nodes is None or "SLURM_HET_SIZE" in environment or environment.get("SLURM_STEP_ID") == INTERACTIVE:
+        return
+    if environment.get(LAUNCHERS[0].number) == str(nodes + 1):
+        return  # Open MPI began its daemons on the other nodes by srun
     if environment.get("SLURM_STEP_NUM_TASKS", str(nodes)) != str(nodes):
         raise UserError("srun: started several processes on a node; start one: srun --ntasks-per-node=1")
     first, number = PORTS
     yield Claim(
-        _words(environment, "SLURM_STEP_NUM_NODES", "SLURM_NODEID"),
+        words(environment, "SLURM_STEP_NUM_NODES", "SLURM_NODEID"),
         nodes,
         _whole(environment, "SLURM_NODEID", 0) or 0,
         first_host(environment.get("SLURM_STEP_NODELIST", "")),
@@ -131,11 +135,11 @@ def _volcano(environment: Mapping[str, str]) -> Iterator[Claim]:
     tasks = sorted(name for name in environment if re.fullmatch(r"VC_\w+_NUM", name))
     number = sum(_whole(environment, name, 0) or 0 for name in tasks)
     if len(tasks) > 1:
-        yield Claim(_words(environment, *tasks), number, None)
+        yield Claim(words(environment, *tasks), number, None)
     elif tasks:
         hosts = environment.get(tasks[0].removesuffix("NUM") + "HOSTS", "")
         rank = _whole(environment, "VC_TASK_INDEX", 0)
-        yield Claim(_words(environment, *tasks, "VC_TASK_INDEX"), number, rank, hosts.split(",")[0])
+        yield Claim(words(environment, *tasks, "VC_TASK_INDEX"), number, rank, hosts.split(",")[0])
 
 
 def _sage_maker(environment: Mapping[str, str]) -> Iterator[Claim]:
@@ -143,9 +147,9 @@ def _sage_maker(environment: Mapping[str, str]) -> Iterator[Claim]:
         return
     hosts, this = parse_json(environment["SM_HOSTS"], "SM_HOSTS"), environment.get("SM_CURRENT_HOST")
     if not isinstance(hosts, list) or not hosts:
-        raise UserError(f"{_words(environment, 'SM_HOSTS')}: is no list of hosts; {REMEDY}")
+        raise UserError(f"{words(environment, 'SM_HOSTS')}: is no list of hosts; {REMEDY}")
     rank = hosts.index(this) if this in hosts else None
-    yield Claim(_words(environment, "SM_HOSTS", "SM_CURRENT_HOST"), len(hosts), rank, str(hosts[0]))
+    yield Claim(words(environment, "SM_HOSTS", "SM_CURRENT_HOST"), len(hosts), rank, str(hosts[0]))
 
 
 def _torch(environment: Mapping[str, str]) -> Iterator[Claim]:
@@ -158,18 +162,6 @@ def _counts_ranks(claim: Claim, num_nodes: int) -> bool:
     return claim.num_nodes != num_nodes and claim.num_nodes % num_nodes == 0
 
 
-def _require_none_left(environment: Mapping[str, str]) -> None:
-    """Raise UserError for a variable that only several nodes need."""
-    for name in (INDEX, "PMIX_RANK", "VC_TASK_INDEX", TORCH.rank, *(one.rank for one in LAUNCHERS)):
-        if environment.get(name, "0") not in ("", "0") or (name == INDEX and environment.get(name)):
-            raise UserError(f"{_words(environment, name)}: nothing says how many nodes there are; {REMEDY}")
-    if environment.get("MASTER_ADDR", "") not in ("", *LOOPBACKS):
-        raise UserError(f"{_words(environment, 'MASTER_ADDR')}: nothing says how many nodes there are; {REMEDY}")
-    for name in filter(UNKNOWN.fullmatch, environment):
-        if environment[name] not in ("", "0", "1"):
-            raise UserError(f"{_words(environment, name)}: of a launcher that is not known; {REMEDY}")
-
-
 def _whole(environment: Mapping[str, str], name: str, least: int) -> int | None:
     """A variable's number; None where it is not set. Raises UserError."""
     if not environment.get(name):
@@ -179,12 +171,8 @@ def _whole(environment: Mapping[str, str], name: str, least: int) -> int | None:
         if number < least:
             raise ValueError
     except ValueError:
-        raise UserError(f"{_words(environment, name)}: is no whole number from {least} on; {REMEDY}") from None
+        raise UserError(f"{words(environment, name)}: is no whole number from {least} on; {REMEDY}") from None
     return number
-
-
-def _words(environment: Mapping[str, str], *names: str) -> str:
-    return ", ".join(f"{name}={shortened(environment[name])}" for name in names if environment.get(name))
 
 
 def start_lines(command: str, num_nodes: int, gpus_per_node: int) -> dict[str, str]:

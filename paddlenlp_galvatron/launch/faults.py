@@ -16,7 +16,7 @@ from pathlib import Path
 from ..base.units import MIB
 from .out_of_memory import EXIT_CODE as OUT_OF_MEMORY
 from .out_of_memory import ended_out_of_memory, kernel_kills, peak_mib_in, reason_in
-from .status import RankOutcome, RankStatus, RankStatusMemory, in_step, lost_a_peer
+from .status import BEFORE_STEPS, CONNECTING, RankOutcome, RankStatus, RankStatusMemory, in_step, lost_a_peer
 
 STOPPED_S = 20.0  # after which a rank that a signal stopped is given up
 IDLE_S = 5.0  # for which a rank must have computed to be blamed by those that wait for it
@@ -26,6 +26,7 @@ WAIT_S = 1800.0  # for which ranks wait for others: Paddle's own limit of a grou
 WAIT_VARIABLE = "GALVATRON_WAIT_S"  # the same, from a launcher to its ranks
 LOG_END_BYTES = MIB  # of a rank's log, which may have grown for weeks
 NAMED_RANKS = 6  # of many
+STRANGER = "; another program, such as a port scanner, may have connected to the ranks' ports"
 STACK_S = 5.0  # in which a rank writes where it is
 
 
@@ -116,6 +117,11 @@ class LocalRanks:
         """Whether all have ended as announced."""
         return all(rank.process.poll() == rank.memory.read().exit_code for rank in self.ranks)
 
+    @property
+    def lost_while_connecting(self) -> bool:
+        """Whether a rank lost another one when none had begun a step."""
+        return any(_while_connecting(rank.memory.read()) for rank in self.ranks)
+
     def faults(self) -> list[Fault]:
         """Returns the faults so far."""
         statuses = [rank.memory.read() for rank in self.ranks]
@@ -197,6 +203,7 @@ class LocalRanks:
             return self._memory(rank, age)
         if kind is Kind.CONSEQUENCE:
             message = f"{rank.name} lost another rank in {status.waits_for or 'a collective'}: {status.message}"
+            message += STRANGER if _while_connecting(status) else ""
         elif status.outcome is RankOutcome.REFUSED:
             first, *rest = status.message.splitlines() or [""]
             message = "\n".join([f"{first} ({rank.name})", *rest])
@@ -225,6 +232,11 @@ class LocalRanks:
     @property
     def _oom_killed(self) -> bool:
         return kernel_kills() > self._kills_before
+
+
+def _while_connecting(status: RankStatus) -> bool:
+    lost = status.outcome is RankOutcome.LOST_A_PEER and status.step == BEFORE_STEPS
+    return lost and status.waits_for.startswith(CONNECTING)
 
 
 def _exit(code: int) -> str:

@@ -55,7 +55,7 @@ def few_cores(cores: int, ranks: int) -> str:
     """A warning where ranks on GPUs, started as often on this node, would wait for cores; else ""."""
     if cores >= CORES * ranks:
         return ""
-    return f"{cores} cores for {ranks} ranks on GPUs, which need {CORES} each; Slurm: --cpus-per-task"
+    return f"{cores} cores for {ranks} ranks on GPUs, which need {CORES} each; Slurm: --cpus-per-task, docker: --cpus"
 
 
 def gpu_name() -> str:

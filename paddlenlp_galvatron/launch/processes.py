@@ -18,6 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
+from ..base import processor
 from ..base.errors import GalvatronError, UserError
 from ..base.process import heeded
 from ..base.units import GIB
@@ -149,12 +150,13 @@ class Launch:
         self._stack.close()
 
     def wait(self) -> Iterator[None]:
-        """Wait for all ranks, giving the caller a turn now and then.
+        """Wait for all ranks, giving the caller a turn now and then. Ranks of one node that lose one another while they
+        connect are started once more: a program that connects to a port of gloo first takes a rank's place.
 
         Raises LaunchError that names the rank that failed, or those that are late. Its exit code is 2 where the
         rank's was: bad input.
         """
-        deadline = time.monotonic() + self._timeout_s
+        deadline, again = time.monotonic() + self._timeout_s, self._world.nodes.num_nodes == 1
         while True:
             faults = self._ranks.faults()
             stalled = self._ranks.stalled()
@@ -162,7 +164,13 @@ class Launch:
                 faults = self._ranks.overdue(self._timeout_s)
             faults = faults or self._ranks.timed_out(self._wait_s)
             if verdict := self._watch.verdict(faults, stalled, self._ranks.waits()):
-                raise self._error(verdict)
+                if not again or verdict.kind is not Kind.CONSEQUENCE or not self._ranks.lost_while_connecting:
+                    raise self._error(verdict)
+                again = False
+                sys.stderr.write(f"warning: {verdict.message}; the ranks are started once more\n")
+                self._stack.close()
+                self.__enter__()
+                continue
             yield
             if self._ranks.done and not faults:
                 return
@@ -249,8 +257,7 @@ def devices_of(nproc: int, device: Device | None = None) -> list[dict[str, str]]
 
 def _require_room(nproc: int) -> None:
     """Raise UserError for more processes on CPU than its cores and memory can be meant for."""
-    cores = len(os.sched_getaffinity(0))
-    free = free_mib()
+    free, cores = free_mib(), processor.cores()
     if nproc > (most := RANKS_PER_CORE * cores):
         raise UserError(
             f"nproc: {nproc} processes on a node without a GPU and with {cores} cores; start at most {most}"

@@ -30,6 +30,7 @@ MISFIT_WORDS = ("enforce fail", "Enforce failed", "EnforceNotMet")
 
 
 BEFORE_STEPS = -1
+CONNECTING = "the start of all ranks", "the making of the group of"  # how these waits begin
 
 
 class RankOutcome(IntEnum):

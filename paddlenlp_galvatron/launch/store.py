@@ -62,6 +62,7 @@ class StoreServer:
         self.address, self.port, self.token = address, int(self._socket.getsockname()[1]), token
         self._groups: defaultdict[str, _Keys] = defaultdict(_Keys)
         self._loop, self._done = asyncio.new_event_loop(), asyncio.Event()
+        self._loop.set_exception_handler(lambda *_: None)  # of strangers: too many at once, or gone too early
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),), daemon=True)
         self._thread.start()
 
@@ -104,7 +105,7 @@ class StoreServer:
                     keys = self._groups[value.decode()]
                 else:
                     writer.write(await keys.answer(command, key, value))
-        except (OSError, EOFError, ValueError, TimeoutError, asyncio.CancelledError):
+        except (OSError, EOFError, ValueError, struct.error, TimeoutError, asyncio.CancelledError):
             pass  # it left, is a stranger, or the server closes
         finally:
             writer.close()

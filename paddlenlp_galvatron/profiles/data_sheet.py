@@ -195,6 +195,14 @@ class DataSheet(BaseModel):
             return self
         return self.model_copy(update={"stack": stack, "launch": LAUNCH[stack], **self.stacks.get(stack, {})})
 
+    def is_named(self, name: str) -> bool:
+        """Whether this is the sheet's name, the beginning of it, or a driver's full name of the device, in any
+        spelling."""
+        plain = _plain(name)
+        return bool(plain) and (
+            _plain(self.name).startswith(plain) or plain in map(_plain, (self.device, *self.drivers))
+        )
+
     @field_validator("*")
     @classmethod
     def _in_its_unit(cls, value: object, info: ValidationInfo) -> object:
@@ -234,6 +242,11 @@ def load_data_sheet(name_or_path: str | Path) -> DataSheet:
 def sheet_of_driver(name: str) -> DataSheet | None:
     """The data sheet that ships for a device, by the full name that its driver gives: NVIDIA H100 80GB HBM3."""
     return _by_driver().get(name)
+
+
+def sheets_named(name: str) -> list[str]:
+    """Names of the data sheets that ship and are called so, as `DataSheet.is_named` has it."""
+    return sorted({sheet.name for sheet in _by_driver().values() if sheet.is_named(name)})
 
 
 def _shipped(name: str) -> Path:

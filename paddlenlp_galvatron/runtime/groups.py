@@ -51,7 +51,7 @@ def start_world() -> tuple[int, int]:
     if not dist.is_initialized():
         prepare_world()
     if world_size > 1 and not dist.is_initialized():
-        with status.waiting("the start of all ranks"):
+        with status.waiting(status.CONNECTING[0]):
             dist.init_parallel_env()
     if world_size > 1:
         _after_start()
@@ -182,7 +182,7 @@ class Groups:
             made = len(ranks) == 1 or (ranks, use) in self._made
             exchanges = use == REDISTRIBUTE or ranks in exchanging
             if not made:
-                with status.waiting(f"the making of the group of {named(ranks)}"):
+                with status.waiting(f"{status.CONNECTING[1]} {named(ranks)}"):
                     group = dist.new_group(list(ranks))
                 self._made[ranks, use] = group if self.rank in ranks else None
             group, new_way = self._made.get((ranks, use)), exchanges and (ranks, use) not in self._exchanging

@@ -106,19 +106,11 @@ class StepLog:
             self._file.close()
 
     def _begin(self, step: int, first: bytes) -> None:
-        damaged = []
         with whole_file(self._path) as kept:
-            for number, line in enumerate(_lines(self._path), 1):
-                record = record_of(line)
-                if record is None:
-                    damaged.append(number)
-                elif record["step"] < step:
+            for line, record in _read(self._path):
+                if record["step"] < step:
                     kept.write(line)
             kept.write(first)
-        if damaged:
-            sys.stderr.write(
-                f"warning: {self._path}: {len(damaged)} damaged lines are skipped, the first is line {damaged[0]}\n"
-            )
 
 
 def _strict(record: StepRecord) -> dict[str, Any]:
@@ -132,7 +124,19 @@ def _strict(record: StepRecord) -> dict[str, Any]:
 
 def read_log(path: Path) -> list[StepRecord]:
     """All records of a log, or of a copy of it with a launcher's prefixes."""
-    return [record for line in _lines(path) if (record := record_of(without_prefix(line)))]
+    return [record for _, record in _read(path)]
+
+
+def _read(path: Path) -> Iterator[tuple[bytes, StepRecord]]:
+    """Lines of a log with their records; one warning names those that have none."""
+    damaged = []
+    for number, line in enumerate(map(without_prefix, _lines(path)), 1):
+        if record := record_of(line):
+            yield line, record
+        else:
+            damaged.append(number)
+    if damaged:
+        sys.stderr.write(f"warning: {path}: {len(damaged)} damaged lines are skipped, the first is line {damaged[0]}\n")
 
 
 def _lines(path: Path) -> Iterator[bytes]:

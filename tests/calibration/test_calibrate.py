@@ -7,11 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
 
+from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.check.calibration.fit import MeasuredRun, calibrate, expected
 from paddlenlp_galvatron.check.calibration.tables import read_table
 from paddlenlp_galvatron.cli.main import main
-from paddlenlp_galvatron.plan import Assumptions, ModelShape, Precision, load_model, uniform_plan, write_plan
+from paddlenlp_galvatron.plan import Assumptions, ModelShape, Precision, load_model, plan_id, uniform_plan, write_plan
 from paddlenlp_galvatron.plan.file import plan_to_dict
 from paddlenlp_galvatron.profiles.data_sheet import DataSheet, load_data_sheet
 
@@ -112,8 +115,7 @@ def test_the_command_reads_logs_with_their_plans_and_writes_a_sheet_for_the_othe
     run = run_of(true, 1, 4096, 4)
     plan, log, node = (tmp_path / name for name in ("plan.json", "train_log.jsonl", "node.json"))
     write_plan(run.plan, plan)
-    record = {"step_time_s": run.step_s + 0.5, "data_s": 0.5, "peak_memory_mib": [100.0] * 8}
-    lines = [json.dumps({"step": step, **record}) for step in range(12)]
+    lines = logged(run)
     log.write_text("\n".join(lines) + "\n")
     given = ["calibrate", str(log), "--plans", str(plan), "--output", str(node)]
     assert main(given) == 2 and "give the data sheet" in capsys.readouterr().err
@@ -129,12 +131,94 @@ def test_the_command_reads_logs_with_their_plans_and_writes_a_sheet_for_the_othe
     plain = json.loads(node.read_text())
     log.write_text("".join(f"[1,0]<stdout>:{line}\n" for line in lines))
     assert main(given) == 0 and json.loads(node.read_text()) == plain
+    capsys.readouterr()
+    log.write_text("".join(f"{line}\n" for line in [*lines[:3], "a line of another program", *lines[3:]]))
+    assert main(given) == 0 and json.loads(node.read_text()) == plain
+    assert "1 damaged lines are skipped, the first is line 4" in capsys.readouterr().err
     log.write_text("\n".join(lines[:5]))
     assert main(given) == 2 and "train 3 more" in capsys.readouterr().err
     validation = tmp_path / "validation.json"
     validation.write_text(json.dumps({"plans": [{"measured_s": run.step_s, "plan": plan_to_dict(run.plan)}]}))
     given = ["calibrate", str(validation), "--device", "h800", "--model", "qwen3-8b", "--output", str(node), "--json"]
     assert main(given) == 0
+
+
+def logged(run: MeasuredRun, **changed: str) -> list[str]:
+    """Lines of the run's log; `changed`: JSON of some fields of the last one."""
+    record = {"step": 0, "loss": 2.0, "lr": 1e-4, "grad_norm": 1.0, "step_time_s": run.step_s + 0.5, "data_s": 0.5,
+              "tokens_per_s": 9.0, "plan": plan_id(run.plan), "peak_memory_mib": [100.0] * 8}  # fmt: skip
+    lines = [json.dumps(record | {"step": step}) for step in range(12)]
+    for name, text in changed.items():
+        lines[-1] = lines[-1].replace(f'"{name}": {json.dumps(record[name])}', f'"{name}": {text}')
+    return lines
+
+
+VALUES = st.sampled_from(
+    ["-1", "0", "true", "null", '"x"', "[]", "{}", "1e400", "NaN", "1e300", "-0.0", "1" + "0" * 400]
+)
+
+
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(["step_time_s", "data_s", "peak_memory_mib"]), VALUES)
+def test_a_number_that_no_step_has_is_refused_or_its_line_is_skipped_by_number(tmp_path, capsys, name, text):
+    assume((name, text) not in [("data_s", "0"), ("data_s", "-0.0")])
+    run = run_of(H800, 1, 4096, 4)
+    plan, log, node = (tmp_path / each for each in ("plan.json", "train_log.jsonl", "node.json"))
+    write_plan(run.plan, plan)
+    log.write_text("\n".join(logged(run, **{name: text})) + "\n")
+    capsys.readouterr()
+    words = ["calibrate", str(log), "--plans", str(plan), "--device", "h800", "--model_size", "qwen3-8b"]
+    code, reported = main([*words, "--output", str(node)]), capsys.readouterr().err
+    assert "1 damaged lines are skipped, the first is line 12" in reported or (code == 2 and "its step 12" in reported)
+    assert "unexpected" not in reported
+
+
+@pytest.mark.parametrize("value", ["-1", "0", "true", "null", '"x"', "1e300"])
+def test_a_validation_with_no_time_is_refused(tmp_path, capsys, value):
+    file = tmp_path / "validation.json"
+    file.write_text(f'{{"plans": [{{"measured_s": {value}, "plan": {{}}}}]}}')
+    assert main(["calibrate", str(file), "--device", "h800", "--model_size", "qwen3-8b"]) == 2
+    assert "plans.0: no measured_s" in capsys.readouterr().err
+
+
+ROW = {"source": "mine", "model": "qwen2.5-7b", "device": "B200", "gpus": "8", "precision": "bf16", "seq": "4096",
+       "mbs": "1", "gbs": "64", "tp": "1", "pp": "1", "vpp": "1", "cp": "1", "ep": "1", "zero": "zero2",
+       "recompute": "full", "step_s": "3.1"}  # fmt: skip
+
+
+def table(path: Path, *rows: dict[str, str]) -> Path:
+    path.write_text("\n".join([",".join(ROW), *(",".join((ROW | row).values()) for row in rows)]))
+    return path
+
+
+@pytest.mark.parametrize("column", ["gpus", "seq", "mbs", "gbs", "tp", "pp", "vpp", "cp", "ep", "step_s"])
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "1e400"])
+def test_a_row_whose_numbers_are_not_above_0_is_refused_by_line_and_column(tmp_path, column, value):
+    with pytest.raises(UserError, match=rf"line 3 .*{column} is {value}, which must be above 0"):
+        read_table(table(tmp_path / "runs.csv", {}, {column: value}))
+    with pytest.raises(UserError, match=r"line 2 .*tp x pp x cp is more than gpus"):
+        read_table(table(tmp_path / "runs.csv", {"tp": "16"}))
+
+
+def test_rows_of_a_sheet_of_ones_own_are_found_by_its_names_and_those_of_others_left_out(tmp_path, capsys):
+    sheet = tmp_path / "my-b200.json"
+    own = json.loads(H800.model_dump_json()) | {
+        "name": "b200-180gb",
+        "device": "NVIDIA B200",
+        "drivers": ["NVIDIA B200 SXM"],
+    }
+    sheet.write_text(json.dumps(own))
+    names = ["b200-180gb", "b200", "B200-180GB", "NVIDIA B200", "NVIDIA B200 SXM", "my-b200.json", "my-b200", ""]
+    others = [{"device": "A100-80G"}, {"device": "MI300X"}]
+    found = read_table(table(tmp_path / "runs.csv", *({"device": name} for name in names), *others), device=str(sheet))
+    assert [run.device for run in found.runs] == [str(sheet)] * len(names)
+    assert [needs for _, needs in found.skipped] == [
+        "--device a100-80gb", f"a data sheet of MI300X; that of {sheet} is called b200-180gb",
+    ]  # fmt: skip
+    words = ["calibrate", str(tmp_path / "runs.csv"), "--device", str(sheet), "--output", str(tmp_path / "node.json")]
+    assert main(words) == 0 and "MI300X; that of" in capsys.readouterr().err
+    shipped = read_table(table(tmp_path / "runs.csv", {"device": "NVIDIA H100 80GB HBM3"}, {"device": "h100"}))
+    assert [run.device for run in shipped.runs] == ["h100-80gb"] * 2
 
 
 def test_steps_on_processors_move_the_predictions_of_other_plans_towards_what_is_measured():

@@ -122,6 +122,42 @@ def test_the_rank_to_blame_is_named_first(tmp_path, how):
     assert not running(tmp_path)
 
 
+LOST = """
+import sys, time
+from pathlib import Path
+from paddlenlp_galvatron.launch import status
+from paddlenlp_galvatron.launch.status import CONNECTING, RankOutcome
+how, tries = sys.argv[1], Path(__file__).with_name("tries")
+status.begin()
+with tries.open("a") as file:
+    file.write("one\\n")
+if how == "in a step":
+    status.enter(0)
+if how == "twice" or len(tries.read_text().split()) == 1 or how == "in a step":
+    where = CONNECTING[1] + " ranks 0, 1" if how == "a group" else CONNECTING[0]
+    status.failed(RankOutcome.LOST_A_PEER, "RuntimeError: [gloo/transport/tcp/pair.cc:784] TIMEOUT", 1, where)
+    sys.exit(1)
+status.done()
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "tries", "ended"), [("once", 2, False), ("a group", 2, False), ("twice", 2, True), ("in a step", 1, True)]
+)
+def test_ranks_that_lose_one_another_while_they_connect_are_started_once_more(tmp_path, capfd, how, tries, ended):
+    """As where a port scanner connects to a port of gloo before a rank does."""
+    (tmp_path / "worker.py").write_text(LOST)
+    stranger = "another program, such as a port scanner, may have connected"
+    try:
+        launch(str(tmp_path / "worker.py"), [how], 1, tmp_path / "log", 60)
+        error = ""
+    except LaunchError as fault:
+        error = str(fault)
+    assert (tmp_path / "tries").read_text().split() == ["one"] * tries
+    assert bool(error) == ended and (stranger in error) == (how == "twice")
+    assert ("the ranks are started once more" in capfd.readouterr().err) == (tries == 2)
+
+
 def test_late_ranks_are_named(tmp_path):
     with pytest.raises(LaunchError, match=r"^rank 0, 1 did not end within 1 s"):
         launch("failing_rank", ["silent"], 2, tmp_path / "log", timeout_s=1)

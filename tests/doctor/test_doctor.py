@@ -138,6 +138,11 @@ BAD: dict[str, tuple[dict[str, Any], str, State, str]] = {
     "GPUs that Paddle lacks": ({"paddle": PaddleFacts("3.3.1", "12.6", 22203, 0)}, "GPUs", FAULT, "CUDA_VISIBLE"),
     "a GPU in use": ({"gpus": [GPU, GPU | {"memory.used": "20000"}]}, "GPU 1", WARNING, "context_mib 20000"),
     "old driver": ({"gpus": [GPU | {"driver_version": "470.82.01"}] * 2}, "driver", FAULT, "525.60"),
+    "a GPU that is lost": ({"gpus": [GPU, {"name": "Unable to determine"}]}, "GPU 1", FAULT, "restart"),
+    "a driver whose number is smaller, read as a decimal": (
+        {"gpus": [GPU | {"driver_version": "580.9.01"}] * 2, "paddle": PaddleFacts("3.3.1", "13.0", 22203, 2)},
+        "driver", FAULT, "580.65",
+    ),
     "no NCCL": ({"paddle": PaddleFacts("3.3.1", "12.6", 0, 2)}, "NCCL", FAULT, "NCCL"),
     "slow links": ({"topology": NVLINK.replace("NV18", "SYS")}, "links", WARNING, "galvatron profile hardware"),
     "no topology": ({"topology": None}, "links", WARNING, "topo"),
@@ -183,6 +188,29 @@ def test_what_is_wrong_is_reported_with_its_remedy(files, changed, subject, stat
     reported = [finding for finding in findings if finding.state is not State.OK]
     assert [finding.state for finding in reported[:1]] == [state] and remedy in reported[0].remedy, findings
     assert all(finding.remedy for finding in reported)
+
+
+@pytest.mark.parametrize(
+    ("version", "cuda"),
+    [("580.65.06", "13.0"), ("580.105.08", "13.0"), ("525.105.17", "12.6"), ("450.248.02", "11.8"), ("[N/A]", "12.6"),
+     ("590", "13.0"), ("1000.1", "13.0")],
+)  # fmt: skip
+def test_a_driver_that_is_new_enough(files, version, cuda):
+    machine = StandIn(gpus=[GPU | {"driver_version": version}] * 2, paddle=PaddleFacts("3.3.1", cuda, 22203, 2))
+    [finding] = [one for one in examine(machine, files) if one.subject == "driver"]
+    assert finding.state is State.OK and version in finding.found
+
+
+NOT_GIVEN = ["[N/A]", "N/A", "[Not Supported]", "[Unknown Error]", "ERR!", "", "nan", "inf", "-1"]
+
+
+@pytest.mark.parametrize("text", NOT_GIVEN)
+def test_memory_that_nvidia_smi_does_not_report_is_no_fault(files, text):
+    for fields in (["memory.total", "memory.used"], ["memory.used"], ["memory.total"]):
+        found = examine(StandIn(gpus=[GPU | dict.fromkeys(fields, text)] * 2), files)
+        [finding] = [one for one in found if one.subject == "GPU 0"]
+        assert finding.state is State.OK and finding.found.startswith(H100), finding
+        assert ("79.65 GiB" in finding.found) == ("memory.total" not in fields) and "in use" not in finding.found
 
 
 def test_files_that_are_wrong(files, tmp_path):

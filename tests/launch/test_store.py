@@ -87,6 +87,35 @@ def test_who_says_nothing_is_put_out(server, monkeypatch):
         assert silent.recv(1) == b""
 
 
+def test_strangers_and_sums_beyond_64_bits_fill_no_log():
+    """In a process of its own: 40 files at most, and silent clients that take them all."""
+    code = """
+import resource, socket, struct, time
+from paddlenlp_galvatron.launch.store import ADD, StoreClient, StoreServer
+server = StoreServer("127.0.0.1", 0, "t")
+client = StoreClient("127.0.0.1", server.port, "t", 30)
+for number in range(2):
+    client._socket.sendall(struct.pack("<iQ1sq", ADD, 1, b"k", 2**63 - 1))
+try:
+    answer = client._read(8) and client._read(8)
+except OSError as error:
+    answer = str(error)
+assert answer == "the store was closed", answer
+resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+silent = []
+try:
+    while True:
+        silent.append(socket.create_connection(("127.0.0.1", server.port), 5))
+except OSError:
+    time.sleep(0.5)
+del silent
+StoreClient("127.0.0.1", server.port, "t", 30).set("key", b"1")
+server.close()
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
 def test_a_port_is_held_by_one(server):
     with pytest.raises(OSError):
         StoreServer("127.0.0.1", server.port, TOKEN)

@@ -7,11 +7,11 @@ from statistics import median
 from typing import Any
 
 from ...base.errors import UserError
-from ...base.reading import parse_json, read_json, read_text
-from ...base.text import without_prefix
+from ...base.reading import read_json
 from ...model import ModelShape, load_model
 from ...plan import plan_from_dict, read_plan
-from ...report.measured import WARM_UP_STEPS, has_all_peaks, stage_peaks_mib
+from ...report.measured import WARM_UP_STEPS, stage_peaks_mib
+from ..run_log import is_time, steps_under
 from .fit import MeasuredRun
 from .tables import Table, read_table
 
@@ -21,7 +21,7 @@ FEWEST = 3  # steps behind those that warm up
 def read_runs(source: Path, plan: Path | None, model: str | None, device: str | None) -> Table:
     """`plan`: of a log. `model`, `device`: where the source does not say them. Raises UserError."""
     if source.suffix == ".csv":
-        return read_table(source)
+        return read_table(source, device=device)
     if device is None:
         raise UserError(f"device: {source} does not name it; give the data sheet to start from, such as h100")
     if source.suffix == ".json":
@@ -43,20 +43,14 @@ def _of_log(source: Path, plan_path: Path, model: str | None, device: str) -> Me
     asked = searched.get("model_options")
     named = asked.get("model_size") if isinstance(asked, dict) else searched.get("model")
     shape = _shape(model or (str(named) if named else None), plan_path)
-    records = []
-    for number, line in enumerate(read_text(source).splitlines(), 1):
-        content = without_prefix(line.encode()).decode()
-        record = parse_json(content, f"{source}: line {number}") if line.strip() else None
-        if isinstance(record, dict) and isinstance(record.get("step_time_s"), int | float):
-            records.append(record)
+    records = steps_under(plan, source)
     settled = records[WARM_UP_STEPS:]
     if len(settled) < FEWEST:
         raise UserError(
             f"{source}: {len(records)} steps, of which the first {WARM_UP_STEPS} warm up; train {FEWEST} more at least"
         )
     step_s = median(record["step_time_s"] - record.get("data_s", 0.0) for record in settled)
-    complete = [record for record in records if has_all_peaks(plan, record)]
-    allocated = max(stage_peaks_mib(plan, complete)) if complete else None
+    allocated = max(stage_peaks_mib(plan, records))
     return MeasuredRun(plan_path.stem, str(source), device, shape, plan, step_s, allocated, ours=True)
 
 
@@ -67,7 +61,7 @@ def _of_validation(source: Path, shape: ModelShape, device: str) -> list[Measure
         raise UserError(f"{source}: is no validation.json of galvatron validate, no list of plans in it")
     runs = []
     for number, one in enumerate(plans):
-        if not isinstance(one, dict) or not isinstance(one.get("measured_s"), int | float) or one["measured_s"] <= 0:
+        if not isinstance(one, dict) or not is_time(one.get("measured_s")):
             raise UserError(f"{source}: plans.{number}: no measured_s; write it again with galvatron validate")
         plan = plan_from_dict(one.get("plan"))
         name = str(one.get("key", number))

@@ -6,7 +6,7 @@ import csv
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import sqrt
+from math import inf, sqrt
 from pathlib import Path
 
 from ...base.errors import UserError
@@ -19,12 +19,12 @@ from ...plan import Assumptions, Plan, Precision, uniform_plan
 from ...plan.strategy import DataParallel
 from ...plan.uniform import even_stages
 from ...profiles.analytic import GROUPED, ONE_BY_ONE, ExpertKernels
-from ...profiles.data_sheet import Stack, data_sheets
+from ...profiles.data_sheet import Stack, load_data_sheet, sheets_named
 from .fit import MeasuredRun
 
 Row = Mapping[str, str]
 # PaddleFleet's sweeps: sequence length where none is given, micro-batches, and GPUs.
-SWEEP_LENGTH, SWEEP_MICRO_BATCHES, SWEEP_GPUS = 4096, 64, 8
+SWEEP_LENGTH, SWEEP_MICRO_BATCHES, SWEEP_GPUS, SWEEP_DEVICE = 4096, 64, 8, "h800"
 SWEEP_MODELS = ("qwen3-8b", "qwen3-30b-a3b")  # where neither the row nor the file's name names one: dense, with experts
 # PaddleFleet's MoE layer without grouped products (ModularMoELayer), by its source. With ep, DeepEP sends tokens, and
 # an expert's gate and up are one product. A rank with all experts looks for the rows of each in a loop, and keeps them
@@ -58,6 +58,10 @@ SETTINGS = (
     "gathers",
     "device",
 )
+POSITIVE = re.compile(  # columns of sizes, and of measurements
+    "(x_)?(gpus|tp|pp|vpp|cp|ep|seq|mbs|gbs|micro_batch|layers|hidden|ffn|heads|kv|vocab|lora_rank|sharding_group|network"
+    "|step_s|step_ms|tok_s_gpu|tflops_gpu|peak_gib_(alloc|reserved)|(allocated|reserved)_gib)"
+)
 # Speed of FlashAttention in Triton over that of FlashAttention-2, which is 1.3 to 2.5 times as fast (arXiv:2307.08691,
 # section 4.1).
 TRITON = 0.55
@@ -75,9 +79,10 @@ class _Unpriced(Exception):
     """A row needs something that the planner does not have, or that the row does not say."""
 
 
-def read_table(path: Path, settings: Mapping[str, Mapping[str, str]] = {}) -> Table:
-    """All rows of a file. `settings`: values of SETTINGS for the rows of a source, by the beginning of its name,
-    where the file leaves them out, or names another device. Raises UserError for a file that is no such table."""
+def read_table(path: Path, settings: Mapping[str, Mapping[str, str]] = {}, device: str | None = None) -> Table:
+    """All rows of a file, or those of a `device`, given by its data sheet. `settings`: values of SETTINGS for the rows
+    of a source, by the beginning of its name, where the file leaves them out, or names another device. Raises UserError
+    for a file that is no such table."""
     if unknown := {column for one in settings.values() for column in one} - set(SETTINGS):
         raise UserError(f"{', '.join(sorted(unknown))}: no column of how a run was made; known: {', '.join(SETTINGS)}")
     rows = list(csv.DictReader(read_text(path).splitlines()))
@@ -101,11 +106,17 @@ def read_table(path: Path, settings: Mapping[str, Mapping[str, str]] = {}) -> Ta
             raise UserError(f"{path}: line {number}: has more cells than the table has columns; correct the row")
         name = row.get("config") or row.get("run") or f"{row.get('model')} ({row.get('source')})"
         try:
-            found.runs.append(read(row, path.stem))
+            _require_positive(row)
+            run = read(row, path.stem)
+            found.runs.append(replace(run, device=_sheet_of(run.device, device)))
         except _Unpriced as needs:
             found.skipped.append((name, str(needs)))
         except UserError as error:
             found.skipped.append((name, f"a plan that can run here: {error}"))
+        except ZeroDivisionError:
+            raise UserError(
+                f"{path}: line {number} ({name}): tp x pp x cp is more than gpus; correct the row"
+            ) from None
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise UserError(f"{path}: line {number} ({name}): {error}; correct the row") from None
     return found
@@ -136,7 +147,7 @@ def _of_sweep(row: Row, table: str) -> MeasuredRun:
     return MeasuredRun(
         row.get("config") or row["run"],
         "PaddleFleet",
-        row.get("device") or "h800",
+        row.get("device") or SWEEP_DEVICE,
         shape,
         replace(plan, layers=tuple(layers)),
         float(row["step_ms"]) / 1000,
@@ -203,7 +214,7 @@ def _of_collection(row: Row, table: str) -> MeasuredRun:
     return MeasuredRun(
         row["model"],
         row["source"],
-        _sheet_of(row["device"]),
+        row.get("device") or "",
         shape,
         plan,
         _step_s(row, shape, plan),
@@ -234,11 +245,25 @@ def _word(row: Row, column: str, known: Sequence[str]) -> str:
     return word
 
 
-def _sheet_of(device: str) -> str:
-    """The data sheet that ships for a device as a table names it, such as A100-80G."""
-    found = [name for name in data_sheets() if device and name.startswith(device.lower())]
+def _require_positive(row: Row) -> None:
+    """Raise ValueError for a number that must be above 0."""
+    for column, value in row.items():
+        if value and POSITIVE.fullmatch(column) and not 0 < float(value) < inf:
+            raise ValueError(f"{column} is {value}, which must be above 0")
+
+
+def _sheet_of(device: str, asked: str | None) -> str:
+    """The data sheet of a device as a table names it, such as A100-80G: `asked`, by its name or its file's, else one
+    that ships."""
+    sheet, file = (load_data_sheet(asked), Path(asked)) if asked else (None, None)
+    if asked and sheet and file and (not device or sheet.is_named(device) or device in (file.name, file.stem)):
+        return asked
+    found = sheets_named(device)
     if len(found) != 1:
-        raise _Unpriced(f"a data sheet of {device or 'its device, which is not published'}")
+        needed = f"a data sheet of {device or 'its device, which is not published'}"
+        raise _Unpriced(needed + (f"; that of {asked} is called {sheet.name}" if sheet else ""))
+    if sheet:
+        raise _Unpriced(f"--device {found[0]}")
     return found[0]
 
 

@@ -28,7 +28,7 @@ from .machine import Machine, PaddleFacts
 PYTHONS = ((3, 11), (3, 12))
 PADDLES = ((3, 1, 1), (3, 4))  # from the first up to, not with, the second
 # Least driver for each CUDA that Paddle is built for (NVIDIA's CUDA compatibility guide, minor version compatibility).
-DRIVERS = {11: 450.80, 12: 525.60, 13: 580.65}
+DRIVERS = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
 OTHERS_SHARE = 0.05  # of a GPU's memory in use before a run begins
 ENOUGH_SHM_MIB = 1024  # NCCL takes about 10 MiB a pair of GPUs, a container has 64 MiB by default
 ENOUGH_FILES = 4096  # sockets and files of a rank with hundreds of communicators
@@ -160,11 +160,16 @@ def _gpus(gpus: list[dict[str, str]] | None, paddle: PaddleFacts | None) -> Foun
         yield Finding("GPUs", "none", State.WARNING if built else State.OK, remedy if built else "")
         return
     for number, gpu in enumerate(gpus):
-        total, used = float(gpu["memory.total"]), float(gpu["memory.used"])
-        busy = used > OTHERS_SHARE * total
+        if "memory.total" not in gpu:  # a message in place of a row: of a GPU that is lost, or of none
+            yield Finding(f"GPU {number}", gpu["name"], State.FAILED, "run nvidia-smi by hand; restart the node")
+            continue
+        total, used = _number(gpu["memory.total"]), _number(gpu.get("memory.used", ""))
+        size = "its memory is not reported" if total is None else f"{gib(total)} GiB"
+        size += "" if total is None or used is None else f", {gib(used)} in use"
+        busy = total is not None and used is not None and used > OTHERS_SHARE * total
         yield Finding(
             f"GPU {number}",
-            f"{gpu['name']}, {gib(total)} GiB, {gib(used)} in use",
+            f"{gpu['name']}, {size}",
             State.WARNING if busy else State.OK,
             f"others use it: end them, or galvatron search --context_mib {used:.0f}" if busy else "",
         )
@@ -179,16 +184,21 @@ def _gpus(gpus: list[dict[str, str]] | None, paddle: PaddleFacts | None) -> Foun
         yield Finding("GPUs", f"Paddle can use {paddle.gpus} of {len(gpus)}", state, remedy)
 
 
+def _number(text: str) -> float | None:
+    """MiB; None where nvidia-smi says none: [N/A], [Not Supported], ERR!."""
+    return float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else None
+
+
 def _driver(gpus: list[dict[str, str]], paddle: PaddleFacts | None) -> Found:
-    version = gpus[0]["driver_version"]
-    if paddle is None or paddle.cuda is None:
-        yield Finding("driver", version)
+    version = gpus[0].get("driver_version", "")
+    numbers = tuple(map(int, re.findall(r"\d+", version)))  # 580.105 is newer than 580.65
+    if not numbers or paddle is None or paddle.cuda is None:
+        yield Finding("driver", version or "its version is not reported")
         return
-    major = int(paddle.cuda.split(".")[0])
-    least = DRIVERS.get(major)
-    number = float(".".join(version.split(".")[:2]))
-    if least and number < least:
-        remedy = f"CUDA {paddle.cuda} needs {least:.2f} or newer: update the driver, or take Paddle for an older CUDA"
+    least = DRIVERS.get(int(paddle.cuda.split(".")[0]))
+    if least and numbers < least:
+        needed = "{}.{}".format(*least)
+        remedy = f"CUDA {paddle.cuda} needs {needed} or newer: update the driver, or take Paddle for an older CUDA"
         yield Finding("driver", version, State.FAILED, remedy)
     else:
         yield Finding("driver", f"{version}, enough for CUDA {paddle.cuda}")

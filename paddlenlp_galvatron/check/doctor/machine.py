@@ -60,7 +60,7 @@ class Machine:
         return PaddleFacts(str(paddle.__version__), cuda, int(paddle.version.nccl() or 0) if cuda else 0, gpus)
 
     def gpus(self) -> list[dict[str, str]] | None:
-        """The driver's own list, by field of nvidia-smi; None: no driver answers."""
+        """The driver's own list, by field of nvidia-smi, which may say [N/A]; None: no driver answers."""
         fields: Sequence[str] = ("name", "driver_version", "memory.total", "memory.used", "compute_cap")
         output = self.run("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
         if output is None:
@@ -86,8 +86,7 @@ class Machine:
         return resource.getrlimit(getattr(resource, name))[hard]
 
     def cores(self) -> int:
-        """Processors that this process may use."""
-        return len(os.sched_getaffinity(0))
+        return processor.cores()
 
     def has_infiniband(self) -> bool:
         return any(Path("/sys/class/infiniband").glob("*"))

@@ -1,16 +1,16 @@
-"""Reads the log of a run for commands that show measured and predicted values."""
+"""Reads the log of a run for commands that show measured and predicted values, or fit one to the other."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from paddlenlp_galvatron.base.errors import UserError
-from paddlenlp_galvatron.base.reading import open_file
-from paddlenlp_galvatron.base.units import GIB
-from paddlenlp_galvatron.plan import Plan
-from paddlenlp_galvatron.report.measured import has_all_peaks, of_plan
-from paddlenlp_galvatron.training.step_log import StepRecord, read_log
+from ..base.errors import UserError
+from ..base.reading import open_file
+from ..base.units import GIB
+from ..plan import Plan
+from ..report.measured import has_all_peaks, of_plan
+from ..training.step_log import StepRecord, read_log
 
 LARGEST_LOG_BYTES = GIB
 LEAST_S, MOST = 1e-9, 1e15  # of a step's time; of a step, its seconds, MiB: any run's, and what a page can draw
@@ -26,15 +26,19 @@ def steps_under(plan: Plan, log: Path) -> list[StepRecord]:
         records = read_log(log)
     except OSError as error:
         raise UserError(f"{log}: cannot be read: {error.strerror}") from None
-    no_log = UserError(f"{log}: is no train_log.jsonl; name the log of a run under this plan")
-    if not all(map(_is_drawn, records)) or not records:
-        raise no_log
     own = of_plan(plan, records)
+    wrong = [record["step"] for record in own if not (_is_drawn(record) and has_all_peaks(plan, record))]
+    if wrong or not records:
+        why = f": no step has the time, memory or load of its step {wrong[0]}" if wrong else ""
+        raise UserError(f"{log}: is no train_log.jsonl{why}; name the log of a run under this plan")
     if not own:
         raise UserError(f"{log}: holds no step of this plan; name the log of a run under it")
-    if not all(has_all_peaks(plan, record) for record in own):
-        raise no_log
     return own
+
+
+def is_time(value: Any) -> bool:
+    """Whether it is a number of seconds of a step."""
+    return type(value) in (int, float) and LEAST_S < value < MOST
 
 
 def _is_drawn(record: StepRecord) -> bool:
@@ -44,5 +48,7 @@ def _is_drawn(record: StepRecord) -> bool:
     loads: list[Any] = [record[name] for name in ("moe_imbalance", "moe_imbalance_most") if name in record]
     if any(type(load) not in (int, float) or not 1 <= load < MOST for load in loads):
         return False
-    step_s = record["step_time_s"]
-    return 1 <= record["step"] < MOST and LEAST_S < step_s < MOST and all(0 <= mib < MOST for mib in peaks)
+    data_s: Any = record.get("data_s", 0.0)
+    if type(data_s) not in (int, float) or data_s < 0 or not is_time(record["step_time_s"] - data_s):
+        return False
+    return 1 <= record["step"] < MOST and is_time(record["step_time_s"]) and all(0 <= mib < MOST for mib in peaks)
