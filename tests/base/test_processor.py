@@ -31,6 +31,7 @@ def test_avx512_is_lacking_where_an_x86_does_not_list_it(tmp_path, monkeypatch, 
         processor.CPUINFO.write_text(LIST.format(flags))
     assert processor.lacks(processor.AVX512) is lacks
 
+
 V1 = "3:cpuset:/\n2:cpu,cpuacct:/docker/7\n0::/\n"
 
 
@@ -61,14 +62,3 @@ def test_cores_are_those_of_the_quota(tmp_path, monkeypatch, own, files, cores):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     assert processor.cores() == cores
-
-
-@pytest.mark.parametrize("number", CRASHES)
-def test_an_operator_that_crashes_skips_its_test_and_ends_no_other_process(number):
-    with pytest.raises(pytest.skip.Exception, match=f"norm ends its process with {number.name} on this processor"):
-        require("norm", lambda: os.kill(os.getpid(), number))
-
-
-def test_an_operator_that_raises_is_left_to_its_test():
-    require("norm", lambda: os.strerror("none"))
-    require("norm", lambda: signal.strsignal(signal.SIGILL))
