@@ -37,9 +37,11 @@ class Progress:
             self._left[_file(test)].add(test)
         self._expected = sum(map(self._weight, ids))
 
-    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
-        """No dot."""
-        return ("passed" if report.when == "call" else "", "", "") if report.passed else None
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str]:
+        """The test's list at the end, and no letter."""
+        if report.when == "call" or report.skipped:
+            return report.outcome, "", ""
+        return "error" if report.failed else "", "", ""
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         test, file = report.nodeid, _file(report.nodeid)
