@@ -93,6 +93,7 @@ def test_after_the_first_step_no_pass_allocates_frees_or_waits_for_the_device(tm
         assert counts and not any(map(any, counts)), counts
 
 
+@pytest.mark.slow
 def test_routing_that_takes_temporary_memory_would_hang_after_the_first_step(tmp_path, monkeypatch):
     """Why no operator may do it: its rank waits for a message that is sent when its own has come."""
     with pytest.raises(

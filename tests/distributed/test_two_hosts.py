@@ -96,6 +96,7 @@ def test_a_folder_that_is_not_shared_is_refused_on_both_nodes(nodes, tmp_path):
         assert "rank 1 does not see what rank 0 writes; name a folder that all nodes share (rank " in errors[0]
 
 
+@pytest.mark.slow
 def test_the_training_script_trains_over_two_hosts_as_one_process_does(nodes, tmp_path):
     plan = plans.plan(4, "2 1z", vocab="2")
     words = script_on(tmp_path, plan, PORT + 1)
