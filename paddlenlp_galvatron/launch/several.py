@@ -7,7 +7,7 @@ ways, so rules about names find those of unknown ones, and HARMLESS has the exce
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -46,9 +46,9 @@ HARMLESS = _names(
     r"|CI|CIRCLE|BUILDKITE|SEMAPHORE|TEST|PYTEST|VITEST|JEST)(?:_\w+)?|SLURM\w*"
 )
 # A batch system sets these on the first node, before anything starts on the others.
-BATCH = _names(r"(?:PBS|LSB|MOAB|PJM|OAR|COBALT)_\w+|NHOSTS")
+BATCH = _names(rf"(?:PBS|LSB|MOAB|PJM|OAR|COBALT)_\w+|NHOSTS|(?:\w+_)?{_NODE}_?FILE")
 SLURM = "SLURM_JOB_NUM_NODES", "SLURM_NNODES"
-HOSTS = _names(rf"(?:\w+_)?(?:{_NODE}_?LIST|(?:WORKER|TRAINER)_(?:HOST|HOSTNAME|ENDPOINT)S)|LSB_(?:MCPU_)?HOSTS")
+HOSTS = _names(rf"(?:\w+_)?{_NODE}_?LIST|LSB_(?:MCPU_)?HOSTS|(?!VC_|PADDLE_)(?:\w+_)?WORKER_HOST(?:NAME)?S")
 HOST_FILE = _names(rf"(?:\w+_)?{_NODE}_?FILE")
 ROLES = _names(r"(?:\w+_)?(?:TF_CONFIG|CLUSTER_SPEC)")  # JSON with a list of addresses for each role
 
@@ -69,25 +69,23 @@ def _signs(environment: Mapping[str, str], started: bool) -> Iterator[tuple[str,
     numbers = {name: int(value) for name, value in environment.items() if value.isdecimal() and len(value) <= DIGITS}
     if numbers.get("SLURM_HET_SIZE", 1) > 1:
         yield "the parts of a heterogeneous job do not know one another", ("SLURM_HET_SIZE",)
-    batch = [name for name in numbers if name in SLURM or (BATCH.fullmatch(name) and NODES.fullmatch(name))]
-    plain = {name: number for name, number in numbers.items() if name not in batch and not HARMLESS.fullmatch(name)}
-    yield from ((UNKNOWN, (name,)) for name, number in plain.items() if number > 1 and NODES.fullmatch(name))
+    plain = {name: number for name, number in numbers.items() if not HARMLESS.fullmatch(name)}
     sizes = {name: number for name, number in plain.items() if number > 1 and SIZE.fullmatch(name)}
-    for name in filter(PLACE.fullmatch, plain if sizes else ()):
-        fitting = (size for size, most in sizes.items() if plain[name] <= most and _begins(size) == _begins(name))
-        yield from ((UNKNOWN, (size, name)) for size in fitting)
-    yield from ((NO_NUMBER, (name,)) for name, number in plain.items() if number and RANK.fullmatch(name))
-    roles = filter(ROLES.fullmatch, environment)
-    yield from ((UNKNOWN, (name,)) for name in roles if _addresses(environment[name]) > 1)
-    if started:
-        return
-    yield from ((NO_NUMBER, (name,)) for name in numbers if name == INDEX)
-    if environment.get("MASTER_ADDR", "") not in ("", *LOOPBACKS):
-        yield NO_NUMBER, ("MASTER_ADDR",)
-    yield from ((NOT_STARTED, (name,)) for name in batch if numbers[name] > 1)
+    for name, number in plain.items():
+        if number > 1 and NODES.fullmatch(name) and not BATCH.fullmatch(name):
+            yield UNKNOWN, (name,)
+        for size in sizes if PLACE.fullmatch(name) else ():
+            if number <= sizes[size] and _begins(size) == _begins(name):
+                yield UNKNOWN, (size, name)
+        if (number and RANK.fullmatch(name)) or (name == INDEX and not started):
+            yield NO_NUMBER, (name,)
     for name, value in environment.items():
-        if len(_hosts(name, value)) > 1:
+        if len(_addresses(name, value)) > 1 and not (started and BATCH.fullmatch(name)):
             yield NOT_STARTED, (name,)
+        if not started and numbers.get(name, 1) > 1 and (name in SLURM or (name in plain and NODES.fullmatch(name))):
+            yield NOT_STARTED, (name,)
+    if not started and environment.get("MASTER_ADDR", "") not in ("", *LOOPBACKS):
+        yield NO_NUMBER, ("MASTER_ADDR",)
 
 
 def _begins(name: str) -> str:
@@ -95,22 +93,14 @@ def _begins(name: str) -> str:
     return re.sub(f"^_*{_FIRST}?", "", name.upper()).partition("_")[0].rstrip("ES")
 
 
-def _hosts(name: str, value: str) -> set[str]:
-    """Hosts that a variable lists, or the file that it names."""
-    if HOST_FILE.fullmatch(name):
-        with suppress(UserError):
-            return set(read_hostfile(Path(value)))
-    if HOSTS.fullmatch(name) and not HARMLESS.fullmatch(name):
-        listed = {item.partition(":")[0] for item in re.split(r"[\s,;]+", value)}
-        return {host for host in listed if host and not host.isdecimal()}  # LSF writes slots between them
-    return set()
-
-
-def _addresses(text: str) -> int:
-    """Number of addresses of all roles."""
-    try:
-        content = parse_json(text, "roles")
-    except UserError:
-        return 0
-    cluster = content.get("cluster") if isinstance(content, dict) else None
-    return sum(len(role) for role in cluster.values() if isinstance(role, list)) if isinstance(cluster, dict) else 0
+def _addresses(name: str, value: str) -> Sequence[str]:
+    """Hosts that a variable lists, or the file that it names; or addresses of all roles."""
+    with suppress(UserError, AttributeError, KeyError, TypeError):  # no file, JSON of another form
+        if HOST_FILE.fullmatch(name):
+            return read_hostfile(Path(value))
+        if ROLES.fullmatch(name):
+            return [address for role in parse_json(value, name)["cluster"].values() for address in role]
+        if HOSTS.fullmatch(name) and not HARMLESS.fullmatch(name):
+            listed = {item.partition(":")[0] for item in re.split(r"[\s,;]+", value)}
+            return [host for host in listed if host and not host.isdecimal()]  # LSF writes slots between them
+    return []

@@ -325,13 +325,14 @@ HARMLESS = {
 }
 
 
-RESERVED = [*(name for name in REFUSED if "script" in name), "Moab", "Fujitsu's PJM", "Azure Batch", "blaunch of LSF"]
+RESERVED = [*(name for name in REFUSED if "script" in name), "Moab", "Fujitsu's PJM", "blaunch of LSF"]
 
 
 def harmless_variables(names: set[str]) -> dict[str, str]:
     return dict(variable.split("=") for name in names for variable in HARMLESS[name].split())
 
 
+@settings(max_examples=300)
 @given(st.sampled_from(sorted(REFUSED)), places(), st.sets(st.sampled_from(sorted(HARMLESS))))
 def test_each_node_of_an_unknown_launcher_is_refused_by_name_and_one_node_starts(name, place, harmless):
     variables = REFUSED[name](*map(str, place))
@@ -361,6 +362,11 @@ def test_the_file_of_a_batch_system_lists_the_nodes(tmp_path):
         Nodes.from_environment(script)
     with pytest.raises(UserError, match="PBS_NODENUM=1"):
         Nodes.from_environment({"PBS_NODENUM": "1", "PBS_VNODENUM": "1", "PBS_TASKNUM": "3"})  # by pbsdsh
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"cluster": []}', '{"cluster": {"worker": 3}}', '{"task": {}}', "3"])
+def test_a_specification_of_another_form_alarms_nobody(text):
+    assert Nodes.from_environment({"TF_CONFIG": text, "CLUSTER_SPEC": text, "PE_HOSTFILE": text}) == Nodes()
 
 
 SPOILT = st.sampled_from(
