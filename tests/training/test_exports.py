@@ -24,14 +24,14 @@ from tokenizers import AddedToken, Tokenizer, models
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.options.model_options import ModelOptions
 from paddlenlp_galvatron.plan import load_model
+from paddlenlp_galvatron.training.checkpoint.adapters import stored_factors
 from paddlenlp_galvatron.training.checkpoint.companions import config_like, without_absent_code
 from paddlenlp_galvatron.training.checkpoint.saving import WEIGHTS_ALONE, save_model
 from paddlenlp_galvatron.training.prepare import prepare
 from paddlenlp_galvatron.training.run import Run
 
-PROMPT = "{% if add_generation_prompt %}<assistant>{% endif %}"
-JINJA = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}" + PROMPT
-OTHER = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}" + PROMPT
+JINJA = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
+OTHER = JINJA.replace(":", ">")
 TURNS = {"system": "s", "conversation": ["{{user}}?", "{{bot}}!"], "query": "{{query}}?"}
 IDS = {"eos_token_id": [3, 4], "bos_token_id": 2, "pad_token_id": 0}
 ENDS = {"temperature": 0.7, **IDS}  # generation_config.json
@@ -226,3 +226,72 @@ def test_each_tensor_keeps_its_type(galvatron, tmp_path, of_fp32):
     assert json.loads((tmp_path / "hf" / "config.json").read_text())["torch_dtype"] == "bfloat16"
     assert galvatron("convert", "g2h", tmp_path / "g", tmp_path / "all", "--dtype", "fp16").code == 0
     assert {str(tensor.dtype) for tensor in load_file(tmp_path / "all" / "model.safetensors").values()} == {"float16"}
+
+
+def write_adapters(folder: Path, model: Path, changed: str = "", value: float = 0.0, **config: Any) -> Path:
+    """PEFT's adapters of a model; `changed`: tensors of which a number, or with 0 all, are of that value."""
+    folder.mkdir()
+    random, tensors = np.random.default_rng(0), {}
+    for factor in stored_factors(load_model(model), 2):
+        tensors[factor.peft] = random.normal(0, 0.1, factor.shape[::-1]).astype(np.float32)
+        if changed and changed in factor.peft:
+            tensors[factor.peft].reshape(-1)[: None if value == 0 else 1] = value
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "base_model_name_or_path": "model"} | config
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        *(
+            pytest.param(
+                {"init_lora_weights": name}, f"init_lora_weights is {name}, which may change the base", id=name
+            )
+            for name in ("lora_ga", "LoRA_GA", "OLoRA", "pissa_niter_4", "PiSSA", "corda", "loftq", "unknown")
+        ),
+        pytest.param({"changed": "0.mlp.up_proj.lora_B", "value": np.nan}, "0.mlp.up_proj.lora_B.weight has", id="NaN"),
+        pytest.param(
+            {"changed": "0.mlp.up_proj.lora_A", "value": -np.inf}, "0.mlp.up_proj.lora_A.weight has", id="Inf"
+        ),
+        pytest.param({"lora_alpha": -5}, "r and lora_alpha must be numbers above 0", id="alpha below 0"),
+        pytest.param({"lora_alpha": 0.0}, "r and lora_alpha must be numbers above 0", id="alpha 0"),
+        pytest.param({"lora_alpha": 1e308}, "with them has numbers that are NaN or infinite", id="too large an alpha"),
+        pytest.param({"lora_alpha": 1e42}, "with them has numbers that are NaN or infinite", id="beyond fp32"),
+        pytest.param({"use_rslora": "false"}, "use_rslora is 'false'; write true or false", id="a text as flag"),
+        pytest.param({"use_dora": "false"}, "use_dora is false, but False alone", id="a text as another flag"),
+        pytest.param({"peft_type": "ADALORA"}, "peft_type is ADALORA", id="another kind"),
+    ],
+)
+def test_adapters_that_do_not_give_what_was_trained_are_refused(galvatron, tmp_path, changes, fault):
+    model = write_model(tmp_path / "model", "llama")
+    folder = write_adapters(tmp_path / "adapters", model, **changes)
+    ran = galvatron("convert", "merge", model, folder, tmp_path / "merged")
+    assert ran.code == 2 and fault in ran.err and ran.err.count("\n") == 1, ran
+    assert not (tmp_path / "merged").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "note"),
+    [
+        *(
+            pytest.param({"init_lora_weights": name}, "", id=str(name))
+            for name in (True, False, None, "gaussian", "EVA", "orthogonal", "mica")
+        ),
+        pytest.param(
+            {"base_model_name_or_path": "meta/Other"}, "base_model_name_or_path is meta/Other", id="other base"
+        ),
+        pytest.param({"base_model_name_or_path": "own/Model/"}, "", id="a repository of that name"),
+        pytest.param({"base_model_name_or_path": "hub/org-model"}, "", id="the name in config.json"),
+        pytest.param({"base_model_name_or_path": "/x/models--own--model/snapshots/0a1"}, "", id="a hub's cache"),
+        pytest.param({"base_model_name_or_path": None}, "", id="no base"),
+        pytest.param({"changed": "lora_B"}, "all lora_B are 0, so the result is the base", id="nothing learnt"),
+        pytest.param({"changed": "layers.0.mlp.up_proj.lora_B"}, "", id="some are 0"),
+    ],
+)
+def test_adapters_are_merged_with_a_note_on_doubts(galvatron, tmp_path, changes, note):
+    model = write_model(tmp_path / "model", "llama", _name_or_path="some/org-model")
+    folder = write_adapters(tmp_path / "adapters", model, **changes)
+    ran = galvatron("convert", "merge", model, folder, tmp_path / "merged")
+    assert ran.code == 0 and note in ran.err and ran.err.count("note: ") == bool(note), ran
