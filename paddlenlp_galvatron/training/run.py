@@ -94,7 +94,7 @@ class Run:
         the chat template that were trained with. Rank 0 alone has them. Raises UserError."""
         settings = self.settings
         config, tokenizer = settings.model_source or config_file(settings.model), settings.tokenizer_name_or_path
-        if self.engine.rank or (config is None and tokenizer is None):
+        if self.engine.rank:
             return {}
         folder = config.parent if config and config.name == CONFIG else None
         files = {name: read_bytes(file) for name, file in companions(folder, tokenizer).items()}

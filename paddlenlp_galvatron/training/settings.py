@@ -244,8 +244,7 @@ class TrainSettings(TrainOptions):
     world_size: Ranks = Field(description="ranks that are started")
     seq_length: Size | None = Field(None, description="sequence length; absent: the plan's")
     model_source: Path | None = Field(
-        None,
-        description="config.json whose folder's files go with the weights; absent: the model's",
+        None, description="config.json whose folder has the model's files; absent: model's"
     )
 
     @property

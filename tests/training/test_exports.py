@@ -1,4 +1,4 @@
-"""An export has the model's files as its run used them, whatever options the run had."""
+"""An export has the model's files as its run used them, for any options of the run."""
 
 from __future__ import annotations
 
@@ -169,14 +169,14 @@ def test_an_export_has_the_models_files(galvatron, tmp_path, monkeypatch, option
         pytest.param({"task": "lora"}, JINJA, "model", id="adapters"),
     ],
 )
-@pytest.mark.parametrize("beside", [False, True], ids=["", "and chat_template.jinja"])
+@pytest.mark.parametrize("jinja", [False, True], ids=["", "and chat_template.jinja"])
 def test_an_export_has_the_tokenizer_and_the_template_of_the_run(
-    galvatron, tmp_path, monkeypatch, options, template, whose, beside
+    galvatron, tmp_path, monkeypatch, options, template, whose, jinja
 ):
     monkeypatch.chdir(tmp_path)
     model = write_model(tmp_path / "model", "llama")
     write_tokenizer(tmp_path / "words", OTHER)
-    if beside:  # which transformers prefers to that of tokenizer_config.json
+    if jinja:  # which transformers prefers to that of tokenizer_config.json
         (model / "chat_template.jinja").write_text(JINJA)
     (tmp_path / "other.jinja").write_text(OTHER)
     (tmp_path / "chat_template.json").write_text(json.dumps(TURNS))
@@ -190,12 +190,12 @@ def test_an_export_has_the_tokenizer_and_the_template_of_the_run(
     assert turns.exists() == (options.get("chat_template") == turns.name)
     assert not turns.exists() or json.loads(turns.read_text()) == TURNS
     assert json.loads((folder / "generation_config.json").read_text()) == ENDS
-    if options.get("task") == "lora":  # the merged model has them, too, whatever its base has
+    if options.get("task") == "lora":  # the merged model has them, too, for any files of its base
         write_tokenizer(model, OTHER)
         (model / "chat_template.jinja").write_text(OTHER)
         assert galvatron("convert", "merge", model, folder, tmp_path / "merged").code == 0
         assert json.loads((tmp_path / "merged" / "tokenizer_config.json").read_text()) == config
-        assert (tmp_path / "merged" / "chat_template.jinja").exists() == beside
+        assert (tmp_path / "merged" / "chat_template.jinja").exists() == jinja
 
 
 def test_code_that_an_export_has_stays_named(tmp_path):

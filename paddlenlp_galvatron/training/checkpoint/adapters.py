@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -115,9 +114,7 @@ class AdapterFolder:
             if config.get(name, plain) not in (plain, None)
         ]
         if str(begun := config.get("init_lora_weights")).lower() not in OF_THE_PLAIN_BASE:
-            faults.append(
-                f"{path}: init_lora_weights is {begun}, which may change the base; save them for the plain one"
-            )
+            faults.append(f"{path}: init_lora_weights is {begun}, which may change the base; save them for a plain one")
         rank, alpha = config.get("r"), config.get("lora_alpha")
         if type(rank) is not int or rank < 1 or type(alpha) not in (int, float) or not 0 < float(str(alpha)) < math.inf:
             faults.append(f"{path}: r and lora_alpha must be numbers above 0")
@@ -135,8 +132,8 @@ class AdapterFolder:
     def base_note(self, base: Path) -> str:
         """A note for the user where the adapters name another base; "": they name this one, or none."""
         path, name = self._base
-        known = read_json(base / BASE_CONFIG).get("_name_or_path") if (base / BASE_CONFIG).is_file() else None
-        if not name or _names(name) & (_names(base.absolute()) | _names(known or "")):
+        named = read_json(base / BASE_CONFIG).get("_name_or_path") if (base / BASE_CONFIG).is_file() else ""
+        if not name or _names(name) & (_names(base.absolute()) | _names(named)):
             return ""
         return f"{path}: base_model_name_or_path is {name}, and the base is {base}: are they the same?"
 
@@ -177,8 +174,8 @@ class AdapterFolder:
 
 def _names(model: str | Path) -> set[str]:
     """Names that a model's path gives it: of its folder, or of its repository in a hub's cache."""
-    parts = re.split(r"[/\\]", str(model).lower().rstrip("/\\"))
-    return {parts[-1], *(part.split("--")[-1] for part in parts if part.startswith("models--"))} - {""}
+    parts = Path(str(model).lower()).parts
+    return {*parts[-1:], *(part.split("--")[-1] for part in parts if part.startswith("models--"))}
 
 
 def open_adapters(folder: Path, shape: ModelShape, wanted: Adapters) -> AdapterFolder:

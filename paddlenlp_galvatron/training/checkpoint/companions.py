@@ -19,7 +19,7 @@ from ..data.special_tokens import TOKENIZER_CONFIG
 from ..data.templates import PADDLENLP, Template, TurnTemplate
 from .weight_files import CONFIG
 
-# Of transformers' and PaddleNLP's files, those of models and tokenizers that bring their own code included.
+# Names of files in transformers and PaddleNLP; some models and tokenizers bring their own code.
 OF_MODEL = ("generation_config.json", "configuration_*.py", "modeling_*.py")
 OF_TOKENIZER = (
     *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "tokenization_*.py"),
@@ -95,16 +95,14 @@ def config_like(shape: ModelShape, path: Path | None) -> dict[str, Any]:
     return {"architectures": [f"{shape.traits.title}ForCausalLM"], "hidden_act": "silu"} | config
 
 
-def without_absent_code(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """config.json without the entries of auto_map whose file is not in the folder; `hub/model--file.Class` is no file
-    of a folder."""
+def without_absent_code(config: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """config.json without entries of auto_map whose file is not in the folder. `hub/model--file.Class` is of a hub."""
 
-    def is_there(places: Any) -> bool:
-        named = (str(place) for place in (places if isinstance(places, list) else [places]) if place is not None)
-        return all("--" in place or (folder / f"{place.split('.')[0]}.py").is_file() for place in named)
+    def is_there(place: str | None) -> bool:
+        return place is None or "--" in place or (folder / f"{place.split('.')[0]}.py").is_file()
 
-    code = config.get("auto_map") or {}
-    kept = {name: places for name, places in code.items() if is_there(places)}
-    return {
-        field: kept if field == "auto_map" else value for field, value in config.items() if field != "auto_map" or kept
-    }
+    given = (config.get("auto_map") or {}).items()
+    code = {name: place for name, place in given if all(map(is_there, place if isinstance(place, list) else [place]))}
+    return {field: value for field, value in config.items() if field != "auto_map"} | (
+        {"auto_map": code} if code else {}
+    )

@@ -113,19 +113,16 @@ def write_model(
         array = weights(weight.name, weight.shape)
         return array.T if weight.transposed else array
 
-    weights_of_all = [weight for module in modules(shape) for weight in module]
-    shards = _shards(weights_of_all, size_of, max_shard_bytes)
+    shards = _shards([weight for module in modules(shape) for weight in module], size_of, max_shard_bytes)
     with whole_folder(target) as folder:
         places: dict[str, str] = {}
         for number, shard in enumerate(shards, 1):
             name = SINGLE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-            tensors = [
-                Tensor(weight.tensor, weight.tensor_shape, partial(read, weight), type_of(weight)) for weight in shard
-            ]
+            tensors = [Tensor(each.tensor, each.tensor_shape, partial(read, each), type_of(each)) for each in shard]
             write_tensors(folder / name, tensors, most, advance)
             places |= {weight.tensor: name for weight in shard}
         if len(shards) > 1:
-            total = {"total_size": sum(map(size_of, weights_of_all))}
+            total = {"total_size": sum(size_of(weight) for shard in shards for weight in shard)}
             write_text(folder / SHARDS, json.dumps({"metadata": total, "weight_map": places}, indent=2) + "\n")
         copy_companions(files, folder)
         config = without_absent_code(config, folder) | {"torch_dtype": DTYPES[most].name}
