@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -101,12 +102,12 @@ def g2h(values: dict[str, Any], json: bool) -> None:
 
         verify(checkpoint, advance=advance)
         if adapters:
-            write_adapters(checkpoint, output)
+            write_adapters(checkpoint, output, given.like)
             text = f"{output}: adapters of rank {adapters.rank}, as PEFT and PaddleNLP read them"
             answer(text, json, output=output, lora_rank=adapters.rank)
             return
         progress.reset(task, description="converting", total=shape.parameters * precision.bytes)
-        to_huggingface(checkpoint, output, precision, given.max_shard_mib * MIB, given.like, advance)
+        to_huggingface(checkpoint, output, given.dtype, given.max_shard_mib * MIB, given.like, advance)
     _report(output, shape, precision, begin, json)
 
 
@@ -122,11 +123,11 @@ def merge(values: dict[str, Any], json: bool) -> None:
     from paddlenlp_galvatron.training.checkpoint.stored import checkpoint_of
 
     begin, shape = time.monotonic(), read_shape(given.base)
-    precision = HuggingFaceWeights(given.base, shape).precision
     has_config = any((given.adapters / name).exists() for name in (stored.PEFT_CONFIG, stored.CONFIG))
     found = given.adapters if has_config else checkpoint_of(given.adapters, None)
-    stored.merge(given.base, found, shape, given.output, precision, given.max_shard_mib * MIB, lambda _: None)
-    _report(given.output, shape, precision, begin, json)
+    for note in stored.merge(given.base, found, shape, given.output, given.max_shard_mib * MIB, lambda _: None):
+        sys.stderr.write(f"note: {note}\n")
+    _report(given.output, shape, HuggingFaceWeights(given.output, shape).precision, begin, json)
 
 
 def _require_folder(input: Path, of: str) -> None:

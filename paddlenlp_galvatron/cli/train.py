@@ -184,7 +184,9 @@ def check_run(run: Prepared) -> Plan:
     if (adapters := settings.adapters("")) and settings.lora_path:
         from paddlenlp_galvatron.training.checkpoint.adapters import open_adapters
 
-        open_adapters(settings.lora_path, run.shape, adapters)
+        opened = open_adapters(settings.lora_path, run.shape, adapters)
+        if settings.initial_weights and (note := opened.base_note(settings.initial_weights)):
+            sys.stderr.write(f"note: {note}\n")
     return plan
 
 

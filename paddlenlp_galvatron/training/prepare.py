@@ -24,6 +24,7 @@ from ..options.uniform import DegreeOptions, UniformOptions
 from ..plan import Assumptions, ModelShape, Plan, load_model, read_plan, write_plan
 from ..plan.dialects import as_current
 from ..plan.file import LARGEST_BYTES, newest_plan
+from .checkpoint.companions import companions, config_file
 from .checkpoint.stored import checkpoint_of
 from .recipe import Recipe
 from .settings import RunOptions, TrainOptions, TrainSettings
@@ -109,7 +110,9 @@ def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | No
     if options.tunes:
         _require_trained_with_experts(shape, options)
         paths = _absolute_paths(options, named.model_size)
-    elif options.tokenizer_name_or_path is not None:
+    elif (tokenizer := options.tokenizer_name_or_path) and tokenizer.exists():
+        paths = {"tokenizer_name_or_path": str(tokenizer.absolute())}
+    elif tokenizer:
         notes.append(idle_note({"tokenizer_name_or_path": "data are tokenised before: galvatron data prepare"}))
     if options.continue_training and load is None:
         load = _own_folder(named)
@@ -138,6 +141,7 @@ def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | No
         notes.append(f"plan: {plan}, the newest in {CONFIGS} for {shape.name} on {world_size} ranks")
     resolved = {"plan": plan.absolute(), "model": model, "world_size": world_size, "seq_length": seq_length or None}
     resolved |= {"load": load, "output_dir": options.output_dir.absolute()}
+    resolved["model_source"] = _source(named.model_size, load)
     settings = TrainSettings.from_values(options.model_dump() | paths | resolved)
     if settings.evaluates == "no":  # in Megatron-LM these switch it on
         unused = options.model_dump(include={"eval_steps", "max_evaluate_steps"}, exclude_defaults=True)
@@ -177,6 +181,12 @@ def _model(named: ModelOptions, options: TrainOptions, load: Path | None, folder
     path = folder.absolute() / CONFIG
     write_text(path, dumps(config_of(shape), indent=2) + "\n")
     return str(path), load_model(path), model.seq_length
+
+
+def _source(*models: str | Path | None) -> Path | None:
+    """The config.json whose folder has the files that go with the weights: the first of a model that has any."""
+    configs = [config.absolute() for model in models if (config := config_file(model))]
+    return next((config for config in configs if companions(config.parent)), configs[0] if configs else None)
 
 
 def _require_one_type(model: Model) -> None:

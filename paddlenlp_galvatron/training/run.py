@@ -7,19 +7,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, cached_property
+from json import dumps
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from ..base.reading import read_bytes
 from ..base.tracing import Event, join_traces, write_events
 from ..plan import ModelShape, Plan, plan_id
 from ..runtime.engine import Engine
 from ..runtime.setup import ModelSetup
 from ..runtime.trace import span, traced
-from .checkpoint.companions import companions
+from .checkpoint.companions import companions, config_file, config_like, with_template
 from .checkpoint.saving import Writer
 from .checkpoint.stored import SMALLER, Best
 from .checkpoint.weight_files import CONFIG
 from .data.source import BatchSource
+from .data.templates import open_template
 from .data.tuning import TuningData
 from .initial_weights import Reference, initial_weights, set_rates
 from .inputs import Sources, open_data, open_validation
@@ -41,6 +45,7 @@ class Run:
     reference: Reference | None
     steps: int
     epoch_steps: int
+    tokenizer: Any = None  # PaddleNLP's, of a trainer that has one
     _events: list[Event] = field(default_factory=list)  # of traced steps
 
     @classmethod
@@ -83,18 +88,29 @@ class Run:
     def plan_id(self) -> str:
         return plan_id(self.engine.plan)
 
-    @property
-    def model_folder(self) -> Path | None:
-        """The model's own folder, whose files turn a checkpoint into a Hugging Face model again."""
-        folder = Path(self.settings.model)
-        folder = folder.parent if folder.name == CONFIG else folder
-        return folder if (folder / CONFIG).is_file() else None
+    @cached_property
+    def files(self) -> dict[str, bytes]:
+        """The files that turn the weights into a Hugging Face model again, by name: the model's, with the tokenizer and
+        the chat template that were trained with. Rank 0 alone has them. Raises UserError."""
+        settings = self.settings
+        config, tokenizer = settings.model_source or config_file(settings.model), settings.tokenizer_name_or_path
+        if self.engine.rank:
+            return {}
+        folder = config.parent if config and config.name == CONFIG else None
+        files = {name: read_bytes(file) for name, file in companions(folder, tokenizer).items()}
+        if settings.chat_template is not None:
+            files = with_template(files, open_template(settings.chat_template, tokenizer or Path(settings.model)))
+        if self.tokenizer is not None:
+            with TemporaryDirectory() as saved:
+                self.tokenizer.save_pretrained(saved)
+                there = [path for path in Path(saved).rglob("*") if path.is_file()]
+                files |= {str(path.relative_to(saved)): path.read_bytes() for path in there}
+        return files | {CONFIG: (dumps(config_like(self.engine.shape, config), indent=2) + "\n").encode()}
 
     def writer(self) -> Writer:
         """The writer of checkpoints."""
-        settings, folder = self.settings, self.model_folder
-        beside = {CONFIG: folder / CONFIG, **companions(folder)} if folder else {}
-        return Writer(settings.checkpoints, self.engine, settings.save_total_limit, self.data, beside, settings.log)
+        settings = self.settings
+        return Writer(settings.checkpoints, self.engine, settings.save_total_limit, self.data, self.files, settings.log)
 
     def best_until(self, step: int) -> Best | None:
         """The best checkpoint of those up to a step; None: none is requested."""

@@ -243,6 +243,9 @@ class TrainSettings(TrainOptions):
     model: str = Field(description="config.json, its folder, or the name of a preset")
     world_size: Ranks = Field(description="ranks that are started")
     seq_length: Size | None = Field(None, description="sequence length; absent: the plan's")
+    model_source: Path | None = Field(
+        None, description="config.json whose folder has the model's files; absent: model's"
+    )
 
     @property
     def preference(self) -> Preference | None:

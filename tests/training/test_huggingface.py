@@ -128,6 +128,7 @@ def test_the_way_back_gives_the_same_tensors_in_files_of_the_size_asked_for(name
     assert all(sum(tensor.nbytes for tensor in safe_tensors(back / file)) <= 20_000 for file in files)
     HuggingFaceWeights(back, load_model(FOLDER / name))  # the index names each tensor's file
     before, after = (json.loads((folder / "config.json").read_text()) for folder in (FOLDER / name, back))
+    before |= {field: 0 for field in before if field == "num_nextn_predict_layers"}  # such layers are left out
     assert after.pop("torch_dtype") == before.pop("dtype") and after == before
     assert (back / "generation_config.json").read_bytes() == (FOLDER / name / "generation_config.json").read_bytes()
 

@@ -11,6 +11,7 @@ PEFT keeps factors as linear layers, [rank, in] and [out, rank], under Hugging F
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -25,15 +26,18 @@ from ...base.writing import whole_folder, write_text
 from ...model.lora import FACTORS, Adapters, factors_of
 from ...plan import ModelShape, Precision
 from ...runtime.weights import WHOLE, Array, Slice
-from .convert import Advance, config_like, write_model
+from .companions import companions, config_like, copy_companions
+from .convert import Advance, write_model
 from .huggingface import HuggingFaceWeights
-from .loading import CheckpointWeights, open_weights
+from .loading import CheckpointWeights
 from .stored import INDEX, Checkpoint, open_checkpoint
-from .tensor_file import Tensor, opened, write_tensors
+from .tensor_file import Tensor, opened, require_finite, write_tensors
+from .weight_files import CONFIG as BASE_CONFIG
 
 PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 CONFIG = "lora_config.json"
 WEIGHTS, SHARDS = "peft_model-00001-of-00001.safetensors", "peft_model.safetensors.index.json"
+LARGEST = 3.38e38  # number of fp32 that rounds to a finite one of bf16
 BLOCKS = 16  # of a file of weights that its checksum is of, spread evenly
 # Fields of a config that change the adapters' product, or the base that they name.
 UNLIKE: dict[str, Any] = {
@@ -41,9 +45,10 @@ UNLIKE: dict[str, Any] = {
     **dict.fromkeys(("modules_to_save", "layers_to_transform", "layer_replication", "target_parameters")),
     **dict.fromkeys(("trainable_token_indices", "alora_invocation_tokens", "trainable_bias", "enable_lora_list")),
     **{"rank_pattern": {}, "alpha_pattern": {}, "fan_in_fan_out": False, "pissa": False, "loraga": False},
-    **{"use_mora": False, "lora_use_mixer": False},
+    **{"use_mora": False, "lora_use_mixer": False, "peft_type": "LORA"},
 }
-OF_ANOTHER_BASE = ("pissa", "olora", "corda", "loftq")  # PEFT's init_lora_weights that change the base
+# PEFT's init_lora_weights, in lower case, that leave the base as it is; pissa, olora, corda, loftq, lora_ga change it.
+OF_THE_PLAIN_BASE = ("true", "false", "none", "gaussian", "eva", "orthogonal", "mica")
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,7 @@ class AdapterFolder:
     def __init__(self, folder: Path, shape: ModelShape):
         """Raises UserError: there are none, or they are not of all projections of this model."""
         self._read: Callable[[StoredFactor], Array]
+        self._base = folder, ""  # the file that names the base, and its name
         if (folder / INDEX).exists():
             checkpoint = open_checkpoint(folder, shape)
             if checkpoint.index.adapters is None:
@@ -107,17 +113,29 @@ class AdapterFolder:
             for name, plain in UNLIKE.items()
             if config.get(name, plain) not in (plain, None)
         ]
-        if str(begun := config.get("init_lora_weights")).startswith(OF_ANOTHER_BASE):
-            faults.append(f"{path}: init_lora_weights is {begun}, which changes the base; save them for the plain one")
+        if str(begun := config.get("init_lora_weights")).lower() not in OF_THE_PLAIN_BASE:
+            faults.append(f"{path}: init_lora_weights is {begun}, which may change the base; save them for a plain one")
         rank, alpha = config.get("r"), config.get("lora_alpha")
-        if type(rank) is not int or rank < 1 or type(alpha) not in (int, float):
+        if type(rank) is not int or rank < 1 or type(alpha) not in (int, float) or not 0 < float(str(alpha)) < math.inf:
             faults.append(f"{path}: r and lora_alpha must be numbers above 0")
+        scaled = config.get(flag := "use_rslora" if peft else "rslora")
+        if scaled not in (None, True, False):
+            faults.append(f"{path}: {flag} is {scaled!r}; write true or false")
         if faults:
             raise UserError(faults)
         self._file = self._weights_of(folder, peft)
         self._peft = peft
         self._read = self._from_file
-        return Adapters(int(str(rank)), float(str(alpha)), bool(config.get("use_rslora" if peft else "rslora")))
+        self._base = path, str(config.get("base_model_name_or_path") or "")
+        return Adapters(int(str(rank)), float(str(alpha)), bool(scaled))
+
+    def base_note(self, base: Path) -> str:
+        """A note for the user where the adapters name another base; "": they name this one, or none."""
+        path, name = self._base
+        named = read_json(base / BASE_CONFIG).get("_name_or_path") if (base / BASE_CONFIG).is_file() else ""
+        if not name or _names(name) & (_names(base.absolute()) | _names(named)):
+            return ""
+        return f"{path}: base_model_name_or_path is {name}, and the base is {base}: are they the same?"
 
     @staticmethod
     def _weights_of(folder: Path, peft: bool) -> Path:
@@ -130,7 +148,8 @@ class AdapterFolder:
 
     def _from_file(self, factor: StoredFactor) -> Array:
         with opened(self._file) as file:
-            array = file.get_tensor(factor.peft if self._peft else factor.name)
+            array = file.get_tensor(name := factor.peft if self._peft else factor.name)
+        require_finite(array, self._file, name)
         return np.ascontiguousarray(array.T if self._peft else array, np.float32)
 
     def _require_all(self, folder: Path) -> None:
@@ -153,6 +172,12 @@ class AdapterFolder:
             raise UserError(faults[:3])
 
 
+def _names(model: str | Path) -> set[str]:
+    """Names that a model's path gives it: of its folder, or of its repository in a hub's cache."""
+    parts = Path(str(model).lower()).parts
+    return {*parts[-1:], *(part.split("--")[-1] for part in parts if part.startswith("models--"))}
+
+
 def open_adapters(folder: Path, shape: ModelShape, wanted: Adapters) -> AdapterFolder:
     """Adapters to begin with. Raises UserError: they count otherwise than the run's."""
     found = AdapterFolder(folder, shape)
@@ -165,9 +190,9 @@ def open_adapters(folder: Path, shape: ModelShape, wanted: Adapters) -> AdapterF
     return found
 
 
-def write_adapters(checkpoint: Checkpoint, target: Path) -> None:
-    """A checkpoint of adapters as a folder that PEFT and PaddleNLP read. Raises UserError, or GalvatronError for a full
-    disk."""
+def write_adapters(checkpoint: Checkpoint, target: Path, like: Path | None = None) -> None:
+    """A checkpoint of adapters as a folder that PEFT and PaddleNLP read, with the tokenizer next to it, or that of the
+    folder `like`. Raises UserError, or GalvatronError for a full disk."""
     adapters, weights = checkpoint.index.adapters, CheckpointWeights(checkpoint)
     assert adapters is not None
     every = list(stored_factors(checkpoint.shape, adapters.rank))
@@ -178,6 +203,7 @@ def write_adapters(checkpoint: Checkpoint, target: Path) -> None:
         return array.T if transposed else array
 
     with whole_folder(target) as folder:
+        copy_companions(companions(like or checkpoint.folder), folder)
         peft = [Tensor(one.peft, one.shape[::-1], partial(read, one, True)) for one in every]
         write_tensors(folder / PEFT_WEIGHTS, peft, Precision.FP32)
         common = {
@@ -203,13 +229,14 @@ def merge(
     adapters: Path,
     shape: ModelShape,
     target: Path,
-    precision: Precision,
     shard_bytes: int,
     advance: Advance,
-) -> None:
-    """Write a Hugging Face directory of the base's weights with the adapters added, one weight in memory at a time.
-    Raises UserError: the adapters were trained on another base."""
-    weights, tuned = open_weights(base, shape), AdapterFolder(adapters, shape)
+) -> list[str]:
+    """Write a Hugging Face directory of the base's weights with the adapters added, one weight in memory at a time,
+    with their tokenizer if they have one; returns notes for the user. Raises UserError: the adapters were trained on
+    another base, or numbers are not finite."""
+    weights, tuned = HuggingFaceWeights(base, shape), AdapterFolder(adapters, shape)
+    learnt = False
     known = tuned.adapters.base
     if known and known != base_identity(weights):
         raise UserError(f"{adapters}: were trained on other weights than those in {base}; name their base")
@@ -219,7 +246,16 @@ def merge(
         if name.removesuffix(".weight").split(".")[-1] not in projections:
             return array
         first, second = (tuned(f"{name.removesuffix('.weight')}.{factor}", ()) for factor in FACTORS)
-        return array + tuned.adapters.scaling * (first @ second)
+        nonlocal learnt
+        learnt = learnt or bool(second.any())
+        with np.errstate(over="ignore", invalid="ignore"):
+            total: Array = array + tuned.adapters.scaling * (first @ second)
+        if not np.abs(total).max() < LARGEST:
+            raise UserError(f"{adapters}: {name} with them has numbers that are NaN or infinite; is lora_alpha right?")
+        return total
 
     projections = {name.split(".")[-2] for kind in shape.kinds for name in kind.block.projections}
-    write_model(shape, merged, target, config_like(shape, base), precision, shard_bytes, base, advance)
+    config, files = config_like(shape, base / BASE_CONFIG), companions(base, adapters)
+    write_model(shape, merged, target, config, (weights.precision, weights.precisions), shard_bytes, files, advance)
+    zero = "" if learnt else f"{adapters}: all lora_B are 0, so the result is the base; were they trained?"
+    return [note for note in (tuned.base_note(base), zero) if note]

@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ...base.errors import UserError
-from ...base.reading import read_json
 from ...base.writing import whole_folder, write_text
-from ...model import config_of
 from ...plan import ModelShape, Precision, plan_from_dict
 from ...runtime.weights import WHOLE, Array
-from .companions import copy_companions
+from .companions import companions, config_like, copy_companions, without_absent_code
 from .huggingface import HuggingFaceWeights, StoredWeight, modules, read_shape, require_same_model
 from .loading import CheckpointWeights, WeightPiece
 from .stored import FORMAT, INDEX, WEIGHT, Checkpoint, write_index
@@ -56,36 +53,40 @@ def to_checkpoint(source: Path, shape: ModelShape, target: Path, advance: Advanc
             "model_fingerprint": shape.fingerprint,
             "plan": None,
             "precision": weights.precision,  # type of the weights when converted back
+            **({"precisions": weights.precisions} if weights.precisions else {}),
             "optimizer": {},
             "loss_scale": None,
             "data": None,
             "files": files,
         }
         write_index(folder, index)
-        shutil.copyfile(source / CONFIG, folder / CONFIG)
-        copy_companions(source, folder)
+        copy_companions({CONFIG: source / CONFIG, **companions(source)}, folder)
 
 
 def to_huggingface(
     checkpoint: Checkpoint,
     target: Path,
-    precision: Precision,
+    precision: Precision | None,
     max_shard_bytes: int,
     like: Path | None,
     advance: Advance,
 ) -> None:
-    """Convert a checkpoint. `like`: a Hugging Face directory that config.json and tokenizer are taken from, if not from
-    the checkpoint's own folder. Raises UserError, or GalvatronError for a full disk."""
-    own = checkpoint.folder if (checkpoint.folder / CONFIG).exists() else None
+    """Convert a checkpoint. `precision`: of all tensors; None: of each the one that the model came or was trained in.
+    `like`: a Hugging Face directory that config.json and tokenizer are taken from, if not from the checkpoint's own
+    folder. Raises UserError, or GalvatronError for a full disk."""
+    folder, shape = like or checkpoint.folder, checkpoint.shape
+    config = None
     try:
-        config = config_like(checkpoint.shape, like or own)
+        if like or (folder / CONFIG).exists():
+            require_same_model(read_shape(folder), shape, folder / CONFIG)
+            config = config_like(shape, folder / CONFIG)
     except UserError as error:
         if like:
             raise
         sys.stderr.write(f"note: {CONFIG} is written from the trained model: {error.faults[0]}\n")
-        config = config_like(checkpoint.shape, None)
-    weights = CheckpointWeights(checkpoint)
-    write_model(checkpoint.shape, weights, target, config, precision, max_shard_bytes, like or own, advance)
+    types = (precision, {}) if precision else (precision_of(checkpoint), checkpoint.index.precisions)
+    weights, config = CheckpointWeights(checkpoint), config or config_like(shape, None)
+    write_model(shape, weights, target, config, types, max_shard_bytes, companions(folder), advance)
 
 
 def write_model(
@@ -93,39 +94,39 @@ def write_model(
     weights: Callable[[str, tuple[int, ...]], Array],
     target: Path,
     config: dict[str, Any],
-    precision: Precision,
+    types: tuple[Precision, Mapping[str, Precision]],
     max_shard_bytes: int,
-    like: Path | None,
+    files: Mapping[str, Path],
     advance: Advance,
 ) -> None:
-    """Write a Hugging Face directory of weights by PaddleNLP's names. `config`: of `config_like`; `like`: whose
-    tokenizer is copied."""
-    dtype = DTYPES[precision]
-    config = config | {"torch_dtype": dtype.name}
+    """Write a Hugging Face directory of weights by PaddleNLP's names. `config`: of `config_like`; `types`: of the
+    weights, and of those that have another; `files`: of `companions`."""
+    most, others = types
+
+    def type_of(weight: StoredWeight) -> Precision:
+        return Precision.FP32 if weight.state else others.get(weight.name, most)
+
+    def size_of(weight: StoredWeight) -> int:
+        return math.prod(weight.shape) * type_of(weight).bytes
 
     def read(weight: StoredWeight) -> Array:
         array = weights(weight.name, weight.shape)
         return array.T if weight.transposed else array
 
-    shards = _shards([weight for module in modules(shape) for weight in module], dtype.itemsize, max_shard_bytes)
+    shards = _shards([weight for module in modules(shape) for weight in module], size_of, max_shard_bytes)
     with whole_folder(target) as folder:
         places: dict[str, str] = {}
         for number, shard in enumerate(shards, 1):
             name = SINGLE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-            tensors = [
-                Tensor(
-                    weight.tensor, weight.tensor_shape, partial(read, weight), Precision.FP32 if weight.state else None
-                )
-                for weight in shard
-            ]
-            write_tensors(folder / name, tensors, precision, advance)
+            tensors = [Tensor(each.tensor, each.tensor_shape, partial(read, each), type_of(each)) for each in shard]
+            write_tensors(folder / name, tensors, most, advance)
             places |= {weight.tensor: name for weight in shard}
         if len(shards) > 1:
-            total = {"total_size": shape.parameters * dtype.itemsize}
+            total = {"total_size": sum(size_of(weight) for shard in shards for weight in shard)}
             write_text(folder / SHARDS, json.dumps({"metadata": total, "weight_map": places}, indent=2) + "\n")
+        copy_companions(files, folder)
+        config = without_absent_code(config, folder) | {"torch_dtype": DTYPES[most].name}
         write_text(folder / CONFIG, json.dumps(config, indent=2) + "\n")
-        if like:
-            copy_companions(like, folder)
 
 
 def precision_of(checkpoint: Checkpoint) -> Precision:
@@ -137,26 +138,14 @@ def precision_of(checkpoint: Checkpoint) -> Precision:
     return plan_from_dict(index.plan, source=str(checkpoint.folder / INDEX)).assumed.mixed_precision
 
 
-def config_like(shape: ModelShape, like: Path | None) -> dict[str, Any]:
-    """config.json of another directory of the same model, or a new one that says what the shape says. Raises UserError:
-    the directory's is of another model."""
-    if like:
-        require_same_model(read_shape(like), shape, like / CONFIG)
-        config: dict[str, Any] = read_json(like / CONFIG)
-        return {field: value for field, value in config.items() if field != "dtype"}  # transformers 5's torch_dtype
-    return {
-        "architectures": [f"{shape.traits.title}ForCausalLM"],
-        **config_of(shape),
-        "hidden_act": "silu",
-    }
-
-
-def _shards(weights: Sequence[StoredWeight], itemsize: int, max_bytes: int) -> list[list[StoredWeight]]:
+def _shards(
+    weights: Sequence[StoredWeight], size_of: Callable[[StoredWeight], int], max_bytes: int
+) -> list[list[StoredWeight]]:
     """The weights in files of at most `max_bytes`; a larger weight has a file of its own."""
     shards: list[list[StoredWeight]] = []
     size = max_bytes
     for weight in weights:
-        own = math.prod(weight.shape) * itemsize
+        own = size_of(weight)
         if size + own > max_bytes:
             shards.append([])
             size = 0

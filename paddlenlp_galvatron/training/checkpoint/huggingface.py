@@ -13,7 +13,9 @@ as well.
 
 from __future__ import annotations
 
+import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -98,7 +100,12 @@ class HuggingFaceWeights:
             )
         self.files = sorted(set(files.values()))
         self._files = {tensor: files[tensor] for tensor in known}
-        self.precision = _precision(self._files, known)
+        types = _precisions(self._files, known)
+        numbers: Counter[Precision] = Counter()
+        for name, precision in types.items():
+            numbers[precision] += math.prod(self._weights[name].shape)
+        self.precision = numbers.most_common(1)[0][0]  # of most numbers
+        self.precisions = {name: precision for name, precision in types.items() if precision != self.precision}
         if tied:
             _require_tied(files, weights[0].tensor)
 
@@ -171,10 +178,10 @@ def _require_tied(files: dict[str, Path], embedding: str) -> None:
         )
 
 
-def _precision(files: dict[str, Path], known: dict[str, StoredWeight]) -> Precision:
-    """The tensors' type, fp32 if there are several. Raises UserError for a wrong shape or type."""
+def _precisions(files: dict[str, Path], known: dict[str, StoredWeight]) -> dict[str, Precision]:
+    """The type of each weight, but of those that are always fp32. Raises UserError for a wrong shape or type."""
     by_code = {code: precision for precision, code in CODES.items()}
-    found = set()
+    types = {}
     for path in sorted(set(files.values())):
         with opened(path) as file:
             for tensor in (tensor for tensor in known if files[tensor] == path):
@@ -188,5 +195,5 @@ def _precision(files: dict[str, Path], known: dict[str, StoredWeight]) -> Precis
                         "the model is quantised, take the one that it was made from"
                     )
                 if not known[tensor].state:
-                    found.add(by_code[stored.get_dtype()])
-    return found.pop() if len(found) == 1 else Precision.FP32
+                    types[known[tensor].name] = by_code[stored.get_dtype()]
+    return types

@@ -22,7 +22,6 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from ...base.errors import GalvatronError, UserError
-from ...base.reading import read_bytes
 from ...base.units import GIB, MIB
 from ...base.writing import UNFINISHED, make_folder, move, reason_of, to_disk
 from ...launch.faults import named, wait_limit_s
@@ -33,7 +32,7 @@ from ...runtime.engine import Engine
 from ...runtime.units import Trainable
 from ..data.source import BatchSource
 from .adapters import write_adapters
-from .convert import precision_of, to_huggingface
+from .convert import to_huggingface
 from .loading import from_first, gather_objects, pieces_of, state_key
 from .stored import BEFORE, FORMAT, MOMENTS, POWERS, WEIGHT, open_checkpoint, step_of, whole_checkpoints, write_index
 from .tensor_file import Tensor, write_tensors
@@ -55,20 +54,19 @@ class Writer:
         engine: Engine,
         keep: int | None,
         data: BatchSource | None = None,
-        companions: Mapping[str, Path] = MappingProxyType({}),
+        companions: Mapping[str, bytes] = MappingProxyType({}),
         log: Path | None = None,
     ):
         """Every rank makes one, and nothing else writes to the folder. `keep`: how many whole checkpoints stay; None:
-        all. `data`: the training data. `companions`: files that are copied into each, by their names there.
-        `log`: brought to disk with each. Raises UserError: a companion cannot be read."""
+        all. `data`: the training data. `companions`: files that rank 0 writes into each, by their names there.
+        `log`: brought to disk with each."""
         self._folder, self._engine, self._keep, self._data, self._log = folder, engine, keep, data, log
-        self._companions: dict[str, bytes] = {}
+        self._companions = companions
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self._awaited = ""  # ranks whose parts are not there
         self._best: int | None = None
         if engine.rank == 0:  # before the others, who wait for it, write anything
-            self._companions = {name: read_bytes(file) for name, file in companions.items()}
             for kind in ("step", "old"):
                 for left in folder.glob(f"{kind}-*{UNFINISHED}"):
                     with suppress(OSError):
@@ -236,11 +234,11 @@ def _remove(whole: Path) -> None:
     shutil.rmtree(gone, ignore_errors=True)
 
 
-def save_model(engine: Engine, target: Path, like: Path | None, tokenizer: Any = None) -> None:
+def save_model(engine: Engine, target: Path, companions: Mapping[str, bytes]) -> None:
     """Write the whole model's weights into a folder that all ranks share; every rank calls it.
 
     They go through a checkpoint next to the folder, so that no rank holds more than one weight whole. The folder keeps
-    its other files, but no older weights. `like`: a folder of the model with config.json and tokenizer. Raises
+    its other files, but no older weights. `companions`: the model's other files, which rank 0 writes. Raises
     GalvatronError on every rank.
     """
     target = target.absolute()
@@ -249,7 +247,7 @@ def save_model(engine: Engine, target: Path, like: Path | None, tokenizer: Any =
     try:
         if engine.rank == 0:
             shutil.rmtree(part, ignore_errors=True)  # left by a killed run
-        writer = Writer(part / "checkpoint", engine, keep=1)
+        writer = Writer(part / "checkpoint", engine, keep=1, companions=companions)
         writer.save(WEIGHTS_ALONE)
         writer.finish()
         if engine.rank == 0:
@@ -258,9 +256,7 @@ def save_model(engine: Engine, target: Path, like: Path | None, tokenizer: Any =
             if checkpoint.index.adapters:
                 write_adapters(checkpoint, model)
             else:
-                to_huggingface(checkpoint, model, precision_of(checkpoint), MAX_SHARD_BYTES, like, lambda _: None)
-            if tokenizer is not None:
-                tokenizer.save_pretrained(str(model))
+                to_huggingface(checkpoint, model, None, MAX_SHARD_BYTES, None, lambda _: None)
             _move(model, target)
     except (GalvatronError, OSError) as error:
         fault = str(error)

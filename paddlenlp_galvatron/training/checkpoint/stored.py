@@ -133,6 +133,7 @@ class Index(_Stored):
     model_fingerprint: str
     plan: dict[str, Any] | None
     precision: Precision | None = None  # of a converted model, which has no plan
+    precisions: dict[str, Precision] = {}  # of its weights that have another
     optimizer: dict[Literal["beta1_pow_acc", "beta2_pow_acc"], Number]
     loss_scale: tuple[Number, Count] | None
     data: DataPosition | None

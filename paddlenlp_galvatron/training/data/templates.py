@@ -18,7 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import missing
 
 from ...base.errors import UserError
-from ...base.reading import read_json, read_text
+from ...base.reading import read_bytes, read_json, read_text
 from ...base.text import shortened
 from .special_tokens import TOKENIZER_CONFIG, special_tokens
 
@@ -79,7 +79,7 @@ class TurnTemplate:
         system, turn = fields.get("system") or "", fields.get("conversation")
         if not isinstance(system, str) or not isinstance(turn, list) or [type(part) for part in turn] != [str, str]:
             raise UserError(f'{path}: "conversation" must be two texts, the user\'s and the bot\'s, and "system" one')
-        self.text = "\0".join([system, *turn])
+        self.text, self.file = "\0".join([system, *turn]), read_bytes(path)
         self._system, *self._turn = (_compiled(part, path) for part in (system, *turn))
         self.names = frozenset().union(*(_names(part) for part in (system, *turn)))
 

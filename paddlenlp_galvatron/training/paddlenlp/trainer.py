@@ -65,6 +65,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         refuse_arguments(others)
         self._own_data, self.eval_dataset, self.data_collator = train_dataset, eval_dataset, data_collator
         self.run = Run.of(_settings(model, args, train_dataset), self._open_training, self._open_evaluation)
+        self.run.tokenizer = tokenizer
         self.loop = TrainingLoop(self.run, Callbacks(self))
         engine, settings, steps = self.run.engine, self.run.settings, self.run.steps
         group = PlanGroup(engine.plan, engine.rank, engine.groups)
@@ -177,7 +178,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         """Write the whole model, gathered from all ranks, which all call this: a Hugging Face directory, that PaddleNLP
         loads too. Default: args.output_dir. `merge_tensor_parallel` changes nothing. Raises GalvatronError."""
         target = Path(self.args.output_dir if output_dir is None else output_dir)
-        save_model(self.run.engine, target, self.run.model_folder, self.tokenizer)
+        save_model(self.run.engine, target, self.run.files)
 
 
 class Callbacks(Events):
