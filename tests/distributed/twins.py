@@ -1,4 +1,4 @@
-"""Kernels that only GPUs have, as plain operations in the place of Paddle's operators.
+"""Kernels that only GPUs have, or that differ there, as plain operations in the place of Paddle's operators.
 
 Their callers stay as they are on a GPU: PaddleNLP's layers and Paddle's own functions. Each twin takes the operator's
 positional arguments and computes as documented.
@@ -98,6 +98,18 @@ def batched_gemm(left: Any, right: Any, rows: list[int], transpose_left: bool, t
     return paddle.to_tensor(np.stack(products) if transpose_left else np.concatenate(products))
 
 
+def topk(x: Any, k: int, axis: int, largest: bool, *_: Any, **__: Any) -> Any:
+    """Neither NaN nor -inf is taken, and the index in their place is -1; of equal numbers the first comes first
+    (Paddle's top_k_function_cuda.h). The CPU has another kernel."""
+    _require(largest, "the smallest")
+    values = np.moveaxis(x.numpy(), axis, -1)
+    ranked = np.where(np.isnan(values), -np.inf, values)
+    order = np.argsort(-ranked, axis=-1, kind="stable")[..., :k]
+    best = np.take_along_axis(ranked, order, -1)
+    order = np.where(best == -np.inf, -1, order)
+    return tuple(paddle.to_tensor(np.moveaxis(each, -1, axis)) for each in (best, order))
+
+
 class _CrossEntropy(PyLayer):  # type: ignore[misc]
     """As the operator and its gradient: softmax [U, v] and losses [U, 1]."""
 
@@ -136,6 +148,7 @@ TWINS: tuple[Callable[..., Any], ...] = (
     fused_rotary_position_embedding,
     rms_norm,
     batched_gemm,
+    topk,
     c_softmax_with_cross_entropy,
 )
 ON_GPUS = {"FLAGS_cudnn_deterministic": False, "FLAGS_flash_attn_version": 2}  # flags that a build for CPUs lacks
@@ -152,9 +165,9 @@ def install() -> None:
         _prepared[paddle_private.FIRST_RING + group.id] = group
 
     def counted(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
             calls[name] = calls.get(name, 0) + 1
-            return run(*arguments)
+            return run(*arguments, **named)
 
         return call
 
