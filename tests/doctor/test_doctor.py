@@ -143,6 +143,10 @@ BAD: dict[str, tuple[dict[str, Any], str, State, str]] = {
         {"gpus": [GPU | {"driver_version": "580.9.01"}] * 2, "paddle": PaddleFacts("3.3.1", "13.0", 22203, 2)},
         "driver", FAULT, "580.65",
     ),
+    "a build without FlashAttention": (
+        {"paddle": PaddleFacts("3.3.1", "12.6", 22203, 2)}, "FlashAttention", WARNING, "--use_flash_attention 0",
+    ),
+    "a GPU before Ampere": ({"gpus": [GPU, GPU | {"compute_cap": "7.5"}]}, "FlashAttention", WARNING, "square"),
     "no NCCL": ({"paddle": PaddleFacts("3.3.1", "12.6", 0, 2)}, "NCCL", FAULT, "NCCL"),
     "slow links": ({"topology": NVLINK.replace("NV18", "SYS")}, "links", WARNING, "galvatron profile hardware"),
     "no topology": ({"topology": None}, "links", WARNING, "topo"),
