@@ -57,11 +57,13 @@ def flash_attn(q: Any, k: Any, v: Any, seed: Any, mask: Any, dropout: float, cau
 
 
 def flashmask_attention(q: Any, k: Any, v: Any, rows: Any, seed: Any, dropout: float, causal: bool, *_: Any) -> Any:
-    """For each key [B, 1, T, 2]: rows from the first number on do not see it, nor do those before the second."""
-    _require(rows.dtype == paddle.int32 and not causal and dropout == 0.0, f"{rows.dtype}")
-    _require(rows.shape == [q.shape[0], 1, k.shape[1], 2], f"rows {rows.shape}")
+    """For each key [B, 1, T, 2]: rows from the first number on do not see it, nor do those before the second. Causal:
+    [B, 1, T, 1], and nor do those before the key."""
+    _require(rows.dtype == paddle.int32 and dropout == 0.0, f"{rows.dtype}")
+    _require(rows.shape == [q.shape[0], 1, k.shape[1], 1 if causal else 2], f"rows {rows.shape}")
     own = paddle.arange(q.shape[1], dtype="int32").unsqueeze(1)
-    from_row, to_row = (rows[..., end].unsqueeze(2) for end in (0, 1))
+    from_row = rows[..., 0].unsqueeze(2)
+    to_row = paddle.arange(k.shape[1], dtype="int32") if causal else rows[..., 1].unsqueeze(2)
     return _attend(q, k, v, paddle.logical_or(own >= from_row, own < to_row))
 
 
