@@ -147,8 +147,9 @@ def packed(sizes: Sizes) -> Case:
 
 def latents(make: Callable[[Sizes], Case], sizes: Sizes) -> Case:
     """The same case with heads as DeepSeek-V3's: keys half as wide again as values, each head with its own."""
-    *case, (query, key, value), _ = make(replace(sizes, kv_heads=sizes.heads, head_dim=3 * sizes.head_dim // 2))
-    return Case(*case, [query, key, value[..., : sizes.head_dim].contiguous()])
+    case = make(replace(sizes, kv_heads=sizes.heads, head_dim=3 * sizes.head_dim // 2))
+    query, key, value = case.inputs
+    return case._replace(inputs=[query, key, value[..., : sizes.head_dim].contiguous()])
 
 
 def _attention_of(attend: Callable[..., Any], rows: Any, inputs: list[Any], ends: Any = None) -> Case:
