@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from math import sqrt
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -100,7 +101,7 @@ class Case(NamedTuple):
 
     def tolerance(self, dtype: str) -> float:
         """The largest share of a result's largest number by which it may be off."""
-        return max(TOLERANCE[dtype], SPREAD * ROUNDING[dtype] * self.additions**0.5)
+        return max(TOLERANCE[dtype], SPREAD * ROUNDING[dtype] * sqrt(self.additions))
 
 
 def attention(query: Any, key: Any, value: Any, rows: Any, ends: Any = None) -> Any:
