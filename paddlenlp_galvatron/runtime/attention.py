@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from math import isclose
 from typing import Any
 
 import numpy as np
@@ -56,15 +57,26 @@ def flash(hidden: Any = None, causal: bool | None = None) -> Callable[..., Any]:
 
     By the function of Paddle's that has no other kernel. PaddleNLP's takes a plain one, silently, where flash attention
     is not there or refuses: one whose memory grows by the length's square. By FlashAttention 3 where Paddle's variable
-    FLAGS_flash_attn_version asks for it, which that function heeds with rows alone."""
+    FLAGS_flash_attn_version asks for it, which that function heeds with rows alone.
+
+    Values of latent attention are narrower than keys. FlashAttention 3 takes them as they are; for the others they are
+    padded with zeros. Version 2 has one scale, so that queries are multiplied by the factor to the wanted one."""
 
     causal = hidden is None if causal is None else causal
 
-    def attend(query: Any, _config: Any, key: Any, value: Any, *_rest: Any, **_named: Any) -> Any:
+    def attend(
+        query: Any, _config: Any, key: Any, value: Any, *_rest: Any, softmax_scale: float | None = None, **_named: Any
+    ) -> Any:
+        width, own = key.shape[-1], value.shape[-1]
+        if softmax_scale is not None and not isclose(factor := softmax_scale * width**0.5, 1.0):
+            query = query * factor
         if hidden is None and is_third():
             return flash_attention(query, key, value, causal=True)[0].flatten(2)
+        if own < width:
+            value = paddle.concat([value, paddle.zeros([*value.shape[:3], width - own], value.dtype)], axis=-1)
         rows = None if hidden is None else hidden.expand([key.shape[0], -1, -1, -1])
-        return flashmask_attention(query, key, value, rows, causal=causal).flatten(2)
+        out = flashmask_attention(query, key, value, rows, causal=causal)
+        return (out[..., :own] if own < width else out).flatten(2)
 
     return attend
 

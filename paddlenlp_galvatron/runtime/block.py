@@ -24,7 +24,7 @@ from .attention import Chunks, Documents, OwnPositions, flash, hidden_rows, own_
 from .experts import PRODUCTS, Memo, OwnExperts
 from .grouped import Padding
 from .groups import RankGroups
-from .latents import LatentAttention, padded
+from .latents import LatentAttention
 from .load import LayerLoad, Load
 from .lora import LoRALinear, add_adapters
 from .placement import Placement
@@ -154,9 +154,8 @@ class Block:
         place, plain = self._placement, attention.attn_func
         core = plain
         groups, chunks, fused = 1, self._chunks, attention.config.use_flash_attention
-        fit = padded if self._shape.latents and fused else lambda attend: attend
         if fused:
-            core = fit(flash(hidden_rows(chunks, self._seq_length) if chunks else None))
+            core = flash(hidden_rows(chunks, self._seq_length) if chunks else None)
         if not fused and (chunks or Recompute.ATTENTION in self._recompute):
             # k and v are repeated for the heads of q in the recomputed part, so that they are kept but once; and behind
             # their all-gather.
@@ -168,7 +167,7 @@ class Block:
             def run(q: Any, k: Any, v: Any) -> Any:
                 k, v = (x if groups == 1 else _repeat_heads(x, groups) for x in (k, v))
                 if mask is not None and mask.ndim == 2:
-                    attend = fit(documents.attention(mask, plain))
+                    attend = documents.attention(mask, plain)
                     return place.cross(CommPoint.CONTEXT, _flat(attend(q, config, k, v, None, *rest, **named)))
                 # PaddleNLP wants the mask whole; it is gone when attention has used it.
                 own = mask if mask is None or not chunks else own_rows(mask, chunks, axis=2)

@@ -45,11 +45,9 @@ class Routing:
         self.group, self.sent = group, sent
         self.tokens, self.k = chosen.shape
         self.copies = self.k * etp  # rows of a token
-        keys = chosen.flatten()
-        if etp > 1:  # (rank, expert) of each copy
-            keys = ((keys + keys // local * (local * (etp - 1))).unsqueeze(-1) + _numbers(etp) * local).flatten()
-        self.back, rows_each = _places(keys, ranks * local)  # rows by rank, then by expert; always as many
-        self.order = _put(_numbers(keys.shape[0]), self.back, keys.shape[0])
+        self.back, rows_each = _places(chosen.flatten(), experts.ep, etp, local)  # by rank, then by expert
+        count = self.tokens * self.copies
+        self.order = _put(_numbers(count), self.back, count)
         self.token = self.order // self.copies
         self.slot = self.order if etp == 1 else self.order // etp
         rows = all_gather(rows_each.reshape([1, ranks, local]), group)  # [from, to, expert]
@@ -89,17 +87,23 @@ def _numbers(count: int) -> Any:
     return paddle.arange(count)
 
 
-def _places(keys: Any, bins: int) -> tuple[Any, Any]:
-    """Place of each of `keys` [n] in a stable sort, and how many keys each of the `bins` has.
+def _places(keys: Any, ep: int, etp: int, local: int) -> tuple[Any, Any]:
+    """Place of each copy of `keys` [n], numbers of experts, by rank and expert in a stable sort [n · etp]; and how many
+    keys each expert of each rank has [ep · etp, local].
 
     By counting: Paddle's argsort of one axis allocates from a GPU and frees to it, which waits for posted receives. The
     keys lie along the last axis, as Paddle's cumsum transposes others, and PyTorch's takes fifty times as long."""
     count = keys.shape[0]
-    upto = (_numbers(bins).unsqueeze(-1) == keys).astype("int64").cumsum(-1)  # [bins, n]
-    each = upto[:, -1]
-    before = each.cumsum(0) - each - 1
-    own = upto.flatten().index_select(keys * count + _numbers(count))
-    return before.index_select(keys) + own, each
+    upto = (_numbers(ep * local).unsqueeze(-1) == keys).cumsum(-1, "int32")  # [experts, n]
+    each = upto[:, -1].astype("int64")
+    places = upto.flatten().index_select(keys * count + _numbers(count)).astype("int64")
+    starts, of_ranks = each.cumsum(0) - each - 1, each.reshape([ep, 1, local])
+    if etp == 1:
+        return starts.index_select(keys) + places, of_ranks
+    rows = of_ranks.sum(-1)  # [ep, 1]; of each etp rank
+    before = (etp - 1) * (rows.cumsum(0) - rows) + rows * _numbers(etp)  # rows of other copies, [ep, etp]
+    places = (starts.index_select(keys) + places).unsqueeze(-1) + before.index_select(keys // local)
+    return places.flatten(), of_ranks.expand([ep, etp, local])
 
 
 def _put(values: Any, places: Any, count: int) -> Any:

@@ -52,17 +52,3 @@ class LatentAttention:
     def _by_heads(self, x: Any, width: int) -> Any:
         """[T, heads · width] -> [B, S, heads, width]."""
         return x.reshape([-1, self._own_length, x.shape[-1] // width, width])
-
-
-def padded(core: Callable[..., Any]) -> Callable[..., Any]:
-    """Flash attention, whose values are as wide as keys, and whose scale is one over the root of their width."""
-
-    def attend(q: Any, config: Any, k: Any, v: Any, mask: Any, *rest: Any, softmax_scale: float, **named: Any) -> Any:
-        (*_, width), (samples, length, heads, own) = k.shape, v.shape
-        if (scale := softmax_scale * width**0.5) != 1.0:
-            q = q * scale
-        v = paddle.concat([v, paddle.zeros([samples, length, heads, width - own], v.dtype)], axis=-1)
-        out = core(q, config, k, v, mask, *rest, **named)
-        return out.reshape([samples, -1, heads, width])[..., :own].flatten(2)
-
-    return attend

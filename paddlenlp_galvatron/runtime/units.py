@@ -260,13 +260,25 @@ class ShardedUnit(Unit):
         self._flat: Any = None
 
     def begin(self) -> None:
-        self._shard = self._first_share()
+        self._shard = self._first_shard()
         if self._keep_whole:  # this rank's part is a window into the whole, so that it is held once
             self._flat = all_gather_first(self._shard, self.group)
             share(self._shard, self._flat, self.group.rank * self._shard_size, (self.group.rank + 1) * self._shard_size)
             self._windows.open(self._flat)
         else:
             self._windows.close()
+
+    def _first_shard(self) -> Any:
+        """This rank's shard of the first values. Ranks that keep the same one make a share of it each."""
+        if self._replicas is None:
+            return self._first_share()
+        size = -(-self._shard_size // self._replicas.nranks)
+        own = paddle.zeros([size], self.weights[0].tensor.dtype)
+        fill(self.weights, own, self.group.rank * self._shard_size + self._replicas.rank * size)
+        shard = zero_parameter([self._shard_size], own.dtype)
+        joined = all_gather_first(own, self._replicas)
+        paddle.assign(window(joined, 0, self._shard_size, [self._shard_size]), output=shard.detach())
+        return shard
 
     def make_trainables(self) -> list[Trainable]:
         pieces = tuple(Piece(*each) for each in self._own() if each[1] < each[2])

@@ -1,6 +1,7 @@
 """One rank of a parity check as on a GPU: with every fused kernel, by twins of those that a CPU has not.
 
-Words: `twins` and the worker's folder; or `loss`, a folder and a number of stages: the fused loss's own operator.
+Words: `twins` and the worker's folder; `nan` and a folder of cases, whose second step has a token of NaN and whose
+third has no others; or `loss`, a folder and a number of stages: the fused loss's own operator.
 """
 
 from __future__ import annotations
@@ -16,16 +17,18 @@ from unittest import mock
 import paddle
 from paddle.nn import functional
 
+from paddlenlp_galvatron.base.errors import GalvatronError
 from paddlenlp_galvatron.check.parity import parity_worker
-from paddlenlp_galvatron.check.parity.parity import small_case
+from paddlenlp_galvatron.check.parity.parity import batch_of, read_cases, small_case
 from paddlenlp_galvatron.plan import uniform_plan
-from paddlenlp_galvatron.runtime import grouped, kernels
+from paddlenlp_galvatron.runtime import experts, grouped, kernels
 from paddlenlp_galvatron.runtime.adapters.decoder import Adapter
 from paddlenlp_galvatron.runtime.engine import Engine
-from paddlenlp_galvatron.runtime.groups import run_as_rank
+from paddlenlp_galvatron.runtime.groups import Groups, run_as_rank, start_world
 from paddlenlp_galvatron.runtime.kernels import Kernels
 from paddlenlp_galvatron.runtime.paddle_private import MultiTensorAdamW
 from paddlenlp_galvatron.runtime.setup import ModelSetup
+from paddlenlp_galvatron.training.recipe import NonFiniteGuard
 
 ALIGNED = 16  # bytes: the optimizer's kernel loads four numbers at a time
 
@@ -59,6 +62,39 @@ def train_by_twins(folder: str) -> None:
     sys.argv[1:] = [folder]
     parity_worker.main()
     (Path(folder) / f"calls.{os.environ['PADDLE_TRAINER_ID']}").write_text(json.dumps(twins.calls))
+
+
+def train_with_nan(folder: str) -> None:
+    import twins
+
+    twins.install()
+    score, choose, results, groups = experts.score, experts.choose, [], Groups(start_world()[0])
+    for case in read_cases(Path(folder)):
+        engine = Engine(ModelSetup.of(case.plan, case.shape, case.seq_length), groups=groups)
+        optimizer = case.recipe.build(engine.tensors, engine.decaying)
+        norms, sentences, chosen = [], [], [0] * case.shape.experts
+        for step in range(4):
+            poisoned = {1: slice(0, 1 - engine.rank), 2: slice(None)}.get(step, slice(0))  # tokens
+
+            def scored(logits, shape, poisoned=poisoned):
+                logits[poisoned] = float("nan")
+                return score(logits, shape)
+
+            def counted(scores, bias, shape, chosen=chosen, step=step):
+                numbers = choose(scores, bias, shape)
+                for expert in numbers.flatten().tolist() if step == 2 else ():
+                    chosen[expert] += 1
+                return numbers
+
+            experts.score, experts.choose = scored, counted
+            loss = engine.forward_backward(batch_of(case, step))
+            norms.append(engine.update(optimizer, 1.0))
+            try:
+                NonFiniteGuard(may_skip=False, max_skipped=9, scaled=False).count(step + 1, loss, norms[-1])
+            except GalvatronError as error:
+                sentences.append(str(error))
+        results.append((norms, sentences[0], chosen))
+    (Path(folder) / f"{engine.rank}.json").write_text(json.dumps(results))
 
 
 def sockets() -> set[str]:
@@ -98,4 +134,4 @@ def run_the_real_loss(folder: str, stages: str) -> None:
 
 if __name__ == "__main__":
     what, *words = sys.argv[1:]
-    run_as_rank(lambda: {"twins": train_by_twins, "loss": run_the_real_loss}[what](*words))
+    run_as_rank(lambda: {"twins": train_by_twins, "nan": train_with_nan, "loss": run_the_real_loss}[what](*words))

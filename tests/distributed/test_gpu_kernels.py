@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 
 import pytest
@@ -61,4 +62,17 @@ def test_plans_with_every_fused_kernel_train_as_one_process_does(tmp_path):
         for one, result in zip(FOUR, results, strict=True)
     ]
     calls = sum((Counter(json.loads((tmp_path / f"calls.{rank}").read_text())) for rank in range(4)), Counter())
-    assert len(calls) == (7 if batched_gemm else 5) and all(calls.values()), calls  # each kernel has been called
+    assert len(calls) == (8 if batched_gemm else 6) and all(calls.values()), calls  # each kernel has been called
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3"])
+def test_a_token_of_nan_ends_a_run_with_experts_as_any_other(tmp_path, family):
+    """A GPU's top-k gives it no experts. Each rank reports the loss, or leaves the step out and trains on."""
+    of = [small_case(having(plan(2, "1 1"), layers), family, "adamw") for layers in ("1 1", "2 2", "2x1 1x2")]
+    write_cases(tmp_path, of)
+    launch(WORKER, ["nan", str(tmp_path)], 2, tmp_path / "log", TIMEOUT_S)
+    for rank in range(2):
+        for norms, sentence, chosen in json.loads((tmp_path / f"{rank}.json").read_text()):
+            assert [isfinite(norm) for norm in norms] == [True, False, False, True]
+            assert sentence.startswith("step 2: the loss is nan, the norm of the gradients nan; lower learning_rate")
+            assert max(chosen) <= 2 * min(chosen)  # where all tokens are NaN, no expert gets most of their rows

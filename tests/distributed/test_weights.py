@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paddlenlp_galvatron.plan import DataParallel
-from paddlenlp_galvatron.runtime import units, weights
+from paddlenlp_galvatron.runtime import lora, units, weights
 from paddlenlp_galvatron.runtime.weights import TILE, WHOLE, Rows, SeededWeights, Slice
 
 SOURCE = SeededWeights(seed=3, deviation=0.5)
@@ -109,6 +109,52 @@ def test_each_rank_of_a_group_makes_a_share_of_its_weights(monkeypatch, kind, ra
         found = np.concatenate([weight.tensor.numpy().ravel() for weight in made[-1][0].weights])
     np.testing.assert_array_equal(found[: len(whole)], whole)
     assert not found[len(whole) :].any()
+
+
+@pytest.mark.parametrize("kind", [DataParallel.ZERO2, DataParallel.ZERO3])
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize(("parts", "ranks"), [(2, 2), (3, 2), (2, 5)])
+def test_zero_in_a_part_makes_a_share_of_the_weights_of_all_ranks(monkeypatch, kind, frozen, parts, ranks):
+    """And each has its shard, as if it had made all of it."""
+    shapes, sent, found = {"a": (70, 9), "long": (300, 2), "b": (1, 3)}, {}, {}
+    whole = np.concatenate([Counting()(name, shape).ravel() for name, shape in shapes.items()])
+    whole = np.pad(whole, (0, -len(whole) % ranks)).reshape([ranks, -1])
+
+    def group(rank, members):
+        return SimpleNamespace(rank=members.index(rank), nranks=len(members), ranks=members, id=1)
+
+    def all_gather(share, group):
+        key = tuple(group.ranks)
+        sent[key, group.rank] = share.numpy()
+        return paddle.to_tensor(
+            np.concatenate([sent.get((key, rank), sent[key, group.rank]) for rank in range(group.nranks)])
+        )
+
+    monkeypatch.setattr(units, "all_gather_first", all_gather)
+    for rank in [*range(parts * ranks)] * 3:  # the last time everyone has sent what it has
+        part, index = divmod(rank, ranks)
+        source, everyone = Counting(), group(rank, [*range(parts * ranks)])
+        shard, replicas = (
+            group(rank, [*range(part * ranks, (part + 1) * ranks)]),
+            group(rank, [*range(index, parts * ranks, ranks)]),
+        )
+        held = [
+            weights.ShardedParameter(
+                name, shape, WHOLE, weights.zero_parameter(shape, "float32"), everyone, 1,
+                shard_group=shard, replica_group=replicas, source=source,
+            )
+            for name, shape in shapes.items()
+        ]  # fmt: skip
+        unit = lora._frozen_unit(held, kind) if frozen else units.make_unit(held, kind, every_micro_batch=False)
+        unit.begin()
+        assert source.numbers <= whole.size // (parts * ranks) + 2 + 2 * 9 * len(shapes)  # and rows at both ends
+        found[rank] = unit
+    for rank, unit in found.items():
+        if kind is DataParallel.ZERO3:
+            np.testing.assert_array_equal(unit._shard.numpy(), whole[rank % ranks])
+        else:
+            joined = np.concatenate([weight.tensor.numpy().ravel() for weight in unit.weights])
+            np.testing.assert_array_equal(joined, whole.ravel()[: joined.size])
 
 
 def test_a_small_weight_is_made_by_one_of_the_ranks_that_hold_it(monkeypatch):

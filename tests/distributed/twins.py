@@ -1,4 +1,4 @@
-"""Kernels that only GPUs have, as plain operations in the place of Paddle's operators.
+"""Kernels that only GPUs have, or that differ there, as plain operations in the place of Paddle's operators.
 
 Their callers stay as they are on a GPU: PaddleNLP's layers and Paddle's own functions. Each twin takes the operator's
 positional arguments and computes as documented.
@@ -57,11 +57,13 @@ def flash_attn(q: Any, k: Any, v: Any, seed: Any, mask: Any, dropout: float, cau
 
 
 def flashmask_attention(q: Any, k: Any, v: Any, rows: Any, seed: Any, dropout: float, causal: bool, *_: Any) -> Any:
-    """For each key [B, 1, T, 2]: rows from the first number on do not see it, nor do those before the second."""
-    _require(rows.dtype == paddle.int32 and not causal and dropout == 0.0, f"{rows.dtype}")
-    _require(rows.shape == [q.shape[0], 1, k.shape[1], 2], f"rows {rows.shape}")
+    """For each key [B, 1, T, 2]: rows from the first number on do not see it, nor do those before the second. Causal:
+    [B, 1, T, 1], and nor do those before the key."""
+    _require(rows.dtype == paddle.int32 and dropout == 0.0, f"{rows.dtype}")
+    _require(rows.shape == [q.shape[0], 1, k.shape[1], 1 if causal else 2], f"rows {rows.shape}")
     own = paddle.arange(q.shape[1], dtype="int32").unsqueeze(1)
-    from_row, to_row = (rows[..., end].unsqueeze(2) for end in (0, 1))
+    from_row = rows[..., 0].unsqueeze(2)
+    to_row = paddle.arange(k.shape[1], dtype="int32") if causal else rows[..., 1].unsqueeze(2)
     return _attend(q, k, v, paddle.logical_or(own >= from_row, own < to_row))
 
 
@@ -96,6 +98,18 @@ def batched_gemm(left: Any, right: Any, rows: list[int], transpose_left: bool, t
         for x, y in zip(np.split(left.numpy(), ends), of_right, strict=True)
     ]
     return paddle.to_tensor(np.stack(products) if transpose_left else np.concatenate(products))
+
+
+def topk(x: Any, k: int, axis: int, largest: bool, *_: Any, **__: Any) -> Any:
+    """Neither NaN nor -inf is taken, and the index in their place is -1; of equal numbers the first comes first
+    (Paddle's top_k_function_cuda.h). The CPU has another kernel."""
+    _require(largest, "the smallest")
+    values = np.moveaxis(x.numpy(), axis, -1)
+    ranked = np.where(np.isnan(values), -np.inf, values)
+    order = np.argsort(-ranked, axis=-1, kind="stable")[..., :k]
+    best = np.take_along_axis(ranked, order, -1)
+    order = np.where(best == -np.inf, -1, order)
+    return tuple(paddle.to_tensor(np.moveaxis(each, -1, axis)) for each in (best, order))
 
 
 class _CrossEntropy(PyLayer):  # type: ignore[misc]
@@ -136,6 +150,7 @@ TWINS: tuple[Callable[..., Any], ...] = (
     fused_rotary_position_embedding,
     rms_norm,
     batched_gemm,
+    topk,
     c_softmax_with_cross_entropy,
 )
 ON_GPUS = {"FLAGS_cudnn_deterministic": False, "FLAGS_flash_attn_version": 2}  # flags that a build for CPUs lacks
@@ -152,9 +167,9 @@ def install() -> None:
         _prepared[paddle_private.FIRST_RING + group.id] = group
 
     def counted(name: str, run: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
             calls[name] = calls.get(name, 0) + 1
-            return run(*arguments)
+            return run(*arguments, **named)
 
         return call
 

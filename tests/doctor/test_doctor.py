@@ -26,7 +26,7 @@ GOOD: dict[str, Any] = {
     "environment": {},
     "python": (3, 11, 7),
     "lacks": set(),
-    "paddle": PaddleFacts("3.3.1", "12.6", 22203, 2),
+    "paddle": PaddleFacts("3.3.1", "12.6", 22203, 2, (2, 3)),
     "gpus": [GPU, GPU],
     "topology": NVLINK,
     "modules": {"galvatron_dp_core", "paddlenlp"},
@@ -117,6 +117,22 @@ def test_a_good_machine_has_nothing_to_mend(files):
         assert sizes["output folder"].startswith(f"{files.output}: 976.56 GiB free")
 
 
+@pytest.mark.parametrize(
+    ("capabilities", "built", "shown"),
+    [
+        pytest.param(("9.0", "9.0"), (2, 3), "2 and 3, by FLAGS_flash_attn_version=3", id="Hopper"),
+        pytest.param(("9.0", "9.0"), (2,), "2", id="Hopper, Paddle 3.1"),
+        pytest.param(("9.0", "8.0"), (2, 3), "2", id="Hopper and Ampere"),
+        pytest.param(("12.0", "12.0"), (2, 3), "2", id="Blackwell"),
+    ],
+)
+def test_the_flash_attention_of_this_build_and_these_gpus_is_named(files, capabilities, built, shown):
+    facts = {"gpus": [GPU | {"compute_cap": each} for each in capabilities]}
+    machine = StandIn(**facts, paddle=PaddleFacts("3.3.1", "12.6", 22203, 2, built))
+    [found] = [one for one in examine(machine, files) if one.subject == "FlashAttention"]
+    assert (found.state, found.found) == (State.OK, shown)
+
+
 def test_a_processor_without_avx512_is_named(files):
     [found] = [one for one in examine(StandIn(lacks={"avx512f"}), files) if one.subject == "processor"]
     assert found.state is State.OK and found.found.startswith("without AVX-512")
@@ -143,6 +159,10 @@ BAD: dict[str, tuple[dict[str, Any], str, State, str]] = {
         {"gpus": [GPU | {"driver_version": "580.9.01"}] * 2, "paddle": PaddleFacts("3.3.1", "13.0", 22203, 2)},
         "driver", FAULT, "580.65",
     ),
+    "a build without FlashAttention": (
+        {"paddle": PaddleFacts("3.3.1", "12.6", 22203, 2)}, "FlashAttention", WARNING, "--use_flash_attention 0",
+    ),
+    "a GPU before Ampere": ({"gpus": [GPU, GPU | {"compute_cap": "7.5"}]}, "FlashAttention", WARNING, "square"),
     "no NCCL": ({"paddle": PaddleFacts("3.3.1", "12.6", 0, 2)}, "NCCL", FAULT, "NCCL"),
     "slow links": ({"topology": NVLINK.replace("NV18", "SYS")}, "links", WARNING, "galvatron profile hardware"),
     "no topology": ({"topology": None}, "links", WARNING, "topo"),

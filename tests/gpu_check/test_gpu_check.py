@@ -11,12 +11,14 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from cost_examples import MODEL, example_plan, one_node
 
 pytest.importorskip("paddle")
 
 import paddle
+from distributed import twins
 
 from paddlenlp_galvatron.base.errors import GalvatronError
 from paddlenlp_galvatron.base.locking import locked
@@ -30,9 +32,12 @@ from paddlenlp_galvatron.check.validation.accuracy import TERMS
 from paddlenlp_galvatron.check.validation.work import Step, Visit
 from paddlenlp_galvatron.cost_model.traffic import step_traffic_bytes
 from paddlenlp_galvatron.launch.processes import LaunchError
+from paddlenlp_galvatron.model import FAMILIES
 from paddlenlp_galvatron.plan import DataParallel, LayerStrategy, Precision, Recompute, Schedule
+from paddlenlp_galvatron.plan.mesh import Axis
 from paddlenlp_galvatron.profiles import reserve
 from paddlenlp_galvatron.runtime import attention
+from paddlenlp_galvatron.runtime.kernels import Kernels
 
 
 def setting(folder: Path, part: str = "parity", ranks: int = 2, seconds: float = 60.0) -> Setting:
@@ -51,17 +56,44 @@ def test_fifteen_plans_try_every_way_to_split(ranks):
     assert not any(n.case.plan.assumed.flash_attention for n in parity_cases(ranks, Precision.BF16, on_gpus=False))
     layers = [layer for plan in plans for layer in plan.layers]
     assert {part for layer in layers for part in layer.recompute} == set(Recompute)
-    assert {named.case.shape.family for named in cases} == {"llama", "qwen2", "qwen3", "qwen3_moe"}
     if ranks > 1:
         assert {plan.schedule for plan in plans} == set(Schedule) and any(len(plan.stages) > 1 for plan in plans)
         assert any(layer.ulysses for layer in layers) and any(layer.context > 1 for layer in layers)
         assert ranks in {layer.degree for layer in layers}
         assert {layer.dp_type for layer in layers} == set(DataParallel)
     if ranks > 2:
-        [mixture] = [named.case for named in cases if named.case.shape.experts]
+        [mixture] = [named.case for named in cases if named.case.shape.family == "qwen3_moe"]
         assert mixture.plan.pipeline == 2 and any(layer.ep > 1 for layer in mixture.plan.layers)
         assert mixture.plan.stages[0] == 1 and mixture.shape.dense_layers == (0,)  # a stage without experts
         assert not all(layer.consecutive for layer in layers)
+
+
+@pytest.mark.parametrize("ranks", [4, 8])
+def test_every_option_of_a_plan_and_every_family_occurs(ranks):
+    """Else a new one would be launched on GPUs first in a user's training."""
+    named = [each for precision in Precision for each in parity_cases(ranks, precision, on_gpus=True)]
+    cases = [each.case for each in (*named, *schedule_cases(ranks))]
+    axes = {Axis.PIPELINE} if any(case.plan.pipeline > 1 for case in cases) else set()
+    for case in cases:
+        size = ranks // case.plan.pipeline
+        for layer in case.plan.layers:
+            meshes = [layer.mesh(size), layer.experts.mesh(size)]
+            meshes += [layer.mesh(size).parted(layer.sharding)] if layer.sharding else []
+            axes |= {axis for mesh in meshes for axis, degree in mesh.axes if degree > 1}
+            axes |= {Axis.COPIES} if layer.tp > case.shape.kv_heads else set()
+    assert axes == set(Axis)
+    assumed = [case.plan.assumed for case in cases]
+    by_default = Kernels.__match_args__[:-1]  # the last one has a case of its own
+    assert all(any(getattr(each, name) for each in assumed) for name in by_default)
+    assert {part for case in cases for layer in case.plan.layers for part in layer.recompute} == set(Recompute)
+    assert {case.shape.family for case in cases} == set(FAMILIES)
+    assert any(case.plan.vocab.pieces > 1 for case in cases) and any(case.packed for case in cases)
+    of_experts = [case.shape for case in cases if case.shape.experts]
+    assert any(shape.shared_size for shape in of_experts) and any(shape.expert_groups > 1 for shape in of_experts)
+    assert {bool(shape.traits.mixture.sigmoid) for shape in of_experts} == {False, True}
+    assert any(shape.latents and shape.latents.q_lora_rank for shape in of_experts)
+    assert {case.plan.schedule for case in cases} == set(Schedule) and any(case.plan.chunks > 1 for case in cases)
+    assert {layer.dp_type for case in cases for layer in case.plan.layers} == set(DataParallel)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4, 6, 8])
@@ -454,3 +486,53 @@ def test_memory_that_a_later_step_takes_is_a_fault(tmp_path, monkeypatch):
     found = [*waits.waits(replace(setting(tmp_path, "waits"), device="gpu"))]
     assert [one.state for one in found] == [State.OK, State.FAILED, State.FAILED, State.OK]
     assert found[1].found.startswith("2.0 MiB taken or given back")
+
+
+@pytest.mark.parametrize("name", kernels.FLASH)
+def test_cases_of_attention_compare_the_same_attention(name, monkeypatch):
+    """By a twin of the kernels, which CPUs lack."""
+
+    def attend(q, k, v, rows, causal):
+        if rows is None:
+            return twins.flash_attn(q, k, v, None, None, 0.0, causal)[0]
+        return twins.flashmask_attention(q, k, v, rows, None, 0.0, causal)[0]
+
+    monkeypatch.setattr(attention, "flashmask_attention", attend)
+    case = kernels.FLASH[name](kernels.ON_CPU)
+    assert kernels.difference(case, "float32")[0] < case.tolerance("float32")
+    assert (case.inputs[2].shape[-1] < case.inputs[0].shape[-1]) == name.endswith("latents")
+
+
+def bf16(x: np.ndarray) -> np.ndarray:
+    """Numbers in fp32 as bf16 holds them."""
+    bits = x.astype(np.float32).view(np.uint32)
+    return (bits + ((bits >> 16) & 1) + 0x7FFF & 0xFFFF0000).view(np.float32)
+
+
+def in_turn(terms: np.ndarray, at_once: int) -> np.ndarray:
+    """Sums [H] of terms [n, H]: some at once in fp32, each of these sums added in bf16."""
+    total = np.zeros(terms.shape[1], np.float32)
+    for start in range(0, len(terms), at_once):
+        total = bf16(total + terms[start : start + at_once].sum(0))
+    return total
+
+
+@pytest.mark.parametrize(
+    ("case", "at_once", "passes"),
+    [
+        pytest.param(kernels.embedding, kernels.SUMMED_AT_ONCE, True, id="embedding"),
+        pytest.param(kernels.embedding, 1, False, id="embedding, token by token"),
+        pytest.param(kernels.rms_norm, 4096, True, id="norm and bias: fp32, one rounding"),
+        pytest.param(kernels.loss, 4096, True, id="loss: fp32, one rounding"),
+    ],
+)
+def test_a_kernel_is_judged_by_its_own_order_of_additions(case, at_once, passes):
+    """Half of the tokens of a GPU's case are one word: 2,048 terms; over 50 seeds."""
+    made = case(replace(kernels.ON_CPU, tokens=kernels.ON_GPU.tokens, dtype="bfloat16"))
+    off = []
+    for seed in range(50):
+        terms = bf16(np.random.default_rng(seed).standard_normal((2048, 512)))
+        exact = terms.sum(0, dtype=np.float64)
+        off.append(np.abs(in_turn(terms, at_once) - exact).max() / np.abs(exact).max())
+    tolerance = made.tolerance("bfloat16")
+    assert max(off) < 0.75 * tolerance if passes else min(off) > tolerance, (min(off), max(off), tolerance)

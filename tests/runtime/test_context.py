@@ -155,6 +155,36 @@ def test_old_versions_of_paddle_are_refused_under_context_parallelism_with_flash
     Kernels().require_version(plan, "3.1.1")
 
 
+@pytest.mark.parametrize(
+    ("version", "masked", "padded"),
+    [
+        pytest.param(2, False, True, id="FlashAttention 2"),
+        pytest.param(3, False, False, id="FlashAttention 3"),
+        pytest.param(3, True, True, id="FlashAttention 3, hidden rows"),
+    ],
+)
+def test_narrow_values_are_padded_where_the_kernel_wants_them_as_wide_as_keys(monkeypatch, version, masked, padded):
+    """And queries have the scale that no kernel takes: sizes of DeepSeek-V3 under YaRN."""
+    seen = []
+
+    def kernel(q, k, v, *_, causal):
+        seen.append((q, v))
+        out = v.expand([1, 2, 4, v.shape[-1]])
+        return (out, None) if len(_) == 0 else out
+
+    monkeypatch.setattr(paddle, "get_flags", lambda name: {name: version})
+    monkeypatch.setattr(attention, "flash_attention", kernel)
+    monkeypatch.setattr(attention, "flashmask_attention", kernel)
+    q, k, v = paddle.ones([1, 2, 4, 192]), paddle.ones([1, 2, 4, 192]), paddle.rand([1, 2, 4, 128])
+    attend = attention.flash(paddle.zeros([1, 1, 2, 2], "int32") if masked else None)
+    for factor in (1.0, 1.25):
+        out = attend(q, None, k, v, None, softmax_scale=factor * 192**-0.5, training=True)
+        np.testing.assert_array_equal(out, v.flatten(2))
+        scaled, value = seen.pop()
+        assert value.shape[-1] == (192 if padded else 128)
+        assert (scaled is q) == (factor == 1.0) and float(scaled.max()) == pytest.approx(factor)
+
+
 def test_flash_attention_3_is_taken_where_its_variable_asks_and_refused_where_it_is_missing(monkeypatch):
     asked = {gpus.FLASH_VERSION: 3}
     monkeypatch.setattr(paddle, "get_flags", lambda name: {name: asked[name]})

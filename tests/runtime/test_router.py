@@ -10,6 +10,7 @@ pytest.importorskip("paddle")
 
 import numpy as np
 import paddle
+from distributed import twins
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,3 +59,36 @@ def test_scores_are_sigmoids_or_sum_to_one():
     logits = paddle.to_tensor([[0.0, 1.0, -1.0]])
     assert float(router.score(logits, V2).sum()) == pytest.approx(1)
     np.testing.assert_allclose(router.score(logits, V3).numpy(), [[0.5, 0.7310586, 0.2689414]], rtol=1e-6)
+
+
+@pytest.fixture(scope="module", params=["on CPU", "on a GPU"])
+def kernel(request):
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "on a GPU":
+            patch.setattr(paddle._C_ops, "topk", twins.topk)
+        yield
+
+
+@pytest.mark.usefixtures("kernel")
+@given(cases(), st.integers(0, 2**32))
+def test_a_token_of_nan_has_experts_and_changes_none_of_others(case, seed):
+    shape, scores, bias = case
+    marks = np.random.default_rng(seed).random(scores.shape) < 0.2
+    marks[0] = seed % 2
+    poisoned = paddle.to_tensor(np.where(marks, np.nan, scores))
+    bias = None if bias is None else paddle.to_tensor(bias)
+    chosen = router.choose(poisoned, bias, shape).numpy()
+    for token, before in enumerate(router.choose(paddle.to_tensor(scores), bias, shape).numpy()):
+        assert len({*chosen[token]}) == shape.experts_per_token
+        if not marks[token].any():
+            np.testing.assert_array_equal(chosen[token], before)
+    assert chosen.min() >= 0 and chosen.max() < shape.experts
+
+
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("shape", [V2, V3], ids=["softmax, groups", "sigmoids, groups"])
+def test_tokens_of_nan_use_all_experts_alike(shape):
+    tokens = 512
+    chosen = router.choose(paddle.full([tokens, shape.experts], float("nan")), None, shape).numpy()
+    counts = np.bincount(chosen.ravel(), minlength=shape.experts)
+    assert counts.max() <= 2 * counts.mean()

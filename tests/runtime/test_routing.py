@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,19 +15,24 @@ import paddle
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paddlenlp_galvatron.plan import LayerStrategy, Plan
+from paddlenlp_galvatron.cost_model.experts import ROW_BUFFERS
+from paddlenlp_galvatron.model import load_model
+from paddlenlp_galvatron.plan import LayerStrategy, Plan, Precision
 from paddlenlp_galvatron.plan.strategy import EXPERT_ROWS, IMBALANCE_BOUND, DataParallel, Experts
 from paddlenlp_galvatron.runtime import device, grouped
 from paddlenlp_galvatron.runtime import experts as module
 from paddlenlp_galvatron.runtime.experts import OwnExperts, Routing
 from paddlenlp_galvatron.runtime.grouped import UNPADDED, Padding
+from paddlenlp_galvatron.runtime.paddle_private import host_bytes, host_peak_bytes, reset_host_peak
 from paddlenlp_galvatron.runtime.precision import Numbers
+
+MODELS = Path(__file__).parents[2] / "configs" / "models"
 
 
 @given(
     data=st.data(),
     ep=st.sampled_from([1, 2, 4]),
-    etp=st.sampled_from([1, 2]),
+    etp=st.sampled_from([1, 2, 4]),
     local=st.integers(1, 3),
     tokens=st.integers(1, 12),
 )
@@ -111,3 +117,22 @@ def test_every_size_that_an_expert_may_get_is_multiplied_once(monkeypatch):
     monkeypatch.setattr(grouped, "grouped", lambda left, right, counts, **how: done.append((counts[0], *how)))
     grouped.use_every_size.__wrapped__(300, 2, 3, "float32")
     assert done == [(size, *how) for size in (128, 256, 384) for how in ((), ("transpose_right",), ("transpose_left",))]
+
+
+@pytest.mark.parametrize("etp", [1, 2, 8])
+def test_counting_takes_less_memory_than_the_rows_that_it_places(etp):
+    """However many copies there are. It is gone when the rows are made, whose memory is in the price."""
+    experts, count = 64, 8192
+    chosen = paddle.randint(0, experts, [count])
+    module._places(chosen, 4, etp, experts // 4)
+    before = host_bytes()
+    reset_host_peak()
+    module._places(chosen, 4, etp, experts // 4)
+    each = (host_peak_bytes() - before) / (experts * count)
+    assert each < 9.5
+    each += 4  # on a GPU a cumulative sum copies its input
+    mixtures = [shape for path in MODELS.glob("*.json") if (shape := load_model(path)).experts]
+    assert len(mixtures) > 5
+    for shape in mixtures:
+        row_bytes = Precision.BF16.bytes * (ROW_BUFFERS * shape.hidden_size + 2 * shape.expert_size)  # as `_room`
+        assert each * shape.experts < row_bytes, shape.name

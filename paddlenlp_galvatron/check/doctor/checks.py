@@ -15,7 +15,7 @@ from ...base.processor import AVX512
 from ...base.reading import read_json
 from ...base.text import gib
 from ...base.units import MIB
-from ...launch.gpus import few_cores
+from ...launch.gpus import FLASH_VERSION, HOPPER, THIRD, few_cores
 from ...launch.hosts import read_hostfile
 from ...launch.nodes import LOOPBACK, Nodes
 from ...plan import read_plan
@@ -29,6 +29,7 @@ PYTHONS = ((3, 11), (3, 12))
 PADDLES = ((3, 1, 1), (3, 4))  # from the first up to, not with, the second
 # Least driver for each CUDA that Paddle is built for (NVIDIA's CUDA compatibility guide, minor version compatibility).
 DRIVERS = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
+AMPERE = 8  # compute capability
 OTHERS_SHARE = 0.05  # of a GPU's memory in use before a run begins
 ENOUGH_SHM_MIB = 1024  # NCCL takes about 10 MiB a pair of GPUs, a container has 64 MiB by default
 ENOUGH_FILES = 4096  # sockets and files of a rank with hundreds of communicators
@@ -81,6 +82,7 @@ def examine(machine: Machine, files: Files) -> list[Finding]:
     if gpus:
         add("driver", lambda: _driver(gpus, paddle[0]))
         add("NCCL", lambda: _nccl(paddle[0]))
+        add("FlashAttention", lambda: _flash(gpus, paddle[0]))
         if len(gpus) > 1:
             add("links", lambda: _links(machine))
         add("cores", lambda: _cores(machine, len(gpus)))
@@ -212,6 +214,20 @@ def _nccl(paddle: PaddleFacts | None) -> Found:
         yield Finding("NCCL", f"{number // 10000}.{number // 100 % 100}.{number % 100}")
     else:
         yield Finding("NCCL", "Paddle is built without", State.FAILED, "install a build of Paddle that has NCCL")
+
+
+def _flash(gpus: list[dict[str, str]], paddle: PaddleFacts | None) -> Found:
+    """The versions of this build that every GPU can run: 2 from Ampere on, 3 on Hopper alone."""
+    kinds = {int(number) for gpu in gpus if (number := _number(gpu.get("compute_cap", ""))) is not None}
+    if paddle is None or paddle.cuda is None or not kinds:
+        return
+    runs = {2: min(kinds) >= AMPERE, 3: kinds == {HOPPER}}
+    if has := [version for version in paddle.flash if runs[version]]:
+        more = f", by {FLASH_VERSION}={THIRD}" if has[-1] == int(THIRD) else ""
+        yield Finding("FlashAttention", " and ".join(map(str, has)) + more)
+    else:
+        remedy = "attention's memory grows with the length's square: galvatron train --use_flash_attention 0"
+        yield Finding("FlashAttention", "neither for this build nor these GPUs", State.WARNING, remedy)
 
 
 def _links(machine: Machine) -> Found:

@@ -16,6 +16,7 @@ from pathlib import Path
 from ...base import processor
 from ...base.units import MIB
 
+FLASH_LIBRARIES = {2: "libflashattn.so", 3: "libflashattnv3.so"}  # of Paddle's wheels, by version of FlashAttention
 COMMAND_S = 20.0  # limit for a program: a hanging driver counts as missing
 
 
@@ -27,6 +28,7 @@ class PaddleFacts:
     cuda: str | None  # version that it is built for; None: built for CPUs
     nccl: int  # 22203 is 2.22.3; 0: built without
     gpus: int  # number that it can use
+    flash: tuple[int, ...] = ()  # versions of FlashAttention that it is built with
 
 
 class Machine:
@@ -57,7 +59,9 @@ class Machine:
 
         cuda = str(paddle.version.cuda()) if paddle.is_compiled_with_cuda() else None
         gpus = int(paddle.device.cuda.device_count()) if cuda else 0
-        return PaddleFacts(str(paddle.__version__), cuda, int(paddle.version.nccl() or 0) if cuda else 0, gpus)
+        libraries = Path(paddle.__file__).parent / "libs"
+        flash = tuple(version for version, name in FLASH_LIBRARIES.items() if (libraries / name).exists())
+        return PaddleFacts(str(paddle.__version__), cuda, int(paddle.version.nccl() or 0) if cuda else 0, gpus, flash)
 
     def gpus(self) -> list[dict[str, str]] | None:
         """The driver's own list, by field of nvidia-smi, which may say [N/A]; None: no driver answers."""

@@ -10,8 +10,9 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from math import sqrt
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -34,6 +35,10 @@ from ..findings import Finding
 from .setting import Setting, in_turn
 
 TOLERANCE = {"bfloat16": 2e-2, "float32": 1e-4}  # of the largest number of a result: a few roundings of the type
+# Of one rounding, as a share of the number; and how many times its root of n is allowed for n additions one after the
+# other in this type: 1.9 times was the most in 50 emulated seeds, where every addition is rounded.
+ROUNDING, SPREAD = {"bfloat16": 2**-9, "float32": 2**-24}, 3
+SUMMED_AT_ONCE = 32  # tokens of the embedding's gradient, in fp32 (launch.gpus.ON_GPUS)
 RATE, BETAS, EPSILON, DECAY = 1e-2, (0.9, 0.95), 1e-8, 0.1
 NORM_EPSILON = 1e-6
 
@@ -64,7 +69,7 @@ def _launched(setting: Setting, first: int, launches: int) -> tuple[list[Finding
 def _judged(setting: Setting, name: str, result: dict[str, str | float]) -> Finding:
     if "missing" in result:
         return setting.skipped(name, f"Paddle does not have it on this processor: {result['missing']}")
-    off, tolerance = float(result["off"]), TOLERANCE[str(result["type"])]
+    off, tolerance = float(result["off"]), float(result["tolerance"])
     return setting.found(name, off <= tolerance, f"{result['worst']} off by {off:.1e} of {tolerance:.0e}")
 
 
@@ -92,16 +97,23 @@ class Case(NamedTuple):
     kernel: Callable[..., Any]  # gives a tensor or several
     plain: Callable[..., Any]  # the same in fp32
     inputs: list[Any]
+    additions: int = 1  # the most that the kernel rounds to the inputs' type, one after the other
+
+    def tolerance(self, dtype: str) -> float:
+        """The largest share of a result's largest number by which it may be off."""
+        return max(TOLERANCE[dtype], SPREAD * ROUNDING[dtype] * sqrt(self.additions))
 
 
-def attention(query: Any, key: Any, value: Any, rows: Any) -> Any:
+def attention(query: Any, key: Any, value: Any, rows: Any, ends: Any = None) -> Any:
     """[1, q, heads, D], [1, S, kv heads, D] twice and the position of each query -> [1, q, heads, D]: each query sees
-    the keys up to its own position."""
+    the keys up to its own position; where `ends` [S] says at which row each key's document ends, those of its own."""
     groups = query.shape[2] // key.shape[2]
     key, value = (x.unsqueeze(3).expand([*x.shape[:3], groups, -1]).flatten(2, 3) for x in (key, value))
     query, key, value = (x.transpose([0, 2, 1, 3]) for x in (query, key, value))
     scores = paddle.matmul(query, key, transpose_y=True) * query.shape[-1] ** -0.5
-    hidden = paddle.arange(key.shape[2]).unsqueeze(0) > rows.unsqueeze(1)
+    hidden = paddle.arange(key.shape[2], dtype=rows.dtype).unsqueeze(0) > rows.unsqueeze(1)
+    if ends is not None:
+        hidden = paddle.logical_or(hidden, rows.unsqueeze(1) >= ends)
     scores = paddle.where(hidden, paddle.full([], -1e30, scores.dtype), scores)
     return paddle.matmul(functional.softmax(scores, -1), value).transpose([0, 2, 1, 3])
 
@@ -126,9 +138,26 @@ def flashmask(sizes: Sizes, rank: int) -> Case:
     return _attention_of(attend, rows, _heads(sizes, 2 * chunk))
 
 
-def _attention_of(attend: Callable[..., Any], rows: Any, inputs: list[Any]) -> Case:
+def packed(sizes: Sizes) -> Case:
+    """A row of two documents."""
+    first, rows = sizes.tokens // 3, paddle.arange(sizes.tokens, dtype="int32")
+    ends = first + (rows >= first).astype("int32") * (sizes.tokens - first)
+    attend = flash_attention(ends.reshape([1, 1, -1, 1]), causal=True)
+    return _attention_of(attend, rows, _heads(sizes, sizes.tokens), ends)
+
+
+def latents(make: Callable[[Sizes], Case], sizes: Sizes) -> Case:
+    """The same case with heads as DeepSeek-V3's: keys half as wide again as values, each head with its own."""
+    case = make(replace(sizes, kv_heads=sizes.heads, head_dim=3 * sizes.head_dim // 2))
+    query, key, value = case.inputs
+    return case._replace(inputs=[query, key, value[..., : sizes.head_dim].contiguous()])
+
+
+def _attention_of(attend: Callable[..., Any], rows: Any, inputs: list[Any], ends: Any = None) -> Case:
     """The runtime's attention of these rows, and plain products."""
-    return Case(lambda q, k, v: attend(q, None, k, v), lambda q, k, v: attention(q, k, v, rows).flatten(2), inputs)
+    return Case(
+        lambda q, k, v: attend(q, None, k, v), lambda q, k, v: attention(q, k, v, rows, ends).flatten(2), inputs
+    )
 
 
 def rotary(sizes: Sizes) -> Case:
@@ -175,7 +204,8 @@ def embedding(sizes: Sizes) -> Case:
     ids[: sizes.tokens // 2] = 1
     one_hot = partial(functional.one_hot, num_classes=sizes.vocabulary)
     table = paddle.randn([sizes.vocabulary, sizes.hidden])
-    return Case(lambda table: functional.embedding(ids, table), lambda table: one_hot(ids) @ table, [table])
+    kernel, additions = partial(functional.embedding, ids), -(-sizes.tokens // 2 // SUMMED_AT_ONCE)
+    return Case(kernel, lambda table: one_hot(ids) @ table, [table], additions)
 
 
 def loss(sizes: Sizes) -> Case:
@@ -251,7 +281,7 @@ def third(make: Callable[[Sizes], Case], sizes: Sizes) -> Case:
     """The same case by FlashAttention 3."""
     if device.on_gpu() and not has_flash_attention_3():
         raise Missing("FlashAttention 3 needs a GPU of Hopper's kind and Paddle 3.2")
-    kernel, plain, inputs = make(sizes)
+    kernel, plain, inputs, _ = make(sizes)
 
     def call(*tensors: Any) -> Any:
         before = paddle.get_flags(FLASH_VERSION)
@@ -264,11 +294,13 @@ def third(make: Callable[[Sizes], Case], sizes: Sizes) -> Case:
     return Case(call, plain, inputs)
 
 
-FLASH: dict[str, Callable[[Sizes], Case]] = {
+OF_ALL_HEADS: dict[str, Callable[[Sizes], Case]] = {
     "flash attention, causal, 4 heads a kv head": flash,
     "flashmask, first of 2 context ranks": partial(flashmask, rank=0),
     "flashmask, second of 2 context ranks": partial(flashmask, rank=1),
+    "flashmask, packed rows": packed,
 }
+FLASH = OF_ALL_HEADS | {f"{name}, latents": partial(latents, make) for name, make in OF_ALL_HEADS.items()}
 CASES: dict[str, Callable[[Sizes], Case]] = FLASH | {
     "rotary positions": rotary,
     "RMSNorm": rms_norm,
@@ -312,8 +344,9 @@ def main() -> None:
     for number in range(first, len(NAMES)):
         paddle.seed(number)
         try:
-            off, worst = difference(CASES[NAMES[number]](sizes), sizes.dtype)
-            result: dict[str, str | float] = {"off": off, "worst": worst, "type": sizes.dtype}
+            case = CASES[NAMES[number]](sizes)
+            off, worst = difference(case, sizes.dtype)
+            result: dict[str, str | float] = {"off": off, "worst": worst, "tolerance": case.tolerance(sizes.dtype)}
         except Missing as error:
             result = {"missing": str(error)}
         except Exception as error:  # of Paddle, in any of its classes

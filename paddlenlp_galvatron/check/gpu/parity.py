@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ...base.scratch import scratch_folder
 from ...launch.gpus import FLASH_VERSION, THIRD, has_flash_attention_3
@@ -27,6 +28,8 @@ from .setting import Setting, in_turn
 DDP, ZERO2, ZERO3 = DataParallel.DDP, DataParallel.ZERO2, DataParallel.ZERO3
 # Plans of the fifteen that fit one rank.
 ONE_RANK = ("data parallel", "degrees mixed, strided, recompute", "tied tables", "split vocabulary, AdamW")
+PACKED = ("context parallel", "tied tables")  # whose rows hold several documents
+ONE_KV_HEAD = "tensor parallel"  # all ranks have copies of it
 MICRO_BATCHES = (1, 2, 3, 4, 8)  # of the schedules' cases: from three on, two stages of 1F1B once hung
 
 
@@ -109,15 +112,16 @@ def _launched(
 
 
 def parity_cases(ranks: int, precision: Precision, on_gpus: bool) -> list[Named]:
-    """Fifteen plans: every degree, way to split, ZeRO stage, schedule and part to recompute, and experts behind a dense
-    layer. `on_gpus`: some with the defaults of training there, flash attention and other kernels; the others are
-    plain."""
+    """Fifteen plans: every degree, way to split, ZeRO stage, schedule and part to recompute, ZeRO in a part of the
+    ranks, loss by pieces, packed rows, and latents and experts behind a dense layer. `on_gpus`: some with the defaults
+    of training there, flash attention and other kernels; the others are plain."""
     n, half = ranks, max(1, ranks // 2)
     wide, inner = min(2, n), half if half > 1 else 1
     one, strided = LayerStrategy(), LayerStrategy(wide, consecutive=not n > 2)
     split, whole, ulysses = LayerStrategy(wide), LayerStrategy(n), LayerStrategy(wide, ulysses=wide > 1)
     again, shard = LayerStrategy(recompute=Recompute.FULL), LayerStrategy(dp_type=ZERO3)
-    routed = LayerStrategy(ep=inner)
+    in_part = replace(shard, sharding=half if half > 1 else None)
+    routed, cut = LayerStrategy(ep=inner), replace(again, etp=inner)
     core, parts = Recompute.ATTENTION, Recompute.NORMS | Recompute.MLP
     low, context = LayerStrategy(inner), LayerStrategy(context=wide)
     stages = (1, 2) if n > 1 else (3,)
@@ -127,22 +131,31 @@ def parity_cases(ranks: int, precision: Precision, on_gpus: bool) -> list[Named]
     each = replace(plain, async_grad_reduce=False)
     plans = {
         "data parallel": (_plan(n, (one, one), plain), "llama", False),
-        "tensor parallel": (_plan(n, (whole, whole), plain, vocab=n), "qwen2", False),
+        "tensor parallel": (_plan(n, (whole, whole), plain, vocab=n, pieces=2), "qwen2", False),
         "tensor parallel, Megatron-SP": (_plan(n, (whole, again), megatron, vocab=n), "llama", False),
         "degrees mixed, strided, recompute": (_plan(n, (strided, again, whole), megatron, vocab=wide), "qwen3", False),
         "Ulysses": (_plan(n, (ulysses, replace(ulysses, recompute=core), one), plain, vocab=wide), "qwen2", False),
         "context parallel": (_plan(n, (context, replace(context, recompute=parts), split), usual), "qwen3", False),
-        "zero2, reduced every micro-batch": (_plan(n, (one, split), each, default=ZERO2), "llama", False),
-        "zero3": (_plan(n, (shard, replace(split, dp_type=ZERO3), one), plain), "qwen2", False),
+        "zero2, reduced every micro-batch": (_plan(n, (one, split), each, default=ZERO2), "deepseek_v3", False),
+        "zero3": (_plan(n, (in_part, replace(split, dp_type=ZERO3), one), plain), "qwen2", False),
         "tied tables": (_plan(n, (one, split), usual, vocab=wide), "llama", True),
         "two stages, 1F1B": (_plan(n, (one, again, low), plain, stages, micro_batches=4), "qwen2", False),
         "two stages, GPipe": (_plan(n, (one, low, one), megatron, stages, schedule=Schedule.GPIPE), "llama", False),
-        "two stages, zero3": (_plan(n, (shard, low, shard), usual, stages, micro_batches=4), "qwen3", False),
-        "two stages, experts": (_plan(n, (one, again, routed), usual, stages, micro_batches=4), "qwen3_moe", False),
+        "two stages, zero3": (_plan(n, (shard, low, shard), usual, stages, micro_batches=4), "deepseek_v2", False),
+        "two stages, experts": (_plan(n, (one, cut, routed), usual, stages, micro_batches=4), "qwen3_moe", False),
         "two stages, tied tables": (_plan(n, (one, low, one), usual, stages, default=ZERO2), "qwen2", True),
     }
     named = [
-        _named(name, with_defaults(of, on_gpus), family, 2, tied, (0,) if FAMILIES[family].mixture else ())
+        _named(
+            name,
+            with_defaults(of, on_gpus),
+            family,
+            2,
+            tied=tied,
+            dense_layers=(0,) if FAMILIES[family].mixture else (),
+            kv_heads=1 if name == ONE_KV_HEAD else None,
+            packed=name in PACKED,
+        )
         for name, (of, family, tied) in plans.items()
     ]
     return [*named, Named("split vocabulary, AdamW", _as_trained(n, usual, on_gpus))]
@@ -204,8 +217,12 @@ def experts_cases(ranks: int) -> Iterator[Named]:
     few = _plan(ranks, (routed,) * 2, Assumptions(), (1, 1), 1)
     gpipe = _plan(ranks, (routed,) * 2, Assumptions(), (1, 1), 3, schedule=Schedule.GPIPE)
     interleaved = _plan(ranks, (routed,) * 4, Assumptions(), (1,) * 4, 3, chunks=2)
-    for name, plan in (("GPipe", gpipe), ("interleaved", interleaved), ("1F1B, a micro-batch less than stages", few)):
-        yield _named(f"experts: {name}", plan, "qwen3_moe", 2)
+    for name, plan, family in (
+        ("GPipe", gpipe, "mixtral"),
+        ("interleaved", interleaved, "qwen2_moe"),
+        ("1F1B, a micro-batch less than stages", few, "qwen3_moe"),
+    ):
+        yield _named(f"experts: {name}", plan, family, 2)
 
 
 def waiting_cases(ranks: int) -> list[Named]:
@@ -223,6 +240,7 @@ def _plan(
     micro_batches: int = 2,
     *,
     vocab: int = 1,
+    pieces: int = 1,
     default: DataParallel = DDP,
     schedule: Schedule = Schedule.ONE_F_ONE_B,
     chunks: int = 1,
@@ -234,7 +252,7 @@ def _plan(
         micro_batches=micro_batches,
         stages=stages or (len(layers),),
         layers=own,
-        vocab=VocabStrategy(vocab, dp_type=default),
+        vocab=VocabStrategy(vocab, dp_type=default, pieces=pieces),
         default_dp_type=default,
         schedule=schedule,
         chunks=chunks,
@@ -242,7 +260,5 @@ def _plan(
     )
 
 
-def _named(
-    name: str, plan: Plan, family: str, steps: int, tied: bool = False, dense_layers: tuple[int, ...] = ()
-) -> Named:
-    return Named(name, small_case(plan, family, steps=steps, tied=tied, dense_layers=dense_layers))
+def _named(name: str, plan: Plan, family: str, steps: int, **how: Any) -> Named:
+    return Named(name, small_case(plan, family, steps=steps, **how))
