@@ -187,7 +187,7 @@ def test_arguments_of_calls_are_learnt_as_json_whether_given_as_object_or_text(t
 def test_a_null_content_that_the_template_reads_is_named(tmp_path):
     chat = messages("q", None, "r", "good", tool_calls=[make_chats.CALL])
     with pytest.raises(UserError, match=r"line 1: the chat template refuses it: .*messages\[1\] has no content"):
-        Read(tmp_path, [chat], make_chats.unmarked(make_chats.QWEN2))
+        Read(tmp_path, [chat])
 
 
 def test_calls_that_the_template_changes_later_are_named(tmp_path):

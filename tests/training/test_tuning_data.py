@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from paddlenlp.datasets.zero_padding_dataset import ZeroPaddingMapDataset
 from paddlenlp.transformers.tokenizer_utils import ChatTemplate, ChatTemplateMixin
@@ -256,6 +256,7 @@ def test_a_conversation_may_begin_with_an_answer(model, tmp_path):
         assert learnt == "Welcome<|im_end|>\nho <|im_end|> ha<|im_end|>\n" and ("Help." in shows) == (text == begun)
 
 
+@settings(max_examples=20)
 @given(
     st.lists(st.sampled_from(["q", "a b", "words " * 9, "x" * 70, "y" * 200]), min_size=2, max_size=6),
     st.integers(60, 192),
@@ -284,12 +285,10 @@ def test_a_cut_keeps_the_templates_marks_and_is_noted(model, texts, src_length, 
         header, _, question = asked.rpartition("<|im_start|>user\n")
         assert texts[-2].endswith(question) and question and f"{texts[-1]}<|im_end|>\n".startswith(answered)
         assert header.startswith("Help." if begun else "")
-        whole = question == texts[-2] and answered == f"{texts[-1]}<|im_end|>\n"
         notes = " ".join(source.notes)
         assert ("without the beginning" in notes) == (question != texts[-2])
-        assert ("without its end" in notes) == (answered != f"{texts[-1]}<|im_end|>\n")
+        assert ("without the end" in notes) == (answered != f"{texts[-1]}<|im_end|>\n")
         assert ("earliest turns" in notes) == (header.count("<|im_start|>") < len(texts) - 2)
-        assert whole or "fit" in notes
 
 
 def test_what_is_not_kept_writes_nothing_next_to_the_data(model, tmp_path):

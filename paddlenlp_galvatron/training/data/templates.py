@@ -225,7 +225,13 @@ class WholeTemplate(Template):
 
     def _opening(self, context: Mapping[str, Any]) -> str:
         """The text before an answer that nothing precedes: many templates do not take an empty conversation."""
-        return self._render([{"role": ANSWERS, "content": MARK}], context).partition(MARK)[0]
+        answer: list[Message] = [{"role": ANSWERS, "content": MARK}]
+        text = self._render(answer, context)
+        prompt = self._render(answer, context, prompt=True).removeprefix(text)
+        begun = text.partition(MARK)[0]
+        if not prompt:
+            return begun.rstrip()  # blanks in front of the answer are its own
+        return begun[: begun.rfind(prompt) + len(prompt)] if prompt in begun else begun
 
     def _loses_thoughts(self, before: Sequence[Message], message: Message, context: Mapping[str, Any]) -> bool:
         content_text = message.get("content", "")

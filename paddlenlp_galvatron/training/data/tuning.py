@@ -44,9 +44,9 @@ REMARKS = {  # on a line, each with the words for it
         "(reasoning_content)",
     ),
     "unopened": ("conversation", "trained without the thoughts that the chat template's generation prompt opens"),
-    "dropped": ("conversation", "trained without its earliest turns, as all do not fit"),
-    "shortened": ("sample", "trained without the beginning of its last question, as all does not fit"),
-    "unended": ("answer", "trained without its end, as all does not fit"),
+    "dropped": ("conversation", "trained without the earliest turns, as all do not fit"),
+    "shortened": ("sample", "trained without the beginning of the last question, which is too long"),
+    "unended": ("sample", "trained without the end of the last answer, which is too long"),
 }
 MOST_NAMED = 3  # lines in a note
 MOST_KEYS = 100  # counted at most: lines without a common form may have any number
