@@ -256,7 +256,7 @@ def test_a_conversation_may_begin_with_an_answer(model, tmp_path):
         assert learnt == "Welcome<|im_end|>\nho <|im_end|> ha<|im_end|>\n" and ("Help." in shows) == (text == begun)
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(
     st.lists(st.sampled_from(["q", "a b", "words " * 9, "x" * 70, "y" * 200]), min_size=2, max_size=6),
     st.integers(60, 192),
@@ -272,7 +272,7 @@ def test_a_cut_keeps_the_templates_marks_and_is_noted(model, texts, src_length, 
     line = {"chosen": chat, "rejected": chat} if kind == "pair" else {"messages": chat}
     with TemporaryDirectory() as root:
         options = {"src_length": src_length, "chat_template": template(Path(root), begun + CHATML)}
-        options |= SETTINGS if kind == "pair" else {}
+        options |= SETTINGS if kind == "pair" else {"packing": "in_order"}
         try:
             source = data(write(Path(root) / "data", [line]), model, **options)
         except UserError as error:
