@@ -147,16 +147,18 @@ def check_inputs(
     run: Prepared,
     say: Callable[[str], None] = lambda note: None,
     known: Callable[[dict[str, Any]], object] = lambda identity: None,
+    keep: bool = True,
 ) -> BatchSource:
     """Check the data before PaddleNLP is imported, which takes seconds; returns them. `say` receives notes on them,
-    `known` their identity before rows are made of them. Raises UserError."""
+    `known` their identity before rows are made of them; without `keep`, nothing is written next to the data. Raises
+    UserError."""
     from paddlenlp_galvatron.training.inputs import open_data
     from paddlenlp_galvatron.training.settings import require_reporters
 
     require_reporters(run.settings.report_to or ())
-    data = open_data(run.settings, run.plan, run.shape, known=known)
+    data = open_data(run.settings, run.plan, run.shape, known=known, keep=keep)
     if run.settings.evaluates != "no":
-        open_data(run.settings, run.plan, run.shape, "valid")
+        open_data(run.settings, run.plan, run.shape, "valid", keep=keep)
     for note in data.notes:
         say(f"note: {note}")
     return data
@@ -199,7 +201,7 @@ def rehearsed(console: Console, run: Prepared) -> Plan:
     if for_gpus and not on_gpus:
         console.print("note: shown as on GPUs, of which this machine has none")
     try:
-        check_inputs(run)
+        check_inputs(run, keep=False)
     except UserError as error:
         for fault in error.faults:
             console.print(f"note: not here, so not checked: {fault}", markup=False)

@@ -25,9 +25,10 @@ def open_data(
     shape: ModelShape,
     split: Split = "train",
     known: Callable[[dict[str, Any]], object] = lambda identity: None,
+    keep: bool = True,
 ) -> BatchSource:
-    """A split of a run's data, in global batches. `known` is called with their identity as soon as that is computed.
-    Raises UserError."""
+    """A split of a run's data, in global batches. `known` is called with their identity as soon as that is computed;
+    without `keep`, nothing is written next to the data. Raises UserError."""
     seq_length = plan.assumed.seq_length or 0
     pairs = settings.preference is not None
     data = settings.dataset_name_or_path or settings.train_dataset_path
@@ -46,7 +47,7 @@ def open_data(
             pairs,
         )
         tokenizer = settings.tokenizer_name_or_path or Path(settings.model)
-        return TuningData(data, tokenizer, layout, plan.global_batch, split, known)
+        return TuningData(data, tokenizer, layout, plan.global_batch, split, known, keep)
     opened: BatchSource
     if settings.input_dir is None:
         raise UserError(
@@ -56,7 +57,14 @@ def open_data(
         opened = RandomData(shape.vocab_size, seq_length, plan.global_batch, settings.seed, split)
     else:
         opened = TrainingData(
-            settings.input_dir, seq_length, plan.global_batch, settings.seed, split, settings.split, shape.vocab_size
+            settings.input_dir,
+            seq_length,
+            plan.global_batch,
+            settings.seed,
+            split,
+            settings.split,
+            shape.vocab_size,
+            keep,
         )
     known(opened.identity)
     return opened

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from paddlenlp_galvatron.training.data.conversations import Encoder, Line, LineFaults, Sample
-from paddlenlp_galvatron.training.data.fields import conversation_of
+from paddlenlp_galvatron.training.data.formats import conversation_of
 from paddlenlp_galvatron.training.data.templates import TurnTemplate, WholeTemplate
 
 RECORDED = json.loads((Path(make_chats.__file__).parent / "chats.json").read_text())
@@ -50,13 +50,14 @@ def test_tokens_and_what_is_learnt_are_those_of_transformers(kind, name, marked)
     for (_, _, expected, marks), chat in zip(recorded, chats, strict=True):
         found = sample(encodes, chat)
         mask = np.array([mark == "1" for mark in marks])
-        if found.unlearnt:
+        changed = found.losses.unlearnt + found.losses.uncalled
+        if changed:
             mask[: np.flatnonzero(~mask)[-1]] = False
         assert ids(found) == expected
         np.testing.assert_array_equal(found.tokens >= 0, mask)
-        assert found.unlearnt == 0 or name in ("qwen3", "r1-distill")
+        assert changed == 0 or name in ("qwen3", "r1-distill")
         thoughtless = "</think>" not in chat["messages"][-1]["content"]
-        assert (found.unopened > 0) == (name == "r1-distill" and thoughtless)
+        assert (found.losses.unopened > 0) == (name == "r1-distill" and thoughtless)
 
 
 def text_by_jinja(name, chat) -> str:
@@ -106,7 +107,7 @@ def test_thoughts_that_r1_distills_template_takes_out_are_learnt_behind_its_prom
     text = TOKENIZERS["bytes"].decode(ids(found), skip_special_tokens=False)
     learnt = TOKENIZERS["bytes"].decode(found.tokens[found.tokens >= 0].tolist(), skip_special_tokens=False)
     assert text == "<s><|User|>q<|Assistant|>\n\na</s><|User|>r<|Assistant|><think>\nwhy\n</think>\n\nb</s>"
-    assert learnt == "why\n</think>\n\nb</s>" and found.unlearnt == 1
+    assert learnt == "why\n</think>\n\nb</s>" and found.losses.unlearnt == 1
 
 
 def test_an_answer_that_begins_as_the_prompt_ends_is_learnt_behind_it():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.training.data.conversations import Encoder, Line, LineFaults, PairEncoder
-from paddlenlp_galvatron.training.data.fields import conversation_of, pair_of
+from paddlenlp_galvatron.training.data.formats import conversation_of, pair_of
 from paddlenlp_galvatron.training.data.templates import TurnTemplate, WholeTemplate
 from paddlenlp_galvatron.training.data.tuning import RowLayout, TuningData
 
@@ -158,11 +158,41 @@ def test_what_cannot_be_honoured_is_refused_by_line_and_field(line, fault, tmp_p
 )
 @pytest.mark.parametrize("line", [PAIR, {}], ids=["pair", "alone"])
 def test_other_forms_of_pairs_are_refused_by_name(line, fields, tmp_path):
-    expected = "src|no response|" + next(iter(fields))  # which alone lacks, too
+    expected = "src|no two answers|prompt|" + next(iter(fields))  # which alone lacks, too
     if "messages" in fields:
         fields["messages"] = make_chats.stated("q", "a")
     with pytest.raises(UserError, match=rf"line 1: ({expected})"):
         Read(tmp_path, [line | fields], pairs=True)
+
+
+QUOTING = make_chats.QWEN2  # writes calls by `tojson`
+TAKES_TEXT = make_chats.QWEN2.replace("(c.function | tojson)", "c.function.name + ': ' + c.function.arguments")
+PRINTING = make_chats.QWEN2.replace("(c.function | tojson)", "c.function.name ~ ': ' ~ c.function.arguments")
+
+
+@pytest.mark.parametrize("template", [QUOTING, TAKES_TEXT, PRINTING], ids=["quoting", "takes a text", "printing"])
+@pytest.mark.parametrize("arguments", [{"city": "Bern"}, {}], ids=["one", "none"])
+@pytest.mark.parametrize("flat", [False, True], ids=["in function", "flat"])
+def test_arguments_of_calls_are_learnt_as_json_whether_given_as_object_or_text(template, arguments, flat, tmp_path):
+    learnt = set()
+    for given_as in (arguments, json.dumps(arguments)):
+        function = {"name": "weather", "arguments": given_as}
+        call = function if flat else {"type": "function", "function": function}
+        chat = messages("q", "", "r", "good", tool_calls=[call])
+        text = make_chats.unmarked(template.replace("c.function", "c") if flat else template)
+        learnt.add(Read(tmp_path, [chat], text).learnt[0])
+    assert len(learnt) == 1 and json.dumps(arguments) in learnt.pop().split("good")[0]
+
+
+def test_a_null_content_that_the_template_reads_is_named(tmp_path):
+    chat = messages("q", None, "r", "good", tool_calls=[make_chats.CALL])
+    with pytest.raises(UserError, match=r"line 1: the chat template refuses it: .*messages\[1\] has no content"):
+        Read(tmp_path, [chat])
+
+
+def test_calls_that_the_template_changes_later_are_named(tmp_path):
+    read = Read(tmp_path, [make_chats.CHATS[3]], QWEN3)
+    assert "without earlier calls of tools" in read.notes and "add" not in read.learnt[0]
 
 
 def test_a_pair_that_is_masked_is_left_out(tmp_path):

@@ -7,14 +7,16 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from paddlenlp.datasets.zero_padding_dataset import ZeroPaddingMapDataset
 from paddlenlp.transformers.tokenizer_utils import ChatTemplate, ChatTemplateMixin
 from paddlenlp.trl import preprocess_preference_data
 
 from paddlenlp_galvatron.base.errors import UserError
+from paddlenlp_galvatron.training.data import tokenizer as tokenizers
 from paddlenlp_galvatron.training.data.conversations import Encoder
+from paddlenlp_galvatron.training.data.formats import EXAMPLES
 from paddlenlp_galvatron.training.data.sample_index import FOLDER
 from paddlenlp_galvatron.training.data.templates import TurnTemplate, WholeTemplate
 from paddlenlp_galvatron.training.data.tokenizer import train_tokenizer
@@ -208,7 +210,7 @@ def test_a_row_holds_both_answers_of_a_pair_under_every_packing(model, tmp_path)
 
 
 BAD_PAIRS = [
-    ({"src": "a", "tgt": ["b"]}, "no response and no sort: this is SFT data"),
+    ({"src": "a", "tgt": ["b"]}, "no two answers: this is SFT data"),
     ({"src": "a", "response": ["b"], "sort": [1]}, "response: needs two answers"),
     ({"src": "a", "response": ["b", " "], "sort": [1, 0]}, "response: needs two answers"),
     ({"src": "a", "response": ["b", "c"], "sort": [1, 1]}, "sort: says that both answers are as good"),
@@ -241,6 +243,58 @@ def test_without_a_template_what_is_asked_is_cut_in_front_and_the_answer_ends_if
     ids, labels, *_ = source.rows(0, [0])
     assert labels[0, : 8 - 1].tolist() == [-100] * 3 + ids[0, 4:7].tolist() + [0]
     assert (source.rows(1, [0]).labels[0] != 0).all()  # cut, so that it has no end
+
+
+def test_a_conversation_may_begin_with_an_answer(model, tmp_path):
+    """Templates that look at the first message do not take an empty conversation."""
+    begun = "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nHelp.<|im_end|>\n{% endif %}" + CHATML
+    line = {"messages": [{"role": "assistant", "content": "Welcome"}, *LINES[2]["messages"]]}
+    for text in (CHATML, begun):
+        source = data(write(tmp_path / "data", [line]), model, chat_template=template(tmp_path, text))
+        source.model = model
+        shows, learnt = shown(source, 0)
+        assert learnt == "Welcome<|im_end|>\nho <|im_end|> ha<|im_end|>\n" and ("Help." in shows) == (text == begun)
+
+
+@settings(max_examples=10)
+@given(
+    st.lists(st.sampled_from(["q", "a b", "words " * 9, "x" * 70, "y" * 200]), min_size=2, max_size=6),
+    st.integers(60, 192),
+    st.sampled_from(["chatml", "begun", "pair"]),
+)
+def test_a_cut_keeps_the_templates_marks_and_is_noted(model, texts, src_length, kind):
+    from tempfile import TemporaryDirectory
+
+    texts = texts[: len(texts) // 2 * 2]
+    begun = "{% if messages[0]['role'] != 'system' %}Help.{% endif %}" if kind == "begun" else ""
+    roles = ["user", "assistant"] * (len(texts) // 2)
+    chat = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
+    line = {"chosen": chat, "rejected": chat} if kind == "pair" else {"messages": chat}
+    with TemporaryDirectory() as root:
+        options = {"src_length": src_length, "chat_template": template(Path(root), begun + CHATML)}
+        options |= SETTINGS if kind == "pair" else {"packing": "in_order"}
+        try:
+            source = data(write(Path(root) / "data", [line]), model, **options)
+        except UserError as error:
+            assert "no sample with anything to learn" in str(error)
+            return
+    tokenizer = tokenizers.load_tokenizer(model)
+    for ids, learnt in documents(source):
+        text = tokenizer.decode([*ids, learnt[-1]])
+        asked, _, answered = text.rpartition("<|im_end|>\n<|im_start|>assistant\n")
+        header, _, question = asked.rpartition("<|im_start|>user\n")
+        assert texts[-2].endswith(question) and question and f"{texts[-1]}<|im_end|>\n".startswith(answered)
+        assert header.startswith("Help." if begun else "")
+        notes = " ".join(source.notes)
+        assert ("without the beginning" in notes) == (question != texts[-2])
+        assert ("without the end" in notes) == (answered != f"{texts[-1]}<|im_end|>\n")
+        assert ("earliest turns" in notes) == (header.count("<|im_start|>") < len(texts) - 2)
+
+
+def test_what_is_not_kept_writes_nothing_next_to_the_data(model, tmp_path):
+    folder = write(tmp_path / "data", LINES[:1])
+    layout = RowLayout(LENGTH, VOCABULARY, chat_template="plain")
+    assert TuningData(folder, model, layout, 1, keep=False).samples == 1 and not (folder / FOLDER).exists()
 
 
 def test_an_answer_that_the_template_changes_later_is_not_learnt(model, tmp_path):
@@ -292,10 +346,11 @@ def test_equal_faults_are_one_line_and_sft_data_are_no_pairs(model, tmp_path):
     with pytest.raises(UserError) as refused:
         data(write(tmp_path / "data", [lines[0]] * 30 + ["[]\n"] + [lines[1]] * 3), model, pairs=True)
     file = tmp_path / "data" / "train.json"
-    known = "no response and no sort: this is SFT data; DPO needs two answers to compare, or say --task sft"
+    known = "no two answers: this is SFT data; DPO compares chosen and rejected, or the texts of response; or say "
+    known += "--task sft"
     assert refused.value.faults == (
         f"{file}: line 1: {known} (and 32 more lines)",
-        f'{file}: line 31: is no JSON object; give {{"src": …, "tgt": …}} or {{"messages": […]}}',
+        f"{file}: line 31: is no JSON object; give {EXAMPLES}",
     )
 
 

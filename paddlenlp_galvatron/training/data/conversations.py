@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from json import dumps, loads
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +20,15 @@ from tokenizers import Encoding, Tokenizer
 
 from ...base.errors import UserError
 from ...base.reading import parse_json
-from .fields import LineMessage, Parsed, conversation_of, pair_of, require_rendered
+from .calls import in_its_form
+from .fields import LineMessage, Parsed, require_rendered
+from .formats import EXAMPLES, conversation_of, pair_of
 from .templates import ANSWERS, Rendered, Template, Turn
 from .text_files import decoded, read_lines
-from .tokenizer import encodings
+from .tokenizer import encodings, tokenising
 
 MOST_FAULTS = 20  # kinds of faults that are named in one error
-BATCH_LINES = 1000  # tokenised at once: enough for the tokenizer's threads, little memory
+BATCH_LINES, BATCH_CHARACTERS = 1000, 1 << 20  # tokenised at once: enough for the tokenizer's threads, little memory
 Tokens = NDArray[np.int64]
 PROMPT_SHARE = 4  # a pair that is too long keeps at most this part of a row of its prompt, twice, and its answers
 
@@ -55,11 +58,23 @@ class Line(NamedTuple):
     contents: list[LineMessage]
     context: Mapping[str, Any]  # other values that a chat template reads
     unread: Sequence[str] = ()  # its keys that have no meaning here
+    characters: int = 0  # of it in its file
 
     @property
     def masked(self) -> bool:
         """Whether its fields say that nothing is learnt."""
         return not any(one.learnt for one in self.contents)
+
+
+class Losses(NamedTuple):
+    """Numbers of parts of a line that its sample lacks."""
+
+    unlearnt: int = 0  # answers that are not learnt, as the template changes them
+    uncalled: int = 0  # the same, of answers that call tools
+    unopened: int = 0  # answers that lack the thoughts which the template's generation prompt opens
+    shortened: int = 0  # tokens of the texts before its last answer
+    unended: int = 0  # tokens of its last answer
+    dropped: int = 0  # turns
 
 
 @dataclass(frozen=True)
@@ -68,8 +83,7 @@ class Sample:
 
     line: Line
     tokens: Tokens
-    unlearnt: int  # answers that are not learnt, as the template changes them
-    unopened: int = 0  # answers that lack the thoughts which the template's generation prompt opens
+    losses: Losses
 
     @property
     def learns(self) -> bool:
@@ -83,6 +97,7 @@ class Tokenised(NamedTuple):
     tokens: Tokens
     system: int  # number of those of the system text
     turns: list[tuple[int, int, int]]  # where the prompt begins, and the answer, and where it ends
+    texts: NDArray[np.int64]  # places of those of messages in the last prompt; others there are the template's marks
 
     @property
     def unlearnt(self) -> Tokens:
@@ -92,7 +107,8 @@ class Tokenised(NamedTuple):
 
 @dataclass(frozen=True)
 class Encoder:
-    """Conversations as tokens, by PaddleNLP's rules of truncation.
+    """Conversations as tokens: whole turns as far as they fit, as PaddleNLP has it. A prompt that is too long loses the
+    beginning of its texts, never marks of the template or the system text.
 
     A token is learnt if any of its characters stands in an answer that is learnt, as transformers counts; where the
     template has `{% generation %}`, within its marks.
@@ -104,21 +120,47 @@ class Encoder:
     src_length: int  # most tokens of the prompt
     length: int  # most tokens in all
     all_learnt: bool = False
+    together: ClassVar = 1  # samples of a line, which share a row
 
     def samples(self, files: Sequence[Path]) -> Iterator[Sample]:
         """Samples of all lines of the files. Raises UserError with a line for each kind of fault, up to MOST_FAULTS."""
         faults = LineFaults()
         batch: list[Line] = []
+        characters = 0
         for line in _lines(files, faults, self._parsed):
             batch.append(line)
-            if len(batch) == BATCH_LINES:
-                yield from self._encoded(batch, faults)
-                batch = []
+            characters += line.characters
+            if len(batch) == BATCH_LINES or characters > BATCH_CHARACTERS:
+                yield from self._limited(files, batch, faults)
+                batch, characters = [], 0
             if len(faults) >= MOST_FAULTS:
                 break
-        yield from self._encoded(batch, faults)
+        if batch:
+            yield from self._limited(files, batch, faults)
         if faults:
             raise UserError(faults.named(files))
+
+    def _limited(self, files: Sequence[Path], lines: Sequence[Line], faults: LineFaults) -> Iterator[Sample]:
+        """`_encoded` in a process with limits. Raises UserError."""
+
+        def work() -> bytes:
+            samples = list(self._encoded(lines, faults))
+            header = [list(faults.items()), [(len(one.tokens), *one.losses) for one in samples]]
+            return dumps(header).encode() + b"\n" + b"".join(one.tokens.tobytes() for one in samples)
+
+        place = f"{files[lines[0].file]}: line {lines[0].number} and {len(lines) - 1} more"
+        characters = sum(line.characters for line in lines)
+        header, _, tokens = tokenising(work, f"{place}: the chat template or the tokenizer", characters).partition(
+            b"\n"
+        )
+        found, samples = loads(header)
+        faults.update({(file, fault): (first, count) for (file, fault), (first, count) in found})
+        begin, size = 0, np.dtype(np.int64).itemsize
+        for number, (length, *losses) in enumerate(samples):
+            yield Sample(
+                lines[number // self.together], np.frombuffer(tokens, np.int64, length, begin), Losses(*losses)
+            )
+            begin += length * size
 
     def _encoded(self, lines: Sequence[Line], faults: LineFaults) -> Iterator[Sample]:
         """Encodes a batch. Yields nothing once there are faults: the rest is read to find more of them."""
@@ -149,7 +191,7 @@ class Encoder:
 
     def _samples(self, line: Line, texts: list[Rendered], tokenised: list[Tokenised]) -> list[Sample]:
         """Makes the samples of a line from the tokens of its conversations."""
-        return [Sample(line, self._cut(tokenised[0]), texts[0].unlearnt, texts[0].unopened)]
+        return [Sample(line, *self._cut(tokenised[0], _losses(texts[0])))]
 
     def _rendered(self, line: Line) -> list[Rendered]:
         """Texts of the conversations. Raises UserError: there are none, or they would lack content of the line."""
@@ -168,8 +210,14 @@ class Encoder:
             asked, answer = (message["content"] for message in messages)
             end = len(asked + answer) + 1  # the end token counts as a character
             return Rendered(asked + answer, 0, [Turn(len(asked), end, 1)])
-        text = self.template.rendered(messages, context)
-        require_rendered(self.template, contents, context)
+        messages = in_its_form(self.template, messages, context)
+        try:
+            text = self.template.rendered(messages, context)
+        except UserError as error:
+            empty = next((one.field for one in contents if "content" not in one.message), None)
+            raise UserError(f'{error}; {empty} has no content: try "" there') if empty else error from None
+        rewritten = [one._replace(message=message) for one, message in zip(contents, messages, strict=True)]
+        require_rendered(self.template, rewritten, context)
         return text
 
     def _pieces(self, conversation: Rendered) -> list[str]:
@@ -204,29 +252,32 @@ class Encoder:
             for start, stop in marked:
                 inside = (stops > max(start, turn.start)) & (starts < min(stop, turn.stop))
                 learnt = learnt | inside if contents[turn.place].learnt else learnt & ~inside
-        return Tokenised(np.where(learnt, tokens, ~tokens), *_places(conversation, starts, stops))
+        messages = [one.message for one in contents]
+        inside = [(starts >= start) & (stops <= stop) for start, stop in conversation.asked(messages, -1)]
+        texts = np.flatnonzero(np.any(inside, axis=0))
+        return Tokenised(np.where(learnt, tokens, ~tokens), *_places(conversation, starts, stops), texts)
 
-    def _cut(self, conversation: Tokenised) -> Tokens:
+    def _cut(self, conversation: Tokenised, losses: Losses) -> tuple[Tokens, Losses]:
         """A conversation's tokens, as far as they fit: whole turns from the last one backwards, at least one, of which
-        the end is cut."""
-        tokens, system, turns = conversation
-        if self.template is None:
-            [(begin, answer, _)] = turns
-            most = max(self.src_length - len(self._in_front), 1)
-            front = ~self._in_front if (tokens[:answer] >= 0).any() else self._in_front
-            kept = [front, tokens[max(answer - most, begin) :]]
-        else:
-            first, room = len(turns), self.length - system
-            while first and turns[-1][2] - turns[first - 1][0] <= room:
-                first -= 1
-            if first < len(turns):
-                kept = [tokens[:system], tokens[turns[first][0] :]]
-            else:
-                begin, answer, _ = turns[-1]
-                asked = max(min(answer - begin, self.src_length - system), 0)
-                kept = [tokens[:system], tokens[begin : begin + asked], tokens[answer:]]
-        cut: Tokens = np.concatenate(kept)[: self.length]
-        return cut
+        the texts before the answer lose their beginning, and the answer its end."""
+        tokens, system, turns, _ = conversation
+        first = len(turns)
+        while self.template and first and turns[-1][2] - turns[first - 1][0] <= self.length - system:
+            first -= 1
+        if first < len(turns):
+            return np.concatenate([tokens[:system], tokens[turns[first][0] :]]), losses._replace(dropped=first)
+        begin, answer, _ = turns[-1]
+        front = ~self._in_front if (tokens[:answer] >= 0).any() else self._in_front
+        lost = self._lost(conversation, len(front) + system + answer - begin - self.src_length, self.src_length)
+        kept = np.concatenate([front, tokens[:system], np.delete(tokens, lost)[begin:]])
+        unended = max(len(kept) - self.length, 0)
+        losses = losses._replace(shortened=len(lost), unended=unended, dropped=first - 1)
+        return kept[: self.length], losses
+
+    @staticmethod
+    def _lost(conversation: Tokenised, excess: int, most: int) -> NDArray[np.int64]:
+        """Places of the tokens that the last prompt loses where it is too long: half of `most` stays in any case."""
+        return conversation.texts[: max(min(excess, len(conversation.texts) - most // 2), 0)]
 
     @cached_property
     def _in_front(self) -> Tokens:
@@ -236,6 +287,10 @@ class Encoder:
         encoding = self.tokenizer.encode("a")
         mask = [*encoding.special_tokens_mask, 0]
         return ~np.array(encoding.ids[: mask.index(0)], np.int64)
+
+
+def _losses(text: Rendered) -> Losses:
+    return Losses(text.unlearnt, text.uncalled, text.unopened)
 
 
 def _adds_blank(tokenizer: Tokenizer) -> bool:
@@ -269,7 +324,7 @@ def _lines(
             if not content.strip():
                 continue
             try:
-                yield Line(which, number, *conversation(_record(content)))
+                yield Line(which, number, *conversation(_record(content)), len(content))
             except UserError as error:
                 faults.add(which, number, error.faults[0])
 
@@ -278,7 +333,7 @@ def _record(content: str) -> Mapping[str, Any]:
     """The object that a line holds. Raises UserError."""
     record = parse_json(decoded(content, None), "one JSON object a line")
     if not isinstance(record, dict):
-        raise UserError('is no JSON object; give {"src": …, "tgt": …} or {"messages": […]}')
+        raise UserError(f"is no JSON object; give {EXAMPLES}")
     return record
 
 
@@ -287,6 +342,8 @@ class PairEncoder(Encoder):
     """A line becomes two samples: the chosen answer's and the rejected one's. Both stand in one row, each behind a
     prompt of its own, so that positions and attention are those of a conversation alone. `src_length`: most tokens of a
     prompt, where a pair is longer than `length`."""
+
+    together: ClassVar = 2
 
     def _parsed(self, record: Mapping[str, Any]) -> Parsed:
         return pair_of(record)
@@ -310,30 +367,31 @@ class PairEncoder(Encoder):
         asked = [one.unlearnt[begin:answer] for one, (begin, answer, _) in zip(tokenised, lasts, strict=True)]
         system = np.concatenate([self._in_front, first.unlearnt[: first.system]])
         left = self._room - 2 * len(system) - sum(map(len, (*asked, *answers)))
-        earliest = last = lasts[0][0]
-        for begin, _, _ in reversed(first.turns[:-1]):  # whole turns, while both prompts have room for them
-            if 2 * (last - begin) > left:
-                break
-            earliest = begin
-        prompts = [np.concatenate([system, first.unlearnt[earliest:last], one]) for one in asked]
+        last, dropped = lasts[0][0], len(first.turns) - 1
+        while dropped and 2 * (last - first.turns[dropped - 1][0]) <= left:  # whole turns, while both prompts have room
+            dropped -= 1
+        prompts = [np.concatenate([system, first.unlearnt[first.turns[dropped][0] : last], one]) for one in asked]
+        losses = [_losses(text)._replace(unlearnt=0, uncalled=0, dropped=dropped) for text in texts]
         if left < 0:
-            prompts, answers = self._fitted(prompts, answers)
-        return [
-            Sample(line, np.concatenate([prompt, answer]), 0, text.unopened)
-            for prompt, answer, text in zip(prompts, answers, texts, strict=True)
-        ]
+            most = max(min(self.src_length, self.length // PROMPT_SHARE), 1)
+            lost = [self._lost(one, len(prompt) - most, most) for one, prompt in zip(tokenised, prompts, strict=True)]
+            prompts = [np.delete(prompt, gone - last + len(system)) for prompt, gone in zip(prompts, lost, strict=True)]
+            fitted = self._fitted(answers, self._room - sum(map(len, prompts)))
+            losses = [
+                each._replace(shortened=len(gone), unended=len(answer) - len(kept))
+                for each, gone, answer, kept in zip(losses, lost, answers, fitted, strict=True)
+            ]
+            answers = fitted
+        samples = zip(prompts, answers, losses, strict=True)
+        return [Sample(line, np.concatenate([prompt, answer]), each) for prompt, answer, each in samples]
 
-    def _fitted(self, prompts: list[Tokens], answers: list[Tokens]) -> tuple[list[Tokens], list[Tokens]]:
-        """Truncate by PaddleNLP's rule: the prompt loses its beginning; if that is not enough, answers their ends, in
-        proportion to their lengths."""
-        most = max(min(self.src_length, self.length // PROMPT_SHARE), 1)
-        prompts = [prompt[-most:] for prompt in prompts]
-        room = self._room - sum(map(len, prompts))
+    def _fitted(self, answers: list[Tokens], room: int) -> list[Tokens]:
+        """Answers without their ends, in proportion to their lengths, as PaddleNLP has it."""
         sizes = [len(answer) for answer in answers]
-        if sum(sizes) > room:
-            first = min(max(sizes[0] * room // sum(sizes), 1), room - 1)
-            answers = [answers[0][:first], answers[1][: room - first]]
-        return prompts, answers
+        if sum(sizes) <= room:
+            return answers
+        first = max(min(max(sizes[0] * room // sum(sizes), 1), room - 1), 0)
+        return [answers[0][:first], answers[1][: max(room - first, 0)]]
 
     @property
     def _room(self) -> int:

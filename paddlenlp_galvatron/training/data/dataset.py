@@ -135,10 +135,11 @@ class DataSet:
     Every rank may open the same data at once, before or after Paddle's parallel environment.
     """
 
-    def __init__(self, prefix: str | Path, seq_length: int, seed: int, split: Split, shares: str):
-        """`shares` divides the documents into train, valid and test. Raises UserError."""
+    def __init__(self, prefix: str | Path, seq_length: int, seed: int, split: Split, shares: str, keep: bool = True):
+        """`shares` divides the documents into train, valid and test. `keep`: keep the order next to the data. Raises
+        UserError."""
         self.prefix = Path(prefix).absolute()
-        self._seq_length, self._seed, self._split = seq_length, seed, split
+        self._seq_length, self._seed, self._split, self._keep = seq_length, seed, split, keep
         _require_share(split, shares)
         self._files = TokenFiles(self.prefix)
         self.documents, self.tokens = self._files.documents, self._files.tokens  # of all splits
@@ -167,7 +168,7 @@ class DataSet:
         seed = (self._seed + number) % SEEDS
         made_from = {"documents": [self._first, self._end], "seq_length": self._seq_length, "seed": seed}
         folder, origin = self.prefix.parent / FOLDER, self.identity | made_from
-        return SampleIndex(*cached_arrays(folder, self._files.owner, origin, lambda: self._build(seed)))
+        return SampleIndex(*cached_arrays(folder, self._files.owner, origin, lambda: self._build(seed), self._keep))
 
     def _build(self, seed: int) -> Arrays:
         sizes = self._files.sizes()

@@ -98,21 +98,28 @@ def build_index(sizes: NDArray[np.int64], first: int, end: int, seq_length: int,
 
 
 def cached_arrays(
-    folder: Path, owner: int, made_from: Mapping[str, Any], build: Callable[[], Sequence[NDArray[np.int64]]]
+    folder: Path,
+    owner: int,
+    made_from: Mapping[str, Any],
+    build: Callable[[], Sequence[NDArray[np.int64]]],
+    keep: bool = True,
 ) -> Sequence[NDArray[np.int64] | StoredRows]:
     """Arrays [rows, columns] that are kept in a folder of this user or of `owner`; else new ones, kept there where that
-    can be.
+    can be, and with `keep`.
 
     `made_from`: their origin; JSON. One of several processes builds. Raises the errors of `build`.
     """
-    with suppress(OSError):
-        folder.mkdir(mode=0o755, exist_ok=True)
+    if keep:
+        with suppress(OSError):
+            folder.mkdir(mode=0o755, exist_ok=True)
     if not _is_trusted(folder, owner):
         return build()
     name = sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:32]
     known = partial(read_cache, folder / name, made_from)
     if arrays := known():
         return arrays
+    if not keep:
+        return build()
     with suppress(UserError), locked(folder, wait_s=LONGEST_WAIT_S):  # without a lock or room it is kept in memory
         if not known():
             write_cache(folder / name, made_from, *build())

@@ -147,10 +147,12 @@ class TrainingData(BatchSource):
         split: Split = "train",
         shares: str = "949,50,1",
         vocab_size: int | None = None,
+        keep: bool = True,
     ):
-        """Open the data. With `vocab_size`, a batch that holds a token beyond it is refused. Raises UserError."""
+        """Open the data. With `vocab_size`, a batch that holds a token beyond it is refused; with `keep`, the order of
+        samples is kept next to the data. Raises UserError."""
         parts = parse_data(str(data))
-        self._sets = [DataSet(part.path, seq_length, seed, split, shares) for part in parts]
+        self._sets = [DataSet(part.path, seq_length, seed, split, shares, keep) for part in parts]
         self._weights = _shares([part.weight for part in parts])
         self._order = _blend(self._weights, FIRST_BLOCK) if len(parts) > 1 else None
         self._vocab_size, self._seq_length = vocab_size, seq_length

@@ -1,16 +1,20 @@
 """Chat templates: a conversation as text, split by role.
 
 Two kinds are read: PaddleNLP's chat_template.json, a template for each part, and the tokenizer's own Jinja template,
-one for all, as Hugging Face has it. Both run in Jinja's sandbox.
+one for all, as Hugging Face has it. Both are programs of others: they run in Jinja's sandbox and in a process of their
+own, with limits (`open_template`, `conversations`).
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from json import dumps
+from functools import cached_property
+from json import dumps, loads
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from jinja2 import TemplateError, Undefined, meta, nodes
 from jinja2.ext import Extension
@@ -18,6 +22,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import missing
 
 from ...base.errors import UserError
+from ...base.limited import limited
 from ...base.reading import read_bytes, read_json, read_text
 from ...base.text import shortened
 from .special_tokens import TOKENIZER_CONFIG, special_tokens
@@ -27,11 +32,13 @@ JINJA = "chat_template.jinja"
 PLAIN = "plain"  # no template, even if the tokenizer has one
 FAULTS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 LONGEST_FAULT = 120  # characters of one
+LARGEST = 1 << 20  # product, in characters or as a number; a power's base and exponent are at most its root
 ANSWERS = "assistant"  # whose messages are learnt
 
 Message = dict[str, Any]  # role, content, and all else that a template may read
 REASONING = ("reasoning_content", "thinking", "reasoning")  # names of the same field; transformers takes any
 THOUGHT = "</think>"  # ends them in the text of an answer
+CALLS = ("tool_calls", "function_call")
 MARK = "GalvatronLooksForThisAnswer"  # a text that no conversation has
 
 
@@ -52,22 +59,75 @@ class Rendered:
     turns: list[Turn]
     marked: list[tuple[int, int]] | None = None  # by `{% generation %}`, if the template has it
     unlearnt: int = 0  # answers that stand in a prompt, as the template changes them when more follows
+    uncalled: int = 0  # the same, of answers that call tools
     unopened: int = 0  # answers that begin before the generation prompt ends, as they lack thoughts that it opens
 
+    def asked(self, messages: Sequence[Message], number: int) -> list[tuple[int, int]]:
+        """Where the texts of messages stand in the prompt of a turn, apart from the system text and the template's own
+        words."""
+        turn, spans = self.turns[number], list[tuple[int, int]]()
+        before = [each for each in self.turns if each.place < turn.place][-1:]
+        begin, stop = max([self.system, *(each.stop for each in before)]), turn.start
+        for message in reversed(messages[before[0].place + 1 if before else 0 : turn.place]):
+            content = message.get("content", "")
+            content = content if content in self.text else content.strip()
+            start = self.text.rfind(content, begin, stop)
+            if content and start >= 0 and message["role"] != "system":
+                spans.append((start, start + len(content)))
+                stop = start
+        return spans
 
-class Template(Protocol):
+    def in_front(self, messages: Sequence[Message]) -> str:
+        """The text before the first turn, if another turn begins as the first one does behind it."""
+        heads = []
+        for number, turn in enumerate(self.turns):
+            texts = self.asked(messages, number)
+            heads.append(self.text[self.turns[number - 1].stop if number else 0 : min(texts, default=(turn.start,))[0]])
+        return next((heads[0].removesuffix(head) for head in heads[1:] if head and heads[0].endswith(head)), "")
+
+    def leave(self, answer: Message) -> None:
+        """Count an answer that is not learnt."""
+        if answer.keys().isdisjoint(CALLS):
+            self.unlearnt += 1
+        else:
+            self.uncalled += 1
+
+
+class Compiled(NamedTuple):
+    """Parts of a template."""
+
+    templates: list[Any]
+    names: frozenset[str]  # variables that they read
+
+
+class Template(ABC):
+    """It is compiled where it is used first: in a process with limits."""
+
     text: str
-    names: frozenset[str]  # variables that it reads
     apart: bool  # whether prompts and answers are tokenised one by one
+    special_tokens: Mapping[str, str | None] = MappingProxyType({})  # texts by name; None: there is none
+    _parts: list[str]
+    _path: Path
 
+    @cached_property
+    def _compiled(self) -> Compiled:
+        return _compiled(self._parts, self._path)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Variables that it reads. Raises UserError: it is no template."""
+        return self._compiled.names
+
+    @abstractmethod
     def whole(self, messages: Sequence[Message], context: Mapping[str, Any]) -> str:
         """The text. Raises UserError: the conversation is none that the template takes."""
 
+    @abstractmethod
     def rendered(self, messages: Sequence[Message], context: Mapping[str, Any]) -> Rendered:
         """Raises UserError as `whole` does."""
 
 
-class TurnTemplate:
+class TurnTemplate(Template):
     """PaddleNLP's chat_template.json: a system text, and for each turn the texts of user and bot."""
 
     apart = True  # as PaddleNLP does
@@ -80,8 +140,7 @@ class TurnTemplate:
         if not isinstance(system, str) or not isinstance(turn, list) or [type(part) for part in turn] != [str, str]:
             raise UserError(f'{path}: "conversation" must be two texts, the user\'s and the bot\'s, and "system" one')
         self.text, self.file = "\0".join([system, *turn]), read_bytes(path)
-        self._system, *self._turn = (_compiled(part, path) for part in (system, *turn))
-        self.names = frozenset().union(*(_names(part) for part in (system, *turn)))
+        self._parts, self._path = [system, *turn], path
 
     def whole(self, messages: Sequence[Message], context: Mapping[str, Any]) -> str:
         return self.rendered(messages, context).text
@@ -95,19 +154,20 @@ class TurnTemplate:
         if roles != ["user", ANSWERS] * (len(rest) // 2):
             raise UserError(f"{PADDLENLP} takes user and {ANSWERS} in turn; here is {shortened(', '.join(roles))}")
         pairs = list(zip(rest[::2], rest[1::2], strict=True))
-        text = _rendered(self._system, given)
+        system, *turn = self._compiled.templates
+        text = _rendered(system, given)
         found = Rendered(text, len(text), [])
         for index, (user, bot) in enumerate(pairs):
             fields = {"user": user.get("content", ""), "bot": bot.get("content", ""), "index": index}
             fields |= given | {"is_first": index == 0, "is_last": index == len(pairs) - 1}
-            asked, answer = (_rendered(part, fields) for part in self._turn)
+            asked, answer = (_rendered(part, fields) for part in turn)
             start = len(found.text) + len(asked)
             found.text += asked + answer
             found.turns.append(Turn(start, len(found.text), len(messages) - len(rest) + 2 * index + 1))
         return found
 
 
-class WholeTemplate:
+class WholeTemplate(Template):
     """A tokenizer's own template, which renders all messages at once. An answer is the text that the template adds to
     the messages before it and the generation prompt; so an answer may hold any text.
 
@@ -119,9 +179,8 @@ class WholeTemplate:
     apart = False
 
     def __init__(self, text: str, special_tokens: Mapping[str, str | None], path: Path):
-        """`special_tokens`: their texts by name; None: there is none. Raises UserError."""
-        self.text, self._template, self.names = text, _compiled(text, path), _names(text)
-        self.special_tokens = {name: token for name, token in special_tokens.items() if name in self.names}
+        """`special_tokens`: their texts by name; None: there is none."""
+        self.text, self._parts, self._path, self.special_tokens = text, [text], path, dict(special_tokens)
         self._special = {
             name: Undefined(name=name) if token is None else token for name, token in self.special_tokens.items()
         }
@@ -131,17 +190,17 @@ class WholeTemplate:
 
     def rendered(self, messages: Sequence[Message], context: Mapping[str, Any]) -> Rendered:
         whole = self._render(messages, context)
-        marked = list(self._template.environment.marked) if "endgeneration" in self.text else None
+        marked = list(self._compiled.templates[0].environment.marked) if "endgeneration" in self.text else None
         found, end, last = Rendered(whole, 0, [], marked), 0, len(messages) - 1
         for place, message in enumerate(messages):
             if message["role"] != ANSWERS:
                 continue
             before = messages[:place]
-            asked = self._render(before, context, prompt=True)
+            asked = self._render(before, context, prompt=True) if before else self._opening(context)
             answered = self._render(messages[: place + 1], context)
             if self._loses_thoughts(before, message, context):
                 if place < last:
-                    found.unlearnt += 1
+                    found.leave(message)
                     continue
                 answered = found.text = self._with_thoughts(before, message, asked, context)
                 found.marked = None
@@ -156,14 +215,24 @@ class WholeTemplate:
             elif place == last:
                 raise UserError("the chat template's generation prompt is not how it begins an answer")
             else:
-                found.unlearnt += 1
+                found.leave(message)
         try:  # in front of all turns: a beginning, a system text, tools
             system = self._render(messages[: messages[0]["role"] == "system"], context)
         except UserError:  # some templates want a user's message
-            system = ""
+            system = found.in_front(messages)
         if found.turns and found.text[: found.turns[0].start].startswith(system):
             found.system = len(system)
         return found
+
+    def _opening(self, context: Mapping[str, Any]) -> str:
+        """The text before an answer that nothing precedes: many templates do not take an empty conversation."""
+        answer: list[Message] = [{"role": ANSWERS, "content": MARK}]
+        text = self._render(answer, context)
+        prompt = self._render(answer, context, prompt=True).removeprefix(text)
+        begun = text.partition(MARK)[0]
+        if not prompt:
+            return begun.rstrip()  # blanks in front of the answer are its own
+        return begun[: begun.rfind(prompt) + len(prompt)] if prompt in begun else begun
 
     def _loses_thoughts(self, before: Sequence[Message], message: Message, context: Mapping[str, Any]) -> bool:
         content_text = message.get("content", "")
@@ -199,7 +268,7 @@ class WholeTemplate:
     def _render(self, messages: Sequence[Message], context: Mapping[str, Any], prompt: bool = False) -> str:
         values = {**self._special, "tools": None, "documents": None, **context}
         values |= {"messages": [_reasoning(message) for message in messages], "add_generation_prompt": prompt}
-        return _rendered(self._template, values)
+        return _rendered(self._compiled.templates[0], values)
 
 
 def _reasoning(message: Message) -> Message:
@@ -214,6 +283,15 @@ def open_template(wanted: str | None, tokenizer: Path) -> Template | None:
     Raises UserError."""
     if wanted == PLAIN:
         return None
+
+    if template := _opened(wanted, tokenizer):
+        what = f"{wanted or tokenizer}: reading its chat template"
+        names = loads(limited(lambda: dumps([*template.names]).encode(), what, 0))
+        template.special_tokens = {name: token for name, token in template.special_tokens.items() if name in names}
+    return template
+
+
+def _opened(wanted: str | None, tokenizer: Path) -> Template | None:
     if wanted is None:
         return _own(tokenizer)
     path = Path(wanted)
@@ -287,11 +365,25 @@ class _Unknown(Undefined):
         return super()._undefined_message
 
 
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, whose products are bounded, too; it bounds ranges itself. A limited process bounds all else."""
+
+    intercepted_binops = frozenset(["*", "**"])
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Raises OverflowError."""
+        first, second = (len(value) if hasattr(value, "__len__") else abs(value) for value in (left, right))
+        if (first * second if operator == "*" else max(first, second) ** 2) > LARGEST:
+            raise OverflowError(f"the result of {operator} is too large")
+        return super().call_binop(context, operator, left, right)
+
+
 def _environment() -> Any:
     def refuse(message: str) -> None:
         raise TemplateError(message)
 
-    environment = ImmutableSandboxedEnvironment(
+    environment = _Sandbox(
+        optimized=False,  # or constants are computed when a template is read
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
@@ -304,16 +396,14 @@ def _environment() -> Any:
     return environment
 
 
-def _compiled(text: str, path: Path) -> Any:
+def _compiled(texts: Sequence[str], path: Path) -> Compiled:
+    """Raises UserError."""
     try:
-        return _environment().from_string(text)
-    except TemplateError as error:
-        raise UserError(f"{path}: is no Jinja template: {error}") from None
-
-
-def _names(text: str) -> frozenset[str]:
-    """Variables that a template reads."""
-    return frozenset(meta.find_undeclared_variables(_environment().parse(text)))
+        trees = [_environment().parse(text) for text in texts]
+        names = [meta.find_undeclared_variables(tree) for tree in trees]
+        return Compiled([_environment().from_string(text) for text in texts], frozenset().union(*names))
+    except (SyntaxError, *FAULTS) as error:  # Python's own: it is nested too deeply
+        raise UserError(f"{path}: is no Jinja template: {shortened(str(error), LONGEST_FAULT)}") from None
 
 
 def _rendered(template: Any, values: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -13,15 +13,11 @@ from tokenizers import Encoding, Tokenizer, decoders, models, pre_tokenizers, tr
 from ...base.errors import UserError
 from ...base.limited import limited
 from ...base.reading import read_text
-from ...base.units import MIB
 from .special_tokens import special_tokens
 
 END_OF_TEXT = "<|endoftext|>"
 BYTES = 256  # every byte is a token, so any text can be written
 LARGEST_ID = 2**31 - 1  # largest id that a data set can hold
-# A token takes 100 to 200 bytes while it is made, and half a byte to 4 bytes of text; a thread takes 2 MiB and more.
-LEAST_MIB, MEMORY_PER_BYTE = 2048, 500
-LEAST_S, SLOWEST_BYTES_S = 60.0, 10_000.0  # on a busy machine; usual are a million bytes a second
 
 _has_threads = False  # whether the package has begun its threads in this process
 
@@ -72,7 +68,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
             raise UserError(f"{file}: not a tokenizer.json: {error}") from None
         return b""
 
-    limited(attempt, f"{file}: reading it", *_limits(len(text)))
+    limited(attempt, f"{file}: reading it", len(text))
     tokenizer = read()
     tokenizer.no_truncation()  # many files have the limits of their last use: the rest of a document would be lost,
     tokenizer.no_padding()  # or documents filled up with tokens that nobody wrote
@@ -105,22 +101,26 @@ def encode_limited(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]
     """Runs `encode` under limits: the output of a tokenizer that others made may grow without bound, or never end."""
 
     def work() -> bytes:
-        if threads:  # which a forked process lacks: it would wait for them for ever
-            os.environ["TOKENIZERS_PARALLELISM"] = "false"
         lists = encode(tokenizer, texts)
         return np.array([len(lists), *map(len, lists), *chain.from_iterable(lists)], np.int64).tobytes()
 
-    threads = _has_threads
     size_bytes = sum(len(text.encode(errors="surrogatepass")) for text in texts)
     what = f"tokenizer: turning {size_bytes:,} bytes of text into tokens"
-    numbers = np.frombuffer(limited(work, what, *_limits(size_bytes)), np.int64)
+    numbers = np.frombuffer(tokenising(work, what, size_bytes), np.int64)
     ids, ends = numbers[1 + numbers[0] :], np.cumsum(numbers[1 : 1 + numbers[0]])
     return [part.tolist() for part in np.split(ids, ends[:-1])] if len(texts) else []
 
 
-def _limits(size_bytes: int) -> tuple[int, float]:
-    """Limits (MiB, s) that no valid input of `size_bytes` exceeds."""
-    return LEAST_MIB + MEMORY_PER_BYTE * size_bytes // MIB, LEAST_S + size_bytes / SLOWEST_BYTES_S
+def tokenising(work: Callable[[], bytes], name: str, size_bytes: int) -> bytes:
+    """`limited`, for work that turns texts into tokens."""
+
+    def alone() -> bytes:
+        if threads:  # which a forked process lacks: it would wait for them for ever
+            os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        return work()
+
+    threads = _has_threads
+    return limited(alone, name, size_bytes)
 
 
 def largest_id(tokenizer: Tokenizer) -> int:

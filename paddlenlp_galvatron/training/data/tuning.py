@@ -6,7 +6,6 @@ samples share a row, from their lengths and order.
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -33,9 +32,22 @@ from .templates import open_template
 from .text_files import JSON_SUFFIXES, decompressed_name, look, require_no_copies
 from .tokenizer import load_tokenizer
 
-LAYOUT = 2  # of the cached rows; another number makes them again
+LAYOUT = 3  # of the cached rows; another number makes them again
 NAMES = {"train": "train", "valid": "dev"}  # split -> file or folder, as PaddleNLP calls them
-CUT_AWAY, UNLEARNT, MASKED, UNOPENED = range(4)  # remarks on a line
+REMARKS = {  # on a line, each with the words for it
+    "cut_away": ("sample", "skipped, as the answer is cut off entirely by src_length and max_length"),
+    "masked": ("sample", "skipped, as its own fields exclude it from training"),
+    "unlearnt": ("conversation", "trained without earlier answers, as the chat template changes these"),
+    "uncalled": (
+        "conversation",
+        "trained without earlier calls of tools, as the chat template changes these if they have no thoughts "
+        "(reasoning_content)",
+    ),
+    "unopened": ("conversation", "trained without the thoughts that the chat template's generation prompt opens"),
+    "dropped": ("conversation", "trained without the earliest turns, as all do not fit"),
+    "shortened": ("sample", "trained without the beginning of the last question, which is too long"),
+    "unended": ("sample", "trained without the end of the last answer, which is too long"),
+}
 MOST_NAMED = 3  # lines in a note
 MOST_KEYS = 100  # counted at most: lines without a common form may have any number
 WORTH_PACKING = 0.5  # share of the rows below which packing halves the time, and is named
@@ -133,9 +145,10 @@ class TuningData(InPasses):
         global_batch: int,
         split: str = "train",
         known: Callable[[dict[str, Any]], object] = lambda identity: None,
+        keep: bool = True,
     ):
-        """`known` is called with the data's identity before rows are made of them, which may take minutes. Raises
-        UserError with the file and the line of each fault."""
+        """`known` is called with the data's identity before rows are made of them, which may take minutes; with `keep`,
+        they are kept next to the data. Raises UserError with the file and the line of each fault."""
         seq_length, packing, pairs = layout.seq_length, layout.packing, layout.pairs
         self._files, self._left_out = tuning_files(data, split)
         tokens = load_tokenizer(tokenizer)
@@ -151,7 +164,7 @@ class TuningData(InPasses):
             "checksums": " ".join(f"{checksum:08x}" for checksum in checksums),
             "tokenizer": f"{crc32(tokens.to_str().encode()):08x}",
             "chat_template": f"{crc32(getattr(template, 'text', '').encode()):08x}",
-            "special_tokens": getattr(template, "special_tokens", {}),
+            "special_tokens": dict(getattr(template, "special_tokens", {})),
             "split_special_tokens": tokens.encode_special_tokens,
             "end": end.token if end else 0,
             "seq_length": seq_length,
@@ -168,6 +181,7 @@ class TuningData(InPasses):
             self._files[0].stat().st_uid,
             made_from | {"vocab_size": layout.vocab_size},
             lambda: _build(encoder, self._files, layout),
+            keep,
         )
         self._unread: dict[str, int] = loads(bytes(np.asarray(unread[0 : len(unread)])[:, 0].tolist()))
         self.packed = packing != "none" or pairs
@@ -185,12 +199,6 @@ class TuningData(InPasses):
     def notes(self) -> list[str]:
         """Notes for the user on the samples."""
         remarks = np.asarray(self._remarks[0 : len(self._remarks)])
-        words = {
-            CUT_AWAY: ("sample", "skipped, as the answer is cut off entirely by src_length and max_length"),
-            UNLEARNT: ("conversation", "trained without earlier answers, as the chat template changes these"),
-            MASKED: ("sample", "skipped, as its own fields exclude it from training"),
-            UNOPENED: ("conversation", "trained without the thoughts that the chat template's generation prompt opens"),
-        }
         notes = []
         if left_out := self._left_out:
             named = ", ".join(left_out[:MOST_NAMED])
@@ -200,7 +208,7 @@ class TuningData(InPasses):
         if self._unread:
             counted = ", ".join(f"{shortened(key)} ({lines})" for key, lines in self._unread.items())
             notes.append(f"keys that are not read, each with its number of lines: {counted}")
-        for kind, (one, what) in words.items():
+        for kind, (one, what) in enumerate(REMARKS.values()):
             lines = remarks[remarks[:, 2] == kind]
             if len(lines):
                 named = ", ".join(f"{self._files[file]}: line {line}" for file, line, _ in lines[:MOST_NAMED].tolist())
@@ -265,12 +273,12 @@ def _build(encoder: Encoder, files: Sequence[Path], layout: RowLayout) -> list[N
     """Tokens [tokens, 1]; of each sample, in the order of rows, where its tokens begin and how many they are; of each
     row its first sample, how many it has, and its tokens; remarks: file, line and kind; keys that are not read and the
     number of their lines, as bytes of JSON. Raises UserError."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # or the package warns when ranks are started afterwards
     parts: list[NDArray[np.int64]] = []
     remarks: list[tuple[int, int, int]] = []
     faults: list[str] = []
     unread = Counter[str]()
-    together = 2 if isinstance(encoder, PairEncoder) else 1  # samples of a line, which share a row
+    together = encoder.together
+    kinds = {name: number for number, name in enumerate(REMARKS)}
     for samples in _batched(encoder.samples(files), together):
         line = samples[0].line
         largest = max(int(np.where(one.tokens < 0, ~one.tokens, one.tokens).max(initial=0)) for one in samples)
@@ -281,12 +289,10 @@ def _build(encoder: Encoder, files: Sequence[Path], layout: RowLayout) -> list[N
             )
         unread.update(key for key in sorted(set(line.unread)) if key in unread or len(unread) < MOST_KEYS)
         if not all(one.learns for one in samples):
-            remarks.append((line.file, line.number, MASKED if line.masked else CUT_AWAY))
+            remarks.append((line.file, line.number, kinds["masked" if line.masked else "cut_away"]))
             continue
-        if samples[0].unlearnt:
-            remarks.append((line.file, line.number, UNLEARNT))
-        if any(one.unopened for one in samples):
-            remarks.append((line.file, line.number, UNOPENED))
+        lacks = {name for one in samples for name, number in one.losses._asdict().items() if number}
+        remarks += [(line.file, line.number, kinds[name]) for name in kinds if name in lacks]
         parts += [one.tokens for one in samples]
     if faults:
         raise UserError(faults)
