@@ -24,6 +24,7 @@ from .data.tuning import TuningData
 from .initial_weights import Reference, initial_weights, set_rates
 from .inputs import Sources, open_data, open_validation
 from .settings import TrainSettings
+from .step_log import StepLog
 
 OpenTraining = Callable[[TrainSettings, Plan, ModelShape], BatchSource]
 OpenEvaluation = Callable[[TrainSettings, Plan, ModelShape], Sources]
@@ -90,11 +91,19 @@ class Run:
         folder = folder.parent if folder.name == CONFIG else folder
         return folder if (folder / CONFIG).is_file() else None
 
-    def writer(self) -> Writer:
-        """The writer of checkpoints."""
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """The settings' recipe, the number of steps, on which schedules depend, and the model's own numbers."""
+        shape = self.engine.shape
+        of_model = {name: getattr(shape, name) for name in ("attention_dropout", "router_aux_loss_coef")}
+        return {"max_steps": self.steps, **self.settings.recipe, **of_model}
+
+    def writer(self, log: StepLog) -> Writer:
+        """The writer of checkpoints, which adds an event to the log for each."""
         settings, folder = self.settings, self.model_folder
         beside = {CONFIG: folder / CONFIG, **companions(folder)} if folder else {}
-        return Writer(settings.checkpoints, self.engine, settings.save_total_limit, self.data, beside, settings.log)
+        limit = settings.save_total_limit
+        return Writer(settings.checkpoints, self.engine, limit, self.data, beside, log, self.recipe)
 
     def best_until(self, step: int) -> Best | None:
         """The best checkpoint of those up to a step; None: none is requested."""

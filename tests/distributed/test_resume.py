@@ -25,6 +25,7 @@ from forked_ranks import begun_with, fork_command, forking_command
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.plan import write_plan
 from paddlenlp_galvatron.training.checkpoint.stored import open_checkpoint, verify, whole_checkpoints
+from paddlenlp_galvatron.training.step_log import read_log
 
 from .plans import plan
 
@@ -72,9 +73,7 @@ def start(folder: Path, output: str, *words: str, steps: int = STEPS, **environm
 
 
 def log(folder: Path, output: str) -> list[dict]:
-    path = folder / output / "train_log.jsonl"
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    return [*map(dict, read_log(folder / output / "train_log.jsonl"))]
 
 
 def wait_for_step(process: Any, folder: Path, output: str, step: int) -> None:
