@@ -25,18 +25,8 @@ from paddlenlp_galvatron.launch import gpus
 from paddlenlp_galvatron.launch.nodes import Nodes
 from paddlenlp_galvatron.plan import ModelShape, Plan
 from paddlenlp_galvatron.report.measured import Health, of_plan, out_of_memory_report, traffic_table
-from paddlenlp_galvatron.training.step_log import (
-    NEWS,
-    RUN,
-    STOPPED,
-    Event,
-    StepRecord,
-    append_event,
-    event_of,
-    new_event,
-    new_run,
-    record_of,
-)
+from paddlenlp_galvatron.training import step_log
+from paddlenlp_galvatron.training.step_log import NEWS, RUN, STOPPED, Event, StepRecord, event_of, record_of
 
 from .event_hook import EventHook
 
@@ -142,7 +132,7 @@ class TrainingRun:
         if gpus.gpu_count() and (warning := gpus.few_cores(processor.cores(), nproc)):
             self._console.print(f"warning: {warning}", markup=False)
         leads = nodes.node_rank == 0
-        self.log.run = new_run() if leads else None
+        self.log.run = step_log.new_run() if leads else None
         world = World(nproc, nodes, wait_s=wait_s, variables={RUN: self.log.run} if self.log.run else {})
         launch = Launch(program[0], program[1:], world, logs, timeout_s, forward_term=True)
         try:
@@ -222,7 +212,7 @@ class TrainingRun:
     def _announce(self, event: str, text: str, leads: bool) -> None:
         """Add an event of the launcher itself, on node 0 alone."""
         if leads:
-            made = new_event(self.log.run, event, text)
+            made = step_log.new_event(self.log.run, event, text)
             self.log.seen.append(made)
             self._unwritten.append(made)
             self._hook.start(made)
@@ -230,7 +220,7 @@ class TrainingRun:
     def _write_events(self) -> None:
         try:
             while self._unwritten:
-                append_event(self._settings.log, self._unwritten.pop(0))
+                step_log.append_event(self._settings.log, self._unwritten.pop(0))
         except OSError as error:
             self._console.print(f"warning: {self._settings.log}: an event cannot be written: {reason_of(error)}")
 

@@ -53,12 +53,10 @@ def scaled(plan: Plan, origin: OriginOptions, gpus: int, global_batch: int | Non
             gain = one.prediction.samples_per_s / before.prediction.samples_per_s
             slower = 1 - gain * plan.world_size / gpus
             device = f" --device {problem.options.device}" if problem.options.device else ""
-            hint = (
-                f"each GPU is {slower:.0%} slower; another plan is likely to be faster: galvatron search "
-                f"{problem.shapes[0].name}{device} --gpus {gpus} --batch {one.plan.global_batch}"
-            )
-            made_plan = replace(one.plan, metadata=one.plan.metadata | own)
-            return Scaled(plan, made_plan, (before, one), hint=hint if slower > LEAST_GAIN else "")
+            words = f"{problem.shapes[0].name}{device} --gpus {gpus} --batch {one.plan.global_batch}"
+            hint = f"each GPU is {slower:.0%} slower; another plan is likely to be faster: galvatron search {words}"
+            after = replace(one.plan, metadata=one.plan.metadata | own)
+            return Scaled(plan, after, (before, one), hint=hint if slower > LEAST_GAIN else "")
     least, (_, there) = min(zip(priced, placed, strict=True), key=lambda one: one[0].memory_mib)
     need = Need.of(least.plan, there.cost).under(there.cost, there.options)
     raise Infeasible(
