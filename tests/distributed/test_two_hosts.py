@@ -104,7 +104,7 @@ def test_the_training_script_trains_over_two_hosts_as_one_process_does(nodes, tm
     traffic = json.loads((tmp_path / "output" / "traffic.json").read_text())
     assert traffic["calls"]["all_gather"] > 0 and len(traffic["groups"]) == 4
     other = (tmp_path / "printed.1").read_text()  # says what node 0's terminal says
-    assert "started, " in other and "loss " in other and "saved " in other and "done after step" in other
+    assert "started, " in other and "saved " in other and "done after step" in other
     records = read_log(tmp_path / "output" / "train_log.jsonl")
     shape = load_model(tmp_path / "model.json")
     recipe = Recipe(learning_rate=1e-3, weight_decay=0.01, lr_scheduler_type="cosine", warmup_ratio=0.01).over(STEPS)
