@@ -278,7 +278,7 @@ def main() -> int:
         given_up = sum(outcome is FamilyOutcome.GIVEN_UP for outcome in result.outcomes.values())
         plan = result.best.plan if result.best else None
         what = f"{plan.pipeline} stages x {plan.chunks}, {plan.micro_batches} micro-batches" if plan else "no plan"
-        print(f"{name:62} gap {result.gap:.1e}  {spent:6.2f} s")
+        print(f"{name:62} gap {result.fastest_gap:.1e}  {spent:6.2f} s")
         peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         given_up_of = f"{given_up} of {len(result.outcomes)} given up"
         print(f"    {result.time_s * 1e3:.3f} ms, {given_up_of}, {what}; {peak_mib:.0f} MiB")

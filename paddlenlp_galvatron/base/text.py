@@ -30,6 +30,11 @@ def count(number: int, one: str, many: str = "") -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
+def plain(number: float) -> str:
+    """Three significant digits without an exponent: 0.0123, 12.3, 1,430."""
+    return f"{float(f'{number:.3g}'):,.15g}"
+
+
 def gib(mib: float) -> str:
     """Memory given in MiB, in GiB: two decimals, and a third of less than 1 GiB."""
     size = mib / 1024

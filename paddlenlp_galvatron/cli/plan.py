@@ -88,7 +88,7 @@ class ScaleOptions(PriceOptions):
     gpus: Ranks = Field(description="number of GPUs to run it on")
     global_train_batch_size: Size | None = Field(
         None,
-        description="global batch size; unset: it grows with the GPUs, and the number of micro-batches stays",
+        description="global batch size; unset: the plan's, or the nearest that its micro-batches divide",
     )
     output: Path | None = Field(None, description="the file to write; unset: FILE with the number of GPUs")
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
+from shlex import join
 from typing import Any
 
 from pydantic import Field
@@ -41,7 +43,9 @@ def report(values: dict[str, Any], json: bool) -> None:
     with each_watched() as watch:
         problem = replace(problem, watch=watch)
         explanation = explain(read, problem)
-        page = render(explanation, frontier(explanation), own)
+        command = join(["galvatron", "report", *(f"--{name}={value}" for name, value in values.items())])
+        made_by = f"plan {options.plan}", f"{date.today()}", command
+        page = render(explanation, frontier(explanation), own, made_by)
     write_text(output, page)
     size = output.stat().st_size
     if len(own) > WARM_UP_STEPS:

@@ -91,7 +91,7 @@ def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = (), js
             settings = settings.keep_files_of(Path(folder))
         path = settings.output_dir / f"settings.{nodes.node_rank}.json"
         settings.save(path)
-        training = TrainingRun(console, settings, plan, shape, steps)
+        training = TrainingRun(console, settings, plan, shape, steps, launch.on_event)
         training.start(program or [WORKER, str(path)], timeout_s, nodes, 60 * launch.distributed_timeout_minutes)
         if nodes.node_rank == 0:  # which has the log
             training.show_end()

@@ -20,16 +20,21 @@ from paddlenlp_galvatron.base.printing import Console
 from paddlenlp_galvatron.base.process import heeded
 from paddlenlp_galvatron.base.reading import NewLines, read_json
 from paddlenlp_galvatron.base.text import count, near
+from paddlenlp_galvatron.base.writing import reason_of
 from paddlenlp_galvatron.launch import gpus
 from paddlenlp_galvatron.launch.nodes import Nodes
 from paddlenlp_galvatron.plan import ModelShape, Plan
 from paddlenlp_galvatron.report.measured import Health, of_plan, out_of_memory_report, traffic_table
-from paddlenlp_galvatron.training.step_log import NEWS, STOPPED, StepRecord, record_of
+from paddlenlp_galvatron.training import step_log
+from paddlenlp_galvatron.training.step_log import NEWS, RUN, STOPPED, Event, StepRecord, event_of, record_of
+
+from .event_hook import EventHook
 
 if TYPE_CHECKING:
     from paddlenlp_galvatron.training.settings import TrainSettings
 
 KEPT = 64  # latest records of the log, of which health is shown
+WARNING = "warning: "
 STOPPING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # upon which a run saves and ends
 
 
@@ -45,6 +50,9 @@ class LogTail:
         self.first: StepRecord | None = None
         self.latest: deque[StepRecord] = deque(maxlen=KEPT)  # of this plan
         self.start = 0  # the first step of this run, or one close to it
+        self.run: str | None = None  # its id, as its launcher gave it or the log says
+        self.events: list[Event] = []  # of this run, those that the launcher has not added itself
+        self.seen: list[Event] = []
 
     @property
     def begun(self) -> bool:
@@ -58,9 +66,15 @@ class LogTail:
         """Take in new records, and say whether there are any of this plan."""
         if not self.begun:
             return False
-        records = [record for line in self._lines.read() if (record := record_of(line))]
+        lines = self._lines.read()
+        records = [record for line in lines if (record := record_of(line))]
         if records and not self.count:
             self.first, self.start = records[0], records[-1]["step"]
+            self.run = self.run or records[-1].get("run")
+        for event in filter(None, map(event_of, lines)):
+            if event.get("run") == self.run and event not in self.seen:
+                self.events.append(event)
+                self.seen.append(event)
         self.count += len(records)
         self.latest.extend(own := of_plan(self._plan, records))
         self.speeds.extend(record["tokens_per_s"] for record in own)
@@ -81,7 +95,18 @@ class RankNews:
 class TrainingRun:
     """One run, from its start to its end."""
 
-    def __init__(self, console: Console, settings: TrainSettings, plan: Plan, shape: ModelShape, steps: int):
+    def __init__(
+        self,
+        console: Console,
+        settings: TrainSettings,
+        plan: Plan,
+        shape: ModelShape,
+        steps: int,
+        on_event: str | None = None,
+    ):
+        """`on_event`: the user's command for events."""
+        self._hook = EventHook(on_event, settings.rank_logs / "on_event.log", console)
+        self._unwritten: list[Event] = []  # until the run has begun its log
         self._console, self._settings, self._plan, self._shape = console, settings, plan, shape
         self._steps = steps
         self._health = Health(plan, mfu_of(plan, shape, settings), steps, _device())
@@ -106,25 +131,30 @@ class TrainingRun:
         )
         if gpus.gpu_count() and (warning := gpus.few_cores(processor.cores(), nproc)):
             self._console.print(f"warning: {warning}", markup=False)
-        world = World(nproc, nodes, wait_s=wait_s)
+        leads = nodes.node_rank == 0
+        self.log.run = step_log.new_run() if leads else None
+        world = World(nproc, nodes, wait_s=wait_s, variables={RUN: self.log.run} if self.log.run else {})
         launch = Launch(program[0], program[1:], world, logs, timeout_s, forward_term=True)
         try:
             with Progress(console=self._console, transient=True) as progress, launch, self._saved_on_interrupt():
                 task = progress.add_task("training", total=self._steps)
                 for _ in launch.wait():
-                    self._show_news(progress, nodes)
-                    if nodes.node_rank == 0 and self.log.read():
-                        self._show(progress, task)
-                self._show_news(progress, nodes)
+                    self._follow(progress, task, leads)
+                self._follow(progress, task, leads)
         except OutOfMemory as error:
             self.log.read()
             report = out_of_memory_report(self._plan, list(self.log.latest), error.rank, error.peak_mib)
             self._console.print(report)
+            self._announce("failed", str(error), leads)
             raise
-        except LaunchError:
+        except LaunchError as error:
             if not self._signals or self.log.begun:
+                self._announce("failed", str(error), leads)
                 raise
             self._stopped = True  # the ranks were ended before their first step
+        finally:
+            self._write_events()
+            self._hook.close()
         self.log.read()
 
     @property
@@ -159,13 +189,42 @@ class TrainingRun:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _show_news(self, progress: Progress, nodes: Nodes) -> None:
+    def _follow(self, progress: Progress, task: TaskID, leads: bool) -> None:
+        """Show how the run is doing: on node 0, which `leads`, by its first rank's log, on others by the events."""
         for line in self._news.read():
             self._stopped |= line.startswith(STOPPED)
-            if nodes.node_rank == 0:
+            if leads:
                 progress.console.print(line, markup=False)
+                if line.startswith(WARNING):
+                    self._announce("warning", line, leads)
+        if self.log.read():
+            self._show(progress, task, leads)
+        while self.log.events:
+            event = self.log.events.pop(0)
+            if leads:
+                self._hook.start(event)
+            else:
+                progress.console.print(event["text"], markup=False)
+        if self.log.begun:
+            self._write_events()
+        self._hook.look()
 
-    def _show(self, progress: Progress, task: TaskID) -> None:
+    def _announce(self, event: str, text: str, leads: bool) -> None:
+        """Add an event of the launcher itself, on node 0 alone."""
+        if leads:
+            made = step_log.new_event(self.log.run, event, text)
+            self.log.seen.append(made)
+            self._unwritten.append(made)
+            self._hook.start(made)
+
+    def _write_events(self) -> None:
+        try:
+            while self._unwritten:
+                step_log.append_event(self._settings.log, self._unwritten.pop(0))
+        except OSError as error:
+            self._console.print(f"warning: {self._settings.log}: an event cannot be written: {reason_of(error)}")
+
+    def _show(self, progress: Progress, task: TaskID, leads: bool) -> None:
         last = self.log.latest[-1]
         progress.update(task, completed=last["step"], description=f"training, loss {last['loss']:.4f}")
         records = list(self.log.latest)
@@ -173,8 +232,9 @@ class TrainingRun:
         if due > self._lines:  # short steps come several at a time
             self._lines = due
             progress.console.print(self._health.line(records), markup=False)
-        for warning in self._health.warnings(records, self.log.start):
-            progress.console.print(f"warning: {warning}", markup=False)
+        for warning in self._health.warnings(records, self.log.start) if leads else ():
+            progress.console.print(f"{WARNING}{warning}", markup=False)
+            self._announce("warning", f"{WARNING}{warning}", leads)
 
     def summary(self) -> dict[str, Any]:
         """The outcome, for programs."""

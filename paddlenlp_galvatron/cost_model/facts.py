@@ -239,6 +239,22 @@ class PlanFacts:
         return device.mfu(self.tokens_per_s, self.plan, self.shape, task.frozen, task.document_tokens)
 
     @property
+    def device_name(self) -> str:
+        """The device in full, where the prices name it."""
+        return self.cost.profiles.device.name or "an unnamed device"
+
+    @property
+    def origin(self) -> str:
+        """Whether the prices were measured, or derived from a data sheet."""
+        profiles = self.cost.profiles
+        metas = profiles.network.profile.meta, profiles.times.profile.meta, profiles.memory.profile.meta
+        named = list(zip(("links", "layers", "memory"), metas, strict=True))
+        derived = [name for name, meta in named if meta.analytic]
+        if len(derived) in (0, len(named)):
+            return "prices from a data sheet" if derived else "prices measured"
+        return f"prices of {' and '.join(derived)} from a data sheet, others measured"
+
+    @property
     def device_word(self) -> str:
         """`GPU`, where the devices are known to be some; else `rank`."""
         return "GPU" if self.cost.profiles.reserve.parts else "rank"

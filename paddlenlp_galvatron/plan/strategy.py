@@ -306,6 +306,11 @@ class Predicted:
         return Predicted(fields.get("time_s"), memory if len(memory) == plan.pipeline else (), reserve, planned)
 
 
+def gap_of(lower_bound_s: float, time_s: float) -> float:
+    """The share of a plan's step time by which another plan may be faster."""
+    return max(0.0, 1 - lower_bound_s / time_s) if time_s else 0.0
+
+
 def _tensors_mib(stage: Mapping[str, Any]) -> float:
     """The estimate; of a file without one the bound."""
     memory = stage.get("memory", {})

@@ -91,7 +91,7 @@ class _Search:
         family = PlanFamily.of(chosen.plan)
         others = [other for other in ranked if PlanFamily.of(other.plan) != family]
         return SearchResult(
-            best=documented(chosen, self.cost, self.options, lower_bound_s, fastest.time_s),
+            best=documented(chosen, self.cost, self.options, lower_bound_s),
             lower_bound_s=lower_bound_s,
             search_time_s=time.perf_counter() - start,
             outcomes=best.outcomes,

@@ -35,6 +35,21 @@ class Explanation(PlanFacts):
         best = self.searched.best
         return best if best and best.time_s < self.prediction.time_s / (1 + SAME) else None
 
+    @property
+    def is_searched(self) -> bool:
+        """Whether a search wrote the plan."""
+        predicted = self.plan.metadata.get("predicted")
+        return isinstance(predicted, dict) and "lower_bound_s" in predicted
+
+    @property
+    def is_simplest(self) -> bool:
+        """Whether no plan within the tolerance that was found has fewer strategies, or as many in fewer segments."""
+        mine, best, fastest = Candidate(self.plan, self.prediction), self.searched.best, self.searched.fastest
+        if not best or not fastest:
+            return False
+        most_s = fastest.time_s * (1 + self.problem.options.simplest_within / 100)
+        return mine.time_s <= most_s and (mine.strategies, mine.segments) <= (best.strategies, best.segments)
+
 
 def explain(plan: Plan, problem: Problem) -> Explanation:
     """Explain a plan by a dozen searches. Raises UserError where the plan cannot be priced."""

@@ -10,12 +10,14 @@ from math import ceil, floor, inf, log10
 from typing import Any, Self
 
 from ..base.errors import Infeasible, UserError
+from ..base.text import plain
 from ..base.units import GIB_MIB, MS_PER_S
 from ..cost_model import CostModel
 from ..cost_model.costs import Prediction, StageMemory, Task
 from ..model import joint_fingerprint
 from ..options.prices import JobOptions
 from ..plan import LayerStrategy, ModelShape, Plan
+from ..plan.strategy import gap_of
 from ..profiles.reserve import Reserve
 from .options import SearchOptions
 from .space import PlanFamily
@@ -221,7 +223,7 @@ class SearchResult:
     )  # least step times of families rejected by theirs
     runners_up: tuple[Candidate, ...] = ()  # the best of other families, if top_k asks for them
     need: Need | None = None  # where nothing fits
-    fastest: Candidate | None = None  # which the certificate is of; of the best one's batch
+    fastest: Candidate | None = None  # of the best one's batch
     uniform: Candidate | None = None  # the fastest of that batch with one strategy for all layers
     uniform_bound_s: float | None = None  # no such plan takes less; infinite: none fits; None: it was not searched
 
@@ -237,13 +239,18 @@ class SearchResult:
 
     @property
     def gap(self) -> float:
-        """How far below the fastest plan's time the optimum may lie, as a fraction; 0: it is the optimum."""
-        return max(0.0, 1 - self.lower_bound_s / self.fastest.time_s) if self.fastest else 0.0
+        """How far below the best plan's time the optimum may lie, as a fraction; 0: it is the optimum."""
+        return gap_of(self.lower_bound_s, self.best.time_s) if self.best else 0.0
+
+    @property
+    def fastest_gap(self) -> float:
+        """The gap of the fastest plan; 0: the search was taken to its end."""
+        return gap_of(self.lower_bound_s, self.fastest.time_s) if self.fastest else 0.0
 
     @property
     def uniform_gap(self) -> float:
         """The gap of the plans with one strategy for all layers."""
-        return max(0.0, 1 - (self.uniform_bound_s or 0.0) / self.uniform.time_s) if self.uniform else 0.0
+        return gap_of(self.uniform_bound_s or 0.0, self.uniform.time_s) if self.uniform else 0.0
 
     @property
     def layer_wise_gain(self) -> float | None:
@@ -325,11 +332,11 @@ class Job:
 
     @property
     def checkpoint(self) -> str:
-        saved = f", {self.save_s:.3g} s to save" if self.save_s else ""
-        return f"a checkpoint has {self.checkpoint_gb:.3g} GB{saved}"
+        saved = f", {plain(self.save_s)} s to save" if self.save_s else ""
+        return f"a checkpoint has {plain(self.checkpoint_gb)} GB{saved}"
 
     def __str__(self) -> str:
-        days = f"{self.days:.3g} days" if self.days else ""
+        days = f"{plain(self.days)} days" if self.days else ""
         cost = f"cost {self.cost:,.0f}" if self.cost else ""
         return "; ".join(filter(None, (days, cost, self.checkpoint)))
 
@@ -342,12 +349,10 @@ def _checkpoint_gb(shape: ModelShape, task: Task) -> float:
     return shape.layers * task.adapter_rank * sum(sizes) * STORED_BYTES / 1e9
 
 
-def documented(
-    best: Candidate, cost: CostModel, options: SearchOptions, lower_bound_s: float, fastest_s: float
-) -> Candidate:
-    """The plan with its "predicted" and "searched_from". `fastest_s`: of the plan that the bound is of."""
+def documented(best: Candidate, cost: CostModel, options: SearchOptions, lower_bound_s: float) -> Candidate:
+    """The plan with its "predicted" and "searched_from"."""
     metadata = {
-        "predicted": predicted(best.prediction, lower_bound_s, fastest_s),
+        "predicted": predicted(best.prediction, lower_bound_s),
         "searched_from": {
             "model": cost.given[0].name,
             "model_fingerprint": joint_fingerprint(cost.given),
@@ -362,13 +367,12 @@ def documented(
     return Candidate(replace(best.plan, metadata=metadata), best.prediction)
 
 
-def predicted(prediction: Prediction, lower_bound_s: float, fastest_s: float | None = None) -> dict[str, Any]:
-    """The strategy file's "predicted": step time, certificate, and each stage's times and memory. `fastest_s`: of the
-    plan that the certificate is of; None: this one."""
+def predicted(prediction: Prediction, lower_bound_s: float) -> dict[str, Any]:
+    """The strategy file's "predicted": step time, certificate, and each stage's times and memory."""
     return {
         "time_s": prediction.time_s,
         "lower_bound_s": lower_bound_s,
-        "gap": max(0.0, 1 - lower_bound_s / (fastest_s or prediction.time_s)),
+        "gap": gap_of(lower_bound_s, prediction.time_s),
         "samples_per_s": prediction.samples_per_s,
         "stages": [asdict(stage) | {"memory_mib": stage.memory.total_mib} for stage in prediction.stages],
     }

@@ -12,6 +12,7 @@ from ..cost_model.facts import PlanFacts
 from ..plan.check import require_valid
 from ..plan.strategy import Plan
 from ..plan.uniform import even_stages
+from .hints import LEAST_GAIN
 from .problem import OriginOptions, Problem, origin_of
 from .result import Need, predicted
 
@@ -26,6 +27,7 @@ class Scaled:
     after: Plan
     facts: tuple[PlanFacts, PlanFacts] | None
     why_not: str = ""
+    hint: str = ""  # of a search that is likely to find a faster plan
 
     @property
     def changes(self) -> list[Change]:
@@ -48,7 +50,13 @@ def scaled(plan: Plan, origin: OriginOptions, gpus: int, global_batch: int | Non
         if one.memory_mib <= one.budget_mib:
             written = predicted(one.prediction, 0.0)
             own = {"predicted": {name: value for name, value in written.items() if name not in OF_SEARCH}}
-            return Scaled(plan, replace(one.plan, metadata=one.plan.metadata | own), (before, one))
+            gain = one.prediction.samples_per_s / before.prediction.samples_per_s
+            slower = 1 - gain * plan.world_size / gpus
+            device = f" --device {problem.options.device}" if problem.options.device else ""
+            words = f"{problem.shapes[0].name}{device} --gpus {gpus} --batch {one.plan.global_batch}"
+            hint = f"each GPU is {slower:.0%} slower; another plan is likely to be faster: galvatron search {words}"
+            after = replace(one.plan, metadata=one.plan.metadata | own)
+            return Scaled(plan, after, (before, one), hint=hint if slower > LEAST_GAIN else "")
     least, (_, there) = min(zip(priced, placed, strict=True), key=lambda one: one[0].memory_mib)
     need = Need.of(least.plan, there.cost).under(there.cost, there.options)
     raise Infeasible(
@@ -81,8 +89,8 @@ class Change:
 
 def scalings(plan: Plan, gpus: int, global_batch: int | None = None) -> list[Plan]:
     """The plan on `gpus` ranks, the least changed first: with its number of stages, else with a near one, and last with
-    one stage instead of several, which would leave the pipeline out. `global_batch`: unset, it grows with the ranks;
-    else the number of micro-batches follows from it. Raises UserError where there is none."""
+    one stage instead of several, which would leave the pipeline out. `global_batch`: unset, the plan's, or the nearest
+    that whole micro-batches make. Raises UserError where there is none."""
     unit = lcm(*(part.ranks for part in (*plan.layers, plan.vocab)))
     counts = [pp for pp in range(1, len(plan.layers) + 1) if gpus % (pp * unit) == 0]
     if not counts:
@@ -114,36 +122,39 @@ def _scaled(plan: Plan, gpus: int, pipeline: int, global_batch: int | None) -> P
             else even_stages(len(plan.layers), pipeline * chunks)
         )
     micro_batch = plan.micro_batch * (gpus // pipeline) // plan.stage_size
-    micro_batches = plan.micro_batches
-    if global_batch is not None:
-        micro_batches, rest = divmod(global_batch, micro_batch)
-        if rest or not micro_batches:
-            raise UserError(
-                f"batch: {global_batch} is no multiple of the {micro_batch} samples of a micro-batch on {gpus} GPUs; "
-                f"choose a multiple of {micro_batch}"
-            )
-    batch = micro_batch * micro_batches
-    made = replace(plan, world_size=gpus, global_batch=batch, micro_batches=micro_batches, stages=stages, chunks=chunks)
+    batch = _nearest(global_batch or plan.global_batch, micro_batch)
+    if global_batch not in (None, batch):
+        raise UserError(
+            f"batch: {global_batch} is no multiple of the {micro_batch} samples of a micro-batch on {gpus} GPUs; "
+            f"choose a multiple of {micro_batch}"
+        )
+    count = batch // micro_batch
+    made = replace(plan, world_size=gpus, global_batch=batch, micro_batches=count, stages=stages, chunks=chunks)
     require_valid(made)
     return made
+
+
+def _nearest(batch: int, micro_batch: int) -> int:
+    """The multiple of a micro-batch that is nearest to a batch, at least one."""
+    return micro_batch * max(1, round(batch / micro_batch))
 
 
 def changes(before: Plan, after: Plan) -> Iterator[Change]:
     """The fields that differ, each with its reason."""
     stage = after.stage_size
-    share = "each GPU keeps its samples of a micro-batch"
+    share = f"each GPU keeps its samples of a micro-batch, which has {after.micro_batch}"
+    is_nearest = after.global_batch == _nearest(before.global_batch, after.micro_batch)
     for field, name, why in (
         ("world_size", "world_size", "as asked"),
         ("pp_deg", "pipeline", f"{after.world_size} GPUs are {after.pipeline} times the {stage} of a stage"),
         ("virtual_pp_deg", "chunks", f"{after.pipeline} stages of {len(after.layers)} layers"),
         ("pp_division", "stages", "the same layers on another number of stages"),
-        ("chunks", "micro_batches", f"the global batch was given, and {share}"),
-        ("global_bsz", "global_batch", f"{share}, and their number stays"),
+        ("chunks", "micro_batches", share),
+        ("global_bsz", "global_batch", f"the nearest for which {share}" if is_nearest else "as asked"),
     ):
         old, new = (_shown(getattr(plan, name)) for plan in (before, after))
         if old != new:
-            asked = field == "global_bsz" and before.micro_batches != after.micro_batches
-            yield Change(field, old, new, "as asked" if asked else why)
+            yield Change(field, old, new, why)
     old, new = (", ".join(map(str, dict.fromkeys(_data_parallel(plan)))) for plan in (before, after))
     if old != new:
         yield Change("data parallel", old, new, f"the {stage} GPUs of a stage, divided by the other degrees of a layer")

@@ -60,7 +60,7 @@ def what_ifs(problem: Problem, plan: Plan, known: Sequence[Plan], time: SharedTi
         except GalvatronError as error:
             return WhatIf(name, change, None, inf, 0.0, 0.0, why_not=str(error).split("\n")[0])
         speed = best.samples_per_s
-        return WhatIf(name, change, best.plan, best.time_s, speed, speed * length, result.gap)
+        return WhatIf(name, change, best.plan, best.time_s, speed, speed * length, result.fastest_gap)
 
     memory = options.memory_gib
     yield changed("memory", f"{memory:.4g} -> {memory + 1:.4g} GiB", memory_constraint=memory + 1)

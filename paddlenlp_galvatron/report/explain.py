@@ -20,7 +20,7 @@ from ..cost_model.facts import (
     StageBreakdown,
     strategy_words,
 )
-from ..plan.strategy import load_summary
+from ..plan.strategy import gap_of, load_summary
 from ..planner.explain import Explanation
 from ..planner.result import Candidate
 from ..planner.what_ifs import OtherStrategy, WhatIf
@@ -200,12 +200,15 @@ def _runners_up(explanation: Explanation) -> Iterator[str]:
         return
     if explanation.faster:
         slower = prediction.time_s / explanation.faster.time_s - 1
-        yield f"this plan is {slower:.1%} slower than the best one of its batch; galvatron search finds that"
+        is_what = "the simplest within the tolerance, " if explanation.is_simplest else ""
+        words = f"this plan is {is_what}{slower:.1%} slower than the best one of its batch"
+        yield words if explanation.is_searched else f"{words}; galvatron search finds that"
     else:
-        words = "no faster plan was found" if result.gap else "this plan is the best one"
+        words = "no faster plan was found" if result.fastest_gap else "this plan is the best one"
         compared = beside_fastest(result) if prediction.time_s >= result.best.time_s else ""
         words = "this plan is the simplest within the tolerance" if compared else words
-        yield f"{words}{compared}; none takes less than {result.lower_bound_s:.4g} s (gap {result.gap:.2g})"
+        gap = gap_of(result.lower_bound_s, prediction.time_s)
+        yield f"{words}{compared}; none takes less than {result.lower_bound_s:.4g} s (gap {gap:.2g})"
     for number, other in enumerate(result.runners_up, 2):
         yield runner_up(number, other, result.best)
     yield from layer_wise(result)
@@ -235,7 +238,7 @@ def _what_ifs(explanation: Explanation) -> Table:
     made.add_row("as planned", "", f"{explanation.prediction.time_s:.4g}", f"{now:,.0f}")
     answers = [one for one in explanation.what_ifs if not one.why_not]
     if faster := explanation.faster:
-        speed, gap = faster.samples_per_s, explanation.searched.gap
+        speed, gap = faster.samples_per_s, explanation.searched.fastest_gap
         best = WhatIf("the best plan", "as things are", faster.plan, faster.time_s, speed, speed * seq, gap)
         answers.insert(0, best)
     for one in answers:

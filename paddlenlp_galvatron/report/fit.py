@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from ..base.printing import table
-from ..base.text import count
+from ..base.text import count, plain
 from ..base.units import GIB_MIB
 from ..plan import ModelShape, plan_to_dict
 from ..plan.strategy import Load, Plan, load_summary
@@ -129,12 +129,12 @@ def _times(name: str) -> Callable[[dict[str, Any]], str]:
 
 
 _money = _column("cost", ",.0f")
-SPEEDS = {
+SPEEDS: dict[str, Callable[[dict[str, Any]], str]] = {
     "tokens/s": _column("tokens_per_s", ",.0f"),
     "tokens/s/GPU": _column("tokens_per_s_per_gpu", ",.0f"),
     "MFU": _column("mfu", ".1%"),
     "step, s": _column("step_s", ".3g"),
-    "days": _column("days", ".3g"),
+    "days": lambda row: plain(row["days"]) if row["days"] else "-",
 }
 # Columns for one device alone: the speed of the next number of GPUs, and with more memory.
 LATER: dict[str, Callable[[dict[str, Any]], str]] = {

@@ -60,13 +60,19 @@ LEAST_FOLDED = 0.25  # share of the step that is worth folding
 FOLD_WIDTH = 0.03  # share of the drawing
 
 
-def render(explanation: Explanation, points: Sequence[FrontierPoint], records: Sequence[Mapping[str, Any]] = ()) -> str:
-    """The page. `records`: lines of train_log.jsonl."""
+def render(
+    explanation: Explanation,
+    points: Sequence[FrontierPoint],
+    records: Sequence[Mapping[str, Any]] = (),
+    made_by: Sequence[str] = (),
+) -> str:
+    """The page. `records`: lines of train_log.jsonl. `made_by`: plan file, date and command, as they are shown."""
     best = explanation.searched.best
     return fill(
         "report.html.jinja",
         **drawn(explanation) | _measured(explanation, records),
         model=explanation.problem.shapes[0].name,
+        premises="; ".join([f"{explanation.device_name}, {explanation.origin}", *made_by]),
         options=explanation.problem.options,
         binds=binding(explanation),
         runners_up=[runner_up(number, other, best) for number, other in enumerate(explanation.searched.runners_up, 2)]

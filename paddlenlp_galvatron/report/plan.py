@@ -16,7 +16,7 @@ from ..base.text import count, gib, shortened
 from ..plan import LayerStrategy, ModelShape, Plan, Recompute, VocabStrategy
 from ..plan.check import misfits
 from ..plan.mesh import STAGE, Axis
-from ..plan.strategy import Predicted, runs, states_words
+from ..plan.strategy import Predicted, gap_of, runs, states_words
 
 MOST_ROWS, LONGEST = 500, 2000  # of a table, and characters in one: it takes a second to print
 
@@ -119,8 +119,7 @@ def _facts(plan: Plan, shape: ModelShape | None) -> list[tuple[str, str]]:
         if plan.assumed.seq_length:
             forecast += f", {known.samples_per_s * plan.assumed.seq_length / plan.world_size:,.0f} tokens/s/GPU"
         if (bound_s := known.lower_bound_s) is not None:
-            gap = max(0.0, 1 - bound_s / known.time_s) if known.time_s else 0.0
-            forecast += f"; no plan takes less than {bound_s:.4g} s (gap {gap:.2g})"
+            forecast += f"; no plan takes less than {bound_s:.4g} s (gap {gap_of(bound_s, known.time_s):.2g})"
         facts.append(("predicted", forecast))
         if load := Predicted.of(plan).load:
             facts.append(("load", str(load)))

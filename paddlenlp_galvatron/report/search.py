@@ -59,7 +59,8 @@ def layer_wise(result: SearchResult) -> Iterator[str]:
     gain, uniform = result.layer_wise_gain, result.uniform
     if gain and uniform:
         gap = f" (gap {result.uniform_gap:.2g})" if result.uniform_gap >= SHOWN_GAP else ""
-        yield f"layer-wise planning gains {gain:.2%}: one strategy for all layers takes {_seconds(uniform)} s{gap}"
+        gains = "gains" if result.best and result.best.strategies > 1 else "would gain"
+        yield f"layer-wise planning {gains} {gain:.2%}: one strategy for all layers takes {_seconds(uniform)} s{gap}"
     elif uniform:
         yield "layer-wise planning gains nothing: the fastest plan has one strategy for all layers"
     elif result.uniform_bound_s is not None:
@@ -71,7 +72,7 @@ def layer_wise_summary(result: SearchResult) -> dict[str, Any]:
     """Layer-wise gains as JSON values."""
     uniform = result.uniform
     return {
-        "fastest": _simplicity(result.fastest) if result.fastest else None,
+        "fastest": _simplicity(result.fastest) | {"gap": result.fastest_gap} if result.fastest else None,
         "uniform": _simplicity(uniform) | {"gap": result.uniform_gap} if uniform else None,
         "layer_wise_gain": result.layer_wise_gain,
     }

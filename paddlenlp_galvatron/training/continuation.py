@@ -97,6 +97,12 @@ def samples_seen(
     return then.samples
 
 
+def recipe_changes(checkpoint: Checkpoint, now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The numbers of the recipe that are others than in the run that wrote the checkpoint: old and new, by name."""
+    then = checkpoint.index.recipe or {}
+    return {name: (then[name], value) for name, value in now.items() if name in then and then[name] != value}
+
+
 def _differences(was: Identity, now: Identity) -> str:
     """The fields that differ; checksums only where nothing else does."""
     keys = [key for key in sorted({*was, *now}) if was.get(key) != now.get(key)]

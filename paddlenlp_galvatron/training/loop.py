@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import signal
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
+from typing import Any
 
 from ..base.process import stop_signals
 from ..base.writing import write_text
@@ -25,7 +27,7 @@ from .inputs import Sources, prefetch
 from .resume import print_rank_0, resume
 from .run import Run
 from .settings import TrainSettings
-from .step_log import EVALUATED, STOPPED, StepLog, StepRecord, means_of, peaks_to_log
+from .step_log import EVALUATED, STOPPED, StepLog, StepRecord, means_of, now, peaks_to_log
 
 RESTART_S = 10.0  # an elastic launcher starts ranks again while those before may still be ending
 
@@ -74,8 +76,10 @@ class TrainingLoop:
         """Resume; returns the steps that are done."""
         run = self.run
         run.compute_reference()
-        self.step = self._saved = resume(run.settings, run.engine, run.optimizer, run.data)
-        self._best, self._writer = run.best_until(self.step), run.writer()
+        self.step = self._saved = resume(run.settings, run.engine, run.optimizer, run.data, run.recipe, self._log)
+        if not self.step:
+            self._log.event("started", f"started, {run.steps} steps", step=0)
+        self._best, self._writer = run.best_until(self.step), run.writer(self._log)
         if self.step >= run.steps:
             print_rank_0(run.engine, run.settings.nothing_to_do(self.step))
         self._logged_at, self._step_began = time.time(), time.perf_counter()
@@ -101,12 +105,15 @@ class TrainingLoop:
         self.events.on_optimizer_begin()
         with span("optimizer", "optimizer"):
             norm = engine.update(optimizer, self.run.settings.max_grad_norm)
+        if not math.isfinite(loss) or not (math.isfinite(norm) or engine.scaler):
+            text = f"step {self.step + 1}: the loss is {loss}, the norm of the gradients {norm}"
+            self._event("nonfinite", text, step=self.step + 1)
         self._nonfinite.count(self.step + 1, loss, norm)
         next_rate(optimizer)
         self.events.on_optimizer_end()
         device.finish_computing()  # zero2's all-gather overlaps the next step
-        now = time.perf_counter()
-        seconds, self._step_began = now - self._step_began, now
+        ended = time.perf_counter()
+        seconds, self._step_began = ended - self._step_began, ended
         if is_first:
             self._write_traffic()
         # One rank may get a signal a step before another.
@@ -122,6 +129,8 @@ class TrainingLoop:
             data_s=max(loads),
             tokens_per_s=engine.seq_length * engine.plan.global_batch / max(times),
             plan=self.run.plan_id,
+            time=now(),
+            run=self._log.run,
             peak_memory_mib=peaks_to_log(peaks, engine.plan.pipeline),
             peak_memory_rank=peaks.index(max(peaks)),
         )
@@ -145,6 +154,10 @@ class TrainingLoop:
         """The step's line in the log, again where an evaluation has been added."""
         if self.run.engine.rank == 0:
             self._log.write(record)
+
+    def _event(self, event: str, text: str, **facts: Any) -> None:
+        if self.run.engine.rank == 0:
+            self._log.event(event, text, **facts)
 
     def _log_evaluate_save(self, record: StepRecord) -> None:
         """Take the actions that are due; an evaluation is added to the record."""
@@ -190,6 +203,8 @@ class TrainingLoop:
             folder = checkpoint_of(run.settings.output_dir, best.step)
             print_rank_0(run.engine, f"saved {folder} is the best: {run.settings.best_metric} {best.value:.4f}")
             load(open_checkpoint(folder, run.engine.shape), run.engine, run.optimizer)
+        event = "done" if self.step >= run.steps else "stopped"
+        self._event(event, f"{event} after step {self.step} of {run.steps}", step=self.step)
 
 
 def train(settings: TrainSettings) -> int:

@@ -58,6 +58,9 @@ class LaunchOptions(Options):
     node_rank: Rank | None = Field(None, description="number of this node, from 0")
     master_addr: str | None = Field(None, description="address of node 0")
     master_port: Port | None = Field(None, description="free port of node 0")
+    on_event: str | None = Field(
+        None, description="shell command that node 0 runs for each event of the log, with its JSON on stdin"
+    )
     timeout: Positive | None = Field(None, description="seconds after which the run is stopped; unset: never")
     distributed_timeout_minutes: Positive = Field(
         round(WAIT_S / 60),

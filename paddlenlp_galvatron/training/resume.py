@@ -5,25 +5,35 @@ from __future__ import annotations
 import secrets
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ..base.errors import UserError
 from ..runtime.engine import Engine
 from .checkpoint.loading import from_first, gather_objects, load
 from .checkpoint.stored import BrokenCheckpoint, Checkpoint, open_checkpoint, verify
-from .continuation import candidates, require_same_adapters, samples_seen
+from .continuation import candidates, recipe_changes, require_same_adapters, samples_seen
 from .data.source import BatchSource
 from .settings import TrainSettings
+from .step_log import CHANGED, StepLog
 
 VISIBLE_S = 10.0  # in which a file of one node appears on others: network file systems cache listings for seconds
 POLL_S = 0.1
 
 
-def resume(settings: TrainSettings, engine: Engine, optimizer: Any, data: BatchSource) -> int:
+def resume(
+    settings: TrainSettings,
+    engine: Engine,
+    optimizer: Any,
+    data: BatchSource,
+    recipe: Mapping[str, Any] = MappingProxyType({}),
+    log: StepLog | None = None,
+) -> int:
     """Load the checkpoint that the settings ask for, and let the data continue there; returns the steps that are done.
+    `recipe`: `Run.recipe`; a note names the numbers that differ from the checkpoint's. `log` gets the event.
 
     `auto` takes the newest one that is whole, and says what is wrong with newer ones. Raises UserError: none is whole,
     though there are some, or the one named is not; it is another model's; `auto` finds that it was trained on other
@@ -50,7 +60,13 @@ def resume(settings: TrainSettings, engine: Engine, optimizer: Any, data: BatchS
         for fault in faults:
             print_rank_0(engine, f"warning: {fault}; the checkpoint before is taken")
         data.continue_at(checkpoint.step, samples)
-        print_rank_0(engine, f"resuming from {folder}")
+        text, changed = f"resuming from {folder}", recipe_changes(checkpoint, recipe)
+        say(text)
+        if changed:
+            words = "; ".join(f"{name}: {was} -> {now}" for name, (was, now) in changed.items())
+            say(f"{CHANGED}{words}; the new ones hold from here on")
+        if log is not None:
+            log.event("resumed", text, step=checkpoint.step, checkpoint=str(folder), changed=changed)
         return checkpoint.step
     if faults:
         mend = "repair one, or start again: --resume_from_checkpoint none" if automatic else "name one that is whole"

@@ -28,6 +28,7 @@ from .data.tuning import TuningData
 from .initial_weights import Reference, initial_weights, set_rates
 from .inputs import Sources, open_data, open_validation
 from .settings import TrainSettings
+from .step_log import StepLog
 
 OpenTraining = Callable[[TrainSettings, Plan, ModelShape], BatchSource]
 OpenEvaluation = Callable[[TrainSettings, Plan, ModelShape], Sources]
@@ -107,10 +108,17 @@ class Run:
                 files |= {str(path.relative_to(saved)): path.read_bytes() for path in there}
         return files | {CONFIG: (dumps(config_like(self.engine.shape, config), indent=2) + "\n").encode()}
 
-    def writer(self) -> Writer:
-        """The writer of checkpoints."""
-        settings = self.settings
-        return Writer(settings.checkpoints, self.engine, settings.save_total_limit, self.data, self.files, settings.log)
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """The settings' recipe, the number of steps, on which schedules depend, and the model's own numbers."""
+        shape = self.engine.shape
+        of_model = {name: getattr(shape, name) for name in ("attention_dropout", "router_aux_loss_coef")}
+        return {"max_steps": self.steps, **self.settings.recipe, **of_model}
+
+    def writer(self, log: StepLog) -> Writer:
+        """The writer of checkpoints, which adds an event to the log for each."""
+        limit = self.settings.save_total_limit
+        return Writer(self.settings.checkpoints, self.engine, limit, self.data, self.files, log, self.recipe)
 
     def best_until(self, step: int) -> Best | None:
         """The best checkpoint of those up to a step; None: none is requested."""

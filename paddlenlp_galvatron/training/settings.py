@@ -258,8 +258,15 @@ class TrainSettings(TrainOptions):
         return self.preference is not None and self.preference.has_reference
 
     @property
+    def recipe(self) -> dict[str, Any]:
+        """How weights are updated and what the loss is: a resumed run may have others than the checkpoint's run."""
+        names = {*Recipe.model_fields} - {"warmup_ratio", "use_multi_tensor"}  # which `over` or the device resolves
+        names |= {*PreferenceOptions.model_fields} if self.kind == "dpo" else set()
+        return self.model_dump(mode="json", include=names) | {"lora_plus_scale": self.lora_rate_scale}
+
+    @property
     def log(self) -> Path:
-        """One JSON line a step."""
+        """One JSON line a step, and events."""
         return self.output_dir / "train_log.jsonl"
 
     @property

@@ -1,12 +1,16 @@
-"""train_log.jsonl: one JSON line a step."""
+"""train_log.jsonl: one JSON line a step, and lines of events between them."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
+import secrets
 import sys
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import fmean as mean
 from typing import Any, BinaryIO, NotRequired, TypedDict
@@ -19,14 +23,18 @@ from ..base.units import MIB
 from ..base.writing import reason_of, whole_file
 
 LONGEST_LINE_BYTES = 4 * MIB  # of other programs, too
+TAIL_BYTES = 2**16  # more than a line of ours has
 MOST_PEAKS = 64  # ranks whose peaks of memory a line has one by one; those of 1,024 would be 18 KB in every line
 
 
 # How a rank begins the lines of its own log that its launcher shows.
 STOPPED, EVALUATED = "stopped by a signal after", "evaluated after"
-NEWS = ("resuming from ", "writing ", "saved ", "removed ", "warning: ", STOPPED, EVALUATED)
+CHANGED = "note: not as in the run that wrote the checkpoint: "
+NEWS = ("resuming from ", CHANGED, "writing ", "saved ", "removed ", "warning: ", STOPPED, EVALUATED)
 NUMBERS = ("loss", "lr", "grad_norm", "step_time_s", "tokens_per_s")  # of a record, besides its step
 NAN = ("loss", "grad_norm", "eval_loss")  # may be no finite number, for which JSON has null
+RUN = "GALVATRON_RUN"  # environment: the run's id, from a launcher to its ranks
+Event = dict[str, Any]  # a line with `event`, its kind; `time` and `run` as steps have them; and `text` for people
 
 
 class StepRecord(TypedDict):
@@ -41,6 +49,8 @@ class StepRecord(TypedDict):
     data_s: float  # of it, in which the step waited for its rows of the data
     tokens_per_s: float
     plan: str  # its `plan_id`
+    time: NotRequired[str]  # of its end, UTC, as `now` writes it; lines of older logs lack it
+    run: NotRequired[str]  # the id of the run, a new one at every start
     peak_memory_mib: list[float]  # of every rank; above MOST_PEAKS the highest of each stage
     peak_memory_rank: int  # with the highest peak
     target_tokens_per_s: NotRequired[float]  # in fine-tuning: of tokens that are learnt
@@ -72,44 +82,111 @@ def means_of(records: Sequence[StepRecord]) -> dict[str, float]:
     return means | {name: mean(one[name] for one in metrics) for name in (metrics[0] if metrics else ())}
 
 
+def now() -> str:
+    """The time, UTC, in ISO 8601: `2026-11-28T09:40:00Z`."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def new_run() -> str:
+    """The id that the launcher gave, or else a new one."""
+    return os.environ.get(RUN) or secrets.token_hex(4)
+
+
+def new_event(run: str | None, event: str, text: str, **facts: Any) -> Event:
+    """An event that happens now."""
+    return {"event": event, "time": now(), "run": run, **facts, "text": text}
+
+
+def append_event(path: Path, event: Event) -> None:
+    """Add an event's line behind the last whole line. Raises OSError."""
+    with path.open("a+b", buffering=0) as file, _alone(file):
+        end = file.seek(0, os.SEEK_END)
+        tail = os.pread(file.fileno(), TAIL_BYTES, max(0, end - TAIL_BYTES))
+        file.truncate(end - len(tail) + tail.rfind(b"\n") + 1)  # without a line that a kill cut off
+        file.write(json.dumps(event).encode() + b"\n")
+
+
+@contextmanager
+def _alone(file: Any) -> Iterator[None]:
+    """Meanwhile neither the launcher nor the writer of checkpoints adds an event. Some file systems have no locks."""
+    with suppress(OSError):
+        fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_UN)
+
+
 class StepLog:
     """Writes the log, flushed after every line: a killed run loses none of a step that it has logged."""
 
     def __init__(self, path: Path):
-        self._path = path
+        self.path, self.run = path, new_run()
         self._file: BinaryIO | None = None
-        self._last = (-1, 0)  # step of the last line, and where in the file it begins
+        self._last = (-1, 0, 0)  # step of the last line, where in the file it begins and ends
+        self._waiting: list[Event] = []  # of the time before the first step
+
+    def event(self, event: str, text: str, **facts: Any) -> None:
+        """Add an event; those before the first step are written with it. An event that cannot be written is a
+        warning."""
+        made = new_event(self.run, event, text, **facts)
+        if self._file is None:
+            self._waiting.append(made)
+            return
+        try:
+            append_event(self.path, made)
+        except OSError as error:
+            sys.stderr.write(f"warning: {self.path}: the event {event} cannot be written: {reason_of(error)}\n")
 
     def write(self, record: StepRecord) -> None:
         """Lines of this step and later ones are from a run that this one goes back behind: the first write drops them,
-        and text that is no line of a log. A step that is written again, with more in it, takes its line's place. Raises
-        GalvatronError: the log cannot be written."""
+        and text that is no line of a log; events stay, and the first one of this run says what was dropped. A step that
+        is written again, with more in it, takes its line's place. Raises GalvatronError: the log cannot be written."""
         try:
             line = json.dumps(_strict(record), allow_nan=False).encode() + b"\n"
             if self._file is None:
                 self._begin(record["step"], line)
-                self._file = self._path.open("r+b")
-                place = self._file.seek(-len(line), os.SEEK_END)
-            elif not is_named(self._file.fileno(), self._path):
-                raise GalvatronError(f"{self._path}: was removed while this run wrote it; the run ends")
+                self._file = self.path.open("r+b")
+                end = self._file.seek(0, os.SEEK_END)
+                self._last = (record["step"], end - len(line), end)
+            elif not is_named(self._file.fileno(), self.path):
+                raise GalvatronError(f"{self.path}: was removed while this run wrote it; the run ends")
             else:
-                step, place = self._last
-                place = self._file.seek(*((place,) if step == record["step"] else (0, os.SEEK_END)))
-                self._file.write(line)
-                self._file.flush()
-            self._last = (record["step"], place)
+                with _alone(self._file):
+                    self._write_line(record["step"], line)
         except OSError as error:
-            raise GalvatronError(f"{self._path}: cannot be written: {reason_of(error)}") from None
+            raise GalvatronError(f"{self.path}: cannot be written: {reason_of(error)}") from None
+
+    def _write_line(self, step: int, line: bytes) -> None:
+        assert self._file
+        last, place, end = self._last
+        events = b""
+        if step == last:
+            self._file.seek(end)
+            events = self._file.read()
+        place = self._file.seek(*((place,) if step == last else (0, os.SEEK_END)))
+        self._file.write(line + events)
+        self._file.flush()
+        self._last = (step, place, place + len(line))
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
 
     def _begin(self, step: int, first: bytes) -> None:
-        with whole_file(self._path) as kept:
-            for line, record in _read(self._path):
-                if record["step"] < step:
+        lost: list[float] = []  # seconds of the steps
+        run: str | None = None  # the one before
+        with whole_file(self.path) as kept:
+            for line, record in _read(self.path):
+                run = record.get("run", run) if record else run
+                if record and record["step"] >= step:
+                    lost.append(record["step_time_s"])
+                else:
                     kept.write(line)
+            for event in self._waiting[:1]:
+                event |= {"previous_run": run, "lost_steps": len(lost), "lost_s": round(sum(lost), 3)}
+            kept.writelines(json.dumps(event).encode() + b"\n" for event in self._waiting)
             kept.write(first)
 
 
@@ -124,14 +201,15 @@ def _strict(record: StepRecord) -> dict[str, Any]:
 
 def read_log(path: Path) -> list[StepRecord]:
     """All records of a log, or of a copy of it with a launcher's prefixes."""
-    return [record for _, record in _read(path)]
+    return [record for _, record in _read(path) if record]
 
 
-def _read(path: Path) -> Iterator[tuple[bytes, StepRecord]]:
-    """Lines of a log with their records; one warning names those that have none."""
+def _read(path: Path) -> Iterator[tuple[bytes, StepRecord | None]]:
+    """Lines of a log with their records, None for an event's; one warning names the other lines."""
     damaged = []
     for number, line in enumerate(map(without_prefix, _lines(path)), 1):
-        if record := record_of(line):
+        record = record_of(line)
+        if record or event_of(line):
             yield line, record
         else:
             damaged.append(number)
@@ -148,13 +226,25 @@ def _lines(path: Path) -> Iterator[bytes]:
                     yield line
 
 
-def record_of(line: bytes) -> StepRecord | None:
-    """A line as a log has them; None for bytes left by a loss of power or another program."""
+def _object_of(line: bytes) -> dict[str, Any]:
+    """A line's JSON object, empty for other bytes."""
     try:
-        record: Any = parse_json(line.decode(), "a line")
+        content: Any = parse_json(line.decode(), "a line")
     except (UserError, UnicodeDecodeError):
-        return None
-    if not isinstance(record, dict) or type(record.get("step")) is not int:
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def event_of(line: bytes) -> Event | None:
+    """An event's line; None for all others."""
+    event = _object_of(line)
+    return event if isinstance(event.get("event"), str) and isinstance(event.get("text"), str) else None
+
+
+def record_of(line: bytes) -> StepRecord | None:
+    """A step's line; None for an event's, and for bytes left by a loss of power or another program."""
+    record = _object_of(line)
+    if "event" in record or type(record.get("step")) is not int:
         return None
     if "steps" not in record:
         record["step"] += 1

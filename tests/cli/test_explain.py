@@ -120,6 +120,23 @@ def test_searches_that_are_stopped_say_between_what_the_answer_lies(explained, g
     assert "…" not in shown.split("what if")[1] and "no plan was found in 0 s" in shown
 
 
+def test_one_gap_in_every_answer_and_no_advice_to_search_what_a_search_wrote(explained, galvatron, tmp_path):
+    """The plan is the simplest within a wide tolerance, so its gap is not that of the fastest one."""
+    asked = OPTIONS | {"memory_constraint": 0.45, "simplest_within": 40, "output_config_path": "simple.json"}
+    answer = json.loads(galvatron(*words(**asked, json=1)).out.splitlines()[-1])
+    gap = 1 - answer["lower_bound_s"] / answer["time_s"]
+    assert answer["gap"] == pytest.approx(gap) and gap > answer["fastest"]["gap"] == 0
+    simple = read_plan("simple.json")
+    assert simple.metadata["predicted"]["gap"] == answer["gap"]
+    for command in (words(**asked), ["plan", "show", "simple.json"], ["explain", "simple.json"]):
+        assert f"(gap {gap:.2g})" in " ".join(galvatron(*command).out.split()), command
+    write_plan(replace(simple, metadata=simple.metadata | {"predicted": {}}), "by_hand.json")
+    slower = galvatron("explain", "by_hand.json", "--memory_constraint", 8).out
+    searched = galvatron("explain", "simple.json", "--memory_constraint", 8).out
+    assert "% slower than the best one of its batch; galvatron search finds that" in slower
+    assert "% slower than the best one of its batch\n" in searched
+
+
 def test_the_best_uniform_plan_and_the_runners_up_are_those_of_a_search(explained, galvatron):
     options = OPTIONS | {"memory_constraint": BUDGET_GB, "json": 1}
     uniform = json.loads(galvatron(*words(**options, fine_grained_mode=0)).out.splitlines()[-1])

@@ -288,22 +288,38 @@ def test_scale_keeps_strategies_says_why_and_refuses_what_does_not_fit(galvatron
     assert galvatron("search", *asked).code == 0
     ran = galvatron("plan", "scale", path, "--gpus", 16)
     assert (ran.code, ran.err) == (0, "")
-    for words in ("global_bsz 256 512", "each GPU keeps its samples", "tokens/s/GPU, MFU", "GiB of 79.1"):
+    for words in ("each GPU keeps its samples", "tokens/s/GPU, MFU", "GiB of 79.1", "tokens (+0.0%)", "of all GPUs +"):
         assert words in " ".join(ran.out.split())
     made, before = read_plan(tmp_path / "plan_16gpus.json"), read_plan(path)
-    assert (made.layers, made.micro_batches) == (before.layers, before.micro_batches)
+    assert (made.layers, made.global_batch) == (before.layers, before.global_batch)
+    twice = galvatron("plan", "scale", path, "--gpus", 16, "--batch", 512, "-o", tmp_path / "twice.json")
+    assert "tokens (+100.0%)" in twice.out and "as asked" in twice.out
     same = galvatron("plan", "diff", tmp_path / "plan_16gpus.json", tmp_path / "plan_16gpus.json")
     assert "the plans say the same" in same.out and "tokens/s against" in same.out  # it can be priced
-    ran = galvatron("plan", "diff", path, tmp_path / "plan_16gpus.json")
+    ran = galvatron("plan", "diff", path, tmp_path / "twice.json")
     assert "a sample, ms" in ran.out and "a step" not in ran.out  # the batches differ
     ran = galvatron("plan", "scale", path, "--gpus", 2)
     assert ran.code == 3 and "GiB each, of 79.1" in ran.err and not (tmp_path / "plan_2gpus.json").exists()
 
 
+def test_fewer_nodes_keep_the_batch_and_a_search_is_hinted_where_a_gpu_gets_slower(galvatron, tmp_path):
+    path = tmp_path / "plan.json"
+    asked = ("llama3-8b", "--device", "h100-80gb", "--gpus", 64, "--batch", 256, "--log_dir", tmp_path, "-o", path)
+    assert galvatron("search", *asked).code == 0
+    answer = json.loads(galvatron("plan", "scale", path, "--gpus", 56, "--json").out)
+    assert answer["global_bsz"][0] == 256 and abs(answer["global_bsz"][1] - 256) < 56
+    before, after = (speed / gpus for speed, gpus in zip(answer["samples_per_s"], (64, 56), strict=True))
+    assert (answer["hint"] is not None) == (after < 0.95 * before)
+    made = read_plan(tmp_path / "plan_56gpus.json")
+    assert (made.world_size, made.global_batch) == (56, answer["global_bsz"][1])
+    few = json.loads(galvatron("plan", "scale", path, "--gpus", 512, "-o", tmp_path / "wide.json", "--json").out)
+    assert f"llama3-8b --device h100-80gb --gpus 512 --batch {few['global_bsz'][1]}" in few["hint"]
+
+
 def test_scale_of_a_plan_by_hand_leaves_prices_out(galvatron, plan_file, tmp_path):
     ran = galvatron("plan", "scale", plan_file(), "--gpus", 16, "-o", tmp_path / "more.json")
     assert ran.code == 0 and "no time and memory" in ran.out
-    assert read_plan(tmp_path / "more.json").global_batch == 32
+    assert read_plan(tmp_path / "more.json").global_batch == 16
 
 
 def test_the_load_of_experts_stands_in_every_answer_and_check_holds_it_against_a_log(galvatron, tmp_path):

@@ -40,6 +40,7 @@ from paddlenlp_galvatron.training.checkpoint.stored import write_index
 from paddlenlp_galvatron.training.continuation import base_of
 from paddlenlp_galvatron.training.data.tokenizer import train_tokenizer
 from paddlenlp_galvatron.training.inputs import open_data
+from paddlenlp_galvatron.training.step_log import read_log
 
 ROOT = Path(__file__).parents[2]
 PLAN = plan_fields(
@@ -398,7 +399,7 @@ def test_train_writes_a_line_a_step(folder, capsys):
     code, out, _ = run(
         capsys, "train", "plan.json", "--model", "model.json", "--input_dir", "random", "--max_steps", "2"
     )
-    records = [json.loads(line) for line in (folder / "output" / "train_log.jsonl").read_text().splitlines()]
+    records = read_log(folder / "output" / "train_log.jsonl")
     assert code == 0
     assert "2 steps: loss" in out
     assert [record["step"] for record in records] == [1, 2]

@@ -25,6 +25,7 @@ from paddlenlp_galvatron.plan import write_plan
 from paddlenlp_galvatron.training.checkpoint.stored import open_checkpoint, verify, whole_checkpoints
 from paddlenlp_galvatron.training.data.corpus import Corpus, write_dataset
 from paddlenlp_galvatron.training.data.tokenizer import train_tokenizer
+from paddlenlp_galvatron.training.step_log import read_log
 
 from .plans import plan
 
@@ -54,9 +55,7 @@ TIMEOUT_S = 600.0
 
 def records_of(output: Path) -> list[dict]:
     """The log so far."""
-    path = output / "train_log.jsonl"
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    return [*map(dict, read_log(output / "train_log.jsonl"))]
 
 
 @dataclass

@@ -16,6 +16,7 @@ from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.model.preference import METRICS
 from paddlenlp_galvatron.plan import write_plan
 from paddlenlp_galvatron.training.checkpoint.stored import whole_checkpoints
+from paddlenlp_galvatron.training.step_log import read_log
 
 from .plans import plan
 from .test_finetune import LENGTH, folder  # noqa: F401 - a fixture
@@ -49,7 +50,7 @@ def run(root, output, made, *words, steps) -> int:
 
 
 def log(root, output) -> list[dict]:
-    return [json.loads(line) for line in (root / output / "train_log.jsonl").read_text().splitlines()]
+    return [*map(dict, read_log(root / output / "train_log.jsonl"))]
 
 
 def test_a_run_continues_under_another_plan_with_the_reference_that_it_began_with(pairs):

@@ -21,6 +21,7 @@ import pytest
 pytest.importorskip("paddle")
 
 from paddlenlp_galvatron.plan import write_plan
+from paddlenlp_galvatron.training.step_log import read_log
 
 from .plans import plan
 
@@ -86,9 +87,7 @@ class Job:
         return node
 
     def records(self) -> list[dict]:
-        path = self.folder / "output" / "train_log.jsonl"
-        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        return [*map(dict, read_log(self.folder / "output" / "train_log.jsonl"))]
 
     def wait(self, node: subprocess.Popen[bytes], reached: Callable[[list[dict]], bool]) -> list[dict]:
         """Until the log is as wanted; returns it."""

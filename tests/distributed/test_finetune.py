@@ -13,6 +13,7 @@ pytest.importorskip("paddle")
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.plan import write_plan
 from paddlenlp_galvatron.training.data.tokenizer import train_tokenizer
+from paddlenlp_galvatron.training.step_log import read_log
 
 from .plans import having, plan
 
@@ -73,7 +74,7 @@ def losses(folder, output, made, *words, steps=3, model="model"):
     reported += ["--lr_scheduler_type", "constant", "--do_eval", "--eval_steps", str(steps), "--output_dir", output]
     with chdir(folder):
         assert main(["train", f"{output}.json", *reported, *words]) == 0
-    records = [json.loads(line) for line in (folder / output / "train_log.jsonl").read_text().splitlines()]
+    records = read_log(folder / output / "train_log.jsonl")
     return [*(record["loss"] for record in records), records[-1]["eval_loss"]], records
 
 

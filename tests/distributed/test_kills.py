@@ -21,6 +21,7 @@ from forked_ranks import Forked, fork_command
 
 from paddlenlp_galvatron.plan import write_plan
 from paddlenlp_galvatron.training.checkpoint.stored import open_checkpoint, step_of, verify, whole_checkpoints
+from paddlenlp_galvatron.training.step_log import read_log
 
 from .plans import plan
 
@@ -67,9 +68,7 @@ class Life:
         LIVES.append(self.process)
 
     def records(self) -> list[dict]:
-        path = self.output / "train_log.jsonl"
-        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        return [*map(dict, read_log(self.output / "train_log.jsonl"))]
 
     def wait_for_writing(self, behind: int) -> int:
         """Wait until the health line was printed and a checkpoint of a later step is being written; gives its step."""

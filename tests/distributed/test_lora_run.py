@@ -27,6 +27,7 @@ from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.training.checkpoint.adapters import AdapterFolder, stored_factors
 from paddlenlp_galvatron.training.checkpoint.huggingface import HuggingFaceWeights, read_shape
 from paddlenlp_galvatron.training.checkpoint.loading import open_weights
+from paddlenlp_galvatron.training.step_log import read_log
 
 from .plans import plan
 from .test_finetune import LENGTH, folder  # noqa: F401 - a fixture
@@ -44,7 +45,7 @@ def run(root, output, made, *words, steps=2) -> int:
 
 
 def losses(root, output) -> list[float]:
-    return [json.loads(line)["loss"] for line in (root / output / "train_log.jsonl").read_text().splitlines()]
+    return [record["loss"] for record in read_log(root / output / "train_log.jsonl")]
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from paddlenlp_galvatron.cost_model.traffic import step_traffic_bytes
 from paddlenlp_galvatron.plan import Plan, load_model, plan_id, write_plan
 from paddlenlp_galvatron.training.data.corpus import Corpus, write_dataset
 from paddlenlp_galvatron.training.data.tokenizer import train_tokenizer
+from paddlenlp_galvatron.training.step_log import read_log
 
 from .plans import having, plan
 
@@ -74,7 +75,7 @@ def test_a_run_continues_under_any_plan(galvatron, tmp_path, monkeypatch):
         assert ("memory on stage" in reported) == (PLANS[name].pipeline > 1)
         assert ("busiest rank of experts" in reported) == (name != "one rank")
         require_foreseen_traffic(PLANS[name])
-    records = [json.loads(line) for line in Path("output/train_log.jsonl").read_text().splitlines()]
+    records = read_log(Path("output/train_log.jsonl"))
     assert [record["step"] for record in records] == list(range(1, len(WALK) * EACH + 1))
     assert [record["plan"] for record in records[::EACH]] == [plan_id(PLANS[name]) for name in WALK]
     assert [record["step"] for record in records if "eval_loss" in record] == [*range(EACH, len(records) + 1, EACH)]

@@ -23,6 +23,7 @@ from paddlenlp_galvatron.training.checkpoint.loading import weights_from
 from paddlenlp_galvatron.training.checkpoint.stored import open_checkpoint, whole_checkpoints
 from paddlenlp_galvatron.training.data.source import RandomData
 from paddlenlp_galvatron.training.recipe import Recipe
+from paddlenlp_galvatron.training.step_log import read_log
 
 from .plans import having, plan
 
@@ -111,5 +112,5 @@ def test_training_begins_with_what_load_names(galvatron, tmp_path):
     assert galvatron(*words, "--load", folder).code == 0
     batch = RandomData(shape.vocab_size, 16, of.global_batch, seed=5).batch(0)
     [(loss, _)] = train_one_process(shape, 16, weights_from(folder, shape), Recipe(), [batch])
-    [first] = map(json.loads, (tmp_path / "run" / "train_log.jsonl").read_text().splitlines())
+    [first] = read_log(tmp_path / "run" / "train_log.jsonl")
     assert first["loss"] == pytest.approx(loss, abs=1e-5)

@@ -25,6 +25,7 @@ from forked_ranks import begun_with, fork_command, forking_command
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.plan import write_plan
 from paddlenlp_galvatron.training.checkpoint.stored import open_checkpoint, verify, whole_checkpoints
+from paddlenlp_galvatron.training.step_log import event_of, read_log
 
 from .plans import plan
 
@@ -72,9 +73,12 @@ def start(folder: Path, output: str, *words: str, steps: int = STEPS, **environm
 
 
 def log(folder: Path, output: str) -> list[dict]:
-    path = folder / output / "train_log.jsonl"
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    return [*map(dict, read_log(folder / output / "train_log.jsonl"))]
+
+
+def events_of(folder: Path, output: str) -> list[dict]:
+    lines = (folder / output / "train_log.jsonl").read_bytes().splitlines(keepends=True)
+    return [event for line in lines if (event := event_of(line))]
 
 
 def wait_for_step(process: Any, folder: Path, output: str, step: int) -> None:
@@ -118,7 +122,36 @@ def test_killed_ranks_cost_no_more_than_the_steps_since_the_last_checkpoint(stra
     assert [record["step"] for record in records] == list(range(1, STEPS + 1))
     assert [record["loss"] for record in records] == losses
     assert "resuming from " in (folder / "killed.txt").read_text()
+    events = events_of(folder, "killed")
+    kinds = [event["event"] for event in events if event["event"] != "saved"]
+    assert kinds == ["started", "failed", "resumed", "failed", "resumed", "done"]
+    assert all("was ended by signal 9" in event["text"] for event in events if event["event"] == "failed")
+    assert all(event["lost_steps"] <= 2 * SAVE_STEPS for event in events if event["event"] == "resumed")
+    assert len({event["run"] for event in events}) == 3
     assert not list((folder / "killed" / "checkpoints").glob("*.part"))
+
+
+def test_a_resumed_run_names_each_number_of_the_recipe_that_differs(straight):
+    folder, _ = straight
+    words = ["train", "plan.json", "--model", "model.json", "--input_dir", "random", "--output_dir", "recipe"]
+    first = ["--max_steps", "2", "--learning_rate", "1e-3", "--lr_scheduler_type", "cosine", "--adam_beta2", "0.95"]
+    second = ["--max_steps", "3", "--learning_rate", "1e-4", "--max_grad_norm", "2", "--weight_decay", "0.1"]
+    for more in (first, second):
+        (folder / "recipe.txt").write_text("")
+        assert fork_command([*words, *more], folder / "recipe.txt", folder).wait(TIMEOUT_S) == 0
+    stated = (folder / "recipe.txt").read_text()
+    changed = {
+        "max_steps": [2, 3],
+        "learning_rate": [1e-3, 1e-4],
+        "lr_scheduler_type": ["cosine", "linear"],
+        "decay_steps": [2, 3],
+        "weight_decay": [0.0, 0.1],
+        "adam_beta2": [0.95, 0.999],
+        "max_grad_norm": [1.0, 2.0],
+    }
+    (resumed,) = (event for event in events_of(folder, "recipe") if event["event"] == "resumed")
+    assert resumed["changed"] == changed
+    assert all(f"{name}: {was} -> {now}" in " ".join(stated.split()) for name, (was, now) in changed.items())
 
 
 def stop(

@@ -21,6 +21,7 @@ from paddlenlp_galvatron.plan import ModelShape, Plan, load_model, read_plan
 from paddlenlp_galvatron.runtime.weights import SeededWeights
 from paddlenlp_galvatron.training.data.source import TrainingData
 from paddlenlp_galvatron.training.recipe import Recipe
+from paddlenlp_galvatron.training.step_log import read_log
 
 REPO = Path(__file__).parents[2]
 TOLERANCE = 1e-4  # of the loss, after steps of AdamW
@@ -125,7 +126,7 @@ def test_a_searched_plan_trains_as_one_process_does(family, world_size, text, tm
     with chdir(tmp_path), redirect_stdout(StringIO()) as reported:
         assert pretrain(program, words) == 0
     assert "galvatron_config.json, the newest in configs" in reported.getvalue()
-    records = [json.loads(line) for line in (tmp_path / "output" / "train_log.jsonl").read_text().splitlines()]
+    records = read_log(tmp_path / "output" / "train_log.jsonl")
     losses = [record["loss"] for record in records]
     assert losses == pytest.approx(one_process(load_model(tmp_path / "model.json"), text), abs=TOLERANCE)
     assert losses[-1] < losses[0]

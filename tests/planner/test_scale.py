@@ -2,6 +2,7 @@
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 from plans import plan, valid_plans, with_layer
 
 from paddlenlp_galvatron.base.errors import UserError
@@ -10,7 +11,7 @@ from paddlenlp_galvatron.planner.scale import changes, scalings
 
 @given(valid_plans())
 def test_on_twice_the_gpus_only_data_parallelism_grows(of):
-    twice = scalings(of, 2 * of.world_size)[0]
+    twice = scalings(of, 2 * of.world_size, 2 * of.global_batch)[0]
     assert (twice.layers, twice.vocab, twice.stages, twice.micro_batches) == (
         of.layers,
         of.vocab,
@@ -21,8 +22,22 @@ def test_on_twice_the_gpus_only_data_parallelism_grows(of):
         assert twice.dp(part) == 2 * of.dp(part)
         assert twice.micro_batch / twice.dp(part) == of.micro_batch / of.dp(part)
     assert [change.field for change in changes(of, twice)] == ["world_size", "global_bsz", "data parallel"]
-    assert scalings(twice, of.world_size)[0] == of  # and back
+    assert scalings(twice, of.world_size, of.global_batch)[0] == of  # and back
     assert list(changes(of, of)) == []
+
+
+@given(valid_plans(), st.integers(1, 5))
+def test_the_global_batch_stays_as_near_as_whole_micro_batches_allow(of, nodes):
+    try:
+        made = scalings(of, max(1, nodes * of.world_size // 2))
+    except UserError:
+        return
+    for each in made:
+        assert each.global_batch % each.micro_batch == 0
+        least = each.global_batch == each.micro_batch
+        assert abs(each.global_batch - of.global_batch) <= each.micro_batch / 2 or least
+        dp = each.dp(each.layers[0])
+        assert each.micro_batch * of.dp(of.layers[0]) == of.micro_batch * dp  # samples of a GPU
 
 
 def test_the_number_of_stages_stays_where_it_can_and_one_stage_comes_last():

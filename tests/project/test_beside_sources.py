@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from small_model import MODEL as SMALL
 
+from paddlenlp_galvatron.training.step_log import read_log
+
 paddlenlp = pytest.importorskip("paddlenlp")
 
 ROOT = Path(__file__).parents[2]
@@ -94,4 +96,4 @@ def test_both_are_installed_editable_and_train(environment, tmp_path):
     words = "--model model.json --nproc 2 --seq_length 16 --global_train_batch_size 4 --max_steps 2 --timeout 120"
     words += " --input_dir random"
     run(environment, "run_pretrain_galvatron.py", *words.split(), "--output_dir", tmp_path / "run", cwd=scripts)
-    assert len((tmp_path / "run" / "train_log.jsonl").read_text().splitlines()) == 2
+    assert len(read_log(tmp_path / "run" / "train_log.jsonl")) == 2

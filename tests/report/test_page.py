@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
+from copy import copy
 from dataclasses import replace
+from datetime import date
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -29,11 +31,14 @@ from paddlenlp_galvatron.plan import (
     read_plan,
 )
 from paddlenlp_galvatron.planner import SearchOptions, search
+from paddlenlp_galvatron.planner import explain as explaining
+from paddlenlp_galvatron.planner import problem as problems
 from paddlenlp_galvatron.planner.explain import Explanation, FrontierPoint, frontier
 from paddlenlp_galvatron.planner.explain import explain as find_out
 from paddlenlp_galvatron.planner.problem import Problem
 from paddlenlp_galvatron.planner.question import with_reserve
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
+from paddlenlp_galvatron.profiles.network import Network
 from paddlenlp_galvatron.report.explain import printed
 from paddlenlp_galvatron.report.page import folded, render, tiles, time_bar
 
@@ -322,7 +327,8 @@ def test_the_command_writes_it(galvatron, tmp_path, monkeypatch):
     lines = log.splitlines(keepends=True)
     Path("cut.jsonl").write_text(log + lines[-1][:50])  # by a kill; training leaves the line out, too
     assert galvatron("report", "plan.json", "--log", "cut.jsonl", "-o", "cut.html").code == 0
-    assert Path("cut.html").read_text() == Path("page.html").read_text()
+    pages = [re.sub("; galvatron report .*", "", Path(name).read_text()) for name in ("cut.html", "page.html")]
+    assert pages[0] == pages[1]
     odd = [lines[0].replace('"step": 0', f'"step": {value}') for value in ("1" + "0" * 400, "1e400", "-1", '"x"')]
     times = ("0", "-1", "NaN", "Infinity", '"x"', "1e300", "5e-324")
     odd += [lines[0].replace('"step_time_s": 0.5', f'"step_time_s": {value}') for value in times]
@@ -335,3 +341,24 @@ def test_the_command_writes_it(galvatron, tmp_path, monkeypatch):
     os.mkfifo("pipe.jsonl")
     for none in ("pipe.jsonl", "missing.jsonl", "."):
         assert galvatron("report", "plan.json", "--log", none, "-o", "none.html").code == 2
+
+
+def test_a_page_says_that_it_predicts_of_which_device_and_from_which_plan(galvatron, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(explaining, "SEARCHES_S", 0.0)
+    monkeypatch.setattr(explaining, "FRONTIER_S", 0.0)
+    monkeypatch.setattr(problems, "LEAST_S", 0.0)
+    assert galvatron("search", "qwen2.5-0.5b", "--device", "h100-80gb", "--gpus", 8, "-o", "mine.json").code == 0
+    assert galvatron("report", "mine.json", "-o", "page.html").code == 0
+    (words,) = re.findall(r'<p id="premises">(.*)</p>', Path("page.html").read_text())
+    expected = "Predicted, not measured: NVIDIA H100-SXM5-80GB, prices from a data sheet; plan mine.json; "
+    assert words == f"{expected}{date.today()}; galvatron report --output=page.html --plan=mine.json."
+
+
+def test_a_page_says_what_of_its_prices_was_measured(explanation):
+    assert "prices measured" in render(explanation, [])
+    meta = explanation.cost.profiles.network.profile.meta.model_copy(update={"analytic": True})
+    network = Network(replace(explanation.cost.profiles.network.profile, meta=meta))
+    mixed = copy(explanation.cost)
+    mixed.profiles = replace(explanation.cost.profiles, network=network)
+    assert "prices of links from a data sheet, others measured" in render(replace(explanation, cost=mixed), [])

@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import json
 import math
+from datetime import datetime, timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from paddlenlp_galvatron.base.errors import GalvatronError
 from paddlenlp_galvatron.cli.training_run import LogTail
 from paddlenlp_galvatron.plan import plan_id, uniform_plan
 from paddlenlp_galvatron.report.measured import has_all_peaks, stage_peaks_mib
-from paddlenlp_galvatron.training.step_log import StepLog, StepRecord, peaks_to_log, read_log
+from paddlenlp_galvatron.training.step_log import (
+    StepLog,
+    StepRecord,
+    append_event,
+    event_of,
+    new_event,
+    peaks_to_log,
+    read_log,
+)
 
 PLAN = uniform_plan(layers=1, world_size=1, global_train_batch_size=1)
 
@@ -160,3 +173,75 @@ def test_a_log_that_is_removed_ends_the_run(tmp_path):
     with pytest.raises(GalvatronError, match="log: was removed while this run wrote it"):
         log.write(record(1))
     log.close()
+
+
+def events(path) -> list[dict]:
+    return [event for line in path.read_bytes().splitlines(keepends=True) if (event := event_of(line))]
+
+
+def test_events_stay_when_steps_are_lost_and_say_how_many(tmp_path):
+    path = tmp_path / "log"
+    first = StepLog(path)
+    first.event("started", "started", step=0)
+    assert not path.exists()  # as a launcher takes the file for the first step's
+    for step in (1, 2, 3):
+        first.write(record(step) | {"run": first.run})
+    first.event("saved", "saved", step=1)
+    first.close()
+    path.write_bytes(path.read_bytes() + b'{"step": 4, "lo')  # by a kill
+    append_event(path, new_event(first.run, "failed", "a rank died"))
+    again = StepLog(path)
+    again.event("resumed", "resuming", step=1)
+    again.write(record(2) | {"run": again.run})
+    again.close()
+    assert [each["step"] for each in read_log(path)] == [1, 2]
+    assert [each["event"] for each in events(path)] == ["started", "saved", "failed", "resumed"]
+    resumed = events(path)[-1]
+    assert (resumed["lost_steps"], resumed["lost_s"], resumed["previous_run"]) == (2, 0.2, first.run)
+    assert again.run != first.run and datetime.fromisoformat(resumed["time"]).utcoffset() == timedelta(0)
+
+
+@given(st.lists(st.sampled_from(["step", "again", "longer", "event", "other process"]), max_size=12))
+def test_a_step_that_is_written_again_leaves_the_events_behind_it_whole(calls):
+    with TemporaryDirectory() as folder:
+        path, step, steps, kinds = Path(folder) / "log", 1, {1: None}, []
+        log = StepLog(path)
+        log.write(record(1))
+        for number, call in enumerate(calls):
+            if call in ("event", "other process"):
+                kinds.append(str(number))
+                add = log.event if call == "event" else lambda *event: append_event(path, new_event("x", *event))
+                add(str(number), "text")
+                continue
+            step += call == "step"
+            steps[step] = 1.0 + 10**number if call == "longer" else steps.get(step)
+            log.write(record(step) | ({"eval_loss": steps[step]} if steps[step] else {}))
+        log.close()
+        assert {each["step"]: each.get("eval_loss") for each in read_log(path)} == steps
+        assert [each["event"] for each in events(path)] == kinds
+        assert len(path.read_text().splitlines()) == len(steps) + len(kinds)
+
+
+def test_a_launcher_sees_each_event_of_its_run_once(tmp_path):
+    path = tmp_path / "log"
+    write(path, 1, 2)
+    append_event(path, new_event("old", "saved", "of a run before"))
+    tail, log = LogTail(path, PLAN), StepLog(path)
+    log.event("resumed", "resuming", step=2)
+    log.write(record(3) | {"run": log.run})
+    log.event("saved", "saved")
+    assert tail.read() and [each["event"] for each in tail.events] == ["resumed", "saved"]
+    log.write(record(3) | {"run": log.run, "eval_metrics": {f"a long name {number}": 1.0 for number in range(30)}})
+    log.write(record(4) | {"run": log.run})
+    log.close()
+    assert tail.read() and [each["event"] for each in tail.events] == ["resumed", "saved"]
+    assert tail.latest[-1]["step"] == 4
+
+
+def test_an_event_that_cannot_be_written_is_a_warning(tmp_path, capsys, monkeypatch):
+    log = StepLog(tmp_path / "log")
+    log.write(record(1))
+    (tmp_path / "log").unlink()
+    (tmp_path / "log").mkdir()
+    log.event("saved", "saved")
+    assert "warning: " in capsys.readouterr().err

@@ -26,6 +26,7 @@ from paddlenlp_galvatron.training.checkpoint.stored import open_checkpoint, whol
 from paddlenlp_galvatron.training.paddlenlp.trainer import GalvatronTrainer
 from paddlenlp_galvatron.training.recipe import Recipe
 from paddlenlp_galvatron.training.settings import TrainSettings
+from paddlenlp_galvatron.training.step_log import read_log
 
 BATCH = 4
 
@@ -72,7 +73,7 @@ def settings(folder: Path, **given) -> TrainSettings:
 
 
 def records(run: TrainSettings) -> list[dict]:
-    return [json.loads(line) for line in run.log.read_text().splitlines()]
+    return [*map(dict, read_log(run.log))]
 
 
 def test_callbacks_receive_steps_logs_evaluations_and_saves(tmp_path):

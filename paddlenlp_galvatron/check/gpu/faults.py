@@ -29,6 +29,7 @@ from ...runtime.setup import ModelSetup
 from ...runtime.trace import traced
 from ...training.loop import train
 from ...training.settings import RANDOM, TrainSettings, read_settings
+from ...training.step_log import read_log
 from ..findings import Finding
 from ..parity.parity import Case, batch_of
 from .setting import Setting
@@ -130,8 +131,7 @@ def _launch(setting: Setting, work: str, *words: object) -> None:
 
 
 def _losses(setting: Setting, name: str) -> list[float]:
-    lines = (setting.folder / name / "train_log.jsonl").read_text().splitlines()
-    return [json.loads(line)["loss"] for line in lines]
+    return [record["loss"] for record in read_log(setting.folder / name / "train_log.jsonl")]
 
 
 class Training:

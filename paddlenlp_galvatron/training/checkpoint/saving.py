@@ -22,6 +22,7 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from ...base.errors import GalvatronError, UserError
+from ...base.text import plain
 from ...base.units import GIB, MIB
 from ...base.writing import UNFINISHED, make_folder, move, reason_of, to_disk
 from ...launch.faults import named, wait_limit_s
@@ -31,6 +32,7 @@ from ...runtime import device
 from ...runtime.engine import Engine
 from ...runtime.units import Trainable
 from ..data.source import BatchSource
+from ..step_log import StepLog
 from .adapters import write_adapters
 from .convert import to_huggingface
 from .loading import from_first, gather_objects, pieces_of, state_key
@@ -55,13 +57,14 @@ class Writer:
         keep: int | None,
         data: BatchSource | None = None,
         companions: Mapping[str, bytes] = MappingProxyType({}),
-        log: Path | None = None,
+        log: StepLog | None = None,
+        recipe: Mapping[str, Any] | None = None,
     ):
         """Every rank makes one, and nothing else writes to the folder. `keep`: how many whole checkpoints stay; None:
         all. `data`: the training data. `companions`: files that rank 0 writes into each, by their names there.
-        `log`: brought to disk with each."""
+        `log`: brought to disk with each, which is an event there. `recipe`: is stored."""
         self._folder, self._engine, self._keep, self._data, self._log = folder, engine, keep, data, log
-        self._companions = companions
+        self._companions, self._recipe, self._began = companions, recipe, 0.0
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self._awaited = ""  # ranks whose parts are not there
@@ -81,7 +84,7 @@ class Writer:
         GalvatronError if the last one failed."""
         self.finish()
         self._require_run()
-        self._best = best
+        self._best, self._began = best, time.monotonic()
         if not self._folder.is_dir():
             try:
                 self._folder.mkdir(exist_ok=True)  # and none above it, which may be removed just now
@@ -101,6 +104,7 @@ class Writer:
             "loss_scale": scaler.state if scaler else None,
             "adapters": asdict(self._engine.adapters) if self._engine.adapters else None,
             "data": None if self._data is None else self._data.position(step),
+            "recipe": self._recipe and dict(self._recipe),
         }
         self._thread = threading.Thread(target=self._write, args=(step, arrays, tensors, index), daemon=True)
         self._thread.start()
@@ -198,8 +202,8 @@ class Writer:
         for name in names:
             (part / name).unlink()
         to_disk(part)
-        if self._log is not None and self._log.exists():
-            to_disk(self._log)
+        if self._log is not None and self._log.path.exists():
+            to_disk(self._log.path)
         if whole.exists():  # an earlier run's, of the same step
             before = whole.with_name(whole.name + BEFORE)
             if before.exists():
@@ -209,7 +213,12 @@ class Writer:
         for other in reversed(whole_checkpoints(self._folder)):  # the newest one last: it counts until then
             if step_of(other) > step_of(whole):  # of a run that this one does not continue
                 move(other, other.with_name(f"left-{time.time_ns()}-{other.name}"))
-        sys.stderr.write(f"saved {whole}\n")
+        seconds, gb = time.monotonic() - self._began, sum(file["bytes"] for file in index["files"]) / 1e9
+        text = f"saved {whole} in {plain(seconds)} s, {plain(gb)} GB"
+        sys.stderr.write(f"{text}\n")
+        if self._log is not None:
+            facts = {"step": index["step"], "seconds": round(seconds, 3), "gb": gb, "checkpoint": str(whole)}
+            self._log.event("saved", text, **facts)
         try:
             for old in whole_checkpoints(self._folder):
                 if old.name.endswith(BEFORE):

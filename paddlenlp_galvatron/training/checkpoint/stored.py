@@ -139,6 +139,7 @@ class Index(_Stored):
     data: DataPosition | None
     files: Annotated[tuple[StoredFile, ...], Field(min_length=1)]
     adapters: Adapters | None = None  # which alone are stored, if there are any
+    recipe: dict[str, Any] | None = None  # `TrainSettings.recipe` of the run; older checkpoints lack it
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
