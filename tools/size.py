@@ -64,7 +64,7 @@ def in_this_tree() -> dict[str, str]:
         files = [ROOT / name for name in listed if name]
     except (OSError, subprocess.CalledProcessError):
         files = [path for place in PLACES for path in (ROOT / place).rglob("*")]
-    found = sorted(path for path in files if path.suffix in SUFFIXES and path.is_file())
+    found = sorted(path for path in files if path.suffix in SUFFIXES and path.is_file() and not path.is_symlink())
     return {str(path.relative_to(ROOT)): path.read_text() for path in found}
 
 
