@@ -56,7 +56,7 @@ test-full: lint
 	@scripts/test_full.sh $(VENV)
 
 validate: setup
-	@$(BIN)/python benchmarks/validate.py
+	@GALVATRON=$(BIN)/galvatron scripts/validate.sh
 
 pages: setup
 	@$(BIN)/python tools/commands_page.py
