@@ -19,7 +19,7 @@ help:
 	@echo "make gpu-check    try this node's GPUs in ten minutes, in the active environment (ARGS='--nproc 2 --parts parity')"
 	@echo "make lint         style, types, the package's import rules, English and size only"
 	@echo "make docs         the documentation as a site, in build/site (at most 2 minutes)"
-	@echo "make pages        the pages and pictures of the documentation that are made from the code"
+	@echo "make pages        the pages and tables of the documentation that are made from the code"
 	@echo "make wheels       a wheel for each CPython of 3.11 to 3.13 that is here, in build/wheels"
 	@echo "make setup        the environment only"
 	@echo "make clean        remove environments, builds, caches and runs"
@@ -56,11 +56,10 @@ test-full: lint
 	@scripts/test_full.sh $(VENV)
 
 validate: setup
-	@$(BIN)/python benchmarks/validate.py
+	@GALVATRON=$(BIN)/galvatron scripts/validate.sh
 
 pages: setup
 	@$(BIN)/python tools/commands_page.py
-	@$(BIN)/python tools/pictures.py
 	@$(BIN)/python tools/api_page.py
 	@$(BIN)/python tools/parallelism_table.py
 	@$(BIN)/python tools/profile_keys.py

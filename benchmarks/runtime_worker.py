@@ -1,13 +1,14 @@
-"""One rank of benchmarks/runtime.py: `python -m runtime_worker JOB.json RESULT.json`. Rank 0 writes the result.
+"""One rank of a comparison with PaddleNLP's Trainer: `python -m runtime_worker JOB.json RESULT.json`, rank 0 writes.
 
-Both sides live in the same processes and take turns step by step, so that all else that the machine does meets both.
+Both sides train the same model from the same weights on the same batches, live in the same processes and take turns
+step by step, so that other work on the machine meets both; a step is timed between two barriers, on rank 0.
+PaddleNLP's Trainer does not run on CPU by itself: `runtime_stock.py` replaces the features that gloo lacks, by the same
+transport that our runtime uses. benchmarks/runtime.py and `galvatron gpu-check` start it.
 """
 
 from __future__ import annotations
 
-import cProfile
 import json
-import pstats
 import sys
 import time
 from dataclasses import dataclass, field
@@ -31,7 +32,6 @@ from paddlenlp_galvatron.runtime.weights import SeededWeights
 from paddlenlp_galvatron.training.recipe import Recipe
 
 SEED = 0
-PROFILE_LINES = 45
 
 
 @dataclass
@@ -40,17 +40,12 @@ class Clock:
 
     steps_ms: list[float] = field(default_factory=list)
     cpu_ms: list[float] = field(default_factory=list)  # processor time of this rank, without waiting
-    profile: cProfile.Profile | None = None
 
     def __enter__(self) -> None:
         _meet()
         self._start, self._cpu_start = time.perf_counter(), time.process_time()
-        if self.profile:
-            self.profile.enable()
 
     def __exit__(self, *_: object) -> None:
-        if self.profile:
-            self.profile.disable()
         self.cpu_ms.append((time.process_time() - self._cpu_start) * 1e3)
         _meet()
         self.steps_ms.append((time.perf_counter() - self._start) * 1e3)
@@ -99,7 +94,7 @@ def side(losses: list[float], clock: Clock) -> Side:
 
 
 def with_stock(job: Job, clocks: tuple[Clock, Clock]) -> tuple[list[float], list[float]]:
-    """Losses of ours and of PaddleNLP's Trainer, in whose loop our steps take their turn."""
+    """Losses of our runtime and of PaddleNLP's Trainer; our steps run inside its loop."""
     complete_gloo()
     arguments = trainer_arguments(job.plan, job.recipe, len(job.batches))
     source = SeededWeights(SEED, job.shape.initializer_range)
@@ -119,7 +114,7 @@ def with_stock(job: Job, clocks: tuple[Clock, Clock]) -> tuple[list[float], list
 
 @dataclass(frozen=True)
 class Job:
-    """The request of benchmarks/runtime.py."""
+    """A request."""
 
     plan: Plan
     shape: ModelShape
@@ -137,16 +132,11 @@ class Job:
 
 def main() -> None:
     content = json.loads(Path(sys.argv[1]).read_text())
-    profiles = [cProfile.Profile(), cProfile.Profile()] if content["profile"] else [None, None]
-    clocks = Clock(profile=profiles[0]), Clock(profile=profiles[1])
+    clocks = Clock(), Clock()
     losses = with_stock(Job.of(content), clocks)
     result = {name: side(of, clock) for name, of, clock in zip(("ours", "other"), losses, clocks, strict=True)}
     if world_from_environment()[0] == 0:
         Path(sys.argv[2]).write_text(json.dumps(result))
-    for name, profile in zip(("ours", "other"), profiles, strict=True):
-        if profile:
-            print(f"==== {name}")
-            pstats.Stats(profile).sort_stats("tottime").print_stats(PROFILE_LINES)
 
 
 if __name__ == "__main__":

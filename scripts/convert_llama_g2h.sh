@@ -1,9 +1,1 @@
-#!/bin/sh
-# Converts a checkpoint of a Llama, a run's or a converted one, to a Hugging Face model (safetensors).
-# Both variables can be set from the environment. Options: galvatron convert g2h --help, docs/en/convert.md.
-set -eu
-
-INPUT_PATH=${INPUT_PATH:-llama2-7b-galvatron}  # folder of the checkpoint, such as output/checkpoints/step-00001000
-OUTPUT_PATH=${OUTPUT_PATH:-llama2-7b-hf-new}   # folder of the Hugging Face model, which is made
-
-exec "${GALVATRON:-galvatron}" convert g2h "$INPUT_PATH" "$OUTPUT_PATH" --family llama "$@"
+convert.sh

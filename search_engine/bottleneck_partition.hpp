@@ -1,4 +1,5 @@
-// The partition of the layers into stages whose dearest stage is cheapest.
+// The partition of the layers into stages that minimises the cost of the most expensive stage.
+// README.md, step 5.
 #pragma once
 
 #include <algorithm>
@@ -21,37 +22,37 @@ constexpr std::size_t kStepsOfCost = 16;  // of WorkBudget, some 100 ns
 // end.
 constexpr double kFirstStep = 1e-3, kFarthest = 10;
 
-// The division whose dearest stage, by `cost(stage, span, limit)`, is cheapest, to a relative tolerance. Costs from the
-// limit on may be rough; none is below `known`. A span within another must not cost more: then each stage may take as
-// many layers as it can bear, where the next one can bear another.
+// The partition that minimises the largest `cost(stage, span, limit)`, to a relative tolerance. Costs above the limit
+// may be estimates; none is below `known`. A span within another must not cost more: then each stage takes as many
+// layers as the limit allows, if the next stage can take another.
 template <class Cost>
-Minimax least_dearest(const Problem& tables, Cost cost, double known, double tolerance, WorkBudget& budget) {
+Minimax least_dearest(const Problem& problem, Cost cost, double known, double tolerance, WorkBudget& budget) {
   Minimax best;
-  std::vector<int> division(tables.stages);
+  std::vector<int> division(problem.stages);
   double even = 0;
-  for (int stage = 0, first = 0; stage < tables.stages; first += division[stage++]) {
-    division[stage] = (tables.layers - first) / (tables.stages - stage);
+  for (int stage = 0, first = 0; stage < problem.stages; first += division[stage++]) {
+    division[stage] = (problem.layers - first) / (problem.stages - stage);
     if (known == 0) even = std::max(even, cost(stage, Span{first, division[stage]}, kInfinity));
   }
   // Whether some division has all stages below the limit; makes that the best. By all layers with which each stage may
   // end: a layer that the next stage cannot bear at all may have to go to this one.
   auto reach = [&](double limit) {
-    std::vector<std::vector<int>> first(tables.stages + 1, std::vector<int>(tables.layers + 1, -1));  // [stages][end]
+    std::vector<std::vector<int>> first(problem.stages + 1, std::vector<int>(problem.layers + 1, -1));  // [stages][end]
     first[0][0] = 0;
-    for (int stage = 0; stage < tables.stages; ++stage) {
+    for (int stage = 0; stage < problem.stages; ++stage) {
       int end = 0, known = 0;
-      for (int start = stage; start < tables.layers; ++start) {
+      for (int start = stage; start < problem.layers; ++start) {
         if (first[stage][start] < 0) continue;
         end = std::max(end, start);
         auto bears = [&] { return cost(stage, Span{start, end + 1 - start}, limit) < limit; };
-        for (; end < tables.layers && bears(); ++end) budget.tick(kStepsOfCost);
+        for (; end < problem.layers && bears(); ++end) budget.tick(kStepsOfCost);
         for (known = std::max(known, start); known < end; ++known) first[stage + 1][known + 1] = start;
       }
     }
-    int end = tables.layers;
-    if (first[tables.stages][end] < 0) return false;
+    int end = problem.layers;
+    if (first[problem.stages][end] < 0) return false;
     best.value = 0;
-    for (int stage = tables.stages; stage-- > 0;) {
+    for (int stage = problem.stages; stage-- > 0;) {
       const int start = first[stage + 1][end];
       division[stage] = end - start;
       best.value = std::max(best.value, cost(stage, Span{start, end - start}, limit));
@@ -64,8 +65,8 @@ Minimax least_dearest(const Problem& tables, Cost cost, double known, double tol
   auto improve = [&](double limit) {
     double value = 0;
     int first = 0;
-    for (int stage = 0; stage < tables.stages; ++stage) {
-      const int most = tables.layers - first - (tables.stages - stage - 1);
+    for (int stage = 0; stage < problem.stages; ++stage) {
+      const int most = problem.layers - first - (problem.stages - stage - 1);
       int n = 0, beyond = most + 1;  // the stage bears the one, not the other; looked for around its last number
       for (int step = 1, at = division[stage]; beyond - n > 1; step = std::min(2 * step, most)) {
         at = std::min(std::max(at, n + 1), beyond - 1);
@@ -78,7 +79,7 @@ Minimax least_dearest(const Problem& tables, Cost cost, double known, double tol
       division[stage] = n;
       first += n;
     }
-    if (first < tables.layers) return false;
+    if (first < problem.layers) return false;
     best.value = value;
     best.division = division;
     return true;

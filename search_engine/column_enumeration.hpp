@@ -4,6 +4,7 @@
 // stages' cheapest points; a point whose sum is not below the best plan's time is removed. The saddle point over the
 // points that are left is found as in column generation (restricted_master.hpp). Then the stage is split whose time or
 // layers differ most among the plans of the saddle point.
+// README.md, step 8.
 #pragma once
 
 #include <algorithm>

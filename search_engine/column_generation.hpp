@@ -7,6 +7,7 @@
 // critical path of the mixture of plans. A remaining gap is branched on: layers of a stage, vocabulary strategy, layers
 // of a chunk; the node of least bound goes first. With one chunk a stage, column enumeration closes the rest
 // (column_enumeration.hpp).
+// README.md, step 7.
 #pragma once
 
 #include <algorithm>
@@ -29,8 +30,8 @@ namespace galvatron {
 
 class ColumnGeneration : public Search {
  public:
-  explicit ColumnGeneration(Problem tables)
-      : problem_(std::move(tables)),
+  explicit ColumnGeneration(Problem problem)
+      : problem_(std::move(problem)),
         cache_(problem_),
         graph_(problem_.passes),
         places_(problem_),
@@ -49,7 +50,7 @@ class ColumnGeneration : public Search {
 
   static constexpr long kMostEffort = 20'000'000;  // passes: a second or two; of more effort a share
 
-  // Some stage works as long.
+  // Lower bound: the busiest stage under a greedy partition.
   double bound(WorkBudget& budget) override {
     const std::lock_guard<std::mutex> lock(mutex_);
     double least = kInfinity;
@@ -170,7 +171,7 @@ class ColumnGeneration : public Search {
     return std::min({settled, least_open(), limit, best_.cost});
   }
 
-  // Plays over all divisions, under all strategies of the vocabulary; not again for the same limit or less.
+  // Builds and tightens the root node. Skipped when already done for this limit or a higher one.
   void open(double limit, WorkBudget& budget) {
     if (limit <= opened_) return;
     open_nodes_.clear();
@@ -195,7 +196,7 @@ class ColumnGeneration : public Search {
     opened_ = limit;
   }
 
-  // Every division under no strategy yet.
+  // Root node without vocabulary cases.
   Node everything() const {
     Node all;
     all.bound = kInfinity;
@@ -204,8 +205,8 @@ class ColumnGeneration : public Search {
     return all;
   }
 
-  // Attempts a division, each stage with these points or with the least work; makes the first points' plan and the
-  // best one's longest path known, and the first one's.
+  // Evaluates a partition, each stage with the given points or with its least work; adds its plan as a column and its
+  // critical paths as rows.
   PathWeights tried(VocabCase& vocab_case, const std::vector<int>& division, std::vector<Points> options,
                     WorkBudget& budget) {
     ChunkTimes times(chunks_, stages()), shortest = times;
@@ -442,12 +443,12 @@ class ColumnGeneration : public Search {
     return attempt(vocab_case, division, options, times, budget);
   }
 
-  // Ignores the memory budget.
+  // Sets a stage's times to lower bounds that ignore the memory budget.
   void roughly(const InterleavedStages& exact, ChunkTimes& times, int stage, const std::vector<int>& layers) const {
     for (int c = 0; c < chunks_a_stage(); ++c) {
-      const StageTime beside = exact.beside(stage, c);
-      times.forward[places_.of(stage, c)] = beside.forward + layers[c] * cache_.cheapest(0, {1, 0, 0});
-      times.backward[places_.of(stage, c)] = beside.backward + layers[c] * cache_.cheapest(0, {0, 1, 0});
+      const StageTime fixed = exact.fixed_time(stage, c);
+      times.forward[places_.of(stage, c)] = fixed.forward + layers[c] * cache_.cheapest(0, {1, 0, 0});
+      times.backward[places_.of(stage, c)] = fixed.backward + layers[c] * cache_.cheapest(0, {0, 1, 0});
     }
   }
 

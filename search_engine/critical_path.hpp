@@ -2,6 +2,7 @@
 //
 // A pass starts when its stage has finished the pass before it and its input has arrived. This is the only simulation
 // of a step: predictions use it, too (`step_ms`).
+// README.md, step 1.
 #pragma once
 
 #include <algorithm>

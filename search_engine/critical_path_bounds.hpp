@@ -5,6 +5,7 @@
 // or it comes back up and ends with the first stage's. The lists of passes say how many passes of the stage each path
 // has (schedule.hpp), for any schedule. A path's length is a weighted sum of the stages' times, so the sum of
 // bounds of the stages bounds it.
+// README.md, step 4.
 #pragma once
 
 #include <algorithm>
@@ -32,9 +33,9 @@ struct Weights {
   }
 };
 
-// The weights that are asked of a stage: of the stage that a path leans on (Busy: it never waits; the others make the
-// trip down and back with the first micro-batch, with the last, with both), by how the path ends; of the stages around
-// it; and of one time alone.
+// The weightings of a stage's times: as the main stage of a path (Busy: it never waits; the others make the trip down
+// and back with the first micro-batch, with the last, with both), by the path's end; as another stage of the path; and
+// of a single time.
 enum Weighting : int {
   kBusy,
   kStart,
@@ -54,11 +55,11 @@ enum Weighting : int {
 };
 constexpr int kWeightings = kSync + 1;
 
-// Where a path ends: it comes back up and ends at the first stage; or at the stage that it leans on.
+// End of a path: at the first stage, to which it returns, or at its main stage.
 enum Ending : int { kFirst, kHere };
 constexpr std::array<Ending, 2> kEndings{kFirst, kHere};
 
-// A path that leans on a stage: how it weighs that stage, those below it (towards the last), and where it ends.
+// A family of paths: weights of its main stage and of later stages, and its end.
 struct PathBound {
   Weighting own, below;
   Ending ending;
@@ -68,13 +69,13 @@ constexpr std::array<Weighting, 3> kBelow{kNowhere, kOnce, kTwice};
 
 class PathBounds {
  public:
-  explicit PathBounds(const Problem& tables) : of_(tables.stages), weights_(tables.stages) {
-    for (const Part& part : tables.strategies) layer_sync_ = std::max(layer_sync_, part.time.sync);
-    for (const Vocab& vocab : tables.vocabs)
+  explicit PathBounds(const Problem& problem) : of_(problem.stages), weights_(problem.stages) {
+    for (const Part& part : problem.strategies) layer_sync_ = std::max(layer_sync_, part.time.sync);
+    for (const Vocab& vocab : problem.vocabs)
       vocab_sync_ = std::max({vocab_sync_, vocab.first.time.sync, vocab.last.time.sync});
-    const Schedule& passes = tables.passes;
-    const int last = tables.micro_batches - 1;
-    for (int stage = 0; stage < tables.stages; ++stage) {
+    const Schedule& passes = problem.passes;
+    const int last = problem.micro_batches - 1;
+    for (int stage = 0; stage < problem.stages; ++stage) {
       std::array<Weights, kWeightings>& weights = weights_[stage];
       weights[kNowhere] = {0, 0, 0};
       weights[kOnce] = {1, 1, 0};
@@ -83,7 +84,7 @@ class PathBounds {
       weights[kForward] = {1, 0, 0};
       weights[kBackward] = {0, 1, 0};
       weights[kSync] = {0, 0, 1};
-      const bool is_last = stage + 1 == tables.stages;
+      const bool is_last = stage + 1 == problem.stages;
       // Below the last stage is nothing, but as kOnce its paths share the better bounds of the stages above.
       std::vector<Path> paths{{kBusy, is_last && stage > 0 ? kOnce : kNowhere, 0, passes.on_path(stage, {})}};
       if (!is_last) {
@@ -108,7 +109,7 @@ class PathBounds {
     return layers * layer_sync_ + (stage == 0 || stage + 1 == static_cast<int>(of_.size()) ? vocab_sync_ : 0);
   }
 
-  // How a path weighs a stage above the one that it leans on.
+  // Weighting of the stages above a path's main stage.
   static Weighting above(int stage, Ending ending) {
     if (ending == kHere) return kForward;
     return stage == 0 ? kOnceLast : kOnce;
@@ -118,7 +119,7 @@ class PathBounds {
   static double trips_above(Ending ending) { return ending == kFirst ? 2 : 1; }
   static double trips_below(Weighting below) { return below == kNowhere ? 0 : below == kOnce ? 2 : 4; }
 
-  // Whether a cheap bound of a stage will do: its exact optimum under this weighting seldom decides.
+  // Whether a stage's cheap bound is enough: its exact optimum under this weighting seldom decides.
   static bool is_minor(int stage, Weighting weighting) {
     return weighting == kForward || (stage > 0 && kBusyLast <= weighting && weighting <= kBothEndsLast);
   }
@@ -154,13 +155,13 @@ class PathBounds {
     return static_cast<Weighting>(weighting + (kBusyLast - kBusy) * ending);
   }
 
-  // A path that leans on a stage: forwards and backwards there, and trips to the last stage and back in between.
+  // A path around a stage: forwards and backwards there, and trips to the last stage and back in between.
   struct Path {
     Weighting weighting, below;
     double trips;
     std::optional<std::pair<int, int>> own;  // nothing: there is no such path
 
-    // Whether this one is longer for any times; of equal ones the first is.
+    // Whether this path is at least as long for all times.
     bool covers(const Path& other) const {
       if (!own || !other.own || &other == this) return false;
       const bool equal = trips == other.trips && *own == *other.own;

@@ -1,4 +1,5 @@
 // The Python module galvatron_dp_core: arrays in, arrays out. The one unit that includes all the rest of the core.
+// README.md, step 10.
 #if __cplusplus < 201703L
 #error "galvatron_dp_core needs C++17: compile it with -std=c++17"
 #endif
@@ -181,22 +182,22 @@ int in_flight_of(std::int64_t count, int least, int micro_batches) {
 }
 
 // Micro-batches in flight: a row for each moment, the stage and a number a chunk.
-void set_in_flight(Problem& tables, const Integers& in_flight) {
-  const int chunks = tables.passes.chunks();
+void set_in_flight(Problem& problem, const Integers& in_flight) {
+  const int chunks = problem.passes.chunks();
   if (in_flight.shape(1) != 1 + chunks) throw py::value_error("in_flight: not as many chunks as in passes");
-  tables.held.resize(tables.stages);
+  problem.held.resize(problem.stages);
   for (py::ssize_t row = 0; row < in_flight.shape(0); ++row) {
     const std::int64_t stage = in_flight.at(row, 0);
-    if (stage < 0 || stage >= tables.stages) throw py::value_error("in_flight: a stage is out of range");
+    if (stage < 0 || stage >= problem.stages) throw py::value_error("in_flight: a stage is out of range");
     std::vector<int> moment;
     for (int chunk = 0; chunk < chunks; ++chunk)
-      moment.push_back(in_flight_of(in_flight.at(row, 1 + chunk), chunks == 1, tables.micro_batches));
-    tables.held[stage].push_back(std::move(moment));
+      moment.push_back(in_flight_of(in_flight.at(row, 1 + chunk), chunks == 1, problem.micro_batches));
+    problem.held[stage].push_back(std::move(moment));
   }
-  for (const auto& moments : tables.held) {
+  for (const auto& moments : problem.held) {
     if (moments.empty() || (chunks == 1 && moments.size() > 1))
       throw py::value_error("in_flight: a stage is missing, or has several moments but one chunk");
-    tables.in_flight.push_back(moments.front().front());
+    problem.in_flight.push_back(moments.front().front());
   }
 }
 
@@ -211,16 +212,16 @@ std::unique_ptr<Search> make_pipeline(const Integers& layers, std::optional<std:
   const std::int64_t stages = in_flight.at(in_flight.shape(0) - 1, 0) + 1;
   const py::ssize_t count = strategies.ndim() ? strategies.shape(0) : 0;
   const py::ssize_t kinds = types.size(), options = vocabs.ndim() ? vocabs.shape(0) : 0;
-  Problem tables;
-  tables.starts = starts_of(layers);
-  tables.layers = tables.starts.back();
-  tables.most_first = static_cast<int>(most_first.value_or(tables.layers));
-  if (most_first && (*most_first < 1 || *most_first > tables.layers || tables.type_count() == 1))
+  Problem problem;
+  problem.starts = starts_of(layers);
+  problem.layers = problem.starts.back();
+  problem.most_first = static_cast<int>(most_first.value_or(problem.layers));
+  if (most_first && (*most_first < 1 || *most_first > problem.layers || problem.type_count() == 1))
     throw py::value_error("most_first: at least 1, at most all layers, where they are of several types");
-  if (stages < 1 || stages > tables.layers) throw py::value_error("in_flight: fewer layers than stages");
-  if (tables.layers * stages > kMostCells)
+  if (stages < 1 || stages > problem.layers) throw py::value_error("in_flight: fewer layers than stages");
+  if (problem.layers * stages > kMostCells)
     throw py::value_error("in_flight: layers times stages are more than 5000000");
-  tables.passes = lists_of(passes, runs, stages, micro_batches);
+  problem.passes = lists_of(passes, runs, stages, micro_batches);
   if (count < 1 || count > kMostStrategies) throw py::value_error("strategies: none, or more than 2000");
   if (options > kMostVocabs) throw py::value_error("vocabs: more than 2000");
   if (types.ndim() != 1 || kinds < 1 || kinds > kMostGroups)
@@ -233,40 +234,40 @@ std::unique_ptr<Search> make_pipeline(const Integers& layers, std::optional<std:
   check_all("vocab_enter", vocab_enter, {options, kinds, 2});
   check_all("vocab_leave", vocab_leave, {options, kinds, 2});
   check_all("middle", middle, {2, kNumbers});
-  check_all("send", send, {2, tables.type_count()});
-  if (tables.passes.chunks() > 1 && (tables.type_count() > 1 || stages < 2))
+  check_all("send", send, {2, problem.type_count()});
+  if (problem.passes.chunks() > 1 && (problem.type_count() > 1 || stages < 2))
     throw py::value_error("passes: several chunks need layers of one type, and two stages");
-  if (tables.layers < stages * tables.passes.chunks()) throw py::value_error("layers: fewer than chunks");
+  if (problem.layers < stages * problem.passes.chunks()) throw py::value_error("layers: fewer than chunks");
   if (std::isnan(budget)) throw py::value_error("budget_mib: is NaN");  // below 0: the reserve is more than there is
   if (layouts.ndim() != 1 || layouts.size() != count) throw py::value_error("layouts: one a strategy");
-  tables.stages = static_cast<int>(stages);
-  tables.micro_batches = static_cast<int>(micro_batches);
-  tables.budget = budget;
-  tables.types.assign(types.data(), types.data() + kinds);
-  if (!std::is_sorted(tables.types.begin(), tables.types.end()) || tables.types.front() != 0 ||
-      tables.types.back() != tables.type_count() - 1)
+  problem.stages = static_cast<int>(stages);
+  problem.micro_batches = static_cast<int>(micro_batches);
+  problem.budget = budget;
+  problem.types.assign(types.data(), types.data() + kinds);
+  if (!std::is_sorted(problem.types.begin(), problem.types.end()) || problem.types.front() != 0 ||
+      problem.types.back() != problem.type_count() - 1)
     throw py::value_error("types: of each layout, rising from the first type of layers to the last");
   for (py::ssize_t k = 0; k < count; ++k) {
     const std::int64_t layout = layouts.data()[k];
     if (layout < 0 || layout >= kinds) throw py::value_error("layouts: out of range");
-    tables.strategies.push_back(part_of(strategies.data(k), static_cast<int>(layout)));
+    problem.strategies.push_back(part_of(strategies.data(k), static_cast<int>(layout)));
   }
-  for (py::ssize_t g = 0; g < kinds; ++g) tables.change.push_back(changes_of(change.data(g), kinds));
-  tables.enter = changes_by_boundary(enter, kinds);
-  tables.leave = changes_by_boundary(leave, kinds);
+  for (py::ssize_t g = 0; g < kinds; ++g) problem.change.push_back(changes_of(change.data(g), kinds));
+  problem.enter = changes_by_boundary(enter, kinds);
+  problem.leave = changes_by_boundary(leave, kinds);
   for (py::ssize_t v = 0; v < options; ++v)
-    tables.vocabs.push_back({part_of(vocabs.data(v)), part_of(vocabs.data(v) + kNumbers),
+    problem.vocabs.push_back({part_of(vocabs.data(v)), part_of(vocabs.data(v) + kNumbers),
                              changes_of(vocab_enter.data(v), kinds), changes_of(vocab_leave.data(v), kinds)});
-  tables.send.inside.assign(send.data(0), send.data(0) + tables.type_count());
-  tables.send.between.assign(send.data(1), send.data(1) + tables.type_count());
-  tables.middle = part_of(middle.data(0));
-  tables.later = part_of(middle.data(1));
-  set_in_flight(tables, in_flight);
-  if (tables.passes.chunks() > 1) return std::make_unique<ColumnGeneration>(std::move(tables));
-  return std::make_unique<PipelineSearch>(std::move(tables));
+  problem.send.inside.assign(send.data(0), send.data(0) + problem.type_count());
+  problem.send.between.assign(send.data(1), send.data(1) + problem.type_count());
+  problem.middle = part_of(middle.data(0));
+  problem.later = part_of(middle.data(1));
+  set_in_flight(problem, in_flight);
+  if (problem.passes.chunks() > 1) return std::make_unique<ColumnGeneration>(std::move(problem));
+  return std::make_unique<PipelineSearch>(std::move(problem));
 }
 
-// Calls `work(poll)` while other threads of Python run.
+// Calls `work(budget)` while other threads of Python run.
 template <class Work>
 auto without_gil(const Cancel* cancel, Work work) {
   WorkBudget budget = budget_for(cancel);

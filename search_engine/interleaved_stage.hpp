@@ -4,6 +4,7 @@
 // The knapsack treats a chunk as a layer type: its layers hold as many micro-batches as the schedule has of it in
 // flight. Their memory is largest at one of some moments; each moment alone is a relaxation. With several chunks, the
 // bound leaves out resharding within a chunk.
+// README.md, step 4.
 #pragma once
 
 #include <algorithm>
@@ -80,11 +81,11 @@ struct KnownWorks {
 class InterleavedStages {
  public:
   // `inner`: those of stages that know nothing of the vocabulary, shared by all of its strategies.
-  InterleavedStages(const Problem& tables, const Vocab& vocab, const ChoiceCache& cache, KnownWorks& inner)
-      : problem_(tables), vocab_(vocab), inner_(inner), useful_(cache.useful()), chunks_(tables.passes.chunks()) {
+  InterleavedStages(const Problem& problem, const Vocab& vocab, const ChoiceCache& cache, KnownWorks& inner)
+      : problem_(problem), vocab_(vocab), inner_(inner), useful_(cache.useful()), chunks_(problem.passes.chunks()) {
     if (chunks_ > kMostChunks) throw TooHard("the search knows 16 chunks a stage");
-    layouts_ = chunks_ == 1 ? tables.layouts() : 1;
-    const double passes = tables.micro_batches;
+    layouts_ = chunks_ == 1 ? problem.layouts() : 1;
+    const double passes = problem.micro_batches;
     for (const bool with_sync : {false, true})
       busy_[with_sync].weights.assign(chunks_, {passes, passes, with_sync ? 1.0 : 0.0});
   }
@@ -128,14 +129,14 @@ class InterleavedStages {
 
   // Lagrangian relaxation of a stage, for any weights of each chunk's passes and of the sync: memory has a price, ms
   // per MiB, instead of a limit, and of the workspace only a single layer's need counts. Calls
-  // `take(beside, layer)` once a level of that, with the cost besides its layers and that of a layer of each chunk. The
+  // `take(fixed, layer)` once a level of that, with the cost without layers and that of a layer of each chunk. The
   // least of them is a lower bound, for any price and for any of the moments, or mean of them, in `held`.
   template <class Take>
   void relax(int stage, const std::vector<double>& held, const std::vector<Weights>& weights, double price,
              Take take) const {
     const MemoryBudget room = this->room(stage, held);
     double fixed = -price * within(room.budget);
-    for (int chunk = 0; chunk < chunks_; ++chunk) fixed += weights[chunk].of(beside(stage, chunk));
+    for (int chunk = 0; chunk < chunks_; ++chunk) fixed += weights[chunk].of(fixed_time(stage, chunk));
     std::vector<double> least(chunks_, kInfinity);
     bool better = false;
     std::vector<std::pair<double, int>>& rising = by_workspace_[room.workspace];
@@ -202,8 +203,8 @@ class InterleavedStages {
     return found.size() <= most && effort > 0 && budget.steps() < stop;
   }
 
-  // Least times of a chunk besides its layers' own.
-  StageTime beside(int stage, int chunk) const {
+  // Least times of a chunk without its layers.
+  StageTime fixed_time(int stage, int chunk) const {
     StageTime time = part(stage, chunk).time;
     Change enters{kInfinity, kInfinity}, leaves = enters;
     for (int layout = 0; layout < problem_.layouts(); ++layout) {
@@ -371,9 +372,9 @@ class InterleavedStages {
   MemoryBudget room(int stage, const Held& held) const {
     MemoryBudget room{problem_.budget, {}};
     for (int chunk = 0; chunk < chunks_; ++chunk) {
-      const Part& beside = part(stage, chunk);
-      room.budget -= beside.states + held[chunk] * beside.activation;
-      room.workspace = most_of(room.workspace, beside.workspace);
+      const Part& fixed = part(stage, chunk);
+      room.budget -= fixed.states + held[chunk] * fixed.activation;
+      room.workspace = most_of(room.workspace, fixed.workspace);
     }
     return room;
   }
@@ -400,7 +401,7 @@ class InterleavedStages {
         break;
       }
       held = fullest;
-      for (const Held& moment : moments)  // at last all at once
+      for (const Held& moment : moments)  // finally all moments at once
         for (int chunk = 0; tried + 1 == kMostMoments && chunk < chunks_; ++chunk)
           held[chunk] = std::max(held[chunk], moment[chunk]);
     }

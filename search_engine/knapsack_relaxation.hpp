@@ -1,5 +1,6 @@
 // The relaxation of a multiple-choice knapsack: lower convex hulls of the strategies, with a Lagrange multiplier for
 // memory.
+// README.md, step 2.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +13,7 @@
 
 namespace galvatron {
 
-constexpr int kMostTypes = 17;  // of layers; chunks of a stage are distinguished as types are
+constexpr int kMostTypes = 17;  // layer types; chunks count as types
 
 // Layers of a stage, by type; those of types `first_type` to `last_type` alone are more than 0.
 struct Layers {

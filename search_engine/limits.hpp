@@ -1,4 +1,5 @@
 // Infinity, tolerances, and the limits of a search on work and memory.
+// README.md, step 9.
 #pragma once
 
 #include <atomic>
@@ -22,7 +23,7 @@ constexpr double kRounding = 1e-12;
 inline double within(double budget) { return budget + kRounding * (budget < 0 ? -budget : budget); }
 inline bool is_less(double a, double b) { return a < b - kRounding * (b < kInfinity ? b : 0.0); }
 
-// The optimum would take more memory or time than there should be.
+// The optimum would exceed the limits on memory or time.
 class TooHard : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -41,10 +42,10 @@ class WorkBudget {
     check();
   }
 
-  // Taken so far.
+  // Steps taken so far.
   std::size_t steps() const { return steps_; }
 
-  // No more than so many from here on.
+  // Sets the number of steps that may follow.
   void allow(std::size_t steps) { most_ = steps_ + steps; }
 
   void check() const {

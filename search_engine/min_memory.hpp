@@ -1,4 +1,5 @@
 // The least memory in which a pipeline fits, in any time.
+// README.md, step 10.
 #pragma once
 
 #include <array>
@@ -21,12 +22,12 @@ class MinMemory {
     std::array<int, kMostTypes> strategy{};  // of all layers of each type
   };
 
-  MinMemory(const Problem& tables, const ChoiceCache& cache) : problem_(tables) {
-    for (const int held : tables.in_flight) {
+  MinMemory(const Problem& problem, const ChoiceCache& cache) : problem_(problem) {
+    for (const int held : problem.in_flight) {
       if (choices_.count(held)) continue;
       std::vector<Choice> choices;
       for (const int k : cache.useful()) {
-        const Part& part = tables.strategies[k];
+        const Part& part = problem.strategies[k];
         choices.push_back({part.states + held * part.activation, 0, part.workspace, k, cache.type_of(k)});
       }
       choices = undominated(std::move(choices));
@@ -39,7 +40,7 @@ class MinMemory {
   const Need& of(const Vocab& vocab, int stage, Span span) {
     const int held = problem_.in_flight[stage];
     const auto& [choices, levels] = choices_.at(held);
-    const Part& fixed = problem_.beside(vocab, stage);
+    const Part& fixed = problem_.fixed_part(vocab, stage);
     const Layers layers = problem_.layers_of(span);
     const auto [known, is_new] = known_.try_emplace({held, &fixed, layers.of});
     Need& best = known->second;

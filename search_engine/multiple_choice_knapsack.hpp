@@ -1,6 +1,7 @@
 // The exact optimum of a stage, as a multiple-choice knapsack over counts: of identical layers, only the number with
 // each strategy matters. Layouts are enumerated as sets, extended while the lower bound stays below the best plan;
 // counts by branch and bound on reduced costs.
+// README.md, step 2.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,6 @@
 // A node of the branch-and-bound tree of column generation, and pricing over it: the plan of least weighted sum, under
 // each vocabulary strategy that is left. Only the first and the last stage depend on the vocabulary strategy.
+// README.md, steps 7 and 8.
 #pragma once
 
 #include <algorithm>
@@ -26,9 +27,9 @@ struct Node {
   std::vector<int> fewest, most;           // layers of each chunk
   std::vector<int> fewest_of, most_of;     // layers of each stage
   double sum = 0;                          // bound by the weights alone
-  PathWeights weights{0, 0};               // behind it
-  std::vector<double> mean, spread;        // of each chunk's layers in the plans of the saddle point
-  std::vector<double> mean_of, spread_of;  // of each stage's
+  PathWeights weights{0, 0};               // of the paths that give this sum
+  std::vector<double> mean, spread;        // mean and spread of each chunk's layers over the master's plans
+  std::vector<double> mean_of, spread_of;  // the same of each stage
   std::vector<int> latest;                 // layers of each chunk in the last priced plan, or likely ones
 
   // `plan`: each chunk's layers, and the number of the vocabulary strategy.
@@ -64,31 +65,31 @@ struct Column {
 class NodePricing {
  public:
   // Removes the vocabulary strategies from the node under which nothing costs less than the limit, as `least` does.
-  NodePricing(const Problem& tables, const ChoiceCache& cache, std::vector<VocabCase>& vocab_cases, Node& node,
+  NodePricing(const Problem& problem, const ChoiceCache& cache, std::vector<VocabCase>& vocab_cases, Node& node,
               double limit, WorkBudget& budget)
-      : problem_(tables),
+      : problem_(problem),
         cache_(cache),
-        places_(tables),
+        places_(problem),
         vocab_cases_(vocab_cases),
         node_(node),
-        inner_(tables.stages) {
+        inner_(problem.stages) {
     for (const int vocab_case : node.vocab_cases)
       outer_.push_back(
-          {vocab_case, std::vector<FeasibleSizes>(tables.stages), std::vector<StageCosts>(tables.stages), {}});
+          {vocab_case, std::vector<FeasibleSizes>(problem.stages), std::vector<StageCosts>(problem.stages), {}});
     double ends = 0;
-    for (int s = 0; s < tables.stages; ++s) {
-      StageTime beside{kInfinity, kInfinity, 0};
+    for (int s = 0; s < problem.stages; ++s) {
+      StageTime fixed{kInfinity, kInfinity, 0};
       auto add = [&](int vocab_case, FeasibleSizes& own) {
         own = feasible(vocab_case, s, ends, limit, budget);
-        const StageTime time = vocab_cases_[vocab_case].stages->beside(s, 0);
-        beside.forward = std::min(beside.forward, time.forward);
-        beside.backward = std::min(beside.backward, time.backward);
+        const StageTime time = vocab_cases_[vocab_case].stages->fixed_time(s, 0);
+        fixed.forward = std::min(fixed.forward, time.forward);
+        fixed.backward = std::min(fixed.backward, time.backward);
       };
       if (is_inner(s))
         add(0, inner_[s]);
       else
         for (Outer& outer : outer_) add(outer.vocab_case, outer.feasible_of[s]);
-      ends += beside.forward + beside.backward + node.fewest[s] * cache.cheapest(0, {1, 1, 0}) + 2 * link();
+      ends += fixed.forward + fixed.backward + node.fewest[s] * cache.cheapest(0, {1, 1, 0}) + 2 * link();
     }
     keep([&](const Outer& outer) {
       const double longest = this->longest(outer);

@@ -1,7 +1,7 @@
 // The fastest pipeline under one vocabulary strategy: depth-first branch and bound over partitions and, at a leaf, over
 // the Pareto points of its stages. The bounds are those of paths (critical_path_bounds.hpp), for all partitions
-// (partitions.hpp), from exact optima of stages (stage_solver.hpp); a leaf
-// is timed by simulation (critical_path.hpp).
+// (partitions.hpp), from exact optima of stages (stage_solver.hpp); a leaf is timed by simulation (critical_path.hpp).
+// README.md, step 6.
 #pragma once
 
 #include <algorithm>
@@ -26,21 +26,24 @@ struct PipelineSolution {
 
 class PartitionSearch {
  public:
-  PartitionSearch(const Problem& tables, const PathBounds& cuts, StageSolver& stages, ChoiceCache& cache,
+  PartitionSearch(const Problem& problem, const PathBounds& bounds, StageSolver& solver, ChoiceCache& cache,
                   StepGraph& graph)
-      : problem_(tables), bounds_(cuts), stages_(stages), graph_(graph), partitions_(tables, cuts, stages, cache) {}
+      : problem_(problem),
+        bounds_(bounds),
+        solver_(solver),
+        graph_(graph),
+        partitions_(problem, bounds, solver, cache) {}
 
-  // A lower bound of every pipeline, cheap; infinite where no division fits.
+  // Cheap lower bound over all partitions; infinite where none fits.
   double bound(WorkBudget& budget) { return partitions_.bound(budget); }
 
-  // A better one.
+  // Tighter lower bound.
   double tight_bound(WorkBudget& budget) { return partitions_.tight_bound(budget); }
 
-  // Makes `best` the optimum, if that costs less than `best` does; one of the bounds must have been asked before. Takes
-  // its work, in simulated passes, off `effort`; false: given up when that was used up, and no pipeline costs less than
-  // `bound`.
+  // Sets `best` to the optimum if that costs less; call one of the bounds before it. Subtracts its work, in simulated
+  // passes, from `effort`. False: the effort was used up, and `bound` is a lower bound.
   bool solve(PipelineSolution& best, double& bound, long& effort, WorkBudget& budget) {
-    poll_ = &budget;
+    budget_ = &budget;
     effort_ = effort;
     if (best.cost == kInfinity || partitions_.narrow(best.cost, bound, budget)) {
       start(best);
@@ -57,10 +60,10 @@ class PartitionSearch {
 
   double simulate(const std::vector<StageTime>& times) {
     effort_ -= graph_.work();
-    return graph_.time(times, links_, *poll_);
+    return graph_.time(times, links_, *budget_);
   }
 
-  // Makes a division the one that is worked on.
+  // Selects the partition to work on.
   void take(const std::vector<int>& division) {
     division_ = division;
     settle_spans(problem_.stages);
@@ -77,23 +80,23 @@ class PartitionSearch {
     }
   }
 
-  // --- the divisions ----------------------------------------------------------------------------------------------
+  // --- partitions -------------------------------------------------------------------------------------------------
 
-  // Those from a stage on, depth first.
+  // Depth-first search over the sizes of `stage` and all later ones.
   void divide(int stage, int first, PipelineSolution& best) {
     if (stage == problem_.stages) return leaf(best);
     const auto& arcs = partitions_.arcs(stage);
     for (auto arc = arcs.rbegin(); arc != arcs.rend() && effort_ > 0; ++arc) {
       if (arc->span.first != first || !is_less(arc->cost, best.cost)) continue;
       const int n = arc->span.layers;
-      poll_->tick();
+      budget_->tick();
       effort_ -= kBoundPasses * problem_.stages;
       division_[stage] = n;
       if (is_less(partial_bound(stage + 1, first + n), best.cost)) divide(stage + 1, first + n, best);
     }
   }
 
-  // Below the time of every pipeline whose first stages are divided so, after so many layers.
+  // Lower bound of all pipelines with the first stages as selected, which have this number of layers.
   double partial_bound(int stages, int layers) {
     settle_spans(stages);
     return bounds_.longest(
@@ -102,13 +105,13 @@ class PartitionSearch {
   }
 
   double least(int stage, Weighting weighting) {
-    if (PathBounds::is_minor(stage, weighting)) return stages_.bound(stage, spans_[stage], weighting, *poll_);
-    return stages_.least(stage, spans_[stage], weighting, *poll_);
+    if (PathBounds::is_minor(stage, weighting)) return solver_.bound(stage, spans_[stage], weighting, *budget_);
+    return solver_.least(stage, spans_[stage], weighting, *budget_);
   }
 
-  // --- the strategies of one division ---------------------------------------------------------------------------
+  // --- strategies of one partition ------------------------------------------------------------------------------
 
-  // The division's best pipeline.
+  // Optimum of the selected partition.
   void leaf(PipelineSolution& best) {
     settle_spans(problem_.stages);
     free_.assign(problem_.stages, true);
@@ -119,11 +122,11 @@ class PartitionSearch {
   }
 
   double share(int stage, Weighting weighting) {
-    if (free_[stage]) return stages_.least(stage, spans_[stage], weighting, *poll_);
+    if (free_[stage]) return solver_.least(stage, spans_[stage], weighting, *budget_);
     return bounds_.weights(stage, weighting).of(chosen_[stage].time);
   }
 
-  // Below the time of every pipeline of the division with the points chosen so far.
+  // Lower bound of the partition's pipelines with the points chosen so far.
   double node_bound() {
     const double cut = bounds_.longest(
         problem_.stages, [&](int s, Weighting w) { return share(s, w); }, [&](int s) { return links_[s]; },
@@ -140,7 +143,7 @@ class PartitionSearch {
     std::vector<StagePoint> points(problem_.stages);
     std::vector<StageTime> times(problem_.stages);
     for (int s = 0; s < problem_.stages; ++s) {
-      points[s] = stages_.best(s, spans_[s], kBusy, *poll_);
+      points[s] = solver_.best(s, spans_[s], kBusy, *budget_);
       if (points[s].counts.empty()) return;  // none is known
       times[s] = points[s].time;
     }
@@ -149,7 +152,7 @@ class PartitionSearch {
       better = false;
       for (int s = 0; s < problem_.stages && effort_ > 0; ++s) {
         auto attempt = [&](Weighting weighting) {
-          const StagePoint& point = stages_.best(s, spans_[s], weighting, *poll_);
+          const StagePoint& point = solver_.best(s, spans_[s], weighting, *budget_);
           if (point.counts.empty()) return;
           const StageTime before = std::exchange(times[s], point.time);
           const double attempted = simulate(times);
@@ -166,10 +169,10 @@ class PartitionSearch {
     if (is_less(cost, best.cost)) best = {cost, best.vocab, division_, std::move(points)};
   }
 
-  // Proves the division's optimum: while the bound is below the best, one more stage is settled in every way that could
-  // be part of something better.
+  // Proves the partition's optimum: while the bound is below the best, branches on the points of one more stage that a
+  // better pipeline could have.
   void refine(PipelineSolution& best) {
-    poll_->tick();
+    budget_->tick();
     if (effort_ <= 0 || !is_less(node_bound(), best.cost)) return;
     const int stage = loosest();
     if (stage < 0) {
@@ -196,7 +199,7 @@ class PartitionSearch {
     double longest = -1;
     for (int s = 0; s < problem_.stages; ++s) {
       if (!free_[s]) continue;
-      const StageTime relaxed = std::exchange(times_[s], stages_.best(s, spans_[s], kBusy, *poll_).time);
+      const StageTime relaxed = std::exchange(times_[s], solver_.best(s, spans_[s], kBusy, *budget_).time);
       const double time = simulate(times_);
       times_[s] = relaxed;
       if (time > longest) longest = time, loosest = s;
@@ -204,7 +207,7 @@ class PartitionSearch {
     return loosest;
   }
 
-  // Points of a stage that no other one beats and that may be part of a pipeline below the limit.
+  // Undominated points of a stage that a pipeline below the limit may have.
   bool points_below(int stage, double limit, Vector<StagePoint>& points) {
     // The path that leaves the stage least time, for its weight, keeps the enumeration smallest.
     Weighting narrow = kBusy;
@@ -215,12 +218,13 @@ class PartitionSearch {
       const double room = (left - share(stage, cut.own)) / (weights.forward + weights.backward);
       if (room < least_room) least_room = room, narrow = cut.own, narrow_limit = left;
     }
-    if (!stages_.points(stage, spans_[stage], narrow, narrow_limit, kMostPoints, points, effort_, *poll_)) return false;
+    if (!solver_.points(stage, spans_[stage], narrow, narrow_limit, kMostPoints, points, effort_, *budget_))
+      return false;
     auto key = [](const StagePoint& p) { return std::tie(p.time.forward, p.time.backward, p.time.sync); };
     std::sort(points.begin(), points.end(), [&](const StagePoint& a, const StagePoint& b) { return key(a) < key(b); });
     Vector<StagePoint> kept;
     for (StagePoint& point : points) {
-      poll_->tick(kept.size());
+      budget_->tick(kept.size());
       const bool beaten = std::any_of(kept.begin(), kept.end(), [&](const StagePoint& other) {
         return other.time.backward <= point.time.backward && other.time.sync <= point.time.sync;
       });
@@ -240,21 +244,21 @@ class PartitionSearch {
     return sum;
   }
 
-  // --- a good start -----------------------------------------------------------------------------------------------
+  // --- first solution ---------------------------------------------------------------------------------------------
 
-  // The division behind the bound.
+  // Evaluates the partition that attains the bound.
   void start(PipelineSolution& best) {
-    take(partitions_.promising(*poll_));
+    take(partitions_.promising(*budget_));
     free_.assign(problem_.stages, true);
     if (is_less(node_bound(), best.cost)) settle(best);
   }
 
   const Problem& problem_;
   const PathBounds& bounds_;
-  StageSolver& stages_;
+  StageSolver& solver_;
   StepGraph& graph_;
   Partitions partitions_;
-  WorkBudget* poll_ = nullptr;
+  WorkBudget* budget_ = nullptr;
   long effort_ = 0;
 
   std::vector<int> division_;       // worked on: layers of each stage

@@ -1,9 +1,10 @@
 // Partitions of the layers into stages, as a layered graph: a node is a boundary between two stages, an arc the layers
 // of a stage.
 //
-// The paths that lean on a stage (critical_path_bounds.hpp) bound the time of every pipeline with one of its arcs. At
+// The paths around a stage (critical_path_bounds.hpp) bound the time of every pipeline with one of its arcs. At
 // first the layers of all other stages cost as much as the cheapest strategy; then dynamic programs over the arcs
-// that are left say what the stages before and after each boundary cost at least, and arcs that cannot win are removed.
+// that are left bound the cost of the stages before and after each boundary, and arcs that cannot win are removed.
+// README.md, step 5.
 #pragma once
 
 #include <algorithm>
@@ -25,35 +26,36 @@ class Partitions {
     double cost;  // ms, of every pipeline with it, at least
   };
 
-  Partitions(const Problem& tables, const PathBounds& cuts, StageSolver& stages, ChoiceCache& cache)
-      : problem_(tables), bounds_(cuts), stages_(stages), cache_(cache), times_(tables.stages) {
+  Partitions(const Problem& problem, const PathBounds& bounds, StageSolver& solver, ChoiceCache& cache)
+      : problem_(problem), bounds_(bounds), solver_(solver), cache_(cache), times_(problem.stages) {
     for (const Ending ending : kEndings) {
       Elsewhere& head = heads_[ending];
-      head.stages.assign(tables.stages, 0);
-      for (int s = 0; s + 1 < tables.stages; ++s)
-        head.stages[s + 1] = head.stages[s] + stages.fixed(s, PathBounds::above(s, ending)) +
-                             PathBounds::trips_above(ending) * tables.least_send();
+      head.stages.assign(problem.stages, 0);
+      for (int s = 0; s + 1 < problem.stages; ++s)
+        head.stages[s + 1] = head.stages[s] + solver.fixed(s, PathBounds::above(s, ending)) +
+                             PathBounds::trips_above(ending) * problem.least_send();
       head.layers = priced(cache, PathBounds::above(1, ending));
     }
     for (const Weighting below : kBelow) {
       Elsewhere& tail = tails_[below];
-      tail.stages.assign(tables.stages + 1, 0);
-      for (int s = tables.stages - 1; s >= 0; --s)
-        tail.stages[s] = tail.stages[s + 1] + stages.fixed(s, below) +
-                         (s > 0 ? PathBounds::trips_below(below) * tables.least_send() : 0);
+      tail.stages.assign(problem.stages + 1, 0);
+      for (int s = problem.stages - 1; s >= 0; --s)
+        tail.stages[s] = tail.stages[s + 1] + solver.fixed(s, below) +
+                         (s > 0 ? PathBounds::trips_below(below) * problem.least_send() : 0);
       tail.layers = priced(cache, below);
       for (double& sum : tail.layers) sum = tail.layers.back() - sum;
     }
   }
 
-  // A lower bound of every pipeline, cheap; infinite where no partition fits.
+  // Cheap lower bound over all partitions; infinite where none fits.
   double bound(WorkBudget& budget) {
     auto cost = [&](int stage, Span span, double) { return this->cost(stage, span, false, budget); };
     found_ = least_dearest(problem_, cost, 0, kTolerance, budget);
     return found_.bound;
   }
 
-  // The same with the stages' exact optima; to be asked after it. These may fall with more layers of another type.
+  // Tighter lower bound with exact optima of stages; call `bound` before it. Optima may fall with more layers of
+  // another type.
   double tight_bound(WorkBudget& budget) {
     if (problem_.type_count() > 1 || !(found_.bound < kInfinity)) return found_.bound;
     auto cost = [&](int stage, Span span, double limit) {
@@ -85,7 +87,7 @@ class Partitions {
     return division;
   }
 
-  // Leaves those arcs that may be part of a pipeline below the limit, and raises `bound`. False: there is none.
+  // Removes arcs that no pipeline below the limit has, and raises `bound`. False: no arc is left.
   bool narrow(double limit, double& bound, WorkBudget& budget) {
     if (arcs_.empty()) list(limit, budget);
     for (int round = 0; round < kRounds; ++round) {
@@ -109,10 +111,10 @@ class Partitions {
     return true;
   }
 
-  // By rising first layer and number of layers; after `narrow`.
+  // Sorted by first layer and number of layers; call `narrow` before it.
   const Vector<Arc>& arcs(int stage) const { return arcs_[stage]; }
 
-  // Below the weighted times of the stages from one on, after `first` layers, and of the link to the first of them.
+  // Lower bound of the weighted times of `stage` and all later ones, after `first` layers, and of the link to them.
   double rest(Weighting below, int stage, int first) const { return tails_[below].at(stage, first); }
 
  private:
@@ -141,7 +143,7 @@ class Partitions {
   StageTimes& times(int stage, Span span) {
     const bool inner = stage > 0 && stage < problem_.stages - 1;
     TimesOfSpans& times = inner ? cache_.inner_times(stage) : times_[stage];
-    const auto [known, is_new] = times.try_emplace(stages_.key(span));
+    const auto [known, is_new] = times.try_emplace(solver_.key(span));
     if (is_new) known->second[false].fill(-1), known->second[true].fill(-1);
     return known->second;
   }
@@ -150,12 +152,12 @@ class Partitions {
     exactly = exactly && !PathBounds::is_minor(stage, weighting);
     double& time = known[exactly][weighting];
     if (time < 0)
-      time = exactly ? stages_.least(stage, span, weighting, budget) : stages_.bound(stage, span, weighting, budget);
+      time = exactly ? solver_.least(stage, span, weighting, budget) : solver_.bound(stage, span, weighting, budget);
     return time;
   }
 
-  // Below the time of every pipeline in which a stage has these layers. The cheap one grows with them as long as layers
-  // elsewhere cost the least they can.
+  // Lower bound of all pipelines in which a stage has these layers. The cheap one grows with their number as long as
+  // other layers have their least cost.
   double cost(int stage, Span span, bool exactly, WorkBudget& budget) {
     if (stage == 0 && span.layers > problem_.most_first) return kInfinity;
     const auto head = [&](Ending ending) { return heads_[ending].at(stage, span.first); };
@@ -240,7 +242,7 @@ class Partitions {
 
   const Problem& problem_;
   const PathBounds& bounds_;
-  StageSolver& stages_;
+  StageSolver& solver_;
   ChoiceCache& cache_;
   std::array<Elsewhere, kEndings.size()> heads_;  // by where paths end
   std::array<Elsewhere, kWeightings> tails_;      // by the stages below

@@ -1,5 +1,6 @@
 // Pricing: the least cost that a stage adds to a weighted sum of all chunks' times, by its number of layers; and the
 // dynamic program that allocates the layers to the stages.
+// README.md, step 7.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +19,7 @@ namespace galvatron {
 struct ChunkPlaces {
   int stages, chunks;  // chunks: of a stage
 
-  explicit ChunkPlaces(const Problem& tables) : stages(tables.stages), chunks(tables.passes.chunks()) {}
+  explicit ChunkPlaces(const Problem& problem) : stages(problem.stages), chunks(problem.passes.chunks()) {}
 
   int of(int stage, int chunk) const { return chunk * stages + stage; }
 
@@ -57,7 +58,7 @@ void cheapest_first(double cost, const std::vector<double>& layer, const std::ve
     }
 }
 
-// A stage with its fewest layers, one more, and so on; those that can't win left out.
+// A stage with its fewest layers, one more, and so on, without sizes that cannot win.
 struct FeasibleSizes {
   int fewest = 0;                    // layers of the stage
   int skipped = 0;                   // of them, beyond the fewest of its chunks
@@ -121,7 +122,7 @@ class AllocationDp {
     return layers <= layers_ ? before_[stages_ - 1][layers_ - layers] : kInfinity;
   }
 
-  // The layers of each stage then.
+  // Layers of each stage in the cheapest allocation.
   std::vector<int> layers_of_stages() const {
     std::vector<int> of_stages(stages_, 0);
     for (int s = stages_ - 1, left = layers_; s >= 0; left -= of_stages[s--])
@@ -177,8 +178,8 @@ class AllocationDp {
 
 class Pricing {
  public:
-  Pricing(const Problem& tables, const ChoiceCache& cache, InterleavedStages& exact)
-      : problem_(tables), cache_(cache), exact_(exact), places_(tables), prices_(tables.stages, 0) {}
+  Pricing(const Problem& problem, const ChoiceCache& cache, InterleavedStages& exact)
+      : problem_(problem), cache_(cache), exact_(exact), places_(problem), prices_(problem.stages, 0) {}
 
   // Costs of divisions with `fewest` to `most` layers in each chunk; `now` is a likely one. The better of two bounds:
   // one weighs all passes of the stage equally and is exact; the other prices memory and keeps the chunks' own weights.
@@ -206,12 +207,12 @@ class Pricing {
         feasible.synced.push_back(exact_.work(stage, places_.own(fewest, stage), more, true, budget).least);
     StageCosts result;
     std::vector<double> price(weights.forward.size(), 0);  // of a layer more
-    double beside = 0;
+    double fixed = 0;
     for (int c = 0; c < chunks; ++c) {
       const int at = places_.of(stage, c);
       const Weights left{weights.forward[at] - common, weights.backward[at] - common, more_sync};
       price[at] = cache_.cheapest(0, left);
-      beside += left.of(exact_.beside(stage, c)) + fewest[at] * price[at];
+      fixed += left.of(exact_.fixed_time(stage, c)) + fewest[at] * price[at];
       result.cheapest.push_back(at);
     }
     std::stable_sort(result.cheapest.begin(), result.cheapest.end(), [&](int a, int b) { return price[a] < price[b]; });
@@ -220,12 +221,12 @@ class Pricing {
       if (skip-- > 0) return;
       const std::size_t more = result.costs.size();
       const double synced = sync > 0 ? sync * feasible.synced[more] : 0;
-      result.costs.push_back((busy - sync) * feasible.work[more] + synced + beside);
+      result.costs.push_back((busy - sync) * feasible.work[more] + synced + fixed);
     };
     add();
     for (const int at : result.cheapest)
       for (int n = fewest[at]; n < most[at] && result.costs.size() < feasible.work.size(); ++n) {
-        beside += price[at];
+        fixed += price[at];
         add();
       }
     return result;

@@ -1,4 +1,5 @@
 // The search problem of one family of plans: the arrays that the Python side hands over.
+// README.md, step 1.
 #pragma once
 
 #include <algorithm>
@@ -58,7 +59,7 @@ struct Problem {
   int layers, stages, micro_batches;
   Schedule passes;          // of each stage
   std::vector<int> starts;  // first layer of each type, in order, and the number of layers
-  int most_first;           // layers that the first stage has at most
+  int most_first;           // max layers of stage 0
   std::vector<Part> strategies;
   std::vector<int> types;                        // of each layout; strategies of a layout are of its type
   std::vector<std::vector<Change>> change;       // [layout before][layout after]
@@ -84,8 +85,8 @@ struct Problem {
   // Whether another type starts at this layer.
   bool is_between(int layer) const { return layer > 0 && layer < layers && starts[type_of(layer)] == layer; }
 
-  // Cost of a stage besides its layers.
-  const Part& beside(const Vocab& vocab, int stage) const {
+  // Cost of a stage without its layers.
+  const Part& fixed_part(const Vocab& vocab, int stage) const {
     return stage == 0 ? vocab.first : stage == stages - 1 ? vocab.last : middle;
   }
 
@@ -131,16 +132,16 @@ inline std::vector<int> useful_strategies(const std::vector<Part>& strategies) {
   std::vector<std::vector<double>> rows;
   for (const Part& part : strategies) {
     const PartNumbers numbers = numbers_of(part);
-    rows.push_back({1.0 * part.layout, -1.0 * part.layout});  // both are no larger in the same layout alone
+    rows.push_back({1.0 * part.layout, -1.0 * part.layout});  // neither is larger within the same layout
     rows.back().insert(rows.back().end(), numbers.begin(), numbers.end());
   }
   return undominated(rows);
 }
 
 // Vocabulary strategies that no other one beats.
-inline std::vector<int> useful_vocabs(const Problem& tables) {
+inline std::vector<int> useful_vocabs(const Problem& problem) {
   std::vector<std::vector<double>> rows;
-  for (const Vocab& vocab : tables.vocabs) {
+  for (const Vocab& vocab : problem.vocabs) {
     rows.emplace_back();
     for (const Part* part : {&vocab.first, &vocab.last})
       for (const double number : numbers_of(*part)) rows.back().push_back(number);
@@ -166,7 +167,7 @@ class Search {
   // A lower bound of the step time, in ms, cheap; infinite where nothing fits.
   virtual double bound(WorkBudget& budget) = 0;
 
-  // A better one. Bounds beyond `limit` stay rough.
+  // Tighter lower bound; bounds above `limit` stay cheap.
   virtual double tight_bound(double limit, WorkBudget& budget) = 0;
 
   // The optimum, if it costs less than `limit`; `proven`: nothing costs less than that. Given up after simulating

@@ -1,4 +1,5 @@
 // The cheapest order of the token layouts in a stage, where each resharding has a cost (Held-Karp).
+// README.md, step 3.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,6 @@
 // The restricted master problem of column generation: known plans and critical paths, and the saddle point between
 // them, which the simplex method finds (`balance`).
+// README.md, step 7.
 #pragma once
 
 #include <algorithm>

@@ -3,6 +3,7 @@
 // Every stage runs each micro-batch once forward and once backward through each of its chunks; forwards of a chunk come
 // in the order of the micro-batches, and so do backwards. Chunk c of stage s follows chunk c of stage s - 1, and chunk
 // c + 1 of the first stage follows chunk c of the last.
+// README.md, step 1.
 #pragma once
 
 #include <optional>

@@ -1,4 +1,5 @@
 // The fastest pipeline of a family, over all vocabulary strategies: partition search first, then column generation.
+// README.md, step 9.
 #pragma once
 
 #include <algorithm>
@@ -21,8 +22,8 @@ namespace galvatron {
 
 class PipelineSearch : public Search {
  public:
-  explicit PipelineSearch(Problem tables)
-      : problem_(std::move(tables)),
+  explicit PipelineSearch(Problem problem)
+      : problem_(std::move(problem)),
         bounds_(problem_),
         cache_(problem_),
         graph_(problem_.passes),
@@ -34,14 +35,14 @@ class PipelineSearch : public Search {
     const std::lock_guard<std::mutex> lock(mutex_);
     double least = kInfinity;
     for (const int v : useful_) {
-      StageSolver stages(problem_, bounds_, problem_.vocabs[v], cache_);
-      least = std::min(least, PartitionSearch(problem_, bounds_, stages, cache_, graph_).bound(budget));
+      StageSolver solver(problem_, bounds_, problem_.vocabs[v], cache_);
+      least = std::min(least, PartitionSearch(problem_, bounds_, solver, cache_, graph_).bound(budget));
     }
     return least;
   }
 
-  // A better one: under each vocabulary strategy, stages at their exact optima. Bounds beyond `limit` stay rough, and
-  // so do those that would take too much memory or time.
+  // Tighter lower bound: exact optima of stages under each vocabulary strategy. Bounds above `limit`, and those that
+  // would take too much memory or time, stay cheap.
   double tight_bound(double limit, WorkBudget& budget) override {
     const std::lock_guard<std::mutex> lock(mutex_);
     const VocabSearches searches = searches_below(limit, budget);
@@ -54,7 +55,7 @@ class PipelineSearch : public Search {
     VocabSearches searches = searches_below(limit, budget);
     effort = std::min(std::max(effort, 0L), kMostEffort);
     PlanFound found;
-    std::unique_ptr<ColumnGeneration> vocab_case;
+    std::unique_ptr<ColumnGeneration> column_generation;
     double tightened = kInfinity;  // the limit of the last exact column generation
     proven = 0;
     for (const long share : {effort / kFirstShare, effort}) {
@@ -66,11 +67,11 @@ class PipelineSearch : public Search {
       proven = std::max(proven, std::min(unproven, limit));
       if (!(proven < limit)) break;
       if (problem_.type_count() > 1) continue;
-      if (share < effort) limit = tighten(vocab_case, false, found, limit, effort, proven, budget);
+      if (share < effort) limit = tighten(column_generation, false, found, limit, effort, proven, budget);
       if (effort < ColumnGeneration::kMostEffort) continue;
-      while (proven < limit && limit < tightened) {  // a better plan leaves it less to look at
+      while (proven < limit && limit < tightened) {  // a better plan prunes more
         tightened = limit;
-        limit = tighten(vocab_case, true, found, limit, effort, proven, budget);
+        limit = tighten(column_generation, true, found, limit, effort, proven, budget);
       }
       if (!(proven < limit)) break;
     }
@@ -104,39 +105,39 @@ class PipelineSearch : public Search {
   struct VocabSearch {
     double bound;
     int vocab;
-    std::unique_ptr<StageSolver> stages;
+    std::unique_ptr<StageSolver> solver;
     std::unique_ptr<PartitionSearch> search;
 
-    void close() { search.reset(), stages.reset(); }
+    void close() { search.reset(), solver.reset(); }
   };
 
   using VocabSearches = std::vector<VocabSearch>;
 
-  // Searches each vocabulary strategy partition by partition. Returns a lower bound of those that were given up.
+  // Partition search under each vocabulary strategy. Returns a lower bound over those that were given up.
   double divided(VocabSearches& searches, PipelineSolution& best, long effort, WorkBudget& budget) {
     double unproven = kInfinity;
     budget.allow(kStepsOfPass * static_cast<std::size_t>(effort));
-    for (VocabSearch& one : searches) {
-      if (!is_less(one.bound, best.cost)) break;
+    for (VocabSearch& vocab_search : searches) {
+      if (!is_less(vocab_search.bound, best.cost)) break;
       PipelineSolution found;
       found.cost = best.cost;
-      if (!solved(one, found, effort, budget)) unproven = std::min(unproven, one.bound);
-      one.close();
+      if (!solved(vocab_search, found, effort, budget)) unproven = std::min(unproven, vocab_search.bound);
+      vocab_search.close();
       if (!is_less(found.cost, best.cost)) continue;
       best = std::move(found);
-      best.vocab = one.vocab;
+      best.vocab = vocab_search.vocab;
     }
     budget.allow(4 * kMostSteps);
     return unproven;
   }
 
-  // Column generation between the bound and the best plan. Returns the cost of the best plan then.
-  double tighten(std::unique_ptr<ColumnGeneration>& vocab_case, bool exactly, PlanFound& best, double limit,
+  // Column generation between the bound and the best plan. Returns the cost of the best plan after it.
+  double tighten(std::unique_ptr<ColumnGeneration>& column_generation, bool exactly, PlanFound& best, double limit,
                  long effort, double& proven, WorkBudget& budget) const {
     double bound = 0;
     try {
-      if (!vocab_case) vocab_case = std::make_unique<ColumnGeneration>(problem_);
-      PlanFound found = vocab_case->solve(limit, effort, bound, budget, exactly);
+      if (!column_generation) column_generation = std::make_unique<ColumnGeneration>(problem_);
+      PlanFound found = column_generation->solve(limit, effort, bound, budget, exactly);
       if (found.vocab >= 0) best = std::move(found), limit = best.cost;
       proven = std::max(proven, bound);
     } catch (const TooHard&) {
@@ -160,16 +161,17 @@ class PipelineSearch : public Search {
     for (const int v : useful_) searches.push_back({0, v, nullptr, nullptr});
     for (const bool tight : {false, true}) {  // cheap bounds of all of them first
       budget.allow(kMostSteps);
-      for (VocabSearch& one : searches) try {
-          if (!one.search) one.bound = std::max(one.bound, open(one, budget));
-          if (tight && is_less(one.bound, limit)) one.bound = one.search->tight_bound(budget);
+      for (VocabSearch& vocab_search : searches) try {
+          if (!vocab_search.search) vocab_search.bound = std::max(vocab_search.bound, open(vocab_search, budget));
+          if (tight && is_less(vocab_search.bound, limit))
+            vocab_search.bound = vocab_search.search->tight_bound(budget);
         } catch (const TooHard&) {
           for (VocabSearch& other : searches) other.close();
           cache_.forget();
         }
     }
     searches.erase(std::remove_if(searches.begin(), searches.end(),
-                                  [&](const VocabSearch& one) { return !is_less(one.bound, limit); }),
+                                  [&](const VocabSearch& vocab_search) { return !is_less(vocab_search.bound, limit); }),
                    searches.end());
     std::sort(searches.begin(), searches.end(),
               [](const VocabSearch& a, const VocabSearch& b) { return a.bound < b.bound; });
@@ -177,19 +179,19 @@ class PipelineSearch : public Search {
   }
 
   // Builds the solvers of a vocabulary strategy. Returns a cheap bound.
-  double open(VocabSearch& one, WorkBudget& budget) {
-    one.stages = std::make_unique<StageSolver>(problem_, bounds_, problem_.vocabs[one.vocab], cache_);
-    one.search = std::make_unique<PartitionSearch>(problem_, bounds_, *one.stages, cache_, graph_);
-    return one.search->bound(budget);
+  double open(VocabSearch& vocab_search, WorkBudget& budget) {
+    vocab_search.solver = std::make_unique<StageSolver>(problem_, bounds_, problem_.vocabs[vocab_search.vocab], cache_);
+    vocab_search.search = std::make_unique<PartitionSearch>(problem_, bounds_, *vocab_search.solver, cache_, graph_);
+    return vocab_search.search->bound(budget);
   }
 
   // Whether a vocabulary strategy was searched to the end. Raises its bound.
-  bool solved(VocabSearch& one, PipelineSolution& best, long& effort, WorkBudget& budget) {
+  bool solved(VocabSearch& vocab_search, PipelineSolution& best, long& effort, WorkBudget& budget) {
     try {
-      if (!one.search) one.bound = std::max(one.bound, open(one, budget));
-      return one.search->solve(best, one.bound, effort, budget);
+      if (!vocab_search.search) vocab_search.bound = std::max(vocab_search.bound, open(vocab_search, budget));
+      return vocab_search.search->solve(best, vocab_search.bound, effort, budget);
     } catch (const TooHard&) {
-      one.close();
+      vocab_search.close();
       cache_.forget();
       return false;
     }
@@ -199,7 +201,7 @@ class PipelineSearch : public Search {
   void take_least_memory(PipelineSolution& best, WorkBudget& budget) {
     const PlanFound least = least_memory(budget);
     if (!(least.cost <= within(problem_.budget))) return;
-    const StageSolver stages(problem_, bounds_, problem_.vocabs[least.vocab], cache_);
+    const StageSolver solver(problem_, bounds_, problem_.vocabs[least.vocab], cache_);
     PipelineSolution found{0, least.vocab, least.division, {}};
     std::vector<StageTime> times;
     std::vector<double> links;
@@ -208,7 +210,7 @@ class PipelineSearch : public Search {
       const Span span{first, least.division[s]};
       std::array<int, kMostTypes> strategy{};
       for (first = span.first; first < span.end(); ++first) strategy[problem_.type_of(first)] = least.strategies[first];
-      found.points.push_back(stages.uniform(s, span, strategy));
+      found.points.push_back(solver.uniform(s, span, strategy));
       times.push_back(found.points.back().time);
       links.push_back(first < problem_.layers ? problem_.send_to(first) : 0);
     }
@@ -216,7 +218,7 @@ class PipelineSearch : public Search {
     if (is_less(found.cost, best.cost)) best = std::move(found);
   }
 
-  // The division whose neediest stage needs least memory, MiB.
+  // The partition that minimises the largest memory of a stage, MiB.
   Minimax least_needy(MinMemory& needs, const Vocab& vocab, WorkBudget& budget) const {
     auto mib = [&](int stage, Span span, double) {
       return stage == 0 && span.layers > problem_.most_first ? kInfinity : needs.of(vocab, stage, span).mib;

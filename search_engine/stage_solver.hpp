@@ -1,5 +1,6 @@
 // The stages of a pipeline with one chunk each: bounds and optima of one stage, for any weights of its forward,
 // backward and sync times.
+// README.md, step 4.
 #pragma once
 
 #include <algorithm>
@@ -38,7 +39,7 @@ using TimesOfSpans = Map<long, StageTimes>;  // by StageSolver::key
 // Choices, and what is solved, by weights and micro-batches in flight; shared by all stages and vocabulary strategies.
 class ChoiceCache {
  public:
-  explicit ChoiceCache(const Problem& tables) : problem_(tables), useful_(useful_strategies(tables.strategies)) {}
+  explicit ChoiceCache(const Problem& problem) : problem_(problem), useful_(useful_strategies(problem.strategies)) {}
 
   CountKnapsack& weighted(int in_flight, const Weights& weights) {
     std::unique_ptr<CountKnapsack>& knapsack = weighted_[{in_flight, weights}];
@@ -46,7 +47,7 @@ class ChoiceCache {
     return *knapsack;
   }
 
-  // Stages between the first and the last know nothing of the vocabulary.
+  // Caches of middle stages, which don't depend on the vocabulary.
   SolvedSpans& inner(int in_flight, const Weights& weights) { return inner_[{in_flight, weights}]; }
   TimesOfSpans& inner_times(int stage) { return inner_times_[stage]; }
 
@@ -57,7 +58,7 @@ class ChoiceCache {
     inner_times_.clear();
   }
 
-  // With every choice that some weighting might want.
+  // With the choices of all weightings.
   CountKnapsack complete(int in_flight, const Weights& weights) const {
     return CountKnapsack(choices(in_flight, weights));
   }
@@ -94,13 +95,13 @@ class ChoiceCache {
 // The stages of one pipeline under one vocabulary strategy. Everything asked is remembered.
 class StageSolver {
  public:
-  StageSolver(const Problem& tables, const PathBounds& cuts, const Vocab& vocab, ChoiceCache& cache)
-      : problem_(tables), bounds_(cuts), vocab_(vocab), cache_(cache), views_(tables.stages) {
-    for (int stage = 0; stage < tables.stages; ++stage) {
-      const Part& beside = tables.beside(vocab, stage);
-      views_[stage].fixed = beside.time;
-      views_[stage].room = {tables.budget - beside.states - tables.in_flight[stage] * beside.activation,
-                            beside.workspace};
+  StageSolver(const Problem& problem, const PathBounds& bounds, const Vocab& vocab, ChoiceCache& cache)
+      : problem_(problem), bounds_(bounds), vocab_(vocab), cache_(cache), views_(problem.stages) {
+    for (int stage = 0; stage < problem.stages; ++stage) {
+      const Part& fixed = problem.fixed_part(vocab, stage);
+      views_[stage].fixed = fixed.time;
+      views_[stage].room = {problem.budget - fixed.states - problem.in_flight[stage] * fixed.activation,
+                            fixed.workspace};
     }
   }
 
@@ -177,7 +178,7 @@ class StageSolver {
     std::array<SolvedSpans, kWeightings> solved;
   };
 
-  // Ends on which a path through layouts depends: types, and whether another type begins there.
+  // End points of a layout path: layer type, and whether the type changes there.
   struct Ends {
     int first_type, last_type;
     bool enters_type, leaves_type;
@@ -248,7 +249,7 @@ class StageSolver {
     return point;
   }
 
-  // StageSolver between the first and the last know nothing of the vocabulary, so their solutions are shared.
+  // Middle stages don't depend on the vocabulary, so their solutions are cached across vocabulary strategies.
   const Solved& solved(int stage, Span span, Weighting weighting, WorkBudget& budget) {
     const bool inner = stage > 0 && stage < problem_.stages - 1;
     SolvedSpans& known = inner ? cache_.inner(problem_.in_flight[stage], bounds_.weights(stage, weighting))

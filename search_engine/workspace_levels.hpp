@@ -1,4 +1,5 @@
 // Transient memory of a stage's layers, and the search over its levels: best first over boxes.
+// README.md, step 2.
 #pragma once
 
 #include <algorithm>

@@ -73,7 +73,7 @@ class Calls(NamedTuple):
 
     @property
     def alone(self) -> Calls:
-        """The calls with none during products, of software that gathers no tokens again."""
+        """These calls for software that keeps gathered tokens: nothing overlaps with matrix products."""
         scatters = tuple(call for _, call in self.beside if call.kind is Collective.REDUCE_SCATTER)
         return self._replace(backward=self.backward + scatters, beside=())
 
@@ -131,7 +131,7 @@ def point_calls(
         return Calls()
     before, after = ([call(*item) for item in some.items()] for some in (forward, backward))
     products = [(point, call(each)) for point, each in beside]
-    if not setting.states.gradient:  # no products of frozen weights' gradients, during which the tokens' are summed
+    if not setting.states.gradient:  # frozen weights have no weight-gradient product to overlap with
         after += [each for _, each in products if each.kind is Collective.REDUCE_SCATTER]
         products = [each for each in products if each[1].kind is not Collective.REDUCE_SCATTER]
     return Calls((*before, *balance), tuple(after), tuple(products))

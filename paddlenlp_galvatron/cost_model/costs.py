@@ -167,12 +167,12 @@ class PartMemory(NamedTuple):
     """Memory of one part of a stage, a layer or vocabulary layers, on a rank, in MiB."""
 
     fixed_mib: float = 0.0  # all the time: weights, optimizer states, masks
-    gradient_mib: float = 0.0  # whole, as backward makes them
-    kept_mib: float = 0.0  # of these, when they are reduced
-    late_mib: float = 0.0  # of the whole ones, the part that is reduced when a step ends, as a tied embedding's
+    gradient_mib: float = 0.0  # unreduced, as backward makes them
+    kept_mib: float = 0.0  # the same gradients after their reduction
+    late_mib: float = 0.0  # unreduced gradients, reduced only at the end of the step (a tied embedding)
     activation_mib: float = 0.0  # of a micro-batch in flight
     working_mib: float = 0.0  # backward's peak above the memory held
-    made_mib: float = 0.0  # of the gradients, those that a step's first backward has made by then
+    made_mib: float = 0.0  # gradients already produced when the first backward reaches its peak
     gathered_mib: float = 0.0  # zero3's weights while the part runs
     joined_mib: float = 0.0  # the message in which gradients are reduced
     update: Update = Update()

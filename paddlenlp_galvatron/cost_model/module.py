@@ -2,8 +2,8 @@
 
 Between micro-batches a module holds its states; a micro-batch in flight adds its activations. During the module's own
 backward more is needed for a moment: recompute's activations, gathered weights, gradients before they are scattered,
-the buffer in which they are joined. By then its activations are used up, and what takes their place costs nothing.
-Those that recompute made are in its working set, and took no place between micro-batches.
+the buffer in which they are joined. By then the activations are freed; memory up to their size is free. Activations
+that recompute made are in the working set, and took no memory between micro-batches.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class Room(NamedTuple):
 
     activation_mib: float  # held while it is in flight
     working_mib: float  # backward's own peak above the memory held
-    made_mib: float = 0.0  # of gradients, those that a step's first backward has made by then
+    made_mib: float = 0.0  # gradients already produced when the first backward reaches its peak
     tables_mib: float = 0.0  # kept for all layers that split a sample equally: positions of a rank's own tokens
     begins: bool = False  # a stage's backward may begin with it, before which no activations are given up
     sent: float = 1.0  # share of its gradients that are being reduced while a next module's backward runs
-    late: float = 0.0  # share of its gradients that are reduced by themselves when a step ends
+    late: float = 0.0  # share of its gradients that are reduced separately at the end of the step
 
 
 class ModulePrices:

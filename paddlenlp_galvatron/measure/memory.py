@@ -49,7 +49,7 @@ class MemoryProfiler:
     def measure(
         self, lengths: Sequence[int], degrees: Sequence[int], meta: Meta, tick: Callable[[int], None]
     ) -> MemoryProfile:
-        """The profile over all sequence lengths and degrees; `tick` gets how many of twice the lengths are done."""
+        """The profile over all sequence lengths and degrees; `tick` gets the number of finished runs, two a length."""
         layers: dict[Variant, dict[int, LayerMemory]] = {}
         vocab: dict[VocabVariant, dict[int, VocabMemory]] = {}
         gc.collect()

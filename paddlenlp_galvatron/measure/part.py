@@ -29,7 +29,7 @@ LAYERS = 1, 3  # of the two models whose difference is a layer
 
 
 def of_one_layer(few: Array, many: Array) -> Array:
-    """Times of one layer, [samples], from those of models with LAYERS."""
+    """Per-layer times, [samples]: the difference of models with LAYERS layers."""
     one: Array = (many - few) / (LAYERS[1] - LAYERS[0])
     return one if np.mean(one) > 0 else many / LAYERS[1]  # noise may hide the difference
 

@@ -44,8 +44,8 @@ class Family:
     window: str = "sliding_window"  # field of config.json that asks for attention to a window alone
     # Values in transformers of fields that config.json leaves out, where they are not the USUAL ones (fields.py).
     defaults: Mapping[str, float] = field(default_factory=dict)
-    # Stock PaddleNLP's own model of it. kv heads are shared among the ranks of tensor parallelism; it has Ulysses; a
-    # pipeline recomputes some of its layers.
+    # Capabilities of stock PaddleNLP's model: shared kv heads under tensor parallelism, Ulysses, recompute of some
+    # layers of a pipeline.
     stock: bool = True
     stock_shares_kv_heads: bool = False
     stock_ulysses: bool = False

@@ -14,8 +14,8 @@ class Split(Enum):
 
     COLUMN = "its share of the outputs: the last axis"
     ROW = "its share of the inputs, or of a table's rows: the first axis"
-    OWN = "all of it, used on heads or tokens of its own: the ranks' gradients are parts of one sum"
-    WHOLE = "all of it, used as on any other rank"
+    OWN = "replicated, used on own heads or tokens: gradients are partial sums"
+    WHOLE = "replicated, used equally on all ranks"
 
 
 @dataclass(frozen=True, slots=True)

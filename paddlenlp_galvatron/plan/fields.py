@@ -73,7 +73,7 @@ Recomputes = Annotated[
 
 
 def parse(kind: type[File], data: dict[str, Any]) -> File:
-    """The fields of a file of this kind. Raises UserError with a line a fault; equal ones of several layers are one."""
+    """The fields of a file of this kind. Raises UserError, a line per fault; identical faults of layers are merged."""
     try:
         return kind.model_validate(data)
     except ValidationError as error:

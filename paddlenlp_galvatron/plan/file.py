@@ -134,7 +134,7 @@ class StrategyFile(BaseModel):
     sharding_sizes_of_ep_enc: Degrees | None = Field(
         None, description="per layer: the same of its experts; absent: all that have the same experts"
     )
-    vsharding: Ranks | None = Field(None, description="the same of embedding and LM head; absent: all")
+    vsharding: Ranks | None = Field(None, description="sharding size of embedding and LM head; absent: all")
     loss_pieces: Samples = Field(
         1, description="pieces of a rank's tokens, one after the other, in LM head and loss; absent: 1, all at once"
     )

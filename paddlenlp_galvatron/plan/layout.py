@@ -54,8 +54,8 @@ class TokenLayout:
     cuts: tuple[Cut, ...]  # the coarsest first; at most one is mirrored, and what is in front of it cuts samples apart
 
     def intervals(self, tokens: int, samples: int | None = None) -> Intervals:
-        """Intervals of the micro-batch's `tokens` that each local rank holds. The tokens are `samples` of one length; a
-        mirrored cut needs their number. Some intervals of a rank may be empty then."""
+        """Intervals of the micro-batch's `tokens` that each local rank holds. The tokens are `samples` of one length;
+        mirrored (zigzag) chunks need the number of samples, and may be empty."""
         place = next((place for place, cut in enumerate(self.cuts) if cut.mirrored), None)
         part, parts = self._parts(self.cuts[:place])
         if place is None:

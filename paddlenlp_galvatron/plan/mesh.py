@@ -70,7 +70,7 @@ class Mesh:
 
     def degree(self, *axes: Axis) -> int:
         """Ranks of a group along these axes."""
-        ranks = 1  # read with every price
+        ranks = 1  # hot: read with every price
         for axis, degree in self.axes:
             if axis in axes:
                 ranks *= degree

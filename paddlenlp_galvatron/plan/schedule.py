@@ -118,8 +118,7 @@ def _listed(passes: Integers) -> Iterator[Run]:
 
 @lru_cache(maxsize=4)
 def _passes(stages: int, micro_batches: int, chunks: int) -> tuple[Integers, Integers, int, int]:
-    """Every stage's forwards and backwards, micro-batches of a group, and how many of the passes are those of groups of
-    one more."""
+    """(forwards, backwards, micro-batches of a group, number of passes in the groups of one micro-batch more)."""
     count = max(1, micro_batches // stages)
     size, more = divmod(micro_batches, count)
     split = more * (size + 1)  # the first micro-batch of the other groups

@@ -1,4 +1,4 @@
-"""Lower bounds of a family's step time, each dearer and higher than the one before, and its exact solution.
+"""Lower bounds of a family's step time, in order of rising cost and tightness, and its exact solution.
 
 The first, of the fastest strategies alone (`core_arrays.compute_bound_ms`), every family has from the beginning.
 """

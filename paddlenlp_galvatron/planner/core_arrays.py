@@ -94,7 +94,7 @@ def prefix_rows(family: PlanFamily, strategies: Strategies, cost: CostModel) -> 
 
 
 def least_prefix(family: PlanFamily, strategies: Strategies, cost: CostModel) -> NDArray[np.float64]:
-    """Below their cost in every number."""
+    """Componentwise minimum over all prefix costs."""
     return np.asarray(_array(prefix_rows(family, strategies, cost)).min(axis=0))
 
 
@@ -218,7 +218,7 @@ def _through(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray
 
 
 def compute_bound_ms(family: PlanFamily, strategies: Strategies, cost: CostModel) -> float:
-    """A lower bound, in ms, of the step time of every plan of the family, for a few prices.
+    """A lower bound, in ms, of the step time of every plan of the family, that needs only a few price look-ups.
 
     Memory, vocabulary, gradient sums and switches are free. Stages of several chunks share all work evenly, and each
     waits until a micro-batch has passed a layer of every stage before it, forward and at the end backward; nor is a

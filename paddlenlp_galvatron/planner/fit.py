@@ -117,7 +117,7 @@ class Fit:
 
     @property
     def bound_mib(self) -> float:
-        """The most that it can take."""
+        """Upper bound of its memory, MiB."""
         return self.held.enough_mib if self.held else self.reserve.fixed_mib
 
     @property

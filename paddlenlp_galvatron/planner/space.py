@@ -96,7 +96,7 @@ def runs_of(layer_types: Sequence[int], skipped: int = 0) -> list[Run]:
 
 @dataclass(frozen=True, eq=False)
 class Strategies:
-    """The strategies of a family's plans. Families share them, so each is only equal to itself.
+    """The strategies of a family's plans. Shared between families and compared by identity.
 
     Dense layers in front of all others may be priced as a part of the embedding: `prefixes` are their strategies. They
     are in the first stage then, with another layer at least, and the core sees the layers behind them.
@@ -114,11 +114,11 @@ class Strategies:
 
     @property
     def beginnings(self) -> list[tuple[VocabStrategy, tuple[LayerStrategy, ...]]]:
-        """Strategies of the vocabulary and of the layers in front: one vocabulary strategy each to the core."""
+        """Pairs (vocabulary, dense prefix); the core sees each pair as one vocabulary strategy."""
         return [(vocab, prefix) for vocab in self.vocabularies for prefix in self.prefixes]
 
     def can_divide(self, family: PlanFamily, layers: int) -> bool:
-        """Whether the stages of a family can divide `layers` layers: the core takes several chunks of one run alone."""
+        """Whether the stages of a family can divide `layers` layers; interleaving needs a single run of layers."""
         own = layers - self.in_front
         return own >= family.stages * family.chunks and (family.chunks == 1 or len(self.layers) == 1)
 

@@ -208,7 +208,7 @@ class ComputationProfile:
     raw: Mapping[str, Any] = field(default_factory=dict)  # runs that the values were derived from, kept as they are
     meta: Meta = field(default_factory=Meta)
     files: tuple[ProfileFile, ...] = field(default=(), compare=False)  # the files it was read from
-    experts: Mapping[int, ExpertTimes] = field(default_factory=dict)  # by the number of ranks that split each
+    experts: Mapping[int, ExpertTimes] = field(default_factory=dict)  # by ranks that split each expert
 
     def save(self, folder: str | Path) -> Path:
         """Write the file under its documented name, whole or not at all; returns its path."""

@@ -62,7 +62,7 @@ LAUNCH = {
         unit="µs a call",
         source="PaddleFleet's Qwen3-8B on 8 H800 at tp 8, the only rows in which hosts are slower than devices: 6.0 ms "
         "a layer with recompute, 3.6 without",
-        checked="10 to 20 µs for this project's layers on CPUs (benchmarks/python_per_layer.py)",
+        checked="10 to 20 µs for this project's layers on CPUs (measured in November 2026)",
     ),
     Stack.PYTORCH: Figure(
         value=10,

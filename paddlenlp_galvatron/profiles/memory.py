@@ -221,7 +221,7 @@ def _sorted(entries: Mapping[Key, Mapping[int, T]]) -> dict[Key, dict[int, T]]:
 
 
 def _of_each(entries: Mapping[Any, Mapping[int, Any]], name: str) -> dict[Any, dict[int, Mapping[int, float]]]:
-    """The numbers under a name of our object, of each entry that has some."""
+    """Values of one `galvatron` field of every entry that has it."""
     attribute, parts = OF_PARTS.get(name, (name, None))
 
     def of(entry: Any) -> Mapping[int, float]:

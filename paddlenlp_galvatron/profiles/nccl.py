@@ -37,7 +37,7 @@ TREE_STEP_US = {
 SWITCH_US = 25.0  # of an all-reduce by the switches of a node
 LL_ACROSS_NODES = 1.8  # a step of LL inside a node takes longer where the group spans several
 PLATEAU = 1.9  # of a long ring across nodes: latency of Simple
-TREE_SHARE = 0.92  # of the bandwidth of rings
+TREE_SHARE = 0.92  # share of ring bandwidth
 LL128_SHARE = 0.92  # 120 / 128, and a little
 LL_SHARE_RING, LL_SHARE_TREE = 1 / 2, 1 / 3.8
 

@@ -57,7 +57,7 @@ class Values(Protocol[T_co]):
     """Reads and writes the values of one kind."""
 
     def read(self, place: Place, value: object) -> T_co:
-        """The value at a place. Raises UserError."""
+        """Parse the value of a field; `place` names it in a UserError."""
 
     def write(self, value: Any) -> Any:
         """Convert a value for a file."""
@@ -117,8 +117,7 @@ class Keys(Generic[Key]):
     """Keys of a form, such as `pp_size_{stages}`."""
 
     def __init__(self, form: str, made: Callable[..., Key], *parts: Part[Any]):
-        """`parts`: the fields {…} and […] of the form; `made` of them is the key, which is a tuple of them, or
-        the only one itself."""
+        """`parts`: the fields {…} and […] of the form; `made(*fields)` builds the key, a tuple or the only field."""
         self.form, self._made, self._parts = form, made, parts
         self._fixed = re.split(r"\{[^}]*\}|\[[^]]*\]", form)
         groups = (f"({part.pattern})" for part in parts)
@@ -207,7 +206,7 @@ class Content:
 
     command: str  # `galvatron profile …` that measures it
     entries: Mapping[str, tuple[Table[Any, Any], str]]  # Galvatron's, by name: table, "unit: meaning"
-    ours: Mapping[str, tuple[Values[Any], str]] = field(default_factory=dict)  # in our object of the file
+    ours: Mapping[str, tuple[Values[Any], str]] = field(default_factory=dict)  # inside our `galvatron` object
     begins: tuple[str, ...] = ()  # a key that begins so, but is no entry's, is a mistake; others are skipped
 
     @property

@@ -31,7 +31,7 @@ from .trace import span
 from .units import Trainable
 
 LOSS_SCALE = 2.0**15  # PaddleNLP's scale_loss
-TINY = 1e-12  # a norm below it is not divided by
+TINY = 1e-12  # norms below this are treated as this
 
 
 class Share(NamedTuple):

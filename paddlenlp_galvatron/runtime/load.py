@@ -77,7 +77,7 @@ class LayerLoad:
         return shares
 
     def balanced(self, probabilities: Any, shares: Any) -> Any:
-        """Probabilities [T, E] as they are. Their gradient has that of the balance loss, too."""
+        """Identity on probabilities [T, E]; backward adds the balance loss's gradient."""
         return _Balanced.apply(probabilities, shares.index_select(self._samples), self._load)
 
 

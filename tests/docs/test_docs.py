@@ -40,7 +40,7 @@ def test_both_languages_have_the_same_pages():
 @pytest.mark.parametrize(
     "tool",
     [
-        *("commands_page", "pictures", "api_page", "profile_keys", "accuracy"),
+        *("commands_page", "api_page", "profile_keys", "accuracy"),
         pytest.param("parallelism_table", marks=pytest.mark.slow),
     ],
 )

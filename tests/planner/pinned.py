@@ -16,15 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.append(str(Path(__file__).parents[1] / "helpers"))
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-
-from searches import GB_S, random_prices, shaped
+sys.path.append(str(Path(__file__).parents[1]))
 
 from paddlenlp_galvatron.cost_model import derive
 from paddlenlp_galvatron.plan import load_model
 from paddlenlp_galvatron.planner import SearchOptions, SearchResult, search
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
+from planner.clusters import GB_S, random_prices, shaped
 
 FILE = Path(__file__).with_name("pinned.json")
 # Set here, so that a change of a default changes no pinned problem.

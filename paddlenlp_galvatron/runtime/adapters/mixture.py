@@ -89,8 +89,8 @@ class Mixture(nn.Layer):  # type: ignore[misc]
         return paddle.to_tensor(chosen).reshape([*where, shape.experts_per_token])
 
     def balance(self, share: Any) -> Any:
-        """Balance loss, summed over rows, of the passes since it was last read. `share` [rows, samples]: of a
-        sample that is in a row one over the row's tokens, else 0."""
+        """Balance loss, summed over rows, of the passes since it was last read. `share` [rows, samples]: 1 / (tokens
+        of the row) for samples in that row, else 0."""
         uses, scores = (share @ paddle.concat(each) for each in zip(*self._seen, strict=True))
         self._seen.clear()
         return self._shape.experts * (uses * scores).sum()

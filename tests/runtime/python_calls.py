@@ -1,28 +1,23 @@
-"""Python's work for a layer and micro-batch: calls into Paddle, and their time on this machine.
+"""Prints Python's calls into Paddle in one layer and micro-batch, and what a GPU's launches would take, as JSON.
 
-    python benchmarks/python_per_layer.py [--strategy plain]...
+    python tests/runtime/python_calls.py
 
-A GPU waits for Python where launching takes longer than computing. Tokens and widths are so small here that computing
-takes next to nothing; a layer's time is the difference between 2 layers and 6. Calls into Paddle are counted in the
-forward pass, those that launch nothing too; the backward pass runs in Paddle's C++, but for the
-runtime's own communication points.
-Where ranks share a layer this process is one of two; messages go nowhere, and each counts as a call.
+Calls are counted in the forward pass, those that launch nothing too; the backward pass runs in Paddle's C++, but for
+the runtime's own communication points. A layer's count is the difference between 2 layers and 6. Where ranks share a
+layer this process is one of two; messages go nowhere, and each counts as a call.
 
 From the calls follows, as an estimate, the share of a 7B layer's launches in its computation: CALL_US for each call
 forward, twice that backward, against its arithmetic at a GPU's rate (a causal layer of 4,096 tokens, bf16, PEAK_TFLOPS
-x USED), also where 8 ranks share it. "fused" is plain with one call for each of both norms and for the rotary
-positions, and "experts", a layer of Qwen3-MoE with its balance loss, has one for each product of all experts: CPUs lack
-these kernels.
+x USED). "fused" is plain with one call for each of both norms and for the rotary positions, and "experts", a layer of
+Qwen3-MoE with its balance loss, has one for each product of all experts: CPUs lack these kernels.
 """
 
 from __future__ import annotations
 
-import argparse
+import json
 import sys
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from statistics import median
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -32,7 +27,6 @@ import paddle
 import paddle.distributed as dist
 from paddlenlp.transformers.llama.modeling import apply_rotary_pos_emb
 
-from paddlenlp_galvatron.base.printing import Console, table
 from paddlenlp_galvatron.plan import Assumptions, DataParallel, LayerStrategy, ModelShape, Plan, Precision, Recompute
 from paddlenlp_galvatron.runtime import grouped
 from paddlenlp_galvatron.runtime.adapters import load_family
@@ -42,7 +36,7 @@ from paddlenlp_galvatron.runtime.precision import Numbers
 from paddlenlp_galvatron.runtime.setup import ModelSetup
 from paddlenlp_galvatron.runtime.stage import Stage
 
-SEQ, TIMED = 8, 30
+SEQ = 8
 FEW, MANY = 2, 6  # layers
 CALL_US = 8.0  # of one call on a GPU machine: Python, Paddle's dispatch, the launch
 PEAK_TFLOPS, USED = 312.0, 0.5  # A100, bf16 (data sheet); the share that large products reach
@@ -77,19 +71,10 @@ NOWHERE = dict.fromkeys(
 )
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Figures of a layer and micro-batch."""
-
-    calls: float  # into Paddle in the forward pass
-    forward_us: float
-    backward_us: float
-
-    @property
-    def share(self) -> float:
-        """Launching a 7B layer on one GPU against computing it."""
-        flops = 6 * WEIGHTS * TOKENS + 6 * TOKENS * TOKENS * WIDTH  # causal attention: half of 12 S^2 H
-        return 3 * self.calls * CALL_US * 1e-6 / (flops / (PEAK_TFLOPS * 1e12 * USED))
+def share(calls: float) -> float:
+    """Launching a 7B layer on one GPU against computing it."""
+    flops = 6 * WEIGHTS * TOKENS + 6 * TOKENS * TOKENS * WIDTH  # causal attention: half of 12 S^2 H
+    return 3 * calls * CALL_US * 1e-6 / (flops / (PEAK_TFLOPS * 1e12 * USED))
 
 
 def paddle_calls(run: Callable[[], Any]) -> int:
@@ -120,42 +105,28 @@ def together(left: Any, right: Any, counts: Any, transpose_left: bool, transpose
 
 @patch.multiple(dist.stream, **NOWHERE)
 @patch.object(grouped, "one_by_one", together)
-def of_layers(
-    layers: int, strategy: LayerStrategy, assumed: Assumptions, one: ModelShape = DENSE
-) -> tuple[int, float, float]:
-    """Calls forward, and medians of the forward and backward pass, s."""
-    shape = replace(one, layers=layers)
+def of_layers(layers: int, strategy: LayerStrategy, assumed: Assumptions, shape: ModelShape) -> int:
+    """Calls of a forward pass after one whole step."""
     world = 2 if strategy.dp_type is DataParallel.ZERO3 else strategy.ranks
     plan = Plan(world, world, 1, (layers,), (strategy,) * layers, assumed=replace(assumed, seq_length=SEQ))
     numbers = Numbers.of(assumed.mixed_precision)
-    setup = ModelSetup.of(plan, shape, SEQ, numbers=numbers)
+    setup = ModelSetup.of(plan, replace(shape, layers=layers), SEQ, numbers=numbers)
     stage = Stage(setup, RankGroups(plan, 0, Groups()))
     (tokens,) = stage.take(np.zeros((1, SEQ), np.int64))
-    times: list[tuple[float, float]] = []
-
-    def forward() -> Any:
-        return stage.forward(None, tokens, tokens)
-
-    for _ in range(TIMED):
-        start = time.perf_counter()
-        out = forward()
-        middle = time.perf_counter()
-        out.backward()
+    for _ in range(2):  # the first passes prepare what later ones find ready
+        stage.forward(None, tokens, tokens).backward()
         stage.accumulate_gradients()
-        times.append((middle - start, time.perf_counter() - middle))
-    messages = -traffic_calls.total()
-    calls = paddle_calls(forward)
-    return calls + messages + traffic_calls.total(), *(median(column) for column in zip(*times, strict=True))
+    messages = traffic_calls.total()
+    return paddle_calls(lambda: stage.forward(None, tokens, tokens)) + traffic_calls.total() - messages
 
 
-def cost(strategy: LayerStrategy, assumed: Assumptions, shape: ModelShape = DENSE) -> Cost:
-    """Cost of one layer more."""
+def layer_calls(strategy: LayerStrategy, assumed: Assumptions, shape: ModelShape = DENSE) -> float:
+    """Calls of one more layer."""
     few, many = (of_layers(layers, strategy, assumed, shape) for layers in (FEW, MANY))
-    calls, forward_s, backward_s = ((more - less) / (MANY - FEW) for less, more in zip(few, many, strict=True))
-    return Cost(calls, forward_s * 1e6, backward_s * 1e6)
+    return (many - few) / (MANY - FEW)
 
 
-def fused(plain: Cost) -> Cost:
+def fused(plain: float) -> float:
     """With one call in the place of those of the plain norms and rotary positions."""
     family = load_family(DENSE.family)
     config = family.config(DENSE, SEQ)
@@ -164,23 +135,10 @@ def fused(plain: Cost) -> Cost:
     cos, sin = rotary(heads, seq_len=SEQ)
     norms = 2 * (paddle_calls(lambda: norm(paddle.randn([SEQ, 16]))) - 2)  # one is the fused kernel, one makes x
     turns = paddle_calls(lambda: apply_rotary_pos_emb(heads, heads, cos, sin, None)) - 1
-    return Cost(plain.calls - norms - turns, 0.0, 0.0)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--strategy", action="append", choices=STRATEGIES, help="this one alone; may be repeated")
-    title = "a layer and micro-batch in Python; of a 7B layer's time"
-    shown = table("strategy", "calls", "forward µs", "backward µs", "7B layer", "over 8", title=title)
-    costs = {name: cost(*STRATEGIES[name]) for name in parser.parse_args().strategy or STRATEGIES}
-    if "plain" in costs:
-        costs["fused"] = fused(costs["plain"])
-    for name, of in costs.items():
-        times = [f"{us:.0f}" if us else "-" for us in (of.forward_us, of.backward_us)]
-        alone = f"{of.share:.0%}" if name not in STRATEGIES or STRATEGIES[name][0].ranks == 1 else "-"
-        shown.add_row(name, f"{of.calls:.0f}", *times, alone, f"{8 * of.share:.0%}")
-    Console().print(shown)
+    return plain - norms - turns
 
 
 if __name__ == "__main__":
-    main()
+    calls = {name: layer_calls(*case) for name, case in STRATEGIES.items()}
+    calls["fused"] = fused(calls["plain"])
+    sys.stdout.write(json.dumps({name: [number, share(number)] for name, number in calls.items()}) + "\n")
