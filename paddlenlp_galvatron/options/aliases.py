@@ -156,6 +156,7 @@ WORDS = {
     "sharding_stage_level": STAGES,
     "pipeline_schedule_mode": {"1F1B": "pipedream_flush", "FThenB": "gpipe"},
     "model_type": dict.fromkeys(("llama_network", "llama_fine_grained", "llama_fine_grained_final"), "llama"),
+    "lr_decay_style": {"constant": "constant_with_warmup"},  # Megatron-LM's has a warm-up
     "model_name_or_path": {"llama": "None"},  # PaddleNLP's Llama as the other options say it
 }
 MOST_LISTED = 20  # known names that an error lists

@@ -34,6 +34,18 @@ UNITS = {
     **dict.fromkeys(("product_start", "launch"), MICROSECONDS),
     "half_ranks": {"ranks": 1.0},
 }
+# Least and most of a figure in the unit that is reckoned with; the most is ten times that of any device so far.
+LIMITS = {
+    "memory": (1, 3_000),
+    **dict.fromkeys(("matmul_16bit", "matmul_fp32"), (0.1, 50_000)),
+    **dict.fromkeys(("link", "network", "host_link"), (0.01, 20_000)),
+    "memory_bandwidth": (1, 200_000),
+    **dict.fromkeys(("overlap_coe", "receive_coe"), (1, 10)),
+    "tensor_in_pipeline": (0.1, 10),
+    **dict.fromkeys(("product_start", "launch"), (LEAST, 1e6)),
+    "half_ranks": (1, MOST),
+}
+SHARE = (LEAST, 1)  # of the others
 OF_UNITS = ("", "a call", "dense", "dense TF32", *(f"a direction{of}" for of in ("", " and GPU", " and node")))
 
 
@@ -187,7 +199,7 @@ class DataSheet(BaseModel):
         figures = {name for name, field in cls.model_fields.items() if field.annotation in (Figure, Figure | None)}
         if unknown := {name for reached in stacks.values() for name in reached} - figures:
             raise ValueError(f"{', '.join(sorted(unknown))}: no figure of a data sheet")
-        return stacks
+        return {stack: {name: _in_unit(figure, name) for name, figure in own.items()} for stack, own in stacks.items()}
 
     def with_stack(self, stack: Stack | None) -> DataSheet:
         """The sheet of the same node under other software; None: the sheet's own."""
@@ -207,16 +219,21 @@ class DataSheet(BaseModel):
     @classmethod
     def _in_its_unit(cls, value: object, info: ValidationInfo) -> object:
         """Each figure in the unit that is reckoned with."""
-        if not isinstance(value, Figure) or info.field_name is None:
-            return value
-        units = UNITS.get(info.field_name, RATIO)
-        unit, _, rest = value.unit.replace(",", " ").strip().partition(" ")
-        if unit not in units or " ".join(rest.split()) not in OF_UNITS:
-            raise ValueError(f"unit {value.unit!r} is unknown; give the figure in {' or '.join(units)}")
-        if units[unit] == 1:
-            return value
-        own = next(name for name, factor in units.items() if factor == 1)
-        return value.model_copy(update={"value": value.value * units[unit], "unit": f"{own} {rest}".strip()})
+        return _in_unit(value, info.field_name) if isinstance(value, Figure) and info.field_name else value
+
+
+def _in_unit(figure: Figure, name: str) -> Figure:
+    """A figure of this name in the unit that is reckoned with. Raises ValueError."""
+    units = UNITS.get(name, RATIO)
+    unit, _, rest = figure.unit.replace(",", " ").strip().partition(" ")
+    if unit not in units or " ".join(rest.split()) not in OF_UNITS:
+        raise ValueError(f"unit {figure.unit!r} is unknown; give the figure in {' or '.join(units)}")
+    own = next(name for name, factor in units.items() if factor == 1)
+    value = figure.value * units[unit]
+    least, most = LIMITS.get(name, SHARE)
+    if not least <= value <= most:
+        raise ValueError(f"{value:,g} {own} is not between {least:,g} and {most:,g}; is the unit {unit} right?")
+    return figure if units[unit] == 1 else figure.model_copy(update={"value": value, "unit": f"{own} {rest}".strip()})
 
 
 def data_sheets() -> dict[str, Path]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ..base.errors import GalvatronError, UserError
 from ..base.limits import Count, CountOrNone, Positive, Rate, RateOrNone
@@ -43,6 +43,12 @@ class Recipe(Options):
     )
     max_grad_norm: Positive = Field(1.0, description="global norm to which gradients are clipped")
 
+    @model_validator(mode="after")
+    def _one_warmup(self) -> Self:
+        if self.lr_warmup_fraction and (self.warmup_steps or self.warmup_ratio):
+            raise ValueError("lr_warmup_fraction: is given with warmup_steps or warmup_ratio; give one of them")
+        return self
+
     def over(self, steps: int) -> Self:
         """Returns the options for a run of `steps` steps: warm-up and decay as numbers of steps.
 
@@ -50,7 +56,7 @@ class Recipe(Options):
         (get_optimizer_param_scheduler), and need not make whole steps.
         """
         decay = self.decay_steps or steps
-        warmup = self.warmup_steps or int(self.warmup_ratio * steps) or round(self.lr_warmup_fraction * decay)
+        warmup = self.warmup_steps or int(self.warmup_ratio * steps)
         return self.model_copy(update={"warmup_steps": warmup, "decay_steps": decay})
 
     def rate_at(self, step: int) -> float:
@@ -68,13 +74,15 @@ class Recipe(Options):
         annealing = {"cosine": CosineAnnealingWithWarmupDecay, "linear": LinearAnnealingWithWarmupDecay}
         kind, lowest = self.lr_scheduler_type, self.min_learning_rate
         # A run without an end cannot decay; nor can a decay that ends with the warm-up.
-        steps = max(self.decay_steps or 0, self.warmup_steps + 1)
+        decay = self.decay_steps or 0
+        warmup = self.warmup_steps or self.lr_warmup_fraction * decay
+        steps = decay if decay > warmup else warmup + 1
         if kind in annealing and self.decay_steps and lowest is not None:
             lowest = min(lowest, self.learning_rate)
-            schedule = annealing[kind](self.learning_rate, lowest, self.warmup_steps, steps, last_epoch=0)
+            schedule = annealing[kind](self.learning_rate, lowest, warmup, steps, last_epoch=0)
         else:  # without a lowest rate PaddleNLP's Trainer has another rule, which begins a step earlier
             kind = "constant_with_warmup" if kind in annealing and not self.decay_steps else kind
-            schedule = get_scheduler(kind, self.learning_rate, self.warmup_steps, steps)
+            schedule = get_scheduler(kind, self.learning_rate, warmup, steps)
         return schedule, schedule.last_epoch
 
     def build(self, parameters: list[Any], decaying: Iterable[str], grad_clip: Any = None) -> Any:

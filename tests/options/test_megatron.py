@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from paddlenlp_galvatron.base import UserError
 from paddlenlp_galvatron.options.uniform import DegreeOptions, UniformOptions
-from paddlenlp_galvatron.training.recipe import Recipe
 
 MODEL = {
     "model_type": "llama",
@@ -104,14 +103,6 @@ def test_micro_batch_and_global_batch_give_the_number_of_micro_batches(micro, dp
             options.onto(uniform, 2 * dp)
     else:
         assert options.onto(uniform, 2 * dp).chunks == chunks + more // (micro * dp)
-
-
-@given(st.integers(1, 400), st.integers(1, 400), st.floats(0, 1))
-def test_a_fraction_of_warm_up_is_one_of_the_decay_and_a_ratio_one_of_all_steps(steps, decay, share):
-    """Megatron-LM's get_optimizer_param_scheduler; PaddleNLP's Trainer.create_scheduler."""
-    fraction = Recipe(lr_warmup_fraction=share, decay_steps=decay).over(steps)
-    assert abs(fraction.warmup_steps - share * decay) <= 0.5 and fraction.decay_steps == decay
-    assert Recipe(warmup_ratio=share, decay_steps=decay).over(steps).warmup_steps == int(share * steps)
 
 
 @pytest.mark.parametrize(
