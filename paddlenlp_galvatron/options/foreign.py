@@ -106,13 +106,28 @@ GALVATRON = {  # 1.x to 2.4, and its PaddleNLP port
     **_idle("each rank is given its own", "local_rank"),
     **_idle("each rank takes a GPU of its own", "gpu_id"),
 }
+# Numbers of a model that Megatron-LM's scripts give -> field of ModelShape, or of its latents; training compares both.
+SETTLED = {
+    "rotary_base": "rope_theta",
+    "kv_channels": "head_dim",
+    "norm_epsilon": "rms_norm_eps",
+    "attention_dropout": "attention_dropout",
+    "num_experts": "experts",
+    "moe_router_topk": "experts_per_token",
+    "moe_ffn_hidden_size": "expert_size",
+    "moe_shared_expert_intermediate_size": "shared_size",
+    **{name: name for name in ("q_lora_rank", "kv_lora_rank", "v_head_dim")},
+    "qk_head_dim": "qk_nope_head_dim",
+    "qk_pos_emb_head_dim": "qk_rope_head_dim",
+}
 MEGATRON = {
+    **_idle(CONFIG, *SETTLED),
     **_only("1", "a layer's MLP is gated by SiLU", "swiglu"),
     **_only("RMSNorm", "norms are RMSNorm", "normalization"),
     **_only("rope", "positions are rotary", "position_embedding_type"),
     **_only("1", "positions are rotary", "no_position_embedding"),
     **_only("0", "scales of norms begin at 1", "apply_layernorm_1p"),
-    **_only("0", "dropout is the model's: attention_dropout in config.json", "attention_dropout", "hidden_dropout"),
+    **_only("0", "layers have no hidden dropout", "hidden_dropout"),
     **_only("1", CONFIG, "disable_bias_linear", "untie_embeddings_and_output_weights", holds=False),
     **_only("1.0", CONFIG, "rotary_percent"),
     **_only("aux_loss|none", "experts are balanced by a loss", "moe_router_load_balancing_type", holds=False),
@@ -131,7 +146,12 @@ MEGATRON = {
         "say how many chunks a stage has: virtual_pp_deg, layers / stages / N",
         "num_layers_per_virtual_pipeline_stage",
     ),
-    **_idle(CONFIG, "rotary_base", "kv_channels", "num_experts", "moe_router_topk", "moe_ffn_hidden_size"),
+    **_idle(
+        CONFIG, "multi_latent_attention", "qk_layernorm", "add_qkv_bias", "moe_layer_freq", "rotary_scaling_factor"
+    ),
+    **_idle(CONFIG, "moe_router_score_function", "moe_router_group_topk", "moe_router_num_groups", "mscale"),
+    **_idle(CONFIG, "moe_router_topk_scaling_factor", "moe_router_enable_expert_bias", "mscale_all_dim"),
+    **_idle("the runtime's own dispatch", "moe_shared_expert_overlap", "moe_router_dtype", "moe_router_pre_softmax"),
     **_idle(NOT_FP8, "fp8_amax_history_len", "fp8_amax_compute_algo", "fp8_param_gather", "fp8_margin", "fp8_interval"),
     **_idle("the layers are PaddleNLP's own", "use_mcore_models", "use_legacy_models", "transformer_impl"),
     **_idle("the model's own, fused where the device has it", "attention_backend"),
@@ -149,9 +169,10 @@ MEGATRON = {
         "uniform", "one strategy recomputes every layer; a plan's file says which", "recompute_method", holds=False
     ),
     **_only("1", "each layer is recomputed by itself; a plan's file says which", "recompute_num_layers", holds=False),
-    **_idle(TOKENS, "tokenizer_type", "tokenizer_model", "vocab_file", "merge_file"),
+    **_idle(TOKENS, "tiktoken_pattern", "tokenizer_type", "tokenizer_model", "vocab_file", "merge_file"),
     **_idle(LOADER, "num_workers", "data_impl", "data_cache", "skip_warmup", "no_mmap_bin_files"),
-    **_idle(LOADER, "no_create_attention_mask_in_dataloader"),
+    **_idle(LOADER, "no_create_attention_mask_in_dataloader", "data_cache_path"),
+    **_idle("a run ends at max_steps", "exit_duration_in_mins", "exit_interval"),
     **_idle(LOGGED, "log_throughput", "timing_log_level", "profile_step_start", "profile_step_end", "profile_ranks"),
     **_idle("the number of kv heads says it", "group_query_attention"),
     **_idle("a checkpoint says its own model and step", "use_checkpoint_args"),
@@ -251,14 +272,15 @@ ELSEWHERE = _idle("training's alone", "use_fused_rms_norm", "use_fused_rope", "u
 FOREIGN: Fates = {name: fate for table in PROGRAMS.values() for name, fate in table.items()}
 # Options above that may stand without a value, and those that take several words.
 SWITCHES = {name for name, fate in FOREIGN.items() if fate.values in ("0", "1")}
-SWITCHES -= {"costmodel_coe", "recompute_num_layers", "attention_dropout", "hidden_dropout"}
+SWITCHES -= {"costmodel_coe", "recompute_num_layers", "hidden_dropout"}
 SWITCHES |= {
     *("entropy_in_fp32", "unified_checkpoint", "skip_warmup", "share_folder", "disable_tqdm"),
     *("group_query_attention", "use_checkpoint_args", "do_predict", "exit_after_profiling", "mock_data"),
     *("use_mcore_models", "use_legacy_models", "fp8_param_gather", "calculate_per_token_loss", "manual_gc"),
     *("no_load_optim", "no_load_rng", "no_mmap_bin_files", "no_create_attention_mask_in_dataloader"),
     *("overlap_grad_reduce", "overlap_param_gather", "overlap_p2p_communication", "tp_comm_overlap"),
-    *("auto_detect_ckpt_format",),
+    *("auto_detect_ckpt_format", "multi_latent_attention", "qk_layernorm", "add_qkv_bias", "moe_shared_expert_overlap"),
+    *("moe_router_enable_expert_bias", "moe_router_pre_softmax"),
     *("parallel_search", "lazy", "pad_to_max_length", "flash_mask", "tensor_parallel_output", "save_generation_output"),
     *("use_quick_lora", "remove_unused_columns", "dataloader_drop_last", "release_grads", "use_async_save"),
     *("use_expert_parallel", "weight_double_quant", "aistudio_repo_private", "prefer_small_sigma", "using_flex_token"),
@@ -271,7 +293,6 @@ SWITCHES |= {
     *ELSEWHERE,
 }
 SEVERAL = {name for name in FOREIGN if name.endswith("_config") or name.startswith("amp_custom")} | {"envs"}
-
 # Program -> keys that its files alone have, at the top or in a section.
 FILES = {
     "LLaMA-Factory": {"finetuning_type", "cutoff_len", "lora_target"},
@@ -308,7 +329,7 @@ def outcome_of(name: str, value: object, beside: Mapping[str, Fate] = {}) -> Out
         return Outcome(idle=fate.why)
     if value in (None, "None"):
         return Outcome()
-    if any(_same(str(value), one) for one in fate.values.split("|")):
+    if any(same(str(value), one) for one in fate.values.split("|")):
         return Outcome() if fate.holds else Outcome(idle=fate.why)
     return Outcome(fault=f"{value} is not supported: {fate.why}")
 
@@ -321,7 +342,7 @@ def idle_note(idle: Mapping[str, str]) -> str:
     return "no effect here: " + "; ".join(f"{', '.join(names)} ({why})" for why, names in by_reason.items())
 
 
-def _same(value: str, other: str) -> bool:
+def same(value: str, other: str) -> bool:
     """Whether both say the same: numbers by value, booleans by any word for them, words in any case."""
     words = {"false": "0", "true": "1", "": "0"} if other in ("0", "1") else {}
     value = words.get(value.lower(), value.lower())

@@ -18,7 +18,7 @@ from ..base.limits import Size
 from ..base.reading import LARGEST_OPTIONS, read_json, read_yaml
 from ..base.text import shortened
 from .aliases import BEATEN, WORDS, canonical_name, canonical_value, other_defaults, plain_name, unknown
-from .foreign import SEVERAL, SWITCHES, Fate, idle_note, outcome_of, program_of
+from .foreign import SETTLED, SEVERAL, SWITCHES, Fate, idle_note, outcome_of, program_of
 
 UNSET = "None"  # a script's word for an option that it leaves unset
 BOOLEAN_WORDS = ("0", "1", "false", "true")
@@ -221,6 +221,8 @@ def canonical_pairs(
         value = canonical_value(word, value, known)
         if BEATEN.get(plain_name(word)) in plain:
             idle[word] = f"{dashes}{name} holds"
+        elif name in SETTLED and "lr_scheduler_type" in known:  # training compares it with the model
+            result.append((name, value))
         elif name not in known:
             outcome = outcome_of(name, value, beside)
             if outcome is None:

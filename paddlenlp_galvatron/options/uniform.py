@@ -178,7 +178,8 @@ class DegreeOptions(Options):
             if rest:
                 raise UserError(
                     f"global_train_batch_size: {uniform.global_train_batch_size} samples are no multiple of a "
-                    f"micro-batch's {samples} ({self.per_device_train_batch_size} on each of {dp} data-parallel ranks)"
+                    f"micro-batch's {samples}, {self.per_device_train_batch_size} on each of {dp} data-parallel ranks; "
+                    "change one of them"
                 )
             return {"chunks": chunks}
         return {"global_train_batch_size": samples * (chunks or 1)}

@@ -45,9 +45,10 @@ def open_data(
             settings.autoregressive,
             settings.effective_packing,
             pairs,
+            keep,
         )
         tokenizer = settings.tokenizer_name_or_path or Path(settings.model)
-        return TuningData(data, tokenizer, layout, plan.global_batch, split, known, keep)
+        return TuningData(data, tokenizer, layout, plan.global_batch, split, known)
     opened: BatchSource
     if settings.input_dir is None:
         raise UserError(

@@ -16,7 +16,7 @@ from ..base.reading import read_json
 from ..base.writing import write_text
 from ..launch.faults import WAIT_S
 from ..model import config_of
-from ..options.foreign import Fate, idle_note
+from ..options.foreign import SETTLED, Fate, idle_note, same
 from ..options.group import Options
 from ..options.model_options import Model, ModelOptions
 from ..options.tuning import PreferenceOptions, TuningOptions
@@ -107,6 +107,7 @@ def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | No
         load = checkpoint_of(load, options.load_iteration, newest=options.load_distributed)
     named = ModelOptions.from_values(values)
     model, shape, seq_length = _model(named, options, load, folder)
+    _require_settled(values, shape)
     if ignored := named.ignored:
         notes.append(f"{', '.join(ignored)} ignored, as set_*_manually is 0")
     paths: dict[str, str] = {}
@@ -154,6 +155,17 @@ def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | No
         best = options.model_dump(include={"load_best_model_at_end", "metric_for_best_model"}, exclude_defaults=True)
         notes += [idle_note(dict.fromkeys(best, needs))] if best else []
     return Prepared(settings, settings.fitting(read_plan(plan, world_size), shape), shape, tuple(notes))
+
+
+def _require_settled(values: Mapping[str, Any], shape: ModelShape) -> None:
+    """Raise UserError for numbers of Megatron-LM's options that the model does not have."""
+    wanted = {name: getattr(shape, field, getattr(shape.latents, field, 0)) for name, field in SETTLED.items()}
+    if faults := [
+        f"{name}: is {values[name]}, but the model has {number}; leave it out, or name a config.json that has it"
+        for name, number in wanted.items()
+        if values.get(name) is not None and not same(str(values[name]), str(number))
+    ]:
+        raise UserError(faults)
 
 
 def _require_trained_with_experts(shape: ModelShape, options: TrainOptions) -> None:

@@ -19,7 +19,7 @@ from ..runtime.engine import Engine
 from ..runtime.setup import ModelSetup
 from ..runtime.trace import span, traced
 from .checkpoint.companions import companions, config_file, config_like, with_template
-from .checkpoint.saving import Writer
+from .checkpoint.saving import Origin, Writer
 from .checkpoint.stored import SMALLER, Best
 from .checkpoint.weight_files import CONFIG
 from .data.source import BatchSource
@@ -118,7 +118,8 @@ class Run:
     def writer(self, log: StepLog) -> Writer:
         """The writer of checkpoints, which adds an event to the log for each."""
         limit = self.settings.save_total_limit
-        return Writer(self.settings.checkpoints, self.engine, limit, self.data, self.files, log, self.recipe)
+        origin = Origin(self.files, self.recipe)
+        return Writer(self.settings.checkpoints, self.engine, limit, self.data, origin, log)
 
     def best_until(self, step: int) -> Best | None:
         """The best checkpoint of those up to a step; None: none is requested."""

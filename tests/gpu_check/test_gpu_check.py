@@ -286,7 +286,9 @@ def test_a_kernel_that_ends_its_process_is_named_and_those_behind_it_are_tried(t
         for number in range(first, 2 if first == 0 else len(kernels.NAMES)):
             off = 1.0 if number == 4 else 0.0
             reported = (
-                {"off": off, "worst": "gradient 1", "type": "bfloat16"} if number != 5 else {"missing": "no kernel"}
+                {"off": off, "worst": "gradient 1", "type": "bfloat16", "tolerance": 0.02}
+                if number != 5
+                else {"missing": "no kernel"}
             )
             (folder / f"{number}.json").write_text(json.dumps(reported))
         if first == 0:
@@ -312,11 +314,14 @@ def each_head(query, key, value, hidden):
 
 
 def masked(query, key, value, indices, causal):
-    """Stands for flashmask: a key is hidden from the rows behind the first bound and in front of the second."""
-    if causal:
-        return each_head(query, key, value, paddle.triu(paddle.ones([query.shape[1], key.shape[1]]), 1))
-    rows = paddle.arange(query.shape[1], dtype="int32").unsqueeze(1)
-    return each_head(query, key, value, (rows >= indices[0, :, :, 0]) | (rows < indices[0, :, :, 1]))
+    """Stands for flashmask: a key is hidden from the rows behind the first bound and in front of the second, or, where
+    attention is causal, of the tokens before it."""
+    rows, columns = (
+        paddle.arange(query.shape[1], dtype="int32").unsqueeze(1),
+        paddle.arange(key.shape[1], dtype="int32"),
+    )
+    hidden = rows < (columns if causal else indices[0, :, :, 1])
+    return each_head(query, key, value, hidden if indices is None else hidden | (rows >= indices[0, :, :, 0]))
 
 
 def turned(query, key, _value, sin, cos, use_neox_rotary_style):
@@ -327,12 +332,19 @@ def turned(query, key, _value, sin, cos, use_neox_rotary_style):
     return *(x * cos + y * sin for x, y in zip((query, key), swapped, strict=True)), None
 
 
-@pytest.mark.parametrize("number", [0, 1, 2, 3, 5, 6, 7, 8, 9])
-def test_a_kernel_that_is_off_is_seen_and_one_that_is_right_passes(number, monkeypatch):
+ON_GPUS_ALONE = {
+    "RMSNorm",
+    "experts, one without rows",
+    *(name for name in kernels.CASES if "FlashAttention 3" in name),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in kernels.CASES if name not in ON_GPUS_ALONE])
+def test_a_kernel_that_is_off_is_seen_and_one_that_is_right_passes(name, monkeypatch):
     """By stand-ins for kernels that CPUs lack, written otherwise than their references."""
     monkeypatch.setattr(attention, "flashmask_attention", masked)
     monkeypatch.setattr(kernels, "fused_rotary_position_embedding", turned)
-    case = list(kernels.CASES.values())[number](kernels.ON_CPU)
+    case = kernels.CASES[name](kernels.ON_CPU)
     assert kernels.difference(case, "float32")[0] < kernels.TOLERANCE["float32"]
 
     def times(factor):

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -294,7 +295,7 @@ def test_a_cut_keeps_the_templates_marks_and_is_noted(model, texts, src_length, 
 def test_what_is_not_kept_writes_nothing_next_to_the_data(model, tmp_path):
     folder = write(tmp_path / "data", LINES[:1])
     layout = RowLayout(LENGTH, VOCABULARY, chat_template="plain")
-    assert TuningData(folder, model, layout, 1, keep=False).samples == 1 and not (folder / FOLDER).exists()
+    assert TuningData(folder, model, replace(layout, keep=False), 1).samples == 1 and not (folder / FOLDER).exists()
 
 
 def test_an_answer_that_the_template_changes_later_is_not_learnt(model, tmp_path):

@@ -19,7 +19,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...base.errors import GalvatronError, UserError
 from ...base.text import plain
@@ -47,6 +47,14 @@ MAX_SHARD_BYTES = 5 * GIB  # as transformers writes them
 WEIGHTS_ALONE = SimpleNamespace(state_dict=dict)  # an optimizer without moments
 
 
+class Origin(NamedTuple):
+    """Parts of a run that each of its checkpoints has besides weights: files that rank 0 writes, by name, and the
+    numbers of its recipe."""
+
+    companions: Mapping[str, bytes] = MappingProxyType({})
+    recipe: Mapping[str, Any] | None = None
+
+
 class Writer:
     """Writes checkpoints of an engine in the background, and keeps the newest ones."""
 
@@ -56,15 +64,13 @@ class Writer:
         engine: Engine,
         keep: int | None,
         data: BatchSource | None = None,
-        companions: Mapping[str, bytes] = MappingProxyType({}),
+        origin: Origin = Origin(),
         log: StepLog | None = None,
-        recipe: Mapping[str, Any] | None = None,
     ):
         """Every rank makes one, and nothing else writes to the folder. `keep`: how many whole checkpoints stay; None:
-        all. `data`: the training data. `companions`: files that rank 0 writes into each, by their names there.
-        `log`: brought to disk with each, which is an event there. `recipe`: is stored."""
+        all. `data`: the training data. `log`: brought to disk with each, which is an event there."""
         self._folder, self._engine, self._keep, self._data, self._log = folder, engine, keep, data, log
-        self._companions, self._recipe, self._began = companions, recipe, 0.0
+        self._companions, self._recipe, self._began = origin.companions, origin.recipe, 0.0
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self._awaited = ""  # ranks whose parts are not there
@@ -256,7 +262,7 @@ def save_model(engine: Engine, target: Path, companions: Mapping[str, bytes]) ->
     try:
         if engine.rank == 0:
             shutil.rmtree(part, ignore_errors=True)  # left by a killed run
-        writer = Writer(part / "checkpoint", engine, keep=1, companions=companions)
+        writer = Writer(part / "checkpoint", engine, keep=1, origin=Origin(companions))
         writer.save(WEIGHTS_ALONE)
         writer.finish()
         if engine.rank == 0:

@@ -129,6 +129,7 @@ class RowLayout:
     all_learnt: bool = False  # prompts, too
     packing: Packing = "none"
     pairs: bool = False  # each line has a chosen and a rejected answer, which share a row
+    keep: bool = True  # rows stay on disk next to the data
 
 
 class TuningData(InPasses):
@@ -145,10 +146,9 @@ class TuningData(InPasses):
         global_batch: int,
         split: str = "train",
         known: Callable[[dict[str, Any]], object] = lambda identity: None,
-        keep: bool = True,
     ):
-        """`known` is called with the data's identity before rows are made of them, which may take minutes; with `keep`,
-        they are kept next to the data. Raises UserError with the file and the line of each fault."""
+        """`known` is called with the data's identity before rows are made of them, which may take minutes. Raises
+        UserError with the file and the line of each fault."""
         seq_length, packing, pairs = layout.seq_length, layout.packing, layout.pairs
         self._files, self._left_out = tuning_files(data, split)
         tokens = load_tokenizer(tokenizer)
@@ -181,7 +181,7 @@ class TuningData(InPasses):
             self._files[0].stat().st_uid,
             made_from | {"vocab_size": layout.vocab_size},
             lambda: _build(encoder, self._files, layout),
-            keep,
+            layout.keep,
         )
         self._unread: dict[str, int] = loads(bytes(np.asarray(unread[0 : len(unread)])[:, 0].tolist()))
         self.packed = packing != "none" or pairs
