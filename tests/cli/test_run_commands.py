@@ -404,7 +404,7 @@ def test_train_writes_a_line_a_step(folder, capsys):
     assert "2 steps: loss" in out
     assert [record["step"] for record in records] == [1, 2]
     expected = {"step", "steps", "loss", "lr", "grad_norm", "step_time_s", "data_s", "tokens_per_s", "plan"}
-    expected |= {"peak_memory_mib", "peak_memory_rank"}
+    expected |= {"time", "run", "peak_memory_mib", "peak_memory_rank"}
     assert all(set(record) == expected for record in records)
     assert all(len(record["peak_memory_mib"]) == 2 for record in records)
 
