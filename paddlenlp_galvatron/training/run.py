@@ -115,7 +115,7 @@ class Run:
         of_model = {name: getattr(shape, name) for name in ("attention_dropout", "router_aux_loss_coef")}
         return {"max_steps": self.steps, **self.settings.recipe, **of_model}
 
-    def writer(self, log: StepLog) -> Writer:
+    def writer(self, log: StepLog | None = None) -> Writer:
         """The writer of checkpoints, which adds an event to the log for each."""
         limit = self.settings.save_total_limit
         origin = Origin(self.files, self.recipe)
