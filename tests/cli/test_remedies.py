@@ -41,6 +41,7 @@ REPORTED_BY: dict[str, tuple[str, ...]] = {
     "planner/options.py": ("search", "fit"),
     "planner/problem.py": ORIGIN,
     "planner/question.py": ("search",),  # its folder of profiles is that of others, too
+    "planner/scale.py": ("search",),
     "planner": (),
     "profiles": ("search", "fit", "what-if", *ORIGIN),
     "report": (),
@@ -53,7 +54,8 @@ REPORTED_BY: dict[str, tuple[str, ...]] = {
 OTHERS = (  # of programs that are not ours, and of the program itself
     *("help", "version", "debug", "json", "ips", "config"),
     *("shm_size", "ulimit", "no_deps", "query_gpu", "format", "master", "nnodes", "nproc_per_node", "map_by"),
-    *("nodes", "ntasks_per_node", "gpus_per_node", "cpus_per_task", "bind_to"),
+    *("nodes", "ntasks_per_node", "gpus_per_node", "cpus_per_task", "bind_to", "ppn"),
+    *("tasks_per_rs", "cpus"),
 )
 # Words for other commands, and help.
 ELSEWHERE = ("cli/main", "cli/command", "cli/start", "options/aliases")

@@ -191,7 +191,7 @@ def test_a_config_file_is_the_same_as_flags_and_flags_win(folder, galvatron):
         ("settle_bsz: [", "c.yaml: not valid YAML at line 2"),
         ("- 1", "c.yaml: holds no options"),
         ("1: 2", "c.yaml: not valid YAML: 1 is a name, but no text"),
-        ("settle_bsz: {a: {b: 1}}", "a: unknown option"),
+        ("settle_bsz: {a: {b: 1}}", "settle_bsz.a is a section within a section"),
         ("settle_bsz: !!python/object:os.system {}", "c.yaml: not valid YAML"),
         ("min_bsz: many", "min_bsz: must be a whole number"),
         ("recommend_min_bsz: 1", "recommend_min_bsz: 1 is not supported"),
