@@ -31,6 +31,7 @@ from paddlenlp_galvatron.training.prepare import GROUPS, prepare
 from paddlenlp_galvatron.training.reporters import Reporters
 from paddlenlp_galvatron.training.run import Run
 from paddlenlp_galvatron.training.settings import TrainSettings
+from paddlenlp_galvatron.training.step_log import read_log
 
 KNOWN = {name for group in GROUPS for name in group.model_fields}
 STEPS = 6
@@ -144,7 +145,7 @@ def trained(settings: TrainSettings) -> Any:
         run = Run.of(settings)
         for _ in TrainingLoop(run, Noted(run.settings)).steps():
             pass
-    losses = [json.loads(line)["loss"] for line in settings.log.read_text().splitlines()]
+    losses = [record["loss"] for record in read_log(settings.log)]
     return losses, events, sorted(path.name for path in settings.checkpoints.glob("step-*"))
 
 
