@@ -151,7 +151,7 @@ def _answered(record: Mapping[str, Any], name: str, unread: list[str]) -> list[L
     listed = [given] if isinstance(given, dict) else given
     contents = _of_messages([] if listed is None or isinstance(listed, str) else listed, name, unread)
     if not contents or contents[-1].message["role"] != ANSWERS:
-        raise UserError(f"{name}: needs an answer: a text that is not empty, or messages of which the last is one")
+        raise UserError(f"{name}: needs an answer; give a text that is not empty, or messages of which the last is one")
     return contents
 
 
@@ -165,7 +165,7 @@ def _asked(record: Mapping[str, Any], name: str, unread: list[str]) -> list[Line
 def _of_messages(given: object, name: str, unread: list[str]) -> list[LineMessage]:
     """Messages, with OpenAI's or ShareGPT's names of their fields. Raises UserError."""
     if not isinstance(given, list):
-        raise UserError(f"{name}: is no list")
+        raise UserError(f"{name}: is no list; give a list of messages")
     places = [(one, f"{name}[{place}]") for place, one in enumerate(given)]
     return [message_of(_renamed(one, field), field, unread) for one, field in places]
 
@@ -179,7 +179,7 @@ def _renamed(given: object, field: str) -> object:
         raise UserError(f"{field}: needs from and value, or role and content; give both of one form")
     source, value = message.pop("from"), message.pop("value")
     if not isinstance(source, str) or source not in ROLES:
-        raise UserError(f"{field}.from: {shortened(repr(source))} is none of {', '.join(ROLES)}")
+        raise UserError(f"{field}.from: {shortened(repr(source))} is unknown; give one of {', '.join(ROLES)}")
     if source != CALL:
         return {**message, "role": ROLES[source], "content": value}
     calls = parse_json(value, f"{field}.value") if isinstance(value, str) else value
