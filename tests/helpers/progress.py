@@ -40,8 +40,8 @@ class Progress:
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str]:
         """The test's list at the end, and no letter."""
         if report.when == "call" or report.skipped:
-            return report.outcome, "", ""
-        return "error" if report.failed else "", "", ""
+            return report.outcome, "", report.outcome.upper()
+        return ("error", "", "ERROR") if report.failed else ("", "", "")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         test, file = report.nodeid, _file(report.nodeid)
