@@ -6,14 +6,15 @@ import pytest
 from cost_examples import MEMORY, MODEL, SEQ, cost, example, example_plan, one_node
 from hypothesis import given
 from hypothesis import strategies as st
-from plans import valid_plans
+from plans import MODEL as SMALL
+from plans import plan, valid_plans
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cost_model import CostOptions
 from paddlenlp_galvatron.cost_model.collectives import CallTimes, Overlapped, place_of
 from paddlenlp_galvatron.cost_model.module import Room, module_memory
 from paddlenlp_galvatron.cost_model.variants import products_behind
-from paddlenlp_galvatron.cost_model.weights import StateBytes, Weights, layer_weights, table_weights
+from paddlenlp_galvatron.cost_model.weights import StateBytes, Weights, held_mib, layer_weights, table_weights
 from paddlenlp_galvatron.plan import Assumptions, DataParallel, LayerStrategy, Precision, Schedule, VocabStrategy
 from paddlenlp_galvatron.plan.comm_points import CommPoint
 from paddlenlp_galvatron.plan.layout import TokenLayout, moves, redistribution, token_layout
@@ -384,3 +385,13 @@ def test_vocabulary_ulysses_needs_no_collective_of_tokens():
     assert ulysses.forward_ms == pytest.approx(0.2 + 0.8 * 2)  # 2 samples a rank
     assert split.forward_ms > ulysses.forward_ms
     assert ulysses.states_mib == pytest.approx(4 * split.states_mib)
+
+
+def test_a_rank_holds_its_share_of_matrices_and_whole_vectors():
+    """ZeRO-3 over four ranks, by hand: q, k, v, o and the MLP of four layers, two tables; biases and norms."""
+    matrices = 4 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96) + 2 * 1001 * 64
+    vectors = 4 * (64 + 32 + 32 + 2 * 64) + 64
+    sharded = plan(world_size=4, sdp=True)
+    weights, states = (mib * 2**20 for mib in held_mib(sharded, SMALL, 0))
+    assert weights == 4 * (matrices // 4 + vectors)
+    assert states == 16 * (matrices // 4 + vectors)  # with the gradient and AdamW's moments
