@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("paddle")
 
-from paddlenlp_galvatron.cost_model.collectives import PART, REPLICAS, Call, Setting, layer_calls
+from paddlenlp_galvatron.cost_model.collectives import PART, REPLICAS, Call, Setting, layer_calls, matrix_calls
 from paddlenlp_galvatron.cost_model.weights import StateBytes
 from paddlenlp_galvatron.plan import Assumptions, DataParallel, LayerStrategy, ModelShape, Precision
 from paddlenlp_galvatron.plan.comm_points import Collective
@@ -69,3 +69,10 @@ def test_parts_sum_up_a_shard_once_a_step(each):
     )
     assert across == Call(Collective.ALL_REDUCE, REPLICAS, reduce.bytes // 2)
     assert parts.vectors == all_ranks.vectors
+
+
+def test_shares_that_do_not_divide_are_padded():
+    """Ten numbers over three ranks: shares of four."""
+    setting = Setting(3, 3, True, 1, 16, Assumptions(), StateBytes.of(Precision.FP32))
+    calls = matrix_calls(10, DataParallel.ZERO3, SHARDING, 3, None, setting)
+    assert [call.bytes for call in (*calls.gather_forward, *calls.gather_backward, *calls.reduce)] == [48, 48, 48]
