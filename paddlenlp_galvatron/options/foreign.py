@@ -130,7 +130,8 @@ MEGATRON = {
     **_only("0", "layers have no hidden dropout", "hidden_dropout"),
     **_only("1", CONFIG, "disable_bias_linear", "untie_embeddings_and_output_weights", holds=False),
     **_only("1.0", CONFIG, "rotary_percent"),
-    **_only("aux_loss|none", "experts are balanced by a loss", "moe_router_load_balancing_type", holds=False),
+    **_only("aux_loss|seq_aux_loss|none", "config.json says it", "moe_router_load_balancing_type", holds=False),
+    **_only("0", "checkpoints are whole", "no_save_optim"),
     **_only(
         "", "its unit is another one: router_aux_loss_coef is layers / experts a token times it", "moe_aux_loss_coeff"
     ),
@@ -156,11 +157,23 @@ MEGATRON = {
     **_idle("the layers are PaddleNLP's own", "use_mcore_models", "use_legacy_models", "transformer_impl"),
     **_idle("the model's own, fused where the device has it", "attention_backend"),
     **_idle(FUSED, "no_masked_softmax_fusion", "moe_grouped_gemm", "moe_permute_fusion", "masked_softmax_fusion"),
+    **_idle(FUSED, "no_rope_fusion", "cross_entropy_fusion_impl"),
     **_idle("the runtime's own dispatch", "moe_token_dispatcher_type"),
     **_idle(OVERLAP, "overlap_grad_reduce", "overlap_param_gather", "overlap_p2p_communication", "tp_comm_overlap"),
     **_idle("a step's loss is the mean of its tokens", "calculate_per_token_loss"),
-    **_idle("the allocator and Python's collector are left alone", "manual_gc", "empty_unused_memory_level"),
-    **_idle("checkpoints load under every plan", "ckpt_format", "dist_ckpt_format", "auto_detect_ckpt_format"),
+    **_idle(
+        "the allocator and Python's collector are left alone",
+        "manual_gc",
+        "manual_gc_interval",
+        "empty_unused_memory_level",
+    ),
+    **_idle(
+        "checkpoints load under every plan",
+        "ckpt_format",
+        "dist_ckpt_format",
+        "dist_ckpt_strictness",
+        "auto_detect_ckpt_format",
+    ),
     **_idle("a run continues with its optimizer and its random numbers", "no_load_optim", "no_load_rng"),
     **_idle(
         "report_to and output_dir say where", "tensorboard_dir", "wandb_project", "wandb_exp_name", "wandb_save_dir"
@@ -174,6 +187,11 @@ MEGATRON = {
     **_idle(LOADER, "no_create_attention_mask_in_dataloader", "data_cache_path"),
     **_idle("a run ends at max_steps", "exit_duration_in_mins", "exit_interval"),
     **_idle(LOGGED, "log_throughput", "timing_log_level", "profile_step_start", "profile_step_end", "profile_ranks"),
+    **_idle(
+        LOGGED, "log_timers_to_tensorboard", "log_memory_to_tensorboard", "log_num_zeros_in_grad", "log_params_norm"
+    ),
+    **_idle(LOGGED, "log_validation_ppl_to_tensorboard"),
+    **_idle("on_nonfinite says what a step without a finite loss does", "no_check_for_nan_in_loss_and_grad"),
     **_idle("the number of kv heads says it", "group_query_attention"),
     **_idle("a checkpoint says its own model and step", "use_checkpoint_args"),
     **_idle(TRANSPORT, "distributed_backend"),
@@ -273,6 +291,7 @@ FOREIGN: Fates = {name: fate for table in PROGRAMS.values() for name, fate in ta
 # Options above that may stand without a value, and those that take several words.
 SWITCHES = {name for name, fate in FOREIGN.items() if fate.values in ("0", "1")}
 SWITCHES -= {"costmodel_coe", "recompute_num_layers", "hidden_dropout"}
+VALUED = {"timing_log_level", "profile_step_start", "profile_step_end", "profile_ranks", "cross_entropy_fusion_impl"}
 SWITCHES |= {
     *("entropy_in_fp32", "unified_checkpoint", "skip_warmup", "share_folder", "disable_tqdm"),
     *("group_query_attention", "use_checkpoint_args", "do_predict", "exit_after_profiling", "mock_data"),
@@ -280,15 +299,14 @@ SWITCHES |= {
     *("no_load_optim", "no_load_rng", "no_mmap_bin_files", "no_create_attention_mask_in_dataloader"),
     *("overlap_grad_reduce", "overlap_param_gather", "overlap_p2p_communication", "tp_comm_overlap"),
     *("auto_detect_ckpt_format", "multi_latent_attention", "qk_layernorm", "add_qkv_bias", "moe_shared_expert_overlap"),
-    *("moe_router_enable_expert_bias", "moe_router_pre_softmax"),
+    *("moe_router_enable_expert_bias", "moe_router_pre_softmax", "no_check_for_nan_in_loss_and_grad"),
     *("parallel_search", "lazy", "pad_to_max_length", "flash_mask", "tensor_parallel_output", "save_generation_output"),
     *("use_quick_lora", "remove_unused_columns", "dataloader_drop_last", "release_grads", "use_async_save"),
     *("use_expert_parallel", "weight_double_quant", "aistudio_repo_private", "prefer_small_sigma", "using_flex_token"),
     *(
         name
         for name, fate in FOREIGN.items()
-        if fate.why in (FUSED, ALWAYS_FUSED, ONE_BY_ONE, LOGGED)
-        and name not in ("timing_log_level", "profile_step_start", "profile_step_end", "profile_ranks")
+        if fate.why in (FUSED, ALWAYS_FUSED, ONE_BY_ONE, LOGGED) and name not in VALUED
     ),
     *ELSEWHERE,
 }

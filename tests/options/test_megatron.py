@@ -25,10 +25,17 @@ MODEL = {
     "rope_theta": 1000000.0,
 }
 MIXTRAL = MODEL | {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
+DEEPSEEK = {
+    **MODEL,
+    **{"model_type": "deepseek_v2", "num_key_value_heads": 4, "moe_intermediate_size": 32, "rope_theta": 1000000.0},
+    **{"kv_lora_rank": 16, "q_lora_rank": None, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16},
+    **{"n_routed_experts": 8, "n_shared_experts": 2, "num_experts_per_tok": 2, "first_k_dense_replace": 1},
+    **{"scoring_func": "softmax", "topk_method": "greedy", "n_group": 1, "topk_group": 1},
+}
 # The arguments of examples/ that say what our layers do, and those of a run.
 LAYERS = """
 --use-mcore-models --num-layers 4 --hidden-size 64 --ffn-hidden-size 128 --num-attention-heads 4
---group-query-attention --num-query-groups 2 --seq-length 64 --max-position-embeddings 64 --normalization RMSNorm
+--group-query-attention --seq-length 64 --max-position-embeddings 64 --normalization RMSNorm
 --position-embedding-type rope --rotary-base 1000000 --attention-dropout 0.0 --hidden-dropout 0.0 --swiglu
 --init-method-std 0.01 --untie-embeddings-and-output-weights --disable-bias-linear --attention-backend fused
 """
@@ -43,6 +50,15 @@ EXPERTS = """
 --num-experts 8 --moe-router-topk 2 --moe-router-load-balancing-type aux_loss --moe-grouped-gemm
 --moe-token-dispatcher-type alltoall --expert-model-parallel-size 2 --no-position-embedding
 --no-masked-softmax-fusion
+"""
+LATENTS = """
+--multi-latent-attention --qk-layernorm --q-lora-rank 0 --kv-lora-rank 16 --qk-head-dim 16 --qk-pos-emb-head-dim 8
+--v-head-dim 16 --norm-epsilon 1e-6 --num-experts 8 --moe-layer-freq 1 --moe-ffn-hidden-size 32
+--moe-shared-expert-intermediate-size 64 --moe-router-load-balancing-type seq_aux_loss --moe-router-topk 2
+--moe-router-pre-softmax --moe-router-group-topk 1 --moe-router-num-groups 1 --moe-router-score-function softmax
+--moe-router-dtype fp32 --rotary-scaling-factor 40 --mscale 0.707 --no-check-for-nan-in-loss-and-grad
+--no-rope-fusion --cross-entropy-fusion-impl te --manual-gc-interval 10 --dist-ckpt-strictness log_all
+--log-params-norm
 """
 PIPELINE = "--tensor-model-parallel-size 1 --pipeline-model-parallel-size 2"
 
@@ -61,7 +77,9 @@ def dry_run(galvatron, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("model", "words"), [(MODEL, ()), (MIXTRAL, (EXPERTS,))], ids=["train_llama3_8b", "train_mixtral_8x7b"]
+    ("model", "words"),
+    [(MODEL, ()), (MIXTRAL, (EXPERTS,)), (DEEPSEEK, (LATENTS,))],
+    ids=["train_llama3_8b", "train_mixtral_8x7b", "train_deepseekv2"],
 )
 def test_a_script_of_the_examples_starts(dry_run, model, words):
     ran = dry_run(model, LAYERS, RUN, PIPELINE, *words)
