@@ -164,7 +164,7 @@ NEAR = 0.75  # likeness of two names, 0 to 1, below which one is no misspelling 
 # Where both are given the second holds, for any order: Megatron-LM's scheduler sets it over the first.
 BEATEN = {"adam_weight_decay": "weight_decay"}
 
-# Names that Megatron-LM's scripts have, and options whose default is another one there -> that default.
+# Names that Megatron-LM's scripts have, and our options whose default is another one there -> its name and default.
 MEGATRON_NAMES = {"train_iters", "lr", "tensor_model_parallel_size", "pipeline_model_parallel_size", "lr_decay_style"}
 MEGATRON_DEFAULTS = {
     "min_learning_rate": ("min_lr", "0"),
@@ -173,11 +173,11 @@ MEGATRON_DEFAULTS = {
 }
 
 
-def other_defaults(given: Container[str], known: Container[str]) -> str:
+def other_defaults(given: Iterable[str], known: Container[str]) -> str:
     """A note for a script of Megatron-LM, by its plain names, on the defaults that it does not set; else ""."""
-    if not any(name in given for name in MEGATRON_NAMES) or "lr_scheduler_type" not in known:
+    if MEGATRON_NAMES.isdisjoint(given) or "lr_scheduler_type" not in known:
         return ""
-    unset = [f"--{name} {value}" for name, value in MEGATRON_DEFAULTS.values() if name not in given]
+    unset = [f"--{name} {to}" for ours, (name, to) in MEGATRON_DEFAULTS.items() if not ({ours, name} & {*given})]
     return f"Megatron-LM's defaults are others: {', '.join(unset)}; give them to be sure" if unset else ""
 
 

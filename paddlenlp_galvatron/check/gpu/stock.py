@@ -65,7 +65,7 @@ def _compared(setting: Setting, name: str, plan: Plan, shape: ModelShape) -> Fin
     folder.mkdir(parents=True)
     recipe = Recipe(learning_rate=3e-4, weight_decay=0.01, lr_scheduler_type="constant")
     job = {"plan": plan_to_dict(plan), "shape": asdict(shape), "recipe": recipe.model_dump()}
-    (folder / "job.json").write_text(json.dumps(job | {"steps": WARM_UP + STEPS, "profile": False}))
+    (folder / "job.json").write_text(json.dumps(job | {"steps": WARM_UP + STEPS}))
     paths = os.pathsep.join(filter(None, [str(BENCHMARKS), os.environ.get("PYTHONPATH")]))
     with mock.patch.dict(os.environ, PYTHONPATH=paths):
         words = [str(folder / "job.json"), str(folder / "result.json")]
