@@ -29,8 +29,8 @@ for turn in 1 2 3; do
     pending=3
     for model in $models; do
         left=$((minutes - ($(date +%s) - began) / 60))
-        [ $turn -lt 3 ] && budgets=0 || budgets=3 left=$((left / pending)) pending=$((pending - 1))
+        [ $turn -lt 3 ] || left=$((left / pending)) pending=$((pending - 1))
         "$galvatron" validate "$output/$model/model" --profiles "$output/profiles" --output "$output/$model" --nproc $ranks \
-            --count "$count" --budgets $budgets --global_train_batch_size $batch --visits $turn --minutes $((left > 0 ? left : 1))
+            --count "$count" --global_train_batch_size $batch --visits $turn --minutes $((left > 0 ? left : 1))
     done
 done

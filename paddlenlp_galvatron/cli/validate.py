@@ -25,7 +25,7 @@ def validate(values: dict[str, Any], json: bool) -> None:
     if not options.profiles.is_dir():
         raise UserError(f"profiles: no folder {options.profiles}; measure with galvatron profile all")
     from paddlenlp_galvatron.check.validation.accuracy import shortcomings
-    from paddlenlp_galvatron.check.validation.results import accuracy_json, accuracy_tables, page
+    from paddlenlp_galvatron.check.validation.results import accuracy_json, accuracy_tables
     from paddlenlp_galvatron.check.validation.validate import Validation
 
     validation = Validation(options, say_note)
@@ -35,13 +35,12 @@ def validate(values: dict[str, Any], json: bool) -> None:
     accuracy = validation.accuracy()
     found = accuracy_json(accuracy)
     write_text(options.output / "validation.json", dumps(found, indent=1) + "\n")
-    write_text(options.output / "validation.html", page(accuracy, validation.shape.name, options))
     if json:
         say(dumps(found))
     else:
         console = Console(soft_wrap=True)
         for item in accuracy_tables(accuracy):
             console.print(item)
-        say(f"{options.output}: validation.json, validation.html")
+        say(f"{options.output}: validation.json")
     if short := shortcomings(accuracy, options):
         raise GalvatronError("; ".join(short))

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from contextlib import redirect_stdout
 from io import StringIO
-from pathlib import Path
 
 import pytest
 
@@ -16,10 +13,6 @@ pytest.importorskip("paddle")
 from validation.profiles import write
 
 from paddlenlp_galvatron.cli.main import main
-
-ROOT = Path(__file__).parents[2]
-GATE = {"mean": 0.08, "tau": 0.85}  # on an idle machine
-MINUTES = 5
 
 
 @pytest.fixture(
@@ -35,17 +28,16 @@ def found(request, tmp_path_factory) -> dict:
     folder = tmp_path_factory.mktemp(family)
     write(folder, family)
     words = ["--profiles", folder / "profiles", "--output", folder / "out", "--minutes", 9, "--json"]
-    words += ["--task", task, "--count", count, "--seed", 1, "--budgets", 1, "--visits", visits, "--steps", 2]
+    words += ["--task", task, "--count", count, "--seed", 1, "--visits", visits, "--steps", 2]
     with redirect_stdout(StringIO()) as stated:
         assert main(["validate", str(folder), *map(str, words)]) == 0
-    assert (folder / "out" / "validation.html").read_text().count("<circle") > 3 * count
     return json.loads(stated.getvalue()) | {"count": count}
 
 
 def test_every_plan_ran_and_moved_the_bytes_that_were_predicted(found):
     assert not found["failed"] and not found["summary"]["left_out"]
     assert len(found["plans"]) >= found["count"] and found["summary"]["wrong_bytes"] == 0
-    assert {plan["kind"] for plan in found["plans"]} >= {"uniform", "alone", "layer-wise", "mixed", "searched"}
+    assert {plan["kind"] for plan in found["plans"]} >= {"uniform", "alone", "layer-wise", "mixed"}
 
 
 def test_memory_is_what_was_predicted(found):
@@ -63,14 +55,3 @@ def test_terms_of_every_plan_add_up_to_its_step(found):
             assert sum(stage["predicted_ms"].values()) == pytest.approx(1000 * plan["predicted_s"])
             # The bound for another step, which on a busy machine may take several times as long.
             assert 0.1 < sum(stage["measured_ms"].values()) / (1000 * plan["measured_s"]) < 10
-
-
-@pytest.mark.slow
-def test_step_times_of_a_small_model_are_those_predicted(tmp_path):
-    """Needs an idle machine, as everything that is timed."""
-    words = ["--models", "llama-128", "--count", "12", "--budgets", "0", "--minutes", str(MINUTES)]
-    command = [sys.executable, str(ROOT / "benchmarks" / "validate.py"), *words, "--output", str(tmp_path)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=60 * 3 * MINUTES)
-    assert ran.returncode == 0, ran.stderr
-    summary = json.loads((tmp_path / "all.json").read_text())["summary"]
-    assert summary["time_error"]["mean"] <= GATE["mean"] and summary["tau"] >= GATE["tau"], ran.stdout

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from math import sqrt
@@ -17,7 +17,6 @@ from ...cost_model.traffic import step_traffic_bytes
 from ...plan import ModelShape, Plan
 from ...profiles.reserve import Reserve
 from .options import ValidateOptions
-from .plans import Rivals
 from .work import MeasuredRun, key_of
 
 TERMS = {key: name for key, name in TIME.items() if key not in ("vocabulary", "experts")} | {
@@ -209,27 +208,11 @@ class Spread:
         return cls(fmean(sizes), median(sizes), min(known), max(known))
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The searched plan of a budget among its rivals."""
-
-    budget_mib: float
-    layer_wise: bool  # whether the searched plan is
-    plans: int  # measured plans
-    regret: float  # how much slower the searched plan is than the best of all that were measured
-    beaten_by: tuple[str, ...]  # uniform plans that were faster where the model says slower by more than CLEAR
-    over_budget: tuple[str, ...]  # plans that held more than the budget
-
-
-CLEAR = 0.05  # a predicted lead that must show
-
-
 @dataclass(frozen=True)
 class Accuracy:
     """Accuracy over all plans of one model."""
 
     outcomes: Sequence[Outcome]
-    verdicts: Sequence[Verdict] = ()
     failed: Mapping[str, str] = field(default_factory=dict)  # key -> why it did not run
     left_out: int = 0  # plans for which there was no time
 
@@ -276,27 +259,6 @@ class Accuracy:
         }
         waiting, idle = sums["waiting"], sums.pop("idle")
         return {**sums, "waiting": (waiting[0] + idle[0], waiting[1] + idle[1])}
-
-
-def verdict(rivals: Rivals, known: Callable[[Plan], Outcome | None]) -> Verdict | None:
-    """None where the searched plan or all of its rivals were not run."""
-    found = {key_of(plan): one for plan in rivals.plans if (one := known(plan))}
-    searched = found.get(key_of(rivals.searched))
-    if searched is None or len(found) < 2:
-        return None
-    uniform = [one for plan in rivals.uniform if (one := found.get(key_of(plan)))]
-    return Verdict(
-        rivals.budget_mib,
-        rivals.layer_wise,
-        len(found),
-        searched.measured_s / min(one.measured_s for one in found.values()) - 1,
-        tuple(
-            one.key
-            for one in uniform
-            if one.predicted_s > searched.predicted_s * (1 + CLEAR) and one.measured_s < searched.measured_s
-        ),
-        tuple(one.key for one in found.values() if any(stage.peak_mib > rivals.budget_mib for stage in one.stages)),
-    )
 
 
 def shortcomings(accuracy: Accuracy, demanded: ValidateOptions) -> list[str]:

@@ -13,7 +13,7 @@ from ...options.group import Options, Paths
 from ...options.prices import RANK
 from ...plan import Precision
 
-MOST_PLANS, MOST_BUDGETS, MOST_STEPS = 10_000, 100, 1000
+MOST_PLANS, MOST_STEPS = 10_000, 1000
 
 
 class ValidateOptions(Options):
@@ -23,9 +23,7 @@ class ValidateOptions(Options):
     profiles: Path = Field(
         Path("configs"), description="folder of the profile files, measured with the same number of ranks"
     )
-    output: Path = Field(
-        Path("runs/validate"), description="folder for the journal, validation.json and validation.html"
-    )
+    output: Path = Field(Path("runs/validate"), description="folder for the journal and validation.json")
     num_nodes: Ranks = Field(1, description="number of nodes; start the same command on each")
     nproc: Ranks = Field(2, description="ranks on each node; CPU processes are pinned if there is a processor for each")
     node_rank: Rank = Field(0, description="number of this node, from 0")
@@ -35,12 +33,6 @@ class ValidateOptions(Options):
     count: int = Field(24, ge=0, le=MOST_PLANS, description="number of plans to draw from the space")
     seed: Seed = Field(0, description="seed of the drawn plans and of the data")
     plans: Paths = Field((), description="plan files to run as well, such as a.json,b.json")
-    budgets: int = Field(
-        0,
-        ge=0,
-        le=MOST_BUDGETS,
-        description="number of memory budgets at which the searched plan is compared with its rivals",
-    )
     global_train_batch_size: Samples = Field(8, description="global batch size")
     seq_length: Size | None = Field(None, description="sequence length; unset: the model's positions")
     sequence_parallel: bool = Field(True, description="Megatron-SP in every layer with tp > 1")
@@ -82,8 +74,8 @@ class ValidateOptions(Options):
 
     @model_validator(mode="after")
     def _something(self) -> Self:
-        if not (self.count or self.plans or self.budgets):
-            raise ValueError("count: 0, and neither plans nor budgets are given: there is nothing to run")
+        if not (self.count or self.plans):
+            raise ValueError("count: 0, and no plans are given: there is nothing to run")
         if self.lora_rank is not None and self.task != "lora":
             raise ValueError("lora_rank: of adapters, but the task is pretrain; give --task lora")
         _ = self.nodes

@@ -1,21 +1,18 @@
-"""The plans of a validation: drawn at random across the space, and the searched plan's rivals at memory budgets."""
+"""Random plans across the space of plans."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from random import Random
 
-from ...base.errors import GalvatronError, UserError
-from ...base.units import GIB_MIB
-from ...cost_model import CostModel
+from ...base.errors import UserError
 from ...model.layer import PARTLY
 from ...plan import Assumptions, DataParallel, LayerStrategy, ModelShape, Plan, Recompute, Schedule, VocabStrategy
 from ...plan.check import require_valid
 from ...plan.mesh import divisors, every_degrees
 from ...plan.uniform import even_stages
-from ...planner import SearchOptions, SearchResult, search
 
 KINDS = ("uniform", "alone", "layer-wise", "mixed")  # in turn
 MOST_MISSES = 1000  # in a row, before the space counts as used up
@@ -160,60 +157,3 @@ def _layer(random: Random, plan: Plan) -> LayerStrategy:
         dp_type=random.choice((plan.default_dp_type, plan.default_dp_type, DataParallel.ZERO3)),
         recompute=random.choice((Recompute.FULL, *PARTLY)) if random.random() < AGAIN else Recompute.NONE,
     )
-
-
-UNIFORM, RUNNERS_UP = 10, 5  # rivals of a searched plan
-UNBOUNDED_GB, NOTHING_GB = 1e6, 1e-6
-LEAST, MOST = 0.15, 1.0  # where budgets lie between the least that any plan needs (0) and what the fastest wants (1)
-
-
-@dataclass(frozen=True)
-class Rivals:
-    """The searched plan of one budget, and its rivals."""
-
-    budget_mib: float
-    searched: Plan
-    uniform: tuple[Plan, ...]
-    runners_up: tuple[Plan, ...]
-
-    @property
-    def plans(self) -> tuple[Plan, ...]:
-        return (self.searched, *self.uniform, *self.runners_up)
-
-    @property
-    def layer_wise(self) -> bool:
-        return len(set(self.searched.layers)) > 1
-
-
-def rivals_at_budgets(shape: ModelShape, cost: CostModel, options: SearchOptions, count: int) -> list[Rivals]:
-    """One at each of `count` budgets, from nearly the least that any plan needs to the need of the fastest."""
-    if not count:
-        return []
-
-    def find(gb: float, **changed: object) -> SearchResult:
-        return search(shape, cost, options.model_copy(update={"memory_constraint": gb, **changed}), compared=False)
-
-    need, fastest = find(NOTHING_GB).need, find(UNBOUNDED_GB).require()
-    if need is None:
-        raise GalvatronError(
-            "budgets: a plan was found that needs no memory; the memory profile cannot be right: measure it again"
-        )
-    most_mib = max(stage.memory.total_mib for stage in fastest.prediction.stages)
-    shares = [LEAST + (MOST - LEAST) * number / max(count - 1, 1) for number in range(count)]
-    return [_rivals(need.enough_mib + share * (most_mib - need.enough_mib), find) for share in shares]
-
-
-def _rivals(budget_mib: float, find: Callable[..., SearchResult]) -> Rivals:
-    result = find(budget_mib / GIB_MIB, top_k=1 + RUNNERS_UP)
-    uniform = find(budget_mib / GIB_MIB, top_k=UNIFORM, fine_grained_mode=False)
-    best = result.require().plan
-    return Rivals(
-        budget_mib,
-        best,
-        _without(best, [one.plan for one in (uniform.best, *uniform.runners_up) if one]),
-        _without(best, [one.plan for one in result.runners_up]),
-    )
-
-
-def _without(plan: Plan, others: Sequence[Plan]) -> tuple[Plan, ...]:
-    return tuple(dict.fromkeys(other for other in others if other != plan))

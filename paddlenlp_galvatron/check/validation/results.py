@@ -1,24 +1,19 @@
-"""Renders an accuracy as tables, as JSON and as one HTML page without network, and a plan in a few words."""
+"""Renders an accuracy as tables and as JSON, and a plan in a few words."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
-from jinja2 import PackageLoader
 from rich.table import Table
 
 from ...base.printing import table
 from ...plan import LayerStrategy, Plan, VocabStrategy, plan_to_dict
 from ...plan.strategy import DataParallel, runs
-from ...report.page import filled
 from .accuracy import TERMS, Accuracy, Outcome, Spread, busy_ms
-from .options import ValidateOptions
 from .work import key_of
 
-SIDE = 400.0  # of a drawing
-BAND = 0.05  # errors that are shaded in the residuals
 DATA_PARALLEL = {DataParallel.DDP: "", DataParallel.ZERO2: "z2", DataParallel.ZERO3: "z3"}
 
 
@@ -53,9 +48,6 @@ def accuracy_tables(accuracy: Accuracy) -> Iterator[str | Table]:
         yield ""
     yield _terms(accuracy)
     yield ""
-    if accuracy.verdicts:
-        yield _rivals(accuracy)
-        yield ""
     for key, why in accuracy.failed.items():
         yield f"plan {key} did not run: {why}"
     if accuracy.left_out:
@@ -119,23 +111,8 @@ def _terms(accuracy: Accuracy) -> Table:
     return shown
 
 
-def _rivals(accuracy: Accuracy) -> Table:
-    columns = ("budget MiB", "searched", "plans", "regret", "beaten by uniform", "over the budget")
-    shown = table(*columns, title="the searched plan among its rivals", left=columns[-2:])
-    for one in accuracy.verdicts:
-        shown.add_row(
-            f"{one.budget_mib:.1f}",
-            "layer-wise" if one.layer_wise else "uniform",
-            str(one.plans),
-            f"{one.regret:.1%}",
-            ", ".join(one.beaten_by) or "-",
-            ", ".join(one.over_budget) or "-",
-        )
-    return shown
-
-
 def accuracy_json(accuracy: Accuracy) -> dict[str, Any]:
-    """All of it: `summary`, then `plans`, `contests`, `failed` one by one. Errors are predicted / measured - 1."""
+    """All of it: `summary`, then `plans` and `failed` one by one. Errors are predicted / measured - 1."""
     return {
         "summary": {
             "plans": len(accuracy.outcomes),
@@ -150,7 +127,6 @@ def accuracy_json(accuracy: Accuracy) -> dict[str, Any]:
             "terms_ms": {name: {"predicted": p, "measured": m} for name, (p, m) in accuracy.terms().items()},
         },
         "plans": [_plan(one) for one in accuracy.outcomes],
-        "contests": [asdict(one) for one in accuracy.verdicts],
         "failed": dict(accuracy.failed),
     }
 
@@ -169,58 +145,3 @@ def _plan(one: Outcome) -> dict[str, Any]:
         "stages": [asdict(stage) for stage in one.stages],
         "plan": plan_to_dict(one.plan),
     }
-
-
-@dataclass(frozen=True, slots=True)
-class Dot:
-    """A plan in a drawing."""
-
-    x: float
-    y: float
-    kind: str
-    tip: str
-
-
-def page(accuracy: Accuracy, model: str, options: ValidateOptions) -> str:
-    """The page."""
-    kinds = list(dict.fromkeys(one.kind for one in accuracy.outcomes))
-    times = [(one.predicted_s, one.measured_s) for one in accuracy.outcomes]
-    memory = [(stage.predicted_mib, stage.peak_mib, one) for one in accuracy.outcomes for stage in one.stages]
-    tips = [
-        f"{one.key}, {one.kind}: predicted {one.predicted_s:.4g} s, measured {one.measured_s:.4g} s "
-        f"({one.time_error:+.1%}), {one.at_fault} {one.off_ms()[one.at_fault]:+.1f} ms; {short(one.plan)}"
-        for one in accuracy.outcomes
-    ]
-    widest = max(BAND, *(abs(one.time_error) for one in accuracy.outcomes))
-    slowest = max(one.measured_s for one in accuracy.outcomes)
-    residuals = [
-        Dot(SIDE * one.measured_s / slowest, SIDE / 2 * (1 - one.time_error / widest), one.kind, tip)
-        for one, tip in zip(accuracy.outcomes, tips, strict=True)
-    ]
-    return filled(
-        PackageLoader("paddlenlp_galvatron.check.validation", "."),
-        "page.html.jinja",
-        model=model,
-        options=options,
-        accuracy=accuracy,
-        summary=list(summary_lines(accuracy)),
-        kinds={kind: number for number, kind in enumerate(kinds)},
-        scatter=_scatter(times, [one.kind for one in accuracy.outcomes], tips),
-        memory=_scatter(
-            [(guess, peak) for guess, peak, _ in memory],
-            [one.kind for *_, one in memory],
-            [f"{one.key}: predicted {guess:.1f} MiB, measured {peak:.1f} MiB" for guess, peak, one in memory],
-        ),
-        residuals=residuals,
-        side=SIDE,
-        band=SIDE / 2 * BAND / widest,
-        widest=widest,
-        terms=[(TERMS[name] if name != "waiting" else "waiting", *both) for name, both in accuracy.terms().items()],
-        short=short,
-    )
-
-
-def _scatter(points: Sequence[tuple[float, float]], kinds: Sequence[str], tips: Sequence[str]) -> list[Dot]:
-    """Predicted to the right, measured upwards, on one scale."""
-    scale = SIDE / max(max(point) for point in points)
-    return [Dot(scale * x, SIDE - scale * y, kind, tip) for (x, y), kind, tip in zip(points, kinds, tips, strict=True)]

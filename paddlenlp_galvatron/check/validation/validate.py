@@ -17,10 +17,9 @@ from ...measure.journal import Journal
 from ...measure.launcher import PROGRESS, meta_of_rank
 from ...plan import Assumptions, ModelShape, Plan, load_model, plan_to_dict, read_plan
 from ...plan.check import require_valid
-from ...planner import SearchOptions
-from .accuracy import Accuracy, Outcome, outcome, verdict
+from .accuracy import Accuracy, Outcome, outcome
 from .options import ValidateOptions
-from .plans import rivals_at_budgets, sample_plans
+from .plans import sample_plans
 from .work import FILE, JOURNAL, MeasuredRun, Visit, Work, key_of, visit_of
 
 METHOD = 6  # how a step is measured: raised when that changes
@@ -28,7 +27,6 @@ WORKER = f"{__package__}.worker"
 SPARE_S = 600  # beyond the minutes: the start, and the plan that is under way
 MOST_FAILURES = 10  # of plans, after which something else is wrong
 LEAST_S = 1.0
-CHUNKS = 4  # of a stage, at most, in plans that are searched
 
 
 class Validation:
@@ -39,19 +37,11 @@ class Validation:
         self.options = options
         self.shape = load_model(options.model_size)
         self.cost = _cost(options, self.shape, note)
-        self.rivals = rivals_at_budgets(self.shape, self.cost, _search_options(options, self.cost), options.budgets)
         self.kinds: dict[Plan, str] = {}  # every plan once, by why it was taken first
         for path in options.plans:
             self.kinds.setdefault(self._read(path), "yours")
-        for rivals in self.rivals:
-            self.kinds.setdefault(rivals.searched, "searched")
         for kind, plan in self._drawn():
             self.kinds.setdefault(plan, kind)
-        for rivals in self.rivals:
-            for plan in rivals.uniform:
-                self.kinds.setdefault(plan, "best uniform")
-            for plan in rivals.runners_up:
-                self.kinds.setdefault(plan, "runner-up")
 
     def _drawn(self) -> Iterator[tuple[str, Plan]]:
         given = self.options
@@ -169,9 +159,8 @@ class Validation:
         if not found:
             why = next(iter(failed.values()), "there was no time")
             raise UserError(f"minutes: no plan was run to its end: {why}")
-        verdicts = [one for rivals in self.rivals if (one := verdict(rivals, found.get))]
         left_out = len(self.kinds) - len(found) - len(failed)
-        return Accuracy(list(found.values()), verdicts, failed, left_out)
+        return Accuracy(list(found.values()), failed, left_out)
 
 
 def _cost(options: ValidateOptions, shape: ModelShape, note: Callable[[str], None]) -> CostModel:
@@ -187,28 +176,4 @@ def _cost(options: ValidateOptions, shape: ModelShape, note: Callable[[str], Non
         time_profile_mode="static",
         options=CostOptions(global_memory_buffer=False, task=Task(options.adapter_rank), padded=True),
         note=note,
-    )
-
-
-def _search_options(options: ValidateOptions, cost: CostModel) -> SearchOptions:
-    return SearchOptions.from_mapping(
-        {
-            "task": options.task,
-            "lora_rank": options.lora_rank,
-            "num_nodes": options.num_nodes,
-            "num_gpus_per_node": options.nproc,
-            "world_size": options.world_size,
-            "settle_bsz": options.global_train_batch_size,
-            "sp_space": "tp+sp",
-            "max_tp_deg": options.world_size,
-            "max_pp_deg": options.world_size,
-            "max_cp_deg": options.world_size,
-            "max_virtual_pp_deg": CHUNKS,
-            "recompute_parts": True,
-            "seq_length": cost.assumed.seq_length,
-            "sequence_parallel": options.sequence_parallel,
-            "mixed_precision": options.mixed_precision.value,
-            "no_async_grad_reduce": options.no_async_grad_reduce,
-            "no_global_memory_buffer": True,
-        }
     )
