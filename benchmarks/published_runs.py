@@ -1,12 +1,12 @@
 """The analytic path against published runs: step time and memory from shapes and a data sheet.
 
-    python benchmarks/published_runs.py CSV... [--calibrate CSV] [--set SOURCE:COLUMN=VALUE]... [--json]
+    python benchmarks/published_runs.py FILE... [--calibrate FILE] [--json]
 
-Each row of a table (benchmarks/published_runs/*.csv, or of the same columns) is predicted and printed next to its
-measurement, and in short by source; rows that the planner cannot express are named. `--calibrate`: rows of the
-same shape, from which the numbers of their device's data sheet are fitted first. `--set`: the value of a source's rows,
-by the beginning of its name, in a column that the file lacks, such as NVIDIA:stack=transformer-engine. The last line
-is JSON: rows and errors, as shares of 1.
+Each run of a file (benchmarks/published_runs/*, or of the same form) is predicted and printed next to its measurement,
+and in short by source; rows that the planner cannot express are named. A file is a table (CSV), as `galvatron
+calibrate` reads it, or has a run a line with its plan (JSON), which says more than the columns of a table.
+`--calibrate`: runs from which the numbers of their device's data sheet are fitted first. The last line is JSON: rows
+and errors, as shares of 1.
 """
 
 from __future__ import annotations
@@ -16,17 +16,36 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from math import ceil, log
+from math import ceil
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.base.units import GIB_MIB
 from paddlenlp_galvatron.check.calibration.fit import ROOM, MeasuredRun, calibrate, expected
-from paddlenlp_galvatron.check.calibration.tables import read_table
+from paddlenlp_galvatron.check.calibration.tables import Table, read_table
 from paddlenlp_galvatron.check.validation.accuracy import kendall
+from paddlenlp_galvatron.model import ModelShape, load_model
+from paddlenlp_galvatron.plan import plan_from_dict
+from paddlenlp_galvatron.profiles.analytic import GROUPED, ExpertKernels
 from paddlenlp_galvatron.profiles.data_sheet import DataSheet, Stack, load_data_sheet
+
+
+def read_runs(path: Path) -> Table:
+    """Runs of a file of either form. Raises UserError."""
+    if path.suffix == ".csv":
+        return read_table(path)
+    return Table([_run_of(json.loads(line)) for line in path.read_text().splitlines()])
+
+
+def _run_of(fields: dict[str, Any]) -> MeasuredRun:
+    """`fields`: those of the run; `model`: a preset's name, or the fields of a shape."""
+    model, plan, kernels = fields.pop("model"), fields.pop("plan"), fields.pop("kernels", GROUPED)
+    shape = load_model(model) if isinstance(model, str) else TypeAdapter(ModelShape).validate_python(model)
+    return MeasuredRun(shape=shape, plan=plan_from_dict(plan), kernels=ExpertKernels(*kernels), **fields)
 
 
 def figures(run: MeasuredRun, sheet: DataSheet) -> dict[str, Any]:
@@ -159,75 +178,17 @@ def table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield f"| {' | '.join([*map(str, facts), *cells])} |"
 
 
-COLORS = {
-    "a100-80gb": "#2a7fba",
-    "a800-80gb": "#74b3d8",
-    "h800-80gb": "#d1571f",
-    "h100-80gb": "#3a9a4b",
-    "h200-141gb": "#8157b3",
-}
-SIDE, MARGIN = 300, 46  # pixels
-
-
-def drawn(rows: Sequence[dict[str, Any]]) -> str:
-    """Two scatter plots, both axes logarithmic: steps in s, and allocated memory in GiB. The line: no error."""
-    plots = []
-    for place, (title, measured, guess) in enumerate(
-        (("s", "step_s", "predicted_step_s"), ("GiB", "allocated_gib", "predicted_allocated_gib"))
-    ):
-        points = [(row["device"], row[measured], row[guess]) for row in rows if row[measured]]
-        low = min(min(point[1:]) for point in points) * 0.8
-        high = max(max(point[1:]) for point in points) * 1.25
-
-        def at(value: float, low: float = low, high: float = high) -> float:
-            return SIDE * log(value / low) / log(high / low)
-
-        marks = [
-            f'<circle cx="{at(x):.1f}" cy="{SIDE - at(y):.1f}" r="3.5" fill="{COLORS[device]}" fill-opacity="0.7"/>'
-            for device, x, y in points
-        ]
-        for tick in (1, 2, 5, 10, 20, 50, 100, 200):
-            if low <= tick <= high:
-                where = f"{at(tick):.1f}"
-                marks.append(f'<text x="{where}" y="{SIDE + 14}" text-anchor="middle">{tick}</text>')
-                marks.append(f'<text x="-6" y="{SIDE - at(tick) + 4:.1f}" text-anchor="end">{tick}</text>')
-        frame = f'<rect width="{SIDE}" height="{SIDE}" fill="none" stroke="#888"/>'
-        frame += f'<line x1="0" y1="{SIDE}" x2="{SIDE}" y2="0" stroke="#888" stroke-dasharray="4"/>'
-        frame += f'<text x="{SIDE / 2}" y="{SIDE + 30}" text-anchor="middle">measured, {title}</text>'
-        frame += (
-            f'<text transform="translate(-30 {SIDE / 2}) rotate(-90)" text-anchor="middle">predicted, {title}</text>'
-        )
-        left = MARGIN + place * (SIDE + 2 * MARGIN)
-        plots.append(f'<g transform="translate({left} {MARGIN})">{frame}{"".join(marks)}</g>')
-    legend = "".join(
-        f'<text x="{MARGIN + 100 * place}" y="24" fill="{COLORS[device]}">{device}</text>'
-        for place, device in enumerate(dict.fromkeys(row["device"] for row in rows))
-    )
-    width, height = 2 * (SIDE + 2 * MARGIN), SIDE + 2 * MARGIN
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-        f'font-family="sans-serif" font-size="12" fill="#888">{legend}{"".join(plots)}</svg>\n'
-    )
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tables", metavar="CSV", nargs="+", type=Path)
-    parser.add_argument("--calibrate", metavar="CSV", type=Path, help="rows to calibrate from, at best others")
-    parser.add_argument("--set", metavar="SOURCE:COLUMN=VALUE", action="append", default=[], help="a column it lacks")
+    parser.add_argument("files", metavar="FILE", nargs="+", type=Path)
+    parser.add_argument("--calibrate", metavar="FILE", type=Path, help="runs to calibrate from, at best others")
     parser.add_argument("--json", action="store_true", help="only the line of JSON")
-    parser.add_argument("--svg", metavar="FILE", type=Path, help="also draw predicted against measured values")
     asked = parser.parse_args()
     try:
-        settings: dict[str, dict[str, str]] = {}
-        for words in asked.set:
-            source, _, setting = words.partition(":")
-            column, _, value = setting.partition("=")
-            settings.setdefault(source, {})[column] = value
-        found = [read_table(path, settings) for path in asked.tables]
+        tables = [read_runs(path) for path in asked.files]
         sheets: dict[str, DataSheet] = {}
         if asked.calibrate:
-            if not (runs := read_table(asked.calibrate, settings).runs):
+            if not (runs := read_runs(asked.calibrate).runs):
                 raise UserError(f"{asked.calibrate}: has no row that can be predicted and calibrated from")
             for device in dict.fromkeys(run.device for run in runs):
                 fitted = calibrate([run for run in runs if run.device == device], load_data_sheet(device))
@@ -237,15 +198,15 @@ def main() -> int:
                     lines = [fitted.refusal] if fitted.refusal else fitted.lines()
                     print("\n".join([f"{device}, calibrated from {len(runs)} runs:", *lines, ""]))
         rows = [
-            figures(run, sheets.get(run.device) or load_data_sheet(run.device)) for table in found for run in table.runs
+            figures(run, sheets.get(run.device) or load_data_sheet(run.device))
+            for table in tables
+            for run in table.runs
         ]
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
-    skipped = [{"name": name, "needs": needs} for one in found for name, needs in one.skipped]
+    skipped = [{"name": name, "needs": needs} for each in tables for name, needs in each.skipped]
     summary = errors(rows)
-    if asked.svg:
-        asked.svg.write_text(drawn(rows))
     if not asked.json:
         for line in table(rows):
             print(line)

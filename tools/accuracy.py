@@ -15,7 +15,6 @@ from statistics import fmean
 
 from pages import write_or_check
 
-from paddlenlp_galvatron.check.calibration.tables import read_table
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 
 ROOT = Path(__file__).parents[1]
@@ -37,7 +36,7 @@ def sentences() -> dict[str, str]:
     """The sentence by language, of all rows up to 8,192 tokens."""
     benchmark = runpy.run_path(str(ROOT / "benchmarks" / "published_runs.py"))
     figures, long = benchmark["figures"], benchmark["LONG"]
-    tables = [read_table(path) for path in sorted((ROOT / "benchmarks" / "published_runs").glob("*.csv"))]
+    tables = [benchmark["read_runs"](path) for path in sorted((ROOT / "benchmarks" / "published_runs").iterdir())]
     rows = [figures(run, load_data_sheet(run.device)) for one in tables for run in one.runs]
     errors = sorted(abs(row["step_error"]) for row in rows if row["tokens"] <= long)
     most = errors[ceil(0.9 * len(errors)) - 1]

@@ -6,45 +6,33 @@ import json
 import runpy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.check.calibration.fit import MeasuredRun, calibrate, cost_of, expected
-from paddlenlp_galvatron.check.calibration.tables import LATER_LOOP, read_table
+from paddlenlp_galvatron.check.calibration.tables import Table, read_table
 from paddlenlp_galvatron.plan import Assumptions, Precision, load_model, uniform_plan
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 
 ROOT = Path(__file__).parents[2]
 TABLES = ROOT / "benchmarks" / "published_runs"
-TUNED = (("SFT", ""), ("LoRA", "16"), ("LoRA", ""))
-NAMES = ("qwen3-8b_8_h800", "qwen3-30b-a3b_8_h800", "megatron_a100", "collected", "dense")
-QWEN3, EXPERTS, MEGATRON, COLLECTED, DENSE = (TABLES / f"{name}.csv" for name in NAMES)
+NAMES = ("qwen3-8b_8_h800.jsonl", "qwen3-30b-a3b_8_h800.jsonl", "megatron_a100.csv", "collected.csv", "dense.csv")
+QWEN3, EXPERTS, MEGATRON, COLLECTED, DENSE = (TABLES / name for name in NAMES)
+OFFLOADED = Path(__file__).parent / "qwen3-8b_8_h800_offloaded.jsonl"  # of the same sweep as QWEN3
 H800 = load_data_sheet("h800")
+BENCHMARK = runpy.run_path(str(ROOT / "benchmarks" / "published_runs.py"))
 
 
-@pytest.fixture(scope="module")
-def benchmark() -> dict[str, Any]:
-    return runpy.run_path(str(ROOT / "benchmarks" / "published_runs.py"))
-
-
-def rows(benchmark: dict[str, Any], table: Path) -> list[dict[str, Any]]:
-    return [benchmark["figures"](run, load_data_sheet(run.device)) for run in read_table(table).runs]
-
-
-@pytest.mark.parametrize("sweep", [QWEN3, EXPERTS])
-def test_a_sweep_in_a_file_of_any_name_is_of_the_same_model(tmp_path, sweep):
-    copied = tmp_path / "rows.csv"
-    copied.write_text(sweep.read_text())
-    assert [run.shape for run in read_table(copied).runs] == [run.shape for run in read_table(sweep).runs]
+def read_runs(path: Path) -> list[MeasuredRun]:
+    return BENCHMARK["read_runs"](path).runs
 
 
 def test_with_experts_one_by_one_a_rank_with_fewer_of_them_is_much_faster():
     """As in the sweep: 65.7 s with ep 1, 37.2 s with ep 2."""
-    (run,) = (run for run in read_table(EXPERTS).runs if run.plan.assumed.seq_length == 8192 and run.plan.pipeline == 4)
+    (run,) = (run for run in read_runs(EXPERTS) if run.plan.assumed.seq_length == 8192 and run.plan.pipeline == 4)
     layers = tuple(replace(layer, ep=1) for layer in run.plan.layers)
-    whole = replace(run, plan=replace(run.plan, layers=layers), kernels=run.kernels._replace(expert=LATER_LOOP))
+    whole = replace(run, plan=replace(run.plan, layers=layers), kernels=run.kernels._replace(expert=5))
     assert expected(whole, H800).step_s > 1.5 * expected(run, H800).step_s
     for calls in (2, 20):  # however many its loop has
         other = replace(whole, kernels=run.kernels._replace(expert=calls))
@@ -53,7 +41,7 @@ def test_with_experts_one_by_one_a_rank_with_fewer_of_them_is_much_faster():
 
 @pytest.mark.slow
 def test_three_rows_with_experts_report_the_others():
-    runs = read_table(EXPERTS).runs
+    runs = read_runs(EXPERTS)
     fitted = calibrate(runs[::3], H800).sheet
     errors = [abs(expected(run, fitted).step_s / run.step_s - 1) for run in runs if run not in runs[::3]]
     assert sum(errors) / len(errors) <= 0.06 and max(errors) <= 0.15
@@ -69,7 +57,7 @@ BY_SOURCE = {
 @pytest.mark.parametrize("source", BY_SOURCE)
 def test_three_rows_of_a_source_never_make_its_others_much_worse(source):
     """First, middle and last row; a refused sheet leaves things as they were."""
-    runs = [run for run in read_table(DENSE).runs if run.source.startswith(source)]
+    runs = [run for run in read_runs(DENSE) if run.source.startswith(source)]
     few = [runs[0], runs[len(runs) // 2], runs[-1]]
     sheet = load_data_sheet(runs[0].device)
     found = calibrate(few, sheet)
@@ -83,7 +71,7 @@ def test_three_rows_of_a_source_never_make_its_others_much_worse(source):
 @pytest.mark.slow
 def test_rows_of_long_samples_ask_for_the_speed_of_their_attention_and_of_nothing_else():
     """Two of 32k and more among three rows, whose attention kernel is unknown: the rest is predicted within 8 %."""
-    runs = [replace(run, attention_speed=1.0) for run in read_table(DENSE).runs if run.source == "llm-foundry"]
+    runs = [replace(run, attention_speed=1.0) for run in read_runs(DENSE) if run.source == "llm-foundry"]
     long = [run for run in runs if run.plan.assumed.seq_length >= 16384]
     few = [long[0], long[3], next(run for run in runs if run.plan.assumed.seq_length == 2048)]
     h100 = load_data_sheet("h100")
@@ -106,9 +94,6 @@ def test_a_publisher_s_name_changes_no_prediction(tmp_path):
         for one, other in zip(ours.runs, theirs.runs, strict=True):
             sheet = load_data_sheet(one.device)
             assert expected(one, sheet) == expected(other, sheet)
-
-
-GIVEN = ROOT.parent / "shared" / "data" / "published_runs" / "collection_2.csv"
 
 
 def row_with(tmp_path: Path, **cells: str) -> MeasuredRun:
@@ -156,9 +141,8 @@ def test_each_column_of_how_a_run_was_made_changes_its_prediction(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not GIVEN.exists(), reason="the collected table is not here")
 def test_many_nodes_are_faster_with_optimizer_states_sharded_in_each():
-    runs = [run for run in read_table(GIVEN).runs if run.source == "InternEvo" and run.plan.world_size > 128]
+    runs = [run for run in read_runs(DENSE) if run.source == "InternEvo" and run.plan.world_size > 128]
     found = {(run.plan.world_size, run.plan.layers[0].tp, run.plan.layers[0].sharding): run for run in runs}
     assert len(found) == 12
     for (gpus, tp, sharding), run in found.items():
@@ -166,15 +150,6 @@ def test_many_nodes_are_faster_with_optimizer_states_sharded_in_each():
             over_all = found[gpus, tp, None]
             sheet = load_data_sheet(run.device)
             assert run.step_s < over_all.step_s and expected(run, sheet).step_s < expected(over_all, sheet).step_s
-
-
-def test_settings_that_a_file_leaves_out_are_given_by_source(tmp_path):
-    (table := tmp_path / "dense.csv").write_text(DENSE.read_text().replace(",triton,", ",,"))
-    settings = {"llm-foundry": {"attention": "triton"}}
-    ours, reported = read_table(DENSE).runs, read_table(table, settings).runs
-    assert [run.attention_speed for run in ours] == [run.attention_speed for run in reported]
-    with pytest.raises(UserError, match="atention: no column of how a run was made"):
-        read_table(table, {"llm-foundry": {"atention": "triton"}})
 
 
 def test_a_launch_costs_by_software_and_not_by_chip():
@@ -192,7 +167,7 @@ def test_a_launch_costs_by_software_and_not_by_chip():
 def reached(device: str) -> list[float]:
     """Measured speed over the prediction of the device's sheet for our own software, of all rows, in rising order."""
     sheet = load_data_sheet(device)
-    runs = [run for table in sorted(TABLES.glob("*.csv")) for run in read_table(table).runs]
+    runs = [run for table in sorted(TABLES.iterdir()) for run in read_runs(table)]
     own = [replace(run, stack=None) for run in runs if load_data_sheet(run.device).name == sheet.name]
     return sorted(expected(run, sheet).step_s / run.step_s for run in own)
 
@@ -215,17 +190,13 @@ def test_a_sheet_says_how_fast_published_runs_are(device):
 REGRET = {(35, False): 0.12, (45, True): 0.23, (40, True): 0.1, (35, True): 0.12, (25, True): 0.12, (22, True): 0.12}
 
 
-PUBLISHED = ROOT.parent / "shared" / "data" / "published_runs"
-
-
 @pytest.mark.slow
-@pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the whole tables are not here")
-def test_over_all_published_rows_the_bound_is_near_reserved_memory_and_regret_is_small(benchmark):
+def test_over_all_published_rows_the_bound_is_near_reserved_memory_and_regret_is_small():
     """24 runs with room and 29 offloaded ones, of which only the former were fitted to."""
-    names = ("qwen3-8b_8gpu_measured", "qwen3-8b_8gpu_measured_2", "qwen3-30b-a3b_8gpu_measured")
-    reported = [row for name in names for row in rows(benchmark, PUBLISHED / f"paddlefleet_{name}.csv")]
+    runs = [run for path in (QWEN3, OFFLOADED, EXPERTS) for run in read_runs(path)]
+    reported = [BENCHMARK["figures"](run, load_data_sheet(run.device)) for run in runs]
     plain, offloaded = ([row for row in reported if row["offload_optimizer"] is away] for away in (False, True))
-    every, kept, away = map(benchmark["errors"], (reported, plain, offloaded))
+    every, kept, away = map(BENCHMARK["errors"], (reported, plain, offloaded))
     assert every["bound_below_reserved"] == 0 and every["bound_over_reserved"] <= 0.07
     assert kept["bound_over_reserved"] <= 0.025 and away["bound_over_reserved"] <= 0.13
     assert every["allocated_mean"] <= 0.015
@@ -234,14 +205,14 @@ def test_over_all_published_rows_the_bound_is_near_reserved_memory_and_regret_is
 
 def test_with_several_stages_the_published_memory_is_the_first_ones():
     """A log of rank 0 knows nothing of the last stage's logits, which make it the busiest."""
-    (run,) = (run for run in read_table(QWEN3).runs if run.name == "pp2tp1uni_nooff")
+    (run,) = (run for run in read_runs(QWEN3) if run.name == "pp2tp1uni_nooff")
     first = expected(run, H800).allocated_mib
     fullest = expected(replace(run, stage=None), H800).allocated_mib
     assert first == pytest.approx(run.allocated_mib, rel=0.01) and fullest > 1.1 * first
 
 
 def test_an_offloaded_optimizer_leaves_the_card_and_costs_its_way_there_and_back():
-    (run,) = (run for run in read_table(QWEN3).runs if run.name == "pp2tp1blk_nooff")
+    (run,) = (run for run in read_runs(QWEN3) if run.name == "pp2tp1blk_nooff")
     away = replace(run, offload_optimizer=True)
     kept, gone = (cost_of(one, H800).predict(one.plan) for one in (run, away))
     states_mib = kept.stages[0].memory.tensors_mib - gone.stages[0].memory.tensors_mib
@@ -252,40 +223,40 @@ def test_an_offloaded_optimizer_leaves_the_card_and_costs_its_way_there_and_back
         assert stage.memory.total_mib >= stage.memory.tensors_mib < stage.memory.apart_mib
 
 
-def test_rows_that_need_more_are_named_and_broken_ones_refused(tmp_path, benchmark, capsys, monkeypatch):
-    skipped = read_table(COLLECTED).skipped
-    needs = {need for _, need in skipped}
-    assert len(skipped) == 12 and "precision fp8" in needs and any("exchange during" in need for need in needs)
-    broken = tmp_path / "qwen3-8b.csv"
-    broken.write_text(QWEN3.read_text().replace("37654.207", "quick", 1))
+def test_rows_that_need_more_are_named_and_broken_ones_refused(tmp_path, capsys, monkeypatch):
+    skipped = read_table(DENSE).skipped
+    assert len(skipped) == 3 and {need for _, need in skipped} == {"recompute selective op"}
+    changed = tmp_path / "others.csv"
+
+    def read(old: str, new: str) -> Table:
+        changed.write_text(COLLECTED.read_text().replace(old, new, 1))
+        return read_table(changed)
+
     with pytest.raises(UserError, match=r"line 2 .*quick.*correct the row"):
-        read_table(broken)
-    unknown = tmp_path / "others.csv"
-    unknown.write_text(COLLECTED.read_text().replace("A100-80G", "MI300X"))
-    table = read_table(unknown)
-    assert all(run.device == "h100-80gb" for run in table.runs)
-    assert {need for _, need in table.skipped} >= {"a data sheet of MI300X"}
-    unknown.write_text(COLLECTED.read_text().replace(",1,64,2,1,1,1,1,stage2", ",1,63,2,1,1,1,1,stage2"))
-    assert "llama-13b" not in [run.name for run in read_table(unknown).runs]
-    broken.write_text("a,b\n1,2\n")
+        read(",3755,", ",quick,")
+    for old, new, need in (
+        ("A100-80G", "MI300X", "a data sheet of MI300X"),
+        ("bf16", "fp8", "precision fp8"),
+        (",2,64,2,", ",,64,2,", "sizes of batch"),
+        ("zero2", "stage2", "zero stage2"),
+        ("llama-7b", "llama-7b SFT", "the model llama-7b SFT, which is no preset"),
+        (",64,2,1,1,1,1,", ",63,2,1,1,1,1,", "a plan that can run here"),
+    ):
+        table = read(old, new)
+        assert len(table.runs) == 2 and table.skipped[0][1].startswith(need), table.skipped
+    changed.write_text("a,b\n1,2\n")
     with pytest.raises(UserError, match="no table of measured runs"):
-        read_table(broken)
-    monkeypatch.setattr("sys.argv", ["published_runs.py", str(COLLECTED)])
-    assert benchmark["main"]() == 0
+        read_table(changed)
+    read("bf16", "fp8")
+    monkeypatch.setattr("sys.argv", ["published_runs.py", str(changed)])
+    assert BENCHMARK["main"]() == 0
     lines = capsys.readouterr().out.splitlines()
     last = json.loads(lines[-1])
-    assert len(last["rows"]) == 9 and len(last["skipped"]) == 12
-    assert "9 rows; 12 skipped:" in lines and "  qwen-7b (PaddleNLP pretrain.rst): needs" in "\n".join(lines)
+    assert len(last["rows"]) == 2 and len(last["skipped"]) == 1
+    assert "2 rows; 1 skipped:" in lines and "  llama-7b (PaddleNLP pretrain.rst): needs precision fp8" in lines
 
 
-def test_rows_of_fine_tuning_are_priced_where_they_are_dense_and_named_where_they_are_not(tmp_path):
-    columns = "source,model,device,gpus,precision,seq,mbs,gbs,tp,pp,zero,recompute,step_s,tflops_gpu,tok_s_gpu"
-    rows = [f"s,llama3-8b {task},H100,8,bf16,4096,1,32,1,1,zero1,none,1.0,,,,{rank}" for task, rank in TUNED]
-    table = tmp_path / "tuned.csv"
-    table.write_text("\n".join([f"{columns},peak_gib_alloc,lora_rank", *rows]) + "\n")
-    found = read_table(table)
-    sft, lora = (expected(run, load_data_sheet("h100")) for run in found.runs)
-    assert lora.step_s < 0.9 * sft.step_s and lora.allocated_mib < 0.6 * sft.allocated_mib
-    assert [needs for _, needs in found.skipped] == ["the rank of its adapters, which its source does not publish"]
-    named = [needs for name, needs in read_table(COLLECTED).skipped if " SFT" in name]
-    assert named == ["precision fp8"] * 2  # all rows of fine-tuning that were collected
+def test_adapters_alone_take_less_time_and_memory(tmp_path):
+    whole, adapters = (row_with(tmp_path, lora_rank=rank) for rank in ("", "16"))
+    whole, adapters = (expected(run, load_data_sheet(run.device)) for run in (whole, adapters))
+    assert adapters.step_s < 0.9 * whole.step_s and adapters.allocated_mib < 0.6 * whole.allocated_mib
