@@ -6,7 +6,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...base.errors import UserError
@@ -42,9 +42,6 @@ MOST_HOSTS, SHOWN_HOSTS = 64, 3  # names that are looked up, and shown
 LOCK_S = 1.0  # a run that writes there holds it
 
 
-Found = Iterator[Finding]
-
-
 @dataclass(frozen=True, slots=True)
 class Files:
     """Files and folders that a run reads and writes."""
@@ -55,135 +52,124 @@ class Files:
     hostfile: Path | None = None
 
 
+@dataclass(slots=True)
+class Facts:
+    """The machine and the files, and the devices that its driver and Paddle name."""
+
+    machine: Machine
+    files: Files
+    gpus: list[dict[str, str]]
+    paddle: PaddleFacts | None = None  # from the check of Paddle on
+
+
+Results = Iterator[Finding]  # without a subject: that of their check
+
+
 def examine(machine: Machine, files: Files) -> list[Finding]:
     """Findings of all checks; no run is started."""
+    facts = Facts(machine, files, machine.gpus() or [])
     findings: list[Finding] = []
-
-    def add(subject: str, check: Callable[[], Found]) -> None:
+    for subject, check in CHECKS.items():
+        if subject in OF_GPUS and not facts.gpus:
+            continue
         try:
-            findings.extend(check())
+            for finding in check(facts):
+                findings.append(replace(finding, subject=finding.subject or subject))
         except Exception as error:  # a check that breaks is a finding, too, and the others continue
-            what = " ".join(str(error).split()) or type(error).__name__
-            findings.append(Finding(subject, what, State.FAILED, f"fix the fault that {subject} reports"))
-
-    add("Python", lambda: _python(machine))
-    add("processor", lambda: _processor(machine))
-    add("compiler", lambda: _compiler(machine))
-    add("search core", lambda: _core(machine))
-    paddle: list[PaddleFacts | None] = [None]
-
-    def of_paddle() -> Found:
-        paddle[0] = machine.paddle()
-        return _paddle(machine, paddle[0])
-
-    add("Paddle", of_paddle)
-    gpus = machine.gpus()
-    add("GPUs", lambda: _gpus(gpus, paddle[0]))
-    if gpus:
-        add("driver", lambda: _driver(gpus, paddle[0]))
-        add("NCCL", lambda: _nccl(paddle[0]))
-        add("FlashAttention", lambda: _flash(gpus, paddle[0]))
-        if len(gpus) > 1:
-            add("links", lambda: _links(machine))
-        add("cores", lambda: _cores(machine, len(gpus)))
-    add("shared memory", lambda: _shared_memory(machine, len(gpus or ())))
-    add("limits", lambda: _limits(machine))
-    add("host name", lambda: _host(machine))
-    add("nodes", lambda: _nodes(machine))
-    if files.hostfile:
-        hostfile = files.hostfile
-        add("hosts", lambda: _hosts(machine, hostfile))
-    add("output folder", lambda: _output(machine, files.output))
-    add("profiles", lambda: _profiles(files.profiles, [gpu["name"] for gpu in gpus or ()], paddle[0]))
-    if files.plan:
-        plan = files.plan
-        add("plan", lambda: _plan(plan, len(gpus or ())))
+            text = " ".join(str(error).split()) or type(error).__name__
+            findings.append(Finding(subject, text, State.FAILED, f"fix the fault that {subject} reports"))
     return findings
 
 
-def _python(machine: Machine) -> Found:
-    shown = ".".join(map(str, machine.python))
-    if machine.python[:2] in PYTHONS:
-        yield Finding("Python", shown)
-    else:
-        yield Finding("Python", shown, State.FAILED, "install Python 3.11 or 3.12; make PYTHON=/path/to/python3.11")
+def _ok(text: str, subject: str = "") -> Finding:
+    return Finding(subject, text)
 
 
-def _processor(machine: Machine) -> Found:
-    if machine.lacks("avx"):
+def _failed(text: str, remedy: str, subject: str = "") -> Finding:
+    return Finding(subject, text, State.FAILED, remedy)
+
+
+def _warning(text: str, remedy: str, subject: str = "") -> Finding:
+    return Finding(subject, text, State.WARNING, remedy)
+
+
+def _unless(fault: bool, text: str, remedy: str, state: State = State.WARNING, subject: str = "") -> Finding:
+    """The same fact with a fault, whose remedy is named, or without."""
+    return Finding(subject, text, state, remedy) if fault else Finding(subject, text)
+
+
+def _python(facts: Facts) -> Results:
+    version = facts.machine.python
+    remedy = "install Python 3.11 or 3.12; make PYTHON=/path/to/python3.11"
+    yield _unless(version[:2] not in PYTHONS, ".".join(map(str, version)), remedy, State.FAILED)
+
+
+def _processor(facts: Facts) -> Results:
+    if facts.machine.lacks("avx"):
         remedy = "planning works; Paddle's builds for x86-64 need AVX: train on another machine"
-        yield Finding("processor", "without AVX", State.WARNING, remedy)
-    elif machine.lacks(AVX512):
-        yield Finding("processor", "without AVX-512: Paddle's RMSNorm kernel for CPUs, which needs it, is not used")
+        yield _warning("without AVX", remedy)
+    elif facts.machine.lacks(AVX512):
+        yield _ok("without AVX-512: Paddle's RMSNorm kernel for CPUs, which needs it, is not used")
     else:
-        yield Finding("processor", "has the instructions that Paddle's CPU kernels need")
+        yield _ok("has the instructions that Paddle's CPU kernels need")
 
 
-def _compiler(machine: Machine) -> Found:
-    name = machine.environment.get("CXX", "c++")
-    if machine.run(name, "-std=c++17", "-fsyntax-only", "-x", "c++", "-", stdin="int main() {}") is None:
+def _compiler(facts: Facts) -> Results:
+    name = facts.machine.environment.get("CXX", "c++")
+    if facts.machine.run(name, "-std=c++17", "-fsyntax-only", "-x", "c++", "-", stdin="int main() {}") is None:
         remedy = "only needed to rebuild: install g++ (Debian: apt-get install g++), or set CXX"
-        yield Finding("compiler", f"{name} compiles no C++17", State.WARNING, remedy)
+        yield _warning(f"{name} compiles no C++17", remedy)
     else:
-        version = (machine.run(name, "--version") or name).splitlines()
-        yield Finding("compiler", version[0] if version else name)
+        version = (facts.machine.run(name, "--version") or name).splitlines()
+        yield _ok(version[0] if version else name)
 
 
-def _core(machine: Machine) -> Found:
-    if machine.has_module("galvatron_dp_core"):
-        yield Finding("search core", "compiled")
+def _core(facts: Facts) -> Results:
+    if facts.machine.has_module("galvatron_dp_core"):
+        yield _ok("compiled")
     else:
-        yield Finding("search core", "not compiled", State.FAILED, "build it: make setup, or pip install .")
+        yield _failed("not compiled", "build it: make setup, or pip install .")
 
 
-def _paddle(machine: Machine, paddle: PaddleFacts | None) -> Found:
+def _paddle(facts: Facts) -> Results:
+    paddle = facts.paddle = facts.machine.paddle()
     if paddle is None:
-        remedy = "planning works; training needs it: docs/en/installation.md"
-        yield Finding("Paddle", "not installed", State.WARNING, remedy)
+        yield _warning("not installed", "planning works; training needs it: docs/en/installation.md")
         return
-    numbers = tuple(int(part) for part in re.findall(r"\d+", paddle.version)[:3])
+    numbers = tuple(int(number) for number in re.findall(r"\d+", paddle.version)[:3])
     build = f"built for CUDA {paddle.cuda}" if paddle.cuda else "built for CPUs"
-    known = PADDLES[0] <= numbers < PADDLES[1]
-    remedy = "" if known else "tested are 3.1.1 up to 3.3: install one of them"
-    yield Finding("Paddle", f"{paddle.version}, {build}", State.OK if known else State.WARNING, remedy)
-    if not machine.has_module("paddlenlp"):
-        yield Finding(
-            "PaddleNLP",
-            "not installed",
-            State.FAILED,
-            "pip install --no-deps paddlenlp==3.0.0b4; docs/en/installation.md",
-        )
+    untested = not PADDLES[0] <= numbers < PADDLES[1]
+    yield _unless(untested, f"{paddle.version}, {build}", "tested are 3.1.1 up to 3.3: install one of them")
+    if not facts.machine.has_module("paddlenlp"):
+        remedy = "pip install --no-deps paddlenlp==3.0.0b4; docs/en/installation.md"
+        yield _failed("not installed", remedy, "PaddleNLP")
 
 
-def _gpus(gpus: list[dict[str, str]] | None, paddle: PaddleFacts | None) -> Found:
+def _gpus(facts: Facts) -> Results:
+    gpus, paddle = facts.gpus, facts.paddle
     if not gpus:
-        built = paddle is not None and paddle.cuda is not None
         remedy = "Paddle is built for GPUs: install the driver, or give the container its GPUs (--gpus all)"
-        yield Finding("GPUs", "none", State.WARNING if built else State.OK, remedy if built else "")
+        yield _unless(paddle is not None and paddle.cuda is not None, "none", remedy)
         return
     for number, gpu in enumerate(gpus):
+        subject = f"GPU {number}"
         if "memory.total" not in gpu:  # a message in place of a row: of a GPU that is lost, or of none
-            yield Finding(f"GPU {number}", gpu["name"], State.FAILED, "run nvidia-smi by hand; restart the node")
+            yield _failed(gpu["name"], "run nvidia-smi by hand; restart the node", subject)
             continue
         total, used = _number(gpu["memory.total"]), _number(gpu.get("memory.used", ""))
         size = "its memory is not reported" if total is None else f"{gib(total)} GiB"
-        size += "" if total is None or used is None else f", {gib(used)} in use"
-        busy = total is not None and used is not None and used > OTHERS_SHARE * total
-        yield Finding(
-            f"GPU {number}",
-            f"{gpu['name']}, {size}",
-            State.WARNING if busy else State.OK,
-            f"others use it: end them, or galvatron search --context_mib {used:.0f}" if busy else "",
-        )
-    if paddle is None:
-        return
-    if paddle.cuda is None:
+        busy = False
+        if total is not None and used is not None:
+            size, busy = f"{size}, {gib(used)} in use", used > OTHERS_SHARE * total
+        remedy = f"others use it: end them, or galvatron search --context_mib {used or 0:.0f}"
+        yield _unless(busy, f"{gpu['name']}, {size}", remedy, subject=subject)
+    if paddle and paddle.cuda is None:
         remedy = "install Paddle's GPU build: https://www.paddlepaddle.org.cn/en/install/quick"
-        yield Finding("GPUs", f"{len(gpus)}, but Paddle is built for CPUs", State.FAILED, remedy)
-    elif paddle.gpus < len(gpus):
+        yield _failed(f"{len(gpus)}, but Paddle is built for CPUs", remedy)
+    elif paddle and paddle.gpus < len(gpus):
         remedy = "look at CUDA_VISIBLE_DEVICES, and whether driver and CUDA fit"
         state = State.WARNING if paddle.gpus else State.FAILED
-        yield Finding("GPUs", f"Paddle can use {paddle.gpus} of {len(gpus)}", state, remedy)
+        yield Finding("", f"Paddle can use {paddle.gpus} of {len(gpus)}", state, remedy)
 
 
 def _number(text: str) -> float | None:
@@ -191,169 +177,149 @@ def _number(text: str) -> float | None:
     return float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else None
 
 
-def _driver(gpus: list[dict[str, str]], paddle: PaddleFacts | None) -> Found:
-    version = gpus[0].get("driver_version", "")
+def _driver(facts: Facts) -> Results:
+    version = facts.gpus[0].get("driver_version", "")
     numbers = tuple(map(int, re.findall(r"\d+", version)))  # 580.105 is newer than 580.65
-    if not numbers or paddle is None or paddle.cuda is None:
-        yield Finding("driver", version or "its version is not reported")
-        return
-    least = DRIVERS.get(int(paddle.cuda.split(".")[0]))
-    if least and numbers < least:
+    cuda = facts.paddle and facts.paddle.cuda
+    if not numbers or not cuda:
+        yield _ok(version or "its version is not reported")
+    elif (least := DRIVERS.get(int(cuda.split(".")[0]))) and numbers < least:
         needed = "{}.{}".format(*least)
-        remedy = f"CUDA {paddle.cuda} needs {needed} or newer: update the driver, or take Paddle for an older CUDA"
-        yield Finding("driver", version, State.FAILED, remedy)
+        remedy = f"CUDA {cuda} needs {needed} or newer: update the driver, or take Paddle for an older CUDA"
+        yield _failed(version, remedy)
     else:
-        yield Finding("driver", f"{version}, enough for CUDA {paddle.cuda}")
+        yield _ok(f"{version}, enough for CUDA {cuda}")
 
 
-def _nccl(paddle: PaddleFacts | None) -> Found:
-    if paddle is None or paddle.cuda is None:
+def _nccl(facts: Facts) -> Results:
+    if facts.paddle is None or facts.paddle.cuda is None:
         return
-    if paddle.nccl:
-        number = paddle.nccl
-        yield Finding("NCCL", f"{number // 10000}.{number // 100 % 100}.{number % 100}")
+    if number := facts.paddle.nccl:
+        yield _ok(f"{number // 10000}.{number // 100 % 100}.{number % 100}")
     else:
-        yield Finding("NCCL", "Paddle is built without", State.FAILED, "install a build of Paddle that has NCCL")
+        yield _failed("Paddle is built without", "install a build of Paddle that has NCCL")
 
 
-def _flash(gpus: list[dict[str, str]], paddle: PaddleFacts | None) -> Found:
+def _flash(facts: Facts) -> Results:
     """The versions of this build that every GPU can run: 2 from Ampere on, 3 on Hopper alone."""
-    kinds = {int(number) for gpu in gpus if (number := _number(gpu.get("compute_cap", ""))) is not None}
-    if paddle is None or paddle.cuda is None or not kinds:
+    kinds = {int(number) for gpu in facts.gpus if (number := _number(gpu.get("compute_cap", ""))) is not None}
+    if facts.paddle is None or facts.paddle.cuda is None or not kinds:
         return
     runs = {2: min(kinds) >= AMPERE, 3: kinds == {HOPPER}}
-    if has := [version for version in paddle.flash if runs[version]]:
-        more = f", by {FLASH_VERSION}={THIRD}" if has[-1] == int(THIRD) else ""
-        yield Finding("FlashAttention", " and ".join(map(str, has)) + more)
+    if versions := [version for version in facts.paddle.flash if runs[version]]:
+        more = f", by {FLASH_VERSION}={THIRD}" if versions[-1] == int(THIRD) else ""
+        yield _ok(" and ".join(map(str, versions)) + more)
     else:
         remedy = "attention's memory grows with the length's square: galvatron train --use_flash_attention 0"
-        yield Finding("FlashAttention", "neither for this build nor these GPUs", State.WARNING, remedy)
+        yield _warning("neither for this build nor these GPUs", remedy)
 
 
-def _links(machine: Machine) -> Found:
+def _links(facts: Facts) -> Results:
     """nvidia-smi's matrix: NV# NVLink, PIX and PXB PCIe switches, PHB, NODE and SYS through the CPU."""
-    shown = machine.run("nvidia-smi", "topo", "-m")
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", shown or "")
-    rows = [line.split() for line in plain.splitlines() if re.match(r"GPU\d+\s", line)]
+    if len(facts.gpus) == 1:
+        return
+    matrix = re.sub(r"\x1b\[[0-9;]*m", "", facts.machine.run("nvidia-smi", "topo", "-m") or "")
+    rows = [line.split() for line in matrix.splitlines() if re.match(r"GPU\d+\s", line)]
     kinds = {cell for row in rows for cell in row[1 : len(rows) + 1] if cell != "X"}
     if not kinds:
-        yield Finding("links", "nvidia-smi topo does not answer", State.WARNING, "run nvidia-smi topo -m by hand")
+        yield _warning("nvidia-smi topo does not answer", "run nvidia-smi topo -m by hand")
         return
-    slow = {kind for kind in kinds if kind in ("SYS", "NODE", "PHB")}
     remedy = "these pairs talk through the CPU: measure them (galvatron profile hardware), so that plans know"
-    yield Finding("links", ", ".join(sorted(kinds)), State.WARNING if slow else State.OK, remedy if slow else "")
+    yield _unless(bool(kinds & {"SYS", "NODE", "PHB"}), ", ".join(sorted(kinds)), remedy)
 
 
-def _cores(machine: Machine, gpus: int) -> Found:
-    shown = few_cores(machine.cores(), gpus)
-    if shown:
-        yield Finding(
-            "cores", shown, State.WARNING, "let a job have all cores of its node; look at taskset and cgroups"
-        )
-    else:
-        yield Finding("cores", f"{machine.cores()}")
+def _cores(facts: Facts) -> Results:
+    cores = facts.machine.cores()
+    few = few_cores(cores, len(facts.gpus))
+    yield _unless(bool(few), few or f"{cores}", "let a job have all cores of its node; look at taskset and cgroups")
 
 
-def _shared_memory(machine: Machine, gpus: int) -> Found:
-    mib = machine.shared_memory_mib()
+def _shared_memory(facts: Facts) -> Results:
+    mib = facts.machine.shared_memory_mib()
     if mib is None:
-        yield Finding("shared memory", "no /dev/shm", State.FAILED, "mount it; in a container: --shm-size 8g")
-    elif mib < ENOUGH_SHM_MIB:
-        state = State.FAILED if gpus > 1 else State.WARNING
-        yield Finding("shared memory", f"{gib(mib)} GiB", state, "ranks need more: in a container --shm-size 8g")
+        yield _failed("no /dev/shm", "mount it; in a container: --shm-size 8g")
+        return
+    state = State.FAILED if len(facts.gpus) > 1 else State.WARNING
+    remedy = "ranks need more: in a container --shm-size 8g"
+    yield _unless(mib < ENOUGH_SHM_MIB, f"{gib(mib)} GiB", remedy, state)
+
+
+def _limits(facts: Facts) -> Results:
+    files = facts.machine.limit("RLIMIT_NOFILE", hard=True)  # a launch raises its own as far
+    remedy = f"many ranks and groups need more: ulimit -Hn {ENOUGH_FILES}, or nofile in limits.conf"
+    text = "unlimited" if files < 0 else str(files)
+    yield _unless(0 <= files < ENOUGH_FILES, text, remedy, subject="open files")
+    locked_bytes = facts.machine.limit("RLIMIT_MEMLOCK")
+    text = "unlimited" if locked_bytes < 0 else f"{gib(locked_bytes / MIB)} GiB"
+    remedy = "InfiniBand needs it unlimited: ulimit -l unlimited, in a container --ulimit memlock=-1"
+    limited = locked_bytes >= 0 and facts.machine.has_infiniband()
+    yield _unless(limited, text, remedy, State.FAILED, "locked memory")
+
+
+def _host(facts: Facts) -> Results:
+    name = facts.machine.hostname()
+    if address := facts.machine.address_of(name):
+        yield _ok(f"{name}, {address}")
     else:
-        yield Finding("shared memory", f"{gib(mib)} GiB")
+        yield _warning(f"{name} is unknown", "name it in /etc/hosts with its address")
 
 
-def _limits(machine: Machine) -> Found:
-    files = machine.limit("RLIMIT_NOFILE", hard=True)  # a launch raises its own as far
-    few = 0 <= files < ENOUGH_FILES
-    yield Finding(
-        "open files", "unlimited" if files < 0 else str(files), State.WARNING if few else State.OK,
-        f"many ranks and groups need more: ulimit -Hn {ENOUGH_FILES}, or nofile in limits.conf" if few else "",
-    )  # fmt: skip
-    locked_bytes = machine.limit("RLIMIT_MEMLOCK")
-    bound = locked_bytes >= 0 and machine.has_infiniband()
-    yield Finding(
-        "locked memory",
-        "unlimited" if locked_bytes < 0 else f"{gib(locked_bytes / MIB)} GiB",
-        State.FAILED if bound else State.OK,
-        "InfiniBand needs it unlimited: ulimit -l unlimited, in a container --ulimit memlock=-1" if bound else "",
-    )
-
-
-def _host(machine: Machine) -> Found:
-    name = machine.hostname()
-    address = machine.address_of(name)
-    if address is None:
-        yield Finding("host name", f"{name} is unknown", State.WARNING, "name it in /etc/hosts with its address")
-    else:
-        yield Finding("host name", f"{name}, {address}")
-
-
-def _nodes(machine: Machine) -> Found:
+def _nodes(facts: Facts) -> Results:
     """The variables that scripts and clusters set, as a launch would read them."""
+    machine = facts.machine
     try:
         nodes = Nodes.from_environment(machine.environment)
     except UserError as error:
-        yield Finding(
-            "nodes",
-            error.faults[0],
-            State.FAILED,
-            "set the same variables on all nodes, except NODE_RANK",
-        )
+        yield _failed(error.faults[0], "set the same variables on all nodes, except NODE_RANK")
         return
     if nodes.num_nodes == 1:
-        why = machine.listens(LOOPBACK, 0)
-        state = State.FAILED if why else State.OK
-        yield Finding(
-            "nodes", why or "one; ports of the loopback address are free", state, "free some ports" if why else ""
-        )
+        refusal = machine.listens(LOOPBACK, 0)
+        text = refusal or "one; ports of the loopback address are free"
+        yield _unless(bool(refusal), text, "free some ports", State.FAILED)
         return
-    address = machine.address_of(nodes.master_addr)
-    shown = f"{nodes.num_nodes}, this is {nodes.node_rank}, the first is {nodes.master_addr}"
+    first, address = nodes.master_addr, machine.address_of(nodes.master_addr)
     if address is None:
-        yield Finding(
-            "nodes", f"{nodes.master_addr} is unknown", State.FAILED, "name it in /etc/hosts, or give its address"
-        )
+        yield _failed(f"{first} is unknown", "name it in /etc/hosts, or give its address")
     elif address.startswith("127."):
         remedy = "other nodes do not reach a loopback address: give the one of the network between them"
-        yield Finding("nodes", f"{nodes.master_addr} is {address} here", State.FAILED, remedy)
-    elif nodes.node_rank == 0 and (why := machine.listens(address, nodes.master_port or 0)):
+        yield _failed(f"{first} is {address} here", remedy)
+    elif nodes.node_rank == 0 and (refusal := machine.listens(address, nodes.master_port or 0)):
         remedy = "MASTER_PORT: name a free one, the same on every node"
-        yield Finding("nodes", f"{address}:{nodes.master_port}: {why}", State.FAILED, remedy)
-    elif (own := machine.address_towards(address)) is None:
+        yield _failed(f"{address}:{nodes.master_port}: {refusal}", remedy)
+    elif (source := machine.address_towards(address)) is None:
         remedy = f"no route to {address}: look at the network between the nodes"
-        yield Finding("nodes", f"{nodes.master_addr} cannot be reached", State.FAILED, remedy)
+        yield _failed(f"{first} cannot be reached", remedy)
     else:
-        yield Finding("nodes", f"{shown} ({address}:{nodes.master_port}); from here by {own}")
+        text = f"{nodes.num_nodes}, this is {nodes.node_rank}, the first is {first}"
+        yield _ok(f"{text} ({address}:{nodes.master_port}); from here by {source}")
 
 
-def _hosts(machine: Machine, hostfile: Path) -> Found:
+def _hosts(facts: Facts) -> Results:
     """Every node's name, as the hostfile has it: each known, none twice, none a loopback address."""
-    try:
-        hosts = read_hostfile(hostfile)
-    except UserError as error:
-        yield Finding("hosts", error.faults[0], State.FAILED, "write one address a line, node 0 first")
+    if facts.files.hostfile is None:
         return
-    addresses = {host: machine.address_of(host) for host in dict.fromkeys(hosts[:MOST_HOSTS])}
+    try:
+        hosts = read_hostfile(facts.files.hostfile)
+    except UserError as error:
+        yield _failed(error.faults[0], "write one address a line, node 0 first")
+        return
+    addresses = {host: facts.machine.address_of(host) for host in dict.fromkeys(hosts[:MOST_HOSTS])}
     unknown = [host for host, address in addresses.items() if address is None]
-    inside = [host for host, address in addresses.items() if len(hosts) > 1 and (address or "").startswith("127.")]
-    known = [address for address in addresses.values() if address]
+    loopback = [host for host, address in addresses.items() if len(hosts) > 1 and (address or "").startswith("127.")]
     if unknown:
-        shown = f"{', '.join(unknown[:SHOWN_HOSTS])} unknown ({len(unknown)} of {len(addresses)})"
-        yield Finding("hosts", shown, State.FAILED, "name them in /etc/hosts, or write addresses")
-    elif inside:
+        text = f"{', '.join(unknown[:SHOWN_HOSTS])} unknown ({len(unknown)} of {len(addresses)})"
+        yield _failed(text, "name them in /etc/hosts, or write addresses")
+    elif loopback:
         remedy = "other nodes do not reach a loopback address: write that of the network between the nodes"
-        yield Finding("hosts", f"{inside[0]} is {addresses[inside[0]]} here", State.FAILED, remedy)
-    elif len(set(known)) < len(hosts[:MOST_HOSTS]):
-        yield Finding("hosts", f"{hostfile}: an address stands twice", State.FAILED, "one line a node")
+        yield _failed(f"{loopback[0]} is {addresses[loopback[0]]} here", remedy)
+    elif len({*addresses.values()}) < len(hosts[:MOST_HOSTS]):
+        yield _failed(f"{facts.files.hostfile}: an address stands twice", "one line a node")
     else:
-        yield Finding("hosts", f"{len(hosts)} nodes, each with an address of its own")
+        yield _ok(f"{len(hosts)} nodes, each with an address of its own")
 
 
-def _output(machine: Machine, output: Path) -> Found:
-    folder = output
+def _output(facts: Facts) -> Results:
+    output = folder = facts.files.output
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent
     folder = folder.resolve()
@@ -363,29 +329,26 @@ def _output(machine: Machine, output: Path) -> Found:
                 pass
         elif not os.access(folder, os.W_OK):
             raise UserError(f"{folder}: nothing can be written there")
-        free = machine.free_mib(folder)
+        free = facts.machine.free_mib(folder)
     except (UserError, OSError) as error:
-        yield Finding(
-            "output folder", str(error).split("\n")[0], State.FAILED, "give another: galvatron train --output_dir"
-        )
+        yield _failed(str(error).split("\n")[0], "give another: galvatron train --output_dir")
         return
-    kind, several = machine.filesystem_of(folder), int(machine.environment.get("NUM_NODES") or 1) > 1
-    shown = f"{output}: {gib(free)} GiB free, {kind}"
+    kind, several = facts.machine.filesystem_of(folder), int(facts.machine.environment.get("NUM_NODES") or 1) > 1
+    text = f"{output}: {gib(free)} GiB free, {kind}"
     if free < ENOUGH_FREE_MIB:
-        yield Finding("output folder", shown, State.WARNING, "checkpoints take 16 bytes a parameter: make room")
-    elif several and kind not in NETWORK_FILESYSTEMS:
-        yield Finding(
-            "output folder", shown, State.WARNING, "all nodes write there: it must be one folder of all of them"
-        )
+        yield _warning(text, "checkpoints take 16 bytes a parameter: make room")
     else:
-        yield Finding("output folder", shown)
+        remedy = "all nodes write there: it must be one folder of all of them"
+        yield _unless(several and kind not in NETWORK_FILESYSTEMS, text, remedy)
 
 
-def _profiles(folder: Path, devices: list[str], paddle: PaddleFacts | None) -> Found:
+def _profiles(facts: Facts) -> Results:
+    folder, devices, paddle = facts.files.profiles, [gpu["name"] for gpu in facts.gpus], facts.paddle
     files = sorted(path for path in folder.glob("*.json") if any(kind in path.name for kind in KINDS))
     if not files:
-        yield Finding("profiles", f"none in {folder}", State.OK if not folder.exists() else State.WARNING,
-                      "measure: galvatron profile all; or name their folder: --profiles")  # fmt: skip
+        state = State.WARNING if folder.exists() else State.OK
+        remedy = "measure: galvatron profile all; or name their folder: --profiles"
+        yield Finding("", f"none in {folder}", state, remedy)
         return
     fine: dict[str, list[str]] = {}  # origin -> names
     for path in files[:MOST_PROFILES]:
@@ -393,42 +356,61 @@ def _profiles(folder: Path, devices: list[str], paddle: PaddleFacts | None) -> F
         meta = Meta.model_validate(content[META_KEY]) if isinstance(content, dict) and META_KEY in content else Meta()
         days = (time.time() - path.stat().st_mtime) / 86400
         device = meta.fingerprint.device
-        origin = "derived for" if meta.analytic else "of"
-        shown = f"{path.name}: {days:.0f} days old" + (f", {origin} {device}" if device else "")
+        origin = f", {'derived for' if meta.analytic else 'of'} {device}" if device else ""
+        text = f"{path.name}: {days:.0f} days old{origin}"
         if device and devices and not meta.analytic and device not in devices:
-            remedy = "measured on another device: measure again on this one (galvatron profile all)"
-            yield Finding("profiles", shown, State.WARNING, remedy)
+            yield _warning(text, "measured on another device: measure again on this one (galvatron profile all)")
         elif paddle and meta.fingerprint.paddle not in (None, paddle.version) and not meta.analytic:
-            shown += f", with Paddle {meta.fingerprint.paddle}"
-            yield Finding("profiles", shown, State.WARNING, f"this is Paddle {paddle.version}: measure again")
+            text += f", with Paddle {meta.fingerprint.paddle}"
+            yield _warning(text, f"this is Paddle {paddle.version}: measure again")
         elif days > OLD_DAYS:
-            yield Finding("profiles", shown, State.WARNING, "driver and libraries may have changed: measure again")
+            yield _warning(text, "driver and libraries may have changed: measure again")
         else:
-            fine.setdefault(f", {origin} {device}" if device else "", []).append(path.name)
+            fine.setdefault(origin, []).append(path.name)
     for origin, names in sorted(fine.items()):
-        yield Finding("profiles", (f"{len(names)} files in {folder}" if len(names) > 1 else names[0]) + origin)
+        yield _ok((f"{len(names)} files in {folder}" if len(names) > 1 else names[0]) + origin)
 
 
-def _plan(path: Path, gpus: int) -> Found:
+def _plan(facts: Facts) -> Results:
+    path, gpus = facts.files.plan, len(facts.gpus)
+    if path is None:
+        return
     try:
         plan = read_plan(path, smallest_world=True)
         faults = find_faults(plan, None)
     except UserError as error:
         faults = list(error.faults)
     if faults:
-        yield from (
-            Finding("plan", fault, State.FAILED, "galvatron plan check says it in full") for fault in faults[:5]
-        )
+        yield from (_failed(fault, "galvatron plan check says it in full") for fault in faults[:5])
         return
-    shown = f"{path}: for {plan.world_size} ranks"
-    if gpus and plan.world_size % gpus:
-        remedy = (
-            f"this node has {gpus} GPUs: galvatron search --num_gpus_per_node {gpus}, or galvatron train --nproc {gpus}"
-        )
-        yield Finding("plan", shown, State.WARNING, remedy)
-    else:
-        yield Finding("plan", shown)
+    misfits = bool(gpus and plan.world_size % gpus)
+    remedy = (
+        f"this node has {gpus} GPUs: galvatron search --num_gpus_per_node {gpus}, or galvatron train --nproc {gpus}"
+    )
+    yield _unless(misfits, f"{path}: for {plan.world_size} ranks", remedy)
     for changed in ProfileFile.changed((plan.metadata.get("searched_from") or {}).get("profiles")):
-        yield Finding(
-            "plan", f"{changed} has changed since the search", State.WARNING, "search again for the best plan"
-        )
+        yield _warning(f"{changed} has changed since the search", "search again for the best plan")
+
+
+CHECKS: dict[str, Callable[[Facts], Results]] = {
+    "Python": _python,
+    "processor": _processor,
+    "compiler": _compiler,
+    "search core": _core,
+    "Paddle": _paddle,
+    "GPUs": _gpus,
+    "driver": _driver,
+    "NCCL": _nccl,
+    "FlashAttention": _flash,
+    "links": _links,
+    "cores": _cores,
+    "shared memory": _shared_memory,
+    "limits": _limits,
+    "host name": _host,
+    "nodes": _nodes,
+    "hosts": _hosts,
+    "output folder": _output,
+    "profiles": _profiles,
+    "plan": _plan,
+}
+OF_GPUS = ("driver", "NCCL", "FlashAttention", "links", "cores")  # checks of a machine that has some
