@@ -47,7 +47,7 @@ def outcome_of(findings: Sequence[Finding]) -> Outcome:
 
 def findings_json(findings: Sequence[Finding], **more: Any) -> dict[str, Any]:
     """Findings as JSON values; fields that a check does not have are left out."""
-    rows = [{name: value for name, value in asdict(one).items() if value is not None} for one in findings]
+    rows = [{name: value for name, value in asdict(finding).items() if value is not None} for finding in findings]
     return {"result": outcome_of(findings), **more, "findings": rows}
 
 
@@ -55,15 +55,15 @@ def findings_table(findings: Sequence[Finding]) -> Table:
     """A row for each finding, a column for each field that one of them has."""
     rows = [
         {
-            "part": one.part or "",
-            "ranks": f"{one.ranks or ''}",
-            "subject": one.subject,
-            "state": str(one.state),
-            "s": "" if one.seconds is None else f"{one.seconds:.1f}",
-            "found": one.found,
-            "remedy": one.remedy,
+            "part": finding.part or "",
+            "ranks": f"{finding.ranks or ''}",
+            "subject": finding.subject,
+            "state": str(finding.state),
+            "s": "" if finding.seconds is None else f"{finding.seconds:.1f}",
+            "found": finding.found,
+            "remedy": finding.remedy,
         }
-        for one in findings
+        for finding in findings
     ]
     columns = [name for name in rows[0] if any(row[name] for row in rows)] if rows else []
     shown = table(*columns, left=("subject", "state", "found", "remedy"))
@@ -74,5 +74,5 @@ def findings_table(findings: Sequence[Finding]) -> Table:
 
 def counts(findings: Sequence[Finding]) -> str:
     """`2 failed, 14 ok`."""
-    found = Counter(finding.state for finding in findings)
-    return ", ".join(f"{found[state]} {state}" for state in State if found[state])
+    numbers = Counter(finding.state for finding in findings)
+    return ", ".join(f"{numbers[state]} {state}" for state in State if numbers[state])

@@ -39,6 +39,8 @@ from paddlenlp_galvatron.profiles import reserve
 from paddlenlp_galvatron.runtime import attention
 from paddlenlp_galvatron.runtime.kernels import Kernels
 
+LAUNCH = "paddlenlp_galvatron.check.gpu.setting.launch"
+
 
 def setting(folder: Path, part: str = "parity", ranks: int = 2, seconds: float = 60.0) -> Setting:
     return Setting(part, ranks, "cpu", folder, time.monotonic() + seconds)
@@ -127,20 +129,22 @@ def test_a_case_that_hangs_is_named_and_those_behind_it_are_tried(tmp_path, monk
     launches = []
 
     def launch(worker, words, ranks, logs, timeout_s, device, variables):
-        launches.append(len(json.loads(Path(words[0], "cases.json").read_text())))
+        folder, first = words
+        count = len(json.loads(Path(folder, "cases.json").read_text()))
+        launches.append(int(first))
         hangs = len(launches) == 1
-        for index in range(1 if hangs else launches[-1]):
+        for index in range(int(first), 1 if hangs else count):
             for rank in range(ranks):
                 Path(words[0], f"{index}.{rank}.json").write_text("{}")
         if hangs:
             Path(words[0], "1.0.json").write_text("{}")  # of one rank alone
             raise LaunchError("rank 1 is late, in a message")
 
-    monkeypatch.setattr(parity, "launch", launch)
+    monkeypatch.setattr(LAUNCH, launch)
     good = Parity(0.0, 0.0, "", [], [], [], 0.0)
-    monkeypatch.setattr(parity, "compare", lambda folder, cases: [good] * len(cases))
+    monkeypatch.setattr(parity, "compare_case", lambda folder, case, index: good)
     found = list(parity._tried(setting(tmp_path), cases))
-    assert launches == [4, 2]
+    assert launches == [0, 2]
     assert [finding.subject for finding in found] == [named.name for named in cases]
     assert [finding.state for finding in found] == [State.OK, State.FAILED, State.OK, State.OK]
     assert found[1].found == "rank 1 is late, in a message"
@@ -266,7 +270,7 @@ def test_what_is_not_as_predicted_fails(tmp_path, device, change, failed):
 
 
 def test_a_rank_that_does_not_run_out_fails_the_part(tmp_path, monkeypatch):
-    monkeypatch.setattr(faults, "launch", lambda *_, **__: None)
+    monkeypatch.setattr(LAUNCH, lambda *_, **__: None)
     [finding] = faults.memory(setting(tmp_path))
     assert finding.state is State.FAILED
 
@@ -274,14 +278,14 @@ def test_a_rank_that_does_not_run_out_fails_the_part(tmp_path, monkeypatch):
 def test_a_trace_that_lacks_a_pass_fails_the_part(tmp_path, monkeypatch):
     def launch(*_):
         for rank, passes in enumerate((8, 7)):
-            (tmp_path / f"events.{rank}.json").write_text(json.dumps(passes * [{"cat": "forward"}]))
+            (tmp_path / f"{rank}.json").write_text(json.dumps(passes * [{"cat": "forward"}]))
 
     monkeypatch.setattr(faults, "_launch", launch)
     assert [finding.state for finding in faults.later(setting(tmp_path))] == [State.FAILED] * 2
 
 
 def test_a_kernel_that_ends_its_process_is_named_and_those_behind_it_are_tried(tmp_path, monkeypatch):
-    def launch(worker, words, ranks, logs, timeout_s, device):
+    def launch(worker, words, *_, **__):
         folder, first = Path(words[0]), int(words[1])
         for number in range(first, 2 if first == 0 else len(kernels.NAMES)):
             off = 1.0 if number == 4 else 0.0
@@ -294,7 +298,7 @@ def test_a_kernel_that_ends_its_process_is_named_and_those_behind_it_are_tried(t
         if first == 0:
             raise LaunchError("rank 0: misaligned address")
 
-    monkeypatch.setattr(kernels, "launch", launch)
+    monkeypatch.setattr(LAUNCH, launch)
     found = list(kernels.kernels(setting(tmp_path, "kernels", 1)))
     assert [finding.subject for finding in found] == list(kernels.NAMES)
     states = {kernels.NAMES[2]: State.FAILED, kernels.NAMES[4]: State.FAILED}
@@ -370,7 +374,7 @@ def test_on_gpus_a_step_may_be_as_much_slower_as_two_medians_differ(tmp_path, mo
         result = {side: {"steps_ms": [9e3, 9e3, *5 * [ms]], "losses": [1.0]} for side, ms in sides.items()}
         Path(words[1]).write_text(json.dumps(result))
 
-    monkeypatch.setattr(stock, "launch", launch)
+    monkeypatch.setattr(LAUNCH, launch)
     monkeypatch.setattr(stock, "BENCHMARKS", tmp_path)
     finding, _ = stock.stock(of)
     assert finding.state is state and f"{ours_ms:.1f} ms, PaddleNLP 100.0 ms" in finding.found
@@ -386,7 +390,7 @@ def test_memory_that_is_not_paddles_is_held_against_the_reserve(tmp_path, monkey
             own = times | {"driver_mib": used_mib if rank else 500.0, "communicators": 4}
             (tmp_path / f"{rank}.json").write_text(json.dumps(own))
 
-    monkeypatch.setattr(overlap, "launch", launch)
+    monkeypatch.setattr(LAUNCH, launch)
     monkeypatch.setattr(overlap, "gpu_name", lambda: "NVIDIA H100 80GB HBM3")
     kept_mib = reserve.CONTEXT.mib + reserve.WORKSPACES.mib + 4 * reserve.COMMUNICATOR_MIB
     for used_mib, state in ((kept_mib + 1, State.FAILED), (kept_mib - 1, State.OK)):
@@ -494,7 +498,7 @@ def test_memory_that_a_later_step_takes_is_a_fault(tmp_path, monkeypatch):
         for rank, found in enumerate(rows):
             (tmp_path / f"{rank}.json").write_text(json.dumps(found))
 
-    monkeypatch.setattr(waits, "launch", launched)
+    monkeypatch.setattr(LAUNCH, launched)
     found = [*waits.waits(replace(setting(tmp_path, "waits"), device="gpu"))]
     assert [one.state for one in found] == [State.OK, State.FAILED, State.FAILED, State.OK]
     assert found[1].found.startswith("2.0 MiB taken or given back")

@@ -19,7 +19,7 @@ import paddle
 
 from ...base.units import MIB
 from ...launch.out_of_memory import is_out_of_memory
-from ...launch.processes import LaunchError, OutOfMemory, launch
+from ...launch.processes import LaunchError, OutOfMemory
 from ...plan import DataParallel, LayerStrategy, ModelShape, Plan, Precision, VocabStrategy, uniform_plan, write_plan
 from ...plan.strategy import Assumptions
 from ...runtime import device
@@ -103,8 +103,7 @@ def later(setting: Setting) -> Iterator[Finding]:
     except LaunchError as error:
         yield setting.ended(name, str(error), given_s)
     else:
-        events = [json.loads((setting.folder / f"events.{rank}.json").read_text()) for rank in range(setting.ranks)]
-        passes = [sum(event["cat"] in ("forward", "backward") for event in own) for own in events]
+        passes = [sum(event["cat"] in ("forward", "backward") for event in events) for events in setting.results()]
         yield setting.found(name, set(passes) == {2 * PASSES}, f"passes by rank: {', '.join(map(str, passes))}")
     if setting.left_s <= 0:
         yield setting.no_time(f"memory ends in step {LATER}")
@@ -125,9 +124,7 @@ def _starved(setting: Setting, name: str, step: int) -> Finding:
 
 
 def _launch(setting: Setting, work: str, *words: object) -> None:
-    given = [work, *map(str, words)]
-    logs = setting.folder / work
-    launch(f"{__package__}.faults", given, setting.ranks, logs, setting.launch_s, device=setting.device)
+    setting.launch(f"{__package__}.faults", work, *words, logs=setting.folder / work)
 
 
 def _losses(setting: Setting, name: str) -> list[float]:
@@ -224,7 +221,7 @@ def train_traced(folder: str) -> None:
         training.step()
     with traced(training.rank, events):
         training.step()
-    (Path(folder) / f"events.{training.rank}.json").write_text(json.dumps(events))
+    (Path(folder) / f"{training.rank}.json").write_text(json.dumps(events))
 
 
 def main() -> None:

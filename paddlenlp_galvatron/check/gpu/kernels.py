@@ -22,7 +22,6 @@ from paddle.incubate.nn.functional import fused_rotary_position_embedding, swigl
 from paddle.nn import functional
 
 from ...launch.gpus import FLASH_VERSION, THIRD, has_flash_attention_3
-from ...launch.processes import LaunchError, launch
 from ...runtime import device
 from ...runtime.attention import flash as flash_attention
 from ...runtime.attention import hidden_rows
@@ -45,25 +44,15 @@ NORM_EPSILON = 1e-6
 
 def kernels(setting: Setting) -> Iterator[Finding]:
     """Compare result and gradients of each kernel with those of plain fp32 operations on the same device."""
-    return in_turn(setting, NAMES, lambda first, launches: _launched(setting, first, launches))
 
+    def start(first: int, number: int) -> None:
+        setting.launch(f"{__package__}.kernels", setting.folder, first, ranks=1, logs=setting.folder / f"{number}")
 
-def _launched(setting: Setting, first: int, launches: int) -> tuple[list[Finding], str]:
-    folder = setting.folder / f"{launches}"
-    folder.mkdir(parents=True)
-    fault = ""
-    try:
-        words = [str(folder), f"{first}"]
-        launch(f"{__package__}.kernels", words, 1, folder, setting.launch_s, device=setting.device)
-    except LaunchError as error:
-        fault = str(error)
-    done: list[Finding] = []
-    for number in range(first, len(NAMES)):
-        path = folder / f"{number}.json"
-        if not path.exists():
-            break
-        done.append(_judged(setting, NAMES[number], json.loads(path.read_text())))
-    return done, fault or ("" if first + len(done) == len(NAMES) else "it left no result")
+    def judge(index: int) -> Finding | None:
+        path = setting.folder / f"{index}.json"
+        return _judged(setting, NAMES[index], json.loads(path.read_text())) if path.exists() else None
+
+    return in_turn(setting, NAMES, start, judge)
 
 
 def _judged(setting: Setting, name: str, result: dict[str, str | float]) -> Finding:

@@ -19,7 +19,6 @@ import paddle
 
 from ...base.units import MIB
 from ...launch.gpus import gpu_name, p2p_channels
-from ...launch.processes import launch
 from ...measure.messages import message_mib, overlap_coefficient, overlapping_ranks
 from ...measure.stopwatch import Stopwatch
 from ...plan import Precision
@@ -42,10 +41,9 @@ def overlap(setting: Setting) -> Iterator[Finding]:
     if setting.ranks == 1:
         yield setting.skipped("messages", "they need 2 ranks or more")
         return
-    words = [str(setting.folder)]
     with mock.patch.dict(os.environ, p2p_channels()):
-        launch(f"{__package__}.overlap", words, setting.ranks, setting.folder, setting.launch_s, device=setting.device)
-    ranks = [json.loads((setting.folder / f"{rank}.json").read_text()) for rank in range(setting.ranks)]
+        setting.launch(f"{__package__}.overlap", setting.folder)
+    ranks = setting.results()
     alone, slowed = (max(rank[f"{name}_ms"] or 0.0 for rank in ranks) for name in ("alone", "during"))
     figures = f"{alone:.2f} ms alone, {slowed:.2f} ms during it: {slowed / alone:.2f}"
     yield setting.found("products during a posted receive", None, figures)

@@ -8,7 +8,6 @@ from typing import Any
 
 from ...base.scratch import scratch_folder
 from ...launch.gpus import FLASH_VERSION, THIRD, has_flash_attention_3
-from ...launch.processes import LaunchError, launch
 from ...model import FAMILIES
 from ...plan import (
     Assumptions,
@@ -22,7 +21,7 @@ from ...plan import (
     with_defaults,
 )
 from ..findings import Finding, State
-from ..parity.parity import TOLERANCES, WORKER, Case, compare, small_case, write_cases
+from ..parity.parity import WORKER, Case, compare_case, small_case, write_cases
 from .setting import Setting, in_turn
 
 DDP, ZERO2, ZERO3 = DataParallel.DDP, DataParallel.ZERO2, DataParallel.ZERO3
@@ -80,35 +79,23 @@ def schedules(setting: Setting) -> Iterator[Finding]:
 
 
 def _tried(setting: Setting, cases: Sequence[Named], variables: Mapping[str, str] = {}) -> Iterator[Finding]:
-    names = [named.name for named in cases]
-    return in_turn(setting, names, lambda first, launch: _launched(setting, cases[first:], f"{launch}", variables))
-
-
-def _launched(
-    setting: Setting, cases: Sequence[Named], log: str, variables: Mapping[str, str]
-) -> tuple[list[Finding], str]:
-    """Findings of the cases that ended, in order, and the fault of the next one."""
-    fault = ""
     with scratch_folder("galvatron-check-") as folder:
         write_cases(folder, [named.case for named in cases])
-        logs = setting.folder / f"{cases[0].case.plan.assumed.mixed_precision}-{log}"
-        try:
-            how = setting.ranks, logs, setting.launch_s
-            launch(WORKER, [str(folder)], *how, device=setting.device, variables=variables)
-        except LaunchError as error:
-            fault = str(error)
-        ranks = range(setting.ranks)
-        ended = [all((folder / f"{index}.{rank}.json").exists() for rank in ranks) for index in range(len(cases))]
-        count = ended.index(False) if False in ended else len(cases)
-        results = compare(folder, [named.case for named in cases[:count]])
-    done = []
-    for named, result in zip(cases, results, strict=False):
-        loss, gradient = TOLERANCES[result.precision]
-        figure = (
-            f"loss {result.max_loss_diff:.1e} of {loss:.0e}, gradient {result.max_grad_rel_diff:.1e} of {gradient:.0e}"
-        )
-        done.append(setting.found(named.name, result.agrees, figure))
-    return done, fault or ("" if count == len(cases) else "its ranks left no result")
+
+        def start(first: int, number: int) -> None:
+            logs = setting.folder / f"{cases[first].case.plan.assumed.mixed_precision}-{number}"
+            setting.launch(WORKER, folder, first, logs=logs, variables=variables)
+
+        def judge(index: int) -> Finding | None:
+            if not all((folder / f"{index}.{rank}.json").exists() for rank in range(setting.ranks)):
+                return None
+            result = compare_case(folder, cases[index].case, index)
+            loss, gradient = result.limits
+            losses = f"loss {result.max_loss_diff:.1e} of {loss:.0e}"
+            figures = f"{losses}, gradient {result.max_grad_rel_diff:.1e} of {gradient:.0e}"
+            return setting.found(cases[index].name, result.agrees, figures)
+
+        yield from in_turn(setting, [named.name for named in cases], start, judge)
 
 
 def parity_cases(ranks: int, precision: Precision, on_gpus: bool) -> list[Named]:

@@ -12,16 +12,15 @@ from ...base.units import MIB
 from ...base.writing import write_text
 from ...cost_model import CostModel, load
 from ...cost_model.traffic import step_traffic_bytes
-from ...launch.processes import launch
 from ...measure.journal import Journal
 from ...measure.launcher import run_ranks
 from ...measure.options import HardwareOptions, ModelRun, PointOptions, runnable_degrees
 from ...plan import Assumptions, ModelShape, Plan, Precision, plan_to_dict, uniform_plan
 from ...profiles import Shape
 from ..findings import Finding
-from ..validation.accuracy import outcome
-from ..validation.validate import WORKER
-from ..validation.work import FILE, JOURNAL, MeasuredRun, Visit, Work, visit_of
+from ..validation.accuracy import outcome_of
+from ..validation.validate import WORKER, visits_in
+from ..validation.work import FILE, JOURNAL, MeasuredRun, Visit, Work, key_of
 from .parity import training_assumptions
 from .setting import Setting
 
@@ -90,32 +89,29 @@ def _measured(setting: Setting, shape: ModelShape, plans: Sequence[Plan]) -> lis
         output=setting.folder,
         shape=shape,
         plans=tuple(map(plan_to_dict, plans)),
-        identity={},
-        visits=1,
         steps=STEPS,
-        seed=0,
         seconds=setting.launch_s,
         ranks_per_node=setting.ranks,
     )
     write_text(setting.folder / FILE, work.model_dump_json())
-    words, logs = [str(setting.folder / FILE)], setting.folder / "steps"
-    launch(WORKER, words, setting.ranks, logs, setting.launch_s, device=setting.device)
-    visits = dict(Journal.open(work.output, JOURNAL, work.identity, rank=0, world_size=1, fresh=False).items())
-    return [Visit.model_validate(visits[visit_of(plan, 0)]) for plan in plans]
+    setting.launch(WORKER, setting.folder / FILE, logs=setting.folder / "steps")
+    visits = visits_in(Journal.open(work.output, JOURNAL, work.identity, rank=0, world_size=1, fresh=False))
+    return [visits[key_of(plan)][0] for plan in plans]
 
 
 def _compare(setting: Setting, name: str, plan: Plan, costs: CostModel, visit: Visit) -> Iterator[Finding]:
-    found = outcome(plan, name, MeasuredRun.of([visit]), costs, costs.given[0])
-    figures = f"predicted {1000 * found.predicted_s:.1f} ms, measured {1000 * found.measured_s:.1f} ms"
+    outcome = outcome_of(plan, name, MeasuredRun.of([visit]), costs, costs.given[0])
+    figures = f"predicted {1000 * outcome.predicted_s:.1f} ms, measured {1000 * outcome.measured_s:.1f} ms"
+    term = f"{outcome.at_fault} {outcome.off_ms()[outcome.at_fault]:+.1f} ms"
     # No figure of a GPU says yet how near it should be.
-    yield setting.found(f"{name}: step", None, f"{figures}; {found.at_fault} {found.off_ms()[found.at_fault]:+.1f} ms")
+    yield setting.found(f"{name}: step", None, f"{figures}; {term}")
     for number, stage in enumerate(costs.predict(plan).stages):
-        own = slice(number * plan.stage_size, (number + 1) * plan.stage_size)
-        tensors_mib, allocated_mib = stage.memory.total_mib - stage.memory.context_mib, max(visit.peaks_mib[own])
+        ranks = slice(number * plan.stage_size, (number + 1) * plan.stage_size)
+        tensors_mib, allocated_mib = stage.memory.total_mib - stage.memory.context_mib, max(visit.peaks_mib[ranks])
         holds = LEAST_MEMORY <= allocated_mib / tensors_mib <= MOST_MEMORY
         figures = f"predicted {gib(tensors_mib)} GiB, allocated {gib(allocated_mib)} GiB"
         if setting.on_gpus:
-            reserved_mib = max(visit.reserved_mib[own])
+            reserved_mib = max(visit.reserved_mib[ranks])
             most_mib = costs.profiles.reserve.allocator_mib(tensors_mib, stage.memory.working_mib)
             holds &= reserved_mib <= most_mib
             figures += f", reserved {gib(reserved_mib)} GiB of {gib(most_mib)} GiB at most"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from ...base.text import gib
-from ...launch.processes import Device
+from ...launch.processes import Device, LaunchError, launch
 from ...profiles.reserve import Reserve
 from ..findings import Finding, State
 
@@ -41,6 +44,22 @@ class Setting:
         """Limit of a launch. On CPUs it is all the time left, as other programs may share them."""
         return max(1.0, min(self.left_s, LAUNCH_S) if self.on_gpus else self.left_s)
 
+    def launch(
+        self,
+        module: str,
+        *words: object,
+        ranks: int | None = None,
+        logs: Path | None = None,
+        variables: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Run a module, whose arguments are `words`, on all ranks or fewer. Raises LaunchError."""
+        arguments, logs = [str(word) for word in words], logs or self.folder
+        launch(module, arguments, ranks or self.ranks, logs, self.launch_s, device=self.device, variables=variables)
+
+    def results(self) -> list[Any]:
+        """The JSON that each rank left in the folder as `<rank>.json`."""
+        return [json.loads((self.folder / f"{rank}.json").read_text()) for rank in range(self.ranks)]
+
     def found(self, name: str, holds: bool | None, figures: str) -> Finding:
         """`holds`: None where nothing judges it."""
         state = State.INFO if holds is None else State.OK if holds else State.FAILED
@@ -67,21 +86,31 @@ class Setting:
 
 
 Part = Callable[[Setting], Iterator[Finding]]
-# (first case, number of the launch) -> findings of the cases that ended, in order, and the fault of the next one.
-Launched = Callable[[int, int], tuple[list[Finding], str]]
 
 
-def in_turn(setting: Setting, names: Sequence[str], launched: Launched) -> Iterator[Finding]:
-    """Run all cases in one launch; if it ends in a case, run the later ones in another."""
+def in_turn(
+    setting: Setting, names: Sequence[str], start: Callable[[int, int], None], judge: Callable[[int], Finding | None]
+) -> Iterator[Finding]:
+    """Run all cases in one launch; if it ends in a case, run the later ones in another.
+
+    `start(first, number)` is launch `number`, of the cases from `first` on; `judge(index)` gives None for a case that
+    left no result.
+    """
     first, launches = 0, 0
     while first < len(names):
         given_s = setting.launch_s
         if setting.left_s <= 0:
             yield from map(setting.no_time, names[first:])
             return
-        done, fault = launched(first, launches)
-        yield from done
-        first, launches = first + len(done), launches + 1
-        if fault and first < len(names):
+        fault = "its ranks left no result"
+        try:
+            start(first, launches)
+        except LaunchError as error:
+            fault = str(error)
+        while first < len(names) and (finding := judge(first)):
+            yield finding
+            first += 1
+        launches += 1
+        if first < len(names):
             yield setting.ended(names[first], fault, given_s)
             first += 1

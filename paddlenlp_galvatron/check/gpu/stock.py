@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 from unittest import mock
 
-from ...launch.processes import LaunchError, launch
+from ...launch.processes import LaunchError
 from ...plan import ModelShape, Plan, plan_to_dict, uniform_plan
 from ...training.recipe import Recipe
 from ..findings import Finding
@@ -68,8 +68,7 @@ def _compared(setting: Setting, name: str, plan: Plan, shape: ModelShape) -> Fin
     (folder / "job.json").write_text(json.dumps(job | {"steps": WARM_UP + STEPS}))
     paths = os.pathsep.join(filter(None, [str(BENCHMARKS), os.environ.get("PYTHONPATH")]))
     with mock.patch.dict(os.environ, PYTHONPATH=paths):
-        words = [str(folder / "job.json"), str(folder / "result.json")]
-        launch("runtime_worker", words, setting.ranks, folder, setting.launch_s, device=setting.device)
+        setting.launch("runtime_worker", folder / "job.json", folder / "result.json", logs=folder)
     result = json.loads((folder / "result.json").read_text())
     ours_ms, other_ms = (median(result[side]["steps_ms"][WARM_UP:]) for side in ("ours", "other"))
     losses = zip(result["ours"]["losses"], result["other"]["losses"], strict=True)

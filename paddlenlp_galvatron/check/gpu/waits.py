@@ -15,7 +15,6 @@ from pathlib import Path
 import paddle
 
 from ...base.units import MIB
-from ...launch.processes import launch
 from ...runtime import device
 from ...runtime.engine import Engine
 from ...runtime.groups import run_as_rank, start_world
@@ -34,11 +33,8 @@ def waits(setting: Setting) -> Iterator[Finding]:
         yield setting.skipped("memory that a later step takes", "on CPUs nothing waits for it")
         return
     names = [named.name for named in waiting_cases(setting.ranks)]
-    words = [str(setting.folder), str(setting.ranks)]
-    how = setting.ranks, setting.folder, setting.launch_s
-    launch(f"{__package__}.waits", words, *how, device=setting.device)
-    ranks = [json.loads((setting.folder / f"{rank}.json").read_text()) for rank in range(setting.ranks)]
-    for name, *rows in zip(names, *ranks, strict=True):
+    setting.launch(f"{__package__}.waits", setting.folder, setting.ranks)
+    for name, *rows in zip(names, *setting.results(), strict=True):
         moved = max(max(row) - min(row) for row in rows)
         yield setting.found(name, moved == 0, f"{moved / MIB:.1f} MiB taken or given back after step {SETTLED}")
 

@@ -265,13 +265,14 @@ def check_parity(cases: Sequence[Case], timeout_s: float = 300, device: Literal[
 
 
 def write_cases(folder: Path, cases: Sequence[Case]) -> None:
-    """Send the training cases to the ranks of a launch of WORKER, whose one argument is the folder."""
+    """Send the training cases to the ranks of a launch of WORKER, whose arguments are the folder and the number of the
+    first case to train, 0 where it is not given."""
     (folder / "cases.json").write_text(json.dumps([_to_dict(case) for case in cases]))
 
 
 def compare(folder: Path, cases: Sequence[Case]) -> list[Parity]:
-    """Compares the ranks' files in the folder with one process."""
-    return [_compare(case, folder, index) for index, case in enumerate(cases)]
+    """Compare the ranks' files of every case with one process."""
+    return [compare_case(folder, case, index) for index, case in enumerate(cases)]
 
 
 def read_cases(folder: Path) -> list[Case]:
@@ -288,7 +289,8 @@ def _to_dict(case: Case) -> dict[str, Any]:
     return {"plan": plan_to_dict(case.plan), "shape": asdict(case.shape), "run": run}
 
 
-def _compare(case: Case, folder: Path, index: int) -> Parity:
+def compare_case(folder: Path, case: Case, index: int) -> Parity:
+    """Compare the ranks' files of a case with one process."""
     from ...runtime.weights import Slice
 
     losses, gradients = _one_process(_data_only(case))

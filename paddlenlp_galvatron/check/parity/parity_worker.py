@@ -91,11 +91,12 @@ def _describe(trainable: Trainable) -> list[dict[str, Any]]:
 
 def main() -> None:
     os.environ["NVIDIA_TF32_OVERRIDE"] = "0"  # before CUDA starts: products of fp32 are of fp32
-    folder = Path(sys.argv[1])
+    folder, first = Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0
     rank, _ = start_world()
     groups = Groups(rank)
     for index, case in enumerate(read_cases(folder)):
-        run_case(case, folder, index, groups)
+        if index >= first:
+            run_case(case, folder, index, groups)
 
 
 if __name__ == "__main__":

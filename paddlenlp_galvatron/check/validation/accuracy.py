@@ -127,7 +127,7 @@ class Outcome:
 
     def off_ms(self) -> dict[str, float]:
         """Measured minus predicted by term, for the busiest stage; all waits are one term."""
-        stage = max(self.stages, key=lambda one: busy_ms(one.measured_ms))
+        stage = max(self.stages, key=lambda stage: busy_ms(stage.measured_ms))
         off = {name: stage.measured_ms[name] - stage.predicted_ms[name] for name in TERMS}
         off["waiting"] += off.pop("idle")
         return off
@@ -139,7 +139,7 @@ class Outcome:
         return max(off, key=lambda name: abs(off[name]))
 
 
-def outcome(plan: Plan, kind: str, run: MeasuredRun, cost: CostModel, shape: ModelShape) -> Outcome:
+def outcome_of(plan: Plan, kind: str, run: MeasuredRun, cost: CostModel, shape: ModelShape) -> Outcome:
     """Raises UserError where the plan cannot be priced."""
     prediction = cost.predict(plan)
     size, reserve = plan.stage_size, cost.reserve_of(plan)
@@ -203,9 +203,9 @@ class Spread:
 
     @classmethod
     def of(cls, errors: Iterable[float]) -> Spread:
-        known = list(errors)
-        sizes = [abs(error) for error in known]
-        return cls(fmean(sizes), median(sizes), min(known), max(known))
+        signed = list(errors)
+        sizes = [abs(error) for error in signed]
+        return cls(fmean(sizes), median(sizes), min(signed), max(signed))
 
 
 @dataclass(frozen=True)
@@ -218,41 +218,41 @@ class Accuracy:
 
     @property
     def time(self) -> Spread:
-        return Spread.of(one.time_error for one in self.outcomes)
+        return Spread.of(outcome.time_error for outcome in self.outcomes)
 
     @property
     def apart(self) -> Spread | None:
         """How much slower the slowest visit of a plan is than its quickest: no prediction can be more exact. None where
         there was one visit of each."""
-        several = [one.quickest_s for one in self.outcomes if len(one.quickest_s) > 1]
-        return Spread.of(max(some) / min(some) - 1 for some in several) if several else None
+        repeated = [outcome.quickest_s for outcome in self.outcomes if len(outcome.quickest_s) > 1]
+        return Spread.of(max(steps) / min(steps) - 1 for steps in repeated) if repeated else None
 
     @property
     def memory(self) -> Spread:
-        return Spread.of(error for one in self.outcomes for error in one.memory_errors)
+        return Spread.of(error for outcome in self.outcomes for error in outcome.memory_errors)
 
     @property
     def tau(self) -> float | None:
-        return kendall([(one.predicted_s, one.measured_s) for one in self.outcomes])
+        return kendall([(outcome.predicted_s, outcome.measured_s) for outcome in self.outcomes])
 
     @property
     def regret(self) -> float:
         """How much slower, a sample, the plan that the model prefers among all is than the best that was measured."""
-        preferred = min(self.outcomes, key=lambda one: one.predicted_s / one.plan.global_batch)
-        best = min(one.measured_s / one.plan.global_batch for one in self.outcomes)
+        preferred = min(self.outcomes, key=lambda outcome: outcome.predicted_s / outcome.plan.global_batch)
+        best = min(outcome.measured_s / outcome.plan.global_batch for outcome in self.outcomes)
         return preferred.measured_s / preferred.plan.global_batch / best - 1
 
     @property
     def wrong_bytes(self) -> list[Outcome]:
-        return [one for one in self.outcomes if one.predicted_bytes != one.measured_bytes]
+        return [outcome for outcome in self.outcomes if outcome.predicted_bytes != outcome.measured_bytes]
 
     @property
     def above_bound(self) -> list[Outcome]:
-        return [one for one in self.outcomes if one.over_bound_mib > 0]
+        return [outcome for outcome in self.outcomes if outcome.over_bound_mib > 0]
 
     def terms(self) -> dict[str, tuple[float, float]]:
         """(predicted, measured) ms of a step by term, means over all plans' stages; waiting and idle as one."""
-        stages = [stage for one in self.outcomes for stage in one.stages]
+        stages = [stage for outcome in self.outcomes for stage in outcome.stages]
         sums = {
             name: (fmean(s.predicted_ms[name] for s in stages), fmean(s.measured_ms[name] for s in stages))
             for name in TERMS

@@ -106,7 +106,8 @@ def _layer_wise(random: Random, base: Plan) -> Plan:
     return replace(plan, layers=tuple(layer for run in runs for layer in run))
 
 
-def _mixed(random: Random, base: Plan) -> Plan:
+def mixed(random: Random, base: Plan) -> Plan:
+    """A plan of as many ranks, layers and samples as `base`, of which every dimension is random."""
     plan = _framed(random, base, even=False)
     return replace(plan, layers=tuple(_layer(random, plan) for _ in plan.layers))
 
@@ -115,7 +116,7 @@ _DRAWN: dict[str, Callable[[Random, Plan], Plan]] = {
     "uniform": _uniform,
     "alone": _alone,
     "layer-wise": _layer_wise,
-    "mixed": _mixed,
+    "mixed": mixed,
 }
 
 

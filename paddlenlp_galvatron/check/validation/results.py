@@ -53,9 +53,9 @@ def accuracy_tables(accuracy: Accuracy) -> Iterator[str | Table]:
     if accuracy.left_out:
         yield f"{accuracy.left_out} plans skipped, as the minutes were over; the same command continues"
     if wrong := accuracy.wrong_bytes:
-        yield f"bytes of {len(wrong)} plans are not those predicted: {', '.join(one.key for one in wrong)}"
+        yield f"bytes of {len(wrong)} plans are not those predicted: {', '.join(outcome.key for outcome in wrong)}"
     if above := accuracy.above_bound:
-        excess = ", ".join(f"{one.key} by {one.over_bound_mib:.2f} MiB" for one in above)
+        excess = ", ".join(f"{outcome.key} by {outcome.over_bound_mib:.2f} MiB" for outcome in above)
         yield f"{len(above)} plans held more than their bound: {excess}"
     yield from summary_lines(accuracy)
 
@@ -78,25 +78,25 @@ def _plans(accuracy: Accuracy) -> Iterator[Table]:
     """Time, then memory and terms: side by side they are wider than 80 characters."""
     times = table("plan", "why", "predicted s", "measured s", "error", "layout", left=("why", "layout"))
     rest = table("plan", "MiB", "measured", "error", "busy ms", "at fault", left=("at fault",))
-    for one in sorted(accuracy.outcomes, key=lambda one: one.measured_s):
-        worst = min(range(len(one.stages)), key=lambda stage: one.memory_errors[stage])
-        stage, off = one.stages[worst], one.off_ms()
-        busiest = max(one.stages, key=lambda each: busy_ms(each.measured_ms))
+    for outcome in sorted(accuracy.outcomes, key=lambda outcome: outcome.measured_s):
+        worst = min(range(len(outcome.stages)), key=lambda stage: outcome.memory_errors[stage])
+        stage, off = outcome.stages[worst], outcome.off_ms()
+        busiest = max(outcome.stages, key=lambda each: busy_ms(each.measured_ms))
         times.add_row(
-            one.key,
-            one.kind,
-            f"{one.predicted_s:.4f}",
-            f"{one.measured_s:.4f}",
-            f"{one.time_error:+.1%}",
-            short(one.plan),
+            outcome.key,
+            outcome.kind,
+            f"{outcome.predicted_s:.4f}",
+            f"{outcome.measured_s:.4f}",
+            f"{outcome.time_error:+.1%}",
+            short(outcome.plan),
         )
         rest.add_row(
-            one.key,
+            outcome.key,
             f"{stage.predicted_mib:.1f}",
             f"{stage.peak_mib:.1f}",
-            f"{one.memory_errors[worst]:+.1%}",
+            f"{outcome.memory_errors[worst]:+.1%}",
             f"{busy_ms(busiest.predicted_ms):.0f}/{busy_ms(busiest.measured_ms):.0f}",
-            f"{one.at_fault} {off[one.at_fault]:+.0f}",
+            f"{outcome.at_fault} {off[outcome.at_fault]:+.0f}",
         )
     yield times
     yield rest
@@ -126,22 +126,22 @@ def accuracy_json(accuracy: Accuracy) -> dict[str, Any]:
             "wrong_bytes": len(accuracy.wrong_bytes),
             "terms_ms": {name: {"predicted": p, "measured": m} for name, (p, m) in accuracy.terms().items()},
         },
-        "plans": [_plan(one) for one in accuracy.outcomes],
+        "plans": [_plan(outcome) for outcome in accuracy.outcomes],
         "failed": dict(accuracy.failed),
     }
 
 
-def _plan(one: Outcome) -> dict[str, Any]:
+def _plan(outcome: Outcome) -> dict[str, Any]:
     return {
-        "key": key_of(one.plan),
-        "kind": one.kind,
-        "words": short(one.plan),
-        "predicted_s": one.predicted_s,
-        "measured_s": one.measured_s,
-        "time_error": one.time_error,
-        "predicted_bytes": one.predicted_bytes,
-        "measured_bytes": one.measured_bytes,
-        "at_fault": one.at_fault,
-        "stages": [asdict(stage) for stage in one.stages],
-        "plan": plan_to_dict(one.plan),
+        "key": key_of(outcome.plan),
+        "kind": outcome.kind,
+        "words": short(outcome.plan),
+        "predicted_s": outcome.predicted_s,
+        "measured_s": outcome.measured_s,
+        "time_error": outcome.time_error,
+        "predicted_bytes": outcome.predicted_bytes,
+        "measured_bytes": outcome.measured_bytes,
+        "at_fault": outcome.at_fault,
+        "stages": [asdict(stage) for stage in outcome.stages],
+        "plan": plan_to_dict(outcome.plan),
     }

@@ -17,7 +17,7 @@ from ...measure.journal import Journal
 from ...measure.launcher import PROGRESS, meta_of_rank
 from ...plan import Assumptions, ModelShape, Plan, load_model, plan_to_dict, read_plan
 from ...plan.check import require_valid
-from .accuracy import Accuracy, Outcome, outcome
+from .accuracy import Accuracy, Outcome, outcome_of
 from .options import ValidateOptions
 from .plans import sample_plans
 from .work import FILE, JOURNAL, MeasuredRun, Visit, Work, key_of, visit_of
@@ -81,20 +81,22 @@ class Validation:
         with Bars() as progress:
             task = progress.add_task("plans", total=total)
             while (given.num_nodes > 1 or self._missing()) and (left_s := end - monotonic()) > LEAST_S:
-                begun: list[int] = []  # how many were before the visit that was begun last
+                done = None
                 try:
-                    self._launch(left_s, begun, lambda done: progress.update(task, completed=done))
+                    for done in self._launch(left_s):
+                        progress.update(task, completed=done)
                     return
                 except LaunchError as error:
                     failures += 1
-                    number, under_way = divmod(begun[-1], len(plans)) if begun else (0, None)
-                    if under_way is None or plans[under_way] not in self._missing():
+                    number, index = divmod(done or 0, len(plans))
+                    if done is None or plans[index] not in self._missing():
                         raise
                     if given.num_nodes > 1 or failures > MOST_FAILURES:
                         raise
-                    self._journal().get(visit_of(plans[under_way], number), Visit(failed=str(error)).model_dump)
+                    self._journal().get(visit_of(plans[index], number), Visit(failed=str(error)).model_dump)
 
-    def _launch(self, seconds: float, begun: list[int], report: Callable[[int], None]) -> None:
+    def _launch(self, seconds: float) -> Iterator[int]:
+        """Run the plans; gives the number of visits that are done whenever another one begins. Raises LaunchError."""
         given = self.options
         work = Work(
             output=given.output.absolute(),
@@ -113,54 +115,55 @@ class Validation:
             logs = folder / "log"
             log = logs / f"workerlog.{given.node_rank * given.nproc}"
 
-            def look() -> None:
-                for done, _ in PROGRESS.findall(log.read_text(errors="replace"))[-1:]:
-                    begun.append(int(done))
-                    report(int(done))
+            def done() -> Iterator[int]:
+                for number, _ in PROGRESS.findall(log.read_text(errors="replace"))[-1:]:
+                    yield int(number)
 
             with Launch(
                 WORKER, [str(folder / FILE)], World(given.nproc, given.nodes), logs, seconds + SPARE_S
             ) as running:
                 try:
                     for _ in running.wait():
-                        look()
-                finally:
-                    look()
+                        yield from done()
+                except LaunchError:
+                    yield from done()
+                    raise
+                yield from done()
 
     def _journal(self, fresh: bool = False) -> Journal:
         return Journal.open(self.options.output, JOURNAL, self.identity, rank=0, world_size=1, fresh=fresh)
 
-    def visits(self) -> dict[str, list[Visit]]:
-        """All that were run, by their plans' keys."""
-        found: dict[str, list[Visit]] = {}
-        for name, value in self._journal().items():
-            found.setdefault(name.partition(" ")[0], []).append(Visit.model_validate(value))
-        return found
-
     def _missing(self) -> list[Plan]:
-        found = self.visits()
+        visits_of_plan = visits_in(self._journal())
 
         def is_done(visits: list[Visit]) -> bool:
             return len(visits) >= self.options.visits or any(visit.failed for visit in visits)
 
-        return [plan for plan in self.kinds if not is_done(found.get(key_of(plan), []))]
+        return [plan for plan in self.kinds if not is_done(visits_of_plan.get(key_of(plan), []))]
 
     def accuracy(self) -> Accuracy:
         """Accuracy over the plans that ran. Raises UserError where none did."""
-        visits = self.visits()
-        found: dict[Plan, Outcome] = {}
+        visits_of_plan = visits_in(self._journal())
+        outcomes: list[Outcome] = []
         failed: dict[str, str] = {}
         for plan, kind in self.kinds.items():
-            known = visits.get(key_of(plan), [])
-            if why := next((visit.failed for visit in known if visit.failed), ""):
+            visits = visits_of_plan.get(key_of(plan), [])
+            if why := next((visit.failed for visit in visits if visit.failed), ""):
                 failed[key_of(plan)] = why
-            elif known:
-                found[plan] = outcome(plan, kind, MeasuredRun.of(known), self.cost, self.shape)
-        if not found:
+            elif visits:
+                outcomes.append(outcome_of(plan, kind, MeasuredRun.of(visits), self.cost, self.shape))
+        if not outcomes:
             why = next(iter(failed.values()), "there was no time")
             raise UserError(f"minutes: no plan was run to its end: {why}")
-        left_out = len(self.kinds) - len(found) - len(failed)
-        return Accuracy(list(found.values()), failed, left_out)
+        return Accuracy(outcomes, failed, len(self.kinds) - len(outcomes) - len(failed))
+
+
+def visits_in(journal: Journal) -> dict[str, list[Visit]]:
+    """All visits, by plan key."""
+    visits: dict[str, list[Visit]] = {}
+    for name, value in journal.items():
+        visits.setdefault(name.partition(" ")[0], []).append(Visit.model_validate(value))
+    return visits
 
 
 def _cost(options: ValidateOptions, shape: ModelShape, note: Callable[[str], None]) -> CostModel:

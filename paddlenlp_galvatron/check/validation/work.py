@@ -33,10 +33,10 @@ class Work(BaseModel):
     output: Path  # folder of the journal
     shape: ModelShape
     plans: tuple[dict[str, Any], ...]
-    identity: dict[str, Any]  # of the journal: all that changes a measurement
-    visits: int
+    identity: dict[str, Any] = {}  # of the journal: all that changes a measurement
+    visits: int = 1
     steps: int  # of a visit
-    seed: int
+    seed: int = 0
     seconds: float  # after which no further plan is begun
     ranks_per_node: int
     adapter_rank: int | None = None  # of adapters, which alone learn
