@@ -17,10 +17,9 @@ from ...plan import ModelShape, Plan
 from ...runtime.paddle_private import schedule_of, uninstall_group
 from ..checkpoint.saving import save_model
 from ..data.source import BatchSource
-from ..evaluation import batches_of
 from ..events import Events
 from ..inputs import Sources, open_data, open_validation
-from ..loop import TrainingLoop
+from ..loop import TrainingLoop, batches_of
 from ..run import Run
 from ..settings import TrainSettings
 from ..step_log import StepRecord
