@@ -1,13 +1,22 @@
-"""The events of the training loop, and the actions that are due after a step."""
+"""The events of the training loop, the actions that are due after a step, and who receives the logs."""
 
 from __future__ import annotations
 
+import os
+import socket
+import sys
+import time
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from .data.source import BatchSource
-from .reporters import Reporters
-from .settings import TrainSettings
+from .settings import REPORTERS, TrainSettings, require_reporters
+
+SPLITS = ("eval", "test")  # a metric's prefix is its group; all others are in `train`
+WRITERS = {"tensorboard": ("SummaryWriter", "log_dir"), "visualdl": ("LogWriter", "logdir")}
 
 
 @dataclass
@@ -79,3 +88,44 @@ class Events:
     def on_save(self, best: float | None) -> None:
         """A checkpoint is on its way. `best`: the best metric of those that are kept."""
         self.control.should_save = False
+
+
+class Reporters:
+    """Writes logs to the rank's own log and, under PaddleNLP's names, to the programs in `report_to`: VisualDL,
+    TensorBoard, Weights & Biases. Unset: VisualDL where it is installed, as PaddleNLP does."""
+
+    def __init__(self, settings: TrainSettings):
+        """Raises UserError for one that is not installed."""
+        visualdl = ("visualdl",) if find_spec("visualdl") else ()
+        self.names = visualdl if settings.report_to is None else settings.report_to
+        require_reporters(self.names)
+        default = settings.output_dir / "runs" / f"{time.strftime('%b%d_%H-%M-%S')}_{socket.gethostname()}"
+        self.folder = settings.logging_dir or default
+        self._writers = [_writer(name, self.folder, settings) for name in self.names]
+
+    def write(self, logs: dict[str, float], step: int) -> None:
+        """Means or metrics after `step` steps."""
+        sys.stderr.write(f"step {step}: {', '.join(f'{name} {value:.6g}' for name, value in logs.items())}\n")
+        scalars = {_grouped(name): float(value) for name, value in logs.items()}
+        for writer in self._writers:
+            if hasattr(writer, "add_scalar"):
+                for name, value in scalars.items():
+                    writer.add_scalar(name, value, step)
+                writer.flush()
+            else:
+                writer.log(scalars, step=step)
+
+
+def _grouped(name: str) -> str:
+    split, _, rest = name.partition("_")
+    return f"{split}/{rest}" if split in SPLITS else f"train/{name}"
+
+
+def _writer(name: str, folder: Path, settings: TrainSettings) -> Any:
+    """One that has add_scalar(name, value, step), or Weights & Biases' run."""
+    module = import_module(REPORTERS[name])
+    if name in WRITERS:
+        kind, where = WRITERS[name]
+        return getattr(module, kind)(**{where: str(folder)})
+    project = os.environ.get("WANDB_PROJECT", "PaddleNLP")
+    return module.init(project=project, dir=str(settings.output_dir), config=settings.model_dump(mode="json"))

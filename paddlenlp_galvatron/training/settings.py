@@ -141,8 +141,7 @@ class RunOptions(Options):
         None, description="folder for the logs of VisualDL and others in report_to; unset: a folder in output_dir"
     )
     report_to: Names | None = Field(
-        None,
-        description="visualdl, tensorboard (extra [log]), wandb, … or none; unset: VisualDL if it is installed",
+        None, description="visualdl, tensorboard (extra [log]), wandb, … or none; unset: VisualDL if it is installed"
     )
     on_nonfinite: Literal["stop", "skip"] = Field(
         "stop", description="what to do if loss or gradients of a step are NaN or Inf: stop the run or skip the step"

@@ -107,7 +107,7 @@ class Finds(TrainerCallback):
             "layers": [asked(group.of_layer(index)) for index in range(4)],
             "vocabulary": asked(group.of_vocabulary()),
             "numbers": [group.nranks, group.global_rank, group.stage_id, group.is_first_stage, group.is_last_stage],
-            "is one": isinstance(group, HybridCommunicateGroup),
+            "is one": isinstance(group.of_layer(0), HybridCommunicateGroup),
             "args": {name: getattr(args, name) for name in READ},
             "sharding": [each.value for each in args.sharding],
             "described": len(str(args)) > 0 and len(args.to_sanitized_dict()) > 0,

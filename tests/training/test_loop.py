@@ -10,9 +10,9 @@ import pytest
 pytest.importorskip("paddle")
 
 from paddlenlp_galvatron.base.errors import UserError
+from paddlenlp_galvatron.training.events import Reporters
 from paddlenlp_galvatron.training.loop import train
 from paddlenlp_galvatron.training.paddlenlp.trainer import GalvatronTrainer
-from paddlenlp_galvatron.training.reporters import Reporters
 
 from .test_trainer import records, settings
 

@@ -23,12 +23,10 @@ from paddlenlp_galvatron.runtime.batch import samples_of
 from paddlenlp_galvatron.training.data.corpus import Corpus, write_dataset
 from paddlenlp_galvatron.training.data.special_tokens import end_of_text
 from paddlenlp_galvatron.training.data.tokenizer import train_tokenizer
-from paddlenlp_galvatron.training.evaluation import batches_of
-from paddlenlp_galvatron.training.events import Events
+from paddlenlp_galvatron.training.events import Events, Reporters
 from paddlenlp_galvatron.training.inputs import open_data, open_validation
-from paddlenlp_galvatron.training.loop import TrainingLoop
+from paddlenlp_galvatron.training.loop import TrainingLoop, batches_of
 from paddlenlp_galvatron.training.prepare import GROUPS, prepare
-from paddlenlp_galvatron.training.reporters import Reporters
 from paddlenlp_galvatron.training.run import Run
 from paddlenlp_galvatron.training.settings import TrainSettings
 from paddlenlp_galvatron.training.step_log import read_log

@@ -224,14 +224,7 @@ def write_adapters(checkpoint: Checkpoint, target: Path, like: Path | None = Non
         write_text(folder / CONFIG, json.dumps(config, indent=2) + "\n")
 
 
-def merge(
-    base: Path,
-    adapters: Path,
-    shape: ModelShape,
-    target: Path,
-    shard_bytes: int,
-    advance: Advance,
-) -> list[str]:
+def merge(base: Path, adapters: Path, shape: ModelShape, target: Path, shard_bytes: int, advance: Advance) -> list[str]:
     """Write a Hugging Face directory of the base's weights with the adapters added, one weight in memory at a time,
     with their tokenizer if they have one; returns notes for the user. Raises UserError: the adapters were trained on
     another base, or numbers are not finite."""

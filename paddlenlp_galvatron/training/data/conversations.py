@@ -20,8 +20,7 @@ from tokenizers import Encoding, Tokenizer
 
 from ...base.errors import UserError
 from ...base.reading import parse_json
-from .calls import in_its_form
-from .fields import LineMessage, Parsed, require_rendered
+from .fields import LineMessage, Parsed, in_its_form, require_rendered
 from .formats import EXAMPLES, conversation_of, pair_of
 from .templates import ANSWERS, Rendered, Template, Turn
 from .text_files import decoded, read_lines

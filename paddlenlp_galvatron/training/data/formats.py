@@ -23,16 +23,7 @@ from typing import Any
 from ...base.errors import UserError
 from ...base.reading import parse_json
 from ...base.text import shortened
-from .fields import (
-    NOTHING,
-    PAIR_REMEDIES,
-    LineMessage,
-    Parsed,
-    message_of,
-    of_line,
-    refuse,
-    without_nulls,
-)
+from .fields import NOTHING, PAIR_REMEDIES, LineMessage, Parsed, message_of, of_line, refuse, without_nulls
 from .templates import ANSWERS
 
 EXAMPLES = '{"src": …, "tgt": …}, {"messages": […]}, {"conversations": […]} or {"instruction": …, "output": …}'

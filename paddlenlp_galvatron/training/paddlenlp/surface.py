@@ -22,6 +22,7 @@ from ...plan import Plan, Precision
 from ...plan.export import sharding_stage
 from ...runtime import device
 from ...runtime.batch import samples_of
+from ...runtime.paddle_private import install_group
 from ...runtime.stage import Stage
 from ..data.source import Rows
 from ..settings import TrainSettings, require_reporters
@@ -35,7 +36,9 @@ HANDED_ON = frozenset(
 )
 # Named as in PaddleNLP, but for other things, with other values or under other conditions.
 UNLIKE = {"sequence_parallel", "optim", "load_best_model_at_end"}
-AXES = ("data", "sharding", "model", "pipe")  # by Paddle's names
+# PaddleNLP's names -> Paddle's
+AXES = {"data": "data", "sharding": "sharding", "sep": "sep", "tensor": "model", "pipeline": "pipe"}
+RANKED = ("data", "sharding", "model", "pipe")
 STAGES = {1: ShardingOption.SHARD_OP, 2: ShardingOption.SHARD_GRAD_OP, 3: ShardingOption.FULL_SHARD}
 
 Inputs = dict[str, Any]  # input_ids and labels [samples of a device, S]
@@ -70,7 +73,7 @@ def _rank_along(axis: str) -> property:
 class RunArguments(TrainingArguments):  # type: ignore[misc]
     """PaddleNLP's arguments with the plan's degrees, of which fleet knows nothing.
 
-    Degrees and ranks are those of the widest decoder layer, the first with the largest degree. under any plan,
+    Degrees and ranks are those of the widest decoder layer, the first with the largest degree. Under any plan,
     train_batch_size * gradient_accumulation_steps * dataset_world_size is the global batch.
     """
 
@@ -80,11 +83,8 @@ class RunArguments(TrainingArguments):  # type: ignore[misc]
         """Take over the plan. PaddleNLP's own checks of degrees, which are fleet's, must be over."""
         index = max(range(len(plan.layers)), key=lambda layer: plan.layers[layer].ranks)
         layer, view = plan.layers[index], group.of_layer(index)
-        self.tensor_parallel_degree = view.get_model_parallel_world_size()
-        self.sep_parallel_degree = view.get_sep_parallel_world_size()
-        self.pipeline_parallel_degree = view.get_pipe_parallel_world_size()
-        self.sharding_parallel_degree = view.get_sharding_parallel_world_size()
-        self.data_parallel_degree = view.get_data_parallel_world_size()
+        for name, axis in AXES.items():
+            setattr(self, f"{name}_parallel_degree", getattr(view, f"get_{axis}_parallel_world_size")())
         self.context_parallel_degree = 1
         self.sharding = [STAGES[sharding_stage(plan, layer)]] if self.sharding_parallel_degree > 1 else []
         self.use_hybrid_parallel = self.data_parallel_degree < plan.world_size
@@ -94,14 +94,10 @@ class RunArguments(TrainingArguments):  # type: ignore[misc]
         self.per_device_train_batch_size = self.per_device_eval_batch_size = plan.micro_batch // plan.dp(layer)
         if plan.assumed.mixed_precision is not Precision.FP32:
             self.fp16_opt_level = "O2"
-        self._ranks = {
-            "data": view.get_data_parallel_rank(),
-            "sharding": view.get_sharding_parallel_rank(),
-            "model": view.get_model_parallel_rank(),
-            "pipe": view.get_stage_id(),
-        }
+        self._ranks = {axis: getattr(view, f"get_{axis}_parallel_rank")() for axis in RANKED[:3]}
+        self._ranks["pipe"] = view.get_stage_id()
 
-    data_parallel_rank, sharding_parallel_rank, tensor_parallel_rank, pipeline_parallel_rank = map(_rank_along, AXES)
+    data_parallel_rank, sharding_parallel_rank, tensor_parallel_rank, pipeline_parallel_rank = map(_rank_along, RANKED)
 
 
 class SyncParallelInfo(TrainerCallback):  # type: ignore[misc]
@@ -112,7 +108,7 @@ class SyncParallelInfo(TrainerCallback):  # type: ignore[misc]
         self._plan, self._group = plan, group
 
     def on_init_end(self, args: RunArguments, *_: Any, **__: Any) -> None:
-        self._group.install()
+        install_group(self._group)
         args.set_plan(self._plan, self._group)
 
 

@@ -14,7 +14,8 @@ layers agree, and refused where they do not. Axes, of which the product is the w
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
+from functools import cache
 from math import gcd
 from typing import Any
 
@@ -24,39 +25,33 @@ from paddle.distributed.fleet.base.topology import CommunicateTopology, HybridCo
 
 from ...base.errors import UserError
 from ...plan import DataParallel, LayerStrategy, Plan
-from ...plan.communicators import Ranks
 from ...plan.mesh import OF_A_SAMPLE
 from ...plan.strategy import runs
 from ...runtime.groups import Groups
-from ...runtime.paddle_private import groups_along, install_group, uninstall_group
+from ...runtime.paddle_private import groups_along
 
 DATA = ("data", "sharding")
 SPLIT = ("sep", "model")
-DEGREE = {"world", "degree"}  # words of questions whose answer is the same on every rank
-WORDS = {  # of questions about an axis
-    "pipe": {"pipe", "stage", "pp"},
+OF_THE_WORLD = {"nranks", "global"}  # words of questions whose answer is the same for all layers
+DEGREE = {"world", "degree"}  # of those that ask for no ranks
+WORDS = {  # of questions about an axis; others are about all axes
+    "pipe": {"pipe", "stage", "pp", "p2p"},
     "data": {"data", "dp", "check"},
     "sharding": {"sharding", "check"},
     "sep": {"sep"},
     "model": {"model", "mp"},
 }
-FUSED = (["data", "sep"], ["pipe", "model"])  # axes that Paddle joins where there is sep
+Grid = tuple[tuple[str, int], ...]  # axes and their degrees, the last over neighbouring ranks
 
 
-def axes_of(plan: Plan, strategy: LayerStrategy) -> CommunicateTopology:
-    """The grid of ranks of a layer with this strategy, the last axis over neighbouring ranks."""
+def grid_of(plan: Plan, strategy: LayerStrategy) -> Grid:
+    """The grid of ranks of a layer with this strategy."""
     dp, sep = plan.dp(strategy), strategy.mesh(plan.stage_size).degree(*OF_A_SAMPLE)
     shards = strategy.shards(plan.stage_size)
     sharding = 1 if strategy.dp_type is DataParallel.DDP else shards // gcd(shards, sep)
-    degrees = {
-        "pipe": plan.pipeline,
-        "data": dp // sharding,
-        "sharding": sharding,
-        "sep": sep,
-        "model": strategy.tp,
-    }
-    names = ["pipe", *DATA, *SPLIT] if strategy.consecutive else ["pipe", *SPLIT, *DATA]
-    return CommunicateTopology(names, [degrees[name] for name in names])
+    degrees = {"pipe": plan.pipeline, "data": dp // sharding, "sharding": sharding, "sep": sep, "model": strategy.tp}
+    names = ("pipe", *DATA, *SPLIT) if strategy.consecutive else ("pipe", *SPLIT, *DATA)
+    return tuple((name, degrees[name]) for name in names)
 
 
 class LayerGroup(HybridCommunicateGroup):  # type: ignore[misc]
@@ -65,147 +60,76 @@ class LayerGroup(HybridCommunicateGroup):  # type: ignore[misc]
     A rank outside the layer's stage reports the groups that its own stage would form.
     """
 
-    def __init__(self, axes: CommunicateTopology, groups: Groups):
+    def __init__(self, grid: Grid, groups: Groups):
+        """Every rank of the world makes one."""
         self._groups = groups
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Paddle warns of the collective over one stage that it makes itself
-            super().__init__(axes)
+            super().__init__(CommunicateTopology(*map(list, zip(*grid, strict=True))))
 
     def _set_comm_group(self, parallel_method: str = "data", *_: Any, **__: Any) -> tuple[list[int], Group]:
-        return self._own(self._topo.get_comm_list(parallel_method))
+        return self._create(self._topo.get_comm_list(parallel_method))
 
     def _set_check_group(self, parallel_method: str = "data", *_: Any, **__: Any) -> tuple[list[int], Group]:
-        return self._own(_slices(self._topo, parallel_method))
+        places = range(self._topo.get_dim(parallel_method))
+        return self._create([self._topo.get_axis_list(parallel_method, place) for place in places])
 
-    def create_fuse_group(self, fused_strategy_list: list[str], *rest: Any, **named: Any) -> Any:
-        ranks = self._topo.get_fused_ranks(fused_strategy_list)
-        if fused_strategy_list in FUSED:
-            return self._own(ranks)
-        return super().create_fuse_group(fused_strategy_list, *rest, **named)
+    def create_fuse_group(self, fused_strategy_list: list[str], *_: Any, **__: Any) -> tuple[list[int], Group]:
+        """Every rank of the world calls this."""
+        return self._create(self._topo.get_fused_ranks(fused_strategy_list))
 
-    def _own(self, groups: Sequence[list[int]]) -> tuple[list[int], Group]:
+    def _create(self, groups: Sequence[list[int]]) -> tuple[list[int], Group]:
         """This rank's group among those that partition the world."""
+        wanted = {(tuple(sorted(ranks)), "") for ranks in groups if len(ranks) < self.nranks}
+        self._groups.create(wanted, used=False)
         [mine] = [ranks for ranks in groups if self.global_rank in ranks]
         if len(mine) == 1:
             return mine, Group(-1, -1, mine)  # as Paddle makes them: no member of anything
         return mine, dist.get_group(0) if len(mine) == self.nranks else self._groups.get(tuple(sorted(mine)))
 
 
-class PlanGroup(HybridCommunicateGroup):  # type: ignore[misc]
-    """The answers in which a plan's decoder layers agree. Any other question is refused in one sentence.
-
-    `of_layer(index)` answers for one layer, `of_vocabulary()` for embedding and LM head.
-    """
+class PlanGroup:
+    """Answers as Paddle's group does where a plan's decoder layers agree. Any other question is refused in one
+    sentence, on every rank."""
 
     def __init__(self, plan: Plan, rank: int, groups: Groups):
         """Every rank of the world makes one, with the runtime's groups."""
-        strategies = (*plan.layers, plan.vocab.as_layer())
-        axes = [axes_of(plan, strategy) for strategy in strategies]
         more = Groups(rank, fallback=groups)
-        more.create({(ranks, "") for each in axes for ranks in _groups_of(each)}, used=False)
-        made: dict[str, LayerGroup] = {}
-        for each in axes:
-            if _comparable(each) not in made:
-                made[_comparable(each)] = LayerGroup(each, more)
-        self._galvatron_views = [made[_comparable(each)] for each in axes]
+        view = cache(lambda grid: LayerGroup(grid, more))
+        strategies = (*plan.layers, plan.vocab.as_layer())
+        *self._layers, self._vocabulary = [view(grid_of(plan, strategy)) for strategy in strategies]
 
     def of_layer(self, index: int) -> LayerGroup:
         """The answers of decoder layer `index`, counted from 0 over all stages. Raises UserError."""
-        layers = object.__getattribute__(self, "_galvatron_views")[:-1]
-        if not 0 <= index < len(layers):
-            raise UserError(f"of_layer: there is no layer {index}; the model has layers 0-{len(layers) - 1}")
-        view: LayerGroup = layers[index]
-        return view
+        if not 0 <= index < len(self._layers):
+            raise UserError(f"of_layer: there is no layer {index}; the model has layers 0-{len(self._layers) - 1}")
+        return self._layers[index]
 
     def of_vocabulary(self) -> LayerGroup:
         """The answers of embedding and LM head."""
-        view: LayerGroup = object.__getattribute__(self, "_galvatron_views")[-1]
-        return view
+        return self._vocabulary
 
-    def install(self) -> None:
-        """Let fleet give this group to any caller, in place of its own."""
-        install_group(self)
-
-    @staticmethod
-    def uninstall() -> None:
-        """Let fleet have no group: PaddleNLP's Trainer asks for a group while it is made, which a plan may refuse."""
-        uninstall_group()
-
-    def __getattribute__(self, name: str) -> Any:
-        if name.startswith("__") or name in vars(PlanGroup) or name == "_galvatron_views":
-            return object.__getattribute__(self, name)
-        layers = object.__getattribute__(self, "_galvatron_views")[:-1]
-        if not callable(getattr(layers[0], name)):
-            return _agreed(name, layers, lambda view: getattr(view, name))
-
-        def ask(*arguments: Any, **named: Any) -> Any:
-            return _agreed(f"{name}()", layers, lambda view: getattr(view, name)(*arguments, **named))
-
-        return ask
+    def __getattr__(self, name: str) -> Any:
+        """An attribute or method of all layers. Raises UserError: it depends on the layer."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        answer, words = getattr(self._layers[0], name), set(name.split("_"))
+        axes = [axis for axis, names in WORDS.items() if words & names] or [*WORDS]
+        views = self._layers[:1] if words & OF_THE_WORLD else self._layers
+        places = list(runs([", ".join(_place(view, axis, not words & DEGREE) for axis in axes) for view in views]))
+        if len(places) == 1:
+            return answer
+        question = f"{name}()" if callable(answer) else name
+        different = ", ".join(
+            f"{place} in " + (f"layer {at[0]}" if len(at) == 1 else f"layers {at[0]}-{at[-1]}") for at, place in places
+        )
+        raise UserError(
+            f"hybrid communicate group: {question} depends on the layer in this plan ({different}); ask for one layer, "
+            f"such as fleet.get_hybrid_communicate_group().of_layer(0).{question}"
+        )
 
 
-def _agreed(question: str, layers: list[LayerGroup], ask: Callable[[LayerGroup], Any]) -> Any:
-    """The answer of all layers. Raises UserError where they differ on any rank, so that all ranks go the same way; or
-    Paddle's AssertionError."""
-    words = set(question.rstrip("()").split("_"))
-    axes = [] if words & DEGREE else [axis for axis, names in WORDS.items() if words & names]
-    views = dict.fromkeys(layers)
-    answers = {layers[0]: _answer(ask, layers[0])} if axes else {view: _answer(ask, view) for view in views}
-    keys = {view: tuple(_placement(view, axis) for axis in axes) or _comparable(answers[view]) for view in views}
-    found = list(runs([keys[view] for view in layers]))
-    if len(found) == 1 and isinstance(answers[layers[0]], AssertionError):
-        raise answers[layers[0]]
-    if len(found) == 1:
-        return answers[layers[0]]
-    named = ", ".join(f"{key if isinstance(key, str) else _names(key)} in {_layers(which)}" for which, key in found)
-    raise UserError(
-        f"hybrid communicate group: {question} depends on the layer in this plan ({named}); ask for one layer, such as "
-        f"fleet.get_hybrid_communicate_group().of_layer(0).{question}"
-    )
-
-
-def _placement(view: LayerGroup, axis: str) -> tuple[str, tuple[Ranks, ...]]:
-    """An axis and its groups of the whole world."""
-    return axis, tuple(sorted(tuple(sorted(ranks)) for ranks in groups_along(view, axis)))
-
-
-def _names(placed: Sequence[tuple[str, tuple[Ranks, ...]]]) -> str:
-    return ", ".join(f"{axis} {len(groups[0])} over ranks {groups[0]}, …" for axis, groups in placed)
-
-
-def _answer(ask: Callable[[LayerGroup], Any], view: LayerGroup) -> Any:
-    """The answer of Paddle's method; its AssertionError is an answer, too."""
-    try:
-        return ask(view)
-    except AssertionError as error:
-        return error
-
-
-def _layers(layers: range) -> str:
-    return f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]}-{layers[-1]}"
-
-
-def _comparable(answer: Any) -> str:
-    """An answer in words: equal where the answers are."""
-    if isinstance(answer, Group):
-        return f"ranks {answer.ranks}"
-    if isinstance(answer, CommunicateTopology):
-        degrees = ((name, answer.get_dim(name)) for name in answer.get_hybrid_group_names())
-        return " x ".join(f"{name} {degree}" for name, degree in degrees)
-    if isinstance(answer, tuple | list):
-        return f"({', '.join(map(_comparable, answer))})"
-    return str(answer)
-
-
-def _slices(axes: CommunicateTopology, axis: str) -> list[list[int]]:
-    """The ranks at each place of an axis."""
-    return [axes.get_axis_list(axis, index) for index in range(axes.get_dim(axis))]
-
-
-def _groups_of(axes: CommunicateTopology) -> Iterator[Ranks]:
-    """Every group that Paddle's class has of these axes, but that of the world."""
-    wanted = [ranks for axis in axes.get_hybrid_group_names() for ranks in axes.get_comm_list(axis)]
-    wanted += [ranks for axis in DATA for ranks in _slices(axes, axis)]
-    if axes.get_dim("sep") > 1:
-        wanted += [ranks for fused in FUSED for ranks in axes.get_fused_ranks(fused)]
-    return (tuple(sorted(ranks)) for ranks in wanted if len(ranks) < axes.world_size())
+def _place(view: LayerGroup, axis: str, with_ranks: bool) -> str:
+    """An axis, its degree, and its first group, which determines the others."""
+    first = min(groups_along(view, axis))
+    return f"{axis} {len(first)}" + f" over ranks {tuple(first)}, …" * with_ranks

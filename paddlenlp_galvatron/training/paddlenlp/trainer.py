@@ -14,13 +14,12 @@ from paddlenlp.trainer.trainer_utils import TrainOutput
 
 from ...base.errors import UserError
 from ...plan import ModelShape, Plan
-from ...runtime.paddle_private import schedule_of
+from ...runtime.paddle_private import schedule_of, uninstall_group
 from ..checkpoint.saving import save_model
 from ..data.source import BatchSource
-from ..evaluation import batches_of
 from ..events import Events
 from ..inputs import Sources, open_data, open_validation
-from ..loop import TrainingLoop
+from ..loop import TrainingLoop, batches_of
 from ..run import Run
 from ..settings import TrainSettings
 from ..step_log import StepRecord
@@ -69,7 +68,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         self.loop = TrainingLoop(self.run, Callbacks(self))
         engine, settings, steps = self.run.engine, self.run.settings, self.run.steps
         group = PlanGroup(engine.plan, engine.rank, engine.groups)
-        group.uninstall()  # PaddleNLP's Trainer asks while it is made, which another run's plan may refuse
+        uninstall_group()  # PaddleNLP's Trainer asks while it is made, which another run's plan may refuse
         self.args: RunArguments
         self.control: Any
         settings.make_output_dir()  # or PaddleNLP does, and its name may not last
