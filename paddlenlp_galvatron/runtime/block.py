@@ -20,17 +20,16 @@ from ..plan import LayerStrategy, Recompute
 from ..plan.comm_points import CommPoint, repeated
 from ..plan.layout import own_chunks
 from ..plan.mesh import EXCHANGE, SAMPLE_AXES, Axis
-from .attention import Chunks, Documents, OwnPositions, flash, hidden_rows, own_rows
+from .attention import Chunks, Documents, LatentAttention, OwnPositions, flash, hidden_rows, own_rows
 from .experts import PRODUCTS, Memo, OwnExperts
 from .grouped import Padding
 from .groups import RankGroups
-from .latents import LatentAttention
-from .load import LayerLoad, Load
 from .lora import LoRALinear, add_adapters
+from .mappings import read_together
 from .placement import Placement
 from .precision import cast
-from .products import read_together
 from .recompute import RecomputedPart
+from .router import LayerLoad, Load
 from .setup import ModelSetup
 from .trace import span
 from .weights import ShardedParameter, compute_weights, shard_layer, stacked
