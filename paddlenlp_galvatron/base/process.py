@@ -1,18 +1,26 @@
-"""Signals that end a process, and standard output and error that end before it does.
+"""Signals that end a process, streams that end before it does, and processes with limits of memory and time.
 
 A pager is closed, `head` has seen enough, a terminal or a disk is gone: the command does its work all the same.
+
+Work on files of others runs in a forked process with limits: a tokenizer or a chat template may need all memory, never
+end, or ignore signals.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import resource
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, TextIO
+from pathlib import Path
+from typing import Any, NoReturn, TextIO
+
+from .errors import UserError
+from .units import MIB
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 INTERRUPTED = 128 + signal.SIGINT  # the exit code, as shells have it
@@ -97,3 +105,68 @@ def stop_signals(
     finally:
         for each, handler in before.items():
             signal.signal(each, (lambda *_: None) if received and each != signal.SIGINT else handler)
+
+
+DONE, REFUSED = b"+", b"-"
+TIMERS = (signal.SIGPROF, signal.SIGALRM)
+# Handlers of Python, Paddle and pytest are the parent's affair.
+ENDED_BY = (signal.SIGINT, signal.SIGTERM, signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, *TIMERS)
+# A token takes 100 to 200 bytes while it is made, and half a byte to 4 bytes of text; a thread takes 2 MiB and more.
+LEAST_MIB, MEMORY_PER_BYTE = 1024, 500
+LEAST_S, SLOWEST_BYTES_S = 10.0, 10_000.0  # of processor time; usual are a million bytes a second
+LONGEST_WAIT = 20  # times the processor time: a busy machine has so many processes for a core
+
+
+def limited(work: Callable[[], bytes], name: str, size_bytes: int) -> bytes:
+    """Returns the result of `work` in a forked process. Raises UserError: work's own, or that `name`, as the message
+    calls it, takes more memory or processor time than any valid input of `size_bytes`."""
+    memory_mib, seconds = LEAST_MIB + MEMORY_PER_BYTE * size_bytes // MIB, LEAST_S + size_bytes / SLOWEST_BYTES_S
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _work(work, write, memory_mib, seconds)
+    os.close(write)
+    try:
+        with os.fdopen(read, "rb") as pipe:
+            result = pipe.read()
+    except BaseException:  # Ctrl-C
+        os.kill(child, signal.SIGKILL)
+        raise
+    finally:
+        _, status = os.waitpid(child, 0)
+    if result[:1] == REFUSED:
+        raise UserError(result[1:].decode(errors="replace"))
+    code = os.waitstatus_to_exitcode(status)
+    if -code in TIMERS:
+        raise UserError(f"{name} takes more than {seconds:.0f} s; do you trust its origin?")
+    if code or result[:1] != DONE:
+        raise UserError(f"{name} takes more than {memory_mib:,} MiB of memory, or crashed; do you trust its origin?")
+    return result[1:]
+
+
+def _work(work: Callable[[], bytes], write: int, memory_mib: int, seconds: float) -> NoReturn:
+    try:
+        for number in ENDED_BY:
+            signal.signal(number, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        signal.setitimer(signal.ITIMER_REAL, LONGEST_WAIT * seconds)  # it may wait for ever
+        quiet = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(quiet, 1)
+        os.dup2(quiet, 2)  # messages of libraries at exit
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        most = _data_bytes() + memory_mib * MIB
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+        try:
+            result = DONE + work()
+        except UserError as error:
+            result = REFUSED + str(error).encode(errors="replace")
+        with os.fdopen(write, "wb") as pipe:
+            pipe.write(result)
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def _data_bytes() -> int:
+    """Data memory of this process now, as RLIMIT_DATA counts it."""
+    return int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()

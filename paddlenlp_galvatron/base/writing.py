@@ -1,4 +1,4 @@
-"""Writes files and folders atomically: whole on disk when a call returns, or not there at all.
+"""Writes files and folders atomically: whole on disk when a call returns, or not there at all. Temporary folders.
 
 A file has a hidden name, `.NAME.xxxxxxxx.part`, until its content is on disk; then it is renamed, and its folder is
 brought to disk, too. Modes are those that the umask leaves. The next writer of a name removes the part of one that was
@@ -14,6 +14,7 @@ import re
 import secrets
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
@@ -172,3 +173,35 @@ def require_absent(target: Path) -> None:
     """Raise UserError where there is a file or folder of this name."""
     if os.path.lexists(target):
         raise UserError(f"{target}: exists already; remove it or name another folder")
+
+
+IN_USE = ".in-use"  # a file that is locked as long as its folder's command lives
+
+
+@contextmanager
+def scratch_folder(prefix: str) -> Iterator[Path]:
+    """A new folder whose name begins so, under the system's folder for such. If the work in it fails, it stays for the
+    user to look into. Raises OSError."""
+    _remove_left(Path(tempfile.gettempdir()), prefix)
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    hidden = folder / f"{IN_USE}.new"
+    with hidden.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        hidden.rename(folder / IN_USE)  # locked before others can see it
+        try:
+            yield folder
+        except Exception:
+            (folder / IN_USE).unlink()
+            raise
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_left(parent: Path, prefix: str) -> None:
+    for mark in parent.glob(f"{prefix}*/{IN_USE}"):
+        with suppress(OSError), mark.open("r+") as file:
+            if mark.parent.stat().st_uid == os.geteuid() and not mark.parent.is_symlink():
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(mark.parent, ignore_errors=True)

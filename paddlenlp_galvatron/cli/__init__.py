@@ -1,5 +1,5 @@
 """The command line: one file a command.
 
 `main` finds the command and ends it; `command` reads its options, whose fields its file names, with `help` and
-`completion` from the same fields. `training_run` and `watched` show how long work is doing.
+`completion` from the same fields. `planning` and `training_run` show how far work is.
 """

@@ -12,7 +12,7 @@ from paddlenlp_galvatron.planner.problem import OriginOptions, read_origin
 from paddlenlp_galvatron.report.explain import printed, summary
 
 from .command import App, FromFile, say_note
-from .watched import each_watched
+from .planning import each_watched
 
 app = App()
 

@@ -16,8 +16,7 @@ from paddlenlp_galvatron.profiles.data_sheet import data_sheets
 from paddlenlp_galvatron.report.fit import explain, summary
 
 from .command import JSON_SWITCH, App, FromFile, say_note
-from .lengths import with_lengths
-from .watched import watched
+from .planning import watched, with_lengths
 
 app = App()
 

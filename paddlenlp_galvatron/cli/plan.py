@@ -234,16 +234,16 @@ def scale(values: dict[str, Any], json: bool) -> None:
     """Put a plan on fewer or more GPUs: the same strategy for each layer, the same samples and as near as can be the
     same memory for each GPU. Says why each field changes."""
     from paddlenlp_galvatron.planner.scale import scaled
-    from paddlenlp_galvatron.report import scaling
+    from paddlenlp_galvatron.report import difference
 
     given = ScaleOptions.from_values(values)
     made = scaled(_read(given.file)[0], _of(given.file, given), given.gpus, given.global_train_batch_size)
     path = given.output or given.file.with_stem(f"{given.file.stem}_{given.gpus}gpus")
     write_plan(made.after, path)
     if json:
-        say(dumps(scaling.summary(made) | {"plan": str(path)}))
+        say(dumps(difference.scaled_summary(made) | {"plan": str(path)}))
     else:
-        lines = [*scaling.printed(made), f"written: {path}", *how_to_start(made.after, path)]
+        lines = [*difference.printed_scaled(made), f"written: {path}", *how_to_start(made.after, path)]
         Console(soft_wrap=True).print(*lines, sep="\n")
 
 

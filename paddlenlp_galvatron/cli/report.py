@@ -19,7 +19,7 @@ from paddlenlp_galvatron.report.measured import WARM_UP_STEPS, predicted_and_mea
 from paddlenlp_galvatron.report.page import render
 
 from .command import App, FromFile, answer, say_note
-from .watched import each_watched
+from .planning import each_watched
 
 app = App()
 

@@ -30,8 +30,8 @@ from paddlenlp_galvatron.planner.result import predicted
 from paddlenlp_galvatron.report.search import beside_free, explain, hint_line, summary
 
 from .command import App, FromFile
+from .planning import watched
 from .start import how_to_start
-from .watched import watched
 
 app = App()
 
@@ -65,7 +65,7 @@ def search(values: dict[str, Any], json: bool) -> int:
     run = AnswerOptions.from_values(values)
     noted: list[str] = []
     if LengthOptions.from_values(values).dataset_name_or_path is not None:
-        from .lengths import with_lengths
+        from .planning import with_lengths
 
         model = ModelOptions.from_values(values).resolve_usual(SEQ)
         values = with_lengths(values, model.seq_length, model.shapes[0].vocab_size, noted.append)

@@ -1,4 +1,4 @@
-"""Starts the ranks of a training run on this node, and reports its progress from its log."""
+"""Starts the ranks of a training run on this node, reports its progress, and runs the user's command for events."""
 
 from __future__ import annotations
 
@@ -28,10 +28,13 @@ from paddlenlp_galvatron.report.measured import Health, of_plan, out_of_memory_r
 from paddlenlp_galvatron.training import step_log
 from paddlenlp_galvatron.training.step_log import NEWS, RUN, STOPPED, Event, StepRecord, event_of, record_of
 
-from .event_hook import EventHook
-
 if TYPE_CHECKING:
     from paddlenlp_galvatron.training.settings import TrainSettings
+import json
+import os
+import subprocess
+import time
+from tempfile import TemporaryFile
 
 KEPT = 64  # latest records of the log, of which health is shown
 WARNING = "warning: "
@@ -305,3 +308,57 @@ def mfu_of(plan: Plan, shape: ModelShape, settings: TrainSettings) -> Callable[[
     tokens = options.get("document_tokens") if isinstance(options, dict) else None
     documents = tokens if isinstance(tokens, int | float) else None
     return partial(device.mfu, plan=plan, shape=shape, frozen=settings.adapts, document_tokens=documents)
+
+
+HOOK_S = 30.0  # after which a command is ended
+POLL_S = 0.05
+
+
+class EventHook:
+    """A shell command for each event, which is JSON on its stdin. It runs during the run, for at most HOOK_S; a command
+    that fails is a warning."""
+
+    def __init__(self, command: str | None, log: Path, console: Console):
+        """`command`: None: none is wanted. `log`: the file for its output."""
+        self._command, self._log, self._console = command, log, console
+        self._running: list[tuple[str, subprocess.Popen[bytes], float]] = []  # event, process, and when it must end
+
+    def start(self, event: dict[str, Any]) -> None:
+        """Start the command for an event."""
+        if self._command is None:
+            return
+        try:
+            with TemporaryFile() as given, self._log.open("ab") as output:
+                given.write(json.dumps(event).encode() + b"\n")
+                given.seek(0)
+                process = subprocess.Popen(
+                    self._command, shell=True, stdin=given, stdout=output, stderr=output, start_new_session=True
+                )
+        except OSError as error:
+            self._warn(event["event"], f"cannot be started: {error.strerror}")
+            return
+        self._running.append((event["event"], process, time.monotonic() + HOOK_S))
+
+    def look(self) -> None:
+        """Warn of commands that failed, and end those that take too long."""
+        for each in [*self._running]:
+            event, process, deadline = each
+            if process.poll() is None and time.monotonic() < deadline:
+                continue
+            self._running.remove(each)
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                self._warn(event, f"was ended, as it took more than {HOOK_S:.0f} s")
+            elif process.returncode:
+                self._warn(event, f"exit code {process.returncode}")
+
+    def close(self) -> None:
+        """Wait for the commands that run."""
+        while self._running:
+            self.look()
+            time.sleep(POLL_S)
+
+    def _warn(self, event: str, how: str) -> None:
+        self._console.print(f"warning: on_event: for the event {event}: {how}; its output: {near(self._log)}")

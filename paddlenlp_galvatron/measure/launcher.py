@@ -9,8 +9,8 @@ from pathlib import Path
 
 from ..base.printing import Bars, say
 from ..base.reading import NewLines
-from ..base.scratch import scratch_folder
 from ..base.units import GIB
+from ..base.writing import scratch_folder
 from ..launch.nodes import ONE_NODE, Nodes
 from ..launch.processes import Launch, LaunchError, World
 from ..profiles import Fingerprint, Meta

@@ -1,8 +1,8 @@
 """Executes a plan on Paddle process groups.
 
 `engine` trains by a plan: `pipeline` runs the passes of a `stage`, which has `block`s (with `attention`, `recompute`,
-`experts`, `lora`) and `vocabulary` layers in their `placement`, `redistribute` between them, and `units` of `weights`
-under ZeRO. At a layer's points `mappings`, and `products` of gathered tokens, call `collectives` on `groups`. After
-the last pass: `gradients`. `adapters`: PaddleNLP's layers; `kernels`: Paddle's fused ones. Numbers: `precision`.
-Paddle: `paddle_private`, `topology`, `device`; gloo: `cpu_backend`, `processors`. Time line: `trace`.
+`experts`, `lora`) and `vocabulary` layers in their `placement`, and `units` of `weights` under ZeRO. At a layer's
+points, for products of gathered tokens and between layers `mappings` call `collectives` on `groups`. After the last
+pass: `gradients`. `adapters`: PaddleNLP's layers; `kernels`: Paddle's fused ones. Numbers: `precision`. Paddle:
+`paddle_private`, `device`; gloo: `cpu_backend`, `processors`. Time line: `trace`.
 """

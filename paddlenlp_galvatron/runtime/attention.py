@@ -1,4 +1,4 @@
-"""Which keys a rank's rows of attention see: under context parallelism, and where rows hold several documents.
+"""Attention on a rank: latents, and which keys a rank's rows see in context parallelism and rows of several documents.
 
 Under context parallelism a rank's tokens, two chunks of each sample, attend to the keys of all of it. The causal mask
 follows true positions. A rank's own positions rise, so the tokens that do not see a key are its first ones: as many as
@@ -20,8 +20,11 @@ import paddle
 from paddle import nn
 from paddle.nn.functional import flashmask_attention
 from paddle.nn.functional.flash_attention import flash_attention
+from paddlenlp.transformers.deepseek_v2.modeling import apply_rotary_pos_emb
 
 from ..launch.gpus import FLASH_VERSION, THIRD
+from ..model.latents import Latents
+from ..plan.comm_points import CommPoint
 from . import device
 
 Chunks = Sequence[tuple[int, int]]  # first and last-plus-one position of those that a rank has of each sample, rising
@@ -131,3 +134,41 @@ class Documents:
             behind = behind + (ends - start).clip(0, stop - start)
         behind = behind.unsqueeze([1, -1])
         return paddle.concat([behind, self._in_front.expand_as(behind)], axis=-1)
+
+
+Cross = Callable[[CommPoint, Any], Any]
+
+
+class LatentAttention:
+    """Replaces the forward of PaddleNLP's attention."""
+
+    def __init__(self, attention: Any, sizes: Latents, lengths: tuple[int, int], cross: Cross):
+        """`lengths`: the sequence length, and how much of it has its queries on this rank."""
+        self._attention, self._sizes, (self._length, self._own_length), self._cross = attention, sizes, lengths, cross
+
+    def __call__(self, hidden_states: Any, attention_mask: Any = None, **_: Any) -> tuple[Any, None, None]:
+        of, sizes, cross = self._attention, self._sizes, self._cross
+        turned, rank = sizes.qk_rope_head_dim, sizes.kv_lora_rank
+        latents, shared_key = paddle.split(of.kv_a_proj_with_mqa(hidden_states), [rank, turned], axis=-1)
+        kv = of.kv_b_proj(cross(CommPoint.LATENT, of.kv_a_layernorm(latents)))
+        kv = self._by_heads(cross(CommPoint.KEY, kv), sizes.product_dim)
+        k, v = paddle.split(kv, [sizes.qk_nope_head_dim, sizes.v_head_dim], axis=-1)
+        q = self._by_heads(cross(CommPoint.QUERY, self._queries(hidden_states)), sizes.head_dim)
+        q, q_turned = paddle.split(q, [sizes.qk_nope_head_dim, turned], axis=-1)
+        shared_key = self._by_heads(cross(CommPoint.LATENT_KEY, shared_key), turned)
+        cos, sin = of.rotary_emb(v, seq_len=self._length)
+        q_turned, shared_key = apply_rotary_pos_emb(q_turned, shared_key, cos, sin, None)
+        q = paddle.concat([q, q_turned], axis=-1)
+        k = paddle.concat([k, shared_key.expand([-1, -1, k.shape[2], -1])], axis=-1)
+        how = {"softmax_scale": of.softmax_scale, "training": of.training}
+        return of.o_proj(of.attn_func(q, of.config, k, v, attention_mask, False, **how)), None, None
+
+    def _queries(self, x: Any) -> Any:
+        of = self._attention
+        if not self._sizes.q_lora_rank:
+            return of.q_proj(self._cross(CommPoint.INTO_ATTENTION, x))
+        return of.q_b_proj(self._cross(CommPoint.LATENT_QUERY, of.q_a_layernorm(of.q_a_proj(x))))
+
+    def _by_heads(self, x: Any, width: int) -> Any:
+        """[T, heads · width] -> [B, S, heads, width]."""
+        return x.reshape([-1, self._own_length, x.shape[-1] // width, width])

@@ -6,6 +6,7 @@ whole sequences: [B, S, …] with B·S tokens of the layer's dp share. `plan.com
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,26 +15,27 @@ from paddle import nn
 from paddle.distributed.fleet.utils import recompute
 from paddle.incubate.nn.functional import swiglu
 
-from ..model.latents import Latents
 from ..model.lora import adapted
 from ..plan import LayerStrategy, Recompute
 from ..plan.comm_points import CommPoint, repeated
 from ..plan.layout import own_chunks
 from ..plan.mesh import EXCHANGE, SAMPLE_AXES, Axis
-from .attention import Chunks, Documents, OwnPositions, flash, hidden_rows, own_rows
+from .attention import Chunks, Documents, LatentAttention, OwnPositions, flash, hidden_rows, own_rows
 from .experts import PRODUCTS, Memo, OwnExperts
 from .grouped import Padding
 from .groups import RankGroups
-from .latents import LatentAttention
-from .load import LayerLoad, Load
 from .lora import LoRALinear, add_adapters
+from .mappings import read_together
 from .placement import Placement
 from .precision import cast
-from .products import read_together
 from .recompute import RecomputedPart
+from .router import LayerLoad, Load
 from .setup import ModelSetup
 from .trace import span
 from .weights import ShardedParameter, compute_weights, shard_layer, stacked
+
+# Point, module (or modules), and the operation that is called with both.
+Applied = tuple[CommPoint | None, Any, Callable[[Any, Any], None]]
 
 
 class Block:
@@ -47,9 +49,9 @@ class Block:
         self._shape = shape = setup.shape.of(index)
         context = placement.mesh.degree(Axis.CONTEXT)
         self._seq_length = setup.seq_length
-        self._own_length = self._seq_length // context  # of the queries that attention has here
-        place = placement.mesh.index(placement.local, Axis.CONTEXT)
-        self._chunks = own_chunks(place, context, self._seq_length) if context > 1 else None
+        self._query_length = self._seq_length // context  # of this rank's queries in attention
+        index_of_chunks = placement.mesh.index(placement.local, Axis.CONTEXT)
+        self._chunks = own_chunks(index_of_chunks, context, self._seq_length) if context > 1 else None
         with paddle.LazyGuard():  # whole weights are never made
             self._layer = setup.family.decoder_layer(shape, setup.config)
             if adapters:
@@ -60,13 +62,15 @@ class Block:
         self._memo: Memo = {}
         self._experts = None
         if shape.experts:
-            own = LayerLoad(load, placement.own_samples(strategy), placement.group(*SAMPLE_AXES))
-            self._experts = self._own_experts(strategy, prefix, own, load.padding)
+            layer_load = LayerLoad(load, placement.own_samples(strategy), placement.group(*SAMPLE_AXES))
+            self._experts = self._make_experts(strategy, prefix, layer_load, load.padding)
         self.parameters: list[ShardedParameter] = [weight for _, _, weight in self._slots]
         for inner in self._layer.sublayers():
             if type(inner) is nn.Linear and inner.bias is None:
                 inner.forward = partial(_product, inner)
-        self._patch()
+        self._use_positions({None: self._layer.self_attn.rotary_emb})
+        for point, modules, operation in self._operations():
+            operation(point, modules)
 
     def __call__(self, x: Any, mask: Any) -> Any:
         """`x` [T, H]; `mask` [1, 1, S, S] to add to attention scores, or None where attention is causal itself; or
@@ -104,170 +108,178 @@ class Block:
         with compute_weights(self._slots, numbers):
             return cast(self._layer(cast(x, numbers.computed), attention_mask=mask), numbers.stored)
 
-    def _patch(self) -> None:
-        place, shape, layer = self._placement, self._shape, self._layer
-        attention, degree = layer.self_attn, place.mesh.degree(Axis.TENSOR, Axis.ULYSSES)
-        attention.num_heads = shape.heads // degree
-        self._use_positions({None: attention.rotary_emb})
-        self._reduce_after(attention.o_proj, CommPoint.OUT_OF_ATTENTION)
+    def _operations(self) -> list[Applied]:
+        """Changes of PaddleNLP's layer, in the order in which they are applied. A projection is changed before the part
+        that it reads is recomputed: the part's memory is freed when the changed projection has run."""
+        layer, shape, attention = self._layer, self._shape, self._layer.self_attn
+        norm, out = layer.input_layernorm, attention.o_proj
+        applied: list[Applied] = [(CommPoint.OUT_OF_ATTENTION, out, self._reduce)]
         if shape.latents:
-            self._patch_latents(layer.input_layernorm, attention, shape.latents)
+            down, up = attention.kv_a_proj_with_mqa, attention.kv_b_proj
+            if shape.latents.q_lora_rank:
+                queries = attention.q_a_proj
+                applied += [(CommPoint.LATENT_QUERY, [attention.q_b_proj], self._gather)]
+            else:
+                queries = attention.q_proj
+                applied += [(CommPoint.INTO_ATTENTION, [queries], self._gather)]
+            applied += [
+                (CommPoint.LATENT, [up], self._gather),
+                (None, [norm, down, queries], self._recompute_norm),
+                (None, attention, self._use_latents),
+            ]
         else:
-            self._patch_heads(layer.input_layernorm, attention, degree)
-        if self._experts and shape.traits.mixture:
-            self._patch_experts(getattr(layer, shape.traits.mixture.inside), self._experts)
-        else:
-            self._reduce_after(layer.mlp.down_proj, CommPoint.OUT_OF_MLP)
-            self._patch_mlp(layer.post_attention_layernorm, layer.mlp)
+            q, k, v = attention.q_proj, attention.k_proj, attention.v_proj
+            applied += [
+                (CommPoint.QUERY, q, self._exchange_heads),
+                (CommPoint.KEY, k, self._exchange_heads),
+                (CommPoint.VALUE, v, self._exchange_heads),
+                (CommPoint.INTO_ATTENTION, [q, k, v], self._gather),
+                (CommPoint.INTO_ATTENTION, [norm, q, k, v], self._recompute_norm),
+            ]
+        applied += [(CommPoint.CONTEXT, attention, self._replace_core)]
+        mixture, norm = shape.traits.mixture if self._experts else None, layer.post_attention_layernorm
+        module = getattr(layer, mixture.inside) if mixture else layer.mlp
+        mlp = module if not mixture else getattr(module, mixture.shared) if shape.shared_size else None
+        if mlp is not None:
+            applied += [
+                (CommPoint.INTO_MLP, [mlp.gate_proj, mlp.up_proj], self._gather),
+                (CommPoint.OUT_OF_MLP, mlp.down_proj, self._reduce),
+            ]
+        if mixture:
+            return [*applied, (CommPoint.OUT_OF_EXPERTS, module, partial(self._replace_mixture, shared=mlp))]
+        return [*applied, (CommPoint.INTO_MLP, [norm, mlp], self._replace_mlp)]
 
-    def _patch_heads(self, norm: Any, attention: Any, degree: int) -> None:
-        place, shape, normed = self._placement, self._shape, norm.forward
-        attention.num_key_value_heads = max(shape.kv_heads // degree, 1)
-        attention.num_key_value_groups = attention.num_heads // attention.num_key_value_heads
-        for point, projection, heads in (
-            (CommPoint.QUERY, attention.q_proj, shape.heads),
-            (CommPoint.KEY, attention.k_proj, shape.kv_heads),
-            (CommPoint.VALUE, attention.v_proj, shape.kv_heads),
-        ):
-            self._after(projection, lambda x, point=point, heads=heads: self._to_attention(point, x, heads))
-        self._gather_for(CommPoint.INTO_ATTENTION, attention.q_proj, attention.k_proj, attention.v_proj)
-        into = self._part(Recompute.NORMS, attention.q_proj, attention.k_proj, attention.v_proj)
-        norm.forward = partial(into, lambda x: place.cross(CommPoint.INTO_ATTENTION, normed(x)))
-        self._patch_core(attention)
+    def _gather(self, point: CommPoint, readers: list[Any]) -> None:
+        """Let layers share the gathered tokens, which are kept where the layers run again for backward."""
+        if self._placement.gathers(point):
+            read_together(readers, partial(self._placement.products, point, point in repeated(self._recompute)))
 
-    def _patch_latents(self, norm: Any, attention: Any, sizes: Latents) -> None:
-        normed, down = norm.forward, attention.kv_a_proj_with_mqa
-        if sizes.q_lora_rank:
-            queries = attention.q_a_proj
-            self._gather_for(CommPoint.LATENT_QUERY, attention.q_b_proj)
-        else:
-            queries = attention.q_proj
-            self._gather_for(CommPoint.INTO_ATTENTION, queries)
-        self._gather_for(CommPoint.LATENT, attention.kv_b_proj)
-        norm.forward = partial(self._part(Recompute.NORMS, down, queries), normed)
-        attention.num_key_value_groups = 1
-        lengths = self._seq_length, self._own_length
+    def _reduce(self, point: CommPoint, projection: Any) -> None:
+        """Sum the output of a row-split projection, then add its bias, if it has one."""
+        bias, cross = projection.bias, partial(self._placement.cross, point)
+        if bias is not None:
+            product = getattr(projection, "product", None)  # LoRA's
+            projection.forward = product or (lambda x: paddle.matmul(x, projection.weight))
+        _after(projection, cross if bias is None else lambda x: cross(x) + projection.bias)
+
+    def _exchange_heads(self, point: CommPoint, projection: Any) -> None:
+        """Turn [T, …] of all heads that the projection gives into [B, S, …] of this rank's."""
+        heads = self._shape.heads if point is CommPoint.QUERY else self._shape.kv_heads
+        copies = self._placement.mesh.degree(Axis.ULYSSES) // heads
+
+        def exchange(x: Any) -> Any:
+            if copies > 1:  # fewer kv heads than ranks: each goes to several
+                x = _repeat_heads(x.reshape([x.shape[0], heads, -1]), copies).reshape([x.shape[0], -1])
+            x = self._placement.cross(point, x)
+            return x.reshape([-1, self._query_length, x.shape[-1]])
+
+        _after(projection, exchange)
+
+    def _recompute_norm(self, point: CommPoint | None, modules: list[Any]) -> None:
+        """Let the norm hand its output over, and recompute both; its readers follow it in `modules`."""
+        norm, *readers = modules
+        normed, cross = norm.forward, self._placement.cross
+        call = self._recomputed(Recompute.NORMS, *readers)
+        norm.forward = partial(call, normed if point is None else lambda x: cross(point, normed(x)))
+
+    def _use_latents(self, _: None, attention: Any) -> None:
+        sizes, lengths = self._shape.latents, (self._seq_length, self._query_length)
+        assert sizes
         attention.forward = LatentAttention(attention, sizes, lengths, self._placement.cross)
-        self._patch_core(attention)
 
-    def _patch_core(self, attention: Any) -> None:
-        place, plain = self._placement, attention.attn_func
-        core = plain
-        groups, chunks, fused = 1, self._chunks, attention.config.use_flash_attention
+    def _replace_core(self, point: CommPoint, attention: Any) -> None:
+        """Give attention's core this rank's heads and queries, and the keys and values of whole samples."""
+        placement, plain, shape = self._placement, attention.attn_func, self._shape
+        ranks = placement.mesh.degree(Axis.TENSOR, Axis.ULYSSES)
+        heads = attention.num_heads = shape.heads // ranks
+        kv_heads = attention.num_key_value_heads = heads if shape.latents else max(shape.kv_heads // ranks, 1)
+        groups, attention.num_key_value_groups = 1, heads // kv_heads
+        core, chunks, fused = plain, self._chunks, attention.config.use_flash_attention
         if fused:
             core = flash(hidden_rows(chunks, self._seq_length) if chunks else None)
-        if not fused and (chunks or Recompute.ATTENTION in self._recompute):
+        elif chunks or Recompute.ATTENTION in self._recompute:
             # k and v are repeated for the heads of q in the recomputed part, so that they are kept but once; and behind
             # their all-gather.
-            groups, attention.num_key_value_groups = attention.num_key_value_groups, 1
-        part = self._part(Recompute.ATTENTION, attention.o_proj)
+            groups, attention.num_key_value_groups = heads // kv_heads, 1
+        call = self._recomputed(Recompute.ATTENTION, attention.o_proj)
         documents = Documents(chunks, self._seq_length, fused)
 
-        def context(q: Any, config: Any, k: Any, v: Any, mask: Any, *rest: Any, **named: Any) -> Any:
+        def context(q: Any, config: Any, k: Any, v: Any, mask: Any, *rest: Any, **keywords: Any) -> Any:
             def run(q: Any, k: Any, v: Any) -> Any:
                 k, v = (x if groups == 1 else _repeat_heads(x, groups) for x in (k, v))
                 if mask is not None and mask.ndim == 2:
-                    attend = documents.attention(mask, plain)
-                    return place.cross(CommPoint.CONTEXT, _flat(attend(q, config, k, v, None, *rest, **named)))
-                # PaddleNLP wants the mask whole; it is gone when attention has used it.
-                own = mask if mask is None or not chunks else own_rows(mask, chunks, axis=2)
-                whole = None if own is None else own.expand([q.shape[0], 1, -1, -1])
-                return place.cross(CommPoint.CONTEXT, _flat(core(q, config, k, v, whole, *rest, **named)))
+                    out = documents.attention(mask, plain)(q, config, k, v, None, *rest, **keywords)
+                else:  # PaddleNLP wants the mask whole; it is gone when attention has used it
+                    rows = mask if mask is None or not chunks else own_rows(mask, chunks, axis=2)
+                    whole = None if rows is None else rows.expand([q.shape[0], 1, -1, -1])
+                    out = core(q, config, k, v, whole, *rest, **keywords)
+                return placement.cross(point, out.reshape([-1, out.shape[-1]]))
 
             if chunks:
-                k, v = place.cross(CommPoint.ALL_KEYS, k), place.cross(CommPoint.ALL_VALUES, v)
-            return part(run, q, k, v)
+                k, v = placement.cross(CommPoint.ALL_KEYS, k), placement.cross(CommPoint.ALL_VALUES, v)
+            return call(run, q, k, v)
 
         attention.attn_func = context
 
-    def _own_experts(self, strategy: LayerStrategy, prefix: str, load: LayerLoad, padding: Padding) -> OwnExperts:
-        """This rank's experts, whose weights stand with the layer's others."""
-        place, shape = self._placement, self._shape
-        local = shape.experts // strategy.ep
-        first = place.experts.index(place.local, Axis.EXPERT) * local
-        exchange = place.group(*EXCHANGE, mesh=place.experts)
-        own = OwnExperts(shape, strategy.experts, exchange, place.numbers, load, padding)
-        weights = shape.routed.weights[3 * first : 3 * (first + local)]  # gate, up and down of each
-        for kind, name in enumerate(PRODUCTS if weights else ()):
-            record = stacked((place.parameter(weight, prefix) for weight in weights[kind::3]), local)
-            setattr(own.layer, name, record.tensor)
-            self._slots.append((own.layer, name, record))
-        return own
-
-    def _patch_experts(self, mixture: Any, own: OwnExperts) -> None:
-        place, traits = self._placement, self._shape.traits.mixture
-        assert traits
-        shared = getattr(mixture, traits.shared) if self._shape.shared_size else None
-        if shared is not None:
-            self._gather_for(CommPoint.INTO_MLP, shared.gate_proj, shared.up_proj)
-            self._reduce_after(shared.down_proj, CommPoint.OUT_OF_MLP)
-            shared.forward = lambda x: shared.down_proj(swiglu(shared.gate_proj(x), shared.up_proj(x)))
-        gate = getattr(mixture, f"{traits.shared}_gate") if shared is not None and traits.gated else None
-
-        def forward(x: Any) -> Any:
-            routed = own(place.cross(CommPoint.INTO_EXPERTS, x), mixture.gate, self._memo)
-            out = place.cross(CommPoint.OUT_OF_EXPERTS, routed)
-            if shared is None:
-                return out
-            whole = shared(place.cross(CommPoint.INTO_MLP, x))
-            return out + (nn.functional.sigmoid(gate(x)) * whole if gate is not None else whole)
-
-        mixture.forward = forward
-
-    def _patch_mlp(self, norm: Any, mlp: Any) -> None:
+    def _replace_mlp(self, point: CommPoint, modules: list[Any]) -> None:
+        """Recompute the norm, the product of gate and up, or both as one part."""
+        norm, mlp = modules
         normed, gate, up, down = norm.forward, mlp.gate_proj, mlp.up_proj, mlp.down_proj
-        self._gather_for(CommPoint.INTO_MLP, gate, up)
-        part = self._part(Recompute.NORMS | Recompute.MLP, down)
-
-        def into(x: Any) -> Any:
-            return self._placement.cross(CommPoint.INTO_MLP, normed(x))
+        call = self._recomputed(Recompute.NORMS | Recompute.MLP, down)
 
         def product(x: Any) -> Any:
             return swiglu(gate(x), up(x))
 
-        mlp.forward = lambda x: down(product(x))
         if Recompute.NORMS | Recompute.MLP in self._recompute:  # one part
             norm.forward = lambda x: x
-            mlp.forward = lambda x: down(part(lambda x: product(into(x)), x))
+            mlp.forward = lambda x: down(call(lambda x: product(self._placement.cross(point, normed(x))), x))
             return
-        norm.forward = partial(self._part(Recompute.NORMS, gate, up), into)
-        if Recompute.MLP in self._recompute:
-            mlp.forward = lambda x: down(part(product, x))
-        elif Recompute.NORMS in self._recompute:
-            mlp.forward = lambda x: down(part(swiglu, gate(x), up(x)))
+        self._recompute_norm(point, [norm, gate, up])
+        if Recompute.NORMS in self._recompute:
+            mlp.forward = lambda x: down(call(swiglu, gate(x), up(x)))
+        else:
+            mlp.forward = lambda x: down(call(product, x))
 
-    def _part(self, parts: Recompute, *readers: Any) -> Any:
+    def _replace_mixture(self, point: CommPoint, module: Any, shared: Any) -> None:
+        """Let this rank's experts compute, and the `shared` one, if the layer has it."""
+        experts, cross, traits = self._experts, self._placement.cross, self._shape.traits.mixture
+        assert experts and traits
+        gate = getattr(module, f"{traits.shared}_gate") if shared is not None and traits.gated else None
+        if shared is not None:
+            shared.forward = lambda x: shared.down_proj(swiglu(shared.gate_proj(x), shared.up_proj(x)))
+
+        def forward(x: Any) -> Any:
+            out = cross(point, experts(cross(CommPoint.INTO_EXPERTS, x), module.gate, self._memo))
+            if shared is None:
+                return out
+            whole = shared(cross(CommPoint.INTO_MLP, x))
+            return out + (nn.functional.sigmoid(gate(x)) * whole if gate is not None else whole)
+
+        module.forward = forward
+
+    def _recomputed(self, parts: Recompute, *readers: Any) -> Any:
         """A caller of the function that produces these readers' input; backward repeats the call under recompute."""
         if not parts & self._recompute:
             return lambda run, *inputs: run(*inputs)
         return RecomputedPart(readers, partial(compute_weights, self._slots, self._placement.numbers))
 
-    def _gather_for(self, point: CommPoint, *readers: Any) -> None:
-        """Let layers share the gathered tokens, which are kept where the layers run again for backward."""
-        place = self._placement
-        if place.gathers(point):
-            read_together([*readers], partial(place.products, point, point in repeated(self._recompute)))
+    def _make_experts(self, strategy: LayerStrategy, prefix: str, load: LayerLoad, padding: Padding) -> OwnExperts:
+        """This rank's experts, whose weights stand with the layer's others."""
+        placement, shape = self._placement, self._shape
+        local = shape.experts // strategy.ep
+        first = placement.experts.index(placement.local, Axis.EXPERT) * local
+        exchange = placement.group(*EXCHANGE, mesh=placement.experts)
+        experts = OwnExperts(shape, strategy.experts, exchange, placement.numbers, load, padding)
+        weights = shape.routed.weights[3 * first : 3 * (first + local)]  # gate, up and down of each
+        for kind, name in enumerate(PRODUCTS if weights else ()):
+            record = stacked((placement.parameter(weight, prefix) for weight in weights[kind::3]), local)
+            setattr(experts.layer, name, record.tensor)
+            self._slots.append((experts.layer, name, record))
+        return experts
 
-    def _reduce_after(self, projection: Any, point: CommPoint) -> None:
-        """Sum the output of a row-split projection, then add its bias, if it has one."""
-        place = self._placement
-        if projection.bias is None:
-            self._after(projection, lambda x: place.cross(point, x))
-        else:
-            product = getattr(projection, "product", None)  # LoRA's
-            projection.forward = product or (lambda x: paddle.matmul(x, projection.weight))
-            self._after(projection, lambda x: place.cross(point, x) + projection.bias)
 
-    def _to_attention(self, point: CommPoint, x: Any, heads: int) -> Any:
-        """[T, …] of all heads that the projection gives -> [B, S, …] of this rank's."""
-        copies = self._placement.mesh.degree(Axis.ULYSSES) // heads
-        if copies > 1:  # fewer kv heads than ranks: each goes to several
-            x = _repeat_heads(x.reshape([x.shape[0], heads, -1]), copies).reshape([x.shape[0], -1])
-        x = self._placement.cross(point, x)
-        return x.reshape([-1, self._own_length, x.shape[-1]])
-
-    def _after(self, layer: Any, point: Any) -> None:
-        layer.register_forward_post_hook(lambda _layer, _inputs, output: point(output))
+def _after(layer: Any, operation: Callable[[Any], Any]) -> None:
+    layer.register_forward_post_hook(lambda _layer, _inputs, output: operation(output))
 
 
 def _repeat_heads(x: Any, times: int) -> Any:
@@ -280,7 +292,3 @@ def _repeat_heads(x: Any, times: int) -> Any:
 def _product(linear: Any, x: Any) -> Any:
     """A linear layer without bias in one call into Paddle, whose own function looks up flags before."""
     return paddle.matmul(x, linear.weight)
-
-
-def _flat(x: Any) -> Any:
-    return x.reshape([-1, x.shape[-1]])

@@ -22,9 +22,8 @@ from ..plan.strategy import Experts
 from . import device
 from .collectives import all_gather, all_to_all
 from .grouped import UNPADDED, Padding, grouped, use_every_size
-from .load import LayerLoad
 from .precision import Numbers, cast
-from .router import choose, score, shares
+from .router import LayerLoad, choose, score, shares
 
 PRODUCTS = ("gate", "up", "down")  # of an expert
 Memo = dict[str, Any]  # of one call: keeps the choice and the routing of forward for recompute

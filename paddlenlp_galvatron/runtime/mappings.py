@@ -1,14 +1,24 @@
-"""Operations at the communication points of a layer, forward and backward, of each axis."""
+"""Moves tokens, forward and backward: at the communication points of a layer, by products that read the tokens of all
+ranks, and between the layouts of two neighbouring layers.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import paddle
 from paddle.autograd import PyLayer
 
 from ..plan.comm_points import Op
-from .collectives import all_gather, all_reduce, all_to_all, reduce_scatter
+from ..plan.communicators import REDISTRIBUTE, Ranks, redistribution_groups
+from ..plan.layout import Intervals, Move, TokenLayout, moves
+from .collectives import all_gather, all_gather_start, all_reduce, all_to_all, reduce_scatter, reduce_scatter_start
+from .groups import RankGroups
+from .lora import after_products, read_by
+from .precision import Numbers, cast
+from .trace import span
 
 
 def _sum(x: Any, group: Any) -> Any:
@@ -82,3 +92,133 @@ class Crossing(PyLayer):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         return ctx.back(grad, ctx.group) if ctx.back else grad
+
+
+class Redistribution:
+    """Turns this rank's tokens [T, …] of one layout into those of another. Differentiable; backward moves back."""
+
+    def __init__(self, source: TokenLayout, target: TokenLayout, tokens: int, samples: int, here: RankGroups):
+        """`tokens` and `samples` are the whole micro-batch's."""
+        local = here.local
+        ranks = next((r for r in redistribution_groups(source, target, tokens, samples) if local in r), (local,))
+        group = here.of_stage(ranks, REDISTRIBUTE)
+        held, wanted = source.intervals(tokens, samples), target.intervals(tokens, samples)
+        self._forward = _Exchange(held, wanted, local, ranks, group)
+        self._backward = _Exchange(wanted, held, local, ranks, group)
+
+    def __call__(self, x: Any) -> Any:
+        return _Redistribute.apply(x, self._forward, self._backward)
+
+
+class _Exchange:
+    """One direction of a redistribution, from the point of view of one rank."""
+
+    def __init__(self, held: Intervals, wanted: Intervals, local: int, ranks: Ranks, group: Any):
+        plan = moves(held, wanted)
+        self.group = group
+        self.held: list[tuple[int, int]] = held[local].tolist()
+        self.kept = [move for move in plan if move.source == move.target == local]
+        crossing = [move for move in plan if move.source != move.target and move.source in ranks]
+        self.sent = [move for rank in ranks for move in crossing if (move.source, move.target) == (local, rank)]
+        self.received = [move for rank in ranks for move in crossing if (move.source, move.target) == (rank, local)]
+        self.rows = [[0] * len(ranks) for _ in ranks]  # from each to each
+        for move in crossing:
+            self.rows[ranks.index(move.source)][ranks.index(move.target)] += move.stop - move.start
+        self.silent = group is None or not crossing
+
+    def __call__(self, x: Any) -> Any:
+        pieces = [(move.start, self._rows(x, move)) for move in self.kept]
+        if not self.silent:
+            pieces += self._exchange(x)
+        pieces.sort(key=lambda piece: piece[0])
+        parts = [rows for _, rows in pieces]
+        return parts[0].clone() if len(parts) == 1 else paddle.concat(parts)  # a PyLayer's tensors are its own
+
+    def _rows(self, x: Any, move: Move) -> Any:
+        before = 0  # tokens in the intervals before that in which these lie
+        for start, stop in self.held:
+            if start <= move.start < stop:
+                return x[before + move.start - start : before + move.stop - start]
+            before += stop - start
+        raise AssertionError(f"{move} is of tokens that are not here")
+
+    def _exchange(self, x: Any) -> list[tuple[int, Any]]:
+        outgoing = [self._rows(x, move) for move in self.sent]
+        joined = paddle.concat(outgoing) if outgoing else paddle.empty([0, *x.shape[1:]], x.dtype)
+        rows = all_to_all(joined, self.group, self.rows)
+        pieces, offset = [], 0
+        for move in self.received:
+            length = move.stop - move.start
+            pieces.append((move.start, rows[offset : offset + length]))
+            offset += length
+        return pieces
+
+
+class _Redistribute(PyLayer):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, x: Any, forward: _Exchange, backward: _Exchange) -> Any:
+        ctx.exchange = backward
+        with span("resharding", "layout"):
+            return forward(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        with span("resharding", "layout"):
+            return ctx.exchange(grad)
+
+
+class GatheredProducts(PyLayer):  # type: ignore[misc]
+    """A rank's tokens [T, H] and matrices [H, C] each -> the products [T·n, C] of all tokens of a group of n ranks.
+
+    `keeps`: the gathered tokens, where backward follows at once; `transposed`: the matrices are [C, H].
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Any, group: Any, numbers: Numbers, keeps: bool, transposed: bool, *matrices: Any
+    ) -> tuple[Any, ...]:
+        tokens = cast(all_gather(cast(x, numbers.stored), group), numbers.computed)
+        ctx.kept, ctx.matrices = tokens if keeps else x, matrices
+        ctx.how = group, numbers, keeps, transposed, not x.stop_gradient
+        return tuple(paddle.matmul(tokens, matrix, transpose_y=transposed) for matrix in matrices)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        kept, matrices, (group, numbers, keeps, transposed, tracked) = ctx.kept, ctx.matrices, ctx.how
+        ctx.kept = ctx.matrices = None  # autograd's graph holds this call until all of backward ends
+        learn = [not matrix.stop_gradient for matrix in matrices]
+        arriving = leaving = None
+        if any(learn) and not keeps:
+            arriving = all_gather_start(cast(kept, numbers.stored), group)
+        if tracked:
+            total = None
+            for gradient, matrix in zip(gradients, matrices, strict=True):
+                part = paddle.matmul(gradient, matrix, transpose_y=not transposed)
+                total = part if total is None else total.add_(part)
+            leaving = reduce_scatter_start(cast(total, numbers.stored), group)
+            del total, part
+        tokens = cast(arriving.wait(), numbers.computed) if arriving else kept
+        pairs = [(gradient, tokens) if transposed else (tokens, gradient) for gradient in gradients]
+        of_matrices = [
+            paddle.matmul(*pair, transpose_x=True) if learns else None
+            for pair, learns in zip(pairs, learn, strict=True)
+        ]
+        return cast(leaving.wait(), numbers.computed) if leaving else None, *of_matrices
+
+
+Multiply = Callable[..., tuple[Any, ...]]  # a rank's tokens and matrices -> products of all tokens
+
+
+def read_together(layers: list[Any], multiply: Multiply) -> None:
+    """Let linear layers that run one after the other with the same input share one call of `multiply`."""
+    waiting: list[list[Any]] = []  # products of the layers that have not been called yet
+
+    def forward(layer: Any, x: Any) -> Any:
+        if layer is layers[0]:
+            each = [read_by(one) for one in layers]
+            products = list(multiply(x, *(matrix for matrices in each for matrix in matrices)))
+            waiting[:] = [[products.pop(0) for _ in matrices] for matrices in each]
+        return after_products(layer, *waiting.pop(0))
+
+    for layer in layers:
+        layer.forward = partial(forward, layer)

@@ -12,9 +12,8 @@ from ..plan.comm_points import CommPoint, Op, comm_ops, summed_over
 from ..plan.layout import token_layout
 from ..plan.mesh import SHARDING, Axis, Mesh
 from .groups import RankGroups
-from .mappings import Crossing
+from .mappings import Crossing, GatheredProducts
 from .precision import cast
-from .products import GatheredProducts
 from .setup import ModelSetup
 from .weights import ShardedParameter, Slice, zero_parameter
 

@@ -22,10 +22,10 @@ from . import device
 from .batch import Facts, Tokens, documents_of
 from .block import Block
 from .groups import RankGroups
-from .load import Load
 from .lora import FrozenUnits
+from .mappings import Redistribution
 from .placement import Placement
-from .redistribute import Redistribution
+from .router import Load
 from .setup import ModelSetup
 from .units import Chain, LastReduced, Trainable, Unit, UnitMaker, Units, whole
 from .vocabulary import Embedding, Head, embedding_table

@@ -8,8 +8,8 @@ from io import StringIO
 import pytest
 
 from paddlenlp_galvatron.base.printing import Console
-from paddlenlp_galvatron.cli import event_hook
-from paddlenlp_galvatron.cli.event_hook import EventHook
+from paddlenlp_galvatron.cli import training_run
+from paddlenlp_galvatron.cli.training_run import EventHook
 
 EVENT = {"event": "saved", "step": 3, "text": "saved [bold] 'a b' $(exit 9)"}
 
@@ -41,7 +41,7 @@ def test_the_command_gets_the_event_as_json(tmp_path):
     ],
 )
 def test_a_command_that_fails_or_hangs_is_a_warning(command, words, tmp_path, monkeypatch):
-    monkeypatch.setattr(event_hook, "HOOK_S", 0.5)
+    monkeypatch.setattr(training_run, "HOOK_S", 0.5)
     stated = run(command, tmp_path)
     assert stated.startswith("warning: on_event: for the event saved: ") and words in stated
     assert stated.count("\n") == 1

@@ -24,7 +24,7 @@ REPORTED_BY: dict[str, tuple[str, ...]] = {
     "check/calibration": ("calibrate",),
     "check/doctor": ("doctor",),
     "cli/convert.py": ("convert h2g", "convert g2h"),
-    "cli/lengths.py": ("search", "fit"),
+    "cli/planning.py": ("search", "fit"),
     "cli/profile.py": PROFILE[:3],
     "check/validation": ("validate",),
     "cost_model": ("search", "fit", "what-if", *ORIGIN),

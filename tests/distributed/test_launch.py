@@ -20,7 +20,7 @@ import pytest
 pytest.importorskip("paddle")
 
 from paddlenlp_galvatron.base import UserError
-from paddlenlp_galvatron.base.scratch import scratch_folder
+from paddlenlp_galvatron.base.writing import scratch_folder
 from paddlenlp_galvatron.launch import faults, processes, status, store, watch
 from paddlenlp_galvatron.launch.faults import Fault, FaultClassifier, Kind, Wait
 from paddlenlp_galvatron.launch.nodes import Nodes
@@ -308,7 +308,7 @@ def start_scratch(folder: Path) -> subprocess.Popen[bytes]:
     script = f"""
 import tempfile, time
 tempfile.tempdir = {str(folder)!r}
-from paddlenlp_galvatron.base.scratch import scratch_folder
+from paddlenlp_galvatron.base.writing import scratch_folder
 from paddlenlp_galvatron.cli.main import exit_code_of
 def work():
     with scratch_folder("x-"):

@@ -12,10 +12,10 @@ pytest.importorskip("paddle")
 import paddle
 
 from paddlenlp_galvatron.model.lora import Adapters
-from paddlenlp_galvatron.runtime import device, products
+from paddlenlp_galvatron.runtime import device, mappings
 from paddlenlp_galvatron.runtime.lora import LoRALinear
+from paddlenlp_galvatron.runtime.mappings import GatheredProducts, read_together
 from paddlenlp_galvatron.runtime.precision import Numbers
-from paddlenlp_galvatron.runtime.products import GatheredProducts, read_together
 
 TOKENS, HIDDEN = 6, 8
 
@@ -26,15 +26,15 @@ class Peers:
     def __init__(self, monkeypatch):
         self.stated: list[str] = []
         matmul = paddle.matmul
-        monkeypatch.setattr(products, "all_gather", lambda x, _: paddle.concat([x, x]))
-        monkeypatch.setattr(products, "all_gather_start", lambda x, _: self._later("gather", paddle.concat([x, x])))
-        monkeypatch.setattr(products, "reduce_scatter_start", lambda x, _: self._later("scatter", x[:TOKENS] * 2))
+        monkeypatch.setattr(mappings, "all_gather", lambda x, _: paddle.concat([x, x]))
+        monkeypatch.setattr(mappings, "all_gather_start", lambda x, _: self._later("gather", paddle.concat([x, x])))
+        monkeypatch.setattr(mappings, "reduce_scatter_start", lambda x, _: self._later("scatter", x[:TOKENS] * 2))
 
         def multiply(left, right, **how):
             self.stated.append("product")
             return matmul(left, right, **how)
 
-        monkeypatch.setattr(products.paddle, "matmul", multiply)
+        monkeypatch.setattr(mappings.paddle, "matmul", multiply)
 
     def _later(self, name, out):
         self.stated.append(name)
@@ -117,7 +117,7 @@ def test_a_gather_of_other_tokens_is_seen(peers, monkeypatch):
     x, matrix = parameter(TOKENS, HIDDEN), parameter(HIDDEN, 4)
     wanted = gradients_of(by_autograd, x, matrix)
     swapped = lambda x, _: SimpleNamespace(wait=lambda: paddle.concat([x[::-1], x]))  # noqa: E731
-    monkeypatch.setattr(products, "all_gather_start", swapped)
+    monkeypatch.setattr(mappings, "all_gather_start", swapped)
     found = gradients_of(gathered, x, matrix)
     same(found[:1], wanted[:1])
     assert not np.allclose(found[1], wanted[1], rtol=1e-2)

@@ -5,7 +5,7 @@ import json
 import pytest
 from fixtures import make_chats
 
-from paddlenlp_galvatron.base import limited
+from paddlenlp_galvatron.base import process
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.training.data.tuning import RowLayout, TuningData
 
@@ -54,8 +54,8 @@ TURNS = {"conversation": ["{{user}}", "{{bot}}"]}
     ],
 )
 def test_a_bomb_in_a_models_folder_is_a_line(name, content, fault, tmp_path, monkeypatch):
-    monkeypatch.setattr(limited, "LEAST_S", 1.0)
-    monkeypatch.setattr(limited, "LEAST_MIB", 300)
+    monkeypatch.setattr(process, "LEAST_S", 1.0)
+    monkeypatch.setattr(process, "LEAST_MIB", 300)
     files = {
         "tokenizer.json": json.loads(make_chats.tokenizer("bytes").to_str()),
         "tokenizer_config.json": make_chats.SPECIAL,

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from paddlenlp_galvatron.base import limited as limits
+from paddlenlp_galvatron.base import process
 from paddlenlp_galvatron.base.errors import UserError
-from paddlenlp_galvatron.base.limited import limited
+from paddlenlp_galvatron.base.process import limited
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.training.data.source import TrainingData
 
@@ -80,7 +80,7 @@ GROWS = [
 @pytest.mark.parametrize("bomb", GROWS, ids=["memory", "doubling"])
 def test_a_tokenizer_that_grows_without_bound_is_a_line(tmp_path, tokenizer, texts, capsys, monkeypatch, bomb):
     """A few hundred bytes of it would take the machine's memory."""
-    monkeypatch.setattr(limits, "LEAST_MIB", 200)
+    monkeypatch.setattr(process, "LEAST_MIB", 200)
     (tmp_path / "tokenizer.json").write_text(json.dumps(json.loads(tokenizer.to_str()) | bomb))
     words = ["data", "prepare", str(texts[0]), "--tokenizer", str(tmp_path), "--output", str(tmp_path / "out" / "x")]
     assert main([*words, "--end_token", "<|endoftext|>"]) == 2
@@ -101,7 +101,7 @@ def test_what_does_not_end_is_ended_and_ctrl_c_is_taken_meanwhile(monkeypatch):
         return Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text()
 
     before = children()
-    monkeypatch.setattr(limits, "LEAST_S", 1)
+    monkeypatch.setattr(process, "LEAST_S", 1)
     with pytest.raises(UserError, match="it takes more than 1 s"):
         limited(endless, "it", 0)
     monkeypatch.undo()

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...base.scratch import scratch_folder
+from ...base.writing import scratch_folder
 from ...launch.gpus import FLASH_VERSION, THIRD, has_flash_attention_3
 from ...model import FAMILIES
 from ...plan import (

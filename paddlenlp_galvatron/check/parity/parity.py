@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from ...base.errors import UserError
-from ...base.scratch import scratch_folder
+from ...base.writing import scratch_folder
 from ...model import FAMILIES
 from ...model.families import Family
 from ...model.lora import Adapters

@@ -9,8 +9,7 @@ from time import monotonic
 
 from ...base.errors import UserError
 from ...base.printing import Bars
-from ...base.scratch import scratch_folder
-from ...base.writing import write_text
+from ...base.writing import scratch_folder, write_text
 from ...cost_model import CostModel, CostOptions, Task, load
 from ...launch.processes import Launch, LaunchError, World
 from ...measure.journal import Journal

@@ -22,7 +22,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import missing
 
 from ...base.errors import UserError
-from ...base.limited import limited
+from ...base.process import limited
 from ...base.reading import read_bytes, read_json, read_text
 from ...base.text import shortened
 from .special_tokens import TOKENIZER_CONFIG, special_tokens

@@ -11,7 +11,7 @@ import numpy as np
 from tokenizers import Encoding, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from ...base.errors import UserError
-from ...base.limited import limited
+from ...base.process import limited
 from ...base.reading import read_text
 from .special_tokens import special_tokens
 
