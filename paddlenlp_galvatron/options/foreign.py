@@ -142,11 +142,6 @@ MEGATRON = {
     **_only("", "all weights have one learning rate", "decoupled_lr", "decoupled_min_lr"),
     **_only("0", "gradients are summed in fp32, unless amp_master_grad is 0", "grad_reduce_in_bf16"),
     **_only("", "random tokens: data_path random", "mock_data"),
-    **_only(
-        "",
-        "say how many chunks a stage has: virtual_pp_deg, layers / stages / N",
-        "num_layers_per_virtual_pipeline_stage",
-    ),
     **_idle(
         CONFIG, "multi_latent_attention", "qk_layernorm", "add_qkv_bias", "moe_layer_freq", "rotary_scaling_factor"
     ),
@@ -316,7 +311,10 @@ FILES = {
     "LLaMA-Factory": {"finetuning_type", "cutoff_len", "lora_target"},
     "DeepSpeed": {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"},
     "Accelerate": {"compute_environment", "distributed_type", "fsdp_config", "deepspeed_config"},
-    "PaddleFormers": {"train_dataset_path", "train_dataset_type", "fine_tuning"},
+    "PaddleFormers": {
+        *("train_dataset_path", "train_dataset_type", "fine_tuning"),
+        *("stage", "sharding_parallel_size", "_attn_implementation", "packing"),
+    },
     "Axolotl": {"base_model", "sequence_len", "micro_batch_size"},
     "PaddleFleet": {"recompute_modules", "pp_layer_division", "trainer_type"},
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paddlenlp_galvatron.base import UserError
+from paddlenlp_galvatron.model import load_model
 from paddlenlp_galvatron.options.uniform import DegreeOptions, UniformOptions
+from paddlenlp_galvatron.plan.strategy import Assumptions
 
 MODEL = {
     "model_type": "llama",
@@ -105,7 +108,8 @@ def test_a_script_of_the_examples_starts(dry_run, model, words):
         ("--kv-channels 32", "kv-channels: is 32, but the model has 16"),
         ("--attention-dropout 0.1", "attention-dropout: is 0.1, but the model has 0.0"),
         ("--hidden-dropout 0.1", "hidden-dropout: 0.1 is not supported"),
-        ("--num-layers-per-virtual-pipeline-stage 1", "virtual-pp-deg, layers / stages / N"),
+        ("--num-layers-per-virtual-pipeline-stage 3", "chunks of 3 do not make up the 4 layers in 2 stages"),
+        ("--num-layers-per-virtual-pipeline-stage 1 --vpp 4", "in 2 stages of 4 chunks"),
     ],
 )
 def test_what_a_script_asks_for_and_is_not_done_is_a_line(dry_run, words, fault):
@@ -127,6 +131,21 @@ def test_micro_batch_and_global_batch_give_the_number_of_micro_batches(micro, dp
         assert options.onto(uniform, 2 * dp).chunks == chunks + more // (micro * dp)
 
 
+@given(st.integers(1, 8), st.integers(1, 6), st.integers(1, 4), st.integers(0, 3))
+def test_the_size_of_a_chunk_gives_the_number_of_chunks(stages, chunks, size, more):
+    """Megatron-LM: chunks of a stage = layers / stages / layers of a chunk."""
+    shape = replace(load_model("llama3-8b"), layers=stages * chunks * size + more)
+    options = UniformOptions.from_mapping(
+        {"pp_deg": stages, "num-layers-per-virtual-pipeline-stage": size, "global_train_batch_size": stages}
+    )
+    assert options.given
+    if more % (stages * size) or (stages == 1 and shape.layers > size):
+        with pytest.raises(UserError, match=r"do not make up the \d+ layers|chunks of the only stage"):
+            options.plan(shape, stages, Assumptions())
+    else:
+        assert options.plan(shape, stages, Assumptions()).chunks == shape.layers // (stages * size)
+
+
 @pytest.mark.parametrize(
     ("program", "content"),
     [
@@ -137,6 +156,10 @@ def test_micro_batch_and_global_batch_give_the_number_of_micro_batches(micro, dp
         ),
         ("Accelerate", {"compute_environment": "LOCAL_MACHINE", "distributed_type": "FSDP", "fsdp_config": {}}),
         ("PaddleFormers", {"train_dataset_path": "a", "train_dataset_type": "erniekit", "model_name_or_path": "b"}),
+        ("PaddleFormers", {"stage": "ernie_pretrain", "sharding_parallel_size": 8, "max_seq_len": 4096}),
+        ("PaddleFormers", {"stage": "PT", "fine_tuning": "full", "sharding": "stage1"}),
+        ("num_layers refers to another value, ${model.layers}", {"pp_deg": 1, "num_layers": "${model.layers}"}),
+        ("write the value itself", {"train": {"lr": "${optimizer.lr}"}, "save": "a/${name}"}),
         ("Galvatron's newest scripts", {"parallel": {"pp_deg": {"value": 2}}, "model": {"name": "gpt"}}),
         ("--help lists all", {"one": 1, "two": 2, "three": 3}),
     ],
