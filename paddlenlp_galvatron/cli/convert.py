@@ -18,7 +18,7 @@ from paddlenlp_galvatron.model import FAMILIES
 from paddlenlp_galvatron.options.group import Options
 from paddlenlp_galvatron.plan import ModelShape, Precision
 
-from .command import App, answer
+from .command import App, answer, say_note
 
 app = App("Turn Hugging Face models into checkpoints, and checkpoints into Hugging Face models.")
 
@@ -86,6 +86,7 @@ def g2h(values: dict[str, Any], json: bool) -> None:
     _require_folder(given.input, "a run or of a checkpoint")
     require_absent(output)
     from paddlenlp_galvatron.training.checkpoint.adapters import write_adapters
+    from paddlenlp_galvatron.training.checkpoint.companions import unlike_companions
     from paddlenlp_galvatron.training.checkpoint.convert import precision_of, to_huggingface
     from paddlenlp_galvatron.training.checkpoint.stored import checkpoint_of, open_checkpoint, verify
 
@@ -94,6 +95,10 @@ def g2h(values: dict[str, Any], json: bool) -> None:
     shape, precision = checkpoint.shape, given.dtype or precision_of(checkpoint)
     _require_family(shape, given)
     adapters = checkpoint.index.adapters
+    if adapters and given.dtype not in (None, Precision.FP32):
+        raise UserError(f"dtype: {given.dtype}, but adapters are written in fp32, as they are trained; leave it out")
+    if given.like and (changed := unlike_companions(checkpoint.folder, given.like)):
+        say_note(f"{', '.join(changed)}: taken from {given.like}, not as the run used them")
     with Bars(in_bytes=True) as progress:
         task = progress.add_task("checking", total=sum(file.bytes for file in checkpoint.index.files))
 

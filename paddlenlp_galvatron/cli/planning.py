@@ -33,7 +33,7 @@ def with_lengths(
 
     packing = "in_order" if pairs and given.packing == "none" else given.packing
     try:
-        layout = RowLayout(seq_length, vocab_size, packing=packing, pairs=pairs)
+        layout = RowLayout(seq_length, vocab_size, packing=packing, pairs=pairs, keep=False)
         data = TuningData(given.dataset_name_or_path, model, layout, 1)
     except UserError as error:
         raise UserError(f"{fault}; or give --document_tokens" for fault in error.faults) from None

@@ -16,7 +16,7 @@ from pathlib import Path
 from ..base.units import MIB
 from .out_of_memory import EXIT_CODE as OUT_OF_MEMORY
 from .out_of_memory import ended_out_of_memory, kernel_kills, peak_mib_in, reason_in
-from .status import BEFORE_STEPS, CONNECTING, RankOutcome, RankStatus, RankStatusMemory, in_step, lost_a_peer
+from .status import BEFORE_STEPS, CONNECTING, FIRST_USE, RankOutcome, RankStatus, RankStatusMemory, in_step, lost_a_peer
 
 STOPPED_S = 20.0  # after which a rank that a signal stopped is given up
 IDLE_S = 5.0  # for which a rank must have computed to be blamed by those that wait for it
@@ -27,6 +27,7 @@ WAIT_VARIABLE = "GALVATRON_WAIT_S"  # the same, from a launcher to its ranks
 LOG_END_BYTES = MIB  # of a rank's log, which may have grown for weeks
 NAMED_RANKS = 6  # of many
 STRANGER = "; another program, such as a port scanner, may have connected to the ranks' ports"
+FIRST_USE_S = 120.0  # for which all ranks may wait in a group's first use, which takes a moment where none is late
 STACK_S = 5.0  # in which a rank writes where it is
 
 
@@ -150,11 +151,14 @@ class LocalRanks:
             if status.waits_for and (status.outcome is RankOutcome.LOST_A_PEER if status.outcome else rank.alive)
         ]
 
-    def timed_out(self, limit_s: float) -> list[Fault]:
-        """Returns ranks that have waited in one collective for longer than a limit."""
-        alive = {rank.number: rank for rank in self.ranks if rank.alive}
-        found = [wait for wait in self.waits() if wait.rank in alive and wait.age_s > limit_s]
-        message = "{} has waited for {:.0f} s in {}"
+    def timed_out(self, limit_s: float, whole: bool = False) -> list[Fault]:
+        """Returns ranks that have waited in one collective for longer than a limit. `whole`: these are all ranks of the
+        launch; then none is late for a group's first use where all wait in one."""
+        alive, waits = {rank.number: rank for rank in self.ranks if rank.alive}, self.waits()
+        first = whole and len(waits) == len(self.ranks) and all(wait.what.startswith(FIRST_USE) for wait in waits)
+        limit_s = min(limit_s, FIRST_USE_S) if first else limit_s
+        found = [wait for wait in waits if wait.rank in alive and wait.age_s > limit_s]
+        message = "{} has waited for {:.0f} s in {}" + STRANGER * first
         return [
             Fault(Kind.CONSEQUENCE, wait.rank, message.format(alive[wait.rank].name, wait.age_s, wait.what), wait.age_s)
             for wait in found
@@ -235,7 +239,7 @@ class LocalRanks:
 
 
 def _while_connecting(status: RankStatus) -> bool:
-    lost = status.outcome is RankOutcome.LOST_A_PEER and status.step == BEFORE_STEPS
+    lost = status.outcome in (RankOutcome.NONE, RankOutcome.LOST_A_PEER) and status.step == BEFORE_STEPS
     return lost and status.waits_for.startswith(CONNECTING)
 
 

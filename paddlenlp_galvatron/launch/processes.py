@@ -162,7 +162,7 @@ class Launch:
             stalled = self._ranks.stalled()
             if not faults and time.monotonic() > deadline:
                 faults = self._ranks.overdue(self._timeout_s)
-            faults = faults or self._ranks.timed_out(self._wait_s)
+            faults = faults or self._ranks.timed_out(self._wait_s, self._world.nodes.num_nodes == 1)
             if verdict := self._watch.verdict(faults, stalled, self._ranks.waits()):
                 if not again or verdict.kind is not Kind.CONSEQUENCE or not self._ranks.lost_while_connecting:
                     raise self._error(verdict)

@@ -30,7 +30,8 @@ MISFIT_WORDS = ("enforce fail", "Enforce failed", "EnforceNotMet")
 
 
 BEFORE_STEPS = -1
-CONNECTING = "the start of all ranks", "the making of the group of"  # how these waits begin
+FIRST_USE = "the first use of the group of"
+CONNECTING = "the start of all ranks", "the making of the group of", FIRST_USE  # how these waits begin
 
 
 class RankOutcome(IntEnum):

@@ -126,7 +126,7 @@ CHOSEN = {
     **dict.fromkeys(("per_device_train_batch_size", "gradient_accumulation_steps", "chunks"), "settle_chunk"),
     **dict.fromkeys(("recompute", "recompute_granularity", "global_checkpoint"), "disable_ckpt"),
     **dict.fromkeys(("use_ulysses", "sep_parallel_degree"), "sp_space"),
-    "virtual_pp_deg": "max_virtual_pp_deg",
+    **dict.fromkeys(("virtual_pp_deg", "num_layers_per_virtual_pipeline_stage"), "max_virtual_pp_deg"),
 }
 SEARCHED = {"settle_bsz", "max_cp_deg"}  # options that commands have which search
 # A word that users try for an option, though it is no name of it -> the option, which is suggested.
@@ -170,6 +170,7 @@ MEGATRON_DEFAULTS = {
     "min_learning_rate": ("min_lr", "0"),
     "weight_decay": ("weight_decay", "0.01"),
     "seed": ("seed", "1234"),
+    "split": ("split", "969,30,1"),
 }
 
 

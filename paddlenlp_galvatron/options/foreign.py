@@ -142,11 +142,6 @@ MEGATRON = {
     **_only("", "all weights have one learning rate", "decoupled_lr", "decoupled_min_lr"),
     **_only("0", "gradients are summed in fp32, unless amp_master_grad is 0", "grad_reduce_in_bf16"),
     **_only("", "random tokens: data_path random", "mock_data"),
-    **_only(
-        "",
-        "say how many chunks a stage has: virtual_pp_deg, layers / stages / N",
-        "num_layers_per_virtual_pipeline_stage",
-    ),
     **_idle(
         CONFIG, "multi_latent_attention", "qk_layernorm", "add_qkv_bias", "moe_layer_freq", "rotary_scaling_factor"
     ),
@@ -195,6 +190,31 @@ MEGATRON = {
     **_idle("the number of kv heads says it", "group_query_attention"),
     **_idle("a checkpoint says its own model and step", "use_checkpoint_args"),
     **_idle(TRANSPORT, "distributed_backend"),
+    # Those of Pai-Megatron-Patch's Qwen scripts, too.
+    **_only("1", "positions are rotary", "use_rotary_position_embeddings"),
+    **_only("1", "say it in the model's config.json: rope_scaling", "rotary_seq_len_interpolation_factor"),
+    **_only("MMAP", "prepare .bin and .idx, or fine-tune: task, dataset_name_or_path", "dataset"),
+    **_only("pretrain", "say task sft, and dataset_name_or_path", "train_mode"),
+    **_only("", "fine-tuning reads a folder: dataset_name_or_path", "train_data_path", "valid_data_path"),
+    **_only("0", "every token of a row is learnt, by its place in the row", "eod_mask_loss", "reset_position_ids"),
+    **_only("0", "a plan file's recompute_enc names parts; flash attention keeps no scores", "recompute_activations"),
+    **_only("", "a plan file's recompute_enc names parts", "recompute_modules"),
+    **_only("0", "activations stay on the device", "cpu_offloading", "cpu_offloading_num_layers"),
+    **_only("0", "optimizer states stay on the device", "optimizer_cpu_offload", "optimizer_offload_fraction"),
+    **_only("", "optimizer states stay on the device", "optimizer_offload_policy"),
+    **_only("0", "moments and masters are fp32", "use_precision_aware_optimizer"),
+    **_only(
+        "",
+        "a plan file's pp_division gives the layers of each stage",
+        *("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"),
+    ),
+    **_only("", "every step has the same global batch", "rampup_batch_size"),
+    **_idle("each pass over the data has an order of its own", "dataloader_type"),
+    **_idle(PADDED, "max_padding_length"),
+    **_idle(CONFIG, "extra_vocab_size"),
+    **_idle(TOKENS, "patch_tokenizer_type"),
+    **_idle(LOGGED, "tensorboard_queue_size"),
+    **_idle(FUSED, "apply_query_key_layer_scaling", "te_rng_tracker", "external_cuda_graph", "cuda_graph_scope"),
 }
 PADDLENLP = {
     **_only("O2", "16-bit training keeps fp32 masters of 16-bit weights, which is O2", "fp16_opt_level"),
@@ -292,6 +312,8 @@ FOREIGN: Fates = {name: fate for table in PROGRAMS.values() for name, fate in ta
 SWITCHES = {name for name, fate in FOREIGN.items() if fate.values in ("0", "1")}
 SWITCHES -= {"costmodel_coe", "recompute_num_layers", "hidden_dropout"}
 VALUED = {"timing_log_level", "profile_step_start", "profile_step_end", "profile_ranks", "cross_entropy_fusion_impl"}
+VALUED |= {"tensorboard_queue_size", "cuda_graph_scope"}
+SWITCHES -= {"rotary_seq_len_interpolation_factor", "cpu_offloading_num_layers", "optimizer_offload_fraction"}
 SWITCHES |= {
     *("entropy_in_fp32", "unified_checkpoint", "skip_warmup", "share_folder", "disable_tqdm"),
     *("group_query_attention", "use_checkpoint_args", "do_predict", "exit_after_profiling", "mock_data"),
@@ -310,13 +332,20 @@ SWITCHES |= {
     ),
     *ELSEWHERE,
 }
-SEVERAL = {name for name in FOREIGN if name.endswith("_config") or name.startswith("amp_custom")} | {"envs"}
+SEVERAL = {name for name in FOREIGN if name.endswith("_config") or name.startswith("amp_custom")}
+SEVERAL |= {"envs", "rampup_batch_size"}
 # Program -> keys that its files alone have, at the top or in a section.
 FILES = {
-    "LLaMA-Factory": {"finetuning_type", "cutoff_len", "lora_target"},
+    "LLaMA-Factory": {
+        *("finetuning_type", "cutoff_len", "lora_target", "template", "infer_backend", "export_dir"),
+        *("model_class", "kernel_config", "dist_config", "peft_config"),  # 1.0's
+    },
     "DeepSpeed": {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"},
     "Accelerate": {"compute_environment", "distributed_type", "fsdp_config", "deepspeed_config"},
-    "PaddleFormers": {"train_dataset_path", "train_dataset_type", "fine_tuning"},
+    "PaddleFormers": {
+        *("train_dataset_path", "train_dataset_type", "fine_tuning"),
+        *("stage", "sharding_parallel_size", "_attn_implementation", "packing"),
+    },
     "Axolotl": {"base_model", "sequence_len", "micro_batch_size"},
     "PaddleFleet": {"recompute_modules", "pp_layer_division", "trainer_type"},
 }

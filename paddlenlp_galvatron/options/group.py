@@ -170,6 +170,8 @@ def read_options(path: Path) -> dict[str, Any]:
                     f"{path}: {name}.{key} is a section within a section, as Galvatron's newest scripts have them; "
                     "write options at the top, or in one level of sections"
                 )
+            if "${" in str(inner) and key != "on_event":  # whose shell puts values in
+                raise UserError(f"{path}: {key} refers to another value, {inner}; write the value itself")
             if key in result:
                 raise UserError(f"{path}: {key} stands there twice; keep one")
             result[key] = inner

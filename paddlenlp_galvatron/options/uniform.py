@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from ..base.errors import UserError
-from ..base.limits import MOST_RANKS, Ranks, Samples
+from ..base.limits import MOST_RANKS, Layers, Ranks, Samples
 from ..model import ModelShape
 from ..plan.strategy import Assumptions, Plan
 from ..plan.uniform import uniform_plan
@@ -60,6 +60,9 @@ class UniformOptions(Options):
         None, description="ranks over which ZeRO shards; unset: all that have the same weights"
     )
     virtual_pp_deg: Degree | None = Field(None, description="chunks of layers a stage has: interleaved 1F1B")
+    num_layers_per_virtual_pipeline_stage: Layers | None = Field(
+        None, description="layers of a chunk, as in Megatron-LM; sets virtual_pp_deg"
+    )
 
     @property
     def given(self) -> list[str]:
@@ -74,6 +77,14 @@ class UniformOptions(Options):
         if "global_train_batch_size" not in given:
             raise UserError("global_train_batch_size: missing; say how many samples an optimizer step takes")
         layers, dense = shape.layers, shape.dense_layers
+        if size := given.pop("num_layers_per_virtual_pipeline_stage", None):
+            stages = given.get("pp_deg", 1)
+            chunks, rest = divmod(layers, stages * size)
+            if rest or given.setdefault("virtual_pp_deg", chunks) != chunks:
+                raise UserError(
+                    f"num_layers_per_virtual_pipeline_stage: chunks of {size} do not make up the {layers} layers in "
+                    f"{stages} stages of {given.get('virtual_pp_deg', 'equally many')} chunks; change one of them"
+                )
         return uniform_plan(layers=layers, dense_layers=dense, world_size=world_size, assumed=assumed, **given)
 
 

@@ -77,7 +77,7 @@ def explain(
     adapters = f", adapters of rank {options.trained.adapter_rank}" if options.trained.frozen else ""
     devices = {one.device: [other for other in found if other.device == one.device] for one in found}
     kinds = "; ".join(f"{device.name or 'a device'}, {own[0].gpu_gib:.4g} GiB a GPU" for device, own in devices.items())
-    tokens = f"{options.num_train_epochs:g} x " * (options.num_train_epochs != 1) + f"{options.tokens or TOKENS:.4g}"
+    tokens = f"{options.num_train_epochs:g} x " * (options.num_train_epochs != 1) + f"{options.tokens or TOKENS:,.0f}"
     yield (
         f"{shape.name}, {options.task}{adapters}: {options.global_train_batch_size} samples of {options.seq_length} "
         f"tokens a step; {kinds}; days for {tokens} tokens"

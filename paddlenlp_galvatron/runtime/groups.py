@@ -126,7 +126,7 @@ def sentence(error: Exception) -> str:
 def _use_once(group: Any, rank: int, use: str = "", exchanges: bool = False) -> None:
     """Let a group's ranks exchange a few numbers in the ways in which they will."""
     numbers = paddle.zeros([len(group.ranks)])
-    with status.waiting(f"the first use of the group of {named(tuple(group.ranks))}"):
+    with status.waiting(f"{status.FIRST_USE} {named(tuple(group.ranks))}"):
         if use in DIRECTIONS:
             source, target = group.ranks if use in (DOWN, BACK) else reversed(group.ranks)
             message = dist.isend(numbers, target, group) if rank == source else dist.irecv(numbers, source, group)

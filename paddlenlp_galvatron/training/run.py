@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -14,13 +14,16 @@ from typing import Any
 
 from ..base.reading import read_bytes
 from ..base.tracing import Event, join_traces, write_events
-from ..plan import ModelShape, Plan, plan_id
+from ..plan import ModelShape, Plan, Precision, plan_id
 from ..runtime.engine import Engine
 from ..runtime.setup import ModelSetup
 from ..runtime.trace import span, traced
 from .checkpoint.companions import companions, config_file, config_like, with_template
+from .checkpoint.convert import types_of
+from .checkpoint.loading import open_weights
 from .checkpoint.saving import Origin, Writer
 from .checkpoint.stored import SMALLER, Best
+from .checkpoint.tensor_file import DTYPES
 from .checkpoint.weight_files import CONFIG
 from .data.source import BatchSource
 from .data.templates import open_template
@@ -106,7 +109,18 @@ class Run:
                 self.tokenizer.save_pretrained(saved)
                 there = [path for path in Path(saved).rglob("*") if path.is_file()]
                 files |= {str(path.relative_to(saved)): path.read_bytes() for path in there}
-        return files | {CONFIG: (dumps(config_like(self.engine.shape, config), indent=2) + "\n").encode()}
+        entries, base = config_like(self.engine.shape, config), settings.initial_weights
+        if self._types:
+            entries["torch_dtype"] = DTYPES[self._types[0]].name
+        if base and self.engine.adapters:
+            entries["_name_or_path"] = str(base.absolute())
+        return files | {CONFIG: (dumps(entries, indent=2) + "\n").encode()}
+
+    @cached_property
+    def _types(self) -> tuple[Precision, Mapping[str, Precision]] | None:
+        """The types of the initial weights; None: they are drawn, or this is not rank 0."""
+        folder = self.settings.initial_weights
+        return types_of(open_weights(folder, self.engine.shape)) if folder and not self.engine.rank else None
 
     @property
     def recipe(self) -> dict[str, Any]:
@@ -115,11 +129,17 @@ class Run:
         of_model = {name: getattr(shape, name) for name in ("attention_dropout", "router_aux_loss_coef")}
         return {"max_steps": self.steps, **self.settings.recipe, **of_model}
 
+    @cached_property
+    def origin(self) -> Origin:
+        """Parts of the run that exports need. Weights that came in fp32 among others leave in it, as routers do."""
+        others = self._types[1] if self._types else {}
+        wide = {name: precision for name, precision in others.items() if precision is Precision.FP32}
+        return Origin(self.files, self.recipe, wide)
+
     def writer(self, log: StepLog | None = None) -> Writer:
         """The writer of checkpoints, which adds an event to the log for each."""
         limit = self.settings.save_total_limit
-        origin = Origin(self.files, self.recipe)
-        return Writer(self.settings.checkpoints, self.engine, limit, self.data, origin, log)
+        return Writer(self.settings.checkpoints, self.engine, limit, self.data, self.origin, log)
 
     def best_until(self, step: int) -> Best | None:
         """The best checkpoint of those up to a step; None: none is requested."""

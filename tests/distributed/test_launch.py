@@ -126,14 +126,17 @@ LOST = """
 import sys, time
 from pathlib import Path
 from paddlenlp_galvatron.launch import status
-from paddlenlp_galvatron.launch.status import CONNECTING, RankOutcome
+from paddlenlp_galvatron.launch.status import CONNECTING, FIRST_USE, RankOutcome
 how, tries = sys.argv[1], Path(__file__).with_name("tries")
 status.begin()
 with tries.open("a") as file:
     file.write("one\\n")
 if how == "in a step":
     status.enter(0)
-if how == "twice" or len(tries.read_text().split()) == 1 or how == "in a step":
+if how.startswith("hangs") and (how == "hangs twice" or len(tries.read_text().split()) == 1):
+    with status.waiting(FIRST_USE + " ranks 0, 1"):
+        time.sleep(100)
+if how == "twice" or not how.startswith("hangs") and len(tries.read_text().split()) == 1 or how == "in a step":
     where = CONNECTING[1] + " ranks 0, 1" if how == "a group" else CONNECTING[0]
     status.failed(RankOutcome.LOST_A_PEER, "RuntimeError: [gloo/transport/tcp/pair.cc:784] TIMEOUT", 1, where)
     sys.exit(1)
@@ -142,10 +145,17 @@ status.done()
 
 
 @pytest.mark.parametrize(
-    ("how", "tries", "ended"), [("once", 2, False), ("a group", 2, False), ("twice", 2, True), ("in a step", 1, True)]
+    ("how", "tries", "ended"),
+    [
+        *(("once", 2, False), ("a group", 2, False), ("twice", 2, True), ("in a step", 1, True)),
+        *(("hangs once", 2, False), ("hangs twice", 2, True)),
+    ],
 )
-def test_ranks_that_lose_one_another_while_they_connect_are_started_once_more(tmp_path, capfd, how, tries, ended):
-    """As where a port scanner connects to a port of gloo before a rank does."""
+def test_ranks_that_lose_one_another_while_they_connect_are_started_once_more(
+    tmp_path, capfd, monkeypatch, how, tries, ended
+):
+    """As where a port scanner connects to a port of gloo before a rank does, or its connection stops gloo's thread."""
+    monkeypatch.setattr(faults, "FIRST_USE_S", 2.0)
     (tmp_path / "worker.py").write_text(LOST)
     stranger = "another program, such as a port scanner, may have connected"
     try:
@@ -154,7 +164,7 @@ def test_ranks_that_lose_one_another_while_they_connect_are_started_once_more(tm
     except LaunchError as fault:
         error = str(fault)
     assert (tmp_path / "tries").read_text().split() == ["one"] * tries
-    assert bool(error) == ended and (stranger in error) == (how == "twice")
+    assert bool(error) == ended and (stranger in error) == how.endswith("twice")
     assert ("the ranks are started once more" in capfd.readouterr().err) == (tries == 2)
 
 

@@ -32,7 +32,7 @@ NOBODY = "02:00:00:00:00:77"
 # At the beginning of a launcher's program: it needs no Paddle to learn that there are no GPUs, which takes 5 s.
 NO_GPUS = """
 import sys, types
-none = {"gpu_count": lambda: 0, "unused_gpus": list, "visible_gpus": list}
+none = {"defaults": dict, "gpu_count": lambda: 0, "unused_gpus": list, "visible_gpus": list}
 sys.modules["paddlenlp_galvatron.launch.gpus"] = types.SimpleNamespace(**none)
 """
 BURST_BYTES = 70_000  # the least that holds the largest packet of a virtual link (64 KiB): no free start to speak of

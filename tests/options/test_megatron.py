@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paddlenlp_galvatron.base import UserError
+from paddlenlp_galvatron.model import load_model
 from paddlenlp_galvatron.options.uniform import DegreeOptions, UniformOptions
+from paddlenlp_galvatron.plan.strategy import Assumptions
 
 MODEL = {
     "model_type": "llama",
@@ -60,6 +63,13 @@ LATENTS = """
 --no-rope-fusion --cross-entropy-fusion-impl te --manual-gc-interval 10 --dist-ckpt-strictness log_all
 --log-params-norm
 """
+QWEN = """
+--norm-epsilon 1e-6 --use-rotary-position-embeddings --add-qkv-bias --rotary-percent 1.0
+--rotary-seq-len-interpolation-factor 1 --max-padding-length 64 --tensorboard-queue-size 1 --extra-vocab-size 293
+--patch-tokenizer-type Qwen2Tokenizer --dataset MMAP --train-mode pretrain --transformer-impl transformer_engine
+--recompute-method uniform --recompute-num-layers 1 --recompute-granularity full --context-parallel-size 1
+--num-layers-per-virtual-pipeline-stage 1 --log-throughput --num-workers 8 --num-query-groups 2
+"""
 PIPELINE = "--tensor-model-parallel-size 1 --pipeline-model-parallel-size 2"
 
 
@@ -78,8 +88,8 @@ def dry_run(galvatron, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("model", "words"),
-    [(MODEL, ()), (MIXTRAL, (EXPERTS,)), (DEEPSEEK, (LATENTS,))],
-    ids=["train_llama3_8b", "train_mixtral_8x7b", "train_deepseekv2"],
+    [(MODEL, ()), (MIXTRAL, (EXPERTS,)), (DEEPSEEK, (LATENTS,)), (MODEL | {"model_type": "qwen2"}, (QWEN,))],
+    ids=["train_llama3_8b", "train_mixtral_8x7b", "train_deepseekv2", "run_mcore_qwen"],
 )
 def test_a_script_of_the_examples_starts(dry_run, model, words):
     ran = dry_run(model, LAYERS, RUN, PIPELINE, *words)
@@ -100,12 +110,18 @@ def test_a_script_of_the_examples_starts(dry_run, model, words):
         ("--moe-aux-loss-coeff 1e-2", "moe-aux-loss-coeff: 1e-2 is not supported: .*router-aux-loss-coef"),
         ("--train-samples 1000", "train-samples: 1000 is not supported: .*train-iters"),
         ("--lr-warmup-samples 10", "lr-warmup-samples: 10 is not supported: .*lr-warmup-iters"),
+        ("--rampup-batch-size 16 16 5859375", "rampup-batch-size: 16 16 5859375 is not supported: every step has"),
+        ("--recompute-activations", "recompute-activations: true is not supported: a plan file's recompute-enc"),
+        ("--train-mode finetune", "train-mode: finetune is not supported: say task sft"),
+        ("--optimizer-cpu-offload", "optimizer-cpu-offload: true is not supported: optimizer states stay"),
+        ("--decoder-first-pipeline-num-layers 1", "decoder-first-pipeline-num-layers: 1 is not .*pp-division gives"),
         ("--rotary-base 10000", "rotary-base: is 10000, but the model has 1000000.0"),
         ("--num-experts 16", "num-experts: is 16, but the model has 0"),
         ("--kv-channels 32", "kv-channels: is 32, but the model has 16"),
         ("--attention-dropout 0.1", "attention-dropout: is 0.1, but the model has 0.0"),
         ("--hidden-dropout 0.1", "hidden-dropout: 0.1 is not supported"),
-        ("--num-layers-per-virtual-pipeline-stage 1", "virtual-pp-deg, layers / stages / N"),
+        ("--num-layers-per-virtual-pipeline-stage 3", "chunks of 3 do not make up the 4 layers in 2 stages"),
+        ("--num-layers-per-virtual-pipeline-stage 1 --vpp 4", "in 2 stages of 4 chunks"),
     ],
 )
 def test_what_a_script_asks_for_and_is_not_done_is_a_line(dry_run, words, fault):
@@ -127,16 +143,47 @@ def test_micro_batch_and_global_batch_give_the_number_of_micro_batches(micro, dp
         assert options.onto(uniform, 2 * dp).chunks == chunks + more // (micro * dp)
 
 
+@given(st.integers(1, 8), st.integers(1, 6), st.integers(1, 4), st.integers(0, 3))
+def test_the_size_of_a_chunk_gives_the_number_of_chunks(stages, chunks, size, more):
+    """Megatron-LM: chunks of a stage = layers / stages / layers of a chunk."""
+    shape = replace(load_model("llama3-8b"), layers=stages * chunks * size + more)
+    options = UniformOptions.from_mapping(
+        {"pp_deg": stages, "num-layers-per-virtual-pipeline-stage": size, "global_train_batch_size": stages}
+    )
+    assert options.given
+    if more % (stages * size) or (stages == 1 and shape.layers > size):
+        with pytest.raises(UserError, match=r"do not make up the \d+ layers|chunks of the only stage"):
+            options.plan(shape, stages, Assumptions())
+    else:
+        assert options.plan(shape, stages, Assumptions()).chunks == shape.layers // (stages * size)
+
+
 @pytest.mark.parametrize(
     ("program", "content"),
     [
         ("LLaMA-Factory", {"stage": "sft", "finetuning_type": "lora", "template": "llama3", "learning_rate": 1e-4}),
+        *(
+            ("LLaMA-Factory", dict.fromkeys(f"{names} model_name_or_path trust_remote_code".split(), "x"))
+            for names in (
+                "stage do_train finetuning_type lora_target dataset template cutoff_len tokenized_path",  # preprocess
+                "stage do_predict finetuning_type eval_dataset template predict_with_generate",  # predict
+                "finetuning_type adapter_name_or_path task template lang n_shot",  # eval
+                "adapter_name_or_path template export_dir export_size export_device",  # merge_lora
+                "template infer_backend",  # inference
+                "model model_class template kernel_config quant_config dist_config train_dataset cutoff_len",  # v1
+                "model model_class peft_config dist_config train_dataset micro_batch_size sample_backend",  # v1, LoRA
+            )
+        ),
         (
             "DeepSpeed",
             {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}, "bf16": {"enabled": True}},
         ),
         ("Accelerate", {"compute_environment": "LOCAL_MACHINE", "distributed_type": "FSDP", "fsdp_config": {}}),
         ("PaddleFormers", {"train_dataset_path": "a", "train_dataset_type": "erniekit", "model_name_or_path": "b"}),
+        ("PaddleFormers", {"stage": "ernie_pretrain", "sharding_parallel_size": 8, "max_seq_len": 4096}),
+        ("PaddleFormers", {"stage": "PT", "fine_tuning": "full", "sharding": "stage1"}),
+        ("num_layers refers to another value, ${model.layers}", {"pp_deg": 1, "num_layers": "${model.layers}"}),
+        ("write the value itself", {"train": {"lr": "${optimizer.lr}"}, "save": "a/${name}"}),
         ("Galvatron's newest scripts", {"parallel": {"pp_deg": {"value": 2}}, "model": {"name": "gpt"}}),
         ("--help lists all", {"one": 1, "two": 2, "three": 3}),
     ],

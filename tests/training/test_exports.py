@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import tempfile
 from dataclasses import replace
@@ -107,6 +108,13 @@ def test_config_json_has_the_trained_shape_and_all_else_of_the_model(name, optio
         assert unlike <= {"dtype", "num_nextn_predict_layers"}
 
 
+def converted(galvatron, root: Path, **options: Any) -> tuple[Any, dict[str, np.ndarray]]:
+    """The conversion of a run with these options, and its tensors."""
+    folder = exported(galvatron, root, **options)
+    shutil.rmtree(folder)
+    return galvatron("convert", "g2h", root / "out", folder), load_file(folder / "model.safetensors")
+
+
 def exported(galvatron, root: Path, trainer: bool = False, **options: Any) -> Path:
     """The export of a run with these options."""
     given = {"output_dir": root / "out", "max_steps": 1, "global_train_batch_size": 1, "global_tp_deg": 1}
@@ -118,13 +126,13 @@ def exported(galvatron, root: Path, trainer: bool = False, **options: Any) -> Pa
     given = {name: value for name, value in (given | options).items() if value is not None}
     run = Run.of(prepare(given, 1, root / "out").settings)
     if trainer:
-        save_model(run.engine, root / "hf", run.files)
+        save_model(run.engine, root / "hf", run.origin)
         return root / "hf"
     writer = run.writer()
     writer.save(WEIGHTS_ALONE)
     writer.finish()
     ran = galvatron("convert", "g2h", root / "out", root / "hf")
-    assert ran.code == 0 and "note" not in ran.err, ran
+    assert ran.code == 0 and re.fullmatch(r"(note: tensors are in float32, as trained; .*\n)?", ran.err), ran
     return root / "hf"
 
 
@@ -191,6 +199,10 @@ def test_an_export_has_the_tokenizer_and_the_template_of_the_run(
     assert not turns.exists() or json.loads(turns.read_text()) == TURNS
     assert json.loads((folder / "generation_config.json").read_text()) == ENDS
     if options.get("task") == "lora":  # the merged model has them, too, for any files of its base
+        adapters = json.loads((folder / "adapter_config.json").read_text())
+        assert Path(adapters["base_model_name_or_path"]) == model
+        ran = galvatron("convert", "g2h", "out", "half", "--dtype", "bf16")
+        assert ran.code == 2 and "dtype: bf16, but adapters are written in fp32" in ran.err
         write_tokenizer(model, OTHER)
         (model / "chat_template.jinja").write_text(OTHER)
         assert galvatron("convert", "merge", model, folder, tmp_path / "merged").code == 0
@@ -226,6 +238,43 @@ def test_each_tensor_keeps_its_type(galvatron, tmp_path, of_fp32):
     assert json.loads((tmp_path / "hf" / "config.json").read_text())["torch_dtype"] == "bfloat16"
     assert galvatron("convert", "g2h", tmp_path / "g", tmp_path / "all", "--dtype", "fp16").code == 0
     assert {str(tensor.dtype) for tensor in load_file(tmp_path / "all" / "model.safetensors").values()} == {"float16"}
+
+
+def test_a_trained_model_has_the_types_of_its_plan_and_a_note_says_so(galvatron, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = write_model(tmp_path / "model")
+    tensors = {name: tensor for file in model.glob("model*.safetensors") for name, tensor in load_file(file).items()}
+    wide = {name for name in tensors if name.endswith("mlp.gate.weight")}
+    tensors = {name: tensor.astype(np.float32 if name in wide else np.float16) for name, tensor in tensors.items()}
+    save_file(tensors, model / "model.safetensors")
+    ran, after = converted(galvatron, tmp_path / "fp32", model_size=str(model), load=model)
+    assert "note: tensors are in float32, as trained; the model came in float16: see --dtype" in ran.err
+    assert {tensor.dtype for tensor in after.values()} == {np.dtype(np.float32)}
+    ran, after = converted(galvatron, tmp_path / "fp16", model_size=str(model), load=model, mixed_precision="fp16")
+    assert "note: " not in ran.err
+    assert {name: after[name].dtype for name in tensors} == {name: tensors[name].dtype for name in tensors}
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        pytest.param(lambda folder: None, "", id="the same files"),
+        pytest.param(lambda folder: write_tokenizer(folder, OTHER), "tokenizer_config.json: ", id="another template"),
+        pytest.param(
+            lambda folder: (folder / "chat_template.jinja").write_text(OTHER), "chat_template.jinja: ", id="one more"
+        ),
+        pytest.param(
+            lambda folder: (folder / "generation_config.json").unlink(), "generation_config.json: ", id="one less"
+        ),
+    ],
+)
+def test_files_of_another_folder_are_noted(galvatron, tmp_path, change, names):
+    model, like = write_model(tmp_path / "model", "llama"), write_model(tmp_path / "like", "llama")
+    write_tokenizer(like).joinpath("tokenizer_config.json").write_bytes((model / "tokenizer_config.json").read_bytes())
+    change(like)
+    assert galvatron("convert", "h2g", model, tmp_path / "g").code == 0
+    ran = galvatron("convert", "g2h", tmp_path / "g", tmp_path / "hf", "--like", like)
+    assert ran.code == 0 and ran.err.count("note: ") == bool(names) and names in ran.err, ran
 
 
 def write_adapters(folder: Path, model: Path, changed: str = "", value: float = 0.0, **config: Any) -> Path:

@@ -15,6 +15,7 @@ from paddlenlp.transformers.tokenizer_utils import ChatTemplate, ChatTemplateMix
 from paddlenlp.trl import preprocess_preference_data
 
 from paddlenlp_galvatron.base.errors import UserError
+from paddlenlp_galvatron.cli.lengths import with_lengths
 from paddlenlp_galvatron.training.data import tokenizer as tokenizers
 from paddlenlp_galvatron.training.data.conversations import Encoder
 from paddlenlp_galvatron.training.data.formats import EXAMPLES
@@ -296,6 +297,9 @@ def test_what_is_not_kept_writes_nothing_next_to_the_data(model, tmp_path):
     folder = write(tmp_path / "data", LINES[:1])
     layout = RowLayout(LENGTH, VOCABULARY, chat_template="plain")
     assert TuningData(folder, model, replace(layout, keep=False), 1).samples == 1 and not (folder / FOLDER).exists()
+    asked = {"dataset_name_or_path": str(folder), "model_size": str(model), "packing": "in_order"}
+    assert with_lengths(asked, LENGTH, VOCABULARY, lambda line: None)["tokens"] == LENGTH
+    assert not (folder / FOLDER).exists()
 
 
 def test_an_answer_that_the_template_changes_later_is_not_learnt(model, tmp_path):

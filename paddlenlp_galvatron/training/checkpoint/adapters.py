@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -202,6 +203,10 @@ def write_adapters(checkpoint: Checkpoint, target: Path, like: Path | None = Non
         array = weights(one.name, one.shape)
         return array.T if transposed else array
 
+    about = checkpoint.folder / BASE_CONFIG
+    base = read_json(about).get("_name_or_path") if about.is_file() else None
+    if not base:
+        sys.stderr.write("note: base_model_name_or_path is null, as their base has no name: name it as you load them\n")
     with whole_folder(target) as folder:
         copy_companions(companions(like or checkpoint.folder), folder)
         peft = [Tensor(one.peft, one.shape[::-1], partial(read, one, True)) for one in every]
@@ -210,7 +215,7 @@ def write_adapters(checkpoint: Checkpoint, target: Path, like: Path | None = Non
             "r": adapters.rank,
             "lora_alpha": adapters.alpha,
             "lora_dropout": 0.0,
-            "base_model_name_or_path": None,
+            "base_model_name_or_path": base,
         }
         config = common | {"peft_type": "LORA", "task_type": "CAUSAL_LM", "bias": "none", "fan_in_fan_out": False}
         config |= {"target_modules": projections, "use_rslora": adapters.rslora, "inference_mode": True}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable, Mapping
+from filecmp import cmp
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,13 @@ def companions(folder: Path | None, tokenizer: Path | None = None) -> dict[str, 
 def _matching(folder: Path | None, patterns: Iterable[str]) -> dict[str, Path]:
     found = sorted({path for pattern in patterns for path in folder.glob(pattern)}) if folder else []
     return {str(path.relative_to(folder)): path for path in found if folder and path.is_file()}
+
+
+def unlike_companions(folder: Path, like: Path) -> list[str]:
+    """Names of the companions in either folder that the other lacks or has otherwise; none if `folder` has none."""
+    own, other = companions(folder), companions(like)
+    same = {name for name in own.keys() & other.keys() if cmp(own[name], other[name], shallow=False)}
+    return sorted((own.keys() | other.keys()) - same) if own else []
 
 
 def copy_companions(files: Mapping[str, Path], target: Path) -> None:

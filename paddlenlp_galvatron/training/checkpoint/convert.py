@@ -84,8 +84,11 @@ def to_huggingface(
         if like:
             raise
         sys.stderr.write(f"note: {CONFIG} is written from the trained model: {error.faults[0]}\n")
-    types = (precision, {}) if precision else (precision_of(checkpoint), checkpoint.index.precisions)
     weights, config = CheckpointWeights(checkpoint), config or config_like(shape, None)
+    types = (precision, {}) if precision else types_of(weights)
+    stored, trained = str(config.get("torch_dtype")), DTYPES[types[0]].name
+    if not precision and checkpoint.index.plan and stored not in ("None", trained):
+        sys.stderr.write(f"note: tensors are in {trained}, as trained; the model came in {stored}: see --dtype\n")
     write_model(shape, weights, target, config, types, max_shard_bytes, companions(folder), advance)
 
 
@@ -127,6 +130,13 @@ def write_model(
         copy_companions(files, folder)
         config = without_absent_code(config, folder) | {"torch_dtype": DTYPES[most].name}
         write_text(folder / CONFIG, json.dumps(config, indent=2) + "\n")
+
+
+def types_of(weights: HuggingFaceWeights | CheckpointWeights) -> tuple[Precision, Mapping[str, Precision]]:
+    """The type of most of a model's numbers, and of the weights that have another."""
+    if isinstance(weights, HuggingFaceWeights):
+        return weights.precision, weights.precisions
+    return precision_of(weights.checkpoint), weights.checkpoint.index.precisions
 
 
 def precision_of(checkpoint: Checkpoint) -> Precision:

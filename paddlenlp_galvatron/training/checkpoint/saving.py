@@ -48,11 +48,12 @@ WEIGHTS_ALONE = SimpleNamespace(state_dict=dict)  # an optimizer without moments
 
 
 class Origin(NamedTuple):
-    """Parts of a run that each of its checkpoints has besides weights: files that rank 0 writes, by name, and the
-    numbers of its recipe."""
+    """Parts of a run that each of its checkpoints has besides weights: files that rank 0 writes, by name, the numbers
+    of its recipe, and weights of another type than most."""
 
     companions: Mapping[str, bytes] = MappingProxyType({})
     recipe: Mapping[str, Any] | None = None
+    precisions: Mapping[str, Precision] = MappingProxyType({})
 
 
 class Writer:
@@ -70,7 +71,7 @@ class Writer:
         """Every rank makes one, and nothing else writes to the folder. `keep`: how many whole checkpoints stay; None:
         all. `data`: the training data. `log`: brought to disk with each, which is an event there."""
         self._folder, self._engine, self._keep, self._data, self._log = folder, engine, keep, data, log
-        self._companions, self._recipe, self._began = origin.companions, origin.recipe, 0.0
+        self._origin, self._began = origin, 0.0
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self._awaited = ""  # ranks whose parts are not there
@@ -110,7 +111,8 @@ class Writer:
             "loss_scale": scaler.state if scaler else None,
             "adapters": asdict(self._engine.adapters) if self._engine.adapters else None,
             "data": None if self._data is None else self._data.position(step),
-            "recipe": self._recipe and dict(self._recipe),
+            "recipe": self._origin.recipe and dict(self._origin.recipe),
+            "precisions": dict(self._origin.precisions),
         }
         self._thread = threading.Thread(target=self._write, args=(step, arrays, tensors, index), daemon=True)
         self._thread.start()
@@ -198,7 +200,7 @@ class Writer:
             pause_s = min(2 * pause_s, MOST_POLL_S)
         self._awaited = ""
         index["files"] = [json.loads((part / name).read_text()) for name in names]
-        for file, content in self._companions.items():
+        for file, content in self._origin.companions.items():
             copy = part / file
             make_folder(copy.parent)
             copy.write_bytes(content)
@@ -249,12 +251,11 @@ def _remove(whole: Path) -> None:
     shutil.rmtree(gone, ignore_errors=True)
 
 
-def save_model(engine: Engine, target: Path, companions: Mapping[str, bytes]) -> None:
+def save_model(engine: Engine, target: Path, origin: Origin) -> None:
     """Write the whole model's weights into a folder that all ranks share; every rank calls it.
 
     They go through a checkpoint next to the folder, so that no rank holds more than one weight whole. The folder keeps
-    its other files, but no older weights. `companions`: the model's other files, which rank 0 writes. Raises
-    GalvatronError on every rank.
+    its other files, but no older weights. `origin`: the run's. Raises GalvatronError on every rank.
     """
     target = target.absolute()
     part = target.with_name(f".{target.name}.save_model{UNFINISHED}")
@@ -262,7 +263,7 @@ def save_model(engine: Engine, target: Path, companions: Mapping[str, bytes]) ->
     try:
         if engine.rank == 0:
             shutil.rmtree(part, ignore_errors=True)  # left by a killed run
-        writer = Writer(part / "checkpoint", engine, keep=1, origin=Origin(companions))
+        writer = Writer(part / "checkpoint", engine, keep=1, origin=origin)
         writer.save(WEIGHTS_ALONE)
         writer.finish()
         if engine.rank == 0:

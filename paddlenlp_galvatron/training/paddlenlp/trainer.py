@@ -177,7 +177,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         """Write the whole model, gathered from all ranks, which all call this: a Hugging Face directory, that PaddleNLP
         loads too. Default: args.output_dir. `merge_tensor_parallel` changes nothing. Raises GalvatronError."""
         target = Path(self.args.output_dir if output_dir is None else output_dir)
-        save_model(self.run.engine, target, self.run.files)
+        save_model(self.run.engine, target, self.run.origin)
 
 
 class Callbacks(Events):
