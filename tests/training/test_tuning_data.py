@@ -15,7 +15,7 @@ from paddlenlp.transformers.tokenizer_utils import ChatTemplate, ChatTemplateMix
 from paddlenlp.trl import preprocess_preference_data
 
 from paddlenlp_galvatron.base.errors import UserError
-from paddlenlp_galvatron.cli.lengths import with_lengths
+from paddlenlp_galvatron.cli.planning import with_lengths
 from paddlenlp_galvatron.training.data import tokenizer as tokenizers
 from paddlenlp_galvatron.training.data.conversations import Encoder
 from paddlenlp_galvatron.training.data.formats import EXAMPLES
