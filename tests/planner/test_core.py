@@ -325,7 +325,7 @@ def test_bad_arrays_are_value_errors(change: dict[str, Any], message: str) -> No
 
 
 def test_a_stage_is_left_from_the_layout_of_its_last_type() -> None:
-    """Of the last layer, the faster strategy is in a layout whose tokens cost 5 ms on their way to the LM head."""
+    """The last layer's faster strategy is in a layout from which the way to the LM head costs 5 ms."""
     change, leave = np.zeros((4, 4, 2)), np.zeros((4, 2))
     change[2, 3] = change[3, 2] = leave[2] = 2.5
     free, numbers = np.zeros((2, 4, 2)), np.zeros((4, 9))
