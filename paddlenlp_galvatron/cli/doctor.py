@@ -19,7 +19,7 @@ from .command import App
 app = App()
 
 
-class FileOptions(Options):
+class DoctorOptions(Options):
     """Files that are checked."""
 
     output_dir: Path = Field(Path("output"), description="folder that a run would write to")
@@ -31,10 +31,10 @@ class FileOptions(Options):
     )
 
 
-@app.command(FileOptions)
+@app.command(DoctorOptions)
 def doctor(values: dict[str, Any], json: bool) -> int:
     """Check programs, devices, system, network and files: exit code 0, or 1 if something will not work."""
-    given = FileOptions.from_values(values)
+    given = DoctorOptions.from_values(values)
     findings = examine(Machine(), Files(given.output_dir, given.profiles, given.plan, given.hostfile))
     if json:
         say(dumps(findings_json(findings)))

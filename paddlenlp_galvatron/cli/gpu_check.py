@@ -32,7 +32,7 @@ SUMMARY: dict[Outcome, str] = {
 }
 
 
-class CheckOptions(Options):
+class GpuCheckOptions(Options):
     """Checks that are made, and where."""
 
     nproc: Ranks | None = Field(
@@ -48,14 +48,14 @@ class CheckOptions(Options):
     )
 
 
-@app.command(CheckOptions, switches={"json": "print only the result, as JSON"})
+@app.command(GpuCheckOptions, switches={"json": "print only the result, as JSON"})
 def gpu_check(values: dict[str, Any], json: bool) -> int:
     """Train small models on 2 ranks, then on all, and compare with one process, the prediction and PaddleNLP.
 
     Exit code 1 if something failed, 4 if nothing did but some had no time. Failures are packed into a file that you
     can send with a report.
     """
-    given = CheckOptions.from_values(values)
+    given = GpuCheckOptions.from_values(values)
     nproc, output = given.nproc, given.output
     wanted = [name for name in (given.parts or ",".join(PARTS)).replace(" ", "").split(",") if name]
     if unknown := [name for name in wanted if name not in PARTS]:

@@ -62,7 +62,7 @@ class ModelOption(Options):
     )
 
 
-class PlanOptions(ModelOption):
+class PlanFileOptions(ModelOption):
     """A plan file, and what its plan is checked against."""
 
     file: Path = Field(description="the plan file")
@@ -72,7 +72,7 @@ class PlanOptions(ModelOption):
     )
 
 
-class CheckOptions(PlanOptions):
+class CheckOptions(PlanFileOptions):
     """A plan file, the sources that it is checked against, and a run of it."""
 
     log: Path | None = Field(
@@ -107,10 +107,10 @@ class DiffOptions(PriceOptions):
     second: Path = Field(description="the plan file to compare it with")
 
 
-@app.command(PlanOptions, positional=FILE, switches={"json": "the plan's file, in its current form"})
+@app.command(PlanFileOptions, positional=FILE, switches={"json": "the plan's file, in its current form"})
 def show(values: dict[str, Any], json: bool) -> None:
     """Print a plan as a table in which equal layers share a line. Notes say what keeps it from running."""
-    given = PlanOptions.from_values(values)
+    given = PlanFileOptions.from_values(values)
     plan, shape = _read(given.file, given, valid=False)
     faults = misfits(plan, shape)
     if json:
@@ -276,7 +276,7 @@ def _of(file: Path, given: PriceOptions) -> OriginOptions:
     return OriginOptions(plan=file, **{name: getattr(given, name) for name in PriceOptions.model_fields})
 
 
-@app.command(PlanOptions, positional=FILE, switches={"json": "one JSON object, as run_pretrain.py reads it"})
+@app.command(PlanFileOptions, positional=FILE, switches={"json": "one JSON object, as run_pretrain.py reads it"})
 def to_paddlenlp(values: dict[str, Any], json: bool) -> None:
     """Print a plan as arguments of PaddleNLP's own run_pretrain.py. Exit code 2 if they cannot express it."""
     from paddlenlp_galvatron.plan.export import as_flags, stock_arguments, stock_notes
@@ -285,7 +285,7 @@ def to_paddlenlp(values: dict[str, Any], json: bool) -> None:
     say(dumps(arguments, indent=2) if json else "\n".join(as_flags(arguments)))
 
 
-@app.command(PlanOptions, positional=FILE)
+@app.command(PlanFileOptions, positional=FILE)
 def to_paddlefleet(values: dict[str, Any], json: bool) -> None:
     """Print a plan as YAML for PaddleFleet's `paddlefleet-cli train`. Exit code 2 if it cannot express it."""
     from paddlenlp_galvatron.plan.export import FLEET
@@ -293,7 +293,7 @@ def to_paddlefleet(values: dict[str, Any], json: bool) -> None:
     _say_yaml(FLEET, values, json)
 
 
-@app.command(PlanOptions, positional=FILE)
+@app.command(PlanFileOptions, positional=FILE)
 def to_paddleformers(values: dict[str, Any], json: bool) -> None:
     """Print a plan as YAML for PaddleFormers (now part of PaddleFleet). Exit code 2 if it cannot express it."""
     from paddlenlp_galvatron.plan.export import FORMERS
@@ -315,7 +315,7 @@ def _arguments(
     values: dict[str, Any],
 ) -> dict[str, Argument]:
     """A plan in another program's words, its notes shown. Raises UserError that names the file."""
-    given = PlanOptions.from_values(values)
+    given = PlanFileOptions.from_values(values)
     plan, shape = _read(given.file, given)
     try:
         arguments = express(plan, shape)
@@ -332,7 +332,7 @@ def schema(_: dict[str, Any]) -> None:
     say(dumps(json_schema(), indent=2))
 
 
-def _read(file: Path, given: PlanOptions | None = None, valid: bool = True) -> tuple[Plan, ModelShape | None]:
+def _read(file: Path, given: PlanFileOptions | None = None, valid: bool = True) -> tuple[Plan, ModelShape | None]:
     named = CLUSTER.search(file.name)
     ranks = int(named[1]) * int(named[2]) if named else None
     plan = read_plan(file, given.world_size if given else None, default=ranks, smallest_world=True, valid=valid)
