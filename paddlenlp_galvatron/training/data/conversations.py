@@ -68,9 +68,9 @@ class Line(NamedTuple):
 class Losses(NamedTuple):
     """Numbers of parts of a line that its sample lacks."""
 
-    unlearnt: int = 0  # answers that are not learnt, as the template changes them
+    unlearnt: int = 0  # answers that stand in a prompt, as the template changes them when more follows
     uncalled: int = 0  # the same, of answers that call tools
-    unopened: int = 0  # answers that lack the thoughts which the template's generation prompt opens
+    unopened: int = 0  # answers that begin before the generation prompt ends, as they lack thoughts that it opens
     shortened: int = 0  # tokens of the texts before its last answer
     unended: int = 0  # tokens of its last answer
     dropped: int = 0  # turns
@@ -190,7 +190,7 @@ class Encoder:
 
     def _samples(self, line: Line, texts: list[Rendered], tokenised: list[Tokenised]) -> list[Sample]:
         """Makes the samples of a line from the tokens of its conversations."""
-        return [Sample(line, *self._cut(tokenised[0], _losses(texts[0])))]
+        return [Sample(line, *self._cut(tokenised[0], Losses(**texts[0].losses)))]
 
     def _rendered(self, line: Line) -> list[Rendered]:
         """Texts of the conversations. Raises UserError: there are none, or they would lack content of the line."""
@@ -288,10 +288,6 @@ class Encoder:
         return ~np.array(encoding.ids[: mask.index(0)], np.int64)
 
 
-def _losses(text: Rendered) -> Losses:
-    return Losses(text.unlearnt, text.uncalled, text.unopened)
-
-
 def _adds_blank(tokenizer: Tokenizer) -> bool:
     """Whether a text gets something in front, as SentencePiece's do."""
     text = tokenizer.normalizer.normalize_str("a") if tokenizer.normalizer else "a"
@@ -370,7 +366,7 @@ class PairEncoder(Encoder):
         while dropped and 2 * (last - first.turns[dropped - 1][0]) <= left:  # whole turns, while both prompts have room
             dropped -= 1
         prompts = [np.concatenate([system, first.unlearnt[first.turns[dropped][0] : last], one]) for one in asked]
-        losses = [_losses(text)._replace(unlearnt=0, uncalled=0, dropped=dropped) for text in texts]
+        losses = [Losses(unopened=text.losses["unopened"], dropped=dropped) for text in texts]
         if left < 0:
             most = max(min(self.src_length, self.length // PROMPT_SHARE), 1)
             lost = [self._lost(one, len(prompt) - most, most) for one, prompt in zip(tokenised, prompts, strict=True)]

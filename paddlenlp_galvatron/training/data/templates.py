@@ -8,8 +8,9 @@ own, with limits (`open_template`, `conversations`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from json import dumps, loads
 from pathlib import Path
@@ -58,9 +59,7 @@ class Rendered:
     system: int  # number of characters of the system text
     turns: list[Turn]
     marked: list[tuple[int, int]] | None = None  # by `{% generation %}`, if the template has it
-    unlearnt: int = 0  # answers that stand in a prompt, as the template changes them when more follows
-    uncalled: int = 0  # the same, of answers that call tools
-    unopened: int = 0  # answers that begin before the generation prompt ends, as they lack thoughts that it opens
+    losses: Counter[str] = field(default_factory=Counter)  # numbers of answers by the field of `Losses`
 
     def asked(self, messages: Sequence[Message], number: int) -> list[tuple[int, int]]:
         """Where the texts of messages stand in the prompt of a turn, apart from the system text and the template's own
@@ -84,13 +83,6 @@ class Rendered:
             texts = self.asked(messages, number)
             heads.append(self.text[self.turns[number - 1].stop if number else 0 : min(texts, default=(turn.start,))[0]])
         return next((heads[0].removesuffix(head) for head in heads[1:] if head and heads[0].endswith(head)), "")
-
-    def leave(self, answer: Message) -> None:
-        """Count an answer that is not learnt."""
-        if answer.keys().isdisjoint(CALLS):
-            self.unlearnt += 1
-        else:
-            self.uncalled += 1
 
 
 class Compiled(NamedTuple):
@@ -195,12 +187,13 @@ class WholeTemplate(Template):
         for place, message in enumerate(messages):
             if message["role"] != ANSWERS:
                 continue
+            unlearnt = "unlearnt" if message.keys().isdisjoint(CALLS) else "uncalled"
             before = messages[:place]
             asked = self._render(before, context, prompt=True) if before else self._opening(context)
             answered = self._render(messages[: place + 1], context)
             if self._loses_thoughts(before, message, context):
                 if place < last:
-                    found.leave(message)
+                    found.losses[unlearnt] += 1
                     continue
                 answered = found.text = self._with_thoughts(before, message, asked, context)
                 found.marked = None
@@ -208,14 +201,14 @@ class WholeTemplate(Template):
                 begun, opened, _ = self._around(before, message, asked, context)
                 if opened and answered.startswith(begun):
                     asked = begun
-                    found.unopened += 1
+                    found.losses["unopened"] += 1
             if found.text.startswith(answered) and answered.startswith(asked) and len(asked) >= end:
                 end = len(answered)
                 found.turns.append(Turn(len(asked), end, place))
             elif place == last:
                 raise UserError("the chat template's generation prompt is not how it begins an answer")
             else:
-                found.leave(message)
+                found.losses[unlearnt] += 1
         try:  # in front of all turns: a beginning, a system text, tools
             system = self._render(messages[: messages[0]["role"] == "system"], context)
         except UserError:  # some templates want a user's message

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from json import dumps, loads
@@ -24,7 +24,7 @@ from ...base.reading import LargeFile
 from ...base.text import count, shortened
 from ...options.prices import Packing
 from ...runtime.batch import IGNORED_LABEL, Samples
-from .conversations import Encoder, PairEncoder, Sample
+from .conversations import Encoder, PairEncoder
 from .sample_index import FOLDER, cached_arrays
 from .source import InPasses
 from .special_tokens import end_of_text
@@ -237,12 +237,9 @@ class TuningData(InPasses):
 
     def filled(self, step: int) -> float:
         """Share of a step's tokens that is not padding."""
-        first = self.first_sample(step)
-        return self._filled([self.index(first + row) for row in range(self.global_batch)])
-
-    def _filled(self, rows: Sequence[int]) -> float:
-        held = (int(self._rows[row : row + 1][0][2]) for row in rows)
-        return sum(held) / (len(rows) * self._seq_length)
+        rows = (self.index(self.first_sample(step) + row) for row in range(self.global_batch))
+        tokens = sum(int(self._rows[row : row + 1][0][2]) for row in rows)
+        return tokens / (self.global_batch * self._seq_length)
 
     def _batch(self, indices: Sequence[int]) -> Samples:
         shape = len(indices), self._seq_length
@@ -279,7 +276,8 @@ def _build(encoder: Encoder, files: Sequence[Path], layout: RowLayout) -> list[N
     unread = Counter[str]()
     together = encoder.together
     kinds = {name: number for number, name in enumerate(REMARKS)}
-    for samples in _batched(encoder.samples(files), together):
+    stream = encoder.samples(files)
+    while samples := tuple(islice(stream, together)):
         line = samples[0].line
         largest = max(int(np.where(one.tokens < 0, ~one.tokens, one.tokens).max(initial=0)) for one in samples)
         if largest >= layout.vocab_size and not faults:
@@ -316,11 +314,6 @@ def _build(encoder: Encoder, files: Sequence[Path], layout: RowLayout) -> list[N
         np.array(remarks, np.int64).reshape(-1, 3),
         np.array([*dumps(dict(sorted(unread.items(), key=lambda one: (-one[1], one[0])))).encode()], np.int64)[:, None],
     ]
-
-
-def _batched(samples: Iterator[Sample], size: int) -> Iterator[tuple[Sample, ...]]:
-    """So many at a time."""
-    return iter(lambda: tuple(islice(samples, size)), ())
 
 
 def pack(lengths: Sequence[int], room: int, packing: Packing) -> Rows:
