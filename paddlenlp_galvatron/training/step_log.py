@@ -79,7 +79,7 @@ def means_of(records: Sequence[StepRecord]) -> dict[str, float]:
     if "moe_imbalance" in records[-1]:
         means["moe_imbalance"] = mean(record["moe_imbalance"] for record in records)
     metrics = [record["metrics"] for record in records if "metrics" in record]
-    return means | {name: mean(one[name] for one in metrics) for name in (metrics[0] if metrics else ())}
+    return means | {name: mean(values[name] for values in metrics) for name in (metrics[0] if metrics else ())}
 
 
 def now() -> str:
@@ -195,7 +195,7 @@ def _strict(record: StepRecord) -> dict[str, Any]:
     numbers = {name: value for name, value in record.items() if not isinstance(value, dict)}
     for name in ("metrics", "eval_metrics"):
         if name in record:
-            numbers[name] = {key: one if math.isfinite(one) else None for key, one in record[name].items()}
+            numbers[name] = {key: value if math.isfinite(value) else None for key, value in record[name].items()}
     return {**numbers, **{name: None for name in NAN if not math.isfinite(record.get(name, 0.0))}}  # type: ignore[arg-type]
 
 

@@ -27,7 +27,7 @@ from ...runtime.paddle_private import next_rate, state_of
 from ...runtime.units import Trainable
 from ...runtime.weights import WHOLE, Array, Slice
 from .huggingface import HuggingFaceWeights, require_same_model
-from .stored import INDEX, MOMENTS, WEIGHT, BrokenCheckpoint, Checkpoint, StoredPart, open_checkpoint, verify
+from .stored import INDEX, MOMENTS, WEIGHT, BrokenCheckpoint, Checkpoint, open_checkpoint, verify
 from .tensor_file import CODES, naming, require_finite
 from .weight_files import CONFIG
 
@@ -169,7 +169,8 @@ def load(checkpoint: Checkpoint, engine: Engine, optimizer: Any) -> None:
             for power, value in powers.items():
                 if states[power] is not None:
                     states[power].set_value(np.array([value], np.float32))
-    stored.require_whole()
+    if stored.fault:
+        raise stored.fault
     if engine.scaler and checkpoint.index.loss_scale:
         engine.scaler.state = checkpoint.index.loss_scale
     engine.steps_done = checkpoint.step
@@ -203,8 +204,9 @@ class StoredNumbers:
         for stored in checkpoint.index.files:
             for tensor in stored.tensors:
                 for item in tensor.parts:
-                    part, place = _part(item), (stored.file, tensor.key, item.offset)
-                    self._parts.setdefault(item.weight, []).append((part, part.rows, *place))
+                    part = WeightPiece(item.weight, item.shape, Slice(**item.slice.model_dump()), item.start, item.stop)
+                    place = part, part.rows, stored.file, tensor.key, item.offset
+                    self._parts.setdefault(item.weight, []).append(place)
 
     def fill(self, trainable: Trainable, kind: str) -> Any:
         """A flat fp32 array for the trainable tensor; padding is zero."""
@@ -264,7 +266,7 @@ class _ReadOnce(StoredNumbers):
 
     def __init__(self, checkpoint: Checkpoint):
         super().__init__(checkpoint)
-        self._fault: BrokenCheckpoint | None = None
+        self.fault: BrokenCheckpoint | None = None
 
     def tensor(self, trainable: Trainable, kind: str) -> Any:
         """New content of the trainable tensor, in its shape."""
@@ -282,17 +284,8 @@ class _ReadOnce(StoredNumbers):
         try:
             return self.fill(trainable, kind)
         except BrokenCheckpoint as error:
-            self._fault = self._fault or error
+            self.fault = self.fault or error
             return np.zeros(trainable.tensor.size, np.float32)
-
-    def require_whole(self) -> None:
-        """Raise the faults found."""
-        if self._fault:
-            raise self._fault
-
-
-def _part(item: StoredPart) -> WeightPiece:
-    return WeightPiece(item.weight, item.shape, Slice(**item.slice.model_dump()), item.start, item.stop)
 
 
 def weights_from(folder: Path, shape: ModelShape) -> HuggingFaceWeights | CheckpointWeights:

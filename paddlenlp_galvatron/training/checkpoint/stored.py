@@ -199,8 +199,8 @@ def whole_checkpoints(folder: Path) -> list[Path]:
         return []
     except OSError as error:
         raise UserError(f"{folder}: cannot be read: {error.strerror}; mend it, or name another output_dir") from None
-    found = [(int(match[1]), match[2] is None, match[0]) for name in names if (match := NAME.fullmatch(name))]
-    return [folder / name for _, _, name in sorted(found, reverse=True)]
+    steps = [(int(match[1]), match[2] is None, match[0]) for name in names if (match := NAME.fullmatch(name))]
+    return [folder / name for _, _, name in sorted(steps, reverse=True)]
 
 
 def open_checkpoint(folder: Path, shape: ModelShape | None = None) -> Checkpoint:

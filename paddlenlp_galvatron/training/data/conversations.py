@@ -62,15 +62,15 @@ class Line(NamedTuple):
     @property
     def masked(self) -> bool:
         """Whether its fields say that nothing is learnt."""
-        return not any(one.learnt for one in self.contents)
+        return not any(content.learnt for content in self.contents)
 
 
 class Losses(NamedTuple):
     """Numbers of parts of a line that its sample lacks."""
 
-    unlearnt: int = 0  # answers that are not learnt, as the template changes them
+    unlearnt: int = 0  # answers that stand in a prompt, as the template changes them when more follows
     uncalled: int = 0  # the same, of answers that call tools
-    unopened: int = 0  # answers that lack the thoughts which the template's generation prompt opens
+    unopened: int = 0  # answers that begin before the generation prompt ends, as they lack thoughts that it opens
     shortened: int = 0  # tokens of the texts before its last answer
     unended: int = 0  # tokens of its last answer
     dropped: int = 0  # turns
@@ -144,8 +144,8 @@ class Encoder:
 
         def work() -> bytes:
             samples = list(self._encoded(lines, faults))
-            header = [list(faults.items()), [(len(one.tokens), *one.losses) for one in samples]]
-            return dumps(header).encode() + b"\n" + b"".join(one.tokens.tobytes() for one in samples)
+            header = [list(faults.items()), [(len(sample.tokens), *sample.losses) for sample in samples]]
+            return dumps(header).encode() + b"\n" + b"".join(sample.tokens.tobytes() for sample in samples)
 
         place = f"{files[lines[0].file]}: line {lines[0].number} and {len(lines) - 1} more"
         characters = sum(line.characters for line in lines)
@@ -190,16 +190,16 @@ class Encoder:
 
     def _samples(self, line: Line, texts: list[Rendered], tokenised: list[Tokenised]) -> list[Sample]:
         """Makes the samples of a line from the tokens of its conversations."""
-        return [Sample(line, *self._cut(tokenised[0], _losses(texts[0])))]
+        return [Sample(line, *self._cut(tokenised[0], Losses(**texts[0].losses)))]
 
     def _rendered(self, line: Line) -> list[Rendered]:
         """Texts of the conversations. Raises UserError: there are none, or they would lack content of the line."""
         return [self._text(contents, line.context) for contents in self._conversations(line)]
 
     def _text(self, contents: Sequence[LineMessage], context: Mapping[str, Any]) -> Rendered:
-        messages = [one.message for one in contents]
+        messages = [content.message for content in contents]
         if self.template is None:
-            if context or [(one["role"], *one) for one in messages] != [
+            if context or [(message["role"], *message) for message in messages] != [
                 (role, "role", "content") for role in ("user", ANSWERS)
             ]:
                 raise UserError(
@@ -213,9 +213,9 @@ class Encoder:
         try:
             text = self.template.rendered(messages, context)
         except UserError as error:
-            empty = next((one.field for one in contents if "content" not in one.message), None)
+            empty = next((content.field for content in contents if "content" not in content.message), None)
             raise UserError(f'{error}; {empty} has no content: try "" there') if empty else error from None
-        rewritten = [one._replace(message=message) for one, message in zip(contents, messages, strict=True)]
+        rewritten = [content._replace(message=message) for content, message in zip(contents, messages, strict=True)]
         require_rendered(self.template, rewritten, context)
         return text
 
@@ -245,13 +245,13 @@ class Encoder:
             ids.append(self.end)
             spans.append((begin, begin + 1))
         tokens, (starts, stops) = np.array(ids, np.int64), np.array(spans, np.int64).reshape(-1, 2).T
-        learnt = np.full(len(tokens), self.all_learnt and any(one.learnt for one in contents))
+        learnt = np.full(len(tokens), self.all_learnt and any(content.learnt for content in contents))
         for turn in conversation.turns:
             marked = [(turn.start, turn.stop)] if conversation.marked is None else conversation.marked
             for start, stop in marked:
                 inside = (stops > max(start, turn.start)) & (starts < min(stop, turn.stop))
                 learnt = learnt | inside if contents[turn.place].learnt else learnt & ~inside
-        messages = [one.message for one in contents]
+        messages = [content.message for content in contents]
         inside = [(starts >= start) & (stops <= stop) for start, stop in conversation.asked(messages, -1)]
         texts = np.flatnonzero(np.any(inside, axis=0))
         return Tokenised(np.where(learnt, tokens, ~tokens), *_places(conversation, starts, stops), texts)
@@ -286,10 +286,6 @@ class Encoder:
         encoding = self.tokenizer.encode("a")
         mask = [*encoding.special_tokens_mask, 0]
         return ~np.array(encoding.ids[: mask.index(0)], np.int64)
-
-
-def _losses(text: Rendered) -> Losses:
-    return Losses(text.unlearnt, text.uncalled, text.unopened)
 
 
 def _adds_blank(tokenizer: Tokenizer) -> bool:
@@ -370,7 +366,7 @@ class PairEncoder(Encoder):
         while dropped and 2 * (last - first.turns[dropped - 1][0]) <= left:  # whole turns, while both prompts have room
             dropped -= 1
         prompts = [np.concatenate([system, first.unlearnt[first.turns[dropped][0] : last], one]) for one in asked]
-        losses = [_losses(text)._replace(unlearnt=0, uncalled=0, dropped=dropped) for text in texts]
+        losses = [Losses(unopened=text.losses["unopened"], dropped=dropped) for text in texts]
         if left < 0:
             most = max(min(self.src_length, self.length // PROMPT_SHARE), 1)
             lost = [self._lost(one, len(prompt) - most, most) for one, prompt in zip(tokenised, prompts, strict=True)]

@@ -170,7 +170,7 @@ def of_line(
     if "tools" in record:
         context["tools"] = _tools(record["tools"])
     if _learns(record, "") is False:
-        contents = [one._replace(learnt=False) for one in contents]
+        contents = [content._replace(learnt=False) for content in contents]
     return Parsed(contents, context, unread)
 
 

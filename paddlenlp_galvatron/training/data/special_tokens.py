@@ -114,10 +114,10 @@ def end_of_text(tokenizer: Tokenizer, path: Path | None = None, text: str | None
 
 
 def _id(tokenizer: Tokenizer, text: str, source: str = "end_token") -> int:
-    found: int | None = tokenizer.token_to_id(text)
-    if found is None:
+    token: int | None = tokenizer.token_to_id(text)
+    if token is None:
         raise UserError(f"{source}: the tokenizer has no token {text!r}; give one of its own")
-    return found
+    return token
 
 
 def _stops(path: Path) -> tuple[Path | None, list[int]]:

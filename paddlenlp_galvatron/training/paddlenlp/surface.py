@@ -6,7 +6,7 @@ this rank's share of each micro-batch, and features that the plan's engine handl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, NoReturn, TypeVar
 
@@ -221,15 +221,12 @@ def refuse_overrides(trainer: type[Any]) -> None:
 def without_unsupported(trainer: type[T]) -> type[T]:
     """A trainer whose methods that are not there say so."""
     for name in UNSUPPORTED.keys() & vars(Trainer).keys() - vars(trainer).keys():
-        setattr(trainer, name, _refusal(name))
+
+        def refuse(*_: Any, name: str = name, **__: Any) -> NoReturn:
+            raise UserError(f"{name}: is not available under a plan: {UNSUPPORTED[name]}")
+
+        setattr(trainer, name, refuse)
     return trainer
-
-
-def _refusal(name: str) -> Callable[..., NoReturn]:
-    def refuse(*_: Any, **__: Any) -> NoReturn:
-        raise UserError(f"{name}: is not available under a plan: {UNSUPPORTED[name]}")
-
-    return refuse
 
 
 def _refuse(names: list[str]) -> None:
