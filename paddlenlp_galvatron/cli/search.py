@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from galvatron_dp_core import Cancel
-from pydantic import Field
 
 from paddlenlp_galvatron.base.printing import Console, say
 from paddlenlp_galvatron.base.process import INTERRUPTED, stop_signals
@@ -47,11 +46,9 @@ LONG = (
 class AnswerOptions(Options):
     """Options of the answer."""
 
-    output_config_path: Path | None = Field(
-        None, description="file to write the plan to, or a folder, in which it gets its usual name; unset: configs"
-    )
-    log_dir: Path = Field(Path("logs"), description="folder for the search's log, Search_*.log")
-    save_runners_up: bool = Field(False, description="also write the runners-up, next to the plan: *_2.json, ...")
+    output_config_path: Path | None = None
+    log_dir: Path = Path("logs")
+    save_runners_up: bool = False
 
 
 BATCHES = {"settle_bsz", "min_bsz", "max_bsz"}  # options that say the global batch size

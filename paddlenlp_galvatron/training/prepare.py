@@ -8,8 +8,6 @@ from json import dumps
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
-
 from ..base.errors import UserError
 from ..base.limits import Port, Positive, Rank, Ranks
 from ..base.reading import read_json
@@ -42,7 +40,7 @@ TUNING_PATHS = (
 class PlanOptions(Options):
     """The plan. Unset: that of GLOBAL mode's options, or without them the newest in configs/ that fits."""
 
-    galvatron_config_path: Path | None = Field(None, description="plan file; unset: GLOBAL mode, or the newest plan")
+    galvatron_config_path: Path | None = None
 
 
 class LaunchOptions(Options):
@@ -50,22 +48,15 @@ class LaunchOptions(Options):
 
     panel = "Processes and nodes"
 
-    nproc: Ranks | None = Field(
-        None, description="processes on each node; unset: as the plan says, or one for each GPU"
-    )
-    num_gpus_per_node: Ranks | None = Field(None, description="the same as nproc")
-    num_nodes: Ranks | None = Field(None, description="number of nodes")
-    node_rank: Rank | None = Field(None, description="number of this node, from 0")
-    master_addr: str | None = Field(None, description="address of node 0")
-    master_port: Port | None = Field(None, description="free port of node 0")
-    on_event: str | None = Field(
-        None, description="shell command that node 0 runs for each event of the log, with its JSON on stdin"
-    )
-    timeout: Positive | None = Field(None, description="seconds after which the run is stopped; unset: never")
-    distributed_timeout_minutes: Positive = Field(
-        round(WAIT_S / 60),
-        description="for which ranks wait for another one in a collective before the run ends and names it",
-    )
+    nproc: Ranks | None = None
+    num_gpus_per_node: Ranks | None = None
+    num_nodes: Ranks | None = None
+    node_rank: Rank | None = None
+    master_addr: str | None = None
+    master_port: Port | None = None
+    on_event: str | None = None
+    timeout: Positive | None = None
+    distributed_timeout_minutes: Positive = round(WAIT_S / 60)
 
 
 GROUPS: tuple[type[Options], ...] = (
