@@ -21,7 +21,7 @@ from pages import write_or_check
 from paddlenlp_galvatron.cli.command import EXIT_CODES, Command
 from paddlenlp_galvatron.cli.help import default_of
 from paddlenlp_galvatron.cli.main import COMMANDS
-from paddlenlp_galvatron.options.aliases import WORDS as ALIAS_VALUES
+from paddlenlp_galvatron.options.aliases import VALUES as ALIAS_VALUES
 from paddlenlp_galvatron.options.aliases import other_names
 from paddlenlp_galvatron.options.group import PLACES
 

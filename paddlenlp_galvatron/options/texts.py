@@ -5,18 +5,17 @@ An option of another meaning in a group of fields is there as `Group.name`; a sw
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
+
+from .data import data
 
 
 @cache
 def texts() -> dict[str, dict[str, str]]:
     """Key -> language, `en` or `zh` -> text. Read where a text is needed first: no search needs one."""
-    content: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("texts.json").read_text(encoding="utf-8"))
-    return content
+    return data("texts")
 
 
 def key_of(owner: type | Callable[..., Any], name: str) -> str:

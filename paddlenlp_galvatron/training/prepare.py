@@ -14,7 +14,7 @@ from ..base.reading import read_json
 from ..base.writing import write_text
 from ..launch.faults import WAIT_S
 from ..model import config_of
-from ..options.foreign import SETTLED, Fate, idle_note, same
+from ..options.foreign import MODEL_FIELDS, Fate, idle_note, same
 from ..options.group import Options
 from ..options.model_options import Model, ModelOptions
 from ..options.tuning import PreferenceOptions, TuningOptions
@@ -150,7 +150,7 @@ def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | No
 
 def _require_settled(values: Mapping[str, Any], shape: ModelShape) -> None:
     """Raise UserError for numbers of Megatron-LM's options that the model does not have."""
-    wanted = {name: getattr(shape, field, getattr(shape.latents, field, 0)) for name, field in SETTLED.items()}
+    wanted = {name: getattr(shape, field, getattr(shape.latents, field, 0)) for name, field in MODEL_FIELDS.items()}
     if faults := [
         f"{name}: is {values[name]}, but the model has {number}; leave it out, or name a config.json that has it"
         for name, number in wanted.items()

@@ -15,7 +15,7 @@ from paddlenlp_galvatron.base.process import INTERRUPTED
 from paddlenlp_galvatron.check.findings import EXIT_CODES as OF_CHECKS
 from paddlenlp_galvatron.cli import main as cli
 from paddlenlp_galvatron.cli.command import EXIT_CODES, App, FromFile
-from paddlenlp_galvatron.options.aliases import ALIASES, TYPES, WORDS
+from paddlenlp_galvatron.options.aliases import ALIASES, TYPES, VALUES
 from paddlenlp_galvatron.options.foreign import FOREIGN
 from paddlenlp_galvatron.options.group import Options, read_words
 from paddlenlp_galvatron.options.texts import texts
@@ -138,7 +138,7 @@ def test_canonical_words_are_stable(words):
 def test_aliases_lead_to_names_and_not_to_aliases():
     assert not set(ALIASES) & set(ALIASES.values())
     assert not set(FOREIGN) & {*ALIASES, *ALIASES.values()}
-    assert set(WORDS) <= {*ALIASES, *TYPES, "model_type"}
+    assert set(VALUES) <= {*ALIASES, *TYPES, "model_type"}
     assert all(name.isidentifier() for name in [*ALIASES, *ALIASES.values(), *FOREIGN])
 
 
