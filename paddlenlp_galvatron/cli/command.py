@@ -18,7 +18,6 @@ from paddlenlp_galvatron.base.printing import say
 from paddlenlp_galvatron.options.aliases import did_you_mean
 from paddlenlp_galvatron.options.foreign import Fate
 from paddlenlp_galvatron.options.group import Options, as_given, canonical_options, is_boolean, read_options, read_words
-from paddlenlp_galvatron.options.texts import text_of
 
 EXIT_CODES = (
     "Exit codes: 0 done, 1 failed, 2 bad input, 3 nothing feasible, 4 time ran out (gpu-check), "
@@ -70,6 +69,8 @@ class Command:
 
     def text(self, name: str, language: str = "en") -> str:
         """The meaning of an option, argument or switch."""
+        from paddlenlp_galvatron.options.texts import text_of  # here, as help alone needs it
+
         group = next((group for group in reversed(self.groups) if name in group.model_fields), None)
         return text_of(group or self.work, name, language)
 

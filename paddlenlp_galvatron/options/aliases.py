@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Container, Iterable
+from pathlib import Path
 from typing import TypeVar
 
-from .data import data
+from ..base.reading import read_json
 
 T = TypeVar("T")
 
-_DATA = data("aliases")
+_DATA = read_json(Path(__file__).with_name("aliases.json"))
 
 
 def _inverse(table: dict[str, list[str]]) -> dict[str, str]:

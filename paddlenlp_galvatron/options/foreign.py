@@ -11,9 +11,10 @@ option of the command, which honours its own meaning alone (`recompute_granulari
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from .data import data
+from ..base.reading import read_json
 
 
 class Fate(NamedTuple):
@@ -26,7 +27,7 @@ class Fate(NamedTuple):
 
 Fates = dict[str, Fate]
 
-_DATA = data("foreign")
+_DATA = read_json(Path(__file__).with_name("foreign.json"))
 # Numbers of a model that Megatron-LM's scripts give -> field of ModelShape, or of its latents; training compares both.
 MODEL_FIELDS: dict[str, str] = _DATA["model_fields"]
 

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-from .data import data
+from ..base.reading import read_json
 
 
 @cache
 def texts() -> dict[str, dict[str, str]]:
     """Key -> language, `en` or `zh` -> text. Read where a text is needed first: no search needs one."""
-    return data("texts")
+    content: dict[str, dict[str, str]] = read_json(Path(__file__).with_name("texts.json"))
+    return content
 
 
 def key_of(owner: type | Callable[..., Any], name: str) -> str:
