@@ -22,12 +22,11 @@ app = App()
 class DoctorOptions(Options):
     """Files that are checked."""
 
-    output_dir: Path = Field(Path("output"), description="folder that a run would write to")
-    profiles: Path = Field(Path("configs"), description="folder of the profile files")
-    plan: Path | None = Field(None, description="a plan file to check against this machine")
+    output_dir: Path = Path("output")
+    profiles: Path = Path("configs")
+    plan: Path | None = None
     hostfile: Path | None = Field(
-        default_factory=lambda: Path(os.environ["HOSTFILE"]) if os.environ.get("HOSTFILE") else None,
-        description="file with one node address per line, as for the profiler",
+        default_factory=lambda: Path(os.environ["HOSTFILE"]) if os.environ.get("HOSTFILE") else None
     )
 
 

@@ -8,15 +8,13 @@ from json import dumps
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
-
 from ..base.errors import UserError
 from ..base.limits import Port, Positive, Rank, Ranks
 from ..base.reading import read_json
 from ..base.writing import write_text
 from ..launch.faults import WAIT_S
 from ..model import config_of
-from ..options.foreign import SETTLED, Fate, idle_note, same
+from ..options.foreign import MODEL_FIELDS, Fate, idle_note, same
 from ..options.group import Options
 from ..options.model_options import Model, ModelOptions
 from ..options.tuning import PreferenceOptions, TuningOptions
@@ -42,7 +40,7 @@ TUNING_PATHS = (
 class PlanOptions(Options):
     """The plan. Unset: that of GLOBAL mode's options, or without them the newest in configs/ that fits."""
 
-    galvatron_config_path: Path | None = Field(None, description="plan file; unset: GLOBAL mode, or the newest plan")
+    galvatron_config_path: Path | None = None
 
 
 class LaunchOptions(Options):
@@ -50,22 +48,15 @@ class LaunchOptions(Options):
 
     panel = "Processes and nodes"
 
-    nproc: Ranks | None = Field(
-        None, description="processes on each node; unset: as the plan says, or one for each GPU"
-    )
-    num_gpus_per_node: Ranks | None = Field(None, description="the same as nproc")
-    num_nodes: Ranks | None = Field(None, description="number of nodes")
-    node_rank: Rank | None = Field(None, description="number of this node, from 0")
-    master_addr: str | None = Field(None, description="address of node 0")
-    master_port: Port | None = Field(None, description="free port of node 0")
-    on_event: str | None = Field(
-        None, description="shell command that node 0 runs for each event of the log, with its JSON on stdin"
-    )
-    timeout: Positive | None = Field(None, description="seconds after which the run is stopped; unset: never")
-    distributed_timeout_minutes: Positive = Field(
-        round(WAIT_S / 60),
-        description="for which ranks wait for another one in a collective before the run ends and names it",
-    )
+    nproc: Ranks | None = None
+    num_gpus_per_node: Ranks | None = None
+    num_nodes: Ranks | None = None
+    node_rank: Rank | None = None
+    master_addr: str | None = None
+    master_port: Port | None = None
+    on_event: str | None = None
+    timeout: Positive | None = None
+    distributed_timeout_minutes: Positive = round(WAIT_S / 60)
 
 
 GROUPS: tuple[type[Options], ...] = (
@@ -172,7 +163,7 @@ def _idle_evaluation(settings: TrainSettings, options: TrainOptions) -> list[str
 
 def _require_settled(values: Mapping[str, Any], shape: ModelShape) -> None:
     """Raise UserError for numbers of Megatron-LM's options that the model does not have."""
-    wanted = {name: getattr(shape, field, getattr(shape.latents, field, 0)) for name, field in SETTLED.items()}
+    wanted = {name: getattr(shape, field, getattr(shape.latents, field, 0)) for name, field in MODEL_FIELDS.items()}
     if faults := [
         f"{name}: is {values[name]}, but the model has {number}; leave it out, or name a config.json that has it"
         for name, number in wanted.items()

@@ -18,6 +18,7 @@ from ...base.writing import write_text
 from ...options.foreign import FOREIGN
 from ...options.group import canonical_options, is_boolean, read_options
 from ...options.group import read_words as read_option_words
+from ...options.texts import text_of
 from ...options.uniform import UniformOptions
 from ...plan import read_plan
 from ...runtime.groups import start_world
@@ -25,7 +26,8 @@ from ..prepare import BESIDE, CONFIG, GROUPS, Prepared, prepare
 from ..settings import TrainSettings
 from .surface import HANDED_ON
 
-OPTIONS = {name: info for group in GROUPS for name, info in group.model_fields.items()}
+OWNERS = {name: group for group in GROUPS for name in group.model_fields}
+OPTIONS = {name: group.model_fields[name] for name, group in OWNERS.items()}
 STOCK = {own.name for own in fields(TrainingArguments)}
 DRY_RUN = "dry_run"
 
@@ -43,7 +45,7 @@ def _option_fields() -> Iterator[tuple[str, Any, Any]]:
     for option, info in OPTIONS.items():
         if option not in STOCK:
             kind = Optional[bool] if is_boolean(info) else Optional[str]  # noqa: UP045
-            yield option, kind, field(default=None, metadata={"help": info.description})
+            yield option, kind, field(default=None, metadata={"help": text_of(OWNERS[option], option)})
 
 
 GalvatronTrainingArguments = make_dataclass(
