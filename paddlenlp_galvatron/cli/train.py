@@ -156,7 +156,7 @@ def check_inputs(
     from paddlenlp_galvatron.training.settings import require_reporters
 
     require_reporters(run.settings.report_to or ())
-    data = open_data(run.settings, run.plan, run.shape, known=known, keep=keep)
+    data = open_data(run.settings, run.plan, run.shape, on_identity=known, keep=keep)
     if run.settings.evaluates != "no":
         open_data(run.settings, run.plan, run.shape, "valid", keep=keep)
     for note in data.notes:

@@ -156,10 +156,10 @@ def _shards(
     shards: list[list[StoredWeight]] = []
     size = max_bytes
     for weight in weights:
-        own = size_of(weight)
-        if size + own > max_bytes:
+        weight_bytes = size_of(weight)
+        if size + weight_bytes > max_bytes:
             shards.append([])
             size = 0
         shards[-1].append(weight)
-        size += own
+        size += weight_bytes
     return shards

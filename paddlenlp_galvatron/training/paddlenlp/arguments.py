@@ -90,8 +90,8 @@ def settings_for(model: Any, arguments: Any, sample_length: int | None) -> Train
     `sample_length`: sequence length of the user's own data, for where the plan leaves it open. Raises UserError.
     """
     if not isinstance(arguments, TrainingArguments):
-        found = "missing" if arguments is None else f"is a {type(arguments).__name__}"
-        raise UserError(f"args: {found}; give GalvatronTrainingArguments, or PaddleNLP's TrainingArguments")
+        fault = "missing" if arguments is None else f"is a {type(arguments).__name__}"
+        raise UserError(f"args: {fault}; give GalvatronTrainingArguments, or PaddleNLP's TrainingArguments")
     values = dict(_given(arguments))
     if hasattr(model, "to_dict") and hasattr(model, "model_type"):
         path = Path(arguments.output_dir).absolute() / CONFIG
@@ -132,7 +132,7 @@ def _leaves_length_open(values: dict[str, Any]) -> bool:
 def _given(arguments: TrainingArguments) -> Iterator[tuple[str, Any]]:
     """Arguments that differ from the default, and from PaddleNLP's own change of it."""
     made = TrainingArguments(output_dir=arguments.output_dir)
-    for own in fields(arguments):
-        value = getattr(arguments, own.name, own.default)  # PaddleNLP deletes one of its fields
-        if value != own.default and (own.name == "output_dir" or value != getattr(made, own.name, None)):
-            yield own.name, value.value if isinstance(value, Enum) else value
+    for field in fields(arguments):
+        value = getattr(arguments, field.name, field.default)  # PaddleNLP deletes one of its fields
+        if value != field.default and (field.name == "output_dir" or value != getattr(made, field.name, None)):
+            yield field.name, value.value if isinstance(value, Enum) else value
