@@ -42,7 +42,8 @@ from .start import how_to_start
 if TYPE_CHECKING:
     from paddlenlp_galvatron.cost_model.facts import PlanFacts
     from paddlenlp_galvatron.plan.export import Argument
-    from paddlenlp_galvatron.planner.problem import OriginOptions, Problem
+    from paddlenlp_galvatron.planner.origin import OriginOptions
+    from paddlenlp_galvatron.planner.question import Question
     from paddlenlp_galvatron.report.measured import Log
 
 # Prices, searches and logs are imported where a command needs them: `plan show` reads a file, and does so at once.
@@ -199,8 +200,8 @@ def diff(values: dict[str, Any], json: bool) -> None:
     budget_gb = next((gb for gb in budgets if isinstance(gb, int | float)), PRICED_GB)  # so that both reserve the same
 
     def facts_of(file: Path) -> PlanFacts:
-        plan, problem = _origin(file, given, budget_gb)
-        return problem.facts_of(plan)
+        plan, question = _origin(file, given, budget_gb)
+        return question.facts_of(plan)
 
     facts = None
     try:
@@ -240,24 +241,24 @@ def trace(values: dict[str, Any], json: bool) -> None:
     from paddlenlp_galvatron.report.trace import predicted_events, rank_names
 
     given = TraceOptions.from_values(values)
-    plan, problem = _origin(given.file, given)
-    facts = problem.facts_of(plan)
+    plan, question = _origin(given.file, given)
+    facts = question.facts_of(plan)
     prediction, output = facts.prediction, given.output
-    write_trace(output, predicted_events(plan, problem.cost, prediction), rank_names(plan))
+    write_trace(output, predicted_events(plan, question.cost, prediction), rank_names(plan))
     text = f"{output}: a step of {prediction.time_s:.4g} s, {facts.speed_words}; open it in https://ui.perfetto.dev"
     speed = {"time_s": prediction.time_s, "samples_per_s": prediction.samples_per_s}
     answer(text, json, trace=output, **speed, load=load_summary(facts.cost.load))
 
 
-def _origin(file: Path, given: PriceOptions, budget_gb: float = PRICED_GB) -> tuple[Plan, Problem]:
+def _origin(file: Path, given: PriceOptions, budget_gb: float = PRICED_GB) -> tuple[Plan, Question]:
     """`budget_gb`: where the file names none. Raises UserError where it does not say what it was searched from."""
-    from paddlenlp_galvatron.planner.problem import read_origin
+    from paddlenlp_galvatron.planner.origin import read_origin
 
     return read_origin(_of(file, given), budget_gb=budget_gb)
 
 
 def _of(file: Path, given: PriceOptions) -> OriginOptions:
-    from paddlenlp_galvatron.planner.problem import OriginOptions
+    from paddlenlp_galvatron.planner.origin import OriginOptions
 
     return OriginOptions(plan=file, **{name: getattr(given, name) for name in PriceOptions.model_fields})
 

@@ -80,7 +80,10 @@ class CostModel:
 
     def reserving(self, context_mib: float, freed: float | None = None) -> CostModel:
         """The same model with this reserve on every device, and this share of freed working memory besides it."""
-        other = self._with(replace(self.options, context_mib=context_mib, freed=freed))
+        options = replace(self.options, context_mib=context_mib, freed=freed)
+        if options == self.options:
+            return self
+        other = self._with(options)
         if not self.options.offload_optimizer:  # whose prices depend on the reserve; all others keep their caches
             other._experts, other._layers, other._setting = self._experts, self._layers, self._setting
             other._vocabulary, other._switches = self._vocabulary, self._switches

@@ -8,7 +8,7 @@ from math import inf
 from ..base.errors import GalvatronError, Infeasible
 from ..cost_model.facts import PlanFacts
 from ..plan import Plan
-from .problem import Problem, SharedTime
+from .question import Question, SharedTime
 from .result import Candidate, SearchResult
 from .what_ifs import MOST_CHANGES, OneLayerChanged, WhatIf, one_layer_changed, what_ifs
 
@@ -24,7 +24,7 @@ BUDGETS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)  # of the plan's, 
 class Explanation(PlanFacts):
     """The facts of a plan, the runners-up, and what would change it."""
 
-    problem: Problem
+    question: Question
     searched: SearchResult  # the best plans of this batch, the plan's family among them
     one_layer: OneLayerChanged
     what_ifs: list[WhatIf]
@@ -47,23 +47,23 @@ class Explanation(PlanFacts):
         mine, best, fastest = Candidate(self.plan, self.prediction), self.searched.best, self.searched.fastest
         if not best or not fastest:
             return False
-        most_s = fastest.time_s * (1 + self.problem.options.simplest_within / 100)
+        most_s = fastest.time_s * (1 + self.question.options.simplest_within / 100)
         return mine.time_s <= most_s and (mine.strategies, mine.segments) <= (best.strategies, best.segments)
 
 
-def explain(plan: Plan, problem: Problem) -> Explanation:
+def explain(plan: Plan, question: Question) -> Explanation:
     """Explain a plan by a dozen searches. Raises UserError where the plan cannot be priced."""
-    one_layer = one_layer_changed(problem, plan)
+    one_layer = one_layer_changed(question, plan)
     time = SharedTime(SEARCHES_S, FIRST + MOST_CHANGES)
-    searched = problem.search(known=[plan], seconds=time.take(FIRST), compared=True, top_k=RUNNERS_UP)
+    searched = question.changed(top_k=RUNNERS_UP).search(known=[plan], seconds=time.take(FIRST))
     best = [one.plan for one in (searched.best, searched.fastest) if one]
     known = [plan, *best, *(other.plan for other in searched.runners_up)]
     return Explanation(
-        **vars(problem.facts_of(plan)),
-        problem=problem,
+        **vars(question.facts_of(plan)),
+        question=question,
         searched=searched,
         one_layer=one_layer,
-        what_ifs=list(what_ifs(problem, plan, known, time)),
+        what_ifs=list(what_ifs(question, plan, known, time)),
     )
 
 
@@ -84,13 +84,14 @@ class FrontierPoint:
 def frontier(explanation: Explanation) -> list[FrontierPoint]:
     """The best step time of the plan's batch under budgets around the plan's, each found by a search that begins with
     the results of those before it."""
-    problem, points = explanation.problem, []
+    question, points = explanation.question, []
     known = [explanation.plan, *(one.plan for one in explanation.what_ifs if one.plan)]
     time = SharedTime(FRONTIER_S, len(BUDGETS))
     for share in BUDGETS:
-        memory_gb = problem.options.memory_gib * share
+        memory_gb = question.options.memory_gib * share
         try:
-            result = problem.search(known=known, seconds=time.take(), memory_constraint=memory_gb)
+            changed = question.changed(memory_constraint=memory_gb)
+            result = changed.search(known=known, seconds=time.take(), compared=False)
             known.append(result.plan)
             points.append(FrontierPoint(memory_gb, result.time_s, result.lower_bound_s))
         except GalvatronError as error:

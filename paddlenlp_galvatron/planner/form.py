@@ -15,16 +15,14 @@ from pydantic_core import PydanticCustomError
 
 from ..base.errors import GalvatronError, UserError
 from ..base.limits import Positive, Ranks, Samples, Size
-from ..cost_model import CostModel
 from ..model import load_model
 from ..options.group import Options
-from ..options.model_options import SEQ, Model, ModelOptions
+from ..options.model_options import SEQ, ModelOptions
 from ..options.prices import TWO_SOURCES
 from ..plan import plan_to_dict
 from ..profiles.data_sheet import load_data_sheet
 from .fit import DEVICE
 from .options import BATCH, SearchOptions
-from .problem import best_of
 from .question import Question
 from .result import SearchResult
 
@@ -77,9 +75,7 @@ SET_BY_THE_FORM = {
 class Answer:
     """The best plan, or the changes that it would need."""
 
-    model: Model
-    cost: CostModel
-    options: SearchOptions
+    question: Question
     result: SearchResult
     notes: tuple[str, ...]
     commands: tuple[str, ...]
@@ -89,7 +85,7 @@ class Answer:
     def why_not(self) -> GalvatronError | None:
         """Why no plan answers the question, where none does."""
         try:
-            best_of(self.result, SEARCH_S)
+            self.result.require_in(SEARCH_S)
         except GalvatronError as error:
             return error
         return None
@@ -132,7 +128,7 @@ def answer(form: Form, more: Mapping[str, Any], look_wider: bool = True) -> Answ
         else None
     )
     notes, commands = tuple(dict.fromkeys(noted)), tuple(_commands(form, question.options, more))
-    return Answer(question.model, question.cost, question.options, result, notes, commands, enough)
+    return Answer(question, result, notes, commands, enough)
 
 
 def _enough_nodes(form: Form, more: Mapping[str, Any]) -> int | None:

@@ -76,7 +76,7 @@ class TaskOptions(Options):
         return self
 
     @property
-    def priced(self) -> CostOptions:
+    def cost_options(self) -> CostOptions:
         """The task for the cost model."""
         return CostOptions(
             task=self.trained,
@@ -325,7 +325,14 @@ class SearchOptions(TaskOptions):
 
     @property
     def cost_options(self) -> CostOptions:
-        return replace(self.priced, context_mib=self.reserve_mib, global_memory_buffer=not self.no_global_memory_buffer)
+        """The task, the reserve and the buffer for the cost model."""
+        buffer = not self.no_global_memory_buffer
+        return replace(super().cost_options, context_mib=self.reserve_mib, global_memory_buffer=buffer)
+
+    @property
+    def priced_by(self) -> tuple[object, ...]:
+        """The options that prices depend on, besides model and profiles."""
+        return self.cost_options, self.assumptions, self.num_nodes, self.num_gpus_per_node
 
 
 def _modes(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from itertools import groupby
 from math import ceil, floor, inf, log10
 from typing import Any, Self
 
-from ..base.errors import Infeasible, UserError
+from ..base.errors import GalvatronError, Infeasible, UserError
 from ..base.text import plain
 from ..base.units import GIB_MIB, MS_PER_S
 from ..cost_model import CostModel
@@ -284,6 +284,12 @@ class SearchResult:
         if self.best is None:
             raise KeyboardInterrupt("no plan was found yet, so none is written")
         return f"interrupted: this is the best plan so far; the fastest takes at most {self.gap:.2%} less time"
+
+    def require_in(self, seconds: float) -> Candidate:
+        """The best plan of a search of `seconds`. Raises GalvatronError where it found none."""
+        if self.best is None and self.given_up:
+            raise GalvatronError(f"no plan was found in {seconds:.2g} s; galvatron search has no limit of time")
+        return self.require()
 
     def require(self) -> Candidate:
         """The best plan. Raises Infeasible, which names the least memory that would do, or UserError where the search

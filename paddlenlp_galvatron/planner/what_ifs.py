@@ -13,7 +13,7 @@ from ..plan import LayerStrategy, Plan
 from ..plan.strategy import runs
 from ..profiles.hardware import Collective, HardwareProfile, MessageGroup
 from ..profiles.network import Network
-from .problem import Problem, SharedTime, best_of
+from .question import Question, SharedTime
 from .result import SHOWN_GAP
 from .space import PlanFamily, Space
 
@@ -47,16 +47,16 @@ class WhatIf:
         return not self.why_not and self.gap >= SHOWN_GAP
 
 
-def what_ifs(problem: Problem, plan: Plan, known: Sequence[Plan], time: SharedTime) -> Iterator[WhatIf]:
+def what_ifs(question: Question, plan: Plan, known: Sequence[Plan], time: SharedTime) -> Iterator[WhatIf]:
     """The best plan under each change, by a search of its own that begins with the known plans."""
-    options, hardware = problem.options, problem.cost.profiles.network.profile
+    options, hardware = question.options, question.cost.profiles.network.profile
     seq = options.seq_length or 0
 
     def changed(name: str, change: str, length: int = seq, like: Mapping[str, Any] = {}, **changes: Any) -> WhatIf:
         begin, seconds = [replace(one, **like) for one in known], time.take()
         try:
-            result = problem.search(known=begin, seconds=seconds, **changes)
-            best = best_of(result, seconds)
+            result = question.changed(**changes).search(known=begin, seconds=seconds, compared=False)
+            best = result.require_in(seconds)
         except GalvatronError as error:
             return WhatIf(name, change, None, inf, 0.0, 0.0, why_not=str(error).split("\n")[0])
         speed = best.samples_per_s
@@ -146,9 +146,9 @@ class OneLayerChanged:
     count: int  # of layers whose change may differ from that of the others
 
 
-def one_layer_changed(problem: Problem, plan: Plan) -> OneLayerChanged:
+def one_layer_changed(question: Question, plan: Plan) -> OneLayerChanged:
     """Tries all layers whose change differs, or some that lie evenly where that would take long."""
-    cost, options = problem.cost, problem.options
+    cost, options = question.cost, question.options
     family = PlanFamily.of(plan)
     spaces = [
         Space(shape, replace(cost.assumed, seq_length=seq), options, cost, layer_type).layers(family)
@@ -167,7 +167,7 @@ def one_layer_changed(problem: Problem, plan: Plan) -> OneLayerChanged:
                 continue
             changed = replace(plan, layers=(*plan.layers[:layer], strategy, *plan.layers[layer + 1 :]))
             prediction = cost.joined(changed, [*before, cost.stage_cost(changed, stage), *behind])
-            fits = max(stage.memory.total_mib for stage in prediction.stages) <= problem.budget_mib
+            fits = max(stage.memory.total_mib for stage in prediction.stages) <= question.budget_mib
             other = OtherStrategy(layer, strategy, prediction, fits)
             known = found.get(strategy)
             if known is None or _order(other) < _order(known):

@@ -233,7 +233,7 @@ def _others(others: Sequence[OtherStrategy], prediction: Prediction) -> Table:
 
 def _what_ifs(explanation: Explanation) -> Table:
     made = table("", "change", "step, s", "tokens/s", "")
-    seq = explanation.problem.options.seq_length or 0
+    seq = explanation.question.options.seq_length or 0
     now = explanation.prediction.samples_per_s * seq
     made.add_row("as planned", "", f"{explanation.prediction.time_s:.4g}", f"{now:,.0f}")
     answers = [one for one in explanation.what_ifs if not one.why_not]

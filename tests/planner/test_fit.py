@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from paddlenlp_galvatron.cost_model.variants import adapter_share, product_share
 from paddlenlp_galvatron.options.prices import JobOptions
 from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, Precision, load_model
 from paddlenlp_galvatron.planner.fit import Fit, FitOptions, fit
+from paddlenlp_galvatron.planner.options import TaskOptions
 from paddlenlp_galvatron.planner.result import Job
 from paddlenlp_galvatron.profiles.analytic import analytic_computation, analytic_hardware, analytic_memory
 from paddlenlp_galvatron.profiles.compute_time import ComputeTimes
@@ -68,6 +70,17 @@ def test_adapters_need_fewer_cards_than_all_weights_and_a_reference_is_a_table()
     assert pairs.best.samples_per_s == alone.best.samples_per_s
     dpo, pretrain = (fitted(gpus=8, task=task)[0].best for task in ("dpo", "pretrain"))
     assert dpo and pretrain and dpo.samples_per_s == pretrain.samples_per_s
+
+
+def test_every_option_of_the_task_reaches_the_search():
+    task = {"task": "lora", "lora_rank": 4, "document_tokens": 512.0, "offload_optimizer": True}
+    experts = {"moe_imbalance": 1.9, "moe_imbalance_bound": 3.0, "experts_one_by_one": True}
+    assert {*task, *experts} == {*TaskOptions.model_fields}
+    [row] = fitted(gpus=8, **task, **experts)
+    asked = {name: getattr(row.question.options, name) for name in TaskOptions.model_fields}
+    assert asked == {**task, **experts}
+    priced = row.question.cost.options
+    assert replace(priced, context_mib=0.0, freed=None) == row.question.options.cost_options
 
 
 def test_frozen_weights_take_their_bytes_alone_and_half_of_backwards_products():

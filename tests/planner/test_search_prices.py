@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from paddlenlp_galvatron.plan import DataParallel, LayerStrategy
 from paddlenlp_galvatron.plan.export import stock_arguments
 from paddlenlp_galvatron.planner import SearchOptions, search
-from paddlenlp_galvatron.planner.problem import Problem, SharedTime
-from paddlenlp_galvatron.planner.question import Question
+from paddlenlp_galvatron.planner.question import Question, SharedTime
 from paddlenlp_galvatron.planner.what_ifs import MOST_CHANGES, what_ifs
 
 from .random_cost import best_by_enumeration
@@ -100,6 +99,5 @@ def test_many_nodes_shard_in_parts_and_explain_says_what_they_gain() -> None:
     assert sizes - {None} and not any(part.sharding for part in over_all.plan.layers)
     stock = Question.of(asked | {"trainer": "paddlenlp"}).search()
     assert stock_arguments(stock.plan)["sharding_parallel_degree"] == 8
-    problem = Problem(question.model.shapes, question.cost, question.options)
-    changes = {one.name: one for one in what_ifs(problem, found.plan, [found.plan], SharedTime(20, MOST_CHANGES))}
+    changes = {one.name: one for one in what_ifs(question, found.plan, [found.plan], SharedTime(20, MOST_CHANGES))}
     assert changes["ZeRO in parts"].time_s == pytest.approx(over_all.time_s)

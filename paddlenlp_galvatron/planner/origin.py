@@ -1,106 +1,25 @@
-"""The inputs of a plan's search, to search again with a change: model, cluster, profiles and options, as the plan's
-file or the user names them."""
+"""A plan's file, and the question of the search that it came from: model, cluster, profiles and options, as the file or
+the user names them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from time import process_time
 from typing import Any
 
-from ..base.errors import GalvatronError, UserError
+from ..base.errors import UserError
 from ..base.units import GIB_MIB
-from ..cost_model import CostModel
-from ..cost_model.facts import PlanFacts
 from ..options.group import canonical_options
 from ..options.model_options import SEQ, ModelOptions
 from ..options.prices import PriceOptions
-from ..plan import ModelShape, Plan, read_plan
+from ..plan import Plan, read_plan
 from ..plan.check import require_fits
 from ..profiles import ProfileFile
-from ..profiles.hardware import HardwareProfile
-from ..profiles.network import Network
-from .branch_and_bound import Watch
-from .engine import search
+from ..profiles.dialects import Note
+from ..profiles.files import no_note
 from .options import PATH_OPTIONS, SearchOptions
-from .question import prices, with_reserve, within_size
-from .result import Candidate, SearchResult
-
-LEAST_S = 0.5  # of a search whose time others have taken
-
-
-@dataclass(frozen=True)
-class Problem:
-    """The inputs of a plan's search, to search again with a change. Its batch is the plan's alone."""
-
-    shapes: tuple[ModelShape, ...]
-    cost: CostModel  # with the reserve that the options ask for
-    options: SearchOptions  # context_mib unset: the device's own reserve, which changes with the budget
-    watch: Callable[[], Watch] | None = None  # asked as each search begins, to show how far it is
-
-    def __post_init__(self) -> None:
-        # Every change asks for this batch, not for the range that the plan was chosen from.
-        if self.options.settle_bsz == -1:
-            raise ValueError("settle_bsz: a problem is of one batch")
-
-    @property
-    def shape(self) -> ModelShape | None:
-        """The model's shape; None: layers of several kinds."""
-        return self.shapes[0] if len(self.shapes) == 1 else None
-
-    @property
-    def budget_mib(self) -> float:
-        """Memory of a device."""
-        return self.options.memory_gib * GIB_MIB
-
-    def facts_of(self, plan: Plan) -> PlanFacts:
-        """Raises UserError where the plan cannot be priced."""
-        return PlanFacts(plan, self.cost.predict(plan), self.cost, self.shape, self.budget_mib)
-
-    def search(
-        self,
-        hardware: HardwareProfile | None = None,
-        known: Sequence[Plan] = (),
-        seconds: float | None = None,
-        compared: bool = False,
-        **changes: Any,
-    ) -> SearchResult:
-        """Search with these options changed, or on other hardware, from the results `known`, for at most `seconds`;
-        `compared` as `planner.search` has it. Raises UserError where that cannot be priced."""
-        if "num_nodes" in changes:
-            changes["world_size"] = changes["num_nodes"] * self.options.num_gpus_per_node
-        options = self.options.model_copy(update=changes)
-        if options.device and hardware is None:  # a data sheet has prices for any cluster and length
-            cost = prices(self.shapes, options)
-        else:
-            profiles = self.cost.profiles
-            profiles = replace(profiles, network=Network(hardware)) if hardware else profiles
-            cost = CostModel(self.shapes, profiles, options.assumptions, options.cost_options)
-        options, cost = with_reserve(options, cost)
-        watch = self.watch() if self.watch else None
-        return search(self.shapes, cost, options, watch=watch, known=known, seconds=seconds, compared=compared)
-
-
-def best_of(result: SearchResult, seconds: float) -> Candidate:
-    """The plan that a search found in `seconds`. Raises GalvatronError where it found none."""
-    if result.best is None and result.given_up:
-        raise GalvatronError(f"no plan was found in {seconds:.2g} s; galvatron search has no limit of time")
-    return result.require()
-
-
-class SharedTime:
-    """Seconds of processor time that some searches share: slow ones may use the rest of quick ones."""
-
-    def __init__(self, seconds: float, shares: int, least_s: float | None = None):
-        self._end, self._shares = process_time() + seconds, shares
-        self._least_s = LEAST_S if least_s is None else least_s
-
-    def take(self, shares: int = 1) -> float:
-        """Seconds of the next search."""
-        part = shares / max(shares, self._shares)
-        self._shares -= shares
-        return max(self._least_s, (self._end - process_time()) * part)
+from .question import Question, prices, within_size
 
 
 class OriginOptions(PriceOptions):
@@ -109,18 +28,16 @@ class OriginOptions(PriceOptions):
     plan: Path
 
 
-def read_origin(
-    origin: OriginOptions, note: Callable[[str], None] = lambda line: None, budget_gb: float | None = None
-) -> tuple[Plan, Problem]:
+def read_origin(origin: OriginOptions, note: Note = no_note, budget_gb: float | None = None) -> tuple[Plan, Question]:
     """A plan, and what it was searched from, at the plan's batch. `budget_gb`: where nobody names one. Raises
     UserError."""
     return origin_of(read_plan(origin.plan, smallest_world=True), origin, note, budget_gb)
 
 
 def origin_of(
-    plan: Plan, origin: OriginOptions, note: Callable[[str], None] = lambda line: None, budget_gb: float | None = None
-) -> tuple[Plan, Problem]:
-    """The problem of a plan that has been read."""
+    plan: Plan, origin: OriginOptions, note: Note = no_note, budget_gb: float | None = None
+) -> tuple[Plan, Question]:
+    """The question of a plan that has been read."""
     searched = plan.metadata.get("searched_from") or {}
     given, seq_length = _model(searched, origin.model_size, plan), plan.assumed.seq_length
     model = given.resolve(seq_length) if seq_length else given.resolve_usual(SEQ)
@@ -135,7 +52,7 @@ def origin_of(
     options = within_size(options, cost, note, budget_gb)
     for path in ProfileFile.changed(searched.get("profiles")):
         note(f"{path} has changed since the plan was searched; search again for the best plan")
-    return plan, Problem(model.shapes, with_reserve(options, cost)[1], options)
+    return plan, Question(model, options, cost)
 
 
 def _model(searched: Mapping[str, Any], given: str | None, plan: Plan) -> ModelOptions:
