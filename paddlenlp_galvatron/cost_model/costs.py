@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from operator import add
 from typing import NamedTuple
 
-from ..plan.strategy import IMBALANCE, IMBALANCE_BOUND, Load
+from ..plan.strategy import IMBALANCE, IMBALANCE_BOUND, Load, Plan
 from ..profiles.analytic import GROUPED, ExpertKernels
 from ..profiles.compute_time import ComputeTimes
 from ..profiles.data_sheet import Device
@@ -90,6 +90,20 @@ class CostOptions:
     @property
     def load(self) -> Load:
         return Load(self.imbalance, self.imbalance_bound)
+
+
+class StageSetting(NamedTuple):
+    """A stage and its micro-batches, as prices depend on them."""
+
+    stage_size: int  # ranks
+    micro_batch: int  # samples, over the whole stage
+    micro_batches: int  # of a step
+    pipeline: int  # stages
+
+    @classmethod
+    def of(cls, plan: Plan) -> StageSetting:
+        """Any stage of a plan."""
+        return cls(plan.stage_size, plan.micro_batch, plan.micro_batches, plan.pipeline)
 
 
 class States(NamedTuple):

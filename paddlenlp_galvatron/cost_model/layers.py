@@ -18,7 +18,7 @@ from ..plan.mesh import OF_A_SAMPLE, SHARDING, Axis, Mesh
 from ..plan.strategy import LayerStrategy, Strategy
 from ..profiles.computation import PassTimes
 from .collectives import CallTimes, Setting, point_calls, weight_calls
-from .costs import LayerCost
+from .costs import LayerCost, StageSetting
 from .experts import ExpertPrices
 from .module import ModulePrices, Room, once
 from .stage_memory import positions_mib
@@ -105,7 +105,7 @@ class LayerPrices:
     @once
     def _weight_times(self, sharded: LayerStrategy, stage_size: int, pipeline: int, layer_type: int) -> CallTimes:
         """Times of the collectives of a layer's weights, for any micro-batch and recompute."""
-        setting = self._modules.setting(stage_size, 0, False, pipeline, layer_type)
+        setting = self._modules.setting(StageSetting(stage_size, 0, 1, pipeline), layer_type)
         weights = layer_weights(self._models[layer_type], sharded.tp)
         calls = weight_calls(weights, sharded, setting)
         return self._modules.call_times(calls, sharded.mesh(stage_size), pipeline, weights, sharded.sharding)

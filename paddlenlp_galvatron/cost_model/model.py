@@ -16,7 +16,7 @@ from ..plan.communicators import communicators
 from ..plan.strategy import Assumptions, Experts, LayerStrategy, Load, Plan, Strategy, VocabStrategy
 from ..profiles.memory import Role
 from ..profiles.reserve import Reserve
-from .costs import CostOptions, LayerCost, Prediction, Profiles, StagePrediction, Task
+from .costs import CostOptions, LayerCost, Prediction, Profiles, StagePrediction, StageSetting, Task
 from .experts import ExpertPrices
 from .layers import LayerPrices
 from .module import ModulePrices
@@ -100,63 +100,42 @@ class CostModel:
         """Memory of a device besides tensors, with the communicators of a plan."""
         return self.profiles.reserve.having(communicators(plan, self.given[0], self.seqs[0]))
 
-    def layer_cost(
-        self,
-        strategy: LayerStrategy,
-        *,
-        stage_size: int,
-        micro_batch: int,
-        micro_batches: int,
-        pipeline: int,
-        layer_type: int = 0,
-    ) -> LayerCost:
-        """One layer on a stage of `stage_size` ranks that takes `micro_batch` samples at once, over all its ranks.
+    def layer_cost(self, strategy: LayerStrategy, stage: StageSetting, layer_type: int = 0) -> LayerCost:
+        """One layer over all ranks of a stage.
 
         Raises UserError when the samples don't split over the dp degree or a profile lacks an entry for the strategy.
         """
-        setting = self._setting(stage_size, micro_batch, micro_batches > 1, pipeline, layer_type)
-        return self._layers.cost(strategy, setting)
+        return self._layers.cost(strategy, self._setting(stage, layer_type))
 
     def expert_cost(
-        self,
-        experts: Experts,
-        recompute: Recompute,
-        *,
-        stage_size: int,
-        micro_batch: int,
-        micro_batches: int,
-        pipeline: int,
-        layer_type: int = 0,
+        self, experts: Experts, recompute: Recompute, stage: StageSetting, layer_type: int = 0
     ) -> LayerCost:
         """Cost of the experts of one layer for one micro-batch, of a type that has some."""
-        setting = self._setting(stage_size, micro_batch, micro_batches > 1, pipeline, layer_type)
-        return self._experts.cost(experts, recompute & Recompute.FULL, setting)
+        return self._experts.cost(experts, recompute & Recompute.FULL, self._setting(stage, layer_type))
 
-    def vocab_cost(
-        self, vocab: VocabStrategy, *, stage_size: int, micro_batch: int, micro_batches: int, pipeline: int, role: Role
-    ) -> LayerCost:
+    def vocab_cost(self, vocab: VocabStrategy, stage: StageSetting, role: Role) -> LayerCost:
         """Embedding and LM head as a stage of this role has them. Raises UserError as `layer_cost` does."""
-        return self._vocabulary.cost(vocab, stage_size, micro_batch, micro_batches, pipeline, role)
+        return self._vocabulary.cost(vocab, stage, role)
 
-    def middle_cost(self, *, stage_size: int, micro_batch: int, micro_batches: int, later: bool = False) -> LayerCost:
+    def middle_cost(self, stage: StageSetting, later: bool = False) -> LayerCost:
         """Cost of the input of a stage without embedding and LM head; the previous stage keeps it as its output, too.
         `later`: the stage's masks and messages are counted with another chunk, except those of one neighbour: the
         first stage follows the last."""
-        return self._vocabulary.middle_cost(stage_size, micro_batch, micro_batches, later)
+        return self._vocabulary.middle_cost(stage, later)
 
     def switch_cost(
-        self, before: Strategy | None, after: Strategy | None, *, stage_size: int, micro_batch: int, layer_type: int = 0
+        self, before: Strategy | None, after: Strategy | None, stage: StageSetting, layer_type: int = 0
     ) -> tuple[float, float]:
         """(forward, backward) ms of handing one micro-batch's tokens of a layer type on; None is the stage's edge.
 
         Gradients go the other way between the same layouts. Equal layouts cost nothing.
         """
-        return self._switches.switch_ms(before, after, stage_size, micro_batch, layer_type)
+        return self._switches.switch_ms(before, after, stage, layer_type)
 
-    def boundary_cost(self, *, stage_size: int, micro_batch: int, pipeline: int, layer_type: int = 0) -> float:
+    def boundary_cost(self, stage: StageSetting, layer_type: int = 0) -> float:
         """Time in ms of one micro-batch's send to the next stage, and of its gradient's back: each rank sends
         its own slice of a layer type's tokens to its peer."""
-        return self._switches.send_ms(stage_size, micro_batch, pipeline, layer_type)
+        return self._switches.send_ms(stage, layer_type)
 
     def crossing_type(self, layer: int) -> int:
         """Layer type whose tokens are sent on in front of a layer (one past the last: behind it).
@@ -174,7 +153,7 @@ class CostModel:
     def stage_cost(self, plan: Plan, stage: int) -> StageCost:
         """Cost of one stage, which depends on its own layers alone. Raises UserError."""
         self._require_mine(plan)
-        where = {"stage_size": plan.stage_size, "micro_batch": plan.micro_batch, "pipeline": plan.pipeline}
+        setting = StageSetting.of(plan)
         chunks = [self.chunk_parts(plan, stage, chunk) for chunk in range(plan.chunks)]
         forward_ms, backward_ms, send_ms = [], [], []
         for chunk, parts in enumerate(chunks):
@@ -182,7 +161,7 @@ class CostModel:
             forward_ms.append(sum(part.forward_ms for part in parts) + sum(forward for forward, _ in switches))
             backward_ms.append(sum(part.backward_ms for part in parts) + sum(backward for _, backward in switches))
             last = plan.is_last(stage, chunk)
-            send_ms.append(0.0 if last else self.boundary_cost(layer_type=self.crossing_type(behind), **where))
+            send_ms.append(0.0 if last else self.boundary_cost(setting, self.crossing_type(behind)))
         each = not self.assumed.async_grad_reduce
         memory = memory_of(plan, stage, chunks, self.options, each, self._shared_mib(plan, stage))
         sync_ms = sum(part.sync_ms for parts in chunks for part in parts)
@@ -221,31 +200,26 @@ class CostModel:
         """Costs of the parts of a chunk of a stage: its layers in order, before them the embedding or the
         output of the chunk before, behind them the LM head where it has it apart."""
         last = plan.pipeline - 1
-        where = {
-            "stage_size": plan.stage_size,
-            "micro_batch": plan.micro_batch,
-            "micro_batches": plan.micro_batches,
-        }
-        common = {**where, "pipeline": plan.pipeline}
+        setting = StageSetting.of(plan)
         parts = [
-            self.layer_cost(plan.layers[layer], layer_type=self.layer_types[layer], **common)
+            self.layer_cost(plan.layers[layer], setting, self.layer_types[layer])
             for layer in plan.chunk_layers(stage, chunk)
         ]
         if plan.is_first(stage, chunk):
-            parts.insert(0, self.vocab_cost(plan.vocab, role="first" if last else "only", **common))
+            parts.insert(0, self.vocab_cost(plan.vocab, setting, "first" if last else "only"))
         elif plan.is_last(stage, chunk):
-            parts.append(self.vocab_cost(plan.vocab, role="last", **common))
+            parts.append(self.vocab_cost(plan.vocab, setting, "last"))
         else:
             later = chunk > 0 or stage in (0, last)
-            parts.insert(0, self.middle_cost(later=later, **where))
+            parts.insert(0, self.middle_cost(setting, later))
         return parts
 
     def chunk_switches(self, plan: Plan, stage: int, chunk: int) -> list[tuple[float, float]]:
         """(forward, backward) ms of one micro-batch at each boundary between the parts of a chunk of a stage."""
-        where = {"stage_size": plan.stage_size, "micro_batch": plan.micro_batch}
+        setting = StageSetting.of(plan)
         boundaries, layers = pairwise(plan.chunk_chain(stage, chunk)), plan.chunk_layers(stage, chunk)
         return [
-            self.switch_cost(before, after, layer_type=self.crossing_type(layer), **where)
+            self.switch_cost(before, after, setting, self.crossing_type(layer))
             for layer, (before, after) in enumerate(boundaries, layers.start)
         ]
 

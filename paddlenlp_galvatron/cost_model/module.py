@@ -20,7 +20,7 @@ from ..plan.mesh import Mesh
 from ..plan.strategy import JOINED_NUMBERS, Assumptions, DataParallel
 from ..profiles.computation import PassTimes
 from .collectives import Calls, CallTimes, Setting
-from .costs import CostOptions, LayerCost, PartMemory, Profiles, States, Task, Terms, Update, Workspace
+from .costs import CostOptions, LayerCost, PartMemory, Profiles, StageSetting, States, Task, Terms, Update, Workspace
 from .stage_memory import constants_mib
 from .weights import MOMENT_BYTES, StateBytes, Weights
 
@@ -89,11 +89,13 @@ class ModulePrices:
         return micro_batch * self.seqs[layer_type] * width
 
     @once
-    def setting(self, stage_size: int, micro_batch: int, several: bool, pipeline: int, layer_type: int) -> Setting:
-        """The setting of a stage: the same object for the same arguments, as prices are cached by it."""
+    def setting(self, stage: StageSetting, layer_type: int) -> Setting:
+        """The setting of a module: the same object where prices are the same, as they are cached by it."""
+        if stage.micro_batches > 2:
+            return self.setting(stage._replace(micro_batches=2), layer_type)
         states = self.state_bytes.frozen if self.task.frozen else self.state_bytes
-        where = stage_size, micro_batch, several, pipeline
-        return Setting(*where, self.seqs[layer_type], self.assumed, states, layer_type)
+        size, micro_batch, count, pipeline = stage
+        return Setting(size, micro_batch, count > 1, pipeline, self.seqs[layer_type], self.assumed, states, layer_type)
 
     def others_mib(self, tp: int, tokens_mib: float) -> float:
         """Memory of the tokens that Megatron-SP gathers for products, without the rank's own."""

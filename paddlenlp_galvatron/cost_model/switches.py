@@ -8,6 +8,7 @@ from ..plan.layout import TokenLayout, redistribution, token_layout
 from ..plan.mesh import Axis, Mesh
 from ..plan.strategy import Strategy
 from .collectives import place_of
+from .costs import StageSetting
 from .module import ModulePrices, once
 
 
@@ -18,18 +19,18 @@ class SwitchPrices:
         self._modules, self._world_size = modules, world_size
 
     def switch_ms(
-        self, before: Strategy | None, after: Strategy | None, stage_size: int, micro_batch: int, layer_type: int
+        self, before: Strategy | None, after: Strategy | None, stage: StageSetting, layer_type: int
     ) -> tuple[float, float]:
         """(forward, backward) of resharding, as `CostModel.switch_cost` has it."""
         sharded = self._modules.assumed.sequence_parallel
-        source, target = (token_layout(strategy, stage_size, sharded) for strategy in (before, after))
-        where = micro_batch, layer_type
-        return self._move_ms(source, target, *where), self._move_ms(target, source, *where)
+        source, target = (token_layout(strategy, stage.stage_size, sharded) for strategy in (before, after))
+        moved = stage.micro_batch, layer_type
+        return self._move_ms(source, target, *moved), self._move_ms(target, source, *moved)
 
-    def send_ms(self, stage_size: int, micro_batch: int, pipeline: int, layer_type: int) -> float:
+    def send_ms(self, stage: StageSetting, layer_type: int) -> float:
         """Sending to the next stage, as `CostModel.boundary_cost` has it."""
-        tokens = self._modules.token_bytes(micro_batch, layer_type)
-        return self._modules.network.send_ms(pipeline, tokens / stage_size / MIB)
+        tokens = self._modules.token_bytes(stage.micro_batch, layer_type)
+        return self._modules.network.send_ms(stage.pipeline, tokens / stage.stage_size / MIB)
 
     @once
     def _move_ms(self, source: TokenLayout, target: TokenLayout, micro_batch: int, layer_type: int) -> float:

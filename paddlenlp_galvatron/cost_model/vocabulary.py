@@ -9,7 +9,7 @@ from ..plan.strategy import VocabStrategy
 from ..profiles.computation import PassTimes
 from ..profiles.memory import STATE_BYTES, Role
 from .collectives import Calls, Setting, vocab_calls
-from .costs import LayerCost, PartMemory, States, Terms, Workspace
+from .costs import LayerCost, PartMemory, StageSetting, States, Terms, Workspace
 from .head import HeadShare, piece_passes, piece_room
 from .layers import samples_of
 from .module import ModulePrices, Room, once
@@ -30,17 +30,13 @@ class VocabPrices:
         self._assumed, self._task = modules.assumed, modules.task
 
     @once
-    def cost(
-        self, vocab: VocabStrategy, stage_size: int, micro_batch: int, micro_batches: int, pipeline: int, role: Role
-    ) -> LayerCost:
+    def cost(self, vocab: VocabStrategy, stage: StageSetting, role: Role) -> LayerCost:
         """Embedding and LM head as a stage of this role has them."""
+        stage_size, micro_batch, micro_batches, pipeline = stage
         first, last = 0, len(self._models) - 1
         mesh = vocab.mesh(stage_size)
         samples = samples_of(vocab, mesh, stage_size, micro_batch)
-        settings = [
-            self._modules.setting(stage_size, micro_batch, micro_batches > 1, pipeline, layer_type)
-            for layer_type in (first, last)
-        ]
+        settings = [self._modules.setting(stage, layer_type) for layer_type in (first, last)]
         split = mesh.degree(*OF_A_SAMPLE)
         own = samples / split
         table = table_weights(self._models[first if role == "first" else last], vocab.tp)
@@ -112,11 +108,11 @@ class VocabPrices:
         return LayerCost.of(cost.terms._replace(states=states), cost.activation_mib, workspace, memory)
 
     @once
-    def middle_cost(self, stage_size: int, micro_batch: int, micro_batches: int, later: bool) -> LayerCost:
+    def middle_cost(self, stage: StageSetting, later: bool) -> LayerCost:
         """The input of a stage without embedding and LM head, as `CostModel.middle_cost` has it."""
-        widest = max(self._modules.token_bytes(micro_batch, kind) for kind in range(len(self._models)))
-        input_mib = widest / stage_size / MIB
-        several = micro_batches > 1
+        widest = max(self._modules.token_bytes(stage.micro_batch, kind) for kind in range(len(self._models)))
+        input_mib = widest / stage.stage_size / MIB
+        several = stage.micro_batches > 1
         messages = NEXT[several] + (2 if later else BEFORE[several])  # two more gradients may be leaving
         fixed_mib = messages * input_mib + (0.0 if later else self._modules.constants_mib)
         memory = PartMemory(fixed_mib=fixed_mib, activation_mib=input_mib)

@@ -61,8 +61,7 @@ def layer_arrays(family: PlanFamily, strategies: Strategies, cost: CostModel) ->
 
 def cost_arrays(family: PlanFamily, strategies: Strategies, cost: CostModel) -> CostArrays:
     """Every cost in the family, as `layer_arrays` gives some."""
-    beside = {name: value for name, value in _where(family).items() if name != "pipeline"}
-    middle = [cost.middle_cost(later=later, **beside) for later in (False, True)]
+    middle = [cost.middle_cost(family.setting, later) for later in (False, True)]
     rows = _layer_rows(family, strategies, cost)
     prefixes = prefix_rows(family, strategies, cost)
     vocabs = []
@@ -82,10 +81,10 @@ def cost_arrays(family: PlanFamily, strategies: Strategies, cost: CostModel) -> 
 
 def prefix_rows(family: PlanFamily, strategies: Strategies, cost: CostModel) -> list[tuple[float, ...]]:
     """Costs of the layers in front together, under each of their strategies, with the changes between them."""
-    where, found = _where(family), []
+    setting, found = family.setting, []
     for prefix in strategies.prefixes:
         layers = [
-            cost_numbers(cost.layer_cost(layer, layer_type=kind, **where), cost.options.freed)
+            cost_numbers(cost.layer_cost(layer, setting, kind), cost.options.freed)
             for layer, kind in zip(prefix, cost.layer_types, strict=False)
         ]
         between_ms = _changes_ms(prefix, family, cost)
@@ -106,8 +105,8 @@ def _together(rows: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
 
 def _changes_ms(chain: Sequence[Strategy], family: PlanFamily, cost: CostModel) -> tuple[float, float]:
     """Resharding (forward, backward) in ms along these strategies of the first layers' type."""
-    where = {"stage_size": family.stage_size, "micro_batch": family.micro_batch, "layer_type": cost.layer_types[0]}
-    changes = [cost.switch_cost(before, after, **where) for before, after in pairwise(chain)]
+    setting, layer_type = family.setting, cost.layer_types[0]
+    changes = [cost.switch_cost(before, after, setting, layer_type) for before, after in pairwise(chain)]
     return sum(forward for forward, _ in changes), sum(backward for _, backward in changes)
 
 
@@ -148,7 +147,7 @@ def _resharding(family: PlanFamily, strategies: Strategies, cost: CostModel) -> 
     starts = [*(strategies.in_front + run.start for run in runs), len(cost.layer_types)]
     beginnings = strategies.beginnings
     behind = [prefix[-1] if prefix else vocab for vocab, prefix in beginnings]
-    where = {"stage_size": family.stage_size, "micro_batch": family.micro_batch}
+    setting = family.setting
 
     layouts: dict[TokenLayout, int] = {}  # numbered as they come
     known: dict[tuple[int, int, int], tuple[float, float]] = {}  # by layer type and numbers of layouts
@@ -162,7 +161,7 @@ def _resharding(family: PlanFamily, strategies: Strategies, cost: CostModel) -> 
         for row, source in dict(zip(rows, before, strict=True)).items():
             for column, target in dict(zip(columns, after, strict=True)).items():
                 if (kind, row, column) not in known:
-                    known[kind, row, column] = cost.switch_cost(source, target, layer_type=kind, **where)
+                    known[kind, row, column] = cost.switch_cost(source, target, setting, kind)
         return _array([[known[kind, row, column] for column in columns] for row in rows])
 
     count = len(types)
@@ -179,7 +178,7 @@ def _resharding(family: PlanFamily, strategies: Strategies, cost: CostModel) -> 
             enter[boundary, own] = _through(costs([None], some, first), mine)[0]
             leave[boundary, own] = _through(mine, costs(some, [None], last))[:, 0]
             if family.stages > 1:
-                send[boundary, number] = cost.boundary_cost(layer_type=first, pipeline=family.stages, **where)
+                send[boundary, number] = cost.boundary_cost(setting, first)
         if number == 0:
             vocab_enter[:, own] = _through(costs(behind, some, begins), mine)
         else:
@@ -279,16 +278,6 @@ def _layers_alone(
     }
 
 
-def _where(family: PlanFamily) -> dict[str, int]:
-    """Arguments of the cost model that all prices of the family share."""
-    return {
-        "stage_size": family.stage_size,
-        "micro_batch": family.micro_batch,
-        "micro_batches": family.micro_batches,
-        "pipeline": family.stages,
-    }
-
-
 def _shape(family: PlanFamily) -> dict[str, Any]:
     """Size and schedule of the family's pipelines, as arguments of the core."""
     size = family.stages, family.micro_batches, family.chunks
@@ -308,9 +297,9 @@ def _layer_costs(
     layers: Sequence[Sequence[LayerStrategy]], family: PlanFamily, strategies: Strategies, cost: CostModel
 ) -> list[list[LayerCost]]:
     """Costs of some strategies of each run of layers."""
-    where = _where(family)
+    setting = family.setting
     return [
-        [cost.layer_cost(layer, layer_type=run.layer_type, **where) for layer in some]
+        [cost.layer_cost(layer, setting, run.layer_type) for layer in some]
         for run, some in zip(_runs(strategies, cost), layers, strict=True)
     ]
 
@@ -325,10 +314,10 @@ def _vocab_rows(
     family: PlanFamily, strategies: Strategies, cost: CostModel
 ) -> list[tuple[tuple[float, ...], tuple[float, ...]]]:
     """Costs of the vocabulary's strategies on the first stage and on the last, in the core's order."""
-    where = _where(family)
+    setting = family.setting
 
     def row(vocab: VocabStrategy, role: Role) -> tuple[float, ...]:
-        return cost_numbers(cost.vocab_cost(vocab, role=role, **where), cost.options.freed)
+        return cost_numbers(cost.vocab_cost(vocab, setting, role), cost.options.freed)
 
     if family.stages == 1:
         return [(row(vocab, "only"), (0.0,) * NUMBERS) for vocab in strategies.vocabularies]

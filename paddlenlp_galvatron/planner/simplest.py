@@ -68,16 +68,10 @@ def _narrowed(part: Part, count: int, cost: CostModel) -> Iterator[Part]:
     """The part with each set of `count` strategies, those of the fastest ones first. Its bound: some stage is busy at
     least as long as all are on average."""
     least, family, strategies = part
-    where = {
-        "stage_size": family.stage_size,
-        "micro_batch": family.micro_batch,
-        "micro_batches": family.micro_batches,
-        "pipeline": family.stages,
-    }
     busy_ms: list[dict[LayerStrategy, float]] = []  # per sample and stage, by run of layers
     behind = runs_of(cost.layer_types, strategies.in_front)
     for run, some in zip(behind, strategies.layers, strict=True):
-        costs = {one: cost.layer_cost(one, layer_type=run.layer_type, **where) for one in some}
+        costs = {one: cost.layer_cost(one, family.setting, run.layer_type) for one in some}
         passes, share = family.micro_batches, run.layers / family.stages / family.global_batch
         busy_ms.append(
             {one: share * (passes * (its.forward_ms + its.backward_ms) + its.sync_ms) for one, its in costs.items()}

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import UserError
-from ..cost_model import CostModel, LayerCost
+from ..cost_model import CostModel, LayerCost, StageSetting
 from ..plan import DataParallel, LayerStrategy, ModelShape, Plan, Recompute, Schedule, VocabStrategy
 from ..plan.check import BESIDE_EXPERTS, find_faults
 from ..plan.mesh import Degrees, divisors
@@ -67,6 +67,11 @@ class PlanFamily:
     @property
     def micro_batch(self) -> int:
         return self.global_batch // self.micro_batches
+
+    @property
+    def setting(self) -> StageSetting:
+        """Any of its stages, as prices depend on it."""
+        return StageSetting(self.stage_size, self.micro_batch, self.micro_batches, self.stages)
 
     def __str__(self) -> str:
         chunks = f" of {self.chunks} chunks" if self.chunks > 1 else ""
@@ -227,9 +232,7 @@ class Space:
         ]
         if self._cost is None:
             return halves
-        where = {"stage_size": size, "micro_batch": family.micro_batch}
-        where |= {"micro_batches": family.micro_batches, "pipeline": family.stages, "layer_type": self._layer_type}
-        costs = [self._cost.expert_cost(half, recompute, **where) for half in halves]
+        costs = [self._cost.expert_cost(half, recompute, family.setting, self._layer_type) for half in halves]
         return unbeaten(halves, np.array([cost_numbers(cost, None) for cost in costs]))
 
     def _every_layer(self, stage_size: int, degrees: Degrees) -> list[LayerStrategy]:

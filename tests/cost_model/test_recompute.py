@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from plans import MODEL
 
-from paddlenlp_galvatron.cost_model import CostModel, derive
+from paddlenlp_galvatron.cost_model import CostModel, StageSetting, derive
 from paddlenlp_galvatron.cost_model.collectives import Setting, layer_calls
 from paddlenlp_galvatron.cost_model.traffic import NAMES
 from paddlenlp_galvatron.cost_model.weights import StateBytes
@@ -20,7 +20,7 @@ from paddlenlp_galvatron.plan.comm_points import repeated
 from paddlenlp_galvatron.profiles.compute_time import ComputeTimes
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 
-WHERE = {"stage_size": 8, "micro_batch": 8, "micro_batches": 4, "pipeline": 1}
+STAGE = StageSetting(8, 8, 4, 1)
 
 
 def h100(model: str = "llama3-8b", flash: bool = True, megatron_sp: bool = True) -> CostModel:
@@ -34,7 +34,7 @@ def h100(model: str = "llama3-8b", flash: bool = True, megatron_sp: bool = True)
 def test_more_parts_keep_less_and_take_longer(model, tp, flash):
     cost = h100(model, flash)
     every = (Recompute.NONE, Recompute.FULL, *PARTLY)
-    of = {each: cost.layer_cost(LayerStrategy(tp, recompute=each), **WHERE) for each in every}
+    of = {each: cost.layer_cost(LayerStrategy(tp, recompute=each), STAGE) for each in every}
     for more, price in of.items():
         for less, other in of.items():
             if less in more and less is not more:
@@ -51,7 +51,7 @@ def test_norms_cost_little_and_spare_much():
     """Why recompute by parts pays: a third of the activations for a tenth of the time of recomputing all."""
     cost = h100("llama2-7b")
     none, norms, full = (
-        cost.layer_cost(LayerStrategy(recompute=each), **WHERE)
+        cost.layer_cost(LayerStrategy(recompute=each), STAGE)
         for each in (Recompute.NONE, Recompute.NORMS, Recompute.FULL)
     )
     assert 1 - norms.activation_mib / none.activation_mib > 0.28
@@ -62,7 +62,7 @@ def test_collectives_that_are_repeated_are_paid_for():
     """Megatron-SP gathers tokens again in any case: hidden behind products, but where the MLP is made again of them."""
     cost = h100()
     none, norms, mlp, full = (
-        cost.layer_cost(LayerStrategy(4, recompute=each), **WHERE).terms
+        cost.layer_cost(LayerStrategy(4, recompute=each), STAGE).terms
         for each in (Recompute.NONE, Recompute.NORMS, Recompute.MLP, Recompute.FULL)
     )
     assert none.tensor_backward_ms == norms.tensor_backward_ms < mlp.tensor_backward_ms < full.tensor_backward_ms
@@ -83,7 +83,7 @@ def test_figures_that_a_profile_lacks_are_derived():
     without = CostModel(measured.given, profiles, measured.assumed, measured.options)
     for parts in APART:
         layer = LayerStrategy(2, recompute=parts)
-        derived, known = (model.layer_cost(layer, **WHERE) for model in (without, measured))
+        derived, known = (model.layer_cost(layer, STAGE) for model in (without, measured))
         assert derived.activation_mib == known.activation_mib
         assert derived.backward_ms == pytest.approx(known.backward_ms, rel=0.03)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paddlenlp_galvatron.base.errors import UserError
-from paddlenlp_galvatron.cost_model import CostModel, CostOptions, Task
+from paddlenlp_galvatron.cost_model import CostModel, CostOptions, StageSetting, Task
 from paddlenlp_galvatron.cost_model.costs import Profiles
 from paddlenlp_galvatron.cost_model.variants import adapter_share, product_share
 from paddlenlp_galvatron.options.prices import JobOptions
@@ -42,7 +42,7 @@ def priced(task: Task) -> CostModel:
     return CostModel(SHAPE, profiles, Assumptions(True, Precision.BF16, seq_length=SEQ), CostOptions(task=task))
 
 
-WHERE = {"stage_size": 8, "micro_batch": 8, "micro_batches": 4, "pipeline": 1}
+STAGE = StageSetting(8, 8, 4, 1)
 LAYER = LayerStrategy()
 
 
@@ -84,7 +84,7 @@ def test_every_option_of_the_task_reaches_the_search():
 
 
 def test_frozen_weights_take_their_bytes_alone_and_half_of_backwards_products():
-    all_weights, frozen = (priced(task).layer_cost(LAYER, **WHERE) for task in (Task(), Task(adapter_rank=1)))
+    all_weights, frozen = (priced(task).layer_cost(LAYER, STAGE) for task in (Task(), Task(adapter_rank=1)))
     weights_mib = SHAPE.layer_parameters / 2**20
     assert all_weights.states_mib == pytest.approx(16 * weights_mib, rel=1e-3)
     assert frozen.states_mib == pytest.approx(2 * weights_mib, rel=5e-3)  # adapters of rank 1: 16 bytes of 0.04 %
@@ -93,13 +93,13 @@ def test_frozen_weights_take_their_bytes_alone_and_half_of_backwards_products():
     assert 0.1 < adapters_ms / all_weights.forward_ms < 0.25  # few operations, bound by memory
     products_ms = product_share(SHAPE, SEQ) * all_weights.forward_ms
     assert frozen.backward_ms == pytest.approx(all_weights.backward_ms - products_ms + 2 * adapters_ms, rel=0.01)
-    wider = priced(Task(adapter_rank=1024)).layer_cost(LAYER, **WHERE)
+    wider = priced(Task(adapter_rank=1024)).layer_cost(LAYER, STAGE)
     for name in ("forward_ms", "backward_ms", "sync_ms", "states_mib", "activation_mib"):
         assert getattr(wider, name) > getattr(frozen, name), name
 
 
 def test_attention_of_packed_rows_ends_with_documents():
-    whole, packed, tiny = (priced(Task(document_tokens=each)).layer_cost(LAYER, **WHERE) for each in (None, SEQ, 1))
+    whole, packed, tiny = (priced(Task(document_tokens=each)).layer_cost(LAYER, STAGE) for each in (None, SEQ, 1))
     assert packed == whole
     products = product_share(SHAPE, SEQ)
     assert tiny.forward_ms == pytest.approx(products * whole.forward_ms, rel=0.01)

@@ -13,6 +13,7 @@ from cost_examples import HARDWARE, MODEL, NARROW, SEQ, WIDE, example, two_types
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paddlenlp_galvatron.cost_model import StageSetting
 from paddlenlp_galvatron.plan import DataParallel, LayerStrategy
 from paddlenlp_galvatron.plan.export import stock_arguments
 from paddlenlp_galvatron.planner import SearchOptions, search
@@ -80,13 +81,13 @@ def test_zero3_and_recompute_only_add_to_a_layers_passes(
     degree: int, ulysses: bool, consecutive: bool, micro_batch: int, sequence_parallel: bool, async_grad_reduce: bool
 ) -> None:
     cost = example(sequence_parallel=sequence_parallel, async_grad_reduce=async_grad_reduce)
-    where = {"stage_size": 8, "micro_batch": micro_batch, "micro_batches": 2, "pipeline": 1}
+    stage = StageSetting(8, micro_batch, 2, 1)
     for dp_type in DataParallel:
         strategy = LayerStrategy(degree, ulysses, consecutive, dp_type)
-        once, again = (cost.layer_cost(replace(strategy, recompute=on), **where) for on in (False, True))
+        once, again = (cost.layer_cost(replace(strategy, recompute=on), stage) for on in (False, True))
         assert again.forward_ms >= once.forward_ms and again.backward_ms >= once.backward_ms
         if async_grad_reduce:
-            plain = cost.layer_cost(replace(strategy, dp_type=DataParallel.DDP), **where)
+            plain = cost.layer_cost(replace(strategy, dp_type=DataParallel.DDP), stage)
             assert once.forward_ms >= plain.forward_ms and once.backward_ms >= plain.backward_ms
 
 
