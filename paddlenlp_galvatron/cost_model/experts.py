@@ -118,4 +118,4 @@ def expert_calls(
             yield Call(Collective.ALL_GATHER, EXCHANGE, counts)
 
     again = tuple(exchange(False)) if recompute is Recompute.FULL else ()
-    return Calls(tuple(exchange(True)), (*exchange(False), *again)).also(weights)
+    return Calls(tuple(exchange(True)), (*exchange(False), *again)) + weights

@@ -80,9 +80,9 @@ class LayerPrices:
         sharding = strategy.shards(setting.stage_size)
         cost = self._modules.module_cost(strategy.dp_type, sharding, setting, timed, passes, share.weights, room)
         if self._models[setting.layer_type].experts:
-            return cost.also(self._experts.cost(strategy.experts, strategy.recompute & Recompute.FULL, setting))
+            return cost + self._experts.cost(strategy.experts, strategy.recompute & Recompute.FULL, setting)
         if self._task.adapter_rank is not None:
-            return cost.also(self._adapters(self._task.adapter_rank, strategy, share, setting, passes.forward_ms))
+            return cost + self._adapters(self._task.adapter_rank, strategy, share, setting, passes.forward_ms)
         return cost
 
     def _adapters(

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import NamedTuple
 
 from ..base.errors import UserError
 from ..model import ModelShape, Recompute, kinds_of, layer_types_of
@@ -24,15 +23,6 @@ from .simulate import StageTimes, step_ms
 from .stage_memory import fullest, memory_of, own_positions_mib
 from .switches import SwitchPrices
 from .vocabulary import VocabPrices
-
-
-class StageCost(NamedTuple):
-    """Cost of a stage in all, and times of each of its chunks for one micro-batch, in ms."""
-
-    totals: StagePrediction
-    forward_ms: list[float]
-    backward_ms: list[float]
-    send_ms: list[float]  # to the next chunk, and the gradient back
 
 
 class CostModel:
@@ -150,40 +140,37 @@ class CostModel:
         """Time and memory of one step: the one function behind every predicted time. Raises UserError."""
         return self.joined(plan, [self.stage_cost(plan, stage) for stage in range(plan.pipeline)])
 
-    def stage_cost(self, plan: Plan, stage: int) -> StageCost:
-        """Cost of one stage, which depends on its own layers alone. Raises UserError."""
+    def stage_cost(self, plan: Plan, stage: int) -> StagePrediction:
+        """Times and memory of one stage, which depend on its own layers alone. Raises UserError."""
         self._require_mine(plan)
         setting = StageSetting.of(plan)
         chunks = [self.chunk_parts(plan, stage, chunk) for chunk in range(plan.chunks)]
-        forward_ms, backward_ms, send_ms = [], [], []
+        chunks_ms = []
         for chunk, parts in enumerate(chunks):
             switches, behind = self.chunk_switches(plan, stage, chunk), plan.chunk_layers(stage, chunk).stop
-            forward_ms.append(sum(part.forward_ms for part in parts) + sum(forward for forward, _ in switches))
-            backward_ms.append(sum(part.backward_ms for part in parts) + sum(backward for _, backward in switches))
+            forward_ms = sum(part.forward_ms for part in parts) + sum(forward for forward, _ in switches)
+            backward_ms = sum(part.backward_ms for part in parts) + sum(backward for _, backward in switches)
             last = plan.is_last(stage, chunk)
-            send_ms.append(0.0 if last else self.boundary_cost(setting, self.crossing_type(behind)))
+            send_ms = 0.0 if last else self.boundary_cost(setting, self.crossing_type(behind))
+            chunks_ms.append((forward_ms, backward_ms, send_ms))
         each = not self.assumed.async_grad_reduce
         memory = memory_of(plan, stage, chunks, self.options, each, self._shared_mib(plan, stage))
         sync_ms = sum(part.sync_ms for parts in chunks for part in parts)
-        totals = StagePrediction(sum(forward_ms), sum(backward_ms), sync_ms, sum(send_ms), memory)
-        return StageCost(totals, forward_ms, backward_ms, send_ms)
+        forward_ms, backward_ms, send_ms = map(sum, zip(*chunks_ms, strict=True))
+        return StagePrediction(forward_ms, backward_ms, sync_ms, send_ms, memory, tuple(chunks_ms))
 
-    def joined(self, plan: Plan, costs: Sequence[StageCost]) -> Prediction:
+    def joined(self, plan: Plan, stages: Sequence[StagePrediction]) -> Prediction:
         """The prediction of a plan whose stages cost this."""
-        stages, chunks = tuple(cost.totals for cost in costs), range(plan.chunks)
-        times = StageTimes(
-            [cost.forward_ms[chunk] for chunk in chunks for cost in costs],
-            [cost.backward_ms[chunk] for chunk in chunks for cost in costs],
-            [stage.sync_ms for stage in stages],
-            [cost.send_ms[chunk] for chunk in chunks for cost in costs][:-1],
-        )
+        chunks_ms = [stage.chunks_ms[chunk] for chunk in range(plan.chunks) for stage in stages]
+        forward_ms, backward_ms, send_ms = map(list, zip(*chunks_ms, strict=True))
+        times = StageTimes(forward_ms, backward_ms, [stage.sync_ms for stage in stages], send_ms[:-1])
         time_ms = step_ms(plan.schedule, times, plan.micro_batches)
         busy = sum(plan.micro_batches * (s.forward_ms + s.backward_ms) + s.sync_ms for s in stages)
         return Prediction(
             time_s=time_ms / 1000,
             samples_per_s=plan.global_batch / time_ms * 1000,
             bubble_share=1 - busy / (len(stages) * time_ms),
-            stages=stages,
+            stages=tuple(stages),
             times=times,
         )
 

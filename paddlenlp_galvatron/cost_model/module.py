@@ -20,7 +20,7 @@ from ..plan.mesh import Mesh
 from ..plan.strategy import JOINED_NUMBERS, Assumptions, DataParallel
 from ..profiles.computation import PassTimes
 from .collectives import Calls, CallTimes, Setting
-from .costs import CostOptions, LayerCost, PartMemory, Profiles, StageSetting, States, Task, Terms, Update, Workspace
+from .costs import CostOptions, LayerCost, PartMemory, Profiles, StageSetting, States, Task, Terms, Workspace
 from .stage_memory import constants_mib
 from .weights import MOMENT_BYTES, StateBytes, Weights
 
@@ -126,8 +126,8 @@ class ModulePrices:
         gathers, reductions = calls.gather_backward, calls.reduce
         forward = calls.gather_forward.with_compute(passes.forward_ms)
         backward = gathers.with_compute(compute_ms)
-        reduce_ms = gathers.also(reductions).with_compute(compute_ms) - backward
-        all_ms = gathers.also(reductions).also(calls.across).with_compute(compute_ms)
+        reduce_ms = (gathers + reductions).with_compute(compute_ms) - backward
+        all_ms = (gathers + reductions + calls.across).with_compute(compute_ms)
         across_ms = all_ms - reduce_ms - backward
         sharded = dp_type is not DataParallel.DDP and sharding > 1
         learns = setting.states.optimizer > 0
@@ -135,7 +135,7 @@ class ModulePrices:
         states, workspace, memory = self.held(dp_type, sharding, setting, weights, room, several_matrices)
         optimizer_ms = updated / 1e6 * self.times.profile.optimizer_ms_per_million
         if self.host_mib_per_ms:  # there and back, one matrix after the other, with nothing during it
-            optimizer_ms += 2 * memory.update.states_mib / self.host_mib_per_ms
+            optimizer_ms += 2 * memory.host_mib / self.host_mib_per_ms
         gather_shown_ms = forward - passes.forward_ms, backward - compute_ms
         terms = Terms(
             states,
@@ -211,7 +211,7 @@ def module_memory(
     kept_mib = gradient_mib / (1 if whole_gradients else shards)
     moments_mib = matrices_mib * per_weight.optimizer / shards + vectors_mib * per_weight.optimizer
     master_mib = moments_mib * max(per_weight.optimizer - MOMENT_BYTES, 0) / max(per_weight.optimizer, 1)
-    update = Update(master_mib, weights.largest / MIB * MOMENT_BYTES / shards, moments_mib) if offload else Update()
+    matrix_mib, host_mib = weights.largest / MIB * MOMENT_BYTES / shards, moments_mib  # if offloaded
     if offload and apart:
         gathers = sharded and dp_type is not DataParallel.ZERO3
         moments_mib = master_mib + max(gathers * matrices_mib * per_weight.weight - room.activation_mib, 0.0)
@@ -238,8 +238,9 @@ def module_memory(
         made_mib=room.made_mib,
         gathered_mib=gathered_mib,
         joined_mib=joined_mib,
-        update=update,
     )
+    if offload:
+        part = part._replace(master_mib=master_mib, matrix_mib=matrix_mib, host_mib=host_mib)
     # A message is under way while the next module's backward runs, while a part of it arrives: after each micro-batch;
     # or after the last one, when the module's activations and its gradients' place have been given up.
     message_mib = joined_mib + (part.shard_mib if several else 0.0)
@@ -254,4 +255,4 @@ def module_memory(
     if async_reduce and not (single and room.begins):  # weights that are fetched by then fit where activations were
         at_its_end -= gathered_mib
     own_mib = gathered_mib + max(working_mib, made_mib - room.activation_mib, at_its_end)
-    return states, Workspace(max(own_mib, update.tensor_mib), message_mib, gathered_mib, room.tables_mib), part
+    return states, Workspace(max(own_mib, part.matrix_mib), message_mib, gathered_mib, room.tables_mib), part

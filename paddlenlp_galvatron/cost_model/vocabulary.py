@@ -137,7 +137,7 @@ class VocabPrices:
         """The embedding is of the first layer type's width and length, the LM head of the last one's."""
         first, last = self._models[0], self._models[-1]
         if role == "only" and not last.tied_embeddings:
-            return vocab_calls(first, vocab, "first", embedding).also(vocab_calls(last, vocab, "last", head))
+            return vocab_calls(first, vocab, "first", embedding) + vocab_calls(last, vocab, "last", head)
         if role == "first":
             return vocab_calls(first, vocab, role, embedding)
         return vocab_calls(last, vocab, role, head)

@@ -126,7 +126,7 @@ class EvenCore:
     def _fits(self, stage: int) -> Callable[[int], bool]:
         def fits(count: int) -> bool:
             plan = self._even.plan(self._family, self._strategies, [count] * self._family.stages)
-            memory = self._even.cost.stage_cost(plan, stage).totals.memory
+            memory = self._even.cost.stage_cost(plan, stage).memory
             return memory.total_mib - self._even.cost.options.context_mib <= self._even.budget_mib
 
         return fits

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from itertools import groupby
 from math import ceil, floor, inf, log10
@@ -380,5 +380,5 @@ def predicted(prediction: Prediction, lower_bound_s: float) -> dict[str, Any]:
         "lower_bound_s": lower_bound_s,
         "gap": gap_of(lower_bound_s, prediction.time_s),
         "samples_per_s": prediction.samples_per_s,
-        "stages": [asdict(stage) | {"memory_mib": stage.memory.total_mib} for stage in prediction.stages],
+        "stages": [stage.summary() for stage in prediction.stages],
     }
