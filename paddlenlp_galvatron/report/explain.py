@@ -21,9 +21,8 @@ from ..cost_model.facts import (
     strategy_words,
 )
 from ..plan.strategy import gap_of, load_summary
-from ..planner.explain import Explanation
+from ..planner.explain import Explanation, OtherStrategy, WhatIf
 from ..planner.result import Candidate
-from ..planner.what_ifs import OtherStrategy, WhatIf
 from .plan import describe
 from .search import beside_fastest, layer_wise, layer_wise_summary, runner_up, shape_of
 

@@ -20,8 +20,7 @@ from paddlenlp_galvatron.plan import DataParallel, read_plan, write_plan
 from paddlenlp_galvatron.plan.check import require_trainable
 from paddlenlp_galvatron.planner import explain as explaining
 from paddlenlp_galvatron.planner import problem
-from paddlenlp_galvatron.planner import what_ifs as why
-from paddlenlp_galvatron.planner.what_ifs import faster_links
+from paddlenlp_galvatron.planner.explain import faster_links
 from paddlenlp_galvatron.report import explain
 
 from .test_search import OPTIONS, PLAN, folder, words, write_profiles  # noqa: F401 - a fixture
@@ -165,7 +164,7 @@ def test_one_layer_more_is_what_the_changed_plan_costs(explained, galvatron):
 def test_where_one_layer_has_very_many_ways_to_change_some_layers_are_tried(explained, galvatron, monkeypatch):
     whole = {other["strategy"]: other for other in explained["one_layer_more"]}
     assert explained["layers_tried"] == explained["layers_that_differ"] > 2
-    monkeypatch.setattr(why, "MOST_PRICED", 1)
+    monkeypatch.setattr(explaining, "MOST_PRICED", 1)
     reported = json.loads(galvatron("explain", "plan.json", "--json").out)
     assert (reported["layers_tried"], reported["layers_that_differ"]) == (2, explained["layers_that_differ"])
     assert {other["layer"] for other in reported["one_layer_more"]} <= {0, len(read_plan("plan.json").layers) - 1}

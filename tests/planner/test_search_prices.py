@@ -17,8 +17,8 @@ from paddlenlp_galvatron.cost_model import StageSetting
 from paddlenlp_galvatron.plan import DataParallel, LayerStrategy
 from paddlenlp_galvatron.plan.export import stock_arguments
 from paddlenlp_galvatron.planner import SearchOptions, search
+from paddlenlp_galvatron.planner.explain import MOST_CHANGES, what_ifs
 from paddlenlp_galvatron.planner.question import Question, SharedTime
-from paddlenlp_galvatron.planner.what_ifs import MOST_CHANGES, what_ifs
 
 from .random_cost import best_by_enumeration
 
