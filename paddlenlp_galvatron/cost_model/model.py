@@ -6,6 +6,7 @@ Every term with its unit, source and a worked number: docs/dev/cost_model.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from itertools import pairwise
 
@@ -27,41 +28,6 @@ from .module import ModulePrices, once
 from .simulate import StageTimes, step_ms
 from .stage_memory import fullest, memory_of, own_positions_mib
 from .vocabulary import VocabPrices
-
-
-class SwitchPrices:
-    """Times of moving the hidden states of one model."""
-
-    def __init__(self, modules: ModulePrices, world_size: int):
-        self._modules, self._world_size = modules, world_size
-
-    def switch_ms(
-        self, before: Strategy | None, after: Strategy | None, stage: StageSetting, layer_type: int
-    ) -> tuple[float, float]:
-        """(forward, backward) of resharding, as `CostModel.switch_cost` has it."""
-        sharded = self._modules.assumed.sequence_parallel
-        source, target = (token_layout(strategy, stage.stage_size, sharded) for strategy in (before, after))
-        moved = stage.micro_batch, layer_type
-        return self._move_ms(source, target, *moved), self._move_ms(target, source, *moved)
-
-    def send_ms(self, stage: StageSetting, layer_type: int) -> float:
-        """Sending to the next stage, as `CostModel.boundary_cost` has it."""
-        tokens = self._modules.token_bytes(stage.micro_batch, layer_type)
-        return self._modules.network.send_ms(stage.pipeline, tokens / stage.stage_size / MIB)
-
-    @once
-    def _move_ms(self, source: TokenLayout, target: TokenLayout, micro_batch: int, layer_type: int) -> float:
-        """Resharding takes as long as an all-to-all in which all receive as much as the rank with most."""
-        tokens = micro_batch * self._modules.seqs[layer_type]
-        change = redistribution(source, target, tokens, micro_batch)
-        if not change.most_tokens:
-            return 0.0
-        mesh = Mesh.of(source.size, (Axis.TENSOR, change.span))
-        place = place_of((Axis.TENSOR,), mesh, self._modules.profiles.gpus_per_node, self._world_size // source.size)
-        received = change.most_tokens / tokens * self._modules.token_bytes(micro_batch, layer_type) / MIB
-        return self._modules.network.collective_ms(
-            Collective.ALL_TO_ALL, place, received * change.span / (change.span - 1)
-        )
 
 
 class CostModel:
@@ -86,13 +52,11 @@ class CostModel:
         self.profiles = profiles
         self.assumed = assumed
         self.options = options
-        modules = ModulePrices(self.models, profiles, assumed, options)
+        self._modules = modules = ModulePrices(self.models, profiles, assumed, options)
         self.seqs, self.state_bytes = modules.seqs, modules.state_bytes
         self._experts = ExpertPrices(modules)
         self._layers = LayerPrices(modules, self._experts)
         self._vocabulary = VocabPrices(modules)
-        self._switches = SwitchPrices(modules, self.world_size)
-        self._setting = modules.setting
 
     @property
     def world_size(self) -> int:
@@ -112,10 +76,10 @@ class CostModel:
         options = replace(self.options, context_mib=context_mib, freed=freed)
         if options == self.options:
             return self
-        other = self._with(options)
-        if not self.options.offload_optimizer:  # whose prices depend on the reserve; all others keep their caches
-            other._experts, other._layers, other._setting = self._experts, self._layers, self._setting
-            other._vocabulary, other._switches = self._vocabulary, self._switches
+        if options.offload_optimizer:  # whose prices depend on the reserve
+            return self._with(options)
+        other = copy(self)  # with the prices that are known
+        other.options = options
         return other
 
     def keeping_gathered(self) -> CostModel:
@@ -134,13 +98,13 @@ class CostModel:
 
         Raises UserError when the samples don't split over the dp degree or a profile lacks an entry for the strategy.
         """
-        return self._layers.cost(strategy, self._setting(stage, layer_type))
+        return self._layers.cost(strategy, self._modules.setting(stage, layer_type))
 
     def expert_cost(
         self, experts: Experts, recompute: Recompute, stage: StageSetting, layer_type: int = 0
     ) -> LayerCost:
         """Cost of the experts of one layer for one micro-batch, of a type that has some."""
-        return self._experts.cost(experts, recompute & Recompute.FULL, self._setting(stage, layer_type))
+        return self._experts.cost(experts, recompute & Recompute.FULL, self._modules.setting(stage, layer_type))
 
     def vocab_cost(self, vocab: VocabStrategy, stage: StageSetting, role: Role) -> LayerCost:
         """Embedding and LM head as a stage of this role has them. Raises UserError as `layer_cost` does."""
@@ -159,12 +123,29 @@ class CostModel:
 
         Gradients go the other way between the same layouts. Equal layouts cost nothing.
         """
-        return self._switches.switch_ms(before, after, stage, layer_type)
+        sharded = self.assumed.sequence_parallel
+        source, target = (token_layout(strategy, stage.stage_size, sharded) for strategy in (before, after))
+        moved = stage.micro_batch, layer_type
+        return self._move_ms(source, target, *moved), self._move_ms(target, source, *moved)
+
+    @once
+    def _move_ms(self, source: TokenLayout, target: TokenLayout, micro_batch: int, layer_type: int) -> float:
+        """Resharding takes as long as an all-to-all in which all receive as much as the rank with most."""
+        tokens = micro_batch * self.seqs[layer_type]
+        change = redistribution(source, target, tokens, micro_batch)
+        if not change.most_tokens:
+            return 0.0
+        mesh = Mesh.of(source.size, (Axis.TENSOR, change.span))
+        place = place_of((Axis.TENSOR,), mesh, self.profiles.gpus_per_node, self.world_size // source.size)
+        received = change.most_tokens / tokens * self._modules.token_bytes(micro_batch, layer_type) / MIB
+        sent = received * change.span / (change.span - 1)
+        return self.profiles.network.collective_ms(Collective.ALL_TO_ALL, place, sent)
 
     def boundary_cost(self, stage: StageSetting, layer_type: int = 0) -> float:
         """Time in ms of one micro-batch's send to the next stage, and of its gradient's back: each rank sends
         its own slice of a layer type's tokens to its peer."""
-        return self._switches.send_ms(stage, layer_type)
+        tokens = self._modules.token_bytes(stage.micro_batch, layer_type)
+        return self.profiles.network.send_ms(stage.pipeline, tokens / stage.stage_size / MIB)
 
     def crossing_type(self, layer: int) -> int:
         """Layer type whose tokens are sent on in front of a layer (one past the last: behind it).

@@ -166,28 +166,16 @@ class ModulePrices:
         room: Room,
         several_matrices: bool = True,
     ) -> tuple[States, Workspace, PartMemory]:
-        """`module_memory` under this model's assumptions and options."""
-        return module_memory(
-            weights,
-            setting.states,
-            dp_type,
-            sharding,
-            setting.several,
-            self.assumed.async_grad_reduce,
-            room,
-            several_matrices,
-            offload=self.host_mib_per_ms is not None,
-            apart=self.options.freed is not None,
-        )
+        """`module_memory` under this model's options."""
+        offload, apart = self.options.offload_optimizer, self.options.freed is not None
+        return module_memory(weights, setting, dp_type, sharding, room, several_matrices, offload, apart)
 
 
 def module_memory(
     weights: Weights,
-    per_weight: StateBytes,
+    setting: Setting,
     dp_type: DataParallel,
     sharding: int,
-    several: bool,
-    async_reduce: bool,
     room: Room,
     several_matrices: bool = True,
     offload: bool = False,
@@ -195,13 +183,14 @@ def module_memory(
 ) -> tuple[States, Workspace, PartMemory]:
     """(states, workspace, all of it for a walk) of a module whose matrices are shared by `sharding` ranks.
 
-    `several`: micro-batches. With `async_reduce` their gradients are summed before they are reduced. With one
+    With `async_grad_reduce` gradients of several micro-batches are summed before they are reduced. With one
     micro-batch alone gradients come as activations go, so that only their excess over these is added to the states.
     `offload`: the optimizer's states lie in the host's memory. In the first update the fp32 weights of all modules are
     still on the device, and one matrix after the other gets its moments, which leave with its fp32 weight. No
     activations are there by then: their place is enough for most of it; `apart`: if the allocator gives it none, and
     none to the 16-bit weights that are then gathered.
     """
+    per_weight, several, async_reduce = setting.states, setting.several, setting.assumed.async_grad_reduce
     matrices_mib = weights.matrices / MIB
     sharded = dp_type is not DataParallel.DDP and sharding > 1
     vectors_mib = weights.vectors / MIB
@@ -211,7 +200,7 @@ def module_memory(
     kept_mib = gradient_mib / (1 if whole_gradients else shards)
     moments_mib = matrices_mib * per_weight.optimizer / shards + vectors_mib * per_weight.optimizer
     master_mib = moments_mib * max(per_weight.optimizer - MOMENT_BYTES, 0) / max(per_weight.optimizer, 1)
-    matrix_mib, host_mib = weights.largest / MIB * MOMENT_BYTES / shards, moments_mib  # if offloaded
+    host_mib = moments_mib  # if offloaded
     if offload and apart:
         gathers = sharded and dp_type is not DataParallel.ZERO3
         moments_mib = master_mib + max(gathers * matrices_mib * per_weight.weight - room.activation_mib, 0.0)
@@ -240,19 +229,27 @@ def module_memory(
         joined_mib=joined_mib,
     )
     if offload:
+        matrix_mib = weights.largest / MIB * MOMENT_BYTES / shards
         part = part._replace(master_mib=master_mib, matrix_mib=matrix_mib, host_mib=host_mib)
+    return states, _workspace(part, room, made_mib, setting, sharded), part
+
+
+def _workspace(part: PartMemory, room: Room, made_mib: float, setting: Setting, sharded: bool) -> Workspace:
+    """Transients of a module's backward; `made_mib`: gradients that are made whole before they are reduced."""
+    async_reduce, several = setting.assumed.async_grad_reduce, setting.several
+    single = async_reduce and not several
     # A message is under way while the next module's backward runs, while a part of it arrives: after each micro-batch;
     # or after the last one, when the module's activations and its gradients' place have been given up.
-    message_mib = joined_mib + (part.shard_mib if several else 0.0)
-    if whole_gradients:
+    message_mib = part.joined_mib + (part.shard_mib if several else 0.0)
+    if async_reduce and several:
         message_mib = max(part.shard_mib - room.activation_mib, 0.0)
     elif single:
-        message_mib = max(joined_mib - max(room.activation_mib - part.kept_mib, 0.0), 0.0) if sharded else 0.0
+        message_mib = max(part.joined_mib - max(room.activation_mib - part.kept_mib, 0.0), 0.0) if sharded else 0.0
         message_mib *= room.begins
     message_mib *= room.sent
     working_mib = room.working_mib + (room.made_mib if single else 0.0)
-    at_its_end = made_mib + joined_mib * max(room.late, 1 - room.late) - room.activation_mib - message_mib
+    at_its_end = made_mib + part.joined_mib * max(room.late, 1 - room.late) - room.activation_mib - message_mib
     if async_reduce and not (single and room.begins):  # weights that are fetched by then fit where activations were
-        at_its_end -= gathered_mib
-    own_mib = gathered_mib + max(working_mib, made_mib - room.activation_mib, at_its_end)
-    return states, Workspace(max(own_mib, part.matrix_mib), message_mib, gathered_mib, room.tables_mib), part
+        at_its_end -= part.gathered_mib
+    own_mib = part.gathered_mib + max(working_mib, made_mib - room.activation_mib, at_its_end)
+    return Workspace(max(own_mib, part.matrix_mib), message_mib, part.gathered_mib, room.tables_mib)

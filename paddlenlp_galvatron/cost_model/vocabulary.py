@@ -45,62 +45,35 @@ class VocabPrices:
         mesh = vocab.mesh(stage_size)
         samples = samples_of(vocab, mesh, stage_size, micro_batch)
         settings = [self._modules.setting(stage, layer_type) for layer_type in (first, last)]
-        split = mesh.degree(*OF_A_SAMPLE)
-        own = samples / split
         table = table_weights(self._models[first if role == "first" else last], vocab.tp)
         states_mib = self._memory.vocab_states_mib(role, vocab.tp)
         held = Weights(round(states_mib * MIB / STATE_BYTES), largest=table.largest)
         timed = self._modules.call_times(
             self._vocab_calls(vocab, role, *settings), mesh, pipeline, held, vocab.sharding
         )
+        own = samples / mesh.degree(*OF_A_SAMPLE)
         pieces = self._head_share(vocab, own) if role != "first" and vocab.pieces > 1 else None
-
-        def head(share: float = 1.0) -> PassTimes:
-            return self._times.head(share * own, self._seqs[last], vocab.tp)
-
-        every = []  # the passes of embedding and LM head
-        if role != "last":
-            every.append(self._times.embedding(own, self._seqs[first], vocab.tp))
-        if pieces:
-            how = (
-                pieces,
-                self._times.profile.launch,
-                timed.forward_ms + timed.backward_ms,
-                self._task.frozen,
-            )
-            every.append(piece_passes(head, *how))
-        elif role != "first":
-            every.append(head())
-        passes = PassTimes(sum(one.forward_ms for one in every), sum(one.backward_ms for one in every))
+        passes, head_ms = self._passes(vocab, role, own, pieces, timed.forward_ms + timed.backward_ms)
         passes = passes.slowed(self._modules.network.receive_slowdown(pipeline))
-        seq = self._seqs[first if role == "first" else last]  # most activations are the logits
-        peak, kept = self._memory.vocab_activation_mib(role, vocab.tp, seq, self._assumed.sequence_parallel, own)
-        others = self._modules.others_mib(vocab.tp, self._modules.token_bytes(samples, last) / split / MIB)
-        if role != "first" and self._modules.options.keeps_gathered:
-            peak, kept = peak + others, kept + others
         if self._task.frozen:  # nothing below the embedding learns, so that nothing goes back through it
-            passes = PassTimes(passes.forward_ms, 0.0 if role == "first" or pieces else every[-1].forward_ms)
-        room = Room(kept, peak - kept)
-        if pieces:
-            whole = peak + others, kept + others  # the gradient of all tokens that the group's ranks hold is kept
-            room = piece_room(whole, pieces, self._assumed, self._modules.state_bytes, learns=not self._task.frozen)
-        elif kept < peak:  # of a few tokens less is kept than the head's gradient takes, which is made again
-            made_mib = head_weights(self._models[last], vocab.tp).matrices * self._modules.state_bytes.gradient / MIB
-            peak = max(peak, kept + made_mib + self._modules.token_bytes(samples, last) / split / MIB)
-            room = Room(kept, peak - kept)
+            passes = PassTimes(passes.forward_ms, 0.0 if role == "first" or pieces else head_ms)
         late = self._late(role)
-        room = room._replace(begins=pipeline > 1, sent=0.0 if role == "first" else 1 - late, late=late)
-        timed = timed.behind({CommPoint.INTO_HEAD: every[-1].forward_ms})
-        sharding = vocab.as_layer().shards(stage_size)
-        cost = self._modules.module_cost(
-            vocab.dp_type, sharding, settings[0], timed, passes, held, room, several_matrices=False
+        room = self._room(
+            vocab, role, own, self._modules.token_bytes(samples, last) / mesh.degree(*OF_A_SAMPLE) / MIB, pieces
         )
-        fixed_mib = self._modules.constants_mib
-        fixed_mib += batch_mib(self._memory, samples * micro_batches, seq, micro_batches)
-        if role != "only":
-            tokens = self._modules.token_bytes(micro_batch, first if role == "first" else last)
-            messages = (NEXT if role == "first" else BEFORE)[micro_batches > 1]
-            fixed_mib += messages * tokens / stage_size / MIB
+        room = room._replace(begins=pipeline > 1, sent=0.0 if role == "first" else 1 - late, late=late)
+        timed = timed.behind({CommPoint.INTO_HEAD: head_ms})
+        cost = self._modules.module_cost(
+            vocab.dp_type,
+            vocab.as_layer().shards(stage_size),
+            settings[0],
+            timed,
+            passes,
+            held,
+            room,
+            several_matrices=False,
+        )
+        fixed_mib = self._fixed_mib(stage, role, samples)
         gradients_mib, memory = cost.terms.states.gradients_mib, cost.memory
         if memory and not self._assumed.async_grad_reduce and micro_batches > 1:
             gradients_mib += late * (memory.gradient_mib - memory.kept_mib)  # whole until the step ends
@@ -114,6 +87,52 @@ class VocabPrices:
         else:
             workspace = workspace._replace(weights_mib=0.0)
         return LayerCost.of(cost.terms._replace(states=states), cost.activation_mib, workspace, memory)
+
+    def _passes(
+        self, vocab: VocabStrategy, role: Role, samples: float, pieces: HeadShare | None, messages_ms: float
+    ) -> tuple[PassTimes, float]:
+        """Times of a rank's `samples` samples, and of the last module's forward alone."""
+        every = []  # the passes of embedding and LM head
+        if role != "last":
+            every.append(self._times.embedding(samples, self._seqs[0], vocab.tp))
+
+        def head(share: float = 1.0) -> PassTimes:
+            return self._times.head(share * samples, self._seqs[-1], vocab.tp)
+
+        if pieces:
+            every.append(piece_passes(head, pieces, self._times.profile.launch, messages_ms, self._task.frozen))
+        elif role != "first":
+            every.append(head())
+        passes = PassTimes(sum(times.forward_ms for times in every), sum(times.backward_ms for times in every))
+        return passes, every[-1].forward_ms
+
+    def _room(
+        self, vocab: VocabStrategy, role: Role, samples: float, tokens_mib: float, pieces: HeadShare | None
+    ) -> Room:
+        """Memory of a rank's `samples` samples; `tokens_mib`: their hidden states, as the LM head has them."""
+        seq = self._seqs[0 if role == "first" else -1]  # most activations are the logits
+        peak, kept = self._memory.vocab_activation_mib(role, vocab.tp, seq, self._assumed.sequence_parallel, samples)
+        others = self._modules.others_mib(vocab.tp, tokens_mib)
+        if role != "first" and self._modules.options.keeps_gathered:
+            peak, kept = peak + others, kept + others
+        if pieces:
+            whole = peak + others, kept + others  # the gradient of all tokens that the group's ranks hold is kept
+            return piece_room(whole, pieces, self._assumed, self._modules.state_bytes, learns=not self._task.frozen)
+        if kept < peak:  # of a few tokens less is kept than the head's gradient takes, which is made again
+            made_mib = head_weights(self._models[-1], vocab.tp).matrices * self._modules.state_bytes.gradient / MIB
+            peak = max(peak, kept + made_mib + tokens_mib)
+        return Room(kept, peak - kept)
+
+    def _fixed_mib(self, stage: StageSetting, role: Role, samples: int) -> float:
+        """Masks, ids of a rank's own rows of the batch, and messages between stages."""
+        end = 0 if role == "first" else len(self._models) - 1
+        rows = samples * stage.micro_batches
+        fixed_mib = self._modules.constants_mib
+        fixed_mib += batch_mib(self._memory, rows, self._seqs[end], stage.micro_batches)
+        if role != "only":
+            messages = (NEXT if role == "first" else BEFORE)[stage.micro_batches > 1]
+            fixed_mib += messages * self._modules.token_bytes(stage.micro_batch, end) / stage.stage_size / MIB
+        return fixed_mib
 
     @once
     def middle_cost(self, stage: StageSetting, later: bool) -> LayerCost:

@@ -11,7 +11,7 @@ from plans import plan, valid_plans
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cost_model import CostOptions, StageSetting
-from paddlenlp_galvatron.cost_model.collectives import CallTimes, Overlapped, place_of
+from paddlenlp_galvatron.cost_model.collectives import CallTimes, Overlapped, Setting, place_of
 from paddlenlp_galvatron.cost_model.module import Room, module_memory
 from paddlenlp_galvatron.cost_model.variants import products_behind
 from paddlenlp_galvatron.cost_model.weights import StateBytes, Weights, held_mib, layer_weights, table_weights
@@ -305,6 +305,11 @@ def test_twice_the_samples_cost_more_but_not_twice(strategy):
     assert large.states_mib == small.states_mib
 
 
+def module_setting(several: bool = True, async_reduce: bool = True) -> Setting:
+    assumed = Assumptions(True, Precision.FP32, async_reduce)
+    return Setting(4, 4, several, 1, SEQ, assumed, StateBytes.of(Precision.FP32))
+
+
 def test_a_plan_of_another_world_model_or_assumption_is_refused():
     model = one_node()
     plan = example_plan(model)
@@ -339,22 +344,21 @@ def test_a_plan_of_another_world_model_or_assumption_is_refused():
 )
 def test_memory_of_a_module_moment_by_moment(dp_type, several, async_reduce, room, states, working):
     weights = Weights(matrices=25 * 2**20)
-    per_weight = StateBytes.of(Precision.FP32)
-    held, most, _ = module_memory(weights, per_weight, dp_type, 4, several, async_reduce, room)
+    setting = module_setting(several, async_reduce)
+    held, most, _ = module_memory(weights, setting, dp_type, 4, room)
     assert (sum(held), most.total_mib) == (pytest.approx(states), pytest.approx(working))
 
 
 def test_small_modules_of_ddp_join_their_gradients_and_large_or_single_matrices_do_not():
-    per_weight = StateBytes.of(Precision.FP32)
     for count, several, working in ((8 * 2**20, True, 32), (8 * 2**20 + 1, True, 0), (2**20, False, 0)):
         weights = Weights(matrices=count)
-        _, most, _ = module_memory(weights, per_weight, DDP, 4, True, True, Room(0, 0), several)
+        _, most, _ = module_memory(weights, module_setting(), DDP, 4, Room(0, 0), several)
         assert most.total_mib == pytest.approx(working)
 
 
 def test_a_module_that_no_other_rank_shares_joins_nothing():
-    weights, per_weight = Weights(matrices=25 * 2**20, whole_vectors=2**18), StateBytes.of(Precision.FP32)
-    states, workspace, _ = module_memory(weights, per_weight, ZERO3, 1, True, True, Room(5, 3))
+    weights = Weights(matrices=25 * 2**20, whole_vectors=2**18)
+    states, workspace, _ = module_memory(weights, module_setting(), ZERO3, 1, Room(5, 3))
     assert (sum(states), workspace.total_mib) == (pytest.approx(404), 3)
 
 
