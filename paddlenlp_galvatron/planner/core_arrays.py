@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -125,6 +125,30 @@ def core_of(family: PlanFamily, arrays: CostArrays, budget_mib: float) -> Core:
     return Core(**_shape(family), **arrays, budget_mib=budget_mib)
 
 
+def _switch_costs(
+    family: PlanFamily, cost: CostModel
+) -> Callable[[Sequence[Strategy | None], Sequence[Strategy | None], int], NDArray[np.float64]]:
+    """A function for the costs of redistribution for a layer type; [before, after, 2]. Strategies of one layout are
+    priced once."""
+    setting, sharded = family.setting, cost.assumed.sequence_parallel
+    layouts: dict[TokenLayout, int] = {}  # numbered as they come
+    known: dict[tuple[int, int, int], tuple[float, float]] = {}  # by layer type and numbers of layouts
+
+    def numbered(strategies: Sequence[Strategy | None]) -> list[int]:
+        placed = (token_layout(strategy, family.stage_size, sharded) for strategy in strategies)
+        return [layouts.setdefault(layout, len(layouts)) for layout in placed]
+
+    def costs(before: Sequence[Strategy | None], after: Sequence[Strategy | None], kind: int) -> NDArray[np.float64]:
+        rows, columns = numbered(before), numbered(after)
+        for row, source in dict(zip(rows, before, strict=True)).items():
+            for column, target in dict(zip(columns, after, strict=True)).items():
+                if (kind, row, column) not in known:
+                    known[kind, row, column] = cost.switch_cost(source, target, setting, kind)
+        return _array([[known[kind, row, column] for column in columns] for row in rows])
+
+    return costs
+
+
 def _resharding(family: PlanFamily, strategies: Strategies, cost: CostModel) -> CostArrays:
     """Layouts, and what it costs to hand tokens on between them and at the edges of stages.
 
@@ -147,23 +171,7 @@ def _resharding(family: PlanFamily, strategies: Strategies, cost: CostModel) -> 
     starts = [*(strategies.in_front + run.start for run in runs), len(cost.layer_types)]
     beginnings = strategies.beginnings
     behind = [prefix[-1] if prefix else vocab for vocab, prefix in beginnings]
-    setting = family.setting
-
-    layouts: dict[TokenLayout, int] = {}  # numbered as they come
-    known: dict[tuple[int, int, int], tuple[float, float]] = {}  # by layer type and numbers of layouts
-
-    def numbered(strategies: Sequence[Strategy | None]) -> list[int]:
-        return [layouts.setdefault(token_layout(some, size, sharded), len(layouts)) for some in strategies]
-
-    def costs(before: Sequence[Strategy | None], after: Sequence[Strategy | None], kind: int) -> NDArray[np.float64]:
-        """Costs of redistribution for a layer type; [before, after, 2]. Strategies of one layout are priced once."""
-        rows, columns = numbered(before), numbered(after)
-        for row, source in dict(zip(rows, before, strict=True)).items():
-            for column, target in dict(zip(columns, after, strict=True)).items():
-                if (kind, row, column) not in known:
-                    known[kind, row, column] = cost.switch_cost(source, target, setting, kind)
-        return _array([[known[kind, row, column] for column in columns] for row in rows])
-
+    costs = _switch_costs(family, cost)
     count = len(types)
     change, enter, leave = np.zeros((count, count, 2)), np.zeros((2, count, 2)), np.zeros((2, count, 2))
     vocab_enter, vocab_leave = np.zeros((2, len(beginnings), count, 2))
@@ -178,7 +186,7 @@ def _resharding(family: PlanFamily, strategies: Strategies, cost: CostModel) -> 
             enter[boundary, own] = _through(costs([None], some, first), mine)[0]
             leave[boundary, own] = _through(mine, costs(some, [None], last))[:, 0]
             if family.stages > 1:
-                send[boundary, number] = cost.boundary_cost(setting, first)
+                send[boundary, number] = cost.boundary_cost(family.setting, first)
         if number == 0:
             vocab_enter[:, own] = _through(costs(behind, some, begins), mine)
         else:
