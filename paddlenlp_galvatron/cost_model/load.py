@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Literal, TypedDict, Unpack
 
 from ..base.errors import Faults, UserError, member
+from ..base.text import Note, no_note
 from ..model import ModelShape, kinds_of
 from ..plan.strategy import Assumptions
 from ..profiles.analytic import analytic_computation, analytic_hardware, analytic_memory
 from ..profiles.computation import ComputationProfile
 from ..profiles.compute_time import ComputeTimes, TimeMode
 from ..profiles.data_sheet import DataSheet, Device
-from ..profiles.dialects import Note
-from ..profiles.files import computation_name, memory_name, no_note
+from ..profiles.files import computation_name, memory_name
 from ..profiles.hardware import HardwareProfile
 from ..profiles.memory import MemoryProfile
 from ..profiles.memory_use import MemoryMode, MemoryUse

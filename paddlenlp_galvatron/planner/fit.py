@@ -13,14 +13,14 @@ from pydantic import BeforeValidator, Field
 
 from ..base.errors import UserError
 from ..base.limits import Positive, Ranks, Samples, Size
+from ..base.text import Note, no_note
 from ..base.units import GIB
 from ..options.foreign import Fate
 from ..options.model_options import SEQ, Model
 from ..options.prices import TWO_SOURCES, JobOptions
 from ..plan import ModelShape
 from ..profiles.data_sheet import Device, load_data_sheet
-from ..profiles.dialects import Note
-from ..profiles.files import allreduce_name, device_of, no_note, p2p_name, read_profile, sp_time_name
+from ..profiles.files import allreduce_name, device_of, p2p_name, read_profile, sp_time_name
 from ..profiles.reserve import Reserve
 from .branch_and_bound import Watch
 from .hints import Hint, hints

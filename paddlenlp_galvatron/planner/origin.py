@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import UserError
+from ..base.text import Note, no_note
 from ..base.units import GIB_MIB
 from ..options.group import canonical_options
 from ..options.model_options import SEQ, ModelOptions
@@ -16,8 +17,6 @@ from ..options.prices import PriceOptions
 from ..plan import Plan, read_plan
 from ..plan.check import require_fits
 from ..profiles import ProfileFile
-from ..profiles.dialects import Note
-from ..profiles.files import no_note
 from .options import PATH_OPTIONS, SearchOptions
 from .question import Question, prices, within_size
 

@@ -12,7 +12,7 @@ from typing import Any
 from galvatron_dp_core import Cancel
 
 from ..base.errors import UserError
-from ..base.text import gib
+from ..base.text import Note, gib, no_note
 from ..base.units import GIB_MIB
 from ..cost_model import CostModel, derive, load
 from ..cost_model.facts import PlanFacts
@@ -20,8 +20,6 @@ from ..options.model_options import SEQ, Model, ModelOptions
 from ..options.prices import JobOptions
 from ..plan import ModelShape, Plan
 from ..profiles.data_sheet import Device, load_data_sheet
-from ..profiles.dialects import Note
-from ..profiles.files import no_note
 from ..profiles.hardware import HardwareProfile
 from ..profiles.network import Network
 from ..profiles.reserve import Reserve

@@ -156,13 +156,10 @@ def changes(before: Plan, after: Plan) -> Iterator[Change]:
         old, new = (_shown(getattr(plan, name)) for plan in (before, after))
         if old != new:
             yield Change(field, old, new, why)
-    old, new = (", ".join(map(str, dict.fromkeys(_data_parallel(plan)))) for plan in (before, after))
+    degrees = (dict.fromkeys((*map(plan.dp, plan.layers), plan.dp(plan.vocab))) for plan in (before, after))
+    old, new = (", ".join(map(str, each)) for each in degrees)
     if old != new:
         yield Change("data parallel", old, new, f"the {stage} GPUs of a stage, divided by the other degrees of a layer")
-
-
-def _data_parallel(plan: Plan) -> list[int]:
-    return [*map(plan.dp, plan.layers), plan.dp(plan.vocab)]
 
 
 def _shown(value: int | tuple[int, ...]) -> str:

@@ -236,11 +236,12 @@ class Space:
         return unbeaten(halves, np.array([cost_numbers(cost, None) for cost in costs]))
 
     def _every_layer(self, stage_size: int, degrees: Degrees) -> list[LayerStrategy]:
+        strides = not self._options.tp_consec
         return [
             LayerStrategy(
                 **degrees.named, consecutive=consecutive, dp_type=dp_type, recompute=recompute, sharding=sharding
             )
-            for consecutive in ((True, False) if self._strides(stage_size, degrees.ranks) else (True,))
+            for consecutive in ((True, False) if strides and 1 < degrees.ranks < stage_size else (True,))
             for dp_type, sharding in self._states(stage_size, degrees.tp, 1 if not consecutive else degrees.tp)
             for recompute in self._recomputes
         ]
@@ -272,9 +273,6 @@ class Space:
             # A degree that splits the fewest samples splits a multiple of them: one test suffices.
             if self._fits(size, dp, degrees, layer) or self._fits(size, samples, degrees, layer):
                 yield degrees
-
-    def _strides(self, stage_size: int, ranks: int) -> bool:
-        return not self._options.tp_consec and 1 < ranks < stage_size
 
     def _states(self, stage_size: int, split: int, apart: int | None = None) -> list[States]:
         """Choices for weights that `split` ranks hold together. Ranks that hold the same ones are `apart` from each

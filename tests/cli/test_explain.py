@@ -19,7 +19,7 @@ from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.plan import DataParallel, read_plan, write_plan
 from paddlenlp_galvatron.plan.check import require_trainable
 from paddlenlp_galvatron.planner import explain as explaining
-from paddlenlp_galvatron.planner import problem
+from paddlenlp_galvatron.planner import question
 from paddlenlp_galvatron.planner.explain import faster_links
 from paddlenlp_galvatron.report import explain
 
@@ -102,7 +102,7 @@ def test_each_what_if_is_a_search_under_that_change(explained, galvatron):
 
 def test_searches_that_are_stopped_say_between_what_the_answer_lies(explained, galvatron, monkeypatch):
     """As in spaces that take minutes: the gains of whole searches lie within the printed ranges."""
-    monkeypatch.setattr(problem, "LEAST_S", 0.0)
+    monkeypatch.setattr(question, "LEAST_S", 0.0)
     monkeypatch.setattr(explaining, "SEARCHES_S", 0.0)
     stopped = json.loads(galvatron("explain", "plan.json", "--json").out)
     found = [answer for answer in stopped["what_if"] if answer["time_s"]]

@@ -9,6 +9,7 @@ from time import monotonic
 
 from ...base.errors import UserError
 from ...base.printing import Bars
+from ...base.text import Note, no_note
 from ...base.writing import scratch_folder, write_text
 from ...cost_model import CostModel, CostOptions, Task, load
 from ...launch.processes import Launch, LaunchError, World
@@ -31,7 +32,7 @@ LEAST_S = 1.0
 class Validation:
     """A validation: its options, its work, its results."""
 
-    def __init__(self, options: ValidateOptions, note: Callable[[str], None] = lambda line: None):
+    def __init__(self, options: ValidateOptions, note: Note = no_note):
         """Raises UserError for a plan that cannot be run or priced."""
         self.options = options
         self.shape = load_model(options.model_size)

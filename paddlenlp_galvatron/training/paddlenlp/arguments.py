@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import field, fields, make_dataclass
 from enum import Enum
 from json import dumps
@@ -14,6 +14,7 @@ from paddlenlp.trainer import TrainingArguments
 from paddlenlp.utils.log import logger
 
 from ...base.errors import UserError
+from ...base.text import Note, no_note
 from ...base.writing import write_text
 from ...options.foreign import FOREIGN
 from ...options.group import canonical_options, is_boolean, read_options
@@ -56,9 +57,7 @@ GalvatronTrainingArguments = make_dataclass(
 )
 
 
-def read_words(
-    words: Sequence[str], say: Callable[[str], None] = lambda note: None, task: str | None = None
-) -> dict[str, Any]:
+def read_words(words: Sequence[str], say: Note = no_note, task: str | None = None) -> dict[str, Any]:
     """Options by canonical name, and DRY_RUN, from a command line: flags, or one JSON file and flags that win over it.
 
     `task`: the script's own, where none is given. `say` receives which have no effect. Raises UserError.
