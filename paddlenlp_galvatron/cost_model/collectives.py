@@ -129,7 +129,7 @@ def point_calls(
         balance = (Call(Collective.ALL_REDUCE, SAMPLE_AXES, shares),)
     if not forward and not backward and not balance:
         return Calls()
-    before, after = ([call(*item) for item in some.items()] for some in (forward, backward))
+    before, after = ([call(*item) for item in counts.items()] for counts in (forward, backward))
     products = [(point, call(each)) for point, each in beside]
     if not setting.states.gradient:  # frozen weights have no weight-gradient product to overlap with
         after += [each for _, each in products if each.kind is Collective.REDUCE_SCATTER]
@@ -335,13 +335,13 @@ class CallTimes(NamedTuple):
             place = place_of(call.axes, grid, network.profile.gpus_per_node, pipeline)
             return call.times * network.collective_ms(call.kind, place, call.bytes / MIB, joined)
 
-        def total_ms(some: tuple[Call, ...], joined: bool = False) -> float:
-            return sum([each_ms(call, joined) for call in some]) if some else 0.0
+        def total_ms(group: tuple[Call, ...], joined: bool = False) -> float:
+            return sum([each_ms(call, joined) for call in group]) if group else 0.0
 
-        def overlapped(some: tuple[Call, ...]) -> Overlapped:
-            if not some:
+        def overlapped(group: tuple[Call, ...]) -> Overlapped:
+            if not group:
                 return Overlapped()
-            each = [(each_ms(call), network.profile.overlap_of(call.kind)) for call in some]
+            each = [(each_ms(call), network.profile.overlap_of(call.kind)) for call in group]
             return Overlapped(sum([ms for ms, _ in each]), sum([ms * overlap for ms, overlap in each]))
 
         beside = tuple([(point, overlapped((call,))) for point, call in calls.beside])

@@ -181,15 +181,15 @@ class LayerPrices:
             working += activation + gathered + (input_mib if share.measured else 0.0)
             activation, gathered = input_mib, 0.0
         elif recompute:
-            some = self._partly(recompute, placed.tp, layer_type)
-            again_ms = some.again_ms(passes)
+            partial = self._partly(recompute, placed.tp, layer_type)
+            again_ms = partial.again_ms(passes)
             output_mib = self._modules.token_bytes(samples, layer_type) / parts / MIB if share.measured else 0.0
-            at_once = some.spared * activation + output_mib
-            if some.again_mib is None:  # all parts at once take no less
+            at_once = partial.spared * activation + output_mib
+            if partial.again_mib is None:  # all parts at once take no less
                 working += at_once
             else:  # measured without a tp group's messages
-                working += max(some.again_mib * samples / share.parts, at_once if placed.tp > 1 else 0.0)
-            activation *= 1 - some.spared
+                working += max(partial.again_mib * samples / share.parts, at_once if placed.tp > 1 else 0.0)
+            activation *= 1 - partial.spared
         activation += gathered  # attention's inputs, which no part computes again
         made = 0.0
         if share.measured and self._assumed.async_grad_reduce and not self._task.frozen:

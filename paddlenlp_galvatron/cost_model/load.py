@@ -200,9 +200,9 @@ def _place(
     folder = path or source.get("folder")
     if folder is None:
         raise UserError(f"{option}: missing; name the file, or the folder that holds {name}")
-    found = Path(folder) / name
-    if found.exists():
-        return found
+    documented = Path(folder) / name
+    if documented.exists():
+        return documented
     prefix = name.partition("_hidden_")[0]
     found_all = sorted(p for p in Path(folder).glob(f"{prefix}_*.json") if "_hidden_" not in p.name)
     from ..profiles.identity import name_faults
@@ -213,4 +213,4 @@ def _place(
     if others:
         raise UserError(f"{option}: {folder} holds several: {', '.join(p.name for p in others)}; name one")
     command = f"galvatron profile {prefix.partition('_')[0]}"
-    raise UserError(f"{found}: no such file; measure it with `{command}` or name another by {option}")
+    raise UserError(f"{documented}: no such file; measure it with `{command}` or name another by {option}")

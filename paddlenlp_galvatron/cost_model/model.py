@@ -153,8 +153,8 @@ class CostModel:
         Where the type changes they are those of fewer bytes: the change of width or length stands where less crosses.
         """
         last = len(self.layer_types) - 1
-        beside = {self.layer_types[max(layer - 1, 0)], self.layer_types[min(layer, last)]}
-        return min(sorted(beside), key=lambda kind: self.seqs[kind] * self.models[kind].hidden_size)
+        neighbours = {self.layer_types[max(layer - 1, 0)], self.layer_types[min(layer, last)]}
+        return min(sorted(neighbours), key=lambda kind: self.seqs[kind] * self.models[kind].hidden_size)
 
     def predict(self, plan: Plan) -> Prediction:
         """Time and memory of one step: the one function behind every predicted time. Raises UserError."""
@@ -254,13 +254,13 @@ class CostModel:
             )
 
 
-def _require_consistent(given: Sequence[ModelShape], task: Task) -> None:
+def _require_consistent(shapes: Sequence[ModelShape], task: Task) -> None:
     """Raises UserError where types of layers contradict each other, or the task."""
-    mixture = next((model for model in given if model.experts), None)
-    if mixture and (len(given) > 1 or task.frozen):
-        excluded = "several types of layers" if len(given) > 1 else "LoRA's adapters"
+    mixture = next((model for model in shapes if model.experts), None)
+    if mixture and (len(shapes) > 1 or task.frozen):
+        excluded = "several types of layers" if len(shapes) > 1 else "LoRA's adapters"
         raise UserError(f"model_size: {mixture.name} has experts; {excluded} are not planned for such models")
-    first, last = given[0], given[-1]
+    first, last = shapes[0], shapes[-1]
     if first.tied_embeddings and first.hidden_size != last.hidden_size:
         raise UserError(
             f"hidden_size_list: embedding and LM head share their weights, but the first layers have hidden size "

@@ -66,9 +66,9 @@ def _apart_mib(
     """Peak of a stage whose optimizer's states are in the host's memory, if no block is used by both backward and the
     first update: the update's fp32 weights come in addition to all activations, or to the largest part's tensors, one
     matrix's moments, and weights of 16 bits that are gathered into blocks of their own."""
-    parts = [part for some in chunks for part in some]
+    parts = [part for chunk in chunks for part in chunk]
     master_mib = sum(part.master_mib for part in parts)
-    passes_alone = [[part._replace(host_mib=0.0) for part in some] for some in chunks]
+    passes_alone = [[part._replace(host_mib=0.0) for part in chunk] for chunk in chunks]
     gathered_mib = sum(
         cost.terms.states.parameters_mib
         for cost in costs
@@ -133,8 +133,8 @@ def peak_mib(chunks: Sequence[Sequence[PartMemory]], passes: Sequence[Pass], red
             in_flight_mib += activations_mib[chunk]
             continue
         states = tuple((count > 0) + (count == micro_batches) for count in done)
-        alike = _Start(chunk, states, done[chunk] == micro_batches - 1, sent)
-        most_mib[alike] = max(most_mib.get(alike, 0.0), in_flight_mib)
+        key = _Start(chunk, states, done[chunk] == micro_batches - 1, sent)
+        most_mib[key] = max(most_mib.get(key, 0.0), in_flight_mib)
         in_flight_mib -= activations_mib[chunk]
         sent = (chunk, done[chunk] > 0) if reduced_each else None
         done[chunk] += 1

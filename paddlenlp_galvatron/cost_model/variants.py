@@ -90,8 +90,8 @@ def _spared_share(
     def size(numbers: float, scalars: float) -> float:
         return precision.bytes * numbers + FP32_BYTES * scalars
 
-    where = (model, seq, tp, sequence_parallel, fused)
-    return size(*recompute_saving_per_token(*where, parts)) / size(*layer_numbers_per_token(*where))
+    arguments = (model, seq, tp, sequence_parallel, fused)
+    return size(*recompute_saving_per_token(*arguments, parts)) / size(*layer_numbers_per_token(*arguments))
 
 
 def frozen_times(times: PassTimes, products: float) -> PassTimes:

@@ -51,15 +51,19 @@ class VocabPrices:
         timed = self._modules.call_times(
             self._vocab_calls(vocab, role, *settings), mesh, pipeline, held, vocab.sharding
         )
-        own = samples / mesh.degree(*OF_A_SAMPLE)
-        pieces = self._head_share(vocab, own) if role != "first" and vocab.pieces > 1 else None
-        passes, head_ms = self._passes(vocab, role, own, pieces, timed.forward_ms + timed.backward_ms)
+        rank_samples = samples / mesh.degree(*OF_A_SAMPLE)
+        pieces = self._head_share(vocab, rank_samples) if role != "first" and vocab.pieces > 1 else None
+        passes, head_ms = self._passes(vocab, role, rank_samples, pieces, timed.forward_ms + timed.backward_ms)
         passes = passes.slowed(self._modules.network.receive_slowdown(pipeline))
         if self._task.frozen:  # nothing below the embedding learns, so that nothing goes back through it
             passes = PassTimes(passes.forward_ms, 0.0 if role == "first" or pieces else head_ms)
         late = self._late(role)
         room = self._room(
-            vocab, role, own, self._modules.token_bytes(samples, last) / mesh.degree(*OF_A_SAMPLE) / MIB, pieces
+            vocab,
+            role,
+            rank_samples,
+            self._modules.token_bytes(samples, last) / mesh.degree(*OF_A_SAMPLE) / MIB,
+            pieces,
         )
         room = room._replace(begins=pipeline > 1, sent=0.0 if role == "first" else 1 - late, late=late)
         timed = timed.behind({CommPoint.INTO_HEAD: head_ms})
@@ -187,9 +191,9 @@ def piece_passes(
     """Times of a head by pieces; `times` by the share of the tokens, `launch` of a layer's forward, which has as
     many calls as a piece."""
     pieces = len(share.sizes)
-    one = times(1 / pieces)
-    backward_ms = one.forward_ms if frozen else one.backward_ms
-    each = PassTimes(pieces * (one.forward_ms + backward_ms), 0.0)
+    piece = times(1 / pieces)
+    backward_ms = piece.forward_ms if frozen else piece.backward_ms
+    each = PassTimes(pieces * (piece.forward_ms + backward_ms), 0.0)
     return each.launched(PassTimes(pieces * launch.forward_ms, 0.0), messages_ms)
 
 

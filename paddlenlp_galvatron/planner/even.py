@@ -113,9 +113,11 @@ class EvenCore:
         stages = self._family.stages
         each = self._even.model.layers // stages if len(self._strategies.layers[0]) > 1 else 0
         fits = [self._fits(stage) for stage in range(stages)]
-        own = [fewest(one, each) for one in fits]
-        alike = None if None in own else fewest(lambda count: all(one(count) for one in fits), each)
-        for tried in (own, [alike] * stages, [each] * stages):
+        of_stages = [fewest(stage_fits, each) for stage_fits in fits]
+        in_all = (
+            None if None in of_stages else fewest(lambda count: all(stage_fits(count) for stage_fits in fits), each)
+        )
+        for tried in (of_stages, [in_all] * stages, [each] * stages):
             counts = [count for count in tried if count is not None]
             if len(counts) == stages:
                 plan = self._even.plan(self._family, self._strategies, counts)

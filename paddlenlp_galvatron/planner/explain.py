@@ -54,11 +54,14 @@ class Explanation(PlanFacts):
     @property
     def is_simplest(self) -> bool:
         """Whether no plan within the tolerance that was found has fewer strategies, or as many in fewer segments."""
-        mine, best, fastest = Candidate(self.plan, self.prediction), self.searched.best, self.searched.fastest
+        candidate, best, fastest = Candidate(self.plan, self.prediction), self.searched.best, self.searched.fastest
         if not best or not fastest:
             return False
         most_s = fastest.time_s * (1 + self.question.options.simplest_within / 100)
-        return mine.time_s <= most_s and (mine.strategies, mine.segments) <= (best.strategies, best.segments)
+        return candidate.time_s <= most_s and (candidate.strategies, candidate.segments) <= (
+            best.strategies,
+            best.segments,
+        )
 
 
 def explain(plan: Plan, question: Question) -> Explanation:
@@ -66,7 +69,7 @@ def explain(plan: Plan, question: Question) -> Explanation:
     one_layer = one_layer_changed(question, plan)
     time = SharedTime(SEARCHES_S, FIRST + MOST_CHANGES)
     searched = question.changed(top_k=RUNNERS_UP).search(known=[plan], seconds=time.take(FIRST))
-    best = [one.plan for one in (searched.best, searched.fastest) if one]
+    best = [candidate.plan for candidate in (searched.best, searched.fastest) if candidate]
     known = [plan, *best, *(other.plan for other in searched.runners_up)]
     return Explanation(
         **vars(question.facts_of(plan)),
@@ -95,7 +98,7 @@ def frontier(explanation: Explanation) -> list[FrontierPoint]:
     """The best step time of the plan's batch under budgets around the plan's, each found by a search that begins with
     the results of those before it."""
     question, points = explanation.question, []
-    known = [explanation.plan, *(one.plan for one in explanation.what_ifs if one.plan)]
+    known = [explanation.plan, *(what_if.plan for what_if in explanation.what_ifs if what_if.plan)]
     time = SharedTime(FRONTIER_S, len(BUDGETS))
     for share in BUDGETS:
         memory_gb = question.options.memory_gib * share
@@ -140,7 +143,7 @@ def what_ifs(question: Question, plan: Plan, known: Sequence[Plan], time: Shared
     seq = options.seq_length or 0
 
     def changed(name: str, change: str, length: int = seq, like: Mapping[str, Any] = {}, **changes: Any) -> WhatIf:
-        begin, seconds = [replace(one, **like) for one in known], time.take()
+        begin, seconds = [replace(known_plan, **like) for known_plan in known], time.take()
         try:
             result = question.changed(**changes).search(known=begin, seconds=seconds, compared=False)
             best = result.require_in(seconds)
@@ -241,7 +244,7 @@ def one_layer_changed(question: Question, plan: Plan) -> OneLayerChanged:
         Space(shape, replace(cost.assumed, seq_length=seq), options, cost, layer_type).layers(family)
         for layer_type, (shape, seq) in enumerate(zip(cost.models, cost.seqs, strict=True))
     ]
-    found: dict[LayerStrategy, OtherStrategy] = {}
+    best_others: dict[LayerStrategy, OtherStrategy] = {}
     edges = _edges(plan, cost)
     most = max(2, MOST_PRICED // max(map(len, spaces)))
     layers = edges if len(edges) <= most else [edges[k * (len(edges) - 1) // (most - 1)] for k in range(most)]
@@ -256,10 +259,10 @@ def one_layer_changed(question: Question, plan: Plan) -> OneLayerChanged:
             prediction = cost.joined(changed, [*before, cost.stage_cost(changed, stage), *behind])
             fits = max(stage.memory.total_mib for stage in prediction.stages) <= question.budget_mib
             other = OtherStrategy(layer, strategy, prediction, fits)
-            known = found.get(strategy)
+            known = best_others.get(strategy)
             if known is None or _order(other) < _order(known):
-                found[strategy] = other
-    return OneLayerChanged(sorted(found.values(), key=_order), len(layers), len(edges))
+                best_others[strategy] = other
+    return OneLayerChanged(sorted(best_others.values(), key=_order), len(layers), len(edges))
 
 
 def _order(other: OtherStrategy) -> tuple[bool, float, float]:
@@ -268,10 +271,10 @@ def _order(other: OtherStrategy) -> tuple[bool, float, float]:
 
 def _edges(plan: Plan, cost: CostModel) -> Sequence[int]:
     """First and last layer of every run of like layers in a stage: those within it change a plan no otherwise."""
-    found: set[int] = set()
+    edges: set[int] = set()
     for stage in range(plan.pipeline):
         for chunk in range(plan.chunks):
             layers = plan.chunk_layers(stage, chunk)
             for run, _ in runs([(plan.layers[layer], cost.layer_types[layer]) for layer in layers]):
-                found |= {layers[run[0]], layers[run[-1]]}
-    return sorted(found)
+                edges |= {layers[run[0]], layers[run[-1]]}
+    return sorted(edges)

@@ -105,12 +105,12 @@ def answer(form: Form, more: Mapping[str, Any], look_wider: bool = True) -> Answ
         raise UserError(TWO_SOURCES)
     noted: list[str] = []
     with _about("model_size"):
-        given = {**more, "model_size": form.model_size, "seq_length": form.seq_length}
-        seq_length = ModelOptions.from_values(given).resolve_usual(SEQ).seq_length
+        values = {**more, "model_size": form.model_size, "seq_length": form.seq_length}
+        seq_length = ModelOptions.from_values(values).resolve_usual(SEQ).seq_length
     with _about("device"):
         device = None if form.profiles else form.device or DEVICE
         per_node = form.num_gpus_per_node or (load_data_sheet(device).gpus_per_node if device else None)
-    given |= {
+    values |= {
         "device": device,
         "num_nodes": form.num_nodes,
         "num_gpus_per_node": per_node,
@@ -120,7 +120,7 @@ def answer(form: Form, more: Mapping[str, Any], look_wider: bool = True) -> Answ
         "profiles": form.profiles,
     }
     with _about("profiles" if form.profiles else "search_options"):
-        question = Question.of({name: value for name, value in given.items() if value is not None}, noted.append)
+        question = Question.of({name: value for name, value in values.items() if value is not None}, noted.append)
     result = question.search(seconds=SEARCH_S)
     enough = (
         _enough_nodes(form, more)
@@ -156,5 +156,5 @@ def _commands(form: Form, options: SearchOptions, more: Mapping[str, Any]) -> It
     words: dict[str, Any] = {"device": options.device, "profiles": form.profiles, "seq_length": options.seq_length}
     words |= {"num_nodes": options.num_nodes, "num_gpus_per_node": options.num_gpus_per_node}
     words |= {"memory_constraint": form.memory_constraint, "settle_bsz": options.settle_bsz, **more}
-    given = [word for name, value in words.items() if value is not None for word in (f"--{name}", f"{value}")]
-    yield f"galvatron search {shlex.join([form.model_size, *given, '-o', 'plan.json'])}"
+    arguments = [word for name, value in words.items() if value is not None for word in (f"--{name}", f"{value}")]
+    yield f"galvatron search {shlex.join([form.model_size, *arguments, '-o', 'plan.json'])}"

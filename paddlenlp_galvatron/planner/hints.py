@@ -46,7 +46,7 @@ def hints(question: Question, best: Candidate | None, given: Container[str]) -> 
     changes = list(_changes(question, given))
     time = SharedTime(HINTS_S, len(changes), least_s=0.0)
     now = speed_of(question.options.world_size, question.model.seq_length, best)
-    found: dict[tuple[str, ...], Hint] = {}  # the best of each kind
+    best_of_kind: dict[tuple[str, ...], Hint] = {}  # the best of each kind
     for change in changes:
         known = [best.plan] if best and not {"settle_bsz", "num_nodes"} & change.keys() else []
         try:
@@ -55,10 +55,10 @@ def hints(question: Question, best: Candidate | None, given: Container[str]) -> 
             continue  # the prices do not cover it
         nodes = change.get("num_nodes", question.options.num_nodes)
         speed = speed_of(nodes * question.options.num_gpus_per_node, question.model.seq_length, better)
-        known_best = found[kind].tokens_per_s_per_gpu if (kind := tuple(change)) in found else 0.0
+        known_best = best_of_kind[kind].tokens_per_s_per_gpu if (kind := tuple(change)) in best_of_kind else 0.0
         if speed > max(now * (1 + LEAST_GAIN), known_best):
-            found[kind] = Hint(change, speed, speed / now - 1 if now else None)
-    return sorted(found.values(), key=lambda hint: -hint.tokens_per_s_per_gpu)
+            best_of_kind[kind] = Hint(change, speed, speed / now - 1 if now else None)
+    return sorted(best_of_kind.values(), key=lambda hint: -hint.tokens_per_s_per_gpu)
 
 
 def free_plan(question: Question) -> Candidate | None:
@@ -66,9 +66,9 @@ def free_plan(question: Question) -> Candidate | None:
     return question.changed(trainer="galvatron").search(seconds=FREE_S, compared=False).best
 
 
-def speed_of(gpus: int, seq_length: int, found: Candidate | None) -> float:
+def speed_of(gpus: int, seq_length: int, candidate: Candidate | None) -> float:
     """Tokens/s a GPU; 0: no plan."""
-    return found.samples_per_s * seq_length / gpus if found else 0.0
+    return candidate.samples_per_s * seq_length / gpus if candidate else 0.0
 
 
 def _changes(question: Question, given: Container[str]) -> Iterator[dict[str, Any]]:

@@ -276,9 +276,9 @@ class SearchOptions(TaskOptions):
         }
         fewest = 1 if self.allows("dp") or not self.allows(tensor) else size  # ranks
         return [
-            one
-            for one in every_degrees(size)
-            if one.ranks >= fewest and all(degree <= limits[axis] for axis, degree in one.axes)
+            split
+            for split in every_degrees(size)
+            if split.ranks >= fewest and all(degree <= limits[axis] for axis, degree in split.axes)
         ]
 
     def expert_degrees(self, size: int) -> list[tuple[int, int]]:
@@ -320,8 +320,8 @@ class SearchOptions(TaskOptions):
     @property
     def profile_arguments(self) -> dict[str, Any]:
         """Arguments of `cost_model.load` besides model, cluster and assumptions."""
-        given = {name: getattr(self, name) for name in PROFILE_OPTIONS}
-        return given | {"folder": self.profiles, "options": self.cost_options}
+        arguments = {name: getattr(self, name) for name in PROFILE_OPTIONS}
+        return arguments | {"folder": self.profiles, "options": self.cost_options}
 
     @property
     def cost_options(self) -> CostOptions:

@@ -38,8 +38,8 @@ def origin_of(
 ) -> tuple[Plan, Question]:
     """The question of a plan that has been read."""
     searched = plan.metadata.get("searched_from") or {}
-    given, seq_length = _model(searched, origin.model_size, plan), plan.assumed.seq_length
-    model = given.resolve(seq_length) if seq_length else given.resolve_usual(SEQ)
+    model_options, seq_length = _model(searched, origin.model_size, plan), plan.assumed.seq_length
+    model = model_options.resolve(seq_length) if seq_length else model_options.resolve_usual(SEQ)
     options = _options(searched, origin, plan, model.seq_length)
     plan = replace(plan, assumed=options.assumptions)
     if len(model.shapes) == 1:
@@ -54,9 +54,9 @@ def origin_of(
     return plan, Question(model, options, cost)
 
 
-def _model(searched: Mapping[str, Any], given: str | None, plan: Plan) -> ModelOptions:
-    if given:
-        return ModelOptions.from_values({"model_size": given, "seq_length": plan.assumed.seq_length})
+def _model(searched: Mapping[str, Any], model_size: str | None, plan: Plan) -> ModelOptions:
+    if model_size:
+        return ModelOptions.from_values({"model_size": model_size, "seq_length": plan.assumed.seq_length})
     if asked := searched.get("model_options"):
         return ModelOptions.from_mapping(_mapping("model_options", asked))
     if name := searched.get("model"):

@@ -153,8 +153,8 @@ def _require_folder(options: SearchOptions) -> None:
     folder = options.profiles
     if folder.is_dir() or any(getattr(options, name) for name in PATH_OPTIONS):
         return
-    beside = [path.name for path in folder.absolute().parent.glob("*/")] if folder.absolute().parent.is_dir() else []
-    near = get_close_matches(folder.name, beside, n=1)
+    siblings = [path.name for path in folder.absolute().parent.glob("*/")] if folder.absolute().parent.is_dir() else []
+    near = get_close_matches(folder.name, siblings, n=1)
     meant = f"did you mean {folder.with_name(near[0])}? Or " if near else ""
     raise UserError(
         f"profiles: no folder {folder}; {meant}measure with galvatron profile all, or give --device h100-80gb, which "

@@ -79,11 +79,11 @@ class Candidate:
 
     def why_slower_than(self, best: Candidate) -> str:
         """The part of the step that lost most against the best plan."""
-        mine, its = self.parts_ms(), best.parts_ms()
-        part = max(mine, key=lambda name: mine[name] - its[name])
+        parts, best_parts = self.parts_ms(), best.parts_ms()
+        part = max(parts, key=lambda name: parts[name] - best_parts[name])
         slower = best.samples_per_s / self.samples_per_s - 1
         how = f"{slower:.1%} slower" if slower >= 0 else f"{-slower:.1%} faster, with more strategies"
-        return f"{how}: {part} {mine[part]:.3g} ms per sample (best: {round(its[part], 6):.3g})"
+        return f"{how}: {part} {parts[part]:.3g} ms per sample (best: {round(best_parts[part], 6):.3g})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +141,8 @@ class Need:
 
     def under(self, cost: CostModel, options: SearchOptions) -> Need:
         """The need where the devices keep their own reserve, and not one that the user has set."""
-        own = cost.profiles.reserve.sets(cost.options.context_mib, options.memory_gib * GIB_MIB)
-        return self.on(cost.profiles.reserve) if own else self
+        by_device = cost.profiles.reserve.sets(cost.options.context_mib, options.memory_gib * GIB_MIB)
+        return self.on(cost.profiles.reserve) if by_device else self
 
     @property
     def memory(self) -> StageMemory:

@@ -71,11 +71,11 @@ def _placed(plan: Plan, question: Question) -> Plan:
     gpus, width = plan.world_size, question.options.num_gpus_per_node
     nodes, each = (gpus // width, width) if gpus % width == 0 else (1, gpus)
     searched = plan.metadata.get("searched_from") or {}
-    where = {"num_nodes": nodes, "num_gpus_per_node": each}
-    options = {**(searched.get("options") or {}), **where, "world_size": gpus, "settle_bsz": plan.global_batch}
+    cluster = {"num_nodes": nodes, "num_gpus_per_node": each}
+    options = {**(searched.get("options") or {}), **cluster, "world_size": gpus, "settle_bsz": plan.global_batch}
     if question.options.context_mib is None:
         options.pop("context_mib", None)
-    return replace(plan, metadata={"searched_from": {**searched, **where, "options": options}})
+    return replace(plan, metadata={"searched_from": {**searched, **cluster, "options": options}})
 
 
 @dataclass(frozen=True, slots=True)

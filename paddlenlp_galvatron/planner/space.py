@@ -96,7 +96,7 @@ class Run(NamedTuple):
 
 def runs_of(layer_types: Sequence[int], skipped: int = 0) -> list[Run]:
     """The runs behind the first layers, counted from there."""
-    return [Run(kind, where.start, len(where)) for where, kind in runs(layer_types[skipped:])]
+    return [Run(kind, span.start, len(span)) for span, kind in runs(layer_types[skipped:])]
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,8 +124,8 @@ class Strategies:
 
     def can_divide(self, family: PlanFamily, layers: int) -> bool:
         """Whether the stages of a family can divide `layers` layers; interleaving needs a single run of layers."""
-        own = layers - self.in_front
-        return own >= family.stages * family.chunks and (family.chunks == 1 or len(self.layers) == 1)
+        layers_behind = layers - self.in_front
+        return layers_behind >= family.stages * family.chunks and (family.chunks == 1 or len(self.layers) == 1)
 
     def have(self, plan: Plan, layer_types: Sequence[int]) -> bool:
         """Whether a plan is among those of these strategies."""
@@ -135,8 +135,8 @@ class Strategies:
         known = plan.vocab in self.vocabularies and plan.layers[:skipped] in self.prefixes
         layers = plan.layers[skipped:]
         return known and all(
-            layer in some
-            for run, some in zip(runs_of(layer_types, skipped), self.layers, strict=True)
+            layer in choices
+            for run, choices in zip(runs_of(layer_types, skipped), self.layers, strict=True)
             for layer in set(layers[run.start : run.start + run.layers])
         )
 
@@ -149,7 +149,7 @@ class Strategies:
         bare: Plan,
     ) -> Plan:
         """The plan that the core's numbers stand for; `bare` gives the fields that all plans of a search share."""
-        strategies = [layer for some in self.layers for layer in some]
+        strategies = [layer for choices in self.layers for layer in choices]
         of_vocab, prefix = self.beginnings[vocab]
         return replace(
             bare,
@@ -298,7 +298,7 @@ class Space:
     def _faults(self, stage_size: int, micro_batch: int, degrees: Degrees, for_layer: bool) -> list[str]:
         """Why no layer (or vocabulary) can have these degrees on such a stage."""
         vocab = VocabStrategy(**degrees.named)
-        one = Plan(
+        plan = Plan(
             world_size=stage_size,
             global_batch=micro_batch,
             micro_batches=1,
@@ -307,4 +307,4 @@ class Space:
             vocab=vocab,
             assumed=self._assumed,
         )
-        return find_faults(one, self._one_layer if for_layer else None)
+        return find_faults(plan, self._one_layer if for_layer else None)
