@@ -58,25 +58,12 @@ class VocabPrices:
         if self._task.frozen:  # nothing below the embedding learns, so that nothing goes back through it
             passes = PassTimes(passes.forward_ms, 0.0 if role == "first" or pieces else head_ms)
         late = self._late(role)
-        room = self._room(
-            vocab,
-            role,
-            rank_samples,
-            self._modules.token_bytes(samples, last) / mesh.degree(*OF_A_SAMPLE) / MIB,
-            pieces,
-        )
+        tokens_mib = self._modules.token_bytes(samples, last) / mesh.degree(*OF_A_SAMPLE) / MIB
+        room = self._room(vocab, role, rank_samples, tokens_mib, pieces)
         room = room._replace(begins=pipeline > 1, sent=0.0 if role == "first" else 1 - late, late=late)
         timed = timed.behind({CommPoint.INTO_HEAD: head_ms})
-        cost = self._modules.module_cost(
-            vocab.dp_type,
-            vocab.as_layer().shards(stage_size),
-            settings[0],
-            timed,
-            passes,
-            held,
-            room,
-            several_matrices=False,
-        )
+        how = vocab.dp_type, vocab.as_layer().shards(stage_size), settings[0]
+        cost = self._modules.module_cost(*how, timed, passes, held, room, several_matrices=False)
         fixed_mib = self._fixed_mib(stage, role, samples)
         gradients_mib, memory = cost.terms.states.gradients_mib, cost.memory
         if memory and not self._assumed.async_grad_reduce and micro_batches > 1:

@@ -58,10 +58,8 @@ class Explanation(PlanFacts):
         if not best or not fastest:
             return False
         most_s = fastest.time_s * (1 + self.question.options.simplest_within / 100)
-        return candidate.time_s <= most_s and (candidate.strategies, candidate.segments) <= (
-            best.strategies,
-            best.segments,
-        )
+        no_more = (candidate.strategies, candidate.segments) <= (best.strategies, best.segments)
+        return candidate.time_s <= most_s and no_more
 
 
 def explain(plan: Plan, question: Question) -> Explanation:

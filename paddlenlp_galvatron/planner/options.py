@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from ..base.errors import UserError
 from ..base.limits import MOST_SAMPLES, Count, Layers, Number, Positive, Ranks, Samples, Size
 from ..cost_model import CostOptions, Task
+from ..cost_model.load import ProfileSource
 from ..model.layer import PARTLY
 from ..options.group import Options
 from ..options.prices import RANK, TWO_SOURCES, Kind
@@ -24,21 +25,8 @@ from ..profiles.data_sheet import load_data_sheet
 
 DIMENSIONS = ("dp", "sdp", "tp", "sp", "cp", "ep", "etp", "pp", "ckpt", "vtp")
 
-PATH_OPTIONS = (
-    "time_profiling_path",
-    "memory_profiling_path",
-    "allreduce_bandwidth_config_path",
-    "p2p_bandwidth_config_path",
-    "overlap_coe_path",
-    "sp_time_path",
-)
-PROFILE_OPTIONS = (  # arguments of `cost_model.load`
-    "time_profile_mode",
-    "memory_profile_mode",
-    "profile_dialect",
-    "allow_foreign_profiles",
-    *PATH_OPTIONS,
-)
+PROFILE_OPTIONS = ProfileSource.__optional_keys__ - {"folder"}
+PATH_OPTIONS = tuple(name for name in ProfileSource.__annotations__ if name.endswith("_path"))
 GPUS_PER_NODE = 8  # where only world_size is given, and is larger
 # Defaults of fit, search and what-if.
 BATCH = 256  # global batch size, samples
