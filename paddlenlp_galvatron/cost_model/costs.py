@@ -26,6 +26,7 @@ class Profiles:
     times: ComputeTimes
     memory: MemoryUse
     device: Device  # of every rank
+    cluster: tuple[int, int] | None = None  # nodes, and GPUs of each; None: those that the network was measured on
 
     @classmethod
     def of(cls, network: Network, times: ComputeTimes, memory: MemoryUse) -> Profiles:
@@ -34,11 +35,11 @@ class Profiles:
 
     @property
     def num_nodes(self) -> int:
-        return self.network.profile.num_nodes
+        return self.cluster[0] if self.cluster else self.network.profile.num_nodes
 
     @property
     def gpus_per_node(self) -> int:
-        return self.network.profile.gpus_per_node
+        return self.cluster[1] if self.cluster else self.network.profile.gpus_per_node
 
     @property
     def files(self) -> tuple[ProfileFile, ...]:

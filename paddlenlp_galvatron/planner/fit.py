@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +15,7 @@ from ..base.errors import UserError
 from ..base.limits import Positive, Ranks, Samples, Size
 from ..base.text import Note, no_note
 from ..base.units import GIB
+from ..cost_model import CostModel
 from ..options.foreign import Fate
 from ..options.model_options import SEQ, Model
 from ..options.prices import TWO_SOURCES, JobOptions
@@ -176,14 +177,19 @@ def _from_the_least(row: _Row) -> Iterator[Fit]:
     for gpus in [*inside, *(nodes * per_node for nodes in NODES)]:
         if gpus < row.least_gpus:
             continue
-        found = row(gpus)
-        if found.best is None and not fitting:
-            failed = found
+        try:
+            answer = row(gpus)
+        except UserError:
+            if fitting:
+                return  # the profiles have no links for so many
+            raise
+        if answer.best is None and not fitting:
+            failed = answer
             continue
         if failed:
             yield failed
             failed = None
-        yield found
+        yield answer
         fitting += 1
         if fitting > FURTHER:
             return
@@ -241,7 +247,11 @@ class _Row:
         )
         model = Model((self.shape,), self.options.tokens_of_a_sample)
         asked = {"model_size": self.options.model_size, "seq_length": options.seq_length}
-        return Question(model, options, prices(model.shapes, options, self.note), asked)
+        cost = prices(model.shapes, options, self.note)
+        if (nodes, gpus) != (cost.profiles.num_nodes, cost.profiles.gpus_per_node):  # measured on another cluster
+            profiles = replace(cost.profiles, cluster=(nodes, gpus))
+            cost = CostModel(model.shapes, profiles, cost.assumed, cost.options)
+        return Question(model, options, cost, asked)
 
 
 def _measured(folder: Path) -> _Kind:

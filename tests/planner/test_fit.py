@@ -83,6 +83,20 @@ def test_every_option_of_the_task_reaches_the_search():
     assert replace(priced, context_mib=0.0, freed=None) == row.question.options.cost_options
 
 
+@pytest.mark.parametrize(("nodes", "gpus"), [(1, (4, 8)), (2, (4, 8, 32))])
+def test_profiles_of_one_cluster_price_other_numbers_of_gpus(nodes, gpus, tmp_path):
+    computation = analytic_computation(SHAPE, SHEET, Precision.BF16, [SEQ])
+    for profile in (analytic_hardware(SHEET, nodes), computation, analytic_memory(SHAPE, Precision.BF16, [SEQ])):
+        profile.save(tmp_path)
+    rows, derived = fitted(gpus=gpus, profiles=tmp_path), fitted(gpus=gpus)
+    assert tuple(row.best and row.best.plan.world_size for row in rows) == gpus
+    assert [row.best.time_s for row in rows] == pytest.approx([row.best.time_s for row in derived], rel=0.2)
+    if nodes == 1:
+        assert max(row.gpus for row in fitted(profiles=tmp_path)) == 8
+        with pytest.raises(UserError, match="no all-reduce across nodes was measured"):
+            fitted(gpus=16, profiles=tmp_path)
+
+
 def test_frozen_weights_take_their_bytes_alone_and_half_of_backwards_products():
     all_weights, frozen = (priced(task).layer_cost(LAYER, STAGE) for task in (Task(), Task(adapter_rank=1)))
     weights_mib = SHAPE.layer_parameters / 2**20
