@@ -133,7 +133,7 @@ _ALL = (
         null_head_dim=True,
         stock=False,
         heads_per_kv_head=2,
-        example={"own_head_dim": 16, "tied_embeddings": True},
+        example={"own_head_dim": 16},
     ),
     # Qwen1.5-MoE and Qwen2's models with experts, one of which has all tokens.
     Family(
