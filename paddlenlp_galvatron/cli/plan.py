@@ -302,11 +302,12 @@ def to_paddleformers(values: dict[str, Any], json: bool) -> None:
 
 
 def _say_yaml(program: str, values: dict[str, Any], json: bool) -> None:
-    from paddlenlp_galvatron.plan.export import fleet_arguments, fleet_notes
+    from paddlenlp_galvatron.plan.export import FLEET, PIN, fleet_arguments, fleet_notes
 
     express, notes_of = partial(fleet_arguments, program=program), partial(fleet_notes, program=program)
     arguments = _arguments(express, notes_of, values)
-    answer(yaml.safe_dump(arguments, sort_keys=False).rstrip(), json, **arguments)
+    head = f"# for PaddleFleet {PIN}\n" * (program == FLEET)
+    answer(head + yaml.safe_dump(arguments, sort_keys=False, default_flow_style=None).rstrip(), json, **arguments)
 
 
 def _arguments(

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
+from fleet import named
 from hypothesis import given
 from hypothesis import strategies as st
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.plan.fleet_layers import OF_THE_MODEL, division, offloaded, selected
-
-VECTORS = Path(__file__).parents[3] / "shared" / "data" / "paddlefleet" / "vectors.json"
-
-
-def vectors(name: str) -> list[dict]:
-    return json.loads(VECTORS.read_text())[name] if VECTORS.exists() else []
-
-
-def named(name: str) -> list:
-    return [pytest.param(each, id=each["about"]) for each in vectors(name)]
 
 
 @pytest.mark.parametrize("case", named("recompute"))
