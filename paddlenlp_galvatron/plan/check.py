@@ -24,10 +24,15 @@ def require_valid(plan: Plan, model: ModelShape | None = None) -> None:
         raise UserError(faults)
 
 
+def searched_options(plan: Plan) -> dict[str, Any]:
+    """The options of the search that found the plan, as far as its file says them."""
+    options = (plan.metadata.get("searched_from") or {}).get("options")
+    return options if isinstance(options, dict) else {}
+
+
 def adapters_of(plan: Plan) -> int | None:
     """Rank of the adapters that the plan was searched for; 0: it does not say; None: for all weights."""
-    options = (plan.metadata.get("searched_from") or {}).get("options")
-    given = options if isinstance(options, dict) else {}
+    given = searched_options(plan)
     rank = given.get("lora_rank")
     if given.get("task") == "lora" or (given.get("task") == "dpo" and rank):
         return rank if type(rank) is int else 0
@@ -37,7 +42,7 @@ def adapters_of(plan: Plan) -> int | None:
 def task_note(plan: Plan, rank: int | None) -> str:
     """A note where a plan for other adapters, or none, trains those of this rank (None: all weights)."""
     searched = adapters_of(plan)
-    if rank is not None and searched is None and (plan.metadata.get("searched_from") or {}).get("options"):
+    if rank is not None and searched is None and searched_options(plan):
         return (
             "was searched for all weights; one for adapters, which need less memory, may be faster: galvatron search "
             "--task lora"
@@ -52,13 +57,12 @@ def task_note(plan: Plan, rank: int | None) -> str:
 def require_trainable(plan: Plan, task: str = "", adapts: bool = False) -> None:
     """Raise UserError when the plan was searched for a task that cannot be trained, or for adapters, which need less
     memory than all weights, unless this `task`, where one is given, `adapts`, too."""
-    options = (plan.metadata.get("searched_from") or {}).get("options")
     if task and adapters_of(plan) is not None and not adapts:
         raise UserError(
             f"galvatron.searched_from: the plan was searched for adapters, but {task} trains all weights; search "
             f"one: galvatron search --task {task}"
         )
-    if isinstance(options, dict) and options.get("offload_optimizer"):
+    if searched_options(plan).get("offload_optimizer"):
         raise UserError(
             "galvatron.searched_from: the plan was searched with offload_optimizer, which can be planned but not "
             "trained; search a plan without it"

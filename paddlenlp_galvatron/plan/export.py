@@ -15,6 +15,7 @@ from typing import Any
 
 from ..base.errors import UserError
 from ..model import ModelShape, Recompute
+from .check import adapters_of, searched_options
 from .fleet_layers import MTP
 from .fleet_plan import MODULES, recompute_settings, stage_settings
 from .schedule import Schedule
@@ -145,8 +146,7 @@ def fleet_arguments(plan: Plan, model: ModelShape | None = None, program: str = 
     _require_expressible(plan, program, model)
     layer, stage = plan.layers[0], sharding_stage(plan)
     arguments: dict[str, Argument] = {
-        "stage": "PT",  # its default fine-tunes
-        "fine_tuning": "full",
+        **_task_arguments(plan),
         "per_device_train_batch_size": plan.micro_batch // plan.dp(layer),
         "gradient_accumulation_steps": plan.micro_batches,
     }
@@ -171,13 +171,29 @@ def fleet_arguments(plan: Plan, model: ModelShape | None = None, program: str = 
     return arguments
 
 
+def _task_arguments(plan: Plan) -> dict[str, Argument]:
+    """Arguments of the task that the plan was searched for; PaddleFleet's own default fine-tunes adapters."""
+    searched = searched_options(plan)
+    task, rank = searched.get("task"), adapters_of(plan)
+    stage = {"sft": "SFT", "lora": "SFT", "dpo": "DPO"}.get(str(task), "PT")
+    return {"stage": stage} | (
+        {"fine_tuning": "full"} if rank is None else {"fine_tuning": "lora"} | ({"lora_rank": rank} if rank else {})
+    )
+
+
 def _only_in_fleet(plan: Plan, model: ModelShape | None) -> dict[str, Argument]:
     """Arguments that PaddleFormers lacks, or of models that it lacks."""
     arguments: dict[str, Argument] = {"hybrid_parallel_topo_order": "pp_first"}  # ranks as in the plan
+    if plan.layers[0].context > 1:
+        arguments["context_parallel_size"] = plan.layers[0].context
     if (ep := max(each.ep for each in plan.layers)) > 1:
         arguments |= {"use_expert_parallel": True, "expert_model_parallel_size": ep}
     if model and model.traits.mixture and model.traits.mixture.sigmoid:
         arguments[MTP] = 0  # config.json may ask for MTP, which the plan has not
+    if plan.assumed.flash_attention is not None:
+        arguments["_attn_implementation"] = "flashmask" if plan.assumed.flash_attention else "eager"
+    if searched_options(plan).get("offload_optimizer"):
+        arguments["tensorwise_offload_optimizer"] = True
     if sharding_stage(plan) == 1:  # its tensors are cut evenly, as the plan's
         master = plan.assumed.fp32_gradients is not False
         arguments |= {"amp_master_grad": master, "split_param": master}
@@ -230,6 +246,8 @@ def _fleet_gaps(plan: Plan, model: ModelShape | None, program: str) -> Iterator[
             f"virtual_pp_deg: {program} interleaves chunks as the plan does in more than 2 stages, where micro-batches "
             f"are a multiple of the stages, and twice as many at least; the plan has {plan.pipeline} stages and {count}"
         )
+    if layer.context > 1 and (not sharding_stage(plan) or layer.sharding or any(each.ep > 1 for each in plan.layers)):
+        yield f"cp_sizes_enc: {program} has cp where all ranks with the same weights shard them, and without ep"
     yield from _fleet_gaps_of_experts(plan, model)
 
 
@@ -247,7 +265,7 @@ def _fleet_gaps_of_experts(plan: Plan, model: ModelShape | None) -> Iterator[str
     (ep,) = degrees
     if any(layer.etp > 1 for layer in layers):
         yield f"tp_of_ep_sizes_enc: {FLEET} does not split an expert"
-    if ep % tp:
+    if ep > 1 and ep % tp:
         yield f"ep_sizes_enc: {FLEET} wants a multiple of tp, which is {tp}; the plan has {ep}"
     if ep > 1 and sharing(plan, plan.layers[0]) > 1 and (not sharding_stage(plan) or plan.layers[0].sharding):
         yield f"dp_types_enc: {FLEET} has ep with sharding over all ranks alone, stage1 in a pipeline"
@@ -322,8 +340,9 @@ def _unlike(plan: Plan, program: str) -> Iterator[str]:
 def _uneven(plan: Plan, program: str) -> Iterator[str]:
     """Fields in which layers, or layers and vocabulary, or stages are unlike, as `program` cannot have them."""
     parts = (*plan.layers, plan.vocab.as_layer())
-    for axis in dict.fromkeys(axis for part in parts for axis, degree in part.beside if degree > 1):
-        yield f"{axis}_sizes_enc: degrees other than 1 are not written for {program}"
+    for axis, degrees in {axis: {dict(part.beside)[axis] for part in parts} for axis, _ in plan.vocab.beside}.items():
+        if degrees != {1} and (program != FLEET or len(degrees) > 1):
+            yield f"{axis}_sizes_enc: {program} has {'one for all' if program == FLEET else 'none but 1'}"
     for field, of_vocab, values in (
         ("tp_sizes_enc", "vtp", [str(part.degree) for part in parts]),
         ("use_sp", "vsp", ["1" if part.ulysses and part.degree > 1 else "0" for part in parts]),

@@ -181,9 +181,11 @@ def division(settings: Mapping[str, Any]) -> list[str]:
     parts, mtp = slots.stages * slots.chunks, "m" * slots.mtp
     counted = "te" + "m" * bool(settings.get("separate_mtp_headloss"))
     items = "E" + "e" * slots.head + "t" * slots.layers + "N" + mtp + "e" * slots.tail + "L"
+    tail = slots.tail
     if settings.get("stage") == "ernie_pretrain":
+        tail = max(tail, slots.mtp)  # of which MTP layers take their places
         embedding = "M" * bool(mtp and slots.stages > 1 and settings.get("enable_mtp_magic_send"))
-        items = "E" + "t" * slots.layers + embedding + mtp + "e" * max(slots.tail - slots.mtp, 0) + "NL"
+        items = "E" + "t" * slots.layers + embedding + mtp + "e" * (tail - slots.mtp) + "NL"
         if slots.layers % slots.stages:
             bounds = [len(items) * part // parts for part in range(parts + 1)]  # larger parts last
             return [items[start:stop] for start, stop in pairwise(bounds)]
@@ -193,7 +195,7 @@ def division(settings: Mapping[str, Any]) -> list[str]:
     if rest or not each:
         raise UserError(
             f"pipeline_model_parallel_size: {parts} chunks of stages do not divide {len(places)} layers, empty ones "
-            f"included; change {TAIL}"
+            f"included; write {TAIL} into the recipe, such as {tail + -len(places) % parts}"
         )
     bounds = [0, *(places[each * part - 1] + 1 for part in range(1, parts)), len(items)]
     return [items[start:stop] for start, stop in pairwise(bounds)]

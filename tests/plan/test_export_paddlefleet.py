@@ -58,6 +58,10 @@ FLEET_ALONE = {
     "num_empty_layers_add_in_tail": "int",
     "num_nextn_predict_layers": "int",
     "recompute_modules": "Optional[dict]",
+    "context_parallel_size": "int",
+    "_attn_implementation": "str",
+    "tensorwise_offload_optimizer": "bool",
+    "lora_rank": "int",
 }
 TYPES = {"int": int, "str": str, "bool": bool, "Optional[str]": str, "Optional[int]": int, "Optional[dict]": dict}
 BF16 = Assumptions(mixed_precision=Precision.BF16, seq_length=128)
@@ -100,6 +104,18 @@ PRINTED = {
         ),
         {"virtual_pipeline_model_parallel_size": 2, "num_empty_layers_add_in_head": 1},
     ),
+    "context parallelism": (
+        plan(global_cp_deg=2, default_dp_type="zero2", chunks=2),
+        {"context_parallel_size": 2, "sharding_parallel_size": 8, "per_device_train_batch_size": 2},
+    ),
+    "adapters of fine-tuning": (
+        replace(plan(), metadata={"searched_from": {"options": {"task": "lora", "lora_rank": 16}}}),
+        {"stage": "SFT", "fine_tuning": "lora", "lora_rank": 16},
+    ),
+    "states in host memory": (
+        replace(plan(), metadata={"searched_from": {"options": {"offload_optimizer": True}}}),
+        {"tensorwise_offload_optimizer": True},
+    ),
     "experts": (
         plan(global_ep_deg=4, default_dp_type="zero2", chunks=2),
         {"use_expert_parallel": True, "expert_model_parallel_size": 4, "sharding": "stage1"},
@@ -112,7 +128,8 @@ PRINTED = {
 def test_what_it_can_say_is_written(of, part):
     arguments = fleet_arguments(of)
     assert part.items() <= arguments.items()
-    assert arguments["max_seq_len"] == 128 and (arguments["stage"], arguments["fine_tuning"]) == ("PT", "full")
+    assert arguments["max_seq_len"] == 128
+    assert (arguments["stage"], arguments["fine_tuning"]) == (part.get("stage", "PT"), part.get("fine_tuning", "full"))
 
 
 REFUSED = {
@@ -143,6 +160,7 @@ REFUSED = {
         replace(plan(pp=4, chunks=4, world_size=4), stages=(1,) * 8, layers=plan().layers[:1] * 8, chunks=2),
         ["virtual_pp_deg"],
     ),
+    "context parallelism without sharding": (plan(global_cp_deg=2), ["cp_sizes_enc"]),
     "experts that are not sharded": (plan(global_ep_deg=4), ["dp_types_enc"]),
     "experts that are split": (
         plan(global_ep_deg=4, global_tp_of_ep_deg=2, default_dp_type="zero2"),
@@ -223,7 +241,7 @@ def test_any_plan_is_written_in_published_words_or_refused_by_fields_of_its_file
     assert of.world_size % splits == 0
     assert read.get("sharding_parallel_size", of.world_size // splits) == of.world_size // splits
     samples = read["per_device_train_batch_size"] * read["gradient_accumulation_steps"] * of.world_size // splits
-    assert samples == of.global_batch
+    assert samples == of.global_batch * read.get("context_parallel_size", 1)
     assert not (read["pipeline_model_parallel_size"] > 1 and read["sharding"] in ("stage2", "stage3"))
 
 

@@ -12,8 +12,10 @@ import yaml
 from fleet import named
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plans import MODEL
 
-from paddlenlp_galvatron.plan import DataParallel, LayerStrategy, Plan, Recompute, VocabStrategy
+from paddlenlp_galvatron.options.fleet import read_recipe
+from paddlenlp_galvatron.plan import Assumptions, DataParallel, LayerStrategy, Plan, Precision, Recompute, VocabStrategy
 from paddlenlp_galvatron.plan.export import fleet_arguments
 from paddlenlp_galvatron.plan.fleet_layers import FULL, division, selected
 from paddlenlp_galvatron.plan.fleet_plan import MODULES
@@ -59,6 +61,13 @@ def fleet_plans(draw: st.DrawFn) -> Plan:
         vocab=VocabStrategy(tp, dp_type=layer.dp_type),
         chunks=chunks,
         default_dp_type=layer.dp_type,
+        assumed=Assumptions(
+            sequence_parallel=tp > 1,
+            mixed_precision=Precision.BF16,
+            seq_length=tp * dp,
+            fp32_gradients=True,
+            flash_attention=draw(st.booleans()),
+        ),
     )
 
 
@@ -71,6 +80,8 @@ def test_settings_select_the_layers_of_the_plan(plan):
     for kind, module in {**MODULES, Recompute.FULL: FULL}.items():
         wanted = {at for at, layer in enumerate(plan.layers) if layer.recompute is kind}
         assert chosen.get(module, frozenset()) == wanted
+    model = replace(MODEL, layers=len(plan.layers), vocab_size=1000)
+    assert read_recipe(read, model, plan.world_size).plan == plan
 
 
 def fleet_ranks(order: str, world: int, pp: int, tp: int, ep: int) -> dict[str, set[frozenset[int]]]:
