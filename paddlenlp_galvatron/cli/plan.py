@@ -313,7 +313,7 @@ def from_paddlefleet(values: dict[str, Any], json: bool) -> None:
     given = RecipeOptions.from_values(values)
     content = read_yaml(given.file)
     if not is_recipe(content):
-        raise UserError(f"{given.file}: is no recipe of PaddleFleet: it has no stage, such as PT or SFT")
+        raise UserError(f"{given.file}: is no recipe of PaddleFleet; give one that has a stage such as PT or SFT")
     if not (named := given.model_size or fields_of(content).read.model_name_or_path):
         raise UserError("model_size: missing, and the recipe names no model; give --model_size")
     shape = load_model(named)

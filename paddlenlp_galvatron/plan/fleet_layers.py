@@ -65,7 +65,9 @@ class Slots(NamedTuple):
         """Layers that a count selects: the first of each part by block, of each stage by first_n."""
         most = self.each if method == "block" else -(-self.physical // self.stages)
         if count > most:
-            raise UserError(f"{field}: {count} layers of {most} that a {'chunk' if method == 'block' else 'stage'} has")
+            raise UserError(
+                f"{field}: {count} is more than the {most} layers that recompute_method {method} counts in; lower it"
+            )
         every = range(self.physical)
         if method == "block":
             return self.ids_of(chain.from_iterable(every[at : at + count] for at in range(0, len(every), self.each)))
@@ -147,7 +149,9 @@ def _full(slots: Slots, method: str | None, count: object) -> Ids:
 
 def _require_blocks(settings: Mapping[str, Any], granularity: object) -> None:
     if not settings.get("enable_hyper_connections") or granularity != "selective":
-        raise UserError(f"recompute_modules.{BLOCKS}: needs enable_hyper_connections and granularity selective")
+        raise UserError(
+            f"recompute_modules.{BLOCKS}: has no blocks; set enable_hyper_connections and granularity selective"
+        )
 
 
 def _blocks(selector: object, slots: Slots, field: str) -> Ids:
@@ -171,7 +175,9 @@ def offloaded(settings: Mapping[str, Any], rule: Mapping[str, Any]) -> Ids:
     match rule.get("type"), value:
         case "mod", [int(divisor), int(rest)] if divisor > 0:
             return slots.ids_of(number for number in every if number % divisor == rest)
-    raise UserError(f"decoderlayer_act_offload_settings: {dict(rule)!r} is neither mod [divisor, rest] nor layer_idxs")
+    raise UserError(
+        f"decoderlayer_act_offload_settings: {dict(rule)!r} is unknown; give mod [divisor, rest] or layer_idxs"
+    )
 
 
 def division(settings: Mapping[str, Any]) -> list[str]:
