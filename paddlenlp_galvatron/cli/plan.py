@@ -355,7 +355,7 @@ def _say_yaml(program: str, values: dict[str, Any], json: bool) -> None:
 def _yaml_line(name: str, value: Argument) -> str:
     """An argument as it stands in YAML, lists of layers in one line."""
     flow = None if isinstance(value, dict) else False
-    return yaml.safe_dump({name: value}, default_flow_style=flow, width=inf).rstrip()
+    return str(yaml.safe_dump({name: value}, default_flow_style=flow, width=inf)).rstrip()
 
 
 def _arguments(
