@@ -17,7 +17,7 @@ from ..plan.strategy import Assumptions, Experts, LayerStrategy, Load, Plan, Str
 from ..profiles.memory import Role
 from ..profiles.reserve import Reserve
 from .costs import CostOptions, LayerCost, Prediction, Profiles, StagePrediction, Task
-from .experts import ExpertPrices
+from .experts import OF_EXPERTS, ExpertPrices
 from .layers import LayerPrices
 from .module import ModulePrices
 from .simulate import StageTimes, step_ms
@@ -127,7 +127,7 @@ class CostModel:
     ) -> LayerCost:
         """Cost of the experts of one layer for one micro-batch, of a type that has some."""
         setting = self._setting(stage_size, micro_batch, micro_batches > 1, pipeline, layer_type)
-        return self._experts.cost(experts, recompute & Recompute.FULL, setting)
+        return self._experts.cost(experts, recompute & OF_EXPERTS, setting)
 
     def vocab_cost(
         self, vocab: VocabStrategy, *, stage_size: int, micro_batch: int, micro_batches: int, pipeline: int, role: Role

@@ -21,7 +21,7 @@ from .fleet_fields import fields_of, unread_notes
 
 # Modules that PaddleFleet recomputes, but no plan can state.
 UNSTATED = (
-    *("moe_act", "moe_gate_up", "moe_premute", "gated_attn", "mla_qkv_recompute", "full_attn", "vha_postmix"),
+    *("moe_act", "moe_premute", "gated_attn", "mla_qkv_recompute", "full_attn", "vha_postmix"),
     *("dsv4_hybrid_attn_qkv", "dsv4_hybrid_attn_post_core", "rms_norm_gated", "mhc_forward", "mhc_block"),
 )
 FREED = {"norm": "row statistics", "core_attn": "the sums of attention's exponentials"}  # under fused kernels
@@ -189,13 +189,17 @@ class _Reading:
             self.faults += error.faults
             return recomputes
         self.notes += self._surprises()
-        for module, ids in chosen.items():
-            if module not in PARTS:
+        for module, ids in sorted(chosen.items()):  # mlp in front of moe_gate_up, which it has in it
+            if not (part := PARTS.get(module)):
                 self._judge(module, ids)
-            elif module != FULL and any(self._has_experts(at) for at in ids):
-                self.faults.append(f"recompute_modules.{module}: is not planned in layers with experts; name others")
-            for at in ids & set(range(len(recomputes))) if module in PARTS else ():  # not in MTP layers
-                recomputes[at] |= PARTS[module]
+                continue
+            layers = {at for at in ids if at < self.layers}  # without MTP layers
+            if part is Recompute.GATE_UP:
+                layers = {at for at in layers if self._has_experts(at) and not recomputes[at]}
+            for at in layers:
+                recomputes[at] = part
+            if ids and not layers:
+                self.notes.append(f"recompute_modules.{module}: has no effect in any layer")
         return recomputes
 
     def _surprises(self) -> Iterator[str]:
@@ -225,7 +229,9 @@ class _Reading:
         elif module in FREED and self.read.attn_implementation != "eager":
             self.notes.append(f"{field}: frees {FREED[module]} alone where kernels are fused; the plan keeps all")
         elif ids and module in (*UNSTATED, *FREED, *REFINED):
-            self.faults.append(f"{field}: no plan states it; leave it out, or recompute {', '.join(MODULES.values())}")
+            self.faults.append(
+                f"{field}: no plan states it; leave it out, or recompute {' or '.join(MODULES.values())}"
+            )
         elif ids:
             near = difflib.get_close_matches(module, [*PARTS, *FREED, *UNSTATED, *REFINED, *OF_THE_MODEL], n=1)
             hint = f"; did you mean {near[0]}?" if near else ""

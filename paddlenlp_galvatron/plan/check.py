@@ -8,13 +8,14 @@ from typing import Any, TypeVar
 
 from ..base.errors import UserError
 from ..model import ModelShape, Recompute
+from ..model.layer import MODULES
 from .layout import chunks_of_a_sample, token_axes
 from .mesh import Axis
 from .strategy import DataParallel, Plan, Precision, Strategy, all_sharing, runs
 
 T = TypeVar("T")
 
-BESIDE_EXPERTS = (Recompute.NONE, Recompute.ATTENTION, Recompute.FULL)  # in layers that have experts
+BESIDE_EXPERTS = (Recompute.NONE, Recompute.ATTENTION, Recompute.FULL, *MODULES)  # in layers that have experts
 
 
 def require_valid(plan: Plan, model: ModelShape | None = None) -> None:
@@ -61,6 +62,11 @@ def require_trainable(plan: Plan, task: str = "", adapts: bool = False) -> None:
         raise UserError(
             f"galvatron.searched_from: the plan was searched for adapters, but {task} trains all weights; search "
             f"one: galvatron search --task {task}"
+        )
+    if modules := dict.fromkeys(layer.recompute.words for layer in plan.layers if layer.recompute in MODULES):
+        raise UserError(
+            f"recompute_enc: {', '.join(modules)} is PaddleFleet's, whose recipe galvatron plan to-paddlefleet writes; "
+            "search a plan without it"
         )
     if searched_options(plan).get("offload_optimizer"):
         raise UserError(
@@ -265,6 +271,9 @@ def _model_faults(plan: Plan, model: ModelShape) -> Iterator[str]:
                     f"tp_sizes_enc: degree {degree} of {layers} does not divide the {count} {what} of "
                     f"{model.name}; choose a divisor of {count}"
                 )
+    for layers, (recompute, kind) in _runs_of([layer.recompute for layer in plan.layers], kinds):
+        if recompute is Recompute.GATE_UP and not kind.experts:
+            yield f"recompute_enc: {recompute.words} of {layers}: {model.name} has no experts there; choose another"
     yield from _faults_of_experts(plan, model, kinds)
 
 

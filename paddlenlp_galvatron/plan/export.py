@@ -205,16 +205,11 @@ def fleet_notes(plan: Plan, program: str = FLEET) -> list[str]:
     layer, notes = plan.layers[0], []
     if plan.pipeline > 1 and plan.dp(layer) > 1 and (program != FLEET or layer.sharding or not sharding_stage(plan)):
         notes.append(placement_note(program))
-    if any(each.recompute is Recompute.MLP for each in plan.layers):
+    if any(each.recompute in MODULES for each in plan.layers) and plan.stages[0] < max(plan.stages):
         notes.append(
-            f"mlp of {program} runs the MLP's down projection and its collectives again, too; the plan's time has "
-            "neither"
+            f"layers are numbered without the empty layers in front, as {PIN} does; older copies of {program} "
+            "count these in dense models"
         )
-        if plan.stages[0] < max(plan.stages):
-            notes.append(
-                f"layers are numbered without the empty layers in front, as {PIN} does; older copies of {program} "
-                "count these in dense models"
-            )
     return notes
 
 

@@ -10,8 +10,7 @@ from .fleet_layers import ALL, FULL, HEAD, TAIL, selected
 from .strategy import Plan
 
 Settings = dict[str, Any]
-# Modules of PaddleFleet that free what our part frees.
-MODULES = {Recompute.MLP: "mlp"}
+MODULES = {Recompute.SUBLAYER: "mlp", Recompute.GATE_UP: "moe_gate_up"}  # PaddleFleet's names
 
 
 def stage_settings(plan: Plan) -> Settings | None:

@@ -28,7 +28,7 @@ BASE |= {
     "per_device_train_batch_size": 1,
 }
 BASE |= {"gradient_accumulation_steps": 8}
-NONE, MLP, FULL = Recompute.NONE, Recompute.MLP, Recompute.FULL
+NONE, MLP, FULL = Recompute.NONE, Recompute.SUBLAYER, Recompute.FULL
 
 
 def read(model: ModelShape = DENSE, **changed):

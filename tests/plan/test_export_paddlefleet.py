@@ -83,11 +83,11 @@ PRINTED = {
         {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 1},
     ),
     "recompute of the MLP in some layers": (
-        with_layer(plan(), recompute=Recompute.MLP),
+        with_layer(plan(), recompute=Recompute.SUBLAYER),
         {"recompute_granularity": "selective", "recompute_modules": {"mlp": [3]}},
     ),
     "recompute of the MLP in all": (
-        replace(plan(), layers=(replace(plan().layers[0], recompute=Recompute.MLP),) * 4),
+        replace(plan(), layers=(replace(plan().layers[0], recompute=Recompute.SUBLAYER),) * 4),
         {"recompute_granularity": "selective", "recompute_modules": {"mlp": "all"}},
     ),
     "a short last stage": (
@@ -139,9 +139,10 @@ REFUSED = {
     "strided": (plan(tp=2, global_tp_consec=False), ["tp_consecutive_flags"]),
     "recompute of later layers": (recomputing(plan(), 1, 3), ["checkpoint"]),
     "recompute of one stage": (recomputing(plan(pp=2, chunks=2), 0), ["checkpoint"]),
+    "recompute of our part of the MLP": (with_layer(plan(), recompute=Recompute.MLP), ["recompute_enc"]),
     "recompute of attention": (with_layer(plan(), recompute=Recompute.ATTENTION), ["recompute_enc"]),
     "recompute of the MLP next to whole layers": (
-        with_layer(recomputing(plan(), 0), recompute=Recompute.MLP),
+        with_layer(recomputing(plan(), 0), recompute=Recompute.SUBLAYER),
         ["recompute_enc"],
     ),
     "a short stage between others": (
@@ -217,7 +218,7 @@ def test_a_model_with_mtp_trains_without_it():
 
 def test_paddleformers_has_no_lists_and_no_empty_layers():
     for of, field in (
-        (with_layer(plan(), recompute=Recompute.MLP), "recompute_enc"),
+        (with_layer(plan(), recompute=Recompute.SUBLAYER), "recompute_enc"),
         (replace(plan(pp=2, chunks=2), stages=(3, 1)), "pp_division"),
         (plan(global_ep_deg=4, default_dp_type="zero2"), "ep_sizes_enc"),
     ):

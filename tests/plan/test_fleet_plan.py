@@ -35,11 +35,10 @@ def fleet_plans(draw: st.DrawFn) -> Plan:
         stages[0], stages[-1] = draw(st.integers(1, most)), draw(st.integers(1, most))
         stages = stages if parts > 2 or most in stages else [most, stages[1]]
     layers = sum(stages)
-    flags = st.lists(st.booleans(), min_size=layers, max_size=layers)
     count = draw(st.integers(0, max(stages)))
     recomputes = draw(
         st.one_of(
-            flags.map(lambda some: [Recompute.MLP if each else Recompute.NONE for each in some]),
+            st.lists(st.sampled_from([Recompute.NONE, *MODULES]), min_size=layers, max_size=layers),
             st.sampled_from(Recompute).map(
                 lambda one: [one if one in MODULES or one is Recompute.FULL else Recompute.NONE] * layers
             ),
@@ -80,7 +79,8 @@ def test_settings_select_the_layers_of_the_plan(plan):
     for kind, module in {**MODULES, Recompute.FULL: FULL}.items():
         wanted = {at for at, layer in enumerate(plan.layers) if layer.recompute is kind}
         assert chosen.get(module, frozenset()) == wanted
-    model = replace(MODEL, layers=len(plan.layers), vocab_size=1000)
+    experts = {"family": "qwen3_moe", "experts": 8, "experts_per_token": 2, "expert_size": 32}
+    model = replace(MODEL, layers=len(plan.layers), vocab_size=1000, **experts)
     assert read_recipe(read, model, plan.world_size).plan == plan
 
 
