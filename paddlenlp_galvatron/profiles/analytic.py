@@ -180,7 +180,7 @@ def analytic_computation(
         for number, kind in enumerate(kinds):
             seq = kind.seq_length or given
             shares = recompute_shares(kind, seq, precision, fused, flops_per_ms / bytes_per_ms)
-            shares = {part: shares[part] for part in APART}  # that are measured, too
+            shares = {part: shares[part] for part in APART}  # the parts that are measured
             for tp in DEGREES:  # a product's start is not split
                 times = replace(of_layer(kind, batch * seq, seq, tp), shares=shares)
                 measured[PassKey(layer_part(number), batch, seq, tp)] = times
