@@ -18,7 +18,7 @@ from operator import mul
 
 from galvatron_dp_core import Cancel
 
-from ..cost_model import CostModel
+from ..cost_model import CostModel, Prediction
 from ..model import Recompute
 from ..model.layer import MODULES
 from ..plan import LayerStrategy, ModelShape, Plan, VocabStrategy
@@ -77,7 +77,10 @@ class EvenPlans:
         self, layers: Sequence[LayerStrategy], vocabularies: Sequence[VocabStrategy], family: PlanFamily
     ) -> list[Strategies]:
         """Every strategy that all layers can have, and where some of them recompute, the same that does."""
-        found = []
+        found: list[Strategies] = []
+        division = next(self.divisions(family.stages), None)  # others run where this one does
+        if division is None:
+            return found
         for layer in layers:
             if layer.recompute:
                 continue
@@ -88,7 +91,7 @@ class EvenPlans:
             whole = [[layer, one] for one in alike if one not in modules]
             for choices in [*whole, *([[layer, *modules]] if modules else [])] or [[layer]]:
                 one = Strategies([choices], vocab)
-                if vocab and any(self._possible(family, one, division) for division in self.divisions(family.stages)):
+                if vocab and self._possible(family, one, division):
                     found.append(one)
         return found
 
@@ -112,7 +115,7 @@ class EvenCore:
         self._known: dict[tuple[int, int], Counts | None] = {}  # by stage, and its layers
 
     def bound(self, cancel: Cancel) -> float:
-        return self._least_ms(even_stages(self._even.model.layers, self._family.stages))
+        return min((self._least_ms(each) for each in self._even.divisions(self._family.stages)), default=inf)
 
     def tight_bound(self, limit_ms: float, cancel: Cancel) -> float:
         return 0.0
@@ -120,20 +123,22 @@ class EvenCore:
     def solve(self, limit_ms: float, effort: int, cancel: Cancel) -> Chosen:
         best_ms, best = limit_ms, None
         for division in self._even.divisions(self._family.stages):
-            if self._least_ms(division) >= best_ms:  # the longest stages of those that follow are no shorter
-                break
+            if self._least_ms(division) >= best_ms:
+                continue
             for counts in self._tried(division):
-                plan = self._plan(division, counts)
-                if self._even.expressible(plan) and self._mib(plan) <= self._even.budget_mib:
-                    time_ms = 1000 * self._even.cost.predict(plan).time_s
-                    if time_ms < best_ms:
-                        best_ms, best = time_ms, (division, self._even.choice(division, counts))
+                if self._least_ms(division, counts) >= best_ms:
                     break  # the others recompute more
+                plan = self._plan(division, counts)
+                predicted = self._even.cost.predict(plan)
+                if self._even.expressible(plan) and self._mib(predicted) <= self._even.budget_mib:
+                    if (time_ms := 1000 * predicted.time_s) < best_ms:
+                        best_ms, best = time_ms, (division, self._even.choice(division, counts))
+                    break
         return (best_ms, best_ms, 0, *best) if best else (inf, best_ms, 0, (), ())
 
     def least_memory(self, cancel: Cancel) -> tuple[float, int, Sequence[int], Sequence[int]]:
         every = [
-            (self._mib(plan), division, counts)
+            (self._mib(self._even.cost.predict(plan)), division, counts)
             for division in islice(self._even.divisions(self._family.stages), 3)  # the most even ones
             for count in (0, 1, max(division))
             for counts in self._alike(division, count)
@@ -144,9 +149,15 @@ class EvenCore:
         mib, division, counts = min(every)
         return mib, 0, division, self._even.choice(division, counts)
 
-    def _least_ms(self, division: Sequence[int]) -> float:
-        """A lower bound: the longest stage takes all micro-batches through layers that recompute nothing."""
-        return self._family.micro_batches * max(division) * self._costs_ms[0]
+    def _least_ms(self, division: Sequence[int], counts: Sequence[Counts] = ()) -> float:
+        """A lower bound: the longest stage, the last of those, takes all micro-batches; before the first one and behind
+        the last one that micro-batch is in the stages in front. Without `counts` nothing recomputes."""
+        plain_ms, *_ = self._costs_ms
+        stages_ms = [layers * plain_ms for layers in division]
+        for stage, own in enumerate(counts):
+            stages_ms[stage] += sum(map(mul, own, self._added_ms))
+        longest = max(range(len(stages_ms)), key=lambda stage: (stages_ms[stage], stage))
+        return self._family.micro_batches * stages_ms[longest] + sum(stages_ms[:longest])
 
     def _tried(self, division: Sequence[int]) -> Iterator[list[Counts]]:
         """Layers of each stage that recompute: the fewest that fit in each; where the program has as many in each, the
@@ -177,14 +188,23 @@ class EvenCore:
 
     def _cheapest(self, stage: int, division: Sequence[int]) -> Counts | None:
         layers, several = division[stage], len(self._strategies.layers[0]) > 2
-        found = []
+        best: Counts | None = None
+        best_ms, most = inf, layers * (len(self._strategies.layers[0]) > 1)
         for behind in [(second,) for second in range(layers + 1)] if several else [()]:
-            most = (layers - sum(behind)) * (len(self._strategies.layers[0]) > 1)
-            first = fewest(partial(self._fits_before, stage, division, behind), most)
-            found += [] if first is None else [(first, *behind)]
+            if sum(map(mul, behind, self._added_ms[1:])) >= best_ms:
+                break
+            first = fewest(partial(self._fits_before, stage, division, behind), min(most, layers - sum(behind)))
+            if first is not None:
+                most = first  # with more layers of the other strategy no more are needed
+                if (ms := sum(map(mul, (first, *behind), self._added_ms))) < best_ms:
+                    best, best_ms = (first, *behind), ms
+        return best
+
+    @cached_property
+    def _added_ms(self) -> list[float]:
+        """Time that recompute adds to a layer, by each strategy that does."""
         plain_ms, *others_ms = self._costs_ms
-        added = [each_ms - plain_ms for each_ms in others_ms]
-        return min(found, key=lambda counts: sum(map(mul, counts, added)), default=None)
+        return [each_ms - plain_ms for each_ms in others_ms]
 
     @cached_property
     def _costs_ms(self) -> list[float]:
@@ -208,10 +228,9 @@ class EvenCore:
     def _plan(self, division: Sequence[int], counts: Sequence[Counts]) -> Plan:
         return self._even.plan(self._family, self._strategies, division, counts)
 
-    def _mib(self, plan: Plan) -> float:
+    def _mib(self, predicted: Prediction) -> float:
         """Memory on the stage with the highest peak, without the reserve, which all plans share."""
-        stages = self._even.cost.predict(plan).stages
-        return max(stage.memory.total_mib for stage in stages) - self._even.cost.options.context_mib
+        return max(stage.memory.total_mib for stage in predicted.stages) - self._even.cost.options.context_mib
 
 
 def fewest(fits: Callable[[int], bool], most: int) -> int | None:
