@@ -22,6 +22,7 @@ from .base.process import stop_signals
 from .options.group import Options, canonical_options
 from .options.model_options import ModelOptions
 from .options.prices import JobOptions
+from .options.texts import text_of
 from .planner import SearchOptions, SearchResult
 from .planner.explain import Explanation
 from .planner.explain import explain as find_out
@@ -162,10 +163,11 @@ def _listing(*groups: type[Options]) -> Callable[[Answering], Answering]:
     """Lists the options of these groups in the help of the decorated function."""
 
     def add(function: Answering) -> Answering:
-        fields = {name: field for group in groups for name, field in group.model_fields.items()}
+        owners = {name: group for group in groups for name in group.model_fields}
+        fields = {name: group.model_fields[name] for name, group in owners.items()}
         unset = {name: field.is_required() or field.default is None for name, field in fields.items()}
         own = {name: name if unset[name] else f"{name} = {field.default}" for name, field in fields.items()}
-        lines = "".join(f"\n    {own[name]}: {field.description}" for name, field in fields.items())
+        lines = "".join(f"\n    {own[name]}: {text_of(group, name)}" for name, group in owners.items())
         function.__doc__ = f"{inspect.getdoc(function)}\n\nOptions and their defaults:{lines}"
         return function
 

@@ -74,6 +74,8 @@ def forked_ranks(tmp_path_factory):
     enter, leave = launch.Launch.__enter__, launch.Launch.__exit__
 
     def enter_with_cores(self):
+        if hasattr(self, "cores"):  # ranks that are started once more keep theirs
+            return enter(self)
         with ExitStack() as cores:
             cores.enter_context(pool.ranks(self._world.nproc))
             entered = enter(self)

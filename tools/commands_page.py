@@ -3,8 +3,7 @@
     python tools/commands_page.py           write both pages
     python tools/commands_page.py --check   exit code 1 where they are not current
 
-The Chinese page says what commands_zh.json has for each English text, and nothing else: an option of the same name may
-mean another thing in another command.
+Options have their texts in options/texts.json; commands, which are docstrings, their Chinese ones in commands_zh.json.
 """
 
 from __future__ import annotations
@@ -22,12 +21,14 @@ from pages import write_or_check
 from paddlenlp_galvatron.cli.command import EXIT_CODES, Command
 from paddlenlp_galvatron.cli.help import default_of
 from paddlenlp_galvatron.cli.main import COMMANDS
-from paddlenlp_galvatron.options.aliases import WORDS as ALIAS_VALUES
+from paddlenlp_galvatron.options.aliases import VALUES as ALIAS_VALUES
 from paddlenlp_galvatron.options.aliases import other_names
 from paddlenlp_galvatron.options.group import PLACES
 
 DOCS = Path(__file__).parents[1] / "docs"
-CHINESE = json.loads(Path(__file__).with_name("commands_zh.json").read_text(encoding="utf-8"))  # by the English
+CHINESE = json.loads(
+    Path(__file__).with_name("commands_zh.json").read_text(encoding="utf-8")
+)  # of commands, by the English
 MANY = 4  # rows of another command's table, from which on they are not repeated
 # The page that says more of a command, where it is not of the command's name.
 PAGES = {
@@ -45,6 +46,7 @@ PAGES = {
 class Words(NamedTuple):
     """Texts of a language."""
 
+    language: str
     title: str
     begin: str
     conventions: str
@@ -61,6 +63,7 @@ class Words(NamedTuple):
 
 WORDS = {
     "en": Words(
+        "en",
         "Commands and options",
         "Made from the commands themselves: `make pages` rewrites this page.",
         "`galvatron COMMAND --help` shows the same. Dashes and underscores in names are equivalent. A boolean option "
@@ -77,6 +80,7 @@ WORDS = {
         "And, as in {}:",
     ),
     "zh": Words(
+        "zh",
         "命令与选项",
         "本页由命令本身生成：`make pages` 会重新写出。",
         "`galvatron COMMAND --help` 显示同样的内容。短横线与下划线等价；布尔选项可以不带值（即 true），"
@@ -147,14 +151,14 @@ def row(command: Command, name: str, words: Words) -> str:
     others = ["`-o`"] * (name in PLACES) + [f"`--{name}`"] * bool(argument)
     for other in other_names(name, command.fields):
         others.append(f"`--{other}`" + words.opposite * (ALIAS_VALUES.get(other, {}).get("0") == "1"))
-    text = in_words(str(info.description), words).replace("<", "&lt;").replace("|", "\\|")
+    text = command.text(name, words.language).replace("<", "&lt;").replace("|", "\\|")
     shown = f"`{argument or f'--{name}'}`"
     return f"| {shown} | {' '.join(others)} | {words.needed if info.is_required() else default_of(info)} | {text} |"
 
 
 def in_words(text: str, words: Words) -> str:
     """Raises KeyError for an English text that commands_zh.json lacks."""
-    return str(CHINESE[text]) if words is WORDS["zh"] and text else text
+    return str(CHINESE[text]) if words.language == "zh" else text
 
 
 if __name__ == "__main__":

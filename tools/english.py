@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PLACES = (
-    *("paddlenlp_galvatron/**/*.py", "search_engine/*.?pp"),
+    *("paddlenlp_galvatron/**/*.py", "paddlenlp_galvatron/options/*.json", "search_engine/*.?pp"),
     *("benchmarks/*.py", "tools/*.py", "docs/en/*.md", "docs/dev/*.md"),
     *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"),
     *("docs/zh/*.md", "*_zh.md", "tools/commands_zh.json", "tests/**/*.py"),
@@ -65,6 +65,12 @@ def cpp_texts(source: str) -> Texts:
     yield from markdown_texts("\n".join(lines))
 
 
+def json_texts(source: str) -> Texts:
+    """Values in English or Chinese, one a line."""
+    for line, text in enumerate(source.splitlines(), 1):
+        yield line, text.partition('": "')[2].strip('",}')
+
+
 def markdown_texts(source: str, first: int = 1) -> Texts:
     """Paragraphs, list items and cells, without code and headings."""
     source = NO_PROSE.sub(lambda code: "\n" * code[0].count("\n"), source)
@@ -97,8 +103,8 @@ def faults(path: Path) -> Iterator[str]:
         for line, text in enumerate(plain.split("\n"), 1):
             yield from (f"{path}:{line}: {fault}" for fault in wrong_words("Chinese", text))
         return
-    kinds = ["house", "riddles"] + ["pages"] * ("en" in folders)
-    texts = {".py": python_texts, ".md": markdown_texts}.get(path.suffix, cpp_texts)
+    kinds = ["house", "riddles"] + ["pages"] * ("en" in folders) + ["Chinese"] * (path.suffix == ".json")
+    texts = {".py": python_texts, ".json": json_texts, ".md": markdown_texts}.get(path.suffix, cpp_texts)
     suspect = SUSPECT.search(source) or any(FOUND[kind].search(source) for kind in kinds)
     for line, text in texts(source) if suspect else ():  # tokenizing all files takes seconds
         for found in OPENERS.finditer(text):

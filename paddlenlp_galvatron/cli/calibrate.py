@@ -7,8 +7,6 @@ from json import dumps
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
-
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.base.printing import say
 from paddlenlp_galvatron.base.writing import write_text
@@ -25,15 +23,11 @@ app = App()
 class CalibrateOptions(Options):
     """Measured runs, and the files to write."""
 
-    runs: Paths = Field(description="train_log.jsonl files, a validation.json, or tables (CSV), joined by commas")
-    plans: Paths = Field((), description="the plan of each train_log.jsonl, in their order, joined by commas")
-    device: str | None = Field(
-        None, description="data sheet to start from: name of a shipped one, or a file; unset: as a table says"
-    )
-    model_size: str | None = Field(
-        None, description="a preset's name, a config.json, or its folder; unset: the plan's model"
-    )
-    output: Path = Field(Path("node.json"), description="data sheet to write, which --device of other commands takes")
+    runs: Paths
+    plans: Paths = ()
+    device: str | None = None
+    model_size: str | None = None
+    output: Path = Path("node.json")
 
 
 @app.command(FromFile, CalibrateOptions, positional={"runs": "RUNS"})

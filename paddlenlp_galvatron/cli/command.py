@@ -1,4 +1,4 @@
-"""Commands: their options are fields of groups, each described in one place.
+"""Commands: their options are fields of groups; `options/texts.json` says what each means.
 
 Dashes and underscores are the same. An option answers to its aliases. A boolean takes nothing, 0/1 or true/false.
 `None` leaves an option unset. A mistake is one line and exit code 2. Help, documentation and completion read `Command`.
@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
 from pydantic.fields import FieldInfo
 
 from paddlenlp_galvatron.base.errors import UserError
@@ -27,24 +26,22 @@ EXIT_CODES = (
 )
 HELP = {"--help", "-h"}
 LIST = "list"  # a switch that needs no argument
-JSON_SWITCH = {"json": "end with one line of JSON on stdout, all else on stderr"}
+JSON = ("json",)  # the switch of most commands
 Work = Callable[..., int | None]
 
 
 class FromFile(Options):
     """The group of a command whose options may stand in a file."""
 
-    config: Path | None = Field(
-        None, description="file of options, YAML or JSON; options on the command line win over it"
-    )
+    config: Path | None = None
 
 
 class Command:
     """Calls `work` with the options that were given, by canonical name; its docstring is the help.
 
     Options are unset by default: the fields of the groups have the defaults. `positional` (field -> its name in the
-    help) are given as words, or by name; the last one takes several words if its name ends in `...`. `switches` (name
-    -> description) are booleans of the command line alone; `work` gets them by keyword. `beside`: options of another
+    help) are given as words, or by name; the last one takes several words if its name ends in `...`. `switches` are
+    booleans of the command line alone; `work` gets them by keyword. `beside`: options of another
     command that scripts give to all, and what becomes of them here.
     """
 
@@ -53,12 +50,12 @@ class Command:
         work: Work,
         groups: Sequence[type[Options]],
         positional: Mapping[str, str],
-        switches: Mapping[str, str],
+        switches: Sequence[str],
         beside: Mapping[str, Fate],
     ):
         self.work, self.groups, self.positional, self.switches, self.beside = work, groups, positional, switches, beside
         self.help = " ".join((work.__doc__ or "").split())
-        switch = {name: FieldInfo(annotation=bool, default=False, description=switches[name]) for name in switches}
+        switch = {name: FieldInfo(annotation=bool, default=False) for name in switches}
         self.fields = (FromFile.model_fields if FromFile in groups else {}) | switch  # of all options and arguments
         self.panels: dict[str, str] = {}
         for group in groups:
@@ -70,6 +67,13 @@ class Command:
     def options(self) -> dict[str, FieldInfo]:
         """The fields without the arguments."""
         return {name: info for name, info in self.fields.items() if name not in self.positional}
+
+    def text(self, name: str, language: str = "en") -> str:
+        """The meaning of an option, argument or switch."""
+        from paddlenlp_galvatron.options.texts import text_of  # here, as help alone needs it
+
+        group = next((group for group in reversed(self.groups) if name in group.model_fields), None)
+        return text_of(group or self.work, name, language)
 
     def run(self, words: Sequence[str], path: str) -> int:
         """Returns the exit code. `path`: the words before, such as `galvatron plan show`. Raises GalvatronError."""
@@ -85,7 +89,7 @@ class Command:
         for name, shown in self.positional.items():
             info = self.fields[name]
             if info.is_required() and name not in values and not turned.get(LIST):
-                raise UserError(f"{shown}: missing ({info.description}); name it behind the command")
+                raise UserError(f"{shown}: missing ({self.text(name)}); name it behind the command")
         try:
             return self.work(values, **turned) or 0
         except UserError as error:
@@ -135,7 +139,7 @@ class App:
         *groups: type[Options],
         name: str = "",
         positional: Mapping[str, str] = {},
-        switches: Mapping[str, str] = JSON_SWITCH,
+        switches: Sequence[str] = JSON,
         beside: Mapping[str, Fate] = {},
     ) -> Callable[[Work], Work]:
         """Adds the decorated function as a command; see `Command`. In a group it has the function's name."""

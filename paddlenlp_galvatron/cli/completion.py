@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import Any, Literal, get_args, get_origin
 
-from pydantic import Field
 from pydantic.fields import FieldInfo
 
 from paddlenlp_galvatron.base.printing import say
@@ -43,10 +42,10 @@ ZSH = "autoload -U +X bashcompinit && bashcompinit\n"  # zsh then takes bash's c
 class ShellOptions(Options):
     """The shell."""
 
-    shell: Literal["bash", "zsh", "fish"] = Field(description="bash, zsh or fish")
+    shell: Literal["bash", "zsh", "fish"]
 
 
-@app.command(ShellOptions, positional={"shell": "SHELL"}, switches={})
+@app.command(ShellOptions, positional={"shell": "SHELL"}, switches=())
 def completion(values: dict[str, Any]) -> None:
     """Print a script that completes commands and options; in ~/.bashrc: source <(galvatron completion bash)."""
     shell = ShellOptions.from_values(values).shell

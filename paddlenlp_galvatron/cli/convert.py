@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import Field
 
@@ -14,7 +14,6 @@ from paddlenlp_galvatron.base.limits import Count
 from paddlenlp_galvatron.base.printing import Bars
 from paddlenlp_galvatron.base.units import MIB
 from paddlenlp_galvatron.base.writing import require_absent
-from paddlenlp_galvatron.model import FAMILIES
 from paddlenlp_galvatron.options.group import Options
 from paddlenlp_galvatron.plan import ModelShape, Precision
 
@@ -24,41 +23,32 @@ app = App("Turn Hugging Face models into checkpoints, and checkpoints into Huggi
 
 OUTPUT = "folder to write; it is written whole or not at all"
 FROM_TO = {"input": "INPUT", "output": "OUTPUT"}
-Size = Annotated[Count, Field(description="largest size of a file, MiB; only a single larger tensor exceeds it")]
 
 
 class ModelFolders(Options):
     """A model in one form, and in the other."""
 
-    input: Path = Field(description="folder to read")
-    output: Path = Field(description=OUTPUT)
-    family: str | None = Field(
-        None, description=f"refuse a model of any other family: {', '.join(FAMILIES)}, or qwen for any Qwen"
-    )
+    input: Path
+    output: Path
+    family: str | None = None
 
 
 class HuggingFaceOptions(ModelFolders):
     """A Hugging Face model that is written."""
 
-    load_iteration: int | None = Field(
-        None, ge=0, description="step whose checkpoint is converted, if INPUT is the folder of a run; unset: the newest"
-    )
-    dtype: Precision | None = Field(
-        None, description="number type of the tensors; unset: the type in which the model was given or trained"
-    )
-    max_shard_mib: Size = 5120
-    like: Path | None = Field(
-        None, description="Hugging Face model from which config.json and tokenizer are copied; unset: INPUT"
-    )
+    load_iteration: int | None = Field(None, ge=0)
+    dtype: Precision | None = None
+    max_shard_mib: Count = 5120
+    like: Path | None = None
 
 
 class MergeOptions(Options):
     """A base, its adapters, and the model of both."""
 
-    base: Path = Field(description="Hugging Face model that the adapters were trained on")
-    adapters: Path = Field(description="PEFT's or PaddleNLP's folder, a run's, or a checkpoint")
-    output: Path = Field(description=OUTPUT)
-    max_shard_mib: Size = 5120
+    base: Path
+    adapters: Path
+    output: Path
+    max_shard_mib: Count = 5120
 
 
 @app.command(ModelFolders, positional=FROM_TO)

@@ -9,8 +9,6 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
-
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.base.limits import Count, Trained
 from paddlenlp_galvatron.base.printing import Bars
@@ -32,20 +30,15 @@ TRAINING_BYTES = 64 << 20  # text a tokenizer is trained on: more changes few of
 class PrepareOptions(Options):
     """The text and the data set."""
 
-    input: Paths = Field((), description="files or folders")
-    output: Path = Field(description="path of the data set, without .bin and .idx")
-    standard_library: bool = Field(False, description="use the source code of Python's standard library as text")
-    tokenizer: str = Field(TRAIN, description='a tokenizer.json, its folder, or "train" to make one')
-    vocab_size: Trained = Field(32000, description="vocabulary size of the tokenizer that is trained")
-    end_token: str | None = Field(
-        None,
-        description="token that ends a document; unset: the tokenizer's eos_token, or the model's eos_token_id",
-    )
-    text_key: str = Field("text", description="field of a JSON line that holds the text")
-    encoding: str = Field("utf-8", description="encoding of text files and JSON lines, such as gbk or utf-16")
-    limit_mib: Count | None = Field(
-        None, description="amount of text to read, MiB; the document that reaches it is the last"
-    )
+    input: Paths = ()
+    output: Path
+    standard_library: bool = False
+    tokenizer: str = TRAIN
+    vocab_size: Trained = 32000
+    end_token: str | None = None
+    text_key: str = "text"
+    encoding: str = "utf-8"
+    limit_mib: Count | None = None
 
 
 @app.command(PrepareOptions, positional={"input": "PATH..."})

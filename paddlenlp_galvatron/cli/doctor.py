@@ -19,22 +19,21 @@ from .command import App
 app = App()
 
 
-class FileOptions(Options):
+class DoctorOptions(Options):
     """Files that are checked."""
 
-    output_dir: Path = Field(Path("output"), description="folder that a run would write to")
-    profiles: Path = Field(Path("configs"), description="folder of the profile files")
-    plan: Path | None = Field(None, description="a plan file to check against this machine")
+    output_dir: Path = Path("output")
+    profiles: Path = Path("configs")
+    plan: Path | None = None
     hostfile: Path | None = Field(
-        default_factory=lambda: Path(os.environ["HOSTFILE"]) if os.environ.get("HOSTFILE") else None,
-        description="file with one node address per line, as for the profiler",
+        default_factory=lambda: Path(os.environ["HOSTFILE"]) if os.environ.get("HOSTFILE") else None
     )
 
 
-@app.command(FileOptions)
+@app.command(DoctorOptions)
 def doctor(values: dict[str, Any], json: bool) -> int:
     """Check programs, devices, system, network and files: exit code 0, or 1 if something will not work."""
-    given = FileOptions.from_values(values)
+    given = DoctorOptions.from_values(values)
     findings = examine(Machine(), Files(given.output_dir, given.profiles, given.plan, given.hostfile))
     if json:
         say(dumps(findings_json(findings)))

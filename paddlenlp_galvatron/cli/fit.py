@@ -15,15 +15,15 @@ from paddlenlp_galvatron.planner.fit import fit as find_rows
 from paddlenlp_galvatron.profiles.data_sheet import data_sheets
 from paddlenlp_galvatron.report.fit import explain, summary
 
-from .command import JSON_SWITCH, App, FromFile, say_note
+from .command import JSON, App, FromFile, say_note
 from .planning import watched, with_lengths
 
 app = App()
 
-LISTED = {**JSON_SWITCH, "list": "only list the models and devices that are known by name"}
 
-
-@app.command(FromFile, FitOptions, LengthOptions, positional={"model_size": "MODEL"}, switches=LISTED, beside=PRECISION)
+@app.command(
+    FromFile, FitOptions, LengthOptions, positional={"model_size": "MODEL"}, switches=(*JSON, "list"), beside=PRECISION
+)
 def fit(values: dict[str, Any], json: bool, **switches: bool) -> None:
     """Search the fastest plan on each number of GPUs, from a data sheet or measured profiles. Exit code 3 if none
     fits."""

@@ -6,8 +6,6 @@ from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
-
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.base.limits import Positive, Ranks
 from paddlenlp_galvatron.base.locking import locked
@@ -32,30 +30,23 @@ SUMMARY: dict[Outcome, str] = {
 }
 
 
-class CheckOptions(Options):
+class GpuCheckOptions(Options):
     """Checks that are made, and where."""
 
-    nproc: Ranks | None = Field(
-        None, description="largest number of ranks, 1 or an even number; unset: all GPUs, or 2 processes on CPU"
-    )
-    parts: str | None = Field(
-        None,
-        description="some of kernels,parity,schedules,resume,memory,later,waits,overlap,prediction,stock; unset: all",
-    )
-    minutes: Positive = Field(10, description="minutes after which no further check is started")
-    output: Path = Field(
-        Path("gpu-check"), description="folder for logs and results; those of an earlier check are replaced"
-    )
+    nproc: Ranks | None = None
+    parts: str | None = None
+    minutes: Positive = 10
+    output: Path = Path("gpu-check")
 
 
-@app.command(CheckOptions, switches={"json": "print only the result, as JSON"})
+@app.command(GpuCheckOptions)
 def gpu_check(values: dict[str, Any], json: bool) -> int:
     """Train small models on 2 ranks, then on all, and compare with one process, the prediction and PaddleNLP.
 
     Exit code 1 if something failed, 4 if nothing did but some had no time. Failures are packed into a file that you
     can send with a report.
     """
-    given = CheckOptions.from_values(values)
+    given = GpuCheckOptions.from_values(values)
     nproc, output = given.nproc, given.output
     wanted = [name for name in (given.parts or ",".join(PARTS)).replace(" ", "").split(",") if name]
     if unknown := [name for name in wanted if name not in PARTS]:

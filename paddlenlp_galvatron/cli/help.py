@@ -118,7 +118,7 @@ def default_of(info: FieldInfo) -> str:
 def _meaning(command: Command, name: str) -> Text:
     """An option's meaning, with its default and its other names."""
     info = command.fields[name]
-    text = f"{info.description}; must be given" if info.is_required() else str(info.description)
+    text = command.text(name) + "; must be given" * info.is_required()
     default = "" if name in command.switches else default_of(info)
     text += f" [default: {default}]" if default else ""
     others = [f"--{other}" for other in [*[name] * (name in command.positional), *other_names(name, command.fields)]]

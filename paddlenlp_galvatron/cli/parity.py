@@ -8,8 +8,6 @@ from json import dumps
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
-
 from paddlenlp_galvatron.base.errors import GalvatronError
 from paddlenlp_galvatron.base.limits import Positive, Ranks, Samples, Seed, Size
 from paddlenlp_galvatron.base.printing import say
@@ -26,28 +24,22 @@ app = App()
 class ParityOptions(Options):
     """The plan, and the small model that is trained by it."""
 
-    plan: Path = Field(description="the plan file")
-    model_size: str = Field(
-        "llama", description="family of the small random model, or a preset, a config.json or its folder of that family"
-    )
-    nproc: Ranks | None = Field(None, description="number of processes; unset: the plan's world_size, else 4")
-    optim: Literal["sgd", "adamw"] = Field(
-        "sgd", description="optimizer, sgd or adamw; only SGD shows a wrong scale of gradients"
-    )
-    steps: Samples = Field(4, description="number of optimizer steps")
-    sequence_parallel: bool | None = Field(None, description="use Megatron-SP, if the plan leaves it open")
-    mixed_precision: Precision | None = Field(
-        None, description="number type of weights and messages, if the plan leaves it open"
-    )
-    device: Literal["cpu", "gpu"] = Field("cpu", description="cpu or gpu: device of the processes; TF32 is off on GPUs")
-    seed: Seed = Field(0, description="seed of weights and data")
-    packed: bool = Field(False, description="rows of several documents, as fine-tuning packs them")
-    lora_rank: Size | None = Field(None, description="rank of LoRA's adapters, which alone learn; unset: none")
-    loss: Loss | None = Field(None, description="loss of pairs of answers, as DPO has it; unset: that of tokens")
-    timeout: Positive = Field(300, description="seconds after which the run is stopped")
+    plan: Path
+    model_size: str = "llama"
+    nproc: Ranks | None = None
+    optim: Literal["sgd", "adamw"] = "sgd"
+    steps: Samples = 4
+    sequence_parallel: bool | None = None
+    mixed_precision: Precision | None = None
+    device: Literal["cpu", "gpu"] = "cpu"
+    seed: Seed = 0
+    packed: bool = False
+    lora_rank: Size | None = None
+    loss: Loss | None = None
+    timeout: Positive = 300
 
 
-@app.command(ParityOptions, positional={"plan": "PLAN"}, switches={"json": "one line of JSON on stdout"})
+@app.command(ParityOptions, positional={"plan": "PLAN"})
 def parity(values: dict[str, Any], json: bool) -> None:
     """Train a small random model by the plan and in one process, and compare losses and gradients.
 

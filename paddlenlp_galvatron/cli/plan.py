@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
-from pydantic import Field
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.base.limits import Ranks, Size
@@ -58,68 +57,57 @@ FILE = {"file": "FILE"}
 class ModelOption(Options):
     """The model."""
 
-    model_size: str | None = Field(
-        None, description="a config.json, its folder, or the name of a preset such as llama2-7b"
-    )
+    model_size: str | None = None
 
 
-class PlanOptions(ModelOption):
+class PlanFileOptions(ModelOption):
     """A plan file, and what its plan is checked against."""
 
-    file: Path = Field(description="the plan file")
-    world_size: Ranks | None = Field(
-        None,
-        description="number of ranks; unset: as the file or its name says, else the fewest that the plan fits",
-    )
+    file: Path
+    world_size: Ranks | None = None
 
 
-class CheckOptions(PlanOptions):
+class CheckOptions(PlanFileOptions):
     """A plan file, the sources that it is checked against, and a run of it."""
 
-    log: Path | None = Field(
-        None,
-        description="train_log.jsonl of a run: whether the load of experts holds that the plan was priced with",
-    )
+    log: Path | None = None
 
 
 class ScaleOptions(PriceOptions):
     """Other GPUs for a plan."""
 
-    file: Path = Field(description="the plan file")
-    gpus: Ranks = Field(description="number of GPUs to run it on")
-    global_train_batch_size: Size | None = Field(
-        None,
-        description="global batch size; unset: the plan's, or the nearest that its micro-batches divide",
-    )
-    output: Path | None = Field(None, description="the file to write; unset: FILE with the number of GPUs")
+    file: Path
+    gpus: Ranks
+    global_train_batch_size: Size | None = None
+    output: Path | None = None
 
 
 class RecipeOptions(ModelOption):
     """A recipe of PaddleFleet."""
 
-    file: Path = Field(description="the recipe, a YAML file of PaddleFleet")
-    world_size: Ranks | None = Field(None, description="number of ranks; unset: as the recipe's degrees say")
-    output: Path | None = Field(None, description="the plan file to write; unset: RECIPE with .plan.json")
+    file: Path
+    world_size: Ranks | None = None
+    output: Path | None = None
 
 
 class TraceOptions(PriceOptions):
     """A plan whose time line is written."""
 
-    file: Path = Field(description="the plan file")
-    output: Path = Field(Path("trace.json"), description="the file to write: Chrome-trace JSON")
+    file: Path
+    output: Path = Path("trace.json")
 
 
 class DiffOptions(PriceOptions):
     """Two plans."""
 
-    first: Path = Field(description="a plan file")
-    second: Path = Field(description="the plan file to compare it with")
+    first: Path
+    second: Path
 
 
-@app.command(PlanOptions, positional=FILE, switches={"json": "the plan's file, in its current form"})
+@app.command(PlanFileOptions, positional=FILE)
 def show(values: dict[str, Any], json: bool) -> None:
     """Print a plan as a table in which equal layers share a line. Notes say what keeps it from running."""
-    given = PlanOptions.from_values(values)
+    given = PlanFileOptions.from_values(values)
     plan, shape = _read(given.file, given, valid=False)
     faults = misfits(plan, shape)
     if json:
@@ -177,14 +165,12 @@ def _load_beside(planned: Load | None, records: Log) -> tuple[dict[str, Any], li
 class FileOptions(Options):
     """The file that `uniform` writes, and its model."""
 
-    output: Path = Field(Path("plan.json"), description="the plan file to write")
-    model_size: str = Field(description="a config.json, its folder, or the name of a preset such as llama2-7b")
-    world_size: Ranks = Field(description="number of ranks")
-    sequence_parallel: bool = Field(True, description="Megatron-SP in layers with tp > 1")
-    mixed_precision: Precision = Field(Precision.BF16, description="type of weights and activations")
-    seq_length: Size | None = Field(
-        None, description=f"sequence length; unset: {SEQ}, or the model's positions where they are fewer"
-    )
+    output: Path = Path("plan.json")
+    model_size: str
+    world_size: Ranks
+    sequence_parallel: bool = True
+    mixed_precision: Precision = Precision.BF16
+    seq_length: Size | None = None
 
 
 @app.command(FromFile, FileOptions, DegreeOptions, UniformOptions, positional={"model_size": "MODEL"})
@@ -285,7 +271,7 @@ def _of(file: Path, given: PriceOptions) -> OriginOptions:
     return OriginOptions(plan=file, **{name: getattr(given, name) for name in PriceOptions.model_fields})
 
 
-@app.command(PlanOptions, positional=FILE, switches={"json": "one JSON object, as run_pretrain.py reads it"})
+@app.command(PlanFileOptions, positional=FILE)
 def to_paddlenlp(values: dict[str, Any], json: bool) -> None:
     """Print a plan as arguments of PaddleNLP's own run_pretrain.py. Exit code 2 if they cannot express it."""
     from paddlenlp_galvatron.plan.export import as_flags, stock_arguments, stock_notes
@@ -294,7 +280,7 @@ def to_paddlenlp(values: dict[str, Any], json: bool) -> None:
     say(dumps(arguments, indent=2) if json else "\n".join(as_flags(arguments)))
 
 
-@app.command(PlanOptions, positional=FILE)
+@app.command(PlanFileOptions, positional=FILE)
 def to_paddlefleet(values: dict[str, Any], json: bool) -> None:
     """Print a plan as YAML for PaddleFleet's `paddlefleet-cli train`. Exit code 2 if it cannot express it."""
     from paddlenlp_galvatron.plan.export import FLEET
@@ -334,7 +320,7 @@ def from_paddlefleet(values: dict[str, Any], json: bool) -> None:
     answer(text, json, plan=path, model=shape.name, world_size=plan.world_size, notes=recipe.notes)
 
 
-@app.command(PlanOptions, positional=FILE)
+@app.command(PlanFileOptions, positional=FILE)
 def to_paddleformers(values: dict[str, Any], json: bool) -> None:
     """Print a plan as YAML for PaddleFormers (now part of PaddleFleet). Exit code 2 if it cannot express it."""
     from paddlenlp_galvatron.plan.export import FORMERS
@@ -364,7 +350,7 @@ def _arguments(
     values: dict[str, Any],
 ) -> dict[str, Argument]:
     """A plan in another program's words, its notes shown. Raises UserError that names the file."""
-    given = PlanOptions.from_values(values)
+    given = PlanFileOptions.from_values(values)
     plan, shape = _read(given.file, given)
     try:
         arguments = express(plan, shape)
@@ -375,13 +361,13 @@ def _arguments(
     return arguments
 
 
-@app.command(switches={})
+@app.command(switches=())
 def schema(_: dict[str, Any]) -> None:
     """Print the JSON Schema of the plan file."""
     say(dumps(json_schema(), indent=2))
 
 
-def _read(file: Path, given: PlanOptions | None = None, valid: bool = True) -> tuple[Plan, ModelShape | None]:
+def _read(file: Path, given: PlanFileOptions | None = None, valid: bool = True) -> tuple[Plan, ModelShape | None]:
     named = CLUSTER.search(file.name)
     ranks = int(named[1]) * int(named[2]) if named else None
     plan = read_plan(file, given.world_size if given else None, default=ranks, smallest_world=True, valid=valid)

@@ -159,10 +159,10 @@ app.command(FromFile, ModelOptions, HardwareOptions, PointOptions, name="all", p
 class ImportOptions(Options):
     """Outputs of nccl-tests and their cluster."""
 
-    logs: Paths = Field(description="files with the output of nccl-tests, each for one group of ranks", min_length=1)
-    num_nodes: Ranks = Field(1, description="number of nodes of the cluster")
-    num_gpus_per_node: Ranks = Field(8, description="GPUs per node")
-    output: Path = Field(ProfileRunOptions.model_fields["output"].default, description="folder of the profile files")
+    logs: Paths = Field(min_length=1)
+    num_nodes: Ranks = 1
+    num_gpus_per_node: Ranks = 8
+    output: Path = ProfileRunOptions.model_fields["output"].default
 
 
 @app.command(ImportOptions, positional={"logs": "LOG..."})

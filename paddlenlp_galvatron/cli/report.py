@@ -8,8 +8,6 @@ from pathlib import Path
 from shlex import join
 from typing import Any
 
-from pydantic import Field
-
 from paddlenlp_galvatron.base.printing import Console
 from paddlenlp_galvatron.base.writing import write_text
 from paddlenlp_galvatron.check.run_log import steps_under
@@ -27,10 +25,8 @@ app = App()
 class ReportOptions(OriginOptions):
     """The plan, the page and a run's log."""
 
-    output: Path = Field(Path("report.html"), description="the file to write")
-    log: Path | None = Field(
-        None, description="train_log.jsonl of a run of this plan, to show measured next to predicted values"
-    )
+    output: Path = Path("report.html")
+    log: Path | None = None
 
 
 @app.command(FromFile, ReportOptions, positional={"plan": "PLAN"})

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from galvatron_dp_core import Cancel
-from pydantic import Field
 
 from paddlenlp_galvatron.base.printing import Console, say
 from paddlenlp_galvatron.base.process import INTERRUPTED, stop_signals
@@ -22,6 +21,7 @@ from paddlenlp_galvatron.options.group import Options
 from paddlenlp_galvatron.options.model_options import SEQ, Model, ModelOptions
 from paddlenlp_galvatron.options.prices import JobOptions, LengthOptions
 from paddlenlp_galvatron.plan import write_plan
+from paddlenlp_galvatron.plan.check import PLANNED_ONLY, planned_only
 from paddlenlp_galvatron.plan.strategy import load_summary
 from paddlenlp_galvatron.planner import SearchOptions, SearchResult
 from paddlenlp_galvatron.planner.hints import free_plan, hints
@@ -47,11 +47,9 @@ LONG = (
 class AnswerOptions(Options):
     """Options of the answer."""
 
-    output_config_path: Path | None = Field(
-        None, description="file to write the plan to, or a folder, in which it gets its usual name; unset: configs"
-    )
-    log_dir: Path = Field(Path("logs"), description="folder for the search's log, Search_*.log")
-    save_runners_up: bool = Field(False, description="also write the runners-up, next to the plan: *_2.json, ...")
+    output_config_path: Path | None = None
+    log_dir: Path = Path("logs")
+    save_runners_up: bool = False
 
 
 BATCHES = {"settle_bsz", "min_bsz", "max_bsz"}  # options that say the global batch size
@@ -71,8 +69,8 @@ def search(values: dict[str, Any], json: bool) -> int:
         values = with_lengths(values, model.seq_length, model.shapes[0].vocab_size, noted.append)
     question = Question.of(values, noted.append)
     model, options, cost = question.model, question.options, question.cost
-    if options.offload_optimizer:
-        noted.append("offload_optimizer: planned only; galvatron train has no offload, and refuses the plan")
+    for name in planned_only(options.model_dump()):
+        noted.append(f"{name}: planned only; {PLANNED_ONLY[name]}, and refuses the plan")
     notes = list(dict.fromkeys(noted))
     title = _title(model, options, default_batch=BATCHES.isdisjoint(values))
     log = [f"Search {line}" for line in title]

@@ -7,7 +7,8 @@ from typing import Any
 
 from paddlenlp_galvatron.model.config import preset_names
 from paddlenlp_galvatron.plan import Plan
-from paddlenlp_galvatron.report.plan import Origin
+from paddlenlp_galvatron.plan.check import planned_only
+from paddlenlp_galvatron.report.plan import PlanOrigin
 
 DATA = {"pretrain": "--input_dir DATA", "dpo": "--train_dataset_path DATA"}  # of other tasks: a folder
 MODEL_FOLDER = "MODEL_FOLDER"
@@ -17,10 +18,10 @@ START = "START"  # stands for the command in the lines of launchers, which would
 def how_to_start(plan: Plan, path: Path) -> list[str]:
     """The command that trains by a plan, for its task; for several nodes also how each launcher starts it. None for a
     plan that does not say its model and cluster."""
-    searched = Origin.of(plan.metadata.get("searched_from") or {})
+    searched = PlanOrigin.of(plan.metadata.get("searched_from") or {})
     if searched is None:
         return []
-    if searched.options.get("offload_optimizer"):  # which train refuses
+    if planned_only(searched.options):  # which train refuses
         return []
     if trainer := searched.options.get("trainer"):
         return [f"arguments of {trainer}: galvatron plan to-{trainer} {path}"]
@@ -36,7 +37,7 @@ def how_to_start(plan: Plan, path: Path) -> list[str]:
     ]
 
 
-def _task(searched: Origin) -> list[str]:
+def _task(searched: PlanOrigin) -> list[str]:
     """Options of model, task and data. Fine-tuning begins with a folder of weights, which a preset's name is not."""
     options: dict[str, Any] = searched.options
     task, rank = str(options.get("task", "pretrain")), options.get("lora_rank")

@@ -25,7 +25,7 @@ from paddlenlp_galvatron.plan.communicators import most_communicators, stage_gro
 from paddlenlp_galvatron.report.plan import MOST_ROWS, Searched
 from paddlenlp_galvatron.training.prepare import BESIDE, GROUPS, LaunchOptions, Prepared, prepare
 
-from .command import JSON_SWITCH, App, FromFile
+from .command import JSON, App, FromFile
 from .training_run import TrainingRun
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ WORKER = "paddlenlp_galvatron.training.train_worker"
     FromFile,
     *reversed(GROUPS),
     positional={"galvatron_config_path": "PLAN"},
-    switches={"dry_run": "show shapes, groups and memory, and train nothing", **JSON_SWITCH},
+    switches=("dry_run", *JSON),
     beside=BESIDE,
 )
 def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = (), json: bool = False) -> int:
@@ -156,7 +156,7 @@ def check_inputs(
     from paddlenlp_galvatron.training.settings import require_reporters
 
     require_reporters(run.settings.report_to or ())
-    data = open_data(run.settings, run.plan, run.shape, known=known, keep=keep)
+    data = open_data(run.settings, run.plan, run.shape, on_identity=known, keep=keep)
     if run.settings.evaluates != "no":
         open_data(run.settings, run.plan, run.shape, "valid", keep=keep)
     for note in data.notes:

@@ -112,7 +112,7 @@ class TrainingRun:
         self._unwritten: list[Event] = []  # until the run has begun its log
         self._console, self._settings, self._plan, self._shape = console, settings, plan, shape
         self._steps = steps
-        self._health = Health(plan, mfu_of(plan, shape, settings), steps, _device())
+        self._health = Health(plan, mfu_of(plan, shape, settings), steps, "GPU" if gpus.gpu_count() else "process")
         self.log = LogTail(settings.log, plan)
         self._news: RankNews
         self._signals: list[int] = []  # received, upon which the run stops
@@ -285,11 +285,6 @@ class TrainingRun:
             adapters = self._settings.adapters("")
             traffic, rank = read_json(self._settings.traffic), adapters.rank if adapters else None
             self._console.print(traffic_table(self._plan, self._shape, traffic, rank))
-
-
-def _device() -> str:
-    """The kind of device of a rank, in a word."""
-    return "GPU" if gpus.gpu_count() else "process"
 
 
 def mfu_of(plan: Plan, shape: ModelShape, settings: TrainSettings) -> Callable[[float], float | None]:

@@ -28,8 +28,6 @@ from threading import Thread
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
-from pydantic import Field
-
 from paddlenlp_galvatron.base.errors import GalvatronError, UserError
 from paddlenlp_galvatron.base.limits import Port
 from paddlenlp_galvatron.base.printing import say
@@ -38,7 +36,7 @@ from paddlenlp_galvatron.planner.form import SEARCHED, Answer, Form, answer
 from paddlenlp_galvatron.report.page import PAGES
 from paddlenlp_galvatron.report.what_if import failed, faults_of, fragment, page
 
-from .command import JSON_SWITCH, App, FromFile
+from .command import JSON, App, FromFile
 from .command import answer as tell
 
 app = App()
@@ -57,17 +55,16 @@ SAFE = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-SWITCHES = {"no_browser": "only print the address instead of opening a browser", **JSON_SWITCH}
 SAVED = {"Content-Disposition": 'attachment; filename="plan.json"'}
 
 
 class ServeOptions(Options):
     """Where the page is."""
 
-    port: Port | None = Field(None, description="port to listen on; unset: a free one")
+    port: Port | None = None
 
 
-@app.command(FromFile, ServeOptions, Form, positional={"model_size": "MODEL"}, switches=SWITCHES)
+@app.command(FromFile, ServeOptions, Form, positional={"model_size": "MODEL"}, switches=("no_browser", *JSON))
 def what_if(values: dict[str, Any], no_browser: bool, json: bool) -> None:
     """Open a page that shows the best plan as soon as you change model, cluster, memory, batch or length."""
     question = Form.from_values(values)

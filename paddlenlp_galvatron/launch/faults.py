@@ -31,7 +31,7 @@ FIRST_USE_S = 120.0  # for which all ranks may wait in a group's first use, whic
 STACK_S = 5.0  # in which a rank writes where it is
 
 
-class Kind(IntEnum):
+class FaultKind(IntEnum):
     """Whether a fault is the cause of the others."""
 
     CAUSE = 0
@@ -44,7 +44,7 @@ class Kind(IntEnum):
 class Fault:
     """A fault of a rank, or of a node where `rank` is None."""
 
-    kind: Kind
+    kind: FaultKind
     rank: int | None
     message: str  # its first line names the rank
     age_s: float = 0.0  # since it happened: nodes have different clocks
@@ -139,7 +139,7 @@ class LocalRanks:
             if status.began and not status.waits_for and not status.outcome and now - status.since >= IDLE_S:
                 message = f"{rank.name} did not come to the others, who wait for it: it has computed for "
                 message += f"{now - status.since:.0f} s{in_step(status.step)}; its log: {rank.log}"
-                found.append(Fault(Kind.STALL, rank.number, message, now - status.since))
+                found.append(Fault(FaultKind.STALL, rank.number, message, now - status.since))
         return found
 
     def waits(self) -> list[Wait]:
@@ -160,14 +160,19 @@ class LocalRanks:
         found = [wait for wait in waits if wait.rank in alive and wait.age_s > limit_s]
         message = "{} has waited for {:.0f} s in {}" + STRANGER * first
         return [
-            Fault(Kind.CONSEQUENCE, wait.rank, message.format(alive[wait.rank].name, wait.age_s, wait.what), wait.age_s)
+            Fault(
+                FaultKind.CONSEQUENCE,
+                wait.rank,
+                message.format(alive[wait.rank].name, wait.age_s, wait.what),
+                wait.age_s,
+            )
             for wait in found
         ]
 
     def explain(self, fault: Fault) -> Fault:
         """Adds the place in its program to a fault of a stalled rank of this node."""
         for rank in self.ranks:
-            if rank.number == fault.rank and fault.kind is Kind.STALL and rank.alive:
+            if rank.number == fault.rank and fault.kind is FaultKind.STALL and rank.alive:
                 return replace(fault, message=f"{fault.message}; it is at {_place(rank)}")
         return fault
 
@@ -177,7 +182,7 @@ class LocalRanks:
         numbers = ", ".join(str(rank.number) for rank in late)
         logs = late[0].log.parent if late else ""
         message = f"rank {numbers} did not end within {limit_s:.0f} s; logs: {logs}"
-        return [Fault(Kind.LATE, late[0].number if late else None, message)]
+        return [Fault(FaultKind.LATE, late[0].number if late else None, message)]
 
     def _fault(self, rank: Rank, status: RankStatus, any_began: bool) -> Fault | None:
         now, code = time.monotonic(), rank.process.poll()
@@ -198,14 +203,14 @@ class LocalRanks:
         age = time.monotonic() - (rank.stopped_since or 0)
         message = f"{rank.name} was stopped by a signal (process {rank.process.pid}){in_step(status.step)} "
         message += "and did not continue for "
-        return Fault(Kind.CAUSE, rank.number, f"{message}{age:.0f} s; its log: {rank.log}", age)
+        return Fault(FaultKind.CAUSE, rank.number, f"{message}{age:.0f} s; its log: {rank.log}", age)
 
     def _reported(self, rank: Rank, status: RankStatus, code: int | None) -> Fault:
-        kind = Kind.CONSEQUENCE if status.outcome is RankOutcome.LOST_A_PEER else Kind.CAUSE
+        kind = FaultKind.CONSEQUENCE if status.outcome is RankOutcome.LOST_A_PEER else FaultKind.CAUSE
         age = time.monotonic() - status.since
         if status.exit_code == OUT_OF_MEMORY or (code and ended_out_of_memory(code, rank.log_end(), self._oom_killed)):
             return self._memory(rank, age)
-        if kind is Kind.CONSEQUENCE:
+        if kind is FaultKind.CONSEQUENCE:
             message = f"{rank.name} lost another rank in {status.waits_for or 'a collective'}: {status.message}"
             message += STRANGER if _while_connecting(status) else ""
         elif status.outcome is RankOutcome.REFUSED:
@@ -226,12 +231,12 @@ class LocalRanks:
         last = f": {lines[-1]}" if lines and (code > 0 or code == -signal.SIGABRT) else ""
         how = f"was ended by signal {-code} ({signal.Signals(-code).name})" if code < 0 else _exit(code)
         message = f"{rank.name} {how}{in_step(status.step)}{last}; its log: {rank.log}"
-        return Fault(Kind.CONSEQUENCE if lost else Kind.CAUSE, rank.number, message, age)
+        return Fault(FaultKind.CONSEQUENCE if lost else FaultKind.CAUSE, rank.number, message, age)
 
     def _memory(self, rank: Rank, age: float) -> Fault:
         log_end = rank.log_end()
         message = f"{rank.name} ran out of memory{reason_in(log_end)}; its log: {rank.log}"
-        return Fault(Kind.CAUSE, rank.number, message, age, 1, True, peak_mib_in(log_end))
+        return Fault(FaultKind.CAUSE, rank.number, message, age, 1, True, peak_mib_in(log_end))
 
     @property
     def _oom_killed(self) -> bool:
@@ -312,11 +317,11 @@ class FaultClassifier:
         if self._stalled is None:
             self._stalled = list(stalled)
         waited = now - self._first
-        causes = [fault for fault in faults if fault.kind is Kind.CAUSE]
+        causes = [fault for fault in faults if fault.kind is FaultKind.CAUSE]
         if causes:
             return max(causes, key=lambda fault: fault.age_s) if waited >= SETTLE_S else None
         if waited < SEARCH_S or not all_present:
             return None
-        held_up = waited_for or any(fault.kind is Kind.CONSEQUENCE for fault in faults)
-        blamed = [fault for fault in self._stalled if held_up or fault.kind is Kind.CAUSE]
+        held_up = waited_for or any(fault.kind is FaultKind.CONSEQUENCE for fault in faults)
+        blamed = [fault for fault in self._stalled if held_up or fault.kind is FaultKind.CAUSE]
         return min([*blamed, *faults], key=lambda fault: (fault.kind, -fault.age_s))

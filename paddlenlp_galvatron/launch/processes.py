@@ -22,7 +22,7 @@ from ..base import processor
 from ..base.errors import GalvatronError, UserError
 from ..base.process import heeded
 from ..base.units import GIB
-from .faults import WAIT_S, WAIT_VARIABLE, Fault, Kind, LocalRanks, Rank
+from .faults import WAIT_S, WAIT_VARIABLE, Fault, FaultKind, LocalRanks, Rank
 from .nodes import ONE_NODE, Nodes
 from .status import VARIABLE as STATUS
 from .status import RankStatusMemory
@@ -164,7 +164,7 @@ class Launch:
                 faults = self._ranks.overdue(self._timeout_s)
             faults = faults or self._ranks.timed_out(self._wait_s, self._world.nodes.num_nodes == 1)
             if verdict := self._watch.verdict(faults, stalled, self._ranks.waits()):
-                if not again or verdict.kind is not Kind.CONSEQUENCE or not self._ranks.lost_while_connecting:
+                if not again or verdict.kind is not FaultKind.CONSEQUENCE or not self._ranks.lost_while_connecting:
                     raise self._error(verdict)
                 again = False
                 sys.stderr.write(f"warning: {verdict.message}; the ranks are started once more\n")
@@ -197,7 +197,7 @@ class Launch:
         if fault.out_of_memory and fault.rank is not None:
             return OutOfMemory(fault.rank, fault.peak_mib, fault.message)
         error = LaunchError(fault.message)
-        error.exit_code, error.waited = fault.exit_code, fault.kind in (Kind.STALL, Kind.CONSEQUENCE)
+        error.exit_code, error.waited = fault.exit_code, fault.kind in (FaultKind.STALL, FaultKind.CONSEQUENCE)
         return error
 
 

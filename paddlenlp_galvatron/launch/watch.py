@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ..base.errors import GalvatronError
-from .faults import Fault, FaultClassifier, Kind, Wait
+from .faults import Fault, FaultClassifier, FaultKind, Wait
 from .nodes import Nodes
 from .store import MEETING_S, TOKEN_VARIABLE, StoreClient, StoreServer
 
@@ -87,14 +87,14 @@ class Leader(SingleNode):
                 longest = max(longest, now - since)
                 limit, how = (SILENT_S, "has sent nothing for") if beat > 0 else (MEETING_S, "did not join within")
                 if now - since > limit:
-                    faults.append(Fault(Kind.CAUSE, None, f"node {node} {how} {limit:.0f} s", now - since))
+                    faults.append(Fault(FaultKind.CAUSE, None, f"node {node} {how} {limit:.0f} s", now - since))
         fault = self._classifier.verdict(faults, stalled, waits, all_present=longest < LATE_S)
         if fault:
             self._decide(fault)
         return fault
 
     def report_end(self, why: str) -> None:
-        self._decide(Fault(Kind.CAUSE, None, f"node 0: {why}"))
+        self._decide(Fault(FaultKind.CAUSE, None, f"node 0: {why}"))
 
     def _reports(self) -> dict[int, Report]:
         keys = self._server.keys()
@@ -133,7 +133,7 @@ class Follower(SingleNode):
         return own if time.monotonic() - self._first > VERDICT_S else None
 
     def report_end(self, why: str) -> None:
-        self._report = Report([Fault(Kind.CAUSE, None, f"node {self._nodes.node_rank}: {why}")])
+        self._report = Report([Fault(FaultKind.CAUSE, None, f"node {self._nodes.node_rank}: {why}")])
 
     def close(self) -> None:
         self._closed.set()
@@ -162,7 +162,7 @@ class Follower(SingleNode):
                 if (silent_s := time.monotonic() - received) > limit:
                     how = NOT_THERE if limit == MEETING_S else "has sent nothing for"
                     message = f"node 0 ({address}:{port}) {how} {limit:.0f} s"
-                    self._silence = Fault(Kind.CAUSE, None, message, silent_s)
+                    self._silence = Fault(FaultKind.CAUSE, None, message, silent_s)
                     return
         if client:
             client.close()
@@ -198,4 +198,4 @@ def _key(node: int) -> str:
 
 
 def _fault(fields: dict[str, Any]) -> Fault:
-    return Fault(**fields | {"kind": Kind(fields["kind"])})
+    return Fault(**fields | {"kind": FaultKind(fields["kind"])})

@@ -98,7 +98,9 @@ class ComputationProfiler:
                 tick(int(min(share, 1.0) * len(points) * len(degrees)))
         for line in lines:
             for layer_type in range(len(self.shapes)):
-                self._measure_shares(self._key(layer_part(layer_type), line[0], 1))
+                key = self._key(layer_part(layer_type), line[0], 1)
+                if not self.stopwatch.is_late():
+                    self.journal.get(shares_key(key), partial(self._shares, key))
         if max(degrees) > 1:
             self._measure_points(lines)
         self.journal.get(OPTIMIZER, lambda: self._optimizer_ms_per_million(points[0]))
@@ -162,11 +164,6 @@ class ComputationProfiler:
         sizes = {name: min(getattr(shape, name), most) for name in ("expert_size", "shared_size")}
         narrow = replace(self, shapes=[replace(shape, **NARROW, **sizes)])
         return narrow._pass_round(PassKey(part, 1, NARROW_TOKENS))
-
-    def _measure_shares(self, key: PassKey) -> None:
-        """Shares of a recomputed layer's time that its parts take: at one batch and undivided, as they grow equally."""
-        if not self.stopwatch.is_late():
-            self.journal.get(shares_key(key), lambda: self._shares(key))
 
     def _shares(self, key: PassKey) -> dict[str, float]:
         how = (Recompute.NONE, Recompute.FULL, *APART)

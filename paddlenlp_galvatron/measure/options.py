@@ -46,51 +46,24 @@ def _from_environment(value: Any) -> Any:
 class ProfileRunOptions(Options):
     """Options of every profile."""
 
-    output: Path = Field(Path("configs"), description="folder of the profile files")
-    num_nodes: Ranks = Field(1, description="number of nodes; start the same command on each")
-    num_gpus_per_node: Ranks | None = Field(
-        None, description="ranks on each node (on CPU: processes); unset: 1, or as many as the data sheet has"
-    )
-    nproc: Ranks | None = Field(None, description="the same as num_gpus_per_node")
-    node_rank: Annotated[Rank, BeforeValidator(lambda value: _from_environment(value) or 0)] = Field(
-        0, description="number of this node, from 0"
-    )
-    master_addr: Annotated[str | None, BeforeValidator(_from_environment)] = Field(
-        None, description="address of node 0"
-    )
-    master_port: Annotated[Port | None, BeforeValidator(_from_environment)] = Field(
-        None, description="free port of node 0"
-    )
-    hostfile: Path | None = Field(
-        None, description="file with one node address per line, node 0 first; sets num_nodes, node_rank and master_addr"
-    )
-    launch: str | None = Field(
-        None, description="command line of Paddle's launcher, as PaddleNLP's scripts have it; sets nodes and devices"
-    )
-    time_budget_s: Positive | None = Field(
-        None, description="seconds after which optional measurements are skipped and the others kept short"
-    )
-    adaptive: bool = Field(
-        True, description="0: measure every point, also where a line through the neighbouring points predicts it"
-    )
-    turns: int | None = Field(
-        None,
-        ge=1,
-        le=MOST_TURNS,
-        description="how often each number is measured; more than the profile has are added to it; "
-        "unset: as often as such numbers need",
-    )
-    fresh: bool = Field(False, description="measure everything again instead of continuing where the last run stopped")
-    budget_ms: Number = Field(150, description="time for the repetitions of one measurement in each round, ms")
-    mixed_precision: Precision | None = Field(
-        None,
-        description="type of weights, activations and messages; unset: bf16 on GPUs and with analytic, else fp32",
-    )
-    bf16: bool = Field(False, description="1: the same as mixed_precision bf16")
-    fp16: bool = Field(False, description="1: the same as mixed_precision fp16")
-    analytic: str | None = Field(
-        None, description="derive from this data sheet (a100, h100, h200, h800 or a file) instead of measuring"
-    )
+    output: Path = Path("configs")
+    num_nodes: Ranks = 1
+    num_gpus_per_node: Ranks | None = None
+    nproc: Ranks | None = None
+    node_rank: Annotated[Rank, BeforeValidator(lambda value: _from_environment(value) or 0)] = 0
+    master_addr: Annotated[str | None, BeforeValidator(_from_environment)] = None
+    master_port: Annotated[Port | None, BeforeValidator(_from_environment)] = None
+    hostfile: Path | None = None
+    launch: str | None = None
+    time_budget_s: Positive | None = None
+    adaptive: bool = True
+    turns: int | None = Field(None, ge=1, le=MOST_TURNS)
+    fresh: bool = False
+    budget_ms: Number = 150
+    mixed_precision: Precision | None = None
+    bf16: bool = False
+    fp16: bool = False
+    analytic: str | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -152,24 +125,14 @@ KINDS: dict[HardwarePart, tuple[Collective, ...]] = {
 class HardwareOptions(ProfileRunOptions):
     """Options of a hardware profile."""
 
-    parts: tuple[HardwarePart, ...] = Field(
-        tuple(HardwarePart), description="parts to measure: some of " + ",".join(HardwarePart)
-    )
-    start_mb: Positive = Field(
-        1, description="smallest message, MiB; three smaller ones are measured as well, for latency"
-    )
-    end_mb: Positive = Field(1024, description="largest message, MiB")
-    scale: int = Field(2, ge=2, le=1024, description="factor from one message size to the next")
-    max_tp_deg: Ranks | None = Field(
-        None, description="largest group whose messages are timed by size; unset: no limit"
-    )
-    max_pp_deg: Ranks | None = Field(None, description="largest number of pipeline stages; unset: no limit")
-    link_gb_per_s: Positive | None = Field(
-        None, description="bandwidth of the link, GB/s; a measurement above it is flagged as impossible"
-    )
-    envs: Annotated[tuple[str, ...], BeforeValidator(_words)] = Field(
-        (), description="more environment variables for the ranks, such as NCCL_DEBUG=WARN A=B"
-    )
+    parts: tuple[HardwarePart, ...] = tuple(HardwarePart)
+    start_mb: Positive = 1
+    end_mb: Positive = 1024
+    scale: int = Field(2, ge=2, le=1024)
+    max_tp_deg: Ranks | None = None
+    max_pp_deg: Ranks | None = None
+    link_gb_per_s: Positive | None = None
+    envs: Annotated[tuple[str, ...], BeforeValidator(_words)] = ()
 
     @field_validator("parts", mode="before")
     @classmethod
@@ -210,29 +173,19 @@ class ProfileMode(StrEnum):
 class PointOptions(ProfileRunOptions):
     """Options of a model's profile."""
 
-    profile_mode: ProfileMode = Field(ProfileMode.STATIC, description="how sizes vary: " + ", ".join(ProfileMode))
-    profile_batch_size: Samples = Field(1, description="batch size in modes static and sequence")
-    profile_min_batch_size: Samples = Field(1, description="smallest batch size in mode batch")
-    profile_max_batch_size: Samples = Field(8, description="largest batch size in mode batch")
-    profile_batch_size_step: Samples = Field(1, description="step between batch sizes in mode batch")
-    profile_seq_length_list: Sizes | None = Field(
-        None, description="sequence lengths in modes static and batch, such as 512,1024; unset: seq_length"
-    )
-    profile_min_seq_length: Size = Field(512, description="smallest sequence length in mode sequence")
-    profile_max_seq_length: Size = Field(2048, description="largest sequence length in mode sequence")
-    profile_seq_length_step: Size = Field(512, description="step between sequence lengths in mode sequence")
-    profile_for: Literal["galvatron"] | None = Field(
-        None,
-        description="galvatron: measure every size, as Galvatron's own search needs: adaptive 0 for the model's files",
-    )
-    max_tp_deg: Ranks = Field(8, description="largest tensor-parallel degree")
-    sequence_parallel: bool = Field(
-        False, description="time layers with Megatron-SP; memory is measured both with and without it"
-    )
-    use_flash_attention: bool | None = Field(
-        None,
-        description="use Paddle's flash attention, on GPUs only; unset: with analytic and in 16 bits on GPUs",
-    )
+    profile_mode: ProfileMode = ProfileMode.STATIC
+    profile_batch_size: Samples = 1
+    profile_min_batch_size: Samples = 1
+    profile_max_batch_size: Samples = 8
+    profile_batch_size_step: Samples = 1
+    profile_seq_length_list: Sizes | None = None
+    profile_min_seq_length: Size = 512
+    profile_max_seq_length: Size = 2048
+    profile_seq_length_step: Size = 512
+    profile_for: Literal["galvatron"] | None = None
+    max_tp_deg: Ranks = 8
+    sequence_parallel: bool = False
+    use_flash_attention: bool | None = None
 
     @model_validator(mode="after")
     def _agreed(self) -> Self:

@@ -55,6 +55,11 @@ class ModelShape:
     routed_scaling_factor: float = 1.0  # of the scores of a token's experts
 
     @property
+    def pre_softmax(self) -> int:
+        """1 where a token's experts keep their scores among all experts: Megatron-LM's option of this name."""
+        return int(self.experts > 0 and not self.norm_topk)
+
+    @property
     def kinds(self) -> tuple[ModelShape, ...]:
         """A shape for each kind of layer, in order of first use: that of a model of all layers of this kind, alone.
         Its `layers` says how many they are."""

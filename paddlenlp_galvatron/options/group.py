@@ -17,8 +17,8 @@ from ..base.errors import UserError, plain_fault
 from ..base.limits import Size
 from ..base.reading import LARGEST_OPTIONS, read_json, read_yaml
 from ..base.text import shortened
-from .aliases import BEATEN, WORDS, canonical_name, canonical_value, other_defaults, plain_name, unknown
-from .foreign import SETTLED, SEVERAL, SWITCHES, Fate, idle_note, outcome_of, program_of
+from .aliases import OVERRIDDEN, VALUES, canonical_name, canonical_value, other_defaults, plain_name, unknown
+from .foreign import MODEL_FIELDS, SEVERAL, SWITCHES, Fate, idle_note, outcome_of, program_of
 
 UNSET = "None"  # a script's word for an option that it leaves unset
 BOOLEAN_WORDS = ("0", "1", "false", "true")
@@ -142,7 +142,7 @@ def _take(rest: deque[str], given: str, name: str, boolean: bool | None) -> str 
             several.append(rest.popleft())
         return " ".join(several)
     following = rest[0] if rest else "--"
-    switch = boolean or (boolean is None and name in SWITCHES) or "true" in WORDS.get(plain_name(given), {})
+    switch = boolean or (boolean is None and name in SWITCHES) or "true" in VALUES.get(plain_name(given), {})
     if switch and not any(map(_is_boolean_word, (following, canonical_value(given, following)))):
         return "true"
     if following.startswith("--"):
@@ -221,9 +221,9 @@ def canonical_pairs(
     for word, value in pairs:
         name = canonical_name(word, known)
         value = canonical_value(word, value, known)
-        if BEATEN.get(plain_name(word)) in plain:
+        if OVERRIDDEN.get(plain_name(word)) in plain:
             idle[word] = f"{dashes}{name} holds"
-        elif name in SETTLED and "lr_scheduler_type" in known:  # training compares it with the model
+        elif name in MODEL_FIELDS and "lr_scheduler_type" in known:  # training compares it with the model
             result.append((name, value))
         elif name not in known:
             outcome = outcome_of(name, value, beside)

@@ -6,11 +6,9 @@ from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any
 
-from pydantic import Field
-
 from ..base.errors import UserError
 from ..base.limits import MOST_LAYERS, Layers, Size
-from ..model import FAMILIES, ModelShape, config_of, load_model, shape_from_config
+from ..model import ModelShape, config_of, load_model, shape_from_config
 from ..model.config import EXAMPLES
 from .group import Options, Sizes
 
@@ -50,42 +48,25 @@ class ModelOptions(Options):
 
     panel = "Model"
 
-    model_size: str | None = Field(None, description="a preset's name, a config.json, or its folder")
-    set_model_config_manually: bool | None = Field(
-        None,
-        description="1: use the model numbers given as options, and those of model_size for the rest; 0: ignore them",
-    )
-    set_layernum_manually: bool | None = Field(None, description="1: use num_layers; 0: ignore it")
-    set_seqlen_manually: bool | None = Field(
-        None,
-        description="1: use seq_length and extend the model's positions to it; 0: use the model's number of positions",
-    )
-    model_type: str | None = Field(None, description="family of the model: " + ", ".join(FAMILIES))
-    hidden_size: Size | None = Field(None, description="hidden size")
-    num_layers: Layers | None = Field(None, description="number of layers")
-    num_attention_heads: Size | None = Field(None, description="number of attention heads")
-    num_key_value_heads: Size | None = Field(None, description="number of kv heads; unset: as many as attention heads")
-    intermediate_size: Size | None = Field(None, description="width of the MLP")
-    vocab_size: Size | None = Field(None, description="size of the vocabulary")
-    max_position_embeddings: Size | None = Field(
-        None, description="number of positions: the longest sample that the model accepts"
-    )
-    tie_word_embeddings: bool | None = Field(None, description="1: embedding and LM head share their weights")
-    make_vocab_size_divisible_by: Size | None = Field(
-        None,
-        description="refused unless it divides vocab_size; padding is only to a multiple of the tensor-parallel degree",
-    )
-    seq_length: Size | None = Field(None, description="sequence length")
-    num_layertype: Layers | None = Field(
-        None, description="number of layer types; unset: the length of the lists of layer types"
-    )
-    hidden_size_list: Sizes | None = Field(
-        None, description="hidden size of each layer type; its heads and MLP scale in proportion"
-    )
-    layernum_list: Sizes | None = Field(None, description="number of layers of each type, type 0 first")
-    seqlen_list: Sizes | None = Field(
-        None, description="sequence length in layers of each type; type 0 gives the length of the whole run"
-    )
+    model_size: str | None = None
+    set_model_config_manually: bool | None = None
+    set_layernum_manually: bool | None = None
+    set_seqlen_manually: bool | None = None
+    model_type: str | None = None
+    hidden_size: Size | None = None
+    num_layers: Layers | None = None
+    num_attention_heads: Size | None = None
+    num_key_value_heads: Size | None = None
+    intermediate_size: Size | None = None
+    vocab_size: Size | None = None
+    max_position_embeddings: Size | None = None
+    tie_word_embeddings: bool | None = None
+    make_vocab_size_divisible_by: Size | None = None
+    seq_length: Size | None = None
+    num_layertype: Layers | None = None
+    hidden_size_list: Sizes | None = None
+    layernum_list: Sizes | None = None
+    seqlen_list: Sizes | None = None
 
     def resolve_usual(self, seq_length: int) -> Model:
         """The model; by default, with this sequence length, or all its positions where they are fewer."""

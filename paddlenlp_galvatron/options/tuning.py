@@ -23,46 +23,25 @@ class TuningOptions(Options):
     """The task, its samples and its adapters."""
 
     panel = "Fine-tuning"
-    task: Kind = Field(
-        "pretrain",
-        description="pretrain; sft: fine-tune all weights on dataset_name_or_path, from the model's own; lora: "
-        "adapters, all else frozen; dpo: prefer one answer to another, with --lora 1 by adapters",
-    )
-    dataset_name_or_path: Path | None = Field(
-        None, description="folder with train.json and dev.json, or train/*.json and dev/*.json: a JSON object a line"
-    )
-    train_dataset_path: Path | None = Field(None, description="DPO: file of pairs, in place of dataset_name_or_path")
-    dev_dataset_path: Path | None = Field(None, description="DPO: file of pairs that are evaluated")
-    tokenizer_name_or_path: Path | None = Field(
-        None, description="folder of the tokenizer, or its tokenizer.json; unset: the model's"
-    )
-    src_length: Size = Field(1024, description="most tokens of the prompt; the rest is cut")
-    max_prompt_len: Size = Field(
-        2048, description="DPO: most tokens of a prompt whose pair does not fit; at most a quarter of a row"
-    )
-    chat_template: str | None = Field(
-        None,
-        description="chat_template.json, a Jinja file or a folder with one; plain: none; unset: the tokenizer's own",
-    )
-    autoregressive: bool = Field(False, description="1: learn all tokens, also of the prompt")
-    packing: Packing | None = Field(
-        None,
-        description="which samples share a row: none, in_order, greedy (both PaddleNLP's) or best_fit (least padding); "
-        "attention stays within a sample; unset: as zero_padding says, in_order in DPO",
-    )
-    zero_padding: bool = Field(False, description="1: the same as packing in_order")
-    greedy_zero_padding: bool = Field(False, description="1: with zero_padding the same as packing greedy")
-    lora: bool = Field(False, description="1: the same as task lora; of task dpo: adapters learn")
-    lora_rank: Size | None = Field(None, description=f"rank of LoRA's adapters; unset: {RANK}")
-    lora_alpha: Alpha | None = Field(
-        None, description="LoRA's alpha: adapters count alpha / rank; unset or -1: twice the rank, or 4 with rslora"
-    )
-    rslora: bool = Field(False, description="1: adapters count alpha / sqrt(rank)")
-    rslora_plus: bool = Field(False, description="1: rslora with lora_plus_scale 4 and lora_alpha 4")
-    lora_plus_scale: Positive = Field(1.0, description="learning rate of LoRA's B over that of A")
-    lora_path: Path | None = Field(
-        None, description="adapters to begin with: PEFT's or PaddleNLP's folder, or a checkpoint; unset: new ones"
-    )
+    task: Kind = "pretrain"
+    dataset_name_or_path: Path | None = None
+    train_dataset_path: Path | None = None
+    dev_dataset_path: Path | None = None
+    tokenizer_name_or_path: Path | None = None
+    src_length: Size = 1024
+    max_prompt_len: Size = 2048
+    chat_template: str | None = None
+    autoregressive: bool = False
+    packing: Packing | None = None
+    zero_padding: bool = False
+    greedy_zero_padding: bool = False
+    lora: bool = False
+    lora_rank: Size | None = None
+    lora_alpha: Alpha | None = None
+    rslora: bool = False
+    rslora_plus: bool = False
+    lora_plus_scale: Positive = 1.0
+    lora_path: Path | None = None
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:
@@ -132,18 +111,14 @@ class PreferenceOptions(Options):
 
     panel = "DPO"
 
-    loss_type: Literal["sigmoid", "hinge", "ipo", "dpop", "sppo_hard", "nca_pair", "simpo", "or", "orpo"] = Field(
-        "sigmoid",
-        description="sigmoid, hinge, ipo, dpop, sppo_hard or nca_pair; without a reference: simpo, or, orpo (or with "
-        "sft_loss_ratio 1)",
-    )
-    beta: Positive = Field(0.1, description="how much the policy's distance from the reference counts")
-    label_smoothing: float = Field(0.0, ge=0, le=0.5, description="share of pairs that are taken to be wrong: sigmoid")
-    pref_loss_ratio: Number = Field(1.0, description="factor of the loss of pairs")
-    sft_loss_ratio: Number = Field(0.0, description="factor of the added loss of a chosen answer's token")
-    simpo_gamma: Number = Field(0.5, description="margin of simpo")
-    dpop_lambda: Number = Field(50.0, description="penalty on a chosen answer that becomes less likely: dpop")
-    reference_free: bool = Field(False, description="1: no reference, as if all answers were as likely for it")
+    loss_type: Literal["sigmoid", "hinge", "ipo", "dpop", "sppo_hard", "nca_pair", "simpo", "or", "orpo"] = "sigmoid"
+    beta: Positive = 0.1
+    label_smoothing: float = Field(0.0, ge=0, le=0.5)
+    pref_loss_ratio: Number = 1.0
+    sft_loss_ratio: Number = 0.0
+    simpo_gamma: Number = 0.5
+    dpop_lambda: Number = 50.0
+    reference_free: bool = False
 
     @field_validator("loss_type", mode="before")
     @classmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator
 
 from ..base.errors import UserError
 from ..base.limits import MOST_RANKS, Layers, Ranks, Samples
@@ -37,32 +37,24 @@ class UniformOptions(Options):
 
     panel = "One strategy for all layers"
 
-    pp_deg: Ranks | None = Field(None, description="number of pipeline stages")
-    global_tp_deg: Ranks | None = Field(None, description="tensor-parallel degree of all layers")
-    global_tp_consec: bool | None = Field(
-        None, description="1: a tensor-parallel group consists of neighbouring ranks; 0: of strided ranks"
-    )
-    sdp: bool | None = Field(None, description="1: zero3 instead of default_dp_type")
-    default_dp_type: str | None = Field(None, description="ddp, zero2 or zero3")
-    global_train_batch_size: Samples | None = Field(None, description="samples of an optimizer step, over all ranks")
-    chunks: Samples | None = Field(None, description="number of micro-batches")
-    global_checkpoint: bool | None = Field(None, description="1: recompute activations of all layers")
-    pipeline_type: str | None = Field(None, description="pipedream_flush (1F1B) or gpipe")
-    vocab_tp: Ranks | None = Field(None, description="tensor-parallel degree of embedding and LM head")
-    embed_sdp: bool | None = Field(
-        None, description="1: zero3 for embedding and LM head; 0: default_dp_type; unset: as sdp"
-    )
-    use_ulysses: bool | None = Field(None, description="1: the degrees split the sequence instead of the weights")
-    global_ep_deg: Degree | None = Field(None, description="ranks that share a layer's experts out among them")
-    global_tp_of_ep_deg: Degree | None = Field(None, description="ranks that split each expert")
-    global_cp_deg: Degree | None = Field(None, description="ranks that share a sample's tokens, vocabulary layers too")
-    global_sharding_deg: Degree | None = Field(
-        None, description="ranks over which ZeRO shards; unset: all that have the same weights"
-    )
-    virtual_pp_deg: Degree | None = Field(None, description="chunks of layers a stage has: interleaved 1F1B")
-    num_layers_per_virtual_pipeline_stage: Layers | None = Field(
-        None, description="layers of a chunk, as in Megatron-LM; sets virtual_pp_deg"
-    )
+    pp_deg: Ranks | None = None
+    global_tp_deg: Ranks | None = None
+    global_tp_consec: bool | None = None
+    sdp: bool | None = None
+    default_dp_type: str | None = None
+    global_train_batch_size: Samples | None = None
+    chunks: Samples | None = None
+    global_checkpoint: bool | None = None
+    pipeline_type: str | None = None
+    vocab_tp: Ranks | None = None
+    embed_sdp: bool | None = None
+    use_ulysses: bool | None = None
+    global_ep_deg: Degree | None = None
+    global_tp_of_ep_deg: Degree | None = None
+    global_cp_deg: Degree | None = None
+    global_sharding_deg: Degree | None = None
+    virtual_pp_deg: Degree | None = None
+    num_layers_per_virtual_pipeline_stage: Layers | None = None
 
     @property
     def given(self) -> list[str]:
@@ -93,30 +85,17 @@ class DegreeOptions(Options):
 
     panel = "One strategy, as PaddleNLP says it"
 
-    tensor_parallel_degree: Degree | None = Field(
-        None, description="PaddleNLP's name of global_tp_deg; also sets vocab_tp"
-    )
-    sep_parallel_degree: Degree | None = Field(None, description="PaddleNLP's name of global_tp_deg with use_ulysses")
-    pipeline_parallel_degree: Degree | None = Field(None, description="PaddleNLP's name of pp_deg")
-    data_parallel_degree: Degree | None = Field(
-        None,
-        description="not needed; must be 1, or the ranks divided by the other degrees",
-    )
-    expert_parallel_degree: Degree | None = Field(None, description="PaddleNLP's name of global_ep_deg")
-    sharding: Literal["", "stage1", "stage2", "stage3"] | None = Field(
-        None, description="stage1, stage2: default_dp_type zero2; stage3: sdp"
-    )
-    sharding_parallel_degree: Degree | None = Field(
-        None, description="PaddleNLP's name of global_sharding_deg; 1: no sharding"
-    )
-    per_device_train_batch_size: Samples | None = Field(
-        None, description="samples per rank in a micro-batch; sets global_train_batch_size"
-    )
-    gradient_accumulation_steps: Samples | None = Field(None, description="PaddleNLP's name of chunks")
-    recompute: bool | None = Field(None, description="PaddleNLP's name of global_checkpoint")
-    recompute_granularity: Granularity | None = Field(
-        None, description="full: whole layers; without recompute it switches recompute on, as in Megatron-LM"
-    )
+    tensor_parallel_degree: Degree | None = None
+    sep_parallel_degree: Degree | None = None
+    pipeline_parallel_degree: Degree | None = None
+    data_parallel_degree: Degree | None = None
+    expert_parallel_degree: Degree | None = None
+    sharding: Literal["", "stage1", "stage2", "stage3"] | None = None
+    sharding_parallel_degree: Degree | None = None
+    per_device_train_batch_size: Samples | None = None
+    gradient_accumulation_steps: Samples | None = None
+    recompute: bool | None = None
+    recompute_granularity: Granularity | None = None
 
     @property
     def given(self) -> list[str]:

@@ -60,24 +60,14 @@ PRECISION = {"bf16": Fate(BF16, "1"), "fp16": Fate(BF16, "0")}
 class FitOptions(TaskOptions, JobOptions):
     """The model, task and device."""
 
-    model_size: str = Field(description="a preset's name, a config.json, or its folder")
-    gpus: GpuCounts | None = Field(
-        None, description="numbers of GPUs, such as 8,16,32; unset: from the smallest number that fits upwards"
-    )
-    device: Names | None = Field(
-        None,
-        description="data sheets of the nodes, such as h20,a800-80gb: names of shipped ones, or files; unset: the "
-        f"profiles' device, else {DEVICE}",
-    )
-    memory_constraint: Positive | None = Field(None, description="memory of a GPU, GiB; unset: all that the device has")
-    profiles: Path | None = Field(
-        None, description="folder of measured profiles; unset: times and memory are derived from the data sheet"
-    )
-    seq_length: Size | None = Field(
-        None, description=f"sequence length; unset: {SEQ}, or the model's positions where they are fewer"
-    )
-    global_train_batch_size: Samples = Field(BATCH, description="global batch size, samples")
-    max_cp_deg: Ranks = Field(1, description="largest number of ranks over which context parallelism splits a sample")
+    model_size: str
+    gpus: GpuCounts | None = None
+    device: Names | None = None
+    memory_constraint: Positive | None = None
+    profiles: Path | None = None
+    seq_length: Size | None = None
+    global_train_batch_size: Samples = BATCH
+    max_cp_deg: Ranks = 1
 
     def of(self, shape: ModelShape) -> FitOptions:
         """The options with the length of samples settled. Raises UserError where the model has no positions for it."""

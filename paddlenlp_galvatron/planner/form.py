@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
 from ..base.errors import GalvatronError, UserError
@@ -46,21 +46,15 @@ def _known(model: str) -> str:
 class Form(Options):
     """The form of a question: model, devices, options."""
 
-    model_size: Annotated[str, AfterValidator(_known)] = Field(
-        "qwen2.5-7b", description="a preset's name, a config.json, or its folder"
-    )
-    seq_length: Size | None = Field(
-        None, description=f"sequence length; unset: {SEQ}, or the model's positions where they are fewer"
-    )
-    global_train_batch_size: Samples = Field(BATCH, description="global batch size, samples")
-    device: str | None = Field(
-        None, description=f"data sheet of the nodes: name of a shipped one, or a file; unset: {DEVICE}"
-    )
-    profiles: Path | None = Field(None, description="folder of measured profiles, used instead of a data sheet")
-    num_nodes: Ranks = Field(1, description="number of nodes; all are the same")
-    num_gpus_per_node: Ranks | None = Field(None, description="GPUs per node; unset: as the data sheet has, or 8")
-    memory_constraint: Positive | None = Field(None, description="memory of a GPU, GiB; unset: all that it has")
-    search_options: str = Field("", description="more options of `galvatron search`: sp_space=tp+sp max_tp_deg=4")
+    model_size: Annotated[str, AfterValidator(_known)] = "qwen2.5-7b"
+    seq_length: Size | None = None
+    global_train_batch_size: Samples = BATCH
+    device: str | None = None
+    profiles: Path | None = None
+    num_nodes: Ranks = 1
+    num_gpus_per_node: Ranks | None = None
+    memory_constraint: Positive | None = None
+    search_options: str = ""
 
 
 # The meaning of empty fields, shown in their place.

@@ -61,31 +61,13 @@ Imbalance = Annotated[float, Field(ge=1, le=1e4)]
 class TaskOptions(Options):
     """The weights that learn, and the models computed in addition."""
 
-    task: Kind = Field(
-        "pretrain",
-        description="the task: pretrain; sft and dpo (same cost: dpo's reference is a table); lora (adapters)",
-    )
-    lora_rank: Size | None = Field(
-        None,
-        description=f"rank of the adapters; unset: {RANK} with lora; if given, dpo trains adapters, not all weights",
-    )
-    document_tokens: Positive | None = Field(
-        None,
-        description="packed rows: tokens of the document that a token stands in, on average over rows; unset: as "
-        "dataset_name_or_path has them, else all of a row",
-    )
-    offload_optimizer: bool = Field(
-        False, description="keep the optimizer's states in the hosts' memory between updates; planned only"
-    )
-    moe_imbalance: Imbalance = Field(
-        IMBALANCE, description="rows of the rank whose experts get most, over the mean, by which times are priced"
-    )
-    moe_imbalance_bound: Imbalance = Field(
-        IMBALANCE_BOUND, description="the same for the bound of memory, which a plan must keep within"
-    )
-    experts_one_by_one: bool = Field(
-        False, description="price a rank's experts as run one after the other, not by grouped kernels"
-    )
+    task: Kind = "pretrain"
+    lora_rank: Size | None = None
+    document_tokens: Positive | None = None
+    offload_optimizer: bool = False
+    moe_imbalance: Imbalance = IMBALANCE
+    moe_imbalance_bound: Imbalance = IMBALANCE_BOUND
+    experts_one_by_one: bool = False
 
     @model_validator(mode="after")
     def _ranked(self) -> Self:
@@ -117,146 +99,78 @@ class SearchOptions(TaskOptions):
     panel = "Search"
 
     # The cluster and what fits.
-    num_nodes: Ranks = Field(1, description="number of nodes; all are the same")
-    num_gpus_per_node: Ranks = Field(
-        GPUS_PER_NODE, description=f"GPUs per node; unset: as the data sheet of device has, else {GPUS_PER_NODE}"
-    )
-    world_size: Ranks = Field(
-        GPUS_PER_NODE,
-        description="number of devices; sets num_nodes or num_gpus_per_node if one of them is unset",
-    )
-    profile_gpu_num: Ranks | None = Field(
-        None, description="number of devices that were profiled; refused unless it equals world_size"
-    )
-    device: str | None = Field(
-        None, description="data sheet to derive the profiles from, such as h100-80gb; unset: measured profiles are read"
-    )
-    memory_constraint: Positive | None = Field(
-        None, description="memory of a GPU, GiB; unset: all that it has by its data sheet or the profiles"
-    )
-    context_mib: Number | None = Field(
-        None,
-        description="memory left free on a device, MiB; unset: for CUDA, NCCL and allocator on GPUs, else 0",
-    )
+    num_nodes: Ranks = 1
+    num_gpus_per_node: Ranks = GPUS_PER_NODE
+    world_size: Ranks = GPUS_PER_NODE
+    profile_gpu_num: Ranks | None = None
+    device: str | None = None
+    memory_constraint: Positive | None = None
+    context_mib: Number | None = None
 
     # Batches.
-    min_bsz: Samples = Field(8, description="smallest global batch size that is tried, samples")
-    max_bsz: Samples | None = Field(
-        None, description="largest global batch size that is tried, samples; unset: min_bsz"
-    )
-    bsz_scale: Samples = Field(8, description="step (not ratio) from one global batch size to the next, samples")
-    settle_bsz: Settled = Field(
-        -1, description=f"global batch size, samples; -1: min_bsz to max_bsz; unset, like these two: {BATCH}"
-    )
-    settle_chunk: Settled = Field(
-        -1, description="the only number of micro-batches that is tried; -1: all divisors of the batch size"
-    )
+    min_bsz: Samples = 8
+    max_bsz: Samples | None = None
+    bsz_scale: Samples = 8
+    settle_bsz: Settled = -1
+    settle_chunk: Settled = -1
 
     # The space.
-    search_space: str = Field("full", description="full, 3d, or dimensions joined by +: " + ", ".join(DIMENSIONS))
-    fine_grained_mode: bool = Field(True, description="0: one strategy for all layers")
-    sp_space: Literal["tp", "tp+sp", "sp"] = Field(
-        "tp", description="search tensor parallelism (tp), Ulysses (sp) or both (tp+sp)"
-    )
-    max_tp_deg: Ranks = Field(8, description="largest tensor-parallel or Ulysses degree")
-    max_sp_deg: Ranks | None = Field(None, description="largest Ulysses degree; refused unless it equals max_tp_deg")
-    max_cp_deg: Ranks = Field(1, description="largest number of ranks over which context parallelism splits a sample")
-    max_ep_deg: Ranks | None = Field(
-        None, description="largest number of ranks that share a layer's experts out among them; unset: one for each"
-    )
-    max_etp_deg: Ranks = Field(8, description="largest number of ranks that split each expert")
-    max_pp_deg: Ranks = Field(16, description="largest number of pipeline stages")
-    max_virtual_pp_deg: Layers = Field(
-        1, description="largest number of layer chunks per stage (interleaved 1F1B); above 1 a gap may remain"
-    )
-    disable_dp: bool = Field(False, description="no data parallelism")
-    disable_sdp: bool = Field(False, description="do not try zero3 in addition to default_dp_type")
-    disable_tp: bool = Field(False, description="no tensor parallelism")
-    disable_sp: bool = Field(False, description="no Ulysses")
-    disable_cp: bool = Field(False, description="no context parallelism, for any max_cp_deg")
-    disable_ep: bool = Field(False, description="all ranks of a stage have all experts of its layers")
-    disable_etp: bool = Field(False, description="do not split experts")
-    disable_pp: bool = Field(False, description="no pipeline")
-    disable_ckpt: bool = Field(False, description="no recompute")
-    recompute_parts: bool = Field(
-        False, description="also try recomputing only norms, attention or MLP, besides nothing and whole layers"
-    )
-    disable_vtp: bool = Field(False, description="do not split embedding and LM head")
-    embed_sdp: bool | None = Field(
-        None, description="zero3 for embedding and LM head; 0: never; 1: where several ranks hold them; unset: searched"
-    )
-    tp_consec: bool = Field(True, description="0: also try tensor-parallel groups of strided ranks")
-    pipeline_type: Schedule | None = Field(None, description="gpipe or pipedream_flush (1F1B); unset: both are tried")
-    sharding_sizes: str = Field(
-        "1", description="numbers of nodes within which ZeRO may shard, besides all ranks: 1,2; 0: all ranks alone"
-    )
-    default_dp_type: DataParallel = Field(
-        DataParallel.ZERO2, description="data parallelism of layers without zero3: zero2 or ddp; zero3: all layers"
-    )
+    search_space: str = "full"
+    fine_grained_mode: bool = True
+    sp_space: Literal["tp", "tp+sp", "sp"] = "tp"
+    max_tp_deg: Ranks = 8
+    max_sp_deg: Ranks | None = None
+    max_cp_deg: Ranks = 1
+    max_ep_deg: Ranks | None = None
+    max_etp_deg: Ranks = 8
+    max_pp_deg: Ranks = 16
+    max_virtual_pp_deg: Layers = 1
+    disable_dp: bool = False
+    disable_sdp: bool = False
+    disable_tp: bool = False
+    disable_sp: bool = False
+    disable_cp: bool = False
+    disable_ep: bool = False
+    disable_etp: bool = False
+    disable_pp: bool = False
+    disable_ckpt: bool = False
+    recompute_parts: bool = False
+    disable_vtp: bool = False
+    embed_sdp: bool | None = None
+    tp_consec: bool = True
+    pipeline_type: Schedule | None = None
+    sharding_sizes: str = "1"
+    default_dp_type: DataParallel = DataParallel.ZERO2
 
-    trainer: Literal["galvatron", "paddlenlp", "paddlefleet", "paddleformers"] = Field(
-        "galvatron",
-        description="whose trainer must be able to run the plan: galvatron, or paddlenlp, paddlefleet, paddleformers: "
-        "even stages, one strategy for all layers",
-    )
+    trainer: Literal["galvatron", "paddlenlp", "paddlefleet", "paddleformers"] = "galvatron"
 
     # Assumptions of prices.
-    seq_length: Size | None = Field(None, description="sequence length")
-    sequence_parallel: bool = Field(True, description="Megatron-SP in every layer with tp > 1")
-    mixed_precision: Precision = Field(Precision.BF16, description="type of weights and activations")
-    no_async_grad_reduce: bool = Field(
-        False, description="reduce gradients after every micro-batch instead of once a step"
-    )
-    amp_master_grad: bool | None = Field(
-        None, description="sum and reduce gradients in fp32; unset: yes in 16-bit training"
-    )
-    use_flash_attention: bool | None = Field(
-        None, description="plan with Paddle's flash attention; unset: as in the memory profile, else left to training"
-    )
-    no_global_memory_buffer: bool = Field(
-        False, description="do not count the buffer for Megatron-SP's gathered activations"
-    )
+    seq_length: Size | None = None
+    sequence_parallel: bool = True
+    mixed_precision: Precision = Precision.BF16
+    no_async_grad_reduce: bool = False
+    amp_master_grad: bool | None = None
+    use_flash_attention: bool | None = None
+    no_global_memory_buffer: bool = False
 
     # Where the profiles are, and how they are read.
-    profiles: Path = Field(
-        Path("configs"), description="folder of the profile files; single files can be named by the options *_path"
-    )
-    profile_mode: Literal["static", "batch", "sequence"] | None = Field(
-        None,
-        description="sets time_profile_mode and memory_profile_mode if unset; batch: times by batch, memory static",
-    )
-    time_profile_mode: Literal["static", "batch", "sequence"] = Field(
-        "static", description="how times are read: static, batch or sequence"
-    )
-    memory_profile_mode: Literal["static", "sequence"] = Field(
-        "static", description="how memory is read: static or sequence"
-    )
-    profile_dialect: Literal["galvatron", "paddlenlp"] | None = Field(
-        None, description="units of the memory file, galvatron's or paddlenlp's, where the file does not show them"
-    )
-    time_profiling_path: Path | None = Field(None, description="computation_profiling_*.json, or its folder")
-    memory_profiling_path: Path | None = Field(None, description="memory_profiling_*.json, or its folder")
-    allreduce_bandwidth_config_path: Path | None = Field(None, description="allreduce_bandwidth_*.json, or its folder")
-    p2p_bandwidth_config_path: Path | None = Field(None, description="p2p_bandwidth_*.json, or its folder")
-    overlap_coe_path: Path | None = Field(None, description="overlap_coefficient.json, or its folder")
-    sp_time_path: Path | None = Field(None, description="sp_time_*.json, or its folder")
-    allow_foreign_profiles: bool = Field(False, description="accept profiles of another model or device")
+    profiles: Path = Path("configs")
+    profile_mode: Literal["static", "batch", "sequence"] | None = None
+    time_profile_mode: Literal["static", "batch", "sequence"] = "static"
+    memory_profile_mode: Literal["static", "sequence"] = "static"
+    profile_dialect: Literal["galvatron", "paddlenlp"] | None = None
+    time_profiling_path: Path | None = None
+    memory_profiling_path: Path | None = None
+    allreduce_bandwidth_config_path: Path | None = None
+    p2p_bandwidth_config_path: Path | None = None
+    overlap_coe_path: Path | None = None
+    sp_time_path: Path | None = None
+    allow_foreign_profiles: bool = False
 
     # How it is searched.
-    simplest_within: SlowerPercent = Field(
-        0.5,
-        description="per cent of the fastest plan's step time that a plan with fewer strategies may take more; 0: the "
-        "fastest plan",
-    )
-    top_k: int = Field(
-        1,
-        ge=1,
-        le=MOST_PLANS,
-        description="number of plans to keep; no two share batch size, micro-batches, stages and schedule",
-    )
-    effort: Count = Field(
-        100_000_000, description="largest number of passes simulated per family of plans; a gap may remain beyond it"
-    )
+    simplest_within: SlowerPercent = 0.5
+    top_k: int = Field(1, ge=1, le=MOST_PLANS)
+    effort: Count = 100_000_000
 
     @field_validator("sharding_sizes", mode="before")
     @classmethod

@@ -9,8 +9,6 @@ from pathlib import Path
 from time import process_time
 from typing import Any
 
-from pydantic import Field
-
 from ..base.errors import GalvatronError, UserError
 from ..base.units import GIB_MIB
 from ..cost_model import CostModel
@@ -108,7 +106,7 @@ class SharedTime:
 class OriginOptions(PriceOptions):
     """The plan and the source of its prices."""
 
-    plan: Path = Field(description="the plan file")
+    plan: Path
 
 
 def read_origin(

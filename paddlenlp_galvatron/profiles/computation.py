@@ -13,7 +13,7 @@ from ..plan.mesh import Axis
 from . import dialects as foreign
 from .dialects import Note
 from .files import Meta, ProfileFile, computation_name, no_note, read_profile, write_profile
-from .schema import INDEX, WHOLE, Content, Keys, Number, Part, Record, Table, one_of
+from .schema import INDEX, WHOLE, Content, Keys, NumberField, Part, Record, TableField, one_of
 
 EMBEDDING, HEAD = "embedding", "head"
 
@@ -132,13 +132,15 @@ class PassTimes:
 
 NOTHING = PassTimes(0.0, 0.0, 0.0)
 
-MS = Number("ms")
+MS = NumberField("ms")
 LAYER = Part(r"layertype_\d+", lambda _, text: text)
 PART = Part(rf"{LAYER.pattern}|{EMBEDDING}|{HEAD}", lambda _, text: text)
 SHARED_AXIS = one_of({axis.value: axis for axis in (Axis.ULYSSES, Axis.CONTEXT)})
 RECOMPUTED = {parts.words: parts for parts in APART}
-SHARES = Table(
-    Keys(f"{{{'|'.join(RECOMPUTED)}}}", Recompute, one_of(RECOMPUTED)), Number("of recomputing all of the layer"), APART
+SHARES = TableField(
+    Keys(f"{{{'|'.join(RECOMPUTED)}}}", Recompute, one_of(RECOMPUTED)),
+    NumberField("of recomputing all of the layer"),
+    APART,
 )
 BOTH = {"forward": ("forward_ms", MS), "backward": ("backward_ms", MS)}
 PASS = Record(PassTimes, BOTH, {"recompute": ("recompute_ms", MS), "recompute_shares": ("shares", SHARES)})
@@ -151,20 +153,22 @@ CONTENT = Content(
     "computation",
     {
         "layertype": (
-            Table(
+            TableField(
                 Keys("layertype_{type}_bsz{samples}_seq{tokens}", LayerPoint, INDEX, WHOLE, WHOLE),
-                Number("ms per layer per sample", above_zero=True),
+                NumberField("ms per layer per sample", above_zero=True),
             ),
             "ms per sample: forward of one layer, tp 1",
         ),
         "layertype_other": (
-            Table(Keys("layertype_other_bsz{samples}_seq{tokens}", Shape, WHOLE, WHOLE), Number("ms per sample")),
+            TableField(
+                Keys("layertype_other_bsz{samples}_seq{tokens}", Shape, WHOLE, WHOLE), NumberField("ms per sample")
+            ),
             "ms per sample: forward of all but the layers, tp 1",
         ),
     },
     {
         "passes_ms": (
-            Table(
+            TableField(
                 Keys("{layertype_0|embedding|head}_bsz{samples}_seq{tokens}_tp{degree}", PassKey, PART, *[WHOLE] * 3),
                 PASS,
             ),
@@ -172,7 +176,7 @@ CONTENT = Content(
             "of recomputing some parts / time of recomputing all",
         ),
         "comm_points_ms": (
-            Table(
+            TableField(
                 Keys("{layertype_0}_bsz{samples}_seq{tokens}_{sp|cp}", CommPointKey, LAYER, WHOLE, WHOLE, SHARED_AXIS),
                 POINT,
             ),
@@ -181,12 +185,12 @@ CONTENT = Content(
             "in an unshared layer",
         ),
         "experts_ms": (
-            Table(Keys("tp{degree}", int, WHOLE), EXPERTS),
+            TableField(Keys("tp{degree}", int, WHOLE), EXPERTS),
             "ms: time of a layer's experts per pass, by expert-tp degree: fixed (`call`), per local expert, per token "
             "row, and the least per expert; `launch`: of the host",
         ),
         "launch_ms": (PASS, "ms: time of the host to launch the kernels of one layer's passes, measured on GPUs"),
-        "optimizer_ms_per_million": (Number("ms per million"), "ms per million weights of a rank: optimizer step"),
+        "optimizer_ms_per_million": (NumberField("ms per million"), "ms per million weights of a rank: optimizer step"),
     },
     begins=("layertype",),
 )

@@ -102,7 +102,7 @@ START = Figure(
 )
 
 
-class Spread(BaseModel):
+class PublishedSpread(BaseModel):
     """Speed of published runs over that predicted from the sheet, for any software: 8 of 10 are between."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -182,7 +182,7 @@ class DataSheet(BaseModel):
     tensor_shown: Figure = Field(
         SHOWN, description="share of the time of tensor parallelism's collectives that is not behind products"
     )
-    published: Spread | None = Field(None, description="how fast published runs are; unset: none is known")
+    published: PublishedSpread | None = Field(None, description="how fast published runs are; unset: none is known")
     launch: Figure = Field(description="µs of the host for one call that starts a kernel; unset: as the stack takes")
 
     @model_validator(mode="before")

@@ -24,7 +24,7 @@ from .files import (
     sp_time_name,
     write_profile,
 )
-from .schema import META_KEY, WHOLE, Content, Keys, Number, Part, Place, Table, one_of
+from .schema import META_KEY, WHOLE, Content, FilePlace, Keys, NumberField, Part, TableField, one_of
 from .schema import entries as objects
 
 
@@ -36,7 +36,7 @@ class MessageGroup(NamedTuple):
     consecutive: bool = True
 
 
-class Message(NamedTuple):
+class MessageSize(NamedTuple):
     """A message of a collective."""
 
     kind: Collective
@@ -52,12 +52,12 @@ class Message(NamedTuple):
 
 
 GroupKey = tuple[int, bool]  # (ranks, consecutive)
-MESSAGE_MIB, MESSAGE_MS = Number("MiB", above_zero=True), Number("ms", above_zero=True)
+MESSAGE_MIB, MESSAGE_MS = NumberField("MiB", above_zero=True), NumberField("ms", above_zero=True)
 KINDS = one_of({kind.value: kind for kind in Collective})
 GROUP = Keys("allreduce_size_{ranks}_consec_{0|1}", lambda *key: key, WHOLE, one_of({"0": False, "1": True}))
 MESSAGES = Keys(
     "{allreduce|all2all}_size_{ranks}[_consec_0]_{MiB}MB_time",
-    Message,
+    MessageSize,
     KINDS,
     WHOLE,
     one_of({"": True, "_consec_0": False}),
@@ -66,10 +66,10 @@ MESSAGES = Keys(
 _SHAPE = re.compile(r"_([1-9]\d{0,8})nodes_([1-9]\d{0,8})gpus_per_node")
 
 
-class Slowdown(Number):
+class Slowdown(NumberField):
     """A ratio of times that is 1 or more."""
 
-    def read(self, place: Place, value: object) -> float:
+    def read(self, place: FilePlace, value: object) -> float:
         ratio = super().read(place, value)
         if ratio < 1:
             raise UserError(f"{place}: {ratio} is below 1, as if work ran faster side by side; measure it again")
@@ -81,7 +81,7 @@ ALLREDUCE = Content(
     "hardware",
     {
         "allreduce_size": (
-            Table(GROUP, Number("MiB per ms, bus bandwidth", above_zero=True)),
+            TableField(GROUP, NumberField("MiB per ms, bus bandwidth", above_zero=True)),
             "MiB per ms: bus bandwidth (nccl-tests), message × 2 (n − 1) / n / time",
         )
     },
@@ -91,7 +91,7 @@ P2P = Content(
     "hardware",
     {
         "pp_size": (
-            Table(Keys("pp_size_{stages}", int, WHOLE), Number("MiB per ms", above_zero=True)),
+            TableField(Keys("pp_size_{stages}", int, WHOLE), NumberField("MiB per ms", above_zero=True)),
             "MiB per ms: message / time, all ranks of a stage sending",
         )
     },
@@ -99,10 +99,10 @@ P2P = Content(
 )
 SP_TIME = Content(
     "hardware",
-    {"time": (Table(MESSAGES, MESSAGE_MS), "ms: time of a message by its MiB")},
+    {"time": (TableField(MESSAGES, MESSAGE_MS), "ms: time of a message by its MiB")},
     {
         "messages_ms": (
-            Table(MESSAGES, MESSAGE_MS),
+            TableField(MESSAGES, MESSAGE_MS),
             "ms: other sizes and kinds (`allgather`, `reducescatter`, `p2p`, strided groups)",
         )
     },
@@ -112,21 +112,21 @@ OVERLAP = Content(
     "hardware",
     {
         "overlap_coe": (
-            Table(Keys("overlap_coe", tuple), OVERLAP_COE),
+            TableField(Keys("overlap_coe", tuple), OVERLAP_COE),
             "ratio: how many times slower computation and communication run while both run",
         )
     },
     {
         "overlap_by_kind": (
-            Table(Keys(f"{{{'|'.join(Collective)}}}", Collective, KINDS), OVERLAP_COE),
+            TableField(Keys(f"{{{'|'.join(Collective)}}}", Collective, KINDS), OVERLAP_COE),
             "ratio: the same by kind of collective",
         ),
         "tensor_in_pipeline": (
-            Table(Keys("tensor_in_pipeline", tuple), OVERLAP_COE),
+            TableField(Keys("tensor_in_pipeline", tuple), OVERLAP_COE),
             "ratio: how many times as long collectives of tensor parallelism take in a pipeline",
         ),
         "tensor_shown": (
-            Table(Keys("tensor_shown", tuple), Number("ratio", above_zero=True)),
+            TableField(Keys("tensor_shown", tuple), NumberField("ratio", above_zero=True)),
             "ratio: how much of the time of tensor parallelism's collectives is not behind products",
         ),
     },
@@ -165,7 +165,9 @@ class HardwareProfile:
         """
         shape = (self.num_nodes, self.gpus_per_node)
         messages = {
-            Message(*group, mib): ms for group, times in self.messages_ms.items() for mib, ms in sorted(times.items())
+            MessageSize(*group, mib): ms
+            for group, times in self.messages_ms.items()
+            for mib, ms in sorted(times.items())
         }
         plain = {message: ms for message, ms in messages.items() if message.is_plain}
         ours = {message: ms for message, ms in messages.items() if not message.is_plain}
@@ -260,7 +262,7 @@ class HardwareProfile:
 
 def message_key(group: MessageGroup, mib: float) -> str:
     """Key of the time of a message of `mib` MiB."""
-    return MESSAGES.write(Message(*group, mib))
+    return MESSAGES.write(MessageSize(*group, mib))
 
 
 def read_allreduce(
@@ -272,7 +274,7 @@ def read_allreduce(
     result: dict[GroupKey, float] = ALLREDUCE.read(str(path), entries, {}, note)["allreduce_size"]
     if not result and world_size != 1:
         raise ALLREDUCE.lacking(str(path), entries, "allreduce_size_… key")
-    place = Place(str(path), origins=entries.origins)
+    place = FilePlace(str(path), origins=entries.origins)
     larger = [group for group in result if world_size is not None and group[0] > world_size]
     if larger:
         raise UserError(
@@ -309,7 +311,7 @@ def read_messages(path: str | Path, note: Note = no_note) -> dict[MessageGroup, 
     content, meta = read_profile(path)
     ours = meta.extra.get("messages_ms") if meta else None
     if ours is not None:  # other keys there are skipped, too
-        content |= objects(Place(str(path), META_KEY).at("messages_ms"), ours)
+        content |= objects(FilePlace(str(path), META_KEY).at("messages_ms"), ours)
     entries = foreign.messages(content)
     found = SP_TIME.read(str(path), entries, {}, note)
     result: dict[MessageGroup, dict[float, float]] = {}

@@ -14,7 +14,7 @@ from .dialects import STATE_BYTES as STATE_BYTES
 from .dialects import Note
 from .files import Meta, ProfileFile, memory_name, no_note, read_profile, write_profile
 from .raw_runs import Dialect
-from .schema import ALONE, INDEX, META_KEY, Content, Keys, Number, Part, Place, Record, Table, one_of
+from .schema import ALONE, INDEX, META_KEY, Content, FilePlace, Keys, NumberField, Part, Record, TableField, one_of
 
 Role = Literal["only", "first", "last"]  # of the stage: the only one, the first of several, the last of several
 ROLES: dict[str, Role] = {"off": "only", "on_first": "first", "on_last": "last"}
@@ -89,12 +89,12 @@ DEGREE_OR_RECOMPUTED: Keys[int | None] = Keys(
 MEGATRON_SP = one_of({"": False, "_sp": True})
 LAYERS = Keys("layertype_{type}[_sp]", Variant, INDEX, MEGATRON_SP)
 VOCABULARY = Keys("other_memory_pp_{off|on_first|on_last}[_sp]", VocabVariant, one_of(ROLES), MEGATRON_SP)
-BY_DEGREE = Table(DEGREE, Number("MiB"))
+BY_DEGREE = TableField(DEGREE, NumberField("MiB"))
 LAYER = Record(
     LayerMemory.of_entry,
     {
-        "parameter_size": ("parameter_mib", Number("MiB", above_zero=True)),
-        "tp_activation_per_bsz_dict": ("by_degree", Table(DEGREE_OR_RECOMPUTED, Number("MiB per sample"))),
+        "parameter_size": ("parameter_mib", NumberField("MiB", above_zero=True)),
+        "tp_activation_per_bsz_dict": ("by_degree", TableField(DEGREE_OR_RECOMPUTED, NumberField("MiB per sample"))),
     },
 )
 VOCAB = Record(VocabMemory, {"model_states": ("states_mib", BY_DEGREE), "activation": ("activation_mib", BY_DEGREE)})
@@ -126,22 +126,25 @@ CONTENT = Content(
     "memory",
     {
         "layertype": (
-            Table(LAYERS, Table(SEQ, LAYER)),
+            TableField(LAYERS, TableField(SEQ, LAYER)),
             "MiB: by sequence length; `parameter_size`: all weights of a layer at 4 bytes each; "
             "`tp_activation_per_bsz_dict`: kept for backward per sample by tp degree, `checkpoint` with recompute, "
             "tp 1",
         ),
         "other_memory_pp": (
-            Table(VOCABULARY, Table(SEQ, VOCAB)),
+            TableField(VOCABULARY, TableField(SEQ, VOCAB)),
             "MiB: by sequence length; `model_states`: weights of vocabulary layers on one rank at 16 bytes each; "
             "`activation`: their activations per sample, including the peak of the loss",
         ),
     },
     {
-        **{name: (Table(LAYERS, Table(SEQ, BY_DEGREE)), meaning) for name, meaning in OF_LAYERS.items()},
-        **{name: (Table(VOCABULARY, Table(SEQ, BY_DEGREE)), meaning) for name, meaning in OF_VOCABULARY.items()},
+        **{name: (TableField(LAYERS, TableField(SEQ, BY_DEGREE)), meaning) for name, meaning in OF_LAYERS.items()},
+        **{
+            name: (TableField(VOCABULARY, TableField(SEQ, BY_DEGREE)), meaning)
+            for name, meaning in OF_VOCABULARY.items()
+        },
         "mask_mib": (
-            Table(SEQ, Number("MiB")),
+            TableField(SEQ, NumberField("MiB")),
             "MiB: the attention mask of a stage, by sequence length; none with flash attention",
         ),
     },
@@ -210,7 +213,7 @@ class MemoryProfile:
             raise CONTENT.lacking(str(path), entries, f"{' and no '.join(missing)} entry")
         for names, keys, known_entries in ((OF_LAYERS, LAYERS, layers), (OF_VOCABULARY, VOCABULARY, vocab)):
             for name in names:
-                place = Place(str(path), META_KEY).at(name)
+                place = FilePlace(str(path), META_KEY).at(name)
                 _add(place, keys, name, found.get(name, {}), known_entries)
         masks, files = found.get("mask_mib", {}), (ProfileFile.of(path),)
         return cls(dtype, hidden_size, heads, layers, vocab, masks, entries.raw, meta or Meta(dialect=known), files)
@@ -234,7 +237,7 @@ def _of_each(entries: Mapping[Any, Mapping[int, Any]], name: str) -> dict[Any, d
     return {key: lengths for key, lengths in found.items() if lengths}
 
 
-def _add(place: Place, keys: Keys[Any], name: str, found: Mapping[Any, Mapping[int, Any]], entries: Any) -> None:
+def _add(place: FilePlace, keys: Keys[Any], name: str, found: Mapping[Any, Mapping[int, Any]], entries: Any) -> None:
     """Puts the numbers under a name of our object, at a place, into the field of the entries that they belong to."""
     attribute, parts = OF_PARTS.get(name, (name, None))
     for key, lengths in found.items():

@@ -61,7 +61,7 @@ def collective_ms(
     if ranks == 1 or mib == 0:
         return 0.0
     if kind in (Collective.ALL_TO_ALL, Collective.SEND):  # sends to all others at once, by the Simple protocol
-        start = RING_START_US[Protocol.SIMPLE] + RING_STEP_US[_link(nodes)][Protocol.SIMPLE]
+        start = RING_START_US[Protocol.SIMPLE] + RING_STEP_US["network" if nodes > 1 else "nvlink"][Protocol.SIMPLE]
         factor = 1.0 if kind is Collective.SEND else traffic_factor(kind, ranks)
         return start / 1e3 + mib * factor / bus_mib_per_ms
     falls = 1 + ranks / half_ranks if nodes > 1 else 1.0
@@ -102,7 +102,3 @@ def _trees(ranks: int, nodes: int) -> Iterator[tuple[float, float, float]]:
 
 def _inside_us(protocol: Protocol, nodes: int, steps: dict[str, dict[Protocol, float]]) -> float:
     return steps["nvlink"][protocol] * (LL_ACROSS_NODES if protocol is Protocol.LL and nodes > 1 else 1.0)
-
-
-def _link(nodes: int) -> str:
-    return "network" if nodes > 1 else "nvlink"

@@ -26,14 +26,14 @@ T_co = TypeVar("T_co", covariant=True)
 Key = TypeVar("Key")
 
 
-class Place(NamedTuple):
+class FilePlace(NamedTuple):
     """A place in a file."""
 
     path: str
     key: str = ""  # all keys on the way to it, with dots
     origins: Mapping[str, str] = {}  # places of another dialect's entries: as we have them -> as they stand in the file
 
-    def at(self, key: str) -> Place:
+    def at(self, key: str) -> FilePlace:
         """The place under a key of the object here."""
         return self._replace(key=f"{self.key}.{key}" if self.key else key)
 
@@ -56,7 +56,7 @@ class Place(NamedTuple):
 class Values(Protocol[T_co]):
     """Reads and writes the values of one kind."""
 
-    def read(self, place: Place, value: object) -> T_co:
+    def read(self, place: FilePlace, value: object) -> T_co:
         """Parse the value of a field; `place` names it in a UserError."""
 
     def write(self, value: Any) -> Any:
@@ -64,13 +64,13 @@ class Values(Protocol[T_co]):
 
 
 @dataclass(frozen=True)
-class Number:
+class NumberField:
     """A number that is finite and not negative; one that is too small to have been measured is zero."""
 
     unit: str
     above_zero: bool = False
 
-    def read(self, place: Place, value: object) -> float:
+    def read(self, place: FilePlace, value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise UserError(f"{place}: must be a number ({self.unit}), not {shown(value)}")
         try:
@@ -92,11 +92,11 @@ class Part(Generic[T]):
     """A part of a key that varies."""
 
     pattern: str  # regular expression without groups
-    read: Callable[[Place, str], T]
+    read: Callable[[FilePlace, str], T]
     write: Callable[[Any], str] = str
 
 
-def _whole(place: Place, text: str) -> int:
+def _whole(place: FilePlace, text: str) -> int:
     if text.isascii() and text.isdigit() and len(text) <= 9 and int(text) > 0:
         return int(text)
     raise UserError(f"{place}: {shown(text)} must be a whole number from 1 to 999999999")
@@ -128,7 +128,7 @@ class Keys(Generic[Key]):
         """Whether a key is of this form."""
         return bool(self._pattern.fullmatch(key))
 
-    def read(self, place: Place, key: str) -> Key:
+    def read(self, place: FilePlace, key: str) -> Key:
         """A key of the object at a place. Raises UserError."""
         found = self._pattern.fullmatch(key)
         if not found:
@@ -144,14 +144,14 @@ class Keys(Generic[Key]):
 
 
 @dataclass(frozen=True)
-class Table(Generic[Key, T]):
+class TableField(Generic[Key, T]):
     """An object whose keys are all of a form."""
 
     keys: Keys[Key]
     values: Values[T]
     needed: tuple[Key, ...] = ()
 
-    def read(self, place: Place, value: object) -> dict[Key, T]:
+    def read(self, place: FilePlace, value: object) -> dict[Key, T]:
         """Raises UserError with every fault."""
         result: dict[Key, T] = {}
         faults = Faults()
@@ -180,7 +180,7 @@ class Record(Generic[T]):
         that is None or empty is not written."""
         self._made, self._fields, self._optional = made, {**fields, **optional}, set(optional)
 
-    def read(self, place: Place, value: object) -> T:
+    def read(self, place: FilePlace, value: object) -> T:
         if not isinstance(value, dict):
             raise UserError(f"{place}: must be an object, not {shown(value)}")
         found = {}
@@ -205,7 +205,7 @@ class Content:
     """The content of one kind of file."""
 
     command: str  # `galvatron profile …` that measures it
-    entries: Mapping[str, tuple[Table[Any, Any], str]]  # Galvatron's, by name: table, "unit: meaning"
+    entries: Mapping[str, tuple[TableField[Any, Any], str]]  # Galvatron's, by name: table, "unit: meaning"
     ours: Mapping[str, tuple[Values[Any], str]] = field(default_factory=dict)  # inside our `galvatron` object
     begins: tuple[str, ...] = ()  # a key that begins so, but is no entry's, is a mistake; others are skipped
 
@@ -218,7 +218,7 @@ class Content:
         """Returns values by name: tables without entries are empty, names that our object lacks are left out. Raises
         UserError with every fault."""
         result: dict[str, Any] = {name: {} for name in self.entries}
-        faults, strange, file = Faults(), [], Place(path, origins=found.origins)
+        faults, strange, file = Faults(), [], FilePlace(path, origins=found.origins)
         for key, value in found.content.items():
             with faults.gathered():
                 name = next((name for name, (table, _) in self.entries.items() if table.keys.match(key)), None)
@@ -229,7 +229,7 @@ class Content:
                     raise file.at(key).unknown(" or ".join(table.keys.form for table, _ in self.entries.values()))
                 else:
                     strange.append(key)
-        place = Place(path, META_KEY)
+        place = FilePlace(path, META_KEY)
         for name, (values, _) in self.ours.items():
             if name in ours:
                 with faults.gathered():
@@ -258,7 +258,7 @@ class Content:
         return found, ours
 
 
-def entries(place: Place, value: object) -> Iterator[tuple[str, Any]]:
+def entries(place: FilePlace, value: object) -> Iterator[tuple[str, Any]]:
     """Items of the object at a place. Raises UserError when it is none or empty."""
     if not isinstance(value, dict) or not value:
         raise UserError(f"{place}: must be an object with at least one entry, not {shown(value)}")

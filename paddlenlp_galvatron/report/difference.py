@@ -125,12 +125,11 @@ def summary(a: Plan, b: Plan, facts: tuple[PlanFacts, PlanFacts] | None) -> dict
     }
 
 
-def _tenths(ms: float) -> str:
-    return f"{ms:.1f}"
-
-
 def _terms(
-    first: dict[str, float], second: dict[str, float], names: dict[str, str], words: Callable[[float], str] = _tenths
+    first: dict[str, float],
+    second: dict[str, float],
+    names: dict[str, str],
+    words: Callable[[float], str] = "{:.1f}".format,
 ) -> Table:
     made = table("", "first", "second", "")
 

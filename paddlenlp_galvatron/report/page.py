@@ -166,13 +166,13 @@ def _frontier_chart(points: Sequence[FrontierPoint], explanation: Explanation) -
     return _chart(
         f"memory of a {explanation.device_word}, GiB",
         list(mine),
-        Line("best step", [times.get(gb) for gb in mine], LINES["best"]),
-        Line("this plan", list(mine.values()), LINES["mine"], point=True),
+        ChartLine("best step", [times.get(gb) for gb in mine], LINES["best"]),
+        ChartLine("this plan", list(mine.values()), LINES["mine"], point=True),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ChartLine:
     """Data of a chart: s over x."""
 
     name: str
@@ -182,7 +182,7 @@ class Line:
     dash: bool = False
 
 
-def _chart(name: str, x: list[float], *lines: Line, from_zero: bool = False) -> str:
+def _chart(name: str, x: list[float], *lines: ChartLine, from_zero: bool = False) -> str:
     """A chart's data for page.js; the y axis spans the values, or begins at zero."""
     series = [asdict(line) for line in lines]
     return json.dumps({"x": {"name": name, "values": x}, "series": series, "zero": from_zero})
@@ -203,8 +203,8 @@ def _measured(explanation: Explanation, records: Sequence[Mapping[str, Any]]) ->
         "steps_chart": _chart(
             "step",
             steps,
-            Line("measured", [float(record["step_time_s"]) for record in some], LINES["mine"]),
-            Line("predicted", [predicted_s] * len(steps), LINES["best"], dash=True),
+            ChartLine("measured", [float(record["step_time_s"]) for record in some], LINES["mine"]),
+            ChartLine("predicted", [predicted_s] * len(steps), LINES["best"], dash=True),
             from_zero=True,
         ),
     }

@@ -66,7 +66,7 @@ class ProfilePath(BaseModel):
     path: str
 
 
-class Origin(Metadata):
+class PlanOrigin(Metadata):
     """Inputs of the search; the file has more, such as hashes."""
 
     model: str
@@ -125,7 +125,7 @@ def _facts(plan: Plan, shape: ModelShape | None) -> list[tuple[str, str]]:
             facts.append(("load", str(load)))
     else:
         facts += [("predicted", line) for line in islice(_lines(predicted), MOST_ROWS)]
-    if origin := Origin.of(searched):
+    if origin := PlanOrigin.of(searched):
         return [*facts, *origin.facts]
     if searched.keys() == {"model", "model_options"}:  # of one strategy for all layers, which no search chose
         return [*facts, ("made for", str(searched["model"]))]

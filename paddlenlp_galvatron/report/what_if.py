@@ -8,6 +8,7 @@ from ..base.errors import GalvatronError, Infeasible
 from ..base.units import GIB_MIB
 from ..cost_model.facts import PlanFacts
 from ..model import preset_names
+from ..options.texts import text_of
 from ..planner.fit import DEVICE
 from ..planner.form import SEARCHED, UNSET, Answer, Form
 from ..profiles.data_sheet import data_sheets
@@ -53,7 +54,7 @@ def page(values: Mapping[str, str], outcome: Answer | GalvatronError, query: str
             "label": label,
             "value": values.get(name, ""),
             "unset": UNSET.get(name, ""),
-            "help": Form.model_fields[name].description,
+            "help": text_of(Form, name),
         }
         for name, label in LABELS.items()
     ]

@@ -29,7 +29,7 @@ from .mappings import read_together
 from .placement import Placement
 from .precision import cast
 from .recompute import RecomputedPart
-from .router import LayerLoad, Load
+from .router import ExpertLoad, LayerLoad
 from .setup import ModelSetup
 from .trace import span
 from .weights import ShardedParameter, compute_weights, shard_layer, stacked
@@ -41,7 +41,7 @@ Applied = tuple[CommPoint | None, Any, Callable[[Any, Any], None]]
 class Block:
     """Calls one decoder layer on flat tokens: [T, H] -> [T, H]."""
 
-    def __init__(self, setup: ModelSetup, here: RankGroups, index: int, load: Load):
+    def __init__(self, setup: ModelSetup, here: RankGroups, index: int, load: ExpertLoad):
         strategy, adapters = setup.plan.layers[index], setup.adapters
         self._placement = placement = Placement(setup, here, strategy)
         self.samples = placement.samples

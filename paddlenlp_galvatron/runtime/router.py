@@ -64,7 +64,7 @@ def _sigmoid(shape: ModelShape) -> bool:
     return bool(shape.traits.mixture and shape.traits.mixture.sigmoid)
 
 
-class Load:
+class ExpertLoad:
     """Counts over the layers and micro-batches of a step.
 
     The balance loss of L layers with experts and G samples of S tokens is 1 / (L G) times the sum over layers and
@@ -100,7 +100,7 @@ def _factors(count: int, factor: float) -> Any:
 class LayerLoad:
     """The load of one layer's experts."""
 
-    def __init__(self, load: Load, samples: Sequence[int], group: Any):
+    def __init__(self, load: ExpertLoad, samples: Sequence[int], group: Any):
         """`samples`: of which sample of a micro-batch each of the rank's own tokens is. `group`: the ranks that
         together have all tokens of these samples."""
         self._load, self._samples, self._group = load, paddle.to_tensor(samples), group
@@ -132,7 +132,7 @@ class LayerLoad:
 
 class _Balanced(PyLayer):  # type: ignore[misc]
     @staticmethod
-    def forward(ctx: Any, probabilities: Any, shares: Any, load: Load) -> Any:
+    def forward(ctx: Any, probabilities: Any, shares: Any, load: ExpertLoad) -> Any:
         ctx.kept = shares, load
         return probabilities.view(probabilities.shape)
 

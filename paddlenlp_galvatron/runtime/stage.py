@@ -25,7 +25,7 @@ from .groups import RankGroups
 from .lora import FrozenUnits
 from .mappings import Redistribution
 from .placement import Placement
-from .router import Load
+from .router import ExpertLoad
 from .setup import ModelSetup
 from .units import Chain, LastReduced, Trainable, Unit, UnitMaker, Units, whole
 from .vocabulary import Embedding, Head, embedding_table
@@ -71,7 +71,7 @@ class Stage:
         self._embedding = Embedding(place, table) if self.is_first and table else None
         if self._embedding:
             units.adopt(self._embedding.parameters, plan.vocab.dp_type)
-        self.load = Load(plan, shape, setup.seq_length)
+        self.load = ExpertLoad(plan, shape, setup.seq_length)
         self._blocks: list[Block] = []
         for index in plan.stage_layers(self.index):
             strategy = plan.layers[index]

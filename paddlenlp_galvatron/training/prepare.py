@@ -8,15 +8,13 @@ from json import dumps
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
-
 from ..base.errors import UserError
 from ..base.limits import Port, Positive, Rank, Ranks
 from ..base.reading import read_json
 from ..base.writing import write_text
 from ..launch.faults import WAIT_S
 from ..model import config_of
-from ..options.foreign import SETTLED, Fate, idle_note, same
+from ..options.foreign import MODEL_FIELDS, Fate, idle_note, same
 from ..options.group import Options
 from ..options.model_options import Model, ModelOptions
 from ..options.tuning import PreferenceOptions, TuningOptions
@@ -42,7 +40,7 @@ TUNING_PATHS = (
 class PlanOptions(Options):
     """The plan. Unset: that of GLOBAL mode's options, or without them the newest in configs/ that fits."""
 
-    galvatron_config_path: Path | None = Field(None, description="plan file; unset: GLOBAL mode, or the newest plan")
+    galvatron_config_path: Path | None = None
 
 
 class LaunchOptions(Options):
@@ -50,22 +48,15 @@ class LaunchOptions(Options):
 
     panel = "Processes and nodes"
 
-    nproc: Ranks | None = Field(
-        None, description="processes on each node; unset: as the plan says, or one for each GPU"
-    )
-    num_gpus_per_node: Ranks | None = Field(None, description="the same as nproc")
-    num_nodes: Ranks | None = Field(None, description="number of nodes")
-    node_rank: Rank | None = Field(None, description="number of this node, from 0")
-    master_addr: str | None = Field(None, description="address of node 0")
-    master_port: Port | None = Field(None, description="free port of node 0")
-    on_event: str | None = Field(
-        None, description="shell command that node 0 runs for each event of the log, with its JSON on stdin"
-    )
-    timeout: Positive | None = Field(None, description="seconds after which the run is stopped; unset: never")
-    distributed_timeout_minutes: Positive = Field(
-        round(WAIT_S / 60),
-        description="for which ranks wait for another one in a collective before the run ends and names it",
-    )
+    nproc: Ranks | None = None
+    num_gpus_per_node: Ranks | None = None
+    num_nodes: Ranks | None = None
+    node_rank: Rank | None = None
+    master_addr: str | None = None
+    master_port: Port | None = None
+    on_event: str | None = None
+    timeout: Positive | None = None
+    distributed_timeout_minutes: Positive = round(WAIT_S / 60)
 
 
 GROUPS: tuple[type[Options], ...] = (
@@ -91,25 +82,17 @@ def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | No
 
     `world_size`: ranks that will be started; None: as many as the plan has. Raises UserError.
     """
-    options, uniform, choice = (
-        TrainOptions.from_values(values),
-        UniformOptions.from_values(values),
-        PlanOptions.from_values(values),
-    )
-    degrees = DegreeOptions.from_values(values)
+    options, choice = TrainOptions.from_values(values), PlanOptions.from_values(values)
+    uniform, degrees = UniformOptions.from_values(values), DegreeOptions.from_values(values)
     if options.tunes:  # PaddleNLP's own defaults: fine-tuning begins with the model's weights, and its rates fall to 0
         options = TrainOptions.from_values({"continue_training": True, "min_learning_rate": None} | dict(values))
-    given = [*uniform.given, *degrees.given]
-    folder = folder or options.output_dir
-    notes = []
-    load = options.load
+    folder, load = folder or options.output_dir, options.load
     if load is not None:
         load = checkpoint_of(load, options.load_iteration, newest=options.load_distributed)
     named = ModelOptions.from_values(values)
     model, shape, seq_length = _model(named, options, load, folder)
     _require_settled(values, shape)
-    if ignored := named.ignored:
-        notes.append(f"{', '.join(ignored)} ignored, as set_*_manually is 0")
+    notes = [f"{', '.join(ignored)} ignored, as set_*_manually is 0"] if (ignored := named.ignored) else []
     paths: dict[str, str] = {}
     if options.tunes:
         _require_trained_with_experts(shape, options)
@@ -122,44 +105,65 @@ def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | No
         load = _own_folder(named)
     if choice.galvatron_config_path:
         plan = choice.galvatron_config_path
-        if given:
-            notes.append(f"{', '.join(given)} ignored: the plan {plan} decides")
         world_size = world_size or _world_size(plan)
+        if names := [*uniform.given, *degrees.given]:
+            notes.append(f"{', '.join(names)} ignored: the plan {plan} decides")
     elif world_size is None:
         raise UserError("nproc: missing; name a plan's file, or say for how many processes one of configs/ is wanted")
-    elif given and (uniform.given or degrees.says_degrees):
-        uniform = degrees.onto(uniform, world_size)
-        if not seq_length:
-            raise UserError("seq_length: missing; give the sequence length, such as --seq_length 4096")
-        plan = folder / PLAN
-        assumed = Assumptions(seq_length=seq_length, **options.assumptions)
-        write_plan(uniform.plan(shape, world_size, assumed), plan)
-        notes.append(f"one strategy for all layers, by {', '.join(given)}; a run writes {options.output_dir / PLAN}")
-    elif given:
-        raise UserError(
-            f"{name}: the plan file says the global batch; leave the option out, or give degrees in place of a plan"
-            for name in given
-        )
     else:
-        plan = newest_plan(CONFIGS, shape, world_size, options.kind, options.adapts)
-        notes.append(f"plan: {plan}, the newest in {CONFIGS} for {shape.name} on {world_size} ranks")
+        plan, note = _plan_without_file(options, uniform, degrees, shape, world_size, seq_length, folder)
+        notes.append(note)
     resolved = {"plan": plan.absolute(), "model": model, "world_size": world_size, "seq_length": seq_length or None}
     resolved |= {"load": load, "output_dir": options.output_dir.absolute()}
     resolved["model_source"] = _source(named.model_size, load)
     settings = TrainSettings.from_values(options.model_dump() | paths | resolved)
+    notes += _idle_evaluation(settings, options)
+    return Prepared(settings, settings.fitting(read_plan(plan, world_size), shape), shape, tuple(notes))
+
+
+def _plan_without_file(
+    options: TrainOptions,
+    uniform: UniformOptions,
+    degrees: DegreeOptions,
+    shape: ModelShape,
+    world_size: int,
+    seq_length: int,
+    folder: Path,
+) -> tuple[Path, str]:
+    """Plan of GLOBAL mode's options, written to `folder`, or the newest in configs/, and a note. Raises UserError."""
+    names = [*uniform.given, *degrees.given]
+    if not names:
+        plan = newest_plan(CONFIGS, shape, world_size, options.kind, options.adapts)
+        return plan, f"plan: {plan}, the newest in {CONFIGS} for {shape.name} on {world_size} ranks"
+    if not (uniform.given or degrees.says_degrees):
+        raise UserError(
+            f"{name}: the plan file says the global batch; leave the option out, or give degrees in place of a plan"
+            for name in names
+        )
+    uniform = degrees.onto(uniform, world_size)
+    if not seq_length:
+        raise UserError("seq_length: missing; give the sequence length, such as --seq_length 4096")
+    assumed = Assumptions(seq_length=seq_length, **options.assumptions)
+    write_plan(uniform.plan(shape, world_size, assumed), folder / PLAN)
+    note = f"one strategy for all layers, by {', '.join(names)}; a run writes {options.output_dir / PLAN}"
+    return folder / PLAN, note
+
+
+def _idle_evaluation(settings: TrainSettings, options: TrainOptions) -> list[str]:
+    """Notes on options of evaluation that have no effect."""
+    reasons: dict[str, str] = {}
     if settings.evaluates == "no":  # in Megatron-LM these switch it on
-        unused = options.model_dump(include={"eval_steps", "max_evaluate_steps"}, exclude_defaults=True)
-        notes += [idle_note(dict.fromkeys(unused, "nothing is evaluated without do_eval"))] if unused else []
+        reasons |= dict.fromkeys(("eval_steps", "max_evaluate_steps"), "nothing is evaluated without do_eval")
     if settings.best_metric is None:
         needs = "the best checkpoint needs load_best_model_at_end and evaluation"
-        best = options.model_dump(include={"load_best_model_at_end", "metric_for_best_model"}, exclude_defaults=True)
-        notes += [idle_note(dict.fromkeys(best, needs))] if best else []
-    return Prepared(settings, settings.fitting(read_plan(plan, world_size), shape), shape, tuple(notes))
+        reasons |= dict.fromkeys(("load_best_model_at_end", "metric_for_best_model"), needs)
+    changed = options.model_dump(include={*reasons}, exclude_defaults=True)
+    return [idle_note({name: reasons[name] for name in changed})] if changed else []
 
 
 def _require_settled(values: Mapping[str, Any], shape: ModelShape) -> None:
     """Raise UserError for numbers of Megatron-LM's options that the model does not have."""
-    wanted = {name: getattr(shape, field, getattr(shape.latents, field, 0)) for name, field in SETTLED.items()}
+    wanted = {name: getattr(shape, field, getattr(shape.latents, field, 0)) for name, field in MODEL_FIELDS.items()}
     if faults := [
         f"{name}: is {values[name]}, but the model has {number}; leave it out, or name a config.json that has it"
         for name, number in wanted.items()

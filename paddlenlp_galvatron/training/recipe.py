@@ -21,27 +21,20 @@ class Recipe(Options):
 
     panel = "Optimizer and schedule"
 
-    optim: Literal["adamw", "sgd"] = Field("adamw", description="adamw or sgd")
-    learning_rate: Rate = Field(5e-5, description="highest learning rate")
-    lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup", "polynomial"] = Field(
-        "linear", description="linear, cosine, constant, constant_with_warmup or polynomial"
-    )
-    min_learning_rate: RateOrNone | None = Field(
-        1e-5,
-        description="lowest learning rate of linear and cosine; in fine-tuning, if it is not given, they fall to 0",
-    )
-    warmup_steps: CountOrNone = Field(0, description="number of steps in which the learning rate rises linearly from 0")
-    warmup_ratio: float = Field(0.0, ge=0, le=1, description="warmup_steps as a share of all steps, rounded down")
-    lr_warmup_fraction: float = Field(0.0, ge=0, le=1, description="warmup_steps as a share of decay_steps")
-    decay_steps: Count | None = Field(None, description="step at which the lowest rate is reached; unset: the last")
-    weight_decay: RateOrNone = Field(0.0, description="weight decay of AdamW; never applied to norms and biases")
-    adam_beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's decay of the mean gradient")
-    adam_beta2: float = Field(0.999, ge=0, lt=1, description="AdamW's decay of the mean squared gradient")
-    adam_epsilon: Rate = Field(1e-8, description="constant that AdamW adds to the divisor of an update")
-    use_multi_tensor: bool | None = Field(
-        None, description="let AdamW update all tensors in a few kernels; unset: on GPUs only"
-    )
-    max_grad_norm: Positive = Field(1.0, description="global norm to which gradients are clipped")
+    optim: Literal["adamw", "sgd"] = "adamw"
+    learning_rate: Rate = 5e-5
+    lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup", "polynomial"] = "linear"
+    min_learning_rate: RateOrNone | None = 1e-5
+    warmup_steps: CountOrNone = 0
+    warmup_ratio: float = Field(0.0, ge=0, le=1)
+    lr_warmup_fraction: float = Field(0.0, ge=0, le=1)
+    decay_steps: Count | None = None
+    weight_decay: RateOrNone = 0.0
+    adam_beta1: float = Field(0.9, ge=0, lt=1)
+    adam_beta2: float = Field(0.999, ge=0, lt=1)
+    adam_epsilon: Rate = 1e-8
+    use_multi_tensor: bool | None = None
+    max_grad_norm: Positive = 1.0
 
     @model_validator(mode="after")
     def _one_warmup(self) -> Self:

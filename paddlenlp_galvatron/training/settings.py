@@ -54,108 +54,50 @@ class RunOptions(Options):
 
     panel = "Run"
 
-    output_dir: Path = Field(Path("output"), description="folder for the training log, checkpoints and the ranks' logs")
-    input_dir: str | None = Field(
-        None,
-        description='Megatron data without .bin/.idx, a folder, or a blend, "0.7 a 0.3 b"; random: random tokens, for '
-        "benchmarks",
-    )
-    split: str = Field("949,50,1", description="relative shares of the documents for training, validation and test")
-    max_steps: CountOrAll = Field(-1, description="optimizer steps; -1: as num_train_epochs says")
-    num_train_epochs: Positive = Field(1.0, description="passes over the training split")
-    sequence_parallel: bool | None = Field(None, description="Megatron-SP; unset: as the plan says")
-    no_async_grad_reduce: bool | None = Field(
-        None, description="1: reduce gradients after every micro-batch; unset: as the plan says"
-    )
-    mixed_precision: Precision | None = Field(
-        None, description="type of weights and messages, bf16, fp16 or fp32; unset: the plan's"
-    )
-    bf16: bool | None = Field(None, description="1: the same as mixed_precision bf16")
-    fp16: bool | None = Field(None, description="1: the same as mixed_precision fp16")
-    amp_master_grad: bool | None = Field(
-        None,
-        description="sum and reduce gradients in fp32 in 16-bit training; unset: as the plan says, else on GPUs only",
-    )
-    compute_precision: Precision | None = Field(
-        None, description="number type in which layers compute; unset: mixed_precision on GPUs, fp32 on CPUs"
-    )
-    use_flash_attention: bool | None = Field(
-        None, description="Paddle's flash attention, on GPUs; unset: as the plan says, else in 16 bits"
-    )
-    use_fused_rope: bool | None = Field(
-        None, description="Paddle's fused rotary positions, on GPUs; unset: as the plan says, else on"
-    )
-    use_fused_rms_norm: bool | None = Field(
-        None, description="Paddle's fused RMSNorm, on GPUs; unset: as the plan says, else on"
-    )
-    use_fused_cross_entropy: bool | None = Field(
-        None, description="Paddle's fused loss over a split vocabulary, on GPUs; unset: as the plan says, else off"
-    )
-    load: Path | None = Field(
-        None, description="weights to start from: a Hugging Face directory, or a converted or training checkpoint"
-    )
-    continue_training: bool = Field(False, description="1: take the model's own folder as load")
-    load_distributed: bool = Field(False, description="1: load is a training checkpoint, whose run is continued")
-    load_iteration: CountOrNone | None = Field(
-        None, description="step of the checkpoint to load, if load is the folder of a run; unset: the newest"
-    )
-    initializer_range: Rate | None = Field(
-        None, description="standard deviation of random initial weights; unset: the model's"
-    )
-    router_aux_loss_coef: RateOrNone | None = Field(
-        None,
-        description="coefficient of the balance loss of models with experts; unset: config.json's, if "
-        "output_router_logits is true there",
-    )
-    overwrite_output_dir: bool = Field(False, description="1: start from the beginning, as resume_from_checkpoint none")
-    device: Literal["cpu", "gpu"] | None = Field(None, description="accepted if ranks run on it anyway, else refused")
-    resume_from_checkpoint: str = Field(
-        "auto", description="checkpoint to continue from: auto (the newest undamaged one, if any), none, or a folder"
-    )
-    save_strategy: Interval = Field("steps", description="when checkpoints are written: no, steps or epoch")
-    save_steps: CountOrNone = Field(500, description="steps between checkpoints; 0: write one only on SIGTERM")
-    save_total_limit: Count | None = Field(
-        None, description="number of checkpoints to keep; older ones are deleted; unset: all"
-    )
-    do_eval: bool = Field(False, description="1: the same as evaluation_strategy steps")
-    evaluation_strategy: Interval = Field(
-        "no", description="when the validation split is evaluated: no, steps or epoch"
-    )
-    eval_steps: Count | None = Field(None, description="steps between evaluations; unset: logging_steps")
-    max_evaluate_steps: CountOrAll = Field(
-        -1, description="number of global batches in an evaluation; -1: the whole split"
-    )
-    load_best_model_at_end: bool = Field(
-        False, description="1: keep the checkpoint that evaluates best, end with its weights, and convert it by default"
-    )
-    metric_for_best_model: str | None = Field(
-        None, description="metric of the best: loss, accuracy or ppl; in DPO loss, rewards/accuracies, …; unset: loss"
-    )
-    greater_is_better: bool | None = Field(None, description="unset: 0 for loss and ppl, else 1")
-    logging_steps: Count = Field(10, description="steps between health lines, and between entries of PaddleNLP's log")
-    logging_first_step: bool = Field(False, description="1: also write an entry after the first step")
-    peak_tflops: Positive | None = Field(
-        None, description="peak TFLOP/s of a device, for MFU; unset: from the data sheet of the device"
-    )
-    logging_dir: Path | None = Field(
-        None, description="folder for the logs of VisualDL and others in report_to; unset: a folder in output_dir"
-    )
-    report_to: Names | None = Field(
-        None, description="visualdl, tensorboard (extra [log]), wandb, … or none; unset: VisualDL if it is installed"
-    )
-    on_nonfinite: Literal["stop", "skip"] = Field(
-        "stop", description="what to do if loss or gradients of a step are NaN or Inf: stop the run or skip the step"
-    )
-    max_skipped: int = Field(
-        20,
-        ge=0,
-        le=10**6,
-        description="the run ends when more than this many of the latest 2 x max_skipped steps were skipped",
-    )
-    trace: Annotated[str, AfterValidator(lambda value: _steps(value) and value)] | None = Field(
-        None, description="steps whose time line is written to trace.json, such as 10 or 10-12"
-    )
-    seed: Seed = Field(42, description="seed of weights, dropout and the order of the data")
+    output_dir: Path = Path("output")
+    input_dir: str | None = None
+    split: str = "949,50,1"
+    max_steps: CountOrAll = -1
+    num_train_epochs: Positive = 1.0
+    sequence_parallel: bool | None = None
+    no_async_grad_reduce: bool | None = None
+    mixed_precision: Precision | None = None
+    bf16: bool | None = None
+    fp16: bool | None = None
+    amp_master_grad: bool | None = None
+    compute_precision: Precision | None = None
+    use_flash_attention: bool | None = None
+    use_fused_rope: bool | None = None
+    use_fused_rms_norm: bool | None = None
+    use_fused_cross_entropy: bool | None = None
+    load: Path | None = None
+    continue_training: bool = False
+    load_distributed: bool = False
+    load_iteration: CountOrNone | None = None
+    initializer_range: Rate | None = None
+    router_aux_loss_coef: RateOrNone | None = None
+    overwrite_output_dir: bool = False
+    device: Literal["cpu", "gpu"] | None = None
+    resume_from_checkpoint: str = "auto"
+    save_strategy: Interval = "steps"
+    save_steps: CountOrNone = 500
+    save_total_limit: Count | None = None
+    do_eval: bool = False
+    evaluation_strategy: Interval = "no"
+    eval_steps: Count | None = None
+    max_evaluate_steps: CountOrAll = -1
+    load_best_model_at_end: bool = False
+    metric_for_best_model: str | None = None
+    greater_is_better: bool | None = None
+    logging_steps: Count = 10
+    logging_first_step: bool = False
+    peak_tflops: Positive | None = None
+    logging_dir: Path | None = None
+    report_to: Names | None = None
+    on_nonfinite: Literal["stop", "skip"] = "stop"
+    max_skipped: int = Field(20, ge=0, le=10**6)
+    trace: Annotated[str, AfterValidator(lambda value: _steps(value) and value)] | None = None
+    seed: Seed = 42
 
     @model_validator(mode="after")
     def _one_precision(self) -> Self:
@@ -212,9 +154,9 @@ def require_reporters(names: Sequence[str]) -> None:
     """Raises UserError for one of `report_to` whose package is not installed."""
     lacking = [name for name in names if name in REPORTERS and find_spec(REPORTERS[name]) is None]
     if lacking:
-        known = ", ".join(name for name, package in REPORTERS.items() if find_spec(package)) or "none"
+        installed = ", ".join(name for name, package in REPORTERS.items() if find_spec(package)) or "none"
         extra = "pip install 'paddlenlp-galvatron[log]'" if "tensorboard" in lacking else f"pip install {lacking[0]}"
-        raise UserError(f"report_to: {', '.join(lacking)} is not installed ({extra}); installed: {known}")
+        raise UserError(f"report_to: {', '.join(lacking)} is not installed ({extra}); installed: {installed}")
 
 
 class TrainOptions(Recipe, RunOptions, TuningOptions, PreferenceOptions):
@@ -238,13 +180,11 @@ class TrainOptions(Recipe, RunOptions, TuningOptions, PreferenceOptions):
 class TrainSettings(TrainOptions):
     """A training run: its options, and what they come to. Paths are absolute or relative to where it is started."""
 
-    plan: Path = Field(description="strategy file")
-    model: str = Field(description="config.json, its folder, or the name of a preset")
-    world_size: Ranks = Field(description="ranks that are started")
-    seq_length: Size | None = Field(None, description="sequence length; absent: the plan's")
-    model_source: Path | None = Field(
-        None, description="config.json whose folder has the model's files; absent: model's"
-    )
+    plan: Path
+    model: str
+    world_size: Ranks
+    seq_length: Size | None = None
+    model_source: Path | None = None
 
     @property
     def preference(self) -> Preference | None:
@@ -288,9 +228,9 @@ class TrainSettings(TrainOptions):
         if not self.load_best_model_at_end or self.evaluates == "no":
             return None
         name = (self.metric_for_best_model or "loss").removeprefix("eval_")
-        known = ("loss", *METRICS) if self.preference else ("loss", "accuracy", "ppl")
-        if name not in known:
-            raise UserError(f"metric_for_best_model: {name} is not evaluated; choose one of {', '.join(known)}")
+        metrics = ("loss", *METRICS) if self.preference else ("loss", "accuracy", "ppl")
+        if name not in metrics:
+            raise UserError(f"metric_for_best_model: {name} is not evaluated; choose one of {', '.join(metrics)}")
         return name
 
     @property

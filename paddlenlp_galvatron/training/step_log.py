@@ -79,7 +79,7 @@ def means_of(records: Sequence[StepRecord]) -> dict[str, float]:
     if "moe_imbalance" in records[-1]:
         means["moe_imbalance"] = mean(record["moe_imbalance"] for record in records)
     metrics = [record["metrics"] for record in records if "metrics" in record]
-    return means | {name: mean(one[name] for one in metrics) for name in (metrics[0] if metrics else ())}
+    return means | {name: mean(values[name] for values in metrics) for name in (metrics[0] if metrics else ())}
 
 
 def now() -> str:
@@ -160,15 +160,15 @@ class StepLog:
 
     def _write_line(self, step: int, line: bytes) -> None:
         assert self._file
-        last, place, end = self._last
+        last, offset, end = self._last
         events = b""
         if step == last:
             self._file.seek(end)
             events = self._file.read()
-        place = self._file.seek(*((place,) if step == last else (0, os.SEEK_END)))
+        offset = self._file.seek(*((offset,) if step == last else (0, os.SEEK_END)))
         self._file.write(line + events)
         self._file.flush()
-        self._last = (step, place, place + len(line))
+        self._last = (step, offset, offset + len(line))
 
     def close(self) -> None:
         if self._file is not None:
@@ -195,7 +195,7 @@ def _strict(record: StepRecord) -> dict[str, Any]:
     numbers = {name: value for name, value in record.items() if not isinstance(value, dict)}
     for name in ("metrics", "eval_metrics"):
         if name in record:
-            numbers[name] = {key: one if math.isfinite(one) else None for key, one in record[name].items()}
+            numbers[name] = {key: value if math.isfinite(value) else None for key, value in record[name].items()}
     return {**numbers, **{name: None for name in NAN if not math.isfinite(record.get(name, 0.0))}}  # type: ignore[arg-type]
 
 

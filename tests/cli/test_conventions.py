@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import Field
 
 from paddlenlp_galvatron import __version__
 from paddlenlp_galvatron.base.errors import GalvatronError, Infeasible, UserError
@@ -16,21 +15,28 @@ from paddlenlp_galvatron.base.process import INTERRUPTED
 from paddlenlp_galvatron.check.findings import EXIT_CODES as OF_CHECKS
 from paddlenlp_galvatron.cli import main as cli
 from paddlenlp_galvatron.cli.command import EXIT_CODES, App, FromFile
-from paddlenlp_galvatron.options.aliases import ALIASES, TYPES, WORDS
+from paddlenlp_galvatron.options.aliases import ALIASES, TYPES, VALUES
 from paddlenlp_galvatron.options.foreign import FOREIGN
 from paddlenlp_galvatron.options.group import Options, read_words
+from paddlenlp_galvatron.options.texts import texts
 
 
 class Probed(Options):
-    folder: Path | None = Field(None, description="a folder")
-    memory_constraint: float | None = Field(None, description="budget (GB)")
-    settle_chunk: int = Field(4, description="micro-batches")
-    sequence_parallel: bool = Field(False, description="Megatron-SP")
-    no_async_grad_reduce: bool | None = Field(None, description="when gradients are reduced")
-    name: tuple[str, ...] = Field((), description="names")
+    folder: Path | None = None
+    memory_constraint: float | None = None
+    settle_chunk: int = 4
+    sequence_parallel: bool = False
+    no_async_grad_reduce: bool | None = None
+    name: tuple[str, ...] = ()
 
 
 app = App()
+
+
+@pytest.fixture(autouse=True)
+def described(monkeypatch):
+    for name in ("folder", "name"):
+        monkeypatch.setitem(texts(), name, {"en": f"the {name}"})
 
 
 @app.command(FromFile, Probed, positional={"folder": "FOLDER", "name": "NAME..."})
@@ -132,7 +138,7 @@ def test_canonical_words_are_stable(words):
 def test_aliases_lead_to_names_and_not_to_aliases():
     assert not set(ALIASES) & set(ALIASES.values())
     assert not set(FOREIGN) & {*ALIASES, *ALIASES.values()}
-    assert set(WORDS) <= {*ALIASES, *TYPES, "model_type"}
+    assert set(VALUES) <= {*ALIASES, *TYPES, "model_type"}
     assert all(name.isidentifier() for name in [*ALIASES, *ALIASES.values(), *FOREIGN])
 
 

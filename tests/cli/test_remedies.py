@@ -64,11 +64,9 @@ OPTION = re.compile(r"--([a-zA-Z][\w-]*)")
 
 
 def texts(path: Path) -> Iterator[tuple[int, str]]:
-    """Strings of a file with their lines, without docstrings and descriptions of options."""
+    """Strings of a file with their lines, without docstrings."""
     tree, left_out = ast.parse(path.read_text()), set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.keyword) and node.arg == "description":
-            left_out |= {id(inner) for inner in ast.walk(node.value)}
         if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef) and isinstance(node.body[0], ast.Expr):
             left_out |= {id(inner) for inner in ast.walk(node.body[0])}
         if isinstance(node, ast.JoinedStr) and id(node) not in left_out:

@@ -29,7 +29,7 @@ from paddlenlp_galvatron.launch.processes import launch
 from paddlenlp_galvatron.model import ModelShape
 from paddlenlp_galvatron.plan import Precision
 from paddlenlp_galvatron.runtime import experts
-from paddlenlp_galvatron.runtime.adapters.mixture import Mixture
+from paddlenlp_galvatron.runtime.adapters.mixture import MixtureLayer
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.groups import Groups, run_as_rank, start_world
 from paddlenlp_galvatron.runtime.setup import ModelSetup
@@ -40,7 +40,7 @@ from . import plans
 from .test_parity import disagreements
 
 FAMILIES = ("qwen3_moe", "qwen2_moe", "mixtral")
-CHOOSE, CHOSEN = experts.choose, Mixture._chosen
+CHOOSE, CHOSEN = experts.choose, MixtureLayer._chosen
 NEAR = 0.01  # distance of two experts' probabilities that rounding to bf16 can turn round; seen was 1.4e-3
 
 
@@ -64,7 +64,7 @@ class Routers:
         monkeypatch.setattr(
             experts, "choose", lambda scores, bias, shape: note(scores.numpy(), CHOOSE(scores, bias, shape))
         )
-        monkeypatch.setattr(Mixture, "_chosen", lambda self, scores: note(scores, CHOSEN(self, scores)))
+        monkeypatch.setattr(MixtureLayer, "_chosen", lambda self, scores: note(scores, CHOSEN(self, scores)))
 
 
 def one_process(case: Case) -> dict[str, np.ndarray]:

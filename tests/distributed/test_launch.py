@@ -22,7 +22,7 @@ pytest.importorskip("paddle")
 from paddlenlp_galvatron.base import UserError
 from paddlenlp_galvatron.base.writing import scratch_folder
 from paddlenlp_galvatron.launch import faults, processes, status, store, watch
-from paddlenlp_galvatron.launch.faults import Fault, FaultClassifier, Kind, Wait
+from paddlenlp_galvatron.launch.faults import Fault, FaultClassifier, FaultKind, Wait
 from paddlenlp_galvatron.launch.nodes import Nodes
 from paddlenlp_galvatron.launch.processes import Launch, LaunchError, World, launch
 from paddlenlp_galvatron.launch.store import StoreServer
@@ -223,15 +223,15 @@ def test_a_node_that_does_not_join_is_named(monkeypatch):
 
 def test_of_several_causes_the_first_is_named():
     judge = FaultClassifier()
-    later, sooner = (Fault(Kind.CAUSE, rank, f"rank {rank}", age) for rank, age in ((0, 1.0), (1, 2.0)))
-    lost = Fault(Kind.CONSEQUENCE, 2, "rank 2", 9.0)
+    later, sooner = (Fault(FaultKind.CAUSE, rank, f"rank {rank}", age) for rank, age in ((0, 1.0), (1, 2.0)))
+    lost = Fault(FaultKind.CONSEQUENCE, 2, "rank 2", 9.0)
     assert judge.verdict([lost, later], []) is None  # others may still report
     time.sleep(faults.SETTLE_S)
     assert judge.verdict([lost, later, sooner], []) == sooner
 
 
 def test_who_computes_is_to_blame_where_others_wait_also_on_another_node():
-    late, stall = Fault(Kind.LATE, 0, "ranks 0, 1"), Fault(Kind.STALL, 1, "rank 1")
+    late, stall = Fault(FaultKind.LATE, 0, "ranks 0, 1"), Fault(FaultKind.STALL, 1, "rank 1")
     judges = {late: (FaultClassifier(), []), stall: (FaultClassifier(), [Wait(2, "all_reduce", 3.0)])}
     assert not any(judge.verdict([late], [stall], waits) for judge, waits in judges.values())
     time.sleep(faults.SEARCH_S)
@@ -290,7 +290,7 @@ def test_only_the_end_of_a_log_is_read_and_once(tmp_path, monkeypatch):
 
 def test_who_looks_busy_when_another_has_failed_is_not_to_blame():
     judge = FaultClassifier()
-    lost, after = Fault(Kind.CONSEQUENCE, 1, "rank 1", 1.0), Fault(Kind.STALL, 0, "rank 0", 9.0)
+    lost, after = Fault(FaultKind.CONSEQUENCE, 1, "rank 1", 1.0), Fault(FaultKind.STALL, 0, "rank 0", 9.0)
     assert judge.verdict([lost], []) is None
     time.sleep(faults.SEARCH_S)
     assert judge.verdict([lost], [after], [Wait(1, "all_reduce", 3.0)]) == lost

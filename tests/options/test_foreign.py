@@ -8,7 +8,7 @@ import pytest
 
 from paddlenlp_galvatron.api import fit
 from paddlenlp_galvatron.base.errors import UserError
-from paddlenlp_galvatron.options.foreign import ELSEWHERE, FOREIGN, PROGRAMS, SETTLED
+from paddlenlp_galvatron.options.foreign import ELSEWHERE, FOREIGN, MODEL_FIELDS, PROGRAMS
 from paddlenlp_galvatron.options.group import canonical_options, read_words
 from paddlenlp_galvatron.options.uniform import DegreeOptions, UniformOptions
 from paddlenlp_galvatron.runtime.engine import LOSS_SCALE
@@ -60,7 +60,7 @@ def test_an_option_with_two_meanings_is_in_no_table():
 
 
 def test_an_option_is_silent_only_where_every_run_does_what_it_says():
-    for name, fate in ((name, fate) for name, fate in FOREIGN.items() if name not in SETTLED):
+    for name, fate in ((name, fate) for name, fate in FOREIGN.items() if name not in MODEL_FIELDS):
         for value in (fate.values or "").split("|") if fate.values is not None else ["1"]:
             outcome = fate_of(name, value)
             assert outcome == "noted" or (outcome == "silent" and (value in OFF or name in DONE)), f"{name} {value}"

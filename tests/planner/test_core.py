@@ -322,3 +322,29 @@ def test_bad_arrays_are_value_errors(change: dict[str, Any], message: str) -> No
     )
     with pytest.raises(ValueError, match=message):
         galvatron_dp_core.Pipeline(**good | change)
+
+
+def test_a_stage_is_left_from_the_layout_of_its_last_type() -> None:
+    """The last layer's faster strategy is in a layout from which the way to the LM head costs 5 ms."""
+    change, leave = np.zeros((4, 4, 2)), np.zeros((4, 2))
+    change[2, 3] = change[3, 2] = leave[2] = 2.5
+    free, numbers = np.zeros((2, 4, 2)), np.zeros((4, 9))
+    numbers[:, 0], numbers[:, 3] = [1, 1, 1, 2], 1.0
+    pipeline = galvatron_dp_core.Pipeline(
+        layers=np.array([1, 1]),
+        **lists(Schedule.ONE_F_ONE_B, 1, 1),
+        strategies=numbers,
+        layouts=np.arange(4),
+        types=np.array([0, 0, 1, 1]),
+        change=change,
+        enter=free,
+        leave=free,
+        vocabs=np.zeros((1, 2, 9)),
+        vocab_enter=free[:1],
+        vocab_leave=leave[None],
+        middle=np.zeros((2, 9)),
+        send=np.zeros((2, 2)),
+        budget_mib=500.0,
+    )
+    time_ms, _, _, _, choice = pipeline.solve(math.inf, 10**6)
+    assert time_ms == pytest.approx(3) and choice[1] == 3

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import reduce
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 pytest.importorskip("paddle")
 
 import paddle
+import paddle.distributed as dist
 from distributed.small_run import CASE, Run
+
+from paddlenlp_galvatron.runtime import cross_entropy
 
 
 def loss_with(**columns: float) -> float:
@@ -33,3 +41,30 @@ def test_logits_that_are_no_numbers_give_a_loss_that_is_none(number):
 
 def test_a_large_loss_is_reported_as_it_is():
     assert math.isfinite(loss := loss_with(others=1e4, c0=1.0)) and loss > 64 + math.log(CASE.shape.vocab_size)
+
+
+def test_ranks_that_split_the_vocabulary_subtract_their_largest_logit(monkeypatch):
+    """Logits of the ranks are large: exponentials of a difference to their sum, instead of the largest, are all 0."""
+    ranks, labels, meeting, sent = 2, [0, 1, 2, 3], threading.Barrier(2), {}
+
+    def all_reduce(x, group, op=dist.ReduceOp.SUM):
+        sent[group.rank] = x
+        meeting.wait(60)
+        out = reduce(paddle.maximum if op == dist.ReduceOp.MAX else paddle.add, [sent[rank] for rank in range(ranks)])
+        meeting.wait(60)
+        return out
+
+    monkeypatch.setattr(cross_entropy, "all_reduce", all_reduce)
+    logits = paddle.to_tensor([[200.0, 150, 180, 199]]).expand([4, 4])
+
+    def losses(rank):
+        shard = cross_entropy.VocabularyShard(4, SimpleNamespace(tp=ranks, index=rank))
+        part = logits[:, 2 * rank : 2 * rank + 2].clone()
+        loss = cross_entropy.CrossEntropy(shard, SimpleNamespace(rank=rank), fused=False)
+        return loss.scores(part, paddle.to_tensor(labels)).losses.numpy()
+
+    with ThreadPoolExecutor(ranks) as pool:
+        each = list(pool.map(losses, range(ranks)))
+    wanted = paddle.nn.functional.cross_entropy(logits, paddle.to_tensor(labels), reduction="none").numpy()
+    for rank in range(ranks):
+        np.testing.assert_allclose(each[rank], wanted, rtol=1e-6)

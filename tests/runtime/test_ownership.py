@@ -15,8 +15,10 @@ from random_cases import random_cases
 
 from paddlenlp_galvatron.check.parity.parity import small_case
 from paddlenlp_galvatron.model.families import FAMILIES
+from paddlenlp_galvatron.runtime import units
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.setup import ModelSetup
+from paddlenlp_galvatron.runtime.weights import WHOLE, SeededWeights, ShardedParameter, zero_parameter
 from paddlenlp_galvatron.training.checkpoint.loading import pieces_of
 
 
@@ -61,3 +63,20 @@ def test_each_number_is_stored_by_the_lowest_rank_that_holds_it(cases):
                 held = pieces_of(trainable)
                 assert trainable.is_first_copy == (bool(held) and held not in seen), (case.plan, rank, held[:1])
                 seen.append(held)
+
+
+def test_whole_weights_stay_until_their_last_user_releases_them(monkeypatch):
+    """A tied table under zero3 is used by embedding and LM head at once."""
+    monkeypatch.setattr(
+        units, "all_gather_start", lambda part, _: SimpleNamespace(wait=lambda: paddle.concat([part] * 2))
+    )
+    weight = ShardedParameter(
+        "table", (4, 2), WHOLE, zero_parameter([4, 2], "float32"), None, 2, source=SeededWeights(0, 1)
+    )
+    unit = units.ShardedUnit([weight], SimpleNamespace(rank=0, nranks=2), every_micro_batch=False, keep_whole=False)
+    unit.begin()
+    held = []
+    for use in (unit.gather, unit.gather, unit.release, unit.release):
+        use()
+        held.append(weight.tensor._is_initialized())
+    assert held == [True, True, True, False]

@@ -348,7 +348,10 @@ def test_what_is_wrong_with_a_checkpoint_is_named(model, tmp_path):
 def test_buffers_and_a_head_that_is_the_embedding_do_no_harm(model):
     with_tensor("model.layers.0.self_attn.rotary_emb.inv_freq", np.zeros(4, np.float32))(model)
     rewrite(model, lambda tensors: tensors.update({"lm_head.weight": tensors["model.embed_tokens.weight"].copy()}))
-    weights_from(model, load_model(model))
+    shape = load_model(model)
+    with_both, plain = weights_from(model, shape), weights_from(FOLDER / "qwen2-tied", shape)
+    for weight in (weight for module in modules(shape) for weight in module):
+        assert (with_both(weight.name, weight.shape) == plain(weight.name, weight.shape)).all()
 
 
 def test_a_folder_is_written_whole_or_not_at_all(model, tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ from ...model.preference import BY_TOKEN, Preference
 from ...model.shape import CHOICE_BIAS
 from ...plan import ModelShape
 from ...runtime.adapters import load_family
-from ...runtime.adapters.mixture import Mixture
+from ...runtime.adapters.mixture import MixtureLayer
 from ...runtime.batch import IGNORED_LABEL, Batch, Samples, samples_of
 from ...runtime.paddle_private import next_rate, take_over_hooks
 from ...runtime.weights import WeightSource
@@ -67,7 +67,7 @@ def train_one_process(
         loss = _loss(model, rows) if preference is None else _pair_loss(model, batch, preference)
         if shape.router_aux_loss_coef:
             share = paddle.to_tensor(_share(rows))
-            balances = [layer.balance(share) for layer in model.sublayers() if isinstance(layer, Mixture)]
+            balances = [layer.balance(share) for layer in model.sublayers() if isinstance(layer, MixtureLayer)]
             loss = loss + shape.router_aux_loss_coef * sum(balances) / (shape.layers_with_experts * len(rows.ids))
         loss.backward()
         yield float(loss), {name: _gradient(name, weight) for name, weight in weights.items()}

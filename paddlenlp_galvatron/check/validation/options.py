@@ -19,52 +19,33 @@ MOST_PLANS, MOST_STEPS = 10_000, 1000
 class ValidateOptions(Options):
     """Options of `galvatron validate`."""
 
-    model_size: str = Field(description="a preset's name, a config.json, or its folder")
-    profiles: Path = Field(
-        Path("configs"), description="folder of the profile files, measured with the same number of ranks"
-    )
-    output: Path = Field(Path("runs/validate"), description="folder for the journal and validation.json")
-    num_nodes: Ranks = Field(1, description="number of nodes; start the same command on each")
-    nproc: Ranks = Field(2, description="ranks on each node; CPU processes are pinned if there is a processor for each")
-    node_rank: Rank = Field(0, description="number of this node, from 0")
-    master_addr: str | None = Field(None, description="address of node 0")
-    master_port: Port | None = Field(None, description="free port of node 0")
+    model_size: str
+    profiles: Path = Path("configs")
+    output: Path = Path("runs/validate")
+    num_nodes: Ranks = 1
+    nproc: Ranks = 2
+    node_rank: Rank = 0
+    master_addr: str | None = None
+    master_port: Port | None = None
 
-    count: int = Field(24, ge=0, le=MOST_PLANS, description="number of plans to draw from the space")
-    seed: Seed = Field(0, description="seed of the drawn plans and of the data")
-    plans: Paths = Field((), description="plan files to run as well, such as a.json,b.json")
-    global_train_batch_size: Samples = Field(8, description="global batch size")
-    seq_length: Size | None = Field(None, description="sequence length; unset: the model's positions")
-    sequence_parallel: bool = Field(True, description="Megatron-SP in every layer with tp > 1")
-    mixed_precision: Precision = Field(Precision.FP32, description="type of weights and activations")
-    no_async_grad_reduce: bool = Field(
-        False, description="reduce gradients after every micro-batch instead of once a step"
-    )
-    task: Literal["pretrain", "lora"] = Field("pretrain", description="the task: pretrain, or lora (adapters)")
-    lora_rank: Size | None = Field(None, description=f"rank of the adapters; unset: {RANK} with lora")
-    visits: int = Field(
-        3,
-        ge=1,
-        le=MOST_STEPS,
-        description="number of times that each plan is run, after all others have had their turn",
-    )
-    steps: int = Field(
-        5, ge=1, le=MOST_STEPS, description="largest number of timed steps of a visit; of 15, the third fastest counts"
-    )
-    minutes: Positive = Field(
-        10, description="minutes after which no further plan is started; the same command again continues"
-    )
-    fresh: bool = Field(False, description="run everything again instead of continuing")
+    count: int = Field(24, ge=0, le=MOST_PLANS)
+    seed: Seed = 0
+    plans: Paths = ()
+    global_train_batch_size: Samples = 8
+    seq_length: Size | None = None
+    sequence_parallel: bool = True
+    mixed_precision: Precision = Precision.FP32
+    no_async_grad_reduce: bool = False
+    task: Literal["pretrain", "lora"] = "pretrain"
+    lora_rank: Size | None = None
+    visits: int = Field(3, ge=1, le=MOST_STEPS)
+    steps: int = Field(5, ge=1, le=MOST_STEPS)
+    minutes: Positive = 10
+    fresh: bool = False
 
-    most_mean_error: Rate | None = Field(
-        None, description="fail if the mean error of step times is above this share, such as 0.08"
-    )
-    least_tau: float | None = Field(
-        None, ge=-1, le=1, description="fail if Kendall's tau, how well plans are ranked, is below this, such as 0.85"
-    )
-    most_memory_error: Rate | None = Field(
-        None, description="fail if a memory peak is above its prediction by more than this share, such as 0.02"
-    )
+    most_mean_error: Rate | None = None
+    least_tau: float | None = Field(None, ge=-1, le=1)
+    most_memory_error: Rate | None = None
 
     @model_validator(mode="before")
     @classmethod

@@ -30,7 +30,7 @@ class GatedMlp(nn.Layer):  # type: ignore[misc]
         return down(nn.functional.silu(gate(x)) * up(x))
 
 
-class Mixture(nn.Layer):  # type: ignore[misc]
+class MixtureLayer(nn.Layer):  # type: ignore[misc]
     """Router and shared expert; with `whole` the routed experts, too."""
 
     def __init__(self, shape: ModelShape, whole: bool):
@@ -103,16 +103,16 @@ class WithExperts:
         model = super().whole_model(shape, config)  # type: ignore[misc]
         for index, layer in enumerate(getattr(model, shape.traits.prefix).layers):
             if shape.of(index).experts:
-                put(layer, shape, Mixture(shape, whole=True))
+                put(layer, shape, MixtureLayer(shape, whole=True))
         return model
 
     def _fit(self, layer: Any, shape: ModelShape, config: Any) -> None:
         if shape.experts:
-            put(layer, shape, Mixture(shape, whole=False))
+            put(layer, shape, MixtureLayer(shape, whole=False))
         super()._fit(layer, shape, config)  # type: ignore[misc]
 
 
-def put(layer: Any, shape: ModelShape, mixture: Mixture) -> None:
+def put(layer: Any, shape: ModelShape, mixture: MixtureLayer) -> None:
     """Replace the MLP of a PaddleNLP decoder layer."""
     assert shape.traits.mixture
     inside = shape.traits.mixture.inside

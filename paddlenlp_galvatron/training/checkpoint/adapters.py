@@ -68,9 +68,9 @@ class StoredFactor:
 def stored_factors(shape: ModelShape, rank: int) -> Iterator[StoredFactor]:
     """All factors of a model's adapters."""
     for index in range(shape.layers):
-        for one in factors_of(shape.of(index).block, rank).weights:
-            place = f"layers.{index}.{one.name}"
-            yield StoredFactor(f"{shape.traits.prefix}.{place}", one.shape, f"base_model.model.model.{place}.weight")
+        for weight in factors_of(shape.of(index).block, rank).weights:
+            name = f"layers.{index}.{weight.name}"
+            yield StoredFactor(f"{shape.traits.prefix}.{name}", weight.shape, f"base_model.model.model.{name}.weight")
 
 
 def base_identity(weights: HuggingFaceWeights | CheckpointWeights) -> str:
@@ -95,7 +95,7 @@ class AdapterFolder:
             self._read = lambda factor: weights(factor.name, factor.shape)
         else:
             self.adapters = self._open(folder)
-        self._factors = {one.name: one for one in stored_factors(shape, self.adapters.rank)}
+        self._factors = {factor.name: factor for factor in stored_factors(shape, self.adapters.rank)}
         if not (folder / INDEX).exists():
             self._require_all(folder)
 
@@ -154,7 +154,7 @@ class AdapterFolder:
         return np.ascontiguousarray(array.T if self._peft else array, np.float32)
 
     def _require_all(self, folder: Path) -> None:
-        wanted = {(one.peft if self._peft else one.name): one for one in self._factors.values()}
+        wanted = {(factor.peft if self._peft else factor.name): factor for factor in self._factors.values()}
         with opened(self._file) as file:
             has = set(file.keys())
             faults = [
@@ -181,14 +181,14 @@ def _names(model: str | Path) -> set[str]:
 
 def open_adapters(folder: Path, shape: ModelShape, wanted: Adapters) -> AdapterFolder:
     """Adapters to begin with. Raises UserError: they count otherwise than the run's."""
-    found = AdapterFolder(folder, shape)
-    has, want = ((one.rank, one.scaling) for one in (found.adapters, wanted))
+    opened_folder = AdapterFolder(folder, shape)
+    has, want = ((adapters.rank, adapters.scaling) for adapters in (opened_folder.adapters, wanted))
     if has != want:
         raise UserError(
             f"lora_path: {folder}: its adapters have rank {has[0]} and count {has[1]:g}, but those of the run "
             f"{want[0]} and {want[1]:g}; give its lora_rank, lora_alpha and rslora"
         )
-    return found
+    return opened_folder
 
 
 def write_adapters(checkpoint: Checkpoint, target: Path, like: Path | None = None) -> None:
@@ -197,10 +197,10 @@ def write_adapters(checkpoint: Checkpoint, target: Path, like: Path | None = Non
     adapters, weights = checkpoint.index.adapters, CheckpointWeights(checkpoint)
     assert adapters is not None
     every = list(stored_factors(checkpoint.shape, adapters.rank))
-    projections = list(dict.fromkeys(one.projection for one in every))
+    projections = list(dict.fromkeys(factor.projection for factor in every))
 
-    def read(one: StoredFactor, transposed: bool) -> Array:
-        array = weights(one.name, one.shape)
+    def read(factor: StoredFactor, transposed: bool) -> Array:
+        array = weights(factor.name, factor.shape)
         return array.T if transposed else array
 
     about = checkpoint.folder / BASE_CONFIG
@@ -209,7 +209,7 @@ def write_adapters(checkpoint: Checkpoint, target: Path, like: Path | None = Non
         sys.stderr.write("note: base_model_name_or_path is null, as their base has no name: name it as you load them\n")
     with whole_folder(target) as folder:
         copy_companions(companions(like or checkpoint.folder), folder)
-        peft = [Tensor(one.peft, one.shape[::-1], partial(read, one, True)) for one in every]
+        peft = [Tensor(factor.peft, factor.shape[::-1], partial(read, factor, True)) for factor in every]
         write_tensors(folder / PEFT_WEIGHTS, peft, Precision.FP32)
         common = {
             "r": adapters.rank,
@@ -220,9 +220,9 @@ def write_adapters(checkpoint: Checkpoint, target: Path, like: Path | None = Non
         config = common | {"peft_type": "LORA", "task_type": "CAUSAL_LM", "bias": "none", "fan_in_fan_out": False}
         config |= {"target_modules": projections, "use_rslora": adapters.rslora, "inference_mode": True}
         write_text(folder / PEFT_CONFIG, json.dumps(config, indent=2) + "\n")
-        plain = [Tensor(one.name, one.shape, partial(read, one, False)) for one in every]
+        plain = [Tensor(factor.name, factor.shape, partial(read, factor, False)) for factor in every]
         facts = write_tensors(folder / WEIGHTS, plain, Precision.FP32, framework="np")
-        index = {"metadata": {"total_size": facts.bytes}, "weight_map": {one.name: WEIGHTS for one in every}}
+        index = {"metadata": {"total_size": facts.bytes}, "weight_map": {factor.name: WEIGHTS for factor in every}}
         write_text(folder / SHARDS, json.dumps(index, indent=2) + "\n")
         config = common | {"target_modules": [f".*{name}.*" for name in projections], "rslora": adapters.rslora}
         config |= {"tensor_parallel_degree": -1, "dtype": "float32"}
@@ -235,8 +235,8 @@ def merge(base: Path, adapters: Path, shape: ModelShape, target: Path, shard_byt
     another base, or numbers are not finite."""
     weights, tuned = HuggingFaceWeights(base, shape), AdapterFolder(adapters, shape)
     learnt = False
-    known = tuned.adapters.base
-    if known and known != base_identity(weights):
+    base_name = tuned.adapters.base
+    if base_name and base_name != base_identity(weights):
         raise UserError(f"{adapters}: were trained on other weights than those in {base}; name their base")
 
     def merged(name: str, size: tuple[int, ...]) -> Array:

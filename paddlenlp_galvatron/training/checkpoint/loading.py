@@ -27,7 +27,7 @@ from ...runtime.paddle_private import next_rate, state_of
 from ...runtime.units import Trainable
 from ...runtime.weights import WHOLE, Array, Slice
 from .huggingface import HuggingFaceWeights, require_same_model
-from .stored import INDEX, MOMENTS, WEIGHT, BrokenCheckpoint, Checkpoint, StoredPart, open_checkpoint, verify
+from .stored import INDEX, MOMENTS, WEIGHT, BrokenCheckpoint, Checkpoint, open_checkpoint, verify
 from .tensor_file import CODES, naming, require_finite
 from .weight_files import CONFIG
 
@@ -112,13 +112,13 @@ class WeightPiece:
 
 def transfers(source: WeightPiece, target: WeightPiece) -> Iterator[Transfer]:
     """Copies from a stored part to a part of the target. Both are of one weight."""
-    for given in source.rectangles():
+    for stored in source.rectangles():
         for wanted in target.rectangles():
-            top, left = max(given.row, wanted.row), max(given.column, wanted.column)
-            bottom = min(given.row + given.rows, wanted.row + wanted.rows)
-            right = min(given.column + given.columns, wanted.column + wanted.columns)
+            top, left = max(stored.row, wanted.row), max(stored.column, wanted.column)
+            bottom = min(stored.row + stored.rows, wanted.row + wanted.rows)
+            right = min(stored.column + stored.columns, wanted.column + wanted.columns)
             if top < bottom and left < right:
-                yield Transfer(given, wanted, top, left, bottom - top, right - left)
+                yield Transfer(stored, wanted, top, left, bottom - top, right - left)
 
 
 def pieces_of(trainable: Trainable) -> list[tuple[WeightPiece, int]]:
@@ -134,18 +134,18 @@ def state_key(trainable: Trainable, kind: str) -> str:
     return f"{trainable.tensor.name}_{kind}_0"
 
 
-def gather_objects(engine: Engine, mine: Any) -> list[Any]:
+def gather_objects(engine: Engine, item: Any) -> list[Any]:
     """Every rank's object, in rank order, on every rank."""
-    everybody = [mine]
+    items = [item]
     if engine.plan.world_size > 1:
-        everybody = []
-        dist.all_gather_object(everybody, mine)
-    return everybody
+        items = []
+        dist.all_gather_object(items, item)
+    return items
 
 
-def from_first(engine: Engine, mine: Any) -> Any:
+def from_first(engine: Engine, item: Any) -> Any:
     """Rank 0's object, on every rank."""
-    shared = [mine if engine.rank == 0 else None]
+    shared = [item if engine.rank == 0 else None]
     if engine.plan.world_size > 1:
         dist.broadcast_object_list(shared, src=0)
     return shared[0]
@@ -169,7 +169,8 @@ def load(checkpoint: Checkpoint, engine: Engine, optimizer: Any) -> None:
             for power, value in powers.items():
                 if states[power] is not None:
                     states[power].set_value(np.array([value], np.float32))
-    stored.require_whole()
+    if stored.fault:
+        raise stored.fault
     if engine.scaler and checkpoint.index.loss_scale:
         engine.scaler.state = checkpoint.index.loss_scale
     engine.steps_done = checkpoint.step
@@ -203,8 +204,9 @@ class StoredNumbers:
         for stored in checkpoint.index.files:
             for tensor in stored.tensors:
                 for item in tensor.parts:
-                    part, place = _part(item), (stored.file, tensor.key, item.offset)
-                    self._parts.setdefault(item.weight, []).append((part, part.rows, *place))
+                    part = WeightPiece(item.weight, item.shape, Slice(**item.slice.model_dump()), item.start, item.stop)
+                    location = part, part.rows, stored.file, tensor.key, item.offset
+                    self._parts.setdefault(item.weight, []).append(location)
 
     def fill(self, trainable: Trainable, kind: str) -> Any:
         """A flat fp32 array for the trainable tensor; padding is zero."""
@@ -229,14 +231,14 @@ class StoredNumbers:
         self, source: WeightPiece, target: WeightPiece, file: str, key: str, begin: int, out: Any, filled: Any
     ) -> None:
         for move in transfers(source, target):
-            given, wanted = move.source, move.target
-            first = begin + given.begin + (move.row - given.row) * given.columns + move.column - given.column
+            stored, wanted = move.source, move.target
+            first = begin + stored.begin + (move.row - stored.row) * stored.columns + move.column - stored.column
             start = wanted.begin + (move.row - wanted.row) * wanted.columns
-            place = slice(start, start + move.rows * wanted.columns)
+            target_range = slice(start, start + move.rows * wanted.columns)
             columns = slice(move.column - wanted.column, move.column - wanted.column + move.columns)
-            rows = self._read(file, key, first, move.rows, move.columns, given.columns)
-            out[place].reshape(move.rows, wanted.columns)[:, columns] = rows
-            filled[place].reshape(move.rows, wanted.columns)[:, columns] = True
+            rows = self._read(file, key, first, move.rows, move.columns, stored.columns)
+            out[target_range].reshape(move.rows, wanted.columns)[:, columns] = rows
+            filled[target_range].reshape(move.rows, wanted.columns)[:, columns] = True
 
     def _read(self, file: str, key: str, first: int, rows: int, columns: int, width: int) -> Any:
         """[rows, columns] of a flat tensor: rows begin `width` numbers after one another, the first at `first`."""
@@ -264,7 +266,7 @@ class _ReadOnce(StoredNumbers):
 
     def __init__(self, checkpoint: Checkpoint):
         super().__init__(checkpoint)
-        self._fault: BrokenCheckpoint | None = None
+        self.fault: BrokenCheckpoint | None = None
 
     def tensor(self, trainable: Trainable, kind: str) -> Any:
         """New content of the trainable tensor, in its shape."""
@@ -282,17 +284,8 @@ class _ReadOnce(StoredNumbers):
         try:
             return self.fill(trainable, kind)
         except BrokenCheckpoint as error:
-            self._fault = self._fault or error
+            self.fault = self.fault or error
             return np.zeros(trainable.tensor.size, np.float32)
-
-    def require_whole(self) -> None:
-        """Raise the faults found."""
-        if self._fault:
-            raise self._fault
-
-
-def _part(item: StoredPart) -> WeightPiece:
-    return WeightPiece(item.weight, item.shape, Slice(**item.slice.model_dump()), item.start, item.stop)
 
 
 def weights_from(folder: Path, shape: ModelShape) -> HuggingFaceWeights | CheckpointWeights:

@@ -41,11 +41,11 @@ class LineFaults(dict[tuple[int, str], tuple[int, int]]):
 
     def named(self, files: Sequence[Path]) -> list[str]:
         """One text for each, in the order of the lines."""
-        found = sorted((file, first, fault, count - 1) for (file, fault), (first, count) in self.items())
+        rows = sorted((file, first, fault, count - 1) for (file, fault), (first, count) in self.items())
         return [
             f"{files[file]}: line {first}: {fault}"
             + (f" (and {more} more {'lines' if more > 1 else 'line'})" if more else "")
-            for file, first, fault, more in found[:MOST_FAULTS]
+            for file, first, fault, more in rows[:MOST_FAULTS]
         ]
 
 
@@ -62,15 +62,15 @@ class Line(NamedTuple):
     @property
     def masked(self) -> bool:
         """Whether its fields say that nothing is learnt."""
-        return not any(one.learnt for one in self.contents)
+        return not any(content.learnt for content in self.contents)
 
 
 class Losses(NamedTuple):
     """Numbers of parts of a line that its sample lacks."""
 
-    unlearnt: int = 0  # answers that are not learnt, as the template changes them
+    unlearnt: int = 0  # answers that stand in a prompt, as the template changes them when more follows
     uncalled: int = 0  # the same, of answers that call tools
-    unopened: int = 0  # answers that lack the thoughts which the template's generation prompt opens
+    unopened: int = 0  # answers that begin before the generation prompt ends, as they lack thoughts that it opens
     shortened: int = 0  # tokens of the texts before its last answer
     unended: int = 0  # tokens of its last answer
     dropped: int = 0  # turns
@@ -144,16 +144,16 @@ class Encoder:
 
         def work() -> bytes:
             samples = list(self._encoded(lines, faults))
-            header = [list(faults.items()), [(len(one.tokens), *one.losses) for one in samples]]
-            return dumps(header).encode() + b"\n" + b"".join(one.tokens.tobytes() for one in samples)
+            header = [list(faults.items()), [(len(sample.tokens), *sample.losses) for sample in samples]]
+            return dumps(header).encode() + b"\n" + b"".join(sample.tokens.tobytes() for sample in samples)
 
-        place = f"{files[lines[0].file]}: line {lines[0].number} and {len(lines) - 1} more"
+        where = f"{files[lines[0].file]}: line {lines[0].number} and {len(lines) - 1} more"
         characters = sum(line.characters for line in lines)
-        header, _, tokens = tokenising(work, f"{place}: the chat template or the tokenizer", characters).partition(
+        header, _, tokens = tokenising(work, f"{where}: the chat template or the tokenizer", characters).partition(
             b"\n"
         )
-        found, samples = loads(header)
-        faults.update({(file, fault): (first, count) for (file, fault), (first, count) in found})
+        line_faults, samples = loads(header)
+        faults.update({(file, fault): (first, count) for (file, fault), (first, count) in line_faults})
         begin, size = 0, np.dtype(np.int64).itemsize
         for number, (length, *losses) in enumerate(samples):
             yield Sample(
@@ -171,12 +171,14 @@ class Encoder:
                 faults.add(line.file, line.number, error.faults[0])
         if faults:
             return
-        texts = [text for _, conversations in good for one in conversations for text in self._pieces(one)]
+        texts = [
+            text for _, conversations in good for conversation in conversations for text in self._pieces(conversation)
+        ]
         encoded = iter(encodings(self.tokenizer, texts))
         for line, conversations in good:
             tokenised = [
-                self._tokenised(contents, one, encoded)
-                for contents, one in zip(self._conversations(line), conversations, strict=True)
+                self._tokenised(contents, conversation, encoded)
+                for contents, conversation in zip(self._conversations(line), conversations, strict=True)
             ]
             yield from self._samples(line, conversations, tokenised)
 
@@ -190,16 +192,16 @@ class Encoder:
 
     def _samples(self, line: Line, texts: list[Rendered], tokenised: list[Tokenised]) -> list[Sample]:
         """Makes the samples of a line from the tokens of its conversations."""
-        return [Sample(line, *self._cut(tokenised[0], _losses(texts[0])))]
+        return [Sample(line, *self._cut(tokenised[0], Losses(**texts[0].losses)))]
 
     def _rendered(self, line: Line) -> list[Rendered]:
         """Texts of the conversations. Raises UserError: there are none, or they would lack content of the line."""
         return [self._text(contents, line.context) for contents in self._conversations(line)]
 
     def _text(self, contents: Sequence[LineMessage], context: Mapping[str, Any]) -> Rendered:
-        messages = [one.message for one in contents]
+        messages = [content.message for content in contents]
         if self.template is None:
-            if context or [(one["role"], *one) for one in messages] != [
+            if context or [(message["role"], *message) for message in messages] != [
                 (role, "role", "content") for role in ("user", ANSWERS)
             ]:
                 raise UserError(
@@ -213,9 +215,9 @@ class Encoder:
         try:
             text = self.template.rendered(messages, context)
         except UserError as error:
-            empty = next((one.field for one in contents if "content" not in one.message), None)
+            empty = next((content.field for content in contents if "content" not in content.message), None)
             raise UserError(f'{error}; {empty} has no content: try "" there') if empty else error from None
-        rewritten = [one._replace(message=message) for one, message in zip(contents, messages, strict=True)]
+        rewritten = [content._replace(message=message) for content, message in zip(contents, messages, strict=True)]
         require_rendered(self.template, rewritten, context)
         return text
 
@@ -245,13 +247,13 @@ class Encoder:
             ids.append(self.end)
             spans.append((begin, begin + 1))
         tokens, (starts, stops) = np.array(ids, np.int64), np.array(spans, np.int64).reshape(-1, 2).T
-        learnt = np.full(len(tokens), self.all_learnt and any(one.learnt for one in contents))
+        learnt = np.full(len(tokens), self.all_learnt and any(content.learnt for content in contents))
         for turn in conversation.turns:
             marked = [(turn.start, turn.stop)] if conversation.marked is None else conversation.marked
             for start, stop in marked:
                 inside = (stops > max(start, turn.start)) & (starts < min(stop, turn.stop))
                 learnt = learnt | inside if contents[turn.place].learnt else learnt & ~inside
-        messages = [one.message for one in contents]
+        messages = [content.message for content in contents]
         inside = [(starts >= start) & (stops <= stop) for start, stop in conversation.asked(messages, -1)]
         texts = np.flatnonzero(np.any(inside, axis=0))
         return Tokenised(np.where(learnt, tokens, ~tokens), *_places(conversation, starts, stops), texts)
@@ -286,10 +288,6 @@ class Encoder:
         encoding = self.tokenizer.encode("a")
         mask = [*encoding.special_tokens_mask, 0]
         return ~np.array(encoding.ids[: mask.index(0)], np.int64)
-
-
-def _losses(text: Rendered) -> Losses:
-    return Losses(text.unlearnt, text.uncalled, text.unopened)
 
 
 def _adds_blank(tokenizer: Tokenizer) -> bool:
@@ -348,32 +346,35 @@ class PairEncoder(Encoder):
         return pair_of(record)
 
     def _conversations(self, line: Line) -> list[list[LineMessage]]:
-        *before, chosen, rejected = line.contents
-        return [[*before, chosen], [*before, rejected]]
+        *prompt, chosen, rejected = line.contents
+        return [[*prompt, chosen], [*prompt, rejected]]
 
     def _rendered(self, line: Line) -> list[Rendered]:
         both = super()._rendered(line)
-        before = [one.text[: one.turns[-2].stop if len(one.turns) > 1 else one.system] for one in both]
-        if before[0] != before[1]:
+        prompts = [
+            conversation.text[: conversation.turns[-2].stop if len(conversation.turns) > 1 else conversation.system]
+            for conversation in both
+        ]
+        if prompts[0] != prompts[1]:
             raise UserError("the chat template renders earlier turns differently for each answer; name another one")
         return both
 
     def _samples(self, line: Line, texts: list[Rendered], tokenised: list[Tokenised]) -> list[Sample]:
         """Earlier answers are not trained on, under any template."""
         first, *_ = tokenised
-        lasts = [one.turns[-1] for one in tokenised]
-        answers = [one.tokens[answer:stop] for one, (_, answer, stop) in zip(tokenised, lasts, strict=True)]
-        asked = [one.unlearnt[begin:answer] for one, (begin, answer, _) in zip(tokenised, lasts, strict=True)]
+        lasts = [item.turns[-1] for item in tokenised]
+        answers = [item.tokens[answer:stop] for item, (_, answer, stop) in zip(tokenised, lasts, strict=True)]
+        asked = [item.unlearnt[begin:answer] for item, (begin, answer, _) in zip(tokenised, lasts, strict=True)]
         system = np.concatenate([self._in_front, first.unlearnt[: first.system]])
         left = self._room - 2 * len(system) - sum(map(len, (*asked, *answers)))
         last, dropped = lasts[0][0], len(first.turns) - 1
         while dropped and 2 * (last - first.turns[dropped - 1][0]) <= left:  # whole turns, while both prompts have room
             dropped -= 1
-        prompts = [np.concatenate([system, first.unlearnt[first.turns[dropped][0] : last], one]) for one in asked]
-        losses = [_losses(text)._replace(unlearnt=0, uncalled=0, dropped=dropped) for text in texts]
+        prompts = [np.concatenate([system, first.unlearnt[first.turns[dropped][0] : last], item]) for item in asked]
+        losses = [Losses(unopened=text.losses["unopened"], dropped=dropped) for text in texts]
         if left < 0:
             most = max(min(self.src_length, self.length // PROMPT_SHARE), 1)
-            lost = [self._lost(one, len(prompt) - most, most) for one, prompt in zip(tokenised, prompts, strict=True)]
+            lost = [self._lost(item, len(prompt) - most, most) for item, prompt in zip(tokenised, prompts, strict=True)]
             prompts = [np.delete(prompt, gone - last + len(system)) for prompt, gone in zip(prompts, lost, strict=True)]
             fitted = self._fitted(answers, self._room - sum(map(len, prompts)))
             losses = [

@@ -91,9 +91,9 @@ class InPasses(BatchSource):
 
     def pass_rows(self, step: int, rows: Sequence[int]) -> Samples:
         """Rows beyond the last sample have no label."""
-        there = [row for row in rows if self.first_sample(step) + row < self.samples]
-        ids, labels, ends, pairs = self.rows(step, there)
-        lacking = ((0, len(rows) - len(there)), (0, 0))  # they are the last
+        present = [row for row in rows if self.first_sample(step) + row < self.samples]
+        ids, labels, ends, pairs = self.rows(step, present)
+        lacking = ((0, len(rows) - len(present)), (0, 0))  # they are the last
         return Samples(
             np.pad(ids, lacking),
             np.pad(labels, lacking, constant_values=IGNORED_LABEL),
@@ -103,8 +103,8 @@ class InPasses(BatchSource):
 
     def index(self, number: int) -> int:
         """The sample of the data that has a number in the order of passes."""
-        passed, place = divmod(number, self.samples)
-        return int(self._order(passed)[place]) if self._shuffle else place
+        passed, position = divmod(number, self.samples)
+        return int(self._order(passed)[position]) if self._shuffle else position
 
     def _order_of(self, passed: int) -> NDArray[np.int64]:
         order = np.arange(self.samples)
@@ -157,16 +157,17 @@ class TrainingData(BatchSource):
         self._order = _blend(self._weights, FIRST_BLOCK) if len(parts) > 1 else None
         self._vocab_size, self._seq_length = vocab_size, seq_length
         self._step = "step" if split == "train" else f"{split} batch"  # as messages call it
-        held = [
-            f"{weight:.6g} of {one.documents} documents with {one.tokens} tokens"
-            for weight, one in zip(self._weights, self._sets, strict=True)
+        described = [
+            f"{weight:.6g} of {data_set.documents} documents with {data_set.tokens} tokens"
+            for weight, data_set in zip(self._weights, self._sets, strict=True)
         ]
         super().__init__(
             global_batch,
             {
-                "data": " + ".join(held),
+                "data": " + ".join(described),
                 "checksums": " ".join(
-                    f"{one.identity['idx_crc32']:08x}{one.identity['bin_crc32']:08x}" for one in self._sets
+                    f"{data_set.identity['idx_crc32']:08x}{data_set.identity['bin_crc32']:08x}"
+                    for data_set in self._sets
                 ),
                 "split": shares,
                 "seq_length": seq_length,
@@ -177,7 +178,7 @@ class TrainingData(BatchSource):
     @property
     def samples(self) -> int:
         """Samples of one pass over every data set."""
-        return sum(one.samples for one in self._sets)
+        return sum(data_set.samples for data_set in self._sets)
 
     def rows(self, step: int, rows: Sequence[int]) -> NDArray[np.int64]:
         first = self.first_sample(step)

@@ -8,8 +8,9 @@ own, with limits (`open_template`, `conversations`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from json import dumps, loads
 from pathlib import Path
@@ -58,17 +59,15 @@ class Rendered:
     system: int  # number of characters of the system text
     turns: list[Turn]
     marked: list[tuple[int, int]] | None = None  # by `{% generation %}`, if the template has it
-    unlearnt: int = 0  # answers that stand in a prompt, as the template changes them when more follows
-    uncalled: int = 0  # the same, of answers that call tools
-    unopened: int = 0  # answers that begin before the generation prompt ends, as they lack thoughts that it opens
+    losses: Counter[str] = field(default_factory=Counter)  # numbers of answers by the field of `Losses`
 
     def asked(self, messages: Sequence[Message], number: int) -> list[tuple[int, int]]:
         """Where the texts of messages stand in the prompt of a turn, apart from the system text and the template's own
         words."""
         turn, spans = self.turns[number], list[tuple[int, int]]()
-        before = [each for each in self.turns if each.place < turn.place][-1:]
-        begin, stop = max([self.system, *(each.stop for each in before)]), turn.start
-        for message in reversed(messages[before[0].place + 1 if before else 0 : turn.place]):
+        previous = [each for each in self.turns if each.place < turn.place][-1:]
+        begin, stop = max([self.system, *(each.stop for each in previous)]), turn.start
+        for message in reversed(messages[previous[0].place + 1 if previous else 0 : turn.place]):
             content = message.get("content", "")
             content = content if content in self.text else content.strip()
             start = self.text.rfind(content, begin, stop)
@@ -84,13 +83,6 @@ class Rendered:
             texts = self.asked(messages, number)
             heads.append(self.text[self.turns[number - 1].stop if number else 0 : min(texts, default=(turn.start,))[0]])
         return next((heads[0].removesuffix(head) for head in heads[1:] if head and heads[0].endswith(head)), "")
-
-    def leave(self, answer: Message) -> None:
-        """Count an answer that is not learnt."""
-        if answer.keys().isdisjoint(CALLS):
-            self.unlearnt += 1
-        else:
-            self.uncalled += 1
 
 
 class Compiled(NamedTuple):
@@ -146,25 +138,25 @@ class TurnTemplate(Template):
         return self.rendered(messages, context).text
 
     def rendered(self, messages: Sequence[Message], context: Mapping[str, Any]) -> Rendered:
-        given: dict[str, Any] = {**context, "is_training": True}
+        values: dict[str, Any] = {**context, "is_training": True}
         rest = list(messages)
         if rest and rest[0]["role"] == "system":
-            given["system"] = rest.pop(0)["content"]
+            values["system"] = rest.pop(0)["content"]
         roles = [message["role"] for message in rest]
         if roles != ["user", ANSWERS] * (len(rest) // 2):
             raise UserError(f"{PADDLENLP} takes user and {ANSWERS} in turn; here is {shortened(', '.join(roles))}")
         pairs = list(zip(rest[::2], rest[1::2], strict=True))
         system, *turn = self._compiled.templates
-        text = _rendered(system, given)
-        found = Rendered(text, len(text), [])
+        text = _rendered(system, values)
+        result = Rendered(text, len(text), [])
         for index, (user, bot) in enumerate(pairs):
             fields = {"user": user.get("content", ""), "bot": bot.get("content", ""), "index": index}
-            fields |= given | {"is_first": index == 0, "is_last": index == len(pairs) - 1}
+            fields |= values | {"is_first": index == 0, "is_last": index == len(pairs) - 1}
             asked, answer = (_rendered(part, fields) for part in turn)
-            start = len(found.text) + len(asked)
-            found.text += asked + answer
-            found.turns.append(Turn(start, len(found.text), len(messages) - len(rest) + 2 * index + 1))
-        return found
+            start = len(result.text) + len(asked)
+            result.text += asked + answer
+            result.turns.append(Turn(start, len(result.text), len(messages) - len(rest) + 2 * index + 1))
+        return result
 
 
 class WholeTemplate(Template):
@@ -191,38 +183,39 @@ class WholeTemplate(Template):
     def rendered(self, messages: Sequence[Message], context: Mapping[str, Any]) -> Rendered:
         whole = self._render(messages, context)
         marked = list(self._compiled.templates[0].environment.marked) if "endgeneration" in self.text else None
-        found, end, last = Rendered(whole, 0, [], marked), 0, len(messages) - 1
-        for place, message in enumerate(messages):
+        result, end, last = Rendered(whole, 0, [], marked), 0, len(messages) - 1
+        for index, message in enumerate(messages):
             if message["role"] != ANSWERS:
                 continue
-            before = messages[:place]
-            asked = self._render(before, context, prompt=True) if before else self._opening(context)
-            answered = self._render(messages[: place + 1], context)
-            if self._loses_thoughts(before, message, context):
-                if place < last:
-                    found.leave(message)
+            unlearnt = "unlearnt" if message.keys().isdisjoint(CALLS) else "uncalled"
+            history = messages[:index]
+            asked = self._render(history, context, prompt=True) if history else self._opening(context)
+            answered = self._render(messages[: index + 1], context)
+            if self._loses_thoughts(history, message, context):
+                if index < last:
+                    result.losses[unlearnt] += 1
                     continue
-                answered = found.text = self._with_thoughts(before, message, asked, context)
-                found.marked = None
+                answered = result.text = self._with_thoughts(history, message, asked, context)
+                result.marked = None
             elif not answered.startswith(asked):
-                begun, opened, _ = self._around(before, message, asked, context)
+                begun, opened, _ = self._around(history, message, asked, context)
                 if opened and answered.startswith(begun):
                     asked = begun
-                    found.unopened += 1
-            if found.text.startswith(answered) and answered.startswith(asked) and len(asked) >= end:
+                    result.losses["unopened"] += 1
+            if result.text.startswith(answered) and answered.startswith(asked) and len(asked) >= end:
                 end = len(answered)
-                found.turns.append(Turn(len(asked), end, place))
-            elif place == last:
+                result.turns.append(Turn(len(asked), end, index))
+            elif index == last:
                 raise UserError("the chat template's generation prompt is not how it begins an answer")
             else:
-                found.leave(message)
+                result.losses[unlearnt] += 1
         try:  # in front of all turns: a beginning, a system text, tools
             system = self._render(messages[: messages[0]["role"] == "system"], context)
         except UserError:  # some templates want a user's message
-            system = found.in_front(messages)
-        if found.turns and found.text[: found.turns[0].start].startswith(system):
-            found.system = len(system)
-        return found
+            system = result.in_front(messages)
+        if result.turns and result.text[: result.turns[0].start].startswith(system):
+            result.system = len(system)
+        return result
 
     def _opening(self, context: Mapping[str, Any]) -> str:
         """The text before an answer that nothing precedes: many templates do not take an empty conversation."""
@@ -234,13 +227,13 @@ class WholeTemplate(Template):
             return begun.rstrip()  # blanks in front of the answer are its own
         return begun[: begun.rfind(prompt) + len(prompt)] if prompt in begun else begun
 
-    def _loses_thoughts(self, before: Sequence[Message], message: Message, context: Mapping[str, Any]) -> bool:
+    def _loses_thoughts(self, history: Sequence[Message], message: Message, context: Mapping[str, Any]) -> bool:
         content_text = message.get("content", "")
         marked = {**message, "content": content_text.replace(THOUGHT, MARK + THOUGHT)}
-        return THOUGHT in content_text and MARK not in self._render([*before, marked], context)
+        return THOUGHT in content_text and MARK not in self._render([*history, marked], context)
 
     def _with_thoughts(
-        self, before: Sequence[Message], message: Message, asked: str, context: Mapping[str, Any]
+        self, history: Sequence[Message], message: Message, asked: str, context: Mapping[str, Any]
     ) -> str:
         """The text as the model must write the answer behind the generation prompt. Raises UserError."""
         content_text: str = message["content"]
@@ -251,7 +244,7 @@ class WholeTemplate(Template):
                 "the chat template takes an answer's thoughts out, and its generation prompt has none; take them out, "
                 "too, or name another template: galvatron train --chat_template"
             )
-        _, opened, ended = self._around(before, message, asked, context)
+        _, opened, ended = self._around(history, message, asked, context)
         return (
             asked
             + (content_text.lstrip().removeprefix(opened.strip()).lstrip("\n") if opened else content_text)
@@ -259,10 +252,10 @@ class WholeTemplate(Template):
         )
 
     def _around(
-        self, before: Sequence[Message], message: Message, asked: str, context: Mapping[str, Any]
+        self, history: Sequence[Message], message: Message, asked: str, context: Mapping[str, Any]
     ) -> tuple[str, str, str]:
         """The text before an answer; the rest of the generation prompt, if it is its beginning; the end."""
-        begun, _, ended = self._render([*before, {**message, "content": MARK}], context).partition(MARK)
+        begun, _, ended = self._render([*history, {**message, "content": MARK}], context).partition(MARK)
         return begun, asked[len(begun) :] if asked.startswith(begun) else "", ended
 
     def _render(self, messages: Sequence[Message], context: Mapping[str, Any], prompt: bool = False) -> str:
@@ -298,8 +291,8 @@ def _opened(wanted: str | None, tokenizer: Path) -> Template | None:
     if path.is_dir():
         if (path / PADDLENLP).is_file():
             return TurnTemplate(path / PADDLENLP)
-        if own := _own(path):
-            return own
+        if template := _own(path):
+            return template
         raise UserError(f"chat_template: {path} has neither {PADDLENLP} nor a tokenizer's own template; name the file")
     if path.suffix == ".json":
         return TurnTemplate(path)
@@ -315,7 +308,7 @@ def _own(folder: Path) -> WholeTemplate | None:
     content = read_json(path) if path.is_file() else {}
     text = content.get("chat_template") if isinstance(content, dict) else None
     if isinstance(text, list):  # several, by name
-        named = {str(one.get("name")): one.get("template") for one in text if isinstance(one, dict)}
+        named = {str(entry.get("name")): entry.get("template") for entry in text if isinstance(entry, dict)}
         text = named.get("default")
     if text is None:
         return None

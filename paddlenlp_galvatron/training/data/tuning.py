@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from json import dumps, loads
@@ -24,7 +24,7 @@ from ...base.reading import LargeFile
 from ...base.text import count, shortened
 from ...options.prices import Packing
 from ...runtime.batch import IGNORED_LABEL, Samples
-from .conversations import Encoder, PairEncoder, Sample
+from .conversations import Encoder, PairEncoder
 from .sample_index import FOLDER, cached_arrays
 from .source import InPasses
 from .special_tokens import end_of_text
@@ -145,9 +145,9 @@ class TuningData(InPasses):
         layout: RowLayout,
         global_batch: int,
         split: str = "train",
-        known: Callable[[dict[str, Any]], object] = lambda identity: None,
+        on_identity: Callable[[dict[str, Any]], object] = lambda identity: None,
     ):
-        """`known` is called with the data's identity before rows are made of them, which may take minutes. Raises
+        """`on_identity` is called with the data's identity before rows are made of them, which may take minutes. Raises
         UserError with the file and the line of each fault."""
         seq_length, packing, pairs = layout.seq_length, layout.packing, layout.pairs
         self._files, self._left_out = tuning_files(data, split)
@@ -174,7 +174,7 @@ class TuningData(InPasses):
             "layout": LAYOUT,
         } | ({"pairs": 1} if pairs else {})
         super().__init__(global_batch, made_from, shuffle=split == "train")
-        known(self.identity)
+        on_identity(self.identity)
         folder = self._files[0].parent / FOLDER
         self._tokens, self._pieces, self._rows, self._remarks, unread = cached_arrays(
             folder,
@@ -208,41 +208,38 @@ class TuningData(InPasses):
         if self._unread:
             counted = ", ".join(f"{shortened(key)} ({lines})" for key, lines in self._unread.items())
             notes.append(f"keys that are not read, each with its number of lines: {counted}")
-        for kind, (one, what) in enumerate(REMARKS.values()):
+        for kind, (subject, what) in enumerate(REMARKS.values()):
             lines = remarks[remarks[:, 2] == kind]
             if len(lines):
                 named = ", ".join(f"{self._files[file]}: line {line}" for file, line, _ in lines[:MOST_NAMED].tolist())
-                notes.append(f"{count(len(lines), one)} {what}: {named}{', …' if len(lines) > MOST_NAMED else ''}")
+                notes.append(f"{count(len(lines), subject)} {what}: {named}{', …' if len(lines) > MOST_NAMED else ''}")
         filled = np.asarray(self._rows[0 : self.samples])[:, 2].sum() / (self.samples * self._seq_length)
-        held = count(len(self._pieces) // 2, "pair") if self._pairs else count(len(self._pieces), "sample")
+        contents = count(len(self._pieces) // 2, "pair") if self._pairs else count(len(self._pieces), "sample")
         if self.packed:
-            notes.append(f"{held} in {count(self.samples, 'row')}, which they fill to {filled:.1%}")
+            notes.append(f"{contents} in {count(self.samples, 'row')}, which they fill to {filled:.1%}")
         elif filled < WORTH_PACKING:
-            notes.append(f"rows are filled to {filled:.1%} ({held}); several share a row with --packing best_fit")
+            notes.append(f"rows are filled to {filled:.1%} ({contents}); several share a row with --packing best_fit")
         return [*notes, *self._end_notes]
 
     @property
     def lengths(self) -> Lengths:
         """Lengths over all rows."""
         rows, pieces, tokens = (np.asarray(part[0 : len(part)]) for part in (self._rows, self._pieces, self._tokens))
-        length, held = self._seq_length, rows[:, 2].sum()
+        length, tokens_held = self._seq_length, rows[:, 2].sum()
         squares = ((pieces[:, 1] - 1.0) ** 2).sum() + ((length - rows[:, 2]) ** 2.0).sum()  # padding is one document
         starts = np.zeros(len(tokens), bool)
         starts[pieces[:, 0]] = True  # no token before predicts it
         return Lengths(
             squares / (len(rows) * length) if self.packed else length,
-            held / (len(rows) * length),
+            tokens_held / (len(rows) * length),
             float(((tokens[:, 0] >= 0) & ~starts).sum() / (len(rows) * length)),
         )
 
     def filled(self, step: int) -> float:
         """Share of a step's tokens that is not padding."""
-        first = self.first_sample(step)
-        return self._filled([self.index(first + row) for row in range(self.global_batch)])
-
-    def _filled(self, rows: Sequence[int]) -> float:
-        held = (int(self._rows[row : row + 1][0][2]) for row in rows)
-        return sum(held) / (len(rows) * self._seq_length)
+        rows = (self.index(self.first_sample(step) + row) for row in range(self.global_batch))
+        tokens = sum(int(self._rows[row : row + 1][0][2]) for row in rows)
+        return tokens / (self.global_batch * self._seq_length)
 
     def _batch(self, indices: Sequence[int]) -> Samples:
         shape = len(indices), self._seq_length
@@ -279,21 +276,24 @@ def _build(encoder: Encoder, files: Sequence[Path], layout: RowLayout) -> list[N
     unread = Counter[str]()
     together = encoder.together
     kinds = {name: number for number, name in enumerate(REMARKS)}
-    for samples in _batched(encoder.samples(files), together):
+    stream = encoder.samples(files)
+    while samples := tuple(islice(stream, together)):
         line = samples[0].line
-        largest = max(int(np.where(one.tokens < 0, ~one.tokens, one.tokens).max(initial=0)) for one in samples)
+        largest = max(
+            int(np.where(sample.tokens < 0, ~sample.tokens, sample.tokens).max(initial=0)) for sample in samples
+        )
         if largest >= layout.vocab_size and not faults:
             faults.append(
                 f"{files[line.file]}: line {line.number}: has token {largest}, but the model's vocab_size is "
                 f"{layout.vocab_size}; take the model's own tokenizer"
             )
         unread.update(key for key in sorted(set(line.unread)) if key in unread or len(unread) < MOST_KEYS)
-        if not all(one.learns for one in samples):
+        if not all(sample.learns for sample in samples):
             remarks.append((line.file, line.number, kinds["masked" if line.masked else "cut_away"]))
             continue
-        lacks = {name for one in samples for name, number in one.losses._asdict().items() if number}
+        lacks = {name for sample in samples for name, number in sample.losses._asdict().items() if number}
         remarks += [(line.file, line.number, kinds[name]) for name in kinds if name in lacks]
-        parts += [one.tokens for one in samples]
+        parts += [sample.tokens for sample in samples]
     if faults:
         raise UserError(faults)
     if not parts:
@@ -308,19 +308,15 @@ def _build(encoder: Encoder, files: Sequence[Path], layout: RowLayout) -> list[N
     rows = [[together * number + each for number in row for each in range(together)] for row in rows]
     order = np.array([number for row in rows for number in row])
     counts = np.array([len(row) for row in rows])
-    held = [int((sizes[row] - 1).sum()) for row in rows]
+    tokens_held = [int((sizes[row] - 1).sum()) for row in rows]
+    counted = dict(sorted(unread.items(), key=lambda item: (-item[1], item[0])))
     return [
         np.concatenate(parts)[:, None],
         np.stack([places[order], sizes[order]], axis=1),
-        np.stack([counts.cumsum() - counts, counts, held], axis=1),
+        np.stack([counts.cumsum() - counts, counts, tokens_held], axis=1),
         np.array(remarks, np.int64).reshape(-1, 3),
-        np.array([*dumps(dict(sorted(unread.items(), key=lambda one: (-one[1], one[0])))).encode()], np.int64)[:, None],
+        np.array([*dumps(counted).encode()], np.int64)[:, None],
     ]
-
-
-def _batched(samples: Iterator[Sample], size: int) -> Iterator[tuple[Sample, ...]]:
-    """So many at a time."""
-    return iter(lambda: tuple(islice(samples, size)), ())
 
 
 def pack(lengths: Sequence[int], room: int, packing: Packing) -> Rows:
@@ -354,13 +350,13 @@ def _greedy(lengths: Sequence[int], room: int, numbers: range) -> Rows:
     rows: Rows = [[]]
     left = [room]
     for number in numbers:
-        place = left.index(max(left))
-        if lengths[number] > left[place]:
-            place = len(rows)
+        row = left.index(max(left))
+        if lengths[number] > left[row]:
+            row = len(rows)
             rows.append([])
             left.append(room)
-        rows[place].append(number)
-        left[place] -= lengths[number]
+        rows[row].append(number)
+        left[row] -= lengths[number]
     return rows
 
 
@@ -370,9 +366,9 @@ def _best_fit(lengths: Sequence[int], room: int) -> Rows:
     rows: Rows = []
     open_rows: list[tuple[int, int]] = []  # room that is left, and which row; sorted
     for number in sorted(range(len(lengths)), key=lambda each: (-lengths[each], each)):
-        place = bisect_left(open_rows, (lengths[number], -1))
-        if place < len(open_rows):
-            left, row = open_rows.pop(place)
+        position = bisect_left(open_rows, (lengths[number], -1))
+        if position < len(open_rows):
+            left, row = open_rows.pop(position)
             rows[row].append(number)
         else:
             left, row = room, len(rows)

@@ -18,6 +18,7 @@ from ...base.writing import write_text
 from ...options.foreign import FOREIGN
 from ...options.group import canonical_options, is_boolean, read_options
 from ...options.group import read_words as read_option_words
+from ...options.texts import text_of
 from ...options.uniform import UniformOptions
 from ...plan import read_plan
 from ...runtime.groups import start_world
@@ -25,7 +26,8 @@ from ..prepare import BESIDE, CONFIG, GROUPS, Prepared, prepare
 from ..settings import TrainSettings
 from .surface import HANDED_ON
 
-OPTIONS = {name: info for group in GROUPS for name, info in group.model_fields.items()}
+OWNERS = {name: group for group in GROUPS for name in group.model_fields}
+OPTIONS = {name: group.model_fields[name] for name, group in OWNERS.items()}
 STOCK = {own.name for own in fields(TrainingArguments)}
 DRY_RUN = "dry_run"
 
@@ -43,7 +45,7 @@ def _option_fields() -> Iterator[tuple[str, Any, Any]]:
     for option, info in OPTIONS.items():
         if option not in STOCK:
             kind = Optional[bool] if is_boolean(info) else Optional[str]  # noqa: UP045
-            yield option, kind, field(default=None, metadata={"help": info.description})
+            yield option, kind, field(default=None, metadata={"help": text_of(OWNERS[option], option)})
 
 
 GalvatronTrainingArguments = make_dataclass(
@@ -88,8 +90,8 @@ def settings_for(model: Any, arguments: Any, sample_length: int | None) -> Train
     `sample_length`: sequence length of the user's own data, for where the plan leaves it open. Raises UserError.
     """
     if not isinstance(arguments, TrainingArguments):
-        found = "missing" if arguments is None else f"is a {type(arguments).__name__}"
-        raise UserError(f"args: {found}; give GalvatronTrainingArguments, or PaddleNLP's TrainingArguments")
+        fault = "missing" if arguments is None else f"is a {type(arguments).__name__}"
+        raise UserError(f"args: {fault}; give GalvatronTrainingArguments, or PaddleNLP's TrainingArguments")
     values = dict(_given(arguments))
     if hasattr(model, "to_dict") and hasattr(model, "model_type"):
         path = Path(arguments.output_dir).absolute() / CONFIG
@@ -130,7 +132,7 @@ def _leaves_length_open(values: dict[str, Any]) -> bool:
 def _given(arguments: TrainingArguments) -> Iterator[tuple[str, Any]]:
     """Arguments that differ from the default, and from PaddleNLP's own change of it."""
     made = TrainingArguments(output_dir=arguments.output_dir)
-    for own in fields(arguments):
-        value = getattr(arguments, own.name, own.default)  # PaddleNLP deletes one of its fields
-        if value != own.default and (own.name == "output_dir" or value != getattr(made, own.name, None)):
-            yield own.name, value.value if isinstance(value, Enum) else value
+    for field in fields(arguments):
+        value = getattr(arguments, field.name, field.default)  # PaddleNLP deletes one of its fields
+        if value != field.default and (field.name == "output_dir" or value != getattr(made, field.name, None)):
+            yield field.name, value.value if isinstance(value, Enum) else value
