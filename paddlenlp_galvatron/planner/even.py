@@ -162,9 +162,12 @@ class EvenCore:
     def _tried(self, division: Sequence[int]) -> Iterator[list[Counts]]:
         """Layers of each stage that recompute: the fewest that fit in each; where the program has as many in each, the
         fewest that fit in all; where it has all or none, all."""
-        own = [self._fewest(stage, division) for stage in range(len(division))]
-        if None not in own:
-            yield [counts or () for counts in own]
+        own: list[Counts] = []
+        for stage in range(len(division)):
+            if (counts := self._fewest(stage, division)) is None:
+                return  # as many in each stage do not fit there, either
+            own.append(counts)
+        yield own
         if len(self._strategies.layers[0]) == 2:
             most = max(division)
             alike = fewest(lambda count: self._all_fit(division, count), most)
@@ -188,6 +191,9 @@ class EvenCore:
 
     def _cheapest(self, stage: int, division: Sequence[int]) -> Counts | None:
         layers, several = division[stage], len(self._strategies.layers[0]) > 2
+        most_freed = [(*[0] * at, count) for at in range(len(self._added_ms)) for count in (layers, layers - 1)] or [()]
+        if several and not any(self._fits(stage, division, counts) for counts in most_freed):
+            return None
         best: Counts | None = None
         best_ms, most = inf, layers * (len(self._strategies.layers[0]) > 1)
         for behind in [(second,) for second in range(layers + 1)] if several else [()]:
