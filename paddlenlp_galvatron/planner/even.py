@@ -179,7 +179,9 @@ class EvenCore:
 
     def _alike(self, division: Sequence[int], count: int) -> Iterator[list[Counts]]:
         """As many layers of each stage recompute, by each strategy that does."""
-        for number in range(max(len(self._strategies.layers[0]) - 1, 1)):
+        if len(self._strategies.layers[0]) == 1:
+            yield [()] * len(division)
+        for number in range(len(self._strategies.layers[0]) - 1):
             yield [(*[0] * number, min(count, layers)) for layers in division]
 
     def _fewest(self, stage: int, division: Sequence[int]) -> Counts | None:
