@@ -19,7 +19,7 @@ from ..plan.strategy import LayerStrategy, Strategy
 from ..profiles.computation import PassTimes
 from .collectives import CallTimes, Setting, point_calls, weight_calls
 from .costs import LayerCost, StageSetting
-from .experts import ExpertPrices
+from .experts import OF_EXPERTS, ExpertPrices
 from .module import ModulePrices, Room, once
 from .stage_memory import positions_mib
 from .variants import (
@@ -68,7 +68,7 @@ class LayerPrices:
     def cost(self, strategy: LayerStrategy, setting: Setting) -> LayerCost:
         placed = _placed(strategy)
         share = self._share(placed, setting)
-        points, passes, room = self._recomputed(placed, strategy.recompute, setting)
+        points, passes, room = self._recomputed(placed, strategy.recompute & ~Recompute.GATE_UP, setting)
         where = setting.stage_size, setting.pipeline, setting.layer_type
         weights = self._weight_times(replace(placed, dp_type=strategy.dp_type, sharding=strategy.sharding), *where)
         shares = products_behind(self._models[setting.layer_type], setting.seq)
@@ -80,7 +80,7 @@ class LayerPrices:
         sharding = strategy.shards(setting.stage_size)
         cost = self._modules.module_cost(strategy.dp_type, sharding, setting, timed, passes, share.weights, room)
         if self._models[setting.layer_type].experts:
-            return cost + self._experts.cost(strategy.experts, strategy.recompute & Recompute.FULL, setting)
+            return cost + self._experts.cost(strategy.experts, strategy.recompute & OF_EXPERTS, setting)
         if self._task.adapter_rank is not None:
             return cost + self._adapters(self._task.adapter_rank, strategy, share, setting, passes.forward_ms)
         return cost

@@ -22,7 +22,7 @@ from ..profiles.memory import Role
 from ..profiles.reserve import Reserve
 from .collectives import place_of
 from .costs import CostOptions, LayerCost, Prediction, Profiles, StagePrediction, StageSetting, Task
-from .experts import ExpertPrices
+from .experts import OF_EXPERTS, ExpertPrices
 from .layers import LayerPrices
 from .module import ModulePrices, once
 from .simulate import StageTimes, step_ms
@@ -104,7 +104,7 @@ class CostModel:
         self, experts: Experts, recompute: Recompute, stage: StageSetting, layer_type: int = 0
     ) -> LayerCost:
         """Cost of the experts of one layer for one micro-batch, of a type that has some."""
-        return self._experts.cost(experts, recompute & Recompute.FULL, self._modules.setting(stage, layer_type))
+        return self._experts.cost(experts, recompute & OF_EXPERTS, self._modules.setting(stage, layer_type))
 
     def vocab_cost(self, vocab: VocabStrategy, stage: StageSetting, role: Role) -> LayerCost:
         """Embedding and LM head as a stage of this role has them. Raises UserError as `layer_cost` does."""

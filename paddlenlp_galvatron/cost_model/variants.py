@@ -46,7 +46,7 @@ class Partly(NamedTuple):
 
     def again_ms(self, times: PassTimes) -> float:
         """Time of the recompute, from the times of the layer's passes and of recomputing all of it."""
-        shares = times.shares or self.shares
+        shares = {**self.shares, **(times.shares or {})}
         whole_ms = times.forward_ms if times.recompute_ms is None else times.recompute_ms
         return whole_ms * sum([shares[part] for part in self.parts])
 

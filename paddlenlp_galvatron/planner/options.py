@@ -14,7 +14,7 @@ from ..base.errors import UserError
 from ..base.limits import MOST_SAMPLES, Count, Layers, Number, Positive, Ranks, Samples, Size
 from ..cost_model import CostOptions, Task
 from ..cost_model.load import ProfileSource
-from ..model.layer import PARTLY
+from ..model.layer import MODULES, PARTLY
 from ..options.group import Options
 from ..options.prices import RANK, TWO_SOURCES, Kind
 from ..plan import Assumptions, DataParallel, Plan, Precision, Recompute, Schedule
@@ -285,7 +285,8 @@ class SearchOptions(TaskOptions):
         """Recompute choices of layers."""
         if not self.allows("ckpt"):
             return (Recompute.NONE,)
-        return (Recompute.NONE, Recompute.FULL, *(PARTLY if self.recompute_parts else ()))
+        parts = MODULES if self.trainer == "paddlefleet" else PARTLY if self.recompute_parts else ()
+        return (Recompute.NONE, Recompute.FULL, *parts)
 
     @property
     def schedules(self) -> tuple[Schedule, ...]:

@@ -47,6 +47,56 @@ def test_more_parts_keep_less_and_take_longer(model, tp, flash):
         ) or (more is Recompute.FULL)
 
 
+MIB = 1 << 20
+OF_MODULES = {  # model, layer type, module -> bytes that a rank of 8 frees, and operations that it repeats, by hand
+    "mlp of llama3-8b": ("llama3-8b", Recompute.SUBLAYER, 4096 * 3 * 14336 * 2, 4096 * 6 * 4096 * 14336),
+    # 8 rows a token, of which the busiest rank of 8 has twice the mean; gate and up of 768 columns
+    "moe_gate_up of qwen3-30b-a3b": (
+        "qwen3-30b-a3b",
+        Recompute.GATE_UP,
+        4096 * 8 * 2 * 2 * 768 * 2,
+        1.2 * 4096 * 8 * 4 * 2048 * 768,
+    ),
+    # rows, their three products and their copies; in fp32 scores of 128 experts and four numbers of each of 8
+    "mlp of qwen3-30b-a3b": (
+        "qwen3-30b-a3b",
+        Recompute.SUBLAYER,
+        4096 * 8 * 2 * (2048 + 3 * 768) * 2 + 4096 * (128 + 32) * 4,
+        1.2 * 4096 * 8 * 6 * 2048 * 768 + 4096 * 2 * 2048 * 128,
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "module", "freed", "flops"), OF_MODULES.values(), ids=OF_MODULES)
+def test_modules_of_paddlefleet_free_and_repeat_what_their_tensors_have(name, module, freed, flops):
+    cost = h100(name)
+    none, some, full = (
+        cost.layer_cost(LayerStrategy(recompute=each, ep=8 if "30b" in name else 1), STAGE)
+        for each in (Recompute.NONE, module, Recompute.FULL)
+    )
+    assert (none.activation_mib - some.activation_mib) * MIB == pytest.approx(freed, rel=0.01)
+    assert full.activation_mib < some.activation_mib and some.backward_ms < full.backward_ms
+    least_ms = (
+        flops / 989e9
+    )  # at the peak of H100, of which wide products reach half, those of narrow experts a quarter
+    assert least_ms < some.terms.recompute_ms < (2 if name == "llama3-8b" else 5) * least_ms
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "qwen3-30b-a3b"])
+def test_modules_repeat_their_own_collectives(name):
+    """Whole sublayers those of the MLP, or the experts' exchange; gate and up none."""
+    cost, tp, ep = h100(name), 2 if name == "llama3-8b" else 1, 1 if name == "llama3-8b" else 8
+
+    def messages_ms(recompute: Recompute) -> float:
+        terms = cost.layer_cost(LayerStrategy(tp, recompute=recompute, ep=ep), STAGE).terms
+        return terms.tensor_backward_ms + terms.expert_backward_ms
+
+    none, sublayer, full = map(messages_ms, (Recompute.NONE, Recompute.SUBLAYER, Recompute.FULL))
+    assert none < sublayer <= full
+    if ep > 1:
+        assert messages_ms(Recompute.GATE_UP) == none
+
+
 def test_norms_cost_little_and_spare_much():
     """Why recompute by parts pays: a third of the activations for a tenth of the time of recomputing all."""
     cost = h100("llama2-7b")

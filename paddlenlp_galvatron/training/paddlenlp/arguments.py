@@ -131,7 +131,7 @@ def _leaves_length_open(values: dict[str, Any]) -> bool:
 def _given(arguments: TrainingArguments) -> Iterator[tuple[str, Any]]:
     """Arguments that differ from the default, and from PaddleNLP's own change of it."""
     made = TrainingArguments(output_dir=arguments.output_dir)
-    for field in fields(arguments):
-        value = getattr(arguments, field.name, field.default)  # PaddleNLP deletes one of its fields
-        if value != field.default and (field.name == "output_dir" or value != getattr(made, field.name, None)):
-            yield field.name, value.value if isinstance(value, Enum) else value
+    for each in fields(arguments):
+        value = getattr(arguments, each.name, each.default)  # PaddleNLP deletes one of its fields
+        if value != each.default and (each.name == "output_dir" or value != getattr(made, each.name, None)):
+            yield each.name, value.value if isinstance(value, Enum) else value
