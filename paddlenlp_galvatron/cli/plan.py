@@ -302,7 +302,9 @@ def from_paddlefleet(values: dict[str, Any], json: bool) -> None:
     if not is_recipe(content):
         raise UserError(f"{given.file}: is no recipe of PaddleFleet; give one that has a stage such as PT or SFT")
     if not (named := given.model_size or fields_of(content).read.model_name_or_path):
-        raise UserError("model_size: missing, and the recipe names no model; give --model_size")
+        raise UserError(
+            "model_size: missing, and the recipe names no model; `galvatron plan from-paddlefleet --model_size NAME`"
+        )
     shape = load_model(named)
     try:
         recipe = read_recipe(content, shape, given.world_size)

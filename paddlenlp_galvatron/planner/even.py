@@ -12,7 +12,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import islice
 from math import inf
 from operator import mul
 
@@ -113,6 +112,7 @@ class EvenCore:
     def __init__(self, family: PlanFamily, strategies: Strategies, even: EvenPlans):
         self._family, self._strategies, self._even = family, strategies, even
         self._known: dict[tuple[int, int], Counts | None] = {}  # by stage, and its layers
+        self._stages_mib: dict[tuple[int, int, Counts], float] = {}  # by stage, its layers, and those that recompute
 
     def bound(self, cancel: Cancel) -> float:
         return min((self._least_ms(each) for each in self._even.divisions(self._family.stages)), default=inf)
@@ -137,17 +137,17 @@ class EvenCore:
         return (best_ms, best_ms, 0, *best) if best else (inf, best_ms, 0, (), ())
 
     def least_memory(self, cancel: Cancel) -> tuple[float, int, Sequence[int], Sequence[int]]:
-        every = [
-            (self._mib(self._even.cost.predict(plan)), division, counts)
-            for division in islice(self._even.divisions(self._family.stages), 3)  # the most even ones
+        candidates = sorted(
+            (max(self._stage_mib(stage, division, counts[stage]) for stage in range(len(division))), division, counts)
+            for division in self._even.divisions(self._family.stages)
             for count in (0, 1, max(division))
             for counts in self._alike(division, count)
-            if self._even.expressible(plan := self._plan(division, counts)) and not find_faults(plan, self._even.model)
-        ]
-        if not every:  # as under gpipe
-            return inf, 0, (), ()
-        mib, division, counts = min(every)
-        return mib, 0, division, self._even.choice(division, counts)
+        )
+        for mib, division, counts in candidates:
+            plan = self._plan(division, counts)
+            if self._even.expressible(plan) and not find_faults(plan, self._even.model):
+                return mib, 0, division, self._even.choice(division, counts)
+        return inf, 0, (), ()  # as under gpipe
 
     def _least_ms(self, division: Sequence[int], counts: Sequence[Counts] = ()) -> float:
         """A lower bound: the longest stage, the last of those, takes all micro-batches; before the first one and behind
@@ -226,10 +226,17 @@ class EvenCore:
 
     def _fits(self, stage: int, division: Sequence[int], counts: Counts) -> bool:
         """Whether a stage in which so many layers recompute is within the budget."""
-        every: list[Counts] = [()] * len(division)
-        every[stage] = counts
-        memory = self._even.cost.stage_cost(self._plan(division, every), stage).memory
-        return memory.total_mib - self._even.cost.options.context_mib <= self._even.budget_mib
+        return self._stage_mib(stage, division, counts) <= self._even.budget_mib
+
+    def _stage_mib(self, stage: int, division: Sequence[int], counts: Counts) -> float:
+        """Memory of a stage in which so many layers recompute, without the reserve, which all plans share."""
+        key = stage, division[stage], counts
+        if key not in self._stages_mib:
+            every: list[Counts] = [()] * len(division)
+            every[stage] = counts
+            memory = self._even.cost.stage_cost(self._plan(division, every), stage).memory
+            self._stages_mib[key] = memory.total_mib - self._even.cost.options.context_mib
+        return self._stages_mib[key]
 
     def _plan(self, division: Sequence[int], counts: Sequence[Counts]) -> Plan:
         return self._even.plan(self._family, self._strategies, division, counts)

@@ -1,7 +1,7 @@
 """ERNIE-4.5's dense models, by PaddleNLP's layers of Llama.
 
 Rotary positions turn neighbouring numbers of a head here, and numbers half a head apart in Llama. Both give the same
-scores of attention once the numbers of each head of q and k are sorted alike.
+scores of attention once the numbers of each head of q and k are sorted in one way.
 """
 
 from __future__ import annotations
