@@ -92,7 +92,7 @@ class EvenCore:
     def tight_bound(self, limit_ms: float, cancel: Cancel) -> float:
         return 0.0
 
-    def solve(self, limit_ms: float, effort: int, cancel: Cancel) -> Chosen:
+    def solve(self, limit_ms: float, effort: int, cancel: Cancel, gap: float) -> Chosen:
         counts = self._best
         if counts is None:
             return inf, inf, 0, (), ()

@@ -54,7 +54,7 @@ class Explanation(PlanFacts):
 def explain(plan: Plan, problem: Problem) -> Explanation:
     """Explain a plan by a dozen searches. Raises UserError where the plan cannot be priced."""
     one_layer = one_layer_changed(problem, plan)
-    time = SharedTime(SEARCHES_S, FIRST + MOST_CHANGES)
+    time = SharedTime(min(SEARCHES_S, problem.options.time_limit or SEARCHES_S), FIRST + MOST_CHANGES)
     searched = problem.search(known=[plan], seconds=time.take(FIRST), compared=True, top_k=RUNNERS_UP)
     best = [one.plan for one in (searched.best, searched.fastest) if one]
     known = [plan, *best, *(other.plan for other in searched.runners_up)]

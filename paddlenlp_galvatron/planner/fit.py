@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
@@ -17,7 +18,7 @@ from ..base.units import GIB, GIB_MIB
 from ..cost_model import CostModel, derive, load
 from ..options.foreign import Fate
 from ..options.model_options import SEQ, Model
-from ..options.prices import TWO_SOURCES, JobOptions
+from ..options.prices import TWO_SOURCES, JobOptions, LimitOptions
 from ..plan import ModelShape
 from ..plan.strategy import Assumptions
 from ..profiles.data_sheet import Device, load_data_sheet
@@ -27,6 +28,7 @@ from ..profiles.reserve import Reserve
 from .branch_and_bound import Watch
 from .hints import Hint, hints
 from .options import BATCH, SearchOptions, TaskOptions
+from .problem import SharedTime
 from .question import Question, budget_gib
 from .result import Candidate, Need
 
@@ -35,6 +37,7 @@ DEVICE = "h100-80gb"  # where neither the user nor a profile names one
 NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # numbers of nodes that are tried
 FURTHER = 3  # numbers of GPUs shown beyond the least that fits
 MORE_GIB = 8.0
+ROUGHLY = {"gap": 0.005, "effort": 1_000_000}  # of searches whose speed has two decimals in the table
 _ALLREDUCE = r"allreduce_bandwidth_([1-9]\d{0,4})nodes_([1-9]\d{0,4})gpus_per_node\.json"
 MOST_NUMBERS = 32  # of GPUs in one table
 
@@ -57,7 +60,7 @@ BF16 = "its times are those of bf16; others: galvatron search --mixed_precision"
 PRECISION = {"bf16": Fate(BF16, "1"), "fp16": Fate(BF16, "0")}
 
 
-class FitOptions(TaskOptions, JobOptions):
+class FitOptions(TaskOptions, LimitOptions, JobOptions):
     """The model, task and device."""
 
     model_size: str
@@ -99,6 +102,7 @@ class Fit:
     question: Question
     with_more: float | None  # samples/s with MORE_GIB more on each GPU; None: still nothing fits
     hopeful: bool = False  # nothing fits by its bound, but something by its tensors
+    given_up: bool = False  # the search was not taken to its end
 
     @property
     def tensors_mib(self) -> float:
@@ -113,6 +117,8 @@ class Fit:
     @property
     def verdict(self) -> str:
         """`at risk`: only if the allocator holds less besides tensors than it did in published runs."""
+        if not self.best and self.given_up:
+            return "not found in time"
         return "fits" if self.best else "at risk" if self.hopeful else "does not fit"
 
 
@@ -136,19 +142,22 @@ class _Kind:
     sheet: str | None = None  # name of their data sheet; None: prices are measured
 
 
-def fit(shape: ModelShape, options: FitOptions, note: Note = no_note, watch: Watch | None = None) -> list[Fit]:
-    """A row a device and number of GPUs: those requested, or from the least that fits; `options` are settled for the
-    shape.
+def fit(shape: ModelShape, options: FitOptions, note: Note = no_note, watch: Watch | None = None) -> Iterator[Fit]:
+    """A row a device and number of GPUs, as it is found: those requested, or from the least that fits; `options` are
+    settled for the shape.
 
     `note` is called with the assumptions about profiles and about a budget beyond the device's memory, `watch` with
     how far each search is. Raises UserError for a number that is no whole number of nodes, or that the profiles lack.
     """
-    found: list[Fit] = []
-    for kind in _kinds(shape, options, note):
-        gib = budget_gib(options.memory_constraint, kind.device, note)
-        row = _Row(shape, kind, options, gib, watch)
-        found += [row(gpus) for gpus in sorted(set(options.gpus))] if options.gpus else _from_the_least(row)
-    return found
+    kinds = [*_kinds(shape, options, note)]
+    asked = sorted(set(options.gpus or ()))
+    time = SharedTime(options.time_limit or inf, len(kinds) * (len(asked) or FURTHER + 2))
+    rows = [
+        _Row(shape, kind, options, budget_gib(options.memory_constraint, kind.device, note), watch, time)
+        for kind in kinds
+    ]
+    for row in rows:
+        yield from map(row, asked) if asked else _from_the_least(row)
 
 
 def _kinds(shape: ModelShape, options: FitOptions, note: Note) -> Iterator[_Kind]:
@@ -196,6 +205,7 @@ class _Row:
     options: FitOptions
     gpu_gib: float
     watch: Watch | None
+    time: SharedTime  # of all rows
 
     @property
     def least_gpus(self) -> float:
@@ -215,19 +225,36 @@ class _Row:
         reserve = cost.profiles.reserve
         cost = cost.reserving(0.0, reserve.freed)
         question = self._question(cost, reserve, self.gpu_gib)
-        now = question.search(watch=self.watch)
-        more = self._question(cost, reserve, self.gpu_gib + MORE_GIB).search(watch=self.watch)
-        with_more = more.best.samples_per_s if more.best else None
+        seconds = self.time.take()
+        now = question.search(watch=self.watch, seconds=seconds)
+        known = [one.plan for one in (now.best, now.fastest) if one]
+        wider = self._question(cost, reserve, self.gpu_gib + MORE_GIB, ROUGHLY)
+        more = wider.search(watch=self.watch, seconds=seconds, compared=False, known=known).best
+        # Of the fastest plans: the simplest may be slower.
+        least = now.best.samples_per_s / now.fastest.samples_per_s if now.best and now.fastest else 1.0
+        with_more = more.samples_per_s * least if more else None
         held = Need.of(now.best.plan, cost) if now.best else now.need
         held = held and held.on(reserve)
         tensors_alone = Reserve(reserve.parts)
         hopeful = (
             now.best is None
+            and not now.given_up
             and self._question(cost, tensors_alone, self.gpu_gib).search(compared=False).best is not None
         )
-        return Fit(self.kind.device, gpus, now.best, held, reserve, self.gpu_gib, question, with_more, hopeful)
+        return Fit(
+            self.kind.device,
+            gpus,
+            now.best,
+            held,
+            reserve,
+            self.gpu_gib,
+            question,
+            with_more,
+            hopeful,
+            bool(now.given_up),
+        )
 
-    def _question(self, cost: CostModel, reserve: Reserve, gib: float) -> Question:
+    def _question(self, cost: CostModel, reserve: Reserve, gib: float, limits: Mapping[str, Any] = {}) -> Question:
         context_mib = reserve.context_mib(gib * GIB_MIB)
         options = SearchOptions(
             task=self.options.task,
@@ -242,6 +269,7 @@ class _Row:
             seq_length=self.options.seq_length,
             max_cp_deg=self.options.max_cp_deg,
             device=self.kind.sheet,
+            **{"gap": self.options.gap, **limits},
         )
         asked = {"model_size": self.options.model_size, "seq_length": options.seq_length}
         model = Model(cost.given, self.options.tokens_of_a_sample)

@@ -15,7 +15,7 @@ from ..base.limits import MOST_SAMPLES, Count, Layers, Number, Positive, Ranks, 
 from ..cost_model import CostOptions, Task
 from ..model.layer import PARTLY
 from ..options.group import Options
-from ..options.prices import RANK, TWO_SOURCES, Kind
+from ..options.prices import RANK, TWO_SOURCES, Kind, LimitOptions
 from ..plan import Assumptions, DataParallel, Plan, Precision, Recompute, Schedule
 from ..plan.mesh import Axis, Degrees, divisors, every_degrees
 from ..plan.strategy import IMBALANCE, IMBALANCE_BOUND
@@ -93,7 +93,7 @@ class TaskOptions(Options):
         return Task(rank, self.document_tokens)
 
 
-class SearchOptions(TaskOptions):
+class SearchOptions(TaskOptions, LimitOptions):
     """The search space, its limits and its assumptions."""
 
     panel = "Search"
@@ -170,7 +170,7 @@ class SearchOptions(TaskOptions):
     # How it is searched.
     simplest_within: SlowerPercent = 0.5
     top_k: int = Field(1, ge=1, le=MOST_PLANS)
-    effort: Count = 100_000_000
+    effort: Count = 20_000_000
 
     @field_validator("sharding_sizes", mode="before")
     @classmethod

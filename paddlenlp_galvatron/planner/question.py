@@ -16,7 +16,7 @@ from ..base.units import GIB_MIB
 from ..cost_model import CostModel, derive, load
 from ..options.model_options import SEQ, Model, ModelOptions
 from ..options.prices import JobOptions
-from ..plan import ModelShape
+from ..plan import ModelShape, Plan
 from ..profiles.data_sheet import Device, load_data_sheet
 from ..profiles.dialects import Note
 from ..profiles.files import no_note
@@ -69,11 +69,12 @@ class Question:
         seconds: float | None = None,
         cancel: Cancel | None = None,
         compared: bool = True,
+        known: Sequence[Plan] = (),
     ) -> SearchResult:
         """Search as `planner.search` does. The plan's file names the model as the user gave it, for further
         searches."""
         where = self.model.shapes, self.cost, self.options
-        result = search(*where, log, watch, seconds=seconds, cancel=cancel, compared=compared)
+        result = search(*where, log, watch, known, seconds, cancel, compared)
         return result.naming_model(self.asked)
 
     def job(self, options: JobOptions, result: SearchResult) -> Job | None:

@@ -279,11 +279,15 @@ class SearchResult:
         plan = replace(plan, metadata=plan.metadata | {"searched_from": searched})
         return replace(self, best=replace(self.best, plan=plan))
 
-    def so_far(self) -> str:
-        """A note on the answer of an interrupted search. Raises KeyboardInterrupt where it had found no plan."""
+    def so_far(self, interrupted: bool) -> str:
+        """A note on the answer of a search that a signal or its limit of time ended. Raises KeyboardInterrupt or
+        UserError where it had found no plan."""
+        why = "interrupted" if interrupted else "time_limit"
         if self.best is None:
-            raise KeyboardInterrupt("no plan was found yet, so none is written")
-        return f"interrupted: this is the best plan so far; the fastest takes at most {self.gap:.2%} less time"
+            if interrupted:
+                raise KeyboardInterrupt("no plan was found yet, so none is written")
+            raise UserError("time_limit: no plan was found in this time; give more seconds, or leave it out")
+        return f"{why}: this is the best plan so far; the fastest takes at most {self.gap:.2%} less time"
 
     def require(self) -> Candidate:
         """The best plan. Raises Infeasible, which names the least memory that would do, or UserError where the search

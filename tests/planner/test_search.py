@@ -50,7 +50,7 @@ def problem(seed: int, types: int = 1, **fixed: Any) -> Problem:
         values["tp_consec"] = draw.random() < 0.7
     if layers == 4:
         values |= {"disable_sdp": True, "disable_ckpt": True, "settle_chunk": draw.choice((1, 2))}
-    options = SearchOptions.from_mapping(values | fixed)
+    options = SearchOptions.from_mapping({"gap": 0} | values | fixed)
     models = [model_of(layers)]
     if types > 1:
         counts = [1] * types
