@@ -202,6 +202,7 @@ def search(model: str | Path, **options: Any) -> Found:
         result = question.search(cancel=cancel)
     if cancel.cancelled:
         noted.append(result.so_far(bool(signals)))
+    noted += result.left_out
     paying = () if cancel.cancelled else hints(question, result.best, values)
     job = question.job(JobOptions.from_values(values), result)
     return Found(result, tuple(dict.fromkeys(noted)), tuple(paying), job)

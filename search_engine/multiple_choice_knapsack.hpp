@@ -107,7 +107,7 @@ class CountKnapsack {
   // Steps of one search; where those before took many, of each further one. With several chunks a tenth: the relaxation
   // of many types is almost exact, and longer searches found no better mix (Mixtral-8x7B on 128 GPUs, half the time).
   // More than eleven reshardings a stage never paid.
-  static constexpr std::size_t kMostSteps = 500'000, kManySteps = 10'000'000, kFewSteps = 10'000;
+  static constexpr std::size_t kMostSteps = 500'000, kManySteps = 50'000'000, kFewSteps = 10'000;
   static constexpr std::size_t kShareOfChunks = 10;
   static constexpr std::size_t kStepsOfLevel = 16;
   static constexpr int kMostChanges = 11;

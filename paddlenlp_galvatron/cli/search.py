@@ -79,6 +79,7 @@ def search(values: dict[str, Any], json: bool) -> int:
         result = question.search(log.append, watch, cancel=cancel)
     if cancel.cancelled:
         notes.append(result.so_far(bool(signals)))
+    notes += result.left_out
     log += [f"{family}: {result.outcome(family)}" for family in result.outcomes]
 
     beside: dict[str, Any] = {"hints": []}

@@ -14,6 +14,7 @@ from ..base.units import MS_PER_S
 from ..cost_model import CostModel
 from ..plan import Plan
 from .bounds import BOUNDS, Cores, OpenFamily, Phase
+from .core_arrays import TooWide
 from .options import SearchOptions
 from .result import ROUNDING, Candidate, FamilyOutcome
 from .space import PlanFamily
@@ -143,6 +144,8 @@ class BranchAndBound:
         except (galvatron_dp_core.TooHard, RuntimeError) as error:
             if isinstance(error, RuntimeError) and not self.cores.cancel.cancelled:  # not the core's, which is ended so
                 raise
+            if isinstance(error, TooWide):
+                self.cores.too_wide.add(family)
             entry.core = None
             self.best.give_up(family, entry.bound)
             return False

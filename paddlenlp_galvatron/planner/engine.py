@@ -101,6 +101,7 @@ class _Search:
             fastest=fastest,
             uniform=uniform,
             uniform_bound_s=uniform_bound_s,
+            too_wide=len(solver.cores.too_wide),
         )
 
     def _solver(self, best: Incumbents) -> BranchAndBound:

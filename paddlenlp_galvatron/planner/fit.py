@@ -118,7 +118,7 @@ class Fit:
     def verdict(self) -> str:
         """`at risk`: only if the allocator holds less besides tensors than it did in published runs."""
         if not self.best and self.given_up:
-            return "not found in time"
+            return "not found"
         return "fits" if self.best else "at risk" if self.hopeful else "does not fit"
 
 
@@ -153,7 +153,7 @@ def fit(shape: ModelShape, options: FitOptions, note: Note = no_note, watch: Wat
     asked = sorted(set(options.gpus or ()))
     time = SharedTime(options.time_limit or inf, len(kinds) * (len(asked) or FURTHER + 2))
     rows = [
-        _Row(shape, kind, options, budget_gib(options.memory_constraint, kind.device, note), watch, time)
+        _Row(shape, kind, options, budget_gib(options.memory_constraint, kind.device, note), watch, time, note)
         for kind in kinds
     ]
     for row in rows:
@@ -206,6 +206,7 @@ class _Row:
     gpu_gib: float
     watch: Watch | None
     time: SharedTime  # of all rows
+    note: Note
 
     @property
     def least_gpus(self) -> float:
@@ -227,6 +228,8 @@ class _Row:
         question = self._question(cost, reserve, self.gpu_gib)
         seconds = self.time.take()
         now = question.search(watch=self.watch, seconds=seconds)
+        for line in now.left_out:
+            self.note(line)
         known = [one.plan for one in (now.best, now.fastest) if one]
         wider = self._question(cost, reserve, self.gpu_gib + MORE_GIB, ROUGHLY)
         more = wider.search(watch=self.watch, seconds=seconds, compared=False, known=known).best

@@ -226,6 +226,13 @@ class SearchResult:
     fastest: Candidate | None = None  # of the best one's batch
     uniform: Candidate | None = None  # the fastest of that batch with one strategy for all layers
     uniform_bound_s: float | None = None  # no such plan takes less; infinite: none fits; None: it was not searched
+    too_wide: int = 0  # families with too many strategies of layers, left out
+
+    @property
+    def left_out(self) -> list[str]:
+        """A note on the families that a limit has left out."""
+        words = f"{self.too_wide} families of plans have too many strategies of layers, and are left with a gap"
+        return [f"max_cp_deg, max_tp_deg, max_ep_deg: {words}; lower one of these"] if self.too_wide else []
 
     @property
     def plan(self) -> Plan:

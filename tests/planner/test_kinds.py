@@ -117,7 +117,7 @@ QWEN = replace(QWEN, experts=60, experts_per_token=4, expert_size=1408, shared_s
 )
 def test_published_sizes_are_proven_optimal_and_explained(model: ModelShape, nodes: int, batch: int) -> None:
     values = {"seq_length": 4096, "num_nodes": nodes, "num_gpus_per_node": 8, "settle_bsz": batch}
-    options = SearchOptions.from_values({**values, "device": "h100-80gb", "mixed_precision": "bf16"})
+    options = SearchOptions.from_values({**values, "gap": 0, "device": "h100-80gb", "mixed_precision": "bf16"})
     options, cost = on_device(options, prices((model,), options))
     found = search(model, cost, options)
     assert found.fastest_gap == 0 and found.plan.metadata["searched_from"]["model_fingerprint"] == model.fingerprint
