@@ -70,7 +70,7 @@ class FitOptions(TaskOptions, LimitOptions, JobOptions):
     profiles: Path | None = None
     seq_length: Size | None = None
     global_train_batch_size: Samples = BATCH
-    max_cp_deg: Ranks = 1
+    max_cp_deg: Ranks | None = None
 
     def of(self, shape: ModelShape) -> FitOptions:
         """The options with the length of samples settled. Raises UserError where the model has no positions for it."""
@@ -233,7 +233,7 @@ class _Row:
         known = [one.plan for one in (now.best, now.fastest) if one]
         wider = self._question(cost, reserve, self.gpu_gib + MORE_GIB, ROUGHLY)
         more = wider.search(watch=self.watch, seconds=seconds, compared=False, known=known).best
-        # Of the fastest plans: the simplest may be slower.
+        # The fastest plans are compared: the simplest may be slower.
         least = now.best.samples_per_s / now.fastest.samples_per_s if now.best and now.fastest else 1.0
         with_more = more.samples_per_s * least if more else None
         held = Need.of(now.best.plan, cost) if now.best else now.need

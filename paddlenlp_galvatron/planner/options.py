@@ -43,6 +43,8 @@ GPUS_PER_NODE = 8  # where only world_size is given, and is larger
 # Defaults of fit, search and what-if.
 BATCH = 256  # global batch size, samples
 
+LONG, MOST_CONTEXT = 16_384, 8  # sequence length from which so many ranks may split a sample
+
 # Limits: a value beyond them is a slip of the pen, and would take hours or all memory.
 MOST_BATCHES, MOST_PLANS = 10_000, 1000
 
@@ -120,7 +122,7 @@ class SearchOptions(TaskOptions, LimitOptions):
     sp_space: Literal["tp", "tp+sp", "sp"] = "tp"
     max_tp_deg: Ranks = 8
     max_sp_deg: Ranks | None = None
-    max_cp_deg: Ranks = 1
+    max_cp_deg: Ranks | None = None
     max_ep_deg: Ranks | None = None
     max_etp_deg: Ranks = 8
     max_pp_deg: Ranks = 16
@@ -235,6 +237,13 @@ class SearchOptions(TaskOptions, LimitOptions):
         }
 
     @property
+    def most_context(self) -> int:
+        """Most ranks that split a sample. Where nobody says so, several for long samples; measured profiles may lack
+        their messages, and other trainers the split."""
+        free = self.device is not None and self.trainer == "galvatron"
+        return self.max_cp_deg or (MOST_CONTEXT if free and (self.seq_length or 0) >= LONG else 1)
+
+    @property
     def one_strategy(self) -> bool:
         """Whether all layers share one strategy."""
         return not self.fine_grained_mode or self.search_space == "3d"
@@ -272,7 +281,7 @@ class SearchOptions(TaskOptions, LimitOptions):
         limits = {
             Axis.TENSOR: self.max_tp_deg if self.allows(tensor) else 1,
             Axis.ULYSSES: self.max_tp_deg if self.allows("sp") else 1,
-            Axis.CONTEXT: self.max_cp_deg if self.allows("cp") else 1,
+            Axis.CONTEXT: self.most_context if self.allows("cp") else 1,
         }
         fewest = 1 if self.allows("dp") or not self.allows(tensor) else size  # ranks
         return [

@@ -123,7 +123,7 @@ def speeds(found: Sequence[Fit], before: Fit | None, shape: ModelShape, options:
 
 
 def memory(found: Sequence[Fit], shape: ModelShape, options: FitOptions) -> Iterator[str | Table]:
-    """Verdict, memory and plan of each row, and what the bound has beside tensors."""
+    """Verdict, memory and plan of each row, and what the bound has next to tensors."""
     devices = _by_device(found)
     several = len(devices) > 1
     first = ("device", "GPUs") if several else ("GPUs",)
@@ -175,7 +175,7 @@ SPEEDS: dict[str, Callable[[dict[str, Any]], str]] = {
     "step, s": _column("step_s", ".3g"),
     "days": lambda row: plain(row["days"]) if row["days"] else "-",
 }
-# Columns for one device alone: the speed beside that of the row above, and with more memory.
+# Columns for one device alone: the speed next to that of the row above, and with more memory.
 BESIDE: dict[str, Callable[[dict[str, Any]], str]] = {
     "speed-up": _times("times"),
     f"+{MORE_GIB:g} GiB": lambda row: (
