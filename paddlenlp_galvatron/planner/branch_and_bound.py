@@ -74,7 +74,7 @@ class Incumbents:
         self.outcomes[family] = max(self.outcomes.get(family, outcome), outcome)
 
     def prove(self, family: PlanFamily, bound_ms: float) -> None:
-        """Keep a lower bound of a family that is left: below the limit it is what the search can prove."""
+        """Keep a lower bound of a family that is left: below the limit it limits the proof."""
         if bound_ms < self.limit_ms(family) * (1 - ROUNDING):
             self.unproven_ms = min(self.unproven_ms, bound_ms)
 
