@@ -29,7 +29,7 @@ from .planner.explain import explain as find_out
 from .planner.fit import PRECISION, FitOptions, hints_of
 from .planner.fit import fit as find_rows
 from .planner.hints import Hint, hints
-from .planner.problem import OriginOptions, read_origin
+from .planner.origin import OriginOptions, read_origin
 from .planner.question import Question
 from .planner.result import Job
 from .report import explain as explaining

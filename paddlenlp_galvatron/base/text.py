@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
+Note = Callable[[str], None]  # takes a line for the user, on an assumption or an omission
+
 _PREFIX = re.compile(rb"[ -!#-z|~]{1,200}(?={)")  # printable, without quotation marks or braces
+
+
+def no_note(_: str) -> None:
+    """For a reader who wants no notes."""
 
 
 def without_prefix(line: bytes) -> bytes:

@@ -26,14 +26,14 @@ def steps_under(plan: Plan, log: Path) -> list[StepRecord]:
         records = read_log(log)
     except OSError as error:
         raise UserError(f"{log}: cannot be read: {error.strerror}") from None
-    own = of_plan(plan, records)
-    wrong = [record["step"] for record in own if not (_is_drawn(record) and has_all_peaks(plan, record))]
+    of_this_plan = of_plan(plan, records)
+    wrong = [record["step"] for record in of_this_plan if not (_is_drawn(record) and has_all_peaks(plan, record))]
     if wrong or not records:
         why = f": no step has the time, memory or load of its step {wrong[0]}" if wrong else ""
         raise UserError(f"{log}: is no train_log.jsonl{why}; name the log of a run under this plan")
-    if not own:
+    if not of_this_plan:
         raise UserError(f"{log}: holds no step of this plan; name the log of a run under it")
-    return own
+    return of_this_plan
 
 
 def is_time(value: Any) -> bool:

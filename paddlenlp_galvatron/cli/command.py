@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.base.printing import say
+from paddlenlp_galvatron.base.reading import LARGEST_OPTIONS, read_yaml
 from paddlenlp_galvatron.options.aliases import did_you_mean
 from paddlenlp_galvatron.options.foreign import Fate
 from paddlenlp_galvatron.options.group import Options, as_given, canonical_options, is_boolean, read_options, read_words
@@ -84,7 +85,7 @@ class Command:
         turned = {name: str(values.pop(name, "0")).lower() in ("1", "true") for name in self.switches}
         if config := values.pop("config", None):
             known = [name for name in self.fields if name != "config" and name not in self.switches]
-            values = canonical_options(read_options(Path(config)), known, say_note, self.beside) | values
+            values = canonical_options(_options_in(Path(config), known), known, say_note, self.beside) | values
         for name, shown in self.positional.items():
             info = self.fields[name]
             if info.is_required() and name not in values and not turned.get(LIST):
@@ -108,6 +109,22 @@ class Command:
         if loose:
             commas = "; a list has commas, as in 8,16" * loose[0].isdigit()
             raise UserError(f"{loose[0]}: is one word too many{commas}; {path} --help says more")
+
+
+def _options_in(path: Path, known: Sequence[str]) -> dict[str, Any]:
+    """Options of a file: ours, or those that ask for the job of a recipe of PaddleFleet."""
+    from paddlenlp_galvatron.options.fleet_fields import is_recipe, options_of  # here, as few commands need it
+
+    content = {} if path.suffix == ".json" else read_yaml(path, LARGEST_OPTIONS)
+    if not is_recipe(content):
+        return read_options(path)
+    try:
+        options, notes = options_of(content, known)
+    except UserError as error:
+        raise UserError(f"{path}: {fault}" for fault in error.faults) from None
+    for note in notes:
+        say_note(note)
+    return options
 
 
 class App:

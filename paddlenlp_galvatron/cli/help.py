@@ -36,6 +36,7 @@ EXAMPLES = {
     "parity": "galvatron parity plan.json --model qwen2",
     "plan check": "galvatron plan check plan.json --model qwen2.5-7b",
     "plan diff": "galvatron plan diff first.json second.json",
+    "plan from-paddlefleet": "galvatron plan from-paddlefleet recipe.yaml --model qwen3-8b --world_size 8",
     "plan scale": "galvatron plan scale plan.json --gpus 32",
     "plan schema": "galvatron plan schema > plan.schema.json",
     "plan show": "galvatron plan show plan.json",

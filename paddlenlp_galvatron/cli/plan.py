@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from json import dumps
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,8 @@ from .start import how_to_start
 if TYPE_CHECKING:
     from paddlenlp_galvatron.cost_model.facts import PlanFacts
     from paddlenlp_galvatron.plan.export import Argument
-    from paddlenlp_galvatron.planner.problem import OriginOptions, Problem
+    from paddlenlp_galvatron.planner.origin import OriginOptions
+    from paddlenlp_galvatron.planner.question import Question
     from paddlenlp_galvatron.report.measured import Log
 
 # Prices, searches and logs are imported where a command needs them: `plan show` reads a file, and does so at once.
@@ -78,6 +80,14 @@ class ScaleOptions(PriceOptions):
     file: Path
     gpus: Ranks
     global_train_batch_size: Size | None = None
+    output: Path | None = None
+
+
+class RecipeOptions(ModelOption):
+    """A recipe of PaddleFleet."""
+
+    file: Path
+    world_size: Ranks | None = None
     output: Path | None = None
 
 
@@ -199,8 +209,8 @@ def diff(values: dict[str, Any], json: bool) -> None:
     budget_gb = next((gb for gb in budgets if isinstance(gb, int | float)), PRICED_GB)  # so that both reserve the same
 
     def facts_of(file: Path) -> PlanFacts:
-        plan, problem = _origin(file, given, budget_gb)
-        return problem.facts_of(plan)
+        plan, question = _origin(file, given, budget_gb)
+        return question.facts_of(plan)
 
     facts = None
     try:
@@ -240,24 +250,24 @@ def trace(values: dict[str, Any], json: bool) -> None:
     from paddlenlp_galvatron.report.trace import predicted_events, rank_names
 
     given = TraceOptions.from_values(values)
-    plan, problem = _origin(given.file, given)
-    facts = problem.facts_of(plan)
+    plan, question = _origin(given.file, given)
+    facts = question.facts_of(plan)
     prediction, output = facts.prediction, given.output
-    write_trace(output, predicted_events(plan, problem.cost, prediction), rank_names(plan))
+    write_trace(output, predicted_events(plan, question.cost, prediction), rank_names(plan))
     text = f"{output}: a step of {prediction.time_s:.4g} s, {facts.speed_words}; open it in https://ui.perfetto.dev"
     speed = {"time_s": prediction.time_s, "samples_per_s": prediction.samples_per_s}
     answer(text, json, trace=output, **speed, load=load_summary(facts.cost.load))
 
 
-def _origin(file: Path, given: PriceOptions, budget_gb: float = PRICED_GB) -> tuple[Plan, Problem]:
+def _origin(file: Path, given: PriceOptions, budget_gb: float = PRICED_GB) -> tuple[Plan, Question]:
     """`budget_gb`: where the file names none. Raises UserError where it does not say what it was searched from."""
-    from paddlenlp_galvatron.planner.problem import read_origin
+    from paddlenlp_galvatron.planner.origin import read_origin
 
     return read_origin(_of(file, given), budget_gb=budget_gb)
 
 
 def _of(file: Path, given: PriceOptions) -> OriginOptions:
-    from paddlenlp_galvatron.planner.problem import OriginOptions
+    from paddlenlp_galvatron.planner.origin import OriginOptions
 
     return OriginOptions(plan=file, **{name: getattr(given, name) for name in PriceOptions.model_fields})
 
@@ -279,6 +289,38 @@ def to_paddlefleet(values: dict[str, Any], json: bool) -> None:
     _say_yaml(FLEET, values, json)
 
 
+@app.command(RecipeOptions, positional={"file": "RECIPE"})
+def from_paddlefleet(values: dict[str, Any], json: bool) -> None:
+    """Write the plan of a recipe of PaddleFleet, its YAML file. Exit code 2 names every field that no plan states."""
+    from paddlenlp_galvatron.base.reading import read_yaml
+    from paddlenlp_galvatron.options.fleet import read_recipe
+    from paddlenlp_galvatron.options.fleet_fields import fields_of, is_recipe
+    from paddlenlp_galvatron.planner.options import SearchOptions
+
+    given = RecipeOptions.from_values(values)
+    content = read_yaml(given.file)
+    if not is_recipe(content):
+        raise UserError(f"{given.file}: is no recipe of PaddleFleet; give one that has a stage such as PT or SFT")
+    if not (named := given.model_size or fields_of(content).read.model_name_or_path):
+        raise UserError("model_size: missing, and the recipe names no model; give --model_size")
+    shape = load_model(named)
+    try:
+        recipe = read_recipe(content, shape, given.world_size)
+    except UserError as error:
+        raise UserError(f"{given.file}: {fault}" for fault in error.faults) from None
+    searched: dict[str, Any] = {"model": shape.name, "model_options": {"model_size": named}}
+    if recipe.asked != {"task": "pretrain"}:
+        searched["options"] = recipe.asked | {"world_size": recipe.plan.world_size}
+        searched["options"] |= SearchOptions.wide_enough(recipe.plan)
+    plan = replace(recipe.plan, metadata={"searched_from": searched})
+    path = given.output or given.file.with_suffix(".plan.json")
+    write_plan(plan, path)
+    for note in recipe.notes:
+        say_note(note)
+    text = f"{path}: the plan of {given.file} for {shape.name} on {count(plan.world_size, 'rank')}"
+    answer(text, json, plan=path, model=shape.name, world_size=plan.world_size, notes=recipe.notes)
+
+
 @app.command(PlanFileOptions, positional=FILE)
 def to_paddleformers(values: dict[str, Any], json: bool) -> None:
     """Print a plan as YAML for PaddleFormers (now part of PaddleFleet). Exit code 2 if it cannot express it."""
@@ -288,11 +330,19 @@ def to_paddleformers(values: dict[str, Any], json: bool) -> None:
 
 
 def _say_yaml(program: str, values: dict[str, Any], json: bool) -> None:
-    from paddlenlp_galvatron.plan.export import fleet_arguments, fleet_notes
+    from paddlenlp_galvatron.plan.export import FLEET, PIN, fleet_arguments, fleet_notes
 
     express, notes_of = partial(fleet_arguments, program=program), partial(fleet_notes, program=program)
     arguments = _arguments(express, notes_of, values)
-    answer(yaml.safe_dump(arguments, sort_keys=False).rstrip(), json, **arguments)
+    head = [f"# for PaddleFleet {PIN}"] * (program == FLEET)
+    lines = (_yaml_line(name, value) for name, value in arguments.items())
+    answer("\n".join([*head, *lines]), json, **arguments)
+
+
+def _yaml_line(name: str, value: Argument) -> str:
+    """An argument as it stands in YAML, lists of layers in one line."""
+    flow = None if isinstance(value, dict) else False
+    return str(yaml.safe_dump({name: value}, default_flow_style=flow, width=inf)).rstrip()
 
 
 def _arguments(

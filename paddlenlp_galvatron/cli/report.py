@@ -12,7 +12,7 @@ from paddlenlp_galvatron.base.printing import Console
 from paddlenlp_galvatron.base.writing import write_text
 from paddlenlp_galvatron.check.run_log import steps_under
 from paddlenlp_galvatron.planner.explain import explain, frontier
-from paddlenlp_galvatron.planner.problem import OriginOptions, read_origin
+from paddlenlp_galvatron.planner.origin import OriginOptions, read_origin
 from paddlenlp_galvatron.report.measured import WARM_UP_STEPS, predicted_and_measured
 from paddlenlp_galvatron.report.page import render
 
@@ -34,11 +34,11 @@ def report(values: dict[str, Any], json: bool) -> None:
     """Write a page with a plan's layers, memory, time line, limits and what-ifs, and with a run's measurements."""
     options = ReportOptions.from_values(values)
     log, output = options.log, options.output
-    read, problem = read_origin(options, say_note)
+    read, question = read_origin(options, say_note)
     own = steps_under(read, log) if log else []
     with each_watched() as watch:
-        problem = replace(problem, watch=watch)
-        explanation = explain(read, problem)
+        question = replace(question, watch=watch)
+        explanation = explain(read, question)
         command = join(["galvatron", "report", *(f"--{name}={value}" for name, value in values.items())])
         made_by = f"plan {options.plan}", f"{date.today()}", command
         page = render(explanation, frontier(explanation), own, made_by)

@@ -68,7 +68,7 @@ def search(values: dict[str, Any], json: bool) -> int:
         model = ModelOptions.from_values(values).resolve_usual(SEQ)
         values = with_lengths(values, model.seq_length, model.shapes[0].vocab_size, noted.append)
     question = Question.of(values, noted.append)
-    model, options, cost = question.model, question.options, question.cost
+    model, options, cost = question.model, question.settled, question.cost
     for name in planned_only(options.model_dump()):
         noted.append(f"{name}: planned only; {PLANNED_ONLY[name]}, and refuses the plan")
     notes = list(dict.fromkeys(noted))

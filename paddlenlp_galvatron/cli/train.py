@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.base.printing import Console, say, table
-from paddlenlp_galvatron.base.text import count, gib
+from paddlenlp_galvatron.base.text import Note, count, gib, no_note
 from paddlenlp_galvatron.base.units import MIB
 from paddlenlp_galvatron.launch import gpus
 from paddlenlp_galvatron.launch.nodes import FIELDS, Nodes
@@ -145,7 +145,7 @@ def require_host_memory(plan: Plan, shape: ModelShape, adapters: Adapters | None
 
 def check_inputs(
     run: Prepared,
-    say: Callable[[str], None] = lambda note: None,
+    say: Note = no_note,
     known: Callable[[dict[str, Any]], object] = lambda identity: None,
     keep: bool = True,
 ) -> BatchSource:
@@ -156,7 +156,7 @@ def check_inputs(
     from paddlenlp_galvatron.training.settings import require_reporters
 
     require_reporters(run.settings.report_to or ())
-    data = open_data(run.settings, run.plan, run.shape, known=known, keep=keep)
+    data = open_data(run.settings, run.plan, run.shape, on_identity=known, keep=keep)
     if run.settings.evaluates != "no":
         open_data(run.settings, run.plan, run.shape, "valid", keep=keep)
     for note in data.notes:

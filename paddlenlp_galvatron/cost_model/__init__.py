@@ -7,7 +7,18 @@ as the search does, and estimates it; `traffic` counts its bytes. `load` makes i
 `facts` are a plan's time and memory by term, which text, JSON and pages render.
 """
 
-from .costs import CostOptions, LayerCost, Prediction, StageMemory, StagePrediction, States, Task, Terms, Workspace
+from .costs import (
+    CostOptions,
+    LayerCost,
+    Prediction,
+    StageMemory,
+    StagePrediction,
+    StageSetting,
+    States,
+    Task,
+    Terms,
+    Workspace,
+)
 from .load import derive, load
 from .model import CostModel
 from .simulate import StageTimes, step_ms, timeline
@@ -19,6 +30,7 @@ __all__ = [
     "Prediction",
     "StageMemory",
     "StagePrediction",
+    "StageSetting",
     "StageTimes",
     "States",
     "Task",

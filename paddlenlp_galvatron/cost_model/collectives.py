@@ -77,7 +77,7 @@ class Calls(NamedTuple):
         scatters = tuple(call for _, call in self.beside if call.kind is Collective.REDUCE_SCATTER)
         return self._replace(backward=self.backward + scatters, beside=())
 
-    def also(self, other: Calls) -> Calls:
+    def __add__(self, other: Calls) -> Calls:  # type: ignore[override]
         """These calls and the other's."""
         return Calls(*map(add, self, other))
 
@@ -99,7 +99,7 @@ class Setting:
 def layer_calls(model: ModelShape, strategy: LayerStrategy, setting: Setting) -> Calls:
     """Collectives of one decoder layer, but for those of its experts."""
     points = point_calls(model, strategy, setting, block_points(model), repeated(strategy.recompute))
-    return points.also(weight_calls(layer_weights(model, strategy.tp), strategy, setting))
+    return points + weight_calls(layer_weights(model, strategy.tp), strategy, setting)
 
 
 def point_calls(
@@ -129,7 +129,7 @@ def point_calls(
         balance = (Call(Collective.ALL_REDUCE, SAMPLE_AXES, shares),)
     if not forward and not backward and not balance:
         return Calls()
-    before, after = ([call(*item) for item in some.items()] for some in (forward, backward))
+    before, after = ([call(*item) for item in counts.items()] for counts in (forward, backward))
     products = [(point, call(each)) for point, each in beside]
     if not setting.states.gradient:  # frozen weights have no weight-gradient product to overlap with
         after += [each for _, each in products if each.kind is Collective.REDUCE_SCATTER]
@@ -169,13 +169,12 @@ def vocab_calls(model: ModelShape, vocab: VocabStrategy, role: Role, setting: Se
     embedding = _embedding_calls(model, vocab, setting) if role != "last" else Calls()
     head = _head_calls(model, vocab, setting) if role != "first" else Calls()
     if not model.tied_embeddings:
-        return embedding.also(head)
+        return embedding + head
     table = table_weights(model, vocab.tp).matrices
     if role == "only":  # one table, reduced and published once, by the head; it is used until the step's last pass
-        return embedding._replace(finish=(), publish=()).also(
-            head._replace(reduce=(), across=(), finish=head.reduce + head.across)
-        )
-    calls, gradient = embedding.also(head), setting.states.gradient
+        once = head._replace(reduce=(), across=(), finish=head.reduce + head.across)
+        return embedding._replace(finish=(), publish=()) + once
+    calls, gradient = embedding + head, setting.states.gradient
     if not gradient:
         return calls
     twins = Call(Collective.ALL_REDUCE, TWINS, table * gradient)
@@ -187,7 +186,7 @@ def _embedding_calls(model: ModelShape, vocab: VocabStrategy, setting: Setting) 
     weights = weight_calls(table_weights(model, vocab.tp), vocab, setting)
     # A lookup needs no weights in backward, and its backward is the last pass of all: nothing is left to hide behind.
     finish = weights.reduce + weights.across
-    return points.also(Calls(gather_forward=weights.gather_forward, finish=finish, publish=weights.publish))
+    return points + Calls(gather_forward=weights.gather_forward, finish=finish, publish=weights.publish)
 
 
 def _head_calls(model: ModelShape, vocab: VocabStrategy, setting: Setting) -> Calls:
@@ -202,7 +201,7 @@ def _head_calls(model: ModelShape, vocab: VocabStrategy, setting: Setting) -> Ca
         for call in point_calls(model, vocab, setting, LOSS).forward
         for tokens, pieces in Counter(vocab.piece_sizes(call.bytes // FP32_BYTES)).items()
     )
-    return points.also(weights).also(Calls(loss))
+    return points + weights + Calls(loss)
 
 
 def weight_calls(weights: Weights, strategy: Strategy, setting: Setting) -> Calls:
@@ -221,7 +220,7 @@ def weight_calls(weights: Weights, strategy: Strategy, setting: Setting) -> Call
             Call(Collective.ALL_REDUCE, (Axis.TENSOR,), numbers * setting.states.gradient)
             for numbers in weights.whole_matrices
         )
-    return Calls(reduce=reduce, vectors=vectors).also(sharded)
+    return Calls(reduce=reduce, vectors=vectors) + sharded
 
 
 def matrix_calls(
@@ -288,7 +287,7 @@ class Overlapped(NamedTuple):
     ms: float = 0.0  # one after the other
     slowed_ms: float = 0.0  # the same, each times its overlap coefficient
 
-    def also(self, other: Overlapped) -> Overlapped:
+    def __add__(self, other: Overlapped) -> Overlapped:  # type: ignore[override]
         """These times and the other's."""
         return Overlapped(self.ms + other.ms, self.slowed_ms + other.slowed_ms)
 
@@ -336,13 +335,13 @@ class CallTimes(NamedTuple):
             place = place_of(call.axes, grid, network.profile.gpus_per_node, pipeline)
             return call.times * network.collective_ms(call.kind, place, call.bytes / MIB, joined)
 
-        def total_ms(some: tuple[Call, ...], joined: bool = False) -> float:
-            return sum([each_ms(call, joined) for call in some]) if some else 0.0
+        def total_ms(group: tuple[Call, ...], joined: bool = False) -> float:
+            return sum([each_ms(call, joined) for call in group]) if group else 0.0
 
-        def overlapped(some: tuple[Call, ...]) -> Overlapped:
-            if not some:
+        def overlapped(group: tuple[Call, ...]) -> Overlapped:
+            if not group:
                 return Overlapped()
-            each = [(each_ms(call), network.profile.overlap_of(call.kind)) for call in some]
+            each = [(each_ms(call), network.profile.overlap_of(call.kind)) for call in group]
             return Overlapped(sum([ms for ms, _ in each]), sum([ms * overlap for ms, overlap in each]))
 
         beside = tuple([(point, overlapped((call,))) for point, call in calls.beside])

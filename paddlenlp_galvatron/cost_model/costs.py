@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from operator import add
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ..plan.strategy import IMBALANCE, IMBALANCE_BOUND, Load
+from ..plan.strategy import IMBALANCE, IMBALANCE_BOUND, Load, Plan
 from ..profiles.analytic import GROUPED, ExpertKernels
 from ..profiles.compute_time import ComputeTimes
 from ..profiles.data_sheet import Device
@@ -26,6 +26,7 @@ class Profiles:
     times: ComputeTimes
     memory: MemoryUse
     device: Device  # of every rank
+    cluster: tuple[int, int] | None = None  # nodes, and GPUs of each; None: those that the network was measured on
 
     @classmethod
     def of(cls, network: Network, times: ComputeTimes, memory: MemoryUse) -> Profiles:
@@ -34,11 +35,11 @@ class Profiles:
 
     @property
     def num_nodes(self) -> int:
-        return self.network.profile.num_nodes
+        return self.cluster[0] if self.cluster else self.network.profile.num_nodes
 
     @property
     def gpus_per_node(self) -> int:
-        return self.network.profile.gpus_per_node
+        return self.cluster[1] if self.cluster else self.network.profile.gpus_per_node
 
     @property
     def files(self) -> tuple[ProfileFile, ...]:
@@ -92,6 +93,20 @@ class CostOptions:
         return Load(self.imbalance, self.imbalance_bound)
 
 
+class StageSetting(NamedTuple):
+    """A stage and its micro-batches, as prices depend on them."""
+
+    stage_size: int  # ranks
+    micro_batch: int  # samples, over the whole stage
+    micro_batches: int  # of a step
+    pipeline: int  # stages
+
+    @classmethod
+    def of(cls, plan: Plan) -> StageSetting:
+        """Any stage of a plan."""
+        return cls(plan.stage_size, plan.micro_batch, plan.micro_batches, plan.pipeline)
+
+
 class States(NamedTuple):
     """Model states and masks of a module on a rank, held between micro-batches, in MiB."""
 
@@ -126,7 +141,7 @@ class Terms(NamedTuple):
     expert_backward_ms: float = 0.0
     tensor_hidden_ms: float = 0.0  # each micro-batch: of tensor parallelism, behind backward's products
 
-    def also(self, other: Terms) -> Terms:
+    def __add__(self, other: Terms) -> Terms:  # type: ignore[override]
         """The terms of two modules that reduce gradients at the same time."""
         states = States(*map(add, self.states, other.states))
         return Terms(*map(add, self, other))._replace(states=states, reduced_each=self.reduced_each)
@@ -155,14 +170,6 @@ class Workspace(NamedTuple):
         return sum(self)
 
 
-class Update(NamedTuple):
-    """Memory of a part's first update with optimizer states in the host's memory, in MiB."""
-
-    master_mib: float = 0.0  # fp32 weights
-    tensor_mib: float = 0.0  # moments of its largest matrix
-    states_mib: float = 0.0  # all of its states, in the host's memory
-
-
 class PartMemory(NamedTuple):
     """Memory of one part of a stage, a layer or vocabulary layers, on a rank, in MiB."""
 
@@ -175,12 +182,14 @@ class PartMemory(NamedTuple):
     made_mib: float = 0.0  # gradients already produced when the first backward reaches its peak
     gathered_mib: float = 0.0  # zero3's weights while the part runs
     joined_mib: float = 0.0  # the message in which gradients are reduced
-    update: Update = Update()
+    # With optimizer states in the host's memory, in the first update:
+    master_mib: float = 0.0  # fp32 weights
+    matrix_mib: float = 0.0  # moments of its largest matrix
+    host_mib: float = 0.0  # all of its states, in the host's memory
 
-    def also(self, other: PartMemory) -> PartMemory:
+    def __add__(self, other: PartMemory) -> PartMemory:  # type: ignore[override]
         """Memory of two halves of a part together."""
-        update = Update(*map(add, self.update, other.update))
-        return PartMemory(*map(add, self[:-1], other[:-1]))._replace(update=update)
+        return PartMemory(*map(add, self, other))
 
     @property
     def shard_mib(self) -> float:
@@ -224,13 +233,13 @@ class LayerCost:
             memory,
         )
 
-    def also(self, other: LayerCost) -> LayerCost:
+    def __add__(self, other: LayerCost) -> LayerCost:
         """Both halves of a layer, whose transients may coincide."""
         return LayerCost.of(
-            self.terms.also(other.terms),
+            self.terms + other.terms,
             self.activation_mib + other.activation_mib,
             Workspace(*map(add, self.workspace, other.workspace)),
-            self.memory and other.memory and self.memory.also(other.memory),
+            self.memory and other.memory and self.memory + other.memory,
         )
 
 
@@ -269,6 +278,12 @@ class StagePrediction:
     sync_ms: float  # on top of the last backward
     send_ms: float  # to the next stage, and the gradient back, from all its chunks; 0 from the last of all
     memory: StageMemory
+    chunks_ms: tuple[tuple[float, float, float], ...]  # forward, backward and send of each chunk
+
+    def summary(self) -> dict[str, Any]:
+        """Times and memory of all chunks together, as JSON values."""
+        times = {name: getattr(self, name) for name in ("forward_ms", "backward_ms", "sync_ms", "send_ms")}
+        return {**times, "memory": asdict(self.memory), "memory_mib": self.memory.total_mib}
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from .costs import LayerCost, Workspace
 from .module import ModulePrices, Room, once
 from .weights import expert_weights
 
+OF_EXPERTS = Recompute.FULL | Recompute.SUBLAYER | Recompute.GATE_UP  # recompute that experts take part in
 COUNT_BYTES = 8  # an int64 row count
 # Transient copies of the rows besides saved activations: in the order of ranks, as received, and by expert.
 ROW_BUFFERS = 3
@@ -36,7 +37,7 @@ class ExpertPrices:
     @once
     def cost(self, experts: Experts, recompute: Recompute, setting: Setting) -> LayerCost:
         """The bound of the imbalance sets activations and workspace; the expected imbalance sets times and the memory
-        estimate. `recompute`: full or none, as partial recompute leaves experts out."""
+        estimate. `recompute`: of OF_EXPERTS, as parts leave experts out."""
         likely = self._expected(experts, recompute, setting)
         room = self._room(experts, recompute, setting, self._options.imbalance_bound)
         sharding = experts.shards(setting.stage_size)
@@ -52,7 +53,9 @@ class ExpertPrices:
         rows = stretch * rows_of(model, experts, setting)
         passes, launch = self._modules.times.experts(model.experts // experts.ep, rows, experts.etp)
         passes = passes.slowed(self._modules.network.receive_slowdown(setting.pipeline))
-        passes = passes if recompute else replace(passes, recompute_ms=0.0)
+        if recompute in (Recompute.NONE, Recompute.GATE_UP):  # gate and up are two of the three products
+            again_ms = 2 / 3 * (passes.recompute_ms or 0.0) if recompute else 0.0
+            passes = replace(passes, recompute_ms=again_ms)
         weights = expert_weights(model, experts)
         calls = expert_calls(model, experts, recompute, setting, stretch * self._crossing(model, experts))
         timed = self._modules.call_times(calls, mesh, setting.pipeline, weights, experts.sharding)
@@ -74,8 +77,10 @@ class ExpertPrices:
         row_mib = setting.assumed.mixed_precision.bytes / MIB
         copies = self._options.kernels.copies * model.hidden_size
         held_mib = rows * (kept.tokens + copies + kept.split / experts.etp) * row_mib
-        working_mib = rows * (ROW_BUFFERS * model.hidden_size + 2 * model.expert_size / experts.etp) * row_mib
-        return Room(0.0, working_mib + held_mib) if recompute else Room(held_mib, working_mib)
+        gate_up_mib = rows * 2 * model.expert_size / experts.etp * row_mib
+        working_mib = rows * ROW_BUFFERS * model.hidden_size * row_mib + gate_up_mib
+        again_mib = gate_up_mib if recompute is Recompute.GATE_UP else held_mib if recompute else 0.0
+        return Room(held_mib - again_mib, working_mib + again_mib)
 
     def _crossing(self, model: ModelShape, experts: Experts) -> float:
         """Share of a token's rows that the exchange sends: one for each of its experts, or of the ranks that have
@@ -117,5 +122,5 @@ def expert_calls(
         if forward:
             yield Call(Collective.ALL_GATHER, EXCHANGE, counts)
 
-    again = tuple(exchange(False)) if recompute is Recompute.FULL else ()
-    return Calls(tuple(exchange(True)), (*exchange(False), *again)).also(weights)
+    again = tuple(exchange(False)) if recompute & (Recompute.FULL | Recompute.SUBLAYER) else ()
+    return Calls(tuple(exchange(True)), (*exchange(False), *again)) + weights

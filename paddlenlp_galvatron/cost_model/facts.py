@@ -181,9 +181,9 @@ def strategy_words(strategy: Strategy) -> str:
     ep, etp, dp_type, sharding = strategy.experts
     own_type = states_words(dp_type, sharding) if strategy.experts_dp_type or sharding else ""
     experts = " ".join(filter(None, [f"ep {ep}" * (ep > 1), f"tp {etp}" * (etp > 1), own_type]))
-    own = f"experts {experts}" if experts else ""
+    experts_words = f"experts {experts}" if experts else ""
     states = states_words(strategy.dp_type, strategy.sharding)
-    return ", ".join(word for word in [*split, *strided, states, again, own] if word)
+    return ", ".join(word for word in [*split, *strided, states, again, experts_words] if word)
 
 
 @dataclass(frozen=True)

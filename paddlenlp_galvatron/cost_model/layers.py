@@ -18,8 +18,8 @@ from ..plan.mesh import OF_A_SAMPLE, SHARDING, Axis, Mesh
 from ..plan.strategy import LayerStrategy, Strategy
 from ..profiles.computation import PassTimes
 from .collectives import CallTimes, Setting, point_calls, weight_calls
-from .costs import LayerCost
-from .experts import ExpertPrices
+from .costs import LayerCost, StageSetting
+from .experts import OF_EXPERTS, ExpertPrices
 from .module import ModulePrices, Room, once
 from .stage_memory import positions_mib
 from .variants import (
@@ -68,7 +68,7 @@ class LayerPrices:
     def cost(self, strategy: LayerStrategy, setting: Setting) -> LayerCost:
         placed = _placed(strategy)
         share = self._share(placed, setting)
-        points, passes, room = self._recomputed(placed, strategy.recompute, setting)
+        points, passes, room = self._recomputed(placed, strategy.recompute & ~Recompute.GATE_UP, setting)
         where = setting.stage_size, setting.pipeline, setting.layer_type
         weights = self._weight_times(replace(placed, dp_type=strategy.dp_type, sharding=strategy.sharding), *where)
         shares = products_behind(self._models[setting.layer_type], setting.seq)
@@ -80,9 +80,9 @@ class LayerPrices:
         sharding = strategy.shards(setting.stage_size)
         cost = self._modules.module_cost(strategy.dp_type, sharding, setting, timed, passes, share.weights, room)
         if self._models[setting.layer_type].experts:
-            return cost.also(self._experts.cost(strategy.experts, strategy.recompute & Recompute.FULL, setting))
+            return cost + self._experts.cost(strategy.experts, strategy.recompute & OF_EXPERTS, setting)
         if self._task.adapter_rank is not None:
-            return cost.also(self._adapters(self._task.adapter_rank, strategy, share, setting, passes.forward_ms))
+            return cost + self._adapters(self._task.adapter_rank, strategy, share, setting, passes.forward_ms)
         return cost
 
     def _adapters(
@@ -105,7 +105,7 @@ class LayerPrices:
     @once
     def _weight_times(self, sharded: LayerStrategy, stage_size: int, pipeline: int, layer_type: int) -> CallTimes:
         """Times of the collectives of a layer's weights, for any micro-batch and recompute."""
-        setting = self._modules.setting(stage_size, 0, False, pipeline, layer_type)
+        setting = self._modules.setting(StageSetting(stage_size, 0, 1, pipeline), layer_type)
         weights = layer_weights(self._models[layer_type], sharded.tp)
         calls = weight_calls(weights, sharded, setting)
         return self._modules.call_times(calls, sharded.mesh(stage_size), pipeline, weights, sharded.sharding)
@@ -181,15 +181,15 @@ class LayerPrices:
             working += activation + gathered + (input_mib if share.measured else 0.0)
             activation, gathered = input_mib, 0.0
         elif recompute:
-            some = self._partly(recompute, placed.tp, layer_type)
-            again_ms = some.again_ms(passes)
+            partial = self._partly(recompute, placed.tp, layer_type)
+            again_ms = partial.again_ms(passes)
             output_mib = self._modules.token_bytes(samples, layer_type) / parts / MIB if share.measured else 0.0
-            at_once = some.spared * activation + output_mib
-            if some.again_mib is None:  # all parts at once take no less
+            at_once = partial.spared * activation + output_mib
+            if partial.again_mib is None:  # all parts at once take no less
                 working += at_once
             else:  # measured without a tp group's messages
-                working += max(some.again_mib * samples / share.parts, at_once if placed.tp > 1 else 0.0)
-            activation *= 1 - some.spared
+                working += max(partial.again_mib * samples / share.parts, at_once if placed.tp > 1 else 0.0)
+            activation *= 1 - partial.spared
         activation += gathered  # attention's inputs, which no part computes again
         made = 0.0
         if share.measured and self._assumed.async_grad_reduce and not self._task.frozen:

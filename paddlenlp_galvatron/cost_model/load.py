@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal, TypedDict, Unpack
 
 from ..base.errors import Faults, UserError, member
+from ..base.text import Note, no_note
 from ..model import ModelShape, kinds_of
 from ..plan.strategy import Assumptions
 from ..profiles.analytic import analytic_computation, analytic_hardware, analytic_memory
 from ..profiles.computation import ComputationProfile
 from ..profiles.compute_time import ComputeTimes, TimeMode
 from ..profiles.data_sheet import DataSheet, Device
-from ..profiles.dialects import Note
-from ..profiles.files import computation_name, memory_name, no_note
+from ..profiles.files import computation_name, memory_name
 from ..profiles.hardware import HardwareProfile
 from ..profiles.memory import MemoryProfile
 from ..profiles.memory_use import MemoryMode, MemoryUse
@@ -24,94 +25,125 @@ from .costs import CostOptions, Profiles
 from .model import CostModel
 
 
+class ProfileSource(TypedDict, total=False):
+    """Where profiles are, and how they are read: files that are named by a path (or its folder), and the rest by their
+    documented names from `folder`."""
+
+    folder: str | Path | None
+    time_profiling_path: str | Path | None
+    memory_profiling_path: str | Path | None
+    allreduce_bandwidth_config_path: str | Path | None
+    p2p_bandwidth_config_path: str | Path | None
+    overlap_coe_path: str | Path | None
+    sp_time_path: str | Path | None
+    time_profile_mode: str  # of TimeMode; unset: static
+    memory_profile_mode: str  # of MemoryMode; unset: static
+    profile_dialect: Dialect | None
+    allow_foreign_profiles: bool
+
+
 def load(
     model: ModelShape | Sequence[ModelShape],
     num_nodes: int,
     gpus_per_node: int,
     assumed: Assumptions,
     *,
-    folder: str | Path | None = None,
-    time_profiling_path: str | Path | None = None,
-    memory_profiling_path: str | Path | None = None,
-    allreduce_bandwidth_config_path: str | Path | None = None,
-    p2p_bandwidth_config_path: str | Path | None = None,
-    overlap_coe_path: str | Path | None = None,
-    sp_time_path: str | Path | None = None,
-    time_profile_mode: str = "static",
-    memory_profile_mode: str = "static",
-    profile_dialect: Dialect | None = None,
-    allow_foreign_profiles: bool = False,
     options: CostOptions = CostOptions(),
     note: Note = no_note,
+    **source: Unpack[ProfileSource],
 ) -> CostModel:
-    """Cost model from profile files: those named by a path (or its folder), the rest by their documented names from
-    `folder`.
+    """Cost model from profile files.
 
     `note` receives a line for each assumption, derived entry and omission. Raises UserError with all
     that is wrong: a file is missing, broken, or another model's (unless `allow_foreign_profiles`).
     """
-    from ..profiles import identity  # here, as prices derived from a data sheet have no files
-
-    shapes = kinds_of(model)
-    shape, precision = shapes[0], assumed.mixed_precision
-    documented = (precision.value, shape.hidden_size, shape.heads)
-    time_mode = member(TimeMode, time_profile_mode, "time_profile_mode")
-    memory_mode = member(MemoryMode, memory_profile_mode, "memory_profile_mode")
-    seqs = tuple(length for kind in shapes if (length := kind.seq_length or assumed.seq_length))
-    faults = Faults()
+    shapes, faults = kinds_of(model), Faults()
     with faults.gathered():
         hardware = HardwareProfile.load(
             num_nodes,
             gpus_per_node,
-            folder=folder,
-            allreduce_path=allreduce_bandwidth_config_path,
-            p2p_path=p2p_bandwidth_config_path,
-            overlap_path=overlap_coe_path,
-            sp_time_path=sp_time_path,
+            folder=source.get("folder"),
+            allreduce_path=source.get("allreduce_bandwidth_config_path"),
+            p2p_path=source.get("p2p_bandwidth_config_path"),
+            overlap_path=source.get("overlap_coe_path"),
+            sp_time_path=source.get("sp_time_path"),
             note=note,
         )
     with faults.gathered():
-        time_path = _place(time_profiling_path, folder, computation_name(*documented), shape, "time_profiling_path")
-        computation = ComputationProfile.load(time_path, *documented, seqs=seqs, note=note)
-        computation = computation.with_assumed_head(shapes[-1], note)
-        if not allow_foreign_profiles:
-            with faults.gathered():
-                identity.require_same_model(time_path, computation.meta, shapes, precision)
-            fastest = {
-                layer_type: min(ms / at.seq for at, ms in times.items())
-                for layer_type, times in computation.layer_ms.items()
-            }
-            identity.require_possible_times(time_path, fastest, shapes)
+        times = _times(shapes, assumed, source, faults, note)
     with faults.gathered():
-        memory_path = _place(memory_profiling_path, folder, memory_name(*documented), shape, "memory_profiling_path")
-        memory = MemoryProfile.load(
-            memory_path, *documented, dialect=profile_dialect, model=shape, seqs=seqs, note=note
-        )
-        use = MemoryUse(memory, memory_mode)
-        if not allow_foreign_profiles:
-            with faults.gathered():
-                identity.require_same_model(memory_path, memory.meta, shapes, precision)
-            for layer_type, kind in enumerate(shapes):
-                with faults.gathered():
-                    identity.require_parameter_size(memory_path, use.parameter_mib(layer_type), kind)
-            identity.require_vocab_states(memory_path, use.vocab_states_measured(), shapes)
-        for layer_type, kind in enumerate(shapes):
-            for line in identity.kv_heads_note(memory_path, use.parameter_mib(layer_type), kind):
-                note(line)
-        assumed = _with_attention_of(memory, memory_path, assumed)
-        if assumed.sequence_parallel and (without := use.without_megatron_sp()):
-            note(
-                f"{memory_path}: {', '.join(without)} measured without Megatron-SP; under sequence_parallel a layer of "
-                "degree t keeps 1/t of its activations at degree 1, and the vocabulary layers all that was measured"
-            )
+        memory, assumed = _memory(shapes, assumed, source, faults, note)
     faults.require_none()
-    measured = {*computation.layer_ms, *(variant.layer_type for variant in memory.layers)}
+    measured = {*times.profile.layer_ms, *(variant.layer_type for variant in memory.profile.layers)}
     if more := sorted(measured - set(range(len(shapes)))):
         keys = ", ".join(f"layertype_{layer_type}" for layer_type in more)
         note(f"{keys} ignored: the model has layers of {len(shapes)} type{'s' * (len(shapes) > 1)} (num_layertype)")
-    if not allow_foreign_profiles:
-        identity.require_same_device([*hardware.files, *computation.files, *memory.files])
-    return CostModel(model, Profiles.of(Network(hardware), ComputeTimes(computation, time_mode), use), assumed, options)
+    if not source.get("allow_foreign_profiles"):
+        from ..profiles.identity import require_same_device  # here, as prices derived from a data sheet have no files
+
+        require_same_device([*hardware.files, *times.profile.files, *memory.profile.files])
+    return CostModel(model, Profiles.of(Network(hardware), times, memory), assumed, options)
+
+
+def _times(
+    shapes: Sequence[ModelShape], assumed: Assumptions, source: ProfileSource, faults: Faults, note: Note
+) -> ComputeTimes:
+    """Times of layers and vocabulary layers. Raises UserError; `faults` gets those that hide no others."""
+    from ..profiles import identity
+
+    mode = member(TimeMode, source.get("time_profile_mode", TimeMode.STATIC), "time_profile_mode")
+    documented = _documented(shapes, assumed)
+    path = _place("time_profiling_path", source, computation_name(*documented), shapes[0])
+    profile = ComputationProfile.load(path, *documented, seqs=_lengths(shapes, assumed), note=note)
+    profile = profile.with_assumed_head(shapes[-1], note)
+    if not source.get("allow_foreign_profiles"):
+        with faults.gathered():
+            identity.require_same_model(path, profile.meta, shapes, assumed.mixed_precision)
+        fastest = {
+            layer_type: min(ms / at.seq for at, ms in times.items()) for layer_type, times in profile.layer_ms.items()
+        }
+        identity.require_possible_times(path, fastest, shapes)
+    return ComputeTimes(profile, mode)
+
+
+def _memory(
+    shapes: Sequence[ModelShape], assumed: Assumptions, source: ProfileSource, faults: Faults, note: Note
+) -> tuple[MemoryUse, Assumptions]:
+    """Memory, and the assumptions with its measured attention. Raises UserError as `_times` does."""
+    from ..profiles import identity
+
+    mode = member(MemoryMode, source.get("memory_profile_mode", MemoryMode.STATIC), "memory_profile_mode")
+    documented, dialect = _documented(shapes, assumed), source.get("profile_dialect")
+    path = _place("memory_profiling_path", source, memory_name(*documented), shapes[0])
+    seqs = _lengths(shapes, assumed)
+    profile = MemoryProfile.load(path, *documented, dialect=dialect, model=shapes[0], seqs=seqs, note=note)
+    use = MemoryUse(profile, mode)
+    if not source.get("allow_foreign_profiles"):
+        with faults.gathered():
+            identity.require_same_model(path, profile.meta, shapes, assumed.mixed_precision)
+        for layer_type, kind in enumerate(shapes):
+            with faults.gathered():
+                identity.require_parameter_size(path, use.parameter_mib(layer_type), kind)
+        identity.require_vocab_states(path, use.vocab_states_measured(), shapes)
+    for layer_type, kind in enumerate(shapes):
+        for line in identity.kv_heads_note(path, use.parameter_mib(layer_type), kind):
+            note(line)
+    assumed = _with_attention_of(profile, path, assumed)
+    if assumed.sequence_parallel and (without := use.without_megatron_sp()):
+        note(
+            f"{path}: {', '.join(without)} measured without Megatron-SP; under sequence_parallel a layer of "
+            "degree t keeps 1/t of its activations at degree 1, and the vocabulary layers all that was measured"
+        )
+    return use, assumed
+
+
+def _documented(shapes: Sequence[ModelShape], assumed: Assumptions) -> tuple[str, int, int]:
+    """Type, width and heads of the first layers, which documented names of files have."""
+    return assumed.mixed_precision.value, shapes[0].hidden_size, shapes[0].heads
+
+
+def _lengths(shapes: Sequence[ModelShape], assumed: Assumptions) -> tuple[int, ...]:
+    return tuple(length for kind in shapes if (length := kind.seq_length or assumed.seq_length))
 
 
 def derive(
@@ -157,17 +189,20 @@ def _with_attention_of(memory: MemoryProfile, path: Path, assumed: Assumptions) 
     return replace(assumed, flash_attention=measured)
 
 
-def _place(path: str | Path | None, folder: str | Path | None, name: str, model: ModelShape, option: str) -> Path:
+def _place(
+    option: Literal["time_profiling_path", "memory_profiling_path"], source: ProfileSource, name: str, model: ModelShape
+) -> Path:
     """The file named, or the documented one in the folder, or the folder's only one of its kind and dtype whose name
     does not say that it is another model's."""
+    path = source.get(option)
     if path is not None and not Path(path).is_dir():
         return Path(path)
-    folder = path or folder
+    folder = path or source.get("folder")
     if folder is None:
         raise UserError(f"{option}: missing; name the file, or the folder that holds {name}")
-    found = Path(folder) / name
-    if found.exists():
-        return found
+    documented = Path(folder) / name
+    if documented.exists():
+        return documented
     prefix = name.partition("_hidden_")[0]
     found_all = sorted(p for p in Path(folder).glob(f"{prefix}_*.json") if "_hidden_" not in p.name)
     from ..profiles.identity import name_faults
@@ -178,4 +213,4 @@ def _place(path: str | Path | None, folder: str | Path | None, name: str, model:
     if others:
         raise UserError(f"{option}: {folder} holds several: {', '.join(p.name for p in others)}; name one")
     command = f"galvatron profile {prefix.partition('_')[0]}"
-    raise UserError(f"{found}: no such file; measure it with `{command}` or name another by {option}")
+    raise UserError(f"{documented}: no such file; measure it with `{command}` or name another by {option}")

@@ -6,33 +6,28 @@ Every term with its unit, source and a worked number: docs/dev/cost_model.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from itertools import pairwise
-from typing import NamedTuple
 
 from ..base.errors import UserError
+from ..base.units import MIB
 from ..model import ModelShape, Recompute, kinds_of, layer_types_of
+from ..plan.comm_points import Collective
 from ..plan.communicators import communicators
+from ..plan.layout import TokenLayout, redistribution, token_layout
+from ..plan.mesh import Axis, Mesh
 from ..plan.strategy import Assumptions, Experts, LayerStrategy, Load, Plan, Strategy, VocabStrategy
 from ..profiles.memory import Role
 from ..profiles.reserve import Reserve
-from .costs import CostOptions, LayerCost, Prediction, Profiles, StagePrediction, Task
-from .experts import ExpertPrices
+from .collectives import place_of
+from .costs import CostOptions, LayerCost, Prediction, Profiles, StagePrediction, StageSetting, Task
+from .experts import OF_EXPERTS, ExpertPrices
 from .layers import LayerPrices
-from .module import ModulePrices
+from .module import ModulePrices, once
 from .simulate import StageTimes, step_ms
 from .stage_memory import fullest, memory_of, own_positions_mib
-from .switches import SwitchPrices
 from .vocabulary import VocabPrices
-
-
-class StageCost(NamedTuple):
-    """Cost of a stage in all, and times of each of its chunks for one micro-batch, in ms."""
-
-    totals: StagePrediction
-    forward_ms: list[float]
-    backward_ms: list[float]
-    send_ms: list[float]  # to the next chunk, and the gradient back
 
 
 class CostModel:
@@ -57,13 +52,11 @@ class CostModel:
         self.profiles = profiles
         self.assumed = assumed
         self.options = options
-        modules = ModulePrices(self.models, profiles, assumed, options)
+        self._modules = modules = ModulePrices(self.models, profiles, assumed, options)
         self.seqs, self.state_bytes = modules.seqs, modules.state_bytes
         self._experts = ExpertPrices(modules)
         self._layers = LayerPrices(modules, self._experts)
         self._vocabulary = VocabPrices(modules)
-        self._switches = SwitchPrices(modules, self.world_size)
-        self._setting = modules.setting
 
     @property
     def world_size(self) -> int:
@@ -80,10 +73,13 @@ class CostModel:
 
     def reserving(self, context_mib: float, freed: float | None = None) -> CostModel:
         """The same model with this reserve on every device, and this share of freed working memory besides it."""
-        other = self._with(replace(self.options, context_mib=context_mib, freed=freed))
-        if not self.options.offload_optimizer:  # whose prices depend on the reserve; all others keep their caches
-            other._experts, other._layers, other._setting = self._experts, self._layers, self._setting
-            other._vocabulary, other._switches = self._vocabulary, self._switches
+        options = replace(self.options, context_mib=context_mib, freed=freed)
+        if options == self.options:
+            return self
+        if options.offload_optimizer:  # whose prices depend on the reserve
+            return self._with(options)
+        other = copy(self)  # with the prices that are known
+        other.options = options
         return other
 
     def keeping_gathered(self) -> CostModel:
@@ -97,63 +93,59 @@ class CostModel:
         """Memory of a device besides tensors, with the communicators of a plan."""
         return self.profiles.reserve.having(communicators(plan, self.given[0], self.seqs[0]))
 
-    def layer_cost(
-        self,
-        strategy: LayerStrategy,
-        *,
-        stage_size: int,
-        micro_batch: int,
-        micro_batches: int,
-        pipeline: int,
-        layer_type: int = 0,
-    ) -> LayerCost:
-        """One layer on a stage of `stage_size` ranks that takes `micro_batch` samples at once, over all its ranks.
+    def layer_cost(self, strategy: LayerStrategy, stage: StageSetting, layer_type: int = 0) -> LayerCost:
+        """One layer over all ranks of a stage.
 
         Raises UserError when the samples don't split over the dp degree or a profile lacks an entry for the strategy.
         """
-        setting = self._setting(stage_size, micro_batch, micro_batches > 1, pipeline, layer_type)
-        return self._layers.cost(strategy, setting)
+        return self._layers.cost(strategy, self._modules.setting(stage, layer_type))
 
     def expert_cost(
-        self,
-        experts: Experts,
-        recompute: Recompute,
-        *,
-        stage_size: int,
-        micro_batch: int,
-        micro_batches: int,
-        pipeline: int,
-        layer_type: int = 0,
+        self, experts: Experts, recompute: Recompute, stage: StageSetting, layer_type: int = 0
     ) -> LayerCost:
         """Cost of the experts of one layer for one micro-batch, of a type that has some."""
-        setting = self._setting(stage_size, micro_batch, micro_batches > 1, pipeline, layer_type)
-        return self._experts.cost(experts, recompute & Recompute.FULL, setting)
+        return self._experts.cost(experts, recompute & OF_EXPERTS, self._modules.setting(stage, layer_type))
 
-    def vocab_cost(
-        self, vocab: VocabStrategy, *, stage_size: int, micro_batch: int, micro_batches: int, pipeline: int, role: Role
-    ) -> LayerCost:
+    def vocab_cost(self, vocab: VocabStrategy, stage: StageSetting, role: Role) -> LayerCost:
         """Embedding and LM head as a stage of this role has them. Raises UserError as `layer_cost` does."""
-        return self._vocabulary.cost(vocab, stage_size, micro_batch, micro_batches, pipeline, role)
+        return self._vocabulary.cost(vocab, stage, role)
 
-    def middle_cost(self, *, stage_size: int, micro_batch: int, micro_batches: int, later: bool = False) -> LayerCost:
+    def middle_cost(self, stage: StageSetting, later: bool = False) -> LayerCost:
         """Cost of the input of a stage without embedding and LM head; the previous stage keeps it as its output, too.
         `later`: the stage's masks and messages are counted with another chunk, except those of one neighbour: the
         first stage follows the last."""
-        return self._vocabulary.middle_cost(stage_size, micro_batch, micro_batches, later)
+        return self._vocabulary.middle_cost(stage, later)
 
     def switch_cost(
-        self, before: Strategy | None, after: Strategy | None, *, stage_size: int, micro_batch: int, layer_type: int = 0
+        self, before: Strategy | None, after: Strategy | None, stage: StageSetting, layer_type: int = 0
     ) -> tuple[float, float]:
         """(forward, backward) ms of handing one micro-batch's tokens of a layer type on; None is the stage's edge.
 
         Gradients go the other way between the same layouts. Equal layouts cost nothing.
         """
-        return self._switches.switch_ms(before, after, stage_size, micro_batch, layer_type)
+        sharded = self.assumed.sequence_parallel
+        source, target = (token_layout(strategy, stage.stage_size, sharded) for strategy in (before, after))
+        moved = stage.micro_batch, layer_type
+        return self._move_ms(source, target, *moved), self._move_ms(target, source, *moved)
 
-    def boundary_cost(self, *, stage_size: int, micro_batch: int, pipeline: int, layer_type: int = 0) -> float:
+    @once
+    def _move_ms(self, source: TokenLayout, target: TokenLayout, micro_batch: int, layer_type: int) -> float:
+        """Resharding takes as long as an all-to-all in which all receive as much as the rank with most."""
+        tokens = micro_batch * self.seqs[layer_type]
+        change = redistribution(source, target, tokens, micro_batch)
+        if not change.most_tokens:
+            return 0.0
+        mesh = Mesh.of(source.size, (Axis.TENSOR, change.span))
+        place = place_of((Axis.TENSOR,), mesh, self.profiles.gpus_per_node, self.world_size // source.size)
+        received = change.most_tokens / tokens * self._modules.token_bytes(micro_batch, layer_type) / MIB
+        sent = received * change.span / (change.span - 1)
+        return self.profiles.network.collective_ms(Collective.ALL_TO_ALL, place, sent)
+
+    def boundary_cost(self, stage: StageSetting, layer_type: int = 0) -> float:
         """Time in ms of one micro-batch's send to the next stage, and of its gradient's back: each rank sends
         its own slice of a layer type's tokens to its peer."""
-        return self._switches.send_ms(stage_size, micro_batch, pipeline, layer_type)
+        tokens = self._modules.token_bytes(stage.micro_batch, layer_type)
+        return self.profiles.network.send_ms(stage.pipeline, tokens / stage.stage_size / MIB)
 
     def crossing_type(self, layer: int) -> int:
         """Layer type whose tokens are sent on in front of a layer (one past the last: behind it).
@@ -161,47 +153,44 @@ class CostModel:
         Where the type changes they are those of fewer bytes: the change of width or length stands where less crosses.
         """
         last = len(self.layer_types) - 1
-        beside = {self.layer_types[max(layer - 1, 0)], self.layer_types[min(layer, last)]}
-        return min(sorted(beside), key=lambda kind: self.seqs[kind] * self.models[kind].hidden_size)
+        neighbours = {self.layer_types[max(layer - 1, 0)], self.layer_types[min(layer, last)]}
+        return min(sorted(neighbours), key=lambda kind: self.seqs[kind] * self.models[kind].hidden_size)
 
     def predict(self, plan: Plan) -> Prediction:
         """Time and memory of one step: the one function behind every predicted time. Raises UserError."""
         return self.joined(plan, [self.stage_cost(plan, stage) for stage in range(plan.pipeline)])
 
-    def stage_cost(self, plan: Plan, stage: int) -> StageCost:
-        """Cost of one stage, which depends on its own layers alone. Raises UserError."""
+    def stage_cost(self, plan: Plan, stage: int) -> StagePrediction:
+        """Times and memory of one stage, which depend on its own layers alone. Raises UserError."""
         self._require_mine(plan)
-        where = {"stage_size": plan.stage_size, "micro_batch": plan.micro_batch, "pipeline": plan.pipeline}
+        setting = StageSetting.of(plan)
         chunks = [self.chunk_parts(plan, stage, chunk) for chunk in range(plan.chunks)]
-        forward_ms, backward_ms, send_ms = [], [], []
+        chunks_ms = []
         for chunk, parts in enumerate(chunks):
             switches, behind = self.chunk_switches(plan, stage, chunk), plan.chunk_layers(stage, chunk).stop
-            forward_ms.append(sum(part.forward_ms for part in parts) + sum(forward for forward, _ in switches))
-            backward_ms.append(sum(part.backward_ms for part in parts) + sum(backward for _, backward in switches))
+            forward_ms = sum(part.forward_ms for part in parts) + sum(forward for forward, _ in switches)
+            backward_ms = sum(part.backward_ms for part in parts) + sum(backward for _, backward in switches)
             last = plan.is_last(stage, chunk)
-            send_ms.append(0.0 if last else self.boundary_cost(layer_type=self.crossing_type(behind), **where))
+            send_ms = 0.0 if last else self.boundary_cost(setting, self.crossing_type(behind))
+            chunks_ms.append((forward_ms, backward_ms, send_ms))
         each = not self.assumed.async_grad_reduce
         memory = memory_of(plan, stage, chunks, self.options, each, self._shared_mib(plan, stage))
         sync_ms = sum(part.sync_ms for parts in chunks for part in parts)
-        totals = StagePrediction(sum(forward_ms), sum(backward_ms), sync_ms, sum(send_ms), memory)
-        return StageCost(totals, forward_ms, backward_ms, send_ms)
+        forward_ms, backward_ms, send_ms = map(sum, zip(*chunks_ms, strict=True))
+        return StagePrediction(forward_ms, backward_ms, sync_ms, send_ms, memory, tuple(chunks_ms))
 
-    def joined(self, plan: Plan, costs: Sequence[StageCost]) -> Prediction:
+    def joined(self, plan: Plan, stages: Sequence[StagePrediction]) -> Prediction:
         """The prediction of a plan whose stages cost this."""
-        stages, chunks = tuple(cost.totals for cost in costs), range(plan.chunks)
-        times = StageTimes(
-            [cost.forward_ms[chunk] for chunk in chunks for cost in costs],
-            [cost.backward_ms[chunk] for chunk in chunks for cost in costs],
-            [stage.sync_ms for stage in stages],
-            [cost.send_ms[chunk] for chunk in chunks for cost in costs][:-1],
-        )
+        chunks_ms = [stage.chunks_ms[chunk] for chunk in range(plan.chunks) for stage in stages]
+        forward_ms, backward_ms, send_ms = map(list, zip(*chunks_ms, strict=True))
+        times = StageTimes(forward_ms, backward_ms, [stage.sync_ms for stage in stages], send_ms[:-1])
         time_ms = step_ms(plan.schedule, times, plan.micro_batches)
         busy = sum(plan.micro_batches * (s.forward_ms + s.backward_ms) + s.sync_ms for s in stages)
         return Prediction(
             time_s=time_ms / 1000,
             samples_per_s=plan.global_batch / time_ms * 1000,
             bubble_share=1 - busy / (len(stages) * time_ms),
-            stages=stages,
+            stages=tuple(stages),
             times=times,
         )
 
@@ -218,31 +207,26 @@ class CostModel:
         """Costs of the parts of a chunk of a stage: its layers in order, before them the embedding or the
         output of the chunk before, behind them the LM head where it has it apart."""
         last = plan.pipeline - 1
-        where = {
-            "stage_size": plan.stage_size,
-            "micro_batch": plan.micro_batch,
-            "micro_batches": plan.micro_batches,
-        }
-        common = {**where, "pipeline": plan.pipeline}
+        setting = StageSetting.of(plan)
         parts = [
-            self.layer_cost(plan.layers[layer], layer_type=self.layer_types[layer], **common)
+            self.layer_cost(plan.layers[layer], setting, self.layer_types[layer])
             for layer in plan.chunk_layers(stage, chunk)
         ]
         if plan.is_first(stage, chunk):
-            parts.insert(0, self.vocab_cost(plan.vocab, role="first" if last else "only", **common))
+            parts.insert(0, self.vocab_cost(plan.vocab, setting, "first" if last else "only"))
         elif plan.is_last(stage, chunk):
-            parts.append(self.vocab_cost(plan.vocab, role="last", **common))
+            parts.append(self.vocab_cost(plan.vocab, setting, "last"))
         else:
             later = chunk > 0 or stage in (0, last)
-            parts.insert(0, self.middle_cost(later=later, **where))
+            parts.insert(0, self.middle_cost(setting, later))
         return parts
 
     def chunk_switches(self, plan: Plan, stage: int, chunk: int) -> list[tuple[float, float]]:
         """(forward, backward) ms of one micro-batch at each boundary between the parts of a chunk of a stage."""
-        where = {"stage_size": plan.stage_size, "micro_batch": plan.micro_batch}
+        setting = StageSetting.of(plan)
         boundaries, layers = pairwise(plan.chunk_chain(stage, chunk)), plan.chunk_layers(stage, chunk)
         return [
-            self.switch_cost(before, after, layer_type=self.crossing_type(layer), **where)
+            self.switch_cost(before, after, setting, self.crossing_type(layer))
             for layer, (before, after) in enumerate(boundaries, layers.start)
         ]
 
@@ -270,13 +254,13 @@ class CostModel:
             )
 
 
-def _require_consistent(given: Sequence[ModelShape], task: Task) -> None:
+def _require_consistent(shapes: Sequence[ModelShape], task: Task) -> None:
     """Raises UserError where types of layers contradict each other, or the task."""
-    mixture = next((model for model in given if model.experts), None)
-    if mixture and (len(given) > 1 or task.frozen):
-        excluded = "several types of layers" if len(given) > 1 else "LoRA's adapters"
+    mixture = next((model for model in shapes if model.experts), None)
+    if mixture and (len(shapes) > 1 or task.frozen):
+        excluded = "several types of layers" if len(shapes) > 1 else "LoRA's adapters"
         raise UserError(f"model_size: {mixture.name} has experts; {excluded} are not planned for such models")
-    first, last = given[0], given[-1]
+    first, last = shapes[0], shapes[-1]
     if first.tied_embeddings and first.hidden_size != last.hidden_size:
         raise UserError(
             f"hidden_size_list: embedding and LM head share their weights, but the first layers have hidden size "

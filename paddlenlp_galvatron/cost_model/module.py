@@ -20,7 +20,7 @@ from ..plan.mesh import Mesh
 from ..plan.strategy import JOINED_NUMBERS, Assumptions, DataParallel
 from ..profiles.computation import PassTimes
 from .collectives import Calls, CallTimes, Setting
-from .costs import CostOptions, LayerCost, PartMemory, Profiles, States, Task, Terms, Update, Workspace
+from .costs import CostOptions, LayerCost, PartMemory, Profiles, StageSetting, States, Task, Terms, Workspace
 from .stage_memory import constants_mib
 from .weights import MOMENT_BYTES, StateBytes, Weights
 
@@ -89,11 +89,13 @@ class ModulePrices:
         return micro_batch * self.seqs[layer_type] * width
 
     @once
-    def setting(self, stage_size: int, micro_batch: int, several: bool, pipeline: int, layer_type: int) -> Setting:
-        """The setting of a stage: the same object for the same arguments, as prices are cached by it."""
+    def setting(self, stage: StageSetting, layer_type: int) -> Setting:
+        """The setting of a module: the same object where prices are the same, as they are cached by it."""
+        if stage.micro_batches > 2:
+            return self.setting(stage._replace(micro_batches=2), layer_type)
         states = self.state_bytes.frozen if self.task.frozen else self.state_bytes
-        where = stage_size, micro_batch, several, pipeline
-        return Setting(*where, self.seqs[layer_type], self.assumed, states, layer_type)
+        size, micro_batch, count, pipeline = stage
+        return Setting(size, micro_batch, count > 1, pipeline, self.seqs[layer_type], self.assumed, states, layer_type)
 
     def others_mib(self, tp: int, tokens_mib: float) -> float:
         """Memory of the tokens that Megatron-SP gathers for products, without the rank's own."""
@@ -124,8 +126,8 @@ class ModulePrices:
         gathers, reductions = calls.gather_backward, calls.reduce
         forward = calls.gather_forward.with_compute(passes.forward_ms)
         backward = gathers.with_compute(compute_ms)
-        reduce_ms = gathers.also(reductions).with_compute(compute_ms) - backward
-        all_ms = gathers.also(reductions).also(calls.across).with_compute(compute_ms)
+        reduce_ms = (gathers + reductions).with_compute(compute_ms) - backward
+        all_ms = (gathers + reductions + calls.across).with_compute(compute_ms)
         across_ms = all_ms - reduce_ms - backward
         sharded = dp_type is not DataParallel.DDP and sharding > 1
         learns = setting.states.optimizer > 0
@@ -133,7 +135,7 @@ class ModulePrices:
         states, workspace, memory = self.held(dp_type, sharding, setting, weights, room, several_matrices)
         optimizer_ms = updated / 1e6 * self.times.profile.optimizer_ms_per_million
         if self.host_mib_per_ms:  # there and back, one matrix after the other, with nothing during it
-            optimizer_ms += 2 * memory.update.states_mib / self.host_mib_per_ms
+            optimizer_ms += 2 * memory.host_mib / self.host_mib_per_ms
         gather_shown_ms = forward - passes.forward_ms, backward - compute_ms
         terms = Terms(
             states,
@@ -164,28 +166,16 @@ class ModulePrices:
         room: Room,
         several_matrices: bool = True,
     ) -> tuple[States, Workspace, PartMemory]:
-        """`module_memory` under this model's assumptions and options."""
-        return module_memory(
-            weights,
-            setting.states,
-            dp_type,
-            sharding,
-            setting.several,
-            self.assumed.async_grad_reduce,
-            room,
-            several_matrices,
-            offload=self.host_mib_per_ms is not None,
-            apart=self.options.freed is not None,
-        )
+        """`module_memory` under this model's options."""
+        offload, apart = self.options.offload_optimizer, self.options.freed is not None
+        return module_memory(weights, setting, dp_type, sharding, room, several_matrices, offload, apart)
 
 
 def module_memory(
     weights: Weights,
-    per_weight: StateBytes,
+    setting: Setting,
     dp_type: DataParallel,
     sharding: int,
-    several: bool,
-    async_reduce: bool,
     room: Room,
     several_matrices: bool = True,
     offload: bool = False,
@@ -193,13 +183,14 @@ def module_memory(
 ) -> tuple[States, Workspace, PartMemory]:
     """(states, workspace, all of it for a walk) of a module whose matrices are shared by `sharding` ranks.
 
-    `several`: micro-batches. With `async_reduce` their gradients are summed before they are reduced. With one
+    With `async_grad_reduce` gradients of several micro-batches are summed before they are reduced. With one
     micro-batch alone gradients come as activations go, so that only their excess over these is added to the states.
     `offload`: the optimizer's states lie in the host's memory. In the first update the fp32 weights of all modules are
     still on the device, and one matrix after the other gets its moments, which leave with its fp32 weight. No
     activations are there by then: their place is enough for most of it; `apart`: if the allocator gives it none, and
     none to the 16-bit weights that are then gathered.
     """
+    per_weight, several, async_reduce = setting.states, setting.several, setting.assumed.async_grad_reduce
     matrices_mib = weights.matrices / MIB
     sharded = dp_type is not DataParallel.DDP and sharding > 1
     vectors_mib = weights.vectors / MIB
@@ -209,7 +200,7 @@ def module_memory(
     kept_mib = gradient_mib / (1 if whole_gradients else shards)
     moments_mib = matrices_mib * per_weight.optimizer / shards + vectors_mib * per_weight.optimizer
     master_mib = moments_mib * max(per_weight.optimizer - MOMENT_BYTES, 0) / max(per_weight.optimizer, 1)
-    update = Update(master_mib, weights.largest / MIB * MOMENT_BYTES / shards, moments_mib) if offload else Update()
+    host_mib = moments_mib  # if offloaded
     if offload and apart:
         gathers = sharded and dp_type is not DataParallel.ZERO3
         moments_mib = master_mib + max(gathers * matrices_mib * per_weight.weight - room.activation_mib, 0.0)
@@ -221,7 +212,6 @@ def module_memory(
         (max(kept_mib - room.activation_mib, 0.0) if single else kept_mib) + vectors_mib * per_weight.gradient,
         moments_mib,
     )
-
     gathered_mib = matrices_mib * per_weight.weight if sharded and dp_type is DataParallel.ZERO3 else 0.0
     # Gradients that the states do not hold whole are made whole first.
     made_mib = gradient_mib if sharding > 1 and ((sharded and not whole_gradients) or not async_reduce) else 0.0
@@ -236,20 +226,29 @@ def module_memory(
         made_mib=room.made_mib,
         gathered_mib=gathered_mib,
         joined_mib=joined_mib,
-        update=update,
     )
+    if offload:
+        matrix_mib = weights.largest / MIB * MOMENT_BYTES / shards
+        part = part._replace(master_mib=master_mib, matrix_mib=matrix_mib, host_mib=host_mib)
+    return states, _workspace(part, room, made_mib, setting, sharded), part
+
+
+def _workspace(part: PartMemory, room: Room, made_mib: float, setting: Setting, sharded: bool) -> Workspace:
+    """Transients of a module's backward; `made_mib`: gradients that are made whole before they are reduced."""
+    async_reduce, several = setting.assumed.async_grad_reduce, setting.several
+    single = async_reduce and not several
     # A message is under way while the next module's backward runs, while a part of it arrives: after each micro-batch;
     # or after the last one, when the module's activations and its gradients' place have been given up.
-    message_mib = joined_mib + (part.shard_mib if several else 0.0)
-    if whole_gradients:
+    message_mib = part.joined_mib + (part.shard_mib if several else 0.0)
+    if async_reduce and several:
         message_mib = max(part.shard_mib - room.activation_mib, 0.0)
     elif single:
-        message_mib = max(joined_mib - max(room.activation_mib - part.kept_mib, 0.0), 0.0) if sharded else 0.0
+        message_mib = max(part.joined_mib - max(room.activation_mib - part.kept_mib, 0.0), 0.0) if sharded else 0.0
         message_mib *= room.begins
     message_mib *= room.sent
     working_mib = room.working_mib + (room.made_mib if single else 0.0)
-    at_its_end = made_mib + joined_mib * max(room.late, 1 - room.late) - room.activation_mib - message_mib
+    at_its_end = made_mib + part.joined_mib * max(room.late, 1 - room.late) - room.activation_mib - message_mib
     if async_reduce and not (single and room.begins):  # weights that are fetched by then fit where activations were
-        at_its_end -= gathered_mib
-    own_mib = gathered_mib + max(working_mib, made_mib - room.activation_mib, at_its_end)
-    return states, Workspace(max(own_mib, update.tensor_mib), message_mib, gathered_mib, room.tables_mib), part
+        at_its_end -= part.gathered_mib
+    own_mib = part.gathered_mib + max(working_mib, made_mib - room.activation_mib, at_its_end)
+    return Workspace(max(own_mib, part.matrix_mib), message_mib, part.gathered_mib, room.tables_mib)

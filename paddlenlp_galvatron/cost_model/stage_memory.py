@@ -20,7 +20,7 @@ from ..plan.mesh import Axis
 from ..plan.schedule import Pass, chunks_in_flight, without_repeats
 from ..plan.strategy import Assumptions, Plan
 from ..profiles.memory_use import MemoryUse
-from .costs import CostOptions, LayerCost, PartMemory, StageMemory, Update, Workspace
+from .costs import CostOptions, LayerCost, PartMemory, StageMemory, Workspace
 
 ENDS = ("embedding", "last norm", "LM head")  # weights that no layer has
 ID_BYTES = 8  # of a token's number
@@ -66,16 +66,16 @@ def _apart_mib(
     """Peak of a stage whose optimizer's states are in the host's memory, if no block is used by both backward and the
     first update: the update's fp32 weights come in addition to all activations, or to the largest part's tensors, one
     matrix's moments, and weights of 16 bits that are gathered into blocks of their own."""
-    parts = [part for some in chunks for part in some]
-    master_mib = sum(part.update.master_mib for part in parts)
-    passes_alone = [[part._replace(update=Update()) for part in some] for some in chunks]
+    parts = [part for chunk in chunks for part in chunk]
+    master_mib = sum(part.master_mib for part in parts)
+    passes_alone = [[part._replace(host_mib=0.0) for part in chunk] for chunk in chunks]
     gathered_mib = sum(
         cost.terms.states.parameters_mib
         for cost in costs
         if cost.memory and cost.memory.kept_mib < cost.memory.gradient_mib
     )
     updating_mib = sum(part.fixed_mib + part.gradient_mib for part in parts) + gathered_mib
-    updating_mib += max(part.update.tensor_mib for part in parts)
+    updating_mib += max(part.matrix_mib for part in parts)
     updating_mib += max(part.activation_mib + part.working_mib for part in parts)
     return master_mib + max(peak_mib(passes_alone, passes, reduced_each), updating_mib)
 
@@ -119,8 +119,8 @@ def peak_mib(chunks: Sequence[Sequence[PartMemory]], passes: Sequence[Pass], red
     after its last micro-batch, or after each."""
     every = [part for parts in chunks for part in parts]
     fixed_mib = sum(part.fixed_mib for part in every)
-    updating_mib = sum(part.update.master_mib + part.gradient_mib for part in every)
-    updating_mib += max(part.update.tensor_mib for part in every)
+    updating_mib = sum(part.master_mib + part.gradient_mib for part in every)
+    updating_mib += max(part.matrix_mib for part in every)
     activations_mib = [sum(part.activation_mib for part in parts) for parts in chunks]
     gradients_mib = [(0.0, _between(parts, reduced_each), sum(part.kept_mib for part in parts)) for parts in chunks]
     micro_batches = sum(work.kind == "backward" for work in passes) // len(chunks)
@@ -133,12 +133,12 @@ def peak_mib(chunks: Sequence[Sequence[PartMemory]], passes: Sequence[Pass], red
             in_flight_mib += activations_mib[chunk]
             continue
         states = tuple((count > 0) + (count == micro_batches) for count in done)
-        alike = _Start(chunk, states, done[chunk] == micro_batches - 1, sent)
-        most_mib[alike] = max(most_mib.get(alike, 0.0), in_flight_mib)
+        key = _Start(chunk, states, done[chunk] == micro_batches - 1, sent)
+        most_mib[key] = max(most_mib.get(key, 0.0), in_flight_mib)
         in_flight_mib -= activations_mib[chunk]
         sent = (chunk, done[chunk] > 0) if reduced_each else None
         done[chunk] += 1
-    peaks = [fixed_mib + updating_mib] if any(part.update.states_mib for part in every) else []
+    peaks = [fixed_mib + updating_mib] if any(part.host_mib for part in every) else []
     for start, held_mib in most_mib.items():
         kept_mib = sum(sizes[state] for sizes, state in zip(gradients_mib, start.states, strict=True))
         before = _Sent() if start.sent is None else _Sent(_last_sent(chunks[start.sent[0]]), start.sent[1])

@@ -39,8 +39,8 @@ def step_traffic_bytes(plan: Plan, model: ModelShape, adapter_rank: int | None =
     total: Counter[str] = Counter()
     for stage in range(plan.pipeline):
         for calls in _stage_calls(plan, stage, model, setting, adapter_rank):
-            for some in (calls.points, calls.gather_forward, calls.gather_backward):
-                _add(total, some, each)
+            for group in (calls.points, calls.gather_forward, calls.gather_backward):
+                _add(total, group, each)
             _add(total, calls.reduce, once if plan.assumed.async_grad_reduce else each)
             _add(total, calls.across + calls.finish + calls.vectors + calls.publish, once)
         sharded = plan.assumed.sequence_parallel

@@ -46,7 +46,7 @@ class Partly(NamedTuple):
 
     def again_ms(self, times: PassTimes) -> float:
         """Time of the recompute, from the times of the layer's passes and of recomputing all of it."""
-        shares = times.shares or self.shares
+        shares = {**self.shares, **(times.shares or {})}
         whole_ms = times.forward_ms if times.recompute_ms is None else times.recompute_ms
         return whole_ms * sum([shares[part] for part in self.parts])
 
@@ -90,8 +90,8 @@ def _spared_share(
     def size(numbers: float, scalars: float) -> float:
         return precision.bytes * numbers + FP32_BYTES * scalars
 
-    where = (model, seq, tp, sequence_parallel, fused)
-    return size(*recompute_saving_per_token(*where, parts)) / size(*layer_numbers_per_token(*where))
+    arguments = (model, seq, tp, sequence_parallel, fused)
+    return size(*recompute_saving_per_token(*arguments, parts)) / size(*layer_numbers_per_token(*arguments))
 
 
 def frozen_times(times: PassTimes, products: float) -> PassTimes:

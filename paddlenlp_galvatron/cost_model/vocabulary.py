@@ -1,20 +1,28 @@
-"""Costs of embedding and LM head, and of the input of a stage that has neither."""
+"""Costs of embedding and LM head, and of the input of a stage that has neither.
+
+The LM head and its loss may work by pieces of tokens. They are priced from times and memory, measured or derived, of
+all tokens at once: forward then computes losses and gradients of each piece and keeps the hidden states' gradient
+alone, so that exactly the logits are no longer kept. A piece takes as long as so few tokens alone, its launches and its
+sum of the table's gradient included, or as its host takes to launch it.
+"""
 
 from __future__ import annotations
 
-from ..base.units import MIB
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..base.units import FP32_BYTES, MIB
 from ..plan.comm_points import CommPoint
 from ..plan.mesh import OF_A_SAMPLE
-from ..plan.strategy import VocabStrategy
+from ..plan.strategy import Assumptions, VocabStrategy
 from ..profiles.computation import PassTimes
 from ..profiles.memory import STATE_BYTES, Role
 from .collectives import Calls, Setting, vocab_calls
-from .costs import LayerCost, PartMemory, States, Terms, Workspace
-from .head import HeadShare, piece_passes, piece_room
+from .costs import LayerCost, PartMemory, StageSetting, States, Terms, Workspace
 from .layers import samples_of
 from .module import ModulePrices, Room, once
 from .stage_memory import batch_mib
-from .weights import Weights, head_weights, table_weights
+from .weights import StateBytes, Weights, head_weights, table_weights
 
 # Messages that a rank of a pipeline holds besides activations, with one micro-batch and with several. From the next
 # stage: the gradient in use, and a posted one; from the previous one: a posted activation, and a gradient leaving.
@@ -30,73 +38,33 @@ class VocabPrices:
         self._assumed, self._task = modules.assumed, modules.task
 
     @once
-    def cost(
-        self, vocab: VocabStrategy, stage_size: int, micro_batch: int, micro_batches: int, pipeline: int, role: Role
-    ) -> LayerCost:
+    def cost(self, vocab: VocabStrategy, stage: StageSetting, role: Role) -> LayerCost:
         """Embedding and LM head as a stage of this role has them."""
+        stage_size, micro_batch, micro_batches, pipeline = stage
         first, last = 0, len(self._models) - 1
         mesh = vocab.mesh(stage_size)
         samples = samples_of(vocab, mesh, stage_size, micro_batch)
-        settings = [
-            self._modules.setting(stage_size, micro_batch, micro_batches > 1, pipeline, layer_type)
-            for layer_type in (first, last)
-        ]
-        split = mesh.degree(*OF_A_SAMPLE)
-        own = samples / split
+        settings = [self._modules.setting(stage, layer_type) for layer_type in (first, last)]
         table = table_weights(self._models[first if role == "first" else last], vocab.tp)
         states_mib = self._memory.vocab_states_mib(role, vocab.tp)
         held = Weights(round(states_mib * MIB / STATE_BYTES), largest=table.largest)
         timed = self._modules.call_times(
             self._vocab_calls(vocab, role, *settings), mesh, pipeline, held, vocab.sharding
         )
-        pieces = self._head_share(vocab, own) if role != "first" and vocab.pieces > 1 else None
-
-        def head(share: float = 1.0) -> PassTimes:
-            return self._times.head(share * own, self._seqs[last], vocab.tp)
-
-        every = []  # the passes of embedding and LM head
-        if role != "last":
-            every.append(self._times.embedding(own, self._seqs[first], vocab.tp))
-        if pieces:
-            how = (
-                pieces,
-                self._times.profile.launch,
-                timed.forward_ms + timed.backward_ms,
-                self._task.frozen,
-            )
-            every.append(piece_passes(head, *how))
-        elif role != "first":
-            every.append(head())
-        passes = PassTimes(sum(one.forward_ms for one in every), sum(one.backward_ms for one in every))
+        rank_samples = samples / mesh.degree(*OF_A_SAMPLE)
+        pieces = self._head_share(vocab, rank_samples) if role != "first" and vocab.pieces > 1 else None
+        passes, head_ms = self._passes(vocab, role, rank_samples, pieces, timed.forward_ms + timed.backward_ms)
         passes = passes.slowed(self._modules.network.receive_slowdown(pipeline))
-        seq = self._seqs[first if role == "first" else last]  # most activations are the logits
-        peak, kept = self._memory.vocab_activation_mib(role, vocab.tp, seq, self._assumed.sequence_parallel, own)
-        others = self._modules.others_mib(vocab.tp, self._modules.token_bytes(samples, last) / split / MIB)
-        if role != "first" and self._modules.options.keeps_gathered:
-            peak, kept = peak + others, kept + others
         if self._task.frozen:  # nothing below the embedding learns, so that nothing goes back through it
-            passes = PassTimes(passes.forward_ms, 0.0 if role == "first" or pieces else every[-1].forward_ms)
-        room = Room(kept, peak - kept)
-        if pieces:
-            whole = peak + others, kept + others  # the gradient of all tokens that the group's ranks hold is kept
-            room = piece_room(whole, pieces, self._assumed, self._modules.state_bytes, learns=not self._task.frozen)
-        elif kept < peak:  # of a few tokens less is kept than the head's gradient takes, which is made again
-            made_mib = head_weights(self._models[last], vocab.tp).matrices * self._modules.state_bytes.gradient / MIB
-            peak = max(peak, kept + made_mib + self._modules.token_bytes(samples, last) / split / MIB)
-            room = Room(kept, peak - kept)
+            passes = PassTimes(passes.forward_ms, 0.0 if role == "first" or pieces else head_ms)
         late = self._late(role)
+        tokens_mib = self._modules.token_bytes(samples, last) / mesh.degree(*OF_A_SAMPLE) / MIB
+        room = self._room(vocab, role, rank_samples, tokens_mib, pieces)
         room = room._replace(begins=pipeline > 1, sent=0.0 if role == "first" else 1 - late, late=late)
-        timed = timed.behind({CommPoint.INTO_HEAD: every[-1].forward_ms})
-        sharding = vocab.as_layer().shards(stage_size)
-        cost = self._modules.module_cost(
-            vocab.dp_type, sharding, settings[0], timed, passes, held, room, several_matrices=False
-        )
-        fixed_mib = self._modules.constants_mib
-        fixed_mib += batch_mib(self._memory, samples * micro_batches, seq, micro_batches)
-        if role != "only":
-            tokens = self._modules.token_bytes(micro_batch, first if role == "first" else last)
-            messages = (NEXT if role == "first" else BEFORE)[micro_batches > 1]
-            fixed_mib += messages * tokens / stage_size / MIB
+        timed = timed.behind({CommPoint.INTO_HEAD: head_ms})
+        how = vocab.dp_type, vocab.as_layer().shards(stage_size), settings[0]
+        cost = self._modules.module_cost(*how, timed, passes, held, room, several_matrices=False)
+        fixed_mib = self._fixed_mib(stage, role, samples)
         gradients_mib, memory = cost.terms.states.gradients_mib, cost.memory
         if memory and not self._assumed.async_grad_reduce and micro_batches > 1:
             gradients_mib += late * (memory.gradient_mib - memory.kept_mib)  # whole until the step ends
@@ -111,12 +79,58 @@ class VocabPrices:
             workspace = workspace._replace(weights_mib=0.0)
         return LayerCost.of(cost.terms._replace(states=states), cost.activation_mib, workspace, memory)
 
+    def _passes(
+        self, vocab: VocabStrategy, role: Role, samples: float, pieces: HeadShare | None, messages_ms: float
+    ) -> tuple[PassTimes, float]:
+        """Times of a rank's `samples` samples, and of the last module's forward alone."""
+        every = []  # the passes of embedding and LM head
+        if role != "last":
+            every.append(self._times.embedding(samples, self._seqs[0], vocab.tp))
+
+        def head(share: float = 1.0) -> PassTimes:
+            return self._times.head(share * samples, self._seqs[-1], vocab.tp)
+
+        if pieces:
+            every.append(piece_passes(head, pieces, self._times.profile.launch, messages_ms, self._task.frozen))
+        elif role != "first":
+            every.append(head())
+        passes = PassTimes(sum(times.forward_ms for times in every), sum(times.backward_ms for times in every))
+        return passes, every[-1].forward_ms
+
+    def _room(
+        self, vocab: VocabStrategy, role: Role, samples: float, tokens_mib: float, pieces: HeadShare | None
+    ) -> Room:
+        """Memory of a rank's `samples` samples; `tokens_mib`: their hidden states, as the LM head has them."""
+        seq = self._seqs[0 if role == "first" else -1]  # most activations are the logits
+        peak, kept = self._memory.vocab_activation_mib(role, vocab.tp, seq, self._assumed.sequence_parallel, samples)
+        others = self._modules.others_mib(vocab.tp, tokens_mib)
+        if role != "first" and self._modules.options.keeps_gathered:
+            peak, kept = peak + others, kept + others
+        if pieces:
+            whole = peak + others, kept + others  # the gradient of all tokens that the group's ranks hold is kept
+            return piece_room(whole, pieces, self._assumed, self._modules.state_bytes, learns=not self._task.frozen)
+        if kept < peak:  # of a few tokens less is kept than the head's gradient takes, which is made again
+            made_mib = head_weights(self._models[-1], vocab.tp).matrices * self._modules.state_bytes.gradient / MIB
+            peak = max(peak, kept + made_mib + tokens_mib)
+        return Room(kept, peak - kept)
+
+    def _fixed_mib(self, stage: StageSetting, role: Role, samples: int) -> float:
+        """Masks, ids of a rank's own rows of the batch, and messages between stages."""
+        end = 0 if role == "first" else len(self._models) - 1
+        rows = samples * stage.micro_batches
+        fixed_mib = self._modules.constants_mib
+        fixed_mib += batch_mib(self._memory, rows, self._seqs[end], stage.micro_batches)
+        if role != "only":
+            messages = (NEXT if role == "first" else BEFORE)[stage.micro_batches > 1]
+            fixed_mib += messages * self._modules.token_bytes(stage.micro_batch, end) / stage.stage_size / MIB
+        return fixed_mib
+
     @once
-    def middle_cost(self, stage_size: int, micro_batch: int, micro_batches: int, later: bool) -> LayerCost:
+    def middle_cost(self, stage: StageSetting, later: bool) -> LayerCost:
         """The input of a stage without embedding and LM head, as `CostModel.middle_cost` has it."""
-        widest = max(self._modules.token_bytes(micro_batch, kind) for kind in range(len(self._models)))
-        input_mib = widest / stage_size / MIB
-        several = micro_batches > 1
+        widest = max(self._modules.token_bytes(stage.micro_batch, kind) for kind in range(len(self._models)))
+        input_mib = widest / stage.stage_size / MIB
+        several = stage.micro_batches > 1
         messages = NEXT[several] + (2 if later else BEFORE[several])  # two more gradients may be leaving
         fixed_mib = messages * input_mib + (0.0 if later else self._modules.constants_mib)
         memory = PartMemory(fixed_mib=fixed_mib, activation_mib=input_mib)
@@ -141,7 +155,56 @@ class VocabPrices:
         """The embedding is of the first layer type's width and length, the LM head of the last one's."""
         first, last = self._models[0], self._models[-1]
         if role == "only" and not last.tied_embeddings:
-            return vocab_calls(first, vocab, "first", embedding).also(vocab_calls(last, vocab, "last", head))
+            return vocab_calls(first, vocab, "first", embedding) + vocab_calls(last, vocab, "last", head)
         if role == "first":
             return vocab_calls(first, vocab, role, embedding)
         return vocab_calls(last, vocab, role, head)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShare:
+    """A rank's share of the LM head and its loss."""
+
+    tokens: float
+    columns: int  # of the vocabulary
+    hidden_size: int
+    split: bool  # the vocabulary, over ranks
+    sizes: tuple[int, ...]  # tokens of each piece
+
+
+def piece_passes(
+    times: Callable[[float], PassTimes], share: HeadShare, launch: PassTimes, messages_ms: float, frozen: bool
+) -> PassTimes:
+    """Times of a head by pieces; `times` by the share of the tokens, `launch` of a layer's forward, which has as
+    many calls as a piece."""
+    pieces = len(share.sizes)
+    piece = times(1 / pieces)
+    backward_ms = piece.forward_ms if frozen else piece.backward_ms
+    each = PassTimes(pieces * (piece.forward_ms + backward_ms), 0.0)
+    return each.launched(PassTimes(pieces * launch.forward_ms, 0.0), messages_ms)
+
+
+def piece_room(
+    whole: tuple[float, float], share: HeadShare, assumed: Assumptions, states: StateBytes, learns: bool
+) -> Room:
+    """Memory of a head by pieces. `whole`: MiB at the peak and kept, of all tokens at once; the same where only the
+    peak is known."""
+    number = assumed.mixed_precision.bytes
+    hidden_mib = share.tokens * share.hidden_size * number / MIB
+    peak_mib, kept_mib = whole
+    if kept_mib < peak_mib:
+        kept_mib = max(kept_mib - share.tokens * share.columns * FP32_BYTES / MIB, hidden_mib)
+    else:  # the norm's input and output, and the gradient
+        kept_mib = min(kept_mib, 3 * hidden_mib)
+    numbers = share.columns * share.hidden_size if learns else 0
+    piece_mib = max(share.sizes) * share.columns * FP32_BYTES / MIB
+    half_mib = piece_mib / 2 if number < FP32_BYTES else 0.0  # of 16 bits
+    scoring_mib = piece_mib + half_mib
+    if assumed.fused_cross_entropy and share.split:  # which does not compute in place
+        scoring_mib = 2 * piece_mib
+    adding_mib = (half_mib or piece_mib) + numbers * number / MIB  # the table's gradient, to be added to their sum
+    gradient_mib = numbers * states.gradient / MIB
+    if not assumed.async_grad_reduce:  # each micro-batch in flight has its own
+        kept_mib += gradient_mib
+    working_mib = hidden_mib + max(scoring_mib, adding_mib, hidden_mib)  # of pieces, and joined
+    return Room(kept_mib, working_mib, gradient_mib if assumed.async_grad_reduce else 0.0)

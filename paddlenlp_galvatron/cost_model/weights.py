@@ -118,12 +118,12 @@ def adapter_weights(model: ModelShape, tp: int, rank: int) -> Weights:
     """The adapters of one decoder layer on one of `tp` ranks. All are unsharded, as vectors are."""
     from ..model.lora import factors_of  # here, as most plans have no adapters
 
-    own = weights_of(factors_of(model.block, rank), tp)
+    factors = weights_of(factors_of(model.block, rank), tp)
     return Weights(
-        split_vectors=own.matrices,
-        head_vectors=own.head_vectors,
-        copied_vectors=own.copied_matrices,
-        copies=own.copies,
+        split_vectors=factors.matrices,
+        head_vectors=factors.head_vectors,
+        copied_vectors=factors.copied_matrices,
+        copies=factors.copies,
     )
 
 
@@ -145,8 +145,8 @@ def held_mib(plan: Plan, shape: ModelShape, stage: int, adapters: Adapters | Non
     for layer, kind in layers:
         held.append((layer.dp_type, layer.shards(plan.stage_size), layer_weights(kind, layer.tp)))
         if kind.experts:
-            some = layer.experts
-            held.append((some.dp_type, some.shards(plan.stage_size), expert_weights(kind, some)))
+            experts = layer.experts
+            held.append((experts.dp_type, experts.shards(plan.stage_size), expert_weights(kind, experts)))
     tp = plan.vocab.tp
     vocab = plan.vocab.dp_type, plan.vocab.as_layer().shards(plan.stage_size)
     if stage == 0:
@@ -160,9 +160,9 @@ def held_mib(plan: Plan, shape: ModelShape, stage: int, adapters: Adapters | Non
     weights = states = 0.0
     if adapters:
         for layer, kind in layers:
-            own = adapter_weights(kind, layer.tp, adapters.rank).all
-            weights += own * per_weight.weight
-            states += own * per_weight.held(DataParallel.DDP, 1, whole_gradients=True)
+            numbers = adapter_weights(kind, layer.tp, adapters.rank).all
+            weights += numbers * per_weight.weight
+            states += numbers * per_weight.held(DataParallel.DDP, 1, whole_gradients=True)
         per_weight = per_weight.frozen
     for dp_type, sharding, module in held:
         shares = sharding if dp_type is DataParallel.ZERO3 else 1

@@ -90,33 +90,35 @@ TORCH = Launcher("WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE", "torchrun --nproc_per
 
 
 def launcher_nodes(
-    environment: Mapping[str, str], known: Mapping[str, str | int], needed: Sequence[str]
+    environment: Mapping[str, str], settings: Mapping[str, str | int], needed: Sequence[str]
 ) -> dict[str, str | int]:
     """Number of nodes, this one's, and address and port of the first, as far as launchers say.
 
-    `known`: settings that the user gave; `needed`: settings that must be found for several nodes. Raises UserError: a
+    `settings`: those of the user; `needed`: settings that must be found for several nodes. Raises UserError: a
     launcher started several processes on a node, says too little, or contradicts another one.
     """
-    claims = [*_slurm(environment), *(claim for one in LAUNCHERS for claim in one.read(environment))]
+    claims = [*_slurm(environment), *(claim for launcher in LAUNCHERS for claim in launcher.read(environment))]
     claims += [*_volcano(environment), *_sage_maker(environment)]
-    numbers = {int(known["num_nodes"])} if "num_nodes" in known else {claim.num_nodes for claim in claims} - {1}
+    numbers = {int(settings["num_nodes"])} if "num_nodes" in settings else {claim.num_nodes for claim in claims} - {1}
     claims += [claim for claim in _torch(environment) if not any(_counts_ranks(claim, number) for number in numbers)]
     started, claims = bool(claims), [claim for claim in claims if claim.num_nodes > 1]
     if not claims and not numbers:
         require_alone(environment, started)
-    for one, other in combinations(claims, 2):
-        ranks = {one.node_rank, other.node_rank} - {None}
-        if ("num_nodes" not in known and one.num_nodes != other.num_nodes) or (
-            "node_rank" not in known and len(ranks) > 1
+    for first, other in combinations(claims, 2):
+        ranks = {first.node_rank, other.node_rank} - {None}
+        if ("num_nodes" not in settings and first.num_nodes != other.num_nodes) or (
+            "node_rank" not in settings and len(ranks) > 1
         ):
-            raise UserError(f"{one.words} and {other.words} contradict each other; unset one, or {REMEDY}")
-    found = {name: value for one in reversed(claims) for name, value in one.values.items() if name not in known}
+            raise UserError(f"{first.words} and {other.words} contradict each other; unset one, or {REMEDY}")
+    claimed = {
+        name: value for claim in reversed(claims) for name, value in claim.values.items() if name not in settings
+    }
     if (index := _whole(environment, INDEX, 0)) is not None:
-        found.setdefault("node_rank", index)
-    missing = [name.upper() for name in needed if name not in {**found, **known}]
-    if "num_nodes" in found and missing:
+        claimed.setdefault("node_rank", index)
+    missing = [name.upper() for name in needed if name not in {**claimed, **settings}]
+    if "num_nodes" in claimed and missing:
         raise UserError(f"{', '.join(missing)}: missing, though {claims[0].words} means several nodes; {REMEDY}")
-    return found
+    return claimed
 
 
 def _slurm(environment: Mapping[str, str]) -> Iterator[Claim]:

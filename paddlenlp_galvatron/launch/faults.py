@@ -127,20 +127,20 @@ class LocalRanks:
         """Returns the faults so far."""
         statuses = [rank.memory.read() for rank in self.ranks]
         any_began = any(status.began for status in statuses)
-        found = [self._fault(*pair, any_began) for pair in zip(self.ranks, statuses, strict=True)]
-        return [fault for fault in found if fault]
+        faults = [self._fault(*pair, any_began) for pair in zip(self.ranks, statuses, strict=True)]
+        return [fault for fault in faults if fault]
 
     def stalled(self) -> list[Fault]:
         """Returns ranks that others may wait for: a signal stopped them, or they compute."""
         now = time.monotonic()
-        found = [self._stopped(rank, rank.memory.read()) for rank in self.ranks if rank.stopped_since is not None]
+        stalled = [self._stopped(rank, rank.memory.read()) for rank in self.ranks if rank.stopped_since is not None]
         running = [(rank, rank.memory.read()) for rank in self.ranks if rank.alive and rank.stopped_since is None]
         for rank, status in running:
             if status.began and not status.waits_for and not status.outcome and now - status.since >= IDLE_S:
                 message = f"{rank.name} did not come to the others, who wait for it: it has computed for "
                 message += f"{now - status.since:.0f} s{in_step(status.step)}; its log: {rank.log}"
-                found.append(Fault(FaultKind.STALL, rank.number, message, now - status.since))
-        return found
+                stalled.append(Fault(FaultKind.STALL, rank.number, message, now - status.since))
+        return stalled
 
     def waits(self) -> list[Wait]:
         """Returns operations in which ranks wait for others, or lost them."""
@@ -157,7 +157,7 @@ class LocalRanks:
         alive, waits = {rank.number: rank for rank in self.ranks if rank.alive}, self.waits()
         first = whole and len(waits) == len(self.ranks) and all(wait.what.startswith(FIRST_USE) for wait in waits)
         limit_s = min(limit_s, FIRST_USE_S) if first else limit_s
-        found = [wait for wait in waits if wait.rank in alive and wait.age_s > limit_s]
+        late = [wait for wait in waits if wait.rank in alive and wait.age_s > limit_s]
         message = "{} has waited for {:.0f} s in {}" + STRANGER * first
         return [
             Fault(
@@ -166,7 +166,7 @@ class LocalRanks:
                 message.format(alive[wait.rank].name, wait.age_s, wait.what),
                 wait.age_s,
             )
-            for wait in found
+            for wait in late
         ]
 
     def explain(self, fault: Fault) -> Fault:
@@ -262,11 +262,11 @@ def _state(pid: int) -> str:
 
 def _place(rank: Rank) -> str:
     """Lets the rank write its stack to its log, and returns the innermost line."""
-    before, end = rank.log.stat().st_size if rank.log.exists() else 0, time.monotonic() + STACK_S
+    log_bytes, end = rank.log.stat().st_size if rank.log.exists() else 0, time.monotonic() + STACK_S
     rank.process.send_signal(signal.SIGUSR1)
     while time.monotonic() < end:
         time.sleep(0.05)
-        if frame := re.search(r"^ *(File .+)\n", read_end(rank.log, before), re.MULTILINE):
+        if frame := re.search(r"^ *(File .+)\n", read_end(rank.log, log_bytes), re.MULTILINE):
             return frame[1]
     return "a place that it does not name"
 

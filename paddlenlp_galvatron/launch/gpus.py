@@ -111,6 +111,6 @@ def set_defaults(limit_channels: bool = False) -> None:
 
 def slowed_by_a_receive(multiprocessors: int) -> float:
     """How many times as long a GPU computes while a receive holds some of its multiprocessors, at most half."""
-    given = p2p_channels()[P2P_CHANNELS]
-    channels = int(given) if given.isdecimal() else int(CHANNELS)
+    setting = p2p_channels()[P2P_CHANNELS]
+    channels = int(setting) if setting.isdecimal() else int(CHANNELS)
     return 1 / (1 - min(channels / multiprocessors, 0.5))

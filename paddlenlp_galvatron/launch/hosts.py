@@ -31,7 +31,7 @@ def listed_hosts(hosts: str) -> Iterator[str]:
     """Hosts of a list as Slurm writes it, in its order: `gpu-[07-09,12],rack[1-2]n[1-2]`. Raises UserError."""
     for item in _items(hosts):
         parts = re.split(r"\[(.*?)\]", item)  # every second one was in brackets
-        choices = [_numbers(part) if place % 2 else [part] for place, part in enumerate(parts)]
+        choices = [_numbers(text) if index % 2 else [text] for index, text in enumerate(parts)]
         if not 0 < prod(map(len, choices)) <= MOST_HOSTS:
             raise UserError(
                 f"{shortened(item)}: no numbers as in [01-04,07], or too many; write hosts as in gpu[01-04,07]"
@@ -49,12 +49,12 @@ def _items(hosts: str) -> list[str]:
 def _numbers(ranges: str) -> list[str]:
     """`07`, `08`, `12` of `07-08,12`; nothing where it is no such list, or too long."""
     numbers: list[str] = []
-    for part in ranges.split(","):
-        found = _NUMBERS.fullmatch(part)
-        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
-        if not found or not 0 <= last - first < MOST_HOSTS - len(numbers):
+    for text in ranges.split(","):
+        match = _NUMBERS.fullmatch(text)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if not match or not 0 <= last - first < MOST_HOSTS - len(numbers):
             return []
-        numbers += [f"{number:0{len(found[1])}d}" for number in range(first, last + 1)]
+        numbers += [f"{number:0{len(match[1])}d}" for number in range(first, last + 1)]
     return numbers
 
 

@@ -40,9 +40,9 @@ class Nodes:
             _require_reachable(self.master_addr)
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] = os.environ, /, **given: str | int | None) -> Nodes:
+    def from_environment(cls, environment: Mapping[str, str] = os.environ, /, **options: str | int | None) -> Nodes:
         """The nodes that `environment_nodes` finds. Raises UserError."""
-        values = environment_nodes(environment, given)
+        values = environment_nodes(environment, options)
         if values.get("num_nodes", 1) == 1:
             return cls()
         if "node_rank" not in values:
@@ -112,23 +112,23 @@ class Nodes:
 
 def environment_nodes(
     environment: Mapping[str, str] = os.environ,
-    given: Mapping[str, str | int | None] = MappingProxyType({}),
+    options: Mapping[str, str | int | None] = MappingProxyType({}),
     needed: Sequence[str] = FIELDS,
 ) -> dict[str, str | int]:
-    """The values of FIELDS that are known: as `given`, else as scripts set NUM_NODES, NODE_RANK, MASTER_ADDR and
+    """The values of FIELDS that are known: as `options`, else as scripts set NUM_NODES, NODE_RANK, MASTER_ADDR and
     MASTER_PORT, else by the variables of a cluster's launcher. One node heeds none of these, and a rank of ours no
     launcher's: Paddle's are set for it. `needed`: as `launcher_nodes` has it. Raises UserError."""
-    own: dict[str, str | int | None] = {name: environment.get(name.upper()) for name in FIELDS}
-    own |= {name: value for name, value in given.items() if value is not None}
-    if str(own["num_nodes"]) == "1":
+    values: dict[str, str | int | None] = {name: environment.get(name.upper()) for name in FIELDS}
+    values |= {name: value for name, value in options.items() if value is not None}
+    if str(values["num_nodes"]) == "1":
         return {"num_nodes": 1}
-    known = _checked(own)
-    return known if STORE in environment else _checked(launcher_nodes(environment, known, needed)) | known
+    checked = _checked(values)
+    return checked if STORE in environment else _checked(launcher_nodes(environment, checked, needed)) | checked
 
 
 def _checked(values: Mapping[str, str | int | None]) -> dict[str, str | int]:
-    given = {name: value for name, value in values.items() if value not in (None, "")}
-    return {name: str(value) if name == "master_addr" else _number(name, value) for name, value in given.items()}
+    texts = {name: value for name, value in values.items() if value not in (None, "")}
+    return {name: str(value) if name == "master_addr" else _number(name, value) for name, value in texts.items()}
 
 
 def _require_reachable(address: str) -> None:

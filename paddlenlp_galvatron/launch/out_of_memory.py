@@ -43,14 +43,14 @@ def report_out_of_memory(error: BaseException, peak_mib: float) -> None:
 def reason_in(log: str) -> str:
     """Returns the failed allocation of a log, after a colon; empty where the log does not name it."""
     patterns = [FOUND, NCCL_MESSAGE, re.compile("|".join(map(re.escape, WORDS)))]
-    lines = [line for line in log.splitlines() if any(one.search(line) for one in patterns)]
+    lines = [line for line in log.splitlines() if any(pattern.search(line) for pattern in patterns)]
     return f": {lines[-1].strip()}" if lines else ""
 
 
 def peak_mib_in(log: str) -> float | None:
     """Returns the peak, MiB, that `report_out_of_memory` wrote to a log, if it did."""
-    found = FOUND.search(log)
-    return float(found[1]) if found else None
+    match = FOUND.search(log)
+    return float(match[1]) if match else None
 
 
 def kernel_kills() -> int:

@@ -132,10 +132,10 @@ class Launch:
             ranks: list[Rank] = []
             self._ranks = LocalRanks(ranks)
             stack.callback(_end, ranks)
-            place = f"{server.address}:{server.port}" if server else f"{nodes.master_addr}:{nodes.master_port}"
+            address = f"{server.address}:{server.port}" if server else f"{nodes.master_addr}:{nodes.master_port}"
             for local, environment in enumerate(nodes.environment(world.nproc)):
                 ranks.append(
-                    self._start(world.first_rank + local, environment | devices[local] | {STORE: place, TOKEN: token})
+                    self._start(world.first_rank + local, environment | devices[local] | {STORE: address, TOKEN: token})
                 )
             if self._forward_term:
                 for each in heeded(signal.SIGTERM, signal.SIGHUP):
@@ -163,11 +163,11 @@ class Launch:
             if not faults and time.monotonic() > deadline:
                 faults = self._ranks.overdue(self._timeout_s)
             faults = faults or self._ranks.timed_out(self._wait_s, self._world.nodes.num_nodes == 1)
-            if verdict := self._watch.verdict(faults, stalled, self._ranks.waits()):
-                if not again or verdict.kind is not FaultKind.CONSEQUENCE or not self._ranks.lost_while_connecting:
-                    raise self._error(verdict)
+            if fault := self._watch.verdict(faults, stalled, self._ranks.waits()):
+                if not again or fault.kind is not FaultKind.CONSEQUENCE or not self._ranks.lost_while_connecting:
+                    raise self._error(fault)
                 again = False
-                sys.stderr.write(f"warning: {verdict.message}; the ranks are started once more\n")
+                sys.stderr.write(f"warning: {fault.message}; the ranks are started once more\n")
                 self._stack.close()
                 self.__enter__()
                 continue
@@ -183,11 +183,11 @@ class Launch:
 
     def _start(self, number: int, environment: dict[str, str]) -> Rank:
         memory, path = RankStatusMemory(), self._folder / f"workerlog.{number}"
-        own = {**environment, "PYTHONUNBUFFERED": "1"}
-        own |= {STATUS: str(memory.descriptor), WAIT_VARIABLE: str(self._wait_s)}
+        variables = {**environment, "PYTHONUNBUFFERED": "1"}
+        variables |= {STATUS: str(memory.descriptor), WAIT_VARIABLE: str(self._wait_s)}
         path.unlink(missing_ok=True)  # a link of others would lead elsewhere, and a pipe wait for ever
         process = begin_process(
-            self._command, {**DEFAULTS, **self._world.variables, **os.environ, **own}, path, memory.descriptor
+            self._command, {**DEFAULTS, **self._world.variables, **os.environ, **variables}, path, memory.descriptor
         )
         nodes = self._world.nodes
         return Rank(number, process, memory, path, nodes.node_rank if nodes.num_nodes > 1 else None)

@@ -181,9 +181,9 @@ class StoreClient:
     def _read(self, length: int) -> bytes:
         content = b""
         while len(content) < length:
-            if not (part := self._socket.recv(length - len(content))):
+            if not (received := self._socket.recv(length - len(content))):
                 raise ConnectionError("the store was closed")
-            content += part
+            content += received
         return content
 
 
@@ -192,12 +192,12 @@ def connect(rank: int) -> Any:
     that launcher wants one."""
     from paddle.base import core
 
-    place, token = (os.environ.get(name, "") for name in (STORE, TOKEN_VARIABLE))
-    if not place:
-        place = _wanted_place()
+    endpoint, token = (os.environ.get(name, "") for name in (STORE, TOKEN_VARIABLE))
+    if not endpoint:
+        endpoint = _wanted_place()
         if rank == 0:
-            _start_server(place, token)
-    address, port = place.rsplit(":", 1)
+            _start_server(endpoint, token)
+    address, port = endpoint.rsplit(":", 1)
     store = core.TCPStore(address, int(port), False, 0, int(MEETING_S))  # 0: it waits for nobody
     store.set(TOKEN, token)
     return store
@@ -210,15 +210,15 @@ def _wanted_place() -> str:
     return f"{address}:{port}" if address and port else endpoints
 
 
-def _start_server(place: str, token: str) -> None:
+def _start_server(endpoint: str, token: str) -> None:
     """Serve from a child process, as a thread would wait for code that holds Python's lock here. Raises UserError."""
     open_files(int(os.environ.get("PADDLE_TRAINERS_NUM", "1")))
-    command = [sys.executable, "-P", "-m", __name__, *place.rsplit(":", 1)]
+    command = [sys.executable, "-P", "-m", __name__, *endpoint.rsplit(":", 1)]
     environment = os.environ | {TOKEN_VARIABLE: token}
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
     assert child.stdout is not None
     if failure := child.stdout.readline().strip():
-        raise UserError(f"{place}: {failure}")
+        raise UserError(f"{endpoint}: {failure}")
     _kept.append(child)
 
 

@@ -61,8 +61,8 @@ class Report:
     @classmethod
     def decode(cls, text: bytes) -> Report:
         fields = json.loads(text)
-        lists = {name: [_fault(one) for one in fields[name]] for name in ("faults", "stalled")}
-        return cls(**fields | lists | {"waits": [Wait(**one) for one in fields["waits"]]})
+        lists = {name: [_fault(entry) for entry in fields[name]] for name in ("faults", "stalled")}
+        return cls(**fields | lists | {"waits": [Wait(**entry) for entry in fields["waits"]]})
 
 
 class Leader(SingleNode):
@@ -126,11 +126,11 @@ class Follower(SingleNode):
         self._report = Report([*faults], [*stalled], [*waits])
         if self._verdict:
             return self._verdict
-        own = self._classifier.verdict([*faults, *filter(None, [self._silence])], stalled, waits)
-        if own is None or self._silence:
-            return own
+        fault = self._classifier.verdict([*faults, *filter(None, [self._silence])], stalled, waits)
+        if fault is None or self._silence:
+            return fault
         self._first = self._first or time.monotonic()
-        return own if time.monotonic() - self._first > VERDICT_S else None
+        return fault if time.monotonic() - self._first > VERDICT_S else None
 
     def report_end(self, why: str) -> None:
         self._report = Report([Fault(FaultKind.CAUSE, None, f"node {self._nodes.node_rank}: {why}")])
@@ -149,9 +149,9 @@ class Follower(SingleNode):
             try:
                 client = client or StoreClient(address, port, self._token, PATIENCE_S)
                 limit = SILENT_S
-                verdict = client.get(VERDICT)
-                self._verdict = _fault(json.loads(verdict)) if verdict else None
-                beats, last = beats + 1, last or bool(verdict)
+                content = client.get(VERDICT)
+                self._verdict = _fault(json.loads(content)) if content else None
+                beats, last = beats + 1, last or bool(content)
                 report = replace(self._report, beat=beats, ended=last)
                 client.set(_key(self._nodes.node_rank), report.encode())
                 received = time.monotonic()
@@ -182,13 +182,13 @@ def await_first(nodes: Nodes, timeout_s: float = MEETING_S) -> None:
     while time.monotonic() < deadline:
         try:
             client = StoreClient(address, port, os.environ.get(TOKEN_VARIABLE, ""), PATIENCE_S)
-            verdict = client.get(VERDICT)  # a store for others hangs up
+            message = client.get(VERDICT)  # a store for others hangs up
             client.close()
         except OSError:
             time.sleep(BEAT_S / 4)
             continue
-        if verdict:
-            raise GalvatronError(_fault(json.loads(verdict)).message)
+        if message:
+            raise GalvatronError(_fault(json.loads(message)).message)
         return
     raise GalvatronError(f"node 0 ({address}:{port}) {NOT_THERE} {timeout_s:.0f} s; was its command refused?")
 

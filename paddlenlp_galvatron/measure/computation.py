@@ -89,9 +89,9 @@ class ComputationProfiler:
             keys += expert_keys(self._mixture, min(point.batch * point.seq for point in points), degrees)
         tick(0)
         for number in range(self.turns or MOST_ROUNDS):
-            known = rounds_of(self.journal)
+            journalled = rounds_of(self.journal)
             for done, key in enumerate(keys, 1):
-                rounds = known.get(key, [])
+                rounds = journalled.get(key, [])
                 if len(rounds) == number and self._wants(number, [each.samples for each in rounds]):
                     self.journal.get(round_key("time", key, number), partial(self._pass_round, key))
                 share = (number + done / len(keys)) / (self.turns or ROUNDS)  # usually there are no more
@@ -173,7 +173,7 @@ class ComputationProfiler:
         if most <= 0:  # below the noise: the model's arithmetic is used instead
             return {}
         ms = [float(np.median(each - plain)) for each in others]
-        return {each.words: min(max(found / most, 0.0), 1.0) for each, found in zip(APART, ms, strict=True)}
+        return {each.words: min(max(time / most, 0.0), 1.0) for each, time in zip(APART, ms, strict=True)}
 
     def _measure_points(self, lines: Sequence[Sequence[Shape]]) -> None:
         """Points take time in proportion to the tokens, so one batch at each length is enough."""
@@ -191,8 +191,8 @@ class ComputationProfiler:
         """How much longer a shared layer takes than an unshared one of as many tokens, sample by sample."""
         times = self._time(
             [
-                self._part(of, layers=layers, strategy=strategy)
-                for strategy, of in ((LayerStrategy(), key), (shared, key._replace(batch=shared.ranks * key.batch)))
+                self._part(key_of, layers=layers, strategy=strategy)
+                for strategy, key_of in ((LayerStrategy(), key), (shared, key._replace(batch=shared.ranks * key.batch)))
                 for layers in LAYERS
             ]
         )
@@ -244,17 +244,17 @@ def rounds_of(journal: Journal, kind: str = "time") -> dict[PassKey, list[PassRo
 
 def _points_of(journal: Journal) -> dict[CommPointKey, CommPointTimes]:
     """Noise may make them negative, which counts as 0."""
-    found = {}
+    points = {}
     for (part, batch, seq, axis), rounds in journal.rounds("comm_points").items():
         forward, backward = (np.concatenate([PassRound(*each)[which] for each in rounds]) for which in (0, 1))
         times = (max(float(np.median(samples)), 0.0) for samples in (forward, backward))
-        found[CommPointKey(part, int(batch), int(seq), Axis(axis))] = CommPointTimes(*times)
-    return found
+        points[CommPointKey(part, int(batch), int(seq), Axis(axis))] = CommPointTimes(*times)
+    return points
 
 
 def _times(rounds: Sequence[PassRound]) -> PassTimes:
     forward, backward = (
-        Timing.of_rounds(each).ms for each in ([one.forward for one in rounds], [one.backward for one in rounds])
+        Timing.of_rounds(each).ms for each in ([item.forward for item in rounds], [item.backward for item in rounds])
     )
     recompute = [each.recompute_ms for each in rounds if each.recompute_ms]
     return PassTimes(forward, backward, Timing.of_samples(recompute).ms if recompute else rounds[0].recompute_ms)
@@ -264,17 +264,18 @@ def computation_profile(
     journal: Journal, shapes: Sequence[ModelShape], precision: Precision, meta: Meta
 ) -> ComputationProfile:
     """The profile of all that the journal knows."""
-    known = rounds_of(journal)
-    times = {key: _times(rounds) for key, rounds in known.items()}
+    journalled = rounds_of(journal)
+    times = {key: _times(rounds) for key, rounds in journalled.items()}
     passes = {key: ms for key, ms in times.items() if not is_of_experts(key.part)}
     experts = {key: ms for key, ms in times.items() if is_of_experts(key.part)}
     shares = {
-        name: {Recompute.of(words): share for words, share in found.items()} for name, found in journal.items("shares ")
+        name: {Recompute.of(words): share for words, share in by_words.items()}
+        for name, by_words in journal.items("shares ")
     }
     alone = {(key.part, Shape(key.batch, key.seq)): times.forward_ms for key, times in passes.items() if key.tp == 1}
     spread = {
         f"{key.part}_bsz{key.batch}_seq{key.seq}_tp{key.tp}": Timing.of_rounds([each.samples for each in rounds]).spread
-        for key, rounds in known.items()
+        for key, rounds in journalled.items()
     }
     launch = [PassRound(*value) for _, value in journal.items(LAUNCH)]
     launched = {key: _times(rounds) for key, rounds in rounds_of(journal, EXPERT_LAUNCH).items()}
@@ -343,5 +344,5 @@ def fitted(points: Sequence[tuple[int, int, float]]) -> ExpertPass:
     if not points:
         return ExpertPass()
     experts, rows, ms = np.array(points, float).T
-    found, _ = nnls(np.stack([np.ones(len(ms)), experts, rows], axis=1) / ms[:, None], np.ones(len(ms)))
-    return ExpertPass(*found.tolist())
+    coefficients, _ = nnls(np.stack([np.ones(len(ms)), experts, rows], axis=1) / ms[:, None], np.ones(len(ms)))
+    return ExpertPass(*coefficients.tolist())

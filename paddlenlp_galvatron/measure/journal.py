@@ -29,8 +29,8 @@ class Journal:
     The file has one line a number, written through to the disk before the next number is measured.
     """
 
-    def __init__(self, known: Mapping[str, Any] | None = None, file: TextIO | None = None):
-        self._known, self._file = dict(known or {}), file
+    def __init__(self, entries: Mapping[str, Any] | None = None, file: TextIO | None = None):
+        self._known, self._file = dict(entries or {}), file
         self.kept_note = (  # for the user, about an earlier run
             [f"{len(self._known)} numbers were measured before and are kept; --fresh 1 measures them again"]
             if self._known
@@ -43,19 +43,19 @@ class Journal:
     ) -> Journal:
         """The journal of a kind of profile in its output folder; of everything in `identity` that changes its numbers
         (JSON values), and METHOD, each combination has its own. `fresh`: forget an earlier run's measurements."""
-        known: list[dict[str, Any]] = [{}]
+        entries: list[dict[str, Any]] = [{}]
         file = None
         if rank == 0:
             text = json.dumps({"method": METHOD, **identity}, sort_keys=True)
             path = Path(output) / FOLDER / f"{what}_{hashlib.sha256(text.encode()).hexdigest()[:16]}.jsonl"
             file = _locked(path)
-            known = [{} if fresh else _read(path)]
-            write_text(path, text + "\n" + "".join(_line(key, value) for key, value in known[0].items()))
+            entries = [{} if fresh else _read(path)]
+            write_text(path, text + "\n" + "".join(_line(key, value) for key, value in entries[0].items()))
             file.close()
             file = _locked(path)  # of the file that was written in place of the other
         if world_size > 1:
-            dist.broadcast_object_list(known, src=0)
-        return cls(known[0], file)
+            dist.broadcast_object_list(entries, src=0)
+        return cls(entries[0], file)
 
     def get(self, key: str, measure: Callable[[], Any]) -> Any:
         """The number under a key, measured now unless it is known. Every rank asks for the same in the same order."""
@@ -69,10 +69,10 @@ class Journal:
 
     def rounds(self, kind: str) -> dict[tuple[str, ...], list[Any]]:
         """Everything measured under keys `kind WORD... ROUND`: the words -> the values of its rounds."""
-        found: dict[tuple[str, ...], list[Any]] = {}
+        rounds: dict[tuple[str, ...], list[Any]] = {}
         for key, value in self.items(f"{kind} "):
-            found.setdefault(tuple(key.split()[1:-1]), []).append(value)
-        return found
+            rounds.setdefault(tuple(key.split()[1:-1]), []).append(value)
+        return rounds
 
     def items(self, prefix: str = "") -> list[tuple[str, Any]]:
         """All that is known under keys that begin so."""
@@ -85,16 +85,16 @@ def _line(key: str, value: Any) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     """Every whole line but the first, up to one that is damaged: after a loss of power a file may end in NULs."""
-    known: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     for line in read_bytes(path).split(b"\n")[1:-1]:
         try:
             key, value = parse_json(line.decode(), str(path))
         except (UserError, ValueError, TypeError):
-            return known
+            return entries
         if not isinstance(key, str):
-            return known
-        known[key] = value
-    return known
+            return entries
+        entries[key] = value
+    return entries
 
 
 def _locked(path: Path) -> TextIO:
@@ -120,8 +120,8 @@ class Used:
             return None
         paddle.zeros([1])  # makes the context, if there is none
         device.synchronize()
-        before, self._mib = self._mib, device.beside_mib()
-        return None if self._mib is None else self._mib - before
+        previous, self._mib = self._mib, device.beside_mib()
+        return None if self._mib is None else self._mib - previous
 
 
 def note_used(journal: Journal, name: str, mib: float | None) -> None:

@@ -53,8 +53,8 @@ def _run_once(profile: str, arguments: str, options: ProfileRunOptions, what: st
         log = NewLines(Path(logs, f"workerlog.{nodes.node_rank * options.ranks_per_node}"))
         for _ in running.wait():
             for line in (line.decode(errors="replace").rstrip("\n") for line in log.read()):
-                if found := PROGRESS.fullmatch(line):
-                    progress.update(task, completed=int(found[1]), total=int(found[2]))
+                if match := PROGRESS.fullmatch(line):
+                    progress.update(task, completed=int(match[1]), total=int(match[2]))
                 elif line.startswith(NOTE):
                     progress.console.print(f"note: {line.removeprefix(NOTE)}", soft_wrap=True)
 
@@ -107,10 +107,10 @@ def meta_of_rank(device_count: int, **model: str) -> Meta:
     device, driver = device_of_rank(), "gloo"
     if paddle.is_compiled_with_cuda():
         driver = f"CUDA {paddle.version.cuda()}, NCCL {paddle.version.nccl()}"
-    known = {"device_count": device_count, "driver": driver, "paddle": paddle.__version__}
-    return Meta(fingerprint=Fingerprint(device=device.name, **known, **model), device=device)
+    machine = {"device_count": device_count, "driver": driver, "paddle": paddle.__version__}
+    return Meta(fingerprint=Fingerprint(device=device.name, **machine, **model), device=device)
 
 
 def _cpu_name() -> str:
-    found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
-    return found[1] if found else platform.machine()
+    match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+    return match[1] if match else platform.machine()

@@ -144,10 +144,10 @@ class MemoryProfiler:
             that of many, which grows as forward's does."""
             if role == "first":
                 return self._line(lambda samples: use_of(tp, samples).kept)
-            one, several = use_of(tp, 1), use_of(tp, self.samples)
+            single, several = use_of(tp, 1), use_of(tp, self.samples)
             _, between = self._line(lambda samples: use_of(tp, samples).peak)
             each = max(between, several.forward / self.samples)
-            return max(one.peak - each, several.peak - self.samples * each), each
+            return max(single.peak - each, several.peak - self.samples * each), each
 
         uses = {tp: use_of(tp, self.samples) for tp in degrees}
         peaks = {tp: peak(tp) for tp in degrees}

@@ -73,23 +73,23 @@ def group_kinds(world_size: int) -> list[tuple[int, bool]]:
 def measured_groups(options: HardwareOptions, on_gpus: bool) -> list[MessageGroup]:
     """Collectives and groups of the parts that are requested, each once. CPU processes of one host have no neighbours:
     strided groups take the times of consecutive ones."""
-    found: dict[MessageGroup, None] = {}
+    message_groups: dict[MessageGroup, None] = {}
     for part in options.parts:
         limit = {HardwarePart.P2P: options.max_pp_deg, HardwarePart.ALL_REDUCE: None}.get(part, options.max_tp_deg)
         for kind in KINDS[part]:
             for size, consecutive in group_kinds(options.world_size):
                 strided = (on_gpus or options.num_nodes > 1) and kind is not Collective.SEND
                 if size <= (limit or size) and (consecutive or strided):
-                    found[MessageGroup(kind, size, consecutive)] = None
-    return list(found)
+                    message_groups[MessageGroup(kind, size, consecutive)] = None
+    return list(message_groups)
 
 
 def rounds_of(journal: Journal) -> dict[MessageGroup, Rounds]:
     """Every message that a journal knows."""
-    found: dict[MessageGroup, Rounds] = {}
+    by_group: dict[MessageGroup, Rounds] = {}
     for (kind, size, consecutive, mib), rounds in journal.rounds("message").items():
-        found.setdefault(MessageGroup(Collective(kind), int(size), consecutive == "1"), {})[float(mib)] = rounds
-    return found
+        by_group.setdefault(MessageGroup(Collective(kind), int(size), consecutive == "1"), {})[float(mib)] = rounds
+    return by_group
 
 
 def message_round(group: MessageGroup, mib: float, number: int) -> str:
@@ -134,20 +134,20 @@ def overlap_coefficient(
 
     While both run, each goes 1/o as fast, until the shorter is done: both = o·min(c, m) + |c - m|. Solved for o.
     """
-    mine, numbers = rank in ranks, Numbers.of(precision)
-    group = groups.get(ranks) if mine else None
+    takes_part, numbers = rank in ranks, Numbers.of(precision)
+    group = groups.get(ranks) if takes_part else None
     side = GPU_MATRIX if device.on_gpu() else MATRIX
     matrix = paddle.ones([side, side], numbers.computed)
     whole = message_mib() * MIB // precision.bytes
-    given = paddle.zeros([whole // (len(ranks) if kind is Collective.ALL_GATHER else 1)], numbers.stored)
-    start = partial(STARTED[kind], given, group)
+    tensor = paddle.zeros([whole // (len(ranks) if kind is Collective.ALL_GATHER else 1)], numbers.stored)
+    start = partial(STARTED[kind], tensor, group)
 
     def compute(count: int) -> None:
-        for _ in range(count if mine else 0):
+        for _ in range(count if takes_part else 0):
             paddle.matmul(matrix, matrix)
 
     def communicate(count: int) -> None:
-        for _ in range(count if mine else 0):
+        for _ in range(count if takes_part else 0):
             start().wait()
 
     local = min(per_node, len(ranks))
@@ -160,7 +160,7 @@ def overlap_coefficient(
         def both() -> None:
             under_way = []
             for number in range(messages):
-                under_way += [start()] if mine else []
+                under_way += [start()] if takes_part else []
                 compute(products * (number + 1) // messages - products * number // messages)
             for message in under_way:
                 message.wait()
@@ -228,10 +228,10 @@ class HardwareProfiler:
 
     def _measure_round(self, group: MessageGroup, number: int) -> None:
         """One round of each message of a group that needs one."""
-        known = rounds_of(self.journal).get(group, {})
+        by_size = rounds_of(self.journal).get(group, {})
         sizes = self.options.sizes_mib
         for mib in thinned(sizes, STEP) if self.options.adaptive else sizes:
-            rounds = known.get(mib, [])
+            rounds = by_size.get(mib, [])
             if len(rounds) == number and (number == 0 or self.options.turns or needs_round(rounds)):
                 measure = partial(self._samples, group, mib)
                 rounds = [*rounds, self.journal.get(message_round(group, mib, number), measure)]
@@ -274,8 +274,8 @@ class HardwareProfiler:
 
     def _overlap(self, kind: Collective) -> float:
         ranks, options = overlapping_ranks(self.world_size), self.options
-        given = self.stopwatch, self.rank, ranks, self.groups, kind, options.precision, options.ranks_per_node
-        return overlap_coefficient(*given)
+        arguments = self.stopwatch, self.rank, ranks, self.groups, kind, options.precision, options.ranks_per_node
+        return overlap_coefficient(*arguments)
 
 
 def hardware_profile(journal: Journal, options: HardwareOptions, meta: Meta) -> HardwareProfile:

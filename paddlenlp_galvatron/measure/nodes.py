@@ -37,30 +37,30 @@ def with_nodes(values: dict[str, Any]) -> dict[str, Any]:
     return options_of_launch(values["launch"], values) if values.get("launch") else values
 
 
-def options_of_hostfile(hostfile: Path, given: dict[str, Any]) -> dict[str, Any]:
+def options_of_hostfile(hostfile: Path, options: dict[str, Any]) -> dict[str, Any]:
     """The options with num_nodes, master_addr and node_rank, where they are not given; node 0 stands first in the file.
     Raises UserError."""
     try:
         hosts = read_hostfile(hostfile)
     except UserError as error:
         raise UserError(f"hostfile: {error}") from None
-    wanted = ProfileRunOptions.from_values(given).num_nodes if "num_nodes" in given else len(hosts)
+    wanted = ProfileRunOptions.from_values(options).num_nodes if "num_nodes" in options else len(hosts)
     if len(hosts) < wanted:
         raise UserError(f"hostfile: {hostfile} names {len(hosts)} nodes, but num_nodes is {wanted}")
-    found = {"num_nodes": len(hosts), "master_addr": hosts[0]} | given
-    if "node_rank" not in given and found["num_nodes"] != 1:
-        found["node_rank"] = own_rank(hosts, f"hostfile: {hostfile}")
-    return found
+    completed = {"num_nodes": len(hosts), "master_addr": hosts[0]} | options
+    if "node_rank" not in options and completed["num_nodes"] != 1:
+        completed["node_rank"] = own_rank(hosts, f"hostfile: {hostfile}")
+    return completed
 
 
-def options_of_launch(line: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def options_of_launch(line: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options with those of a launcher's command line, where they are not given; its `--gpus` become visible to
     ranks. Raises UserError: it starts something else, or has an option without a counterpart."""
     words = line.split()
     start = next((number for number, word in enumerate(words) if word.endswith(LAUNCHERS)), None)
     if start is None:
         raise UserError(f"launch: {line!r} starts none of {', '.join(LAUNCHERS)}; leave it out")
-    found: dict[str, Any] = {}
+    launched: dict[str, Any] = {}
     rest = iter(words[start + 1 :])
     for word in rest:
         name, equals, behind = word.lstrip("-").partition("=")
@@ -72,31 +72,31 @@ def options_of_launch(line: str, given: Mapping[str, Any]) -> dict[str, Any]:
             hosts = value.split(",")
             if ipv6 := next(filter(is_ipv6, hosts), None):
                 raise UserError(f"launch: --ips: {ipv6}: {NO_IPV6}")
-            found |= {"num_nodes": str(len(hosts)), "master_addr": hosts[0]}
-            if len(hosts) > 1 and "node_rank" not in given:
-                found["node_rank"] = str(own_rank(hosts, "launch: --ips"))
+            launched |= {"num_nodes": str(len(hosts)), "master_addr": hosts[0]}
+            if len(hosts) > 1 and "node_rank" not in options:
+                launched["node_rank"] = str(own_rank(hosts, "launch: --ips"))
         elif name == "master":
             address, _, port = value.removeprefix("etcd://").rpartition(":")
-            found |= {"master_addr": address, "master_port": port}
+            launched |= {"master_addr": address, "master_port": port}
         elif name in DEVICES:
             os.environ["CUDA_VISIBLE_DEVICES"] = value
-            found["num_gpus_per_node"] = str(len(value.split(",")))
+            launched["num_gpus_per_node"] = str(len(value.split(",")))
         elif name in LAUNCHER_OPTIONS:
-            found[LAUNCHER_OPTIONS[name]] = value
+            launched[LAUNCHER_OPTIONS[name]] = value
         elif name not in IDLE:
             raise UserError(f"launch: --{name} has no counterpart here; leave it out")
-    return found | dict(given)
+    return launched | dict(options)
 
 
 def own_rank(hosts: Sequence[str], where: str) -> int:
     """The index of this node. Raises UserError: none of the hosts is this node, or several are."""
-    own: list[int] = []
+    numbers: list[int] = []
     left = iter(enumerate(hosts))
 
     def look() -> None:
         for number, host in left:
             if _is_own(host):
-                own.append(number)
+                numbers.append(number)
 
     threads = [threading.Thread(target=look, daemon=True) for _ in range(min(LOOKUPS, len(hosts)))]
     end = time.monotonic() + LOOKUP_S
@@ -104,9 +104,9 @@ def own_rank(hosts: Sequence[str], where: str) -> int:
         thread.start()
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
-    if len(own) != 1:
-        raise UserError(f"{where}: {len(own)} of its addresses are this node's; say which one: --node_rank N")
-    return own[0]
+    if len(numbers) != 1:
+        raise UserError(f"{where}: {len(numbers)} of its addresses are this node's; say which one: --node_rank N")
+    return numbers[0]
 
 
 def _is_own(host: str) -> bool:

@@ -71,7 +71,7 @@ class ProfileRunOptions(Options):
         """Takes the nodes from variables, as far as options do not name them."""
         if {"hostfile", "launch", "analytic"} & values.keys():
             return values
-        return environment_nodes(given={name: _from_environment(values.get(name)) for name in FIELDS}) | values
+        return environment_nodes(options={name: _from_environment(values.get(name)) for name in FIELDS}) | values
 
     @model_validator(mode="after")
     def _one_precision(self) -> Self:
@@ -81,8 +81,8 @@ class ProfileRunOptions(Options):
 
     @property
     def _precisions(self) -> set[Precision]:
-        given = {"bf16": self.bf16, "fp16": self.fp16, str(self.mixed_precision): bool(self.mixed_precision)}
-        return {Precision(name) for name, holds in given.items() if holds}
+        switches = {"bf16": self.bf16, "fp16": self.fp16, str(self.mixed_precision): bool(self.mixed_precision)}
+        return {Precision(name) for name, holds in switches.items() if holds}
 
     @property
     def precision(self) -> Precision:

@@ -30,8 +30,8 @@ LAYERS = 1, 3  # of the two models whose difference is a layer
 
 def of_one_layer(few: Array, many: Array) -> Array:
     """Per-layer times, [samples]: the difference of models with LAYERS layers."""
-    one: Array = (many - few) / (LAYERS[1] - LAYERS[0])
-    return one if np.mean(one) > 0 else many / LAYERS[1]  # noise may hide the difference
+    layer: Array = (many - few) / (LAYERS[1] - LAYERS[0])
+    return layer if np.mean(layer) > 0 else many / LAYERS[1]  # noise may hide the difference
 
 
 _DONE = SimpleNamespace(wait=lambda: True, is_completed=lambda: True)
@@ -43,10 +43,10 @@ class _FakeProcessGroup:
     def all_reduce(self, tensor: Any, *_: Any) -> Any:
         return _DONE
 
-    def all_gather_into_tensor(self, out: Any, own: Any, *_: Any) -> Any:
+    def all_gather_into_tensor(self, out: Any, tensor: Any, *_: Any) -> Any:
         if out.ndim > 1:  # tokens
             return self.fill(out)
-        paddle.assign(paddle.concat([own] * (out.shape[0] // own.shape[0])), output=out)  # weights as they begin
+        paddle.assign(paddle.concat([tensor] * (out.shape[0] // tensor.shape[0])), output=out)  # weights as they begin
         return _DONE
 
     def fill(self, out: Any, *_: Any) -> Any:
@@ -200,8 +200,8 @@ class ExpertsPart:
         count, inner = expert_count(key.part), shape.expert_size // key.tp
         self._numbers = numbers = Numbers.of(precision)
         load: Any = None  # counts a router's choices
-        own = replace(shape, experts=count, expert_size=inner)
-        self._experts = OwnExperts(own, LayerStrategy().experts, None, numbers, load)
+        some_experts = replace(shape, experts=count, expert_size=inner)
+        self._experts = OwnExperts(some_experts, LayerStrategy().experts, None, numbers, load)
         self._slots = []
         source = CheapWeights(shape.initializer_range)
         for name in PRODUCTS:

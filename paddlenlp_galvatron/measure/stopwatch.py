@@ -203,6 +203,6 @@ class Stopwatch:
                     step()
                     self._clock.sample()
             times.append(self._clock.samples_ms())
-        mine = np.concatenate(times).reshape([1, series * count, len(steps), 2])
-        gathered: Array = all_gather(paddle.to_tensor(mine), self.world).numpy()
+        local = np.concatenate(times).reshape([1, series * count, len(steps), 2])
+        gathered: Array = all_gather(paddle.to_tensor(local), self.world).numpy()
         return gathered.swapaxes(0, 1)

@@ -147,7 +147,7 @@ def _require_heads_alike(shape: ModelShape, source: str) -> None:
 
 def _head_dim(fields: Fields) -> int | None:
     """Width of a head; None: hidden_size over heads. Raises UserError for null where the family has another number."""
-    if fields.get("head_dim") is None and "head_dim" not in fields.family.defaults:
+    if fields.get("head_dim") is None and (fields.family.null_head_dim or "head_dim" not in fields.family.defaults):
         return None
     head_dim: int = fields.number("head_dim")
     return head_dim

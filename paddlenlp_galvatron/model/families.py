@@ -41,6 +41,8 @@ class Family:
     rope_types: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     mixture: Mixture | None = None  # layers have experts
     latent: bool = False  # attention has latents
+    dropout: bool = True  # attention_dropout is its own
+    null_head_dim: bool = False  # a head_dim of null means hidden_size over heads, though it has a default
     window: str = "sliding_window"  # field of config.json that asks for attention to a window alone
     # Values in transformers of fields that config.json leaves out, where they are not the USUAL ones (fields.py).
     defaults: Mapping[str, float] = field(default_factory=dict)
@@ -110,6 +112,25 @@ _ALL = (
         biases=("attention_bias",),
         window="use_sliding_window",
         defaults={"num_key_value_heads": 32, "head_dim": 128},
+        stock=False,
+        heads_per_kv_head=2,
+        example={"own_head_dim": 16},
+    ),
+    # ERNIE-4.5, the dense ones.
+    Family(
+        "ernie4_5",
+        "Ernie4_5",
+        "llama",  # PaddleNLP 3.0.0b4 has none: its Llama is one with other rotary positions
+        defaults={
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500000.0,
+            "tie_word_embeddings": True,
+        },
+        dropout=False,
+        null_head_dim=True,
         stock=False,
         heads_per_kv_head=2,
         example={"own_head_dim": 16},

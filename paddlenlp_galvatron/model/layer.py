@@ -89,6 +89,9 @@ class Recompute(Flag):
     NORMS = 2  # both norms, and the MLP's activation function
     ATTENTION = 4  # attention's core: its result from q, k and v, behind the rotary positions
     MLP = 8  # gate, up, and their product by the activation function
+    # Of PaddleFleet's layers alone, which run a module again to its output, collectives included:
+    SUBLAYER = 16  # its mlp: the MLP, or router, exchange, experts and shared expert
+    GATE_UP = 32  # its moe_gate_up: the experts' products by gate and up
 
     __hash__ = object.__hash__  # each is one object; by its name it takes longer, and every price asks for it
 
@@ -100,14 +103,15 @@ class Recompute(Flag):
     @classmethod
     def of(cls, words: str) -> Recompute:
         """Parse the text of a plan file, the parts in any order. Raises ValueError."""
-        for known in (cls.NONE, cls.FULL, *PARTLY):
+        for known in (cls.NONE, cls.FULL, *PARTLY, *MODULES):
             if sorted(words.split("+")) == sorted(known.words.split("+")):
                 return known
         parts = " and ".join(", ".join(part.words for part in PARTS).rsplit(", ", 1))
         raise ValueError(f"must be none, full, or those of {parts} that are recomputed, joined by +")
 
 
-PARTS = tuple(part for part in Recompute if part is not Recompute.FULL)
+PARTS = (Recompute.NORMS, Recompute.ATTENTION, Recompute.MLP)
+MODULES = (Recompute.SUBLAYER, Recompute.GATE_UP)  # one of them for a layer, or none
 PARTLY = tuple(Recompute(number) for number in range(2, 2 << len(PARTS), 2))  # every choice of parts
 # Choices that determine all others, as their bytes and times add up: norms and MLP share the activation function.
 TOGETHER = Recompute.NORMS | Recompute.MLP
@@ -116,7 +120,9 @@ APART = (*PARTS, TOGETHER)
 
 @lru_cache(maxsize=100)
 def apart(recompute: Recompute) -> tuple[Recompute, ...]:
-    """The entries of APART that a choice of parts is the sum of."""
+    """The entries of APART that a choice of parts is the sum of; a module is its own."""
+    if recompute in MODULES:
+        return (recompute,)
     sides = recompute & TOGETHER, *(recompute & part for part in PARTS if part not in TOGETHER)
     return tuple(side for side in sides if side)
 

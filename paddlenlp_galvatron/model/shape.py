@@ -55,6 +55,11 @@ class ModelShape:
     routed_scaling_factor: float = 1.0  # of the scores of a token's experts
 
     @property
+    def pre_softmax(self) -> int:
+        """1 where a token's experts keep their scores among all experts: Megatron-LM's option of this name."""
+        return int(self.experts > 0 and not self.norm_topk)
+
+    @property
     def kinds(self) -> tuple[ModelShape, ...]:
         """A shape for each kind of layer, in order of first use: that of a model of all layers of this kind, alone.
         Its `layers` says how many they are."""
@@ -309,6 +314,7 @@ def _mlp(name: str, hidden: int, inner: int, bias: bool = False) -> Sublayer:
         again=(
             Again(Recompute.MLP, Kept(split=2 * inner), flops=4 * hidden * inner),
             Again(Recompute.NORMS | Recompute.MLP, Kept(split=inner)),
+            Again(Recompute.SUBLAYER, Kept(split=3 * inner), flops=6 * hidden * inner),
         ),
         divided=(("columns of the MLP", inner, False),),
     )
@@ -322,7 +328,9 @@ def _router(shape: ModelShape) -> Sublayer:
     weights = [Weight(f"{name}.weight", (shape.hidden_size, experts), Split.OWN, linear=True)]
     if mixture.sigmoid:
         weights.append(Weight(f"{name}.{CHOICE_BIAS}", (experts,), state=True))
-    return Sublayer("router", tuple(weights), Kept(scalars=experts + 4 * shape.experts_per_token))
+    kept = Kept(scalars=experts + 4 * shape.experts_per_token)
+    again = Again(Recompute.SUBLAYER, kept, flops=2 * shape.hidden_size * experts)
+    return Sublayer("router", tuple(weights), kept, again=(again,))
 
 
 def _shared(shape: ModelShape) -> Iterator[Sublayer]:
@@ -334,7 +342,8 @@ def _shared(shape: ModelShape) -> Iterator[Sublayer]:
     yield _mlp(name, shape.hidden_size, shape.shared_size)
     if mixture.gated:
         gate = Weight(f"{name}_gate.weight", (shape.hidden_size, 1), linear=True)
-        yield Sublayer("gate", (gate,), Kept(tokens=shape.hidden_size))
+        kept = Kept(tokens=shape.hidden_size)
+        yield Sublayer("gate", (gate,), kept, again=(Again(Recompute.SUBLAYER, kept, flops=2 * shape.hidden_size),))
 
 
 def _norms(shape: ModelShape) -> Sublayer:

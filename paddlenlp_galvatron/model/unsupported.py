@@ -43,7 +43,7 @@ PLAIN: tuple[tuple[tuple[object, ...], str], ...] = (
     (ONE, "moe_layer_freq"),
 )
 # Fields that match a name of the list, but are computed, belong to classifiers, or choose a kernel.
-FREE = "attention_dropout classifier_dropout summary_* use_fused_*"
+FREE = "classifier_dropout summary_* use_fused_*"
 EXPERTS = "num_experts num_local_experts n_routed_experts moe_num_experts n_shared_experts num_shared_experts"
 ALGORITHMS = ("weight_quantize_algo", "quant_type", "quant_method")  # of PaddleNLP's configs; all null: none
 
@@ -62,7 +62,8 @@ def _fault(
     field: str, value: Any, family: Family, plain: Sequence[tuple[re.Pattern[str], tuple[object, ...]]]
 ) -> str | None:
     """The fault of a field, if it has one. `plain`: names, and the values that ask for nothing."""
-    if value is None or field in family.biases or _any_of(FREE).match(field):
+    free = field in family.biases or (field == "attention_dropout" and family.dropout)
+    if value is None or free or _any_of(FREE).match(field):
         return None
     if "quant" in field or field == "compression_config":
         if value is False or (isinstance(value, dict) and all(value.get(name, 0) is None for name in ALGORITHMS)):

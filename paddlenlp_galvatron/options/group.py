@@ -6,7 +6,7 @@ Words of a command line -> (name, value) -> canonical name and value -> groups o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from ..base.errors import UserError, plain_fault
 from ..base.limits import Size
 from ..base.reading import LARGEST_OPTIONS, read_json, read_yaml
-from ..base.text import shortened
+from ..base.text import Note, no_note, shortened
 from .aliases import OVERRIDDEN, VALUES, canonical_name, canonical_value, other_defaults, plain_name, unknown
 from .foreign import MODEL_FIELDS, SEVERAL, SWITCHES, Fate, idle_note, outcome_of, program_of
 
@@ -98,7 +98,7 @@ def is_boolean(field: FieldInfo) -> bool:
 def read_words(
     words: Sequence[str],
     known: Mapping[str, bool],
-    say: Callable[[str], None] = lambda note: None,
+    say: Note = no_note,
     beside: Mapping[str, Fate] = {},
 ) -> tuple[list[tuple[str, Any]], list[str]]:
     """Options of a command line as `canonical_pairs`, which says what `known`, `say` and `beside` are, and the other
@@ -183,7 +183,7 @@ def read_options(path: Path) -> dict[str, Any]:
 def canonical_options(
     values: Mapping[str, Any],
     known: Iterable[str],
-    say: Callable[[str], None] = lambda note: None,
+    say: Note = no_note,
     beside: Mapping[str, Fate] = {},
 ) -> dict[str, Any]:
     """Values by canonical name, without those that are unset; `say` and `beside` as in `canonical_pairs`.
@@ -202,7 +202,7 @@ def canonical_options(
 def canonical_pairs(
     given: Iterable[tuple[str, Any]],
     known: Mapping[str, bool],
-    say: Callable[[str], None] = lambda note: None,
+    say: Note = no_note,
     beside: Mapping[str, Fate] = {},
     dashes: str = "",
 ) -> list[tuple[str, Any]]:

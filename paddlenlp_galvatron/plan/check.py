@@ -8,13 +8,14 @@ from typing import Any, TypeVar
 
 from ..base.errors import UserError
 from ..model import ModelShape, Recompute
+from ..model.layer import MODULES
 from .layout import chunks_of_a_sample, token_axes
 from .mesh import Axis
 from .strategy import DataParallel, Plan, Precision, Strategy, all_sharing, runs
 
 T = TypeVar("T")
 
-BESIDE_EXPERTS = (Recompute.NONE, Recompute.ATTENTION, Recompute.FULL)  # in layers that have experts
+BESIDE_EXPERTS = (Recompute.NONE, Recompute.ATTENTION, Recompute.FULL, *MODULES)  # in layers that have experts
 
 
 def require_valid(plan: Plan, model: ModelShape | None = None) -> None:
@@ -24,10 +25,15 @@ def require_valid(plan: Plan, model: ModelShape | None = None) -> None:
         raise UserError(faults)
 
 
+def searched_options(plan: Plan) -> dict[str, Any]:
+    """The options of the search that found the plan, as far as its file says them."""
+    options = (plan.metadata.get("searched_from") or {}).get("options")
+    return options if isinstance(options, dict) else {}
+
+
 def adapters_of(plan: Plan) -> int | None:
     """Rank of the adapters that the plan was searched for; 0: it does not say; None: for all weights."""
-    options = (plan.metadata.get("searched_from") or {}).get("options")
-    given = options if isinstance(options, dict) else {}
+    given = searched_options(plan)
     rank = given.get("lora_rank")
     if given.get("task") == "lora" or (given.get("task") == "dpo" and rank):
         return rank if type(rank) is int else 0
@@ -37,7 +43,7 @@ def adapters_of(plan: Plan) -> int | None:
 def task_note(plan: Plan, rank: int | None) -> str:
     """A note where a plan for other adapters, or none, trains those of this rank (None: all weights)."""
     searched = adapters_of(plan)
-    if rank is not None and searched is None and (plan.metadata.get("searched_from") or {}).get("options"):
+    if rank is not None and searched is None and searched_options(plan):
         return (
             "was searched for all weights; one for adapters, which need less memory, may be faster: galvatron search "
             "--task lora"
@@ -61,13 +67,17 @@ def planned_only(options: object) -> list[str]:
 def require_trainable(plan: Plan, task: str = "", adapts: bool = False) -> None:
     """Raise UserError when the plan was searched for a task that cannot be trained, or for adapters, which need less
     memory than all weights, unless this `task`, where one is given, `adapts`, too."""
-    options = (plan.metadata.get("searched_from") or {}).get("options")
     if task and adapters_of(plan) is not None and not adapts:
         raise UserError(
             f"galvatron.searched_from: the plan was searched for adapters, but {task} trains all weights; search "
             f"one: galvatron search --task {task}"
         )
-    if names := planned_only(options):
+    if modules := dict.fromkeys(layer.recompute.words for layer in plan.layers if layer.recompute in MODULES):
+        raise UserError(
+            f"recompute_enc: {', '.join(modules)} is PaddleFleet's, whose recipe galvatron plan to-paddlefleet writes; "
+            "search a plan without it"
+        )
+    if names := planned_only(searched_options(plan)):
         raise UserError(
             f"galvatron.searched_from: the plan was searched with {name}, which can be planned but not "
             "trained; search a plan without it"
@@ -271,6 +281,9 @@ def _model_faults(plan: Plan, model: ModelShape) -> Iterator[str]:
                     f"tp_sizes_enc: degree {degree} of {layers} does not divide the {count} {what} of "
                     f"{model.name}; choose a divisor of {count}"
                 )
+    for layers, (recompute, kind) in _runs_of([layer.recompute for layer in plan.layers], kinds):
+        if recompute is Recompute.GATE_UP and not kind.experts:
+            yield f"recompute_enc: {recompute.words} of {layers}: {model.name} has no experts there; choose another"
     yield from _faults_of_experts(plan, model, kinds)
 
 

@@ -101,6 +101,8 @@ REPEATED = {
     Recompute.NORMS: frozenset[CommPoint](),
     Recompute.ATTENTION: frozenset([CommPoint.CONTEXT]),
     Recompute.MLP: frozenset([CommPoint.INTO_MLP]),
+    Recompute.SUBLAYER: OF_MLP | OF_EXPERTS,
+    Recompute.GATE_UP: frozenset[CommPoint](),
 }
 
 

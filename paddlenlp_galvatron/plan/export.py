@@ -3,25 +3,30 @@
 PaddleNLP's own `run_pretrain.py` (3.0.0b4): its Trainer refuses some combinations. When gradients are reduced is its
 own affair; where weights, gradients and optimizer states lie is as in the plan.
 
-The YAML of PaddleFleet (September 2026), PaddleNLP's successor, and of the older PaddleFormers 1.0.0: both have the
-same names. They recompute all layers, or the first layers of each stage, as many in each. Their Llama and Qwen2 have no
-Ulysses; Megatron-SP, the pipeline and ZeRO are as stock PaddleNLP has them.
+The YAML of PaddleFleet (release/0.4, September 2026), PaddleNLP's successor: it selects layers that recompute a part by
+lists, and empty layers shorten its first and last stage. The older PaddleFormers 1.0.0 has the same names, but neither.
+Their Llama and Qwen2 have no Ulysses; Megatron-SP, the pipeline and ZeRO are as stock PaddleNLP has them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from ..base.errors import UserError
 from ..model import ModelShape, Recompute
+from .check import adapters_of, searched_options
+from .fleet_layers import MTP
+from .fleet_plan import MODULES, recompute_settings, stage_settings
 from .schedule import Schedule
-from .strategy import DataParallel, LayerStrategy, Plan, Precision
+from .strategy import DataParallel, LayerStrategy, Plan, Precision, all_sharing
 
 STOCK = "stock PaddleNLP"
 # Its `recompute_granularity`, one for all layers that recompute. Unlike ours, `core_attn` keeps the core's output.
 GRANULARITY = {Recompute.FULL: "full", Recompute.ATTENTION: "core_attn"}
 FLEET, FORMERS = "PaddleFleet", "PaddleFormers"
-Argument = bool | int | str | list[int]
+PIN = "release/0.4"  # of PaddleFleet
+Argument = Any  # of a file: a word, a number, a list or an object
 
 
 def stock_arguments(plan: Plan, model: ModelShape | None = None) -> dict[str, Argument]:
@@ -141,26 +146,24 @@ def fleet_arguments(plan: Plan, model: ModelShape | None = None, program: str = 
     _require_expressible(plan, program, model)
     layer, stage = plan.layers[0], sharding_stage(plan)
     arguments: dict[str, Argument] = {
-        "stage": "PT",  # its default fine-tunes
-        "fine_tuning": "full",
+        **_task_arguments(plan),
         "per_device_train_batch_size": plan.micro_batch // plan.dp(layer),
         "gradient_accumulation_steps": plan.micro_batches,
     }
     if plan.assumed.seq_length:
         arguments["max_seq_len"] = plan.assumed.seq_length
+    stages = stage_settings(plan) or {}
     arguments |= {
         "tensor_model_parallel_size": layer.tp,
-        "pipeline_model_parallel_size": plan.pipeline,
+        **(stages if program == FLEET else {"pipeline_model_parallel_size": plan.pipeline}),
         "sequence_parallel": layer.tp > 1 and plan.assumed.sequence_parallel,
         "sharding": f"stage{stage}" if stage else "",  # its default is stage1
     }
     if stage:
         arguments["sharding_parallel_size"] = layer.shards(plan.stage_size)
-    if counts := _recomputed_first(plan):
-        (count,) = counts
-        whole = count == plan.stages[0]
-        how: dict[str, Argument] = {"recompute_method": "uniform" if whole else "block"}
-        arguments |= {"recompute_granularity": "full"} | how | {"recompute_num_layers": 1 if whole else count}
+    arguments |= recompute_settings(plan, stages) or {}
+    if program == FLEET:
+        arguments |= _only_in_fleet(plan, model)
     precision = plan.assumed.mixed_precision
     arguments |= {"bf16": precision is Precision.BF16, "fp16": precision is Precision.FP16}
     if precision is not Precision.FP32:
@@ -168,39 +171,101 @@ def fleet_arguments(plan: Plan, model: ModelShape | None = None, program: str = 
     return arguments
 
 
+def _task_arguments(plan: Plan) -> dict[str, Argument]:
+    """Arguments of the task that the plan was searched for; PaddleFleet's own default fine-tunes adapters."""
+    searched = searched_options(plan)
+    task, rank = searched.get("task"), adapters_of(plan)
+    stage = {"sft": "SFT", "lora": "SFT", "dpo": "DPO"}.get(str(task), "PT")
+    return {"stage": stage} | (
+        {"fine_tuning": "full"} if rank is None else {"fine_tuning": "lora"} | ({"lora_rank": rank} if rank else {})
+    )
+
+
+def _only_in_fleet(plan: Plan, model: ModelShape | None) -> dict[str, Argument]:
+    """Arguments that PaddleFormers lacks, or of models that it lacks."""
+    arguments: dict[str, Argument] = {"hybrid_parallel_topo_order": "pp_first"}  # ranks as in the plan
+    if plan.layers[0].context > 1:
+        arguments["context_parallel_size"] = plan.layers[0].context
+    if (ep := max(each.ep for each in plan.layers)) > 1:
+        arguments |= {"use_expert_parallel": True, "expert_model_parallel_size": ep}
+    if model and model.traits.mixture and model.traits.mixture.sigmoid:
+        arguments[MTP] = 0  # config.json may ask for MTP, which the plan has not
+    if plan.assumed.flash_attention is not None:
+        arguments["_attn_implementation"] = "flashmask" if plan.assumed.flash_attention else "eager"
+    if searched_options(plan).get("offload_optimizer"):
+        arguments["tensorwise_offload_optimizer"] = True
+    if sharding_stage(plan) == 1:  # its tensors are cut evenly, as the plan's
+        master = plan.assumed.fp32_gradients is not False
+        arguments |= {"amp_master_grad": master, "split_param": master}
+    return arguments
+
+
 def fleet_notes(plan: Plan, program: str = FLEET) -> list[str]:
     """Notes on a plan that the program can express."""
-    if plan.pipeline > 1 and plan.dp(plan.layers[0]) > 1:
-        return [placement_note(program)]
-    return []
-
-
-def _recomputed_first(plan: Plan) -> set[int] | None:
-    """How many layers each stage recomputes, its first ones; None where it is none, or not the first ones."""
-    counts = set()
-    for stage in range(plan.pipeline):
-        flags = [plan.layers[layer].recompute is Recompute.FULL for layer in plan.stage_layers(stage)]
-        if flags != sorted(flags, reverse=True):
-            return None
-        counts.add(sum(flags))
-    return counts - {0} if len(counts) == 1 else None
+    layer, notes = plan.layers[0], []
+    if plan.pipeline > 1 and plan.dp(layer) > 1 and (program != FLEET or layer.sharding or not sharding_stage(plan)):
+        notes.append(placement_note(program))
+    if any(each.recompute in MODULES for each in plan.layers) and plan.stages[0] < max(plan.stages):
+        notes.append(
+            f"layers are numbered without the empty layers in front, as {PIN} does; older copies of {program} "
+            "count these in dense models"
+        )
+    return notes
 
 
 def _fleet_gaps(plan: Plan, model: ModelShape | None, program: str) -> Iterator[str]:
     """Further features that the program and its model lack."""
-    layer = plan.layers[0]
+    layer, fleet = plan.layers[0], program == FLEET
+    stages, kinds = stage_settings(plan), dict.fromkeys(each.recompute for each in plan.layers if each.recompute)
     if layer.ulysses and layer.degree > 1:
         yield f"use_sp: {program}'s Llama and Qwen2 have no Ulysses"
-    if any(each.recompute is Recompute.FULL for each in plan.layers) and not _recomputed_first(plan):
-        yield f"checkpoint: {program} recomputes the first layers of each stage, as many in each"
-    if partly := dict.fromkeys(
-        each.recompute.words for each in plan.layers if each.recompute not in (Recompute.NONE, Recompute.FULL)
-    ):
+    if partly := [kind.words for kind in kinds if kind is not Recompute.FULL and not (fleet and kind in MODULES)]:
         yield f"recompute_enc: {', '.join(partly)} is not written for {program}"
-    if plan.chunks > 1:
-        yield f"virtual_pp_deg: {plan.chunks} chunks a stage are not written for {program}"
+    elif Recompute.FULL in kinds and len(kinds) > 1:
+        yield f"recompute_enc: {program} recomputes layers or parts of layers, not both in one model"
+    elif stages is not None and recompute_settings(plan, stages) is None:
+        part = "chunk, where no empty layer is in front" if fleet else "stage"
+        yield f"checkpoint: {program} recomputes the first layers of each {part}, as many in each"
     if model and model.kv_heads % layer.tp:
         yield f"tp_sizes_enc: {program} does not share {model.kv_heads} kv heads among {layer.tp} ranks"
+    if not fleet:
+        if plan.chunks > 1:
+            yield f"virtual_pp_deg: {plan.chunks} chunks a stage are not written for {program}"
+        return
+    if stages is None:
+        shown = ",".join(map(str, plan.stages))
+        yield f"pp_division: {program} can shorten the first and the last part alone, the plan has {shown}"
+    count = plan.micro_batches
+    if plan.chunks > 1 and (plan.pipeline == 2 or count % plan.pipeline or count < 2 * plan.pipeline):
+        yield (
+            f"virtual_pp_deg: {program} interleaves chunks as the plan does in more than 2 stages, where micro-batches "
+            f"are a multiple of the stages, and twice as many at least; the plan has {plan.pipeline} stages and {count}"
+        )
+    if layer.context > 1 and (not sharding_stage(plan) or layer.sharding or any(each.ep > 1 for each in plan.layers)):
+        yield f"cp_sizes_enc: {program} has cp where all ranks with the same weights shard them, and without ep"
+    yield from _fleet_gaps_of_experts(plan, model)
+
+
+def _fleet_gaps_of_experts(plan: Plan, model: ModelShape | None) -> Iterator[str]:
+    size, tp = plan.stage_size, plan.layers[0].tp
+    has = [model.of(at).experts > 0 for at in range(model.layers)] if model else [True] * len(plan.layers)
+    layers = [layer for layer, experts in zip(plan.layers, has, strict=False) if experts]
+    if not layers or all(layer.experts.ranks == 1 and not model for layer in layers):
+        return
+    degrees = dict.fromkeys(layer.ep for layer in layers)
+    if len(degrees) > 1:
+        remedy = "" if model else "; give --model if layers are dense"
+        yield f"ep_sizes_enc: {FLEET} has one for all layers, the plan has {', '.join(map(str, degrees))}{remedy}"
+        return
+    (ep,) = degrees
+    if any(layer.etp > 1 for layer in layers):
+        yield f"tp_of_ep_sizes_enc: {FLEET} does not split an expert"
+    if ep > 1 and ep % tp:
+        yield f"ep_sizes_enc: {FLEET} wants a multiple of tp, which is {tp}; the plan has {ep}"
+    if ep > 1 and sharing(plan, plan.layers[0]) > 1 and (not sharding_stage(plan) or plan.layers[0].sharding):
+        yield f"dp_types_enc: {FLEET} has ep with sharding over all ranks alone, stage1 in a pipeline"
+    if all_sharing(size, ep) > 1 and any(layer.experts_dp_type or layer.experts_sharding for layer in layers):
+        yield f"dp_types_of_ep_enc: {FLEET} shards experts as other weights, over all ranks that have the same"
 
 
 def sharing(plan: Plan, layer: LayerStrategy) -> int:
@@ -227,7 +292,8 @@ def gaps(plan: Plan, program: str, model: ModelShape | None = None) -> list[str]
     own = _stock_gaps(plan, model) if program == STOCK else _fleet_gaps(plan, model, program)
     found = [*_uneven(plan, program), *_unlike(plan, program), *own]
     tp = plan.layers[0].tp
-    if any(layer.experts.ranks > 1 or layer.experts_dp_type or layer.experts_sharding for layer in plan.layers):
+    experts = any(layer.experts.ranks > 1 or layer.experts_dp_type or layer.experts_sharding for layer in plan.layers)
+    if experts and program != FLEET:
         found.append(f"ep_sizes_enc: experts are not written for {program}")
     if plan.vocab.pieces > 1:
         found.append(f"loss_pieces: {program} computes the logits of all tokens at once, which takes more memory")
@@ -269,8 +335,9 @@ def _unlike(plan: Plan, program: str) -> Iterator[str]:
 def _uneven(plan: Plan, program: str) -> Iterator[str]:
     """Fields in which layers, or layers and vocabulary, or stages are unlike, as `program` cannot have them."""
     parts = (*plan.layers, plan.vocab.as_layer())
-    for axis in dict.fromkeys(axis for part in parts for axis, degree in part.beside if degree > 1):
-        yield f"{axis}_sizes_enc: degrees other than 1 are not written for {program}"
+    for axis, degrees in {axis: {dict(part.beside)[axis] for part in parts} for axis, _ in plan.vocab.beside}.items():
+        if degrees != {1} and (program != FLEET or len(degrees) > 1):
+            yield f"{axis}_sizes_enc: {program} has {'one for all' if program == FLEET else 'none but 1'}"
     for field, of_vocab, values in (
         ("tp_sizes_enc", "vtp", [str(part.degree) for part in parts]),
         ("use_sp", "vsp", ["1" if part.ulysses and part.degree > 1 else "0" for part in parts]),
@@ -282,6 +349,6 @@ def _uneven(plan: Plan, program: str) -> Iterator[str]:
             yield f"{field}: {program} has one for all layers, the plan has {', '.join(dict.fromkeys(layers))}"
         elif vocab != layers[0]:
             yield f"{of_vocab}: {program} has one for embedding, LM head and layers, the plan {vocab} and {layers[0]}"
-    if len(set(plan.stages)) > 1:
+    if len(set(plan.stages)) > 1 and program != FLEET:
         shown = ",".join(map(str, plan.stages))
         yield f"pp_division: {program} gives every stage as many layers, the plan {shown}"

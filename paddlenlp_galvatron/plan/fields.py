@@ -14,7 +14,7 @@ from ..base.errors import UserError, plain_fault
 from ..base.limits import MOST_LAYERS, Layers, Ranks
 from ..base.text import shortened
 from ..model import Recompute
-from ..model.layer import PARTLY
+from ..model.layer import MODULES, PARTLY
 
 LONGEST_LIST = 16 * MOST_LAYERS  # characters
 T = TypeVar("T")
@@ -63,7 +63,7 @@ COUNTS = WithJsonSchema({"type": "string", "pattern": _pattern("[1-9][0-9]{0,8}"
 Degrees = Annotated[ListOf[Ranks], COUNTS]
 Division = Annotated[ListOf[Layers], COUNTS]
 Flags = Annotated[ListOf[Flag], WithJsonSchema({"type": "string", "pattern": _pattern("[01]")})]
-_PARTLY = "|".join("[+]".join(order) for each in PARTLY for order in permutations(each.words.split("+")))
+_PARTLY = "|".join("[+]".join(order) for each in (*PARTLY, *MODULES) for order in permutations(each.words.split("+")))
 Recomputes = Annotated[
     list[Annotated[InstanceOf[Recompute], BeforeValidator(_recompute)]],
     BeforeValidator(_words),

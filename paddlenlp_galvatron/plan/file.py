@@ -18,7 +18,7 @@ from ..base.reading import read_json
 from ..base.units import MIB
 from ..base.writing import write_text
 from ..model import ModelShape
-from ..model.layer import PARTLY, PARTS, Recompute
+from ..model.layer import MODULES, PARTLY, PARTS, Recompute
 from .check import require_fits, require_trainable, require_valid
 from .fields import Degrees, Division, Flag, Flags, Recomputes, parse
 from .schedule import Schedule
@@ -120,8 +120,8 @@ class StrategyFile(BaseModel):
     virtual_pp_deg: Layers = Field(1, description="chunks of layers a stage has; more than 1: interleaved 1F1B")
     recompute_enc: Recomputes | None = Field(
         None,
-        description=f"per layer: none, full, or {', '.join(part.words for part in PARTS)} joined by +; absent: as "
-        "checkpoint says",
+        description=f"per layer: none, full, or {', '.join(part.words for part in PARTS)} joined by +, or "
+        f"PaddleFleet's {' or '.join(part.words for part in MODULES)}; absent: as checkpoint says",
     )
     cp_sizes_enc: Degrees | None = Field(None, description="per layer: context-parallel degree; absent: 1")
     vcp: Ranks = Field(1, description="context-parallel degree of embedding and LM head")
@@ -282,7 +282,7 @@ def _left_out(plan: Plan) -> Iterator[str]:
     """Fields that are left out as they say nothing new, so that older readers, and Galvatron's, take the file."""
     if plan.chunks == 1:
         yield "virtual_pp_deg"
-    if not any(layer.recompute in PARTLY for layer in plan.layers):  # `checkpoint` has it
+    if not any(layer.recompute in (*PARTLY, *MODULES) for layer in plan.layers):  # `checkpoint` has it
         yield "recompute_enc"
     for axis, _ in plan.vocab.beside:
         if all(dict(part.beside)[axis] == 1 for part in (*plan.layers, plan.vocab)):

@@ -4,7 +4,7 @@
 for the core, `engine` goes through families by their lower bounds, `result` is the answer. `search_engine/README.md`
 describes the core, which bounds and solves one family. `question` settles the question of a search from options, its
 prices included. Others are answered by several searches: `fit` (how many GPUs), `form` (of the what-if page),
-`explain` with `what_ifs`, and `scale`; the last two take their options from a plan's file (`problem`).
+`explain` and `scale`; the last two take their options from a plan's file (`origin`).
 """
 
 from .engine import search

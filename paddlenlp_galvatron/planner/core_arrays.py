@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -37,8 +37,8 @@ def without_beaten(family: PlanFamily, strategies: Strategies, cost: CostModel) 
     """Strategies without those that another one of the same token layout beats, or equals, in all that the core
     counts."""
     layers = [
-        _unbeaten(some, rows, family, cost)
-        for some, rows in zip(strategies.layers, _layer_rows(family, strategies, cost), strict=True)
+        _unbeaten(choices, rows, family, cost)
+        for choices, rows in zip(strategies.layers, _layer_rows(family, strategies, cost), strict=True)
     ]
     rows = [(*first, *last) for first, last in _vocab_rows(family, strategies, cost)]
     vocabularies = _unbeaten(strategies.vocabularies, rows, family, cost)
@@ -46,14 +46,14 @@ def without_beaten(family: PlanFamily, strategies: Strategies, cost: CostModel) 
 
 
 def _unbeaten(
-    some: Sequence[Choice], rows: Sequence[tuple[float, ...]], family: PlanFamily, cost: CostModel
+    choices: Sequence[Choice], rows: Sequence[tuple[float, ...]], family: PlanFamily, cost: CostModel
 ) -> list[Choice]:
     places: dict[TokenLayout, list[int]] = {}
-    for number, one in enumerate(some):
-        layout = token_layout(one, family.stage_size, cost.assumed.sequence_parallel)
+    for number, choice in enumerate(choices):
+        layout = token_layout(choice, family.stage_size, cost.assumed.sequence_parallel)
         places.setdefault(layout, []).append(number)
-    left = (unbeaten(alike, np.array([rows[number] for number in alike])) for alike in places.values())
-    return [some[number] for number in sorted(number for alike in left for number in alike)]
+    left = (unbeaten(group, np.array([rows[number] for number in group])) for group in places.values())
+    return [choices[number] for number in sorted(number for group in left for number in group)]
 
 
 def layer_arrays(family: PlanFamily, strategies: Strategies, cost: CostModel) -> CostArrays:
@@ -65,8 +65,7 @@ def layer_arrays(family: PlanFamily, strategies: Strategies, cost: CostModel) ->
 
 def cost_arrays(family: PlanFamily, strategies: Strategies, cost: CostModel) -> CostArrays:
     """Every cost in the family, as `layer_arrays` gives some."""
-    beside = {name: value for name, value in _where(family).items() if name != "pipeline"}
-    middle = [cost.middle_cost(later=later, **beside) for later in (False, True)]
+    middle = [cost.middle_cost(family.setting, later) for later in (False, True)]
     rows = _layer_rows(family, strategies, cost)
     prefixes = prefix_rows(family, strategies, cost)
     vocabs = []
@@ -78,23 +77,23 @@ def cost_arrays(family: PlanFamily, strategies: Strategies, cost: CostModel) -> 
         **_resharding(family, strategies, cost),
         "layers": _counts(_runs(strategies, cost)),
         "most_first": strategies.most_first,
-        "strategies": _array([row for some in rows for row in some]),
+        "strategies": _array([row for run_rows in rows for row in run_rows]),
         "vocabs": _array(vocabs),
-        "middle": _array([cost_numbers(one, cost.options.freed) for one in middle]),
+        "middle": _array([cost_numbers(input_cost, cost.options.freed) for input_cost in middle]),
     }
 
 
 def prefix_rows(family: PlanFamily, strategies: Strategies, cost: CostModel) -> list[tuple[float, ...]]:
     """Costs of the layers in front together, under each of their strategies, with the changes between them."""
-    where, found = _where(family), []
+    setting, rows = family.setting, []
     for prefix in strategies.prefixes:
         layers = [
-            cost_numbers(cost.layer_cost(layer, layer_type=kind, **where), cost.options.freed)
+            cost_numbers(cost.layer_cost(layer, setting, kind), cost.options.freed)
             for layer, kind in zip(prefix, cost.layer_types, strict=False)
         ]
         between_ms = _changes_ms(prefix, family, cost)
-        found.append(_together([*layers, (*between_ms, *[0.0] * (NUMBERS - 2))]))
-    return found
+        rows.append(_together([*layers, (*between_ms, *[0.0] * (NUMBERS - 2))]))
+    return rows
 
 
 def least_prefix(family: PlanFamily, strategies: Strategies, cost: CostModel) -> NDArray[np.float64]:
@@ -110,8 +109,8 @@ def _together(rows: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
 
 def _changes_ms(chain: Sequence[Strategy], family: PlanFamily, cost: CostModel) -> tuple[float, float]:
     """Resharding (forward, backward) in ms along these strategies of the first layers' type."""
-    where = {"stage_size": family.stage_size, "micro_batch": family.micro_batch, "layer_type": cost.layer_types[0]}
-    changes = [cost.switch_cost(before, after, **where) for before, after in pairwise(chain)]
+    setting, layer_type = family.setting, cost.layer_types[0]
+    changes = [cost.switch_cost(before, after, setting, layer_type) for before, after in pairwise(chain)]
     return sum(forward for forward, _ in changes), sum(backward for _, backward in changes)
 
 
@@ -130,6 +129,30 @@ def core_of(family: PlanFamily, arrays: CostArrays, budget_mib: float) -> Core:
     return Core(**_shape(family), **arrays, budget_mib=budget_mib)
 
 
+def _switch_costs(
+    family: PlanFamily, cost: CostModel
+) -> Callable[[Sequence[Strategy | None], Sequence[Strategy | None], int], NDArray[np.float64]]:
+    """A function for the costs of redistribution for a layer type; [before, after, 2]. Strategies of one layout are
+    priced once."""
+    setting, sharded = family.setting, cost.assumed.sequence_parallel
+    layouts: dict[TokenLayout, int] = {}  # numbered as they come
+    known: dict[tuple[int, int, int], tuple[float, float]] = {}  # by layer type and numbers of layouts
+
+    def numbered(strategies: Sequence[Strategy | None]) -> list[int]:
+        placed = (token_layout(strategy, family.stage_size, sharded) for strategy in strategies)
+        return [layouts.setdefault(layout, len(layouts)) for layout in placed]
+
+    def costs(before: Sequence[Strategy | None], after: Sequence[Strategy | None], kind: int) -> NDArray[np.float64]:
+        rows, columns = numbered(before), numbered(after)
+        for row, source in dict(zip(rows, before, strict=True)).items():
+            for column, target in dict(zip(columns, after, strict=True)).items():
+                if (kind, row, column) not in known:
+                    known[kind, row, column] = cost.switch_cost(source, target, setting, kind)
+        return _array([[known[kind, row, column] for column in columns] for row in rows])
+
+    return costs
+
+
 def _resharding(family: PlanFamily, strategies: Strategies, cost: CostModel) -> CostArrays:
     """Layouts, and what it costs to hand tokens on between them and at the edges of stages.
 
@@ -140,56 +163,42 @@ def _resharding(family: PlanFamily, strategies: Strategies, cost: CostModel) -> 
     layers, runs = strategies.layers, _runs(strategies, cost)
     numbers: dict[tuple[int, TokenLayout], int] = {}  # of layouts, run by run
     size, sharded = family.stage_size, cost.assumed.sequence_parallel
-    places = [(run, token_layout(layer, size, sharded)) for run, some in enumerate(layers) for layer in some]
+    places = [
+        (run, token_layout(layer, size, sharded)) for run, run_layers in enumerate(layers) for layer in run_layers
+    ]
     layout_of = [numbers.setdefault(place, len(numbers)) for place in places]
     if len(numbers) > MOST_LAYOUTS:
         raise TooWide(f"{len(numbers)} token layouts in {family} are more than {MOST_LAYOUTS}")
-    samples = dict(zip(layout_of, (layer for some in layers for layer in some), strict=True))
+    samples = dict(zip(layout_of, (layer for run_layers in layers for layer in run_layers), strict=True))
     types = np.array([run for run, _ in numbers], dtype=np.int32)
     starts = [*(strategies.in_front + run.start for run in runs), len(cost.layer_types)]
     beginnings = strategies.beginnings
     behind = [prefix[-1] if prefix else vocab for vocab, prefix in beginnings]
-    where = {"stage_size": family.stage_size, "micro_batch": family.micro_batch}
-
-    layouts: dict[TokenLayout, int] = {}  # numbered as they come
-    known: dict[tuple[int, int, int], tuple[float, float]] = {}  # by layer type and numbers of layouts
-
-    def numbered(strategies: Sequence[Strategy | None]) -> list[int]:
-        return [layouts.setdefault(token_layout(some, size, sharded), len(layouts)) for some in strategies]
-
-    def costs(before: Sequence[Strategy | None], after: Sequence[Strategy | None], kind: int) -> NDArray[np.float64]:
-        """Costs of redistribution for a layer type; [before, after, 2]. Strategies of one layout are priced once."""
-        rows, columns = numbered(before), numbered(after)
-        for row, source in dict(zip(rows, before, strict=True)).items():
-            for column, target in dict(zip(columns, after, strict=True)).items():
-                if (kind, row, column) not in known:
-                    known[kind, row, column] = cost.switch_cost(source, target, layer_type=kind, **where)
-        return _array([[known[kind, row, column] for column in columns] for row in rows])
-
+    costs = _switch_costs(family, cost)
     count = len(types)
     change, enter, leave = np.zeros((count, count, 2)), np.zeros((2, count, 2)), np.zeros((2, count, 2))
     vocab_enter, vocab_leave = np.zeros((2, len(beginnings), count, 2))
     send = np.zeros((2, len(layers)))
     for number, (kind, _, _) in enumerate(runs):
-        own = np.flatnonzero(types == number)
-        some = [samples[layout] for layout in own]
-        mine = _shortest(costs(some, some, kind))
-        change[np.ix_(own, own)] = mine
+        indices = np.flatnonzero(types == number)
+        run_layers = [samples[layout] for layout in indices]
+        within = _shortest(costs(run_layers, run_layers, kind))
+        change[np.ix_(indices, indices)] = within
         begins, ends = (cost.crossing_type(layer) for layer in starts[number : number + 2])
         for boundary, (first, last) in enumerate(((kind, kind), (begins, ends))):
-            enter[boundary, own] = _through(costs([None], some, first), mine)[0]
-            leave[boundary, own] = _through(mine, costs(some, [None], last))[:, 0]
+            enter[boundary, indices] = _through(costs([None], run_layers, first), within)[0]
+            leave[boundary, indices] = _through(within, costs(run_layers, [None], last))[:, 0]
             if family.stages > 1:
-                send[boundary, number] = cost.boundary_cost(layer_type=first, pipeline=family.stages, **where)
+                send[boundary, number] = cost.boundary_cost(family.setting, first)
         if number == 0:
-            vocab_enter[:, own] = _through(costs(behind, some, begins), mine)
+            vocab_enter[:, indices] = _through(costs(behind, run_layers, begins), within)
         else:
             others = np.flatnonzero(types == number - 1)
-            step = costs([samples[layout] for layout in others], some, begins)
-            change[np.ix_(others, own)] = _through(_through(change[np.ix_(others, others)], step), mine)
+            step = costs([samples[layout] for layout in others], run_layers, begins)
+            change[np.ix_(others, indices)] = _through(_through(change[np.ix_(others, others)], step), within)
         if number == len(layers) - 1:
-            to_head = costs(some, [vocab for vocab, _ in beginnings], kind)
-            vocab_leave[:, own] = _through(mine, to_head).swapaxes(0, 1)
+            to_head = costs(run_layers, [vocab for vocab, _ in beginnings], kind)
+            vocab_leave[:, indices] = _through(within, to_head).swapaxes(0, 1)
     return {
         "layouts": np.array(layout_of, dtype=np.int32),
         "types": types,
@@ -228,8 +237,8 @@ def compute_bound_ms(family: PlanFamily, strategies: Strategies, cost: CostModel
     layers have ZeRO-3, each part in which it shards is priced.
     """
     plain_layers = []
-    for some in strategies.layers:
-        plain = [layer for layer in some if not layer.recompute] or list(some)
+    for choices in strategies.layers:
+        plain = [layer for layer in choices if not layer.recompute] or list(choices)
         if cost.assumed.async_grad_reduce:  # of each degree the first, which has the default dp type
             plain = list(
                 {
@@ -239,8 +248,8 @@ def compute_bound_ms(family: PlanFamily, strategies: Strategies, cost: CostModel
             )
         plain_layers.append(plain)
     rows = [
-        [(one.forward_ms, one.backward_ms, *[0.0] * (NUMBERS - 2)) for one in some]
-        for some in _layer_costs(plain_layers, family, strategies, cost)
+        [(layer_cost.forward_ms, layer_cost.backward_ms, *[0.0] * (NUMBERS - 2)) for layer_cost in choices]
+        for choices in _layer_costs(plain_layers, family, strategies, cost)
     ]
     prefix = np.concatenate((least_prefix(family, strategies, cost)[:2], [0.0] * (NUMBERS - 2)))
     shared = family.stages if family.chunks > 1 else 1  # stages taken for one
@@ -249,7 +258,7 @@ def compute_bound_ms(family: PlanFamily, strategies: Strategies, cost: CostModel
     if shared == 1:
         return alone_ms
     way_ms = alone_ms / family.micro_batches
-    layer_ms = min(forward + backward for some in rows for forward, backward, *_ in some)
+    layer_ms = min(forward + backward for choices in rows for forward, backward, *_ in choices)
     return max(alone_ms / shared + (shared - 1) / 2 * layer_ms, way_ms)
 
 
@@ -266,8 +275,8 @@ def _layers_alone(
     free = np.zeros((2, count, 2))
     return {
         "layers": _counts(runs),
-        "strategies": _array([row for some in rows for row in some]),
-        "layouts": np.repeat(np.arange(count, dtype=np.int32), [len(some) for some in rows]),
+        "strategies": _array([row for run_rows in rows for row in run_rows]),
+        "layouts": np.repeat(np.arange(count, dtype=np.int32), [len(run_rows) for run_rows in rows]),
         "types": np.arange(count, dtype=np.int32),
         "change": np.zeros((count, count, 2)),
         "enter": free,
@@ -277,16 +286,6 @@ def _layers_alone(
         "vocab_leave": free[:1],
         "middle": np.zeros((2, NUMBERS)),
         "send": np.zeros((2, count)),
-    }
-
-
-def _where(family: PlanFamily) -> dict[str, int]:
-    """Arguments of the cost model that all prices of the family share."""
-    return {
-        "stage_size": family.stage_size,
-        "micro_batch": family.micro_batch,
-        "micro_batches": family.micro_batches,
-        "pipeline": family.stages,
     }
 
 
@@ -309,27 +308,27 @@ def _layer_costs(
     layers: Sequence[Sequence[LayerStrategy]], family: PlanFamily, strategies: Strategies, cost: CostModel
 ) -> list[list[LayerCost]]:
     """Costs of some strategies of each run of layers."""
-    where = _where(family)
+    setting = family.setting
     return [
-        [cost.layer_cost(layer, layer_type=run.layer_type, **where) for layer in some]
-        for run, some in zip(_runs(strategies, cost), layers, strict=True)
+        [cost.layer_cost(layer, setting, run.layer_type) for layer in choices]
+        for run, choices in zip(_runs(strategies, cost), layers, strict=True)
     ]
 
 
 def _layer_rows(family: PlanFamily, strategies: Strategies, cost: CostModel) -> list[list[tuple[float, ...]]]:
     """Rows of all strategies, in the core's order."""
     costs = _layer_costs(strategies.layers, family, strategies, cost)
-    return [[cost_numbers(one, cost.options.freed) for one in some] for some in costs]
+    return [[cost_numbers(layer_cost, cost.options.freed) for layer_cost in run_costs] for run_costs in costs]
 
 
 def _vocab_rows(
     family: PlanFamily, strategies: Strategies, cost: CostModel
 ) -> list[tuple[tuple[float, ...], tuple[float, ...]]]:
     """Costs of the vocabulary's strategies on the first stage and on the last, in the core's order."""
-    where = _where(family)
+    setting = family.setting
 
     def row(vocab: VocabStrategy, role: Role) -> tuple[float, ...]:
-        return cost_numbers(cost.vocab_cost(vocab, role=role, **where), cost.options.freed)
+        return cost_numbers(cost.vocab_cost(vocab, setting, role), cost.options.freed)
 
     if family.stages == 1:
         return [(row(vocab, "only"), (0.0,) * NUMBERS) for vocab in strategies.vocabularies]

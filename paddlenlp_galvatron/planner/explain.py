@@ -1,16 +1,23 @@
-"""Explains a plan by searches: the runners-up, the best ones under changes and under other budgets."""
+"""Reasons for a plan: the runners-up, the best plan after one change and under other budgets, each by a search; and the
+plan's cost with one layer changed."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import inf
+from typing import Any
 
 from ..base.errors import GalvatronError, Infeasible
+from ..cost_model import CostModel, Prediction
 from ..cost_model.facts import PlanFacts
-from ..plan import Plan
-from .problem import Problem, SharedTime
-from .result import Candidate, SearchResult
-from .what_ifs import MOST_CHANGES, OneLayerChanged, WhatIf, one_layer_changed, what_ifs
+from ..plan import LayerStrategy, Plan
+from ..plan.strategy import runs
+from ..profiles.hardware import Collective, HardwareProfile, MessageGroup
+from ..profiles.network import Network
+from .question import Question, SharedTime
+from .result import SHOWN_GAP, Candidate, SearchResult
+from .space import PlanFamily, Space
 
 SAME = 1e-6  # share of a step by which two times differ in rounding alone
 SEARCHES_S = 15.0  # time that all searches share; in usual spaces they take a few seconds
@@ -18,13 +25,16 @@ FIRST = 4  # shares of the first search, whose plans the others begin with
 RUNNERS_UP = 4  # plans of other families that are shown after the best one
 FRONTIER_S = 8.0  # time that its searches share
 BUDGETS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)  # of the plan's, at which the frontier is searched
+BETWEEN_STAGES = "links between stages"
+MOST_CHANGES = 10  # changes that are tried
+MOST_PRICED = 1200  # plans with one layer changed: a few seconds
 
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation(PlanFacts):
     """The facts of a plan, the runners-up, and what would change it."""
 
-    problem: Problem
+    question: Question
     searched: SearchResult  # the best plans of this batch, the plan's family among them
     one_layer: OneLayerChanged
     what_ifs: list[WhatIf]
@@ -44,26 +54,27 @@ class Explanation(PlanFacts):
     @property
     def is_simplest(self) -> bool:
         """Whether no plan within the tolerance that was found has fewer strategies, or as many in fewer segments."""
-        mine, best, fastest = Candidate(self.plan, self.prediction), self.searched.best, self.searched.fastest
+        candidate, best, fastest = Candidate(self.plan, self.prediction), self.searched.best, self.searched.fastest
         if not best or not fastest:
             return False
-        most_s = fastest.time_s * (1 + self.problem.options.simplest_within / 100)
-        return mine.time_s <= most_s and (mine.strategies, mine.segments) <= (best.strategies, best.segments)
+        most_s = fastest.time_s * (1 + self.question.options.simplest_within / 100)
+        no_more = (candidate.strategies, candidate.segments) <= (best.strategies, best.segments)
+        return candidate.time_s <= most_s and no_more
 
 
-def explain(plan: Plan, problem: Problem) -> Explanation:
+def explain(plan: Plan, question: Question) -> Explanation:
     """Explain a plan by a dozen searches. Raises UserError where the plan cannot be priced."""
-    one_layer = one_layer_changed(problem, plan)
-    time = SharedTime(min(SEARCHES_S, problem.options.time_limit or SEARCHES_S), FIRST + MOST_CHANGES)
-    searched = problem.search(known=[plan], seconds=time.take(FIRST), compared=True, top_k=RUNNERS_UP)
-    best = [one.plan for one in (searched.best, searched.fastest) if one]
+    one_layer = one_layer_changed(question, plan)
+    time = SharedTime(min(SEARCHES_S, question.options.time_limit or SEARCHES_S), FIRST + MOST_CHANGES)
+    searched = question.changed(top_k=RUNNERS_UP).search(known=[plan], seconds=time.take(FIRST))
+    best = [candidate.plan for candidate in (searched.best, searched.fastest) if candidate]
     known = [plan, *best, *(other.plan for other in searched.runners_up)]
     return Explanation(
-        **vars(problem.facts_of(plan)),
-        problem=problem,
+        **vars(question.facts_of(plan)),
+        question=question,
         searched=searched,
         one_layer=one_layer,
-        what_ifs=list(what_ifs(problem, plan, known, time)),
+        what_ifs=list(what_ifs(question, plan, known, time)),
     )
 
 
@@ -84,15 +95,184 @@ class FrontierPoint:
 def frontier(explanation: Explanation) -> list[FrontierPoint]:
     """The best step time of the plan's batch under budgets around the plan's, each found by a search that begins with
     the results of those before it."""
-    problem, points = explanation.problem, []
-    known = [explanation.plan, *(one.plan for one in explanation.what_ifs if one.plan)]
+    question, points = explanation.question, []
+    known = [explanation.plan, *(what_if.plan for what_if in explanation.what_ifs if what_if.plan)]
     time = SharedTime(FRONTIER_S, len(BUDGETS))
     for share in BUDGETS:
-        memory_gb = problem.options.memory_gib * share
+        memory_gb = question.options.memory_gib * share
         try:
-            result = problem.search(known=known, seconds=time.take(), memory_constraint=memory_gb)
+            changed = question.changed(memory_constraint=memory_gb)
+            result = changed.search(known=known, seconds=time.take(), compared=False)
             known.append(result.plan)
             points.append(FrontierPoint(memory_gb, result.time_s, result.lower_bound_s))
         except GalvatronError as error:
             points.append(FrontierPoint(memory_gb, None, inf if isinstance(error, Infeasible) else 0.0))
     return points
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """A change, and the best plan under it."""
+
+    name: str  # such as memory
+    change: str  # in words
+    plan: Plan | None
+    time_s: float  # of a step; infinite where no plan fits
+    samples_per_s: float
+    tokens_per_s: float
+    gap: float = 0.0  # share of the time by which a better plan may be faster, where the search did not end
+    why_not: str = ""  # where there is no answer
+
+    def gain(self, tokens_per_s: float) -> str:
+        """Over `tokens_per_s`: `+4.4%`, or `+4.4% to +6.0%` where the best plan is not certain."""
+        least = self.tokens_per_s / tokens_per_s - 1
+        most = self.tokens_per_s / (1 - self.gap) / tokens_per_s - 1
+        return f"{least:+.1%} to {most:+.1%}" if self.is_range else f"{least:+.1%}"
+
+    @property
+    def is_range(self) -> bool:
+        """Whether a faster plan may exist that a table would show."""
+        return not self.why_not and self.gap >= SHOWN_GAP
+
+
+def what_ifs(question: Question, plan: Plan, known: Sequence[Plan], time: SharedTime) -> Iterator[WhatIf]:
+    """The best plan under each change, by a search of its own that begins with the known plans."""
+    options, hardware = question.options, question.cost.profiles.network.profile
+    seq = options.seq_length or 0
+
+    def changed(name: str, change: str, length: int = seq, like: Mapping[str, Any] = {}, **changes: Any) -> WhatIf:
+        begin, seconds = [replace(known_plan, **like) for known_plan in known], time.take()
+        try:
+            result = question.changed(**changes).search(known=begin, seconds=seconds, compared=False)
+            best = result.require_in(seconds)
+        except GalvatronError as error:
+            return WhatIf(name, change, None, inf, 0.0, 0.0, why_not=str(error).split("\n")[0])
+        speed = best.samples_per_s
+        return WhatIf(name, change, best.plan, best.time_s, speed, speed * length, result.fastest_gap)
+
+    memory = options.memory_gib
+    yield changed("memory", f"{memory:.4g} -> {memory + 1:.4g} GiB", memory_constraint=memory + 1)
+    nodes = options.num_nodes
+    yield changed("nodes", f"{nodes} -> {2 * nodes} nodes", num_nodes=2 * nodes)
+    for link, faster in faster_links(hardware).items():
+        if plan.pipeline > 1 or link != BETWEEN_STAGES:
+            yield changed(link, "twice as fast", hardware=faster)
+    yield changed("sequence", f"{seq} -> {2 * seq} tokens", 2 * seq, seq_length=2 * seq)
+    batch, now = plan.global_batch, plan.micro_batches
+    twice = {"global_batch": 2 * batch, "micro_batches": 2 * now}
+    yield changed("batch", f"{batch} -> {2 * batch} samples", like=twice, settle_bsz=2 * batch)
+    parts = plan.vocab.as_layer(), *plan.layers
+    if any(part.sharding or part.experts_sharding for part in parts):
+        yield changed("ZeRO in parts", "over all ranks", sharding_sizes="0")
+    for count in (now // 2, 2 * now):
+        if count and batch % count == 0:
+            yield changed("micro-batches", f"{now} -> {count}", like={"micro_batches": count}, settle_chunk=count)
+
+
+def faster_links(profile: HardwareProfile) -> dict[str, HardwareProfile]:
+    """The same cluster with one kind of link twice as fast: half the time for every message on it, latency too."""
+    network = Network(profile)
+
+    def crosses(size: int, consecutive: bool) -> bool:
+        return network.measured_place(size, consecutive).nodes > 1
+
+    def groups(across: bool) -> HardwareProfile:
+        def halved(group: MessageGroup) -> bool:
+            return group.kind is not Collective.SEND and crosses(group.size, group.consecutive) == across
+
+        return replace(
+            profile,
+            allreduce_mib_per_ms={
+                key: speed * (2 if crosses(*key) == across else 1)
+                for key, speed in profile.allreduce_mib_per_ms.items()
+            },
+            messages_ms=_halved(profile, halved),
+        )
+
+    links = {}
+    if profile.world_size > 1:
+        links["links in a node"] = groups(across=False)
+    if profile.num_nodes > 1:
+        links["links between nodes"] = groups(across=True)
+    if profile.p2p_mib_per_ms or any(group.kind is Collective.SEND for group in profile.messages_ms):
+        links[BETWEEN_STAGES] = replace(
+            profile,
+            p2p_mib_per_ms={stages: 2 * speed for stages, speed in profile.p2p_mib_per_ms.items()},
+            messages_ms=_halved(profile, lambda group: group.kind is Collective.SEND),
+        )
+    return links
+
+
+def _halved(profile: HardwareProfile, which: Callable[[MessageGroup], bool]) -> dict[MessageGroup, dict[float, float]]:
+    return {
+        group: {mib: ms / 2 if which(group) else ms for mib, ms in times.items()}
+        for group, times in profile.messages_ms.items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class OtherStrategy:
+    """The prediction with one layer's strategy changed, for the layer that makes the step shortest."""
+
+    layer: int
+    strategy: LayerStrategy
+    prediction: Prediction
+    fits: bool
+
+    @property
+    def memory_mib(self) -> float:
+        """Memory of the stage that needs most."""
+        return max(stage.memory.total_mib for stage in self.prediction.stages)
+
+
+@dataclass(frozen=True, slots=True)
+class OneLayerChanged:
+    """Every other strategy that a layer of a plan may have: the best of the plans in which one layer has it."""
+
+    others: list[OtherStrategy]
+    tried: int  # layers
+    count: int  # of layers whose change may differ from that of the others
+
+
+def one_layer_changed(question: Question, plan: Plan) -> OneLayerChanged:
+    """Tries all layers whose change differs, or some that lie evenly where that would take long."""
+    cost, options = question.cost, question.options
+    family = PlanFamily.of(plan)
+    spaces = [
+        Space(shape, replace(cost.assumed, seq_length=seq), options, cost, layer_type).layers(family)
+        for layer_type, (shape, seq) in enumerate(zip(cost.models, cost.seqs, strict=True))
+    ]
+    best_others: dict[LayerStrategy, OtherStrategy] = {}
+    edges = _edges(plan, cost)
+    most = max(2, MOST_PRICED // max(map(len, spaces)))
+    layers = edges if len(edges) <= most else [edges[k * (len(edges) - 1) // (most - 1)] for k in range(most)]
+    stages = [cost.stage_cost(plan, stage) for stage in range(plan.pipeline)]
+    for layer in layers:
+        stage = next(stage for stage in range(plan.pipeline) if layer in plan.stage_layers(stage))
+        before, behind = stages[:stage], stages[stage + 1 :]
+        for strategy in spaces[cost.layer_types[layer]]:
+            if strategy == plan.layers[layer]:
+                continue
+            changed = replace(plan, layers=(*plan.layers[:layer], strategy, *plan.layers[layer + 1 :]))
+            prediction = cost.joined(changed, [*before, cost.stage_cost(changed, stage), *behind])
+            fits = max(stage.memory.total_mib for stage in prediction.stages) <= question.budget_mib
+            other = OtherStrategy(layer, strategy, prediction, fits)
+            known = best_others.get(strategy)
+            if known is None or _order(other) < _order(known):
+                best_others[strategy] = other
+    return OneLayerChanged(sorted(best_others.values(), key=_order), len(layers), len(edges))
+
+
+def _order(other: OtherStrategy) -> tuple[bool, float, float]:
+    return not other.fits, other.prediction.time_s, other.memory_mib
+
+
+def _edges(plan: Plan, cost: CostModel) -> Sequence[int]:
+    """First and last layer of every run of like layers in a stage: those within it change a plan no otherwise."""
+    edges: set[int] = set()
+    for stage in range(plan.pipeline):
+        for chunk in range(plan.chunks):
+            layers = plan.chunk_layers(stage, chunk)
+            for run, _ in runs([(plan.layers[layer], cost.layer_types[layer]) for layer in layers]):
+                edges |= {layers[run[0]], layers[run[-1]]}
+    return sorted(edges)

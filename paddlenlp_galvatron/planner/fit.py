@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -14,22 +14,20 @@ from pydantic import BeforeValidator, Field
 
 from ..base.errors import UserError
 from ..base.limits import Positive, Ranks, Samples, Size
-from ..base.units import GIB, GIB_MIB
-from ..cost_model import CostModel, derive, load
+from ..base.text import Note, no_note
+from ..base.units import GIB
+from ..cost_model import CostModel
 from ..options.foreign import Fate
 from ..options.model_options import SEQ, Model
 from ..options.prices import TWO_SOURCES, JobOptions, LimitOptions
 from ..plan import ModelShape
-from ..plan.strategy import Assumptions
 from ..profiles.data_sheet import Device, load_data_sheet
-from ..profiles.dialects import Note
-from ..profiles.files import allreduce_name, device_of, no_note, p2p_name, read_profile, sp_time_name
+from ..profiles.files import allreduce_name, device_of, p2p_name, read_profile, sp_time_name
 from ..profiles.reserve import Reserve
 from .branch_and_bound import Watch
 from .hints import Hint, hints
 from .options import BATCH, SearchOptions, TaskOptions
-from .problem import SharedTime
-from .question import Question, budget_gib
+from .question import Question, SharedTime, budget_gib, prices
 from .result import Candidate, Need
 
 TOKENS = 1e9  # for days, where nobody says how many
@@ -97,12 +95,15 @@ class Fit:
     gpus: int
     best: Candidate | None  # the fastest plan within the bound
     held: Need | None  # by its plan, or by the one that needs least where none fits; None: no plan at all
-    reserve: Reserve
-    gpu_gib: float
     question: Question
     with_more: float | None  # samples/s with MORE_GIB more on each GPU; None: still nothing fits
     hopeful: bool = False  # nothing fits by its bound, but something by its tensors
     given_up: bool = False  # the search was not taken to its end
+
+    @property
+    def gpu_gib(self) -> float:
+        """Memory of a GPU."""
+        return self.question.options.memory_gib
 
     @property
     def tensors_mib(self) -> float:
@@ -112,7 +113,7 @@ class Fit:
     @property
     def bound_mib(self) -> float:
         """Upper bound of its memory, MiB."""
-        return self.held.enough_mib if self.held else self.reserve.fixed_mib
+        return self.held.enough_mib if self.held else self.question.reserve.fixed_mib
 
     @property
     def verdict(self) -> str:
@@ -134,12 +135,11 @@ def hints_of(found: Sequence[Fit], options: FitOptions) -> list[Hint]:
 
 @dataclass(frozen=True)
 class _Kind:
-    """GPUs of a kind, with the prices of the model on them."""
+    """GPUs of a kind, with the source of their prices."""
 
     device: Device
     per_node: int
-    model_on: Callable[[int, int], CostModel]  # nodes, GPUs of each -> prices
-    sheet: str | None = None  # name of their data sheet; None: prices are measured
+    priced_by: Callable[[int, int], dict[str, Any]]  # nodes, GPUs of each -> options of the search
 
 
 def fit(shape: ModelShape, options: FitOptions, note: Note = no_note, watch: Watch | None = None) -> Iterator[Fit]:
@@ -149,28 +149,32 @@ def fit(shape: ModelShape, options: FitOptions, note: Note = no_note, watch: Wat
     `note` is called with the assumptions about profiles and about a budget beyond the device's memory, `watch` with
     how far each search is. Raises UserError for a number that is no whole number of nodes, or that the profiles lack.
     """
-    kinds = [*_kinds(shape, options, note)]
+    kinds = [*_kinds(options)]
     asked = sorted(set(options.gpus or ()))
     time = SharedTime(options.time_limit or inf, len(kinds) * (len(asked) or FURTHER + 2))
     rows = [
-        _Row(shape, kind, options, budget_gib(options.memory_constraint, kind.device, note), watch, time, note)
+        _Row(shape, kind, options, budget_gib(options.memory_constraint, kind.device, note), note, watch, time)
         for kind in kinds
     ]
     for row in rows:
         yield from map(row, asked) if asked else _from_the_least(row)
 
 
-def _kinds(shape: ModelShape, options: FitOptions, note: Note) -> Iterator[_Kind]:
+def _kinds(options: FitOptions) -> Iterator[_Kind]:
     """The devices that are named, else that of the profiles. Raises UserError."""
     if options.profiles:
         if options.device:
             raise UserError(TWO_SOURCES)
-        yield _measured(shape, options, options.profiles, note)
+        yield _measured(options.profiles)
         return
     for name in options.device or (DEVICE,):
         sheet = load_data_sheet(name)
-        model_on = partial(derive, shape, sheet, assumed=_assumed(options), options=options.priced)
-        yield _Kind(Device.of(sheet), sheet.gpus_per_node, model_on, name)
+        yield _Kind(Device.of(sheet), sheet.gpus_per_node, partial(_sheet, name))
+
+
+def _sheet(name: str, *cluster: int) -> dict[str, Any]:
+    """Options for a data sheet, which has prices for any cluster."""
+    return {"device": name}
 
 
 def _from_the_least(row: _Row) -> Iterator[Fit]:
@@ -181,14 +185,19 @@ def _from_the_least(row: _Row) -> Iterator[Fit]:
     for gpus in [*inside, *(nodes * per_node for nodes in NODES)]:
         if gpus < row.least_gpus:
             continue
-        found = row(gpus)
-        if found.best is None and not fitting:
-            failed = found
+        try:
+            answer = row(gpus)
+        except UserError:
+            if fitting:
+                return  # the profiles have no links for so many
+            raise
+        if answer.best is None and not fitting:
+            failed = answer
             continue
         if failed:
             yield failed
             failed = None
-        yield found
+        yield answer
         fitting += 1
         if fitting > FURTHER:
             return
@@ -204,14 +213,14 @@ class _Row:
     kind: _Kind
     options: FitOptions
     gpu_gib: float
+    note: Note
     watch: Watch | None
     time: SharedTime  # of all rows
-    note: Note
 
     @property
     def least_gpus(self) -> float:
         """Least number of GPUs over which split weights and optimizer states fit."""
-        cost = self.kind.model_on(1, 1)
+        cost = self._question(1, 1).cost
         states = cost.state_bytes.weight + (0 if cost.options.task.frozen else cost.state_bytes.optimizer)
         return self.shape.parameters * states / GIB / self.gpu_gib
 
@@ -222,64 +231,58 @@ class _Row:
             raise UserError(
                 f"gpus: {gpus} are no whole number of nodes of {per_node} GPUs; give a multiple of {per_node}, or fewer"
             )
-        cost = self.kind.model_on(max(nodes, 1), rest or per_node)
-        reserve = cost.profiles.reserve
-        cost = cost.reserving(0.0, reserve.freed)
-        question = self._question(cost, reserve, self.gpu_gib)
-        seconds = self.time.take()
+        question = self._question(max(nodes, 1), rest or per_node)
+        seconds, reserve = self.time.take(), question.reserve
         now = question.search(watch=self.watch, seconds=seconds)
         for line in now.left_out:
             self.note(line)
-        known = [one.plan for one in (now.best, now.fastest) if one]
-        wider = self._question(cost, reserve, self.gpu_gib + MORE_GIB, ROUGHLY)
-        more = wider.search(watch=self.watch, seconds=seconds, compared=False, known=known).best
+        known = [candidate.plan for candidate in (now.best, now.fastest) if candidate]
+        wider = question.changed(memory_constraint=self.gpu_gib + MORE_GIB, **ROUGHLY)
+        more = wider.search(watch=self.watch, known=known, seconds=seconds, compared=False).best
         # The fastest plans are compared: the simplest may be slower.
         least = now.best.samples_per_s / now.fastest.samples_per_s if now.best and now.fastest else 1.0
         with_more = more.samples_per_s * least if more else None
-        held = Need.of(now.best.plan, cost) if now.best else now.need
-        held = held and held.on(reserve)
-        tensors_alone = Reserve(reserve.parts)
+        held = Need.of(now.best.plan, question.cost.reserving(0.0, reserve.freed)) if now.best else now.need
+        tensors_alone = Reserve(reserve.parts).context_mib(question.budget_mib)
         hopeful = (
             now.best is None
             and not now.given_up
-            and self._question(cost, tensors_alone, self.gpu_gib).search(compared=False).best is not None
+            and question.changed(context_mib=tensors_alone).search(compared=False).best is not None
         )
         return Fit(
             self.kind.device,
             gpus,
             now.best,
-            held,
-            reserve,
-            self.gpu_gib,
+            held and held.on(reserve),
             question,
             with_more,
             hopeful,
             bool(now.given_up),
         )
 
-    def _question(self, cost: CostModel, reserve: Reserve, gib: float, limits: Mapping[str, Any] = {}) -> Question:
-        context_mib = reserve.context_mib(gib * GIB_MIB)
+    def _question(self, nodes: int, gpus: int) -> Question:
+        """The question on a number of nodes of so many GPUs each."""
         options = SearchOptions(
-            task=self.options.task,
-            lora_rank=self.options.lora_rank,
-            document_tokens=self.options.document_tokens,
-            offload_optimizer=self.options.offload_optimizer,
-            num_nodes=cost.profiles.num_nodes,
-            num_gpus_per_node=cost.profiles.gpus_per_node,
-            memory_constraint=gib,
-            context_mib=context_mib,
+            **{name: getattr(self.options, name) for name in TaskOptions.model_fields},
+            num_nodes=nodes,
+            num_gpus_per_node=gpus,
+            memory_constraint=self.gpu_gib,
             settle_bsz=self.options.global_train_batch_size,
             seq_length=self.options.seq_length,
             max_cp_deg=self.options.max_cp_deg,
-            device=self.kind.sheet,
-            **{"gap": self.options.gap, **limits},
+            gap=self.options.gap,
+            **self.kind.priced_by(nodes, gpus),
         )
+        model = Model((self.shape,), self.options.tokens_of_a_sample)
         asked = {"model_size": self.options.model_size, "seq_length": options.seq_length}
-        model = Model(cost.given, self.options.tokens_of_a_sample)
-        return Question(model, options, cost.reserving(context_mib, reserve.freed), reserve, asked)
+        cost = prices(model.shapes, options, self.note)
+        if (nodes, gpus) != (cost.profiles.num_nodes, cost.profiles.gpus_per_node):  # measured on another cluster
+            profiles = replace(cost.profiles, cluster=(nodes, gpus))
+            cost = CostModel(model.shapes, profiles, cost.assumed, cost.options)
+        return Question(model, options, cost, asked)
 
 
-def _measured(shape: ModelShape, options: FitOptions, folder: Path, note: Note) -> _Kind:
+def _measured(folder: Path) -> _Kind:
     """Prices from a folder of profiles, whose cluster may be another: the costs of its groups give those of others."""
     clusters = sorted(
         (int(match[1]) * int(match[2]), (int(match[1]), int(match[2])))
@@ -295,27 +298,14 @@ def _measured(shape: ModelShape, options: FitOptions, folder: Path, note: Note) 
     largest = clusters[-1][1]
     device = device_of(*(meta for at in known if (meta := read_profile(folder / allreduce_name(*at))[1])))
 
-    def model_on(nodes: int, gpus: int) -> CostModel:
-        cluster = (nodes, gpus) if (nodes, gpus) in known else largest
+    def priced_by(*cluster: int) -> dict[str, Any]:
+        names = {
+            "allreduce_bandwidth_config_path": allreduce_name,
+            "p2p_bandwidth_config_path": p2p_name,
+            "sp_time_path": sp_time_name,
+        }
+        measured = cluster if cluster in known else largest
+        paths = {option: folder / name(*measured) for option, name in names.items()}
+        return {"profiles": folder, **{option: path for option, path in paths.items() if path.exists()}}
 
-        def there(name: str) -> Path | None:
-            return folder / name if (folder / name).exists() else None
-
-        return load(
-            shape,
-            nodes,
-            gpus,
-            _assumed(options),
-            folder=folder,
-            allreduce_bandwidth_config_path=there(allreduce_name(*cluster)),
-            p2p_bandwidth_config_path=there(p2p_name(*cluster)),
-            sp_time_path=there(sp_time_name(*cluster)),
-            options=options.priced,
-            note=note,
-        )
-
-    return _Kind(device, device.gpus_per_node or largest[1], model_on)
-
-
-def _assumed(options: FitOptions) -> Assumptions:
-    return SearchOptions(seq_length=options.seq_length).assumptions
+    return _Kind(device, device.gpus_per_node or largest[1], priced_by)

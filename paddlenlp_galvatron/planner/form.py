@@ -15,16 +15,14 @@ from pydantic_core import PydanticCustomError
 
 from ..base.errors import GalvatronError, UserError
 from ..base.limits import Positive, Ranks, Samples, Size
-from ..cost_model import CostModel
 from ..model import load_model
 from ..options.group import Options
-from ..options.model_options import SEQ, Model, ModelOptions
+from ..options.model_options import SEQ, ModelOptions
 from ..options.prices import TWO_SOURCES
 from ..plan import plan_to_dict
 from ..profiles.data_sheet import load_data_sheet
 from .fit import DEVICE
 from .options import BATCH, SearchOptions
-from .problem import best_of
 from .question import Question
 from .result import SearchResult
 
@@ -77,9 +75,7 @@ SET_BY_THE_FORM = {
 class Answer:
     """The best plan, or the changes that it would need."""
 
-    model: Model
-    cost: CostModel
-    options: SearchOptions
+    question: Question
     result: SearchResult
     notes: tuple[str, ...]
     commands: tuple[str, ...]
@@ -89,7 +85,7 @@ class Answer:
     def why_not(self) -> GalvatronError | None:
         """Why no plan answers the question, where none does."""
         try:
-            best_of(self.result, SEARCH_S)
+            self.result.require_in(SEARCH_S)
         except GalvatronError as error:
             return error
         return None
@@ -109,12 +105,12 @@ def answer(form: Form, more: Mapping[str, Any], look_wider: bool = True) -> Answ
         raise UserError(TWO_SOURCES)
     noted: list[str] = []
     with _about("model_size"):
-        given = {**more, "model_size": form.model_size, "seq_length": form.seq_length}
-        seq_length = ModelOptions.from_values(given).resolve_usual(SEQ).seq_length
+        values = {**more, "model_size": form.model_size, "seq_length": form.seq_length}
+        seq_length = ModelOptions.from_values(values).resolve_usual(SEQ).seq_length
     with _about("device"):
         device = None if form.profiles else form.device or DEVICE
         per_node = form.num_gpus_per_node or (load_data_sheet(device).gpus_per_node if device else None)
-    given |= {
+    values |= {
         "device": device,
         "num_nodes": form.num_nodes,
         "num_gpus_per_node": per_node,
@@ -124,7 +120,7 @@ def answer(form: Form, more: Mapping[str, Any], look_wider: bool = True) -> Answ
         "profiles": form.profiles,
     }
     with _about("profiles" if form.profiles else "search_options"):
-        question = Question.of({name: value for name, value in given.items() if value is not None}, noted.append)
+        question = Question.of({name: value for name, value in values.items() if value is not None}, noted.append)
     result = question.search(seconds=SEARCH_S)
     enough = (
         _enough_nodes(form, more)
@@ -132,7 +128,7 @@ def answer(form: Form, more: Mapping[str, Any], look_wider: bool = True) -> Answ
         else None
     )
     notes, commands = tuple(dict.fromkeys(noted)), tuple(_commands(form, question.options, more))
-    return Answer(question.model, question.cost, question.options, result, notes, commands, enough)
+    return Answer(question, result, notes, commands, enough)
 
 
 def _enough_nodes(form: Form, more: Mapping[str, Any]) -> int | None:
@@ -160,5 +156,5 @@ def _commands(form: Form, options: SearchOptions, more: Mapping[str, Any]) -> It
     words: dict[str, Any] = {"device": options.device, "profiles": form.profiles, "seq_length": options.seq_length}
     words |= {"num_nodes": options.num_nodes, "num_gpus_per_node": options.num_gpus_per_node}
     words |= {"memory_constraint": form.memory_constraint, "settle_bsz": options.settle_bsz, **more}
-    given = [word for name, value in words.items() if value is not None for word in (f"--{name}", f"{value}")]
-    yield f"galvatron search {shlex.join([form.model_size, *given, '-o', 'plan.json'])}"
+    arguments = [word for name, value in words.items() if value is not None for word in (f"--{name}", f"{value}")]
+    yield f"galvatron search {shlex.join([form.model_size, *arguments, '-o', 'plan.json'])}"

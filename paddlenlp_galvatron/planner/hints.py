@@ -6,15 +6,14 @@ Options that the user has limited, or that the prices do not cover, are not trie
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
 from ..base.errors import GalvatronError
 from ..profiles.data_sheet import load_data_sheet
 from .options import MOST_CONTEXT
-from .problem import Problem, SharedTime
-from .question import Question
+from .question import Question, SharedTime
 from .result import Candidate
 
 LEAST_GAIN = 0.05  # of tokens/s a GPU that is worth a line
@@ -40,52 +39,40 @@ class Hint:
 
 def hints(question: Question, best: Candidate | None, given: Container[str]) -> list[Hint]:
     """Hints that gain `LEAST_GAIN` over the best plan, the largest gain first. `given`: options that the user set."""
-    problem = _problem(question)
-    changes = [] if problem is None else list(_changes(problem, given))
+    batch, *others = question.options.batches
+    if others:  # several batches are neighbours already
+        return []
+    question = question.at(batch)
+    changes = list(_changes(question, given))
     time = SharedTime(HINTS_S, len(changes), least_s=0.0)
     now = speed_of(question.options.world_size, question.model.seq_length, best)
-    found: dict[tuple[str, ...], Hint] = {}  # the best of each kind
+    best_of_kind: dict[tuple[str, ...], Hint] = {}  # the best of each kind
     for change in changes:
-        assert problem is not None
         known = [best.plan] if best and not {"settle_bsz", "num_nodes"} & change.keys() else []
         try:
-            better = problem.search(known=known, seconds=time.take(), **change).best
+            better = question.changed(**change).search(known=known, seconds=time.take(), compared=False).best
         except GalvatronError:
             continue  # the prices do not cover it
-        nodes = change.get("num_nodes", problem.options.num_nodes)
-        speed = speed_of(nodes * problem.options.num_gpus_per_node, question.model.seq_length, better)
-        known_best = found[kind].tokens_per_s_per_gpu if (kind := tuple(change)) in found else 0.0
+        nodes = change.get("num_nodes", question.options.num_nodes)
+        speed = speed_of(nodes * question.options.num_gpus_per_node, question.model.seq_length, better)
+        known_best = best_of_kind[kind].tokens_per_s_per_gpu if (kind := tuple(change)) in best_of_kind else 0.0
         if speed > max(now * (1 + LEAST_GAIN), known_best):
-            found[kind] = Hint(change, speed, speed / now - 1 if now else None)
-    return sorted(found.values(), key=lambda hint: -hint.tokens_per_s_per_gpu)
+            best_of_kind[kind] = Hint(change, speed, speed / now - 1 if now else None)
+    return sorted(best_of_kind.values(), key=lambda hint: -hint.tokens_per_s_per_gpu)
 
 
 def free_plan(question: Question) -> Candidate | None:
     """The best plan where Galvatron's own trainer runs it; None: none was found in `FREE_S`."""
-    options = question.options.model_copy(update={"trainer": "galvatron"})
-    return replace(question, options=options).search(seconds=FREE_S, compared=False).best
+    return question.changed(trainer="galvatron").search(seconds=FREE_S, compared=False).best
 
 
-def speed_of(gpus: int, seq_length: int, found: Candidate | None) -> float:
+def speed_of(gpus: int, seq_length: int, candidate: Candidate | None) -> float:
     """Tokens/s a GPU; 0: no plan."""
-    return found.samples_per_s * seq_length / gpus if found else 0.0
+    return candidate.samples_per_s * seq_length / gpus if candidate else 0.0
 
 
-def _problem(question: Question) -> Problem | None:
-    """The problem to search again; None: several batches, which are neighbours already."""
-    options = question.options
-    if len(options.batches) > 1:
-        return None
-    own = {"context_mib": None} if question.reserve.parts else {}
-    return Problem(
-        question.model.shapes,
-        question.cost,
-        options.model_copy(update={"settle_bsz": options.batches[0], "top_k": 1, **own}),
-    )
-
-
-def _changes(problem: Problem, given: Container[str]) -> Iterator[dict[str, Any]]:
-    options, seq = problem.options, problem.options.seq_length or 0
+def _changes(question: Question, given: Container[str]) -> Iterator[dict[str, Any]]:
+    options, seq = question.options, question.options.seq_length or 0
     batch, free = options.settle_bsz, options.trainer == "galvatron"
     if "settle_chunk" not in given:
         yield from ({"settle_bsz": other} for other in _neighbours(batch, options.world_size))

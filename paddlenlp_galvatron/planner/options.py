@@ -13,7 +13,8 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from ..base.errors import UserError
 from ..base.limits import MOST_SAMPLES, Count, Layers, Number, Positive, Ranks, Samples, Size
 from ..cost_model import CostOptions, Task
-from ..model.layer import PARTLY
+from ..cost_model.load import ProfileSource
+from ..model.layer import MODULES, PARTLY
 from ..options.group import Options
 from ..options.prices import RANK, TWO_SOURCES, Kind, LimitOptions
 from ..plan import Assumptions, DataParallel, Plan, Precision, Recompute, Schedule
@@ -24,21 +25,8 @@ from ..profiles.data_sheet import load_data_sheet
 
 DIMENSIONS = ("dp", "sdp", "tp", "sp", "cp", "ep", "etp", "pp", "ckpt", "vtp")
 
-PATH_OPTIONS = (
-    "time_profiling_path",
-    "memory_profiling_path",
-    "allreduce_bandwidth_config_path",
-    "p2p_bandwidth_config_path",
-    "overlap_coe_path",
-    "sp_time_path",
-)
-PROFILE_OPTIONS = (  # arguments of `cost_model.load`
-    "time_profile_mode",
-    "memory_profile_mode",
-    "profile_dialect",
-    "allow_foreign_profiles",
-    *PATH_OPTIONS,
-)
+PROFILE_OPTIONS = ProfileSource.__optional_keys__ - {"folder"}
+PATH_OPTIONS = tuple(name for name in ProfileSource.__annotations__ if name.endswith("_path"))
 GPUS_PER_NODE = 8  # where only world_size is given, and is larger
 # Defaults of fit, search and what-if.
 BATCH = 256  # global batch size, samples
@@ -78,7 +66,7 @@ class TaskOptions(Options):
         return self
 
     @property
-    def priced(self) -> CostOptions:
+    def cost_options(self) -> CostOptions:
         """The task for the cost model."""
         return CostOptions(
             task=self.trained,
@@ -285,9 +273,9 @@ class SearchOptions(TaskOptions, LimitOptions):
         }
         fewest = 1 if self.allows("dp") or not self.allows(tensor) else size  # ranks
         return [
-            one
-            for one in every_degrees(size)
-            if one.ranks >= fewest and all(degree <= limits[axis] for axis, degree in one.axes)
+            split
+            for split in every_degrees(size)
+            if split.ranks >= fewest and all(degree <= limits[axis] for axis, degree in split.axes)
         ]
 
     def expert_degrees(self, size: int) -> list[tuple[int, int]]:
@@ -306,7 +294,8 @@ class SearchOptions(TaskOptions, LimitOptions):
         """Recompute choices of layers."""
         if not self.allows("ckpt"):
             return (Recompute.NONE,)
-        return (Recompute.NONE, Recompute.FULL, *(PARTLY if self.recompute_parts else ()))
+        parts = MODULES if self.trainer == "paddlefleet" else PARTLY if self.recompute_parts else ()
+        return (Recompute.NONE, Recompute.FULL, *parts)
 
     @property
     def schedules(self) -> tuple[Schedule, ...]:
@@ -329,12 +318,19 @@ class SearchOptions(TaskOptions, LimitOptions):
     @property
     def profile_arguments(self) -> dict[str, Any]:
         """Arguments of `cost_model.load` besides model, cluster and assumptions."""
-        given = {name: getattr(self, name) for name in PROFILE_OPTIONS}
-        return given | {"folder": self.profiles, "options": self.cost_options}
+        arguments = {name: getattr(self, name) for name in PROFILE_OPTIONS}
+        return arguments | {"folder": self.profiles, "options": self.cost_options}
 
     @property
     def cost_options(self) -> CostOptions:
-        return replace(self.priced, context_mib=self.reserve_mib, global_memory_buffer=not self.no_global_memory_buffer)
+        """The task, the reserve and the buffer for the cost model."""
+        buffer = not self.no_global_memory_buffer
+        return replace(super().cost_options, context_mib=self.reserve_mib, global_memory_buffer=buffer)
+
+    @property
+    def priced_by(self) -> tuple[object, ...]:
+        """The options that prices depend on, besides model and profiles."""
+        return self.cost_options, self.assumptions, self.num_nodes, self.num_gpus_per_node
 
 
 def _modes(values: Mapping[str, Any]) -> dict[str, Any]:

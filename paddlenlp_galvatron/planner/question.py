@@ -4,85 +4,148 @@ device: its real size, less its own reserve where the user sets none."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from typing import Any, Self
+from time import process_time
+from typing import Any
 
 from galvatron_dp_core import Cancel
 
 from ..base.errors import UserError
-from ..base.text import gib
+from ..base.text import Note, gib, no_note
 from ..base.units import GIB_MIB
 from ..cost_model import CostModel, derive, load
+from ..cost_model.facts import PlanFacts
 from ..options.model_options import SEQ, Model, ModelOptions
 from ..options.prices import JobOptions
 from ..plan import ModelShape, Plan
 from ..profiles.data_sheet import Device, load_data_sheet
-from ..profiles.dialects import Note
-from ..profiles.files import no_note
+from ..profiles.hardware import HardwareProfile
+from ..profiles.network import Network
 from ..profiles.reserve import Reserve
 from .branch_and_bound import Watch
 from .engine import search
 from .options import PATH_OPTIONS, SearchOptions
 from .result import Job, SearchResult
 
+LEAST_S = 0.5  # of a search, where those before it have used up the time
+
 
 def prices(models: Sequence[ModelShape], options: SearchOptions, note: Note = no_note) -> CostModel:
     """Build the cost model from the data sheet of `options.device`, else from the measured profiles. Raises
     UserError."""
-    where = options.num_nodes, options.num_gpus_per_node, options.assumptions
+    cluster = options.num_nodes, options.num_gpus_per_node
     if options.device is None:
         _require_folder(options)
-        return load(models, *where, **options.profile_arguments, note=note)
-    return derive(models, load_data_sheet(options.device), *where, options.cost_options)
+        return load(models, *cluster, options.assumptions, **options.profile_arguments, note=note)
+    return derive(models, load_data_sheet(options.device), *cluster, options.assumptions, options.cost_options)
 
 
 @dataclass(frozen=True)
 class Question:
-    """The question of a search, with nothing left open."""
+    """The question of a search, to be asked again with a change."""
 
     model: Model
-    options: SearchOptions
-    cost: CostModel
-    reserve: Reserve  # of the device, unless the user has set one
-    asked: Mapping[str, Any]  # the model's options as they were given
+    options: SearchOptions  # context_mib unset: the device's own reserve, which grows with the budget
+    cost: CostModel  # with the reserve
+    asked: Mapping[str, Any] = field(default_factory=dict)  # the model's options as the user gave them
+    watch: Callable[[], Watch] | None = None  # called as each search begins, to show its progress
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "cost", self.cost.reserving(self.settled.reserve_mib, self.reserve.freed))
 
     @classmethod
-    def of(cls, values: Mapping[str, Any], note: Note = no_note) -> Self:
+    def of(cls, values: Mapping[str, Any], note: Note = no_note) -> Question:
         """Build the question from options of model and search by canonical name; `note` takes assumptions. Raises
         UserError."""
-        given = ModelOptions.from_values(values)
-        model = given.resolve_usual(SEQ)
+        asked = ModelOptions.from_values(values)
+        model = asked.resolve_usual(SEQ)
         options = SearchOptions.from_values({**values, "seq_length": model.seq_length})
         if "bsz_scale" in options.model_fields_set and len(tried := options.batches) > 1:
             named = ", ".join(map(str, tried)) if len(tried) < 5 else f"{tried[0]}, {tried[1]}, …, {tried[-1]}"
             note(f"bsz_scale: batches {named}: a step, as in Galvatron's program; its guide speaks of a ratio")
-        cost = prices(model.shapes, options, note)
-        reserve = cost.profiles.reserve if options.context_mib is None else Reserve()
-        asked = given.model_dump(mode="json", exclude_unset=True)
-        return cls(model, *on_device(options, cost, note), reserve, asked)
+        question = on_device(model, options, prices(model.shapes, options, note), note)
+        return replace(question, asked=asked.model_dump(mode="json", exclude_unset=True))
+
+    @property
+    def reserve(self) -> Reserve:
+        """Memory of a device besides tensors, where the device sets it and not the user."""
+        return self.cost.profiles.reserve if self.options.context_mib is None else Reserve()
+
+    @property
+    def settled(self) -> SearchOptions:
+        """The options with the reserve of this budget."""
+        if not self.reserve.parts:
+            return self.options
+        return self.options.model_copy(update={"context_mib": self.reserve.context_mib(self.budget_mib)})
+
+    @property
+    def shape(self) -> ModelShape | None:
+        """The model's shape; None: layers of several kinds."""
+        return self.model.shapes[0] if len(self.model.shapes) == 1 else None
+
+    @property
+    def budget_mib(self) -> float:
+        """Memory of a device."""
+        return self.options.memory_gib * GIB_MIB
+
+    def at(self, batch: int) -> Question:
+        """The same question about this batch alone, and the best plan alone."""
+        return self.changed(settle_bsz=batch, top_k=1)
+
+    def changed(self, hardware: HardwareProfile | None = None, **changes: Any) -> Question:
+        """The same question with these options, or on other hardware. Raises UserError where the prices do not cover
+        it."""
+        if "num_nodes" in changes:
+            changes["world_size"] = changes["num_nodes"] * self.options.num_gpus_per_node
+        options, cost = self.options.model_copy(update=changes), self.cost
+        if hardware or options.priced_by != self.options.priced_by:
+            if options.device and not hardware:  # a data sheet has prices for any cluster and length
+                cost = prices(self.model.shapes, options)
+            else:
+                profiles = replace(cost.profiles, network=Network(hardware)) if hardware else cost.profiles
+                cost = CostModel(self.model.shapes, profiles, options.assumptions, options.cost_options)
+        return replace(self, options=options, cost=cost)
 
     def search(
         self,
         log: Callable[[str], None] | None = None,
         watch: Watch | None = None,
+        known: Sequence[Plan] = (),
         seconds: float | None = None,
         cancel: Cancel | None = None,
         compared: bool = True,
-        known: Sequence[Plan] = (),
     ) -> SearchResult:
         """Search as `planner.search` does. The plan's file names the model as the user gave it, for further
         searches."""
-        where = self.model.shapes, self.cost, self.options
-        result = search(*where, log, watch, known, seconds, cancel, compared)
-        return result.naming_model(self.asked)
+        watch = watch or (self.watch and self.watch())
+        inputs = self.model.shapes, self.cost, self.settled
+        return search(*inputs, log, watch, known, seconds, cancel, compared).naming_model(self.asked)
+
+    def facts_of(self, plan: Plan) -> PlanFacts:
+        """Raises UserError where the plan cannot be priced."""
+        return PlanFacts(plan, self.cost.predict(plan), self.cost, self.shape, self.budget_mib)
 
     def job(self, options: JobOptions, result: SearchResult) -> Job | None:
         """The whole training under the best plan; None where nothing fits, or layers are of several types."""
-        if result.best is None or len(self.model.shapes) > 1:
+        if result.best is None or self.shape is None:
             return None
         tokens_per_s = result.best.samples_per_s * self.model.seq_length
-        return Job.of(options, self.model.shapes[0], self.cost.options.task, self.cost.world_size, tokens_per_s)
+        return Job.of(options, self.shape, self.cost.options.task, self.cost.world_size, tokens_per_s)
+
+
+class SharedTime:
+    """Seconds of processor time that some searches share: slow ones may use the rest of quick ones."""
+
+    def __init__(self, seconds: float, shares: int, least_s: float | None = None):
+        self._end, self._shares = process_time() + seconds, shares
+        self._least_s = LEAST_S if least_s is None else least_s
+
+    def take(self, shares: int = 1) -> float:
+        """Seconds of the next search."""
+        part = shares / max(shares, self._shares)
+        self._shares -= shares
+        return max(self._least_s, (self._end - process_time()) * part)
 
 
 def _require_folder(options: SearchOptions) -> None:
@@ -90,8 +153,8 @@ def _require_folder(options: SearchOptions) -> None:
     folder = options.profiles
     if folder.is_dir() or any(getattr(options, name) for name in PATH_OPTIONS):
         return
-    beside = [path.name for path in folder.absolute().parent.glob("*/")] if folder.absolute().parent.is_dir() else []
-    near = get_close_matches(folder.name, beside, n=1)
+    siblings = [path.name for path in folder.absolute().parent.glob("*/")] if folder.absolute().parent.is_dir() else []
+    near = get_close_matches(folder.name, siblings, n=1)
     meant = f"did you mean {folder.with_name(near[0])}? Or " if near else ""
     raise UserError(
         f"profiles: no folder {folder}; {meant}measure with galvatron profile all, or give --device h100-80gb, which "
@@ -99,21 +162,19 @@ def _require_folder(options: SearchOptions) -> None:
     )
 
 
-def on_device(options: SearchOptions, cost: CostModel, note: Note = no_note) -> tuple[SearchOptions, CostModel]:
-    """Options and cost model with the reserve of their device, and a budget within its size.
+def on_device(model: Model, options: SearchOptions, cost: CostModel, note: Note = no_note) -> Question:
+    """The question with a budget within the size of its device, of which the device's own reserve is kept.
 
     Where no profile names a GPU, as in Galvatron's files, all of `memory_constraint` is taken. `note` receives the
     outcome for a budget.
     """
-    options = within_size(options, cost, note)
-    if options.context_mib is None and (reserve := cost.profiles.reserve).parts:
-        device_mib = options.memory_gib * GIB_MIB
-        parts = ", ".join(f"{part.name} {gib(part.mib)}" for part in reserve.parts_on(device_mib))
-        context_mib = reserve.context_mib(device_mib)
+    question = Question(model, within_size(options, cost, note), cost)
+    if (reserve := question.reserve).parts:
+        parts = ", ".join(f"{part.name} {gib(part.mib)}" for part in reserve.parts_on(question.budget_mib))
         parts += f", and {reserve.working:.0%} of working memory" if reserve.working else ""
-        name = cost.profiles.device.name
-        note(f"reserve of {name}: {gib(context_mib)} GiB: {parts}; --context_mib sets another, in MiB")
-    return with_reserve(options, cost)
+        reserved = f"reserve of {cost.profiles.device.name}: {gib(question.settled.reserve_mib)} GiB"
+        note(f"{reserved}: {parts}; --context_mib sets another, in MiB")
+    return question
 
 
 def within_size(
@@ -141,12 +202,3 @@ def budget_gib(
         return asked_gib
     note(f"memory_constraint: {asked_gib:.4g} GiB, but {device.name} has {own_gib:.4g}; planned for that")
     return own_gib
-
-
-def with_reserve(options: SearchOptions, cost: CostModel) -> tuple[SearchOptions, CostModel]:
-    """Options and cost model with the device's own reserve of this budget, where the user sets none."""
-    freed = None
-    if options.context_mib is None and (reserve := cost.profiles.reserve).parts:
-        options = options.model_copy(update={"context_mib": reserve.context_mib(options.memory_gib * GIB_MIB)})
-        freed = reserve.freed
-    return options, cost.reserving(options.reserve_mib, freed)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from itertools import groupby
 from math import ceil, floor, inf, log10
 from typing import Any, Self
 
-from ..base.errors import Infeasible, UserError
+from ..base.errors import GalvatronError, Infeasible, UserError
 from ..base.text import plain
 from ..base.units import GIB_MIB, MS_PER_S
 from ..cost_model import CostModel
@@ -79,11 +79,11 @@ class Candidate:
 
     def why_slower_than(self, best: Candidate) -> str:
         """The part of the step that lost most against the best plan."""
-        mine, its = self.parts_ms(), best.parts_ms()
-        part = max(mine, key=lambda name: mine[name] - its[name])
+        parts, best_parts = self.parts_ms(), best.parts_ms()
+        part = max(parts, key=lambda name: parts[name] - best_parts[name])
         slower = best.samples_per_s / self.samples_per_s - 1
         how = f"{slower:.1%} slower" if slower >= 0 else f"{-slower:.1%} faster, with more strategies"
-        return f"{how}: {part} {mine[part]:.3g} ms per sample (best: {round(its[part], 6):.3g})"
+        return f"{how}: {part} {parts[part]:.3g} ms per sample (best: {round(best_parts[part], 6):.3g})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +141,8 @@ class Need:
 
     def under(self, cost: CostModel, options: SearchOptions) -> Need:
         """The need where the devices keep their own reserve, and not one that the user has set."""
-        own = cost.profiles.reserve.sets(cost.options.context_mib, options.memory_gib * GIB_MIB)
-        return self.on(cost.profiles.reserve) if own else self
+        by_device = cost.profiles.reserve.sets(cost.options.context_mib, options.memory_gib * GIB_MIB)
+        return self.on(cost.profiles.reserve) if by_device else self
 
     @property
     def memory(self) -> StageMemory:
@@ -296,6 +296,12 @@ class SearchResult:
             raise UserError("time_limit: no plan was found in this time; give more seconds, or leave it out")
         return f"{why}: this is the best plan so far; the fastest takes at most {self.gap:.2%} less time"
 
+    def require_in(self, seconds: float) -> Candidate:
+        """The best plan of a search of `seconds`. Raises GalvatronError where it found none."""
+        if self.best is None and self.given_up:
+            raise GalvatronError(f"no plan was found in {seconds:.2g} s; galvatron search has no limit of time")
+        return self.require()
+
     def require(self) -> Candidate:
         """The best plan. Raises Infeasible, which names the least memory that would do, or UserError where the search
         was given up before any plan was found."""
@@ -385,5 +391,5 @@ def predicted(prediction: Prediction, lower_bound_s: float) -> dict[str, Any]:
         "lower_bound_s": lower_bound_s,
         "gap": gap_of(lower_bound_s, prediction.time_s),
         "samples_per_s": prediction.samples_per_s,
-        "stages": [asdict(stage) | {"memory_mib": stage.memory.total_mib} for stage in prediction.stages],
+        "stages": [stage.summary() for stage in prediction.stages],
     }

@@ -13,7 +13,8 @@ from ..plan.check import require_valid
 from ..plan.strategy import Plan
 from ..plan.uniform import even_stages
 from .hints import LEAST_GAIN
-from .problem import OriginOptions, Problem, origin_of
+from .origin import OriginOptions, origin_of
+from .question import Question
 from .result import Need, predicted
 
 OF_SEARCH = ("lower_bound_s", "gap")  # facts that only a search knows
@@ -40,9 +41,9 @@ def scaled(plan: Plan, origin: OriginOptions, gpus: int, global_batch: int | Non
     and Infeasible where none fits."""
     made = scalings(plan, gpus, global_batch)
     try:
-        read, problem = origin_of(plan, origin)
-        before = problem.facts_of(read)
-        placed = [origin_of(_placed(one, problem), origin) for one in made]
+        read, question = origin_of(plan, origin)
+        before = question.facts_of(read)
+        placed = [origin_of(_placed(one, question), origin) for one in made]
         priced = [there.facts_of(one) for one, there in placed]
     except UserError as error:
         return Scaled(plan, replace(made[0], metadata={}), None, error.faults[0])
@@ -52,8 +53,8 @@ def scaled(plan: Plan, origin: OriginOptions, gpus: int, global_batch: int | Non
             own = {"predicted": {name: value for name, value in written.items() if name not in OF_SEARCH}}
             gain = one.prediction.samples_per_s / before.prediction.samples_per_s
             slower = 1 - gain * plan.world_size / gpus
-            device = f" --device {problem.options.device}" if problem.options.device else ""
-            words = f"{problem.shapes[0].name}{device} --gpus {gpus} --batch {one.plan.global_batch}"
+            device = f" --device {question.options.device}" if question.options.device else ""
+            words = f"{question.model.name}{device} --gpus {gpus} --batch {one.plan.global_batch}"
             hint = f"each GPU is {slower:.0%} slower; another plan is likely to be faster: galvatron search {words}"
             after = replace(one.plan, metadata=one.plan.metadata | own)
             return Scaled(plan, after, (before, one), hint=hint if slower > LEAST_GAIN else "")
@@ -65,16 +66,16 @@ def scaled(plan: Plan, origin: OriginOptions, gpus: int, global_batch: int | Non
     )
 
 
-def _placed(plan: Plan, problem: Problem) -> Plan:
+def _placed(plan: Plan, question: Question) -> Plan:
     """The plan with its cluster in its metadata."""
-    gpus, width = plan.world_size, problem.options.num_gpus_per_node
+    gpus, width = plan.world_size, question.options.num_gpus_per_node
     nodes, each = (gpus // width, width) if gpus % width == 0 else (1, gpus)
     searched = plan.metadata.get("searched_from") or {}
-    where = {"num_nodes": nodes, "num_gpus_per_node": each}
-    options = {**(searched.get("options") or {}), **where, "world_size": gpus, "settle_bsz": plan.global_batch}
-    if problem.options.context_mib is None:
+    cluster = {"num_nodes": nodes, "num_gpus_per_node": each}
+    options = {**(searched.get("options") or {}), **cluster, "world_size": gpus, "settle_bsz": plan.global_batch}
+    if question.options.context_mib is None:
         options.pop("context_mib", None)
-    return replace(plan, metadata={"searched_from": {**searched, **where, "options": options}})
+    return replace(plan, metadata={"searched_from": {**searched, **cluster, "options": options}})
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,13 +156,10 @@ def changes(before: Plan, after: Plan) -> Iterator[Change]:
         old, new = (_shown(getattr(plan, name)) for plan in (before, after))
         if old != new:
             yield Change(field, old, new, why)
-    old, new = (", ".join(map(str, dict.fromkeys(_data_parallel(plan)))) for plan in (before, after))
+    degrees = (dict.fromkeys((*map(plan.dp, plan.layers), plan.dp(plan.vocab))) for plan in (before, after))
+    old, new = (", ".join(map(str, each)) for each in degrees)
     if old != new:
         yield Change("data parallel", old, new, f"the {stage} GPUs of a stage, divided by the other degrees of a layer")
-
-
-def _data_parallel(plan: Plan) -> list[int]:
-    return [*map(plan.dp, plan.layers), plan.dp(plan.vocab)]
 
 
 def _shown(value: int | tuple[int, ...]) -> str:

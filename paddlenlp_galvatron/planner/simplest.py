@@ -35,10 +35,10 @@ def best_uniform(parts: Iterable[Part], cost: CostModel, solve: Solve) -> tuple[
     for part in sorted(parts, key=lambda part: part[0]):
         if part[0] >= limit:
             break
-        found, still_open = solve(_narrowed(part, 1, cost), limit)
+        candidate, still_open = solve(_narrowed(part, 1, cost), limit)
         bound = min(bound, still_open)
-        if found:
-            best, limit = found, found.ms_per_sample
+        if candidate:
+            best, limit = candidate, candidate.ms_per_sample
     return best, bound
 
 
@@ -68,59 +68,56 @@ def _narrowed(part: Part, count: int, cost: CostModel) -> Iterator[Part]:
     """The part with each set of `count` strategies, those of the fastest ones first. Its bound: some stage is busy at
     least as long as all are on average."""
     least, family, strategies = part
-    where = {
-        "stage_size": family.stage_size,
-        "micro_batch": family.micro_batch,
-        "micro_batches": family.micro_batches,
-        "pipeline": family.stages,
-    }
     busy_ms: list[dict[LayerStrategy, float]] = []  # per sample and stage, by run of layers
     behind = runs_of(cost.layer_types, strategies.in_front)
-    for run, some in zip(behind, strategies.layers, strict=True):
-        costs = {one: cost.layer_cost(one, layer_type=run.layer_type, **where) for one in some}
+    for run, choices in zip(behind, strategies.layers, strict=True):
+        costs = {strategy: cost.layer_cost(strategy, family.setting, run.layer_type) for strategy in choices}
         passes, share = family.micro_batches, run.layers / family.stages / family.global_batch
         busy_ms.append(
-            {one: share * (passes * (its.forward_ms + its.backward_ms) + its.sync_ms) for one, its in costs.items()}
+            {
+                strategy: share * (passes * (price.forward_ms + price.backward_ms) + price.sync_ms)
+                for strategy, price in costs.items()
+            }
         )
-    known = {one: min(ms[one] for ms in busy_ms if one in ms) for ms in busy_ms for one in ms}
-    for chosen in combinations(sorted(known, key=lambda one: known[one]), count):
-        dense = [without_experts(one) for one in chosen]
+    known = {strategy: min(ms[strategy] for ms in busy_ms if strategy in ms) for ms in busy_ms for strategy in ms}
+    for chosen in combinations(sorted(known, key=lambda strategy: known[strategy]), count):
+        dense = [without_experts(strategy) for strategy in chosen]
         layers = []
         for run, ms in zip(behind, busy_ms, strict=True):
-            own = chosen if cost.models[run.layer_type].experts else dense
-            layers.append([one for one in dict.fromkeys(own) if one in ms])
+            allowed = chosen if cost.models[run.layer_type].experts else dense
+            layers.append([strategy for strategy in dict.fromkeys(allowed) if strategy in ms])
         prefixes = [prefix for prefix in strategies.prefixes if set(prefix) <= set(dense)]
         if prefixes and all(layers):
-            bound = sum(min(ms[one] for one in some) for ms, some in zip(busy_ms, layers, strict=True))
+            bound = sum(min(ms[strategy] for strategy in choices) for ms, choices in zip(busy_ms, layers, strict=True))
             yield max(least, bound), family, replace(strategies, layers=layers, prefixes=prefixes)
 
 
-def with_fewer_segments(one: Candidate, cost: CostModel, device_mib: float, most_ms: float) -> Candidate:
+def with_fewer_segments(simpler: Candidate, cost: CostModel, device_mib: float, most_ms: float) -> Candidate:
     """The plan with fewer segments, where it fits and takes at most `most_ms` per sample: each chunk orders its
     strategies as its neighbours do, then segments take the strategy of a neighbour, short ones first."""
-    costs = [cost.stage_cost(one.plan, stage) for stage in range(one.plan.pipeline)]
+    costs = [cost.stage_cost(simpler.plan, stage) for stage in range(simpler.plan.pipeline)]
 
     def better(layers: Sequence[LayerStrategy]) -> bool:
-        nonlocal one, costs
-        if segment_count(layers) >= one.segments:
+        nonlocal simpler, costs
+        if segment_count(layers) >= simpler.segments:
             return False
-        plan = replace(one.plan, layers=tuple(layers))
+        plan = replace(simpler.plan, layers=tuple(layers))
         changed = [
             cost.stage_cost(plan, stage)
-            if any(plan.layers[layer] != one.plan.layers[layer] for layer in plan.stage_layers(stage))
+            if any(plan.layers[layer] != simpler.plan.layers[layer] for layer in plan.stage_layers(stage))
             else costs[stage]
             for stage in range(plan.pipeline)
         ]
         other = Candidate(plan, cost.joined(plan, changed))
         if other.ms_per_sample > most_ms or not other.fits(device_mib):
             return False
-        one, costs = other, changed
+        simpler, costs = other, changed
         return True
 
-    better(_ordered(one.plan, cost.layer_types))
-    while any(better(layers) for layers in _joined(one.plan.layers, cost.layer_types)):
+    better(_ordered(simpler.plan, cost.layer_types))
+    while any(better(layers) for layers in _joined(simpler.plan.layers, cost.layer_types)):
         pass
-    return one
+    return simpler
 
 
 def _ordered(plan: Plan, kinds: Sequence[int]) -> tuple[LayerStrategy, ...]:
@@ -144,12 +141,12 @@ def _ordered(plan: Plan, kinds: Sequence[int]) -> tuple[LayerStrategy, ...]:
 
 def _joined(layers: Sequence[LayerStrategy], kinds: Sequence[int]) -> Iterator[list[LayerStrategy]]:
     """The layers with one segment under the strategy of a neighbour, where its layer types have that."""
-    found = list(runs(layers))
-    for number in sorted(range(len(found)), key=lambda number: len(found[number][0])):
-        run, _ = found[number]
-        for beside in (number - 1, number + 1):
-            if 0 <= beside < len(found):
-                strategy = found[beside][1]
+    segments = list(runs(layers))
+    for number in sorted(range(len(segments)), key=lambda number: len(segments[number][0])):
+        run, _ = segments[number]
+        for neighbour in (number - 1, number + 1):
+            if 0 <= neighbour < len(segments):
+                strategy = segments[neighbour][1]
                 having = {kind for layer, kind in zip(layers, kinds, strict=True) if layer == strategy}
                 if having.issuperset(kinds[run.start : run.stop]):
                     yield [strategy if at in run else layer for at, layer in enumerate(layers)]

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.errors import UserError
-from ..cost_model import CostModel, LayerCost
+from ..cost_model import CostModel, LayerCost, StageSetting
+from ..model.layer import PARTLY
 from ..plan import DataParallel, LayerStrategy, ModelShape, Plan, Recompute, Schedule, VocabStrategy
 from ..plan.check import BESIDE_EXPERTS, find_faults
 from ..plan.mesh import Degrees, divisors
@@ -68,6 +69,11 @@ class PlanFamily:
     def micro_batch(self) -> int:
         return self.global_batch // self.micro_batches
 
+    @property
+    def setting(self) -> StageSetting:
+        """Any of its stages, as prices depend on it."""
+        return StageSetting(self.stage_size, self.micro_batch, self.micro_batches, self.stages)
+
     def __str__(self) -> str:
         chunks = f" of {self.chunks} chunks" if self.chunks > 1 else ""
         return (
@@ -91,7 +97,7 @@ class Run(NamedTuple):
 
 def runs_of(layer_types: Sequence[int], skipped: int = 0) -> list[Run]:
     """The runs behind the first layers, counted from there."""
-    return [Run(kind, where.start, len(where)) for where, kind in runs(layer_types[skipped:])]
+    return [Run(kind, span.start, len(span)) for span, kind in runs(layer_types[skipped:])]
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,8 +125,8 @@ class Strategies:
 
     def can_divide(self, family: PlanFamily, layers: int) -> bool:
         """Whether the stages of a family can divide `layers` layers; interleaving needs a single run of layers."""
-        own = layers - self.in_front
-        return own >= family.stages * family.chunks and (family.chunks == 1 or len(self.layers) == 1)
+        layers_behind = layers - self.in_front
+        return layers_behind >= family.stages * family.chunks and (family.chunks == 1 or len(self.layers) == 1)
 
     def have(self, plan: Plan, layer_types: Sequence[int]) -> bool:
         """Whether a plan is among those of these strategies."""
@@ -130,8 +136,8 @@ class Strategies:
         known = plan.vocab in self.vocabularies and plan.layers[:skipped] in self.prefixes
         layers = plan.layers[skipped:]
         return known and all(
-            layer in some
-            for run, some in zip(runs_of(layer_types, skipped), self.layers, strict=True)
+            layer in choices
+            for run, choices in zip(runs_of(layer_types, skipped), self.layers, strict=True)
             for layer in set(layers[run.start : run.start + run.layers])
         )
 
@@ -144,7 +150,7 @@ class Strategies:
         bare: Plan,
     ) -> Plan:
         """The plan that the core's numbers stand for; `bare` gives the fields that all plans of a search share."""
-        strategies = [layer for some in self.layers for layer in some]
+        strategies = [layer for choices in self.layers for layer in choices]
         of_vocab, prefix = self.beginnings[vocab]
         return replace(
             bare,
@@ -200,7 +206,8 @@ class Space:
         self._options = options
         if faults := self._faults(1, 1, Degrees(), True):  # even of one rank with one sample: no strategy helps
             raise UserError(faults)
-        self._recomputes = [each for each in options.recomputes if not model.experts or each in BESIDE_EXPERTS]
+        taken = BESIDE_EXPERTS if model.experts else (Recompute.NONE, Recompute.FULL, Recompute.SUBLAYER, *PARTLY)
+        self._recomputes = [each for each in options.recomputes if each in taken]
         self._allowed = lru_cache(maxsize=None)(options.degrees)
         self._fits = lru_cache(maxsize=None)(lambda *where: not self._faults(*where))
         self._layers_of = lru_cache(maxsize=None)(self._every_layer)
@@ -227,17 +234,16 @@ class Space:
         ]
         if self._cost is None:
             return halves
-        where = {"stage_size": size, "micro_batch": family.micro_batch}
-        where |= {"micro_batches": family.micro_batches, "pipeline": family.stages, "layer_type": self._layer_type}
-        costs = [self._cost.expert_cost(half, recompute, **where) for half in halves]
+        costs = [self._cost.expert_cost(half, recompute, family.setting, self._layer_type) for half in halves]
         return unbeaten(halves, np.array([cost_numbers(cost, None) for cost in costs]))
 
     def _every_layer(self, stage_size: int, degrees: Degrees) -> list[LayerStrategy]:
+        strides = not self._options.tp_consec
         return [
             LayerStrategy(
                 **degrees.named, consecutive=consecutive, dp_type=dp_type, recompute=recompute, sharding=sharding
             )
-            for consecutive in ((True, False) if self._strides(stage_size, degrees.ranks) else (True,))
+            for consecutive in ((True, False) if strides and 1 < degrees.ranks < stage_size else (True,))
             for dp_type, sharding in self._states(stage_size, degrees.tp, 1 if not consecutive else degrees.tp)
             for recompute in self._recomputes
         ]
@@ -270,9 +276,6 @@ class Space:
             if self._fits(size, dp, degrees, layer) or self._fits(size, samples, degrees, layer):
                 yield degrees
 
-    def _strides(self, stage_size: int, ranks: int) -> bool:
-        return not self._options.tp_consec and 1 < ranks < stage_size
-
     def _states(self, stage_size: int, split: int, apart: int | None = None) -> list[States]:
         """Choices for weights that `split` ranks hold together. Ranks that hold the same ones are `apart` from each
         other, or `split`."""
@@ -297,7 +300,7 @@ class Space:
     def _faults(self, stage_size: int, micro_batch: int, degrees: Degrees, for_layer: bool) -> list[str]:
         """Why no layer (or vocabulary) can have these degrees on such a stage."""
         vocab = VocabStrategy(**degrees.named)
-        one = Plan(
+        plan = Plan(
             world_size=stage_size,
             global_batch=micro_batch,
             micro_batches=1,
@@ -306,4 +309,4 @@ class Space:
             vocab=vocab,
             assumed=self._assumed,
         )
-        return find_faults(one, self._one_layer if for_layer else None)
+        return find_faults(plan, self._one_layer if for_layer else None)

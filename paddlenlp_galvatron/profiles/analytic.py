@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from ..base.units import FP32_BYTES, GB_PER_S, MIB
 from ..model import Fused, ModelShape, Recompute, kinds_of, measured_fingerprint
-from ..model.layer import APART, Kept
+from ..model.layer import APART, MODULES, Kept
 from ..plan.mesh import divisors
 from ..plan.strategy import Precision
 from .computation import (
@@ -180,6 +180,7 @@ def analytic_computation(
         for number, kind in enumerate(kinds):
             seq = kind.seq_length or given
             shares = recompute_shares(kind, seq, precision, fused, flops_per_ms / bytes_per_ms)
+            shares = {part: shares[part] for part in APART}  # the parts that are measured
             for tp in DEGREES:  # a product's start is not split
                 times = replace(of_layer(kind, batch * seq, seq, tp), shares=shares)
                 measured[PassKey(layer_part(number), batch, seq, tp)] = times
@@ -367,7 +368,7 @@ def recompute_shares(
     core = _pairs(seq, fused) * model.block.pair_flops
     whole = work(2 * model.layer_parameters + core, layer_numbers_per_token(*where))
     shares = {}
-    for part in APART:
+    for part in (*APART, *MODULES):
         products = sum(one.flops for one in model.block.again(part, fused))
         flops = products + (core if Recompute.ATTENTION in part else 0)
         shares[part] = work(flops, recompute_saving_per_token(*where, part)) / whole

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..base.text import Note, no_note
 from ..model import ModelShape, Recompute
 from ..model.layer import APART
 from ..plan.mesh import Axis
 from . import dialects as foreign
-from .dialects import Note
-from .files import Meta, ProfileFile, computation_name, no_note, read_profile, write_profile
+from .files import Meta, ProfileFile, computation_name, read_profile, write_profile
 from .schema import INDEX, WHOLE, Content, Keys, NumberField, Part, Record, TableField, one_of
 
 EMBEDDING, HEAD = "embedding", "head"

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..base.errors import Faults, UserError
+from ..base.text import Note
 from ..base.units import MIB
 from ..model import ModelShape
 from .raw_runs import LARGEST, MEMORY_RUN, SEQ, TIME_RUN, Dialect, derived_memory, derived_times, is_number, kind_of
-
-Note = Callable[[str], None]  # takes a line on an assumption or omission
 
 STATE_BYTES = 16  # model states that Galvatron counts per parameter: weight, gradient, two moments, four bytes each
 # Bytes a parameter in `parameter_size` and in `model_states` of each dialect.

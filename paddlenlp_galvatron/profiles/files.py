@@ -122,10 +122,6 @@ def _digest_if_there(path: str) -> str | None:
         return ""
 
 
-def no_note(_: str) -> None:
-    """The reader who wants no notes."""
-
-
 def place(path: str | Path | None, folder: str | Path | None, name: str) -> Path | None:
     """Where a file is to be found: at its path, which may be its folder, or under its documented name in `folder`."""
     if path is not None and not Path(path).is_dir():

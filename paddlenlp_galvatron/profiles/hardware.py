@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..base.errors import Faults, UserError
+from ..base.text import Note, no_note
 from ..plan.comm_points import Collective as Collective
 from . import dialects as foreign
-from .dialects import Entries, Note
+from .dialects import Entries
 from .files import (
     OVERLAP_NAME,
     Meta,
     ProfileFile,
     allreduce_name,
-    no_note,
     p2p_name,
     place,
     read_profile,

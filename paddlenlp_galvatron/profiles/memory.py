@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from ..base.text import Note, no_note
 from ..model import ModelShape, Recompute
 from ..model.layer import APART
 from . import dialects as foreign
 from .dialects import STATE_BYTES as STATE_BYTES
-from .dialects import Note
-from .files import Meta, ProfileFile, memory_name, no_note, read_profile, write_profile
+from .files import Meta, ProfileFile, memory_name, read_profile, write_profile
 from .raw_runs import Dialect
 from .schema import ALONE, INDEX, META_KEY, Content, FilePlace, Keys, NumberField, Part, Record, TableField, one_of
 

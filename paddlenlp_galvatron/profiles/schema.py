@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from ..base.errors import Faults, UserError
-from ..base.text import shortened
-from .dialects import Entries, Note
+from ..base.text import Note, shortened
+from .dialects import Entries
 from .raw_runs import LARGEST
 
 SMALLEST = 1e-9  # ms, MiB or MiB/ms: less was never measured

@@ -22,9 +22,8 @@ from ..cost_model.facts import (
     strategy_words,
 )
 from ..plan.strategy import gap_of, load_summary
-from ..planner.explain import Explanation
+from ..planner.explain import Explanation, OtherStrategy, WhatIf
 from ..planner.result import Candidate
-from ..planner.what_ifs import OtherStrategy, WhatIf
 from .plan import describe
 from .search import beside_fastest, layer_wise, layer_wise_summary, runner_up, shape_of
 
@@ -244,7 +243,7 @@ def _others(others: Sequence[OtherStrategy], prediction: Prediction) -> Table:
 
 def _what_ifs(explanation: Explanation) -> Table:
     made = table("", "change", "step, s", "tokens/s", "")
-    seq = explanation.problem.options.seq_length or 0
+    seq = explanation.question.options.seq_length or 0
     now = explanation.prediction.samples_per_s * seq
     made.add_row("as planned", "", f"{explanation.prediction.time_s:.4g}", f"{now:,.0f}")
     answers = [one for one in explanation.what_ifs if not one.why_not]

@@ -32,7 +32,7 @@ def summary(found: Sequence[Fit], shape: ModelShape, options: FitOptions, hints:
 
 
 def _load(shape: ModelShape, options: FitOptions) -> Load | None:
-    return options.priced.load if shape.experts else None
+    return options.cost_options.load if shape.experts else None
 
 
 def _row(one: Fit, following: Fit | None, shape: ModelShape, options: FitOptions) -> dict[str, Any]:
@@ -139,10 +139,10 @@ def memory(found: Sequence[Fit], shape: ModelShape, options: FitOptions) -> Iter
         name = f"{own[0].device.name}: " * several
         if own[0].held and not own[0].best and any(one.best for one in own):
             yield f"{name}{own[0].gpus} GPUs: {own[0].held}"
-        if parts := own[-1].reserve.parts_on(own[-1].gpu_gib * GIB_MIB):
+        if parts := own[-1].question.reserve.parts_on(own[-1].question.budget_mib):
             amounts = ", ".join(f"{part.name} {part.mib / GIB_MIB:.2f}" for part in parts)
             yield f"{name}bound: estimate of tensors + {amounts} GiB on a full GPU"
-    if working := max(one.reserve.working for one in found):
+    if working := max(one.question.reserve.working for one in found):
         yield f"the allocator may also keep {working:.0%} of working memory when it is freed"
     yield Job.of(options, shape, options.trained, 1, None).checkpoint
 

@@ -71,9 +71,9 @@ def render(
     return fill(
         "report.html.jinja",
         **drawn(explanation) | _measured(explanation, records),
-        model=explanation.problem.shapes[0].name,
+        model=explanation.question.model.name,
         premises="; ".join([f"{explanation.device_name}, {explanation.origin}", *made_by]),
-        options=explanation.problem.options,
+        options=explanation.question.options,
         binds=binding(explanation),
         runners_up=[runner_up(number, other, best) for number, other in enumerate(explanation.searched.runners_up, 2)]
         if best
@@ -160,7 +160,7 @@ def _grid(plan: Plan) -> Iterator[list[tuple[str, int, str]]]:
 
 
 def _frontier_chart(points: Sequence[FrontierPoint], explanation: Explanation) -> str:
-    here_gb = explanation.problem.options.memory_gib
+    here_gb = explanation.question.options.memory_gib
     times = {point.memory_gb: point.time_s for point in points}
     mine = {gb: explanation.prediction.time_s if gb == here_gb else None for gb in sorted({*times, here_gb})}
     return _chart(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -114,7 +114,7 @@ def summary(result: SearchResult, budget_mib: float, reserve_mib: float) -> dict
         "global_bsz": best.plan.global_batch,
         **shape_of(best),
         "bubble_share": best.prediction.bubble_share,
-        "stages": [asdict(stage) | {"memory_mib": stage.memory.total_mib} for stage in best.prediction.stages],
+        "stages": [stage.summary() for stage in best.prediction.stages],
         "runners_up": [
             {
                 "global_bsz": other.plan.global_batch,

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..base.errors import GalvatronError, Infeasible
-from ..base.units import GIB_MIB
-from ..cost_model.facts import PlanFacts
 from ..model import preset_names
 from ..options.texts import text_of
 from ..planner.fit import DEVICE
@@ -77,17 +75,15 @@ def failed(outcome: Answer) -> dict[str, str]:
 
 def fragment(outcome: Answer, query: str) -> str:
     """The answer as a part of the page. Raises Infeasible."""
-    best, shapes = outcome.result.require(), outcome.model.shapes
-    shape = shapes[0] if len(shapes) == 1 else None
-    facts = PlanFacts(best.plan, best.prediction, outcome.cost, shape, outcome.options.memory_gib * GIB_MIB)
+    question = outcome.question
+    facts = question.facts_of(outcome.result.plan)
     return fill(
         "answer.html.jinja",
         **drawn(facts),
-        model=outcome.model.name,
-        options=outcome.options,
+        model=question.model.name,
         result=outcome.result,
         tokens_per_s=facts.tokens_per_s,
-        notes=[*outcome.notes, *([str(outcome.cost.load)] if outcome.cost.load else [])],
+        notes=[*outcome.notes, *([str(facts.cost.load)] if facts.cost.load else [])],
         commands=outcome.commands,
         query=query,
     )

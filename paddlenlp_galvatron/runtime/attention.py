@@ -70,16 +70,16 @@ def flash(hidden: Any = None, causal: bool | None = None) -> Callable[..., Any]:
     def attend(
         query: Any, _config: Any, key: Any, value: Any, *_rest: Any, softmax_scale: float | None = None, **_named: Any
     ) -> Any:
-        width, own = key.shape[-1], value.shape[-1]
+        width, value_width = key.shape[-1], value.shape[-1]
         if softmax_scale is not None and not isclose(factor := softmax_scale * width**0.5, 1.0):
             query = query * factor
         if hidden is None and is_third():
             return flash_attention(query, key, value, causal=True)[0].flatten(2)
-        if own < width:
-            value = paddle.concat([value, paddle.zeros([*value.shape[:3], width - own], value.dtype)], axis=-1)
+        if value_width < width:
+            value = paddle.concat([value, paddle.zeros([*value.shape[:3], width - value_width], value.dtype)], axis=-1)
         rows = None if hidden is None else hidden.expand([key.shape[0], -1, -1, -1])
         out = flashmask_attention(query, key, value, rows, causal=causal)
-        return (out[..., :own] if own < width else out).flatten(2)
+        return (out[..., :value_width] if value_width < width else out).flatten(2)
 
     return attend
 
@@ -95,9 +95,9 @@ def is_third() -> bool:
 @lru_cache(maxsize=8)
 def hidden_rows(chunks: Chunks, length: int) -> Any:
     """[1, 1, S, 2] for each key: the row behind the last one, and how many of the first rows lie in front of it."""
-    own = np.concatenate([np.arange(start, stop) for start, stop in chunks])
-    before = np.searchsorted(own, np.arange(length))
-    return device.to_device(np.stack([np.full(length, len(own)), before], axis=-1).astype(np.int32)[None, None])
+    local = np.concatenate([np.arange(start, stop) for start, stop in chunks])
+    earlier = np.searchsorted(local, np.arange(length))
+    return device.to_device(np.stack([np.full(length, len(local)), earlier], axis=-1).astype(np.int32)[None, None])
 
 
 class Documents:
@@ -106,9 +106,9 @@ class Documents:
     def __init__(self, chunks: Chunks | None, length: int, fused: bool):
         """`chunks`: the rank's tokens of each sample; None: all of it."""
         self._fused, self._chunks = fused, chunks
-        own = [np.arange(start, stop) for start, stop in chunks or ((0, length),)]
+        local = [np.arange(start, stop) for start, stop in chunks or ((0, length),)]
         self._keys = device.to_device(np.arange(length, dtype=np.int32))
-        self._rows = device.to_device(np.concatenate(own).astype(np.int32)[:, None])
+        self._rows = device.to_device(np.concatenate(local).astype(np.int32)[:, None])
         self._in_front = hidden_rows(chunks, length)[..., 1:] if fused and chunks else None
 
     def attention(self, ends: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -147,27 +147,31 @@ class LatentAttention:
         self._attention, self._sizes, (self._length, self._own_length), self._cross = attention, sizes, lengths, cross
 
     def __call__(self, hidden_states: Any, attention_mask: Any = None, **_: Any) -> tuple[Any, None, None]:
-        of, sizes, cross = self._attention, self._sizes, self._cross
+        attention, sizes, cross = self._attention, self._sizes, self._cross
         turned, rank = sizes.qk_rope_head_dim, sizes.kv_lora_rank
-        latents, shared_key = paddle.split(of.kv_a_proj_with_mqa(hidden_states), [rank, turned], axis=-1)
-        kv = of.kv_b_proj(cross(CommPoint.LATENT, of.kv_a_layernorm(latents)))
+        latents, shared_key = paddle.split(attention.kv_a_proj_with_mqa(hidden_states), [rank, turned], axis=-1)
+        kv = attention.kv_b_proj(cross(CommPoint.LATENT, attention.kv_a_layernorm(latents)))
         kv = self._by_heads(cross(CommPoint.KEY, kv), sizes.product_dim)
         k, v = paddle.split(kv, [sizes.qk_nope_head_dim, sizes.v_head_dim], axis=-1)
         q = self._by_heads(cross(CommPoint.QUERY, self._queries(hidden_states)), sizes.head_dim)
         q, q_turned = paddle.split(q, [sizes.qk_nope_head_dim, turned], axis=-1)
         shared_key = self._by_heads(cross(CommPoint.LATENT_KEY, shared_key), turned)
-        cos, sin = of.rotary_emb(v, seq_len=self._length)
+        cos, sin = attention.rotary_emb(v, seq_len=self._length)
         q_turned, shared_key = apply_rotary_pos_emb(q_turned, shared_key, cos, sin, None)
         q = paddle.concat([q, q_turned], axis=-1)
         k = paddle.concat([k, shared_key.expand([-1, -1, k.shape[2], -1])], axis=-1)
-        how = {"softmax_scale": of.softmax_scale, "training": of.training}
-        return of.o_proj(of.attn_func(q, of.config, k, v, attention_mask, False, **how)), None, None
+        how = {"softmax_scale": attention.softmax_scale, "training": attention.training}
+        return (
+            attention.o_proj(attention.attn_func(q, attention.config, k, v, attention_mask, False, **how)),
+            None,
+            None,
+        )
 
     def _queries(self, x: Any) -> Any:
-        of = self._attention
+        attention = self._attention
         if not self._sizes.q_lora_rank:
-            return of.q_proj(self._cross(CommPoint.INTO_ATTENTION, x))
-        return of.q_b_proj(self._cross(CommPoint.LATENT_QUERY, of.q_a_layernorm(of.q_a_proj(x))))
+            return attention.q_proj(self._cross(CommPoint.INTO_ATTENTION, x))
+        return attention.q_b_proj(self._cross(CommPoint.LATENT_QUERY, attention.q_a_layernorm(attention.q_a_proj(x))))
 
     def _by_heads(self, x: Any, width: int) -> Any:
         """[T, heads · width] -> [B, S, heads, width]."""

@@ -79,7 +79,7 @@ class Operation:
 
 def oldest() -> tuple[str, float] | None:
     """The operation or wait that has lasted longest, and its start by the monotonic clock."""
-    waits = [(one.started, one.since) for one in list(_started) if not one.ended][:1]
+    waits = [(call.started, call.since) for call in list(_started) if not call.ended][:1]
     if wait := status.longest_wait():
         waits.append(wait)
     return min(waits, key=lambda wait: wait[1], default=None)
@@ -178,11 +178,11 @@ def broadcast(tensor: Any, group: Any) -> None:
     _start("broadcast", group, call, tensor).wait()
 
 
-def all_gather_first(part: Any, group: Any) -> Any:
+def all_gather_first(tensor: Any, group: Any) -> Any:
     """Join flat parts of initial weights, as `all_gather_start`; not counted."""
-    whole = paddle.empty([part.shape[0] * group.nranks], part.dtype)
-    call = partial(dist.stream.all_gather, whole, part, group=group, **LATER)
-    return _start("all_gather", group, call, whole, part).wait()
+    whole = paddle.empty([tensor.shape[0] * group.nranks], tensor.dtype)
+    call = partial(dist.stream.all_gather, whole, tensor, group=group, **LATER)
+    return _start("all_gather", group, call, whole, tensor).wait()
 
 
 def send_start(tensor: Any, peer: int, group: Any) -> Pending:

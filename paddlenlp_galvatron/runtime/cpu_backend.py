@@ -115,8 +115,8 @@ def _reached(store: Any, rank: int, world_size: int) -> Iterator[None]:
     """The first rank of each node has connected to those of the others, and they to it, before it leaves the context
     in step with them. Raises UserError: gloo would try for minutes."""
     local = len(os.environ.get("PADDLE_TRAINER_ENDPOINTS", "").split(","))  # of this node, by our launcher
-    node, place = divmod(rank, local)
-    if place or local == world_size:
+    node, local_rank = divmod(rank, local)
+    if local_rank or local == world_size:
         yield
         return
     with socket.create_server((_own_address(), 0), backlog=world_size) as listener:
@@ -307,7 +307,7 @@ def set_gloo_limit(group: Any, limit_s: float) -> None:
         gloo = _gloo()
         behind_class = ctypes.addressof(ctypes.c_char.in_dll(gloo, CLASS)) + 16
         start = communicator(word(id(group) + HELD))
-        for address in {word(start + 8 * place) for place in range(WORDS)}:
+        for address in {word(start + 8 * index) for index in range(WORDS)}:
             if word(address) == behind_class:
                 gloo[SET_TIMEOUT](ctypes.c_void_p(address), ctypes.c_int64(round(1000 * limit_s)))
 

@@ -28,10 +28,10 @@ from .weights import ShardedParameter
 class VocabularyShard:
     """The part of the vocabulary that this rank holds."""
 
-    def __init__(self, vocab_size: int, place: Placement):
-        self.padded = -(-vocab_size // place.tp) * place.tp
-        self.columns = self.padded // place.tp
-        self.start = place.index * self.columns
+    def __init__(self, vocab_size: int, placement: Placement):
+        self.padded = -(-vocab_size // placement.tp) * placement.tp
+        self.columns = self.padded // placement.tp
+        self.start = placement.index * self.columns
         self.real = min(max(vocab_size - self.start, 0), self.columns)  # columns that are no padding
 
     def localise(self, ids: Any) -> tuple[Any, Any]:
@@ -74,12 +74,12 @@ class CrossEntropy:
     def _fused_scores(self, logits: Any, labels: Any) -> tuple[Any, Any]:
         """(probabilities, losses [U, 1])"""
         scores, group = cast(logits, "float32"), self._group
-        found: tuple[Any, Any] = within(
+        losses_and_scores: tuple[Any, Any] = within(
             "cross entropy", group, lambda: fused_loss(scores, labels, group, IGNORED_LABEL)
         )
         for _ in range(3):  # largest score, the label's score, sum of exponentials: messages of the kernel
-            count("all_reduce", found[1])
-        return found
+            count("all_reduce", losses_and_scores[1])
+        return losses_and_scores
 
     def scores(self, logits: Any, labels: Any) -> Scores:
         """Only three vectors of length U are exchanged; full logits exist nowhere. Exponentials take the place of fp32
@@ -94,10 +94,10 @@ class CrossEntropy:
             largest = scores.max(-1)
         largest = all_reduce(largest, group, dist.ReduceOp.MAX)
         local, inside = self._shard.localise(labels)
-        own = paddle.take_along_axis(scores, local.unsqueeze(-1), -1, broadcast=False).squeeze(-1) - largest
+        of_labels = paddle.take_along_axis(scores, local.unsqueeze(-1), -1, broadcast=False).squeeze(-1) - largest
         exponentials = scores.subtract_(largest.unsqueeze(-1)).exp_()
         total = all_reduce(exponentials.sum(-1), group)
-        target = all_reduce(paddle.where(inside, own, paddle.zeros_like(own)), group)
+        target = all_reduce(paddle.where(inside, of_labels, paddle.zeros_like(of_labels)), group)
         counted = labels != IGNORED_LABEL
         losses = paddle.where(counted, paddle.log(total) - target, paddle.zeros_like(total))
         return Scores(losses, paddle.logical_and(counted, target == 0), exponentials, total)
@@ -135,8 +135,11 @@ class Pieces:
     def scores(self, hidden: Any, labels: Any) -> tuple[Any, Any]:
         """Losses [U] and hits [U] of hidden states [U, H], without gradients."""
         table = cast(self._table.tensor, self._numbers.computed)
-        found = [self._loss.scores(self._logits(rows, table), own)[:2] for rows, own in self._cut(hidden, labels)]
-        losses, hits = zip(*found, strict=True)
+        scores = [
+            self._loss.scores(self._logits(rows, table), labels_of_rows)[:2]
+            for rows, labels_of_rows in self._cut(hidden, labels)
+        ]
+        losses, hits = zip(*scores, strict=True)
         return paddle.concat(losses), paddle.concat(hits)
 
     def sum(self, hidden: Any, labels: Any, scale: float, later: bool) -> Any:
@@ -163,10 +166,10 @@ class Pieces:
         piece's gradient of the table is handed to `accumulate`."""
         table = cast(self._table.tensor, self._numbers.computed)
         losses, gradients = [], []
-        for rows, own, weight in self._cut(hidden, labels, weights):
-            scores = self._loss.scores_for_gradient(self._logits(rows, table), own)
+        for rows, labels_of_rows, weight in self._cut(hidden, labels, weights):
+            scores = self._loss.scores_for_gradient(self._logits(rows, table), labels_of_rows)
             losses.append(scores.losses)
-            step = cast(self._loss.gradient(scores, own, weight), self._numbers.computed)
+            step = cast(self._loss.gradient(scores, labels_of_rows, weight), self._numbers.computed)
             del scores  # its place is free for the next piece
             gradients.append(paddle.matmul(step, table, transpose_y=not self._tied))
             if not self._table.tensor.stop_gradient:

@@ -35,12 +35,12 @@ def name() -> str:
 @contextmanager
 def on_cpu() -> Iterator[None]:
     """Compute on the CPU inside the block."""
-    before = paddle.device.get_device()
+    previous = paddle.device.get_device()
     paddle.device.set_device("cpu")
     try:
         yield
     finally:
-        paddle.device.set_device(before)
+        paddle.device.set_device(previous)
 
 
 def allocated_mib() -> float:

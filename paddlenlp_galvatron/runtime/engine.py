@@ -92,9 +92,9 @@ class Engine:
         samples = self._by_micro_batch(samples_of(rows))
         labelled, pairs, chosen = self.plan.global_batch * self.seq_length, 0, 0
         if isinstance(rows, tuple):  # else each token's label is the next token
-            own = int((self.stage.own(samples.labels) != IGNORED_LABEL).sum()) if self.stage.is_last else 0
+            learnt = int((self.stage.own(samples.labels) != IGNORED_LABEL).sum()) if self.stage.is_last else 0
             facts = self._pairs_of_loss(samples)
-            sums = [int(sum(of)) for of in self.gather(own, (facts[..., 2] > 0).sum(), facts[..., 2].sum())]
+            sums = [int(sum(counts)) for counts in self.gather(learnt, (facts[..., 2] > 0).sum(), facts[..., 2].sum())]
             labelled = sums[0] // self.plan.vocab.tp
             pairs, chosen = (each // self.stage.row_replicas for each in sums[1:])
         if not labelled:
@@ -108,18 +108,20 @@ class Engine:
         """This rank's share of a global batch."""
         if isinstance(batch, Share):
             return batch
-        own = list(self.rows)
+        local_rows = list(self.rows)
         if not isinstance(batch, tuple):
-            return self.share(batch[own])
-        rows: list[Any] = [part if part is None else part[own] for part in samples_of(batch)]
+            return self.share(batch[local_rows])
+        rows: list[Any] = [part if part is None else part[local_rows] for part in samples_of(batch)]
         return self.share(Samples(*rows))
 
     def _by_micro_batch(self, rows: Samples) -> Samples:
         """Each part of this rank's rows, by micro-batch."""
-        count, held, pairs = self.plan.micro_batches, len(self.stage.samples), rows.pairs
-        tokens: list[Any] = [part if part is None else part.reshape(count, held * self.seq_length) for part in rows[:3]]
+        count, samples, pairs = self.plan.micro_batches, len(self.stage.samples), rows.pairs
+        tokens: list[Any] = [
+            part if part is None else part.reshape(count, samples * self.seq_length) for part in rows[:3]
+        ]
         ids, labels, ends = tokens
-        return Samples(ids, labels, ends, None if pairs is None else pairs.reshape(count, held, *pairs.shape[1:]))
+        return Samples(ids, labels, ends, None if pairs is None else pairs.reshape(count, samples, *pairs.shape[1:]))
 
     def _pairs_of_loss(self, samples: Samples) -> Facts:
         """Pairs of the rows of whose loss this rank has a part."""
@@ -165,26 +167,28 @@ class Engine:
         with self.stage.evaluating(adapters=False):
             self._pipeline.evaluate(share.samples)
         assert share.samples.pairs is not None
-        found = np.zeros((self.plan.micro_batches, self.plan.micro_batch, share.samples.pairs.shape[2], 2), np.float32)
+        local_sums = np.zeros(
+            (self.plan.micro_batches, self.plan.micro_batch, share.samples.pairs.shape[2], 2), np.float32
+        )
         for number, sums in enumerate(self.stage.answer_sums):
-            found[number, self.stage.rows_of_loss] = device.to_host(self.stage.of_loss(sums))
+            local_sums[number, self.stage.rows_of_loss] = device.to_host(self.stage.of_loss(sums))
         if not self.stage.reports_first:
-            found[:] = 0  # another rank has the same numbers
+            local_sums[:] = 0  # another rank has the same numbers
         with waiting("all_reduce of log-probabilities over all ranks"):
-            whole = device.to_host(all_reduce(device.to_device(found), self._world))
-        return np.asarray(whole).reshape(-1, *found.shape[2:])
+            whole = device.to_host(all_reduce(device.to_device(local_sums), self._world))
+        return np.asarray(whole).reshape(-1, *local_sums.shape[2:])
 
     def _mean(self, total: Any, count: int, names: Sequence[str]) -> float:
         """The loss of a token or a pair, from this rank's sum; further sums go to `metrics`."""
         sums = self.stage.metrics
         sums = paddle.zeros([len(names)]) if sums is None else sums
-        own = paddle.concat([total.reshape([1]), sums]) / (count * self.stage.loss_replicas)
+        local_sums = paddle.concat([total.reshape([1]), sums]) / (count * self.stage.loss_replicas)
         if self.stage.load.coefficient:  # on every stage, whether its layers have experts or not
             balance = self.stage.load.balance
             balance = paddle.zeros([1]) if balance is None else balance.reshape([1])
-            own, names = paddle.concat([own, balance]), (*names, "aux_loss")
+            local_sums, names = paddle.concat([local_sums, balance]), (*names, "aux_loss")
         with waiting("all_reduce of the loss over all ranks"):  # on a GPU this is where a rank waits
-            loss, *means = device.to_host(all_reduce(own, self._world)).tolist()
+            loss, *means = device.to_host(all_reduce(local_sums, self._world)).tolist()
         self.metrics = dict(zip(names, means, strict=True))
         return float(loss)
 
@@ -227,9 +231,9 @@ class Engine:
 
     def gather(self, *values: float) -> list[tuple[float, ...]]:
         """Numbers of every rank: for each that is given, those of all ranks in rank order, on every rank."""
-        mine = device.to_device(np.array([values], np.float64))
+        local = device.to_device(np.array([values], np.float64))
         with waiting("all_gather of numbers over all ranks"):
-            return list(zip(*device.to_host(all_gather(mine, self._world)).tolist(), strict=True))
+            return list(zip(*device.to_host(all_gather(local, self._world)).tolist(), strict=True))
 
     def traffic(self) -> dict[str, Any]:
         """Communicators of each rank; calls and bytes of each collective, summed over all ranks, since

@@ -56,8 +56,8 @@ class Routing:
         self.rows_back = counts.sum(-1).T.tolist()
         received = counts.sum((0, 2))
         self.imbalance = float(received.max() / received.mean())
-        own = counts[:, me].sum(0).tolist()
-        self.counts = padding.rows(own, float(received.mean()), experts.ep)  # of each of this rank's experts
+        local_counts = counts[:, me].sum(0).tolist()
+        self.counts = padding.rows(local_counts, float(received.mean()), experts.ep)  # of each of this rank's experts
         by_rank, by_expert = _by_expert(counts[:, me], self.counts)
         self.by_rank, self.by_expert = device.to_device(by_rank), device.to_device(by_expert)
 
@@ -100,8 +100,8 @@ def _places(keys: Any, ep: int, etp: int, local: int) -> tuple[Any, Any]:
     if etp == 1:
         return starts.index_select(keys) + places, of_ranks
     rows = of_ranks.sum(-1)  # [ep, 1]; of each etp rank
-    before = (etp - 1) * (rows.cumsum(0) - rows) + rows * _numbers(etp)  # rows of other copies, [ep, etp]
-    places = (starts.index_select(keys) + places).unsqueeze(-1) + before.index_select(keys // local)
+    rows_before = (etp - 1) * (rows.cumsum(0) - rows) + rows * _numbers(etp)  # rows of other copies, [ep, etp]
+    places = (starts.index_select(keys) + places).unsqueeze(-1) + rows_before.index_select(keys // local)
     return places.flatten(), of_ranks.expand([ep, etp, local])
 
 

@@ -59,8 +59,8 @@ def _reduce_bucket(bucket: list[ShardedParameter], group: Any) -> None:
         return
     gradients = [parameter.gradient for parameter in bucket]
     joined = all_reduce(paddle.concat([grad.flatten() for grad in gradients]), group)
-    for grad, part in zip(gradients, paddle.split(joined, [grad.size for grad in gradients]), strict=True):
-        paddle.assign(part.reshape(grad.shape), output=grad)
+    for grad, reduced in zip(gradients, paddle.split(joined, [grad.size for grad in gradients]), strict=True):
+        paddle.assign(reduced.reshape(grad.shape), output=grad)
 
 
 @paddle.no_grad()  # type: ignore[untyped-decorator]
@@ -72,8 +72,8 @@ def global_norm(trainables: Sequence[Trainable], world_group: Any) -> float:
         alike = [[*pieces] for _, pieces in groupby(trainable.pieces, key=lambda piece: piece.weight.replicas)]
         for pieces in alike:
             start, stop = pieces[0].offset, pieces[-1].offset + pieces[-1].stop - pieces[-1].start
-            part = gradient if len(alike) == 1 else gradient.flatten()[start:stop]  # padding is 0
-            squares.setdefault(trainable.sharding / pieces[0].weight.replicas, []).append(squared_norm(part))
+            shard = gradient if len(alike) == 1 else gradient.flatten()[start:stop]  # padding is 0
+            squares.setdefault(trainable.sharding / pieces[0].weight.replicas, []).append(squared_norm(shard))
     square = paddle.zeros([1], "float32")
     for share, parts in squares.items():
         square += share * paddle.concat(parts).sum()

@@ -87,8 +87,8 @@ def one_by_one(left: Any, right: Any, counts: Sequence[int], transpose_left: boo
     for expert, count in enumerate(counts):
         if count:
             rows = slice(start, start + count)
-            own = right[rows if transpose_left else expert]
-            out[expert if transpose_left else rows] = paddle.matmul(left[rows], own, transpose_left, transpose_right)
+            matrix = right[rows if transpose_left else expert]
+            out[expert if transpose_left else rows] = paddle.matmul(left[rows], matrix, transpose_left, transpose_right)
         start += count
     return out
 

@@ -177,8 +177,8 @@ class Groups:
         device, and in a step that is to receive a message which another rank may only send when it has its own new
         connection.
         """
-        there = set(self.fallback._made) if self.fallback else set()
-        for ranks, use in in_rounds(set(wanted) - there):
+        existing = set(self.fallback._made) if self.fallback else set()
+        for ranks, use in in_rounds(set(wanted) - existing):
             made = len(ranks) == 1 or (ranks, use) in self._made
             exchanges = use == REDISTRIBUTE or ranks in exchanging
             if not made:

@@ -41,10 +41,10 @@ def _to_tokens(x: Any, group: Any) -> Any:
 
 def _gather_chunks(x: Any, group: Any) -> Any:
     """[B, 2·s, …], a rank's two chunks of s tokens -> [B, 2·n·s, …], all in order."""
-    (samples, own, *rest), axes = x.shape, range(2, x.ndim + 1)
-    chunks = all_gather(x, group).reshape([group.nranks, samples, 2, own // 2, *rest])
+    (samples, length, *rest), axes = x.shape, range(2, x.ndim + 1)
+    chunks = all_gather(x, group).reshape([group.nranks, samples, 2, length // 2, *rest])
     fronts, ends = (chunks[:, :, half].transpose([1, 0, *axes]) for half in (0, 1))
-    return paddle.concat([fronts, ends[:, ::-1]], axis=1).reshape([samples, group.nranks * own, *rest])
+    return paddle.concat([fronts, ends[:, ::-1]], axis=1).reshape([samples, group.nranks * length, *rest])
 
 
 def _scatter_chunks(grad: Any, group: Any) -> Any:
@@ -102,9 +102,9 @@ class Redistribution:
         local = here.local
         ranks = next((r for r in redistribution_groups(source, target, tokens, samples) if local in r), (local,))
         group = here.of_stage(ranks, REDISTRIBUTE)
-        held, wanted = source.intervals(tokens, samples), target.intervals(tokens, samples)
-        self._forward = _Exchange(held, wanted, local, ranks, group)
-        self._backward = _Exchange(wanted, held, local, ranks, group)
+        sources, targets = source.intervals(tokens, samples), target.intervals(tokens, samples)
+        self._forward = _Exchange(sources, targets, local, ranks, group)
+        self._backward = _Exchange(targets, sources, local, ranks, group)
 
     def __call__(self, x: Any) -> Any:
         return _Redistribute.apply(x, self._forward, self._backward)
@@ -113,10 +113,10 @@ class Redistribution:
 class _Exchange:
     """One direction of a redistribution, from the point of view of one rank."""
 
-    def __init__(self, held: Intervals, wanted: Intervals, local: int, ranks: Ranks, group: Any):
-        plan = moves(held, wanted)
+    def __init__(self, sources: Intervals, targets: Intervals, local: int, ranks: Ranks, group: Any):
+        plan = moves(sources, targets)
         self.group = group
-        self.held: list[tuple[int, int]] = held[local].tolist()
+        self.held: list[tuple[int, int]] = sources[local].tolist()
         self.kept = [move for move in plan if move.source == move.target == local]
         crossing = [move for move in plan if move.source != move.target and move.source in ranks]
         self.sent = [move for rank in ranks for move in crossing if (move.source, move.target) == (local, rank)]
@@ -135,11 +135,11 @@ class _Exchange:
         return parts[0].clone() if len(parts) == 1 else paddle.concat(parts)  # a PyLayer's tensors are its own
 
     def _rows(self, x: Any, move: Move) -> Any:
-        before = 0  # tokens in the intervals before that in which these lie
+        offset = 0  # tokens in the intervals before that in which these lie
         for start, stop in self.held:
             if start <= move.start < stop:
-                return x[before + move.start - start : before + move.stop - start]
-            before += stop - start
+                return x[offset + move.start - start : offset + move.stop - start]
+            offset += stop - start
         raise AssertionError(f"{move} is of tokens that are not here")
 
     def _exchange(self, x: Any) -> list[tuple[int, Any]]:
@@ -193,10 +193,10 @@ class GatheredProducts(PyLayer):  # type: ignore[misc]
         if tracked:
             total = None
             for gradient, matrix in zip(gradients, matrices, strict=True):
-                part = paddle.matmul(gradient, matrix, transpose_y=not transposed)
-                total = part if total is None else total.add_(part)
+                product = paddle.matmul(gradient, matrix, transpose_y=not transposed)
+                total = product if total is None else total.add_(product)
             leaving = reduce_scatter_start(cast(total, numbers.stored), group)
-            del total, part
+            del total, product
         tokens = cast(arriving.wait(), numbers.computed) if arriving else kept
         pairs = [(gradient, tokens) if transposed else (tokens, gradient) for gradient in gradients]
         of_matrices = [
@@ -215,7 +215,7 @@ def read_together(layers: list[Any], multiply: Multiply) -> None:
 
     def forward(layer: Any, x: Any) -> Any:
         if layer is layers[0]:
-            each = [read_by(one) for one in layers]
+            each = [read_by(reader) for reader in layers]
             products = list(multiply(x, *(matrix for matrices in each for matrix in matrices)))
             waiting[:] = [[products.pop(0) for _ in matrices] for matrices in each]
         return after_products(layer, *waiting.pop(0))

@@ -33,9 +33,9 @@ def reset_host_peak() -> None:
     core.host_memory_stat_reset_peak_value("Allocated", 0)
 
 
-def squared_norm(part: Any) -> Any:
+def squared_norm(tensor: Any) -> Any:
     """Sum of squares, by the kernel of Paddle's own clipping: a twentieth of the time of square().sum() on CPU."""
-    return paddle._C_ops.squared_l2_norm(part)
+    return paddle._C_ops.squared_l2_norm(tensor)
 
 
 # (left, right, rows of each expert, transpose left, transpose right), as in `grouped`. Paddle 3.1 has none.
@@ -58,9 +58,9 @@ class MultiTensorAdamW(paddle.optimizer.AdamW):  # type: ignore[misc]
         self._create_global_learning_rate()
         self._create_accumulators(default_main_program().global_block(), [each for each, _ in parameters_and_grads])
         for decays in (True, False):  # the kernel has one rate of decay
-            own = [pair for pair in parameters_and_grads if self._apply_decay_param_fun(pair[0].name) == decays]
-            if own:
-                tensors, gradients = map(list, zip(*own, strict=True))
+            pairs = [pair for pair in parameters_and_grads if self._apply_decay_param_fun(pair[0].name) == decays]
+            if pairs:
+                tensors, gradients = map(list, zip(*pairs, strict=True))
                 self._update(tensors, gradients, self._weight_decay if decays else 0.0)
         return []
 
@@ -129,7 +129,9 @@ class Windows:
 
     def __init__(self, tensors: Sequence[Any]):
         stops = [*accumulate((int(tensor.size) for tensor in tensors), initial=0)]
-        self._windows = [(each, each.get_tensor(), *of) for each, of in zip(tensors, pairwise(stops), strict=True)]
+        self._windows = [
+            (each, each.get_tensor(), *bounds) for each, bounds in zip(tensors, pairwise(stops), strict=True)
+        ]
 
     def open(self, flat: Any) -> None:
         whole = flat.get_tensor()
@@ -137,8 +139,8 @@ class Windows:
             core.eager.Tensor(whole._slice(start, stop))._share_buffer_to(tensor)
 
     def close(self) -> None:
-        for _, held, *_ in self._windows:
-            held._clear()
+        for _, tensor, *_ in self._windows:
+            tensor._clear()
 
 
 def place_parameter(layer: Any, attribute: str, tensor: Any) -> None:
@@ -180,19 +182,19 @@ def make_context(group: Any, gpu: int | None) -> None:
     """Let kernels that exchange messages by themselves find a group's communicator. Where it is missing, they start a
     second store: rank 0 of the world is to serve it, although it may be no member."""
     store, manager = core.create_or_get_global_tcp_store(), core.CommContextManager
-    own = store, str(FIRST_RING + group.id), group.rank, group.nranks
+    arguments = store, str(FIRST_RING + group.id), group.rank, group.nranks
     if gpu is None:
-        manager.create_gloo_comm_context(*own)
+        manager.create_gloo_comm_context(*arguments)
     else:
         manager.set_device_id(gpu)
-        manager.create_nccl_comm_context(*own, "galvatron")  # type: ignore[attr-defined]  # of builds for GPUs
+        manager.create_nccl_comm_context(*arguments, "galvatron")  # type: ignore[attr-defined]  # of builds for GPUs
 
 
 def fused_loss(logits: Any, labels: Any, group: Any, ignored: int) -> tuple[Any, Any]:
     """(probabilities [U, v], losses [U, 1]) over a split vocabulary by one kernel, on the context that `make_context`
     made."""
-    place = FIRST_RING + group.id, group.rank, group.nranks
-    return tuple(paddle._C_ops.c_softmax_with_cross_entropy(logits, labels.unsqueeze(-1), ignored, *place))
+    ring = FIRST_RING + group.id, group.rank, group.nranks
+    return tuple(paddle._C_ops.c_softmax_with_cross_entropy(logits, labels.unsqueeze(-1), ignored, *ring))
 
 
 def softmax_and_loss(logits: Any, labels: Any, ignored: int) -> tuple[Any, Any]:

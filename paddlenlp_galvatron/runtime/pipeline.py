@@ -105,10 +105,10 @@ class StageSchedule(NamedTuple):
 
     def most_held(self, each: Sequence[float]) -> float:
         """Most that is held at once, where a micro-batch in flight in a chunk holds `each`."""
-        held = most = 0.0
+        in_flight = most = 0.0
         for step in self.passes:
-            held += each[step.chunk] if step.kind == "forward" else -each[step.chunk]
-            most = max(most, held)
+            in_flight += each[step.chunk] if step.kind == "forward" else -each[step.chunk]
+            most = max(most, in_flight)
         return most
 
 
@@ -169,18 +169,18 @@ class Pipeline:
             down, up = (Link(groups.get((low, high), use), peer, stage.boundary_shape, numbers) for use in uses)
             return down, up
 
-        before: Links | None = None
+        previous: Links | None = None
         after: Links | None = None
         around: Links | None = None
         if not stage.is_first:
-            before = links(rank - size, rank, DOWN, UP)
+            previous = links(rank - size, rank, DOWN, UP)
         if not stage.is_last:
             after = links(rank, rank + size, DOWN, UP)
         if plan.chunks > 1 and (stage.is_first or stage.is_last):
             around = links(first, last, ON, BACK)
-        self._links = [link for pair in (before, after, around) if pair for link in pair]
+        self._links = [link for pair in (previous, after, around) if pair for link in pair]
         # For each chunk: the source of its input and the destination of its output.
-        self._above = [around if stage.is_first and chunk else before for chunk in range(plan.chunks)]
+        self._above = [around if stage.is_first and chunk else previous for chunk in range(plan.chunks)]
         self._below = [around if stage.is_last and chunk < plan.chunks - 1 else after for chunk in range(plan.chunks)]
         if self._links and self._next_schedule is not self._schedule:
             self._headroom = Headroom(self._next_schedule, self._schedule, plan.chunks)
@@ -206,8 +206,8 @@ class Pipeline:
         elif headroom:
             headroom.begin()
         self._stage.expect_gradient(scale)
-        held: list[deque[tuple[Any, Any]]] = [deque() for _ in range(self._chunks)]  # inputs and outputs in flight
-        own = self._take(samples)
+        in_flight: list[deque[tuple[Any, Any]]] = [deque() for _ in range(self._chunks)]  # inputs and outputs in flight
+        local_samples = self._take(samples)
         total = paddle.zeros([], "float32")
         for position, step in enumerate(self._next_schedule.passes):
             above, below = self._above[step.chunk], self._below[step.chunk]
@@ -217,16 +217,16 @@ class Pipeline:
                     x.stop_gradient = False
                 before_mib = device.allocated_mib() if headroom else 0.0
                 with span(f"forward {self._name(step)}", "forward"):
-                    out = self._forward(x, step, own)
+                    out = self._forward(x, step, local_samples)
                 if headroom:
                     headroom.held_mib[step.chunk] = device.allocated_mib() - before_mib
                 if below:
                     below[0].send(_apart(out, x).detach())
                 else:
                     total += out.detach()
-                held[step.chunk].append((x, out))
+                in_flight[step.chunk].append((x, out))
             else:
-                x, out = held[step.chunk].popleft()
+                x, out = in_flight[step.chunk].popleft()
                 self._stage.chains[step.chunk].last_backward = step.micro_batch == self._micro_batches - 1
                 grad = self._backward(out, scale, position)
                 self._stage.accumulate_gradients()
@@ -243,14 +243,14 @@ class Pipeline:
     def evaluate(self, samples: Samples) -> Any:
         """Runs the forward passes alone; returns as `run`."""
         total = paddle.zeros([], "float32")
-        own = self._take(samples)
+        local_samples = self._take(samples)
         with paddle.no_grad():
             for step in self._next_schedule.passes:
                 if step.kind == "backward":
                     continue
                 above, below = self._above[step.chunk], self._below[step.chunk]
                 x = above[0].receive() if above else None
-                out = self._forward(x, step, own)
+                out = self._forward(x, step, local_samples)
                 if below:
                     below[0].send(out)
                 else:
@@ -285,8 +285,8 @@ class Pipeline:
                 parts[3] = stage.take_pairs(ends, pairs)
         return list(zip(*parts, strict=True))
 
-    def _forward(self, x: Any, step: Pass, own: Sequence[tuple[Any, ...]]) -> Any:
-        ids, labels, ends, pairs = own[step.micro_batch]
+    def _forward(self, x: Any, step: Pass, local_samples: Sequence[tuple[Any, ...]]) -> Any:
+        ids, labels, ends, pairs = local_samples[step.micro_batch]
         return self._stage.forward(x, ids, labels, step.chunk, ends, pairs)
 
     def _name(self, step: Pass) -> str:

@@ -46,8 +46,8 @@ class Placement:
         """The sample of a micro-batch that each token is of, for the tokens that this rank alone sends to experts."""
         layout = token_layout(strategy, self.mesh.size, sequence_parallel=True)
         micro_batch, seq_length = self.setup.plan.micro_batch, self.setup.seq_length
-        held = layout.intervals(micro_batch * seq_length, micro_batch)[self.local].tolist()
-        return [token // seq_length for start, stop in held for token in range(start, stop)]
+        intervals = layout.intervals(micro_batch * seq_length, micro_batch)[self.local].tolist()
+        return [token // seq_length for start, stop in intervals for token in range(start, stop)]
 
     def group(self, *axes: Axis, mesh: Mesh | None = None) -> Any:
         """This rank's communicator along these axes of the mesh; None for one rank."""
@@ -75,15 +75,15 @@ class Placement:
 
     def parameter(self, weight: Weight, prefix: str) -> ShardedParameter:
         """This rank's part of a weight of this layer, with its sum group and the number of ranks that hold it."""
-        name, shape, part = prefix + weight.name, weight.shape, self.slice_of(weight)
+        name, shape, weight_slice = prefix + weight.name, weight.shape, self.slice_of(weight)
         dtype = "float32" if weight.state else self.numbers.stored
-        tensor = zero_parameter(part.size(shape), dtype)  # until its unit is made
+        tensor = zero_parameter(weight_slice.size(shape), dtype)  # until its unit is made
         if weight.expert is not None:
             sum_group = self.group(Axis.EXPERT_DATA, mesh=self.experts)
             return ShardedParameter(
                 name,
                 shape,
-                part,
+                weight_slice,
                 tensor,
                 sum_group,
                 replicas=self.experts.degree(Axis.EXPERT_DATA),
@@ -97,16 +97,16 @@ class Placement:
         if weight.sharded and Axis.TENSOR in summed:  # a projection to latents
             summed, copies = SHARDING, self.group(Axis.TENSOR)
         sum_group = self.group(*summed)  # its ranks hold the same part
-        if part.axis is not None and part.parts < self.tp:  # kv heads that several ranks share
-            copies = self.group(Axis.COPIES, mesh=self.mesh.sharing(self.tp // part.parts))
+        if weight_slice.axis is not None and weight_slice.parts < self.tp:  # kv heads that several ranks share
+            copies = self.group(Axis.COPIES, mesh=self.mesh.sharing(self.tp // weight_slice.parts))
         return ShardedParameter(
             name,
             shape,
-            part,
+            weight_slice,
             tensor,
             sum_group,
-            replicas=self.mesh.size // part.parts,
-            first_copy=Axis.TENSOR in summed or self.index % (self.tp // part.parts) == 0,
+            replicas=self.mesh.size // weight_slice.parts,
+            first_copy=Axis.TENSOR in summed or self.index % (self.tp // weight_slice.parts) == 0,
             gradient_dtype=dtype if weight.state else self.numbers.gradients,
             presum_group=copies,
             state=weight.state,

@@ -60,13 +60,13 @@ def cast(tensor: Any, dtype: Any) -> Any:
 
 
 @paddle.no_grad()  # type: ignore[untyped-decorator]
-def add(total: Any, part: Any, dtype: str) -> Any:
+def add(total: Any, term: Any, dtype: str) -> Any:
     """Sum of two tensors in a type; `total` may be changed, None: nothing yet. 16-bit numbers are added in fp32."""
     if total is None:
-        return cast(part, dtype)
+        return cast(term, dtype)
     if dtype == "float32":  # to which Paddle's kernel for GPUs adds 16-bit numbers without a copy of them in fp32
-        return total.add_(part if device.on_gpu() else cast(part, dtype))
-    return (total.astype("float32") + part.astype("float32")).astype(dtype)
+        return total.add_(term if device.on_gpu() else cast(term, dtype))
+    return (total.astype("float32") + term.astype("float32")).astype(dtype)
 
 
 class LossScaler:

@@ -45,7 +45,7 @@ def pin_rank() -> None:
 def pinned(index: int, ranks: int, wanted: bool = True) -> Iterator[None]:
     """Run all threads of this process meanwhile on the share of rank `index` of `ranks` on this host, where that is
     wanted and there are enough processors."""
-    mine = sorted(os.sched_getaffinity(0))
+    cores = sorted(os.sched_getaffinity(0))
     parts = shares(ranks)
     if not wanted or index >= len(parts):
         yield
@@ -54,7 +54,7 @@ def pinned(index: int, ranks: int, wanted: bool = True) -> Iterator[None]:
     try:
         yield
     finally:
-        _move(mine)
+        _move(cores)
 
 
 def _one_a_core() -> list[int]:

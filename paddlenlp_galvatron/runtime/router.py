@@ -53,11 +53,11 @@ def _in_turn(tokens: int, experts: int, chosen: int) -> Any:
 
 def shares(scores: Any, chosen: Any, shape: ModelShape) -> Any:
     """The weights [T, k] of a token's experts in their sum."""
-    own = paddle.take_along_axis(scores, chosen, -1, broadcast=False)
+    weights = paddle.take_along_axis(scores, chosen, -1, broadcast=False)
     if shape.norm_topk:
-        total = own.sum(-1, keepdim=True)
-        own = own / (total + LEAST_SUM if _sigmoid(shape) else total)
-    return own if shape.routed_scaling_factor == 1 else own * shape.routed_scaling_factor
+        total = weights.sum(-1, keepdim=True)
+        weights = weights / (total + LEAST_SUM if _sigmoid(shape) else total)
+    return weights if shape.routed_scaling_factor == 1 else weights * shape.routed_scaling_factor
 
 
 def _sigmoid(shape: ModelShape) -> bool:
@@ -121,8 +121,8 @@ class LayerLoad:
         shares = paddle.zeros([load.samples * load.experts])
         shares = paddle.scatter_nd_add(shares, places, _factors(places.shape[0], load.factor))
         shares = all_reduce(shares.reshape([load.samples, load.experts]), self._group)
-        own = (shares.index_select(self._samples) * probabilities).sum()
-        load.balance = own if load.balance is None else load.balance + own
+        balance = (shares.index_select(self._samples) * probabilities).sum()
+        load.balance = balance if load.balance is None else load.balance + balance
         return shares
 
     def balanced(self, probabilities: Any, shares: Any) -> Any:

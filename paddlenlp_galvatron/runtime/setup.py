@@ -33,18 +33,20 @@ class ModelSetup:
 
     @classmethod
     def of(
-        cls, plan: Plan, shape: ModelShape, seq_length: int, compute_precision: Precision | None = None, **given: Any
+        cls, plan: Plan, shape: ModelShape, seq_length: int, compute_precision: Precision | None = None, **further: Any
     ) -> ModelSetup:
         """The setup with the plan's types and kernels, as far as this device has them. Weights without a `source` are
         drawn from `seed`. `compute_precision`: the type that layers compute in, if not the plan's (on CPU: fp32).
-        `given`: further fields. Raises UserError for a precision that this device lacks."""
-        assumed, seed = plan.assumed, given.get("seed", 0)
+        `further`: further fields. Raises UserError for a precision that this device lacks."""
+        assumed, seed = plan.assumed, further.get("seed", 0)
         fields: dict[str, Any] = {
             "source": SeededWeights(seed, shape.initializer_range),
             "numbers": Numbers.of(assumed.mixed_precision, bool(assumed.fp32_gradients), compute_precision),
             "kernels": Kernels.of(assumed),
         }
-        return cls(plan, shape, seq_length, **fields | {name: each for name, each in given.items() if each is not None})
+        return cls(
+            plan, shape, seq_length, **fields | {name: each for name, each in further.items() if each is not None}
+        )
 
     @cached_property
     def family(self) -> Adapter:

@@ -55,20 +55,20 @@ class Stage:
         self._local = here.local
         self._causal_itself = setup.kernels.flash_attention
         vocab = plan.vocab.as_layer()
-        place = Placement(setup, here, vocab)
+        placement = Placement(setup, here, vocab)
         # Ids go in, and labels to the loss, on all ranks that split the vocabulary.
         inside = token_layout(plan.vocab, plan.stage_size, sequence_parallel=False)
-        own = inside.intervals(self._tokens, plan.micro_batch)[self._local].tolist()
-        self._taken = [(start, stop) for start, stop in own if start < stop]
+        intervals = inside.intervals(self._tokens, plan.micro_batch)[self._local].tolist()
+        self._taken = [(start, stop) for start, stop in intervals if start < stop]
         tied = shape.tied_embeddings
         table: ShardedParameter | None = None
         if self.is_first or (tied and self.is_last):
             both = here.groups.get(twins(plan, here.rank), "tied") if tied and plan.pipeline > 1 else None
-            table = embedding_table(place, both)
+            table = embedding_table(placement, both)
         maker = FrozenUnits if setup.adapters else UnitMaker
         units = maker(every_micro_batch=not plan.assumed.async_grad_reduce)
         self._frozen = setup.adapters is not None
-        self._embedding = Embedding(place, table) if self.is_first and table else None
+        self._embedding = Embedding(placement, table) if self.is_first and table else None
         if self._embedding:
             units.adopt(self._embedding.parameters, plan.vocab.dp_type)
         self.load = ExpertLoad(plan, shape, setup.seq_length)
@@ -84,7 +84,7 @@ class Stage:
         self._head: Head | None = None
         if self.is_last:
             pieces = plan.vocab.piece_sizes(sum(stop - start for start, stop in self._taken))
-            self._head = Head(place, shared, pieces)
+            self._head = Head(placement, shared, pieces)
             units.adopt(self._head.parameters, plan.vocab.dp_type)
         self.vectors, self.frozen = units.vectors, units.frozen
         self._chunks = self._cut(plan, units.chain, here)
@@ -98,7 +98,7 @@ class Stage:
         self.reports_first = not any(mesh.index(self._local, axis) for axis in axes)  # of those with the same rows
         self.row_replicas = mesh.size // mesh.degree(Axis.DATA)
         # Each of them knows all pairs of its dp share, also of samples none of whose tokens are its own.
-        self._paired = list(place.samples) if setup.preference else []
+        self._paired = list(placement.samples) if setup.preference else []
         self.loss_replicas = self.row_replicas if setup.preference else plan.vocab.tp
         self.mask = self._mask()  # before the first step, in which messages are under way
 
@@ -109,14 +109,14 @@ class Stage:
         for chunk in range(plan.chunks):
             embedding = self._embedding if plan.is_first(self.index, chunk) else None
             head = self._head if plan.is_last(self.index, chunk) else None
-            mine = [*islice(blocks, len(plan.chunk_layers(self.index, chunk)))]
-            modules = len(mine) + (embedding is not None) + (head is not None)
+            chunk_blocks = [*islice(blocks, len(plan.chunk_layers(self.index, chunk)))]
+            modules = len(chunk_blocks) + (embedding is not None) + (head is not None)
             chain = Chain([*islice(rest, modules)], embedding is not None, reducing)
             redistributions = [
                 None if before == after else Redistribution(before, after, *tokens, here)
                 for before, after in pairwise(chunk_edges(plan, self.index, chunk))
             ]
-            chunks.append(_Chunk(embedding, mine, head, chain, redistributions))
+            chunks.append(_Chunk(embedding, chunk_blocks, head, chain, redistributions))
         return chunks
 
     @property
@@ -239,20 +239,20 @@ class Stage:
     def take_pairs(self, ends: Tokens, pairs: Facts) -> list[Any]:
         """The answers of this rank's tokens [U], and the pairs [R, P, 5], of each micro-batch, from a step's
         ends [micro-batches, r·S] and pairs [micro-batches, r, P, 5]."""
-        places = {sample: place for place, sample in enumerate(self._answering)}
+        places = {sample: column for column, sample in enumerate(self._answering)}
         most = pairs.shape[2]
         rows = ends.reshape([-1, self._seq_length])
         answers = documents_of(rows).reshape([len(ends), len(self.samples), self._seq_length])
-        known = np.zeros([len(ends), len(places), *pairs.shape[2:]], np.float32)
-        for place, sample in enumerate(self.samples):
+        of_pairs = np.zeros([len(ends), len(places), *pairs.shape[2:]], np.float32)
+        for column, sample in enumerate(self.samples):
             if sample not in self.rows_of_loss:
                 continue
-            padding = answers[:, place] >= 2 * most
-            answers[:, place] += 2 * most * places[sample]
-            answers[:, place][padding] = 2 * most * len(places)  # no answer's number
-            known[:, places[sample]] = pairs[:, place]
+            padding = answers[:, column] >= 2 * most
+            answers[:, column] += 2 * most * places[sample]
+            answers[:, column][padding] = 2 * most * len(places)  # no answer's number
+            of_pairs[:, places[sample]] = pairs[:, column]
         numbers = self.own(answers.reshape(ends.shape)).astype(np.int32)
-        return list(zip(*(device.to_device(part).unbind() for part in (numbers, known)), strict=True))
+        return list(zip(*(device.to_device(part).unbind() for part in (numbers, of_pairs)), strict=True))
 
     def _ends_of(self, block: Block, ends: Any) -> Any:
         """[B, S] of the samples that a layer computes on here."""
@@ -261,11 +261,11 @@ class Stage:
 
     def own(self, tokens: Tokens) -> Tokens:
         """This rank's tokens [micro-batches, U], of those of its `samples`."""
-        places = {sample: place * self._seq_length for place, sample in enumerate(self.samples)}
+        places = {sample: index * self._seq_length for index, sample in enumerate(self.samples)}
         parts = []
         for start, stop in self._taken:
-            sample, before = divmod(start, self._seq_length)
-            first = places[sample] + before
+            sample, offset = divmod(start, self._seq_length)
+            first = places[sample] + offset
             parts.append(tokens[:, first : first + stop - start])
         return np.concatenate(parts, axis=1)
 

@@ -75,10 +75,10 @@ class Trainable:
         """Give the optimizer the gradient times `factor`, in fp32."""
         gradient = self.gradient
         if self.tensor.grad is None:
-            given = cast(gradient, "float32")
-            if given.data_ptr() % ALIGNED_BYTES:  # a window behind a weight of an odd size
-                given = given.clone()
-            self.tensor.grad_ = given  # shares it, where `grad` would copy and wait for the copy
+            fp32 = cast(gradient, "float32")
+            if fp32.data_ptr() % ALIGNED_BYTES:  # a window behind a weight of an odd size
+                fp32 = fp32.clone()
+            self.tensor.grad_ = fp32  # shares it, where `grad` would copy and wait for the copy
         if factor != 1.0:
             self.tensor.grad.scale_(factor)
 
@@ -99,7 +99,7 @@ class Trainable:
 def whole(weight: ShardedParameter) -> Trainable:
     """A local weight that the optimizer updates as it is."""
     each = weight.tensor.size // len(weight.members)
-    pieces = tuple(Piece(member, 0, each, place * each) for place, member in enumerate(weight.members))
+    pieces = tuple(Piece(member, 0, each, index * each) for index, member in enumerate(weight.members))
     return Trainable(master_of(weight.tensor), pieces, weight.decays, weight, holders=weight.sum_group)
 
 
@@ -273,10 +273,10 @@ class ShardedUnit(Unit):
         if self._replicas is None:
             return self._first_share()
         size = -(-self._shard_size // self._replicas.nranks)
-        own = paddle.zeros([size], self.weights[0].tensor.dtype)
-        fill(self.weights, own, self.group.rank * self._shard_size + self._replicas.rank * size)
-        shard = zero_parameter([self._shard_size], own.dtype)
-        joined = all_gather_first(own, self._replicas)
+        local = paddle.zeros([size], self.weights[0].tensor.dtype)
+        fill(self.weights, local, self.group.rank * self._shard_size + self._replicas.rank * size)
+        shard = zero_parameter([self._shard_size], local.dtype)
+        joined = all_gather_first(local, self._replicas)
         paddle.assign(window(joined, 0, self._shard_size, [self._shard_size]), output=shard.detach())
         return shard
 
@@ -289,12 +289,12 @@ class ShardedUnit(Unit):
         self.published()
         if self._keep_whole:
             return super().held()
-        held = []
-        for weight, low, high, place in self._own():
-            held.append((weight, zero_parameter([high - low], self._shard.dtype)))
+        pairs = []
+        for weight, low, high, offset in self._own():
+            pairs.append((weight, zero_parameter([high - low], self._shard.dtype)))
             if low < high:
-                share(held[-1][1], self._shard, place, place + high - low)
-        return held
+                share(pairs[-1][1], self._shard, offset, offset + high - low)
+        return pairs
 
     def _own(self) -> Iterator[tuple[ShardedParameter, int, int, int]]:
         """Divides this rank's part among the weights, as `within`."""
@@ -352,8 +352,8 @@ class ShardedUnit(Unit):
         self._pending = [reduce_scatter_start(self._joined_gradients(self._padding), self.group)]
 
     def finish_reductions(self) -> None:
-        for part in self._finished():
-            self._sum = add(self._sum, part, self.weights[0].gradient_dtype)
+        for reduced in self._finished():
+            self._sum = add(self._sum, reduced, self.weights[0].gradient_dtype)
             if self._reduced and self._replicas is not None:
                 self._summing = all_reduce_start(self._sum, self._replicas)
 
@@ -403,7 +403,10 @@ class UnitMaker:
             halves = [(dp_type, [weight for weight in matrices if not weight.expert])]
             if experts := [weight for weight in matrices if weight.expert]:
                 halves.append((of_experts or dp_type, experts))
-            self.made[key] = tuple(make_unit(some, of, self._every_micro_batch) for of, some in halves)
+            self.made[key] = tuple(
+                make_unit(weights_of_half, unit_dp_type, self._every_micro_batch)
+                for unit_dp_type, weights_of_half in halves
+            )
             for unit in self.made[key]:
                 unit.deferred = any(weight.presum_across_stages for weight in unit.weights)
                 unit.begin()
@@ -458,9 +461,9 @@ class Chain:
         """A module's backward is done: let its weights go and reduce its gradients when it is time."""
         units = self.units[position]
         self._release(position)
-        for before in self._reducing.units:
-            if before.sends_whole or any(unit.every_micro_batch for unit in units):
-                before.finish_reductions()  # its whole message goes before the next one is made
+        for earlier in self._reducing.units:
+            if earlier.sends_whole or any(unit.every_micro_batch for unit in units):
+                earlier.finish_reductions()  # its whole message goes before the next one is made
         for unit in units:
             unit.backward_done(self.last_backward)
         self._reducing.units = units

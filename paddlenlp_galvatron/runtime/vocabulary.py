@@ -73,8 +73,8 @@ class PairLoss:
         """
         rows, most, _ = pairs.shape
         # Not a product, which TF32 would round, nor a scatter, whose order of addition changes from run to run.
-        mine = answers.unsqueeze(-1) == paddle.arange(rows * most * 2, dtype=answers.dtype)
-        sums = -paddle.where(mine, losses.unsqueeze(-1), paddle.zeros([], losses.dtype)).sum(0)
+        of_answer = answers.unsqueeze(-1) == paddle.arange(rows * most * 2, dtype=answers.dtype)
+        sums = -paddle.where(of_answer, losses.unsqueeze(-1), paddle.zeros([], losses.dtype)).sum(0)
         if self._group is not None:
             sums = Crossing.apply(sums, Op.REDUCE, self._group)
         policy = sums.reshape([rows, most, 2])
@@ -94,14 +94,14 @@ class PairLoss:
         right = (chosen > rejected).astype("float32")
         shown = [chosen, rejected, right, chosen - rejected, *policy.detach().unbind(-1)]
         weight = exists.astype("float32")
-        return (each * weight).sum(), paddle.stack([(one * weight).sum() for one in shown])
+        return (each * weight).sum(), paddle.stack([(figure * weight).sum() for figure in shown])
 
 
-def embedding_table(place: Placement, twin: Any) -> ShardedParameter:
+def embedding_table(placement: Placement, twin: Any) -> ShardedParameter:
     """This rank's rows [v, H] of the embedding. `twin`: the group of two ranks that hold them when a model ties the
     embedding to the LM head of another stage."""
-    shape = place.setup.shape
-    table = place.parameter(shape.embedding.weights[0], f"{shape.traits.prefix}.")
+    shape = placement.setup.shape
+    table = placement.parameter(shape.embedding.weights[0], f"{shape.traits.prefix}.")
     if twin is None:
         return table
     first_copy = table.first_copy and twin.rank == 0
@@ -113,9 +113,9 @@ def embedding_table(place: Placement, twin: Any) -> ShardedParameter:
 class Embedding:
     """Token ids [U] -> hidden states [T, H]."""
 
-    def __init__(self, place: Placement, table: ShardedParameter):
-        self._place = place
-        self._shard = VocabularyShard(place.setup.shape.vocab_size, place)
+    def __init__(self, placement: Placement, table: ShardedParameter):
+        self._place = placement
+        self._shard = VocabularyShard(placement.setup.shape.vocab_size, placement)
         self._table = table
         self.parameters: list[ShardedParameter] = [table]
 
@@ -133,28 +133,28 @@ class Embedding:
 class Head:
     """Hidden states [T, H] and labels [U] -> the sum of this dp share's losses."""
 
-    def __init__(self, place: Placement, table: ShardedParameter | None, pieces: Sequence[int]):
+    def __init__(self, placement: Placement, table: ShardedParameter | None, pieces: Sequence[int]):
         """`table`: the embedding's, where the model ties the two. `pieces`: tokens of each, where logits are computed
         by pieces."""
-        self._place, setup, shape = place, place.setup, place.setup.shape
+        self._place, setup, shape = placement, placement.setup, placement.setup.shape
         with paddle.LazyGuard():
             self._norm = setup.family.final_norm(setup.config)
         norm, lm_head = shape.head.weights
-        self._slots = shard_layer(self._norm, lambda _: place.parameter(norm, f"{shape.traits.prefix}."))
+        self._slots = shard_layer(self._norm, lambda _: placement.parameter(norm, f"{shape.traits.prefix}."))
         self._tied = table is not None
         if table is None:
-            table = place.parameter(lm_head, "")
+            table = placement.parameter(lm_head, "")
         self._table = table
         self.parameters: list[ShardedParameter] = [*(weight for _, _, weight in self._slots), table]
         # Paddle's one kernel for a split vocabulary knows no columns of padding.
-        fused = setup.kernels.fused_cross_entropy and fuses_loss(shape.vocab_size, place.tp)
-        shard = VocabularyShard(shape.vocab_size, place)
-        self._loss = CrossEntropy(shard, place.group(Axis.TENSOR), fused)
-        self._pieces = Pieces(pieces, self._loss, table, self._tied, place.numbers) if len(pieces) > 1 else None
+        fused = setup.kernels.fused_cross_entropy and fuses_loss(shape.vocab_size, placement.tp)
+        shard = VocabularyShard(shape.vocab_size, placement)
+        self._loss = CrossEntropy(shard, placement.group(Axis.TENSOR), fused)
+        self._pieces = Pieces(pieces, self._loss, table, self._tied, placement.numbers) if len(pieces) > 1 else None
         self._reduced_each = not setup.plan.assumed.async_grad_reduce  # after each micro-batch
         self.scale = 1.0  # the gradient of the sum of losses in the passes that follow
         # Ranks that have other tokens of the same answers are among those that have the same weights.
-        apart = place.mesh.degree(Axis.CONTEXT) * place.mesh.degree(Axis.ULYSSES) > 1
+        apart = placement.mesh.degree(Axis.CONTEXT) * placement.mesh.degree(Axis.ULYSSES) > 1
         group = table.sum_group if apart else None
         self.pairs = PairLoss(setup.preference, group) if setup.preference else None
         self.metrics: Any = None  # sums that a step reports with its loss, since `Stage.forget_metrics`

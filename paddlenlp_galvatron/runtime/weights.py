@@ -50,10 +50,10 @@ class Slice:
         """Size of this part of a weight."""
         return [stop - start for start, stop in (self.interval(axis, length) for axis, length in enumerate(shape))]
 
-    def pad(self, part: Array, shape: tuple[int, ...]) -> Array:
+    def pad(self, array: Array, shape: tuple[int, ...]) -> Array:
         """Fill the part of a weight up to its size."""
-        padding = [(0, size - length) for size, length in zip(self.size(shape), part.shape, strict=True)]
-        return np.ascontiguousarray(np.pad(part, padding) if any(more for _, more in padding) else part)
+        padding = [(0, size - length) for size, length in zip(self.size(shape), array.shape, strict=True)]
+        return np.ascontiguousarray(np.pad(array, padding) if any(more for _, more in padding) else array)
 
 
 WHOLE = Slice()
@@ -149,11 +149,11 @@ class ShardedParameter:
         """Each member, and a parameter on its values."""
         if not self.stacked:
             return [(self, self.tensor)]
-        shape, held = list(self.tensor.shape[1:]), []
-        for place, member in enumerate(self.stacked):
-            held.append((member, zero_parameter(shape, self.tensor.dtype)))
-            share(held[-1][1], self.tensor, place, place + 1)
-        return held
+        shape, pairs = list(self.tensor.shape[1:]), []
+        for index, member in enumerate(self.stacked):
+            pairs.append((member, zero_parameter(shape, self.tensor.dtype)))
+            share(pairs[-1][1], self.tensor, index, index + 1)
+        return pairs
 
     def first_values(self, start: int, stop: int) -> Array:
         """Elements `start..stop-1` of the flattened slice as the run begins, flat; only their rows are read."""
@@ -255,7 +255,7 @@ def within(
     """Divides the numbers `start..stop-1` of weights one after the other: each weight, the first and last-plus-one
     element of its flattened slice, equal where it has none of them, and their place behind `start`."""
     offset = 0
-    for weight in (member for one in weights for member in one.members):
+    for weight in (member for outer in weights for member in outer.members):
         length = prod(weight.slice.size(weight.shape))
         low, high = (min(max(edge - offset, 0), length) for edge in (start, stop))
         yield weight, low, high, max(offset - start, 0)
@@ -264,10 +264,10 @@ def within(
 
 def fill(weights: Sequence[ShardedParameter], flat: Any, start: int = 0) -> None:
     """Write the first values from `start` on, of weights one after the other, into a flat tensor."""
-    for weight, low, high, place in within(weights, start, start + int(flat.size)):
+    for weight, low, high, offset in within(weights, start, start + int(flat.size)):
         if low < high:
             values = paddle.to_tensor(weight.first_values(low, high))
-            paddle.assign(values.astype(flat.dtype), output=window(flat, place, place + high - low, [high - low]))
+            paddle.assign(values.astype(flat.dtype), output=window(flat, offset, offset + high - low, [high - low]))
 
 
 def fill_whole(weight: ShardedParameter) -> None:

@@ -114,5 +114,5 @@ def require_continuable(checkpoint: Checkpoint, settings: TrainSettings, base: s
     """Raise UserError unless the run can be resumed from a checkpoint: before ranks start. `base`: of `base_of`;
     `data`: the training data's identity, in batches of `batch` samples."""
     require_same_adapters(checkpoint, settings.adapters(base))
-    known = {**data, "reference": base} if settings.compares else data
-    samples_seen(checkpoint, known, batch, settings.continue_from == "auto", lambda note: None)
+    identity = {**data, "reference": base} if settings.compares else data
+    samples_seen(checkpoint, identity, batch, settings.continue_from == "auto", lambda note: None)

@@ -75,25 +75,25 @@ class Reference:
         engine, made_from = self._engine, data.identity | {"reference": self._base}
         name = sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:32]
         arrays = read_cache(self._folder / name, made_from) if engine.rank == 0 else None
-        known = from_first(engine, arrays and np.asarray(arrays[0][0 : len(arrays[0])]))
-        if known is None:
+        answers = from_first(engine, arrays and np.asarray(arrays[0][0 : len(arrays[0])]))
+        if answers is None:
             if self.is_gone:
                 raise UserError("evaluation: its pairs have no reference any more; evaluate before, or say --do_eval")
-            known = self._compute(data)
+            answers = self._compute(data)
             if engine.rank == 0:
                 self._folder.mkdir(exist_ok=True)
-                write_cache(self._folder / name, made_from, known)
-        data.reference = known.view(np.float64)[:, 0].astype(np.float32)
+                write_cache(self._folder / name, made_from, answers)
+        data.reference = answers.view(np.float64)[:, 0].astype(np.float32)
         data.identity["reference"] = self._base
 
     def _compute(self, data: TuningData) -> Any:
         """[answers, 1], fp64 as whole numbers of the same bytes."""
         engine, batch = self._engine, data.global_batch
         print_rank_0(engine, f"writing {self._folder}: log-probabilities of the answers in {data.samples} rows")
-        found = np.zeros((len(data.reference), 1))
+        log_probabilities = np.zeros((len(data.reference), 1))
         for step in range(-(-data.samples // batch)):
             answers = engine.answers(engine.share(data.pass_rows(step, engine.rows)))
             for row in range(min(batch, data.samples - step * batch)):
-                place = data.place_in_reference(data.index(step * batch + row))
-                found[place, 0] = answers[row].reshape(-1)[: place.stop - place.start]
-        return found.view(NUMBER)
+                positions = data.place_in_reference(data.index(step * batch + row))
+                log_probabilities[positions, 0] = answers[row].reshape(-1)[: positions.stop - positions.start]
+        return log_probabilities.view(NUMBER)

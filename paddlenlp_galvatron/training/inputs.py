@@ -24,10 +24,10 @@ def open_data(
     plan: Plan,
     shape: ModelShape,
     split: Split = "train",
-    known: Callable[[dict[str, Any]], object] = lambda identity: None,
+    on_identity: Callable[[dict[str, Any]], object] = lambda identity: None,
     keep: bool = True,
 ) -> BatchSource:
-    """A split of a run's data, in global batches. `known` is called with their identity as soon as that is computed;
+    """A split of a run's data, in global batches. `on_identity` gets their identity as soon as it is computed;
     without `keep`, nothing is written next to the data. Raises UserError."""
     seq_length = plan.assumed.seq_length or 0
     pairs = settings.preference is not None
@@ -48,7 +48,7 @@ def open_data(
             keep,
         )
         tokenizer = settings.tokenizer_name_or_path or Path(settings.model)
-        return TuningData(data, tokenizer, layout, plan.global_batch, split, known)
+        return TuningData(data, tokenizer, layout, plan.global_batch, split, on_identity)
     opened: BatchSource
     if settings.input_dir is None:
         raise UserError(
@@ -67,7 +67,7 @@ def open_data(
             shape.vocab_size,
             keep,
         )
-    known(opened.identity)
+    on_identity(opened.identity)
     return opened
 
 

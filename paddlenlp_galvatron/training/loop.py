@@ -145,8 +145,8 @@ class TrainingLoop:
         if isinstance(self.run.data, TuningData):
             record["target_tokens_per_s"] = share.labelled / max(times)
             record["filled"] = self.run.data.filled(self.step)
-        if known := [mean for mean in imbalance[0] if mean]:
-            record["moe_imbalance"] = sum(known) / len(known)
+        if means := [mean for mean in imbalance[0] if mean]:
+            record["moe_imbalance"] = sum(means) / len(means)
             record["moe_imbalance_most"] = max(imbalance[1])
         if engine.metrics:
             record["metrics"] = engine.metrics
@@ -251,8 +251,8 @@ def evaluate(run: Run, source: BatchSource, prefix: str, events: Events) -> dict
 def mean_metrics(engine: Engine, rows: Rows, count: int, after_each: Callable[[], object]) -> dict[str, float]:
     """The loss of a token with a label, or of a pair, over the first global batches, and metrics with it."""
     totals, seen = Counter[str](), 0
-    for own in prefetch(lambda step: rows(step, engine.rows), range(count)):
-        share = engine.share(own)
+    for batch in prefetch(lambda step: rows(step, engine.rows), range(count)):
+        share = engine.share(batch)
         means = {"loss": engine.evaluate(share)} | engine.metrics
         totals.update({name: mean * share.over for name, mean in means.items()})
         seen += share.over
@@ -268,5 +268,5 @@ def shown(metrics: Mapping[str, float]) -> str:
 def add_metrics(record: StepRecord, metrics: Mapping[str, float]) -> None:
     """Add an evaluation to the record of the step before it."""
     record["eval_loss"] = next(value for key, value in metrics.items() if key.endswith("_loss"))
-    known = [name for name in ("accuracy", *METRICS) if f"eval_{name}" in metrics]
-    record["eval_metrics"] = {name: metrics[f"eval_{name}"] for name in known}
+    names = [name for name in ("accuracy", *METRICS) if f"eval_{name}" in metrics]
+    record["eval_metrics"] = {name: metrics[f"eval_{name}"] for name in names}

@@ -48,14 +48,14 @@ def resume(
     faults: list[str] = []
     say = partial(print_rank_0, engine)
     for folder in folders:
-        checkpoint, found = _open(folder, engine)
-        if checkpoint is None or found:
-            faults += found
+        checkpoint, found_faults = _open(folder, engine)
+        if checkpoint is None or found_faults:
+            faults += found_faults
             continue
         require_same_adapters(checkpoint, engine.adapters)
         samples = samples_seen(checkpoint, data.identity, data.global_batch, automatic, say)
-        if found := _faults_of(engine, partial(load, checkpoint, engine, optimizer)):
-            faults += found
+        if found_faults := _faults_of(engine, partial(load, checkpoint, engine, optimizer)):
+            faults += found_faults
             continue
         for fault in faults:
             print_rank_0(engine, f"warning: {fault}; the checkpoint before is taken")
@@ -100,20 +100,20 @@ def _open(folder: Path, engine: Engine) -> tuple[Checkpoint | None, list[str]]:
 
     Raises UserError: it is another model's.
     """
-    found: Checkpoint | UserError | None = None
+    opened: Checkpoint | UserError | None = None
     if engine.rank == 0:
         try:
-            found = open_checkpoint(folder, engine.shape)
+            opened = open_checkpoint(folder, engine.shape)
         except UserError as error:
-            found = error
-    found = from_first(engine, found)
-    if isinstance(found, BrokenCheckpoint):
-        return None, [str(found)]
-    if isinstance(found, UserError):
-        raise found
-    assert found is not None
-    files = range(engine.rank, len(found.index.files), engine.plan.world_size)
-    return found, _faults_of(engine, partial(verify, found, files))
+            opened = error
+    opened = from_first(engine, opened)
+    if isinstance(opened, BrokenCheckpoint):
+        return None, [str(opened)]
+    if isinstance(opened, UserError):
+        raise opened
+    assert opened is not None
+    files = range(engine.rank, len(opened.index.files), engine.plan.world_size)
+    return opened, _faults_of(engine, partial(verify, opened, files))
 
 
 def _faults_of(engine: Engine, read: Callable[[], object]) -> list[str]:

@@ -107,8 +107,8 @@ class Run:
         if self.tokenizer is not None:
             with TemporaryDirectory() as saved:
                 self.tokenizer.save_pretrained(saved)
-                there = [path for path in Path(saved).rglob("*") if path.is_file()]
-                files |= {str(path.relative_to(saved)): path.read_bytes() for path in there}
+                paths = [path for path in Path(saved).rglob("*") if path.is_file()]
+                files |= {str(path.relative_to(saved)): path.read_bytes() for path in paths}
         entries, base = config_like(self.engine.shape, config), settings.initial_weights
         if self._types:
             entries["torch_dtype"] = DTYPES[self._types[0]].name

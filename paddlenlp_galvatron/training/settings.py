@@ -154,9 +154,9 @@ def require_reporters(names: Sequence[str]) -> None:
     """Raises UserError for one of `report_to` whose package is not installed."""
     lacking = [name for name in names if name in REPORTERS and find_spec(REPORTERS[name]) is None]
     if lacking:
-        known = ", ".join(name for name, package in REPORTERS.items() if find_spec(package)) or "none"
+        installed = ", ".join(name for name, package in REPORTERS.items() if find_spec(package)) or "none"
         extra = "pip install 'paddlenlp-galvatron[log]'" if "tensorboard" in lacking else f"pip install {lacking[0]}"
-        raise UserError(f"report_to: {', '.join(lacking)} is not installed ({extra}); installed: {known}")
+        raise UserError(f"report_to: {', '.join(lacking)} is not installed ({extra}); installed: {installed}")
 
 
 class TrainOptions(Recipe, RunOptions, TuningOptions, PreferenceOptions):
@@ -228,9 +228,9 @@ class TrainSettings(TrainOptions):
         if not self.load_best_model_at_end or self.evaluates == "no":
             return None
         name = (self.metric_for_best_model or "loss").removeprefix("eval_")
-        known = ("loss", *METRICS) if self.preference else ("loss", "accuracy", "ppl")
-        if name not in known:
-            raise UserError(f"metric_for_best_model: {name} is not evaluated; choose one of {', '.join(known)}")
+        metrics = ("loss", *METRICS) if self.preference else ("loss", "accuracy", "ppl")
+        if name not in metrics:
+            raise UserError(f"metric_for_best_model: {name} is not evaluated; choose one of {', '.join(metrics)}")
         return name
 
     @property

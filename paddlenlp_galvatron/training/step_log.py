@@ -160,15 +160,15 @@ class StepLog:
 
     def _write_line(self, step: int, line: bytes) -> None:
         assert self._file
-        last, place, end = self._last
+        last, offset, end = self._last
         events = b""
         if step == last:
             self._file.seek(end)
             events = self._file.read()
-        place = self._file.seek(*((place,) if step == last else (0, os.SEEK_END)))
+        offset = self._file.seek(*((offset,) if step == last else (0, os.SEEK_END)))
         self._file.write(line + events)
         self._file.flush()
-        self._last = (step, place, place + len(line))
+        self._last = (step, offset, offset + len(line))
 
     def close(self) -> None:
         if self._file is not None:

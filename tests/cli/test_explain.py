@@ -19,9 +19,8 @@ from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.plan import DataParallel, read_plan, write_plan
 from paddlenlp_galvatron.plan.check import require_trainable
 from paddlenlp_galvatron.planner import explain as explaining
-from paddlenlp_galvatron.planner import problem
-from paddlenlp_galvatron.planner import what_ifs as why
-from paddlenlp_galvatron.planner.what_ifs import faster_links
+from paddlenlp_galvatron.planner import question
+from paddlenlp_galvatron.planner.explain import faster_links
 from paddlenlp_galvatron.report import explain
 
 from .test_search import OPTIONS, PLAN, folder, words, write_profiles  # noqa: F401 - a fixture
@@ -103,7 +102,7 @@ def test_each_what_if_is_a_search_under_that_change(explained, galvatron):
 
 def test_searches_that_are_stopped_say_between_what_the_answer_lies(explained, galvatron, monkeypatch):
     """As in spaces that take minutes: the gains of whole searches lie within the printed ranges."""
-    monkeypatch.setattr(problem, "LEAST_S", 0.0)
+    monkeypatch.setattr(question, "LEAST_S", 0.0)
     monkeypatch.setattr(explaining, "SEARCHES_S", 0.0)
     stopped = json.loads(galvatron("explain", "plan.json", "--json").out)
     found = [answer for answer in stopped["what_if"] if answer["time_s"]]
@@ -165,7 +164,7 @@ def test_one_layer_more_is_what_the_changed_plan_costs(explained, galvatron):
 def test_where_one_layer_has_very_many_ways_to_change_some_layers_are_tried(explained, galvatron, monkeypatch):
     whole = {other["strategy"]: other for other in explained["one_layer_more"]}
     assert explained["layers_tried"] == explained["layers_that_differ"] > 2
-    monkeypatch.setattr(why, "MOST_PRICED", 1)
+    monkeypatch.setattr(explaining, "MOST_PRICED", 1)
     reported = json.loads(galvatron("explain", "plan.json", "--json").out)
     assert (reported["layers_tried"], reported["layers_that_differ"]) == (2, explained["layers_that_differ"])
     assert {other["layer"] for other in reported["one_layer_more"]} <= {0, len(read_plan("plan.json").layers) - 1}

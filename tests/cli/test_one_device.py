@@ -15,7 +15,6 @@ import pytest
 import paddlenlp_galvatron as galvatron_api
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cli.training_run import mfu_of
-from paddlenlp_galvatron.cost_model.facts import PlanFacts
 from paddlenlp_galvatron.launch import gpus as node
 from paddlenlp_galvatron.model import load_model
 from paddlenlp_galvatron.plan import read_plan
@@ -149,9 +148,8 @@ def answers(case: Case, where: dict[str, str], galvatron) -> Iterator[tuple[str,
 
     form = FORM | {"seq_length": SEQ, "global_train_batch_size": BATCH}
     made = what_if(Form(**form, **where, **budget), case.task)
-    best, shape = made.result.require(), load_model(MODEL)
-    share = PlanFacts(best.plan, best.prediction, made.cost, shape).mfu
-    yield "what-if", Answer(made.options.memory_gib, made.options.reserve_mib / 1024, share and 100 * share)
+    settled, share = made.question.settled, made.question.facts_of(made.result.plan).mfu
+    yield "what-if", Answer(settled.memory_gib, settled.reserve_mib / 1024, share and 100 * share)
 
     result = galvatron_api.search(MODEL, **where, **budget, **case.task, gpus=GPUS, batch=BATCH, seq_length=SEQ).result
     searched, stages = result.plan.metadata["searched_from"], result.plan.metadata["predicted"]["stages"]
@@ -160,7 +158,7 @@ def answers(case: Case, where: dict[str, str], galvatron) -> Iterator[tuple[str,
 
     plan, adapts = read_plan(Path("p.json")), case.task.get("task")
     step_s = plan.metadata["predicted"]["time_s"]
-    settings: Any = SimpleNamespace(peak_tflops=None, adapts=bool(adapts))
+    shape, settings = load_model(MODEL), SimpleNamespace(peak_tflops=None, adapts=bool(adapts))
     with patch.multiple(node, gpu_count=lambda: GPUS, gpu_name=lambda: "a driver's name that nobody knows"):
         health = Health(plan, mfu_of(plan, shape, settings))
     record = {"step": 9, "loss": 1.0, "lr": 1.0, "grad_norm": 1.0, "step_time_s": step_s}

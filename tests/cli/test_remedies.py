@@ -39,7 +39,7 @@ REPORTED_BY: dict[str, tuple[str, ...]] = {
     "plan": (),
     "planner/fit.py": ("fit",),
     "planner/options.py": ("search", "fit"),
-    "planner/problem.py": ORIGIN,
+    "planner/origin.py": ORIGIN,
     "planner/question.py": ("search",),  # its folder of profiles is that of others, too
     "planner/scale.py": ("search",),
     "planner": (),

@@ -15,7 +15,7 @@ import paddle
 
 from paddlenlp_galvatron.base.units import FP32_BYTES, MIB
 from paddlenlp_galvatron.cost_model.collectives import Setting, vocab_calls
-from paddlenlp_galvatron.cost_model.head import HeadShare, piece_passes, piece_room
+from paddlenlp_galvatron.cost_model.vocabulary import HeadShare, piece_passes, piece_room
 from paddlenlp_galvatron.cost_model.weights import StateBytes
 from paddlenlp_galvatron.measure.part import CheapWeights, FakeGroups
 from paddlenlp_galvatron.model import ModelShape

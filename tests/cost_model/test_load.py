@@ -9,7 +9,7 @@ import pytest
 from cost_examples import COMPUTATION, HARDWARE, MEMORY, MODEL, SEQ, example, example_plan
 
 from paddlenlp_galvatron.base.errors import UserError
-from paddlenlp_galvatron.cost_model import load
+from paddlenlp_galvatron.cost_model import StageSetting, load
 from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, ModelShape, Precision, read_plan, uniform_plan
 from paddlenlp_galvatron.profiles import Fingerprint, Meta, allreduce_name, computation_name, memory_name
 
@@ -85,14 +85,11 @@ def test_layer_types_have_their_own_shapes_and_times(folder):
     slower = {shape: 2 * ms for shape, ms in COMPUTATION.layer_ms[0].items()}
     replace(COMPUTATION, layer_ms={**COMPUTATION.layer_ms, 1: slower}).save(folder)
     model = load(shapes, 2, 4, example().assumed, folder=folder)
-    one, two = (
-        model.layer_cost(LayerStrategy(), stage_size=8, micro_batch=16, micro_batches=2, pipeline=1, layer_type=t)
-        for t in (0, 1)
-    )
+    one, two = (model.layer_cost(LayerStrategy(), StageSetting(8, 16, 2, 1), t) for t in (0, 1))
     assert two.forward_ms == pytest.approx(2 * one.forward_ms)
     assert two.states_mib == pytest.approx(one.states_mib * wide.layer_parameters / MODEL.layer_parameters)
     plan = example_plan(model)
-    vocab = model.vocab_cost(plan.vocab, stage_size=8, micro_batch=16, micro_batches=2, pipeline=1, role="only")
+    vocab = model.vocab_cost(plan.vocab, StageSetting(8, 16, 2, 1), "only")
     assert model.predict(plan).stages[0].forward_ms == pytest.approx(
         2 * one.forward_ms + 2 * two.forward_ms + vocab.forward_ms
     )
@@ -121,7 +118,7 @@ def test_the_worked_number_of_the_documentation():
     reported = re.findall(r"\*\*(?:sync = )?([\d.,]+) (?:ms|MiB)\*\*", page.read_text())
     folder = DATA / "galvatron-llama2-7b"
     model = load(LLAMA2_7B, 1, 8, Assumptions(True, Precision.BF16, True, 2048), folder=folder)
-    layer = model.layer_cost(LayerStrategy(2), stage_size=8, micro_batch=16, micro_batches=4, pipeline=1)
+    layer = model.layer_cost(LayerStrategy(2), StageSetting(8, 16, 4, 1))
     times = [f"{ms:.3f}" for ms in (layer.forward_ms, layer.backward_ms, layer.sync_ms)]
     assert reported == [
         *times,
@@ -139,10 +136,7 @@ def test_the_other_dialects_published_profiles_price_the_same_model_alike():
         for name, seq, sp in (("galvatron-llama2-7b", 2048, True), ("paddlenlp-llama", 1024, False))
     )
     for strategy in (LayerStrategy(1), LayerStrategy(4)):
-        a, b = (
-            m.layer_cost(strategy, stage_size=8, micro_batch=16, micro_batches=2, pipeline=1).states_mib
-            for m in (ours, theirs)
-        )
+        a, b = (m.layer_cost(strategy, StageSetting(8, 16, 2, 1)).states_mib for m in (ours, theirs))
         assert a == pytest.approx(b, rel=0.01)
     plan = uniform_plan(
         layers=32, world_size=8, global_train_batch_size=64, global_tp_deg=2, chunks=4, assumed=theirs.assumed
@@ -156,10 +150,7 @@ def test_two_nodes_charge_for_the_link_between_them():
     assumed = Assumptions(True, Precision.BF16, True, 2048)
     paths = {"sp_time_path": folder / "sp_time_1nodes_8gpus_per_node.json"}
     one, two = (load(LLAMA2_7B, nodes, 8, assumed, folder=folder, **paths) for nodes in (1, 2))
-    costs = [
-        m.layer_cost(LayerStrategy(8), stage_size=m.world_size, micro_batch=16, micro_batches=1, pipeline=1)
-        for m in (one, two)
-    ]
+    costs = [m.layer_cost(LayerStrategy(8), StageSetting(m.world_size, 16, 1, 1)) for m in (one, two)]
     assert costs[0].sync_ms == pytest.approx(0.0, abs=0.01)  # all ranks in one tp group: only the norms are summed
     local_mib = LLAMA2_7B.layer_parameters * 2 / 2**20 / 8
     assert costs[1].sync_ms >= 0.125 * local_mib / 8.13007 * 0.99  # pairs {r, r + 8}: measured 8.13 MiB/ms, overlapped

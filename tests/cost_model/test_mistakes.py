@@ -8,7 +8,7 @@ import pytest
 from cost_examples import COMPUTATION, HARDWARE, LAYER_MIB, MODEL, SEQ, cost, example, example_plan, one_node
 
 from paddlenlp_galvatron.base.errors import UserError
-from paddlenlp_galvatron.cost_model import CostOptions
+from paddlenlp_galvatron.cost_model import CostOptions, StageSetting
 from paddlenlp_galvatron.cost_model.traffic import step_traffic_bytes
 from paddlenlp_galvatron.cost_model.weights import layer_weights
 from paddlenlp_galvatron.plan import DataParallel, LayerStrategy, Precision, VocabStrategy, read_plan, write_plan
@@ -26,17 +26,17 @@ def test_1_a_batch_that_does_not_split_is_refused_not_rounded_down():
     with pytest.raises(UserError, match="12 samples of a micro-batch do not split over the dp degree 8"):
         cost(one_node(), LayerStrategy(), micro_batch=12)
     with pytest.raises(UserError, match="dp degree 4"):
-        one_node().vocab_cost(VocabStrategy(2), stage_size=8, micro_batch=6, micro_batches=1, pipeline=1, role="only")
+        one_node().vocab_cost(VocabStrategy(2), StageSetting(8, 6, 1, 1), "only")
 
 
 def test_2_a_switch_costs_what_its_bytes_take_in_both_directions_and_is_in_the_step_time():
     model = one_node(sequence_parallel=False)
     split, whole = LayerStrategy(), LayerStrategy(degree=4)
-    forward, backward = model.switch_cost(split, whole, stage_size=8, micro_batch=16)
+    forward, backward = model.switch_cost(split, whole, StageSetting(8, 16, 1, 1))
     # Each rank gathers the 2 of 8 slices' dp share: 16 MiB / 2 groups of 4; 0.05 ms and 0.01 ms a MiB.
     assert forward == pytest.approx(0.05 + 0.01 * TOKENS_MIB / 2)
     assert backward == 0  # every rank has its slice of the gradient already
-    assert model.switch_cost(whole, split, stage_size=8, micro_batch=16) == (0, pytest.approx(forward))
+    assert model.switch_cost(whole, split, StageSetting(8, 16, 1, 1)) == (0, pytest.approx(forward))
 
     plan = example_plan(model, layers=(split, whole, split, whole))
     parts = model.stage_parts(plan, 0)
@@ -49,7 +49,7 @@ def test_2_layers_with_sharded_tokens_hand_on_for_nothing():
     model = one_node()
     for before in (LayerStrategy(), LayerStrategy(2), LayerStrategy(8, ulysses=True), VocabStrategy(4), None):
         for after in (LayerStrategy(4), LayerStrategy(2, ulysses=True), None):
-            assert model.switch_cost(before, after, stage_size=8, micro_batch=16) == (0, 0)
+            assert model.switch_cost(before, after, StageSetting(8, 16, 1, 1)) == (0, 0)
 
 
 def test_3_a_slow_stage_in_the_middle_is_felt():
@@ -99,7 +99,7 @@ def test_6_zero3_gathers_twice_a_micro_batch():
 def test_6_each_rank_hands_on_its_own_slice_to_the_next_stage():
     model = one_node(hardware=replace(one_node().profiles.network.profile, messages_ms={}))
     for pipeline, ranks in ((2, 4), (4, 2), (8, 1)):
-        hop = model.boundary_cost(stage_size=ranks, micro_batch=16, pipeline=pipeline)
+        hop = model.boundary_cost(StageSetting(ranks, 16, 1, pipeline))
         assert hop == pytest.approx(TOKENS_MIB / ranks / 50)
     plan = example_plan(model, stages=(2, 2), layers=(LayerStrategy(4),) * 4)
     assert step_traffic_bytes(plan, MODEL)["p2p"] == 2 * 2 * TOKENS_MIB * 2**20  # ways, micro-batches

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from paddlenlp_galvatron.cost_model.costs import CostOptions, LayerCost, PartMemory, States, Terms, Update, Workspace
+from paddlenlp_galvatron.cost_model.costs import CostOptions, LayerCost, PartMemory, States, Terms, Workspace
 from paddlenlp_galvatron.cost_model.stage_memory import memory_of, peak_mib
 from paddlenlp_galvatron.plan import uniform_plan
 from paddlenlp_galvatron.plan.schedule import Schedule, order, without_repeats
@@ -56,7 +56,7 @@ def test_zero3_has_two_parts_weights_available_and_joins_its_gradients():
 
 def test_an_update_in_turns_has_the_weights_all_gradients_and_one_matrix():
     """Optimizer states in the host's memory: the device has fp32 weights, and one matrix's moments at a time."""
-    parts = [LAYER._replace(update=Update(states_mib=1, master_mib=6, tensor_mib=size)) for size in (7, 9)]
+    parts = [LAYER._replace(host_mib=1, master_mib=6, matrix_mib=size) for size in (7, 9)]
     assert peak(parts, 1) == 20 + 2 * (6 + 4) + 9
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from plans import MODEL
 
-from paddlenlp_galvatron.cost_model import CostModel, derive
+from paddlenlp_galvatron.cost_model import CostModel, StageSetting, derive
 from paddlenlp_galvatron.cost_model.collectives import Setting, layer_calls
 from paddlenlp_galvatron.cost_model.traffic import NAMES
 from paddlenlp_galvatron.cost_model.weights import StateBytes
@@ -20,7 +20,7 @@ from paddlenlp_galvatron.plan.comm_points import repeated
 from paddlenlp_galvatron.profiles.compute_time import ComputeTimes
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 
-WHERE = {"stage_size": 8, "micro_batch": 8, "micro_batches": 4, "pipeline": 1}
+STAGE = StageSetting(8, 8, 4, 1)
 
 
 def h100(model: str = "llama3-8b", flash: bool = True, megatron_sp: bool = True) -> CostModel:
@@ -34,7 +34,7 @@ def h100(model: str = "llama3-8b", flash: bool = True, megatron_sp: bool = True)
 def test_more_parts_keep_less_and_take_longer(model, tp, flash):
     cost = h100(model, flash)
     every = (Recompute.NONE, Recompute.FULL, *PARTLY)
-    of = {each: cost.layer_cost(LayerStrategy(tp, recompute=each), **WHERE) for each in every}
+    of = {each: cost.layer_cost(LayerStrategy(tp, recompute=each), STAGE) for each in every}
     for more, price in of.items():
         for less, other in of.items():
             if less in more and less is not more:
@@ -47,11 +47,61 @@ def test_more_parts_keep_less_and_take_longer(model, tp, flash):
         ) or (more is Recompute.FULL)
 
 
+MIB = 1 << 20
+OF_MODULES = {  # model, layer type, module -> bytes that a rank of 8 frees, and operations that it repeats, by hand
+    "mlp of llama3-8b": ("llama3-8b", Recompute.SUBLAYER, 4096 * 3 * 14336 * 2, 4096 * 6 * 4096 * 14336),
+    # 8 rows a token, of which the busiest rank of 8 has twice the mean; gate and up of 768 columns
+    "moe_gate_up of qwen3-30b-a3b": (
+        "qwen3-30b-a3b",
+        Recompute.GATE_UP,
+        4096 * 8 * 2 * 2 * 768 * 2,
+        1.2 * 4096 * 8 * 4 * 2048 * 768,
+    ),
+    # rows, their three products and their copies; in fp32 scores of 128 experts and four numbers of each of 8
+    "mlp of qwen3-30b-a3b": (
+        "qwen3-30b-a3b",
+        Recompute.SUBLAYER,
+        4096 * 8 * 2 * (2048 + 3 * 768) * 2 + 4096 * (128 + 32) * 4,
+        1.2 * 4096 * 8 * 6 * 2048 * 768 + 4096 * 2 * 2048 * 128,
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "module", "freed", "flops"), OF_MODULES.values(), ids=OF_MODULES)
+def test_modules_of_paddlefleet_free_and_repeat_what_their_tensors_have(name, module, freed, flops):
+    cost = h100(name)
+    none, some, full = (
+        cost.layer_cost(LayerStrategy(recompute=each, ep=8 if "30b" in name else 1), STAGE)
+        for each in (Recompute.NONE, module, Recompute.FULL)
+    )
+    assert (none.activation_mib - some.activation_mib) * MIB == pytest.approx(freed, rel=0.01)
+    assert full.activation_mib < some.activation_mib and some.backward_ms < full.backward_ms
+    least_ms = (
+        flops / 989e9
+    )  # at the peak of H100, of which wide products reach half, those of narrow experts a quarter
+    assert least_ms < some.terms.recompute_ms < (2 if name == "llama3-8b" else 5) * least_ms
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "qwen3-30b-a3b"])
+def test_modules_repeat_their_own_collectives(name):
+    """Whole sublayers those of the MLP, or the experts' exchange; gate and up none."""
+    cost, tp, ep = h100(name), 2 if name == "llama3-8b" else 1, 1 if name == "llama3-8b" else 8
+
+    def messages_ms(recompute: Recompute) -> float:
+        terms = cost.layer_cost(LayerStrategy(tp, recompute=recompute, ep=ep), STAGE).terms
+        return terms.tensor_backward_ms + terms.expert_backward_ms
+
+    none, sublayer, full = map(messages_ms, (Recompute.NONE, Recompute.SUBLAYER, Recompute.FULL))
+    assert none < sublayer <= full
+    if ep > 1:
+        assert messages_ms(Recompute.GATE_UP) == none
+
+
 def test_norms_cost_little_and_spare_much():
     """Why recompute by parts pays: a third of the activations for a tenth of the time of recomputing all."""
     cost = h100("llama2-7b")
     none, norms, full = (
-        cost.layer_cost(LayerStrategy(recompute=each), **WHERE)
+        cost.layer_cost(LayerStrategy(recompute=each), STAGE)
         for each in (Recompute.NONE, Recompute.NORMS, Recompute.FULL)
     )
     assert 1 - norms.activation_mib / none.activation_mib > 0.28
@@ -62,7 +112,7 @@ def test_collectives_that_are_repeated_are_paid_for():
     """Megatron-SP gathers tokens again in any case: hidden behind products, but where the MLP is made again of them."""
     cost = h100()
     none, norms, mlp, full = (
-        cost.layer_cost(LayerStrategy(4, recompute=each), **WHERE).terms
+        cost.layer_cost(LayerStrategy(4, recompute=each), STAGE).terms
         for each in (Recompute.NONE, Recompute.NORMS, Recompute.MLP, Recompute.FULL)
     )
     assert none.tensor_backward_ms == norms.tensor_backward_ms < mlp.tensor_backward_ms < full.tensor_backward_ms
@@ -83,7 +133,7 @@ def test_figures_that_a_profile_lacks_are_derived():
     without = CostModel(measured.given, profiles, measured.assumed, measured.options)
     for parts in APART:
         layer = LayerStrategy(2, recompute=parts)
-        derived, known = (model.layer_cost(layer, **WHERE) for model in (without, measured))
+        derived, known = (model.layer_cost(layer, STAGE) for model in (without, measured))
         assert derived.activation_mib == known.activation_mib
         assert derived.backward_ms == pytest.approx(known.backward_ms, rel=0.03)
 

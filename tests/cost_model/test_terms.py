@@ -10,8 +10,8 @@ from plans import MODEL as SMALL
 from plans import plan, valid_plans
 
 from paddlenlp_galvatron.base.errors import UserError
-from paddlenlp_galvatron.cost_model import CostOptions
-from paddlenlp_galvatron.cost_model.collectives import CallTimes, Overlapped, place_of
+from paddlenlp_galvatron.cost_model import CostOptions, StageSetting
+from paddlenlp_galvatron.cost_model.collectives import CallTimes, Overlapped, Setting, place_of
 from paddlenlp_galvatron.cost_model.module import Room, module_memory
 from paddlenlp_galvatron.cost_model.variants import products_behind
 from paddlenlp_galvatron.cost_model.weights import StateBytes, Weights, held_mib, layer_weights, table_weights
@@ -62,7 +62,7 @@ def test_weights_of_a_rank_add_up_to_the_layers():
 
 
 def test_what_ranks_compute_at_the_points_of_a_shared_layer_is_paid_for_again_in_a_recompute():
-    where = {"stage_size": 4, "micro_batch": 4, "micro_batches": 1, "pipeline": 1}
+    stage = StageSetting(4, 4, 1, 1)
     plain = example()
     points = {
         CommPointKey("layertype_0", 1, SEQ, axis): CommPointTimes(*ms)
@@ -71,7 +71,7 @@ def test_what_ranks_compute_at_the_points_of_a_shared_layer_is_paid_for_again_in
     with_points = example(computation=replace(plain.profiles.times.profile, points=points))
 
     def added(strategy: LayerStrategy) -> list[float]:
-        less, more = (model.layer_cost(strategy, **where).terms for model in (plain, with_points))
+        less, more = (model.layer_cost(strategy, stage).terms for model in (plain, with_points))
         passes = ("forward_ms", "backward_ms", "recompute_ms")
         return [getattr(more, name) - getattr(less, name) for name in passes]
 
@@ -265,9 +265,9 @@ def test_every_stage_keeps_mask_and_positions_and_its_ends_the_ids():
 
 def test_tied_embeddings_add_the_exchange_between_first_and_last_stage():
     tied = replace(MODEL, tied_embeddings=True)
-    ends = {"stage_size": 4, "micro_batch": 16, "micro_batches": 2, "pipeline": 2}
+    ends = StageSetting(4, 16, 2, 2)
     for role in ("first", "last"):
-        apart, together = (one_node(model=m).vocab_cost(VocabStrategy(), role=role, **ends) for m in (MODEL, tied))
+        apart, together = (one_node(model=m).vocab_cost(VocabStrategy(), ends, role) for m in (MODEL, tied))
         assert together.sync_ms > apart.sync_ms
 
 
@@ -305,6 +305,11 @@ def test_twice_the_samples_cost_more_but_not_twice(strategy):
     assert large.states_mib == small.states_mib
 
 
+def module_setting(several: bool = True, async_reduce: bool = True) -> Setting:
+    assumed = Assumptions(True, Precision.FP32, async_reduce)
+    return Setting(4, 4, several, 1, SEQ, assumed, StateBytes.of(Precision.FP32))
+
+
 def test_a_plan_of_another_world_model_or_assumption_is_refused():
     model = one_node()
     plan = example_plan(model)
@@ -339,22 +344,21 @@ def test_a_plan_of_another_world_model_or_assumption_is_refused():
 )
 def test_memory_of_a_module_moment_by_moment(dp_type, several, async_reduce, room, states, working):
     weights = Weights(matrices=25 * 2**20)
-    per_weight = StateBytes.of(Precision.FP32)
-    held, most, _ = module_memory(weights, per_weight, dp_type, 4, several, async_reduce, room)
+    setting = module_setting(several, async_reduce)
+    held, most, _ = module_memory(weights, setting, dp_type, 4, room)
     assert (sum(held), most.total_mib) == (pytest.approx(states), pytest.approx(working))
 
 
 def test_small_modules_of_ddp_join_their_gradients_and_large_or_single_matrices_do_not():
-    per_weight = StateBytes.of(Precision.FP32)
     for count, several, working in ((8 * 2**20, True, 32), (8 * 2**20 + 1, True, 0), (2**20, False, 0)):
         weights = Weights(matrices=count)
-        _, most, _ = module_memory(weights, per_weight, DDP, 4, True, True, Room(0, 0), several)
+        _, most, _ = module_memory(weights, module_setting(), DDP, 4, Room(0, 0), several)
         assert most.total_mib == pytest.approx(working)
 
 
 def test_a_module_that_no_other_rank_shares_joins_nothing():
-    weights, per_weight = Weights(matrices=25 * 2**20, whole_vectors=2**18), StateBytes.of(Precision.FP32)
-    states, workspace, _ = module_memory(weights, per_weight, ZERO3, 1, True, True, Room(5, 3))
+    weights = Weights(matrices=25 * 2**20, whole_vectors=2**18)
+    states, workspace, _ = module_memory(weights, module_setting(), ZERO3, 1, Room(5, 3))
     assert (sum(states), workspace.total_mib) == (pytest.approx(404), 3)
 
 
@@ -364,9 +368,9 @@ def test_the_losses_peak_is_no_part_of_what_waiting_micro_batches_hold():
         for role, tables in MEMORY.vocab.items()
     }
     memory = MemoryUse(replace(MEMORY, vocab=known))
-    ends = {"stage_size": 8, "micro_batch": 16, "micro_batches": 2, "pipeline": 1, "role": "only"}
+    ends = StageSetting(8, 16, 2, 1), "only"
     peak_only, with_kept = one_node(), one_node(memory=memory)
-    before, after = (m.vocab_cost(VocabStrategy(), **ends) for m in (peak_only, with_kept))
+    before, after = (m.vocab_cost(VocabStrategy(), *ends) for m in (peak_only, with_kept))
     assert (before.activation_mib, after.activation_mib) == (pytest.approx(400), pytest.approx(60))
     assert after.workspace.total_mib == pytest.approx(340)
 
@@ -380,8 +384,8 @@ def test_the_gather_buffer_can_be_left_out():
 
 
 def test_vocabulary_ulysses_needs_no_collective_of_tokens():
-    ends = {"stage_size": 8, "micro_batch": 16, "micro_batches": 2, "pipeline": 1, "role": "only"}
-    split, ulysses = (one_node().vocab_cost(VocabStrategy(4, u), **ends) for u in (False, True))
+    ends = StageSetting(8, 16, 2, 1), "only"
+    split, ulysses = (one_node().vocab_cost(VocabStrategy(4, u), *ends) for u in (False, True))
     assert ulysses.forward_ms == pytest.approx(0.2 + 0.8 * 2)  # 2 samples a rank
     assert split.forward_ms > ulysses.forward_ms
     assert ulysses.states_mib == pytest.approx(4 * split.states_mib)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from paddlenlp_galvatron.cost_model import CostModel, CostOptions, LayerCost
+from paddlenlp_galvatron.cost_model import CostModel, CostOptions, LayerCost, StageSetting
 from paddlenlp_galvatron.cost_model.costs import Profiles
 from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, ModelShape, Plan, Precision, VocabStrategy
 from paddlenlp_galvatron.profiles import (
@@ -152,10 +152,5 @@ def cost(
     model: CostModel, strategy: LayerStrategy, micro_batch: int = 16, micro_batches: int = 2, pipeline: int = 1
 ) -> LayerCost:
     """`layer_cost` on the stages of a pipeline over the whole cluster."""
-    return model.layer_cost(
-        strategy,
-        stage_size=model.world_size // pipeline,
-        micro_batch=micro_batch,
-        micro_batches=micro_batches,
-        pipeline=pipeline,
-    )
+    stage = StageSetting(model.world_size // pipeline, micro_batch, micro_batches, pipeline)
+    return model.layer_cost(strategy, stage)

@@ -96,6 +96,7 @@ OWN: dict[str, Config] = {
     "llama": {"attention_bias": True, "mlp_bias": True, "rope_scaling": LLAMA3},
     "qwen2": {**WINDOWS, "layer_types": FULL},
     "qwen3": {**WINDOWS, "layer_types": FULL, "attention_bias": True},
+    "ernie4_5": {"head_dim": 8, "use_bias": False, "attention_dropout": 0.0},
     "qwen2_moe": {**QWEN_EXPERTS, "shared_expert_intermediate_size": 32, "qkv_bias": True, "layer_types": FULL},
     "qwen3_moe": {**QWEN_EXPERTS, "attention_bias": True},
     **{

@@ -54,6 +54,8 @@ KNOWN_SIZES = {
     "deepseek-v2": 235.741,
     "deepseek-v3": 671.026,
     "moonlight-16b-a3b": 15.960,
+    "kimi-k2": 1026.408,
+    "ernie-4.5-0.3b": 0.361,
 }
 # Billions that a token is multiplied with, as their names and cards round them.
 ACTIVE_SIZES = {
@@ -186,7 +188,7 @@ def test_the_fingerprint_of_several_layer_types_reports_them_all():
         ({"num_hidden_layers": float("inf")}, "num_hidden_layers is inf"),
         ({"rope_theta": 10**400}, "rope_theta is 1000"),
         ({"tie_word_embeddings": "false"}, "tie_word_embeddings is 'false'; give true or false"),
-        ({"model_type": "gpt2"}, "model_type is 'gpt2'; supported: llama, qwen2, qwen3, qwen2_moe"),
+        ({"model_type": "gpt2"}, "model_type is 'gpt2'; supported: llama, qwen2, qwen3, ernie4_5, qwen2_moe"),
     ],
 )
 def test_a_bad_config_is_refused_by_field(changed, named):

@@ -117,6 +117,7 @@ def test_a_script_of_the_examples_starts(dry_run, model, words):
         ("--decoder-first-pipeline-num-layers 1", "decoder-first-pipeline-num-layers: 1 is not .*pp-division gives"),
         ("--rotary-base 10000", "rotary-base: is 10000, but the model has 1000000.0"),
         ("--num-experts 16", "num-experts: is 16, but the model has 0"),
+        ("--moe-router-pre-softmax", "moe-router-pre-softmax: is true, but the model has 0"),
         ("--kv-channels 32", "kv-channels: is 32, but the model has 16"),
         ("--attention-dropout 0.1", "attention-dropout: is 0.1, but the model has 0.0"),
         ("--hidden-dropout 0.1", "hidden-dropout: 0.1 is not supported"),

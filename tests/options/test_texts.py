@@ -29,7 +29,9 @@ def groups(base: type[Options] = Options) -> Iterator[type[Options]]:
 def described() -> Iterator[tuple[type[Options] | Callable[..., Any], str]]:
     """Every option with its group, and every switch with the function of its command."""
     for group in groups():
-        if group.__module__.startswith("paddlenlp_galvatron."):
+        if (
+            group.__module__.startswith("paddlenlp_galvatron.") and group.__name__ != "FleetFields"
+        ):  # of a recipe's file
             yield from ((group, name) for name in group.model_fields)
     for command in COMMANDS.values():
         yield from ((command.work, name) for name in command.switches)

@@ -17,7 +17,7 @@ from plans import MODEL, plan, recomputing, valid_plans, with_layer
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.plan import Assumptions, Precision, Recompute
-from paddlenlp_galvatron.plan.export import fleet_arguments, fleet_notes
+from paddlenlp_galvatron.plan.export import FORMERS, fleet_arguments, fleet_notes
 from paddlenlp_galvatron.plan.file import StrategyFile
 
 VERSION = "1.0.0"
@@ -46,7 +46,24 @@ PUBLISHED = {
     "fp16": ("TrainingArguments", "bool", False),
     "fp16_opt_level": ("TrainingArguments", "str", "O1"),
 }
-TYPES = {"int": int, "str": str, "bool": bool, "Optional[str]": str, "Optional[int]": int}
+# Those of PaddleFleet alone: its arguments of training (37e34420) and of a model (transformer_config.py, 00662fa).
+FLEET_ALONE = {
+    "hybrid_parallel_topo_order": "Optional[str]",
+    "use_expert_parallel": "bool",
+    "expert_model_parallel_size": "int",
+    "amp_master_grad": "bool",
+    "split_param": "bool",
+    "virtual_pipeline_model_parallel_size": "Optional[int]",
+    "num_empty_layers_add_in_head": "int",
+    "num_empty_layers_add_in_tail": "int",
+    "num_nextn_predict_layers": "int",
+    "recompute_modules": "Optional[dict]",
+    "context_parallel_size": "int",
+    "_attn_implementation": "str",
+    "tensorwise_offload_optimizer": "bool",
+    "lora_rank": "int",
+}
+TYPES = {"int": int, "str": str, "bool": bool, "Optional[str]": str, "Optional[int]": int, "Optional[dict]": dict}
 BF16 = Assumptions(mixed_precision=Precision.BF16, seq_length=128)
 
 PRINTED = {
@@ -65,6 +82,44 @@ PRINTED = {
         recomputing(plan(pp=2, chunks=2), 0, 2),
         {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 1},
     ),
+    "recompute of the MLP in some layers": (
+        with_layer(plan(), recompute=Recompute.SUBLAYER),
+        {"recompute_granularity": "selective", "recompute_modules": {"mlp": [3]}},
+    ),
+    "recompute of the MLP in all": (
+        replace(plan(), layers=(replace(plan().layers[0], recompute=Recompute.SUBLAYER),) * 4),
+        {"recompute_granularity": "selective", "recompute_modules": {"mlp": "all"}},
+    ),
+    "a short last stage": (
+        replace(plan(pp=2, chunks=2), stages=(3, 1)),
+        {"num_empty_layers_add_in_head": 0, "num_empty_layers_add_in_tail": 2},
+    ),
+    "a short first stage": (
+        replace(plan(pp=2, chunks=2), stages=(1, 3)),
+        {"num_empty_layers_add_in_head": 2, "num_empty_layers_add_in_tail": 0},
+    ),
+    "chunks": (
+        replace(
+            plan(pp=4, chunks=8, world_size=4), stages=(1, 2, 2, 2, 2, 2, 2, 2), layers=plan().layers[:1] * 15, chunks=2
+        ),
+        {"virtual_pipeline_model_parallel_size": 2, "num_empty_layers_add_in_head": 1},
+    ),
+    "context parallelism": (
+        plan(global_cp_deg=2, default_dp_type="zero2", chunks=2),
+        {"context_parallel_size": 2, "sharding_parallel_size": 8, "per_device_train_batch_size": 2},
+    ),
+    "adapters of fine-tuning": (
+        replace(plan(), metadata={"searched_from": {"options": {"task": "lora", "lora_rank": 16}}}),
+        {"stage": "SFT", "fine_tuning": "lora", "lora_rank": 16},
+    ),
+    "states in host memory": (
+        replace(plan(), metadata={"searched_from": {"options": {"offload_optimizer": True}}}),
+        {"tensorwise_offload_optimizer": True},
+    ),
+    "experts": (
+        plan(global_ep_deg=4, default_dp_type="zero2", chunks=2),
+        {"use_expert_parallel": True, "expert_model_parallel_size": 4, "sharding": "stage1"},
+    ),
     "bf16": (plan(assumed=BF16), {"bf16": True, "fp16": False, "fp16_opt_level": "O2"}),
 }
 
@@ -73,7 +128,8 @@ PRINTED = {
 def test_what_it_can_say_is_written(of, part):
     arguments = fleet_arguments(of)
     assert part.items() <= arguments.items()
-    assert arguments["max_seq_len"] == 128 and (arguments["stage"], arguments["fine_tuning"]) == ("PT", "full")
+    assert arguments["max_seq_len"] == 128
+    assert (arguments["stage"], arguments["fine_tuning"]) == (part.get("stage", "PT"), part.get("fine_tuning", "full"))
 
 
 REFUSED = {
@@ -83,8 +139,42 @@ REFUSED = {
     "strided": (plan(tp=2, global_tp_consec=False), ["tp_consecutive_flags"]),
     "recompute of later layers": (recomputing(plan(), 1, 3), ["checkpoint"]),
     "recompute of one stage": (recomputing(plan(pp=2, chunks=2), 0), ["checkpoint"]),
-    "recompute of the MLP": (with_layer(plan(), recompute=Recompute.MLP), ["recompute_enc"]),
-    "uneven stages": (replace(plan(pp=2, chunks=2), stages=(3, 1)), ["pp_division"]),
+    "recompute of our part of the MLP": (with_layer(plan(), recompute=Recompute.MLP), ["recompute_enc"]),
+    "recompute of attention": (with_layer(plan(), recompute=Recompute.ATTENTION), ["recompute_enc"]),
+    "recompute of the MLP next to whole layers": (
+        with_layer(recomputing(plan(), 0), recompute=Recompute.SUBLAYER),
+        ["recompute_enc"],
+    ),
+    "a short stage between others": (
+        replace(plan(pp=4, chunks=4, world_size=4), stages=(2, 1, 2, 2), layers=plan().layers[:1] * 7),
+        ["pp_division"],
+    ),
+    "recompute of the first layers behind an empty one": (
+        replace(recomputing(plan(pp=2, chunks=2), 0, 1), stages=(1, 3)),
+        ["checkpoint"],
+    ),
+    "chunks of two stages": (
+        replace(plan(pp=2, chunks=8, world_size=2), stages=(1,) * 4, chunks=2),
+        ["virtual_pp_deg"],
+    ),
+    "chunks of few micro-batches": (
+        replace(plan(pp=4, chunks=4, world_size=4), stages=(1,) * 8, layers=plan().layers[:1] * 8, chunks=2),
+        ["virtual_pp_deg"],
+    ),
+    "context parallelism without sharding": (plan(global_cp_deg=2), ["cp_sizes_enc"]),
+    "experts that are not sharded": (plan(global_ep_deg=4), ["dp_types_enc"]),
+    "experts that are split": (
+        plan(global_ep_deg=4, global_tp_of_ep_deg=2, default_dp_type="zero2"),
+        ["tp_of_ep_sizes_enc"],
+    ),
+    "experts of several degrees": (
+        with_layer(plan(global_ep_deg=4, default_dp_type="zero2"), ep=2),
+        ["ep_sizes_enc"],
+    ),
+    "fewer ranks of experts than of tensor parallelism": (
+        plan(tp=4, global_ep_deg=2, default_dp_type="zero2"),
+        ["ep_sizes_enc"],
+    ),
     "gpipe": (plan(pp=2, chunks=2, pipeline_type="gpipe"), ["pipeline_type"]),
     "zero3 in a pipeline": (plan(pp=2, chunks=2, sdp=True), ["dp_types_enc"]),
     "zero3 with tp": (plan(tp=2, sdp=True), ["dp_types_enc"]),
@@ -107,6 +197,34 @@ def test_what_its_model_lacks_is_named():
 
 def test_a_note_says_where_ranks_differ():
     assert "ranks of a pipeline" in fleet_notes(plan(pp=2, chunks=2))[0] and not fleet_notes(plan(tp=2))
+    assert not fleet_notes(plan(pp=2, chunks=2, default_dp_type="zero2"))  # pp_first has the plan's order
+
+
+def test_layers_without_experts_need_the_model():
+    mixed = with_layer(plan(global_ep_deg=4, default_dp_type="zero2"), ep=1)
+    with pytest.raises(UserError, match="give --model"):
+        fleet_arguments(mixed)
+    model = replace(MODEL, family="qwen3_moe", experts=8, experts_per_token=2, expert_size=32, vocab_size=1000)
+    assert fleet_arguments(mixed, replace(model, dense_layers=(3,)))["expert_model_parallel_size"] == 4
+    with pytest.raises(UserError, match="ep_sizes_enc: PaddleFleet has one for all layers, the plan has 4, 1;"):
+        fleet_arguments(mixed, model)
+
+
+def test_a_model_with_mtp_trains_without_it():
+    family = replace(MODEL, family="deepseek_v3", vocab_size=1000)
+    assert fleet_arguments(plan(), family)["num_nextn_predict_layers"] == 0
+    assert "num_nextn_predict_layers" not in fleet_arguments(plan(), replace(MODEL, vocab_size=1000))
+
+
+def test_paddleformers_has_no_lists_and_no_empty_layers():
+    for of, field in (
+        (with_layer(plan(), recompute=Recompute.SUBLAYER), "recompute_enc"),
+        (replace(plan(pp=2, chunks=2), stages=(3, 1)), "pp_division"),
+        (plan(global_ep_deg=4, default_dp_type="zero2"), "ep_sizes_enc"),
+    ):
+        with pytest.raises(UserError, match=f"^{field}: "):
+            fleet_arguments(of, program=FORMERS)
+    assert "hybrid_parallel_topo_order" not in fleet_arguments(plan(), program=FORMERS)
 
 
 @given(valid_plans())
@@ -117,13 +235,14 @@ def test_any_plan_is_written_in_published_words_or_refused_by_fields_of_its_file
         assert {fault.partition(":")[0] for fault in error.faults} <= set(StrategyFile.model_fields)
         return
     read = yaml.safe_load(yaml.safe_dump(arguments))
-    assert all(type(value) is TYPES[PUBLISHED[name][1]] for name, value in read.items())
+    types = FLEET_ALONE | {name: kind for name, (_, kind, _) in PUBLISHED.items()}
+    assert all(type(value) is TYPES[types[name]] for name, value in read.items())
     # As PaddleFleet counts its ranks.
     splits = read["tensor_model_parallel_size"] * read["pipeline_model_parallel_size"]
     assert of.world_size % splits == 0
     assert read.get("sharding_parallel_size", of.world_size // splits) == of.world_size // splits
     samples = read["per_device_train_batch_size"] * read["gradient_accumulation_steps"] * of.world_size // splits
-    assert samples == of.global_batch
+    assert samples == of.global_batch * read.get("context_parallel_size", 1)
     assert not (read["pipeline_model_parallel_size"] > 1 and read["sharding"] in ("stage2", "stage3"))
 
 

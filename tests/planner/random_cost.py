@@ -55,26 +55,29 @@ class RandomCost(CostModel):
         workspace = Workspace(*(draw(0, 150) for _ in range(4 if self.neighbours else 1)))
         return LayerCost(*numbers, workspace)
 
-    def layer_cost(self, strategy, *, stage_size, micro_batch, micro_batches, pipeline, layer_type=0):  # type: ignore[no-untyped-def]
-        where = (strategy.axes, strategy.consecutive, stage_size, micro_batch, pipeline)
-        plain, whole = (self._draw(*key, layer_type) for key in ((where,), (where, strategy, micro_batches > 1)))
+    def layer_cost(self, strategy, stage, layer_type=0):  # type: ignore[no-untyped-def]
+        where = (strategy.axes, strategy.consecutive, stage.stage_size, stage.micro_batch, stage.pipeline)
+        plain, whole = (self._draw(*key, layer_type) for key in ((where,), (where, strategy, stage.micro_batches > 1)))
         # ZeRO-3 and recompute only add to a layer's passes.
         gathered = whole.forward_ms - 1 if strategy.dp_type is DataParallel.ZERO3 else 0.0
         again = whole.backward_ms - 2 if strategy.recompute else 0.0
         return replace(whole, forward_ms=plain.forward_ms + gathered, backward_ms=plain.backward_ms + gathered + again)
 
-    def expert_cost(self, experts, recompute, *, stage_size, **where):  # type: ignore[no-untyped-def]
+    def expert_cost(self, experts, recompute, stage, layer_type=0):  # type: ignore[no-untyped-def]
         """None beats another one: the search must try all."""
         size = 10 * experts.ep + experts.etp + (experts.dp_type is DataParallel.ZERO3) / 2
         return LayerCost(size, 99.0 - size, 0.0, 0.0, 0.0, Workspace())
 
-    def vocab_cost(self, vocab, *, stage_size, micro_batch, micro_batches, pipeline, role):  # type: ignore[no-untyped-def]
-        return self._draw(vocab, stage_size, micro_batch, micro_batches > 1, pipeline, role)
+    def vocab_cost(self, vocab, stage, role):  # type: ignore[no-untyped-def]
+        return self._draw(vocab, stage.stage_size, stage.micro_batch, stage.micro_batches > 1, stage.pipeline, role)
 
-    def middle_cost(self, *, stage_size, micro_batch, micro_batches, later=False):  # type: ignore[no-untyped-def]
-        return replace(self._draw("middle", stage_size, micro_batch), forward_ms=0.0, backward_ms=0.0, sync_ms=0.0)
+    def middle_cost(self, stage, later=False):  # type: ignore[no-untyped-def]
+        return replace(
+            self._draw("middle", stage.stage_size, stage.micro_batch), forward_ms=0.0, backward_ms=0.0, sync_ms=0.0
+        )
 
-    def switch_cost(self, before, after, *, stage_size, micro_batch, layer_type=0):  # type: ignore[no-untyped-def]
+    def switch_cost(self, before, after, stage, layer_type=0):  # type: ignore[no-untyped-def]
+        stage_size, micro_batch = stage[:2]
         rate = random.Random(repr((self.seed, stage_size, micro_batch))).uniform(0, 2) * self._width(layer_type)
         sharded = self.assumed.sequence_parallel
         source, target = (token_layout(strategy, stage_size, sharded) for strategy in (before, after))
@@ -87,8 +90,10 @@ class RandomCost(CostModel):
             rate *= random.Random(repr((self.seed, source, target, micro_batch))).uniform(0, 3)
         return rate * there, rate * back
 
-    def boundary_cost(self, *, stage_size, micro_batch, pipeline, layer_type=0):  # type: ignore[no-untyped-def]
-        return random.Random(repr((self.seed, micro_batch, pipeline))).uniform(0, 1) * self._width(layer_type)
+    def boundary_cost(self, stage, layer_type=0):  # type: ignore[no-untyped-def]
+        return random.Random(repr((self.seed, stage.micro_batch, stage.pipeline))).uniform(0, 1) * self._width(
+            layer_type
+        )
 
     def _shared_mib(self, plan: Plan, stage: int) -> float:
         return 0.0

@@ -14,7 +14,6 @@ from paddlenlp_galvatron.cost_model import derive
 from paddlenlp_galvatron.plan import Recompute
 from paddlenlp_galvatron.plan.check import find_faults
 from paddlenlp_galvatron.plan.export import fleet_arguments, gaps, stock_arguments
-from paddlenlp_galvatron.plan.uniform import even_stages
 from paddlenlp_galvatron.planner import SearchOptions, search
 from paddlenlp_galvatron.planner.even import PROGRAMS, fewest
 from paddlenlp_galvatron.planner.space import Space, families
@@ -41,28 +40,29 @@ def cost_of(options: SearchOptions, model=SMALL):
     return derive(model, sheet, 1, 4, options.assumptions, options.cost_options)
 
 
-def fastest(options: SearchOptions) -> float:
-    """The least step time, ms, over every plan of even stages that the program can run and that fits."""
-    cost, best = cost_of(options), inf
-    space, like = Space(SMALL, cost.assumed, options, cost), bare(cost, options)
-    for family in families(options, 4, SMALL.layers):
-        if SMALL.layers % family.stages:
-            continue
+def fastest(options: SearchOptions, model=SMALL) -> float:
+    """The least step time, ms, over every plan with one strategy that the program can run and that fits."""
+    cost, best = cost_of(options, model), inf
+    space, like = Space(model, cost.assumed, options, cost), bare(cost, options, model)
+    kinds = [each for each in options.recomputes if model.experts or each is not Recompute.GATE_UP]
+    for family in families(options, 4, model.layers):
+        divisions = product(range(1, model.layers + 1), repeat=family.stages)
+        divisions = [each for each in divisions if sum(each) == model.layers]
         for layer in space.layers(family):
             if layer.recompute:
                 continue
             for vocab in space.vocabularies(family):
-                for again in product((Recompute.NONE, Recompute.FULL), repeat=SMALL.layers):
+                for stages, again in product(divisions, product(kinds, repeat=model.layers)):
                     plan = replace(
                         like,
                         global_batch=family.global_batch,
                         micro_batches=family.micro_batches,
-                        stages=even_stages(SMALL.layers, family.stages),
+                        stages=stages,
                         layers=tuple(replace(layer, recompute=one) for one in again),
                         vocab=vocab,
                         schedule=family.schedule,
                     )
-                    if find_faults(plan, SMALL) or gaps(plan, PROGRAMS[options.trainer], SMALL):
+                    if gaps(plan, PROGRAMS[options.trainer], model) or find_faults(plan, model):
                         continue
                     found = cost.predict(plan)
                     if max(stage.memory.total_mib for stage in found.stages) <= options.budget_mib:
@@ -70,22 +70,33 @@ def fastest(options: SearchOptions) -> float:
     return best
 
 
-def bare(cost, options):
-    return search(SMALL, cost, options.model_copy(update={"memory_constraint": 1000.0, "trainer": "galvatron"})).plan
+def bare(cost, options, model):
+    return search(model, cost, options.model_copy(update={"memory_constraint": 1000.0, "trainer": "galvatron"})).plan
 
 
-@pytest.mark.parametrize("trainer", ["paddlenlp", "paddlefleet"])
+EXPERTS = replace(SMALL, family="qwen3_moe", layers=3, experts=8, experts_per_token=2, expert_size=1024)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "model"),
+    [
+        pytest.param("paddlenlp", SMALL, id="PaddleNLP"),
+        pytest.param("paddlefleet", SMALL, id="PaddleFleet"),
+        pytest.param("paddlefleet", replace(SMALL, layers=3), id="PaddleFleet, stages of unlike lengths"),
+        pytest.param("paddlefleet", EXPERTS, id="PaddleFleet, experts"),
+    ],
+)
 @pytest.mark.parametrize("share", [1.0, 0.85, 0.7])
-def test_no_plan_that_the_program_can_run_is_faster(trainer, share):
+def test_no_plan_that_the_program_can_run_is_faster(trainer, model, share):
     roomy = asked(trainer, 1000)
-    free = search(SMALL, cost_of(roomy), roomy).require()
+    free = search(model, cost_of(roomy, model), roomy).require()
     gib = share * max(stage.memory.total_mib for stage in free.prediction.stages) / 1024
     options = asked(trainer, gib)
-    found = search(SMALL, cost_of(options), options)
-    assert found.time_s == pytest.approx(fastest(options)) and (found.best is None or found.gap == 0)
+    found = search(model, cost_of(options, model), options)
+    assert found.time_s == pytest.approx(fastest(options, model)) and (found.best is None or found.gap == 0)
     if found.best:
         arguments = {"paddlenlp": stock_arguments, "paddlefleet": fleet_arguments}[trainer]
-        assert arguments(found.plan, SMALL)
+        assert arguments(found.plan, model)
 
 
 def test_what_cannot_be_even_is_reported():

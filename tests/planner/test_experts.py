@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from paddlenlp_galvatron.cost_model import CostModel, LayerCost, States, Terms, derive
+from paddlenlp_galvatron.cost_model import CostModel, LayerCost, StageSetting, States, Terms, derive
 from paddlenlp_galvatron.cost_model.costs import Workspace
 from paddlenlp_galvatron.model import ModelShape, load_model
 from paddlenlp_galvatron.plan import Assumptions, DataParallel, LayerStrategy, Plan, Precision, Recompute
@@ -137,7 +137,7 @@ def test_what_the_experts_of_a_layer_take():
     ) -> LayerCost:
         chosen = SearchOptions.from_mapping({"gap": 0} | options).cost_options
         cost = derive(model, load_data_sheet("h100-80gb"), 2, 8, assumed, chosen)
-        return cost.expert_cost(experts, recompute, stage_size=16, micro_batch=16, micro_batches=4, pipeline=pipeline)
+        return cost.expert_cost(experts, recompute, StageSetting(16, 16, 4, pipeline))
 
     even = {"moe_imbalance": 1, "moe_imbalance_bound": 1}
     whole, split = cost_of(Experts(1, 1, DataParallel.DDP)), cost_of(Experts(8, 1, DataParallel.DDP), **even)
@@ -164,12 +164,12 @@ def test_what_the_experts_of_a_layer_take():
 def test_an_expert_half_changes_no_dense_price():
     """A layer costs its dense half and its experts'; the dense half does not see ep."""
     cost, _ = problem(0)
-    where = {"stage_size": cost.world_size, "micro_batch": 12, "micro_batches": 1, "pipeline": 1}
+    stage = StageSetting(cost.world_size, 12, 1, 1)
     for ep, etp in ((1, 1), (2, 1), (1, 2)):
         layer = LayerStrategy(ep=ep, etp=etp)
-        both = cost.layer_cost(layer, **where)
-        own = cost.expert_cost(layer.experts, layer.recompute, **where)
+        both = cost.layer_cost(layer, stage)
+        own = cost.expert_cost(layer.experts, layer.recompute, stage)
         assert both.forward_ms - own.forward_ms == pytest.approx(
-            cost.layer_cost(LayerStrategy(), **where).forward_ms
-            - cost.expert_cost(LayerStrategy().experts, Recompute.NONE, **where).forward_ms
+            cost.layer_cost(LayerStrategy(), stage).forward_ms
+            - cost.expert_cost(LayerStrategy().experts, Recompute.NONE, stage).forward_ms
         )

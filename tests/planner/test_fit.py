@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 
 from paddlenlp_galvatron.base.errors import UserError
-from paddlenlp_galvatron.cost_model import CostModel, CostOptions, Task
+from paddlenlp_galvatron.cost_model import CostModel, CostOptions, StageSetting, Task
 from paddlenlp_galvatron.cost_model.costs import Profiles
 from paddlenlp_galvatron.cost_model.variants import adapter_share, product_share
 from paddlenlp_galvatron.options.prices import JobOptions
 from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, Precision, load_model
 from paddlenlp_galvatron.planner.fit import Fit, FitOptions, fit
+from paddlenlp_galvatron.planner.options import TaskOptions
 from paddlenlp_galvatron.planner.result import Job
 from paddlenlp_galvatron.profiles.analytic import analytic_computation, analytic_hardware, analytic_memory
 from paddlenlp_galvatron.profiles.compute_time import ComputeTimes
@@ -40,7 +42,7 @@ def priced(task: Task) -> CostModel:
     return CostModel(SHAPE, profiles, Assumptions(True, Precision.BF16, seq_length=SEQ), CostOptions(task=task))
 
 
-WHERE = {"stage_size": 8, "micro_batch": 8, "micro_batches": 4, "pipeline": 1}
+STAGE = StageSetting(8, 8, 4, 1)
 LAYER = LayerStrategy()
 
 
@@ -70,8 +72,33 @@ def test_adapters_need_fewer_cards_than_all_weights_and_a_reference_is_a_table()
     assert dpo and pretrain and dpo.samples_per_s == pretrain.samples_per_s
 
 
+def test_every_option_of_the_task_reaches_the_search():
+    task = {"task": "lora", "lora_rank": 4, "document_tokens": 512.0, "offload_optimizer": True}
+    experts = {"moe_imbalance": 1.9, "moe_imbalance_bound": 3.0, "experts_one_by_one": True}
+    assert {*task, *experts} == {*TaskOptions.model_fields}
+    [row] = fitted(gpus=8, **task, **experts)
+    asked = {name: getattr(row.question.options, name) for name in TaskOptions.model_fields}
+    assert asked == {**task, **experts}
+    priced = row.question.cost.options
+    assert replace(priced, context_mib=0.0, freed=None) == row.question.options.cost_options
+
+
+@pytest.mark.parametrize(("nodes", "gpus"), [(1, (4, 8)), (2, (4, 8, 32))])
+def test_profiles_of_one_cluster_price_other_numbers_of_gpus(nodes, gpus, tmp_path):
+    computation = analytic_computation(SHAPE, SHEET, Precision.BF16, [SEQ])
+    for profile in (analytic_hardware(SHEET, nodes), computation, analytic_memory(SHAPE, Precision.BF16, [SEQ])):
+        profile.save(tmp_path)
+    rows, derived = fitted(gpus=gpus, profiles=tmp_path), fitted(gpus=gpus)
+    assert tuple(row.best and row.best.plan.world_size for row in rows) == gpus
+    assert [row.best.time_s for row in rows] == pytest.approx([row.best.time_s for row in derived], rel=0.2)
+    if nodes == 1:
+        assert max(row.gpus for row in fitted(profiles=tmp_path)) == 8
+        with pytest.raises(UserError, match="no all-reduce across nodes was measured"):
+            fitted(gpus=16, profiles=tmp_path)
+
+
 def test_frozen_weights_take_their_bytes_alone_and_half_of_backwards_products():
-    all_weights, frozen = (priced(task).layer_cost(LAYER, **WHERE) for task in (Task(), Task(adapter_rank=1)))
+    all_weights, frozen = (priced(task).layer_cost(LAYER, STAGE) for task in (Task(), Task(adapter_rank=1)))
     weights_mib = SHAPE.layer_parameters / 2**20
     assert all_weights.states_mib == pytest.approx(16 * weights_mib, rel=1e-3)
     assert frozen.states_mib == pytest.approx(2 * weights_mib, rel=5e-3)  # adapters of rank 1: 16 bytes of 0.04 %
@@ -80,13 +107,13 @@ def test_frozen_weights_take_their_bytes_alone_and_half_of_backwards_products():
     assert 0.1 < adapters_ms / all_weights.forward_ms < 0.25  # few operations, bound by memory
     products_ms = product_share(SHAPE, SEQ) * all_weights.forward_ms
     assert frozen.backward_ms == pytest.approx(all_weights.backward_ms - products_ms + 2 * adapters_ms, rel=0.01)
-    wider = priced(Task(adapter_rank=1024)).layer_cost(LAYER, **WHERE)
+    wider = priced(Task(adapter_rank=1024)).layer_cost(LAYER, STAGE)
     for name in ("forward_ms", "backward_ms", "sync_ms", "states_mib", "activation_mib"):
         assert getattr(wider, name) > getattr(frozen, name), name
 
 
 def test_attention_of_packed_rows_ends_with_documents():
-    whole, packed, tiny = (priced(Task(document_tokens=each)).layer_cost(LAYER, **WHERE) for each in (None, SEQ, 1))
+    whole, packed, tiny = (priced(Task(document_tokens=each)).layer_cost(LAYER, STAGE) for each in (None, SEQ, 1))
     assert packed == whole
     products = product_share(SHAPE, SEQ)
     assert tiny.forward_ms == pytest.approx(products * whole.forward_ms, rel=0.01)

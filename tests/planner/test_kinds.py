@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from paddlenlp_galvatron.options.model_options import Model
 from paddlenlp_galvatron.plan import ModelShape
 from paddlenlp_galvatron.plan.check import find_faults
 from paddlenlp_galvatron.planner import SearchOptions, branches, search
 from paddlenlp_galvatron.planner.explain import explain
-from paddlenlp_galvatron.planner.problem import Problem
 from paddlenlp_galvatron.planner.question import on_device, prices
 
 from .random_cost import RandomCost, best_by_enumeration, model_of
@@ -118,12 +118,12 @@ QWEN = replace(QWEN, experts=60, experts_per_token=4, expert_size=1408, shared_s
 def test_published_sizes_are_proven_optimal_and_explained(model: ModelShape, nodes: int, batch: int) -> None:
     values = {"seq_length": 4096, "num_nodes": nodes, "num_gpus_per_node": 8, "settle_bsz": batch}
     options = SearchOptions.from_values({**values, "gap": 0, "device": "h100-80gb", "mixed_precision": "bf16"})
-    options, cost = on_device(options, prices((model,), options))
-    found = search(model, cost, options)
+    question = on_device(Model((model,), 4096), options, prices((model,), options))
+    found = question.search()
     assert found.fastest_gap == 0 and found.plan.metadata["searched_from"]["model_fingerprint"] == model.fingerprint
     assert find_faults(found.plan, model) == []
     if model is QWEN:
-        explained = explain(found.plan, Problem((model,), cost, options))
+        explained = explain(found.plan, question)
         assert explained.searched.uniform and explained.searched.fastest_gap == 0
         dense = {one.layer in model.dense_layers for one in explained.one_layer.others}
         assert dense == {True, False}

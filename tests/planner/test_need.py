@@ -9,8 +9,8 @@ import pytest
 
 from paddlenlp_galvatron.base.errors import Infeasible
 from paddlenlp_galvatron.plan import write_plan
-from paddlenlp_galvatron.planner import SearchResult, search
-from paddlenlp_galvatron.planner.problem import OriginOptions
+from paddlenlp_galvatron.planner import SearchResult
+from paddlenlp_galvatron.planner.origin import OriginOptions
 from paddlenlp_galvatron.planner.question import Question
 from paddlenlp_galvatron.planner.scale import scaled
 
@@ -46,8 +46,7 @@ def question(seed: int) -> dict[str, Any]:
 
 
 def found(values: dict[str, Any], gb: float) -> SearchResult:
-    asked = Question.of({**values, "memory_constraint": gb})
-    return search(asked.model.shapes, asked.cost, asked.options)
+    return Question.of({**values, "memory_constraint": gb}).search()
 
 
 @pytest.mark.parametrize(

@@ -299,3 +299,20 @@ def test_a_search_reports_how_far_it_is():
     for before, after in pairwise(reported):
         assert before.done <= after.done and before.best <= after.best <= after.limit * (1 + 1e-9)
         assert after.limit <= before.limit * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("gap", [1e-3, 0.05, 0.5])
+def test_a_search_within_a_gap_proves_no_more_than_the_truth(gap: float) -> None:
+    for chunks in (1, 2):
+        model, cost, options = problem(3, max_virtual_pp_deg=chunks)
+        exact = search(model, cost, options)
+        near = search(model, cost, options.model_copy(update={"gap": gap}))
+        assert near.fastest and near.lower_bound_s <= exact.time_s * (1 + 1e-9) <= near.fastest.time_s * (1 + 2e-9)
+        assert near.fastest_gap <= max(gap, exact.fastest_gap) * (1 + 1e-6)
+
+
+def test_a_search_ends_in_time_with_what_it_has() -> None:
+    model, cost, options = problem(3)
+    result = search(model, cost, options.model_copy(update={"time_limit": 1e-9}))
+    with pytest.raises(UserError, match="time_limit: no plan was found"):
+        result.so_far(interrupted=False)

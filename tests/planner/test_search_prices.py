@@ -13,12 +13,12 @@ from cost_examples import HARDWARE, MODEL, NARROW, SEQ, WIDE, example, two_types
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paddlenlp_galvatron.cost_model import StageSetting
 from paddlenlp_galvatron.plan import DataParallel, LayerStrategy
 from paddlenlp_galvatron.plan.export import stock_arguments
 from paddlenlp_galvatron.planner import SearchOptions, search
-from paddlenlp_galvatron.planner.problem import Problem, SharedTime
-from paddlenlp_galvatron.planner.question import Question
-from paddlenlp_galvatron.planner.what_ifs import MOST_CHANGES, what_ifs
+from paddlenlp_galvatron.planner.explain import MOST_CHANGES, what_ifs
+from paddlenlp_galvatron.planner.question import Question, SharedTime
 
 from .random_cost import best_by_enumeration
 
@@ -81,13 +81,13 @@ def test_zero3_and_recompute_only_add_to_a_layers_passes(
     degree: int, ulysses: bool, consecutive: bool, micro_batch: int, sequence_parallel: bool, async_grad_reduce: bool
 ) -> None:
     cost = example(sequence_parallel=sequence_parallel, async_grad_reduce=async_grad_reduce)
-    where = {"stage_size": 8, "micro_batch": micro_batch, "micro_batches": 2, "pipeline": 1}
+    stage = StageSetting(8, micro_batch, 2, 1)
     for dp_type in DataParallel:
         strategy = LayerStrategy(degree, ulysses, consecutive, dp_type)
-        once, again = (cost.layer_cost(replace(strategy, recompute=on), **where) for on in (False, True))
+        once, again = (cost.layer_cost(replace(strategy, recompute=on), stage) for on in (False, True))
         assert again.forward_ms >= once.forward_ms and again.backward_ms >= once.backward_ms
         if async_grad_reduce:
-            plain = cost.layer_cost(replace(strategy, dp_type=DataParallel.DDP), **where)
+            plain = cost.layer_cost(replace(strategy, dp_type=DataParallel.DDP), stage)
             assert once.forward_ms >= plain.forward_ms and once.backward_ms >= plain.backward_ms
 
 
@@ -100,6 +100,5 @@ def test_many_nodes_shard_in_parts_and_explain_says_what_they_gain() -> None:
     assert sizes - {None} and not any(part.sharding for part in over_all.plan.layers)
     stock = Question.of(asked | {"trainer": "paddlenlp"}).search()
     assert stock_arguments(stock.plan)["sharding_parallel_degree"] == 8
-    problem = Problem(question.model.shapes, question.cost, question.options)
-    changes = {one.name: one for one in what_ifs(problem, found.plan, [found.plan], SharedTime(20, MOST_CHANGES))}
+    changes = {one.name: one for one in what_ifs(question, found.plan, [found.plan], SharedTime(20, MOST_CHANGES))}
     assert changes["ZeRO in parts"].time_s == pytest.approx(over_all.time_s)

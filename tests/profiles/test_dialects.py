@@ -10,7 +10,7 @@ import pytest
 from cost_examples import COMPUTATION, HARDWARE, MEMORY, MODEL, SEQ
 
 from paddlenlp_galvatron.base.errors import UserError
-from paddlenlp_galvatron.cost_model import load
+from paddlenlp_galvatron.cost_model import StageSetting, load
 from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, Plan, Precision
 from paddlenlp_galvatron.planner import SearchOptions, search
 
@@ -123,12 +123,12 @@ def test_every_mode_prices_a_length_that_was_measured(tmp_path, files, time_mode
 def test_sequence_mode_prices_other_lengths(tmp_path, files):
     modes = {"time_profile_mode": "sequence", "memory_profile_mode": "sequence"}
     twice, four = (cost_of(tmp_path, files(), seq=seq, **modes).layer_cost for seq in (1024, 2048))
-    where = {"stage_size": 8, "micro_batch": 8, "micro_batches": 1, "pipeline": 1}
-    short, long = (price(LayerStrategy(), **where) for price in (twice, four))
+    stage = StageSetting(8, 8, 1, 1)
+    short, long = (price(LayerStrategy(), stage) for price in (twice, four))
     assert long.forward_ms == pytest.approx(2 * short.forward_ms), "the example's time is proportional to the length"
     assert long.activation_mib == pytest.approx(2 * short.activation_mib)
     with pytest.raises(UserError, match="sequence length 2048 was not measured"):
-        cost_of(tmp_path, files(), seq=2048).layer_cost(LayerStrategy(), **where)
+        cost_of(tmp_path, files(), seq=2048).layer_cost(LayerStrategy(), stage)
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])

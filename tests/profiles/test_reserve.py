@@ -10,9 +10,10 @@ from cost_examples import MODEL, SEQ
 
 from paddlenlp_galvatron.cost_model import CostModel
 from paddlenlp_galvatron.cost_model.costs import Profiles
+from paddlenlp_galvatron.options.model_options import Model
 from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, Precision, VocabStrategy, uniform_plan
 from paddlenlp_galvatron.plan.communicators import stage_groups
-from paddlenlp_galvatron.planner import SearchOptions, search
+from paddlenlp_galvatron.planner import SearchOptions
 from paddlenlp_galvatron.planner.question import on_device
 from paddlenlp_galvatron.profiles.analytic import analytic_computation, analytic_hardware, analytic_memory
 from paddlenlp_galvatron.profiles.compute_time import ComputeTimes
@@ -82,7 +83,8 @@ def test_a_plans_communicators_are_those_that_a_launch_makes():
 def test_a_budget_is_held_to_the_device_and_its_reserve_and_both_are_reported():
     cost, received = priced(), []
     options = SearchOptions(memory_constraint=80, settle_bsz=32, seq_length=SEQ)
-    settled, reserving = on_device(options, cost, received.append)
+    question = on_device(Model((MODEL,), SEQ), options, cost, received.append)
+    settled = question.settled
     assert (
         settled.memory_constraint == 79.1
         and len(received) == 2
@@ -90,11 +92,12 @@ def test_a_budget_is_held_to_the_device_and_its_reserve_and_both_are_reported():
         and "communicators" in received[1]
     )
     assert settled.context_mib == pytest.approx(reserve_of(H100, 8).context_mib(79.1 * 1024))
-    best = search(MODEL, reserving, settled).require()
+    best = question.search().require()
     assert max(s.memory.total_mib for s in best.prediction.stages) <= 79.1 * 1024
     assert cost.options.context_mib == 0
     given, received = options.model_copy(update={"memory_constraint": 60.0, "context_mib": 0.0}), []
-    assert on_device(given, cost, received.append)[0] == given and not received  # the user's own word holds
+    assert on_device(question.model, given, cost, received.append).settled == given  # the user's own word holds
+    assert not received
 
 
 def test_what_profiles_measured_is_used():
@@ -108,15 +111,15 @@ def test_what_profiles_measured_is_used():
 
 def test_a_search_holds_plans_to_the_bound_and_with_the_users_reserve_to_the_estimate():
     options = SearchOptions(memory_constraint=79.1, settle_bsz=32, seq_length=SEQ)
-    settled, cost = on_device(options, priced())
-    best = search(MODEL, cost, settled).require()
+    question = on_device(Model((MODEL,), SEQ), options, priced())
+    cost, best = question.cost, question.search().require()
     for stage in best.prediction.stages:
         memory = stage.memory
         freed_mib = cost.profiles.reserve.working * memory.working_mib
-        assert memory.context_mib == pytest.approx(settled.context_mib + freed_mib)
+        assert memory.context_mib == pytest.approx(question.settled.context_mib + freed_mib)
         tensors_mib = memory.total_mib - memory.context_mib
         assert cost.profiles.reserve.bound_mib(tensors_mib, memory.working_mib) <= 79.1 * 1024 * (1 + 1e-9)
     alone = options.model_copy(update={"context_mib": cost.profiles.reserve.fixed_mib})
-    estimate = search(MODEL, on_device(alone, priced())[1], alone).require()
+    estimate = on_device(question.model, alone, priced()).search().require()
     assert estimate.time_s <= best.time_s
     assert {stage.memory.context_mib for stage in estimate.prediction.stages} == {cost.profiles.reserve.fixed_mib}

@@ -20,6 +20,7 @@ from paddlenlp_galvatron.base.printing import Console
 from paddlenlp_galvatron.base.text import gib
 from paddlenlp_galvatron.cost_model import CostModel, StageTimes, derive, timeline
 from paddlenlp_galvatron.model.shape import flops_per_token
+from paddlenlp_galvatron.options.model_options import Model
 from paddlenlp_galvatron.plan import (
     DataParallel,
     LayerStrategy,
@@ -30,13 +31,12 @@ from paddlenlp_galvatron.plan import (
     plan_id,
     read_plan,
 )
-from paddlenlp_galvatron.planner import SearchOptions, search
+from paddlenlp_galvatron.planner import SearchOptions
 from paddlenlp_galvatron.planner import explain as explaining
-from paddlenlp_galvatron.planner import problem as problems
+from paddlenlp_galvatron.planner import question as questions
 from paddlenlp_galvatron.planner.explain import Explanation, FrontierPoint, frontier
 from paddlenlp_galvatron.planner.explain import explain as find_out
-from paddlenlp_galvatron.planner.problem import Problem
-from paddlenlp_galvatron.planner.question import with_reserve
+from paddlenlp_galvatron.planner.question import Question
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 from paddlenlp_galvatron.profiles.network import Network
 from paddlenlp_galvatron.report.explain import printed
@@ -75,7 +75,7 @@ def tags(page: str) -> list[tuple[str, dict[str, str | None]]]:
     return parser.seen
 
 
-def problem(cost: CostModel, memory_gb: float, batch: int = 32) -> Problem:
+def question(cost: CostModel, memory_gb: float, batch: int = 32) -> Question:
     options = SearchOptions(
         num_nodes=cost.profiles.num_nodes,
         num_gpus_per_node=cost.profiles.gpus_per_node,
@@ -85,14 +85,13 @@ def problem(cost: CostModel, memory_gb: float, batch: int = 32) -> Problem:
         mixed_precision=cost.assumed.mixed_precision,
         amp_master_grad=bool(cost.assumed.fp32_gradients),
     )
-    return Problem(cost.models, cost, options)
+    return Question(Model(cost.models, cost.assumed.seq_length or 0), options, cost)
 
 
 @pytest.fixture(scope="module")
 def explanation() -> Explanation:
-    asked = problem(one_node(), 1.0)
-    plan = search(asked.shapes, asked.cost, asked.options).plan
-    return find_out(plan, asked)
+    asked = question(one_node(), 1.0)
+    return find_out(asked.search().plan, asked)
 
 
 @pytest.fixture(scope="module")
@@ -102,8 +101,8 @@ def real() -> Explanation:
     options = SearchOptions.from_values({**asked, "default_dp_type": "zero2"})
     shape = load_model("qwen2.5-7b")
     cost = derive(shape, load_data_sheet("h100"), 1, 8, options.assumptions, options.cost_options)
-    within, reserving = with_reserve(options, cost)
-    return find_out(search(shape, reserving, within).plan, Problem((shape,), reserving, options))
+    within = Question(Model((shape,), 4096), options, cost)
+    return find_out(within.search().plan, within)
 
 
 def records(plan: Plan, steps: int, step_s: float = 0.5, peak_mib: float = 500.0) -> list[dict]:
@@ -139,7 +138,7 @@ def test_the_page_is_whole_and_names_nothing_outside(explanation):
 
 
 def test_stages_of_several_chunks_are_reported_as_stages(explanation):
-    asked = explanation.problem
+    asked = explanation.question
     plan = replace(
         explanation.plan, stages=(1, 1, 1, 1), chunks=2, layers=(LayerStrategy(2),) * 4, vocab=VocabStrategy(2)
     )
@@ -153,7 +152,7 @@ def test_tiles_are_the_prediction(real, explanation):
     prediction, gpus = real.prediction, real.plan.world_size
     each = prediction.samples_per_s * 4096 / gpus
     assert shown["tokens/s/GPU"] == f"{each:,.0f}"
-    assert shown["MFU"] == f"{each * flops_per_token(real.problem.shapes[0], 4096) / 989e12:.1%}"
+    assert shown["MFU"] == f"{each * flops_per_token(real.question.model.shapes[0], 4096) / 989e12:.1%}"
     assert shown["step"] == f"{prediction.time_s:.3g} s" and "pipeline bubble" in shown
     assert "MFU" not in {tile.name for tile in tiles(explanation)}  # of a device that nobody knows
 
@@ -187,7 +186,7 @@ def test_a_folded_time_line_keeps_both_ends_and_its_order(real, schedule):
 
 def test_gains_of_a_plan_that_is_not_the_best_are_distinguished_from_the_best_ones(explanation):
     """Else everything that is asked seems to help, as each answer is a search."""
-    slow = find_out(replace(explanation.plan, layers=(LayerStrategy(8, recompute=True),) * 4), explanation.problem)
+    slow = find_out(replace(explanation.plan, layers=(LayerStrategy(8, recompute=True),) * 4), explanation.question)
     assert explanation.faster is None and slow.faster is slow.searched.best
     reported, row = text_of(slow), f"the best plan as things are {slow.faster.time_s:.4g} "
     assert row in reported and '<th scope="row">the best plan</th>' in render(slow, [])
@@ -206,7 +205,7 @@ def text_of(explanation: Explanation) -> str:
 
 def test_memory_is_drawn_against_budget_and_bound(real):
     page = render(real, [])
-    (stage, *_), reserve = real.prediction.stages, real.problem.cost.reserve_of(real.plan)
+    (stage, *_), reserve = real.prediction.stages, real.question.cost.reserve_of(real.plan)
     memory = stage.memory
     bound_mib = reserve.bound_mib(memory.total_mib - memory.context_mib, memory.working_mib)
     assert f"bound {gib(bound_mib)} GiB" in page and f"budget, {gib(real.budget_mib)} GiB" in page
@@ -216,14 +215,14 @@ def test_the_frontier_is_what_searches_answer(explanation):
     points = frontier(explanation)
     times = [point.time_s for point in points if point.time_s is not None]
     assert times == sorted(times, reverse=True) and len(times) > 3
-    mine = next(point for point in points if point.memory_gb == explanation.problem.options.memory_constraint)
+    mine = next(point for point in points if point.memory_gb == explanation.question.options.memory_constraint)
     assert mine.time_s == pytest.approx(explanation.prediction.time_s)
 
 
 def test_names_from_outside_are_text(explanation):
     shape = replace(MODEL, name="<script>alert(1)</script>")
-    asked = replace(explanation.problem, shapes=(shape,))
-    page = render(replace(explanation, problem=asked), [])
+    asked = replace(explanation.question, model=Model((shape,), 4096))
+    page = render(replace(explanation, question=asked), [])
     assert "<script>alert" not in page and "&lt;script&gt;alert" in page
 
 
@@ -234,8 +233,8 @@ def large(explanation) -> Explanation:
     cost = example(num_nodes=256, model=model)
     layers = tuple(LayerStrategy(8, recompute=layer % 3 == 0, dp_type=DataParallel.ZERO3) for layer in range(126))
     plan = Plan(1024, 512, 64, (8,) * 14 + (7,) * 2, layers, VocabStrategy(8), assumed=cost.assumed)
-    asked = problem(cost, 80.0, 512)
-    return replace(explanation, **vars(asked.facts_of(plan)), problem=asked)
+    asked = question(cost, 80.0, 512)
+    return replace(explanation, **vars(asked.facts_of(plan)), question=asked)
 
 
 def test_a_large_plan_stays_small(large):
@@ -347,7 +346,7 @@ def test_a_page_says_that_it_predicts_of_which_device_and_from_which_plan(galvat
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(explaining, "SEARCHES_S", 0.0)
     monkeypatch.setattr(explaining, "FRONTIER_S", 0.0)
-    monkeypatch.setattr(problems, "LEAST_S", 0.0)
+    monkeypatch.setattr(questions, "LEAST_S", 0.0)
     assert galvatron("search", "qwen2.5-0.5b", "--device", "h100-80gb", "--gpus", 8, "-o", "mine.json").code == 0
     assert galvatron("report", "mine.json", "-o", "page.html").code == 0
     (words,) = re.findall(r'<p id="premises">(.*)</p>', Path("page.html").read_text())

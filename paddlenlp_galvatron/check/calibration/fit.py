@@ -88,10 +88,10 @@ def cost_of(run: MeasuredRun, sheet: DataSheet) -> CostModel:
     """Prices of its model on nodes of this sheet."""
     sheet = sheet.with_stack(run.stack)
     attention = sheet.attention_efficiency.value * run.attention_speed
-    own = {"attention_efficiency": attention}
+    figures = {"attention_efficiency": attention}
     if run.network:  # whose rings are not the sheet's either
-        own |= {"network": run.network, "half_ranks": HALF_RANKS.value}
-    sheet = _with(sheet, own if run.ours else own | {"receive_coe": 1.0})
+        figures |= {"network": run.network, "half_ranks": HALF_RANKS.value}
+    sheet = _with(sheet, figures if run.ours else figures | {"receive_coe": 1.0})
     per_node = min(run.plan.world_size, sheet.gpus_per_node)
     return derive(
         run.shape,
@@ -150,14 +150,14 @@ class Calibration:
     @property
     def refusal(self) -> str | None:
         """Why the sheet is no better than the one that was given; None: it is."""
-        before, after = _mean(self.before), _mean(self.after)
+        old, new = _mean(self.before), _mean(self.after)
         if not any(number.determined for number in self.numbers):
-            return f"runs: they change no number of {self.sheet.name}, which is off by {before:.1%}; keep that sheet"
-        if after > before:
-            return f"runs: off by {after:.1%} on average once fitted, by {before:.1%} before; keep {self.sheet.name}"
-        if self.apart and (left_out := _mean(self.apart)) > before:
+            return f"runs: they change no number of {self.sheet.name}, which is off by {old:.1%}; keep that sheet"
+        if new > old:
+            return f"runs: off by {new:.1%} on average once fitted, by {old:.1%} before; keep {self.sheet.name}"
+        if self.apart and (left_out := _mean(self.apart)) > old:
             return (
-                f"runs: each predicted from the others is off by {left_out:.1%} on average, by {before:.1%} before; "
+                f"runs: each predicted from the others is off by {left_out:.1%} on average, by {old:.1%} before; "
                 f"keep {self.sheet.name}, or give more runs"
             )
         return None
@@ -167,8 +167,8 @@ class Calibration:
         for number in self.numbers:
             how = "determined by the runs" if number.determined else "kept"
             yield f"{number.name:20s} {number.before:.4g} -> {number.after:.4g}  {how}"
-        for run, before, after in zip(self.runs, self.before, self.after, strict=True):
-            yield f"{run.name}: step {run.step_s:.4g} s, error {before:+.1%} -> {after:+.1%}"
+        for run, old, new in zip(self.runs, self.before, self.after, strict=True):
+            yield f"{run.name}: step {run.step_s:.4g} s, error {old:+.1%} -> {new:+.1%}"
         if self.apart:
             most = max(map(abs, self.apart))
             yield f"each run predicted from the others: off by {_mean(self.apart):.1%} on average, {most:.1%} at most"
@@ -203,21 +203,26 @@ def calibrate(runs: Sequence[MeasuredRun], sheet: DataSheet) -> Calibration:
         raise UserError(f"stack: the runs are of {', '.join(sorted(stacks))}; give those of one alone")
     sheet = sheet.with_stack(*stacks)
     names = [name for name in EXPECTED if name != "host_link" or any(run.offload_optimizer for run in runs)]
-    found = _fitted(runs, sheet, names)
+    fitted = _fitted(runs, sheet, names)
     share = _allocator(runs, sheet.memory.value * 1024)
     source = f"calibrated from {len(runs)} runs: {', '.join(dict.fromkeys(run.name for run in runs))}"[:LONGEST]
-    figures = {name: _figure(getattr(sheet, name), value, source) for name, value in found.values.items()}
+    figures = {name: _figure(getattr(sheet, name), value, source) for name, value in fitted.values.items()}
     if share is not None:
         figures["allocator"] = Figure(value=share, unit="ratio", source=source, checked="the most of these runs")
     numbers = [
-        Number(name, before := getattr(sheet, name).value, found.values.get(name, before), name in found.values)
+        Number(
+            name,
+            errors_before := getattr(sheet, name).value,
+            fitted.values.get(name, errors_before),
+            name in fitted.values,
+        )
         for name in names
     ]
     if share is not None:
         numbers.append(Number("allocator", MOST_ALLOCATOR, share, True))
     result = sheet.model_copy(update={**figures, "published": None})
-    before, after = (tuple(_error(run, one) for run in runs) for one in (sheet, result))
-    return Calibration(result, tuple(numbers), tuple(runs), before, after, found.apart)
+    errors_before, errors_after = (tuple(_error(run, version) for run in runs) for version in (sheet, result))
+    return Calibration(result, tuple(numbers), tuple(runs), errors_before, errors_after, fitted.apart)
 
 
 class _Problem(NamedTuple):
@@ -228,9 +233,9 @@ class _Problem(NamedTuple):
     deviations: NDArray[np.float64]  # of the numbers
     noise: float = NOISE  # of the runs
 
-    def having(self, some: Sequence[int]) -> _Problem:
+    def having(self, chosen: Sequence[int]) -> _Problem:
         """The fit of some of its numbers."""
-        return self._replace(slopes=self.slopes[:, some], deviations=self.deviations[some])
+        return self._replace(slopes=self.slopes[:, chosen], deviations=self.deviations[chosen])
 
     @property
     def curvature(self) -> NDArray[np.float64]:
@@ -260,9 +265,9 @@ class _Problem(NamedTuple):
             chosen.append(best)
         return sorted(chosen)
 
-    def off(self, some: list[int]) -> float:
+    def off(self, chosen: list[int]) -> float:
         """How far the runs are off, each predicted from the others by these numbers."""
-        return float(np.sqrt(np.mean(self.having(some).apart(np.zeros(len(some))) ** 2)))
+        return float(np.sqrt(np.mean(self.having(chosen).apart(np.zeros(len(chosen))) ** 2)))
 
 
 class _Fit(NamedTuple):
@@ -272,36 +277,36 @@ class _Fit(NamedTuple):
 
 def _fitted(runs: Sequence[MeasuredRun], sheet: DataSheet, names: list[str]) -> _Fit:
     """Fit the numbers `names` by Gauss-Newton steps."""
-    known = {name: getattr(sheet, name).value for name in names}
+    current = {name: getattr(sheet, name).value for name in names}
 
     def problem(names: list[str], at: NDArray[np.float64], noise: float) -> _Problem:
         def misses(at: NDArray[np.float64]) -> NDArray[np.float64]:
-            there = _with(sheet, dict(zip(names, np.exp(at), strict=True)))
-            return np.log([expected(run, there).step_s / run.step_s for run in runs])
+            local = _with(sheet, dict(zip(names, np.exp(at), strict=True)))
+            return np.log([expected(run, local).step_s / run.step_s for run in runs])
 
         missed = misses(at)
-        slopes = [(misses(at + STEP * one) - missed) / STEP for one in np.eye(len(names))]
+        slopes = [(misses(at + STEP * direction) - missed) / STEP for direction in np.eye(len(names))]
         deviations = np.array([EXPECTED[name] for name in names])
         return _Problem(missed, np.array(slopes).reshape(len(names), len(runs)).T, deviations, noise)
 
-    first = problem(names, np.log([known[name] for name in names]), NOISE)
+    first = problem(names, np.log([current[name] for name in names]), NOISE)
     free, noise = first.free, NOISE
     if len(runs) > 1 and (exact := first._replace(noise=LITTLE_NOISE)).off(exact.free) < EXACTLY * first.off(free):
         free, noise = exact.free, LITTLE_NOISE
     names = [names[number] for number in free]
-    start = np.log([known[name] for name in names])
+    start = np.log([current[name] for name in names])
     least = np.array([0.0 if name in COEFFICIENTS else -np.inf for name in names])
     most = np.array([0.0 if name in SHARES else np.inf for name in names])
-    at, there = start.copy(), problem(names, start, noise)
+    at, local = start.copy(), problem(names, start, noise)
     for _ in range(STEPS if names else 0):
-        pull = there.slopes.T @ there.missed / noise**2 + (at - start) / there.deviations**2
-        move = -np.linalg.solve(there.curvature, pull)
+        pull = local.slopes.T @ local.missed / noise**2 + (at - start) / local.deviations**2
+        move = -np.linalg.solve(local.curvature, pull)
         move *= min(1.0, LARGEST_MOVE / max(float(np.abs(move).max()), 1e-12))
         before, at = at, np.clip(at + move, least, most)
-        there = problem(names, at, noise)
+        local = problem(names, at, noise)
         if np.abs(at - before).max() < STEP / 10:
             break
-    apart = tuple(np.expm1(there.apart(at - start)).tolist()) if len(runs) > 1 else ()
+    apart = tuple(np.expm1(local.apart(at - start)).tolist()) if len(runs) > 1 else ()
     return _Fit(dict(zip(names, np.exp(at).tolist(), strict=True)), apart)
 
 

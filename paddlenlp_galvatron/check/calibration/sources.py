@@ -55,15 +55,15 @@ def _of_log(source: Path, plan_path: Path, model: str | None, device: str) -> Me
 
 
 def _of_validation(source: Path, shape: ModelShape, device: str) -> list[MeasuredRun]:
-    found = read_json(source)
-    plans = found.get("plans") if isinstance(found, dict) else None
+    content = read_json(source)
+    plans = content.get("plans") if isinstance(content, dict) else None
     if not isinstance(plans, list):
         raise UserError(f"{source}: is no validation.json of galvatron validate, no list of plans in it")
     runs = []
-    for number, one in enumerate(plans):
-        if not isinstance(one, dict) or not is_time(one.get("measured_s")):
+    for number, row in enumerate(plans):
+        if not isinstance(row, dict) or not is_time(row.get("measured_s")):
             raise UserError(f"{source}: plans.{number}: no measured_s; write it again with galvatron validate")
-        plan = plan_from_dict(one.get("plan"))
-        name = str(one.get("key", number))
-        runs.append(MeasuredRun(name, str(source), device, shape, plan, float(one["measured_s"]), ours=True))
+        plan = plan_from_dict(row.get("plan"))
+        name = str(row.get("key", number))
+        runs.append(MeasuredRun(name, str(source), device, shape, plan, float(row["measured_s"]), ours=True))
     return runs

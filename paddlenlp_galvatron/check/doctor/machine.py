@@ -132,8 +132,8 @@ class Machine:
         except OSError:
             return kind
         for line in lines:
-            _, place, found, *_ = line.split(" ")
-            inside = place == "/" or f"{folder}/".startswith(f"{place}/")
-            if inside and len(place) >= len(best):
-                best, kind = place, found
+            _, mounted_at, kind_there, *_ = line.split(" ")
+            inside = mounted_at == "/" or f"{folder}/".startswith(f"{mounted_at}/")
+            if inside and len(mounted_at) >= len(best):
+                best, kind = mounted_at, kind_there
         return kind

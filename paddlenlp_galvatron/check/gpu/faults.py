@@ -80,7 +80,7 @@ def resume(setting: Setting) -> Iterator[Finding]:
     settings.save(folder / "settings.json")
     _launch(setting, "resume", folder / "settings.json")
     straight, halves = (_losses(setting, name) for name in (STRAIGHT, HALVES))
-    apart = max(abs(mine - other) for mine, other in zip(straight, halves, strict=False))
+    apart = max(abs(straight_loss - other) for straight_loss, other in zip(straight, halves, strict=False))
     holds = len(straight) == len(halves) == STEPS and apart <= (GPU_TOLERANCE if setting.on_gpus else 0)
     figures = f"losses of {len(halves)} of {STEPS} steps differ by {apart:.1e} at most"
     yield setting.found("interrupted and straight", holds, figures)
@@ -188,9 +188,9 @@ def _leave(room_mib: int) -> list[Any]:
     """Leave no more memory than this; the returned tensor holds the rest of a GPU's memory."""
     if device.on_gpu():
         return list(_blocks(room_mib))
-    found = re.search(r"VmData:\s*(\d+) kB", Path("/proc/self/status").read_text())
-    assert found
-    limit = int(found[1]) * 1024 + room_mib * MIB
+    match = re.search(r"VmData:\s*(\d+) kB", Path("/proc/self/status").read_text())
+    assert match
+    limit = int(match[1]) * 1024 + room_mib * MIB
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     return []
 

@@ -121,7 +121,7 @@ def flash(sizes: Sizes) -> Case:
 def flashmask(sizes: Sizes, rank: int) -> Case:
     """Two of four chunks of the queries, all keys."""
     chunk = sizes.tokens // 4
-    chunks = tuple((place * chunk, (place + 1) * chunk) for place in sorted((rank, 3 - rank)))
+    chunks = tuple((index * chunk, (index + 1) * chunk) for index in sorted((rank, 3 - rank)))
     attend = flash_attention(hidden_rows(chunks, sizes.tokens))
     rows = paddle.concat([paddle.arange(start, stop) for start, stop in chunks])
     return _attention_of(attend, rows, _heads(sizes, 2 * chunk))
@@ -199,15 +199,17 @@ def embedding(sizes: Sizes) -> Case:
 
 def loss(sizes: Sizes) -> Case:
     ids = paddle.randint(0, sizes.vocabulary, [sizes.tokens])
-    place: Any = SimpleNamespace(tp=1, index=0)
-    own = CrossEntropy(VocabularyShard(sizes.vocabulary, place), None, fused=False)
+    alone: Any = SimpleNamespace(tp=1, index=0)
+    cross_entropy = CrossEntropy(VocabularyShard(sizes.vocabulary, alone), None, fused=False)
     logits = paddle.randn([sizes.tokens, sizes.vocabulary])
 
     def plain(logits: Any) -> Any:
         label = paddle.take_along_axis(logits, ids.unsqueeze(-1), -1).squeeze(-1)
         return paddle.logsumexp(logits, -1) - label
 
-    return Case(lambda logits: own.losses(1 * logits, ids), plain, [logits])  # of a copy, as it takes their place
+    return Case(
+        lambda logits: cross_entropy.losses(1 * logits, ids), plain, [logits]
+    )  # of a copy, as it takes their place
 
 
 def _stepped(weights: list[Any], gradients: list[list[Any]]) -> list[Any]:
@@ -273,12 +275,12 @@ def third(make: Callable[[Sizes], Case], sizes: Sizes) -> Case:
     kernel, plain, inputs, _ = make(sizes)
 
     def call(*tensors: Any) -> Any:
-        before = paddle.get_flags(FLASH_VERSION)
+        previous = paddle.get_flags(FLASH_VERSION)
         paddle.set_flags({FLASH_VERSION: int(THIRD)})
         try:
             return kernel(*tensors)
         finally:
-            paddle.set_flags(before)
+            paddle.set_flags(previous)
 
     return Case(call, plain, inputs)
 
@@ -308,19 +310,19 @@ def difference(case: Case, dtype: str) -> tuple[float, str]:
     """The largest distance of a result or gradient from the plain one, as a share of its largest number; and whose."""
     drawn = [x.astype(dtype) for x in case.inputs]
     random: list[Any] = []
-    found = []
-    for function, own in ((case.kernel, dtype), (case.plain, "float32")):
-        inputs = [x.astype(own).detach() for x in drawn]
+    outcomes = []
+    for function, computed_in in ((case.kernel, dtype), (case.plain, "float32")):
+        inputs = [x.astype(computed_in).detach() for x in drawn]
         for x in inputs:
             x.stop_gradient = False
         results = function(*inputs)
         results = list(results) if isinstance(results, list | tuple) else [results]
         random = random or [paddle.randn(result.shape).astype(dtype) for result in results]
         if inputs:
-            paddle.autograd.backward(results, [grad.astype(own) for grad in random])
-        found.append([x.detach().astype("float32") for x in (*results, *(x.grad for x in inputs))])
+            paddle.autograd.backward(results, [grad.astype(computed_in) for grad in random])
+        outcomes.append([x.detach().astype("float32") for x in (*results, *(x.grad for x in inputs))])
     names = [f"result {number}" for number in range(len(random))] + [f"gradient {n}" for n in range(len(drawn))]
-    shares = [float((ours - plain).abs().max() / plain.abs().max()) for ours, plain in zip(*found, strict=True)]
+    shares = [float((ours - plain).abs().max() / plain.abs().max()) for ours, plain in zip(*outcomes, strict=True)]
     worst = max(range(len(shares)), key=lambda number: shares[number] if shares[number] == shares[number] else 1e30)
     return shares[worst], names[worst]
 

@@ -67,8 +67,8 @@ def main() -> None:
     precision = Precision.BF16 if device.on_gpu() else Precision.FP32
     result = dict.fromkeys(("alone_ms", "during_ms", "driver_mib"), None) | products_ms(rank, pair, groups)
     stopwatch = Stopwatch(ranks)
-    given = stopwatch, rank, overlapping_ranks(ranks), groups, Collective.ALL_REDUCE, precision, ranks
-    result |= {"overlap": overlap_coefficient(*given), "message_mib": message_mib()}
+    arguments = stopwatch, rank, overlapping_ranks(ranks), groups, Collective.ALL_REDUCE, precision, ranks
+    result |= {"overlap": overlap_coefficient(*arguments), "message_mib": message_mib()}
     device.synchronize()
     if (driver_mib := device.beside_mib()) is not None and idle_mib is not None:
         result |= {"driver_mib": driver_mib - idle_mib, "communicators": len(groups.members) + 1}

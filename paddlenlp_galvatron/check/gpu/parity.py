@@ -104,7 +104,7 @@ def parity_cases(ranks: int, precision: Precision, on_gpus: bool) -> list[Named]
     of training there, flash attention and other kernels; the others are plain."""
     n, half = ranks, max(1, ranks // 2)
     wide, inner = min(2, n), half if half > 1 else 1
-    one, strided = LayerStrategy(), LayerStrategy(wide, consecutive=not n > 2)
+    unsplit, strided = LayerStrategy(), LayerStrategy(wide, consecutive=not n > 2)
     split, whole, ulysses = LayerStrategy(wide), LayerStrategy(n), LayerStrategy(wide, ulysses=wide > 1)
     again, shard = LayerStrategy(recompute=Recompute.FULL), LayerStrategy(dp_type=ZERO3)
     in_part = replace(shard, sharding=half if half > 1 else None)
@@ -117,20 +117,24 @@ def parity_cases(ranks: int, precision: Precision, on_gpus: bool) -> list[Named]
     megatron = replace(plain, sequence_parallel=True)
     each = replace(plain, async_grad_reduce=False)
     plans = {
-        "data parallel": (_plan(n, (one, one), plain), "llama", False),
+        "data parallel": (_plan(n, (unsplit, unsplit), plain), "llama", False),
         "tensor parallel": (_plan(n, (whole, whole), plain, vocab=n, pieces=2), "qwen2", False),
         "tensor parallel, Megatron-SP": (_plan(n, (whole, again), megatron, vocab=n), "llama", False),
         "degrees mixed, strided, recompute": (_plan(n, (strided, again, whole), megatron, vocab=wide), "qwen3", False),
-        "Ulysses": (_plan(n, (ulysses, replace(ulysses, recompute=core), one), plain, vocab=wide), "qwen2", False),
+        "Ulysses": (_plan(n, (ulysses, replace(ulysses, recompute=core), unsplit), plain, vocab=wide), "qwen2", False),
         "context parallel": (_plan(n, (context, replace(context, recompute=parts), split), usual), "qwen3", False),
-        "zero2, reduced every micro-batch": (_plan(n, (one, split), each, default=ZERO2), "deepseek_v3", False),
-        "zero3": (_plan(n, (in_part, replace(split, dp_type=ZERO3), one), plain), "qwen2", False),
-        "tied tables": (_plan(n, (one, split), usual, vocab=wide), "llama", True),
-        "two stages, 1F1B": (_plan(n, (one, again, low), plain, stages, micro_batches=4), "qwen2", False),
-        "two stages, GPipe": (_plan(n, (one, low, one), megatron, stages, schedule=Schedule.GPIPE), "llama", False),
+        "zero2, reduced every micro-batch": (_plan(n, (unsplit, split), each, default=ZERO2), "deepseek_v3", False),
+        "zero3": (_plan(n, (in_part, replace(split, dp_type=ZERO3), unsplit), plain), "qwen2", False),
+        "tied tables": (_plan(n, (unsplit, split), usual, vocab=wide), "llama", True),
+        "two stages, 1F1B": (_plan(n, (unsplit, again, low), plain, stages, micro_batches=4), "qwen2", False),
+        "two stages, GPipe": (
+            _plan(n, (unsplit, low, unsplit), megatron, stages, schedule=Schedule.GPIPE),
+            "llama",
+            False,
+        ),
         "two stages, zero3": (_plan(n, (shard, low, shard), usual, stages, micro_batches=4), "deepseek_v2", False),
-        "two stages, experts": (_plan(n, (one, cut, routed), usual, stages, micro_batches=4), "qwen3_moe", False),
-        "two stages, tied tables": (_plan(n, (one, low, one), usual, stages, default=ZERO2), "qwen2", True),
+        "two stages, experts": (_plan(n, (unsplit, cut, routed), usual, stages, micro_batches=4), "qwen3_moe", False),
+        "two stages, tied tables": (_plan(n, (unsplit, low, unsplit), usual, stages, default=ZERO2), "qwen2", True),
     }
     named = [
         _named(
@@ -159,8 +163,8 @@ def _as_trained(n: int, assumed: Assumptions, on_gpus: bool) -> Case:
     may compute its loss; from four ranks on in the last stage alone."""
     half = max(1, n // 2)
     degree, stages = (half, (1, 2)) if n > 2 else (n, (3,))
-    low, one = LayerStrategy(half), LayerStrategy()
-    plan = _plan(n, (low, one, low), replace(assumed, sequence_parallel=True), stages, vocab=degree)
+    low, unsplit = LayerStrategy(half), LayerStrategy()
+    plan = _plan(n, (low, unsplit, low), replace(assumed, sequence_parallel=True), stages, vocab=degree)
     return small_case(with_defaults(plan, on_gpus), "llama", "adamw", 2, vocabulary=64 * half)
 
 
@@ -173,16 +177,16 @@ def training_assumptions(on_gpus: bool, seq_length: int) -> Assumptions:
 def schedule_cases(ranks: int) -> Iterator[Named]:
     """Pipelines in which ranks would wait for each other if anything waited for the wrong thing; two steps each, as on
     GPUs the first is by itself."""
-    one = LayerStrategy()
+    unsplit = LayerStrategy()
     depths = [stages for stages in (2, 4, 8) if stages <= ranks and ranks % stages == 0]
     for schedule in Schedule:
         for stages in depths:
             for micro_batches in MICRO_BATCHES if stages == 2 else (3, stages + 1):
-                plan = _plan(ranks, (one,) * stages, Assumptions(), (1,) * stages, micro_batches, schedule=schedule)
+                plan = _plan(ranks, (unsplit,) * stages, Assumptions(), (1,) * stages, micro_batches, schedule=schedule)
                 yield _named(f"{schedule.label}, {stages} stages, {micro_batches} micro-batches", plan, "llama", 2)
     for stages in depths:
         for micro_batches in (stages - 1, stages + 1):
-            plan = _plan(ranks, (one,) * 2 * stages, Assumptions(), (1,) * 2 * stages, micro_batches, chunks=2)
+            plan = _plan(ranks, (unsplit,) * 2 * stages, Assumptions(), (1,) * 2 * stages, micro_batches, chunks=2)
             yield _named(f"interleaved, {stages} stages, {micro_batches} micro-batches", plan, "llama", 2)
     yield from experts_cases(ranks)
     if ranks >= 4:
@@ -193,7 +197,7 @@ def schedule_cases(ranks: int) -> Iterator[Named]:
             "zero3": LayerStrategy(dp_type=ZERO3),
         }
         for name, strategy in inside.items():
-            plan = _plan(ranks, (strategy, one, strategy), Assumptions(sequence_parallel=True), (1, 2), 5)
+            plan = _plan(ranks, (strategy, unsplit, strategy), Assumptions(sequence_parallel=True), (1, 2), 5)
             yield _named(f"1F1B, 2 stages of {name}, 5 micro-batches", plan, "qwen2", 2)
 
 
@@ -232,13 +236,13 @@ def _plan(
     schedule: Schedule = Schedule.ONE_F_ONE_B,
     chunks: int = 1,
 ) -> Plan:
-    own = tuple(replace(layer, dp_type=default) if layer.dp_type is DDP else layer for layer in layers)
+    sharded = tuple(replace(layer, dp_type=default) if layer.dp_type is DDP else layer for layer in layers)
     return Plan(
         world_size=ranks,
         global_batch=micro_batches * ranks,
         micro_batches=micro_batches,
         stages=stages or (len(layers),),
-        layers=own,
+        layers=sharded,
         vocab=VocabStrategy(vocab, dp_type=default, pieces=pieces),
         default_dp_type=default,
         schedule=schedule,

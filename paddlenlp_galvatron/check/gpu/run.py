@@ -70,12 +70,12 @@ def check(parts: Sequence[str], most_ranks: int, device: Device, folder: Path, s
         if ranks < most_ranks and not PARTS[part].every_world:
             continue
         left_s = end - time.monotonic()
-        own = folder / part / f"{ranks}-ranks"
-        setting = Setting(part, ranks, device, own, time.monotonic() + PARTS[part].share * left_s)
+        part_folder = folder / part / f"{ranks}-ranks"
+        setting = Setting(part, ranks, device, part_folder, time.monotonic() + PARTS[part].share * left_s)
         if left_s < LEAST_S:
             yield setting.no_time("all of it", f"no time was left of {seconds:.0f} s")
             continue
-        own.mkdir(parents=True)
+        part_folder.mkdir(parents=True)
         yield from _found(setting)
 
 

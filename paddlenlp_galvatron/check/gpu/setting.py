@@ -65,10 +65,10 @@ class Setting:
         state = State.INFO if holds is None else State.OK if holds else State.FAILED
         return self._finding(name, figures, state)
 
-    def kept(self, used_mib: float, reserve: Reserve, of: str = "") -> Finding:
+    def kept(self, used_mib: float, reserve: Reserve, subject: str = "") -> Finding:
         """Whether the memory of a GPU outside Paddle's allocator is within the reserve."""
         figures = f"{gib(used_mib)} GiB used, not reserved by Paddle, {gib(reserve.fixed_mib)} GiB kept for it"
-        return self.found(f"{of}memory that is not Paddle's", used_mib <= reserve.fixed_mib, figures)
+        return self.found(f"{subject}memory that is not Paddle's", used_mib <= reserve.fixed_mib, figures)
 
     def skipped(self, name: str, why: str) -> Finding:
         return self._finding(name, why, State.SKIPPED)

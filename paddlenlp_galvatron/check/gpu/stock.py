@@ -72,6 +72,6 @@ def _compared(setting: Setting, name: str, plan: Plan, shape: ModelShape) -> Fin
     result = json.loads((folder / "result.json").read_text())
     ours_ms, other_ms = (median(result[side]["steps_ms"][WARM_UP:]) for side in ("ours", "other"))
     losses = zip(result["ours"]["losses"], result["other"]["losses"], strict=True)
-    apart = max(abs(mine - other) for mine, other in losses)
+    apart = max(abs(ours - other) for ours, other in losses)
     figures = f"{ours_ms:.1f} ms, PaddleNLP {other_ms:.1f} ms: {ours_ms / other_ms:.2f}; losses differ by {apart:.0e}"
     return setting.found(name, ours_ms <= (1 + TOLERANCE) * other_ms if setting.on_gpus else None, figures)

@@ -40,7 +40,7 @@ def waits(setting: Setting) -> Iterator[Finding]:
 
 
 def main() -> None:
-    folder, found = Path(sys.argv[1]), []
+    folder, rounds = Path(sys.argv[1]), []
     rank, _ = start_world()
     for named in waiting_cases(int(sys.argv[2])):
         case = replace(named.case, steps=SETTLED + LOOKED_AT)
@@ -49,12 +49,12 @@ def main() -> None:
         for step in range(case.steps):
             if step == SETTLED:
                 paddle.device.cuda.reset_max_memory_reserved()
-                held = [device.reserved_mib()]
+                reserved = [device.reserved_mib()]
             engine.forward_backward(batch_of(case, step))
             engine.update(optimizer, 1.0)
-        found.append([round(MIB * mib) for mib in (*held, device.reserved_mib(), device.reserved_peak_mib())])
+        rounds.append([round(MIB * mib) for mib in (*reserved, device.reserved_mib(), device.reserved_peak_mib())])
         device.release()
-    (folder / f"{rank}.json").write_text(json.dumps(found))
+    (folder / f"{rank}.json").write_text(json.dumps(rounds))
 
 
 if __name__ == "__main__":

@@ -78,10 +78,10 @@ def train_one_process(
 
 def _gradient(name: str, weight: Any) -> NDArray[np.float32]:
     """0 of the bias of a router's choice, which decides and is not computed with."""
-    found: NDArray[np.float32] = (
+    gradient: NDArray[np.float32] = (
         np.zeros(weight.shape, np.float32) if name.endswith(CHOICE_BIAS) else weight.grad.numpy()
     )
-    return found
+    return gradient
 
 
 def _loss(model: Any, batch: Samples) -> Any:
@@ -111,8 +111,8 @@ def answers_of(shape: ModelShape, seq_length: int, source: WeightSource, batch: 
     for name, weight in model.named_parameters():
         weight.set_value(source(name, tuple(weight.shape)))
     with paddle.no_grad():
-        found: NDArray[np.float32] = paddle.stack(answer_sums(model, batch)).numpy()
-    return found
+        sums: NDArray[np.float32] = paddle.stack(answer_sums(model, batch)).numpy()
+    return sums
 
 
 def answer_sums(model: Any, batch: Samples) -> list[Any]:

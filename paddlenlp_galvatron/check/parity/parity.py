@@ -116,9 +116,9 @@ class Parity:
 
     def __str__(self) -> str:
         loss, gradient = self.limits
-        verdict = "PASS" if self.agrees else "FAIL"
+        word = "PASS" if self.agrees else "FAIL"
         return (
-            f"{verdict}: losses within {self.max_loss_diff:.1e} (limit {loss:.0e}), gradients within "
+            f"{word}: losses within {self.max_loss_diff:.1e} (limit {loss:.0e}), gradients within "
             f"{self.max_grad_rel_diff:.1e} (limit {gradient:.0e})"
         )
 
@@ -295,7 +295,7 @@ def compare_case(folder: Path, case: Case, index: int) -> Parity:
 
     losses, gradients = _one_process(_data_only(case))
     worst, worst_name, groups, seconds = 0.0, "", [], 0.0
-    found: set[tuple[int, str]] = set()
+    compared: set[tuple[int, str]] = set()
     measured: list[float] = []
     evaluated = nan
     for rank in range(case.plan.world_size):
@@ -313,10 +313,10 @@ def compare_case(folder: Path, case: Case, index: int) -> Parity:
                     expected = Slice(**piece["slice"]).of(reference).flatten()[start:stop]
                     flat = arrays[f"{step}.{key}"].flatten()[piece["offset"] :][: stop - start]
                     distance = float(np.abs(flat - expected).max()) / scale
-                    found.add((step, weight))
+                    compared.add((step, weight))
                     if not distance <= worst:  # NaN counts as worst
                         worst, worst_name = distance, f"{weight} on rank {rank} in step {step}"
-    missing = {(step, weight) for step in range(case.compared_steps) for weight in gradients[step]} - found
+    missing = {(step, weight) for step in range(case.compared_steps) for weight in gradients[step]} - compared
     if missing:
         raise AssertionError(f"no rank has the gradients of {sorted(missing)[:3]}")
     pairs = zip([*measured, evaluated], [*losses, losses[-1]], strict=True)
@@ -370,6 +370,6 @@ def _one_process(case: Case) -> tuple[list[float], list[Gradients]]:
     batches = (batch_of(case, step) for step in range(case.steps))
     source = CaseWeights(case.seed, case.shape.initializer_range)
     with on_cpu():
-        given = case.recipe, batches, case.adapters, case.preference
-        results = list(train_one_process(case.shape, case.seq_length, source, *given))
+        arguments = case.recipe, batches, case.adapters, case.preference
+        results = list(train_one_process(case.shape, case.seq_length, source, *arguments))
     return [loss for loss, _ in results], [gradients for _, gradients in results[: case.compared_steps]]

@@ -263,19 +263,19 @@ class Accuracy:
 
 def shortcomings(accuracy: Accuracy, demanded: ValidateOptions) -> list[str]:
     """Figures that are worse than demanded, in words."""
-    found = []
+    faults = []
     if (most := demanded.most_mean_error) is not None and accuracy.time.mean > most:
-        found.append(
+        faults.append(
             f"most_mean_error: step times are off by {accuracy.time.mean:.1%} on average, {most:.1%} is let pass"
         )
     if (least := demanded.least_tau) is not None and (accuracy.tau is None or accuracy.tau < least):
-        found.append(
+        faults.append(
             f"least_tau: tau is {accuracy.tau if accuracy.tau is None else round(accuracy.tau, 2)}, {least} is demanded"
         )
     if (most := demanded.most_memory_error) is not None and -accuracy.memory.lowest > most:
-        found.append(
+        faults.append(
             f"most_memory_error: a peak is {-accuracy.memory.lowest:.1%} above the prediction, {most:.1%} is let pass"
         )
     if accuracy.failed and (demanded.most_mean_error, demanded.least_tau, demanded.most_memory_error) != (None,) * 3:
-        found.append(f"plans: {len(accuracy.failed)} did not run")
-    return found
+        faults.append(f"plans: {len(accuracy.failed)} did not run")
+    return faults

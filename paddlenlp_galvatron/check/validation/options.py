@@ -51,7 +51,7 @@ class ValidateOptions(Options):
     @classmethod
     def _nodes_of_variables(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Takes the nodes from variables, as far as options do not name them."""
-        return environment_nodes(given={name: values.get(name) for name in FIELDS}) | values
+        return environment_nodes(options={name: values.get(name) for name in FIELDS}) | values
 
     @model_validator(mode="after")
     def _something(self) -> Self:

@@ -9,6 +9,7 @@ from time import monotonic
 
 from ...base.errors import UserError
 from ...base.printing import Bars
+from ...base.text import Note, no_note
 from ...base.writing import scratch_folder, write_text
 from ...cost_model import CostModel, CostOptions, Task, load
 from ...launch.processes import Launch, LaunchError, World
@@ -31,7 +32,7 @@ LEAST_S = 1.0
 class Validation:
     """A validation: its options, its work, its results."""
 
-    def __init__(self, options: ValidateOptions, note: Callable[[str], None] = lambda line: None):
+    def __init__(self, options: ValidateOptions, note: Note = no_note):
         """Raises UserError for a plan that cannot be run or priced."""
         self.options = options
         self.shape = load_model(options.model_size)
@@ -43,9 +44,9 @@ class Validation:
             self.kinds.setdefault(plan, kind)
 
     def _drawn(self) -> Iterator[tuple[str, Plan]]:
-        given = self.options
-        batch, assumed = given.global_train_batch_size, self.cost.assumed
-        return sample_plans(self.shape, given.world_size, batch, assumed, given.count, given.seed, self._priced)
+        options = self.options
+        batch, assumed = options.global_train_batch_size, self.cost.assumed
+        return sample_plans(self.shape, options.world_size, batch, assumed, options.count, options.seed, self._priced)
 
     def _priced(self, plan: Plan) -> bool:
         try:
@@ -64,22 +65,22 @@ class Validation:
     @property
     def identity(self) -> dict[str, object]:
         """Identity of the journal: all that changes a measured number."""
-        given = self.options
-        meta = meta_of_rank(given.world_size, model=self.shape.fingerprint, dtype=given.mixed_precision.value)
-        how: dict[str, object] = {"validation": METHOD, "steps": given.steps, "seed": given.seed}
-        adapters = {"adapter_rank": given.adapter_rank} if given.adapter_rank else {}
+        options = self.options
+        meta = meta_of_rank(options.world_size, model=self.shape.fingerprint, dtype=options.mixed_precision.value)
+        how: dict[str, object] = {"validation": METHOD, "steps": options.steps, "seed": options.seed}
+        adapters = {"adapter_rank": options.adapter_rank} if options.adapter_rank else {}
         return how | adapters | meta.fingerprint.model_dump()
 
     def run(self) -> None:
         """Run all plans that have not been run, within the minutes. A plan that fails on one node is noted; the others
         continue. Raises LaunchError where no plan was begun, on several nodes, or where plan after plan fails."""
-        given, plans = self.options, [*self.kinds]
-        if given.fresh:
+        options, plans = self.options, [*self.kinds]
+        if options.fresh:
             self._journal(fresh=True)
-        end, failures, total = monotonic() + 60 * given.minutes, 0, given.visits * len(plans)
+        end, failures, total = monotonic() + 60 * options.minutes, 0, options.visits * len(plans)
         with Bars() as progress:
             task = progress.add_task("plans", total=total)
-            while (given.num_nodes > 1 or self._missing()) and (left_s := end - monotonic()) > LEAST_S:
+            while (options.num_nodes > 1 or self._missing()) and (left_s := end - monotonic()) > LEAST_S:
                 done = None
                 try:
                     for done in self._launch(left_s):
@@ -90,36 +91,36 @@ class Validation:
                     number, index = divmod(done or 0, len(plans))
                     if done is None or plans[index] not in self._missing():
                         raise
-                    if given.num_nodes > 1 or failures > MOST_FAILURES:
+                    if options.num_nodes > 1 or failures > MOST_FAILURES:
                         raise
                     self._journal().get(visit_of(plans[index], number), Visit(failed=str(error)).model_dump)
 
     def _launch(self, seconds: float) -> Iterator[int]:
         """Run the plans; gives the number of visits that are done whenever another one begins. Raises LaunchError."""
-        given = self.options
+        options = self.options
         work = Work(
-            output=given.output.absolute(),
+            output=options.output.absolute(),
             shape=self.shape,
             plans=tuple(plan_to_dict(plan) for plan in self.kinds),
             identity=self.identity,
-            visits=given.visits,
-            steps=given.steps,
-            seed=given.seed,
+            visits=options.visits,
+            steps=options.steps,
+            seed=options.seed,
             seconds=seconds,
-            ranks_per_node=given.nproc,
-            adapter_rank=given.adapter_rank,
+            ranks_per_node=options.nproc,
+            adapter_rank=options.adapter_rank,
         )
         with scratch_folder("galvatron-validate-") as folder:
             write_text(folder / FILE, work.model_dump_json())
             logs = folder / "log"
-            log = logs / f"workerlog.{given.node_rank * given.nproc}"
+            log = logs / f"workerlog.{options.node_rank * options.nproc}"
 
             def done() -> Iterator[int]:
                 for number, _ in PROGRESS.findall(log.read_text(errors="replace"))[-1:]:
                     yield int(number)
 
             with Launch(
-                WORKER, [str(folder / FILE)], World(given.nproc, given.nodes), logs, seconds + SPARE_S
+                WORKER, [str(folder / FILE)], World(options.nproc, options.nodes), logs, seconds + SPARE_S
             ) as running:
                 try:
                     for _ in running.wait():

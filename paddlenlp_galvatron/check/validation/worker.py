@@ -54,7 +54,7 @@ def _visit(work: Work, plan: Plan, groups: Groups, idle_mib: float | None) -> di
     """Steps as training's, their data with them. A Visit, for the journal. `idle_mib`: memory of others on this GPU."""
     gc.collect()
     device.release()
-    before = device.allocated_mib()
+    allocated_mib = device.allocated_mib()
     adapters = Adapters(work.adapter_rank, 2.0 * work.adapter_rank) if work.adapter_rank else None
     length = plan.assumed.seq_length or 0
     engine = Engine(ModelSetup.of(plan, work.shape, length, adapters=adapters), groups=groups)
@@ -69,7 +69,7 @@ def _visit(work: Work, plan: Plan, groups: Groups, idle_mib: float | None) -> di
     while len(steps) < work.steps and (len(steps) < LEAST_STEPS or 2 * sum(step.seconds for step in steps) < VISIT_S):
         device.reset_peak()
         seconds = _seconds_of_step(engine, optimizer, recipe, batches)
-        peak_mib = device.peak_mib() - before
+        peak_mib = device.peak_mib() - allocated_mib
         traffic = traffic or engine.traffic()["bytes"]
         terms = _terms_of_step(engine, optimizer, recipe, batches)
         every, peak, *columns = engine.gather(seconds, peak_mib, *terms.values())
@@ -78,13 +78,13 @@ def _visit(work: Work, plan: Plan, groups: Groups, idle_mib: float | None) -> di
         peaks.append(peak)
     traffic["all_reduce"] -= scalars_bytes(plan, work.shape)
     beside_mib = device.beside_mib()
-    known = beside_mib is not None and idle_mib is not None
-    reserved, beside = engine.gather(device.reserved_peak_mib(), (beside_mib or 0.0) - (idle_mib or 0.0))
+    is_measured = beside_mib is not None and idle_mib is not None
+    reserved, grown_mib = engine.gather(device.reserved_peak_mib(), (beside_mib or 0.0) - (idle_mib or 0.0))
     return Visit(
         steps=tuple(steps),
         peaks_mib=tuple(map(max, zip(*peaks, strict=True))),
         reserved_mib=reserved,
-        beside_mib=beside if known else (),
+        beside_mib=grown_mib if is_measured else (),
         communicators=1 + max(engine.traffic()["groups"]),
         bytes={kind: int(size) for kind, size in traffic.items() if size},
     ).model_dump()

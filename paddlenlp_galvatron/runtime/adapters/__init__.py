@@ -1,4 +1,4 @@
-"""How PaddleNLP runs a model: one small adapter per dense family."""
+"""Runs models by PaddleNLP: one small adapter per dense family."""
 
 from __future__ import annotations
 
@@ -11,12 +11,17 @@ from ...model import FAMILIES
 if TYPE_CHECKING:  # PaddleNLP's layers take seconds to import
     from .decoder import Adapter
 
-DENSE = {  # families with experts in place of the MLP: the module of their other parts
-    "qwen2_moe": "qwen2",
-    "qwen3_moe": "qwen3",
-    "mixtral": "llama",
-    "deepseek_v2": "deepseek",
-    "deepseek_v3": "deepseek",
+# The class of each family's dense parts; experts are added to them where the family has some.
+ADAPTERS = {
+    "llama": "llama.Llama",
+    "qwen2": "qwen2.Qwen2",
+    "qwen3": "qwen3.Qwen3",
+    "ernie4_5": "ernie.Ernie",
+    "qwen2_moe": "qwen2.Qwen2",
+    "qwen3_moe": "qwen3.Qwen3",
+    "mixtral": "llama.Llama",
+    "deepseek_v2": "deepseek.Deepseek",
+    "deepseek_v3": "deepseek.Deepseek",
 }
 
 
@@ -24,9 +29,9 @@ def load_family(name: str) -> Adapter:
     """The adapter of a family. Raises UserError for a family that has none."""
     if name not in FAMILIES:
         raise UserError(f"model family {name!r} is not supported; known: {', '.join(FAMILIES)}")
-    dense = DENSE.get(name, name)
-    bases = [getattr(import_module(f".{dense}", __name__), dense.title())]
-    if dense != name:
+    module, _, dense = ADAPTERS[name].partition(".")
+    bases = [getattr(import_module(f".{module}", __name__), dense)]
+    if FAMILIES[name].mixture:
         bases.insert(0, import_module(".mixture", __name__).WithExperts)
     family: Adapter = type(FAMILIES[name].title, tuple(bases), {})()
     return family

@@ -44,8 +44,8 @@ class MixtureLayer(nn.Layer):  # type: ignore[misc]
             bias = self.gate.create_parameter([shape.experts], dtype="float32", is_bias=True)
             self.gate.add_parameter(CHOICE_BIAS, bias)
         if shape.shared_size:
-            own = GatedMlp(shape.hidden_size, shape.shared_size, ("gate_proj", "up_proj", "down_proj"))
-            setattr(self, mixture.shared, own)
+            shared_expert = GatedMlp(shape.hidden_size, shape.shared_size, ("gate_proj", "up_proj", "down_proj"))
+            setattr(self, mixture.shared, shared_expert)
             if mixture.gated:
                 setattr(self, f"{mixture.shared}_gate", nn.Linear(shape.hidden_size, 1, bias_attr=False))
         if whole:

@@ -69,8 +69,8 @@ def stored_factors(shape: ModelShape, rank: int) -> Iterator[StoredFactor]:
     """All factors of a model's adapters."""
     for index in range(shape.layers):
         for weight in factors_of(shape.of(index).block, rank).weights:
-            place = f"layers.{index}.{weight.name}"
-            yield StoredFactor(f"{shape.traits.prefix}.{place}", weight.shape, f"base_model.model.model.{place}.weight")
+            name = f"layers.{index}.{weight.name}"
+            yield StoredFactor(f"{shape.traits.prefix}.{name}", weight.shape, f"base_model.model.model.{name}.weight")
 
 
 def base_identity(weights: HuggingFaceWeights | CheckpointWeights) -> str:
@@ -235,8 +235,8 @@ def merge(base: Path, adapters: Path, shape: ModelShape, target: Path, shard_byt
     another base, or numbers are not finite."""
     weights, tuned = HuggingFaceWeights(base, shape), AdapterFolder(adapters, shape)
     learnt = False
-    known = tuned.adapters.base
-    if known and known != base_identity(weights):
+    base_name = tuned.adapters.base
+    if base_name and base_name != base_identity(weights):
         raise UserError(f"{adapters}: were trained on other weights than those in {base}; name their base")
 
     def merged(name: str, size: tuple[int, ...]) -> Array:

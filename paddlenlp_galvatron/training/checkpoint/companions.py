@@ -51,15 +51,15 @@ def companions(folder: Path | None, tokenizer: Path | None = None) -> dict[str, 
 
 
 def _matching(folder: Path | None, patterns: Iterable[str]) -> dict[str, Path]:
-    found = sorted({path for pattern in patterns for path in folder.glob(pattern)}) if folder else []
-    return {str(path.relative_to(folder)): path for path in found if folder and path.is_file()}
+    paths = sorted({path for pattern in patterns for path in folder.glob(pattern)}) if folder else []
+    return {str(path.relative_to(folder)): path for path in paths if folder and path.is_file()}
 
 
 def unlike_companions(folder: Path, like: Path) -> list[str]:
     """Names of the companions in either folder that the other lacks or has otherwise; none if `folder` has none."""
-    own, other = companions(folder), companions(like)
-    same = {name for name in own.keys() & other.keys() if cmp(own[name], other[name], shallow=False)}
-    return sorted((own.keys() | other.keys()) - same) if own else []
+    ours, other = companions(folder), companions(like)
+    same = {name for name in ours.keys() & other.keys() if cmp(ours[name], other[name], shallow=False)}
+    return sorted((ours.keys() | other.keys()) - same) if ours else []
 
 
 def copy_companions(files: Mapping[str, Path], target: Path) -> None:
@@ -106,11 +106,13 @@ def config_like(shape: ModelShape, path: Path | None) -> dict[str, Any]:
 def without_absent_code(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     """config.json without entries of auto_map whose file is not in the folder. `hub/model--file.Class` is of a hub."""
 
-    def is_there(place: str | None) -> bool:
-        return place is None or "--" in place or (folder / f"{place.split('.')[0]}.py").is_file()
+    def is_there(source: str | None) -> bool:
+        return source is None or "--" in source or (folder / f"{source.split('.')[0]}.py").is_file()
 
-    given = (config.get("auto_map") or {}).items()
-    code = {name: place for name, place in given if all(map(is_there, place if isinstance(place, list) else [place]))}
+    classes = (config.get("auto_map") or {}).items()
+    code = {
+        name: source for name, source in classes if all(map(is_there, source if isinstance(source, list) else [source]))
+    }
     return {field: value for field, value in config.items() if field != "auto_map"} | (
         {"auto_map": code} if code else {}
     )

@@ -88,7 +88,8 @@ def to_huggingface(
     types = (precision, {}) if precision else types_of(weights)
     stored, trained = str(config.get("torch_dtype")), DTYPES[types[0]].name
     if not precision and checkpoint.index.plan and stored not in ("None", trained):
-        sys.stderr.write(f"note: tensors are in {trained}, as trained; the model came in {stored}: see --dtype\n")
+        command = "`galvatron convert g2h --dtype`"
+        sys.stderr.write(f"note: tensors are in {trained}, as trained; the model came in {stored}: {command}\n")
     write_model(shape, weights, target, config, types, max_shard_bytes, companions(folder), advance)
 
 
@@ -155,10 +156,10 @@ def _shards(
     shards: list[list[StoredWeight]] = []
     size = max_bytes
     for weight in weights:
-        own = size_of(weight)
-        if size + own > max_bytes:
+        weight_bytes = size_of(weight)
+        if size + weight_bytes > max_bytes:
             shards.append([])
             size = 0
         shards[-1].append(weight)
-        size += own
+        size += weight_bytes
     return shards

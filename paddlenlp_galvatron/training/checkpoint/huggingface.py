@@ -82,10 +82,10 @@ class HuggingFaceWeights:
         if weights[0].name in files:  # PaddleNLP saved it
             weights = [replace(weight, tensor=weight.name, transposed=False) for weight in weights]
         self._weights = {weight.name: weight for weight in weights}
-        known = {weight.tensor: weight for weight in weights}
-        missing = [tensor for tensor in known if tensor not in files]
+        expected = {weight.tensor: weight for weight in weights}
+        missing = [tensor for tensor in expected if tensor not in files]
         tied = shape.tied_embeddings and LM_HEAD in files
-        unknown = [tensor for tensor in files if tensor not in known and not (tied and tensor == LM_HEAD)]
+        unknown = [tensor for tensor in files if tensor not in expected and not (tied and tensor == LM_HEAD)]
         self.left_out = [tensor for tensor in unknown if _predicts_more(tensor, shape)]
         unknown = [tensor for tensor in unknown if tensor not in self.left_out]
         require_plain(unknown, folder)
@@ -95,12 +95,12 @@ class HuggingFaceWeights:
             untied = ", as tie_word_embeddings is false; if it is the embedding, write true there"
             hint = untied if missing == [LM_HEAD] else ""
             raise UserError(
-                [f"{folder}: lacks tensor {some}, which its {CONFIG} asks for{hint}" for some in _some(missing)]
-                + [f"{folder}: has tensor {some}, which no {shape.family} has" for some in _some(unknown)]
+                [f"{folder}: lacks tensor {lacking}, which its {CONFIG} asks for{hint}" for lacking in _some(missing)]
+                + [f"{folder}: has tensor {lacking}, which no {shape.family} has" for lacking in _some(unknown)]
             )
         self.files = sorted(set(files.values()))
-        self._files = {tensor: files[tensor] for tensor in known}
-        types = _precisions(self._files, known)
+        self._files = {tensor: files[tensor] for tensor in expected}
+        types = _precisions(self._files, expected)
         numbers: Counter[Precision] = Counter()
         for name, precision in types.items():
             numbers[precision] += math.prod(self._weights[name].shape)
@@ -178,15 +178,15 @@ def _require_tied(files: dict[str, Path], embedding: str) -> None:
         )
 
 
-def _precisions(files: dict[str, Path], known: dict[str, StoredWeight]) -> dict[str, Precision]:
+def _precisions(files: dict[str, Path], expected: dict[str, StoredWeight]) -> dict[str, Precision]:
     """The type of each weight, but of those that are always fp32. Raises UserError for a wrong shape or type."""
     by_code = {code: precision for precision, code in CODES.items()}
     types = {}
     for path in sorted(set(files.values())):
         with opened(path) as file:
-            for tensor in (tensor for tensor in known if files[tensor] == path):
+            for tensor in (tensor for tensor in expected if files[tensor] == path):
                 stored = file.get_slice(tensor)
-                size, wanted = tuple(stored.get_shape()), known[tensor].tensor_shape
+                size, wanted = tuple(stored.get_shape()), expected[tensor].tensor_shape
                 if size != wanted:
                     raise UserError(f"{path}: tensor {tensor} has shape {size} instead of {wanted}")
                 if stored.get_dtype() not in by_code:
@@ -194,6 +194,6 @@ def _precisions(files: dict[str, Path], known: dict[str, StoredWeight]) -> dict[
                         f"{path}: tensor {tensor} is of type {stored.get_dtype()}; supported: {', '.join(by_code)}; if "
                         "the model is quantised, take the one that it was made from"
                     )
-                if not known[tensor].state:
-                    types[known[tensor].name] = by_code[stored.get_dtype()]
+                if not expected[tensor].state:
+                    types[expected[tensor].name] = by_code[stored.get_dtype()]
     return types

@@ -112,13 +112,13 @@ class WeightPiece:
 
 def transfers(source: WeightPiece, target: WeightPiece) -> Iterator[Transfer]:
     """Copies from a stored part to a part of the target. Both are of one weight."""
-    for given in source.rectangles():
+    for stored in source.rectangles():
         for wanted in target.rectangles():
-            top, left = max(given.row, wanted.row), max(given.column, wanted.column)
-            bottom = min(given.row + given.rows, wanted.row + wanted.rows)
-            right = min(given.column + given.columns, wanted.column + wanted.columns)
+            top, left = max(stored.row, wanted.row), max(stored.column, wanted.column)
+            bottom = min(stored.row + stored.rows, wanted.row + wanted.rows)
+            right = min(stored.column + stored.columns, wanted.column + wanted.columns)
             if top < bottom and left < right:
-                yield Transfer(given, wanted, top, left, bottom - top, right - left)
+                yield Transfer(stored, wanted, top, left, bottom - top, right - left)
 
 
 def pieces_of(trainable: Trainable) -> list[tuple[WeightPiece, int]]:
@@ -134,18 +134,18 @@ def state_key(trainable: Trainable, kind: str) -> str:
     return f"{trainable.tensor.name}_{kind}_0"
 
 
-def gather_objects(engine: Engine, mine: Any) -> list[Any]:
+def gather_objects(engine: Engine, item: Any) -> list[Any]:
     """Every rank's object, in rank order, on every rank."""
-    everybody = [mine]
+    items = [item]
     if engine.plan.world_size > 1:
-        everybody = []
-        dist.all_gather_object(everybody, mine)
-    return everybody
+        items = []
+        dist.all_gather_object(items, item)
+    return items
 
 
-def from_first(engine: Engine, mine: Any) -> Any:
+def from_first(engine: Engine, item: Any) -> Any:
     """Rank 0's object, on every rank."""
-    shared = [mine if engine.rank == 0 else None]
+    shared = [item if engine.rank == 0 else None]
     if engine.plan.world_size > 1:
         dist.broadcast_object_list(shared, src=0)
     return shared[0]
@@ -205,8 +205,8 @@ class StoredNumbers:
             for tensor in stored.tensors:
                 for item in tensor.parts:
                     part = WeightPiece(item.weight, item.shape, Slice(**item.slice.model_dump()), item.start, item.stop)
-                    place = part, part.rows, stored.file, tensor.key, item.offset
-                    self._parts.setdefault(item.weight, []).append(place)
+                    location = part, part.rows, stored.file, tensor.key, item.offset
+                    self._parts.setdefault(item.weight, []).append(location)
 
     def fill(self, trainable: Trainable, kind: str) -> Any:
         """A flat fp32 array for the trainable tensor; padding is zero."""
@@ -231,14 +231,14 @@ class StoredNumbers:
         self, source: WeightPiece, target: WeightPiece, file: str, key: str, begin: int, out: Any, filled: Any
     ) -> None:
         for move in transfers(source, target):
-            given, wanted = move.source, move.target
-            first = begin + given.begin + (move.row - given.row) * given.columns + move.column - given.column
+            stored, wanted = move.source, move.target
+            first = begin + stored.begin + (move.row - stored.row) * stored.columns + move.column - stored.column
             start = wanted.begin + (move.row - wanted.row) * wanted.columns
-            place = slice(start, start + move.rows * wanted.columns)
+            target_range = slice(start, start + move.rows * wanted.columns)
             columns = slice(move.column - wanted.column, move.column - wanted.column + move.columns)
-            rows = self._read(file, key, first, move.rows, move.columns, given.columns)
-            out[place].reshape(move.rows, wanted.columns)[:, columns] = rows
-            filled[place].reshape(move.rows, wanted.columns)[:, columns] = True
+            rows = self._read(file, key, first, move.rows, move.columns, stored.columns)
+            out[target_range].reshape(move.rows, wanted.columns)[:, columns] = rows
+            filled[target_range].reshape(move.rows, wanted.columns)[:, columns] = True
 
     def _read(self, file: str, key: str, first: int, rows: int, columns: int, width: int) -> Any:
         """[rows, columns] of a flat tensor: rows begin `width` numbers after one another, the first at `first`."""

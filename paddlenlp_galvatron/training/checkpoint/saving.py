@@ -158,17 +158,17 @@ class Writer:
     def _write(self, step: int, arrays: list[Tensor], tensors: Any, index: dict[str, Any]) -> None:
         try:
             whole = self._folder / f"step-{step:08d}"
-            part = whole.with_name(whole.name + UNFINISHED)
-            part.mkdir(exist_ok=True)  # and none above it, which may have been removed
+            partial_folder = whole.with_name(whole.name + UNFINISHED)
+            partial_folder.mkdir(exist_ok=True)  # and none above it, which may have been removed
             to_disk(self._folder)
             name = f"rank-{self._engine.rank:05d}.safetensors"
-            facts = write_tensors(part / name, arrays, Precision.FP32, self._teller(whole, arrays))
-            partial = part / f".{name}.json"
+            facts = write_tensors(partial_folder / name, arrays, Precision.FP32, self._teller(whole, arrays))
+            partial = partial_folder / f".{name}.json"
             partial.write_text(json.dumps(asdict(facts) | {"tensors": tensors}))
             to_disk(partial)
-            move(partial, part / f"{name}.json")
+            move(partial, partial_folder / f"{name}.json")
             if self._engine.rank == 0:
-                self._complete(part, whole, index)
+                self._complete(partial_folder, whole, index)
         except Exception as error:  # raised at the next `finish`
             self._error = error
 
@@ -186,12 +186,12 @@ class Writer:
 
         return report
 
-    def _complete(self, part: Path, whole: Path, index: dict[str, Any]) -> None:
+    def _complete(self, partial_folder: Path, whole: Path, index: dict[str, Any]) -> None:
         """Waits for the files of all ranks, makes the checkpoint whole, and drops old ones."""
         names = [f"rank-{rank:05d}.safetensors.json" for rank in range(self._engine.plan.world_size)]
         deadline = time.monotonic() + (limit_s := wait_limit_s())
         missing, pause_s = list(range(len(names))), POLL_S
-        while missing := [rank for rank in missing if not (part / names[rank]).exists()]:
+        while missing := [rank for rank in missing if not (partial_folder / names[rank]).exists()]:
             if time.monotonic() > deadline:
                 raise GalvatronError(f"{self._awaited} did not write a part within {limit_s:.0f} s")
             self._require_run()
@@ -199,25 +199,25 @@ class Writer:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, MOST_POLL_S)
         self._awaited = ""
-        index["files"] = [json.loads((part / name).read_text()) for name in names]
+        index["files"] = [json.loads((partial_folder / name).read_text()) for name in names]
         for file, content in self._origin.companions.items():
-            copy = part / file
+            copy = partial_folder / file
             make_folder(copy.parent)
             copy.write_bytes(content)
             to_disk(copy)
             to_disk(copy.parent)
-        write_index(part, index)
+        write_index(partial_folder, index)
         for name in names:
-            (part / name).unlink()
-        to_disk(part)
+            (partial_folder / name).unlink()
+        to_disk(partial_folder)
         if self._log is not None and self._log.path.exists():
             to_disk(self._log.path)
         if whole.exists():  # an earlier run's, of the same step
-            before = whole.with_name(whole.name + BEFORE)
-            if before.exists():
-                _remove(before)
-            move(whole, before)
-        move(part, whole)
+            previous = whole.with_name(whole.name + BEFORE)
+            if previous.exists():
+                _remove(previous)
+            move(whole, previous)
+        move(partial_folder, whole)
         for other in reversed(whole_checkpoints(self._folder)):  # the newest one last: it counts until then
             if step_of(other) > step_of(whole):  # of a run that this one does not continue
                 move(other, other.with_name(f"left-{time.time_ns()}-{other.name}"))
@@ -258,17 +258,17 @@ def save_model(engine: Engine, target: Path, origin: Origin) -> None:
     its other files, but no older weights. `origin`: the run's. Raises GalvatronError on every rank.
     """
     target = target.absolute()
-    part = target.with_name(f".{target.name}.save_model{UNFINISHED}")
+    partial_folder = target.with_name(f".{target.name}.save_model{UNFINISHED}")
     fault = ""
     try:
         if engine.rank == 0:
-            shutil.rmtree(part, ignore_errors=True)  # left by a killed run
-        writer = Writer(part / "checkpoint", engine, keep=1, origin=origin)
+            shutil.rmtree(partial_folder, ignore_errors=True)  # left by a killed run
+        writer = Writer(partial_folder / "checkpoint", engine, keep=1, origin=origin)
         writer.save(WEIGHTS_ALONE)
         writer.finish()
         if engine.rank == 0:
-            checkpoint = open_checkpoint(whole_checkpoints(part / "checkpoint")[0])
-            model = part / "model"
+            checkpoint = open_checkpoint(whole_checkpoints(partial_folder / "checkpoint")[0])
+            model = partial_folder / "model"
             if checkpoint.index.adapters:
                 write_adapters(checkpoint, model)
             else:
@@ -278,7 +278,7 @@ def save_model(engine: Engine, target: Path, origin: Origin) -> None:
         fault = str(error)
     faults = sorted(set(gather_objects(engine, fault)) - {""})
     if engine.rank == 0:
-        shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(partial_folder, ignore_errors=True)
     if faults:
         raise GalvatronError(f"save_model: {'; '.join(faults)}")
 

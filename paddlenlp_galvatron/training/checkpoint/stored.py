@@ -78,13 +78,13 @@ class StoredPart(_Stored):
     def _fits(self) -> Self:
         piece = self.slice
         if piece.axis is None:
-            held = math.prod(self.shape) if (piece.index, piece.parts) == (0, 1) else -1
+            size = math.prod(self.shape) if (piece.index, piece.parts) == (0, 1) else -1
         elif piece.axis >= len(self.shape) or piece.index >= piece.parts:
-            held = -1
+            size = -1
         else:
             along = (piece.padded or self.shape[piece.axis]) // piece.parts
-            held = math.prod(self.shape) // self.shape[piece.axis] * along
-        if not self.start <= self.stop <= held:
+            size = math.prod(self.shape) // self.shape[piece.axis] * along
+        if not self.start <= self.stop <= size:
             raise ValueError(f"numbers {self.start} to {self.stop} are not in its slice")
         return self
 
@@ -269,26 +269,26 @@ def _canonical(index: dict[str, Any]) -> str:
 
 def _first_fault(error: ValidationError) -> str:
     first, *others = error.errors(include_url=False, include_context=False, include_input=False)
-    place = ".".join(map(str, first["loc"]))
+    field = ".".join(map(str, first["loc"]))
     more = f" (and {len(others)} more)" if others else ""
-    return f"{place}: {first['msg']}{more}" if place else f"{first['msg'].removeprefix('Value error, ')}{more}"
+    return f"{field}: {first['msg']}{more}" if field else f"{first['msg'].removeprefix('Value error, ')}{more}"
 
 
 def checkpoint_of(path: Path, iteration: int | None = None, newest: bool = False) -> Path:
     """The checkpoint of `iteration` steps, or the best, or the newest where a run has no best one, if `path` is a run's
     folder or its checkpoints'; else `path` itself. Raises UserError: there is none of `iteration` steps."""
-    there = whole_checkpoints(path / "checkpoints") or whole_checkpoints(path)
-    if not there and not iteration:  # 0 is Galvatron's word for any
+    checkpoints = whole_checkpoints(path / "checkpoints") or whole_checkpoints(path)
+    if not checkpoints and not iteration:  # 0 is Galvatron's word for any
         return path
     if iteration is None:
         best = None if newest else best_step(path)
-        return next((folder for folder in there if step_of(folder) == best), there[0])
-    for folder in (*there, path):
+        return next((folder for folder in checkpoints if step_of(folder) == best), checkpoints[0])
+    for folder in (*checkpoints, path):
         if folder.name[:13] == f"step-{iteration:08d}":
             return folder
-    steps = ", ".join(str(int(folder.name[5:13])) for folder in reversed(there))
-    known = f"there are {steps}" if there else "it is no run's folder"
-    raise UserError(f"load_iteration: {path} has no checkpoint of {iteration} steps: {known}")
+    steps = ", ".join(str(int(folder.name[5:13])) for folder in reversed(checkpoints))
+    hint = f"there are {steps}" if checkpoints else "it is no run's folder"
+    raise UserError(f"load_iteration: {path} has no checkpoint of {iteration} steps: {hint}")
 
 
 def best_step(run: Path) -> int | None:
@@ -308,8 +308,8 @@ class Best:
         self.step: int | None = None
         self.value = -math.inf if greater else math.inf
         content = read_json(run / BEST) if (run / BEST).exists() else None
-        known = content if isinstance(content, dict) and content.get("metric") == metric else {}
-        step, value = known.get("step"), known.get("value")
+        stored = content if isinstance(content, dict) and content.get("metric") == metric else {}
+        step, value = stored.get("step"), stored.get("value")
         if type(step) is int and step <= begins_at and type(value) in (int, float):
             self.step, self.value = step, float(str(value))
 

@@ -61,9 +61,9 @@ def write_tensors(
     offset = 0
     header: dict[str, Any] = {"__metadata__": {"format": framework}}
     for tensor in tensors:
-        own = tensor.precision or precision
-        end = offset + math.prod(tensor.shape) * DTYPES[own].itemsize
-        header[tensor.key] = {"dtype": CODES[own], "shape": tensor.shape, "data_offsets": (offset, end)}
+        stored_as = tensor.precision or precision
+        end = offset + math.prod(tensor.shape) * DTYPES[stored_as].itemsize
+        header[tensor.key] = {"dtype": CODES[stored_as], "shape": tensor.shape, "data_offsets": (offset, end)}
         offset = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # numbers begin at a multiple of 8

@@ -61,7 +61,7 @@ def tensor_files(folder: Path) -> dict[str, Path]:
         file = folder / name
         if not file.is_file():
             raise UserError(f"{file}: is missing, but {SHARDS} names it; download the model again")
-        has, named = _names(file), {tensor for tensor, place in places.items() if place == name}
+        has, named = _names(file), {tensor for tensor, stored_in in places.items() if stored_in == name}
         for tensor in sorted(has ^ named):
             has_it, says = ("lacks", "names") if tensor in named else ("has", "does not name")
             raise UserError(
@@ -110,6 +110,6 @@ def _instead(folder: Path) -> str:
     """The files with weights that are there, and what to do."""
     names = sorted(path.name for path in folder.iterdir())
     for pattern, remedy in OTHERS.items():
-        if found := [name for name in names if fnmatch(name, pattern)]:
-            return f"{found[0]} is {remedy}"
+        if matches := [name for name in names if fnmatch(name, pattern)]:
+            return f"{matches[0]} is {remedy}"
     return "complete the download, or begin with random ones: galvatron train --continue_training 0"

@@ -41,11 +41,11 @@ class LineFaults(dict[tuple[int, str], tuple[int, int]]):
 
     def named(self, files: Sequence[Path]) -> list[str]:
         """One text for each, in the order of the lines."""
-        found = sorted((file, first, fault, count - 1) for (file, fault), (first, count) in self.items())
+        rows = sorted((file, first, fault, count - 1) for (file, fault), (first, count) in self.items())
         return [
             f"{files[file]}: line {first}: {fault}"
             + (f" (and {more} more {'lines' if more > 1 else 'line'})" if more else "")
-            for file, first, fault, more in found[:MOST_FAULTS]
+            for file, first, fault, more in rows[:MOST_FAULTS]
         ]
 
 
@@ -147,13 +147,13 @@ class Encoder:
             header = [list(faults.items()), [(len(sample.tokens), *sample.losses) for sample in samples]]
             return dumps(header).encode() + b"\n" + b"".join(sample.tokens.tobytes() for sample in samples)
 
-        place = f"{files[lines[0].file]}: line {lines[0].number} and {len(lines) - 1} more"
+        where = f"{files[lines[0].file]}: line {lines[0].number} and {len(lines) - 1} more"
         characters = sum(line.characters for line in lines)
-        header, _, tokens = tokenising(work, f"{place}: the chat template or the tokenizer", characters).partition(
+        header, _, tokens = tokenising(work, f"{where}: the chat template or the tokenizer", characters).partition(
             b"\n"
         )
-        found, samples = loads(header)
-        faults.update({(file, fault): (first, count) for (file, fault), (first, count) in found})
+        line_faults, samples = loads(header)
+        faults.update({(file, fault): (first, count) for (file, fault), (first, count) in line_faults})
         begin, size = 0, np.dtype(np.int64).itemsize
         for number, (length, *losses) in enumerate(samples):
             yield Sample(
@@ -171,12 +171,14 @@ class Encoder:
                 faults.add(line.file, line.number, error.faults[0])
         if faults:
             return
-        texts = [text for _, conversations in good for one in conversations for text in self._pieces(one)]
+        texts = [
+            text for _, conversations in good for conversation in conversations for text in self._pieces(conversation)
+        ]
         encoded = iter(encodings(self.tokenizer, texts))
         for line, conversations in good:
             tokenised = [
-                self._tokenised(contents, one, encoded)
-                for contents, one in zip(self._conversations(line), conversations, strict=True)
+                self._tokenised(contents, conversation, encoded)
+                for contents, conversation in zip(self._conversations(line), conversations, strict=True)
             ]
             yield from self._samples(line, conversations, tokenised)
 
@@ -344,32 +346,35 @@ class PairEncoder(Encoder):
         return pair_of(record)
 
     def _conversations(self, line: Line) -> list[list[LineMessage]]:
-        *before, chosen, rejected = line.contents
-        return [[*before, chosen], [*before, rejected]]
+        *prompt, chosen, rejected = line.contents
+        return [[*prompt, chosen], [*prompt, rejected]]
 
     def _rendered(self, line: Line) -> list[Rendered]:
         both = super()._rendered(line)
-        before = [one.text[: one.turns[-2].stop if len(one.turns) > 1 else one.system] for one in both]
-        if before[0] != before[1]:
+        prompts = [
+            conversation.text[: conversation.turns[-2].stop if len(conversation.turns) > 1 else conversation.system]
+            for conversation in both
+        ]
+        if prompts[0] != prompts[1]:
             raise UserError("the chat template renders earlier turns differently for each answer; name another one")
         return both
 
     def _samples(self, line: Line, texts: list[Rendered], tokenised: list[Tokenised]) -> list[Sample]:
         """Earlier answers are not trained on, under any template."""
         first, *_ = tokenised
-        lasts = [one.turns[-1] for one in tokenised]
-        answers = [one.tokens[answer:stop] for one, (_, answer, stop) in zip(tokenised, lasts, strict=True)]
-        asked = [one.unlearnt[begin:answer] for one, (begin, answer, _) in zip(tokenised, lasts, strict=True)]
+        lasts = [item.turns[-1] for item in tokenised]
+        answers = [item.tokens[answer:stop] for item, (_, answer, stop) in zip(tokenised, lasts, strict=True)]
+        asked = [item.unlearnt[begin:answer] for item, (begin, answer, _) in zip(tokenised, lasts, strict=True)]
         system = np.concatenate([self._in_front, first.unlearnt[: first.system]])
         left = self._room - 2 * len(system) - sum(map(len, (*asked, *answers)))
         last, dropped = lasts[0][0], len(first.turns) - 1
         while dropped and 2 * (last - first.turns[dropped - 1][0]) <= left:  # whole turns, while both prompts have room
             dropped -= 1
-        prompts = [np.concatenate([system, first.unlearnt[first.turns[dropped][0] : last], one]) for one in asked]
+        prompts = [np.concatenate([system, first.unlearnt[first.turns[dropped][0] : last], item]) for item in asked]
         losses = [Losses(unopened=text.losses["unopened"], dropped=dropped) for text in texts]
         if left < 0:
             most = max(min(self.src_length, self.length // PROMPT_SHARE), 1)
-            lost = [self._lost(one, len(prompt) - most, most) for one, prompt in zip(tokenised, prompts, strict=True)]
+            lost = [self._lost(item, len(prompt) - most, most) for item, prompt in zip(tokenised, prompts, strict=True)]
             prompts = [np.delete(prompt, gone - last + len(system)) for prompt, gone in zip(prompts, lost, strict=True)]
             fitted = self._fitted(answers, self._room - sum(map(len, prompts)))
             losses = [

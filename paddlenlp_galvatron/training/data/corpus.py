@@ -128,8 +128,8 @@ def _inside(path: Path, encoding: str) -> Iterator[tuple[Path, str | None]]:
     def refuse(error: OSError) -> None:
         raise error
 
-    found = os.walk(path, onerror=refuse)
-    inside = (Path(folder, name) for folder, folders, names in found for name in (*folders, *names))
+    walk = os.walk(path, onerror=refuse)
+    inside = (Path(folder, name) for folder, folders, names in walk for name in (*folders, *names))
     for file in sorted(file for file in inside if not file.is_dir() or file.is_symlink()):
         yield file, _left_out(file, path.resolve(), encoding)
 
@@ -178,13 +178,13 @@ def write_dataset(
     may need it. All of it is there in the end, or nothing new. Raises UserError.
     """
     bin_file, idx_file = dataset_files(prefix)
-    own = [file for file in (bin_file, idx_file, tokenizer_file) if file]
+    files = [file for file in (bin_file, idx_file, tokenizer_file) if file]
     try:
         with _new_only_if_done(prefix.parents):
             make_folder(prefix.parent)
             with (
                 locked(prefix, file=prefix.with_name(f".{prefix.name}.lock")),
-                _new_only_if_done(own),
+                _new_only_if_done(files),
                 whole_file(idx_file) as new_idx,  # gets its name last
                 whole_file(bin_file) as new_bin,
             ):
@@ -259,9 +259,9 @@ def _tokenised(
         batch.append(document)
         size_bytes += document.size_bytes
         if size_bytes >= BATCH_BYTES:
-            yield from zip(batch, encode(tokenizer, [one.text for one in batch]), strict=True)
+            yield from zip(batch, encode(tokenizer, [item.text for item in batch]), strict=True)
             batch, size_bytes = [], 0
-    yield from zip(batch, encode(tokenizer, [one.text for one in batch]), strict=True)
+    yield from zip(batch, encode(tokenizer, [item.text for item in batch]), strict=True)
 
 
 def _documents(file: Path, text_key: str, encoding: str) -> Iterator[Document]:
@@ -279,15 +279,15 @@ def _documents(file: Path, text_key: str, encoding: str) -> Iterator[Document]:
 
 def _json_lines(file: Path, text_key: str, encoding: str) -> Iterator[Document]:
     for number, line in read_lines(file, encoding):
-        place = f"{file}: line {number}"
+        where = f"{file}: line {number}"
         if not line.strip():
             continue
-        record = parse_json(decoded(line, encoding, f"input: {place}: "), f"input: {place} is not one JSON object")
+        record = parse_json(decoded(line, encoding, f"input: {where}: "), f"input: {where} is not one JSON object")
         text = record.get(text_key) if isinstance(record, dict) else None
         if not isinstance(text, str):
-            raise UserError(f'input: {place} has no text "{text_key}"; name its field by --text_key')
+            raise UserError(f'input: {where} has no text "{text_key}"; name its field by --text_key')
         if text.strip():
-            yield Document(text, len(line.encode()), place)
+            yield Document(text, len(line.encode()), where)
 
 
 def _rows(file: Path, text_key: str) -> Iterator[Document]:

@@ -155,7 +155,7 @@ class DataSet:
         self._files.require_unchanged()
         pass_number, index = divmod(number, self.samples)
         stretches = self._pass(pass_number).stretches(index, self._seq_length + 1)
-        return np.concatenate([self._files.read(place, count) for place, count in stretches])
+        return np.concatenate([self._files.read(start, count) for start, count in stretches])
 
     def _pass(self, number: int) -> SampleIndex:
         opened = self._passes.get(number)
@@ -188,7 +188,7 @@ def split_edges(shares: str, documents: int) -> list[int]:
     values = [float(share) for share in shares.split("," if "," in shares else "/")]
     ends = np.cumsum([round(value / sum(values) * documents) for value in values]).tolist()
     edges = [0, *ends, *[ends[-1]] * (len(SPLITS) - len(ends))]
-    return [max(0, edge + documents - edges[-1]) if place else 0 for place, edge in enumerate(edges)]
+    return [max(0, edge + documents - edges[-1]) if index else 0 for index, edge in enumerate(edges)]
 
 
 def _require_share(split: Split, shares: str) -> None:

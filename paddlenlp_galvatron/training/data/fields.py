@@ -81,9 +81,9 @@ def changes_learning(key: str) -> bool:
 def require_rendered(template: Template, contents: Sequence[LineMessage], context: Mapping[str, Any]) -> None:
     """Raises UserError if the chat template leaves out a message, tools, or a field that changes the learnt tokens."""
 
-    def text(messages: Sequence[Message], beside: Mapping[str, Any] = context) -> str | None:
+    def text(messages: Sequence[Message], fields: Mapping[str, Any] = context) -> str | None:
         try:
-            return template.whole(messages, beside)
+            return template.whole(messages, fields)
         except UserError:
             return None  # it looked at the changed field
 
@@ -93,40 +93,40 @@ def require_rendered(template: Template, contents: Sequence[LineMessage], contex
     for name in context:
         if name not in template.names:
             raise lost(name if name == "tools" else f"context.{name}")
-    messages = [one.message for one in contents]
+    messages = [content.message for content in contents]
     if context.get("tools") and text(messages, {**context, "tools": None}) == text(messages):
         raise lost("tools")
-    marked = text([_marked(message, place) for place, message in enumerate(messages)])
-    for place, one in enumerate(contents):
-        if marked is not None and one.message.get("content", "").strip() and _mark(place) not in marked:
-            raise lost(one.field)
-        for key, value in one.message.items():
+    marked = text([_marked(message, index) for index, message in enumerate(messages)])
+    for index, content in enumerate(contents):
+        if marked is not None and content.message.get("content", "").strip() and _mark(index) not in marked:
+            raise lost(content.field)
+        for key, value in content.message.items():
             if value not in NOTHING and key not in ("role", "content") and changes_learning(key):
                 # Later messages may rightly change it: earlier answers lose their thoughts.
-                before = [*messages[:place], {**one.message, key: f"{value}{_mark(place)}"}]
+                marked_messages = [*messages[:index], {**content.message, key: f"{value}{_mark(index)}"}]
                 if not isinstance(value, str):
-                    del before[-1][key]
-                if text(before) == text(messages[: place + 1]):
-                    raise lost(f"{one.field}.{key}")
+                    del marked_messages[-1][key]
+                if text(marked_messages) == text(messages[: index + 1]):
+                    raise lost(f"{content.field}.{key}")
 
 
-def _marked(message: Message, place: int) -> Message:
+def _marked(message: Message, index: int) -> Message:
     content = message.get("content", "")
-    return {**message, "content": f"{content}{_mark(place)}"} if content.strip() else message
+    return {**message, "content": f"{content}{_mark(index)}"} if content.strip() else message
 
 
-def _mark(place: int) -> str:
+def _mark(index: int) -> str:
     """A text that no conversation has; letters and digits alone, as templates may write JSON."""
-    return f"GalvatronLooksFor{place}Here"
+    return f"GalvatronLooksFor{index}Here"
 
 
 def _words(key: str) -> list[str]:
     return [word.lower() for word in re.findall("[A-Z]*[a-z]+|[A-Z]+", key)]
 
 
-def without_nulls(given: Mapping[str, Any]) -> dict[str, Any]:
+def without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
     """Tables of several kinds of lines give a null where a line lacks a field; transformers leaves them out, too."""
-    return {key: value for key, value in given.items() if value is not None}
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def refuse(key: str, value: object, where: str = "", remedies: Mapping[str, str] = REMEDIES) -> None:
@@ -138,14 +138,14 @@ def refuse(key: str, value: object, where: str = "", remedies: Mapping[str, str]
 
 def of_line(
     record: Mapping[str, Any],
-    own: Container[str],
+    format_keys: Container[str],
     contents: list[LineMessage],
     unread: list[str],
     remedies: Mapping[str, str] = REMEDIES,
 ) -> Parsed:
     """The conversation with the fields of its line. Raises UserError."""
     for key, value in record.items():
-        if key in OF_LINES or key in own:
+        if key in OF_LINES or key in format_keys:
             continue
         if key in OF_FORMATS or changes_learning(key):
             refuse(key, value, remedies=remedies)
@@ -153,9 +153,9 @@ def of_line(
             unread.append(key)
     context = _context(record)
     systems = [
-        (name, given["system"])
-        for name, given in (("context.system", context), ("system", record))
-        if "system" in given
+        (name, fields["system"])
+        for name, fields in (("context.system", context), ("system", record))
+        if "system" in fields
     ]
     context.pop("system", None)
     for name, text in systems:
@@ -185,20 +185,20 @@ def _context(record: Mapping[str, Any]) -> dict[str, Any]:
     return without_nulls(context)
 
 
-def _tools(given: object) -> list[dict[str, Any]]:
+def _tools(tools: object) -> list[dict[str, Any]]:
     """Descriptions of tools; many data sets write them as JSON in a text. Raises UserError."""
-    if isinstance(given, str):
-        given = parse_json(given, "tools") if given.strip() else []
-    if not isinstance(given, list) or not all(isinstance(one, dict) for one in given):
+    if isinstance(tools, str):
+        tools = parse_json(tools, "tools") if tools.strip() else []
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise UserError("tools: is no list of objects; give a description of each tool")
-    return given
+    return tools
 
 
-def _learns(given: Mapping[str, Any], where: str) -> bool | None:
+def _learns(message: Mapping[str, Any], where: str) -> bool | None:
     """Whether a line or message is learnt, if its masks say so. Raises UserError."""
     contents = {}
     for name in MASKS:
-        value = given.get(name)
+        value = message.get(name)
         if value is None:
             continue
         if type(value) not in (bool, int, float) or value not in (0, 1):
@@ -209,9 +209,9 @@ def _learns(given: Mapping[str, Any], where: str) -> bool | None:
     return next(iter(contents.values()), None)
 
 
-def message_of(given: object, field: str, unread: list[str]) -> LineMessage:
+def message_of(entry: object, field: str, unread: list[str]) -> LineMessage:
     """Raises UserError."""
-    message = without_nulls(given) if isinstance(given, dict) else {}
+    message = without_nulls(entry) if isinstance(entry, dict) else {}
     role, content = message.get("role"), message.get("content")
     calls = message.get("tool_calls") or message.get("function_call")
     if not isinstance(role, str) or not (isinstance(content, str) or (content is None and calls)):
@@ -223,7 +223,7 @@ def message_of(given: object, field: str, unread: list[str]) -> LineMessage:
     for key, value in message.items():
         if key in REASONING and not isinstance(value, str):
             raise UserError(f"{field}.{key}: is no text; give the thoughts")
-        if key == "tool_calls" and not (isinstance(value, list) and all(isinstance(one, dict) for one in value)):
+        if key == "tool_calls" and not (isinstance(value, list) and all(isinstance(call, dict) for call in value)):
             raise UserError(f"{field}.{key}: is no list of objects; give a call in each")
         if not (MEDIA | LOSS).isdisjoint(_words(key)):
             refuse(key, value, f"{field}.")
@@ -235,19 +235,19 @@ def message_of(given: object, field: str, unread: list[str]) -> LineMessage:
 def with_objects(message: Message, field: str) -> Message:
     """The message, with an object where the arguments of a call are an empty text. Raises UserError: they are another
     text that is no JSON object."""
-    return _with_arguments(message, lambda given: (_arguments(given, field) and given) or {})
+    return _with_arguments(message, lambda arguments: (_arguments(arguments, field) and arguments) or {})
 
 
 def in_its_form(template: Template, messages: Sequence[Message], context: Mapping[str, Any]) -> list[Message]:
     """The messages with arguments in the form that the template writes rightly: as they are, if it does. Raises
     UserError: it does neither."""
-    given = list(messages)
-    if all(message.keys().isdisjoint(CALLS) for message in given):
-        return given
-    objects = [_with_arguments(message, _arguments) for message in given]
+    unchanged = list(messages)
+    if all(message.keys().isdisjoint(CALLS) for message in unchanged):
+        return unchanged
+    objects = [_with_arguments(message, _arguments) for message in unchanged]
     texts = [_with_arguments(message, _as_text) for message in objects]
     quoted = False
-    for form in (given, objects, texts):
+    for form in (unchanged, objects, texts):
         marked = [_with_arguments(message, _with_mark) for message in form]
         try:
             text = template.whole(marked, context)
@@ -262,7 +262,7 @@ def in_its_form(template: Template, messages: Sequence[Message], context: Mappin
             "tool_calls: the chat template writes their arguments neither as an object nor as a text; name another: "
             "galvatron train --chat_template"
         )
-    return given  # it refuses the conversation, or leaves calls out
+    return unchanged  # it refuses the conversation, or leaves calls out
 
 
 def _with_arguments(message: Message, change: Any) -> Message:
@@ -277,24 +277,24 @@ def _with_arguments(message: Message, change: Any) -> Message:
 
     calls = {name: message[name] for name in CALLS if message.get(name)}
     lists = {
-        name: list(map(changed, held)) if isinstance(held, list) else changed(held) for name, held in calls.items()
+        name: list(map(changed, made)) if isinstance(made, list) else changed(made) for name, made in calls.items()
     }
     return {**message, **lists}
 
 
-def _arguments(given: Any, field: str = "tool_calls") -> Any:
-    if not isinstance(given, str):
-        return given
-    found = parse_json(given, f"{field}: arguments of a call") if given.strip() else {}
-    if not isinstance(found, dict):
+def _arguments(arguments: Any, field: str = "tool_calls") -> Any:
+    if not isinstance(arguments, str):
+        return arguments
+    parsed = parse_json(arguments, f"{field}: arguments of a call") if arguments.strip() else {}
+    if not isinstance(parsed, dict):
         raise UserError(f"{field}: arguments of a call are no JSON object; give one")
-    return found
+    return parsed
 
 
-def _as_text(given: Any) -> Any:
-    return dumps(given, ensure_ascii=False) if isinstance(given, dict) else given
+def _as_text(arguments: Any) -> Any:
+    return dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else arguments
 
 
-def _with_mark(given: Any) -> Any:
-    marked = {**_arguments(given), MARK: 1} if isinstance(given, dict | str) else given
-    return _as_text(marked) if isinstance(given, str) else marked
+def _with_mark(arguments: Any) -> Any:
+    marked = {**_arguments(arguments), MARK: 1} if isinstance(arguments, dict | str) else arguments
+    return _as_text(marked) if isinstance(arguments, str) else marked

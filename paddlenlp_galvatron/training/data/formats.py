@@ -51,20 +51,20 @@ def conversation_of(record: Mapping[str, Any]) -> Parsed:
     """A line of SFT. Raises UserError."""
     record = without_nulls(record)
     unread: list[str] = []
-    own: tuple[str, ...]
+    format_keys: tuple[str, ...]
     if listed := [name for name in LISTS if name in record]:
-        own = (listed[0],)
+        format_keys = (listed[0],)
         contents = _of_messages(record[listed[0]], listed[0], unread)
     elif record.keys() & {"instruction", "output"}:
-        own = ("instruction", "input", "output")
+        format_keys = ("instruction", "input", "output")
         answer = LineMessage({"role": ANSWERS, "content": _one_text(record, "output")}, "output", True)
         contents = [_instruction(record), answer]
     else:
-        own = ("src", "tgt", "label")
+        format_keys = ("src", "tgt", "label")
         contents = _of_pairs(record)
     if not contents or contents[-1].message["role"] != ANSWERS:
-        raise UserError(f"{own[0]}: the last one is no answer (role {ANSWERS}), so there is nothing to learn")
-    return of_line(record, own, contents, unread)
+        raise UserError(f"{format_keys[0]}: the last one is no answer (role {ANSWERS}), so there is nothing to learn")
+    return of_line(record, format_keys, contents, unread)
 
 
 def pair_of(record: Mapping[str, Any]) -> Parsed:
@@ -84,62 +84,69 @@ def pair_of(record: Mapping[str, Any]) -> Parsed:
     asked, answered = _texts(record, "src"), [] if record.get("tgt", "") in NOTHING else _texts(record, "tgt")
     if len(asked) != len(answered) + 1:
         raise UserError(f"src has {len(asked)} texts and tgt {len(answered)}; give one src more")
-    given, order = record.get("response"), record.get("sort")
-    if not isinstance(given, list) or len(given) != 2 or not all(isinstance(one, str) and one.strip() for one in given):
+    responses, order = record.get("response"), record.get("sort")
+    if (
+        not isinstance(responses, list)
+        or len(responses) != 2
+        or not all(isinstance(value, str) and value.strip() for value in responses)
+    ):
         raise UserError("response: needs two answers, each a text that is not empty")
-    if not isinstance(order, list) or len(order) != 2 or not all(type(one) in (int, float) for one in order):
+    if not isinstance(order, list) or len(order) != 2 or not all(type(value) in (int, float) for value in order):
         raise UserError("sort: needs two numbers, the larger one for the better answer")
     if order[0] == order[1]:
         raise UserError("sort: says that both answers are as good; give the better one a larger number")
     asked, answered = ([text.strip() for text in texts] for texts in (asked, answered))  # as PaddleNLP does
     contents = _of_turns(asked[:-1], answered, [False] * len(answered))
     contents.append(LineMessage({"role": "user", "content": asked[-1]}, f"src[{len(answered)}]"))
-    for which in sorted(range(2), key=lambda one: -order[one]):
-        contents.append(LineMessage({"role": ANSWERS, "content": given[which].strip()}, f"response[{which}]", True))
+    for which in sorted(range(2), key=lambda value: -order[value]):
+        contents.append(LineMessage({"role": ANSWERS, "content": responses[which].strip()}, f"response[{which}]", True))
     return of_line(record, ("src", "tgt", "response", "sort"), contents, [], PAIR_REMEDIES)
 
 
 def _compared(record: Mapping[str, Any]) -> Parsed:
     """A line with the fields chosen and rejected. Raises UserError."""
     unread: list[str] = []
-    own = ["chosen", "rejected"]
-    (*before, chosen), (*others, rejected) = (_answered(record, name, unread) for name in own)
-    if [one.message for one in before] != [one.message for one in others]:
+    format_keys = ["chosen", "rejected"]
+    (*prompt, chosen), (*others, rejected) = (_answered(record, name, unread) for name in format_keys)
+    if [message.message for message in prompt] != [message.message for message in others]:
         raise UserError("rejected: differs from chosen before its last message; give the same prompt to both")
     sources = [name for name in OTHER_PROMPTS if name in record]
     if len(sources) > 1:
         raise UserError(f"{sources[1]}: the prompt is in {sources[0]}, too; give one")
-    asked = before
+    asked = prompt
     for name in sources:
         asked = _asked(record, name, unread)
-        own += [name, "input"] if name == "instruction" else [name]
-        last = next((one for one in reversed(before) if one.message["role"] == "user"), None)
-        same = [one.message for one in asked] in ([one.message for one in before], [last.message] if last else [])
-        if before and not same:
+        format_keys += [name, "input"] if name == "instruction" else [name]
+        last = next((message for message in reversed(prompt) if message.message["role"] == "user"), None)
+        same = [message.message for message in asked] in (
+            [message.message for message in prompt],
+            [last.message] if last else [],
+        )
+        if prompt and not same:
             raise UserError(f"{name}: is not the prompt that chosen begins with; give one")
-        asked = before or asked
+        asked = prompt or asked
     if not asked or asked[-1].message["role"] == ANSWERS:
         raise UserError("prompt: missing; give a text or messages, or let chosen and rejected begin with it")
     if "messages" in record:
-        whole = [one.message for one in _of_messages(record["messages"], "messages", [])]
-        if whole != [one.message for one in (*before, chosen)]:
+        whole = [message.message for message in _of_messages(record["messages"], "messages", [])]
+        if whole != [message.message for message in (*prompt, chosen)]:
             refuse("messages", record["messages"], remedies=PAIR_REMEDIES)
-        own.append("messages")
-    about = [key for key in record if key not in own and ABOUT_ANSWERS.issuperset(re.split("[-_]", key))]
+        format_keys.append("messages")
+    about = [key for key in record if key not in format_keys and ABOUT_ANSWERS.issuperset(re.split("[-_]", key))]
     learnt = chosen.learnt and rejected.learnt
     contents = [
-        *(one._replace(learnt=False) for one in asked),
-        *(one._replace(learnt=learnt) for one in (chosen, rejected)),
+        *(message._replace(learnt=False) for message in asked),
+        *(message._replace(learnt=learnt) for message in (chosen, rejected)),
     ]
-    return of_line(record, (*own, *about), contents, unread + about, PAIR_REMEDIES)
+    return of_line(record, (*format_keys, *about), contents, unread + about, PAIR_REMEDIES)
 
 
 def _answered(record: Mapping[str, Any], name: str, unread: list[str]) -> list[LineMessage]:
     """An answer, and the prompt if it stands there. Raises UserError."""
-    given = record.get(name)
-    if isinstance(given, str) and given.strip():
-        return [LineMessage({"role": ANSWERS, "content": given}, name, True)]
-    listed = [given] if isinstance(given, dict) else given
+    answer = record.get(name)
+    if isinstance(answer, str) and answer.strip():
+        return [LineMessage({"role": ANSWERS, "content": answer}, name, True)]
+    listed = [answer] if isinstance(answer, dict) else answer
     contents = _of_messages([] if listed is None or isinstance(listed, str) else listed, name, unread)
     if not contents or contents[-1].message["role"] != ANSWERS:
         raise UserError(f"{name}: needs an answer; give a text that is not empty, or messages of which the last is one")
@@ -149,23 +156,23 @@ def _answered(record: Mapping[str, Any], name: str, unread: list[str]) -> list[L
 def _asked(record: Mapping[str, Any], name: str, unread: list[str]) -> list[LineMessage]:
     if name == "instruction":
         return [_instruction(record)]
-    given = record[name]
-    return _of_messages([{"role": "user", "content": given}] if isinstance(given, str) else given, name, unread)
+    prompt = record[name]
+    return _of_messages([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt, name, unread)
 
 
-def _of_messages(given: object, name: str, unread: list[str]) -> list[LineMessage]:
+def _of_messages(messages: object, name: str, unread: list[str]) -> list[LineMessage]:
     """Messages, with OpenAI's or ShareGPT's names of their fields. Raises UserError."""
-    if not isinstance(given, list):
+    if not isinstance(messages, list):
         raise UserError(f"{name}: is no list; give a list of messages")
-    places = [(one, f"{name}[{place}]") for place, one in enumerate(given)]
-    return [message_of(_renamed(one, field), field, unread) for one, field in places]
+    places = [(message, f"{name}[{index}]") for index, message in enumerate(messages)]
+    return [message_of(_renamed(message, field), field, unread) for message, field in places]
 
 
-def _renamed(given: object, field: str) -> object:
+def _renamed(content: object, field: str) -> object:
     """A message of ShareGPT with the names of OpenAI's. Raises UserError."""
-    message = without_nulls(given) if isinstance(given, dict) else {}
+    message = without_nulls(content) if isinstance(content, dict) else {}
     if not message.keys() & {"from", "value"}:
-        return given
+        return content
     if message.keys() & {"role", "content"} or not message.keys() >= {"from", "value"}:
         raise UserError(f"{field}: needs from and value, or role and content; give both of one form")
     source, value = message.pop("from"), message.pop("value")
@@ -205,9 +212,9 @@ def _of_pairs(record: Mapping[str, Any]) -> list[LineMessage]:
 
 def _labels(record: Mapping[str, Any], answers: int) -> list[bool]:
     """ERNIEKit's `label`: 1 for each answer that is learnt, 0 for any other. Raises UserError."""
-    given = record.get("label", [1] * answers)
-    labels = given if isinstance(given, list) else [given]
-    if len(labels) != answers or not all(type(one) in (bool, int, float) and one in (0, 1) for one in labels):
+    value = record.get("label", [1] * answers)
+    labels = value if isinstance(value, list) else [value]
+    if len(labels) != answers or not all(type(label) in (bool, int, float) and label in (0, 1) for label in labels):
         raise UserError("label: needs a number for each text of tgt; give 1 (learnt) or 0")
     return list(map(bool, labels))
 

@@ -70,9 +70,9 @@ class SampleIndex:
     def stretches(self, sample: int, length: int) -> Iterator[tuple[int, int]]:
         """Where a sample of `length` tokens stands: places in the `.bin` and numbers of tokens. Raises UserError."""
         first, last, begin = self.samples[sample : sample + 1][0].tolist()
-        for place, count in self.documents[first : last + 1].tolist():
+        for start, count in self.documents[first : last + 1].tolist():
             taken = min(count - begin, length)
-            yield place + begin, taken
+            yield start + begin, taken
             length, begin = length - taken, 0
 
 
@@ -115,17 +115,17 @@ def cached_arrays(
     if not _is_trusted(folder, owner):
         return build()
     name = sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:32]
-    known = partial(read_cache, folder / name, made_from)
-    if arrays := known():
+    cached = partial(read_cache, folder / name, made_from)
+    if arrays := cached():
         return arrays
     if not keep:
         return build()
     with suppress(UserError), locked(folder, wait_s=LONGEST_WAIT_S):  # without a lock or room it is kept in memory
-        if not known():
+        if not cached():
             write_cache(folder / name, made_from, *build())
     with suppress(OSError):
         folder.rmdir()  # if nothing could be kept
-    return known() or build()
+    return cached() or build()
 
 
 def _is_trusted(folder: Path, owner: int) -> bool:

@@ -91,9 +91,9 @@ class InPasses(BatchSource):
 
     def pass_rows(self, step: int, rows: Sequence[int]) -> Samples:
         """Rows beyond the last sample have no label."""
-        there = [row for row in rows if self.first_sample(step) + row < self.samples]
-        ids, labels, ends, pairs = self.rows(step, there)
-        lacking = ((0, len(rows) - len(there)), (0, 0))  # they are the last
+        present = [row for row in rows if self.first_sample(step) + row < self.samples]
+        ids, labels, ends, pairs = self.rows(step, present)
+        lacking = ((0, len(rows) - len(present)), (0, 0))  # they are the last
         return Samples(
             np.pad(ids, lacking),
             np.pad(labels, lacking, constant_values=IGNORED_LABEL),
@@ -103,8 +103,8 @@ class InPasses(BatchSource):
 
     def index(self, number: int) -> int:
         """The sample of the data that has a number in the order of passes."""
-        passed, place = divmod(number, self.samples)
-        return int(self._order(passed)[place]) if self._shuffle else place
+        passed, position = divmod(number, self.samples)
+        return int(self._order(passed)[position]) if self._shuffle else position
 
     def _order_of(self, passed: int) -> NDArray[np.int64]:
         order = np.arange(self.samples)

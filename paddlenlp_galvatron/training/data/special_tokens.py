@@ -45,12 +45,12 @@ class SpecialTokens:
 
     def add_to(self, tokenizer: Tokenizer) -> None:
         """Add the tokens to a tokenizer. New ones get their ids in the order of transformers."""
-        there = tokenizer.get_added_tokens_decoder()
-        listed = self.listed if self.replaces else {**self.listed, **there}
+        present = tokenizer.get_added_tokens_decoder()
+        listed = self.listed if self.replaces else {**self.listed, **present}
         described = {token.content: token for token in listed.values()}
-        known = {token.content for token in (*there.values(), *listed.values())}
+        contents = {token.content for token in (*present.values(), *listed.values())}
         added = [token for _, token in sorted(listed.items())]
-        added += [described.get(token.content, token) for token in self.tokens if token.content not in known]
+        added += [described.get(token.content, token) for token in self.tokens if token.content not in contents]
         for token in added:
             token.special = token.special or token.content in self.texts.values()
         tokenizer.add_tokens(added)
@@ -68,10 +68,10 @@ def special_tokens(tokenizer: Path) -> SpecialTokens:
     unnamed = _unnamed(config, folder / TOKENIZER_CONFIG) + _unnamed(later, folder / TOKENS_MAP)
     tokens = [token for token in (*named.values(), *unnamed) if token]
     if replaces:
-        file, given = folder / TOKENIZER_CONFIG, config[DECODER]
-        if not isinstance(given, dict):
+        file, decoder = folder / TOKENIZER_CONFIG, config[DECODER]
+        if not isinstance(decoder, dict):
             raise UserError(f"{file}: {DECODER}: is no object; give each token by its number")
-        listed = {_number(number, file): _token(token, file, DECODER) for number, token in given.items()}
+        listed = {_number(number, file): _token(token, file, DECODER) for number, token in decoder.items()}
     else:
         file, special = folder / ADDED_TOKENS, {token.content for token in tokens}
         listed = {
@@ -102,14 +102,16 @@ def end_of_text(tokenizer: Tokenizer, path: Path | None = None, text: str | None
         end = End(_id(tokenizer, named, f"{EOS} of {path}"), named)
         unlike = f"{file}: {EOS_ID} is {stops}; the tokenizer's {EOS} is taken, {end.token} ({named})"
         return end._replace(note=unlike) if ids and end.token not in ids else end
-    if len(ids) == 1 and (found := tokenizer.id_to_token(ids[0])) is not None:
-        return End(ids[0], found, f"the tokenizer's files name no {EOS}; {EOS_ID} of {file} is taken, {stops}")
+    if len(ids) == 1 and (content := tokenizer.id_to_token(ids[0])) is not None:
+        return End(ids[0], content, f"the tokenizer's files name no {EOS}; {EOS_ID} of {file} is taken, {stops}")
     if ids:
         raise UserError(f"{EOS}: the tokenizer's files name none, and {EOS_ID} of {file} is {stops}; {REMEDY}")
     special = [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
-    for known in KNOWN_ENDS:
-        if known in special:
-            return End(_id(tokenizer, known), known, f"the tokenizer's files name no {EOS}; {known} is taken")
+    for usual_end in KNOWN_ENDS:
+        if usual_end in special:
+            return End(
+                _id(tokenizer, usual_end), usual_end, f"the tokenizer's files name no {EOS}; {usual_end} is taken"
+            )
     raise UserError(f"{EOS}: the tokenizer's files name none; its special tokens: {_shown(special)}; {REMEDY}")
 
 
@@ -123,10 +125,10 @@ def _id(tokenizer: Tokenizer, text: str, source: str = "end_token") -> int:
 def _stops(path: Path) -> tuple[Path | None, list[int]]:
     """The tokens at which the model ends a text, and the file that has them. Raises UserError."""
     for file in (_folder(path) / name for name in MODEL_FILES):
-        given = _object(file).get(EOS_ID)
-        ids = given if isinstance(given, list) else [] if given is None else [given]
+        value = _object(file).get(EOS_ID)
+        ids = value if isinstance(value, list) else [] if value is None else [value]
         if not all(type(number) is int for number in ids):
-            raise UserError(f"{file}: {EOS_ID}: {shortened(str(given))} is no token; give its number or a list")
+            raise UserError(f"{file}: {EOS_ID}: {shortened(str(value))} is no token; give its number or a list")
         if ids := [number for number in ids if 0 <= number < 2**32]:  # -1 is none
             return file, ids
     return None, []
@@ -135,10 +137,10 @@ def _stops(path: Path) -> tuple[Path | None, list[int]]:
 def _later(config: Mapping[str, Any], defined: dict[str, Any]) -> dict[str, Any]:
     """The part of a special_tokens_map.json that counts: for names beyond NAMES a text in tokenizer_config.json wins,
     and so does its list of tokens without names."""
-    own = {name for name, value in config.items() if name not in NAMES and isinstance(value, str)}
+    extra_names = {name for name, value in config.items() if name not in NAMES and isinstance(value, str)}
     if isinstance(config.get(EXTRA, config.get(ADDITIONAL)), list):
-        own.add(ADDITIONAL)
-    return {name: value for name, value in defined.items() if name not in own}
+        extra_names.add(ADDITIONAL)
+    return {name: value for name, value in defined.items() if name not in extra_names}
 
 
 def _named(defined: Mapping[str, Any], file: Path) -> dict[str, AddedToken | None]:
@@ -154,10 +156,10 @@ def _named(defined: Mapping[str, Any], file: Path) -> dict[str, AddedToken | Non
 def _unnamed(defined: Mapping[str, Any], file: Path) -> list[AddedToken]:
     """Raises UserError."""
     name = EXTRA if defined.get(EXTRA) and not isinstance(defined[EXTRA], dict) else ADDITIONAL
-    given = defined.get(name) or []
-    if not isinstance(given, list):
+    values = defined.get(name) or []
+    if not isinstance(values, list):
         raise UserError(f"{file}: {name}: is no list; give a list of tokens")
-    return [_token(value, file, name) for value in given]
+    return [_token(value, file, name) for value in values]
 
 
 def _token(value: object, file: Path, name: str) -> AddedToken:

@@ -65,9 +65,9 @@ class Rendered:
         """Where the texts of messages stand in the prompt of a turn, apart from the system text and the template's own
         words."""
         turn, spans = self.turns[number], list[tuple[int, int]]()
-        before = [each for each in self.turns if each.place < turn.place][-1:]
-        begin, stop = max([self.system, *(each.stop for each in before)]), turn.start
-        for message in reversed(messages[before[0].place + 1 if before else 0 : turn.place]):
+        previous = [each for each in self.turns if each.place < turn.place][-1:]
+        begin, stop = max([self.system, *(each.stop for each in previous)]), turn.start
+        for message in reversed(messages[previous[0].place + 1 if previous else 0 : turn.place]):
             content = message.get("content", "")
             content = content if content in self.text else content.strip()
             start = self.text.rfind(content, begin, stop)
@@ -184,28 +184,28 @@ class WholeTemplate(Template):
         whole = self._render(messages, context)
         marked = list(self._compiled.templates[0].environment.marked) if "endgeneration" in self.text else None
         result, end, last = Rendered(whole, 0, [], marked), 0, len(messages) - 1
-        for place, message in enumerate(messages):
+        for index, message in enumerate(messages):
             if message["role"] != ANSWERS:
                 continue
             unlearnt = "unlearnt" if message.keys().isdisjoint(CALLS) else "uncalled"
-            before = messages[:place]
-            asked = self._render(before, context, prompt=True) if before else self._opening(context)
-            answered = self._render(messages[: place + 1], context)
-            if self._loses_thoughts(before, message, context):
-                if place < last:
+            history = messages[:index]
+            asked = self._render(history, context, prompt=True) if history else self._opening(context)
+            answered = self._render(messages[: index + 1], context)
+            if self._loses_thoughts(history, message, context):
+                if index < last:
                     result.losses[unlearnt] += 1
                     continue
-                answered = result.text = self._with_thoughts(before, message, asked, context)
+                answered = result.text = self._with_thoughts(history, message, asked, context)
                 result.marked = None
             elif not answered.startswith(asked):
-                begun, opened, _ = self._around(before, message, asked, context)
+                begun, opened, _ = self._around(history, message, asked, context)
                 if opened and answered.startswith(begun):
                     asked = begun
                     result.losses["unopened"] += 1
             if result.text.startswith(answered) and answered.startswith(asked) and len(asked) >= end:
                 end = len(answered)
-                result.turns.append(Turn(len(asked), end, place))
-            elif place == last:
+                result.turns.append(Turn(len(asked), end, index))
+            elif index == last:
                 raise UserError("the chat template's generation prompt is not how it begins an answer")
             else:
                 result.losses[unlearnt] += 1
@@ -227,13 +227,13 @@ class WholeTemplate(Template):
             return begun.rstrip()  # blanks in front of the answer are its own
         return begun[: begun.rfind(prompt) + len(prompt)] if prompt in begun else begun
 
-    def _loses_thoughts(self, before: Sequence[Message], message: Message, context: Mapping[str, Any]) -> bool:
+    def _loses_thoughts(self, history: Sequence[Message], message: Message, context: Mapping[str, Any]) -> bool:
         content_text = message.get("content", "")
         marked = {**message, "content": content_text.replace(THOUGHT, MARK + THOUGHT)}
-        return THOUGHT in content_text and MARK not in self._render([*before, marked], context)
+        return THOUGHT in content_text and MARK not in self._render([*history, marked], context)
 
     def _with_thoughts(
-        self, before: Sequence[Message], message: Message, asked: str, context: Mapping[str, Any]
+        self, history: Sequence[Message], message: Message, asked: str, context: Mapping[str, Any]
     ) -> str:
         """The text as the model must write the answer behind the generation prompt. Raises UserError."""
         content_text: str = message["content"]
@@ -244,7 +244,7 @@ class WholeTemplate(Template):
                 "the chat template takes an answer's thoughts out, and its generation prompt has none; take them out, "
                 "too, or name another template: galvatron train --chat_template"
             )
-        _, opened, ended = self._around(before, message, asked, context)
+        _, opened, ended = self._around(history, message, asked, context)
         return (
             asked
             + (content_text.lstrip().removeprefix(opened.strip()).lstrip("\n") if opened else content_text)
@@ -252,10 +252,10 @@ class WholeTemplate(Template):
         )
 
     def _around(
-        self, before: Sequence[Message], message: Message, asked: str, context: Mapping[str, Any]
+        self, history: Sequence[Message], message: Message, asked: str, context: Mapping[str, Any]
     ) -> tuple[str, str, str]:
         """The text before an answer; the rest of the generation prompt, if it is its beginning; the end."""
-        begun, _, ended = self._render([*before, {**message, "content": MARK}], context).partition(MARK)
+        begun, _, ended = self._render([*history, {**message, "content": MARK}], context).partition(MARK)
         return begun, asked[len(begun) :] if asked.startswith(begun) else "", ended
 
     def _render(self, messages: Sequence[Message], context: Mapping[str, Any], prompt: bool = False) -> str:

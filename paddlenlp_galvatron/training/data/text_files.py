@@ -106,7 +106,9 @@ def _is_utf8(head: bytes, least: int) -> bool:
     except UnicodeDecodeError:
         return False
     return (
-        bool(head) and "\0" not in text and (text.startswith(MARK) or sum(not one.isascii() for one in text) >= least)
+        bool(head)
+        and "\0" not in text
+        and (text.startswith(MARK) or sum(not character.isascii() for character in text) >= least)
     )
 
 
@@ -148,8 +150,8 @@ def read_whole(path: Path, encoding: str | None, largest: int) -> str:
     characters."""
     content = StringIO(newline=LINE_END)  # grows with the file: a `read` of `largest` would take the memory at once
     with _text(path, encoding) as text:
-        while part := text.read(HEAD_BYTES):
-            content.write(part)
+        while block := text.read(HEAD_BYTES):
+            content.write(block)
             if content.tell() > largest:
                 raise UserError(f"{path}: has more than {largest:,} characters; is it the right file?")
     return decoded(content.getvalue().removeprefix(MARK), encoding, f"{path}: ")
@@ -164,17 +166,17 @@ def _text(path: Path, encoding: str | None) -> Iterator[TextIOWrapper]:
         yield TextIOWrapper(file, encoding or UTF8, MARKING, newline=LINE_END)
 
 
-def decoded(text: str, encoding: str | None, place: str = "") -> str:
-    """The text, which stands in `place`. Raises UserError: it has NULs, or bytes that are not of the encoding."""
-    found = UNREADABLE.search(text)
-    if not found:
+def decoded(text: str, encoding: str | None, where: str = "") -> str:
+    """The text, which stands in `where`. Raises UserError: it has NULs, or bytes that are not of the encoding."""
+    unreadable = UNREADABLE.search(text)
+    if not unreadable:
         return text
-    at = found.start()
-    if found[0] == "\0":
+    at = unreadable.start()
+    if unreadable[0] == "\0":
         fault, remedy = "is a NUL", "is the file damaged?"
     else:
         fault = f"is not {(encoding or UTF8).upper()} text"
         remedy = "name its encoding, such as --encoding gbk" if encoding else "convert it: iconv -t utf-8 -f …"
     begin = text.rfind(LINE_END, 0, at) + 1
     line = f"line {text.count(LINE_END, 0, begin) + 1}: " if begin else ""
-    raise UserError(f"{place}{line}character {at - begin + 1:,} {fault}; {remedy}")
+    raise UserError(f"{where}{line}character {at - begin + 1:,} {fault}; {remedy}")

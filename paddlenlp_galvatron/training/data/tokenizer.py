@@ -87,8 +87,8 @@ def encodings(tokenizer: Tokenizer, texts: Sequence[str]) -> list[Encoding]:
     around = tokenizer.post_processor
     try:
         tokenizer.post_processor = None  # some take the blanks out of a token's characters
-        found: list[Encoding] = tokenizer.encode_batch(texts, add_special_tokens=False)
-        return found
+        batch: list[Encoding] = tokenizer.encode_batch(texts, add_special_tokens=False)
+        return batch
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic of the package is no Exception

@@ -145,9 +145,9 @@ class TuningData(InPasses):
         layout: RowLayout,
         global_batch: int,
         split: str = "train",
-        known: Callable[[dict[str, Any]], object] = lambda identity: None,
+        on_identity: Callable[[dict[str, Any]], object] = lambda identity: None,
     ):
-        """`known` is called with the data's identity before rows are made of them, which may take minutes. Raises
+        """`on_identity` is called with the data's identity before rows are made of them, which may take minutes. Raises
         UserError with the file and the line of each fault."""
         seq_length, packing, pairs = layout.seq_length, layout.packing, layout.pairs
         self._files, self._left_out = tuning_files(data, split)
@@ -174,7 +174,7 @@ class TuningData(InPasses):
             "layout": LAYOUT,
         } | ({"pairs": 1} if pairs else {})
         super().__init__(global_batch, made_from, shuffle=split == "train")
-        known(self.identity)
+        on_identity(self.identity)
         folder = self._files[0].parent / FOLDER
         self._tokens, self._pieces, self._rows, self._remarks, unread = cached_arrays(
             folder,
@@ -350,13 +350,13 @@ def _greedy(lengths: Sequence[int], room: int, numbers: range) -> Rows:
     rows: Rows = [[]]
     left = [room]
     for number in numbers:
-        place = left.index(max(left))
-        if lengths[number] > left[place]:
-            place = len(rows)
+        row = left.index(max(left))
+        if lengths[number] > left[row]:
+            row = len(rows)
             rows.append([])
             left.append(room)
-        rows[place].append(number)
-        left[place] -= lengths[number]
+        rows[row].append(number)
+        left[row] -= lengths[number]
     return rows
 
 
@@ -366,9 +366,9 @@ def _best_fit(lengths: Sequence[int], room: int) -> Rows:
     rows: Rows = []
     open_rows: list[tuple[int, int]] = []  # room that is left, and which row; sorted
     for number in sorted(range(len(lengths)), key=lambda each: (-lengths[each], each)):
-        place = bisect_left(open_rows, (lengths[number], -1))
-        if place < len(open_rows):
-            left, row = open_rows.pop(place)
+        position = bisect_left(open_rows, (lengths[number], -1))
+        if position < len(open_rows):
+            left, row = open_rows.pop(position)
             rows[row].append(number)
         else:
             left, row = room, len(rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import field, fields, make_dataclass
 from enum import Enum
 from json import dumps
@@ -14,6 +14,7 @@ from paddlenlp.trainer import TrainingArguments
 from paddlenlp.utils.log import logger
 
 from ...base.errors import UserError
+from ...base.text import Note, no_note
 from ...base.writing import write_text
 from ...options.foreign import FOREIGN
 from ...options.group import canonical_options, is_boolean, read_options
@@ -56,9 +57,7 @@ GalvatronTrainingArguments = make_dataclass(
 )
 
 
-def read_words(
-    words: Sequence[str], say: Callable[[str], None] = lambda note: None, task: str | None = None
-) -> dict[str, Any]:
+def read_words(words: Sequence[str], say: Note = no_note, task: str | None = None) -> dict[str, Any]:
     """Options by canonical name, and DRY_RUN, from a command line: flags, or one JSON file and flags that win over it.
 
     `task`: the script's own, where none is given. `say` receives which have no effect. Raises UserError.
@@ -90,8 +89,8 @@ def settings_for(model: Any, arguments: Any, sample_length: int | None) -> Train
     `sample_length`: sequence length of the user's own data, for where the plan leaves it open. Raises UserError.
     """
     if not isinstance(arguments, TrainingArguments):
-        found = "missing" if arguments is None else f"is a {type(arguments).__name__}"
-        raise UserError(f"args: {found}; give GalvatronTrainingArguments, or PaddleNLP's TrainingArguments")
+        fault = "missing" if arguments is None else f"is a {type(arguments).__name__}"
+        raise UserError(f"args: {fault}; give GalvatronTrainingArguments, or PaddleNLP's TrainingArguments")
     values = dict(_given(arguments))
     if hasattr(model, "to_dict") and hasattr(model, "model_type"):
         path = Path(arguments.output_dir).absolute() / CONFIG
@@ -132,7 +131,7 @@ def _leaves_length_open(values: dict[str, Any]) -> bool:
 def _given(arguments: TrainingArguments) -> Iterator[tuple[str, Any]]:
     """Arguments that differ from the default, and from PaddleNLP's own change of it."""
     made = TrainingArguments(output_dir=arguments.output_dir)
-    for own in fields(arguments):
-        value = getattr(arguments, own.name, own.default)  # PaddleNLP deletes one of its fields
-        if value != own.default and (own.name == "output_dir" or value != getattr(made, own.name, None)):
-            yield own.name, value.value if isinstance(value, Enum) else value
+    for each in fields(arguments):
+        value = getattr(arguments, each.name, each.default)  # PaddleNLP deletes one of its fields
+        if value != each.default and (each.name == "output_dir" or value != getattr(made, each.name, None)):
+            yield each.name, value.value if isinstance(value, Enum) else value

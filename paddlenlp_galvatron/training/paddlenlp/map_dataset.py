@@ -101,8 +101,8 @@ class MapData(InPasses):
 
     def _require_tokens(self, ids: Tokens, labels: Tokens, where: str) -> None:
         """Raise UserError for an id that is no token of the model."""
-        known = labels[labels != IGNORED_LABEL]
-        for key, tokens in (("input_ids", ids), ("labels", known)):
+        learnt = labels[labels != IGNORED_LABEL]
+        for key, tokens in (("input_ids", ids), ("labels", learnt)):
             wrong = tokens[(tokens < 0) | (tokens >= self._vocab_size)]
             if wrong.size:
                 raise UserError(f"{where}: {key} has token {wrong[0]}, but the model's are 0-{self._vocab_size - 1}")

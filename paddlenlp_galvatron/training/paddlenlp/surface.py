@@ -113,11 +113,11 @@ class SyncParallelInfo(TrainerCallback):  # type: ignore[misc]
 
 
 def run_arguments(
-    settings: TrainSettings, steps: int, precision: Precision, given: TrainingArguments | None = None
+    settings: TrainSettings, steps: int, precision: Precision, user: TrainingArguments | None = None
 ) -> RunArguments:
-    """The run by PaddleNLP's names, and what else stands in arguments that were `given`. Raises UserError."""
-    known = {field.name for field in fields(TrainingArguments)} - UNLIKE
-    values = {name: value for name, value in settings.model_dump(include=known).items() if value is not None}
+    """The run by PaddleNLP's names, with further arguments of the `user`. Raises UserError."""
+    names = {field.name for field in fields(TrainingArguments)} - UNLIKE
+    values = {name: value for name, value in settings.model_dump(include=names).items() if value is not None}
     arguments = RunArguments(
         **values
         | {
@@ -134,9 +134,9 @@ def run_arguments(
     )
     arguments.load_best_model_at_end = settings.best_metric is not None
     arguments.metric_for_best_model = settings.best_metric
-    if given is not None:
-        for name in (vars(given).keys() - vars(arguments).keys()) | HANDED_ON:
-            setattr(arguments, name, getattr(given, name))
+    if user is not None:
+        for name in (vars(user).keys() - vars(arguments).keys()) | HANDED_ON:
+            setattr(arguments, name, getattr(user, name))
     return arguments
 
 
@@ -158,8 +158,8 @@ class LocalModel(Layer):  # type: ignore[misc]
     def __init__(self, stage: Stage):
         super().__init__()
         self.config = stage.config
-        held = [pair for unit in stage.units for pair in unit.held()]
-        for weight, parameter in [*held, *((vector, vector.tensor) for vector in (*stage.vectors, *stage.frozen))]:
+        pairs = [pair for unit in stage.units for pair in unit.held()]
+        for weight, parameter in [*pairs, *((vector, vector.tensor) for vector in (*stage.vectors, *stage.frozen))]:
             self._adopt(weight.name, parameter)
 
     def _adopt(self, path: str, parameter: Any) -> None:
@@ -206,11 +206,11 @@ def loader(rows: Rows, steps: int, plan: Plan, args: RunArguments) -> DataLoader
     return DataLoader(MicroBatches(rows, steps, plan, args), batch_size=None, shuffle=False, return_list=True)
 
 
-def refuse_arguments(given: Mapping[str, Any]) -> None:
+def refuse_arguments(values: Mapping[str, Any]) -> None:
     """Raise UserError for arguments of PaddleNLP's Trainer that a plan has no use for, TypeError for unknown ones."""
-    if unknown := given.keys() - UNSUPPORTED.keys():
+    if unknown := values.keys() - UNSUPPORTED.keys():
         raise TypeError(f"GalvatronTrainer got an unexpected keyword argument {min(unknown)!r}")
-    _refuse([name for name, value in given.items() if value is not None and value != (None, None)])
+    _refuse([name for name, value in values.items() if value is not None and value != (None, None)])
 
 
 def refuse_overrides(trainer: type[Any]) -> None:

@@ -72,7 +72,7 @@ class LayerGroup(HybridCommunicateGroup):  # type: ignore[misc]
 
     def _set_check_group(self, parallel_method: str = "data", *_: Any, **__: Any) -> tuple[list[int], Group]:
         places = range(self._topo.get_dim(parallel_method))
-        return self._create([self._topo.get_axis_list(parallel_method, place) for place in places])
+        return self._create([self._topo.get_axis_list(parallel_method, coordinates) for coordinates in places])
 
     def create_fuse_group(self, fused_strategy_list: list[str], *_: Any, **__: Any) -> tuple[list[int], Group]:
         """Every rank of the world calls this."""
@@ -82,10 +82,10 @@ class LayerGroup(HybridCommunicateGroup):  # type: ignore[misc]
         """This rank's group among those that partition the world."""
         wanted = {(tuple(sorted(ranks)), "") for ranks in groups if len(ranks) < self.nranks}
         self._groups.create(wanted, used=False)
-        [mine] = [ranks for ranks in groups if self.global_rank in ranks]
-        if len(mine) == 1:
-            return mine, Group(-1, -1, mine)  # as Paddle makes them: no member of anything
-        return mine, dist.get_group(0) if len(mine) == self.nranks else self._groups.get(tuple(sorted(mine)))
+        [members] = [ranks for ranks in groups if self.global_rank in ranks]
+        if len(members) == 1:
+            return members, Group(-1, -1, members)  # as Paddle makes them: no member of anything
+        return members, dist.get_group(0) if len(members) == self.nranks else self._groups.get(tuple(sorted(members)))
 
 
 class PlanGroup:

@@ -98,26 +98,30 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
             raise UserError("input_dir: given together with train_dataset; give one")
         return self._map_data("train_dataset", self._own_data, plan, shape, shuffle=True)
 
-    def _open_evaluation(self, settings: TrainSettings, plan: Plan, shape: ModelShape, own: Any = None) -> Sources:
-        """`own`: data of the user's own; without, those that the trainer was made with, else the validation split."""
-        data = self.eval_dataset if own is None else own
+    def _open_evaluation(
+        self, settings: TrainSettings, plan: Plan, shape: ModelShape, data_sets: Any = None
+    ) -> Sources:
+        """`data_sets`: the user's; None: those that the trainer was made with, else the validation split."""
+        data = self.eval_dataset if data_sets is None else data_sets
         if data is None and self._own_data is not None:
             raise UserError("eval_dataset: missing; training is on a train_dataset, which has no validation split")
         if data is None:
             return open_validation(settings, plan, shape)
         if isinstance(data, dict) and data:
-            return [(name, self._map_data(f"eval_dataset {name}", one, plan, shape)) for name, one in data.items()]
+            return [
+                (name, self._map_data(f"eval_dataset {name}", data_set, plan, shape)) for name, data_set in data.items()
+            ]
         return [("", self._map_data("eval_dataset", data, plan, shape))]
 
     def _map_data(self, name: str, data: Any, plan: Plan, shape: ModelShape, shuffle: bool = False) -> MapData:
         length = plan.assumed.seq_length or 0
         return MapData(name, data, length, shape.vocab_size, plan.global_batch, self.data_collator, shuffle)
 
-    def _sources(self, own: Any = None) -> Sources:
+    def _sources(self, data_sets: Any = None) -> Sources:
         """The data of an evaluation. Raises UserError."""
-        if own is None:
+        if data_sets is None:
             return self.run.evaluation()
-        return self._open_evaluation(self.run.settings, self.run.engine.plan, self.run.engine.shape, own)
+        return self._open_evaluation(self.run.settings, self.run.engine.plan, self.run.engine.shape, data_sets)
 
     def _wrap_amp_model(self, *_: Any) -> None:
         """The engine has cast its weights by itself."""

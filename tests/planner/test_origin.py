@@ -16,7 +16,7 @@ from paddlenlp_galvatron.plan import uniform_plan, write_plan
 from paddlenlp_galvatron.plan.strategy import Assumptions, Precision
 from paddlenlp_galvatron.planner import search
 from paddlenlp_galvatron.planner.explain import explain
-from paddlenlp_galvatron.planner.problem import OriginOptions, read_origin
+from paddlenlp_galvatron.planner.origin import OriginOptions, read_origin
 
 BF16 = Assumptions(True, Precision.BF16, seq_length=512)
 
@@ -41,17 +41,17 @@ def written(folder, assumed: Assumptions):
 
 @pytest.mark.parametrize("summed", [None, True, False])
 def test_gradients_are_of_the_type_that_the_plan_names(tmp_path, summed):
-    plan, problem = read_origin(OriginOptions.from_values(written(tmp_path, replace(BF16, fp32_gradients=summed))))
-    assert problem.cost.assumed.fp32_gradients is (summed is not False)
-    (stage,) = problem.cost.predict(plan).stages
+    plan, question = read_origin(OriginOptions.from_values(written(tmp_path, replace(BF16, fp32_gradients=summed))))
+    assert question.cost.assumed.fp32_gradients is (summed is not False)
+    (stage,) = question.cost.predict(plan).stages
     (expected,) = example(fp32_gradients=summed is not False).predict(plan).stages
     assert stage.memory.states_mib == pytest.approx(expected.memory.states_mib)
 
 
 @pytest.mark.parametrize("flash", [None, True, False])
 def test_attention_is_the_one_that_the_plan_names(tmp_path, flash):
-    _, problem = read_origin(OriginOptions.from_values(written(tmp_path, replace(BF16, flash_attention=flash))))
-    assert problem.options.use_flash_attention is problem.cost.assumed.flash_attention is flash
+    _, question = read_origin(OriginOptions.from_values(written(tmp_path, replace(BF16, flash_attention=flash))))
+    assert question.options.use_flash_attention is question.cost.assumed.flash_attention is flash
 
 
 @pytest.mark.parametrize(
@@ -59,15 +59,15 @@ def test_attention_is_the_one_that_the_plan_names(tmp_path, flash):
 )
 def test_a_task_is_priced_in_every_number(tmp_path, task, rank, trained):
     values = written(tmp_path, BF16)
-    plan, problem = read_origin(OriginOptions.from_values(values | {"task": task, "lora_rank": rank}))
-    reported = explain(plan, problem)
+    plan, question = read_origin(OriginOptions.from_values(values | {"task": task, "lora_rank": rank}))
+    reported = explain(plan, question)
     expected = example(options=CostOptions(task=trained), fp32_gradients=True)
     assert reported.prediction == expected.predict(plan)
     more = next(one for one in reported.what_ifs if one.name == "memory")
-    options = problem.options.model_copy(update={"memory_constraint": 9.0})
+    options = question.options.model_copy(update={"memory_constraint": 9.0})
     assert more.time_s == search(expected.models, expected, options).time_s
     full = explain(*read_origin(OriginOptions.from_values(values)))
-    for stage, whole in zip(reported.stages, breakdown(plan, full.problem.cost, full.prediction), strict=True):
+    for stage, whole in zip(reported.stages, breakdown(plan, full.question.cost, full.prediction), strict=True):
         assert sum(stage.time_ms.values()) == pytest.approx(reported.prediction.time_s * 1000)
         assert sum(stage.memory_mib.values()) == pytest.approx(8 * 1024)
         assert (stage.memory_mib["moments"] < whole.memory_mib["moments"] / 5) == trained.frozen

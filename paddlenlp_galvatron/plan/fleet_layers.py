@@ -1,0 +1,207 @@
+"""Which layers PaddleFleet's settings select, and which stage has them, by the rules of its release/0.4.
+
+Settings are a mapping by PaddleFleet's names. A layer's id counts from 0 over the decoder layers; MTP layer i follows
+as num_hidden_layers + i. Empty layers, which lengthen the first and the last stages, have a physical number and no id:
+lists of ids leave them out, counts do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import chain, pairwise
+from typing import Any, NamedTuple
+
+from ..base.errors import UserError
+
+ALL = "all"
+FULL = "(full)"  # the key of layers that recompute as a whole
+OF_THE_MODEL = ("lm_head", "loss_fn")  # modules that no layer has: there, they are on
+REFINED = ("flash_attn", "moe_combine")  # inside a recomputed part: layers that are *not* selected keep their output
+BLOCKS = "mhc_block"
+HEAD, TAIL, MTP = "num_empty_layers_add_in_head", "num_empty_layers_add_in_tail", "num_nextn_predict_layers"
+COUNTS = ("num_hidden_layers", MTP, HEAD, TAIL)
+PARTS = ("pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size")
+Ids = frozenset[int]
+
+
+class Slots(NamedTuple):
+    """The layers of a model between embedding and head, and the parts that they are divided among."""
+
+    layers: int
+    mtp: int = 0  # MTP layers, behind the others
+    head: int = 0  # empty layers in front
+    tail: int = 0  # empty layers behind
+    stages: int = 1
+    chunks: int = 1  # of a stage
+
+    @staticmethod
+    def of(settings: Mapping[str, Any]) -> Slots:
+        if "num_hidden_layers" not in settings:
+            raise UserError("num_hidden_layers: missing; give the number of the model's layers")
+        counts = (settings.get(name) or 0 for name in COUNTS)
+        return Slots(*counts, *(max(settings.get(name) or 1, 1) for name in PARTS))
+
+    @property
+    def physical(self) -> int:
+        """Layers and empty layers, without MTP."""
+        return self.head + self.layers + self.tail
+
+    @property
+    def ids(self) -> Ids:
+        return frozenset(range(self.layers + self.mtp))
+
+    @property
+    def each(self) -> int:
+        """Physical layers of a part as counts assume it: the last one may have fewer."""
+        return -(-self.physical // (self.stages * self.chunks))
+
+    def ids_of(self, numbers: Iterable[int]) -> Ids:
+        """Ids of physical numbers. MTP layer i has the physical number i, too, as a layer has."""
+        numbers = frozenset(numbers)
+        own = {number - self.head for number in numbers if self.head <= number < self.head + self.layers}
+        return frozenset(own | {self.layers + number for number in numbers if 0 <= number < self.mtp})
+
+    def first(self, count: int, method: str | None, field: str) -> Ids:
+        """Layers that a count selects: the first of each part by block, of each stage by first_n."""
+        most = self.each if method == "block" else -(-self.physical // self.stages)
+        if count > most:
+            raise UserError(
+                f"{field}: {count} is more than the {most} layers that recompute_method {method} counts in; lower it"
+            )
+        every = range(self.physical)
+        if method == "block":
+            return self.ids_of(chain.from_iterable(every[at : at + count] for at in range(0, len(every), self.each)))
+        if self.chunks == 1:
+            starts = range(0, len(every), self.each) if self.stages > 1 else [0]
+            return self.ids_of(chain.from_iterable(every[at : at + count] for at in starts))
+        # As PaddleFleet has it: it multiplies the start of a chunk by the chunk's length twice, and loses layers.
+        chunks = [every[at * self.each : (at + 1) * self.each] for at in range(0, len(every), self.each)]
+        stages = (list(chain.from_iterable(chunks[stage :: self.stages])) for stage in range(self.stages))
+        return self.ids_of(chain.from_iterable(stage[:count] for stage in stages))
+
+
+def selected(settings: Mapping[str, Any]) -> dict[str, Ids]:
+    """Ids of the layers that recompute each module, and, under FULL, of those that recompute all; of REFINED modules
+    the layers in which they keep their output. A module OF_THE_MODEL is there if it is recomputed.
+
+    Raises UserError for settings that PaddleFleet refuses.
+    """
+    slots, method = Slots.of(settings), settings.get("recompute_method")
+    granularity = settings.get("recompute_granularity", "selective")
+    modules = settings.get("recompute_modules") or {}
+    if not isinstance(modules, Mapping | list):
+        raise UserError(f"recompute_modules: must be a list of names, or layers by name; it is {modules!r}")
+    shared = not isinstance(modules, Mapping)
+    selectors = dict(modules) if not shared else dict.fromkeys(modules, settings.get("recompute_num_layers"))
+    if BLOCKS in selectors:
+        _require_blocks(settings, granularity)
+    result: dict[str, Ids] = {}
+    for module, selector in selectors.items():
+        field = f"recompute_modules.{module}"
+        if module == BLOCKS and selector not in (None, ALL):
+            result[module] = _blocks(selector, slots, field)
+        elif module in OF_THE_MODEL:
+            if isinstance(selector, list):
+                raise UserError(f"{field}: has no layers to list; write all")
+            result[module] = frozenset()
+        elif module in REFINED:
+            plain = frozenset() if shared else _ids(selector, slots, "first_n", field)
+            result[module] = slots.ids - plain
+        elif granularity == "selective":
+            if not shared and _is_count(selector) and method not in ("first_n", "block"):
+                raise UserError(f"{field}: a count of layers needs recompute_method first_n or block; list layers")
+            if shared and _is_count(selector) and method == "uniform":
+                raise UserError(
+                    "recompute_num_layers: a count of modules' layers does not go with uniform; list layers"
+                )
+            result[module] = _ids(selector, slots, method, field)
+    if granularity == "full":
+        result[FULL] = _full(slots, method, settings.get("recompute_num_layers"))
+    return result
+
+
+def _is_count(selector: object) -> bool:
+    return type(selector) is int and selector >= 0
+
+
+def _ids(selector: object, slots: Slots, method: str | None, field: str) -> Ids:
+    if selector is None or selector == ALL or (type(selector) is int and selector < 0):
+        return slots.ids
+    if isinstance(selector, list):
+        if wrong := [each for each in selector if type(each) is not int or each not in slots.ids]:
+            raise UserError(f"{field}: {wrong[0]!r} is no layer; ids are 0 to {max(slots.ids)}, without empty layers")
+        return frozenset(selector)
+    if type(selector) is not int:
+        raise UserError(f"{field}: must be all, ids of layers, or a count; it is {selector!r}")
+    return slots.first(selector, method or "first_n", field)
+
+
+def _full(slots: Slots, method: str | None, count: object) -> Ids:
+    field = "recompute_num_layers"
+    if method not in ("uniform", "first_n", "block"):
+        return frozenset()
+    if type(count) is not int or (method == "uniform" and count != 1) or (method == "first_n" and count < 0):
+        raise UserError(
+            f"{field}: {count!r} does not go with recompute_method {method}; uniform takes 1, others a count"
+        )
+    return slots.ids if method == "uniform" or count < 0 else slots.first(count, method, field)
+
+
+def _require_blocks(settings: Mapping[str, Any], granularity: object) -> None:
+    if not settings.get("enable_hyper_connections") or granularity != "selective":
+        raise UserError(
+            f"recompute_modules.{BLOCKS}: has no blocks; set enable_hyper_connections and granularity selective"
+        )
+
+
+def _blocks(selector: object, slots: Slots, field: str) -> Ids:
+    """Ids of blocks of consecutive layers, none of which spans two chunks."""
+    blocks: list[Any] = selector if isinstance(selector, list) else []
+    for block in blocks or [selector]:
+        good = isinstance(block, list) and block and all(type(each) is int for each in block)
+        if not good or block != list(range(block[0], block[0] + len(block))) or not slots.ids >= set(block):
+            raise UserError(f"{field}: {block!r} is no list of consecutive layers; give a list for each block")
+        if len({(slots.head + each) // slots.each for each in block}) > 1:
+            raise UserError(f"{field}: {block} spans two chunks; split it")
+    return frozenset(chain.from_iterable(blocks))
+
+
+def offloaded(settings: Mapping[str, Any], rule: Mapping[str, Any]) -> Ids:
+    """Ids of layers whose input goes to host memory by decoderlayer_act_offload_settings: its numbers are physical."""
+    slots, value = Slots.of(settings), rule.get("value")
+    every = range(max(slots.physical, slots.mtp))
+    if rule.get("type") == "layer_idxs" and isinstance(value, list):
+        return slots.ids_of(value)
+    match rule.get("type"), value:
+        case "mod", [int(divisor), int(rest)] if divisor > 0:
+            return slots.ids_of(number for number in every if number % divisor == rest)
+    raise UserError(
+        f"decoderlayer_act_offload_settings: {dict(rule)!r} is unknown; give mod [divisor, rest] or layer_idxs"
+    )
+
+
+def division(settings: Mapping[str, Any]) -> list[str]:
+    """The items of each chunk of each stage in the model's order, a letter an item: E embedding, t layer, e empty
+    layer, m MTP layer, M its embedding, N last norm, L LM head. Raises UserError where PaddleFleet has no division."""
+    slots = Slots.of(settings)
+    parts, mtp = slots.stages * slots.chunks, "m" * slots.mtp
+    counted = "te" + "m" * bool(settings.get("separate_mtp_headloss"))
+    items = "E" + "e" * slots.head + "t" * slots.layers + "N" + mtp + "e" * slots.tail + "L"
+    tail = slots.tail
+    if settings.get("stage") == "ernie_pretrain":
+        tail = max(tail, slots.mtp)  # of which MTP layers take their places
+        embedding = "M" * bool(mtp and slots.stages > 1 and settings.get("enable_mtp_magic_send"))
+        items = "E" + "t" * slots.layers + embedding + mtp + "e" * (tail - slots.mtp) + "NL"
+        if slots.layers % slots.stages:
+            bounds = [len(items) * part // parts for part in range(parts + 1)]  # larger parts last
+            return [items[start:stop] for start, stop in pairwise(bounds)]
+        counted = "tem"
+    places = [at for at, item in enumerate(items) if item in counted]
+    each, rest = divmod(len(places), parts)
+    if rest or not each:
+        raise UserError(
+            f"pipeline_model_parallel_size: {parts} chunks of stages do not divide {len(places)} layers, empty ones "
+            f"included; write {TAIL} into the recipe, such as {tail + -len(places) % parts}"
+        )
+    bounds = [0, *(places[each * part - 1] + 1 for part in range(1, parts)), len(items)]
+    return [items[start:stop] for start, stop in pairwise(bounds)]

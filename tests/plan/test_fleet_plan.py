@@ -1,0 +1,149 @@
+"""Plans in PaddleFleet's settings: by its rules these settings give each layer what the plan gives it, on its ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from math import prod
+
+import numpy as np
+import pytest
+import yaml
+from fleet import named
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plans import MODEL
+
+from paddlenlp_galvatron.options.fleet import read_recipe
+from paddlenlp_galvatron.plan import Assumptions, DataParallel, LayerStrategy, Plan, Precision, Recompute, VocabStrategy
+from paddlenlp_galvatron.plan.export import fleet_arguments
+from paddlenlp_galvatron.plan.fleet_layers import FULL, division, selected
+from paddlenlp_galvatron.plan.fleet_plan import MODULES
+from paddlenlp_galvatron.plan.mesh import Axis, Mesh
+
+EXAMPLES = 300
+
+
+@st.composite
+def fleet_plans(draw: st.DrawFn) -> Plan:
+    """Plans that PaddleFleet can have."""
+    tp, dp, pipeline = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2, 3, 4])), draw(st.integers(1, 6))
+    chunks = draw(st.integers(1, 3)) if pipeline > 2 else 1
+    parts, most = pipeline * chunks, draw(st.integers(1, max(80 // (pipeline * chunks), 1)))
+    stages = [most] * parts
+    if parts > 1:
+        stages[0], stages[-1] = draw(st.integers(1, most)), draw(st.integers(1, most))
+        stages = stages if parts > 2 or most in stages else [most, stages[1]]
+    layers = sum(stages)
+    count = draw(st.integers(0, max(stages)))
+    recomputes = draw(
+        st.one_of(
+            st.lists(st.sampled_from([Recompute.NONE, *MODULES]), min_size=layers, max_size=layers),
+            st.sampled_from(Recompute).map(
+                lambda one: [one if one in MODULES or one is Recompute.FULL else Recompute.NONE] * layers
+            ),
+            st.just([Recompute.FULL if at < count else Recompute.NONE for part in stages for at in range(part)])
+            if stages[0] == most
+            else st.nothing(),
+        )
+    )
+    shards = dp > 1
+    layer = LayerStrategy(tp, dp_type=DataParallel.ZERO2 if shards else DataParallel.DDP)
+    times = draw(st.integers(2, 4)) if chunks > 1 else draw(st.integers(1, 4))
+    micro_batches = pipeline * times if chunks > 1 else times + 1
+    return Plan(
+        world_size=tp * dp * pipeline,
+        global_batch=micro_batches * dp,
+        micro_batches=micro_batches,
+        stages=tuple(stages),
+        layers=tuple(replace(layer, recompute=one) for one in recomputes),
+        vocab=VocabStrategy(tp, dp_type=layer.dp_type),
+        chunks=chunks,
+        default_dp_type=layer.dp_type,
+        assumed=Assumptions(
+            sequence_parallel=tp > 1,
+            mixed_precision=Precision.BF16,
+            seq_length=tp * dp,
+            fp32_gradients=True,
+            flash_attention=draw(st.booleans()),
+        ),
+    )
+
+
+@settings(max_examples=EXAMPLES)
+@given(fleet_plans())
+def test_settings_select_the_layers_of_the_plan(plan):
+    read = {"num_hidden_layers": len(plan.layers)} | yaml.safe_load(yaml.safe_dump(fleet_arguments(plan)))
+    assert tuple(part.count("t") for part in division(read)) == plan.stages
+    chosen = selected(read)
+    for kind, module in {**MODULES, Recompute.FULL: FULL}.items():
+        wanted = {at for at, layer in enumerate(plan.layers) if layer.recompute is kind}
+        assert chosen.get(module, frozenset()) == wanted
+    experts = {"family": "qwen3_moe", "experts": 8, "experts_per_token": 2, "expert_size": 32}
+    model = replace(MODEL, layers=len(plan.layers), vocab_size=1000, **experts)
+    assert read_recipe(read, model, plan.world_size).plan == plan
+
+
+def fleet_ranks(order: str, world: int, pp: int, tp: int, ep: int) -> dict[str, set[frozenset[int]]]:
+    """Groups of ranks by PaddleFleet's orders of axes (trainer/training_args.py 37e3442, and Paddle's topology.py): one
+    grid of dense layers and, with experts, another one of these."""
+
+    def groups(axes: dict[str, int], *along: str) -> set[frozenset[int]]:
+        names = list(axes)
+        grid = np.arange(world).reshape(list(axes.values()))
+        last = [names.index(name) for name in along]
+        moved = np.moveaxis(grid, last, range(-len(last), 0))
+        return {frozenset(row) for row in moved.reshape(-1, prod(axes[name] for name in along)).tolist()}
+
+    def grid(**inner: int) -> dict[str, int]:
+        outer = {"pp": pp, "sharding": world // (pp * prod(inner.values()))}
+        return ({name: outer[name] for name in ("sharding", "pp")} if order == "sharding_first" else outer) | inner
+
+    dense = grid(inside=ep // tp, tp=tp) if ep > 1 else grid(tp=tp)
+    found = {"tp": groups(dense, "tp"), "pp": groups(dense, "pp")}
+    found["sharding"] = groups(dense, "sharding", "inside") if ep > 1 else groups(dense, "sharding")
+    if ep > 1:
+        found |= {"ep": groups(grid(ep=ep), "ep"), "moe_sharding": groups(grid(ep=ep), "sharding")}
+    return found
+
+
+def our_ranks(world: int, pp: int, tp: int, ep: int) -> dict[str, set[frozenset[int]]]:
+    size = world // pp
+    layer = LayerStrategy(tp, ep=ep, dp_type=DataParallel.ZERO2)
+
+    def groups(mesh: Mesh, axis: Axis) -> set[frozenset[int]]:
+        local = mesh.groups(axis) if mesh.degree(axis) > 1 else np.arange(size)[:, None]
+        return {frozenset((stage * size + row).tolist()) for stage in range(pp) for row in local}
+
+    dense, experts = layer.mesh(size), layer.experts.mesh(size)
+    found = {"tp": groups(dense, Axis.TENSOR), "sharding": groups(dense, Axis.DATA)}
+    found["pp"] = {frozenset(range(rank, world, size)) for rank in range(size)}
+    if ep > 1:
+        found |= {"ep": groups(experts, Axis.EXPERT), "moe_sharding": groups(experts, Axis.EXPERT_DATA)}
+    return found
+
+
+SETS = [
+    (world, pp, tp, ep)
+    for world in (8, 16, 32, 64, 96)
+    for pp, tp, ep in product((1, 2, 3, 4, 6, 8, 12), (1, 2, 4, 8), (1, 2, 4, 8, 16))
+    if world % (pp * tp) == 0 and (ep == 1 or (world % (pp * ep) == 0 and ep % tp == 0))
+]
+
+
+def test_ranks_of_pp_first_are_those_of_the_plan():
+    """In all sets of degrees; the default order has them where a pipeline or its replicas are one."""
+    assert len(SETS) > 221
+    assert all(fleet_ranks("pp_first", *degrees) == our_ranks(*degrees) for degrees in SETS)
+    for world, pp, tp, ep in SETS:
+        alike = fleet_ranks("sharding_first", world, pp, tp, ep) == our_ranks(world, pp, tp, ep)
+        assert alike == (1 in (pp, world // (pp * max(tp, ep))))
+
+
+@pytest.mark.parametrize("case", named("topology"))
+def test_ranks_that_fleet_has(case):
+    ranks = fleet_ranks(case["order"], case["world"] // case["dp"], case["pp"], case["tp"], case["ep"])
+    of_rank_0 = {name: sorted(min(groups, key=min)) for name, groups in ranks.items()}
+    if case["dp"] == 1:
+        wanted = {name: group for name, group in case["group_of_rank_0"].items() if name != "dp"}
+        assert of_rank_0 == wanted
