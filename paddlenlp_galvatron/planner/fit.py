@@ -35,7 +35,7 @@ DEVICE = "h100-80gb"  # where neither the user nor a profile names one
 NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # numbers of nodes that are tried
 FURTHER = 3  # numbers of GPUs shown beyond the least that fits
 MORE_GIB = 8.0
-ROUGHLY = {"gap": 0.005, "effort": 1_000_000}  # of searches whose speed has two decimals in the table
+ROUGHLY: dict[str, Any] = {"gap": 0.005, "effort": 1_000_000}  # of searches whose speed has two decimals in the table
 _ALLREDUCE = r"allreduce_bandwidth_([1-9]\d{0,4})nodes_([1-9]\d{0,4})gpus_per_node\.json"
 MOST_NUMBERS = 32  # of GPUs in one table
 

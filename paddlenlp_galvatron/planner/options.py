@@ -160,7 +160,7 @@ class SearchOptions(TaskOptions, LimitOptions):
     # How it is searched.
     simplest_within: SlowerPercent = 0.5
     top_k: int = Field(1, ge=1, le=MOST_PLANS)
-    effort: Count = 20_000_000
+    effort: Count = 40_000_000
 
     @field_validator("sharding_sizes", mode="before")
     @classmethod
