@@ -19,7 +19,7 @@ from .options import SearchOptions
 from .result import ROUNDING, Candidate, FamilyOutcome
 from .space import PlanFamily
 
-TRIAL_SHARE = 1 / 32  # of the effort, which every family is given before any has all of it
+TRIAL_SHARE = 1 / 64  # of the effort, which every family is given before any has all of it
 
 
 @dataclass(frozen=True, slots=True)
