@@ -183,7 +183,7 @@ def fit(model: str | Path, **options: Any) -> Fits:
     given = FitOptions.from_values(values)
     shape = plans.load_model(given.model_size)
     asked = given.of(shape)
-    found = find_rows(shape, asked, notes.append)
+    found = list(find_rows(shape, asked, notes.append))
     paying = tuple(hints_of(found, asked))
     printed = (*fitting.explain(found, shape, asked, paying), *_as_notes(notes))
     return Fits(fitting.rows(found, shape, asked), printed, paying)
@@ -200,9 +200,10 @@ def search(model: str | Path, **options: Any) -> Found:
     question, cancel = Question.of(values, noted.append), Cancel()
     with stop_signals(cancel.cancel, [signal.SIGINT]) as signals:
         result = question.search(cancel=cancel)
-    if signals:
-        noted.append(result.so_far())
-    paying = () if signals else hints(question, result.best, values)
+    if cancel.cancelled:
+        noted.append(result.so_far(bool(signals)))
+    noted += result.left_out
+    paying = () if cancel.cancelled else hints(question, result.best, values)
     job = question.job(JobOptions.from_values(values), result)
     return Found(result, tuple(dict.fromkeys(noted)), tuple(paying), job)
 

@@ -67,13 +67,14 @@ class ColumnGeneration : public Search {
     return std::min({limit, best_.cost, least_open()});
   }
 
-  PlanFound solve(double limit, long effort, double& proven, WorkBudget& budget) override {
-    return solve(limit, effort, proven, budget, false);
+  PlanFound solve(double limit, double gap, long effort, double& proven, WorkBudget& budget) override {
+    return solve(limit, gap, effort, proven, budget, false);
   }
 
   // `exactly`: stages of one chunk answer exactly, which takes longer.
-  PlanFound solve(double limit, long effort, double& proven, WorkBudget& budget, bool exactly) {
+  PlanFound solve(double limit, double gap, long effort, double& proven, WorkBudget& budget, bool exactly) {
     const std::lock_guard<std::mutex> lock(mutex_);
+    gap_ = gap;
     exact_ = exactly && chunks_a_stage() == 1;
     proven = searched(limit, effort, budget);
     for (VocabCase& vocab_case : vocab_cases_) vocab_case.stages->forget();
@@ -105,6 +106,7 @@ class ColumnGeneration : public Search {
 
   int stages() const { return problem_.stages; }
   int chunks_a_stage() const { return problem_.passes.chunks(); }
+  double wanted(double limit) const { return std::min(limit, best_.cost * (1 - gap_)); }  // of further plans
   double link() const { return problem_.send.inside[0]; }
   double least_open() const { return open_nodes_.empty() ? kInfinity : open_nodes_.front().bound; }
 
@@ -158,7 +160,7 @@ class ColumnGeneration : public Search {
       allow(effort, budget);
     }
     for (int splits = 0; !is_over(budget); ++splits) {
-      const double least = least_open(), target = std::min(limit, best_.cost);
+      const double least = least_open(), target = wanted(limit);
       if (!is_less(least, target) || (splits >= kExactSplits && least >= target * (1 - kNear))) break;
       std::pop_heap(open_nodes_.begin(), open_nodes_.end(), is_later);
       const Node node = std::move(open_nodes_.back());
@@ -168,7 +170,7 @@ class ColumnGeneration : public Search {
       if (is_less(best_.cost, known)) improve(budget);
     }
     opened_ = -1;  // nothing is left to continue with
-    return std::min({settled, least_open(), limit, best_.cost});
+    return std::min({settled, least_open(), wanted(limit)});
   }
 
   // Builds and tightens the root node. Skipped when already done for this limit or a higher one.
@@ -180,7 +182,7 @@ class ColumnGeneration : public Search {
     VocabCase* likely = nullptr;
     for (VocabCase& vocab_case : vocab_cases_) {
       const double bound = greedy_partition(vocab_case, budget);
-      if (!is_less(bound, std::min(limit, best_.cost))) continue;
+      if (!is_less(bound, wanted(limit))) continue;
       all.vocab_cases.push_back(number(vocab_case));
       if (is_less(bound, all.bound)) all.bound = bound, likely = &vocab_case;
     }
@@ -234,7 +236,7 @@ class ColumnGeneration : public Search {
   }
 
   void keep(Node node, double limit) {
-    if (node.vocab_cases.empty() || !is_less(node.bound, std::min(limit, best_.cost))) return;
+    if (node.vocab_cases.empty() || !is_less(node.bound, wanted(limit))) return;
     open_nodes_.push_back(std::move(node));
     std::push_heap(open_nodes_.begin(), open_nodes_.end(), is_later);
   }
@@ -242,7 +244,7 @@ class ColumnGeneration : public Search {
   // Column enumeration over a node, under one vocabulary strategy after the other; raises its bound. A vocabulary
   // strategy with too many points stays in the node.
   void list(Node& node, double limit, WorkBudget& budget) {
-    auto target = [&] { return std::min(limit, best_.cost); };  // less with each plan that is found
+    auto target = [&] { return wanted(limit); };  // less with each plan that is found
     if (!(target() < kInfinity)) return;
     NodePricing pricing(problem_, cache_, vocab_cases_, node, target(), budget);
     double least = kInfinity;
@@ -338,7 +340,7 @@ class ColumnGeneration : public Search {
   // Raises a node's bound by column generation: price a plan against the weights of paths, add it, solve the restricted
   // master problem, and so on. Weights halfway to the best known ones give more useful plans (stabilization).
   void tighten(Node& node, double limit, int rounds, WorkBudget& budget) {
-    auto target = [&] { return std::min(limit, best_.cost); };
+    auto target = [&] { return wanted(limit); };
     NodePricing pricing(problem_, cache_, vocab_cases_, node, target(), budget);
     node.bound = std::max(node.bound, pricing.longest());
     PathWeights weights = node.weights;
@@ -484,6 +486,7 @@ class ColumnGeneration : public Search {
   RestrictedMaster master_;       // plans: each chunk's layers, and the vocabulary strategy
   std::vector<Node> open_nodes_;  // not yet settled: a heap, the least bound first
   double opened_ = -1;            // limit for which they were made
+  double gap_ = 0;                // share of the best plan's time by which others may be faster
   PlanFound best_;
   VocabCase* best_vocab_case_ = nullptr;
   bool exact_ = false;    // stages of one chunk are answered exactly, for any division

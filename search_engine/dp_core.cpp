@@ -284,11 +284,12 @@ double tight_bound_of(Search& pipeline, double limit, const Cancel* cancel) {
   return without_gil(cancel, [&](WorkBudget& budget) { return pipeline.tight_bound(limit, budget); });
 }
 
-auto solved(Search& pipeline, double limit, long effort, const Cancel* cancel) {
+auto solved(Search& pipeline, double limit, long effort, const Cancel* cancel, double gap) {
   check_number("limit_ms", limit);
+  if (!(gap >= 0 && gap < 1)) throw py::value_error("gap: at least 0, below 1");
   double bound = 0;
   const PlanFound best =
-      without_gil(cancel, [&](WorkBudget& budget) { return pipeline.solve(limit, effort, bound, budget); });
+      without_gil(cancel, [&](WorkBudget& budget) { return pipeline.solve(limit, gap, effort, bound, budget); });
   return std::make_tuple(best.cost, bound, best.vocab, best.division, best.strategies);
 }
 
@@ -330,7 +331,7 @@ PYBIND11_MODULE(galvatron_dp_core, module) {
       .def("tight_bound", &tight_bound_of, py::arg("limit_ms"), py::arg("cancel") = nullptr,
            "A better one, stage by stage. The limit where nothing takes less.")
       .def("solve", &solved, py::arg("limit_ms"), py::arg("effort"), py::arg("cancel") = nullptr,
-           "The fastest plan: vocabulary strategy, layers of each stage and chunk, strategy of each layer. Infinite "
+           py::arg("gap") = 0.0, "The fastest plan, or one within the gap of it: vocabulary strategy, layers of each stage and chunk, strategy of each layer. Infinite "
            "and -1 where nothing takes less than the limit.")
       .def("least_memory", &least_memory_of, py::arg("cancel") = nullptr,
            "The plan that needs least on a device, of those with one chunk a stage.");

@@ -51,7 +51,7 @@ class Pipeline:
     # Time and lower bound in ms, vocabulary strategy, layers of each chunk, strategy of each layer; an infinite time:
     # nothing takes less than the limit.
     def solve(
-        self, limit_ms: float, effort: int, cancel: Cancel | None = None
+        self, limit_ms: float, effort: int, cancel: Cancel | None = None, gap: float = 0.0
     ) -> tuple[float, float, int, list[int], list[int]]: ...
     # The same with MiB a device instead of the two times.
     def least_memory(self, cancel: Cancel | None = None) -> tuple[float, int, list[int], list[int]]: ...

@@ -19,6 +19,7 @@ namespace galvatron {
 
 struct PipelineSolution {
   double cost = kInfinity;         // step time, ms
+  double limit = kInfinity;        // of further pipelines that are wanted: below `cost` by the gap
   int vocab = -1;                  // number of the vocabulary strategy; -1: nothing found
   std::vector<int> division;       // layers of each stage
   std::vector<StagePoint> points;  // of each stage
@@ -40,15 +41,16 @@ class PartitionSearch {
   // Tighter lower bound.
   double tight_bound(WorkBudget& budget) { return partitions_.tight_bound(budget); }
 
-  // Sets `best` to the optimum if that costs less; call one of the bounds before it. Subtracts its work, in simulated
-  // passes, from `effort`. False: the effort was used up, and `bound` is a lower bound.
-  bool solve(PipelineSolution& best, double& bound, long& effort, WorkBudget& budget) {
+  // Sets `best` to a pipeline below its limit, and within the gap of the optimum; call one of the bounds before it.
+  // Subtracts its work, in simulated passes, from `effort`. False: the effort was used up, and `bound` is a lower bound.
+  bool solve(PipelineSolution& best, double& bound, double gap, long& effort, WorkBudget& budget) {
     budget_ = &budget;
     effort_ = effort;
-    if (best.cost == kInfinity || partitions_.narrow(best.cost, bound, budget)) {
+    gap_ = gap;
+    if (best.limit == kInfinity || partitions_.narrow(best.limit, bound, budget)) {
       start(best);
       division_.resize(problem_.stages);
-      if (partitions_.narrow(best.cost, bound, budget)) divide(0, 0, best);
+      if (partitions_.narrow(best.limit, bound, budget)) divide(0, 0, best);
     }
     effort = std::max(effort_, 0L);
     return effort_ > 0;
@@ -61,6 +63,11 @@ class PartitionSearch {
   double simulate(const std::vector<StageTime>& times) {
     effort_ -= graph_.work();
     return graph_.time(times, links_, *budget_);
+  }
+
+  // Makes a pipeline of the selected partition the best one, if it is.
+  void take(PipelineSolution& best, double cost, const std::vector<StagePoint>& points) const {
+    if (is_less(cost, best.cost)) best = {cost, std::min(best.limit, cost * (1 - gap_)), best.vocab, division_, points};
   }
 
   // Selects the partition to work on.
@@ -87,12 +94,12 @@ class PartitionSearch {
     if (stage == problem_.stages) return leaf(best);
     const auto& arcs = partitions_.arcs(stage);
     for (auto arc = arcs.rbegin(); arc != arcs.rend() && effort_ > 0; ++arc) {
-      if (arc->span.first != first || !is_less(arc->cost, best.cost)) continue;
+      if (arc->span.first != first || !is_less(arc->cost, best.limit)) continue;
       const int n = arc->span.layers;
       budget_->tick();
       effort_ -= kBoundPasses * problem_.stages;
       division_[stage] = n;
-      if (is_less(partial_bound(stage + 1, first + n), best.cost)) divide(stage + 1, first + n, best);
+      if (is_less(partial_bound(stage + 1, first + n), best.limit)) divide(stage + 1, first + n, best);
     }
   }
 
@@ -116,7 +123,7 @@ class PartitionSearch {
     settle_spans(problem_.stages);
     free_.assign(problem_.stages, true);
     chosen_.assign(problem_.stages, StagePoint{});
-    if (!is_less(node_bound(), best.cost)) return;
+    if (!is_less(node_bound(), best.limit)) return;
     settle(best);
     refine(best);
   }
@@ -166,22 +173,20 @@ class PartitionSearch {
         attempt(kOnce), attempt(kOnceLast);
       }
     }
-    if (is_less(cost, best.cost)) best = {cost, best.vocab, division_, std::move(points)};
+    take(best, cost, points);
   }
 
   // Proves the partition's optimum: while the bound is below the best, branches on the points of one more stage that a
   // better pipeline could have.
   void refine(PipelineSolution& best) {
     budget_->tick();
-    if (effort_ <= 0 || !is_less(node_bound(), best.cost)) return;
+    if (effort_ <= 0 || !is_less(node_bound(), best.limit)) return;
     const int stage = loosest();
     if (stage < 0) {
-      const double cost = simulate(times_);
-      if (is_less(cost, best.cost)) best = {cost, best.vocab, division_, chosen_};
-      return;
+      return take(best, simulate(times_), chosen_);
     }
     Vector<StagePoint> points;
-    if (!points_below(stage, best.cost, points)) {
+    if (!points_below(stage, best.limit, points)) {
       effort_ = 0;  // too many to prove anything
       return;
     }
@@ -250,7 +255,7 @@ class PartitionSearch {
   void start(PipelineSolution& best) {
     take(partitions_.promising(*budget_));
     free_.assign(problem_.stages, true);
-    if (is_less(node_bound(), best.cost)) settle(best);
+    if (is_less(node_bound(), best.limit)) settle(best);
   }
 
   const Problem& problem_;
@@ -260,6 +265,7 @@ class PartitionSearch {
   Partitions partitions_;
   WorkBudget* budget_ = nullptr;
   long effort_ = 0;
+  double gap_ = 0;
 
   std::vector<int> division_;       // worked on: layers of each stage
   std::vector<Span> spans_;         // the same

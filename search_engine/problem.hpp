@@ -172,7 +172,7 @@ class Search {
 
   // The optimum, if it costs less than `limit`; `proven`: nothing costs less than that. Given up after simulating
   // `effort` passes; then the best one found.
-  virtual PlanFound solve(double limit, long effort, double& proven, WorkBudget& budget) = 0;
+  virtual PlanFound solve(double limit, double gap, long effort, double& proven, WorkBudget& budget) = 0;
 
   // The pipeline that fits in least memory. Only those with one chunk a stage have it.
   virtual PlanFound least_memory(WorkBudget&) const { throw std::invalid_argument("passes: several chunks a stage"); }

@@ -50,7 +50,7 @@ class PipelineSearch : public Search {
   }
 
   // Also given up where it would take too much memory or time.
-  PlanFound solve(double limit, long effort, double& proven, WorkBudget& budget) override {
+  PlanFound solve(double limit, double gap, long effort, double& proven, WorkBudget& budget) override {
     const std::lock_guard<std::mutex> lock(mutex_);
     VocabSearches searches = searches_below(limit, budget);
     effort = std::min(std::max(effort, 0L), kMostEffort);
@@ -60,18 +60,18 @@ class PipelineSearch : public Search {
     proven = 0;
     for (const long share : {effort / kFirstShare, effort}) {
       PipelineSolution best;
-      best.cost = limit;
-      const double unproven = divided(searches, best, share, budget);
+      best.cost = best.limit = limit;
+      const double unproven = divided(searches, best, gap, share, budget);
       if (share == effort && found.vocab < 0 && best.vocab < 0 && unproven < limit) take_least_memory(best, budget);
-      if (best.vocab >= 0) found = found_of(best), limit = best.cost;
+      if (best.vocab >= 0) found = found_of(best), limit = std::min(best.limit, best.cost * (1 - gap));
       proven = std::max(proven, std::min(unproven, limit));
       if (!(proven < limit)) break;
       if (problem_.type_count() > 1) continue;
-      if (share < effort) limit = tighten(column_generation, false, found, limit, effort, proven, budget);
+      if (share < effort) limit = tighten(column_generation, false, found, limit, gap, effort, proven, budget);
       if (effort < ColumnGeneration::kMostEffort) continue;
       while (proven < limit && limit < tightened) {  // a better plan prunes more
         tightened = limit;
-        limit = tighten(column_generation, true, found, limit, effort, proven, budget);
+        limit = tighten(column_generation, true, found, limit, gap, effort, proven, budget);
       }
       if (!(proven < limit)) break;
     }
@@ -114,14 +114,14 @@ class PipelineSearch : public Search {
   using VocabSearches = std::vector<VocabSearch>;
 
   // Partition search under each vocabulary strategy. Returns a lower bound over those that were given up.
-  double divided(VocabSearches& searches, PipelineSolution& best, long effort, WorkBudget& budget) {
+  double divided(VocabSearches& searches, PipelineSolution& best, double gap, long effort, WorkBudget& budget) {
     double unproven = kInfinity;
     budget.allow(kStepsOfPass * static_cast<std::size_t>(effort));
     for (VocabSearch& vocab_search : searches) {
-      if (!is_less(vocab_search.bound, best.cost)) break;
+      if (!is_less(vocab_search.bound, best.limit)) break;
       PipelineSolution found;
-      found.cost = best.cost;
-      if (!solved(vocab_search, found, effort, budget)) unproven = std::min(unproven, vocab_search.bound);
+      found.cost = best.cost, found.limit = best.limit;
+      if (!solved(vocab_search, found, gap, effort, budget)) unproven = std::min(unproven, vocab_search.bound);
       vocab_search.close();
       if (!is_less(found.cost, best.cost)) continue;
       best = std::move(found);
@@ -131,14 +131,14 @@ class PipelineSearch : public Search {
     return unproven;
   }
 
-  // Column generation between the bound and the best plan. Returns the cost of the best plan after it.
+  // Column generation between the bound and the best plan. Returns the limit of further plans after it.
   double tighten(std::unique_ptr<ColumnGeneration>& column_generation, bool exactly, PlanFound& best, double limit,
-                 long effort, double& proven, WorkBudget& budget) const {
+                 double gap, long effort, double& proven, WorkBudget& budget) const {
     double bound = 0;
     try {
       if (!column_generation) column_generation = std::make_unique<ColumnGeneration>(problem_);
-      PlanFound found = column_generation->solve(limit, effort, bound, budget, exactly);
-      if (found.vocab >= 0) best = std::move(found), limit = best.cost;
+      PlanFound found = column_generation->solve(limit, gap, effort, bound, budget, exactly);
+      if (found.vocab >= 0) best = std::move(found), limit = best.cost * (1 - gap);
       proven = std::max(proven, bound);
     } catch (const TooHard&) {
     }
@@ -186,10 +186,10 @@ class PipelineSearch : public Search {
   }
 
   // Whether a vocabulary strategy was searched to the end. Raises its bound.
-  bool solved(VocabSearch& vocab_search, PipelineSolution& best, long& effort, WorkBudget& budget) {
+  bool solved(VocabSearch& vocab_search, PipelineSolution& best, double gap, long& effort, WorkBudget& budget) {
     try {
       if (!vocab_search.search) vocab_search.bound = std::max(vocab_search.bound, open(vocab_search, budget));
-      return vocab_search.search->solve(best, vocab_search.bound, effort, budget);
+      return vocab_search.search->solve(best, vocab_search.bound, gap, effort, budget);
     } catch (const TooHard&) {
       vocab_search.close();
       cache_.forget();
@@ -202,7 +202,7 @@ class PipelineSearch : public Search {
     const PlanFound least = least_memory(budget);
     if (!(least.cost <= within(problem_.budget))) return;
     const StageSolver solver(problem_, bounds_, problem_.vocabs[least.vocab], cache_);
-    PipelineSolution found{0, least.vocab, least.division, {}};
+    PipelineSolution found{0, best.limit, least.vocab, least.division, {}};
     std::vector<StageTime> times;
     std::vector<double> links;
     int first = 0;

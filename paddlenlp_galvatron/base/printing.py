@@ -84,7 +84,10 @@ class Bars(Progress):
         share: list[str | ProgressColumn] = [TextColumn("{task.description}"), BarColumn(16), TaskProgressColumn()]
         sizes: list[ProgressColumn] = [DownloadColumn()] if in_bytes else []
         times: list[ProgressColumn] = [TimeElapsedColumn(), TimeRemainingColumn()]
-        super().__init__(*share, *sizes, *times, console=console, disable=not console.is_terminal, transient=True)
+        disable, above = not console.is_terminal, sys.stdout.isatty()  # lines of stdout go above the bar
+        super().__init__(
+            *share, *sizes, *times, console=console, disable=disable, redirect_stdout=above, transient=True
+        )
         self._begin = time.monotonic()
         self._due = self._begin + LINE_S
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from json import dumps
 from typing import Any
 
-from paddlenlp_galvatron.base.errors import Infeasible
+from paddlenlp_galvatron.base.errors import Infeasible, UserError
 from paddlenlp_galvatron.base.printing import Console, say
 from paddlenlp_galvatron.model import preset_names
 from paddlenlp_galvatron.options.prices import LengthOptions
 from paddlenlp_galvatron.plan import load_model
-from paddlenlp_galvatron.planner.fit import PRECISION, FitOptions, hints_of
+from paddlenlp_galvatron.planner.fit import PRECISION, Fit, FitOptions, hints_of
 from paddlenlp_galvatron.planner.fit import fit as find_rows
 from paddlenlp_galvatron.profiles.data_sheet import data_sheets
-from paddlenlp_galvatron.report.fit import explain, summary
+from paddlenlp_galvatron.report.fit import explain, heading, hint_lines, memory, speeds, summary
 
 from .command import JSON, App, FromFile, say_note
 from .planning import watched, with_lengths
@@ -35,19 +35,32 @@ def fit(values: dict[str, Any], json: bool, **switches: bool) -> None:
     length = given.of(shape).tokens_of_a_sample
     options = FitOptions.from_values(with_lengths(values, length, shape.vocab_size, say_note)).of(shape)
     notes: dict[str, None] = {}
+    found: list[Fit] = []
+    console = Console(soft_wrap=True)
+    in_turn = not json and len(options.device or ()) < 2  # each row as it is found
     with watched() as watch:
-        found = find_rows(shape, options, notes.setdefault, watch)
+        for row in find_rows(shape, options, notes.setdefault, watch):
+            if in_turn:
+                for line in () if found else heading([row], shape, options):
+                    console.print(line)
+                console.print(speeds([row], found[-1] if found else None, shape, options))
+            found.append(row)
     hints = hints_of(found, options)
     for note in notes:
         say_note(note)
     if json:
         say(dumps(summary(found, shape, options, hints)))
     else:
-        console = Console(soft_wrap=True)
-        for item in explain(found, shape, options, hints):
-            console.print(item)
+        items = (
+            (*memory(found, shape, options), *hint_lines(found, hints))
+            if in_turn
+            else explain(found, shape, options, hints)
+        )
+        console.print(*items, sep="\n")
     if not any(one.best for one in found):
         most = found[-1]
+        if any(one.given_up for one in found):
+            raise UserError("time_limit, effort: no plan was found within them; raise them, or take more GPUs")
         why = f"{most.held}; use more GPUs" if most.held else "no strategy splits batch, heads and GPUs evenly"
         raise Infeasible(f"no plan fits: on {most.gpus} GPUs {why}")
 

@@ -77,13 +77,14 @@ def search(values: dict[str, Any], json: bool) -> int:
     cancel = Cancel()
     with watched(LONG) as watch, stop_signals(cancel.cancel) as signals:
         result = question.search(log.append, watch, cancel=cancel)
-    if signals:
-        notes.append(result.so_far())
+    if cancel.cancelled:
+        notes.append(result.so_far(bool(signals)))
+    notes += result.left_out
     log += [f"{family}: {result.outcome(family)}" for family in result.outcomes]
 
     beside: dict[str, Any] = {"hints": []}
     lines = []
-    if not signals and not (result.best is None and result.given_up):
+    if not cancel.cancelled and not (result.best is None and result.given_up):
         found = hints(question, result.best, values)
         lines = [hint_line(hint) for hint in found]
         beside["hints"] = [hint.summary() for hint in found]

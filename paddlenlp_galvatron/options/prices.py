@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -36,6 +36,15 @@ class JobOptions(Options):
 
 
 TWO_SOURCES = "device: profiles say which one it is; leave one of them out"
+
+
+class LimitOptions(Options):
+    """When a search stops. A program that solves mixed-integer problems has the same two."""
+
+    panel = "Search"
+
+    gap: Annotated[float, Field(ge=0, lt=1)] = 1e-3
+    time_limit: Positive | None = None
 
 
 class PriceOptions(Options):

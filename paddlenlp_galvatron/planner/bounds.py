@@ -14,13 +14,15 @@ from galvatron_dp_core import Cancel
 
 from ..cost_model import CostModel
 from .branches import Branches
-from .core_arrays import Core, CostArrays, core_of, cost_arrays, layer_arrays, without_beaten
+from .core_arrays import Core, CostArrays, TooWide, core_of, cost_arrays, layer_arrays, without_beaten
 from .space import PlanFamily, Strategies
 
 if TYPE_CHECKING:
     from .even import EvenCore
 
 AnyCore: TypeAlias = "Core | EvenCore"
+# Strategies of layers in one family: compared with each other, and in the core.
+MOST_COMPARED, MOST_STRATEGIES = 5_000, 2_000
 Price = Callable[[PlanFamily, Strategies, CostModel], CostArrays]
 
 
@@ -53,14 +55,17 @@ class Cores:
         self._even, self._cost, self._budget_mib = branches.even, cost, budget_mib
         self._arrays: dict[tuple[object, ...], CostArrays] = {}
         self._unbeaten: dict[tuple[object, ...], Strategies] = {}
+        self.too_wide: set[PlanFamily] = set()  # families with too many strategies, left at their first bound
 
     def unbeaten(self, family: PlanFamily, strategies: Strategies) -> Strategies:
-        """Strategies that no other one beats."""
+        """Strategies that no other one beats. Raises TooWide for too many."""
         if self._even:
             return strategies
+        _require(family, strategies, MOST_COMPARED)
         where = family.micro_batch, family.micro_batches > 1, strategies
         if where not in self._unbeaten:
             self._unbeaten[where] = without_beaten(family, strategies, self._cost)
+        _require(family, self._unbeaten[where], MOST_STRATEGIES)
         return self._unbeaten[where]
 
     def core(self, entry: OpenFamily, price: Price = cost_arrays) -> AnyCore:
@@ -72,6 +77,11 @@ class Cores:
         if where not in self._arrays:
             self._arrays[where] = price(family, entry.strategies, self._cost)
         return core_of(family, self._arrays[where], self._budget_mib)
+
+
+def _require(family: PlanFamily, strategies: Strategies, most: int) -> None:
+    if sum(map(len, strategies.layers)) > most:
+        raise TooWide(f"{family} has more than {most} strategies of layers")
 
 
 def layers_ms(entry: OpenFamily, cores: Cores, limit_ms: float) -> float:

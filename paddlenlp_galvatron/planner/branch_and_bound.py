@@ -14,6 +14,7 @@ from ..base.units import MS_PER_S
 from ..cost_model import CostModel
 from ..plan import Plan
 from .bounds import BOUNDS, Cores, OpenFamily, Phase
+from .core_arrays import TooWide
 from .options import SearchOptions
 from .result import ROUNDING, Candidate, FamilyOutcome
 from .space import PlanFamily
@@ -40,10 +41,11 @@ class Incumbents:
 
     top_k: int  # families whose plans are wanted
     most_ms: float = inf  # of the plans that are wanted
+    gap: float = 0.0  # share of a known plan's time by which others must beat it
     found: dict[PlanFamily, Candidate] = field(default_factory=dict)
     outcomes: dict[PlanFamily, FamilyOutcome] = field(default_factory=dict)
     bounds_s: dict[PlanFamily, float] = field(default_factory=dict)  # of steps, for families that cannot win
-    unproven_ms: float = inf  # least lower bound of the families that were given up
+    unproven_ms: float = inf  # least lower bound of families that were given up, or rejected within the gap
 
     @property
     def ranked(self) -> list[Candidate]:
@@ -63,21 +65,31 @@ class Incumbents:
         mine = self.found.get(family)
         return min(limit, mine.ms_per_sample) if mine else limit
 
+    def wanted_ms(self, family: PlanFamily) -> float:
+        """The time below which a plan of the family is searched: within the gap of the limit none is."""
+        return self.limit_ms(family) * (1 - self.gap)
+
     def note(self, family: PlanFamily, outcome: FamilyOutcome) -> None:
         """Keep the most that is known of how a family ended."""
         self.outcomes[family] = max(self.outcomes.get(family, outcome), outcome)
 
+    def prove(self, family: PlanFamily, bound_ms: float) -> None:
+        """Keep a lower bound of a family that is left: below the limit it limits the proof."""
+        if bound_ms < self.limit_ms(family) * (1 - ROUNDING):
+            self.unproven_ms = min(self.unproven_ms, bound_ms)
+
     def reject(self, family: PlanFamily, step_ms: float) -> None:
-        """Leave out a family whose steps take at least `step_ms`: others are no slower."""
+        """Leave out a family whose steps take at least `step_ms`: others are slower by no more than the gap."""
         self.note(family, FamilyOutcome.OUT_OF_BOUND)
+        self.prove(family, step_ms / family.global_batch)
         self.bounds_s[family] = min(self.bounds_s.get(family, inf), step_ms / MS_PER_S)
 
     def give_up(self, family: PlanFamily, bound_ms: float) -> None:
         """Leave a family unsolved: its bound limits the proof."""
-        if bound_ms >= self.limit_ms(family):
+        if bound_ms >= self.wanted_ms(family):
             self.reject(family, bound_ms * family.global_batch)
         else:
-            self.unproven_ms = min(self.unproven_ms, bound_ms)
+            self.prove(family, bound_ms)
             self.note(family, FamilyOutcome.GIVEN_UP)
 
 
@@ -116,7 +128,7 @@ class BranchAndBound:
     def _advance(self, entry: OpenFamily, log: Callable[[str], None] | None) -> bool:
         """Bound a family better, or solve it. Returns whether it is still open."""
         family, batch = entry.family, entry.family.global_batch
-        limit_ms = self.best.limit_ms(family)
+        limit_ms = self.best.wanted_ms(family)
         if entry.bound >= limit_ms:
             self.best.reject(family, entry.bound * batch)
             return False
@@ -132,6 +144,8 @@ class BranchAndBound:
         except (galvatron_dp_core.TooHard, RuntimeError) as error:
             if isinstance(error, RuntimeError) and not self.cores.cancel.cancelled:  # not the core's, which is ended so
                 raise
+            if isinstance(error, TooWide):
+                self.cores.too_wide.add(family)
             entry.core = None
             self.best.give_up(family, entry.bound)
             return False
@@ -146,18 +160,19 @@ class BranchAndBound:
         family, best, last = entry.family, self.best, entry.phase is Phase.HARD
         assert entry.core
         effort = self._effort if last else int(self._effort * TRIAL_SHARE)
-        time_ms, proven_ms, vocab, division, choice = entry.core.solve(limit_ms, effort, self.cores.cancel)
+        time_ms, proven_ms, vocab, division, choice = entry.core.solve(limit_ms, effort, self.cores.cancel, best.gap)
         outcome = FamilyOutcome.SOLVED
         if time_ms < inf:
             plan = entry.strategies.plan(family, vocab, division, choice, self._bare)
             candidate = Candidate(plan, self._cost.predict(plan))
             best.offer(candidate, family)
             time_ms = candidate.time_s * MS_PER_S
-        if proven_ms < min(time_ms, limit_ms) * (1 - ROUNDING):
-            if not last:
-                return proven_ms
+        settled = proven_ms >= min(time_ms * (1 - best.gap), limit_ms) * (1 - ROUNDING)
+        if not settled and not last:
+            return proven_ms
+        best.prove(family, proven_ms / family.global_batch)
+        if not settled:
             outcome = FamilyOutcome.GIVEN_UP
-            best.unproven_ms = min(best.unproven_ms, proven_ms / family.global_batch)
         elif family not in best.found:
             outcome = FamilyOutcome.OUT_OF_BOUND if limit_ms < inf else FamilyOutcome.OUT_OF_MEMORY
         if outcome is FamilyOutcome.OUT_OF_BOUND:

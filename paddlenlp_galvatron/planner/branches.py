@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .even import EvenPlans
 
 # Limits of the search space: about one minute of pricing and 100 MB.
-MOST_FAMILIES, MOST_STRATEGIES, MOST_PRICES = 50_000, 2_000, 1_000_000
+MOST_FAMILIES, MOST_PRICES = 50_000, 1_000_000
 MOST_RUNS = 8  # of layers of one type, in the core
 # Dense layers that are priced with the embedding, and their mixed strategies; with more of these, all have one.
 MOST_IN_FRONT, MOST_PREFIXES = 4, 64
@@ -70,13 +70,7 @@ class Branches:
             if where not in alike:
                 alike[where] = self._strategies(family)
             found[family] = [one for one in alike[where] if one.can_divide(family, layers)]
-            number = sum(len(some) for strategies in found[family] for some in strategies.layers)
-            total += number
-            if number > MOST_STRATEGIES:
-                raise UserError(
-                    f"max_tp_deg: {number} strategies of layers in {family} are more than {MOST_STRATEGIES}; lower "
-                    "it or max_cp_deg, or leave tp_consec at 1"
-                )
+            total += sum(len(some) for strategies in found[family] for some in strategies.layers)
             if len(found) > MOST_FAMILIES or total > MOST_PRICES:
                 raise UserError(
                     f"min_bsz, max_bsz, bsz_scale: more than {MOST_FAMILIES} families of plans (batches by "

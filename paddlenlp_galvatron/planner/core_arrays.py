@@ -11,7 +11,6 @@ import galvatron_dp_core
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.errors import UserError
 from ..cost_model import CostModel, LayerCost
 from ..plan import DataParallel, LayerStrategy, VocabStrategy
 from ..plan.layout import TokenLayout, token_layout
@@ -19,6 +18,11 @@ from ..plan.schedule import arrays, chunks_in_flight
 from ..plan.strategy import Strategy
 from ..profiles.memory import Role
 from .space import PlanFamily, Run, Strategies, cost_numbers, runs_of, unbeaten
+
+
+class TooWide(galvatron_dp_core.TooHard):
+    """A family has more strategies of layers than the core takes."""
+
 
 MOST_LAYOUTS = 64  # the core's sets of them are bits of a word
 NUMBERS, SUMMED = 9, 5  # of a cost, and of these those that a stage sums up over its parts
@@ -164,10 +168,7 @@ def _resharding(family: PlanFamily, strategies: Strategies, cost: CostModel) -> 
     ]
     layout_of = [numbers.setdefault(place, len(numbers)) for place in places]
     if len(numbers) > MOST_LAYOUTS:
-        raise UserError(
-            f"max_tp_deg: {len(numbers)} token layouts in stages of {family.stage_size} devices are more than "
-            f"{MOST_LAYOUTS}; lower it, or leave tp_consec at 1"
-        )
+        raise TooWide(f"{len(numbers)} token layouts in {family} are more than {MOST_LAYOUTS}")
     samples = dict(zip(layout_of, (layer for run_layers in layers for layer in run_layers), strict=True))
     types = np.array([run for run, _ in numbers], dtype=np.int32)
     starts = [*(strategies.in_front + run.start for run in runs), len(cost.layer_types)]

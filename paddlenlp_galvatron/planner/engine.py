@@ -70,8 +70,9 @@ class _Search:
         log: Callable[[str], None] | None,
         watch: Watch | None,
     ) -> SearchResult:
-        start, end = time.perf_counter(), inf if seconds is None else time.process_time() + seconds
-        best, space = Incumbents(self.options.top_k), self.branches.strategies()
+        limits = [limit for limit in (seconds, self.options.time_limit) if limit is not None]
+        start, end = time.perf_counter(), time.process_time() + min(limits, default=inf)
+        best, space = Incumbents(self.options.top_k, gap=self.options.gap), self.branches.strategies()
         solver = self._solver(best)
         opened = [*self._opened(space, best)]
         everything = [(entry, entry.strategies) for entry in opened]
@@ -100,6 +101,7 @@ class _Search:
             fastest=fastest,
             uniform=uniform,
             uniform_bound_s=uniform_bound_s,
+            too_wide=len(solver.cores.too_wide),
         )
 
     def _solver(self, best: Incumbents) -> BranchAndBound:
@@ -165,7 +167,7 @@ class _Search:
 
     def _best_of(self, parts: Iterable[Part], most_ms: float) -> tuple[Candidate | None, float]:
         """Solve parts with a small effort, as `simplest.Solve` wants it."""
-        best = Incumbents(top_k=1, most_ms=most_ms)
+        best = Incumbents(top_k=1, most_ms=most_ms, gap=self.options.gap)
         opened = [OpenFamily(part[0], number, *part[1:]) for number, part in enumerate(parts)]
         self._solver(best).run(opened, last=Phase.CHUNKS)
         return next(iter(best.ranked), None), best.unproven_ms

@@ -120,7 +120,7 @@ class EvenCore:
     def tight_bound(self, limit_ms: float, cancel: Cancel) -> float:
         return 0.0
 
-    def solve(self, limit_ms: float, effort: int, cancel: Cancel) -> Chosen:
+    def solve(self, limit_ms: float, effort: int, cancel: Cancel, gap: float) -> Chosen:
         best_ms, best = limit_ms, None
         for division in self._even.divisions(self._family.stages):
             if self._least_ms(division) >= best_ms:

@@ -65,7 +65,7 @@ class Explanation(PlanFacts):
 def explain(plan: Plan, question: Question) -> Explanation:
     """Explain a plan by a dozen searches. Raises UserError where the plan cannot be priced."""
     one_layer = one_layer_changed(question, plan)
-    time = SharedTime(SEARCHES_S, FIRST + MOST_CHANGES)
+    time = SharedTime(min(SEARCHES_S, question.options.time_limit or SEARCHES_S), FIRST + MOST_CHANGES)
     searched = question.changed(top_k=RUNNERS_UP).search(known=[plan], seconds=time.take(FIRST))
     best = [candidate.plan for candidate in (searched.best, searched.fastest) if candidate]
     known = [plan, *best, *(other.plan for other in searched.runners_up)]

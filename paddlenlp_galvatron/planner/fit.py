@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +19,7 @@ from ..base.units import GIB
 from ..cost_model import CostModel
 from ..options.foreign import Fate
 from ..options.model_options import SEQ, Model
-from ..options.prices import TWO_SOURCES, JobOptions
+from ..options.prices import TWO_SOURCES, JobOptions, LimitOptions
 from ..plan import ModelShape
 from ..profiles.data_sheet import Device, load_data_sheet
 from ..profiles.files import allreduce_name, device_of, p2p_name, read_profile, sp_time_name
@@ -26,7 +27,7 @@ from ..profiles.reserve import Reserve
 from .branch_and_bound import Watch
 from .hints import Hint, hints
 from .options import BATCH, SearchOptions, TaskOptions
-from .question import Question, budget_gib, prices
+from .question import Question, SharedTime, budget_gib, prices
 from .result import Candidate, Need
 
 TOKENS = 1e9  # for days, where nobody says how many
@@ -34,6 +35,7 @@ DEVICE = "h100-80gb"  # where neither the user nor a profile names one
 NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # numbers of nodes that are tried
 FURTHER = 3  # numbers of GPUs shown beyond the least that fits
 MORE_GIB = 8.0
+ROUGHLY: dict[str, Any] = {"gap": 0.005, "effort": 1_000_000}  # of searches whose speed has two decimals in the table
 _ALLREDUCE = r"allreduce_bandwidth_([1-9]\d{0,4})nodes_([1-9]\d{0,4})gpus_per_node\.json"
 MOST_NUMBERS = 32  # of GPUs in one table
 
@@ -56,7 +58,7 @@ BF16 = "its times are those of bf16; others: galvatron search --mixed_precision"
 PRECISION = {"bf16": Fate(BF16, "1"), "fp16": Fate(BF16, "0")}
 
 
-class FitOptions(TaskOptions, JobOptions):
+class FitOptions(TaskOptions, LimitOptions, JobOptions):
     """The model, task and device."""
 
     model_size: str
@@ -66,7 +68,7 @@ class FitOptions(TaskOptions, JobOptions):
     profiles: Path | None = None
     seq_length: Size | None = None
     global_train_batch_size: Samples = BATCH
-    max_cp_deg: Ranks = 1
+    max_cp_deg: Ranks | None = None
 
     def of(self, shape: ModelShape) -> FitOptions:
         """The options with the length of samples settled. Raises UserError where the model has no positions for it."""
@@ -96,6 +98,7 @@ class Fit:
     question: Question
     with_more: float | None  # samples/s with MORE_GIB more on each GPU; None: still nothing fits
     hopeful: bool = False  # nothing fits by its bound, but something by its tensors
+    given_up: bool = False  # the search was not taken to its end
 
     @property
     def gpu_gib(self) -> float:
@@ -115,6 +118,8 @@ class Fit:
     @property
     def verdict(self) -> str:
         """`at risk`: only if the allocator holds less besides tensors than it did in published runs."""
+        if not self.best and self.given_up:
+            return "not found"
         return "fits" if self.best else "at risk" if self.hopeful else "does not fit"
 
 
@@ -137,19 +142,22 @@ class _Kind:
     priced_by: Callable[[int, int], dict[str, Any]]  # nodes, GPUs of each -> options of the search
 
 
-def fit(shape: ModelShape, options: FitOptions, note: Note = no_note, watch: Watch | None = None) -> list[Fit]:
-    """A row a device and number of GPUs: those requested, or from the least that fits; `options` are settled for the
-    shape.
+def fit(shape: ModelShape, options: FitOptions, note: Note = no_note, watch: Watch | None = None) -> Iterator[Fit]:
+    """A row a device and number of GPUs, as it is found: those requested, or from the least that fits; `options` are
+    settled for the shape.
 
     `note` is called with the assumptions about profiles and about a budget beyond the device's memory, `watch` with
     how far each search is. Raises UserError for a number that is no whole number of nodes, or that the profiles lack.
     """
-    found: list[Fit] = []
-    for kind in _kinds(options):
-        gib = budget_gib(options.memory_constraint, kind.device, note)
-        row = _Row(shape, kind, options, gib, note, watch)
-        found += [row(gpus) for gpus in sorted(set(options.gpus))] if options.gpus else _from_the_least(row)
-    return found
+    kinds = [*_kinds(options)]
+    asked = sorted(set(options.gpus or ()))
+    time = SharedTime(options.time_limit or inf, len(kinds) * (len(asked) or FURTHER + 2))
+    rows = [
+        _Row(shape, kind, options, budget_gib(options.memory_constraint, kind.device, note), note, watch, time)
+        for kind in kinds
+    ]
+    for row in rows:
+        yield from map(row, asked) if asked else _from_the_least(row)
 
 
 def _kinds(options: FitOptions) -> Iterator[_Kind]:
@@ -207,6 +215,7 @@ class _Row:
     gpu_gib: float
     note: Note
     watch: Watch | None
+    time: SharedTime  # of all rows
 
     @property
     def least_gpus(self) -> float:
@@ -223,15 +232,33 @@ class _Row:
                 f"gpus: {gpus} are no whole number of nodes of {per_node} GPUs; give a multiple of {per_node}, or fewer"
             )
         question = self._question(max(nodes, 1), rest or per_node)
-        now, reserve = question.search(watch=self.watch), question.reserve
-        more = question.changed(memory_constraint=self.gpu_gib + MORE_GIB).search(watch=self.watch)
-        with_more = more.best.samples_per_s if more.best else None
+        seconds, reserve = self.time.take(), question.reserve
+        now = question.search(watch=self.watch, seconds=seconds)
+        for line in now.left_out:
+            self.note(line)
+        known = [candidate.plan for candidate in (now.best, now.fastest) if candidate]
+        wider = question.changed(memory_constraint=self.gpu_gib + MORE_GIB, **ROUGHLY)
+        more = wider.search(watch=self.watch, known=known, seconds=seconds, compared=False).best
+        # The fastest plans are compared: the simplest may be slower.
+        least = now.best.samples_per_s / now.fastest.samples_per_s if now.best and now.fastest else 1.0
+        with_more = more.samples_per_s * least if more else None
         held = Need.of(now.best.plan, question.cost.reserving(0.0, reserve.freed)) if now.best else now.need
         tensors_alone = Reserve(reserve.parts).context_mib(question.budget_mib)
         hopeful = (
-            now.best is None and question.changed(context_mib=tensors_alone).search(compared=False).best is not None
+            now.best is None
+            and not now.given_up
+            and question.changed(context_mib=tensors_alone).search(compared=False).best is not None
         )
-        return Fit(self.kind.device, gpus, now.best, held and held.on(reserve), question, with_more, hopeful)
+        return Fit(
+            self.kind.device,
+            gpus,
+            now.best,
+            held and held.on(reserve),
+            question,
+            with_more,
+            hopeful,
+            bool(now.given_up),
+        )
 
     def _question(self, nodes: int, gpus: int) -> Question:
         """The question on a number of nodes of so many GPUs each."""
@@ -243,6 +270,7 @@ class _Row:
             settle_bsz=self.options.global_train_batch_size,
             seq_length=self.options.seq_length,
             max_cp_deg=self.options.max_cp_deg,
+            gap=self.options.gap,
             **self.kind.priced_by(nodes, gpus),
         )
         model = Model((self.shape,), self.options.tokens_of_a_sample)

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..base.errors import GalvatronError
 from ..profiles.data_sheet import load_data_sheet
+from .options import MOST_CONTEXT
 from .question import Question, SharedTime
 from .result import Candidate
 
@@ -21,7 +22,6 @@ FREE_S = 5.0  # of the search without the limits of another program's trainer
 LONG = 8192  # sequence length from which splitting it may pay
 NEIGHBOURS = 8  # batches within this part of the batch are its neighbours
 TWOS = 64  # a batch is split by powers of two into micro-batches
-MOST_CONTEXT = 8  # ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def _changes(question: Question, given: Container[str]) -> Iterator[dict[str, An
     if "settle_chunk" not in given:
         yield from ({"settle_bsz": other} for other in _neighbours(batch, options.world_size))
     if seq >= LONG and options.world_size > 1:
-        if free and not _limited(given, "max_cp_deg", "disable_cp", "search_space"):
+        if free and options.most_context == 1 and not _limited(given, "max_cp_deg", "disable_cp", "search_space"):
             yield {"max_cp_deg": min(MOST_CONTEXT, options.world_size)}
         if free and not _limited(given, "sp_space", "disable_sp", "search_space", "tp_consec"):
             yield {"sp_space": "tp+sp"}

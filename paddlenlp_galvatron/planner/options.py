@@ -16,7 +16,7 @@ from ..cost_model import CostOptions, Task
 from ..cost_model.load import ProfileSource
 from ..model.layer import MODULES, PARTLY
 from ..options.group import Options
-from ..options.prices import RANK, TWO_SOURCES, Kind
+from ..options.prices import RANK, TWO_SOURCES, Kind, LimitOptions
 from ..plan import Assumptions, DataParallel, Plan, Precision, Recompute, Schedule
 from ..plan.mesh import Axis, Degrees, divisors, every_degrees
 from ..plan.strategy import IMBALANCE, IMBALANCE_BOUND
@@ -30,6 +30,8 @@ PATH_OPTIONS = tuple(name for name in ProfileSource.__annotations__ if name.ends
 GPUS_PER_NODE = 8  # where only world_size is given, and is larger
 # Defaults of fit, search and what-if.
 BATCH = 256  # global batch size, samples
+
+LONG, MOST_CONTEXT = 16_384, 8  # sequence length from which so many ranks may split a sample
 
 # Limits: a value beyond them is a slip of the pen, and would take hours or all memory.
 MOST_BATCHES, MOST_PLANS = 10_000, 1000
@@ -81,7 +83,7 @@ class TaskOptions(Options):
         return Task(rank, self.document_tokens)
 
 
-class SearchOptions(TaskOptions):
+class SearchOptions(TaskOptions, LimitOptions):
     """The search space, its limits and its assumptions."""
 
     panel = "Search"
@@ -108,7 +110,7 @@ class SearchOptions(TaskOptions):
     sp_space: Literal["tp", "tp+sp", "sp"] = "tp"
     max_tp_deg: Ranks = 8
     max_sp_deg: Ranks | None = None
-    max_cp_deg: Ranks = 1
+    max_cp_deg: Ranks | None = None
     max_ep_deg: Ranks | None = None
     max_etp_deg: Ranks = 8
     max_pp_deg: Ranks = 16
@@ -158,7 +160,7 @@ class SearchOptions(TaskOptions):
     # How it is searched.
     simplest_within: SlowerPercent = 0.5
     top_k: int = Field(1, ge=1, le=MOST_PLANS)
-    effort: Count = 100_000_000
+    effort: Count = 40_000_000
 
     @field_validator("sharding_sizes", mode="before")
     @classmethod
@@ -223,6 +225,13 @@ class SearchOptions(TaskOptions):
         }
 
     @property
+    def most_context(self) -> int:
+        """Most ranks that split a sample. Where nobody says so, several for long samples; measured profiles may lack
+        their messages, and other trainers the split."""
+        free = self.device is not None and self.trainer == "galvatron"
+        return self.max_cp_deg or (MOST_CONTEXT if free and (self.seq_length or 0) >= LONG else 1)
+
+    @property
     def one_strategy(self) -> bool:
         """Whether all layers share one strategy."""
         return not self.fine_grained_mode or self.search_space == "3d"
@@ -260,7 +269,7 @@ class SearchOptions(TaskOptions):
         limits = {
             Axis.TENSOR: self.max_tp_deg if self.allows(tensor) else 1,
             Axis.ULYSSES: self.max_tp_deg if self.allows("sp") else 1,
-            Axis.CONTEXT: self.max_cp_deg if self.allows("cp") else 1,
+            Axis.CONTEXT: self.most_context if self.allows("cp") else 1,
         }
         fewest = 1 if self.allows("dp") or not self.allows(tensor) else size  # ranks
         return [

@@ -13,7 +13,7 @@ from ..base.text import Note, no_note
 from ..base.units import GIB_MIB
 from ..options.group import canonical_options
 from ..options.model_options import SEQ, ModelOptions
-from ..options.prices import PriceOptions
+from ..options.prices import LimitOptions, PriceOptions
 from ..plan import Plan, read_plan
 from ..plan.check import require_fits
 from ..profiles import ProfileFile
@@ -21,7 +21,7 @@ from .options import PATH_OPTIONS, SearchOptions
 from .question import Question, prices, within_size
 
 
-class OriginOptions(PriceOptions):
+class OriginOptions(PriceOptions, LimitOptions):
     """The plan and the source of its prices."""
 
     plan: Path
@@ -91,7 +91,8 @@ def _options(searched: Mapping[str, Any], origin: OriginOptions, plan: Plan, seq
     if origin.memory_constraint:
         asked["memory_constraint"] = origin.memory_constraint
     assumed = plan.assumed
-    asked.pop("top_k", None)
+    asked = {name: value for name, value in asked.items() if name not in ("top_k", "time_limit")}
+    asked |= {name: getattr(origin, name) for name in LimitOptions.model_fields if name in origin.model_fields_set}
     asked |= {
         "settle_bsz": plan.global_batch,
         "default_dp_type": plan.default_dp_type,

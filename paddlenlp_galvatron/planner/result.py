@@ -226,6 +226,13 @@ class SearchResult:
     fastest: Candidate | None = None  # of the best one's batch
     uniform: Candidate | None = None  # the fastest of that batch with one strategy for all layers
     uniform_bound_s: float | None = None  # no such plan takes less; infinite: none fits; None: it was not searched
+    too_wide: int = 0  # families with too many strategies of layers, left out
+
+    @property
+    def left_out(self) -> list[str]:
+        """A note on the families that a limit has left out."""
+        words = f"{self.too_wide} families of plans have too many strategies of layers, and are left with a gap"
+        return [f"max_cp_deg, max_tp_deg, max_ep_deg: {words}; lower one of these"] if self.too_wide else []
 
     @property
     def plan(self) -> Plan:
@@ -279,11 +286,15 @@ class SearchResult:
         plan = replace(plan, metadata=plan.metadata | {"searched_from": searched})
         return replace(self, best=replace(self.best, plan=plan))
 
-    def so_far(self) -> str:
-        """A note on the answer of an interrupted search. Raises KeyboardInterrupt where it had found no plan."""
+    def so_far(self, interrupted: bool) -> str:
+        """A note on the answer of a search that a signal or its limit of time ended. Raises KeyboardInterrupt or
+        UserError where it had found no plan."""
+        why = "interrupted" if interrupted else "time_limit"
         if self.best is None:
-            raise KeyboardInterrupt("no plan was found yet, so none is written")
-        return f"interrupted: this is the best plan so far; the fastest takes at most {self.gap:.2%} less time"
+            if interrupted:
+                raise KeyboardInterrupt("no plan was found yet, so none is written")
+            raise UserError("time_limit: no plan was found in this time; give more seconds, or leave it out")
+        return f"{why}: this is the best plan so far; the fastest takes at most {self.gap:.2%} less time"
 
     def require_in(self, seconds: float) -> Candidate:
         """The best plan of a search of `seconds`. Raises GalvatronError where it found none."""

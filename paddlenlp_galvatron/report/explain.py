@@ -17,6 +17,7 @@ from ..cost_model.facts import (
     COMMUNICATION,
     MEMORY,
     TIME,
+    PlanFacts,
     StageBreakdown,
     strategy_words,
 )
@@ -35,6 +36,12 @@ UNCERTAIN = "a range: the search was not taken to its end; the best plan's gain 
 
 def printed(explanation: Explanation) -> Iterator[str | Table]:
     """Lines and tables, to be printed one below the other."""
+    yield from before_searches(explanation)
+    yield from by_searches(explanation)
+
+
+def before_searches(explanation: PlanFacts) -> Iterator[str | Table]:
+    """The lines and tables that need no search."""
     plan, prediction = explanation.plan, explanation.prediction
     yield (
         f"{prediction.time_s:.4g} s a step, {prediction.samples_per_s:.4g} samples/s, "
@@ -52,6 +59,10 @@ def printed(explanation: Explanation) -> Iterator[str | Table]:
     yield from (_time_table(explanation.stages, block) for block in blocks)
     yield f"\nmemory of a device on each stage, GiB, of {gib(explanation.budget_mib)}"
     yield from (_memory_table(explanation.stages, block) for block in blocks)
+
+
+def by_searches(explanation: Explanation) -> Iterator[str | Table]:
+    """The further ones."""
     yield "\nbottlenecks"
     yield from binding(explanation)
     yield "\nthe best plans of this batch"
@@ -59,7 +70,7 @@ def printed(explanation: Explanation) -> Iterator[str | Table]:
     one_layer = explanation.one_layer
     some = f" (the best of {one_layer.tried} of its layers)" if one_layer.tried < one_layer.count else ""
     yield f"\none layer more under another strategy{some}"
-    yield _others(one_layer.others, prediction)
+    yield _others(one_layer.others, explanation.prediction)
     if len(one_layer.others) > MOST_OTHERS:
         yield f"… and {len(one_layer.others) - MOST_OTHERS} more; --json has all"
     yield "\nwhat if (each found by a search)"
@@ -154,7 +165,7 @@ def _of(candidate: Candidate) -> dict[str, Any]:
     return {"time_s": candidate.time_s, "samples_per_s": candidate.samples_per_s, **shape_of(candidate)}
 
 
-def _shown(explanation: Explanation) -> list[int]:
+def _shown(explanation: PlanFacts) -> list[int]:
     stages = explanation.stages
     if len(stages) <= MOST_COLUMNS:
         return list(range(len(stages)))

@@ -16,7 +16,7 @@ from ..plan.strategy import Load, Plan, load_summary
 from ..planner.fit import MORE_GIB, TOKENS, Fit, FitOptions
 from ..planner.hints import Hint
 from ..planner.result import Job
-from ..profiles.data_sheet import load_data_sheet
+from ..profiles.data_sheet import Device, load_data_sheet
 from .search import hint_line
 
 
@@ -74,8 +74,16 @@ def explain(
     found: Sequence[Fit], shape: ModelShape, options: FitOptions, hints: Sequence[Hint]
 ) -> Iterator[str | Table]:
     """Tables and lines, to be printed one below the other."""
+    yield from heading(found, shape, options)
+    yield speeds(found, None, shape, options)
+    yield from memory(found, shape, options)
+    yield from hint_lines(found, hints)
+
+
+def heading(found: Sequence[Fit], shape: ModelShape, options: FitOptions) -> Iterator[str]:
+    """The task, the devices, and how far published runs reach."""
     adapters = f", adapters of rank {options.trained.adapter_rank}" if options.trained.frozen else ""
-    devices = {one.device: [other for other in found if other.device == one.device] for one in found}
+    devices = _by_device(found)
     kinds = "; ".join(f"{device.name or 'a device'}, {own[0].gpu_gib:.4g} GiB a GPU" for device, own in devices.items())
     tokens = f"{options.num_train_epochs:g} x " * (options.num_train_epochs != 1) + f"{options.tokens or TOKENS:,.0f}"
     yield (
@@ -91,19 +99,41 @@ def explain(
                 f"published runs on {own[0].device.name} reach {spread.low:.2g} to {spread.high:.2g} of these speeds "
                 f"(8 of 10 of {spread.runs}, any software)"
             )
-    records = rows(found, shape, options)
+
+
+def speeds(found: Sequence[Fit], before: Fit | None, shape: ModelShape, options: FitOptions) -> Table:
+    """A row a number of GPUs, in columns that are as wide for any rows; without names below a row `before`."""
+    several = len(_by_device(found)) > 1
+    first = ("device", "GPUs") if several else ("GPUs",)
+    columns = SPEEDS | ({"cost": _money} if options.price_per_gpu_hour else {}) | ({} if several else BESIDE)
+    shown = table(*first, *columns, left=("device",))
+    shown.show_header = before is None
+    for column in shown.columns:
+        column.min_width = max(len(str(column.header)), WIDTHS.get(str(column.header), 5))
+    for one in found:
+        row = _row(one, None, shape, options)
+        row["times"] = (
+            one.best.samples_per_s / before.best.samples_per_s if before and before.best and one.best else None
+        )
+        shown.add_row(
+            *(str(row[name.lower()] or "a device") for name in first), *(make(row) for make in columns.values())
+        )
+        before = one
+    return shown
+
+
+def memory(found: Sequence[Fit], shape: ModelShape, options: FitOptions) -> Iterator[str | Table]:
+    """Verdict, memory and plan of each row, and what the bound has next to tensors."""
+    devices = _by_device(found)
     several = len(devices) > 1
     first = ("device", "GPUs") if several else ("GPUs",)
-    columns = SPEEDS | ({"cost": _money} if options.price_per_gpu_hour else {}) | ({} if several else LATER)
-    shown = table(*first, *columns, left=("device",))
     texts = ("device", "verdict", "plan", "bottleneck")
     plans = table(*first, "verdict", "estimate", "bound", "plan", "bottleneck", left=texts)
-    for row, one in zip(records, found, strict=True):
-        where = [str(row[name.lower()] or "a device") for name in first]
-        shown.add_row(*where, *(column(row) for column in columns.values()))
-        memory = row["verdict"], f"{row['memory_estimate_gib']:.1f}", f"{row['memory_bound_gib']:.1f}"
-        plans.add_row(*where, *memory, in_words(one.best.plan) if one.best else "-", row["binds"])
-    yield shown
+    for one in found:
+        where = [one.device.name or "a device"] * several + [str(one.gpus)]
+        row = _row(one, None, shape, options)
+        numbers = f"{row['memory_estimate_gib']:.1f}", f"{row['memory_bound_gib']:.1f}"
+        plans.add_row(*where, one.verdict, *numbers, in_words(one.best.plan) if one.best else "-", row["binds"])
     yield plans
     for own in devices.values():
         name = f"{own[0].device.name}: " * several
@@ -115,8 +145,16 @@ def explain(
     if working := max(one.question.reserve.working for one in found):
         yield f"the allocator may also keep {working:.0%} of working memory when it is freed"
     yield Job.of(options, shape, options.trained, 1, None).checkpoint
+
+
+def _by_device(found: Sequence[Fit]) -> dict[Device, list[Fit]]:
+    return {one.device: [other for other in found if other.device == one.device] for one in found}
+
+
+def hint_lines(found: Sequence[Fit], hints: Sequence[Hint]) -> list[str]:
+    """Options with which training is faster, a line each."""
     per_node = found[0].device.gpus_per_node or found[0].question.options.num_gpus_per_node
-    yield from (hint_line(hint, per_node) for hint in hints)
+    return [hint_line(hint, per_node) for hint in hints]
 
 
 def _column(name: str, form: str) -> Callable[[dict[str, Any]], str]:
@@ -128,6 +166,7 @@ def _times(name: str) -> Callable[[dict[str, Any]], str]:
     return lambda row: f"x{row[name]:.2f}" if row[name] else "-"
 
 
+WIDTHS = {"tokens/s": 10, "MFU": 6, "step, s": 7, "days": 6, "cost": 9}  # of columns; others are as their names
 _money = _column("cost", ",.0f")
 SPEEDS: dict[str, Callable[[dict[str, Any]], str]] = {
     "tokens/s": _column("tokens_per_s", ",.0f"),
@@ -136,9 +175,9 @@ SPEEDS: dict[str, Callable[[dict[str, Any]], str]] = {
     "step, s": _column("step_s", ".3g"),
     "days": lambda row: plain(row["days"]) if row["days"] else "-",
 }
-# Columns for one device alone: the speed of the next number of GPUs, and with more memory.
-LATER: dict[str, Callable[[dict[str, Any]], str]] = {
-    "next": _times("next_times"),
+# Columns for one device alone: the speed next to that of the row above, and with more memory.
+BESIDE: dict[str, Callable[[dict[str, Any]], str]] = {
+    "speed-up": _times("times"),
     f"+{MORE_GIB:g} GiB": lambda row: (
         "fits" if row["more_gib_fits"] and not row["fits"] else _times("more_gib_times")(row)
     ),

@@ -28,6 +28,8 @@ from .test_search import OPTIONS, PLAN, folder, words, write_profiles  # noqa: F
 DOCS = Path(__file__).parents[2] / "docs"
 BUDGET_GB = 0.9  # in which strategies differ from layer to layer
 
+GAP = 1e-3 * (1 + 1e-9)  # at which a search stops by default
+
 
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory) -> tuple[Path, str]:
@@ -110,9 +112,9 @@ def test_searches_that_are_stopped_say_between_what_the_answer_lies(explained, g
     exact = {(answer["name"], answer["change"]): answer for answer in explained["what_if"]}
     for answer in found:
         whole = exact[answer["name"], answer["change"]]
-        assert whole["gap"] == 0
+        assert whole["gap"] <= GAP
         assert answer["time_s"] * (1 - answer["gap"]) <= whole["time_s"] * (1 + 1e-9)
-        assert whole["time_s"] <= answer["time_s"] * (1 + 1e-9)
+        assert whole["time_s"] * (1 - GAP) <= answer["time_s"]
     shown = galvatron("explain", "plan.json").out
     assert explain.UNCERTAIN in shown and "no faster plan was found; none takes less than" in shown
     assert re.search(r"^memory +0\.9 -> 1\.9 GiB .*\+\d+\.\d% to \+\d+\.\d%$", shown, re.MULTILINE)

@@ -88,7 +88,7 @@ def test_fit_search_and_what_if_answer_the_same_question_alike(model, gpus, galv
     searched = galvatron("search", *asked)
     assert "global batch size 256 (the default)" in galvatron("search", *asked[:-1]).out
     found = json.loads(searched.out.splitlines()[-1])
-    assert found["fastest"]["gap"] < 1e-3 and found["time_s"] == pytest.approx(row["step_s"], rel=1e-9)
+    assert found["fastest"]["gap"] <= 1e-3 * (1 + 1e-9) and found["time_s"] == pytest.approx(row["step_s"], rel=1e-9)
     reported = work(Form.from_values({"model_size": model, "device": "h100-80gb", "num_nodes": gpus // 8}))
     assert reported.result.require().time_s == pytest.approx(row["step_s"], rel=1e-9)
 

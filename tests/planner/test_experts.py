@@ -60,6 +60,7 @@ def problem(seed: int) -> tuple[CostModel, SearchOptions]:
     draw = Random(seed)
     options = SearchOptions.from_mapping(
         {
+            "gap": 0,
             "num_nodes": 1,
             "num_gpus_per_node": draw.choice((2, 4, 6)),
             "memory_constraint": draw.choice((0.3, 0.6, 24)),
@@ -134,7 +135,7 @@ def test_what_the_experts_of_a_layer_take():
     def cost_of(
         experts: Experts, recompute: Recompute = Recompute.NONE, pipeline: int = 1, **options: float
     ) -> LayerCost:
-        chosen = SearchOptions.from_mapping(options).cost_options
+        chosen = SearchOptions.from_mapping({"gap": 0} | options).cost_options
         cost = derive(model, load_data_sheet("h100-80gb"), 2, 8, assumed, chosen)
         return cost.expert_cost(experts, recompute, StageSetting(16, 16, 4, pipeline))
 

@@ -30,7 +30,7 @@ SEQ = 2048
 
 def fitted(**values: Any) -> list[Fit]:
     options = FitOptions.from_mapping({"model_size": "llama2-7b", "seq_length": SEQ, "batch": 64} | values)
-    return fit(SHAPE, options.of(SHAPE))
+    return list(fit(SHAPE, options.of(SHAPE)))
 
 
 def priced(task: Task) -> CostModel:
@@ -151,7 +151,7 @@ def test_what_cannot_be_is_reported_in_one_line(values, reported):
 def test_a_thousand_cards_are_answered():
     shape = load_model("llama3-405b")
     options = FitOptions.from_mapping({"model_size": "llama3-405b", "gpus": "512,1024"})
-    rows = fit(shape, options.of(shape))
+    rows = list(fit(shape, options.of(shape)))
     assert all(row.best and row.bound_mib <= row.gpu_gib * 1024 * (1 + 1e-9) for row in rows)
 
 

@@ -177,6 +177,7 @@ def problem(seed: int, chunks: int) -> tuple[list[Any], RandomCost, SearchOption
     layers = 6 if chunks == 3 else draw.choice((4, 5))
     options = SearchOptions.from_mapping(
         {
+            "gap": 0,
             "num_gpus_per_node": 2,
             "memory_constraint": draw.uniform(0.5, 4),
             "settle_bsz": draw.choice((4, 6)),
@@ -219,6 +220,7 @@ def test_more_chunks_are_never_slower(seed: int, chunks: int, layers: int, gpus:
     for most in (1, chunks):
         options = SearchOptions.from_mapping(
             {
+                "gap": 0,
                 "num_gpus_per_node": gpus,
                 "memory_constraint": random.Random(seed).uniform(0.5, 6),
                 "settle_bsz": 8,

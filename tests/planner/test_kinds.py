@@ -36,7 +36,7 @@ def check(seed: int, dense_layers: tuple[int, ...], layers: int, **fixed: Any) -
         "disable_vtp": draw.random() < 0.5,
         "pipeline_type": draw.choice((None, "gpipe", "pipedream_flush")),
     }
-    options = SearchOptions.from_mapping(values | fixed)
+    options = SearchOptions.from_mapping({"gap": 0} | values | fixed)
     models = [model_of(layers, dense_layers=dense_layers)]
     cost = RandomCost(models, options, seed)
     cost.neighbours = seed % 2 == 1
@@ -82,6 +82,7 @@ def test_chunks_with_dense_layers_in_the_first_one() -> None:
     for seed in range(6):
         options = SearchOptions.from_mapping(
             {
+                "gap": 0,
                 "num_gpus_per_node": 2,
                 "memory_constraint": 4,
                 "settle_bsz": 4,
@@ -116,7 +117,7 @@ QWEN = replace(QWEN, experts=60, experts_per_token=4, expert_size=1408, shared_s
 )
 def test_published_sizes_are_proven_optimal_and_explained(model: ModelShape, nodes: int, batch: int) -> None:
     values = {"seq_length": 4096, "num_nodes": nodes, "num_gpus_per_node": 8, "settle_bsz": batch}
-    options = SearchOptions.from_values({**values, "device": "h100-80gb", "mixed_precision": "bf16"})
+    options = SearchOptions.from_values({**values, "gap": 0, "device": "h100-80gb", "mixed_precision": "bf16"})
     question = on_device(Model((model,), 4096), options, prices((model,), options))
     found = question.search()
     assert found.fastest_gap == 0 and found.plan.metadata["searched_from"]["model_fingerprint"] == model.fingerprint
@@ -131,7 +132,7 @@ def test_published_sizes_are_proven_optimal_and_explained(model: ModelShape, nod
 
 def test_layers_that_alternate_often_are_refused() -> None:
     values = {"num_gpus_per_node": 1, "memory_constraint": 1, "settle_bsz": 2, "seq_length": 12}
-    options = SearchOptions.from_mapping(values)
+    options = SearchOptions.from_mapping({"gap": 0} | values)
     models = [model_of(10, dense_layers=(0, 2, 4, 6, 8))]
     with pytest.raises(Exception, match="follow each other in 10 runs, of which at most 8 are searched"):
         search(models, RandomCost(models, options, 1), options)

@@ -24,7 +24,7 @@ WIDE = {"max_cp_deg": 4, "max_virtual_pp_deg": 2, "recompute_parts": True, "sp_s
 
 @pytest.mark.parametrize("more", [{}, WIDE], ids=["plain", "wide"])
 def test_what_is_known_changes_no_answer_and_helps_where_the_time_is_over(more: dict[str, object]) -> None:
-    options, cost = SearchOptions.from_mapping(VALUES | more), example()
+    options, cost = SearchOptions.from_mapping({"gap": 0} | VALUES | more), example()
     exact = search(MODEL, cost, options)
     assert exact.gap == 0
     other = search(MODEL, cost, options.model_copy(update={"settle_chunk": exact.plan.micro_batches // 2 or 2}))
@@ -44,12 +44,15 @@ def test_what_is_known_changes_no_answer_and_helps_where_the_time_is_over(more: 
 
 
 def test_a_plan_that_does_not_fit_or_that_the_options_exclude_is_no_answer() -> None:
-    large = search(MODEL, example(), SearchOptions.from_mapping(VALUES | {"memory_constraint": 8})).plan
-    options = SearchOptions.from_mapping(VALUES)
+    large = search(MODEL, example(), SearchOptions.from_mapping({"gap": 0} | VALUES | {"memory_constraint": 8})).plan
+    options = SearchOptions.from_mapping({"gap": 0} | VALUES)
     exact = search(MODEL, example(), options)
-    assert exact.time_s > search(MODEL, example(), SearchOptions.from_mapping(VALUES | {"memory_constraint": 8})).time_s
+    assert (
+        exact.time_s
+        > search(MODEL, example(), SearchOptions.from_mapping({"gap": 0} | VALUES | {"memory_constraint": 8})).time_s
+    )
     assert search(MODEL, example(), options, known=[large]).time_s == pytest.approx(exact.time_s)
     for excluded in ({"max_tp_deg": 1}, {"disable_vtp": True}, {"disable_pp": True}):
-        narrow = SearchOptions.from_mapping(VALUES | excluded)
+        narrow = SearchOptions.from_mapping({"gap": 0} | VALUES | excluded)
         found = search(MODEL, example(), narrow, known=[exact.plan])
         assert found.time_s == pytest.approx(search(MODEL, example(), narrow).time_s) and found.time_s > exact.time_s

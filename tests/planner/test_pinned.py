@@ -8,15 +8,15 @@ import pytest
 
 from .pinned import HARD, NAMED, Found, Run, drawn, found, pinned
 
-SLOWER = 1e-8  # of a named plan: nothing but rounding
-WIDER = 1e-6  # of a named gap
+GAP = 1e-3  # at which searches stop by default: a plan may be slower by so much than a pinned one
+WIDER = 1.5  # times a named gap, at an effort that ends elsewhere
 LONGER, MORE_S = 5.0, 2.0  # of processor time, which other work on the machine lengthens
 
 
 def check(name: str, run: Run) -> None:
     now, before = found(run), Found(*pinned()[name])
-    assert now.time_ms <= before.time_ms * (1 + SLOWER)
-    assert now.gap <= before.gap + WIDER
+    assert now.time_ms <= before.time_ms * (1 + GAP)
+    assert now.gap <= WIDER * before.gap + GAP * (1 + 1e-9)
     assert now.cpu_s <= LONGER * before.cpu_s + MORE_S
 
 
@@ -38,7 +38,7 @@ def test_hard_searches(name: str) -> None:
 
 # The sum of all problems: an effort that ends elsewhere may make a single plan a little slower.
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "slowest", "mean"), [("plain", 3e-4, 1e-5), ("interleaved", 0.03, 1e-3)])
+@pytest.mark.parametrize(("kind", "slowest", "mean"), [("plain", GAP, 2e-4), ("interleaved", 0.03, 1e-3)])
 def test_random_searches(kind: str, slowest: float, mean: float) -> None:
     before = [Found(*row) for row in pinned()[kind]]
     now = [found(run) for run in drawn(kind)]
@@ -48,5 +48,5 @@ def test_random_searches(kind: str, slowest: float, mean: float) -> None:
     ]
     assert max(losses) <= slowest
     assert sum(losses) / len(losses) <= mean
-    assert sum(each.gap == 0 for each in now) >= sum(each.gap == 0 for each in before)
+    assert sum(each.gap <= GAP * (1 + 1e-9) for each in now) >= sum(each.gap == 0 for each in before)
     assert sum(each.cpu_s for each in now) <= LONGER * sum(each.cpu_s for each in before)

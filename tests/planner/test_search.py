@@ -18,7 +18,8 @@ from paddlenlp_galvatron.base.errors import Infeasible, UserError
 from paddlenlp_galvatron.model.layer import PARTLY
 from paddlenlp_galvatron.plan import ModelShape, read_plan, write_plan
 from paddlenlp_galvatron.plan.check import find_faults
-from paddlenlp_galvatron.planner import FamilyOutcome, SearchOptions, branch_and_bound, branches, search
+from paddlenlp_galvatron.planner import FamilyOutcome, SearchOptions, bounds, branch_and_bound, branches, search
+from paddlenlp_galvatron.planner.branches import Branches
 
 from .random_cost import RandomCost, best_by_enumeration, model_of
 
@@ -50,7 +51,7 @@ def problem(seed: int, types: int = 1, **fixed: Any) -> Problem:
         values["tp_consec"] = draw.random() < 0.7
     if layers == 4:
         values |= {"disable_sdp": True, "disable_ckpt": True, "settle_chunk": draw.choice((1, 2))}
-    options = SearchOptions.from_mapping(values | fixed)
+    options = SearchOptions.from_mapping({"gap": 0} | values | fixed)
     models = [model_of(layers)]
     if types > 1:
         counts = [1] * types
@@ -252,13 +253,29 @@ def test_a_batch_that_nothing_divides_is_infeasible() -> None:
     [
         ("MOST_FAMILIES", "or give settle_chunk"),
         ("MOST_PRICES", "or give settle_chunk"),
-        ("MOST_STRATEGIES", "max_tp_deg"),
     ],
 )
 def test_a_space_beyond_the_limits_is_refused_with_what_to_lower(monkeypatch, limit: str, lower: str) -> None:
     monkeypatch.setattr(branches, limit, 0)
     with pytest.raises(UserError, match=lower):
         search(*problem(3))
+
+
+@pytest.mark.parametrize("limit", ["MOST_COMPARED", "MOST_STRATEGIES"])
+def test_a_family_with_too_many_strategies_is_left_with_a_gap(monkeypatch, limit: str) -> None:
+    model, cost, options = problem(3)
+    best = search(model, cost, options)
+    widths = sorted(
+        {len(some) for each in Branches(cost, options).strategies().values() for one in each for some in one.layers}
+    )
+    assert len(widths) > 1
+    monkeypatch.setattr(bounds, limit, widths[-1] - 1)
+    result = search(model, cost, options)
+    assert result.too_wide and "max_tp_deg" in result.left_out[0]
+    assert result.lower_bound_s <= best.time_s * (1 + 1e-9) <= result.time_s * (1 + 2e-9)
+    monkeypatch.setattr(bounds, limit, 0)
+    with pytest.raises(UserError, match="given up"):
+        search(model, cost, options).require()
 
 
 def test_a_sequence_beyond_the_models_positions_is_reported() -> None:
@@ -282,3 +299,20 @@ def test_a_search_reports_how_far_it_is():
     for before, after in pairwise(reported):
         assert before.done <= after.done and before.best <= after.best <= after.limit * (1 + 1e-9)
         assert after.limit <= before.limit * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("gap", [1e-3, 0.05, 0.5])
+def test_a_search_within_a_gap_proves_no_more_than_the_truth(gap: float) -> None:
+    for chunks in (1, 2):
+        model, cost, options = problem(3, max_virtual_pp_deg=chunks)
+        exact = search(model, cost, options)
+        near = search(model, cost, options.model_copy(update={"gap": gap}))
+        assert near.fastest and near.lower_bound_s <= exact.time_s * (1 + 1e-9) <= near.fastest.time_s * (1 + 2e-9)
+        assert near.fastest_gap <= max(gap, exact.fastest_gap) * (1 + 1e-6)
+
+
+def test_a_search_ends_in_time_with_what_it_has() -> None:
+    model, cost, options = problem(3)
+    result = search(model, cost, options.model_copy(update={"time_limit": 1e-9}))
+    with pytest.raises(UserError, match="time_limit: no plan was found"):
+        result.so_far(interrupted=False)

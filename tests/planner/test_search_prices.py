@@ -46,7 +46,7 @@ def check_against_enumeration(seed: int, two: bool = False) -> bool:
         "simplest_within": 0.0,
         **({"sp_space": "tp+sp"} if draw.random() < 0.5 else {"tp_consec": draw.random() < 0.5}),
     }
-    options = SearchOptions.from_mapping(values)
+    options = SearchOptions.from_mapping({"gap": 0} | values)
     cost = (two_types if two else example)(
         num_nodes=options.num_nodes,
         gpus_per_node=2,
