@@ -78,6 +78,8 @@ def shape_from_config(config: Any, name: str, source: str = "config") -> ModelSh
     fields = Fields(config, family, source)
     heads, layers = fields.number("num_attention_heads"), fields.number("num_hidden_layers", most=MOST_LAYERS)
     require_supported(config, family, layers, source)
+    if family.rotary_share != 1 and config.get("partial_rotary_factor", family.rotary_share) is None:
+        raise fields.error("partial_rotary_factor", str(family.rotary_share))
     dropout = 0.0 if config.get("attention_dropout") is None else config["attention_dropout"]
     if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
         raise fields.error("attention_dropout", "a number from 0 to below 1")

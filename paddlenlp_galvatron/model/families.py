@@ -193,7 +193,6 @@ _ALL = (
         mixture=Mixture(**_DEEPSEEK, sigmoid=True, methods=("noaux_tc",)),
         defaults={
             "num_key_value_heads": 8,
-            "head_dim": 128,
             "max_position_embeddings": 131072,
             "rms_norm_eps": 1e-5,
             "n_group": 1,

@@ -133,7 +133,7 @@ SIZES = {  # refused where they are left out: a config without them is no model'
 # Null asks for nothing here, as PaddleNLP reads it, where transformers refuses it.
 ALSO_NULL = {
     *("head_dim", "num_key_value_heads", "attention_dropout", "hidden_act", "qkv_bias"),
-    *("decoder_sparse_step", "router_jitter_noise", "use_sliding_window", "max_window_layers"),
+    *("decoder_sparse_step", "router_jitter_noise", "use_sliding_window", "max_window_layers", "topk_group"),
 }
 
 
