@@ -78,11 +78,15 @@ def shape_from_config(config: Any, name: str, source: str = "config") -> ModelSh
     fields = Fields(config, family, source)
     heads, layers = fields.number("num_attention_heads"), fields.number("num_hidden_layers", most=MOST_LAYERS)
     require_supported(config, family, layers, source)
+    if family.rotary_share != 1 and config.get("partial_rotary_factor", family.rotary_share) is None:
+        raise fields.error("partial_rotary_factor", str(family.rotary_share))
     dropout = 0.0 if config.get("attention_dropout") is None else config["attention_dropout"]
     if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
         raise fields.error("attention_dropout", "a number from 0 to below 1")
     theta, scaling = _rope(fields)
-    of_family: dict[str, Any] = {field: fields.flag(field) for field in family.biases} | _experts(fields, layers)
+    of_family: dict[str, Any] = {name: fields.flag(field) for field, name in family.switches.items()} | _experts(
+        fields, layers
+    )
     shape = ModelShape(
         name=name,
         family=family.name,
@@ -242,7 +246,7 @@ def _rope(fields: Fields) -> tuple[float, tuple[tuple[str, int | float | str], .
     if given[1:] and given[1][1] != rope:
         raise UserError(f"{source}: rope_scaling and rope_parameters are two names of one thing but differ; keep one")
     for name, value in rope.items():
-        plain = kind if name in ("rope_type", "type") else 1
+        plain = {"rope_type": kind, "type": kind, "partial_rotary_factor": family.rotary_share}.get(name, 1)
         if name not in ("rope_theta", *needed) and value not in (None, plain):
             raise UserError(
                 f"{source}: {where}: {name} {as_json(value)} does not go with rope_type {kind}; correct one"
@@ -273,10 +277,11 @@ def config_of(shape: ModelShape) -> dict[str, Any]:
         "tie_word_embeddings": shape.tied_embeddings,
         "rms_norm_eps": shape.rms_norm_eps,
         "rope_theta": shape.rope_theta,
+        **({"partial_rotary_factor": shape.traits.rotary_share} if shape.traits.rotary_share != 1 else {}),
         **({"rope_scaling": dict(shape.rope_scaling)} if shape.rope_scaling else {}),
         "initializer_range": shape.initializer_range,
         "attention_dropout": shape.attention_dropout,
-        **{field: True for field in ("attention_bias", "mlp_bias") if getattr(shape, field)},
+        **{field: True for field, name in shape.traits.switches.items() if getattr(shape, name)},
         **_of_experts(shape),
     }
 

@@ -34,9 +34,10 @@ class Family:
     title: str  # as the classes of transformers are called: Llama of LlamaForCausalLM
     prefix: str  # first word of its weights' names in PaddleNLP, and in checkpoints
     qkv_bias: bool = False  # q, k and v always have biases
+    rotary_share: float = 1.0  # of a head's numbers that rotary positions turn: partial_rotary_factor
     qk_norm: bool = False  # each head of q and k goes through a norm, whose scales all heads share
-    # Fields of config.json that may be true and add biases: attention_bias (q, k, v and output), mlp_bias.
-    biases: tuple[str, ...] = ()
+    # Fields of config.json that may be true, and the fields of ModelShape that they turn on.
+    switches: Mapping[str, str] = field(default_factory=dict)
     # Ways to scale rotary positions: rope_type -> the numbers that it needs.
     rope_types: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     mixture: Mixture | None = None  # layers have experts
@@ -85,7 +86,7 @@ _ALL = (
         "llama",
         "Llama",
         "llama",
-        biases=("attention_bias", "mlp_bias"),
+        switches={"attention_bias": "attention_bias", "mlp_bias": "mlp_bias"},
         # Llama 3.1 to 3.3: long waves are slowed by the factor, short ones are left, those between are mixed.
         rope_types={"llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")},
         defaults={"max_position_embeddings": 2048},
@@ -109,7 +110,7 @@ _ALL = (
         "Qwen3",
         "qwen2",  # PaddleNLP 3.0.0b4 has no Qwen3: its Qwen2 is one with those norms
         qk_norm=True,
-        biases=("attention_bias",),
+        switches={"attention_bias": "attention_bias"},
         window="use_sliding_window",
         defaults={"num_key_value_heads": 32, "head_dim": 128},
         stock=False,
@@ -153,7 +154,7 @@ _ALL = (
         "Qwen3Moe",
         "qwen2",  # as Qwen3: PaddleNLP's Qwen2 with norms of q and k
         qk_norm=True,
-        biases=("attention_bias",),
+        switches={"attention_bias": "attention_bias"},
         mixture=Mixture(steps=True),
         window="use_sliding_window",
         defaults={"num_key_value_heads": 4},
@@ -181,6 +182,36 @@ _ALL = (
         },
         stock=False,  # PaddleNLP 3.0.0b4's own fails on Paddle 3.3.1
         heads_per_kv_head=2,
+    ),
+    # GLM-4.5 and GLM-4.5-Air.
+    Family(
+        "glm4_moe",
+        "Glm4Moe",
+        "qwen2",  # PaddleNLP has no GLM-4.5: its Qwen2 is one but for rotary positions, norms of q and k, and experts
+        rotary_share=0.5,
+        switches={"attention_bias": "qkv_bias", "use_qk_norm": "qk_norm"},
+        mixture=Mixture(**_DEEPSEEK, sigmoid=True, methods=("noaux_tc",)),
+        defaults={
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "n_group": 1,
+            "topk_group": 1,
+            "routed_scaling_factor": 1.0,
+            "first_k_dense_replace": 1,
+            "norm_topk_prob": True,
+        },
+        stock=False,
+        heads_per_kv_head=2,
+        example={
+            "own_head_dim": 16,
+            "qkv_bias": True,
+            "qk_norm": True,
+            "expert_groups": 2,
+            "groups_per_token": 1,
+            "routed_scaling_factor": 2.5,
+            "norm_topk": True,
+        },
     ),
     # DeepSeek-V2 and V2-Lite.
     Family(

@@ -41,6 +41,8 @@ class ModelShape:
     own_head_dim: int | None = None  # where it is not hidden_size / heads
     attention_bias: bool = False  # of q, k, v and output, in families that leave it open
     mlp_bias: bool = False
+    qkv_bias: bool = False  # of q, k and v alone, in families that leave it open
+    qk_norm: bool = False  # norms of the heads of q and k, in families that leave them open
     rope_scaling: tuple[tuple[str, int | float | str], ...] = ()  # as config.json has it; (): plain positions
     experts: int = 0  # of a layer, in place of its MLP; 0: a dense model
     experts_per_token: int = 0
@@ -92,7 +94,12 @@ class ModelShape:
     @property
     def rotary_dim(self) -> int:
         """Numbers of a head's q that rotary positions turn."""
-        return self.latents.qk_rope_head_dim if self.latents else self.head_dim
+        return self.latents.qk_rope_head_dim if self.latents else int(self.head_dim * self.traits.rotary_share)
+
+    @property
+    def normed_heads(self) -> bool:
+        """Whether each head of q and k goes through a norm."""
+        return self.qk_norm or self.traits.qk_norm
 
     @property
     def value_dim(self) -> int:
@@ -193,12 +200,12 @@ CHOICE_BIAS = "e_score_correction_bias"  # of each expert, in the choice of a to
 UNPLANNED = ("name", "attention_dropout", "router_aux_loss_coef")  # plans do not depend on these
 ROUTING = ("expert_groups", "groups_per_token", "routed_scaling_factor")
 EXPERTS = ("experts", "experts_per_token", "expert_size", "shared_size", "norm_topk", *ROUTING)
+SIZES = ("own_head_dim", "attention_bias", "mlp_bias", "qkv_bias", "qk_norm", "latents", *EXPERTS)
 # Fields that shapes had not from the start: at these values a fingerprint is as before them.
 YOUNG = {
     field.name: field.default
     for field in fields(ModelShape)
-    if field.name
-    in ("seq_length", "own_head_dim", "attention_bias", "mlp_bias", "rope_scaling", "dense_layers", "latents", *EXPERTS)
+    if field.name in ("seq_length", "rope_scaling", "dense_layers", *SIZES)
 }
 
 
@@ -271,7 +278,7 @@ def _routed(shape: ModelShape) -> LayerKind:
 def _attention(shape: ModelShape) -> Sublayer:
     hidden, q, kv, heads = shape.hidden_size, shape.q_width, shape.k_width, shape.kv_heads
     biased, traits = shape.attention_bias, shape.traits
-    name, bias = "self_attn", traits.qkv_bias or biased
+    name, bias = "self_attn", traits.qkv_bias or shape.qkv_bias or biased
     scales = [Weight(f"{name}.{part}_norm.weight", (shape.head_dim,), Split.OWN) for part in "qk"]
     # The input of the norms of q and k, the normalized input, and a scale for each head.
     normed, sized = Kept(split=2 * (q + kv) + shape.heads + heads), Kept(split=q + kv)
@@ -283,13 +290,13 @@ def _attention(shape: ModelShape) -> Sublayer:
             *linear(f"{name}.k_proj", hidden, kv, Split.COLUMN, bias=bias, most_parts=heads),
             *linear(f"{name}.v_proj", hidden, kv, Split.COLUMN, bias=bias, most_parts=heads),
             *linear(f"{name}.o_proj", q, hidden, Split.ROW, bias=biased),
-            *(scales if traits.qk_norm else ()),
+            *(scales if shape.normed_heads else ()),
         ),
-        Kept(split=6 * q + 2 * kv) + (normed if traits.qk_norm else Kept()),
+        Kept(split=6 * q + 2 * kv) + (normed if shape.normed_heads else Kept()),
         (
             (Fused.ATTENTION, repeated),
             (Fused.ROPE, Kept(split=2 * (q + kv))),  # q and k in front of it, and with their halves turned
-            *([(Fused.NORMS, sized)] if traits.qk_norm else ()),
+            *([(Fused.NORMS, sized)] if shape.normed_heads else ()),
         ),
         (
             Again(Recompute.ATTENTION, Kept(split=q)),  # the output projection's input
@@ -404,10 +411,9 @@ def measured_fingerprint(models: Sequence[ModelShape]) -> str:
     """Fingerprint of all that measurements of layers and vocabulary depend on: not the number of layers, not the
     positions nor the length of samples, which measurements have themselves."""
     names = ("family", "hidden_size", "intermediate_size", "heads", "kv_heads", "vocab_size", "tied_embeddings")
-    young = ("own_head_dim", "attention_bias", "mlp_bias", "latents", *EXPERTS)
     return _short_hash(
         [
-            [own[name] for name in names] + [[name, own[name]] for name in young if own[name] != YOUNG[name]]
+            [own[name] for name in names] + [[name, own[name]] for name in SIZES if own[name] != YOUNG[name]]
             for own in map(asdict, models)
         ]
     )

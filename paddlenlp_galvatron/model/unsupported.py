@@ -21,7 +21,7 @@ PLAIN: tuple[tuple[tuple[object, ...], str], ...] = (
     # Positions
     (OFF, "*alibi* use_long_sequence_strategies no_rope use_*ntk use_logn_attn use_mrope rope_interleave*"),
     (ONE, "use_rope use_rotary_embedding* rope_ratio rope_scaling_factor"),
-    (ONE, "partial_rotary_factor rotary_pct rotary_percent* rope_pct rope_percent* rope_fraction"),
+    (ONE, "rotary_pct rotary_percent* rope_pct rope_percent* rope_fraction"),
     (("default",), "rope_type"),
     (("rope", "rotary"), "position_embedding_type"),
     (NONE, "rope_scaling_type mrope_section rope_base rotary_base rotary_emb_base rope_freq_base rope_local_base_freq"),
@@ -62,7 +62,7 @@ def _fault(
     field: str, value: Any, family: Family, plain: Sequence[tuple[re.Pattern[str], tuple[object, ...]]]
 ) -> str | None:
     """The fault of a field, if it has one. `plain`: names, and the values that ask for nothing."""
-    free = field in family.biases or (field == "attention_dropout" and family.dropout)
+    free = field in family.switches or (field == "attention_dropout" and family.dropout)
     if value is None or free or _any_of(FREE).match(field):
         return None
     if "quant" in field or field == "compression_config":
@@ -82,6 +82,7 @@ def _any_of(names: str) -> re.Pattern[str]:
 def _plain_of(family: Family, layers: int) -> Iterator[tuple[tuple[object, ...], str]]:
     """Values of fields that say no more than the family's own layers do."""
     mixture = family.mixture
+    yield (family.rotary_share,), "partial_rotary_factor"
     yield (family.qkv_bias,), "*qkv_bias"
     yield OFF, "*_bias bias use_bias add_bias_linear"
     yield (family.qk_norm,), "*qk_norm *qk_layernorm"

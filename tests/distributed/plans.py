@@ -417,6 +417,16 @@ KINDS_EIGHT = [
     ),
 ]
 
+# GLM-4.5: rotary positions on half of each head, sigmoid routing without latents.
+PARTIAL = [
+    Named(
+        "half-turned heads: tp, Ulysses, ep", having(plan(4, "2 4u 2r", vocab="2"), "1 4 2x2"), "glm4_moe", dense=(0,)
+    ),
+    Named(
+        "half-turned heads: cp, two stages", having(plan(4, "1c2 1 2r", (1, 2), micro_batches=4), "1 2 1x2"), "glm4_moe"
+    ),
+]
+
 # Latent attention, and DeepSeek's routing.
 LATENT_TWO = [
     Named("latents: tp 2, ZeRO-3", having(plan(2, "1z 2r 2z 1"), "1 2 1x2 1", dense=(0,)), "deepseek_v3", dense=(0,)),
@@ -467,6 +477,7 @@ LATENT_EIGHT = [
     ),
 ]
 EVERY = [
+    *PARTIAL,
     *(TWO + INTERLEAVED_TWO + PARTS_TWO + EXPERTS_TWO + KINDS_TWO + LATENT_TWO),
     *(FOUR + ZERO + HYBRID_FOUR + INTERLEAVED_FOUR + PARTS_FOUR + CONTEXT_FOUR),
     *(EXPERTS_FOUR + EXPERTS_LATE + KINDS_FOUR + LATENT_FOUR),

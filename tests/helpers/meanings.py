@@ -99,6 +99,20 @@ OWN: dict[str, Config] = {
     "ernie4_5": {"head_dim": 8, "use_bias": False, "attention_dropout": 0.0},
     "qwen2_moe": {**QWEN_EXPERTS, "shared_expert_intermediate_size": 32, "qkv_bias": True, "layer_types": FULL},
     "qwen3_moe": {**QWEN_EXPERTS, "attention_bias": True},
+    "glm4_moe": {
+        **{
+            name: value
+            for name, value in LATENT.items()
+            if "_rank" not in name and not name.endswith(("nope_head_dim", "v_head_dim", "rope_head_dim"))
+        },
+        "num_key_value_heads": 2,
+        "rope_scaling": None,
+        "partial_rotary_factor": 0.5,
+        "attention_bias": True,
+        "use_qk_norm": True,
+        "norm_topk_prob": True,
+        "scoring_func": "sigmoid",
+    },
     **{
         name: {**LATENT, **own}
         for name, own in {
@@ -119,7 +133,7 @@ SIZES = {  # refused where they are left out: a config without them is no model'
 # Null asks for nothing here, as PaddleNLP reads it, where transformers refuses it.
 ALSO_NULL = {
     *("head_dim", "num_key_value_heads", "attention_dropout", "hidden_act", "qkv_bias"),
-    *("decoder_sparse_step", "router_jitter_noise", "use_sliding_window", "max_window_layers"),
+    *("decoder_sparse_step", "router_jitter_noise", "use_sliding_window", "max_window_layers", "topk_group"),
 }
 
 

@@ -54,6 +54,8 @@ KNOWN_SIZES = {
     "deepseek-v2": 235.741,
     "deepseek-v3": 671.026,
     "moonlight-16b-a3b": 15.960,
+    "glm-4.5": 352.798,  # 355 with the layer that predicts further tokens, whose tables are the model's
+    "glm-4.5-air": 106.852,
     "kimi-k2": 1026.408,
     "ernie-4.5-0.3b": 0.361,
 }
@@ -70,6 +72,8 @@ ACTIVE_SIZES = {
     "deepseek-v2": 21.4,
     "deepseek-v3": 37.55,
     "moonlight-16b-a3b": 2.91,
+    "glm-4.5": 33.63,  # 32.9 without the embedding, as Air
+    "glm-4.5-air": 13.42,
 }
 CONFIG = GROUPED_MODEL | {"num_hidden_layers": 4, "vocab_size": 1001, "max_position_embeddings": 128}
 

@@ -210,6 +210,7 @@ def experts_cases(ranks: int) -> Iterator[Named]:
     interleaved = _plan(ranks, (routed,) * 4, Assumptions(), (1,) * 4, 3, chunks=2)
     for name, plan, family in (
         ("GPipe", gpipe, "mixtral"),
+        ("GPipe, half-turned heads", gpipe, "glm4_moe"),
         ("interleaved", interleaved, "qwen2_moe"),
         ("1F1B, a micro-batch less than stages", few, "qwen3_moe"),
     ):

@@ -20,6 +20,7 @@ ADAPTERS = {
     "qwen2_moe": "qwen2.Qwen2",
     "qwen3_moe": "qwen3.Qwen3",
     "mixtral": "llama.Llama",
+    "glm4_moe": "glm4.Glm4",
     "deepseek_v2": "deepseek.Deepseek",
     "deepseek_v3": "deepseek.Deepseek",
 }

@@ -26,6 +26,8 @@ class HeadNorm(Qwen2RMSNorm):  # type: ignore[misc]
 class Qwen3(Qwen2):
     def _fit(self, layer: Any, shape: ModelShape, config: Any) -> None:
         super()._fit(layer, shape, config)
+        if not shape.normed_heads:
+            return
         attention = layer.self_attn
         attention.q_norm, attention.k_norm = HeadNorm(shape, config), HeadNorm(shape, config)
         for projection, norm in ((attention.q_proj, attention.q_norm), (attention.k_proj, attention.k_norm)):
