@@ -88,7 +88,7 @@ def evaluated(folder: Path, world: int, names: list[str]) -> dict:
 
 @pytest.mark.parametrize(
     ("world", "names"),
-    [(2, ["layerwise"]), pytest.param(4, ["layerwise", "stages"], marks=pytest.mark.slow)],
+    [(2, ["layerwise"]), pytest.param(4, ["uniform", "layerwise", "stages"], marks=pytest.mark.slow)],
 )
 def test_evaluation_and_going_on_by_the_trainer(tmp_path, world, names):
     found = evaluated(tmp_path, world, names)
