@@ -102,6 +102,7 @@ def test_any_plan_continues_where_another_stopped(tmp_path, saved, every):
         if world_size == 8 and not every:  # more ranks continue below, where two stopped
             continue
         pairs = list(product(SAVED, plans) if every else zip(SAVED, cycle(plans), strict=False))
+        pairs = pairs if every or world_size > 1 else pairs[:1]  # two ranks read every checkpoint already
         jobs = [(f"{world_size}-{k}", str(folders[name]), 0, AFTER) for k, (name, _) in enumerate(pairs)]
         for (name, _), (job, after) in zip(pairs, run(tmp_path, [of for _, of in pairs], jobs).items(), strict=True):
             assert after == pytest.approx(losses[name][BEFORE:], abs=1e-5), (name, job)

@@ -24,7 +24,6 @@ from paddlenlp_galvatron.model import config_of
 from paddlenlp_galvatron.plan import Plan, read_plan
 
 ROOT = Path(__file__).parents[2]
-PORT = "llm/auto_parallel/galvatron-llama-submit"
 CONFIG = config_of(MODEL)
 END = "========================= Galvatron Search Engine End Searching ========================="
 
@@ -122,15 +121,10 @@ SCRIPTS = [  # line, script, its environment, and words that it passes on
     ("002 sh scripts/train_dist_random.sh", "scripts/train_dist_random.sh", {}, "train"),
 ]
 SEARCHES: list[tuple[str, dict[str, object], Callable[[Plan], bool]]] = [  # line, options, and how the plan is
-    ("000 max_tp_size", {"max_tp_size": 2}, lambda plan: max(layer.degree for layer in plan.layers) <= 2),
-    ("000 max_pp_size", {"max_pp_size": 1}, lambda plan: len(plan.stages) == 1),
-    ("001 settle_chunk", {"settle_chunk": 8}, lambda plan: plan.micro_batches == 8),
-    ("001 settle_bsz", {"settle_bsz": 64}, lambda plan: plan.global_batch == 64),
     ("001 search_space 3d", {"search_space": "3d"}, lambda plan: len(set(plan.layers)) == 1),
     ("001 search_space dp+tp", {"search_space": "dp+tp"}, lambda plan: len(plan.stages) == 1),
     ("001 search_space pp+tp", {"search_space": "pp+tp"}, lambda plan: plan.dp(plan.layers[0]) == 1),
     ("001 fine_grained_mode 0", {"fine_grained_mode": 0}, lambda plan: len(set(plan.layers)) == 1),
-    ("001 sp_space tp", {"sp_space": "tp"}, lambda plan: not any(layer.ulysses for layer in plan.layers)),
     ("001 parallel_search and worker", {"parallel_search": 1, "worker": 0}, lambda plan: plan.world_size == 8),
     ("003 --output_config_path", {"output_config_path": "plan.json"}, lambda plan: plan.world_size == 8),
     (

@@ -1,20 +1,14 @@
-"""Runs hostile cases, in processes of their own under limits of time and memory, and says what it should not do.
-
-PYTHONPATH=tests:tests/helpers python -m hostile.run --cases 20000 --seed 1
-"""
+"""Runs hostile cases, in processes of their own under limits of time and memory, and says what it should not do."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import resource
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
@@ -46,7 +40,7 @@ MEMORY_MIB = 500  # beyond the process's own when the case begins
 BEGINNINGS = ("error: ", "note: ", "warning: ")
 SURPRISE = "error: unexpected "  # an unforeseen case
 LONGEST = 2100  # characters of a line
-BATCH, SLICE = 50, 500  # cases of a process, and those that are made at once
+BATCH = 50  # cases of a process
 KILLED = {-signal.SIGPROF: f"takes more than {CPU_S} s", -signal.SIGALRM: f"does not end in {HANGS_S} s"}
 
 
@@ -184,28 +178,3 @@ def warm_up() -> None:
             import_module(name)
     for command in options.BASES:
         options.options_of(command)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=1000)
-    parser.add_argument("--first", type=int, default=0, help="number of the first case")
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    warm_up()
-    begin, wrong = time.monotonic(), 0
-    last = given.first + given.cases
-    for first in range(given.first, last, SLICE):
-        cases = [case_of(given.seed, number) for number in range(first, min(first + SLICE, last))]
-        for place, troubles in troubles_of(cases).items():
-            wrong += 1
-            print(
-                f"case {first + place}: {' '.join(cases[place].words)[:200]!r}: {'; '.join(troubles)[:600]}", flush=True
-            )
-        tried = first + len(cases) - given.first
-        print(f"{tried} cases, {wrong} with trouble, in {time.monotonic() - begin:.0f} s", flush=True)
-    return int(wrong > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
