@@ -42,6 +42,14 @@ def plain(number: float) -> str:
     return f"{float(f'{number:.3g}'):,.15g}"
 
 
+def large(number: float) -> str:
+    """A large number in words: 15 trillion."""
+    for scale, word in ((1e12, " trillion"), (1e9, " billion"), (1e6, " million")):
+        if number >= scale:
+            return f"{number / scale:,.6g}{word}"
+    return f"{number:,.0f}"
+
+
 def gib(mib: float) -> str:
     """Memory given in MiB, in GiB: two decimals, and a third of less than 1 GiB."""
     size = mib / 1024

@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from ..base.printing import table
-from ..base.text import count, plain
+from ..base.text import count, large, plain
 from ..base.units import GIB_MIB
 from ..plan import ModelShape, plan_to_dict
 from ..plan.strategy import Load, Plan, load_summary
@@ -85,7 +85,7 @@ def heading(found: Sequence[Fit], shape: ModelShape, options: FitOptions) -> Ite
     adapters = f", adapters of rank {options.trained.adapter_rank}" if options.trained.frozen else ""
     devices = _by_device(found)
     kinds = "; ".join(f"{device.name or 'a device'}, {own[0].gpu_gib:.4g} GiB a GPU" for device, own in devices.items())
-    tokens = f"{options.num_train_epochs:g} x " * (options.num_train_epochs != 1) + f"{options.tokens or TOKENS:,.0f}"
+    tokens = f"{options.num_train_epochs:g} x " * (options.num_train_epochs != 1) + large(options.tokens or TOKENS)
     yield (
         f"{shape.name}, {options.task}{adapters}: {options.global_train_batch_size} samples of {options.seq_length} "
         f"tokens a step; {kinds}; days for {tokens} tokens"
