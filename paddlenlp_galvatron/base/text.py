@@ -43,10 +43,10 @@ def plain(number: float) -> str:
 
 
 def large(number: float) -> str:
-    """A large number in words: 15 trillion."""
-    for scale, word in ((1e12, " trillion"), (1e9, " billion"), (1e6, " million")):
+    """A large number of tokens or weights: 15T, 1.5B."""
+    for scale, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
         if number >= scale:
-            return f"{number / scale:,.6g}{word}"
+            return f"{number / scale:,.6g}{letter}"
     return f"{number:,.0f}"
 
 

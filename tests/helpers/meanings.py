@@ -129,6 +129,7 @@ SIZES = {  # refused where they are left out: a config without them is no model'
     *("n_routed_experts", "n_shared_experts", "n_group", "topk_group"),  # one group among several is refused
     *("norm_topk_prob", "first_k_dense_replace"),  # null is; and a model whose layers are all dense
     *("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
+    "partial_rotary_factor",  # null turns whole heads in transformers
 }
 # Null asks for nothing here, as PaddleNLP reads it, where transformers refuses it.
 ALSO_NULL = {

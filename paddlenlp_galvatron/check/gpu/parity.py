@@ -134,7 +134,7 @@ def parity_cases(ranks: int, precision: Precision, on_gpus: bool) -> list[Named]
         ),
         "two stages, zero3": (_plan(n, (shard, low, shard), usual, stages, micro_batches=4), "deepseek_v2", False),
         "two stages, experts": (_plan(n, (unsplit, cut, routed), usual, stages, micro_batches=4), "qwen3_moe", False),
-        "two stages, tied tables": (_plan(n, (unsplit, low, unsplit), usual, stages, default=ZERO2), "qwen2", True),
+        "two stages, tied tables": (_plan(n, (unsplit, low, unsplit), usual, stages, default=ZERO2), "ernie4_5", True),
     }
     named = [
         _named(

@@ -13,8 +13,8 @@ from .qwen3 import Qwen3
 
 
 class Glm4(Qwen3):
-    """Rotary positions turn the first numbers of a head alone, PaddleNLP's a number of either half. Scores are the same
-    if q and k are reordered alike, and the numbers that stay are turned by an angle of 0."""
+    """Rotary positions turn the first numbers of a head alone, PaddleNLP's a number of either half. Scores are equal
+    if both q and k are reordered so, and the numbers that stay are turned by an angle of 0."""
 
     def _fit(self, layer: Any, shape: ModelShape, config: Any) -> None:
         super()._fit(layer, shape, config)
