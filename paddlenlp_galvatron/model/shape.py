@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
 
+from ..base.errors import UserError
 from .families import FAMILIES, Family
 from .fields import USUAL
 from .latents import Latents, latent_attention
@@ -133,7 +134,9 @@ class ModelShape:
 
     @property
     def traits(self) -> Family:
-        """The traits of its family."""
+        """The traits of its family. Raises UserError for an unknown one."""
+        if self.family not in FAMILIES:
+            raise UserError(f"model family {self.family!r} is not supported; known: {', '.join(FAMILIES)}")
         return FAMILIES[self.family]
 
     @property

@@ -57,7 +57,7 @@ def test_where_nothing_fits_a_hint_names_what_does(galvatron):
 
 
 def test_a_plan_for_paddlenlp_is_one_and_says_what_it_loses(galvatron):
-    words = ("qwen2.5-14b", "--batch", "64", *H100, "-o", "plan.json")
+    words = ("qwen2.5-14b", "--batch", "64", "--gap", "0", *H100, "-o", "plan.json")
     ran = galvatron("search", *words, "--for", "paddlenlp", "--json")
     answer = json.loads(ran.out.splitlines()[-1])
     assert galvatron("plan", "to-paddlenlp", "plan.json", "--model", "qwen2.5-14b").code == 0

@@ -31,6 +31,7 @@ def asked(trainer: str, gib: float, **more) -> SearchOptions:
         seq_length=512,
         context_mib=0,
         device="h100-80gb",
+        gap=0,
         **more,
     )
 
