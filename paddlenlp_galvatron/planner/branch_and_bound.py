@@ -128,7 +128,7 @@ class BranchAndBound:
     def _advance(self, entry: OpenFamily, log: Callable[[str], None] | None) -> bool:
         """Bound a family better, or solve it. Returns whether it is still open."""
         family, batch = entry.family, entry.family.global_batch
-        limit_ms = self.best.wanted_ms(family)
+        limit_ms = (self.best.wanted_ms if entry.phase is Phase.HARD else self.best.limit_ms)(family)
         if entry.bound >= limit_ms:
             self.best.reject(family, entry.bound * batch)
             return False
@@ -159,15 +159,16 @@ class BranchAndBound:
         """Search a family, with a small effort at first. Returns its bound in ms; None: it is settled."""
         family, best, last = entry.family, self.best, entry.phase is Phase.HARD
         assert entry.core
-        effort = self._effort if last else int(self._effort * TRIAL_SHARE)
-        time_ms, proven_ms, vocab, division, choice = entry.core.solve(limit_ms, effort, self.cores.cancel, best.gap)
+        # What a trial settles is proven without a gap: it costs little.
+        effort, gap = (self._effort, best.gap) if last else (int(self._effort * TRIAL_SHARE), 0.0)
+        time_ms, proven_ms, vocab, division, choice = entry.core.solve(limit_ms, effort, self.cores.cancel, gap)
         outcome = FamilyOutcome.SOLVED
         if time_ms < inf:
             plan = entry.strategies.plan(family, vocab, division, choice, self._bare)
             candidate = Candidate(plan, self._cost.predict(plan))
             best.offer(candidate, family)
             time_ms = candidate.time_s * MS_PER_S
-        settled = proven_ms >= min(time_ms * (1 - best.gap), limit_ms) * (1 - ROUNDING)
+        settled = proven_ms >= min(time_ms * (1 - gap), limit_ms) * (1 - ROUNDING)
         if not settled and not last:
             return proven_ms
         best.prove(family, proven_ms / family.global_batch)

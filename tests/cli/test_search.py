@@ -103,7 +103,7 @@ def test_the_log_starts_and_ends_as_documented_and_says_why_families_were_reject
 
 
 def test_json_is_the_last_line_and_reports_all(folder, galvatron):
-    ran = galvatron(*words(**OPTIONS, top_k=3, disable_tp=1), "--json")
+    ran = galvatron(*words(**OPTIONS, gap=0, top_k=3, disable_tp=1), "--json")
     assert ran.err.strip() == END
     answer = json.loads(ran.out.splitlines()[-1])
     assert answer["feasible"] is True and ran.code == 0
@@ -277,7 +277,9 @@ def test_layers_of_several_types_are_searched(folder, galvatron):
     vocab = {variant: {**lengths, SEQ // 2: lengths[SEQ]} for variant, lengths in MEMORY.vocab.items()}
     replace(MEMORY, layers={**MEMORY.layers, **layers}, vocab=vocab).save(folder / "configs")
     types = {"num_layertype": 2, "hidden_size_list": "1024,512", "layer_num_list": "2,4", "seqlen_list": "512,256"}
-    ran = galvatron(*words(**{**OPTIONS, "seq_length": None}, **types, output_config_path="two.json"), "--json")
+    ran = galvatron(
+        *words(**{**OPTIONS, "seq_length": None, "gap": 0}, **types, output_config_path="two.json"), "--json"
+    )
     assert ran.code == 0, ran.err
     assert len(read_plan("two.json").layers) == 6
     assert json.loads(ran.out.splitlines()[-1])["gap"] == pytest.approx(0, abs=1e-9)

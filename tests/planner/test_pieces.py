@@ -20,7 +20,7 @@ MODEL = replace(load_model("qwen2.5-0.5b"), layers=6)
 
 
 def asked(gib: float, **more) -> SearchOptions:
-    fixed = {"world_size": 1, "device": "h100-80gb", "settle_bsz": 32, "seq_length": 4096, "context_mib": 0}
+    fixed = {"world_size": 1, "device": "h100-80gb", "settle_bsz": 32, "seq_length": 4096, "context_mib": 0, "gap": 0}
     return SearchOptions(memory_constraint=gib, **fixed | more)
 
 
