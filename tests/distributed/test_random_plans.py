@@ -48,7 +48,7 @@ def test_random_plans_reach_the_whole_space():
     assert any(layer.degree > case.shape.kv_heads for case in cases for layer in case.plan.layers)
     assert {(case.shape.family, case.shape.tied_embeddings, case.optimizer) for case in cases} == {
         (family, tied, optimizer)
-        for family in ("llama", "qwen2", "qwen3")
+        for family in ("llama", "qwen2", "qwen3", "ernie4_5")
         for tied in (False, True)
         for optimizer in ("sgd", "adamw")
     }
