@@ -68,7 +68,8 @@ class LayerGroup(HybridCommunicateGroup):  # type: ignore[misc]
             super().__init__(CommunicateTopology(*map(list, zip(*grid, strict=True))))
 
     def _set_comm_group(self, parallel_method: str = "data", *_: Any, **__: Any) -> tuple[list[int], Group]:
-        return self._create(self._topo.get_comm_list(parallel_method))
+        # Paddle's constructor sums over the stages at once.
+        return self._create(self._topo.get_comm_list(parallel_method), used=parallel_method == "pipe")
 
     def _set_check_group(self, parallel_method: str = "data", *_: Any, **__: Any) -> tuple[list[int], Group]:
         places = range(self._topo.get_dim(parallel_method))
@@ -78,10 +79,10 @@ class LayerGroup(HybridCommunicateGroup):  # type: ignore[misc]
         """Every rank of the world calls this."""
         return self._create(self._topo.get_fused_ranks(fused_strategy_list))
 
-    def _create(self, groups: Sequence[list[int]]) -> tuple[list[int], Group]:
+    def _create(self, groups: Sequence[list[int]], used: bool = False) -> tuple[list[int], Group]:
         """This rank's group among those that partition the world."""
         wanted = {(tuple(sorted(ranks)), "") for ranks in groups if len(ranks) < self.nranks}
-        self._groups.create(wanted, used=False)
+        self._groups.create(wanted, used=used)
         [members] = [ranks for ranks in groups if self.global_rank in ranks]
         if len(members) == 1:
             return members, Group(-1, -1, members)  # as Paddle makes them: no member of anything
