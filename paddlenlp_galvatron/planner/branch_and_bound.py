@@ -159,7 +159,7 @@ class BranchAndBound:
         """Search a family, with a small effort at first. Returns its bound in ms; None: it is settled."""
         family, best, last = entry.family, self.best, entry.phase is Phase.HARD
         assert entry.core
-        # What a trial settles is proven without a gap: it costs little.
+        # A family that a trial settles is proven without a gap: that costs little.
         effort, gap = (self._effort, best.gap) if last else (int(self._effort * TRIAL_SHARE), 0.0)
         time_ms, proven_ms, vocab, division, choice = entry.core.solve(limit_ms, effort, self.cores.cancel, gap)
         outcome = FamilyOutcome.SOLVED
