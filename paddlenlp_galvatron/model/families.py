@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..base.errors import UserError
 from .latents import Latents
 
 
@@ -256,3 +257,10 @@ _ALL = (
     ),
 )
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}  # by `model_type` in config.json
+
+
+def family_of(name: str) -> Family:
+    """The family of a model. Raises UserError for an unknown one."""
+    if name not in FAMILIES:
+        raise UserError(f"model family {name!r} is not supported; known: {', '.join(FAMILIES)}")
+    return FAMILIES[name]

@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
 
-from ..base.errors import UserError
-from .families import FAMILIES, Family
+from .families import Family, family_of
 from .fields import USUAL
 from .latents import Latents, latent_attention
 from .layer import Again, Fused, Kept, LayerKind, Recompute, Split, Sublayer, Weight, linear
@@ -135,9 +134,7 @@ class ModelShape:
     @property
     def traits(self) -> Family:
         """The traits of its family. Raises UserError for an unknown one."""
-        if self.family not in FAMILIES:
-            raise UserError(f"model family {self.family!r} is not supported; known: {', '.join(FAMILIES)}")
-        return FAMILIES[self.family]
+        return family_of(self.family)
 
     @property
     def embedding(self) -> LayerKind:

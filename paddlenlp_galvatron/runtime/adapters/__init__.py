@@ -5,8 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ...base.errors import UserError
-from ...model import FAMILIES
+from ...model.families import family_of
 
 if TYPE_CHECKING:  # PaddleNLP's layers take seconds to import
     from .decoder import Adapter
@@ -28,11 +27,10 @@ ADAPTERS = {
 
 def load_family(name: str) -> Adapter:
     """The adapter of a family. Raises UserError for a family that has none."""
-    if name not in FAMILIES:
-        raise UserError(f"model family {name!r} is not supported; known: {', '.join(FAMILIES)}")
+    traits = family_of(name)
     module, _, dense = ADAPTERS[name].partition(".")
     bases = [getattr(import_module(f".{module}", __name__), dense)]
-    if FAMILIES[name].mixture:
+    if traits.mixture:
         bases.insert(0, import_module(".mixture", __name__).WithExperts)
-    family: Adapter = type(FAMILIES[name].title, tuple(bases), {})()
+    family: Adapter = type(traits.title, tuple(bases), {})()
     return family
