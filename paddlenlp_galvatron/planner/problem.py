@@ -15,7 +15,7 @@ from ..cost_model import CostModel
 from ..cost_model.facts import PlanFacts
 from ..options.group import canonical_options
 from ..options.model_options import SEQ, ModelOptions
-from ..options.prices import PriceOptions
+from ..options.prices import JobOptions, PriceOptions
 from ..plan import ModelShape, Plan, read_plan
 from ..plan.check import require_fits
 from ..profiles import ProfileFile
@@ -25,7 +25,7 @@ from .branch_and_bound import Watch
 from .engine import search
 from .options import PATH_OPTIONS, SearchOptions
 from .question import prices, with_reserve, within_size
-from .result import Candidate, SearchResult
+from .result import Candidate, Job, SearchResult
 
 LEAST_S = 0.5  # of a search whose time others have taken
 
@@ -57,6 +57,13 @@ class Problem:
     def facts_of(self, plan: Plan) -> PlanFacts:
         """Raises UserError where the plan cannot be priced."""
         return PlanFacts(plan, self.cost.predict(plan), self.cost, self.shape, self.budget_mib)
+
+    def job(self, options: JobOptions, samples_per_s: float) -> Job | None:
+        """The whole training at this speed; None where layers are of several types. Raises UserError."""
+        if self.shape is None:
+            return None
+        speed, task = samples_per_s * (self.options.seq_length or SEQ), self.cost.options.task
+        return Job.of(options, self.shape, task, self.cost.world_size, speed, device=self.options.device)
 
     def search(
         self,

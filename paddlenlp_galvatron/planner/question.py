@@ -81,7 +81,8 @@ class Question:
         if result.best is None or len(self.model.shapes) > 1:
             return None
         tokens_per_s = result.best.samples_per_s * self.model.seq_length
-        return Job.of(options, self.model.shapes[0], self.cost.options.task, self.cost.world_size, tokens_per_s)
+        shape, task, device = self.model.shapes[0], self.cost.options.task, self.options.device
+        return Job.of(options, shape, task, self.cost.world_size, tokens_per_s, device=device)
 
 
 def _require_folder(options: SearchOptions) -> None:

@@ -22,7 +22,7 @@ from ..cost_model.facts import (
 )
 from ..plan.strategy import gap_of, load_summary
 from ..planner.explain import Explanation
-from ..planner.result import Candidate
+from ..planner.result import Candidate, Job
 from ..planner.what_ifs import OtherStrategy, WhatIf
 from .plan import describe
 from .search import beside_fastest, layer_wise, layer_wise_summary, runner_up, shape_of
@@ -34,7 +34,7 @@ MOST_OTHERS = 12  # other strategies of a layer that are shown
 UNCERTAIN = "a range: the search was not taken to its end; the best plan's gain lies within"
 
 
-def printed(explanation: Explanation) -> Iterator[str | Table]:
+def printed(explanation: Explanation, job: Job | None = None) -> Iterator[str | Table]:
     """Lines and tables, to be printed one below the other."""
     plan, prediction = explanation.plan, explanation.prediction
     yield (
@@ -68,6 +68,8 @@ def printed(explanation: Explanation) -> Iterator[str | Table]:
     if any(one.is_range for one in explanation.what_ifs):
         yield UNCERTAIN
     yield from (f"{one.name}, {one.change}: {one.why_not}" for one in explanation.what_ifs if one.why_not)
+    if job and job.days:
+        yield f"\nthe whole training: {job}"
 
 
 def binding(explanation: Explanation) -> list[str]:
@@ -106,7 +108,7 @@ def binding(explanation: Explanation) -> list[str]:
     return lines
 
 
-def summary(explanation: Explanation) -> dict[str, Any]:
+def summary(explanation: Explanation, job: Job | None = None) -> dict[str, Any]:
     """The explanation as JSON values: times of stages in ms, of steps in s, memory in MiB."""
     plan, prediction = explanation.plan, explanation.prediction
     best = explanation.searched.best
