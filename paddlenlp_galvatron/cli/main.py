@@ -30,7 +30,7 @@ COMMANDS = {
     "convert": "Hugging Face models to checkpoints and back: h2g, g2h, merge",
     "data": "turn text into training data: prepare",
     "profile": "measure this machine and a model: all, hardware, model, computation, memory, import-nccl-tests",
-    "plan": "plans: show, check, diff, scale, trace, schema, uniform, to-paddlenlp, to-paddlefleet, to-paddleformers",
+    "plan": "plans: show, check, diff, scale, spare, trace, schema, uniform, to-paddlenlp, to-paddlefleet, to-paddleformers",
     "search": "find the fastest plan, from a data sheet or measured profiles",
     "calibrate": "fit a data sheet to measured steps, for predictions of other plans",
     "fit": "how many GPUs a model needs for a task, and how fast it trains on them",

@@ -78,7 +78,7 @@ class Problem:
         if "num_nodes" in changes:
             changes["world_size"] = changes["num_nodes"] * self.options.num_gpus_per_node
         options = self.options.model_copy(update=changes)
-        if options.device and hardware is None:  # a data sheet has prices for any cluster and length
+        if (options.device or "num_nodes" in changes) and hardware is None:  # prices of another cluster or length
             cost = prices(self.shapes, options)
         else:
             profiles = self.cost.profiles
