@@ -142,17 +142,18 @@ class Explained(Shown):
 
     explanation: Explanation  # from which `summary` is made
     notes: tuple[str, ...] = ()  # as those of a search
+    job: Job | None = None  # None: layers are of several types
 
     @property
     def summary(self) -> dict[str, Any]:
-        return explaining.summary(self.explanation)
+        return explaining.summary(self.explanation, self.job)
 
     def __repr__(self) -> str:
         facts = self.summary
         return f"<Explained: {facts['time_s']:.4g} s a step; {'; '.join(facts['binds'])}>"
 
     def _parts(self) -> Sequence[Any]:
-        return [*explaining.printed(self.explanation), *_as_notes(self.notes)]
+        return [*explaining.printed(self.explanation, self.job), *_as_notes(self.notes)]
 
 
 def _as_notes(notes: Iterable[str]) -> list[str]:
@@ -204,11 +205,11 @@ def search(model: str | Path, **options: Any) -> Found:
         noted.append(result.so_far(bool(signals)))
     noted += result.left_out
     paying = () if cancel.cancelled else hints(question, result.best, values)
-    job = question.job(JobOptions.from_values(values), result)
+    job = question.job(JobOptions.from_values(values), result.best)
     return Found(result, tuple(dict.fromkeys(noted)), tuple(paying), job)
 
 
-@_listing(OriginOptions)
+@_listing(OriginOptions, JobOptions)
 def explain(plan: Plan | Found | str | Path, **options: Any) -> Explained:
     """Where a plan's time and memory go, and what would change it: `explain("plan.json")`. Raises UserError."""
     with TemporaryDirectory(prefix="galvatron-") as folder:
@@ -218,6 +219,10 @@ def explain(plan: Plan | Found | str | Path, **options: Any) -> Explained:
             plan.save(Path(folder) / "plan.json")
             plan = Path(folder) / "plan.json"
         notes: list[str] = []
-        values = canonical_options({"plan": Path(plan), **options}, OriginOptions.model_fields, notes.append)
-        found = find_out(*read_origin(OriginOptions.from_values(values), notes.append))
-        return Explained(found, tuple(dict.fromkeys(notes)))
+        fields = [*OriginOptions.model_fields, *JobOptions.model_fields]
+        values = canonical_options({"plan": Path(plan), **options}, fields, notes.append)
+        asked = JobOptions.from_values(values)
+        read, question = read_origin(OriginOptions.from_values(values), notes.append)
+        found = find_out(read, question)
+        job = question.job(asked, found.prediction)
+        return Explained(found, tuple(dict.fromkeys(notes)), job)

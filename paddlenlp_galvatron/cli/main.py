@@ -30,11 +30,12 @@ COMMANDS = {
     "convert": "Hugging Face models to checkpoints and back: h2g, g2h, merge",
     "data": "turn text into training data: prepare",
     "profile": "measure this machine and a model: all, hardware, model, computation, memory, import-nccl-tests",
-    "plan": "plans: show, check, diff, scale, trace, schema, uniform, from-paddlefleet, to-paddlefleet, to-paddlenlp, "
-    "to-paddleformers",
+    "plan": "plans: show, check, diff, scale, spare, trace, schema, uniform, from-paddlefleet, to-paddlefleet, "
+    "to-paddlenlp, to-paddleformers",
     "search": "find the fastest plan, from a data sheet or measured profiles",
     "calibrate": "fit a data sheet to measured steps, for predictions of other plans",
     "fit": "how many GPUs a model needs for a task, and how fast it trains on them",
+    "mcp": "answer other programs by the Model Context Protocol: fit, search, explain, changed plans",
     "doctor": "check whether this machine can plan and train, with remedies",
     "explain": "explain a plan: time and memory by part, what limits it, what would change it",
     "report": "a plan as one HTML file: layers, memory, time line, what would change it, measured values",

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from paddlenlp_galvatron.base.errors import UserError
+from paddlenlp_galvatron.base.errors import Infeasible, UserError
 from paddlenlp_galvatron.base.limits import Ranks, Size
 from paddlenlp_galvatron.base.printing import Console, say
 from paddlenlp_galvatron.base.text import count
-from paddlenlp_galvatron.options.group import Options
+from paddlenlp_galvatron.options.group import Options, Sizes
 from paddlenlp_galvatron.options.model_options import SEQ
 from paddlenlp_galvatron.options.prices import PriceOptions
 from paddlenlp_galvatron.options.uniform import DegreeOptions, UniformOptions
@@ -88,6 +88,14 @@ class RecipeOptions(ModelOption):
 
     file: Path
     world_size: Ranks | None = None
+    output: Path | None = None
+
+
+class SpareOptions(PriceOptions):
+    """Fewer nodes for a plan."""
+
+    file: Path
+    num_nodes: Sizes
     output: Path | None = None
 
 
@@ -241,6 +249,29 @@ def scale(values: dict[str, Any], json: bool) -> None:
     else:
         lines = [*difference.printed_scaled(made), f"written: {path}", *how_to_start(made.after, path)]
         Console(soft_wrap=True).print(*lines, sep="\n")
+
+
+@app.command(SpareOptions, positional=FILE)
+def spare(values: dict[str, Any], json: bool) -> None:
+    """Write the fastest plans for fewer nodes, with the same global batch, for `galvatron train --spare`. Exit code 3
+    if none fits."""
+    from paddlenlp_galvatron.planner.spare import spares
+    from paddlenlp_galvatron.report.spare import lines, summary
+
+    given = SpareOptions.from_values(values)
+    plan, question = _origin(given.file, given)
+    made = spares(plan, question, given.num_nodes)
+    folder = given.output or given.file.with_name(f"{given.file.stem}_spare")
+    write_plan(plan, folder / f"{plan.world_size}gpus.json")
+    for one in made:
+        if one.best:
+            write_plan(one.best.plan, folder / f"{one.gpus}gpus.json")
+    if json:
+        say(dumps(summary(made) | {"folder": str(folder)}))
+    else:
+        Console(soft_wrap=True).print(*lines(made, plan.global_batch, folder), sep="\n")
+    if not any(one.best for one in made):
+        raise Infeasible(f"no plan fits: on {made[0].nodes} nodes {made[0].why_not}")
 
 
 @app.command(TraceOptions, positional=FILE)

@@ -98,7 +98,7 @@ def search(values: dict[str, Any], json: bool) -> int:
         *explain(result, model.shapes[0] if len(model.shapes) == 1 else None, cost),
         *lines,
     ]
-    path, job = None, question.job(JobOptions.from_values(values), result)
+    path, job = None, question.job(JobOptions.from_values(values), result.best)
     if job:
         shown.append(str(job))
     if result.best:

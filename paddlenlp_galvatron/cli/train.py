@@ -104,7 +104,7 @@ def world_size_of(launch: LaunchOptions, nodes: Nodes, values: dict[str, Any]) -
     """Ranks that will be started: as the options say, or else a GPU each; None: as many as the plan's file says."""
     if processes := launch.nproc or launch.num_gpus_per_node:
         return processes * nodes.num_nodes
-    if values.get("galvatron_config_path"):
+    if values.get("galvatron_config_path") and not values.get("spare"):
         return None
     return gpus.gpu_count() * nodes.num_nodes or None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from ..base.limits import Positive, Ranks, Size
 from .group import Options
@@ -13,6 +13,19 @@ from .group import Options
 Kind = Literal["pretrain", "sft", "lora", "dpo"]
 Packing = Literal["none", "in_order", "greedy", "best_fit"]
 RANK = 8  # of adapters, PaddleNLP's
+
+
+def _prices(value: object) -> object:
+    """2.5, or a100-80gb=2.5,h20=1.2."""
+    if not isinstance(value, str) or "=" not in value:
+        return value
+    pairs = [entry.partition("=") for entry in value.split(",")]
+    if len({name.strip() for name, _, _ in pairs}) < len(pairs):
+        raise ValueError("names a device twice")
+    return {name.strip(): price for name, _, price in pairs}
+
+
+Prices = Annotated[Positive | Annotated[dict[str, Positive], Field(min_length=1)], BeforeValidator(_prices)]
 
 
 class LengthOptions(Options):
@@ -31,8 +44,18 @@ class JobOptions(Options):
 
     tokens: float | None = Field(None, gt=0, le=1e18, allow_inf_nan=False)
     num_train_epochs: Positive = 1.0
-    price_per_gpu_hour: Positive | None = None
+    price_per_gpu_hour: Prices | None = None
     save_gb_per_s: Positive | None = None
+    mtbf_hours: Positive | None = None
+    restart_s: Positive | None = None
+
+    @model_validator(mode="after")
+    def _failures_are_complete(self) -> Self:
+        if self.mtbf_hours and not self.save_gb_per_s:
+            raise ValueError("mtbf_hours: failures lose the time since a checkpoint; give --save_gb_per_s too")
+        if self.restart_s and not self.mtbf_hours:
+            raise ValueError("restart_s: is the time after a failure; give --mtbf_hours too")
+        return self
 
 
 TWO_SOURCES = "device: profiles say which one it is; leave one of them out"

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from ..base.errors import UserError
 from ..base.limits import Positive, Ranks, Samples, Size
@@ -25,10 +25,10 @@ from ..profiles.data_sheet import Device, load_data_sheet
 from ..profiles.files import allreduce_name, device_of, p2p_name, read_profile, sp_time_name
 from ..profiles.reserve import Reserve
 from .branch_and_bound import Watch
-from .hints import Hint, hints
+from .hints import Hint, hints, larger_batch
 from .options import BATCH, SearchOptions, TaskOptions
 from .question import Question, SharedTime, budget_gib, prices
-from .result import Candidate, Need
+from .result import Candidate, Job, Need, price_of
 
 TOKENS = 1e9  # for days, where nobody says how many
 DEVICE = "h100-80gb"  # where neither the user nor a profile names one
@@ -69,9 +69,20 @@ class FitOptions(TaskOptions, LimitOptions, JobOptions):
     seq_length: Size | None = None
     global_train_batch_size: Samples = BATCH
     max_cp_deg: Ranks | None = None
+    days: Positive | None = None
+    budget: Positive | None = None
+
+    @model_validator(mode="after")
+    def _budget_has_a_price(self) -> Self:
+        if self.budget and not self.price_per_gpu_hour:
+            raise ValueError("budget: a cost needs a price; give --price_per_gpu_hour too")
+        return self
 
     def of(self, shape: ModelShape) -> FitOptions:
-        """The options with the length of samples settled. Raises UserError where the model has no positions for it."""
+        """The options with the length of samples settled. Raises UserError where the model has no positions for it, or
+        a device has no price."""
+        for name in (None,) if self.profiles else self.device or (DEVICE,):
+            price_of(self, name)
         most = shape.max_position_embeddings
         if (self.seq_length or 0) > most:
             raise UserError(
@@ -106,6 +117,11 @@ class Fit:
         return self.question.options.memory_gib
 
     @property
+    def device_width(self) -> int:
+        """GPUs of a node."""
+        return self.device.gpus_per_node or self.question.options.num_gpus_per_node
+
+    @property
     def tensors_mib(self) -> float:
         """Tensors on the GPU with the highest peak: of the plan, or of the one that needs least."""
         return self.held.tensors_mib if self.held else 0.0
@@ -130,7 +146,16 @@ def hints_of(found: Sequence[Fit], options: FitOptions) -> list[Hint]:
         return []
     one = next((one for one in found if one.best), found[-1])
     asked = hints(one.question, one.best, options.model_fields_set)
-    return [hint for hint in asked if len(options.gpus or ()) == 1 or "num_nodes" not in hint.options]
+    shown = [hint for hint in asked if len(options.gpus or ()) == 1 or "num_nodes" not in hint.options]
+    most = found[-1]  # which a small batch keeps least busy
+    larger = larger_batch(most.question, most.best) if most.best and most.gpus % most.device_width == 0 else None
+    return [*shown, larger] if larger else shown
+
+
+def job_of(one: Fit, shape: ModelShape, options: FitOptions) -> Job:
+    """The whole training on this number of GPUs. Raises UserError."""
+    speed = one.best.samples_per_s * options.tokens_of_a_sample if one.best else None
+    return Job.of(options, shape, options.trained, one.gpus, speed, TOKENS, one.question.options.device)
 
 
 @dataclass(frozen=True)
@@ -199,7 +224,7 @@ def _from_the_least(row: _Row) -> Iterator[Fit]:
             failed = None
         yield answer
         fitting += 1
-        if fitting > FURTHER:
+        if fitting > FURTHER and job_of(answer, row.shape, row.options).within(row.options.days):
             return
     if failed:
         yield failed

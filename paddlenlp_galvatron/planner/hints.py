@@ -22,6 +22,7 @@ FREE_S = 5.0  # of the search without the limits of another program's trainer
 LONG = 8192  # sequence length from which splitting it may pay
 NEIGHBOURS = 8  # batches within this part of the batch are its neighbours
 TWOS = 64  # a batch is split by powers of two into micro-batches
+LARGER = 4  # times the global batch size: one that hides pipeline bubbles and all-reduces of gradients
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,20 @@ def hints(question: Question, best: Candidate | None, given: Container[str]) -> 
         if speed > max(now * (1 + LEAST_GAIN), known_best):
             best_of_kind[kind] = Hint(change, speed, speed / now - 1 if now else None)
     return sorted(best_of_kind.values(), key=lambda hint: -hint.tokens_per_s_per_gpu)
+
+
+def larger_batch(question: Question, best: Candidate) -> Hint | None:
+    """A batch of `LARGER` times the samples, where each GPU is faster with it; the model may need other learning
+    rates then. None: it gains too little."""
+    options, seq_length = question.options, question.model.seq_length
+    batch = options.batches[0] * LARGER
+    try:
+        larger = question.at(batch).search(seconds=FREE_S, compared=False).best
+    except GalvatronError:
+        return None
+    now, speed = (speed_of(options.world_size, seq_length, candidate) for candidate in (best, larger))
+    change = {"num_nodes": options.num_nodes, "settle_bsz": batch}
+    return Hint(change, speed, speed / now - 1) if speed > now * (1 + LEAST_GAIN) else None
 
 
 def free_plan(question: Question) -> Candidate | None:

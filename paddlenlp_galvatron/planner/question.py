@@ -14,7 +14,7 @@ from galvatron_dp_core import Cancel
 from ..base.errors import UserError
 from ..base.text import Note, gib, no_note
 from ..base.units import GIB_MIB
-from ..cost_model import CostModel, derive, load
+from ..cost_model import CostModel, Prediction, derive, load
 from ..cost_model.facts import PlanFacts
 from ..options.model_options import SEQ, Model, ModelOptions
 from ..options.prices import JobOptions
@@ -26,7 +26,7 @@ from ..profiles.reserve import Reserve
 from .branch_and_bound import Watch
 from .engine import search
 from .options import PATH_OPTIONS, SearchOptions
-from .result import Job, SearchResult
+from .result import Candidate, Job, SearchResult
 
 LEAST_S = 0.5  # of a search, where those before it have used up the time
 
@@ -126,12 +126,12 @@ class Question:
         """Raises UserError where the plan cannot be priced."""
         return PlanFacts(plan, self.cost.predict(plan), self.cost, self.shape, self.budget_mib)
 
-    def job(self, options: JobOptions, result: SearchResult) -> Job | None:
-        """The whole training under the best plan; None where nothing fits, or layers are of several types."""
-        if result.best is None or self.shape is None:
+    def job(self, options: JobOptions, priced: Candidate | Prediction | None) -> Job | None:
+        """The whole training under a plan; None where nothing fits, or layers differ in type. Raises UserError."""
+        if priced is None or self.shape is None:
             return None
-        tokens_per_s = result.best.samples_per_s * self.model.seq_length
-        return Job.of(options, self.shape, self.cost.options.task, self.cost.world_size, tokens_per_s)
+        speed, task = priced.samples_per_s * self.model.seq_length, self.cost.options.task
+        return Job.of(options, self.shape, task, self.cost.world_size, speed, device=self.options.device)
 
 
 class SharedTime:

@@ -18,13 +18,15 @@ from ..model import joint_fingerprint
 from ..options.prices import JobOptions
 from ..plan import LayerStrategy, ModelShape, Plan
 from ..plan.strategy import gap_of
+from ..profiles.data_sheet import load_data_sheet
 from ..profiles.reserve import Reserve
 from .options import SearchOptions
 from .space import PlanFamily
+from .whole_run import DAY_S, HOUR_S, RESTART_S, Failures, WholeRun
 
 ROUNDING = 1e-9  # relative: the core's sums and the cost model's differ by no more
-DAY_S, HOUR_S = 24 * 3600, 3600
 SHOWN_GAP = 0.0005  # share of a step; tables of gains show 0.1 %
+ENDLESS = "failures come faster than checkpoints, so the training would hardly end"
 STORED_BYTES = 12  # of a weight in a checkpoint: itself and two moments, in fp32
 
 
@@ -319,12 +321,14 @@ class SearchResult:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A whole training. None: not known, as nobody says the tokens, the price or the speed of the storage."""
+    """A whole training. None: not known, as nobody says the tokens, the price, the storage's speed or the failures."""
 
-    days: float | None  # of training on the tokens that were given
-    cost: float | None  # in the currency of the price
+    days: float | None  # of training on the tokens that were given, without failures
+    cost: float | None  # in the currency of the price, with failures where they are known
     checkpoint_gb: float
     save_s: float | None  # to write a checkpoint
+    run: WholeRun | None = None  # with failures
+    endless: bool = False  # failures come faster than checkpoints
 
     @classmethod
     def of(
@@ -335,17 +339,36 @@ class Job:
         gpus: int,
         tokens_per_s: float | None,
         usual: float | None = None,
+        device: str | None = None,
     ) -> Job:
-        """`tokens_per_s`: None where no plan fits. `usual`: tokens where nobody says how many."""
-        tokens, price, speed = options.tokens or usual, options.price_per_gpu_hour, options.save_gb_per_s
+        """`tokens_per_s`: None where no plan fits. `usual`: tokens where nobody says how many. `device`: whose price
+        holds. Raises UserError."""
+        tokens, price, speed = options.tokens or usual, price_of(options, device), options.save_gb_per_s
         seconds = options.num_train_epochs * tokens / tokens_per_s if tokens and tokens_per_s else None
         stored_gb = _checkpoint_gb(shape, task)
+        run = None
+        if seconds and speed and options.mtbf_hours:
+            mtbf_s = options.mtbf_hours * HOUR_S / gpus
+            failures = Failures(mtbf_s, stored_gb / speed, options.restart_s or RESTART_S)
+            run = WholeRun.of(seconds, failures)
+        paid_s = run.days * DAY_S if run else None if options.mtbf_hours else seconds
         return cls(
             days=seconds / DAY_S if seconds else None,
-            cost=price * gpus * seconds / HOUR_S if price and seconds else None,
+            cost=price * gpus * paid_s / HOUR_S if price and paid_s else None,
             checkpoint_gb=stored_gb,
             save_s=stored_gb / speed if speed else None,
+            run=run,
+            endless=bool(seconds and options.mtbf_hours and not run),
         )
+
+    @property
+    def expected_days(self) -> float | None:
+        """With failures where they are known; None: not known, or the training would hardly end."""
+        return self.run.days if self.run else None if self.endless else self.days
+
+    def within(self, days: float | None) -> bool:
+        """Whether the training ends in so many days, where a limit is set."""
+        return days is None or (self.expected_days is not None and self.expected_days <= days)
 
     @property
     def checkpoint(self) -> str:
@@ -353,9 +376,22 @@ class Job:
         return f"a checkpoint has {plain(self.checkpoint_gb)} GB{saved}"
 
     def __str__(self) -> str:
-        days = f"{plain(self.days)} days" if self.days else ""
+        days = f"{plain(self.days)} days without failures" if self.days else ""
+        days = str(self.run) if self.run else ENDLESS if self.endless else days
         cost = f"cost {self.cost:,.0f}" if self.cost else ""
         return "; ".join(filter(None, (days, cost, self.checkpoint)))
+
+
+def price_of(options: JobOptions, device: str | None) -> float | None:
+    """Price of a GPU for an hour; None: none is given. `device`: a data sheet. Raises UserError."""
+    prices = options.price_per_gpu_hour
+    if not isinstance(prices, dict):
+        return prices
+    named = {load_data_sheet(name).name: price for name, price in prices.items()}
+    if device is None or load_data_sheet(device).name not in named:
+        remedy = f"add {device}=PRICE" if device else "give one number, as profiles name no data sheet"
+        raise UserError(f"price_per_gpu_hour: {', '.join(prices)}: no price of {device or 'this device'}; {remedy}")
+    return named[load_data_sheet(device).name]
 
 
 def _checkpoint_gb(shape: ModelShape, task: Task) -> float:

@@ -23,7 +23,7 @@ from ..cost_model.facts import (
 )
 from ..plan.strategy import gap_of, load_summary
 from ..planner.explain import Explanation, OtherStrategy, WhatIf
-from ..planner.result import Candidate
+from ..planner.result import Candidate, Job
 from .plan import describe
 from .search import beside_fastest, layer_wise, layer_wise_summary, runner_up, shape_of
 
@@ -34,10 +34,10 @@ MOST_OTHERS = 12  # other strategies of a layer that are shown
 UNCERTAIN = "a range: the search was not taken to its end; the best plan's gain lies within"
 
 
-def printed(explanation: Explanation) -> Iterator[str | Table]:
+def printed(explanation: Explanation, job: Job | None = None) -> Iterator[str | Table]:
     """Lines and tables, to be printed one below the other."""
     yield from before_searches(explanation)
-    yield from by_searches(explanation)
+    yield from by_searches(explanation, job)
 
 
 def before_searches(explanation: PlanFacts) -> Iterator[str | Table]:
@@ -61,7 +61,7 @@ def before_searches(explanation: PlanFacts) -> Iterator[str | Table]:
     yield from (_memory_table(explanation.stages, block) for block in blocks)
 
 
-def by_searches(explanation: Explanation) -> Iterator[str | Table]:
+def by_searches(explanation: Explanation, job: Job | None = None) -> Iterator[str | Table]:
     """The further ones."""
     yield "\nbottlenecks"
     yield from binding(explanation)
@@ -78,6 +78,8 @@ def by_searches(explanation: Explanation) -> Iterator[str | Table]:
     if any(one.is_range for one in explanation.what_ifs):
         yield UNCERTAIN
     yield from (f"{one.name}, {one.change}: {one.why_not}" for one in explanation.what_ifs if one.why_not)
+    if job and job.days:
+        yield f"\nthe whole training: {job}"
 
 
 def binding(explanation: Explanation) -> list[str]:
@@ -116,7 +118,7 @@ def binding(explanation: Explanation) -> list[str]:
     return lines
 
 
-def summary(explanation: Explanation) -> dict[str, Any]:
+def summary(explanation: Explanation, job: Job | None = None) -> dict[str, Any]:
     """The explanation as JSON values: times of stages in ms, of steps in s, memory in MiB."""
     plan, prediction = explanation.plan, explanation.prediction
     best = explanation.searched.best

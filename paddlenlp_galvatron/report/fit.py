@@ -13,10 +13,11 @@ from ..base.text import count, large, plain
 from ..base.units import GIB_MIB
 from ..plan import ModelShape, plan_to_dict
 from ..plan.strategy import Load, Plan, load_summary
-from ..planner.fit import MORE_GIB, TOKENS, Fit, FitOptions
+from ..planner.fit import MORE_GIB, TOKENS, Fit, FitOptions, job_of
 from ..planner.hints import Hint
 from ..planner.result import Job
 from ..profiles.data_sheet import Device, load_data_sheet
+from .recommend import recommendations, recommended_lines, whole_runs
 from .search import hint_line
 
 
@@ -28,7 +29,8 @@ def rows(found: Sequence[Fit], shape: ModelShape, options: FitOptions) -> list[d
 def summary(found: Sequence[Fit], shape: ModelShape, options: FitOptions, hints: Sequence[Hint]) -> dict[str, Any]:
     """The answer for programs."""
     records = rows(found, shape, options)
-    return {"rows": records, "load": load_summary(_load(shape, options)), "hints": [hint.summary() for hint in hints]}
+    beside = {"recommended": recommendations(records, options), "hints": [hint.summary() for hint in hints]}
+    return {"rows": records, "load": load_summary(_load(shape, options)), **beside}
 
 
 def _load(shape: ModelShape, options: FitOptions) -> Load | None:
@@ -42,7 +44,7 @@ def _row(one: Fit, following: Fit | None, shape: ModelShape, options: FitOptions
         following = None
     later = following.best.samples_per_s if following and following.best else None
     task = options.trained
-    job = Job.of(options, shape, task, one.gpus, tokens_per_s, TOKENS)
+    job = job_of(one, shape, options)
     mfu = (
         one.device.mfu(tokens_per_s, one.best.plan, shape, task.frozen, task.document_tokens)
         if one.best and tokens_per_s
@@ -144,7 +146,9 @@ def memory(found: Sequence[Fit], shape: ModelShape, options: FitOptions) -> Iter
             yield f"{name}bound: estimate of tensors + {amounts} GiB on a full GPU"
     if working := max(one.question.reserve.working for one in found):
         yield f"the allocator may also keep {working:.0%} of working memory when it is freed"
-    yield Job.of(options, shape, options.trained, 1, None).checkpoint
+    yield Job.of(options, shape, options.trained, 1, None, device=found[0].question.options.device).checkpoint
+    yield from whole_runs(found, shape, options)
+    yield from recommended_lines(recommendations(rows(found, shape, options), options), options)
 
 
 def _by_device(found: Sequence[Fit]) -> dict[Device, list[Fit]]:

@@ -41,6 +41,23 @@ class PlanOptions(Options):
     """The plan. Unset: that of GLOBAL mode's options, or without them the newest in configs/ that fits."""
 
     galvatron_config_path: Path | None = None
+    spare: Path | None = None
+
+    def plan_for(self, world_size: int | None) -> Path | None:
+        """The plan's file: the one named, or, with `spare`, that of its folder which fits. Raises UserError."""
+        if self.spare is None:
+            return self.galvatron_config_path
+        if world_size is None:
+            raise UserError("nproc: missing; --spare chooses the plan by the number of processes that are started")
+        named = [self.galvatron_config_path] if self.galvatron_config_path else []
+        sizes = {path: _world_size(path) for path in [*named, *sorted(self.spare.glob("*.json"))]}
+        fitting = [path for path, size in sizes.items() if size == world_size]
+        if not fitting:
+            there = ", ".join(map(str, sorted(set(sizes.values())))) or "no plan"
+            raise UserError(
+                f"spare: {self.spare}: no plan for {world_size} GPUs, but for {there}; galvatron plan spare"
+            )
+        return fitting[0]
 
 
 class LaunchOptions(Options):
@@ -103,8 +120,10 @@ def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | No
         notes.append(idle_note({"tokenizer_name_or_path": "data are tokenised before: galvatron data prepare"}))
     if options.continue_training and load is None:
         load = _own_folder(named)
-    if choice.galvatron_config_path:
-        plan = choice.galvatron_config_path
+    if plan_file := choice.plan_for(world_size):
+        plan = plan_file
+        if choice.spare:
+            notes.append(f"the plan for {world_size} processes is {plan}")
         world_size = world_size or _world_size(plan)
         if names := [*uniform.given, *degrees.given]:
             notes.append(f"{', '.join(names)} ignored: the plan {plan} decides")

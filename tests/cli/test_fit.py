@@ -93,6 +93,39 @@ def test_fit_search_and_what_if_answer_the_same_question_alike(model, gpus, galv
     assert reported.result.require().time_s == pytest.approx(row["step_s"], rel=1e-9)
 
 
+def test_numbers_are_recommended_by_days_with_failures_and_price(galvatron):
+    words = "fit llama3-8b --gpus 8,16,32 --tokens 1e12 --mtbf_hours 20000 --save_gb_per_s 2 --price h100=2.5 --json"
+    ran = galvatron(*words.split(), "--days", 75, "--budget", 80_000)
+    answer = json.loads(ran.out)
+    rows, (cheapest, fastest, fewest) = answer["rows"], answer["recommended"]
+    assert all(row["run"]["days_low"] < row["run"]["days"] < row["run"]["days_high"] for row in rows)
+    assert all(row["days"] < row["run"]["days"] for row in rows)
+    assert cheapest["cost"] == min(row["cost"] for row in rows) and fastest["gpus"] == 32
+    assert fewest["gpus"] == 16 and fewest["days"] <= 75
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        pytest.param("--mtbf_hours 9", "--save_gb_per_s", id="failures without the storage's speed"),
+        pytest.param("--restart_s 9", "--mtbf_hours", id="restart without failures"),
+        pytest.param("--budget 9", "--price", id="budget without a price"),
+        pytest.param("--price h20=2", "no price of h100", id="a device without a price"),
+        pytest.param("--price h100=2,h100=3", "twice", id="a device with two prices"),
+        pytest.param("--price h1000=2", "h1000", id="a device that does not exist"),
+    ],
+)
+def test_a_part_that_is_missing_is_named(words, fault, galvatron):
+    ran = galvatron("fit", "llama2-7b", "--gpus", "8", *words.split())
+    assert ran.code == 2 and fault in ran.err and not ran.out
+
+
+def test_a_larger_batch_that_uses_the_gpus_better_is_a_hint(galvatron):
+    words = "fit mixtral-8x7b --gpus 128 --device h800 --batch 256 --json"
+    hint = json.loads(galvatron(*words.split()).out)["hints"][-1]
+    assert hint["options"]["settle_bsz"] == 1024 and hint["gain"] == pytest.approx(0.125, abs=0.03)
+
+
 @pages
 def test_every_key_of_a_row_is_named(page, galvatron):
     text = page.read_text()

@@ -28,6 +28,7 @@ from paddlenlp_galvatron.plan import uniform_plan, write_plan
 
 FIT = "fit model.json --gpus=1 --seq_length=16 --json"
 TRAIN = "train plan.json --model_size=model.json --seq_length=16 --input_dir=random --max_steps=1 --output_dir=made"
+EXPLAIN = "explain plan.json --model_size=model.json --device=h100"
 ROWS = [
     (FIT, "task", "dpo"),
     (FIT, "task", "lora"),
@@ -40,6 +41,11 @@ ROWS = [
     (FIT, "tokens", 1e6),
     (FIT, "price_per_gpu_hour", 2),
     (FIT, "save_gb_per_s", 5),
+    (FIT, "price_per_gpu_hour", "h100=3,h20=1"),
+    (FIT, "days", 3),
+    (f"{FIT} --price=2", "budget", 30),
+    (f"{FIT} --save_gb_per_s=1", "mtbf_hours", 100),
+    (f"{FIT} --save_gb_per_s=1 --mtbf_hours=0.1", "restart_s", 10),
     (f"{FIT} --tokens=1e6", "num_train_epochs", 2),
     ("fit llama3.2-1b --gpus=64 --seq_length=8192 --global_train_batch_size=1", "max_cp_deg", 2),
     ("plan scale plan.json --gpus=4 --model_size=model.json --device=h100", "task", "lora"),
@@ -49,6 +55,17 @@ ROWS = [
     ("plan trace plan.json --model_size=model.json", "device", "a100"),
     ("explain plan.json --model_size=model.json --device=h100 --memory_constraint=2", "task", "lora"),
     ("explain plan.json --model_size=model.json --device=h100", "memory_constraint", 2),
+    *(
+        (f"{EXPLAIN} --tokens=1e9 {more}", name, value)
+        for more, name, value in (
+            ("", "tokens", 1e8),
+            ("", "num_train_epochs", 2),
+            ("", "price_per_gpu_hour", 2),
+            ("", "save_gb_per_s", 2),
+            ("--save_gb_per_s=1", "mtbf_hours", 9),
+            ("--save_gb_per_s=1 --mtbf_hours=9", "restart_s", 10),
+        )
+    ),
     ("parity plan.json", "optim", "adamw"),
     ("parity plan.json", "model_size", "qwen2"),
     ("parity plan.json", "steps", 2),

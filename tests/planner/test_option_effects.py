@@ -154,7 +154,12 @@ def test_an_option_of_the_search_has_an_effect(name: str, value: object, view: A
     assert view(Question.of(without)) != view(Question.of(without | {name: value}))
 
 
-@pytest.mark.parametrize(("name", "value"), [("num_train_epochs", 2), ("price_per_gpu_hour", 2), ("save_gb_per_s", 5)])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("num_train_epochs", 2), ("price_per_gpu_hour", 2), ("save_gb_per_s", 5), ("mtbf_hours", 3), ("restart_s", 5)],
+)
 def test_an_option_of_the_job_has_an_effect(name: str, value: float) -> None:
-    question = Question.of(BASE)
-    assert job(question, tokens=1e6) != job(question, tokens=1e6, **{name: value})
+    question, context = Question.of(BASE), {"tokens": 1e6}
+    if name in ("mtbf_hours", "restart_s"):
+        context |= {"save_gb_per_s": 1} | ({"mtbf_hours": 9} if name == "restart_s" else {})
+    assert job(question, **context) != job(question, **context, **{name: value})

@@ -1,0 +1,47 @@
+"""Plans for fewer nodes of the same cluster, with the global batch of a plan, for the day on which nodes are lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..base.errors import UserError
+from ..plan import Plan
+from .question import Question
+from .result import Candidate
+
+
+@dataclass(frozen=True, slots=True)
+class Spare:
+    """The fastest plan on a number of nodes."""
+
+    nodes: int
+    gpus: int
+    best: Candidate | None
+    why_not: str  # where no plan fits
+    samples_per_s: float  # 0: no plan
+    lost: float  # share of the speed of all nodes
+    lost_per_gpu: float  # share of the speed of a GPU
+
+
+def spares(plan: Plan, question: Question, nodes: Sequence[int]) -> list[Spare]:
+    """A search for each number of nodes, the largest first. Raises UserError: a number is not less than the plan's, or
+    its prices are not known."""
+    each = question.options.num_gpus_per_node
+    whole = plan.world_size // each
+    if plan.world_size % each or any(number >= whole for number in nodes):
+        raise UserError(
+            f"num_nodes: {', '.join(map(str, nodes))}: the plan has {plan.world_size} GPUs, {each} on a node; give "
+            f"numbers below {plan.world_size / each:g}"
+        )
+    speed = question.facts_of(plan).prediction.samples_per_s
+    made = []
+    for number in sorted(set(nodes), reverse=True):
+        result = question.changed(num_nodes=number).search(compared=False)
+        asked = (plan.metadata.get("searched_from") or {}).get("model_options")
+        best = (result.naming_model(asked) if asked else result).best
+        why_not = "" if best else str(result.need or "no strategy splits batch, heads and GPUs evenly")
+        now = best.samples_per_s if best else 0.0
+        kept = now / speed
+        made.append(Spare(number, number * each, best, why_not, now, 1 - kept, 1 - kept * whole / number))
+    return made
