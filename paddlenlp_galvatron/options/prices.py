@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from ..base.limits import Positive, Ranks, Size
+from ..base.reading import parse_json, read_text
 from .group import Options
 
 Kind = Literal["pretrain", "sft", "lora", "dpo"]
@@ -15,17 +16,29 @@ Packing = Literal["none", "in_order", "greedy", "best_fit"]
 RANK = 8  # of adapters, PaddleNLP's
 
 
-def _prices(value: object) -> object:
+def _by_name(value: object) -> object:
     """2.5, or a100-80gb=2.5,h20=1.2."""
     if not isinstance(value, str) or "=" not in value:
         return value
     pairs = [entry.partition("=") for entry in value.split(",")]
     if len({name.strip() for name, _, _ in pairs}) < len(pairs):
-        raise ValueError("names a device twice")
-    return {name.strip(): price for name, _, price in pairs}
+        raise ValueError("has a name twice")
+    return {name.strip(): number for name, _, number in pairs}
 
 
-Prices = Annotated[Positive | Annotated[dict[str, Positive], Field(min_length=1)], BeforeValidator(_prices)]
+def _measured_gb_per_s(value: object) -> object:
+    """A number, or train_log.jsonl, whose run has saved checkpoints."""
+    if not isinstance(value, str) or not value.endswith(".jsonl"):
+        return value
+    records = [parse_json(line, value) for line in read_text(value).splitlines()]
+    saves = [record for record in records if isinstance(record, dict) and record.get("event") == "saved"]
+    if not saves:
+        raise ValueError(f"{value} has no saved checkpoint; give a number, in GB/s")
+    return sum(save["gb"] for save in saves) / sum(save["seconds"] for save in saves)
+
+
+Prices = Annotated[Positive | Annotated[dict[str, Positive], Field(min_length=1)], BeforeValidator(_by_name)]
+OfNode = Annotated[dict[Literal["node"], Positive], Field(min_length=1)]
 
 
 class LengthOptions(Options):
@@ -45,8 +58,8 @@ class JobOptions(Options):
     tokens: float | None = Field(None, gt=0, le=1e18, allow_inf_nan=False)
     num_train_epochs: Positive = 1.0
     price_per_gpu_hour: Prices | None = None
-    save_gb_per_s: Positive | None = None
-    mtbf_hours: Positive | None = None
+    save_gb_per_s: Annotated[Positive, BeforeValidator(_measured_gb_per_s)] | None = None
+    mtbf_hours: Annotated[Positive | OfNode, BeforeValidator(_by_name)] | None = None
     restart_s: Positive | None = None
 
     @model_validator(mode="after")
@@ -56,6 +69,12 @@ class JobOptions(Options):
         if self.restart_s and not self.mtbf_hours:
             raise ValueError("restart_s: is the time after a failure; give --mtbf_hours too")
         return self
+
+    def mtbf_of(self, nodes: int, gpus_per_node: int) -> float | None:
+        """Mean hours between failures of a cluster; None: not known."""
+        if isinstance(self.mtbf_hours, dict):
+            return self.mtbf_hours["node"] / nodes
+        return self.mtbf_hours and self.mtbf_hours / (nodes * gpus_per_node)
 
 
 TWO_SOURCES = "device: profiles say which one it is; leave one of them out"

@@ -155,7 +155,7 @@ def hints_of(found: Sequence[Fit], options: FitOptions) -> list[Hint]:
 def job_of(one: Fit, shape: ModelShape, options: FitOptions) -> Job:
     """The whole training on this number of GPUs. Raises UserError."""
     speed = one.best.samples_per_s * options.tokens_of_a_sample if one.best else None
-    return Job.of(options, shape, options.trained, one.gpus, speed, TOKENS, one.question.options.device)
+    return Job.of(options, shape, options.trained, one.question.options, speed, TOKENS)
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ class Question:
         if priced is None or self.shape is None:
             return None
         speed, task = priced.samples_per_s * self.model.seq_length, self.cost.options.task
-        return Job.of(options, self.shape, task, self.cost.world_size, speed, device=self.options.device)
+        return Job.of(options, self.shape, task, self.options, speed)
 
 
 class SharedTime:

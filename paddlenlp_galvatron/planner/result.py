@@ -25,6 +25,7 @@ from .space import PlanFamily
 from .whole_run import DAY_S, HOUR_S, RESTART_S, Failures, WholeRun
 
 ROUNDING = 1e-9  # relative: the core's sums and the cost model's differ by no more
+JOULES_OF_MWH = 3.6e9
 SHOWN_GAP = 0.0005  # share of a step; tables of gains show 0.1 %
 ENDLESS = "failures come faster than checkpoints, so the training would hardly end"
 STORED_BYTES = 12  # of a weight in a checkpoint: itself and two moments, in fp32
@@ -329,6 +330,7 @@ class Job:
     save_s: float | None  # to write a checkpoint
     run: WholeRun | None = None  # with failures
     endless: bool = False  # failures come faster than checkpoints
+    energy_mwh: float | None = None  # of the GPUs, at the limit of their power
 
     @classmethod
     def of(
@@ -336,20 +338,18 @@ class Job:
         options: JobOptions,
         shape: ModelShape,
         task: Task,
-        gpus: int,
+        cluster: SearchOptions,
         tokens_per_s: float | None,
         usual: float | None = None,
-        device: str | None = None,
     ) -> Job:
-        """`tokens_per_s`: None where no plan fits. `usual`: tokens where nobody says how many. `device`: whose price
-        holds. Raises UserError."""
-        tokens, price, speed = options.tokens or usual, price_of(options, device), options.save_gb_per_s
+        """`tokens_per_s`: None where no plan fits. `usual`: tokens where nobody says how many. Raises UserError."""
+        tokens, price, speed = options.tokens or usual, price_of(options, cluster.device), options.save_gb_per_s
+        gpus, sheet = cluster.world_size, load_data_sheet(cluster.device) if cluster.device else None
         seconds = options.num_train_epochs * tokens / tokens_per_s if tokens and tokens_per_s else None
         stored_gb = _checkpoint_gb(shape, task)
-        run = None
-        if seconds and speed and options.mtbf_hours:
-            mtbf_s = options.mtbf_hours * HOUR_S / gpus
-            failures = Failures(mtbf_s, stored_gb / speed, options.restart_s or RESTART_S)
+        run, mtbf_hours = None, options.mtbf_of(cluster.num_nodes, cluster.num_gpus_per_node)
+        if seconds and speed and mtbf_hours:
+            failures = Failures(mtbf_hours * HOUR_S, stored_gb / speed, options.restart_s or RESTART_S)
             run = WholeRun.of(seconds, failures)
         paid_s = run.days * DAY_S if run else None if options.mtbf_hours else seconds
         return cls(
@@ -359,6 +359,7 @@ class Job:
             save_s=stored_gb / speed if speed else None,
             run=run,
             endless=bool(seconds and options.mtbf_hours and not run),
+            energy_mwh=sheet.watts.value * gpus * paid_s / JOULES_OF_MWH if sheet and sheet.watts and paid_s else None,
         )
 
     @property
@@ -379,7 +380,8 @@ class Job:
         days = f"{plain(self.days)} days without failures" if self.days else ""
         days = str(self.run) if self.run else ENDLESS if self.endless else days
         cost = f"cost {self.cost:,.0f}" if self.cost else ""
-        return "; ".join(filter(None, (days, cost, self.checkpoint)))
+        energy = f"at most {plain(self.energy_mwh)} MWh for the GPUs" if self.energy_mwh else ""
+        return "; ".join(filter(None, (days, cost, energy, self.checkpoint)))
 
 
 def price_of(options: JobOptions, device: str | None) -> float | None:

@@ -33,6 +33,7 @@ UNITS = {
     **dict.fromkeys(("memory_bandwidth", "link", "network", "host_link"), GB_PER_S),
     **dict.fromkeys(("product_start", "launch"), MICROSECONDS),
     "half_ranks": {"ranks": 1.0},
+    "watts": {"W": 1.0, "kW": 1e3},
 }
 # Least and most of a figure in the unit that is reckoned with; the most is ten times that of any device so far.
 LIMITS = {
@@ -44,6 +45,7 @@ LIMITS = {
     "tensor_in_pipeline": (0.1, 10),
     **dict.fromkeys(("product_start", "launch"), (LEAST, 1e6)),
     "half_ranks": (1, MOST),
+    "watts": (1, 20_000),
 }
 SHARE = (LEAST, 1)  # of the others
 OF_UNITS = ("", "a call", "dense", "dense TF32", *(f"a direction{of}" for of in ("", " and GPU", " and node")))
@@ -174,6 +176,7 @@ class DataSheet(BaseModel):
     )
     allocator: Figure | None = Field(None, description="share of tensors that the allocator holds in addition")
     host_link: Figure = Field(HOST, description="GB/s a direction between a device and its host's memory")
+    watts: Figure | None = Field(None, description="W, the limit of a device's power; unset: energy is not computed")
     overlap_coe: Figure = Field(description="how much slower compute and communication run side by side")
     receive_coe: Figure = Field(RECEIVE, description="how much slower a pipeline's passes run during a posted receive")
     tensor_in_pipeline: Figure = Field(

@@ -15,7 +15,6 @@ from ..plan import ModelShape, plan_to_dict
 from ..plan.strategy import Load, Plan, load_summary
 from ..planner.fit import MORE_GIB, TOKENS, Fit, FitOptions, job_of
 from ..planner.hints import Hint
-from ..planner.result import Job
 from ..profiles.data_sheet import Device, load_data_sheet
 from .recommend import recommendations, recommended_lines, whole_runs
 from .search import hint_line
@@ -146,7 +145,7 @@ def memory(found: Sequence[Fit], shape: ModelShape, options: FitOptions) -> Iter
             yield f"{name}bound: estimate of tensors + {amounts} GiB on a full GPU"
     if working := max(one.question.reserve.working for one in found):
         yield f"the allocator may also keep {working:.0%} of working memory when it is freed"
-    yield Job.of(options, shape, options.trained, 1, None, device=found[0].question.options.device).checkpoint
+    yield job_of(found[0], shape, options).checkpoint
     yield from whole_runs(found, shape, options)
     yield from recommended_lines(recommendations(rows(found, shape, options), options), options)
 

@@ -46,6 +46,7 @@ def recommendations(rows: Sequence[Mapping[str, Any]], options: FitOptions) -> l
             "gpus": row["gpus"] if row else None,
             "days": days(row) if row else None,
             "cost": row["cost"] if row else None,
+            "energy_mwh": row["energy_mwh"] if row else None,
         }
         for why, row in chosen.items()
     ]
@@ -59,7 +60,8 @@ def recommended_lines(chosen: Sequence[Mapping[str, Any]], options: FitOptions) 
             continue
         where = f"{row['gpus']} GPUs" + f" of {row['device']}" * (len(options.device or ()) > 1)
         price = f"cost {row['cost']:,.0f}" if row["cost"] else f"{plain(row['gpus'] * row['days'])} GPU-days"
-        yield f"{row['why']}: {where}, {plain(row['days'])} days, {price}"
+        energy = f", at most {plain(row['energy_mwh'])} MWh" if row["energy_mwh"] else ""
+        yield f"{row['why']}: {where}, {plain(row['days'])} days, {price}{energy}"
 
 
 def _limits(options: FitOptions) -> str:

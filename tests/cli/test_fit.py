@@ -102,6 +102,17 @@ def test_numbers_are_recommended_by_days_with_failures_and_price(galvatron):
     assert all(row["days"] < row["run"]["days"] for row in rows)
     assert cheapest["cost"] == min(row["cost"] for row in rows) and fastest["gpus"] == 32
     assert fewest["gpus"] == 16 and fewest["days"] <= 75
+    kwh = [row["energy_mwh"] * 1000 for row in rows]
+    assert kwh == pytest.approx([0.7 * row["gpus"] * row["run"]["days"] * 24 for row in rows])
+
+
+def test_failures_of_nodes_and_a_log_of_saves_are_as_their_numbers(tmp_path, galvatron):
+    saves = [{"event": "saved", "gb": 30, "seconds": 10}, {"step": 1}, {"event": "saved", "gb": 10, "seconds": 10}]
+    (tmp_path / "train_log.jsonl").write_text("".join(json.dumps(save) + "\n" for save in saves))
+    words = "fit llama3-8b --gpus 16 --tokens 1e12 --json".split()
+    numbers = galvatron(*words, "--mtbf_hours", 20000, "--save_gb_per_s", 2)
+    named = galvatron(*words, "--mtbf_hours", "node=2500", "--save_gb_per_s", tmp_path / "train_log.jsonl")
+    assert json.loads(numbers.out)["rows"] == json.loads(named.out)["rows"] and "run" in numbers.out
 
 
 @pytest.mark.parametrize(
@@ -109,6 +120,7 @@ def test_numbers_are_recommended_by_days_with_failures_and_price(galvatron):
     [
         pytest.param("--mtbf_hours 9", "--save_gb_per_s", id="failures without the storage's speed"),
         pytest.param("--restart_s 9", "--mtbf_hours", id="restart without failures"),
+        pytest.param("--mtbf_hours gpu=9 --save_gb_per_s 1", "mtbf_hours", id="failures of no known part"),
         pytest.param("--budget 9", "--price", id="budget without a price"),
         pytest.param("--price h20=2", "no price of h100", id="a device without a price"),
         pytest.param("--price h100=2,h100=3", "twice", id="a device with two prices"),
