@@ -40,3 +40,28 @@ Number = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]  # of any unit: s, MiB, GB/s, epochs
 Rate = Annotated[float, Field(gt=0, le=1e3, allow_inf_nan=False)]  # of learning
 RateOrNone = Annotated[float, Field(ge=0, le=1e3, allow_inf_nan=False)]
+
+MOST_NETWORK = 20_000  # GB/s of a node, ten times that of any so far
+NETWORK = re.compile(r"((?P<links>[1-9]\d{0,2})x)?(?P<number>\d{1,6}(\.\d{1,6})?)(?P<unit>GB/s|Gb/s|Gbps|Gbit/s)?")
+
+
+def gb_per_s(network: str, gpus_per_node: int) -> float:
+    """GB/s a node of a network: `25` and `25GB/s` are of a node, `400Gb/s` of each GPU's link, `4x100Gb/s` of four
+    links of a node. Raises ValueError."""
+    match = NETWORK.fullmatch(network.replace(" ", ""))
+    if match is None:
+        raise ValueError("must be GB/s a node, such as 25, or Gb/s of links, such as 400Gb/s a GPU or 4x100Gb/s")
+    links, number, bits = match["links"], float(match["number"]), (match["unit"] or "").startswith("Gb")
+    per_node = number * int(links or (gpus_per_node if bits else 1)) / (8 if bits else 1)
+    if not 0.01 <= per_node <= MOST_NETWORK:
+        raise ValueError(f"{per_node:,g} GB/s a node is not between 0.01 and {MOST_NETWORK:,g}; is the unit right?")
+    return per_node
+
+
+def _links(value: object) -> object:
+    if isinstance(value, str):
+        gb_per_s(value, 1)
+    return value
+
+
+NodeLinks = Annotated[str, BeforeValidator(_links)]

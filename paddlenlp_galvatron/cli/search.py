@@ -27,6 +27,7 @@ from paddlenlp_galvatron.planner import SearchOptions, SearchResult
 from paddlenlp_galvatron.planner.hints import free_plan, hints
 from paddlenlp_galvatron.planner.question import Question
 from paddlenlp_galvatron.planner.result import predicted
+from paddlenlp_galvatron.report.plan import assumed, assumed_summary
 from paddlenlp_galvatron.report.search import beside_free, explain, hint_line, summary
 
 from .command import App, FromFile
@@ -94,6 +95,7 @@ def search(values: dict[str, Any], json: bool) -> int:
             beside["free_time_s"] = free.time_s if free else None
     shown: list[Any] = [
         *title,
+        assumed(question.assumptions),
         *(f"note: {note}" for note in notes),
         *explain(result, model.shapes[0] if len(model.shapes) == 1 else None, cost),
         *lines,
@@ -120,6 +122,7 @@ def search(values: dict[str, Any], json: bool) -> int:
             "plan": str(path) if path else None,
             "log": str(log_file),
             "notes": notes,
+            **assumed_summary(question.assumptions),
             "load": load_summary(cost.load),
             "job": asdict(job) if job else None,
         }

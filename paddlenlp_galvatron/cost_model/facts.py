@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
+from typing import NamedTuple
 
 from ..plan import ModelShape, Plan
 from ..plan.strategy import Strategy, VocabStrategy, runs, states_words
@@ -39,6 +40,21 @@ MEMORY = {
     "reserve": "reserve",
     "free": "free",
 }
+
+
+class Assumption(NamedTuple):
+    """A number or a choice that an answer rests on."""
+
+    words: str  # its name for people
+    value: float | str
+    unit: str  # "": of a choice, or a count
+    origin: str  # measured, calibrated, data sheet, default, option
+    option: str  # that changes it
+
+    def __str__(self) -> str:
+        text = self.value if isinstance(self.value, str) else f"{self.value:.4g} {self.unit}".strip()
+        is_known = self.origin in ("option", "measured") or self.option == "device"
+        return f"{self.words} {text}" + ("" if is_known else f" (--{self.option})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +211,7 @@ class PlanFacts:
     cost: CostModel
     shape: ModelShape | None  # of a model whose layers are equal
     budget_mib: float = inf  # memory of a device
+    assumptions: Mapping[str, Assumption] = field(default_factory=dict)
 
     @cached_property
     def stages(self) -> list[StageBreakdown]:
@@ -237,11 +254,6 @@ class PlanFacts:
             return None
         task, device = self.cost.options.task, self.cost.profiles.device
         return device.mfu(self.tokens_per_s, self.plan, self.shape, task.frozen, task.document_tokens)
-
-    @property
-    def device_name(self) -> str:
-        """The device in full, where the prices name it."""
-        return self.cost.profiles.device.name or "an unnamed device"
 
     @property
     def origin(self) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from ..base.limits import Positive, Ranks, Size
+from ..base.limits import NodeLinks, Positive, Ranks, Size
 from ..base.reading import parse_json, read_text
 from .group import Options
 
@@ -77,6 +77,7 @@ class JobOptions(Options):
         return self.mtbf_hours and self.mtbf_hours / (nodes * gpus_per_node)
 
 
+MEASURED_NETWORK = "network: profiles have it measured; give it with a data sheet (--device) alone"
 TWO_SOURCES = "device: profiles say which one it is; leave one of them out"
 
 
@@ -94,6 +95,7 @@ class PriceOptions(Options):
 
     profiles: Path | None = None
     device: str | None = None
+    network: NodeLinks | None = None
     model_size: str | None = None
     memory_constraint: Positive | None = None
     num_gpus_per_node: Ranks | None = None
@@ -104,4 +106,6 @@ class PriceOptions(Options):
     def _of_one_source(self) -> Self:
         if self.profiles and self.device:
             raise ValueError(TWO_SOURCES)
+        if self.profiles and self.network:
+            raise ValueError(MEASURED_NETWORK)
         return self

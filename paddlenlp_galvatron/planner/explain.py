@@ -26,7 +26,9 @@ RUNNERS_UP = 4  # plans of other families that are shown after the best one
 FRONTIER_S = 8.0  # time that its searches share
 BUDGETS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)  # of the plan's, at which the frontier is searched
 BETWEEN_STAGES = "links between stages"
-MOST_CHANGES = 10  # changes that are tried
+NETWORK, IMBALANCE, INTERLEAVING = "network", "expert load imbalance", "interleaving"
+MOST_CHANGES = 13  # changes that are tried
+MOST_CHUNKS = 8  # a stage, where interleaving was not searched
 MOST_PRICED = 1200  # plans with one layer changed: a few seconds
 
 
@@ -44,6 +46,14 @@ class Explanation(PlanFacts):
         """The best plan of this batch, where it is not this one."""
         best = self.searched.best
         return best if best and best.time_s < self.prediction.time_s / (1 + SAME) else None
+
+    @property
+    def imbalance_ms(self) -> float:
+        """Time of a step that would be saved if all experts got equally many rows."""
+        if not self.cost.load:
+            return 0.0
+        even = self.question.changed(moe_imbalance=1.0).cost.predict(self.plan)
+        return (self.prediction.time_s - even.time_s) * 1000
 
     @property
     def is_searched(self) -> bool:
@@ -157,6 +167,14 @@ def what_ifs(question: Question, plan: Plan, known: Sequence[Plan], time: Shared
     for link, faster in faster_links(hardware).items():
         if plan.pipeline > 1 or link != BETWEEN_STAGES:
             yield changed(link, "twice as fast", hardware=faster)
+    if nodes > 1 and (network := question.assumptions.get("network")):
+        half = float(network.value) / 2
+        yield changed(NETWORK, f"{network.value:.4g} -> {half:.4g} GB/s a node", network=f"{half:g}")
+    if question.cost.load:
+        now_most, more = options.moe_imbalance, 2 * options.moe_imbalance - 1  # twice the rows beyond the mean
+        yield changed(IMBALANCE, f"{now_most:g} -> {more:g}", moe_imbalance=more)
+    if plan.pipeline > 1 and options.max_virtual_pp_deg == 1 and options.trainer == "galvatron":
+        yield changed(INTERLEAVING, f"up to {MOST_CHUNKS} chunks a stage", max_virtual_pp_deg=MOST_CHUNKS)
     yield changed("sequence", f"{seq} -> {2 * seq} tokens", 2 * seq, seq_length=2 * seq)
     batch, now = plan.global_batch, plan.micro_batches
     twice = {"global_batch": 2 * batch, "micro_batches": 2 * now}

@@ -13,13 +13,13 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from ..base.errors import UserError
-from ..base.limits import Positive, Ranks, Samples, Size
+from ..base.limits import NodeLinks, Positive, Ranks, Samples, Size
 from ..base.text import Note, no_note
 from ..base.units import GIB
 from ..cost_model import CostModel
 from ..options.foreign import Fate
 from ..options.model_options import SEQ, Model
-from ..options.prices import TWO_SOURCES, JobOptions, LimitOptions
+from ..options.prices import MEASURED_NETWORK, TWO_SOURCES, JobOptions, LimitOptions
 from ..plan import ModelShape
 from ..profiles.data_sheet import Device, load_data_sheet
 from ..profiles.files import allreduce_name, device_of, p2p_name, read_profile, sp_time_name
@@ -35,6 +35,7 @@ DEVICE = "h100-80gb"  # where neither the user nor a profile names one
 NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # numbers of nodes that are tried
 FURTHER = 3  # numbers of GPUs shown beyond the least that fits
 MORE_GIB = 8.0
+MANY = 64  # GPUs, from which the network of a node is seldom that of a data sheet
 ROUGHLY: dict[str, Any] = {"gap": 0.005, "effort": 1_000_000}  # of searches whose speed has two decimals in the table
 _ALLREDUCE = r"allreduce_bandwidth_([1-9]\d{0,4})nodes_([1-9]\d{0,4})gpus_per_node\.json"
 MOST_NUMBERS = 32  # of GPUs in one table
@@ -64,6 +65,7 @@ class FitOptions(TaskOptions, LimitOptions, JobOptions):
     model_size: str
     gpus: GpuCounts | None = None
     device: Names | None = None
+    network: NodeLinks | None = None
     memory_constraint: Positive | None = None
     profiles: Path | None = None
     seq_length: Size | None = None
@@ -190,6 +192,8 @@ def _kinds(options: FitOptions) -> Iterator[_Kind]:
     if options.profiles:
         if options.device:
             raise UserError(TWO_SOURCES)
+        if options.network:
+            raise UserError(MEASURED_NETWORK)
         yield _measured(options.profiles)
         return
     for name in options.device or (DEVICE,):
@@ -257,6 +261,8 @@ class _Row:
                 f"gpus: {gpus} are no whole number of nodes of {per_node} GPUs; give a multiple of {per_node}, or fewer"
             )
         question = self._question(max(nodes, 1), rest or per_node)
+        if gpus > MANY and (network := question.assumptions.get("network")) and network.origin == "data sheet":
+            self.note(f"{network}: the data sheet's, for so many GPUs; give your cluster's, as 25 or 8x200Gb/s")
         seconds, reserve = self.time.take(), question.reserve
         now = question.search(watch=self.watch, seconds=seconds)
         for line in now.left_out:
@@ -295,6 +301,7 @@ class _Row:
             settle_bsz=self.options.global_train_batch_size,
             seq_length=self.options.seq_length,
             max_cp_deg=self.options.max_cp_deg,
+            network=self.options.network,
             gap=self.options.gap,
             **self.kind.priced_by(nodes, gpus),
         )

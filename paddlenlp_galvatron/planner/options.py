@@ -11,12 +11,12 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from ..base.errors import UserError
-from ..base.limits import MOST_SAMPLES, Count, Layers, Number, Positive, Ranks, Samples, Size
+from ..base.limits import MOST_SAMPLES, Count, Layers, NodeLinks, Number, Positive, Ranks, Samples, Size
 from ..cost_model import CostOptions, Task
 from ..cost_model.load import ProfileSource
 from ..model.layer import MODULES, PARTLY
 from ..options.group import Options
-from ..options.prices import RANK, TWO_SOURCES, Kind, LimitOptions
+from ..options.prices import MEASURED_NETWORK, RANK, TWO_SOURCES, Kind, LimitOptions
 from ..plan import Assumptions, DataParallel, Plan, Precision, Recompute, Schedule
 from ..plan.mesh import Axis, Degrees, divisors, every_degrees
 from ..plan.strategy import IMBALANCE, IMBALANCE_BOUND
@@ -94,6 +94,7 @@ class SearchOptions(TaskOptions, LimitOptions):
     world_size: Ranks = GPUS_PER_NODE
     profile_gpu_num: Ranks | None = None
     device: str | None = None
+    network: NodeLinks | None = None
     memory_constraint: Positive | None = None
     context_mib: Number | None = None
 
@@ -196,6 +197,8 @@ class SearchOptions(TaskOptions, LimitOptions):
             raise ValueError(f"tp_consec: 0 does not go together with sp_space {self.sp_space}; use sp_space tp")
         if self.device is not None and not self.model_fields_set.isdisjoint(("profiles", *PATH_OPTIONS)):
             raise ValueError(TWO_SOURCES)
+        if self.network is not None and self.device is None:
+            raise ValueError(MEASURED_NETWORK)
         if self.trainer != "galvatron" and self.max_virtual_pp_deg > 1:
             raise ValueError(f"max_virtual_pp_deg: for {self.trainer} only one chunk a stage is searched; give 1")
         unknown = [name for name in self._listed() if name not in DIMENSIONS]
@@ -330,7 +333,7 @@ class SearchOptions(TaskOptions, LimitOptions):
     @property
     def priced_by(self) -> tuple[object, ...]:
         """The options that prices depend on, besides model and profiles."""
-        return self.cost_options, self.assumptions, self.num_nodes, self.num_gpus_per_node
+        return self.cost_options, self.assumptions, self.num_nodes, self.num_gpus_per_node, self.network
 
 
 def _modes(values: Mapping[str, Any]) -> dict[str, Any]:

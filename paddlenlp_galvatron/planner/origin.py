@@ -77,11 +77,13 @@ def _options(searched: Mapping[str, Any], origin: OriginOptions, plan: Plan, seq
         if isinstance(files, list) and files:
             asked["profiles"] = str(Path(str(_mapping("profiles", files[0]).get("path"))).parent)
     if origin.profiles:
-        asked = {name: value for name, value in asked.items() if name not in (*PATH_OPTIONS, "device")}
+        asked = {name: value for name, value in asked.items() if name not in (*PATH_OPTIONS, "device", "network")}
         asked["profiles"] = origin.profiles
     if origin.device:
         asked = {name: value for name, value in asked.items() if name not in (*PATH_OPTIONS, "profiles")}
         asked["device"] = origin.device
+    if origin.network:
+        asked["network"] = origin.network
     if origin.num_gpus_per_node:
         asked |= {"num_nodes": None, "num_gpus_per_node": origin.num_gpus_per_node, "world_size": plan.world_size}
     if origin.task and origin.task != asked.get("task"):

@@ -15,7 +15,7 @@ from ..base.errors import UserError
 from ..base.text import Note, gib, no_note
 from ..base.units import GIB_MIB
 from ..cost_model import CostModel, Prediction, derive, load
-from ..cost_model.facts import PlanFacts
+from ..cost_model.facts import Assumption, PlanFacts
 from ..options.model_options import SEQ, Model, ModelOptions
 from ..options.prices import JobOptions
 from ..plan import ModelShape, Plan
@@ -23,6 +23,7 @@ from ..profiles.data_sheet import Device, load_data_sheet
 from ..profiles.hardware import HardwareProfile
 from ..profiles.network import Network
 from ..profiles.reserve import Reserve
+from .assumptions import assumptions_of
 from .branch_and_bound import Watch
 from .engine import search
 from .options import PATH_OPTIONS, SearchOptions
@@ -38,7 +39,8 @@ def prices(models: Sequence[ModelShape], options: SearchOptions, note: Note = no
     if options.device is None:
         _require_folder(options)
         return load(models, *cluster, options.assumptions, **options.profile_arguments, note=note)
-    return derive(models, load_data_sheet(options.device), *cluster, options.assumptions, options.cost_options)
+    sheet = load_data_sheet(options.device).with_network(options.network)
+    return derive(models, sheet, *cluster, options.assumptions, options.cost_options)
 
 
 @dataclass(frozen=True)
@@ -122,9 +124,14 @@ class Question:
         inputs = self.model.shapes, self.cost, self.settled
         return search(*inputs, log, watch, known, seconds, cancel, compared).naming_model(self.asked)
 
+    @property
+    def assumptions(self) -> dict[str, Assumption]:
+        """The numbers and choices that its answers rest on."""
+        return assumptions_of(self.options, self.cost)
+
     def facts_of(self, plan: Plan) -> PlanFacts:
         """Raises UserError where the plan cannot be priced."""
-        return PlanFacts(plan, self.cost.predict(plan), self.cost, self.shape, self.budget_mib)
+        return PlanFacts(plan, self.cost.predict(plan), self.cost, self.shape, self.budget_mib, self.assumptions)
 
     def job(self, options: JobOptions, priced: Candidate | Prediction | None) -> Job | None:
         """The whole training under a plan; None where nothing fits, or layers differ in type. Raises UserError."""

@@ -20,6 +20,7 @@ from ..plan import LayerStrategy, ModelShape, Plan
 from ..plan.strategy import gap_of
 from ..profiles.data_sheet import load_data_sheet
 from ..profiles.reserve import Reserve
+from .assumptions import assumptions_of
 from .options import SearchOptions
 from .space import PlanFamily
 from .whole_run import DAY_S, HOUR_S, RESTART_S, Failures, WholeRun
@@ -416,6 +417,7 @@ def documented(best: Candidate, cost: CostModel, options: SearchOptions, lower_b
             "memory_constraint_gb": options.memory_gib,
             "device": cost.profiles.device.model_dump(exclude_none=True),
             "profiles": [file.summary() for file in cost.profiles.files],
+            "assumptions": {name: value._asdict() for name, value in assumptions_of(options, cost).items()},
             "options": options.model_dump(mode="json", exclude_unset=True) | (cost.load._asdict() if cost.load else {}),
         },
     }

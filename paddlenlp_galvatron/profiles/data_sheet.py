@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from ..base.errors import UserError, plain_fault
-from ..base.limits import Positive, Ranks
+from ..base.limits import Positive, Ranks, gb_per_s
 from ..base.reading import LARGEST_OPTIONS, read_json
 from ..model import ModelShape
 from ..model.shape import flops_per_token
@@ -19,6 +19,7 @@ from ..plan.strategy import Plan, Precision
 
 LEAST, MOST = 1e-3, 1e9  # of a figure in its unit: far beyond any device, and no price of them is 0 or without end
 FOLDERS = (Path(__file__).parents[2] / "configs" / "nodes", Path(__file__).parents[1] / "nodes")
+CALIBRATED = "calibrated from"  # as the source of a figure begins that measured steps gave
 SHORT = {"a100": "a100-80gb"}  # of several that begin so, the one that is meant
 GUIDE = "docs/en/fit.md"  # how a sheet is written
 # Units that a figure may have, with the factor to the one that is reckoned with, and the words that may follow.
@@ -209,6 +210,13 @@ class DataSheet(BaseModel):
         if stack in (None, self.stack):
             return self
         return self.model_copy(update={"stack": stack, "launch": LAUNCH[stack], **self.stacks.get(stack, {})})
+
+    def with_network(self, network: str | None) -> DataSheet:
+        """The sheet of such nodes behind another network; None: the sheet's own."""
+        if network is None:
+            return self
+        figure = Figure(value=gb_per_s(network, self.gpus_per_node), unit="GB/s", source="--network", checked="no")
+        return self.model_copy(update={"network": figure})
 
     def is_named(self, name: str) -> bool:
         """Whether this is the sheet's name, the beginning of it, or a driver's full name of the device, in any

@@ -22,15 +22,17 @@ from ..cost_model.facts import (
     strategy_words,
 )
 from ..plan.strategy import gap_of, load_summary
-from ..planner.explain import Explanation, OtherStrategy, WhatIf
+from ..planner.explain import IMBALANCE, INTERLEAVING, NETWORK, Explanation, OtherStrategy, WhatIf
 from ..planner.result import Candidate, Job
-from .plan import describe
+from .fit import in_words
+from .plan import assumed, assumed_summary, describe
 from .search import beside_fastest, layer_wise, layer_wise_summary, runner_up, shape_of
 
 COLUMNS = 4  # stages side by side: 80 characters
 MOST_COLUMNS = 8  # stages that a table shows; of more, those that work longest and need most
 LARGE = 1000.0  # from which on numbers have no decimals
 MOST_OTHERS = 12  # other strategies of a layer that are shown
+ASSUMED = (NETWORK, IMBALANCE, INTERLEAVING)  # changes of assumptions, whose plan is shown
 UNCERTAIN = "a range: the search was not taken to its end; the best plan's gain lies within"
 
 
@@ -48,6 +50,7 @@ def before_searches(explanation: PlanFacts) -> Iterator[str | Table]:
         f"{prediction.bubble_share:.1%} pipeline bubble"
     )
     yield explanation.speed_words
+    yield assumed(explanation.assumptions)
     if (needs := explanation.memory_mib) > explanation.budget_mib:
         yield f"note: the plan does not fit: it needs {gib(needs)} GiB a GPU, of {gib(explanation.budget_mib)}"
     yield from describe(replace(plan, metadata={}), explanation.shape)
@@ -78,6 +81,9 @@ def by_searches(explanation: Explanation, job: Job | None = None) -> Iterator[st
     if any(one.is_range for one in explanation.what_ifs):
         yield UNCERTAIN
     yield from (f"{one.name}, {one.change}: {one.why_not}" for one in explanation.what_ifs if one.why_not)
+    for one in explanation.what_ifs:
+        if one.name in ASSUMED and one.plan and (words := in_words(one.plan)) != in_words(explanation.plan):
+            yield f"{one.name}, {one.change}: the fastest plan is then {words}"
     if job and job.days:
         yield f"\nthe whole training: {job}"
 
@@ -101,6 +107,11 @@ def binding(explanation: Explanation) -> list[str]:
     if stages[busy].time_ms[term]:
         share = stages[busy].time_ms[term] / step_ms
         lines.append(f"communication of stage {busy}: mostly {TIME[term]}, {share:.1%} of the step")
+    if imbalance_ms := explanation.imbalance_ms:
+        share = imbalance_ms / step_ms
+        lines.append(
+            f"load imbalance of experts: {imbalance_ms:.4g} ms of a step, {share:.1%}, as {explanation.cost.load}"
+        )
     if (pieces := explanation.plan.vocab.pieces) > 1:
         vocab = replace(explanation.plan.vocab, pieces=1)
         whole = explanation.cost.predict(replace(explanation.plan, vocab=vocab))
@@ -127,6 +138,8 @@ def summary(explanation: Explanation, job: Job | None = None) -> dict[str, Any]:
         "samples_per_s": prediction.samples_per_s,
         "bubble_share": prediction.bubble_share,
         "budget_mib": explanation.budget_mib,
+        **assumed_summary(explanation.assumptions),
+        "imbalance_ms": explanation.imbalance_ms,
         "stages": [asdict(stage) | {"busy_ms": stage.busy_ms} for stage in explanation.stages],
         "binds": binding(explanation),
         "best": _of(best) | {"gap": explanation.searched.gap} if best else None,

@@ -16,6 +16,7 @@ from ..plan.strategy import Load, Plan, load_summary
 from ..planner.fit import MORE_GIB, TOKENS, Fit, FitOptions, job_of
 from ..planner.hints import Hint
 from ..profiles.data_sheet import Device, load_data_sheet
+from .plan import assumed, assumed_summary
 from .recommend import recommendations, recommended_lines, whole_runs
 from .search import hint_line
 
@@ -28,8 +29,9 @@ def rows(found: Sequence[Fit], shape: ModelShape, options: FitOptions) -> list[d
 def summary(found: Sequence[Fit], shape: ModelShape, options: FitOptions, hints: Sequence[Hint]) -> dict[str, Any]:
     """The answer for programs."""
     records = rows(found, shape, options)
+    assumptions = assumed_summary(found[-1].question.assumptions)
     beside = {"recommended": recommendations(records, options), "hints": [hint.summary() for hint in hints]}
-    return {"rows": records, "load": load_summary(_load(shape, options)), **beside}
+    return {"rows": records, "load": load_summary(_load(shape, options)), **assumptions, **beside}
 
 
 def _load(shape: ModelShape, options: FitOptions) -> Load | None:
@@ -94,6 +96,7 @@ def heading(found: Sequence[Fit], shape: ModelShape, options: FitOptions) -> Ite
     if load := _load(shape, options):
         yield str(load)
     for own in devices.values():
+        yield assumed(own[-1].question.assumptions)
         sheet = own[0].question.options.device
         if sheet and (spread := load_data_sheet(sheet).published):
             yield (
@@ -193,6 +196,7 @@ def in_words(plan: Plan) -> str:
     again = sum(bool(layer.recompute) for layer in plan.layers)
     words = [
         f"pp {plan.pipeline}" if plan.pipeline > 1 else "",
+        f"{plan.chunks} chunks" if plan.chunks > 1 else "",
         *(f"{axis.words} {degree}" for axis, degree in most.axes if degree > 1),
         f"dp {plan.dp(most)} {most.dp_type}" if plan.dp(most) > 1 else "",
         f"ep {most.ep}" if most.ep > 1 else "",

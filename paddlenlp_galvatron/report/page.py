@@ -22,6 +22,7 @@ from ..plan.strategy import runs
 from ..planner.explain import Explanation, FrontierPoint
 from .explain import UNCERTAIN, binding
 from .measured import WARM_UP_STEPS, stage_peaks_mib
+from .plan import assumed
 from .search import layer_wise, runner_up
 
 MOST_STEPS = 500  # of the log that are drawn; of more, each n-th
@@ -72,7 +73,7 @@ def render(
         "report.html.jinja",
         **drawn(explanation) | _measured(explanation, records),
         model=explanation.question.model.name,
-        premises="; ".join([f"{explanation.device_name}, {explanation.origin}", *made_by]),
+        premises="; ".join([explanation.origin, *made_by, assumed(explanation.assumptions)]),
         options=explanation.question.options,
         binds=binding(explanation),
         runners_up=[runner_up(number, other, best) for number, other in enumerate(explanation.searched.runners_up, 2)]

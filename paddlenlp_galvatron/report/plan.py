@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Self
@@ -13,6 +13,7 @@ from rich.text import Text
 
 from ..base.printing import table
 from ..base.text import count, gib, shortened
+from ..cost_model.facts import Assumption
 from ..plan import LayerStrategy, ModelShape, Plan, Recompute, VocabStrategy
 from ..plan.check import misfits
 from ..plan.mesh import STAGE, Axis
@@ -74,6 +75,7 @@ class PlanOrigin(Metadata):
     num_gpus_per_node: int
     memory_constraint_gb: float
     profiles: list[ProfilePath]
+    assumptions: dict[str, Assumption] = {}
     options: dict[str, Any] = {}
     model_options: dict[str, Any] = {}  # as they were given
 
@@ -85,7 +87,24 @@ class PlanOrigin(Metadata):
             f"{self.memory_constraint_gb:.4g} GiB; "
             + (f"profiles in {', '.join(folders)}" if folders else "derived from a data sheet")
         )
-        return [("searched", words), *([("options", _words(self.options))] if self.options else [])]
+        facts = {"searched": words, "rests on": _by_origin(self.assumptions), "options": _words(self.options)}
+        return [(name, value) for name, value in facts.items() if value]
+
+
+def assumed(assumptions: Mapping[str, Assumption]) -> str:
+    """The numbers and choices that an answer rests on, in a line."""
+    return f"assumptions: {_by_origin(assumptions)}"
+
+
+def _by_origin(assumptions: Mapping[str, Assumption]) -> str:
+    origins = dict.fromkeys(assumption.origin for assumption in assumptions.values())
+    named = {origin: [str(part) for part in assumptions.values() if part.origin == origin] for origin in origins}
+    return "; ".join(f"{origin}: {', '.join(words)}" for origin, words in named.items())
+
+
+def assumed_summary(assumptions: Mapping[str, Assumption]) -> dict[str, Any]:
+    """The same for programs."""
+    return {"assumptions": {name: assumption._asdict() for name, assumption in assumptions.items()}}
 
 
 def describe(plan: Plan, shape: ModelShape | None = None) -> list[Table]:

@@ -11,6 +11,7 @@ from ..planner.fit import DEVICE
 from ..planner.form import SEARCHED, UNSET, Answer, Form
 from ..profiles.data_sheet import data_sheets
 from .page import drawn, fill
+from .plan import assumed
 
 # Labels of the form's fields.
 LABELS = {
@@ -83,7 +84,7 @@ def fragment(outcome: Answer, query: str) -> str:
         model=question.model.name,
         result=outcome.result,
         tokens_per_s=facts.tokens_per_s,
-        notes=[*outcome.notes, *([str(facts.cost.load)] if facts.cost.load else [])],
+        notes=[assumed(facts.assumptions), *outcome.notes, *([str(facts.cost.load)] if facts.cost.load else [])],
         commands=outcome.commands,
         query=query,
     )

@@ -21,7 +21,7 @@ from ...model import ModelShape
 from ...plan import Plan
 from ...plan.strategy import IMBALANCE
 from ...profiles.analytic import GROUPED, ExpertKernels
-from ...profiles.data_sheet import HALF_RANKS, DataSheet, Figure, Stack
+from ...profiles.data_sheet import CALIBRATED, HALF_RANKS, DataSheet, Figure, Stack
 from ...profiles.reserve import MOST_ALLOCATOR
 
 # Numbers that may be fitted, and their prior errors: standard deviations of the logarithm.
@@ -205,7 +205,7 @@ def calibrate(runs: Sequence[MeasuredRun], sheet: DataSheet) -> Calibration:
     names = [name for name in EXPECTED if name != "host_link" or any(run.offload_optimizer for run in runs)]
     fitted = _fitted(runs, sheet, names)
     share = _allocator(runs, sheet.memory.value * 1024)
-    source = f"calibrated from {len(runs)} runs: {', '.join(dict.fromkeys(run.name for run in runs))}"[:LONGEST]
+    source = f"{CALIBRATED} {len(runs)} runs: {', '.join(dict.fromkeys(run.name for run in runs))}"[:LONGEST]
     figures = {name: _figure(getattr(sheet, name), value, source) for name, value in fitted.values.items()}
     if share is not None:
         figures["allocator"] = Figure(value=share, unit="ratio", source=source, checked="the most of these runs")

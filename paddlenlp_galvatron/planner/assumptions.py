@@ -1,0 +1,46 @@
+"""The numbers and choices that an answer rests on, each with its origin and the option that changes it."""
+
+from __future__ import annotations
+
+from ..cost_model import CostModel
+from ..cost_model.facts import Assumption
+from ..profiles.data_sheet import CALIBRATED, DataSheet, Figure, load_data_sheet
+from .options import SearchOptions
+
+
+def assumptions_of(options: SearchOptions, cost: CostModel) -> dict[str, Assumption]:
+    """By name, in the order in which they are shown."""
+
+    def chosen(words: str, value: float | str, option: str) -> Assumption:
+        is_default = getattr(options, option) == type(options).model_fields[option].default
+        return Assumption(words, value, "", "default" if is_default else "option", option)
+
+    device, document = cost.profiles.device, options.document_tokens
+    sheet = load_data_sheet(options.device).with_network(options.network) if options.device else None
+    source = "data sheet" if sheet else "measured"
+    has_all = options.memory_constraint in (None, device.memory_gib)
+    assumptions = {
+        "device": Assumption("device", device.name or "unnamed", "", source, "device"),
+        "memory": Assumption("memory", options.memory_gib, "GiB", source if has_all else "option", "memory_constraint"),
+        **(_links(sheet, options) if sheet else {"links": Assumption("links", "as measured", "", source, "profiles")}),
+        "attention": chosen("attention", "flash" if cost.assumed.flash_attention else "plain", "use_flash_attention"),
+    }
+    if load := cost.load:
+        assumptions["imbalance"] = chosen("expert load imbalance", load.moe_imbalance, "moe_imbalance")
+    return assumptions | {
+        "chunks": chosen("chunks a stage up to", options.max_virtual_pp_deg, "max_virtual_pp_deg"),
+        "context": chosen("cp up to", options.most_context, "max_cp_deg"),
+        "packing": chosen("packing", f"documents of {document:g} tokens" if document else "none", "document_tokens"),
+    }
+
+
+def _links(sheet: DataSheet, options: SearchOptions) -> dict[str, Assumption]:
+    def stated(words: str, figure: Figure, option: str) -> Assumption:
+        origin = "calibrated" if figure.source.startswith(CALIBRATED) else "data sheet"
+        return Assumption(words, figure.value, "GB/s", origin, option)
+
+    links = {"link": stated("link of a GPU", sheet.link, "device")}
+    if options.num_nodes > 1:
+        network = stated("network of a node", sheet.network, "network")
+        links["network"] = network._replace(origin="option") if options.network else network
+    return links | {"software": Assumption("software", sheet.stack, "", "data sheet", "device")}
