@@ -6,5 +6,3 @@ with limits. `processor` has its instructions. `tracing` writes Chrome traces.
 """
 
 from .errors import GalvatronError, Infeasible, UserError
-
-__all__ = ["GalvatronError", "Infeasible", "UserError"]
