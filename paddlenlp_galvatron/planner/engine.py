@@ -12,8 +12,7 @@ from threading import Event, Lock, Thread
 
 import galvatron_dp_core
 
-from ..base.errors import UserError
-from ..base.units import GIB_MIB, MS_PER_S
+from ..base import GIB_MIB, MS_PER_S, UserError
 from ..cost_model import CostModel
 from ..plan import ModelShape, Plan
 from .bounds import Cores, OpenFamily, Phase

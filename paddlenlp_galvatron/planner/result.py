@@ -9,9 +9,7 @@ from itertools import groupby
 from math import ceil, floor, inf, log10
 from typing import Any, Self
 
-from ..base.errors import GalvatronError, Infeasible, UserError
-from ..base.text import plain
-from ..base.units import GIB_MIB, MS_PER_S
+from ..base import GIB_MIB, MS_PER_S, GalvatronError, Infeasible, UserError, plain
 from ..cost_model import CostModel
 from ..cost_model.costs import Prediction, StageMemory, Task
 from ..model import joint_fingerprint

@@ -10,9 +10,8 @@ from typing import Any
 
 from rich.table import Table
 
+from ..base import GIB_MIB, count
 from ..base.printing import table
-from ..base.text import count
-from ..base.units import GIB_MIB
 from ..cost_model import CostModel
 from ..cost_model.facts import PlanFacts
 from ..plan import ModelShape
