@@ -46,11 +46,9 @@ def explain(
 def beside_fastest(result: SearchResult) -> str:
     """The fastest plan, where the best one is simpler: `; 6 strategies would take 13.52 s`."""
     best, fastest = result.best, result.fastest
-    if not best or not fastest or (best.strategies == fastest.strategies and _seconds(best) == _seconds(fastest)):
+    if not best or not fastest or best.strategies == fastest.strategies:
         return ""
-    fewer = best.strategies < fastest.strategies
-    what = count(fastest.strategies, "strategy", "strategies") if fewer else count(fastest.segments, "segment")
-    return f"; {what} would take {_seconds(fastest)} s"
+    return f"; {fastest.strategies} strategies would take {_seconds(fastest)} s"
 
 
 def layer_wise(result: SearchResult) -> Iterator[str]:
