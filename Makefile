@@ -61,9 +61,7 @@ validate: setup
 pages: setup
 	@$(BIN)/python tools/commands_page.py
 	@$(BIN)/python tools/api_page.py
-	@$(BIN)/python tools/parallelism_table.py
-	@$(BIN)/python tools/profile_keys.py
-	@$(BIN)/python tools/accuracy.py
+	@$(BIN)/python tools/tables.py
 	@$(BIN)/python tools/blocks.py
 
 wheels:

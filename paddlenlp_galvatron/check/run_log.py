@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..base.errors import UserError
+from ..base import GIB, UserError
 from ..base.reading import open_file
-from ..base.units import GIB
 from ..plan import Plan
 from ..report.measured import has_all_peaks, of_plan
 from ..training.step_log import StepRecord, read_log

@@ -9,10 +9,9 @@ from typing import Any
 
 from pydantic import Field
 
-from paddlenlp_galvatron.base.errors import UserError
+from paddlenlp_galvatron.base import MIB, UserError
 from paddlenlp_galvatron.base.limits import Count
 from paddlenlp_galvatron.base.printing import Bars
-from paddlenlp_galvatron.base.units import MIB
 from paddlenlp_galvatron.base.writing import require_absent
 from paddlenlp_galvatron.options.group import Options
 from paddlenlp_galvatron.plan import ModelShape, Precision

@@ -9,11 +9,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paddlenlp_galvatron.base.errors import UserError
+from paddlenlp_galvatron.base import MIB, UserError, near
 from paddlenlp_galvatron.base.limits import Count, Trained
 from paddlenlp_galvatron.base.printing import Bars
-from paddlenlp_galvatron.base.text import near
-from paddlenlp_galvatron.base.units import MIB
 from paddlenlp_galvatron.options.group import Options, Paths
 
 from .command import App, answer, say_note

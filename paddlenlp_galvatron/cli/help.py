@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paddlenlp_galvatron.base.printing import Console
+from paddlenlp_galvatron.base.reading import read_json
 from paddlenlp_galvatron.options.aliases import other_names
 from paddlenlp_galvatron.options.group import PLACES, is_boolean
 
@@ -22,41 +23,7 @@ from .command import EXIT_CODES, App, Command
 
 WIDEST = 120  # columns; where there is no terminal, too
 KINDS = {int: "<int>", float: "<float>", Path: "<path>"}  # names of values; others are text
-EXAMPLES = {
-    "calibrate": "galvatron calibrate output/train_log.jsonl --plans plan.json --device h100-80gb --output mine.json",
-    "completion": "galvatron completion bash >> ~/.bashrc",
-    "convert g2h": "galvatron convert g2h output/ my-model-trained/",
-    "convert h2g": "galvatron convert h2g my-model/ output/from-hf",
-    "convert merge": "galvatron convert merge my-model/ output/lora my-model-merged/",
-    "data prepare": "galvatron data prepare my_texts/ --tokenizer my-model/ --output data/mine",
-    "doctor": "galvatron doctor --plan plan.json",
-    "explain": "galvatron explain plan.json",
-    "fit": "galvatron fit qwen2.5-7b --device h100-80gb --gpus 8",
-    "gpu-check": "galvatron gpu-check --nproc 8",
-    "parity": "galvatron parity plan.json --model qwen2",
-    "plan check": "galvatron plan check plan.json --model qwen2.5-7b",
-    "plan diff": "galvatron plan diff first.json second.json",
-    "plan from-paddlefleet": "galvatron plan from-paddlefleet recipe.yaml --model qwen3-8b --world_size 8",
-    "plan scale": "galvatron plan scale plan.json --gpus 32",
-    "plan schema": "galvatron plan schema > plan.schema.json",
-    "plan show": "galvatron plan show plan.json",
-    "plan to-paddlefleet": "galvatron plan to-paddlefleet plan.json > parallel.yaml",
-    "plan to-paddleformers": "galvatron plan to-paddleformers plan.json > parallel.yaml",
-    "plan to-paddlenlp": "galvatron plan to-paddlenlp plan.json",
-    "plan trace": "galvatron plan trace plan.json --output trace.json",
-    "plan uniform": "galvatron plan uniform qwen2.5-7b --gpus 8 --tp 2 --pp 2 --batch 64",
-    "profile all": "galvatron profile all my-model/ --nproc 8 --seq_length 4096 --output profiles",
-    "profile computation": "galvatron profile computation my-model/ --seq_length 4096 --output profiles",
-    "profile hardware": "galvatron profile hardware --nproc 8 --output profiles",
-    "profile import-nccl-tests": "galvatron profile import-nccl-tests all_reduce_8.txt --output profiles",
-    "profile memory": "galvatron profile memory my-model/ --seq_length 4096 --output profiles",
-    "profile model": "galvatron profile model my-model/ --seq_length 4096 --output profiles",
-    "report": "galvatron report plan.json",
-    "search": "galvatron search qwen2.5-7b --device h100-80gb --gpus 8 --batch 256 -o plan.json",
-    "train": "galvatron train plan.json --model my-model/ --input_dir data/mine --max_steps 1000",
-    "validate": "galvatron validate my-model/ --nproc 2",
-    "what-if": "galvatron what-if qwen2.5-7b --device h100-80gb",
-}
+EXAMPLES: dict[str, str] = read_json(Path(__file__).with_name("examples.json"))  # by command
 COMMON, SPACE, PROFILES, OUTPUT, OTHERS = "Common", "Space", "Profiles", "Output", "Options"
 FIRST, LAST = (COMMON, SPACE, PROFILES), OUTPUT
 PANELS = {  # options by name -> panel, before that of their group

@@ -17,9 +17,8 @@ from io import TextIOWrapper
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from paddlenlp_galvatron.base.errors import GalvatronError, UserError
+from paddlenlp_galvatron.base import GalvatronError, UserError, printable, shortened
 from paddlenlp_galvatron.base.process import INTERRUPTED, heeded, lasting_streams
-from paddlenlp_galvatron.base.text import printable, shortened
 from paddlenlp_galvatron.version import __version__
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ from typing import Any, TypeVar
 
 from pydantic import Field
 
-from paddlenlp_galvatron.base.errors import UserError
+from paddlenlp_galvatron.base import UserError, near
 from paddlenlp_galvatron.base.limits import Ranks
-from paddlenlp_galvatron.base.text import near
 from paddlenlp_galvatron.launch import gpus
 from paddlenlp_galvatron.measure.nodes import with_nodes
 from paddlenlp_galvatron.measure.options import (

@@ -12,10 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from paddlenlp_galvatron.base.errors import UserError
+from paddlenlp_galvatron.base import MIB, Note, UserError, count, gib, no_note
 from paddlenlp_galvatron.base.printing import Console, say, table
-from paddlenlp_galvatron.base.text import Note, count, gib, no_note
-from paddlenlp_galvatron.base.units import MIB
 from paddlenlp_galvatron.launch import gpus
 from paddlenlp_galvatron.launch.nodes import FIELDS, Nodes
 from paddlenlp_galvatron.model.lora import Adapters

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.progress import Progress, TaskID
 
-from paddlenlp_galvatron.base import processor
+from paddlenlp_galvatron.base import count, near, processor
 from paddlenlp_galvatron.base.printing import Console
 from paddlenlp_galvatron.base.process import heeded
 from paddlenlp_galvatron.base.reading import NewLines, read_json
-from paddlenlp_galvatron.base.text import count, near
 from paddlenlp_galvatron.base.writing import reason_of
 from paddlenlp_galvatron.launch import gpus
 from paddlenlp_galvatron.launch.nodes import Nodes

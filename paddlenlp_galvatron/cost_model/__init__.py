@@ -22,22 +22,3 @@ from .costs import (
 from .load import derive, load
 from .model import CostModel
 from .simulate import StageTimes, step_ms, timeline
-
-__all__ = [
-    "CostModel",
-    "CostOptions",
-    "LayerCost",
-    "Prediction",
-    "StageMemory",
-    "StagePrediction",
-    "StageSetting",
-    "StageTimes",
-    "States",
-    "Task",
-    "Terms",
-    "Workspace",
-    "derive",
-    "load",
-    "step_ms",
-    "timeline",
-]

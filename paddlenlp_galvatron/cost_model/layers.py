@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from ..base.errors import UserError
-from ..base.units import FP32_BYTES, MIB
+from ..base import FP32_BYTES, MIB, UserError
 from ..model import Fused, Recompute
 from ..plan.comm_points import CORE, GATHERS, CommPoint, block_points, comm_ops, repeated
 from ..plan.layout import token_axes

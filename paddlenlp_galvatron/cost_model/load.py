@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypedDict, Unpack
 
-from ..base.errors import Faults, UserError, member
-from ..base.text import Note, no_note
+from ..base import Faults, Note, UserError, member, no_note
 from ..model import ModelShape, kinds_of
 from ..plan.strategy import Assumptions
 from ..profiles.analytic import analytic_computation, analytic_hardware, analytic_memory

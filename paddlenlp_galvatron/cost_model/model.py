@@ -10,8 +10,7 @@ from copy import copy
 from dataclasses import replace
 from itertools import pairwise
 
-from ..base.errors import UserError
-from ..base.units import MIB
+from ..base import MIB, UserError
 from ..model import ModelShape, Recompute, kinds_of, layer_types_of
 from ..plan.comm_points import Collective
 from ..plan.communicators import communicators

@@ -13,8 +13,7 @@ from functools import cache, cached_property
 from types import MethodType
 from typing import Any, NamedTuple, TypeVar, cast
 
-from ..base.errors import UserError
-from ..base.units import GB_PER_S, MIB
+from ..base import GB_PER_S, MIB, UserError
 from ..model import ModelShape
 from ..plan.mesh import Mesh
 from ..plan.strategy import JOINED_NUMBERS, Assumptions, DataParallel

@@ -17,9 +17,8 @@ from functools import partial
 from itertools import combinations
 from pathlib import Path
 
-from ..base.errors import UserError
+from ..base import UserError, shortened
 from ..base.reading import parse_json
-from ..base.text import shortened
 from .hosts import LOOPBACKS, first_host, read_hostfile
 
 PORTS = 20_000, 10_000  # the first, and how many: where all nodes of a Slurm job meet unless MASTER_PORT says

@@ -9,9 +9,8 @@ from itertools import product
 from math import prod
 from pathlib import Path
 
-from ..base.errors import UserError
+from ..base import UserError, shortened
 from ..base.reading import LARGEST_OPTIONS, read_text
-from ..base.text import shortened
 
 MOST_HOSTS = 100_000  # of one item of a list
 LOOPBACKS = ("127.0.0.1", "127.0.1.1", "0.0.0.0", "localhost", "::1", "::")  # of one host alone, or of any

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from ..base.errors import UserError
-from ..base.text import shortened
+from ..base import UserError, shortened
 from .clusters import launcher_nodes
 from .hosts import LOOPBACKS, NO_IPV6, is_ipv6
 from .store import STORE, StoreServer

@@ -18,10 +18,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-from ..base import processor
-from ..base.errors import GalvatronError, UserError
+from ..base import GIB, GalvatronError, UserError, processor
 from ..base.process import heeded
-from ..base.units import GIB
 from .faults import WAIT_S, WAIT_VARIABLE, Fault, FaultKind, LocalRanks, Rank
 from .nodes import ONE_NODE, Nodes
 from .status import VARIABLE as STATUS

@@ -23,8 +23,7 @@ import time
 from collections import defaultdict
 from typing import Any
 
-from ..base.errors import UserError
-from ..base.units import MIB
+from ..base import MIB, UserError
 
 KEY_PREFIX = "/"
 TOKEN, GROUP = "galvatron/token", "galvatron/group"

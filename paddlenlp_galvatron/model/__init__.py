@@ -10,21 +10,3 @@ from .config import config_of, load_model, preset_names, shape_from_config
 from .families import FAMILIES
 from .layer import Fused, LayerKind, Recompute, Split, Weight
 from .shape import ModelShape, joint_fingerprint, kinds_of, layer_types_of, measured_fingerprint
-
-__all__ = [
-    "FAMILIES",
-    "Fused",
-    "LayerKind",
-    "ModelShape",
-    "Recompute",
-    "Split",
-    "Weight",
-    "config_of",
-    "joint_fingerprint",
-    "kinds_of",
-    "layer_types_of",
-    "load_model",
-    "measured_fingerprint",
-    "preset_names",
-    "shape_from_config",
-]

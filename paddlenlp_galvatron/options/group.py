@@ -13,10 +13,9 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
-from ..base.errors import UserError, plain_fault
+from ..base import Note, UserError, no_note, plain_fault, shortened
 from ..base.limits import Size
 from ..base.reading import LARGEST_OPTIONS, read_json, read_yaml
-from ..base.text import Note, no_note, shortened
 from .aliases import OVERRIDDEN, VALUES, canonical_name, canonical_value, other_defaults, plain_name, unknown
 from .foreign import MODEL_FIELDS, SEVERAL, SWITCHES, Fate, idle_note, outcome_of, program_of
 

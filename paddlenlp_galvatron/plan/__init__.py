@@ -12,25 +12,3 @@ from .file import json_schema, plan_from_dict, plan_id, plan_to_dict, read_plan,
 from .schedule import Schedule
 from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, Precision, VocabStrategy
 from .uniform import uniform_plan
-
-__all__ = [
-    "Assumptions",
-    "DataParallel",
-    "LayerStrategy",
-    "ModelShape",
-    "Plan",
-    "Precision",
-    "Recompute",
-    "Schedule",
-    "VocabStrategy",
-    "json_schema",
-    "load_model",
-    "plan_from_dict",
-    "plan_id",
-    "plan_to_dict",
-    "read_plan",
-    "uniform_plan",
-    "with_assumptions",
-    "with_defaults",
-    "write_plan",
-]

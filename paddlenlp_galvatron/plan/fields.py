@@ -10,9 +10,8 @@ from typing import Annotated, Any, TypeVar, get_args
 from pydantic import BaseModel, BeforeValidator, Field, InstanceOf, PlainSerializer, ValidationError
 from pydantic.json_schema import WithJsonSchema
 
-from ..base.errors import UserError, plain_fault
+from ..base import UserError, plain_fault, shortened
 from ..base.limits import MOST_LAYERS, Layers, Ranks
-from ..base.text import shortened
 from ..model import Recompute
 from ..model.layer import MODULES, PARTLY
 

@@ -12,10 +12,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, Strict
 
-from ..base.errors import UserError
+from ..base import MIB, UserError
 from ..base.limits import MOST_LAYERS, MOST_RANKS, Layers, Number, Ranks, Samples, Size
 from ..base.reading import read_json
-from ..base.units import MIB
 from ..base.writing import write_text
 from ..model import ModelShape
 from ..model.layer import MODULES, PARTLY, PARTS, Recompute

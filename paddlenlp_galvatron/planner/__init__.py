@@ -10,5 +10,3 @@ prices included. Others are answered by several searches: `fit` (how many GPUs),
 from .engine import search
 from .options import SearchOptions
 from .result import Candidate, FamilyOutcome, Need, SearchResult
-
-__all__ = ["Candidate", "FamilyOutcome", "Need", "SearchOptions", "SearchResult", "search"]

@@ -12,8 +12,7 @@ from threading import Event, Lock, Thread
 
 import galvatron_dp_core
 
-from ..base.errors import UserError
-from ..base.units import GIB_MIB, MS_PER_S
+from ..base import GIB_MIB, MS_PER_S, UserError
 from ..cost_model import CostModel
 from ..plan import ModelShape, Plan
 from .bounds import Cores, OpenFamily, Phase
@@ -22,7 +21,7 @@ from .branches import Branches
 from .core_arrays import compute_bound_ms
 from .options import SearchOptions
 from .result import Candidate, FamilyOutcome, Need, SearchResult, documented
-from .simplest import Part, best_uniform, simplest, with_fewer_segments
+from .simplest import Part, best_uniform, simplest
 from .space import PlanFamily, Strategies
 
 
@@ -162,8 +161,7 @@ class _Search:
         if not self.options.simplest_within:
             return fastest, uniform, bound
         most_ms = fastest.ms_per_sample * (1 + self.options.simplest_within / 100)
-        found = simplest(fastest, parts, uniform, most_ms, self.cost, self._best_of)
-        return with_fewer_segments(found, self.cost, self.options.memory_gib * GIB_MIB, most_ms), uniform, bound
+        return simplest(fastest, parts, uniform, most_ms, self.cost, self._best_of), uniform, bound
 
     def _best_of(self, parts: Iterable[Part], most_ms: float) -> tuple[Candidate | None, float]:
         """Solve parts with a small effort, as `simplest.Solve` wants it."""

@@ -63,13 +63,12 @@ class Explanation(PlanFacts):
 
     @property
     def is_simplest(self) -> bool:
-        """Whether no plan within the tolerance that was found has fewer strategies, or as many in fewer segments."""
+        """Whether no plan within the tolerance that was found has fewer strategies."""
         candidate, best, fastest = Candidate(self.plan, self.prediction), self.searched.best, self.searched.fastest
         if not best or not fastest:
             return False
         most_s = fastest.time_s * (1 + self.question.options.simplest_within / 100)
-        no_more = (candidate.strategies, candidate.segments) <= (best.strategies, best.segments)
-        return candidate.time_s <= most_s and no_more
+        return candidate.time_s <= most_s and candidate.strategies <= best.strategies
 
 
 def explain(plan: Plan, question: Question) -> Explanation:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from itertools import groupby
 from math import ceil, floor, inf, log10
 from typing import Any, Self
 
-from ..base.errors import GalvatronError, Infeasible, UserError
-from ..base.text import plain
-from ..base.units import GIB_MIB, MS_PER_S
+from ..base import GIB_MIB, MS_PER_S, GalvatronError, Infeasible, UserError, plain
 from ..cost_model import CostModel
 from ..cost_model.costs import Prediction, StageMemory, Task
 from ..model import joint_fingerprint
 from ..options.prices import JobOptions
-from ..plan import LayerStrategy, ModelShape, Plan
+from ..plan import ModelShape, Plan
 from ..plan.strategy import gap_of
 from ..profiles.data_sheet import load_data_sheet
 from ..profiles.reserve import Reserve
@@ -30,11 +28,6 @@ JOULES_OF_MWH = 3.6e9
 SHOWN_GAP = 0.0005  # share of a step; tables of gains show 0.1 %
 ENDLESS = "failures come faster than checkpoints, so the training would hardly end"
 STORED_BYTES = 12  # of a weight in a checkpoint: itself and two moments, in fp32
-
-
-def segment_count(layers: Sequence[LayerStrategy]) -> int:
-    """Number of segments: runs of layers with the same strategy."""
-    return sum(1 for _ in groupby(layers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +58,7 @@ class Candidate:
     @property
     def segments(self) -> int:
         """Number of runs of layers with the same strategy."""
-        return segment_count(self.plan.layers)
+        return sum(1 for _ in groupby(self.plan.layers))
 
     def fits(self, device_mib: float) -> bool:
         """Whether the plan fits on devices of this size."""

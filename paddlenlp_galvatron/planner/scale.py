@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import lcm, log
 
-from ..base.errors import Infeasible, UserError
-from ..base.units import GIB_MIB
+from ..base import GIB_MIB, Infeasible, UserError
 from ..cost_model.facts import PlanFacts
 from ..plan.check import require_valid
 from ..plan.strategy import Plan

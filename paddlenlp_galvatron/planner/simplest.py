@@ -1,27 +1,24 @@
 """Simpler plans than the fastest one: the best with one strategy for all layers, and the simplest within a tolerance.
 
-Fewer strategies come first, then fewer segments, which are runs of layers with the same one. The best plan with one
-strategy is exact, so two are the fewest where the answer has two. Where the fastest plan has three or more, sets of its
-own strategies are searched, and pairs of the families of one chunk a stage that may have a plan within the tolerance,
-up to `MOST_PAIRS` of each. Segments are made fewer step by step: others may have fewer still.
+The best plan with one strategy is exact, so two are the fewest where the answer has two. Where the fastest plan has
+three or more, sets of its own strategies are searched, and pairs of the families of one chunk a stage that may have a
+plan within the tolerance, up to `MOST_PAIRS` of each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from itertools import combinations, islice, permutations, product
+from itertools import combinations, islice
 from math import inf
 
 from ..cost_model import CostModel
-from ..plan import LayerStrategy, Plan
-from ..plan.strategy import runs
-from .result import Candidate, segment_count
+from ..plan import LayerStrategy
+from .result import Candidate
 from .space import PlanFamily, Strategies, runs_of, without_experts
 
 MOST_PAIRS = 300  # of the strategies of a family; those of the fastest strategies come first
 MOST_SETS = 100  # of the fastest plan's own strategies
-MOST_ORDERED = 3  # strategies of a chunk whose orders are all tried
 
 Part = tuple[float, PlanFamily, Strategies]  # of the space: its lower bound in ms per sample, family, strategies
 # The fastest plan of some parts that takes less than a limit in ms per sample, and the least bound of the open
@@ -90,63 +87,3 @@ def _narrowed(part: Part, count: int, cost: CostModel) -> Iterator[Part]:
         if prefixes and all(layers):
             bound = sum(min(ms[strategy] for strategy in choices) for ms, choices in zip(busy_ms, layers, strict=True))
             yield max(least, bound), family, replace(strategies, layers=layers, prefixes=prefixes)
-
-
-def with_fewer_segments(simpler: Candidate, cost: CostModel, device_mib: float, most_ms: float) -> Candidate:
-    """The plan with fewer segments, where it fits and takes at most `most_ms` per sample: each chunk orders its
-    strategies as its neighbours do, then segments take the strategy of a neighbour, short ones first."""
-    costs = [cost.stage_cost(simpler.plan, stage) for stage in range(simpler.plan.pipeline)]
-
-    def better(layers: Sequence[LayerStrategy]) -> bool:
-        nonlocal simpler, costs
-        if segment_count(layers) >= simpler.segments:
-            return False
-        plan = replace(simpler.plan, layers=tuple(layers))
-        changed = [
-            cost.stage_cost(plan, stage)
-            if any(plan.layers[layer] != simpler.plan.layers[layer] for layer in plan.stage_layers(stage))
-            else costs[stage]
-            for stage in range(plan.pipeline)
-        ]
-        other = Candidate(plan, cost.joined(plan, changed))
-        if other.ms_per_sample > most_ms or not other.fits(device_mib):
-            return False
-        simpler, costs = other, changed
-        return True
-
-    better(_ordered(simpler.plan, cost.layer_types))
-    while any(better(layers) for layers in _joined(simpler.plan.layers, cost.layer_types)):
-        pass
-    return simpler
-
-
-def _ordered(plan: Plan, kinds: Sequence[int]) -> tuple[LayerStrategy, ...]:
-    """The layers with the fewest segments that an order of the strategies in each chunk gives."""
-    best: dict[LayerStrategy | None, tuple[LayerStrategy, ...]] = {None: ()}  # by the last layer's strategy
-    for place in range(len(plan.stages)):
-        start = sum(plan.stages[:place])
-        span = slice(start, start + plan.stages[place])
-        groups = [plan.layers[span][run.start : run.stop] for run, _ in runs(plan.layers[span])]
-        free = len(groups) <= MOST_ORDERED and len(set(kinds[span])) == 1
-        ways = permutations(groups) if free else [groups]
-        chunks = [sum(way, ()) for way in ways]
-        longer: dict[LayerStrategy | None, tuple[LayerStrategy, ...]] = {}
-        for before, chunk in product(best.values(), chunks):
-            layers = before + chunk
-            if chunk[-1] not in longer or segment_count(layers) < segment_count(longer[chunk[-1]]):
-                longer[chunk[-1]] = layers
-        best = longer
-    return min(best.values(), key=segment_count)
-
-
-def _joined(layers: Sequence[LayerStrategy], kinds: Sequence[int]) -> Iterator[list[LayerStrategy]]:
-    """The layers with one segment under the strategy of a neighbour, where its layer types have that."""
-    segments = list(runs(layers))
-    for number in sorted(range(len(segments)), key=lambda number: len(segments[number][0])):
-        run, _ = segments[number]
-        for neighbour in (number - 1, number + 1):
-            if 0 <= neighbour < len(segments):
-                strategy = segments[neighbour][1]
-                having = {kind for layer, kind in zip(layers, kinds, strict=True) if layer == strategy}
-                if having.issuperset(kinds[run.start : run.stop]):
-                    yield [strategy if at in run else layer for at, layer in enumerate(layers)]

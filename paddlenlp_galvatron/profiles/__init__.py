@@ -31,33 +31,3 @@ from .files import (
 )
 from .hardware import Collective, HardwareProfile, MessageGroup
 from .memory import LayerMemory, MemoryProfile, Variant, VocabMemory, VocabVariant
-
-__all__ = [
-    "EMBEDDING",
-    "HEAD",
-    "NOTHING",
-    "OVERLAP_NAME",
-    "Collective",
-    "CommPointKey",
-    "CommPointTimes",
-    "ComputationProfile",
-    "Fingerprint",
-    "HardwareProfile",
-    "LayerMemory",
-    "MemoryProfile",
-    "MessageGroup",
-    "Meta",
-    "PassKey",
-    "PassTimes",
-    "ProfileFile",
-    "Shape",
-    "Variant",
-    "VocabMemory",
-    "VocabVariant",
-    "allreduce_name",
-    "computation_name",
-    "layer_part",
-    "memory_name",
-    "p2p_name",
-    "sp_time_name",
-]

@@ -60,7 +60,7 @@ class Figure(BaseModel):
     value: float = Field(ge=LEAST, le=MOST, allow_inf_nan=False)
     unit: str
     source: str = Field(min_length=1)
-    checked: str = Field(min_length=1, description="a second source that agrees, or that there is none")
+    checked: str = Field(min_length=1)  # a second source that agrees, or that there is none
 
 
 class Stack(StrEnum):
@@ -71,38 +71,9 @@ class Stack(StrEnum):
     TRANSFORMER_ENGINE = "transformer-engine"  # NVIDIA's layers on PyTorch, as NeMo and Megatron-Bridge have them
 
 
-LAUNCH = {
-    Stack.PADDLE: Figure(
-        value=32,
-        unit="µs a call",
-        source="PaddleFleet's Qwen3-8B on 8 H800 at tp 8, the only rows in which hosts are slower than devices: 6.0 ms "
-        "a layer with recompute, 3.6 without",
-        checked="10 to 20 µs for this project's layers on CPUs (measured in November 2026)",
-    ),
-    Stack.PYTORCH: Figure(
-        value=10,
-        unit="µs a call",
-        source="measured on one H100 80GB, PyTorch 2.11, CUDA 13: 7 of an addition to 14 of a product",
-        checked="no",
-    ),
-    Stack.TRANSFORMER_ENGINE: Figure(value=10, unit="µs a call", source="as PyTorch", checked="no"),
-}
-HOST = Figure(
-    value=20,
-    unit="GB/s a direction and GPU",
-    source="assumed: PCIe 4.0 x16, at two thirds of its 32 GB/s, as published runs reach on PCIe 5.0",
-    checked="no: give the figure of your nodes",
-)
-# Where a sheet leaves them out.
-ATTENTION = Figure(
-    value=0.365,
-    unit="ratio",
-    source="FlashAttention-2 of long samples, causal, heads of 128, measured on one H100 80GB, PyTorch 2.11, CUDA 13",
-    checked="no: give the figure of your device",
-)
-START = Figure(
-    value=5, unit="µs", source="measured on one H100 80GB, PyTorch 2.11, CUDA 13", checked="no: give your device's"
-)
+_GIVEN = read_json(Path(__file__).with_name("figures.json"), LARGEST_OPTIONS)
+LAUNCH = {Stack(name): Figure(**figure) for name, figure in _GIVEN.pop("launch").items()}
+DEFAULTS = {name: Figure(**figure) for name, figure in _GIVEN.items()}  # where a sheet leaves them out
 
 
 class PublishedSpread(BaseModel):
@@ -115,31 +86,7 @@ class PublishedSpread(BaseModel):
     runs: int = Field(ge=1)
 
 
-RECEIVE = Figure(
-    value=1.03,
-    unit="ratio",
-    source="by arithmetic: a posted receive holds one of an H100's 132 multiprocessors for each of 4 channels",
-    checked="no: gpu-check's part overlap measures it",
-)
-
-TENSOR = Figure(
-    value=1,
-    unit="ratio",
-    source="assumed: a pipeline does not slow them down",
-    checked="published runs of Qwen3-8B on H800 with tp 2 ask for 1.6 with two stages and 1.3 with four, of tp 4 for 1",
-)
-SHOWN = Figure(
-    value=1,
-    unit="ratio",
-    source="nothing hides them: a product needs the received tokens",
-    checked="by this project's runtime",
-)
-HALF_RANKS = Figure(
-    value=256,
-    unit="ranks",
-    source="InternEvo's ZeRO-1 on 8 to 1,024 A100 with 4 x 100 Gb RoCE, which fitted this number alone",
-    checked="no: clusters with a NIC for each GPU lose less",
-)
+HALF_RANKS = DEFAULTS["half_ranks"]
 
 
 class DataSheet(BaseModel):
@@ -148,46 +95,34 @@ class DataSheet(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
-    device: str = Field(min_length=1, description="name of the device, as its driver has it if possible")
-    drivers: tuple[str, ...] = Field((), description="further full names that drivers give this very device")
+    device: str = Field(min_length=1)  # name of the device, as its driver has it if possible
+    drivers: tuple[str, ...] = ()  # further full names that drivers give this very device
     gpus_per_node: Ranks
-    stack: Stack = Field(Stack.PADDLE, description="software whose speed the figures are")
-    stacks: dict[Stack, dict[str, Figure]] = Field(
-        {}, description="figures that other software reaches, by their names"
-    )
-    memory: Figure = Field(description="GiB of a device")
-    matmul_16bit: Figure = Field(description="peak of bf16 and fp16 matrix products, TFLOP/s")
-    matmul_fp32: Figure = Field(description="peak of fp32 matrix products, TFLOP/s")
-    memory_bandwidth: Figure = Field(description="GB/s of a device's memory")
-    link: Figure = Field(description="GB/s a direction from one device to the others of its node")
-    network: Figure = Field(description="GB/s a direction from one node to the others")
-    matmul_efficiency: Figure = Field(description="share of the peak that matrix products reach")
-    attention_efficiency: Figure = Field(
-        ATTENTION, description="share of the peak that flash attention reaches in long samples"
-    )
-    product_start: Figure = Field(START, description="µs in which a matrix product begins and ends, for any size")
-    memory_efficiency: Figure = Field(description="share of the memory bandwidth that elementwise work reaches")
-    link_efficiency: Figure = Field(description="share of `link` that collectives reach")
-    switch_efficiency: Figure | None = Field(
-        None, description="share of `link` that all-reduces reach by switches that add; unset: they do not"
-    )
-    network_efficiency: Figure = Field(description="share of `network` that collectives reach")
-    half_ranks: Figure = Field(
-        HALF_RANKS, description="ranks of a ring across nodes with which it reaches half of `network`'s share"
-    )
-    allocator: Figure | None = Field(None, description="share of tensors that the allocator holds in addition")
-    host_link: Figure = Field(HOST, description="GB/s a direction between a device and its host's memory")
-    watts: Figure | None = Field(None, description="W, the limit of a device's power; unset: energy is not computed")
-    overlap_coe: Figure = Field(description="how much slower compute and communication run side by side")
-    receive_coe: Figure = Field(RECEIVE, description="how much slower a pipeline's passes run during a posted receive")
-    tensor_in_pipeline: Figure = Field(
-        TENSOR, description="how many times as long collectives of tensor parallelism take in a pipeline"
-    )
-    tensor_shown: Figure = Field(
-        SHOWN, description="share of the time of tensor parallelism's collectives that is not behind products"
-    )
-    published: PublishedSpread | None = Field(None, description="how fast published runs are; unset: none is known")
-    launch: Figure = Field(description="µs of the host for one call that starts a kernel; unset: as the stack takes")
+    stack: Stack = Stack.PADDLE  # software whose speed the figures are
+    stacks: dict[Stack, dict[str, Figure]] = {}  # figures that other software reaches, by their names
+    memory: Figure  # GiB of a device
+    matmul_16bit: Figure  # peak of bf16 and fp16 matrix products, TFLOP/s
+    matmul_fp32: Figure  # peak of fp32 matrix products, TFLOP/s
+    memory_bandwidth: Figure  # GB/s of a device's memory
+    link: Figure  # GB/s a direction from one device to the others of its node
+    network: Figure  # GB/s a direction from one node to the others
+    matmul_efficiency: Figure  # share of the peak that matrix products reach
+    attention_efficiency: Figure = DEFAULTS["attention_efficiency"]  # of the peak, flash attention in long samples
+    product_start: Figure = DEFAULTS["product_start"]  # µs in which a matrix product begins and ends, for any size
+    memory_efficiency: Figure  # share of the memory bandwidth that elementwise work reaches
+    link_efficiency: Figure  # share of `link` that collectives reach
+    switch_efficiency: Figure | None = None  # share of `link` that all-reduces reach by switches that add; None: none
+    network_efficiency: Figure  # share of `network` that collectives reach
+    half_ranks: Figure = HALF_RANKS  # ranks of a ring across nodes with which it reaches half of `network`'s share
+    allocator: Figure | None = None  # share of tensors that the allocator holds in addition
+    host_link: Figure = DEFAULTS["host_link"]  # GB/s a direction between a device and its host's memory
+    watts: Figure | None = None  # limit of a device's power; None: energy is not computed
+    overlap_coe: Figure  # how much slower compute and communication run side by side
+    receive_coe: Figure = DEFAULTS["receive_coe"]  # how much slower a pipeline's passes run during a posted receive
+    tensor_in_pipeline: Figure = DEFAULTS["tensor_in_pipeline"]  # how much longer tp collectives take in a pipeline
+    tensor_shown: Figure = DEFAULTS["tensor_shown"]  # share of the time of tp collectives that no product hides
+    published: PublishedSpread | None = None  # how fast published runs are; None: none is known
+    launch: Figure  # µs of the host for one call that starts a kernel; unset: as the stack takes
 
     @model_validator(mode="before")
     @classmethod

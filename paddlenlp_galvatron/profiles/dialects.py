@@ -14,9 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..base.errors import Faults, UserError
-from ..base.text import Note
-from ..base.units import MIB
+from ..base import MIB, Faults, Note, UserError
 from ..model import ModelShape
 from .raw_runs import LARGEST, MEMORY_RUN, SEQ, TIME_RUN, Dialect, derived_memory, derived_times, is_number, kind_of
 

@@ -10,9 +10,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ..base.errors import UserError
+from ..base import MIB, UserError
 from ..base.reading import digest, read_json
-from ..base.units import MIB
 from ..base.writing import write_text
 from .data_sheet import Device, sheet_of_driver
 from .dialects import present

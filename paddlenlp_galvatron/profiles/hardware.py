@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..base.errors import Faults, UserError
-from ..base.text import Note, no_note
+from ..base import Faults, Note, UserError, no_note
 from ..plan.comm_points import Collective as Collective
 from . import dialects as foreign
 from .dialects import Entries

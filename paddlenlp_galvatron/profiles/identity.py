@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from ..base.errors import UserError
-from ..base.units import MIB
+from ..base import MIB, UserError
 from ..model import ModelShape, load_model, measured_fingerprint, preset_names
 from ..plan.strategy import Precision
 from .dialects import fits_layer, is_near, layer_mib

@@ -13,10 +13,8 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
-from ..base.errors import UserError
+from ..base import MIB, UserError, shortened
 from ..base.reading import read_bytes
-from ..base.text import shortened
-from ..base.units import MIB
 from .files import Fingerprint, Meta
 from .hardware import Collective, HardwareProfile, MessageGroup
 from .network import traffic_factor

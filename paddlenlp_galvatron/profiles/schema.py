@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from ..base.errors import Faults, UserError
-from ..base.text import Note, shortened
+from ..base import Faults, Note, UserError, shortened
 from .dialects import Entries
 from .raw_runs import LARGEST
 

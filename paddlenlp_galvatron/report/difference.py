@@ -11,9 +11,8 @@ from typing import Any
 
 from rich.table import Table
 
+from ..base import GIB_MIB, gib
 from ..base.printing import table
-from ..base.text import gib
-from ..base.units import GIB_MIB
 from ..cost_model.facts import MEMORY, TIME, PlanFacts, strategy_words
 from ..plan import Plan
 from ..plan.strategy import load_summary, runs

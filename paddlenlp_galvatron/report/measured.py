@@ -12,9 +12,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from ..base import FP32_BYTES, GIB_MIB, MIB, count, gib
 from ..base.printing import table
-from ..base.text import count, gib
-from ..base.units import FP32_BYTES, GIB_MIB, MIB
 from ..plan import DataParallel, ModelShape, Plan, Recompute, plan_id
 from ..plan.strategy import Load, Predicted
 

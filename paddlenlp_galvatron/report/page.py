@@ -12,8 +12,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from ..base.text import count, gib
-from ..base.units import GIB_MIB
+from ..base import GIB_MIB, count, gib
 from ..cost_model import timeline
 from ..cost_model.facts import MEMORY, TIME, PlanFacts, StageBreakdown, strategy_words
 from ..cost_model.simulate import Span

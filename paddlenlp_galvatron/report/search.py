@@ -10,9 +10,8 @@ from typing import Any
 
 from rich.table import Table
 
+from ..base import GIB_MIB, count
 from ..base.printing import table
-from ..base.text import count
-from ..base.units import GIB_MIB
 from ..cost_model import CostModel
 from ..cost_model.facts import PlanFacts
 from ..plan import ModelShape
@@ -47,11 +46,9 @@ def explain(
 def beside_fastest(result: SearchResult) -> str:
     """The fastest plan, where the best one is simpler: `; 6 strategies would take 13.52 s`."""
     best, fastest = result.best, result.fastest
-    if not best or not fastest or (best.strategies == fastest.strategies and _seconds(best) == _seconds(fastest)):
+    if not best or not fastest or best.strategies == fastest.strategies:
         return ""
-    fewer = best.strategies < fastest.strategies
-    what = count(fastest.strategies, "strategy", "strategies") if fewer else count(fastest.segments, "segment")
-    return f"; {what} would take {_seconds(fastest)} s"
+    return f"; {fastest.strategies} strategies would take {_seconds(fastest)} s"
 
 
 def layer_wise(result: SearchResult) -> Iterator[str]:

@@ -15,11 +15,9 @@ from pathlib import Path
 from statistics import fmean as mean
 from typing import Any, BinaryIO, NotRequired, TypedDict
 
-from ..base.errors import GalvatronError, UserError
+from ..base import MIB, GalvatronError, UserError, without_prefix
 from ..base.locking import is_named
 from ..base.reading import parse_json
-from ..base.text import without_prefix
-from ..base.units import MIB
 from ..base.writing import reason_of, whole_file
 
 LONGEST_LINE_BYTES = 4 * MIB  # of other programs, too

@@ -2,5 +2,3 @@
 
 from .checks import Files, examine
 from .machine import Machine
-
-__all__ = ["Files", "Machine", "examine"]

@@ -9,12 +9,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ...base.errors import UserError
+from ...base import MIB, UserError, gib
 from ...base.locking import locked
 from ...base.processor import AVX512
 from ...base.reading import read_json
-from ...base.text import gib
-from ...base.units import MIB
 from ...launch.gpus import FLASH_VERSION, HOPPER, THIRD, few_cores
 from ...launch.hosts import read_hostfile
 from ...launch.nodes import LOOPBACK, Nodes

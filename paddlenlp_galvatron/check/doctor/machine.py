@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from ...base import processor
-from ...base.units import MIB
+from ...base import MIB, processor
 
 FLASH_LIBRARIES = {2: "libflashattn.so", 3: "libflashattnv3.so"}  # of Paddle's wheels, by version of FlashAttention
 COMMAND_S = 20.0  # limit for a program: a hanging driver counts as missing

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...base.text import gib
-from ...base.units import MIB
+from ...base import MIB, gib
 from ...base.writing import write_text
 from ...cost_model import CostModel, load
 from ...cost_model.traffic import step_traffic_bytes

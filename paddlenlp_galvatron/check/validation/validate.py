@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 
-from ...base.errors import UserError
+from ...base import Note, UserError, no_note
 from ...base.printing import Bars
-from ...base.text import Note, no_note
 from ...base.writing import scratch_folder, write_text
 from ...cost_model import CostModel, CostOptions, Task, load
 from ...launch.processes import Launch, LaunchError, World

@@ -21,9 +21,7 @@ from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
-from ...base.errors import GalvatronError, UserError
-from ...base.text import plain
-from ...base.units import GIB, MIB
+from ...base import GIB, MIB, GalvatronError, UserError, plain
 from ...base.writing import UNFINISHED, make_folder, move, reason_of, to_disk
 from ...launch.faults import named, wait_limit_s
 from ...launch.status import waiting

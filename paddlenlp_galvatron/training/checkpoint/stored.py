@@ -24,9 +24,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ...base.errors import UserError
+from ...base import FP32_BYTES, MIB, UserError
 from ...base.reading import read_json
-from ...base.units import FP32_BYTES, MIB
 from ...base.writing import write_text
 from ...model import config_of, shape_from_config
 from ...model.lora import Adapters, factors_of

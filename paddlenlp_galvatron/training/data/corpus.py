@@ -14,10 +14,9 @@ from typing import NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
-from ...base.errors import UserError
+from ...base import UserError, shortened
 from ...base.locking import locked
 from ...base.reading import parse_json, read_text
-from ...base.text import shortened
 from ...base.writing import make_folder, to_disk, whole_file, write_text
 from .dataset import dataset_files
 from .text_files import (

@@ -14,9 +14,8 @@ from collections.abc import Container, Mapping, Sequence
 from json import dumps
 from typing import Any, NamedTuple
 
-from ...base.errors import UserError
+from ...base import UserError, shortened
 from ...base.reading import parse_json
-from ...base.text import shortened
 from .templates import ANSWERS, CALLS, MARK, REASONING, Message, Template
 
 NOTHING: tuple[object, ...] = ("", [], {})  # of a field that says nothing

@@ -20,9 +20,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...base.errors import UserError
+from ...base import UserError, shortened
 from ...base.reading import parse_json
-from ...base.text import shortened
 from .fields import NOTHING, PAIR_REMEDIES, LineMessage, Parsed, message_of, of_line, refuse, without_nulls
 from .templates import ANSWERS
 

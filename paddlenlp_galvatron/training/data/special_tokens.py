@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 
 from tokenizers import AddedToken, Tokenizer
 
-from ...base.errors import UserError
+from ...base import UserError, shortened
 from ...base.reading import read_json
-from ...base.text import shortened
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 TOKENS_MAP = "special_tokens_map.json"

@@ -22,10 +22,9 @@ from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import missing
 
-from ...base.errors import UserError
+from ...base import UserError, shortened
 from ...base.process import limited
 from ...base.reading import read_bytes, read_json, read_text
-from ...base.text import shortened
 from .special_tokens import TOKENIZER_CONFIG, special_tokens
 
 PADDLENLP = "chat_template.json"

@@ -13,10 +13,9 @@ from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
 from typing import IO, NamedTuple, cast
 
-from ...base.errors import UserError
+from ...base import UserError, shortened
 from ...base.file_kind import BYTE_ORDER_MARKS, HEAD_BYTES, NULS, PARQUET, WIDE, Kind, kind_of
 from ...base.reading import LARGEST_BYTES, open_file
-from ...base.text import shortened
 
 UTF8 = "utf-8"
 JSON_SUFFIXES = (".jsonl", ".json", ".ndjson")

@@ -19,9 +19,8 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base.errors import UserError
+from ...base import UserError, count, shortened
 from ...base.reading import LargeFile
-from ...base.text import count, shortened
 from ...options.prices import Packing
 from ...runtime.batch import IGNORED_LABEL, Samples
 from .conversations import Encoder, PairEncoder

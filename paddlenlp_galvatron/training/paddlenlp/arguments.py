@@ -13,8 +13,7 @@ import paddle.distributed as dist
 from paddlenlp.trainer import TrainingArguments
 from paddlenlp.utils.log import logger
 
-from ...base.errors import UserError
-from ...base.text import Note, no_note
+from ...base import Note, UserError, no_note
 from ...base.writing import write_text
 from ...options.foreign import FOREIGN
 from ...options.group import canonical_options, is_boolean, read_options

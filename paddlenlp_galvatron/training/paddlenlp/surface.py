@@ -44,25 +44,19 @@ STAGES = {1: ShardingOption.SHARD_OP, 2: ShardingOption.SHARD_GRAD_OP, 3: Shardi
 Inputs = dict[str, Any]  # input_ids and labels [samples of a device, S]
 
 STEP = "the plan's engine runs a step, and its loss is the cross entropy of the next token"
+LOGITS = "logits are never gathered; evaluate() gives loss and perplexity"
+EVALUATION = "the plan's engine evaluates; call evaluate()"
+OPTIMIZER = "the optimizer is over the parts of weights that a rank holds; choose it in args: optim, …"
 LOADER = "every rank takes the same global batches; give data sets and data_collator"
 UNSUPPORTED = {
-    "criterion": STEP,
-    "compute_loss": STEP,
-    "training_step": STEP,
-    "training_pipeline_step": STEP,
-    "compute_metrics": "logits are never gathered; evaluate() gives loss and perplexity",
-    "preprocess_logits_for_metrics": "logits are never gathered; evaluate() gives loss and perplexity",
-    "evaluation_loop": "the plan's engine evaluates; call evaluate()",
-    "prediction_step": "the plan's engine evaluates; call evaluate()",
-    "prediction_pipeline_step": "the plan's engine evaluates; call evaluate()",
-    "predict": "call save_model() and predict with PaddleNLP",
-    "get_test_dataloader": "call save_model() and predict with PaddleNLP",
-    "optimizers": "the optimizer is over the parts of weights that a rank holds; choose it in args: optim, …",
-    "create_optimizer": "the optimizer is over the parts of weights that a rank holds; choose it in args: optim, …",
+    **dict.fromkeys(("criterion", "compute_loss", "training_step", "training_pipeline_step"), STEP),
+    **dict.fromkeys(("compute_metrics", "preprocess_logits_for_metrics"), LOGITS),
+    **dict.fromkeys(("evaluation_loop", "prediction_step", "prediction_pipeline_step"), EVALUATION),
+    **dict.fromkeys(("predict", "get_test_dataloader"), "call save_model() and predict with PaddleNLP"),
+    **dict.fromkeys(("optimizers", "create_optimizer"), OPTIMIZER),
     "create_scheduler": "choose the schedule in args: lr_scheduler_type, …",
     "create_optimizer_and_scheduler": "choose both in args: optim, lr_scheduler_type, …",
-    "get_train_dataloader": LOADER,
-    "get_eval_dataloader": LOADER,
+    **dict.fromkeys(("get_train_dataloader", "get_eval_dataloader"), LOADER),
 }
 
 
