@@ -9,17 +9,11 @@ import pytest
 
 pytest.importorskip("paddle")
 
+from small_model import small_config
+
 from paddlenlp_galvatron.plan import Assumptions, uniform_plan, write_plan
 
-MODEL = {
-    "model_type": "llama",
-    "num_hidden_layers": 1,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_attention_heads": 4,
-    "vocab_size": 64,
-    "max_position_embeddings": 16,
-}
+MODEL = small_config(layers=1)
 STEP_S = 10.0  # no step of this model takes nearly as long
 
 
