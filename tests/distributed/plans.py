@@ -184,9 +184,7 @@ EXPERTS_LATE = [
     named("experts: in stages", "mixtral", 4, "1r 2 | 1", "2 1x2 2z", batch="8/4"),
     named("experts: interleaved", "qwen3_moe", 4, "1 | 1 || 2 | 1a", "2 2 1 2", batch="8/4", vocabulary=2),
 ]
-EXPERTS_SIX = [
-    named("experts: ep 3 and 2 with tp 3, cp 3", "mixtral", 6, "[3] 1 1c3 3r", "3 2x3 3z", batch="12/2"),
-]
+EXPERTS_SIX = [named("experts: ep 3 and 2 with tp 3, cp 3", "mixtral", 6, "[3] 1 1c3 3r", "3 2x3 3z", batch="12/2")]
 EXPERTS_EIGHT = [
     named("experts: ep 4 in two stages of tp 2", "qwen2_moe", 8, "[2] 2 2r | 1 2c2", "4 2x2 4z 1x4", batch="16/4"),
     named("experts: ZeRO, tied", "qwen3_moe, tied", 8, "[1z] 1z 2uh4 8", "4z 2h2 8", batch="16/2", default=ZERO2),
@@ -210,13 +208,11 @@ KINDS_FOUR = [
     named("kinds: dense within", "qwen3_moe", 4, "1 2nam 1", "4 1 2", dense=(1,)),
     named("kinds: stages of dense layers alone", "qwen2_moe", 4, "1 | 1 | 1 | 1", "1 1 1 1", batch="8/4", dense=(0, 3)),
 ]
-KINDS_SIX = [
-    named("kinds: ep 3, cp 3", "qwen2_moe", 6, "[3] 3 1c3 3r", "1 3x2 3z", batch="12/2", dense=(0,)),
-]
+KINDS_SIX = [named("kinds: ep 3, cp 3", "qwen2_moe", 6, "[3] 3 1c3 3r", "1 3x2 3z", batch="12/2", dense=(0,))]
 KINDS_EIGHT = [
     named(
         "kinds: two stages, tied", "qwen3_moe, tied", 8, "[2] 4 2r | 2 2c2", "1 2x2 1 1x4", batch="16/4", dense=(0, 2)
-    ),
+    )
 ]
 
 # GLM-4.5: rotary positions on half of each head, sigmoid routing without latents.
@@ -248,11 +244,9 @@ LATENT_FOUR = [
         "latents: 2 chunks", "deepseek_v3", 4, "1 | 2 || 2a | 1", "1 2 1x2 1", batch="8/4", default=ZERO2, dense=(0,)
     ),
 ]
-LATENT_SIX = [
-    named("latents: tp 3, cp 3", "deepseek_v3", 6, "[3] 3 1c3 3r", "1 3x2 3z", batch="12/2", dense=(0,)),
-]
+LATENT_SIX = [named("latents: tp 3, cp 3", "deepseek_v3", 6, "[3] 3 1c3 3r", "1 3x2 3z", batch="12/2", dense=(0,))]
 LATENT_EIGHT = [
-    named("latents: two stages", "deepseek_v3", 8, "[2] 4 2r | 2 2c2", "1 2x2 4 1x4", batch="16/4", dense=(0,)),
+    named("latents: two stages", "deepseek_v3", 8, "[2] 4 2r | 2 2c2", "1 2x2 4 1x4", batch="16/4", dense=(0,))
 ]
 EVERY = [
     *PARTIAL,

@@ -166,8 +166,7 @@ def runs(tmp_path_factory) -> Runs:
 
 
 @pytest.mark.parametrize(
-    ("of", "kills"),
-    [("2 ranks", 2), *(pytest.param(of, 50, marks=pytest.mark.slow) for of in PLANS)],
+    ("of", "kills"), [("2 ranks", 2), *(pytest.param(of, 50, marks=pytest.mark.slow) for of in PLANS)]
 )
 def test_kills_at_random_moments_cost_no_more_than_the_save_interval(runs, of, kills, record_property):
     chance, output = random.Random(kills), f"{of}, {kills} kills"

@@ -48,8 +48,7 @@ def require_foreseen_traffic(of: Plan) -> None:
     assert +counted == step_traffic_bytes(with_prediction(of), load_model("model.json"))
 
 
-def test_a_run_continues_under_any_plan(galvatron, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_run_continues_under_any_plan(galvatron, tmp_path):
     Path("model.json").write_text(json.dumps(MODEL))
     Path("text.jsonl").write_text("".join(json.dumps({"text": f"{k} " * 30}) + "\n" for k in range(200)))
     write_dataset(Corpus((Path("text.jsonl"),)), Path("data"), train_tokenizer(["some text"], 257), 0)

@@ -104,8 +104,7 @@ def test_what_would_be_dropped_or_contradicts_is_refused(stated, fault):
         DegreeOptions.from_values(stated).onto(UniformOptions.from_values(stated), 1)
 
 
-def test_a_granularity_beside_a_plan_and_where_a_search_chooses_is_not_dropped(galvatron, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_granularity_beside_a_plan_and_where_a_search_chooses_is_not_dropped(galvatron, tmp_path):
     plan = ["--model", "llama2-7b", "--world_size", "1", "--global_train_batch_size", "1", "--output", "plan.json"]
     assert galvatron("plan", "uniform", *plan).code == 0
     ran = galvatron("train", "plan.json", "--model", "llama2-7b", "--recompute-granularity", "full", "--dry_run")

@@ -65,8 +65,7 @@ PIPELINE = "--tensor-model-parallel-size 1 --pipeline-model-parallel-size 2"
 
 
 @pytest.fixture
-def dry_run(galvatron, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def dry_run(galvatron, tmp_path):
 
     def run(model: dict, *words: str):
         Path("model.json").write_text(json.dumps(model))

@@ -249,11 +249,7 @@ def test_a_batch_that_nothing_divides_is_infeasible() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "lower"),
-    [
-        ("MOST_FAMILIES", "or give settle_chunk"),
-        ("MOST_PRICES", "or give settle_chunk"),
-    ],
+    ("limit", "lower"), [("MOST_FAMILIES", "or give settle_chunk"), ("MOST_PRICES", "or give settle_chunk")]
 )
 def test_a_space_beyond_the_limits_is_refused_with_what_to_lower(monkeypatch, limit: str, lower: str) -> None:
     monkeypatch.setattr(branches, limit, 0)

@@ -343,7 +343,6 @@ def test_the_command_writes_it(galvatron, tmp_path, monkeypatch):
 
 
 def test_a_page_says_that_it_predicts_of_which_device_and_from_which_plan(galvatron, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(explaining, "SEARCHES_S", 0.0)
     monkeypatch.setattr(explaining, "FRONTIER_S", 0.0)
     monkeypatch.setattr(questions, "LEAST_S", 0.0)

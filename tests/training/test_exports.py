@@ -148,8 +148,7 @@ def exported(galvatron, root: Path, trainer: bool = False, **options: Any) -> Pa
         pytest.param({"model_size": "alone.json", "load": "model"}, id="numbers alone, weights of a folder"),
     ],
 )
-def test_an_export_has_the_models_files(galvatron, tmp_path, monkeypatch, options, trainer):
-    monkeypatch.chdir(tmp_path)
+def test_an_export_has_the_models_files(galvatron, tmp_path, options, trainer):
     model = write_model(tmp_path / "model", auto_map={"AutoConfig": "configuration_own.Own", "AutoModel": "a/b--x.Y"})
     shutil.copy(model / "config.json", "alone.json")
     folder = exported(galvatron, tmp_path, trainer, **options)
@@ -178,10 +177,7 @@ def test_an_export_has_the_models_files(galvatron, tmp_path, monkeypatch, option
     ],
 )
 @pytest.mark.parametrize("jinja", [False, True], ids=["", "and chat_template.jinja"])
-def test_an_export_has_the_tokenizer_and_the_template_of_the_run(
-    galvatron, tmp_path, monkeypatch, options, template, whose, jinja
-):
-    monkeypatch.chdir(tmp_path)
+def test_an_export_has_the_tokenizer_and_the_template_of_the_run(galvatron, tmp_path, options, template, whose, jinja):
     model = write_model(tmp_path / "model", "llama")
     write_tokenizer(tmp_path / "words", OTHER)
     if jinja:  # which transformers prefers to that of tokenizer_config.json
@@ -240,8 +236,7 @@ def test_each_tensor_keeps_its_type(galvatron, tmp_path, of_fp32):
     assert {str(tensor.dtype) for tensor in load_file(tmp_path / "all" / "model.safetensors").values()} == {"float16"}
 
 
-def test_a_trained_model_has_the_types_of_its_plan_and_a_note_says_so(galvatron, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_trained_model_has_the_types_of_its_plan_and_a_note_says_so(galvatron, tmp_path):
     model = write_model(tmp_path / "model")
     tensors = {name: tensor for file in model.glob("model*.safetensors") for name, tensor in load_file(file).items()}
     wide = {name for name in tensors if name.endswith("mlp.gate.weight")}
