@@ -156,7 +156,14 @@ def test_an_option_of_the_search_has_an_effect(name: str, value: object, view: A
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("num_train_epochs", 2), ("price_per_gpu_hour", 2), ("save_gb_per_s", 5), ("mtbf_hours", 3), ("mtbf_hours", "node=9"), ("restart_s", 5)],
+    [
+        ("num_train_epochs", 2),
+        ("price_per_gpu_hour", 2),
+        ("save_gb_per_s", 5),
+        ("mtbf_hours", 3),
+        ("mtbf_hours", "node=9"),
+        ("restart_s", 5),
+    ],
 )
 def test_an_option_of_the_job_has_an_effect(name: str, value: float) -> None:
     question, context = Question.of(BASE), {"tokens": 1e6}
