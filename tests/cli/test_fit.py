@@ -108,7 +108,7 @@ def test_numbers_are_recommended_by_days_with_failures_and_price(galvatron):
 def test_failures_of_nodes_and_a_log_of_saves_are_as_their_numbers(tmp_path, galvatron):
     saves = [{"event": "saved", "gb": 30, "seconds": 10}, {"step": 1}, {"event": "saved", "gb": 10, "seconds": 10}]
     (tmp_path / "train_log.jsonl").write_text("".join(json.dumps(save) + "\n" for save in saves))
-    words = "fit llama3-8b --gpus 16 --tokens 1e12 --json".split()
+    words = ["fit", "llama3-8b", "--gpus", "16", "--tokens", "1e12", "--json"]
     numbers = galvatron(*words, "--mtbf_hours", 20000, "--save_gb_per_s", 2)
     named = galvatron(*words, "--mtbf_hours", "node=2500", "--save_gb_per_s", tmp_path / "train_log.jsonl")
     assert json.loads(numbers.out)["rows"] == json.loads(named.out)["rows"] and "run" in numbers.out
