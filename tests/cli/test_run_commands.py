@@ -354,9 +354,7 @@ def test_parity_says_its_verdict_beside_the_limits():
 
 def test_train_writes_a_line_a_step(folder, capsys):
     (folder / "plan.json").write_text(changed(PLAN, world_size=2, global_bsz=4))
-    code, out, _ = run(
-        capsys, "train", "plan.json", "--model", "model.json", "--input_dir", "random", "--max_steps", "2"
-    )
+    code, out, _ = run(capsys, "train", "plan.json", "--model=model.json", "--input_dir=random", "--max_steps=2")
     records = read_log(folder / "output" / "train_log.jsonl")
     assert code == 0
     assert "2 steps: loss" in out

@@ -30,7 +30,7 @@ pytest.importorskip("paddle")
     ],
     ids=" ".join,
 )
-def test_every_command_refuses_it_before_anything_is_written(
+def test_every_command_refuses_it_before_it_writes_anything(
     words: tuple[str, ...], galvatron: Any, tmp_path: Path
 ) -> None:
     Path("model").mkdir()

@@ -66,7 +66,7 @@ CONTEXT_FOUR = [
     named("cp under AdamW", "qwen2, adamw", 4, "[2] 1c2z 2c2r 1c4"),
     named("cp with parts recomputed", "qwen2", 4, "[2c2] 1c2a 2c2nm 1c4na 2c2ma", kv_heads=4),
     named(
-        "cp, parts, 3 chunks", "qwen3", 4, "[1c2] 1c2a | 2nm || 1c2zm | 1nam || 2r | 1c2na", batch="8/4", default=ZERO2
+        "cp, parts, chunks", "qwen3", 4, "[1c2] 1c2a | 2nm || 1c2zm | 1nam || 2r | 1c2na", batch="8/4", default=ZERO2
     ),
 ]
 CONTEXT_EIGHT = [
@@ -136,9 +136,7 @@ INTERLEAVED_FOUR = [
     named("4 stages of 2 chunks, 2 micro-batches", "llama", 4, "1 | 1 | 1 | 1 || 1 | 1 | 1 | 1"),
 ]
 INTERLEAVED_EIGHT = [
-    named(
-        "2 chunks, all mixed", "llama", 8, "[2] 2 | 1z | 2u | 2r || 1 | 2zr | 1 | 2", batch="24/6", megatron_sp=False
-    ),
+    named("chunks, all mixed", "llama", 8, "[2] 2 | 1z | 2u | 2r || 1 | 2zr | 1 | 2", batch="24/6", megatron_sp=False),
     named("3 chunks, tp 1-4", "qwen2, adamw, tied", 8, "[4] 1 | 4r || 2 | 2s || 4z | 1", batch="12/3", default=ZERO2),
 ]
 
@@ -210,9 +208,7 @@ KINDS_FOUR = [
 ]
 KINDS_SIX = [named("kinds: ep 3, cp 3", "qwen2_moe", 6, "[3] 3 1c3 3r", "1 3x2 3z", batch="12/2", dense=(0,))]
 KINDS_EIGHT = [
-    named(
-        "kinds: two stages, tied", "qwen3_moe, tied", 8, "[2] 4 2r | 2 2c2", "1 2x2 1 1x4", batch="16/4", dense=(0, 2)
-    )
+    named("kinds: stages, tied", "qwen3_moe, tied", 8, "[2] 4 2r | 2 2c2", "1 2x2 1 1x4", batch="16/4", dense=(0, 2))
 ]
 
 # GLM-4.5: rotary positions on half of each head, sigmoid routing without latents.
@@ -240,9 +236,7 @@ LATENT_FOUR = [
         "deepseek_v3",
         dense=(0,),
     ),
-    named(
-        "latents: 2 chunks", "deepseek_v3", 4, "1 | 2 || 2a | 1", "1 2 1x2 1", batch="8/4", default=ZERO2, dense=(0,)
-    ),
+    named("latents: chunks", "deepseek_v3", 4, "1 | 2 || 2a | 1", "1 2 1x2 1", batch="8/4", default=ZERO2, dense=(0,)),
 ]
 LATENT_SIX = [named("latents: tp 3, cp 3", "deepseek_v3", 6, "[3] 3 1c3 3r", "1 3x2 3z", batch="12/2", dense=(0,))]
 LATENT_EIGHT = [

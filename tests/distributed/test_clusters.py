@@ -230,9 +230,7 @@ def test_a_specification_of_another_form_alarms_nobody(text):
     assert Nodes.from_environment({"TF_CONFIG": text, "CLUSTER_SPEC": text, "PE_HOSTFILE": text}) == Nodes()
 
 
-SPOILT = st.sampled_from(
-    ["", "0", "-1", "1:4", "x", "2.5", "9" * 5000, "[", "[]", "\u0662", "localhost", "::1", "a:b:c"]
-)
+SPOILT = st.sampled_from(["", "0", "-1", "1:4", "x", "2.5", "9" * 5000, "[", "[]", "\u0662", "localhost", "::1", "a:b"])
 
 
 @settings(max_examples=300)

@@ -111,9 +111,7 @@ def test_a_granularity_beside_a_plan_and_where_a_search_chooses_is_not_dropped(g
     assert ran.code == 0 and "note: recompute_granularity ignored: the plan plan.json decides" in ran.out
     ran = galvatron("search", "llama2-7b", "--recompute_granularity", "full")
     assert ran.code == 2 and "the search chooses it; --disable_ckpt limits it" in ran.err
-    ran = galvatron(
-        "train", "plan.json", "--model", "llama2-7b", "--eval-interval", "2", "--eval-iters", "1", "--dry_run"
-    )
+    ran = galvatron("train", "plan.json", "--model", "llama2-7b", "--eval-interval=2", "--eval-iters=1", "--dry_run")
     assert "eval_steps, max_evaluate_steps (nothing is evaluated without do_eval)" in ran.out
     assert galvatron("plan", "show", "plan.json", "--bf16").code == 2  # an option of fit alone
 

@@ -17,9 +17,7 @@ from size import raised
         pytest.param({"code": 19, "tests": 30}, "", False, id="higher"),
         pytest.param({"code": 25, "tests": 29}, "", False, id="tests higher while code is lower"),
         pytest.param({"code": 18, "tests": 29}, "Size: +3, because of x", True, id="both with a reason"),
-        pytest.param(
-            {"code": 18, "tests": 29}, "a: B\n\nSize: +2, because of x\n\nSize: +1, because y", True, id="two"
-        ),
+        pytest.param({"code": 18, "tests": 29}, "a\n\nSize: +2, because of x\n\nSize: +1, because y", True, id="two"),
         pytest.param({"code": 18, "tests": 29}, "Size: +2, because of x", False, id="reason for fewer lines"),
         pytest.param({"code": 18, "tests": 29}, "Size: +3, because", False, id="no reason"),
         pytest.param({"code": 18, "tests": 29}, "(Size: +3, because of x)", False, id="within a sentence"),

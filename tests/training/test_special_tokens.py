@@ -198,9 +198,7 @@ def test_checkpoints_from_before_go_on_with_a_note(tmp_path, capsys):
     st.sampled_from(["absent", 1, [0, 1], 99]),
     st.sampled_from([[], ["</s>"], ["<|endoftext|>", "</s>"]]),
 )
-def test_the_end_is_the_tokenizers_own_then_the_models_then_a_known_one_with_a_note(
-    config, later, stops, more, special
-):
+def test_the_end_is_the_tokenizers_then_the_models_then_a_known_one_with_a_note(config, later, stops, more, special):
     words = {**TOKENIZER["model"]["vocab"], "<|endoftext|>": 30}
     added = [{"id": words[text], "content": text, "special": True, **FLAGS} for text in special]
     files: dict = {
