@@ -114,8 +114,9 @@ class Ran(NamedTuple):
 
 
 @pytest.fixture
-def galvatron(capsys) -> Callable[..., Ran]:
-    """Runs a `galvatron` command in this process."""
+def galvatron(capsys, tmp_path, monkeypatch) -> Callable[..., Ran]:
+    """Runs a `galvatron` command in this process, in the test's folder."""
+    monkeypatch.chdir(tmp_path)
 
     def run(*words: object) -> Ran:
         capsys.readouterr()

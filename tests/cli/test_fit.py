@@ -80,9 +80,8 @@ def test_models_and_devices_are_listed(galvatron):
         pytest.param("llama3.1-70b", 64, marks=pytest.mark.slow),
     ],
 )
-def test_fit_search_and_what_if_answer_the_same_question_alike(model, gpus, galvatron, tmp_path, monkeypatch):
+def test_fit_search_and_what_if_answer_the_same_question_alike(model, gpus, galvatron, tmp_path):
     """Given model, device and number of GPUs alone: a plan that one of them proves best is not beaten by another."""
-    monkeypatch.chdir(tmp_path)
     asked = (model, "--device", "h100-80gb", "--gpus", gpus, "--json")
     (row,) = json.loads(galvatron("fit", *asked).out)["rows"]
     searched = galvatron("search", *asked)

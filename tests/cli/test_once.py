@@ -38,8 +38,7 @@ loaded()
 
 
 @pytest.fixture
-def plan(tmp_path, monkeypatch, galvatron):
-    monkeypatch.chdir(tmp_path)
+def plan(tmp_path, galvatron):
     Path(MODEL).write_text(json.dumps(CONFIG))
     sizes = ("--world_size", "2", "--global_train_batch_size", "4", "--seq_length", "64", "--mixed_precision", "fp32")
     assert galvatron("plan", "uniform", MODEL, *sizes).code == 0

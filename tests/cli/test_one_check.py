@@ -46,8 +46,7 @@ def plans(tmp_path_factory):
 
 @pytest.mark.parametrize("plan", ["searched", "by hand", "split"])
 @pytest.mark.parametrize("model", MODELS)
-def test_the_same_pairs_are_taken_with_the_same_words(plans, galvatron, tmp_path, monkeypatch, plan, model):
-    monkeypatch.chdir(tmp_path)
+def test_the_same_pairs_are_taken_with_the_same_words(plans, galvatron, tmp_path, plan, model):
     config = plans / f"{[*MODELS].index(model)}.json"
     stated = {}
     for name, words in COMMANDS.items():

@@ -188,9 +188,8 @@ def test_every_command_answers_alike(tmp_path, monkeypatch, galvatron, name):
                 assert alike, f"{command}: {what} {theirs}, not {ours}"
 
 
-def test_profiles_and_a_device_are_not_given_together(tmp_path, monkeypatch, galvatron):
+def test_profiles_and_a_device_are_not_given_together(tmp_path, galvatron):
     """Each command would have to choose one, where all answers are equal."""
-    monkeypatch.chdir(tmp_path)
     assert galvatron(*UNIFORM).code == 0
     both = {"device": "h100-80gb", "profiles": str(tmp_path)}
     words = [word for option, value in both.items() for word in (f"--{option}", value)]
@@ -208,8 +207,7 @@ def test_profiles_and_a_device_are_not_given_together(tmp_path, monkeypatch, gal
         what_if(Form(**FORM, **both), {})
 
 
-def test_a_plan_that_is_too_big_is_reported_to_be(tmp_path, monkeypatch, galvatron):
-    monkeypatch.chdir(tmp_path)
+def test_a_plan_that_is_too_big_is_reported_to_be(tmp_path, galvatron):
     assert galvatron(*UNIFORM).code == 0
     text = galvatron("explain", "u.json", "--device", "h100", "--memory_constraint", 4).out
     needs = number(r"note: the plan does not fit: it needs ([\d.]+) GiB a GPU, of 4.00", text)
@@ -218,8 +216,7 @@ def test_a_plan_that_is_too_big_is_reported_to_be(tmp_path, monkeypatch, galvatr
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.gib is None])
-def test_an_unknown_memory_is_refused_by_name(tmp_path, monkeypatch, galvatron, name):
-    monkeypatch.chdir(tmp_path)
+def test_an_unknown_memory_is_refused_by_name(tmp_path, galvatron, name):
     where = given(CASES[name], tmp_path, galvatron)
     words = ["--profiles", where["profiles"]]
     assert galvatron(*UNIFORM).code == 0

@@ -90,7 +90,6 @@ ROWS = [
 @pytest.fixture
 def answer(tmp_path, monkeypatch, galvatron) -> Callable[..., Any]:
     """The exit code and output of a command, and the work that it would begin."""
-    monkeypatch.chdir(tmp_path)
     Path("model.json").write_text(json.dumps(MODEL))
     write_plan(uniform_plan(layers=2, world_size=2, global_train_batch_size=4, global_tp_deg=2), tmp_path / "plan.json")
     Path("texts").mkdir()

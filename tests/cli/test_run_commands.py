@@ -95,47 +95,7 @@ def test_a_dry_run_checks_the_nodes(folder, capsys, monkeypatch, variables, word
         assert code == 2 and message in err and "no step was run" not in out
 
 
-STOCK = {  # llm/config/llama/pretrain_argument.json of PaddleNLP: its arguments, each at its value
-    "model_name_or_path": "meta-llama/Meta-Llama-3-8B",
-    "tokenizer_name_or_path": "meta-llama/Meta-Llama-3-8B",
-    "input_dir": "./data",
-    "output_dir": "./checkpoints/pretrain_ckpts",
-    "per_device_train_batch_size": 1,
-    "gradient_accumulation_steps": 16,
-    "per_device_eval_batch_size": 2,
-    "tensor_parallel_degree": 2,
-    "pipeline_parallel_degree": 1,
-    "sharding": "stage2",
-    "virtual_pp_degree": 1,
-    "sequence_parallel": 0,
-    "use_flash_attention": True,
-    "use_fused_rms_norm": True,
-    "use_fused_rope": True,
-    "max_seq_length": 4096,
-    "learning_rate": 3e-05,
-    "min_learning_rate": 3e-06,
-    "warmup_steps": 30,
-    "logging_steps": 1,
-    "max_steps": 10000,
-    "save_steps": 5000,
-    "eval_steps": 1000,
-    "weight_decay": 0.01,
-    "bf16": True,
-    "fp16_opt_level": "O2",
-    "warmup_ratio": 0.01,
-    "max_grad_norm": 1.0,
-    "dataloader_num_workers": 1,
-    "continue_training": 0,
-    "do_train": True,
-    "do_eval": True,
-    "do_predict": True,
-    "disable_tqdm": True,
-    "recompute": False,
-    "distributed_dataloader": 1,
-    "recompute_granularity": "full",
-    "unified_checkpoint": True,
-    "save_total_limit": 2,
-}
+STOCK = json.loads((ROOT / "tests/fixtures/paddlenlp_pretraining.json").read_text())["arguments"]
 
 
 @pytest.mark.parametrize("start", ["train", "pretrain"])
@@ -394,9 +354,7 @@ def test_parity_says_its_verdict_beside_the_limits():
 
 def test_train_writes_a_line_a_step(folder, capsys):
     (folder / "plan.json").write_text(changed(PLAN, world_size=2, global_bsz=4))
-    code, out, _ = run(
-        capsys, "train", "plan.json", "--model", "model.json", "--input_dir", "random", "--max_steps", "2"
-    )
+    code, out, _ = run(capsys, "train", "plan.json", "--model=model.json", "--input_dir=random", "--max_steps=2")
     records = read_log(folder / "output" / "train_log.jsonl")
     assert code == 0
     assert "2 steps: loss" in out

@@ -277,11 +277,9 @@ def test_layers_of_several_types_are_searched(folder, galvatron):
     vocab = {variant: {**lengths, SEQ // 2: lengths[SEQ]} for variant, lengths in MEMORY.vocab.items()}
     replace(MEMORY, layers={**MEMORY.layers, **layers}, vocab=vocab).save(folder / "configs")
     types = {"num_layertype": 2, "hidden_size_list": "1024,512", "layer_num_list": "2,4", "seqlen_list": "512,256"}
-    ran = galvatron(
-        *words(**{**OPTIONS, "seq_length": None, "gap": 0}, **types, output_config_path="two.json"), "--json"
-    )
+    ran = galvatron(*words(**{**OPTIONS, "seq_length": None, "gap": 0}, **types, output_config_path="2.json"), "--json")
     assert ran.code == 0, ran.err
-    assert len(read_plan("two.json").layers) == 6
+    assert len(read_plan("2.json").layers) == 6
     assert json.loads(ran.out.splitlines()[-1])["gap"] == pytest.approx(0, abs=1e-9)
     mixed_up = galvatron(*words(**OPTIONS, **types | {"hidden_size_list": "512,1024"}))
     assert mixed_up.code == 2 and "no such file" in mixed_up.err

@@ -39,9 +39,7 @@ def place(tmp_path_factory):
 
 
 VALUES = st.one_of(
-    st.sampled_from(
-        ["0", "1", "2", "-1", "8", "None", "", "tp+sp", "sp", "batch", "sequence", "zero2", "3d", "nan", "1,2"]
-    ),
+    st.sampled_from(["0", "1", "2", "-1", "8", "None", "", "tp+sp", "sp", "batch", "zero2", "3d", "nan", "1,2"]),
     st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=6),
 )
 # Options that could take long or write elsewhere are left alone.

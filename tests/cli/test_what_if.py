@@ -123,8 +123,7 @@ def test_the_page_names_nothing_outside(served):
     assert set(re.findall(r'(?:src|href)="([^"?]*)', page)) == {"data:,", "page.js", "what_if.js", "plan.json"}
 
 
-def test_an_answer_is_the_plan_of_the_commands_that_it_shows(served, galvatron, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_an_answer_is_the_plan_of_the_commands_that_it_shows(served, galvatron, tmp_path):
     query = {"model_size": "qwen2.5-7b", "num_nodes": 2, "memory_constraint": 36, "global_train_batch_size": 32}
     query |= {"search_options": "--default_dp_type zero2 --max_pp_deg 4"}
     faults, shown = served.answer(**query)

@@ -48,9 +48,7 @@ def test_what_is_missing_is_named_with_its_option_and_its_command(folder):
     with pytest.raises(UserError, match="time_profile_mode: 'hybrid' is unknown; choose one of static, batch, seq"):
         load(MODEL, 2, 4, assumed, folder=folder, time_profile_mode="hybrid")
     (folder / memory_name("bf16", 1024, 16)).unlink()
-    with pytest.raises(
-        UserError, match=r"no such file; measure it with `galvatron profile memory` .*memory_profiling_path"
-    ):
+    with pytest.raises(UserError, match=r"no such file; .*`galvatron profile memory` .*memory_profiling_path"):
         load(MODEL, 2, 4, assumed, folder=folder)
     with pytest.raises(UserError, match="time_profiling_path: missing"):
         load(MODEL, 2, 4, assumed)

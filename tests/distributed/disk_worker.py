@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from small_model import small_config
+
 from paddlenlp_galvatron.base.errors import GalvatronError, UserError
 from paddlenlp_galvatron.base.writing import make_folder
 from paddlenlp_galvatron.plan import Assumptions, uniform_plan, write_plan
@@ -23,15 +25,7 @@ from .small_run import Run
 
 ERRORS = ("EIO", "EROFS", "ENOSPC", "EACCES", "ESTALE")
 EVERY = -1
-MODEL = {
-    "model_type": "llama",
-    "num_hidden_layers": 1,
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_attention_heads": 2,
-    "vocab_size": 32,
-    "max_position_embeddings": 8,
-}
+MODEL = small_config(layers=1, hidden=16, inner=16, heads=2, vocab=32, length=8)
 
 
 @contextmanager

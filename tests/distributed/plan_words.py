@@ -123,6 +123,36 @@ def plan(
     return made
 
 
+def named(
+    name: str,
+    model: str,
+    world_size: int,
+    words: str,
+    experts: str = "",
+    *,
+    batch: str = "8/2",
+    precision: Precision = Precision.FP32,
+    kv_heads: int | None = None,
+    dense: tuple[int, ...] = (),
+    vocabulary: int | None = None,
+    **others: Any,
+) -> Named:
+    """A plan in one line: "[2] 1 2r | 2 || 1 | 1" has a vocabulary of tp 2 and two chunks of each of two stages.
+
+    `model`: its family, and adamw and tied where they hold. `experts`: words of `having`. `batch`: samples of a step
+    and their micro-batches. `others`: arguments of `plan`.
+    """
+    family, *flags = model.split(", ")
+    vocab, code = words[1:].split("] ") if words.startswith("[") else ("1", words)
+    chunks = [part.split("|") for part in code.split("||")]
+    stages = tuple(len(layers(part)) for parts in chunks for part in parts)
+    others |= dict(zip(("batch", "micro_batches"), map(int, batch.split("/")), strict=True))
+    made = plan(world_size, code, stages, vocab=vocab, chunks=len(chunks), **others)
+    made = in_16_bits(having(made, experts) if experts else made, precision)
+    optimizer: Literal["sgd", "adamw"] = "adamw" if "adamw" in flags else "sgd"
+    return Named(name, made, family, optimizer, "tied" in flags, kv_heads, dense, vocabulary)
+
+
 def having(plan: Plan, code: str, dense: tuple[int, ...] = ()) -> Plan:
     """The plan with experts by words, a layer each: "4 2x2 1zh2" is ep 4, ep 2 with tp 2, whole experts under zero3
     that is sharded over 2 ranks. `dense` layers have none."""

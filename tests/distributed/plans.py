@@ -4,477 +4,243 @@ from __future__ import annotations
 
 from paddlenlp_galvatron.plan import DataParallel, Precision, Schedule
 
-from .plan_words import SEED, WORDS, Named, having, in_16_bits, interleaved, plan
+from .plan_words import SEED, WORDS, Named, having, in_16_bits, interleaved, named, plan
 
-__all__ = ["SEED", "WORDS", "Named", "having", "in_16_bits", "interleaved", "plan"]
+__all__ = ["SEED", "WORDS", "Named", "having", "in_16_bits", "interleaved", "named", "plan"]
+
+ZERO2, GPIPE = DataParallel.ZERO2, Schedule.GPIPE
+BF16, FP16 = Precision.BF16, Precision.FP16
 
 TWO = [
-    Named("tp 1-2 with Megatron-SP, recompute", plan(2, "1 2r 2 1r", vocab="2"), "qwen2"),
-    Named("tp 1-2 without Megatron-SP", plan(2, "1 2r 2 1", vocab="2", megatron_sp=False), "llama", "adamw"),
-    Named("two stages, 1F1B, more micro-batches than stages", plan(2, "1 1r 1", (1, 2), micro_batches=4), "qwen2"),
-    Named("Ulysses with dp, vocabulary by sequence", plan(2, "2u 1 2ur", vocab="2u"), "llama"),
+    named("tp 1-2 with Megatron-SP, recompute", "qwen2", 2, "[2] 1 2r 2 1r"),
+    named("tp 1-2 without Megatron-SP", "llama, adamw", 2, "[2] 1 2r 2 1", megatron_sp=False),
+    named("two stages, 1F1B, more micro-batches than stages", "qwen2", 2, "1 | 1r 1", batch="8/4"),
+    named("Ulysses with dp, vocabulary by sequence", "llama", 2, "[2u] 2u 1 2ur"),
 ]
 FOUR = [
-    Named("tp 1-2-4 with Megatron-SP", plan(4, "1 2r 4 2", vocab="4"), "qwen2"),
-    Named("tp 1-2-4 without Megatron-SP", plan(4, "1 2r 4 2 1", vocab="2", megatron_sp=False), "llama"),
-    Named("uneven stages, tp with Megatron-SP", plan(4, "1 2r 2 1 2", (2, 3), vocab="2", micro_batches=4), "qwen2"),
-    Named(
-        "GPipe, uneven stages, tp without Megatron-SP, plain vocabulary",
-        plan(4, "1 2r 2 1 2", (3, 2), micro_batches=4, megatron_sp=False, schedule=Schedule.GPIPE),
-        "llama",
-        "adamw",
+    named("tp 1-2-4 with Megatron-SP", "qwen2", 4, "[4] 1 2r 4 2"),
+    named("tp 1-2-4 without Megatron-SP", "llama", 4, "[2] 1 2r 4 2 1", megatron_sp=False),
+    named("uneven stages, tp with Megatron-SP", "qwen2", 4, "[2] 1 2r | 2 1 2", batch="8/4"),
+    named(
+        "GPipe, uneven stages, plain tp",
+        "llama, adamw",
+        4,
+        "1 2r 2 | 1 2",
+        batch="8/4",
+        megatron_sp=False,
+        schedule=GPIPE,
     ),
-    Named("four stages, fewer micro-batches than stages", plan(4, "1 1r 1 1 1", (1, 2, 1, 1), batch=4), "llama"),
-    Named("strided tp with Megatron-SP", plan(4, "2s 2 2sr 1", vocab="2"), "qwen2"),
-    Named("strided tp without Megatron-SP", plan(4, "2s 2 2sr 4", vocab="2", megatron_sp=False), "qwen2", "adamw"),
-    Named("Ulysses, tp and dp mixed", plan(4, "2u 2 4ur 1", vocab="4", megatron_sp=False), "qwen2"),
+    named("four stages, fewer micro-batches than stages", "llama", 4, "1 | 1r 1 | 1 | 1", batch="4/2"),
+    named("strided tp with Megatron-SP", "qwen2", 4, "[2] 2s 2 2sr 1"),
+    named("strided tp without Megatron-SP", "qwen2, adamw", 4, "[2] 2s 2 2sr 4", megatron_sp=False),
+    named("Ulysses, tp and dp mixed", "qwen2", 4, "[4] 2u 2 4ur 1", megatron_sp=False),
 ]
 ZERO = [
-    Named("zero3 with ddp", plan(4, "1z 1 1zr 1z", vocab="1z"), "qwen2"),
-    Named(
-        "zero2 of one micro-batch", plan(4, "1 1r 2", vocab="2", micro_batches=1, default=DataParallel.ZERO2), "llama"
-    ),
-    Named(
-        "zero2 and zero3 under tp, AdamW", plan(4, "2 2z 1zr", vocab="2z", default=DataParallel.ZERO2), "qwen2", "adamw"
-    ),
-    Named("zero3 over Ulysses", plan(4, "2uz 4uz 1z 2", vocab="2uz", megatron_sp=False), "qwen2"),
-    Named("zero3 in a pipeline", plan(4, "1z 1zr 2 1z", (2, 2), vocab="1z", micro_batches=4), "llama", "adamw"),
-    Named(
-        "reduced every micro-batch: ddp, zero3",
-        plan(4, "1 1z 2 2zr", (2, 2), vocab="2", micro_batches=4, async_reduce=False),
-        "qwen2",
-    ),
-    Named(
-        "reduced every micro-batch: zero2", plan(4, "1 2 2r", default=DataParallel.ZERO2, async_reduce=False), "llama"
-    ),
-    Named("tied, one stage", plan(4, "1 2", vocab="2"), "qwen2", tied=True),
-    Named("tied and zero3, one stage", plan(4, "1z 2", vocab="2z"), "ernie4_5", "adamw", tied=True),
-    Named("tied across stages", plan(4, "1 2", (1, 1), vocab="2", micro_batches=4), "qwen2", tied=True),
-    Named("tied across stages, zero2", plan(4, "1 2", (1, 1), default=DataParallel.ZERO2), "llama", tied=True),
-    Named("fewer kv heads than tp", plan(4, "4 4r 2", vocab="4"), "qwen2", kv_heads=2),
-    Named("one kv head, tp without Megatron-SP, zero3", plan(4, "4 2z 1", megatron_sp=False), "llama", kv_heads=1),
-    Named("fewer kv heads than Ulysses", plan(4, "4u 2uz 4ur"), "qwen2", kv_heads=2),
+    named("zero3 with ddp", "qwen2", 4, "[1z] 1z 1 1zr 1z"),
+    named("zero2 of one micro-batch", "llama", 4, "[2] 1 1r 2", batch="8/1", default=ZERO2),
+    named("zero2 and zero3 under tp, AdamW", "qwen2, adamw", 4, "[2z] 2 2z 1zr", default=ZERO2),
+    named("zero3 over Ulysses", "qwen2", 4, "[2uz] 2uz 4uz 1z 2", megatron_sp=False),
+    named("zero3 in a pipeline", "llama, adamw", 4, "[1z] 1z 1zr | 2 1z", batch="8/4"),
+    named("reduced every micro-batch: ddp, zero3", "qwen2", 4, "[2] 1 1z | 2 2zr", batch="8/4", async_reduce=False),
+    named("reduced every micro-batch: zero2", "llama", 4, "1 2 2r", default=ZERO2, async_reduce=False),
+    named("tied, one stage", "qwen2, tied", 4, "[2] 1 2"),
+    named("tied and zero3, one stage", "ernie4_5, adamw, tied", 4, "[2z] 1z 2"),
+    named("tied across stages", "qwen2, tied", 4, "[2] 1 | 2", batch="8/4"),
+    named("tied across stages, zero2", "llama, tied", 4, "1 | 2", default=ZERO2),
+    named("fewer kv heads than tp", "qwen2", 4, "[4] 4 4r 2", kv_heads=2),
+    named("one kv head, tp without Megatron-SP, zero3", "llama", 4, "4 2z 1", megatron_sp=False, kv_heads=1),
+    named("fewer kv heads than Ulysses", "qwen2", 4, "4u 2uz 4ur", kv_heads=2),
 ]
 CONTEXT_FOUR = [
-    Named("cp 2, grouped kv heads, recompute", plan(4, "1c2 1c2r 1"), "qwen2"),
-    Named("cp 4, the vocabulary, too", plan(4, "1c4 1c4r 1c4", vocab="1c4", batch=4), "llama"),
-    Named("cp with tp with Megatron-SP, norms of heads", plan(4, "2c2 2c2r 4 1c4", vocab="2c2"), "qwen3"),
-    Named("cp with tp without Megatron-SP", plan(4, "2c2 2c2r 1c2 2", vocab="2", megatron_sp=False), "llama"),
-    Named("cp with Ulysses", plan(4, "2c2u 4u 2c2ur 1c2", vocab="2c2u"), "ernie4_5"),
-    Named("fewer kv heads than ranks that split them", plan(4, "2c2 2c2u 1c4"), "llama", kv_heads=1),
-    Named("strided cp, with tp and alone", plan(4, "2c2s 1c2s 1c2 2s", vocab="2"), "qwen2"),
-    Named("cp under zero2 and zero3", plan(4, "1c2 1c4z 2c2zr 1z", vocab="1c2z", default=DataParallel.ZERO2), "qwen2"),
-    Named("cp under zero3, reduced every micro-batch", plan(4, "1c2z 1c4 2c2z", async_reduce=False), "ernie4_5"),
-    Named("cp in a pipeline, tied", plan(4, "1c2 2r 1c2r 1", (2, 2), micro_batches=4), "ernie4_5", tied=True),
-    Named(
-        "cp in an interleaved pipeline",
-        plan(4, "1c2 1c2r 2 1c2z", (1, 1, 1, 1), vocab="1c2", micro_batches=3, batch=6, chunks=2),
-        "llama",
-    ),
-    Named("cp under AdamW", plan(4, "1c2z 2c2r 1c4", vocab="2"), "qwen2", "adamw"),
-    Named("cp with parts recomputed", plan(4, "1c2a 2c2nm 1c4na 2c2ma", vocab="2c2"), "qwen2", kv_heads=4),
-    Named(
-        "cp, parts, 3 chunks, zero2",
-        plan(
-            4,
-            "1c2a 2nm 1c2zm 1nam 2r 1c2na",
-            (1,) * 6,
-            vocab="1c2",
-            micro_batches=4,
-            default=DataParallel.ZERO2,
-            chunks=3,
-        ),
-        "qwen3",
+    named("cp 2, grouped kv heads, recompute", "qwen2", 4, "1c2 1c2r 1"),
+    named("cp 4, the vocabulary, too", "llama", 4, "[1c4] 1c4 1c4r 1c4", batch="4/2"),
+    named("cp with tp with Megatron-SP, norms of heads", "qwen3", 4, "[2c2] 2c2 2c2r 4 1c4"),
+    named("cp with tp without Megatron-SP", "llama", 4, "[2] 2c2 2c2r 1c2 2", megatron_sp=False),
+    named("cp with Ulysses", "ernie4_5", 4, "[2c2u] 2c2u 4u 2c2ur 1c2"),
+    named("fewer kv heads than ranks that split them", "llama", 4, "2c2 2c2u 1c4", kv_heads=1),
+    named("strided cp, with tp and alone", "qwen2", 4, "[2] 2c2s 1c2s 1c2 2s"),
+    named("cp under zero2 and zero3", "qwen2", 4, "[1c2z] 1c2 1c4z 2c2zr 1z", default=ZERO2),
+    named("cp under zero3, reduced every micro-batch", "ernie4_5", 4, "1c2z 1c4 2c2z", async_reduce=False),
+    named("cp in a pipeline, tied", "ernie4_5, tied", 4, "1c2 2r | 1c2r 1", batch="8/4"),
+    named("cp in an interleaved pipeline", "llama", 4, "[1c2] 1c2 | 1c2r || 2 | 1c2z", batch="6/3"),
+    named("cp under AdamW", "qwen2, adamw", 4, "[2] 1c2z 2c2r 1c4"),
+    named("cp with parts recomputed", "qwen2", 4, "[2c2] 1c2a 2c2nm 1c4na 2c2ma", kv_heads=4),
+    named(
+        "cp, parts, chunks", "qwen3", 4, "[1c2] 1c2a | 2nm || 1c2zm | 1nam || 2r | 1c2na", batch="8/4", default=ZERO2
     ),
 ]
 CONTEXT_EIGHT = [
-    Named("cp 2, 4, 8 with tp", plan(8, "2c4 4c2r 1c8 2c2z 8", vocab="2c4"), "qwen2"),
-    Named("cp with tp and Ulysses, two stages", plan(8, "2c2 2c2ur 1c4 4", (2, 2), vocab="4"), "qwen3"),
-    Named("parts, tp 2-8, Ulysses", plan(8, "2nam 8nm 4ua 1m", vocab="8", batch=16), "llama"),
-    Named(
-        "cp, parts, 2 chunks, zero3",
-        plan(8, "1c4a 2c2nm 4ma 2c2zr 1znam 2c2u", (1, 2, 1, 2), vocab="2c2", micro_batches=3, batch=12, chunks=2),
-        "qwen2",
+    named("cp 2, 4, 8 with tp", "qwen2", 8, "[2c4] 2c4 4c2r 1c8 2c2z 8"),
+    named("cp with tp and Ulysses, two stages", "qwen3", 8, "[4] 2c2 2c2ur | 1c4 4"),
+    named("parts, tp 2-8, Ulysses", "llama", 8, "[8] 2nam 8nm 4ua 1m", batch="16/2"),
+    named("cp, parts, 2 chunks, zero3", "qwen2", 8, "[2c2] 1c4a | 2c2nm 4ma || 2c2zr | 1znam 2c2u", batch="12/3"),
+    named(
+        "cp, parts, four stages",
+        "llama, adamw",
+        8,
+        "[1c2] 1c2n | 2a | 1c2m | 2nam || 1c2r | 2nm | 1c2 | 1a",
+        batch="12/6",
+        megatron_sp=False,
     ),
-    Named(
-        "cp, parts, 2 chunks of four stages, plain tp",
-        plan(
-            8,
-            "1c2n 2a 1c2m 2nam 1c2r 2nm 1c2 1a",
-            (1,) * 8,
-            vocab="1c2",
-            micro_batches=6,
-            batch=12,
-            megatron_sp=False,
-            chunks=2,
-        ),
-        "llama",
-        "adamw",
-    ),
-    Named(
-        "strided, without Megatron-SP",
-        plan(8, "2c2s 4c2 1c2s 2c4r", vocab="8", megatron_sp=False),
-        "llama",
-    ),
+    named("strided, without Megatron-SP", "llama", 8, "[8] 2c2s 4c2 1c2s 2c4r", megatron_sp=False),
 ]
 # ZeRO in a part of the ranks that hold the same weights.
 HYBRID_FOUR = [
-    Named("zero2 and zero3 in parts", plan(4, "1zh2 1h2 1z 1zrh2", vocab="1zh2", default=DataParallel.ZERO2), "qwen2"),
-    Named(
-        "in parts, AdamW, tied",
-        plan(4, "1zh2 1h2 2r", vocab="1h2", default=DataParallel.ZERO2),
-        "llama",
-        "adamw",
-        tied=True,
-    ),
-    Named(
-        "in parts, reduced every micro-batch",
-        plan(4, "1zh2 1h2 1", vocab="1zh2", batch=12, micro_batches=3, default=DataParallel.ZERO2, async_reduce=False),
-        "qwen2",
-        tied=True,
-    ),
-    Named(
-        "in parts over Ulysses and cp",
-        plan(4, "2uzh2 4uh2 1c2h2 2c2u", vocab="2uzh2", default=DataParallel.ZERO2),
-        "qwen2",
-        kv_heads=2,
-    ),
+    named("zero2 and zero3 in parts", "qwen2", 4, "[1zh2] 1zh2 1h2 1z 1zrh2", default=ZERO2),
+    named("in parts, AdamW, tied", "llama, adamw, tied", 4, "[1h2] 1zh2 1h2 2r", default=ZERO2),
+    named("in parts, tied", "qwen2, tied", 4, "[1zh2] 1zh2 1h2 1", batch="12/3", default=ZERO2, async_reduce=False),
+    named("in parts over Ulysses and cp", "qwen2", 4, "[2uzh2] 2uzh2 4uh2 1c2h2 2c2u", default=ZERO2, kv_heads=2),
 ]
 HYBRID_EIGHT = [
-    Named(
-        "in parts of 2 and 4 with tp",
-        plan(8, "2zh2 1h4 1zh2 2sh2 2rzh2", vocab="2zh2", batch=16, default=DataParallel.ZERO2),
+    named("in parts of 2 and 4 with tp", "qwen2", 8, "[2zh2] 2zh2 1h4 1zh2 2sh2 2rzh2", batch="16/2", default=ZERO2),
+    named("in parts, uneven stages", "llama, adamw, tied", 8, "[1h2] 1zh2 | 1h2 2 1zrh2", batch="16/4", default=ZERO2),
+    named(
+        "in parts, 2 chunks",
         "qwen2",
-    ),
-    Named(
-        "in parts, two uneven stages, tied",
-        plan(8, "1zh2 1h2 2 1zrh2", (1, 3), vocab="1h2", micro_batches=4, batch=16, default=DataParallel.ZERO2),
-        "llama",
-        "adamw",
-        tied=True,
-    ),
-    Named(
-        "in parts, 2 chunks, reduced every micro-batch",
-        plan(
-            8,
-            "1zh2 2 1h2 1zh2",
-            (1,) * 4,
-            vocab="1zh2",
-            micro_batches=3,
-            batch=12,
-            default=DataParallel.ZERO2,
-            async_reduce=False,
-            chunks=2,
-        ),
-        "qwen2",
+        8,
+        "[1zh2] 1zh2 | 2 || 1h2 | 1zh2",
+        batch="12/3",
+        default=ZERO2,
+        async_reduce=False,
     ),
 ]
 SIX = [
-    Named(
-        "in parts of 2 and 3",
-        plan(6, "1zh2 1h3 1c3zh3 1c3h2 2h3", vocab="1h2", batch=12, default=DataParallel.ZERO2),
-        "qwen2",
-        "adamw",
-    ),
-    Named("cp 3 and 6", plan(6, "1c3 2c3r 1c6 3c2u", vocab="3", batch=12), "llama"),
-    Named("parts, 3-way and 6-way tp", plan(6, "3nam 6nm 2ua 1m", vocab="3", batch=12), "qwen2"),
-    Named(
-        "cp 3, parts, 2 chunks",
-        plan(6, "1c3na 3m 1c3zr 3nam", (1,) * 4, vocab="1c3", micro_batches=3, batch=9, chunks=2),
-        "llama",
-    ),
-    Named(
-        "cp, parts, 2 chunks of three stages, tied",
-        plan(6, "1c2a 2nm 1m 2nam 1c2n 2r 1c2ma", (1, 1, 1, 2, 1, 1), vocab="2", micro_batches=4, chunks=2),
-        "qwen2",
-        tied=True,
-    ),
-    Named("3-way and 6-way tp", plan(6, "3 6r 2 1", vocab="3", batch=12), "llama"),
-    Named(
-        "three stages, 2-way Ulysses",
-        plan(6, "2u 1 2r 2", (1, 1, 2), vocab="2", micro_batches=3, batch=12),
-        "qwen2",
-    ),
+    named("in parts of 2 and 3", "qwen2, adamw", 6, "[1h2] 1zh2 1h3 1c3zh3 1c3h2 2h3", batch="12/2", default=ZERO2),
+    named("cp 3 and 6", "llama", 6, "[3] 1c3 2c3r 1c6 3c2u", batch="12/2"),
+    named("parts, 3-way and 6-way tp", "qwen2", 6, "[3] 3nam 6nm 2ua 1m", batch="12/2"),
+    named("cp 3, parts, 2 chunks", "llama", 6, "[1c3] 1c3na | 3m || 1c3zr | 3nam", batch="9/3"),
+    named("cp, parts, three stages", "qwen2, tied", 6, "[2] 1c2a | 2nm | 1m || 2nam 1c2n | 2r | 1c2ma", batch="8/4"),
+    named("3-way and 6-way tp", "llama", 6, "[3] 3 6r 2 1", batch="12/2"),
+    named("three stages, 2-way Ulysses", "qwen2", 6, "[2] 2u | 1 | 2r 2", batch="12/3"),
 ]
 EIGHT = [
-    Named("tp 1-8 and back", plan(8, "1 2 4r 8 1", vocab="8", batch=16), "llama"),
-    Named(
-        "two stages of four, all mixed",
-        plan(8, "1 2r 4 2u 4sr 1", (3, 3), vocab="2", micro_batches=4, batch=16, megatron_sp=False),
-        "qwen2",
-    ),
-    Named(
-        "four stages of two",
-        plan(8, "2 1 2r 1 1", (1, 1, 1, 2), vocab="2", micro_batches=4, batch=16),
-        "qwen2",
-        "adamw",
-    ),
+    named("tp 1-8 and back", "llama", 8, "[8] 1 2 4r 8 1", batch="16/2"),
+    named("two stages of four, all mixed", "qwen2", 8, "[2] 1 2r 4 | 2u 4sr 1", batch="16/4", megatron_sp=False),
+    named("four stages of two", "qwen2, adamw", 8, "[2] 2 | 1 | 2r | 1 1", batch="16/4"),
 ]
 
 
 # Rounds of micro-batches that are full, longer, and shorter than there are stages.
 INTERLEAVED_TWO = [
-    Named("2 chunks", interleaved(2, "1 1r 1 1 1", (1, 2, 1, 1), 2, micro_batches=4), "qwen2"),
-    Named("3 chunks, 5 micro-batches", interleaved(2, "1 1r 1 1 1r 1", (1,) * 6, 3, micro_batches=5, batch=5), "llama"),
-    Named(
-        "2 chunks, tied, reduced every micro-batch",
-        interleaved(2, "1 1 1 1r", (1,) * 4, 2, micro_batches=3, batch=6, async_reduce=False),
-        "qwen3",
-        tied=True,
-    ),
+    named("2 chunks", "qwen2", 2, "1 | 1r 1 || 1 | 1", batch="8/4"),
+    named("3 chunks, 5 micro-batches", "llama", 2, "1 | 1r || 1 | 1 || 1r | 1", batch="5/5"),
+    named("2 chunks, tied, reduced every time", "qwen3, tied", 2, "1 | 1 || 1 | 1r", batch="6/3", async_reduce=False),
 ]
 INTERLEAVED_FOUR = [
-    Named(
-        "2 chunks, tp with Megatron-SP, uneven",
-        interleaved(4, "1 2r 2 1 2r 1", (1, 2, 2, 1), 2, vocab="2", micro_batches=4),
-        "qwen2",
-    ),
-    Named(
-        "2 chunks, zero3 and zero2, tied",
-        interleaved(4, "1z 2zr 1 2", (1,) * 4, 2, vocab="1z", micro_batches=3, batch=12, default=DataParallel.ZERO2),
-        "llama",
-        "adamw",
-        tied=True,
-    ),
-    Named(
-        "3 chunks, Ulysses, strided, plain tp",
-        interleaved(4, "2u 2 1 1 2r 2", (1,) * 6, 3, vocab="2u", micro_batches=2, megatron_sp=False),
-        "qwen2",
-    ),
-    Named(
-        "2 chunks, zero3, reduced every micro-batch",
-        interleaved(4, "1z 2zr 2 1z 1", (2, 1, 1, 1), 2, micro_batches=4, async_reduce=False),
-        "qwen2",
-    ),
-    Named("4 stages of 2 chunks", interleaved(4, "1 1r 1 1 1 1r 1 1", (1,) * 8, 2, micro_batches=4), "llama"),
-    Named(
-        "4 stages of 2 chunks, 7 micro-batches, tied",
-        interleaved(4, "1 1 1r 1 1 1 1 1 1r", (1, 1, 2, 1, 1, 1, 1, 1), 2, micro_batches=7, batch=7),
-        "qwen2",
-        tied=True,
-    ),
-    Named("4 stages of 2 chunks, 2 micro-batches", interleaved(4, "1 " * 8, (1,) * 8, 2, micro_batches=2), "llama"),
+    named("2 chunks, tp with Megatron-SP, uneven", "qwen2", 4, "[2] 1 | 2r 2 || 1 2r | 1", batch="8/4"),
+    named("2 chunks, zero3 and zero2", "llama, adamw, tied", 4, "[1z] 1z | 2zr || 1 | 2", batch="12/3", default=ZERO2),
+    named("3 chunks, Ulysses, strided, plain tp", "qwen2", 4, "[2u] 2u | 2 || 1 | 1 || 2r | 2", megatron_sp=False),
+    named("2 chunks, zero3, reduced every time", "qwen2", 4, "1z 2zr | 2 || 1z | 1", batch="8/4", async_reduce=False),
+    named("4 stages of 2 chunks", "llama", 4, "1 | 1r | 1 | 1 || 1 | 1r | 1 | 1", batch="8/4"),
+    named("4 stages of 2 chunks, tied", "qwen2, tied", 4, "1 | 1 | 1r 1 | 1 || 1 | 1 | 1 | 1r", batch="7/7"),
+    named("4 stages of 2 chunks, 2 micro-batches", "llama", 4, "1 | 1 | 1 | 1 || 1 | 1 | 1 | 1"),
 ]
 INTERLEAVED_EIGHT = [
-    Named(
-        "4 stages of 2 chunks, all mixed",
-        interleaved(8, "2 1z 2u 2r 1 2zr 1 2", (1,) * 8, 2, vocab="2", micro_batches=6, batch=24, megatron_sp=False),
-        "llama",
-    ),
-    Named(
-        "2 stages of 3 chunks, tp 1-4, tied",
-        interleaved(8, "1 4r 2 2s 4z 1", (1,) * 6, 3, vocab="4", micro_batches=3, batch=12, default=DataParallel.ZERO2),
-        "qwen2",
-        "adamw",
-        tied=True,
-    ),
+    named("chunks, all mixed", "llama", 8, "[2] 2 | 1z | 2u | 2r || 1 | 2zr | 1 | 2", batch="24/6", megatron_sp=False),
+    named("3 chunks, tp 1-4", "qwen2, adamw, tied", 8, "[4] 1 | 4r || 2 | 2s || 4z | 1", batch="12/3", default=ZERO2),
 ]
 
 
 # Layers that recompute some of their parts.
 PARTS_TWO = [
-    Named("parts, tp with Megatron-SP", plan(2, "2n 2a 2m 2nm", vocab="2"), "qwen2"),
-    Named("parts, Ulysses and dp", plan(2, "2una 2um 1nam 1a", vocab="2u"), "llama"),
+    named("parts, tp with Megatron-SP", "qwen2", 2, "[2] 2n 2a 2m 2nm"),
+    named("parts, Ulysses and dp", "llama", 2, "[2u] 2una 2um 1nam 1a"),
 ]
 PARTS_FOUR = [
-    Named("parts alone, one kv head", plan(4, "1n 1a 1m 1na 1nm 1am 1nam"), "llama", kv_heads=1),
-    Named("parts, tp 2-4 with Megatron-SP, kv heads shared", plan(4, "2nam 4nm 4a 2n", vocab="4"), "qwen2", kv_heads=2),
-    Named("parts, tp without Megatron-SP", plan(4, "2n 4m 2nm 1a", vocab="2", megatron_sp=False), "llama"),
-    Named("parts, Ulysses, fewer kv heads than ranks", plan(4, "4ua 2unam 4um", vocab="2u"), "qwen2", kv_heads=2),
-    Named("parts, zero3", plan(4, "1znm 2za 1znam 1zm", vocab="1z"), "qwen2"),
-    Named("parts, zero2, AdamW", plan(4, "1n 2nam 1m", vocab="2", default=DataParallel.ZERO2), "llama", "adamw"),
-    Named("parts in a pipeline", plan(4, "1n 2nm 2a 1m", (1, 3), vocab="2", micro_batches=4), "qwen2"),
-    Named(
-        "parts, GPipe, reduced every micro-batch",
-        plan(4, "2nam 1zn 1m", (2, 1), micro_batches=4, schedule=Schedule.GPIPE, async_reduce=False),
-        "llama",
-    ),
-    Named(
-        "parts, 2 chunks, zero3, tied",
-        interleaved(4, "1zn 2nm 1a 2znam 1r", (1, 2, 1, 1), 2, vocab="1z", micro_batches=4),
-        "qwen2",
-        tied=True,
-    ),
-    Named("parts, norms of q and k", plan(4, "2nam 1a 4nm", vocab="4"), "qwen3"),
+    named("parts alone, one kv head", "llama", 4, "1n 1a 1m 1na 1nm 1am 1nam", kv_heads=1),
+    named("parts, tp 2-4 with Megatron-SP, kv heads shared", "qwen2", 4, "[4] 2nam 4nm 4a 2n", kv_heads=2),
+    named("parts, tp without Megatron-SP", "llama", 4, "[2] 2n 4m 2nm 1a", megatron_sp=False),
+    named("parts, Ulysses, fewer kv heads than ranks", "qwen2", 4, "[2u] 4ua 2unam 4um", kv_heads=2),
+    named("parts, zero3", "qwen2", 4, "[1z] 1znm 2za 1znam 1zm"),
+    named("parts, zero2, AdamW", "llama, adamw", 4, "[2] 1n 2nam 1m", default=ZERO2),
+    named("parts in a pipeline", "qwen2", 4, "[2] 1n | 2nm 2a 1m", batch="8/4"),
+    named("parts, GPipe", "llama", 4, "2nam 1zn | 1m", batch="8/4", schedule=GPIPE, async_reduce=False),
+    named("parts, 2 chunks, zero3, tied", "qwen2, tied", 4, "[1z] 1zn | 2nm 1a || 2znam | 1r", batch="8/4"),
+    named("parts, norms of q and k", "qwen3", 4, "[4] 2nam 1a 4nm"),
 ]
 
 # Layers with experts, of every family by turns.
 EXPERTS_TWO = [
-    Named("experts: unlike layers", having(plan(2, "1 1z 1r"), "2 1x2 2"), "qwen3_moe"),
-    Named(
-        "experts: ZeRO of either half",
-        having(plan(2, "1z 1", default=DataParallel.ZERO2), "1 1z"),
-        "qwen2_moe",
-        vocabulary=2,
-    ),
-    Named("experts: reduced every micro-batch", having(plan(2, "1 2", async_reduce=False), "2 1"), "mixtral"),
-    Named(
-        "experts: GPipe", having(plan(2, "1 1r", (1, 1), micro_batches=4, schedule=Schedule.GPIPE), "1 1z"), "mixtral"
-    ),
-    Named("experts: bf16", in_16_bits(having(plan(2, "1r 2"), "2 1x2")), "qwen3_moe"),
-    Named("experts: fp16", in_16_bits(having(plan(2, "1 2z"), "2z 2"), Precision.FP16), "mixtral"),
+    named("experts: unlike layers", "qwen3_moe", 2, "1 1z 1r", "2 1x2 2"),
+    named("experts: ZeRO of either half", "qwen2_moe", 2, "1z 1", "1 1z", default=ZERO2, vocabulary=2),
+    named("experts: reduced every micro-batch", "mixtral", 2, "1 2", "2 1", async_reduce=False),
+    named("experts: GPipe", "mixtral", 2, "1 | 1r", "1 1z", batch="8/4", schedule=GPIPE),
+    named("experts: bf16", "qwen3_moe", 2, "1r 2", "2 1x2", precision=BF16),
+    named("experts: fp16", "mixtral", 2, "1 2z", "2z 2", precision=FP16),
 ]
 EXPERTS_FOUR = [
-    Named("experts: ep 4, plain", having(plan(4, "1 1r", micro_batches=1), "4 4"), "qwen3_moe"),
-    Named("experts: ep 2 with tp 2, and whole", having(plan(4, "1 1zh2"), "2x2 1zh2"), "qwen2_moe"),
-    Named("experts: with Megatron-SP", having(plan(4, "2s 4r", vocab="2"), "4 2"), "mixtral", vocabulary=2),
-    Named("experts: with plain tp", having(plan(4, "2 4r", megatron_sp=False), "4 2x2"), "qwen3_moe"),
-    Named(
-        "experts: GPipe, unlike stages",
-        having(plan(4, "1 2r 1", (2, 1), micro_batches=4, schedule=Schedule.GPIPE), "2 1x2 2z"),
-        "qwen3_moe",
-    ),
-    Named(
-        "experts: bf16, ZeRO",
-        in_16_bits(having(plan(4, "1 2zr 1", default=DataParallel.ZERO2), "4 2z 2x2")),
-        "qwen2_moe",
-    ),
+    named("experts: ep 4, plain", "qwen3_moe", 4, "1 1r", "4 4", batch="8/1"),
+    named("experts: ep 2 with tp 2, and whole", "qwen2_moe", 4, "1 1zh2", "2x2 1zh2"),
+    named("experts: with Megatron-SP", "mixtral", 4, "[2] 2s 4r", "4 2", vocabulary=2),
+    named("experts: with plain tp", "qwen3_moe", 4, "2 4r", "4 2x2", megatron_sp=False),
+    named("experts: GPipe, unlike stages", "qwen3_moe", 4, "1 2r | 1", "2 1x2 2z", batch="8/4", schedule=GPIPE),
+    named("experts: bf16, ZeRO", "qwen2_moe", 4, "1 2zr 1", "4 2z 2x2", default=ZERO2, precision=BF16),
 ]
 EXPERTS_LATE = [
-    Named(
-        "experts: ep 2 over two, three ZeRO types",
-        having(plan(4, "1 1 1z", default=DataParallel.ZERO2), "2 2z 2"),
-        "qwen3_moe",
-        vocabulary=2,
-    ),
-    Named("experts: with Ulysses and cp", having(plan(4, "2u 1c2 2c2"), "4 4 2x2"), "qwen2_moe", vocabulary=2),
-    Named("experts: in stages", having(plan(4, "1r 2 1", (2, 1), micro_batches=4), "2 1x2 2z"), "mixtral"),
-    Named(
-        "experts: interleaved",
-        having(plan(4, "1 1 2 1a", (1, 1, 1, 1), micro_batches=4, chunks=2), "2 2 1 2"),
-        "qwen3_moe",
-        vocabulary=2,
-    ),
+    named("experts: ep 2 over two, three ZeRO types", "qwen3_moe", 4, "1 1 1z", "2 2z 2", default=ZERO2, vocabulary=2),
+    named("experts: with Ulysses and cp", "qwen2_moe", 4, "2u 1c2 2c2", "4 4 2x2", vocabulary=2),
+    named("experts: in stages", "mixtral", 4, "1r 2 | 1", "2 1x2 2z", batch="8/4"),
+    named("experts: interleaved", "qwen3_moe", 4, "1 | 1 || 2 | 1a", "2 2 1 2", batch="8/4", vocabulary=2),
 ]
-EXPERTS_SIX = [
-    Named(
-        "experts: ep 3 and 2 with tp 3, cp 3", having(plan(6, "1 1c3 3r", vocab="3", batch=12), "3 2x3 3z"), "mixtral"
-    ),
-]
+EXPERTS_SIX = [named("experts: ep 3 and 2 with tp 3, cp 3", "mixtral", 6, "[3] 1 1c3 3r", "3 2x3 3z", batch="12/2")]
 EXPERTS_EIGHT = [
-    Named(
-        "experts: ep 4 in two stages of tp 2",
-        having(plan(8, "2 2r 1 2c2", (2, 2), vocab="2", micro_batches=4, batch=16), "4 2x2 4z 1x4"),
-        "qwen2_moe",
-    ),
-    Named(
-        "experts: ep 4 over two, ZeRO, tied",
-        having(plan(8, "1z 2uh4 8", vocab="1z", batch=16, default=DataParallel.ZERO2), "4z 2h2 8"),
-        "qwen3_moe",
-        tied=True,
-    ),
+    named("experts: ep 4 in two stages of tp 2", "qwen2_moe", 8, "[2] 2 2r | 1 2c2", "4 2x2 4z 1x4", batch="16/4"),
+    named("experts: ZeRO, tied", "qwen3_moe, tied", 8, "[1z] 1z 2uh4 8", "4z 2h2 8", batch="16/2", default=ZERO2),
 ]
 
 # Dense layers among layers with experts.
-GPIPE = {"schedule": Schedule.GPIPE, "micro_batches": 4}
 KINDS_TWO = [
-    Named("kinds: dense first", having(plan(2, "1 1z 1r"), "1 2 1x2"), "qwen2_moe", dense=(0,)),
-    Named("kinds: every second", having(plan(2, "2 1 2r 1"), "1 2 1 1x2"), "qwen3_moe", dense=(0, 2)),
-    Named("kinds: dense last, parts", having(plan(2, "1 1 2nam", vocab="2"), "2 1 1"), "qwen3_moe", dense=(2,)),
-    Named(
-        "kinds: a stage of dense layers",
-        having(plan(2, "1 1 1r", (1, 2), micro_batches=4), "1 1 1"),
-        "qwen2_moe",
-        dense=(0,),
-    ),
-    Named("kinds: GPipe, dense behind", having(plan(2, "1 1", (1, 1), **GPIPE), "1 1"), "qwen3_moe", dense=(1,)),
-    Named("kinds: bf16", in_16_bits(having(plan(2, "1r 2"), "1 1x2")), "qwen3_moe", dense=(0,)),
+    named("kinds: dense first", "qwen2_moe", 2, "1 1z 1r", "1 2 1x2", dense=(0,)),
+    named("kinds: every second", "qwen3_moe", 2, "2 1 2r 1", "1 2 1 1x2", dense=(0, 2)),
+    named("kinds: dense last, parts", "qwen3_moe", 2, "[2] 1 1 2nam", "2 1 1", dense=(2,)),
+    named("kinds: a stage of dense layers", "qwen2_moe", 2, "1 | 1 1r", "1 1 1", batch="8/4", dense=(0,)),
+    named("kinds: GPipe, dense behind", "qwen3_moe", 2, "1 | 1", "1 1", batch="8/4", schedule=GPIPE, dense=(1,)),
+    named("kinds: bf16", "qwen3_moe", 2, "1r 2", "1 1x2", precision=BF16, dense=(0,)),
 ]
 KINDS_FOUR = [
-    Named("kinds: two first", having(plan(4, "4 4nm 1 2r", vocab="2"), "1 1 4 2x2"), "qwen3_moe", dense=(0, 1)),
-    Named("kinds: Ulysses and cp", having(plan(4, "1z 2u 1c2 2", vocab="2"), "1z 4 2z 2x2"), "qwen2_moe", dense=(0,)),
-    Named(
-        "kinds: stages that begin dense",
-        having(plan(4, "2 1 2 1r", (2, 2), vocab="2", micro_batches=4), "1 2 1 2"),
-        "qwen3_moe",
-        dense=(0, 2),
-    ),
-    Named("kinds: plain tp", having(plan(4, "4 2 4r", megatron_sp=False), "1 4 2x2"), "qwen2_moe", dense=(0,)),
-    Named(
-        "kinds: interleaved, ZeRO",
-        having(plan(4, "1 1 2 1a", (1, 1, 1, 1), micro_batches=4, chunks=2, default=DataParallel.ZERO2), "1 2 1 2"),
-        "qwen3_moe",
-        dense=(0, 2),
-    ),
-    Named("kinds: dense within", having(plan(4, "1 2nam 1"), "4 1 2"), "qwen3_moe", dense=(1,)),
-    Named(
-        "kinds: stages of dense layers alone",
-        having(plan(4, "1 1 1 1", (1, 1, 1, 1), micro_batches=4), "1 1 1 1"),
-        "qwen2_moe",
-        dense=(0, 3),
-    ),
+    named("kinds: two first", "qwen3_moe", 4, "[2] 4 4nm 1 2r", "1 1 4 2x2", dense=(0, 1)),
+    named("kinds: Ulysses and cp", "qwen2_moe", 4, "[2] 1z 2u 1c2 2", "1z 4 2z 2x2", dense=(0,)),
+    named("kinds: stages that begin dense", "qwen3_moe", 4, "[2] 2 1 | 2 1r", "1 2 1 2", batch="8/4", dense=(0, 2)),
+    named("kinds: plain tp", "qwen2_moe", 4, "4 2 4r", "1 4 2x2", megatron_sp=False, dense=(0,)),
+    named("kinds: 2 chunks", "qwen3_moe", 4, "1 | 1 || 2 | 1a", "1 2 1 2", batch="8/4", default=ZERO2, dense=(0, 2)),
+    named("kinds: dense within", "qwen3_moe", 4, "1 2nam 1", "4 1 2", dense=(1,)),
+    named("kinds: stages of dense layers alone", "qwen2_moe", 4, "1 | 1 | 1 | 1", "1 1 1 1", batch="8/4", dense=(0, 3)),
 ]
-KINDS_SIX = [
-    Named("kinds: ep 3, cp 3", having(plan(6, "3 1c3 3r", vocab="3", batch=12), "1 3x2 3z"), "qwen2_moe", dense=(0,)),
-]
+KINDS_SIX = [named("kinds: ep 3, cp 3", "qwen2_moe", 6, "[3] 3 1c3 3r", "1 3x2 3z", batch="12/2", dense=(0,))]
 KINDS_EIGHT = [
-    Named(
-        "kinds: ep 4 in two stages of tp 2, tied",
-        having(plan(8, "4 2r 2 2c2", (2, 2), vocab="2", micro_batches=4, batch=16), "1 2x2 1 1x4"),
-        "qwen3_moe",
-        dense=(0, 2),
-        tied=True,
-    ),
+    named("kinds: stages, tied", "qwen3_moe, tied", 8, "[2] 4 2r | 2 2c2", "1 2x2 1 1x4", batch="16/4", dense=(0, 2))
 ]
 
 # GLM-4.5: rotary positions on half of each head, sigmoid routing without latents.
 PARTIAL = [
-    Named(
-        "half-turned heads: tp, Ulysses, ep", having(plan(4, "2 4u 2r", vocab="2"), "1 4 2x2"), "glm4_moe", dense=(0,)
-    ),
-    Named(
-        "half-turned heads: cp, two stages", having(plan(4, "1c2 1 2r", (1, 2), micro_batches=4), "1 2 1x2"), "glm4_moe"
-    ),
+    named("half-turned heads: tp, Ulysses, ep", "glm4_moe", 4, "[2] 2 4u 2r", "1 4 2x2", dense=(0,)),
+    named("half-turned heads: cp, two stages", "glm4_moe", 4, "1c2 | 1 2r", "1 2 1x2", batch="8/4"),
 ]
 
 # Latent attention, and DeepSeek's routing.
 LATENT_TWO = [
     Named("latents: tp 2, ZeRO-3", having(plan(2, "1z 2r 2z 1"), "1 2 1x2 1", dense=(0,)), "deepseek_v3", dense=(0,)),
-    Named("latents: plain tp 2", having(plan(2, "2 2r 1", vocab="2", megatron_sp=False), "1 2 1x2"), "deepseek_v2"),
-    Named("latents: Ulysses, cp", having(plan(2, "2u 1c2 2uz"), "2 1 1x2"), "deepseek_v3"),
-    Named("latents: parts recomputed", having(plan(2, "2nam 1nm 2n 2a"), "1 1 1 2"), "deepseek_v2", dense=(0, 1, 2)),
-    Named(
-        "latents: stages, ZeRO-2",
-        having(plan(2, "1 1r 1a", (1, 2), micro_batches=4, default=DataParallel.ZERO2), "1 1 1"),
-        "deepseek_v3",
-        dense=(0,),
-    ),
-    Named("latents: bf16", in_16_bits(having(plan(2, "1r 2"), "1 1x2")), "deepseek_v3", dense=(0,)),
+    named("latents: plain tp 2", "deepseek_v2", 2, "[2] 2 2r 1", "1 2 1x2", megatron_sp=False),
+    named("latents: Ulysses, cp", "deepseek_v3", 2, "2u 1c2 2uz", "2 1 1x2"),
+    named("latents: parts recomputed", "deepseek_v2", 2, "2nam 1nm 2n 2a", "1 1 1 2", dense=(0, 1, 2)),
+    named("latents: stages, ZeRO-2", "deepseek_v3", 2, "1 | 1r 1a", "1 1 1", batch="8/4", default=ZERO2, dense=(0,)),
+    named("latents: bf16", "deepseek_v3", 2, "1r 2", "1 1x2", precision=BF16, dense=(0,)),
 ]
 LATENT_FOUR = [
-    Named("latents: tp 4 and 2, ep 4", having(plan(4, "4 2r 2a", vocab="2"), "1 4 2x2"), "deepseek_v3", dense=(0,)),
-    Named(
-        "latents: plain tp 4, cp",
-        having(plan(4, "4 1c4 2c2r", megatron_sp=False), "1 4 2x2"),
-        "deepseek_v2",
-        dense=(0,),
-    ),
-    Named("latents: Ulysses with cp, ZeRO-3", having(plan(4, "2c2u 4uz 2z", vocab="2u"), "4 1x2z 4"), "deepseek_v3"),
+    named("latents: tp 4 and 2, ep 4", "deepseek_v3", 4, "[2] 4 2r 2a", "1 4 2x2", dense=(0,)),
+    named("latents: plain tp 4, cp", "deepseek_v2", 4, "4 1c4 2c2r", "1 4 2x2", megatron_sp=False, dense=(0,)),
+    named("latents: Ulysses with cp, ZeRO-3", "deepseek_v3", 4, "[2u] 2c2u 4uz 2z", "4 1x2z 4"),
     Named(
         "latents: ZeRO in parts with tp",
         having(plan(4, "1zh2 2z 1zh2"), "1 4 2x2", dense=(0,)),
         "deepseek_v3",
         dense=(0,),
     ),
-    Named(
-        "latents: interleaved",
-        having(plan(4, "1 2 2a 1", (1, 1, 1, 1), micro_batches=4, chunks=2, default=DataParallel.ZERO2), "1 2 1x2 1"),
-        "deepseek_v3",
-        dense=(0,),
-    ),
+    named("latents: chunks", "deepseek_v3", 4, "1 | 2 || 2a | 1", "1 2 1x2 1", batch="8/4", default=ZERO2, dense=(0,)),
 ]
-LATENT_SIX = [
-    Named(
-        "latents: tp 3, cp 3", having(plan(6, "3 1c3 3r", vocab="3", batch=12), "1 3x2 3z"), "deepseek_v3", dense=(0,)
-    ),
-]
+LATENT_SIX = [named("latents: tp 3, cp 3", "deepseek_v3", 6, "[3] 3 1c3 3r", "1 3x2 3z", batch="12/2", dense=(0,))]
 LATENT_EIGHT = [
-    Named(
-        "latents: tp 4 in two stages, ep 4",
-        having(plan(8, "4 2r 2 2c2", (2, 2), vocab="2", micro_batches=4, batch=16), "1 2x2 4 1x4"),
-        "deepseek_v3",
-        dense=(0,),
-    ),
+    named("latents: two stages", "deepseek_v3", 8, "[2] 4 2r | 2 2c2", "1 2x2 4 1x4", batch="16/4", dense=(0,))
 ]
 EVERY = [
     *PARTIAL,

@@ -121,9 +121,7 @@ def test_a_part_that_never_comes_is_named(folder, monkeypatch):
         (INDEX, delete, "no such file"),
     ],
 )
-def test_the_checkpoint_before_a_damaged_one_is_taken(
-    folder, losses, capfd, file, damage: Callable[..., None], message
-):
+def test_the_checkpoint_before_a_damaged_one_serves(folder, losses, capfd, file, damage: Callable[..., None], message):
     newest, middle, _ = whole_checkpoints(folder)
     damage(newest / file)
     run = Run()
@@ -252,9 +250,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(small_disk, losses):
     writer.save(run.optimizer)
     run.train(1)
     writer.save(run.optimizer)
-    with pytest.raises(
-        GalvatronError, match=r"could not be written: .*No space left on device.*the one before is whole"
-    ):
+    with pytest.raises(GalvatronError, match=r"could not be written: .*No space left.*the one before is whole"):
         writer.finish()
     assert list(small_disk.glob("*.part"))
     again = Run()

@@ -18,6 +18,7 @@ import pytest
 pytest.importorskip("paddle")
 
 from forked_ranks import Forked, fork
+from small_model import small_config
 
 from paddlenlp_galvatron.launch.nodes import ONE_NODE
 from paddlenlp_galvatron.launch.store import STORE, TOKEN_VARIABLE, StoreServer
@@ -34,17 +35,8 @@ PLANS = {  # by name: ZeRO-3 next to tensor parallel layers, in one stage and in
     "2 ranks": plan(2, "1z 2", vocab="2", micro_batches=1, batch=2),
     "4 ranks, two stages": plan(4, "1z 2z", (1, 1), vocab="2z", micro_batches=2, batch=4),
 }
-MODEL = {
-    "model_type": "qwen2",
-    "num_hidden_layers": 2,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 30000,  # 46 MiB a checkpoint: writing one takes about as long as a step
-    "max_position_embeddings": 16,
-    "attention_dropout": 0.1,
-}
+MODEL = small_config("qwen2", hidden=64, inner=128, num_key_value_heads=2, vocab=30000, attention_dropout=0.1)
+# 46 MiB a checkpoint: writing one takes about as long as a step.
 NO_END = 1_000_000  # steps
 CONSTANT = {"lr_scheduler_type": "constant", "weight_decay": 0.1}  # a rate that does not depend on how long a run is
 START_S = 1.0  # the start before the first step takes about so long
@@ -174,8 +166,7 @@ def runs(tmp_path_factory) -> Runs:
 
 
 @pytest.mark.parametrize(
-    ("of", "kills"),
-    [("2 ranks", 2), *(pytest.param(of, 50, marks=pytest.mark.slow) for of in PLANS)],
+    ("of", "kills"), [("2 ranks", 2), *(pytest.param(of, 50, marks=pytest.mark.slow) for of in PLANS)]
 )
 def test_kills_at_random_moments_cost_no_more_than_the_save_interval(runs, of, kills, record_property):
     chance, output = random.Random(kills), f"{of}, {kills} kills"

@@ -20,6 +20,8 @@ import pytest
 
 pytest.importorskip("paddle")
 
+from small_model import small_config
+
 from paddlenlp_galvatron.plan import write_plan
 from paddlenlp_galvatron.training.step_log import read_log
 
@@ -30,16 +32,7 @@ SCRIPT = ROOT / "llm/auto_parallel/galvatron/run_pretrain_galvatron.py"
 SAVE_STEPS = 10
 NO_END = 1_000_000  # steps
 TIMEOUT_S = 600.0
-MODEL = {
-    "model_type": "qwen2",
-    "num_hidden_layers": 2,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 30000,
-    "max_position_embeddings": 16,
-}
+MODEL = small_config("qwen2", hidden=64, inner=128, num_key_value_heads=2, vocab=30000)
 pytestmark = pytest.mark.slow
 
 

@@ -15,6 +15,7 @@ import paddle
 from paddlenlp_galvatron.base.errors import GalvatronError
 from paddlenlp_galvatron.check.parity.parity import batch_of, small_case
 from paddlenlp_galvatron.launch.processes import LaunchError, launch
+from paddlenlp_galvatron.model import config_of
 from paddlenlp_galvatron.plan import Precision, write_plan
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.setup import ModelSetup
@@ -87,16 +88,7 @@ def diverging(monkeypatch):
 def settings(tmp_path, **given) -> TrainSettings:
     case = small_case(plan(1, "1 1"), "llama")
     write_plan(case.plan, tmp_path / "plan.json")
-    model = {
-        "model_type": "llama",
-        "num_hidden_layers": 2,
-        "hidden_size": case.shape.hidden_size,
-        "intermediate_size": case.shape.intermediate_size,
-        "num_attention_heads": case.shape.heads,
-        "vocab_size": case.shape.vocab_size,
-        "max_position_embeddings": case.seq_length,
-    }
-    (tmp_path / "model.json").write_text(json.dumps(model))
+    (tmp_path / "model.json").write_text(json.dumps(config_of(case.shape)))
     return TrainSettings(
         plan=tmp_path / "plan.json",
         model=str(tmp_path / "model.json"),

@@ -10,6 +10,8 @@ import pytest
 
 pytest.importorskip("paddle")
 
+from small_model import small_config
+
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.plan import write_plan
 from paddlenlp_galvatron.training.data.tokenizer import train_tokenizer
@@ -18,33 +20,11 @@ from paddlenlp_galvatron.training.step_log import read_log
 from .plans import having, plan
 
 LENGTH, SAMPLES = 32, 12
-MODEL = {
-    "model_type": "qwen2",
-    "num_hidden_layers": 2,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 300,
-    "max_position_embeddings": LENGTH,
-    "initializer_range": 0.1,
-}
-DEEPSEEK = MODEL | {
-    "model_type": "deepseek_v3",
-    "num_key_value_heads": 4,
-    "kv_lora_rank": 16,
-    "q_lora_rank": 12,
-    "qk_nope_head_dim": 8,
-    "qk_rope_head_dim": 4,
-    "v_head_dim": 8,
-    "n_routed_experts": 8,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16,
-    "n_group": 2,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
-}
+MODEL = small_config("qwen2", num_key_value_heads=2, vocab=300, length=LENGTH, initializer_range=0.1)
+DEEPSEEK = MODEL | {"model_type": "deepseek_v3", "num_key_value_heads": 4, "first_k_dense_replace": 1}
+DEEPSEEK |= {"kv_lora_rank": 16, "q_lora_rank": 12, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8}
+DEEPSEEK |= {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+DEEPSEEK |= {"n_group": 2, "topk_group": 1}
 
 
 @pytest.fixture(scope="module")

@@ -9,22 +9,15 @@ import pytest
 
 pytest.importorskip("paddle")
 
+from small_model import small_config
+
 from paddlenlp_galvatron.plan import Assumptions, uniform_plan, write_plan
 
-MODEL = {
-    "model_type": "llama",
-    "num_hidden_layers": 1,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_attention_heads": 4,
-    "vocab_size": 64,
-    "max_position_embeddings": 16,
-}
+MODEL = small_config(layers=1)
 STEP_S = 10.0  # no step of this model takes nearly as long
 
 
-def test_a_run_shows_its_health_and_warns_once(galvatron, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_run_shows_its_health_and_warns_once(galvatron, tmp_path):
     (tmp_path / "model.json").write_text(json.dumps(MODEL))
     plan = uniform_plan(layers=1, world_size=1, global_train_batch_size=2, assumed=Assumptions(seq_length=16))
     predicted = {"time_s": STEP_S, "stages": [{"memory_mib": 1e6}]}

@@ -12,6 +12,8 @@ import pytest
 
 pytest.importorskip("paddle")
 
+from small_model import small_config
+
 from paddlenlp_galvatron.cost_model.traffic import step_traffic_bytes
 from paddlenlp_galvatron.plan import Plan, load_model, plan_id, write_plan
 from paddlenlp_galvatron.training.data.corpus import Corpus, write_dataset
@@ -28,20 +30,8 @@ PLANS = {
     "one rank": plan(1, "1 1 1 1"),
 }
 WALK = ("two ranks", "two stages", "two ranks", "two chunks", "one rank")
-MODEL = {
-    "model_type": "qwen3_moe",
-    "num_hidden_layers": 4,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_attention_heads": 4,
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16,
-    "norm_topk_prob": True,
-    "output_router_logits": True,
-    "vocab_size": 257,
-    "max_position_embeddings": 16,
-}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True}
+MODEL = small_config("qwen3_moe", layers=4, vocab=257, output_router_logits=True, **EXPERTS)
 
 
 def with_prediction(of: Plan) -> Plan:
@@ -58,8 +48,7 @@ def require_foreseen_traffic(of: Plan) -> None:
     assert +counted == step_traffic_bytes(with_prediction(of), load_model("model.json"))
 
 
-def test_a_run_continues_under_any_plan(galvatron, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_run_continues_under_any_plan(galvatron, tmp_path):
     Path("model.json").write_text(json.dumps(MODEL))
     Path("text.jsonl").write_text("".join(json.dumps({"text": f"{k} " * 30}) + "\n" for k in range(200)))
     write_dataset(Corpus((Path("text.jsonl"),)), Path("data"), train_tokenizer(["some text"], 257), 0)

@@ -15,6 +15,7 @@ import numpy as np
 import paddle
 from forked_ranks import fork_command
 from paddle.autograd import PyLayer
+from small_model import small_config
 
 from paddlenlp_galvatron.launch import faults
 from paddlenlp_galvatron.launch.out_of_memory import (
@@ -33,15 +34,8 @@ TIMEOUT_S = 600.0
 HELD_MIB = 130  # weights of either stage: half of 70 million, fp32
 MIB = 2**20
 LIMIT_MIB = 900  # a process of Paddle begins with some 500 MiB
-MODEL = {  # 59 million weights: 0.9 GiB with gradients and moments
-    "model_type": "llama",
-    "num_hidden_layers": 2,
-    "hidden_size": 1024,
-    "intermediate_size": 2048,
-    "num_attention_heads": 8,
-    "vocab_size": 24_000,
-    "max_position_embeddings": 16,
-}
+# 59 million weights: 0.9 GiB with gradients and moments
+MODEL = small_config(hidden=1024, inner=2048, heads=8, vocab=24_000)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""16-bit training in one process: fp32 values stay in fp32, and a type that a CPU lacks is refused."""
+"""In one process: fp32 values stay in fp32 under 16 bits, a type that a CPU lacks is refused, and a recomputed layer
+sees its dropout mask again (test_states.py: ranks draw masks of their own)."""
 
 from __future__ import annotations
 
@@ -70,3 +71,20 @@ def test_updates_too_small_for_bf16_add_up_in_the_masters():
 def test_16_bit_arithmetic_is_refused_on_cpu(precision):
     with pytest.raises(UserError, match=f"compute_precision: Paddle has no {precision} arithmetic on CPU"):
         engine(precision, compute_precision=precision)
+
+
+def step(code: str, dropout: float, seed: int = 0) -> tuple[float, list[float]]:
+    """Loss and sums of the gradients of a step in one process."""
+    case = small_case(plan(1, code), "qwen2")
+    shape = replace(case.shape, attention_dropout=dropout)
+    engine = Engine(ModelSetup.of(case.plan, shape, case.seq_length, seed=seed))
+    loss = engine.forward_backward(batch_of(case, 0))
+    return loss, [float(trainable.gradient.abs().sum()) for trainable in engine.trainables]
+
+
+@pytest.mark.parametrize("code", ["1r 1r 1r", "1a 1nam 1am"])
+def test_a_recomputed_layer_sees_the_same_mask(code):
+    plain, recomputed = step("1 1 1", 0.5), step(code, 0.5)
+    assert recomputed[0] == plain[0]
+    assert recomputed[1] == pytest.approx(plain[1], rel=1e-5)
+    assert step("1 1 1", 0.0)[0] != plain[0]

@@ -21,6 +21,7 @@ import pytest
 pytest.importorskip("paddle")
 
 from forked_ranks import begun_with, fork_command, forking_command
+from small_model import small_config
 
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.plan import write_plan
@@ -31,17 +32,7 @@ from .plans import plan
 
 STEPS, SAVE_STEPS, NO_END = 9, 2, 1_000_000
 CONSTANT = ("--lr_scheduler_type", "constant")  # a rate that does not depend on how long a run is
-MODEL = {
-    "model_type": "qwen2",
-    "num_hidden_layers": 2,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 64,
-    "max_position_embeddings": 16,
-    "attention_dropout": 0.1,
-}
+MODEL = small_config("qwen2", num_key_value_heads=2, attention_dropout=0.1)
 TIMEOUT_S = 600.0
 
 

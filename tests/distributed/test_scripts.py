@@ -14,6 +14,8 @@ import pytest
 
 pytest.importorskip("paddle")
 
+from small_model import small_config
+
 from paddlenlp_galvatron.check.parity.one_process import train_one_process
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.cli.pretrain import pretrain
@@ -26,14 +28,7 @@ from paddlenlp_galvatron.training.step_log import read_log
 REPO = Path(__file__).parents[2]
 TOLERANCE = 1e-4  # of the loss, after steps of AdamW
 STEPS, SEQ_LENGTH, BATCH, SEED = 4, 64, 16, 42
-MODEL = {
-    "num_hidden_layers": 4,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_attention_heads": 8,
-    "vocab_size": 512,
-    "max_position_embeddings": SEQ_LENGTH,
-}
+SIZES = {"layers": 4, "hidden": 64, "inner": 128, "heads": 8, "vocab": 512, "length": SEQ_LENGTH}
 FAMILIES = {"llama": {}, "qwen2": {"num_key_value_heads": 4}}
 BUDGETS = [f"{0.004 * 0.99**step:.6f}" for step in range(150)]  # GB, of which some make the layers differ
 
@@ -56,7 +51,7 @@ def script(folder: Path, path: str, *words: str, **variables: str) -> str:
 def text(tmp_path_factory) -> Path:
     """The beginning of Python's standard library, tokenised: the path of the data set."""
     folder = tmp_path_factory.mktemp("text")
-    words = ["data", "prepare", "--output", "text", "--standard_library", "--vocab_size", str(MODEL["vocab_size"])]
+    words = ["data", "prepare", "--output", "text", "--standard_library", "--vocab_size", str(SIZES["vocab"])]
     with chdir(folder):
         assert main([*words, "--limit_mib", "1"]) == 0
     return folder / "text"
@@ -107,7 +102,7 @@ def one_process(shape: ModelShape, text: Path) -> list[float]:
     ],
 )
 def test_a_searched_plan_trains_as_one_process_does(family, world_size, text, tmp_path):
-    (tmp_path / "model.json").write_text(json.dumps({"model_type": family, **MODEL, **FAMILIES[family]}))
+    (tmp_path / "model.json").write_text(json.dumps(small_config(family, **SIZES, **FAMILIES[family])))
     words = ["profile", "all", "--analytic", "a100", "--nproc", str(world_size), "--model", "model.json"]
     words += ["--seq_length", str(SEQ_LENGTH), "--mixed_precision", "fp32", "--use_flash_attn", "0"]
     with chdir(tmp_path):

@@ -14,6 +14,8 @@ import pytest
 
 pytest.importorskip("paddle")
 
+from small_model import small_config
+
 from paddlenlp_galvatron.check.parity.one_process import train_one_process
 from paddlenlp_galvatron.launch.processes import launch
 from paddlenlp_galvatron.plan import DataParallel, Plan, load_model, write_plan
@@ -22,16 +24,7 @@ from paddlenlp_galvatron.training.recipe import Recipe
 
 from .plans import plan
 
-MODEL = {
-    "model_type": "qwen2",
-    "num_hidden_layers": 4,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 64,
-    "max_position_embeddings": 16,
-}
+MODEL = small_config("qwen2", layers=4, num_key_value_heads=2)
 PLANS = {
     2: {"uniform": plan(2, "2 2 2 2"), "layerwise": plan(2, "1z 2r 2u 1", vocab="2")},
     4: {

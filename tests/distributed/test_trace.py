@@ -16,8 +16,7 @@ from paddlenlp_galvatron.plan import Assumptions, uniform_plan, write_plan
 MICRO_BATCHES = 3
 
 
-def test_every_rank_reports_its_passes_collectives_waits_optimizer_and_data(galvatron, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_every_rank_reports_its_passes_collectives_waits_optimizer_and_data(galvatron, tmp_path):
     (tmp_path / "model.json").write_text(json.dumps(MODEL))
     plan = uniform_plan(
         layers=2, world_size=2, global_train_batch_size=6, chunks=MICRO_BATCHES, pp_deg=2,

@@ -21,7 +21,7 @@ from .test_deferred import disagreements
 
 # One of each axis, each kind of sharding and recompute, always with a plain tp layer among them. Every second of four
 # ranks' plans has pairs or adapters, of either half: tp, Ulysses, context, zero3 and pipelines; all have in long tests.
-TWO = ["tp 1-2 without Megatron-SP", "parts, tp with Megatron-SP", "2 chunks, tied, reduced every micro-batch"]
+TWO = ["tp 1-2 without Megatron-SP", "parts, tp with Megatron-SP", "2 chunks, tied, reduced every time"]
 FOUR = [
     "Ulysses, tp and dp mixed",
     "strided tp without Megatron-SP",
@@ -29,7 +29,7 @@ FOUR = [
     "zero3 in a pipeline",
     "cp with tp without Megatron-SP",
     "cp with Ulysses",
-    "cp, parts, 3 chunks, zero2",
+    "cp, parts, 3 chunks",
     "fewer kv heads than Ulysses",
     "in parts over Ulysses and cp",
     "zero2 and zero3 in parts",

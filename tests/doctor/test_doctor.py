@@ -269,8 +269,7 @@ def test_every_host_of_a_hostfile_is_looked_up(files, tmp_path, text, remedy):
 
 
 @pytest.mark.parametrize(("changed", "code"), [({}, 0), ({"compiler": None}, 0), ({"shm": None}, 1)])
-def test_the_exit_code_reports_faults_alone(galvatron, files, tmp_path, monkeypatch, changed, code):
-    monkeypatch.chdir(tmp_path)
+def test_the_exit_code_reports_faults_alone(galvatron, files, tmp_path, changed, code):
     with patch.object(doctor, "Machine", lambda: StandIn(**changed)):
         plain, ran = galvatron("doctor"), galvatron("doctor", "--json", "--plan", "plan.json")
     reported = json.loads(ran.out)

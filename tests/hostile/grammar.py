@@ -8,6 +8,8 @@ from copy import deepcopy
 from random import Random
 from typing import Any
 
+from . import data
+
 ESCAPES = "\x1b]0;title\x07\x1b[2J"
 
 
@@ -26,20 +28,8 @@ TEXTS: list[Any] = [
     *("%s%n", "$(touch X)", "../../etc/passwd", "/dev/zero", "/dev/stdin", "/", "~", "." * 256, "/".join(["x"] * 3000)),
     *("\0", "\ufeff", *map(Raw, ['"\\ud800"', '"\\udfff\\ud800"', '"\\u0000"', '"' + "\\u001b" * 1000 + '"'])),
 ]
-OTHERS: list[Any] = [
-    None,
-    True,
-    False,
-    [],
-    {},
-    [[]],
-    [1],
-    ["1"],
-    [None],
-    {"a": 1},
-    {"": {}},
-    {"a": {"b": [1, {"c": 2}]}},
-]
+OTHERS: list[Any] = [*(None, True, False, [], {}, [[]], [1], ["1"], [None]), {"a": 1}, {"": {}}]
+OTHERS.append({"a": {"b": [1, {"c": 2}]}})
 BULKY: list[Callable[[], Any]] = [
     lambda: Raw("[" * 100_000),
     lambda: Raw('{"a":' * 100_000),
@@ -89,25 +79,15 @@ def mutated(value: Any, random: Random) -> Any:
 
 
 def damaged(text: bytes, random: Random) -> bytes:
-    """The text, mostly as it is, else cut off, with bytes changed, in another encoding, or something else."""
-    kind, where = random.random(), random.randrange(len(text) + 1)
+    """The text, mostly as it is, else in another encoding, something else, or as a disk or a copy leaves it."""
+    kind = random.random()
     if kind < 0.75:
         return text
-    if kind < 0.80:
-        return text[:where]
-    if kind < 0.85:
-        return text[:where] + random.randbytes(random.choice((1, 1, 2, 50))) + text[where + 1 :]
-    if kind < 0.88:
-        return text[:where] + b"\0" * random.choice((1, 4096)) + text[where:]
-    if kind < 0.91:
-        return b"\xef\xbb\xbf" + text
-    if kind < 0.93:
-        return text.decode(errors="replace").encode(random.choice(("utf-16", "utf-32")))
+    if kind < 0.9:
+        return data.damaged(random, text)
     if kind < 0.95:
-        return text + text[:where]
-    if kind < 0.98:
-        return random.choice((b"", b"\n", b"null", b"[]", b"{", b"}", b"1", b'""', b"\xff\xfe", b"\0" * 1000))
-    return random.randbytes(random.choice((10, 1000, 100_000)))
+        return text.decode(errors="replace").encode(random.choice(("utf-8-sig", "utf-16", "utf-32")))
+    return random.choice((b"", b"\n", b"null", b"[]", b"{", b"}", b"1", b'""', b"\xff\xfe", b"\0" * 1000, text + text))
 
 
 def json_file(value: Any, random: Random) -> bytes:

@@ -1,4 +1,4 @@
-"""Samples on a GPU that does not exist: its queue and its events are numbers here."""
+"""Samples and the overlap coefficient on a GPU that does not exist: its queues and events are numbers here."""
 
 import time
 
@@ -19,7 +19,7 @@ from paddlenlp_galvatron.measure.computation import (
 )
 from paddlenlp_galvatron.measure.journal import Journal
 from paddlenlp_galvatron.measure.part import FakeGroups
-from paddlenlp_galvatron.measure.stopwatch import MIN_SAMPLES, EventClock, HostClock, Stopwatch, clock
+from paddlenlp_galvatron.measure.stopwatch import MIN_SAMPLES, SERIES, EventClock, HostClock, Stopwatch, Timing, clock
 from paddlenlp_galvatron.plan import Precision
 from paddlenlp_galvatron.profiles import Collective, ComputationProfile, Meta, Shape
 from paddlenlp_galvatron.profiles.compute_time import ComputeTimes
@@ -179,3 +179,94 @@ def test_a_profile_on_gpus_is_in_ms_and_has_the_launch(mixture, monkeypatch, tmp
     waiting, launch = ComputeTimes(profile).layer(0, 1, 32).launched(profile.launch, 0.0), profile.launch
     took_ms = waiting.forward_ms + waiting.backward_ms + (waiting.recompute_ms or 0.0)
     assert took_ms >= 0.999 * (launch.forward_ms + launch.backward_ms)
+
+
+PRODUCT_MS, START_MS = 1.0, 0.05  # a product of 4096 on an H100; the time of Python to start a message
+MIB_PER_MS = 100.0  # NVLink: 4 MiB are sent in less time than it takes to start them
+
+
+class Gpu:
+    """When each of its queues, and the host, will be done with their work, in ms."""
+
+    def __init__(self, overlaps: bool = True):
+        self.overlaps = overlaps
+        self.host = self.computing = self.sending = 0.0
+
+    def once(self, operation) -> float:
+        """As the stopwatch's."""
+        self.host = self.computing = self.sending = 0.0
+        operation()
+        return max(self.host, self.computing, self.sending)
+
+    def product(self, *_):
+        before = [self.computing, self.host] + ([] if self.overlaps else [self.sending])
+        self.computing = max(before) + PRODUCT_MS
+
+    def start(self, given, group):
+        self.host += START_MS
+        begin = max(self.host, self.computing, self.sending)  # behind queued computation
+        self.sending = begin + given.size * 2 / 2**20 / MIB_PER_MS
+        end = self.sending
+
+        class Message:
+            def wait(_):
+                self.computing = max(self.computing, end)
+
+        return Message()
+
+
+def coefficient(gpu, monkeypatch) -> float:
+    monkeypatch.setattr(device, "on_gpu", lambda: True)
+    monkeypatch.setattr(paddle, "matmul", gpu.product)
+    monkeypatch.setitem(messages.STARTED, Collective.ALL_REDUCE, gpu.start)
+    asked = (gpu, 0, (0, 1), FakeGroups(), Collective.ALL_REDUCE, Precision.BF16, 2)
+    return messages.overlap_coefficient(*asked)
+
+
+def test_a_device_that_overlaps_all_has_a_coefficient_of_one(monkeypatch):
+    assert coefficient(Gpu(), monkeypatch) == pytest.approx(1.0, abs=0.05)
+
+
+def test_a_device_that_overlaps_nothing_has_a_coefficient_of_two(monkeypatch):
+    assert coefficient(Gpu(overlaps=False), monkeypatch) == pytest.approx(2.0, abs=0.05)
+
+
+def test_waiting_counts_for_what_ranks_do_together_and_not_for_what_each_does_alone():
+    stopwatch = Stopwatch(1, budget_ms=1)
+
+    def wait() -> None:
+        time.sleep(0.02)
+
+    assert min(stopwatch.time_collective(wait)) >= 20
+    assert np.median(stopwatch.time_independent(wait)[:, 0]) < 10
+
+
+def test_steps_are_distinguished():
+    runs = []
+    laps = Stopwatch(1, budget_ms=1).time_independent(lambda: runs.append("a"), lambda: runs.append("b"))
+    assert laps.shape[1] == 2
+    assert runs == ["a", "b"] * (len(runs) // 2)
+
+
+def test_the_median_of_the_rounds_means_counts_and_their_spread_is_reported():
+    assert Timing.of_samples(np.array([1.0, 2.0, 3.0, 4.0, 100.0])) == Timing(3.0, 2 / 3)
+    rounds = [[8.0, 8.0], [1.0, 7.0], [2.0, 2.0]]
+    assert Timing.of_rounds(rounds) == Timing(4.0, 3 / 4)
+    assert Timing.of_rounds(rounds, 25).ms == 3.0
+
+
+def test_when_the_time_budget_is_spent_laps_are_few():
+    assert not Stopwatch(1, time_budget_s=1000).is_late()
+    late = Stopwatch(1, budget_ms=1e6, time_budget_s=1e-9)
+    assert late.is_late()
+    assert len(late.time_independent(lambda: None)) == MIN_SAMPLES
+    assert len(late.time_collective(lambda: None)) == SERIES
+
+
+def test_what_ranks_do_together_beside_their_work_takes_as_long_as_alone_at_least():
+    stopwatch = Stopwatch(1, budget_ms=1)
+
+    def wait() -> None:
+        time.sleep(0.02)
+
+    assert min(stopwatch.time_collective(wait)) >= 20

@@ -99,7 +99,6 @@ ROWS = [
     ("view", "name", "value", "context"), [pytest.param(*row, id=f"{row[0]} {row[1]}") for row in ROWS]
 )
 def test_an_option_of_a_profile_has_an_effect(view, name, value, context, galvatron, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
     Path("model.json").write_text(json.dumps(MODEL))
     kind = "hardware" if view in ("hardware", "groups") else "model"
     command = ["profile", "hardware"] if kind == "hardware" else ["profile", "computation", "model.json"]

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from small_model import small_config
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.measure.nodes import options_of_hostfile
@@ -105,15 +106,7 @@ def test_a_cluster_not_bought_yet_is_planned_from_its_data_sheet(tmp_path, scrip
 @pytest.mark.slow
 def test_the_default_chain_from_measuring_to_training(tmp_path, scripts, galvatron_program):
     """Every script in its turn, none given a number type: files, plan and training have the same one."""
-    config = {
-        "model_type": "llama",
-        "num_hidden_layers": 4,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_attention_heads": 8,
-        "vocab_size": 256,
-        "max_position_embeddings": 64,
-    }
+    config = small_config(layers=4, hidden=64, inner=96, heads=8, vocab=256, length=64)
     (tmp_path / "small.json").write_text(json.dumps(config))
     common = {"GALVATRON": galvatron_program, "NUM_GPUS_PER_NODE": "4", "SEQ_LENGTH": "32"}
     run(scripts / "profile_hardware.sh", tmp_path, END_MB="1", **common)

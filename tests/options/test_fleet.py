@@ -52,9 +52,7 @@ def read(model: ModelShape = DENSE, **changed):
             id="whole layers",
         ),
         pytest.param({"recompute_granularity": "full"}, [NONE] * 8, id="full without a method"),
-        pytest.param(
-            {"recompute_granularity": None, "recompute_modules": {"mlp": "all"}}, [NONE] * 8, id="no granularity"
-        ),
+        pytest.param({"recompute_granularity": None, "recompute_modules": {"mlp": "all"}}, [NONE] * 8, id="modules"),
     ],
 )
 def test_each_layer_recomputes_as_in_paddlefleet(changed, recomputes):
@@ -81,9 +79,7 @@ def test_sharding(sharding, dp_type, summed):
     [
         pytest.param({"recompute_modules": {"mlp": []}}, "selects no layer", id="an empty list"),
         pytest.param({"recompute_granularity": "full"}, "recomputes nothing", id="full without a method"),
-        pytest.param(
-            {"recompute_granularity": ..., "recompute_modules": ["mlp"]}, "mlp has no effect", id="no granularity"
-        ),
+        pytest.param({"recompute_granularity": ..., "recompute_modules": ["mlp"]}, "mlp has no effect", id="modules"),
         pytest.param({"recompute_modules": {"norm": "all"}}, "row statistics alone", id="a norm"),
         pytest.param({"recompute_modules": {"core_attn": [3]}}, "sums of attention", id="flash attention"),
         pytest.param({"recompute_modules": {"lm_head": "all"}}, "does not recompute it", id="the head"),
@@ -100,9 +96,7 @@ def test_sharding(sharding, dp_type, summed):
             "includes the empty ones in front",
             id="a count behind an empty layer",
         ),
-        pytest.param(
-            {"tensor_model_parallel_siz": 2}, "did you mean tensor_model_parallel_size?", id="a misspelt field"
-        ),
+        pytest.param({"tensor_model_parallel_siz": 2}, "did you mean tensor_model_parallel_size?", id="misspelt"),
         pytest.param({"learning_rate": 1e-4}, "not part of a plan: learning_rate", id="a field of no plan"),
         pytest.param({"expert_model_parallel_size": 4}, "4 has no effect", id="ep of a dense model"),
         pytest.param({"device": "xpu"}, "no prices", id="another device"),

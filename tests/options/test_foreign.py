@@ -104,17 +104,14 @@ def test_what_would_be_dropped_or_contradicts_is_refused(stated, fault):
         DegreeOptions.from_values(stated).onto(UniformOptions.from_values(stated), 1)
 
 
-def test_a_granularity_beside_a_plan_and_where_a_search_chooses_is_not_dropped(galvatron, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_granularity_beside_a_plan_and_where_a_search_chooses_is_not_dropped(galvatron, tmp_path):
     plan = ["--model", "llama2-7b", "--world_size", "1", "--global_train_batch_size", "1", "--output", "plan.json"]
     assert galvatron("plan", "uniform", *plan).code == 0
     ran = galvatron("train", "plan.json", "--model", "llama2-7b", "--recompute-granularity", "full", "--dry_run")
     assert ran.code == 0 and "note: recompute_granularity ignored: the plan plan.json decides" in ran.out
     ran = galvatron("search", "llama2-7b", "--recompute_granularity", "full")
     assert ran.code == 2 and "the search chooses it; --disable_ckpt limits it" in ran.err
-    ran = galvatron(
-        "train", "plan.json", "--model", "llama2-7b", "--eval-interval", "2", "--eval-iters", "1", "--dry_run"
-    )
+    ran = galvatron("train", "plan.json", "--model", "llama2-7b", "--eval-interval=2", "--eval-iters=1", "--dry_run")
     assert "eval_steps, max_evaluate_steps (nothing is evaluated without do_eval)" in ran.out
     assert galvatron("plan", "show", "plan.json", "--bf16").code == 2  # an option of fit alone
 

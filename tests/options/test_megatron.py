@@ -10,23 +10,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small_model import small_config
 
 from paddlenlp_galvatron.base import UserError
 from paddlenlp_galvatron.model import load_model
 from paddlenlp_galvatron.options.uniform import DegreeOptions, UniformOptions
 from paddlenlp_galvatron.plan.strategy import Assumptions
 
-MODEL = {
-    "model_type": "llama",
-    "num_hidden_layers": 4,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 256,
-    "max_position_embeddings": 64,
-    "rope_theta": 1000000.0,
-}
+MODEL = small_config(layers=4, hidden=64, inner=128, num_key_value_heads=2, vocab=256, length=64, rope_theta=1000000.0)
 MIXTRAL = MODEL | {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
 DEEPSEEK = {
     **MODEL,
@@ -74,8 +65,7 @@ PIPELINE = "--tensor-model-parallel-size 1 --pipeline-model-parallel-size 2"
 
 
 @pytest.fixture
-def dry_run(galvatron, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def dry_run(galvatron, tmp_path):
 
     def run(model: dict, *words: str):
         Path("model.json").write_text(json.dumps(model))

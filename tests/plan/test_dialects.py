@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -85,88 +86,7 @@ def port(layers: int = 16, tp: int = 2, dp: int = 2, stages: int = 2, **fields: 
 
 # Files of public repositories: ranks, and the fields. Numbers of layers, degrees and absent fields
 # are those of real files; the order of layers is made up.
-PUBLISHED: dict[str, tuple[int, dict[str, Any]]] = {
-    "1.0 bert-large": (8, galvatron(24, row((1, 20), (2, 4)), 64, pp_deg=2, pp_division="12,12", chunks=8)),
-    "1.0 bert-huge": (8, galvatron(32, 2, 32, dp_types_enc=row((1, 32)))),
-    "1.0 swin-huge, without a division": (8, galvatron(48, 1, 64, pp_deg=2, pp_division=..., chunks=8)),
-    "1.0 vit-huge": (8, galvatron(32, 2, 128, tp_consecutive_flags=row((0, 8), (1, 24)))),
-    "1.0 t5-large": (8, galvatron(48, row((1, 40), (4, 8)), 32)),
-    "1.1 with checkpoint": (8, galvatron(24, 1, 64, checkpoint=row((1, 12), (0, 12)), pipeline_type="gpipe")),
-    "1.2 gpt-2.7b": (
-        8,
-        galvatron(
-            32,
-            row((2, 9), (1, 7), (2, 10), (1, 6)),
-            64,
-            pp_deg=2,
-            pp_division="16,16",
-            chunks=4,
-            dp_types_enc=row((1, 32)),
-            checkpoint=row((0, 32)),
-            pipeline_type="pipedream_flush",
-            default_dp_type="zero2",
-        ),
-    ),
-    "1.2 llama-13b, 2 nodes": (
-        16,
-        galvatron(
-            20,
-            1,
-            64,
-            pp_deg=4,
-            pp_division="5,5,5,5",
-            chunks=16,
-            checkpoint=row((0, 20)),
-            pipeline_type="pipedream_flush",
-            default_dp_type="zero2",
-        ),
-    ),
-    "1.3 hardly anything": (4, galvatron(4, 2, 8, tp_consecutive_flags=..., pp_division=...)),
-    "2.0 bert-base": (8, later(12, 1, 128, embed_sdp=...)),
-    "2.0 bert-large, 23 GB": (8, later(24, 1, 128, checkpoint=row((1, 6), (0, 18)))),
-    "2.0 t5-3b, encoder and decoder": (8, later(48, 1, 1024, dp_types_enc=row((1, 22), (0, 7), (1, 19)))),
-    "2.0 vit, 4 GPUs": (
-        4,
-        later(128, 2, 64, pp_deg=2, pp_division="64,64", chunks=64, checkpoint=row((1, 128)), vtp=2),
-    ),
-    "2.0 swin, 8 stages": (8, later(48, 1, 1024, pp_deg=8, pp_division="3,7,7,7,7,7,7,3", chunks=32)),
-    "2.0 llama-7b, 36 GB": (8, later(32, 1, 16, dp_types_enc=row((1, 32)), checkpoint=row((1, 20), (0, 12)))),
-    "2.1 llama-7b with embed_sdp": (8, later(32, 2, 16, dp_types_enc=row((1, 29), (0, 3)), vtp=4, embed_sdp=1)),
-    "2.1 llama-7b, 24 GB": (8, later(32, 4, 32, checkpoint=row((1, 32)), vtp=4, embed_sdp=0)),
-    "2.1 llama-7b, Ulysses vocabulary": (8, later(32, 1, 16, dp_types_enc=row((1, 32)), vtp=2, vsp=1, embed_sdp=1)),
-    "2.1 llama-7b, 26 GB, 2 stages": (
-        8,
-        later(32, 4, 64, pp_deg=2, pp_division="16,16", chunks=64, checkpoint=row((1, 3), (0, 29)), vtp=4, embed_sdp=0),
-    ),
-    "2.2 layers of both kinds": (
-        8,
-        later(32, row((2, 16), (4, 16)), 64, use_sp=row((0, 16), (1, 16)), vtp=4, vsp=1, embed_sdp=1),
-    ),
-    "2.4 with neutral context and experts": (
-        8,
-        later(
-            16,
-            2,
-            32,
-            embed_sdp=...,
-            vocab_sdp=1,
-            vcp=1,
-            cp_sizes_enc=row((1, 16)),
-            ep_sizes_enc=row((1, 16)),
-            tp_of_ep_sizes_enc=row((1, 16)),
-        ),
-    ),
-    "2.4 qwen2.5-32b, 4 nodes": (
-        32,
-        later(64, 8, 64, pp_deg=2, pp_division="30,34", chunks=16, vtp=8, embed_sdp=0, world_size=32),
-    ),
-    "rewritten search, tensor parallel": (8, sizes(32, 2, 1, 4)),
-    "rewritten search, Ulysses": (8, sizes(32, 1, 4, 2)),
-    "rewritten search, 2 stages": (16, sizes(32, 2, 1, 4, pp_size=2, chunks=4, embedding_lmhead_sp_size=4)),
-    "port, 2 stages": (8, port()),
-    "port, uneven stages, Ulysses": (12, port(14, 2, 2, 3, usp_flag_list=row((1, 14)), vsp_flag=1)),
-    "port, all of stage 3": (4, port(16, 2, 2, 1, sharding_stage_list=row((3, 16)))),
-}
+PUBLISHED = json.loads((Path(__file__).parents[1] / "fixtures" / "published_strategies.json").read_text())
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "swin's 41 micro-batches": (
@@ -202,9 +122,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("world_size", "fields"), PUBLISHED.values(), ids=PUBLISHED)
-def test_a_published_file_is_read(world_size, fields):
-    plan = plan_from_dict(fields, world_size)
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_file_is_read(name):
+    fields = PUBLISHED[name]["fields"]
+    plan = plan_from_dict(fields, PUBLISHED[name]["world_size"])
     again = plan_from_dict(plan_to_dict(plan))
     assert again == plan and again.note == ""
     lacking = {*LACKING, *LACKING_PER_LAYER} - {"embed_sdp"} - fields.keys()
@@ -221,7 +142,7 @@ def test_what_cannot_be_used_is_refused_once(fields, reason):
 
 
 def test_what_lacks_is_what_galvatron_takes():
-    plan = plan_from_dict(PUBLISHED["1.3 hardly anything"][1], 4)
+    plan = plan_from_dict(PUBLISHED["1.3 hardly anything"]["fields"], 4)
     assert plan.stages == (4,) and plan.schedule is Schedule.GPIPE and plan.vocab.degree == 1
     assert all(layer.consecutive and not layer.ulysses and not layer.recompute for layer in plan.layers)
     assert {layer.dp_type for layer in plan.layers} == {DataParallel.DDP}
@@ -230,12 +151,12 @@ def test_what_lacks_is_what_galvatron_takes():
 
 
 def test_sizes_mean_what_they_say():
-    tensor = plan_from_dict(PUBLISHED["rewritten search, tensor parallel"][1])
+    tensor = plan_from_dict(PUBLISHED["rewritten search, tensor parallel"]["fields"])
     assert (tensor.world_size, tensor.layers[0].degree, tensor.layers[0].ulysses) == (8, 2, False)
     assert tensor.vocab.ulysses and tensor.vocab.degree == 4 and tensor.vocab.dp_type is DataParallel.ZERO3
     assert [layer.dp_type.value for layer in tensor.layers[28:]] == ["zero3", "zero2", "zero2", "zero2"]
     assert [bool(layer.recompute) for layer in tensor.layers[:3]] == [True, True, False]
-    ulysses = plan_from_dict(PUBLISHED["rewritten search, Ulysses"][1])
+    ulysses = plan_from_dict(PUBLISHED["rewritten search, Ulysses"]["fields"])
     assert ulysses.layers[0].ulysses and ulysses.layers[0].degree == 4
     context = sizes(32, 2, 1, 2, cp_size_enc=row((2, 32)), embedding_lmhead_sp_size=2, embedding_lmhead_cp_size=4)
     plan = plan_from_dict(context)

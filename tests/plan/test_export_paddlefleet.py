@@ -167,10 +167,7 @@ REFUSED = {
         plan(global_ep_deg=4, global_tp_of_ep_deg=2, default_dp_type="zero2"),
         ["tp_of_ep_sizes_enc"],
     ),
-    "experts of several degrees": (
-        with_layer(plan(global_ep_deg=4, default_dp_type="zero2"), ep=2),
-        ["ep_sizes_enc"],
-    ),
+    "experts of several degrees": (with_layer(plan(global_ep_deg=4, default_dp_type="zero2"), ep=2), ["ep_sizes_enc"]),
     "fewer ranks of experts than of tensor parallelism": (
         plan(tp=4, global_ep_deg=2, default_dp_type="zero2"),
         ["ep_sizes_enc"],

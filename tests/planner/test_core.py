@@ -24,7 +24,7 @@ import pytest
 
 from paddlenlp_galvatron.plan import Schedule
 
-from .test_pipeline import lists, tables
+from .test_pipeline import free, lists, tables
 
 ENGINE = Path(__file__).parents[2] / "search_engine"
 COMPILER = shutil.which("c++")
@@ -163,26 +163,15 @@ def wide(micro_batches: int = 240) -> dict[str, Any]:
     random, layouts, stages = np.random.default_rng(0), 40, 2
     place = random.random(layouts + 1) * 1e-9
     distance = np.abs(place[:, None] - place[None])[..., None] * np.array([1.0, 2.0])
-    free = np.broadcast_to(distance[layouts, :layouts], (2, layouts, 2))
+    ways = np.broadcast_to(distance[layouts, :layouts], (2, layouts, 2))
     states = 100 * 4 ** (2 * random.random(layouts * 8) - 1)
     forward = (states / 100) ** -0.3 * (1 + 0.3 * random.random(layouts * 8))
     zero = np.zeros(layouts * 8)
-    return {
-        "layers": np.array([32]),
-        **lists(Schedule.ONE_F_ONE_B, stages, micro_batches),
-        "strategies": np.stack([forward, 2 * forward, zero, states, *[zero] * 5], axis=1),
-        "layouts": np.arange(layouts * 8) % layouts,
-        "types": np.zeros(layouts, dtype=int),
-        "change": distance[:layouts, :layouts],
-        "enter": free,
-        "leave": free,
-        "vocabs": np.zeros((1, 2, 9)),
-        "vocab_enter": free[:1],
-        "vocab_leave": free[:1],
-        "middle": np.zeros((2, 9)),
-        "send": np.zeros((2, 1)),
-        "budget_mib": 500.0,
-    }
+    strategies = np.stack([forward, 2 * forward, zero, states, *[zero] * 5], axis=1)
+    prices = {"change": distance[:layouts, :layouts], **dict.fromkeys(("enter", "leave"), ways)}
+    prices |= dict.fromkeys(("vocab_enter", "vocab_leave"), ways[:1])
+    sizes = {"layers": np.array([32]), **lists(Schedule.ONE_F_ONE_B, stages, micro_batches), "budget_mib": 500.0}
+    return free(strategies, np.arange(layouts * 8) % layouts, np.zeros(layouts, dtype=int), **prices, **sizes)
 
 
 def test_a_space_that_is_too_wide_leaves_a_gap() -> None:
@@ -206,25 +195,15 @@ def hostile(vocabs: int, strategies: int, layers: list[int], stages: int) -> dic
     random, layouts = np.random.default_rng(0), 40
     place = random.random(layouts + 1) * 1e-9
     distance = np.abs(place[:, None] - place[None])[..., None] * np.array([1.0, 2.0])
-    free = np.broadcast_to(distance[layouts, :layouts], (2, layouts, 2))
+    ways = np.broadcast_to(distance[layouts, :layouts], (2, layouts, 2))
     numbers = random.random((strategies, 9)) * [1, 2, 5, 100, 50, 300, 0, 0, 0]
     numbers[:, 3] = 0.1 / numbers[:, 0]
-    return {
-        "layers": np.array(layers),
-        **lists(Schedule.ONE_F_ONE_B, stages, 64),
-        "strategies": numbers,
-        "layouts": np.arange(strategies) % layouts,
-        "types": np.arange(layouts) * len(layers) // layouts,
-        "change": distance[:layouts, :layouts],
-        "enter": free,
-        "leave": free,
-        "vocabs": random.random((vocabs, 2, 9)),
-        "vocab_enter": np.broadcast_to(free[:1], (vocabs, layouts, 2)),
-        "vocab_leave": np.broadcast_to(free[:1], (vocabs, layouts, 2)),
-        "middle": np.zeros((2, 9)),
-        "send": np.zeros((2, len(layers))),
-        "budget_mib": 1500.0 * sum(layers) / stages,
-    }
+    prices = {"change": distance[:layouts, :layouts], **dict.fromkeys(("enter", "leave"), ways)}
+    prices |= dict.fromkeys(("vocab_enter", "vocab_leave"), np.broadcast_to(ways[:1], (vocabs, layouts, 2)))
+    sizes = {"layers": np.array(layers), "vocabs": random.random((vocabs, 2, 9))}
+    sizes |= {**lists(Schedule.ONE_F_ONE_B, stages, 64), "budget_mib": 1500.0 * sum(layers) / stages}
+    types = np.arange(layouts) * len(layers) // layouts
+    return free(numbers, np.arange(strategies) % layouts, types, **prices, **sizes)
 
 
 @pytest.mark.slow
@@ -328,23 +307,9 @@ def test_a_stage_is_left_from_the_layout_of_its_last_type() -> None:
     """The last layer's faster strategy is in a layout from which the way to the LM head costs 5 ms."""
     change, leave = np.zeros((4, 4, 2)), np.zeros((4, 2))
     change[2, 3] = change[3, 2] = leave[2] = 2.5
-    free, numbers = np.zeros((2, 4, 2)), np.zeros((4, 9))
+    numbers = np.zeros((4, 9))
     numbers[:, 0], numbers[:, 3] = [1, 1, 1, 2], 1.0
-    pipeline = galvatron_dp_core.Pipeline(
-        layers=np.array([1, 1]),
-        **lists(Schedule.ONE_F_ONE_B, 1, 1),
-        strategies=numbers,
-        layouts=np.arange(4),
-        types=np.array([0, 0, 1, 1]),
-        change=change,
-        enter=free,
-        leave=free,
-        vocabs=np.zeros((1, 2, 9)),
-        vocab_enter=free[:1],
-        vocab_leave=leave[None],
-        middle=np.zeros((2, 9)),
-        send=np.zeros((2, 2)),
-        budget_mib=500.0,
-    )
-    time_ms, _, _, _, choice = pipeline.solve(math.inf, 10**6)
+    others = {"layers": np.array([1, 1]), "change": change, "vocab_leave": leave[None], "budget_mib": 500.0}
+    arguments = free(numbers, range(4), [0, 0, 1, 1], **others, **lists(Schedule.ONE_F_ONE_B, 1, 1))
+    time_ms, _, _, _, choice = galvatron_dp_core.Pipeline(**arguments).solve(math.inf, 10**6)
     assert time_ms == pytest.approx(3) and choice[1] == 3

@@ -149,9 +149,7 @@ def test_what_the_experts_of_a_layer_take():
     uneven = cost_of(Experts(8, 1, DataParallel.DDP), moe_imbalance=1, moe_imbalance_bound=2)
     assert uneven.activation_mib == 2 * split.activation_mib and uneven.forward_ms == split.forward_ms
     assert uneven.memory and uneven.memory.activation_mib == split.activation_mib
-    assert (
-        cost_of(Experts(1, 1, DataParallel.DDP), moe_imbalance=2) == whole
-    )  # a rank with all experts has its own rows
+    assert cost_of(Experts(1, 1, DataParallel.DDP), moe_imbalance=2) == whole  # all experts: its own rows
     # In a pipeline each of the 16 experts has half a tile of 64 rows in vain, of 4,096 x 8 rows in all.
     padded = cost_of(Experts(8, 1, DataParallel.DDP), pipeline=2, **even)
     assert padded.activation_mib == split.activation_mib * (1 + 16 * 64 / (4096 * 8))

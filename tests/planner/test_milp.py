@@ -19,7 +19,7 @@ from scipy.sparse import csr_array
 from paddlenlp_galvatron.plan import Schedule
 from paddlenlp_galvatron.plan.schedule import input_of, order, way_ms
 
-from .test_pipeline import lists
+from .test_pipeline import free, lists
 
 EXACT = 1e-6  # relative: HiGHS's own tolerance
 
@@ -30,24 +30,16 @@ def problem(seed: int) -> dict[str, Any]:
     stages, micro_batches = int(draw.integers(2, 5)), int(draw.integers(2, 7))
     strategies, vocabs = int(draw.integers(2, 5)), int(draw.integers(1, 3))
     schedule = Schedule.GPIPE if draw.random() < 0.4 else Schedule.ONE_F_ONE_B
-    free = np.zeros((2, 1, 2))
-    return {
-        "schedule": schedule,
-        "layers": np.array([int(draw.integers(stages, 7 * stages))]),
-        **lists(schedule, stages, micro_batches),
-        "strategies": draw.uniform((1, 2, 0, 5, *[0] * 5), (3, 9, 9, 60, 15, 60, 30, 30, 10), (strategies, 9)),
-        "layouts": np.zeros(strategies, dtype=int),
-        "types": np.zeros(1, dtype=int),
-        "change": np.zeros((1, 1, 2)),
-        "enter": free,
-        "leave": free,
-        "vocabs": draw.uniform(0, (5, 9, 9, 100, 10, 60, 30, 30, 10), (vocabs, 2, 9)),
-        "vocab_enter": np.zeros((vocabs, 1, 2)),
-        "vocab_leave": np.zeros((vocabs, 1, 2)),
+    others = {"layers": np.array([int(draw.integers(stages, 7 * stages))]), **lists(schedule, stages, micro_batches)}
+    numbers = draw.uniform((1, 2, 0, 5, *[0] * 5), (3, 9, 9, 60, 15, 60, 30, 30, 10), (strategies, 9))
+    others |= {"vocabs": draw.uniform(0, (5, 9, 9, 100, 10, 60, 30, 30, 10), (vocabs, 2, 9))}
+    others |= dict.fromkeys(("vocab_enter", "vocab_leave"), np.zeros((vocabs, 1, 2)))
+    others |= {
         "middle": np.array([[0, 0, 0, *draw.uniform(0, 20, 6)]] * 2),
         "send": np.full((2, 1), draw.uniform(0, 2)),
-        "budget_mib": draw.uniform(200, 600),
     }
+    others |= {"schedule": schedule, "budget_mib": draw.uniform(200, 600)}
+    return free(numbers, [0] * strategies, [0], **others)
 
 
 def longest_path(

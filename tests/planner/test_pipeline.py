@@ -96,6 +96,16 @@ def lists(schedule: Schedule, stages: int, micro_batches: int) -> dict[str, Any]
     return {"micro_batches": micro_batches, "passes": passes, "runs": runs, "in_flight": held}
 
 
+def free(strategies: np.ndarray, layouts: Sequence[int], types: Sequence[int], **others: Any) -> dict[str, Any]:
+    """Arguments of the core's Pipeline, in which nothing but layers costs anything unless `others` say so."""
+    count = max(types) + 1
+    boundary, vocab = np.zeros((2, len(types), 2)), np.zeros((1, len(types), 2))
+    unpriced = {"change": np.zeros((len(types), len(types), 2)), "enter": boundary, "leave": boundary}
+    unpriced |= {"vocabs": np.zeros((1, 2, 9)), "vocab_enter": vocab, "vocab_leave": vocab}
+    unpriced |= {"middle": np.zeros((2, 9)), "send": np.zeros((2, count))}
+    return unpriced | {"strategies": strategies, "layouts": np.array(layouts), "types": np.array(types)} | others
+
+
 def kinds_of(t: dict[str, Any]) -> list[int]:
     """Type of each layer."""
     return [kind for kind, count in enumerate(t["layers"]) for _ in range(count)]
@@ -210,23 +220,10 @@ def test_deep_pipelines_equal_the_sum_of_their_stages(types: int) -> None:
         layers = random.integers(stages, 20 // types, types)
         strategies = random.uniform((1, 2, 0, 5, *[0] * 5), (3, 6, 0, 60, 10, *[0] * 4), (types * count, 9))
         vocabs = random.uniform(0, (5, 9, 0, 150, *[0] * 5), (1, 2, 9))
-        budget, free = random.uniform(50, 300), np.zeros((2, types, 2))
-        core = galvatron_dp_core.Pipeline(
-            layers=layers,
-            **lists(Schedule.ONE_F_ONE_B, stages, 1),
-            strategies=strategies,
-            layouts=np.repeat(np.arange(types), count),
-            types=np.arange(types),
-            change=np.zeros((types, types, 2)),
-            enter=free,
-            leave=free,
-            vocabs=vocabs,
-            vocab_enter=free[:1],
-            vocab_leave=free[:1],
-            middle=np.zeros((2, 9)),
-            send=np.full((2, types), 0.3),
-            budget_mib=budget,
-        )
+        budget, layouts = random.uniform(50, 300), np.repeat(np.arange(types), count)
+        others = {"layers": layers, "vocabs": vocabs, "send": np.full((2, types), 0.3), "budget_mib": budget}
+        others |= lists(Schedule.ONE_F_ONE_B, stages, 1)
+        core = galvatron_dp_core.Pipeline(**free(strategies, layouts, range(types), **others))
         least = least_of_layers(strategies.reshape(types, count, 9), layers)
         total = int(layers.sum())
         best = [0.0] + [math.inf] * total  # of so many layers in the stages so far

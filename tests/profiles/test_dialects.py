@@ -200,17 +200,13 @@ def test_too_few_points_name_those_to_measure(tmp_path):
     two_lengths = {key: ms for key, ms in files["time"].items() if not key.endswith("_seq1024")}
     cost = cost_of(tmp_path, files | {"time": two_lengths}, seq=768, time_profile_mode="sequence",
                    memory_profile_mode="sequence")  # fmt: skip
-    with pytest.raises(
-        UserError, match="needs 3 sequence lengths but the profile has 256, 512; measure more around 768"
-    ):
+    with pytest.raises(UserError, match=r"needs 3 sequence lengths but the profile has 256, 512; .* around 768"):
         best_plan(cost)
 
 
 def test_without_p2p_bandwidth_there_are_no_pipelines(tmp_path):
     files = galvatron_files()
     del files["p2p"]
-    with pytest.raises(
-        UserError, match=r"pp_size_2: .* name the file by p2p_bandwidth_config_path, or search with max_pp_"
-    ):
+    with pytest.raises(UserError, match=r"pp_size_2: .* by p2p_bandwidth_config_path, or search with max_pp_"):
         best_plan(cost_of(tmp_path, files))
     assert len(best_plan(cost_of(tmp_path, files), max_pp_deg=1)[0].stages) == 1

@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fixtures.profile_shapes import LLAMA, hardware, memory, named, runs_mib, runs_ms, times
-from fixtures.published_profiles import PUBLISHED, Published
+from fixtures.published_profiles import LLAMA, PUBLISHED, Published, memory, named, runs_mib, runs_ms, times
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.base.reading import read_json
@@ -112,9 +111,9 @@ def test_raw_runs_alone_cost_what_the_derived_entries_cost(tmp_path):
     """The fixture's runs and entries are of one model, so the two ways to read it agree."""
     for folder in ("raw", "derived"):
         (tmp_path / folder).mkdir()
-    raw = Published("", hardware() | named("a", runs_ms(LLAMA, (2, 4), (1, 2), [2048]), runs_mib(LLAMA, [2048])))
+    raw = Published("", named("a", runs_ms(LLAMA, (2, 4), (1, 2), [2048]), runs_mib(LLAMA, [2048])))
     entries = memory(LLAMA, [2048], extra_mib=0.0)
-    derived = Published("", hardware() | named("a", times(LLAMA, (1, 2), [2048]), entries))
+    derived = Published("", named("a", times(LLAMA, (1, 2), [2048]), entries))
     results = [search(LLAMA, *loaded(tmp_path / name, p)[:2]) for name, p in (("raw", raw), ("derived", derived))]
     assert results[0].time_s == pytest.approx(results[1].time_s, rel=1e-9)
     assert results[0].plan.layers == results[1].plan.layers
@@ -122,7 +121,7 @@ def test_raw_runs_alone_cost_what_the_derived_entries_cost(tmp_path):
 
 def test_without_megatron_sp_a_layer_is_split_by_the_degree(tmp_path):
     """A layer that keeps 10 of 34 bytes whole without Megatron-SP keeps an eighth with it at degree 8."""
-    published = Published("", hardware() | named("a", times(LLAMA, (1, 2), [2048]), memory(LLAMA, [2048], sp=False)))
+    published = Published("", named("a", times(LLAMA, (1, 2), [2048]), memory(LLAMA, [2048], sp=False)))
     cost, _, notes = loaded(tmp_path, published)
     kept = {tp: cost.profiles.memory.activation_mib(0, tp, 2048, sequence_parallel=True) for tp in (1, 8)}
     assert kept[8] == pytest.approx(kept[1] / 8)

@@ -31,7 +31,7 @@ from paddlenlp_galvatron.plan import (
     plan_id,
     read_plan,
 )
-from paddlenlp_galvatron.planner import SearchOptions
+from paddlenlp_galvatron.planner import Need, SearchOptions, SearchResult
 from paddlenlp_galvatron.planner import explain as explaining
 from paddlenlp_galvatron.planner import question as questions
 from paddlenlp_galvatron.planner.explain import Explanation, FrontierPoint, frontier
@@ -39,8 +39,10 @@ from paddlenlp_galvatron.planner.explain import explain as find_out
 from paddlenlp_galvatron.planner.question import Question
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 from paddlenlp_galvatron.profiles.network import Network
+from paddlenlp_galvatron.report.difference import differing_fields, differing_layers
 from paddlenlp_galvatron.report.explain import printed
 from paddlenlp_galvatron.report.page import folded, render, tiles, time_bar
+from paddlenlp_galvatron.report.search import summary
 
 LARGEST_BYTES = 3 * 10**6
 LONGEST_LOAD_MS = 2000
@@ -343,7 +345,6 @@ def test_the_command_writes_it(galvatron, tmp_path, monkeypatch):
 
 
 def test_a_page_says_that_it_predicts_of_which_device_and_from_which_plan(galvatron, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(explaining, "SEARCHES_S", 0.0)
     monkeypatch.setattr(explaining, "FRONTIER_S", 0.0)
     monkeypatch.setattr(questions, "LEAST_S", 0.0)
@@ -361,3 +362,27 @@ def test_a_page_says_what_of_its_prices_was_measured(explanation):
     mixed = copy(explanation.cost)
     mixed.profiles = replace(explanation.cost.profiles, network=network)
     assert "prices of links from a data sheet, others measured" in render(replace(explanation, cost=mixed), [])
+
+
+LAYERS = (*[LayerStrategy(2)] * 2, *[LayerStrategy(1, context=2)] * 2, *[LayerStrategy(2, ulysses=True)] * 4)
+PLAN = Plan(8, 16, 4, (2, 2, 2, 2), LAYERS, chunks=2)
+
+
+def test_layers_of_several_chunks_stand_in_their_order():
+    plain = replace(PLAN, chunks=1, stages=(4, 4))
+    assert differing_layers(PLAN, plain) == [
+        ("2-3", "stage 1: cp 2, ddp", "stage 0: cp 2, ddp"),
+        ("4-5", "stage 0: Ulysses 2, ddp", "stage 1: Ulysses 2, ddp"),
+    ]
+    assert differing_fields(PLAN, plain) == {
+        "layers of each": ("2, 2, 2, 2", "4, 4"),
+        "schedule": ("interleaved 1F1B of 2 chunks a stage", "1F1B"),
+    }
+
+
+def test_the_layers_of_a_stage_of_several_chunks_are_one_range_each() -> None:
+    cost = example()
+    plan = Plan(8, 32, 4, (1, 1, 1, 1), (LayerStrategy(2),) * 4, VocabStrategy(2), chunks=2, assumed=cost.assumed)
+    for reported, one in (([[0, 0], [2, 2]], plan), ([[0, 1]], replace(plan, stages=(2, 2), chunks=1))):
+        need = replace(Need.of(one, cost), stage=0)
+        assert summary(SearchResult(None, 0.0, 0.0, {}, need=need), 0.0, 0.0)["binds"]["layers"] == reported

@@ -30,3 +30,11 @@ def prefix(tmp_path, texts, tokenizer) -> Path:
     """A data set of the texts."""
     write_dataset(Corpus(texts), tmp_path / "text", tokenizer, end_of_text(tokenizer).token)
     return tmp_path / "text"
+
+
+@pytest.fixture(scope="module")
+def unlimited():
+    """No process is started to read a tokenizer.json: those of tests are small and our own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("paddlenlp_galvatron.training.data.tokenizer.limited", lambda work, *_: work())
+        yield

@@ -25,9 +25,7 @@ TURNS = {"conversation": ["{{user}}", "{{bot}}"]}
             "of memory",
             id="a normalizer that grows",
         ),
-        pytest.param(
-            "tokenizer_config.json", {"chat_template": DOUBLED}, "of memory", id="a template that doubles a text"
-        ),
+        pytest.param("tokenizer_config.json", {"chat_template": DOUBLED}, "of memory", id="a text that doubles"),
         pytest.param(
             "tokenizer_config.json",
             {"chat_template": "{{ 'a' * 10000000000 }}"},
@@ -38,7 +36,7 @@ TURNS = {"conversation": ["{{user}}", "{{bot}}"]}
         pytest.param("chat_template.jinja", "{{ 10 ** 100000000 }}", r"result of \*\* is too large", id="a power"),
         pytest.param("chat_template.jinja", CALLED, "recursion", id="a macro that calls itself"),
         pytest.param(
-            "chat_template.jinja", "{{ " + "(" * 20000 + ")" * 20000 + " }}", "is no Jinja template", id="brackets"
+            "chat_template.jinja", "{{ " + "(" * 20000 + ")" * 20000 + " }}", "no Jinja template", id="brackets"
         ),
         pytest.param(
             "chat_template.jinja",
@@ -48,9 +46,7 @@ TURNS = {"conversation": ["{{user}}", "{{bot}}"]}
         ),
         pytest.param("chat_template.jinja", "{{ 'a' | center(10000000000) }}", "of memory", id="a filter"),
         pytest.param("chat_template.json", {**TURNS, "system": "{{ '%9999999999d' % 1 }}"}, "of memory", id="a width"),
-        pytest.param(
-            "chat_template.json", {**TURNS, "system": ENDLESS}, "takes more than 1 s", id="loops in a system text"
-        ),
+        pytest.param("chat_template.json", {**TURNS, "system": ENDLESS}, "more than 1 s", id="loops in a system text"),
     ],
 )
 def test_a_bomb_in_a_models_folder_is_a_line(name, content, fault, tmp_path, monkeypatch):

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.training.continuation import samples_seen
-from paddlenlp_galvatron.training.data import tokenizer as tokenizers
 from paddlenlp_galvatron.training.data.sample_index import FOLDER
 from paddlenlp_galvatron.training.data.special_tokens import MODEL_FILES, end_of_text, special_tokens
 from paddlenlp_galvatron.training.data.templates import WholeTemplate
@@ -21,6 +20,7 @@ from paddlenlp_galvatron.training.data.tokenizer import load_tokenizer
 from paddlenlp_galvatron.training.data.tuning import RowLayout, TuningData
 
 LENGTH, VOCABULARY = 64, 40
+pytestmark = pytest.mark.usefixtures("unlimited")
 CONFIG, MAP = "tokenizer_config.json", "special_tokens_map.json"
 FLAGS = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
 TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m.role[:1] }}]{{ m.content }}{% endfor %}"
@@ -36,14 +36,6 @@ MODEL = {
     CONFIG: {"bos_token": "<s>", "eos_token": "<end>", "pad_token": "<end>", "chat_template": TEMPLATE},
 }
 LINES = '{"src": "a sad bus", "tgt": "d</s>ead e<s>"}\n{"src": "be", "tgt": "Nun ✓"}\n'
-
-
-@pytest.fixture(autouse=True, scope="module")
-def unlimited():
-    """No process is started to read a tokenizer.json: these are small and our own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokenizers, "limited", lambda work, *_: work())
-        yield
 
 
 def write(folder: Path, files: dict) -> Path:
@@ -206,9 +198,7 @@ def test_checkpoints_from_before_go_on_with_a_note(tmp_path, capsys):
     st.sampled_from(["absent", 1, [0, 1], 99]),
     st.sampled_from([[], ["</s>"], ["<|endoftext|>", "</s>"]]),
 )
-def test_the_end_is_the_tokenizers_own_then_the_models_then_a_known_one_with_a_note(
-    config, later, stops, more, special
-):
+def test_the_end_is_the_tokenizers_then_the_models_then_a_known_one_with_a_note(config, later, stops, more, special):
     words = {**TOKENIZER["model"]["vocab"], "<|endoftext|>": 30}
     added = [{"id": words[text], "content": text, "special": True, **FLAGS} for text in special]
     files: dict = {
@@ -245,22 +235,14 @@ def test_documents_end_with_the_tokenizers_own_end(named, tmp_path, capsys):
     """Though its vocabulary has a word that ends documents elsewhere; named by its file or by its folder."""
     model = write(tmp_path / "model", MODEL)
     text = write(tmp_path / "text", {"a.txt": "a bus"}) / "a.txt"
-    command = [
-        "data",
-        "prepare",
-        str(text),
-        "--tokenizer",
-        str(model / named),
-        "--output",
-        str(tmp_path / "x"),
-        "--json",
-    ]
+    words = ("data", "prepare", text, "--tokenizer", model / named, "--output", tmp_path / "x", "--json")
+    command = [str(word) for word in words]
     assert main(command) == 0
     out, err = capsys.readouterr()
     reported = json.loads(out)
     assert (reported["end_token"], reported["end_token_id"], err) == ("<end>", 2, "")
     write(model, {CONFIG: {}, "config.json": {"eos_token_id": [0, 2]}})
-    assert main([*command[:-1], "--json"]) == 2
+    assert main(command) == 2
     stated = capsys.readouterr().err
     assert "eos_token_id" in stated and "0 (<s>), 2 (<end>)" in stated and stated.count("\n") == 1
     assert main([*command, "--end_token", "</s>"]) == 0
@@ -299,6 +281,9 @@ def test_a_token_that_no_file_names_is_an_error_that_names_it(template, tokens, 
         assert made.whole(messages, {}) == text
 
 
+OTHERS = ("added_tokens_decoder", "extra_special_tokens", "additional_special_tokens")
+
+
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(max_size=5),
@@ -309,18 +294,7 @@ def test_a_token_that_no_file_names_is_an_error_that_names_it(template, tokens, 
         max_leaves=6,
     ),
     st.sampled_from([CONFIG, MAP, "added_tokens.json", "config.json"]),
-    st.sampled_from(
-        [
-            "eos_token",
-            "bos_token",
-            "x_token",
-            "added_tokens_decoder",
-            "extra_special_tokens",
-            "additional_special_tokens",
-            "eos_token_id",
-            None,
-        ]
-    ),
+    st.sampled_from([*("eos_token", "bos_token", "x_token", "eos_token_id"), *OTHERS, None]),
 )
 def test_whatever_is_written_there_is_taken_or_refused_by_file(value, file, key):
     with tempfile.TemporaryDirectory() as made:

@@ -6,6 +6,7 @@ import json
 import math
 from datetime import datetime, timedelta
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paddlenlp_galvatron.base.errors import GalvatronError
-from paddlenlp_galvatron.cli.training_run import LogTail
+from paddlenlp_galvatron.cli.training_run import KEPT, LogTail, RankNews
 from paddlenlp_galvatron.plan import plan_id, uniform_plan
 from paddlenlp_galvatron.report.measured import has_all_peaks, stage_peaks_mib
 from paddlenlp_galvatron.training.step_log import (
@@ -245,3 +246,25 @@ def test_an_event_that_cannot_be_written_is_a_warning(tmp_path, capsys, monkeypa
     (tmp_path / "log").mkdir()
     log.event("saved", "saved")
     assert "warning: " in capsys.readouterr().err
+
+
+def test_lines_of_checkpoints_are_shown_once(tmp_path):
+    log = tmp_path / "workerlog.0"
+    news = RankNews(log)
+    assert news.read() == []
+    log.write_text("[INFO] of others\nresuming from step 3\nsaved output/checkpoints/step-000")
+    assert news.read() == ["resuming from step 3"]
+    with log.open("a") as file:
+        file.write("00006\nwriting x: 5% of 3 MiB of rank 0\n")
+    assert news.read() == ["saved output/checkpoints/step-00000006", "writing x: 5% of 3 MiB of rank 0"]
+    assert news.read() == []
+
+
+def test_the_median_is_that_of_the_whole_run(tmp_path):
+    plan, log = uniform_plan(layers=2, world_size=1, global_train_batch_size=2), tmp_path / "train_log.jsonl"
+    tail = LogTail(log, plan)
+    numbers = {"loss": 1.0, "lr": 1.0, "grad_norm": 1.0, "step_time_s": 1.0, "plan": plan_id(plan)}
+    speeds = [3000.0] * 3 * KEPT + [900.0] * KEPT
+    records = [{"step": step, "tokens_per_s": speed, **numbers} for step, speed in enumerate(speeds)]
+    log.write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert tail.read() and median(tail.speeds) == 3000 and len(tail.latest) == KEPT

@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,12 +17,11 @@ from paddlenlp.trl import preprocess_preference_data
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cli.planning import with_lengths
-from paddlenlp_galvatron.training.data import tokenizer as tokenizers
 from paddlenlp_galvatron.training.data.conversations import Encoder
 from paddlenlp_galvatron.training.data.formats import EXAMPLES
 from paddlenlp_galvatron.training.data.sample_index import FOLDER
 from paddlenlp_galvatron.training.data.templates import TurnTemplate, WholeTemplate
-from paddlenlp_galvatron.training.data.tokenizer import train_tokenizer
+from paddlenlp_galvatron.training.data.tokenizer import load_tokenizer, train_tokenizer
 from paddlenlp_galvatron.training.data.tuning import RowLayout, TuningData, pack
 
 CHATML = (
@@ -45,6 +45,7 @@ LINES = [
     {"messages": [{"role": "user", "content": "hi <|im_end|>"}, {"role": "assistant", "content": "ho <|im_end|> ha"}]},
 ]
 LENGTH, VOCABULARY = 192, 300
+pytestmark = pytest.mark.usefixtures("unlimited")
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +72,9 @@ def template(tmp_path, content) -> str:
 
 def data(folder, model, batch=1, split="train", **options) -> TuningData:
     layout = RowLayout(LENGTH, VOCABULARY, **{"chat_template": "plain"} | options)
-    return TuningData(folder, model, layout, batch, split)
+    source = TuningData(folder, model, layout, batch, split)
+    source.model = model  # for those who read its tokens
+    return source
 
 
 class Oracle(ChatTemplateMixin):
@@ -97,8 +100,6 @@ def pairs(line):
 @pytest.mark.parametrize("kind", ["turns", "whole"])
 def test_tokens_are_those_of_paddlenlps_chat_templates(kind, model, tmp_path):
     """Uncut: system, then for each turn the prompt and, learnt, the answer with its end."""
-    from paddlenlp_galvatron.training.data.tokenizer import load_tokenizer
-
     folder, tokens = write(tmp_path / "data", LINES[:2]), load_tokenizer(model)
     if kind == "turns":
         ours = TurnTemplate(Path(template(tmp_path, TURNS)))
@@ -120,15 +121,9 @@ def test_tokens_are_those_of_paddlenlps_chat_templates(kind, model, tmp_path):
 def shown(source: TuningData, row: int) -> tuple[str, str]:
     """A row's text, and what of it is learnt."""
     ids, labels, *_ = source.pass_rows(0, range(row + 1))
-    tokenizer = source_tokenizer(source)
+    tokenizer = load_tokenizer(source.model)
     learnt = [int(label) for label in labels[row] if label >= 0]
     return tokenizer.decode(ids[row].tolist(), skip_special_tokens=False), tokenizer.decode(learnt)
-
-
-def source_tokenizer(source):
-    from paddlenlp_galvatron.training.data.tokenizer import load_tokenizer
-
-    return load_tokenizer(source.model)
 
 
 PAIRS = [
@@ -158,6 +153,7 @@ def documents(source: TuningData) -> list[tuple[list[int], list[int]]]:
         start = 0
         while start < LENGTH:
             stop = int(ends[row, start])
+            assert (ends[row, start:stop] == stop).all()
             learnt = labels[row, start:stop]
             if (learnt >= 0).any():
                 found.append((ids[row, start:stop].tolist(), learnt[learnt >= 0].tolist()))
@@ -166,8 +162,6 @@ def documents(source: TuningData) -> list[tuple[list[int], list[int]]]:
 
 
 def test_pairs_are_paddlenlps_each_answer_behind_a_prompt_of_its_own(model, tmp_path):
-    from paddlenlp_galvatron.training.data.tokenizer import load_tokenizer
-
     source = data(write(tmp_path / "data", PAIRS), model, **SETTINGS)
     expected = []
     for line in PAIRS:
@@ -187,9 +181,8 @@ def test_a_pair_that_is_too_long_loses_turns_then_its_prompts_beginning_then_its
     chatml, source = template(tmp_path, CHATML), None
     for line in (turns, long):
         source = data(write(tmp_path / "data", [line]), model, chat_template=chatml, src_length=99, **SETTINGS)
-        source.model = model
         (first, chosen), (second, rejected) = documents(source)
-        texts = [source_tokenizer(source).decode(one) for one in (first, second)]
+        texts = [load_tokenizer(source.model).decode(one) for one in (first, second)]
         assert all("q<|im_end|>" in text and "x" not in text.replace("<|", "") for text in texts)
         assert texts[0].split("aa")[0] == texts[1].split("bb")[0] or line is turns
         assert len(chosen) >= len(rejected) > 0
@@ -204,10 +197,10 @@ def test_a_row_holds_both_answers_of_a_pair_under_every_packing(model, tmp_path)
     ]
     for packing in ("none", "in_order", "greedy", "best_fit"):
         source = data(write(tmp_path / "data", lines), model, pairs=True, packing=packing)
-        source.model = model
         facts = source._batch(range(source.samples)).pairs
         assert (facts[..., 2] > 0).sum() == 20 and ((facts[..., 2] > 0) == (facts[..., 3] > 0)).all()
-        learnt = [source_tokenizer(source).decode(labels) for _, labels in documents(source)]
+        tokenizer = load_tokenizer(model)
+        learnt = [tokenizer.decode(labels) for _, labels in documents(source)]
         assert all(set(one) == {"a"} and set(other) == {"b"} for one, other in zip(*[iter(learnt)] * 2, strict=True))
 
 
@@ -231,7 +224,6 @@ def test_a_bad_pair_is_named(line, fault, model, tmp_path):
 
 def test_an_answer_may_hold_the_templates_own_marks(model, tmp_path):
     source = data(write(tmp_path / "data", LINES[2:]), model, chat_template=template(tmp_path, CHATML))
-    source.model = model
     _, learnt = shown(source, 0)
     assert learnt == "ho <|im_end|> ha<|im_end|>\n"
 
@@ -239,7 +231,7 @@ def test_an_answer_may_hold_the_templates_own_marks(model, tmp_path):
 def test_without_a_template_what_is_asked_is_cut_in_front_and_the_answer_ends_if_it_is_whole(model, tmp_path):
     lines = [{"src": "abcdefghij", "tgt": "xyz"}, {"src": "a", "tgt": "y" * 300}]
     source = data(write(tmp_path / "data", lines), model, src_length=4, split="train")
-    source._shuffle, source.model = False, model
+    source._shuffle = False
     text, learnt = shown(source, 0)
     assert text.startswith("ghijxyz") and learnt == "xyz"  # its end token is special: no text
     ids, labels, *_ = source.rows(0, [0])
@@ -253,7 +245,6 @@ def test_a_conversation_may_begin_with_an_answer(model, tmp_path):
     line = {"messages": [{"role": "assistant", "content": "Welcome"}, *LINES[2]["messages"]]}
     for text in (CHATML, begun):
         source = data(write(tmp_path / "data", [line]), model, chat_template=template(tmp_path, text))
-        source.model = model
         shows, learnt = shown(source, 0)
         assert learnt == "Welcome<|im_end|>\nho <|im_end|> ha<|im_end|>\n" and ("Help." in shows) == (text == begun)
 
@@ -265,8 +256,6 @@ def test_a_conversation_may_begin_with_an_answer(model, tmp_path):
     st.sampled_from(["chatml", "begun", "pair"]),
 )
 def test_a_cut_keeps_the_templates_marks_and_is_noted(model, texts, src_length, kind):
-    from tempfile import TemporaryDirectory
-
     texts = texts[: len(texts) // 2 * 2]
     begun = "{% if messages[0]['role'] != 'system' %}Help.{% endif %}" if kind == "begun" else ""
     roles = ["user", "assistant"] * (len(texts) // 2)
@@ -280,7 +269,7 @@ def test_a_cut_keeps_the_templates_marks_and_is_noted(model, texts, src_length, 
         except UserError as error:
             assert "no sample with anything to learn" in str(error)
             return
-    tokenizer = tokenizers.load_tokenizer(model)
+    tokenizer = load_tokenizer(model)
     for ids, learnt in documents(source):
         text = tokenizer.decode([*ids, learnt[-1]])
         asked, _, answered = text.rpartition("<|im_end|>\n<|im_start|>assistant\n")
@@ -305,7 +294,6 @@ def test_what_is_not_kept_writes_nothing_next_to_the_data(model, tmp_path):
 def test_an_answer_that_the_template_changes_later_is_not_learnt(model, tmp_path):
     thoughtful = {"src": ["q", "r"], "tgt": ["<think>t</think>a", "<think>u</think>b"]}
     source = data(write(tmp_path / "data", [thoughtful]), model, chat_template=template(tmp_path, FORGETFUL))
-    source.model = model
     _, learnt = shown(source, 0)
     assert learnt == "<think>u</think>b<|im_end|>\n"
     assert "without earlier answers" in source.notes[0] and "line 1" in source.notes[0]
@@ -376,8 +364,6 @@ def test_equal_faults_are_one_line_and_sft_data_are_no_pairs(model, tmp_path):
     st.sampled_from(["plain", CHATML, TURNS]),
 )
 def test_hostile_lines_end_in_one_error_with_file_and_line_each(lines, pairs, content):
-    from tempfile import TemporaryDirectory
-
     with TemporaryDirectory() as root:
         folder = Path(root)
         train_tokenizer(["ab"], 257).save(str(folder / "tokenizer.json"))
@@ -418,27 +404,14 @@ def test_a_packed_row_says_where_documents_end(model, tmp_path):
     lines = [{"src": "ab", "tgt": "c" * n} for n in (1, 7, 3, 9, 90, 90, 5, 70)]
     source = data(write(tmp_path / "data", lines), model, batch=2, packing="in_order")
     alone = data(tmp_path / "data", model, packing="none")
-    documents = []
-    for step in range(source.samples // 2):
-        ids, labels, ends, _ = source.batch(step)
-        for row in range(2):
-            start = 0
-            while start < LENGTH:
-                stop = int(ends[row, start])
-                assert (ends[row, start:stop] == stop).all()
-                if (labels[row, start:stop] >= 0).any():
-                    documents.append((ids[row, start:stop].tolist(), labels[row, start:stop].tolist()))
-                start = stop
     whole = []
     for row in range(alone.samples):
         ids, labels, ends, _ = alone.pass_rows(row, [0])
         assert ends is None
         stop = int(np.flatnonzero(labels[0] >= 0)[-1]) + 1
-        whole.append((ids[0, :stop].tolist(), labels[0, :stop].tolist()))
-    assert sorted(documents) == sorted(whole)
-    assert source.filled(0) == pytest.approx(
-        np.mean([(source.batch(0).ids[row] > 0).sum() + 0 for row in range(2)]) / LENGTH, abs=0.1
-    )
+        whole.append((ids[0, :stop].tolist(), labels[0, labels[0] >= 0].tolist()))
+    assert sorted(documents(source)) == sorted(whole)
+    assert source.filled(0) == pytest.approx((source.batch(0).ids > 0).sum() / (2 * LENGTH), abs=0.1)
 
 
 def test_rows_are_kept_beside_the_data_and_made_again_for_other_bytes(model, tmp_path, monkeypatch):
