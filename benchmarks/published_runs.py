@@ -35,10 +35,13 @@ from paddlenlp_galvatron.profiles.data_sheet import DataSheet, Stack, load_data_
 
 
 def read_runs(path: Path) -> Table:
-    """Runs of a file of either form. Raises UserError."""
-    if path.suffix == ".csv":
+    """Runs of a file of either form; one of another form is skipped by name."""
+    if path.suffix == ".jsonl":
+        return Table([_run_of(json.loads(line)) for line in path.read_text().splitlines()])
+    try:
         return read_table(path)
-    return Table([_run_of(json.loads(line)) for line in path.read_text().splitlines()])
+    except UserError as error:
+        return Table(skipped=[(path.name, str(error))])
 
 
 def _run_of(fields: dict[str, Any]) -> MeasuredRun:

@@ -20,7 +20,7 @@ from ..plan.strategy import Plan, Precision
 LEAST, MOST = 1e-3, 1e9  # of a figure in its unit: far beyond any device, and no price of them is 0 or without end
 FOLDERS = (Path(__file__).parents[2] / "configs" / "nodes", Path(__file__).parents[1] / "nodes")
 CALIBRATED = "calibrated from"  # as the source of a figure begins that measured steps gave
-SHORT = {"a100": "a100-80gb"}  # of several that begin so, the one that is meant
+SHORT = {"a100": "a100-80gb", "h100": "h100-80gb"}  # of several that begin so, the one that is meant
 GUIDE = "docs/en/fit.md"  # how a sheet is written
 # Units that a figure may have, with the factor to the one that is reckoned with, and the words that may follow.
 GB_PER_S = {"GB/s": 1.0, "TB/s": 1e3, "Gb/s": 1 / 8, "Gbit/s": 1 / 8}
@@ -209,7 +209,8 @@ def sheet_of_driver(name: str) -> DataSheet | None:
 
 def sheets_named(name: str) -> list[str]:
     """Names of the data sheets that ship and are called so, as `DataSheet.is_named` has it."""
-    return sorted({sheet.name for sheet in _by_driver().values() if sheet.is_named(name)})
+    short = SHORT.get(_plain(name))
+    return [short] if short else sorted({sheet.name for sheet in _by_driver().values() if sheet.is_named(name)})
 
 
 def _shipped(name: str) -> Path:

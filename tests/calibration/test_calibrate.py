@@ -199,8 +199,18 @@ def table(path: Path, *rows: dict[str, str]) -> Path:
 def test_a_row_whose_numbers_are_not_above_0_is_refused_by_line_and_column(tmp_path, column, value):
     with pytest.raises(UserError, match=rf"line 3 .*{column} is {value}, which must be above 0"):
         read_table(table(tmp_path / "runs.csv", {}, {column: value}))
-    with pytest.raises(UserError, match=r"line 2 .*tp x pp x cp is more than gpus"):
-        read_table(table(tmp_path / "runs.csv", {"tp": "16"}))
+
+
+def test_a_row_that_cannot_be_stated_is_skipped_by_name_and_the_others_are_read(tmp_path):
+    header = dict.fromkeys((*ROW, "lora_rank", "x_lora_rank"), "")
+    rows = [{}, {"tp": "16"}, {"model": "qwen3-30b-a3b", "lora_rank": "8"}, {"x_lora_rank": "8"}]
+    lines = [",".join((header | ROW | {"device": "h100"} | row).values()) for row in rows]
+    (file := tmp_path / "runs.csv").write_text("\n".join([",".join(header), *lines]))
+    found = read_table(file)
+    assert [run.adapter_rank for run in found.runs] == [None, 8]
+    assert [needs.partition(":")[0] for _, needs in found.skipped] == [
+        "16 gpus for its tp x pp x cp, and has 8", "a plan that can run here",
+    ]  # fmt: skip
 
 
 def test_rows_of_a_sheet_of_ones_own_are_found_by_its_names_and_those_of_others_left_out(tmp_path, capsys):

@@ -275,6 +275,7 @@ def test_an_unknown_or_broken_data_sheet_is_an_error_in_words(tmp_path):
         *(("H100", "h100-80gb"), ("a100", "a100-80gb"), ("A100-40GB", "a100-40gb"), ("a100_40gb", "a100-40gb")),
         *(("RTX 4090", "rtx4090-24gb"), ("rtx-3090", "rtx3090-24gb"), ("4090", "rtx4090-24gb"), ("H20", "h20-96gb")),
         *(("NVIDIA H100 80GB HBM3", "h100-80gb"), ("nvidia geforce rtx 3090", "rtx3090-24gb"), ("L20", "l20-48gb")),
+        *(("H100 NVL", "h100-nvl-94gb"), ("NVIDIA A100 80GB PCIe", "a100-pcie-80gb"), ("GB200", "gb200-186gb")),
     ],
 )
 def test_a_shipped_sheet_is_known_by_every_spelling_of_its_name(reported, name):
@@ -285,7 +286,7 @@ def test_a_device_is_known_by_its_drivers_full_name_alone():
     """Other GPUs whose names share words with one: other memory, links or clocks."""
     known = {"NVIDIA A100-SXM4-40GB": 39.4, "A100-SXM4-80GB": 79.3, "NVIDIA H100 80GB HBM3": 79.1, "NVIDIA H20": 95.0}
     assert {name: Device.named(name).memory_gib for name in known} == known
-    for other in ("NVIDIA A100-PCIE-40GB", "NVIDIA A100 80GB PCIe", "NVIDIA H100 PCIe", "NVIDIA H100 NVL"):
+    for other in ("NVIDIA A100-SXM-64GB", "NVIDIA A100X", "NVIDIA H100 96GB HBM3", "NVIDIA L40"):
         device = Device.named(other)
         assert device.is_gpu and device.memory_gib is device.peak_16bit_tflops is None
     assert Device.named("NVIDIA A10", 22.1).memory_gib == 22.1

@@ -188,12 +188,13 @@ def test_rows_that_need_more_are_named_and_broken_ones_refused(tmp_path, capsys,
     with pytest.raises(UserError, match="no table of measured runs"):
         read_table(changed)
     read("bf16", "fp8")
-    monkeypatch.setattr("sys.argv", ["published_runs.py", str(changed)])
+    (other := tmp_path / "README.md").write_text("no table")
+    monkeypatch.setattr("sys.argv", ["published_runs.py", str(changed), str(other)])
     assert BENCHMARK["main"]() == 0
     lines = capsys.readouterr().out.splitlines()
     last = json.loads(lines[-1])
-    assert len(last["rows"]) == 2 and len(last["skipped"]) == 1
-    assert "2 rows; 1 skipped:" in lines and "  llama-7b (PaddleNLP pretrain.rst): needs precision fp8" in lines
+    assert len(last["rows"]) == 2 and len(last["skipped"]) == 2 and last["skipped"][1]["name"] == "README.md"
+    assert "2 rows; 2 skipped:" in lines and "  llama-7b (PaddleNLP pretrain.rst): needs precision fp8" in lines
 
 
 def test_adapters_alone_take_less_time_and_memory(tmp_path):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from statistics import fmean
 from typing import NamedTuple
 
@@ -92,12 +93,13 @@ def cost_of(run: MeasuredRun, sheet: DataSheet) -> CostModel:
     if run.network:  # whose rings are not the sheet's either
         figures |= {"network": run.network, "half_ranks": HALF_RANKS.value}
     sheet = _with(sheet, figures if run.ours else figures | {"receive_coe": 1.0})
-    per_node = min(run.plan.world_size, sheet.gpus_per_node)
+    gpus = run.plan.world_size
+    nodes = next(nodes for nodes in count(-(-gpus // sheet.gpus_per_node)) if gpus % nodes == 0)
     return derive(
         run.shape,
         sheet,
-        run.plan.world_size // per_node,
-        per_node,
+        nodes,
+        gpus // nodes,
         run.plan.assumed,
         CostOptions(
             offload_optimizer=run.offload_optimizer,

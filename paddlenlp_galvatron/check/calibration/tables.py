@@ -19,7 +19,7 @@ from ...plan import Assumptions, Plan, Precision, uniform_plan
 from ...plan.strategy import DataParallel
 from ...plan.uniform import even_stages
 from ...profiles.data_sheet import Stack, load_data_sheet, sheets_named
-from .fit import MeasuredRun
+from .fit import MeasuredRun, expected
 
 Row = Mapping[str, str]  # an absent column is empty
 NEEDED = {"source", "model", "gpus"}
@@ -72,21 +72,20 @@ def read_table(path: Path, device: str | None = None) -> Table:
     for number, row in enumerate(rows, 2):
         if None in row:
             raise UserError(f"{path}: line {number}: has more cells than the table has columns; correct the row")
-        name = f"{row['model']} ({row['source']})"
+        cells = _Cells({column.removeprefix("x_"): value for column, value in row.items() if value})
+        name = f"{cells['model']} ({cells['source']})"
         try:
-            for column, value in row.items():
-                if value and POSITIVE.fullmatch(column) and not 0 < float(value) < inf:
+            for column, value in cells.items():
+                if POSITIVE.fullmatch(column) and not 0 < float(value) < inf:
                     raise ValueError(f"{column} is {value}, which must be above 0")
-            run = _run_of(_Cells(row))
-            table.runs.append(replace(run, device=_sheet_of(run.device, device)))
+            run = _run_of(cells)
+            run = replace(run, device=_sheet_of(run.device, device))
+            expected(run, load_data_sheet(run.device))
+            table.runs.append(run)
         except _Unpriced as needs:
             table.skipped.append((name, str(needs)))
         except UserError as error:
             table.skipped.append((name, f"a plan that can run here: {error}"))
-        except ZeroDivisionError:
-            raise UserError(
-                f"{path}: line {number} ({name}): tp x pp x cp is more than gpus; correct the row"
-            ) from None
         except ValueError as error:
             raise UserError(f"{path}: line {number} ({name}): {error}; correct the row") from None
     return table
@@ -159,7 +158,9 @@ def _run_of(row: _Cells) -> MeasuredRun:
 def _plan(row: _Cells, shape: ModelShape, assumed: Assumptions, zero: int) -> Plan:
     gpus, batch = int(row["gpus"]), int(row["gbs"])
     tp, pp, chunks, cp, ep = (row.number(name) or 1 for name in ("tp", "pp", "vpp", "cp", "ep"))
-    ranks, sharding = gpus // tp // pp // cp, row.number("sharding_group")
+    if not (ranks := gpus // (tp * pp * cp)):
+        raise _Unpriced(f"{tp * pp * cp} gpus for its tp x pp x cp, and has {gpus}")
+    sharding = row.number("sharding_group")
     if row.word("cp_kind") == "ulysses":
         tp, cp = cp, 1
     plan = uniform_plan(
@@ -170,7 +171,7 @@ def _plan(row: _Cells, shape: ModelShape, assumed: Assumptions, zero: int) -> Pl
         global_tp_deg=tp,
         vocab_tp=tp,
         global_train_batch_size=batch,
-        chunks=batch // (gpus // tp // pp // cp * int(row["mbs"])),
+        chunks=batch // (ranks * int(row["mbs"])),
         default_dp_type=DEFAULT_DP_TYPES[zero],
         sdp=zero == 3,
         global_ep_deg=ep,
