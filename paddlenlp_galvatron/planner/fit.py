@@ -123,6 +123,12 @@ class Fit:
         """GPUs of a node."""
         return self.device.gpus_per_node or self.question.options.num_gpus_per_node
 
+    def job(self, options: FitOptions) -> Job:
+        """The whole training on this number of GPUs. Raises UserError."""
+        question, best = self.question, self.best
+        speed = best.samples_per_s * options.tokens_of_a_sample if best else None
+        return Job.of(options, question.model.shapes[0], options.trained, question.options, speed, TOKENS)
+
     @property
     def tensors_mib(self) -> float:
         """Tensors on the GPU with the highest peak: of the plan, or of the one that needs least."""
@@ -152,12 +158,6 @@ def hints_of(found: Sequence[Fit], options: FitOptions) -> list[Hint]:
     most = found[-1]  # which a small batch keeps least busy
     larger = larger_batch(most.question, most.best) if most.best and most.gpus % most.device_width == 0 else None
     return [*shown, larger] if larger else shown
-
-
-def job_of(one: Fit, shape: ModelShape, options: FitOptions) -> Job:
-    """The whole training on this number of GPUs. Raises UserError."""
-    speed = one.best.samples_per_s * options.tokens_of_a_sample if one.best else None
-    return Job.of(options, shape, options.trained, one.question.options, speed, TOKENS)
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ def _from_the_least(row: _Row) -> Iterator[Fit]:
             failed = None
         yield answer
         fitting += 1
-        if fitting > FURTHER and job_of(answer, row.shape, row.options).within(row.options.days):
+        if fitting > FURTHER and answer.job(row.options).within(row.options.days):
             return
     if failed:
         yield failed

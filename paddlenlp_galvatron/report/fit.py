@@ -13,7 +13,7 @@ from ..base.text import count, large, plain
 from ..base.units import GIB_MIB
 from ..plan import ModelShape, plan_to_dict
 from ..plan.strategy import Load, Plan, load_summary
-from ..planner.fit import MORE_GIB, TOKENS, Fit, FitOptions, job_of
+from ..planner.fit import MORE_GIB, TOKENS, Fit, FitOptions
 from ..planner.hints import Hint
 from ..profiles.data_sheet import Device, load_data_sheet
 from .plan import assumed, assumed_summary
@@ -45,7 +45,7 @@ def _row(one: Fit, following: Fit | None, shape: ModelShape, options: FitOptions
         following = None
     later = following.best.samples_per_s if following and following.best else None
     task = options.trained
-    job = job_of(one, shape, options)
+    job = one.job(options)
     mfu = (
         one.device.mfu(tokens_per_s, one.best.plan, shape, task.frozen, task.document_tokens)
         if one.best and tokens_per_s
@@ -148,8 +148,8 @@ def memory(found: Sequence[Fit], shape: ModelShape, options: FitOptions) -> Iter
             yield f"{name}bound: estimate of tensors + {amounts} GiB on a full GPU"
     if working := max(one.question.reserve.working for one in found):
         yield f"the allocator may also keep {working:.0%} of working memory when it is freed"
-    yield job_of(found[0], shape, options).checkpoint
-    yield from whole_runs(found, shape, options)
+    yield found[0].job(options).checkpoint
+    yield from whole_runs(found, options)
     yield from recommended_lines(recommendations(rows(found, shape, options), options), options)
 
 

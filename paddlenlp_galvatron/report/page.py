@@ -72,7 +72,7 @@ def render(
         "report.html.jinja",
         **drawn(explanation) | _measured(explanation, records),
         model=explanation.question.model.name,
-        premises="; ".join([explanation.origin, *made_by, assumed(explanation.assumptions)]),
+        premises="; ".join([explanation.origin, *made_by, " ".join(assumed(explanation.assumptions).split())]),
         options=explanation.question.options,
         binds=binding(explanation),
         runners_up=[runner_up(number, other, best) for number, other in enumerate(explanation.searched.runners_up, 2)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
+from textwrap import fill
 from typing import Any, Self
 
 from pydantic import BaseModel, ValidationError
@@ -92,8 +93,8 @@ class PlanOrigin(Metadata):
 
 
 def assumed(assumptions: Mapping[str, Assumption]) -> str:
-    """The numbers and choices that an answer rests on, in a line."""
-    return f"assumptions: {_by_origin(assumptions)}"
+    """The numbers and choices that an answer rests on, in a few lines."""
+    return fill(f"assumptions: {_by_origin(assumptions)}", 118, subsequent_indent="  ", break_on_hyphens=False)
 
 
 def _by_origin(assumptions: Mapping[str, Assumption]) -> str:

@@ -6,19 +6,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..base.text import plain
-from ..plan import ModelShape
-from ..planner.fit import Fit, FitOptions, job_of
+from ..planner.fit import Fit, FitOptions
 from ..planner.result import ENDLESS
 
 
-def whole_runs(found: Sequence[Fit], shape: ModelShape, options: FitOptions) -> Iterator[str]:
+def whole_runs(found: Sequence[Fit], options: FitOptions) -> Iterator[str]:
     """The whole training of each row with failures, or that failures are left out."""
     if not options.mtbf_hours:
         yield "days are those without failures; --mtbf_hours and --save_gb_per_s add these"
     for one in found if options.mtbf_hours else ():
         if one.best:
             device = f"{one.device.name}, " * (len(options.device or ()) > 1)
-            yield f"{device}{one.gpus} GPUs: {job_of(one, shape, options).run or ENDLESS}"
+            yield f"{device}{one.gpus} GPUs: {one.job(options).run or ENDLESS}"
 
 
 def recommendations(rows: Sequence[Mapping[str, Any]], options: FitOptions) -> list[dict[str, Any]]:
@@ -34,7 +33,9 @@ def recommendations(rows: Sequence[Mapping[str, Any]], options: FitOptions) -> l
         """In the currency of the prices, or GPU-days."""
         return float(row["cost"] or days(row) * row["gpus"])
 
-    chosen = {"cheapest": min(able, key=cost), "fastest": min(able, key=days)}
+    chosen = {"fastest": min(able, key=days)}
+    if options.price_per_gpu_hour or len({row["device"] for row in able}) == 1:  # else nobody knows the dearer GPU
+        chosen = {"cheapest": min(able, key=cost)} | chosen
     if limits := _limits(options):
         inside = [row for row in able if days(row) <= (options.days or days(row))]
         inside = [row for row in inside if cost(row) <= (options.budget or cost(row))]

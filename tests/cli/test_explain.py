@@ -56,7 +56,7 @@ def explained(searched, tmp_path, monkeypatch) -> dict[str, Any]:
 
 def keys_of(reported):
     """Every key of an object, but for the names of terms."""
-    named = {"time_ms", "hidden_ms", "memory_mib"}
+    named = {"time_ms", "hidden_ms", "memory_mib", "assumptions"}
     inner = {key: value for key, value in reported.items() if key not in named}
     lists = [item for value in inner.values() for item in (value if isinstance(value, list) else [value])]
     return {*reported, *(key for item in lists if isinstance(item, dict) for key in keys_of(item))}
@@ -86,6 +86,7 @@ def test_each_what_if_is_a_search_under_that_change(explained, galvatron):
     cluster["p2p_bandwidth_config_path"] = "configs/p2p_bandwidth_2nodes_4gpus_per_node.json"
     changes = {"memory": {"memory_constraint": BUDGET_GB + 1}, "nodes": {"num_nodes": 4, "settle_bsz": 32, **cluster}}
     changes |= {"sequence": {"seq_length": 1024}, "batch": {"settle_bsz": 64}}
+    changes["interleaving"] = {"max_virtual_pp_deg": 8}
     for link, hardware in faster_links(HARDWARE).items():
         hardware.save(f"faster {link}")
         both = ("allreduce_bandwidth_config_path", "p2p_bandwidth_config_path", "overlap_coe_path")

@@ -82,7 +82,7 @@ def answer(question: Question) -> Any:
 
 
 def job(question: Question, **values: Any) -> Any:
-    return question.job(JobOptions.from_values(values), question.search())
+    return question.job(JobOptions.from_values(values), question.search().best)
 
 
 ROWS = [
