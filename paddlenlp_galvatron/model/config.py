@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from dataclasses import fields as dataclass_fields
 from difflib import get_close_matches
@@ -162,18 +163,16 @@ def _experts(fields: Fields, layers: int) -> dict[str, Any]:
     mixture = fields.family.mixture
     if mixture is None:
         return {}
-    names = [name for name in mixture.counts if fields.get(name) is not None] or mixture.counts[:1]
-    experts, *others = (fields.number(name) for name in names)
-    if others not in ([], [experts]):
-        raise UserError(f"{fields.source}: {' and '.join(names)} are two names of one number but differ; keep one")
-    if (chosen := fields.number("num_experts_per_tok")) > experts:
+    experts, chosen = _number_of(fields, mixture.counts), _number_of(fields, mixture.chosen)
+    if chosen > experts:
         raise UserError(
-            f"{fields.source}: num_experts_per_tok {chosen} is more than the {experts} experts; correct one of them"
+            f"{fields.source}: {mixture.chosen[0]} {chosen} is more than the {experts} experts; correct one of them"
         )
-    balances = fields.flag("output_router_logits") and fields.get(COEFFICIENT) != 0  # as in transformers
+    loss = not mixture.interval and fields.flag("output_router_logits")  # ERNIE's is refused
+    balances = loss and fields.get(COEFFICIENT) != 0  # as in transformers
     size, shared = fields.number(mixture.size), 0
-    if mixture.grouped:
-        shared = size * fields.number("n_shared_experts", least=0)
+    if mixture.shared_count:
+        shared = size * fields.number(mixture.shared_count, least=0)
     elif mixture.shared:
         shared = fields.number("shared_expert_intermediate_size")
     return {
@@ -183,19 +182,18 @@ def _experts(fields: Fields, layers: int) -> dict[str, Any]:
         "shared_size": shared,
         "norm_topk": fields.flag("norm_topk_prob") if mixture.normed is None else mixture.normed,
         COEFFICIENT: fields.number(COEFFICIENT, float, 1e3) if balances else 0.0,
-        "dense_layers": _dense_layers(fields, layers) if mixture.steps else _first_layers(fields, layers, mixture),
+        "dense_layers": _dense_layers(fields, layers, mixture),
         **(_groups(fields, mixture, experts, chosen) if mixture.grouped else {}),
     }
 
 
-def _first_layers(fields: Fields, layers: int, mixture: Mixture) -> tuple[int, ...]:
-    """The first layers, which have no experts, in families that have such ones. Raises UserError."""
-    count = fields.number("first_k_dense_replace", least=0) if mixture.grouped else 0
-    if count >= layers:
-        raise UserError(
-            f"{fields.source}: first_k_dense_replace {count} leaves none of {layers} layers with experts; correct it"
-        )
-    return tuple(range(count))
+def _number_of(fields: Fields, names: Sequence[str]) -> int:
+    """A number that has several names. Raises UserError."""
+    stated = [name for name in names if fields.get(name) is not None] or names[:1]
+    number, *others = (fields.number(name) for name in stated)
+    if others not in ([], [number]):
+        raise UserError(f"{fields.source}: {' and '.join(stated)} are two names of one number but differ; keep one")
+    return int(number)
 
 
 def _groups(fields: Fields, mixture: Mixture, experts: int, chosen: int) -> dict[str, Any]:
@@ -216,20 +214,36 @@ def _groups(fields: Fields, mixture: Mixture, experts: int, chosen: int) -> dict
     return {"expert_groups": groups, "groups_per_token": kept, **scaling}
 
 
-def _dense_layers(fields: Fields, layers: int) -> tuple[int, ...]:
-    """Layers without experts: every one that mlp_only_layers lists, and all but each decoder_sparse_step-th. As in
-    transformers numbers beyond the layers mean nothing. Raises UserError."""
+def _dense_layers(fields: Fields, layers: int, mixture: Mixture) -> tuple[int, ...]:
+    """Layers without experts. As in transformers numbers beyond the layers mean nothing. Raises UserError."""
+    causes, dense = "", range(0)
+    if mixture.steps:
+        causes, dense = "mlp_only_layers and decoder_sparse_step leave", _between_steps(fields, layers)
+    elif mixture.interval:
+        causes, dense = "moe_layer_start_index, _end_index and _interval leave", _between_intervals(fields, layers)
+    elif mixture.grouped:
+        causes, dense = "first_k_dense_replace leaves", range(fields.number("first_k_dense_replace", least=0))
+    if len(dense) >= layers:
+        raise UserError(
+            f"{fields.source}: {causes} none of {layers} layers with experts; correct it, or give a dense model"
+        )
+    return tuple(dense)
+
+
+def _between_steps(fields: Fields, layers: int) -> list[int]:
+    """All layers that mlp_only_layers lists, and all but each decoder_sparse_step-th. Raises UserError."""
     listed = fields.config.get("mlp_only_layers") or []
     if not isinstance(listed, list) or not all(type(one) is int and one >= 0 for one in listed):
         raise fields.error("mlp_only_layers", "a list of numbers of layers, the first of which is 0")
     step = 1 if fields.config.get("decoder_sparse_step") is None else fields.number("decoder_sparse_step")
-    dense = tuple(index for index in range(layers) if index in listed or (index + 1) % step)
-    if len(dense) == layers:
-        raise UserError(
-            f"{fields.source}: mlp_only_layers and decoder_sparse_step leave none of the {layers} layers with "
-            "experts; correct them, or give a model without experts"
-        )
-    return dense
+    return [index for index in range(layers) if index in listed or (index + 1) % step]
+
+
+def _between_intervals(fields: Fields, layers: int) -> list[int]:
+    """All layers but each moe_layer_interval-th from one to another, whose -1 is the last one. Raises UserError."""
+    first, step = fields.number("moe_layer_start_index", least=0), fields.number("moe_layer_interval")
+    last = layers - 1 if fields.get("moe_layer_end_index") == -1 else fields.number("moe_layer_end_index", least=0)
+    return [index for index in range(layers) if not first <= index <= last or (index + 1) % step]
 
 
 def _rope(fields: Fields) -> tuple[float, tuple[tuple[str, int | float | str], ...]]:
@@ -299,20 +313,28 @@ def _of_experts(shape: ModelShape) -> dict[str, Any]:
         return {}
     return {
         mixture.counts[0]: shape.experts,
-        "num_experts_per_tok": shape.experts_per_token,
+        mixture.chosen[0]: shape.experts_per_token,
         mixture.size: shape.expert_size,
         **({"norm_topk_prob": shape.norm_topk} if mixture.normed is None else {}),
         **(_of_groups(shape, mixture) if mixture.grouped else {}),
         **({"shared_expert_intermediate_size": shape.shared_size} if mixture.shared and mixture.gated else {}),
+        **({mixture.shared_count: shape.shared_size // max(shape.expert_size, 1)} if mixture.shared_count else {}),
+        **(_of_intervals(shape) if mixture.interval else {}),
         **({COEFFICIENT: coefficient, "output_router_logits": True} if coefficient else {}),
         **({"mlp_only_layers": list(shape.dense_layers)} if mixture.steps and shape.dense_layers else {}),
     }
 
 
+def _of_intervals(shape: ModelShape) -> dict[str, Any]:
+    """The fields of config.json that say which layers have experts, in ERNIE."""
+    sparse = [index for index in range(shape.layers) if index not in shape.dense_layers]
+    step = sparse[1] - sparse[0] if sparse[1:] else 1
+    return {"moe_layer_start_index": sparse[0], "moe_layer_end_index": sparse[-1], "moe_layer_interval": step}
+
+
 def _of_groups(shape: ModelShape, mixture: Mixture) -> dict[str, Any]:
     """The fields of config.json that describe DeepSeek's routing."""
     return {
-        "n_shared_experts": shape.shared_size // max(shape.expert_size, 1),
         "first_k_dense_replace": len(shape.dense_layers),
         "topk_method": mixture.methods[-1] if shape.expert_groups > 1 or mixture.sigmoid else mixture.methods[0],
         "scoring_func": "sigmoid" if mixture.sigmoid else "softmax",

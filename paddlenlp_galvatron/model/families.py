@@ -9,6 +9,8 @@ from typing import Any
 from ..base.errors import UserError
 from .latents import Latents
 
+LEAST_SUM = 1e-12  # of the softmax scores of a token's experts, as ERNIE's moe_norm_min has it
+
 
 @dataclass(frozen=True)
 class Mixture:
@@ -18,13 +20,21 @@ class Mixture:
     projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")  # names of gate, up and down
     size: str = "moe_intermediate_size"  # field of config.json: columns of an expert
     counts: tuple[str, ...] = ("num_experts", "num_local_experts")  # the same: experts of a layer, transformers' names
+    chosen: tuple[str, ...] = ("num_experts_per_tok",)  # the same: experts of a token
     normed: bool | None = None  # whether the scores of a token's experts sum to 1; None: norm_topk_prob says
     shared: str = ""  # the name of one more expert, which has all tokens
-    gated: bool = True  # as far as its gate says
+    shared_count: str = ""  # field of config.json: how many experts it is as wide as; "": it has a gate and its width
     steps: bool = False  # decoder_sparse_step and mlp_only_layers make layers dense
+    interval: bool = False  # so do moe_layer_start_index, moe_layer_end_index and moe_layer_interval: ERNIE's
     grouped: bool = False  # DeepSeek's: experts are chosen within groups, first_k_dense_replace makes layers dense
-    sigmoid: bool = False  # scores are sigmoids, and a bias of each expert counts in the choice alone
+    sigmoid: bool = False  # scores are sigmoids
+    bias: str = ""  # name of a bias of each expert that counts in the choice alone
     methods: tuple[str, ...] = ("greedy",)  # ways to choose experts, by topk_method; the last one within groups
+
+    @property
+    def gated(self) -> bool:
+        """Whether the shared expert counts as far as its gate says."""
+        return not self.shared_count
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,8 +81,16 @@ BETAS = {"beta_fast": 32, "beta_slow": 1}
 _DEEPSEEK: dict[str, Any] = {
     "counts": ("n_routed_experts", "num_experts", "num_local_experts"),
     "shared": "shared_experts",
-    "gated": False,
+    "shared_count": "n_shared_experts",
     "grouped": True,
+}
+_SIGMOIDS = _DEEPSEEK | {"sigmoid": True, "bias": "gate.e_score_correction_bias", "methods": ("noaux_tc",)}
+_ERNIE = {
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": True,
 }
 _EXAMPLE = {
     "latents": Latents(16, 20, 16, 8, 12),
@@ -123,16 +141,30 @@ _ALL = (
         "ernie4_5",
         "Ernie4_5",
         "llama",  # PaddleNLP 3.0.0b4 has none: its Llama is one with other rotary positions
-        defaults={
-            "num_key_value_heads": 2,
-            "head_dim": 128,
-            "max_position_embeddings": 131072,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 500000.0,
-            "tie_word_embeddings": True,
-        },
+        defaults=_ERNIE | {"head_dim": 128},
         dropout=False,
         null_head_dim=True,
+        stock=False,
+        heads_per_kv_head=2,
+        example={"own_head_dim": 16},
+    ),
+    # ERNIE-4.5 with experts.
+    Family(
+        "ernie4_5_moe",
+        "Ernie4_5_Moe",
+        "llama",  # as ERNIE-4.5
+        mixture=Mixture(
+            counts=("moe_num_experts", "num_experts"),
+            chosen=("moe_k", "num_experts_per_tok"),
+            normed=True,
+            shared="shared_experts",
+            shared_count="moe_num_shared_experts",
+            interval=True,
+            bias="moe_statics.e_score_correction_bias",
+        ),
+        defaults=_ERNIE
+        | {"num_key_value_heads": 4, "moe_layer_start_index": 1, "moe_layer_end_index": -1, "moe_layer_interval": 1},
+        dropout=False,
         stock=False,
         heads_per_kv_head=2,
         example={"own_head_dim": 16},
@@ -191,7 +223,7 @@ _ALL = (
         "qwen2",  # PaddleNLP has no GLM-4.5: its Qwen2 is one but for rotary positions, norms of q and k, and experts
         rotary_share=0.5,
         switches={"attention_bias": "qkv_bias", "use_qk_norm": "qk_norm"},
-        mixture=Mixture(**_DEEPSEEK, sigmoid=True, methods=("noaux_tc",)),
+        mixture=Mixture(**_SIGMOIDS),
         defaults={
             "num_key_value_heads": 8,
             "max_position_embeddings": 131072,
@@ -240,7 +272,7 @@ _ALL = (
         "DeepseekV3",
         "deepseek_v2",  # PaddleNLP's own is that of V2
         rope_types=YARN,
-        mixture=Mixture(**_DEEPSEEK, sigmoid=True, methods=("noaux_tc",)),
+        mixture=Mixture(**_SIGMOIDS),
         defaults={
             "max_position_embeddings": 4096,
             "q_lora_rank": 1536,

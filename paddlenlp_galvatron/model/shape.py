@@ -331,10 +331,11 @@ def _router(shape: ModelShape) -> Sublayer:
     """A score for each expert, of a rank's own tokens, in fp32; and of the chosen ones numbers and places."""
     mixture = shape.traits.mixture
     assert mixture
-    name, experts = f"{mixture.inside}.gate", shape.experts
-    weights = [Weight(f"{name}.weight", (shape.hidden_size, experts), Split.OWN, linear=True)]
-    if mixture.sigmoid:
-        weights.append(Weight(f"{name}.{CHOICE_BIAS}", (experts,), state=True))
+    inside, experts = mixture.inside, shape.experts
+    weights = [Weight(f"{inside}.gate.weight", (shape.hidden_size, experts), Split.OWN, linear=True)]
+    if mixture.bias:
+        rows = () if mixture.bias.startswith("gate.") else (1,)  # ERNIE's has a row for each modality: text alone
+        weights.append(Weight(f"{inside}.{mixture.bias}", (*rows, experts), state=True))
     kept = Kept(scalars=experts + 4 * shape.experts_per_token)
     again = Again(Recompute.SUBLAYER, kept, flops=2 * shape.hidden_size * experts)
     return Sublayer("router", tuple(weights), kept, again=(again,))

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from ..base.errors import UserError
-from .families import Family
+from .families import LEAST_SUM, Family
 from .fields import as_json
 
 OFF, ONE, NONE = (0,), (1,), (None,)  # 0 is equal to 0.0 and false, 1 to 1.0 and true
@@ -36,7 +36,7 @@ PLAIN: tuple[tuple[tuple[object, ...], str], ...] = (
     # Layers, additions to them, and their scales
     (({}, []), "per_layer_config pruned_heads"),
     (ONE, "pretraining_tp scale_emb logit_scale logits_scale logit_scaling logits_scaling *_multiplier *_multipliers"),
-    (NONE, "scale_depth layers_block_type expert_layer_* attn_layer_* moe_layer_start_index moe_layer_end_index"),
+    (NONE, "scale_depth layers_block_type expert_layer_* attn_layer_* vision_config"),
     (OFF, "use_parallel_residual parallel_attn zero_centered_gamma scale_embedding* normalize_embedding*"),
     (OFF, "is_encoder_decoder tie_encoder_decoder num_nextn_predict_layers mtp_num_layers num_mtp_layers"),
     # Experts
@@ -88,11 +88,19 @@ def _plain_of(family: Family, layers: int) -> Iterator[tuple[tuple[object, ...],
     yield (family.qk_norm,), "*qk_norm *qk_layernorm"
     yield (["full_attention"] * layers,), "layer_types"
     yield (["sparse" if mixture else "dense"] * layers,), "mlp_layer_types"
-    counts = (*mixture.counts, *(["n_shared_experts"] if mixture.grouped else [])) if mixture else ()
+    counts = (*mixture.counts, mixture.shared_count) if mixture else ()
     yield OFF, " ".join(name for name in EXPERTS.split() if name not in counts)
     if not mixture or not mixture.steps:
         yield ONE, "decoder_sparse_step"
         yield ([],), "mlp_only_layers"
+    if not mixture or not mixture.interval:
+        yield NONE, "moe_layer_start_index moe_layer_end_index"
+    else:
+        yield (
+            OFF,
+            "output_router_logits",
+        )  # transformers balances choices that leave the bias out
+        yield (LEAST_SUM,), "moe_norm_min"
     if not mixture or not mixture.shared or not mixture.gated:
         yield OFF, "shared_expert_intermediate_size"
     if mixture and mixture.normed is not None:
@@ -106,7 +114,7 @@ def _plain_of(family: Family, layers: int) -> Iterator[tuple[tuple[object, ...],
         yield ("greedy",), "topk_method"
     else:
         yield (True,), "rope_interleave"
-    if mixture and mixture.sigmoid:
+    if mixture and mixture.bias:
         yield (1, 0), "num_nextn_predict_layers num_mtp_layers"  # their weights are skipped, as in transformers
     yield ("sigmoid" if mixture and mixture.sigmoid else "softmax",), "scoring_func"
 

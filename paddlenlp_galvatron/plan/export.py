@@ -188,7 +188,7 @@ def _only_in_fleet(plan: Plan, model: ModelShape | None) -> dict[str, Argument]:
         arguments["context_parallel_size"] = plan.layers[0].context
     if (ep := max(each.ep for each in plan.layers)) > 1:
         arguments |= {"use_expert_parallel": True, "expert_model_parallel_size": ep}
-    if model and model.traits.mixture and model.traits.mixture.sigmoid:
+    if model and model.traits.mixture and model.traits.mixture.bias:
         arguments[MTP] = 0  # config.json may ask for MTP, which the plan has not
     if plan.assumed.flash_attention is not None:
         arguments["_attn_implementation"] = "flashmask" if plan.assumed.flash_attention else "eager"

@@ -249,7 +249,8 @@ class Block:
             shared.forward = lambda x: shared.down_proj(swiglu(shared.gate_proj(x), shared.up_proj(x)))
 
         def forward(x: Any) -> Any:
-            out = cross(point, experts(cross(CommPoint.INTO_EXPERTS, x), module.gate, self._memo))
+            own = cross(CommPoint.INTO_EXPERTS, x)
+            out = cross(point, experts(own, module.gate, module.choice_bias, self._memo))
             if shared is None:
                 return out
             whole = shared(cross(CommPoint.INTO_MLP, x))

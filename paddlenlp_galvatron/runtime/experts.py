@@ -17,7 +17,6 @@ from paddle.autograd import PyLayer
 from paddle.incubate.nn.functional import swiglu
 
 from ..model import ModelShape
-from ..model.shape import CHOICE_BIAS
 from ..plan.strategy import Experts
 from . import device
 from .collectives import all_gather, all_to_all
@@ -210,15 +209,15 @@ class OwnExperts:
         self._shape, self._experts, self._group, self._numbers, self._load = shape, experts, group, numbers, load
         self._padding = padding
 
-    def __call__(self, x: Any, router: Any, memo: Memo) -> Any:
+    def __call__(self, x: Any, router: Any, bias: Any, memo: Memo) -> Any:
         """x [T, H] of this rank's own tokens -> the weighted sum of each token's experts [T, H]. `router` has weights
-        [H, E], and may have a bias of the choice."""
+        [H, E]; `bias` of the choice [E] or [1, E], or None."""
         shape = self._shape
         logits = paddle.matmul(cast(x, "float32"), cast(router.weight, "float32"))
         probabilities = score(logits, shape)
         if "chosen" not in memo:
             with paddle.no_grad():
-                memo["chosen"] = choose(probabilities, getattr(router, CHOICE_BIAS, None), shape)
+                memo["chosen"] = choose(probabilities, bias, shape)
                 memo["shares"] = self._load.shares(probabilities, memo["chosen"])
                 if shape.expert_size:
                     self.route(x, memo)

@@ -15,11 +15,12 @@ from paddle import nn
 from paddle.autograd import PyLayer
 
 from ..model import ModelShape
+from ..model.families import LEAST_SUM
 from ..plan import Plan
 from .collectives import all_reduce
 from .grouped import Padding
 
-LEAST_SUM = 1e-20  # of a token's sigmoids, as in transformers
+ADDED = 1e-20  # to the sum of a token's sigmoids, as in transformers
 BEST_OF_GROUP = 2  # sigmoids that a group is judged by; softmax scores: the best alone
 LOWEST = -1e30  # far below every score, while sums of two are finite
 
@@ -30,7 +31,7 @@ def score(logits: Any, shape: ModelShape) -> Any:
 
 
 def choose(scores: Any, bias: Any, shape: ModelShape) -> Any:
-    """Numbers of each token's experts [T, k], of scores [T, E]. `bias` [E] counts in the choice alone; None: none.
+    """Numbers of each token's experts [T, k], of scores [T, E]. `bias` [E] or [1, E]: of the choice alone; None: none.
 
     A GPU's top-k has -1 for the places of NaN, so that all scores are numbers here: a loss of NaN is reported at the
     end of its step, which all ranks reach."""
@@ -56,7 +57,7 @@ def shares(scores: Any, chosen: Any, shape: ModelShape) -> Any:
     weights = paddle.take_along_axis(scores, chosen, -1, broadcast=False)
     if shape.norm_topk:
         total = weights.sum(-1, keepdim=True)
-        weights = weights / (total + LEAST_SUM if _sigmoid(shape) else total)
+        weights = weights / (total + ADDED if _sigmoid(shape) else paddle.clip(total, min=LEAST_SUM))
     return weights if shape.routed_scaling_factor == 1 else weights * shape.routed_scaling_factor
 
 

@@ -97,6 +97,11 @@ OWN: dict[str, Config] = {
     "qwen2": {**WINDOWS, "layer_types": FULL},
     "qwen3": {**WINDOWS, "layer_types": FULL, "attention_bias": True},
     "ernie4_5": {"head_dim": 8, "use_bias": False, "attention_dropout": 0.0},
+    "ernie4_5_moe": {
+        **{"head_dim": 8, "use_bias": False, "attention_dropout": 0.0, "output_router_logits": False},
+        **{"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16, "moe_num_shared_experts": 1},
+        **{"moe_layer_start_index": 1, "moe_layer_end_index": 1, "moe_layer_interval": 1, "moe_norm_min": 1e-12},
+    },
     "qwen2_moe": {**QWEN_EXPERTS, "shared_expert_intermediate_size": 32, "qkv_bias": True, "layer_types": FULL},
     "qwen3_moe": {**QWEN_EXPERTS, "attention_bias": True},
     "glm4_moe": {
@@ -126,6 +131,7 @@ WHOLE = {name: {"model_type": name, **COMMON, **own} for name, own in OWN.items(
 SIZES = {  # refused where they are left out: a config without them is no model's
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_experts"),
     *("num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size", "num_local_experts"),
+    *("moe_num_experts", "moe_k", "moe_num_shared_experts"),
     *("n_routed_experts", "n_shared_experts", "n_group", "topk_group"),  # one group among several is refused
     *("norm_topk_prob", "first_k_dense_replace"),  # null is; and a model whose layers are all dense
     *("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
@@ -296,6 +302,14 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "decoder_sparse_step": (1, 2),
     "mlp_only_layers": ([], [0], None),
     "shared_expert_intermediate_size": (16, 0),
+    "moe_num_experts": (4, 8, [4, 4]),
+    "moe_k": (1, 4),
+    "moe_num_shared_experts": (0, 2),
+    "moe_layer_start_index": (0, 1, 2),
+    "moe_layer_end_index": (-1, 0, 1, 7),
+    "moe_layer_interval": (1, 2, 3),
+    "moe_norm_min": (1e-12, 1e-6),
+    "use_bias": (True, False),
     "output_router_logits": (True, False),
     "router_aux_loss_coef": (0.0, 0.001),
     "quantization_config": (None, {"quant_method": "fp8"}),

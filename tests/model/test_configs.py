@@ -73,7 +73,7 @@ def test_a_base_of_rotary_positions_is_found_in_every_place(
         with pytest.raises(UserError, match=r"rope_.* differ|rope_theta is .*, but .* in rope_.*; keep one"):
             shape_from_config(config | stated, "")
     else:
-        usual = {"mixtral": 1e6, "ernie4_5": 5e5}.get(family, 1e4)
+        usual = {"mixtral": 1e6, "ernie4_5": 5e5, "ernie4_5_moe": 5e5}.get(family, 1e4)
         assert shape_from_config(config | stated, "").rope_theta == next(iter(bases.values()), usual)
 
 

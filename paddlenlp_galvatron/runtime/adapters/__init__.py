@@ -16,6 +16,7 @@ ADAPTERS = {
     "qwen2": "qwen2.Qwen2",
     "qwen3": "qwen3.Qwen3",
     "ernie4_5": "ernie.Ernie",
+    "ernie4_5_moe": "ernie.Ernie",
     "qwen2_moe": "qwen2.Qwen2",
     "qwen3_moe": "qwen3.Qwen3",
     "mixtral": "llama.Llama",

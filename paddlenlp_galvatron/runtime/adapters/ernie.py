@@ -1,4 +1,4 @@
-"""ERNIE-4.5's dense models, by PaddleNLP's layers of Llama.
+"""ERNIE-4.5 without its experts, by PaddleNLP's layers of Llama.
 
 Rotary positions turn neighbouring numbers of a head here, and numbers half a head apart in Llama. Both give the same
 scores of attention once the numbers of each head of q and k are sorted in one way.

@@ -7,13 +7,14 @@ shares no code with the runtime.
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 import paddle
 from paddle import nn
 
 from ...model import ModelShape
-from ...model.shape import CHOICE_BIAS
+from ...model.families import LEAST_SUM
 
 
 class GatedMlp(nn.Layer):  # type: ignore[misc]
@@ -40,9 +41,12 @@ class MixtureLayer(nn.Layer):  # type: ignore[misc]
         self._shape = shape
         self._seen: list[tuple[Any, Any]] = []  # by pass: uses and scores of experts, sums over a sample
         self.gate = nn.Linear(shape.hidden_size, shape.experts, bias_attr=False)
-        if mixture.sigmoid:
-            bias = self.gate.create_parameter([shape.experts], dtype="float32", is_bias=True)
-            self.gate.add_parameter(CHOICE_BIAS, bias)
+        for bias in (weight for weight in shape.block.weights if weight.state):
+            *_, holder, name = bias.name.split(".")
+            if holder != "gate":
+                setattr(self, holder, nn.Layer())
+            parameter = self.create_parameter(list(bias.shape), dtype="float32", is_bias=True)
+            getattr(self, holder).add_parameter(name, parameter)
         if shape.shared_size:
             shared_expert = GatedMlp(shape.hidden_size, shape.shared_size, ("gate_proj", "up_proj", "down_proj"))
             setattr(self, mixture.shared, shared_expert)
@@ -51,6 +55,13 @@ class MixtureLayer(nn.Layer):  # type: ignore[misc]
         if whole:
             sizes = shape.hidden_size, shape.expert_size
             self.experts = nn.LayerList([GatedMlp(*sizes, mixture.projections) for _ in range(shape.experts)])
+
+    @property
+    def choice_bias(self) -> Any:
+        """The bias of each expert in the choice, [E] or [1, E]; None: the family has none."""
+        mixture = self._shape.traits.mixture
+        assert mixture
+        return reduce(getattr, mixture.bias.split("."), self) if mixture.bias else None
 
     def forward(self, x: Any) -> Any:
         shape, mixture, logits = self._shape, self._shape.traits.mixture, self.gate(x).astype("float32")
@@ -62,7 +73,7 @@ class MixtureLayer(nn.Layer):  # type: ignore[misc]
             uses = nn.functional.one_hot(chosen, shape.experts).sum((1, 2))
             self._seen.append((uses, scores.sum(1)))  # [B, E] each
         if shape.norm_topk:
-            best = best / best.sum(-1, keepdim=True)
+            best = best / paddle.maximum(best.sum(-1, keepdim=True), paddle.to_tensor(LEAST_SUM))
         best = best * shape.routed_scaling_factor
         out = paddle.zeros_like(x)
         for number, expert in enumerate(self.experts):
@@ -75,9 +86,8 @@ class MixtureLayer(nn.Layer):  # type: ignore[misc]
 
     def _chosen(self, scores: Any) -> Any:
         """Numbers of the experts of each token [B, S, k], one token after the other. `scores` [B, S, E]."""
-        shape, best_of_group = self._shape, 1
-        if shape.traits.mixture and shape.traits.mixture.sigmoid:
-            scores, best_of_group = scores + getattr(self.gate, CHOICE_BIAS).numpy(), 2
+        shape, bias = self._shape, self.choice_bias
+        scores, best_of_group = (scores, 1) if bias is None else (scores + bias.numpy(), 2)
         *where, experts = scores.shape
         size, chosen = experts // shape.expert_groups, []
         for token in scores.reshape([-1, experts]).tolist():
@@ -102,8 +112,8 @@ class WithExperts:
     def whole_model(self, shape: ModelShape, config: Any) -> Any:
         model = super().whole_model(shape, config)  # type: ignore[misc]
         for index, layer in enumerate(getattr(model, shape.traits.prefix).layers):
-            if shape.of(index).experts:
-                put(layer, shape, MixtureLayer(shape, whole=True))
+            if (kind := shape.of(index)).experts:
+                put(layer, kind, MixtureLayer(kind, whole=True))
         return model
 
     def _fit(self, layer: Any, shape: ModelShape, config: Any) -> None:

@@ -150,11 +150,10 @@ def require_same_model(stored: ModelShape, wanted: ModelShape, where: Path) -> N
 
 
 def _predicts_more(tensor: str, shape: ModelShape) -> bool:
-    """Whether a tensor is of a layer behind the last one, which predicts a further token: DeepSeek-V3's have such ones,
-    and transformers leaves them out as well."""
-    number = re.match(r"model\.layers\.(\d+)\.", tensor)
-    mixture = shape.traits.mixture
-    return bool(mixture and mixture.sigmoid and number and int(number[1]) >= shape.layers)
+    """Whether a tensor is of a part that predicts a further token, a layer behind the last one in DeepSeek-V3, and
+    transformers leaves it out as well."""
+    number, mixture = re.match(r"model\.(?:layers\.(\d+)\.|mtp_)", tensor), shape.traits.mixture
+    return bool(mixture and mixture.bias and number and int(number[1] or shape.layers) >= shape.layers)
 
 
 def _some(tensors: Sequence[str]) -> list[str]:
