@@ -77,6 +77,13 @@ class Calls(NamedTuple):
         scatters = tuple(call for _, call in self.beside if call.kind is Collective.REDUCE_SCATTER)
         return self._replace(backward=self.backward + scatters, beside=())
 
+    @property
+    def in_turn(self) -> Calls:
+        """These calls for software whose collectives of tensor and data parallelism overlap with nothing."""
+        backward = (*self.backward, *(call for _, call in self.beside))
+        finish = self.finish + self.reduce + self.across
+        return self._replace(backward=backward, beside=(), reduce=(), across=(), finish=finish)
+
     def __add__(self, other: Calls) -> Calls:  # type: ignore[override]
         """These calls and the other's."""
         return Calls(*map(add, self, other))

@@ -87,6 +87,8 @@ class CostOptions:
     # Megatron-SP that keeps gathered inputs of products until backward, which overlaps with nothing, as
     # PaddlePaddle's own and nanotron's. Priced only, for published runs.
     keeps_gathered: bool = False
+    overlaps: bool = True  # collectives of tp and dp with backward; older software's do not. Priced only
+    keeps_keys: bool = True  # context parallelism keeps other ranks' keys and values; rings and exchanges do not
 
     @property
     def load(self) -> Load:

@@ -222,7 +222,8 @@ class LayerPrices:
         both = model.q_width + model.context_width
         if assumed.flash_attention:
             both = (model.k_width + model.v_width) * max(heads_split // model.kv_heads, 1)
-        numbers = both / heads_split * self._modules.seqs[layer_type] * (1 - 1 / context)
+        others = (1 - 1 / context) * self._modules.options.keeps_keys
+        numbers = both / heads_split * self._modules.seqs[layer_type] * others
         return numbers * assumed.mixed_precision.bytes / MIB
 
 

@@ -105,6 +105,7 @@ class ModulePrices:
     ) -> CallTimes:
         """How long a module's collectives take."""
         calls = calls.alone if self.options.keeps_gathered else calls
+        calls = calls if self.options.overlaps else calls.in_turn
         return CallTimes.of(calls, mesh, pipeline, weights.copies, sharding, self.network)
 
     def module_cost(

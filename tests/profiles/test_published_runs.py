@@ -80,6 +80,10 @@ def test_each_column_of_how_a_run_was_made_changes_its_prediction(tmp_path):
         run = row_with(tmp_path, **cells)
         return expected(run, load_data_sheet(run.device)).step_s
 
+    def allocated(**cells: str) -> float:
+        run = row_with(tmp_path, **cells)
+        return expected(run, load_data_sheet(run.device)).allocated_mib
+
     plain = step_s()
     assert step_s(attention="triton") > 1.02 * plain and step_s(attention="unfused") > 1.02 * plain
     assert step_s(kernels="plain") > 1.02 * plain
@@ -91,6 +95,14 @@ def test_each_column_of_how_a_run_was_made_changes_its_prediction(tmp_path):
     assert step_s(**small, stack="pytorch") < 0.7 * step_s(**small)  # launches of the host
     ring = {"cp": "2", "gbs": "64"}
     assert step_s(**ring, cp_kind="ring") == step_s(**ring) != step_s(**ring, cp_kind="ulysses")
+    assert step_s(**ring, overlap="0") > step_s(**ring) and step_s(tp="2", overlap="0") > step_s(tp="2")
+    assert step_s(attention="plain") > step_s(attention="unfused") and step_s(ffn="16384", gpt="1") < step_s(
+        ffn="16384"
+    )
+    assert step_s(gpt="1", ffn="16512") == pytest.approx(plain, rel=1e-3)  # two products as large as three of 11,008
+    assert allocated(loss="fused") < allocated() and allocated(**ring, cp_kind="ring") < allocated(**ring)
+    split = {"cp": "2", "tp": "2", "gbs": "32", "cp_kind": "ulysses"}
+    assert step_s(**split) == step_s(**split | {"cp_kind": "ring"})
     for column, word in (("attention", "fast"), ("stack", "jax"), ("cp_kind", "star"), ("kernels", "odd")):
         with pytest.raises(UserError, match=f"{column} {word}"):
             row_with(tmp_path, **{column: word})

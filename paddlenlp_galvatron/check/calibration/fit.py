@@ -74,6 +74,9 @@ class MeasuredRun:
     keeps_gathered: bool = False  # as `CostOptions` has it
     attention_speed: float = 1.0  # of its attention kernel, over that of the sheet's
     network: float | None = None  # GB/s a direction of its nodes; None: the sheet's
+    loss_in_place: bool = False  # a fused kernel takes the place of logits
+    overlaps: bool = True  # as `CostOptions` has it, and so
+    keeps_keys: bool = True
 
 
 class Expected(NamedTuple):
@@ -106,7 +109,9 @@ def cost_of(run: MeasuredRun, sheet: DataSheet) -> CostModel:
             imbalance=run.imbalance,
             imbalance_bound=run.imbalance,
             kernels=run.kernels,
-            in_place=run.ours,
+            in_place=run.ours or run.loss_in_place,
+            overlaps=run.overlaps,
+            keeps_keys=run.keeps_keys,
             keeps_gathered=run.keeps_gathered,
             task=Task(run.adapter_rank, document_tokens=run.document_tokens),
         ),

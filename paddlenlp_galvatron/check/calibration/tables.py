@@ -33,12 +33,14 @@ SECOND = "selective layer"  # recompute of every second layer
 WORDS = {
     "zero": tuple(ZERO),
     "recompute": (*RECOMPUTE, SECOND),
-    "attention": ("flash", "triton", "unfused"),
+    "attention": ("flash", "triton", "unfused", "plain"),
     "kernels": ("fused", "plain"),
     "cp_kind": ("gather", "ring", "ulysses"),
     "gathers": ("again", "kept"),
+    "loss": ("plain", "fused"),
     "stack": ("", *Stack),
-    **dict.fromkeys(("sp", "grad32", "tied"), ("1", "0")),
+    "gpt": ("0", "1"),
+    **dict.fromkeys(("sp", "grad32", "tied", "overlap"), ("1", "0")),
 }
 POSITIVE = re.compile(  # columns of sizes, and of measurements
     "gpus|tp|pp|vpp|cp|ep|seq|mbs|gbs|layers|hidden|ffn|heads|kv|vocab|lora_rank|sharding_group|network"
@@ -47,6 +49,9 @@ POSITIVE = re.compile(  # columns of sizes, and of measurements
 # Speed of FlashAttention in Triton over that of FlashAttention-2, which is 1.3 to 2.5 times as fast (arXiv:2307.08691,
 # section 4.1).
 TRITON = 0.55
+# Of attention without flash, written and read again: softmax, dropout and its mask with Megatron's fused softmax; with
+# single kernels scores, scaled, masked, softmax and dropout, in 16 bits each.
+SCORE_BYTES = {"unfused": 5, "plain": 10}
 
 
 @dataclass
@@ -113,7 +118,7 @@ def _run_of(row: _Cells) -> MeasuredRun:
     if not (row["mbs"] and row["gbs"] and row["seq"]):
         raise _Unpriced("sizes of batch, micro-batch and sample, which its source does not publish")
     recompute, attention = row.word("recompute"), row.word("attention")
-    flash, megatron_sp = attention != "unfused", row.word("sp") == "1"
+    flash, megatron_sp = attention in ("flash", "triton"), row.word("sp") == "1"
     fused = flash and row.word("kernels") == "fused"
     zero = ZERO[row.word("zero")]
     assumed = Assumptions(
@@ -146,12 +151,15 @@ def _run_of(row: _Cells) -> MeasuredRun:
         float(row["peak_gib_alloc"]) * GIB_MIB if row["peak_gib_alloc"] else None,
         float(row["peak_gib_reserved"]) * GIB_MIB if row["peak_gib_reserved"] else None,
         adapter_rank=row.number("lora_rank"),
-        kept_bytes=None if flash else _unfused_kept_bytes(shape, megatron_sp),
+        kept_bytes=None if flash else _unfused_kept_bytes(shape, megatron_sp, SCORE_BYTES[attention]),
         imbalance=1.0,  # benchmarks force an even load
         stack=Stack(stack) if stack else None,
         attention_speed=TRITON if attention == "triton" else 1.0,
         network=float(row["network"]) if row["network"] else None,
         keeps_gathered=row.word("gathers") == "kept",
+        loss_in_place=row.word("loss") == "fused",
+        overlaps=row.word("overlap") == "1",
+        keeps_keys=row.word("cp_kind") == "gather",
     )
 
 
@@ -161,7 +169,7 @@ def _plan(row: _Cells, shape: ModelShape, assumed: Assumptions, zero: int) -> Pl
     if not (ranks := gpus // (tp * pp * cp)):
         raise _Unpriced(f"{tp * pp * cp} gpus for its tp x pp x cp, and has {gpus}")
     sharding = row.number("sharding_group")
-    if row.word("cp_kind") == "ulysses":
+    if ulysses := row.word("cp_kind") == "ulysses" and tp == 1:
         tp, cp = cp, 1
     plan = uniform_plan(
         layers=shape.layers,
@@ -170,6 +178,7 @@ def _plan(row: _Cells, shape: ModelShape, assumed: Assumptions, zero: int) -> Pl
         pp_deg=pp,
         global_tp_deg=tp,
         vocab_tp=tp,
+        use_ulysses=ulysses,
         global_train_batch_size=batch,
         chunks=batch // (ranks * int(row["mbs"])),
         default_dp_type=DEFAULT_DP_TYPES[zero],
@@ -210,20 +219,24 @@ def _step_s(row: Row, shape: ModelShape, plan: Plan) -> float:
 
 
 def _shape(row: _Cells) -> ModelShape:
-    """A preset, or the shape that the row lists. A plain MLP of 4 times the width counts as a gated one of 8/3: with as
-    many weights and operations."""
+    """A preset, also with fewer layers: mixtral-8x7b (16 layers); or the shape listed. A plain MLP counts as a gated
+    one of 2/3 of its width: with as many weights and operations."""
     if not row["layers"]:
-        if row["model"].lower() not in preset_names():
+        name, _, layers = row["model"].lower().partition(" (")
+        count = re.fullmatch(r"(\d+) layers\)", layers)
+        if name not in preset_names() or bool(layers) != bool(count):
             raise _Unpriced(f"the model {row['model']}, which is no preset")
-        return load_model(row["model"].lower())
+        return load_model(name).having(int(count[1])) if count else load_model(name)
     hidden, heads, tp = int(row["hidden"]), int(row["heads"]), row.number("tp") or 1
-    inner = row.number("ffn") or round(8 * hidden / 3 / tp) * tp
+    width = row.number("ffn") or 4 * hidden
+    inner = round(2 * width / 3 / tp) * tp if row.word("gpt") == "1" or not row["ffn"] else width
     sizes = int(row["layers"]), hidden, inner, heads, row.number("kv") or heads, int(row["vocab"]), int(row["seq"])
     return ModelShape(row["model"], "llama", *sizes, tied_embeddings=row.word("tied") == "1")
 
 
-def _unfused_kept_bytes(shape: ModelShape, megatron_sp: bool) -> Callable[[int, int], float]:
-    """Activation bytes of a layer of GPT with plain attention and dropout a token and rank: Korthikanti et al.
-    (arXiv:2205.05198), table 2, at a width of two bytes. Norms and dropouts are split with Megatron-SP alone."""
+def _unfused_kept_bytes(shape: ModelShape, megatron_sp: bool, score: int) -> Callable[[int, int], float]:
+    """Activation bytes of a layer of GPT without flash attention, with dropout, a token and rank: Korthikanti et al.
+    (arXiv:2205.05198), table 2, at a width of two bytes. Norms and dropouts are split with Megatron-SP alone.
+    `score`: bytes of each pair of tokens and head."""
     whole = 0 if megatron_sp else 10
-    return lambda seq, tp: shape.hidden_size * (whole + (34 - whole) / tp) + 5 * shape.heads * seq / tp
+    return lambda seq, tp: shape.hidden_size * (whole + (34 - whole) / tp) + score * shape.heads * seq / tp
