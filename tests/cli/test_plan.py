@@ -159,28 +159,13 @@ def test_bad_input_is_a_line_a_fault_and_exit_code_2(galvatron, tmp_path, comman
     assert all(line.startswith("error: ") for line in ran.err.splitlines())
 
 
-# Plans that cannot run, one a rule, as Galvatron wrote some: fields, a model, and the expected error.
+# Plans that cannot run: fields, a model, and the expected error. All rules: tests/helpers/plans.py.
 SHORT = {"assumed": {"seq_length": 6, "sequence_parallel": True}}
 FAULTY = {
     "micro-batches": ({"chunks": 5}, "", "chunks: 5 micro-batches do not divide global_bsz 16"),
-    "ranks without samples": ({"global_bsz": 12}, "", "do not split over the dp degree 4"),
     "samples for the vocabulary": ({"vtp": 1, "global_bsz": 4}, "", "of the vocabulary layers with vtp 1"),
-    "stages and ranks": ({"world_size": 7}, "", "pp_deg: 2 stages do not divide 7 ranks"),
     "more stages than ranks": ({"world_size": 1}, "", "pp_deg: 2 stages do not divide 1 ranks"),
-    "degrees": ({"world_size": 6}, "", "tp_sizes_enc: degree 2 of layers 0-1 does not divide the 3 ranks"),
-    "vocabulary": ({"vtp": 3}, "", "vtp: degree 3 does not divide the 4 ranks of a stage"),
-    "context": ({"cp_sizes_enc": "4,4,1,1"}, "", "cp_sizes_enc: 4 and degree 2 of layer"),
     "experts": ({"ep_sizes_enc": "8,8,8,8"}, "", "ep_sizes_enc: 8 with tp_of_ep_sizes_enc 1 of layer"),
-    "chunks of GPipe": (
-        {"pipeline_type": "gpipe", "virtual_pp_deg": 2, "pp_division": "1,1,1,1"},
-        "",
-        "virtual_pp_deg: 2 chunks a stage, but gpipe has one",
-    ),
-    "chunks of one stage": (
-        {"pp_deg": 1, "virtual_pp_deg": 4, "pp_division": "1,1,1,1"},
-        "",
-        "virtual_pp_deg: 4 chunks of the only stage",
-    ),
     "tokens": ({"galvatron": SHORT, "cp_sizes_enc": "2,2,1,1"}, "", "a sequence length of 6 does not make two equal"),
     "heads": ({}, "heads.json", "does not divide the 6 attention heads"),
     "layers": ({}, "llama2-7b", "the plan has 4 layers but llama2-7b has 32"),

@@ -52,28 +52,6 @@ def test_2_layers_with_sharded_tokens_hand_on_for_nothing():
             assert model.switch_cost(before, after, StageSetting(8, 16, 1, 1)) == (0, 0)
 
 
-def test_3_a_slow_stage_in_the_middle_is_felt():
-    model = one_node(model=replace(MODEL, layers=32))
-    plan = example_plan(model, layers=(LayerStrategy(),) * 32, micro_batches=16, global_batch=32)
-    even = model.predict(replace(plan, stages=(8, 8, 8, 8)))
-    uneven = model.predict(replace(plan, stages=(2, 15, 14, 1)))
-    slowest = uneven.stages[1]
-    assert uneven.time_s * 1000 >= 16 * (slowest.forward_ms + slowest.backward_ms)
-    assert uneven.time_s > 1.3 * even.time_s
-    ends_only = 16 * max(s.forward_ms + s.backward_ms for s in (uneven.stages[0], uneven.stages[-1]))
-    assert uneven.time_s * 1000 > 2 * ends_only
-
-
-def test_4_the_reserve_is_the_users_and_nothing_else():
-    plan = example_plan(one_node())
-    without = one_node().predict(plan).stages[0].memory
-    with_reserve = one_node(options=CostOptions(context_mib=1500)).predict(plan).stages[0].memory
-    assert without.context_mib == 0
-    assert with_reserve.total_mib - without.total_mib == pytest.approx(1500)
-    terms = without.states_mib + without.activations_mib + without.working_mib
-    assert without.total_mib == pytest.approx(terms)
-
-
 def test_5_ulysses_shards_and_sums_over_all_its_ranks_without_any_dp():
     model = one_node()
     ulysses = {z: cost(model, LayerStrategy(8, ulysses=True, dp_type=z), micro_batches=1) for z in DataParallel}
@@ -142,16 +120,6 @@ def test_7_a_sequence_length_is_not_found_inside_a_longer_number(tmp_path):
     times = ComputeTimes(ComputationProfile.load(path, "bf16", 1024, 16))
     with pytest.raises(UserError, match=r"sequence length 2048 was not measured \(the profile has 20480"):
         times.layer(0, 1, 2048)
-
-
-def test_8_degrees_are_any_divisor():
-    hardware = replace(one_node().profiles.network.profile, gpus_per_node=6, allreduce_mib_per_ms={(6, True): 100.0})
-    model = one_node(
-        gpus_per_node=6, hardware=hardware, model=replace(MODEL, heads=24, kv_heads=6, intermediate_size=4098)
-    )
-    three, six = cost(model, LayerStrategy(3), 12), cost(model, LayerStrategy(6), 12)
-    assert three.states_mib == pytest.approx(2 * six.states_mib, rel=0.01)
-    assert three.activation_mib == pytest.approx(six.activation_mib)  # twice the samples, half the ranks' share each
 
 
 def test_9_the_vocabularys_zero3_survives_the_file_and_frees_memory(tmp_path):

@@ -375,14 +375,6 @@ def test_the_losses_peak_is_no_part_of_what_waiting_micro_batches_hold():
     assert after.workspace.total_mib == pytest.approx(340)
 
 
-def test_the_gather_buffer_can_be_left_out():
-    on, off = (
-        cost(one_node(options=CostOptions(global_memory_buffer=flag)), LayerStrategy(4)).workspace.total_mib
-        for flag in (True, False)
-    )
-    assert on - off == pytest.approx(8 * SEQ * MODEL.hidden_size * 2 / 2**20)
-
-
 def test_vocabulary_ulysses_needs_no_collective_of_tokens():
     ends = StageSetting(8, 16, 2, 1), "only"
     split, ulysses = (one_node().vocab_cost(VocabStrategy(4, u), *ends) for u in (False, True))

@@ -26,18 +26,8 @@ from .plans import having as with_experts
 from .plans import plan
 
 SEQ = 16
-SHAPE = ModelShape(
-    *("tiny", "qwen2_moe", 4, 64, 96),
-    heads=8,
-    kv_heads=4,
-    vocab_size=251,
-    max_position_embeddings=SEQ,
-    experts=4,
-    experts_per_token=2,
-    expert_size=24,
-    shared_size=96,
-    dense_layers=(1,),
-)
+SHAPE = ModelShape("tiny", "qwen2_moe", 4, 64, 96, 8, 4, 251, SEQ, experts=4, experts_per_token=2, expert_size=24)
+SHAPE = replace(SHAPE, shared_size=96, dense_layers=(1,))
 having = partial(with_experts, dense=SHAPE.dense_layers)
 BEFORE, AFTER = 2, 2
 SAVED = {

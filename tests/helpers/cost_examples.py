@@ -25,17 +25,7 @@ from paddlenlp_galvatron.profiles.compute_time import ComputeTimes
 from paddlenlp_galvatron.profiles.memory_use import MemoryUse
 from paddlenlp_galvatron.profiles.network import Network
 
-MODEL = ModelShape(
-    name="example",
-    family="llama",
-    layers=4,
-    hidden_size=1024,
-    intermediate_size=4096,
-    heads=16,
-    kv_heads=8,
-    vocab_size=32000,
-    max_position_embeddings=4096,
-)
+MODEL = ModelShape("example", "llama", 4, 1024, 4096, 16, 8, 32000, 4096)
 SEQ = 512
 ASSUMED = Assumptions(sequence_parallel=True, mixed_precision=Precision.BF16, seq_length=SEQ)
 

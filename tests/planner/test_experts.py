@@ -18,20 +18,7 @@ from paddlenlp_galvatron.planner.core_arrays import compute_bound_ms
 from paddlenlp_galvatron.planner.space import Space, Strategies, families
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 
-SMALL = ModelShape(
-    name="small",
-    family="qwen3_moe",
-    layers=2,
-    hidden_size=512,
-    intermediate_size=512,
-    heads=4,
-    kv_heads=2,
-    vocab_size=1024,
-    max_position_embeddings=64,
-    experts=6,
-    experts_per_token=2,
-    expert_size=256,
-)
+SMALL = ModelShape("small", "qwen3_moe", 2, 512, 512, 4, 2, 1024, 64, experts=6, experts_per_token=2, expert_size=256)
 
 
 class RandomHalves:

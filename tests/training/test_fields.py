@@ -16,6 +16,7 @@ from paddlenlp_galvatron.training.data.templates import TurnTemplate, WholeTempl
 from paddlenlp_galvatron.training.data.tuning import RowLayout, TuningData
 
 LENGTH = 2000
+pytestmark = pytest.mark.usefixtures("unlimited")
 TOKENIZER = make_chats.tokenizer("bytes")
 QWEN3, CHATML = (make_chats.unmarked(make_chats.TEMPLATES[name]) for name in ("qwen3", "chatml"))
 TURNS = {"system": "{{system}}\n", "conversation": ["Q: {{user}} A:", " {{bot}}</s>"]}
