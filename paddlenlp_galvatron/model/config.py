@@ -216,7 +216,8 @@ def _groups(fields: Fields, mixture: Mixture, experts: int, chosen: int) -> dict
 
 def _dense_layers(fields: Fields, layers: int, mixture: Mixture) -> tuple[int, ...]:
     """Layers without experts. As in transformers numbers beyond the layers mean nothing. Raises UserError."""
-    causes, dense = "", range(0)
+    dense: Sequence[int] = ()
+    causes = ""
     if mixture.steps:
         causes, dense = "mlp_only_layers and decoder_sparse_step leave", _between_steps(fields, layers)
     elif mixture.interval:
