@@ -1,4 +1,5 @@
 import faulthandler
+import json
 import os
 import signal
 from collections.abc import Callable, Generator
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
 
+import jsonschema
 import pytest
 from core_pool import CorePool
 from forked_ranks import begin_forked
@@ -15,6 +17,7 @@ from progress import Progress, pytest_runtest_makereport  # noqa: F401 - a hook
 
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.launch import processes as launch
+from paddlenlp_galvatron.report.answers import answer_schemas
 
 # The limit of one test with its fixtures, on the slowest machine. Beyond it the test fails by its name, with its stack.
 LIMIT_S, SLOW_LIMIT_S = 900, 3600
@@ -120,7 +123,11 @@ def galvatron(capsys, tmp_path, monkeypatch) -> Callable[..., Ran]:
 
     def run(*words: object) -> Ran:
         capsys.readouterr()
-        code = main([str(word) for word in words])
-        return Ran(code, *capsys.readouterr())
+        arguments = [str(word) for word in words]
+        ran = Ran(main(arguments), *capsys.readouterr())
+        named = [name for name in answer_schemas() if arguments[: len(name.split())] == name.split()]
+        if named and "--json" in arguments and ran.out:
+            jsonschema.validate(json.loads(ran.out.splitlines()[-1]), answer_schemas()[named[0]])
+        return ran
 
     return run

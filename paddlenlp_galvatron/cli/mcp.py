@@ -10,11 +10,14 @@ import sys
 from importlib import import_module
 from typing import Any
 
+from paddlenlp_galvatron.report.answers import answer_schemas
+
 from .command import App, Command
 
 app = App()
 
 TOOLS = {"fit": "fit", "search": "search", "explain": "explain", "plan_scale": "plan scale", "plan_spare": "plan spare"}
+NULL = {"type": "null"}  # where the command fails
 WHAT_IF = " Its what_if has the best plans under changes of memory, network, batch and nodes."
 ASSUMED = {"restart_s": 600, "repair_hours": 24}  # of `planner.whole_run`, where the caller does not say them
 
@@ -52,12 +55,14 @@ def server() -> Any:
 
 
 def described() -> list[dict[str, Any]]:
-    """Name, text and JSON Schema of the arguments of each tool."""
+    """Name, text and JSON Schemas of the arguments and the answer of each tool."""
+    answers = answer_schemas()
     return [
         {
             "name": name,
             "description": command.help + (WHAT_IF if name == "explain" else ""),
             "input_schema": arguments_schema(command),
+            "output_schema": {"type": "object", "properties": {"answer": {"anyOf": [answers[TOOLS[name]], NULL]}}},
         }
         for name, command in ((name, command_of(words)) for name, words in TOOLS.items())
     ]

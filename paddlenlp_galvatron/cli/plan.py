@@ -91,6 +91,12 @@ class RecipeOptions(ModelOption):
     output: Path | None = None
 
 
+class SchemaOptions(Options):
+    """The command whose answer is described."""
+
+    answer: str | None = None
+
+
 class SpareOptions(PriceOptions):
     """Fewer nodes for a plan."""
 
@@ -395,10 +401,15 @@ def _arguments(
     return arguments
 
 
-@app.command(switches=())
-def schema(_: dict[str, Any]) -> None:
-    """Print the JSON Schema of the plan file."""
-    say(dumps(json_schema(), indent=2))
+@app.command(SchemaOptions, switches=(), positional={"answer": "COMMAND"})
+def schema(values: dict[str, Any]) -> None:
+    """Print the JSON Schema of the plan file, or of what a command prints with --json."""
+    from paddlenlp_galvatron.report.answers import answer_schemas
+
+    name, known = SchemaOptions.from_values(values).answer, answer_schemas()
+    if name is not None and name not in known:
+        raise UserError(f"answer: {name}: has no schema; known: {', '.join(known)}")
+    say(dumps(known[name] if name else json_schema(), indent=2))
 
 
 def _read(file: Path, given: PlanFileOptions | None = None, valid: bool = True) -> tuple[Plan, ModelShape | None]:

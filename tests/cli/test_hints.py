@@ -30,13 +30,17 @@ def hinted(galvatron, command: str, *words: str) -> list[dict]:
 
 @pytest.mark.parametrize("command", ["fit", "search"])
 def test_a_hint_is_what_a_search_with_its_option_finds(galvatron, command):
-    [hint] = hinted(galvatron, command, "qwen2.5-7b", "--batch", "61")
+    hint, *larger = hinted(galvatron, command, "qwen2.5-7b", "--batch", "61")
+    assert [one["options"]["settle_bsz"] for one in larger] == [4 * 61] * (command == "fit")
     assert hint["options"] == {"settle_bsz": 64} and hint["gain"] > LEAST_GAIN
     reported = json.loads(galvatron("fit", "qwen2.5-7b", "--batch", "64", *H100, "--json").out)
     assert reported["rows"][0]["tokens_per_s_per_gpu"] == pytest.approx(hint["tokens_per_s_per_gpu"], rel=SIMPLER)
-    assert reported["hints"] == []
+    assert all("num_nodes" in one["options"] for one in reported["hints"])
     shown = galvatron(command, "qwen2.5-7b", "--batch", "61", *H100).out
-    assert [line.partition(" +")[0] for line in shown.splitlines() if "hint" in line] == ["hint: with --batch 64"]
+    assert [line.partition(" +")[0] for line in shown.splitlines() if "hint" in line] == [
+        "hint: with --batch 64",
+        *["hint: with --gpus 8 --batch 244"] * (command == "fit"),
+    ]
 
 
 def test_what_the_user_limits_is_not_hinted_at(galvatron):
