@@ -79,7 +79,8 @@ def resume(setting: Setting) -> Iterator[Finding]:
     )
     settings.save(folder / "settings.json")
     _launch(setting, "resume", folder / "settings.json")
-    straight, halves = (_losses(setting, name) for name in (STRAIGHT, HALVES))
+    logs = (read_log(setting.folder / name / "train_log.jsonl") for name in (STRAIGHT, HALVES))
+    straight, halves = ([record["loss"] for record in log] for log in logs)
     apart = max(abs(straight_loss - other) for straight_loss, other in zip(straight, halves, strict=False))
     holds = len(straight) == len(halves) == STEPS and apart <= (GPU_TOLERANCE if setting.on_gpus else 0)
     figures = f"losses of {len(halves)} of {STEPS} steps differ by {apart:.1e} at most"
@@ -125,10 +126,6 @@ def _starved(setting: Setting, name: str, step: int) -> Finding:
 
 def _launch(setting: Setting, work: str, *words: object) -> None:
     setting.launch(f"{__package__}.faults", work, *words, logs=setting.folder / work)
-
-
-def _losses(setting: Setting, name: str) -> list[float]:
-    return [record["loss"] for record in read_log(setting.folder / name / "train_log.jsonl")]
 
 
 class Training:
