@@ -13,11 +13,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ..base import GIB_MIB, count, gib
-from ..cost_model import timeline
-from ..cost_model.facts import MEMORY, TIME, PlanFacts, StageBreakdown, strategy_words
+from ..cost_model import MEMORY, TIME, PlanFacts, StageBreakdown, strategy_words, timeline
 from ..cost_model.simulate import Span
-from ..plan import Plan
-from ..plan.strategy import runs
+from ..plan import Plan, runs
 from ..planner.explain import Explanation, FrontierPoint
 from .explain import UNCERTAIN, binding
 from .measured import WARM_UP_STEPS, stage_peaks_mib

@@ -9,8 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from ...base.printing import table
-from ...plan import LayerStrategy, Plan, VocabStrategy, plan_to_dict
-from ...plan.strategy import DataParallel, runs
+from ...plan import DataParallel, LayerStrategy, Plan, VocabStrategy, plan_to_dict, runs
 from .accuracy import TERMS, Accuracy, Outcome, Spread, busy_ms
 from .work import key_of
 
