@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from pages import write_or_check
@@ -17,100 +18,87 @@ from pages import write_or_check
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "paddlenlp_galvatron"
 CHINESE = json.loads(Path(__file__).with_name("api_zh.json").read_text(encoding="utf-8"))  # by the English
-EXAMPLE = """
+FIRST = """# In Python
+
     import paddlenlp_galvatron as galvatron
 
     found = galvatron.search("qwen2.5-7b", device="h100-80gb", gpus=8)
     found.plan.save("plan.json")
-"""
-FIRST = {
-    "en": f"""# In Python
-{EXAMPLE}
+
 Functions, `Plan` and errors are in `paddlenlp_galvatron`; only training needs Paddle. An option of a command is a
 keyword of the function of its name, under any of its names: [fit](commands.md#fit), [search](commands.md#search),
 [explain](commands.md#explain), but for those that name data and outputs; `help(galvatron.search)` lists them.
 Answers are one line in Python and a table in a notebook (`examples/plan.ipynb`).
 
 `_s` are seconds, `_ms` milliseconds, `_mib` MiB (2^20 bytes), `_gb` 10^9 bytes.
-""",
-    "zh": f"""# 在 Python 中
-{EXAMPLE}
-函数、`Plan` 与异常都在 `paddlenlp_galvatron` 中，只有训练需要 Paddle。
-除指定数据与输出文件的选项外，命令的选项都是同名函数的关键字参数，用选项的任何一个名字都可以：
-[fit](commands.md#fit)、[search](commands.md#search)、[explain](commands.md#explain)；
-`help(galvatron.search)` 会列出全部选项。
-结果在 Python 中显示为一行，在笔记本（`examples/plan.ipynb`）中显示为表格。
-名字中的 `_s` 表示秒，`_ms` 毫秒，`_mib` MiB（2^20 字节），`_gb` 10^9 字节。
-""",
-}
-# Heading, by language -> the public names of files.
-SECTIONS: dict[tuple[str, str], dict[str, tuple[str, ...]]] = {
-    ("Functions", "函数"): {"api.py": ("fit", "search", "explain")},
-    ("Answers", "结果"): {
+"""
+# Heading -> the public names of files.
+SECTIONS: dict[str, dict[str, tuple[str, ...]]] = {
+    "Functions": {"api.py": ("fit", "search", "explain")},
+    "Answers": {
         "api.py": ("Fits", "Found", "Explained", "Plan", "Shown"),
         "planner/result.py": ("SearchResult", "Candidate", "Need", "Job"),
         "planner/hints.py": ("Hint",),
         "cost_model/costs.py": ("Prediction",),
     },
-    ("Errors", "异常"): {"base/errors.py": ("GalvatronError", "UserError", "Infeasible")},
-    ("A plan's fields", "方案的字段"): {"plan/strategy.py": ("Plan", "LayerStrategy", "VocabStrategy", "Assumptions")},
-    ("Training", "训练"): {
+    "Errors": {"base/errors.py": ("GalvatronError", "UserError", "Infeasible")},
+    "A plan's fields": {"plan/strategy.py": ("Plan", "LayerStrategy", "VocabStrategy", "Assumptions")},
+    "Training": {
         "training/paddlenlp/trainer.py": ("GalvatronTrainer",),
         "training/paddlenlp/arguments.py": ("settings_of",),
     },
 }
-FIELD = {"en": "field | type", "zh": "字段 | 类型"}
-COLON = {"en": ": ", "zh": "："}
 WHOLE = {"api.py", "training/paddlenlp/trainer.py"}  # whose methods are for users; of the others, attributes
 
 
+Translate = Callable[[str], str]  # an English text, in the language of a page
+
+
 def main() -> int:
-    return write_or_check({ROOT / "docs" / language / "api.md": page(language) for language in FIRST}, "the code")
+    # A KeyError names the English text that api_zh.json lacks.
+    languages: dict[str, Translate] = {"en": str, "zh": lambda text: text and CHINESE[text]}
+    made = {ROOT / "docs" / language / "api.md": page(translate) for language, translate in languages.items()}
+    return write_or_check(made, "the code")
 
 
-def page(language: str) -> str:
+def page(translate: Translate) -> str:
     """The whole page."""
-    parts = [FIRST[language]]
+    parts = [translate(FIRST)]
     for heading, files in SECTIONS.items():
-        parts.append(f"## {heading[language == 'zh']}\n")
+        parts.append(f"## {translate(heading)}\n")
         for file, names in files.items():
             source = (PACKAGE / file).read_text(encoding="utf-8")
             tree = {getattr(node, "name", ""): node for node in ast.parse(source).body}
             for name in names:
-                parts += described(tree[name], file, source.splitlines(), language)
+                parts += described(tree[name], file, source.splitlines(), translate)
     return "\n".join(parts)
 
 
-def described(node: ast.stmt, file: str, lines: list[str], language: str) -> list[str]:
-    """A function, or a class with its fields and methods. Raises KeyError for a text that api_zh.json lacks."""
-
-    def in_words(text: str) -> str:
-        return str(CHINESE[text]) if language == "zh" and text else text
-
+def described(node: ast.stmt, file: str, lines: list[str], translate: Translate) -> list[str]:
+    """A function, or a class with its fields and methods."""
     if isinstance(node, ast.FunctionDef):
-        return [f"### {node.name}\n\n    {called(node).strip('`')}\n\n{in_words(help_of(node))}\n"]
+        return [f"### {node.name}\n\n    {called(node).strip('`')}\n\n{translate(help_of(node))}\n"]
     assert isinstance(node, ast.ClassDef)
     module = file.removesuffix(".py").replace("/", ".")
     name = node.name if file in ("api.py", "base/errors.py") else f"{module}.{node.name}"
     made = next((one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"), None)
-    parts = [
-        f"### {name}\n\n{' '.join(filter(None, (in_words(help_of(node)), in_words(help_of(made)) if made else '')))}\n"
-    ]
+    helps = [translate(help_of(one)) for one in (node, made) if one]
+    parts = [f"### {name}\n\n{' '.join(filter(None, helps))}\n"]
     fields = [
         one for one in node.body if isinstance(one, ast.AnnAssign) and not ast.unparse(one.target).startswith("_")
     ]
     if fields:
         rows = [
-            f"| `{ast.unparse(one.target)}` | `{cell(one.annotation)}` | {in_words(comment(one, lines))} |".replace(
+            f"| `{ast.unparse(one.target)}` | `{cell(one.annotation)}` | {translate(comment(one, lines))} |".replace(
                 "|  |", "| |"
             )
             for one in fields
         ]
-        parts.append("\n".join((f"| {FIELD[language]} | |", "|---|---|---|", *rows)) + "\n")
+        parts.append("\n".join((f"| {translate('field | type')} | |", "|---|---|---|", *rows)) + "\n")
     for one in node.body:
         whole = file in WHOLE or "property" in map(ast.unparse, getattr(one, "decorator_list", ()))
         if whole and isinstance(one, ast.FunctionDef) and not one.name.startswith("_") and help_of(one):
-            parts.append(f"{called(one)}{COLON[language]}{in_words(help_of(one))}\n")
+            parts.append(f"{called(one)}{translate(': ')}{translate(help_of(one))}\n")
     return parts
 
 

@@ -6,5 +6,5 @@ with limits. `processor` has its instructions. `tracing` writes Chrome traces.
 """
 
 from .errors import Faults, GalvatronError, Infeasible, UserError, member, plain_fault
-from .text import Note, count, gib, large, near, no_note, plain, printable, shortened, without_prefix
-from .units import FP32_BYTES, GB_PER_S, GIB, GIB_MIB, MIB, MS_PER_S, NS_PER_MS, US_PER_MS
+from .text import Note, count, gib, near, no_note, plain, printable, shortened, without_prefix
+from .units import FP32_BYTES, GB_PER_S, GIB, GIB_MIB, MIB, MS_PER_S

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from typing import Any, Literal, get_args, get_origin
 
@@ -49,48 +49,38 @@ class ShellOptions(Options):
 def completion(values: dict[str, Any]) -> None:
     """Print a script that completes commands and options; in ~/.bashrc: source <(galvatron completion bash)."""
     shell = ShellOptions.from_values(values).shell
-    words = _words()
     if shell == "fish":
-        lines = ["complete -c galvatron -n __fish_use_subcommand -a '" + " ".join(COMMANDS) + "'"]
-        for command, options in words.items():
+        say(f"complete -c galvatron -n __fish_use_subcommand -a '{' '.join(COMMANDS)}'")
+        for command, names, words in _words():
             seen = " and ".join(f"__fish_seen_subcommand_from {word}" for word in command.split())
-            lines.append(f"complete -c galvatron -n '{seen}' -a '{' '.join(options)}'")
-        for command, names, known in _values():
-            seen = " and ".join(f"__fish_seen_subcommand_from {word}" for word in command.split())
-            longs = " ".join(f"-l {name}" for name in names)
-            lines.append(f"complete -c galvatron -n '{seen}' {longs} -x -a '{' '.join(known)}'")
-        say("\n".join(lines))
+            options = "".join(f" -l {name}" for name in names) + " -x" * bool(names)
+            say(f"complete -c galvatron -n '{seen}'{options} -a '{' '.join(words)}'")
         return
-    cases = []
-    for command, options in sorted(words.items(), key=lambda pair: -pair[0].count(" ")):  # `plan show` before `plan`
+    cases: dict[bool, list[str]] = {True: [], False: []}  # of values of options, and of options
+    for command, names, words in sorted(_words(), key=lambda row: -row[0].count(" ")):  # `plan show` before `plan`
         pattern = f'"{command}"*' if " " in command else f'"{command}"|"{command} "*'
-        cases.append(f'        {pattern}) words="{" ".join(options)}" ;;')
-    cases_of_values = []
-    for command, names, known in _values():
-        patterns = "|".join(f'"{command}"*" --{name}"' for name in names)
-        cases_of_values.append(f'        {patterns}) words="{" ".join(known)}" ;;')
-    script = BASH.format(cases="\n".join(cases), values="\n".join(cases_of_values), commands=" ".join(COMMANDS))
+        pattern = "|".join(f'"{command}"*" --{name}"' for name in names) or pattern
+        cases[bool(names)].append(f'        {pattern}) words="{" ".join(words)}" ;;')
+    values_of, options_of = ("\n".join(cases[kind]) for kind in (True, False))
+    script = BASH.format(cases=options_of, values=values_of, commands=" ".join(COMMANDS))
     say((ZSH if shell == "zsh" else "") + script)
 
 
-def _words() -> dict[str, list[str]]:
-    """Commands, with those of groups -> their commands, or their options and arguments."""
-    found: dict[str, list[str]] = {}
-    for words, command in commands().items():
-        name, _, sub = words.partition(" ")
+def _words() -> list[tuple[str, list[str], Sequence[str]]]:
+    """A command, all names of an option, and the words that may follow: choices, data sheets, presets. Without names:
+    the commands of a group, or a command's options and arguments."""
+    groups: dict[str, list[str]] = {}
+    rows: list[tuple[str, list[str], Sequence[str]]] = []
+    for path, command in commands().items():
+        name, _, sub = path.partition(" ")
         if sub:
-            found.setdefault(name, []).append(sub)
-        found[words] = [f"--{option}" for option in (*command.fields, "help")]
-        found[words] += preset_names() if "model_size" in command.positional else []
-    return found
-
-
-def _values() -> Iterator[tuple[str, list[str], Sequence[str]]]:
-    """Command, all names of an option, and the values that are known: choices, data sheets, presets."""
-    for words, command in commands().items():
+            groups.setdefault(name, []).append(sub)
+        options = [f"--{option}" for option in (*command.fields, "help")]
+        rows.append((path, [], options + (preset_names() if "model_size" in command.positional else [])))
         for field, info in command.fields.items():
             if known := _known(field, info):
-                yield words, [field, *other_names(field, command.fields)], known
+                rows.append((path, [field, *other_names(field, command.fields)], known))
+    return [*((name, [], subs) for name, subs in groups.items()), *rows]
 
 
 def _known(field: str, info: FieldInfo) -> Sequence[str]:

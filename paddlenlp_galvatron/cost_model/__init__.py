@@ -11,14 +11,13 @@ from .costs import (
     CostOptions,
     LayerCost,
     Prediction,
-    StageMemory,
-    StagePrediction,
     StageSetting,
     States,
     Task,
     Terms,
     Workspace,
 )
+from .facts import MEMORY, TIME, PlanFacts, StageBreakdown, strategy_words
 from .load import derive, load
 from .model import CostModel
 from .simulate import StageTimes, step_ms, timeline

@@ -229,7 +229,8 @@ class LocalRanks:
         lost = code in (1, -signal.SIGABRT) and lost_a_peer(log_end)
         lines = [line.strip() for line in log_end.splitlines() if line.strip()]
         last = f": {lines[-1]}" if lines and (code > 0 or code == -signal.SIGABRT) else ""
-        how = f"was ended by signal {-code} ({signal.Signals(-code).name})" if code < 0 else _exit(code)
+        how = f"ended with exit code {code}" + " before its work was done" * (not code)
+        how = f"was ended by signal {-code} ({signal.Signals(-code).name})" if code < 0 else how
         message = f"{rank.name} {how}{in_step(status.step)}{last}; its log: {rank.log}"
         return Fault(FaultKind.CONSEQUENCE if lost else FaultKind.CAUSE, rank.number, message, age)
 
@@ -246,10 +247,6 @@ class LocalRanks:
 def _while_connecting(status: RankStatus) -> bool:
     lost = status.outcome in (RankOutcome.NONE, RankOutcome.LOST_A_PEER) and status.step == BEFORE_STEPS
     return lost and status.waits_for.startswith(CONNECTING)
-
-
-def _exit(code: int) -> str:
-    return f"ended with exit code {code}" + ("" if code else " before its work was done")
 
 
 def _state(pid: int) -> str:

@@ -12,9 +12,8 @@ import paddle
 from scipy.optimize import nnls
 
 from ..model.layer import APART
-from ..plan import Assumptions, LayerStrategy, ModelShape, Precision, Recompute
+from ..plan import Assumptions, Axis, LayerStrategy, ModelShape, Precision, Recompute
 from ..plan.layout import chunks_of_a_sample
-from ..plan.mesh import Axis
 from ..profiles import (
     EMBEDDING,
     HEAD,

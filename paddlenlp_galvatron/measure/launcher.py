@@ -13,8 +13,7 @@ from ..base.units import GIB
 from ..base.writing import scratch_folder
 from ..launch.nodes import ONE_NODE, Nodes
 from ..launch.processes import Launch, LaunchError, World
-from ..profiles import Fingerprint, Meta
-from ..profiles.data_sheet import Device
+from ..profiles import Device, Fingerprint, Meta
 from .options import ProfileRunOptions
 
 PROGRESS = re.compile(r"progress (\d+)/(\d+)")

@@ -17,9 +17,8 @@ import paddle.distributed as dist
 
 from ..base.units import GB_PER_S, MIB
 from ..launch.gpus import slowed_by_a_receive
-from ..plan import Precision
+from ..plan import Axis, Mesh, Precision
 from ..plan.communicators import Ranks
-from ..plan.mesh import Axis, Mesh
 from ..profiles import Collective, HardwareProfile, MessageGroup, Meta
 from ..profiles.curves import Curve
 from ..profiles.hardware import message_key

@@ -16,8 +16,7 @@ from ..launch.nodes import FIELDS, environment_nodes
 from ..model import kinds_of
 from ..options.group import Options, Sizes
 from ..options.model_options import SEQ, ModelOptions
-from ..plan import Assumptions, LayerStrategy, ModelShape, Plan, Precision, VocabStrategy
-from ..plan.check import require_valid
+from ..plan import Assumptions, LayerStrategy, ModelShape, Plan, Precision, VocabStrategy, require_valid
 from ..profiles import Collective, Shape
 
 MOST_TURNS = 1000

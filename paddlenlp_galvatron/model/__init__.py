@@ -8,5 +8,7 @@ attention, `layer` the words for weights, their splits and recomputed parts. Tas
 
 from .config import config_of, load_model, preset_names, shape_from_config
 from .families import FAMILIES
-from .layer import Fused, LayerKind, Recompute, Split, Weight
+from .layer import APART, MODULES, Fused, LayerKind, Recompute, Split, Weight
+from .lora import Adapters
+from .preference import Preference
 from .shape import ModelShape, joint_fingerprint, kinds_of, layer_types_of, measured_fingerprint

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..base.errors import UserError
+from ..base import UserError, shortened
 from ..base.limits import MOST_SIZE
-from ..base.text import shortened
 from .families import Family
 
 # Values in transformers of fields that are left out, unless the family has others.

@@ -8,8 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from ..base.limits import Number, Positive, Size
-from ..model.lora import Adapters
-from ..model.preference import Preference
+from ..model import Adapters, Preference
 from .group import Options
 from .prices import RANK, Kind, Packing
 

@@ -18,10 +18,8 @@ from operator import mul
 from galvatron_dp_core import Cancel
 
 from ..cost_model import CostModel, Prediction
-from ..model import Recompute
-from ..model.layer import MODULES
-from ..plan import LayerStrategy, ModelShape, Plan, VocabStrategy
-from ..plan.check import find_faults
+from ..model import MODULES, Recompute
+from ..plan import LayerStrategy, ModelShape, Plan, VocabStrategy, find_faults
 from ..plan.export import FLEET, FORMERS, STOCK, gaps
 from ..plan.uniform import even_stages
 from .space import PlanFamily, Strategies

@@ -9,10 +9,8 @@ from math import inf
 from typing import Any
 
 from ..base.errors import GalvatronError, Infeasible
-from ..cost_model import CostModel, Prediction
-from ..cost_model.facts import PlanFacts
-from ..plan import LayerStrategy, Plan
-from ..plan.strategy import runs
+from ..cost_model import CostModel, PlanFacts, Prediction
+from ..plan import LayerStrategy, Plan, runs
 from ..profiles.hardware import Collective, HardwareProfile, MessageGroup
 from ..profiles.network import Network
 from .question import Question, SharedTime

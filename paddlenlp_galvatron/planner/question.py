@@ -11,18 +11,15 @@ from typing import Any
 
 from galvatron_dp_core import Cancel
 
-from ..base.errors import UserError
-from ..base.text import Note, gib, no_note
-from ..base.units import GIB_MIB
+from ..base import GIB_MIB, Note, UserError, gib, no_note
 from ..cost_model import CostModel, Prediction, derive, load
 from ..cost_model.facts import Assumption, PlanFacts
 from ..options.model_options import SEQ, Model, ModelOptions
 from ..options.prices import JobOptions
 from ..plan import ModelShape, Plan
-from ..profiles.data_sheet import Device, load_data_sheet
+from ..profiles import Device, Reserve, load_data_sheet
 from ..profiles.hardware import HardwareProfile
 from ..profiles.network import Network
-from ..profiles.reserve import Reserve
 from .assumptions import assumptions_of
 from .branch_and_bound import Watch
 from .engine import search

@@ -16,8 +16,7 @@ from ..model import joint_fingerprint
 from ..options.prices import JobOptions
 from ..plan import ModelShape, Plan
 from ..plan.strategy import gap_of
-from ..profiles.data_sheet import load_data_sheet
-from ..profiles.reserve import Reserve
+from ..profiles import Reserve, load_data_sheet
 from .assumptions import assumptions_of
 from .options import SearchOptions
 from .space import PlanFamily

@@ -8,8 +8,7 @@ from math import lcm, log
 
 from ..base import GIB_MIB, Infeasible, UserError
 from ..cost_model.facts import PlanFacts
-from ..plan.check import require_valid
-from ..plan.strategy import Plan
+from ..plan import Plan, require_valid
 from ..plan.uniform import even_stages
 from .hints import LEAST_GAIN
 from .origin import OriginOptions, origin_of

@@ -18,6 +18,7 @@ from .computation import (
     Shape,
     layer_part,
 )
+from .data_sheet import Device, load_data_sheet
 from .files import (
     OVERLAP_NAME,
     Fingerprint,
@@ -31,3 +32,4 @@ from .files import (
 )
 from .hardware import Collective, HardwareProfile, MessageGroup
 from .memory import LayerMemory, MemoryProfile, Variant, VocabMemory, VocabVariant
+from .reserve import Reserve

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..base.text import Note, no_note
-from ..model import ModelShape, Recompute
-from ..model.layer import APART
+from ..model import APART, ModelShape, Recompute
 from ..plan.mesh import Axis
 from . import dialects as foreign
 from .files import Meta, ProfileFile, computation_name, read_profile, write_profile

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from ..base.text import Note, no_note
-from ..model import ModelShape, Recompute
-from ..model.layer import APART
+from ..model import APART, ModelShape, Recompute
 from . import dialects as foreign
 from .dialects import STATE_BYTES as STATE_BYTES
 from .files import Meta, ProfileFile, memory_name, read_profile, write_profile

@@ -13,11 +13,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from ..base import GIB_MIB, count, gib
-from ..cost_model import timeline
-from ..cost_model.facts import MEMORY, TIME, PlanFacts, StageBreakdown, strategy_words
+from ..base.reading import read_json
+from ..cost_model import MEMORY, TIME, PlanFacts, StageBreakdown, strategy_words, timeline
 from ..cost_model.simulate import Span
-from ..plan import Plan
-from ..plan.strategy import runs
+from ..plan import Plan, runs
 from ..planner.explain import Explanation, FrontierPoint
 from .explain import UNCERTAIN, binding
 from .measured import WARM_UP_STEPS, stage_peaks_mib
@@ -25,35 +24,8 @@ from .plan import assumed
 from .search import layer_wise, runner_up
 
 MOST_STEPS = 500  # of the log that are drawn; of more, each n-th
-# Each colour has one meaning. Strategies beyond the eighth share a colour; their text distinguishes them.
-COLOURS = ("#7b4fb5", "#0f7c7c", "#b54f86", "#5f7d1d", "#9a3f3f", "#4b6584", "#8e6b00", "#3d7d4f")
-# Computation is blue, communication orange, an idle stage grey.
-TIME_COLOURS = {
-    "forward": "#4f8fe0",
-    "backward": "#2358a6",
-    "recompute": "#9cc2f0",
-    "vocabulary": "#6d7fb8",
-    "tensor": "#b8540c",
-    "experts": "#e8652e",
-    "layouts": "#e0a35a",
-    "gathers": "#8a4210",
-    "gradients": "#d9781f",
-    "publish": "#f0c088",
-    "optimizer": "#2f9e64",
-    "waiting": "#9aa1ab",
-}
-# Model states are teal, a micro-batch's activations are gold, the reserve grey.
-MEMORY_COLOURS = {
-    "parameters": "#155e5a",
-    "gradients": "#2f8f88",
-    "moments": "#74bdb6",
-    "masks": "#b7ad8a",
-    "activations": "#c79a1b",
-    "working": "#e6d08a",
-    "reserve": "#9aa1ab",
-}
-LINES = {"best": "#2f6fc9", "mine": "#ad5f18"}  # of charts
 PAGES = Path(__file__).parent / "pages"
+COLOURS = read_json(PAGES / "colours.json", comments=True)
 MOST_SPANS = 6000  # spans that a time line draws: the first ones
 LEAST_MS = 0.05  # of a part of a bar; less is nothing in a table with one decimal
 LEAST_FOLDED = 0.25  # share of the step that is worth folding
@@ -97,9 +69,9 @@ def fill(template: str, **values: Any) -> Markup:
     return filled(
         PackageLoader("paddlenlp_galvatron.report", "pages"),
         template,
-        colours=COLOURS,
-        time_colours=TIME_COLOURS,
-        memory_colours=MEMORY_COLOURS,
+        colours=COLOURS["strategies"],
+        time_colours=COLOURS["time"],
+        memory_colours=COLOURS["memory"],
         page_js=_as_it_is("page.js"),
         **values,
     )
@@ -128,10 +100,10 @@ def drawn(facts: PlanFacts) -> dict[str, Any]:
         "device": facts.device_word,
         "stages_words": count(plan.pipeline, "stage"),
         "prediction": prediction,
-        "strategies": {words: number % len(COLOURS) for number, words in enumerate(strategies)},
+        "strategies": {words: number % len(COLOURS["strategies"]) for number, words in enumerate(strategies)},
         "grid": list(_grid(plan)),
         "vocabulary": strategy_words(plan.vocab),
-        "vocabulary_colour": len(strategies) % len(COLOURS),
+        "vocabulary_colour": len(strategies) % len(COLOURS["strategies"]),
         "tiles": tiles(facts),
         "stages": facts.stages,
         "budget_mib": facts.budget_mib,
@@ -166,8 +138,8 @@ def _frontier_chart(points: Sequence[FrontierPoint], explanation: Explanation) -
     return _chart(
         f"memory of a {explanation.device_word}, GiB",
         list(mine),
-        ChartLine("best step", [times.get(gb) for gb in mine], LINES["best"]),
-        ChartLine("this plan", list(mine.values()), LINES["mine"], point=True),
+        ChartLine("best step", [times.get(gb) for gb in mine], COLOURS["lines"]["best"]),
+        ChartLine("this plan", list(mine.values()), COLOURS["lines"]["mine"], point=True),
     )
 
 
@@ -203,8 +175,8 @@ def _measured(explanation: Explanation, records: Sequence[Mapping[str, Any]]) ->
         "steps_chart": _chart(
             "step",
             steps,
-            ChartLine("measured", [float(record["step_time_s"]) for record in some], LINES["mine"]),
-            ChartLine("predicted", [predicted_s] * len(steps), LINES["best"], dash=True),
+            ChartLine("measured", [float(record["step_time_s"]) for record in some], COLOURS["lines"]["mine"]),
+            ChartLine("predicted", [predicted_s] * len(steps), COLOURS["lines"]["best"], dash=True),
             from_zero=True,
         ),
     }

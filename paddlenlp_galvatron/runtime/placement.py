@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import paddle
@@ -78,18 +79,13 @@ class Placement:
         name, shape, weight_slice = prefix + weight.name, weight.shape, self.slice_of(weight)
         dtype = "float32" if weight.state else self.numbers.stored
         tensor = zero_parameter(weight_slice.size(shape), dtype)  # until its unit is made
+        made = partial(ShardedParameter, name, shape, weight_slice, tensor, source=self.setup.source)
         if weight.expert is not None:
-            sum_group = self.group(Axis.EXPERT_DATA, mesh=self.experts)
-            return ShardedParameter(
-                name,
-                shape,
-                weight_slice,
-                tensor,
-                sum_group,
+            return made(
+                self.group(Axis.EXPERT_DATA, mesh=self.experts),
                 replicas=self.experts.degree(Axis.EXPERT_DATA),
                 gradient_dtype=self.numbers.gradients,
                 expert=True,
-                source=self.setup.source,
                 **self.parts(self.experts, self._experts_sharding),
             )
         summed = summed_over(weight.split, self._sequence_parallel)
@@ -99,11 +95,7 @@ class Placement:
         sum_group = self.group(*summed)  # its ranks hold the same part
         if weight_slice.axis is not None and weight_slice.parts < self.tp:  # kv heads that several ranks share
             copies = self.group(Axis.COPIES, mesh=self.mesh.sharing(self.tp // weight_slice.parts))
-        return ShardedParameter(
-            name,
-            shape,
-            weight_slice,
-            tensor,
+        return made(
             sum_group,
             replicas=self.mesh.size // weight_slice.parts,
             first_copy=Axis.TENSOR in summed or self.index % (self.tp // weight_slice.parts) == 0,
@@ -111,7 +103,6 @@ class Placement:
             presum_group=copies,
             state=weight.state,
             sharded=weight.sharded,
-            source=self.setup.source,
             **self.parts(self.mesh, self._sharding),
         )
 

@@ -292,16 +292,13 @@ class TrainSettings(TrainOptions):
                 kept[name] = target
         return type(self).model_validate(self.model_dump() | {name: str(path) for name, path in kept.items()})
 
-    def load_plan(self, on_gpus: bool | None = None) -> tuple[Plan, ModelShape]:
-        """The plan, with all fields set, and the model, checked against each other and the world. `on_gpus`: the
-        device of the defaults; None: this machine's. Raises UserError."""
-        read, shape = read_plan(self.plan, self.world_size), load_model(self.model)
-        plan = self.fitting(read, shape)
-        if on_gpus is None:
-            from ..launch import gpus  # here, as it imports Paddle
+    def load_plan(self) -> tuple[Plan, ModelShape]:
+        """The plan, with all fields set as by default on this machine, and the model, checked against each other and
+        the world. Raises UserError."""
+        from ..launch import gpus  # here, as it imports Paddle
 
-            on_gpus = gpus.gpu_count() > 0
-        return with_defaults(plan, on_gpus), shape
+        read, shape = read_plan(self.plan, self.world_size), load_model(self.model)
+        return with_defaults(self.fitting(read, shape), gpus.gpu_count() > 0), shape
 
     def fitting(self, plan: Plan, shape: ModelShape) -> Plan:
         """The plan with this run's assumptions, checked against the model. Raises UserError."""

@@ -11,10 +11,9 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from urllib.parse import urlencode, urlsplit
 import pytest
 from browser import DESKTOP, PHONE, browser, needs_chromium, with_pictures
 
-from paddlenlp_galvatron.cli import what_if as served_by
 from paddlenlp_galvatron.cli.what_if import WAITING
 from paddlenlp_galvatron.planner import form as forms
 from paddlenlp_galvatron.planner.form import Form
@@ -108,7 +106,7 @@ def test_only_who_has_the_address_is_answered(served):
         assert served.get(host=host or " ")[0] == 403, host
     assert served.get(host=f"localhost:{at.port}")[0] == 200
     assert served.get(method="POST")[0] == 501
-    assert served.get("answer", x="y" * 20_000)[0] == 414
+    assert served.get("answer", x="y" * 70_000)[0] == 414
     with pytest.raises(OSError):  # no other address of this machine
         socket.create_connection((socket.gethostbyname(socket.gethostname()), at.port), timeout=5).close()
         assert socket.gethostbyname(socket.gethostname()).startswith("127.")
@@ -262,26 +260,6 @@ def test_few_questions_wait():
             one.close()
         while server.answer(model_size="llama3.2-1b")[0]:  # until those that have gone are left out
             assert time.monotonic() < deadline
-
-
-def test_a_request_that_comes_a_byte_at_a_time_is_ended(monkeypatch):
-    monkeypatch.setattr(served_by, "REQUEST_S", 1.0)
-    ours, theirs = socket.socketpair()
-    ended = threading.Event()
-
-    def drip() -> None:
-        with suppress(OSError):
-            while not ended.wait(0.1):
-                theirs.send(b"G")
-
-    dripping, began = threading.Thread(target=drip), time.monotonic()
-    dripping.start()
-    try:
-        served_by._Handler(ours, ("", 0), None)  # type: ignore[arg-type]
-    finally:
-        ended.set()
-        dripping.join()
-    assert 1.0 <= time.monotonic() - began < WAIT_S
 
 
 def test_the_token_is_on_no_command_line(tmp_path):

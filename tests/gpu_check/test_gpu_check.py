@@ -24,7 +24,7 @@ from paddlenlp_galvatron.base.errors import GalvatronError
 from paddlenlp_galvatron.base.locking import locked
 from paddlenlp_galvatron.base.text import gib
 from paddlenlp_galvatron.check.findings import EXIT_CODES, Finding, State
-from paddlenlp_galvatron.check.gpu import faults, kernels, overlap, parity, prediction, run, stock, waits
+from paddlenlp_galvatron.check.gpu import faults, kernels, overlap, parity, prediction, run, stock
 from paddlenlp_galvatron.check.gpu.parity import ONE_RANK, fused_loss_case, parity_cases, schedule_cases
 from paddlenlp_galvatron.check.gpu.setting import CUT_SHORT_S, Setting
 from paddlenlp_galvatron.check.parity.parity import Parity
@@ -492,9 +492,9 @@ def test_experts_are_tried_where_a_wait_would_hang_a_pipeline():
 
 
 def test_memory_that_a_later_step_takes_is_a_fault(tmp_path, monkeypatch):
-    [left_out] = waits.waits(setting(tmp_path, "waits"))
+    [left_out] = faults.waits(setting(tmp_path, "waits"))
     assert left_out.state is State.SKIPPED
-    cases = waits.waiting_cases(2)
+    cases = parity.waiting_cases(2)
     rest = len(cases) - 3
     rows = [[[5, 5, 5]] * len(cases), [[5, 5, 5], [5, 5, 2**21 + 5], [2**21, 0, 2**21], *[[7, 7, 7]] * rest]]
 
@@ -503,7 +503,7 @@ def test_memory_that_a_later_step_takes_is_a_fault(tmp_path, monkeypatch):
             (tmp_path / f"{rank}.json").write_text(json.dumps(found))
 
     monkeypatch.setattr(LAUNCH, launched)
-    found = [*waits.waits(replace(setting(tmp_path, "waits"), device="gpu"))]
+    found = [*faults.waits(replace(setting(tmp_path, "waits"), device="gpu"))]
     assert [one.state for one in found] == [State.OK, State.FAILED, State.FAILED, *[State.OK] * rest]
     assert found[1].found.startswith("2.0 MiB taken or given back")
 

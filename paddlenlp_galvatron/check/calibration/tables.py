@@ -9,14 +9,12 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
 
-from ...base.errors import UserError
+from ...base import GIB_MIB, UserError
 from ...base.reading import read_text
-from ...base.units import GIB_MIB
 from ...model import ModelShape, Recompute, load_model
 from ...model.config import preset_names
 from ...model.shape import flops_per_token
-from ...plan import Assumptions, Plan, Precision, uniform_plan
-from ...plan.strategy import DataParallel
+from ...plan import Assumptions, DataParallel, Plan, Precision, uniform_plan
 from ...plan.uniform import even_stages
 from ...profiles.data_sheet import Stack, load_data_sheet, sheets_named
 from .fit import MeasuredRun, expected

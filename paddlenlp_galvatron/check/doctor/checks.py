@@ -16,8 +16,7 @@ from ...base.reading import read_json
 from ...launch.gpus import FLASH_VERSION, HOPPER, THIRD, few_cores
 from ...launch.hosts import read_hostfile
 from ...launch.nodes import LOOPBACK, Nodes
-from ...plan import read_plan
-from ...plan.check import find_faults
+from ...plan import find_faults, read_plan
 from ...profiles import ProfileFile
 from ...profiles.files import LARGEST_BYTES, META_KEY, Meta
 from ..findings import Finding, State

@@ -1,7 +1,8 @@
-"""Parts that disturb a training: resuming from a checkpoint, a rank out of memory, and traced steps.
+"""Parts that disturb a training: resuming from a checkpoint, a rank out of memory, and traced steps; and that look for
+memory that a later step takes from a GPU, or gives back: either waits for the whole device.
 
-Run as a program it is one rank of a training that is interrupted (`resume`), traced (`trace`) or runs out of memory
-(`starve`).
+Run as a program it is one rank of a training that is interrupted (`resume`), traced (`trace`), runs out of memory
+(`starve`) or is looked at (`wait`). Other waits for the device are shown by NVIDIA's profiler alone (docs/dev/gpus.md).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import re
 import resource
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ import paddle
 from ...base.units import MIB
 from ...launch.out_of_memory import is_out_of_memory
 from ...launch.processes import LaunchError, OutOfMemory
+from ...model import config_of
 from ...plan import DataParallel, LayerStrategy, ModelShape, Plan, Precision, VocabStrategy, uniform_plan, write_plan
 from ...plan.strategy import Assumptions
 from ...runtime import device
@@ -32,23 +35,16 @@ from ...training.settings import RANDOM, TrainSettings, read_settings
 from ...training.step_log import read_log
 from ..findings import Finding
 from ..parity.parity import Case, batch_of
+from .parity import waiting_cases
 from .setting import Setting
 
 STRAIGHT, HALVES = "straight", "halves"  # folders of the two runs
 STEPS, SEQ = 4, 16
-MODEL = {
-    "model_type": "qwen2",
-    "num_hidden_layers": 2,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 8,
-    "vocab_size": 64,
-    "max_position_embeddings": SEQ,
-}
+MODEL = ModelShape("small", "qwen2", 2, 64, 128, 8, 8, 64, SEQ)
 SHAPE = ModelShape("large", "llama", 2, 1024, 2048, 8, 8, 24_000, SEQ)  # 70 million weights: 1 GiB with their states
 LATER, PASSES = 3, 4  # the step of a pipeline that is traced, or without memory, and its micro-batches
 ROOM_MIB = 100  # left to the rank that runs out of memory: less than its gradients
+SETTLED, LOOKED_AT = 2, 4  # steps: after the second, no more memory should be taken
 GPU_TOLERANCE = 1e-3  # of a loss: some of Paddle's GPU kernels add in any order, and training amplifies it
 
 
@@ -66,7 +62,7 @@ def resume(setting: Setting) -> Iterator[Finding]:
         assumed=Assumptions(mixed_precision=precision, seq_length=SEQ),
     )
     write_plan(plan, folder / "plan.json")
-    (folder / "model.json").write_text(json.dumps(MODEL))
+    (folder / "model.json").write_text(json.dumps(config_of(MODEL)))
     settings = TrainSettings(
         plan=folder / "plan.json",
         model=str(folder / "model.json"),
@@ -79,7 +75,8 @@ def resume(setting: Setting) -> Iterator[Finding]:
     )
     settings.save(folder / "settings.json")
     _launch(setting, "resume", folder / "settings.json")
-    straight, halves = (_losses(setting, name) for name in (STRAIGHT, HALVES))
+    logs = (read_log(setting.folder / name / "train_log.jsonl") for name in (STRAIGHT, HALVES))
+    straight, halves = ([record["loss"] for record in log] for log in logs)
     apart = max(abs(straight_loss - other) for straight_loss, other in zip(straight, halves, strict=False))
     holds = len(straight) == len(halves) == STEPS and apart <= (GPU_TOLERANCE if setting.on_gpus else 0)
     figures = f"losses of {len(halves)} of {STEPS} steps differ by {apart:.1e} at most"
@@ -111,6 +108,18 @@ def later(setting: Setting) -> Iterator[Finding]:
     yield _starved(setting, f"memory ends in step {LATER}", LATER)
 
 
+def waits(setting: Setting) -> Iterator[Finding]:
+    """Memory that Paddle's allocator has of the device, before and after some steps, and its peak in between."""
+    if not setting.on_gpus:
+        yield setting.skipped("memory that a later step takes", "on CPUs nothing waits for it")
+        return
+    names = [named.name for named in waiting_cases(setting.ranks)]
+    _launch(setting, "wait", setting.folder)
+    for name, *rows in zip(names, *setting.results(), strict=True):
+        moved = max(max(row) - min(row) for row in rows)
+        yield setting.found(name, moved == 0, f"{moved / MIB:.1f} MiB taken or given back after step {SETTLED}")
+
+
 def _starved(setting: Setting, name: str, step: int) -> Finding:
     """The last rank runs out of memory in this step."""
     rank, given_s = setting.ranks - 1, setting.launch_s
@@ -125,10 +134,6 @@ def _starved(setting: Setting, name: str, step: int) -> Finding:
 
 def _launch(setting: Setting, work: str, *words: object) -> None:
     setting.launch(f"{__package__}.faults", work, *words, logs=setting.folder / work)
-
-
-def _losses(setting: Setting, name: str) -> list[float]:
-    return [record["loss"] for record in read_log(setting.folder / name / "train_log.jsonl")]
 
 
 class Training:
@@ -224,12 +229,31 @@ def train_traced(folder: str) -> None:
     (Path(folder) / f"{training.rank}.json").write_text(json.dumps(events))
 
 
+def train_looked_at(folder: str) -> None:
+    """Train each case, and write down the memory of the device after the second step, at its peak and at the end."""
+    rounds = []
+    rank, ranks = start_world()
+    for named in waiting_cases(ranks):
+        case = replace(named.case, steps=SETTLED + LOOKED_AT)
+        engine = Engine(ModelSetup.of(case.plan, case.shape, case.seq_length))
+        optimizer = case.recipe.build(engine.tensors, engine.decaying)
+        for step in range(case.steps):
+            if step == SETTLED:
+                paddle.device.cuda.reset_max_memory_reserved()
+                reserved = [device.reserved_mib()]
+            engine.forward_backward(batch_of(case, step))
+            engine.update(optimizer, 1.0)
+        rounds.append([round(MIB * mib) for mib in (*reserved, device.reserved_mib(), device.reserved_peak_mib())])
+        device.release()
+    (Path(folder) / f"{rank}.json").write_text(json.dumps(rounds))
+
+
 def main() -> None:
     work, *words = sys.argv[1:]
     if work == "starve":
         train_until_full(*map(int, words))
     else:
-        {"resume": train_with_a_break, "trace": train_traced}[work](*words)
+        {"resume": train_with_a_break, "trace": train_traced, "wait": train_looked_at}[work](*words)
 
 
 if __name__ == "__main__":

@@ -54,7 +54,8 @@ def parity(setting: Setting) -> Iterator[Finding]:
             judged = finding.state is State.NO_TIME or finding.subject not in {named.name for named in asked}
             yield finding if judged else _shown(finding)
     if setting.on_gpus and has_flash_attention_3():
-        third = [Named(f"{named.name}, FlashAttention 3", named.case) for named in cases if _flash(named)]
+        flash = [named for named in cases if named.case.plan.assumed.flash_attention]
+        third = [Named(f"{named.name}, FlashAttention 3", named.case) for named in flash]
         yield from map(_shown, _tried(setting, third, {FLASH_VERSION: THIRD}))
     if not setting.on_gpus:
         yield setting.skipped("flash attention, fused cross entropy", "Paddle has them on GPUs alone")
@@ -62,10 +63,6 @@ def parity(setting: Setting) -> Iterator[Finding]:
 
 def _shown(finding: Finding) -> Finding:
     return replace(finding, state=State.INFO, found=f"{finding.state}: {finding.found}")
-
-
-def _flash(named: Named) -> bool:
-    return bool(named.case.plan.assumed.flash_attention)
 
 
 def schedules(setting: Setting) -> Iterator[Finding]:

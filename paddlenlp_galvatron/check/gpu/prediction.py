@@ -14,7 +14,7 @@ from ...cost_model.traffic import step_traffic_bytes
 from ...measure.journal import Journal
 from ...measure.launcher import run_ranks
 from ...measure.options import HardwareOptions, ModelRun, PointOptions, runnable_degrees
-from ...plan import Assumptions, ModelShape, Plan, Precision, plan_to_dict, uniform_plan
+from ...plan import ModelShape, Plan, Precision, plan_to_dict, uniform_plan
 from ...profiles import Shape
 from ..findings import Finding
 from ..validation.accuracy import outcome_of
@@ -35,9 +35,8 @@ CPU_PROFILE_S = 10.0  # for either
 def prediction(setting: Setting) -> Iterator[Finding]:
     """Time, memory and bytes of a step, predicted from a profile of this node that is made now."""
     shape = GPU_MODEL if setting.on_gpus else CPU_MODEL
-    seq = shape.max_position_embeddings
-    assumed = training_assumptions(setting.on_gpus, seq)
-    plans = _plans(shape, setting.ranks, assumed)
+    plans = small_plans(shape, setting.ranks, setting.on_gpus)
+    assumed = next(iter(plans.values())).assumed
     profiles = setting.folder / "profiles"
     _profile(setting, shape, assumed.mixed_precision, profiles)
     costs = load(shape, 1, setting.ranks, assumed, folder=profiles)
@@ -50,7 +49,10 @@ def prediction(setting: Setting) -> Iterator[Finding]:
         yield setting.skipped("messages and pipelines", "they need 2 ranks or more")
 
 
-def _plans(shape: ModelShape, ranks: int, assumed: Assumptions) -> dict[str, Plan]:
+def small_plans(shape: ModelShape, ranks: int, on_gpus: bool) -> dict[str, Plan]:
+    """Plans of one strategy, with training's defaults on these devices."""
+    assumed = training_assumptions(on_gpus, shape.max_position_embeddings)
+
     def plan(**options: Any) -> Plan:
         batch = 2 * ranks
         return uniform_plan(

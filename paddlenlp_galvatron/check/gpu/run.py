@@ -21,7 +21,7 @@ from ...base.writing import whole_file, write_text
 from ...launch.processes import Device
 from ..doctor import Files, Machine, examine
 from ..findings import Finding, Outcome, findings_json, outcome_of
-from . import faults, kernels, overlap, parity, prediction, stock, waits
+from . import faults, kernels, overlap, parity, prediction, stock
 from .setting import PARTS as NAMES
 from .setting import Part, Setting
 
@@ -48,7 +48,7 @@ PARTS = {
     "resume": Timed(faults.resume, 0.3),
     "memory": Timed(faults.memory, 0.3),
     "later": Timed(faults.later, 0.3),
-    "waits": Timed(waits.waits, 0.3),
+    "waits": Timed(faults.waits, 0.3),
     "overlap": Timed(overlap.overlap, 0.3),
     "prediction": Timed(prediction.prediction, 0.7),
     "stock": Timed(stock.stock, 1.0),

@@ -8,18 +8,16 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
-from typing import Any
 from unittest import mock
 
 from ...launch.processes import LaunchError
-from ...plan import ModelShape, Plan, plan_to_dict, uniform_plan
+from ...plan import ModelShape, Plan, plan_to_dict
 from ...training.recipe import Recipe
 from ..findings import Finding
-from .parity import training_assumptions
+from .prediction import GPU_MODEL, small_plans
 from .setting import Setting
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"  # of a checkout, with replacements for PaddleNLP's GPU-only parts
-GPU_MODEL = ModelShape("check", "llama", 8, 2048, 5632, 16, 16, 32_000, 2048)
 CPU_MODEL = ModelShape("check", "llama", 2, 256, 704, 8, 8, 2000, 64)
 WARM_UP, STEPS = 2, 5
 TOLERANCE = 0.03  # of a step's time: two medians of five steps differ by as much
@@ -31,33 +29,18 @@ def stock(setting: Setting) -> Iterator[Finding]:
         yield setting.skipped("PaddleNLP's Trainer", "it needs the folder benchmarks of a checkout of this project")
         return
     shape = GPU_MODEL if setting.on_gpus else CPU_MODEL
-    assumed = training_assumptions(setting.on_gpus, shape.max_position_embeddings)
-    for name, degrees in _degrees(setting.ranks).items():
+    plans = small_plans(shape, setting.ranks, setting.on_gpus)
+    for name in (name for name in plans if name not in ("recompute", "zero3")):
         if setting.left_s <= 0:
             yield setting.no_time(name)
             continue
-        plan = uniform_plan(
-            layers=shape.layers,
-            world_size=setting.ranks,
-            global_train_batch_size=2 * setting.ranks,
-            chunks=2,
-            assumed=assumed,
-            **degrees,
-        )
         given_s = setting.launch_s
         try:
-            yield _compared(setting, name, plan, shape)
+            yield _compared(setting, name, plans[name], shape)
         except LaunchError as error:
             yield setting.ended(name, str(error), given_s)
     if setting.ranks == 1:
         yield setting.skipped("tensor parallel and two stages", "they need 2 ranks or more")
-
-
-def _degrees(ranks: int) -> dict[str, dict[str, Any]]:
-    plans = {"data parallel" if ranks > 1 else "one rank": dict[str, Any]()}
-    if ranks > 1:
-        plans |= {"tensor parallel": {"global_tp_deg": ranks, "vocab_tp": ranks}, "two stages": {"pp_deg": 2}}
-    return plans
 
 
 def _compared(setting: Setting, name: str, plan: Plan, shape: ModelShape) -> Finding:

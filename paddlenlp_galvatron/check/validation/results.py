@@ -9,8 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from ...base.printing import table
-from ...plan import LayerStrategy, Plan, VocabStrategy, plan_to_dict
-from ...plan.strategy import DataParallel, runs
+from ...plan import DataParallel, LayerStrategy, Plan, VocabStrategy, plan_to_dict, runs
 from .accuracy import TERMS, Accuracy, Outcome, Spread, busy_ms
 from .work import key_of
 
@@ -32,13 +31,9 @@ def _strategy(strategy: LayerStrategy | VocabStrategy) -> str:
     layer = strategy.as_layer() if isinstance(strategy, VocabStrategy) else strategy
     split = "".join(f"{axis}{degree}" for axis, degree in layer.axes if degree > 1) or "dp"
     strided = "" if layer.consecutive or layer.ranks == 1 else "s"
-    words = [split + strided, DATA_PARALLEL[layer.dp_type], _again(layer)]
+    again = f"r({layer.recompute.words})".replace("(full)", "") if layer.recompute else ""  # or `r(norms+mlp)`
+    words = [split + strided, DATA_PARALLEL[layer.dp_type], again]
     return " ".join(word for word in words if word)
-
-
-def _again(layer: LayerStrategy) -> str:
-    """`r`, of parts `r(norms+mlp)`."""
-    return f"r({layer.recompute.words})".replace("(full)", "") if layer.recompute else ""
 
 
 def accuracy_tables(accuracy: Accuracy) -> Iterator[str | Table]:

@@ -14,8 +14,7 @@ from ...cost_model import CostModel, CostOptions, Task, load
 from ...launch.processes import Launch, LaunchError, World
 from ...measure.journal import Journal
 from ...measure.launcher import PROGRESS, meta_of_rank
-from ...plan import Assumptions, ModelShape, Plan, load_model, plan_to_dict, read_plan
-from ...plan.check import require_valid
+from ...plan import Assumptions, ModelShape, Plan, load_model, plan_to_dict, read_plan, require_valid
 from .accuracy import Accuracy, Outcome, outcome_of
 from .options import ValidateOptions
 from .plans import sample_plans

@@ -24,9 +24,8 @@ from paddle.distributed.communication.group import Group
 from paddle.distributed.fleet.base.topology import CommunicateTopology, HybridCommunicateGroup
 
 from ...base.errors import UserError
-from ...plan import DataParallel, LayerStrategy, Plan
+from ...plan import DataParallel, LayerStrategy, Plan, runs
 from ...plan.mesh import OF_A_SAMPLE
-from ...plan.strategy import runs
 from ...runtime.groups import Groups
 from ...runtime.paddle_private import groups_along
 
