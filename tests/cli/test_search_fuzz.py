@@ -9,7 +9,7 @@ from contextlib import redirect_stderr, redirect_stdout
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plans import json_values
+from plans import damaged
 
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.cli.search import LONG
@@ -53,27 +53,12 @@ def test_random_flags_end_in_a_plan_or_a_clear_error(place, flags):
     check_ending(*run_quietly(*words(**{**fixed, **flags, **written})))
 
 
-def _places(value: object, path: tuple = ()) -> list[tuple]:
-    """Paths to everything inside a JSON value."""
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path, *(place for key, item in inner for place in _places(item, (*path, key)))]
-
-
 @given(st.data())
 def test_damaged_profiles_end_in_a_plan_or_a_clear_error(place, data):
     files = sorted((place / "configs").glob("*.json"))
     file = data.draw(st.sampled_from(files))
     sound = file.read_text()
-    content = json.loads(sound)
-    where = data.draw(st.sampled_from(_places(content)))
-    new = data.draw(st.one_of(json_values, st.sampled_from([0, -1, 1e308, 1e-308, "1", None, {}, []])))
-    if where:
-        inner = content
-        for key in where[:-1]:
-            inner = inner[key]
-        inner[where[-1]] = new
-    else:
-        content = new
+    content = data.draw(damaged(json.loads(sound)))
     options = {**OPTIONS, "model_size": place / "example.json", "profiles": place / "configs"}
     options |= {"output_config_path": place / "plan.json", "log_dir": place / "logs"}
     options["allow_foreign_profiles"] = data.draw(st.sampled_from([0, 1]))

@@ -1,6 +1,5 @@
 """Profile files: written and read back, both dialects, and everything that can be wrong with one."""
 
-import copy
 import json
 import os
 from dataclasses import replace
@@ -11,7 +10,7 @@ import pytest
 from cost_examples import COMPUTATION, HARDWARE, LAYER_MIB, MEMORY, MODEL
 from hypothesis import given
 from hypothesis import strategies as st
-from plans import json_values
+from plans import damaged
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cost_model import load
@@ -245,12 +244,6 @@ def test_a_profile_of_another_model_or_cluster_is_refused(tmp_path):
     assert HardwareProfile.load(30, 4, allreduce_path=tmp_path / allreduce_name(2, 4)).num_nodes == 2
 
 
-def _places(value: object, path: tuple = ()) -> list[tuple]:
-    """Every place in a JSON value."""
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path, *(place for key, item in inner for place in _places(item, (*path, key)))]
-
-
 @pytest.fixture(scope="module")
 def sound_files(tmp_path_factory) -> dict[str, object]:
     folder = tmp_path_factory.mktemp("sound")
@@ -270,23 +263,7 @@ def sound_files(tmp_path_factory) -> dict[str, object]:
 def test_a_damaged_file_is_read_or_refused_in_words_never_with_a_traceback(tmp_path_factory, sound_files, data):
     folder = tmp_path_factory.mktemp("damaged")
     name = data.draw(st.sampled_from(sorted(sound_files)))
-    content = copy.deepcopy(sound_files[name])
-    for _ in range(data.draw(st.integers(1, 3))):
-        place = data.draw(st.sampled_from(_places(content)))
-        if not place:
-            content = data.draw(json_values)
-            break
-        holder = content
-        for key in place[:-1]:
-            holder = holder[key]
-        if not isinstance(holder, dict) or data.draw(st.booleans()):
-            holder[place[-1]] = data.draw(json_values)
-        elif data.draw(st.booleans()):
-            holder[data.draw(st.text(max_size=30) | st.just(f"{place[-1]}²"))] = holder.pop(place[-1])
-        else:
-            del holder[place[-1]]
-        if not isinstance(content, dict):
-            break
+    content = data.draw(damaged(sound_files[name]))
     for other, sound in sound_files.items():
         (folder / other).write_text(json.dumps(content if other == name else sound))
     text = data.draw(st.none() | st.integers(0, 200))
