@@ -1,4 +1,4 @@
-"""Searches that a signal ends, each held in a process of its own until it has come; a run that is stopped is not done."""
+"""Searches that a signal ends, each held in its own process until it has come; a run that is stopped is not done."""
 
 from __future__ import annotations
 
