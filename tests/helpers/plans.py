@@ -12,18 +12,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from paddlenlp_galvatron.model.layer import PARTLY
-from paddlenlp_galvatron.plan import (
-    Assumptions,
-    DataParallel,
-    LayerStrategy,
-    ModelShape,
-    Plan,
-    Precision,
-    Recompute,
-    Schedule,
-    VocabStrategy,
-    uniform_plan,
-)
+from paddlenlp_galvatron.plan import ModelShape, Recompute, Schedule, uniform_plan
+from paddlenlp_galvatron.plan.strategy import Assumptions, DataParallel, LayerStrategy, Plan, Precision, VocabStrategy
 
 MODEL = ModelShape("small", "qwen2", 4, 64, 96, 8, 4, 1001, 128)
 
