@@ -1,20 +1,27 @@
-"""`galvatron search`: options by every documented name, config files, output, files and exit codes."""
+"""`galvatron search`: options by every documented name, config files, output, files and exit codes, for any flags and
+profile files."""
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cost_examples import COMPUTATION, HARDWARE, MEMORY, MODEL, SEQ
+from hypothesis import given
+from hypothesis import strategies as st
+from plans import damaged
 
-from paddlenlp_galvatron.cli.search import END, GROUPS
+from paddlenlp_galvatron.cli.main import main
+from paddlenlp_galvatron.cli.search import END, GROUPS, LONG
 from paddlenlp_galvatron.model import config_of
 from paddlenlp_galvatron.options.aliases import canonical_name
 from paddlenlp_galvatron.options.foreign import FOREIGN
@@ -373,3 +380,55 @@ def test_published_profiles_of_both_dialects_are_searched(folder, galvatron, nam
     assert ran.code == 0, ran.err
     answer = json.loads(ran.out.splitlines()[-1])
     assert answer["feasible"] and answer["gap"] < 1e-9
+
+
+def run_quietly(*arguments: str) -> tuple[int, str]:
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        return main(list(arguments)), err.getvalue()
+
+
+def check_ending(code: int, err: str) -> None:
+    assert code in (0, 2, 3), err
+    on_a_busy_machine = (LONG, "searching: ")
+    lines = [line for line in err.splitlines() if not line.startswith(on_a_busy_machine)]
+    assert all(line.startswith("error: ") and len(line) < 600 and "unexpected" not in line for line in lines), err
+    assert bool(lines) == (code != 0)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fuzz")
+    write_profiles(folder)
+    return folder
+
+
+VALUES = st.one_of(
+    st.sampled_from(["0", "1", "2", "-1", "8", "None", "", "tp+sp", "sp", "batch", "zero2", "3d", "nan", "1,2"]),
+    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=6),
+)
+# Options that could take long or write elsewhere are left alone.
+FUZZED = sorted(set(FIELDS) - {"max_bsz", "output_config_path", "log_dir"})
+
+
+@given(st.dictionaries(st.sampled_from(FUZZED), VALUES, max_size=3))
+def test_random_flags_end_in_a_plan_or_a_clear_error(place, flags):
+    fixed = {**OPTIONS, "model_size": place / "example.json", "profiles": place / "configs"}
+    written = {"output_config_path": place / "plan.json", "log_dir": place / "logs"}
+    check_ending(*run_quietly(*words(**{**fixed, **flags, **written})))
+
+
+@given(st.data())
+def test_damaged_profiles_end_in_a_plan_or_a_clear_error(place, data):
+    files = sorted((place / "configs").glob("*.json"))
+    file = data.draw(st.sampled_from(files))
+    sound = file.read_text()
+    content = data.draw(damaged(json.loads(sound)))
+    options = {**OPTIONS, "model_size": place / "example.json", "profiles": place / "configs"}
+    options |= {"output_config_path": place / "plan.json", "log_dir": place / "logs"}
+    options["allow_foreign_profiles"] = data.draw(st.sampled_from([0, 1]))
+    try:
+        file.write_text(json.dumps(content))
+        check_ending(*run_quietly(*words(**options)))
+    finally:
+        file.write_text(sound)

@@ -21,18 +21,9 @@ from cost_examples import MODEL, NARROW, WIDE, example, two_types
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cost_model import CostModel, CostOptions, Task, derive
 from paddlenlp_galvatron.model.layer import PARTLY
-from paddlenlp_galvatron.plan import (
-    Assumptions,
-    DataParallel,
-    LayerStrategy,
-    Plan,
-    Precision,
-    Recompute,
-    Schedule,
-    VocabStrategy,
-    load_model,
-)
+from paddlenlp_galvatron.plan import Recompute, Schedule, load_model
 from paddlenlp_galvatron.plan.check import find_faults
+from paddlenlp_galvatron.plan.strategy import Assumptions, DataParallel, LayerStrategy, Plan, Precision, VocabStrategy
 from paddlenlp_galvatron.profiles.analytic import ONE_BY_ONE
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 

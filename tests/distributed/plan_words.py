@@ -10,17 +10,9 @@ from typing import Any, Literal
 
 from paddlenlp_galvatron.check.parity.parity import VOCABULARY, Case, small_case
 from paddlenlp_galvatron.model import FAMILIES
-from paddlenlp_galvatron.plan import (
-    Assumptions,
-    DataParallel,
-    LayerStrategy,
-    Plan,
-    Precision,
-    Recompute,
-    Schedule,
-    VocabStrategy,
-)
+from paddlenlp_galvatron.plan import Recompute, Schedule
 from paddlenlp_galvatron.plan.check import require_valid
+from paddlenlp_galvatron.plan.strategy import Assumptions, DataParallel, LayerStrategy, Plan, Precision, VocabStrategy
 
 
 def layers(code: str, default: DataParallel = DataParallel.DDP) -> tuple[LayerStrategy, ...]:

@@ -14,16 +14,9 @@ pytest.importorskip("paddle")
 
 import paddle
 
+from paddlenlp_galvatron.check.parity import parity
 from paddlenlp_galvatron.check.parity.one_process import train_one_process
-from paddlenlp_galvatron.check.parity.parity import (
-    TOLERANCES,
-    Case,
-    batch_of,
-    compare,
-    read_cases,
-    small_case,
-    write_cases,
-)
+from paddlenlp_galvatron.check.parity.parity import Case, batch_of, compare, small_case, write_cases
 from paddlenlp_galvatron.check.parity.parity_worker import run_case
 from paddlenlp_galvatron.launch.processes import launch
 from paddlenlp_galvatron.model import ModelShape
@@ -108,7 +101,7 @@ def test_bf16_sends_tokens_to_other_experts_only_where_two_nearly_tie(monkeypatc
     Routers(monkeypatch, as_in=exact)
     made = engine(case)
     made.forward_backward(batch_of(case, 0))
-    _, limit = TOLERANCES[Precision.BF16]
+    _, limit = parity.TOLERANCES[Precision.BF16]
     for trainable in made.trainables:
         found = trainable.gradient.astype("float32").numpy().flatten()
         for piece in trainable.pieces:
@@ -132,7 +125,7 @@ def test_with_the_routing_of_fp32_ranks_train_in_bf16_as_one_process_does(monkey
 def replay() -> None:
     """One rank: trains every second case with the routing of the one before."""
     folder, groups, routers = Path(sys.argv[1]), Groups(start_world()[0]), None
-    for index, case in enumerate(read_cases(folder)):
+    for index, case in enumerate(parity.read_cases(folder)):
         with pytest.MonkeyPatch.context() as patch:
             routers = Routers(patch, as_in=routers if index % 2 else None)
             run_case(case, folder, index, groups)

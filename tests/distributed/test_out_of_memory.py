@@ -17,15 +17,8 @@ from forked_ranks import fork_command
 from paddle.autograd import PyLayer
 from small_model import small_config
 
-from paddlenlp_galvatron.launch import faults
-from paddlenlp_galvatron.launch.out_of_memory import (
-    EXIT_CODE,
-    ended_out_of_memory,
-    is_out_of_memory,
-    peak_mib_in,
-    reason_in,
-    report_out_of_memory,
-)
+from paddlenlp_galvatron.launch import faults, out_of_memory
+from paddlenlp_galvatron.launch.out_of_memory import ended_out_of_memory, is_out_of_memory, peak_mib_in
 from paddlenlp_galvatron.launch.processes import LaunchError, OutOfMemory, launch
 from paddlenlp_galvatron.launch.status import lost_a_peer
 from paddlenlp_galvatron.plan import Assumptions, uniform_plan, write_plan
@@ -104,7 +97,7 @@ def test_failed_allocations_are_known_wherever_they_fail(allocate, capsys):
         with pytest.raises((MemoryError, OSError)) as caught:
             work()
         assert is_out_of_memory(caught.value)
-        report_out_of_memory(caught.value, 12.34)
+        out_of_memory.report_out_of_memory(caught.value, 12.34)
         reported = capsys.readouterr().err.splitlines()
         assert len(reported) == 1 and ("allocate" in reported[0] or "ResourceExhausted" in reported[0])
         assert peak_mib_in(reported[0]) == 12.3
@@ -142,7 +135,7 @@ def test_a_message_is_taken_for_what_it_is(message, kind):
 def test_nccls_reason_stands_in_the_log():
     """In place of the same error of an illegal address."""
     log = "h100:1:2 [0] transport/p2p.cc:260 NCCL WARN Cuda failure 2 'out of memory'\nOSError: unhandled cuda error"
-    assert ended_out_of_memory(1, log, killed=False) and "Cuda failure 2" in reason_in(log)
+    assert ended_out_of_memory(1, log, killed=False) and "Cuda failure 2" in out_of_memory.reason_in(log)
     assert not ended_out_of_memory(1, log.replace("2 'out of memory'", "700 'an illegal memory access'"), False)
     closed = "h100:1:2 [0] misc/socket.cc:50 NCCL WARN socketProgress: Connection closed by remote peer h101<40000>"
     assert lost_a_peer(f"{closed}\nterminate called after throwing an instance of 'common::enforce::EnforceNotMet'")
@@ -150,7 +143,7 @@ def test_nccls_reason_stands_in_the_log():
 
 
 def test_an_end_is_distinguished_from_others_by_code_log_and_kernel():
-    assert ended_out_of_memory(EXIT_CODE, "", killed=False)
+    assert ended_out_of_memory(out_of_memory.EXIT_CODE, "", killed=False)
     assert ended_out_of_memory(
         -signal.SIGABRT, "terminate called after throwing an instance of 'std::bad_alloc'", False
     )

@@ -9,19 +9,9 @@ from typing import Any
 from paddlenlp_galvatron.cost_model import CostModel, CostOptions, LayerCost, StageSetting
 from paddlenlp_galvatron.cost_model.costs import Profiles
 from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, ModelShape, Plan, Precision, VocabStrategy
-from paddlenlp_galvatron.profiles import (
-    Collective,
-    ComputationProfile,
-    HardwareProfile,
-    LayerMemory,
-    MemoryProfile,
-    MessageGroup,
-    Shape,
-    Variant,
-    VocabMemory,
-    VocabVariant,
-)
+from paddlenlp_galvatron.profiles import Collective, ComputationProfile, HardwareProfile, MessageGroup, Shape
 from paddlenlp_galvatron.profiles.compute_time import ComputeTimes
+from paddlenlp_galvatron.profiles.memory import LayerMemory, MemoryProfile, Variant, VocabMemory, VocabVariant
 from paddlenlp_galvatron.profiles.memory_use import MemoryUse
 from paddlenlp_galvatron.profiles.network import Network
 

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 from hypothesis import strategies as st
 
 from paddlenlp_galvatron.model.layer import PARTLY
-from paddlenlp_galvatron.plan import (
-    Assumptions,
-    DataParallel,
-    LayerStrategy,
-    ModelShape,
-    Plan,
-    Precision,
-    Recompute,
-    Schedule,
-    VocabStrategy,
-    uniform_plan,
-)
+from paddlenlp_galvatron.plan import ModelShape, Recompute, Schedule, uniform_plan
+from paddlenlp_galvatron.plan.strategy import Assumptions, DataParallel, LayerStrategy, Plan, Precision, VocabStrategy
 
 MODEL = ModelShape("small", "qwen2", 4, 64, 96, 8, 4, 1001, 128)
 
@@ -219,6 +212,30 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=12,
 )
+
+
+def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Paths to everything inside a JSON value."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(place for key, item in inner for place in _places(item, (*path, key)))]
+
+
+@st.composite
+def damaged(draw: st.DrawFn, sound: Any) -> Any:
+    """A JSON value of which one to three parts are replaced, renamed or left out."""
+    content = copy.deepcopy(sound)
+    for _ in range(draw(st.integers(1, 3))):
+        *inside, key = draw(st.sampled_from(_places(content)[1:] or [()])) or [None]
+        new = draw(json_values | st.sampled_from([0, -1, 1e308, 1e-308, "1", None, {}, [], 10**30, "\x1b[2J"]))
+        if key is None:
+            return new
+        holder = reduce(getitem, inside, content)
+        if not isinstance(holder, dict) or draw(st.booleans()):
+            holder[key] = new
+        else:
+            holder |= {name: holder.pop(key) for name in draw(st.lists(st.text(max_size=30), max_size=1))}
+            holder.pop(key, None)
+    return content
 
 
 def plan(tp: int = 1, pp: int = 1, chunks: int = 1, sp: bool = False, world_size: int = 8, **options) -> Plan:

@@ -1,1 +1,1 @@
-"""Files and command lines that nobody means well with, made by grammars from a seed, and what runs them."""
+"""Files and command lines that nobody means well with, and what runs them under limits."""

@@ -1,10 +1,13 @@
-"""A generated case: files, and a command line that reads them."""
+"""A case: files, and a command line that reads them; JSON with text in it as it is."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from random import Random
+from typing import Any
+
+ESCAPES = "\x1b]0;title\x07\x1b[2J"
 
 
 @dataclass(frozen=True)
@@ -17,4 +20,14 @@ class Case:
     says: str = ""  # expected text of its errors
 
 
-Generator = Callable[[Random], Case]
+class Raw(str):
+    """Text that stands in a JSON file as it is."""
+
+
+def dump(value: Any) -> str:
+    """JSON, with Raw text put in as it is."""
+    if isinstance(value, Raw):
+        return str(value)
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(key)}: {dump(item)}" for key, item in value.items()) + "}"
+    return json.dumps(value)

@@ -11,11 +11,11 @@ from typing import Any
 from plans import plan_fields
 
 from . import configs, options, profiles
-from .case import Case
-from .grammar import ESCAPES, Raw, dump
-from .plans import WITHOUT_ORIGIN
+from .case import ESCAPES, Case, Raw, dump
 
 LONG = "x" * 300
+ASSUMED = {"sequence_parallel": True, "mixed_precision": "bf16", "async_grad_reduce": True, "seq_length": 16}
+OURS: dict[str, Any] = {"format_version": 1, "assumed": ASSUMED}
 SHEET = Path(__file__).parents[2] / "configs/nodes/h100-80gb.json"
 OPTIONS = [  # a command that would do but for this option
     (("train",), "learning_rate", "inf"),
@@ -40,11 +40,11 @@ PLANS: list[tuple[dict[str, Any], str]] = [  # fields of a plan that would do, a
     ({"default_dp_type": Raw('"\\ud800"')}, "one half of a character"),
     ({"pipeline_type": ESCAPES}, "pipeline_type: "),
     *(
-        ({"galvatron": WITHOUT_ORIGIN | {"predicted": predicted}}, "galvatron.predicted")
+        ({"galvatron": OURS | {"predicted": predicted}}, "galvatron.predicted")
         for predicted in (7, [1], {"time_s": "x"}, {"stages": 7}, {"stages": [{"memory": [1]}]})
     ),
     (
-        {"galvatron": WITHOUT_ORIGIN | {"predicted": {"stages": [[1]]}}},
+        {"galvatron": OURS | {"predicted": {"stages": [[1]]}}},
         "galvatron.predicted.stages: stage 0: must be an object",
     ),
     ({"galvatron": {"predicted": Raw("[" * 1000 + "]" * 1000)}}, "within one another"),
@@ -69,6 +69,9 @@ def known() -> dict[str, Case]:
         files = {"config.json": json.dumps(configs.MODEL | changed).encode()}
         words = (*configs.UNIFORM, "--model_size=config.json", "--world_size=4", "--global_train_batch_size=8")
         found[f"a model: {says}"] = Case(words, files, says=says)
+    for number, knot in enumerate(configs.KNOTS):
+        files = {"options.yaml": knot.encode(errors="surrogatepass")}
+        found[f"YAML {number}"] = Case((*configs.UNIFORM, "--config", "options.yaml"), files)
     log = profiles.LOG.replace("52.43", "inf").encode()
     imported = ("profile", "import-nccl-tests", "all_reduce_perf.log", "--num_gpus_per_node=2", "--output=out")
     found["a log of infinite times"] = Case(imported, {"all_reduce_perf.log": log}, says="all_reduce_perf.log: ")

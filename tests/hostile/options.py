@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 from functools import cache
-from random import Random
 
 from plans import plan_fields
 
-from paddlenlp_galvatron.cli.main import COMMANDS, commands
-from paddlenlp_galvatron.options.aliases import ALIASES
-from paddlenlp_galvatron.options.foreign import FOREIGN
+from paddlenlp_galvatron.cli.main import commands
 
-from .case import Case
+from .case import Case, dump
 from .configs import MODEL
-from .grammar import ESCAPES, dump
 from .profiles import SEARCH, sound
 
-VALUES = [
-    *("inf", "-inf", "nan", "-1", "0", "1", "2", "1e30", "None", "0x10", "1.5", "1_000", "٣", "true", "True", "x"),
-    *("1,2", ",", "[]", "/dev/null", "/", ".", "..", "65537", "4294967296", "-0", "+1", "1e-400", "[/b]", "é", "--"),
-    *("1" + "0" * 400, "1" + "0" * 5000, "9" * 18, "", " ", ESCAPES, "a\nb", "\u202eabc", "\udcff", "x" * 300),
-    *("-", "=", "plan.json"),
-]
 PLAN = dump(plan_fields(galvatron={"assumed": {"seq_length": 16}})).encode()
 PRICED = tuple(f"--{name}={SEARCH[name]}" for name in ("profiles", "model_size") if name in SEARCH)
 # A command that says all it needs and starts nothing: the changed options decide how it ends.
@@ -54,8 +44,8 @@ BASES: dict[tuple[str, ...], tuple[tuple[str, ...], tuple[str, ...]]] = {
     ("data", "prepare"): (("missing", "--output=out"), ()),
     ("validate",): (("model.json", "--count=0"), ()),
 }
-# doctor and gpu_check start programs, what-if serves until it is ended; tests of their own try them.
-PROGRAMS = {"completion", "doctor", "gpu-check", "what-if"}
+# doctor and gpu_check start programs, what-if and mcp serve until they are ended; tests of their own try them.
+PROGRAMS = {"completion", "doctor", "gpu-check", "mcp", "what-if"}
 # These name files to write, or programs to start: they may do so where the user says.
 FREE = {"output", "output_config_path", "log_dir", "output_dir", "dry_run", "analytic", "nproc"}
 
@@ -77,36 +67,3 @@ def with_option(command: tuple[str, ...], name: str, value: str) -> Case:
     base, writes = BASES[command]
     kept = [word for word in base if not word.startswith(f"--{name}=")]
     return Case((*command, *kept, f"--{name}={value}"), files(), writes)
-
-
-def one_option(random: Random) -> Case:
-    command = random.choice(list(BASES))
-    names = [name for name in options_of(command) if name not in FREE]
-    return with_option(command, random.choice(names), random.choice(VALUES)) if names else Case(command, files())
-
-
-def words(random: Random) -> Case:
-    """Words that make no sense, or not together."""
-    command = random.choice(
-        [*BASES, *((name,) for name in sorted(set(COMMANDS) - PROGRAMS)), (random.choice(VALUES),), ()]
-    )
-    known = options_of(command) if command in BASES else ()
-    names = [
-        *(name for name in known if name not in FREE),
-        *FOREIGN,
-        *(alias for alias, to in ALIASES.items() if to not in FREE),
-    ]
-    loose = ("--help", "--version", "--debug=1", "--", "-", "-x", "---", "--=", "plan.json", "missing", "help")
-    chosen = []
-    for _ in range(random.randrange(5)):
-        name, value = random.choice(names), random.choice(VALUES)
-        ways = (
-            (f"--{name}={value}",),
-            (f"--{name}", value),
-            (f"--{name}",),
-            (f"--{name[:-1]}", value),
-            (random.choice(loose),),
-        )
-        chosen += random.choice(ways)
-    base, writes = BASES.get(command, ((), ()))
-    return Case((*command, *base, *chosen), files(), writes)

@@ -14,24 +14,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from importlib import import_module
 from pathlib import Path
-from random import Random
 from typing import NoReturn
 
 from paddlenlp_galvatron.cli.main import main as galvatron
 from paddlenlp_galvatron.launch import processes
 
-from . import configs, options, plans
-from .case import Case, Generator
+from . import options
+from .case import Case
 
-# How often each is drawn. Tests of the readers draw damaged profiles, hostfiles, weights, logs and corpora.
-GENERATORS: dict[Generator, int] = {
-    plans.plan: 5,
-    configs.model: 2,
-    configs.options_json: 2,
-    configs.options_yaml: 2,
-    options.one_option: 4,
-    options.words: 4,
-}
 ENDS = (0, 2, 3)
 CPU_S = 15  # of a case beyond the start of Python; 2 are promised, and busy machines count several times as much
 HANGS_S = 600  # by the clock: nothing waits for so long, even where others work
@@ -42,13 +32,6 @@ SURPRISE = "error: unexpected "  # an unforeseen case
 LONGEST = 2100  # characters of a line
 BATCH = 50  # cases of a process
 KILLED = {-signal.SIGPROF: f"takes more than {CPU_S} s", -signal.SIGALRM: f"does not end in {HANGS_S} s"}
-
-
-def case_of(seed: int, number: int) -> Case:
-    """The case of a number: the same on every machine."""
-    random = Random(f"{seed} {number}")
-    make = random.choices(list(GENERATORS), list(GENERATORS.values()))[0]
-    return make(random)
 
 
 def troubles_of(cases: Sequence[Case]) -> dict[int, list[str]]:

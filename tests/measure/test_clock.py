@@ -10,13 +10,7 @@ pytest.importorskip("paddle")
 import paddle
 
 from paddlenlp_galvatron.measure import computation, messages
-from paddlenlp_galvatron.measure.computation import (
-    LAUNCH,
-    NARROW,
-    NARROW_TOKENS,
-    ComputationProfiler,
-    computation_profile,
-)
+from paddlenlp_galvatron.measure.computation import ComputationProfiler, computation_profile
 from paddlenlp_galvatron.measure.journal import Journal
 from paddlenlp_galvatron.measure.part import FakeGroups
 from paddlenlp_galvatron.measure.stopwatch import MIN_SAMPLES, SERIES, EventClock, HostClock, Stopwatch, Timing, clock
@@ -117,8 +111,8 @@ def test_on_gpus_the_launch_of_a_layer_is_measured_on_one_that_takes_the_device_
     monkeypatch.setattr(computation, "MeasuredPart", Part)
     profiler = ComputationProfiler([shape], Stopwatch(1, budget_ms=1), Journal())
     turn = profiler._launch()
-    assert set(asked) == {(NARROW["hidden_size"], NARROW_TOKENS)}
-    profiler.journal.get(LAUNCH, lambda: turn)
+    assert set(asked) == {(computation.NARROW["hidden_size"], computation.NARROW_TOKENS)}
+    profiler.journal.get(computation.LAUNCH, lambda: turn)
     launch = computation_profile(profiler.journal, [shape], Precision.BF16, Meta()).launch
     assert (launch.forward_ms, launch.backward_ms) == pytest.approx((0.3, 0.6))
     assert launch.recompute_ms == pytest.approx(0.3, abs=0.05)

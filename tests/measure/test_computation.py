@@ -2,13 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from paddlenlp_galvatron.measure.computation import (
-    ComputationProfiler,
-    PassRound,
-    computation_profile,
-    fitted,
-    rounds_of,
-)
+from paddlenlp_galvatron.measure import computation
+from paddlenlp_galvatron.measure.computation import ComputationProfiler, PassRound, computation_profile
 from paddlenlp_galvatron.measure.journal import Journal
 from paddlenlp_galvatron.measure.stopwatch import ROUNDS, Stopwatch
 from paddlenlp_galvatron.plan import Precision
@@ -72,7 +67,7 @@ class Scripted(ComputationProfiler):
 
 
 def batches(profiler):
-    return sorted({key.batch for key in rounds_of(profiler.journal)})
+    return sorted({key.batch for key in computation.rounds_of(profiler.journal)})
 
 
 def test_sizes_between_others_are_measured_where_asked(shape):
@@ -123,7 +118,7 @@ def test_times_of_experts_are_those_that_explain_what_was_measured(mixture):
     for degree, times in found.experts.items():
         assert times.forward == pytest.approx((0.5, 0.25 / degree, 0.01 / degree, 0))
         assert times.backward == pytest.approx((1e-9, 0, 0, 0)) and times.launch == (0, 0, 0, 0)
-    assert min(fitted([(1, 8, 2.0), (1, 64, 1.0), (2, 8, 1.5), (2, 64, 0.5)])) == 0  # noise is no gain of more work
+    assert min(computation.fitted([(1, 8, 2.0), (1, 64, 1.0), (2, 8, 1.5), (2, 64, 0.5)])) == 0  # noise is no gain
 
 
 def test_every_layer_type_is_timed_at_the_length_that_it_sees(shape):

@@ -4,16 +4,10 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
+from paddlenlp_galvatron.measure import messages
 from paddlenlp_galvatron.measure.journal import Journal, Used, note_used
 from paddlenlp_galvatron.measure.launcher import spread_notes
-from paddlenlp_galvatron.measure.messages import (
-    LONGEST_MS,
-    HardwareProfiler,
-    hardware_profile,
-    measured_groups,
-    message_round,
-    rounds_of,
-)
+from paddlenlp_galvatron.measure.messages import HardwareProfiler, measured_groups, message_round, rounds_of
 from paddlenlp_galvatron.measure.options import HardwareOptions, HardwarePart
 from paddlenlp_galvatron.profiles import Collective, Fingerprint, MessageGroup, Meta
 from paddlenlp_galvatron.runtime import device
@@ -36,7 +30,7 @@ def journal(**changed) -> Journal:
 
 
 def profile(known: Journal, **options):
-    return hardware_profile(
+    return messages.hardware_profile(
         known, HardwareOptions(nproc=4, end_mb=8, **options), Meta(fingerprint=Fingerprint(device="d"))
     )
 
@@ -130,7 +124,7 @@ def test_behind_the_first_message_that_takes_long_none_is_larger(monkeypatch, ms
     options = HardwareOptions(nproc=2, parts=(HardwarePart.ALL_REDUCE, HardwarePart.P2P), end_mb=64)
     for rounds in scripted(monkeypatch, options, lambda mib: ms_a_mib * mib).values():
         assert max(rounds) == largest_mib
-        assert sum(ms_a_mib * mib > LONGEST_MS for mib in rounds) <= 1
+        assert sum(ms_a_mib * mib > messages.LONGEST_MS for mib in rounds) <= 1
 
 
 def test_sizes_rise_by_four_and_all_are_measured_where_asked(monkeypatch):

@@ -1,7 +1,9 @@
 """The model's shape, from presets and config files."""
 
 import json
+import tomllib
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,86 +15,20 @@ from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.model import config_of, joint_fingerprint, preset_names, shape_from_config
 from paddlenlp_galvatron.plan import load_model
 
-# Weights as the model cards on Hugging Face count them (the "Safetensors" figure of each model's page), in billions.
-KNOWN_SIZES = {
-    "llama-0.3b": 0.374,  # Galvatron's own: counted by hand from its numbers
-    "llama-7b": 6.738,
-    "llama-13b": 13.016,
-    "llama-30b": 32.529,
-    "llama2-7b": 6.738,
-    "llama2-13b": 13.016,
-    "llama2-70b": 68.977,
-    "llama3-8b": 8.030,
-    "llama3-70b": 70.554,
-    "llama3-405b": 405.853,
-    "llama3.1-8b": 8.030,
-    "llama3.1-70b": 70.554,
-    "llama3.1-405b": 405.853,
-    "llama3.2-1b": 1.236,
-    "llama3.2-3b": 3.213,
-    "llama3.3-70b": 70.554,
-    "qwen2.5-0.5b": 0.494,
-    "qwen2.5-1.5b": 1.544,
-    "qwen2.5-3b": 3.086,
-    "qwen2.5-7b": 7.616,
-    "qwen2.5-14b": 14.770,
-    "qwen2.5-32b": 32.764,
-    "qwen2.5-72b": 72.706,
-    "qwen3-0.6b": 0.596,  # of the tied ones the figure counts the table twice: 0.752, 2.032, and 4.411
-    "qwen3-1.7b": 1.721,
-    "qwen3-4b": 4.022,
-    "qwen3-8b": 8.191,
-    "qwen3-14b": 14.768,
-    "qwen3-32b": 32.762,
-    "qwen3-30b-a3b": 30.532,
-    "qwen3-235b-a22b": 235.094,
-    "qwen1.5-moe-a2.7b": 14.316,
-    "qwen2-57b-a14b": 57.409,
-    "mixtral-8x7b": 46.703,
-    "mixtral-8x22b": 140.630,
-    "deepseek-v2-lite": 15.706,
-    "deepseek-v2": 235.741,
-    "deepseek-v3": 671.026,
-    "moonlight-16b-a3b": 15.960,
-    # As transformers 5.24 counts them; Kimi-K2's is also that of the tensors of its published files.
-    "glm-4.5": 352_797_814_784e-9,  # 355 with the layer that predicts further tokens, whose tables are the model's
-    "glm-4.5-air": 106_852_245_504e-9,
-    "kimi-k2": 1_026_408_209_408e-9,
-    "ernie-4.5-0.3b": 360_748_032e-9,
-    "ernie-4.5-21b-a3b": 21_825_436_160e-9,
-    "ernie-4.5-300b-a47b": 299_484_160_000e-9,
-}
-# Billions that a token is multiplied with, as their names and cards round them.
-ACTIVE_SIZES = {
-    "qwen3-8b": 8.191,
-    "qwen3-30b-a3b": 3.35,
-    "qwen3-235b-a22b": 22.2,
-    "qwen1.5-moe-a2.7b": 2.69,
-    "qwen2-57b-a14b": 14.25,
-    "mixtral-8x7b": 12.88,
-    "mixtral-8x22b": 39.16,
-    "deepseek-v2-lite": 2.66,  # 2.4 without the embedding, as the other three
-    "deepseek-v2": 21.4,
-    "deepseek-v3": 37.55,
-    "moonlight-16b-a3b": 2.91,
-    "glm-4.5": 33.63,  # 32.9 without the embedding, as Air
-    "glm-4.5-air": 13.42,
-    "ernie-4.5-21b-a3b": 3.35,
-    "ernie-4.5-300b-a47b": 47.9,  # 47.1 without the embedding
-}
+SIZES = tomllib.loads(Path(__file__).with_name("published_sizes.toml").read_text())
 CONFIG = GROUPED_MODEL | {"num_hidden_layers": 4, "vocab_size": 1001, "max_position_embeddings": 128}
 
 
 def test_every_preset_has_the_published_size():
-    assert set(preset_names()) == set(KNOWN_SIZES)
-    for name, billions in KNOWN_SIZES.items():
+    assert set(preset_names()) == set(SIZES["weights"])
+    for name, billions in SIZES["weights"].items():
         model = load_model(name)
         assert model.name == name
         assert model.parameters / 1e9 == pytest.approx(billions, rel=0.001 if round(billions, 3) == billions else 1e-13)
 
 
 def test_of_experts_only_the_chosen_ones_are_active():
-    for name, billions in ACTIVE_SIZES.items():
+    for name, billions in SIZES["active"].items():
         assert load_model(name).active_parameters / 1e9 == pytest.approx(billions, rel=0.002)
 
 

@@ -11,16 +11,9 @@ from plans import MODEL
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.options.aliases import canonical_name
 from paddlenlp_galvatron.options.uniform import DegreeOptions, UniformOptions
-from paddlenlp_galvatron.plan import (
-    Assumptions,
-    DataParallel,
-    Recompute,
-    Schedule,
-    plan_from_dict,
-    plan_to_dict,
-    uniform_plan,
-)
+from paddlenlp_galvatron.plan import Recompute, Schedule, plan_from_dict, plan_to_dict, uniform_plan
 from paddlenlp_galvatron.plan.check import find_faults
+from paddlenlp_galvatron.plan.strategy import Assumptions, DataParallel
 from paddlenlp_galvatron.plan.uniform import even_stages
 
 

@@ -9,18 +9,8 @@ from hypothesis import strategies as st
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.plan.mesh import Axis
-from paddlenlp_galvatron.profiles import (
-    Collective,
-    CommPointKey,
-    CommPointTimes,
-    HardwareProfile,
-    LayerMemory,
-    MessageGroup,
-    PassKey,
-    PassTimes,
-    Shape,
-    Variant,
-)
+from paddlenlp_galvatron.profiles import Collective, HardwareProfile, LayerMemory, MessageGroup, Variant
+from paddlenlp_galvatron.profiles.computation import CommPointKey, CommPointTimes, PassKey, PassTimes, Shape
 from paddlenlp_galvatron.profiles.compute_time import ComputeTimes, TimeMode
 from paddlenlp_galvatron.profiles.curves import Curve
 from paddlenlp_galvatron.profiles.memory_use import MemoryMode, MemoryUse

@@ -1,6 +1,5 @@
 """Profile files: written and read back, both dialects, and everything that can be wrong with one."""
 
-import copy
 import json
 import os
 from dataclasses import replace
@@ -11,41 +10,20 @@ import pytest
 from cost_examples import COMPUTATION, HARDWARE, LAYER_MIB, MEMORY, MODEL
 from hypothesis import given
 from hypothesis import strategies as st
-from plans import json_values
+from plans import damaged
 
+from paddlenlp_galvatron import profiles
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cost_model import load
 from paddlenlp_galvatron.model import measured_fingerprint
 from paddlenlp_galvatron.plan import Assumptions, DataParallel, LayerStrategy, Plan, Precision, VocabStrategy
 from paddlenlp_galvatron.plan.mesh import Axis
-from paddlenlp_galvatron.profiles import (
-    OVERLAP_NAME,
-    Collective,
-    CommPointKey,
-    CommPointTimes,
-    ComputationProfile,
-    Fingerprint,
-    HardwareProfile,
-    LayerMemory,
-    MemoryProfile,
-    MessageGroup,
-    Meta,
-    PassKey,
-    PassTimes,
-    ProfileFile,
-    Shape,
-    Variant,
-    VocabMemory,
-    VocabVariant,
-    allreduce_name,
-    computation_name,
-    memory_name,
-    p2p_name,
-    sp_time_name,
-)
-from paddlenlp_galvatron.profiles.files import LARGEST_BYTES, MOST_FILES
+from paddlenlp_galvatron.profiles import Collective, HardwareProfile, MessageGroup, Meta, PassTimes, ProfileFile, Shape
+from paddlenlp_galvatron.profiles.computation import CommPointKey, CommPointTimes, ComputationProfile, PassKey
+from paddlenlp_galvatron.profiles.files import LARGEST_BYTES, MOST_FILES, OVERLAP_NAME, Fingerprint
 from paddlenlp_galvatron.profiles.hardware import read_allreduce, read_messages, read_overlap, read_p2p
 from paddlenlp_galvatron.profiles.identity import require_parameter_size, require_same_device, require_same_model
+from paddlenlp_galvatron.profiles.memory import LayerMemory, MemoryProfile, Variant, VocabMemory, VocabVariant
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 real_data = pytest.mark.skipif(not DATA.exists(), reason="no published profile files next to the checkout")
@@ -121,11 +99,11 @@ def test_files_carry_the_documented_names_and_keys(tmp_path):
         "memory_profiling_bf16_hidden_1024_head_16.json",
     }
     content = {name: json.loads((tmp_path / name).read_text()) for name in names}
-    assert content[allreduce_name(2, 4)]["allreduce_size_4_consec_0"] == 5
-    assert content[p2p_name(2, 4)]["pp_size_8"] == 2.5
+    assert content[profiles.allreduce_name(2, 4)]["allreduce_size_4_consec_0"] == 5
+    assert content[profiles.p2p_name(2, 4)]["pp_size_8"] == 2.5
     assert content[OVERLAP_NAME]["overlap_coe"] == 1.2
-    assert content[computation_name(*DOCUMENTED)]["layertype_0_bsz4_seq512"] == pytest.approx(1.7 / 4)
-    memory = content[memory_name(*DOCUMENTED)]
+    assert content[profiles.computation_name(*DOCUMENTED)]["layertype_0_bsz4_seq512"] == pytest.approx(1.7 / 4)
+    memory = content[profiles.memory_name(*DOCUMENTED)]
     assert memory["layertype_0_sp"]["512"]["tp_activation_per_bsz_dict"] == {
         "1": 40.0, "2": 20.0, "4": 10.0, "8": 5.0, "checkpoint": 1.0,
     }  # fmt: skip
@@ -139,11 +117,11 @@ def test_a_message_of_whole_mib_stands_where_galvatron_looks_and_others_beside_i
         MessageGroup(Collective.ALL_GATHER, 4, False): {1.0: 0.03},
     }
     HardwareProfile(1, 4, {(4, True): 10}, messages_ms=messages).save(tmp_path)
-    content = json.loads((tmp_path / sp_time_name(1, 4)).read_text())
+    content = json.loads((tmp_path / profiles.sp_time_name(1, 4)).read_text())
     ours = content.pop("galvatron")["messages_ms"]
     assert content == {"allreduce_size_4_1MB_time": 0.02, "allreduce_size_4_64MB_time": 0.9}
     assert ours == {"allreduce_size_4_0.25MB_time": 0.01, "allgather_size_4_consec_0_1MB_time": 0.03}
-    path, notes = tmp_path / sp_time_name(1, 4), list[str]()
+    path, notes = tmp_path / profiles.sp_time_name(1, 4), list[str]()
     path.write_text(json.dumps({**content, "galvatron": {"messages_ms": {**ours, "comment": 1}}}))
     assert read_messages(path, notes.append) == messages
     assert "skipped" in notes[0] and '"comment"' in notes[0]
@@ -238,17 +216,11 @@ def test_a_profile_of_another_model_or_cluster_is_refused(tmp_path):
         require_parameter_size("x.json", MODEL.layer_parameters * 2 / 2**20, MODEL)
     HARDWARE.save(tmp_path)
     with pytest.raises(UserError, match="a group of 8 ranks in a cluster of 4"):
-        read_allreduce(tmp_path / allreduce_name(2, 4), world_size=4)
+        read_allreduce(tmp_path / profiles.allreduce_name(2, 4), world_size=4)
     with pytest.raises(UserError, match=r"allreduce_bandwidth_3nodes_4gpus_per_node\.json: no such file"):
         HardwareProfile.load(3, 4, folder=tmp_path)
     # Named by path, a file of fewer nodes is taken by its name.
-    assert HardwareProfile.load(30, 4, allreduce_path=tmp_path / allreduce_name(2, 4)).num_nodes == 2
-
-
-def _places(value: object, path: tuple = ()) -> list[tuple]:
-    """Every place in a JSON value."""
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path, *(place for key, item in inner for place in _places(item, (*path, key)))]
+    assert HardwareProfile.load(30, 4, allreduce_path=tmp_path / profiles.allreduce_name(2, 4)).num_nodes == 2
 
 
 @pytest.fixture(scope="module")
@@ -270,23 +242,7 @@ def sound_files(tmp_path_factory) -> dict[str, object]:
 def test_a_damaged_file_is_read_or_refused_in_words_never_with_a_traceback(tmp_path_factory, sound_files, data):
     folder = tmp_path_factory.mktemp("damaged")
     name = data.draw(st.sampled_from(sorted(sound_files)))
-    content = copy.deepcopy(sound_files[name])
-    for _ in range(data.draw(st.integers(1, 3))):
-        place = data.draw(st.sampled_from(_places(content)))
-        if not place:
-            content = data.draw(json_values)
-            break
-        holder = content
-        for key in place[:-1]:
-            holder = holder[key]
-        if not isinstance(holder, dict) or data.draw(st.booleans()):
-            holder[place[-1]] = data.draw(json_values)
-        elif data.draw(st.booleans()):
-            holder[data.draw(st.text(max_size=30) | st.just(f"{place[-1]}²"))] = holder.pop(place[-1])
-        else:
-            del holder[place[-1]]
-        if not isinstance(content, dict):
-            break
+    content = data.draw(damaged(sound_files[name]))
     for other, sound in sound_files.items():
         (folder / other).write_text(json.dumps(content if other == name else sound))
     text = data.draw(st.none() | st.integers(0, 200))
@@ -294,8 +250,8 @@ def test_a_damaged_file_is_read_or_refused_in_words_never_with_a_traceback(tmp_p
         (folder / name).write_text((folder / name).read_text()[:text])
     try:
         HardwareProfile.load(2, 4, folder=folder)
-        ComputationProfile.load(folder / computation_name(*DOCUMENTED), *DOCUMENTED)
-        MemoryProfile.load(folder / memory_name(*DOCUMENTED), *DOCUMENTED)
+        ComputationProfile.load(folder / profiles.computation_name(*DOCUMENTED), *DOCUMENTED)
+        MemoryProfile.load(folder / profiles.memory_name(*DOCUMENTED), *DOCUMENTED)
     except UserError as error:
         assert error.faults
         assert all(fault.startswith(str(folder / name)) and len(fault) < 600 for fault in error.faults)
@@ -375,7 +331,7 @@ def test_a_folder_may_stand_for_the_file_in_it(tmp_path):
     read = HardwareProfile.load(2, 4, allreduce_path=tmp_path, p2p_path=tmp_path, sp_time_path=tmp_path)
     assert (read.allreduce_mib_per_ms, read.p2p_mib_per_ms) == (HARDWARE.allreduce_mib_per_ms, HARDWARE.p2p_mib_per_ms)
     assert read.overlap_coe == 1 and not read.messages_ms
-    assert [Path(file.path).name for file in read.files] == [allreduce_name(2, 4), p2p_name(2, 4)]
+    assert [Path(file.path).name for file in read.files] == [profiles.allreduce_name(2, 4), profiles.p2p_name(2, 4)]
 
 
 def test_files_that_a_plan_names_are_compared_within_limits(tmp_path):

@@ -21,16 +21,8 @@ from paddlenlp_galvatron.base.text import gib
 from paddlenlp_galvatron.cost_model import CostModel, StageTimes, derive, timeline
 from paddlenlp_galvatron.model.shape import flops_per_token
 from paddlenlp_galvatron.options.model_options import Model
-from paddlenlp_galvatron.plan import (
-    DataParallel,
-    LayerStrategy,
-    Plan,
-    Schedule,
-    VocabStrategy,
-    load_model,
-    plan_id,
-    read_plan,
-)
+from paddlenlp_galvatron.plan import Schedule, load_model, plan_id, read_plan
+from paddlenlp_galvatron.plan.strategy import DataParallel, LayerStrategy, Plan, VocabStrategy
 from paddlenlp_galvatron.planner import Need, SearchOptions, SearchResult
 from paddlenlp_galvatron.planner import explain as explaining
 from paddlenlp_galvatron.planner import question as questions

@@ -1,4 +1,4 @@
-"""Hugging Face models: results equal transformers', and they come back unchanged."""
+"""Hugging Face models: results equal transformers', also under other configs, and they come back unchanged."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ import pytest
 pytest.importorskip("paddle")
 
 import paddle
+import pytest
 from huggingface_models import FOLDER, NAMES, TOLERANCE, oracle_of
 from safetensors import safe_open
 from safetensors.numpy import save_file
@@ -373,3 +374,34 @@ def test_a_folder_is_written_whole_or_not_at_all(model, tmp_path, monkeypatch):
     assert {path.name for path in tmp_path.iterdir()} == {"model", "out.part", "out"} and not (out / "left").exists()
     with pytest.raises(UserError, match="out: exists already"):
         to_checkpoint(model, shape, out, ignore)
+
+
+ROWS = json.loads((FOLDER / "configs.json").read_text())["configs"]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['model']} {row['fields']}"[:60])
+def test_losses_under_another_config_are_those_of_transformers(row: dict[str, Any], tmp_path: Path) -> None:
+    folder, oracle = tmp_path / "model", oracle_of(row["model"])
+    shutil.copytree(FOLDER / row["model"], folder)
+    config = json.loads((folder / "config.json").read_text()) | row["fields"]
+    config = {field: value for field, value in config.items() if value is not None or field not in row["fields"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    shape = load_model(folder)
+    recipe = Recipe(**oracle.recipe)
+    ((loss, _),) = train_one_process(shape, oracle.seq_length, weights_from(folder, shape), recipe, oracle.tokens[:1])
+    assert loss == pytest.approx(row["loss"], abs=TOLERANCE)
+    if row["model"] != "mixtral":  # whose config states the default
+        assert abs(loss - oracle.losses[0]) > 10 * TOLERANCE
+
+
+@pytest.mark.parametrize("changed", [{"hidden_act": "relu"}, {"rope_parameters": {"rope_theta": 7.0}}])
+def test_a_checkpoint_whose_config_is_read_otherwise_now_is_exported_as_it_was_trained(
+    changed: dict[str, Any], tmp_path: Path
+) -> None:
+    shape = load_model(FOLDER / "llama")
+    to_checkpoint(FOLDER / "llama", shape, tmp_path / "checkpoint", lambda _: None)
+    config = tmp_path / "checkpoint" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | changed))
+    checkpoint = open_checkpoint(tmp_path / "checkpoint")
+    to_huggingface(checkpoint, tmp_path / "out", precision_of(checkpoint), 10**6, None, lambda _: None)
+    assert weights_from(tmp_path / "out", shape) and load_model(tmp_path / "out").rope_theta == shape.rope_theta

@@ -17,21 +17,14 @@ from paddlenlp_galvatron.base.errors import GalvatronError
 from paddlenlp_galvatron.cli.training_run import KEPT, LogTail, RankNews
 from paddlenlp_galvatron.plan import plan_id, uniform_plan
 from paddlenlp_galvatron.report.measured import has_all_peaks, stage_peaks_mib
-from paddlenlp_galvatron.training.step_log import (
-    StepLog,
-    StepRecord,
-    append_event,
-    event_of,
-    new_event,
-    peaks_to_log,
-    read_log,
-)
+from paddlenlp_galvatron.training import step_log
+from paddlenlp_galvatron.training.step_log import StepLog, append_event, new_event, peaks_to_log, read_log
 
 PLAN = uniform_plan(layers=1, world_size=1, global_train_batch_size=1)
 
 
-def record(step: int, loss: float = 1.0) -> StepRecord:
-    return StepRecord(
+def record(step: int, loss: float = 1.0) -> step_log.StepRecord:
+    return step_log.StepRecord(
         step=step,
         steps=9,
         loss=loss,
@@ -177,7 +170,7 @@ def test_a_log_that_is_removed_ends_the_run(tmp_path):
 
 
 def events(path) -> list[dict]:
-    return [event for line in path.read_bytes().splitlines(keepends=True) if (event := event_of(line))]
+    return [event for line in path.read_bytes().splitlines(keepends=True) if (event := step_log.event_of(line))]
 
 
 def test_events_stay_when_steps_are_lost_and_say_how_many(tmp_path):

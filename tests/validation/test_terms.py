@@ -11,16 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from paddlenlp_galvatron.check.validation import results
-from paddlenlp_galvatron.check.validation.accuracy import (
-    TERMS,
-    Accuracy,
-    Outcome,
-    Spread,
-    StageOutcome,
-    kendall,
-    measured_ms,
-)
+from paddlenlp_galvatron.check.validation import accuracy, results
+from paddlenlp_galvatron.check.validation.accuracy import TERMS, Spread, kendall, measured_ms
 from paddlenlp_galvatron.check.validation.plans import KINDS, sample_plans
 from paddlenlp_galvatron.check.validation.work import MeasuredRun, Step, Visit, key_of
 from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, Plan, Recompute
@@ -123,12 +115,12 @@ def test_errors_keep_their_signs_at_the_ends():
 
 def test_tables_of_plans_fit_eighty_columns():
     terms = dict.fromkeys(TERMS, 1234.5)
-    stage = StageOutcome(terms, {**terms, "gradients": 99999.0}, 123456.7, 140000.0, 123456.7)
+    stage = accuracy.StageOutcome(terms, {**terms, "gradients": 99999.0}, 123456.7, 140000.0, 123456.7)
     layers = (LayerStrategy(), LayerStrategy(recompute=Recompute.NORMS | Recompute.ATTENTION))
     plan = Plan(1, 8, 2, (2,), layers)
-    outcome = Outcome(plan, "recomputing", 123.4567, 234.5678, (stage,), 0, 0)
+    outcome = accuracy.Outcome(plan, "recomputing", 123.4567, 234.5678, (stage,), 0, 0)
     text = StringIO()
-    Console(file=text, width=80).print(*results.accuracy_tables(Accuracy([outcome])), sep="\n")
+    Console(file=text, width=80).print(*results.accuracy_tables(accuracy.Accuracy([outcome])), sep="\n")
     assert "…" not in text.getvalue()
     assert "at fault" in text.getvalue()
 
