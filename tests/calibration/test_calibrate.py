@@ -34,12 +34,14 @@ def cluster(sheet: DataSheet = H800, **numbers: float) -> DataSheet:
     )
 
 
-def run_of(sheet: DataSheet, tp: int, seq: int, samples: int, shape: ModelShape = SHAPE, **plan: int) -> MeasuredRun:
+def run_of(
+    sheet: DataSheet, tp: int, seq: int, samples: int, shape: ModelShape = SHAPE, gpus: int = 8, **plan: int
+) -> MeasuredRun:
     """Measurements on a made-up cluster."""
     assumed = Assumptions(True, Precision.BF16, True, seq, True, True)
-    batch = 32 * samples * (8 // tp // plan.get("pp_deg", 1))
+    batch = 32 * samples * (gpus // tp // plan.get("pp_deg", 1))
     made = uniform_plan(
-        layers=shape.layers, world_size=8, global_tp_deg=tp, vocab_tp=tp, global_train_batch_size=batch, chunks=32,
+        layers=shape.layers, world_size=gpus, global_tp_deg=tp, vocab_tp=tp, global_train_batch_size=batch, chunks=32,
         default_dp_type="zero2", assumed=assumed, **plan,
     )  # fmt: skip
     run = MeasuredRun(f"tp{tp} seq{seq}", "made up", "h800", shape, made, 1.0)
@@ -89,6 +91,22 @@ def test_a_long_sample_shows_attention_and_not_of_how_products_begin():
     assert found.sheet.product_start.value == pytest.approx(H800.product_start.value, rel=0.1)
     other = run_of(true, 2, 32768, 1)
     assert abs(expected(other, found.sheet).step_s / other.step_s - 1) < 0.02
+
+
+@settings(max_examples=4)
+@given(st.floats(10, 400), st.floats(0.52, 0.72), st.sampled_from([(32, 128), (64, 64), (128, 32)]))
+def test_five_runs_show_a_slow_network_where_they_hold_it_and_say_so_where_they_do_not(network, products, gpus):
+    """The sheet has 400 GB/s; on one node nothing shows the network."""
+    true, (more, fewer) = cluster(network=network, matmul_efficiency=products), gpus
+    layouts = [(1, 1, more), (2, 2, more), (4, 1, more), (2, 1, fewer), (1, 4, fewer)]
+    found = calibrate([run_of(true, tp, 2048, 1, gpus=number, pp_deg=pp) for tp, pp, number in layouts], H800)
+    (number,) = (number for number in found.numbers if number.name == "network")
+    assert (number.determined and not number.unclear) or network > 60
+    assert number.unclear or number.after == pytest.approx(network, rel=0.35)
+    other = run_of(true, 1, 2048, 1, gpus=more, pp_deg=2)
+    assert abs(expected(other, found.sheet).step_s / other.step_s - 1) < 0.1
+    (number,) = (each for each in calibrate([run_of(true, 1, 2048, 1)], H800).numbers if each.name == "network")
+    assert not number.determined and number.unclear == "the runs hardly depend on it"
 
 
 def test_one_run_already_helps():

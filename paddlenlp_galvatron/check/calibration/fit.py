@@ -2,7 +2,8 @@
 
 Regularized least squares in the numbers' logarithms, from the sheet's figures. Leave-one-out decides which numbers are
 free: one after the other, the one by which each run is predicted best from the others, as long as that helps. All other
-numbers keep the sheet's figures. A single run frees the number on which it depends most.
+numbers keep the sheet's figures. A single run frees the number on which it depends most. A slow network shows only near
+its own speed, so that several are tried first. Runs determine a number if they narrow its prior error.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ EXPECTED = {
     "attention_efficiency": 0.3,
     "memory_efficiency": 0.15,
     "link_efficiency": 0.15,
-    "network_efficiency": 0.3,
+    "network": 1.0,  # depends on who built the cluster
     "product_start": 0.5,
     "launch": 0.5,
     "host_link": 0.3,
@@ -48,6 +49,9 @@ STEPS, STEP = 12, 1e-3  # of Gauss and Newton, and of the logarithm for slopes
 ROOM = 0.9  # of a GPU: an allocator that held more may have taken it because it was there
 LONGEST = 300  # characters of a source
 LARGEST_MOVE = 1.0  # of a logarithm in one step: far from the solution slopes mislead
+NETWORKS = tuple(2.0**-power for power in range(7))  # of the sheet's, that are tried
+CLEAR = 0.5  # runs determine a number whose error they reduce to less than this share of its prior one
+ALIKE = 0.5  # runs do not separate two numbers whose errors correlate so
 
 
 @dataclass(frozen=True)
@@ -141,6 +145,7 @@ class Number:
     before: float
     after: float
     determined: bool
+    unclear: str = ""  # why the runs do not determine it, where they do not
 
 
 @dataclass(frozen=True)
@@ -172,7 +177,8 @@ class Calibration:
     def lines(self) -> Iterator[str]:
         """The fit as lines for people."""
         for number in self.numbers:
-            how = "determined by the runs" if number.determined else "kept"
+            how = "determined by the runs" if number.determined else "kept: the runs agree"
+            how = f"{'fitted' if number.determined else 'kept'}: {number.unclear}" if number.unclear else how
             yield f"{number.name:20s} {number.before:.4g} -> {number.after:.4g}  {how}"
         for run, old, new in zip(self.runs, self.before, self.after, strict=True):
             yield f"{run.name}: step {run.step_s:.4g} s, error {old:+.1%} -> {new:+.1%}"
@@ -222,6 +228,7 @@ def calibrate(runs: Sequence[MeasuredRun], sheet: DataSheet) -> Calibration:
             errors_before := getattr(sheet, name).value,
             fitted.values.get(name, errors_before),
             name in fitted.values,
+            fitted.unclear.get(name, ""),
         )
         for name in names
     ]
@@ -238,22 +245,26 @@ class _Problem(NamedTuple):
     missed: NDArray[np.float64]
     slopes: NDArray[np.float64]  # of each run by each number
     deviations: NDArray[np.float64]  # of the numbers
+    moved: NDArray[np.float64]  # the numbers, from the sheet's
     noise: float = NOISE  # of the runs
 
     def having(self, chosen: Sequence[int]) -> _Problem:
         """The fit of some of its numbers."""
-        return self._replace(slopes=self.slopes[:, chosen], deviations=self.deviations[chosen])
+        return self._replace(
+            slopes=self.slopes[:, chosen], deviations=self.deviations[chosen], moved=self.moved[chosen]
+        )
 
     @property
     def curvature(self) -> NDArray[np.float64]:
         prior: NDArray[np.float64] = np.diag(self.deviations**-2)
         return prior + self.slopes.T @ self.slopes / self.noise**2
 
-    def apart(self, moved: NDArray[np.float64]) -> NDArray[np.float64]:
-        """How far each run is off if it is predicted from the others, whose numbers have `moved` so far: by the
-        leverage of each, as of any regularized least squares."""
+    @property
+    def apart(self) -> NDArray[np.float64]:
+        """How far each run is off if it is predicted from the others: by the leverage of each, as of any regularized
+        least squares."""
         gain = -np.linalg.solve(self.curvature, self.slopes.T / self.noise**2)
-        step = gain @ (self.missed - self.slopes @ moved) - moved
+        step = gain @ (self.missed - self.slopes @ self.moved) - self.moved
         leverage = -np.einsum("rn,nr->r", self.slopes, gain)
         left: NDArray[np.float64] = (self.missed + self.slopes @ step) / (1 - leverage)
         return left
@@ -264,57 +275,94 @@ class _Problem(NamedTuple):
         count = len(self.deviations)
         if len(self.missed) == 1:
             return [int(np.abs(self.slopes[0] * self.deviations).argmax())]
-        chosen: list[int] = []
+        chosen = np.flatnonzero(self.moved).tolist()
         while more := [number for number in range(count) if number not in chosen]:
             best = min(more, key=lambda number: self.off([*chosen, number]))
-            if self.off([*chosen, best]) > FREES * self.off(chosen):
+            if self.off([*chosen, best]) >= FREES * self.off(chosen):
                 break
             chosen.append(best)
         return sorted(chosen)
 
     def off(self, chosen: list[int]) -> float:
         """How far the runs are off, each predicted from the others by these numbers."""
-        return float(np.sqrt(np.mean(self.having(chosen).apart(np.zeros(len(chosen))) ** 2)))
+        return float(np.sqrt(np.mean(self.having(chosen).apart ** 2)))
+
+    def unclear(self, names: Sequence[str]) -> Iterator[tuple[str, str]]:
+        """The numbers that the runs do not determine, each with the reason."""
+        covariance = np.linalg.inv(self.curvature)
+        errors = np.sqrt(np.diag(covariance))
+        for number in np.flatnonzero(errors > CLEAR * self.deviations):
+            alike = np.abs(covariance[number] / errors / errors[number])
+            alike[number] = 0.0
+            other = int(alike.argmax())
+            why = "the runs hardly depend on it"
+            if alike[other] > ALIKE:
+                why = f"the runs do not separate it from {names[other]}; give other layouts or numbers of nodes"
+            yield names[number], why
 
 
 class _Fit(NamedTuple):
     values: dict[str, float]  # of the free numbers
     apart: tuple[float, ...]  # predicted / measured - 1 of each run from the others alone; empty: there is one run
+    unclear: dict[str, str]  # numbers that the runs do not determine, each with the reason
 
 
 def _fitted(runs: Sequence[MeasuredRun], sheet: DataSheet, names: list[str]) -> _Fit:
     """Fit the numbers `names` by Gauss-Newton steps."""
+    every = names
     current = {name: getattr(sheet, name).value for name in names}
 
-    def problem(names: list[str], at: NDArray[np.float64], noise: float) -> _Problem:
-        def misses(at: NDArray[np.float64]) -> NDArray[np.float64]:
-            local = _with(sheet, dict(zip(names, np.exp(at), strict=True)))
-            return np.log([expected(run, local).step_s / run.step_s for run in runs])
+    def misses(values: dict[str, float]) -> NDArray[np.float64]:
+        local = _with(sheet, values)
+        return np.log([expected(run, local).step_s / run.step_s for run in runs])
 
+    def problem(at: dict[str, float], names: Sequence[str], noise: float) -> _Problem:
         missed = misses(at)
-        slopes = [(misses(at + STEP * direction) - missed) / STEP for direction in np.eye(len(names))]
+        slopes = [(misses(at | {name: at[name] * np.exp(STEP)}) - missed) / STEP for name in names]
+        moved = np.log([at[name] / current[name] for name in names])
         deviations = np.array([EXPECTED[name] for name in names])
-        return _Problem(missed, np.array(slopes).reshape(len(names), len(runs)).T, deviations, noise)
+        return _Problem(missed, np.array(slopes).reshape(len(names), len(runs)).T, deviations, moved, noise)
 
-    first = problem(names, np.log([current[name] for name in names]), NOISE)
-    free, noise = first.free, NOISE
-    if len(runs) > 1 and (exact := first._replace(noise=LITTLE_NOISE)).off(exact.free) < EXACTLY * first.off(free):
-        free, noise = exact.free, LITTLE_NOISE
+    def selected(at: dict[str, float]) -> tuple[float, list[int], float]:
+        """How far the runs are off, each from the others, with the numbers that this frees and the noise."""
+        first = problem(at, names, NOISE)
+        free, noise = first.free, NOISE
+        exact = first._replace(noise=LITTLE_NOISE)
+        if len(runs) > 1 and exact.off(exact.free) < EXACTLY * first.off(free):
+            free, noise = exact.free, LITTLE_NOISE
+        return first._replace(noise=noise).off(free), free, noise
+
+    def unlikely(share: float) -> float:
+        """How unlikely this share of the network is: by itself, by the mean of what it leaves to the products, and by
+        how unlike each other the runs are off."""
+        missed = misses({"network": share * current["network"]})
+        left = (np.mean(missed) / EXPECTED["matmul_efficiency"]) ** 2 + len(runs) * np.var(missed) / NOISE**2
+        return float(left + (np.log(share) / EXPECTED["network"]) ** 2)
+
+    at = current
+    off, free, noise = selected(at)
+    if len(runs) > 1 and (share := min(NETWORKS, key=unlikely)) < 1:
+        slow = current | {"network": share * current["network"]}
+        if (other := selected(slow))[0] < FREES * off:
+            at, (off, free, noise) = slow, other
     names = [names[number] for number in free]
-    start = np.log([current[name] for name in names])
-    least = np.array([0.0 if name in COEFFICIENTS else -np.inf for name in names])
-    most = np.array([0.0 if name in SHARES else np.inf for name in names])
-    at, local = start.copy(), problem(names, start, noise)
+    least, most = dict.fromkeys(COEFFICIENTS, 1.0), dict.fromkeys(SHARES, 1.0)
+    local = problem(at, names, noise)
     for _ in range(STEPS if names else 0):
-        pull = local.slopes.T @ local.missed / noise**2 + (at - start) / local.deviations**2
+        pull = local.slopes.T @ local.missed / noise**2 + local.moved / local.deviations**2
         move = -np.linalg.solve(local.curvature, pull)
         move *= min(1.0, LARGEST_MOVE / max(float(np.abs(move).max()), 1e-12))
-        before, at = at, np.clip(at + move, least, most)
-        local = problem(names, at, noise)
-        if np.abs(at - before).max() < STEP / 10:
+        before = at
+        at = at | {
+            name: float(np.clip(at[name] * np.exp(step), least.get(name, 0.0), most.get(name, np.inf)))
+            for name, step in zip(names, move, strict=True)
+        }
+        local = problem(at, names, noise)
+        if max(abs(np.log(at[name] / before[name])) for name in names) < STEP / 10:
             break
-    apart = tuple(np.expm1(local.apart(at - start)).tolist()) if len(runs) > 1 else ()
-    return _Fit(dict(zip(names, np.exp(at).tolist(), strict=True)), apart)
+    apart = tuple(np.expm1(local.apart).tolist()) if len(runs) > 1 else ()
+    unclear = dict(problem(at, every, noise).unclear(every))
+    return _Fit({name: at[name] for name in names}, apart, unclear)
 
 
 def _allocator(runs: Sequence[MeasuredRun], gpu_mib: float) -> float | None:
