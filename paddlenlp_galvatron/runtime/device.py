@@ -125,6 +125,44 @@ class Mark:
         return (self.since_1970_ns - first.since_1970_ns) / NS_PER_MS
 
 
+def has_streams() -> bool:
+    """Whether calls return before the device has done their work."""
+    return on_gpu()
+
+
+def event_here() -> Any:
+    """An event of the current stream, behind all that it was given; None on CPU."""
+    return paddle.device.current_stream().record_event() if has_streams() else None
+
+
+def compute_after(event: Any) -> None:
+    """Let the current stream wait for an event of another stream."""
+    if event is not None:
+        paddle.device.current_stream().wait_event(event)
+
+
+class CopyStream:
+    """A stream besides the compute stream; on CPU the same."""
+
+    def __init__(self) -> None:
+        self._stream = paddle.device.Stream() if has_streams() else None
+
+    @contextmanager
+    def after(self, event: Any) -> Iterator[None]:
+        """Queue the block's calls here, behind an event."""
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_event(event)
+        with paddle.device.stream_guard(self._stream):
+            yield
+
+
+def host_place() -> Any:
+    """The host's memory that the device copies from and to: page-locked where it is a GPU."""
+    return paddle.CUDAPinnedPlace() if on_gpu() else paddle.CPUPlace()
+
+
 def finish_computing() -> None:
     """Wait for the compute queue of this rank's device; messages may still be in flight."""
     if on_gpu():
@@ -151,7 +189,10 @@ def to_device(numbers: Any) -> Any:
 
 def to_host(tensor: Any) -> Any:
     """A copy of a tensor as a NumPy array."""
-    if not on_gpu():
+    in_host = not (tensor.place.is_gpu_place() or tensor.place.is_custom_place())
+    if in_host and has_streams():
+        synchronize()  # copies to it may be queued
+    if in_host or not on_gpu():
         return tensor.numpy()
     staged = paddle_private.copy_later(tensor, paddle.CUDAPinnedPlace())
     finish_computing()
