@@ -158,6 +158,11 @@ class CopyStream:
             yield
 
 
+def on_device(tensor: Any) -> bool:
+    """Whether a tensor lies in a device's own memory."""
+    return bool(tensor.place.is_gpu_place() or tensor.place.is_custom_place())
+
+
 def host_place() -> Any:
     """The host's memory that the device copies from and to: page-locked where it is a GPU."""
     return paddle.CUDAPinnedPlace() if on_gpu() else paddle.CPUPlace()
@@ -189,10 +194,9 @@ def to_device(numbers: Any) -> Any:
 
 def to_host(tensor: Any) -> Any:
     """A copy of a tensor as a NumPy array."""
-    in_host = not (tensor.place.is_gpu_place() or tensor.place.is_custom_place())
-    if in_host and has_streams():
+    if has_streams() and not on_device(tensor):
         synchronize()  # copies to it may be queued
-    if in_host or not on_gpu():
+    if not on_gpu() or not on_device(tensor):
         return tensor.numpy()
     staged = paddle_private.copy_later(tensor, paddle.CUDAPinnedPlace())
     finish_computing()

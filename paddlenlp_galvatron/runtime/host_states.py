@@ -41,7 +41,8 @@ class HostStates:
         """As `update_in_turns`, on states in the host's memory. The host waits for nothing."""
         begin_update(optimizer)
         for trainable in trainables:
-            values, gradient = trainable.owner.writable(), trainable.gradient.contiguous()
+            values, gradient = trainable.owner.writable(), trainable.gradient
+            gradient = gradient if gradient.is_contiguous() else gradient.contiguous()
             for start in range(0, int(values.size), PART):
                 stop = min(start + PART, int(values.size))
                 part = part_of(gradient, start, stop)

@@ -72,7 +72,7 @@ class FakeDevice:
 
     def install(self) -> None:
         """Let the runtime compute on it as on a GPU. Before groups are made."""
-        device.loads_kernels = lambda: True
+        device.loads_kernels = device.has_streams = lambda: True
         device.synchronize = paddle.device.synchronize
         device.allocated_mib = lambda: paddle.device.memory_allocated() / device.MIB
         device.peak_mib = lambda: paddle.device.max_memory_allocated() / device.MIB
