@@ -79,12 +79,11 @@ class MultiTensorAdamW(paddle.optimizer.AdamW):  # type: ignore[misc]
         moments: tuple[list[Any], list[Any]],
         powers: tuple[list[Any], list[Any]],
         decay: float,
-        keep_powers: bool = False,
     ) -> None:
-        """Update tensors and their states; `keep_powers`: but those of the betas."""
+        """Update tensors and their states."""
         rate, no_amsgrad, no_masters, never_skip = self._global_learning_rate(), None, None, None
         numbers = self._beta1, self._beta2, self._epsilon, self.CHUNK, decay
-        how = {"use_adamw": True, "multi_precision": False, "use_global_beta_pow": keep_powers, "amsgrad": False}
+        how = {"use_adamw": True, "multi_precision": False, "use_global_beta_pow": False, "amsgrad": False}
         paddle._C_ops.fused_adam_(
             *(tensors, gradients, rate, *moments, no_amsgrad, *powers, no_masters, never_skip, *numbers, *how.values())
         )
@@ -138,15 +137,16 @@ def update_part(optimizer: Any, tensor: Any, values: Any, gradient: Any, moments
         paddle._C_ops.sgd_(values, rate, gradient, None, False)
         return
     powers = [state_of(optimizer, tensor, f"beta{number}_pow_acc") for number in (1, 2)]
+    powers = powers if last else [power.clone() for power in powers]
     decays, decay = optimizer._apply_decay_param_fun(tensor.name), optimizer._weight_decay
     if isinstance(optimizer, MultiTensorAdamW):
         (first, second), (power, other) = moments, powers
         lists = [values], [gradient], ([first], [second]), ([power], [other])
-        optimizer.run_kernel(*lists, decay if decays else 0.0, keep_powers=not last)
+        optimizer.run_kernel(*lists, decay if decays else 0.0)
         return
     betas, few_rows = (optimizer._beta1, optimizer._beta2), 1000
     numbers = *betas, optimizer._epsilon, 1.0, decay, decays, False, few_rows
-    how = {"multi_precision": False, "use_global_beta_pow": not last, "amsgrad": False}
+    how = {"multi_precision": False, "use_global_beta_pow": False, "amsgrad": False}
     paddle._C_ops.adamw_(values, gradient, rate, *moments, None, *powers, None, None, *numbers, *how.values())
 
 

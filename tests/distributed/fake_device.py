@@ -18,6 +18,7 @@ from paddle.autograd import PyLayer
 from paddle.base import core
 
 from paddlenlp_galvatron.runtime import device
+from paddlenlp_galvatron.runtime.paddle_private import part_of
 
 TESTS = Path(__file__).parents[1]
 SOURCE = TESTS / "fixtures" / "fake_device.cc"
@@ -114,8 +115,8 @@ def in_place(operator: Callable[..., Any]) -> Callable[..., Any]:
 
     def call(*arguments: Any, **named: Any) -> Any:
         given = [each for one in arguments for each in (one if isinstance(one, list) else [one])]
-        tensors = [each for each in given if isinstance(each, paddle.Tensor)]
-        places = [tensor.detach() for tensor in tensors]
+        tensors = [each for each in given if isinstance(each, paddle.Tensor) and each.shape]
+        places = [part_of(tensor, 0, int(tensor.size)) for tensor in tensors]  # what `detach` gives, follows a window
         result = operator(*arguments, **named)
         for tensor, place in zip(tensors, places, strict=True):
             if tensor.data_ptr() != place.data_ptr():

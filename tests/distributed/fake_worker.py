@@ -2,8 +2,8 @@
 worker's own arguments.
 
 Allocations, frees and waits of the passes of each step are written next to the mailboxes, or of each update with
-optimizer states in the host's memory: "offloaded". "sorting": routing takes
-temporary memory from the device, as Paddle's argsort of one axis does.
+optimizer states in the host's memory: "offloaded". "sorting": routing takes temporary memory from the device, as
+Paddle's argsort of one axis does.
 """
 
 from __future__ import annotations

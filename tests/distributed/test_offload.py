@@ -79,6 +79,7 @@ def test_training_is_equal_bit_for_bit_and_each_continues_from_the_others_checkp
     assert all((ranks[0]["left_out"] > 0) == (name.startswith("fp16")) for name, ranks in reports.items() if name in QUICK[1])
 
 
+@pytest.mark.started("Paddle looks for devices when it is imported")
 def test_on_a_device_with_streams_states_leave_it_and_an_update_neither_allocates_nor_waits(tmp_path, monkeypatch):
     """Copies run in streams of their own there, apart from kernels."""
     folder = fake_device.built()
