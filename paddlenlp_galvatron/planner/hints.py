@@ -89,7 +89,9 @@ def fewer_gpus(question: Question, best: Candidate) -> Hint | None:
         return None
     if half is None:
         return None
-    now, speed = (speed_of(n, question.model.seq_length, each) for n, each in ((options.world_size, best), (gpus, half)))
+    now, speed = (
+        speed_of(n, question.model.seq_length, each) for n, each in ((options.world_size, best), (gpus, half))
+    )
     return Hint({"offload_optimizer": True, "gpus": gpus}, speed, speed / now - 1)
 
 

@@ -102,12 +102,16 @@ def test_start_lines_are_those_of_the_task(galvatron, gpus, task, stated):
     assert all(len(line) <= 135 for line in shown if line.startswith("  "))
 
 
-def test_a_plan_that_train_refuses_has_no_start_line(galvatron):
-    reported = galvatron("search", "qwen2.5-0.5b", *H100, "--batch", 16, "--offload_optimizer", "-o", "plan.json").out
-    assert (
-        "galvatron train has no offload" in reported
-        and "start:" not in reported + galvatron("plan", "show", "plan.json").out
-    )
+@pytest.mark.parametrize(("model", "gpus"), [("qwen3-8b", 2), ("qwen3-32b", 8)])
+def test_fit_says_how_fast_half_of_a_nodes_gpus_are_with_the_optimizer_on_the_host(galvatron, model, gpus):
+    asked = (model, "--device", "h100-80gb", "--batch", 64, "--json")
+    reported = json.loads(galvatron("fit", *asked).out)
+    half = {"offload_optimizer": True, "gpus": gpus // 2}
+    [hint] = [hint for hint in reported["hints"] if hint["options"] == half]
+    options = ("--gpus", half["gpus"], "--offload_optimizer")
+    [row] = json.loads(galvatron("fit", *asked, *options).out)["rows"]
+    assert reported["rows"][0]["gpus"] == gpus
+    assert row["tokens_per_s_per_gpu"] == pytest.approx(hint["tokens_per_s_per_gpu"], rel=SIMPLER)
 
 
 def test_a_uniform_plan_names_its_model_and_splits_its_batch(galvatron):

@@ -76,7 +76,9 @@ def run(folder: Path, cases: Sequence[Case], launcher: tuple[str, ...] = (WORKER
 def test_training_is_equal_bit_for_bit_and_each_continues_from_the_others_checkpoint(tmp_path, cases):
     reports = dict(zip(cases, run(tmp_path, [*cases.values()]), strict=True))
     assert [name for name, ranks in reports.items() if not all(all(rank["equal"]) for rank in ranks)] == []
-    assert all((ranks[0]["left_out"] > 0) == (name.startswith("fp16")) for name, ranks in reports.items() if name in QUICK[1])
+    assert all(
+        (ranks[0]["left_out"] > 0) == (name.startswith("fp16")) for name, ranks in reports.items() if name in QUICK[1]
+    )
 
 
 @pytest.mark.started("Paddle looks for devices when it is imported")
@@ -94,5 +96,7 @@ def test_on_a_device_with_streams_states_leave_it_and_an_update_neither_allocate
         counts = json.loads((tmp_path / f"counts.{rank}.json").read_text())
         assert counts[1:] == [[0, 0, 0]] * (len(counts) - 1)
         assert report["moved_mib"] == pytest.approx(report["host_mib"] - PLACES_MIB, abs=0.1)
-        prediction = offloaded_mib(replace(case.plan, assumed=replace(case.plan.assumed, offload_optimizer=True)), case.shape, 0)
+        prediction = offloaded_mib(
+            replace(case.plan, assumed=replace(case.plan.assumed, offload_optimizer=True)), case.shape, 0
+        )
         assert report["host_mib"] == pytest.approx(prediction, rel=0.02)
