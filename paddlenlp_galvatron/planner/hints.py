@@ -89,9 +89,8 @@ def fewer_gpus(question: Question, best: Candidate) -> Hint | None:
         return None
     if half is None:
         return None
-    now, speed = (
-        speed_of(n, question.model.seq_length, each) for n, each in ((options.world_size, best), (gpus, half))
-    )
+    seq_length = question.model.seq_length
+    now, speed = speed_of(options.world_size, seq_length, best), speed_of(gpus, seq_length, half)
     return Hint({"offload_optimizer": True, "gpus": gpus}, speed, speed / now - 1)
 
 

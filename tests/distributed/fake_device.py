@@ -116,7 +116,7 @@ def in_place(operator: Callable[..., Any]) -> Callable[..., Any]:
     def call(*arguments: Any, **named: Any) -> Any:
         given = [each for one in arguments for each in (one if isinstance(one, list) else [one])]
         tensors = [each for each in given if isinstance(each, paddle.Tensor) and each.shape]
-        places = [part_of(tensor, 0, int(tensor.size)) for tensor in tensors]  # what `detach` gives, follows a window
+        places = [part_of(tensor, 0, int(tensor.size)) for tensor in tensors]  # tensors of `detach` move with a window
         result = operator(*arguments, **named)
         for tensor, place in zip(tensors, places, strict=True):
             if tensor.data_ptr() != place.data_ptr():

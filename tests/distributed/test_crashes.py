@@ -31,13 +31,12 @@ from paddlenlp_galvatron.training.step_log import read_log
 from .plans import plan
 
 SAVE_STEPS, SEED = 4, 6
-TWO, BF16 = plan(2, "1z 2", vocab="2", micro_batches=1, batch=2), Precision.BF16
+TWO = plan(2, "1z 2", vocab="2", micro_batches=1, batch=2)
+AWAY = replace(TWO.assumed, mixed_precision=Precision.BF16, offload_optimizer=True)
 PLANS = {  # by name: ZeRO-3 next to tensor parallel layers, in one stage and in two
     "2 ranks": TWO,
     "4 ranks, two stages": plan(4, "1z 2z", (1, 1), vocab="2z", micro_batches=2, batch=4),
-    "optimizer in host memory": replace(
-        TWO, assumed=replace(TWO.assumed, mixed_precision=BF16, offload_optimizer=True)
-    ),
+    "optimizer in host memory": replace(TWO, assumed=AWAY),
 }
 MODEL = small_config("qwen2", hidden=64, inner=128, num_key_value_heads=2, vocab=30000, attention_dropout=0.1)
 # 46 MiB a checkpoint: writing one takes about as long as a step.
