@@ -83,8 +83,8 @@ def fewer_gpus(question: Question, best: Candidate) -> Hint | None:
     if options.num_nodes > 1 or not gpus or options.offload_optimizer or not options.device:
         return None
     try:
-        changes = {"num_gpus_per_node": gpus, "world_size": gpus, "offload_optimizer": True}
-        half = question.changed(**changes).search(seconds=HINTS_S, compared=False).best
+        asked = question.changed(num_gpus_per_node=gpus, world_size=gpus, offload_optimizer=True)
+        half = asked.search(seconds=HINTS_S, compared=False).best
     except GalvatronError:
         return None
     if half is None:

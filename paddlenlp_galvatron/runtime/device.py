@@ -163,11 +163,6 @@ def on_device(tensor: Any) -> bool:
     return bool(tensor.place.is_gpu_place() or tensor.place.is_custom_place())
 
 
-def host_place() -> Any:
-    """The host's memory that the device copies from and to: page-locked where it is a GPU."""
-    return paddle.CUDAPinnedPlace() if on_gpu() else paddle.CPUPlace()
-
-
 def finish_computing() -> None:
     """Wait for the compute queue of this rank's device; messages may still be in flight."""
     if on_gpu():

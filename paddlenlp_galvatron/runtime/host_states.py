@@ -14,17 +14,17 @@ import paddle
 
 from ..plan.strategy import PART, PLACES, STATES
 from . import device
-from .paddle_private import STATES_AT, begin_update, moments_of, move, part_of, update_part
+from .paddle_private import STATES_IN_HOST, begin_update, moments_of, move_to_host, part_of, update_part
 from .precision import cast
 from .units import Trainable, in_fp32
 
 
-def move_to_host(trainables: Sequence[Trainable]) -> None:
+def offload(trainables: Sequence[Trainable]) -> None:
     """Move the optimizer's tensors to the host's memory, except weights that layers read. Moments are made there."""
     for trainable in trainables:
-        trainable.tensor.optimize_attr[STATES_AT] = device.host_place()
+        trainable.tensor.optimize_attr[STATES_IN_HOST] = True
         if trainable.tensor is not trainable.owner.writable():
-            move(trainable.tensor, device.host_place())
+            move_to_host(trainable.tensor)
 
 
 class HostStates:

@@ -95,12 +95,12 @@ def make_states(optimizer: Any) -> None:
         optimizer.helper = LayerHelper(type(optimizer).__name__)
         for tensor in optimizer._parameter_list:  # one after the other: few are on the device at once
             optimizer._create_accumulators(default_main_program().global_block(), [tensor])
-            if place := tensor.optimize_attr.get(STATES_AT):
+            if tensor.optimize_attr.get(STATES_IN_HOST):
                 for moment in moments_of(optimizer, tensor):
-                    move(moment, place)
+                    move_to_host(moment)
 
 
-STATES_AT = "states_at"  # key of a tensor's attributes: the place of its states
+STATES_IN_HOST = "states_in_host"  # key of a tensor's attributes
 
 
 def moments_of(optimizer: Any, tensor: Any) -> list[Any]:
@@ -110,8 +110,9 @@ def moments_of(optimizer: Any, tensor: Any) -> list[Any]:
     return [state_of(optimizer, tensor, kind) for kind in (optimizer._moment1_acc_str, optimizer._moment2_acc_str)]
 
 
-def move(tensor: Any, place: Any) -> None:
-    """Let a tensor's memory be at another place."""
+def move_to_host(tensor: Any) -> None:
+    """Let a tensor lie in the host's memory, page-locked for copies of a GPU."""
+    place = paddle.CUDAPinnedPlace() if str(paddle.device.get_device()).startswith("gpu") else paddle.CPUPlace()
     tensor.detach()._copy_to(place, True)._share_buffer_to(tensor)
 
 

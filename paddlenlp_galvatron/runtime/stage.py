@@ -22,7 +22,7 @@ from . import device
 from .batch import Facts, Tokens, documents_of
 from .block import Block
 from .groups import RankGroups
-from .host_states import move_to_host
+from .host_states import offload
 from .lora import FrozenUnits
 from .mappings import Redistribution
 from .placement import Placement
@@ -92,7 +92,7 @@ class Stage:
         self.trainables: list[Trainable] = []
         for made in self._make_trainables():
             if plan.assumed.offload_optimizer:  # before the next unit's are made
-                move_to_host(made)
+                offload(made)
             self.trainables += made
         start, stop = token_layout(None, plan.stage_size).intervals(self._tokens)[self._local, 0].tolist()
         self.boundary_shape = [stop - start, shape.hidden_size]

@@ -36,8 +36,7 @@ def train(case: Case, groups: Groups, offloaded: bool, folder: Path, source: Pat
     empty = device.allocated_mib()
     plan = replace(case.plan, assumed=replace(case.plan.assumed, offload_optimizer=offloaded or None))
     scale = OVERFLOWS if plan.assumed.mixed_precision is Precision.FP16 else 1.0
-    setup = ModelSetup.of(plan, case.shape, case.seq_length, seed=7, adapters=case.adapters)
-    engine = Engine(setup, groups=groups, loss_scale=scale)
+    engine = Engine(ModelSetup.of(plan, case.shape, case.seq_length, adapters=case.adapters), groups, scale)
     optimizer = case.recipe.build(engine.tensors, engine.decaying)
     if source:
         load(open_checkpoint(whole_checkpoints(source)[0], case.shape), engine, optimizer)
@@ -48,8 +47,7 @@ def train(case: Case, groups: Groups, offloaded: bool, folder: Path, source: Pat
         numbers.append(engine.update(optimizer, NORM))
         next_rate(optimizer)
         if engine.steps_done == HALF and not source:
-            writer = Writer(folder, engine, keep=1)
-            writer.save(optimizer)
+            (writer := Writer(folder, engine, keep=1)).save(optimizer)
             writer.finish()
     engine.wait_for_updates()
     states = [each for tensor in engine.tensors for each in (tensor, *moments_of(optimizer, tensor))]
@@ -64,8 +62,7 @@ def train(case: Case, groups: Groups, offloaded: bool, folder: Path, source: Pat
 
 def same(one: dict[str, Any], other: dict[str, Any], count: int) -> bool:
     """Whether the last numbers and all states are equal, bit for bit."""
-    pairs = zip(one["states"], other["states"], strict=True)
-    equal = all(np.array_equal(a, b) for a, b in pairs)
+    equal = all(np.array_equal(*pair) for pair in zip(one["states"], other["states"], strict=True))
     return equal and np.array_equal(one["numbers"][-count:], other["numbers"][-count:], equal_nan=True)
 
 
@@ -78,12 +75,8 @@ def main() -> None:
         equal = [same(plain, offloaded, 2 * STEPS)]
         if index == 0:
             equal += [same(plain, train(case, groups, kind == 0, folder, saved[kind]), 2 * HALF) for kind in range(2)]
-        report = {
-            "equal": equal,
-            "left_out": sum(not isfinite(number) for number in offloaded["numbers"]),
-            "moved_mib": plain["held_mib"] - offloaded["held_mib"],
-            "host_mib": offloaded["host_mib"],
-        }
+        report = {"equal": equal, "left_out": sum(not isfinite(number) for number in offloaded["numbers"])}
+        report |= {"moved_mib": plain["held_mib"] - offloaded["held_mib"], "host_mib": offloaded["host_mib"]}
         (folder / f"{index}.{groups.rank}.json").write_text(json.dumps(report))
 
 
