@@ -21,7 +21,6 @@ from paddlenlp_galvatron.options.group import Options
 from paddlenlp_galvatron.options.model_options import SEQ, Model, ModelOptions
 from paddlenlp_galvatron.options.prices import JobOptions, LengthOptions
 from paddlenlp_galvatron.plan import write_plan
-from paddlenlp_galvatron.plan.check import PLANNED_ONLY, planned_only
 from paddlenlp_galvatron.plan.strategy import load_summary
 from paddlenlp_galvatron.planner import SearchOptions, SearchResult
 from paddlenlp_galvatron.planner.hints import free_plan, hints
@@ -70,8 +69,6 @@ def search(values: dict[str, Any], json: bool) -> int:
         values = with_lengths(values, model.seq_length, model.shapes[0].vocab_size, noted.append)
     question = Question.of(values, noted.append)
     model, options, cost = question.model, question.settled, question.cost
-    for name in planned_only(options.model_dump()):
-        noted.append(f"{name}: planned only; {PLANNED_ONLY[name]}, and refuses the plan")
     notes = list(dict.fromkeys(noted))
     title = _title(model, options, default_batch=BATCHES.isdisjoint(values))
     log = [f"Search {line}" for line in title]

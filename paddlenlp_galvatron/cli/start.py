@@ -7,7 +7,6 @@ from typing import Any
 
 from paddlenlp_galvatron.model.config import preset_names
 from paddlenlp_galvatron.plan import Plan
-from paddlenlp_galvatron.plan.check import planned_only
 from paddlenlp_galvatron.report.plan import PlanOrigin
 
 DATA = {"pretrain": "--input_dir DATA", "dpo": "--train_dataset_path DATA"}  # of other tasks: a folder
@@ -20,8 +19,6 @@ def how_to_start(plan: Plan, path: Path) -> list[str]:
     plan that does not say its model and cluster."""
     searched = PlanOrigin.of(plan.metadata.get("searched_from") or {})
     if searched is None:
-        return []
-    if planned_only(searched.options):  # which train refuses
         return []
     if trainer := searched.options.get("trainer"):
         return [f"arguments of {trainer}: galvatron plan to-{trainer} {path}"]

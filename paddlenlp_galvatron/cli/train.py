@@ -75,7 +75,8 @@ def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = (), js
             devices_of(ranks_each)
             plan = check_run(run)
             first = ranks_each * nodes.node_rank
-            require_host_memory(plan, shape, adapters, range(first, first + ranks_each))
+            if away := require_host_memory(plan, shape, adapters, range(first, first + ranks_each)):
+                console.print(f"note: optimizer states take {gib(away)} GiB of this node's memory", markup=False)
             steps, _ = settings.steps_over(data.samples, plan.global_batch)
             for note in filter(None, (plan.note, task_note(plan, adapters.rank if adapters else None))):
                 console.print(f"note: {settings.plan}: {note}", markup=False)
@@ -122,23 +123,29 @@ def continuable(run: Prepared) -> Callable[[dict[str, Any]], None]:
     return require
 
 
-def require_host_memory(plan: Plan, shape: ModelShape, adapters: Adapters | None, ranks: range) -> None:
-    """Raise UserError where this node computes on processors, and its memory is too small for the ranks there
-    of the model: the machine would swap for hours, or kill something."""
+def require_host_memory(plan: Plan, shape: ModelShape, adapters: Adapters | None, ranks: range) -> float:
+    """MiB of this node's memory that offloaded optimizer states of its ranks take. Raises UserError where it is too
+    small for these, or for all states of ranks on processors: the machine would swap for hours, or kill something."""
     from paddlenlp_galvatron.launch.processes import free_mib
 
-    free = free_mib()
-    if gpus.gpu_count() or len(ranks) * shape.parameters * STATE_BYTES < free * MIB:
-        return
-    from paddlenlp_galvatron.cost_model.weights import held_mib  # here, as training needs no prices otherwise
+    free, on_gpus = free_mib(), gpus.gpu_count() > 0
+    small = len(ranks) * shape.parameters * STATE_BYTES < free * MIB
+    if not plan.assumed.offload_optimizer and (on_gpus or small):
+        return 0.0
+    from paddlenlp_galvatron.cost_model.weights import held_mib, offloaded_mib  # here, as it is seldom needed
 
     stages = Counter(rank // plan.stage_size for rank in ranks)
-    held = sum(number * held_mib(plan, shape, stage, adapters)[1] for stage, number in stages.items())
+    away = sum(number * offloaded_mib(plan, shape, stage, adapters) for stage, number in stages.items())
+    held = away
+    if not on_gpus:
+        held += sum(number * held_mib(plan, shape, stage, adapters)[1] for stage, number in stages.items())
     if held > free:
+        states = "optimizer states, which are offloaded," if on_gpus else "weights and optimizer states"
         raise UserError(
-            f"nproc: {len(ranks)} ranks here keep {gib(held)} GiB of weights and optimizer states, but the node has no "
-            f"GPU, and {gib(free)} GiB of memory are free; look at the run with --dry_run, or start it on GPUs"
+            f"nproc: {len(ranks)} ranks here keep {gib(held)} GiB of {states} in this node's memory, but "
+            f"{'' if on_gpus else 'it has no GPU, and '}{gib(free)} GiB are free; look at the run with --dry_run"
         )
+    return away
 
 
 def check_inputs(

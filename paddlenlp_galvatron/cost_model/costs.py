@@ -78,7 +78,6 @@ class CostOptions:
     freed: float | None = None
     global_memory_buffer: bool = True  # Megatron-SP: room for the gathered activations of one layer
     task: Task = Task()
-    offload_optimizer: bool = False  # its states lie in the host's memory between two updates; planned only
     imbalance: float = IMBALANCE  # of experts: rows of the rank that gets most over the mean, as times have it
     imbalance_bound: float = IMBALANCE_BOUND  # the same, as the bound of memory has it
     kernels: ExpertKernels = GROUPED  # of experts
@@ -89,6 +88,8 @@ class CostOptions:
     keeps_gathered: bool = False
     overlaps: bool = True  # collectives of tp and dp with backward; older software's do not. Priced only
     keeps_keys: bool = True  # context parallelism keeps other ranks' keys and values; rings and exchanges do not
+    # The first update of an offloaded optimizer has all fp32 weights on the device, as PaddlePaddle's own. Priced only.
+    masters_first: bool = False
 
     @property
     def load(self) -> Load:
@@ -184,10 +185,10 @@ class PartMemory(NamedTuple):
     made_mib: float = 0.0  # gradients already produced when the first backward reaches its peak
     gathered_mib: float = 0.0  # zero3's weights while the part runs
     joined_mib: float = 0.0  # the message in which gradients are reduced
-    # With optimizer states in the host's memory, in the first update:
+    host_mib: float = 0.0  # optimizer states in the host's memory
+    # Of these in the first update, where that has all fp32 weights on the device:
     master_mib: float = 0.0  # fp32 weights
     matrix_mib: float = 0.0  # moments of its largest matrix
-    host_mib: float = 0.0  # all of its states, in the host's memory
 
     def __add__(self, other: PartMemory) -> PartMemory:  # type: ignore[override]
         """Memory of two halves of a part together."""
@@ -254,7 +255,8 @@ class StageMemory:
     activations_mib: float  # of all micro-batches in flight
     working_mib: float  # the workspace
     estimate_mib: float | None = None  # of tensors, from a walk through the step; None: no walk finds it
-    apart_mib: float = 0.0  # optimizer offloaded: tensors, if update and backward share no place
+    apart_mib: float = 0.0  # with `masters_first`: tensors, if update and backward share no place
+    host_mib: float = 0.0  # optimizer states in the host's memory, which is no part of the others
 
     @property
     def tensors_mib(self) -> float:

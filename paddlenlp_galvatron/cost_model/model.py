@@ -75,7 +75,7 @@ class CostModel:
         options = replace(self.options, context_mib=context_mib, freed=freed)
         if options == self.options:
             return self
-        if options.offload_optimizer:  # whose prices depend on the reserve
+        if options.masters_first and self.assumed.offload_optimizer:  # whose prices depend on the reserve
             return self._with(options)
         other = copy(self)  # with the prices that are known
         other.options = options

@@ -13,10 +13,10 @@ from functools import cache, cached_property
 from types import MethodType
 from typing import Any, NamedTuple, TypeVar, cast
 
-from ..base import GB_PER_S, MIB, UserError
+from ..base import FP32_BYTES, GB_PER_S, MIB, UserError
 from ..model import ModelShape
 from ..plan.mesh import Mesh
-from ..plan.strategy import JOINED_NUMBERS, Assumptions, DataParallel
+from ..plan.strategy import JOINED_NUMBERS, PART, PLACES, STATES, Assumptions, DataParallel
 from ..profiles.computation import PassTimes
 from .collectives import Calls, CallTimes, Setting
 from .costs import CostOptions, LayerCost, PartMemory, Profiles, StageSetting, States, Task, Terms, Workspace
@@ -62,7 +62,7 @@ class ModulePrices:
         self.seqs = tuple(shape.seq_length or assumed.seq_length for shape in self.models)
         self.state_bytes = StateBytes.of(assumed.mixed_precision, bool(assumed.fp32_gradients))  # of trained weights
         # To and from the host's memory, where the optimizer's states lie there; else None.
-        self.host_mib_per_ms = self._host_mib_per_ms() if options.offload_optimizer else None
+        self.host_mib_per_ms = self._host_mib_per_ms() if assumed.offload_optimizer else None
 
     def _host_mib_per_ms(self) -> float:
         if self.profiles.device.host_link_gb_per_s is None:
@@ -134,7 +134,7 @@ class ModulePrices:
         updated = (weights.matrices / (sharding if sharded else 1) + weights.vectors) if learns else 0.0
         states, workspace, memory = self.held(dp_type, sharding, setting, weights, room, several_matrices)
         optimizer_ms = updated / 1e6 * self.times.profile.optimizer_ms_per_million
-        if self.host_mib_per_ms:  # there and back, one matrix after the other, with nothing during it
+        if self.host_mib_per_ms:  # there and back: both ways share the host's memory with the node's other GPUs
             optimizer_ms += 2 * memory.host_mib / self.host_mib_per_ms
         gather_shown_ms = forward - passes.forward_ms, backward - compute_ms
         terms = Terms(
@@ -167,8 +167,15 @@ class ModulePrices:
         several_matrices: bool = True,
     ) -> tuple[States, Workspace, PartMemory]:
         """`module_memory` under this model's options."""
-        offload, apart = self.options.offload_optimizer, self.options.freed is not None
-        return module_memory(weights, setting, dp_type, sharding, room, several_matrices, offload, apart)
+        options = self.options
+        apart = options.masters_first and options.freed is not None
+        return module_memory(weights, setting, dp_type, sharding, room, several_matrices, options.masters_first, apart)
+
+    @property
+    def places_mib(self) -> float:
+        """Memory of a rank through which an offloaded optimizer's states pass."""
+        passes = self.assumed.offload_optimizer and not self.options.masters_first
+        return PLACES * STATES * PART * FP32_BYTES / MIB if passes else 0.0
 
 
 def module_memory(
@@ -178,17 +185,17 @@ def module_memory(
     sharding: int,
     room: Room,
     several_matrices: bool = True,
-    offload: bool = False,
+    masters_first: bool = False,
     apart: bool = False,
 ) -> tuple[States, Workspace, PartMemory]:
     """(states, workspace, all of it for a walk) of a module whose matrices are shared by `sharding` ranks.
 
     With `async_grad_reduce` gradients of several micro-batches are summed before they are reduced. With one
     micro-batch alone gradients come as activations go, so that only their excess over these is added to the states.
-    `offload`: the optimizer's states lie in the host's memory. In the first update the fp32 weights of all modules are
-    still on the device, and one matrix after the other gets its moments, which leave with its fp32 weight. No
-    activations are there by then: their place is enough for most of it; `apart`: if the allocator gives it none, and
-    none to the 16-bit weights that are then gathered.
+    `masters_first`: if the optimizer is offloaded, its first update still has the fp32 weights of all modules on the
+    device, and one matrix after the other gets its moments, which leave with its fp32 weight. No activations are there
+    by then: their place is enough for most of it; `apart`: if the allocator gives it none, and none to the 16-bit
+    weights that are then gathered.
     """
     per_weight, several, async_reduce = setting.states, setting.several, setting.assumed.async_grad_reduce
     matrices_mib = weights.matrices / MIB
@@ -200,12 +207,12 @@ def module_memory(
     kept_mib = gradient_mib / (1 if whole_gradients else shards)
     moments_mib = matrices_mib * per_weight.optimizer / shards + vectors_mib * per_weight.optimizer
     master_mib = moments_mib * max(per_weight.optimizer - MOMENT_BYTES, 0) / max(per_weight.optimizer, 1)
-    host_mib = moments_mib  # if offloaded
+    offload, host_mib = setting.assumed.offload_optimizer, moments_mib
     if offload and apart:
         gathers = sharded and dp_type is not DataParallel.ZERO3
         moments_mib = master_mib + max(gathers * matrices_mib * per_weight.weight - room.activation_mib, 0.0)
     elif offload:
-        moments_mib = max(master_mib - room.activation_mib, 0.0)
+        moments_mib = max(master_mib - room.activation_mib, 0.0) if masters_first else 0.0
     states = States(
         matrices_mib * per_weight.weight / (shards if dp_type is DataParallel.ZERO3 else 1)
         + vectors_mib * per_weight.weight,
@@ -228,8 +235,9 @@ def module_memory(
         joined_mib=joined_mib,
     )
     if offload:
-        matrix_mib = weights.largest / MIB * MOMENT_BYTES / shards
-        part = part._replace(master_mib=master_mib, matrix_mib=matrix_mib, host_mib=host_mib)
+        part = part._replace(host_mib=host_mib)
+    if offload and masters_first:
+        part = part._replace(master_mib=master_mib, matrix_mib=weights.largest / MIB * MOMENT_BYTES / shards)
     return states, _workspace(part, room, made_mib, setting, sharded), part
 
 

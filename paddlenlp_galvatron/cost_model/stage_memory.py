@@ -44,6 +44,7 @@ def memory_of(
         sum(cost.states_mib for cost in costs),
         _held_mib(chunks, fullest(plan, stage, chunks)),
         working_mib,
+        host_mib=sum(cost.memory.host_mib for cost in costs if cost.memory),
     )
     ordered = [[*rest, first] for first, *rest in chunks] if plan.pipeline == 1 else chunks
     walked = [[part.memory for part in parts] for parts in ordered]
@@ -53,7 +54,8 @@ def memory_of(
     runs = plan.schedule.runs(stage, plan.pipeline, plan.micro_batches, plan.chunks)
     passes = list(without_repeats(runs, plan.chunks))
     estimate_mib = shared_mib + peak_mib(known, passes, reduced_each)
-    apart_mib = shared_mib + _apart_mib(costs, known, passes, reduced_each) if options.offload_optimizer else 0.0
+    masters_first = any(part.matrix_mib for parts in known for part in parts)
+    apart_mib = shared_mib + _apart_mib(costs, known, passes, reduced_each) if masters_first else 0.0
     return replace(memory, estimate_mib=estimate_mib, apart_mib=apart_mib)
 
 
@@ -68,7 +70,7 @@ def _apart_mib(
     matrix's moments, and weights of 16 bits that are gathered into blocks of their own."""
     parts = [part for chunk in chunks for part in chunk]
     master_mib = sum(part.master_mib for part in parts)
-    passes_alone = [[part._replace(host_mib=0.0) for part in chunk] for chunk in chunks]
+    passes_alone = [[part._replace(matrix_mib=0.0) for part in chunk] for chunk in chunks]
     gathered_mib = sum(
         cost.terms.states.parameters_mib
         for cost in costs
@@ -138,7 +140,7 @@ def peak_mib(chunks: Sequence[Sequence[PartMemory]], passes: Sequence[Pass], red
         in_flight_mib -= activations_mib[chunk]
         sent = (chunk, done[chunk] > 0) if reduced_each else None
         done[chunk] += 1
-    peaks = [fixed_mib + updating_mib] if any(part.host_mib for part in every) else []
+    peaks = [fixed_mib + updating_mib] if any(part.matrix_mib for part in every) else []
     for start, held_mib in most_mib.items():
         kept_mib = sum(sizes[state] for sizes, state in zip(gradients_mib, start.states, strict=True))
         before = _Sent() if start.sent is None else _Sent(_last_sent(chunks[start.sent[0]]), start.sent[1])

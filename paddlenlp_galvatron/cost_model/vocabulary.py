@@ -118,7 +118,7 @@ class VocabPrices:
         """Masks, ids of a rank's own rows of the batch, and messages between stages."""
         end = 0 if role == "first" else len(self._models) - 1
         rows = samples * stage.micro_batches
-        fixed_mib = self._modules.constants_mib
+        fixed_mib = self._modules.constants_mib + self._modules.places_mib
         fixed_mib += batch_mib(self._memory, rows, self._seqs[end], stage.micro_batches)
         if role != "only":
             messages = (NEXT if role == "first" else BEFORE)[stage.micro_batches > 1]
@@ -132,7 +132,8 @@ class VocabPrices:
         input_mib = widest / stage.stage_size / MIB
         several = stage.micro_batches > 1
         messages = NEXT[several] + (2 if later else BEFORE[several])  # two more gradients may be leaving
-        fixed_mib = messages * input_mib + (0.0 if later else self._modules.constants_mib)
+        constants_mib = self._modules.constants_mib + self._modules.places_mib
+        fixed_mib = messages * input_mib + (0.0 if later else constants_mib)
         memory = PartMemory(fixed_mib=fixed_mib, activation_mib=input_mib)
         return LayerCost.of(Terms(States(masks_mib=fixed_mib)), input_mib, Workspace(), memory)
 

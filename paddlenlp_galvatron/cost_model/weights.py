@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -136,7 +136,8 @@ def expert_weights(model: ModelShape, experts: Experts) -> Weights:
 def held_mib(plan: Plan, shape: ModelShape, stage: int, adapters: Adapters | None = None) -> tuple[float, float]:
     """(weights, states) of each rank of a stage in MiB, sharded as the plan says; a tied table counts once a stage.
 
-    Gradients are whole where they are summed over micro-batches before they are reduced. With `adapters` all weights
+    Gradients are whole where they are summed over micro-batches before they are reduced; optimizer states in the host's
+    memory do not count (`offloaded_mib`). With `adapters` all weights
     are frozen, and the adapters whole.
     """
     last = plan.pipeline - 1
@@ -156,6 +157,8 @@ def held_mib(plan: Plan, shape: ModelShape, stage: int, adapters: Adapters | Non
         has_table = shape.tied_embeddings and stage == 0
         held.append((*vocab, Weights(whole_vectors=head.whole_vectors) if has_table else head))
     per_weight = StateBytes.of(plan.assumed.mixed_precision, bool(plan.assumed.fp32_gradients))
+    if plan.assumed.offload_optimizer:
+        per_weight = replace(per_weight, optimizer=0)
     whole = plan.assumed.async_grad_reduce and plan.micro_batches > 1
     weights = states = 0.0
     if adapters:
@@ -170,3 +173,9 @@ def held_mib(plan: Plan, shape: ModelShape, stage: int, adapters: Adapters | Non
         states += module.matrices * per_weight.held(dp_type, sharding, whole)
         states += module.vectors * per_weight.held(DataParallel.DDP, 1, whole_gradients=True)
     return weights / MIB, states / MIB
+
+
+def offloaded_mib(plan: Plan, shape: ModelShape, stage: int, adapters: Adapters | None = None) -> float:
+    """Optimizer states that each rank of a stage has in the host's memory, MiB."""
+    whole = replace(plan, assumed=replace(plan.assumed, offload_optimizer=None))
+    return held_mib(whole, shape, stage, adapters)[1] - held_mib(plan, shape, stage, adapters)[1]

@@ -97,6 +97,7 @@ class _Reading:
                 seq_length=read.max_seq_len,
                 fp32_gradients=read.amp_master_grad and read.precision is not Precision.FP32,
                 flash_attention=read.attn_implementation != "eager",
+                offload_optimizer=read.tensorwise_offload_optimizer or None,
             ),
         )
         plan = sharded_over_all(plan)

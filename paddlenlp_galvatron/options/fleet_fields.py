@@ -177,8 +177,6 @@ def options_of(content: Mapping[str, Any], known: Container[str]) -> tuple[dict[
         )
         if not uniform or read.num_empty_layers_add_in_head or read.num_empty_layers_add_in_tail:
             faults.append(f"recompute_granularity, num_empty_layers_add_in_tail: layers differ; {PLAN_FIRST}")
-        if read.tensorwise_offload_optimizer:
-            faults.append("tensorwise_offload_optimizer: optimizer states stay on the device in training; give false")
     else:
         options["trainer"] = "paddlefleet"
         notes.append("degrees and recompute of the recipe are left to the search")

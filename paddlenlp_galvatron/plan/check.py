@@ -55,15 +55,6 @@ def task_note(plan: Plan, rank: int | None) -> str:
     return ""
 
 
-# Option of a search that is priced but not trained -> why. `train` refuses plans of it; search and texts.json say so.
-PLANNED_ONLY = {"offload_optimizer": "galvatron train has no offload"}
-
-
-def planned_only(options: object) -> list[str]:
-    """Those of PLANNED_ONLY that a search had; `options`: as its plan's file names them."""
-    return [name for name in PLANNED_ONLY if isinstance(options, dict) and options.get(name)]
-
-
 def require_trainable(plan: Plan, task: str = "", adapts: bool = False) -> None:
     """Raise UserError when the plan was searched for a task that cannot be trained, or for adapters, which need less
     memory than all weights, unless this `task`, where one is given, `adapts`, too."""
@@ -76,12 +67,6 @@ def require_trainable(plan: Plan, task: str = "", adapts: bool = False) -> None:
         raise UserError(
             f"recompute_enc: {', '.join(modules)} is PaddleFleet's, whose recipe galvatron plan to-paddlefleet writes; "
             "search a plan without it"
-        )
-    if names := planned_only(searched_options(plan)):
-        raise UserError(
-            f"galvatron.searched_from: the plan was searched with {name}, which can be planned but not "
-            "trained; search a plan without it"
-            for name in names
         )
 
 

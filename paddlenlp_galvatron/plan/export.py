@@ -192,7 +192,7 @@ def _only_in_fleet(plan: Plan, model: ModelShape | None) -> dict[str, Argument]:
         arguments[MTP] = 0  # config.json may ask for MTP, which the plan has not
     if plan.assumed.flash_attention is not None:
         arguments["_attn_implementation"] = "flashmask" if plan.assumed.flash_attention else "eager"
-    if searched_options(plan).get("offload_optimizer"):
+    if plan.assumed.offload_optimizer:
         arguments["tensorwise_offload_optimizer"] = True
     if sharding_stage(plan) == 1:  # its tensors are cut evenly, as the plan's
         master = plan.assumed.fp32_gradients is not False

@@ -48,6 +48,9 @@ class AssumedFields(BaseModel):
     fused_cross_entropy: bool | None = Field(
         None, description="Paddle's fused loss over a vocabulary split by tp; absent: not used"
     )
+    offload_optimizer: bool | None = Field(
+        None, description="the optimizer's states are in the hosts' memory between updates; absent: on the devices"
+    )
 
 
 class OpenObject(BaseModel):
@@ -384,11 +387,22 @@ def _to_plan(fields: StrategyFile, given_world: int | None, smallest_world: bool
         schedule=fields.pipeline_type,
         chunks=fields.virtual_pp_deg,
         default_dp_type=default,
-        assumed=Assumptions(**assumed.model_dump() | {"mixed_precision": Precision(assumed.mixed_precision)}),
+        assumed=Assumptions(
+            **assumed.model_dump()
+            | {"mixed_precision": Precision(assumed.mixed_precision), "offload_optimizer": _offloads(extra)}
+        ),
         stated=frozenset(assumed.model_dump(exclude_unset=True, exclude_none=True)),
         metadata=extra.model_dump(exclude={"format_version", "assumed"}, exclude_unset=True),
     )
     return sharded_over_all(plan)
+
+
+def _offloads(extra: GalvatronObject) -> bool | None:
+    """Whether a plan offloads the optimizer. Files of version 0.1.0 have it in the search's options."""
+    searched = extra.model_dump().get("searched_from") or {}
+    options = searched.get("options")
+    asked = isinstance(options, dict) and options.get("offload_optimizer")
+    return extra.assumed.offload_optimizer or bool(asked) or None
 
 
 def _world_size(fields: StrategyFile, given: int | None, fitting: set[int] | None) -> int:

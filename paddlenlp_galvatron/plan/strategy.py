@@ -24,6 +24,9 @@ T = TypeVar("T")
 # Under ddp the gradients of a module with no more weights in matrices go in one message, as each has its latency; those
 # of larger ones weight by weight, where they are.
 JOINED_NUMBERS = 8 * MIB
+# An offloaded optimizer's states pass through places on the device: numbers that a place has of each, as copies of
+# 32 MiB reach a bus's speed; places, as copies and kernels overlap; states: fp32 weight and two moments.
+PART, PLACES, STATES = 8 * MIB, 2, 3
 
 
 class DataParallel(StrEnum):
@@ -147,6 +150,8 @@ class Assumptions:
     fused_rope: bool | None = None
     fused_rms_norm: bool | None = None
     fused_cross_entropy: bool | None = None  # over a split vocabulary
+    # None: off.
+    offload_optimizer: bool | None = None  # its states are in the host's memory, and updated part by part
 
     @property
     def fused(self) -> Fused:

@@ -25,7 +25,7 @@ from ..profiles.data_sheet import Device, load_data_sheet
 from ..profiles.files import allreduce_name, device_of, p2p_name, read_profile, sp_time_name
 from ..profiles.reserve import Reserve
 from .branch_and_bound import Watch
-from .hints import Hint, hints, larger_batch
+from .hints import Hint, fewer_gpus, hints, larger_batch
 from .options import BATCH, SearchOptions, TaskOptions
 from .question import Question, SharedTime, budget_gib, prices
 from .result import Candidate, Job, Need, price_of
@@ -154,10 +154,11 @@ def hints_of(found: Sequence[Fit], options: FitOptions) -> list[Hint]:
         return []
     one = next((one for one in found if one.best), found[-1])
     asked = hints(one.question, one.best, options.model_fields_set)
+    fewer = fewer_gpus(one.question, one.best) if one.best and options.gpus is None else None
     shown = [hint for hint in asked if len(options.gpus or ()) == 1 or "num_nodes" not in hint.options]
     most = found[-1]  # which a small batch keeps least busy
     larger = larger_batch(most.question, most.best) if most.best and most.gpus % most.device_width == 0 else None
-    return [*shown, larger] if larger else shown
+    return [*shown, *filter(None, (fewer, larger))]
 
 
 @dataclass(frozen=True)

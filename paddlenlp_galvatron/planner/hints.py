@@ -76,6 +76,24 @@ def larger_batch(question: Question, best: Candidate) -> Hint | None:
     return Hint(change, speed, speed / now - 1) if speed > now * (1 + LEAST_GAIN) else None
 
 
+def fewer_gpus(question: Question, best: Candidate) -> Hint | None:
+    """Half of one node's GPUs, where the model fits on them with the optimizer offloaded. None: it does not."""
+    options = question.options
+    gpus = options.world_size // 2
+    if options.num_nodes > 1 or not gpus or options.offload_optimizer or not options.device:
+        return None
+    try:
+        asked = question.changed(num_gpus_per_node=gpus, world_size=gpus, offload_optimizer=True)
+        half = asked.search(seconds=HINTS_S, compared=False).best
+    except GalvatronError:
+        return None
+    if half is None:
+        return None
+    seq_length = question.model.seq_length
+    now, speed = speed_of(options.world_size, seq_length, best), speed_of(gpus, seq_length, half)
+    return Hint({"offload_optimizer": True, "gpus": gpus}, speed, speed / now - 1)
+
+
 def free_plan(question: Question) -> Candidate | None:
     """The best plan where Galvatron's own trainer runs it; None: none was found in `FREE_S`."""
     return question.changed(trainer="galvatron").search(seconds=FREE_S, compared=False).best
@@ -98,6 +116,8 @@ def _changes(question: Question, given: Container[str]) -> Iterator[dict[str, An
             yield {"sp_space": "tp+sp"}
     if options.task in ("sft", "dpo") and "lora_rank" not in given and not options.trained.frozen:
         yield {"task": "lora"} if options.task == "sft" else {"lora_rank": 8}
+    if options.trainer in ("galvatron", "paddlefleet") and "offload_optimizer" not in given:
+        yield {"offload_optimizer": True}
     if options.device and load_data_sheet(options.device).gpus_per_node <= options.num_gpus_per_node:  # whole nodes
         yield from ({"num_nodes": nodes} for nodes in (options.num_nodes - 1, options.num_nodes + 1) if nodes)
 

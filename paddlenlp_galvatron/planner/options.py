@@ -70,7 +70,6 @@ class TaskOptions(Options):
         """The task for the cost model."""
         return CostOptions(
             task=self.trained,
-            offload_optimizer=self.offload_optimizer,
             imbalance=self.moe_imbalance,
             imbalance_bound=max(self.moe_imbalance, self.moe_imbalance_bound),
             kernels=ONE_BY_ONE if self.experts_one_by_one else GROUPED,
@@ -316,6 +315,7 @@ class SearchOptions(TaskOptions, LimitOptions):
             self.seq_length,
             summed,
             self.use_flash_attention,
+            offload_optimizer=self.offload_optimizer or None,
         )
 
     @property
@@ -328,7 +328,10 @@ class SearchOptions(TaskOptions, LimitOptions):
     def cost_options(self) -> CostOptions:
         """The task, the reserve and the buffer for the cost model."""
         buffer = not self.no_global_memory_buffer
-        return replace(super().cost_options, context_mib=self.reserve_mib, global_memory_buffer=buffer)
+        theirs = self.trainer != "galvatron"
+        return replace(
+            super().cost_options, context_mib=self.reserve_mib, global_memory_buffer=buffer, masters_first=theirs
+        )
 
     @property
     def priced_by(self) -> tuple[object, ...]:

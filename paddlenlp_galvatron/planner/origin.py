@@ -102,6 +102,7 @@ def _options(searched: Mapping[str, Any], origin: OriginOptions, plan: Plan, seq
         "sequence_parallel": assumed.sequence_parallel,
         "mixed_precision": assumed.mixed_precision,
         "no_async_grad_reduce": not assumed.async_grad_reduce,
+        "offload_optimizer": bool(assumed.offload_optimizer),
     }
     # The search may have set assumptions that the plan leaves open.
     stated = {"amp_master_grad": assumed.fp32_gradients, "use_flash_attention": assumed.flash_attention}

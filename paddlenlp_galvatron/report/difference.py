@@ -37,6 +37,7 @@ def fields(plan: Plan) -> dict[str, str]:
         "gradients reduced": "every step" if assumed.async_grad_reduce else "every micro-batch",
         "gradients summed in fp32": _switch(assumed.fp32_gradients),
         "flash attention": _switch(assumed.flash_attention),
+        "optimizer offloaded": _switch(bool(assumed.offload_optimizer)),
         "data parallel by default": str(plan.default_dp_type),
     }
 

@@ -179,6 +179,7 @@ def _assumed(plan: Plan) -> str:
         "fused_rope": f"{'fused' if assumed.fused_rope else 'plain'} rotary positions",
         "fused_rms_norm": f"{'fused' if assumed.fused_rms_norm else 'plain'} RMSNorm",
         "fused_cross_entropy": f"{'fused' if assumed.fused_cross_entropy else 'plain'} cross entropy",
+        "offload_optimizer": f"optimizer states on the {'host' if assumed.offload_optimizer else 'device'}",
     }
     return ", ".join(text for name, text in words.items() if name in plan.stated) or "nothing; training's flags decide"
 

@@ -185,7 +185,7 @@ def hint_line(hint: Hint, gpus_per_node: int | None = None) -> str:
         if name == "num_nodes" and gpus_per_node:
             name, value = "gpus", value * gpus_per_node
         elsewhere = "galvatron search " if gpus_per_node and name == "sp_space" else ""
-        words.append(f"{elsewhere}--{'batch' if name == 'settle_bsz' else name} {value}")
+        words.append(f"{elsewhere}--{'batch' if name == 'settle_bsz' else name}{'' if value is True else f' {value}'}")
     gain = "a plan fits" if hint.gain is None else f"{hint.gain:+.1%}"
     return f"hint: with {' '.join(words)} {gain}: {hint.tokens_per_s_per_gpu:,.0f} tokens/s/GPU"
 

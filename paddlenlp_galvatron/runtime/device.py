@@ -125,6 +125,44 @@ class Mark:
         return (self.since_1970_ns - first.since_1970_ns) / NS_PER_MS
 
 
+def has_streams() -> bool:
+    """Whether calls return before the device has done their work."""
+    return on_gpu()
+
+
+def event_here() -> Any:
+    """An event of the current stream, behind all that it was given; None on CPU."""
+    return paddle.device.current_stream().record_event() if has_streams() else None
+
+
+def compute_after(event: Any) -> None:
+    """Let the current stream wait for an event of another stream."""
+    if event is not None:
+        paddle.device.current_stream().wait_event(event)
+
+
+class CopyStream:
+    """A stream besides the compute stream; on CPU the same."""
+
+    def __init__(self) -> None:
+        self._stream = paddle.device.Stream() if has_streams() else None
+
+    @contextmanager
+    def after(self, event: Any) -> Iterator[None]:
+        """Queue the block's calls here, behind an event."""
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_event(event)
+        with paddle.device.stream_guard(self._stream):
+            yield
+
+
+def on_device(tensor: Any) -> bool:
+    """Whether a tensor lies in a device's own memory."""
+    return bool(tensor.place.is_gpu_place() or tensor.place.is_custom_place())
+
+
 def finish_computing() -> None:
     """Wait for the compute queue of this rank's device; messages may still be in flight."""
     if on_gpu():
@@ -151,7 +189,9 @@ def to_device(numbers: Any) -> Any:
 
 def to_host(tensor: Any) -> Any:
     """A copy of a tensor as a NumPy array."""
-    if not on_gpu():
+    if has_streams() and not on_device(tensor):
+        synchronize()  # copies to it may be queued
+    if not on_gpu() or not on_device(tensor):
         return tensor.numpy()
     staged = paddle_private.copy_later(tensor, paddle.CUDAPinnedPlace())
     finish_computing()

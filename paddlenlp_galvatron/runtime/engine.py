@@ -23,6 +23,7 @@ from .batch import IGNORED_LABEL, Batch, Facts, Samples, samples_of
 from .collectives import KINDS, all_gather, all_reduce, traffic_bytes, traffic_calls
 from .gradients import global_norm, reduce_gradients, update_in_turns
 from .groups import Groups, RankGroups, require_world, start_world
+from .host_states import HostStates
 from .pipeline import Pipeline
 from .precision import LossScaler
 from .setup import ModelSetup
@@ -71,6 +72,7 @@ class Engine:
         self.groups.create(stage_groups(plan, shape, seq_length), exchanging(plan, shape), in_kernels)
         self.stage = Stage(setup, RankGroups(plan, self.rank, self.groups))
         self._pipeline = Pipeline(plan, self.stage, self.rank, self.groups)
+        self._host_states = HostStates() if plan.assumed.offload_optimizer else None
         self._world = dist.get_group(0) if world_size > 1 else None
         self.scaler = LossScaler(loss_scale) if plan.assumed.mixed_precision is Precision.FP16 else None
 
@@ -202,7 +204,8 @@ class Engine:
         norm: float = global_norm(self.trainables, self._world) / self.gradient_scale
         finite = isfinite(norm)
         if finite:
-            update_in_turns(optimizer, self.trainables, min(1.0, max_norm / max(norm, TINY)) / self.gradient_scale)
+            update = self._host_states.update if self._host_states else update_in_turns
+            update(optimizer, self.trainables, min(1.0, max_norm / max(norm, TINY)) / self.gradient_scale)
         for trainable in self.trainables:
             trainable.drop_gradient()
         if self.scaler:

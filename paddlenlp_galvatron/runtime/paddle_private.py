@@ -68,13 +68,24 @@ class MultiTensorAdamW(paddle.optimizer.AdamW):  # type: ignore[misc]
         def state(kind: str) -> list[Any]:
             return [self._get_accumulator(kind, tensor) for tensor in tensors]
 
-        moments = state(self._moment1_acc_str), state(self._moment2_acc_str), None  # no AMSGrad
+        moments = state(self._moment1_acc_str), state(self._moment2_acc_str)
         powers = state(self._beta1_pow_acc_str), state(self._beta2_pow_acc_str)
-        rate, no_masters, never_skip = self._global_learning_rate(), None, None
+        self.run_kernel(tensors, gradients, moments, powers, decay)
+
+    def run_kernel(
+        self,
+        tensors: list[Any],
+        gradients: list[Any],
+        moments: tuple[list[Any], list[Any]],
+        powers: tuple[list[Any], list[Any]],
+        decay: float,
+    ) -> None:
+        """Update tensors and their states."""
+        rate, no_amsgrad, no_masters, never_skip = self._global_learning_rate(), None, None, None
         numbers = self._beta1, self._beta2, self._epsilon, self.CHUNK, decay
         how = {"use_adamw": True, "multi_precision": False, "use_global_beta_pow": False, "amsgrad": False}
         paddle._C_ops.fused_adam_(
-            *(tensors, gradients, rate, *moments, *powers, no_masters, never_skip, *numbers, *how.values())
+            *(tensors, gradients, rate, *moments, no_amsgrad, *powers, no_masters, never_skip, *numbers, *how.values())
         )
 
 
@@ -82,7 +93,62 @@ def make_states(optimizer: Any) -> None:
     """Let an AdamW make its states, zeros, which it would make in its first step."""
     if isinstance(optimizer, paddle.optimizer.AdamW):
         optimizer.helper = LayerHelper(type(optimizer).__name__)
-        optimizer._create_accumulators(default_main_program().global_block(), optimizer._parameter_list)
+        for tensor in optimizer._parameter_list:  # one after the other: few are on the device at once
+            optimizer._create_accumulators(default_main_program().global_block(), [tensor])
+            if tensor.optimize_attr.get(STATES_IN_HOST):
+                for moment in moments_of(optimizer, tensor):
+                    move_to_host(moment)
+
+
+STATES_IN_HOST = "states_in_host"  # key of a tensor's attributes
+
+
+def moments_of(optimizer: Any, tensor: Any) -> list[Any]:
+    """An optimizer's states of a tensor that are as large as it."""
+    if not isinstance(optimizer, paddle.optimizer.AdamW):
+        return []
+    return [state_of(optimizer, tensor, kind) for kind in (optimizer._moment1_acc_str, optimizer._moment2_acc_str)]
+
+
+def move_to_host(tensor: Any) -> None:
+    """Let a tensor lie in the host's memory, page-locked for copies of a GPU."""
+    place = paddle.CUDAPinnedPlace() if str(paddle.device.get_device()).startswith("gpu") else paddle.CPUPlace()
+    tensor.detach()._copy_to(place, True)._share_buffer_to(tensor)
+
+
+def part_of(tensor: Any, start: int, stop: int) -> Any:
+    """Numbers `start..stop-1` of a tensor, flat and on its memory: the host's, too, which `window` copies to a GPU."""
+    whole = tensor.get_tensor()
+    flat = whole._slice(0, whole.shape()[0])
+    flat._set_dims([int(tensor.size)])
+    return core.eager.Tensor(flat._slice(start, stop), tensor.place)
+
+
+def begin_update(optimizer: Any) -> None:
+    """Let an optimizer have the step's learning rate, before `update_part`."""
+    optimizer.helper = LayerHelper(type(optimizer).__name__)
+    optimizer._create_global_learning_rate()
+
+
+def update_part(optimizer: Any, tensor: Any, values: Any, gradient: Any, moments: Sequence[Any], last: bool) -> None:
+    """Let an optimizer update a part of a tensor by the kernel of its `step`. `last`: of the tensor, whose states of
+    one number are updated with it."""
+    rate = optimizer._create_param_lr((tensor, gradient))
+    if not isinstance(optimizer, paddle.optimizer.AdamW):
+        paddle._C_ops.sgd_(values, rate, gradient, None, False)
+        return
+    powers = [state_of(optimizer, tensor, f"beta{number}_pow_acc") for number in (1, 2)]
+    powers = powers if last else [power.clone() for power in powers]
+    decays, decay = optimizer._apply_decay_param_fun(tensor.name), optimizer._weight_decay
+    if isinstance(optimizer, MultiTensorAdamW):
+        (first, second), (power, other) = moments, powers
+        lists = [values], [gradient], ([first], [second]), ([power], [other])
+        optimizer.run_kernel(*lists, decay if decays else 0.0)
+        return
+    betas, few_rows = (optimizer._beta1, optimizer._beta2), 1000
+    numbers = *betas, optimizer._epsilon, 1.0, decay, decays, False, few_rows
+    how = {"multi_precision": False, "use_global_beta_pow": False, "amsgrad": False}
+    paddle._C_ops.adamw_(values, gradient, rate, *moments, None, *powers, None, None, *numbers, *how.values())
 
 
 def state_of(optimizer: Any, tensor: Any, kind: str) -> Any:

@@ -22,6 +22,7 @@ from . import device
 from .batch import Facts, Tokens, documents_of
 from .block import Block
 from .groups import RankGroups
+from .host_states import offload
 from .lora import FrozenUnits
 from .mappings import Redistribution
 from .placement import Placement
@@ -88,8 +89,11 @@ class Stage:
             units.adopt(self._head.parameters, plan.vocab.dp_type)
         self.vectors, self.frozen = units.vectors, units.frozen
         self._chunks = self._cut(plan, units.chain, here)
-        self.trainables: list[Trainable] = [t for unit in self.units for t in unit.make_trainables()]
-        self.trainables += [whole(vector) for vector in self.vectors]
+        self.trainables: list[Trainable] = []
+        for made in self._make_trainables():
+            if plan.assumed.offload_optimizer:  # before the next unit's are made
+                offload(made)
+            self.trainables += made
         start, stop = token_layout(None, plan.stage_size).intervals(self._tokens)[self._local, 0].tolist()
         self.boundary_shape = [stop - start, shape.hidden_size]
         # Ranks that have the same loss: of tokens those that split the vocabulary, of pairs those that split answers.
@@ -118,6 +122,11 @@ class Stage:
             ]
             chunks.append(_Chunk(embedding, chunk_blocks, head, chain, redistributions))
         return chunks
+
+    def _make_trainables(self) -> Iterator[list[Trainable]]:
+        for unit in self.units:
+            yield unit.make_trainables()
+        yield [whole(vector) for vector in self.vectors]
 
     @property
     def chains(self) -> list[Chain]:

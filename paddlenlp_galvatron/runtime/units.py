@@ -73,12 +73,8 @@ class Trainable:
 
     def present_gradient(self, factor: float) -> None:
         """Give the optimizer the gradient times `factor`, in fp32."""
-        gradient = self.gradient
         if self.tensor.grad is None:
-            fp32 = cast(gradient, "float32")
-            if fp32.data_ptr() % ALIGNED_BYTES:  # a window behind a weight of an odd size
-                fp32 = fp32.clone()
-            self.tensor.grad_ = fp32  # shares it, where `grad` would copy and wait for the copy
+            self.tensor.grad_ = in_fp32(self.gradient)  # shares it, where `grad` would copy and wait for the copy
         if factor != 1.0:
             self.tensor.grad.scale_(factor)
 
@@ -94,6 +90,12 @@ class Trainable:
     def drop_gradient(self) -> None:
         self.owner.drop_gradient()
         self.tensor.clear_gradient(False)
+
+
+def in_fp32(gradient: Any) -> Any:
+    """A gradient as the optimizer's kernels read it; itself where it is so."""
+    fp32 = cast(gradient, "float32")
+    return fp32.clone() if fp32.data_ptr() % ALIGNED_BYTES else fp32  # a window behind a weight of an odd size
 
 
 def whole(weight: ShardedParameter) -> Trainable:
@@ -331,13 +333,17 @@ class ShardedUnit(Unit):
             self._windows.close()
             self._flat = None
 
-    def publish(self, updated: Any) -> None:
-        """The optimizer has updated this rank's part: start bringing the whole weights up to date, in place."""
+    def writable(self) -> Any:
+        """This rank's part, which nothing reads now."""
         self.published()
         if self._flight is not None:  # fetched before the update
             self._flight.wait()
             self._flight = None
-        if updated is not self._shard:
+        return self._shard
+
+    def publish(self, updated: Any) -> None:
+        """The optimizer has updated this rank's part: start bringing the whole weights up to date, in place."""
+        if updated is not self.writable():
             paddle.assign(cast(updated, self._shard.dtype), output=self._shard)
         if self._keep_whole:
             self._publishing = all_gather_start(self._shard, self.group, out=self._flat)

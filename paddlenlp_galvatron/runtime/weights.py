@@ -190,6 +190,10 @@ class ShardedParameter:
         self.summed = None
         self.tensor.clear_gradient(False)
 
+    def writable(self) -> Any:
+        """The tensor that takes updated values, which nothing reads now."""
+        return self.tensor
+
     def publish(self, updated: Any) -> None:
         """Take over the values of the tensor that the optimizer has updated, where that is a copy."""
         if updated is not self.tensor:

@@ -70,6 +70,7 @@ class RunOptions(Options):
     use_fused_rope: bool | None = None
     use_fused_rms_norm: bool | None = None
     use_fused_cross_entropy: bool | None = None
+    offload_optimizer: bool | None = None
     load: Path | None = None
     continue_training: bool = False
     load_distributed: bool = False
@@ -131,6 +132,7 @@ class RunOptions(Options):
             "fused_rope": self.use_fused_rope,
             "fused_rms_norm": self.use_fused_rms_norm,
             "fused_cross_entropy": self.use_fused_cross_entropy,
+            "offload_optimizer": self.offload_optimizer,
         }
         return {name: value for name, value in asked.items() if value is not None}
 

@@ -18,6 +18,7 @@ from paddle.autograd import PyLayer
 from paddle.base import core
 
 from paddlenlp_galvatron.runtime import device
+from paddlenlp_galvatron.runtime.paddle_private import part_of
 
 TESTS = Path(__file__).parents[1]
 SOURCE = TESTS / "fixtures" / "fake_device.cc"
@@ -72,7 +73,7 @@ class FakeDevice:
 
     def install(self) -> None:
         """Let the runtime compute on it as on a GPU. Before groups are made."""
-        device.loads_kernels = lambda: True
+        device.loads_kernels = device.has_streams = lambda: True
         device.synchronize = paddle.device.synchronize
         device.allocated_mib = lambda: paddle.device.memory_allocated() / device.MIB
         device.peak_mib = lambda: paddle.device.max_memory_allocated() / device.MIB
@@ -114,8 +115,8 @@ def in_place(operator: Callable[..., Any]) -> Callable[..., Any]:
 
     def call(*arguments: Any, **named: Any) -> Any:
         given = [each for one in arguments for each in (one if isinstance(one, list) else [one])]
-        tensors = [each for each in given if isinstance(each, paddle.Tensor)]
-        places = [tensor.detach() for tensor in tensors]
+        tensors = [each for each in given if isinstance(each, paddle.Tensor) and each.shape]
+        places = [part_of(tensor, 0, int(tensor.size)) for tensor in tensors]  # tensors of `detach` move with a window
         result = operator(*arguments, **named)
         for tensor, place in zip(tensors, places, strict=True):
             if tensor.data_ptr() != place.data_ptr():

@@ -1,8 +1,9 @@
 """One rank of a launch that computes on the fake device. Arguments: the change, the worker's module, and the
 worker's own arguments.
 
-Allocations, frees and waits of the passes of each step are written next to the mailboxes. "sorting": routing takes
-temporary memory from the device, as Paddle's argsort of one axis does.
+Allocations, frees and waits of the passes of each step are written next to the mailboxes, or of each update with
+optimizer states in the host's memory: "offloaded". "sorting": routing takes temporary memory from the device, as
+Paddle's argsort of one axis does.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ os.environ |= {"PADDLE_DISTRI_BACKEND": "xccl", "FLAGS_selected_fakes": "0", "FL
 from paddlenlp_galvatron.runtime import device, experts
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.groups import run_as_rank, start_world
+from paddlenlp_galvatron.runtime.host_states import HostStates
 from paddlenlp_galvatron.runtime.pipeline import Headroom, Pipeline
 
 
@@ -62,7 +64,10 @@ def main() -> None:
 
     Engine.__init__ = around(Engine.__init__, before=cold)  # type: ignore[method-assign]
     Headroom.reserve = around(Headroom.reserve, after=begin)  # type: ignore[method-assign]
-    Pipeline._run = around(Pipeline._run, begin, end)  # type: ignore[method-assign]
+    if changed == "offloaded":
+        HostStates.update = around(HostStates.update, begin, end)  # type: ignore[method-assign]
+    else:
+        Pipeline._run = around(Pipeline._run, begin, end)  # type: ignore[method-assign]
     if changed == "sorting":
         experts._places = around(experts._places, fake.temporary)
     worker = importlib.import_module(module)

@@ -22,7 +22,7 @@ from small_model import small_config
 
 from paddlenlp_galvatron.launch.nodes import ONE_NODE
 from paddlenlp_galvatron.launch.store import STORE, TOKEN_VARIABLE, StoreServer
-from paddlenlp_galvatron.plan import write_plan
+from paddlenlp_galvatron.plan import Precision, write_plan
 from paddlenlp_galvatron.training.checkpoint.stored import open_checkpoint, verify, whole_checkpoints
 from paddlenlp_galvatron.training.data.corpus import Corpus, write_dataset
 from paddlenlp_galvatron.training.data.tokenizer import train_tokenizer
@@ -31,9 +31,12 @@ from paddlenlp_galvatron.training.step_log import read_log
 from .plans import plan
 
 SAVE_STEPS, SEED = 4, 6
+TWO = plan(2, "1z 2", vocab="2", micro_batches=1, batch=2)
+AWAY = replace(TWO.assumed, mixed_precision=Precision.BF16, offload_optimizer=True)
 PLANS = {  # by name: ZeRO-3 next to tensor parallel layers, in one stage and in two
-    "2 ranks": plan(2, "1z 2", vocab="2", micro_batches=1, batch=2),
+    "2 ranks": TWO,
     "4 ranks, two stages": plan(4, "1z 2z", (1, 1), vocab="2z", micro_batches=2, batch=4),
+    "optimizer in host memory": replace(TWO, assumed=AWAY),
 }
 MODEL = small_config("qwen2", hidden=64, inner=128, num_key_value_heads=2, vocab=30000, attention_dropout=0.1)
 # 46 MiB a checkpoint: writing one takes about as long as a step.

@@ -167,7 +167,7 @@ def test_every_refusal_names_its_field(changed, model, fields):
 def test_layers_with_experts_have_expert_parallelism_and_states_are_in_host_memory():
     recipe = read(EXPERTS, expert_model_parallel_size=4, tensorwise_offload_optimizer=True)
     assert [layer.ep for layer in recipe.plan.layers] == [1, *[4] * 7]
-    assert recipe.asked == {"task": "pretrain", "offload_optimizer": True}
+    assert recipe.asked == {"task": "pretrain", "offload_optimizer": True} and recipe.plan.assumed.offload_optimizer
 
 
 def test_a_search_gets_the_job_and_training_its_degrees():

@@ -13,7 +13,6 @@ from paddlenlp_galvatron.options.group import Options
 from paddlenlp_galvatron.options.model_options import SEQ
 from paddlenlp_galvatron.options.prices import RANK
 from paddlenlp_galvatron.options.texts import key_of, texts
-from paddlenlp_galvatron.plan.check import PLANNED_ONLY
 from paddlenlp_galvatron.planner.fit import DEVICE
 from paddlenlp_galvatron.planner.options import BATCH, DIMENSIONS, GPUS_PER_NODE
 
@@ -62,8 +61,3 @@ def test_every_option_has_texts_and_every_text_has_an_option():
 def test_a_text_states_the_default_that_the_code_has(key, facts):
     for text in texts()[key].values():
         assert all(str(fact) in text for fact in facts), text
-
-
-def test_the_text_of_an_option_that_is_not_trained_says_so():
-    words = {"en": "planned only", "zh": "只能规划"}
-    assert all(word in texts()[name][language] for name in PLANNED_ONLY for language, word in words.items())

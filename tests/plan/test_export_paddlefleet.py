@@ -113,7 +113,7 @@ PRINTED = {
         {"stage": "SFT", "fine_tuning": "lora", "lora_rank": 16},
     ),
     "states in host memory": (
-        replace(plan(), metadata={"searched_from": {"options": {"offload_optimizer": True}}}),
+        plan(assumed=replace(BF16, offload_optimizer=True)),
         {"tensorwise_offload_optimizer": True},
     ),
     "experts": (

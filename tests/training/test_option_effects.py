@@ -118,6 +118,10 @@ def adapters(settings: TrainSettings) -> Any:
     return settings.adapters("")
 
 
+def assumed(settings: TrainSettings) -> Any:
+    return settings.load_plan()[0].assumed
+
+
 def best_metric(settings: TrainSettings) -> Any:
     return settings.best_metric, settings.greater_is_better
 
@@ -185,6 +189,7 @@ ROWS = [
     ("autoregressive", 1, batch, SFT),
     ("packing", "best_fit", batch, SFT),
     ("zero_padding", 1, batch, SFT),
+    ("offload_optimizer", 1, assumed, {}),
     ("lora_rank", 2, adapters, LORA),
     ("lora_alpha", 5, adapters, LORA),
     ("rslora", 1, adapters, LORA),

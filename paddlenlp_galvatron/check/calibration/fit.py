@@ -9,7 +9,7 @@ its own speed, so that several are tried first. Runs determine a number if they 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from statistics import fmean
 from typing import NamedTuple
@@ -107,9 +107,9 @@ def cost_of(run: MeasuredRun, sheet: DataSheet) -> CostModel:
         sheet,
         nodes,
         gpus // nodes,
-        run.plan.assumed,
+        replace(run.plan.assumed, offload_optimizer=run.offload_optimizer or None),
         CostOptions(
-            offload_optimizer=run.offload_optimizer,
+            masters_first=not run.ours,
             imbalance=run.imbalance,
             imbalance_bound=run.imbalance,
             kernels=run.kernels,

@@ -1,4 +1,4 @@
-"""The parts that train small models under a plan and in one process: fifteen plans, and schedules that could hang."""
+"""The parts that train small models under a plan and in one process: sixteen plans, and schedules that could hang."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ..parity.parity import WORKER, Case, compare_case, small_case, write_cases
 from .setting import Setting, in_turn
 
 DDP, ZERO2, ZERO3 = DataParallel.DDP, DataParallel.ZERO2, DataParallel.ZERO3
-# Plans of the fifteen that fit one rank.
+# Plans of the sixteen that fit one rank.
 ONE_RANK = ("data parallel", "degrees mixed, strided, recompute", "tied tables", "split vocabulary, AdamW")
 PACKED = ("context parallel", "tied tables")  # whose rows hold several documents
 ONE_KV_HEAD = "tensor parallel"  # all ranks have copies of it
@@ -41,7 +41,7 @@ class Named:
 
 
 def parity(setting: Setting) -> Iterator[Finding]:
-    """Loss and every gradient of fifteen plans, fp32 (on GPUs without TF32) and bf16. A kernel that is off by default
+    """Loss and every gradient of sixteen plans, fp32 (on GPUs without TF32) and bf16. A kernel that is off by default
     is shown, and not checked."""
     for precision in (Precision.FP32, Precision.BF16):
         cases = parity_cases(setting.ranks, precision, setting.on_gpus)
@@ -96,9 +96,9 @@ def _tried(setting: Setting, cases: Sequence[Named], variables: Mapping[str, str
 
 
 def parity_cases(ranks: int, precision: Precision, on_gpus: bool) -> list[Named]:
-    """Fifteen plans: every degree, way to split, ZeRO stage, schedule and part to recompute, ZeRO in a part of the
-    ranks, loss by pieces, packed rows, and latents and experts behind a dense layer. `on_gpus`: some with the defaults
-    of training there, flash attention and other kernels; the others are plain."""
+    """Sixteen plans: every degree, way to split, ZeRO stage, schedule and part to recompute, ZeRO in a part of the
+    ranks, an offloaded optimizer, loss by pieces, packed rows, and latents and experts behind a dense layer. `on_gpus`:
+    some with the defaults of training there, flash attention and other kernels; the others are plain."""
     n, half = ranks, max(1, ranks // 2)
     wide, inner = min(2, n), half if half > 1 else 1
     unsplit, strided = LayerStrategy(), LayerStrategy(wide, consecutive=not n > 2)
@@ -146,6 +146,8 @@ def parity_cases(ranks: int, precision: Precision, on_gpus: bool) -> list[Named]
         )
         for name, (of, family, tied) in plans.items()
     ]
+    offloaded = replace(usual, offload_optimizer=True)
+    named.append(Named("optimizer in the host's memory", _as_trained(n, offloaded, on_gpus)))
     return [*named, Named("split vocabulary, AdamW", _as_trained(n, usual, on_gpus))]
 
 

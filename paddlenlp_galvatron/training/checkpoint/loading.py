@@ -160,12 +160,13 @@ def load(checkpoint: Checkpoint, engine: Engine, optimizer: Any) -> None:
     powers = checkpoint.index.optimizer
     for trainable in engine.trainables:
         with paddle.no_grad():
-            paddle.assign(stored.tensor(trainable, WEIGHT), output=trainable.tensor)
-            trainable.owner.publish(trainable.tensor)
+            values = stored.tensor(trainable, WEIGHT)
+            trainable.tensor.copy_(values, True)  # which may be in the host's memory
+            trainable.owner.publish(values)
             trainable.published()
             states = {kind: state_of(optimizer, trainable.tensor, kind) for kind in (*MOMENTS, *powers)}
             for moment in MOMENTS if powers and states[MOMENTS[0]] is not None else ():
-                paddle.assign(stored.tensor(trainable, moment), output=states[moment])
+                states[moment].copy_(stored.tensor(trainable, moment), True)
             for power, value in powers.items():
                 if states[power] is not None:
                     states[power].set_value(np.array([value], np.float32))
