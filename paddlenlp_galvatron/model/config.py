@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from dataclasses import fields as dataclass_fields
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,9 @@ from .families import FAMILIES, Mixture
 from .fields import Fields, as_json
 from .latents import Latents
 from .shape import ModelShape
-from .unsupported import require_supported
+from .unsupported import faults_of, has_meaning, require_supported
 
+DIFFERENCES = 4  # lines that say how an unknown model differs from the nearest family
 LONGEST_NAME = 100  # longest name that is compared with those of presets
 EXAMPLES = ("qwen2.5-7b", "llama3-8b")
 HUB_NAME = re.compile(r"[\w-]+/[\w.-]+")  # of Hugging Face's hub and PaddleNLP
@@ -73,8 +74,8 @@ def shape_from_config(config: Any, name: str, source: str = "config") -> ModelSh
         raise UserError(f"{source}: a model config holds one JSON object; this one does not")
     name_of_family = config.get("model_type")
     if not isinstance(name_of_family, str) or name_of_family not in FAMILIES:
-        known = ", ".join(FAMILIES)
-        raise UserError(f"{source}: model_type is {shortened(repr(name_of_family))}; supported: {known}")
+        lines = f"model_type is {shortened(repr(name_of_family))}; supported: {', '.join(FAMILIES)}", *_nearest(config)
+        raise UserError(f"{source}: {line}" for line in lines)
     family = FAMILIES[name_of_family]
     fields = Fields(config, family, source)
     heads, layers = fields.number("num_attention_heads"), fields.number("num_hidden_layers", most=MOST_LAYERS)
@@ -127,6 +128,37 @@ def shape_from_config(config: Any, name: str, source: str = "config") -> ModelSh
         )
     # A head_dim that says no more than the other numbers is no own one.
     return replace(shape, own_head_dim=None) if shape.q_width == shape.hidden_size else shape
+
+
+def _nearest(config: dict[str, Any]) -> Iterator[str]:
+    """The known family that an unknown model's config contradicts in the fewest fields, and these fields. Nothing of a
+    config that has no layers."""
+    text = config.get("text_config")
+    config = config | (text if isinstance(text, dict) else {})
+    # Other families than Qwen have windows wherever these have a size.
+    config = {"use_sliding_window": config.get("sliding_window") is not None, "max_window_layers": 0} | config
+    layers, name = config.get("num_hidden_layers"), str(config.get("model_type"))
+    if type(layers) is not int or not 0 < layers <= MOST_LAYERS:
+        return
+    ranked, mixed = [], any("expert" in field for field in config)
+    for family in (each for each in FAMILIES.values() if bool(each.mixture) == mixed):
+        refused = faults_of(config, family, layers)
+        rest = {field: value for field, value in config.items() if field not in refused}
+        faults = list(refused.values())
+        try:
+            shape_from_config(rest | {"model_type": family.name}, "")
+        except UserError as error:
+            faults += [fault.removeprefix("config: ") for fault in error.faults]
+        mixture = family.mixture
+        missing = len({mixture.size, mixture.shared_count or mixture.size} - config.keys()) if mixture else 0
+        likeness = SequenceMatcher(None, family.name, name).ratio()
+        ranked.append((len(faults) + missing, -likeness, family.name, faults))
+    *_, near, faults = min(ranked)
+    known = {field for preset in preset_names() for field in config_of(load_model(preset))}
+    if unread := ", ".join(sorted(field for field in config.keys() - known if has_meaning(field, FAMILIES[near]))):
+        faults.append(f"{shortened(unread)}: no family here reads this")
+    yield f"the nearest is {near}" + (", but:" if faults else "; if its layers are the same, write this as model_type")
+    yield from faults[:DIFFERENCES]
 
 
 def _latents(fields: Fields) -> Latents:

@@ -44,18 +44,29 @@ PLAIN: tuple[tuple[tuple[object, ...], str], ...] = (
 )
 # Fields that match a name of the list, but are computed, belong to classifiers, or choose a kernel.
 FREE = "classifier_dropout summary_* use_fused_*"
+# Fields that no layer depends on, or that are judged by their values alone.
+BESIDE = (
+    "architectures auto_map text_config model_type *token* *dtype use_cache *_version _* *_window* mlp_only* *_step"
+)
 EXPERTS = "num_experts num_local_experts n_routed_experts moe_num_experts n_shared_experts num_shared_experts"
 ALGORITHMS = ("weight_quantize_algo", "quant_type", "quant_method")  # of PaddleNLP's configs; all null: none
 
 
 def require_supported(config: dict[str, Any], family: Family, layers: int, source: str) -> None:
     """Raises UserError for fields that ask for something the layers of the family do not compute here."""
-    plain = [(_any_of(names), values) for values, names in (*_plain_of(family, layers), *PLAIN)]
-    faults = [fault for field, value in config.items() if (fault := _fault(field, value, family, plain))]
-    if _has_windows(config, family, layers):
-        faults.append(f"{family.window} asks for attention to a window alone; give a model with full attention")
-    if faults:
+    if faults := list(faults_of(config, family, layers).values()):
         raise UserError(f"{source}: {fault}" for fault in faults[:2])
+
+
+def faults_of(config: dict[str, Any], family: Family, layers: int) -> dict[str, str]:
+    """The fault of each field that asks for something the layers of the family do not compute here."""
+    plain = [(_any_of(names), values) for values, names in (*_plain_of(family, layers), *PLAIN)]
+    faults = {field: fault for field, value in config.items() if (fault := _fault(field, value, family, plain))}
+    if _has_windows(config, family, layers):
+        faults[family.window] = (
+            f"{family.window} asks for attention to a window alone; give a model with full attention"
+        )
+    return faults
 
 
 def _fault(
@@ -72,6 +83,12 @@ def _fault(
     values = next((values for names, values in plain if names.match(field)), (value,))
     wanted = bool(values[0]) if isinstance(value, bool) and values in (OFF, ONE) else values[0]
     return None if value in values else f"{field} is {as_json(value)}; {as_json(wanted)} alone is supported"
+
+
+def has_meaning(field: str, family: Family) -> bool:
+    """Whether a field that is not read for the family may change what its layers compute."""
+    names = FREE, BESIDE, *(names for _, names in (*PLAIN, *_plain_of(family, 0)))
+    return not _any_of(" ".join(names)).match(field)
 
 
 @lru_cache

@@ -217,6 +217,26 @@ PARTIAL = [
     named("half-turned heads: cp, two stages", "glm4_moe", 4, "1c2 | 1 2r", "1 2 1x2", batch="8/4"),
 ]
 
+# ERNIE-4.5: rotary positions on neighbouring pairs, softmax scores with a bias of the choice.
+TWICE = {"micro_batches": 4, "vocab": "2"}
+ERNIE = [
+    Named("ERNIE: ep 2, ZeRO-3", having(plan(2, "1z 2r 1a 2"), "1 2 2 1x2", (0,)), "ernie4_5_moe", dense=(0,)),
+    Named("ERNIE: all axes", having(plan(4, "4 2u 1c2 2r", vocab="2"), "1 4 2x2 4"), "ernie4_5_moe", dense=(0,)),
+    Named(
+        "ERNIE: ep in two stages, tied",
+        having(plan(4, "2 1 1zr 1", (2, 2), **TWICE), "1 2 1 1x2", (2,)),
+        *("ernie4_5_moe", "adamw"),
+        dense=(0, 2),
+        tied=True,
+    ),
+    Named(
+        "ERNIE: tp 4, ep 4, two stages",
+        having(plan(8, "4 2r 2 2c2", (2, 2), **TWICE, batch=16), "1 2x2 4 1x4"),
+        "ernie4_5_moe",
+        dense=(0,),
+    ),
+]
+
 # Latent attention, and DeepSeek's routing.
 LATENT_TWO = [
     Named("latents: tp 2, ZeRO-3", having(plan(2, "1z 2r 2z 1"), "1 2 1x2 1", dense=(0,)), "deepseek_v3", dense=(0,)),
@@ -243,7 +263,7 @@ LATENT_EIGHT = [
     named("latents: two stages", "deepseek_v3", 8, "[2] 4 2r | 2 2c2", "1 2x2 4 1x4", batch="16/4", dense=(0,))
 ]
 EVERY = [
-    *PARTIAL,
+    *(PARTIAL + ERNIE),
     *(TWO + INTERLEAVED_TWO + PARTS_TWO + EXPERTS_TWO + KINDS_TWO + LATENT_TWO),
     *(FOUR + ZERO + HYBRID_FOUR + INTERLEAVED_FOUR + PARTS_FOUR + CONTEXT_FOUR),
     *(EXPERTS_FOUR + EXPERTS_LATE + KINDS_FOUR + LATENT_FOUR),

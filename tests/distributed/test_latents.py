@@ -44,9 +44,13 @@ def test_plain_queries_under_every_plan_train_as_one_process_does(cases):
 
 @pytest.mark.parametrize(
     ("mistake", "named", "weight"),
-    [("shared key", plans.LATENT_TWO[1], "kv_a_proj_with_mqa"), ("down", plans.LATENT_TWO[0], "_a_proj")],
+    [
+        ("shared key", plans.LATENT_TWO[1], "kv_a_proj_with_mqa"),
+        ("down", plans.LATENT_TWO[0], "_a_proj"),
+        ("bias", plans.ERNIE[0], ""),
+    ],
 )
-def test_a_gradient_that_is_not_summed_is_found(tmp_path, mistake, named, weight):
+def test_a_mistake_in_one_gradient_is_found(tmp_path, mistake, named, weight):
     case = named.case(1)
     write_cases(tmp_path, [case])
     launch(f"{__package__}.wrong_latents_worker", [str(tmp_path), mistake], 2, tmp_path / "log", timeout_s=300)

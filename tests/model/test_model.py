@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from plans import MODEL, json_values
 from small_model import GROUPED_MODEL
@@ -32,6 +32,7 @@ def test_of_experts_only_the_chosen_ones_are_active():
         assert load_model(name).active_parameters / 1e9 == pytest.approx(billions, rel=0.002)
 
 
+ERNIE = {"model_type": "ernie4_5_moe", "moe_num_experts": 6, "moe_k": 2, "moe_num_shared_experts": 0}
 MIXTURE = CONFIG | {"model_type": "qwen3_moe", "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
 
 
@@ -59,13 +60,17 @@ def test_a_config_of_experts_is_read_and_written_alike():
         ({"num_experts_per_tok": 7}, "num_experts_per_tok 7 is more than the 6 experts"),
         ({"decoder_sparse_step": 0}, "decoder_sparse_step is 0; give a whole number from 1"),
         ({"decoder_sparse_step": 8}, "leave none of 4 layers with experts"),
-        ({"mlp_only_layers": [3, 1, 0, 2]}, "leave none of 4 layers with experts"),
+        (ERNIE | {"moe_layer_interval": 5}, "leave none of 4 layers with experts"),
         ({"mlp_only_layers": [-1]}, "mlp_only_layers is [-1]; give a list of numbers of layers"),
-        ({"mlp_only_layers": 1}, "mlp_only_layers is 1; give a list"),
         ({"model_type": "mixtral", "mlp_only_layers": [0]}, "mlp_only_layers is [0]; [] alone is supported"),
         ({"router_jitter_noise": 0.1}, "router_jitter_noise is 0.1; 0 alone is supported"),
         ({"use_sliding_window": True}, "use_sliding_window asks for attention to a window"),
         ({"model_type": "mixtral", "sliding_window": 4096}, "sliding_window asks for attention to a window"),
+        (ERNIE | {"moe_num_experts": [6, 6]}, "moe_num_experts is [6, 6]; give a whole number"),  # one a modality
+        (ERNIE | {"vision_config": {"depth": 2}}, 'vision_config is {"depth": 2}; null alone is supported'),
+        (ERNIE | {"num_experts": 4}, "moe_num_experts and num_experts are two names of one number"),
+        (ERNIE | {"moe_norm_min": 1e-6}, "moe_norm_min is 1e-06; 1e-12 alone is supported"),
+        (ERNIE | {"output_router_logits": True}, "output_router_logits is true; false alone is supported"),
     ],
 )
 def test_what_no_plan_has_of_experts_is_refused_by_field(changed, named):
@@ -99,44 +104,45 @@ def test_layers_without_experts_are_those_of_transformers(layers, step, listed):
     assert (shape.fingerprint == replace(shape, dense_layers=()).fingerprint) is (not shape.dense_layers)
 
 
-ERNIE = {name: value for name, value in MIXTURE.items() if name not in ("num_experts", "num_experts_per_tok")} | {
-    **{"model_type": "ernie4_5_moe", "moe_num_experts": 6, "moe_k": 2, "moe_num_shared_experts": 0},
-}
-
-
 @given(st.integers(1, 9), st.integers(0, 9), st.integers(-1, 12), st.integers(1, 4))
 def test_intervals_of_layers_with_experts_are_those_of_transformers(layers, first, last, step):
     fields = {"moe_layer_start_index": first, "moe_layer_end_index": last, "moe_layer_interval": step}
-    config = ERNIE | fields | {"num_hidden_layers": layers}
+    config = MIXTURE | ERNIE | fields | {"num_hidden_layers": layers}
     end = layers - 1 if last == -1 else last  # Ernie4_5_MoeDecoderLayer of transformers 5.24
     sparse = [index for index in range(layers) if (index + 1) % step == 0 and first <= index <= end]
-    if not sparse:
-        with pytest.raises(UserError, match="leave none"):
-            shape_from_config(config, "small")
-        return
+    assume(sparse)
     shape = shape_from_config(config, "small")
     assert [index for index in range(layers) if shape.of(index).experts] == sparse
     assert shape_from_config(config_of(shape), "small") == shape
 
 
+KIMI = config_of(load_model("kimi-k2")) | {"model_type": "kimi_k2", "torch_dtype": "bfloat16", "eos_token_id": 1}
+
+
 @pytest.mark.parametrize(
-    ("changed", "named"),
+    ("config", "lines"),
     [
-        ({"moe_num_experts": [6, 6]}, "moe_num_experts is [6, 6]; give a whole number"),  # one for each modality
-        ({"vision_config": {"depth": 2}}, 'vision_config is {"depth": 2}; null alone is supported'),
-        ({"num_experts": 4}, "moe_num_experts and num_experts are two names of one number"),
-        ({"num_experts_per_tok": 3}, "moe_k and num_experts_per_tok are two names of one number"),
-        ({"moe_k": 7}, "moe_k 7 is more than the 6 experts"),
-        ({"moe_norm_min": 1e-6}, "moe_norm_min is 1e-06; 1e-12 alone is supported"),
-        ({"output_router_logits": True}, "output_router_logits is true; false alone is supported"),
-        ({"moe_layer_end_index": None}, "moe_layer_end_index is null; give a whole number"),
-        ({"use_bias": True}, "use_bias is true; false alone is supported"),
+        (KIMI, ["the nearest is deepseek_v3; if its layers are the same, write this as model_type"]),
+        (
+            CONFIG | {"model_type": "mistral", "sliding_window": 8},
+            ["the nearest is llama, but:", "sliding_window asks"],
+        ),
+        (
+            KIMI | {"text_config": {"new_size": 3}},
+            ["the nearest is deepseek_v3, but:", "new_size: no family here reads"],
+        ),
+        (
+            MIXTURE | ERNIE | {"model_type": "ernie5", "moe_k": None, "num_experts_per_tok": None},
+            ["is ernie4_5_moe, but:", "moe_k is null; give a whole"],
+        ),
     ],
 )
-def test_what_no_layer_of_ernie_computes_here_is_refused_by_field(changed, named):
+def test_an_unknown_family_is_compared_with_the_nearest_one(config, lines):
     with pytest.raises(UserError) as error:
-        shape_from_config(ERNIE | changed, "small", source="config.json")
-    assert named in str(error.value)
+        shape_from_config(config, "small", source="config.json")
+    first, *others = error.value.faults
+    assert first.startswith("config.json: model_type is ") and len(others) == len(lines)
+    assert all(line in stated for line, stated in zip(lines, others, strict=True))
 
 
 def test_a_config_is_read_by_file_and_by_folder(tmp_path):

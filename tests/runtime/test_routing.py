@@ -18,12 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paddlenlp_galvatron.cost_model.experts import ROW_BUFFERS
-from paddlenlp_galvatron.model import load_model
+from paddlenlp_galvatron.model import FAMILIES, load_model
 from paddlenlp_galvatron.plan import LayerStrategy, Plan, Precision
 from paddlenlp_galvatron.plan.strategy import EXPERT_ROWS, IMBALANCE_BOUND, DataParallel, Experts
 from paddlenlp_galvatron.runtime import device, grouped, router
 from paddlenlp_galvatron.runtime import experts as module
-from paddlenlp_galvatron.runtime.experts import OwnExperts, Routing
+from paddlenlp_galvatron.runtime.experts import OwnExperts, Routing, shares
 from paddlenlp_galvatron.runtime.grouped import UNPADDED, Padding
 from paddlenlp_galvatron.runtime.paddle_private import host_bytes, host_peak_bytes, reset_host_peak
 from paddlenlp_galvatron.runtime.precision import Numbers
@@ -82,6 +82,12 @@ def padded_run(padding: Padding, chosen: np.ndarray) -> list[np.ndarray]:
     out = own.weighted(x, scores, memo)
     out.backward(paddle.randn(out.shape))
     return [out.numpy(), *(tensor.grad.numpy() for tensor in given)]
+
+
+def test_scores_that_sum_to_nothing_are_divided_by_the_least_sum_of_transformers():
+    shape = SimpleNamespace(norm_topk=True, routed_scaling_factor=1, traits=FAMILIES["ernie4_5_moe"])
+    weights = shares(paddle.to_tensor([[1e-14, 3e-14, 1.0]]), paddle.to_tensor([[0, 1]]), shape)
+    np.testing.assert_allclose(weights.numpy(), [[1e-2, 3e-2]], rtol=1e-5)  # moe_norm_min, 1e-12
 
 
 @given(data=st.data(), tokens=st.integers(1, 9), k=st.integers(1, 3), multiple=st.sampled_from([4, 128]))

@@ -210,6 +210,7 @@ def experts_cases(ranks: int) -> Iterator[Named]:
     for name, plan, family in (
         ("GPipe", gpipe, "mixtral"),
         ("GPipe, half-turned heads", gpipe, "glm4_moe"),
+        ("GPipe, chosen by softmax and bias", gpipe, "ernie4_5_moe"),
         ("interleaved", interleaved, "qwen2_moe"),
         ("1F1B, a micro-batch less than stages", few, "qwen3_moe"),
     ):
