@@ -121,7 +121,7 @@ def fields_of(content: Mapping[str, Any]) -> Fields:
         if outcome is None:
             rest[name] = flat[name]
         elif outcome.fault:
-            faults.append(f"{name}: {outcome.fault}")
+            faults.append(f"{name}: {flat[name]} is not supported: {outcome.fault}")
         elif outcome.idle:
             idle[name] = outcome.idle
     try:

@@ -70,7 +70,7 @@ def program_of(names: Iterable[str]) -> str:
 class Outcome(NamedTuple):
     """The outcome for an option without a use here; both are empty for a value that applies anyway."""
 
-    fault: str = ""  # why it is refused
+    fault: str = ""  # why its value is refused
     idle: str = ""  # why it has no effect
 
 
@@ -86,7 +86,7 @@ def outcome_of(name: str, value: object, beside: Mapping[str, Fate] = {}) -> Out
         return Outcome()
     if any(same(str(value), one) for one in fate.values.split("|")):
         return Outcome() if fate.holds else Outcome(idle=fate.why)
-    return Outcome(fault=f"{value} is not supported: {fate.why}")
+    return Outcome(fault=fate.why)
 
 
 def idle_note(idle: Mapping[str, str]) -> str:

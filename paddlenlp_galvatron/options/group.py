@@ -5,7 +5,7 @@ Words of a command line -> (name, value) -> canonical name and value -> groups o
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
@@ -23,6 +23,7 @@ UNSET = "None"  # a script's word for an option that it leaves unset
 BOOLEAN_WORDS = ("0", "1", "false", "true")
 PLACES = ("output", "output_dir", "output_config_path")  # options that -o sets
 MOST_OPTIONS = 500  # of a file
+MOST_NAMED = 10  # options in a line, which are refused for one reason
 
 
 def _split(value: object) -> object:
@@ -210,12 +211,12 @@ def canonical_pairs(
 
     `known`: every option of the command -> whether it is a boolean whose word is checked here. `beside`: options of
     another command, which scripts give to all -> their outcome here. `dashes` stand in front of names in
-    messages. `say` receives which options have no effect. Raises UserError with one line a fault.
+    messages. `say` receives which options have no effect. Raises UserError with one line a reason.
     """
     pairs = list(given)
     plain = {plain_name(name) for name, _ in pairs}
     result: list[tuple[str, Any]] = []
-    faults: list[str] = []
+    refused: defaultdict[str, list[str]] = defaultdict(list)  # reason -> options
     idle: dict[str, str] = {}
     for word, value in pairs:
         name = canonical_name(word, known)
@@ -227,24 +228,31 @@ def canonical_pairs(
         elif name not in known:
             outcome = outcome_of(name, value, beside)
             if outcome is None:
-                faults.append(f"{word}: {unknown(word, known, dashes)}")
+                refused[f": {unknown(word, known, dashes)}"].append(word)
             elif outcome.fault:
-                faults.append(f"{word}: {outcome.fault}")
+                refused[f" is not supported: {outcome.fault}"].append(f"{word}: {value}")
             elif outcome.idle:
                 idle[word] = outcome.idle
         elif value is None or value == UNSET:
             continue
         elif known[name] and not _is_boolean_word(value):
-            faults.append(f"{word}: {value!r} is no boolean; give 0, 1, true or false, or nothing for true")
+            refused[f": {value!r} is no boolean; give 0, 1, true or false, or nothing for true"].append(word)
         else:
             result.append((name, value))
-    if faults:
-        raise UserError(faults)
+    if refused:
+        raise UserError(_line(options, reason) for reason, options in refused.items())
     if idle:
         say(idle_note(idle))
     if differing := other_defaults(plain, known):
         say(differing)
     return result
+
+
+def _line(options: Sequence[str], reason: str) -> str:
+    more = f" and {len(options) - MOST_NAMED} more" if len(options) > MOST_NAMED else ""
+    if len(options) > 1:
+        reason = reason.replace(" is not", " are not", 1).replace("unknown option;", "unknown options;")
+    return ", ".join(options[:MOST_NAMED]) + more + reason
 
 
 def _is_boolean_word(value: object) -> bool:

@@ -61,6 +61,11 @@ def shares(scores: Any, chosen: Any, shape: ModelShape) -> Any:
     return weights if shape.routed_scaling_factor == 1 else weights * shape.routed_scaling_factor
 
 
+def fractions(scores: Any, shape: ModelShape) -> Any:
+    """Scores [T, E] over their sum of a token, of which the balance loss is (DeepSeek-V3, equation 19)."""
+    return scores / (scores.sum(-1, keepdim=True) + LEAST_SUM) if _sigmoid(shape) else scores
+
+
 def _sigmoid(shape: ModelShape) -> bool:
     return bool(shape.traits.mixture and shape.traits.mixture.sigmoid)
 
@@ -70,12 +75,12 @@ class ExpertLoad:
 
     The balance loss of L layers with experts and G samples of S tokens is 1 / (L G) times the sum over layers and
     samples of E · sum_e f_e P_e: f_e is the number of tokens that choose expert e over S, without a gradient, and P_e
-    the mean of its probability. It is k at even load, as in transformers, where f and P are means over a whole batch.
-    A mean over samples is one that no plan changes.
+    the mean of its probability, of sigmoids the mean of `fractions`. It is k at even load, as in transformers, where f
+    and P are means over a whole batch. A mean over samples is one that no plan changes.
     """
 
     def __init__(self, plan: Plan, shape: ModelShape, seq_length: int):
-        self.coefficient = shape.router_aux_loss_coef
+        self.coefficient, self.shape = shape.router_aux_loss_coef, shape
         self.padding = Padding.of(plan)
         self.gradient_scale = 1.0  # fp16's
         self.samples, self.experts = plan.micro_batch, shape.experts
@@ -107,10 +112,10 @@ class LayerLoad:
         """Rows of the busiest rank over the mean, of one micro-batch."""
         self._load.imbalances.append(imbalance)
 
-    def shares(self, probabilities: Any, chosen: Any) -> Any:
-        """E f_e / (S L G) [M, E] of each of M samples, by which a token's `probabilities` [T, E] count in the balance
-        loss; None where it has no part. Only rows of samples of the rank's own tokens are right. `chosen` [T, k]: the
-        experts of each of those tokens."""
+    def shares(self, scores: Any, chosen: Any) -> Any:
+        """E f_e / (S L G) [M, E] of each of M samples, by which the fractions of a token's `scores` [T, E] count in the
+        balance loss; None where it has no part. Only rows of samples of the rank's own tokens are right. `chosen`
+        [T, k]: the experts of each of those tokens."""
         load = self._load
         if not load.coefficient:
             return None
@@ -118,22 +123,23 @@ class LayerLoad:
         shares = paddle.zeros([load.samples * load.experts])
         shares = paddle.scatter_nd_add(shares, places, paddle.full([places.shape[0]], load.factor))
         shares = all_reduce(shares.reshape([load.samples, load.experts]), self._group)
-        balance = (shares.index_select(self._samples) * probabilities).sum()
+        balance = (shares.index_select(self._samples) * fractions(scores, load.shape)).sum()
         load.balance = balance if load.balance is None else load.balance + balance
         return shares
 
-    def balanced(self, probabilities: Any, shares: Any) -> Any:
-        """Identity on probabilities [T, E]; backward adds the balance loss's gradient."""
-        return _Balanced.apply(probabilities, shares.index_select(self._samples), self._load)
+    def balanced(self, scores: Any, shares: Any) -> Any:
+        """Identity on scores [T, E]; backward adds the balance loss's gradient."""
+        load = self._load
+        return _Balanced.apply(scores, fractions(scores, load.shape), shares.index_select(self._samples), load)
 
 
 class _Balanced(PyLayer):  # type: ignore[misc]
     @staticmethod
-    def forward(ctx: Any, probabilities: Any, shares: Any, load: ExpertLoad) -> Any:
+    def forward(ctx: Any, scores: Any, fractions: Any, shares: Any, load: ExpertLoad) -> Any:
         ctx.kept = shares, load
-        return probabilities.view(probabilities.shape)
+        return scores.view(scores.shape)
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         shares, load = ctx.kept
-        return grad + load.coefficient * load.gradient_scale * shares
+        return grad, load.coefficient * load.gradient_scale * shares

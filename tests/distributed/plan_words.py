@@ -61,7 +61,7 @@ class Named:
     def case(self, steps: int | None = None) -> Case:
         """With enough steps for all of an optimizer's states: AdamW's moments build up after the second."""
         mixture = FAMILIES[self.family].mixture
-        case = small_case(
+        return small_case(
             self.plan,
             self.family,
             self.optimizer,
@@ -72,15 +72,6 @@ class Named:
             vocabulary=self.vocabulary or (WORDS if mixture else VOCABULARY),
             dense_layers=self.dense,
         )
-        return unscaled(case) if case.shape.latents else case
-
-
-def unscaled(case: Case) -> Case:
-    """In 16 bits the limits are those of scores that sum to 1, also in the balance loss: of sigmoids it is half of the
-    loss, and after one step the rounding of its gradients is seen."""
-    wide = case.plan.assumed.mixed_precision is Precision.FP32
-    plain = replace(case.shape, routed_scaling_factor=1.0, router_aux_loss_coef=0.0)
-    return case if wide else replace(case, shape=plain)
 
 
 def plan(

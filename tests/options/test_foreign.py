@@ -69,6 +69,18 @@ def test_an_option_is_silent_only_where_every_run_does_what_it_says():
         assert fate_of(name, "None") != "refused"  # a script's word for unset
 
 
+def test_options_that_are_refused_for_one_reason_are_a_line():
+    several = {f"<|token_{number}|>": "text" for number in range(16)} | {
+        "fp8_format": "hybrid",
+        "fp8_recipe": "delayed",
+    }
+    with pytest.raises(UserError) as refused:
+        canonical_options(several, TRAINING)
+    unknown, fp8 = refused.value.faults
+    assert unknown.startswith("<|token_0|>, <|token_1|>, ") and " and 6 more: unknown options; --help" in unknown
+    assert fp8.startswith("fp8_format: hybrid, fp8_recipe: delayed are not supported: ") and "FP8" in fp8
+
+
 def test_what_is_done_anyway_is_in_a_table_and_done():
     assert DONE.keys() <= FOREIGN.keys() and float(FOREIGN["scale_loss"].values or 0) == LOSS_SCALE
 

@@ -13,7 +13,7 @@ pytest.importorskip("paddle")
 
 import numpy as np
 import paddle
-from distributed import twins
+from distributed import plans, twins
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -188,6 +188,26 @@ def test_scores_are_sigmoids_or_sum_to_one():
     logits = paddle.to_tensor([[0.0, 1.0, -1.0]])
     assert float(router.score(logits, V2).sum()) == pytest.approx(1)
     np.testing.assert_allclose(router.score(logits, V3).numpy(), [[0.5, 0.7310586, 0.2689414]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("model", [V2, V3], ids=["softmax", "sigmoid"])
+def test_the_balance_loss_is_of_scores_that_sum_to_one_as_megatrons(model):
+    sizes = {"experts": 6, "experts_per_token": 2, "expert_groups": 1, "groups_per_token": 1}
+    shape = replace(model, layers=1, dense_layers=(), router_aux_loss_coef=1.0, **sizes)
+    load = router.ExpertLoad(plans.plan(1, "1", batch=2, micro_batches=1), shape, 4)
+    layer = router.LayerLoad(load, [0] * 4 + [1] * 4, None)  # two samples of four tokens
+    logits = paddle.to_tensor(np.random.default_rng(0).normal(0, 2, (8, 6)), "float32", stop_gradient=False)
+    scores = router.score(logits, shape)
+    chosen = router.choose(scores.detach(), None, shape)
+    fractions = (scores / scores.sum(-1, keepdim=True)).reshape([2, 4, 6])
+    uses = paddle.nn.functional.one_hot(chosen, 6).sum(1).reshape([2, 4, 6])
+    expected = (6 * uses.mean(1) * fractions.mean(1)).sum() / 2
+    ours = layer.balanced(scores, layer.shares(scores.detach(), chosen))
+    assert float(load.balance) == pytest.approx(float(expected))
+    gradients = [
+        paddle.grad(sum_, logits, retain_graph=True)[0].numpy() for sum_ in (ours.sum(), expected + scores.sum())
+    ]
+    np.testing.assert_allclose(*gradients, rtol=1e-4, atol=1e-6)
 
 
 @pytest.fixture(scope="module", params=["on CPU", "on a GPU"])

@@ -71,7 +71,7 @@ class MixtureLayer(nn.Layer):  # type: ignore[misc]
         best = paddle.take_along_axis(scores, chosen, axis=-1)
         if shape.router_aux_loss_coef:
             uses = nn.functional.one_hot(chosen, shape.experts).sum((1, 2))
-            self._seen.append((uses, scores.sum(1)))  # [B, E] each
+            self._seen.append((uses, (scores / scores.sum(-1, keepdim=True)).sum(1)))  # [B, E] each
         if shape.norm_topk:
             best = best / paddle.maximum(best.sum(-1, keepdim=True), paddle.to_tensor(LEAST_SUM))
         best = best * shape.routed_scaling_factor
