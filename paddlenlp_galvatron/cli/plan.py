@@ -403,7 +403,7 @@ def _arguments(
 
 @app.command(SchemaOptions, switches=(), positional={"answer": "COMMAND"})
 def schema(values: dict[str, Any]) -> None:
-    """Print the JSON Schema of the plan file, or of what a command prints with --json."""
+    """Print the JSON Schema of the plan file, or of the answer of a command with --json."""
     from paddlenlp_galvatron.report.answers import answer_schemas
 
     name, known = SchemaOptions.from_values(values).answer, answer_schemas()

@@ -49,7 +49,7 @@ class Assumption(NamedTuple):
     value: float | str
     unit: str  # "": of a choice, or a count
     origin: str  # measured, calibrated, data sheet, default, option
-    option: str  # that changes it
+    option: str  # which changes it
 
     def __str__(self) -> str:
         text = self.value if isinstance(self.value, str) else f"{self.value:.4g} {self.unit}".strip()

@@ -1,4 +1,4 @@
-"""JSON Schemas of what commands print with `--json`: answers.json, by command."""
+"""JSON Schemas of the answers that commands print with `--json`: answers.json, by command."""
 
 from __future__ import annotations
 

@@ -122,8 +122,8 @@ def named(
 ) -> Named:
     """A plan in one line: "[2] 1 2r | 2 || 1 | 1" has a vocabulary of tp 2 and two chunks of each of two stages.
 
-    `model`: its family, and adamw and tied where they hold. `experts`: words of `having`. `batch`: samples of a step
-    and their micro-batches. `others`: arguments of `plan`.
+    `model`: its family, and adamw and tied where they hold. `experts`: words of `having`. `batch`: global batch size
+    and micro-batches. `others`: arguments of `plan`.
     """
     family, *flags = model.split(", ")
     vocab, code = words[1:].split("] ") if words.startswith("[") else ("1", words)
