@@ -40,7 +40,7 @@ LEARNING_RATES = {"sgd": 0.05, "adamw": 1e-3}
 TOLERANCES = {Precision.FP32: 1e-4, Precision.BF16: 1e-1, Precision.FP16: 2e-2}
 LOSS_TOLERANCE = 1e-5  # of fp32
 # 16 bits round by so much. A token's loss is off by some roundings, the mean of n tokens by 1 / sqrt(n) of them; all
-# tokens equally by the rounding of weights. In 50 seeds of each family and each plan of gpu-check, with 7 to 128 tokens,
+# tokens equally by the rounding of weights. In 50 seeds of each family and plan of gpu-check, with 7 to 128 tokens,
 # losses in bf16 were within 40 % of `Parity.limits` (as with 4,096 tokens), and gradients within 9e-2.
 ROUNDING = {Precision.FP32: 0.0, Precision.BF16: 2**-9, Precision.FP16: 2**-12}
 TOKEN_ROUNDINGS, WEIGHT_ROUNDINGS = 16, 0.5
