@@ -15,7 +15,7 @@ def assumptions_of(options: SearchOptions, cost: CostModel) -> dict[str, Assumpt
         is_default = getattr(options, option) == type(options).model_fields[option].default
         return Assumption(words, value, "", "default" if is_default else "option", option)
 
-    device, document = cost.profiles.device, options.document_tokens
+    device, document, chunks = cost.profiles.device, options.document_tokens, options.max_virtual_pp_deg
     sheet = load_data_sheet(options.device).with_network(options.network) if options.device else None
     source = "data sheet" if sheet else "measured"
     has_all = options.memory_constraint in (None, device.memory_gib)
@@ -28,7 +28,9 @@ def assumptions_of(options: SearchOptions, cost: CostModel) -> dict[str, Assumpt
     if load := cost.load:
         assumptions["imbalance"] = chosen("expert load imbalance", load.moe_imbalance, "moe_imbalance")
     return assumptions | {
-        "chunks": chosen("chunks a stage up to", options.max_virtual_pp_deg, "max_virtual_pp_deg"),
+        "chunks": chosen(
+            "interleaving", f"up to {chunks} chunks a stage" if chunks > 1 else "none", "max_virtual_pp_deg"
+        ),
         "context": chosen("cp up to", options.most_context, "max_cp_deg"),
         "packing": chosen("packing", f"documents of {document:g} tokens" if document else "none", "document_tokens"),
     }

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import chain
 from math import inf
 
 import galvatron_dp_core
 
-from ..base.units import MS_PER_S
+from ..base.units import GIB_MIB, MS_PER_S
 from ..cost_model import CostModel
 from ..plan import Plan
+from ..plan.uniform import even_stages
 from .bounds import BOUNDS, Cores, OpenFamily, Phase
 from .core_arrays import TooWide
 from .options import SearchOptions
@@ -100,6 +101,7 @@ class BranchAndBound:
         self.best = best
         self.too_big: list[OpenFamily] = []  # families that do not fit
         self.cores, self._cost, self._effort, self._bare = cores, cost, options.effort, bare
+        self._device_mib = options.memory_gib * GIB_MIB
         self._open: dict[Phase, list[OpenFamily]] = {phase: [] for phase in Phase}  # heaps
 
     def run(
@@ -116,6 +118,7 @@ class BranchAndBound:
             heappush(self._open[entry.phase], entry)
         number = sum(map(len, self._open.values()))
         for phase, waiting in self._open.items():
+            self._interleave()
             while phase <= last and waiting and not cancel.cancelled:
                 entry = heappop(waiting)
                 if self._advance(entry, log):
@@ -125,6 +128,17 @@ class BranchAndBound:
         for entry in chain(*self._open.values()):
             self.best.give_up(entry.family, entry.bound)
 
+    def _interleave(self) -> None:
+        """Offer the plans of one chunk a stage that are known with as many chunks as open families have."""
+        for entry in self._open[Phase.CHUNKS]:
+            family, known = entry.family, self.best.found.get(replace(entry.family, chunks=1))
+            if known and family not in self.best.found:
+                stages = even_stages(len(known.plan.layers), family.stages * family.chunks)
+                plan = replace(known.plan, stages=stages, chunks=family.chunks)
+                candidate = Candidate(plan, self._cost.predict(plan))
+                if entry.strategies.have(plan, self._cost.layer_types) and candidate.fits(self._device_mib):
+                    self.best.offer(candidate, family)
+
     def _advance(self, entry: OpenFamily, log: Callable[[str], None] | None) -> bool:
         """Bound a family better, or solve it. Returns whether it is still open."""
         family, batch = entry.family, entry.family.global_batch
@@ -133,7 +147,8 @@ class BranchAndBound:
             self.best.reject(family, entry.bound * batch)
             return False
         try:
-            if entry.bounded < len(BOUNDS):
+            # With several chunks the last bound takes longer than a trial, which may settle the family.
+            if entry.bounded < len(BOUNDS) - (entry.phase is Phase.CHUNKS):
                 bound_ms = BOUNDS[entry.bounded](entry, self.cores, limit_ms * batch)
                 entry.bounded += 1
             else:

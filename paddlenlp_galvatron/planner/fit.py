@@ -13,7 +13,7 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from ..base.errors import UserError
-from ..base.limits import NodeLinks, Positive, Ranks, Samples, Size
+from ..base.limits import Layers, NodeLinks, Positive, Ranks, Samples, Size
 from ..base.text import Note, no_note
 from ..base.units import GIB
 from ..cost_model import CostModel
@@ -71,6 +71,8 @@ class FitOptions(TaskOptions, LimitOptions, JobOptions):
     seq_length: Size | None = None
     global_train_batch_size: Samples = BATCH
     max_cp_deg: Ranks | None = None
+    max_virtual_pp_deg: Layers = 1
+    use_flash_attention: bool | None = None
     days: Positive | None = None
     budget: Positive | None = None
 
@@ -302,6 +304,8 @@ class _Row:
             settle_bsz=self.options.global_train_batch_size,
             seq_length=self.options.seq_length,
             max_cp_deg=self.options.max_cp_deg,
+            max_virtual_pp_deg=self.options.max_virtual_pp_deg,
+            use_flash_attention=self.options.use_flash_attention,
             network=self.options.network,
             gap=self.options.gap,
             **self.kind.priced_by(nodes, gpus),

@@ -32,6 +32,7 @@ GPUS_PER_NODE = 8  # where only world_size is given, and is larger
 BATCH = 256  # global batch size, samples
 
 LONG, MOST_CONTEXT = 16_384, 8  # sequence length from which so many ranks may split a sample
+MOST_CHUNKS = 8  # a stage, where interleaving is tried beyond a search that leaves it out
 
 # Limits: a value beyond them is a slip of the pen, and would take hours or all memory.
 MOST_BATCHES, MOST_PLANS = 10_000, 1000

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
@@ -121,7 +122,7 @@ class DataSheet(BaseModel):
     receive_coe: Figure = DEFAULTS["receive_coe"]  # how much slower a pipeline's passes run during a posted receive
     tensor_in_pipeline: Figure = DEFAULTS["tensor_in_pipeline"]  # how much longer tp collectives take in a pipeline
     tensor_shown: Figure = DEFAULTS["tensor_shown"]  # share of the time of tp collectives that no product hides
-    published: PublishedSpread | None = None  # how fast published runs are; None: none is known
+    published: dict[Literal["dense", "MoE"], PublishedSpread] = {}  # how fast published runs of such models are
     launch: Figure  # µs of the host for one call that starts a kernel; unset: as the stack takes
 
     @model_validator(mode="before")

@@ -22,7 +22,7 @@ from ..cost_model.facts import (
     strategy_words,
 )
 from ..plan.strategy import gap_of, load_summary
-from ..planner.explain import IMBALANCE, INTERLEAVING, NETWORK, Explanation, OtherStrategy, WhatIf
+from ..planner.explain import ASSUMED, INTERLEAVING, Explanation, OtherStrategy, WhatIf
 from ..planner.result import Candidate, Job
 from .fit import in_words
 from .plan import assumed, assumed_summary, describe
@@ -32,8 +32,7 @@ COLUMNS = 4  # stages side by side: 80 characters
 MOST_COLUMNS = 8  # stages that a table shows; of more, those that work longest and need most
 LARGE = 1000.0  # from which on numbers have no decimals
 MOST_OTHERS = 12  # other strategies of a layer that are shown
-ASSUMED = (NETWORK, IMBALANCE, INTERLEAVING)  # changes of assumptions, whose plan is shown
-UNCERTAIN = "a range: the search was not taken to its end; the best plan's gain lies within"
+UNCERTAIN = "at least: the search was not taken to its end; a plan that gains more may exist"
 
 
 def printed(explanation: Explanation, job: Job | None = None) -> Iterator[str | Table]:
@@ -80,14 +79,22 @@ def by_searches(explanation: Explanation, job: Job | None = None) -> Iterator[st
         yield f"… and {len(one_layer.others) - MOST_OTHERS} more; --json has all"
     yield "\nwhat if (each found by a search)"
     yield _what_ifs(explanation)
-    if any(one.is_range for one in explanation.what_ifs):
+    if any(one.is_open for one in explanation.what_ifs):
         yield UNCERTAIN
     yield from (f"{one.name}, {one.change}: {one.why_not}" for one in explanation.what_ifs if one.why_not)
-    for one in explanation.what_ifs:
-        if one.name in ASSUMED and one.plan and (words := in_words(one.plan)) != in_words(explanation.plan):
-            yield f"{one.name}, {one.change}: the fastest plan is then {words}"
+    yield from changed_assumptions(explanation)
     if job and job.days:
         yield f"\nthe whole training: {job}"
+
+
+def changed_assumptions(explanation: Explanation) -> Iterator[str]:
+    """The time of this plan's step where an assumption changes, and the plan that is then the fastest."""
+    step_s, plan = explanation.prediction.time_s, in_words(explanation.plan)
+    for one in explanation.what_ifs:
+        if one.plan and one.name in (*ASSUMED, INTERLEAVING):
+            own = [f"this plan takes {one.unchanged_s / step_s:.2f} x as long"] if one.unchanged_s else []
+            words = "this plan" if in_words(one.plan) == plan else f"{in_words(one.plan)}: {one.time_s / step_s:.2f} x"
+            yield f"{one.name}, {one.change}: {'; '.join([*own, f'the fastest would be {words}'])}"
 
 
 def binding(explanation: Explanation) -> list[str]:
@@ -170,6 +177,7 @@ def summary(explanation: Explanation, job: Job | None = None) -> dict[str, Any]:
                 "tokens_per_s": one.tokens_per_s,
                 "gap": one.gap,
                 "why_not": one.why_not or None,
+                "unchanged_s": one.unchanged_s,
             }
             for one in explanation.what_ifs
         ],

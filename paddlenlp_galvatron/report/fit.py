@@ -97,11 +97,11 @@ def heading(found: Sequence[Fit], shape: ModelShape, options: FitOptions) -> Ite
         yield str(load)
     for own in devices.values():
         yield assumed(own[-1].question.assumptions)
-        sheet = own[0].question.options.device
-        if sheet and (spread := load_data_sheet(sheet).published):
+        sheet, kind = own[0].question.options.device, "MoE" if shape.experts else "dense"
+        if sheet and (spread := load_data_sheet(sheet).published.get(kind)):
             yield (
-                f"published runs on {own[0].device.name} reach {spread.low:.2g} to {spread.high:.2g} of these speeds "
-                f"(8 of 10 of {spread.runs}, any software)"
+                f"published runs of {kind} models on {own[0].device.name} reach {spread.low:.2g} to {spread.high:.2g} "
+                f"of these speeds (8 of 10 of {spread.runs}, any software)"
             )
 
 

@@ -18,7 +18,7 @@ from ..cost_model import MEMORY, TIME, PlanFacts, StageBreakdown, strategy_words
 from ..cost_model.simulate import Span
 from ..plan import Plan, runs
 from ..planner.explain import Explanation, FrontierPoint
-from .explain import UNCERTAIN, binding
+from .explain import UNCERTAIN, binding, changed_assumptions
 from .measured import WARM_UP_STEPS, stage_peaks_mib
 from .plan import assumed
 from .search import layer_wise, runner_up
@@ -54,8 +54,9 @@ def render(
         layer_wise=list(layer_wise(explanation.searched)),
         others=[(strategy_words(other.strategy), other) for other in explanation.one_layer.others],
         what_ifs=explanation.what_ifs,
+        changed_assumptions=list(changed_assumptions(explanation)),
         uncertain=UNCERTAIN,
-        is_range=any(one.is_range for one in explanation.what_ifs),
+        is_open=any(one.is_open for one in explanation.what_ifs),
         tokens_per_s=explanation.tokens_per_s,
         points=points,
         frontier_chart=_frontier_chart(points, explanation),

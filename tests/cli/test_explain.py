@@ -103,8 +103,8 @@ def test_each_what_if_is_a_search_under_that_change(explained, galvatron):
             assert answer["time_s"] == pytest.approx(searched(settle_chunk=chunks)) and chunks != known.micro_batches
 
 
-def test_searches_that_are_stopped_say_between_what_the_answer_lies(explained, galvatron, monkeypatch):
-    """As in spaces that take minutes: the gains of whole searches lie within the printed ranges."""
+def test_searches_that_are_stopped_say_that_more_may_be_gained(explained, galvatron, monkeypatch):
+    """As in spaces that take minutes: the gains of whole searches lie within the gaps."""
     monkeypatch.setattr(question, "LEAST_S", 0.0)
     monkeypatch.setattr(explaining, "SEARCHES_S", 0.0)
     stopped = json.loads(galvatron("explain", "plan.json", "--json").out)
@@ -118,7 +118,7 @@ def test_searches_that_are_stopped_say_between_what_the_answer_lies(explained, g
         assert whole["time_s"] * (1 - GAP) <= answer["time_s"]
     shown = galvatron("explain", "plan.json").out
     assert explain.UNCERTAIN in shown and "no faster plan was found; none takes less than" in shown
-    assert re.search(r"^memory +0\.9 -> 1\.9 GiB .*\+\d+\.\d% to \+\d+\.\d%$", shown, re.MULTILINE)
+    assert re.search(r"^memory +0\.9 -> 1\.9 GiB .*at least \+\d+\.\d%$", shown, re.MULTILINE)
     assert "…" not in shown.split("what if")[1] and "no plan was found in 0 s" in shown
 
 

@@ -234,7 +234,7 @@ def calibrate(runs: Sequence[MeasuredRun], sheet: DataSheet) -> Calibration:
     ]
     if share is not None:
         numbers.append(Number("allocator", MOST_ALLOCATOR, share, True))
-    result = sheet.model_copy(update={**figures, "published": None})
+    result = sheet.model_copy(update={**figures, "published": {}})
     errors_before, errors_after = (tuple(_error(run, version) for run in runs) for version in (sheet, result))
     return Calibration(result, tuple(numbers), tuple(runs), errors_before, errors_after, fitted.apart)
 
