@@ -215,7 +215,7 @@ def rehearsed(console: Console, run: Prepared) -> Plan:
 
 def show_run(console: Console, plan: Plan, shape: ModelShape, adapters: Adapters | None = None) -> None:
     """Shapes, groups and predicted memory of a run that is not started."""
-    from paddlenlp_galvatron.cost_model.weights import held_mib  # here, as training needs no prices
+    from paddlenlp_galvatron.cost_model.weights import held_mib, offloaded_mib  # here, as training needs no prices
 
     seq_length = plan.assumed.seq_length or 0
     columns = ("stage", "ranks", "layers", "edge tokens", "weights", "states", "memory")
@@ -237,6 +237,9 @@ def show_run(console: Console, plan: Plan, shape: ModelShape, adapters: Adapters
     console.print(shown)
     if plan.pipeline > MOST_ROWS:
         console.print(f"and {plan.pipeline - MOST_ROWS} stages more")
+    if plan.assumed.offload_optimizer:
+        away = max(offloaded_mib(plan, shape, stage, adapters) for stage in range(plan.pipeline))
+        console.print(f"optimizer states in the hosts' memory: at most {gib(away)} GiB a rank")
     console.print(f"{_groups(plan, shape, seq_length)}; no step was run")
 
 
