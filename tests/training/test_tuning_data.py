@@ -153,7 +153,7 @@ def documents(source: TuningData) -> list[tuple[list[int], list[int]]]:
         start = 0
         while start < LENGTH:
             stop = int(ends[row, start])
-            assert (ends[row, start:stop] == stop).all()
+            assert start < stop and (ends[row, start:stop] == stop).all()
             learnt = labels[row, start:stop]
             if (learnt >= 0).any():
                 found.append((ids[row, start:stop].tolist(), learnt[learnt >= 0].tolist()))
