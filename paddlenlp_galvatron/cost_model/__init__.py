@@ -7,16 +7,7 @@ as the search does, and estimates it; `traffic` counts its bytes. `load` makes i
 `facts` are a plan's time and memory by term, which text, JSON and pages render.
 """
 
-from .costs import (
-    CostOptions,
-    LayerCost,
-    Prediction,
-    StageSetting,
-    States,
-    Task,
-    Terms,
-    Workspace,
-)
+from .costs import CostOptions, LayerCost, Prediction, StageSetting, States, Task, Terms, Workspace
 from .facts import MEMORY, TIME, PlanFacts, StageBreakdown, strategy_words
 from .load import derive, load
 from .model import CostModel

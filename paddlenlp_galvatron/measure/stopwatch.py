@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import paddle
@@ -55,29 +55,19 @@ def needs_round(rounds: Sequence[Sequence[float]]) -> bool:
     return len(rounds) < ROUNDS or (len(rounds) < MOST_ROUNDS and Timing.of_rounds(rounds).spread > WIDE)
 
 
-class Clock(Protocol):
-    """Times a series of samples."""
+class HostClock:
+    """Times a series of samples on a CPU, where a call returns when its work is done."""
 
     def start(self) -> None:
         """Begin a series. The device must be idle."""
-
-    def sample(self) -> None:
-        """End a sample, which began with the series or the sample before."""
-
-    def samples_ms(self) -> Array:
-        """Times [samples, (WALL, PROCESSOR)] in ms; waits for the device."""
-
-
-class HostClock:
-    """Clock for CPUs, where a call returns when its work is done."""
-
-    def start(self) -> None:
         self._marks = [_now()]
 
     def sample(self) -> None:
+        """End a sample, which began with the series or the sample before."""
         self._marks.append(_now())
 
     def samples_ms(self) -> Array:
+        """Times [samples, (WALL, PROCESSOR)] in ms; waits for the device."""
         return np.diff(np.array(self._marks), axis=0)
 
 
@@ -101,7 +91,7 @@ class EventClock:
         return times
 
 
-def clock() -> Clock:
+def clock() -> HostClock | EventClock:
     """The clock of this rank's device."""
     return EventClock() if device.on_gpu() else HostClock()
 

@@ -13,14 +13,7 @@ from ..base.printing import table
 from ..base.text import gib
 from ..base.units import GIB_MIB
 from ..cost_model import Prediction
-from ..cost_model.facts import (
-    COMMUNICATION,
-    MEMORY,
-    TIME,
-    PlanFacts,
-    StageBreakdown,
-    strategy_words,
-)
+from ..cost_model.facts import COMMUNICATION, MEMORY, TIME, PlanFacts, StageBreakdown, strategy_words
 from ..plan.strategy import gap_of, load_summary
 from ..planner.explain import ASSUMED, INTERLEAVING, Explanation, OtherStrategy, WhatIf
 from ..planner.result import Candidate, Job

@@ -120,7 +120,7 @@ class LayerLoad:
             return None
         places = (self._first + chosen).reshape([-1, 1])
         shares = paddle.zeros([load.samples * load.experts])
-        shares = paddle.scatter_nd_add(shares, places, paddle.full([places.shape[0]], load.factor))
+        shares = paddle.scatter_nd_add(shares, places, _factors(places.shape[0], load.factor))
         shares = all_reduce(shares.reshape([load.samples, load.experts]), self._group)
         balance = (shares.index_select(self._samples) * fractions(scores, load.shape)).sum()
         load.balance = balance if load.balance is None else load.balance + balance
