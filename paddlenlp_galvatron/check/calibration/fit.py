@@ -115,6 +115,7 @@ def cost_of(run: MeasuredRun, sheet: DataSheet) -> CostModel:
             kernels=run.kernels,
             in_place=run.ours or run.loss_in_place,
             overlaps=run.overlaps,
+            fused_gradients=sheet.stack is Stack.TRANSFORMER_ENGINE,
             keeps_keys=run.keeps_keys,
             keeps_gathered=run.keeps_gathered,
             task=Task(run.adapter_rank, document_tokens=run.document_tokens),
