@@ -87,6 +87,8 @@ class CostOptions:
     # PaddlePaddle's own and nanotron's. Priced only, for published runs.
     keeps_gathered: bool = False
     overlaps: bool = True  # collectives of tp and dp with backward; older software's do not. Priced only
+    # Products add weight gradients to their sum themselves, as Megatron-LM's with Transformer Engine. Priced only.
+    fused_gradients: bool = False
     keeps_keys: bool = True  # context parallelism keeps other ranks' keys and values; rings and exchanges do not
     # The first update of an offloaded optimizer has all fp32 weights on the device, as PaddlePaddle's own. Priced only.
     masters_first: bool = False

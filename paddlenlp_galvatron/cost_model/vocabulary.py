@@ -109,7 +109,9 @@ class VocabPrices:
         if pieces:
             whole = peak + others, kept + others  # the gradient of all tokens that the group's ranks hold is kept
             return piece_room(whole, pieces, self._assumed, self._modules.state_bytes, learns=not self._task.frozen)
-        if kept < peak:  # of a few tokens less is kept than the head's gradient takes, which is made again
+        if self._modules.options.fused_gradients:
+            peak += 2 * others  # and their gradient
+        elif kept < peak:  # of a few tokens less is kept than the head's gradient takes, which is made again
             made_mib = head_weights(self._models[-1], vocab.tp).matrices * self._modules.state_bytes.gradient / MIB
             peak = max(peak, kept + made_mib + tokens_mib)
         return Room(kept, peak - kept)

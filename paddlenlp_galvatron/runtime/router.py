@@ -98,6 +98,11 @@ class ExpertLoad:
         return sum(self.imbalances) / max(1, len(self.imbalances)), max(self.imbalances, default=0.0)
 
 
+@lru_cache
+def _factors(count: int, factor: float) -> Any:
+    return paddle.full([count], factor)
+
+
 class LayerLoad:
     """The load of one layer's experts."""
 

@@ -101,6 +101,8 @@ def test_each_column_of_how_a_run_was_made_changes_its_prediction(tmp_path):
     )
     assert step_s(gpt="1", ffn="16512") == pytest.approx(plain, rel=1e-3)  # two products as large as three of 11,008
     assert allocated(loss="fused") < allocated() and allocated(**ring, cp_kind="ring") < allocated(**ring)
+    large = {"vocab": "256000", "loss": "fused"}  # whose head's gradient is added by the product itself
+    assert allocated(**large, stack="transformer-engine") < allocated(**large)
     split = {"cp": "2", "tp": "2", "gbs": "32", "cp_kind": "ulysses"}
     assert step_s(**split) == step_s(**split | {"cp_kind": "ring"})
     for column, word in (("attention", "fast"), ("stack", "jax"), ("cp_kind", "star"), ("kernels", "odd")):

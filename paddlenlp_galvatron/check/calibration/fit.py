@@ -115,6 +115,7 @@ def cost_of(run: MeasuredRun, sheet: DataSheet) -> CostModel:
             kernels=run.kernels,
             in_place=run.ours or run.loss_in_place,
             overlaps=run.overlaps,
+            fused_gradients=sheet.stack is Stack.TRANSFORMER_ENGINE,
             keeps_keys=run.keeps_keys,
             keeps_gathered=run.keeps_gathered,
             task=Task(run.adapter_rank, document_tokens=run.document_tokens),
@@ -333,8 +334,8 @@ def _fitted(runs: Sequence[MeasuredRun], sheet: DataSheet, names: list[str]) -> 
         return first._replace(noise=noise).off(free), free, noise
 
     def unlikely(share: float) -> float:
-        """How unlikely this share of the network is: by itself, by the mean of the time that it leaves to the
-        products, and by how unlike each other the runs are off."""
+        """How unlikely this share of the network is: by itself, by the mean that is left to the products, and by how
+        unlike each other the runs are off."""
         missed = misses({"network": share * current["network"]})
         left = (np.mean(missed) / EXPECTED["matmul_efficiency"]) ** 2 + len(runs) * np.var(missed) / NOISE**2
         return float(left + (np.log(share) / EXPECTED["network"]) ** 2)

@@ -47,8 +47,8 @@ POSITIVE = re.compile(  # columns of sizes, and of measurements
 # Speed of FlashAttention in Triton over that of FlashAttention-2, which is 1.3 to 2.5 times as fast (arXiv:2307.08691,
 # section 4.1).
 TRITON = 0.55
-# Bytes of a score of attention without flash, written and read again: softmax, dropout and its mask with Megatron's
-# fused softmax; with single kernels scores, scaled, masked, softmax and dropout, in 16 bits each.
+# Bytes of a score that attention without flash writes and reads again: of softmax, dropout and its mask with Megatron's
+# fused softmax; of scores, scaled, masked, softmax and dropout with single kernels, in 16 bits each.
 SCORE_BYTES = {"unfused": 5, "plain": 10}
 
 
