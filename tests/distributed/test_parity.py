@@ -9,12 +9,14 @@ import pytest
 
 pytest.importorskip("paddle")
 
-from paddlenlp_galvatron.check.parity import parity
+from paddlenlp_galvatron.check.parity import case_weights, parity
 from paddlenlp_galvatron.check.parity.parity import Case, check_parity, small_case
 from paddlenlp_galvatron.launch.processes import launch
+from paddlenlp_galvatron.plan import Precision
 
 from . import plans
 from .covering import covering
+from .plan_words import in_16_bits
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 # Further sizes of the smallest model of a family.
@@ -78,3 +80,20 @@ def test_the_check_sees_a_gradient_that_is_off_by_a_thousandth(monkeypatch):
     [result] = check_parity([case])
     assert result.worst_gradient.startswith(name)
     assert result.max_grad_rel_diff == pytest.approx(1e-3, rel=0.05)
+
+
+@pytest.mark.parametrize(("precision", "factor"), [(Precision.FP32, 1.005), (Precision.BF16, 1.2)])
+def test_the_check_sees_a_wrong_sum_in_one_layer(monkeypatch, precision, factor):
+    """In bf16 what is above the rounding of single gradients."""
+
+    class Wrong(case_weights.CaseWeights):
+        def __call__(self, name, *where):
+            return super().__call__(name, *where) * (factor if "layers.1.mlp.down_proj" in name else 1)
+
+    case = small_case(in_16_bits(plans.plan(1, "1 1"), precision), "llama", steps=1, seed=1)
+    [right] = check_parity([case])
+    parity._one_process.cache_clear()
+    monkeypatch.setattr(case_weights, "CaseWeights", Wrong)
+    [wrong] = check_parity([case])
+    parity._one_process.cache_clear()
+    assert right.agrees and not wrong.agrees, (right, wrong)

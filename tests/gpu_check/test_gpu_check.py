@@ -470,7 +470,7 @@ def test_kernels_and_what_runs_beside_messages_are_tried_on_cpu_processes(tmp_pa
     ("part", "states"),
     [
         ("parity", {State.OK: 30, State.SKIPPED: 1}),
-        ("schedules", {State.OK: 15, State.SKIPPED: 1}),
+        ("schedules", {State.OK: 16, State.SKIPPED: 1}),
         ("prediction", {State.OK: 11, State.INFO: 5, State.SKIPPED: 1}),
         ("stock", {State.INFO: 3}),
     ],
