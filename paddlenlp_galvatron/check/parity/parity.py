@@ -39,8 +39,8 @@ LEARNING_RATES = {"sgd": 0.05, "adamw": 1e-3}
 # How far gradients may be from one fp32 process, relative to the largest of their tensor.
 TOLERANCES = {Precision.FP32: 1e-4, Precision.BF16: 1e-1, Precision.FP16: 2e-2}
 LOSS_TOLERANCE = 1e-5  # of fp32
-# 16 bits round by so much. A token's loss is off by some roundings, the mean of n tokens by 1 / sqrt(n) of them; all
-# tokens equally by the rounding of weights. In 50 seeds of each family and plan of gpu-check, with 7 to 128 tokens,
+# 16 bits round by so much. A token's loss is off by some roundings, the mean of n tokens by 1 / sqrt(n) of them; the
+# rounding of weights changes all tokens. In 50 seeds of each family and each plan of gpu-check, with 7 to 128 tokens,
 # losses in bf16 were within 40 % of `Parity.limits` (as with 4,096 tokens), and gradients within 9e-2.
 ROUNDING = {Precision.FP32: 0.0, Precision.BF16: 2**-9, Precision.FP16: 2**-12}
 TOKEN_ROUNDINGS, WEIGHT_ROUNDINGS = 16, 0.5
@@ -109,7 +109,7 @@ class Parity:
     groups: list[int]  # communicators of each rank
     seconds: float
     precision: Precision = Precision.FP32
-    tokens: int = 1  # with a label, of the step with the fewest
+    tokens: int = 1  # with a label, in the step with the fewest
 
     @property
     def limits(self) -> tuple[float, float]:
