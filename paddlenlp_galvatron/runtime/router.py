@@ -98,7 +98,6 @@ class ExpertLoad:
         return sum(self.imbalances) / max(1, len(self.imbalances)), max(self.imbalances, default=0.0)
 
 
-@lru_cache
 class LayerLoad:
     """The load of one layer's experts."""
 
