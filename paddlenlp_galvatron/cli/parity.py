@@ -52,6 +52,7 @@ def parity(values: dict[str, Any], json: bool) -> None:
     plan = read_plan(given.plan, given.nproc, default=4)
     plan = with_assumptions(plan, sequence_parallel=given.sequence_parallel, mixed_precision=given.mixed_precision)
     model = None if given.model_size in FAMILIES else load_model(given.model_size)
+    equal = model if model and model.layers == len(plan.layers) else None
     case = small_case(
         plan,
         model.family if model else given.model_size,
@@ -61,7 +62,8 @@ def parity(values: dict[str, Any], json: bool) -> None:
         packed=given.packed,
         lora_rank=given.lora_rank or 0,
         loss=given.loss or "",
-        dense_layers=model.dense_layers if model and model.layers == len(plan.layers) else (),
+        dense_layers=equal.dense_layers if equal else (),
+        mtp_layers=equal.mtp_layers if equal else 0,
     )
     if not json:
         say(f"{given.plan}: {given.steps} {given.optim} steps of {case.shape.name} on {plan.world_size} processes")

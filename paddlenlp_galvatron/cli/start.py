@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from paddlenlp_galvatron.model.config import preset_names
+from paddlenlp_galvatron.model.unsupported import MTP_COUNTS
 from paddlenlp_galvatron.plan import Plan
 from paddlenlp_galvatron.report.plan import PlanOrigin
 
@@ -40,9 +41,11 @@ def _task(searched: PlanOrigin) -> list[str]:
     task, rank = str(options.get("task", "pretrain")), options.get("lora_rank")
     named = searched.model if searched.model in preset_names() else MODEL_FOLDER  # a shape may come from sizes alone
     model = str(searched.model_options.get("model_size") or named)
+    mtp = searched.model_options.get(MTP_COUNTS[0])
+    further = [] if mtp is None else [f"--{MTP_COUNTS[0]} {mtp}"]
     if task == "pretrain":
-        return [f"--model {model}", DATA[task]]
-    words = [f"--model {model if Path(model).is_dir() else MODEL_FOLDER}", f"--task {task}"]
+        return [f"--model {model}", *further, DATA[task]]
+    words = [f"--model {model if Path(model).is_dir() else MODEL_FOLDER}", *further, f"--task {task}"]
     if rank:
         words.append(f"--lora_rank {rank}" if task == "lora" else f"--lora 1 --lora_rank {rank}")
     return [*words, DATA.get(task, "--dataset_name_or_path DATA")]

@@ -89,6 +89,11 @@ class Calls(NamedTuple):
         return Calls(*map(add, self, other))
 
 
+# Hidden states that a token of MTP crosses over between its layer's layout and the vocabulary's: to the last norm and
+# back, with the next token's embedding, and to the LM head.
+MTP_CHANGES = 4
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Setting:
     """A stage and its micro-batches: all on which a module's cost depends besides its strategy."""
@@ -172,24 +177,26 @@ def _counts(
 
 
 def vocab_calls(model: ModelShape, vocab: VocabStrategy, role: Role, setting: Setting) -> Calls:
-    """Collectives of embedding and of LM head (with last norm and loss), as far as a stage of this role has them."""
-    embedding = _embedding_calls(model, vocab, setting) if role != "last" else Calls()
-    head = _head_calls(model, vocab, setting) if role != "first" else Calls()
-    if not model.tied_embeddings:
-        return embedding + head
-    table = table_weights(model, vocab.tp).matrices
-    if role == "only":  # one table, reduced and published once, by the head; it is used until the step's last pass
-        once = head._replace(reduce=(), across=(), finish=head.reduce + head.across)
-        return embedding._replace(finish=(), publish=()) + once
-    calls, gradient = embedding + head, setting.states.gradient
-    if not gradient:
-        return calls
-    twins = Call(Collective.ALL_REDUCE, TWINS, table * gradient)
-    return calls._replace(reduce=(), across=(), finish=(twins, *calls.reduce, *calls.across, *calls.finish))
+    """Collectives of embedding and of LM head (with last norm and loss), as far as a stage of this role has them. For
+    MTP the last stage looks tokens up, too, and has two losses."""
+    uses = (role != "last") + (role != "first") * model.mtp_layers  # of the embedding
+    embedding = _embedding_calls(model, vocab, setting, uses) if uses else Calls()
+    head, tied = _head_calls(model, vocab, setting) if role != "first" else Calls(), model.tied_embeddings
+    if tied and role != "first":  # one table, reduced and published once, by the head
+        embedding = embedding._replace(finish=(), publish=())
+    if role == "only":  # it is used until the step's last pass
+        return embedding + (head._replace(reduce=(), across=(), finish=head.reduce + head.across) if tied else head)
+    shared, alone = (embedding + head, Calls()) if tied else (embedding, head)
+    gradient = setting.states.gradient
+    if not gradient or not (tied or model.mtp_layers):
+        return shared + alone
+    twins = Call(Collective.ALL_REDUCE, TWINS, table_weights(model, vocab.tp).matrices * gradient)
+    finish = twins, *shared.reduce, *shared.across, *shared.finish
+    return shared._replace(reduce=(), across=(), finish=finish) + alone
 
 
-def _embedding_calls(model: ModelShape, vocab: VocabStrategy, setting: Setting) -> Calls:
-    points = point_calls(model, vocab, setting, EMBEDDING)
+def _embedding_calls(model: ModelShape, vocab: VocabStrategy, setting: Setting, uses: int) -> Calls:
+    points = sum([point_calls(model, vocab, setting, EMBEDDING)] * uses, Calls())
     weights = weight_calls(table_weights(model, vocab.tp), vocab, setting)
     # A lookup needs no weights in backward, and its backward is the last pass of all: nothing is left to hide behind.
     finish = weights.reduce + weights.across
@@ -208,7 +215,7 @@ def _head_calls(model: ModelShape, vocab: VocabStrategy, setting: Setting) -> Ca
         for call in point_calls(model, vocab, setting, LOSS).forward
         for tokens, pieces in Counter(vocab.piece_sizes(call.bytes // FP32_BYTES)).items()
     )
-    return points + weights + Calls(loss)
+    return sum([points + Calls(loss)] * (1 + model.mtp_layers), weights)
 
 
 def weight_calls(weights: Weights, strategy: Strategy, setting: Setting) -> Calls:
@@ -227,6 +234,8 @@ def weight_calls(weights: Weights, strategy: Strategy, setting: Setting) -> Call
             Call(Collective.ALL_REDUCE, (Axis.TENSOR,), numbers * setting.states.gradient)
             for numbers in weights.whole_matrices
         )
+    if sharing == 1 and not setting.assumed.async_grad_reduce:  # their copies alone are summed, once
+        return Calls(across=reduce, vectors=vectors) + sharded
     return Calls(reduce=reduce, vectors=vectors) + sharded
 
 

@@ -147,6 +147,8 @@ def _chunk_parts(plan: Plan, cost: CostModel, stage: int, chunk: int, held: int)
         name = f"layer {start}" if start == stop else f"layers {start}-{stop}"
         if cost.has_experts and not cost.models[kind].experts:
             name += " (dense)"
+        if cost.models[kind].mtp_layers:
+            name += " (MTP)"
         yield part(name, before + run.start, len(run), vocabulary=False)
     if not before:
         yield part("LM head", len(costs) - 1, 1, vocabulary=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import sub
 
 from ..base import FP32_BYTES, MIB, UserError
 from ..model import Fused, Recompute
@@ -15,6 +16,7 @@ from ..plan.comm_points import CORE, GATHERS, CommPoint, block_points, comm_ops,
 from ..plan.layout import token_axes
 from ..plan.mesh import OF_A_SAMPLE, SHARDING, Axis, Mesh
 from ..plan.strategy import LayerStrategy, Strategy
+from ..profiles.analytic import layer_numbers_per_token
 from ..profiles.computation import PassTimes
 from .collectives import CallTimes, Setting, point_calls, weight_calls
 from .costs import LayerCost, StageSetting
@@ -50,6 +52,7 @@ class _Share:
     made: tuple[int, int]  # numbers of gradients, without and with attention that is recomputed
     points: frozenset[CommPoint]  # at which it has operations
     others_mib: float  # other ranks' tokens that are gathered for products, where activations leave them out
+    mtp_mib: float  # kept in front of an MTP layer and behind it
 
 
 class LayerPrices:
@@ -115,18 +118,20 @@ class LayerPrices:
         model, mesh = self._models[layer_type], placed.mesh(setting.stage_size)
         samples = samples_of(placed, mesh, setting.stage_size, setting.micro_batch)
         parts = mesh.degree(*OF_A_SAMPLE)  # each rank computes its share of whole weights
-        passes = self._modules.times.layer(layer_type, samples / parts, seq, placed.tp)
+        measured_type = self._modules.measured_type(layer_type)
+        plain = self._models[measured_type]
+        passes = self._modules.times.layer(measured_type, samples / parts, seq, placed.tp)
         for axis in OF_A_SAMPLE:
             if mesh.degree(axis) > 1:
-                passes = passes.with_points(self._modules.times.points(layer_type, axis, samples / parts, seq))
+                passes = passes.with_points(self._modules.times.points(measured_type, axis, samples / parts, seq))
         passes = passes.slowed(self._modules.network.receive_slowdown(setting.pipeline))
         sequence_parallel = self._assumed.sequence_parallel
-        activation = self._memory.activation_mib(layer_type, placed.tp, seq, sequence_parallel) * samples / parts
+        activation = self._memory.activation_mib(measured_type, placed.tp, seq, sequence_parallel) * samples / parts
         points = frozenset(at.point for at in comm_ops(placed.axes, sequence_parallel, block_points(model)))
         tokens_mib = self._modules.token_bytes(samples, layer_type) / parts / MIB
         others = len(points & GATHERS) * self._modules.others_mib(placed.tp, tokens_mib)
         activation += others if self._modules.options.keeps_gathered else 0.0
-        working = self._memory.working_mib(layer_type, placed.tp, seq, sequence_parallel, samples / parts)
+        working = self._memory.working_mib(measured_type, placed.tp, seq, sequence_parallel, samples / parts)
         measured = working > 0
         # A measured working set has Megatron-SP's gathered tokens in it.
         if sequence_parallel and placed.tp > 1 and self._modules.options.global_memory_buffer and not measured:
@@ -137,6 +142,13 @@ class LayerPrices:
         if (context := mesh.degree(Axis.CONTEXT)) > 1:  # rows of masks and positions for its own tokens
             working += self._modules.constants_mib / context
             tables = positions_mib(model, seq, self._memory, self._assumed)
+        mtp_mib = 0.0
+        if model.mtp_layers:  # its projection, of all tokens that a rank holds, and what is kept for it
+            more = (model.layer_parameters / plain.layer_parameters - 1) * product_share(plain, seq)
+            passes = passes.slowed(1 + more * (1 if sequence_parallel else placed.tp))
+            how = seq, placed.tp, sequence_parallel, self._assumed.fused
+            numbers, scalars = map(sub, *(layer_numbers_per_token(each, *how) for each in (model, plain)))
+            mtp_mib = numbers * tokens_mib / model.hidden_size + scalars * seq * samples / parts * FP32_BYTES / MIB
         products = product_share(model, seq)
         if self._task.frozen:
             passes = frozen_times(passes, products)
@@ -144,7 +156,7 @@ class LayerPrices:
             passes = packed_times(passes, products, seen)
             products /= products + (1 - products) * seen
         weights = layer_weights(model, placed.tp)
-        counted = self._memory.parameter_mib(layer_type) * MIB / FP32_BYTES / model.layer_parameters
+        counted = self._memory.parameter_mib(measured_type) * MIB / FP32_BYTES / plain.layer_parameters
         return _Share(
             mesh,
             samples,
@@ -158,6 +170,7 @@ class LayerPrices:
             made_numbers(model, placed.tp),
             points,
             0.0 if self._modules.options.keeps_gathered else others,
+            mtp_mib,
         )
 
     @once
@@ -176,9 +189,10 @@ class LayerPrices:
         if recompute is Recompute.FULL:
             working += share.others_mib
             again_ms = passes.recompute_ms or 0.0
-            input_mib = self._memory.checkpoint_mib(layer_type, setting.seq) * samples / parts
-            working += activation + gathered + (input_mib if share.measured else 0.0)
-            activation, gathered = input_mib, 0.0
+            inputs = samples / parts * (1 + self._models[layer_type].mtp_layers)
+            input_mib = inputs * self._memory.checkpoint_mib(self._modules.measured_type(layer_type), setting.seq)
+            working += activation + share.mtp_mib + gathered + (input_mib if share.measured else 0.0)
+            activation, gathered = input_mib - share.mtp_mib, 0.0
         elif recompute:
             partial = self._partly(recompute, placed.tp, layer_type)
             again_ms = partial.again_ms(passes)
@@ -189,7 +203,7 @@ class LayerPrices:
             else:  # measured without a tp group's messages
                 working += max(partial.again_mib * samples / share.parts, at_once if placed.tp > 1 else 0.0)
             activation *= 1 - partial.spared
-        activation += gathered  # attention's inputs, which no part computes again
+        activation += gathered + share.mtp_mib  # attention's inputs, which no part computes again
         made = 0.0
         if share.measured and self._assumed.async_grad_reduce and not self._task.frozen:
             made = share.made[bool(recompute & Recompute.ATTENTION)] * self._modules.state_bytes.gradient / MIB
@@ -210,8 +224,9 @@ class LayerPrices:
 
     @once
     def _partly(self, recompute: Recompute, tp: int, layer_type: int) -> Partly:
-        model, seq = self._models[layer_type], self._modules.seqs[layer_type]
-        return partly(model, recompute, tp, self._memory, layer_type, seq, self._assumed)
+        seq = self._modules.seqs[layer_type]
+        measured_type = self._modules.measured_type(layer_type)
+        return partly(self._models[measured_type], recompute, tp, self._memory, measured_type, seq, self._assumed)
 
     def _gathered_mib(self, placed: LayerStrategy, mesh: Mesh, layer_type: int) -> float:
         """Keys and values of other ranks' tokens that a rank gathers, and keeps of a sample, in MiB. Plain attention

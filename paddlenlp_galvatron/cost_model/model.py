@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from ..base import MIB, UserError
-from ..model import ModelShape, Recompute, kinds_of, layer_types_of
+from ..model import ModelShape, Recompute, layer_types_of
 from ..plan.comm_points import Collective
 from ..plan.communicators import communicators
 from ..plan.layout import TokenLayout, redistribution, token_layout
@@ -19,7 +19,7 @@ from ..plan.mesh import Axis, Mesh
 from ..plan.strategy import Assumptions, Experts, LayerStrategy, Load, Plan, Strategy, VocabStrategy
 from ..profiles.memory import Role
 from ..profiles.reserve import Reserve
-from .collectives import place_of
+from .collectives import MTP_CHANGES, place_of
 from .costs import CostOptions, LayerCost, Prediction, Profiles, StagePrediction, StageSetting, Task
 from .experts import OF_EXPERTS, ExpertPrices
 from .layers import LayerPrices
@@ -45,7 +45,7 @@ class CostModel:
         options: CostOptions = CostOptions(),
     ):
         self.given = (model,) if isinstance(model, ModelShape) else tuple(model)
-        self.models = kinds_of(self.given)
+        self.models = tuple(kind for shape in self.given for kind in shape.kinds)
         self.layer_types = layer_types_of(self.given)
         _require_consistent(self.given, options.task)
         self.profiles = profiles
@@ -224,10 +224,13 @@ class CostModel:
         """(forward, backward) ms of one micro-batch at each boundary between the parts of a chunk of a stage."""
         setting = StageSetting.of(plan)
         boundaries, layers = pairwise(plan.chunk_chain(stage, chunk)), plan.chunk_layers(stage, chunk)
-        return [
+        switches = [
             self.switch_cost(before, after, setting, self.crossing_type(layer))
             for layer, (before, after) in enumerate(boundaries, layers.start)
         ]
+        if self.models[-1].mtp_layers and plan.is_last(stage, chunk):
+            switches[-1] = (MTP_CHANGES / 2 * sum(switches[-1]),) * 2
+        return switches
 
     def _shared_mib(self, plan: Plan, stage: int) -> float:
         """Memory shared by the layers of a stage, which is in no layer's price."""

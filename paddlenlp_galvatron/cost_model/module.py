@@ -82,6 +82,10 @@ class ModulePrices:
         """Masks and positions that a stage holds, in MiB."""
         return constants_mib(self.models, self.seqs, self.memory)
 
+    def measured_type(self, layer_type: int) -> int:
+        """The layer type whose measurements price one: an MTP layer's are those of the layers in front of it."""
+        return layer_type - bool(self.models[layer_type].mtp_layers)
+
     def token_bytes(self, micro_batch: int, layer_type: int) -> int:
         """Bytes of the hidden states of `micro_batch` samples."""
         width = self.models[layer_type].hidden_size * self.assumed.mixed_precision.bytes

@@ -14,7 +14,7 @@ from ..plan.comm_points import Collective
 from ..plan.layout import redistribution, token_layout
 from ..plan.strategy import Plan
 from ..profiles.memory import Role
-from .collectives import Call, Calls, Setting, layer_calls, vocab_calls, weight_calls
+from .collectives import MTP_CHANGES, Call, Calls, Setting, layer_calls, vocab_calls, weight_calls
 from .experts import expert_calls
 from .weights import StateBytes, adapter_weights
 
@@ -46,6 +46,9 @@ def step_traffic_bytes(plan: Plan, model: ModelShape, adapter_rank: int | None =
         sharded = plan.assumed.sequence_parallel
         for chunk in range(plan.chunks):
             layouts = [token_layout(part, plan.stage_size, sharded) for part in plan.chunk_chain(stage, chunk)]
+            if model.mtp_layers and plan.is_last(stage, chunk):
+                layouts += layouts[-2:] * (MTP_CHANGES // 2)
+                del layouts[-1]
             for source, target in pairwise(layouts):
                 ways = ((source, target), (target, source))
                 moved = sum(redistribution(*way, plan.micro_batch * seq, plan.micro_batch).all_tokens for way in ways)

@@ -36,17 +36,19 @@ class VocabPrices:
         self._modules, self._models, self._seqs = modules, modules.models, modules.seqs
         self._times, self._memory = modules.times, modules.memory
         self._assumed, self._task = modules.assumed, modules.task
+        self._mtp = self._models[-1].mtp_layers
 
     @once
     def cost(self, vocab: VocabStrategy, stage: StageSetting, role: Role) -> LayerCost:
-        """Embedding and LM head as a stage of this role has them."""
+        """Embedding and LM head as a stage of this role has them. For MTP the last stage holds the embedding, too."""
         stage_size, micro_batch, micro_batches, pipeline = stage
         first, last = 0, len(self._models) - 1
         mesh = vocab.mesh(stage_size)
         samples = samples_of(vocab, mesh, stage_size, micro_batch)
         settings = [self._modules.setting(stage, layer_type) for layer_type in (first, last)]
         table = table_weights(self._models[first if role == "first" else last], vocab.tp)
-        states_mib = self._memory.vocab_states_mib(role, vocab.tp)
+        both = role == "last" and self._mtp and not self._models[-1].tied_embeddings
+        states_mib = self._memory.vocab_states_mib("only" if both else role, vocab.tp)
         held = Weights(round(states_mib * MIB / STATE_BYTES), largest=table.largest)
         timed = self._modules.call_times(
             self._vocab_calls(vocab, role, *settings), mesh, pipeline, held, vocab.sharding
@@ -83,17 +85,18 @@ class VocabPrices:
         self, vocab: VocabStrategy, role: Role, samples: float, pieces: HeadShare | None, messages_ms: float
     ) -> tuple[PassTimes, float]:
         """Times of a rank's `samples` samples, and of the last module's forward alone."""
-        every = []  # the passes of embedding and LM head
-        if role != "last":
+        every, losses = [], 1 + self._mtp  # the passes of embedding and LM head
+        for _ in range((role != "last") + (role != "first") * self._mtp):
             every.append(self._times.embedding(samples, self._seqs[0], vocab.tp))
 
         def head(share: float = 1.0) -> PassTimes:
             return self._times.head(share * samples, self._seqs[-1], vocab.tp)
 
         if pieces:
-            every.append(piece_passes(head, pieces, self._times.profile.launch, messages_ms, self._task.frozen))
+            passes = piece_passes(head, pieces, self._times.profile.launch, messages_ms / losses, self._task.frozen)
+            every += [passes] * losses
         elif role != "first":
-            every.append(head())
+            every += [head()] * losses
         passes = PassTimes(sum(times.forward_ms for times in every), sum(times.backward_ms for times in every))
         return passes, every[-1].forward_ms
 
@@ -108,20 +111,25 @@ class VocabPrices:
             peak, kept = peak + others, kept + others
         if pieces:
             whole = peak + others, kept + others  # the gradient of all tokens that the group's ranks hold is kept
-            return piece_room(whole, pieces, self._assumed, self._modules.state_bytes, learns=not self._task.frozen)
+            room = piece_room(whole, pieces, self._assumed, self._modules.state_bytes, learns=not self._task.frozen)
+            return room._replace(activation_mib=room.activation_mib * (1 + self._mtp))
         if self._modules.options.fused_gradients:
             peak += 2 * others  # and their gradient
         elif kept < peak:  # of a few tokens less is kept than the head's gradient takes, which is made again
             made_mib = head_weights(self._models[-1], vocab.tp).matrices * self._modules.state_bytes.gradient / MIB
             peak = max(peak, kept + made_mib + tokens_mib)
-        return Room(kept, peak - kept)
+        if role == "first" or not self._mtp:
+            return Room(kept, peak - kept)
+        # The second loss keeps as much, and the lookup's gradient is one of the whole table.
+        table_mib = table_weights(self._models[-1], vocab.tp).matrices * self._modules.state_bytes.gradient / MIB
+        return Room(2 * kept, peak - kept + table_mib)
 
     def _fixed_mib(self, stage: StageSetting, role: Role, samples: int) -> float:
         """Masks, ids of a rank's own rows of the batch, and messages between stages."""
         end = 0 if role == "first" else len(self._models) - 1
         rows = samples * stage.micro_batches
         fixed_mib = self._modules.constants_mib + self._modules.places_mib
-        fixed_mib += batch_mib(self._memory, rows, self._seqs[end], stage.micro_batches)
+        fixed_mib += batch_mib(self._memory, rows, self._seqs[end], stage.micro_batches) * (1 + 2 * self._mtp)
         if role != "only":
             messages = (NEXT if role == "first" else BEFORE)[stage.micro_batches > 1]
             fixed_mib += messages * self._modules.token_bytes(stage.micro_batch, end) / stage.stage_size / MIB
@@ -150,7 +158,7 @@ class VocabPrices:
         """Share of the vocabulary layers' gradients that are reduced when a step ends: an embedding's, as no
         gradient of token ids shows when its backward is done, and those of tied weights, which two modules make."""
         tied, each = self._models[0].tied_embeddings, not self._assumed.async_grad_reduce
-        if role == "only":
+        if role == "only" or (role == "last" and self._mtp and not tied):
             return float(each) if tied else 0.5
         return float(each and (tied or role == "first"))
 

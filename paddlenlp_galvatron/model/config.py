@@ -18,7 +18,7 @@ from .families import FAMILIES, Mixture
 from .fields import Fields, as_json
 from .latents import Latents
 from .shape import ModelShape
-from .unsupported import faults_of, has_meaning, require_supported
+from .unsupported import MTP_COUNTS, faults_of, has_meaning, require_supported
 
 DIFFERENCES = 4  # lines that say how an unknown model differs from the nearest family
 LONGEST_NAME = 100  # longest name that is compared with those of presets
@@ -80,6 +80,10 @@ def shape_from_config(config: Any, name: str, source: str = "config") -> ModelSh
     fields = Fields(config, family, source)
     heads, layers = fields.number("num_attention_heads"), fields.number("num_hidden_layers", most=MOST_LAYERS)
     require_supported(config, family, layers, source)
+    counts = {int(config[name]) for name in MTP_COUNTS if config.get(name) is not None} or {0}
+    if len(counts) > 1:
+        raise UserError(f"{source}: {' and '.join(MTP_COUNTS)} are two names of one number but differ; keep one")
+    [mtp_layers] = counts if family.mixture and family.mixture.sigmoid else [0]  # ERNIE's is left out
     if family.rotary_share != 1 and config.get("partial_rotary_factor", family.rotary_share) is None:
         raise fields.error("partial_rotary_factor", str(family.rotary_share))
     dropout = 0.0 if config.get("attention_dropout") is None else config["attention_dropout"]
@@ -92,7 +96,8 @@ def shape_from_config(config: Any, name: str, source: str = "config") -> ModelSh
     shape = ModelShape(
         name=name,
         family=family.name,
-        layers=layers,
+        layers=layers + mtp_layers,
+        mtp_layers=mtp_layers,
         hidden_size=fields.number("hidden_size"),
         intermediate_size=fields.number("intermediate_size"),
         heads=heads,
@@ -313,7 +318,8 @@ def config_of(shape: ModelShape) -> dict[str, Any]:
     """The fields of config.json that make this shape."""
     return {
         "model_type": shape.family,
-        "num_hidden_layers": shape.layers,
+        "num_hidden_layers": shape.main_layers,
+        **({MTP_COUNTS[0]: shape.mtp_layers} if shape.mtp_layers else {}),
         "hidden_size": shape.hidden_size,
         "intermediate_size": shape.intermediate_size,
         "num_attention_heads": shape.heads,

@@ -17,7 +17,8 @@ from .layer import Again, Fused, Kept, LayerKind, Recompute, Split, Sublayer, We
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Shape of a decoder-only transformer. Its layers are identical, or of two kinds: with experts and dense.
+    """Shape of a decoder-only transformer. Its layers are identical, or of several kinds: with experts, dense, and the
+    last one for multi-token prediction (MTP).
 
     A model whose layer types differ in width or length of samples is a sequence of shapes, one a type, in the order of
     its layers; its embedding is the first one's, its LM head the last one's.
@@ -25,7 +26,7 @@ class ModelShape:
 
     name: str
     family: str  # one of FAMILIES
-    layers: int
+    layers: int  # with that of MTP
     hidden_size: int
     intermediate_size: int
     heads: int
@@ -55,6 +56,7 @@ class ModelShape:
     expert_groups: int = 1  # a token's experts are chosen within the best `groups_per_token` of these groups
     groups_per_token: int = 1
     routed_scaling_factor: float = 1.0  # of the scores of a token's experts
+    mtp_layers: int = 0  # of the layers the last ones, which predict a further token: 0 or 1
 
     @property
     def pre_softmax(self) -> int:
@@ -76,9 +78,16 @@ class ModelShape:
         """The kind of a layer. All that a layer consists of is asked here, as `block` and `routed`."""
         return self.kinds[self.kind_of_layers[index]]
 
-    def having(self, layers: int) -> ModelShape:
-        """The model with its first layers alone, or with more of those that are not dense."""
-        return replace(self, layers=layers, dense_layers=tuple(one for one in self.dense_layers if one < layers))
+    def having(self, main_layers: int, mtp_layers: int) -> ModelShape:
+        """The model with fewer of its first layers, or with more of those that are not dense; and with MTP, or
+        without."""
+        dense = tuple(one for one in self.dense_layers if one < main_layers)
+        return replace(self, layers=main_layers + mtp_layers, mtp_layers=mtp_layers, dense_layers=dense)
+
+    @property
+    def main_layers(self) -> int:
+        """Layers without that of MTP: num_hidden_layers of config.json."""
+        return self.layers - self.mtp_layers
 
     @property
     def layers_with_experts(self) -> int:
@@ -205,18 +214,21 @@ SIZES = ("own_head_dim", "attention_bias", "mlp_bias", "qkv_bias", "qk_norm", "l
 YOUNG = {
     field.name: field.default
     for field in fields(ModelShape)
-    if field.name in ("seq_length", "rope_scaling", "dense_layers", *SIZES)
+    if field.name in ("seq_length", "rope_scaling", "dense_layers", "mtp_layers", *SIZES)
 }
 
 
 @lru_cache(maxsize=256)
 def _kind_of_layers(shape: ModelShape) -> tuple[int, ...]:
-    dense = [index in shape.dense_layers for index in range(shape.layers)]
-    return tuple(int(one != dense[0]) for one in dense)
+    dense = [index in shape.dense_layers for index in range(shape.main_layers)]
+    return *(int(one != dense[0]) for one in dense), *[len(shape.kinds) - 1] * shape.mtp_layers
 
 
 @lru_cache(maxsize=256)
 def _kinds(shape: ModelShape) -> tuple[ModelShape, ...]:
+    if shape.mtp_layers and shape.main_layers:
+        mtp = replace(shape, dense_layers=(), layers=shape.mtp_layers)
+        return *shape.having(shape.main_layers, 0).kinds, mtp
     if not shape.dense_layers:
         return (shape,)
     sparse = replace(shape, dense_layers=(), layers=shape.layers - len(shape.dense_layers))
@@ -240,14 +252,14 @@ def _head(shape: ModelShape) -> LayerKind:
 
 @lru_cache(maxsize=256)
 def _block(shape: ModelShape) -> LayerKind:
-    assert not shape.dense_layers, "of one layer: shape.of(index).block"
+    assert not shape.dense_layers and shape.mtp_layers in (0, shape.layers), "of one layer: shape.of(index).block"
     if not shape.experts:
         mlp: tuple[Sublayer, ...] = (_mlp("mlp", shape.hidden_size, shape.intermediate_size, shape.mlp_bias),)
     else:
         mlp = _router(shape), *_shared(shape)
     latents = shape.latents
     attention = latent_attention(shape.hidden_size, shape.heads, latents) if latents else _attention(shape)
-    return LayerKind((attention, *mlp, _norms(shape)))
+    return LayerKind((attention, *mlp, _norms(shape), *([_mtp(shape)] if shape.mtp_layers else [])))
 
 
 @lru_cache(maxsize=256)
@@ -369,6 +381,17 @@ def _norms(shape: ModelShape) -> Sublayer:
     return Sublayer("norms", weights, kept, ((Fused.NORMS, sized),), again)
 
 
+def _mtp(shape: ModelShape) -> Sublayer:
+    """In front of an MTP layer the norms of the next token's embedding and of the hidden state, and the projection of
+    both; behind it the norm of its own that the LM head reads. DeepSeek-V3, arXiv:2412.19437, section 2.2."""
+    hidden = shape.hidden_size
+    norms = [Weight(f"{name}.weight", (hidden,)) for name in ("enorm", "hnorm", "shared_head.norm")]
+    [projection] = linear("eh_proj", 2 * hidden, hidden, Split.WHOLE)
+    # Each norm keeps its input, that over its size, and one scale; the projection its input.
+    kept, sized = Kept(tokens=8 * hidden, scalars=3), Kept(tokens=3 * hidden)
+    return Sublayer("MTP", (*norms, replace(projection, large=True)), kept, ((Fused.NORMS, sized),))
+
+
 def flops_per_token(
     shape: ModelShape, seq_length: int, frozen: bool = False, document_tokens: float | None = None
 ) -> float:
@@ -376,11 +399,12 @@ def flops_per_token(
 
     6 for each weight that tokens are multiplied with and 12 * layers * hidden * sequence for attention's two products
     (PaLM, arXiv:2204.02311, appendix B), half of them for each: full attention, of which a causal kernel computes half.
-    The embedding is looked up, not multiplied, unless it is the LM head as well. `frozen` weights, under adapters,
-    count 4 instead of 6: they have no gradients. `document_tokens`: of a token's document in packed rows, in which
-    attention stays.
+    The embedding is looked up, not multiplied, unless it is the LM head as well; MTP multiplies with the head again.
+    `frozen` weights, under adapters, count 4 instead of 6: they have no gradients. `document_tokens`: of a token's
+    document in packed rows, in which attention stays.
     """
-    looked_up = 0 if shape.tied_embeddings else shape.vocab_size * shape.hidden_size
+    table = shape.vocab_size * shape.hidden_size
+    looked_up = (0 if shape.tied_embeddings else table) - shape.mtp_layers * table
     attention = (
         6 * shape.layers * (shape.q_width + shape.context_width) * min(seq_length, document_tokens or seq_length)
     )
@@ -388,13 +412,14 @@ def flops_per_token(
 
 
 def kinds_of(model: ModelShape | Sequence[ModelShape]) -> tuple[ModelShape, ...]:
-    """The kinds of all layers of a model, which is one shape or one a layer type."""
+    """The kinds of all layers of a model, which is one shape or one a layer type, as they are measured: an MTP layer as
+    the one behind which it is."""
     shapes = (model,) if isinstance(model, ModelShape) else model
-    return tuple(kind for shape in shapes for kind in shape.kinds)
+    return tuple(kind for shape in shapes for kind in shape.having(shape.main_layers, 0).kinds)
 
 
 def layer_types_of(given: Sequence[ModelShape]) -> tuple[int, ...]:
-    """The index in `kinds_of(given)` of each layer's kind."""
+    """The index in the kinds of all shapes of each layer's kind."""
     found: list[int] = []
     before = 0
     for shape in given:

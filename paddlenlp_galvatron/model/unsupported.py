@@ -48,6 +48,7 @@ FREE = "classifier_dropout summary_* use_fused_*"
 BESIDE = (
     "architectures auto_map text_config model_type *token* *dtype use_cache *_version _* *_window* mlp_only* *_step"
 )
+MTP_COUNTS = ("num_nextn_predict_layers", "num_mtp_layers")  # two names of one number, of layers for MTP
 EXPERTS = "num_experts num_local_experts n_routed_experts moe_num_experts n_shared_experts num_shared_experts"
 ALGORITHMS = ("weight_quantize_algo", "quant_type", "quant_method")  # of PaddleNLP's configs; all null: none
 
@@ -132,7 +133,7 @@ def _plain_of(family: Family, layers: int) -> Iterator[tuple[tuple[object, ...],
     else:
         yield (True,), "rope_interleave"
     if mixture and mixture.bias:
-        yield (1, 0), "num_nextn_predict_layers num_mtp_layers"  # their weights are skipped, as in transformers
+        yield (1, 0), " ".join(MTP_COUNTS)
     yield ("sigmoid" if mixture and mixture.sigmoid else "softmax",), "scoring_func"
 
 

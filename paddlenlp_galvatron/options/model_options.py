@@ -7,7 +7,7 @@ from math import gcd
 from typing import Any
 
 from ..base.errors import UserError
-from ..base.limits import MOST_LAYERS, Layers, Size
+from ..base.limits import MOST_LAYERS, CountOrNone, Layers, Size
 from ..model import ModelShape, config_of, load_model, shape_from_config
 from ..model.config import EXAMPLES
 from .group import Options, Sizes
@@ -23,6 +23,7 @@ SHAPE_FIELDS = {
     "max_position_embeddings": "max_position_embeddings",
     "tie_word_embeddings": "tie_word_embeddings",
     "num_layers": "num_hidden_layers",
+    "num_nextn_predict_layers": "num_nextn_predict_layers",
 }
 SEQ = 4096  # sequence length by default, for all commands, or all positions of a model that has fewer
 LISTS = ("hidden_size_list", "layernum_list", "seqlen_list")  # an entry a layer type
@@ -55,6 +56,7 @@ class ModelOptions(Options):
     model_type: str | None = None
     hidden_size: Size | None = None
     num_layers: Layers | None = None
+    num_nextn_predict_layers: CountOrNone | None = None
     num_attention_heads: Size | None = None
     num_key_value_heads: Size | None = None
     intermediate_size: Size | None = None
@@ -144,21 +146,24 @@ class ModelOptions(Options):
         if base.own_head_dim is None and "head_dim" not in base.traits.defaults:
             config.pop("head_dim", None)
         shape = shape_from_config(config, base.name, source="the model's options")
-        if base.having(shape.layers) == shape:
-            return shape if shape == base else replace(shape, name=f"{base.name}_layer{shape.layers}")
+        if given.get("num_nextn_predict_layers", shape.mtp_layers) != shape.mtp_layers:
+            raise UserError(f"num_nextn_predict_layers: MTP of {base.name} is not planned; leave it out")
+        if base.having(shape.main_layers, shape.mtp_layers) == shape:
+            name = base.name + f"_layer{shape.main_layers}" * (shape.main_layers != base.main_layers)
+            return replace(shape, name=name + f"_mtp{shape.mtp_layers}" * (shape.mtp_layers != base.mtp_layers))
         return _named(shape)
 
     def _one(self, shape: ModelShape) -> ModelShape:
         """All layers of one type: the lists only repeat the model's sizes, or say its layers."""
-        (width,), (layers,) = self.hidden_size_list or (shape.hidden_size,), self.layernum_list or (shape.layers,)
+        (width,), (layers,) = self.hidden_size_list or (shape.hidden_size,), self.layernum_list or (shape.main_layers,)
         if width != shape.hidden_size:
             raise UserError(
                 f"hidden_size_list: {width}, but {shape.name} has hidden size {shape.hidden_size}; make them "
                 f"agree: name another model_size, or give {', '.join(NUMBERS)}"
             )
-        if layers == shape.layers:
+        if layers == shape.main_layers:
             return shape
-        return replace(shape.having(layers), name=f"{shape.name}_layer{layers}")
+        return replace(shape.having(layers, shape.mtp_layers), name=f"{shape.name}_layer{layers}")
 
     def _several(self, shape: ModelShape, types: int) -> tuple[ModelShape, ...]:
         """One shape a type, each as many times wider than `shape` as its hidden size says."""
@@ -213,4 +218,4 @@ def _long_enough(shape: ModelShape, seq_length: int) -> ModelShape:
 
 def _named(shape: ModelShape) -> ModelShape:
     """A shape of one's own, named by its numbers."""
-    return replace(shape, name=f"hidden{shape.hidden_size}_head{shape.heads}_layer{shape.layers}")
+    return replace(shape, name=f"hidden{shape.hidden_size}_head{shape.heads}_layer{shape.main_layers}")

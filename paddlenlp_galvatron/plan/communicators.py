@@ -70,7 +70,7 @@ def stage_groups(plan: Plan, shape: ModelShape, seq_length: int) -> set[Group]:
             wanted |= {(pair, use) for pair in pairs for use in (DOWN, UP)}
     if plan.chunks > 1:
         wanted |= {(twins(plan, rank), use) for rank in range(size) for use in (ON, BACK)}
-    if shape.tied_embeddings and plan.pipeline > 1:
+    if (shape.tied_embeddings or shape.mtp_layers) and plan.pipeline > 1:
         wanted |= {(twins(plan, rank), "tied") for rank in range(size)}
     return {(ranks, use) for ranks, use in wanted if len(ranks) > 1}
 
@@ -141,7 +141,8 @@ def communicators(plan: Plan, shape: ModelShape, seq_length: int) -> int:
 
 
 def twins(plan: Plan, rank: int) -> Ranks:
-    """A rank of the first stage and its peer of the last: they hold the same rows of a tied embedding."""
+    """A rank of the first stage and its peer of the last: they hold the same rows of an embedding that is
+    tied, or looked up for MTP, too."""
     local = rank % plan.stage_size
     return local, plan.world_size - plan.stage_size + local
 

@@ -297,6 +297,8 @@ def gaps(plan: Plan, program: str, model: ModelShape | None = None) -> list[str]
         found.append(f"ep_sizes_enc: experts are not written for {program}")
     if plan.vocab.pieces > 1:
         found.append(f"loss_pieces: {program} computes the logits of all tokens at once, which takes more memory")
+    if model and model.mtp_layers:
+        found.append(f"{MTP}: MTP is not written for {program}; plan with --{MTP} 0")
     if model and model.vocab_size % tp:
         found.append(f"vtp: {program} does not split a vocabulary of {model.vocab_size} over {tp} ranks nor pad it")
     return found

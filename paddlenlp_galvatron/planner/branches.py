@@ -35,7 +35,9 @@ class Branches:
                 f"{len(self.runs)} runs, of which at most {MOST_RUNS} are searched; write the plan yourself: galvatron "
                 "plan uniform"
             )
-        dense = len(cost.given) == 1 and len(self.runs) == 2 and not cost.models[0].experts
+        dense = (
+            len(cost.given) == 1 and len({run.layer_type for run in self.runs[:2]}) == 2 and not cost.models[0].experts
+        )
         self._in_front = self.runs[0].layers if dense and self.runs[0].layers <= MOST_IN_FRONT else 0
         self.bare = Plan(
             world_size=cost.world_size,

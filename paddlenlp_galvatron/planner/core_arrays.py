@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cost_model import CostModel, LayerCost
+from ..cost_model.collectives import MTP_CHANGES
 from ..plan import DataParallel, LayerStrategy, VocabStrategy
 from ..plan.layout import TokenLayout, token_layout
 from ..plan.schedule import arrays, chunks_in_flight
@@ -198,6 +199,8 @@ def _resharding(family: PlanFamily, strategies: Strategies, cost: CostModel) -> 
             change[np.ix_(others, indices)] = _through(_through(change[np.ix_(others, others)], step), within)
         if number == len(layers) - 1:
             to_head = costs(run_layers, [vocab for vocab, _ in beginnings], kind)
+            if cost.models[kind].mtp_layers:
+                to_head = MTP_CHANGES / 2 * (to_head + to_head[..., ::-1])
             vocab_leave[:, indices] = _through(within, to_head).swapaxes(0, 1)
     return {
         "layouts": np.array(layout_of, dtype=np.int32),

@@ -30,6 +30,19 @@ def samples_of(batch: Batch) -> Samples:
     return Samples(*batch) if isinstance(batch, tuple) else Samples(batch[:, :-1], batch[:, 1:])
 
 
+def behind(samples: Samples, seq_length: int) -> tuple[Tokens, Tokens]:
+    """(ids, labels) one token further, as MTP takes them, of rows of whole samples; no label where a document ends."""
+    ids, labels = (part.reshape([-1, seq_length]) for part in samples[:2])
+    further, of_further = (np.roll(part, -1, axis=1) for part in (ids, labels))
+    last = np.zeros(ids.shape, bool)
+    last[:, -1] = True
+    if samples.ends is not None:
+        ends = samples.ends.reshape(ids.shape)
+        last[:, :-1] = ends[:, 1:] != ends[:, :-1]
+    shape = samples.ids.shape
+    return np.where(last, ids, further).reshape(shape), np.where(last, IGNORED_LABEL, of_further).reshape(shape)
+
+
 def documents_of(ends: Tokens) -> Tokens:
     """The document of each token in its row [rows, S], from 0."""
     begins = np.zeros_like(ends)

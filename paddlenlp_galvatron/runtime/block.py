@@ -39,7 +39,8 @@ Applied = tuple[CommPoint | None, Any, Callable[[Any, Any], None]]
 
 
 class Block:
-    """Calls one decoder layer on flat tokens: [T, H] -> [T, H]."""
+    """Calls one decoder layer on flat tokens: [T, H] -> [T, H]; one of MTP [T, 2H] -> [T, H], of the next token's
+    embedding and the hidden state behind the last norm."""
 
     def __init__(self, setup: ModelSetup, here: RankGroups, index: int, load: ExpertLoad):
         strategy, adapters = setup.plan.layers[index], setup.adapters
@@ -47,6 +48,7 @@ class Block:
         self.samples = placement.samples
         self._recompute = strategy.recompute
         self._shape = shape = setup.shape.of(index)
+        self.is_mtp = shape.mtp_layers > 0
         context = placement.mesh.degree(Axis.CONTEXT)
         self._seq_length = setup.seq_length
         self._query_length = self._seq_length // context  # of this rank's queries in attention
@@ -106,7 +108,12 @@ class Block:
     def _run(self, x: Any, mask: Any, memo: Memo) -> Any:
         numbers, self._memo = self._placement.numbers, memo
         with compute_weights(self._slots, numbers):
-            return cast(self._layer(cast(x, numbers.computed), attention_mask=mask), numbers.stored)
+            layer, x = self._layer, cast(x, numbers.computed)
+            if not self.is_mtp:
+                return cast(layer(x, attention_mask=mask), numbers.stored)
+            embedded, hidden = x.chunk(2, -1)
+            x = layer.eh_proj(paddle.concat([layer.enorm(embedded), layer.hnorm(hidden)], -1))
+            return cast(layer.shared_head.norm(layer(x, attention_mask=mask)), numbers.stored)
 
     def _operations(self) -> list[Applied]:
         """Changes of PaddleNLP's layer, in the order in which they are applied. A projection is changed before the part

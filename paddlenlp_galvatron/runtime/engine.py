@@ -32,6 +32,7 @@ from .trace import span
 from .units import Trainable
 
 LOSS_SCALE = 2.0**15  # PaddleNLP's scale_loss
+MTP_LOSS = "mtp_loss"  # among the metrics: unweighted
 TINY = 1e-12  # norms below this are treated as this
 
 
@@ -62,7 +63,8 @@ class Engine:
         self.rank, world_size = start_world()
         require_world(plan.world_size, world_size)
         self.plan, self.shape, self.seq_length, self.adapters = plan, shape, seq_length, setup.adapters
-        self._preference, self._seed = setup.preference, setup.seed
+        self._preference, self._seed, self.mtp_weight = setup.preference, setup.seed, setup.mtp_weight
+        self._of_mtp = (MTP_LOSS,) * shape.mtp_layers
         self.metrics: dict[str, float] = {}  # of the last step or evaluation, besides its loss
         self.steps_done = 0  # a checkpoint that is loaded sets it
         gpus.set_defaults(plan.pipeline > 1 and not all_to_alls(plan, shape, seq_length))
@@ -151,7 +153,7 @@ class Engine:
             for unit in self.stage.units:
                 unit.finish()
             reduce_gradients(self.stage.vectors)
-        return self._mean(total, share.over, METRICS if self._preference else ())
+        return self._mean(total, share.over, METRICS if self._preference else self._of_mtp)
 
     def evaluate(self, batch: Batch | Share) -> float:
         """The loss of one global batch, without dropout; weights stay unchanged."""
@@ -159,7 +161,7 @@ class Engine:
         self.stage.forget_metrics()
         with self.stage.evaluating():
             total = self._pipeline.evaluate(share.samples)
-        return self._mean(total, share.over, METRICS if self._preference else ("accuracy",))
+        return self._mean(total, share.over, METRICS if self._preference else ("accuracy", *self._of_mtp))
 
     def answers(self, batch: Batch | Share) -> Facts:
         """Log-probabilities [G, P, 2] of the answers of one global batch, on every rank; 0 where a row has no such
@@ -192,7 +194,7 @@ class Engine:
         with waiting("all_reduce of the loss over all ranks"):  # on a GPU this is where a rank waits
             loss, *means = device.to_host(all_reduce(local_sums, self._world)).tolist()
         self.metrics = dict(zip(names, means, strict=True))
-        return float(loss)
+        return float(loss) - self.mtp_weight * self.metrics.get(MTP_LOSS, 0.0)
 
     def update(self, optimizer: Any, max_norm: float) -> float:
         """Let Paddle's optimizer over `tensors` run on the gradients clipped to a global norm of `max_norm`.

@@ -24,7 +24,7 @@ from ..plan import Plan
 from ..plan.communicators import BACK, DOWN, ON, UP
 from ..plan.schedule import Pass, arrivals, order
 from . import device
-from .batch import Samples
+from .batch import Samples, behind
 from .collectives import Pending, receive_start, send_start
 from .groups import Groups, end_out_of_memory
 from .stage import Stage
@@ -283,11 +283,13 @@ class Pipeline:
             parts[2] = stage.take_ends(ends)
             if stage.is_last and pairs is not None:
                 parts[3] = stage.take_pairs(ends, pairs)
+        if stage.has_mtp:
+            parts.append(list(zip(*map(stage.take, behind(samples, stage.seq_length)), strict=True)))
         return list(zip(*parts, strict=True))
 
     def _forward(self, x: Any, step: Pass, local_samples: Sequence[tuple[Any, ...]]) -> Any:
-        ids, labels, ends, pairs = local_samples[step.micro_batch]
-        return self._stage.forward(x, ids, labels, step.chunk, ends, pairs)
+        ids, labels, *others = local_samples[step.micro_batch]
+        return self._stage.forward(x, ids, labels, step.chunk, *others)
 
     def _name(self, step: Pass) -> str:
         return str(step.micro_batch) if self._chunks == 1 else f"{step.micro_batch}, chunk {step.chunk}"

@@ -15,6 +15,8 @@ from .kernels import Kernels
 from .precision import Numbers
 from .weights import SeededWeights, WeightSource
 
+MTP_WEIGHT = 0.3  # lambda of DeepSeek-V3 for its first 10T tokens, arXiv:2412.19437, section 4.2; Megatron-LM's is 0.1
+
 
 @dataclass(frozen=True)
 class ModelSetup:
@@ -30,6 +32,7 @@ class ModelSetup:
     packed: bool = False  # rows may hold several documents; every layer must know where they end
     adapters: Adapters | None = None  # they alone are trained
     preference: Preference | None = None  # rows hold pairs of answers, and the loss is of these
+    mtp_weight: float = MTP_WEIGHT  # of MTP's loss
 
     @classmethod
     def of(

@@ -26,6 +26,7 @@ from .host_states import offload
 from .lora import FrozenUnits
 from .mappings import Redistribution
 from .placement import Placement
+from .precision import cast
 from .router import ExpertLoad
 from .setup import ModelSetup
 from .units import Chain, LastReduced, Trainable, Unit, UnitMaker, Units, whole
@@ -40,7 +41,7 @@ class _Chunk(NamedTuple):
     blocks: Sequence[Block]
     head: Head | None
     chain: Chain
-    redistributions: Sequence[Redistribution | None]  # before each block, and behind the last one
+    redistributions: Sequence[Redistribution | None]  # before each block, behind the last one, and for MTP back
 
 
 class Stage:
@@ -51,7 +52,7 @@ class Stage:
         self.numbers, self.config = setup.numbers, setup.config
         self.index = here.stage
         self.is_first, self.is_last = self.index == 0, self.index == plan.pipeline - 1
-        self._seq_length, self._packed = setup.seq_length, setup.packed or setup.preference is not None
+        self.seq_length, self._packed = setup.seq_length, setup.packed or setup.preference is not None
         self._tokens = plan.micro_batch * setup.seq_length
         self._local = here.local
         self._causal_itself = setup.kernels.flash_attention
@@ -61,31 +62,31 @@ class Stage:
         inside = token_layout(plan.vocab, plan.stage_size, sequence_parallel=False)
         intervals = inside.intervals(self._tokens, plan.micro_batch)[self._local].tolist()
         self._taken = [(start, stop) for start, stop in intervals if start < stop]
-        tied = shape.tied_embeddings
+        tied, self.has_mtp = shape.tied_embeddings, self.is_last and shape.mtp_layers > 0
         table: ShardedParameter | None = None
-        if self.is_first or (tied and self.is_last):
-            both = here.groups.get(twins(plan, here.rank), "tied") if tied and plan.pipeline > 1 else None
-            table = embedding_table(placement, both)
+        if self.is_first or self.has_mtp or (tied and self.is_last):
+            shared = (tied or shape.mtp_layers) and plan.pipeline > 1
+            table = embedding_table(placement, here.groups.get(twins(plan, here.rank), "tied") if shared else None)
         maker = FrozenUnits if setup.adapters else UnitMaker
         units = maker(every_micro_batch=not plan.assumed.async_grad_reduce)
         self._frozen = setup.adapters is not None
-        self._embedding = Embedding(placement, table) if self.is_first and table else None
-        if self._embedding:
-            units.adopt(self._embedding.parameters, plan.vocab.dp_type)
+        self._embedding = Embedding(placement, table) if (self.is_first or self.has_mtp) and table else None
         self.load = ExpertLoad(plan, shape, setup.seq_length)
         self._blocks: list[Block] = []
-        for index in plan.stage_layers(self.index):
-            strategy = plan.layers[index]
-            block = Block(setup, here, index, self.load)
-            units.adopt(block.parameters, strategy.dp_type, strategy.experts.dp_type)
-            if self._blocks:
-                block.share_positions(self._blocks[0])
-            self._blocks.append(block)
-        shared = table if tied else None
+        for chunk in range(plan.chunks):
+            if self._embedding and self._embeds(plan, chunk):
+                units.adopt(self._embedding.parameters, plan.vocab.dp_type)
+            for index in plan.chunk_layers(self.index, chunk):
+                strategy = plan.layers[index]
+                block = Block(setup, here, index, self.load)
+                units.adopt(block.parameters, strategy.dp_type, strategy.experts.dp_type)
+                if self._blocks:
+                    block.share_positions(self._blocks[0])
+                self._blocks.append(block)
         self._head: Head | None = None
         if self.is_last:
             pieces = plan.vocab.piece_sizes(sum(stop - start for start, stop in self._taken))
-            self._head = Head(placement, shared, pieces)
+            self._head = Head(placement, table if tied else None, pieces)
             units.adopt(self._head.parameters, plan.vocab.dp_type)
         self.vectors, self.frozen = units.vectors, units.frozen
         self._chunks = self._cut(plan, units.chain, here)
@@ -111,17 +112,24 @@ class Stage:
         tokens = self._tokens, plan.micro_batch
         blocks, rest, reducing, chunks = iter(self._blocks), iter(units), LastReduced(), []
         for chunk in range(plan.chunks):
-            embedding = self._embedding if plan.is_first(self.index, chunk) else None
+            embedding = self._embedding if self._embeds(plan, chunk) else None
             head = self._head if plan.is_last(self.index, chunk) else None
             chunk_blocks = [*islice(blocks, len(plan.chunk_layers(self.index, chunk)))]
             modules = len(chunk_blocks) + (embedding is not None) + (head is not None)
             chain = Chain([*islice(rest, modules)], embedding is not None, reducing)
+            edges = chunk_edges(plan, self.index, chunk)
+            if head and self.has_mtp:
+                edges.append(edges[-2])
             redistributions = [
                 None if before == after else Redistribution(before, after, *tokens, here)
-                for before, after in pairwise(chunk_edges(plan, self.index, chunk))
+                for before, after in pairwise(edges)
             ]
             chunks.append(_Chunk(embedding, chunk_blocks, head, chain, redistributions))
         return chunks
+
+    def _embeds(self, plan: Plan, chunk: int) -> bool:
+        """Whether a chunk looks tokens up: the first of all, and for MTP the last of all."""
+        return plan.is_first(self.index, chunk) or (self.has_mtp and plan.is_last(self.index, chunk))
 
     def _make_trainables(self) -> Iterator[list[Trainable]]:
         for unit in self.units:
@@ -138,26 +146,36 @@ class Stage:
         """Each unit once."""
         return list(dict.fromkeys(unit for chain in self.chains for module in chain.units for unit in module))
 
-    def forward(self, x: Any, ids: Any, labels: Any, chunk: int = 0, ends: Any = None, pairs: Any = None) -> Any:
+    def forward(
+        self, x: Any, ids: Any, labels: Any, chunk: int = 0, ends: Any = None, pairs: Any = None, mtp: Any = None
+    ) -> Any:
         """One micro-batch through a chunk of the stage.
 
         `x` [T, H] from the chunk before (None of the first of all), `ids` and `labels` [U] its row of `take`'s,
-        `ends` [r, S] that of `take_ends`, `pairs` that of `take_pairs`. Returns [T, H] for the next chunk, or of the
-        last of all the sum of this dp share's losses.
+        `ends` [r, S] that of `take_ends`, `pairs` that of `take_pairs`; `mtp`: ids and labels of it, [U] each. Returns
+        [T, H] for the next chunk, or of the last of all the sum of this dp share's losses.
         """
         embedding, blocks, head, chain, redistributions = self._chunks[chunk]
         run, position = chain.run, 0
         if embedding is not None:
-            x = run(position, embedding, ids)
+            embedded = run(position, embedding, *(each for each in (ids, mtp and mtp[0]) if each is not None))
+            x = embedded[0] if x is None else x
             if self._frozen and paddle.is_grad_enabled():  # or nothing behind a frozen embedding had a way back
                 x.stop_gradient = False
             position += 1
         for redistribution, block in zip(redistributions, blocks, strict=False):
             x = redistribution(x) if redistribution else x
+            if block.is_mtp and head is not None:
+                into_head, back = redistributions[-2:]
+                normed = cast(head.normed(into_head(x) if into_head else x), self.numbers.stored)
+                x = paddle.concat([embedded[-1], normed], -1)
+                x = back(x) if back else x
             x = run(position, block, x, self.mask if ends is None else self._ends_of(block, ends))
             position += 1
-        if redistributions[-1]:
-            x = redistributions[-1](x)
+        if (last := redistributions[len(blocks)]) is not None:
+            x = last(x)
+        if head is not None and self.has_mtp:
+            return run(position, head.losses_with_mtp, paddle.concat([normed, x]), labels, mtp[1])
         return x if head is None else run(position, head.loss, x, labels, *(pairs or ()))
 
     @contextmanager
@@ -223,20 +241,20 @@ class Stage:
 
     def take_ends(self, ends: Tokens) -> list[Any]:
         """Ends of documents [r, S] of each micro-batch on the device, as `take` has tokens; all of each sample."""
-        rows = ends.reshape([len(ends), -1, self._seq_length]).astype(np.int32)
+        rows = ends.reshape([len(ends), -1, self.seq_length]).astype(np.int32)
         return list(device.to_device(rows).unbind())
 
     @cached_property
     def _answering(self) -> list[int]:
         """Samples of a micro-batch whose pairs the loss layer counts, by place: all where ranks sum up over others'."""
         if self._head and self._head.pairs and self._head.pairs.is_shared:
-            return list(range(self._tokens // self._seq_length))
+            return list(range(self._tokens // self.seq_length))
         return self.rows_of_loss
 
     @cached_property
     def rows_of_loss(self) -> list[int]:
         """Samples of a micro-batch whose tokens this rank predicts, or whose pairs it counts."""
-        length = self._seq_length
+        length = self.seq_length
         taken = {n for start, stop in self._taken for n in range(start // length, -(-stop // length))}
         return sorted(taken.union(self._paired))
 
@@ -250,8 +268,8 @@ class Stage:
         ends [micro-batches, r·S] and pairs [micro-batches, r, P, 5]."""
         places = {sample: column for column, sample in enumerate(self._answering)}
         most = pairs.shape[2]
-        rows = ends.reshape([-1, self._seq_length])
-        answers = documents_of(rows).reshape([len(ends), len(self.samples), self._seq_length])
+        rows = ends.reshape([-1, self.seq_length])
+        answers = documents_of(rows).reshape([len(ends), len(self.samples), self.seq_length])
         of_pairs = np.zeros([len(ends), len(places), *pairs.shape[2:]], np.float32)
         for column, sample in enumerate(self.samples):
             if sample not in self.rows_of_loss:
@@ -270,10 +288,10 @@ class Stage:
 
     def own(self, tokens: Tokens) -> Tokens:
         """This rank's tokens [micro-batches, U], of those of its `samples`."""
-        places = {sample: index * self._seq_length for index, sample in enumerate(self.samples)}
+        places = {sample: index * self.seq_length for index, sample in enumerate(self.samples)}
         parts = []
         for start, stop in self._taken:
-            sample, offset = divmod(start, self._seq_length)
+            sample, offset = divmod(start, self.seq_length)
             first = places[sample] + offset
             parts.append(tokens[:, first : first + stop - start])
         return np.concatenate(parts, axis=1)
@@ -282,6 +300,6 @@ class Stage:
         """[1, 1, S, S] with the lowest number above the diagonal; None: attention is causal by itself."""
         if self._causal_itself:
             return None
-        length, dtype = self._seq_length, getattr(paddle, self.numbers.computed)
+        length, dtype = self.seq_length, getattr(paddle, self.numbers.computed)
         lowest = paddle.full([1, 1, length, length], paddle.finfo(dtype).min, dtype)
         return paddle.triu(lowest, diagonal=1)

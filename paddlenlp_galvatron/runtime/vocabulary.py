@@ -111,7 +111,7 @@ def embedding_table(placement: Placement, twin: Any) -> ShardedParameter:
 
 
 class Embedding:
-    """Token ids [U] -> hidden states [T, H]."""
+    """Token ids [U] -> hidden states [T, H], for each that are given."""
 
     def __init__(self, placement: Placement, table: ShardedParameter):
         self._place = placement
@@ -119,7 +119,10 @@ class Embedding:
         self._table = table
         self.parameters: list[ShardedParameter] = [table]
 
-    def __call__(self, ids: Any) -> Any:
+    def __call__(self, *several: Any) -> list[Any]:
+        return [self._of(ids) for ids in several]
+
+    def _of(self, ids: Any) -> Any:
         numbers = self._place.numbers
         table = compute_weight(self._table, numbers)
         if self._place.tp == 1:
@@ -152,6 +155,7 @@ class Head:
         self._loss = CrossEntropy(shard, placement.group(Axis.TENSOR), fused)
         self._pieces = Pieces(pieces, self._loss, table, self._tied, placement.numbers) if len(pieces) > 1 else None
         self._reduced_each = not setup.plan.assumed.async_grad_reduce  # after each micro-batch
+        self._mtp_weight = setup.mtp_weight
         self.scale = 1.0  # the gradient of the sum of losses in the passes that follow
         # Ranks that have other tokens of the same answers are among those that have the same weights.
         apart = placement.mesh.degree(Axis.CONTEXT) * placement.mesh.degree(Axis.ULYSSES) > 1
@@ -161,21 +165,43 @@ class Head:
 
     def loss(self, x: Any, labels: Any, answers: Any = None, pairs: Any = None) -> Any:
         """Scalar fp32; the same on every rank of a tp group. `answers` and `pairs`: as `PairLoss` takes them."""
-        numbers = self._place.numbers
-        with compute_weights(self._slots, numbers):
-            normed = self._norm(cast(x, numbers.computed))
+        normed = self.normed(x)
         if self.pairs is not None and pairs is not None:
             total, metrics = self.pairs(self._losses(normed, labels), answers, pairs)
         elif paddle.is_grad_enabled():
-            if self._pieces:
-                hidden = self._place.gathered(CommPoint.INTO_HEAD, normed)
-                return self._pieces.sum(hidden, labels, self.scale, later=self._reduced_each)
-            return self._losses(normed, labels).sum()
+            return self._sum(normed, labels)
         else:
             losses, hits = self._scores(normed, labels)
             total, metrics = losses.sum(), hits.astype("float32").sum().unsqueeze(0)
-        self.metrics = metrics if self.metrics is None else self.metrics + metrics
+        self._count(metrics)
         return total
+
+    def normed(self, x: Any) -> Any:
+        """[T, H] behind the last norm."""
+        with compute_weights(self._slots, self._place.numbers):
+            return self._norm(cast(x, self._place.numbers.computed))
+
+    def losses_with_mtp(self, both: Any, labels: Any, of_further: Any) -> Any:
+        """The loss and MTP's, weighted. `both` [2T, H]: hidden states behind the last norm, and those of MTP."""
+        hidden, further = cast(both, self._place.numbers.computed).chunk(2)
+        if paddle.is_grad_enabled():
+            total, mtp = self._sum(hidden, labels), self._sum(further, of_further, self._mtp_weight)
+            self._count(mtp.detach().unsqueeze(0))
+        else:
+            (losses, hits), (of_mtp, _) = self._scores(hidden, labels), self._scores(further, of_further)
+            total, mtp = losses.sum(), of_mtp.sum()
+            self._count(paddle.stack([hits.astype("float32").sum(), mtp]))
+        return total + self._mtp_weight * mtp
+
+    def _count(self, metrics: Any) -> None:
+        self.metrics = metrics if self.metrics is None else self.metrics + metrics
+
+    def _sum(self, normed: Any, labels: Any, weight: float = 1.0) -> Any:
+        """The sum of losses, whose gradient is `weight` times that of all."""
+        if not self._pieces:
+            return self._losses(normed, labels).sum()
+        hidden = self._place.gathered(CommPoint.INTO_HEAD, normed)
+        return self._pieces.sum(hidden, labels, weight * self.scale, later=self._reduced_each)
 
     def _losses(self, normed: Any, labels: Any) -> Any:
         """Losses of tokens, [U] in fp32."""

@@ -24,6 +24,7 @@ from ..plan.dialects import as_current
 from ..plan.file import LARGEST_BYTES, newest_plan
 from .checkpoint.companions import companions, config_file
 from .checkpoint.stored import checkpoint_of
+from .checkpoint.weight_files import without_absent_mtp
 from .recipe import Recipe
 from .settings import RunOptions, TrainOptions, TrainSettings
 
@@ -208,12 +209,16 @@ def _model(named: ModelOptions, options: TrainOptions, load: Path | None, folder
     model = named.resolve(default_seq_length=0)
     _require_one_type(model)
     shape = model.shapes[0]
+    if named.num_nextn_predict_layers is None and (config := config_file(named.model_size)):
+        shape = without_absent_mtp(shape, config.parent)
     if options.initializer_range is not None:
         shape = replace(shape, initializer_range=options.initializer_range)
     if options.router_aux_loss_coef is not None:
         if not shape.experts:
             raise UserError(f"router_aux_loss_coef: {shape.name} has no experts to balance; leave it out")
         shape = replace(shape, router_aux_loss_coef=options.router_aux_loss_coef)
+    if options.mtp_loss_scaling_factor is not None and not shape.mtp_layers:
+        raise UserError(f"mtp_loss_scaling_factor: {shape.name} is trained without MTP; leave it out")
     if named.model_size is not None and shape == load_model(named.model_size):
         return named.model_size, shape, model.seq_length
     path = folder.absolute() / CONFIG

@@ -80,6 +80,7 @@ class Run:
             packed=settings.effective_packing != "none",
             adapters=initial.adapters,
             preference=settings.preference,
+            mtp_weight=settings.mtp_loss_scaling_factor,
         )
         engine = Engine(setup)
         reference = Reference(engine, settings.output_dir, initial.base) if settings.compares else None
@@ -127,7 +128,8 @@ class Run:
         """The settings' recipe, the number of steps, on which schedules depend, and the model's own numbers."""
         shape = self.engine.shape
         of_model = {name: getattr(shape, name) for name in ("attention_dropout", "router_aux_loss_coef")}
-        return {"max_steps": self.steps, **self.settings.recipe, **of_model}
+        weight = {"mtp_loss_scaling_factor": self.engine.mtp_weight} if shape.mtp_layers else {}
+        return {"max_steps": self.steps, **self.settings.recipe, **of_model, **weight}
 
     @cached_property
     def origin(self) -> Origin:

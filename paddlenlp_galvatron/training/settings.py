@@ -77,6 +77,7 @@ class RunOptions(Options):
     load_iteration: CountOrNone | None = None
     initializer_range: Rate | None = None
     router_aux_loss_coef: RateOrNone | None = None
+    mtp_loss_scaling_factor: RateOrNone | None = None
     overwrite_output_dir: bool = False
     device: Literal["cpu", "gpu"] | None = None
     resume_from_checkpoint: str = "auto"

@@ -12,6 +12,7 @@ from distributed.plans import (
     HYBRID_FOUR,
     INTERLEAVED_FOUR,
     KINDS_FOUR,
+    MTP_FOUR,
     PARTS_FOUR,
     ZERO,
 )
@@ -42,7 +43,8 @@ def real_cases() -> list[RealCase]:
         replace(one, name=f"{one.name}, 3 pieces", plan=replace(one.plan, vocab=replace(one.plan.vocab, pieces=3)))
         for one in (*FOUR[:3], *ZERO[4:7], *ZERO[8:10])
     ]
-    experts_of = EXPERTS_FOUR[:-1] + EXPERTS_LATE + KINDS_FOUR[1:]
+    mtp = [replace(named, family="glm4_moe", tied=False) for named in MTP_FOUR]
+    experts_of = EXPERTS_FOUR[:-1] + EXPERTS_LATE + KINDS_FOUR[1:] + mtp
     cases = [(named, Precision.FP32, None) for named in experts_of + dense + pieces]
     cases += [(named, Precision.BF16, None) for named in ZERO + PARTS_FOUR[1:2]]
     cases += [(named, Precision.FP32, 8) for named in [*dense[::2], *(one for one in dense[1::2] if one.kv_heads)]]
@@ -68,6 +70,7 @@ def real_cases() -> list[RealCase]:
                 own_head_dim=64 if named.family == "qwen3" else None,
                 **(experts if named.family.endswith("moe") or "experts" in named.name else {}),
                 dense_layers=named.dense,
+                mtp_layers=int(named.mtp),
                 shared_size=352 if named.family == "qwen2_moe" else 0,
             ),
             rank,

@@ -15,6 +15,7 @@ from paddlenlp_galvatron.cost_model.traffic import step_traffic_bytes
 from paddlenlp_galvatron.launch.processes import launch
 from paddlenlp_galvatron.measure.journal import Journal
 from paddlenlp_galvatron.measure.memory import MemoryProfiler
+from paddlenlp_galvatron.model import kinds_of
 from paddlenlp_galvatron.plan import Precision
 from paddlenlp_galvatron.profiles import ComputationProfile, HardwareProfile, MemoryProfile, Meta, Shape
 from paddlenlp_galvatron.profiles.computation import ExpertPass, ExpertTimes
@@ -43,7 +44,8 @@ def test_bytes_by_collective_are_those_of_the_runtime(measured):
     wrong = []
     for index, case in enumerate(real_cases()):
         counted = sum((Counter(rank[index]["bytes"]) for rank in measured), Counter())
-        counted["all_reduce"] -= SCALAR_BYTES + (4 * RANKS if case.shape.experts else 0)  # the balance loss
+        losses = bool(case.shape.experts) + case.shape.mtp_layers  # of balance, and of MTP
+        counted["all_reduce"] -= SCALAR_BYTES + 4 * RANKS * losses
         predicted = step_traffic_bytes(case.plan, case.shape, case.adapter_rank)
         if +counted != predicted:
             wrong.append(f"{case.name}: counted {dict(counted)}, predicted {predicted}")
@@ -76,7 +78,7 @@ def test_peak_memory_of_every_stage_is_foreseen(measured):
         if case.plan.assumed.mixed_precision is not Precision.FP32:
             continue  # CPUs compute in fp32 between 16-bit edges
         if case.shape.fingerprint not in profiles:
-            profiler = MemoryProfiler(case.shape.kinds, Journal(), samples=2)
+            profiler = MemoryProfiler(kinds_of(case.shape), Journal(), samples=2)
             profiles[case.shape.fingerprint] = profiler.measure([SEQ], DEGREES, Meta(), lambda _: None)
         predicted = cost_model(case, profiles[case.shape.fingerprint]).predict(case.plan)
         size = case.plan.stage_size

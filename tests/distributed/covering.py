@@ -53,6 +53,7 @@ def _whole(case: Named) -> Iterator[str]:
     yield from (f"vocabulary {feature}" for feature in _layer(plan.vocab, plan.default_dp_type))
     flags = {
         "tied": case.tied,
+        "MTP": case.mtp,
         "plain tp": not plan.assumed.sequence_parallel,
         "reduced every micro-batch": not plan.assumed.async_grad_reduce,
         "kv heads shared": case.kv_heads is not None,

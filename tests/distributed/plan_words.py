@@ -57,6 +57,7 @@ class Named:
     kv_heads: int | None = None
     dense: tuple[int, ...] = ()
     vocabulary: int | None = None
+    mtp: bool = False
 
     def case(self, steps: int | None = None) -> Case:
         """With enough steps for all of an optimizer's states: AdamW's moments build up after the second."""
@@ -71,6 +72,7 @@ class Named:
             kv_heads=self.kv_heads,
             vocabulary=self.vocabulary or (WORDS if mixture else VOCABULARY),
             dense_layers=self.dense,
+            mtp_layers=int(self.mtp),
         )
 
 
@@ -122,7 +124,7 @@ def named(
 ) -> Named:
     """A plan in one line: "[2] 1 2r | 2 || 1 | 1" has a vocabulary of tp 2 and two chunks of each of two stages.
 
-    `model`: its family, and adamw and tied where they hold. `experts`: words of `having`. `batch`: global batch size
+    `model`: its family, and adamw, tied, mtp where they hold. `experts`: words of `having`. `batch`: global batch size
     and micro-batches. `others`: arguments of `plan`.
     """
     family, *flags = model.split(", ")
@@ -133,7 +135,7 @@ def named(
     made = plan(world_size, code, stages, vocab=vocab, chunks=len(chunks), **others)
     made = in_16_bits(having(made, experts) if experts else made, precision)
     optimizer: Literal["sgd", "adamw"] = "adamw" if "adamw" in flags else "sgd"
-    return Named(name, made, family, optimizer, "tied" in flags, kv_heads, dense, vocabulary)
+    return Named(name, made, family, optimizer, "tied" in flags, kv_heads, dense, vocabulary, "mtp" in flags)
 
 
 def having(plan: Plan, code: str, dense: tuple[int, ...] = ()) -> Plan:

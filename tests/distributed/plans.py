@@ -262,8 +262,25 @@ LATENT_SIX = [named("latents: tp 3, cp 3", "deepseek_v3", 6, "[3] 3 1c3 3r", "1 
 LATENT_EIGHT = [
     named("latents: two stages", "deepseek_v3", 8, "[2] 4 2r | 2 2c2", "1 2x2 4 1x4", batch="16/4", dense=(0,))
 ]
+
+# Multi-token prediction: the last layer, behind the last norm; its embedding and LM head are the model's.
+V3, GLM = "deepseek_v3, mtp", "glm4_moe, mtp"
+MTP_TWO = [
+    named("MTP: tp with Megatron-SP, layouts apart", V3, 2, "[2] 1 2r 1", "1 2 1x2", dense=(0,)),
+    named("MTP: plain tp, recompute, ZeRO-3", GLM, 2, "[1z] 1 2 2rz", "1 2 2z", megatron_sp=False),
+    named("MTP: alone in the last stage", f"{GLM}, adamw", 2, "1 | 1", "1 1", batch="8/4", default=DataParallel.ZERO2),
+]
+MTP_FOUR = [
+    named("MTP: two stages, ep", V3, 4, "[2] 1 | 2 2r", "1 2 1x2", batch="8/4", dense=(0,)),
+    named("MTP: cp and Ulysses", GLM, 4, "[1c2] 2u 4 1c2a", "1 4 2"),
+    named("MTP: tied, reduced each", f"{GLM}, tied", 4, "[2z] 1 | 2z", "1 2z", batch="8/4", async_reduce=False),
+    named("MTP: interleaved, ZeRO-3", V3, 4, "[1z] 1 | 2 || 2a | 1z", "1 2 1x2 2z", batch="8/4", dense=(0,)),
+]
+MTP_EIGHT = [
+    named("MTP: tp 4 and cp in two stages", GLM, 8, "[4] 4 2r | 2 2c2", "1 2x2 4 1x4", batch="16/4", dense=(0,))
+]
 EVERY = [
-    *(PARTIAL + ERNIE),
+    *(PARTIAL + ERNIE + MTP_TWO + MTP_FOUR + MTP_EIGHT),
     *(TWO + INTERLEAVED_TWO + PARTS_TWO + EXPERTS_TWO + KINDS_TWO + LATENT_TWO),
     *(FOUR + ZERO + HYBRID_FOUR + INTERLEAVED_FOUR + PARTS_FOUR + CONTEXT_FOUR),
     *(EXPERTS_FOUR + EXPERTS_LATE + KINDS_FOUR + LATENT_FOUR),

@@ -12,7 +12,7 @@ import numpy as np
 from huggingface_models import FOLDER, TUNING, oracle_of, tuning_of
 
 from paddlenlp_galvatron.model.preference import Preference
-from paddlenlp_galvatron.plan import Plan, load_model, plan_from_dict
+from paddlenlp_galvatron.plan import Plan, plan_from_dict
 from paddlenlp_galvatron.runtime import vocabulary
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.groups import Groups, run_as_rank, start_world
@@ -20,6 +20,7 @@ from paddlenlp_galvatron.runtime.lora import Tuned
 from paddlenlp_galvatron.runtime.paddle_private import next_rate
 from paddlenlp_galvatron.runtime.setup import ModelSetup
 from paddlenlp_galvatron.training.checkpoint.adapters import AdapterFolder
+from paddlenlp_galvatron.training.checkpoint.huggingface import read_shape
 from paddlenlp_galvatron.training.checkpoint.loading import weights_from
 from paddlenlp_galvatron.training.checkpoint.saving import Writer
 from paddlenlp_galvatron.training.recipe import Recipe
@@ -39,7 +40,7 @@ def main() -> None:
     vocabulary.CrossEntropy = Watched
     folder, groups = Path(sys.argv[1]), Groups(start_world()[0])
     for number, (name, weights, fields) in enumerate(json.loads((folder / "jobs.json").read_text())):
-        shape, oracle = load_model(FOLDER / name), oracle_of(name)
+        shape, oracle = read_shape(FOLDER / name), oracle_of(name)
         source = weights_from(Path(weights), shape)
         plan = plan_from_dict(fields)
         engine = Engine(ModelSetup.of(plan, shape, oracle.seq_length, source=source), groups=groups)
@@ -66,7 +67,7 @@ def main() -> None:
 
 def tuned(name: str, loss: str, plan: Plan, groups: Groups) -> tuple[list[float], dict[str, float]]:
     """Losses of all steps, and metrics of the first one. `loss`: of pairs; "": of tokens."""
-    shape, oracle, tokens = load_model(FOLDER / name), tuning_of(name), oracle_of(name).tokens
+    shape, oracle, tokens = read_shape(FOLDER / name), tuning_of(name), oracle_of(name).tokens
     factors = AdapterFolder(TUNING / name, shape)
     engine = Engine(
         ModelSetup.of(

@@ -19,6 +19,7 @@ from paddlenlp_galvatron.launch.processes import launch
 from paddlenlp_galvatron.model.preference import BY_TOKEN
 from paddlenlp_galvatron.plan import Precision, load_model, plan_to_dict, write_plan
 from paddlenlp_galvatron.training.checkpoint.convert import to_checkpoint, to_huggingface
+from paddlenlp_galvatron.training.checkpoint.huggingface import read_shape
 from paddlenlp_galvatron.training.checkpoint.loading import weights_from
 from paddlenlp_galvatron.training.checkpoint.stored import open_checkpoint, whole_checkpoints
 from paddlenlp_galvatron.training.data.source import RandomData
@@ -55,8 +56,8 @@ def trained(folder: Path, those: list[tuple[str, str, str]], tuned: list[tuple[s
         weights = FOLDER / name
         if source == "checkpoint":
             weights = folder / name
-            to_checkpoint(FOLDER / name, load_model(FOLDER / name), weights, ignore)
-        shape = load_model(FOLDER / name)
+            to_checkpoint(FOLDER / name, read_shape(FOLDER / name), weights, ignore)
+        shape = read_shape(FOLDER / name)
         planned = having(PLANS[of], EXPERTS[of], shape.dense_layers) if shape.experts else PLANS[of]
         jobs.append((name, str(weights), plan_to_dict(planned)))
     (folder / "jobs.json").write_text(json.dumps(jobs))
@@ -82,7 +83,7 @@ def test_logits_losses_and_trained_weights_are_those_of_transformers_peft_and_tr
 
 
 def require_as_transformers(trained: Path, number: int, name: str) -> None:
-    shape, oracle = load_model(FOLDER / name), oracle_of(name)
+    shape, oracle = read_shape(FOLDER / name), oracle_of(name)
     logits = np.concatenate([np.load(path) for path in sorted(trained.glob(f"{number}.*.npy"))], axis=1)
     expected = oracle.logits.reshape(-1, shape.vocab_size)
     assert logits.shape[0] == expected.shape[0] and not logits[:, shape.vocab_size :].any()
@@ -101,7 +102,7 @@ def require_as_transformers(trained: Path, number: int, name: str) -> None:
 
 def test_training_begins_with_what_load_names(galvatron, tmp_path):
     name = "qwen2-tied"
-    folder, shape, path = FOLDER / name, load_model(FOLDER / name), tmp_path / "plan.json"
+    folder, shape, path = FOLDER / name, read_shape(FOLDER / name), tmp_path / "plan.json"
     of = plan(2, "1 2 1", vocab="2")
     write_plan(replace(of, assumed=replace(of.assumed, seq_length=16)), path)
     words = ["train", path, "--model", folder, "--output_dir", tmp_path / "run", "--max_steps", 1, "--seed", 5]

@@ -13,10 +13,32 @@ from small_model import GROUPED_MODEL
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.model import config_of, joint_fingerprint, preset_names, shape_from_config
+from paddlenlp_galvatron.model.shape import flops_per_token
 from paddlenlp_galvatron.plan import load_model
 
 SIZES = tomllib.loads(Path(__file__).with_name("published_sizes.toml").read_text())
+# Billions: MTP's layer, and all with the tables that it has in checkpoints, as Hugging Face counts.
+MTP_SIZES = {"deepseek-v3": (11.610, 684.490), "glm-4.5": (3.988, 358.338), "glm-4.5-air": (2.375, 110.469)}
 CONFIG = GROUPED_MODEL | {"num_hidden_layers": 4, "vocab_size": 1001, "max_position_embeddings": 128}
+
+
+@pytest.mark.parametrize("name", MTP_SIZES)
+def test_mtp_is_one_more_layer_as_published(name):
+    plain = load_model(name)
+    shape = plain.having(plain.layers, 1)
+    tables = 2 * shape.vocab_size * shape.hidden_size
+    sizes = shape.parameters - plain.parameters, shape.parameters + tables
+    assert [size / 1e9 for size in sizes] == pytest.approx(MTP_SIZES[name], abs=5e-4)
+    assert [kind.layers for kind in shape.kinds] == [*(kind.layers for kind in plain.kinds), 1]
+    uses = shape.active_parameters - plain.active_parameters + tables // 2  # the LM head is used again
+    pairs = 6 * (shape.q_width + shape.context_width) * 4096
+    assert flops_per_token(shape, 4096) - flops_per_token(plain, 4096) == pytest.approx(6 * uses + pairs)
+    config = config_of(shape)
+    assert shape_from_config(config, shape.name) == shape
+    assert shape_from_config(config | {"num_nextn_predict_layers": 0}, shape.name) == plain
+    for wrong in ({"num_nextn_predict_layers": 2}, {"num_mtp_layers": 0}):
+        with pytest.raises(UserError, match="num_nextn_predict_layers"):
+            shape_from_config(config | wrong, shape.name)
 
 
 def test_every_preset_has_the_published_size():

@@ -11,7 +11,7 @@ from math import inf
 from types import SimpleNamespace
 
 from paddlenlp_galvatron.cost_model import CostModel, LayerCost, Workspace
-from paddlenlp_galvatron.model import kinds_of, layer_types_of
+from paddlenlp_galvatron.model import layer_types_of
 from paddlenlp_galvatron.plan import DataParallel, ModelShape, Plan
 from paddlenlp_galvatron.plan.layout import redistribution, token_layout
 from paddlenlp_galvatron.planner import Candidate, SearchOptions
@@ -21,14 +21,14 @@ from paddlenlp_galvatron.profiles.reserve import Reserve
 
 
 def model_of(
-    layers: int, hidden_size: int = 96, seq_length: int | None = None, dense_layers: tuple[int, ...] = ()
+    layers: int, hidden_size: int = 96, seq_length: int | None = None, dense_layers: tuple[int, ...] = (), mtp: int = 0
 ) -> ModelShape:
-    """With `dense_layers` the others have experts."""
+    """With `dense_layers` the others have experts; with `mtp` the last one is of it."""
     like = ModelShape("random", "llama", layers, hidden_size, 192, 12, 12, 100, 64, seq_length=seq_length)
     if not dense_layers:
         return like
     experts = {"experts": 2, "experts_per_token": 1, "expert_size": 12, "dense_layers": dense_layers}
-    return replace(like, family="qwen3_moe", **experts)  # type: ignore[arg-type]
+    return replace(like, family="qwen3_moe", mtp_layers=mtp, **experts)  # type: ignore[arg-type]
 
 
 class RandomCost(CostModel):
@@ -38,7 +38,7 @@ class RandomCost(CostModel):
     neighbours = False  # layers whose messages and weights take room next to the next one's backward
 
     def __init__(self, models: Sequence[ModelShape], options: SearchOptions, seed: int):
-        self.given, self.models = tuple(models), kinds_of(models)
+        self.given, self.models = tuple(models), tuple(kind for model in models for kind in model.kinds)
         cluster = {"num_nodes": options.num_nodes, "gpus_per_node": options.num_gpus_per_node}
         self.profiles = SimpleNamespace(**cluster, files=(), device=Device(), reserve=Reserve())  # type: ignore[assignment]
         self.assumed, self.options = options.assumptions, options.cost_options

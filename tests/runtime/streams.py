@@ -150,7 +150,7 @@ class Recorder:
     def __init__(self, index: int, stages: int, chunks: int = 1):
         import paddle
 
-        self.index, self.is_first, self.is_last = index, index == 0, index == stages - 1
+        self.index, self.is_first, self.is_last, self.has_mtp = index, index == 0, index == stages - 1, False
         self.boundary_shape, self.calls = [1, 1], []
         self.numbers = type("Numbers", (), {"stored": "float32"})
         self.chains = [type("Chain", (), {"last_backward": False})() for _ in range(chunks)]

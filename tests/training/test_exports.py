@@ -100,8 +100,8 @@ def test_config_json_has_the_trained_shape_and_all_else_of_the_model(name, optio
         path.write_text(json.dumps(after))
         assert load_model(path) == replace(shape, name=Path(folder).name)
     assert {"architectures", *IDS} <= after.keys() and all(after[key] == before[key] for key in IDS)
-    assert not after.get("num_nextn_predict_layers")
-    if shape.layers != before["num_hidden_layers"]:
+    assert after.get("num_nextn_predict_layers", 0) == shape.mtp_layers
+    if shape.main_layers != before["num_hidden_layers"]:
         assert "layer_types" not in after  # transformers refuses a list of another length
     if not options and not changes:
         unlike = {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}

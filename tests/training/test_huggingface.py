@@ -31,7 +31,7 @@ from paddlenlp_galvatron.runtime.adapters import load_family
 from paddlenlp_galvatron.runtime.weights import SeededWeights, Slice, WeightSource
 from paddlenlp_galvatron.training.checkpoint import convert, huggingface
 from paddlenlp_galvatron.training.checkpoint import stored as checkpoints
-from paddlenlp_galvatron.training.checkpoint.convert import precision_of, to_checkpoint, to_huggingface
+from paddlenlp_galvatron.training.checkpoint.convert import precision_of, to_checkpoint, to_huggingface, write_model
 from paddlenlp_galvatron.training.checkpoint.huggingface import HuggingFaceWeights, modules, read_shape
 from paddlenlp_galvatron.training.checkpoint.loading import weights_from
 from paddlenlp_galvatron.training.checkpoint.stored import open_checkpoint
@@ -74,11 +74,11 @@ def converted(name, tmp_path_factory) -> Path:
 @pytest.fixture(params=["directory", "checkpoint"])
 def weights(name, converted, request):
     folder = FOLDER / name if request.param == "directory" else converted
-    return weights_from(folder, load_model(FOLDER / name))
+    return weights_from(folder, read_shape(FOLDER / name))
 
 
 def test_logits_and_training_are_those_of_transformers(name, weights):
-    shape, oracle = load_model(FOLDER / name), oracle_of(name)
+    shape, oracle = read_shape(FOLDER / name), oracle_of(name)
     out = paddlenlp_model(name, weights)(paddle.to_tensor(oracle.tokens[0, :, :-1]))
     logits = out[0] if isinstance(out, tuple) else out
     assert np.abs(logits.numpy() - oracle.logits).max() < TOLERANCE
@@ -87,7 +87,7 @@ def test_logits_and_training_are_those_of_transformers(name, weights):
 
 
 def paddlenlp_model(name: str, weights: WeightSource) -> Any:
-    shape = load_model(FOLDER / name)
+    shape = read_shape(FOLDER / name)
     family = load_family(shape.family)
     model = family.whole_model(shape, family.config(shape, oracle_of(name).seq_length))
     for key, weight in model.named_parameters():
@@ -96,16 +96,16 @@ def paddlenlp_model(name: str, weights: WeightSource) -> Any:
 
 
 def test_what_paddlenlp_saves_is_read_too(name, weights, tmp_path):
-    if not load_model(FOLDER / name).traits.stock:
+    if not read_shape(FOLDER / name).traits.stock:
         pytest.skip("PaddleNLP has no such model")
     paddlenlp_model(name, weights).save_pretrained(tmp_path / name, safe_serialization=True, max_shard_size="40KB")
-    saved = weights_from(tmp_path / name, load_model(FOLDER / name))
-    for weight in (weight for module in modules(load_model(FOLDER / name)) for weight in module):
+    saved = weights_from(tmp_path / name, read_shape(FOLDER / name))
+    for weight in (weight for module in modules(read_shape(FOLDER / name)) for weight in module):
         assert (saved(weight.name, weight.shape) == weights(weight.name, weight.shape)).all()
 
 
 def test_a_part_is_that_of_the_whole(name, weights):
-    for weight in (weight for module in modules(load_model(FOLDER / name)) for weight in module):
+    for weight in (weight for module in modules(read_shape(FOLDER / name)) for weight in module):
         whole = weights(weight.name, weight.shape)
         assert whole.shape == weight.shape and whole.dtype == np.float32
         for axis, length in enumerate(weight.shape):
@@ -127,7 +127,7 @@ def test_the_way_back_gives_the_same_tensors_in_files_of_the_size_asked_for(name
     files = sorted(path.name for path in back.glob("model-*"))
     assert files == [f"model-{k + 1:05d}-of-{len(files):05d}.safetensors" for k in range(len(files))]
     assert all(sum(tensor.nbytes for tensor in safe_tensors(back / file)) <= 20_000 for file in files)
-    HuggingFaceWeights(back, load_model(FOLDER / name))  # the index names each tensor's file
+    HuggingFaceWeights(back, read_shape(FOLDER / name))  # the index names each tensor's file
     before, after = (json.loads((folder / "config.json").read_text()) for folder in (FOLDER / name, back))
     before |= {field: 0 for field in before if field == "num_nextn_predict_layers"}  # such layers are left out
     assert after.pop("torch_dtype") == before.pop("dtype") and after == before
@@ -163,18 +163,30 @@ def test_the_bias_of_the_choice_of_experts_stays_fp32(tmp_path):
     assert HuggingFaceWeights(tmp_path / "b", read_shape(source)).precision is Precision.BF16
 
 
-def test_layers_that_predict_further_tokens_are_left_out_by_name(tmp_path, capsys):
-    source, folder = FOLDER / "deepseek_v3", tmp_path / "with"
-    folder.mkdir()
-    shutil.copyfile(source / "config.json", folder / "config.json")
-    further = {f"model.layers.3.{name}.weight": np.ones(4, np.float32) for name in ("eh_proj", "enorm")}
-    save_file(tensors_of(source) | further, folder / "model.safetensors")
+def test_mtp_goes_both_ways_or_is_left_out_by_name(tmp_path, capsys):
+    source, folder, place = FOLDER / "deepseek_v3", tmp_path / "with", "model.layers.3."
+    shape, config = load_model(source), json.loads((source / "config.json").read_text())
+    assert read_shape(source).mtp_layers == 0 < shape.mtp_layers  # transformers saves no tensors of it
+    write_model(shape, SeededWeights(1, 0.02), folder, config, (Precision.FP32, {}), 10**9, {}, ignore)
+    tensors = tensors_of(folder)
+    names = {key.removeprefix(place) for key in tensors if key.startswith(place)}
+    tables = {"embed_tokens.weight", "shared_head.head.weight"}
+    assert names > tables | {f"{name}.weight" for name in ("enorm", "hnorm", "eh_proj", "shared_head.norm")}
+    assert tensors[f"{place}eh_proj.weight"].shape == (shape.hidden_size, 2 * shape.hidden_size)
     to_checkpoint(folder, read_shape(folder), tmp_path / "a", ignore)
-    reported = capsys.readouterr().err
-    assert (
-        reported
-        == "note: layers that predict further tokens are left out: 2 tensors such as model.layers.3.eh_proj.weight\n"
-    )
+    to_huggingface(open_checkpoint(tmp_path / "a"), tmp_path / "b", None, 10**9, None, ignore)
+    back = tensors_of(tmp_path / "b")
+    assert back.keys() == tensors.keys() and all((back[key] == tensors[key]).all() for key in tensors)
+    to_checkpoint(folder, shape.having(3, 0), tmp_path / "c", ignore)
+    assert "MTP is left out (num_nextn_predict_layers 0): 4" in capsys.readouterr().err
+    for count, name in enumerate("cb"):
+        assert json.loads((tmp_path / name / "config.json").read_text())["num_nextn_predict_layers"] == count
+    save_file(tensors | {f"{place}embed_tokens.weight": tensors["lm_head.weight"]}, folder / "model.safetensors")
+    with pytest.raises(UserError, match=r"3.embed_tokens.weight is not model.embed_tokens.weight, which config.json"):
+        to_checkpoint(folder, shape, tmp_path / "d", ignore)
+    save_file({key: tensors[key] for key in tensors if "enorm" not in key}, folder / "model.safetensors")
+    with pytest.raises(UserError, match=r"lacks tensor model.layers.3.enorm.weight, .*num_nextn_predict_layers 0"):
+        to_checkpoint(folder, shape, tmp_path / "d", ignore)
     save_file(
         tensors_of(source) | {"model.layers.2.eh_proj.weight": np.ones(4, np.float32)}, folder / "model.safetensors"
     )

@@ -38,6 +38,9 @@ BASE |= {"max_steps": STEPS, "save_strategy": "no", "report_to": "none"}
 TEXT, EVAL = {"input_dir": "data/text"}, {"do_eval": 1, "eval_steps": 3, "max_evaluate_steps": 1}
 SFT = {"task": "sft", "model_size": "talker", "dataset_name_or_path": "talk", "continue_training": 0, "input_dir": None}
 LORA, DPO = {**SFT, "task": "lora"}, {**SFT, "task": "dpo", "dataset_name_or_path": "pairs"}
+SPARSE = {"model_type": "glm4_moe", "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+SPARSE |= {"n_shared_experts": 1, "num_key_value_heads": 2, "num_nextn_predict_layers": 1, "first_k_dense_replace": 1}
+MTP = {"model_size": "mtp.json"}
 LORA_SGD = {**LORA, "optim": "sgd", "learning_rate": 1.0}
 
 
@@ -46,6 +49,7 @@ def folder(tmp_path_factory) -> Iterator[None]:
     """A model, tokenised text, and a model with a tokenizer and conversations."""
     with chdir(tmp_path_factory.mktemp("train")):
         Path("model.json").write_text(json.dumps(MODEL | {"vocab_size": 320, "max_position_embeddings": 32}))
+        Path("mtp.json").write_text(json.dumps(json.loads(Path("model.json").read_text()) | SPARSE))
         for number in range(12):
             Path(f"{number}.txt").write_text(f"{number} cats sat on {number * number} mats and saw dogs run " * 6)
         text = Corpus(tuple(sorted(Path().glob("*.txt"))))
@@ -178,6 +182,8 @@ ROWS = [
     ("metric_for_best_model", "ppl", best_metric, {**EVAL, "load_best_model_at_end": 1}),
     ("greater_is_better", 1, best_metric, {**EVAL, "load_best_model_at_end": 1}),
     ("initializer_range", 0.5, trained, {}),
+    ("mtp_loss_scaling_factor", 0.1, trained, MTP),
+    ("num_nextn_predict_layers", 0, trained, MTP),
     ("max_grad_norm", 1e-3, trained, {"optim": "sgd", "learning_rate": 1.0}),
     ("logging_steps", 3, trained, {}),
     ("logging_first_step", 1, trained, {"logging_steps": 3}),

@@ -224,7 +224,7 @@ def _shape(row: _Cells) -> ModelShape:
         count = re.fullmatch(r"(\d+) layers\)", layers)
         if name not in preset_names() or bool(layers) != bool(count):
             raise _Unpriced(f"the model {row['model']}, which is no preset")
-        return load_model(name).having(int(count[1])) if count else load_model(name)
+        return load_model(name).having(int(count[1]), 0) if count else load_model(name)
     hidden, heads, tp = int(row["hidden"]), int(row["heads"]), row.number("tp") or 1
     width = row.number("ffn") or 4 * hidden
     inner = round(2 * width / 3 / tp) * tp if row.word("gpt") == "1" or not row["ffn"] else width

@@ -21,6 +21,7 @@ from ...runtime.adapters import load_family
 from ...runtime.adapters.mixture import MixtureLayer
 from ...runtime.batch import IGNORED_LABEL, Batch, Samples, samples_of
 from ...runtime.paddle_private import next_rate, take_over_hooks
+from ...runtime.setup import MTP_WEIGHT
 from ...runtime.weights import WeightSource
 from ...training.recipe import Recipe
 
@@ -40,6 +41,7 @@ def train_one_process(
     family = load_family(shape.family)
     model = family.whole_model(shape, family.config(shape, seq_length))
     weights = dict(model.named_parameters())
+    predict = _Mtp(model, shape) if shape.mtp_layers else None
     if adapters:
         targets = sorted({name.split(".")[-2] for name in shape.block.projections})
         config = LoRAConfig(
@@ -65,6 +67,8 @@ def train_one_process(
     for batch in batches:
         rows = samples_of(batch)
         loss = _loss(model, rows) if preference is None else _pair_loss(model, batch, preference)
+        if predict:
+            loss = loss + MTP_WEIGHT * predict.loss(rows)
         if shape.router_aux_loss_coef:
             share = paddle.to_tensor(_share(rows))
             balances = [layer.balance(share) for layer in model.sublayers() if isinstance(layer, MixtureLayer)]
@@ -74,6 +78,33 @@ def train_one_process(
         optimizer.step()
         next_rate(optimizer)
         optimizer.clear_grad()
+
+
+class _Mtp:
+    """DeepSeek-V3's MTP, arXiv:2412.19437, section 2.2, on PaddleNLP's whole model: the last layer lets hidden states
+    pass; `loss` gives it those of the passes before it, behind the last norm, with embeddings of the tokens behind."""
+
+    def __init__(self, model: Any, shape: ModelShape):
+        self._model, self._inner = model, getattr(model, shape.traits.prefix)
+        *_, before, self._layer = self._inner.layers
+        self._forward, self._layer.forward = self._layer.forward, lambda hidden, *_, **__: hidden
+        self._calls: list[Any] = []  # further arguments of the layers, by pass
+        self._normed: list[Any] = []
+        before.register_forward_pre_hook(lambda _, inputs: self._calls.append(inputs[1:]))
+        self._inner.norm.register_forward_post_hook(lambda _layer, _inputs, normed: self._normed.append(normed))
+
+    def loss(self, batch: Samples) -> Any:
+        labelled, total = int((batch.labels != IGNORED_LABEL).sum()), 0.0
+        for (ids, labels), arguments, hidden in zip(_documents(batch), self._calls, self._normed, strict=True):
+            embedded = self._inner.embed_tokens(paddle.to_tensor(np.concatenate([ids[:, 1:], ids[:, -1:]], 1)))
+            layer = self._layer
+            both = paddle.concat([layer.enorm(embedded), layer.hnorm(hidden)], -1)
+            out = self._forward(layer.eh_proj(both), *arguments)
+            logits = self._model.lm_head(layer.shared_head.norm(out[0] if isinstance(out, tuple) else out))[:, :-1]
+            total = total + _cross_entropy(logits, labels[:, 1:])
+        for kept in (self._calls, self._normed):
+            kept.clear()
+        return total / labelled
 
 
 def _gradient(name: str, weight: Any) -> NDArray[np.float32]:
@@ -142,7 +173,10 @@ def _share(batch: Samples) -> NDArray[np.float32]:
 
 def _summed(model: Any, ids: Any, labels: Any) -> Any:
     out = model(paddle.to_tensor(ids))
-    logits = out[0] if isinstance(out, tuple) else out
+    return _cross_entropy(out[0] if isinstance(out, tuple) else out, labels)
+
+
+def _cross_entropy(logits: Any, labels: Any) -> Any:
     return paddle.nn.functional.cross_entropy(
         logits.reshape([-1, logits.shape[-1]]),
         paddle.to_tensor(labels).flatten(),

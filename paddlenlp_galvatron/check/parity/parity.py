@@ -146,6 +146,7 @@ def small_case(
     lora_rank: int = 0,
     loss: str = "",
     dense_layers: tuple[int, ...] = (),
+    mtp_layers: int = 0,
 ) -> Case:
     """A case for a plan: the smallest model that all its degrees split, with GQA where the family uses it."""
     parts = (*plan.layers, plan.vocab)
@@ -171,6 +172,7 @@ def small_case(
         tied_embeddings=tied,
         initializer_range=0.1,
         dense_layers=dense_layers,
+        mtp_layers=mtp_layers,
         **{**traits.example, **(_experts(plan, traits) if traits.mixture else {})},
     )
     if shape.experts and lora_rank:

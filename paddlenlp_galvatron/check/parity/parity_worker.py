@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from ...plan.communicators import stage_groups
-from ...runtime.engine import Engine
+from ...runtime.engine import MTP_LOSS, Engine
 from ...runtime.groups import Groups, run_as_rank, start_world
 from ...runtime.paddle_private import next_rate
-from ...runtime.setup import ModelSetup
+from ...runtime.setup import MTP_WEIGHT, ModelSetup
 from ...runtime.units import Trainable
 from .case_weights import CaseWeights
 from .parity import Case, batch_of, read_cases
@@ -71,7 +71,8 @@ def run_case(case: Case, folder: Path, index: int, groups: Groups | None = None)
 
 
 def _whole(engine: Engine, loss: float) -> float:
-    """A loss that was just computed, with that of balance."""
+    """A loss that was just computed, with those of balance and MTP."""
+    loss += MTP_WEIGHT * engine.metrics.get(MTP_LOSS, 0.0)
     return loss + engine.shape.router_aux_loss_coef * engine.metrics.get("aux_loss", 0.0)
 
 

@@ -10,6 +10,7 @@ from paddle import nn
 from paddlenlp.transformers.llama import fusion_ops
 
 from ...model import ModelShape, config_of
+from ...model.unsupported import MTP_COUNTS
 from ..kernels import PLAIN, Kernels, rms_norm
 
 
@@ -32,7 +33,7 @@ class Adapter:
 
     def config(self, shape: ModelShape, seq_length: int, kernels: Kernels = PLAIN) -> Any:
         """PaddleNLP's config of the whole model, unsplit."""
-        fields = {field: value for field, value in config_of(shape).items() if field != "model_type"}
+        fields = {name: value for name, value in config_of(shape).items() if name not in ("model_type", *MTP_COUNTS)}
         return self.config_class(
             **fields,
             seq_length=seq_length,
@@ -56,12 +57,18 @@ class Adapter:
     def whole_model(self, shape: ModelShape, config: Any) -> Any:
         """PaddleNLP's own causal language model: the oracle of the parity check."""
         model = self.model_class(config)
+        for _ in range(shape.mtp_layers):  # the caller gives them another forward
+            getattr(model, shape.traits.prefix).layers.append(self.layer_class(config))
         for index, layer in enumerate(getattr(model, shape.traits.prefix).layers):
             self._fit(layer, shape.of(index), config)
         return model
 
     def _fit(self, layer: Any, shape: ModelShape, config: Any) -> None:
         """Give a layer the projections and rotary positions of the shape, where PaddleNLP's are not those."""
+        if shape.mtp_layers:
+            layer.shared_head = nn.Layer()
+            layer.enorm, layer.hnorm, layer.shared_head.norm = (self.final_norm(config) for _ in range(3))
+            layer.eh_proj = nn.Linear(2 * shape.hidden_size, shape.hidden_size, bias_attr=False)
         wanted = {weight.name: weight.shape for weight in shape.block.weights}
         for name in [weight.name for weight in shape.block.weights if weight.linear]:
             path = name.removesuffix(".weight")

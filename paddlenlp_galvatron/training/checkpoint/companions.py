@@ -15,6 +15,7 @@ from typing import Any
 
 from ...base.reading import parse_json, read_json
 from ...model import config_of, shape_from_config
+from ...model.unsupported import MTP_COUNTS
 from ...plan import ModelShape
 from ..data.special_tokens import TOKENIZER_CONFIG
 from ..data.templates import PADDLENLP, Template, TurnTemplate
@@ -29,8 +30,7 @@ OF_TOKENIZER = (
 TEMPLATES = ("chat_template.*", "additional_chat_templates/*.jinja")
 TOKENIZER = "tokenizer.json"
 A_LAYER_EACH = ("layer_types", "mlp_layer_types")  # lists in config.json
-# Counts of layers that predict further tokens, which `huggingface` leaves out.
-FURTHER = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_layers")
+FURTHER = (*MTP_COUNTS, "mtp_num_layers")  # counts of layers for MTP
 
 
 def config_file(model: str | Path | None) -> Path | None:
@@ -88,7 +88,8 @@ def config_like(shape: ModelShape, path: Path | None) -> dict[str, Any]:
     config, now = (read_json(path) if path else {}), config_of(shape)
     if config.get("model_type") != shape.family:
         config = {**now, **{field: value for field, value in config.items() if field.endswith("_token_id")}}
-    unread = ("dtype", *(A_LAYER_EACH if config["num_hidden_layers"] != shape.layers else ()))
+    further = {field: shape.mtp_layers for field in FURTHER if config.get(field)}
+    unread = ("dtype", *(A_LAYER_EACH if config["num_hidden_layers"] != shape.main_layers else ()))
     config = {field: value for field, value in config.items() if field not in unread}  # dtype: 5's torch_dtype
     for _ in range(2):  # a changed entry may be the default of another
         then = config_of(shape_from_config(config, shape.name, str(path)))
@@ -99,8 +100,7 @@ def config_like(shape: ModelShape, path: Path | None) -> dict[str, Any]:
         if then.get("mlp_only_layers") != now.get("mlp_only_layers"):
             changed["decoder_sparse_step"] = 1
         config = {field: value for field, value in config.items() if field in now or field not in then} | changed
-    config |= {field: 0 for field in FURTHER if config.get(field)}
-    return {"architectures": [f"{shape.traits.title}ForCausalLM"], "hidden_act": "silu"} | config
+    return {"architectures": [f"{shape.traits.title}ForCausalLM"], "hidden_act": "silu"} | config | further
 
 
 def without_absent_code(config: dict[str, Any], folder: Path) -> dict[str, Any]:

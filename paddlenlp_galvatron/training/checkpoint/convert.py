@@ -17,10 +17,10 @@ from typing import Any
 
 from ...base.errors import UserError
 from ...base.writing import whole_folder, write_text
-from ...plan import ModelShape, Precision, plan_from_dict
+from ...plan import ModelShape, Precision, load_model, plan_from_dict
 from ...runtime.weights import WHOLE, Array
 from .companions import companions, config_like, copy_companions, without_absent_code
-from .huggingface import HuggingFaceWeights, StoredWeight, modules, read_shape, require_same_model
+from .huggingface import HuggingFaceWeights, StoredWeight, copies, modules, require_directory_of
 from .loading import CheckpointWeights, WeightPiece
 from .stored import FORMAT, INDEX, WEIGHT, Checkpoint, write_index
 from .tensor_file import DTYPES, Tensor, write_tensors
@@ -61,6 +61,8 @@ def to_checkpoint(source: Path, shape: ModelShape, target: Path, advance: Advanc
         }
         write_index(folder, index)
         copy_companions({CONFIG: source / CONFIG, **companions(source)}, folder)
+        if shape.mtp_layers != load_model(source / CONFIG).mtp_layers:
+            write_text(folder / CONFIG, json.dumps(config_like(shape, source / CONFIG), indent=2) + "\n")
 
 
 def to_huggingface(
@@ -78,7 +80,7 @@ def to_huggingface(
     config = None
     try:
         if like or (folder / CONFIG).exists():
-            require_same_model(read_shape(folder), shape, folder / CONFIG)
+            require_directory_of(folder, shape)
             config = config_like(shape, folder / CONFIG)
     except UserError as error:
         if like:
@@ -117,7 +119,8 @@ def write_model(
         array = weights(weight.name, weight.shape)
         return array.T if weight.transposed else array
 
-    shards = _shards([weight for module in modules(shape) for weight in module], size_of, max_shard_bytes)
+    every = [weight for module in (*modules(shape), copies(shape)) for weight in module]
+    shards = _shards(every, size_of, max_shard_bytes)
     with whole_folder(target) as folder:
         places: dict[str, str] = {}
         for number, shard in enumerate(shards, 1):

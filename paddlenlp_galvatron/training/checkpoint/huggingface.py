@@ -25,10 +25,11 @@ import numpy as np
 from ...base.errors import UserError
 from ...model import Weight
 from ...model.shape import UNPLANNED
+from ...model.unsupported import MTP_COUNTS
 from ...plan import ModelShape, Precision, load_model
 from ...runtime.weights import WHOLE, Array, Slice
 from .tensor_file import CODES, opened, require_finite
-from .weight_files import CONFIG, LM_HEAD, require_plain, require_unwrapped, tensor_files
+from .weight_files import CONFIG, LM_HEAD, require_plain, require_unwrapped, tensor_files, without_absent_mtp
 
 BUFFERS = "rotary_emb.inv_freq"  # computed, not trained: old files have them
 ROWS = 4096  # of a matrix that are compared at once
@@ -71,21 +72,35 @@ def modules(shape: ModelShape) -> Iterator[Module]:
     yield (*module([norm]), *(() if shape.tied_embeddings else (stored(lm_head),)))
 
 
+def copies(shape: ModelShape) -> list[StoredWeight]:
+    """Embedding and LM head once more, as MTP layers have them in Hugging Face directories."""
+    if not shape.mtp_layers:
+        return []
+    [embedding], *_, (*_, head) = modules(shape)
+    place, tied = f"model.layers.{shape.main_layers}.", shape.tied_embeddings
+    return [
+        replace(embedding, tensor=f"{place}embed_tokens.weight"),
+        replace(embedding if tied else head, tensor=f"{place}shared_head.head.weight"),
+    ]
+
+
 class HuggingFaceWeights:
     """The weights of a directory, as a `runtime.weights.WeightSource`: only requested weights are read, as fp32."""
 
     def __init__(self, folder: Path, shape: ModelShape):
         """Raises UserError: files are missing or broken, tensors missing, unknown or of another shape, or the directory
         holds another model."""
-        require_same_model(read_shape(folder), shape, folder / CONFIG)
+        require_directory_of(folder, shape)
         files, weights = tensor_files(folder), [weight for module in modules(shape) for weight in module]
         if weights[0].name in files:  # PaddleNLP saved it
             weights = [replace(weight, tensor=weight.name, transposed=False) for weight in weights]
         self._weights = {weight.name: weight for weight in weights}
         expected = {weight.tensor: weight for weight in weights}
         missing = [tensor for tensor in expected if tensor not in files]
-        tied = shape.tied_embeddings and LM_HEAD in files
-        unknown = [tensor for tensor in files if tensor not in expected and not (tied and tensor == LM_HEAD)]
+        equal = {copy.tensor: self._weights[copy.name].tensor for copy in copies(shape) if copy.tensor in files}
+        if shape.tied_embeddings and LM_HEAD in files:
+            equal[LM_HEAD] = weights[0].tensor
+        unknown = [tensor for tensor in files if tensor not in expected and tensor not in equal]
         self.left_out = [tensor for tensor in unknown if _predicts_more(tensor, shape)]
         unknown = [tensor for tensor in unknown if tensor not in self.left_out]
         require_plain(unknown, folder)
@@ -94,6 +109,8 @@ class HuggingFaceWeights:
         if missing or unknown:
             untied = ", as tie_word_embeddings is false; if it is the embedding, write true there"
             hint = untied if missing == [LM_HEAD] else ""
+            if shape.mtp_layers and missing and f".layers.{shape.main_layers}." in missing[0]:
+                hint = f"; to train without MTP: --{MTP_COUNTS[0]} 0"
             raise UserError(
                 [f"{folder}: lacks tensor {lacking}, which its {CONFIG} asks for{hint}" for lacking in _some(missing)]
                 + [f"{folder}: has tensor {lacking}, which no {shape.family} has" for lacking in _some(unknown)]
@@ -106,8 +123,8 @@ class HuggingFaceWeights:
             numbers[precision] += math.prod(self._weights[name].shape)
         self.precision = numbers.most_common(1)[0][0]  # of most numbers
         self.precisions = {name: precision for name, precision in types.items() if precision != self.precision}
-        if tied:
-            _require_tied(files, weights[0].tensor)
+        for tensor, original in equal.items():
+            _require_equal(files, tensor, original)
 
     def __call__(self, name: str, shape: tuple[int, ...], part: Slice = WHOLE) -> Array:
         """Raises UserError: the tensor cannot be read."""
@@ -127,14 +144,12 @@ class HuggingFaceWeights:
         """Tensors that are left out; "": none are."""
         if not self.left_out:
             return ""
-        return (
-            f"layers that predict further tokens are left out: {len(self.left_out)} tensors such as {self.left_out[0]}"
-        )
+        return f"MTP is left out ({MTP_COUNTS[0]} 0): {len(self.left_out)} tensors such as {self.left_out[0]}"
 
 
 def read_shape(folder: Path) -> ModelShape:
     """The model in a directory. Raises UserError: it computes something that is not supported here."""
-    return load_model(folder.absolute() / CONFIG)
+    return without_absent_mtp(load_model(folder.absolute() / CONFIG), folder)
 
 
 def require_same_model(stored: ModelShape, wanted: ModelShape, where: Path) -> None:
@@ -149,9 +164,14 @@ def require_same_model(stored: ModelShape, wanted: ModelShape, where: Path) -> N
         raise UserError(faults)
 
 
+def require_directory_of(folder: Path, shape: ModelShape) -> None:
+    """Raise UserError unless a directory is of the model, with MTP or without."""
+    stored = read_shape(folder)
+    require_same_model(stored.having(stored.main_layers, shape.mtp_layers), shape, folder / CONFIG)
+
+
 def _predicts_more(tensor: str, shape: ModelShape) -> bool:
-    """Whether a tensor is of a part that predicts a further token, a layer behind the last one in DeepSeek-V3, and
-    transformers leaves it out as well."""
+    """Whether a tensor is of MTP: of a layer behind the last one, or in ERNIE of parts of their own."""
     number, mixture = re.match(r"model\.(?:layers\.(\d+)\.|mtp_)", tensor), shape.traits.mixture
     return bool(mixture and mixture.bias and number and int(number[1] or shape.layers) >= shape.layers)
 
@@ -162,18 +182,20 @@ def _some(tensors: Sequence[str]) -> list[str]:
     return [f"{tensor}{more}" for tensor in tensors[:1]]
 
 
-def _require_tied(files: dict[str, Path], embedding: str) -> None:
-    """Raise UserError for an LM head that is not the embedding. transformers then keeps both; here config.json decides
-    the planned and trained model."""
-    with opened(files[embedding]) as first, opened(files[LM_HEAD]) as second:
-        tied, head = first.get_slice(embedding), second.get_slice(LM_HEAD)
+def _require_equal(files: dict[str, Path], copy: str, original: str) -> None:
+    """Raise UserError for an LM head that is not the embedding, though the model ties them, and for tables of MTP that
+    are not the model's. transformers keeps both heads; here config.json decides the planned and trained model."""
+    with opened(files[original]) as first, opened(files[copy]) as second:
+        tied, head = first.get_slice(original), second.get_slice(copy)
         rows, _ = shape = tied.get_shape()
         blocks = (slice(row, min(row + ROWS, rows)) for row in range(0, rows, ROWS))
         same = head.get_shape() == shape and all(np.array_equal(tied[block], head[block]) for block in blocks)
     if not same:
+        whose = "the embedding" if copy == LM_HEAD else original
+        field = "tie_word_embeddings: false" if copy == LM_HEAD else f"{MTP_COUNTS[0]}: 0"
         raise UserError(
-            f"{files[LM_HEAD]}: {LM_HEAD} is not the embedding, which {CONFIG} says it is; write "
-            "tie_word_embeddings: false there to keep it, or remove the tensor"
+            f"{files[copy]}: {copy} is not {whose}, which {CONFIG} says it is; write {field} there, or remove the "
+            "tensor"
         )
 
 

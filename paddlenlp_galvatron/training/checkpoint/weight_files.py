@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ...base.errors import UserError
 from ...base.reading import read_json
+from ...plan import ModelShape
 from .tensor_file import opened
 
 CONFIG, SINGLE, SHARDS = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -69,6 +70,14 @@ def tensor_files(folder: Path) -> dict[str, Path]:
                 "or save it again"
             )
     return {tensor: folder / name for tensor, name in places.items()}
+
+
+def without_absent_mtp(shape: ModelShape, folder: Path) -> ModelShape:
+    """The model without MTP if a directory's weights have none: transformers drops them, but not from config.json."""
+    if not shape.mtp_layers or not any((folder / name).is_file() for name in (SINGLE, SHARDS)):
+        return shape
+    place = f".layers.{shape.main_layers}."
+    return shape if any(place in tensor for tensor in tensor_files(folder)) else shape.having(shape.main_layers, 0)
 
 
 def require_plain(unknown: Iterable[str], folder: Path) -> None:
