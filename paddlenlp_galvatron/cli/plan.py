@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from paddlenlp_galvatron.base.errors import Infeasible, UserError
+from paddlenlp_galvatron.base import Infeasible, UserError, count
 from paddlenlp_galvatron.base.limits import Ranks, Size
 from paddlenlp_galvatron.base.printing import Console, say
-from paddlenlp_galvatron.base.text import count
 from paddlenlp_galvatron.options.group import Options, Sizes
 from paddlenlp_galvatron.options.model_options import SEQ
 from paddlenlp_galvatron.options.prices import PriceOptions

@@ -12,10 +12,9 @@ from typing import Any
 
 from galvatron_dp_core import Cancel
 
+from paddlenlp_galvatron.base import GIB_MIB, gib
 from paddlenlp_galvatron.base.printing import Console, say
 from paddlenlp_galvatron.base.process import INTERRUPTED, stop_signals
-from paddlenlp_galvatron.base.text import gib
-from paddlenlp_galvatron.base.units import GIB_MIB
 from paddlenlp_galvatron.base.writing import write_text
 from paddlenlp_galvatron.options.group import Options
 from paddlenlp_galvatron.options.model_options import SEQ, Model, ModelOptions

@@ -16,9 +16,8 @@ from typing import NamedTuple
 
 from ..base.units import FP32_BYTES, MIB
 from ..model import ModelShape
-from ..plan.mesh import Axis
+from ..plan import Assumptions, Axis, Plan
 from ..plan.schedule import Pass, chunks_in_flight, without_repeats
-from ..plan.strategy import Assumptions, Plan
 from ..profiles.memory_use import MemoryUse
 from .costs import CostOptions, LayerCost, PartMemory, StageMemory, Workspace
 

@@ -10,10 +10,9 @@ from difflib import SequenceMatcher, get_close_matches
 from pathlib import Path
 from typing import Any
 
-from ..base.errors import UserError
+from ..base import UserError, shortened
 from ..base.limits import MOST_LAYERS
 from ..base.reading import LARGEST_OPTIONS, read_json
-from ..base.text import shortened
 from .families import FAMILIES, Mixture
 from .fields import Fields, as_json
 from .latents import Latents

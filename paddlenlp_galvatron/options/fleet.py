@@ -9,11 +9,9 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from ..base.errors import UserError
-from ..base.text import count
+from ..base import UserError, count
 from ..model import ModelShape, Recompute
-from ..plan import Assumptions, DataParallel, LayerStrategy, Plan, Precision, VocabStrategy
-from ..plan.check import find_faults
+from ..plan import Assumptions, DataParallel, LayerStrategy, Plan, Precision, VocabStrategy, find_faults
 from ..plan.fleet_layers import FULL, HEAD, OF_THE_MODEL, REFINED, TAIL, Ids, division, selected
 from ..plan.fleet_plan import MODULES
 from ..plan.strategy import sharded_over_all

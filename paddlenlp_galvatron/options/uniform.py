@@ -9,8 +9,7 @@ from pydantic import AfterValidator
 from ..base.errors import UserError
 from ..base.limits import MOST_RANKS, Layers, Ranks, Samples
 from ..model import ModelShape
-from ..plan.strategy import Assumptions, Plan
-from ..plan.uniform import uniform_plan
+from ..plan import Assumptions, Plan, uniform_plan
 from .group import Options
 
 NONE = (None, -1, 1)  # PaddleNLP's words for no degree

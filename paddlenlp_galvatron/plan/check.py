@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from ..base.errors import UserError
-from ..model import ModelShape, Recompute
-from ..model.layer import MODULES
+from ..model import MODULES, ModelShape, Recompute
 from .layout import chunks_of_a_sample, token_axes
 from .mesh import Axis
 from .strategy import DataParallel, Plan, Precision, Strategy, all_sharing, runs

@@ -12,18 +12,15 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from ..base.errors import UserError
+from ..base import GIB, Note, UserError, no_note
 from ..base.limits import Layers, NodeLinks, Positive, Ranks, Samples, Size
-from ..base.text import Note, no_note
-from ..base.units import GIB
 from ..cost_model import CostModel
 from ..options.foreign import Fate
 from ..options.model_options import SEQ, Model
 from ..options.prices import MEASURED_NETWORK, TWO_SOURCES, JobOptions, LimitOptions
 from ..plan import ModelShape
-from ..profiles.data_sheet import Device, load_data_sheet
+from ..profiles import Device, Reserve, load_data_sheet
 from ..profiles.files import allreduce_name, device_of, p2p_name, read_profile, sp_time_name
-from ..profiles.reserve import Reserve
 from .branch_and_bound import Watch
 from .hints import Hint, fewer_gpus, hints, larger_batch
 from .options import BATCH, SearchOptions, TaskOptions

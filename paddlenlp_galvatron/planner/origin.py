@@ -8,9 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..base.errors import UserError
-from ..base.text import Note, no_note
-from ..base.units import GIB_MIB
+from ..base import GIB_MIB, Note, UserError, no_note
 from ..options.group import canonical_options
 from ..options.model_options import SEQ, ModelOptions
 from ..options.prices import LimitOptions, PriceOptions

@@ -9,9 +9,8 @@ from typing import Any
 
 from rich.table import Table
 
+from ..base import GIB_MIB, gib
 from ..base.printing import table
-from ..base.text import gib
-from ..base.units import GIB_MIB
 from ..cost_model import Prediction
 from ..cost_model.facts import COMMUNICATION, MEMORY, TIME, PlanFacts, StageBreakdown, strategy_words
 from ..plan.strategy import gap_of, load_summary

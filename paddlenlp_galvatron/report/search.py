@@ -12,8 +12,7 @@ from rich.table import Table
 
 from ..base import GIB_MIB, count
 from ..base.printing import table
-from ..cost_model import CostModel
-from ..cost_model.facts import PlanFacts
+from ..cost_model import CostModel, PlanFacts
 from ..plan import ModelShape
 from ..planner.hints import Hint
 from ..planner.result import SHOWN_GAP, Candidate, FamilyOutcome, Need, SearchResult

@@ -15,8 +15,7 @@ from ..base.errors import UserError
 from ..launch import gpus, status
 from ..launch.status import waiting
 from ..model.preference import METRICS
-from ..plan import Precision
-from ..plan.check import require_valid
+from ..plan import Precision, require_valid
 from ..plan.communicators import all_to_alls, exchanging, fused_loss_groups, stage_groups
 from . import device
 from .batch import IGNORED_LABEL, Batch, Facts, Samples, samples_of

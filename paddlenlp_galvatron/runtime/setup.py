@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ..model.lora import Adapters
-from ..model.preference import Preference
+from ..model import Adapters, Preference
 from ..plan import ModelShape, Plan, Precision
 from .adapters import load_family
 from .adapters.decoder import Adapter

@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import paddle
 
-from ..plan import Plan
+from ..plan import Axis, Plan
 from ..plan.communicators import chunk_edges, twins
 from ..plan.layout import token_layout
-from ..plan.mesh import Axis
 from . import device
 from .batch import Facts, Tokens, documents_of
 from .block import Block

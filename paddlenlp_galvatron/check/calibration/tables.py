@@ -11,8 +11,7 @@ from pathlib import Path
 
 from ...base import GIB_MIB, UserError
 from ...base.reading import read_text
-from ...model import ModelShape, Recompute, load_model
-from ...model.config import preset_names
+from ...model import ModelShape, Recompute, load_model, preset_names
 from ...model.shape import flops_per_token
 from ...plan import Assumptions, DataParallel, Plan, Precision, uniform_plan
 from ...plan.uniform import even_stages

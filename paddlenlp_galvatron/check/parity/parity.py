@@ -20,12 +20,9 @@ from pydantic import TypeAdapter
 
 from ...base.errors import UserError
 from ...base.writing import scratch_folder
-from ...model import FAMILIES
+from ...model import FAMILIES, Adapters, Preference
 from ...model.families import Family
-from ...model.lora import Adapters
-from ...model.preference import Preference
-from ...plan import Assumptions, LayerStrategy, ModelShape, Plan, Precision, plan_from_dict, plan_to_dict
-from ...plan.check import require_valid
+from ...plan import Assumptions, LayerStrategy, ModelShape, Plan, Precision, plan_from_dict, plan_to_dict, require_valid
 from ...plan.layout import chunks_of_a_sample
 from ...training.recipe import Recipe
 
