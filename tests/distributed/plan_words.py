@@ -155,7 +155,3 @@ def having(plan: Plan, code: str, dense: tuple[int, ...] = ()) -> Plan:
 
 def in_16_bits(of: Plan, precision: Precision = Precision.BF16) -> Plan:
     return replace(of, assumed=replace(of.assumed, mixed_precision=precision))
-
-
-def interleaved(world_size: int, code: str, stages: tuple[int, ...], chunks: int, **others: Any) -> Plan:
-    return plan(world_size, code, stages, chunks=chunks, **others)

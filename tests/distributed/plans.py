@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from paddlenlp_galvatron.plan import DataParallel, Precision, Schedule
 
-from .plan_words import SEED, WORDS, Named, having, in_16_bits, interleaved, named, plan
+from .plan_words import SEED, WORDS, Named, having, in_16_bits, named, plan
 
-__all__ = ["SEED", "WORDS", "Named", "having", "in_16_bits", "interleaved", "named", "plan"]
+__all__ = ["SEED", "WORDS", "Named", "having", "in_16_bits", "named", "plan"]
 
 ZERO2, GPIPE = DataParallel.ZERO2, Schedule.GPIPE
 BF16, FP16 = Precision.BF16, Precision.FP16

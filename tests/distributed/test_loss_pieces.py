@@ -12,7 +12,7 @@ from paddlenlp_galvatron.check.parity.parity import Case, check_parity, small_ca
 from paddlenlp_galvatron.plan import DataParallel, Plan, Precision, Schedule
 
 from . import plans
-from .plans import interleaved, plan
+from .plans import plan
 from .test_deferred import disagreements
 from .test_tuning import agrees
 
@@ -34,7 +34,7 @@ TWO = [
     case(plan(2, "1 1", (1, 1), micro_batches=4), tied=True),
     case(plan(2, "1 1", (1, 1), micro_batches=4, **LATE), "llama"),
     case(plan(2, "1 1", micro_batches=4, default=DataParallel.ZERO2, async_reduce=False), tied=True),
-    case(interleaved(2, "1 1r 1 1 1", (1, 2, 1, 1), 2, micro_batches=4), "llama", "adamw"),
+    case(plan(2, "1 1r 1 1 1", (1, 2, 1, 1), chunks=2, micro_batches=4), "llama", "adamw"),
     case(plans.in_16_bits(plan(2, "1 2", **SP))),
     case(plans.in_16_bits(plan(2, "1 1", (1, 1)), Precision.FP16), tied=True),
 ]
@@ -44,7 +44,7 @@ FOUR = [
     case(plan(4, "1z 1 2", vocab="2uz", megatron_sp=False), "llama"),
     case(plan(4, "1c2 2", vocab="2c2"), "qwen2", tied=True),
     case(plan(4, "1 2 2 1", (3, 1), vocab="2", micro_batches=3, batch=6, **LATE), "qwen2", "adamw", tied=True),
-    case(interleaved(4, "1z 2zr 1 2", (1,) * 4, 2, vocab="1z", micro_batches=3, batch=12), "llama", tied=True),
+    case(plan(4, "1z 2zr 1 2", (1,) * 4, chunks=2, vocab="1z", micro_batches=3, batch=12), "llama", tied=True),
 ]
 # Packed rows, adapters and pairs of answers, also of ranks that share a sample.
 TUNED = [
