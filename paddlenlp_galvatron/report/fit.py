@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Literal
 
 from rich.table import Table
 
@@ -95,9 +95,10 @@ def heading(found: Sequence[Fit], shape: ModelShape, options: FitOptions) -> Ite
     )
     if load := _load(shape, options):
         yield str(load)
+    kind: Literal["dense", "MoE"] = "MoE" if shape.experts else "dense"
     for own in devices.values():
         yield assumed(own[-1].question.assumptions)
-        sheet, kind = own[0].question.options.device, "MoE" if shape.experts else "dense"
+        sheet = own[0].question.options.device
         if sheet and (spread := load_data_sheet(sheet).published.get(kind)):
             yield (
                 f"published runs of {kind} models on {own[0].device.name} reach {spread.low:.2g} to {spread.high:.2g} "
