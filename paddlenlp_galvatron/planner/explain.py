@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import inf
+from math import ceil, inf
 from typing import Any
 
 from ..base.errors import GalvatronError, Infeasible
@@ -146,16 +146,13 @@ def what_ifs(question: Question, plan: Plan, known: Sequence[Plan], time: Shared
     """The best plan under each change, by a search of its own that begins with the known plans."""
     options, hardware = question.options, question.cost.profiles.network.profile
     seq, batch, now = options.seq_length or 0, plan.global_batch, plan.micro_batches
+    nodes = options.num_nodes
 
     def changed(
         name: str, change: str, length: int = seq, samples: int = batch, shares: int = 1, **changes: Any
     ) -> WhatIf:
-        begin = [  # other numbers of micro-batches may fit
-            replace(each, global_batch=samples, micro_batches=count)
-            for each in known
-            for count in (each.micro_batches, 2 * each.micro_batches, each.micro_batches // 2)
-            if count and samples % count == 0
-        ]
+        more = samples * length / (batch * seq or 1) * nodes / changes.get("num_nodes", nodes)  # tokens of a device
+        begin = [plan for each in known for plan in _split_otherwise(each, samples, more)]
         seconds = time.take(shares)
         try:
             asked = question.changed(**changes)
@@ -171,7 +168,6 @@ def what_ifs(question: Question, plan: Plan, known: Sequence[Plan], time: Shared
 
     memory = options.memory_gib
     yield changed("memory", f"{memory:.4g} -> {memory + 1:.4g} GiB", memory_constraint=memory + 1)
-    nodes = options.num_nodes
     yield changed("nodes", f"{nodes} -> {2 * nodes} nodes", num_nodes=2 * nodes)
     for link, faster in faster_links(hardware).items():
         if plan.pipeline > 1 or link != BETWEEN_STAGES:
@@ -192,6 +188,16 @@ def what_ifs(question: Question, plan: Plan, known: Sequence[Plan], time: Shared
     for count in (now // 2, 2 * now):
         if count and batch % count == 0:
             yield changed("micro-batches", f"{now} -> {count}", settle_chunk=count)
+
+
+def _split_otherwise(plan: Plan, samples: int, more: float) -> Iterator[Plan]:
+    """A plan for other samples in its number of micro-batches, twice and half of it, of which any may fit. `more`:
+    tokens of a step on a device, over those now; pieces of the loss keep their tokens."""
+    now, pieces = plan.micro_batches, plan.vocab.pieces
+    for count in (now, 2 * now, now // 2):
+        if count and samples % count == 0:
+            vocab = replace(plan.vocab, pieces=ceil(pieces * more * now / count) if pieces > 1 else 1)
+            yield replace(plan, global_batch=samples, micro_batches=count, vocab=vocab)
 
 
 def faster_links(profile: HardwareProfile) -> dict[str, HardwareProfile]:

@@ -86,7 +86,8 @@ def changed_assumptions(explanation: Explanation) -> Iterator[str]:
         if one.plan and one.name in (*ASSUMED, INTERLEAVING):
             own = [f"this plan takes {one.unchanged_s / step_s:.2f} x as long"] if one.unchanged_s else []
             words = "this plan" if in_words(one.plan) == plan else f"{in_words(one.plan)}: {one.time_s / step_s:.2f} x"
-            yield f"{one.name}, {one.change}: {'; '.join([*own, f'the fastest would be {words}'])}"
+            found = "found is" if one.is_open else "would be"
+            yield f"{one.name}, {one.change}: {'; '.join([*own, f'the fastest {found} {words}'])}"
 
 
 def binding(explanation: Explanation) -> list[str]:

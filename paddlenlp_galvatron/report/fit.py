@@ -95,10 +95,10 @@ def heading(found: Sequence[Fit], shape: ModelShape, options: FitOptions) -> Ite
     )
     if load := _load(shape, options):
         yield str(load)
+    kind: Literal["dense", "MoE"] = "MoE" if shape.experts else "dense"
     for own in devices.values():
         yield assumed(own[-1].question.assumptions)
         sheet = own[0].question.options.device
-        kind: Literal["MoE", "dense"] = "MoE" if shape.experts else "dense"
         if sheet and (spread := load_data_sheet(sheet).published.get(kind)):
             yield (
                 f"published runs of {kind} models on {own[0].device.name} reach {spread.low:.2g} to {spread.high:.2g} "
