@@ -13,6 +13,7 @@ from paddlenlp_galvatron.base.writing import write_text
 from paddlenlp_galvatron.check.run_log import steps_under
 from paddlenlp_galvatron.planner.explain import explain, frontier
 from paddlenlp_galvatron.planner.origin import OriginOptions, read_origin
+from paddlenlp_galvatron.report.explain import before_searches
 from paddlenlp_galvatron.report.measured import WARM_UP_STEPS, predicted_and_measured
 from paddlenlp_galvatron.report.page import render
 
@@ -36,6 +37,8 @@ def report(values: dict[str, Any], json: bool) -> None:
     log, output = options.log, options.output
     read, question = read_origin(options, say_note)
     own = steps_under(read, log) if log else []
+    if not json:  # the searches take longer
+        Console(soft_wrap=True).print(*before_searches(question.facts_of(read)), sep="\n")
     with each_watched() as watch:
         question = replace(question, watch=watch)
         explanation = explain(read, question)

@@ -53,6 +53,19 @@ def test_what_the_user_limits_is_not_hinted_at(galvatron):
     assert hinted(galvatron, "search", "qwen2.5-7b", "--batch", "61", "--settle_chunk", "61") == []
 
 
+@pytest.mark.parametrize("command", ["fit", "search"])
+def test_interleaving_is_left_out_hinted_at_and_an_option(galvatron, command):
+    words = (command, "llama2-7b", "--device", "h100-80gb", "--gpus", "128", "--batch", "32", "--json")
+    asked, limited = (
+        json.loads(galvatron(*words, *more).out.splitlines()[-1]) for more in ((), ("--max_virtual_pp_deg", "1"))
+    )
+    hinted_at = [one["gain"] for one in asked["hints"] if one["options"] == {"max_virtual_pp_deg": 8}]
+    assert hinted_at and hinted_at[0] > LEAST_GAIN  # a trial finds 27 %
+    assert not [one for one in limited["hints"] if "max_virtual_pp_deg" in one["options"]]
+    chunks = [answer["assumptions"]["chunks"] for answer in (asked, limited)]
+    assert [(one["value"], one["option"]) for one in chunks] == [("none", "max_virtual_pp_deg")] * 2
+
+
 def test_where_nothing_fits_a_hint_names_what_does(galvatron):
     ran = galvatron("fit", "llama3.1-70b", "--task", "sft", "--batch", "64", *H100)
     assert ran.code == 3 and "hint: with --task lora a plan fits: " in ran.out
