@@ -74,7 +74,9 @@ def main() -> None:
         plain, offloaded = (train(case, groups, bool(kind), saved[kind]) for kind in range(2))
         equal = [same(plain, offloaded, 2 * STEPS)]
         if index == 0:
-            equal += [same(plain, train(case, groups, kind == 0, folder, saved[kind]), 2 * HALF) for kind in range(2)]
+            kinds = (False, 0), (True, 0), (False, 1)  # offloaded now, and when it was saved
+            own, *others = (train(case, groups, now, folder, saved[then]) for now, then in kinds)
+            equal += [same(own, other, 2 * HALF) for other in others]
         report = {"equal": equal, "left_out": sum(not isfinite(number) for number in offloaded["numbers"])}
         report |= {"moved_mib": plain["held_mib"] - offloaded["held_mib"], "host_mib": offloaded["host_mib"]}
         (folder / f"{index}.{groups.rank}.json").write_text(json.dumps(report))

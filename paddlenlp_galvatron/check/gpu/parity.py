@@ -146,8 +146,8 @@ def parity_cases(ranks: int, precision: Precision, on_gpus: bool) -> list[Named]
         )
         for name, (of, family, tied) in plans.items()
     ]
-    offloaded = replace(usual, offload_optimizer=True)
-    named.append(Named("optimizer in the host's memory", _as_trained(n, offloaded, on_gpus)))
+    away = _plan(n, (unsplit, split, shard), replace(usual, offload_optimizer=True), default=ZERO2)
+    named.append(Named("optimizer in the host's memory", small_case(with_defaults(away, on_gpus), "qwen2", "adamw", 2)))
     return [*named, Named("split vocabulary, AdamW", _as_trained(n, usual, on_gpus))]
 
 
