@@ -341,14 +341,14 @@ def from_paddlefleet(values: dict[str, Any], json: bool) -> None:
         raise UserError(
             "model_size: missing, and the recipe names no model; `galvatron plan from-paddlefleet --model_size NAME`"
         )
-    shape, without = load_model(named), {}
+    shape, options = load_model(named), dict[str, Any](model_size=named)
     if shape.mtp_layers:  # which no recipe that is read has
-        shape, without = shape.having(shape.main_layers, 0), {"num_nextn_predict_layers": 0}
+        shape, options["num_nextn_predict_layers"] = shape.having(shape.main_layers, 0), 0
     try:
         recipe = read_recipe(content, shape, given.world_size)
     except UserError as error:
         raise UserError(f"{given.file}: {fault}" for fault in error.faults) from None
-    searched: dict[str, Any] = {"model": shape.name, "model_options": {"model_size": named, **without}}
+    searched: dict[str, Any] = {"model": shape.name, "model_options": options}
     if recipe.asked != {"task": "pretrain"}:
         searched["options"] = recipe.asked | {"world_size": recipe.plan.world_size}
         searched["options"] |= SearchOptions.wide_enough(recipe.plan)
