@@ -110,7 +110,7 @@ def test_one_plan_is_as_models_are_trained(ranks):
     assert (case.plan.vocab.tp > 1) == (ranks > 1) and case.plan.pipeline == (2 if ranks > 2 else 1)
     fused = fused_loss_case(ranks, Precision.BF16).case
     assert fused.plan.assumed.fused_cross_entropy and fused.plan.vocab == case.plan.vocab
-    others = [other for other in cases.values() if other is not case and other.plan.vocab.tp > 1]
+    others = [other for other in cases.values() if other.optimizer != "adamw" and other.plan.vocab.tp > 1]
     assert all(other.shape.vocab_size % other.plan.vocab.degree for other in others)
 
 
