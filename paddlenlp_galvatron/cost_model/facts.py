@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
-from typing import NamedTuple
 
 from ..plan import ModelShape, Plan
+from ..plan.assumption import Assumption
 from ..plan.strategy import Strategy, VocabStrategy, runs, states_words
 from .costs import Prediction, Terms, Workspace
 from .model import CostModel
@@ -40,21 +40,6 @@ MEMORY = {
     "reserve": "reserve",
     "free": "free",
 }
-
-
-class Assumption(NamedTuple):
-    """A number or a choice that an answer rests on."""
-
-    words: str  # its name for people
-    value: float | str
-    unit: str  # "": of a choice, or a count
-    origin: str  # measured, calibrated, data sheet, default, option
-    option: str  # which changes it
-
-    def __str__(self) -> str:
-        text = self.value if isinstance(self.value, str) else f"{self.value:.4g} {self.unit}".strip()
-        is_known = self.origin in ("option", "measured") or self.option == "device"
-        return f"{self.words} {text}" + ("" if is_known else f" (--{self.option})")
 
 
 @dataclass(frozen=True, slots=True)

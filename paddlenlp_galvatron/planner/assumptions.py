@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..cost_model import CostModel
-from ..cost_model.facts import Assumption
+from ..plan.assumption import Assumption
 from ..profiles.data_sheet import CALIBRATED, DataSheet, Figure, load_data_sheet
 from .options import SearchOptions
 

@@ -13,10 +13,11 @@ from galvatron_dp_core import Cancel
 
 from ..base import GIB_MIB, Note, UserError, gib, no_note
 from ..cost_model import CostModel, Prediction, derive, load
-from ..cost_model.facts import Assumption, PlanFacts
+from ..cost_model.facts import PlanFacts
 from ..options.model_options import SEQ, Model, ModelOptions
 from ..options.prices import JobOptions
 from ..plan import ModelShape, Plan
+from ..plan.assumption import Assumption
 from ..profiles import Device, Reserve, load_data_sheet
 from ..profiles.hardware import HardwareProfile
 from ..profiles.network import Network

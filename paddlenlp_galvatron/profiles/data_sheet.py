@@ -151,7 +151,8 @@ class DataSheet(BaseModel):
         """The sheet of such nodes behind another network; None: the sheet's own."""
         if network is None:
             return self
-        figure = Figure(value=gb_per_s(network, self.gpus_per_node), unit="GB/s", source="--network", checked="no")
+        value = gb_per_s(network, self.gpus_per_node)
+        figure = Figure(value=value, unit="GB/s", source="the option network", checked="no")
         return self.model_copy(update={"network": figure})
 
     def is_named(self, name: str) -> bool:

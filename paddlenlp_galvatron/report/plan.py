@@ -14,8 +14,8 @@ from rich.text import Text
 
 from ..base.printing import table
 from ..base.text import count, gib, shortened
-from ..cost_model.facts import Assumption
 from ..plan import LayerStrategy, ModelShape, Plan, Recompute, VocabStrategy
+from ..plan.assumption import Assumption
 from ..plan.check import misfits
 from ..plan.mesh import STAGE, Axis
 from ..plan.strategy import Predicted, gap_of, runs, states_words

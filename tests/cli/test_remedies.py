@@ -16,7 +16,7 @@ from paddlenlp_galvatron.options.aliases import canonical_name
 pytest.importorskip("paddle")
 
 ROOT = Path(paddlenlp_galvatron.__file__).parent
-PLAN = ("plan diff", "plan scale", "plan trace")
+PLAN = ("plan diff", "plan scale", "plan spare", "plan trace")
 ORIGIN = ("explain", "report", *PLAN)  # they price a plan's file
 PROFILE = tuple(f"profile {part}" for part in ("computation", "memory", "model", "hardware", "all"))
 # Part of the package, the longest first -> the commands that say its texts; none: all options stand behind theirs.
@@ -36,6 +36,7 @@ REPORTED_BY: dict[str, tuple[str, ...]] = {
     "options/model_options.py": ("search", "train", "profile computation", "profile memory", "profile all"),
     "options/tuning.py": ("train",),
     "options/fleet.py": ("plan from-paddlefleet", "search"),
+    "options/prices.py": ("search", "fit", "explain"),
     "options": (),
     "plan": (),
     "plan/export.py": ("plan to-paddlefleet",),
@@ -46,6 +47,7 @@ REPORTED_BY: dict[str, tuple[str, ...]] = {
     "planner/scale.py": ("search",),
     "planner": (),
     "profiles": ("search", "fit", "what-if", *ORIGIN),
+    "report/recommend.py": ("fit",),
     "report": (),
     "runtime": ("train",),
     "training/data/corpus.py": ("data prepare",),

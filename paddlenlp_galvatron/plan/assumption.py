@@ -1,0 +1,20 @@
+"""An assumption of an answer, as commands print it and plan files keep it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Assumption(NamedTuple):
+    """A number or a choice that an answer rests on."""
+
+    words: str  # its name for people
+    value: float | str
+    unit: str  # "": of a choice, or a count
+    origin: str  # measured, calibrated, data sheet, default, option
+    option: str  # which changes it
+
+    def __str__(self) -> str:
+        text = self.value if isinstance(self.value, str) else f"{self.value:.4g} {self.unit}".strip()
+        is_known = self.origin in ("option", "measured") or self.option == "device"
+        return f"{self.words} {text}" + ("" if is_known else f" (--{self.option})")
