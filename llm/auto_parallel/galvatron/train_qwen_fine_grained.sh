@@ -10,51 +10,36 @@ set -euf
 set -- ${CONFIG_ARGS:-} ${DEFAULT_OPTIMIZER_ARGS:-} ${RUNTIME_PROFILE_ARGS:-} ${GRANULARITY_RUNTIME_ARGS:-} "$@"
 
 # PARALLEL_ARGS.
-if [ -n "${PARALLEL_ARGS:-}" ]; then
-    # shellcheck disable=SC2086
-    set -- $PARALLEL_ARGS "$@"
-else
-    set -- --galvatron_config_path "${GALVATRON_CONFIG_PATH:-None}" "$@"
-fi
+[ -n "${PARALLEL_ARGS:-}" ] || set -- --galvatron_config_path "${GALVATRON_CONFIG_PATH:-None}" "$@"
+# shellcheck disable=SC2086
+set -- ${PARALLEL_ARGS:-} "$@"
 
 # CKPT_ARGS.
-if [ -n "${CKPT_ARGS:-}" ]; then
-    # shellcheck disable=SC2086
-    set -- $CKPT_ARGS "$@"
-else
-    set -- --output_dir "${OUTPUT_DIR:-output}" --save_steps "${SAVE_STEPS:-500}" "$@"
-fi
+[ -n "${CKPT_ARGS:-}" ] || set -- --output_dir "${OUTPUT_DIR:-output}" --save_steps "${SAVE_STEPS:-500}" "$@"
+# shellcheck disable=SC2086
+set -- ${CKPT_ARGS:-} "$@"
 
 # DATA_ARGS. Megatron data without .bin/.idx, a folder, "0.7 a 0.3 b", or random: random tokens.
-if [ -n "${DATA_ARGS:-}" ]; then
-    # shellcheck disable=SC2086
-    set -- $DATA_ARGS "$@"
-else
-    set -- --input_dir "${DATA:-None}" "$@"
-fi
+[ -n "${DATA_ARGS:-}" ] || set -- --input_dir "${DATA:-None}" "$@"
+# shellcheck disable=SC2086
+set -- ${DATA_ARGS:-} "$@"
 
 # TRAIN_ARGS.
-if [ -n "${TRAIN_ARGS:-}" ]; then
-    # shellcheck disable=SC2086
-    set -- $TRAIN_ARGS "$@"
-else
-    set -- \
-        --max_steps "${MAX_STEPS:-1000}" \
-        --learning_rate "${LEARNING_RATE:-1e-4}" \
-        --lr_scheduler_type "${LR_SCHEDULER_TYPE:-cosine}" \
-        --warmup_ratio "${WARMUP_RATIO:-0.01}" \
-        --weight_decay "${WEIGHT_DECAY:-0.01}" \
-        --logging_steps "${LOGGING_STEPS:-10}" \
-        "$@"
-fi
+[ -n "${TRAIN_ARGS:-}" ] || set -- \
+    --max_steps "${MAX_STEPS:-1000}" \
+    --learning_rate "${LEARNING_RATE:-1e-4}" \
+    --lr_scheduler_type "${LR_SCHEDULER_TYPE:-cosine}" \
+    --warmup_ratio "${WARMUP_RATIO:-0.01}" \
+    --weight_decay "${WEIGHT_DECAY:-0.01}" \
+    --logging_steps "${LOGGING_STEPS:-10}" \
+    "$@"
+# shellcheck disable=SC2086
+set -- ${TRAIN_ARGS:-} "$@"
 
 # MODEL_ARGS. A preset, a config.json, or a folder with one.
-if [ -n "${MODEL_ARGS:-}" ]; then
-    # shellcheck disable=SC2086
-    set -- $MODEL_ARGS "$@"
-else
-    set -- --model_name_or_path "${MODEL:-qwen2.5-0.5b}" "$@"
-fi
+[ -n "${MODEL_ARGS:-}" ] || set -- --model_name_or_path "${MODEL:-qwen2.5-0.5b}" "$@"
+# shellcheck disable=SC2086
+set -- ${MODEL_ARGS:-} "$@"
 
 # On several nodes this script is started on each, with its NODE_RANK.
 exec "${PYTHON:-python}" "$(dirname "$0")/run_pretrain_galvatron.py" \

@@ -12,21 +12,18 @@
 set -euf
 
 # PROFILE_HARDWARE_ARGS.
-if [ -n "${PROFILE_HARDWARE_ARGS:-}" ]; then
-    # shellcheck disable=SC2086 - it holds several words
-    set -- $PROFILE_HARDWARE_ARGS "$@"
-else
-    set -- \
-        --output "${OUTPUT:-configs}" \
-        --start_mb "${START_MB:-1}" \
-        --end_mb "${END_MB:-1024}" \
-        --scale "${SCALE:-2}" \
-        --max_tp_size "${MAX_TP_SIZE:-None}" \
-        --max_pp_deg "${MAX_PP_DEG:-None}" \
-        --time_budget_s "${TIME_BUDGET_S:-None}" \
-        --mpi_path "${MPI_PATH:-None}" \
-        "$@"
-fi
+[ -n "${PROFILE_HARDWARE_ARGS:-}" ] || set -- \
+    --output "${OUTPUT:-configs}" \
+    --start_mb "${START_MB:-1}" \
+    --end_mb "${END_MB:-1024}" \
+    --scale "${SCALE:-2}" \
+    --max_tp_size "${MAX_TP_SIZE:-None}" \
+    --max_pp_deg "${MAX_PP_DEG:-None}" \
+    --time_budget_s "${TIME_BUDGET_S:-None}" \
+    --mpi_path "${MPI_PATH:-None}" \
+    "$@"
+# shellcheck disable=SC2086 - it holds several words
+set -- ${PROFILE_HARDWARE_ARGS:-} "$@"
 
 # launch. PaddleNLP's way to name nodes and devices: "python -m paddle.distributed.launch --ips … --gpus 0,1,2,3".
 # Without it NUM_NODES and what follows; on several nodes the written scripts are started on each, with its NODE_RANK.
@@ -65,12 +62,9 @@ $(default NODE_RANK "${NODE_RANK:-None}")
 $(default HOSTFILE "${HOSTFILE:-${hostfile:-None}}")
 $(default launch "$launch")
 
+[ -n "\${PROFILE_HARDWARE_ARGS:-}" ] || set -- $words "\$@"
 # shellcheck disable=SC2086 - the variable holds several words
-if [ -n "\${PROFILE_HARDWARE_ARGS:-}" ]; then
-    set -- \$PROFILE_HARDWARE_ARGS "\$@"
-else
-    set -- $words "\$@"
-fi
+set -- \${PROFILE_HARDWARE_ARGS:-} "\$@"
 
 exec "\${GALVATRON:-galvatron}" profile hardware --parts $part \\
     --num_nodes "\$NUM_NODES" --num_gpus_per_node "\$NUM_GPUS_PER_NODE" --node_rank "\$NODE_RANK" \\
