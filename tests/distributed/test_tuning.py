@@ -29,7 +29,7 @@ FOUR = [
     "zero3 in a pipeline",
     "cp with tp without Megatron-SP",
     "cp with Ulysses",
-    "cp, parts, 3 chunks",
+    "cp, parts, chunks",
     "fewer kv heads than Ulysses",
     "in parts over Ulysses and cp",
     "zero2 and zero3 in parts",

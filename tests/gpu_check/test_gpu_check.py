@@ -457,8 +457,8 @@ def test_kernels_and_what_runs_beside_messages_are_tried_on_cpu_processes(tmp_pa
 @pytest.mark.parametrize(
     ("part", "states"),
     [
-        ("parity", {State.OK: 30, State.SKIPPED: 1}),
-        ("schedules", {State.OK: 16, State.SKIPPED: 1}),
+        ("parity", {State.OK: 2 * len(parity_cases(2, Precision.BF16, False)), State.SKIPPED: 1}),
+        ("schedules", {State.OK: len(list(schedule_cases(2))), State.SKIPPED: 1}),
         ("prediction", {State.OK: 11, State.INFO: 5, State.SKIPPED: 1}),
         ("stock", {State.INFO: 3}),
     ],
