@@ -22,16 +22,11 @@ from paddlenlp_galvatron.cli.main import commands
 COMMANDS = commands()
 VALUES = ("1", "0", "2", "3", "8", "300", "0.5", "x", "A=1", "h100-80gb", "dp+tp", "full")
 # Options that must be given for others to be allowed.
+SAVED = [{"save_gb_per_s": 1}, {"save_gb_per_s": 1, "mtbf_hours": 9}]
 CONTEXTS: dict[str, list[dict[str, Any]]] = {
-    "search": [
-        {"save_gb_per_s": 1},
-        {"save_gb_per_s": 1, "mtbf_hours": 9},
-        {"task": "lora"},
-        {"max_bsz": 64, "settle_bsz": -1},
-        {"sp_space": "sp"},
-    ],
-    "fit": [{"task": "lora"}, {"price_per_gpu_hour": 1}, {"save_gb_per_s": 1}, {"save_gb_per_s": 1, "mtbf_hours": 9}],
-    "explain": [{"save_gb_per_s": 1}, {"save_gb_per_s": 1, "mtbf_hours": 9}],
+    "search": [*SAVED, {"device": "h100"}, {"task": "lora"}, {"max_bsz": 64, "settle_bsz": -1}, {"sp_space": "sp"}],
+    "fit": [*SAVED, {"price_per_gpu_hour": 1}, {"task": "lora"}],
+    "explain": SAVED,
     "validate": [{"task": "lora"}, {"num_nodes": 4, "master_addr": "10.0.0.1", "master_port": 9}],
     "train": [
         *({"task": task, "dataset_name_or_path": "x"} for task in ("sft", "lora")),

@@ -35,10 +35,11 @@ LAYERS = """
 """
 RUN = """
 --micro-batch-size 1 --global-batch-size 8 --lr 1e-4 --train-iters 500 --lr-decay-iters 320 --lr-decay-style cosine
---min-lr 1.0e-5 --weight-decay 0.1 --lr-warmup-iters 50 --clip-grad 1.0 --bf16 --use-distributed-optimizer
---sequence-parallel --overlap-grad-reduce --overlap-param-gather --tokenizer-type Llama2Tokenizer --tokenizer-model
-t.model --data-path random --split 99990,8,2 --log-interval 1 --save-interval 10000 --eval-interval 1000
---eval-iters 10 --save out --load out --tensorboard-dir tb --no-load-optim --no-load-rng --ckpt-format torch_dist
+--min-lr 1.0e-5 --weight-decay 0.1 --lr-warmup-iters 50 --bf16 --use-distributed-optimizer
+--clip-grad 1.0 --optimizer adam --sequence-parallel --overlap-grad-reduce --overlap-param-gather
+--tokenizer-type Llama2Tokenizer --tokenizer-model t.model --data-path random --split 99990,8,2 --log-interval 1
+--save-interval 10000 --eval-interval 1000 --eval-iters 10
+--save out --load out --tensorboard-dir tb --no-load-optim --no-load-rng --ckpt-format torch_dist
 --optimizer-cpu-offload --optimizer-offload-fraction 1.0
 """
 EXPERTS = """

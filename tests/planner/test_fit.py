@@ -15,7 +15,7 @@ from paddlenlp_galvatron.cost_model.variants import adapter_share, product_share
 from paddlenlp_galvatron.options.prices import JobOptions
 from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, Precision, load_model
 from paddlenlp_galvatron.planner.fit import Fit, FitOptions, fit
-from paddlenlp_galvatron.planner.options import TaskOptions
+from paddlenlp_galvatron.planner.options import SearchOptions, TaskOptions
 from paddlenlp_galvatron.planner.result import Job
 from paddlenlp_galvatron.profiles.analytic import analytic_computation, analytic_hardware, analytic_memory
 from paddlenlp_galvatron.profiles.compute_time import ComputeTimes
@@ -172,11 +172,11 @@ def test_a_training_takes_days_money_and_room_for_its_checkpoints():
     options = JobOptions.from_values(
         {"tokens": 1e9, "num_train_epochs": 3, "price_per_gpu_hour": 2, "save_gb_per_s": 4}
     )
-    job = Job.of(options, SHAPE, Task(), 8, 1e5)
+    job = Job.of(options, SHAPE, Task(), SearchOptions(), 1e5)
     assert job.days == pytest.approx(3e9 / 1e5 / 86400) and job.cost == pytest.approx(2 * 8 * 24 * job.days)
     assert job.checkpoint_gb == pytest.approx(12 * SHAPE.parameters / 1e9)  # fp32 weights and two moments
     assert job.save_s == pytest.approx(job.checkpoint_gb / 4)
-    unsaid = Job.of(JobOptions(), SHAPE, Task(adapter_rank=8), 8, 1e5)
+    unsaid = Job.of(JobOptions(), SHAPE, Task(adapter_rank=8), SearchOptions(), 1e5)
     hidden, mlp = SHAPE.hidden_size, SHAPE.intermediate_size
     learnt = SHAPE.layers * 8 * (4 * 2 * hidden + 3 * (hidden + mlp))
     assert unsaid == Job(None, None, pytest.approx(12 * learnt / 1e9), None)
