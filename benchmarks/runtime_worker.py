@@ -3,7 +3,7 @@
 Both sides train the same model from the same weights on the same batches, live in the same processes and take turns
 step by step, so that other work on the machine meets both; a step is timed between two barriers, on rank 0.
 PaddleNLP's Trainer does not run on CPU by itself: `runtime_stock.py` replaces the features that gloo lacks, by the same
-transport that our runtime uses. benchmarks/runtime.py and `galvatron gpu-check` start it.
+transport that our runtime uses. tests/distributed/step_speed.py and `galvatron gpu-check` start it.
 """
 
 from __future__ import annotations

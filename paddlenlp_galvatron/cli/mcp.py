@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import json
 import sys
-from importlib import import_module
 from typing import Any
 
 from paddlenlp_galvatron.report.answers import answer_schemas
 
 from .command import App, Command
+from .main import commands
 
 app = App()
 
 TOOLS = {"fit": "fit", "search": "search", "explain": "explain", "plan_scale": "plan scale", "plan_spare": "plan spare"}
 NULL = {"type": "null"}  # where the command fails
 WHAT_IF = " Its what_if has the best plans under changes of memory, network, batch and nodes."
-ASSUMED = {"restart_s": 600, "repair_hours": 24}  # of `planner.whole_run`, where the caller does not say them
 
 
 @app.command(switches=())
@@ -27,21 +26,9 @@ def mcp(_: dict[str, Any]) -> None:
     """Serve fit, search, explain and changes of plans to other programs by the Model Context Protocol, on stdin and
     stdout."""
     import anyio
-    from mcp.server.stdio import stdio_server
-
-    made = server()
-
-    async def serve() -> None:
-        async with stdio_server() as (read, write):
-            await made.run(read, write, made.create_initialization_options())
-
-    anyio.run(serve)
-
-
-def server() -> Any:
-    """The server, to be run on any transport."""
     from mcp import types
     from mcp.server.lowlevel import Server
+    from mcp.server.stdio import stdio_server
 
     async def listed(_: Any, __: Any) -> types.ListToolsResult:
         return types.ListToolsResult(tools=[types.Tool(**tool) for tool in described()])
@@ -51,12 +38,17 @@ def server() -> Any:
         text = types.TextContent(type="text", text=json.dumps(answer))
         return types.CallToolResult(content=[text], structured_content=answer, is_error=bool(answer["errors"]))
 
-    return Server("galvatron", on_list_tools=listed, on_call_tool=called)
+    async def serve() -> None:
+        server = Server("galvatron", on_list_tools=listed, on_call_tool=called)
+        async with stdio_server() as (read, write):
+            await server.run(read, write, server.create_initialization_options())
+
+    anyio.run(serve)
 
 
 def described() -> list[dict[str, Any]]:
     """Name, text and JSON Schemas of the arguments and the answer of each tool."""
-    answers = answer_schemas()
+    known, answers = commands(), answer_schemas()
     return [
         {
             "name": name,
@@ -64,15 +56,8 @@ def described() -> list[dict[str, Any]]:
             "input_schema": arguments_schema(command),
             "output_schema": {"type": "object", "properties": {"answer": {"anyOf": [answers[TOOLS[name]], NULL]}}},
         }
-        for name, command in ((name, command_of(words)) for name, words in TOOLS.items())
+        for name, command in ((name, known[words]) for name, words in TOOLS.items())
     ]
-
-
-def command_of(words: str) -> Command:
-    """The command of these words, such as `plan scale`."""
-    first, _, rest = words.partition(" ")
-    commands: dict[str, Command] = import_module(f".{first}", __package__).app.commands
-    return commands[rest]
 
 
 def arguments_schema(command: Command) -> dict[str, Any]:
@@ -84,7 +69,7 @@ def arguments_schema(command: Command) -> dict[str, Any]:
 
 
 async def answered(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The command's answer, its notes, its errors, and where the numbers are from; errors are data."""
+    """The command's answer, its notes and its errors, which are data. Its schema says where numbers are from."""
     import anyio
 
     if name not in TOOLS:
@@ -99,21 +84,7 @@ async def answered(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         "notes": [line.removeprefix("note: ") for line in messages if line.startswith("note: ")],
         "errors": [line.removeprefix("error: ") for line in messages if line.startswith("error: ")],
         "exit_code": ran.returncode,
-        "labels": labels(arguments),
     }
-
-
-def labels(arguments: dict[str, Any]) -> dict[str, str]:
-    """Where numbers are from, by their names in the answer."""
-    prices = "measured" if arguments.get("profiles") else "derived"
-    made = dict.fromkeys(("time_s", "step_s", "tokens_per_s"), f"derived, from {prices} times of layers and messages")
-    made["memory"] = "derived, the bound calibrated by published runs"
-    if arguments.get("mtbf_hours"):
-        made["run"] = (
-            "derived" if arguments.get("restart_s") else f"derived, with restart_s {ASSUMED['restart_s']} assumed"
-        )
-        made["spare_nodes"] = f"derived, with {ASSUMED['repair_hours']} hours of repair assumed"
-    return made
 
 
 def _word(value: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import inf
 from typing import Any
 
 from ..base.text import plain
@@ -37,18 +38,11 @@ def recommendations(rows: Sequence[Mapping[str, Any]], options: FitOptions) -> l
     if options.price_per_gpu_hour or len({row["device"] for row in able}) == 1:  # else nobody knows the dearer GPU
         chosen = {"cheapest": min(able, key=cost)} | chosen
     if limits := _limits(options):
-        inside = [row for row in able if days(row) <= (options.days or days(row))]
-        inside = [row for row in inside if cost(row) <= (options.budget or cost(row))]
+        inside = [row for row in able if days(row) <= (options.days or inf) and cost(row) <= (options.budget or inf)]
         chosen[f"fewest within {limits}"] = min(inside, key=lambda row: (row["gpus"], cost(row)), default={})
+    names = ("device", "gpus", "cost", "energy_mwh")
     return [
-        {
-            "why": why,
-            "device": row["device"] if row else None,
-            "gpus": row["gpus"] if row else None,
-            "days": days(row) if row else None,
-            "cost": row["cost"] if row else None,
-            "energy_mwh": row["energy_mwh"] if row else None,
-        }
+        {"why": why, "days": days(row) if row else None, **{name: row.get(name) for name in names}}
         for why, row in chosen.items()
     ]
 

@@ -11,7 +11,7 @@ import anyio
 from mcp import ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
 
-FIT = {"model_size": "llama2-7b", "gpus": [8], "device": "h100-80gb"}
+FIT = {"model_size": "llama2-7b", "gpus": [16], "device": "h100-80gb"}
 
 
 def ask(work):
@@ -36,7 +36,14 @@ def test_tools_are_listed_called_refused_and_cancelled():
         fitted = await session.call_tool("fit", FIT | {"mtbf_hours": 9000, "save_gb_per_s": 2})
         answer = fitted.structured_content
         assert not fitted.is_error and answer["answer"]["rows"][0]["run"]["lost"] > 0
-        assert "restart_s 600 assumed" in answer["labels"]["run"] and "derived" in answer["labels"]["tokens_per_s"]
+        assert answer["answer"]["assumptions"]["network"]["origin"] == "data sheet"
+        row = tools["fit"].output_schema["properties"]["answer"]["anyOf"][0]["properties"]["rows"]["items"][
+            "properties"
+        ]
+        assert (
+            "600 s for a restart are assumed" in row["run"]["description"]
+            and row["days"]["description"] == "days; derived"
+        )
 
         wrong = await session.call_tool("fit", FIT | {"gpus": "eight", "colour": "red"})
         assert wrong.is_error and any("colour" in error for error in wrong.structured_content["errors"])

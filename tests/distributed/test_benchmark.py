@@ -3,12 +3,9 @@
 PaddleNLP's side is started with the arguments of `galvatron plan to-paddlenlp` for the plan, so this proves that too.
 """
 
-import runpy
-from pathlib import Path
-
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+from .step_speed import BENCHMARKS, compare
 
 
 @pytest.mark.slow
@@ -16,6 +13,6 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 @pytest.mark.parametrize("plan", ["dp4", "tp2-dp2", "tp2-dp2-sp", "pp2-tp2-sp", "recompute", "ulysses", "zero2"])
 def test_both_sides_train_alike(plan, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(BENCHMARKS))
-    row = runpy.run_path(str(BENCHMARKS / "runtime.py"))["compare"](plan, steps=1, rounds=1)
+    row = compare(plan, steps=1, rounds=1)
     assert row["max_loss_diff"] < 1e-5
     assert row["ours_ms"] > 0

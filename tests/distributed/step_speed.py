@@ -1,11 +1,11 @@
 """The runtime's speed against PaddleNLP's own Trainer with fleet: uniform plans on 4 CPU processes.
 
-    python benchmarks/runtime.py [PLAN]...
+    python tests/distributed/step_speed.py [PLAN]...
 
 A plan's line has the ratio ours / theirs (below 1 we are faster) of a step's time: the median over the pairs of
 neighbouring steps after the warm-up; its lowest and highest round of STEPS pairs; the same ratio of processor time
 summed over the ranks, which other programs disturb less; and the largest difference between the two sides' losses, as
-proof that both did the same work. `runtime_worker.py` says how the two take turns.
+proof that both did the same work. `benchmarks/runtime_worker.py` says how the two take turns.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from paddlenlp_galvatron.launch.processes import launch
 from paddlenlp_galvatron.plan import Assumptions, ModelShape, Plan, plan_to_dict, uniform_plan
 from paddlenlp_galvatron.training.recipe import Recipe
 
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"  # of the ranks' program
 MODEL = ModelShape("benchmark", "llama", 4, 512, 1376, 8, 8, 4096, 128)  # 17 million parameters
 RECIPE = Recipe(learning_rate=3e-4, weight_decay=0.01, lr_scheduler_type="constant")
 WARM_UP = 2  # steps: the first allocate, and make AdamW's moments
@@ -83,6 +84,7 @@ def ratio(pairs: list[tuple[float, float]]) -> float:
 
 if __name__ == "__main__":
     # The ranks import their module from here, wherever they are started.
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(Path(__file__).parent)]))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(BENCHMARKS)]))
     for name in sys.argv[1:] or PLANS:
-        print(json.dumps(compare(name)), flush=True)
+        sys.stdout.write(json.dumps(compare(name)) + "\n")
+        sys.stdout.flush()
