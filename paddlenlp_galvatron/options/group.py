@@ -136,7 +136,8 @@ def read_words(
 
 def _take(rest: deque[str], given: str, name: str, boolean: bool | None) -> str | None:
     """Takes the value of an option off the words behind it. `boolean`: None for an option that is not known."""
-    if name in SEVERAL:
+    weighted = name == "input_dir" and bool(rest) and rest[0].replace(".", "", 1).isdigit()  # 0.7 a 0.3 b, as Megatron
+    if weighted or name in SEVERAL:
         several = []
         while rest and not rest[0].startswith("--"):
             several.append(rest.popleft())

@@ -14,6 +14,7 @@ from small_model import small_config
 
 from paddlenlp_galvatron.base import UserError
 from paddlenlp_galvatron.model import load_model
+from paddlenlp_galvatron.options.group import read_words
 from paddlenlp_galvatron.options.uniform import DegreeOptions, UniformOptions
 from paddlenlp_galvatron.plan.strategy import Assumptions
 
@@ -88,6 +89,13 @@ def test_a_script_of_the_examples_starts(dry_run, model, words):
     assert ran.code == 0, ran.err
     assert "no effect here: --use-mcore-models" in ran.err and "--rotary-base" not in ran.err
     assert "Megatron-LM's defaults are others: --seed 1234; give them to be sure" in ran.err
+
+
+def test_a_blend_stands_in_words_of_its_own():
+    (blend, nproc), rest = read_words(
+        ["plan.json", "--data-path", "0.7", "a", "0.3", "b", "--nproc", "2"], {"input_dir": False, "nproc": False}
+    )
+    assert (blend, nproc, rest) == (("input_dir", "0.7 a 0.3 b"), ("nproc", "2"), ["plan.json"])
 
 
 @pytest.mark.parametrize(
