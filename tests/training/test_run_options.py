@@ -85,10 +85,11 @@ def test_documented_options_make_the_run_that_they_name(folder):
 def test_every_alias_of_the_table_leads_to_an_option_of_some_command():
     from paddlenlp_galvatron.measure.options import HardwareOptions, PointOptions
     from paddlenlp_galvatron.options.model_options import ModelOptions
+    from paddlenlp_galvatron.options.prices import JobOptions
     from paddlenlp_galvatron.planner import SearchOptions
 
     options = KNOWN.union(
-        *(group.model_fields for group in (ModelOptions, SearchOptions, HardwareOptions, PointOptions))
+        *(group.model_fields for group in (ModelOptions, SearchOptions, JobOptions, HardwareOptions, PointOptions))
     )
     assert not {ours for ours in ALIASES.values() if ours not in options}
     assert not set(ALIASES) & options

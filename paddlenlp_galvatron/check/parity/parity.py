@@ -111,7 +111,7 @@ class Parity:
     @property
     def limits(self) -> tuple[float, float]:
         """How far losses and gradients may be apart."""
-        loss = ROUNDING[self.precision] * (TOKEN_ROUNDINGS / sqrt(self.tokens) + WEIGHT_ROUNDINGS)
+        loss = ROUNDING[self.precision] * (TOKEN_ROUNDINGS / sqrt(max(1, self.tokens)) + WEIGHT_ROUNDINGS)
         return loss or LOSS_TOLERANCE, TOLERANCES[self.precision]
 
     def __str__(self) -> str:
