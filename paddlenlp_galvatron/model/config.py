@@ -358,7 +358,7 @@ def _of_experts(shape: ModelShape) -> dict[str, Any]:
         **({"shared_expert_intermediate_size": shape.shared_size} if mixture.shared and mixture.gated else {}),
         **({mixture.shared_count: shape.shared_size // max(shape.expert_size, 1)} if mixture.shared_count else {}),
         **(_of_intervals(shape) if mixture.interval else {}),
-        **({COEFFICIENT: coefficient, "output_router_logits": True} if coefficient else {}),
+        **({COEFFICIENT: coefficient, "output_router_logits": True} if coefficient and not mixture.interval else {}),
         **({"mlp_only_layers": list(shape.dense_layers)} if mixture.steps and shape.dense_layers else {}),
     }
 

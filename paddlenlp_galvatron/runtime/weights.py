@@ -165,8 +165,8 @@ class ShardedParameter:
 
     @property
     def decays(self) -> bool:
-        """Whether weight decay applies: as in PaddleNLP's trainer, not to norms and biases."""
-        return len(self.shape) > 1
+        """Whether weight decay applies: as in PaddleNLP's trainer, not to norms, biases and states."""
+        return len(self.shape) > 1 and not self.state
 
     @property
     def gradient(self) -> Any:

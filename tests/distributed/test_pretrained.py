@@ -89,7 +89,7 @@ def require_as_transformers(trained: Path, number: int, name: str) -> None:
     assert logits.shape[0] == expected.shape[0] and not logits[:, shape.vocab_size :].any()
     assert np.abs(logits[:, : shape.vocab_size] - expected).max() < TOLERANCE
     losses = json.loads((trained / f"{number}.json").read_text())
-    assert losses == pytest.approx(oracle.losses, abs=TOLERANCE)
+    assert losses == pytest.approx(oracle.losses, abs=TOLERANCE), name
     # The checkpoint before the last step, as a Hugging Face model, continues to the last loss.
     checkpoint = open_checkpoint(whole_checkpoints(trained / f"{number}")[0])
     model = trained / f"{number}.model"

