@@ -125,9 +125,10 @@ def galvatron(capsys, tmp_path, monkeypatch) -> Callable[..., Ran]:
         capsys.readouterr()
         arguments = [str(word) for word in words]
         ran = Ran(main(arguments), *capsys.readouterr())
-        named = [name for name in answer_schemas() if arguments[: len(name.split())] == name.split()]
-        if named and "--json" in arguments and ran.out:
-            jsonschema.validate(json.loads(ran.out.splitlines()[-1]), answer_schemas()[named[0]])
+        for name, schema in answer_schemas().items():  # of those that list every key
+            closed = schema.get("additionalProperties") is False
+            if closed and arguments[: len(name.split())] == name.split() and "--json" in arguments and ran.out:
+                jsonschema.validate(json.loads(ran.out.splitlines()[-1]), schema)
         return ran
 
     return run
