@@ -16,7 +16,8 @@ from .main import commands
 
 app = App()
 
-TOOLS = {"fit": "fit", "search": "search", "explain": "explain", "plan_scale": "plan scale", "plan_spare": "plan spare"}
+TOOLS = {name: name for name in ("fit", "search", "explain")}
+TOOLS |= {"what_if": "explain", "plan_scale": "plan scale", "plan_spare": "plan spare"}
 NULL = {"type": "null"}  # where the command fails
 WHAT_IF = " Its what_if has the best plans under changes of memory, network, batch and nodes."
 
@@ -52,7 +53,7 @@ def described() -> list[dict[str, Any]]:
     return [
         {
             "name": name,
-            "description": command.help + (WHAT_IF if name == "explain" else ""),
+            "description": command.help + WHAT_IF * (TOOLS[name] == "explain"),
             "input_schema": arguments_schema(command),
             "output_schema": {"type": "object", "properties": {"answer": {"anyOf": [answers[TOOLS[name]], NULL]}}},
         }

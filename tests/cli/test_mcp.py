@@ -30,7 +30,7 @@ def ask(work):
 def test_tools_are_listed_called_refused_and_cancelled():
     async def work(session: ClientSession) -> None:
         tools = {tool.name: tool for tool in (await session.list_tools()).tools}
-        assert {"fit", "search", "explain", "plan_scale", "plan_spare"} == set(tools)
+        assert {"fit", "search", "explain", "what_if", "plan_scale", "plan_spare"} == set(tools)
         assert tools["fit"].input_schema["required"] == ["model_size"]
 
         fitted = await session.call_tool("fit", FIT | {"mtbf_hours": 9000, "save_gb_per_s": 2})
