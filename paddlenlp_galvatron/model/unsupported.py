@@ -114,10 +114,7 @@ def _plain_of(family: Family, layers: int) -> Iterator[tuple[tuple[object, ...],
     if not mixture or not mixture.interval:
         yield NONE, "moe_layer_start_index moe_layer_end_index"
     else:
-        yield (
-            OFF,
-            "output_router_logits",
-        )  # transformers balances choices that leave the bias out
+        yield OFF, "output_router_logits"  # transformers balances choices that leave the bias out
         yield (LEAST_SUM,), "moe_norm_min"
     if not mixture or not mixture.shared or not mixture.gated:
         yield OFF, "shared_expert_intermediate_size"

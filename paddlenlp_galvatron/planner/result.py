@@ -383,10 +383,11 @@ def price_of(options: JobOptions, device: str | None) -> float | None:
     if not isinstance(prices, dict):
         return prices
     named = {load_data_sheet(name).name: price for name, price in prices.items()}
-    if device is None or load_data_sheet(device).name not in named:
+    price = named.get(load_data_sheet(device).name) if device else None
+    if price is None:
         remedy = f"add {device}=PRICE" if device else "give one number, as profiles name no data sheet"
         raise UserError(f"price_per_gpu_hour: {', '.join(prices)}: no price of {device or 'this device'}; {remedy}")
-    return named[load_data_sheet(device).name]
+    return price
 
 
 def _checkpoint_gb(shape: ModelShape, task: Task) -> float:
