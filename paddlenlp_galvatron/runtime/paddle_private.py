@@ -235,12 +235,6 @@ def uninstall_group() -> None:
     topology._HYBRID_PARALLEL_GROUP = None
 
 
-def groups_along(group: Any, axis: str) -> list[list[int]]:
-    """Ranks of all communicators along an axis of a hybrid group."""
-    ranks: list[list[int]] = group._topo.get_comm_list(axis)
-    return ranks
-
-
 FIRST_RING = 1 << 20  # above the numbers of Paddle's groups, which gloo's register and NCCL's do not
 
 

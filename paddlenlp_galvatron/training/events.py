@@ -12,7 +12,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from .data.source import BatchSource
 from .settings import REPORTERS, TrainSettings, require_reporters
 
 SPLITS = ("eval", "test")  # a metric's prefix is its group; all others are in `train`
@@ -74,9 +73,6 @@ class Events:
         self.control.should_log = False
         if self._reporters:
             self._reporters.write(logs, self._step)
-
-    def on_evaluation_begin(self, source: BatchSource, batches: int) -> None:
-        """Before the first of `batches` global batches."""
 
     def on_prediction_step(self) -> None:
         """A global batch is evaluated."""

@@ -235,7 +235,6 @@ def evaluate(run: Run, source: BatchSource, prefix: str, events: Events) -> dict
     """Loss, accuracy, and perplexity or DPO's metrics of a source's first batches, by PaddleNLP's names. Raises
     UserError."""
     start, count = time.time(), batches_of(source, run.settings.max_evaluate_steps, run.engine.plan.global_batch)
-    events.on_evaluation_begin(source, count)
     if run.reference is not None and isinstance(source, TuningData):
         run.reference.attach(source)
     means = mean_metrics(run.engine, source.pass_rows, count, events.on_prediction_step)

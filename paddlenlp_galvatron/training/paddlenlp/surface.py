@@ -1,32 +1,34 @@
 """PaddleNLP's Trainer surface under a plan: the attributes that its callbacks, scripts and sub-classes use.
 
-Arguments by PaddleNLP's names are answered from the run's settings, the model is this rank's part, the loader gives
-this rank's share of each micro-batch, and features that the plan's engine handles itself are refused by name.
+Arguments by PaddleNLP's names are answered from the run's settings, the model is this rank's part, and features that
+the plan's engine handles itself are refused by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from math import gcd
 from typing import Any, NoReturn, TypeVar
 
+import numpy as np
 import paddle
-from paddle.io import DataLoader, Dataset
+from paddle.distributed.fleet.base.topology import HybridCommunicateGroup
 from paddle.nn import Layer
 from paddlenlp.trainer import Trainer, TrainerCallback, TrainingArguments
 from paddlenlp.trainer.integrations import get_available_reporting_integrations
 from paddlenlp.trainer.trainer_utils import ShardingOption
 
 from ...base.errors import UserError
-from ...plan import Plan, Precision
+from ...plan import DataParallel, LayerStrategy, Plan, Precision, runs
 from ...plan.export import sharding_stage
+from ...plan.mesh import OF_A_SAMPLE
 from ...runtime import device
 from ...runtime.batch import samples_of
 from ...runtime.paddle_private import install_group
 from ...runtime.stage import Stage
 from ..data.source import Rows
 from ..settings import TrainSettings, require_reporters
-from .topology import PlanGroup
 
 T = TypeVar("T")
 
@@ -40,8 +42,6 @@ UNLIKE = {"sequence_parallel", "optim", "load_best_model_at_end"}
 AXES = {"data": "data", "sharding": "sharding", "sep": "sep", "tensor": "model", "pipeline": "pipe"}
 RANKED = ("data", "sharding", "model", "pipe")
 STAGES = {1: ShardingOption.SHARD_OP, 2: ShardingOption.SHARD_GRAD_OP, 3: ShardingOption.FULL_SHARD}
-
-Inputs = dict[str, Any]  # input_ids and labels [samples of a device, S]
 
 STEP = "the plan's engine runs a step, and its loss is the cross entropy of the next token"
 LOGITS = "logits are never gathered; evaluate() gives loss and perplexity"
@@ -58,6 +58,67 @@ UNSUPPORTED = {
     "create_optimizer_and_scheduler": "choose both in args: optim, lr_scheduler_type, …",
     **dict.fromkeys(("get_train_dataloader", "get_eval_dataloader"), LOADER),
 }
+
+
+def degrees_of(plan: Plan, strategy: LayerStrategy) -> dict[str, int]:
+    """The grid of ranks of a layer with this strategy, by Paddle's axes, the last over neighbouring ranks; the product
+    is the world. `sep`: context parallel and Ulysses; `sharding`: ranks with other samples, over which ZeRO shards
+    model states; `data`: ranks with other samples, over which it does not."""
+    dp, sep = plan.dp(strategy), strategy.mesh(plan.stage_size).degree(*OF_A_SAMPLE)
+    shards = strategy.shards(plan.stage_size)
+    sharding = 1 if strategy.dp_type is DataParallel.DDP else shards // gcd(shards, sep)
+    data, split = {"data": dp // sharding, "sharding": sharding}, {"sep": sep, "model": strategy.tp}
+    return {"pipe": plan.pipeline} | (data | split if strategy.consecutive else split | data)
+
+
+class PlanGroup:
+    """Answers `fleet.get_hybrid_communicate_group()` while a plan is trained: degrees and this rank's places, by the
+    names of Paddle's class, where all layers have the same."""
+
+    def __init__(self, plan: Plan, rank: int, layers: Sequence[LayerStrategy] = ()):
+        """`layers`: the layers in question; none: all decoder layers."""
+        stage = rank // plan.stage_size
+        self.nranks, self.global_rank, self.stage_id = plan.world_size, rank, stage
+        self.is_first_stage, self.is_last_stage = stage == 0, stage == plan.pipeline - 1
+        self._plan, self._answers = plan, [self._of(plan, rank, layer) for layer in layers or plan.layers]
+
+    def _of(self, plan: Plan, rank: int, layer: LayerStrategy) -> dict[str, int]:
+        degrees = degrees_of(plan, layer)
+        places = zip(degrees, np.unravel_index(rank, [*degrees.values()]), strict=True)
+        answers = {f"get_{axis}_parallel_rank": int(place) for axis, place in places}
+        answers |= {f"get_{axis}_parallel_world_size": degree for axis, degree in degrees.items()}
+        return answers | {"get_global_rank": rank, "get_stage_id": self.stage_id}
+
+    def of_layer(self, index: int) -> PlanGroup:
+        """The answers of decoder layer `index`, counted from 0 over all stages. Raises UserError."""
+        if not 0 <= index < (count := len(self._plan.layers)):
+            raise UserError(f"of_layer: there is no layer {index}; the model has layers 0-{count - 1}")
+        return PlanGroup(self._plan, self.global_rank, [self._plan.layers[index]])
+
+    def of_vocabulary(self) -> PlanGroup:
+        """The answers of embedding and LM head."""
+        return PlanGroup(self._plan, self.global_rank, [self._plan.vocab.as_layer()])
+
+    def __getattr__(self, name: str) -> Callable[[], int]:
+        """A method. Raises UserError: it depends on the layer, or asks for more than degrees and ranks."""
+        if name.startswith("_") or not hasattr(HybridCommunicateGroup, name):
+            raise AttributeError(name)
+        if name not in self._answers[0]:
+            raise UserError(
+                f"hybrid communicate group: {name} is not answered under a plan, whose layers have communicators of "
+                "their own; ask for degrees and ranks, such as get_model_parallel_world_size()"
+            )
+        answers = list(runs([answers[name] for answers in self._answers]))
+        if len(answers) == 1:
+            return lambda: answers[0][1]
+        different = ", ".join(
+            f"{answer} in " + (f"layer {at[0]}" if len(at) == 1 else f"layers {at[0]}-{at[-1]}")
+            for at, answer in answers
+        )
+        raise UserError(
+            f"hybrid communicate group: {name}() depends on the layer in this plan ({different}); ask for one layer, "
+            f"such as fleet.get_hybrid_communicate_group().of_layer(0).{name}()"
+        )
 
 
 def _rank_along(axis: str) -> property:
@@ -173,31 +234,12 @@ class LocalModel(Layer):  # type: ignore[misc]
         )
 
 
-def inputs_of(rows: Rows, step: int, micro_batch: int, plan: Plan, args: RunArguments) -> Inputs:
-    """This rank's share of a micro-batch of a step, on the CPU."""
+def inputs_of(rows: Rows, step: int, micro_batch: int, plan: Plan, args: RunArguments) -> dict[str, Any]:
+    """This rank's share of a micro-batch of a step, on the CPU: input_ids and labels [samples of a device, S]."""
     first = micro_batch * plan.micro_batch + args.dataset_rank * args.train_batch_size
     ids, labels, *_ = samples_of(rows(step, range(first, first + args.train_batch_size)))
     parts = {"input_ids": ids, "labels": labels}
     return {name: paddle.to_tensor(part, place=paddle.CPUPlace()) for name, part in parts.items()}
-
-
-class MicroBatches(Dataset):  # type: ignore[misc]
-    """A rank's share of the micro-batches of some steps, one after the other."""
-
-    def __init__(self, rows: Rows, steps: int, plan: Plan, args: RunArguments):
-        self._rows, self._steps, self._plan, self._args = rows, steps, plan, args
-
-    def __len__(self) -> int:
-        return self._steps * self._plan.micro_batches
-
-    def __getitem__(self, number: int) -> Inputs:
-        step, micro_batch = divmod(number, self._plan.micro_batches)
-        return inputs_of(self._rows, step, micro_batch, self._plan, self._args)
-
-
-def loader(rows: Rows, steps: int, plan: Plan, args: RunArguments) -> DataLoader:
-    """Paddle's loader of them."""
-    return DataLoader(MicroBatches(rows, steps, plan, args), batch_size=None, shuffle=False, return_list=True)
 
 
 def refuse_arguments(values: Mapping[str, Any]) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from paddle.io import DataLoader
 from paddlenlp.trainer import Trainer, TrainerCallback, TrainingArguments
 from paddlenlp.trainer.trainer_utils import TrainOutput
 
@@ -19,23 +18,22 @@ from ..checkpoint.saving import save_model
 from ..data.source import BatchSource
 from ..events import Events
 from ..inputs import Sources, open_data, open_validation
-from ..loop import TrainingLoop, batches_of
+from ..loop import TrainingLoop
 from ..run import Run
 from ..settings import TrainSettings
 from ..step_log import StepRecord
 from .map_dataset import Collator, MapData, sample_length
 from .surface import (
     LocalModel,
+    PlanGroup,
     RunArguments,
     SyncParallelInfo,
     inputs_of,
-    loader,
     refuse_arguments,
     refuse_overrides,
     run_arguments,
     without_unsupported,
 )
-from .topology import PlanGroup
 
 
 @without_unsupported
@@ -67,7 +65,7 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         self.run.tokenizer = tokenizer
         self.loop = TrainingLoop(self.run, Callbacks(self))
         engine, settings, steps = self.run.engine, self.run.settings, self.run.steps
-        group = PlanGroup(engine.plan, engine.rank, engine.groups)
+        group = PlanGroup(engine.plan, engine.rank)
         uninstall_group()  # PaddleNLP's Trainer asks while it is made, which another run's plan may refuse
         self.args: RunArguments
         self.control: Any
@@ -82,7 +80,6 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
             callbacks=[SyncParallelInfo(engine.plan, group), *(callbacks or ())],
             optimizers=(self.run.optimizer, schedule_of(self.run.optimizer)),
         )
-        self.callback_handler.train_dataloader = self.get_train_dataloader()
         self.state.max_steps, self.state.num_train_epochs = steps, math.ceil(steps / self.run.epoch_steps)
         self.state.is_local_process_zero = self.is_local_process_zero()
         self.state.is_world_process_zero = self.is_world_process_zero()
@@ -161,22 +158,6 @@ class GalvatronTrainer(Trainer):  # type: ignore[misc]
         first batches. With a dict of data sets, keys have their names. Raises UserError."""
         return self.loop.evaluate(self._sources(eval_dataset), metric_key_prefix)
 
-    def get_train_dataloader(self) -> DataLoader:
-        """Batches that PaddleNLP's trainer would load on this rank in the first pass: dicts of input_ids and labels,
-        each [per_device_train_batch_size, sequence], a micro-batch after the other. Training itself takes other rows:
-        those that the plan's engine computes on."""
-        return loader(self.run.data.rows, self.run.epoch_steps, self.run.engine.plan, self.args)
-
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
-        """Batches that PaddleNLP's trainer would load on this rank in an evaluation. Raises UserError."""
-        sources = self._sources(eval_dataset)
-        if len(sources) > 1:
-            raise UserError("eval_dataset: a dict of data sets has no single loader; name one of its keys' data sets")
-        [(_, source)] = sources
-        plan = self.run.engine.plan
-        count = batches_of(source, self.run.settings.max_evaluate_steps, plan.global_batch)
-        return loader(source.pass_rows, count, plan, self.args)
-
     def save_model(self, output_dir: str | Path | None = None, merge_tensor_parallel: bool = True) -> None:
         """Write the whole model, gathered from all ranks, which all call this: a Hugging Face directory, that PaddleNLP
         loads too. Default: args.output_dir. `merge_tensor_parallel` changes nothing. Raises GalvatronError."""
@@ -246,11 +227,6 @@ class Callbacks(Events):
 
     def on_log(self, logs: dict[str, float]) -> None:
         self._trainer.log(logs)
-
-    def on_evaluation_begin(self, source: BatchSource, batches: int) -> None:
-        trainer = self._trainer
-        rows = loader(source.pass_rows, batches, trainer.run.engine.plan, trainer.args)
-        trainer.callback_handler.eval_dataloader = rows
 
     def on_prediction_step(self) -> None:
         self._call("on_prediction_step")
