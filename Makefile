@@ -60,7 +60,6 @@ validate: setup
 
 pages: setup
 	@$(BIN)/python tools/commands_page.py
-	@$(BIN)/python tools/api_page.py
 	@$(BIN)/python tools/tables.py
 	@$(BIN)/python tools/blocks.py
 

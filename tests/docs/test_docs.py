@@ -7,6 +7,7 @@ import runpy
 import subprocess
 import sys
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ def test_both_languages_have_the_same_pages():
 @pytest.mark.parametrize(
     ("tool", "part"),
     [
-        *(("commands_page", []), ("api_page", []), ("tables", ["profile_keys"]), ("tables", ["accuracy"])),
+        *(("commands_page", []), ("tables", ["profile_keys"]), ("tables", ["accuracy"])),
         pytest.param("tables", ["parallelism"], marks=pytest.mark.slow),
     ],
 )
@@ -51,6 +52,22 @@ def test_what_is_made_from_the_code_is_current(tool, part, monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(ROOT / "tools" / f"{tool}.py"), run_name="__main__")
     assert ended.value.code == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_reference_of_python_has_every_field_and_no_other_method(language):
+    for section in (ROOT / "docs" / language / "api.md").read_text().split("\n### ")[1:]:
+        title, _, text = section.partition("\n")
+        module, _, name = title.rpartition(".")
+        if module.startswith("training"):
+            pytest.importorskip("paddle")
+        home = import_module(f"paddlenlp_galvatron.{module or 'api'}")
+        owner = getattr(home, name, None) or getattr(import_module("paddlenlp_galvatron"), name)
+        fields = [field for field in vars(owner).get("__annotations__", ()) if not field.startswith("_")]
+        if isinstance(owner, type) and not issubclass(owner, Exception) and not module.startswith("training"):
+            assert re.findall(r"^\| `(\w+)` \| `", text, re.MULTILINE) == fields, title
+        for method in re.findall(r"^`\.(\w+)", text, re.MULTILINE):
+            assert hasattr(owner, method), f"{title}.{method}"
 
 
 @pytest.mark.slow
