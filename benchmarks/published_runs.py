@@ -1,13 +1,12 @@
 """The analytic path against published runs: step time and memory from shapes and a data sheet.
 
-    python benchmarks/published_runs.py FILE... [--calibrate FILE] [--json]
+    python benchmarks/published_runs.py FILE... [--json]
 
-Each run of a file (benchmarks/published_runs/*, or of the same form) is predicted and printed next to its measurement,
-and in short by source; rows that the planner cannot express are named. A file is a table (CSV), as `galvatron
-calibrate` reads it, or has a run a line with its plan (JSON), which says more than the columns of a table.
-`--calibrate`: runs from which the numbers of their device's data sheet are fitted first. "Left out" is the error by
-numbers that no run of the same publisher fitted (left_out.json). The last line is JSON: rows and errors, as shares of
-1.
+Each run of a file (benchmarks/published_runs/*, or of the same form) is predicted and compared with its measurement;
+printed are the errors by publisher, and the rows that the planner cannot express. A file is a table (CSV), as
+`galvatron calibrate` reads it, or has a run a line with its plan (JSON), which says more than the columns of a table.
+"Left out" is the error by numbers that no run of the same publisher fitted (left_out.json). The last line is JSON: all
+rows and errors, as shares of 1.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from pydantic import TypeAdapter
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.base.units import GIB_MIB
-from paddlenlp_galvatron.check.calibration.fit import ROOM, MeasuredRun, calibrate, expected
-from paddlenlp_galvatron.check.calibration.tables import Table, read_table
+from paddlenlp_galvatron.check.calibration.fit import ROOM, MeasuredRun, expected
+from paddlenlp_galvatron.check.calibration.sources import Table, read_table
 from paddlenlp_galvatron.check.validation.accuracy import kendall
 from paddlenlp_galvatron.model import ModelShape, load_model
 from paddlenlp_galvatron.plan import plan_from_dict
@@ -124,8 +123,6 @@ def errors(rows: Sequence[dict[str, Any]]) -> dict[str, float | int | None]:
         "allocated_max": max(memory, default=None),
         "bound_over_reserved": median([row["bound_gib"] / row["reserved_gib"] - 1 for row in with_room] or [0.0]),
         "bound_below_reserved": len(below),
-        "regret": regret([row for row in rows if not row["offload_optimizer"]]),
-        "regret_with_offload": regret(rows),
         "kendall_tau": kendall([(row["predicted_step_s"], row["step_s"]) for row in rows]),
     }
 
@@ -155,84 +152,21 @@ def by_publisher(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield f"| {name} | {devices} | {len(own)} | {' | '.join(f'{share:.1%}' for share in shares)} | {memory} |"
 
 
-BUDGETS_GIB = (57, 50, 45, 40, 35, 30, 25, 22)
-
-
-def regret(rows: Sequence[dict[str, Any]]) -> float | None:
-    """The mean over budgets of `regret_at`, over models of which some run fitted each; None: there is none."""
-    models = {row["model"] for row in rows if row["reserved_gib"]}
-    each = [[regret_at(budget, rows, model) for budget in BUDGETS_GIB] for model in models]
-    complete = [figures for figures in each if None not in figures]
-    return fmean(share for figures in complete for share in figures if share is not None) if complete else None
-
-
-def regret_at(budget_gib: float, rows: Sequence[dict[str, Any]], model: str) -> float | None:
-    """How much slower a sample is by the row that predictions prefer, of those whose bound is within the budget, than
-    by the best of those whose reserved memory was. None: no row of the model is within it."""
-    known = [row for row in rows if row["model"] == model and row["reserved_gib"]]
-    ours = [row for row in known if row["bound_gib"] <= budget_gib]
-    fitted = [row["step_s"] / row["batch"] for row in known if row["reserved_gib"] <= budget_gib]
-    if not ours or not fitted:
-        return None
-    preferred = min(ours, key=lambda row: float(row["predicted_step_s"] / row["batch"]))
-    return float(preferred["step_s"] / preferred["batch"] / min(fitted) - 1)
-
-
-COLUMNS = ("source", "run", "GPUs", "tp", "pp", "ep", "micro-batch", "chunks", "recompute", "offload")
-COLUMNS += ("s", "predicted", "error", "GiB", "predicted", "error", "reserved", "bound")
-
-
-def table(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """The rows as Markdown, as the documents show them."""
-    yield f"| {' | '.join(COLUMNS)} |"
-    yield "|" + "---|" * len(COLUMNS)
-    for row in rows:
-        names = ("source", "name", "gpus", "tp", "pp", "ep", "micro_batch", "chunks", "recompute")
-        facts = [row[name] for name in names]
-        facts.append("yes" if row["offload_optimizer"] else "no")
-        cells = [f"{row['step_s']:.2f}", f"{row['predicted_step_s']:.2f}", f"{row['step_error']:+.1%}"]
-        if row["allocated_gib"]:
-            cells += [f"{row['allocated_gib']:.1f}", f"{row['predicted_allocated_gib']:.1f}"]
-            cells += [f"{row['allocated_error']:+.1%}", f"{row['reserved_gib']:.1f}" if row["reserved_gib"] else "-"]
-            cells.append(f"{row['bound_gib']:.1f}")
-        else:
-            cells += ["-"] * 5
-        yield f"| {' | '.join([*map(str, facts), *cells])} |"
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", metavar="FILE", nargs="+", type=Path)
-    parser.add_argument("--calibrate", metavar="FILE", type=Path, help="runs to calibrate from, at best others")
     parser.add_argument("--json", action="store_true", help="only the line of JSON")
     asked = parser.parse_args()
     try:
         tables = [read_runs(path) for path in asked.files]
-        sheets: dict[str, DataSheet] = {}
-        if asked.calibrate:
-            if not (runs := read_runs(asked.calibrate).runs):
-                raise UserError(f"{asked.calibrate}: has no row that can be predicted and calibrated from")
-            for device in dict.fromkeys(run.device for run in runs):
-                fitted = calibrate([run for run in runs if run.device == device], load_data_sheet(device))
-                if not fitted.refusal:
-                    sheets[device] = fitted.sheet
-                if not asked.json:
-                    lines = [fitted.refusal] if fitted.refusal else fitted.lines()
-                    print("\n".join([f"{device}, calibrated from {len(runs)} runs:", *lines, ""]))
-        rows = [
-            figures(run, sheets.get(run.device) or load_data_sheet(run.device))
-            for table in tables
-            for run in table.runs
-        ]
+        rows = [figures(run, load_data_sheet(run.device)) for table in tables for run in table.runs]
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
     skipped = [{"name": name, "needs": needs} for each in tables for name, needs in each.skipped]
     summary = errors(rows)
     if not asked.json:
-        for line in table(rows):
-            print(line)
-        print("", *by_publisher(rows), sep="\n")
+        print(*by_publisher(rows), sep="\n")
         print(f"\n{len(rows)} rows; {len(skipped)} skipped" + (":" if skipped else ""))
         for row in skipped:
             print(f"  {row['name']}: needs {row['needs']}")

@@ -1,10 +1,10 @@
 """The base of every package. It imports no other package.
 
 `errors` end a command; `limits` bound numbers of users and files. Files from outside: `file_kind`, `reading`. Files of
-ours: `writing`, `locking`. Terminal: `printing`, `text`; `process` for signals, streams that end, and work in a process
-with limits. `processor` has its instructions. `tracing` writes Chrome traces.
+ours: `writing`, with its lock. Terminal: `printing`, `text`; `process` for signals, streams that end, and work in a
+process with limits. `processor` has its instructions. `tracing` writes Chrome traces.
 """
 
-from .errors import Faults, GalvatronError, Infeasible, UserError, member, plain_fault
+from .errors import Faults, GalvatronError, Infeasible, UserError, member, plain_fault, reported, within
 from .text import Note, count, gib, near, no_note, plain, printable, shortened, without_prefix
 from .units import FP32_BYTES, GB_PER_S, GIB, GIB_MIB, MIB, MS_PER_S

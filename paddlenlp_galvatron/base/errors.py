@@ -70,6 +70,24 @@ def member(kind: type[E], value: str, name: str) -> E:
         raise UserError(f"{name}: {value!r} is unknown; choose one of {', '.join(kind)}") from None
 
 
+@contextmanager
+def within(place: str) -> Iterator[None]:
+    """Faults of a UserError raised inside get the place in front."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{place}: {fault}" for fault in error.faults) from None
+
+
+@contextmanager
+def reported(what: str) -> Iterator[None]:
+    """An OSError raised inside becomes a UserError: `what` happened, and the system's reason."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{what}: {error.strerror or error}") from None
+
+
 class Infeasible(GalvatronError):
     """No plan fits the memory budget (exit code 3)."""
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
-from .errors import UserError
+from .errors import UserError, reported
 from .file_kind import HEAD_BYTES, kind_of
 from .text import shortened
 from .units import MIB
@@ -49,12 +49,9 @@ def open_file(path: str | Path) -> BinaryIO:
 def read_bytes(path: str | Path, limit: int = LARGEST_BYTES) -> bytes:
     """A regular file's content, of at most `limit` bytes. Raises UserError."""
     content = bytearray()  # grows with the file: a `read` of `limit` bytes would take them all at once
-    with open_file(path) as file:
-        try:
-            while len(content) <= limit and (block := file.read(BLOCK_BYTES)):
-                content += block
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    with open_file(path) as file, reported(f"{path}: cannot be read"):
+        while len(content) <= limit and (block := file.read(BLOCK_BYTES)):
+            content += block
     if len(content) > limit:
         raise UserError(f"{path}: has more than {limit:,} bytes; is it the right file?")
     return bytes(content)
@@ -274,10 +271,8 @@ class LargeFile:
             raise UserError(f"{self.path}: has {self.size_bytes:,} bytes, not {count:,} from byte {first:,} on")
         parts: list[bytes] = []
         while count:
-            try:
+            with reported(f"{self.path}: cannot be read at byte {first:,}"):
                 part = os.pread(self._file.fileno(), count, first)
-            except OSError as error:
-                raise UserError(f"{self.path}: cannot be read at byte {first:,}: {error.strerror}") from None
             if not part:
                 raise UserError(f"{self.path}: ends before byte {first:,}: it was cut off after it had been opened")
             parts.append(part)

@@ -3,6 +3,10 @@
 A file has a hidden name, `.NAME.xxxxxxxx.part`, until its content is on disk; then it is renamed, and its folder is
 brought to disk, too. Modes are those that the umask leaves. The next writer of a name removes the part of one that was
 killed; a living writer's part is locked.
+
+One lock for written files: a second writer fails with the holder's name and changes nothing. It is `flock` on a small
+file, so it ends with its holder however that ends. Processes that a holder starts hold it, too: a launcher's ranks
+write the files that the launcher has locked.
 """
 
 from __future__ import annotations
@@ -13,16 +17,94 @@ import os
 import re
 import secrets
 import shutil
+import socket
 import stat
+import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
-from .errors import GalvatronError, UserError
-from .locking import locked
+from .errors import GalvatronError, UserError, reported
+
+LOCK = ".lock"
+POLL_S = 0.1
+MARKS = "GALVATRON_LOCKS"  # environment: marks of the locks that a process and its parents hold
+_TAKEN: set[str] = set()  # marks of the locks that this process took itself; MARKS without these are its parents'
+HOLDER = re.compile(r"(process \d+ on [\w.-]+ since [\d:. -]+), mark ([0-9a-f]{16})\n")
+LONGEST_BYTES = 1000  # of a lock file
+NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL}  # some parallel file systems have none
+
+
+@contextmanager
+def locked(target: Path, *, file: Path | None = None, wait_s: float = 0.0) -> Iterator[None]:
+    """Hold the lock of `target`, a folder that exists, or, by another lock `file`, anything.
+
+    `wait_s`: how long another may still hold it. Raises UserError: it does; the lock file cannot be made.
+    """
+    file = file or target / LOCK
+    with reported(f"{target}: cannot be locked: {file}"):
+        handle = _taken(target, file, time.monotonic() + wait_s)
+    if handle is None:
+        yield
+        return
+    mark = secrets.token_hex(8)
+    try:
+        since = time.strftime("%Y-%m-%d %H:%M:%S")
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()} since {since}, mark {mark}\n".encode(), 0)
+        _TAKEN.add(mark)
+        os.environ[MARKS] = f"{os.environ.get(MARKS, '')} {mark}"
+        yield
+    finally:
+        _TAKEN.discard(mark)
+        os.environ[MARKS] = os.environ.get(MARKS, "").replace(f" {mark}", "")
+        with suppress(OSError):  # the lock ends all the same
+            if is_named(handle, file):  # else the folder was removed, and it may be another's
+                file.unlink()
+        os.close(handle)
+
+
+def _taken(target: Path, file: Path, deadline: float) -> int | None:
+    """The open lock file, locked; None where no lock is needed, or there can be none."""
+    while True:
+        handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            os.close(handle)
+            raise UserError(f"{file}: is not a regular file; remove it")
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if is_named(handle, file):
+                return handle
+            os.close(handle)  # its holder has just removed it
+            continue
+        except BlockingIOError:
+            holder = HOLDER.fullmatch(os.pread(handle, LONGEST_BYTES, 0).decode(errors="replace"))
+            os.close(handle)
+        except OSError as error:
+            os.close(handle)
+            if error.errno not in NO_LOCKS:
+                raise
+            sys.stderr.write(f"note: {target}: its file system has no locks; see that nothing else writes there\n")
+            return None
+        if holder and holder[2] in set(os.environ.get(MARKS, "").split()) - _TAKEN:
+            return None
+        if time.monotonic() >= deadline:
+            who = holder[1] if holder else "another process"
+            raise UserError(f"{target}: is in use by {who}; wait until it ends, or name another folder")
+        time.sleep(POLL_S)
+
+
+def is_named(handle: int, file: Path) -> bool:
+    """Whether an open file is still the one of this name."""
+    try:
+        return os.path.samestat(os.fstat(handle), file.stat())
+    except FileNotFoundError:
+        return False
+
 
 UNFINISHED = ".part"
 MOST_ENTRIES = 10_000  # of a folder, looked through for leftovers

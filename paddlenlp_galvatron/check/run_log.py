@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..base import GIB, UserError
+from ..base import GIB, UserError, reported
 from ..base.reading import open_file
 from ..plan import Plan
 from ..report.measured import has_all_peaks, of_plan
@@ -21,10 +21,8 @@ def steps_under(plan: Plan, log: Path) -> list[StepRecord]:
     open_file(log).close()
     if log.stat().st_size > LARGEST_LOG_BYTES:
         raise UserError(f"{log}: has more than {LARGEST_LOG_BYTES:,} bytes; is it the right file?")
-    try:
+    with reported(f"{log}: cannot be read"):
         records = read_log(log)
-    except OSError as error:
-        raise UserError(f"{log}: cannot be read: {error.strerror}") from None
     of_this_plan = of_plan(plan, records)
     wrong = [record["step"] for record in of_this_plan if not (_is_drawn(record) and has_all_peaks(plan, record))]
     if wrong or not records:

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from paddlenlp_galvatron.base.errors import UserError
+from paddlenlp_galvatron.base.errors import UserError, within
 from paddlenlp_galvatron.base.printing import say
 from paddlenlp_galvatron.base.reading import LARGEST_OPTIONS, read_yaml
 from paddlenlp_galvatron.options.aliases import did_you_mean
@@ -118,10 +118,8 @@ def _options_in(path: Path, known: Sequence[str]) -> dict[str, Any]:
     content = {} if path.suffix == ".json" else read_yaml(path, LARGEST_OPTIONS)
     if not is_recipe(content):
         return read_options(path)
-    try:
+    with within(str(path)):
         options, notes = options_of(content, known)
-    except UserError as error:
-        raise UserError(f"{path}: {fault}" for fault in error.faults) from None
     for note in notes:
         say_note(note)
     return options

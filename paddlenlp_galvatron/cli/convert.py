@@ -20,7 +20,6 @@ from .command import App, answer, say_note
 
 app = App("Turn Hugging Face models into checkpoints, and checkpoints into Hugging Face models.")
 
-OUTPUT = "folder to write; it is written whole or not at all"
 FROM_TO = {"input": "INPUT", "output": "OUTPUT"}
 
 

@@ -49,8 +49,8 @@ def prepare(values: dict[str, Any], json: bool) -> None:
     from paddlenlp_galvatron.training.data import corpus
     from paddlenlp_galvatron.training.data import tokenizer as tokenizers
     from paddlenlp_galvatron.training.data.dataset import dataset_files
-    from paddlenlp_galvatron.training.data.special_tokens import end_of_text
     from paddlenlp_galvatron.training.data.text_files import require_encoding
+    from paddlenlp_galvatron.training.data.tokenizer import end_of_text
 
     begin = time.monotonic()
     output = given.output

@@ -6,10 +6,10 @@ from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paddlenlp_galvatron.base.errors import UserError
+from paddlenlp_galvatron.base.errors import UserError, reported
 from paddlenlp_galvatron.base.limits import Positive, Ranks
-from paddlenlp_galvatron.base.locking import locked
 from paddlenlp_galvatron.base.printing import Console, say
+from paddlenlp_galvatron.base.writing import locked
 from paddlenlp_galvatron.check.findings import EXIT_CODES, Finding, Outcome, counts, findings_json, findings_table
 from paddlenlp_galvatron.check.gpu.setting import PARTS
 from paddlenlp_galvatron.launch import gpus
@@ -64,10 +64,8 @@ def gpu_check(values: dict[str, Any], json: bool) -> int:
     nodes = environment_nodes(needed=("node_rank",))
     if nodes.get("num_nodes", 1) != 1:  # each node is tried by itself, maybe in a shared folder
         output = output / f"node-{nodes.get('node_rank', 0)}"
-    try:
+    with reported(f"output: {output} cannot be made"):
         output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"output: {output} cannot be made: {error.strerror}") from None
     with locked(output):
         run.renew(output)
         return _checked(wanted, ranks, device, output, 60 * given.minutes, json)
@@ -84,7 +82,7 @@ def _checked(parts: list[str], ranks: int, device: Device, output: Path, seconds
     for finding in run.check(parts, ranks, device, output, seconds):
         findings.append(finding)
         if not as_json:
-            console.print(f"{finding.state:8}  {finding.part}: {finding.subject}: {finding.found}", markup=False)
+            console.print(f"{finding.state:8}  {finding.part}: {finding.subject}: {finding.found}")
     outcome = run.write_result(output, device, findings)
     if as_json:
         say(dumps(findings_json(findings, device=device)))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from paddlenlp_galvatron.base import Infeasible, UserError, count
+from paddlenlp_galvatron.base import Infeasible, UserError, count, within
 from paddlenlp_galvatron.base.limits import Ranks, Size
 from paddlenlp_galvatron.base.printing import Console, say
 from paddlenlp_galvatron.options.group import Options, Sizes
@@ -261,7 +261,7 @@ def spare(values: dict[str, Any], json: bool) -> None:
     """Write the fastest plans for fewer nodes, with the same global batch, for `galvatron train --spare`. Exit code 3
     if none fits."""
     from paddlenlp_galvatron.planner.spare import spares
-    from paddlenlp_galvatron.report.spare import lines, summary
+    from paddlenlp_galvatron.report.fit import spare_lines, spare_summary
 
     given = SpareOptions.from_values(values)
     plan, question = _origin(given.file, given)
@@ -272,9 +272,9 @@ def spare(values: dict[str, Any], json: bool) -> None:
         if one.best:
             write_plan(one.best.plan, folder / f"{one.gpus}gpus.json")
     if json:
-        say(dumps(summary(made) | {"folder": str(folder)}))
+        say(dumps(spare_summary(made) | {"folder": str(folder)}))
     else:
-        Console(soft_wrap=True).print(*lines(made, plan.global_batch, folder), sep="\n")
+        Console(soft_wrap=True).print(*spare_lines(made, plan.global_batch, folder), sep="\n")
     if not any(one.best for one in made):
         raise Infeasible(f"no plan fits: on {made[0].nodes} nodes {made[0].why_not}")
 
@@ -344,10 +344,8 @@ def from_paddlefleet(values: dict[str, Any], json: bool) -> None:
     shape, options = load_model(named), dict[str, Any](model_size=named)
     if shape.mtp_layers:  # which no recipe that is read has
         shape, options["num_nextn_predict_layers"] = shape.having(shape.main_layers, 0), 0
-    try:
+    with within(str(given.file)):
         recipe = read_recipe(content, shape, given.world_size)
-    except UserError as error:
-        raise UserError(f"{given.file}: {fault}" for fault in error.faults) from None
     searched: dict[str, Any] = {"model": shape.name, "model_options": options}
     if recipe.asked != {"task": "pretrain"}:
         searched["options"] = recipe.asked | {"world_size": recipe.plan.world_size}
@@ -393,10 +391,8 @@ def _arguments(
     """A plan in another program's words, its notes shown. Raises UserError that names the file."""
     given = PlanFileOptions.from_values(values)
     plan, shape = _read(given.file, given)
-    try:
+    with within(str(given.file)):
         arguments = express(plan, shape)
-    except UserError as error:
-        raise UserError(f"{given.file}: {fault}" for fault in error.faults) from None
     for note in [*([plan.note] if plan.note else []), *notes_of(plan)]:
         say_note(note)
     return arguments

@@ -81,9 +81,8 @@ def profile_model(options: PointOptions, model: ModelOptions, computation: bool 
 
     if options.use_flash_attention and not gpus.gpu_count():
         raise UserError("use_flash_attention: Paddle has it on GPUs only, and finds none here; leave it out")
-    degrees = set(runnable_degrees(shapes[0], options.world_size, options.max_tp_deg, lengths))
-    for shape in shapes[1:]:
-        degrees &= set(runnable_degrees(shape, options.world_size, options.max_tp_deg, lengths))
+    of_each = [runnable_degrees(shape, options.world_size, options.max_tp_deg, lengths) for shape in shapes]
+    degrees = set(of_each[0]).intersection(*of_each)
     run = ModelRun(
         options=options,
         shapes=shapes,

@@ -29,7 +29,7 @@ from paddlenlp_galvatron.report.plan import assumed, assumed_summary
 from paddlenlp_galvatron.report.search import beside_free, explain, hint_line, summary
 
 from .command import App, FromFile
-from .planning import watched
+from .planning import watched, with_lengths
 from .start import how_to_start
 
 app = App()
@@ -62,14 +62,11 @@ def search(values: dict[str, Any], json: bool) -> int:
     run = AnswerOptions.from_values(values)
     noted: list[str] = []
     if LengthOptions.from_values(values).dataset_name_or_path is not None:
-        from .planning import with_lengths
-
         model = ModelOptions.from_values(values).resolve_usual(SEQ)
         values = with_lengths(values, model.seq_length, model.shapes[0].vocab_size, noted.append)
     question = Question.of(values, noted.append)
-    model, options, cost = question.model, question.settled, question.cost
-    notes = list(dict.fromkeys(noted))
-    title = _title(model, options, default_batch=BATCHES.isdisjoint(values))
+    model, notes = question.model, list(dict.fromkeys(noted))
+    title = _title(model, question.settled, default_batch=BATCHES.isdisjoint(values))
     log = [f"Search {line}" for line in title]
     cancel = Cancel()
     with watched(LONG) as watch, stop_signals(cancel.cancel) as signals:
@@ -78,54 +75,56 @@ def search(values: dict[str, Any], json: bool) -> int:
         notes.append(result.so_far(bool(signals)))
     notes += result.left_out
     log += [f"{family}: {result.outcome(family)}" for family in result.outcomes]
-
-    beside: dict[str, Any] = {"hints": []}
-    lines = []
-    if not cancel.cancelled and not (result.best is None and result.given_up):
-        found = hints(question, result.best, values)
-        lines = [hint_line(hint) for hint in found]
-        beside["hints"] = [hint.summary() for hint in found]
-        if result.best and options.trainer != "galvatron":
-            free = free_plan(question)
-            lines.insert(0, beside_free(result.best, free, options.trainer))
-            beside["free_time_s"] = free.time_s if free else None
+    job = question.job(JobOptions.from_values(values), result.best)
+    lines, hinted = ([], {"hints": []}) if cancel.cancelled else _hints(question, result, values)
     shown: list[Any] = [
         *title,
         assumed(question.assumptions),
         *(f"note: {note}" for note in notes),
-        *explain(result, model.shapes[0] if len(model.shapes) == 1 else None, cost),
+        *explain(result, model.shapes[0] if len(model.shapes) == 1 else None, question.cost),
         *lines,
+        *([str(job)] if job else []),
     ]
-    path, job = None, question.job(JobOptions.from_values(values), result.best)
-    if job:
-        shown.append(str(job))
-    if result.best:
-        path = _output_path(run.output_config_path, model, options)
+    path = _output_path(run.output_config_path, model, question.settled) if result.best else None
+    if result.best and path:
         shown += [f"written: {written}" for written in _write(result, path, run.save_runners_up)]
         shown += how_to_start(result.best.plan, path)
     log_file = _write_log(run.log_dir, model, [*log, *_printed(shown)])
     if not json:
-        console = Console(soft_wrap=True)
-        for item in [*shown, f"log: {log_file}"]:
-            console.print(item, markup=False) if isinstance(item, str) else console.print(item)
+        Console(soft_wrap=True).print(*shown, f"log: {log_file}", sep="\n")
     say(END, err=json)
     if json:
-        line = summary(result, options.budget_mib, cost.options.context_mib)
-        parts = [part._asdict() for part in question.reserve.parts_on(options.memory_gib * GIB_MIB)]
-        places = {
-            "reserve_parts": parts,
-            "model": model.name,
-            "plan": str(path) if path else None,
-            "log": str(log_file),
-            "notes": notes,
-            **assumed_summary(question.assumptions),
-            "load": load_summary(cost.load),
-            "job": asdict(job) if job else None,
-        }
-        peak = {"peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}  # Linux counts in KiB
-        say(dumps(line | peak | places | beside))
+        files = {"plan": str(path) if path else None, "log": str(log_file), "notes": notes}
+        say(dumps(_summary(question, result, files) | {"job": asdict(job) if job else None} | hinted))
     result.require()
     return INTERRUPTED if signals else 0
+
+
+def _hints(question: Question, result: SearchResult, values: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
+    """Options that would pay, and the cost of another program's space: lines for people, and values for programs."""
+    if result.best is None and result.given_up:
+        return [], {"hints": []}
+    found, trainer = hints(question, result.best, values), question.settled.trainer
+    lines, hinted = [hint_line(hint) for hint in found], {"hints": [hint.summary() for hint in found]}
+    if not result.best or trainer == "galvatron":
+        return lines, hinted
+    free = free_plan(question)
+    return [beside_free(result.best, free, trainer), *lines], hinted | {"free_time_s": free.time_s if free else None}
+
+
+def _summary(question: Question, result: SearchResult, files: dict[str, Any]) -> dict[str, Any]:
+    """The answer for programs."""
+    options, cost = question.settled, question.cost
+    parts = question.reserve.parts_on(options.memory_gib * GIB_MIB)
+    return {
+        **summary(result, options.budget_mib, cost.options.context_mib),
+        "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,  # Linux counts in KiB
+        "reserve_parts": [part._asdict() for part in parts],
+        "model": question.model.name,
+        **files,
+        **assumed_summary(question.assumptions),
+        "load": load_summary(cost.load),
+    }
 
 
 def _title(model: Model, options: SearchOptions, default_batch: bool) -> list[str]:
@@ -168,7 +167,7 @@ def _printed(items: list[Any]) -> list[str]:
     console = Console(width=WIDE)
     with console.capture() as capture:
         for item in items:
-            console.print(item, markup=False, soft_wrap=True) if isinstance(item, str) else console.print(item)
+            console.print(item, soft_wrap=isinstance(item, str))
     return [line.rstrip() for line in capture.get().splitlines()]
 
 

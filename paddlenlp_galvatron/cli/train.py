@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from json import dumps
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -51,24 +52,22 @@ def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = (), js
     world_size = world_size_of(launch, nodes, values)
     timeout_s = launch.timeout or math.inf
     console = Console(soft_wrap=True, stderr=json)
+    note = partial(console.print, "note:")
     with ExitStack() as stack:
         with TemporaryDirectory(prefix="galvatron-") as folder:  # of options, until all is checked
             run = prepare(values, world_size, Path(folder))
             settings, shape, adapters = run.settings, run.shape, run.settings.adapters("")
             ranks_each = nodes.ranks_each(settings.world_size)
             if nodes.num_nodes > 1:
-                console.print(
-                    f"note: {nodes.num_nodes} nodes of {count(ranks_each, 'rank')}; this is node {nodes.node_rank}",
-                    markup=False,
-                )
-            for note in run.notes:
-                console.print(f"note: {note}", markup=False)
+                note(f"{nodes.num_nodes} nodes of {count(ranks_each, 'rank')}; this is node {nodes.node_rank}")
+            for text in run.notes:
+                note(text)
             if dry_run:
-                show_run(console, rehearsed(console, run), shape, adapters)
+                show_run(console, rehearsed(run, note), shape, adapters)
                 return 0
             if nodes.node_rank == 0:
                 settings.require_free()
-            data = check_inputs(run, lambda note: console.print(note, markup=False), continuable(run))
+            data = check_inputs(run, note, continuable(run))
             from paddlenlp_galvatron.launch.processes import devices_of
             from paddlenlp_galvatron.launch.watch import await_first
 
@@ -76,13 +75,13 @@ def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = (), js
             plan = check_run(run)
             first = ranks_each * nodes.node_rank
             if away := require_host_memory(plan, shape, adapters, range(first, first + ranks_each)):
-                console.print(f"note: optimizer states take {gib(away)} GiB of this node's memory", markup=False)
+                note(f"optimizer states take {gib(away)} GiB of this node's memory")
             steps, _ = settings.steps_over(data.samples, plan.global_batch)
-            for note in filter(None, (plan.note, task_note(plan, adapters.rank if adapters else None))):
-                console.print(f"note: {settings.plan}: {note}", markup=False)
+            for text in filter(None, (plan.note, task_note(plan, adapters.rank if adapters else None))):
+                note(f"{settings.plan}: {text}")
             kernels = [name for name in KERNELS if getattr(plan.assumed, name)]
             if kernels and not gpus.gpu_count():
-                console.print(f"note: {', '.join(kernels)}: Paddle has this on GPUs only; plain kernels run here")
+                note(f"{', '.join(kernels)}: Paddle has this on GPUs only; plain kernels run here")
             if nodes.node_rank == 0:
                 stack.enter_context(settings.folder_locked())
             else:  # before, nothing is written that another run may need
@@ -111,7 +110,7 @@ def world_size_of(launch: LaunchOptions, nodes: Nodes, values: dict[str, Any]) -
 def continuable(run: Prepared) -> Callable[[dict[str, Any]], None]:
     """A check, by the identity of the data, that the run can be resumed from its newest checkpoint. Raises UserError:
     that is another model's."""
-    from paddlenlp_galvatron.training.continuation import base_of, newest, require_continuable
+    from paddlenlp_galvatron.training.inputs import base_of, newest, require_continuable
 
     checkpoint = newest(run.settings, run.shape)
     base = base_of(run.settings, run.shape) if checkpoint else ""
@@ -165,7 +164,7 @@ def check_inputs(
     if run.settings.evaluates != "no":
         open_data(run.settings, run.plan, run.shape, "valid", keep=keep)
     for note in data.notes:
-        say(f"note: {note}")
+        say(note)
     return data
 
 
@@ -197,19 +196,20 @@ def check_run(run: Prepared) -> Plan:
     return plan
 
 
-def rehearsed(console: Console, run: Prepared) -> Plan:
+def rehearsed(run: Prepared, say: Note) -> Plan:
     """The plan of a run that is not started, as on the GPUs that it asks for. Raises UserError."""
-    plan, for_gpus = run.plan, asks_for_gpus(run)
+    plan = run.plan
+    for_gpus = run.settings.device == "gpu" or any(getattr(plan.assumed, name) for name in KERNELS)
     if plan.note:
-        console.print(f"note: {run.settings.plan}: {plan.note}", markup=False)
+        say(f"{run.settings.plan}: {plan.note}")
     on_gpus = gpus.gpu_count() > 0
     if for_gpus and not on_gpus:
-        console.print("note: shown as on GPUs, of which this machine has none")
+        say("shown as on GPUs, of which this machine has none")
     try:
         check_inputs(run, keep=False)
     except UserError as error:
         for fault in error.faults:
-            console.print(f"note: not here, so not checked: {fault}", markup=False)
+            say(f"not here, so not checked: {fault}")
     return with_defaults(plan, for_gpus or on_gpus)
 
 
@@ -241,11 +241,6 @@ def show_run(console: Console, plan: Plan, shape: ModelShape, adapters: Adapters
         away = max(offloaded_mib(plan, shape, stage, adapters) for stage in range(plan.pipeline))
         console.print(f"optimizer states in the hosts' memory: at most {gib(away)} GiB a rank")
     console.print(f"{_groups(plan, shape, seq_length)}; no step was run")
-
-
-def asks_for_gpus(run: Prepared) -> bool:
-    """Whether the run has options that only GPUs support."""
-    return run.settings.device == "gpu" or any(getattr(run.plan.assumed, name) for name in KERNELS)
 
 
 def _groups(plan: Plan, shape: ModelShape, seq_length: int) -> str:

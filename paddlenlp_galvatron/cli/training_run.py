@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
+import subprocess
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -10,6 +13,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from statistics import median
+from threading import Thread
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -29,11 +33,6 @@ from paddlenlp_galvatron.training.step_log import NEWS, RUN, STOPPED, Event, Ste
 
 if TYPE_CHECKING:
     from paddlenlp_galvatron.training.settings import TrainSettings
-import json
-import os
-import subprocess
-import time
-from tempfile import TemporaryFile
 
 KEPT = 64  # latest records of the log, of which health is shown
 WARNING = "warning: "
@@ -128,11 +127,9 @@ class TrainingRun:
         nproc = nodes.ranks_each(settings.world_size)
         logs = settings.rank_logs
         self._news = RankNews(logs / f"workerlog.{nproc * nodes.node_rank}")
-        self._console.print(
-            f"starting {count(nproc, 'process', 'processes')}, logs in {near(logs)}/workerlog.*", markup=False
-        )
+        self._console.print(f"starting {count(nproc, 'process', 'processes')}, logs in {near(logs)}/workerlog.*")
         if gpus.gpu_count() and (warning := gpus.few_cores(processor.cores(), nproc)):
-            self._console.print(f"warning: {warning}", markup=False)
+            self._console.print(f"warning: {warning}")
         leads = nodes.node_rank == 0
         self.log.run = step_log.new_run() if leads else None
         world = World(nproc, nodes, wait_s=wait_s, variables={RUN: self.log.run} if self.log.run else {})
@@ -196,7 +193,7 @@ class TrainingRun:
         for line in self._news.read():
             self._stopped |= line.startswith(STOPPED)
             if leads:
-                progress.console.print(line, markup=False)
+                progress.console.print(line)
                 if line.startswith(WARNING):
                     self._announce("warning", line, leads)
         if self.log.read():
@@ -206,10 +203,9 @@ class TrainingRun:
             if leads:
                 self._hook.start(event)
             else:
-                progress.console.print(event["text"], markup=False)
+                progress.console.print(event["text"])
         if self.log.begun:
             self._write_events()
-        self._hook.look()
 
     def _announce(self, event: str, text: str, leads: bool) -> None:
         """Add an event of the launcher itself, on node 0 alone."""
@@ -233,9 +229,9 @@ class TrainingRun:
         due = last["step"] // self._settings.logging_steps
         if due > self._lines:  # short steps come several at a time
             self._lines = due
-            progress.console.print(self._health.line(records), markup=False)
+            progress.console.print(self._health.line(records))
         for warning in self._health.warnings(records, self.log.start) if leads else ():
-            progress.console.print(f"{WARNING}{warning}", markup=False)
+            progress.console.print(f"{WARNING}{warning}")
             self._announce("warning", f"{WARNING}{warning}", leads)
 
     def summary(self) -> dict[str, Any]:
@@ -275,7 +271,6 @@ class TrainingRun:
         self._console.print(
             f"to calibrate predictions with this run: galvatron calibrate {near(self._settings.log)} "
             f"--plans {near(self._settings.plan)} --model_size {self._settings.model} --device SHEET",
-            markup=False,
             soft_wrap=True,
         )
         if self._settings.traced_steps and self._settings.traced.exists():
@@ -305,7 +300,6 @@ def mfu_of(plan: Plan, shape: ModelShape, settings: TrainSettings) -> Callable[[
 
 
 HOOK_S = 30.0  # after which a command is ended
-POLL_S = 0.05
 
 
 class EventHook:
@@ -315,44 +309,36 @@ class EventHook:
     def __init__(self, command: str | None, log: Path, console: Console):
         """`command`: None: none is wanted. `log`: the file for its output."""
         self._command, self._log, self._console = command, log, console
-        self._running: list[tuple[str, subprocess.Popen[bytes], float]] = []  # event, process, and when it must end
+        self._threads: list[Thread] = []  # one for each event
 
     def start(self, event: dict[str, Any]) -> None:
         """Start the command for an event."""
-        if self._command is None:
-            return
-        try:
-            with TemporaryFile() as given, self._log.open("ab") as output:
-                given.write(json.dumps(event).encode() + b"\n")
-                given.seek(0)
-                process = subprocess.Popen(
-                    self._command, shell=True, stdin=given, stdout=output, stderr=output, start_new_session=True
-                )
-        except OSError as error:
-            self._warn(event["event"], f"cannot be started: {error.strerror}")
-            return
-        self._running.append((event["event"], process, time.monotonic() + HOOK_S))
-
-    def look(self) -> None:
-        """Warn of commands that failed, and end those that take too long."""
-        for each in [*self._running]:
-            event, process, deadline = each
-            if process.poll() is None and time.monotonic() < deadline:
-                continue
-            self._running.remove(each)
-            if process.returncode is None:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-                self._warn(event, f"was ended, as it took more than {HOOK_S:.0f} s")
-            elif process.returncode:
-                self._warn(event, f"exit code {process.returncode}")
+        if self._command is not None:
+            self._threads.append(Thread(target=self._run, args=(self._command, event)))
+            self._threads[-1].start()
 
     def close(self) -> None:
         """Wait for the commands that run."""
-        while self._running:
-            self.look()
-            time.sleep(POLL_S)
+        for thread in self._threads:
+            thread.join()
 
-    def _warn(self, event: str, how: str) -> None:
-        self._console.print(f"warning: on_event: for the event {event}: {how}; its output: {near(self._log)}")
+    def _run(self, command: str, event: dict[str, Any]) -> None:
+        how = ""
+        try:
+            with self._log.open("ab") as output:
+                process = subprocess.Popen(
+                    command, shell=True, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True
+                )
+            process.communicate(json.dumps(event).encode() + b"\n", timeout=HOOK_S)
+            if process.returncode:
+                how = f"exit code {process.returncode}"
+        except OSError as error:
+            how = f"cannot be started: {error.strerror}"
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            how = f"was ended, as it took more than {HOOK_S:.0f} s"
+        if how:
+            where = f"for the event {event['event']}: {how}; its output: {near(self._log)}"
+            self._console.print(f"warning: on_event: {where}")

@@ -8,7 +8,7 @@ from typing import Any
 from paddlenlp_galvatron.base.errors import GalvatronError, UserError
 from paddlenlp_galvatron.base.printing import Console, say
 from paddlenlp_galvatron.base.writing import write_text
-from paddlenlp_galvatron.check.validation.options import ValidateOptions
+from paddlenlp_galvatron.check.validation.work import ValidateOptions
 from paddlenlp_galvatron.plan import load_model
 
 from .command import App, FromFile, say_note

@@ -26,7 +26,7 @@ from threading import Thread
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
-from paddlenlp_galvatron.base.errors import GalvatronError, UserError
+from paddlenlp_galvatron.base.errors import GalvatronError, UserError, within
 from paddlenlp_galvatron.base.limits import Port
 from paddlenlp_galvatron.base.printing import say
 from paddlenlp_galvatron.options.group import Options, canonical_options, is_boolean, read_words
@@ -73,19 +73,18 @@ def what_if(values: dict[str, Any], no_browser: bool, json: bool) -> None:
 def work(question: Form) -> Answer:
     """Raises UserError that names the fields."""
     notes: list[str] = []
-    try:
+    with within("search_options"):
         more = _more(question.search_options, notes.append)
-    except ValueError as error:  # a quotation mark that is not closed
-        raise UserError(f"search_options: {error}") from None
-    except UserError as error:
-        raise UserError(f"search_options: {fault}" for fault in error.faults) from None
     found = answer(question, more)
     return replace(found, notes=(*notes, *found.notes))
 
 
 def _more(text: str, note: Callable[[str], None]) -> dict[str, Any]:
-    """Options as `name=value`, or as on a command line. Raises UserError and ValueError."""
-    given = shlex.split(text)
+    """Options as `name=value`, or as on a command line. Raises UserError."""
+    try:
+        given = shlex.split(text)
+    except ValueError as error:  # a quotation mark that is not closed
+        raise UserError(str(error)) from None
     if given and not given[0].startswith("-"):
         given = [f"--{word}" for word in given]
     pairs, loose = read_words(given, {name: is_boolean(field) for name, field in SEARCHED.items()}, note)

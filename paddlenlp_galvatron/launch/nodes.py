@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from ..base import UserError, shortened
-from .clusters import launcher_nodes
-from .hosts import LOOPBACKS, NO_IPV6, is_ipv6
+from .clusters import LOOPBACKS, NO_IPV6, is_ipv6, launcher_nodes
 from .store import STORE, StoreServer
 
 LOOPBACK = "127.0.0.1"

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-from ..base import GIB, GalvatronError, UserError, processor
+from ..base import GIB, GalvatronError, UserError, processor, reported
 from ..base.process import heeded
 from .faults import WAIT_S, WAIT_VARIABLE, Fault, FaultKind, LocalRanks, Rank
 from .nodes import ONE_NODE, Nodes
@@ -119,7 +119,8 @@ class Launch:
         world, nodes = self._world, self._world.nodes
         devices = devices_of(world.nproc, world.device)
         open_files(0 if nodes.node_rank else nodes.num_nodes * (world.nproc + 1))
-        _make_folder(self._folder)
+        with reported(f"{self._folder}: cannot be made"):
+            self._folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
             token = os.environ.get(TOKEN) or ("" if nodes.num_nodes > 1 else secrets.token_hex(16))
             server = nodes.store(token)
@@ -213,13 +214,6 @@ def begin_process(
             pass_fds=[descriptor],
             preexec_fn=_die_with_parent,
         )
-
-
-def _make_folder(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be made: {error.strerror}") from None
 
 
 def devices_of(nproc: int, device: Device | None = None) -> list[dict[str, str]]:

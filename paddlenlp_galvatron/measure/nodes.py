@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.errors import UserError
-from ..launch.hosts import NO_IPV6, is_ipv6, read_hostfile
+from ..launch.clusters import NO_IPV6, is_ipv6, read_hostfile
 from .options import ProfileRunOptions
 
 LOOKUP_S = 10.0  # in which names are looked up; a resolver may let each of them wait for as long

@@ -1,9 +1,12 @@
-"""The answer of `galvatron fit`: a table with a row for each number of GPUs, and JSON."""
+"""The answer of `galvatron fit`: a table with a row for each number of GPUs, the numbers that it recommends, and JSON;
+and that of `galvatron plan spare`: what each lost node costs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from math import inf
+from pathlib import Path
 from typing import Any, Literal
 
 from rich.table import Table
@@ -15,10 +18,64 @@ from ..plan import ModelShape, plan_to_dict
 from ..plan.strategy import Load, Plan, load_summary
 from ..planner.fit import MORE_GIB, TOKENS, Fit, FitOptions
 from ..planner.hints import Hint
+from ..planner.result import ENDLESS
+from ..planner.spare import Spare
 from ..profiles.data_sheet import Device, load_data_sheet
 from .plan import assumed, assumed_summary
-from .recommend import recommendations, recommended_lines, whole_runs
 from .search import hint_line
+
+
+def whole_runs(found: Sequence[Fit], options: FitOptions) -> Iterator[str]:
+    """The whole training of each row with failures, or that failures are left out."""
+    if not options.mtbf_hours:
+        yield "days are those without failures; --mtbf_hours and --save_gb_per_s add these"
+    for one in found if options.mtbf_hours else ():
+        if one.best:
+            device = f"{one.device.name}, " * (len(options.device or ()) > 1)
+            yield f"{device}{one.gpus} GPUs: {one.job(options).run or ENDLESS}"
+
+
+def recommendations(rows: Sequence[Mapping[str, Any]], options: FitOptions) -> list[dict[str, Any]]:
+    """The cheapest row, the fastest, and the least number of GPUs within the limits that were set, for programs."""
+    able = [row for row in rows if row["fits"] and not row["endless"]]
+    if not able or (options.gpus and len(rows) == 1 and not (options.days or options.budget)):
+        return []
+
+    def days(row: Mapping[str, Any]) -> float:
+        return float(row["run"]["days"] if row["run"] else row["days"])
+
+    def cost(row: Mapping[str, Any]) -> float:
+        """In the currency of the prices, or GPU-days."""
+        return float(row["cost"] or days(row) * row["gpus"])
+
+    chosen = {"fastest": min(able, key=days)}
+    if options.price_per_gpu_hour or len({row["device"] for row in able}) == 1:  # else nobody knows the dearer GPU
+        chosen = {"cheapest": min(able, key=cost)} | chosen
+    if limits := _limits(options):
+        inside = [row for row in able if days(row) <= (options.days or inf) and cost(row) <= (options.budget or inf)]
+        chosen[f"fewest within {limits}"] = min(inside, key=lambda row: (row["gpus"], cost(row)), default={})
+    names = ("device", "gpus", "cost", "energy_mwh")
+    return [
+        {"why": why, "days": days(row) if row else None, **{name: row.get(name) for name in names}}
+        for why, row in chosen.items()
+    ]
+
+
+def recommended_lines(chosen: Sequence[Mapping[str, Any]], options: FitOptions) -> Iterator[str]:
+    """A line each."""
+    for row in chosen:
+        if row["gpus"] is None:
+            yield f"{row['why']}: none of these; name larger numbers: --gpus"
+            continue
+        where = f"{row['gpus']} GPUs" + f" of {row['device']}" * (len(options.device or ()) > 1)
+        price = f"cost {row['cost']:,.0f}" if row["cost"] else f"{plain(row['gpus'] * row['days'])} GPU-days"
+        energy = f", at most {plain(row['energy_mwh'])} MWh" if row["energy_mwh"] else ""
+        yield f"{row['why']}: {where}, {plain(row['days'])} days, {price}{energy}"
+
+
+def _limits(options: FitOptions) -> str:
+    days = f"{plain(options.days)} days" if options.days else ""
+    return " and ".join(filter(None, (days, f"cost {options.budget:,.0f}" if options.budget else "")))
 
 
 def rows(found: Sequence[Fit], shape: ModelShape, options: FitOptions) -> list[dict[str, Any]]:
@@ -207,3 +264,19 @@ def in_words(plan: Plan) -> str:
         "mixed" if len({(layer.axes, layer.dp_type, layer.experts) for layer in plan.layers}) > 1 else "",
     ]
     return ", ".join(word for word in words if word)
+
+
+def spare_summary(spares: Sequence[Spare]) -> dict[str, Any]:
+    """For programs."""
+    names = ("nodes", "gpus", "samples_per_s", "lost", "lost_per_gpu", "why_not")
+    return {"spares": [{name: getattr(one, name) for name in names} for one in spares]}
+
+
+def spare_lines(spares: Sequence[Spare], batch: int, folder: Path) -> Iterator[str | Table]:
+    """A row for each number of nodes, and how a run takes the plans."""
+    shown = table("nodes", "GPUs", "samples/s", "lost", "lost a GPU", "plan", left=("plan",))
+    for one in spares:
+        speed = (f"{one.samples_per_s:.4g}", f"{one.lost:.1%}", f"{one.lost_per_gpu:.1%}") if one.best else ("-",) * 3
+        shown.add_row(str(one.nodes), str(one.gpus), *speed, in_words(one.best.plan) if one.best else one.why_not)
+    yield shown
+    yield f"global batch {batch} kept; written: {folder}; galvatron train --spare {folder} takes the plan that fits"

@@ -185,7 +185,7 @@ class Health:
             yield (
                 "time",
                 f"a step takes {_compared(step_s, self._predicted.step_s, 's')}; measure again, then search again: "
-                f"{self._what_is_slow()}",
+                "galvatron profile computation" + " and galvatron profile hardware" * (self._plan.world_size > 1),
             )
         stages = stage_peaks_mib(self._plan, records)
         for stage, (peak_mib, guess_mib) in enumerate(zip(stages, self._predicted.memory_mib, strict=False)):
@@ -199,11 +199,6 @@ class Health:
             for name, (holds, text) in load_verdicts(self._predicted.load, load).items():
                 if not holds:
                     yield f"{name} of experts", text
-
-    def _what_is_slow(self) -> str:
-        if self._plan.world_size == 1:
-            return "galvatron profile computation"
-        return "galvatron profile computation and galvatron profile hardware"
 
 
 def _duration(seconds: float) -> str:

@@ -16,11 +16,10 @@ from ..runtime.engine import Engine
 from ..runtime.lora import NewFactors, Tuned
 from ..runtime.weights import SeededWeights, WeightSource
 from .checkpoint.adapters import open_adapters
-from .checkpoint.loading import from_first, weights_from
-from .continuation import base_of
-from .data.sample_index import NUMBER, read_cache, write_cache
+from .checkpoint.loading import from_first, print_rank_0, weights_from
+from .data.dataset import NUMBER, read_cache, write_cache
 from .data.tuning import TuningData
-from .resume import print_rank_0
+from .inputs import base_of
 from .settings import TrainSettings
 
 FOLDER = "reference"

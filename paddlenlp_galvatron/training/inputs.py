@@ -1,15 +1,24 @@
-"""Opens the data of a run, and reads a step's rows while the step before computes."""
+"""Opens the data of a run, reads a step's rows while the step before computes, and finds whether a checkpoint can be
+resumed with them: whether it is of the run's model, its adapters and its data.
+
+The question comes before ranks start, which takes half a minute, and again on the ranks, which also read the
+checkpoint's files. Nothing here imports PaddleNLP.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ..base.errors import UserError
+from ..model.fields import USUAL
+from ..model.lora import Adapters
 from ..plan import ModelShape, Plan
+from .checkpoint.stored import BrokenCheckpoint, Checkpoint, open_checkpoint, whole_checkpoints
 from .data.dataset import Split
 from .data.source import BatchSource, RandomData, TrainingData
 from .data.tuning import RowLayout, TuningData
@@ -93,3 +102,103 @@ def prefetch(load: Callable[[int], T], steps: Iterable[int]) -> Generator[T]:
             yield loading.popleft().result()
     finally:
         thread.shutdown(wait=False, cancel_futures=True)
+
+
+LATER = ("checksums", "special_tokens", "split_special_tokens")  # of the data's identity; older checkpoints lack them
+Identity = Mapping[str, Any]  # `BatchSource.identity`
+
+
+def candidates(settings: TrainSettings) -> tuple[str, list[Path]]:
+    """The value of `continue_from`, and the checkpoints to try, the newest first. Raises UserError."""
+    wanted = settings.continue_from
+    if wanted == "none":
+        return wanted, []
+    return wanted, whole_checkpoints(settings.checkpoints) if wanted == "auto" else [Path(wanted)]
+
+
+def newest(settings: TrainSettings, shape: ModelShape) -> Checkpoint | None:
+    """The checkpoint from which the run will be resumed, by its index alone; None: it starts from the beginning.
+    Raises UserError: it is another model's, or is broken and was named."""
+    wanted, folders = candidates(settings)
+    for folder in folders:
+        try:
+            return open_checkpoint(folder, shape)
+        except BrokenCheckpoint:
+            if wanted != "auto":
+                raise
+    return None
+
+
+def base_of(settings: TrainSettings, shape: ModelShape) -> str:
+    """Identity of the weights under adapters, or of DPO's reference; "": the run needs neither. Raises UserError."""
+    if not (settings.adapts or settings.compares):
+        return ""
+    if settings.initial_weights is None:  # as `SeededWeights` draws
+        unusual = shape.initializer_range != USUAL["initializer_range"]
+        return f"random, seed {settings.seed}, in tiles" + f", deviation {shape.initializer_range}" * unusual
+    from .checkpoint.adapters import base_identity  # here, as it imports Paddle
+    from .checkpoint.loading import open_weights
+
+    return base_identity(open_weights(settings.initial_weights, shape))
+
+
+def require_same_adapters(checkpoint: Checkpoint, now: Adapters | None) -> None:
+    """Raise UserError unless the same weights are trained in the run, with the same frozen ones."""
+    then = checkpoint.index.adapters
+    if then == now:
+        return
+    if then is None or now is None:
+        learns = "all weights" if then is None else "adapters"
+        raise UserError(f"{checkpoint.folder}: {learns} were trained there; say the same --task, or another output_dir")
+    unlike = "another base" if then.base != now.base else _differences(asdict(then), asdict(now))
+    raise UserError(
+        f"{checkpoint.folder}: its adapters are others ({unlike}); give the same base and options again, or another "
+        "output_dir"
+    )
+
+
+def samples_seen(
+    checkpoint: Checkpoint, now: Identity, global_batch: int, automatic: bool, say: Callable[[str], object]
+) -> int:
+    """How many samples of the data of this identity the checkpoint was trained on. `say` receives notes. Raises
+    UserError: on others, where the checkpoint was not named (`automatic`)."""
+    then = checkpoint.index.data
+    if then is None:
+        return 0
+    was, folder = then.identity, checkpoint.folder
+    if unknown := [key for key in LATER if key in now and key not in was]:
+        now = {key: value for key, value in now.items() if key not in unknown}
+        say(f"note: {folder}: is older and does not say its data's {', '.join(unknown)}")
+    if was != now:
+        unlike = _differences(was, now)
+        if automatic:
+            raise UserError(
+                f"{folder}: the run is not resumed, as its data differ ({unlike}); give the old data and options, or "
+                f"begin with the new from this checkpoint: --resume_from_checkpoint {folder}"
+            )
+        say(f"warning: {folder}: the data differ ({unlike}) and start from their beginning")
+        return 0
+    if then.global_batch != global_batch:
+        say(f"warning: the global batch was {then.global_batch}, is {global_batch}; resuming at sample {then.samples}")
+    return then.samples
+
+
+def recipe_changes(checkpoint: Checkpoint, now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The numbers of the recipe that are others than in the run that wrote the checkpoint: old and new, by name."""
+    then = checkpoint.index.recipe or {}
+    return {name: (then[name], value) for name, value in now.items() if name in then and then[name] != value}
+
+
+def _differences(was: Identity, now: Identity) -> str:
+    """The fields that differ; checksums only where nothing else does."""
+    keys = [key for key in sorted({*was, *now}) if was.get(key) != now.get(key)]
+    words = [f"{key}: {was.get(key)} -> {now.get(key)}" for key in keys if key != "checksums"]
+    return "; ".join(words) or "another content of the same size"
+
+
+def require_continuable(checkpoint: Checkpoint, settings: TrainSettings, base: str, data: Identity, batch: int) -> None:
+    """Raise UserError unless the run can be resumed from a checkpoint: before ranks start. `base`: of `base_of`;
+    `data`: the training data's identity, in batches of `batch` samples."""
+    require_same_adapters(checkpoint, settings.adapters(base))
+    identity = {**data, "reference": base} if settings.compares else data
+    samples_seen(checkpoint, identity, batch, settings.continue_from == "auto", lambda note: None)

@@ -24,14 +24,13 @@ from ..runtime.collectives import forget_traffic
 from ..runtime.engine import Engine
 from ..runtime.paddle_private import next_rate
 from ..runtime.trace import span
-from .checkpoint.loading import load
+from .checkpoint.loading import load, print_rank_0
 from .checkpoint.stored import checkpoint_of, open_checkpoint
 from .data.source import BatchSource, InPasses, Rows
 from .data.tuning import TuningData
 from .events import Events
 from .inputs import Sources, prefetch
-from .resume import print_rank_0, resume
-from .run import Run
+from .run import Run, resume
 from .settings import TrainSettings
 from .step_log import EVALUATED, STOPPED, StepLog, StepRecord, means_of, now, peaks_to_log
 
@@ -123,7 +122,9 @@ class TrainingLoop:
         ended = time.perf_counter()
         seconds, self._step_began = ended - self._step_began, ended
         if is_first:
-            self._write_traffic()
+            traffic = engine.traffic()
+            if engine.rank == 0:
+                write_text(self.run.settings.traffic, json.dumps(traffic, indent=2) + "\n")
         # One rank may get a signal a step before another.
         numbers = seconds, data_s, device.peak_mib(), bool(signals), *engine.stage.load.imbalance
         times, loads, peaks, stops, *imbalance = engine.gather(*numbers)
@@ -152,11 +153,6 @@ class TrainingLoop:
             record["metrics"] = engine.metrics
         self._unlogged.append(record)
         return record, any(stops)
-
-    def _write_traffic(self) -> None:
-        traffic = self.run.engine.traffic()
-        if self.run.engine.rank == 0:
-            write_text(self.run.settings.traffic, json.dumps(traffic, indent=2) + "\n")
 
     def _write(self, record: StepRecord) -> None:
         """The step's line in the log, again where an evaluation has been added."""

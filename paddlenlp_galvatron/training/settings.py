@@ -11,11 +11,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
-from ..base.errors import UserError, plain_fault
+from ..base.errors import UserError, plain_fault, reported
 from ..base.limits import Count, CountOrAll, CountOrNone, Positive, Ranks, Rate, RateOrNone, Seed, Size
-from ..base.locking import locked
 from ..base.reading import read_json
-from ..base.writing import make_folder, write_text
+from ..base.writing import locked, make_folder, write_text
 from ..model.preference import METRICS, Preference
 from ..options.group import Options
 from ..options.tuning import PreferenceOptions, TuningOptions
@@ -262,10 +261,8 @@ class TrainSettings(TrainOptions):
 
     def make_output_dir(self) -> None:
         """Raises UserError: it cannot be made, or it was prepared to redirect files elsewhere."""
-        try:
+        with reported(f"{self.output_dir}: cannot be made"):
             make_folder(self.output_dir)
-        except OSError as error:
-            raise UserError(f"{self.output_dir}: cannot be made: {error.strerror}") from None
         for folder in (self.checkpoints, self.rank_logs, self.traced_by(0).parent):
             if folder.is_symlink():
                 raise UserError(f"{folder}: is a link, through which nothing is written; remove it, or link output_dir")

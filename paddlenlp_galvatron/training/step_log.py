@@ -16,9 +16,8 @@ from statistics import fmean as mean
 from typing import Any, BinaryIO, NotRequired, TypedDict
 
 from ..base import MIB, GalvatronError, UserError, without_prefix
-from ..base.locking import is_named
 from ..base.reading import parse_json
-from ..base.writing import reason_of, whole_file
+from ..base.writing import is_named, reason_of, whole_file
 
 LONGEST_LINE_BYTES = 4 * MIB  # of other programs, too
 TAIL_BYTES = 2**16  # more than a line of ours has

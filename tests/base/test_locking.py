@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from paddlenlp_galvatron.base import UserError
-from paddlenlp_galvatron.base.locking import LOCK, locked
+from paddlenlp_galvatron.base.writing import LOCK, locked
 
 HOLD = """
 import sys
 from pathlib import Path
-from paddlenlp_galvatron.base.locking import locked
+from paddlenlp_galvatron.base.writing import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
@@ -36,10 +36,9 @@ def hold(folder: Path) -> subprocess.Popen[str]:
 
 def test_who_comes_second_learns_who_holds_it(tmp_path):
     with hold(tmp_path) as holder:
-        for shared in (False, True):
-            reported = rf"is in use by process {holder.pid} on \S+ since \d+-.*wait until"
-            with pytest.raises(UserError, match=reported), locked(tmp_path, shared=shared):
-                pytest.fail("two at once")
+        reported = rf"is in use by process {holder.pid} on \S+ since \d+-.*wait until"
+        with pytest.raises(UserError, match=reported), locked(tmp_path):
+            pytest.fail("two at once")
         holder.communicate()
     with locked(tmp_path):
         pass
@@ -67,13 +66,7 @@ def test_what_a_holder_starts_holds_it_too_and_nobody_else(tmp_path):
         stranger.communicate()
 
 
-def test_readers_share_it_and_a_writer_waits_for_them(tmp_path):
-    for_reading, reported = (
-        locked(tmp_path, shared=True),
-        pytest.raises(UserError, match="is in use by another process"),
-    )
-    with locked(tmp_path, shared=True), for_reading, reported, locked(tmp_path):
-        pytest.fail("a writer with readers")
+def test_a_writer_waits_for_another(tmp_path):
     with hold(tmp_path) as holder:
         threading.Timer(0.3, holder.terminate).start()
         with locked(tmp_path, wait_s=60):

@@ -22,7 +22,7 @@ from small_model import MODEL
 from paddlenlp_galvatron.check.gpu import run as gpu_check_run
 from paddlenlp_galvatron.check.parity import parity
 from paddlenlp_galvatron.check.validation.accuracy import shortcomings
-from paddlenlp_galvatron.check.validation.options import ValidateOptions
+from paddlenlp_galvatron.check.validation.work import ValidateOptions
 from paddlenlp_galvatron.cli.training_run import TrainingRun
 from paddlenlp_galvatron.plan import uniform_plan, write_plan
 

@@ -47,7 +47,6 @@ REPORTED_BY: dict[str, tuple[str, ...]] = {
     "planner/scale.py": ("search",),
     "planner": (),
     "profiles": ("search", "fit", "what-if", *ORIGIN),
-    "report/recommend.py": ("fit",),
     "report": (),
     "runtime": ("train",),
     "training/data/corpus.py": ("data prepare",),

@@ -26,7 +26,7 @@ from small_model import GROUPED_MODEL
 
 from paddlenlp_galvatron.base.errors import Infeasible
 from paddlenlp_galvatron.base.limits import MOST_RANKS
-from paddlenlp_galvatron.base.locking import locked
+from paddlenlp_galvatron.base.writing import locked
 from paddlenlp_galvatron.check.parity.parity import Parity
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.cli.pretrain import pretrain
@@ -36,9 +36,8 @@ from paddlenlp_galvatron.model.lora import factors_of
 from paddlenlp_galvatron.plan import Precision, plan_to_dict, read_plan
 from paddlenlp_galvatron.training.checkpoint.huggingface import modules
 from paddlenlp_galvatron.training.checkpoint.stored import write_index
-from paddlenlp_galvatron.training.continuation import base_of
 from paddlenlp_galvatron.training.data.tokenizer import train_tokenizer
-from paddlenlp_galvatron.training.inputs import open_data
+from paddlenlp_galvatron.training.inputs import base_of, open_data
 from paddlenlp_galvatron.training.step_log import read_log
 
 ROOT = Path(__file__).parents[2]

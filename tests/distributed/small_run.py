@@ -9,7 +9,7 @@ from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.paddle_private import next_rate
 from paddlenlp_galvatron.runtime.setup import ModelSetup
 from paddlenlp_galvatron.training.data.source import BatchSource, RandomData
-from paddlenlp_galvatron.training.resume import resume
+from paddlenlp_galvatron.training.run import resume
 from paddlenlp_galvatron.training.settings import TrainSettings
 
 from .plans import plan

@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from paddlenlp_galvatron.base.errors import UserError
-from paddlenlp_galvatron.check.validation.options import ValidateOptions
+from paddlenlp_galvatron.check.validation.work import ValidateOptions
 from paddlenlp_galvatron.launch.clusters import start_lines
 from paddlenlp_galvatron.launch.nodes import Nodes
 from paddlenlp_galvatron.measure.options import HardwareOptions

@@ -21,10 +21,10 @@ import paddle
 from distributed import twins
 
 from paddlenlp_galvatron.base.errors import GalvatronError
-from paddlenlp_galvatron.base.locking import locked
 from paddlenlp_galvatron.base.text import gib
+from paddlenlp_galvatron.base.writing import locked
 from paddlenlp_galvatron.check.findings import EXIT_CODES, Finding, State
-from paddlenlp_galvatron.check.gpu import faults, kernels, overlap, parity, prediction, run, stock
+from paddlenlp_galvatron.check.gpu import faults, kernels, parity, prediction, run
 from paddlenlp_galvatron.check.gpu.parity import ONE_RANK, fused_loss_case, parity_cases, schedule_cases
 from paddlenlp_galvatron.check.gpu.setting import CUT_SHORT_S, Setting
 from paddlenlp_galvatron.check.parity.parity import Parity
@@ -231,12 +231,12 @@ def test_one_rank_says_what_it_leaves_out(tmp_path, monkeypatch):
     found = [*parity.parity(setting(tmp_path, ranks=1)), *parity.schedules(setting(tmp_path, ranks=1))]
     assert Counter(finding.state for finding in found) == {State.OK: 2 * len(ONE_RANK), State.SKIPPED: 4}
     assert all("2 ranks" in f.found or "GPUs" in f.found for f in found if f.state is State.SKIPPED)
-    monkeypatch.setattr(stock, "_compared", lambda of, name, *_: of.found(name, None, ""))
-    reported = [(finding.subject, finding.state) for finding in stock.stock(setting(tmp_path, "stock", ranks=1))]
+    monkeypatch.setattr(prediction, "_compared", lambda of, name, *_: of.found(name, None, ""))
+    reported = [(finding.subject, finding.state) for finding in prediction.stock(setting(tmp_path, "stock", ranks=1))]
     left_out = "tensor parallel and two stages", State.SKIPPED
     assert reported == [("one rank", State.INFO), left_out]
-    monkeypatch.setattr(stock, "BENCHMARKS", tmp_path / "missing")
-    [finding] = stock.stock(setting(tmp_path))
+    monkeypatch.setattr(prediction, "BENCHMARKS", tmp_path / "missing")
+    [finding] = prediction.stock(setting(tmp_path))
     assert finding.state is State.SKIPPED and "checkout" in finding.found
 
 
@@ -366,8 +366,8 @@ def test_on_gpus_a_step_may_be_as_much_slower_as_two_medians_differ(tmp_path, mo
         Path(words[1]).write_text(json.dumps(result))
 
     monkeypatch.setattr(LAUNCH, launch)
-    monkeypatch.setattr(stock, "BENCHMARKS", tmp_path)
-    finding, _ = stock.stock(of)
+    monkeypatch.setattr(prediction, "BENCHMARKS", tmp_path)
+    finding, _ = prediction.stock(of)
     assert finding.state is state and f"{ours_ms:.1f} ms, PaddleNLP 100.0 ms" in finding.found
 
 
@@ -382,10 +382,10 @@ def test_memory_that_is_not_paddles_is_held_against_the_reserve(tmp_path, monkey
             (tmp_path / f"{rank}.json").write_text(json.dumps(own))
 
     monkeypatch.setattr(LAUNCH, launch)
-    monkeypatch.setattr(overlap, "gpu_name", lambda: "NVIDIA H100 80GB HBM3")
+    monkeypatch.setattr(faults, "gpu_name", lambda: "NVIDIA H100 80GB HBM3")
     kept_mib = reserve.CONTEXT.mib + reserve.WORKSPACES.mib + 4 * reserve.COMMUNICATOR_MIB
     for used_mib, state in ((kept_mib + 1, State.FAILED), (kept_mib - 1, State.OK)):
-        slowed, reduced, memory = overlap.overlap(of)
+        slowed, reduced, memory = faults.overlap(of)
         assert "1.20" in slowed.found and "128 MiB" in reduced.subject
         assert memory.state is state and f"{gib(used_mib)} GiB used" in memory.found
 

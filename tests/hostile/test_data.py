@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from hostile import data
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.training.data.corpus import Document, write_dataset
-from paddlenlp_galvatron.training.data.dataset import HEADER
-from paddlenlp_galvatron.training.data.sample_index import FOLDER
+from paddlenlp_galvatron.training.data.dataset import FOLDER, HEADER
 from paddlenlp_galvatron.training.data.source import TrainingData
 from paddlenlp_galvatron.training.data.tokenizer import train_tokenizer
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paddlenlp_galvatron.base.errors import UserError
-from paddlenlp_galvatron.launch.hosts import first_host, is_ipv6, listed_hosts, read_hostfile
+from paddlenlp_galvatron.launch.clusters import first_host, is_ipv6, listed_hosts, read_hostfile
 
 NAMES = st.one_of(st.from_regex(r"[a-z][a-z0-9.-]{0,8}[a-z]", fullmatch=True), st.ip_addresses(v=4).map(str))
 HOSTS = st.lists(NAMES, min_size=1, max_size=6, unique=True)

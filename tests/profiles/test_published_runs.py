@@ -11,7 +11,7 @@ import pytest
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.check.calibration.fit import MeasuredRun, calibrate, cost_of, expected
-from paddlenlp_galvatron.check.calibration.tables import Table, read_table
+from paddlenlp_galvatron.check.calibration.sources import Table, read_table
 from paddlenlp_galvatron.plan import Assumptions, Precision, load_model, uniform_plan
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 
@@ -144,7 +144,7 @@ def test_a_sheet_says_how_fast_published_runs_are(device):
 
 
 @pytest.mark.slow
-def test_over_all_published_rows_the_bound_is_near_reserved_memory_and_regret_is_small():
+def test_over_all_published_rows_the_bound_is_near_reserved_memory():
     """24 runs with room and 29 offloaded ones, of which only the former were fitted to."""
     runs = [run for path in (QWEN3, OFFLOADED, EXPERTS) for run in read_runs(path)]
     reported = [BENCHMARK["figures"](run, load_data_sheet(run.device)) for run in runs]
@@ -153,7 +153,6 @@ def test_over_all_published_rows_the_bound_is_near_reserved_memory_and_regret_is
     assert every["bound_below_reserved"] == 0 and every["bound_over_reserved"] <= 0.07
     assert kept["bound_over_reserved"] <= 0.025 and away["bound_over_reserved"] <= 0.13
     assert every["allocated_mean"] <= 0.015
-    assert every["regret"] <= 0.03 and every["regret_with_offload"] <= 0.06
 
 
 def test_with_several_stages_the_published_memory_is_the_first_ones():

@@ -3,8 +3,7 @@ from pathlib import Path
 import pytest
 
 from paddlenlp_galvatron.training.data.corpus import Corpus, write_dataset
-from paddlenlp_galvatron.training.data.special_tokens import end_of_text
-from paddlenlp_galvatron.training.data.tokenizer import train_tokenizer
+from paddlenlp_galvatron.training.data.tokenizer import end_of_text, train_tokenizer
 
 TEXT = "the cat sat on a mat and saw how 7 dogs ran by the blue sea, où l'été dure\n"
 WORDS = TEXT.split(" ")

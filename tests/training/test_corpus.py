@@ -11,9 +11,8 @@ from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cli.main import main
 from paddlenlp_galvatron.training.data import corpus
 from paddlenlp_galvatron.training.data.corpus import Corpus, Document, find_files, save_tokenizer, write_dataset
-from paddlenlp_galvatron.training.data.special_tokens import end_of_text
 from paddlenlp_galvatron.training.data.text_files import read_lines
-from paddlenlp_galvatron.training.data.tokenizer import load_tokenizer, train_tokenizer
+from paddlenlp_galvatron.training.data.tokenizer import end_of_text, load_tokenizer, train_tokenizer
 
 
 @given(text=st.text(max_size=200))

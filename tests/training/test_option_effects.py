@@ -21,8 +21,7 @@ from paddlenlp_galvatron.base.errors import GalvatronError
 from paddlenlp_galvatron.options.group import canonical_options
 from paddlenlp_galvatron.runtime.batch import samples_of
 from paddlenlp_galvatron.training.data.corpus import Corpus, write_dataset
-from paddlenlp_galvatron.training.data.special_tokens import end_of_text
-from paddlenlp_galvatron.training.data.tokenizer import train_tokenizer
+from paddlenlp_galvatron.training.data.tokenizer import end_of_text, train_tokenizer
 from paddlenlp_galvatron.training.events import Events, Reporters
 from paddlenlp_galvatron.training.inputs import open_data, open_validation
 from paddlenlp_galvatron.training.loop import TrainingLoop, batches_of

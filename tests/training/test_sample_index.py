@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from paddlenlp.data import causal_dataset
 
 from paddlenlp_galvatron.base.errors import UserError
-from paddlenlp_galvatron.training.data import dataset, sample_index
+from paddlenlp_galvatron.training.data import dataset
 from paddlenlp_galvatron.training.data.corpus import Corpus, write_dataset
-from paddlenlp_galvatron.training.data.sample_index import FOLDER, SampleIndex, build_index
+from paddlenlp_galvatron.training.data.dataset import FOLDER, SampleIndex, build_index
 from paddlenlp_galvatron.training.data.source import TrainingData
 
 SEQ, BATCH = 16, 4
@@ -160,14 +160,14 @@ def test_where_no_index_can_be_kept_it_stays_in_memory(prefix, monkeypatch):
     # Others may write there.
     before = {file: file.read_bytes() for file in index_files(prefix)}
     folder.chmod(0o777)
-    monkeypatch.setattr(sample_index, "read_cache", lambda *_: pytest.fail("nobody knows whose index it is"))
+    monkeypatch.setattr(dataset, "read_cache", lambda *_: pytest.fail("nobody knows whose index it is"))
     np.testing.assert_array_equal(first_batch(prefix), expected)
     assert {file: file.read_bytes() for file in index_files(prefix)} == before
     # It is somebody else's.
     folder.chmod(0o755)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    assert sample_index._is_trusted(folder, os.getuid())
-    assert not sample_index._is_trusted(folder, 54321)
+    assert dataset._is_trusted(folder, os.getuid())
+    assert not dataset._is_trusted(folder, 54321)
     # There is no folder, and none can be made; nor is a link followed.
     shutil.rmtree(folder)
     folder.symlink_to("/")

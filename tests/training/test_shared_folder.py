@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("paddle")
 
 from paddlenlp_galvatron.base.errors import UserError
-from paddlenlp_galvatron.training import resume
+from paddlenlp_galvatron.training import run
 
 RANKS = 3
 
@@ -28,15 +28,15 @@ def gathering(monkeypatch):
         meeting.wait(60)
         return everybody
 
-    monkeypatch.setattr(resume, "gather_objects", gather)
-    monkeypatch.setattr(resume, "from_first", lambda engine, mine: gather(engine, mine)[0])
-    monkeypatch.setattr(resume, "VISIBLE_S", 0.5)
+    monkeypatch.setattr(run, "gather_objects", gather)
+    monkeypatch.setattr(run, "from_first", lambda engine, mine: gather(engine, mine)[0])
+    monkeypatch.setattr(run, "VISIBLE_S", 0.5)
 
 
 def faults(folders):
     def check(rank):
         try:
-            resume.require_shared(folders[rank], SimpleNamespace(rank=rank))
+            run.require_shared(folders[rank], SimpleNamespace(rank=rank))
         except UserError as error:
             return str(error)
         return ""

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cli.main import main
-from paddlenlp_galvatron.training.continuation import samples_seen
-from paddlenlp_galvatron.training.data.sample_index import FOLDER
-from paddlenlp_galvatron.training.data.special_tokens import MODEL_FILES, end_of_text, special_tokens
+from paddlenlp_galvatron.training.data.dataset import FOLDER
 from paddlenlp_galvatron.training.data.templates import WholeTemplate
-from paddlenlp_galvatron.training.data.tokenizer import load_tokenizer
+from paddlenlp_galvatron.training.data.tokenizer import MODEL_FILES, end_of_text, load_tokenizer, special_tokens
 from paddlenlp_galvatron.training.data.tuning import RowLayout, TuningData
+from paddlenlp_galvatron.training.inputs import samples_seen
 
 LENGTH, VOCABULARY = 64, 40
 pytestmark = pytest.mark.usefixtures("unlimited")

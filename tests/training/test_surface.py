@@ -18,7 +18,7 @@ from paddlenlp.utils.log import logger
 
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.register import GalvatronTrainer, GalvatronTrainingArguments
-from paddlenlp_galvatron.training.paddlenlp.map_dataset import MapData
+from paddlenlp_galvatron.training.paddlenlp.trainer import MapData
 
 from .test_trainer import MODEL, settings
 

@@ -18,8 +18,8 @@ from paddlenlp.trl import preprocess_preference_data
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cli.planning import with_lengths
 from paddlenlp_galvatron.training.data.conversations import Encoder
+from paddlenlp_galvatron.training.data.dataset import FOLDER
 from paddlenlp_galvatron.training.data.formats import EXAMPLES
-from paddlenlp_galvatron.training.data.sample_index import FOLDER
 from paddlenlp_galvatron.training.data.templates import TurnTemplate, WholeTemplate
 from paddlenlp_galvatron.training.data.tokenizer import load_tokenizer, train_tokenizer
 from paddlenlp_galvatron.training.data.tuning import RowLayout, TuningData, pack

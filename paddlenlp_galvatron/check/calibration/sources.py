@@ -1,19 +1,248 @@
-"""Measured runs of any source: the log of a training with its plan, a validation, or a table (`tables`)."""
+"""Measured runs of any source: the log of a training with its plan, a validation, or a table (CSV), whose
+columns are in docs/en/profile.md."""
 
 from __future__ import annotations
 
+import csv
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ...base.errors import UserError
-from ...base.reading import read_json
-from ...model import ModelShape, load_model
-from ...plan import plan_from_dict, read_plan
+from ...base import GIB_MIB, UserError
+from ...base.reading import read_json, read_text
+from ...model import ModelShape, Recompute, load_model, preset_names
+from ...model.shape import flops_per_token
+from ...plan import Assumptions, DataParallel, Plan, Precision, plan_from_dict, read_plan, uniform_plan
+from ...plan.uniform import even_stages
+from ...profiles.data_sheet import Stack, load_data_sheet, sheets_named
 from ...report.measured import WARM_UP_STEPS, stage_peaks_mib
 from ..run_log import is_time, steps_under
-from .fit import MeasuredRun
-from .tables import Table, read_table
+from .fit import MeasuredRun, expected
+
+Row = Mapping[str, str]  # an absent column is empty
+NEEDED = {"source", "model", "gpus"}
+RECOMPUTE = {"none": Recompute.NONE, "full": Recompute.FULL, "core_attn": Recompute.ATTENTION}
+RECOMPUTE["norm+act"] = Recompute.NORMS  # and the activation between an expert's products
+ZERO = {"none": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp": 3}
+# ZeRO-1 is our zero2 whose gradients are reduced once a step: they are whole, and the optimizer's states are sharded.
+DEFAULT_DP_TYPES = (DataParallel.DDP, DataParallel.ZERO2, DataParallel.ZERO2, DataParallel.DDP)
+SECOND = "selective layer"  # recompute of every second layer
+# Columns of words, by their values; the first one where the cell is empty.
+WORDS = {
+    "zero": tuple(ZERO),
+    "recompute": (*RECOMPUTE, SECOND),
+    "attention": ("flash", "triton", "unfused", "plain"),
+    "kernels": ("fused", "plain"),
+    "cp_kind": ("gather", "ring", "ulysses"),
+    "gathers": ("again", "kept"),
+    "loss": ("plain", "fused"),
+    "stack": ("", *Stack),
+    "gpt": ("0", "1"),
+    **dict.fromkeys(("sp", "grad32", "tied", "overlap"), ("1", "0")),
+}
+POSITIVE = re.compile(  # columns of sizes, and of measurements
+    "gpus|tp|pp|vpp|cp|ep|seq|mbs|gbs|layers|hidden|ffn|heads|kv|vocab|lora_rank|sharding_group|network"
+    "|step_s|tok_s_gpu|tflops_gpu|peak_gib_(alloc|reserved)"
+)
+# Speed of FlashAttention in Triton over that of FlashAttention-2, which is 1.3 to 2.5 times as fast (arXiv:2307.08691,
+# section 4.1).
+TRITON = 0.55
+# Bytes of a score that attention without flash writes and reads again: of softmax, dropout and its mask with Megatron's
+# fused softmax; of scores, scaled, masked, softmax and dropout with single kernels, in 16 bits each.
+SCORE_BYTES = {"unfused": 5, "plain": 10}
+
+
+@dataclass
+class Table:
+    """Runs of a file."""
+
+    runs: list[MeasuredRun] = field(default_factory=list)
+    skipped: list[tuple[str, str]] = field(default_factory=list)  # name of a row, and what it needs
+
+
+class _Unpriced(Exception):
+    """A row needs something that the planner does not have, or that the row does not say."""
+
+
+def read_table(path: Path, device: str | None = None) -> Table:
+    """All rows of a file, or those of a `device`, given by its data sheet. Raises UserError for a file that is no such
+    table."""
+    reader = csv.DictReader(read_text(path).splitlines(), restval="")
+    rows = list(reader)
+    if not rows or not NEEDED.issubset(rows[0]):
+        raise UserError(f"{path}: no table of measured runs: lacks the columns source, model and gpus")
+    table = Table()
+    for number, row in enumerate(rows, 2):
+        if None in row:
+            raise UserError(f"{path}: line {number}: has more cells than the table has columns; correct the row")
+        cells = _Cells({column.removeprefix("x_"): value for column, value in row.items() if value})
+        name = f"{cells['model']} ({cells['source']})"
+        try:
+            for column, value in cells.items():
+                if POSITIVE.fullmatch(column) and not 0 < float(value) < inf:
+                    raise ValueError(f"{column} is {value}, which must be above 0")
+            run = _run_of(cells)
+            run = replace(run, device=_sheet_of(run.device, device))
+            expected(run, load_data_sheet(run.device))
+            table.runs.append(run)
+        except _Unpriced as needs:
+            table.skipped.append((name, str(needs)))
+        except UserError as error:
+            table.skipped.append((name, f"a plan that can run here: {error}"))
+        except ValueError as error:
+            raise UserError(f"{path}: line {number} ({name}): {error}; correct the row") from None
+    return table
+
+
+class _Cells(dict[str, str]):
+    """The cells of a row by column. Raises _Unpriced for a word that the planner does not have."""
+
+    def __missing__(self, column: str) -> str:
+        return ""
+
+    def word(self, column: str) -> str:
+        word = self[column] or WORDS[column][0]
+        if word not in WORDS[column]:
+            raise _Unpriced(f"{column} {word}")
+        return word
+
+    def number(self, column: str) -> int | None:
+        return int(self[column]) if self[column] else None
+
+
+def _run_of(row: _Cells) -> MeasuredRun:
+    if row["precision"] not in ("bf16", "fp16"):
+        raise _Unpriced(f"precision {row['precision'] or '(not published)'}")
+    if not (row["mbs"] and row["gbs"] and row["seq"]):
+        raise _Unpriced("sizes of batch, micro-batch and sample, which its source does not publish")
+    recompute, attention = row.word("recompute"), row.word("attention")
+    flash, megatron_sp = attention in ("flash", "triton"), row.word("sp") == "1"
+    fused = flash and row.word("kernels") == "fused"
+    zero = ZERO[row.word("zero")]
+    assumed = Assumptions(
+        megatron_sp,
+        Precision(row["precision"]),
+        zero < 3,
+        int(row["seq"]),
+        fp32_gradients=row.word("grad32") == "1",
+        flash_attention=flash,
+        fused_rope=fused,
+        fused_rms_norm=fused,
+    )
+    shape = _shape(row)
+    plan = _plan(row, shape, assumed, zero)
+    layers = (
+        Recompute.FULL if recompute == SECOND and number % 2 else RECOMPUTE.get(recompute, Recompute.NONE)
+        for number in range(shape.layers)
+    )
+    plan = replace(
+        plan, layers=tuple(replace(layer, recompute=parts) for layer, parts in zip(plan.layers, layers, strict=True))
+    )
+    stack = row.word("stack")
+    return MeasuredRun(
+        row["model"],
+        row["source"],
+        row["device"],
+        shape,
+        plan,
+        _step_s(row, shape, plan),
+        float(row["peak_gib_alloc"]) * GIB_MIB if row["peak_gib_alloc"] else None,
+        float(row["peak_gib_reserved"]) * GIB_MIB if row["peak_gib_reserved"] else None,
+        adapter_rank=row.number("lora_rank"),
+        kept_bytes=None if flash else _unfused_kept_bytes(shape, megatron_sp, SCORE_BYTES[attention]),
+        imbalance=1.0,  # benchmarks force an even load
+        stack=Stack(stack) if stack else None,
+        attention_speed=TRITON if attention == "triton" else 1.0,
+        network=float(row["network"]) if row["network"] else None,
+        keeps_gathered=row.word("gathers") == "kept",
+        loss_in_place=row.word("loss") == "fused",
+        overlaps=row.word("overlap") == "1",
+        keeps_keys=row.word("cp_kind") == "gather",
+    )
+
+
+def _plan(row: _Cells, shape: ModelShape, assumed: Assumptions, zero: int) -> Plan:
+    gpus, batch = int(row["gpus"]), int(row["gbs"])
+    tp, pp, chunks, cp, ep = (row.number(name) or 1 for name in ("tp", "pp", "vpp", "cp", "ep"))
+    if not (ranks := gpus // (tp * pp * cp)):
+        raise _Unpriced(f"{tp * pp * cp} gpus for its tp x pp x cp, and has {gpus}")
+    sharding = row.number("sharding_group")
+    if ulysses := row.word("cp_kind") == "ulysses" and tp == 1:
+        tp, cp = cp, 1
+    plan = uniform_plan(
+        layers=shape.layers,
+        dense_layers=shape.dense_layers,
+        world_size=gpus,
+        pp_deg=pp,
+        global_tp_deg=tp,
+        vocab_tp=tp,
+        use_ulysses=ulysses,
+        global_train_batch_size=batch,
+        chunks=batch // (ranks * int(row["mbs"])),
+        default_dp_type=DEFAULT_DP_TYPES[zero],
+        sdp=zero == 3,
+        global_ep_deg=ep,
+        global_cp_deg=cp,
+        global_sharding_deg=sharding if zero and sharding and sharding < ranks else None,
+        assumed=assumed,
+    )
+    return replace(plan, stages=even_stages(shape.layers, pp * chunks), chunks=chunks)
+
+
+def _sheet_of(device: str, asked: str | None) -> str:
+    """The data sheet of a device as a table names it, such as A100-80G: `asked`, by its name or its file's, else one
+    that ships."""
+    sheet, file = (load_data_sheet(asked), Path(asked)) if asked else (None, None)
+    if asked and sheet and file and (not device or sheet.is_named(device) or device in (file.name, file.stem)):
+        return asked
+    sheets = sheets_named(device)
+    if len(sheets) != 1:
+        needed = f"a data sheet of {device or 'its device, which is not published'}"
+        raise _Unpriced(needed + (f"; that of {asked} is called {sheet.name}" if sheet else ""))
+    if sheet:
+        raise _Unpriced(f"--device {sheets[0]}")
+    return sheets[0]
+
+
+def _step_s(row: Row, shape: ModelShape, plan: Plan) -> float:
+    if row["step_s"]:
+        return float(row["step_s"])
+    seq = plan.assumed.seq_length or 0
+    tokens = plan.global_batch * seq / plan.world_size
+    if row["tok_s_gpu"]:
+        return tokens / float(row["tok_s_gpu"])
+    if row["tflops_gpu"]:
+        return tokens * flops_per_token(shape, seq) / float(row["tflops_gpu"]) / 1e12
+    raise _Unpriced("a speed")
+
+
+def _shape(row: _Cells) -> ModelShape:
+    """A preset, also with fewer layers: mixtral-8x7b (16 layers); or the shape listed. A plain MLP counts as a gated
+    one of 2/3 of its width: with as many weights and operations."""
+    if not row["layers"]:
+        name, _, layers = row["model"].lower().partition(" (")
+        count = re.fullmatch(r"(\d+) layers\)", layers)
+        if name not in preset_names() or bool(layers) != bool(count):
+            raise _Unpriced(f"the model {row['model']}, which is no preset")
+        return load_model(name).having(int(count[1]), 0) if count else load_model(name)
+    hidden, heads, tp = int(row["hidden"]), int(row["heads"]), row.number("tp") or 1
+    width = row.number("ffn") or 4 * hidden
+    inner = round(2 * width / 3 / tp) * tp if row.word("gpt") == "1" or not row["ffn"] else width
+    sizes = int(row["layers"]), hidden, inner, heads, row.number("kv") or heads, int(row["vocab"]), int(row["seq"])
+    return ModelShape(row["model"], "llama", *sizes, tied_embeddings=row.word("tied") == "1")
+
+
+def _unfused_kept_bytes(shape: ModelShape, megatron_sp: bool, score: int) -> Callable[[int, int], float]:
+    """Activation bytes of a layer of GPT without flash attention, with dropout, a token and rank: Korthikanti et al.
+    (arXiv:2205.05198), table 2, at a width of two bytes. Norms and dropouts are split with Megatron-SP alone.
+    `score`: bytes of each pair of tokens and head."""
+    whole = 0 if megatron_sp else 10
+    return lambda seq, tp: shape.hidden_size * (whole + (34 - whole) / tp) + score * shape.heads * seq / tp
+
 
 FEWEST = 3  # steps behind those that warm up
 
@@ -25,13 +254,13 @@ def read_runs(source: Path, plan: Path | None, model: str | None, device: str | 
     if device is None:
         raise UserError(f"device: {source} does not name it; give the data sheet to start from, such as h100")
     if source.suffix == ".json":
-        return Table(_of_validation(source, _shape(model, source), device))
+        return Table(_of_validation(source, _model_of(model, source), device))
     if plan is None:
         raise UserError(f"plan: missing; {source} is a training's log, so name the plan that it ran by --plans")
     return Table([_of_log(source, plan, model, device)])
 
 
-def _shape(model: str | None, source: Path) -> ModelShape:
+def _model_of(model: str | None, source: Path) -> ModelShape:
     if model is None:
         raise UserError(f"model_size: missing, and {source} names no model; give --model_size")
     return load_model(model)
@@ -42,7 +271,7 @@ def _of_log(source: Path, plan_path: Path, model: str | None, device: str) -> Me
     searched: dict[str, Any] = plan.metadata.get("searched_from") or {}
     asked = searched.get("model_options")
     named = asked.get("model_size") if isinstance(asked, dict) else searched.get("model")
-    shape = _shape(model or (str(named) if named else None), plan_path)
+    shape = _model_of(model or (str(named) if named else None), plan_path)
     records = steps_under(plan, source)
     settled = records[WARM_UP_STEPS:]
     if len(settled) < FEWEST:

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...base import MIB, UserError, gib
-from ...base.locking import locked
 from ...base.processor import AVX512
 from ...base.reading import read_json
+from ...base.writing import locked
+from ...launch.clusters import read_hostfile
 from ...launch.gpus import FLASH_VERSION, HOPPER, THIRD, few_cores
-from ...launch.hosts import read_hostfile
 from ...launch.nodes import LOOPBACK, Nodes
 from ...plan import find_faults, read_plan
 from ...profiles import ProfileFile

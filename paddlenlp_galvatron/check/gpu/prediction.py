@@ -1,21 +1,29 @@
-"""The part that profiles this node and compares predictions of four plans with measurements."""
+"""The parts that compare measured steps: with predictions from a profile of this node, and with PaddleNLP's own Trainer
+on the same model, weights and batches, in alternating steps."""
 
 from __future__ import annotations
 
+import json
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import Any
+from unittest import mock
 
 from ...base import MIB, gib
 from ...base.writing import write_text
 from ...cost_model import CostModel, load
 from ...cost_model.traffic import step_traffic_bytes
+from ...launch.processes import LaunchError
 from ...measure.journal import Journal
 from ...measure.launcher import run_ranks
 from ...measure.options import HardwareOptions, ModelRun, PointOptions, runnable_degrees
 from ...plan import ModelShape, Plan, Precision, plan_to_dict, uniform_plan
 from ...profiles import Shape
+from ...training.recipe import Recipe
 from ..findings import Finding
 from ..validation.accuracy import outcome_of
 from ..validation.validate import WORKER, visits_in
@@ -26,7 +34,7 @@ from .setting import Setting
 # Half a billion weights: 10 GiB with their states on one GPU. On CPU: as large as its tensors must be to fill memory.
 GPU_MODEL = ModelShape("check", "llama", 8, 2048, 5632, 16, 16, 32_000, 2048)
 CPU_MODEL = ModelShape("check", "llama", 4, 256, 704, 8, 8, 2000, 64)
-STEPS = 5
+STEPS = 5  # measured ones
 LEAST_MEMORY, MOST_MEMORY = 0.75, 1.05  # measured / predicted
 PROFILE_SHARE = 0.25  # of the part's time, for either profile
 CPU_PROFILE_S = 10.0  # for either
@@ -125,3 +133,45 @@ def _compare(setting: Setting, name: str, plan: Plan, costs: CostModel, visit: V
         for kind in sorted({*expected, *counted})
     )
     yield setting.found(f"{name}: bytes", counted == expected, figures or "none")
+
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"  # of a checkout, with replacements for PaddleNLP's GPU-only parts
+WARM_UP = 2  # steps
+TOLERANCE = 0.03  # of a step's time: two medians of five steps differ by as much
+
+
+def stock(setting: Setting) -> Iterator[Finding]:
+    """Compare our step's time with PaddleNLP's, for plans that it can express."""
+    if not BENCHMARKS.exists():
+        yield setting.skipped("PaddleNLP's Trainer", "it needs the folder benchmarks of a checkout of this project")
+        return
+    shape = GPU_MODEL if setting.on_gpus else CPU_MODEL
+    plans = small_plans(shape, setting.ranks, setting.on_gpus)
+    for name in (name for name in plans if name not in ("recompute", "zero3")):
+        if setting.left_s <= 0:
+            yield setting.no_time(name)
+            continue
+        given_s = setting.launch_s
+        try:
+            yield _compared(setting, name, plans[name], shape)
+        except LaunchError as error:
+            yield setting.ended(name, str(error), given_s)
+    if setting.ranks == 1:
+        yield setting.skipped("tensor parallel and two stages", "they need 2 ranks or more")
+
+
+def _compared(setting: Setting, name: str, plan: Plan, shape: ModelShape) -> Finding:
+    folder = setting.folder / name.replace(" ", "-")
+    folder.mkdir(parents=True)
+    recipe = Recipe(learning_rate=3e-4, weight_decay=0.01, lr_scheduler_type="constant")
+    job = {"plan": plan_to_dict(plan), "shape": asdict(shape), "recipe": recipe.model_dump()}
+    (folder / "job.json").write_text(json.dumps(job | {"steps": WARM_UP + STEPS}))
+    paths = os.pathsep.join(filter(None, [str(BENCHMARKS), os.environ.get("PYTHONPATH")]))
+    with mock.patch.dict(os.environ, PYTHONPATH=paths):
+        setting.launch("runtime_worker", folder / "job.json", folder / "result.json", logs=folder)
+    result = json.loads((folder / "result.json").read_text())
+    ours_ms, other_ms = (median(result[side]["steps_ms"][WARM_UP:]) for side in ("ours", "other"))
+    losses = zip(result["ours"]["losses"], result["other"]["losses"], strict=True)
+    apart = max(abs(ours - other) for ours, other in losses)
+    figures = f"{ours_ms:.1f} ms, PaddleNLP {other_ms:.1f} ms: {ours_ms / other_ms:.2f}; losses differ by {apart:.0e}"
+    return setting.found(name, ours_ms <= (1 + TOLERANCE) * other_ms if setting.on_gpus else None, figures)

@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...base.errors import GalvatronError, UserError
-from ...base.locking import LOCK
 from ...base.reading import read_json
-from ...base.writing import whole_file, write_text
+from ...base.writing import LOCK, whole_file, write_text
 from ...launch.processes import Device
 from ..doctor import Files, Machine, examine
 from ..findings import Finding, Outcome, findings_json, outcome_of
-from . import faults, kernels, overlap, parity, prediction, stock
+from . import faults, kernels, parity, prediction
 from .setting import PARTS as NAMES
 from .setting import Part, Setting
 
@@ -49,9 +48,9 @@ PARTS = {
     "memory": Timed(faults.memory, 0.3),
     "later": Timed(faults.later, 0.3),
     "waits": Timed(faults.waits, 0.3),
-    "overlap": Timed(overlap.overlap, 0.3),
+    "overlap": Timed(faults.overlap, 0.3),
     "prediction": Timed(prediction.prediction, 0.7),
-    "stock": Timed(stock.stock, 1.0),
+    "stock": Timed(prediction.stock, 1.0),
 }
 assert tuple(PARTS) == NAMES  # named where Paddle is not imported yet
 
@@ -81,20 +80,20 @@ def check(parts: Sequence[str], most_ranks: int, device: Device, folder: Path, s
 
 def _found(setting: Setting) -> Iterator[Finding]:
     """Findings of a part, each with its time."""
-    since, findings = time.monotonic(), PARTS[setting.part].run(setting)
-    while True:
-        try:
-            finding = next(findings, None)
-        except GalvatronError as error:
-            finding, findings = setting.ended("all of it", str(error), time.monotonic() - since), iter(())
-        except Exception as error:  # of Paddle, of the driver: the others are still to be seen
-            (setting.folder / "error.txt").write_text(traceback.format_exc())
-            finding, findings = setting.found("all of it", False, f"{type(error).__name__}: {error}"), iter(())
-        if finding is None:
-            return
-        now = time.monotonic()
-        yield replace(finding, seconds=round(now - since, 1))
-        since = now
+    since = time.monotonic()
+
+    def timed(finding: Finding) -> Finding:
+        return replace(finding, seconds=round(time.monotonic() - since, 1))
+
+    try:
+        for finding in PARTS[setting.part].run(setting):
+            yield timed(finding)
+            since = time.monotonic()
+    except GalvatronError as error:
+        yield timed(setting.ended("all of it", str(error), time.monotonic() - since))
+    except Exception as error:  # of Paddle, of the driver: the others are still to be seen
+        (setting.folder / "error.txt").write_text(traceback.format_exc())
+        yield timed(setting.found("all of it", False, f"{type(error).__name__}: {error}"))
 
 
 def write_result(folder: Path, device: Device, findings: Sequence[Finding]) -> Outcome:

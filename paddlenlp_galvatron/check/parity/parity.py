@@ -269,7 +269,11 @@ def check_parity(cases: Sequence[Case], timeout_s: float = 300, device: Literal[
 def write_cases(folder: Path, cases: Sequence[Case]) -> None:
     """Send the training cases to the ranks of a launch of WORKER, whose arguments are the folder and the number of the
     first case to train, 0 where it is not given."""
-    (folder / "cases.json").write_text(json.dumps([_to_dict(case) for case in cases]))
+    written = []
+    for case in cases:
+        run = {name: value for name, value in vars(case).items() if name not in ("plan", "shape")}
+        written.append({"plan": plan_to_dict(case.plan), "shape": asdict(case.shape), "run": run})
+    (folder / "cases.json").write_text(json.dumps(written))
 
 
 def compare(folder: Path, cases: Sequence[Case]) -> list[Parity]:
@@ -279,16 +283,9 @@ def compare(folder: Path, cases: Sequence[Case]) -> list[Parity]:
 
 def read_cases(folder: Path) -> list[Case]:
     """The cases that `write_cases` left for the ranks."""
-    return [_from_dict(item) for item in json.loads((folder / "cases.json").read_text())]
-
-
-def _from_dict(item: dict[str, Any]) -> Case:
-    return Case(plan_from_dict(item["plan"]), TypeAdapter(ModelShape).validate_python(item["shape"]), **item["run"])
-
-
-def _to_dict(case: Case) -> dict[str, Any]:
-    run = {name: value for name, value in vars(case).items() if name not in ("plan", "shape")}
-    return {"plan": plan_to_dict(case.plan), "shape": asdict(case.shape), "run": run}
+    shape_of = TypeAdapter(ModelShape).validate_python
+    items = json.loads((folder / "cases.json").read_text())
+    return [Case(plan_from_dict(item["plan"]), shape_of(item["shape"]), **item["run"]) for item in items]
 
 
 def compare_case(folder: Path, case: Case, index: int) -> Parity:

@@ -16,8 +16,7 @@ from ...cost_model.facts import TIME, layouts_ms, part_ms
 from ...cost_model.traffic import step_traffic_bytes
 from ...plan import ModelShape, Plan
 from ...profiles.reserve import Reserve
-from .options import ValidateOptions
-from .work import MeasuredRun, key_of
+from .work import MeasuredRun, ValidateOptions, key_of
 
 TERMS = {key: name for key, name in TIME.items() if key not in ("vocabulary", "experts")} | {
     "waiting": "waiting for a neighbouring stage",

@@ -16,9 +16,8 @@ from ...measure.journal import Journal
 from ...measure.launcher import PROGRESS, meta_of_rank
 from ...plan import Assumptions, ModelShape, Plan, load_model, plan_to_dict, read_plan, require_valid
 from .accuracy import Accuracy, Outcome, outcome_of
-from .options import ValidateOptions
 from .plans import sample_plans
-from .work import FILE, JOURNAL, MeasuredRun, Visit, Work, key_of, visit_of
+from .work import FILE, JOURNAL, MeasuredRun, ValidateOptions, Visit, Work, key_of, visit_of
 
 METHOD = 6  # how a step is measured: raised when that changes
 WORKER = f"{__package__}.worker"
@@ -132,12 +131,9 @@ class Validation:
         return Journal.open(self.options.output, JOURNAL, self.identity, rank=0, world_size=1, fresh=fresh)
 
     def _missing(self) -> list[Plan]:
-        visits_of_plan = visits_in(self._journal())
-
-        def is_done(visits: list[Visit]) -> bool:
-            return len(visits) >= self.options.visits or any(visit.failed for visit in visits)
-
-        return [plan for plan in self.kinds if not is_done(visits_of_plan.get(key_of(plan), []))]
+        visits_of_plan, enough = visits_in(self._journal()), self.options.visits
+        visits = {plan: visits_of_plan.get(key_of(plan), []) for plan in self.kinds}
+        return [plan for plan, own in visits.items() if len(own) < enough and not any(visit.failed for visit in own)]
 
     def accuracy(self) -> Accuracy:
         """Accuracy over the plans that ran. Raises UserError where none did."""

@@ -17,7 +17,7 @@ from ...measure.journal import Journal
 from ...measure.launcher import report_progress
 from ...measure.stopwatch import Stopwatch
 from ...model.lora import Adapters
-from ...plan import Plan
+from ...plan import Plan, plan_from_dict
 from ...report.measured import scalars_bytes
 from ...runtime import device
 from ...runtime.collectives import forget_traffic
@@ -40,7 +40,7 @@ def main() -> None:
     rank, world_size = start_world()
     journal = Journal.open(work.output, JOURNAL, work.identity, rank, world_size, fresh=False)
     stopwatch = Stopwatch(world_size, work.ranks_per_node, budget_ms=0, time_budget_s=work.seconds)
-    groups, plans = Groups(rank), work.read_plans()
+    groups, plans = Groups(rank), [plan_from_dict(fields) for fields in work.plans]
     gc.freeze()  # a collection after a plan takes 0.2 s where it looks through all imports, too
     for done, (number, plan) in enumerate(product(range(work.visits), plans)):
         if stopwatch.is_late():

@@ -17,8 +17,8 @@ from ...base.reading import parse_json, read_json
 from ...model import config_of, shape_from_config
 from ...model.unsupported import MTP_COUNTS
 from ...plan import ModelShape
-from ..data.special_tokens import TOKENIZER_CONFIG
 from ..data.templates import PADDLENLP, Template, TurnTemplate
+from ..data.tokenizer import TOKENIZER_CONFIG
 from .weight_files import CONFIG
 
 # Names of files in transformers and PaddleNLP; some models and tokenizers bring their own code.

@@ -8,6 +8,7 @@ Vectors are matrices of one column. `transfers` are the copies from a stored pie
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -149,6 +150,11 @@ def from_first(engine: Engine, item: Any) -> Any:
     if engine.plan.world_size > 1:
         dist.broadcast_object_list(shared, src=0)
     return shared[0]
+
+
+def print_rank_0(engine: Engine, text: str) -> None:
+    if engine.rank == 0:
+        sys.stderr.write(f"{text}\n")
 
 
 def load(checkpoint: Checkpoint, engine: Engine, optimizer: Any) -> None:

@@ -14,10 +14,9 @@ from typing import NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
-from ...base import UserError, shortened
-from ...base.locking import locked
+from ...base import UserError, reported, shortened
 from ...base.reading import parse_json, read_text
-from ...base.writing import make_folder, to_disk, whole_file, write_text
+from ...base.writing import locked, make_folder, to_disk, whole_file, write_text
 from .dataset import dataset_files
 from .text_files import (
     COMPRESSED_SUFFIXES,
@@ -178,25 +177,22 @@ def write_dataset(
     """
     bin_file, idx_file = dataset_files(prefix)
     files = [file for file in (bin_file, idx_file, tokenizer_file) if file]
-    try:
-        with _new_only_if_done(prefix.parents):
-            make_folder(prefix.parent)
-            with (
-                locked(prefix, file=prefix.with_name(f".{prefix.name}.lock")),
-                _new_only_if_done(files),
-                whole_file(idx_file) as new_idx,  # gets its name last
-                whole_file(bin_file) as new_bin,
-            ):
-                if tokenizer_file:
-                    _require_same(tokenizer, tokenizer_file)
-                tokenised = _tokenised(documents, tokenizer, encode if tokenizer_file else encode_limited)
-                written = _write(tokenised, Path(new_bin.name), Path(new_idx.name), largest_id(tokenizer), end)
-                if tokenizer_file:
-                    save_tokenizer(tokenizer, tokenizer_file)
-                idx_file.unlink(missing_ok=True)  # never an old index with new data
-                to_disk(prefix.parent)
-    except OSError as error:
-        raise UserError(f"{prefix}: cannot be written: {error.strerror}") from None
+    with reported(f"{prefix}: cannot be written"), _new_only_if_done(prefix.parents):
+        make_folder(prefix.parent)
+        with (
+            locked(prefix, file=prefix.with_name(f".{prefix.name}.lock")),
+            _new_only_if_done(files),
+            whole_file(idx_file) as new_idx,  # gets its name last
+            whole_file(bin_file) as new_bin,
+        ):
+            if tokenizer_file:
+                _require_same(tokenizer, tokenizer_file)
+            tokenised = _tokenised(documents, tokenizer, encode if tokenizer_file else encode_limited)
+            written = _write(tokenised, Path(new_bin.name), Path(new_idx.name), largest_id(tokenizer), end)
+            if tokenizer_file:
+                save_tokenizer(tokenizer, tokenizer_file)
+            idx_file.unlink(missing_ok=True)  # never an old index with new data
+            to_disk(prefix.parent)
     return written
 
 

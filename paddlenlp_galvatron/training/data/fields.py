@@ -228,13 +228,9 @@ def message_of(entry: object, field: str, unread: list[str]) -> LineMessage:
             refuse(key, value, f"{field}.")
         if key not in ("role", "content", *OF_TEMPLATES) and not changes_learning(key) and value not in NOTHING:
             unread.append(f"messages.{key}")
-    return LineMessage(with_objects(message, field), field, role == ANSWERS and learns is not False)
-
-
-def with_objects(message: Message, field: str) -> Message:
-    """The message, with an object where the arguments of a call are an empty text. Raises UserError: they are another
-    text that is no JSON object."""
-    return _with_arguments(message, lambda arguments: (_arguments(arguments, field) and arguments) or {})
+    # An object where the arguments of a call are an empty text; another text that is no JSON object is refused.
+    message = _with_arguments(message, lambda arguments: (_arguments(arguments, field) and arguments) or {})
+    return LineMessage(message, field, role == ANSWERS and learns is not False)
 
 
 def in_its_form(template: Template, messages: Sequence[Message], context: Mapping[str, Any]) -> list[Message]:

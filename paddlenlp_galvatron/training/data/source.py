@@ -12,7 +12,7 @@ import numpy as np
 from fast_dataindex import helpers
 from numpy.typing import NDArray
 
-from ...base.errors import UserError
+from ...base.errors import UserError, reported, within
 from ...runtime.batch import IGNORED_LABEL, Batch, Samples
 from .dataset import SPLITS, DataSet, Split
 
@@ -182,11 +182,9 @@ class TrainingData(BatchSource):
 
     def rows(self, step: int, rows: Sequence[int]) -> NDArray[np.int64]:
         first = self.first_sample(step)
-        try:
+        with within(f"{self._step} {step}"):
             samples = [self._sample(first + row) for row in rows]
-            return np.stack(samples) if samples else np.empty((0, self._seq_length + 1), np.int64)
-        except UserError as error:
-            raise UserError(f"{self._step} {step}: {fault}" for fault in error.faults) from None
+        return np.stack(samples) if samples else np.empty((0, self._seq_length + 1), np.int64)
 
     def _sample(self, number: int) -> NDArray[np.int64]:
         which, order = 0, self._order
@@ -214,7 +212,7 @@ class BlendPart(NamedTuple):
 def parse_data(data: str) -> list[BlendPart]:
     """Parses PaddleNLP's `input_dir`: a data set, a folder of them, or weights and paths. Raises UserError."""
     path, words = Path(data), data.split()
-    try:
+    with reported(f"data: {data}: cannot be read"):
         if path.is_dir():
             inside = [BlendPart(1.0, file.with_suffix("")) for file in sorted(path.glob("*.idx"))]
             if not inside:
@@ -224,8 +222,6 @@ def parse_data(data: str) -> list[BlendPart]:
             return inside
         if len(words) == 1 or path.with_name(f"{path.name}.idx").is_file():
             return [BlendPart(1.0, path)]
-    except OSError as error:
-        raise UserError(f"data: {data}: cannot be read: {error.strerror}") from None
     try:
         parts = [BlendPart(float(weight), Path(name)) for weight, name in zip(words[::2], words[1::2], strict=True)]
     except ValueError:

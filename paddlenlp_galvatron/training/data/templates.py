@@ -25,7 +25,7 @@ from jinja2.utils import missing
 from ...base import UserError, shortened
 from ...base.process import limited
 from ...base.reading import read_bytes, read_json, read_text
-from .special_tokens import TOKENIZER_CONFIG, special_tokens
+from .tokenizer import TOKENIZER_CONFIG, special_tokens
 
 PADDLENLP = "chat_template.json"
 JINJA = "chat_template.jinja"

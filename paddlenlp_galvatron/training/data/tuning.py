@@ -19,17 +19,16 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base import UserError, count, shortened
+from ...base import UserError, count, reported, shortened
 from ...base.reading import LargeFile
 from ...options.prices import Packing
 from ...runtime.batch import IGNORED_LABEL, Samples
 from .conversations import Encoder, PairEncoder
-from .sample_index import FOLDER, cached_arrays
+from .dataset import FOLDER, cached_arrays
 from .source import InPasses
-from .special_tokens import end_of_text
 from .templates import open_template
 from .text_files import JSON_SUFFIXES, decompressed_name, look, require_no_copies
-from .tokenizer import load_tokenizer
+from .tokenizer import end_of_text, load_tokenizer
 
 LAYOUT = 3  # of the cached rows; another number makes them again
 NAMES = {"train": "train", "valid": "dev"}  # split -> file or folder, as PaddleNLP calls them
@@ -93,10 +92,8 @@ def tuning_files(data: Path, split: str) -> TuningFiles:
 
 def _listed(folder: Path) -> list[Path]:
     """Raises UserError."""
-    try:
+    with reported(f"dataset_name_or_path: {folder}: cannot be read"):
         return sorted(folder.iterdir()) if folder.is_dir() else []
-    except OSError as error:
-        raise UserError(f"dataset_name_or_path: {folder}: cannot be read: {error.strerror}") from None
 
 
 def _left_out(file: Path) -> str | None:
