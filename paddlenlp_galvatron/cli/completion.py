@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
+from jinja2 import Template
 from pydantic.fields import FieldInfo
 
 from paddlenlp_galvatron.base.printing import say
@@ -19,23 +21,7 @@ from .main import COMMANDS, commands
 
 app = App()
 
-BASH = """_galvatron() {{
-    local word="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}" command="${{COMP_WORDS[1]}}"
-    [ "$COMP_CWORD" -gt 2 ] && command="$command ${{COMP_WORDS[2]}}"
-    local words
-    case "$command $before" in
-{values}
-        *) words="" ;;
-    esac
-    [ -z "$words" ] && case "$command" in
-{cases}
-        *) words="" ;;
-    esac
-    [ "$COMP_CWORD" = 1 ] && words="{commands}"
-    COMPREPLY=($(compgen -W "$words" -- "$word"))
-    [ -z "$COMPREPLY" ] && COMPREPLY=($(compgen -f -- "$word"))
-}}
-complete -o filenames -F _galvatron galvatron"""
+BASH = Path(__file__).with_name("completion.bash.jinja")
 ZSH = "autoload -U +X bashcompinit && bashcompinit\n"  # zsh then takes bash's completions
 
 
@@ -62,7 +48,8 @@ def completion(values: dict[str, Any]) -> None:
         pattern = "|".join(f'"{command}"*" --{name}"' for name in names) or pattern
         cases[bool(names)].append(f'        {pattern}) words="{" ".join(words)}" ;;')
     values_of, options_of = ("\n".join(cases[kind]) for kind in (True, False))
-    script = BASH.format(cases=options_of, values=values_of, commands=" ".join(COMMANDS))
+    template = Template(BASH.read_text())
+    script = template.render(cases=options_of, values=values_of, commands=" ".join(COMMANDS))
     say((ZSH if shell == "zsh" else "") + script)
 
 

@@ -24,23 +24,9 @@ from .command import EXIT_CODES, App, Command
 WIDEST = 120  # columns; where there is no terminal, too
 KINDS = {int: "<int>", float: "<float>", Path: "<path>"}  # names of values; others are text
 EXAMPLES: dict[str, str] = read_json(Path(__file__).with_name("examples.json"))  # by command
-COMMON, SPACE, PROFILES, OUTPUT, OTHERS = "Common", "Space", "Profiles", "Output", "Options"
-FIRST, LAST = (COMMON, SPACE, PROFILES), OUTPUT
-PANELS = {  # options by name -> panel, before that of their group
-    **dict.fromkeys(("model_size", "model", "galvatron_config_path", "plan", "device", "gpus", "analytic"), COMMON),
-    **dict.fromkeys(("num_nodes", "num_gpus_per_node", "world_size", "nproc", "memory_constraint"), COMMON),
-    **dict.fromkeys(("seq_length", "settle_bsz", "global_train_batch_size", "mixed_precision", "task"), COMMON),
-    **dict.fromkeys(("input_dir", "max_steps", "load", "dry_run", "profiles"), COMMON),
-    **dict.fromkeys(("search_space", "fine_grained_mode", "sp_space", "recompute_parts", "embed_sdp"), SPACE),
-    **dict.fromkeys(("tp_consec", "pipeline_type", "default_dp_type", "max_tp_deg", "max_sp_deg"), SPACE),
-    **dict.fromkeys(("max_cp_deg", "max_pp_deg", "max_virtual_pp_deg", "settle_chunk"), SPACE),
-    **{f"disable_{name}": SPACE for name in ("dp", "sdp", "tp", "sp", "cp", "pp", "ckpt", "vtp")},
-    **dict.fromkeys(("profile_mode", "time_profile_mode", "memory_profile_mode", "profile_dialect"), PROFILES),
-    **dict.fromkeys(("time_profiling_path", "memory_profiling_path", "allreduce_bandwidth_config_path"), PROFILES),
-    **dict.fromkeys(("p2p_bandwidth_config_path", "overlap_coe_path", "sp_time_path"), PROFILES),
-    **dict.fromkeys(("allow_foreign_profiles", "profile_gpu_num"), PROFILES),
-    **dict.fromkeys(("json", "output", "output_dir", "output_config_path", "log_dir", "save_runners_up"), OUTPUT),
-}
+FIRST, LAST, OTHERS = ("Common", "Space", "Profiles"), "Output", "Options"
+# Options by name -> panel, before that of their group.
+PANELS = {name: panel for panel, names in read_json(Path(__file__).with_name("panels.json")).items() for name in names}
 
 
 def of_command(command: Command, path: str) -> str:
