@@ -59,8 +59,7 @@ validate: setup
 	@GALVATRON=$(BIN)/galvatron scripts/validate.sh
 
 pages: setup
-	@$(BIN)/python tools/commands_page.py
-	@$(BIN)/python tools/tables.py
+	@$(BIN)/python tools/pages.py
 	@$(BIN)/python tools/blocks.py
 
 wheels:
