@@ -254,8 +254,3 @@ def test_debug_shows_an_unexpected_error(galvatron, monkeypatch):
     monkeypatch.setenv("GALVATRON_DEBUG", "1")
     with pytest.raises(ZeroDivisionError):
         galvatron("plan")
-
-
-def test_the_help_names_every_command_of_a_group():
-    grouped = [name.split() for name in cli.commands() if " " in name]
-    assert [(group, name) for group, name in grouped if name not in cli.COMMANDS[group].partition(":")[2]] == []

@@ -25,7 +25,6 @@ from paddlenlp_galvatron.report import explain
 
 from .test_search import OPTIONS, PLAN, folder, words, write_profiles  # noqa: F401 - a fixture
 
-DOCS = Path(__file__).parents[2] / "docs"
 BUDGET_GB = 0.9  # in which strategies differ from layer to layer
 
 GAP = 1e-3 * (1 + 1e-9)  # at which a search stops by default
@@ -52,20 +51,6 @@ def explained(searched, tmp_path, monkeypatch) -> dict[str, Any]:
     shutil.copytree(where, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return json.loads(reported)
-
-
-def keys_of(reported):
-    """Every key of an object, but for the names of terms."""
-    named = {"time_ms", "hidden_ms", "memory_mib", "assumptions"}
-    inner = {key: value for key, value in reported.items() if key not in named}
-    lists = [item for value in inner.values() for item in (value if isinstance(value, list) else [value])]
-    return {*reported, *(key for item in lists if isinstance(item, dict) for key in keys_of(item))}
-
-
-def test_both_pages_name_every_key(explained):
-    for language in ("en", "zh"):
-        text = (DOCS / language / "explain.md").read_text()
-        assert not [key for key in keys_of(explained) if f"`{key}`" not in text], language
 
 
 def test_stages_add_up_to_step_and_budget(explained):

@@ -211,20 +211,6 @@ def test_a_fault_of_a_config_file_is_reported(folder, galvatron, text, message):
     assert galvatron(*words(config="none.yaml")).err == "error: none.yaml: no such file\n"
 
 
-def test_what_galvatrons_own_script_passes_is_taken(folder, galvatron):
-    """Numbers next to flags of 0, switches that are bare, options without an effect here."""
-    ran = galvatron(
-        *words(**OPTIONS), "--set_model_config_manually", "0", "--set_layernum_manually", "0", "--vocab_size", "1",
-        "--hidden_size", "4096", "--num_hidden_layers", "24", "--num_attention_heads", "32", "--recommend_min_bsz", "0",
-        "--disable_tp_consec", "1", "--no_async_grad_reduce", "--sequence_parallel", "--profile_mode", "batch",
-        "--default_dp_type", "zero2", "--embed_sdp", "0", "--pipeline_type", "pipedream_flush", "--worker", "8",
-    )  # fmt: skip
-    assert ran.code == 0
-    assert "ignored, as set_*_manually is 0" in ran.out
-    plan = read_plan(folder / "configs" / PLAN)
-    assert not plan.assumed.async_grad_reduce and plan.default_dp_type == "zero2" and plan.vocab.dp_type == "zero2"
-
-
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -348,21 +334,6 @@ def test_the_ports_own_arguments_are_taken_on_the_command_line_and_in_the_script
     ran = run_script("sh", "scripts/search_dist.sh", "--output_config_path", "script.json", **blocks)
     assert ran.returncode == 0, ran.stderr
     assert read_plan("script.json") == read_plan("command.json")
-
-
-@pytest.mark.skipif(not DATA.exists(), reason="no published profile files next to the checkout")
-@pytest.mark.parametrize(
-    ("name", "variables"),
-    [
-        ("galvatron-llama2-7b", {"MEMORY": "36"}),
-        ("paddlenlp-llama", {"MEMORY": "40", "LAYER_NUM_LIST": "16", "SEQLEN_LIST": "1024", "SEQUENCE_PARALLEL": "0"}),
-    ],
-)
-def test_the_script_searches_published_profiles(folder, name, variables):
-    ran = run_script("sh", "scripts/search_dist.sh", PROFILES=str(DATA / name), **variables)
-    assert ran.returncode == 0, ran.stderr
-    answer = json.loads(ran.stdout.splitlines()[-1])
-    assert answer["fastest"]["gap"] < 1e-9 and (folder / answer["plan"]).exists()
 
 
 @pytest.mark.skipif(not DATA.exists(), reason="no published profile files next to the checkout")

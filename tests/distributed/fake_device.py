@@ -67,10 +67,6 @@ class FakeDevice:
         self._library.fake_counts(numbers)
         return Counts(*numbers)
 
-    def temporary(self) -> None:
-        """As a kernel that takes memory from the device by itself, and frees it."""
-        self._library.fake_temporary()
-
     def install(self) -> None:
         """Let the runtime compute on it as on a GPU. Before groups are made."""
         device.loads_kernels = device.has_streams = lambda: True

@@ -2,8 +2,7 @@
 worker's own arguments.
 
 Allocations, frees and waits of the passes of each step are written next to the mailboxes, or of each update with
-optimizer states in the host's memory: "offloaded". "sorting": routing takes temporary memory from the device, as
-Paddle's argsort of one axis does.
+optimizer states in the host's memory: "offloaded".
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Any
 # Before Paddle is imported. Views would need kernels that the device has not.
 os.environ |= {"PADDLE_DISTRI_BACKEND": "xccl", "FLAGS_selected_fakes": "0", "FLAGS_use_stride_kernel": "0"}
 
-from paddlenlp_galvatron.runtime import device, experts
+from paddlenlp_galvatron.runtime import device
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.groups import run_as_rank, start_world
 from paddlenlp_galvatron.runtime.host_states import HostStates
@@ -68,8 +67,6 @@ def main() -> None:
         HostStates.update = around(HostStates.update, begin, end)  # type: ignore[method-assign]
     else:
         Pipeline._run = around(Pipeline._run, begin, end)  # type: ignore[method-assign]
-    if changed == "sorting":
-        experts._places = around(experts._places, fake.temporary)
     worker = importlib.import_module(module)
     sys.argv[1:] = arguments
     worker.main()

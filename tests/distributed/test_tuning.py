@@ -11,7 +11,6 @@ pytest.importorskip("paddle")
 
 from random_cases import random_cases
 
-from paddlenlp_galvatron.check.parity import parity
 from paddlenlp_galvatron.check.parity.parity import Case, Parity, check_parity, small_case
 from paddlenlp_galvatron.model.preference import Loss
 from paddlenlp_galvatron.plan import Precision
@@ -112,36 +111,3 @@ def test_random_plans_train_packed_rows_pairs_and_adapters(world_size):
     ]
     results = check_parity(found, timeout_s=580)
     assert not [result for result in results if not result.agrees]
-
-
-def unlike(monkeypatch, name, mistake):
-    """How far a packed step is from one process that makes a mistake."""
-    from paddlenlp_galvatron.check.parity import one_process
-
-    monkeypatch.setattr(one_process, name, mistake(getattr(one_process, name)))
-    case = small_case(plans.plan(1, "1 1", micro_batches=2, batch=4), "qwen2", steps=1, seed=7, packed=True)
-    parity._one_process.cache_clear()
-    [result] = check_parity([case])
-    parity._one_process.cache_clear()
-    return result
-
-
-def test_attention_beyond_a_document_is_seen(monkeypatch):
-    result = unlike(monkeypatch, "_documents", lambda right: lambda batch: right(batch._replace(ends=None)))
-    assert result.max_loss_diff > 1e-3 and result.max_grad_rel_diff > 1e-2
-
-
-def test_a_mean_of_means_is_seen(monkeypatch):
-    """Each micro-batch by its own number of labels, as the stock criterion has it."""
-
-    def mistake(right):
-        return lambda model, batch: (
-            sum(
-                right(model, type(batch)(*(part if part is None else part[half : half + 2] for part in batch)))
-                for half in (0, 2)
-            )
-            / 2
-        )
-
-    result = unlike(monkeypatch, "_loss", mistake)
-    assert result.max_loss_diff > 1e-4 and result.max_grad_rel_diff > 1e-2

@@ -107,6 +107,12 @@ def test_galvatrons_own_file_is_read():
     assert plan == replace(plan_from_dict(plan_fields(embed_sdp=1)), vocab=plan.vocab)
 
 
+def test_comments_are_read_over(tmp_path):
+    text = json.dumps(plan_fields(), indent=4).replace('"chunks": 2,', '"chunks": 2,  // see http://x')
+    (tmp_path / "plan.json").write_text(text.replace("{", "{\n    // pipeline", 1))
+    assert read_plan(tmp_path / "plan.json") == plan_from_dict(plan_fields())
+
+
 def test_a_file_without_a_world_size():
     fields = plan_fields(world_size=...)
     assert plan_from_dict(fields, 16).world_size == 16

@@ -1,4 +1,4 @@
-"""Searches whose plans, gaps and processor times are pinned: named ones, and random ones of whole searches.
+"""Searches whose plans, gaps and processor times are pinned.
 
     python tests/planner/pinned.py            # writes pinned.json again from the core that is installed
 
@@ -8,10 +8,9 @@ Run it after a change of prices, and look at the differences: a change of the se
 from __future__ import annotations
 
 import json
-import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,16 +27,6 @@ FILE = Path(__file__).with_name("pinned.json")
 # Set here, so that a change of a default changes no pinned problem.
 FIXED = {"simplest_within": 0.0, "default_dp_type": "ddp", "context_mib": 0.0, "max_tp_deg": 8, "max_pp_deg": 8}
 FAST = 1.0  # of the usual speed between nodes
-SEED = {"plain": 1, "interleaved": 2}
-COUNT = {"plain": 240, "interleaved": 48}
-NODES = {
-    "llama2-7b": (1, 2, 4),
-    "llama2-13b": (1, 2, 4, 8),
-    "llama3-70b": (4, 8, 16),
-    "llama3-405b": (32, 64, 128),
-    "qwen2.5-14b": (1, 2, 4),
-    "qwen2.5-32b": (2, 4, 8),
-}
 
 Run = Callable[[], SearchResult]
 
@@ -103,23 +92,6 @@ HARD: dict[str, Run] = {  # for the slow test
 }
 
 
-def drawn(kind: str) -> Iterator[Run]:
-    """Random problems, the same ones every time."""
-    draw = random.Random(SEED[kind])
-    for _ in range(COUNT[kind]):
-        name = draw.choice([*NODES])
-        nodes = draw.choice(NODES[name])
-        across = draw.choice((1 / 40, 1 / 20, 1 / 8, 1 / 4, 1.0))
-        options = {
-            "memory_constraint": draw.choice((24, 40, 80, 80)),
-            "settle_bsz": draw.choice((4, 8, 16, 32)) * nodes,
-            "seq_length": min(draw.choice((2048, 4096, 8192)), load_model(name).max_position_embeddings),
-        }
-        if kind == "interleaved":
-            options |= {"max_virtual_pp_deg": draw.choice((2, 4)), "max_pp_deg": 16}
-        yield on_nodes(name, nodes, across, **options)
-
-
 def found(run: Run) -> Found:
     start = time.process_time()
     result = run()
@@ -132,17 +104,12 @@ def pinned() -> dict[str, Any]:
 
 def main() -> None:
     """Write the file again."""
-    rows: dict[str, Any] = {name: found(run) for name, run in (NAMED | HARD).items()}
-    rows |= {kind: [found(run) for run in drawn(kind)] for kind in SEED}
-
-    def line(each: Found) -> str:
-        return json.dumps([round(each.time_ms, 6), round(each.gap, 8), round(each.cpu_s, 2)])
-
-    texts = [
-        f'"{name}": ' + (line(row) if isinstance(row, Found) else "[\n" + ",\n".join(map(line, row)) + "\n]")
+    rows = {name: found(run) for name, run in (NAMED | HARD).items()}
+    lines = [
+        f"{json.dumps(name)}: {json.dumps([round(row.time_ms, 6), round(row.gap, 8), round(row.cpu_s, 2)])}"
         for name, row in rows.items()
     ]
-    FILE.write_text("{\n" + ",\n".join(texts) + "\n}\n")
+    FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 if __name__ == "__main__":

@@ -89,6 +89,7 @@ def test_any_values_give_options_or_a_clear_error(values: dict[str, Any]) -> Non
         ({"min_bsz": 16}, [16]),
         ({"max_bsz": 24}, [8, 16, 24]),
         ({"settle_bsz": "-1", "min_bsz": 16, "max_bsz": 24}, [16, 24]),
+        ({"min_bsz": 16, "max_bsz": 44, "bsz_scale": 8}, [16, 24, 32, 40]),
     ],
 )
 def test_the_batches_that_are_tried(values: dict[str, Any], batches: list[int]) -> None:
@@ -105,6 +106,7 @@ def test_any_divisor_is_a_degree() -> None:
     assert divisors(12) == [1, 2, 3, 4, 6, 12]
     layers, vocabularies = space_of(gpus=6)
     assert {layer.degree for layer in layers} == {vocab.degree for vocab in vocabularies} == {1, 2, 3, 6}
+    assert {layer.degree for layer in space_of(gpus=8)[0]} == {2, 4}, "12 samples, 12 heads"
 
 
 @pytest.mark.parametrize(
@@ -196,11 +198,6 @@ def test_a_cluster_that_contradicts_itself_is_reported(values: dict[str, Any]) -
 def test_one_profile_mode_stands_for_both(values: dict[str, Any], time: str, memory: str) -> None:
     options = SearchOptions.from_mapping(values)
     assert (options.time_profile_mode, options.memory_profile_mode) == (time, memory)
-
-
-def test_batches_grow_by_a_step() -> None:
-    options = SearchOptions.from_mapping({"min_bsz": 16, "max_bsz": 44, "bsz_scale": 8})
-    assert options.batches == [16, 24, 32, 40]
 
 
 @pytest.mark.parametrize(

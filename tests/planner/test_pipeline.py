@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
-from functools import cache
-from itertools import accumulate, pairwise, product
+from collections.abc import Sequence
+from itertools import pairwise, product
 from typing import Any
 
 import galvatron_dp_core
@@ -186,60 +185,6 @@ def check(seed: int) -> bool:
 
 def test_equals_brute_force() -> None:
     assert 150 < sum(check(seed) for seed in range(300)) < 300
-
-
-def least_of_layers(strategies: np.ndarray, layers: np.ndarray) -> Callable[[int, int, float], float]:
-    """Time of some consecutive layers within some memory, one micro-batch; `strategies` of each type."""
-    starts = np.concatenate(([0], np.cumsum(layers)[:-1]))
-
-    @cache
-    def fronts(*counts: int) -> list[tuple[float, float]]:
-        """Memory and time of so many layers of each type, those left out that another choice beats in both."""
-        if not any(counts):
-            return [(0.0, 0.0)]
-        kind = max(kind for kind, n in enumerate(counts) if n)
-        fewer = fronts(*(n - (at == kind) for at, n in enumerate(counts)))
-        found = sorted((m + row[3] + row[4], t + row[0] + row[1]) for m, t in fewer for row in strategies[kind])
-        least = accumulate((t for _, t in found), min, initial=math.inf)
-        return [(m, t) for (m, t), before in zip(found, least, strict=False) if t < before]
-
-    def least(first: int, end: int, room: float) -> float:
-        counts = np.clip(end - starts, 0, layers) - np.clip(first - starts, 0, layers)
-        return min((t for m, t in fronts(*map(int, counts)) if m <= room), default=math.inf)
-
-    return least
-
-
-@pytest.mark.parametrize("types", [1, 2])
-def test_deep_pipelines_equal_the_sum_of_their_stages(types: int) -> None:
-    """With one micro-batch and no sync the step is the sum of all stages: too many layers for brute force."""
-    feasible = 0
-    for seed in range(100):
-        random = np.random.default_rng(seed)
-        stages, count = int(random.integers(2, 7)), int(random.integers(2, 5))
-        layers = random.integers(stages, 20 // types, types)
-        strategies = random.uniform((1, 2, 0, 5, *[0] * 5), (3, 6, 0, 60, 10, *[0] * 4), (types * count, 9))
-        vocabs = random.uniform(0, (5, 9, 0, 150, *[0] * 5), (1, 2, 9))
-        budget, layouts = random.uniform(50, 300), np.repeat(np.arange(types), count)
-        others = {"layers": layers, "vocabs": vocabs, "send": np.full((2, types), 0.3), "budget_mib": budget}
-        others |= lists(Schedule.ONE_F_ONE_B, stages, 1)
-        core = galvatron_dp_core.Pipeline(**free(strategies, layouts, range(types), **others))
-        least = least_of_layers(strategies.reshape(types, count, 9), layers)
-        total = int(layers.sum())
-        best = [0.0] + [math.inf] * total  # of so many layers in the stages so far
-        for s in range(stages):
-            vocab = vocabs[0, s // (stages - 1)] if s in (0, stages - 1) else np.zeros(9)
-            room = budget - vocab[3]
-            best = [
-                min((best[first] + least(first, end, room) for first in range(end)), default=math.inf)
-                + vocab[0]
-                + vocab[1]
-                for end in range(total + 1)
-            ]
-        expected = best[total] + 2 * 0.3 * (stages - 1)
-        assert core.solve(math.inf, 10**9)[0] == pytest.approx(expected, rel=1e-9), seed
-        feasible += expected < math.inf
-    assert 30 < feasible < 100
 
 
 @pytest.mark.slow

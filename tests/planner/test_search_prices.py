@@ -15,14 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paddlenlp_galvatron.cost_model import StageSetting
-from paddlenlp_galvatron.plan import DataParallel, LayerStrategy, Schedule
+from paddlenlp_galvatron.plan import DataParallel, LayerStrategy
 from paddlenlp_galvatron.plan.export import stock_arguments
 from paddlenlp_galvatron.planner import SearchOptions, search
 from paddlenlp_galvatron.planner.explain import MOST_CHANGES, what_ifs
 from paddlenlp_galvatron.planner.question import Question, SharedTime
-from paddlenlp_galvatron.planner.space import PlanFamily, Space
 
-from .random_cost import best_by_enumeration, model_of
+from .random_cost import best_by_enumeration
 
 QUICK = (1, 2, 3, 4)  # of the seeds, those whose enumeration takes little
 
@@ -104,24 +103,3 @@ def test_many_nodes_shard_in_parts_and_explain_says_what_they_gain() -> None:
     assert stock_arguments(stock.plan)["sharding_parallel_degree"] == 8
     changes = {one.name: one for one in what_ifs(question, found.plan, [found.plan], SharedTime(20, MOST_CHANGES))}
     assert changes["ZeRO in parts"].time_s == pytest.approx(over_all.time_s)
-
-
-def options(**values: Any) -> SearchOptions:
-    return SearchOptions.from_mapping({"num_gpus_per_node": 8, "seq_length": SEQ, "settle_bsz": 32} | values)
-
-
-def space_of(gpus: int, **values: Any) -> list[LayerStrategy]:
-    chosen = options(num_gpus_per_node=gpus, seq_length=12, **values)
-    space = Space(model_of(4), chosen.assumptions, chosen)
-    return space.layers(PlanFamily(2 * gpus, 1, 1, Schedule.ONE_F_ONE_B, gpus))
-
-
-def test_ulysses_over_the_whole_stage_is_offered_zero3() -> None:
-    whole = [layer for layer in space_of(4, sp_space="sp") if layer.degree == 4]
-    assert {layer.dp_type for layer in whole} == {DataParallel.ZERO2, DataParallel.ZERO3}
-
-
-def test_every_divisor_is_tried_and_what_heads_do_not_split_into_is_not() -> None:
-    assert {layer.degree for layer in space_of(6)} == {1, 2, 3, 6}
-    assert {layer.degree for layer in space_of(8)} == {1, 2, 4}  # 12 heads
-    assert {layer.degree for layer in space_of(9)} == {1, 3}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import sys
-from contextlib import nullcontext
 from dataclasses import replace
 from itertools import product
 from types import SimpleNamespace
@@ -64,9 +63,8 @@ def device_of(recorder, monkeypatch):
     monkeypatch.setattr(Link, "_place", lambda link: (memory.hold(1), empty(link._shape, link._dtype))[1])
 
 
-def two_steps(stages, micro_batches, schedule, monkeypatch, copies=False, chunks=1, trace=True):
-    """The calls of each stage's rank in its first step and in another one. `copies`: each forward of the first and last
-    stage copies its ids. `trace`: both steps are traced."""
+def two_steps(stages, micro_batches, schedule, monkeypatch, chunks=1):
+    """The calls of each stage's rank in its first step and in another one, both traced."""
     layers = stages * chunks
     plan = Plan(stages, micro_batches, micro_batches, (1,) * layers, (LayerStrategy(),) * layers)
     plan = replace(plan, schedule=schedule, chunks=chunks)
@@ -76,12 +74,9 @@ def two_steps(stages, micro_batches, schedule, monkeypatch, copies=False, chunks
         device_of(recorder, monkeypatch)
         monkeypatch.setattr(dist, "isend", recorder.isend)
         monkeypatch.setattr(dist, "irecv", recorder.irecv)
-        if copies and (recorder.is_first or recorder.is_last):
-            forward = recorder.forward
-            recorder.forward = lambda *a, forward=forward, recorder=recorder: (recorder.traffic(), forward(*a))[1]
         pipeline, nothing = Pipeline(plan, recorder, rank, StubGroups()), [None] * micro_batches
         for calls in steps:
-            with traced(rank, []) if trace else nullcontext():
+            with traced(rank, []):
                 pipeline.run(Samples(nothing, nothing), 1.0)
             calls.append(recorder.calls)
             recorder.calls = []
@@ -92,20 +87,6 @@ def two_steps(stages, micro_batches, schedule, monkeypatch, copies=False, chunks
 def programs(*arguments, **named):
     """The calls of each stage's rank in any step but the first."""
     return two_steps(*arguments, **named)[1]
-
-
-def waiting(calls, kinds):
-    """The same where each pass of these kinds waits for all that its device was given to do: in the midst of it, as a
-    kernel does that allocates from the device or frees to it."""
-    return [one for call in calls for one in ([call, Call(HOST)] if call.name in kinds else [call])]
-
-
-def hanging(stages, schedule, kinds, monkeypatch, chunks=1):
-    """Numbers of micro-batches, of 1 to 16, whose later steps never end where passes of these kinds wait."""
-    counts = range(1, 17)
-    steps = [programs(stages, count, schedule, monkeypatch, chunks=chunks, trace=False) for count in counts]
-    replayed = [replay([waiting(calls, kinds) for calls in step], MS.__getitem__) for step in steps]
-    return {count for count, ms in zip(counts, replayed, strict=True) if ms is None}
 
 
 def loading(calls):
@@ -164,54 +145,6 @@ def test_messages_arrive_where_those_before_did(monkeypatch):
     assert len(made) <= activations + gradients
 
 
-def test_copies_in_the_step_would_hang_or_delay_it(monkeypatch):
-    """The runtime's earlier behaviour, so that the replay is known to see it."""
-    one_f_one_b = Schedule.ONE_F_ONE_B
-    for stages, micro_batches in ((2, 3), (4, 16)):
-        calls = programs(stages, micro_batches, one_f_one_b, monkeypatch, copies=True)
-        slow = replay(calls, MS.__getitem__)
-        assert slow is None or slow > 1.1 * (micro_batches + stages - 1) * sum(MS.values())
-    assert replay([*map(loading, programs(2, 3, one_f_one_b, monkeypatch))], MS.__getitem__) is None
-
-
-ALL = {*range(1, 17)}
-DEPTHS = [2, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 5, 6, 7, 8))]
-FORWARD, BACKWARD, BOTH = ("forward",), ("backward",), ("forward", "backward")
-
-
-@pytest.mark.parametrize("stages", DEPTHS)
-def test_a_pass_that_waits_for_its_device_would_hang(stages, monkeypatch):
-    """Why no pass may, after the first step. 1F1B bears it in forward passes alone, with micro-batches enough; in
-    both kinds of passes no schedule does."""
-    one_f_one_b, gpipe = Schedule.ONE_F_ONE_B, Schedule.GPIPE
-    assert hanging(stages, gpipe, FORWARD, monkeypatch) == ALL
-    assert hanging(stages, one_f_one_b, FORWARD, monkeypatch) == {*range(1, stages)}
-    for schedule in Schedule:
-        assert hanging(stages, schedule, BACKWARD, monkeypatch) == set()
-        assert hanging(stages, schedule, BOTH, monkeypatch) == ALL
-    for kinds in (FORWARD, BACKWARD, BOTH):
-        assert hanging(stages, one_f_one_b, kinds, monkeypatch, chunks=2) >= {stages, 2 * stages}
-
-
-@pytest.mark.parametrize("stages", DEPTHS)
-def test_receives_that_are_posted_late_would_not_save_every_schedule(stages, monkeypatch):
-    """Posted when its pass needs it, no receive hides under the pass before. A pass that waits for its device still
-    waits for its own sends, so that the ring of interleaved stages waits for itself."""
-
-    def receive(pipeline, position):
-        message = None
-        if source := pipeline._source(pipeline._next_schedule.passes[position]):
-            message = source[0].receive()
-            source[1].has_received(pipeline._next_schedule.arrived[position])
-        return message
-
-    monkeypatch.setattr(Pipeline, "_receive", receive)
-    for schedule in Schedule:
-        assert hanging(stages, schedule, BOTH, monkeypatch) == set()
-    found = hanging(stages, Schedule.ONE_F_ONE_B, BOTH, monkeypatch, chunks=2)
-    assert found == {*range(2 * stages, 17)}
-
-
 @pytest.mark.parametrize(("schedule", "chunks"), [*((each, 1) for each in Schedule), (Schedule.ONE_F_ONE_B, 2)])
 def test_beside_a_pass_waits_one_receive_at_most(schedule, chunks, monkeypatch):
     """A GPU's receive that is posted takes some of a pass's multiprocessors until its message is there."""
@@ -225,22 +158,6 @@ def test_beside_a_pass_waits_one_receive_at_most(schedule, chunks, monkeypatch):
             elif call.kind == COMPUTE:
                 most = max(most, len(posted))
         assert most == 1
-
-
-def test_ranks_that_send_before_they_receive_and_wait_are_seen():
-    def rank(own, other):
-        return [Call("receive", other), Call("wait", other), Call("compute", "forward"), Call("send", own)]
-
-    assert replay([rank("a", "b"), rank("b", "a")], MS.__getitem__) is None
-    assert replay([[Call(COMPUTE, "forward"), Call("send", "a")], [Call("receive", "a")]], MS.__getitem__) == 1.0
-
-
-def test_two_receives_ahead_would_hang_where_queues_share_a_connection():
-    """The second one begins when the first has ended, and what stands behind it in the connection not before it."""
-    first = [Call("receive", "a"), Call("receive", "a", 1), Call(COMPUTE, "forward"), Call("send", "b")]
-    other = [Call("receive", "b"), Call("wait", "b"), Call("send", "a"), Call("send", "a", 1)]
-    assert replay([first, other], MS.__getitem__) == 1.0
-    assert replay([first, other], MS.__getitem__, one_connection=True) is None
 
 
 def test_memory_that_runs_out_while_receives_are_posted_ends_the_rank_at_once(monkeypatch):
