@@ -181,12 +181,13 @@ def strategy_words(strategy: Strategy) -> str:
     split = [f"{axis.words} {degree}" for axis, degree in strategy.axes if degree > 1]
     strided = [] if strategy.consecutive or strategy.ranks == 1 else ["strided"]
     again = f"recompute {strategy.recompute.words}".removesuffix(" full") if strategy.recompute else ""
+    away = f"{strategy.offload} % offloaded" if strategy.offload else ""
     ep, etp, dp_type, sharding = strategy.experts
     own_type = states_words(dp_type, sharding) if strategy.experts_dp_type or sharding else ""
     experts = " ".join(filter(None, [f"ep {ep}" * (ep > 1), f"tp {etp}" * (etp > 1), own_type]))
     experts_words = f"experts {experts}" if experts else ""
     states = states_words(strategy.dp_type, strategy.sharding)
-    return ", ".join(word for word in [*split, *strided, states, again, experts_words] if word)
+    return ", ".join(word for word in [*split, *strided, states, again, away, experts_words] if word)
 
 
 @dataclass(frozen=True)

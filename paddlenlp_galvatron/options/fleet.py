@@ -4,7 +4,7 @@ rules of layers are in `plan.fleet_layers`."""
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ..base import UserError, count
 from ..model import ModelShape, Recompute
 from ..plan import Assumptions, DataParallel, LayerStrategy, Plan, Precision, VocabStrategy, find_faults
-from ..plan.fleet_layers import FULL, HEAD, OF_THE_MODEL, REFINED, TAIL, Ids, division, selected
+from ..plan.fleet_layers import FULL, HEAD, OF_THE_MODEL, OFFLOAD, REFINED, TAIL, Ids, division, offloaded, selected
 from ..plan.fleet_plan import MODULES
 from ..plan.strategy import sharded_over_all
 from .fleet_fields import fields_of, unread_notes
@@ -71,6 +71,7 @@ class _Reading:
         read = self.read
         self.faults += [*self._wrong_degrees(), *self._wrong_batch()]
         stages, recomputes = self._stages(), self._recomputes()
+        away = self._offloaded(recomputes)
         if self.faults:
             raise UserError(self.faults)
         dp_type = DataParallel.DDP if self.sharding == 1 else DP_TYPES[read.sharding]
@@ -82,7 +83,9 @@ class _Reading:
             micro_batches=self._micro_batches,
             stages=tuple(stages),
             layers=tuple(
-                replace(layer, recompute=recompute, ep=self.ep if self._has_experts(at) else 1)
+                replace(
+                    layer, recompute=recompute, ep=self.ep if self._has_experts(at) else 1, offload=100 * (at in away)
+                )
                 for at, recompute in enumerate(recomputes)
             ),
             vocab=VocabStrategy(self.tp, dp_type=dp_type, sharding=sharding, context=self.cp),
@@ -200,6 +203,21 @@ class _Reading:
             if ids and not layers:
                 self.notes.append(f"recompute_modules.{module}: has no effect in any layer")
         return recomputes
+
+    def _offloaded(self, recomputes: Sequence[Recompute]) -> set[int]:
+        """Layers whose input is in the host's memory."""
+        rule = self.read.decoderlayer_act_offload_settings
+        try:
+            layers = {at for at in offloaded(self._settings, rule) if at < self.layers} if rule else set()
+        except UserError as error:
+            self.faults += error.faults
+            return set()
+        away = {at for at in layers if recomputes[at] is Recompute.FULL}
+        if rule and layers != away:
+            self.notes.append(
+                f"{OFFLOAD}: has no effect in layers that do not recompute all, {len(layers - away)} here"
+            )
+        return away
 
     def _surprises(self) -> Iterator[str]:
         """Settings that do something else than they seem to."""

@@ -77,6 +77,7 @@ class FleetFields(Options):
     fp16_opt_level: Literal["O1", "O2"] = "O1"
     amp_master_grad: bool = True
     tensorwise_offload_optimizer: bool = False
+    decoderlayer_act_offload_settings: dict[str, Any] | None = None
 
     @property
     def precision(self) -> Precision:

@@ -93,7 +93,7 @@ def find_faults(plan: Plan, model: ModelShape | None = None) -> list[str]:
     if grid:
         return grid  # the degrees make no grid, so checks of the grid would only repeat them
     faults = [*_expert_faults(plan), *_batch_faults(plan), *_dp_type_faults(plan), *_sharding_faults(plan)]
-    faults += _sequence_faults(plan)
+    faults += [*_sequence_faults(plan), *_offload_faults(plan)]
     if model is not None:
         faults += _model_faults(plan, model)
     return faults
@@ -242,6 +242,15 @@ def _sequence_faults(plan: Plan) -> Iterator[str]:
             yield (
                 f"{fields.format(Axis.TENSOR)}: {who}: {held} tokens of a micro-batch do not split over degree "
                 f"{part.degree} (sequence parallel); choose a seq_length that is a multiple of {part.ranks}"
+            )
+
+
+def _offload_faults(plan: Plan) -> Iterator[str]:
+    for layers, layer in _named_runs(plan.layers):
+        if layer.offload and layer.recompute not in (Recompute.NONE, Recompute.FULL):
+            yield (
+                f"offload_enc: {layer.offload} of {layers}, which recompute {layer.recompute.words}; activations go to "
+                "the host's memory where a layer recomputes nothing or all, so give 0, or none or full in recompute_enc"
             )
 
 

@@ -17,7 +17,7 @@ from ..base.errors import UserError
 from ..model import ModelShape, Recompute
 from .check import adapters_of, searched_options
 from .fleet_layers import MTP
-from .fleet_plan import MODULES, recompute_settings, stage_settings
+from .fleet_plan import MODULES, offload_settings, recompute_settings, stage_settings
 from .schedule import Schedule
 from .strategy import DataParallel, LayerStrategy, Plan, Precision, all_sharing
 
@@ -163,7 +163,7 @@ def fleet_arguments(plan: Plan, model: ModelShape | None = None, program: str = 
         arguments["sharding_parallel_size"] = layer.shards(plan.stage_size)
     arguments |= recompute_settings(plan, stages) or {}
     if program == FLEET:
-        arguments |= _only_in_fleet(plan, model)
+        arguments |= (offload_settings(plan, stages) or {}) | _only_in_fleet(plan, model)
     precision = plan.assumed.mixed_precision
     arguments |= {"bf16": precision is Precision.BF16, "fp16": precision is Precision.FP16}
     if precision is not Precision.FP32:
@@ -297,6 +297,11 @@ def gaps(plan: Plan, program: str, model: ModelShape | None = None) -> list[str]
         found.append(f"ep_sizes_enc: experts are not written for {program}")
     if plan.vocab.pieces > 1:
         found.append(f"loss_pieces: {program} computes the logits of all tokens at once, which takes more memory")
+    if any(layer.offload for layer in plan.layers) and not (
+        program == FLEET and offload_settings(plan, stage_settings(plan) or {})
+    ):
+        can = "all of the input of layers that recompute all" if program == FLEET else "no activations"
+        found.append(f"offload_enc: {program} keeps {can} in the host's memory")
     if model and model.mtp_layers:
         found.append(f"{MTP}: MTP is not written for {program}; plan with --{MTP} 0")
     if model and model.vocab_size % tp:

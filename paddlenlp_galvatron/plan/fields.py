@@ -61,6 +61,10 @@ ListOf = Annotated[
 COUNTS = WithJsonSchema({"type": "string", "pattern": _pattern("[1-9][0-9]{0,8}")})
 Degrees = Annotated[ListOf[Ranks], COUNTS]
 Division = Annotated[ListOf[Layers], COUNTS]
+Percents = Annotated[
+    ListOf[Annotated[int, Field(ge=0, le=100)]],
+    WithJsonSchema({"type": "string", "pattern": _pattern("(100|[1-9]?[0-9])")}),
+]
 Flags = Annotated[ListOf[Flag], WithJsonSchema({"type": "string", "pattern": _pattern("[01]")})]
 _PARTLY = "|".join("[+]".join(order) for each in (*PARTLY, *MODULES) for order in permutations(each.words.split("+")))
 Recomputes = Annotated[

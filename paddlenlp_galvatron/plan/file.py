@@ -19,7 +19,7 @@ from ..base.writing import write_text
 from ..model import ModelShape
 from ..model.layer import MODULES, PARTLY, PARTS, Recompute
 from .check import require_fits, require_trainable, require_valid
-from .fields import Degrees, Division, Flag, Flags, Recomputes, parse
+from .fields import Degrees, Division, Flag, Flags, Percents, Recomputes, parse
 from .schedule import Schedule
 from .strategy import Assumptions, DataParallel, LayerStrategy, Plan, Precision, VocabStrategy, runs, sharded_over_all
 
@@ -125,6 +125,11 @@ class StrategyFile(BaseModel):
         description=f"per layer: none, full, or {', '.join(part.words for part in PARTS)} joined by +, or "
         f"PaddleFleet's {' or '.join(part.words for part in MODULES)}; absent: as checkpoint says",
     )
+    offload_enc: Percents | None = Field(
+        None,
+        description="per layer: percent of the activations kept for backward that are in the host's memory until then; "
+        "absent: 0",
+    )
     cp_sizes_enc: Degrees | None = Field(None, description="per layer: context-parallel degree; absent: 1")
     vcp: Ranks = Field(1, description="context-parallel degree of embedding and LM head")
     ep_sizes_enc: Degrees | None = Field(None, description="per layer: ranks that share experts out; absent: 1")
@@ -151,6 +156,7 @@ OF_LAYERS = {
     "tp_consecutive_flags": "consecutive",
     "dp_types_enc": "dp_type",
     "recompute_enc": "recompute",
+    "offload_enc": "offload",
     "cp_sizes_enc": "context",
     "ep_sizes_enc": "ep",
     "tp_of_ep_sizes_enc": "etp",
@@ -286,6 +292,8 @@ def _left_out(plan: Plan) -> Iterator[str]:
         yield "virtual_pp_deg"
     if not any(layer.recompute in (*PARTLY, *MODULES) for layer in plan.layers):  # `checkpoint` has it
         yield "recompute_enc"
+    if not any(layer.offload for layer in plan.layers):
+        yield "offload_enc"
     for axis, _ in plan.vocab.beside:
         if all(dict(part.beside)[axis] == 1 for part in (*plan.layers, plan.vocab)):
             yield from (f"{axis}_sizes_enc", f"v{axis}")
@@ -368,6 +376,7 @@ def _to_plan(fields: StrategyFile, given_world: int | None, smallest_world: bool
     columns = {field: getattr(fields, field) or [1] * count for field in OF_LAYERS}  # degrees may be left out
     columns |= {field: getattr(fields, field) or [None] * count for field in SIZES}
     columns["dp_types_of_ep_enc"] = fields.dp_types_of_ep_enc or fields.dp_types_enc
+    columns["offload_enc"] = fields.offload_enc or [0] * count
     columns["recompute_enc"] = fields.recompute_enc or map(Recompute, fields.checkpoint)
     rows = zip(*columns.values(), strict=True)
     layers = tuple(LayerStrategy(**strategy(OF_LAYERS.values(), row)) for row in rows)

@@ -18,6 +18,7 @@ FULL = "(full)"  # the key of layers that recompute as a whole
 OF_THE_MODEL = ("lm_head", "loss_fn")  # modules that no layer has: there, they are on
 REFINED = ("flash_attn", "moe_combine")  # inside a recomputed part: layers that are *not* selected keep their output
 BLOCKS = "mhc_block"
+OFFLOAD = "decoderlayer_act_offload_settings"
 HEAD, TAIL, MTP = "num_empty_layers_add_in_head", "num_empty_layers_add_in_tail", "num_nextn_predict_layers"
 COUNTS = ("num_hidden_layers", MTP, HEAD, TAIL)
 PARTS = ("pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size")
@@ -167,7 +168,7 @@ def _blocks(selector: object, slots: Slots, field: str) -> Ids:
 
 
 def offloaded(settings: Mapping[str, Any], rule: Mapping[str, Any]) -> Ids:
-    """Ids of layers whose input goes to host memory by decoderlayer_act_offload_settings: its numbers are physical."""
+    """Ids of layers whose input goes to host memory by this rule: its numbers are physical."""
     slots, value = Slots.of(settings), rule.get("value")
     every = range(max(slots.physical, slots.mtp))
     if rule.get("type") == "layer_idxs" and isinstance(value, list):
@@ -175,9 +176,7 @@ def offloaded(settings: Mapping[str, Any], rule: Mapping[str, Any]) -> Ids:
     match rule.get("type"), value:
         case "mod", [int(divisor), int(rest)] if divisor > 0:
             return slots.ids_of(number for number in every if number % divisor == rest)
-    raise UserError(
-        f"decoderlayer_act_offload_settings: {dict(rule)!r} is unknown; give mod [divisor, rest] or layer_idxs"
-    )
+    raise UserError(f"{OFFLOAD}: {dict(rule)!r} is unknown; give mod [divisor, rest] or layer_idxs")
 
 
 def division(settings: Mapping[str, Any]) -> list[str]:

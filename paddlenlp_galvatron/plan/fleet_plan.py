@@ -1,4 +1,5 @@
-"""Stages and recompute of a plan in PaddleFleet's settings. `fleet_layers` has the rules, by which they are read."""
+"""Stages, recompute and offload of a plan in PaddleFleet's settings. `fleet_layers` has the rules, by which they are
+read."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..model import Recompute
-from .fleet_layers import ALL, FULL, HEAD, TAIL, selected
+from .fleet_layers import ALL, FULL, HEAD, OFFLOAD, TAIL, offloaded, selected
 from .strategy import Plan
 
 Settings = dict[str, Any]
@@ -54,3 +55,13 @@ def recompute_settings(plan: Plan, stages: Mapping[str, Any]) -> Settings | None
         return None
     made = selected({"num_hidden_layers": len(layers)} | dict(stages) | settings)
     return settings if sorted(made[FULL]) == full else None
+
+
+def offload_settings(plan: Plan, stages: Mapping[str, Any]) -> Settings | None:
+    """Layers whose inputs are in the host's memory; None: PaddleFleet cannot select the plan's layers."""
+    layers = [at for at, layer in enumerate(plan.layers) if layer.offload]
+    if any(plan.layers[at].offload < 100 or plan.layers[at].recompute is not Recompute.FULL for at in layers):
+        return None
+    rule = {"type": "layer_idxs", "value": [stages.get(HEAD, 0) + at for at in layers]}
+    made = offloaded({"num_hidden_layers": len(plan.layers)} | dict(stages), rule) if layers else []
+    return None if sorted(made) != layers else {OFFLOAD: rule} if layers else {}

@@ -89,6 +89,9 @@ class LayerStrategy(Degrees):
     experts_dp_type: DataParallel | None = None  # None: as dp_type
     sharding: int | None = None  # ranks over which ZeRO shards, near ones; None: all that have the same weights
     experts_sharding: int | None = None  # the same of its experts
+    # Percent of the activations that it keeps for backward (of a recomputed layer: its input) which are in the host's
+    # memory between forward and backward.
+    offload: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "recompute", Recompute(self.recompute))

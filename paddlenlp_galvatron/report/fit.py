@@ -251,7 +251,7 @@ BESIDE: dict[str, Callable[[dict[str, Any]], str]] = {
 def in_words(plan: Plan) -> str:
     """A plan in a few words: the strategy of most layers, and how many recompute."""
     most = max(plan.layers, key=plan.layers.count)
-    again = sum(bool(layer.recompute) for layer in plan.layers)
+    again, away = (sum(bool(getattr(layer, name)) for layer in plan.layers) for name in ("recompute", "offload"))
     words = [
         f"pp {plan.pipeline}" if plan.pipeline > 1 else "",
         f"{plan.chunks} chunks" if plan.chunks > 1 else "",
@@ -261,6 +261,7 @@ def in_words(plan: Plan) -> str:
         f"tp {most.etp} of experts" if most.etp > 1 else "",
         count(plan.micro_batches, "micro-batch", "micro-batches"),
         f"recompute {again} of {len(plan.layers)}" if again else "",
+        f"activations of {away} of {len(plan.layers)} offloaded" if away else "",
         "mixed" if len({(layer.axes, layer.dp_type, layer.experts) for layer in plan.layers}) > 1 else "",
     ]
     return ", ".join(word for word in words if word)

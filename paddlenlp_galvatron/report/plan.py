@@ -239,7 +239,8 @@ def _beside(plan: Plan) -> list[Axis]:
 
 def _recomputed(layer: LayerStrategy) -> str:
     words = {Recompute.NONE: "no", Recompute.FULL: "yes"}
-    return words.get(layer.recompute, layer.recompute.words.replace("+", ", "))
+    away = f", {layer.offload} % offloaded" if layer.offload else ""
+    return words.get(layer.recompute, layer.recompute.words.replace("+", ", ")) + away
 
 
 def notes(plan: Plan, shape: ModelShape | None) -> list[str]:

@@ -20,6 +20,7 @@ from ..plan import LayerStrategy, Recompute
 from ..plan.comm_points import CommPoint, repeated
 from ..plan.layout import own_chunks
 from ..plan.mesh import EXCHANGE, SAMPLE_AXES, Axis
+from .activations import Window
 from .attention import Chunks, Documents, LatentAttention, OwnPositions, flash, hidden_rows, own_rows
 from .experts import PRODUCTS, Memo, OwnExperts
 from .grouped import Padding
@@ -42,12 +43,15 @@ class Block:
     """Calls one decoder layer on flat tokens: [T, H] -> [T, H]; one of MTP [T, 2H] -> [T, H], of the next token's
     embedding and the hidden state behind the last norm."""
 
-    def __init__(self, setup: ModelSetup, here: RankGroups, index: int, load: ExpertLoad):
+    def __init__(self, setup: ModelSetup, here: RankGroups, index: int, load: ExpertLoad, window: Window, chunk: int):
         strategy, adapters = setup.plan.layers[index], setup.adapters
         self._placement = placement = Placement(setup, here, strategy)
         self.samples = placement.samples
         self._recompute = strategy.recompute
         self._shape = shape = setup.shape.of(index)
+        self._window, self._offload = window, strategy.offload
+        self._fixed: set[int] = set()  # where cast weights lie, which do not leave
+        self._recorded = chunk, (strategy, shape), strategy.offload, self._fixed
         self.is_mtp = shape.mtp_layers > 0
         context = placement.mesh.degree(Axis.CONTEXT)
         self._seq_length = setup.seq_length
@@ -79,7 +83,11 @@ class Block:
         [B, S], where each key's document ends: attention stays within it."""
         again = self._recompute is Recompute.FULL and paddle.is_grad_enabled()
         memo: Memo = {}
-        return recompute(self._run_or_recompute, x, mask, memo) if again else self._run(x, mask, memo)
+        run = partial(recompute, self._run_or_recompute) if again else self._run
+        if not self._offload or not paddle.is_grad_enabled():
+            return run(x, mask, memo)
+        with self._window.recording(*self._recorded, by_paddle=again):
+            return run(x, mask, memo)
 
     def share_positions(self, other: Block) -> None:
         """Use another layer's tables of positions, which are the same: of 4096 tokens each takes 4 MiB."""
@@ -108,6 +116,9 @@ class Block:
     def _run(self, x: Any, mask: Any, memo: Memo) -> Any:
         numbers, self._memo = self._placement.numbers, memo
         with compute_weights(self._slots, numbers):
+            if self._offload and numbers.casts:
+                self._fixed.clear()
+                self._fixed.update(getattr(layer, name).data_ptr() for layer, name, _ in self._slots)
             layer, x = self._layer, cast(x, numbers.computed)
             if not self.is_mtp:
                 return cast(layer(x, attention_mask=mask), numbers.stored)

@@ -19,6 +19,7 @@ from paddle.incubate.nn.functional import swiglu
 from ..model import ModelShape
 from ..plan.strategy import Experts
 from . import device
+from .activations import keep
 from .collectives import all_gather, all_to_all
 from .grouped import UNPADDED, Padding, grouped, use_every_size
 from .precision import Numbers, cast
@@ -162,12 +163,12 @@ class Products(PyLayer):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, x: Any, counts: Sequence[int], weights: Any) -> Any:
         # Not by save_for_backward: zero3 frees the weights after forward and gathers them again for backward.
-        ctx.x, ctx.counts, ctx.weights = x, counts, weights
+        ctx.kept, ctx.counts, ctx.weights = keep(x), counts, weights
         return grouped(x, weights, counts)
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
-        x, ctx.x = ctx.x, None  # or it were there until the whole backward pass is done
+        (x,), ctx.kept = ctx.kept(), None  # or it were there until the whole backward pass is done
         of_x = grouped(grad, ctx.weights, ctx.counts, transpose_right=True)
         return of_x, grouped(x, grad, ctx.counts, transpose_left=True)
 
@@ -178,12 +179,12 @@ class Inner(PyLayer):  # type: ignore[misc]
 
     @staticmethod
     def forward(ctx: Any, gate: Any, up: Any, score: Any) -> Any:
-        ctx.kept = gate, up, score
+        ctx.kept = keep(gate, up, score)
         return swiglu(gate, up) * cast(score, gate.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
-        (gate, up, score), ctx.kept = ctx.kept, None
+        (gate, up, score), ctx.kept = ctx.kept(), None
         gate, up = gate.detach(), up.detach()
         gate.stop_gradient = up.stop_gradient = False
         with paddle.enable_grad():

@@ -14,6 +14,7 @@ from paddle.autograd import PyLayer
 from ..plan.comm_points import Op
 from ..plan.communicators import REDISTRIBUTE, Ranks, redistribution_groups
 from ..plan.layout import Intervals, Move, TokenLayout, moves
+from .activations import keep
 from .collectives import all_gather, all_gather_start, all_reduce, all_to_all, reduce_scatter, reduce_scatter_start
 from .groups import RankGroups
 from .lora import after_products, read_by
@@ -178,13 +179,13 @@ class GatheredProducts(PyLayer):  # type: ignore[misc]
         ctx: Any, x: Any, group: Any, numbers: Numbers, keeps: bool, transposed: bool, *matrices: Any
     ) -> tuple[Any, ...]:
         tokens = cast(all_gather(cast(x, numbers.stored), group), numbers.computed)
-        ctx.kept, ctx.matrices = tokens if keeps else x, matrices
+        ctx.kept, ctx.matrices = keep(tokens if keeps else x), matrices
         ctx.how = group, numbers, keeps, transposed, not x.stop_gradient
         return tuple(paddle.matmul(tokens, matrix, transpose_y=transposed) for matrix in matrices)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-        kept, matrices, (group, numbers, keeps, transposed, tracked) = ctx.kept, ctx.matrices, ctx.how
+        (kept,), matrices, (group, numbers, keeps, transposed, tracked) = ctx.kept(), ctx.matrices, ctx.how
         ctx.kept = ctx.matrices = None  # autograd's graph holds this call until all of backward ends
         learn = [not matrix.stop_gradient for matrix in matrices]
         arriving = leaving = None

@@ -112,8 +112,35 @@ def moments_of(optimizer: Any, tensor: Any) -> list[Any]:
 
 def move_to_host(tensor: Any) -> None:
     """Let a tensor lie in the host's memory, page-locked for copies of a GPU."""
-    place = paddle.CUDAPinnedPlace() if str(paddle.device.get_device()).startswith("gpu") else paddle.CPUPlace()
-    tensor.detach()._copy_to(place, True)._share_buffer_to(tensor)
+    tensor.detach()._copy_to(_host_place(), True)._share_buffer_to(tensor)
+
+
+def _host_place() -> Any:
+    return paddle.CUDAPinnedPlace() if str(paddle.device.get_device()).startswith("gpu") else paddle.CPUPlace()
+
+
+def host_tensor(size: int, dtype: Any) -> Any:
+    """A flat tensor in the host's memory, as `move_to_host` has it."""
+    return paddle.empty([size], dtype)._copy_to(_host_place(), True)
+
+
+def fills_memory(tensor: Any) -> bool:
+    """Whether a tensor's numbers, maybe of permuted axes, are all that its memory has from its start on."""
+    expected = 1
+    for stride, length in sorted(zip(tensor.strides, tensor.shape, strict=True)):
+        if length != 1 and stride != expected:
+            return False
+        expected *= length
+    return tensor.ndim > 0 and not tensor.offset
+
+
+def sharing(tensor: Any, shape: Sequence[int] | None = None) -> Any:
+    """Another tensor on a tensor's memory, maybe in a shape of its own."""
+    other = core.eager.Tensor(tensor.get_tensor(), tensor.place)
+    if shape is not None:
+        other.get_tensor()._set_dims(list(shape))
+    other.stop_gradient = tensor.stop_gradient
+    return other
 
 
 def part_of(tensor: Any, start: int, stop: int) -> Any:

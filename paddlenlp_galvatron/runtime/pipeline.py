@@ -201,6 +201,7 @@ class Pipeline:
     def _run(self, samples: Samples, scale: float) -> Any:
         if (headroom := self._headroom) and self._next_schedule is self._schedule:
             self._have_places()
+            self._stage.window.reserve([int(self._most_in_flight(chunk)) for chunk in range(self._chunks)])
             headroom.reserve()
             self._headroom = headroom = None
         elif headroom:
@@ -209,12 +210,15 @@ class Pipeline:
         in_flight: list[deque[tuple[Any, Any]]] = [deque() for _ in range(self._chunks)]  # inputs and outputs in flight
         local_samples = self._take(samples)
         total = paddle.zeros([], "float32")
-        for position, step in enumerate(self._next_schedule.passes):
+        passes, window = self._next_schedule.passes, self._stage.window
+        for position, step in enumerate(passes):
             above, below = self._above[step.chunk], self._below[step.chunk]
             if step.kind == "forward":
                 x = self._receive(position)
                 if x is not None:
                     x.stop_gradient = False
+                if passes[position + 1].kind == "backward":
+                    window.fetch_ahead(passes[position + 1].chunk)
                 before_mib = device.allocated_mib() if headroom else 0.0
                 with span(f"forward {self._name(step)}", "forward"):
                     out = self._forward(x, step, local_samples)
@@ -227,6 +231,7 @@ class Pipeline:
                 in_flight[step.chunk].append((x, out))
             else:
                 x, out = in_flight[step.chunk].popleft()
+                window.next_backward(step.chunk)
                 self._stage.chains[step.chunk].last_backward = step.micro_batch == self._micro_batches - 1
                 grad = self._backward(out, scale, position)
                 self._stage.accumulate_gradients()
@@ -259,6 +264,9 @@ class Pipeline:
                     above[0].done_with(x)
         self._flush()
         return total
+
+    def _most_in_flight(self, chunk: int) -> float:
+        return self._schedule.most_held([float(each == chunk) for each in range(self._chunks)])
 
     def _have_places(self) -> None:
         """Allocates buffers for all messages that are in use at once, and the next of each direction."""

@@ -18,6 +18,7 @@ from ..plan import Axis, Plan
 from ..plan.communicators import chunk_edges, twins
 from ..plan.layout import token_layout
 from . import device
+from .activations import Window
 from .batch import Facts, Tokens, documents_of
 from .block import Block
 from .groups import RankGroups
@@ -71,13 +72,14 @@ class Stage:
         self._frozen = setup.adapters is not None
         self._embedding = Embedding(placement, table) if (self.is_first or self.has_mtp) and table else None
         self.load = ExpertLoad(plan, shape, setup.seq_length)
+        self.window = Window(plan.chunks)
         self._blocks: list[Block] = []
         for chunk in range(plan.chunks):
             if self._embedding and self._embeds(plan, chunk):
                 units.adopt(self._embedding.parameters, plan.vocab.dp_type)
             for index in plan.chunk_layers(self.index, chunk):
                 strategy = plan.layers[index]
-                block = Block(setup, here, index, self.load)
+                block = Block(setup, here, index, self.load, self.window, chunk)
                 units.adopt(block.parameters, strategy.dp_type, strategy.experts.dp_type)
                 if self._blocks:
                     block.share_positions(self._blocks[0])
@@ -154,6 +156,10 @@ class Stage:
         `ends` [r, S] that of `take_ends`, `pairs` that of `take_pairs`; `mtp`: ids and labels of it, [U] each. Returns
         [T, H] for the next chunk, or of the last of all the sum of this dp share's losses.
         """
+        with self.window.forward(chunk):
+            return self._forward(x, ids, labels, chunk, ends, pairs, mtp)
+
+    def _forward(self, x: Any, ids: Any, labels: Any, chunk: int, ends: Any, pairs: Any, mtp: Any) -> Any:
         embedding, blocks, head, chain, redistributions = self._chunks[chunk]
         run, position = chain.run, 0
         if embedding is not None:

@@ -1,5 +1,5 @@
-"""One rank: trains each case with the optimizer on the device and in the host's memory, saves both half way, lets each
-continue from the other's checkpoint; writes down whether all are equal, and the device's memory."""
+"""One rank: trains each case with the optimizer and activations on the device and in the host's memory, saves both half
+way, lets each continue from the other's checkpoint; writes down whether all are equal, and the device's memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from paddlenlp_galvatron.check.parity.parity import Case, batch_of, read_cases
-from paddlenlp_galvatron.plan import Precision
+from paddlenlp_galvatron.plan import Plan, Precision, Recompute
 from paddlenlp_galvatron.runtime import device, host_states
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.groups import Groups, run_as_rank, start_world
@@ -28,13 +28,23 @@ PART = 999  # numbers of a part: tensors have several, of odd sizes, too
 NORM = 0.1  # to which gradients are clipped
 OVERFLOWS = 2.0**26  # fp16's first loss scale, with which the first step is left out
 HALF, STEPS = 2, 4
+PERCENTS = 100, 40, 0  # of the activations of layers in turn
+
+
+def with_offload(plan: Plan) -> Plan:
+    """The plan with both offloaded, as far as recompute leaves it."""
+    layers = [
+        replace(layer, offload=PERCENTS[index % 3] if layer.recompute in (Recompute.NONE, Recompute.FULL) else 0)
+        for index, layer in enumerate(plan.layers)
+    ]
+    return replace(plan, layers=tuple(layers), assumed=replace(plan.assumed, offload_optimizer=True))
 
 
 def train(case: Case, groups: Groups, offloaded: bool, folder: Path, source: Path | None = None) -> dict[str, Any]:
     """`source`: a folder of checkpoints to continue from; without one all steps, and a checkpoint half way."""
     gc.collect()
     empty = device.allocated_mib()
-    plan = replace(case.plan, assumed=replace(case.plan.assumed, offload_optimizer=offloaded or None))
+    plan = with_offload(case.plan) if offloaded else case.plan
     scale = OVERFLOWS if plan.assumed.mixed_precision is Precision.FP16 else 1.0
     engine = Engine(ModelSetup.of(plan, case.shape, case.seq_length, adapters=case.adapters), groups, scale)
     optimizer = case.recipe.build(engine.tensors, engine.decaying)
@@ -56,6 +66,7 @@ def train(case: Case, groups: Groups, offloaded: bool, folder: Path, source: Pat
         "numbers": numbers,
         "states": [device.to_host(each) for each in (*states, *weights)],
         "held_mib": held_mib,
+        "activations_mib": engine.stage.window.host_mib,
         "host_mib": sum(each.size * 4 for each in states if not device.on_device(each)) / device.MIB,
     }
 
@@ -79,6 +90,7 @@ def main() -> None:
             equal += [same(own, other, 2 * HALF) for other in others]
         report = {"equal": equal, "left_out": sum(not isfinite(number) for number in offloaded["numbers"])}
         report |= {"moved_mib": plain["held_mib"] - offloaded["held_mib"], "host_mib": offloaded["host_mib"]}
+        report["activations_mib"] = offloaded["activations_mib"]
         (folder / f"{index}.{groups.rank}.json").write_text(json.dumps(report))
 
 

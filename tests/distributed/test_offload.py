@@ -1,4 +1,5 @@
-"""With the optimizer's states in the host's memory training is the same, bit for bit, and so are checkpoints."""
+"""With the optimizer's states and activations in the host's memory training is the same, bit for bit, and so are
+checkpoints."""
 
 from __future__ import annotations
 
@@ -26,6 +27,7 @@ PLACES_MIB = 2 * 3 * 999 * 4 / 2**20  # two places, three states, the worker's n
 
 LOW, WIDE = plan(1, "1 1"), plan(2, "1 2 1z", default=ZERO2)
 TIED = plan(2, "1 1r 1 1", (1,) * 4, micro_batches=4, chunks=2)
+SHORT = plan(2, "1 1r 1 1r 1 1", (3, 3), micro_batches=4)
 STAGES = plan(4, "2 1z 2r 1", (2, 2), vocab="2", micro_batches=4, default=ZERO2)
 ROUTED = having(plan(4, "1 2z 1", default=ZERO2), "4 2z 2x2")
 small = partial(small_case, family="qwen2", optimizer="adamw")
@@ -68,19 +70,24 @@ def test_training_is_equal_bit_for_bit_and_each_continues_from_the_others_checkp
 
 
 @pytest.mark.started("Paddle looks for devices when it is imported")
-def test_on_a_device_with_streams_states_leave_it_and_an_update_neither_allocates_nor_waits(tmp_path, monkeypatch):
-    """Copies run in streams of their own there, apart from kernels."""
+@pytest.mark.parametrize("part, steps", [("offloaded", slice(1, None)), ("", slice(5, 8))])  # updates, or passes
+def test_on_a_device_with_streams_states_leave_it_and_steps_neither_allocate_nor_wait(
+    tmp_path, monkeypatch, part, steps
+):
+    """Copies run in streams of their own there, apart from kernels. The last three of four steps count, which the
+    second engine runs with offload."""
     folder = fake_device.built()
     if folder is None:
         pytest.skip("needs the program g++, and Paddle 3.3")
     monkeypatch.setenv(fake_device.LIBRARIES, str(folder))
     monkeypatch.setenv(fake_device.FOLDER, str(tmp_path))
-    case = small(WIDE)
-    [ranks] = run(tmp_path, [case], (FAKE, "offloaded", "offload_worker"))
+    case = small(WIDE if part else SHORT)
+    [ranks] = run(tmp_path, [case], (FAKE, part, "offload_worker"))
     offloaded = replace(case.plan, assumed=replace(case.plan.assumed, offload_optimizer=True))
     for rank, report in enumerate(ranks):
         assert all(report["equal"])
         counts = json.loads((tmp_path / f"counts.{rank}.json").read_text())
-        assert counts[1:] == [[0, 0, 0]] * (len(counts) - 1)
+        assert counts[steps] == [[0, 0, 0]] * len(counts[steps])
+        assert report["activations_mib"] > 0
         assert report["moved_mib"] == pytest.approx(report["host_mib"] - PLACES_MIB, abs=0.1)
         assert report["host_mib"] == pytest.approx(offloaded_mib(offloaded, case.shape, 0), rel=0.02)

@@ -32,7 +32,8 @@ def _strategy(strategy: LayerStrategy | VocabStrategy) -> str:
     split = "".join(f"{axis}{degree}" for axis, degree in layer.axes if degree > 1) or "dp"
     strided = "" if layer.consecutive or layer.ranks == 1 else "s"
     again = f"r({layer.recompute.words})".replace("(full)", "") if layer.recompute else ""  # or `r(norms+mlp)`
-    words = [split + strided, DATA_PARALLEL[layer.dp_type], again]
+    away = f"h{layer.offload}" if layer.offload else ""  # percent in the host's memory
+    words = [split + strided, DATA_PARALLEL[layer.dp_type], again, away]
     return " ".join(word for word in words if word)
 
 
