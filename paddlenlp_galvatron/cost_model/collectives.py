@@ -34,7 +34,7 @@ from ..plan.mesh import SAMPLE_AXES, SHARDING, Axis, Mesh, Ranks
 from ..plan.strategy import Assumptions, DataParallel, LayerStrategy, Strategy, VocabStrategy
 from ..profiles.memory import Role
 from ..profiles.network import Network, Place
-from .weights import StateBytes, Weights, head_weights, layer_weights, table_weights
+from .weights import StateBytes, Weights, weights_of
 
 Kind = tuple[Collective, tuple[Axis, ...], int, Message]  # of a message, over axes, parts of all tokens, its width
 
@@ -111,7 +111,7 @@ class Setting:
 def layer_calls(model: ModelShape, strategy: LayerStrategy, setting: Setting) -> Calls:
     """Collectives of one decoder layer, but for those of its experts."""
     points = point_calls(model, strategy, setting, block_points(model), repeated(strategy.recompute))
-    return points + weight_calls(layer_weights(model, strategy.tp), strategy, setting)
+    return points + weight_calls(weights_of(model.block, strategy.tp), strategy, setting)
 
 
 def point_calls(
@@ -190,21 +190,21 @@ def vocab_calls(model: ModelShape, vocab: VocabStrategy, role: Role, setting: Se
     gradient = setting.states.gradient
     if not gradient or not (tied or model.mtp_layers):
         return shared + alone
-    twins = Call(Collective.ALL_REDUCE, TWINS, table_weights(model, vocab.tp).matrices * gradient)
+    twins = Call(Collective.ALL_REDUCE, TWINS, weights_of(model.embedding, vocab.tp).matrices * gradient)
     finish = twins, *shared.reduce, *shared.across, *shared.finish
     return shared._replace(reduce=(), across=(), finish=finish) + alone
 
 
 def _embedding_calls(model: ModelShape, vocab: VocabStrategy, setting: Setting, uses: int) -> Calls:
     points = sum([point_calls(model, vocab, setting, EMBEDDING)] * uses, Calls())
-    weights = weight_calls(table_weights(model, vocab.tp), vocab, setting)
+    weights = weight_calls(weights_of(model.embedding, vocab.tp), vocab, setting)
     # A lookup needs no weights in backward, and its backward is the last pass of all: nothing is left to hide behind.
     finish = weights.reduce + weights.across
     return points + Calls(gather_forward=weights.gather_forward, finish=finish, publish=weights.publish)
 
 
 def _head_calls(model: ModelShape, vocab: VocabStrategy, setting: Setting) -> Calls:
-    weights = weight_calls(head_weights(model, vocab.tp), vocab, setting)
+    weights = weight_calls(weights_of(model.head, vocab.tp), vocab, setting)
     points = point_calls(model, vocab, setting, HEAD - LOSS)
     if vocab.pieces > 1:  # no tokens are needed again
         points = points.alone

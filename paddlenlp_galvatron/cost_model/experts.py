@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from ..base.caching import once
 from ..base.units import FP32_BYTES, MIB
 from ..model import Fused, ModelShape, Recompute
 from ..plan.comm_points import Collective
@@ -18,7 +19,7 @@ from ..plan.mesh import EXCHANGE, Axis
 from ..plan.strategy import Experts, padded_rows
 from .collectives import Call, Calls, Setting, matrix_calls
 from .costs import LayerCost, Workspace
-from .module import ModulePrices, Room, once
+from .module import ModulePrices, Room, module_memory
 from .weights import expert_weights
 
 OF_EXPERTS = Recompute.FULL | Recompute.SUBLAYER | Recompute.GATE_UP  # recompute that experts take part in
@@ -42,7 +43,7 @@ class ExpertPrices:
         room = self._room(experts, recompute, setting, self._options.imbalance_bound)
         sharding = experts.shards(setting.stage_size)
         weights = expert_weights(self._modules.models[setting.layer_type], experts)
-        _, workspace, _ = self._modules.held(experts.dp_type, sharding, setting, weights, room)
+        _, workspace, _ = module_memory(weights, setting, experts.dp_type, sharding, room, options=self._options)
         workspace = Workspace.of((likely.workspace, workspace))
         return LayerCost.of(likely.terms, room.activation_mib, workspace, likely.memory)
 

@@ -68,16 +68,11 @@ class StageBreakdown:
         return sum(self.time_ms.values()) - self.time_ms["waiting"]
 
 
-def breakdown(
-    plan: Plan, cost: CostModel, prediction: Prediction, budget_mib: float | None = None
-) -> list[StageBreakdown]:
-    """Every stage of a plan. `budget_mib`: memory of a device, of which `free` is unused; None: no `free`."""
-    return [_stage(plan, cost, prediction, stage, budget_mib) for stage in range(plan.pipeline)]
-
-
-def _stage(plan: Plan, cost: CostModel, prediction: Prediction, stage: int, budget_mib: float | None) -> StageBreakdown:
+def breakdown(plan: Plan, cost: CostModel, prediction: Prediction, stage: int, budget_mib: float) -> StageBreakdown:
+    """A stage of a plan. `budget_mib`: memory of a device, of which `free` is unused."""
     predicted = prediction.stages[stage]
-    parts = tuple(_parts(plan, cost, stage))
+    chunks = enumerate(cost.in_flight(plan, stage))
+    parts = tuple(part for chunk, held in chunks for part in _chunk_parts(plan, cost, stage, chunk, held))
     time_ms = {key: sum(part.time_ms.get(key, 0.0) for part in parts) for key in TIME}
     hidden_ms = {key: sum(part.hidden_ms.get(key, 0.0) for part in parts) for key in ("tensor", "gathers", "gradients")}
     time_ms["layouts"] = layouts_ms(plan, cost, stage)
@@ -85,15 +80,9 @@ def _stage(plan: Plan, cost: CostModel, prediction: Prediction, stage: int, budg
     time_ms["waiting"] = max(0.0, prediction.time_s * 1000 - busy)
     memory = {key: sum(part.memory_mib.get(key, 0.0) for part in parts) for key in MEMORY if key != "free"}
     memory |= {"working": predicted.memory.working_mib, "reserve": predicted.memory.context_mib}
-    if budget_mib is not None:
-        memory["free"] = budget_mib - predicted.memory.total_mib
+    memory["free"] = budget_mib - predicted.memory.total_mib
     hand_over = plan.micro_batches * 2 * predicted.send_ms
     return StageBreakdown(time_ms, hidden_ms, hand_over, memory, parts)
-
-
-def _parts(plan: Plan, cost: CostModel, stage: int) -> Iterator[PlanPart]:
-    for chunk, held in enumerate(cost.in_flight(plan, stage)):
-        yield from _chunk_parts(plan, cost, stage, chunk, held)
 
 
 def _chunk_parts(plan: Plan, cost: CostModel, stage: int, chunk: int, held: int) -> Iterator[PlanPart]:
@@ -203,7 +192,8 @@ class PlanFacts:
 
     @cached_property
     def stages(self) -> list[StageBreakdown]:
-        return breakdown(self.plan, self.cost, self.prediction, self.budget_mib)
+        how = self.plan, self.cost, self.prediction
+        return [breakdown(*how, stage, self.budget_mib) for stage in range(self.plan.pipeline)]
 
     @property
     def fullest(self) -> int:

@@ -11,6 +11,7 @@ from functools import lru_cache
 from operator import sub
 
 from ..base import FP32_BYTES, MIB, UserError
+from ..base.caching import once
 from ..model import Fused, Recompute
 from ..plan.comm_points import CORE, GATHERS, CommPoint, block_points, comm_ops, repeated
 from ..plan.layout import token_axes
@@ -21,7 +22,7 @@ from ..profiles.computation import PassTimes
 from .collectives import CallTimes, Setting, point_calls, weight_calls
 from .costs import LayerCost, StageSetting
 from .experts import OF_EXPERTS, ExpertPrices
-from .module import ModulePrices, Room, once
+from .module import ModulePrices, Room
 from .stage_memory import positions_mib
 from .variants import (
     Partly,
@@ -33,7 +34,7 @@ from .variants import (
     product_share,
     products_behind,
 )
-from .weights import Weights, adapter_weights, layer_weights
+from .weights import Weights, adapter_weights, weights_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ class LayerPrices:
     def _weight_times(self, sharded: LayerStrategy, stage_size: int, pipeline: int, layer_type: int) -> CallTimes:
         """Times of the collectives of a layer's weights, for any micro-batch and recompute."""
         setting = self._modules.setting(StageSetting(stage_size, 0, 1, pipeline), layer_type)
-        weights = layer_weights(self._models[layer_type], sharded.tp)
+        weights = weights_of(self._models[layer_type].block, sharded.tp)
         calls = weight_calls(weights, sharded, setting)
         return self._modules.call_times(calls, sharded.mesh(stage_size), pipeline, weights, sharded.sharding)
 
@@ -155,7 +156,7 @@ class LayerPrices:
         if (seen := self._task.seen(seq)) < 1 and Fused.ATTENTION in self._assumed.fused:  # a plain mask saves nothing
             passes = packed_times(passes, products, seen)
             products /= products + (1 - products) * seen
-        weights = layer_weights(model, placed.tp)
+        weights = weights_of(model.block, placed.tp)
         counted = self._memory.parameter_mib(measured_type) * MIB / FP32_BYTES / plain.layer_parameters
         return _Share(
             mesh,
@@ -218,7 +219,7 @@ class LayerPrices:
         """Times of the collectives at a layer's communication points, some of which backward repeats."""
         model = self._models[setting.layer_type]
         calls = point_calls(model, placed, setting, block_points(model), again)
-        weights = layer_weights(model, placed.tp)
+        weights = weights_of(model.block, placed.tp)
         times = self._modules.call_times(calls, placed.mesh(setting.stage_size), setting.pipeline, weights)
         return times.slowed(self._modules.network.tensor_share(setting.pipeline) if placed.tp > 1 else 1.0)
 

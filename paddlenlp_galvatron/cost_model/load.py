@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, TypedDict, Unpack
+from typing import Literal, Unpack
 
 from ..base import Faults, Note, UserError, member, no_note
 from ..model import ModelShape, kinds_of
@@ -14,31 +14,13 @@ from ..profiles.analytic import analytic_computation, analytic_hardware, analyti
 from ..profiles.computation import ComputationProfile
 from ..profiles.compute_time import ComputeTimes, TimeMode
 from ..profiles.data_sheet import DataSheet, Device
-from ..profiles.files import computation_name, memory_name
+from ..profiles.files import ProfileSource, computation_name, memory_name, place
 from ..profiles.hardware import HardwareProfile
 from ..profiles.memory import MemoryProfile
 from ..profiles.memory_use import MemoryMode, MemoryUse
 from ..profiles.network import Network
-from ..profiles.raw_runs import Dialect
 from .costs import CostOptions, Profiles
 from .model import CostModel
-
-
-class ProfileSource(TypedDict, total=False):
-    """Where profiles are, and how they are read: files that are named by a path (or its folder), and the rest by their
-    documented names from `folder`."""
-
-    folder: str | Path | None
-    time_profiling_path: str | Path | None
-    memory_profiling_path: str | Path | None
-    allreduce_bandwidth_config_path: str | Path | None
-    p2p_bandwidth_config_path: str | Path | None
-    overlap_coe_path: str | Path | None
-    sp_time_path: str | Path | None
-    time_profile_mode: str  # of TimeMode; unset: static
-    memory_profile_mode: str  # of MemoryMode; unset: static
-    profile_dialect: Dialect | None
-    allow_foreign_profiles: bool
 
 
 def load(
@@ -58,16 +40,7 @@ def load(
     """
     shapes, faults = kinds_of(model), Faults()
     with faults.gathered():
-        hardware = HardwareProfile.load(
-            num_nodes,
-            gpus_per_node,
-            folder=source.get("folder"),
-            allreduce_path=source.get("allreduce_bandwidth_config_path"),
-            p2p_path=source.get("p2p_bandwidth_config_path"),
-            overlap_path=source.get("overlap_coe_path"),
-            sp_time_path=source.get("sp_time_path"),
-            note=note,
-        )
+        hardware = HardwareProfile.load(num_nodes, gpus_per_node, note=note, **source)
     with faults.gathered():
         times = _times(shapes, assumed, source, faults, note)
     with faults.gathered():
@@ -194,16 +167,13 @@ def _place(
     """The file named, or the documented one in the folder, or the folder's only one of its kind and dtype whose name
     does not say that it is another model's."""
     path = source.get(option)
-    if path is not None and not Path(path).is_dir():
-        return Path(path)
-    folder = path or source.get("folder")
-    if folder is None:
+    documented = place(path, source.get("folder"), name)
+    if documented is None:
         raise UserError(f"{option}: missing; name the file, or the folder that holds {name}")
-    documented = Path(folder) / name
-    if documented.exists():
+    if documented.exists() or (path is not None and documented == Path(path)):
         return documented
-    prefix = name.partition("_hidden_")[0]
-    found_all = sorted(p for p in Path(folder).glob(f"{prefix}_*.json") if "_hidden_" not in p.name)
+    folder, prefix = documented.parent, name.partition("_hidden_")[0]
+    found_all = sorted(p for p in folder.glob(f"{prefix}_*.json") if "_hidden_" not in p.name)
     from ..profiles.identity import name_faults
 
     others = [path for path in found_all if not name_faults(path, model)] or found_all

@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from ..base import MIB, UserError
+from ..base.caching import once
 from ..model import ModelShape, Recompute, layer_types_of
 from ..plan.comm_points import Collective
 from ..plan.communicators import communicators
@@ -23,7 +24,7 @@ from .collectives import MTP_CHANGES, place_of
 from .costs import CostOptions, LayerCost, Prediction, Profiles, StagePrediction, StageSetting, Task
 from .experts import OF_EXPERTS, ExpertPrices
 from .layers import LayerPrices
-from .module import ModulePrices, once
+from .module import ModulePrices
 from .simulate import StageTimes, step_ms
 from .stage_memory import fullest, memory_of, own_positions_mib
 from .vocabulary import VocabPrices

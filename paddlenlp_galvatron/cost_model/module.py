@@ -8,12 +8,12 @@ that recompute made are in the working set, and took no memory between micro-bat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache, cached_property
-from types import MethodType
-from typing import Any, NamedTuple, TypeVar, cast
+from collections.abc import Sequence
+from functools import cached_property
+from typing import NamedTuple
 
 from ..base import FP32_BYTES, GB_PER_S, MIB, UserError
+from ..base.caching import once
 from ..model import ModelShape
 from ..plan.mesh import Mesh
 from ..plan.strategy import JOINED_NUMBERS, PART, PLACES, STATES, Assumptions, DataParallel
@@ -22,13 +22,6 @@ from .collectives import Calls, CallTimes, Setting
 from .costs import CostOptions, LayerCost, PartMemory, Profiles, StageSetting, States, Task, Terms, Workspace
 from .stage_memory import constants_mib
 from .weights import MOMENT_BYTES, StateBytes, Weights
-
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-def once(method: Method) -> Method:
-    """`functools.cache` of a method, kept as long as its object."""
-    return cast(Method, cached_property(lambda prices: cache(MethodType(method, prices))))
 
 
 class Room(NamedTuple):
@@ -136,7 +129,8 @@ class ModulePrices:
         sharded = dp_type is not DataParallel.DDP and sharding > 1
         learns = setting.states.optimizer > 0
         updated = (weights.matrices / (sharding if sharded else 1) + weights.vectors) if learns else 0.0
-        states, workspace, memory = self.held(dp_type, sharding, setting, weights, room, several_matrices)
+        held = dp_type, sharding, room, several_matrices, self.options
+        states, workspace, memory = module_memory(weights, setting, *held)
         optimizer_ms = updated / 1e6 * self.times.profile.optimizer_ms_per_million
         if self.host_mib_per_ms:  # there and back: both ways share the host's memory with the node's other GPUs
             optimizer_ms += 2 * memory.host_mib / self.host_mib_per_ms
@@ -161,20 +155,6 @@ class ModulePrices:
         )
         return LayerCost.of(terms, room.activation_mib, workspace, memory)
 
-    def held(
-        self,
-        dp_type: DataParallel,
-        sharding: int,
-        setting: Setting,
-        weights: Weights,
-        room: Room,
-        several_matrices: bool = True,
-    ) -> tuple[States, Workspace, PartMemory]:
-        """`module_memory` under this model's options."""
-        options = self.options
-        apart = options.masters_first and options.freed is not None
-        return module_memory(weights, setting, dp_type, sharding, room, several_matrices, options.masters_first, apart)
-
     @property
     def places_mib(self) -> float:
         """Memory of a rank through which an offloaded optimizer's states pass."""
@@ -189,17 +169,16 @@ def module_memory(
     sharding: int,
     room: Room,
     several_matrices: bool = True,
-    masters_first: bool = False,
-    apart: bool = False,
+    options: CostOptions = CostOptions(),
 ) -> tuple[States, Workspace, PartMemory]:
     """(states, workspace, all of it for a walk) of a module whose matrices are shared by `sharding` ranks.
 
     With `async_grad_reduce` gradients of several micro-batches are summed before they are reduced. With one
     micro-batch alone gradients come as activations go, so that only their excess over these is added to the states.
-    `masters_first`: if the optimizer is offloaded, its first update still has the fp32 weights of all modules on the
+    With `masters_first` the first update of an offloaded optimizer still has the fp32 weights of all modules on the
     device, and one matrix after the other gets its moments, which leave with its fp32 weight. No activations are there
-    by then: their place is enough for most of it; `apart`: if the allocator gives it none, and none to the 16-bit
-    weights that are then gathered.
+    by then: their place is enough for most of it, unless a share of freed memory is known: then the allocator gives it
+    none, and none to the 16-bit weights that are then gathered.
     """
     per_weight, several, async_reduce = setting.states, setting.several, setting.assumed.async_grad_reduce
     matrices_mib = weights.matrices / MIB
@@ -212,11 +191,11 @@ def module_memory(
     moments_mib = matrices_mib * per_weight.optimizer / shards + vectors_mib * per_weight.optimizer
     master_mib = moments_mib * max(per_weight.optimizer - MOMENT_BYTES, 0) / max(per_weight.optimizer, 1)
     offload, host_mib = setting.assumed.offload_optimizer, moments_mib
-    if offload and apart:
+    if offload and options.masters_first and options.freed is not None:
         gathers = sharded and dp_type is not DataParallel.ZERO3
         moments_mib = master_mib + max(gathers * matrices_mib * per_weight.weight - room.activation_mib, 0.0)
     elif offload:
-        moments_mib = max(master_mib - room.activation_mib, 0.0) if masters_first else 0.0
+        moments_mib = max(master_mib - room.activation_mib, 0.0) if options.masters_first else 0.0
     states = States(
         matrices_mib * per_weight.weight / (shards if dp_type is DataParallel.ZERO3 else 1)
         + vectors_mib * per_weight.weight,
@@ -240,7 +219,7 @@ def module_memory(
     )
     if offload:
         part = part._replace(host_mib=host_mib)
-    if offload and masters_first:
+    if offload and options.masters_first:
         part = part._replace(master_mib=master_mib, matrix_mib=weights.largest / MIB * MOMENT_BYTES / shards)
     return states, _workspace(part, room, made_mib, setting, sharded), part
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..base.caching import once
 from ..base.units import FP32_BYTES, MIB
 from ..plan.comm_points import CommPoint
 from ..plan.mesh import OF_A_SAMPLE
@@ -20,9 +21,9 @@ from ..profiles.memory import STATE_BYTES, Role
 from .collectives import Calls, Setting, vocab_calls
 from .costs import LayerCost, PartMemory, StageSetting, States, Terms, Workspace
 from .layers import samples_of
-from .module import ModulePrices, Room, once
+from .module import ModulePrices, Room
 from .stage_memory import batch_mib
-from .weights import StateBytes, Weights, head_weights, table_weights
+from .weights import StateBytes, Weights, weights_of
 
 # Messages that a rank of a pipeline holds besides activations, with one micro-batch and with several. From the next
 # stage: the gradient in use, and a posted one; from the previous one: a posted activation, and a gradient leaving.
@@ -46,7 +47,7 @@ class VocabPrices:
         mesh = vocab.mesh(stage_size)
         samples = samples_of(vocab, mesh, stage_size, micro_batch)
         settings = [self._modules.setting(stage, layer_type) for layer_type in (first, last)]
-        table = table_weights(self._models[first if role == "first" else last], vocab.tp)
+        table = weights_of(self._models[first if role == "first" else last].embedding, vocab.tp)
         both = role == "last" and self._mtp and not self._models[-1].tied_embeddings
         states_mib = self._memory.vocab_states_mib("only" if both else role, vocab.tp)
         held = Weights(round(states_mib * MIB / STATE_BYTES), largest=table.largest)
@@ -116,12 +117,12 @@ class VocabPrices:
         if self._modules.options.fused_gradients:
             peak += 2 * others  # and their gradient
         elif kept < peak:  # of a few tokens less is kept than the head's gradient takes, which is made again
-            made_mib = head_weights(self._models[-1], vocab.tp).matrices * self._modules.state_bytes.gradient / MIB
+            made_mib = weights_of(self._models[-1].head, vocab.tp).matrices * self._modules.state_bytes.gradient / MIB
             peak = max(peak, kept + made_mib + tokens_mib)
         if role == "first" or not self._mtp:
             return Room(kept, peak - kept)
         # The second loss keeps as much, and the lookup's gradient is one of the whole table.
-        table_mib = table_weights(self._models[-1], vocab.tp).matrices * self._modules.state_bytes.gradient / MIB
+        table_mib = weights_of(self._models[-1].embedding, vocab.tp).matrices * self._modules.state_bytes.gradient / MIB
         return Room(2 * kept, peak - kept + table_mib)
 
     def _fixed_mib(self, stage: StageSetting, role: Role, samples: int) -> float:

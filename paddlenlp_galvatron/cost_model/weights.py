@@ -98,21 +98,6 @@ def weights_of(kind: LayerKind, tp: int) -> Weights:
     )
 
 
-def layer_weights(model: ModelShape, tp: int) -> Weights:
-    """Weights of one decoder layer on one of `tp` ranks."""
-    return weights_of(model.block, tp)
-
-
-def table_weights(model: ModelShape, tp: int) -> Weights:
-    """Weights of the embedding on one of `tp` ranks."""
-    return weights_of(model.embedding, tp)
-
-
-def head_weights(model: ModelShape, tp: int) -> Weights:
-    """Weights of last norm and LM head on one of `tp` ranks."""
-    return weights_of(model.head, tp)
-
-
 @lru_cache(maxsize=256)
 def adapter_weights(model: ModelShape, tp: int, rank: int) -> Weights:
     """The adapters of one decoder layer on one of `tp` ranks. All are unsharded, as vectors are."""
@@ -144,16 +129,16 @@ def held_mib(plan: Plan, shape: ModelShape, stage: int, adapters: Adapters | Non
     layers = [(plan.layers[index], shape.of(index)) for index in plan.stage_layers(stage)]
     held: list[tuple[DataParallel, int, Weights]] = []  # with the ranks that share them
     for layer, kind in layers:
-        held.append((layer.dp_type, layer.shards(plan.stage_size), layer_weights(kind, layer.tp)))
+        held.append((layer.dp_type, layer.shards(plan.stage_size), weights_of(kind.block, layer.tp)))
         if kind.experts:
             experts = layer.experts
             held.append((experts.dp_type, experts.shards(plan.stage_size), expert_weights(kind, experts)))
     tp = plan.vocab.tp
     vocab = plan.vocab.dp_type, plan.vocab.as_layer().shards(plan.stage_size)
     if stage == 0:
-        held.append((*vocab, table_weights(shape, tp)))
+        held.append((*vocab, weights_of(shape.embedding, tp)))
     if stage == last:
-        head = head_weights(shape, tp)
+        head = weights_of(shape.head, tp)
         has_table = shape.tied_embeddings and stage == 0
         held.append((*vocab, Weights(whole_vectors=head.whole_vectors) if has_table else head))
     per_weight = StateBytes.of(plan.assumed.mixed_precision, bool(plan.assumed.fp32_gradients))

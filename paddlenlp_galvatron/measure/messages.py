@@ -22,7 +22,7 @@ from ..plan.communicators import Ranks
 from ..profiles import Collective, HardwareProfile, MessageGroup, Meta
 from ..profiles.curves import Curve
 from ..profiles.hardware import message_key
-from ..profiles.network import traffic_factor
+from ..profiles.network import bandwidth_of
 from ..runtime import collectives, device
 from ..runtime.groups import Groups, run_as_rank, start_world
 from ..runtime.precision import DTYPES, Numbers
@@ -288,8 +288,7 @@ def hardware_profile(journal: Journal, options: HardwareOptions, meta: Meta) -> 
         spread |= {message_key(group, mib): timing.spread for mib, timing in times.items()}
         messages[group] = {mib: timing.ms for mib, timing in times.items()}
         largest = max(times)
-        factor = 1.0 if group.kind is Collective.SEND else traffic_factor(group.kind, group.size)
-        mib_per_ms = factor * largest / times[largest].ms
+        mib_per_ms = bandwidth_of(group, messages[group])
         key = message_key(group, largest)
         if group.kind in bandwidth:
             bandwidth[group.kind][group.size, group.consecutive] = mib_per_ms

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -55,49 +56,28 @@ def needs_round(rounds: Sequence[Sequence[float]]) -> bool:
     return len(rounds) < ROUNDS or (len(rounds) < MOST_ROUNDS and Timing.of_rounds(rounds).spread > WIDE)
 
 
-class HostClock:
-    """Times a series of samples on a CPU, where a call returns when its work is done."""
+class Clock:
+    """Times a series of samples. On a GPU, where a call returns when its work is queued, an event is queued behind each
+    sample, and the host starts the next, as in training: launch time shows only where the device waits for the host."""
 
     def start(self) -> None:
         """Begin a series. The device must be idle."""
-        self._marks = [_now()]
+        self._marks: list[device.Mark] = []
+        self._host_ms: list[tuple[float, float]] = []
+        self.sample()
 
     def sample(self) -> None:
         """End a sample, which began with the series or the sample before."""
-        self._marks.append(_now())
+        self._host_ms.append((1000 * time.perf_counter(), 1000 * time.process_time()))
+        self._marks.append(device.Mark(timed=True))
 
     def samples_ms(self) -> Array:
         """Times [samples, (WALL, PROCESSOR)] in ms; waits for the device."""
-        return np.diff(np.array(self._marks), axis=0)
-
-
-class EventClock:
-    """Clock for GPUs, where a call returns when its work is queued: an event is queued behind each sample, and the host
-    starts the next, as in training. Launch time shows only where the device waits for the host."""
-
-    def start(self) -> None:
-        self._host = HostClock()
-        self._host.start()
-        self._events = [device.Mark(timed=True)]
-
-    def sample(self) -> None:
-        self._host.sample()
-        self._events.append(device.Mark(timed=True))
-
-    def samples_ms(self) -> Array:
         device.synchronize()
-        times = self._host.samples_ms()
-        times[:, WALL] = [end.ms_after(begin) for begin, end in zip(self._events, self._events[1:], strict=False)]
+        times = np.diff(np.array(self._host_ms), axis=0)
+        if device.on_gpu():
+            times[:, WALL] = [end.ms_after(begin) for begin, end in pairwise(self._marks)]
         return times
-
-
-def clock() -> HostClock | EventClock:
-    """The clock of this rank's device."""
-    return EventClock() if device.on_gpu() else HostClock()
-
-
-def _now() -> tuple[float, float]:
-    return 1000 * time.perf_counter(), 1000 * time.process_time()
 
 
 class Stopwatch:
@@ -109,7 +89,7 @@ class Stopwatch:
         """`per_node` ranks compute on each host. `budget_ms` is spent on the samples of one number in a round, within
         MIN_SAMPLES and MAX_SAMPLES; after `time_budget_s` seconds every number gets the fewest."""
         self.world = dist.get_group(0) if world_size > 1 else None
-        self._clock = clock()
+        self._clock = Clock()
         self._budget_ms = budget_ms
         self._deadline = None if time_budget_s is None else time.monotonic() + time_budget_s
         threads = int(os.environ.get("OMP_NUM_THREADS", "1"))

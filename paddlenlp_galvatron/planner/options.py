@@ -13,7 +13,6 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from ..base.errors import UserError
 from ..base.limits import MOST_SAMPLES, Count, Layers, NodeLinks, Number, Positive, Ranks, Samples, Size
 from ..cost_model import CostOptions, Task
-from ..cost_model.load import ProfileSource
 from ..model.layer import MODULES, PARTLY
 from ..options.group import Options
 from ..options.prices import MEASURED_NETWORK, RANK, TWO_SOURCES, Kind, LimitOptions
@@ -22,6 +21,7 @@ from ..plan.mesh import Axis, Degrees, divisors, every_degrees
 from ..plan.strategy import IMBALANCE, IMBALANCE_BOUND
 from ..profiles.analytic import GROUPED, ONE_BY_ONE
 from ..profiles.data_sheet import load_data_sheet
+from ..profiles.files import ProfileSource
 
 DIMENSIONS = ("dp", "sdp", "tp", "sp", "cp", "ep", "etp", "pp", "ckpt", "vtp")
 

@@ -10,7 +10,7 @@ reads of their backward (Paddle 3.3.1).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from typing import Any, NamedTuple
@@ -124,6 +124,88 @@ def analytic_hardware(sheet: DataSheet, num_nodes: int, gpus_per_node: int | Non
     )
 
 
+class Speed(NamedTuple):
+    """Work of a device in a millisecond, and its waits."""
+
+    flops: float  # of matrix products
+    attention_flops: float  # of flash attention
+    bytes: float  # to and from memory
+    product_start_us: float
+    call_us: float  # of the host, to start a kernel
+
+    @classmethod
+    def of(cls, sheet: DataSheet, precision: Precision) -> Speed:
+        peak = sheet.matmul_fp32 if precision is Precision.FP32 else sheet.matmul_16bit
+        return cls(
+            peak.value * sheet.matmul_efficiency.value * 1e9,
+            peak.value * sheet.attention_efficiency.value * 1e9,
+            sheet.memory_bandwidth.value * sheet.memory_efficiency.value * 1e6,
+            sheet.product_start.value,
+            sheet.launch.value,
+        )
+
+
+@dataclass(frozen=True)
+class _Passes:
+    """Times of passes of a model's parts on one device."""
+
+    speed: Speed
+    precision: Precision
+    fused: Fused
+    kept_bytes: Callable[[int, int], float] | None
+    sequence_parallel: bool
+
+    @property
+    def flash(self) -> bool:
+        return Fused.ATTENTION in self.fused
+
+    def times(self, tokens: int, kept: float, weights: int = 0, products: int = 0, pairs: float = 0.0) -> PassTimes:
+        """Times of `products` matrix products with `weights` weights, of attention's operations a token, and of traffic
+        for the kept bytes a token. Backward adds its gradients to those of the micro-batches before."""
+        product = 2 * weights * tokens / self.speed.flops + products * self.speed.product_start_us / 1e3
+        core = pairs * tokens / (self.speed.attention_flops if self.flash else self.speed.flops)
+        traffic = 2 * kept * tokens / self.speed.bytes
+        summed = 0.0 if self.kept_bytes else weights * GRADIENT_BYTES / self.speed.bytes
+        forward = product + core + traffic
+        return PassTimes(forward, 2 * (product + traffic) + (2.5 if self.flash else 2) * core + summed, forward)
+
+    def of_layer(self, kind: ModelShape, tokens: int, seq: int, tp: int) -> PassTimes:
+        matrices = [weight for weight in kind.block.weights if weight.sharded]
+        pairs = _pairs(seq, self.fused) * kind.block.pair_flops / tp
+        if self.flash:
+            pairs *= 1 + 2 * LAST_ROWS / (tokens * kind.block.heads / tp + LAST_ROWS)
+        kept = self.kept_bytes(seq, tp) if self.kept_bytes else self._kept(kind, seq, tp)
+        weights = kind.layer_parameters // tp
+        if not self.sequence_parallel:  # every rank projects all tokens to latents
+            weights += sum(weight.numbers for weight in matrices if weight.axis is None) * (tp - 1) // tp
+        times = self.times(tokens, kept, weights, len(matrices), pairs)  # a product's start is not split
+        shares = recompute_shares(kind, seq, self.precision, self.fused, self.speed.flops / self.speed.bytes)
+        return replace(times, shares={part: shares[part] for part in APART})  # the parts that are measured
+
+    def _kept(self, kind: ModelShape, seq: int, tp: int) -> float:
+        all_kept = sum(layer_numbers_per_token(kind, seq, 1, True, self.fused))
+        own = kind.block.kept(self.fused)
+        read = 2 * kind.hidden_size  # outputs of norms: measured products have them in their time
+        whole = 0 if self.sequence_parallel else own.tokens - read + own.scalars
+        return self.precision.bytes * (whole + (all_kept - whole) / tp)
+
+    def all(self, kinds: Sequence[ModelShape], lengths: Sequence[int]) -> dict[PassKey, PassTimes]:
+        """The times of every part, by batch, length and degree."""
+        first, last = kinds[0], kinds[-1]
+        measured: dict[PassKey, PassTimes] = {}
+        for length, batch in product(lengths, BATCHES):
+            for (number, kind), tp in product(enumerate(kinds), DEGREES):
+                seq = kind.seq_length or length
+                key = PassKey(layer_part(number), batch, seq, tp)
+                measured[key] = self.of_layer(kind, batch * seq, seq, tp)
+            seq = first.seq_length or length
+            embedded = self.times(batch * seq, first.hidden_size * self.precision.bytes)
+            measured[PassKey(EMBEDDING, batch, seq)] = embedded
+            seq, width, words = last.seq_length or length, last.hidden_size, last.vocab_size
+            measured[PassKey(HEAD, batch, seq)] = self.times(batch * seq, 1.5 * words * FP32_BYTES, width * words, 1)
+        return measured
+
+
 def analytic_computation(
     model: ModelShape | Sequence[ModelShape],
     sheet: DataSheet,
@@ -139,56 +221,8 @@ def analytic_computation(
     `kept_bytes`: activations a token and rank of a layer of another program, by sequence length and tp degree.
     `kernels`: of experts. `sequence_parallel`: Megatron's, without which every rank of a tp group has whole tokens.
     """
-    kinds = kinds_of(model)
-    first, last = kinds[0], kinds[-1]
-    peak = sheet.matmul_fp32 if precision is Precision.FP32 else sheet.matmul_16bit
-    flops_per_ms = peak.value * sheet.matmul_efficiency.value * 1e9
-    flash = Fused.ATTENTION in fused
-    attention_per_ms = peak.value * sheet.attention_efficiency.value * 1e9 if flash else flops_per_ms
-    bytes_per_ms = sheet.memory_bandwidth.value * sheet.memory_efficiency.value * 1e6
-
-    def kept(kind: ModelShape, seq: int, tp: int) -> float:
-        all_kept = sum(layer_numbers_per_token(kind, seq, 1, True, fused))
-        own = kind.block.kept(fused)
-        read = 2 * kind.hidden_size  # outputs of norms: measured products have them in their time
-        whole = 0 if sequence_parallel else own.tokens - read + own.scalars
-        return precision.bytes * (whole + (all_kept - whole) / tp)
-
-    def passes(tokens: int, kept: float, weights: int = 0, products: int = 0, pairs: float = 0.0) -> PassTimes:
-        """Times of `products` matrix products with `weights` weights, of attention's operations a token, and of traffic
-        for the kept bytes a token. Backward adds its gradients to those of the micro-batches before."""
-        product = 2 * weights * tokens / flops_per_ms + products * sheet.product_start.value / 1e3
-        core = pairs * tokens / attention_per_ms
-        traffic = 2 * kept * tokens / bytes_per_ms
-        summed = 0.0 if kept_bytes else weights * GRADIENT_BYTES / bytes_per_ms
-        forward = product + core + traffic
-        return PassTimes(forward, 2 * (product + traffic) + (2.5 if flash else 2) * core + summed, forward)
-
-    def of_layer(kind: ModelShape, tokens: int, seq: int, tp: int) -> PassTimes:
-        matrices = [weight for weight in kind.block.weights if weight.sharded]
-        pairs = _pairs(seq, fused) * kind.block.pair_flops / tp
-        if flash:
-            pairs *= 1 + 2 * LAST_ROWS / (tokens * kind.block.heads / tp + LAST_ROWS)
-        own = kept_bytes(seq, tp) if kept_bytes else kept(kind, seq, tp)
-        weights = kind.layer_parameters // tp
-        if not sequence_parallel:  # every rank projects all tokens to latents
-            weights += sum(weight.numbers for weight in matrices if weight.axis is None) * (tp - 1) // tp
-        return passes(tokens, own, weights, len(matrices), pairs)
-
-    measured: dict[PassKey, PassTimes] = {}
-    for given, batch in product(lengths, BATCHES):
-        for number, kind in enumerate(kinds):
-            seq = kind.seq_length or given
-            shares = recompute_shares(kind, seq, precision, fused, flops_per_ms / bytes_per_ms)
-            shares = {part: shares[part] for part in APART}  # the parts that are measured
-            for tp in DEGREES:  # a product's start is not split
-                times = replace(of_layer(kind, batch * seq, seq, tp), shares=shares)
-                measured[PassKey(layer_part(number), batch, seq, tp)] = times
-        seq = first.seq_length or given
-        measured[PassKey(EMBEDDING, batch, seq)] = passes(batch * seq, first.hidden_size * precision.bytes)
-        seq, width, words = last.seq_length or given, last.hidden_size, last.vocab_size
-        head = passes(batch * seq, 1.5 * words * FP32_BYTES, width * words, 1)
-        measured[PassKey(HEAD, batch, seq)] = head
+    kinds, speed = kinds_of(model), Speed.of(sheet, precision)
+    measured = _Passes(speed, precision, fused, kept_bytes, sequence_parallel).all(kinds, lengths)
 
     def per_sample(part: str) -> dict[Shape, float]:
         whole = {key: times for key, times in measured.items() if key.part == part and key.tp == 1}
@@ -196,20 +230,20 @@ def analytic_computation(
 
     embedding = per_sample(EMBEDDING)
     calls = FUSED_CALLS if Fused.NORMS in fused else LAYER_CALLS
-    launch_ms, checkpoint_ms = (count * sheet.launch.value / 1000 for count in (calls, CHECKPOINT_CALLS))
+    launch_ms, checkpoint_ms = (count * speed.call_us / 1000 for count in (calls, CHECKPOINT_CALLS))
     # AdamW reads gradient, master weight and moments and writes the last three and the weight.
     optimizer_bytes = 7 * FP32_BYTES + precision.bytes
     return ComputationProfile(
         precision.value,
-        first.hidden_size,
-        first.heads,
+        kinds[0].hidden_size,
+        kinds[0].heads,
         {number: per_sample(layer_part(number)) for number in range(len(kinds))},
         {at: embedding[at] + ms for at, ms in per_sample(HEAD).items() if at in embedding},
         measured,
-        experts=analytic_experts(next((kind for kind in kinds if kind.experts), first), sheet, precision, kernels),
+        experts=analytic_experts(next((kind for kind in kinds if kind.experts), kinds[0]), sheet, precision, kernels),
         # Backward has twice the kernels, but no Python.
         launch=PassTimes(launch_ms, launch_ms, launch_ms + checkpoint_ms),
-        optimizer_ms_per_million=1e6 * optimizer_bytes / bytes_per_ms,
+        optimizer_ms_per_million=1e6 * optimizer_bytes / speed.bytes,
         meta=_meta(sheet, model=measured_fingerprint(kinds), dtype=precision.value),
     )
 
@@ -223,36 +257,27 @@ def analytic_experts(
     """Times by degree of tensor parallelism inside experts, by a data sheet."""
     if not model.experts:
         return {}
-    peak = sheet.matmul_fp32 if precision is Precision.FP32 else sheet.matmul_16bit
-    flops_per_ms = peak.value * sheet.matmul_efficiency.value * 1e9
-    bytes_per_ms = sheet.memory_bandwidth.value * sheet.memory_efficiency.value * 1e6
-    launch_ms, start_ms = sheet.launch.value / 1e3, sheet.product_start.value / 1e3
+    speed = Speed.of(sheet, precision)
+    call_ms, start_ms = speed.call_us / 1e3, speed.product_start_us / 1e3
     weights, [experts] = model.routed.parameters // model.experts, model.routed.sublayers
     grouped = not kernels.expert
     alone_ms = 0.0 if grouped else PRODUCTS * start_ms
     start_ms = GROUPED_START_US / 1e3 if grouped else start_ms
-    host = ExpertPass(kernels.routing * launch_ms, kernels.expert * launch_ms)
+    host = ExpertPass(kernels.routing * call_ms, kernels.expert * call_ms)
 
     def at(degree: int) -> ExpertTimes:
         own = weights / degree
         copied = (COPIES - kernels.once) * model.hidden_size
         numbers = 2 * (experts.kept.tokens + experts.kept.split / degree + copied)
-        product_ms = 2 * own / flops_per_ms  # of a row
-        row_ms = product_ms + numbers * precision.bytes / bytes_per_ms
-        wasted_ms = WASTED_ROWS * product_ms if grouped else 0.0
-        read_ms = own * precision.bytes / bytes_per_ms
-        start = CALLS_BEHIND_READ * launch_ms + PRODUCTS * start_ms
-        summed_ms = own * GRADIENT_BYTES / bytes_per_ms
-        return ExpertTimes(
-            ExpertPass(start, alone_ms + wasted_ms, row_ms, alone_ms + read_ms),
-            ExpertPass(
-                2 * PRODUCTS * start_ms,
-                2 * (alone_ms + wasted_ms) + summed_ms,
-                2 * row_ms,
-                2 * (alone_ms + read_ms) + summed_ms,
-            ),
-            host,
-        )
+        product_ms = 2 * own / speed.flops  # of a row
+        row_ms = product_ms + numbers * precision.bytes / speed.bytes
+        start = CALLS_BEHIND_READ * call_ms + PRODUCTS * start_ms
+        fixed_ms = alone_ms + (WASTED_ROWS * product_ms if grouped else 0.0)
+        least_ms = alone_ms + own * precision.bytes / speed.bytes
+        summed_ms = own * GRADIENT_BYTES / speed.bytes
+        forward = ExpertPass(start, fixed_ms, row_ms, least_ms)
+        backward = 2 * PRODUCTS * start_ms, 2 * fixed_ms + summed_ms, 2 * row_ms, 2 * least_ms + summed_ms
+        return ExpertTimes(forward, ExpertPass(*backward), host)
 
     return {degree: at(degree) for degree in DEGREES if model.expert_size % degree == 0}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..base.text import Note, no_note
 from ..model import APART, ModelShape, Recompute
@@ -208,7 +208,6 @@ class ComputationProfile:
     points: Mapping[CommPointKey, CommPointTimes] = field(default_factory=dict)
     launch: PassTimes = NOTHING  # host time to launch a layer's kernels: on a GPU its passes take no less
     optimizer_ms_per_million: float = 0.0  # optimizer step, ms per million parameters that a rank updates
-    raw: Mapping[str, Any] = field(default_factory=dict)  # runs that the values were derived from, kept as they are
     meta: Meta = field(default_factory=Meta)
     files: tuple[ProfileFile, ...] = field(default=(), compare=False)  # the files it was read from
     experts: Mapping[int, ExpertTimes] = field(default_factory=dict)  # by ranks that split each expert
@@ -227,7 +226,7 @@ class ComputationProfile:
             "optimizer_ms_per_million": self.optimizer_ms_per_million,
         }
         name = computation_name(self.dtype, self.hidden_size, self.heads)
-        return write_profile(Path(folder) / name, CONTENT, values, self.meta, self.raw)
+        return write_profile(Path(folder) / name, CONTENT, values, self.meta)
 
     @classmethod
     def load(
@@ -263,7 +262,6 @@ class ComputationProfile:
             found.get("comm_points_ms", {}),
             found.get("launch_ms", NOTHING),
             found.get("optimizer_ms_per_million", 0.0),
-            entries.raw,
             meta or Meta(),
             (ProfileFile.of(path),),
             found.get("experts_ms", {}),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import TypeVar
 
+from ..base.caching import once
 from ..base.errors import UserError
 from ..plan.mesh import Axis
 from .computation import EMBEDDING, HEAD, NOTHING, CommPointTimes, ComputationProfile, PassTimes, Shape, layer_part
@@ -32,8 +33,6 @@ class ComputeTimes:
         self._passes: dict[tuple[str, int], dict[Shape, PassTimes]] = {}  # (part, tp) -> measured passes
         for key, times in profile.passes.items():
             self._passes.setdefault((key.part, key.tp), {})[Shape(key.batch, key.seq)] = times
-        self._known: dict[tuple[str, float, int, int], PassTimes] = {}
-        self._known_points: dict[tuple[str, Axis, float, int], CommPointTimes] = {}
 
     def layer(self, layer_type: int, samples: float, seq: int, tp: int = 1) -> PassTimes:
         """Times in ms of one layer on one of `tp` ranks that share `samples` samples of `seq` tokens.
@@ -43,19 +42,15 @@ class ComputeTimes:
         """
         return self._part(layer_part(layer_type), samples, seq, tp)
 
+    @once
     def points(self, layer_type: int, axis: Axis, samples: float, seq: int) -> CommPointTimes:
         """Computation of a rank at the communication points of a layer that ranks share along an axis, each with
         `samples` samples' worth of tokens: copies and calls, without messages. 0 where it was not measured.
 
         The nearest of the measured lengths counts, by its tokens.
         """
-        key = (layer_part(layer_type), axis, samples, seq)
-        if key not in self._known_points:
-            self._known_points[key] = self._price_points(*key)
-        return self._known_points[key]
-
-    def _price_points(self, part: str, axis: Axis, samples: float, seq: int) -> CommPointTimes:
-        measured = [(key, ms) for key, ms in self.profile.points.items() if (key.part, key.axis) == (part, axis)]
+        wanted = layer_part(layer_type), axis
+        measured = [(key, ms) for key, ms in self.profile.points.items() if (key.part, key.axis) == wanted]
         if not measured:
             return CommPointTimes()
         nearest = min((key.seq for key, _ in measured), key=lambda length: abs(length - seq))
@@ -90,14 +85,8 @@ class ComputeTimes:
         """Last norm, LM head and loss; where they were not measured apart, all of `layertype_other`."""
         return self._part(HEAD, samples, seq, tp)
 
+    @once
     def _part(self, part: str, samples: float, seq: int, tp: int) -> PassTimes:
-        key = (part, samples, seq, tp)
-        if key not in self._known:
-            times = self._price(part, samples, seq, tp)
-            self._known[key] = times
-        return self._known[key]
-
-    def _price(self, part: str, samples: float, seq: int, tp: int) -> PassTimes:
         measured = {degree: points for (name, degree), points in self._passes.items() if name == part}
         fitting = [d for d, points in measured.items() if tp % d == 0 and not self._fault(part, points, seq)]
         if fitting:

@@ -1,8 +1,7 @@
 """Profile files of every version of Galvatron and of its PaddleNLP port, as `profiles` describes its own.
 
 Their files may have raw runs (`raw_runs`), sections for times and memory, keys without a batch or a length, one number
-for degree 1, bf16 weights, and entries that were never measured. Files of our own pass unchanged, but for names of
-older versions in our object.
+for degree 1, bf16 weights, and entries that were never measured. Files of our own pass unchanged.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ STATE_BYTES = 16  # model states that Galvatron counts per parameter: weight, gr
 # Bytes a parameter in `parameter_size` and in `model_states` of each dialect.
 PARAMETER_BYTES: dict[Dialect, int] = {"galvatron": 4, "paddlenlp": 2}
 MODEL_STATE_BYTES: dict[Dialect, int] = {"galvatron": STATE_BYTES, "paddlenlp": 18}
-OLDER_NAMES = {"seams_ms": "comm_points_ms"}  # in our own object of a file
 SECTIONS = ("computation_profiling", "memory_profiling")  # of a file that holds a model's times and memory together
 UNMEASURED_MIB = 1e6  # written by Galvatron for degree 1 (and halves of it for others) where there was no run
 
@@ -42,7 +40,7 @@ class Entries:
     content: dict[str, Any]
     keys: tuple[str, ...] = ()  # the file's own
     origins: dict[str, str] = field(default_factory=dict)  # place of an entry here -> in the file, where they differ
-    raw: dict[str, Any] = field(default_factory=dict)  # runs that entries were derived from, as they stand there
+    raw: dict[str, Any] = field(default_factory=dict)  # runs, as they stand there
     skipped: list[str] = field(default_factory=list)  # keys that are no measurements
 
     def put(self, origin: str, entry: Any, *place: str) -> None:
@@ -80,11 +78,6 @@ class _Lengths:
         """The length of a layer type's samples."""
         lengths = self.of(key, text)
         return lengths[min(int(layer_type[:9]), len(lengths) - 1)]
-
-
-def present(ours: Any) -> Any:
-    """Our own object of a file, by the names of today."""
-    return {OLDER_NAMES.get(name, name): value for name, value in ours.items()} if isinstance(ours, dict) else ours
 
 
 def times(path: str, content: dict[str, Any], seqs: Sequence[int], note: Note) -> Entries:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -14,7 +14,6 @@ from ..base import MIB, UserError
 from ..base.reading import digest, read_json
 from ..base.writing import write_text
 from .data_sheet import Device, sheet_of_driver
-from .dialects import present
 from .raw_runs import Dialect
 from .schema import META_KEY as META_KEY
 from .schema import Content
@@ -121,6 +120,23 @@ def _digest_if_there(path: str) -> str | None:
         return ""
 
 
+class ProfileSource(TypedDict, total=False):
+    """Where profiles are, and how they are read: files that are named by a path (or its folder), and the rest by their
+    documented names from `folder`."""
+
+    folder: str | Path | None
+    time_profiling_path: str | Path | None
+    memory_profiling_path: str | Path | None
+    allreduce_bandwidth_config_path: str | Path | None
+    p2p_bandwidth_config_path: str | Path | None
+    overlap_coe_path: str | Path | None
+    sp_time_path: str | Path | None
+    time_profile_mode: str  # of TimeMode; unset: static
+    memory_profile_mode: str  # of MemoryMode; unset: static
+    profile_dialect: Dialect | None
+    allow_foreign_profiles: bool
+
+
 def place(path: str | Path | None, folder: str | Path | None, name: str) -> Path | None:
     """Where a file is to be found: at its path, which may be its folder, or under its documented name in `folder`."""
     if path is not None and not Path(path).is_dir():
@@ -157,7 +173,7 @@ def read_profile(path: str | Path) -> tuple[dict[str, Any], Meta | None]:
     content = read_json(path, LARGEST_BYTES, comments=True)
     if not isinstance(content, dict):
         raise UserError(f"{path}: a profile file holds one JSON object; this one does not")
-    meta = present(content.pop(META_KEY, None))
+    meta = content.pop(META_KEY, None)
     if meta is None:
         return content, None
     try:
@@ -169,13 +185,10 @@ def read_profile(path: str | Path) -> tuple[dict[str, Any], Meta | None]:
         ) from None
 
 
-def write_profile(
-    path: Path, content: Content, values: Mapping[str, Any], meta: Meta, raw: Mapping[str, Any] | None = None
-) -> Path:
-    """Write the file of some values, by the names of its content, whole or not at all; returns its path. `raw`: other
-    entries, which stand before them."""
+def write_profile(path: Path, content: Content, values: Mapping[str, Any], meta: Meta) -> Path:
+    """Write the file of some values, by the names of its content, whole or not at all; returns its path."""
     own_entries, ours = content.write(values)
     known = meta.model_dump(exclude=set(content.ours), exclude_none=True)
-    whole = {**(raw or {}), **own_entries, META_KEY: known | {"units": meta.units | content.units} | ours}
+    whole = {**own_entries, META_KEY: known | {"units": meta.units | content.units} | ours}
     write_text(path, json.dumps(whole, indent=4) + "\n")
     return path

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 from ..base import Faults, Note, UserError, no_note
 from ..plan.comm_points import Collective as Collective
@@ -16,6 +16,7 @@ from .files import (
     OVERLAP_NAME,
     Meta,
     ProfileFile,
+    ProfileSource,
     allreduce_name,
     p2p_name,
     place,
@@ -195,18 +196,9 @@ class HardwareProfile:
 
     @classmethod
     def load(
-        cls,
-        num_nodes: int,
-        gpus_per_node: int,
-        *,
-        folder: str | Path | None = None,
-        allreduce_path: str | Path | None = None,
-        p2p_path: str | Path | None = None,
-        overlap_path: str | Path | None = None,
-        sp_time_path: str | Path | None = None,
-        note: Note = no_note,
+        cls, num_nodes: int, gpus_per_node: int, *, note: Note = no_note, **source: Unpack[ProfileSource]
     ) -> HardwareProfile:
-        """Read the files: those named by a path, the rest by their documented names from `folder`.
+        """Read the files.
 
         The all-reduce file must be there unless there is one device; without the p2p file a cluster has no pipeline,
         without sp_time messages are priced by bandwidth alone, without the overlap file nothing slows down. A file
@@ -214,24 +206,21 @@ class HardwareProfile:
         a file that is not there, and what was left out. Raises UserError with all that is wrong.
         """
         shape = (num_nodes, gpus_per_node)
-
-        def find(path: str | Path | None, name: str, needed: bool = False) -> Path | None:
-            found = place(path, folder, name)
-            if found is None or found.exists() or (path is not None and found == Path(path)):
-                return found
-            if needed:
-                raise UserError(
-                    f"{found}: no such file; measure it with `galvatron profile hardware` or name another file"
-                )
-            return None
-
-        allreduce_file = find(allreduce_path, allreduce_name(*shape), needed=shape != (1, 1))
-        if allreduce_file is None and shape != (1, 1):
-            raise UserError("allreduce_bandwidth_config_path: missing; name the all-reduce bandwidth file")
-        p2p_file = find(p2p_path, p2p_name(*shape))
-        sp_time_file = find(sp_time_path, sp_time_name(*shape))
-        overlap_file = find(overlap_path, OVERLAP_NAME)
+        folder = source.get("folder")
+        allreduce_file = _there(source.get("allreduce_bandwidth_config_path"), folder, allreduce_name(*shape))
+        p2p_file = _there(source.get("p2p_bandwidth_config_path"), folder, p2p_name(*shape))
+        sp_time_file = _there(source.get("sp_time_path"), folder, sp_time_name(*shape))
+        overlap_file = _there(source.get("overlap_coe_path"), folder, OVERLAP_NAME)
         if shape != (1, 1):
+            if allreduce_file is None:
+                missing = place(
+                    source.get("allreduce_bandwidth_config_path"), source.get("folder"), allreduce_name(*shape)
+                )
+                raise UserError(
+                    f"{missing}: no such file; measure it with `galvatron profile hardware` or name another file"
+                    if missing
+                    else "allreduce_bandwidth_config_path: missing; name the all-reduce bandwidth file"
+                )
             if not sp_time_file:
                 note(
                     f"{sp_time_name(*shape)}: not there; every message, all-to-all too, is priced by the all-reduce "
@@ -257,6 +246,12 @@ class HardwareProfile:
         faults.require_none()
         files = tuple(ProfileFile.of(f) for f in (allreduce_file, p2p_file, overlap_file, sp_time_file) if f)
         return cls(*shape, allreduce, p2p, messages, overlap_coe, meta or Meta(), files, by_kind, *tensor)
+
+
+def _there(path: str | Path | None, folder: str | Path | None, name: str) -> Path | None:
+    """The file at its path, or else the documented one, where it is there."""
+    file = place(path, folder, name)
+    return file if file and (file.exists() or (path is not None and file == Path(path))) else None
 
 
 def message_key(group: MessageGroup, mib: float) -> str:

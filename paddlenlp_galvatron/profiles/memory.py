@@ -161,7 +161,6 @@ class MemoryProfile:
     layers: Mapping[Variant, Mapping[int, LayerMemory]]  # sequence length in tokens -> memory
     vocab: Mapping[VocabVariant, Mapping[int, VocabMemory]]  # the same
     mask_mib: Mapping[int, float] = field(default_factory=dict)  # sequence length -> attention mask that a stage keeps
-    raw: Mapping[str, Any] = field(default_factory=dict)  # runs that the values were derived from, kept as they are
     meta: Meta = field(default_factory=Meta)
     files: tuple[ProfileFile, ...] = field(default=(), compare=False)  # the files it was read from
 
@@ -181,7 +180,7 @@ class MemoryProfile:
         }
         name = memory_name(self.dtype, self.hidden_size, self.heads)
         meta = self.meta.model_copy(update={"dialect": "galvatron"})
-        return write_profile(Path(folder) / name, CONTENT, values, meta, self.raw)
+        return write_profile(Path(folder) / name, CONTENT, values, meta)
 
     @classmethod
     def load(
@@ -215,7 +214,7 @@ class MemoryProfile:
                 place = FilePlace(str(path), META_KEY).at(name)
                 _add(place, keys, name, found.get(name, {}), known_entries)
         masks, files = found.get("mask_mib", {}), (ProfileFile.of(path),)
-        return cls(dtype, hidden_size, heads, layers, vocab, masks, entries.raw, meta or Meta(dialect=known), files)
+        return cls(dtype, hidden_size, heads, layers, vocab, masks, meta or Meta(dialect=known), files)
 
 
 def _sorted(entries: Mapping[Key, Mapping[int, T]]) -> dict[Key, dict[int, T]]:

@@ -7,6 +7,7 @@ from enum import StrEnum
 from itertools import accumulate
 from typing import TypeVar
 
+from ..base.caching import once
 from ..base.errors import UserError
 from ..model import Recompute
 from ..model.layer import apart
@@ -30,7 +31,6 @@ class MemoryUse:
     def __init__(self, profile: MemoryProfile, mode: MemoryMode = MemoryMode.STATIC):
         self.profile = profile
         self.mode = mode
-        self._known_parts: dict[tuple[str, int, Recompute, int, int, bool], list[float] | None] = {}
 
     def parameter_mib(self, layer_type: int) -> float:
         """All weights of one layer at 4 bytes each."""
@@ -103,18 +103,11 @@ class MemoryUse:
             return None
         return max(mib + before for mib, before in zip(peak, accumulate(saving, initial=0.0), strict=False))
 
+    @once
     def _of_parts(
         self, field: str, layer_type: int, recompute: Recompute, tp: int, seq: int, sequence_parallel: bool
     ) -> list[float] | None:
         """A number of each of the parts that are measured; None: of one it is not."""
-        key = (field, layer_type, recompute, tp, seq, sequence_parallel)
-        if key not in self._known_parts:
-            self._known_parts[key] = self._look_up_parts(*key)
-        return self._known_parts[key]
-
-    def _look_up_parts(
-        self, field: str, layer_type: int, recompute: Recompute, tp: int, seq: int, sequence_parallel: bool
-    ) -> list[float] | None:
         lengths, _ = self._layer(layer_type, sequence_parallel)
         known = [
             {length: mib for length, memory in lengths.items() if (mib := getattr(memory, field).get(parts))}

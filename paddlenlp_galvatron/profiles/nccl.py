@@ -62,8 +62,7 @@ def collective_ms(
         return 0.0
     if kind in (Collective.ALL_TO_ALL, Collective.SEND):  # sends to all others at once, by the Simple protocol
         start = RING_START_US[Protocol.SIMPLE] + RING_STEP_US["network" if nodes > 1 else "nvlink"][Protocol.SIMPLE]
-        factor = 1.0 if kind is Collective.SEND else traffic_factor(kind, ranks)
-        return start / 1e3 + mib * factor / bus_mib_per_ms
+        return start / 1e3 + mib * traffic_factor(kind, ranks) / bus_mib_per_ms
     falls = 1 + ranks / half_ranks if nodes > 1 else 1.0
     ways = [(us, factor * falls, share) for us, factor, share in _rings(kind, ranks, nodes, mib)]
     if kind is Collective.ALL_REDUCE:

@@ -17,7 +17,7 @@ from ..base import MIB, UserError, shortened
 from ..base.reading import read_bytes
 from .files import Fingerprint, Meta
 from .hardware import Collective, HardwareProfile, MessageGroup
-from .network import traffic_factor
+from .network import bandwidth_of
 
 KINDS = {
     "all_reduce": Collective.ALL_REDUCE,
@@ -62,7 +62,7 @@ def import_nccl_tests(paths: Iterable[Path], num_nodes: int, gpus_per_node: int)
     devices = {log.device for log in logs.values()}
     if len(devices) != 1:
         raise UserError(f"logs of different devices: {', '.join(sorted(devices))}; import those of one cluster")
-    bandwidth = {group: _bandwidth(group, log.times_ms) for group, log in logs.items()}
+    bandwidth = {group: bandwidth_of(group, log.times_ms) for group, log in logs.items()}
     library = ", ".join(sorted({log.library for log in logs.values()}))
     origin = Fingerprint(device=devices.pop() or None, device_count=num_nodes * gpus_per_node, driver=library or None)
     return HardwareProfile(
@@ -151,13 +151,6 @@ def _is_consecutive(path: Path, kind: Collective, size: int, hosts: int, num_nod
         f"{path}: {size} ranks on {hosts} nodes are no group of {num_nodes} x {gpus_per_node} devices; "
         "correct num_nodes and num_gpus_per_node"
     )
-
-
-def _bandwidth(group: MessageGroup, times_ms: dict[float, float]) -> float:
-    """Bandwidth of the largest message in MiB/ms; of a collective its bus bandwidth."""
-    largest = max(times_ms)
-    factor = 1.0 if group.kind is Collective.SEND else traffic_factor(group.kind, group.size)
-    return factor * largest / times_ms[largest]
 
 
 def _words(group: MessageGroup) -> str:

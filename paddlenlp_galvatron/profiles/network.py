@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from math import ceil, log
 from typing import NamedTuple
 
+from ..base.caching import once
 from ..base.errors import UserError
 from .curves import Curve
 from .hardware import Collective, HardwareProfile, MessageGroup
@@ -30,8 +31,6 @@ class Network:
 
     def __init__(self, profile: HardwareProfile):
         self.profile = profile
-        self._collectives: dict[tuple[Collective, Place], Curve] = {}
-        self._sends: dict[int, Curve] = {}
 
     def collective_ms(self, kind: Collective, place: Place, mib: float, joined: bool = False) -> float:
         """Time in ms; `Collective` says what `mib` measures. Raises UserError where nothing was measured.
@@ -40,19 +39,14 @@ class Network:
         """
         if place.size == 1 or mib == 0:
             return 0.0
-        curve = self._collectives.get((kind, place))
-        if curve is None:
-            curve = self._collectives[kind, place] = self._collective(kind, place)
+        curve = self._collective(kind, place)
         return curve(mib) - (curve.latency if joined else 0.0)
 
     def send_ms(self, stages: int, mib: float) -> float:
         """Time in ms of one rank's message to its peer in the next stage, all ranks of the stage sending."""
         if stages == 1 or mib == 0:
             return 0.0
-        curve = self._sends.get(stages)
-        if curve is None:
-            curve = self._sends[stages] = self._send(stages)
-        return curve(mib)
+        return self._send(stages)(mib)
 
     def receive_slowdown(self, stages: int) -> float:
         """How many times as long a pass takes while the receive of the next one is posted: on a GPU that holds some of
@@ -71,6 +65,7 @@ class Network:
             return Place(size, ceil(size / node), True)
         return Place(size, len({rank * world // size // node for rank in range(size)}), False)
 
+    @once
     def _collective(self, kind: Collective, place: Place) -> Curve:
         measured = self._measured(kind, place)
         if measured:
@@ -127,6 +122,7 @@ class Network:
         inside = {place: bandwidth for place, bandwidth in known.items() if place.nodes == 1}
         return inside, {place: bandwidth for place, bandwidth in known.items() if place.nodes > 1}
 
+    @once
     def _send(self, stages: int) -> Curve:
         tables = {g.size: t for g, t in self.profile.messages_ms.items() if g.kind is Collective.SEND and t}
         if tables:
@@ -142,8 +138,16 @@ class Network:
 
 def traffic_factor(kind: Collective, size: int) -> float:
     """Bytes that every rank sends (and receives) per byte of message, by ring algorithms."""
-    once = (size - 1) / size
-    return 2 * once if kind is Collective.ALL_REDUCE else once
+    if kind is Collective.SEND:
+        return 1.0
+    others = (size - 1) / size
+    return 2 * others if kind is Collective.ALL_REDUCE else others
+
+
+def bandwidth_of(group: MessageGroup, times_ms: Mapping[float, float]) -> float:
+    """Bandwidth of the largest message in MiB/ms; of a collective its bus bandwidth. `times_ms`: by MiB."""
+    largest = max(times_ms)
+    return traffic_factor(group.kind, group.size) * largest / times_ms[largest]
 
 
 def _distance(a: float, b: float) -> float:

@@ -9,7 +9,7 @@ import pytest
 from cost_examples import MODEL, SEQ, example, example_plan, one_node
 
 from paddlenlp_galvatron.cost_model import CostModel, CostOptions, Task, timeline
-from paddlenlp_galvatron.cost_model.facts import COMMUNICATION, PlanFacts, breakdown
+from paddlenlp_galvatron.cost_model.facts import COMMUNICATION, PlanFacts
 from paddlenlp_galvatron.plan import DataParallel, LayerStrategy, Plan, Recompute, Schedule, VocabStrategy
 
 DDP, ZERO2, ZERO3 = DataParallel
@@ -54,7 +54,7 @@ def test_every_term_adds_up_to_the_prediction(plan: Plan, cost: CostModel):
     plan = replace(plan, assumed=cost.assumed)
     prediction = cost.predict(plan)
     budget_mib = 5000.0
-    stages = breakdown(plan, cost, prediction, budget_mib)
+    stages = PlanFacts(plan, prediction, cost, None, budget_mib).stages
     for stage, predicted in zip(stages, prediction.stages, strict=True):
         busy_ms = plan.micro_batches * (predicted.forward_ms + predicted.backward_ms) + predicted.sync_ms
         assert sum(stage.time_ms.values()) == pytest.approx(prediction.time_s * 1000)
@@ -76,7 +76,7 @@ def test_waiting_is_what_the_time_line_leaves_free(plan: Plan, cost: CostModel):
     plan = replace(plan, assumed=cost.assumed)
     prediction = cost.predict(plan)
     spans = timeline(plan.schedule, prediction.times, plan.micro_batches)
-    for number, stage in enumerate(breakdown(plan, cost, prediction)):
+    for number, stage in enumerate(PlanFacts(plan, prediction, cost, None).stages):
         mine = [span for span in spans if span.stage == number]
         idle = sum(after.start_ms - before.stop_ms for before, after in pairwise(mine))
         idle += mine[0].start_ms + prediction.time_s * 1000 - mine[-1].stop_ms
@@ -86,7 +86,7 @@ def test_waiting_is_what_the_time_line_leaves_free(plan: Plan, cost: CostModel):
 def test_each_strategy_has_the_terms_that_it_pays_for():
     cost = one_node()
     plan = replace(PLAN, stages=(4,), assumed=cost.assumed)
-    (stage,) = breakdown(plan, cost, cost.predict(plan))
+    (stage,) = PlanFacts(plan, cost.predict(plan), cost, None).stages
     embedding, zero3, recomputing, ulysses, plain = stage.parts
     assert embedding.name == "embedding, LM head" and embedding.time_ms["vocabulary"] > 0
     assert zero3.time_ms["tensor"] > 0 and zero3.time_ms["gathers"] + zero3.hidden_ms["gathers"] > 0

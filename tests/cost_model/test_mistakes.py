@@ -10,7 +10,7 @@ from cost_examples import COMPUTATION, HARDWARE, LAYER_MIB, MODEL, SEQ, cost, ex
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cost_model import CostOptions, StageSetting
 from paddlenlp_galvatron.cost_model.traffic import step_traffic_bytes
-from paddlenlp_galvatron.cost_model.weights import layer_weights
+from paddlenlp_galvatron.cost_model.weights import weights_of
 from paddlenlp_galvatron.plan import DataParallel, LayerStrategy, Precision, VocabStrategy, read_plan, write_plan
 from paddlenlp_galvatron.profiles import ComputationProfile, HardwareProfile, Shape
 from paddlenlp_galvatron.profiles.compute_time import ComputeTimes, TimeMode
@@ -18,7 +18,7 @@ from paddlenlp_galvatron.profiles.hardware import Collective
 from paddlenlp_galvatron.profiles.network import Network, Place
 
 DDP, ZERO2, ZERO3 = DataParallel
-MATRICES = layer_weights(MODEL, 1).matrices
+MATRICES = weights_of(MODEL.block, 1).matrices
 TOKENS_MIB = 16 * SEQ * MODEL.hidden_size * 2 / 2**20  # one micro-batch of 16 samples in bf16: 16 MiB
 
 

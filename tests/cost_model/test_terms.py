@@ -14,7 +14,7 @@ from paddlenlp_galvatron.cost_model import CostOptions, StageSetting
 from paddlenlp_galvatron.cost_model.collectives import CallTimes, Overlapped, Setting, place_of
 from paddlenlp_galvatron.cost_model.module import Room, module_memory
 from paddlenlp_galvatron.cost_model.variants import products_behind
-from paddlenlp_galvatron.cost_model.weights import StateBytes, Weights, held_mib, layer_weights, table_weights
+from paddlenlp_galvatron.cost_model.weights import StateBytes, Weights, held_mib, weights_of
 from paddlenlp_galvatron.plan import Assumptions, DataParallel, LayerStrategy, Precision, Schedule, VocabStrategy
 from paddlenlp_galvatron.plan.comm_points import CommPoint
 from paddlenlp_galvatron.plan.layout import TokenLayout, moves, redistribution, token_layout
@@ -24,7 +24,7 @@ from paddlenlp_galvatron.profiles.memory_use import MemoryUse
 from paddlenlp_galvatron.profiles.network import Place
 
 DDP, ZERO2, ZERO3 = DataParallel
-MATRICES = layer_weights(MODEL, 1).matrices
+MATRICES = weights_of(MODEL.block, 1).matrices
 
 
 @pytest.mark.parametrize(
@@ -48,13 +48,13 @@ def test_bytes_that_adamw_keeps_a_parameter(precision, fp32_gradients, dp_type, 
 
 def test_weights_of_a_rank_add_up_to_the_layers():
     gqa = replace(MODEL, family="qwen2", heads=16, kv_heads=4)
-    assert layer_weights(gqa, 1).all == gqa.layer_parameters
+    assert weights_of(gqa.block, 1).all == gqa.layer_parameters
     for tp in (2, 4):
-        local = layer_weights(gqa, tp)
+        local = weights_of(gqa.block, tp)
         assert tp * (local.matrices + local.split_vectors) + local.whole_vectors == gqa.layer_parameters
         assert local.copies == 1
     # Beyond the kv heads two ranks keep the same whole kv head, with its bias.
-    eight, four, head = layer_weights(gqa, 8), layer_weights(gqa, 4), gqa.head_dim
+    eight, four, head = weights_of(gqa.block, 8), weights_of(gqa.block, 4), gqa.head_dim
     assert 8 * eight.matrices - 4 * four.matrices == 4 * 2 * head * gqa.hidden_size
     assert 8 * eight.split_vectors - 4 * four.split_vectors == 4 * 2 * head
     assert (eight.copies, eight.copied_vectors) == (2, (head, head))
@@ -81,7 +81,7 @@ def test_what_ranks_compute_at_the_points_of_a_shared_layer_is_paid_for_again_in
 
 
 def test_a_vocabulary_that_does_not_split_is_padded():
-    assert table_weights(replace(MODEL, vocab_size=32001), 4).matrices == 8001 * MODEL.hidden_size
+    assert weights_of(replace(MODEL, vocab_size=32001).embedding, 4).matrices == 8001 * MODEL.hidden_size
 
 
 @given(st.integers(1, 12), st.integers(1, 5), st.data())

@@ -65,20 +65,16 @@ def test_model_files_are_read_back(tmp_path):
         },
         points={CommPointKey("layertype_0", 2, 512, Axis.CONTEXT): CommPointTimes(0.25, 0.5)},
         optimizer_ms_per_million=0.5,
-        raw={"layernum[2]_bsz1_seq512": 7.0},
         meta=META,
     )
     path = computation.save(tmp_path)
     read = ComputationProfile.load(path, *DOCUMENTED)
     assert read == replace(computation, meta=read.meta)
-    path.write_text(path.read_text().replace('"comm_points_ms"', '"seams_ms"'))  # an older version's name
-    assert ComputationProfile.load(path, *DOCUMENTED).points == computation.points
     layers = dict(MEMORY.layers)
     layers[Variant(0, True)] = {512: LayerMemory(80.0, {1: 40.0, 2: 20.0}, 1.0, {1: 12.0})}
     vocab = dict(MEMORY.vocab)
     vocab[VocabVariant("only", False)] = {512: replace(vocab[VocabVariant("only", False)][512], kept_mib={1: 90.0})}
-    raw = {"1_1_8_sp": {"layernum[1]_bsz8_seq512_rank0_ms": 1.0}}
-    memory = replace(MEMORY, layers=layers, vocab=vocab, mask_mib={512: 0.5}, raw=raw, meta=META)
+    memory = replace(MEMORY, layers=layers, vocab=vocab, mask_mib={512: 0.5}, meta=META)
     read_memory = MemoryProfile.load(memory.save(tmp_path), *DOCUMENTED)
     assert read_memory == replace(memory, meta=read_memory.meta)
     for meta in (read.meta, read_memory.meta):
@@ -220,7 +216,10 @@ def test_a_profile_of_another_model_or_cluster_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"allreduce_bandwidth_3nodes_4gpus_per_node\.json: no such file"):
         HardwareProfile.load(3, 4, folder=tmp_path)
     # Named by path, a file of fewer nodes is taken by its name.
-    assert HardwareProfile.load(30, 4, allreduce_path=tmp_path / profiles.allreduce_name(2, 4)).num_nodes == 2
+    assert (
+        HardwareProfile.load(30, 4, allreduce_bandwidth_config_path=tmp_path / profiles.allreduce_name(2, 4)).num_nodes
+        == 2
+    )
 
 
 @pytest.fixture(scope="module")
@@ -230,8 +229,7 @@ def sound_files(tmp_path_factory) -> dict[str, object]:
     replace(HARDWARE, messages_ms=messages, meta=META).save(folder)
     passes = {PassKey("layertype_0", batch, 512, 2): PassTimes(1.0 * batch, 2.5 * batch, 1.0) for batch in (2, 4)}
     times = {Shape(batch, seq): seq / 1000 for batch in (1, 4) for seq in (256, 512, 2048)}
-    computation = replace(COMPUTATION, layer_ms={0: times}, other_ms=times, passes=passes, meta=META)
-    replace(computation, raw={"layernum[2]_bsz1_seq512": 7.0}).save(folder)
+    replace(COMPUTATION, layer_ms={0: times}, other_ms=times, passes=passes, meta=META).save(folder)
     layers = {**MEMORY.layers, Variant(0, True): {512: LayerMemory(LAYER_MIB, {1: 40.0, 2: 30.0}, 1.0, {1: 12.0})}}
     last = {512: VocabMemory({1: 500.0}, {1: 198.0}, {1: 66.0})}
     replace(MEMORY, layers=layers, vocab={**MEMORY.vocab, VocabVariant("last", True): last}, meta=META).save(folder)
@@ -314,7 +312,7 @@ def test_published_files_of_both_dialects_are_read_and_kept(
     saved = ComputationProfile.load(computation.save(tmp_path), *shape)
     assert saved == replace(computation, meta=saved.meta)
     kept = MemoryProfile.load(memory.save(tmp_path), *shape)
-    assert (kept.layers, kept.vocab, kept.raw) == (memory.layers, memory.vocab, memory.raw)
+    assert (kept.layers, kept.vocab) == (memory.layers, memory.vocab)
 
 
 def test_profiles_of_different_devices_are_refused():
@@ -328,7 +326,9 @@ def test_profiles_of_different_devices_are_refused():
 
 def test_a_folder_may_stand_for_the_file_in_it(tmp_path):
     HARDWARE.save(tmp_path)
-    read = HardwareProfile.load(2, 4, allreduce_path=tmp_path, p2p_path=tmp_path, sp_time_path=tmp_path)
+    read = HardwareProfile.load(
+        2, 4, allreduce_bandwidth_config_path=tmp_path, p2p_bandwidth_config_path=tmp_path, sp_time_path=tmp_path
+    )
     assert (read.allreduce_mib_per_ms, read.p2p_mib_per_ms) == (HARDWARE.allreduce_mib_per_ms, HARDWARE.p2p_mib_per_ms)
     assert read.overlap_coe == 1 and not read.messages_ms
     assert [Path(file.path).name for file in read.files] == [profiles.allreduce_name(2, 4), profiles.p2p_name(2, 4)]

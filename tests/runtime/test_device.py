@@ -13,7 +13,7 @@ pytest.importorskip("paddle")
 
 import paddle
 
-from paddlenlp_galvatron.measure.stopwatch import EventClock
+from paddlenlp_galvatron.measure.stopwatch import Clock
 from paddlenlp_galvatron.runtime import device, paddle_private
 
 PINNED = object()
@@ -109,7 +109,7 @@ def test_a_mark_is_come_to_when_all_before_it_is_done(queue):
 
 
 def test_samples_are_in_the_devices_ms_whatever_the_host_does(queue):
-    clock = EventClock()
+    clock = Clock()
     clock.start()
     for ms in (3.0, 5.0):
         queue.compute(ms)

@@ -7,12 +7,10 @@ from io import StringIO
 
 import pytest
 from cost_examples import MODEL
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
 from paddlenlp_galvatron.check.validation import accuracy, results
-from paddlenlp_galvatron.check.validation.accuracy import TERMS, Spread, kendall, measured_ms
+from paddlenlp_galvatron.check.validation.accuracy import TERMS, Spread, measured_ms
 from paddlenlp_galvatron.check.validation.plans import KINDS, sample_plans
 from paddlenlp_galvatron.check.validation.work import MeasuredRun, Step, Visit, key_of
 from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, Plan, Recompute
@@ -92,21 +90,6 @@ def test_plans_are_drawn_alike_by_seed_across_all_kinds_and_dimensions(world_siz
 def test_a_space_that_is_used_up_ends_the_drawing():
     few = list(sample_plans(replace(MODEL, layers=1), 1, 1, Assumptions(seq_length=512), 1000, 0, lambda plan: True))
     assert 0 < len(few) < 1000
-
-
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=2, max_size=12))
-def test_kendalls_tau_is_that_of_the_textbook(pairs):
-    tau = kendall(pairs)
-    swapped = kendall([(x, -y) for x, y in pairs])
-    assert (tau is None) == (len({x for x, _ in pairs}) == 1 or len({y for _, y in pairs}) == 1)
-    assert tau is None or (-1 <= tau <= 1 and swapped == pytest.approx(-tau))
-
-
-def test_known_taus():
-    assert kendall([(1, 1), (2, 2), (3, 3)]) == 1
-    assert kendall([(1, 3), (2, 2), (3, 1)]) == -1
-    assert kendall([(1, 1), (2, 3), (3, 2)]) == pytest.approx(1 / 3)
-    assert kendall([(12, 1), (2, 4), (1, 7), (12, 1), (2, 0)]) == pytest.approx(-0.4714045)  # of scipy's documentation
 
 
 def test_errors_keep_their_signs_at_the_ends():

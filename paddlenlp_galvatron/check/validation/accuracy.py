@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
-from math import sqrt
+from math import isnan
 from statistics import fmean, median
 from typing import Any
 
 from ...base.units import US_PER_MS
 from ...cost_model import CostModel
-from ...cost_model.costs import StageMemory
 from ...cost_model.facts import TIME, layouts_ms, part_ms
 from ...cost_model.traffic import step_traffic_bytes
 from ...plan import ModelShape, Plan
-from ...profiles.reserve import Reserve
 from .work import MeasuredRun, ValidateOptions, key_of
 
 TERMS = {key: name for key, name in TIME.items() if key not in ("vocabulary", "experts")} | {
@@ -143,14 +140,15 @@ def outcome_of(plan: Plan, kind: str, run: MeasuredRun, cost: CostModel, shape: 
     prediction = cost.predict(plan)
     size, reserve = plan.stage_size, cost.reserve_of(plan)
     stages = tuple(
-        _stage(
-            run.step.terms_ms[stage * size : (stage + 1) * size],
-            run.peaks_mib[stage * size : (stage + 1) * size],
-            predicted_ms(plan, cost, stage, 1000 * prediction.time_s),
-            prediction.stages[stage].memory,
-            reserve,
+        StageOutcome(
+            predicted_ms(plan, cost, number, 1000 * prediction.time_s),
+            {name: fmean(terms[name] for terms in run.step.terms_ms[ranks]) for name in TERMS},
+            stage.memory.tensors_mib,
+            reserve.bound_mib(stage.memory.total_mib - stage.memory.context_mib, stage.memory.working_mib),
+            max(run.peaks_mib[ranks]),
         )
-        for stage in range(plan.pipeline)
+        for number, stage in enumerate(prediction.stages)
+        for ranks in [slice(number * size, (number + 1) * size)]
     )
     predicted_bytes = sum(step_traffic_bytes(plan, shape, cost.options.task.adapter_rank).values())
     return Outcome(
@@ -163,32 +161,6 @@ def outcome_of(plan: Plan, kind: str, run: MeasuredRun, cost: CostModel, shape: 
         sum(run.bytes.values()),
         run.quickest_s,
     )
-
-
-def _stage(
-    ranks: Sequence[Mapping[str, float]],
-    peaks_mib: Sequence[float],
-    predicted_ms: Mapping[str, float],
-    memory: StageMemory,
-    reserve: Reserve,
-) -> StageOutcome:
-    return StageOutcome(
-        predicted_ms,
-        {name: fmean(terms[name] for terms in ranks) for name in TERMS},
-        memory.tensors_mib,
-        reserve.bound_mib(memory.total_mib - memory.context_mib, memory.working_mib),
-        max(peaks_mib),
-    )
-
-
-def kendall(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Kendall's tau-b of two orders; None if all values of one are equal."""
-    agreed, ties_x, ties_y, number = 0, 0, 0, 0
-    for (x, y), (other_x, other_y) in combinations(pairs, 2):
-        agreed += ((x > other_x) - (x < other_x)) * ((y > other_y) - (y < other_y))
-        ties_x, ties_y, number = ties_x + (x == other_x), ties_y + (y == other_y), number + 1
-    scale = sqrt((number - ties_x) * (number - ties_y))
-    return agreed / scale if scale else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +204,12 @@ class Accuracy:
 
     @property
     def tau(self) -> float | None:
-        return kendall([(outcome.predicted_s, outcome.measured_s) for outcome in self.outcomes])
+        """Kendall's tau-b of predicted and measured steps; None if all of either are equal."""
+        from scipy.stats import kendalltau  # here, as ranks read this file, too
+
+        steps = zip(*((outcome.predicted_s, outcome.measured_s) for outcome in self.outcomes), strict=True)
+        tau = float(kendalltau(*steps).statistic)
+        return None if isnan(tau) else tau
 
     @property
     def regret(self) -> float:
