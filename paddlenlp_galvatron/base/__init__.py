@@ -2,7 +2,7 @@
 
 `errors` end a command; `limits` bound numbers of users and files. Files from outside: `file_kind`, `reading`. Files of
 ours: `writing`, with its lock. Terminal: `printing`, `text`; `process` for signals, streams that end, and work in a
-process with limits. `processor` has its instructions. `tracing` writes Chrome traces. `caching` keeps results of methods.
+process with limits. `processor` has its instructions. `tracing` writes Chrome traces; `caching` keeps results.
 """
 
 from .errors import Faults, GalvatronError, Infeasible, UserError, member, plain_fault, reported, within

@@ -24,9 +24,9 @@ from ..profiles.curves import Curve
 from ..profiles.hardware import message_key
 from ..profiles.network import bandwidth_of
 from ..runtime import collectives, device
+from ..runtime.device import pinned
 from ..runtime.groups import Groups, run_as_rank, start_world
 from ..runtime.precision import DTYPES, Numbers
-from ..runtime.processors import pinned
 from .journal import Journal, Used, note_used, used_of
 from .launcher import meta_of_rank, report_note, report_progress, spread_notes
 from .options import KINDS, HardwareOptions, HardwarePart, thinned

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from ..runtime import device
 from ..runtime.collectives import all_gather
-from ..runtime.processors import of_host as processors_of_host
 from .launcher import WIDE
 
 Array = NDArray[np.float64]
@@ -94,7 +93,7 @@ class Stopwatch:
         self._deadline = None if time_budget_s is None else time.monotonic() + time_budget_s
         threads = int(os.environ.get("OMP_NUM_THREADS", "1"))
         # Elapsed ms per ms of processor time while all ranks of this host compute.
-        self._wall_per_processor_ms = max(1 / threads, (per_node or world_size) / len(processors_of_host()))
+        self._wall_per_processor_ms = max(1 / threads, (per_node or world_size) / len(device.host_processors()))
         self._matrix = paddle.ones([MATRIX, MATRIX])
 
     def is_late(self) -> bool:

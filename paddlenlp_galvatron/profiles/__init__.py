@@ -3,7 +3,7 @@
 `computation`, `memory` and `hardware` describe their files in the words of `schema`; `files` is common to them,
 `identity` says what a file was measured on. `dialects`, with `raw_runs`, turns other programs' files into this form;
 `nccl_tests` reads nccl-tests' output. Between measured points: `compute_time`, `memory_use`, `network` by `curves`.
-Without a device: `analytic` from a `data_sheet`, with `nccl` for messages and `reserve` for memory.
+Without a device: `analytic` from a `data_sheet`; NCCL's own model of messages is in `network`, memory in `reserve`.
 """
 
 from .computation import (

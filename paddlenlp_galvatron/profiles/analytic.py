@@ -35,7 +35,7 @@ from .data_sheet import DataSheet, Device
 from .files import Fingerprint, Meta
 from .hardware import Collective, HardwareProfile, MessageGroup
 from .memory import STATE_BYTES, LayerMemory, MemoryProfile, Role, Variant, VocabMemory, VocabVariant
-from .nccl import collective_ms
+from .network import collective_ms
 
 BATCHES = (1, 8)  # two, so that every time mode has its points
 MESSAGES_MIB = (1 / 64, 1 / 4, 1.0, 8.0, 32.0, 128.0, 1024.0)

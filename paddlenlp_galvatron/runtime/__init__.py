@@ -4,5 +4,5 @@
 `experts`, `lora`) and `vocabulary` layers in their `placement`, and `units` of `weights` under ZeRO. At a layer's
 points, for products of gathered tokens and between layers `mappings` call `collectives` on `groups`. After the last
 pass: `gradients`. `adapters`: PaddleNLP's layers; `kernels`: Paddle's fused ones. Numbers: `precision`. Paddle:
-`paddle_private`, `device`; gloo: `cpu_backend`, `processors`. Time line: `trace`.
+`paddle_private`, `device`; gloo: `cpu_backend`. Time line: `trace`.
 """

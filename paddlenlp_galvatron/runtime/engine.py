@@ -20,9 +20,8 @@ from ..plan.communicators import all_to_alls, exchanging, fused_loss_groups, sta
 from . import device
 from .batch import IGNORED_LABEL, Batch, Facts, Samples, samples_of
 from .collectives import KINDS, all_gather, all_reduce, traffic_bytes, traffic_calls
-from .gradients import global_norm, reduce_gradients, update_in_turns
+from .gradients import HostStates, global_norm, reduce_gradients, update_in_turns
 from .groups import Groups, RankGroups, require_world, start_world
-from .host_states import HostStates
 from .pipeline import Pipeline
 from .precision import LossScaler
 from .setup import ModelSetup

@@ -23,7 +23,7 @@ from ..launch.status import RankOutcome
 from ..launch.store import connect
 from ..plan import Plan
 from ..plan.communicators import BACK, DIRECTIONS, DOWN, REDISTRIBUTE, Group, Ranks, in_rounds
-from . import collectives, cpu_backend, device, paddle_private, processors
+from . import collectives, cpu_backend, device, paddle_private
 
 SUMMARY = "Error Message Summary:"  # Paddle's, above the text of an error
 TRACEBACK = "Traceback (most recent call last):"  # in the text of an error in a PyLayer's backward
@@ -61,7 +61,7 @@ def start_world() -> tuple[int, int]:
 @cache
 def _after_start() -> None:
     """Runs once, after the world has started."""
-    processors.pin_rank()
+    device.pin_rank()
     collectives.watch(wait_limit_s())
 
 

@@ -21,13 +21,13 @@ from . import device
 from .activations import Window
 from .batch import Facts, Tokens, documents_of
 from .block import Block
+from .experts import ExpertLoad
+from .gradients import offload
 from .groups import RankGroups
-from .host_states import offload
 from .lora import FrozenUnits
 from .mappings import Redistribution
 from .placement import Placement
 from .precision import cast
-from .router import ExpertLoad
 from .setup import ModelSetup
 from .units import Chain, LastReduced, Trainable, Unit, UnitMaker, Units, whole
 from .vocabulary import Embedding, Head, embedding_table

@@ -12,8 +12,8 @@ from plans import plan, valid_plans
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cost_model import CostOptions, StageSetting
 from paddlenlp_galvatron.cost_model.collectives import CallTimes, Overlapped, Setting, place_of
+from paddlenlp_galvatron.cost_model.layers import products_behind
 from paddlenlp_galvatron.cost_model.module import Room, module_memory
-from paddlenlp_galvatron.cost_model.variants import products_behind
 from paddlenlp_galvatron.cost_model.weights import StateBytes, Weights, held_mib, weights_of
 from paddlenlp_galvatron.plan import Assumptions, DataParallel, LayerStrategy, Precision, Schedule, VocabStrategy
 from paddlenlp_galvatron.plan.comm_points import CommPoint

@@ -21,8 +21,8 @@ os.environ |= {"PADDLE_DISTRI_BACKEND": "xccl", "FLAGS_selected_fakes": "0", "FL
 
 from paddlenlp_galvatron.runtime import device
 from paddlenlp_galvatron.runtime.engine import Engine
+from paddlenlp_galvatron.runtime.gradients import HostStates
 from paddlenlp_galvatron.runtime.groups import run_as_rank, start_world
-from paddlenlp_galvatron.runtime.host_states import HostStates
 from paddlenlp_galvatron.runtime.pipeline import Headroom, Pipeline
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from paddlenlp_galvatron.check.parity.parity import Case, batch_of, read_cases
 from paddlenlp_galvatron.plan import Plan, Precision, Recompute
-from paddlenlp_galvatron.runtime import device, host_states
+from paddlenlp_galvatron.runtime import device, gradients
 from paddlenlp_galvatron.runtime.engine import Engine
 from paddlenlp_galvatron.runtime.groups import Groups, run_as_rank, start_world
 from paddlenlp_galvatron.runtime.paddle_private import moments_of, next_rate
@@ -79,7 +79,7 @@ def same(one: dict[str, Any], other: dict[str, Any], count: int) -> bool:
 
 def main() -> None:
     folder, groups = Path(sys.argv[1]), Groups(start_world()[0])
-    host_states.PART = PART
+    gradients.PART = PART
     for index, case in enumerate(read_cases(folder)):
         saved = [folder / f"{index}.{name}" for name in ("plain", "offloaded")]
         plain, offloaded = (train(case, groups, bool(kind), saved[kind]) for kind in range(2))

@@ -8,11 +8,11 @@ pytest.importorskip("paddle")
 
 from forked_ranks import fork
 
-from paddlenlp_galvatron.runtime import processors
+from paddlenlp_galvatron.runtime import device
 
 RANK = """
 import os
-from paddlenlp_galvatron.runtime.processors import pin_rank
+from paddlenlp_galvatron.runtime.device import pin_rank
 pin_rank()
 print(sorted(os.sched_getaffinity(0)))
 """
@@ -26,18 +26,18 @@ def host(monkeypatch, tmp_path):
         for number in range(count):
             low = number % (count // 2)
             (tmp_path / str(number)).write_text(f"{low},{low + count // 2}")
-        monkeypatch.setattr(processors, "of_host", lambda: tuple(range(count)))
-        monkeypatch.setattr(processors, "TOPOLOGY", str(tmp_path / "{}"))
+        monkeypatch.setattr(device, "host_processors", lambda: tuple(range(count)))
+        monkeypatch.setattr(device, "TOPOLOGY", str(tmp_path / "{}"))
 
     return of
 
 
 def test_ranks_share_no_core_where_there_is_one_for_each(host):
     host(8)
-    assert processors.shares(2) == [[0, 1], [2, 3]]
-    assert processors.shares(4) == [[0], [1], [2], [3]]
-    assert processors.shares(8) == [[number] for number in range(8)]
-    assert processors.shares(9) == []
+    assert device.processor_shares(2) == [[0, 1], [2, 3]]
+    assert device.processor_shares(4) == [[0], [1], [2], [3]]
+    assert device.processor_shares(8) == [[number] for number in range(8)]
+    assert device.processor_shares(9) == []
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
@@ -46,4 +46,4 @@ def test_a_rank_stays_on_its_processors(tmp_path):
     program, stated = tmp_path / "rank.py", tmp_path / "printed"
     program.write_text(RANK)
     assert fork([str(program)], environment, stated).wait(300) == 0
-    assert stated.read_text().splitlines()[-1] == str(processors.shares(2)[1])
+    assert stated.read_text().splitlines()[-1] == str(device.processor_shares(2)[1])

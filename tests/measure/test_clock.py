@@ -125,8 +125,8 @@ def test_every_kind_runs_beside_work_in_the_types_of_training(kind, monkeypatch)
 
 def test_on_gpus_every_kind_and_rank_takes_part_and_none_is_pinned(queue, monkeypatch):
     moved = []
-    monkeypatch.setattr("paddlenlp_galvatron.runtime.processors.of_host", lambda: tuple(range(64)))
-    monkeypatch.setattr("paddlenlp_galvatron.runtime.processors.TOPOLOGY", "/nowhere/{}")
+    monkeypatch.setattr("paddlenlp_galvatron.runtime.device.host_processors", lambda: tuple(range(64)))
+    monkeypatch.setattr("paddlenlp_galvatron.runtime.device.TOPOLOGY", "/nowhere/{}")
     monkeypatch.setattr("os.sched_setaffinity", lambda pid, processors: moved.append(processors))
     assert messages.overlapping_kinds() == [Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER]
     assert messages.overlapping_ranks(64) == tuple(range(64))

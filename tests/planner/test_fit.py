@@ -11,7 +11,7 @@ import pytest
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cost_model import CostModel, CostOptions, StageSetting, Task
 from paddlenlp_galvatron.cost_model.costs import Profiles
-from paddlenlp_galvatron.cost_model.variants import adapter_share, product_share
+from paddlenlp_galvatron.cost_model.layers import adapter_share, product_share
 from paddlenlp_galvatron.options.prices import JobOptions
 from paddlenlp_galvatron.plan import Assumptions, LayerStrategy, Precision, load_model
 from paddlenlp_galvatron.planner.fit import Fit, FitOptions, fit

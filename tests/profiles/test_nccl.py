@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paddlenlp_galvatron.profiles.hardware import Collective
-from paddlenlp_galvatron.profiles.nccl import collective_ms
-from paddlenlp_galvatron.profiles.network import traffic_factor
+from paddlenlp_galvatron.profiles.network import collective_ms, traffic_factor
 
 BUS = 220.0  # MiB/ms
 LARGE = 2.0**20  # MiB

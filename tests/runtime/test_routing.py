@@ -21,7 +21,7 @@ from paddlenlp_galvatron.cost_model.experts import ROW_BUFFERS
 from paddlenlp_galvatron.model import FAMILIES, load_model
 from paddlenlp_galvatron.plan import LayerStrategy, Plan, Precision
 from paddlenlp_galvatron.plan.strategy import EXPERT_ROWS, IMBALANCE_BOUND, DataParallel, Experts
-from paddlenlp_galvatron.runtime import device, grouped, router
+from paddlenlp_galvatron.runtime import device, grouped
 from paddlenlp_galvatron.runtime import experts as module
 from paddlenlp_galvatron.runtime.experts import OwnExperts, Routing, shares
 from paddlenlp_galvatron.runtime.grouped import UNPADDED, Padding
@@ -169,8 +169,8 @@ def cases(draw):
 @given(cases())
 def test_the_best_experts_of_the_best_groups_are_chosen(case):
     shape, scores, bias = case
-    chosen = router.choose(paddle.to_tensor(scores), None if bias is None else paddle.to_tensor(bias), shape)
-    weights = router.shares(paddle.to_tensor(scores), chosen, shape).numpy()
+    chosen = module.choose(paddle.to_tensor(scores), None if bias is None else paddle.to_tensor(bias), shape)
+    weights = module.shares(paddle.to_tensor(scores), chosen, shape).numpy()
     ranked, size = scores if bias is None else scores + bias, shape.experts // shape.expert_groups
     for token, row in enumerate(ranked):
         parts = row.reshape([-1, size])
@@ -186,19 +186,19 @@ def test_the_best_experts_of_the_best_groups_are_chosen(case):
 
 def test_scores_are_sigmoids_or_sum_to_one():
     logits = paddle.to_tensor([[0.0, 1.0, -1.0]])
-    assert float(router.score(logits, V2).sum()) == pytest.approx(1)
-    np.testing.assert_allclose(router.score(logits, V3).numpy(), [[0.5, 0.7310586, 0.2689414]], rtol=1e-6)
+    assert float(module.score(logits, V2).sum()) == pytest.approx(1)
+    np.testing.assert_allclose(module.score(logits, V3).numpy(), [[0.5, 0.7310586, 0.2689414]], rtol=1e-6)
 
 
 @pytest.mark.parametrize("model", [V2, V3], ids=["softmax", "sigmoid"])
 def test_the_balance_loss_is_of_scores_that_sum_to_one_as_megatrons(model):
     sizes = {"experts": 6, "experts_per_token": 2, "expert_groups": 1, "groups_per_token": 1}
     shape = replace(model, layers=1, dense_layers=(), router_aux_loss_coef=1.0, **sizes)
-    load = router.ExpertLoad(plans.plan(1, "1", batch=2, micro_batches=1), shape, 4)
-    layer = router.LayerLoad(load, [0] * 4 + [1] * 4, None)  # two samples of four tokens
+    load = module.ExpertLoad(plans.plan(1, "1", batch=2, micro_batches=1), shape, 4)
+    layer = module.LayerLoad(load, [0] * 4 + [1] * 4, None)  # two samples of four tokens
     logits = paddle.to_tensor(np.random.default_rng(0).normal(0, 2, (8, 6)), "float32", stop_gradient=False)
-    scores = router.score(logits, shape)
-    chosen = router.choose(scores.detach(), None, shape)
+    scores = module.score(logits, shape)
+    chosen = module.choose(scores.detach(), None, shape)
     fractions = (scores / scores.sum(-1, keepdim=True)).reshape([2, 4, 6])
     uses = paddle.nn.functional.one_hot(chosen, 6).sum(1).reshape([2, 4, 6])
     expected = (6 * uses.mean(1) * fractions.mean(1)).sum() / 2
@@ -226,8 +226,8 @@ def test_a_token_of_nan_has_experts_and_changes_none_of_others(case, seed):
     marks[0] = seed % 2
     poisoned = paddle.to_tensor(np.where(marks, np.nan, scores))
     bias = None if bias is None else paddle.to_tensor(bias)
-    chosen = router.choose(poisoned, bias, shape).numpy()
-    for token, before in enumerate(router.choose(paddle.to_tensor(scores), bias, shape).numpy()):
+    chosen = module.choose(poisoned, bias, shape).numpy()
+    for token, before in enumerate(module.choose(paddle.to_tensor(scores), bias, shape).numpy()):
         assert len({*chosen[token]}) == shape.experts_per_token
         if not marks[token].any():
             np.testing.assert_array_equal(chosen[token], before)
@@ -238,6 +238,6 @@ def test_a_token_of_nan_has_experts_and_changes_none_of_others(case, seed):
 @pytest.mark.parametrize("shape", [V2, V3], ids=["softmax, groups", "sigmoids, groups"])
 def test_tokens_of_nan_use_all_experts_alike(shape):
     tokens = 512
-    chosen = router.choose(paddle.full([tokens, shape.experts], float("nan")), None, shape).numpy()
+    chosen = module.choose(paddle.full([tokens, shape.experts], float("nan")), None, shape).numpy()
     counts = np.bincount(chosen.ravel(), minlength=shape.experts)
     assert counts.max() <= 2 * counts.mean()

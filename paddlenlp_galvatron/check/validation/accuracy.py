@@ -163,6 +163,14 @@ def outcome_of(plan: Plan, kind: str, run: MeasuredRun, cost: CostModel, shape: 
     )
 
 
+def kendall(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Kendall's tau-b of two orders; None if all values of one are equal."""
+    from scipy.stats import kendalltau  # here, as ranks read this file, too
+
+    tau = float(kendalltau(*zip(*pairs, strict=True)).statistic)
+    return None if isnan(tau) else tau
+
+
 @dataclass(frozen=True, slots=True)
 class Spread:
     """Errors as shares: mean and median of their sizes, and the lowest and the highest with their signs."""
@@ -204,12 +212,7 @@ class Accuracy:
 
     @property
     def tau(self) -> float | None:
-        """Kendall's tau-b of predicted and measured steps; None if all of either are equal."""
-        from scipy.stats import kendalltau  # here, as ranks read this file, too
-
-        steps = zip(*((outcome.predicted_s, outcome.measured_s) for outcome in self.outcomes), strict=True)
-        tau = float(kendalltau(*steps).statistic)
-        return None if isnan(tau) else tau
+        return kendall([(outcome.predicted_s, outcome.measured_s) for outcome in self.outcomes])
 
     @property
     def regret(self) -> float:
