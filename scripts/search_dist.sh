@@ -1,1 +1,2 @@
-../llm/auto_parallel/galvatron/scripts/search_dist.sh
+#!/bin/sh
+exec sh "$(dirname "$0")/../llm/auto_parallel/galvatron/scripts/search_dist.sh" "$@"

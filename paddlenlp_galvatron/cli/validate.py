@@ -24,8 +24,7 @@ def validate(values: dict[str, Any], json: bool) -> None:
     load_model(options.model_size)  # faults are reported before Paddle is imported
     if not options.profiles.is_dir():
         raise UserError(f"profiles: no folder {options.profiles}; measure with galvatron profile all")
-    from paddlenlp_galvatron.check.validation.accuracy import shortcomings
-    from paddlenlp_galvatron.check.validation.results import accuracy_json, accuracy_tables
+    from paddlenlp_galvatron.check.validation.accuracy import accuracy_json, accuracy_tables, shortcomings
     from paddlenlp_galvatron.check.validation.validate import Validation
 
     validation = Validation(options, say_note)

@@ -31,8 +31,7 @@ from paddlenlp_galvatron.base.limits import Port
 from paddlenlp_galvatron.base.printing import say
 from paddlenlp_galvatron.options.group import Options, canonical_options, is_boolean, read_words
 from paddlenlp_galvatron.planner.form import SEARCHED, Answer, Form, answer
-from paddlenlp_galvatron.report.page import PAGES
-from paddlenlp_galvatron.report.what_if import failed, faults_of, fragment, page
+from paddlenlp_galvatron.report.page import PAGES, failed, faults_of, fragment, what_if_page
 
 from .command import JSON, App, FromFile
 from .command import answer as tell
@@ -203,7 +202,7 @@ class _Handler(BaseHTTPRequestHandler):
                 outcome = self._answer(form)
             except GalvatronError as error:
                 outcome = error
-            self._reply(200, "text/html", page(form, outcome, query))
+            self._reply(200, "text/html", what_if_page(form, outcome, query))
         elif name == "answer":
             faults, shown = {}, ""
             try:

@@ -27,8 +27,7 @@ from .checkpoint.convert import types_of
 from .checkpoint.loading import from_first, gather_objects, load, open_weights, print_rank_0
 from .checkpoint.saving import Origin, Writer
 from .checkpoint.stored import SMALLER, Best, BrokenCheckpoint, Checkpoint, open_checkpoint, verify
-from .checkpoint.tensor_file import DTYPES
-from .checkpoint.weight_files import CONFIG
+from .checkpoint.weight_files import CONFIG, DTYPES
 from .data.source import BatchSource
 from .data.templates import open_template
 from .data.tuning import TuningData

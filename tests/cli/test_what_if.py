@@ -25,9 +25,7 @@ from browser import DESKTOP, PHONE, browser, needs_chromium, with_pictures
 from paddlenlp_galvatron.cli.what_if import WAITING
 from paddlenlp_galvatron.planner import form as forms
 from paddlenlp_galvatron.planner.form import Form
-from paddlenlp_galvatron.report import what_if
-from paddlenlp_galvatron.report.page import seconds
-from paddlenlp_galvatron.report.what_if import LABELS
+from paddlenlp_galvatron.report.page import LABELS, failed, seconds, what_if_page
 
 from .test_search import OPTIONS, folder, words, write_profiles  # noqa: F401 - a fixture
 
@@ -193,11 +191,11 @@ def test_a_wide_search_is_stopped_and_says_so(monkeypatch):
     reported = forms.answer(wide, more)
     assert time.process_time() - began < 10  # to its end it takes minutes
     assert reported.result.given_up
-    shown = what_if.page({}, reported, "")
+    shown = what_if_page({}, reported, "")
     if reported.result.best:
         assert "The search ran out of time" in shown and " % faster may exist" in shown
     else:
-        assert what_if.failed(reported) and "no plan was found in 1 s" in shown
+        assert failed(reported) and "no plan was found in 1 s" in shown
 
 
 @pytest.mark.parametrize("busy", [False, True])

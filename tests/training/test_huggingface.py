@@ -35,7 +35,7 @@ from paddlenlp_galvatron.training.checkpoint.convert import precision_of, to_che
 from paddlenlp_galvatron.training.checkpoint.huggingface import HuggingFaceWeights, modules, read_shape
 from paddlenlp_galvatron.training.checkpoint.loading import weights_from
 from paddlenlp_galvatron.training.checkpoint.stored import open_checkpoint
-from paddlenlp_galvatron.training.checkpoint.tensor_file import DTYPES, Tensor, write_tensors
+from paddlenlp_galvatron.training.checkpoint.weight_files import DTYPES, Tensor, write_tensors
 from paddlenlp_galvatron.training.recipe import Recipe
 
 MIB = 2**20

@@ -9,7 +9,7 @@ import pytest
 from cost_examples import MODEL
 from rich.console import Console
 
-from paddlenlp_galvatron.check.validation import accuracy, results
+from paddlenlp_galvatron.check.validation import accuracy
 from paddlenlp_galvatron.check.validation.accuracy import TERMS, Spread, measured_ms
 from paddlenlp_galvatron.check.validation.plans import KINDS, sample_plans
 from paddlenlp_galvatron.check.validation.work import MeasuredRun, Step, Visit, key_of
@@ -103,7 +103,7 @@ def test_tables_of_plans_fit_eighty_columns():
     plan = Plan(1, 8, 2, (2,), layers)
     outcome = accuracy.Outcome(plan, "recomputing", 123.4567, 234.5678, (stage,), 0, 0)
     text = StringIO()
-    Console(file=text, width=80).print(*results.accuracy_tables(accuracy.Accuracy([outcome])), sep="\n")
+    Console(file=text, width=80).print(*accuracy.accuracy_tables(accuracy.Accuracy([outcome])), sep="\n")
     assert "…" not in text.getvalue()
     assert "at fault" in text.getvalue()
 

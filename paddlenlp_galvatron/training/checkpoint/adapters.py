@@ -32,8 +32,8 @@ from .convert import Advance, write_model
 from .huggingface import HuggingFaceWeights
 from .loading import CheckpointWeights
 from .stored import INDEX, Checkpoint, open_checkpoint
-from .tensor_file import Tensor, opened, require_finite, write_tensors
 from .weight_files import CONFIG as BASE_CONFIG
+from .weight_files import Tensor, opened, require_finite, write_tensors
 
 PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 CONFIG = "lora_config.json"

@@ -23,8 +23,7 @@ from .companions import companions, config_like, copy_companions, without_absent
 from .huggingface import HuggingFaceWeights, StoredWeight, copies, modules, require_directory_of
 from .loading import CheckpointWeights, WeightPiece
 from .stored import FORMAT, INDEX, WEIGHT, Checkpoint, write_index
-from .tensor_file import DTYPES, Tensor, write_tensors
-from .weight_files import CONFIG, SHARDS, SINGLE
+from .weight_files import CONFIG, DTYPES, SHARDS, SINGLE, Tensor, write_tensors
 
 Advance = Callable[[int], object]  # receives the bytes that were written
 

@@ -28,8 +28,17 @@ from ...model.shape import UNPLANNED
 from ...model.unsupported import MTP_COUNTS
 from ...plan import ModelShape, Precision, load_model
 from ...runtime.weights import WHOLE, Array, Slice
-from .tensor_file import CODES, opened, require_finite
-from .weight_files import CONFIG, LM_HEAD, require_plain, require_unwrapped, tensor_files, without_absent_mtp
+from .weight_files import (
+    CODES,
+    CONFIG,
+    LM_HEAD,
+    opened,
+    require_finite,
+    require_plain,
+    require_unwrapped,
+    tensor_files,
+    without_absent_mtp,
+)
 
 BUFFERS = "rotary_emb.inv_freq"  # computed, not trained: old files have them
 ROWS = 4096  # of a matrix that are compared at once

@@ -29,8 +29,7 @@ from ...runtime.units import Trainable
 from ...runtime.weights import WHOLE, Array, Slice
 from .huggingface import HuggingFaceWeights, require_same_model
 from .stored import INDEX, MOMENTS, WEIGHT, BrokenCheckpoint, Checkpoint, open_checkpoint, verify
-from .tensor_file import CODES, naming, require_finite
-from .weight_files import CONFIG
+from .weight_files import CODES, CONFIG, naming, require_finite
 
 if TYPE_CHECKING:  # the engine imports PaddleNLP, which takes seconds: weights are looked at before
     from ...runtime.engine import Engine

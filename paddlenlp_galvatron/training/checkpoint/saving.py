@@ -35,8 +35,7 @@ from .adapters import write_adapters
 from .convert import to_huggingface
 from .loading import from_first, gather_objects, pieces_of, state_key
 from .stored import BEFORE, FORMAT, MOMENTS, POWERS, WEIGHT, open_checkpoint, step_of, whole_checkpoints, write_index
-from .tensor_file import Tensor, write_tensors
-from .weight_files import CONFIG, SHARDS
+from .weight_files import CONFIG, SHARDS, Tensor, write_tensors
 
 POLL_S = 0.05
 MOST_POLL_S = 1.0  # between two looks for the files of 1,000 ranks, on a file system that they share

@@ -7,4 +7,4 @@ WHAT=memory
 PROFILE_MODE=${PROFILE_MODE:-static} # static or sequence
 
 # shellcheck source=llm/auto_parallel/galvatron/scripts/profile_model_args.sh
-. "$(dirname "$(readlink -f "$0")")/profile_model_args.sh"
+. "$(dirname "$0")/profile_model_args.sh"
