@@ -240,14 +240,14 @@ def show_run(console: Console, plan: Plan, shape: ModelShape, adapters: Adapters
     if plan.assumed.offload_optimizer:
         away = max(offloaded_mib(plan, shape, stage, adapters) for stage in range(plan.pipeline))
         console.print(f"optimizer states in the hosts' memory: at most {gib(away)} GiB a rank")
-    console.print(f"{_groups(plan, shape, seq_length)}; no step was run")
+    console.print(f"{_groups(plan, shape, seq_length, adapters is not None)}; no step was run")
 
 
-def _groups(plan: Plan, shape: ModelShape, seq_length: int) -> str:
+def _groups(plan: Plan, shape: ModelShape, seq_length: int, adapts: bool) -> str:
     """How many communicators there are."""
     if plan.world_size * len({plan.vocab.as_layer(), *plan.layers}) > COUNTED:
         return "groups not counted, as there are too many"
-    groups = stage_groups(plan, shape, seq_length)
+    groups = stage_groups(plan, shape, seq_length, adapts)
     uses = Counter(use or "collectives" for _, use in groups)
     return (
         f"{count(len(groups), 'group')} ({', '.join(f'{number} for {use}' for use, number in sorted(uses.items()))}), "

@@ -43,6 +43,11 @@ class Weight:
         return len(self.shape) > 1 and (self.axis is not None or self.large)
 
     @property
+    def adapts(self) -> bool:
+        """Whether LoRA adapts it: not the router nor the gate of the shared expert, which are linear layers, too."""
+        return self.linear and self.sharded
+
+    @property
     def axis(self) -> int | None:
         """The axis that splits."""
         if self.split is Split.COLUMN:
@@ -207,8 +212,8 @@ class LayerKind:
 
     @cached_property
     def projections(self) -> tuple[str, ...]:
-        """Names of the matrices of linear layers."""
-        return tuple(weight.name for weight in self.weights if weight.linear)
+        """Names of the matrices that LoRA adapts."""
+        return tuple(weight.name for weight in self.weights if weight.adapts)
 
     @cached_property
     def parameters(self) -> int:

@@ -4,8 +4,10 @@
     split by columns    whole on every rank, gradients are      split by columns
                         parts of one sum (OWN)
     split by rows       split by rows                           whole, gradients are parts of one sum
+    whole (latents)     whole                                   whole
 
-So x A B splits as x W does, and what it adds needs no collective more than the projection's.
+So x A B splits as x W does, and what it adds needs no collective more than the projection's. Each routed expert has
+factors of its own, which its ranks hold and ZeRO shards as its weights; those of other projections are never sharded.
 """
 
 from __future__ import annotations
@@ -52,13 +54,9 @@ def factors_of(kind: LayerKind, rank: int) -> LayerKind:
 
 
 def _factors(kind: LayerKind, rank: int) -> Iterator[Weight]:
-    for weight in kind.weights:
-        if not weight.linear:
-            continue
-        (inputs, outputs), column = weight.shape, weight.split is Split.COLUMN
+    for weight in (weight for weight in kind.weights if weight.adapts):
+        (inputs, outputs), split, expert = weight.shape, weight.split, weight.expert
         first, second = (f"{weight.name.removesuffix('.weight')}.{factor}" for factor in FACTORS)
-        yield Weight(first, (inputs, rank), Split.OWN if column else weight.split)
-        if column:
-            yield Weight(second, (rank, outputs), weight.split, weight.most_parts)
-        else:
-            yield Weight(second, (rank, outputs), Split.OWN)
+        yield Weight(first, (inputs, rank), Split.OWN if split is Split.COLUMN else split, expert=expert)
+        last = Split.OWN if split is Split.ROW else split
+        yield Weight(second, (rank, outputs), last, weight.most_parts, expert=expert)

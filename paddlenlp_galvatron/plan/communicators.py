@@ -32,8 +32,8 @@ def chunk_edges(plan: Plan, stage: int, chunk: int) -> list[TokenLayout]:
     return [token_layout(part, plan.stage_size, sharded) for part in plan.chunk_chain(stage, chunk)]
 
 
-def stage_groups(plan: Plan, shape: ModelShape, seq_length: int) -> set[Group]:
-    """Every communicator of the plan, over all stages: the same set on every rank."""
+def stage_groups(plan: Plan, shape: ModelShape, seq_length: int, adapts: bool = False) -> set[Group]:
+    """Every communicator of the plan, over all stages: the same set on every rank. `adapts`: adapters learn."""
     size, tokens = plan.stage_size, plan.micro_batch * seq_length
     local: set[Group] = {(tuple(range(size)), "")}
     sharded = plan.assumed.sequence_parallel
@@ -49,7 +49,8 @@ def stage_groups(plan: Plan, shape: ModelShape, seq_length: int) -> set[Group]:
             parted.append(strategy.experts.mesh(size).parted(strategy.experts_sharding))
         groups += [part.groups(axis) for part in parted for axis in (Axis.SHARDS, Axis.REPLICAS)]
         if strategy in with_experts:
-            groups += [strategy.experts.mesh(size).groups(*axes) for axes in (EXCHANGE, (Axis.EXPERT_DATA,))]
+            used = {EXCHANGE, (Axis.EXPERT_DATA,)} | ({(Axis.EXPERT_TENSOR,)} if adapts else set())
+            groups += [strategy.experts.mesh(size).groups(*axes) for axes in used]
             groups.append(mesh.groups(*SAMPLE_AXES))
         if strategy.tp > shape.kv_heads:
             groups.append(mesh.sharing(strategy.tp // shape.kv_heads).groups(Axis.COPIES))
@@ -134,9 +135,9 @@ def most_communicators(groups: Iterable[Group]) -> int:
     return max(Counter(rank for ranks, _ in groups for rank in ranks).values(), default=0)
 
 
-def communicators(plan: Plan, shape: ModelShape, seq_length: int) -> int:
+def communicators(plan: Plan, shape: ModelShape, seq_length: int, adapts: bool = False) -> int:
     """How many a rank of a launch has at most, with that of all ranks."""
-    groups = stage_groups(plan, shape, seq_length) | {(tuple(range(plan.world_size)), "world")}
+    groups = stage_groups(plan, shape, seq_length, adapts) | {(tuple(range(plan.world_size)), "world")}
     return most_communicators(groups) if plan.world_size > 1 else 0
 
 

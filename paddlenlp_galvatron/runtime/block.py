@@ -6,7 +6,7 @@ whole sequences: [B, S, …] with B·S tokens of the layer's dp share. `plan.com
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,8 @@ from paddle import nn
 from paddle.distributed.fleet.utils import recompute
 from paddle.incubate.nn.functional import swiglu
 
-from ..model.lora import adapted
+from ..model import Weight
+from ..model.lora import FACTORS, adapted, factors_of
 from ..plan import LayerStrategy, Recompute
 from ..plan.comm_points import CommPoint, repeated
 from ..plan.layout import own_chunks
@@ -105,6 +106,8 @@ class Block:
         for layer in self._layer.sublayers():
             if isinstance(layer, LoRALinear):
                 layer.counts = adapters
+        if self._experts:
+            self._experts.counts = adapters
 
     def _run_or_recompute(self, x: Any, mask: Any, memo: Memo) -> Any:
         if not paddle.is_grad_enabled():  # the first time
@@ -287,12 +290,22 @@ class Block:
         local = shape.experts // strategy.ep
         first = placement.experts.index(placement.local, Axis.EXPERT) * local
         exchange = placement.group(*EXCHANGE, mesh=placement.experts)
-        experts = OwnExperts(shape, strategy.experts, exchange, placement.numbers, load, padding)
-        weights = shape.routed.weights[3 * first : 3 * (first + local)]  # gate, up and down of each
-        for kind, name in enumerate(PRODUCTS if weights else ()):
-            record = stacked((placement.parameter(weight, prefix) for weight in weights[kind::3]), local)
-            setattr(experts.layer, name, record.tensor)
-            self._slots.append((experts.layer, name, record))
+        adapters = placement.setup.adapters
+        experts = OwnExperts(shape, strategy.experts, exchange, placement.numbers, load, padding, adapters)
+
+        def stack(weights: Sequence[Weight], names: Sequence[str]) -> None:
+            """`weights`: those with these names of each expert of the layer."""
+            every = len(names)
+            for place, name in enumerate(names if weights else ()):
+                of_name = weights[every * first + place : every * (first + local) : every]
+                record = stacked((placement.parameter(weight, prefix) for weight in of_name), local)
+                setattr(experts.layer, name, record.tensor)
+                self._slots.append((experts.layer, name, record))
+
+        stack(shape.routed.weights, PRODUCTS)
+        if adapters:
+            names = [f"{name}_{factor}" for name in PRODUCTS for factor in FACTORS]
+            stack(factors_of(shape.routed, adapters.rank).weights, names)
         return experts
 
 

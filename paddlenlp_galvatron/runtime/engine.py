@@ -69,7 +69,8 @@ class Engine:
         self.groups = groups or Groups(self.rank)
         setup.kernels.require_version(plan, paddle.__version__)
         in_kernels = fused_loss_groups(plan, shape) if setup.kernels.fused_cross_entropy else ()
-        self.groups.create(stage_groups(plan, shape, seq_length), exchanging(plan, shape), in_kernels)
+        wanted = stage_groups(plan, shape, seq_length, setup.adapters is not None)
+        self.groups.create(wanted, exchanging(plan, shape), in_kernels)
         self.stage = Stage(setup, RankGroups(plan, self.rank, self.groups))
         self._pipeline = Pipeline(plan, self.stage, self.rank, self.groups)
         self._host_states = HostStates() if plan.assumed.offload_optimizer else None

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,9 @@ from paddle import nn
 from paddle.autograd import PyLayer
 from paddle.incubate.nn.functional import swiglu
 
-from ..model import ModelShape
+from ..model import Adapters, ModelShape
 from ..model.families import LEAST_SUM
+from ..model.lora import FACTORS
 from ..plan import Plan
 from ..plan.strategy import Experts
 from . import device
@@ -296,14 +298,16 @@ class Products(PyLayer):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, x: Any, counts: Sequence[int], weights: Any) -> Any:
         # Not by save_for_backward: zero3 frees the weights after forward and gathers them again for backward.
-        ctx.kept, ctx.counts, ctx.weights = keep(x), counts, weights
+        ctx.kept, ctx.counts, ctx.weights = keep(*() if weights.stop_gradient else (x,)), counts, weights
         return grouped(x, weights, counts)
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
-        (x,), ctx.kept = ctx.kept(), None  # or it were there until the whole backward pass is done
+        kept, ctx.kept = ctx.kept(), None  # or it were there until the whole backward pass is done
         of_x = grouped(grad, ctx.weights, ctx.counts, transpose_right=True)
-        return of_x, grouped(x, grad, ctx.counts, transpose_left=True)
+        if not kept:  # weights are frozen
+            return of_x, None
+        return of_x, grouped(kept[0], grad, ctx.counts, transpose_left=True)
 
 
 class Inner(PyLayer):  # type: ignore[misc]
@@ -328,7 +332,7 @@ class Inner(PyLayer):  # type: ignore[misc]
 
 
 class OwnExperts:
-    """A rank's experts of one layer. `layer` has the weights [l, ...] of each of PRODUCTS."""
+    """A rank's experts of one layer. `layer` has the weights [l, ...] of each of PRODUCTS, and of its adapters."""
 
     def __init__(
         self,
@@ -338,8 +342,11 @@ class OwnExperts:
         numbers: Numbers,
         load: LayerLoad,
         padding: Padding = UNPADDED,
+        adapters: Adapters | None = None,
     ):
         self.layer = nn.Layer()
+        self.counts = True  # else there are no adapters
+        self._adapters = adapters
         self._shape, self._experts, self._group, self._numbers, self._load = shape, experts, group, numbers, load
         self._padding = padding
 
@@ -375,10 +382,19 @@ class OwnExperts:
         """x [T, H] and scores [T, k] of experts by memo["routing"] -> their weighted sum [T, H]."""
         routing = memo["routing"]
         rows, score = Dispatch.apply(x, scores, routing)
-        gate, up = (Products.apply(rows, routing.counts, weights) for weights in (self.layer.gate, self.layer.up))
+        gate, up = (self._product(rows, routing.counts, name) for name in PRODUCTS[:2])
         # The score multiplies the input of the last product, so that backward need not keep that product's output.
         inner = Inner.apply(gate, up, score)
-        return Combine.apply(Products.apply(inner, routing.counts, self.layer.down), routing)
+        return Combine.apply(self._product(inner, routing.counts, PRODUCTS[2]), routing)
+
+    def _product(self, x: Any, counts: Sequence[int], name: str) -> Any:
+        """x [R, I] by expert -> the product [R, O] of this name, with that of its adapters."""
+        product = Products.apply(x, counts, getattr(self.layer, name))
+        if not (self._adapters and self.counts):
+            return product
+        first, second = (getattr(self.layer, f"{name}_{factor}") for factor in FACTORS)
+        narrow = Products.apply(x, counts, first) * self._adapters.scaling
+        return product + Products.apply(narrow, counts, second)
 
     def _use_every_size(self, x: Any) -> None:
         """Once multiply as many rows as any of the experts may get. `x` [T, H] of this rank's own tokens."""
@@ -386,5 +402,6 @@ class OwnExperts:
         experts, inner = self._experts, self._shape.expert_size // self._experts.etp
         mean = tokens * self._shape.experts_per_token * experts.etp
         most = int(min(tokens * experts.ranks, self._padding.most(mean, experts.ep)))
-        for columns in ((hidden, inner), (inner, hidden)):
+        ranks = [self._adapters.rank] if self._adapters else []
+        for columns in permutations((hidden, inner, *ranks), 2):
             use_every_size(most, *columns, x.dtype)

@@ -19,7 +19,7 @@ from ..plan import DataParallel
 from ..plan.comm_points import WEIGHT_OPS
 from .paddle_private import take_over_hooks
 from .units import ShardedUnit, Trainable, Unit, UnitMaker
-from .weights import WHOLE, Array, SeededWeights, ShardedParameter, Slice, WeightSource, fill_whole
+from .weights import WHOLE, Array, SeededWeights, ShardedParameter, Slice, WeightSource
 
 
 class LoRALinear(nn.Layer):  # type: ignore[misc]
@@ -116,29 +116,27 @@ class FrozenShards(_Frozen, ShardedUnit):
 
 
 class FrozenUnits(UnitMaker):
-    """Makes the units of modules of which adapters alone learn: those are few, small and whole, as vectors are."""
+    """Makes the units of modules of which adapters alone learn. Those of routed experts are units, first and second
+    factors apart, which learn at rates of their own; the others are few, small and whole, as vectors are."""
 
     def adopt(
         self, parameters: Sequence[ShardedParameter], dp_type: DataParallel, of_experts: DataParallel | None = None
     ) -> None:
-        base = [weight for weight in parameters if not is_factor(weight.name)]
-        small = [weight for weight in parameters if is_factor(weight.name) or len(weight.shape) == 1]
-        for weight in small:
-            fill_whole(weight)
-        self.vectors += [weight for weight in small if is_factor(weight.name)]
-        self.frozen += [weight for weight in small if not is_factor(weight.name)]
-        matrices = [weight for weight in base if len(weight.shape) > 1]
-        key = tuple(id(weight) for weight in matrices)
-        if key not in self.made:
-            self.made[key] = (_frozen_unit(matrices, dp_type),)
-            self.made[key][0].begin()
-        for weight in base:
-            weight.tensor.stop_gradient = True
-        self.chain.append(self.made[key])
+        for weight in parameters:
+            weight.tensor.stop_gradient = not is_factor(weight.name)
+        super().adopt(parameters, dp_type, of_experts)
+        self.frozen += [weight for weight in self.vectors if not is_factor(weight.name)]
+        self.vectors = [weight for weight in self.vectors if is_factor(weight.name)]
 
+    def _unit_of(self, weight: ShardedParameter) -> Any:
+        if not is_factor(weight.name):
+            return super()._unit_of(weight)
+        return (True, weight.name.rpartition(".")[2]) if weight.expert else None
 
-def _frozen_unit(matrices: Sequence[ShardedParameter], dp_type: DataParallel) -> Unit:
-    group = matrices[0].sum_group
-    if group is None or WEIGHT_OPS[dp_type].gather is None:
-        return _Frozen(matrices, group)
-    return FrozenShards(matrices, matrices[0].shard_group or group, every_micro_batch=False, keep_whole=False)
+    def _make(self, weights: Sequence[ShardedParameter], dp_type: DataParallel) -> Unit:
+        if is_factor(weights[0].name):
+            return super()._make(weights, dp_type)
+        group = weights[0].sum_group
+        if group is None or WEIGHT_OPS[dp_type].gather is None:
+            return _Frozen(weights, group)
+        return FrozenShards(weights, weights[0].shard_group or group, every_micro_batch=False, keep_whole=False)

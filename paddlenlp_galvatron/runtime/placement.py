@@ -81,10 +81,13 @@ class Placement:
         tensor = zero_parameter(weight_slice.size(shape), dtype)  # until its unit is made
         made = partial(ShardedParameter, name, shape, weight_slice, tensor, source=self.setup.source)
         if weight.expert is not None:
+            copied = weight.axis is None  # a factor of its adapters
             return made(
                 self.group(Axis.EXPERT_DATA, mesh=self.experts),
-                replicas=self.experts.degree(Axis.EXPERT_DATA),
+                replicas=self.experts.degree(Axis.EXPERT_DATA, *([Axis.EXPERT_TENSOR] if copied else [])),
+                first_copy=not copied or self.experts.index(self.local, Axis.EXPERT_TENSOR) == 0,
                 gradient_dtype=self.numbers.gradients,
+                presum_group=self.group(Axis.EXPERT_TENSOR, mesh=self.experts) if copied else None,
                 expert=True,
                 **self.parts(self.experts, self._experts_sharding),
             )

@@ -399,29 +399,28 @@ class UnitMaker:
         self, parameters: Sequence[ShardedParameter], dp_type: DataParallel, of_experts: DataParallel | None = None
     ) -> None:
         """Take in a module's weights. `of_experts`: the dp type of those of experts, where it has some."""
-        matrices = [weight for weight in parameters if _sharded(weight)]
-        vectors = [weight for weight in parameters if not _sharded(weight)]
+        units: dict[Any, list[ShardedParameter]] = {}
+        for weight in parameters:
+            units.setdefault(self._unit_of(weight), []).append(weight)
+        vectors = units.pop(None, [])
         for vector in vectors:
             fill_whole(vector)
         self.vectors += vectors
-        key = tuple(id(weight) for weight in matrices)
+        key = tuple(id(weight) for weights in units.values() for weight in weights)
         if key not in self.made:
-            halves = [(dp_type, [weight for weight in matrices if not weight.expert])]
-            if experts := [weight for weight in matrices if weight.expert]:
-                halves.append((of_experts or dp_type, experts))
-            self.made[key] = tuple(
-                make_unit(weights_of_half, unit_dp_type, self._every_micro_batch)
-                for unit_dp_type, weights_of_half in halves
-            )
+            types = {False: dp_type, True: of_experts or dp_type}
+            self.made[key] = tuple(self._make(weights, types[weights[0].expert]) for weights in units.values())
             for unit in self.made[key]:
                 unit.deferred = any(weight.presum_across_stages for weight in unit.weights)
                 unit.begin()
         self.chain.append(self.made[key])
 
+    def _unit_of(self, weight: ShardedParameter) -> Any:
+        """The same for the matrices of one unit of a module; None: of no unit."""
+        return weight.expert if weight.sharded and len(weight.shape) > 1 else None
 
-def _sharded(weight: ShardedParameter) -> bool:
-    """Whether a weight is in its module's unit."""
-    return weight.sharded and len(weight.shape) > 1
+    def _make(self, weights: Sequence[ShardedParameter], dp_type: DataParallel) -> Unit:
+        return make_unit(weights, dp_type, self._every_micro_batch)
 
 
 class LastReduced:

@@ -14,6 +14,7 @@ from ..base.reading import read_json
 from ..base.writing import write_text
 from ..launch.faults import WAIT_S
 from ..model import config_of
+from ..model.unsupported import MTP_COUNTS
 from ..options.foreign import MODEL_FIELDS, Fate, idle_note, same
 from ..options.group import Options
 from ..options.model_options import Model, ModelOptions
@@ -113,7 +114,8 @@ def prepare(values: Mapping[str, Any], world_size: int | None, folder: Path | No
     notes = [f"{', '.join(ignored)} ignored, as set_*_manually is 0"] if (ignored := named.ignored) else []
     paths: dict[str, str] = {}
     if options.tunes:
-        _require_trained_with_experts(shape, options)
+        if options.kind == "dpo" and shape.mtp_layers:
+            raise UserError(f"task: {shape.name} has MTP, with which DPO is not trained; add --{MTP_COUNTS[0]} 0")
         paths = _absolute_paths(options, named.model_size)
     elif (tokenizer := options.tokenizer_name_or_path) and tokenizer.exists():
         paths = {"tokenizer_name_or_path": str(tokenizer.absolute())}
@@ -190,16 +192,6 @@ def _require_settled(values: Mapping[str, Any], shape: ModelShape) -> None:
         if values.get(name) is not None and not same(str(values[name]), str(number))
     ]:
         raise UserError(faults)
-
-
-def _require_trained_with_experts(shape: ModelShape, options: TrainOptions) -> None:
-    """Raise UserError for a task that does not go with a model's experts."""
-    faults = {
-        f"lora: {shape.name} has experts, which get no adapters; train all weights instead": options.adapts,
-        f"task: {shape.name} has experts, with which DPO is not trained; give --task sft": options.kind == "dpo",
-    }
-    if shape.experts and any(faults.values()):
-        raise UserError(fault for fault, is_one in faults.items() if is_one)
 
 
 def _model(named: ModelOptions, options: TrainOptions, load: Path | None, folder: Path) -> tuple[str, ModelShape, int]:

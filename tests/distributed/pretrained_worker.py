@@ -80,7 +80,7 @@ def tuned(name: str, loss: str, plan: Plan, groups: Groups) -> tuple[list[float]
         ),
         groups=groups,
     )
-    batches, recipe, losses, metrics = list(tokens), Recipe(**oracle.recipe), [], {}
+    batches, recipe, losses, metrics = list(tokens)[: len(oracle.losses[""])], Recipe(**oracle.recipe), [], {}
     if loss:
         pairs = oracle.rows(engine.seq_length)
         pairs.pairs[..., :2] = engine.answers(pairs)  # by the base, as TRL's reference

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,7 +40,7 @@ FIRST = [JOBS[2 * number + number % 2] for number in range(len(NAMES))]  # each 
 OTHERS = [job for job in JOBS if job not in FIRST]
 # PEFT's adapters of each model by the loss of tokens, and each of TRL's losses of pairs with one of them; or the rest.
 ADAPTED = ("llama3.2", "qwen2-tied", "qwen3")
-TUNED = [(name, "") for name in ADAPTED]
+TUNED = [(name, "") for name in (*ADAPTED, "qwen3_moe")]
 TUNED += [(ADAPTED[number % 3], loss) for number, loss in enumerate(tuning_of("qwen3").losses) if loss]
 EVERY = [(name, loss) for name in ADAPTED for loss in tuning_of(name).losses]
 UNTUNED = [pair for pair in EVERY if pair not in TUNED]
@@ -47,6 +48,11 @@ UNTUNED = [pair for pair in EVERY if pair not in TUNED]
 
 def ignore(_: int) -> None:
     """Nobody watches."""
+
+
+def planned(name: str, of: str) -> dict[str, Any]:
+    shape = read_shape(FOLDER / name)
+    return plan_to_dict(having(PLANS[of], EXPERTS[of], shape.dense_layers) if shape.experts else PLANS[of])
 
 
 def trained(folder: Path, those: list[tuple[str, str, str]], tuned: list[tuple[str, str]]) -> None:
@@ -57,11 +63,9 @@ def trained(folder: Path, those: list[tuple[str, str, str]], tuned: list[tuple[s
         if source == "checkpoint":
             weights = folder / name
             to_checkpoint(FOLDER / name, read_shape(FOLDER / name), weights, ignore)
-        shape = read_shape(FOLDER / name)
-        planned = having(PLANS[of], EXPERTS[of], shape.dense_layers) if shape.experts else PLANS[of]
-        jobs.append((name, str(weights), plan_to_dict(planned)))
+        jobs.append((name, str(weights), planned(name, of)))
     (folder / "jobs.json").write_text(json.dumps(jobs))
-    adapted = [(*pair, plan_to_dict(of)) for pair, of in zip(tuned, cycle(PLANS.values()))]
+    adapted = [(*pair, planned(pair[0], of)) for pair, of in zip(tuned, cycle(PLANS))]
     (folder / "tuning.json").write_text(json.dumps(adapted))
     launch(f"{__package__}.pretrained_worker", [str(folder)], 4, folder / "log", timeout_s=600)
 

@@ -98,6 +98,23 @@ def test_adapters_on_four_ranks(tmp_path, every):
     assert not disagreements(tmp_path, found, seed=4)
 
 
+@pytest.mark.parametrize(
+    "named",
+    [
+        pytest.param([*plans.EXPERTS_TWO[:2], plans.EXPERTS_TWO[4], plans.LATENT_TWO[0], plans.MTP_TWO[2]], id="two"),
+        pytest.param([plans.EXPERTS_FOUR[1], plans.EXPERTS_LATE[3], plans.KINDS_FOUR[1], *plans.ERNIE[1:3]], id="four"),
+        pytest.param(plans.EXPERTS_FOUR + plans.LATENT_FOUR + plans.MTP_FOUR, id="more", marks=pytest.mark.slow),
+    ],
+)
+def test_experts_learn_by_adapters_and_from_pairs(named):
+    """Each plan with adapters, and by turns on packed rows and on pairs; the next one by pairs without adapters."""
+    found = [replace(of.case(2), lora_rank=3, packed=bool(n % 2)) for n, of in enumerate(named)]
+    of_pairs = [case for case in found if not case.shape.mtp_layers]
+    found += [replace(case, packed=False, loss=LOSSES[n], lora_rank=3 * (n % 2)) for n, case in enumerate(of_pairs)]
+    results = check_parity(found, timeout_s=580)
+    assert not [result for result in results if not agrees(result)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [4, 6, 8])
 def test_random_plans_train_packed_rows_pairs_and_adapters(world_size):

@@ -27,6 +27,7 @@ from paddlenlp_galvatron.options.model_options import ModelOptions
 from paddlenlp_galvatron.plan import load_model
 from paddlenlp_galvatron.training.checkpoint.adapters import stored_factors
 from paddlenlp_galvatron.training.checkpoint.companions import config_like, without_absent_code
+from paddlenlp_galvatron.training.checkpoint.fused_adapters import StoredFactor
 from paddlenlp_galvatron.training.checkpoint.saving import WEIGHTS_ALONE, save_model
 from paddlenlp_galvatron.training.prepare import prepare
 from paddlenlp_galvatron.training.run import Run
@@ -178,7 +179,7 @@ def test_an_export_has_the_models_files(galvatron, tmp_path, options, trainer):
 )
 @pytest.mark.parametrize("jinja", [False, True], ids=["", "and chat_template.jinja"])
 def test_an_export_has_the_tokenizer_and_the_template_of_the_run(galvatron, tmp_path, options, template, whose, jinja):
-    model = write_model(tmp_path / "model", "llama")
+    model = write_model(tmp_path / "model", "qwen3_moe" if options.get("task") == "lora" else "llama")
     write_tokenizer(tmp_path / "words", OTHER)
     if jinja:  # which transformers prefers to that of tokenizer_config.json
         (model / "chat_template.jinja").write_text(JINJA)
@@ -308,6 +309,65 @@ def test_adapters_that_do_not_give_what_was_trained_are_refused(galvatron, tmp_p
     ran = galvatron("convert", "merge", model, folder, tmp_path / "merged")
     assert ran.code == 2 and fault in ran.err and ran.err.count("\n") == 1, ran
     assert not (tmp_path / "merged").exists()
+
+
+def fused(folder: Path, target: Path, model: Path, halves: bool) -> Path:
+    """The same adapters in PEFT's form for fused experts: with `halves` as it converts them, else with a lora_A for
+    gate and up, which is gate's."""
+    target.mkdir()
+    stored, tensors = load_file(folder / "adapter_model.safetensors"), {}
+    of_names: dict[str, list[StoredFactor]] = {}
+    for factor in stored_factors(load_model(model), 2):
+        of_names.setdefault(factor.fused, []).append(factor)
+    for name, factors in of_names.items():
+        first, *others = [
+            np.stack([stored[each.peft] for each in factors if each.product == n])
+            for n in range(3)
+            if any(each.product == n for each in factors)
+        ]
+        joined = first
+        if others and factors[0].is_first:
+            joined = np.concatenate([first, *others], 1) if halves else first
+        elif others:
+            zeros = np.zeros_like(first)
+            both = [[first, zeros], [zeros, *others]] if halves else [[first], others]
+            joined = np.concatenate([np.concatenate(row, 2) for row in both], 1)
+        if factors[0].expert is None:
+            tensors[name] = joined[0]
+        else:
+            flat = joined if factors[0].is_first else joined.transpose(1, 2, 0)
+            size = (-1, joined.shape[2]) if factors[0].is_first else (joined.shape[1], -1)
+            tensors[name] = np.ascontiguousarray(flat.reshape(size))
+    save_file(tensors, target / "adapter_model.safetensors")
+    config = json.loads((folder / "adapter_config.json").read_text())
+    config |= {"target_parameters": ["gate_up_proj", "down_proj"]}
+    config |= {"rank_pattern": {r".*\.gate_up_proj": 4}, "alpha_pattern": {r".*\.gate_up_proj": 8}} if halves else {}
+    (target / "adapter_config.json").write_text(json.dumps(config))
+    return target
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "mixtral", "qwen2_moe"])
+@pytest.mark.parametrize("halves", [False, True])
+def test_adapters_of_fused_experts_are_those_of_each(galvatron, tmp_path, name, halves):
+    model = write_model(tmp_path / "model", name)
+    each = write_adapters(tmp_path / "each", model)
+    if not halves:
+        tensors = load_file(each / "adapter_model.safetensors")
+        for factor in stored_factors(load_model(model), 2):
+            if factor.expert is not None and factor.product == 1 and factor.is_first:
+                gate = "w1" if name == "mixtral" else "gate_proj"
+                tensors[factor.peft] = tensors[factor.peft.replace(factor.projection, gate)]
+        save_file(tensors, each / "adapter_model.safetensors")
+    together = fused(each, tmp_path / "together", model, halves)
+    for folder in (each, together):
+        assert galvatron("convert", "merge", model, folder, f"{folder}-merged").code == 0
+    merged, expected = (load_file(f"{folder}-merged/model.safetensors") for folder in (together, each))
+    assert all(np.array_equal(merged[key], expected[key]) for key in expected)
+    tensors = load_file(together / "adapter_model.safetensors")
+    wrong = {"base_model.model.model.layers.1.mlp.gate.lora_A.weight": np.zeros((2, 32), np.float32)}
+    save_file(tensors | wrong, together / "adapter_model.safetensors")
+    ran = galvatron("convert", "merge", model, together, tmp_path / "wrong")
+    assert ran.code == 2 and "mlp.gate.lora_A.weight, which is no adapter of this model; routers get no" in ran.err
 
 
 @pytest.mark.parametrize(

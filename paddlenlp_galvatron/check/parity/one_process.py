@@ -43,7 +43,7 @@ def train_one_process(
     weights = dict(model.named_parameters())
     predict = _Mtp(model, shape) if shape.mtp_layers else None
     if adapters:
-        targets = sorted({name.split(".")[-2] for name in shape.block.projections})
+        targets = sorted({name.split(".")[-2] for kind in shape.kinds for name in kind.layer.projections})
         config = LoRAConfig(
             target_modules=[f".*{target}.*" for target in targets],
             r=adapters.rank,
@@ -148,7 +148,8 @@ def answers_of(shape: ModelShape, seq_length: int, source: WeightSource, batch: 
 
 def answer_sums(model: Any, batch: Samples) -> list[Any]:
     """Log-probabilities of the answers, row by row, a chosen one before its rejected one."""
-    return [-_summed(model, *each) for each in _documents(batch) if (each[1] != IGNORED_LABEL).any()]
+    sums = [(labels, -_summed(model, ids, labels)) for ids, labels in _documents(batch)]  # padding has experts, too
+    return [total for labels, total in sums if (labels != IGNORED_LABEL).any()]
 
 
 def _documents(batch: Samples) -> Iterator[tuple[Any, Any]]:

@@ -172,10 +172,6 @@ def small_case(
         mtp_layers=mtp_layers,
         **{**traits.example, **(_experts(plan, traits) if traits.mixture else {})},
     )
-    if shape.experts and lora_rank:
-        raise UserError(f"lora_rank: {family} has experts, which get no adapters; leave it out")
-    if shape.experts and loss:
-        raise UserError(f"loss: {family} has experts, with which DPO is not trained; leave it out")
     plan = replace(plan, assumed=replace(plan.assumed, seq_length=seq_length))
     require_valid(plan, shape)
     if optimizer not in LEARNING_RATES:

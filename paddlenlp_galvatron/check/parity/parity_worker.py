@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ...model.lora import is_factor
 from ...plan.communicators import stage_groups
 from ...runtime.engine import MTP_LOSS, Engine
 from ...runtime.groups import Groups, run_as_rank, start_world
@@ -41,7 +42,7 @@ def run_case(case: Case, folder: Path, index: int, groups: Groups | None = None)
         loss_scale=LOSS_SCALE,
         groups=groups,
     )
-    wanted = stage_groups(case.plan, case.shape, case.seq_length)
+    wanted = stage_groups(case.plan, case.shape, case.seq_length, bool(case.lora_rank))
     optimizer = case.recipe.build(engine.tensors, engine.decaying)
     losses, arrays, evaluated = [], {}, 0.0
     answers = engine.answers(batch_of(case, 0)).tolist() if case.loss else []
@@ -78,7 +79,8 @@ def _whole(engine: Engine, loss: float) -> float:
 
 def _require_frozen(engine: Engine) -> None:
     """Raise AssertionError where a weight that does not learn has a gradient."""
-    frozen = [weight for unit in engine.stage.units for weight in unit.weights] + engine.stage.frozen
+    every = [weight for unit in engine.stage.units for weight in unit.weights] + engine.stage.frozen
+    frozen = [weight for weight in every if not (is_factor(weight.name) or weight.state)]
     wrong = [weight.name for weight in frozen if weight.gradient is not None or not weight.tensor.stop_gradient]
     assert frozen and not wrong, wrong
 

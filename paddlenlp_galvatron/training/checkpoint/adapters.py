@@ -5,7 +5,8 @@
       lora_config.json, peft_model-00001-of-00001.safetensors, …   PaddleNLP's
 
 PEFT keeps factors as linear layers, [rank, in] and [out, rank], under Hugging Face's names; PaddleNLP [in, rank] and
-[rank, out] under its own. A folder that is written here has both; one of either is read.
+[rank, out] under its own. A folder that is written here has both, with factors of each expert; one of either is read,
+as is PEFT's form for fused experts (`fused_adapters`).
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+from safetensors import safe_open
 
 from ...base.errors import UserError
 from ...base.reading import LargeFile, read_json
@@ -29,11 +30,12 @@ from ...plan import ModelShape, Precision
 from ...runtime.weights import WHOLE, Array, Slice
 from .companions import companions, config_like, copy_companions
 from .convert import Advance, write_model
+from .fused_adapters import FusedExperts, StoredFactor
 from .huggingface import HuggingFaceWeights
 from .loading import CheckpointWeights
 from .stored import INDEX, Checkpoint, open_checkpoint
 from .weight_files import CONFIG as BASE_CONFIG
-from .weight_files import Tensor, opened, require_finite, write_tensors
+from .weight_files import Tensor, naming, require_finite, write_tensors
 
 PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 CONFIG = "lora_config.json"
@@ -43,7 +45,7 @@ BLOCKS = 16  # of a file of weights that its checksum is of, spread evenly
 # Fields of a config that change the adapters' product, or the base that they name.
 UNLIKE: dict[str, Any] = {
     **{"lora_dropout": 0, "bias": "none", "lora_bias": False, "use_dora": False, "use_qalora": False},
-    **dict.fromkeys(("modules_to_save", "layers_to_transform", "layer_replication", "target_parameters")),
+    **dict.fromkeys(("modules_to_save", "layers_to_transform", "layer_replication")),
     **dict.fromkeys(("trainable_token_indices", "alora_invocation_tokens", "trainable_bias", "enable_lora_list")),
     **{"rank_pattern": {}, "alpha_pattern": {}, "fan_in_fan_out": False, "pissa": False, "loraga": False},
     **{"use_mora": False, "lora_use_mixer": False, "peft_type": "LORA"},
@@ -52,25 +54,15 @@ UNLIKE: dict[str, Any] = {
 OF_THE_PLAIN_BASE = ("true", "false", "none", "gaussian", "eva", "orthogonal", "mica")
 
 
-@dataclass(frozen=True)
-class StoredFactor:
-    """A factor under its names."""
-
-    name: str  # PaddleNLP's
-    shape: tuple[int, ...]
-    peft: str
-
-    @property
-    def projection(self) -> str:
-        return self.name.split(".")[-2]
-
-
 def stored_factors(shape: ModelShape, rank: int) -> Iterator[StoredFactor]:
     """All factors of a model's adapters."""
     for index in range(shape.layers):
-        for weight in factors_of(shape.of(index).block, rank).weights:
-            name = f"layers.{index}.{weight.name}"
-            yield StoredFactor(f"{shape.traits.prefix}.{name}", weight.shape, f"base_model.model.model.{name}.weight")
+        for weight in factors_of(shape.of(index).layer, rank).weights:
+            name, product = f"layers.{index}.{weight.name}", 0
+            if weight.expert is not None and shape.traits.mixture:
+                product = shape.traits.mixture.projections.index(name.split(".")[-2])
+            names = f"{shape.traits.prefix}.{name}", weight.shape, f"base_model.model.model.{name}.weight"
+            yield StoredFactor(*names, weight.expert, product)
 
 
 def base_identity(weights: HuggingFaceWeights | CheckpointWeights) -> str:
@@ -85,6 +77,7 @@ class AdapterFolder:
     def __init__(self, folder: Path, shape: ModelShape):
         """Raises UserError: there are none, or they are not of all projections of this model."""
         self._read: Callable[[StoredFactor], Array]
+        self._fused: FusedExperts | None = None
         self._base = folder, ""  # the file that names the base, and its name
         if (folder / INDEX).exists():
             checkpoint = open_checkpoint(folder, shape)
@@ -94,21 +87,32 @@ class AdapterFolder:
             weights = CheckpointWeights(checkpoint)
             self._read = lambda factor: weights(factor.name, factor.shape)
         else:
-            self.adapters = self._open(folder)
+            self.adapters = self._open(folder, shape.experts)
         self._factors = {factor.name: factor for factor in stored_factors(shape, self.adapters.rank)}
         if not (folder / INDEX).exists():
-            self._require_all(folder)
+            self._require_all()
+        self.rank_of_experts = self._fused.rank(self._factors.values()) if self._fused else self.adapters.rank
 
     def __call__(self, name: str, shape: tuple[int, ...], part: Slice = WHOLE) -> Array:
         return part.of(self._read(self._factors[name]))
 
-    def _open(self, folder: Path) -> Adapters:
+    def _open(self, folder: Path, experts: int) -> Adapters:
         peft = (folder / PEFT_CONFIG).exists()
         path = folder / (PEFT_CONFIG if peft else CONFIG)
         if not path.exists():
             raise UserError(f"{folder}: holds no adapters: neither {PEFT_CONFIG} nor {CONFIG} nor a checkpoint")
         content = read_json(path)
         config: dict[str, Any] = content if isinstance(content, dict) else {}
+        self._file, self._peft, self._read = self._weights_of(folder, peft), peft, self._from_file
+        with naming(self._file):
+            self._tensors = cast(Any, safe_open(self._file, framework="numpy"))
+            self._names = set(self._tensors.keys())
+        rank, alpha = config.get("r"), config.get("lora_alpha")
+        counts = type(rank) is int and rank > 0 and type(alpha) in (int, float) and 0 < float(str(alpha)) < math.inf
+        scaled = config.get(flag := "use_rslora" if peft else "rslora")
+        adapters = Adapters(int(str(rank)), float(str(alpha)), bool(scaled)) if counts else Adapters(1, 1.0)
+        if experts and any(".experts.lora_" in name for name in self._names):
+            self._fused = FusedExperts(self._tensor, experts, adapters, config)
         faults = [
             f"{path}: {name} is {config[name]}, but {plain} alone is supported"
             for name, plain in UNLIKE.items()
@@ -116,19 +120,18 @@ class AdapterFolder:
         ]
         if str(begun := config.get("init_lora_weights")).lower() not in OF_THE_PLAIN_BASE:
             faults.append(f"{path}: init_lora_weights is {begun}, which may change the base; save them for a plain one")
-        rank, alpha = config.get("r"), config.get("lora_alpha")
-        if type(rank) is not int or rank < 1 or type(alpha) not in (int, float) or not 0 < float(str(alpha)) < math.inf:
+        if not counts:
             faults.append(f"{path}: r and lora_alpha must be numbers above 0")
-        scaled = config.get(flag := "use_rslora" if peft else "rslora")
         if scaled not in (None, True, False):
             faults.append(f"{path}: {flag} is {scaled!r}; write true or false")
         if faults:
             raise UserError(faults)
-        self._file = self._weights_of(folder, peft)
-        self._peft = peft
-        self._read = self._from_file
         self._base = path, str(config.get("base_model_name_or_path") or "")
-        return Adapters(int(str(rank)), float(str(alpha)), bool(scaled))
+        return adapters
+
+    def adapts(self, module: str) -> bool:
+        """Whether it has adapters of a linear layer, by PaddleNLP's name."""
+        return f"{module}.{FACTORS[0]}" in self._factors
 
     def base_note(self, base: Path) -> str:
         """A note for the user where the adapters name another base; "": they name this one, or none."""
@@ -147,28 +150,33 @@ class AdapterFolder:
             )
         return folder / names[0]
 
-    def _from_file(self, factor: StoredFactor) -> Array:
-        with opened(self._file) as file:
-            array = file.get_tensor(name := factor.peft if self._peft else factor.name)
+    def _tensor(self, name: str) -> Array:
+        array: Array = np.asarray(self._tensors.get_tensor(name), np.float32)
         require_finite(array, self._file, name)
-        return np.ascontiguousarray(array.T if self._peft else array, np.float32)
+        return array
 
-    def _require_all(self, folder: Path) -> None:
-        wanted = {(factor.peft if self._peft else factor.name): factor for factor in self._factors.values()}
-        with opened(self._file) as file:
-            has = set(file.keys())
-            faults = [
-                f"{self._file}: lacks {name}; adapters of all projections are needed"
-                for name in wanted
-                if name not in has
-            ]
-            faults += [
-                f"{self._file}: has {name}, which is no adapter of this model" for name in sorted(has - wanted.keys())
-            ]
-            for name in wanted.keys() & has:
-                size, shape = tuple(file.get_slice(name).get_shape()), wanted[name].shape
-                if size != (shape[::-1] if self._peft else shape):
-                    faults.append(f"{self._file}: {name} has shape {size}; is it of another model?")
+    def _from_file(self, factor: StoredFactor) -> Array:
+        if self._fused and factor.expert is not None:
+            return np.ascontiguousarray(self._fused(factor))
+        return np.ascontiguousarray(self._tensor(factor.peft).T) if self._peft else self._tensor(factor.name)
+
+    def _place(self, factor: StoredFactor) -> tuple[str, tuple[int, ...]]:
+        """Name and shape of the tensor that a factor is in."""
+        if self._fused:
+            return factor.fused, self._fused.size(factor)
+        return (factor.peft, factor.shape[::-1]) if self._peft else (factor.name, factor.shape)
+
+    def _require_all(self) -> None:
+        wanted, has = dict(map(self._place, self._factors.values())), self._names
+        faults = [
+            f"{self._file}: lacks {name}; adapters of all projections are needed" for name in wanted if name not in has
+        ]
+        for name in sorted(has - wanted.keys()):
+            why = "; routers get no adapters" if "gate.lora_" in name else ""
+            faults.append(f"{self._file}: has {name}, which is no adapter of this model{why}")
+        for name in wanted.keys() & has:
+            if (size := tuple(self._tensors.get_slice(name).get_shape())) != wanted[name]:
+                faults.append(f"{self._file}: {name} has shape {size}; is it of another model?")
         if faults:
             raise UserError(faults[:3])
 
@@ -187,6 +195,11 @@ def open_adapters(folder: Path, shape: ModelShape, wanted: Adapters) -> AdapterF
         raise UserError(
             f"lora_path: {folder}: its adapters have rank {has[0]} and count {has[1]:g}, but those of the run "
             f"{want[0]} and {want[1]:g}; give its lora_rank, lora_alpha and rslora"
+        )
+    if opened_folder.rank_of_experts != wanted.rank:
+        raise UserError(
+            f"lora_path: {folder}: adapters of gate_up_proj have rank {opened_folder.rank_of_experts}, the others "
+            f"{wanted.rank}; train on from the merged model: galvatron convert merge"
         )
     return opened_folder
 
@@ -240,10 +253,10 @@ def merge(base: Path, adapters: Path, shape: ModelShape, target: Path, shard_byt
         raise UserError(f"{adapters}: were trained on other weights than those in {base}; name their base")
 
     def merged(name: str, size: tuple[int, ...]) -> Array:
-        array = weights(name, size)
-        if name.removesuffix(".weight").split(".")[-1] not in projections:
+        array, module = weights(name, size), name.removesuffix(".weight")
+        if not tuned.adapts(module):
             return array
-        first, second = (tuned(f"{name.removesuffix('.weight')}.{factor}", ()) for factor in FACTORS)
+        first, second = (tuned(f"{module}.{factor}", ()) for factor in FACTORS)
         nonlocal learnt
         learnt = learnt or bool(second.any())
         with np.errstate(over="ignore", invalid="ignore"):
@@ -252,7 +265,6 @@ def merge(base: Path, adapters: Path, shape: ModelShape, target: Path, shard_byt
             raise UserError(f"{adapters}: {name} with them has numbers that are NaN or infinite; is lora_alpha right?")
         return total
 
-    projections = {name.split(".")[-2] for kind in shape.kinds for name in kind.block.projections}
     config, files = config_like(shape, base / BASE_CONFIG), companions(base, adapters)
     write_model(shape, merged, target, config, (weights.precision, weights.precisions), shard_bytes, files, advance)
     zero = "" if learnt else f"{adapters}: all lora_B are 0, so the result is the base; were they trained?"

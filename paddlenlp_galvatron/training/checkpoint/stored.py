@@ -155,7 +155,7 @@ class Index(_Stored):
             if stored[weight] < math.prod(shape):
                 raise ValueError(f"lacks numbers of {weight}")
         if self.adapters:
-            each = (kind.layers * factors_of(kind.block, self.adapters.rank).parameters for kind in self.model.kinds)
+            each = (kind.layers * factors_of(kind.layer, self.adapters.rank).parameters for kind in self.model.kinds)
             if sum(each) != sum(map(math.prod, shapes.values())):
                 raise ValueError(f"adapters: are not all stored of rank {self.adapters.rank}")
             return self
