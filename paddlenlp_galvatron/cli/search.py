@@ -65,7 +65,8 @@ def search(values: dict[str, Any], json: bool) -> int:
         model = ModelOptions.from_values(values).resolve_usual(SEQ)
         values = with_lengths(values, model.seq_length, model.shapes[0].vocab_size, noted.append)
     question = Question.of(values, noted.append)
-    model, notes = question.model, list(dict.fromkeys(noted))
+    model, cost = question.model, question.cost
+    notes = [*dict.fromkeys(noted), *cost.options.task.notes(cost.has_experts)]
     title = _title(model, question.settled, default_batch=BATCHES.isdisjoint(values))
     log = [f"Search {line}" for line in title]
     cancel = Cancel()

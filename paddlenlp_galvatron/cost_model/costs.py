@@ -64,6 +64,11 @@ class Task:
     def frozen(self) -> bool:
         return self.adapter_rank is not None
 
+    def notes(self, experts: bool) -> list[str]:
+        """Notes for the user on memory that adapters do not save."""
+        kept = "adapters save gradients and optimizer states, not activations: experts keep theirs as without adapters"
+        return [kept] if self.frozen and experts else []
+
     def seen(self, seq: int) -> float:
         """Share of the pairs of tokens of a causal row that attention computes."""
         return min(1.0, self.document_tokens / seq) if self.document_tokens else 1.0

@@ -17,10 +17,11 @@ from ..model import Fused, ModelShape, Recompute
 from ..plan.comm_points import Collective
 from ..plan.mesh import EXCHANGE, Axis
 from ..plan.strategy import Experts, padded_rows
+from ..profiles.computation import PassTimes
 from .collectives import Call, Calls, Setting, matrix_calls
 from .costs import LayerCost, Workspace
-from .module import ModulePrices, Room, module_memory
-from .weights import expert_weights
+from .module import ModulePrices, Room, adapter_share, frozen_times, module_memory
+from .weights import expert_adapter_weights, expert_factors, expert_weights
 
 OF_EXPERTS = Recompute.FULL | Recompute.SUBLAYER | Recompute.GATE_UP  # recompute that experts take part in
 COUNT_BYTES = 8  # an int64 row count
@@ -45,7 +46,19 @@ class ExpertPrices:
         weights = expert_weights(self._modules.models[setting.layer_type], experts)
         _, workspace, _ = module_memory(weights, setting, experts.dp_type, sharding, room, options=self._options)
         workspace = Workspace.of((likely.workspace, workspace))
-        return LayerCost.of(likely.terms, room.activation_mib, workspace, likely.memory)
+        cost = LayerCost.of(likely.terms, room.activation_mib, workspace, likely.memory)
+        rank = self._modules.task.adapter_rank
+        return cost if rank is None else cost + self._adapters(rank, experts, setting, likely.terms.forward_ms)
+
+    def _adapters(self, rank: int, experts: Experts, setting: Setting, forward_ms: float) -> LayerCost:
+        """Cost of the experts' adapters without activations, which `_room` has; `forward_ms`: of the experts."""
+        model, setting = self._modules.models[setting.layer_type], replace(setting, states=self._modules.state_bytes)
+        own_ms = forward_ms * adapter_share(model.routed, experts.etp, rank, setting.assumed.mixed_precision)
+        weights, mesh = expert_adapter_weights(model, experts, rank), experts.mesh(setting.stage_size)
+        calls = expert_adapter_calls(model, experts, rank, setting)
+        timed = self._modules.call_times(calls, mesh, setting.pipeline, weights, experts.sharding)
+        sharding, passes = experts.shards(setting.stage_size), PassTimes(own_ms, 2 * own_ms)
+        return self._modules.module_cost(experts.dp_type, sharding, setting, timed, passes, weights, Room(0.0, 0.0))
 
     def _expected(self, experts: Experts, recompute: Recompute, setting: Setting) -> LayerCost:
         """The cost at the expected imbalance."""
@@ -54,6 +67,8 @@ class ExpertPrices:
         rows = stretch * rows_of(model, experts, setting)
         passes, launch = self._modules.times.experts(model.experts // experts.ep, rows, experts.etp)
         passes = passes.slowed(self._modules.network.receive_slowdown(setting.pipeline))
+        if self._modules.task.frozen:
+            passes = frozen_times(passes, products=1.0)
         if recompute in (Recompute.NONE, Recompute.GATE_UP):  # gate and up are two of the three products
             again_ms = 2 / 3 * (passes.recompute_ms or 0.0) if recompute else 0.0
             passes = replace(passes, recompute_ms=again_ms)
@@ -77,9 +92,11 @@ class ExpertPrices:
         kept = model.routed.kept(Fused.NONE)
         row_mib = setting.assumed.mixed_precision.bytes / MIB
         copies = self._options.kernels.copies * model.hidden_size
-        held_mib = rows * (kept.tokens + copies + kept.split / experts.etp) * row_mib
+        # Adapters keep the outputs of their first factors, and make one more gradient of the rows.
+        between, buffers = 3 * (self._modules.task.adapter_rank or 0), ROW_BUFFERS + self._modules.task.frozen
+        held_mib = rows * (kept.tokens + copies + between + kept.split / experts.etp) * row_mib
         gate_up_mib = rows * 2 * model.expert_size / experts.etp * row_mib
-        working_mib = rows * ROW_BUFFERS * model.hidden_size * row_mib + gate_up_mib
+        working_mib = rows * buffers * model.hidden_size * row_mib + gate_up_mib
         again_mib = gate_up_mib if recompute is Recompute.GATE_UP else held_mib if recompute else 0.0
         return Room(held_mib - again_mib, working_mib + again_mib)
 
@@ -96,6 +113,19 @@ class ExpertPrices:
 def rows_of(model: ModelShape, experts: Experts, setting: Setting) -> float:
     """Mean rows of a micro-batch that a rank receives. All etp ranks of an expert receive its rows."""
     return setting.micro_batch * setting.seq / setting.stage_size * model.experts_per_token * experts.etp
+
+
+def expert_adapter_calls(model: ModelShape, experts: Experts, rank: int, setting: Setting) -> Calls:
+    """Collectives of the adapters of one layer's experts, whose first and second factors are reduced apart."""
+    sharing, calls = experts.mesh(setting.stage_size).degree(Axis.EXPERT_DATA), Calls()
+    for numbers in expert_factors(model, experts, rank):
+        calls += matrix_calls(numbers, experts.dp_type, (Axis.EXPERT_DATA,), sharing, experts.sharding, setting)
+    if experts.etp == 1:
+        return calls
+    whole = rank * model.hidden_size * model.experts // experts.ep  # of gate, of up, of down: factors that it leaves so
+    sums = (Call(Collective.ALL_REDUCE, (Axis.EXPERT_TENSOR,), whole * setting.states.gradient, 3),)
+    at_its_end = sharing == 1 and not setting.assumed.async_grad_reduce
+    return calls + (Calls(across=sums) if at_its_end else Calls(reduce=sums))
 
 
 def expert_calls(

@@ -32,7 +32,7 @@ from ..profiles.memory_use import MemoryUse
 from .collectives import CallTimes, Setting, point_calls, weight_calls
 from .costs import LayerCost, StageSetting
 from .experts import OF_EXPERTS, ExpertPrices
-from .module import ModulePrices, Room
+from .module import ModulePrices, Room, adapter_share, frozen_times
 from .stage_memory import positions_mib
 from .weights import Weights, adapter_weights, weights_of
 
@@ -44,10 +44,6 @@ GATHERED_AT = {
     "self_attn.q_b_proj.weight": CommPoint.LATENT_QUERY,
     "self_attn.kv_b_proj.weight": CommPoint.LATENT,
 }
-# A product with a factor is bound by memory: it takes as long as reading its input, or, of the second one, as writing
-# its output, reading it with the projection's, and writing their sum. In 16 bits reading takes as long as a product of
-# this rank: peak over bandwidth, each times its efficiency, 153 (A100) to 255 (H100) in the shipped data sheets.
-LEAST_RANK = 200
 
 
 class Partly(NamedTuple):
@@ -108,11 +104,6 @@ def _spared_share(
     return size(*recompute_saving_per_token(*arguments, parts)) / size(*layer_numbers_per_token(*arguments))
 
 
-def frozen_times(times: PassTimes, products: float) -> PassTimes:
-    """The times without gradients of weights; `products`: share of forward that weights are multiplied in."""
-    return replace(times, backward_ms=max(times.backward_ms - products * times.forward_ms, 0.0))
-
-
 def product_share(model: ModelShape, seq: int) -> float:
     """Share of a layer's operations that are products with weights; the others are attention's."""
     weights = 2 * model.layer_parameters
@@ -137,21 +128,6 @@ def packed_times(times: PassTimes, products: float, seen: float) -> PassTimes:
     of the operations that is not attention's."""
     share = products + (1 - products) * seen
     return replace(times, forward_ms=share * times.forward_ms, backward_ms=share * times.backward_ms)
-
-
-def adapter_share(model: ModelShape, tp: int, rank: int, precision: Precision) -> float:
-    """How long products with adapters take, as a share of those with the weights of the base, on one of `tp` ranks."""
-    least = 0 if precision is Precision.FP32 else LEAST_RANK
-    adapters = weights = 0.0
-    for weight in model.block.weights:
-        if weight.linear:
-            into, out = (
-                each / (tp if split is weight.split else 1)
-                for each, split in zip(weight.shape, (Split.ROW, Split.COLUMN), strict=True)
-            )
-            adapters += max(rank, least) * into + max(rank, 4 * least) * out
-            weights += into * out
-    return adapters / weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,10 +175,10 @@ class LayerPrices:
         passes = passes.launched(self._modules.times.profile.launch, timed.forward_ms + timed.backward_ms)
         sharding = strategy.shards(setting.stage_size)
         cost = self._modules.module_cost(strategy.dp_type, sharding, setting, timed, passes, share.weights, room)
-        if self._models[setting.layer_type].experts:
-            return cost + self._experts.cost(strategy.experts, strategy.recompute & OF_EXPERTS, setting)
         if self._task.adapter_rank is not None:
-            return cost + self._adapters(self._task.adapter_rank, strategy, share, setting, passes.forward_ms)
+            cost += self._adapters(self._task.adapter_rank, strategy, share, setting, passes.forward_ms)
+        if self._models[setting.layer_type].experts:
+            cost += self._experts.cost(strategy.experts, strategy.recompute & OF_EXPERTS, setting)
         return cost
 
     def _adapters(
@@ -212,7 +188,7 @@ class LayerPrices:
         model, setting = self._models[setting.layer_type], replace(setting, states=self._modules.state_bytes)
         weights = adapter_weights(model, strategy.tp, rank)
         own_ms = forward_ms * share.products
-        own_ms *= adapter_share(model, strategy.tp, rank, self._assumed.mixed_precision)
+        own_ms *= adapter_share(model.block, strategy.tp, rank, self._assumed.mixed_precision)
         tokens = share.samples * setting.seq / share.parts
         between_mib = len(model.block.projections) * rank * tokens * setting.states.weight / MIB
         room = Room(0.0, between_mib) if strategy.recompute is Recompute.FULL else Room(between_mib, 0.0)

@@ -21,7 +21,7 @@ from ..plan.strategy import Assumptions, Experts, LayerStrategy, Load, Plan, Str
 from ..profiles.memory import Role
 from ..profiles.reserve import Reserve
 from .collectives import MTP_CHANGES, place_of
-from .costs import CostOptions, LayerCost, Prediction, Profiles, StagePrediction, StageSetting, Task
+from .costs import CostOptions, LayerCost, Prediction, Profiles, StagePrediction, StageSetting
 from .experts import OF_EXPERTS, ExpertPrices
 from .layers import LayerPrices
 from .module import ModulePrices
@@ -48,7 +48,7 @@ class CostModel:
         self.given = (model,) if isinstance(model, ModelShape) else tuple(model)
         self.models = tuple(kind for shape in self.given for kind in shape.kinds)
         self.layer_types = layer_types_of(self.given)
-        _require_consistent(self.given, options.task)
+        _require_consistent(self.given)
         self.profiles = profiles
         self.assumed = assumed
         self.options = options
@@ -91,7 +91,8 @@ class CostModel:
 
     def reserve_of(self, plan: Plan) -> Reserve:
         """Memory of a device besides tensors, with the communicators of a plan."""
-        return self.profiles.reserve.having(communicators(plan, self.given[0], self.seqs[0]))
+        adapts = self.options.task.frozen
+        return self.profiles.reserve.having(communicators(plan, self.given[0], self.seqs[0], adapts))
 
     def layer_cost(self, strategy: LayerStrategy, stage: StageSetting, layer_type: int = 0) -> LayerCost:
         """One layer over all ranks of a stage.
@@ -257,12 +258,11 @@ class CostModel:
             )
 
 
-def _require_consistent(shapes: Sequence[ModelShape], task: Task) -> None:
-    """Raises UserError where types of layers contradict each other, or the task."""
+def _require_consistent(shapes: Sequence[ModelShape]) -> None:
+    """Raises UserError where types of layers contradict each other."""
     mixture = next((model for model in shapes if model.experts), None)
-    if mixture and (len(shapes) > 1 or task.frozen):
-        excluded = "several types of layers" if len(shapes) > 1 else "LoRA's adapters"
-        raise UserError(f"model_size: {mixture.name} has experts; {excluded} are not planned for such models")
+    if mixture and len(shapes) > 1:
+        raise UserError(f"model_size: {mixture.name} has experts; several types of layers are not planned for it")
     first, last = shapes[0], shapes[-1]
     if first.tied_embeddings and first.hidden_size != last.hidden_size:
         raise UserError(

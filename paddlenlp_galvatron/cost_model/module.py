@@ -9,19 +9,25 @@ that recompute made are in the working set, and took no memory between micro-bat
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
 from ..base import FP32_BYTES, GB_PER_S, MIB, UserError
 from ..base.caching import once
-from ..model import ModelShape
+from ..model import LayerKind, ModelShape, Split
 from ..plan.mesh import Mesh
-from ..plan.strategy import JOINED_NUMBERS, PART, PLACES, STATES, Assumptions, DataParallel
+from ..plan.strategy import JOINED_NUMBERS, PART, PLACES, STATES, Assumptions, DataParallel, Precision
 from ..profiles.computation import PassTimes
 from .collectives import Calls, CallTimes, Setting
 from .costs import CostOptions, LayerCost, PartMemory, Profiles, StageSetting, States, Task, Terms, Workspace
 from .stage_memory import constants_mib
 from .weights import MOMENT_BYTES, StateBytes, Weights
+
+# A product with a factor is bound by memory: it takes as long as reading its input, or, of the second one, as writing
+# its output, reading it with the projection's, and writing their sum. In 16 bits reading takes as long as a product of
+# this rank: peak over bandwidth, each times its efficiency, 153 (A100) to 255 (H100) in the shipped data sheets.
+LEAST_RANK = 200
 
 
 class Room(NamedTuple):
@@ -243,3 +249,23 @@ def _workspace(part: PartMemory, room: Room, made_mib: float, setting: Setting, 
         at_its_end -= part.gathered_mib
     own_mib = part.gathered_mib + max(working_mib, made_mib - room.activation_mib, at_its_end)
     return Workspace(max(own_mib, part.matrix_mib), message_mib, part.gathered_mib, room.tables_mib)
+
+
+def frozen_times(times: PassTimes, products: float) -> PassTimes:
+    """The times without gradients of weights; `products`: share of forward that weights are multiplied in."""
+    return replace(times, backward_ms=max(times.backward_ms - products * times.forward_ms, 0.0))
+
+
+def adapter_share(kind: LayerKind, tp: int, rank: int, precision: Precision) -> float:
+    """How long products with adapters take, as a share of those with the weights of the base, on one of `tp` ranks."""
+    least = 0 if precision is Precision.FP32 else LEAST_RANK
+    adapters = weights = 0.0
+    for weight in kind.weights:
+        if weight.adapts:
+            into, out = (
+                each / (tp if split is weight.split else 1)
+                for each, split in zip(weight.shape, (Split.ROW, Split.COLUMN), strict=True)
+            )
+            adapters += max(rank, least) * into + max(rank, 4 * least) * out
+            weights += into * out
+    return adapters / weights

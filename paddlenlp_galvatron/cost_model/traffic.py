@@ -15,7 +15,7 @@ from ..plan.layout import redistribution, token_layout
 from ..plan.strategy import Plan
 from ..profiles.memory import Role
 from .collectives import MTP_CHANGES, Call, Calls, Setting, layer_calls, vocab_calls, weight_calls
-from .experts import expert_calls
+from .experts import expert_adapter_calls, expert_calls
 from .weights import StateBytes, adapter_weights
 
 # The runtime's names. Messages are measured as `Collective` says: the whole tensor, as one rank sees it.
@@ -71,6 +71,8 @@ def _stage_calls(
             yield expert_calls(kind, strategy.experts, strategy.recompute, base)
         if adapter_rank is not None:
             yield weight_calls(adapter_weights(kind, strategy.tp, adapter_rank), strategy, setting)
+            if kind.experts:
+                yield expert_adapter_calls(kind, strategy.experts, adapter_rank, setting)
     if stage in (0, last):
         role: Role = "only" if last == 0 else "first" if stage == 0 else "last"
         calls = vocab_calls(model, plan.vocab, role, base)

@@ -106,6 +106,7 @@ def adapter_weights(model: ModelShape, tp: int, rank: int) -> Weights:
     factors = weights_of(factors_of(model.block, rank), tp)
     return Weights(
         split_vectors=factors.matrices,
+        whole_vectors=factors.whole_vectors,
         head_vectors=factors.head_vectors,
         copied_vectors=factors.copied_matrices,
         copies=factors.copies,
@@ -118,41 +119,54 @@ def expert_weights(model: ModelShape, experts: Experts) -> Weights:
     return Weights(matrices=numbers, largest=numbers // 3)
 
 
+@lru_cache(maxsize=256)
+def expert_factors(model: ModelShape, experts: Experts, rank: int) -> tuple[int, int]:
+    """Numbers of the first and of the second factors of the experts of one layer on one rank."""
+    from ..model.lora import factors_of
+
+    numbers = [weight.numbers_on(experts.etp) for weight in factors_of(model.routed, rank).weights]
+    return sum(numbers[::2]) // experts.ep, sum(numbers[1::2]) // experts.ep
+
+
+def expert_adapter_weights(model: ModelShape, experts: Experts, rank: int) -> Weights:
+    """Adapters of the experts of one layer on one rank, which ZeRO shards as the experts."""
+    factors = expert_factors(model, experts, rank)
+    return Weights(matrices=sum(factors), largest=max(factors))
+
+
 def held_mib(plan: Plan, shape: ModelShape, stage: int, adapters: Adapters | None = None) -> tuple[float, float]:
     """(weights, states) of each rank of a stage in MiB, sharded as the plan says; a tied table counts once a stage.
 
     Gradients are whole where they are summed over micro-batches before they are reduced; optimizer states in the host's
-    memory do not count (`offloaded_mib`). With `adapters` all weights
-    are frozen, and the adapters whole.
+    memory do not count (`offloaded_mib`). With `adapters` all weights are frozen.
     """
     last = plan.pipeline - 1
-    layers = [(plan.layers[index], shape.of(index)) for index in plan.stage_layers(stage)]
-    held: list[tuple[DataParallel, int, Weights]] = []  # with the ranks that share them
-    for layer, kind in layers:
-        held.append((layer.dp_type, layer.shards(plan.stage_size), weights_of(kind.block, layer.tp)))
+    learn = StateBytes.of(plan.assumed.mixed_precision, bool(plan.assumed.fp32_gradients))
+    if plan.assumed.offload_optimizer:
+        learn = replace(learn, optimizer=0)
+    base = learn.frozen if adapters else learn
+    held: list[tuple[StateBytes, DataParallel, int, Weights]] = []  # with the ranks that share them
+    for layer, kind in ((plan.layers[index], shape.of(index)) for index in plan.stage_layers(stage)):
+        held.append((base, layer.dp_type, layer.shards(plan.stage_size), weights_of(kind.block, layer.tp)))
+        experts = layer.experts
+        of_experts = experts.dp_type, experts.shards(plan.stage_size)
         if kind.experts:
-            experts = layer.experts
-            held.append((experts.dp_type, experts.shards(plan.stage_size), expert_weights(kind, experts)))
+            held.append((base, *of_experts, expert_weights(kind, experts)))
+        if adapters:
+            held.append((learn, DataParallel.DDP, 1, adapter_weights(kind, layer.tp, adapters.rank)))
+        if adapters and kind.experts:
+            held.append((learn, *of_experts, expert_adapter_weights(kind, experts, adapters.rank)))
     tp = plan.vocab.tp
-    vocab = plan.vocab.dp_type, plan.vocab.as_layer().shards(plan.stage_size)
+    vocab = base, plan.vocab.dp_type, plan.vocab.as_layer().shards(plan.stage_size)
     if stage == 0:
         held.append((*vocab, weights_of(shape.embedding, tp)))
     if stage == last:
         head = weights_of(shape.head, tp)
         has_table = shape.tied_embeddings and stage == 0
         held.append((*vocab, Weights(whole_vectors=head.whole_vectors) if has_table else head))
-    per_weight = StateBytes.of(plan.assumed.mixed_precision, bool(plan.assumed.fp32_gradients))
-    if plan.assumed.offload_optimizer:
-        per_weight = replace(per_weight, optimizer=0)
     whole = plan.assumed.async_grad_reduce and plan.micro_batches > 1
     weights = states = 0.0
-    if adapters:
-        for layer, kind in layers:
-            numbers = adapter_weights(kind, layer.tp, adapters.rank).all
-            weights += numbers * per_weight.weight
-            states += numbers * per_weight.held(DataParallel.DDP, 1, whole_gradients=True)
-        per_weight = per_weight.frozen
-    for dp_type, sharding, module in held:
+    for per_weight, dp_type, sharding, module in held:
         shares = sharding if dp_type is DataParallel.ZERO3 else 1
         weights += per_weight.weight * (module.matrices / shares + module.vectors)
         states += module.matrices * per_weight.held(dp_type, sharding, whole)

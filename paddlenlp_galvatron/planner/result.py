@@ -13,6 +13,7 @@ from ..base import GIB_MIB, MS_PER_S, GalvatronError, Infeasible, UserError, pla
 from ..cost_model import CostModel
 from ..cost_model.costs import Prediction, StageMemory, Task
 from ..model import joint_fingerprint
+from ..model.lora import factors_of
 from ..options.prices import JobOptions
 from ..plan import ModelShape, Plan
 from ..plan.strategy import gap_of
@@ -392,10 +393,10 @@ def price_of(options: JobOptions, device: str | None) -> float | None:
 
 def _checkpoint_gb(shape: ModelShape, task: Task) -> float:
     """GB of a checkpoint: the weights that learn, and their moments."""
-    if task.adapter_rank is None:
-        return shape.parameters * STORED_BYTES / 1e9
-    sizes = (sum(weight.shape) for weight in shape.block.weights if weight.linear)
-    return shape.layers * task.adapter_rank * sum(sizes) * STORED_BYTES / 1e9
+    learning = shape.parameters
+    if task.adapter_rank is not None:
+        learning = sum(kind.layers * factors_of(kind.layer, task.adapter_rank).parameters for kind in shape.kinds)
+    return learning * STORED_BYTES / 1e9
 
 
 def documented(best: Candidate, cost: CostModel, options: SearchOptions, lower_bound_s: float) -> Candidate:

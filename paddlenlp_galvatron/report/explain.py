@@ -114,6 +114,7 @@ def binding(explanation: Explanation) -> list[str]:
         lines.append(
             f"load imbalance of experts: {imbalance_ms:.4g} ms of a step, {share:.1%}, as {explanation.cost.load}"
         )
+    lines += explanation.cost.options.task.notes(explanation.cost.has_experts)
     if (pieces := explanation.plan.vocab.pieces) > 1:
         vocab = replace(explanation.plan.vocab, pieces=1)
         whole = explanation.cost.predict(replace(explanation.plan, vocab=vocab))

@@ -152,6 +152,7 @@ def heading(found: Sequence[Fit], shape: ModelShape, options: FitOptions) -> Ite
     )
     if load := _load(shape, options):
         yield str(load)
+    yield from options.trained.notes(bool(shape.experts))
     kind: Literal["dense", "MoE"] = "MoE" if shape.experts else "dense"
     for own in devices.values():
         yield assumed(own[-1].question.assumptions)

@@ -44,10 +44,11 @@ def real_cases() -> list[RealCase]:
         for one in (*FOUR[:3], *ZERO[4:7], *ZERO[8:10])
     ]
     mtp = [replace(named, family="glm4_moe", tied=False) for named in MTP_FOUR]
-    experts_of = EXPERTS_FOUR[:-1] + EXPERTS_LATE + KINDS_FOUR[1:] + mtp
-    cases = [(named, Precision.FP32, None) for named in experts_of + dense + pieces]
+    experts_of = EXPERTS_FOUR[:-1] + EXPERTS_LATE + KINDS_FOUR[1:]
+    cases = [(named, Precision.FP32, None) for named in experts_of + mtp + dense + pieces]
     cases += [(named, Precision.BF16, None) for named in ZERO + PARTS_FOUR[1:2]]
-    cases += [(named, Precision.FP32, 8) for named in [*dense[::2], *(one for one in dense[1::2] if one.kv_heads)]]
+    adapted = [*dense[::2], *(one for one in dense[1::2] if one.kv_heads), *experts_of[::2]]
+    cases += [(named, Precision.FP32, 8) for named in adapted]
     return [
         RealCase(
             f"{named.name}, {precision}, adapters of rank {rank}",

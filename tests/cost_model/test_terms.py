@@ -15,7 +15,17 @@ from paddlenlp_galvatron.cost_model.collectives import CallTimes, Overlapped, Se
 from paddlenlp_galvatron.cost_model.layers import products_behind
 from paddlenlp_galvatron.cost_model.module import Room, module_memory
 from paddlenlp_galvatron.cost_model.weights import StateBytes, Weights, held_mib, weights_of
-from paddlenlp_galvatron.plan import Assumptions, DataParallel, LayerStrategy, Precision, Schedule, VocabStrategy
+from paddlenlp_galvatron.model.lora import Adapters
+from paddlenlp_galvatron.plan import (
+    Assumptions,
+    DataParallel,
+    LayerStrategy,
+    Plan,
+    Precision,
+    Schedule,
+    VocabStrategy,
+    load_model,
+)
 from paddlenlp_galvatron.plan.comm_points import CommPoint
 from paddlenlp_galvatron.plan.layout import TokenLayout, moves, redistribution, token_layout
 from paddlenlp_galvatron.plan.mesh import SHARDING, Axis, Mesh
@@ -24,6 +34,18 @@ from paddlenlp_galvatron.profiles.memory_use import MemoryUse
 from paddlenlp_galvatron.profiles.network import Place
 
 DDP, ZERO2, ZERO3 = DataParallel
+
+
+def test_a_rank_holds_the_adapters_of_its_experts():
+    shape, count = load_model("qwen3-30b-a3b"), 48 * 128 * 3
+    layers = (LayerStrategy(ep=4, etp=2),) * 48
+    made = Plan(8, 8, 1, (48,), layers, assumed=Assumptions(seq_length=64, mixed_precision=Precision.BF16))
+    _, states = held_mib(made, shape, 0, Adapters(8, 16))
+    experts, attention = count * 2048 * 768, 48 * 8 * (2048 + 4096 + 2 * (2048 + 512) + 4096 + 2048)
+    factors = count * 8 * (2048 + 768 / 2) / 4  # etp splits one of them
+    assert states * 2**20 == 2 * (shape.parameters - experts + experts / 8) + 16 * (attention + factors)
+
+
 MATRICES = weights_of(MODEL.block, 1).matrices
 
 

@@ -138,13 +138,11 @@ def test_arguments_of_paddlenlp_have_the_fate_that_the_page_says(language):
 
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_the_support_matrix_is_the_codes(language):
-    """Families whose layers have experts get no adapters, and their pairs are planned only (training/prepare.py)."""
     table = (ROOT / "docs" / language / "index.md").read_text().partition("\n## ")[2]
     rows = dict(re.findall(r"^\|.*`(\w+)`.*?\|(.*)\|$", table, re.MULTILINE))
-    yes, planned = {"en": ("yes", "planned only"), "zh": ("是", "仅规划")}[language]
+    yes = {"en": "yes", "zh": "是"}[language]
     for name, family in FAMILIES.items():
-        with_experts = [yes, "-", planned] if family.mixture else ["-", yes, yes]
-        known = [yes, yes, yes, *with_experts, yes if family.stock else "-"]
+        known = [yes, yes, yes, yes if family.mixture else "-", yes, yes, yes if family.stock else "-"]
         assert [cell.strip() for cell in rows.pop(name).split("|")] == known, name
     assert not rows
 
