@@ -22,6 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PLACES = (
     *("paddlenlp_galvatron/**/*.py", "paddlenlp_galvatron/options/*.json", "search_engine/*.?pp"),
+    *("paddlenlp_galvatron/cli/*.json", "paddlenlp_galvatron/training/*/*.json"),
     *("benchmarks/*.py", "tools/*.py", "docs/en/*.md", "docs/dev/*.md"),
     *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"),
     *("docs/zh/*.md", "*_zh.md", "tools/commands_zh.json", "tests/**/*.py"),

@@ -14,37 +14,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from io import TextIOWrapper
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from paddlenlp_galvatron.base import GalvatronError, UserError, printable, shortened
 from paddlenlp_galvatron.base.process import INTERRUPTED, heeded, lasting_streams
+from paddlenlp_galvatron.base.reading import read_json
 from paddlenlp_galvatron.version import __version__
 
 if TYPE_CHECKING:
     from .command import App, Command
 
-# A command is a file of this folder (- is _ there) that holds `app`, a `command.App`, and one line here.
-COMMANDS = {
-    "convert": "Hugging Face models to checkpoints and back: h2g, g2h, merge",
-    "data": "turn text into training data: prepare",
-    "profile": "measure this machine and a model: all, hardware, model, computation, memory, import-nccl-tests",
-    "plan": "plans: show, check, diff, scale, spare, trace, schema, uniform, from-paddlefleet, to-paddlefleet, "
-    "to-paddlenlp, to-paddleformers",
-    "search": "find the fastest plan, from a data sheet or measured profiles",
-    "calibrate": "fit a data sheet to measured steps, for predictions of other plans",
-    "fit": "how many GPUs a model needs for a task, and how fast it trains on them",
-    "mcp": "answer other programs by the Model Context Protocol: fit, search, explain, changed plans",
-    "doctor": "check whether this machine can plan and train, with remedies",
-    "explain": "explain a plan: time and memory by part, what limits it, what would change it",
-    "report": "a plan as one HTML file: layers, memory, time line, what would change it, measured values",
-    "validate": "run plans and compare predictions with measurements",
-    "what-if": "a page: change model, cluster, budget, batch or length, and see the best plan at once",
-    "parity": "check that a plan trains the same as one process",
-    "gpu-check": "try in ten minutes whether this node's devices train as they should",
-    "train": "train a model by a plan",
-    "completion": "print a script that completes commands and options in bash, zsh or fish",
-}
+# A command is a file of this folder (- is _ there) that holds `app`, a `command.App`, and a line of commands.json.
+COMMANDS: dict[str, str] = read_json(Path(__file__).with_name("commands.json"))
 
 SHOWN, LONGEST = 50, 2000  # faults, and characters of one: a broken file may have thousands
 

@@ -21,7 +21,7 @@ from math import prod
 from pathlib import Path
 
 from ..base import UserError, shortened, within
-from ..base.reading import LARGEST_OPTIONS, parse_json, read_text
+from ..base.reading import LARGEST_OPTIONS, parse_json, read_json, read_text
 
 MOST_HOSTS = 100_000  # of one item of a list
 LOOPBACKS = ("127.0.0.1", "127.0.1.1", "0.0.0.0", "localhost", "::1", "::")  # of one host alone, or of any
@@ -153,24 +153,7 @@ class Launcher:
         yield Claim(words(environment, self.number, self.rank), number or 1, rank, host, port)
 
 
-PADDLE = "PADDLE_LOCAL_SIZE", "--nproc_per_node 1"
-LAUNCHERS = (
-    Launcher(
-        "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "mpirun --map-by ppr:1:node"
-    ),
-    Launcher("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_SIZE", "mpirun -ppn 1"),  # MVAPICH
-    Launcher("PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", "mpiexec -ppn 1"),  # MPICH, Intel MPI
-    Launcher("PMI_SIZE", "PMI_RANK", "PMI_LOCAL_SIZE", "mpiexec --ppn 1"),  # Cray PALS
-    Launcher("JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_LOCAL_SIZE", "jsrun --tasks_per_rs 1"),
-    Launcher("HOROVOD_SIZE", "HOROVOD_RANK", "HOROVOD_LOCAL_SIZE", "horovodrun -H HOST:1,HOST:1"),
-    Launcher("PADDLE_NNODES", "PADDLE_GLOBAL_RANK", *PADDLE, "PADDLE_MASTER"),
-    Launcher("PADDLE_TRAINERS_NUM", "PADDLE_TRAINER_ID", *PADDLE, "PADDLE_TRAINER_ENDPOINTS"),  # paddle-operator
-    Launcher("PET_NNODES", "PET_NODE_RANK", address="PET_MASTER_ADDR", port="PET_MASTER_PORT"),  # torchrun's own
-    Launcher("NNODES", "NODE_RANK"),  # of scripts around torchrun
-    Launcher("LWS_GROUP_SIZE", "LWS_WORKER_INDEX", address="LWS_LEADER_ADDRESS"),  # Kubernetes' LeaderWorkerSet
-    Launcher("BEAKER_REPLICA_COUNT", "BEAKER_REPLICA_RANK", address="BEAKER_LEADER_REPLICA_HOSTNAME"),
-    Launcher("LEPTON_JOB_TOTAL_WORKERS", "LEPTON_JOB_WORKER_INDEX"),
-)
+LAUNCHERS = [Launcher(**row) for row in read_json(Path(__file__).with_name("launchers.json"), comments=True)]
 # Kubeflow's PyTorchJob, and clouds that follow it, count nodes; torchrun counts processes. MASTER_ADDR is ours, too.
 TORCH = Launcher("WORLD_SIZE", "RANK", "LOCAL_WORLD_SIZE", "torchrun --nproc_per_node 1")
 

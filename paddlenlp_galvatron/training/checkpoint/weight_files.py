@@ -120,36 +120,16 @@ def naming(path: Path) -> Iterator[None]:
 CONFIG, SINGLE, SHARDS = "config.json", "model.safetensors", "model.safetensors.index.json"
 LM_HEAD = "lm_head.weight"
 BUFFERS = "rotary_emb.inv_freq"  # computed, not trained: old files have them
-SAVE = "save it by save_pretrained(..., safe_serialization=True)"
+FOREIGN = read_json(Path(__file__).with_name("foreign_weights.json"))
 # Other files with weights: pattern of their names -> their kind and the remedy; the first that fits counts.
-OTHERS = {
-    "pytorch_model*.bin*": f"PyTorch's pickles; load the model with transformers and {SAVE}",
-    "*.pdparams*": f"Paddle's own format; load the model with PaddleNLP and {SAVE}",
-    "*.gguf": "of llama.cpp; take the Hugging Face model that it was made from",
-    "adapter_model.*": "adapters alone; name the folder of their base",
-    "peft_model*": "adapters alone; name the folder of their base",
-    "consolidated*": "in its author's own layout; take the files of the model that transformers reads",
-    "model-*-of-*.safetensors": f"one of several parts, of which {SHARDS} says what each holds; download that, too",
-    "*.safetensors": f"under a name that transformers does not read; if it is the whole model, rename it to {SINGLE}",
-    "*.distcp": "a training checkpoint of PyTorch's; export the model with the program that trained it",
-    "mp_rank_*": "a training checkpoint of DeepSpeed or Megatron; export the model with the program that trained it",
-    "*.h5": "TensorFlow's; take the model in safetensors",
-    "*.msgpack": "Flax's; take the model in safetensors",
-    "*model*.bin": f"PyTorch's pickles; load the model with transformers and {SAVE}",
-    "*.pth": f"PyTorch's pickles; load the model with transformers and {SAVE}",
-}
+OTHERS: dict[str, str] = FOREIGN["files"]
+# Prefixes of names: a part of them -> their program and the remedy; "": of anything else.
+WRAPPERS: dict[str, str] = FOREIGN["wrappers"]
 # Tensors next to the weights of fp8, GPTQ, AWQ, bitsandbytes, compressed-tensors, AQLM, MXFP4, PaddleNLP's weight-only.
 QUANTISED = re.compile(
     r"(^|[._])(scales?|scale_inv|scale_2|qweight|qzeros|g_idx|SCB|absmax|packed|zero_point|weight_(shape|format)|codes"
     r"|codebooks|blocks|(nested_)?quant_.*)$"
 )
-# Prefixes of names: a part of them -> their program and the remedy; "": of anything else.
-WRAPPERS = {
-    "language_model": "a part of a multimodal model; save its language model alone",
-    "base_model": "PEFT's, with adapters; save the result of merge_and_unload()",
-    "": "saved within another module; save the model itself",
-}
-HEADLESS = "saved without a language model's class; load it by AutoModelForCausalLM and save that"
 
 
 def tensor_files(folder: Path) -> dict[str, Path]:
@@ -200,7 +180,7 @@ def require_unwrapped(unknown: Iterable[str], wanted: str, folder: Path) -> None
     for tensor in unknown:
         if tensor == name or tensor.endswith(f".{name}"):
             prefix = tensor.removesuffix(name)
-            whose = next(whose for part, whose in WRAPPERS.items() if part in prefix) if prefix else HEADLESS
+            whose = next(whose for part, whose in WRAPPERS.items() if part in prefix) if prefix else FOREIGN["headless"]
             raise UserError(f"{folder}: has tensor {tensor} in place of {wanted}: {whose}")
 
 

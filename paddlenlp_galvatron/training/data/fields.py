@@ -12,48 +12,25 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Mapping, Sequence
 from json import dumps
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...base import UserError, shortened
-from ...base.reading import parse_json
+from ...base.reading import parse_json, read_json
 from .templates import ANSWERS, CALLS, MARK, REASONING, Message, Template
 
 NOTHING: tuple[object, ...] = ("", [], {})  # of a field that says nothing
 MASKS = ("weight", "loss", "train", "trainable")  # of a line or a message; 0 and false: not learnt, 1 and true: learnt
 OF_LINES = ("context", "system", "tools", *MASKS)
 OF_TEMPLATES = ("name", "tool_call_id")  # of a message: names that many templates do not need
-OF_CHATS = frozenset(
-    ["messages", "tools", "add_generation_prompt", "user", "bot", "index", "is_first", "is_last", "is_training"]
-)  # no values of the context
-# Of other formats than that of the line, or of the other half of its own.
-OF_FORMATS = frozenset({"messages", "conversations", "instruction", "output", "src", "tgt"})
-# A key with one of these words changes the learnt tokens, or seems to.
-MEDIA = frozenset({"image", "images", "video", "videos", "audio", "audios"})
-LOSS = frozenset(["weight", "weights", "loss", "mask", "masks", "train", "trainable", "training", "label", "labels"])
-TELLING = frozenset(
-    {
-        *MEDIA,
-        *LOSS,
-        *("tool", "tools", "function", "functions", "reasoning", "think", "thinking", "thought", "thoughts"),
-        *("system", "history", "chosen", "rejected", "response", "sort", "src", "tgt", "messages", "prefix"),
-        *("document", "documents", "template"),
-    }
-)
-COMPARED = "answers are compared by galvatron train --task dpo"
-ONE_FORMAT = "give one of messages, conversations, instruction with output, and src with tgt"
-REMEDIES = {
-    "history": "give earlier turns as src and tgt, or as messages",
-    **dict.fromkeys(("chosen", "rejected", "response", "sort"), COMPARED),
-    **dict.fromkeys(OF_FORMATS, ONE_FORMAT),
-    "label": "it is for SFT, with src and tgt; a message has its own weight",
-    "template": "values that a template reads are its context",
-    **dict.fromkeys(MEDIA, "models here read text alone"),
-}
-
-OF_PAIRS = (*OF_FORMATS, "prompt", "chosen", "rejected", "response", "sort")
-PAIR_REMEDIES = REMEDIES | dict.fromkeys(
-    OF_PAIRS, "give chosen and rejected, with the prompt once, or src, tgt, response and sort"
-)
+# Names of keys, and the remedies of those that are refused.
+WORDS = read_json(Path(__file__).with_name("fields.json"))
+OF_CHATS = frozenset(WORDS["of_chats"])  # no values of the context
+OF_FORMATS = frozenset(WORDS["of_formats"])  # other formats than that of the line, or the other half of its own
+MEDIA, LOSS = frozenset(WORDS["media"]), frozenset(WORDS["loss"])
+CHANGING = MEDIA | LOSS | frozenset(WORDS["changing"])  # a key with one of these changes the learnt tokens, or seems to
+REMEDIES: dict[str, str] = WORDS["remedies"]
+PAIR_REMEDIES = REMEDIES | WORDS["pair_remedies"]
 
 
 class LineMessage(NamedTuple):
@@ -74,7 +51,7 @@ class Parsed(NamedTuple):
 
 def changes_learning(key: str) -> bool:
     """Whether a key that is not honoured seems to change the learnt tokens."""
-    return key not in OF_TEMPLATES and not TELLING.isdisjoint(_words(key))
+    return key not in OF_TEMPLATES and not CHANGING.isdisjoint(_words(key))
 
 
 def require_rendered(template: Template, contents: Sequence[LineMessage], context: Mapping[str, Any]) -> None:

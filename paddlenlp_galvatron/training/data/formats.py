@@ -22,28 +22,15 @@ from typing import Any
 
 from ...base import UserError, shortened
 from ...base.reading import parse_json
-from .fields import NOTHING, PAIR_REMEDIES, LineMessage, Parsed, message_of, of_line, refuse, without_nulls
+from .fields import NOTHING, PAIR_REMEDIES, WORDS, LineMessage, Parsed, message_of, of_line, refuse, without_nulls
 from .templates import ANSWERS
 
 EXAMPLES = '{"src": …, "tgt": …}, {"messages": […]}, {"conversations": […]} or {"instruction": …, "output": …}'
 LISTS = ("messages", "conversations")
 CALL = "function_call"
-ROLES = {  # ShareGPT's -> the role of a message
-    **dict.fromkeys(("human", "user"), "user"),
-    **dict.fromkeys(("gpt", ANSWERS, "chatgpt", "bing", "bard", CALL), ANSWERS),
-    **dict.fromkeys(("tool", "observation"), "tool"),
-    "system": "system",
-}
+ROLES: dict[str, str] = WORDS["roles"]  # ShareGPT's -> the role of a message
 OTHER_PROMPTS = ("prompt", "conversations", "instruction")
-ABOUT_ANSWERS = {
-    "chosen",
-    "rejected",
-    "score",
-    "rating",
-    "model",
-    "reward",
-    "id",
-}  # words of keys that describe answers
+ABOUT_ANSWERS = frozenset(WORDS["about_answers"])  # words of keys that describe answers
 
 
 def conversation_of(record: Mapping[str, Any]) -> Parsed:

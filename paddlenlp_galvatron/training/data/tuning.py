@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import UserError, count, reported, shortened
-from ...base.reading import LargeFile
+from ...base.reading import LargeFile, read_json
 from ...options.prices import Packing
 from ...runtime.batch import IGNORED_LABEL, Samples
 from .conversations import Encoder, PairEncoder
@@ -32,20 +32,8 @@ from .tokenizer import end_of_text, load_tokenizer
 
 LAYOUT = 3  # of the cached rows; another number makes them again
 NAMES = {"train": "train", "valid": "dev"}  # split -> file or folder, as PaddleNLP calls them
-REMARKS = {  # on a line, each with the words for it
-    "cut_away": ("sample", "skipped, as the answer is cut off entirely by src_length and max_length"),
-    "masked": ("sample", "skipped, as its own fields exclude it from training"),
-    "unlearnt": ("conversation", "trained without earlier answers, as the chat template changes these"),
-    "uncalled": (
-        "conversation",
-        "trained without earlier calls of tools, as the chat template changes these if they have no thoughts "
-        "(reasoning_content)",
-    ),
-    "unopened": ("conversation", "trained without the thoughts that the chat template's generation prompt opens"),
-    "dropped": ("conversation", "trained without the earliest turns, as all do not fit"),
-    "shortened": ("sample", "trained without the beginning of the last question, which is too long"),
-    "unended": ("sample", "trained without the end of the last answer, which is too long"),
-}
+# On a line: its subject, and the words for it.
+REMARKS: dict[str, tuple[str, str]] = read_json(Path(__file__).with_name("remarks.json"))
 MOST_NAMED = 3  # lines in a note
 MOST_KEYS = 100  # counted at most: lines without a common form may have any number
 WORTH_PACKING = 0.5  # share of the rows below which packing halves the time, and is named
