@@ -35,8 +35,8 @@ def delta_attention(hidden: int, sizes: DeltaNet) -> Sublayer:
     name, heads, dim, value_dim = "linear_attn", sizes.num_value_heads, sizes.key_head_dim, sizes.value_head_dim
     keys, values = sizes.num_key_heads * dim, heads * value_dim
     convolved, chunks = 2 * keys + values, heads * CHUNK
-    # Of a chunk the products of keys with keys and queries, and of their triangles with values twice and keys; of the
-    # state the product with keys, the update, and the product with queries.
+    # In a chunk, keys with keys and with queries, and their triangles with values twice and with keys; with the state
+    # keys, the update, and queries.
     flops = heads * (CHUNK * (6 * dim + 4 * value_dim) + 6 * dim * value_dim)
     return Sublayer(
         "attention",

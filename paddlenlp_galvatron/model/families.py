@@ -78,7 +78,7 @@ class Family:
     sinks: bool = False  # each head's softmax has one more, learned score
     gated: bool = False  # attention's output is multiplied by a gate of each head, which q's projection gives
     norms: tuple[str, ...] = _NORMS  # more than two: behind attention and MLP, too
-    untrained: str = ""  # what training lacks for it; "": nothing
+    untrained: str = ""  # the parts that training lacks for it; "": none
     activation: str = ""  # hidden_activation, where it is not SiLU
     # Fields of config.json that plans do not depend on, and methods of quantised files that are trained in 16 bits.
     unplanned: tuple[str, ...] = ()

@@ -154,8 +154,8 @@ class ModelShape:
         return self.heads * self.latents.product_dim if self.latents else self.k_width
 
     def pairs(self, seq: float, causal: bool = True) -> float:
-        """Tokens of a sample of `seq` that a token attends to, in the mean, in a layer of this kind. Kernels that are
-        not `causal` compute all pairs, and mask."""
+        """Tokens that a token attends to in the mean, at a sequence length, in a layer of this kind. Kernels that are not
+        `causal` compute all pairs, and mask."""
         if self.linear:
             return 0.0
         seen = min(self.window or seq, seq)
@@ -266,7 +266,7 @@ def _kind_of_layers(shape: ModelShape) -> tuple[int, ...]:
 
 
 def _differ(shape: ModelShape) -> list[tuple[bool, bool]]:
-    """Of each layer whether it is dense, and whether it attends to all tokens, where others do not."""
+    """Whether each layer is dense, and whether it attends to all tokens, where others do not."""
     return [(index in shape.dense_layers, index in shape.full_layers) for index in range(shape.main_layers)]
 
 

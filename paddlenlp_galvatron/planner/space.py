@@ -149,7 +149,7 @@ class Strategies:
         return units >= family.stages * family.chunks and (family.chunks == 1 or len(self.layers) == 1)
 
     def _of_units(self) -> list[list[tuple[LayerStrategy, ...]]]:
-        """Of each run the strategies of the layers of a unit."""
+        """The strategies of a unit's layers, for each run."""
         if not self.units:
             return [[(layer,) for layer in choices] for choices in self.layers]
         return [
