@@ -11,7 +11,7 @@ from typing import Any, Literal
 from paddlenlp_galvatron.base.errors import GalvatronError
 from paddlenlp_galvatron.base.limits import Positive, Ranks, Samples, Seed, Size
 from paddlenlp_galvatron.base.printing import say
-from paddlenlp_galvatron.model import FAMILIES, load_model
+from paddlenlp_galvatron.model import TRAINED, load_model
 from paddlenlp_galvatron.model.preference import Loss
 from paddlenlp_galvatron.options.group import Options
 from paddlenlp_galvatron.plan import Precision, read_plan, with_assumptions
@@ -51,7 +51,7 @@ def parity(values: dict[str, Any], json: bool) -> None:
     start = time.monotonic()
     plan = read_plan(given.plan, given.nproc, default=4)
     plan = with_assumptions(plan, sequence_parallel=given.sequence_parallel, mixed_precision=given.mixed_precision)
-    model = None if given.model_size in FAMILIES else load_model(given.model_size)
+    model = None if given.model_size in TRAINED else load_model(given.model_size).trained()
     equal = model if model and model.layers == len(plan.layers) else None
     case = small_case(
         plan,

@@ -123,6 +123,8 @@ def _chunk_parts(plan: Plan, cost: CostModel, stage: int, chunk: int, held: int)
             name += " (dense)"
         if cost.models[kind].mtp_layers:
             name += " (MTP)"
+        if len(cost.models) > 1 and (how := cost.models[kind].attention):
+            name += f" ({how})"
         yield part(name, before + run.start, len(run), vocabulary=False)
     if not before:
         yield part("LM head", len(costs) - 1, 1, vocabulary=True)

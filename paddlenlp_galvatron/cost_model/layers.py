@@ -107,13 +107,13 @@ def _spared_share(
 def product_share(model: ModelShape, seq: int) -> float:
     """Share of a layer's operations that are products with weights; the others are attention's."""
     weights = 2 * model.layer_parameters
-    return weights / (weights + seq / 2 * model.block.pair_flops)  # causal: half of all pairs of tokens
+    return weights / (weights + model.core_flops(seq))
 
 
 @lru_cache(maxsize=100)
 def products_behind(model: ModelShape, seq: int) -> dict[CommPoint, float]:
     """Share of a layer's operations in the products behind each communication point that gathers tokens for them."""
-    all_flops = 2 * model.layer_parameters + seq / 2 * model.block.pair_flops
+    all_flops = 2 * model.layer_parameters + model.core_flops(seq)
     read = dict.fromkeys(GATHERS, 0)
     for sublayer in model.block.sublayers:
         into = CommPoint.INTO_ATTENTION if sublayer.attends else CommPoint.INTO_MLP
@@ -247,6 +247,7 @@ class LayerPrices:
         if self._task.frozen:
             passes = frozen_times(passes, products)
         if (seen := self._task.seen(seq)) < 1 and Fused.ATTENTION in self._assumed.fused:  # a plain mask saves nothing
+            seen = model.core_flops(seen * seq) / model.core_flops(seq)
             passes = packed_times(passes, products, seen)
             products /= products + (1 - products) * seen
         weights = weights_of(model.block, placed.tp)

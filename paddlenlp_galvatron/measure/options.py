@@ -239,7 +239,7 @@ def measured_model(options: PointOptions, model: ModelOptions) -> tuple[tuple[Mo
     """The shape of each kind of layer, and every (samples, sequence length) to measure. Raises UserError."""
     own_lengths = model.seq_length or model.seqlen_list or model.set_seqlen_manually is not None
     resolved = model.model_copy(update={} if own_lengths else {"set_seqlen_manually": False}).resolve()
-    shape = resolved.shapes[0]
+    shape = resolved.shapes[0].trained()
     if len(resolved.shapes) > 1 and any(each.experts for each in resolved.shapes):
         raise UserError(
             f"model_size: {shape.name} has experts; several types of layers are not planned for such models"

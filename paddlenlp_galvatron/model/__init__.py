@@ -7,7 +7,7 @@ attention, `layer` the words for weights, their splits and recomputed parts. Tas
 """
 
 from .config import config_of, load_model, preset_names, shape_from_config
-from .families import FAMILIES
+from .families import FAMILIES, TRAINED
 from .layer import APART, MODULES, Fused, LayerKind, Recompute, Split, Weight
 from .lora import Adapters
 from .preference import Preference

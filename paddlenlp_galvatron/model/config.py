@@ -13,7 +13,8 @@ from typing import Any
 from ..base import UserError, shortened
 from ..base.limits import MOST_LAYERS
 from ..base.reading import LARGEST_OPTIONS, read_json
-from .families import FAMILIES, Mixture
+from .delta_net import DeltaNet
+from .families import FAMILIES, Local, Mixture
 from .fields import Fields, as_json
 from .latents import Latents
 from .shape import ModelShape
@@ -23,6 +24,7 @@ DIFFERENCES = 4  # lines that say how an unknown model differs from the nearest 
 LONGEST_NAME = 100  # longest name that is compared with those of presets
 EXAMPLES = ("qwen2.5-7b", "llama3-8b")
 HUB_NAME = re.compile(r"[\w-]+/[\w.-]+")  # of Hugging Face's hub and PaddleNLP
+FULL = "full_attention"  # in layer_types
 COEFFICIENT, ORIGINAL_LENGTH = "router_aux_loss_coef", "original_max_position_embeddings"
 PRESET_FOLDERS = (Path(__file__).parents[2] / "configs" / "models", Path(__file__).parents[1] / "presets")
 
@@ -92,6 +94,8 @@ def shape_from_config(config: Any, name: str, source: str = "config") -> ModelSh
     of_family: dict[str, Any] = {name: fields.flag(field) for field, name in family.switches.items()} | _experts(
         fields, layers
     )
+    if family.local:
+        of_family |= _local_layers(fields, layers, family.local)
     shape = ModelShape(
         name=name,
         family=family.name,
@@ -150,13 +154,13 @@ def _nearest(config: dict[str, Any]) -> Iterator[str]:
         rest = {field: value for field, value in config.items() if field not in refused}
         faults = list(refused.values())
         try:
-            shape_from_config(rest | {"model_type": family.name}, "")
+            shape_from_config(rest | {"model_type": family.name}, "").trained()
         except UserError as error:
-            faults += [fault.removeprefix("config: ") for fault in error.faults]
+            faults += [fault.removeprefix("config: ").removeprefix("model : ") for fault in error.faults]
         mixture = family.mixture
         missing = len({mixture.size, mixture.shared_count or mixture.size} - config.keys()) if mixture else 0
         likeness = SequenceMatcher(None, family.name, name).ratio()
-        ranked.append((len(faults) + missing, -likeness, family.name, faults))
+        ranked.append((len(faults) + missing + bool(family.untrained), -likeness, family.name, faults))
     *_, near, faults = min(ranked)
     known = {field for preset in preset_names() for field in config_of(load_model(preset))}
     if unread := ", ".join(sorted(field for field in config.keys() - known if has_meaning(field, FAMILIES[near]))):
@@ -283,12 +287,55 @@ def _between_intervals(fields: Fields, layers: int) -> list[int]:
     return [index for index in range(layers) if not first <= index <= last or (index + 1) % step]
 
 
+def _local_layers(fields: Fields, layers: int, local: Local) -> dict[str, Any]:
+    """The layers with attention to all tokens, and how the others attend. Raises UserError."""
+    config, windows = fields.config, local.kind != "linear_attention"
+    on = not local.switch or (config.get(local.switch) is not None and fields.flag(local.switch))
+    on = on and not (windows and fields.get("sliding_window") is None)
+    types = config.get("layer_types") if local.listed else None
+    if types is None:
+        number = fields.number(local.field, least=int(not local.switch)) if on and local.field else 0
+        types = [local.kind if on and local.at(layer, number) else FULL for layer in range(layers)]
+    if not isinstance(types, list) or len(types) != layers or not all(one in (FULL, local.kind) for one in types):
+        raise fields.error("layer_types", f"a list of {layers}, each {FULL} or {local.kind}")
+    if local.kind not in types:
+        return {}
+    if not on:
+        raise fields.error("layer_types", f"{FULL} for each, or {local.switch or 'sliding_window'}")
+    full = tuple(layer for layer, kind in enumerate(types) if kind == FULL)
+    if windows:
+        return {"window": fields.number("sliding_window"), "full_layers": full}
+    linear = DeltaNet(**{each.name: fields.number(f"linear_{each.name}") for each in dataclass_fields(DeltaNet)})
+    if linear.num_value_heads % linear.num_key_heads:
+        raise fields.error("linear_num_value_heads", f"a multiple of linear_num_key_heads, {linear.num_key_heads}")
+    return {"linear": linear, "full_layers": full}
+
+
+def _of_local_layers(shape: ModelShape, local: Local | None) -> dict[str, Any]:
+    """The fields of config.json that say which layers attend to all tokens, and how the others attend."""
+    if not local:
+        return {}
+    some = bool(shape.window or shape.linear)
+    sizes = {f"linear_{name}": size for name, size in asdict(shape.linear).items()} if shape.linear else {}
+    windows = {"sliding_window": shape.window, **({local.switch: True} if local.switch else {})} if shape.window else {}
+    layers = range(shape.main_layers)
+    local_layers = [some and layer not in shape.full_layers for layer in layers]
+    for number in (shape.traits.defaults.get(local.field, 0), *layers[1:], shape.main_layers) if some else ():
+        if local_layers == [local.at(layer, int(number)) for layer in layers]:
+            return sizes | windows | ({local.field: number} if local.field else {})
+    if not local.listed or (local.switch and not some):
+        return {}
+    return sizes | windows | {"layer_types": [local.kind if one else FULL for one in local_layers]}
+
+
 def _rope(fields: Fields) -> tuple[float, tuple[tuple[str, int | float | str], ...]]:
     """Base of rotary positions, and how the family scales them. transformers 5 has both in rope_parameters, 4 in
     rope_scaling and outside it. Raises UserError: two places differ, or the family has no such positions."""
     config, family, source = fields.config, fields.family, fields.source
     given = [(name, config[name]) for name in ("rope_scaling", "rope_parameters") if config.get(name)]
     where, rope = given[0] if given else ("", {})
+    if family.local and isinstance(rope, dict) and FULL in rope:  # those of windows are others
+        given, rope = [], rope[FULL]
     kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else None
     needed = {"default": (), **family.rope_types}.get(kind) if isinstance(kind, str) else None
     if needed is None:
@@ -298,6 +345,7 @@ def _rope(fields: Fields) -> tuple[float, tuple[tuple[str, int | float | str], .
         raise UserError(f"{source}: rope_scaling and rope_parameters are two names of one thing but differ; keep one")
     for name, value in rope.items():
         plain = {"rope_type": kind, "type": kind, "partial_rotary_factor": family.rotary_share}.get(name, 1)
+        plain = False if name == "truncate" and family.name == "gpt_oss" else plain
         if name not in ("rope_theta", *needed) and value not in (None, plain):
             raise UserError(
                 f"{source}: {where}: {name} {as_json(value)} does not go with rope_type {kind}; correct one"
@@ -333,7 +381,12 @@ def config_of(shape: ModelShape) -> dict[str, Any]:
         **({"rope_scaling": dict(shape.rope_scaling)} if shape.rope_scaling else {}),
         "initializer_range": shape.initializer_range,
         "attention_dropout": shape.attention_dropout,
-        **{field: True for field, name in shape.traits.switches.items() if getattr(shape, name)},
+        **{
+            field: on
+            for field, name in shape.traits.switches.items()
+            if (on := getattr(shape, name)) or shape.traits.defaults.get(field)
+        },
+        **_of_local_layers(shape, shape.traits.local),
         **_of_experts(shape),
     }
 

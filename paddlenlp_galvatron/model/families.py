@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from ..base.errors import UserError
 from .latents import Latents
 
+DEFAULTS: dict[str, dict[str, float]] = json.loads(Path(__file__).with_name("defaults.json").read_text("utf-8"))
 LEAST_SUM = 1e-12  # of the softmax scores of a token's experts, as ERNIE's moe_norm_min has it
+
+
+_NORMS = ("input_layernorm", "post_attention_layernorm")
 
 
 @dataclass(frozen=True)
@@ -29,12 +35,25 @@ class Mixture:
     grouped: bool = False  # DeepSeek's: experts are chosen within groups, first_k_dense_replace makes layers dense
     sigmoid: bool = False  # scores are sigmoids
     bias: str = ""  # name of a bias of each expert that counts in the choice alone
+    router: str = "gate"
+    biased: bool = False  # router and experts have biases
     methods: tuple[str, ...] = ("greedy",)  # ways to choose experts, by topk_method; the last one within groups
 
     @property
     def gated(self) -> bool:
         """Whether the shared expert counts as far as its gate says."""
         return not self.shared_count
+
+
+@dataclass(frozen=True)
+class Local:
+    """Layers with attention to a window, or with linear attention, in place of attention to all tokens."""
+
+    at: Callable[[int, int], bool]  # whether a layer is one, by its number and the value of `field`
+    field: str = ""  # field of config.json
+    kind: str = "sliding_attention"  # name in layer_types
+    listed: bool = True  # layer_types, where config.json has it, counts in place of `at`
+    switch: str = ""  # field of config.json without which no layer is one
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,9 +74,15 @@ class Family:
     latent: bool = False  # attention has latents
     dropout: bool = True  # attention_dropout is its own
     null_head_dim: bool = False  # a head_dim of null means hidden_size over heads, though it has a default
-    window: str = "sliding_window"  # field of config.json that asks for attention to a window alone
-    # Values in transformers of fields that config.json leaves out, where they are not the USUAL ones (fields.py).
-    defaults: Mapping[str, float] = field(default_factory=dict)
+    local: Local | None = None  # some layers attend to less than all tokens
+    sinks: bool = False  # each head's softmax has one more, learned score
+    gated: bool = False  # attention's output is multiplied by a gate of each head, which q's projection gives
+    norms: tuple[str, ...] = _NORMS  # more than two: behind attention and MLP, too
+    untrained: str = ""  # the parts that training lacks for it; "": none
+    activation: str = ""  # hidden_activation, where it is not SiLU
+    # Fields of config.json that plans do not depend on, and methods of quantised files that are trained in 16 bits.
+    unplanned: tuple[str, ...] = ()
+    dequantised: tuple[str, ...] = ()
     # Capabilities of stock PaddleNLP's model: shared kv heads under tensor parallelism, Ulysses, recompute of some
     # layers of a pipeline.
     stock: bool = True
@@ -69,6 +94,11 @@ class Family:
     example: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def defaults(self) -> Mapping[str, float]:
+        """Values in transformers of fields that config.json leaves out, if they are not the USUAL ones (fields.py)."""
+        return DEFAULTS[self.name]
+
+    @property
     def line(self) -> str:
         """The name without a version: qwen of qwen2."""
         return self.name.partition("_")[0].rstrip("0123456789")
@@ -77,7 +107,6 @@ class Family:
 # DeepSeek's positions: each wave is slowed by up to the factor, and attention's scores are scaled (YaRN,
 # arXiv:2309.00071).
 YARN = {"yarn": ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")}
-BETAS = {"beta_fast": 32, "beta_slow": 1}
 _DEEPSEEK: dict[str, Any] = {
     "counts": ("n_routed_experts", "num_experts", "num_local_experts"),
     "shared": "shared_experts",
@@ -85,19 +114,10 @@ _DEEPSEEK: dict[str, Any] = {
     "grouped": True,
 }
 _SIGMOIDS = _DEEPSEEK | {"sigmoid": True, "bias": "gate.e_score_correction_bias", "methods": ("noaux_tc",)}
-_ERNIE = {
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 131072,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 500000.0,
-    "tie_word_embeddings": True,
-}
-_EXAMPLE = {
-    "latents": Latents(16, 20, 16, 8, 12),
-    "expert_groups": 2,
-    "groups_per_token": 1,
-    "routed_scaling_factor": 2.5,
-}
+# Qwen's windows: in the dense families of the layers from one on.
+_WINDOWS = Local(lambda layer, first: layer >= first, "max_window_layers", switch="use_sliding_window")
+_ROUTED: dict[str, Any] = {"expert_groups": 2, "groups_per_token": 1, "routed_scaling_factor": 2.5}
+_EXAMPLE = _ROUTED | {"latents": Latents(16, 20, 16, 8, 12)}
 
 _ALL = (
     # Llama 1, 2 and 3.
@@ -108,7 +128,6 @@ _ALL = (
         switches={"attention_bias": "attention_bias", "mlp_bias": "mlp_bias"},
         # Llama 3.1 to 3.3: long waves are slowed by the factor, short ones are left, those between are mixed.
         rope_types={"llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")},
-        defaults={"max_position_embeddings": 2048},
         stock_shares_kv_heads=True,
         stock_ulysses=True,
         stock_recomputes_some=True,
@@ -119,8 +138,7 @@ _ALL = (
         "Qwen2",
         "qwen2",
         qkv_bias=True,
-        window="use_sliding_window",
-        defaults={"num_key_value_heads": 32},
+        local=_WINDOWS,
         heads_per_kv_head=2,
     ),
     # Qwen3, the dense ones: heads of a size of their own, and a norm on each head of q and k.
@@ -130,8 +148,7 @@ _ALL = (
         "qwen2",  # PaddleNLP 3.0.0b4 has no Qwen3: its Qwen2 is one with those norms
         qk_norm=True,
         switches={"attention_bias": "attention_bias"},
-        window="use_sliding_window",
-        defaults={"num_key_value_heads": 32, "head_dim": 128},
+        local=_WINDOWS,
         stock=False,
         heads_per_kv_head=2,
         example={"own_head_dim": 16},
@@ -141,7 +158,6 @@ _ALL = (
         "ernie4_5",
         "Ernie4_5",
         "llama",  # PaddleNLP 3.0.0b4 has none: its Llama is one with other rotary positions
-        defaults=_ERNIE | {"head_dim": 128},
         dropout=False,
         null_head_dim=True,
         stock=False,
@@ -162,8 +178,6 @@ _ALL = (
             interval=True,
             bias="moe_statics.e_score_correction_bias",
         ),
-        defaults=_ERNIE
-        | {"num_key_value_heads": 4, "moe_layer_start_index": 1, "moe_layer_end_index": -1, "moe_layer_interval": 1},
         dropout=False,
         stock=False,
         heads_per_kv_head=2,
@@ -176,8 +190,7 @@ _ALL = (
         "qwen2",
         qkv_bias=True,
         mixture=Mixture(counts=("num_experts",), shared="shared_expert", steps=True),
-        window="use_sliding_window",
-        defaults={"num_key_value_heads": 16},
+        local=replace(_WINDOWS, at=lambda layer, end: layer < end and layer % 2 == 0),
         stock=False,  # PaddleNLP 3.0.0b4's own fails on Paddle 3.3.1
         heads_per_kv_head=2,
     ),
@@ -189,8 +202,7 @@ _ALL = (
         qk_norm=True,
         switches={"attention_bias": "attention_bias"},
         mixture=Mixture(steps=True),
-        window="use_sliding_window",
-        defaults={"num_key_value_heads": 4},
+        local=Local(lambda *_: True, listed=False, switch="use_sliding_window"),
         stock=False,
         heads_per_kv_head=2,
         example={"own_head_dim": 16},
@@ -207,12 +219,7 @@ _ALL = (
             ("num_local_experts", "num_experts"),
             normed=True,
         ),
-        defaults={
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 131072,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 1e6,
-        },
+        local=Local(lambda *_: True, listed=False),
         stock=False,  # PaddleNLP 3.0.0b4's own fails on Paddle 3.3.1
         heads_per_kv_head=2,
     ),
@@ -224,27 +231,9 @@ _ALL = (
         rotary_share=0.5,
         switches={"attention_bias": "qkv_bias", "use_qk_norm": "qk_norm"},
         mixture=Mixture(**_SIGMOIDS),
-        defaults={
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 131072,
-            "rms_norm_eps": 1e-5,
-            "n_group": 1,
-            "topk_group": 1,
-            "routed_scaling_factor": 1.0,
-            "first_k_dense_replace": 1,
-            "norm_topk_prob": True,
-        },
         stock=False,
         heads_per_kv_head=2,
-        example={
-            "own_head_dim": 16,
-            "qkv_bias": True,
-            "qk_norm": True,
-            "expert_groups": 2,
-            "groups_per_token": 1,
-            "routed_scaling_factor": 2.5,
-            "norm_topk": True,
-        },
+        example=_ROUTED | {"own_head_dim": 16, "qkv_bias": True, "qk_norm": True, "norm_topk": True},
     ),
     # DeepSeek-V2 and V2-Lite.
     Family(
@@ -253,15 +242,6 @@ _ALL = (
         "deepseek_v2",
         rope_types=YARN,
         mixture=Mixture(**_DEEPSEEK, normed=False, methods=("greedy", "group_limited_greedy")),
-        defaults={
-            "max_position_embeddings": 2048,
-            "q_lora_rank": 1536,
-            "n_group": 1,
-            "topk_group": 1,
-            "routed_scaling_factor": 1.0,
-            "first_k_dense_replace": 0,
-        }
-        | BETAS,
         stock=False,
         latent=True,
         example=_EXAMPLE,
@@ -273,22 +253,60 @@ _ALL = (
         "deepseek_v2",  # PaddleNLP's own is that of V2
         rope_types=YARN,
         mixture=Mixture(**_SIGMOIDS),
-        defaults={
-            "max_position_embeddings": 4096,
-            "q_lora_rank": 1536,
-            "n_group": 8,
-            "topk_group": 4,
-            "routed_scaling_factor": 2.5,
-            "first_k_dense_replace": 3,
-            "norm_topk_prob": True,
-        }
-        | BETAS,
         stock=False,
         latent=True,
         example=_EXAMPLE | {"norm_topk": True},
     ),
+    # Gemma 3 without its vision.
+    Family(
+        "gemma3_text",
+        "Gemma3",
+        "llama",
+        qk_norm=True,
+        switches={"attention_bias": "attention_bias"},
+        rope_types={"linear": ("factor",)},
+        local=Local(lambda layer, period: (layer + 1) % period > 0, "sliding_window_pattern"),
+        norms=(*_NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm"),
+        untrained="windows, norms behind attention and MLP, and GELU",
+        activation="gelu_pytorch_tanh",
+        unplanned=("query_pre_attn_scalar", "rope_local_base_freq", "sliding_window_pattern"),
+    ),
+    # gpt-oss.
+    Family(
+        "gpt_oss",
+        "GptOss",
+        "llama",
+        switches={"attention_bias": "attention_bias"},
+        rope_types={"yarn": ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow")},
+        mixture=Mixture(
+            size="intermediate_size",
+            counts=("num_local_experts", "num_experts"),
+            normed=True,
+            router="router",
+            biased=True,
+        ),
+        local=Local(lambda layer, _: layer % 2 == 0),
+        sinks=True,
+        null_head_dim=True,
+        untrained="windows, attention sinks, and biases of experts",
+        dequantised=("mxfp4",),
+    ),
+    # Qwen3-Next.
+    Family(
+        "qwen3_next",
+        "Qwen3Next",
+        "qwen2",
+        rotary_share=0.25,
+        qk_norm=True,
+        switches={"attention_bias": "attention_bias"},
+        mixture=Mixture(counts=("num_experts",), shared="shared_expert", steps=True),
+        local=Local(lambda layer, period: (layer + 1) % period > 0, "full_attention_interval", "linear_attention"),
+        gated=True,
+        untrained="linear attention, and the gate of attention's output",
+    ),
 )
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}  # by `model_type` in config.json
+TRAINED = {name: family for name, family in FAMILIES.items() if not family.untrained}
 
 
 def family_of(name: str) -> Family:

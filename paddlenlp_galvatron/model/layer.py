@@ -185,9 +185,10 @@ class Sublayer:
     unkept: tuple[tuple[Fused, Kept], ...] = ()  # of it, the tensors that each fused kernel does not keep
     again: tuple[Again, ...] = ()
     heads: int = 0  # of attention; a probability for every pair of tokens is kept for each, or a sum for every token
-    head_dim: int = 0
+    head_dim: int = 0  # 0: its operations are not of pairs of tokens
     # Numbers that a degree must divide, by name: (number, whether ranks beyond it may share).
     divided: tuple[tuple[str, int, bool], ...] = ()
+    flops: int = 0  # operations of forward a token, besides products with weights and of pairs of tokens
 
     @property
     def attends(self) -> bool:
@@ -231,8 +232,8 @@ class LayerKind:
 
     @cached_property
     def heads(self) -> int:
-        """Heads of attention, over all sublayers."""
-        return sum(sublayer.heads for sublayer in self.sublayers)
+        """Heads of attention to pairs of tokens, over all sublayers."""
+        return sum(sublayer.heads for sublayer in self.sublayers if sublayer.head_dim)
 
     @cached_property
     def pair_flops(self) -> int:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
 
+from ..base.errors import UserError
+from .delta_net import DeltaNet, delta_attention
 from .families import Family, family_of
 from .fields import USUAL
 from .latents import Latents, latent_attention
@@ -56,6 +59,11 @@ class ModelShape:
     expert_groups: int = 1  # a token's experts are chosen within the best `groups_per_token` of these groups
     groups_per_token: int = 1
     routed_scaling_factor: float = 1.0  # of the scores of a token's experts
+    window: int = 0  # tokens that attention sees at most, the token itself among them; 0: all
+    linear: DeltaNet | None = None  # of linear attention
+    full_layers: tuple[
+        int, ...
+    ] = ()  # rising numbers of the layers that have attention to all tokens in place of these
     mtp_layers: int = 0  # of the layers the last ones, which predict a further token: 0 or 1
 
     @property
@@ -81,8 +89,11 @@ class ModelShape:
     def having(self, main_layers: int, mtp_layers: int) -> ModelShape:
         """The model with fewer of its first layers, or with more of those that are not dense; and with MTP, or
         without."""
-        dense = tuple(one for one in self.dense_layers if one < main_layers)
-        return replace(self, layers=main_layers + mtp_layers, mtp_layers=mtp_layers, dense_layers=dense)
+        dense, full = (
+            tuple(one for one in some if one < main_layers) for some in (self.dense_layers, self.full_layers)
+        )
+        layers = main_layers + mtp_layers
+        return replace(self, layers=layers, mtp_layers=mtp_layers, dense_layers=dense, full_layers=full)
 
     @property
     def main_layers(self) -> int:
@@ -112,7 +123,9 @@ class ModelShape:
 
     @property
     def value_dim(self) -> int:
-        """Numbers of a head's v."""
+        """Numbers of a head's v; of linear attention, whose kind has the heads of keys, of all that share a key."""
+        if self.linear:
+            return self.linear.value_dim
         return self.latents.v_head_dim if self.latents else self.head_dim
 
     @property
@@ -139,6 +152,32 @@ class ModelShape:
     def k_product_width(self) -> int:
         """Numbers a token of the output of k's projection: of latents k without positions, and v."""
         return self.heads * self.latents.product_dim if self.latents else self.k_width
+
+    def pairs(self, seq: float, causal: bool = True) -> float:
+        """Tokens that a token attends to in the mean, at a sequence length. Kernels that are not `causal` compute all
+        pairs, and mask."""
+        if self.linear:
+            return 0.0
+        seen = min(self.window or seq, seq)
+        return seen - seen * seen / (2 * seq) if causal else seq
+
+    def core_flops(self, seq: float, causal: bool = True) -> float:
+        """Operations of forward a token in attention of a layer of this kind, besides products with weights."""
+        return self.pairs(seq, causal) * self.block.pair_flops + sum(one.flops for one in self.block.sublayers)
+
+    @property
+    def attention(self) -> str:
+        """How a layer of this kind attends, where not to all tokens."""
+        return "linear attention" if self.linear else f"window {self.window:,}" if self.window else ""
+
+    def trained(self) -> ModelShape:
+        """Itself. Raises UserError for a model that is planned alone."""
+        if lacking := self.traits.untrained or (self.window and "windows of attention"):
+            raise UserError(
+                f"model {self.name}: the layers that training builds on PaddleNLP lack {lacking}; it is planned alone: "
+                "galvatron fit, search, explain"
+            )
+        return self
 
     @property
     def traits(self) -> Family:
@@ -209,32 +248,43 @@ CHOICE_BIAS = "e_score_correction_bias"  # of each expert, in the choice of a to
 UNPLANNED = ("name", "attention_dropout", "router_aux_loss_coef")  # plans do not depend on these
 ROUTING = ("expert_groups", "groups_per_token", "routed_scaling_factor")
 EXPERTS = ("experts", "experts_per_token", "expert_size", "shared_size", "norm_topk", *ROUTING)
-SIZES = ("own_head_dim", "attention_bias", "mlp_bias", "qkv_bias", "qk_norm", "latents", *EXPERTS)
+LOCAL = ("window", "linear")
+SIZES = ("own_head_dim", "attention_bias", "mlp_bias", "qkv_bias", "qk_norm", "latents", *LOCAL, *EXPERTS)
 # Fields that shapes had not from the start: at these values a fingerprint is as before them.
 YOUNG = {
     field.name: field.default
     for field in fields(ModelShape)
-    if field.name in ("seq_length", "rope_scaling", "dense_layers", "mtp_layers", *SIZES)
+    if field.name in ("seq_length", "rope_scaling", "dense_layers", "full_layers", "mtp_layers", *SIZES)
 }
 
 
 @lru_cache(maxsize=256)
 def _kind_of_layers(shape: ModelShape) -> tuple[int, ...]:
-    dense = [index in shape.dense_layers for index in range(shape.main_layers)]
-    return *(int(one != dense[0]) for one in dense), *[len(shape.kinds) - 1] * shape.mtp_layers
+    differ = _differ(shape)
+    order = list(dict.fromkeys(differ))
+    return *map(order.index, differ), *[len(order)] * shape.mtp_layers
+
+
+def _differ(shape: ModelShape) -> list[tuple[bool, bool]]:
+    """Whether each layer is dense, and whether it attends to all tokens, where others do not."""
+    return [(index in shape.dense_layers, index in shape.full_layers) for index in range(shape.main_layers)]
 
 
 @lru_cache(maxsize=256)
 def _kinds(shape: ModelShape) -> tuple[ModelShape, ...]:
-    if shape.mtp_layers and shape.main_layers:
-        mtp = replace(shape, dense_layers=(), layers=shape.mtp_layers)
-        return *shape.having(shape.main_layers, 0).kinds, mtp
-    if not shape.dense_layers:
-        return (shape,)
-    sparse = replace(shape, dense_layers=(), layers=shape.layers - len(shape.dense_layers))
-    without: dict[str, Any] = {name: YOUNG[name] for name in EXPERTS}
-    dense = replace(sparse, layers=len(shape.dense_layers), router_aux_loss_coef=0.0, **without)
-    return (dense, sparse) if 0 in shape.dense_layers else (sparse, dense)
+    plain = replace(shape, dense_layers=(), full_layers=(), mtp_layers=0)
+    without: dict[str, Any] = {name: YOUNG[name] for name in EXPERTS} | {"router_aux_loss_coef": 0.0}
+    kinds = []
+    for (dense, full), layers in Counter(_differ(shape)).items():
+        changed: dict[str, Any] = without if dense else {}
+        if full:
+            changed = changed | {name: YOUNG[name] for name in LOCAL}
+        elif linear := shape.linear:
+            heads = linear.num_key_heads
+            changed = changed | {"heads": heads, "kv_heads": heads, "own_head_dim": linear.key_head_dim}
+        kinds.append(replace(plain, layers=layers, **changed))
+    mtp = replace(plain, layers=shape.mtp_layers, mtp_layers=shape.mtp_layers)
+    return *kinds, *([mtp] if shape.mtp_layers else [])
 
 
 @lru_cache(maxsize=256)
@@ -252,13 +302,18 @@ def _head(shape: ModelShape) -> LayerKind:
 
 @lru_cache(maxsize=256)
 def _block(shape: ModelShape) -> LayerKind:
-    assert not shape.dense_layers and shape.mtp_layers in (0, shape.layers), "of one layer: shape.of(index).block"
+    assert not shape.dense_layers + shape.full_layers and shape.mtp_layers in (0, shape.layers), (
+        "of one layer: shape.of(index).block"
+    )
     if not shape.experts:
         mlp: tuple[Sublayer, ...] = (_mlp("mlp", shape.hidden_size, shape.intermediate_size, shape.mlp_bias),)
     else:
         mlp = _router(shape), *_shared(shape)
     latents = shape.latents
-    attention = latent_attention(shape.hidden_size, shape.heads, latents) if latents else _attention(shape)
+    if shape.linear:
+        attention = delta_attention(shape.hidden_size, shape.linear)
+    else:
+        attention = latent_attention(shape.hidden_size, shape.heads, latents) if latents else _attention(shape)
     return LayerKind((attention, *mlp, _norms(shape), *([_mtp(shape)] if shape.mtp_layers else [])))
 
 
@@ -278,9 +333,9 @@ def _routed(shape: ModelShape) -> LayerKind:
     for expert in range(shape.experts):
         name = f"{mixture.inside}.experts.{expert}"
         own = (
-            *linear(f"{name}.{gate}", hidden, inner, Split.COLUMN),
-            *linear(f"{name}.{up}", hidden, inner, Split.COLUMN),
-            *linear(f"{name}.{down}", inner, hidden, Split.ROW),
+            *linear(f"{name}.{gate}", hidden, inner, Split.COLUMN, bias=mixture.biased),
+            *linear(f"{name}.{up}", hidden, inner, Split.COLUMN, bias=mixture.biased),
+            *linear(f"{name}.{down}", inner, hidden, Split.ROW, bias=mixture.biased),
         )
         weights += [replace(weight, expert=expert) for weight in own]
     kept = Kept(tokens=hidden, split=3 * inner)
@@ -295,16 +350,19 @@ def _attention(shape: ModelShape) -> Sublayer:
     # The input of the norms of q and k, the normalized input, and a scale for each head.
     normed, sized = Kept(split=2 * (q + kv) + shape.heads + heads), Kept(split=q + kv)
     repeated = Kept(split=2 * (q - kv))  # plain attention keeps k and v once for each head of q
+    gate = 3 * q * traits.gated  # the gate, its sigmoid, and the product that the output projection reads
+    sinks = [Weight(f"{name}.sinks", (shape.heads,), Split.COLUMN)] * traits.sinks
     return Sublayer(
         "attention",
         (
-            *linear(f"{name}.q_proj", hidden, q, Split.COLUMN, bias=bias),
+            *linear(f"{name}.q_proj", hidden, q * (1 + traits.gated), Split.COLUMN, bias=bias),
             *linear(f"{name}.k_proj", hidden, kv, Split.COLUMN, bias=bias, most_parts=heads),
             *linear(f"{name}.v_proj", hidden, kv, Split.COLUMN, bias=bias, most_parts=heads),
             *linear(f"{name}.o_proj", q, hidden, Split.ROW, bias=biased),
             *(scales if shape.normed_heads else ()),
+            *sinks,
         ),
-        Kept(split=6 * q + 2 * kv) + (normed if shape.normed_heads else Kept()),
+        Kept(split=6 * q + 2 * kv + gate) + (normed if shape.normed_heads else Kept()),
         (
             (Fused.ATTENTION, repeated),
             (Fused.ROPE, Kept(split=2 * (q + kv))),  # q and k in front of it, and with their halves turned
@@ -344,7 +402,7 @@ def _router(shape: ModelShape) -> Sublayer:
     mixture = shape.traits.mixture
     assert mixture
     inside, experts = mixture.inside, shape.experts
-    weights = [Weight(f"{inside}.gate.weight", (shape.hidden_size, experts), Split.OWN, linear=True)]
+    weights = [*linear(f"{inside}.{mixture.router}", shape.hidden_size, experts, Split.OWN, bias=mixture.biased)]
     if mixture.bias:
         rows = () if mixture.bias.startswith("gate.") else (1,)  # ERNIE's has a row for each modality: text alone
         weights.append(Weight(f"{inside}.{mixture.bias}", (*rows, experts), state=True))
@@ -369,16 +427,17 @@ def _shared(shape: ModelShape) -> Iterator[Sublayer]:
 def _norms(shape: ModelShape) -> Sublayer:
     """Before attention and before the MLP: each keeps its input, that over its size, one scale, and its output,
     which column-split products gather again in backward."""
-    names, hidden = ("input_layernorm", "post_attention_layernorm"), shape.hidden_size
+    names, hidden = shape.traits.norms, shape.hidden_size
     weights = tuple(Weight(f"{name}.weight", (hidden,)) for name in names)
+    behind = len(names) - 2  # behind attention and behind the MLP, whose output no product reads
     sized = Kept(tokens=2 * hidden)  # the normalized input; the fused kernel recomputes it
     read = Kept(tokens=2 * hidden, scalars=2)
     again = (
         Again(Recompute.NORMS, read),
         Again(Recompute.NORMS, sized, unless=Fused.NORMS),
     )
-    kept = Kept(tokens=4 * hidden) + read
-    return Sublayer("norms", weights, kept, ((Fused.NORMS, sized),), again)
+    kept = Kept(tokens=(4 + 2 * behind) * hidden, scalars=behind) + read
+    return Sublayer("norms", weights, kept, ((Fused.NORMS, Kept(tokens=(2 + behind) * hidden)),), again)
 
 
 def _mtp(shape: ModelShape) -> Sublayer:
@@ -398,16 +457,19 @@ def flops_per_token(
     """Floating-point operations of a token, forward and backward, recompute left out, as MFU counts.
 
     6 for each weight that tokens are multiplied with and 12 * layers * hidden * sequence for attention's two products
-    (PaLM, arXiv:2204.02311, appendix B), half of them for each: full attention, of which a causal kernel computes half.
+    (PaLM, arXiv:2204.02311, appendix B), half of them for each: full attention, of which a causal kernel computes half;
+    of a window twice the pairs that it has, and of linear attention all that its kernels compute.
     The embedding is looked up, not multiplied, unless it is the LM head as well; MTP multiplies with the head again.
     `frozen` weights, under adapters, count 4 instead of 6: they have no gradients. `document_tokens`: of a token's
     document in packed rows, in which attention stays.
     """
     table = shape.vocab_size * shape.hidden_size
     looked_up = (0 if shape.tied_embeddings else table) - shape.mtp_layers * table
-    attention = (
-        6 * shape.layers * (shape.q_width + shape.context_width) * min(seq_length, document_tokens or seq_length)
-    )
+    seen = min(seq_length, document_tokens or seq_length)
+    attention = 0.0
+    for kind in shape.kinds:
+        products = 12 * kind.pairs(seen) * (kind.q_width + kind.context_width)
+        attention += kind.layers * (products + 3 * sum(one.flops for one in kind.block.sublayers))
     return (4 if frozen else 6) * (shape.active_parameters - looked_up) + attention
 
 

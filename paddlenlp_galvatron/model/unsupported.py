@@ -63,10 +63,8 @@ def faults_of(config: dict[str, Any], family: Family, layers: int) -> dict[str, 
     """The fault of each field that asks for something the layers of the family do not compute here."""
     plain = [(_any_of(names), values) for values, names in (*_plain_of(family, layers), *PLAIN)]
     faults = {field: fault for field, value in config.items() if (fault := _fault(field, value, family, plain))}
-    if _has_windows(config, family, layers):
-        faults[family.window] = (
-            f"{family.window} asks for attention to a window alone; give a model with full attention"
-        )
+    if not family.local and config.get("sliding_window") is not None:
+        faults["sliding_window"] = "sliding_window asks for attention to a window; give a model with full attention"
     return faults
 
 
@@ -74,11 +72,12 @@ def _fault(
     field: str, value: Any, family: Family, plain: Sequence[tuple[re.Pattern[str], tuple[object, ...]]]
 ) -> str | None:
     """The fault of a field, if it has one. `plain`: names, and the values that ask for nothing."""
-    free = field in family.switches or (field == "attention_dropout" and family.dropout)
+    free = field in family.switches or field in family.unplanned or (field == "attention_dropout" and family.dropout)
     if value is None or free or _any_of(FREE).match(field):
         return None
     if "quant" in field or field == "compression_config":
-        if value is False or (isinstance(value, dict) and all(value.get(name, 0) is None for name in ALGORITHMS)):
+        plainly = isinstance(value, dict) and all(value.get(name, 0) is None for name in ALGORITHMS)
+        if value is False or plainly or (isinstance(value, dict) and value.get("quant_method") in family.dequantised):
             return None
         return f"{field}: the weights are quantised; take the model that they were made from"
     values = next((values for names, values in plain if names.match(field)), (value,))
@@ -104,7 +103,10 @@ def _plain_of(family: Family, layers: int) -> Iterator[tuple[tuple[object, ...],
     yield (family.qkv_bias,), "*qkv_bias"
     yield OFF, "*_bias bias use_bias add_bias_linear"
     yield (family.qk_norm,), "*qk_norm *qk_layernorm"
-    yield (["full_attention"] * layers,), "layer_types"
+    if not family.local or not family.local.listed:
+        yield (["full_attention"] * layers,), "layer_types"
+    if family.activation:
+        yield (family.activation,), "hidden_activation"
     yield (["sparse" if mixture else "dense"] * layers,), "mlp_layer_types"
     counts = (*mixture.counts, mixture.shared_count) if mixture else ()
     yield OFF, " ".join(name for name in EXPERTS.split() if name not in counts)
@@ -132,12 +134,3 @@ def _plain_of(family: Family, layers: int) -> Iterator[tuple[tuple[object, ...],
     if mixture and mixture.bias:
         yield (1, 0), " ".join(MTP_COUNTS)
     yield ("sigmoid" if mixture and mixture.sigmoid else "softmax",), "scoring_func"
-
-
-def _has_windows(config: dict[str, Any], family: Family, layers: int) -> bool:
-    """Whether a layer attends to a window alone, as transformers decides it."""
-    if family.window == "sliding_window":
-        return config.get("sliding_window") is not None
-    first = config.get("max_window_layers", 28)  # Qwen's dense layers have windows from here on
-    ends = not family.mixture and isinstance(first, int) and first >= layers
-    return bool(config.get("use_sliding_window")) and not ends

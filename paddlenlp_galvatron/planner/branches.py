@@ -11,14 +11,13 @@ from ..base.errors import UserError
 from ..cost_model import CostModel
 from ..plan import LayerStrategy, Plan, VocabStrategy
 from .options import SearchOptions
-from .space import PlanFamily, Space, Strategies, families, interleaved_families, runs_of, without_experts
+from .space import MOST_RUNS, PlanFamily, Run, Space, Strategies, families, interleaved_families, runs_of, suited
 
 if TYPE_CHECKING:
     from .even import EvenPlans
 
 # Limits of the search space: about one minute of pricing and 100 MB.
 MOST_FAMILIES, MOST_PRICES = 50_000, 1_000_000
-MOST_RUNS = 8  # of layers of one type, in the core
 # Dense layers that are priced with the embedding, and their mixed strategies; with more of these, all have one.
 MOST_IN_FRONT, MOST_PREFIXES = 4, 64
 
@@ -31,14 +30,14 @@ class Branches:
         self.runs = runs_of(cost.layer_types)
         if len(self.runs) > MOST_RUNS:
             raise UserError(
-                f"model_size: in {cost.given[0].name} dense layers and layers with experts follow each other in "
-                f"{len(self.runs)} runs, of which at most {MOST_RUNS} are searched; write the plan yourself: galvatron "
-                "plan uniform"
+                f"model_size: layers of different kinds of {cost.given[0].name} follow each other in {len(self.runs)} "
+                f"runs without a period, of which at most {MOST_RUNS} are searched; "
+                "write the plan yourself: galvatron plan uniform"
             )
-        dense = (
-            len(cost.given) == 1 and len({run.layer_type for run in self.runs[:2]}) == 2 and not cost.models[0].experts
-        )
-        self._in_front = self.runs[0].layers if dense and self.runs[0].layers <= MOST_IN_FRONT else 0
+        front, *behind = self.runs
+        dense = len(cost.given) == 1 and behind and not any(cost.models[kind].experts for kind in front.types)
+        dense = dense and any(cost.models[kind].experts for kind in behind[0].types)
+        self._in_front = front.units if dense and len(front.types) == 1 and front.units <= MOST_IN_FRONT else 0
         self.bare = Plan(
             world_size=cost.world_size,
             global_batch=1,
@@ -65,13 +64,13 @@ class Branches:
         found: dict[PlanFamily, list[Strategies]] = {}
         # By ranks of a stage, samples of a micro-batch, and whether a step has several.
         alike: dict[tuple[int, int, bool], list[Strategies]] = {}
-        total, layers = 0, len(self._cost.layer_types)
-        asked = self._options, self._cost.world_size, layers
+        total, layer_types = 0, self._cost.layer_types
+        asked = self._options, self._cost.world_size, len(layer_types)
         for family in (*families(*asked), *interleaved_families(*asked)):
             where = family.stage_size, family.micro_batch, family.micro_batches > 1
             if where not in alike:
                 alike[where] = self._strategies(family)
-            found[family] = [one for one in alike[where] if one.can_divide(family, layers)]
+            found[family] = [one for one in alike[where] if one.can_divide(family, layer_types)]
             total += sum(len(some) for strategies in found[family] for some in strategies.layers)
             if len(found) > MOST_FAMILIES or total > MOST_PRICES:
                 raise UserError(
@@ -99,8 +98,8 @@ class Branches:
         return self._divided(of_types, vocabularies, family) if all(of_types) and vocabularies else []
 
     def _alike(self, layer: LayerStrategy) -> list[LayerStrategy]:
-        """One strategy as each layer type has it: without that of experts where there are none."""
-        return [layer if model.experts else without_experts(layer) for model in self._cost.models]
+        """One strategy as each layer type has it."""
+        return [suited(layer, model) for model in self._cost.models]
 
     def _divided(
         self, of_types: Sequence[Sequence[LayerStrategy]], vocabularies: Sequence[VocabStrategy], family: PlanFamily
@@ -108,11 +107,24 @@ class Branches:
         """Strategies of the layers as the core sees them. A few dense layers in front of layers with experts are priced
         with the embedding where the first stage has some of the others, too: the core proves the optimum of layers of
         one type best, and takes chunks of these alone."""
-        runs = [of_types[run.layer_type] for run in self.runs]
+        runs = [self._of_unit(run, of_types) for run in self.runs]
+        units = [[self._cost.models[kind] for kind in run.types] for run in self.runs]
+        units = units if any(unit[1:] for unit in units) else []
         if not self._in_front or family.stages == 1:
-            return [Strategies(runs, vocabularies)]
+            return [Strategies(runs, vocabularies, units=units)] if all(runs) else []
+        assert not units
         front, count = runs[0], self._in_front
         mixed = len(front) ** count <= MOST_PREFIXES
         prefixes = list(product(front, repeat=count)) if mixed else [(layer,) * count for layer in front]
         alone = Strategies(runs, vocabularies, most_first=count)  # the first stage has dense layers alone
         return [Strategies(runs[1:], vocabularies, prefixes), alone]
+
+    def _of_unit(self, run: Run, of_types: Sequence[Sequence[LayerStrategy]]) -> Sequence[LayerStrategy]:
+        """Strategies that all layers of a unit can have."""
+        if len(run.types) == 1:
+            return of_types[run.types[0]]
+        first = next((kind for kind in run.types if self._cost.models[kind].experts), run.types[0])
+        known = {kind: set(of_types[kind]) for kind in run.types}
+        return [
+            layer for layer in of_types[first] if all(self._alike(layer)[kind] in some for kind, some in known.items())
+        ]

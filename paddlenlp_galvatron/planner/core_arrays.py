@@ -11,14 +11,14 @@ import galvatron_dp_core
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cost_model import CostModel, LayerCost
+from ..cost_model import CostModel
 from ..cost_model.collectives import MTP_CHANGES
 from ..plan import DataParallel, LayerStrategy, VocabStrategy
 from ..plan.layout import TokenLayout, token_layout
 from ..plan.schedule import arrays, chunks_in_flight
 from ..plan.strategy import Strategy
 from ..profiles.memory import Role
-from .space import PlanFamily, Run, Strategies, cost_numbers, runs_of, unbeaten
+from .space import PlanFamily, Run, Strategies, cost_numbers, runs_of, suited, unbeaten
 
 
 class TooWide(galvatron_dp_core.TooHard):
@@ -39,7 +39,9 @@ def without_beaten(family: PlanFamily, strategies: Strategies, cost: CostModel) 
     counts."""
     layers = [
         _unbeaten(choices, rows, family, cost)
-        for choices, rows in zip(strategies.layers, _layer_rows(family, strategies, cost), strict=True)
+        for choices, rows in zip(
+            strategies.layers, _layer_rows(strategies.layers, family, strategies, cost), strict=True
+        )
     ]
     rows = [(*first, *last) for first, last in _vocab_rows(family, strategies, cost)]
     vocabularies = _unbeaten(strategies.vocabularies, rows, family, cost)
@@ -60,14 +62,15 @@ def _unbeaten(
 def layer_arrays(family: PlanFamily, strategies: Strategies, cost: CostModel) -> CostArrays:
     """The costs of layers, and nothing for all else; schedule and chunks change none. Raises UserError where a profile
     lacks an entry for a strategy."""
-    rows, prefix = _layer_rows(family, strategies, cost), least_prefix(family, strategies, cost)
+    rows = _layer_rows(strategies.layers, family, strategies, cost)
+    prefix = least_prefix(family, strategies, cost)
     return _layers_alone(rows, _runs(strategies, cost), prefix) | {"most_first": strategies.most_first}
 
 
 def cost_arrays(family: PlanFamily, strategies: Strategies, cost: CostModel) -> CostArrays:
     """Every cost in the family, as `layer_arrays` gives some."""
     middle = [cost.middle_cost(family.setting, later) for later in (False, True)]
-    rows = _layer_rows(family, strategies, cost)
+    rows = _layer_rows(strategies.layers, family, strategies, cost)
     prefixes = prefix_rows(family, strategies, cost)
     vocabs = []
     for vocab, (first, last) in zip(strategies.vocabularies, _vocab_rows(family, strategies, cost), strict=True):
@@ -115,13 +118,13 @@ def _changes_ms(chain: Sequence[Strategy], family: PlanFamily, cost: CostModel) 
     return sum(forward for forward, _ in changes), sum(backward for _, backward in changes)
 
 
-def _runs(strategies: Strategies, cost: CostModel) -> list[Run]:
+def _runs(strategies: Strategies, cost: CostModel) -> tuple[Run, ...]:
     """The runs of layers that the core sees."""
     return runs_of(cost.layer_types, strategies.in_front)
 
 
 def _counts(runs: Sequence[Run]) -> NDArray[np.int32]:
-    return np.array([run.layers for run in runs], dtype=np.int32)
+    return np.array([run.units for run in runs], dtype=np.int32)
 
 
 def core_of(family: PlanFamily, arrays: CostArrays, budget_mib: float) -> Core:
@@ -165,13 +168,13 @@ def _resharding(family: PlanFamily, strategies: Strategies, cost: CostModel) -> 
     numbers: dict[tuple[int, TokenLayout], int] = {}  # of layouts, run by run
     size, sharded = family.stage_size, cost.assumed.sequence_parallel
     places = [
-        (run, token_layout(layer, size, sharded)) for run, run_layers in enumerate(layers) for layer in run_layers
+        (number, token_layout(layer, size, sharded)) for number, run_layers in enumerate(layers) for layer in run_layers
     ]
     layout_of = [numbers.setdefault(place, len(numbers)) for place in places]
     if len(numbers) > MOST_LAYOUTS:
         raise TooWide(f"{len(numbers)} token layouts in {family} are more than {MOST_LAYOUTS}")
     samples = dict(zip(layout_of, (layer for run_layers in layers for layer in run_layers), strict=True))
-    types = np.array([run for run, _ in numbers], dtype=np.int32)
+    types = np.array([number for number, _ in numbers], dtype=np.int32)
     starts = [*(strategies.in_front + run.start for run in runs), len(cost.layer_types)]
     beginnings = strategies.beginnings
     behind = [prefix[-1] if prefix else vocab for vocab, prefix in beginnings]
@@ -180,7 +183,8 @@ def _resharding(family: PlanFamily, strategies: Strategies, cost: CostModel) -> 
     change, enter, leave = np.zeros((count, count, 2)), np.zeros((2, count, 2)), np.zeros((2, count, 2))
     vocab_enter, vocab_leave = np.zeros((2, len(beginnings), count, 2))
     send = np.zeros((2, len(layers)))
-    for number, (kind, _, _) in enumerate(runs):
+    for number, run in enumerate(runs):
+        kind = run.types[0]  # all of a unit have tokens of one size
         indices = np.flatnonzero(types == number)
         run_layers = [samples[layout] for layout in indices]
         within = _shortest(costs(run_layers, run_layers, kind))
@@ -251,8 +255,8 @@ def compute_bound_ms(family: PlanFamily, strategies: Strategies, cost: CostModel
             )
         plain_layers.append(plain)
     rows = [
-        [(layer_cost.forward_ms, layer_cost.backward_ms, *[0.0] * (NUMBERS - 2)) for layer_cost in choices]
-        for choices in _layer_costs(plain_layers, family, strategies, cost)
+        [(forward_ms, backward_ms, *[0.0] * (NUMBERS - 2)) for forward_ms, backward_ms, *_ in choices]
+        for choices in _layer_rows(plain_layers, family, strategies, cost)
     ]
     prefix = np.concatenate((least_prefix(family, strategies, cost)[:2], [0.0] * (NUMBERS - 2)))
     shared = family.stages if family.chunks > 1 else 1  # stages taken for one
@@ -307,21 +311,20 @@ def _shape(family: PlanFamily) -> dict[str, Any]:
     }
 
 
-def _layer_costs(
+def _layer_rows(
     layers: Sequence[Sequence[LayerStrategy]], family: PlanFamily, strategies: Strategies, cost: CostModel
-) -> list[list[LayerCost]]:
-    """Costs of some strategies of each run of layers."""
-    setting = family.setting
+) -> list[list[tuple[float, ...]]]:
+    """Costs of some strategies of each run of layers, in the core's order: of a layer, or of all layers of a period."""
+
+    def row(layer: LayerStrategy, kinds: Sequence[int]) -> tuple[float, ...]:
+        if kinds[1:]:
+            return _together([row(suited(layer, cost.models[kind]), (kind,)) for kind in kinds])
+        return cost_numbers(cost.layer_cost(layer, family.setting, kinds[0]), cost.options.freed)
+
     return [
-        [cost.layer_cost(layer, setting, run.layer_type) for layer in choices]
+        [row(layer, run.types) for layer in choices]
         for run, choices in zip(_runs(strategies, cost), layers, strict=True)
     ]
-
-
-def _layer_rows(family: PlanFamily, strategies: Strategies, cost: CostModel) -> list[list[tuple[float, ...]]]:
-    """Rows of all strategies, in the core's order."""
-    costs = _layer_costs(strategies.layers, family, strategies, cost)
-    return [[cost_numbers(layer_cost, cost.options.freed) for layer_cost in run_costs] for run_costs in costs]
 
 
 def _vocab_rows(

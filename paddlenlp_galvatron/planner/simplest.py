@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from itertools import combinations, islice
+from itertools import combinations, islice, product
 from math import inf
 
 from ..cost_model import CostModel
 from ..plan import LayerStrategy
 from .result import Candidate
-from .space import PlanFamily, Strategies, runs_of, without_experts
+from .space import PlanFamily, Strategies, runs_of, suited, without_experts
 
 MOST_PAIRS = 300  # of the strategies of a family; those of the fastest strategies come first
 MOST_SETS = 100  # of the fastest plan's own strategies
@@ -68,20 +68,17 @@ def _narrowed(part: Part, count: int, cost: CostModel) -> Iterator[Part]:
     busy_ms: list[dict[LayerStrategy, float]] = []  # per sample and stage, by run of layers
     behind = runs_of(cost.layer_types, strategies.in_front)
     for run, choices in zip(behind, strategies.layers, strict=True):
-        costs = {strategy: cost.layer_cost(strategy, family.setting, run.layer_type) for strategy in choices}
-        passes, share = family.micro_batches, run.layers / family.stages / family.global_batch
-        busy_ms.append(
-            {
-                strategy: share * (passes * (price.forward_ms + price.backward_ms) + price.sync_ms)
-                for strategy, price in costs.items()
-            }
-        )
+        passes, share = family.micro_batches, run.units / family.stages / family.global_batch
+        busy_ms.append(dict.fromkeys(choices, 0.0))
+        for strategy, kind in product(choices, run.types):
+            price = cost.layer_cost(suited(strategy, cost.models[kind]), family.setting, kind)
+            busy_ms[-1][strategy] += share * (passes * (price.forward_ms + price.backward_ms) + price.sync_ms)
     known = {strategy: min(ms[strategy] for ms in busy_ms if strategy in ms) for ms in busy_ms for strategy in ms}
     for chosen in combinations(sorted(known, key=lambda strategy: known[strategy]), count):
         dense = [without_experts(strategy) for strategy in chosen]
         layers = []
         for run, ms in zip(behind, busy_ms, strict=True):
-            allowed = chosen if cost.models[run.layer_type].experts else dense
+            allowed = chosen if any(cost.models[kind].experts for kind in run.types) else dense
             layers.append([strategy for strategy in dict.fromkeys(allowed) if strategy in ms])
         prefixes = [prefix for prefix in strategies.prefixes if set(prefix) <= set(dense)]
         if prefixes and all(layers):

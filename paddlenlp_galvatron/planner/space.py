@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import accumulate, chain
 from math import gcd
 from typing import NamedTuple, TypeVar
 
@@ -29,6 +30,8 @@ States = tuple[DataParallel, int | None]  # how model states are kept, and over 
 # take little memory.
 PIECE_TOKENS = 2048
 PIECE_LOGITS = 2**25  # 128 MiB in fp32
+MOST_RUNS = 8  # of layers of one type, in the core
+MOST_PERIOD = 8  # layers after which types repeat
 
 
 def cost_numbers(cost: LayerCost, freed: float | None) -> tuple[float, ...]:
@@ -87,17 +90,33 @@ def without_experts(layer: LayerStrategy) -> LayerStrategy:
     return replace(layer, ep=1, etp=1, experts_dp_type=None)
 
 
+def suited(layer: LayerStrategy, model: ModelShape) -> LayerStrategy:
+    """The strategy as a layer of this kind has it."""
+    return layer if model.experts else without_experts(layer)
+
+
 class Run(NamedTuple):
-    """Layers of one type that follow each other."""
+    """Layers of one type that follow each other; or periods of layers whose types alternate. A layer, or a period, is a
+    unit: in one stage, and of one strategy."""
 
-    layer_type: int
-    start: int  # the first of them
-    layers: int
+    types: tuple[int, ...]  # of the layers of a unit
+    start: int  # the first layer
+    units: int
 
 
-def runs_of(layer_types: Sequence[int], skipped: int = 0) -> list[Run]:
-    """The runs behind the first layers, counted from there."""
-    return [Run(kind, span.start, len(span)) for span, kind in runs(layer_types[skipped:])]
+@lru_cache(maxsize=100)
+def runs_of(layer_types: tuple[int, ...], skipped: int = 0) -> tuple[Run, ...]:
+    """The runs behind the first layers, counted from there; where they are too many for the core, of periods."""
+    types = layer_types[skipped:]
+    single = tuple(Run((kind,), span.start, len(span)) for span, kind in runs(types))
+    if len(single) <= MOST_RUNS:
+        return single
+    for period in range(2, min(MOST_PERIOD, len(types)) + 1):
+        if types[period:] == types[:-period]:
+            units = len(types) // period
+            rest = runs_of(types, units * period)
+            return Run(types[:period], 0, units), *(run._replace(start=run.start + units * period) for run in rest)
+    return single
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,6 +131,7 @@ class Strategies:
     vocabularies: Sequence[VocabStrategy]
     prefixes: Sequence[tuple[LayerStrategy, ...]] = ((),)
     most_first: int | None = None  # layers of the first stage; None: any number
+    units: Sequence[Sequence[ModelShape]] = ()  # of each run the kinds of a unit's layers; (): all of one layer
 
     @property
     def in_front(self) -> int:
@@ -123,23 +143,33 @@ class Strategies:
         """Pairs (vocabulary, dense prefix); the core sees each pair as one vocabulary strategy."""
         return [(vocab, prefix) for vocab in self.vocabularies for prefix in self.prefixes]
 
-    def can_divide(self, family: PlanFamily, layers: int) -> bool:
-        """Whether the stages of a family can divide `layers` layers; interleaving needs a single run of layers."""
-        layers_behind = layers - self.in_front
-        return layers_behind >= family.stages * family.chunks and (family.chunks == 1 or len(self.layers) == 1)
+    def can_divide(self, family: PlanFamily, layer_types: tuple[int, ...]) -> bool:
+        """Whether the stages of a family can divide the layers; interleaving needs a single run of layers."""
+        units = sum(run.units for run in runs_of(layer_types, self.in_front))
+        return units >= family.stages * family.chunks and (family.chunks == 1 or len(self.layers) == 1)
 
-    def have(self, plan: Plan, layer_types: Sequence[int]) -> bool:
+    def _of_units(self) -> list[list[tuple[LayerStrategy, ...]]]:
+        """The strategies of a unit's layers, for each run."""
+        if not self.units:
+            return [[(layer,) for layer in choices] for choices in self.layers]
+        return [
+            [tuple(suited(layer, kind) for kind in unit) for layer in choices]
+            for unit, choices in zip(self.units, self.layers, strict=True)
+        ]
+
+    def have(self, plan: Plan, layer_types: tuple[int, ...]) -> bool:
         """Whether a plan is among those of these strategies."""
         first, skipped = plan.stages[0], self.in_front
         if (self.most_first is not None and first > self.most_first) or (skipped and first <= skipped):
             return False
         known = plan.vocab in self.vocabularies and plan.layers[:skipped] in self.prefixes
-        layers = plan.layers[skipped:]
-        return known and all(
-            layer in choices
-            for run, choices in zip(runs_of(layer_types, skipped), self.layers, strict=True)
-            for layer in set(layers[run.start : run.start + run.layers])
-        )
+        starts = {len(layer_types)}
+        for run, choices in zip(runs_of(layer_types, skipped), self._of_units(), strict=True):
+            width, begin = len(run.types), skipped + run.start
+            of_run = range(begin, begin + width * run.units, width)
+            starts |= set(of_run)
+            known = known and {plan.layers[start : start + width] for start in of_run} <= set(choices)
+        return known and starts >= set(accumulate(plan.stages))
 
     def plan(
         self,
@@ -150,14 +180,16 @@ class Strategies:
         bare: Plan,
     ) -> Plan:
         """The plan that the core's numbers stand for; `bare` gives the fields that all plans of a search share."""
-        strategies = [layer for choices in self.layers for layer in choices]
-        of_vocab, prefix = self.beginnings[vocab]
+        of_units = [unit for choices in self._of_units() for unit in choices]
+        units, of_vocab, prefix = [of_units[number] for number in choice], *self.beginnings[vocab]
+        ends = [0, *accumulate(map(len, units))]  # layers up to each unit
+        stages = [ends[stop] - ends[stop - count] for count, stop in zip(division, accumulate(division), strict=True)]
         return replace(
             bare,
             global_batch=family.global_batch,
             micro_batches=family.micro_batches,
-            stages=(len(prefix) + division[0], *division[1:]),
-            layers=(*prefix, *(strategies[number] for number in choice)),
+            stages=(len(prefix) + stages[0], *stages[1:]),
+            layers=(*prefix, *chain(*units)),
             vocab=of_vocab,
             schedule=family.schedule,
             chunks=family.chunks,

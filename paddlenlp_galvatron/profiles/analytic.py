@@ -171,14 +171,14 @@ class _Passes:
 
     def of_layer(self, kind: ModelShape, tokens: int, seq: int, tp: int) -> PassTimes:
         matrices = [weight for weight in kind.block.weights if weight.sharded]
-        pairs = _pairs(seq, self.fused) * kind.block.pair_flops / tp
+        core = kind.core_flops(seq, self.flash) / tp
         if self.flash:
-            pairs *= 1 + 2 * LAST_ROWS / (tokens * kind.block.heads / tp + LAST_ROWS)
+            core *= 1 + 2 * LAST_ROWS / (tokens * kind.block.heads / tp + LAST_ROWS)
         kept = self.kept_bytes(seq, tp) if self.kept_bytes else self._kept(kind, seq, tp)
         weights = kind.layer_parameters // tp
         if not self.sequence_parallel:  # every rank projects all tokens to latents
             weights += sum(weight.numbers for weight in matrices if weight.axis is None) * (tp - 1) // tp
-        times = self.times(tokens, kept, weights, len(matrices), pairs)  # a product's start is not split
+        times = self.times(tokens, kept, weights, len(matrices), core)  # a product's start is not split
         shares = recompute_shares(kind, seq, self.precision, self.fused, self.speed.flops / self.speed.bytes)
         return replace(times, shares={part: shares[part] for part in APART})  # the parts that are measured
 
@@ -318,7 +318,7 @@ def _layer_memory(
     kept = {tp: layer_numbers_per_token(kind, seq, tp, sequence_parallel, fused) for tp in DEGREES}
     # Backward's largest moments: inside the MLP, inside attention, and, with Megatron-SP, where products read gathered
     # tokens: these, their gradient, and a product's share of it.
-    working = max(3 * kind.mlp_size + 2 * hidden, 2 * hidden + 5 * kind.q_width)
+    working = max(3 * kind.mlp_size + 2 * hidden, 2 * hidden + 5 * max(kind.q_width, kind.context_width))
     return LayerMemory(
         parameter_mib=kind.layer_parameters * FP32_BYTES / MIB,
         activation_mib={
@@ -390,7 +390,7 @@ def recompute_shares(
         return flops + 2 * precision.bytes * sum(numbers) * flops_per_byte
 
     where = (model, seq, 1, True, fused)
-    core = _pairs(seq, fused) * model.block.pair_flops
+    core = model.core_flops(seq, Fused.ATTENTION in fused)
     whole = work(2 * model.layer_parameters + core, layer_numbers_per_token(*where))
     shares = {}
     for part in (*APART, *MODULES):
@@ -398,11 +398,6 @@ def recompute_shares(
         flops = products + (core if Recompute.ATTENTION in part else 0)
         shares[part] = work(flops, recompute_saving_per_token(*where, part)) / whole
     return shares
-
-
-def _pairs(seq: int, fused: Fused) -> float:
-    """Pairs of tokens for each token: a causal kernel computes half of them."""
-    return seq / 2 if Fused.ATTENTION in fused else seq
 
 
 def _on_a_rank(kept: Kept, heads: int, seq: int, tp: int, sequence_parallel: bool, fused: Fused) -> tuple[float, float]:

@@ -52,7 +52,7 @@ class ModelSetup:
 
     @cached_property
     def family(self) -> Adapter:
-        return load_family(self.shape.family)
+        return load_family(self.shape.trained().family)
 
     @cached_property
     def config(self) -> Any:

@@ -200,7 +200,7 @@ def _model(named: ModelOptions, options: TrainOptions, load: Path | None, folder
         named = named.model_copy(update={"model_size": str(load)})
     model = named.resolve(default_seq_length=0)
     _require_one_type(model)
-    shape = model.shapes[0]
+    shape = model.shapes[0].trained()
     if named.num_nextn_predict_layers is None and (config := config_file(named.model_size)):
         shape = without_absent_mtp(shape, config.parent)
     if options.initializer_range is not None:

@@ -297,7 +297,7 @@ class TrainSettings(TrainOptions):
         the world. Raises UserError."""
         from ..launch import gpus  # here, as it imports Paddle
 
-        read, shape = read_plan(self.plan, self.world_size), load_model(self.model)
+        read, shape = read_plan(self.plan, self.world_size), load_model(self.model).trained()
         return with_defaults(self.fitting(read, shape), gpus.gpu_count() > 0), shape
 
     def fitting(self, plan: Plan, shape: ModelShape) -> Plan:

@@ -126,6 +126,17 @@ OWN: dict[str, Config] = {
         }.items()
     },
     "mixtral": {**EXPERTS, "num_local_experts": 4, "sliding_window": None, "router_jitter_noise": 0.0},
+    "gemma3_text": {
+        **{"sliding_window": 16, "sliding_window_pattern": 2, "hidden_activation": "gelu_pytorch_tanh"},
+        **{"attention_bias": True, "query_pre_attn_scalar": 16, "layer_types": None},
+    },
+    "gpt_oss": {**EXPERTS, "num_local_experts": 4, "sliding_window": 16, "attention_bias": True, "layer_types": None},
+    "qwen3_next": {
+        **{name: value for name, value in QWEN_EXPERTS.items() if name not in WINDOWS},
+        **{"shared_expert_intermediate_size": 32, "partial_rotary_factor": 0.25, "attention_bias": True},
+        **{"full_attention_interval": 2, "linear_num_key_heads": 2, "linear_num_value_heads": 16, "layer_types": None},
+        **{"linear_key_head_dim": 8, "linear_value_head_dim": 12, "linear_conv_kernel_dim": 3},
+    },
 }
 WHOLE = {name: {"model_type": name, **COMMON, **own} for name, own in OWN.items()}  # a config with all its fields
 SIZES = {  # refused where they are left out: a config without them is no model's
@@ -140,6 +151,7 @@ SIZES = {  # refused where they are left out: a config without them is no model'
 # Null asks for nothing here, as PaddleNLP reads it, where transformers refuses it.
 ALSO_NULL = {
     *("head_dim", "num_key_value_heads", "attention_dropout", "hidden_act", "qkv_bias"),
+    *("hidden_activation", "query_pre_attn_scalar"),
     *("decoder_sparse_step", "router_jitter_noise", "use_sliding_window", "max_window_layers", "topk_group"),
 }
 
@@ -172,9 +184,10 @@ def meaning(config: Config) -> dict[str, Any] | None:
         "rms_norm_eps": shape.rms_norm_eps,
         "initializer_range": shape.initializer_range,
         "attention_dropout": shape.attention_dropout,
-        "frequencies": [float(f"{frequency:.5g}") for frequency in _frequencies(shape)],
-        "silu": True,
-        "windows": False,
+        # Plans do not depend on positions.
+        "frequencies": [float(f"{frequency:.5g}") for frequency in _frequencies(shape) if not shape.traits.untrained],
+        "activation": True,
+        "attention": [-1 if kind.linear else kind.window for kind in map(shape.of, range(shape.layers))],
         "quantised": False,
         "parameters": shape.parameters,
         "experts_per_token": shape.experts_per_token,
@@ -287,7 +300,13 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "use_sliding_window": (True, False),
     "sliding_window": (None, 16, 4096),
     "max_window_layers": (0, 1, 2, 28),
-    "layer_types": (FULL, ["sliding_attention"] * 2, [*FULL, "full_attention"], None),
+    "layer_types": (
+        *(FULL, ["sliding_attention"] * 2, [*FULL, "full_attention"], None, ["linear_attention", "full_attention"]),
+        *(["full_attention", "sliding_attention"], ["linear_attention"] * 2),
+    ),
+    "sliding_window_pattern": (1, 2, 3),
+    "full_attention_interval": (1, 2, 3),
+    "linear_num_value_heads": (2, 3, 8),
     "mlp_layer_types": (["dense"] * 2, ["sparse"] * 2),
     "num_experts": (4, 8, 0),
     "num_local_experts": (4, 8),

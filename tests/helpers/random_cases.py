@@ -9,11 +9,11 @@ from typing import Literal
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.check.parity.parity import Case, small_case
 from paddlenlp_galvatron.check.validation.plans import mixed
-from paddlenlp_galvatron.model import FAMILIES
+from paddlenlp_galvatron.model import TRAINED
 from paddlenlp_galvatron.plan import Assumptions, DataParallel, LayerStrategy, Plan, Precision, VocabStrategy
 from paddlenlp_galvatron.plan.mesh import divisors
 
-DENSE = [name for name, family in FAMILIES.items() if not family.mixture]
+DENSE = [name for name, family in TRAINED.items() if not family.mixture]
 LAYERS = (2, 3, 3, 4, 5, 6)
 SAMPLES = (1, 1, 2, 2, 3, 4)  # of a rank in a step
 OPTIMIZERS: tuple[Literal["sgd", "adamw"], ...] = ("sgd", "adamw")

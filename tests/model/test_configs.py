@@ -24,11 +24,11 @@ from meanings import (
 from plans import json_values
 
 from paddlenlp_galvatron.base.errors import UserError
-from paddlenlp_galvatron.model import FAMILIES, config_of, load_model, preset_names, shape_from_config
+from paddlenlp_galvatron.model import TRAINED, config_of, load_model, preset_names, shape_from_config
 from paddlenlp_galvatron.model.unsupported import PLAIN
 
 LLAMA = WHOLE["llama"] | {"rope_scaling": None}
-families = st.sampled_from(list(FAMILIES))
+families = st.sampled_from(list(TRAINED))
 
 
 def test_a_field_that_is_missing_or_null_means_what_transformers_says() -> None:
@@ -139,10 +139,10 @@ REFUSED: dict[str, Any] = {
     **dict.fromkeys(("pretraining_tp", "num_nextn_predict_layers", "routed_scaling_factor"), 2),
     **{"rope_scaling_type": "linear", "position_embedding_type": "alibi", "weight_quantize_algo": "nf4"},
     **{"per_layer_config": {"0": {"head_dim": 4}}, "rotary_emb_base": 1e6, "use_bias": True, "is_causal": False},
-    **{"layer_types": ["full_attention", "sliding_attention"], "hidden_act": "relu", "scoring_func": "sigmoid"},
+    **{"layer_types": ["full_attention", "chunked_attention"], "hidden_act": "relu", "scoring_func": "sigmoid"},
 }
 PLAINLY: dict[str, Any] = {  # present, and without effect
-    **dict.fromkeys(("alibi", "rope_scaling_type", "quantization_config", "layer_types", "mlp_layer_types"), None),
+    **dict.fromkeys(("alibi", "rope_scaling_type", "quantization_config", "mlp_layer_types"), None),
     **dict.fromkeys(("alibi", "use_bias", "use_parallel_residual", "use_long_sequence_strategies"), False),
     **dict.fromkeys(("pretraining_tp", "partial_rotary_factor", "logits_scaling", "residual_multiplier"), 1.0),
     **dict.fromkeys(("hidden_dropout", "resid_pdrop", "num_nextn_predict_layers", "router_jitter_noise"), 0),
@@ -152,13 +152,13 @@ PLAINLY: dict[str, Any] = {  # present, and without effect
 }
 
 
-@pytest.mark.parametrize("family", list(FAMILIES))
+@pytest.mark.parametrize("family", list(TRAINED))
 def test_what_the_layers_do_not_compute_is_refused_by_field(family: str) -> None:
     plain = shape_from_config(WHOLE[family], "")
-    plainly = PLAINLY | {"partial_rotary_factor": FAMILIES[family].rotary_share}
+    plainly = PLAINLY | {"partial_rotary_factor": TRAINED[family].rotary_share}
     assert shape_from_config(WHOLE[family] | plainly, "") == plain
     for field, value in REFUSED.items():
-        if field in WHOLE[family] and FAMILIES[family].mixture and FAMILIES[family].mixture.grouped:
+        if field in WHOLE[family] and TRAINED[family].mixture and TRAINED[family].mixture.grouped:
             value = "tanh" if field == "scoring_func" else -1
         with pytest.raises(UserError, match=f"^config: {field}( is |: the weights are quantised)"):
             shape_from_config(WHOLE[family] | {field: value}, "")
@@ -182,22 +182,44 @@ def test_any_change_is_taken_whole_or_refused_by_its_field(seed: int) -> None:
         assert shape_from_config(config_of(shape), "") == shape
 
 
+ALTERNATE = {"use_sliding_window": True, "max_window_layers": 2, "layer_types": None}
+
+
 @pytest.mark.parametrize(
-    ("family", "changed", "taken"),
+    ("family", "changed", "windows"),  # of both layers; -1: linear attention; text: the refusal
     [
-        ("qwen2", {"use_sliding_window": True, "max_window_layers": 1}, False),
-        ("qwen3", {"use_sliding_window": True, "max_window_layers": 2}, True),  # from layer 2 on, which it has not
-        ("qwen2_moe", {"use_sliding_window": True, "max_window_layers": 2}, False),
-        ("qwen3_moe", {"use_sliding_window": True}, False),
-        ("qwen3_moe", {"use_sliding_window": False, "sliding_window": 4096}, True),
-        ("mixtral", {"sliding_window": 4096}, False),
-        ("mixtral", {"sliding_window": None}, True),
-        ("llama", {"sliding_window": 4096}, False),
+        pytest.param("qwen2", {"use_sliding_window": True, "layer_types": None}, [0, 32], id="from layer 1 on"),
+        pytest.param("qwen3", {"use_sliding_window": True, "max_window_layers": 2}, [0, 0], id="from layer 2 on"),
+        pytest.param("qwen2_moe", ALTERNATE, [32, 0], id="every other layer"),
+        pytest.param("qwen3_moe", {"use_sliding_window": True}, [32, 32], id="all layers"),
+        pytest.param("qwen3_moe", {"use_sliding_window": False, "sliding_window": 4096}, [0, 0], id="off"),
+        pytest.param("mixtral", {"sliding_window": 8}, [8, 8], id="Mixtral"),
+        pytest.param("llama", {"sliding_window": 8}, "sliding_window asks for attention to a window", id="Llama"),
+        pytest.param("qwen2", {"layer_types": ["sliding_attention"] * 2}, "layer_types is .*use_sliding", id="listed"),
+        pytest.param("gpt_oss", {"layer_types": FULL, "sliding_window": None}, [0, 0], id="full by the list"),
+        pytest.param("gpt_oss", {"sliding_window": None}, [0, 0], id="no window"),
+        pytest.param("gemma3_text", {"sliding_window_pattern": 1}, [0, 0], id="a period of one"),
+        pytest.param("gemma3_text", {"sliding_window": 0}, "sliding_window is 0; give a whole", id="no size"),
+        pytest.param("qwen3_next", {}, [-1, 0], id="linear attention"),
+        pytest.param("qwen3_next", {"linear_num_value_heads": 3}, "give a multiple of linear_num_key", id="heads"),
     ],
 )
-def test_windows_that_matter_are_refused(family: str, changed: dict[str, Any], taken: bool) -> None:
-    if taken:
-        assert shape_from_config(WHOLE[family] | changed, "") == shape_from_config(WHOLE[family], "")
-    else:
-        with pytest.raises(UserError, match="sliding_window asks for attention to a window alone"):
+def test_layers_attend_as_config_json_says(family: str, changed: dict[str, Any], windows: list[int] | str) -> None:
+    if isinstance(windows, str):
+        with pytest.raises(UserError, match=windows):
             shape_from_config(WHOLE[family] | changed, "")
+        return
+    shape = shape_from_config(WHOLE[family] | changed, "x")
+    assert [-1 if kind.linear else kind.window for kind in map(shape.of, range(2))] == windows
+    if any(windows):
+        with pytest.raises(UserError, match=r"^model x: the layers that training builds on PaddleNLP lack "):
+            shape.trained()
+
+
+def test_attention_to_windows_is_priced_by_the_pairs_that_it_sees() -> None:
+    full, window = shape_from_config(WHOLE["gpt_oss"], "").kinds[::-1]
+    assert window.window == 16 and full.pairs(64) == 32 and full.pairs(64, causal=False) == 64
+    seen = sum(min(place + 1, 16) for place in range(4096)) / 4096
+    assert window.pairs(4096) == pytest.approx(seen, abs=0.5) and window.pairs(8) == full.pairs(8)
+    linear = shape_from_config(WHOLE["qwen3_next"], "").kinds[0]
+    assert linear.core_flops(64) == linear.core_flops(4096) > 0

@@ -86,8 +86,6 @@ def test_a_config_of_experts_is_read_and_written_alike():
         ({"mlp_only_layers": [-1]}, "mlp_only_layers is [-1]; give a list of numbers of layers"),
         ({"model_type": "mixtral", "mlp_only_layers": [0]}, "mlp_only_layers is [0]; [] alone is supported"),
         ({"router_jitter_noise": 0.1}, "router_jitter_noise is 0.1; 0 alone is supported"),
-        ({"use_sliding_window": True}, "use_sliding_window asks for attention to a window"),
-        ({"model_type": "mixtral", "sliding_window": 4096}, "sliding_window asks for attention to a window"),
         (ERNIE | {"moe_num_experts": [6, 6]}, "moe_num_experts is [6, 6]; give a whole number"),  # one a modality
         (ERNIE | {"vision_config": {"depth": 2}}, 'vision_config is {"depth": 2}; null alone is supported'),
         (ERNIE | {"num_experts": 4}, "moe_num_experts and num_experts are two names of one number"),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paddlenlp_galvatron.cli.main import commands
-from paddlenlp_galvatron.model import FAMILIES
+from paddlenlp_galvatron.model import TRAINED
 from paddlenlp_galvatron.options.group import Options
 from paddlenlp_galvatron.options.model_options import SEQ
 from paddlenlp_galvatron.options.prices import RANK
@@ -54,8 +54,8 @@ def test_every_option_has_texts_and_every_text_has_an_option():
         pytest.param("SearchOptions.num_gpus_per_node", [GPUS_PER_NODE], id="GPUs per node"),
         pytest.param("settle_bsz", [BATCH], id="global batch size"),
         pytest.param("search_space", DIMENSIONS, id="dimensions of the search space"),
-        pytest.param("model_type", FAMILIES, id="families of models"),
-        pytest.param("family", FAMILIES, id="families of a converted model"),
+        pytest.param("model_type", TRAINED, id="families of models"),
+        pytest.param("family", TRAINED, id="families of a converted model"),
     ],
 )
 def test_a_text_states_the_default_that_the_code_has(key, facts):

@@ -12,11 +12,11 @@ import pytest
 from paddlenlp_galvatron.options.model_options import Model
 from paddlenlp_galvatron.plan import ModelShape
 from paddlenlp_galvatron.plan.check import find_faults
-from paddlenlp_galvatron.planner import SearchOptions, branches, search
+from paddlenlp_galvatron.planner import SearchOptions, branches, search, space
 from paddlenlp_galvatron.planner.explain import explain
 from paddlenlp_galvatron.planner.question import on_device, prices
 
-from .random_cost import RandomCost, best_by_enumeration, model_of
+from .random_cost import RandomCost, best_by_enumeration, every_plan, model_of
 
 
 def check(seed: int, dense_layers: tuple[int, ...], layers: int, mtp: int = 0, **fixed: Any) -> str:
@@ -137,9 +137,41 @@ def test_published_sizes_are_proven_optimal_and_explained(model: ModelShape, nod
         assert "layers 0-1 (dense)" in {part.name for stage in explained.stages for part in stage.parts}
 
 
-def test_layers_that_alternate_often_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("changed", "layers"),
+    [
+        pytest.param({"dense_layers": (0, 2)}, 4, id="dense and sparse"),
+        pytest.param({"window": 4, "full_layers": (1, 3)}, 4, id="windows"),
+        pytest.param({"window": 4, "full_layers": (1, 3)}, 5, id="a layer behind the last period"),
+    ],
+)
+def test_layers_that_alternate_are_searched_by_periods(
+    changed: dict[str, Any], layers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(space, "MOST_RUNS", 2)
+    space.runs_of.cache_clear()
+    model = replace(model_of(layers), **changed)
+    found = 0
+    for seed in range(4):
+        values = {"num_gpus_per_node": 2, "memory_constraint": 3, "settle_bsz": 4, "seq_length": 12, "gap": 0}
+        options = SearchOptions.from_mapping(values | {"disable_sdp": True, "disable_ckpt": True, "disable_vtp": True})
+        cost = RandomCost([model], options, seed)
+        result = search([model], cost, options)
+        spaces = [one for some in branches.Branches(cost, options).strategies().values() for one in some]
+        plans = every_plan([model], cost, options)
+        own = (one for one in plans if any(each.have(one.plan, cost.layer_types) for each in spaces))
+        best = min((one.ms_per_sample / 1000 for one in own), default=inf)
+        found += result.best is not None
+        if result.best:
+            assert find_faults(result.plan, model) == []
+            assert result.time_s / result.plan.global_batch == pytest.approx(best, rel=1e-9), seed
+    space.runs_of.cache_clear()
+    assert found
+
+
+def test_layers_that_alternate_without_a_period_are_refused() -> None:
     values = {"num_gpus_per_node": 1, "memory_constraint": 1, "settle_bsz": 2, "seq_length": 12}
     options = SearchOptions.from_mapping({"gap": 0} | values)
-    models = [model_of(10, dense_layers=(0, 2, 4, 6, 8))]
-    with pytest.raises(Exception, match="follow each other in 10 runs, of which at most 8 are searched"):
+    models = [model_of(12, dense_layers=(0, 2, 4, 6, 7, 9))]
+    with pytest.raises(Exception, match="runs without a period, of which at most 8 are searched"):
         search(models, RandomCost(models, options, 1), options)

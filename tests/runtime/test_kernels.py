@@ -18,7 +18,7 @@ from paddlenlp_galvatron.base import processor
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.check.gpu.kernels import CASES, ON_CPU, difference
 from paddlenlp_galvatron.measure.part import CheapWeights, FakeGroups
-from paddlenlp_galvatron.model import FAMILIES
+from paddlenlp_galvatron.model import TRAINED
 from paddlenlp_galvatron.plan import Assumptions, ModelShape, Precision, uniform_plan, with_defaults
 from paddlenlp_galvatron.runtime import cross_entropy
 from paddlenlp_galvatron.runtime.adapters import load_family
@@ -31,7 +31,7 @@ from paddlenlp_galvatron.runtime.stage import Stage
 
 SEQ = 8
 ALL = Kernels(True, True, True, True)
-DENSE = [name for name, family in FAMILIES.items() if not family.mixture]  # the others have the attention of these
+DENSE = [name for name, family in TRAINED.items() if not family.mixture]  # the others have the attention of these
 
 
 def shape(family: str = "llama", vocab_size: int = 64) -> ModelShape:

@@ -158,7 +158,7 @@ class HuggingFaceWeights:
 
 def read_shape(folder: Path) -> ModelShape:
     """The model in a directory. Raises UserError: it computes something that is not supported here."""
-    return without_absent_mtp(load_model(folder.absolute() / CONFIG), folder)
+    return without_absent_mtp(load_model(folder.absolute() / CONFIG).trained(), folder)
 
 
 def require_same_model(stored: ModelShape, wanted: ModelShape, where: Path) -> None:
