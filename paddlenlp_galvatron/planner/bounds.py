@@ -52,14 +52,14 @@ class Cores:
 
     def __init__(self, branches: Branches, cost: CostModel, budget_mib: float, cancel: Cancel):
         self.cancel = cancel
-        self._even, self._cost, self._budget_mib = branches.even, cost, budget_mib
+        self.even, self._cost, self._budget_mib = branches.even, cost, budget_mib
         self._arrays: dict[tuple[object, ...], CostArrays] = {}
         self._unbeaten: dict[tuple[object, ...], Strategies] = {}
         self.too_wide: set[PlanFamily] = set()  # families with too many strategies, left at their first bound
 
     def unbeaten(self, family: PlanFamily, strategies: Strategies) -> Strategies:
         """Strategies that no other one beats. Raises TooWide for too many."""
-        if self._even:
+        if self.even:
             return strategies
         _require(family, strategies, MOST_COMPARED)
         where = family.micro_batch, family.micro_batches > 1, strategies
@@ -71,8 +71,8 @@ class Cores:
     def core(self, entry: OpenFamily, price: Price = cost_arrays) -> AnyCore:
         """The core's object of a family."""
         family = entry.family
-        if self._even:
-            return self._even.core(family, entry.strategies)
+        if self.even:
+            return self.even.core(family, entry.strategies)
         where = price, family.global_batch, family.micro_batches, family.stages, entry.strategies
         if where not in self._arrays:
             self._arrays[where] = price(family, entry.strategies, self._cost)

@@ -132,7 +132,7 @@ class BranchAndBound:
         """Offer the plans of one chunk a stage that are known with as many chunks as open families have."""
         for entry in self._open[Phase.CHUNKS]:
             family, known = entry.family, self.best.found.get(replace(entry.family, chunks=1))
-            if known and family not in self.best.found:
+            if known and family not in self.best.found and not self.cores.even:
                 stages = even_stages(len(known.plan.layers), family.stages * family.chunks)
                 plan = replace(known.plan, stages=stages, chunks=family.chunks)
                 candidate = Candidate(plan, self._cost.predict(plan))

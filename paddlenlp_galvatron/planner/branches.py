@@ -70,7 +70,15 @@ class Branches:
             where = family.stage_size, family.micro_batch, family.micro_batches > 1
             if where not in alike:
                 alike[where] = self._strategies(family)
-            found[family] = [one for one in alike[where] if one.can_divide(family, layer_types)]
+            found[family] = [
+                one
+                for one in alike[where]
+                if (
+                    len(layer_types) >= family.stages * family.chunks
+                    if self.even
+                    else one.can_divide(family, layer_types)
+                )
+            ]
             total += sum(len(some) for strategies in found[family] for some in strategies.layers)
             if len(found) > MOST_FAMILIES or total > MOST_PRICES:
                 raise UserError(
@@ -84,7 +92,7 @@ class Branches:
         """Strategies of each run of layers, and of a vocabulary that suits the first and the last one."""
         of_types = [space.layers(family) for space in self._spaces]
         if self.even:
-            return self.even.spaces(of_types[0], self._spaces[0].vocabularies(family), family)
+            return self.even.spaces(of_types, self._spaces[0].vocabularies(family), family)
         others = set(self._spaces[0].vocabularies(family))
         vocabularies = [vocab for vocab in self._spaces[-1].vocabularies(family) if replace(vocab, pieces=1) in others]
         if self._options.one_strategy:

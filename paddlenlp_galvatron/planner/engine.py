@@ -138,7 +138,8 @@ class _Search:
                 chunks=plan.chunks,
             )
             family = PlanFamily.of(mine)
-            if any(each.have(mine, self.cost.layer_types) for each in space.get(family, ())):
+            even, spaces = self.branches.even, space.get(family, ())
+            if any(each.have(mine, self.cost.layer_types) for each in spaces) and (not even or even.expressible(mine)):
                 candidate = Candidate(mine, self.cost.predict(mine))
                 if candidate.fits(self.options.memory_gib * GIB_MIB):
                     best.offer(candidate, family)
@@ -224,7 +225,8 @@ def _no_garbage() -> Iterator[None]:
 
 def _require_agreement(models: Sequence[ModelShape], cost: CostModel, options: SearchOptions) -> None:
     faults = []
-    if options.trainer != "galvatron" and len(cost.models) > 1:
+    most = len(cost.given) if options.trainer == "paddlefleet" else len(cost.models)
+    if options.trainer != "galvatron" and most > 1:
         faults.append(f"trainer: {options.trainer} has one type of layers, the model {len(cost.models)}; leave it out")
     if models != cost.given:
         faults.append("model: it is not that of the cost model; make them agree")

@@ -1,32 +1,41 @@
 """Plans that another program's trainer can run: one strategy for all layers and the vocabulary, and the divisions into
 stages that it has.
 
-How many layers of a stage recompute, and what, is then left to choose. A layer that recomputes makes the step no
-shorter, and takes less memory whichever layer of the stage it is, so that the fewest that fit in each stage are the
-best. Stages do not depend on each other: the least time of each, and of all divisions, is that of the program.
+How many layers of a stage recompute, and what, is then left to choose. All layers of a run cost the same, so that their
+numbers by each choice are enough, and stages do not depend on each other: the least time of each that fits is that of
+the program. With several chunks a stage the least sum of its chunks' times is, which bounds the step.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache
+from itertools import accumulate, pairwise
 from math import inf
-from operator import mul
 
+import numpy as np
 from galvatron_dp_core import Cancel
+from numpy.typing import NDArray
 
-from ..cost_model import CostModel, Prediction
+from ..cost_model import CostModel, StageTimes, step_ms
+from ..cost_model.collectives import MTP_CHANGES
 from ..model import MODULES, Recompute
 from ..plan import LayerStrategy, ModelShape, Plan, VocabStrategy, find_faults
 from ..plan.export import FLEET, FORMERS, STOCK, gaps
+from ..plan.schedule import chunks_in_flight
+from ..plan.strategy import all_sharing
 from ..plan.uniform import even_stages
-from .space import PlanFamily, Strategies
+from ..profiles.memory import Role
+from .core_arrays import NUMBERS, SUMMED
+from .space import PlanFamily, Strategies, cost_numbers, runs_of, unbeaten, without_experts
 
 PROGRAMS = {"paddlenlp": STOCK, "paddlefleet": FLEET, "paddleformers": FORMERS}
-Counts = tuple[int, ...]  # of a stage's layers: those that recompute by each strategy but the first
+Floats = NDArray[np.float64]
+Counts = tuple[tuple[int, ...], ...]  # of a part, by run of layers: how many have each choice
 Chosen = tuple[float, float, int, Sequence[int], Sequence[int]]  # as the core's `solve` answers
+FORWARD, BACKWARD, SYNC, STATES, KEPT = range(SUMMED)  # numbers of a cost; those of the workspace follow
+MOST_MERGED = 64  # combinations that are merged with further ones as they are
 
 
 @dataclass(frozen=True)
@@ -42,66 +51,61 @@ class EvenPlans:
     def expressible(self, plan: Plan) -> bool:
         return not gaps(plan, PROGRAMS[self.program], self.model)
 
-    def divisions(self, stages: int) -> Iterator[tuple[int, ...]]:
-        """Layers of each stage, those of the shortest longest stage first; none where the program has none."""
-        layers = self.model.layers
-        if layers % stages == 0:
-            yield even_stages(layers, stages)
-        if PROGRAMS[self.program] != FLEET or stages == 1:
+    def divisions(self, parts: int) -> Iterator[tuple[int, ...]]:
+        """Layers of each part, those of the shortest longest part first; none where the program has none. MTP layers
+        are in the last part, and may be there alone."""
+        layers, behind = self.model.main_layers, self.model.mtp_layers
+        if layers % parts == 0:
+            *parts_before, last = even_stages(layers, parts)
+            yield (*parts_before, last + behind)
+        if PROGRAMS[self.program] != FLEET or parts == 1:
             return
-        for most in range(-(-layers // stages), layers):  # of all stages but the first and the last
-            ends = layers - most * (stages - 2)
-            for first in range(max(1, ends - most), min(most, ends - 1) + 1):
-                if first < most or ends - first < most:
-                    yield (first, *[most] * (stages - 2), ends - first)
-
-    def plan(
-        self, family: PlanFamily, strategies: Strategies, division: Sequence[int], counts: Sequence[Counts]
-    ) -> Plan:
-        """The plan in which the first layers of each stage recompute: so many by each strategy but the first."""
-        return strategies.plan(family, 0, division, self.choice(division, counts), self.bare)
-
-    def choice(self, division: Sequence[int], counts: Sequence[Counts]) -> list[int]:
-        """The number of each layer's strategy."""
-        return [
-            number
-            for layers, own in zip(division, counts, strict=True)
-            for number, times in [*enumerate(own, 1), (0, layers - sum(own))]
-            for _ in range(times)
-        ]
+        for most in range(-(-layers // parts), layers + 1):  # of all parts but the first and the last
+            ends = layers - most * (parts - 2)
+            for first in range(max(1, ends - most), min(most, ends - (not behind)) + 1):
+                lengths = first, ends - first
+                if min(lengths) < most and (parts > 2 or max(lengths) == most):
+                    yield (first, *[most] * (parts - 2), ends - first + behind)
 
     def spaces(
-        self, layers: Sequence[LayerStrategy], vocabularies: Sequence[VocabStrategy], family: PlanFamily
+        self, of_types: Sequence[Sequence[LayerStrategy]], vocabularies: Sequence[VocabStrategy], family: PlanFamily
     ) -> list[Strategies]:
         """Every strategy that all layers can have, and where some of them recompute, the same that does."""
+        kinds = [model.experts > 0 for model in self.cost.models]
+        twins = [_by_strategy(layers) for layers in of_types]
+        runs = [run.layer_type for run in runs_of(self.cost.layer_types)]
         found: list[Strategies] = []
-        division = next(self.divisions(family.stages), None)  # others run where this one does
-        if division is None:
+        if next(self.divisions(family.stages), None) is None:
             return found
-        for layer in layers:
-            if layer.recompute:
+        for layer in twins[kinds.index(max(kinds))]:
+            whole = all_sharing(family.stage_size, layer.ep) == 1
+            if layer.etp > 1 or layer.ep % layer.tp * (layer.ep > 1):
                 continue
-            alike = [one for one in layers if replace(one, recompute=Recompute.NONE) == layer and one.recompute]
+            if not whole and (layer.experts_dp_type or layer.experts_sharding):
+                continue
             like = layer.axes, layer.dp_type, layer.sharding
             vocab = [one for one in vocabularies if (one.axes, one.dp_type, one.sharding) == like]
-            modules = [one for one in alike if one.recompute in MODULES]  # of which a model may have several
-            whole = [[layer, one] for one in alike if one not in modules]
-            for choices in [*whole, *([[layer, *modules]] if modules else [])] or [[layer]]:
-                one = Strategies([choices], vocab)
-                if vocab and self._possible(family, one, division):
-                    found.append(one)
+            plain = [layer if experts else without_experts(layer) for experts in kinds]
+            if not vocab or not all(one in some for one, some in zip(plain, twins, strict=True)):
+                continue
+            again = [[each for each in some[one] if each.recompute] for one, some in zip(plain, twins, strict=True)]
+            modules = [[each for each in some if each.recompute in MODULES] for some in again]
+            hows = dict.fromkeys(each.recompute for each in again[-1] if each.recompute not in MODULES)
+            choices = [[[each for each in some if each.recompute is how] for some in again] for how in hows]
+            for more in [*choices, *([modules] if any(modules) else [])] or [[[]] * len(plain)]:
+                found.append(Strategies([[plain[kind], *more[kind]] for kind in runs], vocab))
         return found
-
-    def _possible(self, family: PlanFamily, strategies: Strategies, division: Sequence[int]) -> bool:
-        """Whether the program can run a plan of this division that recomputes nothing, or all by one strategy."""
-        rest = [0] * (len(strategies.layers[0]) - 2)
-        plans = [self.plan(family, strategies, division, [(0,)] * len(division))]
-        if len(strategies.layers[0]) > 1:
-            plans.append(self.plan(family, strategies, division, [(layers, *rest) for layers in division]))
-        return any(not find_faults(plan, self.model) and self.expressible(plan) for plan in plans)
 
     def core(self, family: PlanFamily, strategies: Strategies) -> EvenCore:
         return EvenCore(family, strategies, self)
+
+
+def _by_strategy(layers: Sequence[LayerStrategy]) -> dict[LayerStrategy, list[LayerStrategy]]:
+    """Strategies that differ in recompute alone, by the one that recomputes nothing."""
+    groups: dict[LayerStrategy, list[LayerStrategy]] = {}
+    for layer in layers:
+        groups.setdefault(replace(layer, recompute=Recompute.NONE), []).append(layer)
+    return {plain: some for plain, some in groups.items() if plain in some}
 
 
 class EvenCore:
@@ -109,146 +113,237 @@ class EvenCore:
 
     def __init__(self, family: PlanFamily, strategies: Strategies, even: EvenPlans):
         self._family, self._strategies, self._even = family, strategies, even
-        self._known: dict[tuple[int, int], Counts | None] = {}  # by stage, and its layers
-        self._stages_mib: dict[tuple[int, int, Counts], float] = {}  # by stage, its layers, and those that recompute
+        self._parts = family.stages * family.chunks
+        self._runs = runs_of(even.cost.layer_types)
+        self._options = lru_cache(maxsize=None)(self._every_option)
+        self._known: dict[tuple[object, ...], list[Counts] | None] = {}  # by stage, and its layers by run
 
     def bound(self, cancel: Cancel) -> float:
-        return min((self._least_ms(each) for each in self._even.divisions(self._family.stages)), default=inf)
+        least = inf
+        for division in self._even.divisions(self._parts):
+            if max(division) * self._family.micro_batches * float(min(self._plain)) >= least:
+                break  # further ones are longer
+            least = min(least, self._least_ms(self._layers(division)))
+        return least
 
     def tight_bound(self, limit_ms: float, cancel: Cancel) -> float:
         return 0.0
 
     def solve(self, limit_ms: float, effort: int, cancel: Cancel, gap: float) -> Chosen:
-        best_ms, best = limit_ms, None
-        for division in self._even.divisions(self._family.stages):
-            if self._least_ms(division) >= best_ms:
+        best_ms, proven_ms, best = limit_ms, limit_ms, None
+        for division in self._even.divisions(self._parts):
+            if cancel.cancelled or max(division) * self._family.micro_batches * float(min(self._plain)) >= best_ms:
+                break
+            layers = self._layers(division)
+            if self._least_ms(layers) >= best_ms:
                 continue
-            for counts in self._tried(division):
-                if self._least_ms(division, counts) >= best_ms:
+            for counts in self._tried(layers):
+                bound_ms = self._least_ms(layers, counts)
+                if bound_ms >= best_ms:
                     break  # the others recompute more
-                plan = self._plan(division, counts)
-                predicted = self._even.cost.predict(plan)
-                if self._even.expressible(plan) and self._mib(predicted) <= self._even.budget_mib:
-                    if (time_ms := 1000 * predicted.time_s) < best_ms:
-                        best_ms, best = time_ms, (division, self._even.choice(division, counts))
+                time_ms = self._step_ms(counts)
+                if self._family.chunks == 1:
+                    bound_ms = time_ms
+                if time_ms >= best_ms or self._can_run(division, counts):
+                    proven_ms = min(proven_ms, bound_ms)
+                    if time_ms < best_ms:
+                        best_ms, best = time_ms, (division, self._choice(counts))
                     break
-        return (best_ms, best_ms, 0, *best) if best else (inf, best_ms, 0, (), ())
+        return (best_ms, min(proven_ms, best_ms), 0, *best) if best else (inf, proven_ms, 0, (), ())
 
     def least_memory(self, cancel: Cancel) -> tuple[float, int, Sequence[int], Sequence[int]]:
-        candidates = sorted(
-            (max(self._stage_mib(stage, division, counts[stage]) for stage in range(len(division))), division, counts)
-            for division in self._even.divisions(self._family.stages)
-            for count in (0, 1, max(division))
-            for counts in self._alike(division, count)
-        )
-        for mib, division, counts in candidates:
-            plan = self._plan(division, counts)
-            if self._even.expressible(plan) and not find_faults(plan, self._even.model):
-                return mib, 0, division, self._even.choice(division, counts)
+        candidates = []
+        for division in self._even.divisions(self._parts):
+            layers = self._layers(division)
+            for counts in (
+                self._fewest(layers, least_memory=True),
+                *map(self._alike, [layers] * 2, (0, max(division))),
+            ):
+                if counts is not None:
+                    candidates.append((max(self._stages_mib(counts)), division, counts))
+        for mib, division, counts in sorted(candidates, key=lambda one: one[0]):
+            if self._can_run(division, counts):
+                return mib, 0, division, self._choice(counts)
         return inf, 0, (), ()  # as under gpipe
 
-    def _least_ms(self, division: Sequence[int], counts: Sequence[Counts] = ()) -> float:
-        """A lower bound: the longest stage, the last of those, takes all micro-batches; before the first one and behind
-        the last one that micro-batch is in the stages in front. Without `counts` nothing recomputes."""
-        plain_ms, *_ = self._costs_ms
-        stages_ms = [layers * plain_ms for layers in division]
-        for stage, own in enumerate(counts):
-            stages_ms[stage] += sum(map(mul, own, self._added_ms))
-        longest = max(range(len(stages_ms)), key=lambda stage: (stages_ms[stage], stage))
-        return self._family.micro_batches * stages_ms[longest] + sum(stages_ms[:longest])
+    def _can_run(self, division: Sequence[int], counts: Sequence[Counts]) -> bool:
+        plan = self._strategies.plan(self._family, 0, division, self._choice(counts), self._even.bare)
+        return self._even.expressible(plan) and not find_faults(plan, self._even.model)
 
-    def _tried(self, division: Sequence[int]) -> Iterator[list[Counts]]:
-        """Layers of each stage that recompute: the fewest that fit in each; where the program has as many in each, the
-        fewest that fit in all; where it has all or none, all."""
-        own: list[Counts] = []
-        for stage in range(len(division)):
-            if (counts := self._fewest(stage, division)) is None:
-                return  # as many in each stage do not fit there, either
-            own.append(counts)
-        yield own
-        if len(self._strategies.layers[0]) == 2:
-            most = max(division)
-            alike = fewest(lambda count: self._all_fit(division, count), most)
-            for count in (alike, most):
-                yield from self._alike(division, count) if count is not None else ()
+    def _layers(self, division: Sequence[int]) -> list[tuple[int, ...]]:
+        """Layers of each part by run."""
+        bounds = list(pairwise(accumulate(division, initial=0)))
+        spans = [(run.start, run.start + run.layers) for run in self._runs]
+        return [tuple(max(0, min(stop, end) - max(start, at)) for start, end in spans) for at, stop in bounds]
 
-    def _all_fit(self, division: Sequence[int], count: int) -> bool:
-        return all(self._fits(stage, division, (min(count, layers),)) for stage, layers in enumerate(division))
+    def _choice(self, counts: Sequence[Counts]) -> list[int]:
+        """The number of each layer's strategy: the first layers of each part recompute."""
+        firsts = list(accumulate(map(len, self._strategies.layers), initial=0))
+        return [
+            first + number
+            for part in counts
+            for first, some in zip(firsts, part, strict=False)
+            for number, times in [*list(enumerate(some))[1:], (0, some[0])]
+            for _ in range(times)
+        ]
 
-    def _alike(self, division: Sequence[int], count: int) -> Iterator[list[Counts]]:
-        """As many layers of each stage recompute, by each strategy that does."""
-        if len(self._strategies.layers[0]) == 1:
-            yield [()] * len(division)
-        for number in range(len(self._strategies.layers[0]) - 1):
-            yield [(*[0] * number, min(count, layers)) for layers in division]
+    # Prices.
 
-    def _fewest(self, stage: int, division: Sequence[int]) -> Counts | None:
-        """Layers of a stage that recompute by each strategy, in the least time that fits; None: nothing fits."""
-        key = stage, division[stage]
-        if key not in self._known:
-            self._known[key] = self._cheapest(stage, division)
-        return self._known[key]
+    @cached_property
+    def _rows(self) -> list[Floats]:
+        """Costs of each choice of each run of layers."""
+        cost, setting = self._even.cost, self._family.setting
+        return [
+            np.array([cost_numbers(cost.layer_cost(one, setting, run.layer_type), cost.options.freed) for one in some])
+            for run, some in zip(self._runs, self._strategies.layers, strict=True)
+        ]
 
-    def _cheapest(self, stage: int, division: Sequence[int]) -> Counts | None:
-        layers, several = division[stage], len(self._strategies.layers[0]) > 2
-        most_freed = [(*[0] * at, count) for at in range(len(self._added_ms)) for count in (layers, layers - 1)] or [()]
-        if several and not any(self._fits(stage, division, counts) for counts in most_freed):
+    @cached_property
+    def _plain(self) -> Floats:
+        """Both passes of a micro-batch through a layer of each run that recomputes nothing."""
+        return np.array([rows[0, FORWARD] + rows[0, BACKWARD] for rows in self._rows])
+
+    @cached_property
+    def _ends(self) -> Floats:
+        """Costs of each part besides its layers."""
+        cost, family, last = self._even.cost, self._family, self._parts - 1
+        setting, (vocab, *_), layer = family.setting, self._strategies.vocabularies, self._strategies.layers[0][0]
+
+        def row(part: int) -> list[float]:
+            role: Role = "only" if not last else "first" if not part else "last"
+            later = part >= family.stages or part % family.stages in (0, family.stages - 1)
+            price = cost.middle_cost(setting, later) if 0 < part < last else cost.vocab_cost(vocab, setting, role)
+            into = cost.switch_cost(None if part else vocab, layer, setting)
+            out_of = cost.switch_cost(layer, None if part < last else vocab, setting)
+            if part == last and self._even.model.mtp_layers:
+                out_of = (MTP_CHANGES / 2 * sum(out_of),) * 2
+            forward_ms, backward_ms, *others = cost_numbers(price, cost.options.freed)
+            return [forward_ms + into[0] + out_of[0], backward_ms + into[1] + out_of[1], *others]
+
+        return np.array([row(part) for part in range(self._parts)])
+
+    def _least_ms(self, layers: Sequence[tuple[int, ...]], counts: Sequence[Counts] = ()) -> float:
+        """A lower bound: a stage takes all micro-batches; before the first one and behind the last one that micro-batch
+        is in the stages in front. Without `counts` nothing recomputes."""
+        if counts:
+            parts = self._numbers(counts)[:, : BACKWARD + 1].sum(axis=1)
+        else:
+            parts = np.array(layers) @ self._plain + self._ends[:, : BACKWARD + 1].sum(axis=1)
+        stages = parts.reshape(self._family.chunks, -1)
+        before = np.cumsum(stages[0]) - stages[0]
+        return float((self._family.micro_batches * stages.sum(axis=0) + before).max())
+
+    def _numbers(self, counts: Sequence[Counts]) -> Floats:
+        """Costs of parts; [parts, numbers]."""
+        numbers = self._ends.copy()
+        for part, runs in enumerate(counts):
+            for rows, some in zip(self._rows, runs, strict=True):
+                numbers[part, :SUMMED] += np.array(some) @ rows[:, :SUMMED]
+                for number, times in enumerate(some):
+                    if times:
+                        numbers[part, SUMMED:] = np.maximum(numbers[part, SUMMED:], rows[number, SUMMED:])
+        return numbers
+
+    def _step_ms(self, counts: Sequence[Counts]) -> float:
+        numbers, family = self._numbers(counts), self._family
+        send_ms = self._even.cost.boundary_cost(family.setting) if self._parts > 1 else 0.0
+        sync_ms = numbers[:, SYNC].reshape(family.chunks, -1).sum(axis=0)
+        passes_ms = list(numbers[:, FORWARD]), list(numbers[:, BACKWARD])
+        times = StageTimes(*passes_ms, list(sync_ms), [send_ms] * (self._parts - 1))
+        return step_ms(family.schedule, times, family.micro_batches)
+
+    def _stages_mib(self, counts: Sequence[Counts]) -> Floats:
+        """Memory of each stage, without the reserve, which all plans share."""
+        parts = self._numbers(counts).reshape(self._family.chunks, -1, NUMBERS)
+        kept = [(self._held(stage) @ parts[:, stage, KEPT]).max() for stage in range(self._family.stages)]
+        return np.asarray(parts[..., STATES].sum(axis=0) + kept + parts[..., SUMMED:].max(axis=0).sum(axis=1))
+
+    def _held(self, stage: int) -> NDArray[np.int64]:
+        """Micro-batches of each chunk in flight, at each moment at which they may take most; [moments, chunks]."""
+        family = self._family
+        size = family.stages, family.micro_batches, family.chunks
+        return np.array(chunks_in_flight(family.schedule, stage, *size))
+
+    # Layers that recompute.
+
+    def _tried(self, layers: Sequence[tuple[int, ...]]) -> Iterator[list[Counts]]:
+        """Layers of each part that recompute: those of the least time that fit in each stage; where the program has as
+        many in each, the fewest that fit in all; where it has all or none, all."""
+        if (counts := self._fewest(layers)) is None:
+            return  # as many in each part do not fit there, either
+        yield counts
+        for count in range(max(map(sum, layers)) + 1):
+            if (alike := self._alike(layers, count)) and (self._stages_mib(alike) <= self._even.budget_mib).all():
+                yield alike
+
+    def _alike(self, layers: Sequence[tuple[int, ...]], count: int) -> list[Counts] | None:
+        """The first layers of each part recompute, as many in each; None: in several ways."""
+        if any(len(some) > 2 for some in self._strategies.layers):
             return None
-        best: Counts | None = None
-        best_ms, most = inf, layers * (len(self._strategies.layers[0]) > 1)
-        for behind in [(second,) for second in range(layers + 1)] if several else [()]:
-            if sum(map(mul, behind, self._added_ms[1:])) >= best_ms:
-                break
-            first = fewest(partial(self._fits_before, stage, division, behind), min(most, layers - sum(behind)))
-            if first is not None:
-                most = first  # with more layers of the other strategy no more are needed
-                if (ms := sum(map(mul, (first, *behind), self._added_ms))) < best_ms:
-                    best, best_ms = (first, *behind), ms
-        return best
+        made = []
+        for part in layers:
+            left, runs = count, []
+            for length, some in zip(part, self._strategies.layers, strict=True):
+                again = min(left, length) if len(some) > 1 else 0
+                runs.append((length - again, again)[: len(some)])
+                left -= again
+            made.append(tuple(runs))
+        return made
 
-    @cached_property
-    def _added_ms(self) -> list[float]:
-        """Time that recompute adds to a layer, by each strategy that does."""
-        plain_ms, *others_ms = self._costs_ms
-        return [each_ms - plain_ms for each_ms in others_ms]
+    def _fewest(self, layers: Sequence[tuple[int, ...]], least_memory: bool = False) -> list[Counts] | None:
+        """Counts of each part that take the least time that fits in each stage, or the least memory; None: none do."""
+        counts: list[Counts] = [()] * len(layers)
+        for stage in range(self._family.stages):
+            own = tuple(layers[stage :: self._family.stages])
+            key = stage, own, least_memory
+            if key not in self._known:
+                self._known[key] = self._cheapest(stage, own, least_memory)
+            if (found := self._known[key]) is None:
+                return None
+            counts[stage :: self._family.stages] = found
+        return counts
 
-    @cached_property
-    def _costs_ms(self) -> list[float]:
-        """Both passes of a micro-batch through a layer, by each strategy."""
-        setting = self._family.setting
-        costs = [self._even.cost.layer_cost(layer, setting) for layer in self._strategies.layers[0]]
-        return [cost.forward_ms + cost.backward_ms for cost in costs]
+    def _cheapest(self, stage: int, layers: Sequence[tuple[int, ...]], least_memory: bool) -> list[Counts] | None:
+        held, ends = self._held(stage), self._ends[stage :: self._family.stages]
+        # Of each combination: time; memory at each moment, besides the workspace; the workspace.
+        start = [0.0, *(ends[:, STATES].sum() + held @ ends[:, KEPT]), *ends[:, SUMMED:].max(axis=0)]
+        moments = 1 + len(held)
+        ways, numbers = np.zeros((1, 0), dtype=np.int64), np.array([start])
+        for chunk, part in enumerate(layers):
+            for run, length in enumerate(part):
+                if len(numbers) > MOST_MERGED and length:
+                    left = unbeaten(range(len(numbers)), numbers)
+                    ways, numbers = ways[left], numbers[left]
+                counts, costs, workspace = self._options(run, length)
+                time = costs[:, [FORWARD, BACKWARD]].sum(axis=1, keepdims=True)
+                mib = costs[:, [STATES]] + costs[:, [KEPT]] * held[:, chunk]
+                sums = numbers[:, None, :moments] + np.hstack((time, mib))
+                most = np.maximum(numbers[:, None, moments:], workspace)
+                numbers = np.concatenate((sums, most), axis=2).reshape(-1, numbers.shape[1])
+                before, behind = np.indices((len(ways), len(counts))).reshape(2, -1)
+                ways = np.hstack((ways[before], counts[behind]))
+        total_mib = numbers[:, 1:moments].max(axis=1) + numbers[:, moments:].sum(axis=1)
+        fits = total_mib <= self._even.budget_mib
+        if not (least_memory or fits.any()):
+            return None
+        best = total_mib.argmin() if least_memory else np.where(fits, numbers[:, 0], inf).argmin()
+        row, widths = ways[best].tolist(), [len(some) for some in self._strategies.layers]
+        bounds = list(pairwise(accumulate(widths * self._family.chunks, initial=0)))
+        runs = [tuple(row[at:stop]) for at, stop in bounds]
+        return [tuple(runs[at : at + len(widths)]) for at in range(0, len(runs), len(widths))]
 
-    def _fits_before(self, stage: int, division: Sequence[int], behind: Counts, count: int) -> bool:
-        return self._fits(stage, division, (count, *behind))
-
-    def _fits(self, stage: int, division: Sequence[int], counts: Counts) -> bool:
-        """Whether a stage in which so many layers recompute is within the budget."""
-        return self._stage_mib(stage, division, counts) <= self._even.budget_mib
-
-    def _stage_mib(self, stage: int, division: Sequence[int], counts: Counts) -> float:
-        """Memory of a stage in which so many layers recompute, without the reserve, which all plans share."""
-        key = stage, division[stage], counts
-        if key not in self._stages_mib:
-            every: list[Counts] = [()] * len(division)
-            every[stage] = counts
-            memory = self._even.cost.stage_cost(self._plan(division, every), stage).memory
-            self._stages_mib[key] = memory.total_mib - self._even.cost.options.context_mib
-        return self._stages_mib[key]
-
-    def _plan(self, division: Sequence[int], counts: Sequence[Counts]) -> Plan:
-        return self._even.plan(self._family, self._strategies, division, counts)
-
-    def _mib(self, predicted: Prediction) -> float:
-        """Memory on the stage with the highest peak, without the reserve, which all plans share."""
-        return max(stage.memory.total_mib for stage in predicted.stages) - self._even.cost.options.context_mib
+    def _every_option(self, run: int, length: int) -> tuple[NDArray[np.int64], Floats, Floats]:
+        """Every way in which so many layers of a run share its choices: how many have each; their costs; workspace."""
+        rows = self._rows[run]
+        counts = _shares(length, len(rows))
+        workspace = np.where(counts[..., None] > 0, rows[:, SUMMED:], 0.0).max(axis=1)
+        return counts, counts @ rows[:, :SUMMED], workspace
 
 
-def fewest(fits: Callable[[int], bool], most: int) -> int | None:
-    """The fewest layers of a stage that recompute where it fits. Between 1 and `most` - 1 its memory changes evenly;
-    none or all of them change the memory besides kept activations, too."""
-    if fits(0):
-        return 0
-    if most > 1 and fits(most - 1):
-        return 1 + bisect_left(range(1, most), True, key=fits)
-    return most if most and fits(most) else None
+@lru_cache(maxsize=1024)
+def _shares(layers: int, choices: int) -> NDArray[np.int64]:
+    """Every way in which layers share choices: how many have each; [ways, choices]."""
+    if choices == 1:
+        return np.array([[layers]])
+    ways = [np.insert(_shares(layers - first, choices - 1), 0, first, axis=1) for first in range(layers + 1)]
+    return np.concatenate(ways)

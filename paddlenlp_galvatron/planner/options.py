@@ -199,7 +199,7 @@ class SearchOptions(TaskOptions, LimitOptions):
             raise ValueError(TWO_SOURCES)
         if self.network is not None and self.device is None:
             raise ValueError(MEASURED_NETWORK)
-        if self.trainer != "galvatron" and self.max_virtual_pp_deg > 1:
+        if self.trainer not in ("galvatron", "paddlefleet") and self.max_virtual_pp_deg > 1:
             raise ValueError(f"max_virtual_pp_deg: for {self.trainer} only one chunk a stage is searched; give 1")
         unknown = [name for name in self._listed() if name not in DIMENSIONS]
         if unknown:

@@ -264,7 +264,7 @@ class Space:
             if model.experts % ep == 0 and model.expert_size % etp == 0
             for states in self._states(size, ep * etp)
         ]
-        if self._cost is None:
+        if self._cost is None or self._options.trainer != "galvatron":  # others cannot have every half
             return halves
         costs = [self._cost.expert_cost(half, recompute, family.setting, self._layer_type) for half in halves]
         return unbeaten(halves, np.array([cost_numbers(cost, None) for cost in costs]))

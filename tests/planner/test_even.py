@@ -15,8 +15,8 @@ from paddlenlp_galvatron.plan import Recompute
 from paddlenlp_galvatron.plan.check import find_faults
 from paddlenlp_galvatron.plan.export import fleet_arguments, gaps, stock_arguments
 from paddlenlp_galvatron.planner import SearchOptions, search
-from paddlenlp_galvatron.planner.even import PROGRAMS, fewest
-from paddlenlp_galvatron.planner.space import Space, families
+from paddlenlp_galvatron.planner.even import PROGRAMS
+from paddlenlp_galvatron.planner.space import Space, families, without_experts
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 
 SMALL = replace(MODEL, layers=4)
@@ -44,8 +44,9 @@ def cost_of(options: SearchOptions, model=SMALL):
 def fastest(options: SearchOptions, model=SMALL) -> float:
     """The least step time, ms, over every plan with one strategy that the program can run and that fits."""
     cost, best = cost_of(options, model), inf
-    space, like = Space(model, cost.assumed, options, cost), bare(cost, options, model)
-    kinds = [each for each in options.recomputes if model.experts or each is not Recompute.GATE_UP]
+    space = Space(cost.models[-1], cost.assumed, options, cost, len(cost.models) - 1)
+    like, has = bare(cost, options, model), [cost.models[kind].experts > 0 for kind in cost.layer_types]
+    kinds = [[each for each in options.recomputes if experts or each is not Recompute.GATE_UP] for experts in has]
     for family in families(options, 4, model.layers):
         divisions = product(range(1, model.layers + 1), repeat=family.stages)
         divisions = [each for each in divisions if sum(each) == model.layers]
@@ -53,13 +54,16 @@ def fastest(options: SearchOptions, model=SMALL) -> float:
             if layer.recompute:
                 continue
             for vocab in space.vocabularies(family):
-                for stages, again in product(divisions, product(kinds, repeat=model.layers)):
+                for stages, again in product(divisions, product(*kinds)):
                     plan = replace(
                         like,
                         global_batch=family.global_batch,
                         micro_batches=family.micro_batches,
                         stages=stages,
-                        layers=tuple(replace(layer, recompute=one) for one in again),
+                        layers=tuple(
+                            replace(layer if experts else without_experts(layer), recompute=one)
+                            for one, experts in zip(again, has, strict=True)
+                        ),
                         vocab=vocab,
                         schedule=family.schedule,
                     )
@@ -85,6 +89,7 @@ EXPERTS = replace(SMALL, family="qwen3_moe", layers=3, experts=8, experts_per_to
         pytest.param("paddlefleet", SMALL, id="PaddleFleet"),
         pytest.param("paddlefleet", replace(SMALL, layers=3), id="PaddleFleet, stages of unlike lengths"),
         pytest.param("paddlefleet", EXPERTS, id="PaddleFleet, experts"),
+        pytest.param("paddlefleet", replace(EXPERTS, dense_layers=(0,)), id="PaddleFleet, a dense layer in front"),
     ],
 )
 @pytest.mark.parametrize("share", [1.0, 0.85, 0.7])
@@ -106,11 +111,3 @@ def test_what_cannot_be_even_is_reported():
     odd = replace(SMALL, layers=3)
     options = asked("paddlenlp", 1000, max_pp_deg=4)
     assert search(odd, cost_of(options, odd), options).plan.pipeline == 1
-
-
-@pytest.mark.parametrize("most", range(6))
-@pytest.mark.parametrize("least", range(7))
-def test_the_fewest_layers_that_recompute(most, least):
-    tried: list[int] = []
-    assert fewest(lambda count: tried.append(count) or count >= least, most) == (least if least <= most else None)
-    assert all(count <= most for count in tried)
