@@ -73,7 +73,7 @@ class EvenPlans:
         """Every strategy that all layers can have, and where some of them recompute, the same that does."""
         kinds = [model.experts > 0 for model in self.cost.models]
         twins = [_by_strategy(layers) for layers in of_types]
-        runs = [run.layer_type for run in runs_of(self.cost.layer_types)]
+        runs = [run.types[0] for run in runs_of(self.cost.layer_types)]
         found: list[Strategies] = []
         if next(self.divisions(family.stages), None) is None:
             return found
@@ -173,7 +173,7 @@ class EvenCore:
     def _layers(self, division: Sequence[int]) -> list[tuple[int, ...]]:
         """Layers of each part by run."""
         bounds = list(pairwise(accumulate(division, initial=0)))
-        spans = [(run.start, run.start + run.layers) for run in self._runs]
+        spans = [(run.start, run.start + run.units) for run in self._runs]
         return [tuple(max(0, min(stop, end) - max(start, at)) for start, end in spans) for at, stop in bounds]
 
     def _choice(self, counts: Sequence[Counts]) -> list[int]:
@@ -194,7 +194,7 @@ class EvenCore:
         """Costs of each choice of each run of layers."""
         cost, setting = self._even.cost, self._family.setting
         return [
-            np.array([cost_numbers(cost.layer_cost(one, setting, run.layer_type), cost.options.freed) for one in some])
+            np.array([cost_numbers(cost.layer_cost(one, setting, run.types[0]), cost.options.freed) for one in some])
             for run, some in zip(self._runs, self._strategies.layers, strict=True)
         ]
 
@@ -305,7 +305,7 @@ class EvenCore:
 
     def _cheapest(self, stage: int, layers: Sequence[tuple[int, ...]], least_memory: bool) -> list[Counts] | None:
         held, ends = self._held(stage), self._ends[stage :: self._family.stages]
-        # Of each combination: time; memory at each moment, besides the workspace; the workspace.
+        # Each combination has its time, its memory at each moment besides the workspace, and its workspace.
         start = [0.0, *(ends[:, STATES].sum() + held @ ends[:, KEPT]), *ends[:, SUMMED:].max(axis=0)]
         moments = 1 + len(held)
         ways, numbers = np.zeros((1, 0), dtype=np.int64), np.array([start])
