@@ -35,14 +35,9 @@ from paddlenlp_galvatron.report.fit import in_words
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-SENTENCES = {
-    "en": "Steps derived from a data sheet are off by {mean:.1%} on average over {rows} runs of {publishers} "
-    "publishers, at most {long:,} tokens, nine of ten within {most:.1%}, the worst by {worst:.1%}: each publisher's "
-    "runs by numbers that were fitted without them, with the software and network that it states.",
-    "zh": "由硬件参数文件推算的单步时间，与 {publishers} 家发表的 {rows} 次训练（不超过 {long:,} 个 token）相比，"
-    "平均误差 {mean:.1%}，十分之九在 {most:.1%} 以内，最大 {worst:.1%}；每一家的训练都用未经其拟合的数值，"
-    "以及它所说明的软件与网络来推算。",
-}
+# `accuracy`: the sentence. `parallelism`: model, sequence length and numbers of GPUs of each row. `more`: the page that
+# says more of a command, where it is not of the command's name.
+DATA = json.loads(Path(__file__).with_name("pages.json").read_text(encoding="utf-8"))
 SAYING = {
     "en": (ROOT / "README.md", DOCS / "en" / "planner.md"),
     "zh": (ROOT / "README_zh.md", DOCS / "zh" / "planner.md"),
@@ -50,15 +45,6 @@ SAYING = {
 PLACE = re.compile(r"(?<=<!-- accuracy -->\n)(?:.*\n)+?(?=(?:> )?<!-- end -->)")
 TOKENS = 2**21  # of a step, the same in all rows of `parallelism`
 LONG = {"sp_space": "tp+sp", "max_cp_deg": 8}
-# Model, sequence length, numbers of GPUs.
-ROWS = (
-    ("qwen2.5-7b", 4096, (8, 64, 256)),
-    ("qwen2.5-32b", 4096, (8, 16, 64)),
-    ("llama3-70b", 4096, (32, 64, 256)),
-    ("qwen3-30b-a3b", 4096, (8, 64)),
-    ("llama3.1-8b", 32768, (8,)),
-    ("llama3.1-8b", 131072, (8, 64)),
-)
 PLANS = re.compile(r"(?<=\|---\|---:\|---:\|---\|---:\|\n)(?:\|.*\n)+")
 CONTENTS = {
     "`computation_profiling_…`": computation.CONTENT,
@@ -71,19 +57,6 @@ CONTENTS = {
 KEYS = re.compile(r"(?<=\| file \| key \| meaning \| unit \|\n\|---\|---\|---\|---\|\n)(?:\|.*\n)+")
 CHINESE = json.loads(Path(__file__).with_name("commands_zh.json").read_text(encoding="utf-8"))  # by the English
 MANY = 4  # rows of another command's table, from which on they are not repeated
-# The page that says more of a command, where it is not of the command's name.
-PAGES = {
-    "plan": "plan_file",
-    "parity": "train",
-    "report": "explain",
-    "doctor": "installation",
-    "what-if": "fit",
-    "gpu-check": "installation",
-    "calibrate": "profile",
-    "validate": "profile",
-}
-
-
 CONVENTIONS = (
     "`galvatron COMMAND --help` shows the same. Dashes and underscores in names are equivalent. A boolean option "
     "stands alone, which means true, or takes 0, 1, true or false. `None` leaves an option unset. "
@@ -109,7 +82,7 @@ def page(language: str, translate: Translate) -> str:
     for name in COMMANDS:
         app = import_module(f"paddlenlp_galvatron.cli.{name.replace('-', '_')}").app
         parts.append(f"## {name}\n")
-        target = DOCS / language / f"{PAGES.get(name, name)}.md"
+        target = DOCS / language / f"{DATA['more'].get(name, name)}.md"
         if target.exists():
             heading = target.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
             parts[-1] = f"## {name}\n\n{translate('More')}: [{heading}]({target.name})\n"
@@ -169,7 +142,7 @@ def accuracy() -> Pages:
     numbers = {"mean": fmean(errors), "rows": len(errors), "most": most, "worst": errors[-1], "long": long}
     numbers["publishers"] = len({benchmark["publisher_of"](row["source"]) for row in rows})
     for language, pages in SAYING.items():
-        sentence = SENTENCES[language].format(**numbers).replace("%", " %")
+        sentence = DATA["accuracy"][language].format(**numbers).replace("%", " %")
         for page in pages:
             quote = "> " if page.stem.startswith("README") else ""
             yield page, PLACE.sub(lambda _, line=f"{quote}{sentence}\n": line, page.read_text(encoding="utf-8"))
@@ -177,7 +150,7 @@ def accuracy() -> Pages:
 
 def parallelism() -> Pages:
     rows = ""
-    for model, tokens, numbers in ROWS:
+    for model, tokens, numbers in DATA["parallelism"]:
         for gpus in numbers:
             options = {"device": "h100-80gb", "gpus": gpus, "seq": tokens, "batch": TOKENS // tokens}
             best = galvatron.search(model, **options, **(LONG if tokens > 8192 else {})).result.require()

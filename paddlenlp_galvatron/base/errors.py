@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, TypeVar
 
 E = TypeVar("E", bound=StrEnum)
@@ -34,23 +36,7 @@ class UserError(GalvatronError):
 
 
 # Types of pydantic's errors in our words; {} is a value of the error's context.
-PLAIN = {
-    "missing": "missing",
-    "extra_forbidden": "unknown; remove it",
-    **dict.fromkeys(("int_parsing", "int_type", "int_from_float"), "must be a whole number"),
-    **dict.fromkeys(("float_parsing", "float_type"), "must be a number"),
-    "finite_number": "must be a finite number",
-    **dict.fromkeys(("bool_parsing", "bool_type"), "must be 0 or 1"),
-    "string_type": "must be a text",
-    "path_type": "must be a path",
-    **dict.fromkeys(("tuple_type", "list_type"), "must be a list"),
-    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "must be an object"),
-    **dict.fromkeys(("literal_error", "enum"), "must be {expected}"),
-    "greater_than_equal": "must be at least {ge}",
-    "greater_than": "must be more than {gt}",
-    "less_than_equal": "must be at most {le}",
-    "less_than": "must be less than {lt}",
-}
+PLAIN: dict[str, str] = json.loads(Path(__file__).with_name("plain_errors.json").read_text())
 
 
 def plain_fault(error: Mapping[str, Any]) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from threading import Timer
 from typing import Any
 
 from paddlenlp_galvatron.base.errors import UserError
@@ -52,15 +51,8 @@ LONG_S = 2.0
 @contextmanager
 def watched(note: str = "") -> Iterator[Watch]:
     """Receives the state of searches, and shows it on stderr when they take long; `note`: shown then, once."""
-    timer = Timer(LONG_S, say, (note,), {"err": True})
-    timer.daemon = True
-    with _shown() as show:
-        if note:
-            timer.start()
-        try:
-            yield lambda state: show("searching", state)
-        finally:
-            timer.cancel()
+    with _shown(note) as show:
+        yield lambda state: show("searching", state)
 
 
 @contextmanager
@@ -77,13 +69,15 @@ def each_watched() -> Iterator[Callable[[], Watch]]:
 
 
 @contextmanager
-def _shown() -> Iterator[Callable[[str, SearchState], None]]:
-    begin = time.monotonic()
+def _shown(note: str = "") -> Iterator[Callable[[str, SearchState], None]]:
+    begin, notes = time.monotonic(), [note] if note else []
     with Bars() as bars:
         task = bars.add_task("", total=None, visible=False)
 
         def show(what: str, state: SearchState) -> None:
             if time.monotonic() > begin + LONG_S:
+                while notes:
+                    say(notes.pop(), err=True)
                 words = f"{what}: {_words(state)}"
                 bars.update(task, visible=True, completed=state.done, total=state.families, description=words)
 

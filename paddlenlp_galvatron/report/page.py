@@ -277,17 +277,7 @@ def folded(spans: Sequence[Span], plan: Plan, step_ms: float) -> Timeline:
 
 
 # Labels of the form's fields.
-LABELS = {
-    "model_size": "Model",
-    "seq_length": "Sequence length",
-    "global_train_batch_size": "Global batch size",
-    "device": "GPU",
-    "profiles": "Measured profiles",
-    "num_nodes": "Nodes",
-    "num_gpus_per_node": "GPUs per node",
-    "memory_constraint": "Memory of a GPU, GiB",
-    "search_options": "More options of the search",
-}
+LABELS: dict[str, str] = read_json(PAGES / "labels.json")
 # Fields of the form by their names in errors.
 FIELDS = {"settle_bsz": "global_train_batch_size", "world_size": "num_nodes"}
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from math import gcd
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import numpy as np
@@ -20,6 +21,7 @@ from paddlenlp.trainer.integrations import get_available_reporting_integrations
 from paddlenlp.trainer.trainer_utils import ShardingOption
 
 from ...base.errors import UserError
+from ...base.reading import read_json
 from ...plan import DataParallel, LayerStrategy, Plan, Precision, runs
 from ...plan.export import sharding_stage
 from ...plan.mesh import OF_A_SAMPLE
@@ -43,20 +45,9 @@ AXES = {"data": "data", "sharding": "sharding", "sep": "sep", "tensor": "model",
 RANKED = ("data", "sharding", "model", "pipe")
 STAGES = {1: ShardingOption.SHARD_OP, 2: ShardingOption.SHARD_GRAD_OP, 3: ShardingOption.FULL_SHARD}
 
-STEP = "the plan's engine runs a step, and its loss is the cross entropy of the next token"
-LOGITS = "logits are never gathered; evaluate() gives loss and perplexity"
-EVALUATION = "the plan's engine evaluates; call evaluate()"
-OPTIMIZER = "the optimizer is over the parts of weights that a rank holds; choose it in args: optim, …"
-LOADER = "every rank takes the same global batches; give data sets and data_collator"
-UNSUPPORTED = {
-    **dict.fromkeys(("criterion", "compute_loss", "training_step", "training_pipeline_step"), STEP),
-    **dict.fromkeys(("compute_metrics", "preprocess_logits_for_metrics"), LOGITS),
-    **dict.fromkeys(("evaluation_loop", "prediction_step", "prediction_pipeline_step"), EVALUATION),
-    **dict.fromkeys(("predict", "get_test_dataloader"), "call save_model() and predict with PaddleNLP"),
-    **dict.fromkeys(("optimizers", "create_optimizer"), OPTIMIZER),
-    "create_scheduler": "choose the schedule in args: lr_scheduler_type, …",
-    "create_optimizer_and_scheduler": "choose both in args: optim, lr_scheduler_type, …",
-    **dict.fromkeys(("get_train_dataloader", "get_eval_dataloader"), LOADER),
+# Names of PaddleNLP's Trainer that a plan has no use for -> why.
+UNSUPPORTED: dict[str, str] = {
+    name: row["why"] for row in read_json(Path(__file__).with_name("unsupported.json")) for name in row["names"]
 }
 
 
