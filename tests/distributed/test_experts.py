@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,15 +14,11 @@ import paddle
 
 from paddlenlp_galvatron.check.parity import parity
 from paddlenlp_galvatron.check.parity.one_process import train_one_process
-from paddlenlp_galvatron.check.parity.parity import Case, batch_of, compare, small_case, write_cases
-from paddlenlp_galvatron.check.parity.parity_worker import run_case
-from paddlenlp_galvatron.launch.processes import launch
-from paddlenlp_galvatron.model import ModelShape
+from paddlenlp_galvatron.check.parity.parity import Case, batch_of, small_case
 from paddlenlp_galvatron.plan import Precision
 from paddlenlp_galvatron.runtime import experts
 from paddlenlp_galvatron.runtime.adapters.mixture import MixtureLayer
 from paddlenlp_galvatron.runtime.engine import Engine
-from paddlenlp_galvatron.runtime.groups import Groups, run_as_rank, start_world
 from paddlenlp_galvatron.runtime.setup import ModelSetup
 from paddlenlp_galvatron.runtime.weights import SeededWeights
 from paddlenlp_galvatron.training.paddlenlp.surface import LocalModel
@@ -67,22 +61,6 @@ def one_process(case: Case) -> dict[str, np.ndarray]:
     return gradients
 
 
-def test_few_words_fill_one_rank_and_leave_others_empty(monkeypatch):
-    """The purpose of the cases above."""
-    shares: dict[str, list[list[float]]] = {}
-    named = [*plans.EXPERTS_FOUR, *plans.EXPERTS_LATE]
-    for of in named:
-        case = of.case()
-        routers = Routers(monkeypatch)
-        one_process(case)
-        layers = zip(of.plan.layers, routers.seen, strict=True)
-        ranks = [chosen // (case.shape.experts // layer.ep) for layer, (_, chosen) in layers]
-        shares[of.name] = [(np.bincount(rank.ravel(), minlength=4) / rank.size).tolist() for rank in ranks]
-    starved, all_to_one = shares["experts: with Megatron-SP"]
-    assert starved.count(0.0) == 1 and all_to_one[:2] == [0.0, 1.0]  # of four ranks, and of two
-    assert shares["experts: with Ulysses and cp"][1].count(0.0) == 2
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bf16_sends_tokens_to_other_experts_only_where_two_nearly_tie(monkeypatch, family):
     """And with the routing of fp32 its gradients are those of fp32."""
@@ -110,27 +88,6 @@ def test_bf16_sends_tokens_to_other_experts_only_where_two_nearly_tie(monkeypatc
             assert distance < limit * np.abs(expected).max(), piece.weight.name
 
 
-@pytest.mark.slow
-def test_with_the_routing_of_fp32_ranks_train_in_bf16_as_one_process_does(monkeypatch, tmp_path):
-    """Where rounding chooses, the gradient of an expert differs by 0.51 with this seed."""
-    [case] = [of.case() for of in plans.EXPERTS_TWO if of.name == "experts: bf16"]
-    rounded = replace(case, shape=replace(case.shape, experts_per_token=2), seed=3)
-    both = [replace(rounded, plan=plans.in_16_bits(case.plan, Precision.FP32)), rounded]
-    write_cases(tmp_path, both)
-    launch(__name__, [str(tmp_path)], 2, tmp_path / "log", timeout_s=300)
-    results = compare(tmp_path, both)
-    assert all(result.agrees for result in results), results
-
-
-def replay() -> None:
-    """One rank: trains every second case with the routing of the one before."""
-    folder, groups, routers = Path(sys.argv[1]), Groups(start_world()[0]), None
-    for index, case in enumerate(parity.read_cases(folder)):
-        with pytest.MonkeyPatch.context() as patch:
-            routers = Routers(patch, as_in=routers if index % 2 else None)
-            run_case(case, folder, index, groups)
-
-
 def test_callbacks_find_each_expert_by_its_name():
     """The runtime holds them stacked."""
     case = small_case(plans.plan(1, "1"), "mixtral")
@@ -142,22 +99,6 @@ def test_callbacks_find_each_expert_by_its_name():
         assert (found[name].numpy() == source(name, tuple(found[name].shape))).all()
 
 
-def test_a_balance_loss_that_counts_dense_layers_is_another_one(tmp_path):
-    case = small_case(plans.plan(1, "1 1 1"), "qwen2_moe", steps=1, dense_layers=(0,))
-    for folder, agrees in ((tmp_path / "right", True), (tmp_path / "wrong", False)):
-        folder.mkdir()
-        with pytest.MonkeyPatch.context() as patch:
-            if not agrees:
-                patch.setattr(ModelShape, "layers_with_experts", property(lambda shape: shape.layers))
-            run_case(case, folder, 0)
-        [found] = compare(folder, [case])
-        assert (found.max_grad_rel_diff <= found.limits[1]) is agrees, found
-
-
 def engine(case: Case) -> Engine:
     """The losses of the case in bf16."""
     return Engine(ModelSetup.of(plans.in_16_bits(case.plan), case.shape, case.seq_length, seed=case.seed))
-
-
-if __name__ == "__main__":
-    run_as_rank(replay)

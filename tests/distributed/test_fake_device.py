@@ -26,10 +26,10 @@ pytestmark = pytest.mark.started("Paddle looks for devices when it is imported")
 WORKER_HERE = Path(__file__).with_name("fake_worker.py")
 LIMIT_S = 300  # of a wait
 
-TWO = [plans.TWO[2], plans.TWO[3], plans.INTERLEAVED_TWO[0]]
+TWO = [plans.TWO[1], plans.TWO[2], plans.INTERLEAVED_TWO[0]]
 GPIPE = next(case for case in plans.EXPERTS_TWO if case.name == "experts: GPipe")
-DENSE = [plans.FOUR[3], plans.FOUR[4], plans.FOUR[7], plans.ZERO[4], plans.ZERO[5], plans.ZERO[9]]
-CHUNKS = [plans.INTERLEAVED_FOUR[1], *plans.CONTEXT_FOUR[9:11]]
+DENSE = [*plans.FOUR[:2], plans.FOUR[3], *plans.ZERO[2:4], plans.ZERO[5]]
+CHUNKS = [plans.INTERLEAVED_FOUR[0], *plans.CONTEXT_FOUR[7:9]]
 EXPERTS = [plans.EXPERTS_FOUR[4], *plans.EXPERTS_LATE[1:]]
 LATENTS = [plans.LATENT_TWO[0], plans.LATENT_TWO[2], plans.LATENT_TWO[4]]
 

@@ -22,7 +22,7 @@ def test_a_run_shows_its_health_and_warns_once(galvatron, tmp_path):
     plan = uniform_plan(layers=1, world_size=1, global_train_batch_size=2, assumed=Assumptions(seq_length=16))
     predicted = {"time_s": STEP_S, "stages": [{"memory_mib": 1e6}]}
     write_plan(replace(plan, metadata={"predicted": predicted}), "plan.json")
-    words = ["--input_dir", "random", "--max_steps", 200, "--logging_steps", 5, "--peak_tflops", 1]
+    words = ["--input_dir", "random", "--max_steps", 60, "--logging_steps", 5, "--peak_tflops", 1]
     ran = galvatron("train", "plan.json", "--model", "model.json", *words)
     lines = " ".join(ran.out.split())
     assert ran.code == 0

@@ -1,6 +1,6 @@
 """A launch ends with all its processes, and first says which rank is to blame, in that rank's own words.
 
-The ranks here compute nothing: they say what ranks say, without Paddle. test_blame.py has real ones.
+The ranks here compute nothing: they say what ranks say, without Paddle. test_faults.py has real ones.
 """
 
 from __future__ import annotations

@@ -39,16 +39,6 @@ PIPELINES_OF_FOUR = {
     "2 stages of 2 chunks, 7 micro-batches": plan(4, "1 " * 4, (1,) * 4, batch=14, micro_batches=7, chunks=2),
     "4 stages, GPipe": plan(4, "1 1 1 1", (1,) * 4, batch=5, micro_batches=5, schedule=Schedule.GPIPE),
 }
-PIPELINES = {
-    "2 stages": plan(8, "1 1 1", (1, 2), batch=24, micro_batches=6),
-    "4 stages": plan(8, "1 1 1 1 1", (1, 1, 2, 1), batch=12, micro_batches=6),
-    "8 stages": plan(8, "1 1 1 1 1 1 1 1", (1,) * 8, batch=10, micro_batches=10),
-    "8 stages, few micro-batches": plan(8, "1 1 1 1 1 1 1 1", (1,) * 8, batch=3, micro_batches=3),
-    "2 stages of 2 chunks": plan(8, "1 1 1 1", (1,) * 4, batch=24, micro_batches=6, chunks=2),
-    "4 stages of 2 chunks, 7 micro-batches": plan(8, "1 " * 8, (1,) * 8, batch=14, micro_batches=7, chunks=2),
-    "8 stages of 3 chunks, few micro-batches": plan(8, "1 " * 24, (1,) * 24, batch=3, micro_batches=3, chunks=3),
-    "4 stages, GPipe": plan(8, "1 1 1 1", (1,) * 4, batch=10, micro_batches=5, schedule=Schedule.GPIPE),
-}
 
 FEW = ("ddp", "tp 2", "zero2 under tp 2", "zero3", "two stages")
 
@@ -102,19 +92,6 @@ def test_some_plans_on_four_ranks(tmp_path):
     reports = run(tmp_path, [*states.values(), *passes.values()])
     require_bytes_of_arithmetic(states, reports[: len(states)])
     require_order_of_simulator(passes, reports[len(states) :])
-
-
-@pytest.mark.slow
-def test_states_take_the_bytes_of_their_arithmetic(tmp_path):
-    cases = {name: case_of(of, 128) for name, of in STATES.items()}
-    cases |= {f"{name}, bf16": case_of(of, 128, Precision.BF16) for name, of in STATES.items()}
-    require_bytes_of_arithmetic(cases, run(tmp_path, list(cases.values())))
-
-
-@pytest.mark.slow
-def test_passes_run_in_the_order_of_the_simulator(tmp_path):
-    cases = {name: case_of(of, 16) for name, of in PIPELINES.items()}
-    require_order_of_simulator(cases, run(tmp_path, list(cases.values())))
 
 
 def require_bytes_of_arithmetic(cases: dict[str, Case], reports: list[list[dict]]) -> None:

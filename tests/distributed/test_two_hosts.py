@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
@@ -112,66 +111,3 @@ def test_the_training_script_trains_over_two_hosts_as_one_process_does(nodes, tm
     data, weights = RandomData(64, 16, plan.global_batch, SEED), SeededWeights(SEED, shape.initializer_range)
     alone = train_one_process(shape, 16, weights, recipe, (data.batch(step) for step in range(STEPS)))
     assert [record["loss"] for record in records] == pytest.approx([loss for loss, _ in alone], abs=1e-4)
-
-
-def begun_by(launcher: str, number: int) -> dict[str, str]:
-    """The variables with which a cluster's launcher starts a command on a node."""
-    meet = {"MASTER_ADDR": ADDRESSES[0], "MASTER_PORT": str(PORT + 3)}
-    slurm = {"SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": ",".join(ADDRESSES)}
-    return {
-        "srun": {**slurm, "SLURM_NODEID": str(number), "SLURM_JOB_ID": "9584"},
-        "mpirun": {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": str(number), **meet},
-        "Kubernetes": {"JOB_COMPLETION_INDEX": str(number), "NUM_NODES": "2", **meet},
-        "PyTorchJob": {"WORLD_SIZE": "2", "RANK": str(number), **meet},
-    }[launcher]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["srun", "mpirun", "Kubernetes", "PyTorchJob", "paddle.distributed.launch"])
-def test_the_same_command_runs_under_each_launcher(nodes, tmp_path, launcher):
-    """Under two of them it trains, under two it profiles, under one it tries the devices."""
-    (tmp_path / "model.json").write_text(json.dumps(MODEL))
-    plan = plans.plan(2, "2 1z")
-    write_plan(replace(plan, assumed=replace(plan.assumed, seq_length=16)), tmp_path / "plan.json")
-    profiled = "profile hardware --nproc 1 --parts allreduce --end_mb 1 --budget_ms 20 --output profiles"
-    words = {
-        **dict.fromkeys(
-            ("srun", "PyTorchJob"), "train plan.json --model model.json --input_dir random --nproc 1 --max_steps 2"
-        ),
-        "mpirun": profiled,
-        "Kubernetes": "gpu-check --parts parity --nproc 2 --output tried",
-        "paddle.distributed.launch": profiled,
-    }[launcher].split()
-    galvatron = str(Path(sys.executable).with_name("galvatron"))
-    started = []
-    with ExitStack() as stack:
-        for number, node in enumerate(nodes):
-            command, variables = [galvatron, *words], {}
-            if launcher == "paddle.distributed.launch":
-                head = [
-                    sys.executable,
-                    "-m",
-                    launcher,
-                    "--nnodes",
-                    "2",
-                    "--nproc_per_node",
-                    "1",
-                    "--host",
-                    ADDRESSES[number],
-                ]
-                command = [*head, "--master", f"{ADDRESSES[0]}:{PORT + 4}", *command]
-            else:
-                variables = begun_by(launcher, number)
-            stated = stack.enter_context((tmp_path / f"printed.{number}").open("wb"))
-            settings = {"stdout": stated, "stderr": stated, "cwd": tmp_path, "env": os.environ | variables}
-            started.append(node.start(command, **settings))
-            stack.callback(started[-1].wait)
-            stack.callback(started[-1].kill)
-        codes = [process.wait(TIMEOUT_S) for process in started]
-    assert codes == [0, 0], "\n".join((tmp_path / f"printed.{number}").read_text() for number in (0, 1))
-    if launcher in ("srun", "PyTorchJob"):
-        assert len(read_log(tmp_path / "output" / "train_log.jsonl")) == 2
-    elif launcher == "Kubernetes":
-        assert {path.name for path in (tmp_path / "tried").iterdir()} == {"node-0", "node-1"}
-    else:
-        assert (tmp_path / "profiles" / "allreduce_bandwidth_2nodes_1gpus_per_node.json").exists()

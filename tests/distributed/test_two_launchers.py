@@ -1,6 +1,6 @@
 """A fault of a rank, a node or the link ends the commands on both nodes, which name it, over any transport.
 
-The ranks here wait without end, as NCCL's do, and need no Paddle; test_blame.py has some of the cases over gloo. All
+The ranks here wait without end, as NCCL's do, and need no Paddle; test_launch.py has the cases of one node. All
 cases happen at once, each on two nodes of its own: most of their time is silence that must be sure.
 """
 

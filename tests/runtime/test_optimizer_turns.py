@@ -114,3 +114,15 @@ def test_what_hangs_in_the_queue_of_what_is_computed_is_named(monkeypatch):
     assert collectives.oldest()[0].startswith("cross entropy of ranks 0, 1")
     there.append(True)
     assert collectives.oldest() is None
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_an_optimizer_has_its_states_before_its_first_step(together):
+    parameter = paddle.create_parameter([64, 64], "float32")
+    before = device.allocated_mib()
+    optimizer = Recipe(use_multi_tensor=together).over(4).build([parameter], [parameter.name])
+    made = device.allocated_mib() - before
+    assert made >= 2 * 64 * 64 * 4 / 2**20
+    parameter.grad = paddle.ones([64, 64])
+    optimizer.step()
+    assert device.allocated_mib() - before < made + 1.5 * 64 * 64 * 4 / 2**20  # its gradient alone
