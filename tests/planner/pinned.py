@@ -21,12 +21,11 @@ from paddlenlp_galvatron.cost_model import derive
 from paddlenlp_galvatron.plan import load_model
 from paddlenlp_galvatron.planner import SearchOptions, SearchResult, search
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
-from planner.clusters import GB_S, random_prices, shaped
+from planner.random_cost import RandomCost, model_of
 
 FILE = Path(__file__).with_name("pinned.json")
 # Set here, so that a change of a default changes no pinned problem.
-FIXED = {"simplest_within": 0.0, "default_dp_type": "ddp", "context_mib": 0.0, "max_tp_deg": 8, "max_pp_deg": 8}
-FAST = 1.0  # of the usual speed between nodes
+FIXED = {"simplest_within": 0.0, "max_pp_deg": 8}
 
 Run = Callable[[], SearchResult]
 
@@ -39,30 +38,22 @@ class Found(NamedTuple):
     cpu_s: float
 
 
-def on_nodes(name: str, nodes: int, across: float, layers: int | None = None, **options: Any) -> Run:
-    """On H100-like nodes of eight, with links between them that are `across` times as fast as usual."""
-    return lambda: shaped(name, layers, nodes, across, **FIXED | options)
-
-
-def on_sheet(name: str, gpus: int, ki_tokens: int, **more: Any) -> Run:
-    """On nodes of eight H100 from their data sheet, 4 Mi tokens a step: ZeRO-2, and the device's own reserve."""
+def on_sheet(
+    name: str, gpus: int, ki_tokens: int, node_gb_s: float | None = None, layers: int | None = None, **more: Any
+) -> Run:
+    """On nodes of eight H100 from their data sheet, or with other links between nodes, 4 Mi tokens a step: ZeRO-2, and
+    the device's own reserve."""
 
     def run() -> SearchResult:
         sheet, shape, seq = load_data_sheet("h100-80gb"), load_model(name), ki_tokens * 1024
-        shape = replace(shape, max_position_embeddings=max(seq, shape.max_position_embeddings))
-        options = SearchOptions(
-            num_nodes=gpus // sheet.gpus_per_node,
-            num_gpus_per_node=sheet.gpus_per_node,
-            world_size=gpus,
-            memory_constraint=sheet.memory.value,
-            settle_bsz=4 * 2**20 // seq,
-            seq_length=seq,
-            sp_space="tp+sp",
-            default_dp_type="zero2",
-            max_tp_deg=32,
-            **more,
-        )
-        cost = derive(shape, sheet, options.num_nodes, options.num_gpus_per_node, options.assumptions)
+        if node_gb_s:
+            sheet = sheet.model_copy(update={"network": sheet.network.model_copy(update={"value": node_gb_s})})
+        longest = max(seq, shape.max_position_embeddings)
+        shape = replace(shape, max_position_embeddings=longest, layers=layers or shape.layers)
+        asked = {"num_nodes": gpus // 8, "memory_constraint": sheet.memory.value, "settle_bsz": 4 * 2**20 // seq}
+        asked |= {"seq_length": seq, "sp_space": "tp+sp", "default_dp_type": "zero2", "max_tp_deg": 32}
+        options = SearchOptions.from_mapping(asked | FIXED | more)
+        cost = derive(shape, sheet, gpus // 8, 8, options.assumptions)
         context_mib = cost.profiles.reserve.context_mib(sheet.memory.value * 1024)
         cost = cost.reserving(context_mib)
         return search(cost.models, cost, options.model_copy(update={"context_mib": context_mib}))
@@ -70,22 +61,30 @@ def on_sheet(name: str, gpus: int, ki_tokens: int, **more: Any) -> Run:
     return run
 
 
-WIDE = {"max_tp_deg": 1024, "max_pp_deg": 1024, "seq_length": 8192}
+def random_prices(seed: int) -> Run:
+    asked = {"num_nodes": 6, "settle_bsz": 96, "seq_length": 12, "tp_consec": False, "sequence_parallel": False}
+    asked |= {"memory_constraint": 3.0, "default_dp_type": "ddp", "max_tp_deg": 48, "max_pp_deg": 48}
+    options = SearchOptions.from_mapping(asked)
+    models = [model_of(96)]
+    return lambda: search(models, RandomCost(models, options, seed), options)
+
+
+WIDE = {"max_tp_deg": 1024, "max_pp_deg": 1024, "settle_bsz": 2048}
 NAMED: dict[str, Run] = {
-    "405b, 1,024 devices": on_nodes("llama3-405b", 128, FAST, settle_bsz=2048, **WIDE),
-    "7b, 32 devices, 1 GB/s": on_nodes("llama2-7b", 4, GB_S, memory_constraint=24),
-    "13b, 32 devices, 2 GB/s": on_nodes("llama2-13b", 4, 2 * GB_S, memory_constraint=24),
-    "70b, 128 devices, 1 GB/s": on_nodes("llama3-70b", 16, GB_S),
-    "500 layers, 1,024 devices": on_nodes("llama3-405b", 128, FAST, 500, settle_bsz=2048, **WIDE),
-    "random prices": lambda: random_prices(96, 0),
+    "405b, 1,024 devices": on_sheet("llama3-405b", 1024, 8, **WIDE),
+    "7b, 32 devices, 1 GB/s": on_sheet("llama2-7b", 32, 4, 8, memory_constraint=24, settle_bsz=64),
+    "13b, 32 devices, 2 GB/s": on_sheet("llama2-13b", 32, 4, 16, memory_constraint=24, settle_bsz=64),
+    "70b, 128 devices, 1 GB/s": on_sheet("llama3-70b", 128, 4, 8, settle_bsz=256, max_tp_deg=8),
+    "500 layers, 1,024 devices": on_sheet("llama3-405b", 1024, 8, layers=500, **WIDE | {"max_tp_deg": 8}),
+    "random prices": random_prices(0),
     "70b, 32K tokens, recompute by parts": on_sheet("llama3.1-70b", 64, 32, recompute_parts=True),
     "405b, recompute by parts": on_sheet("llama3.1-405b", 1024, 4, recompute_parts=True),
     "405b, context parallel": on_sheet("llama3.1-405b", 256, 4, max_cp_deg=32),
-    "13b, interleaved": on_nodes("llama2-13b", 2, FAST, settle_bsz=64, max_virtual_pp_deg=4),
+    "13b, interleaved": on_sheet("llama2-13b", 16, 4, settle_bsz=64, max_virtual_pp_deg=4),
 }
 HARD: dict[str, Run] = {  # for the slow test
-    "random prices that need branching": lambda: random_prices(96, 3),
-    "70b, interleaved": on_nodes("llama3-70b", 4, FAST, settle_bsz=32, max_virtual_pp_deg=4),
+    "random prices that need branching": random_prices(3),
+    "70b, interleaved": on_sheet("llama3-70b", 32, 4, settle_bsz=32, max_virtual_pp_deg=4),
     "405b, all dimensions": on_sheet(
         "llama3.1-405b", 256, 4, max_virtual_pp_deg=4, recompute_parts=True, max_cp_deg=32
     ),

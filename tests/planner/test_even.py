@@ -79,7 +79,7 @@ def bare(cost, options, model):
     return search(model, cost, options.model_copy(update={"memory_constraint": 1000.0, "trainer": "galvatron"})).plan
 
 
-EXPERTS = replace(SMALL, family="qwen3_moe", layers=3, experts=8, experts_per_token=2, expert_size=1024)
+EXPERTS = replace(SMALL, family="qwen3_moe", layers=2, experts=8, experts_per_token=2, expert_size=1024)
 
 
 @pytest.mark.parametrize(
