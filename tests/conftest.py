@@ -44,7 +44,25 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Progress(config))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+# Files that take longest, first: their tests begin while all workers have others to do.
+SLOWEST = (
+    *("distributed/test_parity.py", "distributed/test_checkpoint.py", "distributed/test_tuning.py"),
+    *("distributed/test_deferred.py", "distributed/test_pretrained.py", "distributed/test_resume.py"),
+    *("distributed/test_launch.py", "planner/test_even.py", "cli/test_one_device.py", "docs/test_blocks.py"),
+    *("distributed/test_finetune.py", "runtime/test_streams.py", "gpu_check/test_gpu_check.py"),
+)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Each worker begins with its share of the slowest files: of its tests, others take those at the end."""
+    workers = getattr(config, "workerinput", {}).get("workercount", 1)
+    ranks = {str(TESTS / name): rank for rank, name in enumerate(SLOWEST)}
+    files: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(str(item.path), []).append(item)
+    names = sorted(files, key=lambda name: ranks.get(name, len(ranks)))
+    if workers > 1:
+        items[:] = [item for worker in range(workers) for name in names[worker::workers] for item in files[name]]
     for item in items:
         if not item.get_closest_marker("timeout"):
             limit_s = SLOW_LIMIT_S if item.get_closest_marker("slow") else LIMIT_S
