@@ -1,18 +1,13 @@
 """For any folder of data: one line a fault and nothing left behind, or the data as they stand there."""
 
-from random import Random
-
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hostile import data
 from paddlenlp_galvatron.base.errors import UserError
-from paddlenlp_galvatron.training.data.corpus import Document, write_dataset
-from paddlenlp_galvatron.training.data.dataset import FOLDER, HEADER
+from paddlenlp_galvatron.training.data.dataset import HEADER
 from paddlenlp_galvatron.training.data.source import TrainingData
-from paddlenlp_galvatron.training.data.tokenizer import train_tokenizer
 
 SEQ = 4
 
@@ -36,21 +31,3 @@ def test_a_data_set_is_read_as_it_stands_or_refused(tmp_path_factory, random):
     kind = np.dtype(data.TYPES[HEADER.unpack(index[: HEADER.size])[2]])
     stored = np.frombuffer(tokens, kind).astype(np.int64).tolist()
     assert all(batch.shape == (1, SEQ + 1) and set(batch[0]) <= set(stored) for batch in batches)
-
-
-@pytest.fixture
-def prefix(tmp_path):
-    tokenizer = train_tokenizer(["a cat sat on a mat"], 300)
-    documents = [Document("a cat sat on a mat" * number, 1, "") for number in range(1, 30)]
-    write_dataset(documents, tmp_path / "x", tokenizer, 0)
-    return tmp_path / "x"
-
-
-@pytest.mark.parametrize("seed", range(15))
-def test_a_kept_index_is_used_as_it_was_or_made_again(prefix, seed):
-    random = Random(seed)
-    expected = TrainingData(prefix, SEQ, 4).batch(0)
-    for file in (prefix.parent / FOLDER).iterdir():
-        if random.random() < 0.6:
-            file.write_bytes(data.damaged(random, file.read_bytes()))
-    np.testing.assert_array_equal(TrainingData(prefix, SEQ, 4).batch(0), expected)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from paddlenlp_galvatron.base.errors import UserError
-from paddlenlp_galvatron.check.calibration.fit import MeasuredRun, calibrate, cost_of, expected
+from paddlenlp_galvatron.check.calibration.fit import MeasuredRun, cost_of, expected
 from paddlenlp_galvatron.check.calibration.sources import Table, read_table
 from paddlenlp_galvatron.plan import Assumptions, Precision, load_model, uniform_plan
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
@@ -37,21 +37,6 @@ def test_with_experts_one_by_one_a_rank_with_fewer_of_them_is_much_faster():
     for calls in (2, 20):  # however many its loop has
         other = replace(whole, kernels=run.kernels._replace(expert=calls))
         assert expected(other, H800).step_s > expected(run, H800).step_s
-
-
-@pytest.mark.slow
-def test_rows_of_long_samples_ask_for_the_speed_of_their_attention_and_of_nothing_else():
-    """Two of 32k and more among three rows, whose attention kernel is unknown: the rest is predicted within 8 %."""
-    runs = [replace(run, attention_speed=1.0) for run in read_runs(DENSE) if run.source == "llm-foundry"]
-    long = [run for run in runs if run.plan.assumed.seq_length >= 16384]
-    few = [long[0], long[3], next(run for run in runs if run.plan.assumed.seq_length == 2048)]
-    h100 = load_data_sheet("h100")
-    found = calibrate(few, h100)
-    assert found.refusal is None and found.sheet.product_start == h100.product_start
-    others = [run for run in long if run not in few]
-    errors = [[abs(expected(run, one).step_s / run.step_s - 1) for run in others] for one in (h100, found.sheet)]
-    before, after = (sum(each) / len(each) for each in errors)
-    assert before > 0.2 and after <= 0.08
 
 
 def row_with(tmp_path: Path, **cells: str) -> MeasuredRun:
@@ -122,25 +107,6 @@ def test_a_launch_costs_by_software_and_not_by_chip():
     run = MeasuredRun("tp8", "made up", "h100", shape, plan, 1.0)
     h100, h800 = (expected(run, load_data_sheet(device)).step_s for device in ("h100", "h800"))
     assert h100 == pytest.approx(h800, rel=0.1)  # 8.7 and 12.9 s where launches went by chip
-
-
-def reached(device: str, experts: bool) -> list[float]:
-    """Measured speed over the prediction of the device's sheet for our own software, of all rows of models with or
-    without experts, in rising order."""
-    sheet = load_data_sheet(device)
-    runs = [run for table in sorted(TABLES.iterdir()) for run in read_runs(table)]
-    own = [replace(run, stack=None) for run in runs if load_data_sheet(run.device).name == sheet.name]
-    return sorted(expected(run, sheet).step_s / run.step_s for run in own if bool(run.shape.experts) == experts)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("device", ["a100-80gb", "a800-80gb", "b200-180gb", "h100-80gb", "h800-80gb"])
-def test_a_sheet_says_how_fast_published_runs_are(device):
-    for kind, reported in load_data_sheet(device).published.items():
-        speeds = reached(device, kind == "MoE")
-        low, high = (speeds[round(share * (len(speeds) - 1))] for share in (0.1, 0.9))
-        assert (reported.low, reported.high) == pytest.approx((low, high), abs=0.01)
-        assert reported.runs == len(speeds)
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """Rules of the project as a whole: who imports whom, the length of files, and names that no file may have."""
 
-import ast
 import re
 import subprocess
 import sys
@@ -8,7 +7,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from importlinter import cli as import_linter
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -28,11 +26,6 @@ def project_files() -> list[Path]:
 
 FILES = project_files()
 SOURCES = [path for path in FILES if path.suffix in (".py", ".cpp", ".hpp", ".h", ".sh")]
-
-
-def test_arrows_between_packages(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    assert import_linter.lint_imports(no_cache=True) == 0
 
 
 PLANNING = (
@@ -116,16 +109,3 @@ def test_what_is_installed_beside_paddles_gpu_build_is_no_paddle():
 
 
 LONG_CONSTRUCTORS = {"GalvatronTrainer", "MapData", "TrainingData"}  # PaddleNLP's own names; this only shrinks
-
-
-def test_constructors_have_at_most_six_parameters():
-    made = [
-        (node.name, item.args)
-        for path in (ROOT / "paddlenlp_galvatron").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ClassDef)
-        for item in node.body
-        if isinstance(item, ast.FunctionDef) and item.name == "__init__"
-    ]
-    assert len(made) > 50
-    assert {name for name, of in made if len(of.args) + len(of.kwonlyargs) - 1 > 6} == LONG_CONSTRUCTORS
