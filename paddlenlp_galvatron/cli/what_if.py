@@ -29,6 +29,7 @@ from urllib.parse import parse_qsl
 from paddlenlp_galvatron.base.errors import GalvatronError, UserError, within
 from paddlenlp_galvatron.base.limits import Port
 from paddlenlp_galvatron.base.printing import say
+from paddlenlp_galvatron.base.reading import read_json
 from paddlenlp_galvatron.options.group import Options, canonical_options, is_boolean, read_words
 from paddlenlp_galvatron.planner.form import SEARCHED, Answer, Form, answer
 from paddlenlp_galvatron.report.page import PAGES, failed, faults_of, fragment, what_if_page
@@ -44,13 +45,7 @@ REQUEST_S = 30.0  # for which a browser may be silent
 WAITING = 16  # questions that may wait; a page asks one at a time
 LOOK_S = 0.5  # between looks whether anybody waits for the answer that is searched
 SCRIPTS = ("page.js", "what_if.js")
-SAFE = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'self'; connect-src 'self'; "
-    "img-src data:; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
-    "Cache-Control": "no-store",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-}
+SAFE: dict[str, str] = read_json(PAGES / "headers.json")
 SAVED = {"Content-Disposition": 'attachment; filename="plan.json"'}
 
 

@@ -253,17 +253,9 @@ def _whole(environment: Mapping[str, str], name: str, least: int) -> int | None:
 def start_lines(command: str, num_nodes: int, gpus_per_node: int) -> dict[str, str]:
     """The line that starts the command on each of several nodes, by launcher. Slurm gives a task no GPU and one core,
     and Open MPI binds it to one, by default; the command's ranks, data threads and NCCL share its cores."""
-    slurm = f"--ntasks-per-node=1 --gpus-per-node={gpus_per_node} --cpus-per-task=$SLURM_CPUS_ON_NODE"
-    meet = "MASTER_ADDR=NODE0 MASTER_PORT=29500"
-    mpi = "--map-by ppr:1:node --bind-to none -x MASTER_ADDR -x MASTER_PORT"
-    paddle = f"python -m paddle.distributed.launch --nnodes {num_nodes} --nproc_per_node 1 --master NODE0:29500"
-    return {
-        "by hand": f"NUM_NODES={num_nodes} NODE_RANK=0 {meet} {command}  # NODE_RANK 1, … on the others",
-        "Slurm": f"srun --nodes={num_nodes} {slurm} {command}",
-        "mpirun": f"{meet} mpirun -np {num_nodes} {mpi} {command}",
-        "Paddle": f"{paddle} {command}",
-        "Kubernetes": f"NUM_NODES={num_nodes} {meet} {command}  # in a job with completionMode: Indexed",
-    }
+    values = {"command": command, "num_nodes": num_nodes, "gpus_per_node": gpus_per_node}
+    lines: dict[str, str] = read_json(Path(__file__).with_name("start_lines.json"))
+    return {launcher: line.format(**values) for launcher, line in lines.items()}
 
 
 REMEDY = "set NUM_NODES, NODE_RANK, MASTER_ADDR and MASTER_PORT, or NUM_NODES=1 for this node alone"

@@ -25,6 +25,7 @@ FALLBACKS: dict[str, list[str]] = _DATA["fallbacks"]
 SEARCH_LIMITS = _inverse(_DATA["search_limits"])
 SEARCHED = {"settle_bsz", "max_cp_deg"}  # options that commands have which search
 MISNOMERS = _inverse(_DATA["misnomers"])  # word that is no name of an option -> option to suggest
+SHAPE_FIELDS: dict[str, str] = _DATA["shape_fields"]  # our option -> field of config.json
 VALUES: dict[str, dict[str, str]] = _DATA["values"]  # other name -> value under it -> the value by our name
 TYPES = ("bf16", "fp16")  # of numbers, which others name by a switch each
 MOST_LISTED = 20  # known names that an error lists

@@ -10,21 +10,9 @@ from ..base.errors import UserError
 from ..base.limits import MOST_LAYERS, CountOrNone, Layers, Size
 from ..model import ModelShape, config_of, load_model, shape_from_config
 from ..model.config import EXAMPLES
+from .aliases import SHAPE_FIELDS
 from .group import Options, Sizes
 
-# Our option -> field of config.json.
-SHAPE_FIELDS = {
-    "model_type": "model_type",
-    "hidden_size": "hidden_size",
-    "num_attention_heads": "num_attention_heads",
-    "num_key_value_heads": "num_key_value_heads",
-    "intermediate_size": "intermediate_size",
-    "vocab_size": "vocab_size",
-    "max_position_embeddings": "max_position_embeddings",
-    "tie_word_embeddings": "tie_word_embeddings",
-    "num_layers": "num_hidden_layers",
-    "num_nextn_predict_layers": "num_nextn_predict_layers",
-}
 SEQ = 4096  # sequence length by default, for all commands, or all positions of a model that has fewer
 LISTS = ("hidden_size_list", "layernum_list", "seqlen_list")  # an entry a layer type
 NUMBERS = ("hidden_size", "num_layers", "num_attention_heads", "intermediate_size", "vocab_size")

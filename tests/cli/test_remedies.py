@@ -47,6 +47,7 @@ REPORTED_BY: dict[str, tuple[str, ...]] = {
     "planner/scale.py": ("search",),
     "planner": (),
     "profiles": ("search", "fit", "what-if", *ORIGIN),
+    "report/fit.py": ("fit",),
     "report": (),
     "runtime": ("train",),
     "training/data/corpus.py": ("data prepare",),

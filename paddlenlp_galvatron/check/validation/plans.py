@@ -14,9 +14,7 @@ from ...plan.check import require_valid
 from ...plan.mesh import divisors, every_degrees
 from ...plan.uniform import even_stages
 
-KINDS = ("uniform", "alone", "layer-wise", "mixed")  # in turn
 MOST_MISSES = 1000  # in a row, before the space counts as used up
-MOST_RUNS = 3  # of equal layers, in a layer-wise plan
 AGAIN = 0.3  # share of layers of which something is recomputed
 
 
@@ -31,8 +29,7 @@ def sample_plans(
 ) -> Iterator[tuple[str, Plan]]:
     """(kind, plan), `count` different ones, or all that were found; the same for the same arguments.
 
-    One strategy for all layers; one dimension away from plain data parallelism; runs of layers of different strategies;
-    everything mixed. `priced`: whether the cost model can price a plan.
+    One strategy for all layers; everything mixed. `priced`: whether the cost model can price a plan.
     """
     random = Random(f"{seed}/{shape.fingerprint}/{world_size}/{global_batch}")
     base = Plan(
@@ -46,7 +43,7 @@ def sample_plans(
     seen: set[Plan] = set()
     misses = 0
     while len(seen) < count and misses < MOST_MISSES:
-        kind = KINDS[(len(seen) + misses) % len(KINDS)]
+        kind = [*_DRAWN][(len(seen) + misses) % len(_DRAWN)]
         plan = _DRAWN[kind](random, base)
         if plan in seen or not _runs(plan, shape) or not priced(plan):
             misses += 1
@@ -64,46 +61,9 @@ def _runs(plan: Plan, shape: ModelShape) -> bool:
     return True
 
 
-def _alone(random: Random, base: Plan) -> Plan:
-    """The plain plan with one dimension changed."""
-    size = base.world_size
-    degree = random.choice(divisors(size)[1:] or [1])
-    layer = base.layers[0]
-
-    def layers(**changed: object) -> Plan:
-        return replace(base, layers=(replace(layer, **changed),) * len(base.layers))  # type: ignore[arg-type]
-
-    changes = (
-        base,
-        layers(degree=degree),
-        layers(degree=degree, ulysses=True),
-        layers(context=degree),
-        layers(dp_type=DataParallel.ZERO3),
-        replace(layers(dp_type=DataParallel.ZERO2), default_dp_type=DataParallel.ZERO2),
-        layers(recompute=Recompute.FULL),
-        layers(recompute=random.choice(PARTLY)),
-        replace(base, vocab=VocabStrategy(degree)),
-        replace(base, vocab=VocabStrategy(degree, ulysses=True)),
-        replace(base, vocab=VocabStrategy(context=degree)),
-        replace(base, vocab=VocabStrategy(dp_type=DataParallel.ZERO3)),
-        replace(base, micro_batches=random.choice(divisors(base.global_batch // size)[1:] or [1])),
-        _pipelined(random, base, degree, even=True),
-    )
-    return random.choice(changes)
-
-
 def _uniform(random: Random, base: Plan) -> Plan:
     plan = _framed(random, base, even=True)
     return replace(plan, layers=(_layer(random, plan),) * len(plan.layers))
-
-
-def _layer_wise(random: Random, base: Plan) -> Plan:
-    plan = _framed(random, base, even=True)
-    count = len(plan.layers)
-    cuts = sorted(random.sample(range(1, count), min(random.randrange(1, MOST_RUNS), count - 1)))
-    edges = [0, *cuts, count]
-    runs = [(_layer(random, plan),) * (stop - start) for start, stop in pairwise(edges)]
-    return replace(plan, layers=tuple(layer for run in runs for layer in run))
 
 
 def mixed(random: Random, base: Plan) -> Plan:
@@ -112,12 +72,7 @@ def mixed(random: Random, base: Plan) -> Plan:
     return replace(plan, layers=tuple(_layer(random, plan) for _ in plan.layers))
 
 
-_DRAWN: dict[str, Callable[[Random, Plan], Plan]] = {
-    "uniform": _uniform,
-    "alone": _alone,
-    "layer-wise": _layer_wise,
-    "mixed": mixed,
-}
+_DRAWN: dict[str, Callable[[Random, Plan], Plan]] = {"uniform": _uniform, "mixed": mixed}  # in turn
 
 
 def _framed(random: Random, base: Plan, even: bool) -> Plan:
