@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from operator import add
 from typing import Any, NamedTuple
 
+from ..plan.schedule import ByKind, PassKind
 from ..plan.strategy import IMBALANCE, IMBALANCE_BOUND, Load, Plan
 from ..profiles.analytic import GROUPED, ExpertKernels
 from ..profiles.compute_time import ComputeTimes
@@ -126,35 +127,41 @@ class States(NamedTuple):
     masks_mib: float = 0.0  # attention masks, and messages between stages
 
 
+class PassTerms(NamedTuple):
+    """The terms of one pass of a micro-batch, in ms, in the order in which they are added up."""
+
+    compute_ms: float = 0.0
+    recompute_ms: float = 0.0
+    gather_ms: float = 0.0  # ZeRO-3's weights
+    reduce_ms: float = 0.0  # gradients that are reduced after each micro-batch
+    tensor_ms: float = 0.0  # collectives of tensor and context parallelism and Ulysses
+    expert_ms: float = 0.0  # those of expert parallelism
+
+    def __add__(self, other: PassTerms) -> PassTerms:  # type: ignore[override]
+        """The terms of two modules together."""
+        return PassTerms(*map(add, self, other))
+
+
 class Terms(NamedTuple):
     """The terms of a cost. Communication counts as far as it is not hidden behind compute."""
 
     states: States
-    # Each micro-batch, ms.
-    forward_ms: float = 0.0  # compute
-    backward_ms: float = 0.0  # compute, recompute left out
-    recompute_ms: float = 0.0
-    tensor_forward_ms: float = 0.0  # collectives of tensor and context parallelism and Ulysses
-    tensor_backward_ms: float = 0.0
-    gather_forward_ms: float = 0.0  # ZeRO-3's weights
-    gather_backward_ms: float = 0.0
-    gather_hidden_ms: float = 0.0  # of both passes, behind compute
-    # Once a step, ms; gradients each micro-batch where they are reduced then.
-    reduce_ms: float = 0.0
-    reduce_hidden_ms: float = 0.0
+    passes: ByKind[PassTerms] = ByKind(PassTerms(), PassTerms())
+    # Each micro-batch, ms, behind compute.
+    gather_hidden_ms: float = 0.0
+    tensor_hidden_ms: float = 0.0
+    # Once a step, ms.
+    reduce_ms: float = 0.0  # gradients that are not reduced after each micro-batch
+    reduce_hidden_ms: float = 0.0  # behind compute; each micro-batch where they are reduced then
     reduced_each: bool = False
     finish_ms: float = 0.0  # gradients that are summed when all backward passes are done
     publish_ms: float = 0.0  # ZeRO-2's updated weights
     optimizer_ms: float = 0.0
-    # Each micro-batch, ms: collectives of expert parallelism, which are none of `tensor_forward_ms`.
-    expert_forward_ms: float = 0.0
-    expert_backward_ms: float = 0.0
-    tensor_hidden_ms: float = 0.0  # each micro-batch: of tensor parallelism, behind backward's products
 
     def __add__(self, other: Terms) -> Terms:  # type: ignore[override]
         """The terms of two modules that reduce gradients at the same time."""
-        states = States(*map(add, self.states, other.states))
-        return Terms(*map(add, self, other))._replace(states=states, reduced_each=self.reduced_each)
+        states, passes = States(*map(add, self.states, other.states)), ByKind(*map(add, self.passes, other.passes))
+        return Terms(*map(add, self, other))._replace(states=states, passes=passes, reduced_each=self.reduced_each)
 
 
 NOTHING = Terms(States())
@@ -216,8 +223,7 @@ class PartMemory(NamedTuple):
 class LayerCost:
     """Cost of one layer (or of the vocabulary layers of one stage) on the rank that has most of it."""
 
-    forward_ms: float  # one micro-batch, with all communication in its way
-    backward_ms: float  # the same, recompute included
+    passes_ms: ByKind[float]  # one micro-batch, with all communication in its way and recompute
     sync_ms: float  # on top of the last micro-batch's backward: gradient sum and optimizer step
     states_mib: float  # weights, gradients, optimizer states
     activation_mib: float  # held by every micro-batch in flight
@@ -230,12 +236,9 @@ class LayerCost:
         cls, terms: Terms, activation_mib: float, workspace: Workspace, memory: PartMemory | None = None
     ) -> LayerCost:
         """The sums of all terms."""
-        each, once = (terms.reduce_ms, 0.0) if terms.reduced_each else (0.0, terms.reduce_ms)
-        backward = terms.backward_ms + terms.recompute_ms + terms.gather_backward_ms + each
         return cls(
-            terms.forward_ms + terms.gather_forward_ms + terms.tensor_forward_ms + terms.expert_forward_ms,
-            backward + terms.tensor_backward_ms + terms.expert_backward_ms,
-            terms.finish_ms + terms.publish_ms + terms.optimizer_ms + once,
+            ByKind(*map(sum, terms.passes)),
+            terms.finish_ms + terms.publish_ms + terms.optimizer_ms + terms.reduce_ms,
             sum(terms.states),
             activation_mib,
             workspace,
@@ -284,16 +287,16 @@ class StageMemory:
 class StagePrediction:
     """Predicted times of one stage for one micro-batch, through all its chunks, in ms, and its memory."""
 
-    forward_ms: float
-    backward_ms: float
+    passes_ms: ByKind[float]
     sync_ms: float  # on top of the last backward
     send_ms: float  # to the next stage, and the gradient back, from all its chunks; 0 from the last of all
     memory: StageMemory
-    chunks_ms: tuple[tuple[float, float, float], ...]  # forward, backward and send of each chunk
+    chunks_ms: tuple[tuple[ByKind[float], float], ...]  # passes and send of each chunk
 
     def summary(self) -> dict[str, Any]:
         """Times and memory of all chunks together, as JSON values."""
-        times = {name: getattr(self, name) for name in ("forward_ms", "backward_ms", "sync_ms", "send_ms")}
+        passes = {f"{kind}_ms": self.passes_ms.of(kind) for kind in PassKind}
+        times = {**passes, "sync_ms": self.sync_ms, "send_ms": self.send_ms}
         return {**times, "memory": asdict(self.memory), "memory_mib": self.memory.total_mib}
 
 

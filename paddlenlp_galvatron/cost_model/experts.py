@@ -16,6 +16,7 @@ from ..base.units import FP32_BYTES, MIB
 from ..model import Fused, ModelShape, Recompute
 from ..plan.comm_points import Collective
 from ..plan.mesh import EXCHANGE, Axis
+from ..plan.schedule import ByKind
 from ..plan.strategy import Experts, padded_rows
 from ..profiles.computation import PassTimes
 from .collectives import Call, Calls, Setting, matrix_calls
@@ -48,7 +49,11 @@ class ExpertPrices:
         workspace = Workspace.of((likely.workspace, workspace))
         cost = LayerCost.of(likely.terms, room.activation_mib, workspace, likely.memory)
         rank = self._modules.task.adapter_rank
-        return cost if rank is None else cost + self._adapters(rank, experts, setting, likely.terms.forward_ms)
+        return (
+            cost
+            if rank is None
+            else cost + self._adapters(rank, experts, setting, likely.terms.passes.forward.compute_ms)
+        )
 
     def _adapters(self, rank: int, experts: Experts, setting: Setting, forward_ms: float) -> LayerCost:
         """Cost of the experts' adapters without activations, which `_room` has; `forward_ms`: of the experts."""
@@ -79,9 +84,8 @@ class ExpertPrices:
         room = self._room(experts, recompute, setting, stretch)
         sharding = experts.shards(setting.stage_size)
         cost = self._modules.module_cost(experts.dp_type, sharding, setting, timed, passes, weights, room)
-        terms = cost.terms._replace(tensor_forward_ms=0.0, tensor_backward_ms=0.0)
-        terms = terms._replace(expert_forward_ms=timed.forward_ms, expert_backward_ms=timed.backward_ms)
-        return replace(cost, terms=terms)
+        moved = ByKind(*(each._replace(tensor_ms=0.0, expert_ms=each.tensor_ms) for each in cost.terms.passes))
+        return replace(cost, terms=cost.terms._replace(passes=moved))
 
     def _room(self, experts: Experts, recompute: Recompute, setting: Setting, imbalance: float) -> Room:
         """Activations and working memory at an imbalance."""

@@ -9,6 +9,7 @@ from math import inf
 
 from ..plan import ModelShape, Plan
 from ..plan.assumption import Assumption
+from ..plan.schedule import PassKind
 from ..plan.strategy import Strategy, VocabStrategy, runs, states_words
 from .costs import Prediction, Terms, Workspace
 from .model import CostModel
@@ -76,7 +77,7 @@ def breakdown(plan: Plan, cost: CostModel, prediction: Prediction, stage: int, b
     time_ms = {key: sum(part.time_ms.get(key, 0.0) for part in parts) for key in TIME}
     hidden_ms = {key: sum(part.hidden_ms.get(key, 0.0) for part in parts) for key in ("tensor", "gathers", "gradients")}
     time_ms["layouts"] = layouts_ms(plan, cost, stage)
-    busy = plan.micro_batches * (predicted.forward_ms + predicted.backward_ms) + predicted.sync_ms
+    busy = plan.micro_batches * sum(predicted.passes_ms) + predicted.sync_ms
     time_ms["waiting"] = max(0.0, prediction.time_s * 1000 - busy)
     memory = {key: sum(part.memory_mib.get(key, 0.0) for part in parts) for key in MEMORY if key != "free"}
     memory |= {"working": predicted.memory.working_mib, "reserve": predicted.memory.context_mib}
@@ -138,14 +139,14 @@ def layouts_ms(plan: Plan, cost: CostModel, stage: int) -> float:
 
 def part_ms(terms: Terms, micro_batches: int) -> dict[str, float]:
     """Terms of a layer, embedding or LM head in a step, ms."""
+    _, recompute_ms, gather_ms, reduce_ms, tensor_ms, expert_ms = map(sum, zip(*terms.passes, strict=True))
     return {
-        "forward": micro_batches * terms.forward_ms,
-        "backward": micro_batches * terms.backward_ms,
-        "recompute": micro_batches * terms.recompute_ms,
-        "tensor": micro_batches * (terms.tensor_forward_ms + terms.tensor_backward_ms),
-        "experts": micro_batches * (terms.expert_forward_ms + terms.expert_backward_ms),
-        "gathers": micro_batches * (terms.gather_forward_ms + terms.gather_backward_ms),
-        "gradients": _each(terms, micro_batches) * terms.reduce_ms + terms.finish_ms,
+        **{kind: micro_batches * terms.passes.of(kind).compute_ms for kind in PassKind},
+        "recompute": micro_batches * recompute_ms,
+        "tensor": micro_batches * tensor_ms,
+        "experts": micro_batches * expert_ms,
+        "gathers": micro_batches * gather_ms,
+        "gradients": micro_batches * reduce_ms + terms.reduce_ms + terms.finish_ms,
         "publish": terms.publish_ms,
         "optimizer": terms.optimizer_ms,
     }
@@ -155,7 +156,7 @@ def _named(times_ms: dict[str, float], vocabulary: bool) -> dict[str, float]:
     """The vocabulary's computation is a term of its own; nothing of it is recomputed."""
     if not vocabulary:
         return times_ms
-    computed = times_ms.pop("forward") + times_ms.pop("backward")
+    computed = sum(times_ms.pop(kind) for kind in PassKind)
     return times_ms | {"vocabulary": computed, "recompute": 0.0}
 
 

@@ -17,6 +17,7 @@ from ..plan.comm_points import Collective
 from ..plan.communicators import communicators
 from ..plan.layout import TokenLayout, redistribution, token_layout
 from ..plan.mesh import Axis, Mesh
+from ..plan.schedule import ByKind, PassKind
 from ..plan.strategy import Assumptions, Experts, LayerStrategy, Load, Plan, Strategy, VocabStrategy
 from ..profiles.memory import Role
 from ..profiles.reserve import Reserve
@@ -119,15 +120,15 @@ class CostModel:
 
     def switch_cost(
         self, before: Strategy | None, after: Strategy | None, stage: StageSetting, layer_type: int = 0
-    ) -> tuple[float, float]:
-        """(forward, backward) ms of handing one micro-batch's tokens of a layer type on; None is the stage's edge.
+    ) -> ByKind[float]:
+        """Time in ms of handing one micro-batch's tokens of a layer type on; None is the stage's edge.
 
         Gradients go the other way between the same layouts. Equal layouts cost nothing.
         """
         sharded = self.assumed.sequence_parallel
         source, target = (token_layout(strategy, stage.stage_size, sharded) for strategy in (before, after))
         moved = stage.micro_batch, layer_type
-        return self._move_ms(source, target, *moved), self._move_ms(target, source, *moved)
+        return ByKind(self._move_ms(source, target, *moved), self._move_ms(target, source, *moved))
 
     @once
     def _move_ms(self, source: TokenLayout, target: TokenLayout, micro_batch: int, layer_type: int) -> float:
@@ -169,24 +170,27 @@ class CostModel:
         chunks_ms = []
         for chunk, parts in enumerate(chunks):
             switches, behind = self.chunk_switches(plan, stage, chunk), plan.chunk_layers(stage, chunk).stop
-            forward_ms = sum(part.forward_ms for part in parts) + sum(forward for forward, _ in switches)
-            backward_ms = sum(part.backward_ms for part in parts) + sum(backward for _, backward in switches)
+            each_ms = (
+                sum(p.passes_ms.of(kind) for p in parts) + sum(s.of(kind) for s in switches) for kind in PassKind
+            )
             last = plan.is_last(stage, chunk)
             send_ms = 0.0 if last else self.boundary_cost(setting, self.crossing_type(behind))
-            chunks_ms.append((forward_ms, backward_ms, send_ms))
+            chunks_ms.append((ByKind(*each_ms), send_ms))
         each = not self.assumed.async_grad_reduce
         memory = memory_of(plan, stage, chunks, self.options, each, self._shared_mib(plan, stage))
         sync_ms = sum(part.sync_ms for parts in chunks for part in parts)
-        forward_ms, backward_ms, send_ms = map(sum, zip(*chunks_ms, strict=True))
-        return StagePrediction(forward_ms, backward_ms, sync_ms, send_ms, memory, tuple(chunks_ms))
+        passes, sends_ms = zip(*chunks_ms, strict=True)
+        passes_ms: ByKind[float] = ByKind(*map(sum, zip(*passes, strict=True)))
+        return StagePrediction(passes_ms, sync_ms, sum(sends_ms), memory, tuple(chunks_ms))
 
     def joined(self, plan: Plan, stages: Sequence[StagePrediction]) -> Prediction:
         """The prediction of a plan whose stages cost this."""
         chunks_ms = [stage.chunks_ms[chunk] for chunk in range(plan.chunks) for stage in stages]
-        forward_ms, backward_ms, send_ms = map(list, zip(*chunks_ms, strict=True))
-        times = StageTimes(forward_ms, backward_ms, [stage.sync_ms for stage in stages], send_ms[:-1])
+        passes, send_ms = zip(*chunks_ms, strict=True)
+        passes_ms: ByKind[Sequence[float]] = ByKind(*zip(*passes, strict=True))
+        times = StageTimes(passes_ms, [stage.sync_ms for stage in stages], send_ms[:-1])
         time_ms = step_ms(plan.schedule, times, plan.micro_batches)
-        busy = sum(plan.micro_batches * (s.forward_ms + s.backward_ms) + s.sync_ms for s in stages)
+        busy = sum(plan.micro_batches * sum(s.passes_ms) + s.sync_ms for s in stages)
         return Prediction(
             time_s=time_ms / 1000,
             samples_per_s=plan.global_batch / time_ms * 1000,
@@ -222,8 +226,8 @@ class CostModel:
             parts.insert(0, self.middle_cost(setting, later))
         return parts
 
-    def chunk_switches(self, plan: Plan, stage: int, chunk: int) -> list[tuple[float, float]]:
-        """(forward, backward) ms of one micro-batch at each boundary between the parts of a chunk of a stage."""
+    def chunk_switches(self, plan: Plan, stage: int, chunk: int) -> list[ByKind[float]]:
+        """Time in ms of one micro-batch at each boundary between the parts of a chunk of a stage."""
         setting = StageSetting.of(plan)
         boundaries, layers = pairwise(plan.chunk_chain(stage, chunk)), plan.chunk_layers(stage, chunk)
         switches = [
@@ -231,7 +235,7 @@ class CostModel:
             for layer, (before, after) in enumerate(boundaries, layers.start)
         ]
         if self.models[-1].mtp_layers and plan.is_last(stage, chunk):
-            switches[-1] = (MTP_CHANGES / 2 * sum(switches[-1]),) * 2
+            switches[-1] = ByKind(*[MTP_CHANGES / 2 * sum(switches[-1])] * len(PassKind))
         return switches
 
     def _shared_mib(self, plan: Plan, stage: int) -> float:

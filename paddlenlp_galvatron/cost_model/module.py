@@ -17,10 +17,11 @@ from ..base import FP32_BYTES, GB_PER_S, MIB, UserError
 from ..base.caching import once
 from ..model import LayerKind, ModelShape, Split
 from ..plan.mesh import Mesh
+from ..plan.schedule import ByKind
 from ..plan.strategy import JOINED_NUMBERS, PART, PLACES, STATES, Assumptions, DataParallel, Precision
 from ..profiles.computation import PassTimes
 from .collectives import Calls, CallTimes, Setting
-from .costs import CostOptions, LayerCost, PartMemory, Profiles, StageSetting, States, Task, Terms, Workspace
+from .costs import CostOptions, LayerCost, PartMemory, PassTerms, Profiles, StageSetting, States, Task, Terms, Workspace
 from .stage_memory import constants_mib
 from .weights import MOMENT_BYTES, StateBytes, Weights
 
@@ -140,21 +141,18 @@ class ModulePrices:
         optimizer_ms = updated / 1e6 * self.times.profile.optimizer_ms_per_million
         if self.host_mib_per_ms:  # there and back: both ways share the host's memory with the node's other GPUs
             optimizer_ms += 2 * memory.host_mib / self.host_mib_per_ms
-        gather_shown_ms = forward - passes.forward_ms, backward - compute_ms
+        shown_ms, each = (forward - passes.forward_ms, backward - compute_ms), not self.assumed.async_grad_reduce
         terms = Terms(
             states,
-            forward_ms=passes.forward_ms,
-            backward_ms=passes.backward_ms,
-            recompute_ms=again_ms,
-            tensor_forward_ms=calls.forward_ms,
-            tensor_backward_ms=calls.backward_ms,
+            ByKind(
+                PassTerms(passes.forward_ms, gather_ms=shown_ms[0], tensor_ms=calls.forward_ms),
+                PassTerms(passes.backward_ms, again_ms, shown_ms[1], reduce_ms if each else 0.0, calls.backward_ms),
+            ),
             tensor_hidden_ms=calls.hidden_ms,
-            gather_forward_ms=gather_shown_ms[0],
-            gather_backward_ms=gather_shown_ms[1],
-            gather_hidden_ms=calls.gather_forward.ms + gathers.ms - sum(gather_shown_ms),
-            reduce_ms=reduce_ms,
+            gather_hidden_ms=calls.gather_forward.ms + gathers.ms - sum(shown_ms),
+            reduce_ms=0.0 if each else reduce_ms,
             reduce_hidden_ms=reductions.ms - reduce_ms,
-            reduced_each=not self.assumed.async_grad_reduce,
+            reduced_each=each,
             finish_ms=calls.finish_ms + across_ms,
             publish_ms=calls.publish_ms,
             optimizer_ms=optimizer_ms,

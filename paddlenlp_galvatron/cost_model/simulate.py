@@ -16,7 +16,7 @@ import galvatron_dp_core
 import numpy as np
 
 from ..base.errors import UserError
-from ..plan.schedule import Done, Pass, Schedule, arrays, input_of, order, way_ms
+from ..plan.schedule import ByKind, Done, Pass, Schedule, arrays, input_of, order, way_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,7 @@ class StageTimes:
     second of every stage, and so on.
     """
 
-    forward: Sequence[float]  # of each chunk, one micro-batch
-    backward: Sequence[float]  # of each chunk, one micro-batch
+    passes: ByKind[Sequence[float]]  # of each chunk, one micro-batch
     sync: Sequence[float]  # of each stage, after the last backward
     send: Sequence[float]  # from each chunk to the next, and the same back; one entry fewer
 
@@ -39,7 +38,7 @@ class StageTimes:
     @property
     def chunks(self) -> int:
         """Number of chunks of a stage."""
-        return len(self.forward) // len(self.sync)
+        return len(self.passes.forward) // len(self.sync)
 
 
 class Span(NamedTuple):
@@ -55,7 +54,7 @@ def step_ms(schedule: Schedule, times: StageTimes, micro_batches: int) -> float:
     """Time of one step in ms, by the core's simulation, which the search uses, too. Raises UserError if a step has too
     many passes."""
     passes, runs = arrays(schedule, times.stages, micro_batches, times.chunks)
-    each = times.forward, times.backward, times.sync, np.array(times.send, dtype=float)
+    each = *times.passes, times.sync, np.array(times.send, dtype=float)
     try:
         return float(galvatron_dp_core.step_ms(passes, runs, micro_batches, *each))
     except galvatron_dp_core.TooHard as error:
@@ -84,7 +83,7 @@ def timeline(schedule: Schedule, times: StageTimes, micro_batches: int) -> list[
                     waiting = True
                     break
                 start = max(free[stage], ready + way_ms(at, before, times.send))
-                long = (times.forward if work.kind == "forward" else times.backward)[at]
+                long = times.passes.of(work.kind)[at]
                 free[stage] = stop[at, work.kind, work.micro_batch] = start + long
                 spans.append(Span(stage, work, start, start + long))
                 place[stage] += 1

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from ..base.units import FP32_BYTES, MIB
 from ..model import ModelShape
 from ..plan import Assumptions, Axis, Plan
-from ..plan.schedule import Pass, chunks_in_flight, without_repeats
+from ..plan.schedule import Pass, PassKind, chunks_in_flight, without_repeats
 from ..profiles.memory_use import MemoryUse
 from .costs import CostOptions, LayerCost, PartMemory, StageMemory, Workspace
 
@@ -124,13 +124,13 @@ def peak_mib(chunks: Sequence[Sequence[PartMemory]], passes: Sequence[Pass], red
     updating_mib += max(part.matrix_mib for part in every)
     activations_mib = [sum(part.activation_mib for part in parts) for parts in chunks]
     gradients_mib = [(0.0, _between(parts, reduced_each), sum(part.kept_mib for part in parts)) for parts in chunks]
-    micro_batches = sum(work.kind == "backward" for work in passes) // len(chunks)
+    micro_batches = sum(work.kind is PassKind.BACKWARD for work in passes) // len(chunks)
     in_flight_mib, done = 0.0, [0] * len(chunks)
     sent: tuple[int, bool] | None = None
     most_mib: dict[_Start, float] = {}  # in flight, at backwards that are otherwise equal
     for work in passes:
         chunk = work.chunk
-        if work.kind == "forward":
+        if work.kind is PassKind.FORWARD:
             in_flight_mib += activations_mib[chunk]
             continue
         states = tuple((count > 0) + (count == micro_batches) for count in done)

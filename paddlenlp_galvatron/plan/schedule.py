@@ -18,20 +18,40 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
 from functools import lru_cache
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Integers = NDArray[np.int64]
-KINDS: tuple[Literal["forward"], Literal["backward"]] = "forward", "backward"
-FORWARD, BACKWARD = range(2)
+T = TypeVar("T")
+
+
+class PassKind(StrEnum):
+    """The computation of a pass."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+
+KINDS = tuple(PassKind)
+FORWARD, BACKWARD = range(len(KINDS))  # as the core numbers them
+
+
+class ByKind(NamedTuple, Generic[T]):
+    """A value of each kind of pass, in the order of `PassKind`."""
+
+    forward: T
+    backward: T
+
+    def of(self, kind: PassKind) -> T:
+        return self[KINDS.index(kind)]
 
 
 class Pass(NamedTuple):
-    """One forward or backward pass of one micro-batch through one chunk of a stage's layers."""
+    """One pass of one micro-batch through one chunk of a stage's layers."""
 
-    kind: Literal["forward", "backward"]
+    kind: PassKind
     chunk: int
     micro_batch: int
 
@@ -44,7 +64,7 @@ class Run(NamedTuple):
     step: int = 1
 
 
-Done = tuple[int, str, int]  # a pass: its chunk among those of all stages, kind, micro-batch
+Done = tuple[int, PassKind, int]  # a pass: its chunk among those of all stages, kind, micro-batch
 
 Runs = Callable[[int, int, int], Iterable[Run]]
 """A schedule: the runs of a stage, in order, given stage, number of stages and of micro-batches."""
@@ -204,9 +224,9 @@ def expand(runs: Iterable[Run]) -> Iterator[Pass]:
 
 def input_of(at: int, work: Pass, last: int) -> Done | None:
     """The pass from which a pass of chunk `at` takes its input; None: the first of all. `last`: the last chunk."""
-    if work.kind == "backward":
-        return (at, "forward", work.micro_batch) if at == last else (at + 1, "backward", work.micro_batch)
-    return (at - 1, "forward", work.micro_batch) if at else None
+    if work.kind is PassKind.FORWARD:
+        return (at - 1, work.kind, work.micro_batch) if at else None
+    return (at, PassKind.FORWARD, work.micro_batch) if at == last else (at + 1, work.kind, work.micro_batch)
 
 
 def way_ms(at: int, source: Done | None, send: Sequence[float]) -> float:
@@ -227,7 +247,7 @@ def arrivals(order_of: Callable[[int], Iterable[Pass]], stage: int, stages: int,
             source = input_of(at, work, last)
             if source and source[0] % stages == stage:
                 received[work.kind] += 1
-            known[at, work.kind, work.micro_batch] = received[KINDS[work.kind == "forward"]]
+            known[at, work.kind, work.micro_batch] = received[KINDS[work.kind is PassKind.FORWARD]]
     sources = (input_of(work.chunk * stages + stage, work, last) for work in order_of(stage))
     return [known.get(source, 0) if source else 0 for source in sources]
 

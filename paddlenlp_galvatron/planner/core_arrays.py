@@ -15,7 +15,7 @@ from ..cost_model import CostModel
 from ..cost_model.collectives import MTP_CHANGES
 from ..plan import DataParallel, LayerStrategy, VocabStrategy
 from ..plan.layout import TokenLayout, token_layout
-from ..plan.schedule import arrays, chunks_in_flight
+from ..plan.schedule import ByKind, PassKind, arrays, chunks_in_flight
 from ..plan.strategy import Strategy
 from ..profiles.memory import Role
 from .space import PlanFamily, Run, Strategies, cost_numbers, runs_of, suited, unbeaten
@@ -76,7 +76,7 @@ def cost_arrays(family: PlanFamily, strategies: Strategies, cost: CostModel) -> 
     for vocab, (first, last) in zip(strategies.vocabularies, _vocab_rows(family, strategies, cost), strict=True):
         for prefix, row in zip(strategies.prefixes, prefixes, strict=True):
             into_ms = _changes_ms([vocab, *prefix[:1]], family, cost)
-            vocabs.append((_together([first, row, (*into_ms, *[0.0] * (NUMBERS - 2))]), last))
+            vocabs.append((_together([first, row, (*into_ms, *[0.0] * (NUMBERS - len(PassKind)))]), last))
     return {
         **_resharding(family, strategies, cost),
         "layers": _counts(_runs(strategies, cost)),
@@ -96,7 +96,7 @@ def prefix_rows(family: PlanFamily, strategies: Strategies, cost: CostModel) -> 
             for layer, kind in zip(prefix, cost.layer_types, strict=False)
         ]
         between_ms = _changes_ms(prefix, family, cost)
-        rows.append(_together([*layers, (*between_ms, *[0.0] * (NUMBERS - 2))]))
+        rows.append(_together([*layers, (*between_ms, *[0.0] * (NUMBERS - len(PassKind)))]))
     return rows
 
 
@@ -111,11 +111,11 @@ def _together(rows: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
     return *numbers[:, :SUMMED].sum(axis=0), *numbers[:, SUMMED:].max(axis=0)
 
 
-def _changes_ms(chain: Sequence[Strategy], family: PlanFamily, cost: CostModel) -> tuple[float, float]:
-    """Resharding (forward, backward) in ms along these strategies of the first layers' type."""
+def _changes_ms(chain: Sequence[Strategy], family: PlanFamily, cost: CostModel) -> ByKind[float]:
+    """Resharding in ms along these strategies of the first layers' type."""
     setting, layer_type = family.setting, cost.layer_types[0]
     changes = [cost.switch_cost(before, after, setting, layer_type) for before, after in pairwise(chain)]
-    return sum(forward for forward, _ in changes), sum(backward for _, backward in changes)
+    return ByKind(*(sum(change.of(kind) for change in changes) for kind in PassKind))
 
 
 def _runs(strategies: Strategies, cost: CostModel) -> tuple[Run, ...]:
@@ -255,10 +255,11 @@ def compute_bound_ms(family: PlanFamily, strategies: Strategies, cost: CostModel
             )
         plain_layers.append(plain)
     rows = [
-        [(forward_ms, backward_ms, *[0.0] * (NUMBERS - 2)) for forward_ms, backward_ms, *_ in choices]
+        [(*numbers[: len(PassKind)], *[0.0] * (NUMBERS - len(PassKind))) for numbers in choices]
         for choices in _layer_rows(plain_layers, family, strategies, cost)
     ]
-    prefix = np.concatenate((least_prefix(family, strategies, cost)[:2], [0.0] * (NUMBERS - 2)))
+    prefix = least_prefix(family, strategies, cost)
+    prefix[len(PassKind) :] = 0.0
     shared = family.stages if family.chunks > 1 else 1  # stages taken for one
     whole = replace(family, stages=family.stages // shared, chunks=1)
     alone_ms = core_of(whole, _layers_alone(rows, _runs(strategies, cost), prefix), budget_mib=0.0).bound()

@@ -23,7 +23,7 @@ from ..cost_model.collectives import MTP_CHANGES
 from ..model import MODULES, Recompute
 from ..plan import LayerStrategy, ModelShape, Plan, VocabStrategy, find_faults
 from ..plan.export import FLEET, FORMERS, STOCK, gaps
-from ..plan.schedule import chunks_in_flight
+from ..plan.schedule import ByKind, PassKind, chunks_in_flight
 from ..plan.strategy import all_sharing
 from ..plan.uniform import even_stages
 from ..profiles.memory import Role
@@ -216,9 +216,9 @@ class EvenCore:
             into = cost.switch_cost(None if part else vocab, layer, setting)
             out_of = cost.switch_cost(layer, None if part < last else vocab, setting)
             if part == last and self._even.model.mtp_layers:
-                out_of = (MTP_CHANGES / 2 * sum(out_of),) * 2
-            forward_ms, backward_ms, *others = cost_numbers(price, cost.options.freed)
-            return [forward_ms + into[0] + out_of[0], backward_ms + into[1] + out_of[1], *others]
+                out_of = ByKind(*[MTP_CHANGES / 2 * sum(out_of)] * len(PassKind))
+            passes_ms = (sum(each) for each in zip(price.passes_ms, into, out_of, strict=True))
+            return [*passes_ms, *cost_numbers(price, cost.options.freed)[len(PassKind) :]]
 
         return np.array([row(part) for part in range(self._parts)])
 
@@ -248,8 +248,8 @@ class EvenCore:
         numbers, family = self._numbers(counts), self._family
         send_ms = self._even.cost.boundary_cost(family.setting) if self._parts > 1 else 0.0
         sync_ms = numbers[:, SYNC].reshape(family.chunks, -1).sum(axis=0)
-        passes_ms = list(numbers[:, FORWARD]), list(numbers[:, BACKWARD])
-        times = StageTimes(*passes_ms, list(sync_ms), [send_ms] * (self._parts - 1))
+        passes_ms: ByKind[Sequence[float]] = ByKind(list(numbers[:, FORWARD]), list(numbers[:, BACKWARD]))
+        times = StageTimes(passes_ms, list(sync_ms), [send_ms] * (self._parts - 1))
         return step_ms(family.schedule, times, family.micro_batches)
 
     def _stages_mib(self, counts: Sequence[Counts]) -> Floats:

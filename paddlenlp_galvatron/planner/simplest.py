@@ -72,7 +72,7 @@ def _narrowed(part: Part, count: int, cost: CostModel) -> Iterator[Part]:
         busy_ms.append(dict.fromkeys(choices, 0.0))
         for strategy, kind in product(choices, run.types):
             price = cost.layer_cost(suited(strategy, cost.models[kind]), family.setting, kind)
-            busy_ms[-1][strategy] += share * (passes * (price.forward_ms + price.backward_ms) + price.sync_ms)
+            busy_ms[-1][strategy] += share * (passes * sum(price.passes_ms) + price.sync_ms)
     known = {strategy: min(ms[strategy] for ms in busy_ms if strategy in ms) for ms in busy_ms for strategy in ms}
     for chosen in combinations(sorted(known, key=lambda strategy: known[strategy]), count):
         dense = [without_experts(strategy) for strategy in chosen]

@@ -36,8 +36,8 @@ MOST_PERIOD = 8  # layers after which types repeat
 
 def cost_numbers(cost: LayerCost, freed: float | None) -> tuple[float, ...]:
     """A cost in the core's order. `freed`: as `CostOptions` has it."""
-    passes_ms = cost.forward_ms, cost.backward_ms, cost.sync_ms
-    return *passes_ms, cost.states_mib, cost.activation_mib, *((1 + (freed or 0.0)) * mib for mib in cost.workspace)
+    times_ms = *cost.passes_ms, cost.sync_ms
+    return *times_ms, cost.states_mib, cost.activation_mib, *((1 + (freed or 0.0)) * mib for mib in cost.workspace)
 
 
 def unbeaten(choices: Sequence[Choice], numbers: NDArray[np.float64]) -> list[Choice]:

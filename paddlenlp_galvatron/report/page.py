@@ -21,6 +21,7 @@ from ..cost_model.simulate import Span
 from ..model import preset_names
 from ..options.texts import text_of
 from ..plan import Plan, runs
+from ..plan.schedule import PassKind
 from ..planner.explain import Explanation, FrontierPoint
 from ..planner.fit import DEVICE
 from ..planner.form import SEARCHED, UNSET, Answer, Form
@@ -258,7 +259,7 @@ def folded(spans: Sequence[Span], plan: Plan, step_ms: float) -> Timeline:
     ends = sorted(
         span.stop_ms
         for span in spans
-        if span.stage == plan.pipeline - 1 and span.work and span.work.kind == "backward" and span.work.chunk == 0
+        if span.stage == plan.pipeline - 1 and span.work and (span.work.kind, span.work.chunk) == (PassKind.BACKWARD, 0)
     )
     shown = 2 * plan.pipeline * plan.chunks  # micro-batches at either end: the ramps, and as many rounds
     if len(ends) > 2 * shown + 1:

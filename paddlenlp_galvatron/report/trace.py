@@ -9,6 +9,7 @@ from ..base.tracing import Event
 from ..base.units import US_PER_MS
 from ..cost_model import CostModel, LayerCost, Prediction, timeline
 from ..plan import Plan
+from ..plan.schedule import ByKind
 
 MOST_EVENTS = 200_000  # with the layers of every pass; a trace of more shows passes alone
 SHORTEST_MS = 1e-6  # shortest span that is shown
@@ -37,8 +38,9 @@ def predicted_events(plan: Plan, cost: CostModel, prediction: Prediction) -> lis
             pieces: Iterable[Piece] = _sync(cost.stage_parts(plan, span.stage))
         else:
             chunk = f", chunk {span.work.chunk}" if plan.chunks > 1 else ""
-            name, category = f"{span.work.kind} {span.work.micro_batch}{chunk}", span.work.kind
-            pieces = inside[span.stage, span.work.chunk][span.work.kind] if detailed else []
+            category = span.work.kind
+            name = f"{category} {span.work.micro_batch}{chunk}"
+            pieces = inside[span.stage, span.work.chunk].of(span.work.kind) if detailed else []
         events += _event(name, category, span.start_ms, span.stop_ms, rank)
         start = span.start_ms
         for piece, kind, ms in pieces:
@@ -68,7 +70,7 @@ def _event(name: str, category: str, start_ms: float, stop_ms: float, rank: int)
     ]
 
 
-def _inside(plan: Plan, cost: CostModel, stage: int, chunk: int) -> dict[str, list[Piece]]:
+def _inside(plan: Plan, cost: CostModel, stage: int, chunk: int) -> ByKind[list[Piece]]:
     """Terms of a forward and a backward pass of a stage's chunk, in order."""
     parts, switches = cost.chunk_parts(plan, stage, chunk), cost.chunk_switches(plan, stage, chunk)
     names = [f"layer {layer}" for layer in plan.chunk_layers(stage, chunk)]
@@ -81,32 +83,32 @@ def _inside(plan: Plan, cost: CostModel, stage: int, chunk: int) -> dict[str, li
     forward: list[Piece] = []
     backward: list[Piece] = []
     for name, part in zip(names, parts, strict=True):
-        terms = part.terms
+        there, back = part.terms.passes
         forward += [
-            (name, "compute", terms.forward_ms),
-            ("gather weights", "collective", terms.gather_forward_ms),
-            ("split layer", "collective", terms.tensor_forward_ms),
-            ("exchange of experts' rows", "collective", terms.expert_forward_ms),
+            (name, "compute", there.compute_ms),
+            ("gather weights", "collective", there.gather_ms),
+            ("split layer", "collective", there.tensor_ms),
+            ("exchange of experts' rows", "collective", there.expert_ms),
         ]
-        again: list[Piece] = [(f"{name} recompute", "compute", terms.recompute_ms)]
+        again: list[Piece] = [(f"{name} recompute", "compute", back.recompute_ms)]
         backward = [
             *again,
-            (name, "compute", terms.backward_ms),
-            ("gather weights", "collective", terms.gather_backward_ms),
-            ("exchange of experts' rows", "collective", terms.expert_backward_ms),
-            ("split layer", "collective", terms.tensor_backward_ms),
-            ("reduce gradients", "collective", terms.reduce_ms if terms.reduced_each else 0.0),
+            (name, "compute", back.compute_ms),
+            ("gather weights", "collective", back.gather_ms),
+            ("exchange of experts' rows", "collective", back.expert_ms),
+            ("split layer", "collective", back.tensor_ms),
+            ("reduce gradients", "collective", back.reduce_ms),
             *backward,
         ]
     forward.append(("resharding", "collective", sum(ms for ms, _ in switches)))
     backward.append(("resharding", "collective", sum(ms for _, ms in switches)))
-    return {"forward": forward, "backward": backward}
+    return ByKind(forward, backward)
 
 
 def _sync(parts: list[LayerCost]) -> Iterator[Piece]:
     """Terms after the last backward of a stage."""
     terms = [part.terms for part in parts]
-    reduce_ms = sum(one.finish_ms + (0.0 if one.reduced_each else one.reduce_ms) for one in terms)
+    reduce_ms = sum(one.finish_ms + one.reduce_ms for one in terms)
     yield "reduce gradients", "collective", reduce_ms
     yield "optimizer", "optimizer", sum(one.optimizer_ms for one in terms)
     yield "gather updated weights", "collective", sum(one.publish_ms for one in terms)

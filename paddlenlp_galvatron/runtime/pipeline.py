@@ -22,7 +22,7 @@ import paddle
 from ..launch.out_of_memory import is_out_of_memory
 from ..plan import Plan
 from ..plan.communicators import BACK, DOWN, ON, UP
-from ..plan.schedule import Pass, arrivals, order
+from ..plan.schedule import Pass, PassKind, arrivals, order
 from . import device
 from .batch import Samples, behind
 from .collectives import Pending, receive_start, send_start
@@ -107,7 +107,7 @@ class StageSchedule(NamedTuple):
         """Most that is held at once, where a micro-batch in flight in a chunk holds `each`."""
         in_flight = most = 0.0
         for step in self.passes:
-            in_flight += each[step.chunk] if step.kind == "forward" else -each[step.chunk]
+            in_flight += each[step.chunk] if step.kind is PassKind.FORWARD else -each[step.chunk]
             most = max(most, in_flight)
         return most
 
@@ -213,11 +213,11 @@ class Pipeline:
         passes, window = self._next_schedule.passes, self._stage.window
         for position, step in enumerate(passes):
             above, below = self._above[step.chunk], self._below[step.chunk]
-            if step.kind == "forward":
+            if step.kind is PassKind.FORWARD:
                 x = self._receive(position)
                 if x is not None:
                     x.stop_gradient = False
-                if passes[position + 1].kind == "backward":
+                if passes[position + 1].kind is PassKind.BACKWARD:
                     window.fetch_ahead(passes[position + 1].chunk)
                 before_mib = device.allocated_mib() if headroom else 0.0
                 with span(f"forward {self._name(step)}", "forward"):
@@ -251,7 +251,7 @@ class Pipeline:
         local_samples = self._take(samples)
         with paddle.no_grad():
             for step in self._next_schedule.passes:
-                if step.kind == "backward":
+                if step.kind is PassKind.BACKWARD:
                     continue
                 above, below = self._above[step.chunk], self._below[step.chunk]
                 x = above[0].receive() if above else None
@@ -304,7 +304,7 @@ class Pipeline:
 
     def _source(self, step: Pass) -> Links | None:
         """Link from which a pass receives its input, and the link back to that stage."""
-        if step.kind == "forward":
+        if step.kind is PassKind.FORWARD:
             return self._above[step.chunk]
         below = self._below[step.chunk]
         return below and below[::-1]

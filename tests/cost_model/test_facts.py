@@ -56,7 +56,7 @@ def test_every_term_adds_up_to_the_prediction(plan: Plan, cost: CostModel):
     budget_mib = 5000.0
     stages = PlanFacts(plan, prediction, cost, None, budget_mib).stages
     for stage, predicted in zip(stages, prediction.stages, strict=True):
-        busy_ms = plan.micro_batches * (predicted.forward_ms + predicted.backward_ms) + predicted.sync_ms
+        busy_ms = plan.micro_batches * sum(predicted.passes_ms) + predicted.sync_ms
         assert sum(stage.time_ms.values()) == pytest.approx(prediction.time_s * 1000)
         assert stage.busy_ms == pytest.approx(busy_ms)
         assert sum(stage.memory_mib.values()) == pytest.approx(budget_mib)

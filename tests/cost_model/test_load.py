@@ -84,12 +84,12 @@ def test_layer_types_have_their_own_shapes_and_times(folder):
     replace(COMPUTATION, layer_ms={**COMPUTATION.layer_ms, 1: slower}).save(folder)
     model = load(shapes, 2, 4, example().assumed, folder=folder)
     one, two = (model.layer_cost(LayerStrategy(), StageSetting(8, 16, 2, 1), t) for t in (0, 1))
-    assert two.forward_ms == pytest.approx(2 * one.forward_ms)
+    assert two.passes_ms.forward == pytest.approx(2 * one.passes_ms.forward)
     assert two.states_mib == pytest.approx(one.states_mib * wide.layer_parameters / MODEL.layer_parameters)
     plan = example_plan(model)
     vocab = model.vocab_cost(plan.vocab, StageSetting(8, 16, 2, 1), "only")
-    assert model.predict(plan).stages[0].forward_ms == pytest.approx(
-        2 * one.forward_ms + 2 * two.forward_ms + vocab.forward_ms
+    assert model.predict(plan).stages[0].passes_ms.forward == pytest.approx(
+        2 * one.passes_ms.forward + 2 * two.passes_ms.forward + vocab.passes_ms.forward
     )
 
 
@@ -117,7 +117,7 @@ def test_the_worked_number_of_the_documentation():
     folder = DATA / "galvatron-llama2-7b"
     model = load(LLAMA2_7B, 1, 8, Assumptions(True, Precision.BF16, True, 2048), folder=folder)
     layer = model.layer_cost(LayerStrategy(2), StageSetting(8, 16, 4, 1))
-    times = [f"{ms:.3f}" for ms in (layer.forward_ms, layer.backward_ms, layer.sync_ms)]
+    times = [f"{ms:.3f}" for ms in (layer.passes_ms.forward, layer.passes_ms.backward, layer.sync_ms)]
     assert reported == [
         *times,
         f"{layer.states_mib:,.1f}",

@@ -41,8 +41,8 @@ def test_2_a_switch_costs_what_its_bytes_take_in_both_directions_and_is_in_the_s
     plan = example_plan(model, layers=(split, whole, split, whole))
     parts = model.stage_parts(plan, 0)
     stage = model.predict(plan).stages[0]
-    assert stage.forward_ms == pytest.approx(sum(p.forward_ms for p in parts) + 2 * forward)
-    assert stage.backward_ms == pytest.approx(sum(p.backward_ms for p in parts) + 2 * forward)
+    assert stage.passes_ms.forward == pytest.approx(sum(p.passes_ms.forward for p in parts) + 2 * forward)
+    assert stage.passes_ms.backward == pytest.approx(sum(p.passes_ms.backward for p in parts) + 2 * forward)
 
 
 def test_2_layers_with_sharded_tokens_hand_on_for_nothing():
@@ -70,8 +70,8 @@ def test_6_zero3_gathers_twice_a_micro_batch():
     model = one_node(hardware=serial)
     gather_ms = 0.05 + 0.01 * MATRICES * 2 / 2**20
     plain, sharded = cost(model, LayerStrategy()), cost(model, LayerStrategy(dp_type=ZERO3))
-    assert sharded.forward_ms - plain.forward_ms == pytest.approx(gather_ms)
-    assert sharded.backward_ms - plain.backward_ms == pytest.approx(gather_ms)
+    assert sharded.passes_ms.forward - plain.passes_ms.forward == pytest.approx(gather_ms)
+    assert sharded.passes_ms.backward - plain.passes_ms.backward == pytest.approx(gather_ms)
 
 
 def test_6_each_rank_hands_on_its_own_slice_to_the_next_stage():
@@ -161,4 +161,4 @@ def test_11_a_strided_group_across_nodes_is_priced_across_nodes():
     assert network.collective_ms(Collective.ALL_REDUCE, Place(2, 2, False), 100) == pytest.approx(100 / 2.5)
     assert network.collective_ms(Collective.ALL_REDUCE, Place(2, 1, False), 100) == pytest.approx(100 / 100)
     # The same degree of dp next to tp 1: pairs of neighbours inside a node do not pay for the link.
-    assert cost(example(), LayerStrategy(2), micro_batches=1).forward_ms < crossing.forward_ms
+    assert cost(example(), LayerStrategy(2), micro_batches=1).passes_ms.forward < crossing.passes_ms.forward

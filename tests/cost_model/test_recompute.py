@@ -38,9 +38,11 @@ def test_more_parts_keep_less_and_take_longer(model, tp, flash):
     for more, price in of.items():
         for less, other in of.items():
             if less in more and less is not more:
-                assert price.activation_mib < other.activation_mib and price.backward_ms > other.backward_ms
+                assert (
+                    price.activation_mib < other.activation_mib and price.passes_ms.backward > other.passes_ms.backward
+                )
         assert price.activation_mib >= of[Recompute.FULL].activation_mib
-        assert price.backward_ms <= of[Recompute.FULL].backward_ms
+        assert price.passes_ms.backward <= of[Recompute.FULL].passes_ms.backward
         held = price.activation_mib + price.workspace.total_mib  # recomputed tensors exist at one time or the other
         assert held == pytest.approx(
             of[Recompute.NONE].activation_mib + of[Recompute.NONE].workspace.total_mib, rel=0.1
@@ -75,11 +77,11 @@ def test_modules_of_paddlefleet_free_and_repeat_what_their_tensors_have(name, mo
         for each in (Recompute.NONE, module, Recompute.FULL)
     )
     assert (none.activation_mib - some.activation_mib) * MIB == pytest.approx(freed, rel=0.01)
-    assert full.activation_mib < some.activation_mib and some.backward_ms < full.backward_ms
+    assert full.activation_mib < some.activation_mib and some.passes_ms.backward < full.passes_ms.backward
     least_ms = (
         flops / 989e9
     )  # at the peak of H100, of which wide products reach half, those of narrow experts a quarter
-    assert least_ms < some.terms.recompute_ms < (2 if name == "llama3-8b" else 5) * least_ms
+    assert least_ms < some.terms.passes.backward.recompute_ms < (2 if name == "llama3-8b" else 5) * least_ms
 
 
 @pytest.mark.parametrize("name", ["llama3-8b", "qwen3-30b-a3b"])
@@ -89,7 +91,7 @@ def test_modules_repeat_their_own_collectives(name):
 
     def messages_ms(recompute: Recompute) -> float:
         terms = cost.layer_cost(LayerStrategy(tp, recompute=recompute, ep=ep), STAGE).terms
-        return terms.tensor_backward_ms + terms.expert_backward_ms
+        return terms.passes.backward.tensor_ms + terms.passes.backward.expert_ms
 
     none, sublayer, full = map(messages_ms, (Recompute.NONE, Recompute.SUBLAYER, Recompute.FULL))
     assert none < sublayer <= full
@@ -105,7 +107,9 @@ def test_norms_cost_little_and_spare_much():
         for each in (Recompute.NONE, Recompute.NORMS, Recompute.FULL)
     )
     assert 1 - norms.activation_mib / none.activation_mib > 0.28
-    assert (norms.backward_ms - none.backward_ms) / (full.backward_ms - none.backward_ms) < 0.15
+    assert (norms.passes_ms.backward - none.passes_ms.backward) / (
+        full.passes_ms.backward - none.passes_ms.backward
+    ) < 0.15
 
 
 def test_collectives_that_are_repeated_are_paid_for():
@@ -115,12 +119,17 @@ def test_collectives_that_are_repeated_are_paid_for():
         cost.layer_cost(LayerStrategy(4, recompute=each), STAGE).terms
         for each in (Recompute.NONE, Recompute.NORMS, Recompute.MLP, Recompute.FULL)
     )
-    assert none.tensor_backward_ms == norms.tensor_backward_ms < mlp.tensor_backward_ms < full.tensor_backward_ms
+    assert (
+        none.passes.backward.tensor_ms
+        == norms.passes.backward.tensor_ms
+        < mlp.passes.backward.tensor_ms
+        < full.passes.backward.tensor_ms
+    )
     # Two gathers and two scatters, which take as long, of which the MLP's gather is in the way, then both.
     assert none.tensor_hidden_ms > mlp.tensor_hidden_ms > full.tensor_hidden_ms > 0
-    in_the_way = full.tensor_forward_ms / 4
-    assert full.tensor_backward_ms + full.tensor_hidden_ms == pytest.approx(8 * in_the_way)
-    assert none.tensor_backward_ms + none.tensor_hidden_ms == pytest.approx(6 * in_the_way)
+    in_the_way = full.passes.forward.tensor_ms / 4
+    assert full.passes.backward.tensor_ms + full.tensor_hidden_ms == pytest.approx(8 * in_the_way)
+    assert none.passes.backward.tensor_ms + none.tensor_hidden_ms == pytest.approx(6 * in_the_way)
     assert repeated(Recompute.NORMS | Recompute.ATTENTION) == repeated(Recompute.NORMS) | repeated(Recompute.ATTENTION)
 
 
@@ -135,7 +144,7 @@ def test_figures_that_a_profile_lacks_are_derived():
         layer = LayerStrategy(2, recompute=parts)
         derived, known = (model.layer_cost(layer, STAGE) for model in (without, measured))
         assert derived.activation_mib == known.activation_mib
-        assert derived.backward_ms == pytest.approx(known.backward_ms, rel=0.03)
+        assert derived.passes_ms.backward == pytest.approx(known.passes_ms.backward, rel=0.03)
 
 
 @pytest.mark.parametrize("megatron_sp", [True, False])

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cost_model import StageTimes, step_ms, timeline
 from paddlenlp_galvatron.plan import Schedule
-from paddlenlp_galvatron.plan.schedule import Pass, order
+from paddlenlp_galvatron.plan.schedule import ByKind, Pass, PassKind, order
 
 
 def longest_path_ms(schedule: Schedule, times: StageTimes, micro_batches: int) -> float:
     """Step time by definition: the longest chain of passes, each after its stage's previous one and its input's, and at
     its end the stage's sync."""
-    stages, chunks = len(times.sync), len(times.forward) // len(times.sync)
+    stages, chunks = len(times.sync), len(times.passes.forward) // len(times.sync)
     orders = [order(schedule, s, stages, micro_batches, chunks) for s in range(stages)]
     previous = {(s, work): before for s in range(stages) for before, work in pairwise(orders[s])}
 
@@ -34,7 +34,7 @@ def longest_path_ms(schedule: Schedule, times: StageTimes, micro_batches: int) -
             ready.append(stop((at + 1) % stages, Pass(kind, (at + 1) // stages, k)) + times.send[at])
         if kind == "backward" and at == stages * chunks - 1:
             ready.append(stop(stage, Pass("forward", chunk, k)))
-        return max(ready, default=0.0) + (times.forward if kind == "forward" else times.backward)[at]
+        return max(ready, default=0.0) + times.passes.of(kind)[at]
 
     return max(stop(stage, orders[stage][-1]) + times.sync[stage] for stage in range(stages))
 
@@ -48,8 +48,7 @@ def random_times(rng: random.Random) -> StageTimes:
 
     zero = rng.random() < 0.3
     return StageTimes(
-        vector(1.0),
-        vector(rng.choice([0.5, 2.0, 3.0])),
+        ByKind(vector(1.0), vector(rng.choice([0.5, 2.0, 3.0]))),
         vector(rng.choice([0.0, 0.5, 4.0])),
         vector(0.0 if zero else rng.choice([0.01, 0.3, 2.0]), stages - 1),
     )
@@ -81,18 +80,17 @@ def test_gpipe_is_its_closed_form():
     rng = random.Random(22)
     for micro_batches in (*range(1, 20), 1000, 10**5):
         times = random_times(rng)
-        stages, more = len(times.forward), micro_batches - 1
-        down = sum(times.forward) + sum(times.send) + more * max(times.forward)
+        (forward, backward), stages, more = times.passes, len(times.sync), micro_batches - 1
+        down = sum(forward) + sum(times.send) + more * max(forward)
         up = max(
-            sum(times.backward[s:]) + sum(times.send[s:]) + more * max(times.backward[s:]) + times.sync[s]
-            for s in range(stages)
+            sum(backward[s:]) + sum(times.send[s:]) + more * max(backward[s:]) + times.sync[s] for s in range(stages)
         )
         assert step_ms(Schedule.GPIPE, times, micro_batches) == pytest.approx(down + up, rel=1e-10)
 
 
 def test_a_step_of_too_many_passes_is_an_error_of_the_users():
     with pytest.raises(UserError, match="chunks: 1000000 micro-batches in 8 stages"):
-        step_ms(Schedule.GPIPE, StageTimes([1.0] * 8, [1.0] * 8, [0.0] * 8, [0.0] * 7), 10**6)
+        step_ms(Schedule.GPIPE, StageTimes(ByKind([1.0] * 8, [1.0] * 8), [0.0] * 8, [0.0] * 7), 10**6)
 
 
 def random_chunk_times(rng: random.Random, stages: int, chunks: int) -> StageTimes:
@@ -102,7 +100,9 @@ def random_chunk_times(rng: random.Random, stages: int, chunks: int) -> StageTim
         return [scale * (1 + spread * rng.random()) for _ in range(length)]
 
     send = rng.choice([0.0, 0.01, 0.3, 2.0])
-    return StageTimes(vector(1.0, count), vector(2.0, count), vector(rng.random(), stages), vector(send, count - 1))
+    return StageTimes(
+        ByKind(vector(1.0, count), vector(2.0, count)), vector(rng.random(), stages), vector(send, count - 1)
+    )
 
 
 @pytest.mark.parametrize("count", [200, pytest.param(2000, marks=pytest.mark.slow)])
@@ -123,7 +123,9 @@ def test_interleaving_divides_the_bubble_by_the_chunks():
     for stages in range(2, 9):
         for chunks in range(1, 5):
             count = stages * chunks
-            equal = StageTimes([1.0 / chunks] * count, [2.0 / chunks] * count, [0.0] * stages, [0.0] * (count - 1))
+            equal = StageTimes(
+                ByKind([1.0 / chunks] * count, [2.0 / chunks] * count), [0.0] * stages, [0.0] * (count - 1)
+            )
             for micro_batches in (stages, stages + 1, 2 * stages - 1, 2 * stages, 3 * stages + 1, 40):
                 bubble = step_ms(Schedule.ONE_F_ONE_B, equal, micro_batches) / (3.0 * micro_batches) - 1
                 assert bubble == pytest.approx((stages - 1) / (micro_batches * chunks)), (stages, chunks, micro_batches)
@@ -137,22 +139,24 @@ def stage_times(draw: st.DrawFn) -> StageTimes:
     stages = draw(st.integers(1, 5))
     vector = st.lists(positive, min_size=stages, max_size=stages)
     send = st.lists(st.floats(0, 5), min_size=stages - 1, max_size=stages - 1)
-    return StageTimes(draw(vector), draw(vector), draw(vector), draw(send))
+    return StageTimes(ByKind(draw(vector), draw(vector)), draw(vector), draw(send))
 
 
 @given(stage_times(), st.integers(1, 12), st.sampled_from(Schedule), st.data())
 def test_step_time_never_falls_when_anything_takes_longer(times, micro_batches, schedule, data):
     name = data.draw(st.sampled_from(["forward", "backward", "sync", "send"]))
-    columns = {n: list(getattr(times, n)) for n in ("forward", "backward", "sync", "send")}
+    columns = {"sync": list(times.sync), "send": list(times.send)}
+    columns |= {kind: list(times.passes.of(kind)) for kind in PassKind}
     before = step_ms(schedule, times, micro_batches)
     if columns[name]:
         columns[name][data.draw(st.integers(0, len(columns[name]) - 1))] += data.draw(positive)
-    assert step_ms(schedule, StageTimes(**columns), micro_batches) >= before * (1 - 1e-12)
+    passes = ByKind(*(columns.pop(kind) for kind in PassKind))
+    assert step_ms(schedule, StageTimes(passes, **columns), micro_batches) >= before * (1 - 1e-12)
     assert step_ms(schedule, times, micro_batches + 1) >= before * (1 - 1e-12)
 
 
 @given(st.integers(1, 8), st.integers(1, 30), positive, positive, st.sampled_from(Schedule))
 def test_equal_stages_meet_the_textbook(stages, micro_batches, forward, backward, schedule):
-    times = StageTimes([forward] * stages, [backward] * stages, [0.0] * stages, [0.0] * (stages - 1))
+    times = StageTimes(ByKind([forward] * stages, [backward] * stages), [0.0] * stages, [0.0] * (stages - 1))
     textbook = (micro_batches + stages - 1) * (forward + backward)
     assert step_ms(schedule, times, micro_batches) == pytest.approx(textbook)

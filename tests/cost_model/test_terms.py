@@ -93,9 +93,9 @@ def test_what_ranks_compute_at_the_points_of_a_shared_layer_is_paid_for_again_in
     with_points = example(computation=replace(plain.profiles.times.profile, points=points))
 
     def added(strategy: LayerStrategy) -> list[float]:
-        less, more = (model.layer_cost(strategy, stage).terms for model in (plain, with_points))
-        passes = ("forward_ms", "backward_ms", "recompute_ms")
-        return [getattr(more, name) - getattr(less, name) for name in passes]
+        less, more = (model.layer_cost(strategy, stage).terms.passes for model in (plain, with_points))
+        again = more.backward.recompute_ms - less.backward.recompute_ms
+        return [*(slow.compute_ms - fast.compute_ms for slow, fast in zip(more, less, strict=True)), again]
 
     assert added(LayerStrategy(2)) == [0, 0, 0]
     assert added(LayerStrategy(2, ulysses=True)) == pytest.approx([1, 2, 0])
@@ -155,12 +155,12 @@ def test_megatron_sp_pays_ten_collectives_of_which_products_hide_four():
     one = 0.05 + 0.01 * 4 * SEQ * MODEL.hidden_size * 2 / 2**20
     compute = 0.1 + 0.4 * 2  # 4 samples shared by 2 ranks
     plain, again = (cost(model, LayerStrategy(2, recompute=flag)) for flag in (False, True))
-    assert plain.forward_ms == pytest.approx(compute + 4 * one)
+    assert plain.passes_ms.forward == pytest.approx(compute + 4 * one)
     # Gathers for products, and sums of their input's gradients, each 0.2 of whose time products show.
-    assert plain.backward_ms == pytest.approx(2 * compute + (2 + 4 * 0.2) * one)
+    assert plain.passes_ms.backward == pytest.approx(2 * compute + (2 + 4 * 0.2) * one)
     assert plain.terms.tensor_hidden_ms == pytest.approx(4 * 0.8 * one)
     # Recompute makes forward's four, and these gathers are the ones that products need.
-    assert again.backward_ms == pytest.approx(3 * compute + (2 + 4 + 2 * 0.2) * one)
+    assert again.passes_ms.backward == pytest.approx(3 * compute + (2 + 4 + 2 * 0.2) * one)
 
 
 def test_what_products_cannot_hide_is_paid_for():
@@ -180,7 +180,10 @@ def test_software_that_keeps_what_it_gathers_pays_in_memory_and_scatters_in_the_
     before, after = (cost(model, LayerStrategy(2)) for model in (again, kept))
     tokens_mib = 4 * SEQ * MODEL.hidden_size * 2 / 2**20
     assert after.activation_mib - before.activation_mib == pytest.approx(2 * tokens_mib / 2)  # of the other rank
-    assert after.terms.tensor_backward_ms == after.terms.tensor_forward_ms and after.terms.tensor_hidden_ms == 0
+    assert (
+        after.terms.passes.backward.tensor_ms == after.terms.passes.forward.tensor_ms
+        and after.terms.tensor_hidden_ms == 0
+    )
     alone = [cost(model, LayerStrategy(recompute=flag)) for model in (again, kept) for flag in (False, True)]
     assert alone[:2] == alone[2:]
 
@@ -189,8 +192,8 @@ def test_plain_tp_pays_two_all_reduces_a_pass():
     model = one_node(sequence_parallel=False)
     one = 0.05 + 0.01 * 4 * SEQ * MODEL.hidden_size * 2 / 2**20
     plain, again = (cost(model, LayerStrategy(2, recompute=flag)) for flag in (False, True))
-    assert plain.forward_ms == pytest.approx(0.9 + 2 * one)
-    assert again.backward_ms == pytest.approx(3 * 0.9 + 4 * one)
+    assert plain.passes_ms.forward == pytest.approx(0.9 + 2 * one)
+    assert again.passes_ms.backward == pytest.approx(3 * 0.9 + 4 * one)
     assert plain.activation_mib == pytest.approx(4 * 25)  # a quarter of it whole on both ranks
 
 
@@ -199,8 +202,8 @@ def test_ulysses_pays_four_exchanges_of_a_ranks_own_tokens():
     q_and_o, k_and_v = 0.05 + 0.01 * own, 0.05 + 0.01 * own / 2  # half as many kv heads
     plain, again = (cost(one_node(), LayerStrategy(4, True, recompute=flag)) for flag in (False, True))
     compute = 0.1 + 0.4 * 2
-    assert plain.forward_ms == pytest.approx(compute + 2 * q_and_o + 2 * k_and_v)
-    assert again.backward_ms == pytest.approx(3 * compute + 4 * q_and_o + 4 * k_and_v)
+    assert plain.passes_ms.forward == pytest.approx(compute + 2 * q_and_o + 2 * k_and_v)
+    assert again.passes_ms.backward == pytest.approx(3 * compute + 4 * q_and_o + 4 * k_and_v)
     assert plain.activation_mib == pytest.approx(2 * 40)
 
 
@@ -227,16 +230,20 @@ def test_a_posted_receive_slows_the_passes_of_pipelines_alone():
         for stage in range(len(stages)):
             for before, after in zip(plain.stage_parts(plan, stage), slower.stage_parts(plan, stage), strict=True):
                 factor = 1.5 if len(stages) > 1 else 1.0
-                assert after.terms.forward_ms == pytest.approx(factor * before.terms.forward_ms)
-                assert after.terms.backward_ms == pytest.approx(factor * before.terms.backward_ms)
-                assert after.terms.tensor_forward_ms == before.terms.tensor_forward_ms
+                assert after.terms.passes.forward.compute_ms == pytest.approx(
+                    factor * before.terms.passes.forward.compute_ms
+                )
+                assert after.terms.passes.backward.compute_ms == pytest.approx(
+                    factor * before.terms.passes.backward.compute_ms
+                )
+                assert after.terms.passes.forward.tensor_ms == before.terms.passes.forward.tensor_ms
                 assert after.states_mib == before.states_mib
 
 
 def test_reducing_after_every_micro_batch_costs_each_time_and_keeps_gradients_sharded():
     strategy = LayerStrategy(dp_type=ZERO2)
     late, each = (cost(one_node(async_grad_reduce=flag), strategy, micro_batches=4) for flag in (True, False))
-    assert each.backward_ms > late.backward_ms
+    assert each.passes_ms.backward > late.passes_ms.backward
     assert each.sync_ms < late.sync_ms
     gradients = MATRICES * 2 / 2**20
     assert late.states_mib - each.states_mib == pytest.approx(gradients * 7 / 8)
@@ -306,10 +313,10 @@ def test_every_plan_that_can_run_has_a_price(plan, gpus_per_node):
     )
     plan = replace(plan, assumed=model.assumed)
     predicted = model.predict(plan)
-    longest = max(plan.micro_batches * (s.forward_ms + s.backward_ms) + s.sync_ms for s in predicted.stages)
+    longest = max(plan.micro_batches * sum(s.passes_ms) + s.sync_ms for s in predicted.stages)
     assert predicted.time_s * 1000 >= longest * (1 - 1e-9)
     assert -1e-9 <= predicted.bubble_share < 1
-    assert all(s.sync_ms >= 0 and s.forward_ms > 0 for s in predicted.stages)
+    assert all(s.sync_ms >= 0 and s.passes_ms.forward > 0 for s in predicted.stages)
     assert all(s.memory.total_mib > 0 for s in predicted.stages)
     bounds = [s.memory.total_mib - s.memory.context_mib for s in predicted.stages]
     estimates = [s.memory.tensors_mib for s in predicted.stages]
@@ -321,8 +328,8 @@ def test_every_plan_that_can_run_has_a_price(plan, gpus_per_node):
 )
 def test_twice_the_samples_cost_more_but_not_twice(strategy):
     small, large = cost(one_node(), strategy, 16), cost(one_node(), strategy, 32)
-    assert small.forward_ms < large.forward_ms < 2 * small.forward_ms
-    assert small.backward_ms < large.backward_ms < 2 * small.backward_ms
+    assert small.passes_ms.forward < large.passes_ms.forward < 2 * small.passes_ms.forward
+    assert small.passes_ms.backward < large.passes_ms.backward < 2 * small.passes_ms.backward
     assert large.activation_mib == pytest.approx(2 * small.activation_mib)
     assert large.states_mib == small.states_mib
 
@@ -400,8 +407,8 @@ def test_the_losses_peak_is_no_part_of_what_waiting_micro_batches_hold():
 def test_vocabulary_ulysses_needs_no_collective_of_tokens():
     ends = StageSetting(8, 16, 2, 1), "only"
     split, ulysses = (one_node().vocab_cost(VocabStrategy(4, u), *ends) for u in (False, True))
-    assert ulysses.forward_ms == pytest.approx(0.2 + 0.8 * 2)  # 2 samples a rank
-    assert split.forward_ms > ulysses.forward_ms
+    assert ulysses.passes_ms.forward == pytest.approx(0.2 + 0.8 * 2)  # 2 samples a rank
+    assert split.passes_ms.forward > ulysses.passes_ms.forward
     assert ulysses.states_mib == pytest.approx(4 * split.states_mib)
 
 
@@ -429,8 +436,8 @@ def test_each_type_is_priced_at_its_own_width_and_length():
     for kind, (compute_ms, mib) in enumerate(((0.1 + 0.4 * 8, NARROW_MIB), (2 * (0.1 + 0.4 * 8), WIDE_MIB))):
         layer = model.layer_cost(LayerStrategy(4), STAGE, kind)
         # Eight samples of each of two dp shares; two all-gathers and two reduce-scatters of half the tokens.
-        assert layer.forward_ms == pytest.approx(compute_ms / 4 + 4 * message_ms(mib / 2), rel=0.1)
-        assert layer.forward_ms == pytest.approx(
+        assert layer.passes_ms.forward == pytest.approx(compute_ms / 4 + 4 * message_ms(mib / 2), rel=0.1)
+        assert layer.passes_ms.forward == pytest.approx(
             model.profiles.times.layer(kind, 8, SEQ // 4**kind, 4).forward_ms + 4 * message_ms(mib / 2)
         )
     narrow, wide = (model.layer_cost(LayerStrategy(1), STAGE, kind) for kind in (0, 1))
@@ -466,18 +473,18 @@ def test_a_plans_switches_and_hand_overs_are_those_of_the_tokens_that_cross():
     for layers, mib in (((split, whole, whole, whole), NARROW_MIB), ((split, split, whole, whole), WIDE_MIB)):
         plan = example_plan(model, layers=layers)
         parts = model.stage_parts(plan, 0)
-        switched = model.predict(plan).stages[0].forward_ms - sum(part.forward_ms for part in parts)
+        switched = model.predict(plan).stages[0].passes_ms.forward - sum(part.passes_ms.forward for part in parts)
         assert switched == pytest.approx(message_ms(mib / 2))
 
 
 def test_the_embedding_is_of_the_first_type_and_the_head_of_the_last():
     model = two_types()
     first, last, only = (model.vocab_cost(VocabStrategy(4), STAGE, role) for role in ("first", "last", "only"))
-    assert first.forward_ms == pytest.approx(message_ms(NARROW_MIB / 2))  # the lookup's reduce-scatter
+    assert first.passes_ms.forward == pytest.approx(message_ms(NARROW_MIB / 2))  # the lookup's reduce-scatter
     loss_ms = 3 * message_ms(8 * SEQ // 4 * 4 / 2**20)
     compute_ms = model.profiles.times.head(8, SEQ // 4, 4).forward_ms
-    assert last.forward_ms == pytest.approx(compute_ms + message_ms(WIDE_MIB / 2) + loss_ms)
-    assert only.forward_ms == pytest.approx(first.forward_ms + last.forward_ms)
+    assert last.passes_ms.forward == pytest.approx(compute_ms + message_ms(WIDE_MIB / 2) + loss_ms)
+    assert only.passes_ms.forward == pytest.approx(first.passes_ms.forward + last.passes_ms.forward)
 
 
 def test_tied_embeddings_of_two_widths_are_refused():

@@ -15,7 +15,7 @@ from paddlenlp_galvatron.cost_model.simulate import StageTimes, timeline
 from paddlenlp_galvatron.cost_model.weights import StateBytes
 from paddlenlp_galvatron.launch.processes import launch
 from paddlenlp_galvatron.plan import DataParallel, ModelShape, Plan, Precision, Schedule
-from paddlenlp_galvatron.plan.schedule import chunks_in_flight
+from paddlenlp_galvatron.plan.schedule import ByKind, chunks_in_flight
 
 from .plans import plan
 
@@ -113,7 +113,7 @@ def require_order_of_simulator(cases: dict[str, Case], reports: list[list[dict]]
     for (name, case), ranks in zip(cases.items(), reports, strict=True):
         of = case.plan
         stages, count = of.pipeline, len(of.stages)
-        times = StageTimes((1.0,) * count, (2.0,) * count, (0.0,) * stages, (0.0,) * (count - 1))
+        times = StageTimes(ByKind((1.0,) * count, (2.0,) * count), (0.0,) * stages, (0.0,) * (count - 1))
         spans = timeline(of.schedule, times, of.micro_batches)
         for rank, report in enumerate(ranks):
             stage = rank // of.stage_size

@@ -14,6 +14,7 @@ from paddlenlp_galvatron.cost_model import CostModel, LayerCost, Workspace
 from paddlenlp_galvatron.model import layer_types_of
 from paddlenlp_galvatron.plan import DataParallel, ModelShape, Plan
 from paddlenlp_galvatron.plan.layout import redistribution, token_layout
+from paddlenlp_galvatron.plan.schedule import ByKind
 from paddlenlp_galvatron.planner import Candidate, SearchOptions
 from paddlenlp_galvatron.planner.space import Space, families, interleaved_families
 from paddlenlp_galvatron.profiles.data_sheet import Device
@@ -53,28 +54,28 @@ class RandomCost(CostModel):
         draw = random.Random(reported).uniform  # seeds that were chosen draw the same when strategies get new fields
         numbers = draw(1, 3), draw(2, 6), draw(0, 9), draw(10, 200), draw(10, 200)
         workspace = Workspace(*(draw(0, 150) for _ in range(4 if self.neighbours else 1)))
-        return LayerCost(*numbers, workspace)
+        return LayerCost(ByKind(*numbers[:2]), *numbers[2:], workspace)
 
     def layer_cost(self, strategy, stage, layer_type=0):  # type: ignore[no-untyped-def]
         where = (strategy.axes, strategy.consecutive, stage.stage_size, stage.micro_batch, stage.pipeline)
         plain, whole = (self._draw(*key, layer_type) for key in ((where,), (where, strategy, stage.micro_batches > 1)))
         # ZeRO-3 and recompute only add to a layer's passes.
-        gathered = whole.forward_ms - 1 if strategy.dp_type is DataParallel.ZERO3 else 0.0
-        again = whole.backward_ms - 2 if strategy.recompute else 0.0
-        return replace(whole, forward_ms=plain.forward_ms + gathered, backward_ms=plain.backward_ms + gathered + again)
+        forward, backward = plain.passes_ms
+        gathered = whole.passes_ms.forward - 1 if strategy.dp_type is DataParallel.ZERO3 else 0.0
+        again = whole.passes_ms.backward - 2 if strategy.recompute else 0.0
+        return replace(whole, passes_ms=ByKind(forward + gathered, backward + gathered + again))
 
     def expert_cost(self, experts, recompute, stage, layer_type=0):  # type: ignore[no-untyped-def]
         """None beats another one: the search must try all."""
         size = 10 * experts.ep + experts.etp + (experts.dp_type is DataParallel.ZERO3) / 2
-        return LayerCost(size, 99.0 - size, 0.0, 0.0, 0.0, Workspace())
+        return LayerCost(ByKind(size, 99.0 - size), 0.0, 0.0, 0.0, Workspace())
 
     def vocab_cost(self, vocab, stage, role):  # type: ignore[no-untyped-def]
         return self._draw(vocab, stage.stage_size, stage.micro_batch, stage.micro_batches > 1, stage.pipeline, role)
 
     def middle_cost(self, stage, later=False):  # type: ignore[no-untyped-def]
-        return replace(
-            self._draw("middle", stage.stage_size, stage.micro_batch), forward_ms=0.0, backward_ms=0.0, sync_ms=0.0
-        )
+        drawn = self._draw("middle", stage.stage_size, stage.micro_batch)
+        return replace(drawn, passes_ms=ByKind(0.0, 0.0), sync_ms=0.0)
 
     def switch_cost(self, before, after, stage, layer_type=0):  # type: ignore[no-untyped-def]
         stage_size, micro_batch = stage[:2]
@@ -88,7 +89,7 @@ class RandomCost(CostModel):
         )
         if self.crooked:
             rate *= random.Random(repr((self.seed, source, target, micro_batch))).uniform(0, 3)
-        return rate * there, rate * back
+        return ByKind(rate * there, rate * back)
 
     def boundary_cost(self, stage, layer_type=0):  # type: ignore[no-untyped-def]
         return random.Random(repr((self.seed, stage.micro_batch, stage.pipeline))).uniform(0, 1) * self._width(

@@ -9,9 +9,10 @@ from random import Random
 import pytest
 
 from paddlenlp_galvatron.cost_model import CostModel, LayerCost, StageSetting, States, Terms, derive
-from paddlenlp_galvatron.cost_model.costs import Workspace
+from paddlenlp_galvatron.cost_model.costs import PassTerms, Workspace
 from paddlenlp_galvatron.model import ModelShape, load_model
 from paddlenlp_galvatron.plan import Assumptions, DataParallel, LayerStrategy, Plan, Precision, Recompute
+from paddlenlp_galvatron.plan.schedule import ByKind
 from paddlenlp_galvatron.plan.strategy import Experts
 from paddlenlp_galvatron.planner import SearchOptions, search
 from paddlenlp_galvatron.planner.core_arrays import compute_bound_ms
@@ -35,9 +36,7 @@ class RandomHalves:
         passes = Random(f"{self._seed}/{experts[:2]}")
         terms = Terms(
             States(own.uniform(0, 200)),
-            passes.uniform(0, 4) + sharded,
-            passes.uniform(0, 8),
-            again,
+            ByKind(PassTerms(passes.uniform(0, 4) + sharded), PassTerms(passes.uniform(0, 8), again)),
             optimizer_ms=own.random(),
         )
         return LayerCost.of(terms, own.uniform(0, 100) / (1 + again), Workspace(own.uniform(0, 50)))
@@ -134,16 +133,19 @@ def test_what_the_experts_of_a_layer_take():
     assert cost_of(Experts(4, 2, DataParallel.DDP), **even).states_mib == split.states_mib
     # A bound of twice the rows: twice the activations, while the expected ones stay.
     uneven = cost_of(Experts(8, 1, DataParallel.DDP), moe_imbalance=1, moe_imbalance_bound=2)
-    assert uneven.activation_mib == 2 * split.activation_mib and uneven.forward_ms == split.forward_ms
+    assert uneven.activation_mib == 2 * split.activation_mib and uneven.passes_ms.forward == split.passes_ms.forward
     assert uneven.memory and uneven.memory.activation_mib == split.activation_mib
     assert cost_of(Experts(1, 1, DataParallel.DDP), moe_imbalance=2) == whole  # all experts: its own rows
     # In a pipeline each of the 16 experts has half a tile of 64 rows in vain, of 4,096 x 8 rows in all.
     padded = cost_of(Experts(8, 1, DataParallel.DDP), pipeline=2, **even)
     assert padded.activation_mib == split.activation_mib * (1 + 16 * 64 / (4096 * 8))
     again = cost_of(Experts(8, 1, DataParallel.DDP), Recompute.FULL, **even)
-    assert again.activation_mib == 0 and again.backward_ms > split.backward_ms + 0.9 * split.forward_ms
+    assert (
+        again.activation_mib == 0
+        and again.passes_ms.backward > split.passes_ms.backward + 0.9 * split.passes_ms.forward
+    )
     one_by_one = cost_of(Experts(1, 1, DataParallel.DDP), experts_one_by_one=True)
-    assert one_by_one.forward_ms > 3 * whole.forward_ms
+    assert one_by_one.passes_ms.forward > 3 * whole.passes_ms.forward
 
 
 def test_an_expert_half_changes_no_dense_price():
@@ -154,7 +156,7 @@ def test_an_expert_half_changes_no_dense_price():
         layer = LayerStrategy(ep=ep, etp=etp)
         both = cost.layer_cost(layer, stage)
         own = cost.expert_cost(layer.experts, layer.recompute, stage)
-        assert both.forward_ms - own.forward_ms == pytest.approx(
-            cost.layer_cost(LayerStrategy(), stage).forward_ms
-            - cost.expert_cost(LayerStrategy().experts, Recompute.NONE, stage).forward_ms
+        assert both.passes_ms.forward - own.passes_ms.forward == pytest.approx(
+            cost.layer_cost(LayerStrategy(), stage).passes_ms.forward
+            - cost.expert_cost(LayerStrategy().experts, Recompute.NONE, stage).passes_ms.forward
         )

@@ -22,6 +22,7 @@ from paddlenlp_galvatron.cost_model import CostModel, StageTimes, derive, timeli
 from paddlenlp_galvatron.model.shape import flops_per_token
 from paddlenlp_galvatron.options.model_options import Model
 from paddlenlp_galvatron.plan import Schedule, load_model, plan_id, read_plan
+from paddlenlp_galvatron.plan.schedule import ByKind
 from paddlenlp_galvatron.plan.strategy import DataParallel, LayerStrategy, Plan, VocabStrategy
 from paddlenlp_galvatron.planner import Need, SearchOptions, SearchResult
 from paddlenlp_galvatron.planner import explain as explaining
@@ -162,7 +163,7 @@ def test_a_bar_of_time_is_the_whole_step(real):
 @pytest.mark.parametrize("schedule", [Schedule.ONE_F_ONE_B, Schedule.GPIPE])
 def test_a_folded_time_line_keeps_both_ends_and_its_order(real, schedule):
     plan = replace(real.plan, schedule=schedule, global_batch=512, micro_batches=64, stages=(14, 14))
-    times = StageTimes((3.0, 3.0), (5.0, 5.0), (1.0, 2.0), (0.1,))
+    times = StageTimes(ByKind((3.0, 3.0), (5.0, 5.0)), (1.0, 2.0), (0.1,))
     spans = timeline(schedule, times, 64)
     step_ms = max(span.stop_ms for span in spans)
     drawn = folded(spans, plan, step_ms)
