@@ -150,6 +150,9 @@ class Terms(NamedTuple):
     expert_forward_ms: float = 0.0
     expert_backward_ms: float = 0.0
     tensor_hidden_ms: float = 0.0  # each micro-batch: of tensor parallelism, behind backward's products
+    # Each micro-batch: copies of activations to the host's memory and back, beyond the layer's passes.
+    offload_forward_ms: float = 0.0
+    offload_backward_ms: float = 0.0
 
     def __add__(self, other: Terms) -> Terms:  # type: ignore[override]
         """The terms of two modules that reduce gradients at the same time."""
@@ -167,7 +170,7 @@ class Workspace(NamedTuple):
 
     own_mib: float = 0.0  # recompute's whole layer, gathered weights, gradients and the buffer that joins them
     message_mib: float = 0.0  # gradients that are being reduced while the next module works
-    weights_mib: float = 0.0  # ZeRO-3's, while the module behind works
+    fetched_mib: float = 0.0  # ZeRO-3's weights, and activations from the host's memory, while the module behind works
     tables_mib: float = 0.0  # of positions under context parallelism
 
     @classmethod
@@ -193,6 +196,7 @@ class PartMemory(NamedTuple):
     gathered_mib: float = 0.0  # zero3's weights while the part runs
     joined_mib: float = 0.0  # the message in which gradients are reduced
     host_mib: float = 0.0  # optimizer states in the host's memory
+    away_mib: float = 0.0  # activations of a micro-batch that go to the host's memory
     # Of these in the first update, where that has all fp32 weights on the device:
     master_mib: float = 0.0  # fp32 weights
     matrix_mib: float = 0.0  # moments of its largest matrix
@@ -231,9 +235,10 @@ class LayerCost:
     ) -> LayerCost:
         """The sums of all terms."""
         each, once = (terms.reduce_ms, 0.0) if terms.reduced_each else (0.0, terms.reduce_ms)
-        backward = terms.backward_ms + terms.recompute_ms + terms.gather_backward_ms + each
+        forward = terms.forward_ms + terms.gather_forward_ms + terms.offload_forward_ms
+        backward = terms.backward_ms + terms.recompute_ms + terms.gather_backward_ms + terms.offload_backward_ms + each
         return cls(
-            terms.forward_ms + terms.gather_forward_ms + terms.tensor_forward_ms + terms.expert_forward_ms,
+            forward + terms.tensor_forward_ms + terms.expert_forward_ms,
             backward + terms.tensor_backward_ms + terms.expert_backward_ms,
             terms.finish_ms + terms.publish_ms + terms.optimizer_ms + once,
             sum(terms.states),
@@ -242,6 +247,14 @@ class LayerCost:
             terms,
             memory,
         )
+
+    def behind_copies(self, mib_per_ms: float) -> LayerCost:
+        """The same where activations leave behind the layer's forward, and come ahead of its backward."""
+        assert self.memory
+        copies_ms = self.memory.away_mib / mib_per_ms
+        forward_ms, backward_ms = (max(copies_ms - each_ms, 0.0) for each_ms in (self.forward_ms, self.backward_ms))
+        terms = self.terms._replace(offload_forward_ms=forward_ms, offload_backward_ms=backward_ms)
+        return LayerCost.of(terms, self.activation_mib, self.workspace, self.memory)
 
     def __add__(self, other: LayerCost) -> LayerCost:
         """Both halves of a layer, whose transients may coincide."""
@@ -263,7 +276,7 @@ class StageMemory:
     working_mib: float  # the workspace
     estimate_mib: float | None = None  # of tensors, from a walk through the step; None: no walk finds it
     apart_mib: float = 0.0  # with `masters_first`: tensors, if update and backward share no place
-    host_mib: float = 0.0  # optimizer states in the host's memory, which is no part of the others
+    host_mib: float = 0.0  # in the host's memory: optimizer states and activations, which are no part of the others
 
     @property
     def tensors_mib(self) -> float:

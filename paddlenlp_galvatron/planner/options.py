@@ -56,6 +56,7 @@ class TaskOptions(Options):
     lora_rank: Size | None = None
     document_tokens: Positive | None = None
     offload_optimizer: bool = False
+    offload_activations: bool = False
     moe_imbalance: Imbalance = IMBALANCE
     moe_imbalance_bound: Imbalance = IMBALANCE_BOUND
     experts_one_by_one: bool = False

@@ -86,6 +86,7 @@ def _inside(plan: Plan, cost: CostModel, stage: int, chunk: int) -> dict[str, li
             (name, "compute", terms.forward_ms),
             ("gather weights", "collective", terms.gather_forward_ms),
             ("split layer", "collective", terms.tensor_forward_ms),
+            ("copy activations", "collective", terms.offload_forward_ms),
             ("exchange of experts' rows", "collective", terms.expert_forward_ms),
         ]
         again: list[Piece] = [(f"{name} recompute", "compute", terms.recompute_ms)]
@@ -95,6 +96,7 @@ def _inside(plan: Plan, cost: CostModel, stage: int, chunk: int) -> dict[str, li
             ("gather weights", "collective", terms.gather_backward_ms),
             ("exchange of experts' rows", "collective", terms.expert_backward_ms),
             ("split layer", "collective", terms.tensor_backward_ms),
+            ("copy activations", "collective", terms.offload_backward_ms),
             ("reduce gradients", "collective", terms.reduce_ms if terms.reduced_each else 0.0),
             *backward,
         ]
