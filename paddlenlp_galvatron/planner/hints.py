@@ -88,7 +88,7 @@ def fewer_gpus(question: Question, best: Candidate) -> Hint | None:
     if options.num_nodes > 1 or not gpus or any(getattr(options, name) for name in OFFLOADS) or not options.device:
         return None
     now, found = speed_of(options.world_size, seq_length, best), []
-    for name in OFFLOADS:
+    for name in OFFLOADS[: 1 + (options.trainer == "galvatron")]:
         try:
             change: dict[str, Any] = {"num_gpus_per_node": gpus, "world_size": gpus, name: True}
             half = question.changed(**change).search(seconds=HINTS_S / len(OFFLOADS), compared=False).best
@@ -125,7 +125,7 @@ def _changes(question: Question, given: Container[str]) -> Iterator[dict[str, An
     if options.task in ("sft", "dpo") and "lora_rank" not in given and not options.trained.frozen:
         yield {"task": "lora"} if options.task == "sft" else {"lora_rank": 8}
     if options.trainer in ("galvatron", "paddlefleet"):
-        yield from ({name: True} for name in OFFLOADS if name not in given)
+        yield from ({name: True} for name in OFFLOADS[: 1 + free] if name not in given)
     if options.device and load_data_sheet(options.device).gpus_per_node <= options.num_gpus_per_node:  # whole nodes
         yield from ({"num_nodes": nodes} for nodes in (options.num_nodes - 1, options.num_nodes + 1) if nodes)
 
