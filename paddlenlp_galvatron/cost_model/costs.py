@@ -136,6 +136,7 @@ class PassTerms(NamedTuple):
     reduce_ms: float = 0.0  # gradients that are reduced after each micro-batch
     tensor_ms: float = 0.0  # collectives of tensor and context parallelism and Ulysses
     expert_ms: float = 0.0  # those of expert parallelism
+    offload_ms: float = 0.0  # copies of activations to the host's memory and back, beyond the pass
 
     def __add__(self, other: PassTerms) -> PassTerms:  # type: ignore[override]
         """The terms of two modules together."""
@@ -174,7 +175,7 @@ class Workspace(NamedTuple):
 
     own_mib: float = 0.0  # recompute's whole layer, gathered weights, gradients and the buffer that joins them
     message_mib: float = 0.0  # gradients that are being reduced while the next module works
-    weights_mib: float = 0.0  # ZeRO-3's, while the module behind works
+    fetched_mib: float = 0.0  # ZeRO-3's weights, and activations from the host's memory, while the module behind works
     tables_mib: float = 0.0  # of positions under context parallelism
 
     @classmethod
@@ -200,6 +201,7 @@ class PartMemory(NamedTuple):
     gathered_mib: float = 0.0  # zero3's weights while the part runs
     joined_mib: float = 0.0  # the message in which gradients are reduced
     host_mib: float = 0.0  # optimizer states in the host's memory
+    away_mib: float = 0.0  # activations of a micro-batch that go to the host's memory
     # Of these in the first update, where that has all fp32 weights on the device:
     master_mib: float = 0.0  # fp32 weights
     matrix_mib: float = 0.0  # moments of its largest matrix
@@ -246,6 +248,15 @@ class LayerCost:
             memory,
         )
 
+    def behind_copies(self, mib_per_ms: float) -> LayerCost:
+        """The same where activations leave behind the layer's forward, and come ahead of its backward."""
+        assert self.memory
+        copies_ms = self.memory.away_mib / mib_per_ms
+        beyond_ms = (max(copies_ms - pass_ms, 0.0) for pass_ms in self.passes_ms)
+        passes = (each._replace(offload_ms=ms) for each, ms in zip(self.terms.passes, beyond_ms, strict=True))
+        terms = self.terms._replace(passes=ByKind(*passes))
+        return LayerCost.of(terms, self.activation_mib, self.workspace, self.memory)
+
     def __add__(self, other: LayerCost) -> LayerCost:
         """Both halves of a layer, whose transients may coincide."""
         return LayerCost.of(
@@ -266,7 +277,7 @@ class StageMemory:
     working_mib: float  # the workspace
     estimate_mib: float | None = None  # of tensors, from a walk through the step; None: no walk finds it
     apart_mib: float = 0.0  # with `masters_first`: tensors, if update and backward share no place
-    host_mib: float = 0.0  # optimizer states in the host's memory, which is no part of the others
+    host_mib: float = 0.0  # in the host's memory: optimizer states and activations, which are no part of the others
 
     @property
     def tensors_mib(self) -> float:

@@ -38,11 +38,11 @@ class ExpertPrices:
         self._options = modules.options
 
     @once
-    def cost(self, experts: Experts, recompute: Recompute, setting: Setting) -> LayerCost:
+    def cost(self, experts: Experts, recompute: Recompute, setting: Setting, offload: int = 0) -> LayerCost:
         """The bound of the imbalance sets activations and workspace; the expected imbalance sets times and the memory
-        estimate. `recompute`: of OF_EXPERTS, as parts leave experts out."""
-        likely = self._expected(experts, recompute, setting)
-        room = self._room(experts, recompute, setting, self._options.imbalance_bound)
+        estimate. `recompute`: of OF_EXPERTS, as parts leave experts out; `offload`: percent of the activations."""
+        likely = self._expected(experts, recompute, setting, offload)
+        room = self._room(experts, recompute, setting, self._options.imbalance_bound).offloaded(offload)
         sharding = experts.shards(setting.stage_size)
         weights = expert_weights(self._modules.models[setting.layer_type], experts)
         _, workspace, _ = module_memory(weights, setting, experts.dp_type, sharding, room, options=self._options)
@@ -65,7 +65,7 @@ class ExpertPrices:
         sharding, passes = experts.shards(setting.stage_size), PassTimes(own_ms, 2 * own_ms)
         return self._modules.module_cost(experts.dp_type, sharding, setting, timed, passes, weights, Room(0.0, 0.0))
 
-    def _expected(self, experts: Experts, recompute: Recompute, setting: Setting) -> LayerCost:
+    def _expected(self, experts: Experts, recompute: Recompute, setting: Setting, offload: int) -> LayerCost:
         """The cost at the expected imbalance."""
         model, mesh = self._modules.models[setting.layer_type], experts.mesh(setting.stage_size)
         stretch = min(self._options.imbalance, experts.ep)
@@ -81,7 +81,7 @@ class ExpertPrices:
         calls = expert_calls(model, experts, recompute, setting, stretch * self._crossing(model, experts))
         timed = self._modules.call_times(calls, mesh, setting.pipeline, weights, experts.sharding)
         passes = passes.launched(launch, timed.forward_ms + timed.backward_ms)
-        room = self._room(experts, recompute, setting, stretch)
+        room = self._room(experts, recompute, setting, stretch).offloaded(offload)
         sharding = experts.shards(setting.stage_size)
         cost = self._modules.module_cost(experts.dp_type, sharding, setting, timed, passes, weights, room)
         moved = ByKind(*(each._replace(tensor_ms=0.0, expert_ms=each.tensor_ms) for each in cost.terms.passes))

@@ -19,6 +19,7 @@ TIME = {
     "forward": "forward",
     "backward": "backward",
     "recompute": "recompute",
+    "offload": "copies of activations to and from the host",
     "vocabulary": "embedding, LM head, loss",
     "tensor": "TP/CP/Ulysses communication",
     "experts": "EP communication",
@@ -139,10 +140,11 @@ def layouts_ms(plan: Plan, cost: CostModel, stage: int) -> float:
 
 def part_ms(terms: Terms, micro_batches: int) -> dict[str, float]:
     """Terms of a layer, embedding or LM head in a step, ms."""
-    _, recompute_ms, gather_ms, reduce_ms, tensor_ms, expert_ms = map(sum, zip(*terms.passes, strict=True))
+    _, recompute_ms, gather_ms, reduce_ms, tensor_ms, expert_ms, offload_ms = map(sum, zip(*terms.passes, strict=True))
     return {
         **{kind: micro_batches * terms.passes.of(kind).compute_ms for kind in PassKind},
         "recompute": micro_batches * recompute_ms,
+        "offload": micro_batches * offload_ms,
         "tensor": micro_batches * tensor_ms,
         "experts": micro_batches * expert_ms,
         "gathers": micro_batches * gather_ms,

@@ -165,6 +165,7 @@ class LayerPrices:
         placed = _placed(strategy)
         share = self._share(placed, setting)
         points, passes, room = self._recomputed(placed, strategy.recompute & ~Recompute.GATE_UP, setting)
+        room = room.offloaded(strategy.offload)
         where = setting.stage_size, setting.pipeline, setting.layer_type
         weights = self._weight_times(replace(placed, dp_type=strategy.dp_type, sharding=strategy.sharding), *where)
         shares = products_behind(self._models[setting.layer_type], setting.seq)
@@ -178,8 +179,9 @@ class LayerPrices:
         if self._task.adapter_rank is not None:
             cost += self._adapters(self._task.adapter_rank, strategy, share, setting, passes.forward_ms)
         if self._models[setting.layer_type].experts:
-            cost += self._experts.cost(strategy.experts, strategy.recompute & OF_EXPERTS, setting)
-        return cost
+            again = strategy.recompute & OF_EXPERTS
+            cost += self._experts.cost(strategy.experts, again, setting, strategy.offload)
+        return cost.behind_copies(self._modules.host_mib_per_ms("offload_enc")) if strategy.offload else cost
 
     def _adapters(
         self, rank: int, strategy: LayerStrategy, share: _Share, setting: Setting, forward_ms: float
@@ -192,6 +194,7 @@ class LayerPrices:
         tokens = share.samples * setting.seq / share.parts
         between_mib = len(model.block.projections) * rank * tokens * setting.states.weight / MIB
         room = Room(0.0, between_mib) if strategy.recompute is Recompute.FULL else Room(between_mib, 0.0)
+        room = room.offloaded(strategy.offload)
         timed = self._modules.call_times(
             weight_calls(weights, strategy, setting), share.mesh, setting.pipeline, weights
         )

@@ -103,10 +103,17 @@ class CostModel:
         return self._layers.cost(strategy, self._modules.setting(stage, layer_type))
 
     def expert_cost(
-        self, experts: Experts, recompute: Recompute, stage: StageSetting, layer_type: int = 0
+        self, experts: Experts, recompute: Recompute, stage: StageSetting, layer_type: int = 0, offload: int = 0
     ) -> LayerCost:
         """Cost of the experts of one layer for one micro-batch, of a type that has some."""
-        return self._experts.cost(experts, recompute & OF_EXPERTS, self._modules.setting(stage, layer_type))
+        return self._experts.cost(experts, recompute & OF_EXPERTS, self._modules.setting(stage, layer_type), offload)
+
+    def hidden_percent(self, layer: LayerStrategy, stage: StageSetting, layer_type: int = 0) -> int:
+        """The most of a layer's activations whose copies to the host's memory, and back, its passes hide."""
+        whole = self.layer_cost(replace(layer, offload=100), stage, layer_type).terms.passes
+        plain_ms = self.layer_cost(layer, stage, layer_type).passes_ms
+        shown = [(terms.offload_ms, pass_ms) for terms, pass_ms in zip(whole, plain_ms, strict=True)]
+        return int(min(100 * pass_ms / (pass_ms + more_ms) if more_ms else 100 for more_ms, pass_ms in shown))
 
     def vocab_cost(self, vocab: VocabStrategy, stage: StageSetting, role: Role) -> LayerCost:
         """Embedding and LM head as a stage of this role has them. Raises UserError as `layer_cost` does."""

@@ -41,12 +41,20 @@ class Room(NamedTuple):
     begins: bool = False  # a stage's backward may begin with it, before which no activations are given up
     sent: float = 1.0  # share of its gradients that are being reduced while a next module's backward runs
     late: float = 0.0  # share of its gradients that are reduced separately at the end of the step
+    away_mib: float = 0.0  # activations in the host's memory while the micro-batch is in flight
+
+    def offloaded(self, percent: int) -> Room:
+        """The same with this percent of the activations in the host's memory until backward."""
+        away = percent / 100 * self.activation_mib
+        return self._replace(
+            activation_mib=self.activation_mib - away, working_mib=self.working_mib + away, away_mib=away
+        )
 
 
 class ModulePrices:
     """Costs of modules of one model on one cluster; `models` has one shape for each layer type.
 
-    Raises UserError where no sequence length is assumed, or no host link is known for an offloaded optimizer.
+    Raises UserError where no sequence length is assumed, or no host link is known where something is offloaded.
     """
 
     def __init__(
@@ -62,13 +70,15 @@ class ModulePrices:
         self.seqs = tuple(shape.seq_length or assumed.seq_length for shape in self.models)
         self.state_bytes = StateBytes.of(assumed.mixed_precision, bool(assumed.fp32_gradients))  # of trained weights
         # To and from the host's memory, where the optimizer's states lie there; else None.
-        self.host_mib_per_ms = self._host_mib_per_ms() if assumed.offload_optimizer else None
+        self.states_mib_per_ms = self.host_mib_per_ms("offload_optimizer") if assumed.offload_optimizer else None
 
-    def _host_mib_per_ms(self) -> float:
+    def host_mib_per_ms(self, asked: str) -> float:
+        """Speed of a GPU's copies to or from the host's memory while all of a node copy; `asked`: the field that asks
+        for it, for the error."""
         if self.profiles.device.host_link_gb_per_s is None:
             raise UserError(
-                "offload_optimizer: no profile names a GPU whose data sheet has the speed of its host's memory; "
-                "leave the option out, or galvatron profile all --analytic"
+                f"{asked}: no profile names a GPU whose data sheet has the speed of its host's memory; "
+                "leave it out, or galvatron profile all --analytic"
             )
         return self.profiles.device.host_link_gb_per_s * GB_PER_S
 
@@ -139,8 +149,8 @@ class ModulePrices:
         held = dp_type, sharding, room, several_matrices, self.options
         states, workspace, memory = module_memory(weights, setting, *held)
         optimizer_ms = updated / 1e6 * self.times.profile.optimizer_ms_per_million
-        if self.host_mib_per_ms:  # there and back: both ways share the host's memory with the node's other GPUs
-            optimizer_ms += 2 * memory.host_mib / self.host_mib_per_ms
+        if self.states_mib_per_ms:  # there and back: both ways share the host's memory with the node's other GPUs
+            optimizer_ms += 2 * memory.host_mib / self.states_mib_per_ms
         shown_ms, each = (forward - passes.forward_ms, backward - compute_ms), not self.assumed.async_grad_reduce
         terms = Terms(
             states,
@@ -220,6 +230,7 @@ def module_memory(
         made_mib=room.made_mib,
         gathered_mib=gathered_mib,
         joined_mib=joined_mib,
+        away_mib=room.away_mib,
     )
     if offload:
         part = part._replace(host_mib=host_mib)
@@ -246,7 +257,9 @@ def _workspace(part: PartMemory, room: Room, made_mib: float, setting: Setting, 
     if async_reduce and not (single and room.begins):  # weights that are fetched by then fit where activations were
         at_its_end -= part.gathered_mib
     own_mib = part.gathered_mib + max(working_mib, made_mib - room.activation_mib, at_its_end)
-    return Workspace(max(own_mib, part.matrix_mib), message_mib, part.gathered_mib, room.tables_mib)
+    # Before a pass of a pipeline ends, activations for the next one are under way.
+    fetched_mib = part.gathered_mib + room.away_mib * (2 if setting.pipeline > 1 else 1)
+    return Workspace(max(own_mib, part.matrix_mib), message_mib, fetched_mib, room.tables_mib)
 
 
 def frozen_times(times: PassTimes, products: float) -> PassTimes:

@@ -37,13 +37,16 @@ def memory_of(
     """Bound and estimate of a stage. The embedding's part has the LM head, where both are one: backward begins with
     it. `reduced_each`: gradients are, after each micro-batch. `shared_mib`: memory that its layers share."""
     costs = [cost for chunk in chunks for cost in chunk]
+    parts = [[cost.memory or PartMemory() for cost in chunk] for chunk in chunks]
+    held, every = fullest(plan, stage, chunks), [part for chunk in parts for part in chunk]
     working_mib = Workspace.of(cost.workspace for cost in costs).total_mib
     memory = StageMemory(
         options.context_mib + (options.freed or 0.0) * working_mib,
         sum(cost.states_mib for cost in costs),
-        _held_mib(chunks, fullest(plan, stage, chunks)),
+        _held_mib(chunks, held),
         working_mib,
-        host_mib=sum(cost.memory.host_mib for cost in costs if cost.memory),
+        host_mib=sum(part.host_mib for part in every)
+        + sum(count * sum(part.away_mib for part in chunk) for count, chunk in zip(held, parts, strict=True)),
     )
     ordered = [[*rest, first] for first, *rest in chunks] if plan.pipeline == 1 else chunks
     walked = [[part.memory for part in parts] for parts in ordered]
@@ -52,7 +55,9 @@ def memory_of(
         return memory
     runs = plan.schedule.runs(stage, plan.pipeline, plan.micro_batches, plan.chunks)
     passes = list(without_repeats(runs, plan.chunks))
-    estimate_mib = shared_mib + peak_mib(known, passes, reduced_each)
+    # A pass of a pipeline begins while copies of the pass before, or for the next one, are under way.
+    more_mib = max(part.away_mib for part in every) if plan.pipeline > 1 else 0.0
+    estimate_mib = shared_mib + more_mib + peak_mib(known, passes, reduced_each)
     masters_first = any(part.matrix_mib for parts in known for part in parts)
     apart_mib = shared_mib + _apart_mib(costs, known, passes, reduced_each) if masters_first else 0.0
     return replace(memory, estimate_mib=estimate_mib, apart_mib=apart_mib)
@@ -168,8 +173,9 @@ def _backward(
     peak = now
     again = reduced_each and not first
     before = [*parts[:-1][::-1], PartMemory()]  # whose weights are fetched while a part's backward runs
-    for part, following in zip(reversed(parts), before, strict=True):
-        weights = part.gathered_mib + following.gathered_mib
+    for place, (part, following) in enumerate(zip(reversed(parts), before, strict=True)):
+        activations_mib = next((each.away_mib for each in before[place:] if each.away_mib), 0.0)  # fetched meanwhile
+        weights = part.gathered_mib + following.gathered_mib + activations_mib
         working_mib = part.working_mib + (part.made_mib if first else 0.0)
         peak = max(peak, now + weights + working_mib + sent.part.shard_mib)
         made_mib = part.gradient_mib if first else part.joined_mib if again else 0.0

@@ -77,9 +77,9 @@ class VocabPrices:
             memory = memory._replace(fixed_mib=memory.fixed_mib + fixed_mib, late_mib=late_mib)
         workspace = cost.workspace  # backward begins with the LM head and ends with the embedding
         if role == "first":  # nothing is fetched while it works
-            workspace = workspace._replace(own_mib=workspace.own_mib - workspace.weights_mib)
+            workspace = workspace._replace(own_mib=workspace.own_mib - workspace.fetched_mib)
         else:
-            workspace = workspace._replace(weights_mib=0.0)
+            workspace = workspace._replace(fetched_mib=0.0)
         return LayerCost.of(cost.terms._replace(states=states), cost.activation_mib, workspace, memory)
 
     def _passes(

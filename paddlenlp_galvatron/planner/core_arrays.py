@@ -245,7 +245,7 @@ def compute_bound_ms(family: PlanFamily, strategies: Strategies, cost: CostModel
     """
     plain_layers = []
     for choices in strategies.layers:
-        plain = [layer for layer in choices if not layer.recompute] or list(choices)
+        plain = [layer for layer in choices if not (layer.recompute or layer.offload)] or list(choices)
         if cost.assumed.async_grad_reduce:  # of each degree the first, which has the default dp type
             plain = list(
                 {

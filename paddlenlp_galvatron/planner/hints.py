@@ -24,6 +24,7 @@ LONG = 8192  # sequence length from which splitting it may pay
 NEIGHBOURS = 8  # batches within this part of the batch are its neighbours
 TWOS = 64  # a batch is split by powers of two into micro-batches
 INTERLEAVED = {"max_virtual_pp_deg": MOST_CHUNKS}
+OFFLOADS = "offload_optimizer", "offload_activations"
 LARGER = 4  # times the global batch size: one that hides pipeline bubbles and all-reduces of gradients
 
 
@@ -80,21 +81,22 @@ def larger_batch(question: Question, best: Candidate) -> Hint | None:
 
 
 def fewer_gpus(question: Question, best: Candidate) -> Hint | None:
-    """Half of one node's GPUs, where the model fits on them with the optimizer offloaded. None: it does not."""
-    options = question.options
+    """Half of one node's GPUs, where the model fits on them with the optimizer or activations offloaded, by the faster
+    of these. None: it does not."""
+    options, seq_length = question.options, question.model.seq_length
     gpus = options.world_size // 2
-    if options.num_nodes > 1 or not gpus or options.offload_optimizer or not options.device:
+    if options.num_nodes > 1 or not gpus or any(getattr(options, name) for name in OFFLOADS) or not options.device:
         return None
-    try:
-        asked = question.changed(num_gpus_per_node=gpus, world_size=gpus, offload_optimizer=True)
-        half = asked.search(seconds=HINTS_S, compared=False).best
-    except GalvatronError:
-        return None
-    if half is None:
-        return None
-    seq_length = question.model.seq_length
-    now, speed = speed_of(options.world_size, seq_length, best), speed_of(gpus, seq_length, half)
-    return Hint({"offload_optimizer": True, "gpus": gpus}, speed, speed / now - 1)
+    now, found = speed_of(options.world_size, seq_length, best), []
+    for name in OFFLOADS[: 1 + (options.trainer == "galvatron")]:
+        try:
+            change: dict[str, Any] = {"num_gpus_per_node": gpus, "world_size": gpus, name: True}
+            half = question.changed(**change).search(seconds=HINTS_S / len(OFFLOADS), compared=False).best
+        except GalvatronError:
+            continue
+        if speed := speed_of(gpus, seq_length, half):
+            found.append(Hint({name: True, "gpus": gpus}, speed, speed / now - 1))
+    return max(found, key=lambda hint: hint.tokens_per_s_per_gpu, default=None)
 
 
 def free_plan(question: Question) -> Candidate | None:
@@ -122,8 +124,8 @@ def _changes(question: Question, given: Container[str]) -> Iterator[dict[str, An
         yield INTERLEAVED
     if options.task in ("sft", "dpo") and "lora_rank" not in given and not options.trained.frozen:
         yield {"task": "lora"} if options.task == "sft" else {"lora_rank": 8}
-    if options.trainer in ("galvatron", "paddlefleet") and "offload_optimizer" not in given:
-        yield {"offload_optimizer": True}
+    if options.trainer in ("galvatron", "paddlefleet"):
+        yield from ({name: True} for name in OFFLOADS[: 1 + free] if name not in given)
     if options.device and load_data_sheet(options.device).gpus_per_node <= options.num_gpus_per_node:  # whole nodes
         yield from ({"num_nodes": nodes} for nodes in (options.num_nodes - 1, options.num_nodes + 1) if nodes)
 

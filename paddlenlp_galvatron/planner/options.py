@@ -56,6 +56,7 @@ class TaskOptions(Options):
     lora_rank: Size | None = None
     document_tokens: Positive | None = None
     offload_optimizer: bool = False
+    offload_activations: bool = False
     moe_imbalance: Imbalance = IMBALANCE
     moe_imbalance_bound: Imbalance = IMBALANCE_BOUND
     experts_one_by_one: bool = False
@@ -201,6 +202,8 @@ class SearchOptions(TaskOptions, LimitOptions):
             raise ValueError(MEASURED_NETWORK)
         if self.trainer not in ("galvatron", "paddlefleet") and self.max_virtual_pp_deg > 1:
             raise ValueError(f"max_virtual_pp_deg: for {self.trainer} only one chunk a stage is searched; give 1")
+        if self.trainer != "galvatron" and self.offload_activations:
+            raise ValueError(f"offload_activations: is not searched for {self.trainer}; leave it out")
         unknown = [name for name in self._listed() if name not in DIMENSIONS]
         if unknown:
             known = ", ".join(DIMENSIONS)

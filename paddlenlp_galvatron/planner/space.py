@@ -249,12 +249,21 @@ class Space:
         layers = [
             layer for degrees in self._degrees(family, "tp") for layer in self._layers_of(family.stage_size, degrees)
         ]
+        layers = [*layers, *self._offloaded(layers, family)]
         if not self._one_layer.experts:
             return layers
-        halves = {again: self._experts(family, again) for again in self._recomputes}
-        return [layer.having(half) for layer in layers for half in halves[layer.recompute]]
+        halves = {key: self._experts(family, *key) for key in {(layer.recompute, layer.offload) for layer in layers}}
+        return [layer.having(half) for layer in layers for half in halves[layer.recompute, layer.offload]]
 
-    def _experts(self, family: PlanFamily, recompute: Recompute) -> list[Experts]:
+    def _offloaded(self, layers: Sequence[LayerStrategy], family: PlanFamily) -> Iterator[LayerStrategy]:
+        """The same layers with as many activations in the host's memory as their passes hide."""
+        for layer in layers if self._options.offload_activations else ():
+            if layer.recompute in (Recompute.NONE, Recompute.FULL):
+                hidden = self._cost.hidden_percent(layer, family.setting, self._layer_type) if self._cost else 100
+                if hidden:
+                    yield replace(layer, offload=hidden)
+
+    def _experts(self, family: PlanFamily, recompute: Recompute, offload: int) -> list[Experts]:
         """Strategies of a layer's experts. All that is counted of a layer is the sum of its halves', so that a half
         that another beats, or equals, in every number is in no plan that is better than all others."""
         size, model = family.stage_size, self._one_layer
@@ -266,7 +275,8 @@ class Space:
         ]
         if self._cost is None or self._options.trainer != "galvatron":  # others cannot have every half
             return halves
-        costs = [self._cost.expert_cost(half, recompute, family.setting, self._layer_type) for half in halves]
+        where = family.setting, self._layer_type, offload
+        costs = [self._cost.expert_cost(half, recompute, *where) for half in halves]
         return unbeaten(halves, np.array([cost_numbers(cost, None) for cost in costs]))
 
     def _every_layer(self, stage_size: int, degrees: Degrees) -> list[LayerStrategy]:

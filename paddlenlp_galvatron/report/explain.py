@@ -54,7 +54,7 @@ def before_searches(explanation: PlanFacts) -> Iterator[str | Table]:
     yield f"\nmemory of a device on each stage, GiB, of {gib(explanation.budget_mib)}"
     yield from (_memory_table(explanation.stages, block) for block in blocks)
     if away := max(stage.memory.host_mib for stage in prediction.stages):
-        yield f"optimizer states in the hosts' memory: at most {gib(away)} GiB a device"
+        yield f"offloaded to the hosts' memory: at most {gib(away)} GiB a device"
 
 
 def by_searches(explanation: Explanation, job: Job | None = None) -> Iterator[str | Table]:

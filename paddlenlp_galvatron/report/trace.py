@@ -88,6 +88,7 @@ def _inside(plan: Plan, cost: CostModel, stage: int, chunk: int) -> ByKind[list[
             (name, "compute", there.compute_ms),
             ("gather weights", "collective", there.gather_ms),
             ("split layer", "collective", there.tensor_ms),
+            ("copy activations", "collective", there.offload_ms),
             ("exchange of experts' rows", "collective", there.expert_ms),
         ]
         again: list[Piece] = [(f"{name} recompute", "compute", back.recompute_ms)]
@@ -97,6 +98,7 @@ def _inside(plan: Plan, cost: CostModel, stage: int, chunk: int) -> ByKind[list[
             ("gather weights", "collective", back.gather_ms),
             ("exchange of experts' rows", "collective", back.expert_ms),
             ("split layer", "collective", back.tensor_ms),
+            ("copy activations", "collective", back.offload_ms),
             ("reduce gradients", "collective", back.reduce_ms),
             *backward,
         ]

@@ -29,3 +29,11 @@ def test_with_the_optimizer_on_the_host_a_model_fits_a_smaller_card(capsys):
     assert not row(capsys, *small)["fits"]
     away = row(capsys, *small, "--offload_optimizer", "1")
     assert away["verdict"] == "fits" and 12 < away["memory_estimate_gib"] < away["memory_bound_gib"] <= 16
+
+
+def test_activations_on_the_host_gain_where_memory_is_short_and_change_nothing_where_it_is_not(capsys):
+    short, ample = ("--memory_constraint", "24"), ("--batch", "8", "--seq_length", "512")
+    for asked, gains in ((short, True), (ample, False)):
+        plain, away = (row(capsys, *asked, "--offload_activations", use) for use in "01")
+        assert ("offload_enc" in away["plan"]) is gains
+        assert away["tokens_per_s_per_gpu"] >= plain["tokens_per_s_per_gpu"] * (1.02 if gains else 1)

@@ -35,6 +35,7 @@ ROWS = [
     (f"{FIT} --task=lora", "lora_rank", 64),
     (FIT, "document_tokens", 4),
     (FIT, "offload_optimizer", 1),
+    (FIT, "offload_activations", 1),
     (FIT, "device", "a100"),
     (FIT, "memory_constraint", 2),
     (FIT, "global_train_batch_size", 8),

@@ -127,6 +127,7 @@ ROWS = [
         ("moe_imbalance_bound", 3, SPREAD),
         ("experts_one_by_one", 1, MIXTURE),
         ("offload_optimizer", 1, SHEET | {"memory_constraint": 2}),
+        ("offload_activations", 1, SHEET | {"memory_constraint": 2}),
         ("default_dp_type", "ddp", {}),
         ("trainer", "paddlenlp", TIGHT),
         ("sequence_parallel", 0, {}),

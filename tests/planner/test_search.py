@@ -88,19 +88,20 @@ def test_equals_exhaustive_enumeration(types: int, end: int) -> None:
     assert end / 2 < feasible < end - 1
 
 
-def test_recompute_of_parts_equals_exhaustive_enumeration() -> None:
-    partly = 0
+@pytest.mark.parametrize("lever", ["recompute_parts", "offload_activations"])
+def test_a_lever_of_layers_equals_exhaustive_enumeration(lever: str) -> None:
+    used = 0
     narrow = {"disable_ckpt": False, "disable_sdp": True, "disable_vtp": True, "sp_space": "tp", "num_gpus_per_node": 2}
     for seed in range(8):
-        _, _, options = problem(seed, recompute_parts=True, settle_bsz=4, **narrow)
+        _, _, options = problem(seed, **{lever: True}, settle_bsz=4, **narrow)
         models = [model_of(2)]
         cost = RandomCost(models, options, seed)
         result, best = search(models, cost, options), best_by_enumeration(models, cost, options)
         assert (result.best is None) is (best == inf), seed
         if result.best is not None:
             assert result.time_s / result.plan.global_batch == pytest.approx(best, rel=1e-9), seed
-            partly += any(layer.recompute in PARTLY for layer in result.plan.layers)
-    assert partly > 1
+            used += any(layer.recompute in PARTLY or layer.offload for layer in result.plan.layers)
+    assert used > 1
 
 
 def test_context_parallel_equals_exhaustive_enumeration() -> None:

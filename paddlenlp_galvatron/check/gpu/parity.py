@@ -97,8 +97,8 @@ def _tried(setting: Setting, cases: Sequence[Named], variables: Mapping[str, str
 
 def parity_cases(ranks: int, precision: Precision, on_gpus: bool) -> list[Named]:
     """Sixteen plans: every degree, way to split, ZeRO stage, schedule and part to recompute, ZeRO in a part of the
-    ranks, an offloaded optimizer, loss by pieces, packed rows, and latents and experts behind a dense layer. `on_gpus`:
-    some with the defaults of training there, flash attention and other kernels; the others are plain."""
+    ranks, offloaded optimizer and activations, loss by pieces, packed rows, and latents and experts behind a dense
+    layer. `on_gpus`: some with the defaults of training there, flash attention and other kernels; others are plain."""
     n, half = ranks, max(1, ranks // 2)
     wide, inner = min(2, n), half if half > 1 else 1
     unsplit, strided = LayerStrategy(), LayerStrategy(wide, consecutive=not n > 2)
@@ -146,8 +146,10 @@ def parity_cases(ranks: int, precision: Precision, on_gpus: bool) -> list[Named]
         )
         for name, (of, family, tied) in plans.items()
     ]
-    away = _plan(n, (unsplit, split, shard), replace(usual, offload_optimizer=True), default=ZERO2)
-    named.append(Named("optimizer in the host's memory", small_case(with_defaults(away, on_gpus), "qwen2", "adamw", 2)))
+    layers = replace(unsplit, offload=60), replace(split, offload=100), shard
+    away = _plan(n, layers, replace(usual, offload_optimizer=True), default=ZERO2)
+    case = small_case(with_defaults(away, on_gpus), "qwen2", "adamw", 2)
+    named.append(Named("optimizer and activations in the host's memory", case))
     return [*named, Named("split vocabulary, AdamW", _as_trained(n, usual, on_gpus))]
 
 
