@@ -172,12 +172,7 @@ class CountKnapsack {
       descend(set, layers, room, walks, best.cost, budget);
       if (order_.empty()) continue;
       const int first = layers.of[layers.first_type];
-      if (types == 1) {  // a good start: the best pair
-        for (int a = 0; a < static_cast<int>(order_.size()); ++a) {
-          budget.tick(a + 1);
-          for (int b = 0; b <= a; ++b) take_pair(a, b, first, 0, walk_, best);
-        }
-      }
+      if (types == 1) start_with_pair(first, best, budget);
       visit(0, first, 0, walk_, 0, best, budget);
       if (budget.steps() < stop_) continue;
       best.bound = std::min(best.bound, set.bound);
@@ -313,6 +308,17 @@ class CountKnapsack {
       visit(i + 1, next, memory + n * choice.memory, cost + n * choice.cost, reduced + n * price, best, budget);
     }
     counts_[i] = 0;
+  }
+
+  // A good start: the best pair of choices, of those whose reduced costs leave them a chance.
+  void start_with_pair(int layers, Assignment& best, WorkBudget& budget) {
+    for (int a = static_cast<int>(order_.size()) - 1; a >= 0; --a) {
+      const double cheap = floor_ + (layers - 1) * order_[a].reduced;
+      for (int b = a; b >= 0 && is_less(cheap + order_[b].reduced, best.cost); --b) {
+        budget.tick();
+        take_pair(a, b, layers, 0, walk_, best);
+      }
+    }
   }
 
   // The best split of the last layers between two choices, in closed form.

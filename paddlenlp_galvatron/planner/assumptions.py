@@ -15,7 +15,7 @@ def assumptions_of(options: SearchOptions, cost: CostModel) -> dict[str, Assumpt
         is_default = getattr(options, option) == type(options).model_fields[option].default
         return Assumption(words, value, "", "default" if is_default else "option", option)
 
-    device, document, chunks = cost.profiles.device, options.document_tokens, options.max_virtual_pp_deg
+    device, document, chunks = cost.profiles.device, options.document_tokens, options.most_chunks
     sheet = load_data_sheet(options.device).with_network(options.network) if options.device else None
     source = "data sheet" if sheet else "measured"
     has_all = options.memory_constraint in (None, device.memory_gib)

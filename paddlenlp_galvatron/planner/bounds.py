@@ -29,9 +29,13 @@ Price = Callable[[PlanFamily, Strategies, CostModel], CostArrays]
 class Phase(IntEnum):
     """When a family's turn is."""
 
-    ONE_CHUNK = 0  # a fast plan without chunks prunes most families of several
-    CHUNKS = 1
+    CHUNKS = 0  # a fast plan of several chunks prunes most families of one
+    ONE_CHUNK = 1
     HARD = 2  # a search with a small effort left it open
+
+    @classmethod
+    def first(cls, family: PlanFamily) -> Phase:
+        return cls.CHUNKS if family.chunks > 1 else cls.ONE_CHUNK
 
 
 @dataclass(order=True, slots=True)
@@ -86,12 +90,15 @@ def _require(family: PlanFamily, strategies: Strategies, most: int) -> None:
 
 def layers_ms(entry: OpenFamily, cores: Cores, limit_ms: float) -> float:
     """Bound of the layers' strategies alone, within the memory budget."""
-    entry.strategies = cores.unbeaten(entry.family, entry.strategies)
+    if not entry.strategies.alike:  # of a single strategy this bound rejects most families, with less work
+        entry.strategies = cores.unbeaten(entry.family, entry.strategies)
     return cores.core(entry, layer_arrays).bound(cores.cancel)
 
 
 def paths_ms(entry: OpenFamily, cores: Cores, limit_ms: float) -> float:
     """Bound of a fixed set of critical paths of the schedule."""
+    if entry.strategies.alike:
+        entry.strategies = cores.unbeaten(entry.family, entry.strategies)
     entry.core = cores.core(entry)
     return entry.core.bound(cores.cancel)
 

@@ -21,6 +21,8 @@ from .result import ROUNDING, Candidate, FamilyOutcome
 from .space import PlanFamily
 
 TRIAL_SHARE = 1 / 64  # of the effort, which every family is given before any has all of it
+START_SHARE = 1 / 16  # of the effort, for each plan of one strategy
+MOST_TRIALS, MOST_STARTS = 16, 4  # of families of several chunks where nobody asks for them; of plans for each
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,8 @@ class SearchState:
 
 
 Watch = Callable[[SearchState], None]
+# A plan of a family that takes less than so many ms per sample, to begin with; None: none is known.
+Start = Callable[[OpenFamily, float], Candidate | None]
 
 
 @dataclass
@@ -47,6 +51,7 @@ class Incumbents:
     outcomes: dict[PlanFamily, FamilyOutcome] = field(default_factory=dict)
     bounds_s: dict[PlanFamily, float] = field(default_factory=dict)  # of steps, for families that cannot win
     unproven_ms: float = inf  # least lower bound of families that were given up, or rejected within the gap
+    left_out_ms: float = inf  # the same, of families that were left out
 
     @property
     def ranked(self) -> list[Candidate]:
@@ -93,14 +98,30 @@ class Incumbents:
             self.prove(family, bound_ms)
             self.note(family, FamilyOutcome.GIVEN_UP)
 
+    def leave_out(self, family: PlanFamily, bound_ms: float) -> None:
+        """Leave a family of several chunks that nobody asks for: the proof is without it."""
+        self.note(family, FamilyOutcome.LEFT_OUT)
+        self.left_out_ms = min(self.left_out_ms, bound_ms)
+
 
 class BranchAndBound:
     """Takes the open family of the least lower bound, and bounds it better or solves it, until none is open."""
 
-    def __init__(self, cores: Cores, cost: CostModel, options: SearchOptions, bare: Plan, best: Incumbents):
-        self.best = best
+    def __init__(
+        self,
+        cores: Cores,
+        cost: CostModel,
+        options: SearchOptions,
+        bare: Plan,
+        best: Incumbents,
+        start: Start | None = None,
+        trials: int | None = None,
+    ):
+        """`trials`: of families of several chunks, which are left out then; None: all are searched to the end."""
+        self.best, self._start, self._trials = best, start, trials
         self.too_big: list[OpenFamily] = []  # families that do not fit
         self.cores, self._cost, self._effort, self._bare = cores, cost, options.effort, bare
+        self._trial_effort = int(options.effort * (TRIAL_SHARE if start else START_SHARE))
         self._device_mib = options.memory_gib * GIB_MIB
         self._open: dict[Phase, list[OpenFamily]] = {phase: [] for phase in Phase}  # heaps
 
@@ -130,9 +151,9 @@ class BranchAndBound:
 
     def _interleave(self) -> None:
         """Offer the plans of one chunk a stage that are known with as many chunks as open families have."""
-        for entry in self._open[Phase.CHUNKS]:
+        for entry in chain(*self._open.values()):
             family, known = entry.family, self.best.found.get(replace(entry.family, chunks=1))
-            if known and family not in self.best.found and not self.cores.even:
+            if known and family.chunks > 1 and family not in self.best.found and not self.cores.even:
                 stages = even_stages(len(known.plan.layers), family.stages * family.chunks)
                 plan = replace(known.plan, stages=stages, chunks=family.chunks)
                 candidate = Candidate(plan, self._cost.predict(plan))
@@ -146,12 +167,18 @@ class BranchAndBound:
         if entry.bound >= limit_ms:
             self.best.reject(family, entry.bound * batch)
             return False
+        if family.chunks > 1 and self._trials is not None and (entry.phase is Phase.HARD or not self._trials):
+            self.best.leave_out(family, entry.bound)
+            return False
         try:
             # With several chunks the last bound takes longer than a trial, which may settle the family.
             if entry.bounded < len(BOUNDS) - (entry.phase is Phase.CHUNKS):
                 bound_ms = BOUNDS[entry.bounded](entry, self.cores, limit_ms * batch)
                 entry.bounded += 1
             else:
+                if entry.phase is Phase.CHUNKS and self._start and (begun := self._start(entry, limit_ms)):
+                    self.best.offer(begun, family)
+                    limit_ms = self.best.limit_ms(family)
                 proven_ms = self._solve(entry, limit_ms * batch, log)
                 if proven_ms is None:
                     return False
@@ -174,8 +201,10 @@ class BranchAndBound:
         """Search a family, with a small effort at first. Returns its bound in ms; None: it is settled."""
         family, best, last = entry.family, self.best, entry.phase is Phase.HARD
         assert entry.core
+        if family.chunks > 1 and self._trials:
+            self._trials -= 1
         # A family that a trial settles is proven without a gap: that costs little.
-        effort, gap = (self._effort, best.gap) if last else (int(self._effort * TRIAL_SHARE), 0.0)
+        effort, gap = (self._effort, best.gap) if last else (self._trial_effort, 0.0)
         time_ms, proven_ms, vocab, division, choice = entry.core.solve(limit_ms, effort, self.cores.cancel, gap)
         outcome = FamilyOutcome.SOLVED
         if time_ms < inf:

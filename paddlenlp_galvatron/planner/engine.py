@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from math import inf
 from threading import Event, Lock, Thread
 
@@ -16,7 +17,7 @@ from ..base import GIB_MIB, MS_PER_S, UserError
 from ..cost_model import CostModel
 from ..plan import ModelShape, Plan
 from .bounds import Cores, OpenFamily, Phase
-from .branch_and_bound import BranchAndBound, Incumbents, Watch
+from .branch_and_bound import MOST_STARTS, MOST_TRIALS, BranchAndBound, Incumbents, Start, Watch
 from .branches import Branches
 from .core_arrays import compute_bound_ms
 from .options import SearchOptions
@@ -72,19 +73,23 @@ class _Search:
         limits = [limit for limit in (seconds, self.options.time_limit) if limit is not None]
         start, end = time.perf_counter(), time.process_time() + min(limits, default=inf)
         best, space = Incumbents(self.options.top_k, gap=self.options.gap), self.branches.strategies()
-        solver = self._solver(best)
+        begin = None if self.branches.even else self._start
+        solver = self._solver(best, begin, None if self._exhaustive else MOST_TRIALS)
         opened = [*self._opened(space, best)]
         everything = [(entry, entry.strategies) for entry in opened]
         self._begin_with(known, space, best)
         with _cancelled_at(end, self.cancel):
+            begun = self._begin_alike(opened, best) if compared or not best.found else None
             solver.run(opened, log, watch)
             if ranked := best.ranked:
-                fastest = chosen = ranked[0]
-                step_s = fastest.plan.global_batch / MS_PER_S  # of one ms per sample
-                lower_bound_s, uniform, uniform_bound_s = min(fastest.time_s, best.unproven_ms * step_s), None, None
+                chosen, uniform, uniform_bound_s = ranked[0], None, None
+                step_s = chosen.plan.global_batch / MS_PER_S  # of one ms per sample
                 if compared and not self.branches.even and not self.cancel.cancelled:
-                    chosen, uniform, open_ms = self._simpler(best, everything)
+                    chosen, uniform, open_ms = self._simpler(best, everything, begun)
                     uniform_bound_s = min(uniform.time_s if uniform else inf, open_ms * step_s)
+                    best.offer(chosen, PlanFamily.of(chosen.plan))  # few strategies are searched better than many
+                fastest, *_ = ranked = best.ranked
+                lower_bound_s = min(fastest.time_s, best.unproven_ms * step_s)
         if not ranked:
             need = None if self.cancel.cancelled else self._need(solver)
             return SearchResult(None, inf, time.perf_counter() - start, best.outcomes, best.bounds_s, need=need)
@@ -101,11 +106,23 @@ class _Search:
             uniform=uniform,
             uniform_bound_s=uniform_bound_s,
             too_wide=len(solver.cores.too_wide),
+            left_out_s=best.left_out_ms * fastest.plan.global_batch / MS_PER_S,
         )
 
-    def _solver(self, best: Incumbents) -> BranchAndBound:
+    @property
+    def _exhaustive(self) -> bool:
+        """Whether interleaved plans are searched to the end."""
+        return self.options.max_virtual_pp_deg is not None
+
+    def _solver(self, best: Incumbents, start: Start | None, trials: int | None) -> BranchAndBound:
         cores = Cores(self.branches, self.cost, self.options.budget_mib, self.cancel)
-        return BranchAndBound(cores, self.cost, self.options, self.branches.bare, best)
+        return BranchAndBound(cores, self.cost, self.options, self.branches.bare, best, start, trials)
+
+    def _start(self, entry: OpenFamily, limit_ms: float) -> Candidate | None:
+        """The best plan of a family with one strategy for all layers, if it takes less per sample than the limit."""
+        part = entry.bound, entry.family, entry.strategies
+        solve = partial(self._best_of, trials=MOST_STARTS)
+        return best_uniform([part], self.cost, self.options.budget_mib, solve, limit_ms)[0]
 
     def _opened(self, space: dict[PlanFamily, list[Strategies]], best: Incumbents) -> Iterator[OpenFamily]:
         """The families with their first bounds."""
@@ -116,12 +133,11 @@ class _Search:
             if self.cancel.cancelled:  # nothing is known of the others
                 best.unproven_ms = 0.0
                 return
-            phase = Phase.CHUNKS if family.chunks > 1 else Phase.ONE_CHUNK
             for strategies in spaces:
                 alike = replace(family, chunks=min(family.chunks, 2)), strategies
                 if alike not in bounds:
                     bounds[alike] = compute_bound_ms(family, strategies, self.cost) / family.global_batch
-                yield OpenFamily(bounds[alike], number, family, strategies, phase)
+                yield OpenFamily(bounds[alike], number, family, strategies, Phase.first(family))
                 number += 1
 
     def _begin_with(self, known: Sequence[Plan], space: dict[PlanFamily, list[Strategies]], best: Incumbents) -> None:
@@ -144,12 +160,27 @@ class _Search:
                 if candidate.fits(self.options.memory_gib * GIB_MIB):
                     best.offer(candidate, family)
 
+    def _begin_alike(self, opened: Sequence[OpenFamily], best: Incumbents) -> tuple[Candidate | None, float] | None:
+        """Offer the best plan of one chunk a stage with one strategy for all layers, of one batch. Returns it with the
+        least bound of the families left open."""
+        if self.branches.even or len(self.options.batches) > 1:
+            return None
+        flat = [(entry.bound, entry.family, entry.strategies) for entry in opened if entry.family.chunks == 1]
+        uniform, bound = best_uniform(flat, self.cost, self.options.budget_mib, self._best_of)
+        if uniform:
+            best.offer(uniform, PlanFamily.of(uniform.plan))
+        return uniform, bound
+
     def _simpler(
-        self, best: Incumbents, everything: Iterable[tuple[OpenFamily, Strategies]]
+        self,
+        best: Incumbents,
+        everything: Iterable[tuple[OpenFamily, Strategies]],
+        begun: tuple[Candidate | None, float] | None,
     ) -> tuple[Candidate, Candidate | None, float]:
         """The simplest plan within the tolerance, and the best one of one strategy with the least bound of the families
         left open, in ms per sample; all of the fastest plan's batch. `everything`: families with all of their
-        strategies: one that is beaten for a run of layers may be the best that all runs share."""
+        strategies: one that is beaten for a run of layers may be the best that all runs share. `begun`: of one chunk a
+        stage."""
         fastest = best.ranked[0]
         if fastest.strategies == 1:
             return fastest, fastest, best.unproven_ms
@@ -157,18 +188,29 @@ class _Search:
             (entry.bound, entry.family, strategies if len(self.branches.runs) > 1 else entry.strategies)
             for entry, strategies in everything
             if entry.family.global_batch == fastest.plan.global_batch
+            and (entry.family in best.found or best.outcomes[entry.family] is not FamilyOutcome.LEFT_OUT)
         ]
-        uniform, bound = best_uniform(parts, self.cost, self._best_of)
+        known, open_ms = begun or (None, inf)
+        rest = [part for part in parts if part[1].chunks > 1 or not begun]
+        budget_mib, limit_ms = self.options.budget_mib, known.ms_per_sample if known else inf
+        solve = partial(self._best_of, trials=None if self._exhaustive else MOST_STARTS)
+        uniform, bound = best_uniform(rest, self.cost, budget_mib, solve, limit_ms)
+        uniform, bound = uniform or known, min(bound, open_ms)
+        if uniform:  # faster than all that were found, where a search was left with a gap
+            best.offer(uniform, PlanFamily.of(uniform.plan))
+            fastest = best.ranked[0]
         if not self.options.simplest_within:
             return fastest, uniform, bound
         most_ms = fastest.ms_per_sample * (1 + self.options.simplest_within / 100)
-        return simplest(fastest, parts, uniform, most_ms, self.cost, self._best_of), uniform, bound
+        return simplest(fastest, parts, uniform, most_ms, self.cost, budget_mib, solve), uniform, bound
 
-    def _best_of(self, parts: Iterable[Part], most_ms: float) -> tuple[Candidate | None, float]:
+    def _best_of(
+        self, parts: Iterable[Part], most_ms: float, trials: int | None = None
+    ) -> tuple[Candidate | None, float]:
         """Solve parts with a small effort, as `simplest.Solve` wants it."""
         best = Incumbents(top_k=1, most_ms=most_ms, gap=self.options.gap)
-        opened = [OpenFamily(part[0], number, *part[1:]) for number, part in enumerate(parts)]
-        self._solver(best).run(opened, last=Phase.CHUNKS)
+        opened = [OpenFamily(part[0], number, *part[1:], Phase.first(part[1])) for number, part in enumerate(parts)]
+        self._solver(best, None, trials).run(opened, last=Phase.ONE_CHUNK)
         return next(iter(best.ranked), None), best.unproven_ms
 
     def _need(self, solver: BranchAndBound) -> Need | None:

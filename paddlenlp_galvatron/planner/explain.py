@@ -178,7 +178,7 @@ def what_ifs(question: Question, plan: Plan, known: Sequence[Plan], time: Shared
     if question.cost.load:
         now_most, more = options.moe_imbalance, 2 * options.moe_imbalance - 1  # twice the rows beyond the mean
         yield changed(IMBALANCE, f"{now_most:g} -> {more:g}", moe_imbalance=more)
-    if options.allows("pp") and options.max_virtual_pp_deg == 1 and options.trainer == "galvatron":
+    if options.allows("pp") and options.most_chunks == 1 and options.trainer == "galvatron":
         yield changed(INTERLEAVING, f"up to {MOST_CHUNKS} chunks a stage", shares=2, max_virtual_pp_deg=MOST_CHUNKS)
     yield changed("sequence", f"{seq} -> {2 * seq} tokens", 2 * seq, seq_length=2 * seq)
     yield changed("batch", f"{batch} -> {2 * batch} samples", samples=2 * batch, settle_bsz=2 * batch)

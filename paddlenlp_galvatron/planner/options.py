@@ -31,8 +31,8 @@ GPUS_PER_NODE = 8  # where only world_size is given, and is larger
 # Defaults of fit, search and what-if.
 BATCH = 256  # global batch size, samples
 
-LONG, MOST_CONTEXT = 16_384, 8  # sequence length from which so many ranks may split a sample
-MOST_CHUNKS = 8  # a stage, where interleaving is tried beyond a search that leaves it out
+# Where nobody says so: the sequence length from which so many ranks may split a sample; the most chunks a stage.
+LONG, MOST_CONTEXT, MOST_CHUNKS = 16_384, 8, 8
 
 # Limits: a value beyond them is a slip of the pen, and would take hours or all memory.
 MOST_BATCHES, MOST_PLANS = 10_000, 1000
@@ -116,7 +116,7 @@ class SearchOptions(TaskOptions, LimitOptions):
     max_ep_deg: Ranks | None = None
     max_etp_deg: Ranks = 8
     max_pp_deg: Ranks = 16
-    max_virtual_pp_deg: Layers = 1
+    max_virtual_pp_deg: Layers | None = 1
     disable_dp: bool = False
     disable_sdp: bool = False
     disable_tp: bool = False
@@ -200,7 +200,7 @@ class SearchOptions(TaskOptions, LimitOptions):
             raise ValueError(TWO_SOURCES)
         if self.network is not None and self.device is None:
             raise ValueError(MEASURED_NETWORK)
-        if self.trainer not in ("galvatron", "paddlefleet") and self.max_virtual_pp_deg > 1:
+        if self.trainer not in ("galvatron", "paddlefleet") and (self.max_virtual_pp_deg or 1) > 1:
             raise ValueError(f"max_virtual_pp_deg: for {self.trainer} only one chunk a stage is searched; give 1")
         if self.trainer != "galvatron" and self.offload_activations:
             raise ValueError(f"offload_activations: is not searched for {self.trainer}; leave it out")
@@ -234,8 +234,17 @@ class SearchOptions(TaskOptions, LimitOptions):
     def most_context(self) -> int:
         """Most ranks that split a sample. Where nobody says so, several for long samples; measured profiles may lack
         their messages, and other trainers the split."""
-        free = self.device is not None and self.trainer == "galvatron"
-        return self.max_cp_deg or (MOST_CONTEXT if free and (self.seq_length or 0) >= LONG else 1)
+        return self.max_cp_deg or (MOST_CONTEXT if self._is_free and (self.seq_length or 0) >= LONG else 1)
+
+    @property
+    def most_chunks(self) -> int:
+        """Most chunks of layers a stage. Where nobody says so, several; Galvatron, which made the measured profiles,
+        and other trainers run plans of one."""
+        return self.max_virtual_pp_deg or (MOST_CHUNKS if self._is_free else 1)
+
+    @property
+    def _is_free(self) -> bool:
+        return self.device is not None and self.trainer == "galvatron"
 
     @property
     def one_strategy(self) -> bool:

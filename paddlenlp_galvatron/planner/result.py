@@ -9,7 +9,7 @@ from itertools import groupby
 from math import ceil, floor, inf, log10
 from typing import Any, Self
 
-from ..base import GIB_MIB, MS_PER_S, GalvatronError, Infeasible, UserError, plain
+from ..base import GIB_MIB, MS_PER_S, GalvatronError, Infeasible, UserError, count, plain
 from ..cost_model import CostModel
 from ..cost_model.costs import Prediction, StageMemory, Task
 from ..model import joint_fingerprint
@@ -19,7 +19,7 @@ from ..plan import ModelShape, Plan
 from ..plan.strategy import gap_of
 from ..profiles import Reserve, load_data_sheet
 from .assumptions import assumptions_of
-from .options import SearchOptions
+from .options import MOST_CHUNKS, SearchOptions
 from .space import PlanFamily
 from .whole_run import DAY_S, HOUR_S, RESTART_S, Failures, WholeRun
 
@@ -190,8 +190,9 @@ class FamilyOutcome(IntEnum):
     NOT_DIVISIBLE = 0  # no strategy splits batch, heads and ranks evenly
     OUT_OF_MEMORY = 1
     OUT_OF_BOUND = 2  # no plan of it can beat, or none beats, the incumbents
-    SOLVED = 3  # searched to the end
-    GIVEN_UP = 4  # left with a gap: effort or memory was not enough, or prices of switching are no metric
+    LEFT_OUT = 3  # of several chunks: tried in short, or not at all
+    SOLVED = 4  # searched to the end
+    GIVEN_UP = 5  # left with a gap: effort or memory was not enough, or prices of switching are no metric
 
     @property
     def words(self) -> str:
@@ -200,6 +201,7 @@ class FamilyOutcome(IntEnum):
             FamilyOutcome.NOT_DIVISIBLE: "divisibility: batch, heads and ranks do not split evenly",
             FamilyOutcome.OUT_OF_MEMORY: "memory: no plan of it fits",
             FamilyOutcome.OUT_OF_BOUND: "bound: no plan of it beats the best found",
+            FamilyOutcome.LEFT_OUT: "interleaving: left out, or after a short search",
             FamilyOutcome.SOLVED: "searched to the end",
             FamilyOutcome.GIVEN_UP: "left with a gap",
         }[self]
@@ -222,12 +224,21 @@ class SearchResult:
     uniform: Candidate | None = None  # the fastest of that batch with one strategy for all layers
     uniform_bound_s: float | None = None  # no such plan takes less; infinite: none fits; None: it was not searched
     too_wide: int = 0  # families with too many strategies of layers, left out
+    left_out_s: float = inf  # no plan of the interleaved families that are left out takes less
 
     @property
     def left_out(self) -> list[str]:
-        """A note on the families that a limit has left out."""
-        words = f"{self.too_wide} families of plans have too many strategies of layers, and are left with a gap"
-        return [f"max_cp_deg, max_tp_deg, max_ep_deg: {words}; lower one of these"] if self.too_wide else []
+        """Notes on the families that a limit has left out."""
+        wide = f"{self.too_wide} families of plans have too many strategies of layers, and are left with a gap"
+        notes = [f"max_cp_deg, max_tp_deg, max_ep_deg: {wide}; lower one of these"] if self.too_wide else []
+        if self.left_out_s < self.time_s < inf:
+            families = count([*self.outcomes.values()].count(FamilyOutcome.LEFT_OUT), "family", "families")
+            most = gap_of(self.left_out_s, self.time_s)
+            notes.append(
+                f"max_virtual_pp_deg: {families} of interleaved plans not searched to the end "
+                f"may hold one of up to {most:.1%} less time; give {MOST_CHUNKS} to search all"
+            )
+        return notes
 
     @property
     def plan(self) -> Plan:

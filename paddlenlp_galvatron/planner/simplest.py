@@ -7,14 +7,16 @@ plan within the tolerance, up to `MOST_PAIRS` of each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import combinations, islice, product
 from math import inf
 
 from ..cost_model import CostModel
 from ..plan import LayerStrategy
-from .result import Candidate
+from ..plan.schedule import chunks_in_flight
+from .result import ROUNDING, Candidate
 from .space import PlanFamily, Strategies, runs_of, suited, without_experts
 
 MOST_PAIRS = 300  # of the strategies of a family; those of the fastest strategies come first
@@ -26,13 +28,16 @@ Part = tuple[float, PlanFamily, Strategies]  # of the space: its lower bound in 
 Solve = Callable[[Iterable[Part], float], tuple[Candidate | None, float]]
 
 
-def best_uniform(parts: Iterable[Part], cost: CostModel, solve: Solve) -> tuple[Candidate | None, float]:
-    """The fastest plan with one strategy for all layers, and the least bound of the open families, in ms per sample."""
-    best, bound, limit = None, inf, inf
+def best_uniform(
+    parts: Iterable[Part], cost: CostModel, budget_mib: float, solve: Solve, limit: float = inf
+) -> tuple[Candidate | None, float]:
+    """The fastest plan with one strategy for all layers that takes less than a limit, and the least bound of the open
+    families, in ms per sample."""
+    best, bound = None, inf
     for part in sorted(parts, key=lambda part: part[0]):
         if part[0] >= limit:
             break
-        candidate, still_open = solve(_narrowed(part, 1, cost), limit)
+        candidate, still_open = solve(_narrowed(part, 1, cost, budget_mib), limit)
         bound = min(bound, still_open)
         if candidate:
             best, limit = candidate, candidate.ms_per_sample
@@ -40,7 +45,13 @@ def best_uniform(parts: Iterable[Part], cost: CostModel, solve: Solve) -> tuple[
 
 
 def simplest(
-    fastest: Candidate, parts: Iterable[Part], uniform: Candidate | None, most_ms: float, cost: CostModel, solve: Solve
+    fastest: Candidate,
+    parts: Iterable[Part],
+    uniform: Candidate | None,
+    most_ms: float,
+    cost: CostModel,
+    budget_mib: float,
+    solve: Solve,
 ) -> Candidate:
     """The plan of fewest strategies that takes at most `most_ms` per sample."""
     if uniform and uniform.ms_per_sample <= most_ms:
@@ -55,32 +66,48 @@ def simplest(
     flat = [part for part in near if part[1].chunks == 1]  # with several chunks bounds are too low to reject pairs
     for count in range(2, len(used)):
         for some, most in ((own, MOST_SETS), (flat if count == 2 else [], MOST_PAIRS)):
-            narrower = [narrow for part in some for narrow in islice(_narrowed(part, count, cost), most)]
+            narrower = [narrow for part in some for narrow in islice(_narrowed(part, count, cost, budget_mib), most)]
             if found := solve(narrower, most_ms)[0]:
                 return found
     return fastest
 
 
-def _narrowed(part: Part, count: int, cost: CostModel) -> Iterator[Part]:
-    """The part with each set of `count` strategies, those of the fastest ones first. Its bound: some stage is busy at
-    least as long as all are on average."""
+def _narrowed(part: Part, count: int, cost: CostModel, budget_mib: float) -> Iterator[Part]:
+    """The part with each set of `count` strategies for whose layers alone there is memory, those of the fastest ones
+    first. Its bound: some stage is busy at least as long as all are on average."""
     least, family, strategies = part
     busy_ms: list[dict[LayerStrategy, float]] = []  # per sample and stage, by run of layers
+    rooms: list[dict[LayerStrategy, int]] = []  # by run of layers
+    of_stage = family.stages, family.micro_batches, family.chunks
+    held = Counter(min(chunks_in_flight(family.schedule, stage, *of_stage)[0]) for stage in range(family.stages))
     behind = runs_of(cost.layer_types, strategies.in_front)
     for run, choices in zip(behind, strategies.layers, strict=True):
         passes, share = family.micro_batches, run.units / family.stages / family.global_batch
         busy_ms.append(dict.fromkeys(choices, 0.0))
+        states_mib, activations_mib = dict.fromkeys(choices, 0.0), dict.fromkeys(choices, 0.0)
         for strategy, kind in product(choices, run.types):
             price = cost.layer_cost(suited(strategy, cost.models[kind]), family.setting, kind)
             busy_ms[-1][strategy] += share * (passes * sum(price.passes_ms) + price.sync_ms)
+            states_mib[strategy] += price.states_mib
+            activations_mib[strategy] += price.activation_mib
+        rooms.append({each: _room(states_mib[each], activations_mib[each], held, budget_mib) for each in choices})
     known = {strategy: min(ms[strategy] for ms in busy_ms if strategy in ms) for ms in busy_ms for strategy in ms}
     for chosen in combinations(sorted(known, key=lambda strategy: known[strategy]), count):
         dense = [without_experts(strategy) for strategy in chosen]
-        layers = []
-        for run, ms in zip(behind, busy_ms, strict=True):
+        layers, fit = [], True
+        for run, ms, room in zip(behind, busy_ms, rooms, strict=True):
             allowed = chosen if any(cost.models[kind].experts for kind in run.types) else dense
             layers.append([strategy for strategy in dict.fromkeys(allowed) if strategy in ms])
-        prefixes = [prefix for prefix in strategies.prefixes if set(prefix) <= set(dense)]
-        if prefixes and all(layers):
+            fit &= max((room[strategy] for strategy in layers[-1]), default=0) >= run.units
+        if not fit:
+            continue
+        if prefixes := [prefix for prefix in strategies.prefixes if set(prefix) <= set(dense)]:
             bound = sum(min(ms[strategy] for strategy in choices) for ms, choices in zip(busy_ms, layers, strict=True))
             yield max(least, bound), family, replace(strategies, layers=layers, prefixes=prefixes)
+
+
+def _room(states_mib: float, activations_mib: float, held: Mapping[int, int], budget_mib: float) -> int:
+    """Layers for which all stages have memory. `held`: numbers of stages, by the micro-batches whose activations each
+    holds."""
+    needs_mib = {number: states_mib + number * activations_mib or ROUNDING for number in held}
+    return sum(stages * int(budget_mib * (1 + ROUNDING) / needs_mib[number]) for number, stages in held.items())

@@ -32,6 +32,8 @@ PIECE_TOKENS = 2048
 PIECE_LOGITS = 2**25  # 128 MiB in fp32
 MOST_RUNS = 8  # of layers of one type, in the core
 MOST_PERIOD = 8  # layers after which types repeat
+# Where nobody asks for chunks: the largest so many numbers of them whose largest has so many times the mean of layers.
+COUNTS, UNEVEN = 3, 1.1
 
 
 def cost_numbers(cost: LayerCost, freed: float | None) -> tuple[float, ...]:
@@ -139,6 +141,11 @@ class Strategies:
         return len(self.prefixes[0])
 
     @property
+    def alike(self) -> bool:
+        """Whether layers have no choice."""
+        return max(map(len, self.layers)) == 1
+
+    @property
     def beginnings(self) -> list[tuple[VocabStrategy, tuple[LayerStrategy, ...]]]:
         """Pairs (vocabulary, dense prefix); the core sees each pair as one vocabulary strategy."""
         return [(vocab, prefix) for vocab in self.vocabularies for prefix in self.prefixes]
@@ -197,8 +204,8 @@ class Strategies:
 
 
 def families(options: SearchOptions, world_size: int, layers: int) -> Iterator[PlanFamily]:
-    """Every family of one chunk a stage that the options leave. A pipeline of one stage has no schedule: it is listed
-    under one."""
+    """Every family of one chunk a stage that the options leave. A pipeline of one stage has no schedule, and all are
+    the same for one micro-batch: it is listed under one."""
     most = min(options.max_pp_deg, layers) if options.allows("pp") else 1
     for batch in options.batches:
         for micro_batches in divisors(batch):
@@ -207,17 +214,25 @@ def families(options: SearchOptions, world_size: int, layers: int) -> Iterator[P
             for stages in divisors(world_size):
                 if stages > most:
                     break
-                schedules = options.schedules if stages > 1 else (options.pipeline_type or Schedule.ONE_F_ONE_B,)
+                schedules = options.schedules
+                if stages == 1 or micro_batches == 1:
+                    schedules = (options.pipeline_type or Schedule.ONE_F_ONE_B,)
                 for schedule in schedules:
                     yield PlanFamily(batch, micro_batches, stages, schedule, world_size)
 
 
 def interleaved_families(options: SearchOptions, world_size: int, layers: int) -> Iterator[PlanFamily]:
-    """Every family that the options leave in which stages have several chunks."""
+    """Every family that the options leave in which stages have several chunks. Where nobody asks for them: numbers of
+    chunks that divide layers almost evenly, and of micro-batches that stages divide, as Megatron-LM has it."""
+    asked = options.max_virtual_pp_deg is not None
     for family in families(options, world_size, layers):
-        if family.stages > 1 and family.schedule.of_chunks:
-            for chunks in range(2, min(options.max_virtual_pp_deg, layers // family.stages) + 1):
-                yield replace(family, chunks=chunks)
+        if family.stages == 1 or not family.schedule.of_chunks or (family.micro_batches % family.stages and not asked):
+            continue
+        counts = range(2, min(options.most_chunks, layers // family.stages) + 1)
+        parts = [family.stages * chunks for chunks in counts]
+        even = [number // family.stages for number in parts if -(-layers // number) * number <= UNEVEN * layers]
+        for chunks in counts if asked else even[-COUNTS:]:
+            yield replace(family, chunks=chunks)
 
 
 class Space:
