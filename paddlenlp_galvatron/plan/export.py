@@ -10,7 +10,7 @@ Their Llama and Qwen2 have no Ulysses; Megatron-SP, the pipeline and ZeRO are as
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..base.errors import UserError
@@ -295,6 +295,8 @@ def gaps(plan: Plan, program: str, model: ModelShape | None = None) -> list[str]
     experts = any(layer.experts.ranks > 1 or layer.experts_dp_type or layer.experts_sharding for layer in plan.layers)
     if experts and program != FLEET:
         found.append(f"ep_sizes_enc: experts are not written for {program}")
+    if model and (lacking := untaught(model.kinds)):
+        found.append(f"model: {lacking} are not written for {program}")
     if plan.vocab.pieces > 1:
         found.append(f"loss_pieces: {program} computes the logits of all tokens at once, which takes more memory")
     if any(layer.offload for layer in plan.layers) and not (
@@ -307,6 +309,11 @@ def gaps(plan: Plan, program: str, model: ModelShape | None = None) -> list[str]
     if model and model.vocab_size % tp:
         found.append(f"vtp: {program} does not split a vocabulary of {model.vocab_size} over {tp} ranks nor pad it")
     return found
+
+
+def untaught(kinds: Sequence[ModelShape]) -> str:
+    """Parts of a model that is planned alone; "": none. Its layers of other types alternate."""
+    return kinds[0].traits.untrained or "windows of attention" * any(kind.window for kind in kinds)
 
 
 def _require_expressible(plan: Plan, program: str, model: ModelShape | None) -> None:

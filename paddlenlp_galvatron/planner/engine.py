@@ -15,6 +15,7 @@ import galvatron_dp_core
 from ..base import GIB_MIB, MS_PER_S, UserError
 from ..cost_model import CostModel
 from ..plan import ModelShape, Plan
+from ..plan.export import untaught
 from .bounds import Cores, OpenFamily, Phase
 from .branch_and_bound import BranchAndBound, Incumbents, Watch
 from .branches import Branches
@@ -109,7 +110,7 @@ class _Search:
 
     def _opened(self, space: dict[PlanFamily, list[Strategies]], best: Incumbents) -> Iterator[OpenFamily]:
         """The families with their first bounds."""
-        bounds: dict[tuple[PlanFamily, Strategies], float] = {}  # of all that have several chunks the same
+        bounds: dict[tuple[PlanFamily, object], float] = {}  # of all that have several chunks the same
         number = 0
         for family, spaces in space.items():
             best.note(family, FamilyOutcome.OUT_OF_MEMORY if spaces else FamilyOutcome.NOT_DIVISIBLE)
@@ -118,7 +119,8 @@ class _Search:
                 return
             phase = Phase.CHUNKS if family.chunks > 1 else Phase.ONE_CHUNK
             for strategies in spaces:
-                alike = replace(family, chunks=min(family.chunks, 2)), strategies
+                plain = tuple(layers[0] for layers in strategies.layers) if self.branches.even else strategies
+                alike = replace(family, chunks=min(family.chunks, 2)), plain
                 if alike not in bounds:
                     bounds[alike] = compute_bound_ms(family, strategies, self.cost) / family.global_batch
                 yield OpenFamily(bounds[alike], number, family, strategies, phase)
@@ -228,6 +230,8 @@ def _require_agreement(models: Sequence[ModelShape], cost: CostModel, options: S
     most = len(cost.given) if options.trainer == "paddlefleet" else len(cost.models)
     if options.trainer != "galvatron" and most > 1:
         faults.append(f"trainer: {options.trainer} has one type of layers, the model {len(cost.models)}; leave it out")
+    if options.trainer != "galvatron" and (lacking := untaught(cost.models)):
+        faults.append(f"trainer: {lacking} of {cost.given[0].name} are not written for {options.trainer}; leave it out")
     if models != cost.given:
         faults.append("model: it is not that of the cost model; make them agree")
     asked = options.assumptions
