@@ -111,3 +111,10 @@ def test_what_cannot_be_even_is_reported():
     odd = replace(SMALL, layers=3)
     options = asked("paddlenlp", 1000, max_pp_deg=4)
     assert search(odd, cost_of(options, odd), options).plan.pipeline == 1
+
+
+def test_models_that_are_planned_alone_are_refused():
+    model = replace(SMALL, window=128)
+    options = asked("paddlefleet", 1000)
+    with pytest.raises(UserError, match="trainer: windows of attention of"):
+        search(model, cost_of(options, model), options)
