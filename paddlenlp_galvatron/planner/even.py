@@ -22,7 +22,7 @@ from ..cost_model import CostModel, StageTimes, step_ms
 from ..cost_model.collectives import MTP_CHANGES
 from ..model import MODULES, Recompute
 from ..plan import DataParallel, LayerStrategy, ModelShape, Plan, Schedule, VocabStrategy, find_faults
-from ..plan.export import FLEET, FORMERS, STOCK, gaps
+from ..plan.export import FLEET, PROGRAMS, gaps
 from ..plan.schedule import chunks_in_flight
 from ..plan.strategy import all_sharing
 from ..plan.uniform import even_stages
@@ -30,7 +30,6 @@ from ..profiles.memory import Role
 from .core_arrays import NUMBERS, SUMMED
 from .space import PlanFamily, Strategies, cost_numbers, runs_of, unbeaten, without_experts
 
-PROGRAMS = {"paddlenlp": STOCK, "paddlefleet": FLEET, "paddleformers": FORMERS}
 Floats = NDArray[np.float64]
 Counts = tuple[tuple[int, ...], ...]  # of a part, by run of layers: how many have each choice
 Chosen = tuple[float, float, int, Sequence[int], Sequence[int]]  # as the core's `solve` answers

@@ -13,9 +13,8 @@ from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cost_model import derive
 from paddlenlp_galvatron.plan import Recompute
 from paddlenlp_galvatron.plan.check import find_faults
-from paddlenlp_galvatron.plan.export import fleet_arguments, gaps, stock_arguments
+from paddlenlp_galvatron.plan.export import PROGRAMS, fleet_arguments, gaps, stock_arguments
 from paddlenlp_galvatron.planner import SearchOptions, search
-from paddlenlp_galvatron.planner.even import PROGRAMS
 from paddlenlp_galvatron.planner.space import Space, families, without_experts
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 
