@@ -10,7 +10,7 @@ Their Llama and Qwen2 have no Ulysses; Megatron-SP, the pipeline and ZeRO are as
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..base.errors import UserError
@@ -25,6 +25,7 @@ STOCK = "stock PaddleNLP"
 # Its `recompute_granularity`, one for all layers that recompute. Unlike ours, `core_attn` keeps the core's output.
 GRANULARITY = {Recompute.FULL: "full", Recompute.ATTENTION: "core_attn"}
 FLEET, FORMERS = "PaddleFleet", "PaddleFormers"
+PROGRAMS = {"paddlenlp": STOCK, "paddlefleet": FLEET, "paddleformers": FORMERS}  # by names of --trainer
 PIN = "release/0.4"  # of PaddleFleet
 Argument = Any  # of a file: a word, a number, a list or an object
 
@@ -152,7 +153,7 @@ def fleet_arguments(plan: Plan, model: ModelShape | None = None, program: str = 
     }
     if plan.assumed.seq_length:
         arguments["max_seq_len"] = plan.assumed.seq_length
-    stages = stage_settings(plan) or {}
+    stages = stage_settings(plan, model.mtp_layers if model else 0) or {}
     arguments |= {
         "tensor_model_parallel_size": layer.tp,
         **(stages if program == FLEET else {"pipeline_model_parallel_size": plan.pipeline}),
@@ -189,7 +190,9 @@ def _only_in_fleet(plan: Plan, model: ModelShape | None) -> dict[str, Argument]:
     if (ep := max(each.ep for each in plan.layers)) > 1:
         arguments |= {"use_expert_parallel": True, "expert_model_parallel_size": ep}
     if model and model.traits.mixture and model.traits.mixture.bias:
-        arguments[MTP] = 0  # config.json may ask for MTP, which the plan has not
+        arguments[MTP] = model.mtp_layers  # config.json may ask for MTP, which the plan has not
+        if model.mtp_layers and plan.pipeline > 1:  # the last stage looks tokens up itself
+            arguments["enable_mtp_magic_send"] = True
     if plan.assumed.flash_attention is not None:
         arguments["_attn_implementation"] = "flashmask" if plan.assumed.flash_attention else "eager"
     if plan.assumed.offload_optimizer:
@@ -216,7 +219,8 @@ def fleet_notes(plan: Plan, program: str = FLEET) -> list[str]:
 def _fleet_gaps(plan: Plan, model: ModelShape | None, program: str) -> Iterator[str]:
     """Further features that the program and its model lack."""
     layer, fleet = plan.layers[0], program == FLEET
-    stages, kinds = stage_settings(plan), dict.fromkeys(each.recompute for each in plan.layers if each.recompute)
+    stages = stage_settings(plan, model.mtp_layers if model else 0)
+    kinds = dict.fromkeys(each.recompute for each in plan.layers if each.recompute)
     if layer.ulysses and layer.degree > 1:
         yield f"use_sp: {program}'s Llama and Qwen2 have no Ulysses"
     if partly := [kind.words for kind in kinds if kind is not Recompute.FULL and not (fleet and kind in MODULES)]:
@@ -295,6 +299,8 @@ def gaps(plan: Plan, program: str, model: ModelShape | None = None) -> list[str]
     experts = any(layer.experts.ranks > 1 or layer.experts_dp_type or layer.experts_sharding for layer in plan.layers)
     if experts and program != FLEET:
         found.append(f"ep_sizes_enc: experts are not written for {program}")
+    if model and (lacking := untaught(model.kinds)):
+        found.append(f"model: {lacking} are not written for {program}")
     if plan.vocab.pieces > 1:
         found.append(f"loss_pieces: {program} computes the logits of all tokens at once, which takes more memory")
     if any(layer.offload for layer in plan.layers) and not (
@@ -302,11 +308,21 @@ def gaps(plan: Plan, program: str, model: ModelShape | None = None) -> list[str]
     ):
         can = "all of the input of layers that recompute all" if program == FLEET else "no activations"
         found.append(f"offload_enc: {program} keeps {can} in the host's memory")
-    if model and model.mtp_layers:
-        found.append(f"{MTP}: MTP is not written for {program}; plan with --{MTP} 0")
+    if (
+        model
+        and model.mtp_layers
+        and (program != FLEET or any(each.recompute is Recompute.FULL for each in plan.layers))
+    ):
+        where = " with layers that recompute as a whole" * (program == FLEET)
+        found.append(f"{MTP}: MTP{where} is not written for {program}; plan with --{MTP} 0")
     if model and model.vocab_size % tp:
         found.append(f"vtp: {program} does not split a vocabulary of {model.vocab_size} over {tp} ranks nor pad it")
     return found
+
+
+def untaught(kinds: Sequence[ModelShape]) -> str:
+    """Parts of a model that is planned alone; "": none. Its layers of other types alternate."""
+    return kinds[0].traits.untrained or "windows of attention" * any(kind.window for kind in kinds)
 
 
 def _require_expressible(plan: Plan, program: str, model: ModelShape | None) -> None:

@@ -14,10 +14,11 @@ Settings = dict[str, Any]
 MODULES = {Recompute.SUBLAYER: "mlp", Recompute.GATE_UP: "moe_gate_up"}  # PaddleFleet's names
 
 
-def stage_settings(plan: Plan) -> Settings | None:
+def stage_settings(plan: Plan, mtp: int = 0) -> Settings | None:
     """Stages, chunks and empty layers. None: PaddleFleet cannot divide the layers so; it gives all parts the same
-    number, of which the empty layers shorten the first and the last."""
-    short = empty_layers(plan.stages)
+    number, of which the empty layers shorten the first and the last. `mtp`: layers of the last part that it does not
+    count."""
+    short = empty_layers((*plan.stages[:-1], plan.stages[-1] - mtp))
     if short is None:
         return None
     settings = {"pipeline_model_parallel_size": plan.pipeline}

@@ -76,7 +76,8 @@ class Cores:
         """The core's object of a family."""
         family = entry.family
         if self.even:
-            return self.even.core(family, entry.strategies)
+            entry.core = entry.core or self.even.core(family, entry.strategies)
+            return entry.core
         where = price, family.global_batch, family.micro_batches, family.stages, entry.strategies
         if where not in self._arrays:
             self._arrays[where] = price(family, entry.strategies, self._cost)

@@ -68,17 +68,12 @@ class Branches:
         asked = self._options, self._cost.world_size, len(layer_types)
         for family in (*families(*asked), *interleaved_families(*asked)):
             where = family.stage_size, family.micro_batch, family.micro_batches > 1
+            if self.even and not self.even.has(family):
+                found[family] = []
+                continue
             if where not in alike:
                 alike[where] = self._strategies(family)
-            found[family] = [
-                one
-                for one in alike[where]
-                if (
-                    len(layer_types) >= family.stages * family.chunks
-                    if self.even
-                    else one.can_divide(family, layer_types)
-                )
-            ]
+            found[family] = [one for one in alike[where] if self.even or one.can_divide(family, layer_types)]
             total += sum(len(some) for strategies in found[family] for some in strategies.layers)
             if len(found) > MOST_FAMILIES or total > MOST_PRICES:
                 raise UserError(

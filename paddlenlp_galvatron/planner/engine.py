@@ -16,6 +16,7 @@ import galvatron_dp_core
 from ..base import GIB_MIB, MS_PER_S, UserError
 from ..cost_model import CostModel
 from ..plan import ModelShape, Plan
+from ..plan.export import untaught
 from .bounds import Cores, OpenFamily, Phase
 from .branch_and_bound import MOST_STARTS, MOST_TRIALS, BranchAndBound, Incumbents, Start, Watch
 from .branches import Branches
@@ -126,7 +127,7 @@ class _Search:
 
     def _opened(self, space: dict[PlanFamily, list[Strategies]], best: Incumbents) -> Iterator[OpenFamily]:
         """The families with their first bounds."""
-        bounds: dict[tuple[PlanFamily, Strategies], float] = {}  # of all that have several chunks the same
+        bounds: dict[tuple[PlanFamily, object], float] = {}  # of all that have several chunks the same
         number = 0
         for family, spaces in space.items():
             best.note(family, FamilyOutcome.OUT_OF_MEMORY if spaces else FamilyOutcome.NOT_DIVISIBLE)
@@ -134,7 +135,8 @@ class _Search:
                 best.unproven_ms = 0.0
                 return
             for strategies in spaces:
-                alike = replace(family, chunks=min(family.chunks, 2)), strategies
+                plain = tuple(layers[0] for layers in strategies.layers) if self.branches.even else strategies
+                alike = replace(family, chunks=min(family.chunks, 2)), plain
                 if alike not in bounds:
                     bounds[alike] = compute_bound_ms(family, strategies, self.cost) / family.global_batch
                 yield OpenFamily(bounds[alike], number, family, strategies, Phase.first(family))
@@ -270,6 +272,8 @@ def _require_agreement(models: Sequence[ModelShape], cost: CostModel, options: S
     most = len(cost.given) if options.trainer == "paddlefleet" else len(cost.models)
     if options.trainer != "galvatron" and most > 1:
         faults.append(f"trainer: {options.trainer} has one type of layers, the model {len(cost.models)}; leave it out")
+    if options.trainer != "galvatron" and (lacking := untaught(cost.models)):
+        faults.append(f"trainer: {lacking} of {cost.given[0].name} are not written for {options.trainer}; leave it out")
     if models != cost.given:
         faults.append("model: it is not that of the cost model; make them agree")
     asked = options.assumptions

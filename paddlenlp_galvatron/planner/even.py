@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from ..cost_model import CostModel, StageTimes, step_ms
 from ..cost_model.collectives import MTP_CHANGES
 from ..model import MODULES, Recompute
-from ..plan import LayerStrategy, ModelShape, Plan, VocabStrategy, find_faults
-from ..plan.export import FLEET, FORMERS, STOCK, gaps
+from ..plan import DataParallel, LayerStrategy, ModelShape, Plan, Schedule, VocabStrategy, find_faults
+from ..plan.export import FLEET, PROGRAMS, gaps
 from ..plan.schedule import ByKind, PassKind, chunks_in_flight
 from ..plan.strategy import all_sharing
 from ..plan.uniform import even_stages
@@ -30,7 +30,6 @@ from ..profiles.memory import Role
 from .core_arrays import NUMBERS, SUMMED
 from .space import PlanFamily, Strategies, cost_numbers, runs_of, unbeaten, without_experts
 
-PROGRAMS = {"paddlenlp": STOCK, "paddlefleet": FLEET, "paddleformers": FORMERS}
 Floats = NDArray[np.float64]
 Counts = tuple[tuple[int, ...], ...]  # of a part, by run of layers: how many have each choice
 Chosen = tuple[float, float, int, Sequence[int], Sequence[int]]  # as the core's `solve` answers
@@ -78,10 +77,12 @@ class EvenPlans:
         if next(self.divisions(family.stages), None) is None:
             return found
         for layer in twins[kinds.index(max(kinds))]:
-            whole = all_sharing(family.stage_size, layer.ep) == 1
-            if layer.etp > 1 or layer.ep % layer.tp * (layer.ep > 1):
+            apart = all_sharing(family.stage_size, layer.ep) > 1
+            if layer.dp_type is DataParallel.ZERO3 and family.stages > 1:
                 continue
-            if not whole and (layer.experts_dp_type or layer.experts_sharding):
+            if layer.ep > 1 and (layer.ep % layer.tp or layer.sharding):
+                continue
+            if apart and (layer.experts_dp_type or layer.experts_sharding):
                 continue
             like = layer.axes, layer.dp_type, layer.sharding
             vocab = [one for one in vocabularies if (one.axes, one.dp_type, one.sharding) == like]
@@ -95,6 +96,14 @@ class EvenPlans:
             for more in [*choices, *([modules] if any(modules) else [])] or [[[]] * len(plain)]:
                 found.append(Strategies([[plain[kind], *more[kind]] for kind in runs], vocab))
         return found
+
+    def has(self, family: PlanFamily) -> bool:
+        """Whether the program has the schedule, and a layer for each part."""
+        count, stages = family.micro_batches, family.stages
+        if family.chunks > 1 and (stages == 2 or count % stages or count < 2 * stages):
+            return False
+        alike = stages == 1 or family.schedule is Schedule.ONE_F_ONE_B
+        return alike and self.model.layers >= stages * family.chunks
 
     def core(self, family: PlanFamily, strategies: Strategies) -> EvenCore:
         return EvenCore(family, strategies, self)
@@ -119,7 +128,16 @@ class EvenCore:
         self._known: dict[tuple[object, ...], list[Counts] | None] = {}  # by stage, and its layers by run
 
     def bound(self, cancel: Cancel) -> float:
-        least = inf
+        return self._bound_ms
+
+    @cached_property
+    def _bound_ms(self) -> float:
+        least, counts = inf, np.array([run.units for run in self._runs])
+        kept = [rows[:, STATES] + rows[:, KEPT] for rows in self._rows]  # by one micro-batch at least
+        mib = counts @ [each.min() for each in kept] + self._ends[:, STATES].sum()
+        mib += self._family.stages * min(rows[:, SUMMED:].sum(axis=1).min() for rows in self._rows)
+        if mib > self._family.stages * self._even.budget_mib:
+            return inf
         for division in self._even.divisions(self._parts):
             if max(division) * self._family.micro_batches * float(min(self._plain)) >= least:
                 break  # further ones are longer

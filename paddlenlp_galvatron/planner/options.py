@@ -296,7 +296,7 @@ class SearchOptions(TaskOptions, LimitOptions):
     def expert_degrees(self, size: int) -> list[tuple[int, int]]:
         """Degrees (ep, etp) of the experts of layers on a stage of `size` ranks."""
         most_ep = (self.max_ep_deg or size) if self.allows("ep") else 1
-        most_etp = self.max_etp_deg if self.allows("etp") else 1
+        most_etp = self.max_etp_deg if self.allows("etp") and self.trainer == "galvatron" else 1
         return [(ep, etp) for ep in divisors(size) for etp in divisors(size // ep) if ep <= most_ep and etp <= most_etp]
 
     def shardings(self, sharing: int, apart: int) -> list[int | None]:

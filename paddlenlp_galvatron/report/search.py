@@ -14,6 +14,7 @@ from ..base import GIB_MIB, count
 from ..base.printing import table
 from ..cost_model import CostModel, PlanFacts
 from ..plan import ModelShape
+from ..plan.export import PROGRAMS, gaps
 from ..planner.hints import Hint
 from ..planner.result import SHOWN_GAP, Candidate, FamilyOutcome, Need, SearchResult
 from .plan import describe
@@ -189,14 +190,17 @@ def hint_line(hint: Hint, gpus_per_node: int | None = None) -> str:
     return f"hint: with {' '.join(words)} {gain}: {hint.tokens_per_s_per_gpu:,.0f} tokens/s/GPU"
 
 
-def beside_free(best: Candidate, free: Candidate | None, trainer: str) -> str:
-    """The loss of a plan for another program's trainer."""
+def beside_free(best: Candidate, free: Candidate | None, trainer: str, model: ModelShape | None) -> list[str]:
+    """The loss of a plan for another program's trainer, and the fields that cost it."""
     if free is None:
-        return f"{trainer} can run this plan; how much faster galvatron train would be was not found in time"
-    return (
+        return [f"{trainer} can run this plan; how much faster galvatron train would be was not found in time"]
+    if free.samples_per_s <= best.samples_per_s:
+        return [f"{trainer} can run this plan; galvatron train has none that is faster"]
+    return [
         f"{trainer} can run this plan; the best plan of galvatron train is "
-        f"{free.samples_per_s / best.samples_per_s - 1:.1%} faster: {free.time_s:.4g} s a step"
-    )
+        f"{free.samples_per_s / best.samples_per_s - 1:.1%} faster: {free.time_s:.4g} s a step",
+        *(f"  {each}" for each in gaps(free.plan, PROGRAMS[trainer], model)),
+    ]
 
 
 def runner_up(number: int, other: Candidate, best: Candidate) -> str:

@@ -207,9 +207,14 @@ def test_layers_without_experts_need_the_model():
         fleet_arguments(mixed, model)
 
 
-def test_a_model_with_mtp_trains_without_it():
+def test_mtp_is_written_for_models_that_may_have_it():
     family = replace(MODEL, family="deepseek_v3", vocab_size=1000)
     assert fleet_arguments(plan(), family)["num_nextn_predict_layers"] == 0
+    written = fleet_arguments(replace(plan(pp=2, chunks=2), stages=(2, 2)), replace(family, mtp_layers=1))
+    assert (written["num_nextn_predict_layers"], written["enable_mtp_magic_send"]) == (1, True)
+    assert (written["num_empty_layers_add_in_head"], written["num_empty_layers_add_in_tail"]) == (0, 1)
+    with pytest.raises(UserError, match="num_nextn_predict_layers: MTP with layers that recompute as a whole"):
+        fleet_arguments(with_layer(plan(), recompute=Recompute.FULL), replace(family, mtp_layers=1))
     assert "num_nextn_predict_layers" not in fleet_arguments(plan(), replace(MODEL, vocab_size=1000))
 
 

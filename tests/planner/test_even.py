@@ -13,9 +13,8 @@ from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.cost_model import derive
 from paddlenlp_galvatron.plan import Recompute
 from paddlenlp_galvatron.plan.check import find_faults
-from paddlenlp_galvatron.plan.export import fleet_arguments, gaps, stock_arguments
+from paddlenlp_galvatron.plan.export import PROGRAMS, fleet_arguments, gaps, stock_arguments
 from paddlenlp_galvatron.planner import SearchOptions, search
-from paddlenlp_galvatron.planner.even import PROGRAMS
 from paddlenlp_galvatron.planner.space import Space, families, without_experts
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
 
@@ -111,3 +110,10 @@ def test_what_cannot_be_even_is_reported():
     odd = replace(SMALL, layers=3)
     options = asked("paddlenlp", 1000, max_pp_deg=4)
     assert search(odd, cost_of(options, odd), options).plan.pipeline == 1
+
+
+def test_models_that_are_planned_alone_are_refused():
+    model = replace(SMALL, window=128)
+    options = asked("paddlefleet", 1000)
+    with pytest.raises(UserError, match="trainer: windows of attention of"):
+        search(model, cost_of(options, model), options)
