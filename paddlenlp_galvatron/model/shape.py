@@ -442,7 +442,10 @@ def _norms(shape: ModelShape) -> Sublayer:
 
 def _mtp(shape: ModelShape) -> Sublayer:
     """In front of an MTP layer the norms of the next token's embedding and of the hidden state, and the projection of
-    both; behind it the norm of its own that the LM head reads. DeepSeek-V3, arXiv:2412.19437, section 2.2."""
+    both, [embedding, hidden]; behind it the norm of its own that the LM head reads. DeepSeek-V3, arXiv:2412.19437,
+    section 2.2. The report leaves open the order and whether the hidden state is behind the model's last norm, and
+    transformers 5.24 has no such layer: both are as vLLM serves the published weights (models/deepseek_mtp.py at
+    03356f8c, whose input is the normed state of deepseek_v2.py)."""
     hidden = shape.hidden_size
     norms = [Weight(f"{name}.weight", (hidden,)) for name in ("enorm", "hnorm", "shared_head.norm")]
     [projection] = linear("eh_proj", 2 * hidden, hidden, Split.WHOLE)

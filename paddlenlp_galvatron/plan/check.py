@@ -266,7 +266,10 @@ def _model_faults(plan: Plan, model: ModelShape) -> Iterator[str]:
             f"positions of {model.name}; shorten it, or give the model more positions"
         )
     kinds = [model.of(index) for index in range(model.layers)]
-    for layers, ((degree, ulysses), kind) in _runs_of([(layer.degree, layer.ulysses) for layer in plan.layers], kinds):
+    degrees = [(layer.degree, layer.ulysses, layer.cp) for layer in plan.layers]
+    for layers, ((degree, ulysses, cp), kind) in _runs_of(degrees, kinds):
+        if kind.linear and cp > 1:
+            yield f"cp_sizes_enc: {cp} of {layers}: linear attention of {model.name} splits no sample; give 1"
         split = [part for part in kind.block.sublayers if part.attends or not ulysses]
         for what, count, shared in (number for part in split for number in part.divided):
             if count % degree and not (shared and degree % count == 0):

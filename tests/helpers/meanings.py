@@ -184,8 +184,7 @@ def meaning(config: Config) -> dict[str, Any] | None:
         "rms_norm_eps": shape.rms_norm_eps,
         "initializer_range": shape.initializer_range,
         "attention_dropout": shape.attention_dropout,
-        # Plans do not depend on positions.
-        "frequencies": [float(f"{frequency:.5g}") for frequency in _frequencies(shape) if not shape.traits.untrained],
+        "frequencies": [float(f"{frequency:.5g}") for frequency in _frequencies(shape)],
         "activation": True,
         "attention": [-1 if kind.linear else kind.window for kind in map(shape.of, range(shape.layers))],
         "quantised": False,
@@ -200,6 +199,8 @@ def meaning(config: Config) -> dict[str, Any] | None:
 
 def _frequencies(shape: ModelShape) -> list[float]:
     """Frequencies of rotary positions, by the formula of Llama 3.1 or YaRN where they are scaled."""
+    if shape.traits.untrained:  # plans do not depend on positions
+        return []
     width = shape.rotary_dim
     found = [shape.rope_theta ** (-index / width) for index in range(0, width, 2)]
     if not shape.rope_scaling:
