@@ -89,12 +89,12 @@ import sys
 sys.path[:0] = {[str(tmp_path), str(Path(__file__).parents[1]), str(ENGINE.parent), _site_packages()]!r}
 import galvatron_dp_core
 assert galvatron_dp_core.__file__.startswith({str(tmp_path)!r})
-from planner.test_interleaved import check as check_interleaved
+from planner.test_interleaved import problem, search
 from planner.test_pipeline import check
 for seed in range(1000):
     check(seed)
     if seed % 4 == 0:
-        check_interleaved(seed)
+        search(*problem(seed % 100, 2, 3))
 print("clean")
 """
     environment = os.environ | {"LD_PRELOAD": runtime, "ASAN_OPTIONS": "detect_leaks=0"}
