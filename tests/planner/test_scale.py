@@ -58,7 +58,7 @@ def test_a_batch_that_is_asked_for_sets_the_micro_batches():
 
 
 def test_the_nearest_batch_may_be_the_larger_one():
-    assert scalings(plan(tp=2, chunks=2), 6)[0].global_batch == 18  # 3 micro-batches of 6 samples; 16 were asked for
+    assert scalings(plan(tp=2, chunks=2), 6)[0].global_batch == 18  # 3 micro-batches of 6 samples; 16 were requested
 
 
 def test_ranks_that_the_degrees_do_not_divide_are_named():
