@@ -246,11 +246,11 @@ def _sequence_faults(plan: Plan) -> Iterator[str]:
 
 
 def _offload_faults(plan: Plan) -> Iterator[str]:
-    for layers, layer in _named_runs(plan.layers):
-        if layer.offload and layer.recompute not in (Recompute.NONE, Recompute.FULL):
+    for layers, (percent, recompute) in _named_runs([(layer.offload, layer.recompute) for layer in plan.layers]):
+        if percent and recompute not in (Recompute.NONE, Recompute.FULL):
             yield (
-                f"offload_enc: {layer.offload} of {layers}, which recompute {layer.recompute.words}; activations go to "
-                "the host's memory where a layer recomputes nothing or all, so give 0, or none or full in recompute_enc"
+                f"offload_enc: {percent} of {layers} with recompute {recompute.words}; activations go to the host's "
+                "memory where a layer recomputes nothing or all, so give 0, or none or full in recompute_enc"
             )
 
 

@@ -10,7 +10,7 @@ from plans import MODEL as SMALL
 from plans import plan, valid_plans
 
 from paddlenlp_galvatron.base.errors import UserError
-from paddlenlp_galvatron.cost_model import CostOptions, StageSetting
+from paddlenlp_galvatron.cost_model import CostModel, CostOptions, StageSetting
 from paddlenlp_galvatron.cost_model.collectives import CallTimes, Overlapped, Setting, place_of
 from paddlenlp_galvatron.cost_model.layers import products_behind
 from paddlenlp_galvatron.cost_model.module import Room, module_memory
@@ -30,6 +30,7 @@ from paddlenlp_galvatron.plan.comm_points import CommPoint
 from paddlenlp_galvatron.plan.layout import TokenLayout, moves, redistribution, token_layout
 from paddlenlp_galvatron.plan.mesh import SHARDING, Axis, Mesh
 from paddlenlp_galvatron.profiles import Collective, CommPointKey, CommPointTimes
+from paddlenlp_galvatron.profiles.data_sheet import Device
 from paddlenlp_galvatron.profiles.memory_use import MemoryUse
 from paddlenlp_galvatron.profiles.network import Place
 
@@ -311,6 +312,8 @@ def test_every_plan_that_can_run_has_a_price(plan, gpus_per_node):
         mixed_precision=plan.assumed.mixed_precision,
         async_grad_reduce=plan.assumed.async_grad_reduce,
     )
+    device = Device(host_link_gb_per_s=1)
+    model = CostModel(model.given, replace(model.profiles, device=device), model.assumed, model.options)
     plan = replace(plan, assumed=model.assumed)
     predicted = model.predict(plan)
     longest = max(plan.micro_batches * sum(s.passes_ms) + s.sync_ms for s in predicted.stages)

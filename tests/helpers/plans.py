@@ -174,7 +174,8 @@ def valid_plans(draw: st.DrawFn) -> Plan:
     def parted(layer: LayerStrategy) -> LayerStrategy:
         own = layer.experts
         sizes = size(layer.tp, layer.dp_type), size(own.ranks, own.dp_type)
-        return replace(layer, sharding=sizes[0], experts_sharding=sizes[1])
+        offload = draw(st.sampled_from([0, 30, 100])) if layer.recompute not in PARTLY else 0
+        return replace(layer, sharding=sizes[0], experts_sharding=sizes[1], offload=offload)
 
     micro_batches = draw(st.integers(1, 6))
     tokens = st.integers(1, 5).map(lambda k: 2 * k * stage_size)

@@ -170,6 +170,14 @@ def test_layers_with_experts_have_expert_parallelism_and_states_are_in_host_memo
     assert recipe.asked == {"task": "pretrain", "offload_optimizer": True} and recipe.plan.assumed.offload_optimizer
 
 
+def test_inputs_of_layers_that_recompute_all_are_in_host_memory():
+    full = {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 3}
+    rule = {"type": "mod", "value": [2, 0]}
+    recipe = read(EXPERTS, expert_model_parallel_size=4, **full, decoderlayer_act_offload_settings=rule)
+    assert [layer.offload for layer in recipe.plan.layers] == [100, 0, 100, 0, 0, 0, 0, 0]
+    assert any("decoderlayer_act_offload_settings: has no effect" in note for note in recipe.notes)
+
+
 def test_a_search_gets_the_job_and_training_its_degrees():
     content = BASE | {"stage": "DPO", "fine_tuning": "lora", "model_name_or_path": "Qwen/Qwen3-0.6B-Base"}
     known = ["model_size", "seq_length", "mixed_precision", "task", "lora_rank", "trainer", "learning_rate"]

@@ -61,11 +61,13 @@ FLEET_ALONE = {
     "context_parallel_size": "int",
     "_attn_implementation": "str",
     "tensorwise_offload_optimizer": "bool",
+    "decoderlayer_act_offload_settings": "Optional[dict]",
     "lora_rank": "int",
 }
 TYPES = {"int": int, "str": str, "bool": bool, "Optional[str]": str, "Optional[int]": int, "Optional[dict]": dict}
 BF16 = Assumptions(mixed_precision=Precision.BF16, seq_length=128)
 
+FOUR = [*enumerate(plan().layers)]
 PRINTED = {
     "data parallel": (plan(chunks=2), {"sharding": "", "gradient_accumulation_steps": 2}),
     "Megatron-SP": (plan(tp=4, sp=True), {"tensor_model_parallel_size": 4, "sequence_parallel": True}),
@@ -115,6 +117,14 @@ PRINTED = {
     "states in host memory": (
         plan(assumed=replace(BF16, offload_optimizer=True)),
         {"tensorwise_offload_optimizer": True},
+    ),
+    "inputs in host memory, by physical numbers": (
+        replace(
+            plan(pp=2, chunks=2),
+            stages=(1, 3),
+            layers=tuple(replace(layer, recompute=Recompute.FULL, offload=100 * (at > 1)) for at, layer in FOUR),
+        ),
+        {"decoderlayer_act_offload_settings": {"type": "layer_idxs", "value": [4, 5]}},
     ),
     "experts": (
         plan(global_ep_deg=4, default_dp_type="zero2", chunks=2),

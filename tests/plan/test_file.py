@@ -225,6 +225,14 @@ def test_zero_shards_in_a_part_of_the_ranks_that_hold_the_same_weights():
     assert [*table.columns[5].cells][:4] == ["zero2 over 2", "zero2 over 2", "zero3", "zero2 over 2"]
 
 
+def test_activations_of_layers_that_recompute_parts_are_not_offloaded():
+    parts = {"recompute_enc": "none,norms,norms,full", "checkpoint": "0,0,0,1", "offload_enc": "100,1,1,7"}
+    with pytest.raises(UserError, match=r"^plan: offload_enc: 1 of layers 1-2 with recompute norms; "):
+        plan_from_dict(plan_fields(**parts))
+    with pytest.raises(UserError, match=r"offload_enc: layer 2: .* 100"):
+        plan_from_dict(plan_fields(offload_enc="0,0,101,0"))
+
+
 @given(valid_plans())
 def test_parts_and_their_copies_cover_each_sharding_group(plan: Plan):
     for layer in plan.layers:
