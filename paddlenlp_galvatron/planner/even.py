@@ -139,7 +139,7 @@ class EvenCore:
         if mib > self._family.stages * self._even.budget_mib:
             return inf
         for division in self._even.divisions(self._parts):
-            if max(division) * self._family.micro_batches * float(min(self._plain)) >= least:
+            if self._longest_ms(division) >= least:
                 break  # further ones are longer
             least = min(least, self._least_ms(self._layers(division)))
         return least
@@ -150,7 +150,7 @@ class EvenCore:
     def solve(self, limit_ms: float, effort: int, cancel: Cancel, gap: float) -> Chosen:
         best_ms, proven_ms, best = limit_ms, limit_ms, None
         for division in self._even.divisions(self._parts):
-            if cancel.cancelled or max(division) * self._family.micro_batches * float(min(self._plain)) >= best_ms:
+            if cancel.cancelled or self._longest_ms(division) >= best_ms:
                 break
             layers = self._layers(division)
             if self._least_ms(layers) >= best_ms:
@@ -217,9 +217,9 @@ class EvenCore:
         ]
 
     @cached_property
-    def _plain(self) -> Floats:
-        """Both passes of a micro-batch through a layer of each run that recomputes nothing."""
-        return np.array([rows[0, FORWARD] + rows[0, BACKWARD] for rows in self._rows])
+    def _least(self) -> Floats:
+        """Both passes of a micro-batch through a layer of each run that recomputes nothing, and the least sync."""
+        return np.array([[*rows[0, :SYNC], rows[:, SYNC].min()] for rows in self._rows])
 
     @cached_property
     def _ends(self) -> Floats:
@@ -242,14 +242,28 @@ class EvenCore:
 
     def _least_ms(self, layers: Sequence[tuple[int, ...]], counts: Sequence[Counts] = ()) -> float:
         """A lower bound: a stage takes all micro-batches; before the first one and behind the last one that micro-batch
-        is in the stages in front. Without `counts` nothing recomputes."""
-        if counts:
-            parts = self._numbers(counts)[:, : BACKWARD + 1].sum(axis=1)
-        else:
-            parts = np.array(layers) @ self._plain + self._ends[:, : BACKWARD + 1].sum(axis=1)
-        stages = parts.reshape(self._family.chunks, -1)
-        before = np.cumsum(stages[0]) - stages[0]
-        return float((self._family.micro_batches * stages.sum(axis=0) + before).max())
+        is in the stages in front, of which the first one sums gradients last. Without `counts` nothing recomputes."""
+        passes, shape = slice(FORWARD, SYNC), (self._family.chunks, -1)
+        least = np.array(layers) @ self._least + self._ends[:, : SYNC + 1]
+        sync, parts = least[:, SYNC].reshape(shape).sum(axis=0), self._numbers(counts) if counts else least
+        forward, backward = (way.reshape(shape) for way in parts[:, passes].T)
+        into, out_of = (
+            np.cumsum(way[0]) - way[0] + self._send_ms * np.arange(len(sync)) for way in (forward, backward)
+        )
+        stages = self._family.micro_batches * (forward + backward).sum(axis=0) + into
+        return float(np.maximum(stages + sync, stages + out_of + sync[0]).max())
+
+    def _longest_ms(self, division: Sequence[int]) -> float:
+        """A lower bound by the longest part alone."""
+        return max(division) * self._family.micro_batches * self._layer_ms
+
+    @cached_property
+    def _layer_ms(self) -> float:
+        return float(self._least[:, :SYNC].sum(axis=1).min())
+
+    @cached_property
+    def _send_ms(self) -> float:
+        return self._even.cost.boundary_cost(self._family.setting) if self._parts > 1 else 0.0
 
     def _numbers(self, counts: Sequence[Counts]) -> Floats:
         """Costs of parts; [parts, numbers]."""
@@ -264,10 +278,9 @@ class EvenCore:
 
     def _step_ms(self, counts: Sequence[Counts]) -> float:
         numbers, family = self._numbers(counts), self._family
-        send_ms = self._even.cost.boundary_cost(family.setting) if self._parts > 1 else 0.0
         sync_ms = numbers[:, SYNC].reshape(family.chunks, -1).sum(axis=0)
         passes_ms: ByKind[Sequence[float]] = ByKind(list(numbers[:, FORWARD]), list(numbers[:, BACKWARD]))
-        times = StageTimes(passes_ms, list(sync_ms), [send_ms] * (self._parts - 1))
+        times = StageTimes(passes_ms, list(sync_ms), [self._send_ms] * (self._parts - 1))
         return step_ms(family.schedule, times, family.micro_batches)
 
     def _stages_mib(self, counts: Sequence[Counts]) -> Floats:
