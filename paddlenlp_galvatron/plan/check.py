@@ -266,7 +266,7 @@ def _model_faults(plan: Plan, model: ModelShape) -> Iterator[str]:
             f"positions of {model.name}; shorten it, or give the model more positions"
         )
     kinds = [model.of(index) for index in range(model.layers)]
-    degrees = [(layer.degree, layer.ulysses, layer.cp) for layer in plan.layers]
+    degrees = [(layer.degree, layer.ulysses, layer.context) for layer in plan.layers]
     for layers, ((degree, ulysses, cp), kind) in _runs_of(degrees, kinds):
         if kind.linear and cp > 1:
             yield f"cp_sizes_enc: {cp} of {layers}: linear attention of {model.name} splits no sample; give 1"
