@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from paddlenlp_galvatron.model.config import preset_names
+from paddlenlp_galvatron.base.errors import UserError
+from paddlenlp_galvatron.model.config import load_model, preset_names
 from paddlenlp_galvatron.model.unsupported import MTP_COUNTS
 from paddlenlp_galvatron.plan import Plan
 from paddlenlp_galvatron.report.plan import PlanOrigin
@@ -23,6 +25,9 @@ def how_to_start(plan: Plan, path: Path) -> list[str]:
         return []
     if trainer := searched.options.get("trainer"):
         return [f"arguments of {trainer}: galvatron plan to-{trainer} {path}"]
+    with suppress(UserError):  # of sizes alone, or no longer there
+        if lacking := load_model(str(searched.model_options.get("model_size") or searched.model)).lacking:
+            return [f"planned only: training lacks {lacking}"]
     words = ["start: galvatron train", str(path), *_task(searched)]
     if (nodes := searched.num_nodes) == 1:
         return [" ".join(words)]

@@ -170,12 +170,17 @@ class ModelShape:
         """How a layer of this kind attends, where not to all tokens."""
         return "linear attention" if self.linear else f"window {self.window:,}" if self.window else ""
 
+    @property
+    def lacking(self) -> str:
+        """The parts that training on PaddleNLP's layers lacks for it; "": none."""
+        return self.traits.untrained or ("windows of attention" if self.window else "")
+
     def trained(self) -> ModelShape:
-        """Itself. Raises UserError for a model that is planned alone."""
-        if lacking := self.traits.untrained or (self.window and "windows of attention"):
+        """Itself. Raises UserError for a model that is planned only."""
+        if self.lacking:
             raise UserError(
-                f"model {self.name}: the layers that training builds on PaddleNLP lack {lacking}; it is planned alone: "
-                "galvatron fit, search, explain"
+                f"model {self.name}: the layers that training builds on PaddleNLP lack {self.lacking}; it is planned "
+                "only: galvatron fit, search, explain"
             )
         return self
 

@@ -119,6 +119,14 @@ def test_start_lines_are_those_of_the_task(galvatron, gpus, task, stated):
     assert all(len(line) <= 135 for line in shown if line.startswith("  "))
 
 
+def test_a_model_that_training_lacks_layers_for_is_planned_only(galvatron):
+    reported = galvatron("search", "gpt-oss-20b", *H100, "--batch", 64, "--settle_chunk", 1, "-o", "plan.json").out
+    assert "\nplanned only: training lacks windows, attention sinks" in reported and "start:" not in reported
+    words = ("--gpus", 8, "--batch", 8, "--seq", 4096, "--global_cp_deg", 2)
+    refused = galvatron("plan", "uniform", "qwen3-next-80b-a3b", *words)
+    assert refused.code == 2 and "layers 0-2: linear attention of qwen3-next-80b-a3b splits no sample" in refused.err
+
+
 def test_fit_says_how_fast_half_of_a_nodes_gpus_are_with_an_offload(galvatron):
     asked = ("qwen3-8b", "--device", "h100-80gb", "--batch", 64, "--json")
     reported = json.loads(galvatron("fit", *asked).out)
