@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
 from math import inf
 from random import Random
 
@@ -11,13 +10,15 @@ import pytest
 from paddlenlp_galvatron.cost_model import CostModel, LayerCost, StageSetting, States, Terms, derive
 from paddlenlp_galvatron.cost_model.costs import PassTerms, Workspace
 from paddlenlp_galvatron.model import ModelShape, load_model
-from paddlenlp_galvatron.plan import Assumptions, DataParallel, LayerStrategy, Plan, Precision, Recompute
+from paddlenlp_galvatron.plan import Assumptions, DataParallel, LayerStrategy, Precision, Recompute
 from paddlenlp_galvatron.plan.schedule import ByKind
 from paddlenlp_galvatron.plan.strategy import Experts
 from paddlenlp_galvatron.planner import SearchOptions, search
 from paddlenlp_galvatron.planner.core_arrays import compute_bound_ms
-from paddlenlp_galvatron.planner.space import Space, Strategies, families
+from paddlenlp_galvatron.planner.space import PlanFamily, Space, Strategies
 from paddlenlp_galvatron.profiles.data_sheet import load_data_sheet
+
+from .random_cost import every_plan
 
 SMALL = ModelShape("small", "qwen3_moe", 2, 512, 512, 4, 2, 1024, 64, experts=6, experts_per_token=2, expert_size=256)
 
@@ -72,39 +73,23 @@ def problem(seed: int) -> tuple[CostModel, SearchOptions]:
     return cost, options
 
 
-def every_time_s(cost: CostModel, options: SearchOptions) -> dict[str, float]:
-    """The least step of each family of plans, and whether the bound by compute is one."""
-    space, least = Space(SMALL, cost.assumed, options), {}
-    for family in families(options, cost.world_size, SMALL.layers):
-        layers, best = space.layers(family), inf
-        pairs = product(layers, repeat=2) if not options.one_strategy else ((layer, layer) for layer in layers)
-        divisions = [(2,)] if family.stages == 1 else [(1, 1)]
-        vocabularies = space.vocabularies(family)
-        for pair, division, vocab in product(pairs, divisions, vocabularies):
-            plan = Plan(
-                family.world_size,
-                family.global_batch,
-                family.micro_batches,
-                division,
-                pair,
-                vocab,
-                family.schedule,
-                default_dp_type=options.default_dp_type,
-                assumed=cost.assumed,
-            )
-            predicted = cost.predict(plan)
-            if max(stage.memory.total_mib for stage in predicted.stages) <= options.memory_constraint * 1024:
-                best = min(best, predicted.time_s)
-        if layers:
-            assert compute_bound_ms(family, Strategies([layers], []), cost) <= best * 1000 * (1 + 1e-9)
-        least[str(family)] = best
-    return least
+def least_time_s(cost: CostModel, options: SearchOptions) -> float:
+    """The least step of all plans, and whether the bound by compute of each family is one."""
+    of_family: dict[PlanFamily, float] = {}
+    for one in every_plan([SMALL], cost, options):
+        family = PlanFamily.of(one.plan)
+        of_family[family] = min(one.time_s, of_family.get(family, inf))
+    space = Space(SMALL, cost.assumed, options)
+    for family, least_s in of_family.items():
+        strategies = Strategies([space.layers(family)], [])
+        assert compute_bound_ms(family, strategies, cost) <= least_s * 1000 * (1 + 1e-9)
+    return min(of_family.values(), default=inf)
 
 
 @pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 60))])
 def test_the_search_finds_what_enumeration_finds(seed):
     cost, options = problem(seed)
-    least = min(every_time_s(cost, options).values(), default=inf)
+    least = least_time_s(cost, options)
     found = search(SMALL, cost, options.model_copy(update={"simplest_within": 0.0}))
     if least == inf:
         assert found.best is None
