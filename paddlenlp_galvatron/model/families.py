@@ -108,12 +108,13 @@ class Family:
 # arXiv:2309.00071).
 YARN = {"yarn": ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")}
 _DEEPSEEK: dict[str, Any] = {
-    "counts": ("n_routed_experts", "num_experts", "num_local_experts"),
+    "counts": ("n_routed_experts", "num_experts"),
     "shared": "shared_experts",
     "shared_count": "n_shared_experts",
     "grouped": True,
 }
-_SIGMOIDS = _DEEPSEEK | {"sigmoid": True, "bias": "gate.e_score_correction_bias", "methods": ("noaux_tc",)}
+_BY_SIGMOID = {"sigmoid": True, "bias": "gate.e_score_correction_bias", "methods": ("noaux_tc",)}
+_SIGMOIDS = _DEEPSEEK | _BY_SIGMOID | {"counts": ("n_routed_experts", "num_local_experts")}
 # Qwen's windows: in the dense families of the layers from one on.
 _WINDOWS = Local(lambda layer, first: layer >= first, "max_window_layers", switch="use_sliding_window")
 _ROUTED: dict[str, Any] = {"expert_groups": 2, "groups_per_token": 1, "routed_scaling_factor": 2.5}

@@ -80,6 +80,7 @@ def test_a_config_of_experts_is_read_and_written_alike():
         ({"num_experts": None}, "num_experts is null"),
         ({"num_local_experts": 4}, "num_experts and num_local_experts are two names"),
         ({"num_experts_per_tok": 7}, "num_experts_per_tok 7 is more than the 6 experts"),
+        ({"model_type": "glm4_moe", "n_routed_experts": 6}, "num_experts is 6; 0 alone is supported"),
         ({"decoder_sparse_step": 0}, "decoder_sparse_step is 0; give a whole number from 1"),
         ({"decoder_sparse_step": 8}, "leave none of 4 layers with experts"),
         (ERNIE | {"moe_layer_interval": 5}, "leave none of 4 layers with experts"),
