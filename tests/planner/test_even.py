@@ -80,23 +80,26 @@ def bare(cost, options, model):
 
 EXPERTS = replace(SMALL, family="qwen3_moe", layers=2, experts=8, experts_per_token=2, expert_size=1024)
 
+FEW = {"settle_chunk": 4, "max_tp_deg": 1, "max_pp_deg": 2, "pipeline_type": "pipedream_flush"}
+
 
 @pytest.mark.parametrize(
-    ("trainer", "model"),
+    ("trainer", "model", "limits"),
     [
-        pytest.param("paddlenlp", SMALL, id="PaddleNLP"),
-        pytest.param("paddlefleet", SMALL, id="PaddleFleet"),
-        pytest.param("paddlefleet", replace(SMALL, layers=3), id="PaddleFleet, stages of unlike lengths"),
-        pytest.param("paddlefleet", EXPERTS, id="PaddleFleet, experts"),
-        pytest.param("paddlefleet", replace(EXPERTS, dense_layers=(0,)), id="PaddleFleet, a dense layer in front"),
+        pytest.param("paddlenlp", SMALL, {}, id="PaddleNLP"),
+        pytest.param("paddlefleet", SMALL, {}, id="PaddleFleet"),
+        pytest.param("paddlefleet", replace(SMALL, layers=3), {}, id="PaddleFleet, stages of unlike lengths"),
+        pytest.param("paddlefleet", EXPERTS, {}, id="PaddleFleet, experts"),
+        pytest.param("paddlefleet", replace(EXPERTS, dense_layers=(0,)), {}, id="PaddleFleet, a dense layer in front"),
+        pytest.param("paddlefleet", replace(SMALL, layers=6), FEW, id="PaddleFleet, six layers"),
     ],
 )
 @pytest.mark.parametrize("share", [1.0, 0.85, 0.7])
-def test_no_plan_that_the_program_can_run_is_faster(trainer, model, share):
-    roomy = asked(trainer, 1000)
+def test_no_plan_that_the_program_can_run_is_faster(trainer, model, limits, share):
+    roomy = asked(trainer, 1000, **limits)
     free = search(model, cost_of(roomy, model), roomy).require()
     gib = share * max(stage.memory.total_mib for stage in free.prediction.stages) / 1024
-    options = asked(trainer, gib)
+    options = asked(trainer, gib, **limits)
     found = search(model, cost_of(options, model), options)
     assert found.time_s == pytest.approx(fastest(options, model)) and (found.best is None or found.gap == 0)
     if found.best:
