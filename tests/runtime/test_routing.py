@@ -14,7 +14,7 @@ pytest.importorskip("paddle")
 import numpy as np
 import paddle
 from distributed import plans, twins
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from paddlenlp_galvatron.cost_model.experts import ROW_BUFFERS
@@ -166,7 +166,11 @@ def cases(draw):
     return replace(shape, **sizes), scores, bias
 
 
+TWO_GROUPS = replace(V3, experts=4, expert_groups=2, groups_per_token=1, experts_per_token=2)
+
+
 @given(cases())
+@example((TWO_GROUPS, np.float32([[0.9, 0.1, 0.6, 0.7]]), np.zeros(4, np.float32)))  # the second has the better two
 def test_the_best_experts_of_the_best_groups_are_chosen(case):
     shape, scores, bias = case
     chosen = module.choose(paddle.to_tensor(scores), None if bias is None else paddle.to_tensor(bias), shape)
