@@ -76,8 +76,8 @@ class Plan(Shown):
         plans.write_plan(self.strategy, Path(path))
 
     def __repr__(self) -> str:
-        one = self.strategy
-        return f"<Plan: {len(one.layers)} layers on {one.world_size} GPUs: {fitting.in_words(one)}>"
+        strategy = self.strategy
+        return f"<Plan: {len(strategy.layers)} layers on {strategy.world_size} GPUs: {fitting.in_words(strategy)}>"
 
     def _parts(self) -> Sequence[Any]:
         return describe(self.strategy)
@@ -140,8 +140,8 @@ class Found(Shown):
 class Explained(Shown):
     """An answer of `explain`; `summary` has it as `galvatron explain --json` does."""
 
-    explanation: Explanation  # from which `summary` is made
-    notes: tuple[str, ...] = ()  # as those of a search
+    explanation: Explanation  # the source of `summary`
+    notes: tuple[str, ...] = ()  # like those of a search
     job: Job | None = None  # None: layers are of several types
 
     @property
@@ -167,8 +167,8 @@ def _listing(*groups: type[Options]) -> Callable[[Answering], Answering]:
         owners = {name: group for group in groups for name in group.model_fields}
         fields = {name: group.model_fields[name] for name, group in owners.items()}
         unset = {name: field.is_required() or field.default is None for name, field in fields.items()}
-        own = {name: name if unset[name] else f"{name} = {field.default}" for name, field in fields.items()}
-        lines = "".join(f"\n    {own[name]}: {text_of(group, name)}" for name, group in owners.items())
+        shown = {name: name if unset[name] else f"{name} = {field.default}" for name, field in fields.items()}
+        lines = "".join(f"\n    {shown[name]}: {text_of(group, name)}" for name, group in owners.items())
         function.__doc__ = f"{inspect.getdoc(function)}\n\nOptions and their defaults:{lines}"
         return function
 
@@ -181,13 +181,13 @@ def fit(model: str | Path, **options: Any) -> Fits:
     UserError."""
     notes: list[str] = []
     values = canonical_options({"model_size": str(model), **options}, FitOptions.model_fields, notes.append, PRECISION)
-    given = FitOptions.from_values(values)
-    shape = plans.load_model(given.model_size)
-    asked = given.of(shape)
-    found = list(find_rows(shape, asked, notes.append))
-    paying = tuple(hints_of(found, asked))
-    printed = (*fitting.explain(found, shape, asked, paying), *_as_notes(notes))
-    return Fits(fitting.rows(found, shape, asked), printed, paying)
+    request = FitOptions.from_values(values)
+    shape = plans.load_model(request.model_size)
+    asked = request.of(shape)
+    rows = list(find_rows(shape, asked, notes.append))
+    paying = tuple(hints_of(rows, asked))
+    printed = (*fitting.explain(rows, shape, asked, paying), *_as_notes(notes))
+    return Fits(fitting.rows(rows, shape, asked), printed, paying)
 
 
 @_listing(*SEARCHED)
@@ -223,6 +223,6 @@ def explain(plan: Plan | Found | str | Path, **options: Any) -> Explained:
         values = canonical_options({"plan": Path(plan), **options}, fields, notes.append)
         asked = JobOptions.from_values(values)
         read, question = read_origin(OriginOptions.from_values(values), notes.append)
-        found = find_out(read, question)
-        job = question.job(asked, found.prediction)
-        return Explained(found, tuple(dict.fromkeys(notes)), job)
+        explanation = find_out(read, question)
+        job = question.job(asked, explanation.prediction)
+        return Explained(explanation, tuple(dict.fromkeys(notes)), job)

@@ -32,7 +32,7 @@ class UserError(GalvatronError):
         super().__init__("\n".join(self.faults))
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        return type(self), (self.faults,)  # from rank to rank, line by line
+        return type(self), (self.faults,)  # sent between ranks line by line
 
 
 # Types of pydantic's errors in our words; {} is a value of the error's context.
@@ -41,9 +41,9 @@ PLAIN: dict[str, str] = json.loads(Path(__file__).with_name("plain_errors.json")
 
 def plain_fault(error: Mapping[str, Any]) -> str:
     """One of pydantic's errors in plain words, without the field's name."""
-    if known := PLAIN.get(error["type"]):
+    if plain := PLAIN.get(error["type"]):
         context = {name: re.sub("'", "", str(value)) for name, value in error.get("ctx", {}).items()}
-        return known.format(**context)
+        return plain.format(**context)
     message: str = error["msg"].removeprefix("Value error, ")
     return message[:1].lower() + message[1:]
 
@@ -96,9 +96,9 @@ class Faults:
 
     def require_none(self) -> None:
         """Raise UserError if anything was gathered."""
-        found = list(dict.fromkeys(self._found))
-        if len(found) > MOST_FAULTS:
-            source = found[MOST_FAULTS].partition(": ")[0]
-            found[MOST_FAULTS:] = [f"{source}: and {len(found) - MOST_FAULTS} more faults of these kinds"]
-        if found:
-            raise UserError(found)
+        faults = list(dict.fromkeys(self._found))
+        if len(faults) > MOST_FAULTS:
+            source = faults[MOST_FAULTS].partition(": ")[0]
+            faults[MOST_FAULTS:] = [f"{source}: and {len(faults) - MOST_FAULTS} more faults of these kinds"]
+        if faults:
+            raise UserError(faults)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 HEAD_BYTES = 2**16
-TAR_MAGIC = slice(257, 262)  # where a tar archive has it
+TAR_MAGIC = slice(257, 262)  # bytes of a tar archive's magic number
 
 
 class Kind(NamedTuple):
@@ -17,7 +17,7 @@ class Kind(NamedTuple):
     fault: str  # "is a PDF", for errors
     remedy: str
     codec: str | None = None  # of compression, as pyarrow calls those that it can decompress
-    encoding: str | None = None  # of text, as Python calls it
+    encoding: str | None = None  # Python's name of the text's encoding
 
 
 # Beginnings are bytes as characters of Latin-1. The first kind that fits counts.

@@ -16,29 +16,29 @@ MOST_SAMPLES = 1_000_000
 MOST_SIZE = 2**24  # of hidden size, heads, words of a vocabulary, sequence length
 MOST_TRAINED = 1_000_000  # tokens of a tokenizer; memory is set aside for them, and the largest published have 900,000
 
-Count = Annotated[int, Field(ge=1, le=1_000_000_000)]  # of steps and the like
+Count = Annotated[int, Field(ge=1, le=1_000_000_000)]  # number of steps, and the like
 CountOrNone = Annotated[int, Field(ge=0, le=1_000_000_000)]  # 0: none
 CountOrAll = Annotated[int, Field(ge=-1, le=1_000_000_000)]  # -1: all of them
 Ranks = Annotated[int, Field(ge=1, le=MOST_RANKS)]  # or nodes, devices, degrees, stages
 Rank = Annotated[int, Field(ge=0, lt=MOST_RANKS)]  # or a node, counted from 0
 Layers = Annotated[int, Field(ge=1, le=MOST_LAYERS)]
-Samples = Annotated[int, Field(ge=1, le=MOST_SAMPLES)]  # of a step; or micro-batches
+Samples = Annotated[int, Field(ge=1, le=MOST_SAMPLES)]  # global batch size, or micro-batches
 
 
 def _thousands(value: object) -> object:
     """8k, as sequence lengths are written, is 8192."""
-    if isinstance(value, str) and (found := re.fullmatch(r"([0-9]{1,6})[kK]", value)):
-        return 1024 * int(found[1])
+    if isinstance(value, str) and (match := re.fullmatch(r"([0-9]{1,6})[kK]", value)):
+        return 1024 * int(match[1])
     return value
 
 
 Size = Annotated[int, BeforeValidator(_thousands), Field(ge=1, le=MOST_SIZE)]
 Trained = Annotated[int, Field(ge=1, le=MOST_TRAINED)]
-Seed = Annotated[int, Field(ge=0, lt=2**32)]  # as numpy and Paddle take it
+Seed = Annotated[int, Field(ge=0, lt=2**32)]  # range that numpy and Paddle accept
 Port = Annotated[int, Field(ge=1, le=65_535)]
 Number = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]  # of any unit: s, MiB, GB/s, epochs
-Rate = Annotated[float, Field(gt=0, le=1e3, allow_inf_nan=False)]  # of learning
+Positive = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]  # any unit: s, MiB, GB/s, epochs
+Rate = Annotated[float, Field(gt=0, le=1e3, allow_inf_nan=False)]  # learning rate
 RateOrNone = Annotated[float, Field(ge=0, le=1e3, allow_inf_nan=False)]
 
 MOST_NETWORK = 20_000  # GB/s of a node, ten times that of any so far

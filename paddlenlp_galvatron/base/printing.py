@@ -55,13 +55,13 @@ class Console(rich.console.Console):
 
     def print(self, *objects: Any, **settings: Any) -> None:
         """Rich's own; where no terminal ends the lines, a table is wide enough for its longest words."""
-        own = self.width
-        for one in () if self.is_terminal else [one for one in objects if isinstance(one, Table)]:
-            words = [f"{column.header} {' '.join(map(str, column.cells))}".split() for column in one.columns]
-            if sum(BETWEEN + max(map(len, some), default=0) for some in words) > own:
-                self.width = max(self.width, Measurement.get(self, self.options.update_width(WIDEST), one).maximum)
+        width = self.width
+        for table in () if self.is_terminal else [table for table in objects if isinstance(table, Table)]:
+            words = [f"{column.header} {' '.join(map(str, column.cells))}".split() for column in table.columns]
+            if sum(BETWEEN + max(map(len, cells), default=0) for cells in words) > width:
+                self.width = max(self.width, Measurement.get(self, self.options.update_width(WIDEST), table).maximum)
         super().print(*objects, **settings)
-        self.width = own
+        self.width = width
 
     def _render_buffer(self, buffer: Iterable[Segment]) -> str:
         """Rich's own; tables are padded to their last column for a terminal alone."""

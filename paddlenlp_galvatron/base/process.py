@@ -62,7 +62,7 @@ class Stream:
 def lasting_streams() -> Iterator[Callable[[], OSError | None]]:
     """Meanwhile stdout and stderr are such streams. Yields a function that returns the error with
     which stdout failed, or None (a closed pipe is no error)."""
-    before = sys.stdout, sys.stderr
+    streams = sys.stdout, sys.stderr
     out, err = Stream(sys.stdout), Stream(sys.stderr)
 
     def lost() -> OSError | None:
@@ -75,7 +75,7 @@ def lasting_streams() -> Iterator[Callable[[], OSError | None]]:
     finally:
         out.flush()
         err.flush()
-        sys.stdout, sys.stderr = before
+        sys.stdout, sys.stderr = streams
 
 
 def heeded(*numbers: signal.Signals) -> list[signal.Signals]:
@@ -99,11 +99,11 @@ def stop_signals(
         then()
 
     main = threading.current_thread() is threading.main_thread()
-    before = {each: signal.signal(each, take) for each in heeded(*numbers) if main}
+    handlers = {each: signal.signal(each, take) for each in heeded(*numbers) if main}
     try:
         yield received
     finally:
-        for each, handler in before.items():
+        for each, handler in handlers.items():
             signal.signal(each, (lambda *_: None) if received and each != signal.SIGINT else handler)
 
 

@@ -82,8 +82,8 @@ def read_json(path: str | Path, limit: int = LARGEST_BYTES, comments: bool = Fal
 
 def without_comments(text: str) -> str:
     """The text with spaces in place of comments and the like, so that lines and columns stay as they were."""
-    plain = _STRING_OR_COMMENT.sub(lambda found: found[1] or " " * len(found[0]), text)
-    return _STRING_OR_LAST_COMMA.sub(lambda found: found[1] or " ", plain)
+    plain = _STRING_OR_COMMENT.sub(lambda match: match[1] or " " * len(match[0]), text)
+    return _STRING_OR_LAST_COMMA.sub(lambda match: match[1] or " ", plain)
 
 
 def parse_json(text: str, source: str) -> Any:
@@ -260,7 +260,7 @@ class LargeFile:
         """Raises UserError."""
         self.path = Path(path)
         self._file = open_file(path)
-        self.size_bytes = self.state().st_size  # when it was opened
+        self.size_bytes = self.state().st_size  # size at opening
 
     def state(self) -> os.stat_result:
         return os.fstat(self._file.fileno())

@@ -17,7 +17,7 @@ def no_note(_: str) -> None:
 
 def without_prefix(line: bytes) -> bytes:
     """A line with a JSON object, without the prefix of a launcher: `[1,0]<stdout>:`, `0: `, the time."""
-    return line[found.end() :] if (found := _PREFIX.match(line)) else line
+    return line[match.end() :] if (match := _PREFIX.match(line)) else line
 
 
 def printable(text: str) -> str:

@@ -11,7 +11,7 @@ from .reading import read_json
 from .units import GIB
 from .writing import write_text
 
-LARGEST_BYTES = GIB  # of one rank's events
+LARGEST_BYTES = GIB  # limit for one rank's events
 
 Event = dict[str, Any]  # name, cat, ph, ts and dur in us, pid (the rank), tid
 

@@ -107,7 +107,7 @@ def is_named(handle: int, file: Path) -> bool:
 
 
 UNFINISHED = ".part"
-MOST_ENTRIES = 10_000  # of a folder, looked through for leftovers
+MOST_ENTRIES = 10_000  # entries searched for leftovers in a folder
 FULL = {errno.ENOSPC, errno.EDQUOT}
 UNSYNCED = {errno.EINVAL, errno.EOPNOTSUPP, errno.EACCES}  # a folder that cannot be synced, or not read
 

@@ -34,8 +34,8 @@ class Finding:
     found: str  # a figure, a fault, or why it was skipped
     state: State = State.OK
     remedy: str = ""  # empty: all is well, or nothing is known to help
-    part: str | None = None  # of `gpu-check`
-    ranks: int | None = None  # of that part
+    part: str | None = None  # part of `gpu-check`
+    ranks: int | None = None  # ranks of that part
     seconds: float | None = None
 
 

@@ -49,15 +49,15 @@ def calibrate(values: dict[str, Any], json: bool) -> None:
         raise UserError(f"device: the runs are of {', '.join(sorted(devices))}; name one, or give those of one alone")
     if not devices:
         raise UserError("runs: none that can be priced; give a log, a validation.json or a table with other rows")
-    found = fitted(runs, load_data_sheet(devices.pop()))
-    if found.refusal:
-        raise UserError(found.refusal)
-    write_text(options.output, found.sheet.model_dump_json(indent=2, exclude_none=True) + "\n")
+    fit = fitted(runs, load_data_sheet(devices.pop()))
+    if fit.refusal:
+        raise UserError(fit.refusal)
+    write_text(options.output, fit.sheet.model_dump_json(indent=2, exclude_none=True) + "\n")
     if json:
-        errors = {"before": found.before, "after": found.after, "each_from_the_others": found.apart}
-        numbers = [asdict(number) for number in found.numbers]
+        errors = {"before": fit.before, "after": fit.after, "each_from_the_others": fit.apart}
+        numbers = [asdict(number) for number in fit.numbers]
         say(dumps({"numbers": numbers, "errors": errors, "output": str(options.output)}))
         return
-    for line in found.lines():
+    for line in fit.lines():
         say(line)
     say(f"written: {options.output}; give it as --device to fit, search and what-if")

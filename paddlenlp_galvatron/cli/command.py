@@ -56,7 +56,7 @@ class Command:
         self.work, self.groups, self.positional, self.switches, self.beside = work, groups, positional, switches, beside
         self.help = " ".join((work.__doc__ or "").split())
         switch = {name: FieldInfo(annotation=bool, default=False) for name in switches}
-        self.fields = (FromFile.model_fields if FromFile in groups else {}) | switch  # of all options and arguments
+        self.fields = (FromFile.model_fields if FromFile in groups else {}) | switch  # all options and arguments
         self.panels: dict[str, str] = {}
         for group in groups:
             self.fields |= group.model_fields
@@ -84,8 +84,8 @@ class Command:
         self._take_positional(values, loose, path)
         turned = {name: str(values.pop(name, "0")).lower() in ("1", "true") for name in self.switches}
         if config := values.pop("config", None):
-            known = [name for name in self.fields if name != "config" and name not in self.switches]
-            values = canonical_options(_options_in(Path(config), known), known, say_note, self.beside) | values
+            names = [name for name in self.fields if name != "config" and name not in self.switches]
+            values = canonical_options(_options_in(Path(config), names), names, say_note, self.beside) | values
         for name, shown in self.positional.items():
             info = self.fields[name]
             if info.is_required() and name not in values and not turned.get(LIST):
@@ -111,7 +111,7 @@ class Command:
             raise UserError(f"{loose[0]}: is one word too many{commas}; {path} --help says more")
 
 
-def _options_in(path: Path, known: Sequence[str]) -> dict[str, Any]:
+def _options_in(path: Path, names: Sequence[str]) -> dict[str, Any]:
     """Options of a file: ours, or those that ask for the job of a recipe of PaddleFleet."""
     from paddlenlp_galvatron.options.fleet_fields import is_recipe, options_of  # here, as few commands need it
 
@@ -119,7 +119,7 @@ def _options_in(path: Path, known: Sequence[str]) -> dict[str, Any]:
     if not is_recipe(content):
         return read_options(path)
     with within(str(path)):
-        options, notes = options_of(content, known)
+        options, notes = options_of(content, names)
     for note in notes:
         say_note(note)
     return options
@@ -143,8 +143,8 @@ class App:
         """Adds the decorated function as a command; see `Command`. In a group it has the function's name."""
 
         def add(work: Work) -> Work:
-            own = name or work.__name__.replace("_", "-") if self.help else ""
-            self.commands[own] = Command(work, groups, positional, switches, beside)
+            command_name = name or work.__name__.replace("_", "-") if self.help else ""
+            self.commands[command_name] = Command(work, groups, positional, switches, beside)
             return work
 
         return add

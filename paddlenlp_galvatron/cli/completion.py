@@ -42,7 +42,7 @@ def completion(values: dict[str, Any]) -> None:
             options = "".join(f" -l {name}" for name in names) + " -x" * bool(names)
             say(f"complete -c galvatron -n '{seen}'{options} -a '{' '.join(words)}'")
         return
-    cases: dict[bool, list[str]] = {True: [], False: []}  # of values of options, and of options
+    cases: dict[bool, list[str]] = {True: [], False: []}  # cases for option values (True) and options
     for command, names, words in sorted(_words(), key=lambda row: -row[0].count(" ")):  # `plan show` before `plan`
         pattern = f'"{command}"*' if " " in command else f'"{command}"|"{command} "*'
         pattern = "|".join(f'"{command}"*" --{name}"' for name in names) or pattern
@@ -65,8 +65,8 @@ def _words() -> list[tuple[str, list[str], Sequence[str]]]:
         options = [f"--{option}" for option in (*command.fields, "help")]
         rows.append((path, [], options + (preset_names() if "model_size" in command.positional else [])))
         for field, info in command.fields.items():
-            if known := _known(field, info):
-                rows.append((path, [field, *other_names(field, command.fields)], known))
+            if choices := _known(field, info):
+                rows.append((path, [field, *other_names(field, command.fields)], choices))
     return [*((name, [], subs) for name, subs in groups.items()), *rows]
 
 
@@ -75,5 +75,5 @@ def _known(field: str, info: FieldInfo) -> Sequence[str]:
         return preset_names()
     kinds = [info.annotation, *get_args(info.annotation)]
     choices = [str(value) for kind in kinds if get_origin(kind) is Literal for value in get_args(kind)]
-    choices += [str(one) for kind in kinds if isinstance(kind, type) and issubclass(kind, Enum) for one in kind]
+    choices += [str(member) for kind in kinds if isinstance(kind, type) and issubclass(kind, Enum) for member in kind]
     return choices or (sorted(data_sheets()) if field == "device" else [])

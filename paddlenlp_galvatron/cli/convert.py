@@ -52,26 +52,26 @@ class MergeOptions(Options):
 @app.command(ModelFolders, positional=FROM_TO)
 def h2g(values: dict[str, Any], json: bool) -> None:
     """Convert a Hugging Face model (safetensors) to a checkpoint that loads under any plan."""
-    given = ModelFolders.from_values(values)
-    _require_folder(given.input, "a Hugging Face model")
-    require_absent(given.output)
+    args = ModelFolders.from_values(values)
+    _require_folder(args.input, "a Hugging Face model")
+    require_absent(args.output)
     from paddlenlp_galvatron.training.checkpoint.convert import to_checkpoint
     from paddlenlp_galvatron.training.checkpoint.huggingface import read_shape
 
-    begin, shape = time.monotonic(), read_shape(given.input)
-    _require_family(shape, given)
+    begin, shape = time.monotonic(), read_shape(args.input)
+    _require_family(shape, args)
     with Bars(in_bytes=True) as progress:
         task = progress.add_task("converting", total=shape.parameters * Precision.FP32.bytes)
-        to_checkpoint(given.input, shape, given.output, lambda written: progress.advance(task, written))
-    _report(given.output, shape, Precision.FP32, begin, json)
+        to_checkpoint(args.input, shape, args.output, lambda written: progress.advance(task, written))
+    _report(args.output, shape, Precision.FP32, begin, json)
 
 
 @app.command(HuggingFaceOptions, positional=FROM_TO)
 def g2h(values: dict[str, Any], json: bool) -> None:
     """Convert a checkpoint, either a converted one or one of a run, to a Hugging Face model, or LoRA's to adapters."""
-    given = HuggingFaceOptions.from_values(values)
-    output = given.output
-    _require_folder(given.input, "a run or of a checkpoint")
+    args = HuggingFaceOptions.from_values(values)
+    output = args.output
+    _require_folder(args.input, "a run or of a checkpoint")
     require_absent(output)
     from paddlenlp_galvatron.training.checkpoint.adapters import write_adapters
     from paddlenlp_galvatron.training.checkpoint.companions import unlike_companions
@@ -79,14 +79,14 @@ def g2h(values: dict[str, Any], json: bool) -> None:
     from paddlenlp_galvatron.training.checkpoint.stored import checkpoint_of, open_checkpoint, verify
 
     begin = time.monotonic()
-    checkpoint = open_checkpoint(checkpoint_of(given.input, given.load_iteration))
-    shape, precision = checkpoint.shape, given.dtype or precision_of(checkpoint)
-    _require_family(shape, given)
+    checkpoint = open_checkpoint(checkpoint_of(args.input, args.load_iteration))
+    shape, precision = checkpoint.shape, args.dtype or precision_of(checkpoint)
+    _require_family(shape, args)
     adapters = checkpoint.index.adapters
-    if adapters and given.dtype not in (None, Precision.FP32):
-        raise UserError(f"dtype: {given.dtype}, but adapters are written in fp32, as they are trained; leave it out")
-    if given.like and (changed := unlike_companions(checkpoint.folder, given.like)):
-        say_note(f"{', '.join(changed)}: taken from {given.like}, not as the run used them")
+    if adapters and args.dtype not in (None, Precision.FP32):
+        raise UserError(f"dtype: {args.dtype}, but adapters are written in fp32, as they are trained; leave it out")
+    if args.like and (changed := unlike_companions(checkpoint.folder, args.like)):
+        say_note(f"{', '.join(changed)}: taken from {args.like}, not as the run used them")
     with Bars(in_bytes=True) as progress:
         task = progress.add_task("checking", total=sum(file.bytes for file in checkpoint.index.files))
 
@@ -95,32 +95,32 @@ def g2h(values: dict[str, Any], json: bool) -> None:
 
         verify(checkpoint, advance=advance)
         if adapters:
-            write_adapters(checkpoint, output, given.like)
+            write_adapters(checkpoint, output, args.like)
             text = f"{output}: adapters of rank {adapters.rank}, as PEFT and PaddleNLP read them"
             answer(text, json, output=output, lora_rank=adapters.rank)
             return
         progress.reset(task, description="converting", total=shape.parameters * precision.bytes)
-        to_huggingface(checkpoint, output, given.dtype, given.max_shard_mib * MIB, given.like, advance)
+        to_huggingface(checkpoint, output, args.dtype, args.max_shard_mib * MIB, args.like, advance)
     _report(output, shape, precision, begin, json)
 
 
 @app.command(MergeOptions, positional={"base": "BASE", "adapters": "ADAPTERS", "output": "OUTPUT"})
 def merge(values: dict[str, Any], json: bool) -> None:
     """Add LoRA's adapters to the weights of their base, and write a Hugging Face model."""
-    given = MergeOptions.from_values(values)
-    _require_folder(given.base, "a Hugging Face model")
-    _require_folder(given.adapters, "adapters")
-    require_absent(given.output)
+    args = MergeOptions.from_values(values)
+    _require_folder(args.base, "a Hugging Face model")
+    _require_folder(args.adapters, "adapters")
+    require_absent(args.output)
     from paddlenlp_galvatron.training.checkpoint import adapters as stored
     from paddlenlp_galvatron.training.checkpoint.huggingface import HuggingFaceWeights, read_shape
     from paddlenlp_galvatron.training.checkpoint.stored import checkpoint_of
 
-    begin, shape = time.monotonic(), read_shape(given.base)
-    has_config = any((given.adapters / name).exists() for name in (stored.PEFT_CONFIG, stored.CONFIG))
-    found = given.adapters if has_config else checkpoint_of(given.adapters, None)
-    for note in stored.merge(given.base, found, shape, given.output, given.max_shard_mib * MIB, lambda _: None):
+    begin, shape = time.monotonic(), read_shape(args.base)
+    has_config = any((args.adapters / name).exists() for name in (stored.PEFT_CONFIG, stored.CONFIG))
+    adapters = args.adapters if has_config else checkpoint_of(args.adapters, None)
+    for note in stored.merge(args.base, adapters, shape, args.output, args.max_shard_mib * MIB, lambda _: None):
         sys.stderr.write(f"note: {note}\n")
-    _report(given.output, shape, HuggingFaceWeights(given.output, shape).precision, begin, json)
+    _report(args.output, shape, HuggingFaceWeights(args.output, shape).precision, begin, json)
 
 
 def _require_folder(input: Path, of: str) -> None:
@@ -129,11 +129,9 @@ def _require_folder(input: Path, of: str) -> None:
         raise UserError(f"{input}: no such folder; name that of {of}")
 
 
-def _require_family(shape: ModelShape, given: ModelFolders) -> None:
-    if given.family not in (None, shape.family, shape.traits.line):
-        raise UserError(
-            f"{given.input}: holds a {shape.family}, but --family says {given.family}; leave the option out"
-        )
+def _require_family(shape: ModelShape, args: ModelFolders) -> None:
+    if args.family not in (None, shape.family, shape.traits.line):
+        raise UserError(f"{args.input}: holds a {shape.family}, but --family says {args.family}; leave the option out")
 
 
 def _report(output: Path, shape: ModelShape, precision: Precision, begin: float, as_json: bool) -> None:

@@ -45,7 +45,7 @@ def prepare(values: dict[str, Any], json: bool) -> None:
 
     A trained tokenizer is written next to it as tokenizer.json.
     """
-    given = PrepareOptions.from_values(values)
+    args = PrepareOptions.from_values(values)
     from paddlenlp_galvatron.training.data import corpus
     from paddlenlp_galvatron.training.data import tokenizer as tokenizers
     from paddlenlp_galvatron.training.data.dataset import dataset_files
@@ -53,31 +53,31 @@ def prepare(values: dict[str, Any], json: bool) -> None:
     from paddlenlp_galvatron.training.data.tokenizer import end_of_text
 
     begin = time.monotonic()
-    output = given.output
-    if bool(given.input) == given.standard_library:
+    output = args.output
+    if bool(args.input) == args.standard_library:
         raise UserError("input: missing; name files or folders that hold text, or give --standard_library")
     dataset_files(output)  # an impossible name is refused at once
-    require_encoding(given.encoding)
-    stdlib = given.standard_library
-    found = corpus.Found(corpus.standard_library(), {}) if stdlib else corpus.find_files(given.input, given.encoding)
-    limit = given.limit_mib * MIB if given.limit_mib else None
-    text = corpus.Corpus(found.files, given.text_key, limit, given.encoding)
+    require_encoding(args.encoding)
+    stdlib = args.standard_library
+    files = corpus.Found(corpus.standard_library(), {}) if stdlib else corpus.find_files(args.input, args.encoding)
+    limit = args.limit_mib * MIB if args.limit_mib else None
+    text = corpus.Corpus(files.files, args.text_key, limit, args.encoding)
     with Bars(in_bytes=True) as progress:
-        if given.tokenizer == TRAIN:
+        if args.tokenizer == TRAIN:
             sample = replace(text, limit_bytes=min(limit or TRAINING_BYTES, TRAINING_BYTES))
             watched = _watch(sample, progress, "training the tokenizer")
-            used = tokenizers.train_tokenizer((document.text for document in watched), given.vocab_size)
-            end = end_of_text(used, text=tokenizers.END_OF_TEXT if given.end_token is None else given.end_token)
+            used = tokenizers.train_tokenizer((document.text for document in watched), args.vocab_size)
+            end = end_of_text(used, text=tokenizers.END_OF_TEXT if args.end_token is None else args.end_token)
         else:
-            used = tokenizers.load_tokenizer(given.tokenizer)
-            end = end_of_text(used, Path(given.tokenizer), given.end_token)
+            used = tokenizers.load_tokenizer(args.tokenizer)
+            end = end_of_text(used, Path(args.tokenizer), args.end_token)
         if end.note:
             say_note(end.note)
         watched = _watch(text, progress, "tokenising")
-        new_tokenizer = output.parent / "tokenizer.json" if given.tokenizer == TRAIN else None
+        new_tokenizer = output.parent / "tokenizer.json" if args.tokenizer == TRAIN else None
         written = corpus.write_dataset(watched, output, used, end.token, new_tokenizer)
     seconds, size = time.monotonic() - begin, used.get_vocab_size()
-    left_out = {str(file): reason for file, reason in found.left_out.items()}
+    left_out = {str(file): reason for file, reason in files.left_out.items()}
     lines = [
         f"{near(output)}.bin and .idx: {written.documents} documents, {written.tokens} tokens of a vocabulary of "
         f"{size}, each ended by {end.text} ({end.token}), in {seconds:.1f} s",

@@ -33,8 +33,8 @@ class DoctorOptions(Options):
 @app.command(DoctorOptions)
 def doctor(values: dict[str, Any], json: bool) -> int:
     """Check programs, devices, system, network and files: exit code 0, or 1 if something will not work."""
-    given = DoctorOptions.from_values(values)
-    findings = examine(Machine(), Files(given.output_dir, given.profiles, given.plan, given.hostfile))
+    args = DoctorOptions.from_values(values)
+    findings = examine(Machine(), Files(args.output_dir, args.profiles, args.plan, args.hostfile))
     if json:
         say(dumps(findings_json(findings)))
     else:

@@ -30,36 +30,36 @@ def fit(values: dict[str, Any], json: bool, **switches: bool) -> None:
     if switches["list"]:
         say(known(json))
         return
-    given = FitOptions.from_values(values)
-    shape = load_model(given.model_size)
-    length = given.of(shape).tokens_of_a_sample
+    args = FitOptions.from_values(values)
+    shape = load_model(args.model_size)
+    length = args.of(shape).tokens_of_a_sample
     options = FitOptions.from_values(with_lengths(values, length, shape.vocab_size, say_note)).of(shape)
     notes: dict[str, None] = {}
-    found: list[Fit] = []
+    fits: list[Fit] = []
     console = Console(soft_wrap=True)
     in_turn = not json and len(options.device or ()) < 2  # each row as it is found
     with watched() as watch:
         for row in find_rows(shape, options, notes.setdefault, watch):
             if in_turn:
-                for line in () if found else heading([row], shape, options):
+                for line in () if fits else heading([row], shape, options):
                     console.print(line)
-                console.print(speeds([row], found[-1] if found else None, shape, options))
-            found.append(row)
-    hints = hints_of(found, options)
+                console.print(speeds([row], fits[-1] if fits else None, shape, options))
+            fits.append(row)
+    hints = hints_of(fits, options)
     for note in notes:
         say_note(note)
     if json:
-        say(dumps(summary(found, shape, options, hints)))
+        say(dumps(summary(fits, shape, options, hints)))
     else:
         items = (
-            (*memory(found, shape, options), *hint_lines(found, hints))
+            (*memory(fits, shape, options), *hint_lines(fits, hints))
             if in_turn
-            else explain(found, shape, options, hints)
+            else explain(fits, shape, options, hints)
         )
         console.print(*items, sep="\n")
-    if not any(one.best for one in found):
-        most = found[-1]
-        if any(one.given_up for one in found):
+    if not any(row_fit.best for row_fit in fits):
+        most = fits[-1]
+        if any(row_fit.given_up for row_fit in fits):
             raise UserError("time_limit, effort: no plan was found within them; raise them, or take more GPUs")
         why = f"{most.held}; use more GPUs" if most.held else "no strategy splits batch, heads and GPUs evenly"
         raise Infeasible(f"no plan fits: on {most.gpus} GPUs {why}")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 app = App()
 
-PROCESSES = 2  # where there is no GPU
+PROCESSES = 2  # CPU processes without a GPU
 SUMMARY: dict[Outcome, str] = {
     "ok": "ok: all that was tried holds",
     "failed": "failed",
@@ -46,9 +46,9 @@ def gpu_check(values: dict[str, Any], json: bool) -> int:
     Exit code 1 if something failed, 4 if nothing did but some had no time. Failures are packed into a file that you
     can send with a report.
     """
-    given = GpuCheckOptions.from_values(values)
-    nproc, output = given.nproc, given.output
-    wanted = [name for name in (given.parts or ",".join(PARTS)).replace(" ", "").split(",") if name]
+    args = GpuCheckOptions.from_values(values)
+    nproc, output = args.nproc, args.output
+    wanted = [name for name in (args.parts or ",".join(PARTS)).replace(" ", "").split(",") if name]
     if unknown := [name for name in wanted if name not in PARTS]:
         raise UserError(f"parts: {unknown[0]!r} is unknown; choose some of {', '.join(PARTS)}")
     if nproc and nproc > 1 and nproc % 2:
@@ -68,7 +68,7 @@ def gpu_check(values: dict[str, Any], json: bool) -> int:
         output.mkdir(parents=True, exist_ok=True)
     with locked(output):
         run.renew(output)
-        return _checked(wanted, ranks, device, output, 60 * given.minutes, json)
+        return _checked(wanted, ranks, device, output, 60 * args.minutes, json)
 
 
 def _checked(parts: list[str], ranks: int, device: Device, output: Path, seconds: float, as_json: bool) -> int:

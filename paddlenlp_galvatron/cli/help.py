@@ -23,7 +23,7 @@ from .command import EXIT_CODES, App, Command
 
 WIDEST = 120  # columns; where there is no terminal, too
 KINDS = {int: "<int>", float: "<float>", Path: "<path>"}  # names of values; others are text
-EXAMPLES: dict[str, str] = read_json(Path(__file__).with_name("examples.json"))  # by command
+EXAMPLES: dict[str, str] = read_json(Path(__file__).with_name("examples.json"))  # keyed by command
 FIRST, LAST, OTHERS = ("Common", "Space", "Profiles"), "Output", "Options"
 # Options by name -> panel, before that of their group.
 PANELS = {name: panel for panel, names in read_json(Path(__file__).with_name("panels.json")).items() for name in names}
@@ -36,7 +36,7 @@ def of_command(command: Command, path: str) -> str:
     for name, shown in command.positional.items():
         usage += f" {shown}" if command.fields[name].is_required() else f" [{shown}]"
         rows.setdefault("Arguments", []).append((Text(shown), _meaning(command, name)))
-    places = {name: place for place, name in enumerate(PANELS)}
+    places = {name: rank for rank, name in enumerate(PANELS)}
     for name, info in sorted(command.options.items(), key=lambda item: places.get(item[0], len(places))):
         short = ", -o" if name in PLACES else ""
         typed = Text.assemble((f"--{name}{short}", "bold"), f" {_kind(info)}")
@@ -52,7 +52,9 @@ def of_command(command: Command, path: str) -> str:
 
 def of_group(group: App, path: str) -> str:
     """The help of a group: its commands, each with its first sentence."""
-    rows = [(Text(name, "bold"), Text(re.split(r"\.(?: |$)", one.help)[0])) for name, one in group.commands.items()]
+    rows = [
+        (Text(name, "bold"), Text(re.split(r"\.(?: |$)", command.help)[0])) for name, command in group.commands.items()
+    ]
     return _printed([f"Usage: {path} COMMAND [OPTIONS]\n", f"{group.help}\n", _panel("Commands", rows), EXIT_CODES])
 
 
@@ -88,8 +90,8 @@ def _kind(info: FieldInfo) -> str:
 def _types(annotation: Any) -> Iterator[Any]:
     """Types that a value may have; lists and choices have none, they are text."""
     if get_origin(annotation) in (Annotated, Union, UnionType):
-        for one in get_args(annotation)[: 1 if get_origin(annotation) is Annotated else None]:
-            yield from _types(one)
+        for inner in get_args(annotation)[: 1 if get_origin(annotation) is Annotated else None]:
+            yield from _types(inner)
     else:
         yield annotation
 

@@ -76,9 +76,13 @@ def _unwound_at_the_end() -> Iterator[None]:
     """SIGTERM and a closed terminal end the command as an error does, with its temporary files."""
     taken = []
     if threading.current_thread() is threading.main_thread():
-        taken = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) is signal.SIG_DFL]
+        taken = [
+            signal_number
+            for signal_number in (signal.SIGTERM, signal.SIGHUP)
+            if signal.getsignal(signal_number) is signal.SIG_DFL
+        ]
     for number in taken:
-        signal.signal(number, lambda number, _: sys.exit(128 + number))  # as shells have it
+        signal.signal(number, lambda number, _: sys.exit(128 + number))  # exit code of shells
     try:
         yield
     finally:
@@ -122,7 +126,7 @@ def run(app: App, words: Sequence[str], path: str) -> int:
 def commands() -> dict[str, Command]:
     """Every command by its words, such as `plan show`."""
     apps = {name: import_module(f".{name.replace('-', '_')}", __package__).app for name in COMMANDS}
-    return {f"{name} {sub}".strip(): one for name, app in apps.items() for sub, one in app.commands.items()}
+    return {f"{name} {sub}".strip(): command for name, app in apps.items() for sub, command in app.commands.items()}
 
 
 @contextmanager
@@ -134,12 +138,12 @@ def _noted(interrupts: list[int]) -> Iterator[None]:
         signal.default_int_handler(number, frame)
 
     ours = threading.current_thread() is threading.main_thread() and bool(heeded(signal.SIGINT))
-    before = signal.signal(signal.SIGINT, note) if ours else None
+    handler = signal.signal(signal.SIGINT, note) if ours else None
     try:
         yield
     finally:
         if ours:
-            signal.signal(signal.SIGINT, before)
+            signal.signal(signal.SIGINT, handler)
 
 
 def _interrupted(why: str = "") -> int:

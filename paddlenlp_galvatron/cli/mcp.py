@@ -18,7 +18,7 @@ app = App()
 
 TOOLS = {name: name for name in ("fit", "search", "explain")}
 TOOLS |= {"what_if": "explain", "plan_scale": "plan scale", "plan_spare": "plan spare"}
-NULL = {"type": "null"}  # where the command fails
+NULL = {"type": "null"}  # answer of a failed command
 WHAT_IF = " Its what_if has the best plans under changes of memory, network, batch and nodes."
 
 
@@ -49,7 +49,7 @@ def mcp(_: dict[str, Any]) -> None:
 
 def described() -> list[dict[str, Any]]:
     """Name, text and JSON Schemas of the arguments and the answer of each tool."""
-    known, answers = commands(), answer_schemas()
+    by_name, answers = commands(), answer_schemas()
     return [
         {
             "name": name,
@@ -57,7 +57,7 @@ def described() -> list[dict[str, Any]]:
             "input_schema": arguments_schema(command),
             "output_schema": {"type": "object", "properties": {"answer": {"anyOf": [answers[TOOLS[name]], NULL]}}},
         }
-        for name, command in ((name, known[words]) for name, words in TOOLS.items())
+        for name, command in ((name, by_name[words]) for name, words in TOOLS.items())
     ]
 
 

@@ -47,27 +47,27 @@ def parity(values: dict[str, Any], json: bool) -> None:
     """
     from paddlenlp_galvatron.check.parity.parity import check_parity, small_case
 
-    given = ParityOptions.from_values(values)
+    args = ParityOptions.from_values(values)
     start = time.monotonic()
-    plan = read_plan(given.plan, given.nproc, default=4)
-    plan = with_assumptions(plan, sequence_parallel=given.sequence_parallel, mixed_precision=given.mixed_precision)
-    model = None if given.model_size in TRAINED else load_model(given.model_size).trained()
+    plan = read_plan(args.plan, args.nproc, default=4)
+    plan = with_assumptions(plan, sequence_parallel=args.sequence_parallel, mixed_precision=args.mixed_precision)
+    model = None if args.model_size in TRAINED else load_model(args.model_size).trained()
     equal = model if model and model.layers == len(plan.layers) else None
     case = small_case(
         plan,
-        model.family if model else given.model_size,
-        given.optim,
-        given.steps,
-        given.seed,
-        packed=given.packed,
-        lora_rank=given.lora_rank or 0,
-        loss=given.loss or "",
+        model.family if model else args.model_size,
+        args.optim,
+        args.steps,
+        args.seed,
+        packed=args.packed,
+        lora_rank=args.lora_rank or 0,
+        loss=args.loss or "",
         dense_layers=equal.dense_layers if equal else (),
         mtp_layers=equal.mtp_layers if equal else 0,
     )
     if not json:
-        say(f"{given.plan}: {given.steps} {given.optim} steps of {case.shape.name} on {plan.world_size} processes")
-    result = check_parity([case], given.timeout, given.device)[0]
+        say(f"{args.plan}: {args.steps} {args.optim} steps of {case.shape.name} on {plan.world_size} processes")
+    result = check_parity([case], args.timeout, args.device)[0]
     line = asdict(result) | {"groups": max(result.groups), "seconds": round(time.monotonic() - start, 2)}
     say(dumps(line) if json else str(result))
     if not result.agrees:

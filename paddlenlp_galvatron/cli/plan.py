@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 # Prices, searches and logs are imported where a command needs them: `plan show` reads a file, and does so at once.
 app = App("Plans: show, check, compare, change, write and convert them.")
 
-CLUSTER = re.compile(r"_(\d{1,6})nodes_(\d{1,6})gpus_per_node_")  # in the names that Galvatron's search gives
+CLUSTER = re.compile(r"_(\d{1,6})nodes_(\d{1,6})gpus_per_node_")  # part of Galvatron's file names
 PRICED_GB = 1.0  # any budget: of a plan's memory only the device's own reserve depends on it
 FILE = {"file": "FILE"}
 
@@ -121,8 +121,8 @@ class DiffOptions(PriceOptions):
 @app.command(PlanFileOptions, positional=FILE)
 def show(values: dict[str, Any], json: bool) -> None:
     """Print a plan as a table in which equal layers share a line. Notes say what keeps it from running."""
-    given = PlanFileOptions.from_values(values)
-    plan, shape = _read(given.file, given, valid=False)
+    args = PlanFileOptions.from_values(values)
+    plan, shape = _read(args.file, args, valid=False)
     faults = misfits(plan, shape)
     if json:
         for fault in faults:
@@ -130,7 +130,7 @@ def show(values: dict[str, Any], json: bool) -> None:
         say(dumps(plan_to_dict(plan), indent=2))
         return
     Console().print(*describe(plan, shape))
-    for line in () if faults else how_to_start(plan, given.file):
+    for line in () if faults else how_to_start(plan, args.file):
         say(line)
 
 
@@ -140,16 +140,16 @@ def check(values: dict[str, Any], json: bool) -> None:
     from paddlenlp_galvatron.check.run_log import steps_under
     from paddlenlp_galvatron.profiles import ProfileFile
 
-    given = CheckOptions.from_values(values)
-    file = given.file
-    plan, shape = _read(file, given)
+    args = CheckOptions.from_values(values)
+    file = args.file
+    plan, shape = _read(file, args)
     require_trainable(plan)
     matches = f", matches {shape.name} ({shape.layers} layers); memory not checked" if shape else "; model not checked"
     noted = notes(plan, shape)
     for path in ProfileFile.changed((plan.metadata.get("searched_from") or {}).get("profiles")):
         noted.append(f"{path} has changed since the plan was searched; search again for the best plan")
     planned = Predicted.of(plan).load
-    beside, lines = _load_beside(planned, steps_under(plan, given.log)) if given.log else (None, [])
+    beside, lines = _load_beside(planned, steps_under(plan, args.log)) if args.log else (None, [])
     text = "\n".join(
         [f"{file}: valid: {count(plan.world_size, 'GPU')}{matches}", *(f"note: {note}" for note in noted), *lines],
     )
@@ -215,27 +215,27 @@ def diff(values: dict[str, Any], json: bool) -> None:
     """Show what differs between two plans: fields, layers and, with profiles, time and memory by term."""
     from paddlenlp_galvatron.report import difference
 
-    given = DiffOptions.from_values(values)
-    files = given.first, given.second
-    one, other = (_read(file)[0] for file in files)
-    budgets = ((plan.metadata.get("searched_from") or {}).get("memory_constraint_gb") for plan in (one, other))
-    budget_gb = next((gb for gb in budgets if isinstance(gb, int | float)), PRICED_GB)  # so that both reserve the same
+    args = DiffOptions.from_values(values)
+    files = args.first, args.second
+    first, other = (_read(file)[0] for file in files)
+    budgets = ((plan.metadata.get("searched_from") or {}).get("memory_constraint_gb") for plan in (first, other))
+    budget_gb = next((gb for gb in budgets if isinstance(gb, int | float)), PRICED_GB)  # both reserve the same memory
 
     def facts_of(file: Path) -> PlanFacts:
-        plan, question = _origin(file, given, budget_gb)
+        plan, question = _origin(file, args, budget_gb)
         return question.facts_of(plan)
 
     facts = None
     try:
         facts = facts_of(files[0]), facts_of(files[1])
     except UserError as error:
-        if any(getattr(given, name) for name in PriceOptions.model_fields):
+        if any(getattr(args, name) for name in PriceOptions.model_fields):
             raise
         say_note(f"no time and memory: {error.faults[0]}")
     if json:
-        say(dumps(difference.summary(one, other, facts)))
+        say(dumps(difference.summary(first, other, facts)))
     else:
-        Console(soft_wrap=True).print(*difference.printed(one, other, facts), sep="\n")
+        Console(soft_wrap=True).print(*difference.printed(first, other, facts), sep="\n")
 
 
 @app.command(ScaleOptions, positional=FILE)
@@ -245,9 +245,9 @@ def scale(values: dict[str, Any], json: bool) -> None:
     from paddlenlp_galvatron.planner.scale import scaled
     from paddlenlp_galvatron.report import difference
 
-    given = ScaleOptions.from_values(values)
-    made = scaled(_read(given.file)[0], _of(given.file, given), given.gpus, given.global_train_batch_size)
-    path = given.output or given.file.with_stem(f"{given.file.stem}_{given.gpus}gpus")
+    args = ScaleOptions.from_values(values)
+    made = scaled(_read(args.file)[0], _of(args.file, args), args.gpus, args.global_train_batch_size)
+    path = args.output or args.file.with_stem(f"{args.file.stem}_{args.gpus}gpus")
     write_plan(made.after, path)
     if json:
         say(dumps(difference.scaled_summary(made) | {"plan": str(path)}))
@@ -263,19 +263,19 @@ def spare(values: dict[str, Any], json: bool) -> None:
     from paddlenlp_galvatron.planner.spare import spares
     from paddlenlp_galvatron.report.fit import spare_lines, spare_summary
 
-    given = SpareOptions.from_values(values)
-    plan, question = _origin(given.file, given)
-    made = spares(plan, question, given.num_nodes)
-    folder = given.output or given.file.with_name(f"{given.file.stem}_spare")
+    args = SpareOptions.from_values(values)
+    plan, question = _origin(args.file, args)
+    made = spares(plan, question, args.num_nodes)
+    folder = args.output or args.file.with_name(f"{args.file.stem}_spare")
     write_plan(plan, folder / f"{plan.world_size}gpus.json")
-    for one in made:
-        if one.best:
-            write_plan(one.best.plan, folder / f"{one.gpus}gpus.json")
+    for spare_plan in made:
+        if spare_plan.best:
+            write_plan(spare_plan.best.plan, folder / f"{spare_plan.gpus}gpus.json")
     if json:
         say(dumps(spare_summary(made) | {"folder": str(folder)}))
     else:
         Console(soft_wrap=True).print(*spare_lines(made, plan.global_batch, folder), sep="\n")
-    if not any(one.best for one in made):
+    if not any(spare_plan.best for spare_plan in made):
         raise Infeasible(f"no plan fits: on {made[0].nodes} nodes {made[0].why_not}")
 
 
@@ -285,27 +285,27 @@ def trace(values: dict[str, Any], json: bool) -> None:
     from paddlenlp_galvatron.base.tracing import write_trace
     from paddlenlp_galvatron.report.trace import predicted_events, rank_names
 
-    given = TraceOptions.from_values(values)
-    plan, question = _origin(given.file, given)
+    args = TraceOptions.from_values(values)
+    plan, question = _origin(args.file, args)
     facts = question.facts_of(plan)
-    prediction, output = facts.prediction, given.output
+    prediction, output = facts.prediction, args.output
     write_trace(output, predicted_events(plan, question.cost, prediction), rank_names(plan))
     text = f"{output}: a step of {prediction.time_s:.4g} s, {facts.speed_words}; open it in https://ui.perfetto.dev"
     speed = {"time_s": prediction.time_s, "samples_per_s": prediction.samples_per_s}
     answer(text, json, trace=output, **speed, load=load_summary(facts.cost.load))
 
 
-def _origin(file: Path, given: PriceOptions, budget_gb: float = PRICED_GB) -> tuple[Plan, Question]:
+def _origin(file: Path, args: PriceOptions, budget_gb: float = PRICED_GB) -> tuple[Plan, Question]:
     """`budget_gb`: where the file names none. Raises UserError where it does not say what it was searched from."""
     from paddlenlp_galvatron.planner.origin import read_origin
 
-    return read_origin(_of(file, given), budget_gb=budget_gb)
+    return read_origin(_of(file, args), budget_gb=budget_gb)
 
 
-def _of(file: Path, given: PriceOptions) -> OriginOptions:
+def _of(file: Path, args: PriceOptions) -> OriginOptions:
     from paddlenlp_galvatron.planner.origin import OriginOptions
 
-    return OriginOptions(plan=file, **{name: getattr(given, name) for name in PriceOptions.model_fields})
+    return OriginOptions(plan=file, **{name: getattr(args, name) for name in PriceOptions.model_fields})
 
 
 @app.command(PlanFileOptions, positional=FILE)
@@ -333,29 +333,29 @@ def from_paddlefleet(values: dict[str, Any], json: bool) -> None:
     from paddlenlp_galvatron.options.fleet_fields import fields_of, is_recipe
     from paddlenlp_galvatron.planner.options import SearchOptions
 
-    given = RecipeOptions.from_values(values)
-    content = read_yaml(given.file)
+    args = RecipeOptions.from_values(values)
+    content = read_yaml(args.file)
     if not is_recipe(content):
-        raise UserError(f"{given.file}: is no recipe of PaddleFleet; give one that has a stage such as PT or SFT")
-    if not (named := given.model_size or fields_of(content).read.model_name_or_path):
+        raise UserError(f"{args.file}: is no recipe of PaddleFleet; give one that has a stage such as PT or SFT")
+    if not (named := args.model_size or fields_of(content).read.model_name_or_path):
         raise UserError(
             "model_size: missing, and the recipe names no model; `galvatron plan from-paddlefleet --model_size NAME`"
         )
     shape, options = load_model(named), dict[str, Any](model_size=named)
-    if shape.mtp_layers:  # which no recipe that is read has
+    if shape.mtp_layers:  # recipes that we read have none
         shape, options["num_nextn_predict_layers"] = shape.having(shape.main_layers, 0), 0
-    with within(str(given.file)):
-        recipe = read_recipe(content, shape, given.world_size)
+    with within(str(args.file)):
+        recipe = read_recipe(content, shape, args.world_size)
     searched: dict[str, Any] = {"model": shape.name, "model_options": options}
     if recipe.asked != {"task": "pretrain"}:
         searched["options"] = recipe.asked | {"world_size": recipe.plan.world_size}
         searched["options"] |= SearchOptions.wide_enough(recipe.plan)
     plan = replace(recipe.plan, metadata={"searched_from": searched})
-    path = given.output or given.file.with_suffix(".plan.json")
+    path = args.output or args.file.with_suffix(".plan.json")
     write_plan(plan, path)
     for note in recipe.notes:
         say_note(note)
-    text = f"{path}: the plan of {given.file} for {shape.name} on {count(plan.world_size, 'rank')}"
+    text = f"{path}: the plan of {args.file} for {shape.name} on {count(plan.world_size, 'rank')}"
     answer(text, json, plan=path, model=shape.name, world_size=plan.world_size, notes=recipe.notes)
 
 
@@ -389,9 +389,9 @@ def _arguments(
     values: dict[str, Any],
 ) -> dict[str, Argument]:
     """A plan in another program's words, its notes shown. Raises UserError that names the file."""
-    given = PlanFileOptions.from_values(values)
-    plan, shape = _read(given.file, given)
-    with within(str(given.file)):
+    args = PlanFileOptions.from_values(values)
+    plan, shape = _read(args.file, args)
+    with within(str(args.file)):
         arguments = express(plan, shape)
     for note in [*([plan.note] if plan.note else []), *notes_of(plan)]:
         say_note(note)
@@ -403,17 +403,17 @@ def schema(values: dict[str, Any]) -> None:
     """Print the JSON Schema of the plan file, or of the answer of a command with --json."""
     from paddlenlp_galvatron.report.answers import answer_schemas
 
-    name, known = SchemaOptions.from_values(values).answer, answer_schemas()
-    if name is not None and name not in known:
-        raise UserError(f"answer: {name}: has no schema; known: {', '.join(known)}")
-    say(dumps(known[name] if name else json_schema(), indent=2))
+    name, schemas = SchemaOptions.from_values(values).answer, answer_schemas()
+    if name is not None and name not in schemas:
+        raise UserError(f"answer: {name}: has no schema; known: {', '.join(schemas)}")
+    say(dumps(schemas[name] if name else json_schema(), indent=2))
 
 
-def _read(file: Path, given: PlanFileOptions | None = None, valid: bool = True) -> tuple[Plan, ModelShape | None]:
+def _read(file: Path, args: PlanFileOptions | None = None, valid: bool = True) -> tuple[Plan, ModelShape | None]:
     named = CLUSTER.search(file.name)
     ranks = int(named[1]) * int(named[2]) if named else None
-    plan = read_plan(file, given.world_size if given else None, default=ranks, smallest_world=True, valid=valid)
-    shape = load_model(given.model_size) if given and given.model_size else None
+    plan = read_plan(file, args.world_size if args else None, default=ranks, smallest_world=True, valid=valid)
+    shape = load_model(args.model_size) if args and args.model_size else None
     if valid:
         require_fits(plan, shape)
     return plan, shape

@@ -66,10 +66,10 @@ def _train_as_rank(words: Sequence[str], callbacks: Sequence[TrainerCallback], t
     from paddlenlp_galvatron.training.paddlenlp.trainer import GalvatronTrainer
     from paddlenlp_galvatron.training.prepare import prepare
 
-    rank, world_size = start_world()  # before PaddleNLP's arguments would, its way
+    rank, world_size = start_world()  # PaddleNLP's arguments would start it otherwise
     values = read_words(words, task=task)
     if not _dry_run(values):
-        with TemporaryDirectory(prefix="galvatron-") as folder:  # until all is checked, as in `train`
+        with TemporaryDirectory(prefix="galvatron-") as folder:  # written after all checks, as in `train`
             run = prepare(values, world_size, Path(folder))
             check_inputs(run)
             check_run(run)

@@ -168,6 +168,6 @@ def import_nccl_tests(values: dict[str, Any], json: bool) -> None:
     """Turn outputs of nccl-tests into the hardware files."""
     from paddlenlp_galvatron.profiles.nccl_tests import import_nccl_tests
 
-    given = ImportOptions.from_values(values)
-    written = import_nccl_tests(given.logs, given.num_nodes, given.num_gpus_per_node).save(given.output)
-    answer(_lines("imported", written), json, output=given.output, files=written)
+    args = ImportOptions.from_values(values)
+    written = import_nccl_tests(args.logs, args.num_nodes, args.num_gpus_per_node).save(args.output)
+    answer(_lines("imported", written), json, output=args.output, files=written)

@@ -36,7 +36,7 @@ def report(values: dict[str, Any], json: bool) -> None:
     options = ReportOptions.from_values(values)
     log, output = options.log, options.output
     read, question = read_origin(options, say_note)
-    own = steps_under(read, log) if log else []
+    steps = steps_under(read, log) if log else []
     if not json:  # the searches take longer
         Console(soft_wrap=True).print(*before_searches(question.facts_of(read)), sep="\n")
     with each_watched() as watch:
@@ -44,9 +44,9 @@ def report(values: dict[str, Any], json: bool) -> None:
         explanation = explain(read, question)
         command = join(["galvatron", "report", *(f"--{name}={value}" for name, value in values.items())])
         made_by = f"plan {options.plan}", f"{date.today()}", command
-        page = render(explanation, frontier(explanation), own, made_by)
+        page = render(explanation, frontier(explanation), steps, made_by)
     write_text(output, page)
     size = output.stat().st_size
-    if len(own) > WARM_UP_STEPS:
-        Console(stderr=json).print(predicted_and_measured(read, own))
+    if len(steps) > WARM_UP_STEPS:
+        Console(stderr=json).print(predicted_and_measured(read, steps))
     answer(f"{output}: {size / 1e6:.2f} MB; open it in a browser", json, report=output, bytes=size)

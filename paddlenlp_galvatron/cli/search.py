@@ -142,14 +142,14 @@ def _title(model: Model, options: SearchOptions, default_batch: bool) -> list[st
     return lines
 
 
-def _output_path(given: Path | None, model: Model, options: SearchOptions) -> Path:
-    if given is not None and given.suffix == ".json" and not given.is_dir():
-        return given
+def _output_path(output: Path | None, model: Model, options: SearchOptions) -> Path:
+    if output is not None and output.suffix == ".json" and not output.is_dir():
+        return output
     memory = f"{options.memory_gib:.4g}GB_{options.mixed_precision}"
     cluster = f"{options.num_nodes}nodes_{options.num_gpus_per_node}gpus_per_node"
     task = f"_{options.task}" if options.task in ("lora", "dpo") else ""
     task += "_offload" if options.offload_optimizer else ""
-    return (given or Path("configs")) / f"galvatron_config_{model.name}_{cluster}_{memory}{task}.json"
+    return (output or Path("configs")) / f"galvatron_config_{model.name}_{cluster}_{memory}{task}.json"
 
 
 def _write(result: SearchResult, path: Path, runners_up: bool) -> list[Path]:

@@ -12,7 +12,7 @@ from paddlenlp_galvatron.model.unsupported import MTP_COUNTS
 from paddlenlp_galvatron.plan import Plan
 from paddlenlp_galvatron.report.plan import PlanOrigin
 
-DATA = {"pretrain": "--input_dir DATA", "dpo": "--train_dataset_path DATA"}  # of other tasks: a folder
+DATA = {"pretrain": "--input_dir DATA", "dpo": "--train_dataset_path DATA"}  # other tasks take a folder
 MODEL_FOLDER = "MODEL_FOLDER"
 START = "START"  # stands for the command in the lines of launchers, which would be hard to read with it
 

@@ -34,7 +34,7 @@ app = App()
 
 STATE_BYTES = 18  # of a weight on a rank, at most: with gradient, fp32 master and two moments
 COUNTED = 200_000  # ranks x strategies whose groups are counted, in a second
-KERNELS = ("flash_attention", "fused_rope", "fused_rms_norm", "fused_cross_entropy")  # of Paddle's on GPUs
+KERNELS = ("flash_attention", "fused_rope", "fused_rms_norm", "fused_cross_entropy")  # Paddle's kernels on GPUs
 WORKER = "paddlenlp_galvatron.training.train_worker"
 
 
@@ -54,7 +54,7 @@ def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = (), js
     console = Console(soft_wrap=True, stderr=json)
     note = partial(console.print, "note:")
     with ExitStack() as stack:
-        with TemporaryDirectory(prefix="galvatron-") as folder:  # of options, until all is checked
+        with TemporaryDirectory(prefix="galvatron-") as folder:  # options' files stay here until all is checked
             run = prepare(values, world_size, Path(folder))
             settings, shape, adapters = run.settings, run.shape, run.settings.adapters("")
             ranks_each = nodes.ranks_each(settings.world_size)
@@ -91,7 +91,7 @@ def train(values: dict[str, Any], dry_run: bool, program: Sequence[str] = (), js
         settings.save(path)
         training = TrainingRun(console, settings, plan, shape, steps, launch.on_event)
         training.start(program or [WORKER, str(path)], timeout_s, nodes, 60 * launch.distributed_timeout_minutes)
-        if nodes.node_rank == 0:  # which has the log
+        if nodes.node_rank == 0:  # node 0 has the log
             training.show_end()
             if json:
                 say(dumps(training.summary()))
@@ -175,10 +175,10 @@ def check_run(run: Prepared) -> Plan:
     settings, plan = run.settings, with_defaults(run.plan, gpus.gpu_count() > 0)
     if settings.use_flash_attention and not gpus.gpu_count():
         raise UserError("use_flash_attention: Paddle has it on GPUs only, and finds none here; leave it out")
-    found = "gpu" if gpus.gpu_count() else "cpu"
-    if settings.device not in (None, found):
+    device = "gpu" if gpus.gpu_count() else "cpu"
+    if settings.device not in (None, device):
         lacks = (
-            "Paddle finds no GPU here" if found == "cpu" else "ranks take the GPUs; hide them: CUDA_VISIBLE_DEVICES="
+            "Paddle finds no GPU here" if device == "cpu" else "ranks take the GPUs; hide them: CUDA_VISIBLE_DEVICES="
         )
         raise UserError(f"device: {settings.device} is not the device that ranks would run on: {lacks}")
     Numbers.of(plan.assumed.mixed_precision, bool(plan.assumed.fp32_gradients), settings.compute_precision)

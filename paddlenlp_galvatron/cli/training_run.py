@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 KEPT = 64  # latest records of the log, of which health is shown
 WARNING = "warning: "
-STOPPING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # upon which a run saves and ends
+STOPPING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # a run saves and ends on these signals
 
 
 class LogTail:
@@ -49,7 +49,7 @@ class LogTail:
         self.count = 0
         self.speeds = array("d")  # tokens/s of every step of this plan
         self.first: StepRecord | None = None
-        self.latest: deque[StepRecord] = deque(maxlen=KEPT)  # of this plan
+        self.latest: deque[StepRecord] = deque(maxlen=KEPT)  # steps by this plan
         self.start = 0  # the first step of this run, or one close to it
         self.run: str | None = None  # its id, as its launcher gave it or the log says
         self.events: list[Event] = []  # of this run, those that the launcher has not added itself
@@ -77,9 +77,9 @@ class LogTail:
                 self.events.append(event)
                 self.seen.append(event)
         self.count += len(records)
-        self.latest.extend(own := of_plan(self._plan, records))
-        self.speeds.extend(record["tokens_per_s"] for record in own)
-        return bool(own)
+        self.latest.extend(new := of_plan(self._plan, records))
+        self.speeds.extend(record["tokens_per_s"] for record in new)
+        return bool(new)
 
 
 class RankNews:
@@ -107,7 +107,7 @@ class TrainingRun:
     ):
         """`on_event`: the user's command for events."""
         self._hook = EventHook(on_event, settings.rank_logs / "on_event.log", console)
-        self._unwritten: list[Event] = []  # until the run has begun its log
+        self._unwritten: list[Event] = []  # kept until the log begins
         self._console, self._settings, self._plan, self._shape = console, settings, plan, shape
         self._steps = steps
         self._health = Health(plan, mfu_of(plan, shape, settings), steps, "GPU" if gpus.gpu_count() else "process")
@@ -168,7 +168,7 @@ class TrainingRun:
         noted."""
 
         def interrupt(number: int, _: object) -> None:
-            signal.signal(signal.SIGINT, before[signal.SIGINT])
+            signal.signal(signal.SIGINT, handlers[signal.SIGINT])
             if not self.log.begun:
                 raise KeyboardInterrupt
             self._signals.append(number)
@@ -177,15 +177,15 @@ class TrainingRun:
 
         def forward(number: int, frame: FrameType | None) -> None:
             self._signals.append(number)
-            before[number](number, frame)
+            handlers[number](number, frame)
 
-        before: dict[int, Any] = {each: signal.getsignal(each) for each in STOPPING}
+        handlers: dict[int, Any] = {each: signal.getsignal(each) for each in STOPPING}
         for each in heeded(*STOPPING):
             signal.signal(each, interrupt if each == signal.SIGINT else forward)
         try:
             yield
         finally:
-            for number, handler in before.items():
+            for number, handler in handlers.items():
                 signal.signal(number, handler)
 
     def _follow(self, progress: Progress, task: TaskID, leads: bool) -> None:
@@ -275,7 +275,7 @@ class TrainingRun:
         )
         if self._settings.traced_steps and self._settings.traced.exists():
             self._console.print(f"time lines in {near(self._settings.traced)}; open it in https://ui.perfetto.dev")
-        if self._plan.world_size > 1 and self._settings.preference is None:  # whose pairs' sums are not predicted
+        if self._plan.world_size > 1 and self._settings.preference is None:  # sums over DPO's pairs are not predicted
             adapters = self._settings.adapters("")
             traffic, rank = read_json(self._settings.traffic), adapters.rank if adapters else None
             self._console.print(traffic_table(self._plan, self._shape, traffic, rank))
@@ -299,7 +299,7 @@ def mfu_of(plan: Plan, shape: ModelShape, settings: TrainSettings) -> Callable[[
     return partial(device.mfu, plan=plan, shape=shape, frozen=settings.adapts, document_tokens=documents)
 
 
-HOOK_S = 30.0  # after which a command is ended
+HOOK_S = 30.0  # a command is ended after this time
 
 
 class EventHook:

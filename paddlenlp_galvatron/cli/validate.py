@@ -32,10 +32,10 @@ def validate(values: dict[str, Any], json: bool) -> None:
     if options.node_rank:  # the first node has the journal
         return
     accuracy = validation.accuracy()
-    found = accuracy_json(accuracy)
-    write_text(options.output / "validation.json", dumps(found, indent=1) + "\n")
+    answer = accuracy_json(accuracy)
+    write_text(options.output / "validation.json", dumps(answer, indent=1) + "\n")
     if json:
-        say(dumps(found))
+        say(dumps(answer))
     else:
         console = Console(soft_wrap=True)
         for item in accuracy_tables(accuracy):

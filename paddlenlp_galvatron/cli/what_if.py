@@ -41,7 +41,7 @@ app = App()
 
 ADDRESS = "127.0.0.1"
 HOSTS = (ADDRESS, "localhost")  # names under which the page may be requested; another is a foreign page's doing
-REQUEST_S = 30.0  # for which a browser may be silent
+REQUEST_S = 30.0  # a silent browser is disconnected after this time
 WAITING = 16  # questions that may wait; a page asks one at a time
 LOOK_S = 0.5  # between looks whether anybody waits for the answer that is searched
 SCRIPTS = ("page.js", "what_if.js")
@@ -69,19 +69,19 @@ def work(question: Form) -> Answer:
     notes: list[str] = []
     with within("search_options"):
         more = _more(question.search_options, notes.append)
-    found = answer(question, more)
-    return replace(found, notes=(*notes, *found.notes))
+    result = answer(question, more)
+    return replace(result, notes=(*notes, *result.notes))
 
 
 def _more(text: str, note: Callable[[str], None]) -> dict[str, Any]:
     """Options as `name=value`, or as on a command line. Raises UserError."""
     try:
-        given = shlex.split(text)
+        words = shlex.split(text)
     except ValueError as error:  # a quotation mark that is not closed
         raise UserError(str(error)) from None
-    if given and not given[0].startswith("-"):
-        given = [f"--{word}" for word in given]
-    pairs, loose = read_words(given, {name: is_boolean(field) for name, field in SEARCHED.items()}, note)
+    if words and not words[0].startswith("-"):
+        words = [f"--{word}" for word in words]
+    pairs, loose = read_words(words, {name: is_boolean(field) for name, field in SEARCHED.items()}, note)
     if loose:
         raise UserError(f"{loose[0]}: is no option; write name=value")
     return dict(pairs)
@@ -201,9 +201,9 @@ class _Handler(BaseHTTPRequestHandler):
         elif name == "answer":
             faults, shown = {}, ""
             try:
-                found = self._answer(form)
-                faults = failed(found)
-                shown = "" if faults else fragment(found, query)
+                result = self._answer(form)
+                faults = failed(result)
+                shown = "" if faults else fragment(result, query)
             except GalvatronError as error:
                 faults = faults_of(error)
             self._reply(200, "application/json", json.dumps({"faults": faults, "html": shown}))
@@ -221,10 +221,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, form: Mapping[str, str]) -> Answer:
         """Raises GalvatronError that says what is wrong, by field."""
         filled = {name: value.strip() for name, value in form.items() if value.strip()}
-        given = canonical_options(filled, Form.model_fields)
+        values = canonical_options(filled, Form.model_fields)
         outcome: Future[Answer] = Future()
         try:
-            self.asked.put_nowait(_Asked(Form.from_values(given), outcome, self.connection))
+            self.asked.put_nowait(_Asked(Form.from_values(values), outcome, self.connection))
         except Full:
             raise GalvatronError("too many questions wait for an answer; close other pages, and ask again") from None
         try:

@@ -48,7 +48,7 @@ class Call(NamedTuple):
 
     kind: Collective
     axes: tuple[Axis, ...]
-    bytes: int  # of each
+    bytes: int  # bytes of each message
     times: int = 1
 
 
@@ -137,16 +137,16 @@ def point_calls(
     forward, backward, beside = _counts(strategy.axes, mesh, setting.assumed.sequence_parallel, points, again)
     balance: tuple[Call, ...] = ()
     if model.router_aux_loss_coef and CommPoint.INTO_EXPERTS in points and mesh.degree(*SAMPLE_AXES) > 1:
-        shares = setting.micro_batch * model.experts * FP32_BYTES  # of each sample and expert
+        shares = setting.micro_batch * model.experts * FP32_BYTES  # shares of each sample and expert
         balance = (Call(Collective.ALL_REDUCE, SAMPLE_AXES, shares),)
     if not forward and not backward and not balance:
         return Calls()
-    before, after = ([call(*item) for item in counts.items()] for counts in (forward, backward))
+    forward_calls, after = ([call(*item) for item in counts.items()] for counts in (forward, backward))
     products = [(point, call(each)) for point, each in beside]
     if not setting.states.gradient:  # frozen weights have no weight-gradient product to overlap with
         after += [each for _, each in products if each.kind is Collective.REDUCE_SCATTER]
         products = [each for each in products if each[1].kind is not Collective.REDUCE_SCATTER]
-    return Calls((*before, *balance), tuple(after), tuple(products))
+    return Calls((*forward_calls, *balance), tuple(after), tuple(products))
 
 
 @lru_cache(maxsize=10_000)
@@ -179,7 +179,7 @@ def _counts(
 def vocab_calls(model: ModelShape, vocab: VocabStrategy, role: Role, setting: Setting) -> Calls:
     """Collectives of embedding and of LM head (with last norm and loss), as far as a stage of this role has them. For
     MTP the last stage looks tokens up, too, and has two losses."""
-    uses = (role != "last") + (role != "first") * model.mtp_layers  # of the embedding
+    uses = (role != "last") + (role != "first") * model.mtp_layers  # uses of the embedding
     embedding = _embedding_calls(model, vocab, setting, uses) if uses else Calls()
     head, tied = _head_calls(model, vocab, setting) if role != "first" else Calls(), model.tied_embeddings
     if tied and role != "first":  # one table, reduced and published once, by the head
@@ -328,7 +328,7 @@ class CallTimes(NamedTuple):
     finish_ms: float = 0.0  # those of vectors included
     publish_ms: float = 0.0
     beside: tuple[tuple[CommPoint, Overlapped], ...] = ()  # each call by itself
-    hidden_ms: float = 0.0  # of these, behind products
+    hidden_ms: float = 0.0  # share of these that products hide
 
     @classmethod
     def of(
@@ -348,8 +348,8 @@ class CallTimes(NamedTuple):
             if call.axes == TWINS:  # two ranks send each other the whole at the same time
                 return network.send_ms(pipeline, call.bytes / MIB)
             grid = mesh.sharing(copies) if call.axes == COPIES else parted if call.axes in (PART, REPLICAS) else mesh
-            place = place_of(call.axes, grid, network.profile.gpus_per_node, pipeline)
-            return call.times * network.collective_ms(call.kind, place, call.bytes / MIB, joined)
+            ranks_placed = place_of(call.axes, grid, network.profile.gpus_per_node, pipeline)
+            return call.times * network.collective_ms(call.kind, ranks_placed, call.bytes / MIB, joined)
 
         def total_ms(group: tuple[Call, ...], joined: bool = False) -> float:
             return sum([each_ms(call, joined) for call in group]) if group else 0.0

@@ -26,7 +26,7 @@ class Profiles:
     network: Network
     times: ComputeTimes
     memory: MemoryUse
-    device: Device  # of every rank
+    device: Device  # every rank's device
     cluster: tuple[int, int] | None = None  # nodes, and GPUs of each; None: those that the network was measured on
 
     @classmethod
@@ -86,7 +86,7 @@ class CostOptions:
     task: Task = Task()
     imbalance: float = IMBALANCE  # of experts: rows of the rank that gets most over the mean, as times have it
     imbalance_bound: float = IMBALANCE_BOUND  # the same, as the bound of memory has it
-    kernels: ExpertKernels = GROUPED  # of experts
+    kernels: ExpertKernels = GROUPED  # experts' kernels
     padded: bool = False  # whether their rows are padded in pipelines on GPUs, as ours are
     in_place: bool = True  # losses take the place of logits, as our runtime has it. Else for published runs alone
     # Megatron-SP that keeps gathered inputs of products until backward, which overlaps with nothing, as
@@ -109,7 +109,7 @@ class StageSetting(NamedTuple):
 
     stage_size: int  # ranks
     micro_batch: int  # samples, over the whole stage
-    micro_batches: int  # of a step
+    micro_batches: int  # micro-batches of a step
     pipeline: int  # stages
 
     @classmethod
@@ -176,7 +176,7 @@ class Workspace(NamedTuple):
     own_mib: float = 0.0  # recompute's whole layer, gathered weights, gradients and the buffer that joins them
     message_mib: float = 0.0  # gradients that are being reduced while the next module works
     fetched_mib: float = 0.0  # ZeRO-3's weights, and activations from the host's memory, while the module behind works
-    tables_mib: float = 0.0  # of positions under context parallelism
+    tables_mib: float = 0.0  # tables of positions under context parallelism
 
     @classmethod
     def of(cls, several: Iterable[Workspace]) -> Workspace:
@@ -195,7 +195,7 @@ class PartMemory(NamedTuple):
     gradient_mib: float = 0.0  # unreduced, as backward makes them
     kept_mib: float = 0.0  # the same gradients after their reduction
     late_mib: float = 0.0  # unreduced gradients, reduced only at the end of the step (a tied embedding)
-    activation_mib: float = 0.0  # of a micro-batch in flight
+    activation_mib: float = 0.0  # one micro-batch in flight
     working_mib: float = 0.0  # backward's peak above the memory held
     made_mib: float = 0.0  # gradients already produced when the first backward reaches its peak
     gathered_mib: float = 0.0  # zero3's weights while the part runs
@@ -273,7 +273,7 @@ class StageMemory:
 
     context_mib: float
     states_mib: float
-    activations_mib: float  # of all micro-batches in flight
+    activations_mib: float  # all micro-batches in flight
     working_mib: float  # the workspace
     estimate_mib: float | None = None  # of tensors, from a walk through the step; None: no walk finds it
     apart_mib: float = 0.0  # with `masters_first`: tensors, if update and backward share no place
@@ -299,7 +299,7 @@ class StagePrediction:
     """Predicted times of one stage for one micro-batch, through all its chunks, in ms, and its memory."""
 
     passes_ms: ByKind[float]
-    sync_ms: float  # on top of the last backward
+    sync_ms: float  # time added to the last backward
     send_ms: float  # to the next stage, and the gradient back, from all its chunks; 0 from the last of all
     memory: StageMemory
     chunks_ms: tuple[tuple[ByKind[float], float], ...]  # passes and send of each chunk
@@ -317,6 +317,6 @@ class Prediction:
 
     time_s: float
     samples_per_s: float
-    bubble_share: float  # of all stages' time, spent waiting
+    bubble_share: float  # share of all stages' time spent waiting
     stages: tuple[StagePrediction, ...]
     times: StageTimes  # of every chunk of every stage, as they are simulated

@@ -91,31 +91,31 @@ def _chunk_parts(plan: Plan, cost: CostModel, stage: int, chunk: int, held: int)
     """`held`: micro-batches in flight when the stage's activations take most."""
     costs, layers = cost.chunk_parts(plan, stage, chunk), plan.chunk_layers(stage, chunk)
     is_first, is_last = plan.is_first(stage, chunk), plan.is_last(stage, chunk)
-    before = 0 if is_last and not is_first else 1
+    ahead = 0 if is_last and not is_first else 1
 
     def part(name: str, first: int, count: int, vocabulary: bool) -> PlanPart:
-        some = costs[first : first + count]
-        times = [_named(part_ms(one.terms, plan.micro_batches), vocabulary) for one in some]
-        states = [one.terms.states for one in some]
+        parts = costs[first : first + count]
+        times = [_named(part_ms(item.terms, plan.micro_batches), vocabulary) for item in parts]
+        states = [item.terms.states for item in parts]
         return PlanPart(
             name,
-            {key: sum(one.get(key, 0.0) for one in times) for key in TIME if any(one.get(key) for one in times)},
+            {key: sum(item.get(key, 0.0) for item in times) for key in TIME if any(item.get(key) for item in times)},
             {
-                "tensor": plan.micro_batches * sum(one.terms.tensor_hidden_ms for one in some),
-                "gathers": plan.micro_batches * sum(one.terms.gather_hidden_ms for one in some),
-                "gradients": sum(_each(one.terms, plan.micro_batches) * one.terms.reduce_hidden_ms for one in some),
+                "tensor": plan.micro_batches * sum(item.terms.tensor_hidden_ms for item in parts),
+                "gathers": plan.micro_batches * sum(item.terms.gather_hidden_ms for item in parts),
+                "gradients": sum(_each(item.terms, plan.micro_batches) * item.terms.reduce_hidden_ms for item in parts),
             },
             {
-                "parameters": sum(one.parameters_mib for one in states),
-                "gradients": sum(one.gradients_mib for one in states),
-                "moments": sum(one.moments_mib for one in states),
-                "masks": sum(one.masks_mib for one in states),
-                "activations": held * sum(one.activation_mib for one in some),
-                "working": Workspace.of(one.workspace for one in some).total_mib,
+                "parameters": sum(item.parameters_mib for item in states),
+                "gradients": sum(item.gradients_mib for item in states),
+                "moments": sum(item.moments_mib for item in states),
+                "masks": sum(item.masks_mib for item in states),
+                "activations": held * sum(item.activation_mib for item in parts),
+                "working": Workspace.of(item.workspace for item in parts).total_mib,
             },
         )
 
-    if before:
+    if ahead:
         name = "the stage's input" if not is_first else "embedding, LM head" if is_last else "embedding"
         yield part(name, 0, 1, vocabulary=True)
     for run, (_, kind) in runs([(plan.layers[layer], cost.layer_types[layer]) for layer in layers]):
@@ -127,8 +127,8 @@ def _chunk_parts(plan: Plan, cost: CostModel, stage: int, chunk: int, held: int)
             name += " (MTP)"
         if len(cost.models) > 1 and (how := cost.models[kind].attention):
             name += f" ({how})"
-        yield part(name, before + run.start, len(run), vocabulary=False)
-    if not before:
+        yield part(name, ahead + run.start, len(run), vocabulary=False)
+    if not ahead:
         yield part("LM head", len(costs) - 1, 1, vocabulary=True)
 
 
@@ -191,7 +191,7 @@ class PlanFacts:
     plan: Plan
     prediction: Prediction
     cost: CostModel
-    shape: ModelShape | None  # of a model whose layers are equal
+    shape: ModelShape | None  # unset: layers differ
     budget_mib: float = inf  # memory of a device
     assumptions: Mapping[str, Assumption] = field(default_factory=dict)
 

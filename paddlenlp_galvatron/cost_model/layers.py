@@ -135,16 +135,16 @@ class _Share:
     """A rank's share of a layer by its split: the same for any data parallelism and recompute."""
 
     mesh: Mesh
-    samples: int  # of one dp index
+    samples: int  # samples of one dp index
     parts: int  # into which their tokens are split under whole weights
     passes: PassTimes
     room: Room
     gathered_mib: float  # keys and values of other ranks' tokens
     measured: bool  # its working set
     products: float  # share of its operations that are products with weights
-    weights: Weights  # as its memory profile counts them
+    weights: Weights  # weights as the memory profile counts them
     made: tuple[int, int]  # numbers of gradients, without and with attention that is recomputed
-    points: frozenset[CommPoint]  # at which it has operations
+    points: frozenset[CommPoint]  # communication points with operations
     others_mib: float  # other ranks' tokens that are gathered for products, where activations leave them out
     mtp_mib: float  # kept in front of an MTP layer and behind it
 

@@ -77,9 +77,9 @@ class CostModel:
         options = replace(self.options, context_mib=context_mib, freed=freed)
         if options == self.options:
             return self
-        if options.masters_first and self.assumed.offload_optimizer:  # whose prices depend on the reserve
+        if options.masters_first and self.assumed.offload_optimizer:  # these prices depend on the reserve
             return self._with(options)
-        other = copy(self)  # with the prices that are known
+        other = copy(self)  # the copy keeps the cached prices
         other.options = options
         return other
 
@@ -126,14 +126,14 @@ class CostModel:
         return self._vocabulary.middle_cost(stage, later)
 
     def switch_cost(
-        self, before: Strategy | None, after: Strategy | None, stage: StageSetting, layer_type: int = 0
+        self, former: Strategy | None, latter: Strategy | None, stage: StageSetting, layer_type: int = 0
     ) -> ByKind[float]:
         """Time in ms of handing one micro-batch's tokens of a layer type on; None is the stage's edge.
 
         Gradients go the other way between the same layouts. Equal layouts cost nothing.
         """
         sharded = self.assumed.sequence_parallel
-        source, target = (token_layout(strategy, stage.stage_size, sharded) for strategy in (before, after))
+        source, target = (token_layout(strategy, stage.stage_size, sharded) for strategy in (former, latter))
         moved = stage.micro_batch, layer_type
         return ByKind(self._move_ms(source, target, *moved), self._move_ms(target, source, *moved))
 
@@ -145,10 +145,10 @@ class CostModel:
         if not change.most_tokens:
             return 0.0
         mesh = Mesh.of(source.size, (Axis.TENSOR, change.span))
-        place = place_of((Axis.TENSOR,), mesh, self.profiles.gpus_per_node, self.world_size // source.size)
+        group = place_of((Axis.TENSOR,), mesh, self.profiles.gpus_per_node, self.world_size // source.size)
         received = change.most_tokens / tokens * self._modules.token_bytes(micro_batch, layer_type) / MIB
         sent = received * change.span / (change.span - 1)
-        return self.profiles.network.collective_ms(Collective.ALL_TO_ALL, place, sent)
+        return self.profiles.network.collective_ms(Collective.ALL_TO_ALL, group, sent)
 
     def boundary_cost(self, stage: StageSetting, layer_type: int = 0) -> float:
         """Time in ms of one micro-batch's send to the next stage, and of its gradient's back: each rank sends
@@ -238,8 +238,8 @@ class CostModel:
         setting = StageSetting.of(plan)
         boundaries, layers = pairwise(plan.chunk_chain(stage, chunk)), plan.chunk_layers(stage, chunk)
         switches = [
-            self.switch_cost(before, after, setting, self.crossing_type(layer))
-            for layer, (before, after) in enumerate(boundaries, layers.start)
+            self.switch_cost(source, target, setting, self.crossing_type(layer))
+            for layer, (source, target) in enumerate(boundaries, layers.start)
         ]
         if self.models[-1].mtp_layers and plan.is_last(stage, chunk):
             switches[-1] = ByKind(*[MTP_CHANGES / 2 * sum(switches[-1])] * len(PassKind))

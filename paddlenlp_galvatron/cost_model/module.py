@@ -68,7 +68,7 @@ class ModulePrices:
         self.options = options
         self.network, self.times, self.memory = profiles.network, profiles.times, profiles.memory
         self.seqs = tuple(shape.seq_length or assumed.seq_length for shape in self.models)
-        self.state_bytes = StateBytes.of(assumed.mixed_precision, bool(assumed.fp32_gradients))  # of trained weights
+        self.state_bytes = StateBytes.of(assumed.mixed_precision, bool(assumed.fp32_gradients))  # a weight's states
         # To and from the host's memory, where the optimizer's states lie there; else None.
         self.states_mib_per_ms = self.host_mib_per_ms("offload_optimizer") if assumed.offload_optimizer else None
 

@@ -27,8 +27,8 @@ class StageTimes:
     second of every stage, and so on.
     """
 
-    passes: ByKind[Sequence[float]]  # of each chunk, one micro-batch
-    sync: Sequence[float]  # of each stage, after the last backward
+    passes: ByKind[Sequence[float]]  # time of each chunk, one micro-batch
+    sync: Sequence[float]  # time of each stage after its last backward
     send: Sequence[float]  # from each chunk to the next, and the same back; one entry fewer
 
     @property
@@ -67,26 +67,26 @@ def timeline(schedule: Schedule, times: StageTimes, micro_batches: int) -> list[
     """Every pass of every stage with its start and stop; `step_ms` is the latest stop."""
     stages, chunks = times.stages, times.chunks
     queues = [order(schedule, stage, stages, micro_batches, chunks) for stage in range(stages)]
-    place, free = [0] * stages, [0.0] * stages
+    turn, free = [0] * stages, [0.0] * stages
     stop: dict[Done, float] = {}
     spans: list[Span] = []
     waiting = True
     while waiting:
         waiting = False
         for stage, queue in enumerate(queues):
-            while place[stage] < len(queue):
-                work = queue[place[stage]]
-                at = work.chunk * stages + stage  # among all chunks of all stages
-                before = input_of(at, work, stages * chunks - 1)
-                ready = 0.0 if before is None else stop.get(before)
+            while turn[stage] < len(queue):
+                work = queue[turn[stage]]
+                at = work.chunk * stages + stage  # index among all chunks of all stages
+                source = input_of(at, work, stages * chunks - 1)
+                ready = 0.0 if source is None else stop.get(source)
                 if ready is None:
                     waiting = True
                     break
-                start = max(free[stage], ready + way_ms(at, before, times.send))
+                start = max(free[stage], ready + way_ms(at, source, times.send))
                 long = times.passes.of(work.kind)[at]
                 free[stage] = stop[at, work.kind, work.micro_batch] = start + long
                 spans.append(Span(stage, work, start, start + long))
-                place[stage] += 1
+                turn[stage] += 1
     spans += [
         Span(s, None, end, end + sync) for s, (end, sync) in enumerate(zip(free, times.sync, strict=True)) if sync
     ]

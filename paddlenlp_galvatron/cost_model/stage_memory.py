@@ -22,7 +22,7 @@ from ..profiles.memory_use import MemoryUse
 from .costs import CostOptions, LayerCost, PartMemory, StageMemory, Workspace
 
 ENDS = ("embedding", "last norm", "LM head")  # weights that no layer has
-ID_BYTES = 8  # of a token's number
+ID_BYTES = 8  # bytes of a token id
 BATCHES = 2  # of which a rank holds its own rows: the one in use and the next
 
 
@@ -50,16 +50,16 @@ def memory_of(
     )
     ordered = [[*rest, first] for first, *rest in chunks] if plan.pipeline == 1 else chunks
     walked = [[part.memory for part in parts] for parts in ordered]
-    known = [[part for part in parts if part is not None] for parts in walked]
-    if known != walked:
+    estimated = [[part for part in parts if part is not None] for parts in walked]
+    if estimated != walked:
         return memory
     runs = plan.schedule.runs(stage, plan.pipeline, plan.micro_batches, plan.chunks)
     passes = list(without_repeats(runs, plan.chunks))
     # A pass of a pipeline begins while copies of the pass before, or for the next one, are under way.
     more_mib = max(part.away_mib for part in every) if plan.pipeline > 1 else 0.0
-    estimate_mib = shared_mib + more_mib + peak_mib(known, passes, reduced_each)
-    masters_first = any(part.matrix_mib for parts in known for part in parts)
-    apart_mib = shared_mib + _apart_mib(costs, known, passes, reduced_each) if masters_first else 0.0
+    estimate_mib = shared_mib + more_mib + peak_mib(estimated, passes, reduced_each)
+    masters_first = any(part.matrix_mib for parts in estimated for part in parts)
+    apart_mib = shared_mib + _apart_mib(costs, estimated, passes, reduced_each) if masters_first else 0.0
     return replace(memory, estimate_mib=estimate_mib, apart_mib=apart_mib)
 
 
@@ -116,7 +116,7 @@ class _Start(NamedTuple):
 
     chunk: int
     states: tuple[int, ...]  # of each chunk's gradients: none, of some micro-batches, of all
-    last: bool  # of the chunk's micro-batches
+    last: bool  # the chunk's last micro-batch
     sent: tuple[int, bool] | None  # where each is reduced: the chunk of the backward before, and whether it added to it
 
 
@@ -132,7 +132,7 @@ def peak_mib(chunks: Sequence[Sequence[PartMemory]], passes: Sequence[Pass], red
     micro_batches = sum(work.kind is PassKind.BACKWARD for work in passes) // len(chunks)
     in_flight_mib, done = 0.0, [0] * len(chunks)
     sent: tuple[int, bool] | None = None
-    most_mib: dict[_Start, float] = {}  # in flight, at backwards that are otherwise equal
+    most_mib: dict[_Start, float] = {}  # peak by start, at backwards that are otherwise equal
     for work in passes:
         chunk = work.chunk
         if work.kind is PassKind.FORWARD:
@@ -147,10 +147,10 @@ def peak_mib(chunks: Sequence[Sequence[PartMemory]], passes: Sequence[Pass], red
     peaks = [fixed_mib + updating_mib] if any(part.matrix_mib for part in every) else []
     for start, held_mib in most_mib.items():
         kept_mib = sum(sizes[state] for sizes, state in zip(gradients_mib, start.states, strict=True))
-        before = _Sent() if start.sent is None else _Sent(_last_sent(chunks[start.sent[0]]), start.sent[1])
-        now = fixed_mib + held_mib + kept_mib + before.spent_mib
+        last_sent = _Sent() if start.sent is None else _Sent(_last_sent(chunks[start.sent[0]]), start.sent[1])
+        now = fixed_mib + held_mib + kept_mib + last_sent.spent_mib
         first = start.states[start.chunk] == 0
-        peaks.append(_backward(chunks[start.chunk], now, first, start.last, reduced_each, before))
+        peaks.append(_backward(chunks[start.chunk], now, first, start.last, reduced_each, last_sent))
     return max(peaks)
 
 
@@ -172,9 +172,9 @@ def _backward(
     """The peak of one micro-batch's backward that begins with `now` held, and with these gradients being reduced."""
     peak = now
     again = reduced_each and not first
-    before = [*parts[:-1][::-1], PartMemory()]  # whose weights are fetched while a part's backward runs
-    for place, (part, following) in enumerate(zip(reversed(parts), before, strict=True)):
-        activations_mib = next((each.away_mib for each in before[place:] if each.away_mib), 0.0)  # fetched meanwhile
+    coming = [*parts[:-1][::-1], PartMemory()]  # whose weights are fetched while a part's backward runs
+    for place, (part, following) in enumerate(zip(reversed(parts), coming, strict=True)):
+        activations_mib = next((each.away_mib for each in coming[place:] if each.away_mib), 0.0)  # fetched meanwhile
         weights = part.gathered_mib + following.gathered_mib + activations_mib
         working_mib = part.working_mib + (part.made_mib if first else 0.0)
         peak = max(peak, now + weights + working_mib + sent.part.shard_mib)

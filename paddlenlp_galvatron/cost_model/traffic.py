@@ -53,7 +53,7 @@ def step_traffic_bytes(plan: Plan, model: ModelShape, adapter_rank: int | None =
                 ways = ((source, target), (target, source))
                 moved = sum(redistribution(*way, plan.micro_batch * seq, plan.micro_batch).all_tokens for way in ways)
                 total[NAMES[Collective.ALL_TO_ALL]] += plan.micro_batches * moved * token
-    hops = 2 * plan.micro_batches * (len(plan.stages) - 1)  # from chunk to chunk and back
+    hops = 2 * plan.micro_batches * (len(plan.stages) - 1)  # messages between chunks, both ways
     total[NAMES[Collective.SEND]] += hops * plan.micro_batch * seq * token
     return {kind: count for kind, count in total.items() if count}
 

@@ -178,7 +178,7 @@ class HeadShare:
     """A rank's share of the LM head and its loss."""
 
     tokens: float
-    columns: int  # of the vocabulary
+    columns: int  # columns of the vocabulary
     hidden_size: int
     split: bool  # the vocabulary, over ranks
     sizes: tuple[int, ...]  # tokens of each piece
@@ -210,13 +210,13 @@ def piece_room(
         kept_mib = min(kept_mib, 3 * hidden_mib)
     numbers = share.columns * share.hidden_size if learns else 0
     piece_mib = max(share.sizes) * share.columns * FP32_BYTES / MIB
-    half_mib = piece_mib / 2 if number < FP32_BYTES else 0.0  # of 16 bits
+    half_mib = piece_mib / 2 if number < FP32_BYTES else 0.0  # 16-bit copy
     scoring_mib = piece_mib + half_mib
-    if assumed.fused_cross_entropy and share.split:  # which does not compute in place
+    if assumed.fused_cross_entropy and share.split:  # this kernel does not compute in place
         scoring_mib = 2 * piece_mib
     adding_mib = (half_mib or piece_mib) + numbers * number / MIB  # the table's gradient, to be added to their sum
     gradient_mib = numbers * states.gradient / MIB
     if not assumed.async_grad_reduce:  # each micro-batch in flight has its own
         kept_mib += gradient_mib
-    working_mib = hidden_mib + max(scoring_mib, adding_mib, hidden_mib)  # of pieces, and joined
+    working_mib = hidden_mib + max(scoring_mib, adding_mib, hidden_mib)  # gradients in pieces, and joined
     return Room(kept_mib, working_mib, gradient_mib if assumed.async_grad_reduce else 0.0)

@@ -64,7 +64,7 @@ class Weights:
     copied_matrices: tuple[int, ...] = ()  # of the matrices, those that `copies` ranks of the tp group hold: kv heads
     copied_vectors: tuple[int, ...] = ()  # those of the split vectors
     copies: int = 1
-    largest: int = 0  # of the matrices
+    largest: int = 0  # elements of the largest matrix
 
     @property
     def vectors(self) -> int:
@@ -145,7 +145,7 @@ def held_mib(plan: Plan, shape: ModelShape, stage: int, adapters: Adapters | Non
     if plan.assumed.offload_optimizer:
         learn = replace(learn, optimizer=0)
     base = learn.frozen if adapters else learn
-    held: list[tuple[StateBytes, DataParallel, int, Weights]] = []  # with the ranks that share them
+    held: list[tuple[StateBytes, DataParallel, int, Weights]] = []  # weights with the ranks that share them
     for layer, kind in ((plan.layers[index], shape.of(index)) for index in plan.stage_layers(stage)):
         held.append((base, layer.dp_type, layer.shards(plan.stage_size), weights_of(kind.block, layer.tp)))
         experts = layer.experts

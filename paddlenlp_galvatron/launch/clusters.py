@@ -132,7 +132,7 @@ class Claim:
 class Launcher:
     """Names of the variables of a launcher."""
 
-    number: str  # of processes, or of nodes
+    number: str  # number of processes or nodes
     rank: str  # this one's
     on_node: str = ""  # number of processes on this node; unset: one
     one_each: str = ""  # command that starts one on each node
@@ -262,8 +262,8 @@ REMEDY = "set NUM_NODES, NODE_RANK, MASTER_ADDR and MASTER_PORT, or NUM_NODES=1 
 NO_NUMBER = "nothing says how many nodes there are"
 UNKNOWN = "of a launcher that is not known"
 NOT_STARTED = "the job has several nodes, and neither srun nor mpirun started this command on each"
-INDEX = "JOB_COMPLETION_INDEX"  # of a Kubernetes job with completionMode Indexed
-DIGITS = 9  # of a number of nodes, at most
+INDEX = "JOB_COMPLETION_INDEX"  # set in Kubernetes jobs with completionMode Indexed
+DIGITS = 9  # most digits of a number of nodes
 
 _NODE = "(?:NODE|HOST|MACHINE)"
 _MEMBER = "(?:NODE|HOST|MACHINE|WORKER|REPLICA|TRAINER|TASK|PROC|PROCESS|RANK|POD|INSTANCE|CONTAINER|ALLOC|PEER)"

@@ -25,10 +25,10 @@ SEARCH_S = 3.0  # for which a cause is looked for where all that failed lost ano
 WAIT_S = 1800.0  # for which ranks wait for others: Paddle's own limit of a group
 WAIT_VARIABLE = "GALVATRON_WAIT_S"  # the same, from a launcher to its ranks
 LOG_END_BYTES = MIB  # of a rank's log, which may have grown for weeks
-NAMED_RANKS = 6  # of many
+NAMED_RANKS = 6  # ranks named of many
 STRANGER = "; another program, such as a port scanner, may have connected to the ranks' ports"
 FIRST_USE_S = 120.0  # for which all ranks may wait in a group's first use, which takes a moment where none is late
-STACK_S = 5.0  # in which a rank writes where it is
+STACK_S = 5.0  # time for a rank to write its stack
 
 
 class FaultKind(IntEnum):
@@ -36,7 +36,7 @@ class FaultKind(IntEnum):
 
     CAUSE = 0
     STALL = 1  # the rank continues alone, while others wait for it
-    CONSEQUENCE = 2  # of another rank's
+    CONSEQUENCE = 2  # follows from another rank's failure
     LATE = 3  # timeout; another rank's fault explains it
 
 
@@ -48,7 +48,7 @@ class Fault:
     rank: int | None
     message: str  # its first line names the rank
     age_s: float = 0.0  # since it happened: nodes have different clocks
-    exit_code: int = 1  # of the command
+    exit_code: int = 1  # exit code of the command
     out_of_memory: bool = False
     peak_mib: float | None = None
 
@@ -70,7 +70,7 @@ class Rank:
     process: subprocess.Popen[bytes]
     memory: RankStatusMemory
     log: Path
-    node: int | None = None  # where there are several
+    node: int | None = None  # set where there are several nodes
     ended_at: float | None = None
     stopped_since: float | None = None
     _log_end: str | None = None

@@ -77,7 +77,7 @@ def launch(
 class World:
     """The processes of a launch."""
 
-    nproc: int  # of each node
+    nproc: int  # ranks of each node
     nodes: Nodes = ONE_NODE
     device: Device | None = None  # None: GPUs where Paddle finds some
     wait_s: float | None = None  # for which a rank waits for others in one collective; None: WAIT_S

@@ -52,9 +52,9 @@ class RankStatus:
     outcome: RankOutcome = RankOutcome.NONE
     exit_code: int = 0
     step: int = BEFORE_STEPS
-    since: float = 0.0  # of its present work, or of its end
+    since: float = 0.0  # start of its present work, or its end
     waits_for: str = ""  # the collective that it waits in, or failed in; empty: it computes
-    message: str = ""  # of a failure
+    message: str = ""  # message of a failure
 
 
 class RankStatusMemory:

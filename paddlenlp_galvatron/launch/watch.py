@@ -20,9 +20,9 @@ from .nodes import Nodes
 from .store import MEETING_S, TOKEN_VARIABLE, StoreClient, StoreServer
 
 BEAT_S = 1.0
-SILENT_S = 20.0  # of a node that is given up
+SILENT_S = 20.0  # a node silent for so long is given up
 LATE_S = 3.0  # of a node of which it is not known whether it is there
-PATIENCE_S = 5.0  # for an answer of the store
+PATIENCE_S = 5.0  # limit for the store's answer
 VERDICT_S = 40.0  # for which node 0's verdict is waited for: it may have to find out that a node is silent
 VERDICT = "galvatron/verdict"
 NOT_THERE = "did not appear within"
@@ -116,7 +116,7 @@ class Follower(SingleNode):
         self._nodes, self._token = nodes, token
         self._report = Report()
         self._verdict: Fault | None = None
-        self._silence: Fault | None = None  # of node 0
+        self._silence: Fault | None = None  # fault: node 0 is silent
         self._first: float | None = None
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True)

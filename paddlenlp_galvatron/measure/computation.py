@@ -56,7 +56,7 @@ class PassRound(NamedTuple):
 
     forward: Sequence[float]  # ms of each sample
     backward: Sequence[float]
-    recompute_ms: float | None = None  # of the forward inside backward
+    recompute_ms: float | None = None  # forward repeated inside backward
 
     @property
     def samples(self) -> list[float]:
@@ -116,7 +116,7 @@ class ComputationProfiler:
 
     def _thinned(self, line: Sequence[Shape]) -> Sequence[Shape]:
         """The points of a line that are measured; of lengths the search needs three."""
-        varied = 0 if len({point.seq for point in line}) == 1 else 1  # of (batch, sequence length)
+        varied = 0 if len({point.seq for point in line}) == 1 else 1  # index into (batch, sequence length)
         by_size = {float(point[varied]): point for point in line}
         kept = [by_size[size] for size in thinned(sorted(by_size), STEPS[varied])]
         return kept if varied == 0 or len(kept) >= 3 else line

@@ -18,7 +18,7 @@ from ..base.reading import parse_json, read_bytes
 from ..base.writing import write_text
 from ..runtime import device
 
-FOLDER = ".journal"  # in the folder of the profile files
+FOLDER = ".journal"  # subfolder of the profile files' folder
 USED = "used "  # begins keys of a GPU's memory besides tensors, named as in `profiles.reserve.MeasuredReserve`
 METHOD = 10  # how numbers are measured and written; raised when that changes, so that older ones are dropped
 
@@ -31,7 +31,7 @@ class Journal:
 
     def __init__(self, entries: Mapping[str, Any] | None = None, file: TextIO | None = None):
         self._known, self._file = dict(entries or {}), file
-        self.kept_note = (  # for the user, about an earlier run
+        self.kept_note = (  # note about an earlier run
             [f"{len(self._known)} numbers were measured before and are kept; --fresh 1 measures them again"]
             if self._known
             else []

@@ -26,9 +26,9 @@ STAGES: dict[Role, dict[str, Any]] = {
 class Use(NamedTuple):
     """Memory of one micro-batch in a part, in MiB above that of the part between micro-batches."""
 
-    kept: float  # after forward, for backward
+    kept: float  # kept from forward for backward
     working: float  # backward's peak above that
-    peak: float  # of both passes
+    peak: float  # peak of both passes
     weights: int  # numbers that the part holds
     mask: float = 0.0  # kept by a stage, for all its layers
     reserved: float = 1.0  # the allocator's peak / the tensors' peak, of backward
@@ -41,7 +41,7 @@ class MemoryProfiler:
 
     shapes: Sequence[ModelShape]  # one a layer type
     journal: Journal
-    samples: int  # of the micro-batch that is measured
+    samples: int  # samples of the measured micro-batch
     precision: Precision = Precision.FP32
     flash_attention: bool = False
     used: Used = field(default_factory=Used)

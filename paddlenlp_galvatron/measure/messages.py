@@ -302,7 +302,7 @@ def hardware_profile(journal: Journal, options: HardwareOptions, meta: Meta) -> 
             curve = Curve.rising(messages[group].items())
             messages[group] |= {mib: curve(mib) for mib in options.sizes_mib if 1 <= mib < largest and mib not in times}
     all_reduce = bandwidth[Collective.ALL_REDUCE]
-    if options.num_nodes == 1:  # as consecutive ones where they were not measured
+    if options.num_nodes == 1:  # times of consecutive groups where not measured
         all_reduce |= {
             (size, False): all_reduce.get((size, False), all_reduce[size, True])
             for size, consecutive in group_kinds(options.world_size)

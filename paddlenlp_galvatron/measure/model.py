@@ -30,7 +30,7 @@ def main() -> None:
     journal = Journal.open(options.output, "model", identity, rank, world_size, options.fresh)
     report_note(*journal.kept_note)
     flash = options.use_flash_attention
-    if flash is None:  # as training has it
+    if flash is None:  # training's default
         flash = on_gpu() and precision is not Precision.FP32
     lengths = sorted({point.seq for point in points})
     timed, measured = run.computation * len(points) * len(run.degrees), run.memory * 2 * len(lengths)

@@ -15,7 +15,7 @@ from ..launch.clusters import NO_IPV6, is_ipv6, read_hostfile
 from .options import ProfileRunOptions
 
 LOOKUP_S = 10.0  # in which names are looked up; a resolver may let each of them wait for as long
-LOOKUPS = 8  # at once
+LOOKUPS = 8  # simultaneous look-ups
 # Option of a launcher -> ours.
 LAUNCHER_OPTIONS = {
     "nnodes": "num_nodes",

@@ -230,7 +230,7 @@ class ModelRun(BaseModel):
     options: PointOptions
     shapes: tuple[ModelShape, ...]  # one a layer type
     points: tuple[Shape, ...]
-    degrees: tuple[int, ...]  # of tensor parallelism
+    degrees: tuple[int, ...]  # degrees of tensor parallelism
     computation: bool = True
     memory: bool = True
 

@@ -130,7 +130,7 @@ class MeasuredPart:
             assumed=assumed,
         )
         rank = 0 if embedding else strategy.ranks
-        seq_length, fused = assumed.seq_length or 0, on_gpu()  # as training has it by default
+        seq_length, fused = assumed.seq_length or 0, on_gpu()  # training's defaults
         # A split vocabulary's loss is the runtime's own, as in training by default; nobody answers a kernel's messages.
         kernels = Kernels(bool(assumed.flash_attention), fused_rope=fused, fused_rms_norm=fused)
         weights = CheapWeights(shape.initializer_range)

@@ -23,7 +23,7 @@ from .unsupported import MTP_COUNTS, faults_of, has_meaning, require_supported
 DIFFERENCES = 4  # lines that say how an unknown model differs from the nearest family
 LONGEST_NAME = 100  # longest name that is compared with those of presets
 EXAMPLES = ("qwen2.5-7b", "llama3-8b")
-HUB_NAME = re.compile(r"[\w-]+/[\w.-]+")  # of Hugging Face's hub and PaddleNLP
+HUB_NAME = re.compile(r"[\w-]+/[\w.-]+")  # names of Hugging Face's hub and PaddleNLP
 FULL = "full_attention"  # in layer_types
 COEFFICIENT, ORIGINAL_LENGTH = "router_aux_loss_coef", "original_max_position_embeddings"
 PRESET_FOLDERS = (Path(__file__).parents[2] / "configs" / "models", Path(__file__).parents[1] / "presets")
@@ -162,8 +162,8 @@ def _nearest(config: dict[str, Any]) -> Iterator[str]:
         likeness = SequenceMatcher(None, family.name, name).ratio()
         ranked.append((len(faults) + missing + bool(family.untrained), -likeness, family.name, faults))
     *_, near, faults = min(ranked)
-    known = {field for preset in preset_names() for field in config_of(load_model(preset))}
-    if unread := ", ".join(sorted(field for field in config.keys() - known if has_meaning(field, FAMILIES[near]))):
+    ours = {field for preset in preset_names() for field in config_of(load_model(preset))}
+    if unread := ", ".join(sorted(field for field in config.keys() - ours if has_meaning(field, FAMILIES[near]))):
         faults.append(f"{shortened(unread)}: no family here reads this")
     yield f"the nearest is {near}" + (", but:" if faults else "; if its layers are the same, write this as model_type")
     yield from faults[:DIFFERENCES]
@@ -209,7 +209,7 @@ def _experts(fields: Fields, layers: int) -> dict[str, Any]:
             f"{fields.source}: {mixture.chosen[0]} {chosen} is more than the {experts} experts; correct one of them"
         )
     loss = not mixture.interval and fields.flag("output_router_logits")  # ERNIE's is refused
-    balances = loss and fields.get(COEFFICIENT) != 0  # as in transformers
+    balances = loss and fields.get(COEFFICIENT) != 0  # transformers' rule
     size, shared = fields.number(mixture.size), 0
     if mixture.shared_count:
         shared = size * fields.number(mixture.shared_count, least=0)
@@ -274,7 +274,7 @@ def _dense_layers(fields: Fields, layers: int, mixture: Mixture) -> tuple[int, .
 def _between_steps(fields: Fields, layers: int) -> list[int]:
     """All layers that mlp_only_layers lists, and all but each decoder_sparse_step-th. Raises UserError."""
     listed = fields.config.get("mlp_only_layers") or []
-    if not isinstance(listed, list) or not all(type(one) is int and one >= 0 for one in listed):
+    if not isinstance(listed, list) or not all(type(layer) is int and layer >= 0 for layer in listed):
         raise fields.error("mlp_only_layers", "a list of numbers of layers, the first of which is 0")
     step = 1 if fields.config.get("decoder_sparse_step") is None else fields.number("decoder_sparse_step")
     return [index for index in range(layers) if index in listed or (index + 1) % step]
@@ -332,16 +332,16 @@ def _rope(fields: Fields) -> tuple[float, tuple[tuple[str, int | float | str], .
     """Base of rotary positions, and how the family scales them. transformers 5 has both in rope_parameters, 4 in
     rope_scaling and outside it. Raises UserError: two places differ, or the family has no such positions."""
     config, family, source = fields.config, fields.family, fields.source
-    given = [(name, config[name]) for name in ("rope_scaling", "rope_parameters") if config.get(name)]
-    where, rope = given[0] if given else ("", {})
+    settings = [(name, config[name]) for name in ("rope_scaling", "rope_parameters") if config.get(name)]
+    where, rope = settings[0] if settings else ("", {})
     if family.local and isinstance(rope, dict) and FULL in rope:  # those of windows are others
-        given, rope = [], rope[FULL]
+        settings, rope = [], rope[FULL]
     kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, dict) else None
     needed = {"default": (), **family.rope_types}.get(kind) if isinstance(kind, str) else None
     if needed is None:
         supported = " and ".join(["plain rotary embeddings", *family.rope_types])
         raise UserError(f"{source}: {where} is {as_json(rope)}; {supported} alone are supported")
-    if given[1:] and given[1][1] != rope:
+    if settings[1:] and settings[1][1] != rope:
         raise UserError(f"{source}: rope_scaling and rope_parameters are two names of one thing but differ; keep one")
     for name, value in rope.items():
         plain = {"rope_type": kind, "type": kind, "partial_rotary_factor": family.rotary_share}.get(name, 1)

@@ -31,7 +31,7 @@ class Mixture:
     shared: str = ""  # the name of one more expert, which has all tokens
     shared_count: str = ""  # field of config.json: how many experts it is as wide as; "": it has a gate and its width
     steps: bool = False  # decoder_sparse_step and mlp_only_layers make layers dense
-    interval: bool = False  # so do moe_layer_start_index, moe_layer_end_index and moe_layer_interval: ERNIE's
+    interval: bool = False  # ERNIE's moe_layer_start_index, moe_layer_end_index, moe_layer_interval
     grouped: bool = False  # DeepSeek's: experts are chosen within groups, first_k_dense_replace makes layers dense
     sigmoid: bool = False  # scores are sigmoids
     bias: str = ""  # name of a bias of each expert that counts in the choice alone
@@ -169,7 +169,7 @@ _ALL = (
     Family(
         "ernie4_5_moe",
         "Ernie4_5_Moe",
-        "llama",  # as ERNIE-4.5
+        "llama",  # ERNIE-4.5's name
         mixture=Mixture(
             counts=("moe_num_experts", "num_experts"),
             chosen=("moe_k", "num_experts_per_tok"),
@@ -306,7 +306,7 @@ _ALL = (
         untrained="linear attention, and the gate of attention's output",
     ),
 )
-FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}  # by `model_type` in config.json
+FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}  # keyed by `model_type` of config.json
 TRAINED = {name: family for name, family in FAMILIES.items() if not family.untrained}
 
 

@@ -17,9 +17,9 @@ from .layer import Again, Fused, Kept, Recompute, Split, Sublayer, Weight, linea
 class Latents:
     """Sizes of latent attention, as config.json names them."""
 
-    kv_lora_rank: int  # of the latents of keys and values
+    kv_lora_rank: int  # rank of the latents of keys and values
     q_lora_rank: int  # of those of queries; 0: queries come from the hidden state
-    qk_nope_head_dim: int  # of a head, without positions
+    qk_nope_head_dim: int  # width of a head without positions
     qk_rope_head_dim: int  # with positions; of a key all heads share it
     v_head_dim: int
 

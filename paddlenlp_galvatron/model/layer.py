@@ -108,9 +108,9 @@ class Recompute(Flag):
     @classmethod
     def of(cls, words: str) -> Recompute:
         """Parse the text of a plan file, the parts in any order. Raises ValueError."""
-        for known in (cls.NONE, cls.FULL, *PARTLY, *MODULES):
-            if sorted(words.split("+")) == sorted(known.words.split("+")):
-                return known
+        for choice in (cls.NONE, cls.FULL, *PARTLY, *MODULES):
+            if sorted(words.split("+")) == sorted(choice.words.split("+")):
+                return choice
         parts = " and ".join(", ".join(part.words for part in PARTS).rsplit(", ", 1))
         raise ValueError(f"must be none, full, or those of {parts} that are recomputed, joined by +")
 
@@ -181,7 +181,7 @@ class Sublayer:
 
     name: str
     weights: tuple[Weight, ...]
-    kept: Kept = Kept()  # by plain kernels
+    kept: Kept = Kept()  # kept by plain kernels
     unkept: tuple[tuple[Fused, Kept], ...] = ()  # of it, the tensors that each fused kernel does not keep
     again: tuple[Again, ...] = ()
     heads: int = 0  # of attention; a probability for every pair of tokens is kept for each, or a sum for every token
@@ -227,8 +227,8 @@ class LayerKind:
 
     def again(self, recompute: Recompute, fused: Fused) -> tuple[Again, ...]:
         """Everything that backward recomputes for these parts."""
-        every = (one for sublayer in self.sublayers for one in sublayer.again)
-        return tuple(one for one in every if one.parts & recompute and not one.unless & fused)
+        every = (step for sublayer in self.sublayers for step in sublayer.again)
+        return tuple(step for step in every if step.parts & recompute and not step.unless & fused)
 
     @cached_property
     def heads(self) -> int:

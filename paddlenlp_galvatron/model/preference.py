@@ -30,7 +30,7 @@ class Preference:
     loss: Loss = "sigmoid"
     beta: float = 0.1
     label_smoothing: float = 0.0  # share of pairs that are taken to be the other way round
-    ratio: float = 1.0  # of the pairs' loss
+    ratio: float = 1.0  # weight of the pairs' loss
     sft_ratio: float = 0.0  # of the loss of a chosen answer's token, which is added
     simpo_gamma: float = 0.5
     dpop_lambda: float = 50.0

@@ -29,7 +29,7 @@ class ModelShape:
 
     name: str
     family: str  # one of FAMILIES
-    layers: int  # with that of MTP
+    layers: int  # number of layers with MTP's
     hidden_size: int
     intermediate_size: int
     heads: int
@@ -42,12 +42,12 @@ class ModelShape:
     initializer_range: float = USUAL["initializer_range"]  # standard deviation of the weights at the start
     attention_dropout: float = 0.0  # plans do not depend on it
     seq_length: int | None = None  # sequence length of these layers; None: the run's
-    own_head_dim: int | None = None  # where it is not hidden_size / heads
+    own_head_dim: int | None = None  # unset: hidden_size / heads
     attention_bias: bool = False  # of q, k, v and output, in families that leave it open
     mlp_bias: bool = False
     qkv_bias: bool = False  # of q, k and v alone, in families that leave it open
     qk_norm: bool = False  # norms of the heads of q and k, in families that leave them open
-    rope_scaling: tuple[tuple[str, int | float | str], ...] = ()  # as config.json has it; (): plain positions
+    rope_scaling: tuple[tuple[str, int | float | str], ...] = ()  # config.json's entries; (): plain positions
     experts: int = 0  # of a layer, in place of its MLP; 0: a dense model
     experts_per_token: int = 0
     expert_size: int = 0  # columns of each; 0: the layer without them, whose router alone is measured
@@ -55,10 +55,10 @@ class ModelShape:
     norm_topk: bool = False  # the scores of a token's experts are divided by their sum
     router_aux_loss_coef: float = 0.0  # of the balance loss; plans do not depend on it
     dense_layers: tuple[int, ...] = ()  # rising numbers of the layers that have an MLP in place of experts
-    latents: Latents | None = None  # of latent attention; None: plain
+    latents: Latents | None = None  # latent attention; None: plain attention
     expert_groups: int = 1  # a token's experts are chosen within the best `groups_per_token` of these groups
     groups_per_token: int = 1
-    routed_scaling_factor: float = 1.0  # of the scores of a token's experts
+    routed_scaling_factor: float = 1.0  # factor of the scores of a token's experts
     window: int = 0  # tokens that attention sees at most, the token itself among them; 0: all
     linear: DeltaNet | None = None  # of linear attention
     full_layers: tuple[
@@ -90,7 +90,7 @@ class ModelShape:
         """The model with fewer of its first layers, or with more of those that are not dense; and with MTP, or
         without."""
         dense, full = (
-            tuple(one for one in some if one < main_layers) for some in (self.dense_layers, self.full_layers)
+            tuple(layer for layer in some if layer < main_layers) for some in (self.dense_layers, self.full_layers)
         )
         layers = main_layers + mtp_layers
         return replace(self, layers=layers, mtp_layers=mtp_layers, dense_layers=dense, full_layers=full)
@@ -337,12 +337,12 @@ def _routed(shape: ModelShape) -> LayerKind:
     weights = []
     for expert in range(shape.experts):
         name = f"{mixture.inside}.experts.{expert}"
-        own = (
+        expert_weights = (
             *linear(f"{name}.{gate}", hidden, inner, Split.COLUMN, bias=mixture.biased),
             *linear(f"{name}.{up}", hidden, inner, Split.COLUMN, bias=mixture.biased),
             *linear(f"{name}.{down}", inner, hidden, Split.ROW, bias=mixture.biased),
         )
-        weights += [replace(weight, expert=expert) for weight in own]
+        weights += [replace(weight, expert=expert) for weight in expert_weights]
     kept = Kept(tokens=hidden, split=3 * inner)
     return LayerKind((Sublayer("experts", tuple(weights), kept, divided=(("columns of an expert", inner, False),)),))
 
@@ -488,14 +488,14 @@ def kinds_of(model: ModelShape | Sequence[ModelShape]) -> tuple[ModelShape, ...]
     return tuple(kind for shape in shapes for kind in shape.having(shape.main_layers, 0).kinds)
 
 
-def layer_types_of(given: Sequence[ModelShape]) -> tuple[int, ...]:
+def layer_types_of(shapes: Sequence[ModelShape]) -> tuple[int, ...]:
     """The index in the kinds of all shapes of each layer's kind."""
-    found: list[int] = []
-    before = 0
-    for shape in given:
-        found += [before + kind for kind in shape.kind_of_layers]
-        before += len(shape.kinds)
-    return tuple(found)
+    types: list[int] = []
+    first = 0
+    for shape in shapes:
+        types += [first + kind for kind in shape.kind_of_layers]
+        first += len(shape.kinds)
+    return tuple(types)
 
 
 def joint_fingerprint(models: Sequence[ModelShape]) -> str:
@@ -509,8 +509,8 @@ def measured_fingerprint(models: Sequence[ModelShape]) -> str:
     names = ("family", "hidden_size", "intermediate_size", "heads", "kv_heads", "vocab_size", "tied_embeddings")
     return _short_hash(
         [
-            [own[name] for name in names] + [[name, own[name]] for name in SIZES if own[name] != YOUNG[name]]
-            for own in map(asdict, models)
+            [fields[name] for name in names] + [[name, fields[name]] for name in SIZES if fields[name] != YOUNG[name]]
+            for fields in map(asdict, models)
         ]
     )
 

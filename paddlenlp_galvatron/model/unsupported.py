@@ -50,7 +50,7 @@ BESIDE = (
 )
 MTP_COUNTS = ("num_nextn_predict_layers", "num_mtp_layers")  # two names of one number, of layers for MTP
 EXPERTS = "num_experts num_local_experts n_routed_experts moe_num_experts n_shared_experts num_shared_experts"
-ALGORITHMS = ("weight_quantize_algo", "quant_type", "quant_method")  # of PaddleNLP's configs; all null: none
+ALGORITHMS = ("weight_quantize_algo", "quant_type", "quant_method")  # fields of PaddleNLP's configs; all null: none
 
 
 def require_supported(config: dict[str, Any], family: Family, layers: int, source: str) -> None:

@@ -38,52 +38,52 @@ MEGATRON_NAMES = {"train_iters", "lr", "tensor_model_parallel_size", "pipeline_m
 MEGATRON_DEFAULTS: dict[str, tuple[str, str]] = _DATA["megatron_defaults"]
 
 
-def other_defaults(given: Iterable[str], known: Container[str]) -> str:
+def other_defaults(names: Iterable[str], options: Container[str]) -> str:
     """A note for a script of Megatron-LM, by its plain names, on the defaults that it does not set; else ""."""
-    if MEGATRON_NAMES.isdisjoint(given) or "lr_scheduler_type" not in known:
+    if MEGATRON_NAMES.isdisjoint(names) or "lr_scheduler_type" not in options:
         return ""
-    unset = [f"--{name} {to}" for ours, (name, to) in MEGATRON_DEFAULTS.items() if not ({ours, name} & {*given})]
+    unset = [f"--{name} {to}" for ours, (name, to) in MEGATRON_DEFAULTS.items() if not ({ours, name} & {*names})]
     return f"Megatron-LM's defaults are others: {', '.join(unset)}; give them to be sure" if unset else ""
 
 
-def canonical_name(name: str, known: Container[str] = ()) -> str:
-    """Name of an option without dashes in front, with underscores, its alias resolved; `known`: those of a command."""
+def canonical_name(name: str, options: Container[str] = ()) -> str:
+    """Name of an option without dashes in front, with underscores, its alias resolved; `options`: a command's."""
     name = plain_name(name)
     name = ALIASES.get(name, name)
     meant = FALLBACKS.get(name, ())
-    return meant[0] if meant and name not in known and all(one in known for one in meant) else name
+    return meant[0] if meant and name not in options and all(each in options for each in meant) else name
 
 
-def other_names(name: str, known: Container[str] = ()) -> list[str]:
+def other_names(name: str, options: Container[str] = ()) -> list[str]:
     """Other names of an option in a command with these options."""
     opposite = {other for other, words in VALUES.items() if words.get("0") == "1"}
-    others = (other for other in (*ALIASES, *FALLBACKS) if other not in known and other not in opposite)
-    return [other for other in others if canonical_name(other, known) == name]
+    others = (other for other in (*ALIASES, *FALLBACKS) if other not in options and other not in opposite)
+    return [other for other in others if canonical_name(other, options) == name]
 
 
-def canonical_value(name: str, value: T, known: Container[str] = ()) -> T | str:
+def canonical_value(name: str, value: T, options: Container[str] = ()) -> T | str:
     """A value given under any name of an option, as it is given under the canonical name."""
     plain = plain_name(name)
-    words = {} if plain in TYPES and canonical_name(plain, known) == plain else VALUES.get(plain, {})
+    words = {} if plain in TYPES and canonical_name(plain, options) == plain else VALUES.get(plain, {})
     text = str(value)
     return words.get(text, words.get(text.lower(), value))
 
 
-def unknown(given: str, known: Iterable[str], prefix: str = "") -> str:
+def unknown(word: str, options: Iterable[str], prefix: str = "") -> str:
     """The fault of an option that a command lacks, and the remedy."""
-    names = sorted(known)
-    limit = SEARCH_LIMITS.get(plain_name(given)) or SEARCH_LIMITS.get(canonical_name(given, names))
+    names = sorted(options)
+    limit = SEARCH_LIMITS.get(plain_name(word)) or SEARCH_LIMITS.get(canonical_name(word, names))
     if limit and not SEARCHED.isdisjoint(names):
         where = f"{prefix}{limit}" if limit in names else f"{limit} of galvatron search"
         return f"the search chooses it; {where} limits it, and galvatron plan uniform writes a plan with it"
-    return f"unknown option; {did_you_mean(given, names, prefix)}"
+    return f"unknown option; {did_you_mean(word, names, prefix)}"
 
 
-def did_you_mean(given: str, known: Iterable[str], prefix: str = "") -> str:
+def did_you_mean(word: str, options: Iterable[str], prefix: str = "") -> str:
     """The remedy for a misspelt name, which may have been meant as a known one or as an alias of one."""
-    names = sorted(known)
+    names = sorted(options)
     aliases = [other for name in names for other in other_names(name, names)]
-    plain = plain_name(given)
+    plain = plain_name(word)
     option = MISNOMERS.get(plain) or MISNOMERS.get(canonical_name(plain, names))
     meant = [option] if option in (*names, *aliases) else []
     near = difflib.get_close_matches(plain, [*names, *aliases], n=1, cutoff=NEAR)

@@ -22,7 +22,7 @@ UNSTATED = (
     *("moe_act", "moe_premute", "gated_attn", "mla_qkv_recompute", "full_attn", "vha_postmix"),
     *("dsv4_hybrid_attn_qkv", "dsv4_hybrid_attn_post_core", "rms_norm_gated", "mhc_forward", "mhc_block"),
 )
-FREED = {"norm": "row statistics", "core_attn": "the sums of attention's exponentials"}  # under fused kernels
+FREED = {"norm": "row statistics", "core_attn": "the sums of attention's exponentials"}  # kept by fused kernels
 PARTS = {name: part for part, name in MODULES.items()} | {FULL: Recompute.FULL}
 DP_TYPES = {
     "": DataParallel.DDP,
@@ -137,9 +137,9 @@ class _Reading:
             yield f"sharding_parallel_size: is {sharding}; experts need all {self.size} ranks that share weights"
 
     def _wrong_batch(self) -> Iterator[str]:
-        batch, own = self.read.global_batch_size, self._micro * self._micro_batches
-        if batch not in (None, own):
-            yield f"global_batch_size: is {batch}, but {self._micro_batches} micro-batches have {own} samples"
+        batch, samples = self.read.global_batch_size, self._micro * self._micro_batches
+        if batch not in (None, samples):
+            yield f"global_batch_size: is {batch}, but {self._micro_batches} micro-batches have {samples} samples"
         if self.chunks > 1 and (self.pp <= 2 or self._micro_batches % self.pp or self._micro_batches < 2 * self.pp):
             yield (
                 f"virtual_pipeline_model_parallel_size: is {self.chunks} with {self.pp} stages and "
@@ -176,11 +176,11 @@ class _Reading:
         if not gate_up:
             return self.read.recompute_modules
         ids = gate_up if isinstance(gate_up, list) else [*range(layers)]
-        known = [at for at in ids if at in range(layers)]
-        if len(known) < len(ids):
-            chosen = count(len(known), "layer") if known else "no layer"
+        existing = [at for at in ids if at in range(layers)]
+        if len(existing) < len(ids):
+            chosen = count(len(existing), "layer") if existing else "no layer"
             self.notes.append(f"recompute_fwd_gate_up: selects {chosen}, of {len(ids)} named; the model has {layers}")
-        return {"moe_gate_up": known}
+        return {"moe_gate_up": existing}
 
     def _recomputes(self) -> list[Recompute]:
         """The recompute of each layer."""
@@ -195,7 +195,7 @@ class _Reading:
             if not (part := PARTS.get(module)):
                 self._judge(module, ids)
                 continue
-            layers = {at for at in ids if at < self.layers}  # without MTP layers
+            layers = {at for at in ids if at < self.layers}  # decoder layers alone, not MTP's
             if part is Recompute.GATE_UP:
                 layers = {at for at in layers if self._has_experts(at) and not recomputes[at]}
             for at in layers:

@@ -97,7 +97,7 @@ class Fields(NamedTuple):
     """The fields of a recipe."""
 
     read: FleetFields
-    rest: dict[str, Any]  # of no plan
+    rest: dict[str, Any]  # fields that no plan has
     notes: list[str]
     faults: list[str]
 
@@ -153,8 +153,8 @@ def _unplanned(read: FleetFields) -> Iterator[str]:
 
 def unread_notes(names: Sequence[str]) -> Iterator[str]:
     """Notes on fields that no plan depends on, and that may be misspelt."""
-    known = [*FleetFields.model_fields, *FATES]
-    near = {name: difflib.get_close_matches(name, known, n=1, cutoff=0.9) for name in names}
+    read_names = [*FleetFields.model_fields, *FATES]
+    near = {name: difflib.get_close_matches(name, read_names, n=1, cutoff=0.9) for name in names}
     for name, match in near.items():
         if match:
             yield f"{name}: nobody reads it; did you mean {match[0]}?"
@@ -162,7 +162,7 @@ def unread_notes(names: Sequence[str]) -> Iterator[str]:
         yield f"not part of a plan: {', '.join(others)}"
 
 
-def options_of(content: Mapping[str, Any], known: Container[str]) -> tuple[dict[str, Any], list[str]]:
+def options_of(content: Mapping[str, Any], names: Container[str]) -> tuple[dict[str, Any], list[str]]:
     """Options of a command that ask for a recipe's job, and notes. Degrees are for training; a search finds its own.
     Raises UserError where options cannot say it."""
     read, rest, notes, faults = fields_of(content)
@@ -170,7 +170,7 @@ def options_of(content: Mapping[str, Any], known: Container[str]) -> tuple[dict[
     options = size | {"seq_length": read.max_seq_len, "mixed_precision": read.precision.value} | read.asked
     if read.global_batch_size:
         options |= {"settle_bsz": read.global_batch_size, "global_train_batch_size": read.global_batch_size}
-    if "tensor_parallel_degree" in known:
+    if "tensor_parallel_degree" in names:
         options |= _degrees(read)
         uniform = (read.recompute_granularity, read.recompute_method) in (
             (None, read.recompute_method),
@@ -183,9 +183,9 @@ def options_of(content: Mapping[str, Any], known: Container[str]) -> tuple[dict[
         notes.append("degrees and recompute of the recipe are left to the search")
     if faults:
         raise UserError(faults)
-    options |= {own: value for name, value in rest.items() if (own := canonical_name(name, known)) in known}
-    notes += unread_notes([name for name in rest if canonical_name(name, known) not in known])
-    return {name: value for name, value in options.items() if name in known}, notes
+    options |= {canonical: value for name, value in rest.items() if (canonical := canonical_name(name, names)) in names}
+    notes += unread_notes([name for name in rest if canonical_name(name, names) not in names])
+    return {name: value for name, value in options.items() if name in names}, notes
 
 
 def _degrees(read: FleetFields) -> dict[str, Any]:

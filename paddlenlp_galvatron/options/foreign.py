@@ -61,10 +61,10 @@ FILES: dict[str, list[str]] = _DATA["files"]
 
 def program_of(names: Iterable[str]) -> str:
     """The program whose file has these names, by two of its keys, or by an unmistakable one; empty: no known one."""
-    given = set(names)
-    held = {program: len(given.intersection(keys)) for program, keys in FILES.items()}
+    written = set(names)
+    held = {program: len(written.intersection(keys)) for program, keys in FILES.items()}
     best = max(held, key=lambda program: held[program])
-    return best if held[best] > 1 or given & {"finetuning_type", "zero_optimization", "compute_environment"} else ""
+    return best if held[best] > 1 or written & {"finetuning_type", "zero_optimization", "compute_environment"} else ""
 
 
 class Outcome(NamedTuple):
@@ -84,7 +84,7 @@ def outcome_of(name: str, value: object, beside: Mapping[str, Fate] = {}) -> Out
         return Outcome(idle=fate.why)
     if value in (None, "None"):
         return Outcome()
-    if any(same(str(value), one) for one in fate.values.split("|")):
+    if any(same(str(value), accepted) for accepted in fate.values.split("|")):
         return Outcome() if fate.holds else Outcome(idle=fate.why)
     return Outcome(fault=fate.why)
 
@@ -92,8 +92,8 @@ def outcome_of(name: str, value: object, beside: Mapping[str, Fate] = {}) -> Out
 def idle_note(idle: Mapping[str, str]) -> str:
     """One line that names options without an effect, by reason; `idle`: option -> reason."""
     by_reason: dict[str, list[str]] = {}
-    for given, reason in idle.items():
-        by_reason.setdefault(reason, []).append(given)
+    for name_written, reason in idle.items():
+        by_reason.setdefault(reason, []).append(name_written)
     return "no effect here: " + "; ".join(f"{', '.join(names)} ({why})" for why, names in by_reason.items())
 
 

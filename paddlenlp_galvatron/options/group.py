@@ -22,7 +22,7 @@ from .foreign import MODEL_FIELDS, SEVERAL, SWITCHES, Fate, idle_note, outcome_o
 UNSET = "None"  # a script's word for an option that it leaves unset
 BOOLEAN_WORDS = ("0", "1", "false", "true")
 PLACES = ("output", "output_dir", "output_config_path")  # options that -o sets
-MOST_OPTIONS = 500  # of a file
+MOST_OPTIONS = 500  # most options in a file
 MOST_NAMED = 10  # options in a line, which are refused for one reason
 
 
@@ -43,7 +43,7 @@ Sizes = Annotated[tuple[Size, ...], BeforeValidator(_split), Field(min_length=1)
 class Options(BaseModel):
     """Frozen; build one from loose values with `from_mapping`."""
 
-    panel: ClassVar[str] = "Options"  # of a command's help, in which they stand
+    panel: ClassVar[str] = "Options"  # panel of a command's help
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     @model_validator(mode="before")
@@ -81,12 +81,12 @@ def _fault(error: Any) -> str:
     return f"{name}: {plain_fault(error)} (it is {shortened(repr(error['input']))}){remedy}"
 
 
-def as_given(fault: str, words: Iterable[str], known: Container[str]) -> str:
+def as_given(fault: str, words: Iterable[str], options: Container[str]) -> str:
     """A fault that begins with an option's name, with that under which it stands in a command line."""
     for word in words:
-        given = word.partition("=")[0]
-        if given.startswith("--") and fault.startswith(f"{canonical_name(given, known)}: "):
-            return plain_name(given) + fault[fault.index(":") :]
+        typed = word.partition("=")[0]
+        if typed.startswith("--") and fault.startswith(f"{canonical_name(typed, options)}: "):
+            return plain_name(typed) + fault[fault.index(":") :]
     return fault
 
 
@@ -97,18 +97,18 @@ def is_boolean(field: FieldInfo) -> bool:
 
 def read_words(
     words: Sequence[str],
-    known: Mapping[str, bool],
+    booleans: Mapping[str, bool],
     say: Note = no_note,
     beside: Mapping[str, Fate] = {},
 ) -> tuple[list[tuple[str, Any]], list[str]]:
-    """Options of a command line as `canonical_pairs`, which says what `known`, `say` and `beside` are, and the other
+    """Options of a command line as `canonical_pairs`, which says what `booleans`, `say` and `beside` are, and the other
     words. Raises UserError with one line a fault."""
     options: list[tuple[str, str]] = []
     positional: list[str] = []
     missing: list[str] = []
     rest = deque(words)
     plain = {plain_name(word.partition("=")[0]) for word in rest if word.startswith("--")}
-    place = next((name for name in PLACES if name in known), "o")
+    output_name = next((name for name in PLACES if name in booleans), "o")
     while rest:
         word = rest.popleft()
         if word == "--":
@@ -117,16 +117,16 @@ def read_words(
         if not word.startswith("-") or word == "-":
             positional.append(word)
             continue
-        given, equals, behind = word.partition("=")
-        given = f"--{place}" if given == "-o" else given
-        name = canonical_name(given, known)
-        value = behind if equals else _take(rest, given, name, known.get(name))
+        typed, equals, behind = word.partition("=")
+        typed = f"--{output_name}" if typed == "-o" else typed
+        name = canonical_name(typed, booleans)
+        value = behind if equals else _take(rest, typed, name, booleans.get(name))
         if value is not None:
-            options.append((given, value))
-        elif name == plain_name(given) or name not in plain:  # else: `--device h100 --analytic`, which adds nothing
-            missing.append(f"{given}: a value is missing; give {given} VALUE")
+            options.append((typed, value))
+        elif name == plain_name(typed) or name not in plain:  # else: `--device h100 --analytic`, which adds nothing
+            missing.append(f"{typed}: a value is missing; give {typed} VALUE")
     try:
-        pairs = canonical_pairs(options, known, say, beside, "--")
+        pairs = canonical_pairs(options, booleans, say, beside, "--")
     except UserError as error:
         raise UserError([*missing, *error.faults]) from None
     if missing:
@@ -134,7 +134,7 @@ def read_words(
     return pairs, positional
 
 
-def _take(rest: deque[str], given: str, name: str, boolean: bool | None) -> str | None:
+def _take(rest: deque[str], typed: str, name: str, boolean: bool | None) -> str | None:
     """Takes the value of an option off the words behind it. `boolean`: None for an option that is not known."""
     weighted = name == "input_dir" and bool(rest) and rest[0].replace(".", "", 1).isdigit()  # 0.7 a 0.3 b, as Megatron
     if weighted or name in SEVERAL:
@@ -143,8 +143,8 @@ def _take(rest: deque[str], given: str, name: str, boolean: bool | None) -> str 
             several.append(rest.popleft())
         return " ".join(several)
     following = rest[0] if rest else "--"
-    switch = boolean or (boolean is None and name in SWITCHES) or "true" in VALUES.get(plain_name(given), {})
-    if switch and not any(map(_is_boolean_word, (following, canonical_value(given, following)))):
+    switch = boolean or (boolean is None and name in SWITCHES) or "true" in VALUES.get(plain_name(typed), {})
+    if switch and not any(map(_is_boolean_word, (following, canonical_value(typed, following)))):
         return "true"
     if following.startswith("--"):
         return None if boolean is False else ""
@@ -171,7 +171,7 @@ def read_options(path: Path) -> dict[str, Any]:
                     f"{path}: {name}.{key} is a section within a section, as Galvatron's newest scripts have them; "
                     "write options at the top, or in one level of sections"
                 )
-            if "${" in str(inner) and key != "on_event":  # whose shell puts values in
+            if "${" in str(inner) and key != "on_event":  # the event's shell expands ${…} itself
                 raise UserError(f"{path}: {key} refers to another value, {inner}; write the value itself")
             if key in result:
                 raise UserError(f"{path}: {key} stands there twice; keep one")
@@ -183,7 +183,7 @@ def read_options(path: Path) -> dict[str, Any]:
 
 def canonical_options(
     values: Mapping[str, Any],
-    known: Iterable[str],
+    options: Iterable[str],
     say: Note = no_note,
     beside: Mapping[str, Fate] = {},
 ) -> dict[str, Any]:
@@ -191,18 +191,20 @@ def canonical_options(
 
     Raises UserError: an option is unknown, or given by two names.
     """
-    pairs = canonical_pairs(values.items(), dict.fromkeys(known, False), say, beside)
+    pairs = canonical_pairs(values.items(), dict.fromkeys(options, False), say, beside)
     result = dict(pairs)
     if len(result) < len(pairs):
-        names = [(given, canonical_name(given, result)) for given in values]
-        twice = {name for name in result if [own for _, own in names].count(name) > 1}
-        raise UserError(f"{given}: given twice, also as {own}" for given, own in names if own in twice and own != given)
+        names = [(typed, canonical_name(typed, result)) for typed in values]
+        twice = {name for name in result if [ours for _, ours in names].count(name) > 1}
+        raise UserError(
+            f"{typed}: given twice, also as {ours}" for typed, ours in names if ours in twice and ours != typed
+        )
     return result
 
 
 def canonical_pairs(
-    given: Iterable[tuple[str, Any]],
-    known: Mapping[str, bool],
+    typed: Iterable[tuple[str, Any]],
+    booleans: Mapping[str, bool],
     say: Note = no_note,
     beside: Mapping[str, Fate] = {},
     dashes: str = "",
@@ -210,33 +212,33 @@ def canonical_pairs(
     """Pairs (canonical name, value) of options under any of their names, without those that are unset or have no
     effect.
 
-    `known`: every option of the command -> whether it is a boolean whose word is checked here. `beside`: options of
+    `booleans`: every option of the command -> whether it is a boolean whose word is checked here. `beside`: options of
     another command, which scripts give to all -> their outcome here. `dashes` stand in front of names in
     messages. `say` receives which options have no effect. Raises UserError with one line a reason.
     """
-    pairs = list(given)
+    pairs = list(typed)
     plain = {plain_name(name) for name, _ in pairs}
     result: list[tuple[str, Any]] = []
     refused: defaultdict[str, list[str]] = defaultdict(list)  # reason -> options
     idle: dict[str, str] = {}
     for word, value in pairs:
-        name = canonical_name(word, known)
-        value = canonical_value(word, value, known)
+        name = canonical_name(word, booleans)
+        value = canonical_value(word, value, booleans)
         if OVERRIDDEN.get(plain_name(word)) in plain:
             idle[word] = f"{dashes}{name} holds"
-        elif name in MODEL_FIELDS and "lr_scheduler_type" in known:  # training compares it with the model
+        elif name in MODEL_FIELDS and "lr_scheduler_type" in booleans:  # training compares it with the model
             result.append((name, value))
-        elif name not in known:
+        elif name not in booleans:
             outcome = outcome_of(name, value, beside)
             if outcome is None:
-                refused[f": {unknown(word, known, dashes)}"].append(word)
+                refused[f": {unknown(word, booleans, dashes)}"].append(word)
             elif outcome.fault:
                 refused[f" is not supported: {outcome.fault}"].append(f"{word}: {value}")
             elif outcome.idle:
                 idle[word] = outcome.idle
         elif value is None or value == UNSET:
             continue
-        elif known[name] and not _is_boolean_word(value):
+        elif booleans[name] and not _is_boolean_word(value):
             refused[f": {value!r} is no boolean; give 0, 1, true or false, or nothing for true"].append(word)
         else:
             result.append((name, value))
@@ -244,7 +246,7 @@ def canonical_pairs(
         raise UserError(_line(options, reason) for reason, options in refused.items())
     if idle:
         say(idle_note(idle))
-    if differing := other_defaults(plain, known):
+    if differing := other_defaults(plain, booleans):
         say(differing)
     return result
 

@@ -66,11 +66,11 @@ class ModelOptions(Options):
     def resolve(self, default_seq_length: int | None = None) -> Model:
         """The model; `default_seq_length` holds by default. Raises UserError: no such preset, a number
         is missing or contradicts another."""
-        given = {name: value for name in SHAPE_FIELDS if (value := self._effective(name)) is not None}
+        fields = {name: value for name in SHAPE_FIELDS if (value := self._effective(name)) is not None}
         listed = self._sizes_of_lists.get("num_layers")
-        if listed and given.get("num_layers", listed) != listed:
+        if listed and fields.get("num_layers", listed) != listed:
             raise UserError(f"layernum_list: {listed} layers, but num_layers is {self.num_layers}; make them agree")
-        shape = self._shape(given)
+        shape = self._shape(fields)
         lists = {name: value for name in LISTS if (value := getattr(self, name)) is not None}
         types = self.num_layertype or max(map(len, lists.values()), default=1)
         for name, entries in lists.items():
@@ -101,8 +101,8 @@ class ModelOptions(Options):
 
     def _effective(self, name: str) -> Any:
         """The value of an option that is not ignored, or None. set_model_config_manually covers every number."""
-        own = {"num_layers": self.set_layernum_manually, "seq_length": self.set_seqlen_manually}
-        holds = own.get(name, self.set_model_config_manually) is not False or self.set_model_config_manually
+        switches = {"num_layers": self.set_layernum_manually, "seq_length": self.set_seqlen_manually}
+        holds = switches.get(name, self.set_model_config_manually) is not False or self.set_model_config_manually
         return getattr(self, name) if holds else None
 
     @property
@@ -111,30 +111,30 @@ class ModelOptions(Options):
         width, layers = (self.hidden_size_list or (0,))[0], sum(self.layernum_list or ())
         return {name: size for name, size in (("hidden_size", width), ("num_layers", layers)) if size}
 
-    def _shape(self, given: dict[str, Any]) -> ModelShape:
+    def _shape(self, fields: dict[str, Any]) -> ModelShape:
         """The model as if all its layers were identical."""
-        if self.set_model_config_manually and not (given or self.hidden_size_list):
+        if self.set_model_config_manually and not (fields or self.hidden_size_list):
             raise UserError("set_model_config_manually: is 1, but no number is given; give --hidden_size and others")
         if self.set_layernum_manually and not (self.num_layers or self.layernum_list):
             raise UserError("set_layernum_manually: is 1, but num_layers is missing; give --num_layers")
         if self.model_size is None:
-            given = self._sizes_of_lists | given
-            if missing := [name for name in NUMBERS if name not in given]:
+            fields = self._sizes_of_lists | fields
+            if missing := [name for name in NUMBERS if name not in fields]:
                 raise UserError(
                     f"model_size: missing; name a preset such as {' or '.join(EXAMPLES)} (all: galvatron fit --list), "
                     f"a config.json, or give {', '.join(missing)}"
                 )
             positions = max(2048, self.seq_length or 0, *(self.seqlen_list or ()))
             config = {"model_type": "llama", "num_key_value_heads": None, "max_position_embeddings": positions}
-            return _named(shape_from_config(config | _config(given), "", source="the model's options"))
+            return _named(shape_from_config(config | _config(fields), "", source="the model's options"))
         base = load_model(self.model_size)
-        config = config_of(base) | _config(given)
-        if base.kv_heads == base.heads and "num_key_value_heads" not in given:
+        config = config_of(base) | _config(fields)
+        if base.kv_heads == base.heads and "num_key_value_heads" not in fields:
             config["num_key_value_heads"] = None
         if base.own_head_dim is None and "head_dim" not in base.traits.defaults:
             config.pop("head_dim", None)
         shape = shape_from_config(config, base.name, source="the model's options")
-        if given.get("num_nextn_predict_layers", shape.mtp_layers) != shape.mtp_layers:
+        if fields.get("num_nextn_predict_layers", shape.mtp_layers) != shape.mtp_layers:
             raise UserError(f"num_nextn_predict_layers: MTP of {base.name} is not planned; leave it out")
         if base.having(shape.main_layers, shape.mtp_layers) == shape:
             name = base.name + f"_layer{shape.main_layers}" * (shape.main_layers != base.main_layers)
@@ -192,9 +192,9 @@ class ModelOptions(Options):
         )
 
 
-def _config(given: dict[str, Any]) -> dict[str, Any]:
+def _config(fields: dict[str, Any]) -> dict[str, Any]:
     """Options as fields of config.json."""
-    return {SHAPE_FIELDS[name]: value for name, value in given.items()}
+    return {SHAPE_FIELDS[name]: value for name, value in fields.items()}
 
 
 def _long_enough(shape: ModelShape, seq_length: int) -> ModelShape:

@@ -13,7 +13,7 @@ from .group import Options
 
 Kind = Literal["pretrain", "sft", "lora", "dpo"]
 Packing = Literal["none", "in_order", "greedy", "best_fit"]
-RANK = 8  # of adapters, PaddleNLP's
+RANK = 8  # PaddleNLP's default rank of adapters
 
 
 def _by_name(value: object) -> object:

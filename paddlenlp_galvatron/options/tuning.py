@@ -45,15 +45,15 @@ class TuningOptions(Options):
     @model_validator(mode="after")
     def _agrees(self) -> Self:
         fields = TuningOptions.model_fields
-        own = [name for name in fields if getattr(self, name) != fields[name].default and name not in EITHER]
-        of_lora = [name for name in own if name.startswith(("lora_", "rslora"))]
-        if not self.tunes and own:
+        changed = [name for name in fields if getattr(self, name) != fields[name].default and name not in EITHER]
+        of_lora = [name for name in changed if name.startswith(("lora_", "rslora"))]
+        if not self.tunes and changed:
             of_pairs = self.model_fields_set & {*PAIRS, *PreferenceOptions.model_fields}
             task = "dpo" if of_pairs else "lora" if of_lora else "sft"
-            raise ValueError(f"{', '.join(own)}: of fine-tuning, but the task is pretrain; add --task {task}")
+            raise ValueError(f"{', '.join(changed)}: of fine-tuning, but the task is pretrain; add --task {task}")
         if self.tunes and not self.adapts and of_lora:
             raise ValueError(f"{', '.join(of_lora)}: of LoRA's adapters, but the task is {self.task}; give --lora 1")
-        pairs = [name for name in own if name in PAIRS]
+        pairs = [name for name in changed if name in PAIRS]
         if self.tunes and self.kind != "dpo" and pairs:
             raise ValueError(f"{', '.join(pairs)}: of DPO, but the task is {self.kind}; give --task dpo")
         if self.tunes and self.dataset_name_or_path is None and self.train_dataset_path is None:

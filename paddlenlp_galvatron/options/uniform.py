@@ -64,19 +64,19 @@ class UniformOptions(Options):
 
     def plan(self, shape: ModelShape, world_size: int, assumed: Assumptions) -> Plan:
         """The plan that the options stand for, for a model of this shape. Raises UserError."""
-        given = {name: value for name, value in self.model_dump(exclude_none=True).items() if value != -1}
-        if "global_train_batch_size" not in given:
+        options = {name: value for name, value in self.model_dump(exclude_none=True).items() if value != -1}
+        if "global_train_batch_size" not in options:
             raise UserError("global_train_batch_size: missing; say how many samples an optimizer step takes")
         layers, dense = shape.layers, shape.dense_layers
-        if size := given.pop("num_layers_per_virtual_pipeline_stage", None):
-            stages = given.get("pp_deg", 1)
+        if size := options.pop("num_layers_per_virtual_pipeline_stage", None):
+            stages = options.get("pp_deg", 1)
             chunks, rest = divmod(layers, stages * size)
-            if rest or given.setdefault("virtual_pp_deg", chunks) != chunks:
+            if rest or options.setdefault("virtual_pp_deg", chunks) != chunks:
                 raise UserError(
                     f"num_layers_per_virtual_pipeline_stage: chunks of {size} do not make up the {layers} layers in "
-                    f"{stages} stages of {given.get('virtual_pp_deg', 'equally many')} chunks; change one of them"
+                    f"{stages} stages of {options.get('virtual_pp_deg', 'equally many')} chunks; change one of them"
                 )
-        return uniform_plan(layers=layers, dense_layers=dense, world_size=world_size, assumed=assumed, **given)
+        return uniform_plan(layers=layers, dense_layers=dense, world_size=world_size, assumed=assumed, **options)
 
 
 class DegreeOptions(Options):
@@ -149,14 +149,14 @@ class DegreeOptions(Options):
         named |= self._sharded(dp)
         if self.per_device_train_batch_size:
             named |= self._batch(uniform, dp)
-        own = uniform.model_dump(exclude_none=True)
+        degrees = uniform.model_dump(exclude_none=True)
         if faults := [
-            f"{name}: is {own[name]}, but PaddleNLP's options say {value}; give one of both"
+            f"{name}: is {degrees[name]}, but PaddleNLP's options say {value}; give one of both"
             for name, value in named.items()
-            if own.get(name, value) != value
+            if degrees.get(name, value) != value
         ]:
             raise UserError(faults)
-        return UniformOptions.from_values(own | named)
+        return UniformOptions.from_values(degrees | named)
 
     def _batch(self, uniform: UniformOptions, dp: int) -> dict[str, int]:
         """The global batch by the micro-batches, or, as Megatron-LM has it, these by the global batch."""
@@ -192,4 +192,4 @@ class DegreeOptions(Options):
             return {}
         part = {"global_sharding_deg": sharing} if sharing < dp else {}
         stage = {"sdp": True} if self.sharding == "stage3" else {"default_dp_type": "zero2"}
-        return stage | part  # with whole gradients it is ZeRO-1
+        return stage | part  # whole gradients make it ZeRO-1

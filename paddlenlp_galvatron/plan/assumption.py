@@ -12,7 +12,7 @@ class Assumption(NamedTuple):
     value: float | str
     unit: str  # "": of a choice, or a count
     origin: str  # measured, calibrated, data sheet, default, option
-    option: str  # which changes it
+    option: str  # the option that changes it
 
     def __str__(self) -> str:
         text = self.value if isinstance(self.value, str) else f"{self.value:.4g} {self.unit}".strip()

@@ -14,7 +14,7 @@ from .strategy import DataParallel, Plan, Precision, Strategy, all_sharing, runs
 
 T = TypeVar("T")
 
-BESIDE_EXPERTS = (Recompute.NONE, Recompute.ATTENTION, Recompute.FULL, *MODULES)  # in layers that have experts
+BESIDE_EXPERTS = (Recompute.NONE, Recompute.ATTENTION, Recompute.FULL, *MODULES)  # choices of layers with experts
 
 
 def require_valid(plan: Plan, model: ModelShape | None = None) -> None:
@@ -32,9 +32,9 @@ def searched_options(plan: Plan) -> dict[str, Any]:
 
 def adapters_of(plan: Plan) -> int | None:
     """Rank of the adapters that the plan was searched for; 0: it does not say; None: for all weights."""
-    given = searched_options(plan)
-    rank = given.get("lora_rank")
-    if given.get("task") == "lora" or (given.get("task") == "dpo" and rank):
+    options = searched_options(plan)
+    rank = options.get("lora_rank")
+    if options.get("task") == "lora" or (options.get("task") == "dpo" and rank):
         return rank if type(rank) is int else 0
     return None
 
@@ -107,11 +107,11 @@ def _grid_faults(plan: Plan) -> Iterator[str]:
         )
         return
     pipeline = plan.pipeline
-    for place, count in enumerate(plan.stages):
+    for number, count in enumerate(plan.stages):
         if count < 1:
-            chunk = f"chunk {place // pipeline} of stage" if plan.chunks > 1 else "stage"
+            chunk = f"chunk {number // pipeline} of stage" if plan.chunks > 1 else "stage"
             yield (
-                f"pp_division: {chunk} {place % pipeline} has {count} layers; "
+                f"pp_division: {chunk} {number % pipeline} has {count} layers; "
                 f"give every {'chunk' if plan.chunks > 1 else 'stage'} at least one"
             )
     if plan.chunks > 1 and plan.schedule.of_chunks is None:
@@ -206,8 +206,8 @@ def _sharding_faults(plan: Plan) -> Iterator[str]:
         for layers, layer in _named_runs(plan.layers)
     ]
     parts += [
-        ("sharding_sizes_of_ep_enc", f"experts of {layers}", all_sharing(size, some.ranks), some.sharding, some.dp_type)
-        for layers, some in _named_runs([layer.experts for layer in plan.layers])
+        ("sharding_sizes_of_ep_enc", f"experts of {layers}", all_sharing(size, half.ranks), half.sharding, half.dp_type)
+        for layers, half in _named_runs([layer.experts for layer in plan.layers])
     ]
     vocab = plan.vocab
     parts.append(("vsharding", "the vocabulary layers", all_sharing(size, vocab.tp), vocab.sharding, vocab.dp_type))
@@ -237,7 +237,7 @@ def _sequence_faults(plan: Plan) -> Iterator[str]:
                 )
     cuts = token_axes(plan.assumed.sequence_parallel)
     for fields, who, part in _parts(plan):
-        held = plan.micro_batch * tokens * part.degree // plan.stage_size  # by the ranks along the last axis together
+        held = plan.micro_batch * tokens * part.degree // plan.stage_size  # held by all ranks of the last axis together
         if part.axes[-1][0] in cuts and held % part.degree:
             yield (
                 f"{fields.format(Axis.TENSOR)}: {who}: {held} tokens of a micro-batch do not split over degree "
@@ -291,11 +291,11 @@ OF_EXPERTS = (  # fields, and their values where a layer has no experts
 
 
 def _faults_of_experts(plan: Plan, model: ModelShape, kinds: Sequence[ModelShape]) -> Iterator[str]:
-    given = [(layer.experts.ranks > 1, layer.experts_dp_type, layer.experts_sharding) for layer in plan.layers]
-    for layers, (values, kind) in _runs_of(given, kinds):
-        found = next((place for place, value in enumerate(values) if value), None)
-        if not kind.experts and found is not None:
-            name, plain = OF_EXPERTS[found]
+    layouts = [(layer.experts.ranks > 1, layer.experts_dp_type, layer.experts_sharding) for layer in plan.layers]
+    for layers, (values, kind) in _runs_of(layouts, kinds):
+        entry = next((number for number, value in enumerate(values) if value), None)
+        if not kind.experts and entry is not None:
+            name, plain = OF_EXPERTS[entry]
             remedy = f" there; give {plain}" if model.experts else "; leave the field out"
             yield f"{name}: {layers}: {model.name} has no experts{remedy}"
     if not model.experts:
@@ -343,12 +343,12 @@ def _named_runs(values: Sequence[T]) -> Iterator[tuple[str, T]]:
         yield (f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]}-{layers[-1]}"), value
 
 
-def with_assumptions(plan: Plan, **given: Any) -> Plan:
+def with_assumptions(plan: Plan, **assumptions: Any) -> Plan:
     """The plan with these assumptions where its file names none; None stands for a flag that was not given.
 
     Raises UserError for a flag that contradicts the file. Whether the plan is valid with them is yet to be checked.
     """
-    flags = {name: value for name, value in given.items() if value is not None}
+    flags = {name: value for name, value in assumptions.items() if value is not None}
     faults = [
         f"{name}: the plan was searched for {getattr(plan.assumed, name)} but {value} is given; "
         "leave the flag out or search a plan for it"

@@ -82,7 +82,7 @@ BLOCK = EVERYWHERE - EMBEDDING - HEAD
 OF_MLP = frozenset([CommPoint.INTO_MLP, CommPoint.OUT_OF_MLP])
 OF_EXPERTS = frozenset([CommPoint.INTO_EXPERTS, CommPoint.OUT_OF_EXPERTS])
 OF_LATENTS = frozenset([CommPoint.LATENT_QUERY, CommPoint.LATENT, CommPoint.LATENT_KEY])
-CORE = frozenset([CommPoint.ALL_KEYS, CommPoint.ALL_VALUES])  # where a rank has its own heads alone
+CORE = frozenset([CommPoint.ALL_KEYS, CommPoint.ALL_VALUES])  # each rank computes its own heads alone here
 
 
 def block_points(model: ModelShape) -> frozenset[CommPoint]:
@@ -135,7 +135,7 @@ class Op(Enum):
 
 
 _INTO = (CommPoint.INTO_ATTENTION, CommPoint.LATENT_QUERY, CommPoint.LATENT, CommPoint.INTO_MLP, CommPoint.INTO_HEAD)
-GATHERS = frozenset(_INTO)  # where Megatron-SP gathers tokens for products
+GATHERS = frozenset(_INTO)  # Megatron-SP gathers tokens for products here
 _KEY = CommPoint.LATENT_KEY  # read by no product
 _OUT_OF = (CommPoint.OUT_OF_ATTENTION, CommPoint.OUT_OF_MLP, CommPoint.OUT_OF_EMBEDDING)
 _LOSS = {CommPoint.LOSS: Op.LOSS}
@@ -154,7 +154,7 @@ class CommOp(NamedTuple):
 
     point: CommPoint
     op: Op
-    axis: Axis  # over which it goes
+    axis: Axis  # axis of the collective
     apart: tuple[Axis, ...]  # axes whose ranks have different tokens, or heads of them, in their messages
 
 

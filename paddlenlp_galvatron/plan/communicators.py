@@ -54,7 +54,7 @@ def stage_groups(plan: Plan, shape: ModelShape, seq_length: int, adapts: bool = 
             groups.append(mesh.groups(*SAMPLE_AXES))
         if strategy.tp > shape.kv_heads:
             groups.append(mesh.sharing(strategy.tp // shape.kv_heads).groups(Axis.COPIES))
-        local |= {(tuple(ranks), "") for some in groups for ranks in some.tolist()}
+        local |= {(tuple(ranks), "") for group in groups for ranks in group.tolist()}
     wanted: set[Group] = set()
     for stage in range(plan.pipeline):
         boundaries = {
@@ -62,8 +62,8 @@ def stage_groups(plan: Plan, shape: ModelShape, seq_length: int, adapts: bool = 
         }
         exchanges = {
             (ranks, REDISTRIBUTE)
-            for before, after in boundaries
-            for ranks in redistribution_groups(before, after, tokens, plan.micro_batch)
+            for source, target in boundaries
+            for ranks in redistribution_groups(source, target, tokens, plan.micro_batch)
         }
         wanted |= {(tuple(stage * size + r for r in ranks), use) for ranks, use in local | exchanges}
         if stage:

@@ -176,10 +176,10 @@ def is_strategy(data: Fields) -> bool:
 def _summary(data: Fields) -> str:
     """The error for optimal_solution.json of Galvatron's port, which lacks the number of layers: names the command that
     has it."""
-    found = re.fullmatch(r"pp(\d+)_tp(\d+)_dp(\d+)_stage([0-3])_recompute([01])", str(data.get("strategy"))[:80])
-    if not found:
+    match = re.fullmatch(r"pp(\d+)_tp(\d+)_dp(\d+)_stage([0-3])_recompute([01])", str(data.get("strategy"))[:80])
+    if not match:
         return ""
-    pp, tp, dp, stage, recompute = map(int, found.groups())
+    pp, tp, dp, stage, recompute = map(int, match.groups())
     return (
         "has one strategy for all layers, but not their number; for your MODEL write: galvatron plan uniform MODEL "
         f"--world_size {pp * tp * dp} --pp_deg {pp} --global_tp_deg {tp} --sharding_stage_level {stage} "

@@ -26,7 +26,7 @@ STOCK = "stock PaddleNLP"
 GRANULARITY = {Recompute.FULL: "full", Recompute.ATTENTION: "core_attn"}
 FLEET, FORMERS = "PaddleFleet", "PaddleFormers"
 PROGRAMS = {"paddlenlp": STOCK, "paddlefleet": FLEET, "paddleformers": FORMERS}  # by names of --trainer
-PIN = "release/0.4"  # of PaddleFleet
+PIN = "release/0.4"  # PaddleFleet's release
 Argument = Any  # of a file: a word, a number, a list or an object
 
 
@@ -293,31 +293,31 @@ def sharding_stage(plan: Plan, layer: LayerStrategy | None = None) -> int:
 
 def gaps(plan: Plan, program: str, model: ModelShape | None = None) -> list[str]:
     """A line for each field of a plan that `program` cannot express, for this model where it is given."""
-    own = _stock_gaps(plan, model) if program == STOCK else _fleet_gaps(plan, model, program)
-    found = [*_uneven(plan, program), *_unlike(plan, program), *own]
+    of_program = _stock_gaps(plan, model) if program == STOCK else _fleet_gaps(plan, model, program)
+    missing = [*_uneven(plan, program), *_unlike(plan, program), *of_program]
     tp = plan.layers[0].tp
     experts = any(layer.experts.ranks > 1 or layer.experts_dp_type or layer.experts_sharding for layer in plan.layers)
     if experts and program != FLEET:
-        found.append(f"ep_sizes_enc: experts are not written for {program}")
+        missing.append(f"ep_sizes_enc: experts are not written for {program}")
     if model and (lacking := untaught(model.kinds)):
-        found.append(f"model: {lacking} are not written for {program}")
+        missing.append(f"model: {lacking} are not written for {program}")
     if plan.vocab.pieces > 1:
-        found.append(f"loss_pieces: {program} computes the logits of all tokens at once, which takes more memory")
+        missing.append(f"loss_pieces: {program} computes the logits of all tokens at once, which takes more memory")
     if any(layer.offload for layer in plan.layers) and not (
         program == FLEET and offload_settings(plan, stage_settings(plan) or {})
     ):
         can = "all of the input of layers that recompute all" if program == FLEET else "no activations"
-        found.append(f"offload_enc: {program} keeps {can} in the host's memory")
+        missing.append(f"offload_enc: {program} keeps {can} in the host's memory")
     if (
         model
         and model.mtp_layers
         and (program != FLEET or any(each.recompute is Recompute.FULL for each in plan.layers))
     ):
         where = " with layers that recompute as a whole" * (program == FLEET)
-        found.append(f"{MTP}: MTP{where} is not written for {program}; plan with --{MTP} 0")
+        missing.append(f"{MTP}: MTP{where} is not written for {program}; plan with --{MTP} 0")
     if model and model.vocab_size % tp:
-        found.append(f"vtp: {program} does not split a vocabulary of {model.vocab_size} over {tp} ranks nor pad it")
-    return found
+        missing.append(f"vtp: {program} does not split a vocabulary of {model.vocab_size} over {tp} ranks nor pad it")
+    return missing
 
 
 def untaught(kinds: Sequence[ModelShape]) -> str:
@@ -327,10 +327,10 @@ def untaught(kinds: Sequence[ModelShape]) -> str:
 
 def _require_expressible(plan: Plan, program: str, model: ModelShape | None) -> None:
     """Raise UserError with the gaps, and the way out."""
-    if found := gaps(plan, program, model):
+    if missing := gaps(plan, program, model):
         name = program.removeprefix("stock ").lower()
         raise UserError(
-            f"{gap}; run it with galvatron train, or find another: galvatron search --trainer {name}" for gap in found
+            f"{gap}; run it with galvatron train, or find another: galvatron search --trainer {name}" for gap in missing
         )
 
 

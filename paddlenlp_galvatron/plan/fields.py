@@ -84,7 +84,7 @@ def parse(kind: type[File], data: dict[str, Any]) -> File:
         for item in error.errors():
             name, entry, what = _fault(kind, item)
             faults.setdefault((name, what), []).extend(() if entry is None else (entry,))
-        raise UserError(f"{name}: {_entries(name, found)}{what}" for (name, what), found in faults.items()) from None
+        raise UserError(f"{name}: {_entries(name, at)}{what}" for (name, what), at in faults.items()) from None
 
 
 def _fault(kind: type[BaseModel], error: Any) -> tuple[str, int | None, str]:
@@ -96,16 +96,16 @@ def _fault(kind: type[BaseModel], error: Any) -> tuple[str, int | None, str]:
     if error["type"] == "extra_forbidden":
         close = difflib.get_close_matches(str(last), _siblings(kind, parents), n=1)
         return name, None, f"unknown field; {f'did you mean {close[0]}?' if close else 'remove it'}"
-    given = "" if error["type"] == "value_error" else f"; it is {shown(error['input'])}"
-    what = f"{plain_fault(error)}{given}"
+    shown_input = "" if error["type"] == "value_error" else f"; it is {shown(error['input'])}"
+    what = f"{plain_fault(error)}{shown_input}"
     return (".".join(map(str, parents)), last, what) if isinstance(last, int) else (name, None, what)
 
 
-def _entries(name: str, found: list[int]) -> str:
-    if not found:
+def _entries(name: str, at: list[int]) -> str:
+    if not at:
         return ""
-    one = "stage" if name in ("pp_division", "galvatron.predicted.stages") else "layer"
-    return f"{one} {found[0]}: " if len(found) == 1 else f"{one}s {found[0]} to {found[-1]}, {len(found)} of them: "
+    unit = "stage" if name in ("pp_division", "galvatron.predicted.stages") else "layer"
+    return f"{unit} {at[0]}: " if len(at) == 1 else f"{unit}s {at[0]} to {at[-1]}, {len(at)} of them: "
 
 
 def _siblings(kind: type[BaseModel], parents: list[Any]) -> list[str]:

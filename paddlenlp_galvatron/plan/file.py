@@ -368,10 +368,10 @@ def _to_plan(fields: StrategyFile, given_world: int | None, smallest_world: bool
     default, count = DataParallel(fields.default_dp_type), sum(fields.pp_division)
 
     def strategy(names: Iterable[str], values: Iterable[Any]) -> dict[str, Any]:
-        own = dict(zip(names, values, strict=True))
-        flags = {name: bool(own[name]) for name in ("ulysses", "consecutive") if name in own}
+        entry = dict(zip(names, values, strict=True))
+        flags = {name: bool(entry[name]) for name in ("ulysses", "consecutive") if name in entry}
         types = ("dp_type", "experts_dp_type")
-        return own | flags | {name: DataParallel.ZERO3 if own[name] else default for name in types if name in own}
+        return entry | flags | {name: DataParallel.ZERO3 if entry[name] else default for name in types if name in entry}
 
     columns = {field: getattr(fields, field) or [1] * count for field in OF_LAYERS}  # degrees may be left out
     columns |= {field: getattr(fields, field) or [None] * count for field in SIZES}
@@ -414,14 +414,14 @@ def _offloads(extra: GalvatronObject) -> bool | None:
     return extra.assumed.offload_optimizer or bool(asked) or None
 
 
-def _world_size(fields: StrategyFile, given: int | None, fitting: set[int] | None) -> int:
+def _world_size(fields: StrategyFile, started: int | None, fitting: set[int] | None) -> int:
     """The file's number of ranks or the given one; without both, the smallest number in `fitting`."""
-    if given is not None and fields.world_size not in (None, given):
+    if started is not None and fields.world_size not in (None, started):
         raise UserError(
-            f"world_size: the plan is for {fields.world_size} ranks but {given} are started; "
-            f"start {fields.world_size} ranks or search a plan for {given}"
+            f"world_size: the plan is for {fields.world_size} ranks but {started} are started; "
+            f"start {fields.world_size} ranks or search a plan for {started}"
         )
-    if world_size := fields.world_size or given:
+    if world_size := fields.world_size or started:
         return world_size
     if fitting is None:
         raise UserError("world_size: missing; add it to the file")

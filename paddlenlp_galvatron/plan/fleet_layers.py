@@ -33,7 +33,7 @@ class Slots(NamedTuple):
     head: int = 0  # empty layers in front
     tail: int = 0  # empty layers behind
     stages: int = 1
-    chunks: int = 1  # of a stage
+    chunks: int = 1  # chunks of a stage
 
     @staticmethod
     def of(settings: Mapping[str, Any]) -> Slots:
@@ -59,8 +59,8 @@ class Slots(NamedTuple):
     def ids_of(self, numbers: Iterable[int]) -> Ids:
         """Ids of physical numbers. MTP layer i has the physical number i, too, as a layer has."""
         numbers = frozenset(numbers)
-        own = {number - self.head for number in numbers if self.head <= number < self.head + self.layers}
-        return frozenset(own | {self.layers + number for number in numbers if 0 <= number < self.mtp})
+        decoders = {number - self.head for number in numbers if self.head <= number < self.head + self.layers}
+        return frozenset(decoders | {self.layers + number for number in numbers if 0 <= number < self.mtp})
 
     def first(self, count: int, method: str | None, field: str) -> Ids:
         """Layers that a count selects: the first of each part by block, of each stage by first_n."""
@@ -188,7 +188,7 @@ def division(settings: Mapping[str, Any]) -> list[str]:
     items = "E" + "e" * slots.head + "t" * slots.layers + "N" + mtp + "e" * slots.tail + "L"
     tail = slots.tail
     if settings.get("stage") == "ernie_pretrain":
-        tail = max(tail, slots.mtp)  # of which MTP layers take their places
+        tail = max(tail, slots.mtp)  # MTP layers count among the tail's slots
         embedding = "M" * bool(mtp and slots.stages > 1 and settings.get("enable_mtp_magic_send"))
         items = "E" + "t" * slots.layers + embedding + mtp + "e" * (tail - slots.mtp) + "NL"
         if slots.layers % slots.stages:

@@ -44,7 +44,7 @@ def recompute_settings(plan: Plan, stages: Mapping[str, Any]) -> Settings | None
         if not ids.keys() <= {Recompute.NONE, *MODULES}:
             return None
         lists = {name: ids[kind] for kind, name in MODULES.items() if kind in ids}
-        modules = {name: ALL if len(own) == len(layers) else own for name, own in lists.items()}
+        modules = {name: ALL if len(layer_ids) == len(layers) else layer_ids for name, layer_ids in lists.items()}
         return {"recompute_granularity": "selective", "recompute_modules": modules} if modules else {}
     if not ids.keys() <= {Recompute.NONE, Recompute.FULL}:
         return None

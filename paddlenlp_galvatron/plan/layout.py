@@ -56,23 +56,23 @@ class TokenLayout:
     def intervals(self, tokens: int, samples: int | None = None) -> Intervals:
         """Intervals of the micro-batch's `tokens` that each local rank holds. The tokens are `samples` of one length;
         mirrored (zigzag) chunks need the number of samples, and may be empty."""
-        place = next((place for place, cut in enumerate(self.cuts) if cut.mirrored), None)
-        part, parts = self._parts(self.cuts[:place])
-        if place is None:
+        mirrored = next((mirrored for mirrored, cut in enumerate(self.cuts) if cut.mirrored), None)
+        part, parts = self._parts(self.cuts[:mirrored])
+        if mirrored is None:
             whole: Intervals = np.stack([part, part + 1], axis=1) * tokens // parts
             return whole[:, None]
         assert samples is not None, "a mirrored cut is of samples"
-        degree, stride, _ = self.cuts[place]
+        degree, stride, _ = self.cuts[mirrored]
         length, each = tokens // samples, samples // parts
         size = length // (2 * degree)
         chunks = np.array([own_chunks(index, degree, length) for index in range(degree)])
-        own = chunks[np.arange(self.size) // stride % degree, :, 0]  # [ranks, 2]
+        pairs = chunks[np.arange(self.size) // stride % degree, :, 0]  # [ranks, 2]
         # A finer cut leaves some of a rank's chunks, which are laid one after the other for it.
-        finer, shares = self._parts(self.cuts[place + 1 :])
+        finer, shares = self._parts(self.cuts[mirrored + 1 :])
         kept = np.stack([finer, finer + 1], axis=1) * (2 * each * size) // shares
         count = min(-(-2 * each // shares) + 1, 2 * each)
         numbers = np.minimum(kept[:, :1] // max(size, 1), 2 * each - count) + np.arange(count)  # [ranks, count]
-        starts = (part[:, None] * each + numbers // 2) * length + np.take_along_axis(own, numbers % 2, 1)
+        starts = (part[:, None] * each + numbers // 2) * length + np.take_along_axis(pairs, numbers % 2, 1)
         edges: Intervals = starts[..., None] + np.clip(kept[:, None] - size * numbers[..., None], 0, size)
         return edges
 
@@ -125,7 +125,7 @@ def moves(source: Intervals, target: Intervals) -> list[Move]:
     for rank, held in enumerate(source.tolist()):
         for start, stop in held:
             holders.setdefault((start, stop), []).append(rank)
-    parts = sorted((start, stop) for start, stop in holders if start < stop)  # of the tokens, side by side
+    parts = sorted((start, stop) for start, stop in holders if start < stop)  # parts of the tokens, side by side
     starts = [start for start, _ in parts]
     result: list[Move] = []
     for rank, wanted in enumerate(target.tolist()):

@@ -41,7 +41,7 @@ class Axis(StrEnum):
 
 
 STAGE = (Axis.DATA, Axis.CONTEXT, Axis.ULYSSES, Axis.TENSOR)  # axes within a stage, the coarsest cut of tokens first
-SHARDING = tuple(axis for axis in STAGE if axis is not Axis.TENSOR)  # of which these do not split weights
+SHARDING = tuple(axis for axis in STAGE if axis is not Axis.TENSOR)  # axes that do not split weights
 EXCHANGE = (Axis.EXPERT, Axis.EXPERT_TENSOR)  # tokens are dispatched among the ranks that together hold all experts
 SAMPLE_AXES = tuple(axis for axis in STAGE if axis is not Axis.DATA)  # their ranks together hold whole samples
 OF_A_SAMPLE = tuple(axis for axis in SHARDING if axis is not Axis.DATA)  # share out its tokens, under whole weights
@@ -51,7 +51,7 @@ OF_A_SAMPLE = tuple(axis for axis in SHARDING if axis is not Axis.DATA)  # share
 class Mesh:
     """The axes longer than 1 by which the local ranks of a stage are numbered, the last one over neighbours."""
 
-    axes: tuple[tuple[Axis, int], ...] = ()  # with their degrees
+    axes: tuple[tuple[Axis, int], ...] = ()  # axes with their degrees
 
     @staticmethod
     @lru_cache(maxsize=10_000)

@@ -146,9 +146,9 @@ def _passes(stages: int, micro_batches: int, chunks: int) -> tuple[Integers, Int
 
     def passes(kind: int, turns: range) -> Integers:
         every = []
-        for some in groups:
-            rows = np.empty((len(some), chunks, some.shape[1], 3), dtype=np.int64)
-            rows[..., 0], rows[..., 1], rows[..., 2] = kind, np.array(turns)[:, None], some[:, None]
+        for group in groups:
+            rows = np.empty((len(group), chunks, group.shape[1], 3), dtype=np.int64)
+            rows[..., 0], rows[..., 1], rows[..., 2] = kind, np.array(turns)[:, None], group[:, None]
             every.append(rows.reshape(-1, 3))
         return np.concatenate(every)
 
@@ -158,7 +158,7 @@ def _passes(stages: int, micro_batches: int, chunks: int) -> tuple[Integers, Int
 class Schedule(StrEnum):
     """A schedule, by its name in files and options (Galvatron's)."""
 
-    label: str  # for people
+    label: str  # text for people
     of_one_chunk: Runs
     of_chunks: ChunkedRuns | None  # of several chunks a stage; None: it has no such order
 
@@ -239,7 +239,7 @@ def arrivals(order_of: Callable[[int], Iterable[Pass]], stage: int, stages: int,
     exchange activations one way and gradients the other, and the sender of one has received some of the others before.
     `order_of`: the passes of a stage."""
     last = stages * chunks - 1
-    known: dict[Done, int] = {}
+    received_by: dict[Done, int] = {}
     for neighbour in {(stage - 1) % stages, (stage + 1) % stages} - {stage}:
         received = dict.fromkeys(KINDS, 0)
         for work in order_of(neighbour):
@@ -247,9 +247,9 @@ def arrivals(order_of: Callable[[int], Iterable[Pass]], stage: int, stages: int,
             source = input_of(at, work, last)
             if source and source[0] % stages == stage:
                 received[work.kind] += 1
-            known[at, work.kind, work.micro_batch] = received[KINDS[work.kind is PassKind.FORWARD]]
+            received_by[at, work.kind, work.micro_batch] = received[KINDS[work.kind is PassKind.FORWARD]]
     sources = (input_of(work.chunk * stages + stage, work, last) for work in order_of(stage))
-    return [known.get(source, 0) if source else 0 for source in sources]
+    return [received_by.get(source, 0) if source else 0 for source in sources]
 
 
 def without_repeats(runs: Iterable[Run], chunks: int) -> Iterator[Pass]:
@@ -278,13 +278,13 @@ def held_at_peaks(passes: Integers, runs: Integers, chunks: int) -> list[tuple[t
         if times[run] > 1:  # the first and the last: in between, their number lies between
             walk += [between[run : run + 1], steps[start:stop]]
     walked = np.concatenate(walk)
-    moments = walked[:, 1] == 1  # behind a forward
+    moments = walked[:, 1] == 1  # moments after a forward
     stage, held = walked[moments, 0], np.cumsum(walked[:, 2:], axis=0)[moments]
     end, way = stage[1:] != stage[:-1], held[1:] - held[:-1]
     peaks = np.ones(len(held), dtype=bool)
     peaks[1:-1] = (way[1:] != way[:-1]).any(axis=1) | end[1:] | end[:-1]  # any other lies between its neighbours
     stage, held = stage[peaks], held[peaks]
-    return [_largest(some) for some in np.split(held, np.flatnonzero(np.diff(stage)) + 1)]
+    return [_largest(stage_held) for stage_held in np.split(held, np.flatnonzero(np.diff(stage)) + 1)]
 
 
 def _largest(held: Integers) -> tuple[tuple[int, ...], ...]:

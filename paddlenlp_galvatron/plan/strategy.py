@@ -121,7 +121,7 @@ class VocabStrategy(Degrees):
     """Strategy of the vocabulary layers: the embedding on the first stage, the LM head on the last."""
 
     dp_type: DataParallel = DataParallel.DDP
-    sharding: int | None = None  # as a layer has it
+    sharding: int | None = None  # a layer's sharding
     pieces: int = field(default=1, kw_only=True)  # of a rank's tokens, one after the other, in LM head and loss
 
     def piece_sizes(self, tokens: int) -> list[int]:
@@ -152,7 +152,7 @@ class Assumptions:
     # None: as training has it by default, on for all runs on GPUs.
     fused_rope: bool | None = None
     fused_rms_norm: bool | None = None
-    fused_cross_entropy: bool | None = None  # over a split vocabulary
+    fused_cross_entropy: bool | None = None  # loss over a split vocabulary
     # None: off.
     offload_optimizer: bool | None = None  # its states are in the host's memory, and updated part by part
 
@@ -172,8 +172,8 @@ class Assumptions:
 
     def completed(self, other: Assumptions) -> Assumptions:
         """These assumptions, with the other's where these are unset."""
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(other, **{name: value for name, value in given.items() if value is not None})
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(other, **{name: value for name, value in values.items() if value is not None})
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,14 +182,14 @@ class Plan:
 
     world_size: int  # ranks
     global_batch: int  # samples per optimizer step, over all ranks
-    micro_batches: int  # of a step, of equal size
+    micro_batches: int  # equal micro-batches of a step
     stages: tuple[int, ...]  # layers of each pipeline stage; with several chunks, of each chunk, in the model's order
     layers: tuple[LayerStrategy, ...]  # one for each, in the model's order
-    vocab: VocabStrategy = VocabStrategy()  # of embedding and LM head
+    vocab: VocabStrategy = VocabStrategy()  # strategy of embedding and LM head
     schedule: Schedule = Schedule.ONE_F_ONE_B  # 1F1B or GPipe
     chunks: int = 1  # of layers that a stage has: first the first one of every stage, then the second of every stage, …
-    default_dp_type: DataParallel = DataParallel.DDP  # of the file, for layers without zero3
-    assumed: Assumptions = Assumptions()  # of its prices
+    default_dp_type: DataParallel = DataParallel.DDP  # the file's choice for layers without zero3
+    assumed: Assumptions = Assumptions()  # assumptions of its prices
     stated: frozenset[str] = field(default=frozenset(), compare=False)  # assumptions that the plan's file names itself
     note: str = field(default="", compare=False)  # assumptions that its reader made, in a sentence
     metadata: dict[str, Any] = field(default_factory=dict, compare=False)  # rest of the file's "galvatron" object
@@ -221,9 +221,9 @@ class Plan:
 
     def chunk_layers(self, stage: int, chunk: int) -> range:
         """Indices of the layers of a chunk of a stage."""
-        place = chunk * self.pipeline + stage
-        start = sum(self.stages[:place])
-        return range(start, start + self.stages[place])
+        number = chunk * self.pipeline + stage
+        start = sum(self.stages[:number])
+        return range(start, start + self.stages[number])
 
     def layer_spans(self, stage: int) -> str:
         """The layers of a stage in words: `0-3`, or `0-3, 8-11` of two chunks."""
@@ -279,8 +279,8 @@ def padded_rows(rows: float, experts: int) -> float:
 class Load(NamedTuple):
     """The load of experts that prices assume: rows of the rank that gets most over the mean, by names of options."""
 
-    moe_imbalance: float  # in times and the estimate of memory
-    moe_imbalance_bound: float  # in the bound of memory
+    moe_imbalance: float  # used in times and the memory estimate
+    moe_imbalance_bound: float  # used in the memory bound
 
     def __str__(self) -> str:
         usual, most = self
@@ -298,8 +298,8 @@ class Predicted:
 
     step_s: float | None
     memory_mib: tuple[float, ...]  # most that tensors of a rank of each stage hold; empty: not predicted
-    reserve_mib: float  # of a device, besides tensors
-    load: Load | None  # of experts; None: the file has none
+    reserve_mib: float  # memory of a device besides tensors
+    load: Load | None  # load of experts; None: the file has none
 
     @staticmethod
     def of(plan: Plan) -> Predicted:
@@ -309,7 +309,7 @@ class Predicted:
         memory = tuple(_tensors_mib(stage) for stage in stages if "memory_mib" in stage)
         options = (plan.metadata.get("searched_from") or {}).get("options")
         options = options if isinstance(options, dict) else {}
-        load = [one for name in Load._fields if isinstance(one := options.get(name), int | float) and one >= 1]
+        load = [ratio for name in Load._fields if isinstance(ratio := options.get(name), int | float) and ratio >= 1]
         planned = Load(*load) if len(load) == len(Load._fields) else None
         return Predicted(fields.get("time_s"), memory if len(memory) == plan.pipeline else (), reserve, planned)
 

@@ -43,7 +43,7 @@ class OpenFamily:
     """A family that is not solved yet (with one strategy for all layers: one of its strategies)."""
 
     bound: float  # ms per sample
-    number: int  # of equal bounds the first goes first
+    number: int  # order among equal bounds
     family: PlanFamily = field(compare=False)
     strategies: Strategies = field(compare=False)
     phase: Phase = field(compare=False, default=Phase.ONE_CHUNK)

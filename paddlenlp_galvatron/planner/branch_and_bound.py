@@ -45,28 +45,28 @@ class Incumbents:
     """The fastest plan of each family that has one, and what is proven of the families without. Times per sample."""
 
     top_k: int  # families whose plans are wanted
-    most_ms: float = inf  # of the plans that are wanted
+    most_ms: float = inf  # only faster plans are wanted
     gap: float = 0.0  # share of a known plan's time by which others must beat it
     found: dict[PlanFamily, Candidate] = field(default_factory=dict)
     outcomes: dict[PlanFamily, FamilyOutcome] = field(default_factory=dict)
-    bounds_s: dict[PlanFamily, float] = field(default_factory=dict)  # of steps, for families that cannot win
+    bounds_s: dict[PlanFamily, float] = field(default_factory=dict)  # step bounds of families that cannot win
     unproven_ms: float = inf  # least lower bound of families that were given up, or rejected within the gap
     left_out_ms: float = inf  # the same, of families that were left out
 
     @property
     def ranked(self) -> list[Candidate]:
         """The fastest plans, one a family."""
-        return sorted(self.found.values(), key=lambda one: one.ms_per_sample)[: self.top_k]
+        return sorted(self.found.values(), key=lambda incumbent: incumbent.ms_per_sample)[: self.top_k]
 
     def offer(self, candidate: Candidate, family: PlanFamily) -> None:
         """Keep a plan that is faster than its family's best."""
-        known = self.found.get(family)
-        if known is None or candidate.samples_per_s > known.samples_per_s:
+        incumbent = self.found.get(family)
+        if incumbent is None or candidate.samples_per_s > incumbent.samples_per_s:
             self.found[family] = candidate
 
     def limit_ms(self, family: PlanFamily) -> float:
         """The time that a plan of the family must beat to be among the top_k families."""
-        others = sorted(one.ms_per_sample for other, one in self.found.items() if other != family)
+        others = sorted(incumbent.ms_per_sample for other, incumbent in self.found.items() if other != family)
         limit = others[self.top_k - 1] if len(others) >= self.top_k else self.most_ms
         mine = self.found.get(family)
         return min(limit, mine.ms_per_sample) if mine else limit
@@ -152,10 +152,10 @@ class BranchAndBound:
     def _interleave(self) -> None:
         """Offer the plans of one chunk a stage that are known with as many chunks as open families have."""
         for entry in chain(*self._open.values()):
-            family, known = entry.family, self.best.found.get(replace(entry.family, chunks=1))
-            if known and family.chunks > 1 and family not in self.best.found and not self.cores.even:
-                stages = even_stages(len(known.plan.layers), family.stages * family.chunks)
-                plan = replace(known.plan, stages=stages, chunks=family.chunks)
+            family, plain = entry.family, self.best.found.get(replace(entry.family, chunks=1))
+            if plain and family.chunks > 1 and family not in self.best.found and not self.cores.even:
+                stages = even_stages(len(plain.plan.layers), family.stages * family.chunks)
+                plan = replace(plain.plan, stages=stages, chunks=family.chunks)
                 candidate = Candidate(plan, self._cost.predict(plan))
                 if entry.strategies.have(plan, self._cost.layer_types) and candidate.fits(self._device_mib):
                     self.best.offer(candidate, family)

@@ -56,12 +56,12 @@ class Branches:
         self._spaces = [
             Space(model, replace(cost.assumed, seq_length=seq), options, cost, layer_type)
             for layer_type, (model, seq) in enumerate(zip(cost.models, cost.seqs, strict=True))
-        ]  # of each layer type
+        ]  # one entry a layer type
 
     def strategies(self) -> dict[PlanFamily, list[Strategies]]:
         """The strategies of every family; none where the layers cannot be divided among its stages. Raises UserError
         where they are too many."""
-        found: dict[PlanFamily, list[Strategies]] = {}
+        chosen: dict[PlanFamily, list[Strategies]] = {}
         # By ranks of a stage, samples of a micro-batch, and whether a step has several.
         alike: dict[tuple[int, int, bool], list[Strategies]] = {}
         total, layer_types = 0, self._cost.layer_types
@@ -69,19 +69,19 @@ class Branches:
         for family in (*families(*asked), *interleaved_families(*asked)):
             where = family.stage_size, family.micro_batch, family.micro_batches > 1
             if self.even and not self.even.has(family):
-                found[family] = []
+                chosen[family] = []
                 continue
             if where not in alike:
                 alike[where] = self._strategies(family)
-            found[family] = [one for one in alike[where] if self.even or one.can_divide(family, layer_types)]
-            total += sum(len(some) for strategies in found[family] for some in strategies.layers)
-            if len(found) > MOST_FAMILIES or total > MOST_PRICES:
+            chosen[family] = [item for item in alike[where] if self.even or item.can_divide(family, layer_types)]
+            total += sum(len(layer) for strategies in chosen[family] for layer in strategies.layers)
+            if len(chosen) > MOST_FAMILIES or total > MOST_PRICES:
                 raise UserError(
                     f"min_bsz, max_bsz, bsz_scale: more than {MOST_FAMILIES} families of plans (batches by "
                     f"micro-batches by stages by schedules), or {MOST_PRICES} strategies in them; take a wider step, "
                     "or give settle_chunk, pipeline_type, max_pp_deg or max_tp_deg"
                 )
-        return found
+        return chosen
 
     def _strategies(self, family: PlanFamily) -> list[Strategies]:
         """Strategies of each run of layers, and of a vocabulary that suits the first and the last one."""
@@ -91,12 +91,12 @@ class Branches:
         others = set(self._spaces[0].vocabularies(family))
         vocabularies = [vocab for vocab in self._spaces[-1].vocabularies(family) if replace(vocab, pieces=1) in others]
         if self._options.one_strategy:
-            mixture = next((number for number, one in enumerate(self._cost.models) if one.experts), 0)
+            mixture = next((number for number, item in enumerate(self._cost.models) if item.experts), 0)
             return [
                 made
                 for layer in of_types[mixture]
-                if vocabularies and all(one in some for one, some in zip(self._alike(layer), of_types, strict=True))
-                for made in self._divided([[one] for one in self._alike(layer)], vocabularies, family)
+                if vocabularies and all(item in kind for item, kind in zip(self._alike(layer), of_types, strict=True))
+                for made in self._divided([[item] for item in self._alike(layer)], vocabularies, family)
             ]
         return self._divided(of_types, vocabularies, family) if all(of_types) and vocabularies else []
 

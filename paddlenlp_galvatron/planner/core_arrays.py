@@ -114,7 +114,7 @@ def _together(rows: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
 def _changes_ms(chain: Sequence[Strategy], family: PlanFamily, cost: CostModel) -> ByKind[float]:
     """Resharding in ms along these strategies of the first layers' type."""
     setting, layer_type = family.setting, cost.layer_types[0]
-    changes = [cost.switch_cost(before, after, setting, layer_type) for before, after in pairwise(chain)]
+    changes = [cost.switch_cost(source, target, setting, layer_type) for source, target in pairwise(chain)]
     return ByKind(*(sum(change.of(kind) for change in changes) for kind in PassKind))
 
 
@@ -140,19 +140,19 @@ def _switch_costs(
     priced once."""
     setting, sharded = family.setting, cost.assumed.sequence_parallel
     layouts: dict[TokenLayout, int] = {}  # numbered as they come
-    known: dict[tuple[int, int, int], tuple[float, float]] = {}  # by layer type and numbers of layouts
+    cached: dict[tuple[int, int, int], tuple[float, float]] = {}  # keyed by layer type and layout numbers
 
     def numbered(strategies: Sequence[Strategy | None]) -> list[int]:
         placed = (token_layout(strategy, family.stage_size, sharded) for strategy in strategies)
         return [layouts.setdefault(layout, len(layouts)) for layout in placed]
 
-    def costs(before: Sequence[Strategy | None], after: Sequence[Strategy | None], kind: int) -> NDArray[np.float64]:
-        rows, columns = numbered(before), numbered(after)
-        for row, source in dict(zip(rows, before, strict=True)).items():
-            for column, target in dict(zip(columns, after, strict=True)).items():
-                if (kind, row, column) not in known:
-                    known[kind, row, column] = cost.switch_cost(source, target, setting, kind)
-        return _array([[known[kind, row, column] for column in columns] for row in rows])
+    def costs(sources: Sequence[Strategy | None], targets: Sequence[Strategy | None], kind: int) -> NDArray[np.float64]:
+        rows, columns = numbered(sources), numbered(targets)
+        for row, source in dict(zip(rows, sources, strict=True)).items():
+            for column, target in dict(zip(columns, targets, strict=True)).items():
+                if (kind, row, column) not in cached:
+                    cached[kind, row, column] = cost.switch_cost(source, target, setting, kind)
+        return _array([[cached[kind, row, column] for column in columns] for row in rows])
 
     return costs
 
@@ -165,7 +165,7 @@ def _resharding(family: PlanFamily, strategies: Strategies, cost: CostModel) -> 
     and where a run begins (`leave`: ends).
     """
     layers, runs = strategies.layers, _runs(strategies, cost)
-    numbers: dict[tuple[int, TokenLayout], int] = {}  # of layouts, run by run
+    numbers: dict[tuple[int, TokenLayout], int] = {}  # number of each layout, run by run
     size, sharded = family.stage_size, cost.assumed.sequence_parallel
     places = [
         (number, token_layout(layer, size, sharded)) for number, run_layers in enumerate(layers) for layer in run_layers

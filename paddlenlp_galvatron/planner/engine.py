@@ -65,7 +65,7 @@ class _Search:
 
     def run(
         self,
-        known: Sequence[Plan],
+        plans: Sequence[Plan],
         seconds: float | None,
         compared: bool,
         log: Callable[[str], None] | None,
@@ -78,13 +78,13 @@ class _Search:
         solver = self._solver(best, begin, None if self._exhaustive else MOST_TRIALS)
         opened = [*self._opened(space, best)]
         everything = [(entry, entry.strategies) for entry in opened]
-        self._begin_with(known, space, best)
+        self._begin_with(plans, space, best)
         with _cancelled_at(end, self.cancel):
             begun = self._begin_alike(opened, best) if compared or not best.found else None
             solver.run(opened, log, watch)
             if ranked := best.ranked:
                 chosen, uniform, uniform_bound_s = ranked[0], None, None
-                step_s = chosen.plan.global_batch / MS_PER_S  # of one ms per sample
+                step_s = chosen.plan.global_batch / MS_PER_S  # step time at one ms per sample
                 if compared and not self.branches.even and not self.cancel.cancelled:
                     chosen, uniform, open_ms = self._simpler(best, everything, begun)
                     uniform_bound_s = min(uniform.time_s if uniform else inf, open_ms * step_s)
@@ -127,7 +127,7 @@ class _Search:
 
     def _opened(self, space: dict[PlanFamily, list[Strategies]], best: Incumbents) -> Iterator[OpenFamily]:
         """The families with their first bounds."""
-        bounds: dict[tuple[PlanFamily, object], float] = {}  # of all that have several chunks the same
+        bounds: dict[tuple[PlanFamily, object], float] = {}  # families with several chunks share a bound
         number = 0
         for family, spaces in space.items():
             best.note(family, FamilyOutcome.OUT_OF_MEMORY if spaces else FamilyOutcome.NOT_DIVISIBLE)
@@ -142,9 +142,9 @@ class _Search:
                 yield OpenFamily(bounds[alike], number, family, strategies, Phase.first(family))
                 number += 1
 
-    def _begin_with(self, known: Sequence[Plan], space: dict[PlanFamily, list[Strategies]], best: Incumbents) -> None:
+    def _begin_with(self, plans: Sequence[Plan], space: dict[PlanFamily, list[Strategies]], best: Incumbents) -> None:
         """Offer plans that are known: families that cannot beat them need not be solved."""
-        for plan in known:
+        for plan in plans:
             mine = replace(
                 self.branches.bare,
                 global_batch=plan.global_batch,

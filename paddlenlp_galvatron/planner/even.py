@@ -32,7 +32,7 @@ from .space import PlanFamily, Strategies, cost_numbers, runs_of, unbeaten, with
 
 Floats = NDArray[np.float64]
 Counts = tuple[tuple[int, ...], ...]  # of a part, by run of layers: how many have each choice
-Chosen = tuple[float, float, int, Sequence[int], Sequence[int]]  # as the core's `solve` answers
+Chosen = tuple[float, float, int, Sequence[int], Sequence[int]]  # answer of the core's `solve`
 FORWARD, BACKWARD, SYNC, STATES, KEPT = range(SUMMED)  # numbers of a cost; those of the workspace follow
 MOST_MERGED = 64  # combinations that are merged with further ones as they are
 
@@ -41,10 +41,10 @@ MOST_MERGED = 64  # combinations that are merged with further ones as they are
 class EvenPlans:
     """Plans of a model that another program can run."""
 
-    program: str  # of PROGRAMS
+    program: str  # a name in PROGRAMS
     model: ModelShape
     cost: CostModel
-    budget_mib: float  # without the reserve
+    budget_mib: float  # budget without the reserve
     bare: Plan  # the same for all plans of a search
 
     def expressible(self, plan: Plan) -> bool:
@@ -73,9 +73,9 @@ class EvenPlans:
         kinds = [model.experts > 0 for model in self.cost.models]
         twins = [_by_strategy(layers) for layers in of_types]
         runs = [run.types[0] for run in runs_of(self.cost.layer_types)]
-        found: list[Strategies] = []
+        spaces: list[Strategies] = []
         if next(self.divisions(family.stages), None) is None:
-            return found
+            return spaces
         for layer in twins[kinds.index(max(kinds))]:
             apart = all_sharing(family.stage_size, layer.ep) > 1
             if layer.dp_type is DataParallel.ZERO3 and family.stages > 1:
@@ -85,17 +85,19 @@ class EvenPlans:
             if apart and (layer.experts_dp_type or layer.experts_sharding):
                 continue
             like = layer.axes, layer.dp_type, layer.sharding
-            vocab = [one for one in vocabularies if (one.axes, one.dp_type, one.sharding) == like]
+            vocab = [like_it for like_it in vocabularies if (like_it.axes, like_it.dp_type, like_it.sharding) == like]
             plain = [layer if experts else without_experts(layer) for experts in kinds]
-            if not vocab or not all(one in some for one, some in zip(plain, twins, strict=True)):
+            if not vocab or not all(like_it in some for like_it, some in zip(plain, twins, strict=True)):
                 continue
-            again = [[each for each in some[one] if each.recompute] for one, some in zip(plain, twins, strict=True)]
+            again = [
+                [each for each in some[like_it] if each.recompute] for like_it, some in zip(plain, twins, strict=True)
+            ]
             modules = [[each for each in some if each.recompute in MODULES] for some in again]
             hows = dict.fromkeys(each.recompute for each in again[-1] if each.recompute not in MODULES)
             choices = [[[each for each in some if each.recompute is how] for some in again] for how in hows]
             for more in [*choices, *([modules] if any(modules) else [])] or [[[]] * len(plain)]:
-                found.append(Strategies([[plain[kind], *more[kind]] for kind in runs], vocab))
-        return found
+                spaces.append(Strategies([[plain[kind], *more[kind]] for kind in runs], vocab))
+        return spaces
 
     def has(self, family: PlanFamily) -> bool:
         """Whether the program has the schedule, and a layer for each part."""
@@ -182,7 +184,7 @@ class EvenCore:
         for mib, division, counts in sorted(candidates, key=lambda one: one[0]):
             if self._can_run(division, counts):
                 return mib, 0, division, self._choice(counts)
-        return inf, 0, (), ()  # as under gpipe
+        return inf, 0, (), ()  # gpipe's answer
 
     def _can_run(self, division: Sequence[int], counts: Sequence[Counts]) -> bool:
         plan = self._strategies.plan(self._family, 0, division, self._choice(counts), self._even.bare)

@@ -76,13 +76,13 @@ def explain(plan: Plan, question: Question) -> Explanation:
     time = SharedTime(min(SEARCHES_S, question.options.time_limit or SEARCHES_S), FIRST + MOST_CHANGES)
     searched = question.changed(top_k=RUNNERS_UP).search(known=[plan], seconds=time.take(FIRST))
     best = [candidate.plan for candidate in (searched.best, searched.fastest) if candidate]
-    known = [plan, *best, *(other.plan for other in searched.runners_up)]
+    plans = [plan, *best, *(other.plan for other in searched.runners_up)]
     return Explanation(
         **vars(question.facts_of(plan)),
         question=question,
         searched=searched,
         one_layer=one_layer,
-        what_ifs=list(what_ifs(question, plan, known, time)),
+        what_ifs=list(what_ifs(question, plan, plans, time)),
     )
 
 
@@ -104,14 +104,14 @@ def frontier(explanation: Explanation) -> list[FrontierPoint]:
     """The best step time of the plan's batch under budgets around the plan's, each found by a search that begins with
     the results of those before it."""
     question, points = explanation.question, []
-    known = [explanation.plan, *(what_if.plan for what_if in explanation.what_ifs if what_if.plan)]
+    plans = [explanation.plan, *(what_if.plan for what_if in explanation.what_ifs if what_if.plan)]
     time = SharedTime(FRONTIER_S, len(BUDGETS))
     for share in BUDGETS:
         memory_gb = question.options.memory_gib * share
         try:
             changed = question.changed(memory_constraint=memory_gb)
-            result = changed.search(known=known, seconds=time.take(), compared=False)
-            known.append(result.plan)
+            result = changed.search(known=plans, seconds=time.take(), compared=False)
+            plans.append(result.plan)
             points.append(FrontierPoint(memory_gb, result.time_s, result.lower_bound_s))
         except GalvatronError as error:
             points.append(FrontierPoint(memory_gb, None, inf if isinstance(error, Infeasible) else 0.0))
@@ -123,13 +123,13 @@ class WhatIf:
     """A change, and the best plan under it."""
 
     name: str  # such as memory
-    change: str  # in words
+    change: str  # change in words
     plan: Plan | None
-    time_s: float  # of a step; infinite where no plan fits
+    time_s: float  # step time; infinite where no plan fits
     samples_per_s: float
     tokens_per_s: float
     gap: float = 0.0  # share of the time by which a better plan may be faster, where the search did not end
-    why_not: str = ""  # where there is no answer
+    why_not: str = ""  # reason where there is no answer
     unchanged_s: float | None = None  # of a step of the plan itself, where an assumption changes
 
     def gain(self, tokens_per_s: float) -> str:
@@ -142,7 +142,7 @@ class WhatIf:
         return not self.why_not and self.gap >= SHOWN_GAP
 
 
-def what_ifs(question: Question, plan: Plan, known: Sequence[Plan], time: SharedTime) -> Iterator[WhatIf]:
+def what_ifs(question: Question, plan: Plan, plans: Sequence[Plan], time: SharedTime) -> Iterator[WhatIf]:
     """The best plan under each change, by a search of its own that begins with the known plans."""
     options, hardware = question.options, question.cost.profiles.network.profile
     seq, batch, now = options.seq_length or 0, plan.global_batch, plan.micro_batches
@@ -152,7 +152,7 @@ def what_ifs(question: Question, plan: Plan, known: Sequence[Plan], time: Shared
         name: str, change: str, length: int = seq, samples: int = batch, shares: int = 1, **changes: Any
     ) -> WhatIf:
         more = samples * length / (batch * seq or 1) * nodes / changes.get("num_nodes", nodes)  # tokens of a device
-        begin = [plan for each in known for plan in _split_otherwise(each, samples, more)]
+        begin = [plan for each in plans for plan in _split_otherwise(each, samples, more)]
         seconds = time.take(shares)
         try:
             asked = question.changed(**changes)
@@ -280,16 +280,16 @@ def one_layer_changed(question: Question, plan: Plan) -> OneLayerChanged:
     stages = [cost.stage_cost(plan, stage) for stage in range(plan.pipeline)]
     for layer in layers:
         stage = next(stage for stage in range(plan.pipeline) if layer in plan.stage_layers(stage))
-        before, behind = stages[:stage], stages[stage + 1 :]
+        earlier, behind = stages[:stage], stages[stage + 1 :]
         for strategy in spaces[cost.layer_types[layer]]:
             if strategy == plan.layers[layer]:
                 continue
             changed = replace(plan, layers=(*plan.layers[:layer], strategy, *plan.layers[layer + 1 :]))
-            prediction = cost.joined(changed, [*before, cost.stage_cost(changed, stage), *behind])
+            prediction = cost.joined(changed, [*earlier, cost.stage_cost(changed, stage), *behind])
             fits = max(stage.memory.total_mib for stage in prediction.stages) <= question.budget_mib
             other = OtherStrategy(layer, strategy, prediction, fits)
-            known = best_others.get(strategy)
-            if known is None or _order(other) < _order(known):
+            least = best_others.get(strategy)
+            if least is None or _order(other) < _order(least):
                 best_others[strategy] = other
     return OneLayerChanged(sorted(best_others.values(), key=_order), len(layers), len(edges))
 

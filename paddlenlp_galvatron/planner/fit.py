@@ -27,7 +27,7 @@ from .options import BATCH, SearchOptions, TaskOptions
 from .question import Question, SharedTime, budget_gib, prices
 from .result import Candidate, Job, Need, price_of
 
-TOKENS = 1e9  # for days, where nobody says how many
+TOKENS = 1e9  # default number of tokens for days
 DEVICE = "h100-80gb"  # where neither the user nor a profile names one
 NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # numbers of nodes that are tried
 FURTHER = 3  # numbers of GPUs shown beyond the least that fits
@@ -35,7 +35,7 @@ MORE_GIB = 8.0
 MANY = 64  # GPUs, from which the network of a node is seldom that of a data sheet
 ROUGHLY: dict[str, Any] = {"gap": 0.005, "effort": 1_000_000}  # of searches whose speed has two decimals in the table
 _ALLREDUCE = r"allreduce_bandwidth_([1-9]\d{0,4})nodes_([1-9]\d{0,4})gpus_per_node\.json"
-MOST_NUMBERS = 32  # of GPUs in one table
+MOST_NUMBERS = 32  # numbers of GPUs in one table
 
 
 def _numbers(value: object) -> object:
@@ -146,16 +146,16 @@ class Fit:
         return "fits" if self.best else "at risk" if self.hopeful else "does not fit"
 
 
-def hints_of(found: Sequence[Fit], options: FitOptions) -> list[Hint]:
+def hints_of(rows: Sequence[Fit], options: FitOptions) -> list[Hint]:
     """Options with which the first number of GPUs that fits, or the last that does not, is faster; more GPUs only
     where one number was requested, as rows show the others. None for several devices."""
-    if len({one.device for one in found}) > 1:
+    if len({row.device for row in rows}) > 1:
         return []
-    one = next((one for one in found if one.best), found[-1])
-    asked = hints(one.question, one.best, options.model_fields_set)
-    fewer = fewer_gpus(one.question, one.best) if one.best and options.gpus is None else None
+    row = next((row for row in rows if row.best), rows[-1])
+    asked = hints(row.question, row.best, options.model_fields_set)
+    fewer = fewer_gpus(row.question, row.best) if row.best and options.gpus is None else None
     shown = [hint for hint in asked if len(options.gpus or ()) == 1 or "num_nodes" not in hint.options]
-    most = found[-1]  # which a small batch keeps least busy
+    most = rows[-1]  # a small batch keeps the most GPUs least busy
     larger = larger_batch(most.question, most.best) if most.best and most.gpus % most.device_width == 0 else None
     return [*shown, *filter(None, (fewer, larger))]
 
@@ -244,7 +244,7 @@ class _Row:
     gpu_gib: float
     note: Note
     watch: Watch | None
-    time: SharedTime  # of all rows
+    time: SharedTime  # time shared by all rows
 
     @property
     def least_gpus(self) -> float:
@@ -267,9 +267,9 @@ class _Row:
         now = question.search(watch=self.watch, seconds=seconds)
         for line in now.left_out:
             self.note(line)
-        known = [candidate.plan for candidate in (now.best, now.fastest) if candidate]
+        plans = [candidate.plan for candidate in (now.best, now.fastest) if candidate]
         wider = question.changed(memory_constraint=self.gpu_gib + MORE_GIB, **ROUGHLY)
-        more = wider.search(watch=self.watch, known=known, seconds=seconds, compared=False).best
+        more = wider.search(watch=self.watch, known=plans, seconds=seconds, compared=False).best
         # The fastest plans are compared: the simplest may be slower.
         least = now.best.samples_per_s / now.fastest.samples_per_s if now.best and now.fastest else 1.0
         with_more = more.samples_per_s * least if more else None
@@ -328,9 +328,9 @@ def _measured(folder: Path) -> _Kind:
             f"profiles: {folder} holds no allreduce_bandwidth_*.json; measure it with `galvatron profile hardware`, "
             "or leave --profiles out"
         )
-    known = {cluster for _, cluster in clusters}
+    measured_clusters = {cluster for _, cluster in clusters}
     largest = clusters[-1][1]
-    device = device_of(*(meta for at in known if (meta := read_profile(folder / allreduce_name(*at))[1])))
+    device = device_of(*(meta for at in measured_clusters if (meta := read_profile(folder / allreduce_name(*at))[1])))
 
     def priced_by(*cluster: int) -> dict[str, Any]:
         names = {
@@ -338,7 +338,7 @@ def _measured(folder: Path) -> _Kind:
             "p2p_bandwidth_config_path": p2p_name,
             "sp_time_path": sp_time_name,
         }
-        measured = cluster if cluster in known else largest
+        measured = cluster if cluster in measured_clusters else largest
         paths = {option: folder / name(*measured) for option, name in names.items()}
         return {"profiles": folder, **{option: path for option, path in paths.items() if path.exists()}}
 

@@ -26,7 +26,7 @@ from .options import BATCH, SearchOptions
 from .question import Question
 from .result import SearchResult
 
-NODE_FACTORS = (2, 4, 8)  # of nodes that are tried where nothing fits
+NODE_FACTORS = (2, 4, 8)  # tried factors of nodes where nothing fits
 SEARCH_S = 10.0  # of processor time, that an answer's search may take: a page that is silent for longer seems dead
 
 

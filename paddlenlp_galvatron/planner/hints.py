@@ -32,7 +32,7 @@ LARGER = 4  # times the global batch size: one that hides pipeline bubbles and a
 class Hint:
     """Options that pay, and the speed with them."""
 
-    options: Mapping[str, Any]  # to be given in addition to the user's
+    options: Mapping[str, Any]  # options to add to the user's
     tokens_per_s_per_gpu: float
     gain: float | None  # share by which a GPU is faster; None: without them nothing fits
 
@@ -41,21 +41,21 @@ class Hint:
         return {"options": dict(self.options), "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu, "gain": self.gain}
 
 
-def hints(question: Question, best: Candidate | None, given: Container[str]) -> list[Hint]:
-    """Hints that gain `LEAST_GAIN` over the best plan, the largest gain first. `given`: options that the user set."""
+def hints(question: Question, best: Candidate | None, chosen: Container[str]) -> list[Hint]:
+    """Hints that gain `LEAST_GAIN` over the best plan, the largest gain first. `chosen`: options that the user set."""
     batch, *others = question.options.batches
     if others:  # several batches are neighbours already
         return []
     question = question.at(batch)
-    changes = list(_changes(question, given))
+    changes = list(_changes(question, chosen))
     time = SharedTime(HINTS_S, sum(change != INTERLEAVED for change in changes), least_s=0.0)
     now = speed_of(question.options.world_size, question.model.seq_length, best)
     best_of_kind: dict[tuple[str, ...], Hint] = {}  # the best of each kind
     for change in changes:
-        known = [best.plan] if best and not {"settle_bsz", "num_nodes"} & change.keys() else []
+        plans = [best.plan] if best and not {"settle_bsz", "num_nodes"} & change.keys() else []
         seconds = CHUNKS_S if change == INTERLEAVED else time.take()
         try:
-            better = question.changed(**change).search(known=known, seconds=seconds, compared=False).best
+            better = question.changed(**change).search(known=plans, seconds=seconds, compared=False).best
         except GalvatronError:
             continue  # the prices do not cover it
         nodes = change.get("num_nodes", question.options.num_nodes)
@@ -109,29 +109,29 @@ def speed_of(gpus: int, seq_length: int, candidate: Candidate | None) -> float:
     return candidate.samples_per_s * seq_length / gpus if candidate else 0.0
 
 
-def _changes(question: Question, given: Container[str]) -> Iterator[dict[str, Any]]:
+def _changes(question: Question, chosen: Container[str]) -> Iterator[dict[str, Any]]:
     options, seq = question.options, question.options.seq_length or 0
     batch, free = options.settle_bsz, options.trainer == "galvatron"
-    if "settle_chunk" not in given:
+    if "settle_chunk" not in chosen:
         yield from ({"settle_bsz": other} for other in _neighbours(batch, options.world_size))
     if seq >= LONG and options.world_size > 1:
-        if free and options.most_context == 1 and not _limited(given, "max_cp_deg", "disable_cp", "search_space"):
+        if free and options.most_context == 1 and not _limited(chosen, "max_cp_deg", "disable_cp", "search_space"):
             yield {"max_cp_deg": min(MOST_CONTEXT, options.world_size)}
-        if free and not _limited(given, "sp_space", "disable_sp", "search_space", "tp_consec"):
+        if free and not _limited(chosen, "sp_space", "disable_sp", "search_space", "tp_consec"):
             yield {"sp_space": "tp+sp"}
     limits = "max_virtual_pp_deg", "max_pp_deg", "disable_pp", "pipeline_type", "search_space"
-    if free and options.world_size > 1 and not _limited(given, *limits):
+    if free and options.world_size > 1 and not _limited(chosen, *limits):
         yield INTERLEAVED
-    if options.task in ("sft", "dpo") and "lora_rank" not in given and not options.trained.frozen:
+    if options.task in ("sft", "dpo") and "lora_rank" not in chosen and not options.trained.frozen:
         yield {"task": "lora"} if options.task == "sft" else {"lora_rank": 8}
     if options.trainer in ("galvatron", "paddlefleet"):
-        yield from ({name: True} for name in OFFLOADS[: 1 + free] if name not in given)
+        yield from ({name: True} for name in OFFLOADS[: 1 + free] if name not in chosen)
     if options.device and load_data_sheet(options.device).gpus_per_node <= options.num_gpus_per_node:  # whole nodes
         yield from ({"num_nodes": nodes} for nodes in (options.num_nodes - 1, options.num_nodes + 1) if nodes)
 
 
-def _limited(given: Container[str], *names: str) -> bool:
-    return any(name in given for name in names)
+def _limited(chosen: Container[str], *names: str) -> bool:
+    return any(name in chosen for name in names)
 
 
 def _neighbours(batch: int, gpus: int) -> Iterator[int]:

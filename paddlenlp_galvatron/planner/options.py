@@ -27,7 +27,7 @@ DIMENSIONS = ("dp", "sdp", "tp", "sp", "cp", "ep", "etp", "pp", "ckpt", "vtp")
 
 PROFILE_OPTIONS = ProfileSource.__optional_keys__ - {"folder"}
 PATH_OPTIONS = tuple(name for name in ProfileSource.__annotations__ if name.endswith("_path"))
-GPUS_PER_NODE = 8  # where only world_size is given, and is larger
+GPUS_PER_NODE = 8  # default for a larger world_size
 # Defaults of fit, search and what-if.
 BATCH = 256  # global batch size, samples
 
@@ -206,8 +206,8 @@ class SearchOptions(TaskOptions, LimitOptions):
             raise ValueError(f"offload_activations: is not searched for {self.trainer}; leave it out")
         unknown = [name for name in self._listed() if name not in DIMENSIONS]
         if unknown:
-            known = ", ".join(DIMENSIONS)
-            raise ValueError(f"search_space: {unknown[0]!r} is unknown; use full, 3d, or join some of {known} by +")
+            names = ", ".join(DIMENSIONS)
+            raise ValueError(f"search_space: {unknown[0]!r} is unknown; use full, 3d, or join some of {names} by +")
         return self
 
     def _listed(self) -> tuple[str, ...]:

@@ -47,7 +47,7 @@ class Question:
 
     model: Model
     options: SearchOptions  # context_mib unset: the device's own reserve, which grows with the budget
-    cost: CostModel  # with the reserve
+    cost: CostModel  # cost model with the reserve
     asked: Mapping[str, Any] = field(default_factory=dict)  # the model's options as the user gave them
     watch: Callable[[], Watch] | None = None  # called as each search begins, to show its progress
 

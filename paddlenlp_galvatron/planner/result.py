@@ -68,7 +68,7 @@ class Candidate:
         """Where a step's time goes, per sample, on the stage that works longest."""
         plan, stages = self.plan, self.prediction.stages
         passes, sync = max(((plan.micro_batches * sum(s.passes_ms), s.sync_ms) for s in stages), key=lambda s: sum(s))
-        waits = max(0.0, round(self.prediction.time_s * 1000 - passes - sync, 6))  # to the ns: one stage alone waits 0
+        waits = max(0.0, round(self.prediction.time_s * 1000 - passes - sync, 6))  # in ns: one stage alone waits 0
         parts = {"forward and backward": passes, "gradient reduction and update": sync, "pipeline bubble": waits}
         return {name: ms / plan.global_batch for name, ms in parts.items()}
 
@@ -92,7 +92,7 @@ class Need:
     term: str  # the largest term of the stage's memory
     term_mib: float  # its size on a device
     part: str  # layer of the stage that has most of the term
-    part_mib: float  # of the term, in that layer
+    part_mib: float  # memory of the term in that layer
     enough_mib: float  # size of a device on which it fits
 
     @classmethod
@@ -219,8 +219,8 @@ class SearchResult:
         default_factory=dict
     )  # least step times of families rejected by theirs
     runners_up: tuple[Candidate, ...] = ()  # the best of other families, if top_k asks for them
-    need: Need | None = None  # where nothing fits
-    fastest: Candidate | None = None  # of the best one's batch
+    need: Need | None = None  # set where nothing fits
+    fastest: Candidate | None = None  # fastest plan at the best batch
     uniform: Candidate | None = None  # the fastest of that batch with one strategy for all layers
     uniform_bound_s: float | None = None  # no such plan takes less; infinite: none fits; None: it was not searched
     too_wide: int = 0  # families with too many strategies of layers, left out
@@ -330,8 +330,8 @@ class Job:
     days: float | None  # of training on the tokens that were given, without failures
     cost: float | None  # in the currency of the price, with failures where they are known
     checkpoint_gb: float
-    save_s: float | None  # to write a checkpoint
-    run: WholeRun | None = None  # with failures
+    save_s: float | None  # time to write a checkpoint
+    run: WholeRun | None = None  # the run with failures
     endless: bool = False  # failures come faster than checkpoints
     energy_mwh: float | None = None  # of the GPUs, at the limit of their power
 

@@ -40,23 +40,23 @@ def scaled(plan: Plan, origin: OriginOptions, gpus: int, global_batch: int | Non
     made = scalings(plan, gpus, global_batch)
     try:
         read, question = origin_of(plan, origin)
-        before = question.facts_of(read)
-        placed = [origin_of(_placed(one, question), origin) for one in made]
-        priced = [there.facts_of(one) for one, there in placed]
+        facts_before = question.facts_of(read)
+        placed = [origin_of(_placed(plan_made, question), origin) for plan_made in made]
+        priced = [there.facts_of(plan_made) for plan_made, there in placed]
     except UserError as error:
         return Scaled(plan, replace(made[0], metadata={}), None, error.faults[0])
-    for one in priced:
-        if one.memory_mib <= one.budget_mib:
-            written = predicted(one.prediction, 0.0)
-            own = {"predicted": {name: value for name, value in written.items() if name not in OF_SEARCH}}
-            gain = one.prediction.samples_per_s / before.prediction.samples_per_s
+    for plan_made in priced:
+        if plan_made.memory_mib <= plan_made.budget_mib:
+            written = predicted(plan_made.prediction, 0.0)
+            own_metadata = {"predicted": {name: value for name, value in written.items() if name not in OF_SEARCH}}
+            gain = plan_made.prediction.samples_per_s / facts_before.prediction.samples_per_s
             slower = 1 - gain * plan.world_size / gpus
             device = f" --device {question.options.device}" if question.options.device else ""
-            words = f"{question.model.name}{device} --gpus {gpus} --batch {one.plan.global_batch}"
+            words = f"{question.model.name}{device} --gpus {gpus} --batch {plan_made.plan.global_batch}"
             hint = f"each GPU is {slower:.0%} slower; another plan is likely to be faster: galvatron search {words}"
-            after = replace(one.plan, metadata=one.plan.metadata | own)
-            return Scaled(plan, after, (before, one), hint=hint if slower > LEAST_GAIN else "")
-    least, (_, there) = min(zip(priced, placed, strict=True), key=lambda one: one[0].memory_mib)
+            after = replace(plan_made.plan, metadata=plan_made.plan.metadata | own_metadata)
+            return Scaled(plan, after, (facts_before, plan_made), hint=hint if slower > LEAST_GAIN else "")
+    least, (_, there) = min(zip(priced, placed, strict=True), key=lambda plan_made: plan_made[0].memory_mib)
     need = Need.of(least.plan, there.cost).under(there.cost, there.options)
     raise Infeasible(
         f"gpus: with these strategies {gpus} GPUs need {need.enough_gib} GiB each, of "
@@ -138,23 +138,23 @@ def _nearest(batch: int, micro_batch: int) -> int:
     return micro_batch * max(1, round(batch / micro_batch))
 
 
-def changes(before: Plan, after: Plan) -> Iterator[Change]:
+def changes(original: Plan, changed: Plan) -> Iterator[Change]:
     """The fields that differ, each with its reason."""
-    stage = after.stage_size
-    share = f"each GPU keeps its samples of a micro-batch, which has {after.micro_batch}"
-    is_nearest = after.global_batch == _nearest(before.global_batch, after.micro_batch)
+    stage = changed.stage_size
+    share = f"each GPU keeps its samples of a micro-batch, which has {changed.micro_batch}"
+    is_nearest = changed.global_batch == _nearest(original.global_batch, changed.micro_batch)
     for field, name, why in (
         ("world_size", "world_size", "as asked"),
-        ("pp_deg", "pipeline", f"{after.world_size} GPUs are {after.pipeline} times the {stage} of a stage"),
-        ("virtual_pp_deg", "chunks", f"{after.pipeline} stages of {len(after.layers)} layers"),
+        ("pp_deg", "pipeline", f"{changed.world_size} GPUs are {changed.pipeline} times the {stage} of a stage"),
+        ("virtual_pp_deg", "chunks", f"{changed.pipeline} stages of {len(changed.layers)} layers"),
         ("pp_division", "stages", "the same layers on another number of stages"),
         ("chunks", "micro_batches", share),
         ("global_bsz", "global_batch", f"the nearest for which {share}" if is_nearest else "as asked"),
     ):
-        old, new = (_shown(getattr(plan, name)) for plan in (before, after))
+        old, new = (_shown(getattr(plan, name)) for plan in (original, changed))
         if old != new:
             yield Change(field, old, new, why)
-    degrees = (dict.fromkeys((*map(plan.dp, plan.layers), plan.dp(plan.vocab))) for plan in (before, after))
+    degrees = (dict.fromkeys((*map(plan.dp, plan.layers), plan.dp(plan.vocab))) for plan in (original, changed))
     old, new = (", ".join(map(str, each)) for each in degrees)
     if old != new:
         yield Change("data parallel", old, new, f"the {stage} GPUs of a stage, divided by the other degrees of a layer")

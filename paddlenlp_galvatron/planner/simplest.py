@@ -20,7 +20,7 @@ from .result import ROUNDING, Candidate
 from .space import PlanFamily, Strategies, runs_of, suited, without_experts
 
 MOST_PAIRS = 300  # of the strategies of a family; those of the fastest strategies come first
-MOST_SETS = 100  # of the fastest plan's own strategies
+MOST_SETS = 100  # sets of the fastest plan's strategies
 
 Part = tuple[float, PlanFamily, Strategies]  # of the space: its lower bound in ms per sample, family, strategies
 # The fastest plan of some parts that takes less than a limit in ms per sample, and the least bound of the open
@@ -58,17 +58,17 @@ def simplest(
         return uniform
     near = [part for part in sorted(parts, key=lambda part: part[0]) if part[0] < most_ms]
     used = set(fastest.plan.layers)
-    own = [
-        (least, family, replace(space, layers=[[one for one in some if one in used] for some in space.layers]))
+    subsets = [
+        (least, family, replace(space, layers=[[item for item in sets if item in used] for sets in space.layers]))
         for least, family, space in near
         if family == PlanFamily.of(fastest.plan) and space.have(fastest.plan, cost.layer_types)
     ]
     flat = [part for part in near if part[1].chunks == 1]  # with several chunks bounds are too low to reject pairs
     for count in range(2, len(used)):
-        for some, most in ((own, MOST_SETS), (flat if count == 2 else [], MOST_PAIRS)):
-            narrower = [narrow for part in some for narrow in islice(_narrowed(part, count, cost, budget_mib), most)]
-            if found := solve(narrower, most_ms)[0]:
-                return found
+        for sets, most in ((subsets, MOST_SETS), (flat if count == 2 else [], MOST_PAIRS)):
+            narrower = [narrow for part in sets for narrow in islice(_narrowed(part, count, cost, budget_mib), most)]
+            if best := solve(narrower, most_ms)[0]:
+                return best
     return fastest
 
 
@@ -91,8 +91,8 @@ def _narrowed(part: Part, count: int, cost: CostModel, budget_mib: float) -> Ite
             states_mib[strategy] += price.states_mib
             activations_mib[strategy] += price.activation_mib
         rooms.append({each: _room(states_mib[each], activations_mib[each], held, budget_mib) for each in choices})
-    known = {strategy: min(ms[strategy] for ms in busy_ms if strategy in ms) for ms in busy_ms for strategy in ms}
-    for chosen in combinations(sorted(known, key=lambda strategy: known[strategy]), count):
+    least_ms = {strategy: min(ms[strategy] for ms in busy_ms if strategy in ms) for ms in busy_ms for strategy in ms}
+    for chosen in combinations(sorted(least_ms, key=lambda strategy: least_ms[strategy]), count):
         dense = [without_experts(strategy) for strategy in chosen]
         layers, fit = [], True
         for run, ms, room in zip(behind, busy_ms, rooms, strict=True):

@@ -46,7 +46,7 @@ def unbeaten(choices: Sequence[Choice], numbers: NDArray[np.float64]) -> list[Ch
     """The choices that no other one beats, or equals, in all numbers of their costs [choices, numbers]: others are in
     no plan that is better than all with these."""
     no_more = (numbers[:, None] <= numbers).all(axis=2)  # [one, other]: one takes no more of anything
-    beaten = (no_more & ~np.tril(no_more & no_more.T)).any(axis=0)  # of equal ones the first is left
+    beaten = (no_more & ~np.tril(no_more & no_more.T)).any(axis=0)  # the first of equal strategies stays
     return [choice for choice, gone in zip(choices, beaten, strict=True) if not gone]
 
 
@@ -59,7 +59,7 @@ class PlanFamily:
     stages: int
     schedule: Schedule
     world_size: int
-    chunks: int = 1  # of layers a stage
+    chunks: int = 1  # chunks of layers a stage
 
     @classmethod
     def of(cls, plan: Plan) -> PlanFamily:
@@ -169,14 +169,14 @@ class Strategies:
         first, skipped = plan.stages[0], self.in_front
         if (self.most_first is not None and first > self.most_first) or (skipped and first <= skipped):
             return False
-        known = plan.vocab in self.vocabularies and plan.layers[:skipped] in self.prefixes
+        ends_fit = plan.vocab in self.vocabularies and plan.layers[:skipped] in self.prefixes
         starts = {len(layer_types)}
         for run, choices in zip(runs_of(layer_types, skipped), self._of_units(), strict=True):
             width, begin = len(run.types), skipped + run.start
             of_run = range(begin, begin + width * run.units, width)
             starts |= set(of_run)
-            known = known and {plan.layers[start : start + width] for start in of_run} <= set(choices)
-        return known and starts >= set(accumulate(plan.stages))
+            ends_fit = ends_fit and {plan.layers[start : start + width] for start in of_run} <= set(choices)
+        return ends_fit and starts >= set(accumulate(plan.stages))
 
     def plan(
         self,

@@ -18,7 +18,7 @@ class Spare:
     nodes: int
     gpus: int
     best: Candidate | None
-    why_not: str  # where no plan fits
+    why_not: str  # reason why no plan fits
     samples_per_s: float  # 0: no plan
     lost: float  # share of the speed of all nodes
     lost_per_gpu: float  # share of the speed of a GPU

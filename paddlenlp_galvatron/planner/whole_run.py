@@ -25,7 +25,7 @@ LONGEST = 50.0  # mean times between failures between two checkpoints, beyond wh
 class Failures:
     """How the GPUs of a run fail, and what a failure costs."""
 
-    mtbf_s: float  # of all nodes of the run together
+    mtbf_s: float  # mean time between failures of the whole cluster
     save_s: float
     restart_s: float
 
@@ -69,7 +69,7 @@ class WholeRun:
     days_high: float
     interval_s: float  # training between two checkpoints
     lost: float  # share of the time: checkpoints, repeated steps, restarts
-    failures: float  # of the whole run
+    failures: float  # expected failures of the whole run
     spare_nodes: int  # with which 19 of 20 times no failed node is waited for
 
     @classmethod

@@ -48,14 +48,14 @@ LAYER_CALLS, FUSED_CALLS, CHECKPOINT_CALLS = 75, 56, 14
 # heads: 230 TFLOP/s at 4,096 tokens, 320 at 16,384, 325 at 32,768.
 
 LAST_ROWS = round(2.5 * 128 * 132)
-ON_GPUS = Fused.ATTENTION | Fused.ROPE | Fused.NORMS  # as training has it by default
+ON_GPUS = Fused.ATTENTION | Fused.ROPE | Fused.NORMS  # training's defaults
 
 
 # Experts. A grouped kernel reads the weights of every expert once and multiplies each row with those of one. Experts
 # that run one by one add the products of each, and calls of the host, for which a GPU waits where its own work is
 # shorter.
 GRADIENT_BYTES = 10  # a weight's gradient in 16 bits is read, and added to a sum in fp32
-PRODUCTS = 3  # of an expert: gate, up and down
+PRODUCTS = 3  # an expert's gate, up and down
 # Calls of forward after the host has read the row counts: it cannot launch them ahead.
 CALLS_BEHIND_READ = 10
 # A grouped product's time over that of a dense one as large, or of reading its weights where that is more:
@@ -266,15 +266,15 @@ def analytic_experts(
     host = ExpertPass(kernels.routing * call_ms, kernels.expert * call_ms)
 
     def at(degree: int) -> ExpertTimes:
-        own = weights / degree
+        rank_weights = weights / degree
         copied = (COPIES - kernels.once) * model.hidden_size
         numbers = 2 * (experts.kept.tokens + experts.kept.split / degree + copied)
-        product_ms = 2 * own / speed.flops  # of a row
+        product_ms = 2 * rank_weights / speed.flops  # time of a row
         row_ms = product_ms + numbers * precision.bytes / speed.bytes
         start = CALLS_BEHIND_READ * call_ms + PRODUCTS * start_ms
         fixed_ms = alone_ms + (WASTED_ROWS * product_ms if grouped else 0.0)
-        least_ms = alone_ms + own * precision.bytes / speed.bytes
-        summed_ms = own * GRADIENT_BYTES / speed.bytes
+        least_ms = alone_ms + rank_weights * precision.bytes / speed.bytes
+        summed_ms = rank_weights * GRADIENT_BYTES / speed.bytes
         forward = ExpertPass(start, fixed_ms, row_ms, least_ms)
         backward = 2 * PRODUCTS * start_ms, 2 * fixed_ms + summed_ms, 2 * row_ms, 2 * least_ms + summed_ms
         return ExpertTimes(forward, ExpertPass(*backward), host)
@@ -296,16 +296,16 @@ def analytic_memory(
     kinds = kinds_of(model)
     first, last = kinds[0], kinds[-1]
     masks: dict[int, float] = {}
-    for sequence_parallel, given in product((True, False), lengths):
+    for sequence_parallel, length in product((True, False), lengths):
         for number, kind in enumerate(kinds):
-            seq = kind.seq_length or given
-            own = _layer_memory(kind, precision, seq, sequence_parallel, fused)
-            layers.setdefault(Variant(number, sequence_parallel), {})[seq] = own
+            seq = kind.seq_length or length
+            layer_memory = _layer_memory(kind, precision, seq, sequence_parallel, fused)
+            layers.setdefault(Variant(number, sequence_parallel), {})[seq] = layer_memory
             masks[seq] = 0.0 if Fused.ATTENTION in fused else seq * seq * precision.bytes / MIB
         ends: tuple[tuple[Role, ModelShape], ...] = (("only", last), ("first", first), ("last", last))
         for role, end in ends:
-            seq = end.seq_length or given
-            of_role = _vocab_memory(first, last, role, precision, given, sequence_parallel, in_place)
+            seq = end.seq_length or length
+            of_role = _vocab_memory(first, last, role, precision, length, sequence_parallel, in_place)
             vocab.setdefault(VocabVariant(role, sequence_parallel), {})[seq] = of_role
     meta = _meta(None, model=measured_fingerprint(kinds), dtype=precision.value)
     return MemoryProfile(precision.value, first.hidden_size, first.heads, layers, vocab, masks, meta=meta)
@@ -334,24 +334,24 @@ def _vocab_memory(
     last: ModelShape,
     role: Role,
     precision: Precision,
-    given: int,
+    seq: int,
     sequence_parallel: bool,
     in_place: bool,
 ) -> VocabMemory:
-    """Embedding of the first layer type, LM head of the last one, or both. `given`: length of samples of types that
+    """Embedding of the first layer type, LM head of the last one, or both. `seq`: length of samples of types that
     have none of their own."""
     head, tables = role != "first", first.embedding.parameters if role == "first" else last.embedding.parameters
     if role == "only" and not first.tied_embeddings:
         tables += first.embedding.parameters
     end = last if head else first
-    length, hidden, number = end.seq_length or given, end.hidden_size, precision.bytes
+    length, hidden, number = end.seq_length or seq, end.hidden_size, precision.bytes
     states, activation, kept = {}, {}, {}
     for tp in DEGREES:
         states[tp] = STATE_BYTES * (tables / tp + head * hidden) / MIB
-        words, own = last.vocab_size / tp, hidden / (tp if sequence_parallel else 1)
+        words, rank_hidden = last.vocab_size / tp, hidden / (tp if sequence_parallel else 1)
         # Exponentials take the place of logits in fp32, and their gradient that of exponentials; with them are logits
         # or gradient in 16 bits, and behind them the hidden states' gradient.
-        kept_bytes = FP32_BYTES * words + 3 * own * number if head else own * number
+        kept_bytes = FP32_BYTES * words + 3 * rank_hidden * number if head else rank_hidden * number
         beside = words if number < FP32_BYTES else 0
         more_bytes = (beside + hidden) * number if in_place else 2 * words * FP32_BYTES
         kept[tp] = kept_bytes * length / MIB
@@ -374,7 +374,7 @@ def recompute_saving_per_token(
     model: ModelShape, seq: int, tp: int, sequence_parallel: bool, fused: Fused, recompute: Recompute
 ) -> tuple[float, float]:
     """Activations that a layer does not keep if it recomputes some parts, in the same numbers."""
-    saving = sum((one.spared for one in model.block.again(recompute, fused)), Kept())
+    saving = sum((step.spared for step in model.block.again(recompute, fused)), Kept())
     heads = model.block.heads if Recompute.ATTENTION in recompute else 0
     return _on_a_rank(saving, heads, seq, tp, sequence_parallel, fused)
 
@@ -394,7 +394,7 @@ def recompute_shares(
     whole = work(2 * model.layer_parameters + core, layer_numbers_per_token(*where))
     shares = {}
     for part in (*APART, *MODULES):
-        products = sum(one.flops for one in model.block.again(part, fused))
+        products = sum(step.flops for step in model.block.again(part, fused))
         flops = products + (core if Recompute.ATTENTION in part else 0)
         shares[part] = work(flops, recompute_saving_per_token(*where, part)) / whole
     return shares
@@ -408,9 +408,9 @@ def _on_a_rank(kept: Kept, heads: int, seq: int, tp: int, sequence_parallel: boo
     return split + kept.tokens, kept.scalars + sums / tp
 
 
-def _meta(sheet: DataSheet | None, **known: Any) -> Meta:
+def _meta(sheet: DataSheet | None, **identity: Any) -> Meta:
     device = Device.of(sheet) if sheet else None
-    origin = Fingerprint(device=sheet.device if sheet else None, **known)
+    origin = Fingerprint(device=sheet.device if sheet else None, **identity)
     return Meta(analytic=True, fingerprint=origin, device=device)
 
 
@@ -419,7 +419,7 @@ def _bandwidths(size: int, nodes: int, gpus: int, inside: float, node: float) ->
     A ring crosses it once for all ranks of a node; of an all-to-all each rank sends its tokens for other nodes."""
     ring = inside if nodes == 1 else min(node * size / nodes / gpus, inside)
     yield from ((kind, ring) for kind in (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER))
-    crossing = nodes > 1 and (1 - 1 / nodes) / (1 - 1 / size)  # of the bytes that a rank sends
+    crossing = nodes > 1 and (1 - 1 / nodes) / (1 - 1 / size)  # share of the bytes that a rank sends
     yield Collective.ALL_TO_ALL, min(node / gpus / crossing, inside) if crossing else inside
 
 

@@ -82,7 +82,7 @@ class ExpertTimes:
 
     forward: ExpertPass
     backward: ExpertPass
-    launch: ExpertPass  # of the host, in each pass
+    launch: ExpertPass  # the host's time in each pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class PassTimes:
     forward_ms: float
     backward_ms: float
     recompute_ms: float | None = None  # the forward inside backward; None: as long as forward
-    shares: Mapping[Recompute, float] = field(default_factory=dict)  # of it, that recomputing parts alone takes
+    shares: Mapping[Recompute, float] = field(default_factory=dict)  # shares of it that recomputing single parts takes
 
     def launched(self, launch: PassTimes, messages_ms: float) -> PassTimes:
         """These times, and the time that a GPU waits for its host to launch a layer. Hosts run ahead, so that this
@@ -210,7 +210,7 @@ class ComputationProfile:
     optimizer_ms_per_million: float = 0.0  # optimizer step, ms per million parameters that a rank updates
     meta: Meta = field(default_factory=Meta)
     files: tuple[ProfileFile, ...] = field(default=(), compare=False)  # the files it was read from
-    experts: Mapping[int, ExpertTimes] = field(default_factory=dict)  # by ranks that split each expert
+    experts: Mapping[int, ExpertTimes] = field(default_factory=dict)  # keyed by the ranks that split each expert
 
     def save(self, folder: str | Path) -> Path:
         """Write the file under its documented name, whole or not at all; returns its path."""
@@ -246,25 +246,25 @@ class ComputationProfile:
         """
         content, meta = read_profile(path)
         entries = foreign.times(str(path), content, seqs, note)
-        found = CONTENT.read(str(path), entries, meta.extra if meta else {}, note)
-        if not found["layertype"]:
+        read = CONTENT.read(str(path), entries, meta.extra if meta else {}, note)
+        if not read["layertype"]:
             raise CONTENT.lacking(str(path), entries, "layertype_…_bsz…_seq… time")
         layers: dict[int, dict[Shape, float]] = {}
-        for (layer_type, *at), ms in found["layertype"].items():
+        for (layer_type, *at), ms in read["layertype"].items():
             layers.setdefault(layer_type, {})[Shape(*at)] = ms
         return cls(
             dtype,
             hidden_size,
             heads,
             layers,
-            found["layertype_other"],
-            found.get("passes_ms", {}),
-            found.get("comm_points_ms", {}),
-            found.get("launch_ms", NOTHING),
-            found.get("optimizer_ms_per_million", 0.0),
+            read["layertype_other"],
+            read.get("passes_ms", {}),
+            read.get("comm_points_ms", {}),
+            read.get("launch_ms", NOTHING),
+            read.get("optimizer_ms_per_million", 0.0),
             meta or Meta(),
             (ProfileFile.of(path),),
-            found.get("experts_ms", {}),
+            read.get("experts_ms", {}),
         )
 
     def with_assumed_head(self, model: ModelShape, note: Note = no_note) -> ComputationProfile:

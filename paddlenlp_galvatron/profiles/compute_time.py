@@ -69,7 +69,9 @@ class ComputeTimes:
             )
 
         def of(way: str) -> float:
-            ms_of = {known: getattr(times, way).of(count, rows) for known, times in measured.items()}
+            ms_of = {
+                degree_measured: getattr(times, way).of(count, rows) for degree_measured, times in measured.items()
+            }
             return (
                 ms_of[degree] if degree in ms_of else Curve.through((1 / d, ms) for d, ms in ms_of.items())(1 / degree)
             )
@@ -116,8 +118,8 @@ class ComputeTimes:
         passes = self._passes[part, degree]
         forward = self._time(part, {s: t.forward_ms for s, t in passes.items()}, samples, seq)
         backward = self._time(part, {s: t.backward_ms for s, t in passes.items()}, samples, seq)
-        known = {s: t.recompute_ms for s, t in passes.items() if t.recompute_ms is not None}
-        recompute = self._time(part, known, samples, seq) if len(known) == len(passes) else forward
+        measured_ms = {s: t.recompute_ms for s, t in passes.items() if t.recompute_ms is not None}
+        recompute = self._time(part, measured_ms, samples, seq) if len(measured_ms) == len(passes) else forward
         shared = [s for s, times in passes.items() if times.shares]
         nearest = min(shared, key=lambda s: (abs(s.seq - seq), abs(s.batch - samples)), default=None)
         return PassTimes(forward, backward, recompute, passes[nearest].shares if nearest else {})

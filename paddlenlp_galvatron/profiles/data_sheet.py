@@ -49,7 +49,7 @@ LIMITS = {
     "half_ranks": (1, MOST),
     "watts": (1, 20_000),
 }
-SHARE = (LEAST, 1)  # of the others
+SHARE = (LEAST, 1)  # range of the others
 OF_UNITS = ("", "a call", "dense", "dense TF32", *(f"a direction{of}" for of in ("", " and GPU", " and node")))
 
 
@@ -74,7 +74,7 @@ class Stack(StrEnum):
 
 _GIVEN = read_json(Path(__file__).with_name("figures.json"), LARGEST_OPTIONS)
 LAUNCH = {Stack(name): Figure(**figure) for name, figure in _GIVEN.pop("launch").items()}
-DEFAULTS = {name: Figure(**figure) for name, figure in _GIVEN.items()}  # where a sheet leaves them out
+DEFAULTS = {name: Figure(**figure) for name, figure in _GIVEN.items()}  # figures that a sheet leaves out
 
 
 class PublishedSpread(BaseModel):
@@ -108,7 +108,7 @@ class DataSheet(BaseModel):
     link: Figure  # GB/s a direction from one device to the others of its node
     network: Figure  # GB/s a direction from one node to the others
     matmul_efficiency: Figure  # share of the peak that matrix products reach
-    attention_efficiency: Figure = DEFAULTS["attention_efficiency"]  # of the peak, flash attention in long samples
+    attention_efficiency: Figure = DEFAULTS["attention_efficiency"]  # share of the peak: flash attention, long samples
     product_start: Figure = DEFAULTS["product_start"]  # µs in which a matrix product begins and ends, for any size
     memory_efficiency: Figure  # share of the memory bandwidth that elementwise work reaches
     link_efficiency: Figure  # share of `link` that collectives reach
@@ -127,11 +127,11 @@ class DataSheet(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_its_stack(cls, given: object) -> object:
-        if not isinstance(given, dict):
-            return given
-        stack = given.get("stack")
-        return {"launch": LAUNCH[Stack(stack) if stack in list(Stack) else Stack.PADDLE], **given}
+    def _of_its_stack(cls, sheet: object) -> object:
+        if not isinstance(sheet, dict):
+            return sheet
+        stack = sheet.get("stack")
+        return {"launch": LAUNCH[Stack(stack) if stack in list(Stack) else Stack.PADDLE], **sheet}
 
     @field_validator("stacks")
     @classmethod
@@ -139,7 +139,7 @@ class DataSheet(BaseModel):
         figures = {name for name, field in cls.model_fields.items() if field.annotation in (Figure, Figure | None)}
         if unknown := {name for reached in stacks.values() for name in reached} - figures:
             raise ValueError(f"{', '.join(sorted(unknown))}: no figure of a data sheet")
-        return {stack: {name: _in_unit(figure, name) for name, figure in own.items()} for stack, own in stacks.items()}
+        return {stack: {name: _in_unit(figure, name) for name, figure in row.items()} for stack, row in stacks.items()}
 
     def with_stack(self, stack: Stack | None) -> DataSheet:
         """The sheet of the same node under other software; None: the sheet's own."""
@@ -176,12 +176,12 @@ def _in_unit(figure: Figure, name: str) -> Figure:
     unit, _, rest = figure.unit.replace(",", " ").strip().partition(" ")
     if unit not in units or " ".join(rest.split()) not in OF_UNITS:
         raise ValueError(f"unit {figure.unit!r} is unknown; give the figure in {' or '.join(units)}")
-    own = next(name for name, factor in units.items() if factor == 1)
+    base = next(name for name, factor in units.items() if factor == 1)
     value = figure.value * units[unit]
     least, most = LIMITS.get(name, SHARE)
     if not least <= value <= most:
-        raise ValueError(f"{value:,g} {own} is not between {least:,g} and {most:,g}; is the unit {unit} right?")
-    return figure if units[unit] == 1 else figure.model_copy(update={"value": value, "unit": f"{own} {rest}".strip()})
+        raise ValueError(f"{value:,g} {base} is not between {least:,g} and {most:,g}; is the unit {unit} right?")
+    return figure if units[unit] == 1 else figure.model_copy(update={"value": value, "unit": f"{base} {rest}".strip()})
 
 
 def data_sheets() -> dict[str, Path]:
@@ -216,10 +216,10 @@ def sheets_named(name: str) -> list[str]:
 
 
 def _shipped(name: str) -> Path:
-    known, plain = data_sheets(), _plain(name)
+    sheets, plain = data_sheets(), _plain(name)
     if plain in SHORT:
-        return known[SHORT[plain]]
-    named = {stem: _plain(stem) == plain or plain in _beginnings(stem) for stem in known}
+        return sheets[SHORT[plain]]
+    named = {stem: _plain(stem) == plain or plain in _beginnings(stem) for stem in sheets}
     named |= {sheet.name: True for driver, sheet in _by_driver().items() if _plain(driver) == plain}
     meant = [stem for stem, is_meant in named.items() if is_meant]
     if len(meant) != 1:
@@ -229,10 +229,10 @@ def _shipped(name: str) -> Path:
         elif name.endswith(".json"):
             what = "is no file here"
         raise UserError(
-            f"device: {name} {what}; known: {', '.join(known)}; for another GPU write a data sheet and give its file "
+            f"device: {name} {what}; known: {', '.join(sheets)}; for another GPU write a data sheet and give its file "
             f"({GUIDE})"
         )
-    return known[meant[0]]
+    return sheets[meant[0]]
 
 
 def _plain(name: str) -> str:
@@ -283,8 +283,8 @@ class Device(BaseModel):
         """A GPU by the full name that its driver gives, with its memory where the driver reports it; the rest is known
         of the devices of shipped data sheets."""
         sheet = sheet_of_driver(name)
-        known = cls.of(sheet) if sheet else cls(is_gpu=True)
-        return known.model_copy(update={"name": name, "memory_gib": memory_gib or known.memory_gib})
+        base = cls.of(sheet) if sheet else cls(is_gpu=True)
+        return base.model_copy(update={"name": name, "memory_gib": memory_gib or base.memory_gib})
 
     @classmethod
     def searched(cls, plan: Plan) -> Device:

@@ -43,16 +43,16 @@ class Entries:
     raw: dict[str, Any] = field(default_factory=dict)  # runs, as they stand there
     skipped: list[str] = field(default_factory=list)  # keys that are no measurements
 
-    def put(self, origin: str, entry: Any, *place: str) -> None:
+    def put(self, origin: str, entry: Any, *path: str) -> None:
         """Adds an entry under these keys."""
-        *outer, last = place
+        *outer, last = path
         holder = self.content
         for key in outer:
             holder = holder.setdefault(key, {})
         holder[last] = entry
-        self.origins.pop(known := ".".join(place), None)
-        if known != origin:
-            self.origins[known] = origin
+        self.origins.pop(target := ".".join(path), None)
+        if target != origin:
+            self.origins[target] = origin
 
 
 class _Lengths:
@@ -91,31 +91,29 @@ def times(path: str, content: dict[str, Any], seqs: Sequence[int], note: Note) -
         note(f"{path}: ignored, as more layers did not take longer or were not run: {', '.join(useless)}")
     raw = {key: value for key, value in content.items() if _TIME_RUNS.fullmatch(key)}
     whole = {key: value for key, value in (content | derived).items() if key not in raw}
-    lengths, found = _Lengths(path, seqs, note), Entries({}, tuple(content), raw=raw, skipped=beside)
+    lengths, read = _Lengths(path, seqs, note), Entries({}, tuple(content), raw=raw, skipped=beside)
     by_batch = {match[1] for key in whole if (match := _TIME.fullmatch(key)) and match[3]}
     parts, faults = set(), Faults()
     for key, value in sorted(whole.items(), key=lambda item: _has_no_batch(item[0])):
         if part := _PART_TIME.fullmatch(key):
             parts.add(part[5])
         elif not (match := _TIME.fullmatch(key)):
-            found.content[key] = value
+            read.content[key] = value
         elif not match[3] and match[1] in by_batch:
             note(f"{path}: {key} ignored: the file has times by batch")
         else:
             if not match[3]:
                 note(f"{path}: {key} has no batch; a sample takes the same time in every batch")
             with faults.gathered():
-                _put_time(found, key, match, value, lengths)
+                _put_time(read, key, match, value, lengths)
     faults.require_none()
-    if parts and not any(
-        key.startswith("layertype") and not key.startswith("layertype_other") for key in found.content
-    ):
+    if parts and not any(key.startswith("layertype") and not key.startswith("layertype_other") for key in read.content):
         raise UserError(
             f"{path}: holds times of {' and '.join(sorted(parts))} alone, not of whole layers; measure these with "
             "`galvatron profile computation`"
         )
-    found.skipped.extend(f"…_{part}" for part in sorted(parts))
-    return found
+    read.skipped.extend(f"…_{part}" for part in sorted(parts))
+    return read
 
 
 def _has_no_batch(key: str) -> tuple[bool, str]:
@@ -124,20 +122,20 @@ def _has_no_batch(key: str) -> tuple[bool, str]:
     return (True, key) if match and not match[3] else (False, "")
 
 
-def _put_time(found: Entries, key: str, match: re.Match[str], value: Any, lengths: _Lengths) -> None:
+def _put_time(read: Entries, key: str, match: re.Match[str], value: Any, lengths: _Lengths) -> None:
     """Puts one time where it belongs. All but the layers, in a file of several lengths, is stored for each of them."""
     layer_type, other, batch, text = match.groups()
     if not other:
         seq = lengths.of_type(key, text, layer_type)
-        found.put(key, value, f"layertype_{layer_type}_bsz{batch or 1}_seq{seq}")
+        read.put(key, value, f"layertype_{layer_type}_bsz{batch or 1}_seq{seq}")
         return
     for seq in dict.fromkeys(lengths.of(key, text)):
         name = f"layertype_other_bsz{batch or 1}_seq{seq}"
         # Galvatron 2.0 writes one for each type, with the other types' layers in it: the least has least of them.
-        known = found.content.get(name, math.inf)
-        if is_number(value) and (known < value if is_number(known) else name in found.content):
+        stored = read.content.get(name, math.inf)
+        if is_number(value) and (stored < value if is_number(stored) else name in read.content):
             continue  # a value that is no number stays, to be refused
-        found.put(key, value, name)
+        read.put(key, value, name)
 
 
 def memory(
@@ -160,46 +158,46 @@ def memory(
     if derived:
         note(f"{path}: derived from raw runs: {', '.join(derived)}")
     raw = {key: value for key, value in content.items() if _dialect_of_key(key) or _OTHER_RUN.fullmatch(key)}
-    lengths, found = _Lengths(path, seqs, note), Entries({}, tuple(content), raw=raw, skipped=beside)
+    lengths, read = _Lengths(path, seqs, note), Entries({}, tuple(content), raw=raw, skipped=beside)
     faults = Faults()
     for key, value in (content | derived).items():
         layer, vocabulary = _LAYER.fullmatch(key), _VOCABULARY.fullmatch(key)
         if not isinstance(value, dict) or not value or not (layer or vocabulary):
             if key not in raw:
-                found.content[key] = value
+                read.content[key] = value
             continue
         name = "parameter_size" if layer else "model_states"
         for origin, text, entry in _by_length(key, value, name):
             with faults.gathered():
                 if layer:
                     entry = _layer(entry, dialect)
-                    found.put(origin, entry, key, lengths.of_type(key, text, layer[1]))
+                    read.put(origin, entry, key, lengths.of_type(key, text, layer[1]))
                 elif _is_unmeasured(entry):
                     note(f"{path}: {origin} ignored: {UNMEASURED_MIB:,.0f} MiB is a placeholder, not a measurement")
                 else:
                     for seq in lengths.of(key, text):
-                        found.put(origin, _vocabulary(entry, dialect), key, seq)
+                        read.put(origin, _vocabulary(entry, dialect), key, seq)
     faults.require_none()
-    return found, dialect
+    return read, dialect
 
 
 def allreduce(path: str, content: dict[str, Any]) -> Entries:
     """Entries of an all-reduce file. A key without `_consec_` is a consecutive group's. Raises UserError."""
-    found = Entries({}, tuple(content))
+    read = Entries({}, tuple(content))
     for key, value in content.items():
         name = f"{key}_consec_1" if re.fullmatch(r"allreduce_size_\d+", key) else key
-        if name in found.content:
+        if name in read.content:
             raise UserError(f"{path}: {key}: the same group stands there twice, with and without _consec_; keep one")
-        found.put(key, value, name)
-    return found
+        read.put(key, value, name)
+    return read
 
 
 def messages(content: dict[str, Any]) -> Entries:
     """Entries of a file of times by message size. Keys of consecutive groups are without `_consec_1`."""
-    found = Entries({}, tuple(content))
+    read = Entries({}, tuple(content))
     for key, value in content.items():
-        found.put(key, value, re.sub(r"(?<=\d)_consec_1(?=_[\d.]+MB_time$)", "", key))
-    return found
+        read.put(key, value, re.sub(r"(?<=\d)_consec_1(?=_[\d.]+MB_time$)", "", key))
+    return read
 
 
 def _section(content: dict[str, Any], name: str) -> tuple[dict[str, Any], list[str]]:
@@ -263,7 +261,7 @@ def _dialect(
     path: str,
     content: Mapping[str, Any],
     by_us: Dialect | None,
-    given: Dialect | None,
+    requested: Dialect | None,
     model: ModelShape | None,
     note: Note,
 ) -> Dialect:
@@ -272,13 +270,13 @@ def _dialect(
         dialects.add("galvatron")
     if by_us is not None:
         dialects = {by_us}
-    if given is not None and dialects and dialects != {given}:
-        raise UserError(f"{path}: profile_dialect says {given} but the file is {' and '.join(sorted(dialects))}'s")
+    if requested is not None and dialects and dialects != {requested}:
+        raise UserError(f"{path}: profile_dialect says {requested} but the file is {' and '.join(sorted(dialects))}'s")
     if len(dialects) > 1:
         raise UserError(f"{path}: mixes keys of both dialects; keep one profile a file")
     size = next(_sizes(content.get("layertype_0")), None)
-    if dialects or given is not None or size is None:
-        return dialects.pop() if dialects else given or "galvatron"
+    if dialects or requested is not None or size is None:
+        return dialects.pop() if dialects else requested or "galvatron"
     for dialect, parameter_bytes in PARAMETER_BYTES.items():
         if model and fits_layer(size * PARAMETER_BYTES["galvatron"] / parameter_bytes, model):
             note(

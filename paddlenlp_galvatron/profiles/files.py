@@ -90,7 +90,7 @@ class ProfileFile:
     """A file that a profile was read from, so that a plan can name its sources."""
 
     path: str
-    sha256: str  # of the file's bytes
+    sha256: str  # hash of the file's bytes
     fingerprint: Fingerprint
 
     @classmethod
@@ -103,13 +103,13 @@ class ProfileFile:
     def changed(summaries: object) -> list[str]:
         """Paths of files that are there, but not as they were when their summaries were written."""
         files = [file for file in summaries if isinstance(file, dict)] if isinstance(summaries, list) else []
-        before = {path: file.get("sha256") for file in files[:MOST_FILES] if isinstance(path := file.get("path"), str)}
-        return [path for path, sha256 in before.items() if _digest_if_there(path) not in (None, sha256)]
+        hashes = {path: file.get("sha256") for file in files[:MOST_FILES] if isinstance(path := file.get("path"), str)}
+        return [path for path, sha256 in hashes.items() if _digest_if_there(path) not in (None, sha256)]
 
     def summary(self) -> dict[str, Any]:
         """The entry in a plan's file."""
-        known = self.fingerprint.model_dump(exclude_none=True)
-        return {"path": self.path, "sha256": self.sha256} | ({"fingerprint": known} if known else {})
+        fingerprint = self.fingerprint.model_dump(exclude_none=True)
+        return {"path": self.path, "sha256": self.sha256} | ({"fingerprint": fingerprint} if fingerprint else {})
 
 
 def _digest_if_there(path: str) -> str | None:
@@ -141,8 +141,8 @@ def place(path: str | Path | None, folder: str | Path | None, name: str) -> Path
     """Where a file is to be found: at its path, which may be its folder, or under its documented name in `folder`."""
     if path is not None and not Path(path).is_dir():
         return Path(path)
-    found = path if path is not None else folder
-    return None if found is None else Path(found) / name
+    base = path if path is not None else folder
+    return None if base is None else Path(base) / name
 
 
 def allreduce_name(num_nodes: int, gpus_per_node: int) -> str:
@@ -188,7 +188,7 @@ def read_profile(path: str | Path) -> tuple[dict[str, Any], Meta | None]:
 def write_profile(path: Path, content: Content, values: Mapping[str, Any], meta: Meta) -> Path:
     """Write the file of some values, by the names of its content, whole or not at all; returns its path."""
     own_entries, ours = content.write(values)
-    known = meta.model_dump(exclude=set(content.ours), exclude_none=True)
-    whole = {**own_entries, META_KEY: known | {"units": meta.units | content.units} | ours}
+    meta_fields = meta.model_dump(exclude=set(content.ours), exclude_none=True)
+    whole = {**own_entries, META_KEY: meta_fields | {"units": meta.units | content.units} | ours}
     write_text(path, json.dumps(whole, indent=4) + "\n")
     return path

@@ -69,10 +69,10 @@ _SHAPE = re.compile(r"_([1-9]\d{0,8})nodes_([1-9]\d{0,8})gpus_per_node")
 class Slowdown(NumberField):
     """A ratio of times that is 1 or more."""
 
-    def read(self, place: FilePlace, value: object) -> float:
-        ratio = super().read(place, value)
+    def read(self, at: FilePlace, value: object) -> float:
+        ratio = super().read(at, value)
         if ratio < 1:
-            raise UserError(f"{place}: {ratio} is below 1, as if work ran faster side by side; measure it again")
+            raise UserError(f"{at}: {ratio} is below 1, as if work ran faster side by side; measure it again")
         return ratio
 
 
@@ -177,7 +177,7 @@ class HardwareProfile:
         overlap = {"overlap_coe": {(): self.overlap_coe}, "overlap_by_kind": self.overlap_by_kind}
         for name in ("tensor_in_pipeline", "tensor_shown"):
             overlap[name] = {(): share} if (share := getattr(self, name)) != 1 else {}
-        slowed = self.overlap_coe != 1 or any(bool(own) for own in list(overlap.values())[1:])
+        slowed = self.overlap_coe != 1 or any(bool(overlap_tables) for overlap_tables in list(overlap.values())[1:])
         slowed = slowed or "overlap_coe" in self.meta.spread
         files: list[tuple[str, Content, dict[str, Any], Any]] = [
             (allreduce_name(*shape), ALLREDUCE, {"allreduce_size": allreduce}, allreduce or self.world_size == 1),
@@ -188,9 +188,9 @@ class HardwareProfile:
         written = []
         for name, content, values, wanted in files:
             if wanted:
-                own_entries, own = content.write(values)
-                kinds = [f"overlap_coe_{kind}" for kind in own.get("overlap_by_kind", ())]
-                meta = self.meta.about([*own_entries, *own.get("messages_ms", ()), *kinds])
+                own_entries, overlap_tables = content.write(values)
+                kinds = [f"overlap_coe_{kind}" for kind in overlap_tables.get("overlap_by_kind", ())]
+                meta = self.meta.about([*own_entries, *overlap_tables.get("messages_ms", ()), *kinds])
                 written.append(write_profile(Path(folder) / name, content, values, meta))
         return written
 
@@ -268,11 +268,11 @@ def read_allreduce(
     result: dict[GroupKey, float] = ALLREDUCE.read(str(path), entries, {}, note)["allreduce_size"]
     if not result and world_size != 1:
         raise ALLREDUCE.lacking(str(path), entries, "allreduce_size_… key")
-    place = FilePlace(str(path), origins=entries.origins)
+    at = FilePlace(str(path), origins=entries.origins)
     larger = [group for group in result if world_size is not None and group[0] > world_size]
     if larger:
         raise UserError(
-            f"{place.at(GROUP.write(group))}: a group of {group[0]} ranks in a cluster of {world_size}: "
+            f"{at.at(GROUP.write(group))}: a group of {group[0]} ranks in a cluster of {world_size}: "
             "the file is another cluster's; name the right file or set num_nodes and num_gpus_per_node"
             for group in larger
         )
@@ -293,11 +293,11 @@ def read_overlap(path: str | Path, note: Note = no_note) -> tuple[float, dict[Co
     """The overlap coefficient, those of kinds of collectives that have their own, and of tensor parallelism's
     collectives the slowdown in a pipeline and the share that is not hidden. All but the last are at least 1."""
     content, meta = read_profile(path)
-    found = OVERLAP.read(str(path), Entries(content, tuple(content)), meta.extra if meta else {}, note)
-    if not found["overlap_coe"]:
+    read = OVERLAP.read(str(path), Entries(content, tuple(content)), meta.extra if meta else {}, note)
+    if not read["overlap_coe"]:
         raise UserError(f"{path}: overlap_coe is missing; add it or profile again")
-    slower, shown = (found.get(name, {}).get((), 1.0) for name in ("tensor_in_pipeline", "tensor_shown"))
-    return found["overlap_coe"][()], found.get("overlap_by_kind", {}), slower, shown
+    slower, shown = (read.get(name, {}).get((), 1.0) for name in ("tensor_in_pipeline", "tensor_shown"))
+    return read["overlap_coe"][()], read.get("overlap_by_kind", {}), slower, shown
 
 
 def read_messages(path: str | Path, note: Note = no_note) -> dict[MessageGroup, dict[float, float]]:
@@ -307,9 +307,9 @@ def read_messages(path: str | Path, note: Note = no_note) -> dict[MessageGroup, 
     if ours is not None:  # other keys there are skipped, too
         content |= objects(FilePlace(str(path), META_KEY).at("messages_ms"), ours)
     entries = foreign.messages(content)
-    found = SP_TIME.read(str(path), entries, {}, note)
+    read = SP_TIME.read(str(path), entries, {}, note)
     result: dict[MessageGroup, dict[float, float]] = {}
-    for (*group, mib), ms in found["time"].items():
+    for (*group, mib), ms in read["time"].items():
         result.setdefault(MessageGroup(*group), {})[mib] = ms
     if not result and content:
         raise SP_TIME.lacking(str(path), entries, f"{MESSAGES.form} key")

@@ -68,8 +68,8 @@ def _another_model(name: str, model: ModelShape) -> str | None:
     family = _FAMILY.search(name)
     if family and family[1] != model.traits.line:
         return family[1]
-    named, own = _MODEL.search(name), _MODEL.search(model.name.lower())
-    if named and own and named[1] in FAMILIES and named[3] != own[3]:
+    named, this_model = _MODEL.search(name), _MODEL.search(model.name.lower())
+    if named and this_model and named[1] in FAMILIES and named[3] != this_model[3]:
         return named[0]
     return None
 

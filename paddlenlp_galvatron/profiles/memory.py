@@ -204,17 +204,17 @@ class MemoryProfile:
         """
         content, meta = read_profile(path)
         dialects = meta.dialect if meta else None, dialect
-        entries, known = foreign.memory(str(path), content, dialects, model, seqs, note)
-        found = CONTENT.read(str(path), entries, meta.extra if meta else {}, note)
-        layers, vocab = found["layertype"], found["other_memory_pp"]
+        entries, dialect_read = foreign.memory(str(path), content, dialects, model, seqs, note)
+        read = CONTENT.read(str(path), entries, meta.extra if meta else {}, note)
+        layers, vocab = read["layertype"], read["other_memory_pp"]
         if missing := [key for key, has in (("layertype_…", layers), ("other_memory_pp_…", vocab)) if not has]:
             raise CONTENT.lacking(str(path), entries, f"{' and no '.join(missing)} entry")
         for names, keys, known_entries in ((OF_LAYERS, LAYERS, layers), (OF_VOCABULARY, VOCABULARY, vocab)):
             for name in names:
-                place = FilePlace(str(path), META_KEY).at(name)
-                _add(place, keys, name, found.get(name, {}), known_entries)
-        masks, files = found.get("mask_mib", {}), (ProfileFile.of(path),)
-        return cls(dtype, hidden_size, heads, layers, vocab, masks, meta or Meta(dialect=known), files)
+                at = FilePlace(str(path), META_KEY).at(name)
+                _add(at, keys, name, read.get(name, {}), known_entries)
+        masks, files = read.get("mask_mib", {}), (ProfileFile.of(path),)
+        return cls(dtype, hidden_size, heads, layers, vocab, masks, meta or Meta(dialect=dialect_read), files)
 
 
 def _sorted(entries: Mapping[Key, Mapping[int, T]]) -> dict[Key, dict[int, T]]:
@@ -229,17 +229,17 @@ def _of_each(entries: Mapping[Any, Mapping[int, Any]], name: str) -> dict[Any, d
         values: Mapping[Any, Any] = getattr(entry, attribute)
         return values.get(parts, {}) if parts else values
 
-    found = {
+    by_key = {
         key: {seq: mib for seq, entry in lengths.items() if (mib := of(entry))} for key, lengths in entries.items()
     }
-    return {key: lengths for key, lengths in found.items() if lengths}
+    return {key: lengths for key, lengths in by_key.items() if lengths}
 
 
-def _add(place: FilePlace, keys: Keys[Any], name: str, found: Mapping[Any, Mapping[int, Any]], entries: Any) -> None:
+def _add(at: FilePlace, keys: Keys[Any], name: str, table: Mapping[Any, Mapping[int, Any]], entries: Any) -> None:
     """Puts the numbers under a name of our object, at a place, into the field of the entries that they belong to."""
     attribute, parts = OF_PARTS.get(name, (name, None))
-    for key, lengths in found.items():
-        where = place.at(keys.write(key))
+    for key, lengths in table.items():
+        where = at.at(keys.write(key))
         if key not in entries:
             raise where.unknown("one of this file's keys without galvatron")
         for seq, mib in lengths.items():

@@ -77,9 +77,9 @@ class MemoryUse:
         """Kept by one layer with recompute, per sample, all tokens."""
         for sequence_parallel in (True, False):
             lengths = self.profile.layers.get(Variant(layer_type, sequence_parallel), {})
-            known = {length: m.checkpoint_mib for length, m in lengths.items() if m.checkpoint_mib is not None}
-            if known:
-                return self._over_lengths(f"layertype_{layer_type}.checkpoint", known, seq, lambda mib: mib)
+            measured = {length: m.checkpoint_mib for length, m in lengths.items() if m.checkpoint_mib is not None}
+            if measured:
+                return self._over_lengths(f"layertype_{layer_type}.checkpoint", measured, seq, lambda mib: mib)
         raise UserError(
             f"layertype_{layer_type}: the memory profile has no checkpoint entry, so recompute cannot be priced; "
             "measure it with `galvatron profile memory` or search with disable_ckpt"
@@ -101,7 +101,7 @@ class MemoryUse:
         saving = self._of_parts("recompute_saving_mib", layer_type, recompute, tp, seq, sequence_parallel)
         if peak is None or saving is None:
             return None
-        return max(mib + before for mib, before in zip(peak, accumulate(saving, initial=0.0), strict=False))
+        return max(mib + recomputed for mib, recomputed in zip(peak, accumulate(saving, initial=0.0), strict=False))
 
     @once
     def _of_parts(
@@ -145,10 +145,10 @@ class MemoryUse:
             return constant + samples * _at_degree(name, memory.peak_mib or memory.activation_mib, tp, split)
 
         peak = self._over_lengths(name, lengths, seq, peak_of)
-        known = {length: memory for length, memory in lengths.items() if memory.kept_mib}
-        if not known:
+        measured = {length: memory for length, memory in lengths.items() if memory.kept_mib}
+        if not measured:
             return peak, peak
-        kept = samples * self._over_lengths(name, known, seq, lambda m: _at_degree(name, m.kept_mib, tp, split))
+        kept = samples * self._over_lengths(name, measured, seq, lambda m: _at_degree(name, m.kept_mib, tp, split))
         return peak, min(kept, peak)
 
     def _layer(self, layer_type: int, sequence_parallel: bool) -> tuple[Mapping[int, LayerMemory], bool]:
@@ -173,9 +173,9 @@ class MemoryUse:
         if seq in lengths:
             return mib(lengths[seq])
         if self.mode is MemoryMode.STATIC:
-            known = ", ".join(map(str, sorted(lengths)))
+            seqs = ", ".join(map(str, sorted(lengths)))
             raise UserError(
-                f"{name}: sequence length {seq} was not measured (the memory profile has {known}); measure it or "
+                f"{name}: sequence length {seq} was not measured (the memory profile has {seqs}); measure it or "
                 "search with memory_profile_mode sequence"
             )
         return Curve.through((float(length), mib(entry)) for length, entry in lengths.items())(seq)

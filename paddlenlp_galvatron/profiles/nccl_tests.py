@@ -33,10 +33,10 @@ _RANK = re.compile(
 )
 _VERSION = re.compile(r"nccl-library=(\d+)|NCCL version (\S+)")
 _ROW = re.compile(r"\d{1,19} {1,30}\d{1,19} {1,30}[a-z]\w+ .*")  # size in bytes, number of elements, their type
-_RUN = re.compile(r"# *nThread \d")  # in the first lines of each run
+_RUN = re.compile(r"# *nThread \d")  # part of each run's first lines
 _FAILURE = re.compile(r"Out of bounds values *: *\d+ FAILED|Test (\w+ )?failure.*")
 LARGEST_LOG = 4 * MIB  # bytes; one has 10 kB
-UNCHECKED = "N/A"  # for the number of wrong elements
+UNCHECKED = "N/A"  # entry instead of the number of wrong elements
 COLUMNS = 4  # time in us, algorithm bandwidth and bus bandwidth in GB/s, errors; out of place, then in place
 ROUNDING = 0.01  # of times and bandwidths, relative, besides the last digit printed
 

@@ -39,14 +39,14 @@ class Network:
     def __init__(self, profile: HardwareProfile):
         self.profile = profile
 
-    def collective_ms(self, kind: Collective, place: Place, mib: float, joined: bool = False) -> float:
+    def collective_ms(self, kind: Collective, group: Place, mib: float, joined: bool = False) -> float:
         """Time in ms; `Collective` says what `mib` measures. Raises UserError where nothing was measured.
 
         `joined`: the time that these bytes add to a message that is sent anyway, so without an own latency.
         """
-        if place.size == 1 or mib == 0:
+        if group.size == 1 or mib == 0:
             return 0.0
-        curve = self._collective(kind, place)
+        curve = self._collective(kind, group)
         return curve(mib) - (curve.latency if joined else 0.0)
 
     def send_ms(self, stages: int, mib: float) -> float:
@@ -73,35 +73,35 @@ class Network:
         return Place(size, len({rank * world // size // node for rank in range(size)}), False)
 
     @once
-    def _collective(self, kind: Collective, place: Place) -> Curve:
-        measured = self._measured(kind, place)
+    def _collective(self, kind: Collective, group: Place) -> Curve:
+        measured = self._measured(kind, group)
         if measured:
             return Curve.rising(measured)
-        halves = self._measured(Collective.ALL_REDUCE, place)
+        halves = self._measured(Collective.ALL_REDUCE, group)
         if halves and kind in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER):
             # A ring all-reduce is a reduce-scatter and an all-gather of the same buffer.
             return Curve.rising((mib, ms / 2) for mib, ms in halves)
-        latency = self._latency(kind, place)
-        per_mib = traffic_factor(kind, place.size) / self.bandwidth_mib_per_ms(place)
+        latency = self._latency(kind, group)
+        per_mib = traffic_factor(kind, group.size) / self.bandwidth_mib_per_ms(group)
         return Curve(((1.0, latency + per_mib), (2.0, latency + 2 * per_mib)))
 
-    def _measured(self, kind: Collective, place: Place) -> list[tuple[float, float]]:
+    def _measured(self, kind: Collective, spread: Place) -> list[tuple[float, float]]:
         """Measured (MiB, ms) of a group at this place; inside a node a strided one may stand in for a consecutive."""
         groups = [
-            MessageGroup(kind, place.size, consecutive) for consecutive in (place.consecutive, not place.consecutive)
+            MessageGroup(kind, spread.size, consecutive) for consecutive in (spread.consecutive, not spread.consecutive)
         ]
         for group in groups:
             times = self.profile.messages_ms.get(group)
-            if times and self.measured_place(group.size, group.consecutive).nodes == place.nodes:
+            if times and self.measured_place(group.size, group.consecutive).nodes == spread.nodes:
                 return list(times.items())
         return []
 
-    def _latency(self, kind: Collective, place: Place) -> float:
+    def _latency(self, kind: Collective, group: Place) -> float:
         """Time in ms of an empty message, from the measured group of the nearest size; 0 where none was measured."""
         sizes = {g.size: Curve.rising(t.items()) for g, t in self.profile.messages_ms.items() if g.kind is kind and t}
-        return sizes[_nearest(sizes, place.size)].latency if sizes else 0.0
+        return sizes[_nearest(sizes, group.size)].latency if sizes else 0.0
 
-    def bandwidth_mib_per_ms(self, place: Place) -> float:
+    def bandwidth_mib_per_ms(self, group: Place) -> float:
         """Bus bandwidth of a group (nccl-tests' definition), in MiB/ms.
 
         Inside a node: of the measured group of the nearest size. Across nodes: the node's link is shared by all groups
@@ -109,38 +109,40 @@ class Network:
         measured group that is nearest in ranks a node. Never above the bandwidth inside a node.
         """
         inside, across = self._bandwidths
-        if place.nodes == 1:
+        if group.nodes == 1:
             if not inside:
-                raise _unmeasured(place, "inside a node")
+                raise _unmeasured(group, "inside a node")
             best = min(
-                inside, key=lambda p: (_distance(p.size, place.size), p.consecutive != place.consecutive, p.size)
+                inside, key=lambda p: (_distance(p.size, group.size), p.consecutive != group.consecutive, p.size)
             )
             return inside[best]
         if not across:
-            raise _unmeasured(place, "across nodes")
-        best = min(across, key=lambda p: (_distance(p.per_node, place.per_node), _distance(p.nodes, place.nodes), p))
-        shared = across[best] * place.per_node / best.per_node
+            raise _unmeasured(group, "across nodes")
+        best = min(across, key=lambda p: (_distance(p.per_node, group.per_node), _distance(p.nodes, group.nodes), p))
+        shared = across[best] * group.per_node / best.per_node
         return min(shared, max(inside.values(), default=shared))
 
     @cached_property
     def _bandwidths(self) -> tuple[dict[Place, float], dict[Place, float]]:
         """Measured bandwidths in MiB/ms: inside a node, and across nodes."""
-        known = {self.measured_place(*key): bandwidth for key, bandwidth in self.profile.allreduce_mib_per_ms.items()}
-        inside = {place: bandwidth for place, bandwidth in known.items() if place.nodes == 1}
-        return inside, {place: bandwidth for place, bandwidth in known.items() if place.nodes > 1}
+        bandwidths = {
+            self.measured_place(*key): bandwidth for key, bandwidth in self.profile.allreduce_mib_per_ms.items()
+        }
+        inside = {group: bandwidth for group, bandwidth in bandwidths.items() if group.nodes == 1}
+        return inside, {group: bandwidth for group, bandwidth in bandwidths.items() if group.nodes > 1}
 
     @once
     def _send(self, stages: int) -> Curve:
         tables = {g.size: t for g, t in self.profile.messages_ms.items() if g.kind is Collective.SEND and t}
         if tables:
             return Curve.rising(tables[_nearest(tables, stages)].items())
-        known = self.profile.p2p_mib_per_ms
-        if not known:
+        by_stages = self.profile.p2p_mib_per_ms
+        if not by_stages:
             raise UserError(
                 f"pp_size_{stages}: the bandwidth between {stages} pipeline stages was not measured; measure it with "
                 "`galvatron profile hardware`, name the file by p2p_bandwidth_config_path, or search with max_pp_deg 1"
             )
-        return Curve(((1.0, 1 / known[_nearest(known, stages)]),))
+        return Curve(((1.0, 1 / by_stages[_nearest(by_stages, stages)]),))
 
 
 def traffic_factor(kind: Collective, size: int) -> float:
@@ -165,9 +167,9 @@ def _nearest(sizes: Iterable[int], wanted: int) -> int:
     return min(sizes, key=lambda size: (_distance(size, wanted), size))
 
 
-def _unmeasured(place: Place, where: str) -> UserError:
+def _unmeasured(group: Place, where: str) -> UserError:
     return UserError(
-        f"allreduce_size_{place.size}_consec_{int(place.consecutive)}: no all-reduce {where} was measured; measure "
+        f"allreduce_size_{group.size}_consec_{int(group.consecutive)}: no all-reduce {where} was measured; measure "
         f"this or another group {where} with `galvatron profile hardware`"
     )
 

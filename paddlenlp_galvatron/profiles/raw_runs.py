@@ -59,8 +59,8 @@ def derived_times(content: Mapping[str, Any]) -> tuple[dict[str, float], list[st
             ] = ms
         spent = sum(n * ms for n, ms in zip(base, layer_ms, strict=True))
         entries["layertype_other" + where] = max(times[base] / point.batch - spent, 0.0)
-    known = {kind_of(key) for key in content}
-    return {key: ms for key, ms in entries.items() if kind_of(key) not in known}, useless
+    kinds = {kind_of(key) for key in content}
+    return {key: ms for key, ms in entries.items() if kind_of(key) not in kinds}, useless
 
 
 def derived_memory(content: Mapping[str, Any], dialect: Dialect) -> dict[str, Any]:
@@ -73,10 +73,10 @@ def derived_memory(content: Mapping[str, Any], dialect: Dialect) -> dict[str, An
             for key, entry in _derive(chosen, seq, dialect).items():
                 lengths = re.findall(r"\d+", seq)
                 layer = re.fullmatch(r"layertype_(\d+)", key)
-                given = lengths[int(layer[1])] if layer and int(layer[1]) < len(lengths) else seq
+                length = lengths[int(layer[1])] if layer and int(layer[1]) < len(lengths) else seq
                 name = key + "_sp" * sp
                 if name not in content:
-                    result.setdefault(name, {})[given] = entry
+                    result.setdefault(name, {})[length] = entry
     return {key: lengths.get("", lengths) for key, lengths in result.items()}
 
 
@@ -145,7 +145,7 @@ def _derive(runs: list[_Run], seq: str, dialect: Dialect) -> dict[str, Any]:
         def a_layer(name: str, cells: Any = cells, base: Layers = base, longer: Any = longer) -> list[float]:
             return [(cells[more][name] - cells[base][name]) / (more[i] - base[i]) for i, more in enumerate(longer)]
 
-        samples = batch / run.dp  # of a rank
+        samples = batch / run.dp  # samples of a rank
         activation = [mib / samples for mib in a_layer("first_act")]
         if run.recompute:
             checkpoint.append(activation)
@@ -173,7 +173,7 @@ def _vocabulary(
 ) -> dict[str, Any]:
     """Memory of a stage's first and last rank besides their layers: the least of all runs, in the port the most."""
     chosen = max if dialect == "paddlenlp" else min
-    found: dict[str, dict[str, dict[int, float]]] = {}
+    entries: dict[str, dict[str, dict[int, float]]] = {}
     for run in runs:
         batch, cells = run.at(seq)
         if run.recompute or run.tp not in states or not cells:
@@ -187,18 +187,18 @@ def _vocabulary(
                 continue
             peak = max(numbers[f"{end}_act"], numbers.get(f"{end}_act_peak", 0.0))
             if dialect == "paddlenlp" and run.pp == 1:
-                peak = numbers[f"{end}_act"]  # as the port's profiler has it
+                peak = numbers[f"{end}_act"]  # the port's profiler's entry
             stage = _stage(layers, run.pp, 0 if end == "first" else run.pp - 1)
-            own = sum(states[run.tp][kind] for kind in stage) / run.dp
+            states_mib = sum(states[run.tp][kind] for kind in stage) / run.dp
             activation = sum(kept[run.tp][kind] for kind in stage) * batch / run.dp
             values = {
-                "model_states": (numbers[f"{end}_ms"] - own) * ranks,
+                "model_states": (numbers[f"{end}_ms"] - states_mib) * ranks,
                 "activation": (peak - activation) * ranks / batch,
             }
-            entry = found.setdefault(f"other_memory_pp_{key}", {"model_states": {}, "activation": {}})
+            entry = entries.setdefault(f"other_memory_pp_{key}", {"model_states": {}, "activation": {}})
             for name, mib in values.items():
                 entry[name][degree] = chosen(entry[name].get(degree, mib), max(mib, 0.0))
-    return {key: {name: _filled(mib, halved) for name, mib in entry.items()} for key, entry in found.items()}
+    return {key: {name: _filled(mib, halved) for name, mib in entry.items()} for key, entry in entries.items()}
 
 
 def _stage(layers: Layers, pp: int, stage: int) -> list[int]:

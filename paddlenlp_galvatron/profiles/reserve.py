@@ -34,13 +34,13 @@ class MeasuredReserve(NamedTuple):
 
     reserved: float | None = None  # the allocator's peak / the tensors' peak
     context_mib: float | None = None
-    communicator_mib: float | None = None  # of one
+    communicator_mib: float | None = None  # memory of one communicator
     workspaces_mib: float | None = None
 
     @classmethod
     def of(cls, *metas: Meta) -> Self:
-        known = {name: value for meta in metas for name, value in meta.extra.items() if name in cls._fields}
-        return cls(**{name: value for name, value in known.items() if isinstance(value, int | float)})
+        figures = {name: value for meta in metas for name, value in meta.extra.items() if name in cls._fields}
+        return cls(**{name: value for name, value in figures.items() if isinstance(value, int | float)})
 
 
 CONTEXT = ReservePart(
@@ -128,6 +128,6 @@ def reserve_of(device: Device, ranks: int, measured: MeasuredReserve = MeasuredR
     parts += [communicator.times(COMMUNICATORS)] if ranks > 1 else []
     allocator, working = ALLOCATOR, WORKING
     source = "not measured: of tensors, and 81 % of working memory, by published runs with room left"
-    if known := measured.reserved is not None and measured.reserved >= 1:
+    if is_measured := measured.reserved is not None and measured.reserved >= 1:
         allocator, working, source = measured.reserved - 1, 0.0, "measured: reserved of the memory profile"
-    return Reserve(tuple(parts), allocator, working, source, known, communicator)
+    return Reserve(tuple(parts), allocator, working, source, is_measured, communicator)

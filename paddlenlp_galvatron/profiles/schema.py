@@ -39,9 +39,9 @@ class FilePlace(NamedTuple):
     @property
     def own_key(self) -> str:
         """The place by the file's own keys."""
-        for known, origin in self.origins.items():
-            if self.key == known or self.key.startswith(f"{known}."):
-                return origin + self.key[len(known) :]
+        for derived, origin in self.origins.items():
+            if self.key == derived or self.key.startswith(f"{derived}."):
+                return origin + self.key[len(derived) :]
         return self.key
 
     def __str__(self) -> str:
@@ -55,8 +55,8 @@ class FilePlace(NamedTuple):
 class Values(Protocol[T_co]):
     """Reads and writes the values of one kind."""
 
-    def read(self, place: FilePlace, value: object) -> T_co:
-        """Parse the value of a field; `place` names it in a UserError."""
+    def read(self, at: FilePlace, value: object) -> T_co:
+        """Parse the value of a field; `at` names it in a UserError."""
 
     def write(self, value: Any) -> Any:
         """Convert a value for a file."""
@@ -69,17 +69,17 @@ class NumberField:
     unit: str
     above_zero: bool = False
 
-    def read(self, place: FilePlace, value: object) -> float:
+    def read(self, at: FilePlace, value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise UserError(f"{place}: must be a number ({self.unit}), not {shown(value)}")
+            raise UserError(f"{at}: must be a number ({self.unit}), not {shown(value)}")
         try:
             number = float(value)
         except OverflowError:
             number = math.inf
         if not 0 <= number <= LARGEST:
-            raise UserError(f"{place}: {shown(value)} is no possible value ({self.unit}): measure it again")
+            raise UserError(f"{at}: {shown(value)} is no possible value ({self.unit}): measure it again")
         if number < SMALLEST and self.above_zero:
-            raise UserError(f"{place}: is {shown(value)}; it must be above zero ({self.unit}): measure it again")
+            raise UserError(f"{at}: is {shown(value)}; it must be above zero ({self.unit}): measure it again")
         return number if number >= SMALLEST else 0.0
 
     def write(self, value: float) -> float:
@@ -95,15 +95,15 @@ class Part(Generic[T]):
     write: Callable[[Any], str] = str
 
 
-def _whole(place: FilePlace, text: str) -> int:
+def _whole(at: FilePlace, text: str) -> int:
     if text.isascii() and text.isdigit() and len(text) <= 9 and int(text) > 0:
         return int(text)
-    raise UserError(f"{place}: {shown(text)} must be a whole number from 1 to 999999999")
+    raise UserError(f"{at}: {shown(text)} must be a whole number from 1 to 999999999")
 
 
 WHOLE = Part(r"\d+", _whole)  # a positive whole number
 ALONE = Part(r".*", _whole)  # the same, as all of a key
-INDEX = Part(r"\d+", lambda place, text: 0 if text == "0" else _whole(place, text))  # from 0
+INDEX = Part(r"\d+", lambda place, text: 0 if text == "0" else _whole(place, text))  # counted from 0
 
 
 def one_of(values: Mapping[str, T]) -> Part[T]:
@@ -127,13 +127,13 @@ class Keys(Generic[Key]):
         """Whether a key is of this form."""
         return bool(self._pattern.fullmatch(key))
 
-    def read(self, place: FilePlace, key: str) -> Key:
+    def read(self, at: FilePlace, key: str) -> Key:
         """A key of the object at a place. Raises UserError."""
-        found = self._pattern.fullmatch(key)
-        if not found:
-            raise place.at(key).unknown(self.form)
-        where = place if self._fixed == ["", ""] else place.at(key)
-        return self._made(*(part.read(where, text) for part, text in zip(self._parts, found.groups(), strict=True)))
+        match = self._pattern.fullmatch(key)
+        if not match:
+            raise at.at(key).unknown(self.form)
+        where = at if self._fixed == ["", ""] else at.at(key)
+        return self._made(*(part.read(where, text) for part, text in zip(self._parts, match.groups(), strict=True)))
 
     def write(self, key: Key) -> str:
         """The key's text."""
@@ -150,16 +150,16 @@ class TableField(Generic[Key, T]):
     values: Values[T]
     needed: tuple[Key, ...] = ()
 
-    def read(self, place: FilePlace, value: object) -> dict[Key, T]:
+    def read(self, at: FilePlace, value: object) -> dict[Key, T]:
         """Raises UserError with every fault."""
         result: dict[Key, T] = {}
         faults = Faults()
-        for key, entry in entries(place, value):
+        for key, entry in entries(at, value):
             with faults.gathered():
-                result[self.keys.read(place, key)] = self.values.read(place.at(key), entry)
+                result[self.keys.read(at, key)] = self.values.read(at.at(key), entry)
         faults.require_none()
         if missing := [key for key in self.needed if key not in result]:
-            raise UserError(f"{place}: {self.keys.write(missing[0])} is missing; add it or profile again")
+            raise UserError(f"{at}: {self.keys.write(missing[0])} is missing; add it or profile again")
         return result
 
     def write(self, value: Mapping[Key, T]) -> dict[str, Any]:
@@ -179,22 +179,22 @@ class Record(Generic[T]):
         that is None or empty is not written."""
         self._made, self._fields, self._optional = made, {**fields, **optional}, set(optional)
 
-    def read(self, place: FilePlace, value: object) -> T:
+    def read(self, at: FilePlace, value: object) -> T:
         if not isinstance(value, dict):
-            raise UserError(f"{place}: must be an object, not {shown(value)}")
-        found = {}
+            raise UserError(f"{at}: must be an object, not {shown(value)}")
+        attributes = {}
         for name, (attribute, values) in self._fields.items():
             if name in value:
-                found[attribute] = values.read(place.at(name), value[name])
+                attributes[attribute] = values.read(at.at(name), value[name])
             elif name not in self._optional:
-                raise UserError(f"{place}: {name} is missing; add it or profile again")
-        return self._made(**found)
+                raise UserError(f"{at}: {name} is missing; add it or profile again")
+        return self._made(**attributes)
 
     def write(self, value: T) -> dict[str, Any]:
-        found = ((name, getattr(value, attribute), values) for name, (attribute, values) in self._fields.items())
+        attributes = ((name, getattr(value, attribute), values) for name, (attribute, values) in self._fields.items())
         return {
             name: values.write(each)
-            for name, each, values in found
+            for name, each, values in attributes
             if name not in self._optional or each not in (None, {})
         }
 
@@ -213,12 +213,12 @@ class Content:
         """Name of each kind of number -> "unit: meaning", as in a file."""
         return {name: meaning for name, (_, meaning) in [*self.entries.items(), *self.ours.items()]}
 
-    def read(self, path: str, found: Entries, ours: Mapping[str, Any], note: Note) -> dict[str, Any]:
+    def read(self, path: str, read: Entries, ours: Mapping[str, Any], note: Note) -> dict[str, Any]:
         """Returns values by name: tables without entries are empty, names that our object lacks are left out. Raises
         UserError with every fault."""
         result: dict[str, Any] = {name: {} for name in self.entries}
-        faults, strange, file = Faults(), [], FilePlace(path, origins=found.origins)
-        for key, value in found.content.items():
+        faults, strange, file = Faults(), [], FilePlace(path, origins=read.origins)
+        for key, value in read.content.items():
             with faults.gathered():
                 name = next((name for name, (table, _) in self.entries.items() if table.keys.match(key)), None)
                 if name:
@@ -228,21 +228,21 @@ class Content:
                     raise file.at(key).unknown(" or ".join(table.keys.form for table, _ in self.entries.values()))
                 else:
                     strange.append(key)
-        place = FilePlace(path, META_KEY)
+        at = FilePlace(path, META_KEY)
         for name, (values, _) in self.ours.items():
             if name in ours:
                 with faults.gathered():
-                    result[name] = values.read(place.at(name), ours[name])
+                    result[name] = values.read(at.at(name), ours[name])
         faults.require_none()
-        if skipped := [*strange, *found.skipped]:
+        if skipped := [*strange, *read.skipped]:
             note(f"{path}: skipped, as no measurements that are known here: {', '.join(map(shown, skipped))}")
         return result
 
-    def lacking(self, path: str, found: Entries, wanted: str) -> UserError:
+    def lacking(self, path: str, read: Entries, wanted: str) -> UserError:
         """The error for a file without its expected content, which may be another file than was meant."""
-        first = [shown(key, 40) for key in found.keys][:3]
+        first = [shown(key, 40) for key in read.keys][:3]
         has = f"; its keys are {', '.join(first)}, …" if first else ""
-        wanted += " and no raw runs that contain one" if found.raw else ""
+        wanted += " and no raw runs that contain one" if read.raw else ""
         return UserError(
             f"{path}: holds no {wanted}{has}; name the right file, or measure it with "
             f"`galvatron profile {self.command}`"
@@ -250,17 +250,17 @@ class Content:
 
     def write(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Returns the content of the file and of our object in it, each without empty entries."""
-        found: dict[str, Any] = {}
+        tables: dict[str, Any] = {}
         for name, (table, _) in self.entries.items():
-            found |= table.write(values.get(name, {}))
+            tables |= table.write(values.get(name, {}))
         ours = {name: kind.write(values[name]) for name, (kind, _) in self.ours.items() if values.get(name)}
-        return found, ours
+        return tables, ours
 
 
-def entries(place: FilePlace, value: object) -> Iterator[tuple[str, Any]]:
+def entries(at: FilePlace, value: object) -> Iterator[tuple[str, Any]]:
     """Items of the object at a place. Raises UserError when it is none or empty."""
     if not isinstance(value, dict) or not value:
-        raise UserError(f"{place}: must be an object with at least one entry, not {shown(value)}")
+        raise UserError(f"{at}: must be an object with at least one entry, not {shown(value)}")
     yield from value.items()
 
 

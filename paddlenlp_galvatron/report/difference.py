@@ -47,8 +47,8 @@ def _switch(value: bool | None) -> str:
 
 
 def differing_fields(a: Plan, b: Plan) -> dict[str, tuple[str, str]]:
-    before, after = fields(a), fields(b)
-    return {name: (before[name], after[name]) for name in before if before[name] != after[name]}
+    first, second = fields(a), fields(b)
+    return {name: (first[name], second[name]) for name in first if first[name] != second[name]}
 
 
 def differing_layers(a: Plan, b: Plan) -> list[tuple[str, str, str]]:
@@ -88,11 +88,11 @@ def printed(a: Plan, b: Plan, facts: tuple[PlanFacts, PlanFacts] | None) -> Iter
             shown.add_row(*row)
         yield shown
     if facts:
-        one, other = (each.tokens_per_s for each in facts)
-        if one and other:
-            each = [speed / plan.world_size for speed, plan in ((one, a), (other, b))]
+        speed_before, other = (each.tokens_per_s for each in facts)
+        if speed_before and other:
+            each = [speed / plan.world_size for speed, plan in ((speed_before, a), (other, b))]
             ranks = "" if a.world_size == b.world_size else f"; a rank {each[0]:,.0f} against {each[1]:,.0f}"
-            yield f"\n{one:,.0f} tokens/s against {other:,.0f} ({other / one - 1:+.1%}){ranks}"
+            yield f"\n{speed_before:,.0f} tokens/s against {other:,.0f} ({other / speed_before - 1:+.1%}){ranks}"
         yield from (str(load) for load in dict.fromkeys(each.cost.load for each in facts) if load)
         same = a.global_batch == b.global_batch
         first, second = (
@@ -133,9 +133,9 @@ def _terms(
 ) -> Table:
     made = table("", "first", "second", "")
 
-    def row(name: str, one: float, other: float) -> None:
-        more = words(other - one)
-        made.add_row(name, words(one), words(other), more if more.startswith("-") else f"+{more}")
+    def row(name: str, before_change: float, other: float) -> None:
+        more = words(other - before_change)
+        made.add_row(name, words(before_change), words(other), more if more.startswith("-") else f"+{more}")
 
     for key, name in names.items():
         if first.get(key) or second.get(key):
@@ -156,14 +156,14 @@ def printed_scaled(of: Scaled) -> Iterator[str | Table]:
     size = f"{batch * length:,} -> {now * length:,} tokens" if length else f"{batch:,} -> {now:,} samples"
     yield f"a step trains {size} ({now / batch - 1:+.1%})"
     if of.facts:
-        before, after = of.facts
+        old, new = of.facts
         yield (
-            f"highest memory of a GPU: {before.memory_mib / GIB_MIB:.2f} -> {after.memory_mib / GIB_MIB:.2f} GiB of "
-            f"{after.budget_mib / GIB_MIB:.4g}"
+            f"highest memory of a GPU: {old.memory_mib / GIB_MIB:.2f} -> {new.memory_mib / GIB_MIB:.2f} GiB of "
+            f"{new.budget_mib / GIB_MIB:.4g}"
         )
-        yield f"step: {before.prediction.time_s:.4g} -> {after.prediction.time_s:.4g} s"
-        yield f"speed: {before.speed_words} -> {after.speed_words}"
-        gain, gpus = after.prediction.samples_per_s / before.prediction.samples_per_s, of.after.world_size
+        yield f"step: {old.prediction.time_s:.4g} -> {new.prediction.time_s:.4g} s"
+        yield f"speed: {old.speed_words} -> {new.speed_words}"
+        gain, gpus = new.prediction.samples_per_s / old.prediction.samples_per_s, of.after.world_size
         yield f"tokens/s of a GPU {gain * of.before.world_size / gpus - 1:+.1%}, of all GPUs {gain - 1:+.1%}"
         if of.hint:
             yield f"hint: {of.hint}"
@@ -178,8 +178,8 @@ def scaled_summary(of: Scaled) -> dict[str, Any]:
         "changes": [asdict(change) for change in of.changes],
         "global_bsz": [of.before.global_batch, of.after.global_batch],
         "hint": of.hint or None,
-        "time_s": [one.prediction.time_s for one in facts] or None,
-        "memory_mib": [one.memory_mib for one in facts] or None,
-        "samples_per_s": [one.prediction.samples_per_s for one in facts] or None,
+        "time_s": [fact.prediction.time_s for fact in facts] or None,
+        "memory_mib": [fact.memory_mib for fact in facts] or None,
+        "samples_per_s": [fact.prediction.samples_per_s for fact in facts] or None,
         "load": load_summary(facts[0].cost.load) if facts else None,
     }

@@ -22,7 +22,7 @@ from .search import beside_fastest, layer_wise, layer_wise_summary, runner_up, s
 
 COLUMNS = 4  # stages side by side: 80 characters
 MOST_COLUMNS = 8  # stages that a table shows; of more, those that work longest and need most
-LARGE = 1000.0  # from which on numbers have no decimals
+LARGE = 1000.0  # larger numbers have no decimals
 MOST_OTHERS = 12  # other strategies of a layer that are shown
 UNCERTAIN = "at least: the search was not taken to its end; a plan that gains more may exist"
 
@@ -64,16 +64,16 @@ def by_searches(explanation: Explanation, job: Job | None = None) -> Iterator[st
     yield "\nthe best plans of this batch"
     yield from _runners_up(explanation)
     one_layer = explanation.one_layer
-    some = f" (the best of {one_layer.tried} of its layers)" if one_layer.tried < one_layer.count else ""
-    yield f"\none layer more under another strategy{some}"
+    scope = f" (the best of {one_layer.tried} of its layers)" if one_layer.tried < one_layer.count else ""
+    yield f"\none layer more under another strategy{scope}"
     yield _others(one_layer.others, explanation.prediction)
     if len(one_layer.others) > MOST_OTHERS:
         yield f"… and {len(one_layer.others) - MOST_OTHERS} more; --json has all"
     yield "\nwhat if (each found by a search)"
     yield _what_ifs(explanation)
-    if any(one.is_open for one in explanation.what_ifs):
+    if any(item.is_open for item in explanation.what_ifs):
         yield UNCERTAIN
-    yield from (f"{one.name}, {one.change}: {one.why_not}" for one in explanation.what_ifs if one.why_not)
+    yield from (f"{item.name}, {item.change}: {item.why_not}" for item in explanation.what_ifs if item.why_not)
     yield from changed_assumptions(explanation)
     if job and job.days:
         yield f"\nthe whole training: {job}"
@@ -82,12 +82,14 @@ def by_searches(explanation: Explanation, job: Job | None = None) -> Iterator[st
 def changed_assumptions(explanation: Explanation) -> Iterator[str]:
     """The time of this plan's step where an assumption changes, and the plan that is then the fastest."""
     step_s, plan = explanation.prediction.time_s, in_words(explanation.plan)
-    for one in explanation.what_ifs:
-        if one.plan and one.name in (*ASSUMED, INTERLEAVING):
-            own = [f"this plan takes {one.unchanged_s / step_s:.2f} x as long"] if one.unchanged_s else []
-            words = "this plan" if in_words(one.plan) == plan else f"{in_words(one.plan)}: {one.time_s / step_s:.2f} x"
-            found = "found is" if one.is_open else "would be"
-            yield f"{one.name}, {one.change}: {'; '.join([*own, f'the fastest {found} {words}'])}"
+    for item in explanation.what_ifs:
+        if item.plan and item.name in (*ASSUMED, INTERLEAVING):
+            more = [f"this plan takes {item.unchanged_s / step_s:.2f} x as long"] if item.unchanged_s else []
+            words = (
+                "this plan" if in_words(item.plan) == plan else f"{in_words(item.plan)}: {item.time_s / step_s:.2f} x"
+            )
+            verb = "found is" if item.is_open else "would be"
+            yield f"{item.name}, {item.change}: {'; '.join([*more, f'the fastest {verb} {words}'])}"
 
 
 def binding(explanation: Explanation) -> list[str]:
@@ -123,9 +125,9 @@ def binding(explanation: Explanation) -> list[str]:
         lines.append(
             f"loss in {pieces} pieces of tokens: saves {gib(saved)} GiB, and the step takes {longer:.1%} longer"
         )
-    speeds = [one for one in explanation.what_ifs if one.name.startswith("links") and isfinite(one.time_s)]
+    speeds = [item for item in explanation.what_ifs if item.name.startswith("links") and isfinite(item.time_s)]
     if speeds:
-        link, faster = min(speeds, key=lambda one: one.time_s), explanation.faster
+        link, faster = min(speeds, key=lambda item: item.time_s), explanation.faster
         gain = 1 - link.time_s / (faster or prediction).time_s
         whose = "the best plan's step" if faster else "a step"
         lines.append(f"{link.name}: twice as fast, {whose} takes {gain:.1%} less")
@@ -164,16 +166,16 @@ def summary(explanation: Explanation, job: Job | None = None) -> dict[str, Any]:
         "layers_that_differ": explanation.one_layer.count,
         "what_if": [
             {
-                "name": one.name,
-                "change": one.change,
-                "time_s": one.time_s if isfinite(one.time_s) else None,
-                "samples_per_s": one.samples_per_s,
-                "tokens_per_s": one.tokens_per_s,
-                "gap": one.gap,
-                "why_not": one.why_not or None,
-                "unchanged_s": one.unchanged_s,
+                "name": item.name,
+                "change": item.change,
+                "time_s": item.time_s if isfinite(item.time_s) else None,
+                "samples_per_s": item.samples_per_s,
+                "tokens_per_s": item.tokens_per_s,
+                "gap": item.gap,
+                "why_not": item.why_not or None,
+                "unchanged_s": item.unchanged_s,
             }
-            for one in explanation.what_ifs
+            for item in explanation.what_ifs
         ],
         "batch": plan.global_batch,
         "load": load_summary(explanation.cost.load),
@@ -194,27 +196,27 @@ def _shown(explanation: PlanFacts) -> list[int]:
 
 
 def _time_table(stages: Sequence[StageBreakdown], shown: Sequence[int]) -> Table:
-    some = [stages[stage] for stage in shown]
+    chosen = [stages[stage] for stage in shown]
     made = table("", *(f"stage {stage}" for stage in shown))
     for key, name in TIME.items():
-        hidden = [round(stage.hidden_ms.get(key, 0.0), 1) for stage in some]
-        if any(stage.time_ms[key] for stage in some) or any(hidden):
-            made.add_row(name, *(_cell(stage.time_ms[key]) for stage in some))
+        hidden = [round(stage.hidden_ms.get(key, 0.0), 1) for stage in chosen]
+        if any(stage.time_ms[key] for stage in chosen) or any(hidden):
+            made.add_row(name, *(_cell(stage.time_ms[key]) for stage in chosen))
         if any(hidden):
             made.add_row("  overlapped", *(f"({_cell(ms)})" for ms in hidden))
-    made.add_row("step", *(_cell(sum(stage.time_ms.values())) for stage in some))
-    if any(stage.hand_over_ms for stage in some):
-        made.add_row("P2P to the next stage", *(f"({_cell(stage.hand_over_ms)})" for stage in some))
+    made.add_row("step", *(_cell(sum(stage.time_ms.values())) for stage in chosen))
+    if any(stage.hand_over_ms for stage in chosen):
+        made.add_row("P2P to the next stage", *(f"({_cell(stage.hand_over_ms)})" for stage in chosen))
     return made
 
 
 def _memory_table(stages: Sequence[StageBreakdown], shown: Sequence[int]) -> Table:
-    some = [stages[stage] for stage in shown]
+    chosen = [stages[stage] for stage in shown]
     made = table("", *(f"stage {stage}" for stage in shown))
     for key, name in MEMORY.items():
-        if any(stage.memory_mib[key] for stage in some):
-            made.add_row(name, *(gib(stage.memory_mib[key]) for stage in some))
-    made.add_row("budget", *(gib(sum(stage.memory_mib.values())) for stage in some))
+        if any(stage.memory_mib[key] for stage in chosen):
+            made.add_row(name, *(gib(stage.memory_mib[key]) for stage in chosen))
+    made.add_row("budget", *(gib(sum(stage.memory_mib.values())) for stage in chosen))
     return made
 
 
@@ -265,11 +267,11 @@ def _what_ifs(explanation: Explanation) -> Table:
     seq = explanation.question.options.seq_length or 0
     now = explanation.prediction.samples_per_s * seq
     made.add_row("as planned", "", f"{explanation.prediction.time_s:.4g}", f"{now:,.0f}")
-    answers = [one for one in explanation.what_ifs if not one.why_not]
+    answers = [item for item in explanation.what_ifs if not item.why_not]
     if faster := explanation.faster:
         speed, gap = faster.samples_per_s, explanation.searched.fastest_gap
         best = WhatIf("the best plan", "as things are", faster.plan, faster.time_s, speed, speed * seq, gap)
         answers.insert(0, best)
-    for one in answers:
-        made.add_row(one.name, one.change, f"{one.time_s:.4g}", f"{one.tokens_per_s:,.0f}", one.gain(now))
+    for item in answers:
+        made.add_row(item.name, item.change, f"{item.time_s:.4g}", f"{item.tokens_per_s:,.0f}", item.gain(now))
     return made

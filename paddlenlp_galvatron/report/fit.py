@@ -78,15 +78,15 @@ def _limits(options: FitOptions) -> str:
     return " and ".join(filter(None, (days, f"cost {options.budget:,.0f}" if options.budget else "")))
 
 
-def rows(found: Sequence[Fit], shape: ModelShape, options: FitOptions) -> list[dict[str, Any]]:
+def rows(fits: Sequence[Fit], shape: ModelShape, options: FitOptions) -> list[dict[str, Any]]:
     """A row a number of GPUs, for programs."""
-    return [_row(one, later, shape, options) for one, later in zip(found, [*found[1:], None], strict=True)]
+    return [_row(fit, later, shape, options) for fit, later in zip(fits, [*fits[1:], None], strict=True)]
 
 
-def summary(found: Sequence[Fit], shape: ModelShape, options: FitOptions, hints: Sequence[Hint]) -> dict[str, Any]:
+def summary(fits: Sequence[Fit], shape: ModelShape, options: FitOptions, hints: Sequence[Hint]) -> dict[str, Any]:
     """The answer for programs."""
-    records = rows(found, shape, options)
-    assumptions = assumed_summary(found[-1].question.assumptions)
+    records = rows(fits, shape, options)
+    assumptions = assumed_summary(fits[-1].question.assumptions)
     beside = {"recommended": recommendations(records, options), "hints": [hint.summary() for hint in hints]}
     return {"rows": records, "load": load_summary(_load(shape, options)), **assumptions, **beside}
 
@@ -95,56 +95,56 @@ def _load(shape: ModelShape, options: FitOptions) -> Load | None:
     return options.cost_options.load if shape.experts else None
 
 
-def _row(one: Fit, following: Fit | None, shape: ModelShape, options: FitOptions) -> dict[str, Any]:
-    speed = one.best.samples_per_s if one.best else None
+def _row(fit: Fit, following: Fit | None, shape: ModelShape, options: FitOptions) -> dict[str, Any]:
+    speed = fit.best.samples_per_s if fit.best else None
     tokens_per_s = speed * options.tokens_of_a_sample if speed else None
-    if following and following.device != one.device:
+    if following and following.device != fit.device:
         following = None
     later = following.best.samples_per_s if following and following.best else None
     task = options.trained
-    job = one.job(options)
+    job = fit.job(options)
     mfu = (
-        one.device.mfu(tokens_per_s, one.best.plan, shape, task.frozen, task.document_tokens)
-        if one.best and tokens_per_s
+        fit.device.mfu(tokens_per_s, fit.best.plan, shape, task.frozen, task.document_tokens)
+        if fit.best and tokens_per_s
         else None
     )
     return {
-        "device": one.device.name,
-        "gpus": one.gpus,
-        "fits": one.best is not None,
-        "verdict": one.verdict,
-        "step_s": one.best.time_s if one.best else None,
+        "device": fit.device.name,
+        "gpus": fit.gpus,
+        "fits": fit.best is not None,
+        "verdict": fit.verdict,
+        "step_s": fit.best.time_s if fit.best else None,
         "tokens_per_s": tokens_per_s,
-        "tokens_per_s_per_gpu": tokens_per_s / one.gpus if tokens_per_s else None,
+        "tokens_per_s_per_gpu": tokens_per_s / fit.gpus if tokens_per_s else None,
         "mfu": mfu,
         **asdict(job),
-        "memory_estimate_gib": one.tensors_mib / GIB_MIB,
-        "memory_bound_gib": one.bound_mib / GIB_MIB,
-        "memory_gib": one.gpu_gib,
-        "binds": one.held.binds if one.held else "no strategy splits batch, heads and GPUs evenly",
-        "plan": plan_to_dict(one.best.plan) if one.best else None,
+        "memory_estimate_gib": fit.tensors_mib / GIB_MIB,
+        "memory_bound_gib": fit.bound_mib / GIB_MIB,
+        "memory_gib": fit.gpu_gib,
+        "binds": fit.held.binds if fit.held else "no strategy splits batch, heads and GPUs evenly",
+        "plan": plan_to_dict(fit.best.plan) if fit.best else None,
         "next_gpus": following.gpus if following else None,
         "next_times": later / speed if later and speed else None,
-        "more_gib_times": one.with_more / speed if one.with_more and speed else None,
-        "more_gib_fits": one.with_more is not None,
+        "more_gib_times": fit.with_more / speed if fit.with_more and speed else None,
+        "more_gib_fits": fit.with_more is not None,
     }
 
 
 def explain(
-    found: Sequence[Fit], shape: ModelShape, options: FitOptions, hints: Sequence[Hint]
+    fits: Sequence[Fit], shape: ModelShape, options: FitOptions, hints: Sequence[Hint]
 ) -> Iterator[str | Table]:
     """Tables and lines, to be printed one below the other."""
-    yield from heading(found, shape, options)
-    yield speeds(found, None, shape, options)
-    yield from memory(found, shape, options)
-    yield from hint_lines(found, hints)
+    yield from heading(fits, shape, options)
+    yield speeds(fits, None, shape, options)
+    yield from memory(fits, shape, options)
+    yield from hint_lines(fits, hints)
 
 
-def heading(found: Sequence[Fit], shape: ModelShape, options: FitOptions) -> Iterator[str]:
+def heading(fits: Sequence[Fit], shape: ModelShape, options: FitOptions) -> Iterator[str]:
     """The task, the devices, and how far published runs reach."""
     adapters = f", adapters of rank {options.trained.adapter_rank}" if options.trained.frozen else ""
-    devices = _by_device(found)
-    kinds = "; ".join(f"{device.name or 'a device'}, {own[0].gpu_gib:.4g} GiB a GPU" for device, own in devices.items())
+    devices = _by_device(fits)
+    kinds = "; ".join(f"{device.name or 'a device'}, {row[0].gpu_gib:.4g} GiB a GPU" for device, row in devices.items())
     tokens = f"{options.num_train_epochs:g} x " * (options.num_train_epochs != 1) + large(options.tokens or TOKENS)
     yield (
         f"{shape.name}, {options.task}{adapters}: {options.global_train_batch_size} samples of {options.seq_length} "
@@ -154,71 +154,71 @@ def heading(found: Sequence[Fit], shape: ModelShape, options: FitOptions) -> Ite
         yield str(load)
     yield from options.trained.notes(bool(shape.experts))
     kind: Literal["dense", "MoE"] = "MoE" if shape.experts else "dense"
-    for own in devices.values():
-        yield assumed(own[-1].question.assumptions)
-        sheet = own[0].question.options.device
+    for row in devices.values():
+        yield assumed(row[-1].question.assumptions)
+        sheet = row[0].question.options.device
         if sheet and (spread := load_data_sheet(sheet).published.get(kind)):
             yield (
-                f"published runs of {kind} models on {own[0].device.name} reach {spread.low:.2g} to {spread.high:.2g} "
+                f"published runs of {kind} models on {row[0].device.name} reach {spread.low:.2g} to {spread.high:.2g} "
                 f"of these speeds (8 of 10 of {spread.runs}, any software)"
             )
 
 
-def speeds(found: Sequence[Fit], before: Fit | None, shape: ModelShape, options: FitOptions) -> Table:
-    """A row a number of GPUs, in columns that are as wide for any rows; without names below a row `before`."""
-    several = len(_by_device(found)) > 1
+def speeds(fits: Sequence[Fit], previous: Fit | None, shape: ModelShape, options: FitOptions) -> Table:
+    """A row a number of GPUs, in columns that are as wide for any rows; without names below a row `previous`."""
+    several = len(_by_device(fits)) > 1
     first = ("device", "GPUs") if several else ("GPUs",)
     columns = SPEEDS | ({"cost": _money} if options.price_per_gpu_hour else {}) | ({} if several else BESIDE)
     shown = table(*first, *columns, left=("device",))
-    shown.show_header = before is None
+    shown.show_header = previous is None
     for column in shown.columns:
         column.min_width = max(len(str(column.header)), WIDTHS.get(str(column.header), 5))
-    for one in found:
-        row = _row(one, None, shape, options)
+    for fit in fits:
+        row = _row(fit, None, shape, options)
         row["times"] = (
-            one.best.samples_per_s / before.best.samples_per_s if before and before.best and one.best else None
+            fit.best.samples_per_s / previous.best.samples_per_s if previous and previous.best and fit.best else None
         )
         shown.add_row(
             *(str(row[name.lower()] or "a device") for name in first), *(make(row) for make in columns.values())
         )
-        before = one
+        previous = fit
     return shown
 
 
-def memory(found: Sequence[Fit], shape: ModelShape, options: FitOptions) -> Iterator[str | Table]:
+def memory(fits: Sequence[Fit], shape: ModelShape, options: FitOptions) -> Iterator[str | Table]:
     """Verdict, memory and plan of each row, and what the bound has next to tensors."""
-    devices = _by_device(found)
+    devices = _by_device(fits)
     several = len(devices) > 1
     first = ("device", "GPUs") if several else ("GPUs",)
     texts = ("device", "verdict", "plan", "bottleneck")
     plans = table(*first, "verdict", "estimate", "bound", "plan", "bottleneck", left=texts)
-    for one in found:
-        where = [one.device.name or "a device"] * several + [str(one.gpus)]
-        row = _row(one, None, shape, options)
+    for fit in fits:
+        where = [fit.device.name or "a device"] * several + [str(fit.gpus)]
+        row = _row(fit, None, shape, options)
         numbers = f"{row['memory_estimate_gib']:.1f}", f"{row['memory_bound_gib']:.1f}"
-        plans.add_row(*where, one.verdict, *numbers, in_words(one.best.plan) if one.best else "-", row["binds"])
+        plans.add_row(*where, fit.verdict, *numbers, in_words(fit.best.plan) if fit.best else "-", row["binds"])
     yield plans
     for own in devices.values():
         name = f"{own[0].device.name}: " * several
-        if own[0].held and not own[0].best and any(one.best for one in own):
+        if own[0].held and not own[0].best and any(fit.best for fit in own):
             yield f"{name}{own[0].gpus} GPUs: {own[0].held}"
         if parts := own[-1].question.reserve.parts_on(own[-1].question.budget_mib):
             amounts = ", ".join(f"{part.name} {part.mib / GIB_MIB:.2f}" for part in parts)
             yield f"{name}bound: estimate of tensors + {amounts} GiB on a full GPU"
-    if working := max(one.question.reserve.working for one in found):
+    if working := max(fit.question.reserve.working for fit in fits):
         yield f"the allocator may also keep {working:.0%} of working memory when it is freed"
-    yield found[0].job(options).checkpoint
-    yield from whole_runs(found, options)
-    yield from recommended_lines(recommendations(rows(found, shape, options), options), options)
+    yield fits[0].job(options).checkpoint
+    yield from whole_runs(fits, options)
+    yield from recommended_lines(recommendations(rows(fits, shape, options), options), options)
 
 
-def _by_device(found: Sequence[Fit]) -> dict[Device, list[Fit]]:
-    return {one.device: [other for other in found if other.device == one.device] for one in found}
+def _by_device(fits: Sequence[Fit]) -> dict[Device, list[Fit]]:
+    return {fit.device: [other for other in fits if other.device == fit.device] for fit in fits}
 
 
-def hint_lines(found: Sequence[Fit], hints: Sequence[Hint]) -> list[str]:
+def hint_lines(fits: Sequence[Fit], hints: Sequence[Hint]) -> list[str]:
     """Options with which training is faster, a line each."""
-    per_node = found[0].device.gpus_per_node or found[0].question.options.num_gpus_per_node
+    per_node = fits[0].device.gpus_per_node or fits[0].question.options.num_gpus_per_node
     return [hint_line(hint, per_node) for hint in hints]
 
 
@@ -231,7 +231,7 @@ def _times(name: str) -> Callable[[dict[str, Any]], str]:
     return lambda row: f"x{row[name]:.2f}" if row[name] else "-"
 
 
-WIDTHS = {"tokens/s": 10, "MFU": 6, "step, s": 7, "days": 6, "cost": 9}  # of columns; others are as their names
+WIDTHS = {"tokens/s": 10, "MFU": 6, "step, s": 7, "days": 6, "cost": 9}  # columns wider than their names
 _money = _column("cost", ",.0f")
 SPEEDS: dict[str, Callable[[dict[str, Any]], str]] = {
     "tokens/s": _column("tokens_per_s", ",.0f"),

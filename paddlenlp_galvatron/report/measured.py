@@ -23,14 +23,14 @@ Log = Sequence[Mapping[str, Any]]  # lines of train_log.jsonl
 WARM_UP_STEPS = 5  # of a process, which no time is taken of: the first ones allocate, compile and connect
 WINDOW_STEPS = 20  # latest steps, of which medians are taken
 ENOUGH_STEPS = 10  # fewer say nothing yet
-TOLERANCE = 0.15  # of a prediction
+TOLERANCE = 0.15  # tolerance of a prediction
 MARGIN = 0.9  # of a budget that is known to be too large: the next budget
 
 
 def of_plan(plan: Plan, records: Iterable[Record]) -> list[Record]:
     """The lines of a log that this plan wrote: a run may have continued under other plans."""
-    own = plan_id(plan)
-    return [record for record in records if record.get("plan") == own]
+    identity = plan_id(plan)
+    return [record for record in records if record.get("plan") == identity]
 
 
 def stage_peaks_mib(plan: Plan, records: Log) -> list[float]:
@@ -69,7 +69,7 @@ class MeasuredLoad(NamedTuple):
     """Rows of the busiest rank of experts over the mean."""
 
     usual: float  # mean over layers and micro-batches, median over the steps
-    most: float  # of any layer, micro-batch and step
+    most: float  # maximum over layers, micro-batches and steps
 
 
 def measured_load(records: Log) -> MeasuredLoad | None:

@@ -64,7 +64,7 @@ def render(
         what_ifs=explanation.what_ifs,
         changed_assumptions=list(changed_assumptions(explanation)),
         uncertain=UNCERTAIN,
-        is_open=any(one.is_open for one in explanation.what_ifs),
+        is_open=any(what_if.is_open for what_if in explanation.what_ifs),
         tokens_per_s=explanation.tokens_per_s,
         points=points,
         frontier_chart=_frontier_chart(points, explanation),
@@ -101,7 +101,7 @@ def drawn(facts: PlanFacts) -> dict[str, Any]:
     plan, prediction, reserve = facts.plan, facts.prediction, facts.cost.reserve_of(facts.plan)
     totals_mib = [stage.memory.total_mib for stage in prediction.stages]
     memories = [stage.memory for stage in prediction.stages] if reserve.parts else []
-    bounds_mib = [reserve.bound_mib(one.total_mib - one.context_mib, one.working_mib) for one in memories]
+    bounds_mib = [reserve.bound_mib(memory.total_mib - memory.context_mib, memory.working_mib) for memory in memories]
     strategies = list(dict.fromkeys(strategy_words(layer) for layer in plan.layers))
     step_ms = 1000 * prediction.time_s
     return {
@@ -174,8 +174,8 @@ def _measured(explanation: Explanation, records: Sequence[Mapping[str, Any]]) ->
     if not records:
         return {"records": 0}
     settled = records[WARM_UP_STEPS:] or records
-    some = records[:: max(1, len(records) // MOST_STEPS)]
-    steps = [float(record["step"]) for record in some]
+    thinned = records[:: max(1, len(records) // MOST_STEPS)]
+    steps = [float(record["step"]) for record in thinned]
     predicted_s = explanation.prediction.time_s
     return {
         "records": len(records),
@@ -184,7 +184,7 @@ def _measured(explanation: Explanation, records: Sequence[Mapping[str, Any]]) ->
         "steps_chart": _chart(
             "step",
             steps,
-            ChartLine("measured", [float(record["step_time_s"]) for record in some], COLOURS["lines"]["mine"]),
+            ChartLine("measured", [float(record["step_time_s"]) for record in thinned], COLOURS["lines"]["mine"]),
             ChartLine("predicted", [predicted_s] * len(steps), COLOURS["lines"]["best"], dash=True),
             from_zero=True,
         ),
@@ -226,9 +226,9 @@ def seconds(time_s: float) -> str:
 class Segment:
     """A part of a bar."""
 
-    key: str  # of TIME
+    key: str  # a key of TIME
     ms: float
-    share: float  # of the step
+    share: float  # share of the step
 
 
 def time_bar(stage: StageBreakdown, step_ms: float) -> tuple[list[Segment], list[Segment]]:
@@ -266,10 +266,10 @@ def folded(spans: Sequence[Span], plan: Plan, step_ms: float) -> Timeline:
         first, last = ends[shown], ends[-shown - 1]
         if last - first > LEAST_FOLDED * step_ms:
             gap = FOLD_WIDTH * (step_ms - (last - first))
-            before = [span for span in spans if span.start_ms < first]
+            earlier = [span for span in spans if span.start_ms < first]
             after = [span for span in spans if span.stop_ms > last]
             shift = last - first - gap
-            drawn = [span._replace(stop_ms=min(span.stop_ms, first)) for span in before] + [
+            drawn = [span._replace(stop_ms=min(span.stop_ms, first)) for span in earlier] + [
                 span._replace(start_ms=max(span.start_ms, last) - shift, stop_ms=span.stop_ms - shift) for span in after
             ]
             left_out = max(0, len(drawn) - MOST_SPANS)

@@ -58,7 +58,7 @@ class Searched(Metadata):
 
     time_s: float
     samples_per_s: float
-    lower_bound_s: float | None = None  # of a plan that a search found
+    lower_bound_s: float | None = None  # bound of a searched plan
     stages: list[StageSummary]
 
 
@@ -78,7 +78,7 @@ class PlanOrigin(Metadata):
     profiles: list[ProfilePath]
     assumptions: dict[str, Assumption] = {}
     options: dict[str, Any] = {}
-    model_options: dict[str, Any] = {}  # as they were given
+    model_options: dict[str, Any] = {}  # options as the user gave them
 
     @property
     def facts(self) -> list[tuple[str, str]]:
@@ -134,12 +134,12 @@ def _facts(plan: Plan, shape: ModelShape | None) -> list[tuple[str, str]]:
     if shape:
         facts.append(("model", f"{shape.name}, {shape.parameters / 1e9:.3g} billion parameters"))
     predicted, searched = (plan.metadata.get(name) or {} for name in ("predicted", "searched_from"))
-    if known := Searched.of(predicted):
-        forecast = f"{known.time_s:.4g} s a step, {known.samples_per_s:.4g} samples/s"
+    if by_search := Searched.of(predicted):
+        forecast = f"{by_search.time_s:.4g} s a step, {by_search.samples_per_s:.4g} samples/s"
         if plan.assumed.seq_length:
-            forecast += f", {known.samples_per_s * plan.assumed.seq_length / plan.world_size:,.0f} tokens/s/GPU"
-        if (bound_s := known.lower_bound_s) is not None:
-            forecast += f"; no plan takes less than {bound_s:.4g} s (gap {gap_of(bound_s, known.time_s):.2g})"
+            forecast += f", {by_search.samples_per_s * plan.assumed.seq_length / plan.world_size:,.0f} tokens/s/GPU"
+        if (bound_s := by_search.lower_bound_s) is not None:
+            forecast += f"; no plan takes less than {bound_s:.4g} s (gap {gap_of(bound_s, by_search.time_s):.2g})"
         facts.append(("predicted", forecast))
         if load := Predicted.of(plan).load:
             facts.append(("load", str(load)))

@@ -61,8 +61,8 @@ def layer_wise(result: SearchResult) -> Iterator[str]:
     elif uniform:
         yield "layer-wise planning gains nothing: the fastest plan has one strategy for all layers"
     elif result.uniform_bound_s is not None:
-        found = "fits" if result.uniform_bound_s == inf else "was found"
-        yield f"no plan with one strategy for all layers {found}"
+        outcome = "fits" if result.uniform_bound_s == inf else "was found"
+        yield f"no plan with one strategy for all layers {outcome}"
 
 
 def layer_wise_summary(result: SearchResult) -> dict[str, Any]:
@@ -75,13 +75,13 @@ def layer_wise_summary(result: SearchResult) -> dict[str, Any]:
     }
 
 
-def _simplicity(one: Candidate) -> dict[str, Any]:
-    simplicity = {"strategies": one.strategies, "segments": one.segments}
-    return {"time_s": one.time_s, "samples_per_s": one.samples_per_s, **shape_of(one), **simplicity}
+def _simplicity(candidate: Candidate) -> dict[str, Any]:
+    simplicity = {"strategies": candidate.strategies, "segments": candidate.segments}
+    return {"time_s": candidate.time_s, "samples_per_s": candidate.samples_per_s, **shape_of(candidate), **simplicity}
 
 
-def _seconds(one: Candidate) -> str:
-    return f"{one.time_s:.4g}"
+def _seconds(candidate: Candidate) -> str:
+    return f"{candidate.time_s:.4g}"
 
 
 def summary(result: SearchResult, budget_mib: float, reserve_mib: float) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class OwnPositions(nn.Layer):  # type: ignore[misc]
     def __init__(self, table: Any, chunks: Chunks):
         super().__init__()
         self._table, self._chunks = table, chunks
-        self._own: dict[Any, Any] = {}  # by the type of numbers
+        self._own: dict[Any, Any] = {}  # keyed by dtype
 
     def forward(self, x: Any, seq_len: int) -> Any:
         """(cosines, sines), each [1, own tokens, 1, D]."""

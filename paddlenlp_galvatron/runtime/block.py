@@ -55,7 +55,7 @@ class Block:
         self.is_mtp = shape.mtp_layers > 0
         context = placement.mesh.degree(Axis.CONTEXT)
         self._seq_length = setup.seq_length
-        self._query_length = self._seq_length // context  # of this rank's queries in attention
+        self._query_length = self._seq_length // context  # length of this rank's queries in attention
         index_of_chunks = placement.mesh.index(placement.local, Axis.CONTEXT)
         self._chunks = own_chunks(index_of_chunks, context, self._seq_length) if context > 1 else None
         with paddle.LazyGuard():  # whole weights are never made

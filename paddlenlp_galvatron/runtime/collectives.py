@@ -30,10 +30,10 @@ from .cpu_backend import SentRows
 from .trace import span
 
 CHECK_S = 5.0  # from one look of the watchdog to the next
-MESSAGES = ("send", "receive")  # between stages; all others are collectives
+MESSAGES = ("send", "receive")  # messages between stages; all others are collectives
 _started: deque[Operation] = deque()
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p")
-traffic_bytes: Counter[str] = Counter()  # by collective, since the process started or `forget_traffic`
+traffic_bytes: Counter[str] = Counter()  # keyed by collective, since the start or `forget_traffic`
 traffic_calls: Counter[str] = Counter()
 How = Mapping[str, bool]
 LATER: How = {"sync_op": False}
@@ -49,7 +49,7 @@ class Operation:
     def __init__(self, kind: str, ranks: tuple[int, ...]):
         self.what = f"{kind} of {named(ranks)}"
         self._step = status.step()
-        self.shown = ("wait", "wait") if kind in MESSAGES else (kind, "collective")  # on a time line
+        self.shown = ("wait", "wait") if kind in MESSAGES else (kind, "collective")  # name and category on a time line
         self.since = time.monotonic()
         self.task: Any = None  # Paddle's, once the call has returned
         self._ended = False

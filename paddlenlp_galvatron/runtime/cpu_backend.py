@@ -51,18 +51,18 @@ LATER_S = 60.0  # than others notice it, gloo ends a wait: its end says least
 _new_process_group = collective._new_process_group_impl
 _kept: list[Any] = []  # groups live as long as the process: gloo's threads use them
 COMMUNICATOR = "_ZN6paddle11distributed16ProcessGroupGloo14GetCommContextEv"  # ProcessGroupGloo::GetCommContext()
-SET_TIMEOUT = "_ZN4gloo7Context10setTimeoutENSt6chrono8durationIlSt5ratioILl1ELl1000EEEE"  # of milliseconds
+SET_TIMEOUT = "_ZN4gloo7Context10setTimeoutENSt6chrono8durationIlSt5ratioILl1ELl1000EEEE"  # argument in milliseconds
 CLASS = "_ZTVN4gloo10rendezvous7ContextE"  # its virtual table; objects point behind its first two words
 HELD = 16  # byte of a Python object of pybind11 at which the address of the held object stands
 WORDS = 16  # of a communicator, among which that of its context is
-GLOO_IN = ("libs/libphi_core.so", "libs/libphi.so")  # by Paddle's version, of its folder
+GLOO_IN = ("libs/libphi_core.so", "libs/libphi.so")  # path in Paddle's folder, by its version
 
 
 def install() -> None:
     """Complete Paddle's gloo process groups, if they will run: call before
     `paddle.distributed.init_parallel_env`."""
     gloo = core.ProcessGroupGloo
-    runs = parallel._is_cpuonly(os.environ.get("PADDLE_DISTRI_BACKEND", "auto"))  # as init_parallel_env asks
+    runs = parallel._is_cpuonly(os.environ.get("PADDLE_DISTRI_BACKEND", "auto"))  # init_parallel_env's own question
     if not runs or hasattr(gloo, "galvatron_installed"):
         return
     collective._new_process_group_impl = parallel._new_process_group_impl = _group_with_own_keys
@@ -114,7 +114,7 @@ def _group_with_own_keys(
 def _reached(store: Any, rank: int, world_size: int) -> Iterator[None]:
     """The first rank of each node has connected to those of the others, and they to it, before it leaves the context
     in step with them. Raises UserError: gloo would try for minutes."""
-    local = len(os.environ.get("PADDLE_TRAINER_ENDPOINTS", "").split(","))  # of this node, by our launcher
+    local = len(os.environ.get("PADDLE_TRAINER_ENDPOINTS", "").split(","))  # ranks of this node, by our launcher
     node, local_rank = divmod(rank, local)
     if local_rank or local == world_size:
         yield

@@ -30,7 +30,7 @@ from .trace import span
 from .units import Trainable
 
 LOSS_SCALE = 2.0**15  # PaddleNLP's scale_loss
-MTP_LOSS = "mtp_loss"  # among the metrics: unweighted
+MTP_LOSS = "mtp_loss"  # name of the unweighted metric
 TINY = 1e-12  # norms below this are treated as this
 
 
@@ -39,7 +39,7 @@ class Share(NamedTuple):
 
     samples: Samples  # of its rows, each part [micro-batches, r·S]; `pairs` [micro-batches, r, P, 5]
     labelled: int  # tokens with a label in the whole batch
-    pairs: int = 0  # in the whole batch
+    pairs: int = 0  # pairs in the whole batch
 
     @property
     def over(self) -> int:

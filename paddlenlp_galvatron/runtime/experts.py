@@ -160,7 +160,7 @@ class _Balanced(PyLayer):  # type: ignore[misc]
         return grad, load.coefficient * load.gradient_scale * shares
 
 
-PRODUCTS = ("gate", "up", "down")  # of an expert
+PRODUCTS = ("gate", "up", "down")  # products of an expert
 Memo = dict[str, Any]  # of one call: keeps the choice and the routing of forward for recompute
 
 
@@ -179,7 +179,7 @@ class Routing:
         self.group, self.sent = group, sent
         self.tokens, self.k = chosen.shape
         self.copies = self.k * etp  # rows of a token
-        self.back, rows_each = _places(chosen.flatten(), experts.ep, etp, local)  # by rank, then by expert
+        self.back, rows_each = _places(chosen.flatten(), experts.ep, etp, local)  # ordered by rank, then by expert
         count = self.tokens * self.copies
         self.order = _put(_numbers(count), self.back, count)
         self.token = self.order // self.copies
@@ -187,12 +187,12 @@ class Routing:
         rows = all_gather(rows_each.reshape([1, ranks, local]), group)  # [from, to, expert]
         counts = device.to_host(rows)  # the only read by the host
         me = 0 if group is None else group.rank
-        self.rows = counts.sum(-1).tolist()  # from each rank to each
+        self.rows = counts.sum(-1).tolist()  # rows between each pair of ranks
         self.rows_back = counts.sum(-1).T.tolist()
         received = counts.sum((0, 2))
         self.imbalance = float(received.max() / received.mean())
         local_counts = counts[:, me].sum(0).tolist()
-        self.counts = padding.rows(local_counts, float(received.mean()), experts.ep)  # of each of this rank's experts
+        self.counts = padding.rows(local_counts, float(received.mean()), experts.ep)  # rows of each expert of this rank
         by_rank, by_expert = _by_expert(counts[:, me], self.counts)
         self.by_rank, self.by_expert = device.to_device(by_rank), device.to_device(by_expert)
 

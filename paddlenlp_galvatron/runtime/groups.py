@@ -92,7 +92,7 @@ def run_as_rank(work: Callable[[], int | None]) -> NoReturn:
         lost = status.lost_a_peer(str(error))
         status.failed(RankOutcome.LOST_A_PEER if lost else RankOutcome.FAILED, sentence(error), code)
         traceback.print_exc()
-    except SystemExit as error:  # of a callback, or of PaddleNLP
+    except SystemExit as error:  # raised by a callback or PaddleNLP
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
     _end(code)
 

@@ -24,7 +24,7 @@ class Kernels:
     flash_attention: bool = False
     fused_rope: bool = False
     fused_rms_norm: bool = False
-    fused_cross_entropy: bool = False  # where the vocabulary is split
+    fused_cross_entropy: bool = False  # used where the vocabulary is split
 
     @classmethod
     def of(cls, assumed: Assumptions) -> Self:

@@ -122,7 +122,7 @@ class _Exchange:
         crossing = [move for move in plan if move.source != move.target and move.source in ranks]
         self.sent = [move for rank in ranks for move in crossing if (move.source, move.target) == (local, rank)]
         self.received = [move for rank in ranks for move in crossing if (move.source, move.target) == (rank, local)]
-        self.rows = [[0] * len(ranks) for _ in ranks]  # from each to each
+        self.rows = [[0] * len(ranks) for _ in ranks]  # rows between each pair of ranks
         for move in crossing:
             self.rows[ranks.index(move.source)][ranks.index(move.target)] += move.stop - move.start
         self.silent = group is None or not crossing

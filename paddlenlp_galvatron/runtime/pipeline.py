@@ -70,7 +70,7 @@ class Link:
 
     def done_with(self, message: Any) -> None:
         """Frees the buffer of a message that no later computation reads: another message may arrive in it."""
-        self._free.append(message.detach())  # on the same memory, without its autograd graph
+        self._free.append(message.detach())  # same memory, without its autograd graph
 
     def has_received(self, messages: int) -> None:
         """The peer has received `messages` messages since the last flush: release them."""
@@ -84,7 +84,7 @@ class Link:
         self._left = 0
 
 
-Links = tuple[Link, Link]  # between two stages: for activations, and for gradients
+Links = tuple[Link, Link]  # links between two stages: activations, gradients
 
 
 class StageSchedule(NamedTuple):
@@ -117,7 +117,7 @@ class Headroom:
 
     def __init__(self, in_turn: StageSchedule, schedule: StageSchedule, chunks: int):
         self._in_turn, self._schedule = in_turn, schedule
-        self.held_mib = [0.0] * chunks  # by a micro-batch in flight
+        self.held_mib = [0.0] * chunks  # memory of a micro-batch in flight
 
     def begin(self) -> None:
         """Call before the first step."""
@@ -156,8 +156,8 @@ class Pipeline:
         self._stage = stage
         self._micro_batches, self._chunks = plan.micro_batches, plan.chunks
         self._schedule = StageSchedule.of(plan, stage.index)
-        self._next_schedule = self._schedule  # of the next step
-        self._headroom: Headroom | None = None  # of the first two steps
+        self._next_schedule = self._schedule  # schedule of the next step
+        self._headroom: Headroom | None = None  # headroom of the first two steps
         if device.loads_kernels():
             self._next_schedule = StageSchedule.of(plan, stage.index, in_turn=True)
         numbers = stage.numbers.stored

@@ -28,7 +28,7 @@ class Placement:
         self.mesh: Mesh = strategy.mesh(size)
         self.local = here.local
         self.tp = strategy.tp  # ranks that split the weights
-        self.index = self.mesh.index(self.local, Axis.TENSOR)  # of this rank's part of them
+        self.index = self.mesh.index(self.local, Axis.TENSOR)  # index of this rank's part of them
         self.experts: Mesh = strategy.experts.mesh(size)
         self._sharding, self._experts_sharding = strategy.sharding, strategy.experts_sharding
         self._sequence_parallel = setup.plan.assumed.sequence_parallel
@@ -78,7 +78,7 @@ class Placement:
         """This rank's part of a weight of this layer, with its sum group and the number of ranks that hold it."""
         name, shape, weight_slice = prefix + weight.name, weight.shape, self.slice_of(weight)
         dtype = "float32" if weight.state else self.numbers.stored
-        tensor = zero_parameter(weight_slice.size(shape), dtype)  # until its unit is made
+        tensor = zero_parameter(weight_slice.size(shape), dtype)  # placeholder until its unit is made
         made = partial(ShardedParameter, name, shape, weight_slice, tensor, source=self.setup.source)
         if weight.expert is not None:
             copied = weight.axis is None  # a factor of its adapters

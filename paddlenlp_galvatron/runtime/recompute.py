@@ -27,7 +27,7 @@ class RecomputedPart:
         """`readers`: the linear layers that take the output, in the order in which they run; `weights`: within
         it layers find their weights, as they do around the forward pass."""
         self._weights = weights
-        self._call: _Call | None = None  # whose output is being read
+        self._call: _Call | None = None  # the call whose output is being read
         for reader in readers:
             self._follow(reader, last=reader is readers[-1])
 
@@ -61,7 +61,7 @@ class _Call:
         self.run = run
         self.inputs: tuple[Any, ...] = ()
         self._weights, self._random = weights, paddle.get_rng_state()
-        self.out: Any = None  # as the readers know it
+        self.out: Any = None  # the tensor that readers know
         self._again: Any = None  # the same, with the way back to the inputs
 
     def again(self, _gradient: Any = None) -> None:

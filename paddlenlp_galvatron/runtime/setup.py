@@ -27,11 +27,11 @@ class ModelSetup:
     source: WeightSource
     numbers: Numbers
     kernels: Kernels
-    seed: int = 0  # of dropout
+    seed: int = 0  # seed of dropout
     packed: bool = False  # rows may hold several documents; every layer must know where they end
     adapters: Adapters | None = None  # they alone are trained
     preference: Preference | None = None  # rows hold pairs of answers, and the loss is of these
-    mtp_weight: float = MTP_WEIGHT  # of MTP's loss
+    mtp_weight: float = MTP_WEIGHT  # weight of MTP's loss
 
     @classmethod
     def of(

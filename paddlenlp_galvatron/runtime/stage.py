@@ -93,7 +93,7 @@ class Stage:
         self._chunks = self._cut(plan, units.chain, here)
         self.trainables: list[Trainable] = []
         for made in self._make_trainables():
-            if plan.assumed.offload_optimizer:  # before the next unit's are made
+            if plan.assumed.offload_optimizer:  # moved before the next unit's states are made
                 offload(made)
             self.trainables += made
         start, stop = token_layout(None, plan.stage_size).intervals(self._tokens)[self._local, 0].tolist()
@@ -101,7 +101,7 @@ class Stage:
         # Ranks that have the same loss: of tokens those that split the vocabulary, of pairs those that split answers.
         mesh = vocab.mesh(plan.stage_size)
         axes = (Axis.TENSOR, Axis.ULYSSES, Axis.CONTEXT)
-        self.reports_first = not any(mesh.index(self._local, axis) for axis in axes)  # of those with the same rows
+        self.reports_first = not any(mesh.index(self._local, axis) for axis in axes)  # first rank with the same rows
         self.row_replicas = mesh.size // mesh.degree(Axis.DATA)
         # Each of them knows all pairs of its dp share, also of samples none of whose tokens are its own.
         self._paired = list(placement.samples) if setup.preference else []
@@ -122,8 +122,8 @@ class Stage:
             if head and self.has_mtp:
                 edges.append(edges[-2])
             redistributions = [
-                None if before == after else Redistribution(before, after, *tokens, here)
-                for before, after in pairwise(edges)
+                None if source == target else Redistribution(source, target, *tokens, here)
+                for source, target in pairwise(edges)
             ]
             chunks.append(_Chunk(embedding, chunk_blocks, head, chain, redistributions))
         return chunks

@@ -258,7 +258,7 @@ class ShardedUnit(Unit):
         self._users = 0
         self._flight: Pending | None = None
         self._publishing: Pending | None = None
-        self._sum: Any = None  # of this rank's part of the gradients
+        self._sum: Any = None  # sum of this rank's part of the gradients
         self._flat: Any = None
 
     def begin(self) -> None:

@@ -82,7 +82,7 @@ class PairLoss:
             self.sums.append(policy)
         reference, counts, wanted = pairs[..., :2], pairs[..., 2:4], self._preference
         exists = counts[..., 0] > 0
-        policy = paddle.where(exists.unsqueeze(-1), policy, paddle.full([], -1.0))  # whose loss has a gradient
+        policy = paddle.where(exists.unsqueeze(-1), policy, paddle.full([], -1.0))  # missing pairs have no gradient
         chosen_sums = policy[..., 0]
         if wanted.loss in BY_TOKEN:
             policy, reference = policy / counts.clip(1), reference / counts.clip(1)
@@ -154,7 +154,7 @@ class Head:
         shard = VocabularyShard(shape.vocab_size, placement)
         self._loss = CrossEntropy(shard, placement.group(Axis.TENSOR), fused)
         self._pieces = Pieces(pieces, self._loss, table, self._tied, placement.numbers) if len(pieces) > 1 else None
-        self._reduced_each = not setup.plan.assumed.async_grad_reduce  # after each micro-batch
+        self._reduced_each = not setup.plan.assumed.async_grad_reduce  # reduced after each micro-batch
         self._mtp_weight = setup.mtp_weight
         self.scale = 1.0  # the gradient of the sum of losses in the passes that follow
         # Ranks that have other tokens of the same answers are among those that have the same weights.

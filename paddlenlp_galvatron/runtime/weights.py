@@ -122,23 +122,23 @@ class ShardedParameter:
     """A weight, or the slice of it that this rank holds, and its gradient."""
 
     name: str  # PaddleNLP's name of the whole weight
-    shape: tuple[int, ...]  # of the whole weight, without padding
+    shape: tuple[int, ...]  # shape of the whole weight, without padding
     slice: Slice
     tensor: Any
     sum_group: Any  # ranks over whose tokens the gradient is summed; they hold the same part; None: this rank alone
     replicas: int  # ranks of the world that hold these same values, before any ZeRO
     first_copy: bool = True  # whether no lower rank outside of sum_group holds these values
-    gradient_dtype: str = "float32"  # in which gradients are summed over micro-batches
+    gradient_dtype: str = "float32"  # dtype of gradients summed over micro-batches
     shard_group: Any = None  # the part of sum_group in which ZeRO shards; None: all of it
     replica_group: Any = None  # ranks of all parts that keep the same shard
     presum_group: Any = None  # ranks that hold copies of these values and sum the copies' gradients first
     presum_across_stages: bool = False  # these ranks are in different stages: not before the step's last backward
-    sharded: bool = True  # by ZeRO, if it is a matrix
+    sharded: bool = True  # sharded by ZeRO, if it is a matrix
     expert: bool = False  # of a routed expert, whose dp type is its own
     state: bool = False  # its gradient is always 0
     summed: Any = None  # gradient that autograd does not keep: of another type, made in forward, or reduced
     stacked: tuple[ShardedParameter, ...] = ()  # weights that lie in the tensor one after the other, and have none
-    source: WeightSource | None = None  # of the values that it begins with
+    source: WeightSource | None = None  # source of the initial values
 
     @property
     def members(self) -> tuple[ShardedParameter, ...]:

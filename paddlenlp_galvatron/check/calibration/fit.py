@@ -39,8 +39,8 @@ EXPECTED = {
     "overlap_coe": 0.15,
     "tensor_in_pipeline": 0.15,
 }
-COEFFICIENTS = ("overlap_coe", "tensor_in_pipeline")  # at least 1
-SHARES = tuple(name for name in EXPECTED if name.endswith("efficiency"))  # of a peak: at most 1
+COEFFICIENTS = ("overlap_coe", "tensor_in_pipeline")  # slow-downs: at least 1
+SHARES = tuple(name for name in EXPECTED if name.endswith("efficiency"))  # shares of a peak: at most 1
 # Of a measured step against the best prediction, standard deviation: as of published runs of other software; and as of
 # runs that the prices explain exactly, taken where leave-one-out is off by less than the share EXACTLY of before.
 NOISE, LITTLE_NOISE, EXACTLY = 0.08, 0.01, 0.2
@@ -49,7 +49,7 @@ STEPS, STEP = 12, 1e-3  # of Gauss and Newton, and of the logarithm for slopes
 ROOM = 0.9  # of a GPU: an allocator that held more may have taken it because it was there
 LONGEST = 300  # characters of a source
 LARGEST_MOVE = 1.0  # of a logarithm in one step: far from the solution slopes mislead
-NETWORKS = tuple(2.0**-power for power in range(7))  # of the sheet's, that are tried
+NETWORKS = tuple(2.0**-power for power in range(7))  # tried shares of the sheet's network
 CLEAR = 0.5  # runs determine a number whose error they reduce to less than this share of its prior one
 ALIKE = 0.5  # runs do not separate two numbers whose errors correlate so
 
@@ -66,20 +66,20 @@ class MeasuredRun:
     step_s: float
     allocated_mib: float | None = None  # most that tensors held
     reserved_mib: float | None = None  # most that the allocator held
-    stage: int | None = None  # whose memory is known; None: the largest one's
+    stage: int | None = None  # stage with known memory; None: the largest stage
     offload_optimizer: bool = False
     adapter_rank: int | None = None  # rank of the LoRA adapters; None: all weights are trained
     ours: bool = False  # by this project's runtime, which posts the receives of a pipeline ahead
-    kept_bytes: Callable[[int, int], float] | None = None  # of layers that are not ours, see `analytic_computation`
-    imbalance: float = IMBALANCE  # of experts, as `CostOptions` has it
+    kept_bytes: Callable[[int, int], float] | None = None  # layers that are not ours: see `analytic_computation`
+    imbalance: float = IMBALANCE  # see `CostOptions.imbalance`
     kernels: ExpertKernels = GROUPED
-    document_tokens: float | None = None  # of packed rows, as `Task` has it
+    document_tokens: float | None = None  # packed rows: see `Task.document_tokens`
     stack: Stack | None = None  # the software; None: the sheet's
-    keeps_gathered: bool = False  # as `CostOptions` has it
+    keeps_gathered: bool = False  # see `CostOptions`
     attention_speed: float = 1.0  # of its attention kernel, over that of the sheet's
     network: float | None = None  # GB/s a direction of its nodes; None: the sheet's
     loss_in_place: bool = False  # a fused kernel takes the place of logits
-    overlaps: bool = True  # as `CostOptions` has it, and so
+    overlaps: bool = True  # see `CostOptions`, also below
     keeps_keys: bool = True
 
 
@@ -97,7 +97,7 @@ def cost_of(run: MeasuredRun, sheet: DataSheet) -> CostModel:
     sheet = sheet.with_stack(run.stack)
     attention = sheet.attention_efficiency.value * run.attention_speed
     figures = {"attention_efficiency": attention}
-    if run.network:  # whose rings are not the sheet's either
+    if run.network:  # its rings differ from the sheet's, too
         figures |= {"network": run.network, "half_ranks": HALF_RANKS.value}
     sheet = _with(sheet, figures if run.ours else figures | {"receive_coe": 1.0})
     gpus = run.plan.world_size
@@ -244,10 +244,10 @@ class _Problem(NamedTuple):
     """How far each run's prediction is off, and how that depends on some numbers; all in logarithms."""
 
     missed: NDArray[np.float64]
-    slopes: NDArray[np.float64]  # of each run by each number
-    deviations: NDArray[np.float64]  # of the numbers
+    slopes: NDArray[np.float64]  # derivative of each run by each number
+    deviations: NDArray[np.float64]  # expected deviations of the numbers
     moved: NDArray[np.float64]  # the numbers, from the sheet's
-    noise: float = NOISE  # of the runs
+    noise: float = NOISE  # expected deviation of the runs
 
     def having(self, chosen: Sequence[int]) -> _Problem:
         """The fit of some of its numbers."""
@@ -303,7 +303,7 @@ class _Problem(NamedTuple):
 
 
 class _Fit(NamedTuple):
-    values: dict[str, float]  # of the free numbers
+    values: dict[str, float]  # fitted values of the free numbers
     apart: tuple[float, ...]  # predicted / measured - 1 of each run from the others alone; empty: there is one run
     unclear: dict[str, str]  # numbers that the runs do not determine, each with the reason
 
@@ -353,13 +353,13 @@ def _fitted(runs: Sequence[MeasuredRun], sheet: DataSheet, names: list[str]) -> 
         pull = local.slopes.T @ local.missed / noise**2 + local.moved / local.deviations**2
         move = -np.linalg.solve(local.curvature, pull)
         move *= min(1.0, LARGEST_MOVE / max(float(np.abs(move).max()), 1e-12))
-        before = at
+        last = at
         at = at | {
             name: float(np.clip(at[name] * np.exp(step), least.get(name, 0.0), most.get(name, np.inf)))
             for name, step in zip(names, move, strict=True)
         }
         local = problem(at, names, noise)
-        if max(abs(np.log(at[name] / before[name])) for name in names) < STEP / 10:
+        if max(abs(np.log(at[name] / last[name])) for name in names) < STEP / 10:
             break
     apart = tuple(np.expm1(local.apart).tolist()) if len(runs) > 1 else ()
     unclear = dict(problem(at, every, noise).unclear(every))

@@ -34,7 +34,7 @@ ENOUGH_FREE_MIB = 10 * 1024
 OLD_DAYS = 90
 NETWORK_FILESYSTEMS = ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cephfs", "glusterfs", "cifs", "9p")
 MOST_PROFILES = 50
-KINDS = ("_profiling_", "bandwidth", "sp_time_", "overlap_coefficient")  # in the names of profile files
+KINDS = ("_profiling_", "bandwidth", "sp_time_", "overlap_coefficient")  # substrings of profile files' names
 MOST_HOSTS, SHOWN_HOSTS = 64, 3  # names that are looked up, and shown
 LOCK_S = 1.0  # a run that writes there holds it
 
@@ -56,10 +56,10 @@ class Facts:
     machine: Machine
     files: Files
     gpus: list[dict[str, str]]
-    paddle: PaddleFacts | None = None  # from the check of Paddle on
+    paddle: PaddleFacts | None = None  # unset until Paddle is checked
 
 
-Results = Iterator[Finding]  # without a subject: that of their check
+Results = Iterator[Finding]  # findings without a subject take their check's
 
 
 def examine(machine: Machine, files: Files) -> list[Finding]:

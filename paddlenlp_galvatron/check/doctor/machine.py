@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ...base import MIB, processor
 
-FLASH_LIBRARIES = {2: "libflashattn.so", 3: "libflashattnv3.so"}  # of Paddle's wheels, by version of FlashAttention
+FLASH_LIBRARIES = {2: "libflashattn.so", 3: "libflashattnv3.so"}  # Paddle's libraries, by FlashAttention version
 COMMAND_S = 20.0  # limit for a program: a hanging driver counts as missing
 
 

@@ -209,7 +209,7 @@ def loss(sizes: Sizes) -> Case:
 
     return Case(
         lambda logits: cross_entropy.losses(1 * logits, ids), plain, [logits]
-    )  # of a copy, as it takes their place
+    )  # gradients of a copy: the kernel overwrites its input
 
 
 def _stepped(weights: list[Any], gradients: list[list[Any]]) -> list[Any]:
@@ -340,7 +340,7 @@ def main() -> None:
             result: dict[str, str | float] = {"off": off, "worst": worst, "tolerance": case.tolerance(sizes.dtype)}
         except Missing as error:
             result = {"missing": str(error)}
-        except Exception as error:  # of Paddle, in any of its classes
+        except Exception as error:  # Paddle raises many classes
             if device.on_gpu():
                 raise  # a fault of CUDA's stays: the next kernel gets a process of its own
             result = {"missing": sentence(error)}

@@ -27,7 +27,7 @@ from .setting import Setting, in_turn
 DDP, ZERO2, ZERO3 = DataParallel.DDP, DataParallel.ZERO2, DataParallel.ZERO3
 # Plans of the sixteen that fit one rank.
 ONE_RANK = ("data parallel", "degrees mixed, strided, recompute", "tied tables", "split vocabulary, AdamW")
-PACKED = ("context parallel", "tied tables")  # whose rows hold several documents
+PACKED = ("context parallel", "tied tables")  # cases with several documents a row
 ONE_KV_HEAD = "tensor parallel"  # all ranks have copies of it
 MICRO_BATCHES = (1, 2, 3, 4, 8)  # of the schedules' cases: from three on, two stages of 1F1B once hung
 

@@ -36,8 +36,8 @@ GPU_MODEL = ModelShape("check", "llama", 8, 2048, 5632, 16, 16, 32_000, 2048)
 CPU_MODEL = ModelShape("check", "llama", 4, 256, 704, 8, 8, 2000, 64)
 STEPS = 5  # measured ones
 LEAST_MEMORY, MOST_MEMORY = 0.75, 1.05  # measured / predicted
-PROFILE_SHARE = 0.25  # of the part's time, for either profile
-CPU_PROFILE_S = 10.0  # for either
+PROFILE_SHARE = 0.25  # share of the part's time for each profile
+CPU_PROFILE_S = 10.0  # limit for each profile
 
 
 def prediction(setting: Setting) -> Iterator[Finding]:

@@ -37,7 +37,7 @@ class Timed(NamedTuple):
 
     run: Part
     share: float
-    every_world: bool = False  # on the smallest number of ranks, too
+    every_world: bool = False  # also run with the fewest ranks
 
 
 PARTS = {

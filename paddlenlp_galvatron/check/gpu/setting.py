@@ -28,8 +28,8 @@ class Setting:
     part: str
     ranks: int
     device: Device
-    folder: Path  # for its logs, which stay
-    end: float  # by the monotonic clock, of its time
+    folder: Path  # logs stay here
+    end: float  # deadline by the monotonic clock
 
     @property
     def on_gpus(self) -> bool:

@@ -25,7 +25,7 @@ from ...runtime.setup import MTP_WEIGHT
 from ...runtime.weights import WeightSource
 from ...training.recipe import Recipe
 
-Gradients = dict[str, NDArray[np.float32]]  # by PaddleNLP's name of the weight
+Gradients = dict[str, NDArray[np.float32]]  # keyed by PaddleNLP's weight names
 
 
 def train_one_process(
@@ -86,11 +86,11 @@ class _Mtp:
 
     def __init__(self, model: Any, shape: ModelShape):
         self._model, self._inner = model, getattr(model, shape.traits.prefix)
-        *_, before, self._layer = self._inner.layers
+        *_, previous, self._layer = self._inner.layers
         self._forward, self._layer.forward = self._layer.forward, lambda hidden, *_, **__: hidden
         self._calls: list[Any] = []  # further arguments of the layers, by pass
         self._normed: list[Any] = []
-        before.register_forward_pre_hook(lambda _, inputs: self._calls.append(inputs[1:]))
+        previous.register_forward_pre_hook(lambda _, inputs: self._calls.append(inputs[1:]))
         self._inner.norm.register_forward_post_hook(lambda _layer, _inputs, normed: self._normed.append(normed))
 
     def loss(self, batch: Samples) -> Any:

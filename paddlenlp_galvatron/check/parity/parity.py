@@ -35,7 +35,7 @@ WORKER = f"{__package__}.parity_worker"
 LEARNING_RATES = {"sgd": 0.05, "adamw": 1e-3}
 # How far gradients may be from one fp32 process, relative to the largest of their tensor.
 TOLERANCES = {Precision.FP32: 1e-4, Precision.BF16: 1e-1, Precision.FP16: 2e-2}
-LOSS_TOLERANCE = 1e-5  # of fp32
+LOSS_TOLERANCE = 1e-5  # fp32's tolerance
 # 16 bits round by so much. A token's loss is off by some roundings, the mean of n tokens by 1 / sqrt(n) of them; the
 # rounding of weights changes all tokens. In 50 seeds of each family and each plan of gpu-check, with 7 to 128 tokens,
 # losses in bf16 were within 40 % of `Parity.limits` (as with 4,096 tokens), and gradients within 9e-2.
@@ -57,7 +57,7 @@ class Case:
     optimizer: Literal["sgd", "adamw"] = "sgd"
     steps: int = 4
     seed: int = 0
-    lora_rank: int = 0  # of adapters, which alone learn then; 0: none
+    lora_rank: int = 0  # LoRA: adapters alone are trained; 0: none
     packed: bool = False  # rows hold several documents, of which some tokens have no label
     loss: str = ""  # of pairs of answers, by `model.preference`; "": that of tokens
 
@@ -255,7 +255,7 @@ def check_parity(cases: Sequence[Case], timeout_s: float = 300, device: Literal[
     worlds = {case.plan.world_size for case in cases}
     if len(worlds) != 1:
         raise ValueError(f"cases of one launch need one world size, not {sorted(worlds)}")
-    devices_of(min(worlds), device)  # before the cases of many ranks are written
+    devices_of(min(worlds), device)  # fails before large cases are written
     with scratch_folder("galvatron-parity-") as folder:
         write_cases(folder, cases)
         launch(WORKER, [str(folder)], worlds.pop(), folder / "log", timeout_s, device=device)

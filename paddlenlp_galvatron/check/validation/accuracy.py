@@ -85,11 +85,11 @@ def busy_ms(terms: Mapping[str, float]) -> float:
 class StageOutcome:
     """One stage, predicted and measured."""
 
-    predicted_ms: Mapping[str, float]  # by the names of TERMS
+    predicted_ms: Mapping[str, float]  # keyed by TERMS
     measured_ms: Mapping[str, float]  # mean over its ranks, in the step that counts
     predicted_mib: float  # tensors
     bound_mib: float  # all that a device may hold
-    peak_mib: float  # of the rank that held most
+    peak_mib: float  # peak of the rank with the most
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Outcome:
     predicted_s: float
     measured_s: float
     stages: tuple[StageOutcome, ...]
-    predicted_bytes: int  # of a step, over all ranks
+    predicted_bytes: int  # bytes of a step, summed over ranks
     measured_bytes: int
     quickest_s: tuple[float, ...] = ()  # measured, of each visit
 

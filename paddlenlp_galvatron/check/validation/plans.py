@@ -72,7 +72,7 @@ def mixed(random: Random, base: Plan) -> Plan:
     return replace(plan, layers=tuple(_layer(random, plan) for _ in plan.layers))
 
 
-_DRAWN: dict[str, Callable[[Random, Plan], Plan]] = {"uniform": _uniform, "mixed": mixed}  # in turn
+_DRAWN: dict[str, Callable[[Random, Plan], Plan]] = {"uniform": _uniform, "mixed": mixed}  # kinds of plans, in turn
 
 
 def _framed(random: Random, base: Plan, even: bool) -> Plan:

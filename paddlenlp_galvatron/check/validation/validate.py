@@ -22,7 +22,7 @@ from .work import FILE, JOURNAL, MeasuredRun, ValidateOptions, Visit, Work, key_
 METHOD = 6  # how a step is measured: raised when that changes
 WORKER = f"{__package__}.worker"
 SPARE_S = 600  # beyond the minutes: the start, and the plan that is under way
-MOST_FAILURES = 10  # of plans, after which something else is wrong
+MOST_FAILURES = 10  # failed plans that end the validation
 LEAST_S = 1.0
 
 

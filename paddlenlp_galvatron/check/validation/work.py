@@ -103,13 +103,13 @@ class Work(BaseModel):
     output: Path  # folder of the journal
     shape: ModelShape
     plans: tuple[dict[str, Any], ...]
-    identity: dict[str, Any] = {}  # of the journal: all that changes a measurement
+    identity: dict[str, Any] = {}  # the journal's key: all that changes a measurement
     visits: int = 1
-    steps: int  # of a visit
+    steps: int  # steps of one visit
     seed: int = 0
-    seconds: float  # after which no further plan is begun
+    seconds: float  # no further plan begins after this time
     ranks_per_node: int
-    adapter_rank: int | None = None  # of adapters, which alone learn
+    adapter_rank: int | None = None  # LoRA: adapters alone are trained
 
 
 def visit_of(plan: Plan, number: int) -> str:
@@ -120,8 +120,8 @@ def visit_of(plan: Plan, number: int) -> str:
 class Step(BaseModel):
     """One timed step, and the traced one behind it."""
 
-    seconds: float  # of the slowest rank
-    terms_ms: tuple[dict[str, float], ...]  # of each rank, traced
+    seconds: float  # time of the slowest rank
+    terms_ms: tuple[dict[str, float], ...]  # traced times of each rank
 
 
 class Visit(BaseModel):
@@ -129,7 +129,7 @@ class Visit(BaseModel):
 
     steps: tuple[Step, ...] = ()
     peaks_mib: tuple[float, ...] = ()  # of each rank: most that tensors held, beyond those that the process held before
-    reserved_mib: tuple[float, ...] = ()  # of each rank: most that the allocator held
+    reserved_mib: tuple[float, ...] = ()  # allocator's peak of each rank
     beside_mib: tuple[float, ...] = ()  # of each rank: taken on its GPU outside the allocator; empty: not known
     communicators: int = 0  # of the rank that has most, the world's among them
     bytes: dict[str, int] = {}  # given to collectives in a step, over all ranks

@@ -41,7 +41,7 @@ class Adapter:
             use_flash_attention=kernels.flash_attention,
             use_fused_rope=kernels.fused_rope,
             use_fused_rms_norm=kernels.fused_rms_norm,
-            use_fast_layer_norm=False,  # which Llama's norm asks for then
+            use_fast_layer_norm=False,  # Llama's norm reads it
         )
 
     def decoder_layer(self, shape: ModelShape, config: Any) -> Any:

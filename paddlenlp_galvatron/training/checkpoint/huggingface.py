@@ -41,7 +41,7 @@ from .weight_files import (
 )
 
 BUFFERS = "rotary_emb.inv_freq"  # computed, not trained: old files have them
-ROWS = 4096  # of a matrix that are compared at once
+ROWS = 4096  # rows of a matrix compared at once
 FREE = (*UNPLANNED, "initializer_range", "max_position_embeddings", "seq_length")
 
 
@@ -66,8 +66,8 @@ Module = tuple[StoredWeight, ...]
 def modules(shape: ModelShape) -> Iterator[Module]:
     """The weights of embedding, each decoder layer, and head."""
 
-    def module(weights: Sequence[Weight], place: str = "") -> Module:
-        ours, theirs = f"{shape.traits.prefix}.{place}", f"model.{place}"
+    def module(weights: Sequence[Weight], prefix: str = "") -> Module:
+        ours, theirs = f"{shape.traits.prefix}.{prefix}", f"model.{prefix}"
         return tuple(stored(weight, ours, theirs) for weight in weights)
 
     def stored(weight: Weight, ours: str = "", theirs: str = "") -> StoredWeight:
@@ -86,10 +86,10 @@ def copies(shape: ModelShape) -> list[StoredWeight]:
     if not shape.mtp_layers:
         return []
     [embedding], *_, (*_, head) = modules(shape)
-    place, tied = f"model.layers.{shape.main_layers}.", shape.tied_embeddings
+    prefix, tied = f"model.layers.{shape.main_layers}.", shape.tied_embeddings
     return [
-        replace(embedding, tensor=f"{place}embed_tokens.weight"),
-        replace(embedding if tied else head, tensor=f"{place}shared_head.head.weight"),
+        replace(embedding, tensor=f"{prefix}embed_tokens.weight"),
+        replace(embedding if tied else head, tensor=f"{prefix}shared_head.head.weight"),
     ]
 
 
@@ -130,7 +130,7 @@ class HuggingFaceWeights:
         numbers: Counter[Precision] = Counter()
         for name, precision in types.items():
             numbers[precision] += math.prod(self._weights[name].shape)
-        self.precision = numbers.most_common(1)[0][0]  # of most numbers
+        self.precision = numbers.most_common(1)[0][0]  # precision of most numbers
         self.precisions = {name: precision for name, precision in types.items() if precision != self.precision}
         for tensor, original in equal.items():
             _require_equal(files, tensor, original)

@@ -67,7 +67,7 @@ class WeightPiece:
     """A piece of a weight by numbers alone, as checkpoints describe it."""
 
     weight: str
-    shape: tuple[int, ...]  # of the whole weight
+    shape: tuple[int, ...]  # shape of the whole weight
     slice: Slice
     start: int
     stop: int
@@ -166,7 +166,7 @@ def load(checkpoint: Checkpoint, engine: Engine, optimizer: Any) -> None:
     for trainable in engine.trainables:
         with paddle.no_grad():
             values = stored.tensor(trainable, WEIGHT)
-            trainable.tensor.copy_(values, True)  # which may be in the host's memory
+            trainable.tensor.copy_(values, True)  # the tensor may be in the host's memory
             trainable.owner.publish(values)
             trainable.published()
             states = {kind: state_of(optimizer, trainable.tensor, kind) for kind in (*MOMENTS, *powers)}

@@ -40,7 +40,7 @@ from .weight_files import CONFIG, SHARDS, Tensor, write_tensors
 POLL_S = 0.05
 MOST_POLL_S = 1.0  # between two looks for the files of 1,000 ranks, on a file system that they share
 LINE_S = 15.0  # between lines of how far a long writing is
-MAX_SHARD_BYTES = 5 * GIB  # as transformers writes them
+MAX_SHARD_BYTES = 5 * GIB  # transformers' shard size
 WEIGHTS_ALONE = SimpleNamespace(state_dict=dict)  # an optimizer without moments
 
 

@@ -131,13 +131,13 @@ class Index(_Stored):
     model: ModelShape
     model_fingerprint: str
     plan: dict[str, Any] | None
-    precision: Precision | None = None  # of a converted model, which has no plan
-    precisions: dict[str, Precision] = {}  # of its weights that have another
+    precision: Precision | None = None  # precision of a converted model, which has no plan
+    precisions: dict[str, Precision] = {}  # precisions of weights that differ
     optimizer: dict[Literal["beta1_pow_acc", "beta2_pow_acc"], Number]
     loss_scale: tuple[Number, Count] | None
     data: DataPosition | None
     files: Annotated[tuple[StoredFile, ...], Field(min_length=1)]
-    adapters: Adapters | None = None  # which alone are stored, if there are any
+    adapters: Adapters | None = None  # adapters alone are stored, if there are any
     recipe: dict[str, Any] | None = None  # `TrainSettings.recipe` of the run; older checkpoints lack it
 
     @model_validator(mode="after")

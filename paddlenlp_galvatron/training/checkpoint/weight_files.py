@@ -161,8 +161,8 @@ def without_absent_mtp(shape: ModelShape, folder: Path) -> ModelShape:
     """The model without MTP if a directory's weights have none: transformers drops them, but not from config.json."""
     if not shape.mtp_layers or not any((folder / name).is_file() for name in (SINGLE, SHARDS)):
         return shape
-    place = f".layers.{shape.main_layers}."
-    return shape if any(place in tensor for tensor in tensor_files(folder)) else shape.having(shape.main_layers, 0)
+    prefix = f".layers.{shape.main_layers}."
+    return shape if any(prefix in tensor for tensor in tensor_files(folder)) else shape.having(shape.main_layers, 0)
 
 
 def require_plain(unknown: Iterable[str], folder: Path) -> None:

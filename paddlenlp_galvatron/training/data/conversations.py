@@ -52,12 +52,12 @@ class LineFaults(dict[tuple[int, str], tuple[int, int]]):
 class Line(NamedTuple):
     """A conversation, and where it stands."""
 
-    file: int  # of the files, which one
+    file: int  # index of the file
     number: int
     contents: list[LineMessage]
     context: Mapping[str, Any]  # other values that a chat template reads
     unread: Sequence[str] = ()  # its keys that have no meaning here
-    characters: int = 0  # of it in its file
+    characters: int = 0  # characters of it in its file
 
     @property
     def masked(self) -> bool:

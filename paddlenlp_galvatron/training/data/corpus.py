@@ -35,7 +35,7 @@ from .tokenizer import encode, encode_limited, largest_id
 TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py")  # of text in folders; JSON lines, Parquet and named files may have any
 NOT_STANDARD_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3"}
 BATCH_BYTES = 1 << 20  # text tokenised at once: enough for the tokenizer's threads, little memory
-BATCH_ROWS = 1000  # of a Parquet file, read at once
+BATCH_ROWS = 1000  # rows of a Parquet file read at once
 LARGEST_TEXT = 1 << 30  # characters of a file that is one document; a token takes about 100 bytes while it is made
 UINT16_VOCAB = 65500  # Megatron and PaddleNLP store ids of smaller vocabularies in two bytes, others in four
 

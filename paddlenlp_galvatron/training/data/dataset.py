@@ -299,12 +299,12 @@ class DataSet:
         self._seq_length, self._seed, self._split, self._keep = seq_length, seed, split, keep
         _require_share(split, shares)
         self._files = TokenFiles(self.prefix)
-        self.documents, self.tokens = self._files.documents, self._files.tokens  # of all splits
+        self.documents, self.tokens = self._files.documents, self._files.tokens  # documents and tokens of all splits
         self.identity = self._files.identity
         edges = split_edges(shares, self.documents)
         self._first, self._end = edges[SPLITS.index(split)], edges[SPLITS.index(split) + 1]
         self._passes: dict[int, SampleIndex] = {}
-        self.samples = len(self._pass(0))  # of one pass over the split
+        self.samples = len(self._pass(0))  # samples of one pass over the split
 
     def sample(self, number: int) -> NDArray[np.int64]:
         """Tokens [seq_length + 1] of a sample, counted from 0 through all passes. Raises UserError: the data have

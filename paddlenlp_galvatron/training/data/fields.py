@@ -19,7 +19,7 @@ from ...base import UserError, shortened
 from ...base.reading import parse_json, read_json
 from .templates import ANSWERS, CALLS, MARK, REASONING, Message, Template
 
-NOTHING: tuple[object, ...] = ("", [], {})  # of a field that says nothing
+NOTHING: tuple[object, ...] = ("", [], {})  # values of an empty field
 MASKS = ("weight", "loss", "train", "trainable")  # of a line or a message; 0 and false: not learnt, 1 and true: learnt
 OF_LINES = ("context", "system", "tools", *MASKS)
 OF_TEMPLATES = ("name", "tool_call_id")  # of a message: names that many templates do not need
@@ -36,7 +36,7 @@ PAIR_REMEDIES = REMEDIES | WORDS["pair_remedies"]
 class LineMessage(NamedTuple):
     """A message of a conversation."""
 
-    message: Message  # as the chat template takes it
+    message: Message  # the chat template's form
     field: str  # its name in the line
     learnt: bool = False
 

@@ -66,7 +66,7 @@ def pair_of(record: Mapping[str, Any]) -> Parsed:
             "no two answers: this is SFT data; DPO compares chosen and rejected, or the texts of response; or say "
             "--task sft"
         )
-    refuse("messages", record.get("messages", ""), remedies=PAIR_REMEDIES)  # which may lack src as well
+    refuse("messages", record.get("messages", ""), remedies=PAIR_REMEDIES)  # the record may lack src as well
     asked, answered = _texts(record, "src"), [] if record.get("tgt", "") in NOTHING else _texts(record, "tgt")
     if len(asked) != len(answered) + 1:
         raise UserError(f"src has {len(asked)} texts and tgt {len(answered)}; give one src more")
@@ -81,7 +81,7 @@ def pair_of(record: Mapping[str, Any]) -> Parsed:
         raise UserError("sort: needs two numbers, the larger one for the better answer")
     if order[0] == order[1]:
         raise UserError("sort: says that both answers are as good; give the better one a larger number")
-    asked, answered = ([text.strip() for text in texts] for texts in (asked, answered))  # as PaddleNLP does
+    asked, answered = ([text.strip() for text in texts] for texts in (asked, answered))  # PaddleNLP's rule
     contents = _of_turns(asked[:-1], answered, [False] * len(answered))
     contents.append(LineMessage({"role": "user", "content": asked[-1]}, f"src[{len(answered)}]"))
     for which in sorted(range(2), key=lambda value: -order[value]):

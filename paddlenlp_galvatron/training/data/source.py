@@ -156,7 +156,7 @@ class TrainingData(BatchSource):
         self._weights = _shares([part.weight for part in parts])
         self._order = _blend(self._weights, FIRST_BLOCK) if len(parts) > 1 else None
         self._vocab_size, self._seq_length = vocab_size, seq_length
-        self._step = "step" if split == "train" else f"{split} batch"  # as messages call it
+        self._step = "step" if split == "train" else f"{split} batch"  # word in messages
         described = [
             f"{weight:.6g} of {data_set.documents} documents with {data_set.tokens} tokens"
             for weight, data_set in zip(self._weights, self._sets, strict=True)
@@ -206,7 +206,7 @@ class BlendPart(NamedTuple):
     """A data set of a blend."""
 
     weight: float
-    path: Path  # without .bin and .idx
+    path: Path  # path without .bin and .idx
 
 
 def parse_data(data: str) -> list[BlendPart]:

@@ -233,8 +233,8 @@ class TuningData(InPasses):
         for row, index in enumerate(indices):
             first, count, _ = np.asarray(self._rows[index : index + 1])[0].tolist()
             start = 0
-            for number, (place, length) in enumerate(np.asarray(self._pieces[first : first + count]).tolist()):
-                tokens = np.asarray(self._tokens[place : place + length])[:, 0]
+            for number, (offset, length) in enumerate(np.asarray(self._pieces[first : first + count]).tolist()):
+                tokens = np.asarray(self._tokens[offset : offset + length])[:, 0]
                 stop = start + length - 1
                 ids[row, start:stop] = np.where(tokens < 0, ~tokens, tokens)[:-1]
                 labels[row, start:stop] = np.where(tokens < 0, IGNORED_LABEL, tokens)[1:]

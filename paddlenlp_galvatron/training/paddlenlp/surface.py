@@ -76,7 +76,7 @@ class PlanGroup:
     def _of(self, plan: Plan, rank: int, layer: LayerStrategy) -> dict[str, int]:
         degrees = degrees_of(plan, layer)
         places = zip(degrees, np.unravel_index(rank, [*degrees.values()]), strict=True)
-        answers = {f"get_{axis}_parallel_rank": int(place) for axis, place in places}
+        answers = {f"get_{axis}_parallel_rank": int(index) for axis, index in places}
         answers |= {f"get_{axis}_parallel_world_size": degree for axis, degree in degrees.items()}
         return answers | {"get_global_rank": rank, "get_stage_id": self.stage_id}
 

@@ -310,10 +310,10 @@ class Callbacks(Events):
     def control(self) -> Any:
         return self._trainer.control
 
-    def _call(self, event: str, **given: Any) -> None:
+    def _call(self, event: str, **arguments: Any) -> None:
         trainer = self._trainer
         call = getattr(trainer.callback_handler, event)
-        trainer.control = call(trainer.args, trainer.state, trainer.control, **given)
+        trainer.control = call(trainer.args, trainer.state, trainer.control, **arguments)
 
     def _reached(self, step: int) -> None:
         run, state = self._trainer.run, self._trainer.state
