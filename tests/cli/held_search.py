@@ -15,13 +15,14 @@ solve = BranchAndBound._solve
 solved: list[Any] = []
 
 
-def held(solver: BranchAndBound, entry: Any, *limits: Any) -> float | None:
+def held(solver: BranchAndBound, entry: Any, *limits: Any) -> Any:
     cancel = solver.cores.cancel
     if len(solved) >= int(sys.argv[1]) and not cancel.cancelled:
         sys.stdout.write("held\n")
         sys.stdout.flush()
         while not cancel.cancelled:
             entry.core.solve(inf, EFFORT, cancel)
+        return entry.bound  # the family stays open: a small one would find its plan in spite of the signal
     bound = solve(solver, entry, *limits)
     if bound is None:
         solved.append(entry)
