@@ -117,9 +117,12 @@ def shape_from_config(config: Any, name: str, source: str = "config") -> ModelSh
         latents=_latents(fields) if family.latent else None,
         **of_family,
     )
-    if shape.latents:
-        _require_heads_alike(shape, source)
-    elif shape.own_head_dim is None and shape.hidden_size % shape.heads:
+    if shape.latents and shape.kv_heads != shape.heads:
+        raise UserError(
+            f"{source}: num_key_value_heads is {shape.kv_heads}, but latent attention has as many as "
+            f"num_attention_heads, {shape.heads}; correct one of them"
+        )
+    if not shape.latents and shape.own_head_dim is None and shape.hidden_size % shape.heads:
         raise UserError(
             f"{source}: hidden_size {shape.hidden_size} does not split into {shape.heads} heads; correct one of them"
         )
@@ -179,15 +182,6 @@ def _latents(fields: Fields) -> Latents:
     if fields.config.get("head_dim") not in (None, sizes.qk_rope_head_dim):
         raise fields.error("head_dim", f"qk_rope_head_dim, {sizes.qk_rope_head_dim}, or leave it out")
     return sizes
-
-
-def _require_heads_alike(shape: ModelShape, source: str) -> None:
-    """Raise UserError for heads of latent attention that share keys and values."""
-    if shape.kv_heads != shape.heads:
-        raise UserError(
-            f"{source}: num_key_value_heads is {shape.kv_heads}, but latent attention has as many as "
-            f"num_attention_heads, {shape.heads}; correct one of them"
-        )
 
 
 def _head_dim(fields: Fields) -> int | None:
@@ -363,6 +357,7 @@ def _rope(fields: Fields) -> tuple[float, tuple[tuple[str, int | float | str], .
 
 def config_of(shape: ModelShape) -> dict[str, Any]:
     """The fields of config.json that make this shape."""
+    latents = shape.latents
     return {
         "model_type": shape.family,
         "num_hidden_layers": shape.main_layers,
@@ -371,7 +366,7 @@ def config_of(shape: ModelShape) -> dict[str, Any]:
         "intermediate_size": shape.intermediate_size,
         "num_attention_heads": shape.heads,
         "num_key_value_heads": shape.kv_heads,
-        **(_of_latents(shape.latents) if shape.latents else {"head_dim": shape.head_dim}),
+        **(asdict(latents) | {"q_lora_rank": latents.q_lora_rank or None} if latents else {"head_dim": shape.head_dim}),
         "vocab_size": shape.vocab_size,
         "max_position_embeddings": shape.max_position_embeddings,
         "tie_word_embeddings": shape.tied_embeddings,
@@ -391,16 +386,10 @@ def config_of(shape: ModelShape) -> dict[str, Any]:
     }
 
 
-def _of_latents(latents: Latents) -> dict[str, Any]:
-    return asdict(latents) | {"q_lora_rank": latents.q_lora_rank or None}
-
-
 def _of_experts(shape: ModelShape) -> dict[str, Any]:
     """The fields of config.json that describe a shape's experts."""
-    if not shape.experts:
-        return {}
     mixture, coefficient = shape.traits.mixture, shape.router_aux_loss_coef
-    if mixture is None:
+    if not shape.experts or mixture is None:
         return {}
     return {
         mixture.counts[0]: shape.experts,

@@ -150,18 +150,10 @@ class Kept:
     scalars: int = 0  # fp32, as tokens lie between layers
 
     def __add__(self, other: Kept) -> Kept:
-        return Kept(
-            self.tokens + other.tokens,
-            self.split + other.split,
-            self.scalars + other.scalars,
-        )
+        return Kept(self.tokens + other.tokens, self.split + other.split, self.scalars + other.scalars)
 
     def __sub__(self, other: Kept) -> Kept:
-        return Kept(
-            self.tokens - other.tokens,
-            self.split - other.split,
-            self.scalars - other.scalars,
-        )
+        return Kept(self.tokens - other.tokens, self.split - other.split, self.scalars - other.scalars)
 
 
 @dataclass(frozen=True, slots=True)

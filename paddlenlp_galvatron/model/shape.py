@@ -437,10 +437,7 @@ def _norms(shape: ModelShape) -> Sublayer:
     behind = len(names) - 2  # behind attention and behind the MLP, whose output no product reads
     sized = Kept(tokens=2 * hidden)  # the normalized input; the fused kernel recomputes it
     read = Kept(tokens=2 * hidden, scalars=2)
-    again = (
-        Again(Recompute.NORMS, read),
-        Again(Recompute.NORMS, sized, unless=Fused.NORMS),
-    )
+    again = Again(Recompute.NORMS, read), Again(Recompute.NORMS, sized, unless=Fused.NORMS)
     kept = Kept(tokens=(4 + 2 * behind) * hidden, scalars=behind) + read
     return Sublayer("norms", weights, kept, ((Fused.NORMS, Kept(tokens=(2 + behind) * hidden)),), again)
 

@@ -28,10 +28,8 @@ PLAIN: tuple[tuple[tuple[object, ...], str], ...] = (
     # Attention
     (NONE, "attention_multiplier query_pre_attn_scalar clip_qkv attention_chunk_size sliding_window_pattern"),
     (NONE, "no_rope_layers no_rope_layer_interval"),
-    (
-        OFF,
-        "attn_output_gate attn_temperature_tuning num_kv_shared_layers use_bidirectional_attention add_cross_attention",
-    ),
+    (OFF, "attn_output_gate attn_temperature_tuning num_kv_shared_layers"),
+    (OFF, "use_bidirectional_attention add_cross_attention"),
     (ONE, "is_causal"),
     # Layers, additions to them, and their scales
     (({}, []), "per_layer_config pruned_heads"),

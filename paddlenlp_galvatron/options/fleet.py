@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 from ..base import UserError, count
 from ..model import ModelShape, Recompute
 from ..plan import Assumptions, DataParallel, LayerStrategy, Plan, Precision, VocabStrategy, find_faults
-from ..plan.fleet_layers import FULL, HEAD, OF_THE_MODEL, OFFLOAD, REFINED, TAIL, Ids, division, offloaded, selected
-from ..plan.fleet_plan import MODULES
+from ..plan.fleet_layers import FULL, HEAD, MODULES, OF_THE_MODEL, OFFLOAD, REFINED, TAIL, division, offloaded, selected
 from ..plan.strategy import sharded_over_all
 from .fleet_fields import fields_of, unread_notes
 
@@ -56,10 +55,8 @@ class _Reading:
         self.layers = read.num_hidden_layers or model.layers
         degrees = (read.tensor_model_parallel_size, read.pipeline_model_parallel_size, read.context_parallel_size)
         self.tp, self.pp, self.cp = (max(degree, 1) for degree in degrees)
-        self.ep, self.chunks = (
-            max(read.expert_model_parallel_size, 1),
-            max(read.virtual_pipeline_model_parallel_size, 1),
-        )
+        self.ep = max(read.expert_model_parallel_size, 1)
+        self.chunks = max(read.virtual_pipeline_model_parallel_size, 1)
         stated = read.sharding_parallel_size
         if world_size is None and stated < 1:
             self.faults.append("world_size: missing, and the recipe has no sharding_parallel_size; give --world_size")
@@ -236,7 +233,7 @@ class _Reading:
         if read.recompute_method in ("first_n", "block") and read.num_empty_layers_add_in_head and counted:
             yield f"{HEAD}: a count of layers that recompute includes the empty ones in front"
 
-    def _judge(self, module: str, ids: Ids) -> None:
+    def _judge(self, module: str, ids: frozenset[int]) -> None:
         """A module that is no part of a plan's layers."""
         field = f"recompute_modules.{module}"
         if module == "lm_head":
@@ -258,11 +255,8 @@ class _Reading:
         """Differences between the recipe and its plan."""
         if self.ep > 1 and not self.model.experts:
             yield f"expert_model_parallel_size: {self.ep} has no effect, as {self.model.name} has no experts"
-        if (
-            self.read.hybrid_parallel_topo_order != "pp_first"
-            and self.pp > 1
-            and self.size > max(1, self.ep // self.tp)
-        ):
+        is_default = self.read.hybrid_parallel_topo_order != "pp_first"
+        if is_default and self.pp > 1 and self.size > max(1, self.ep // self.tp):
             yield (
                 "hybrid_parallel_topo_order: sharding_first, the default, has neighbouring ranks in the stages of a "
                 "pipeline; the plan has them in one stage, as pp_first"

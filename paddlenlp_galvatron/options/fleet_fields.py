@@ -172,11 +172,9 @@ def options_of(content: Mapping[str, Any], names: Container[str]) -> tuple[dict[
         options |= {"settle_bsz": read.global_batch_size, "global_train_batch_size": read.global_batch_size}
     if "tensor_parallel_degree" in names:
         options |= _degrees(read)
-        uniform = (read.recompute_granularity, read.recompute_method) in (
-            (None, read.recompute_method),
-            ("full", "uniform"),
-        )
-        if not uniform or read.num_empty_layers_add_in_head or read.num_empty_layers_add_in_tail:
+        how = read.recompute_granularity, read.recompute_method
+        empty = read.num_empty_layers_add_in_head or read.num_empty_layers_add_in_tail
+        if empty or (how[0] and how != ("full", "uniform")):
             faults.append(f"recompute_granularity, num_empty_layers_add_in_tail: layers differ; {PLAN_FIRST}")
     else:
         options["trainer"] = "paddlefleet"

@@ -19,8 +19,7 @@ BESIDE_EXPERTS = (Recompute.NONE, Recompute.ATTENTION, Recompute.FULL, *MODULES)
 
 def require_valid(plan: Plan, model: ModelShape | None = None) -> None:
     """Raise UserError with every fault of the plan, if it has any."""
-    faults = find_faults(plan, model)
-    if faults:
+    if faults := find_faults(plan, model):
         raise UserError(faults)
 
 

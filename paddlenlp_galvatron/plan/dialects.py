@@ -19,13 +19,7 @@ from .fields import Degrees, Flag, Flags, ListOf, parse, shown
 Fields = dict[str, Any]
 
 # Defaults of Galvatron's reader for missing fields: those of the arguments of the same names.
-LACKING: Fields = {
-    "pipeline_type": "gpipe",
-    "default_dp_type": "ddp",
-    "vtp": 1,
-    "vsp": 0,
-    "embed_sdp": 0,
-}
+LACKING: Fields = {"pipeline_type": "gpipe", "default_dp_type": "ddp", "vtp": 1, "vsp": 0, "embed_sdp": 0}
 LACKING_PER_LAYER = {"tp_consecutive_flags": 1, "use_sp": 0, "checkpoint": 0}
 MARKS = ("pp_deg", "tp_sizes_enc", "dp_types_enc", "pp_division")  # fields that no other file has
 

@@ -16,8 +16,7 @@ from typing import Any
 from ..base.errors import UserError
 from ..model import ModelShape, Recompute
 from .check import adapters_of, searched_options
-from .fleet_layers import MTP
-from .fleet_plan import MODULES, offload_settings, recompute_settings, stage_settings
+from .fleet_layers import MODULES, MTP, offload_settings, recompute_settings, stage_settings
 from .schedule import Schedule
 from .strategy import DataParallel, LayerStrategy, Plan, Precision, all_sharing
 
@@ -303,17 +302,13 @@ def gaps(plan: Plan, program: str, model: ModelShape | None = None) -> list[str]
         missing.append(f"model: {lacking} are not written for {program}")
     if plan.vocab.pieces > 1:
         missing.append(f"loss_pieces: {program} computes the logits of all tokens at once, which takes more memory")
-    if any(layer.offload for layer in plan.layers) and not (
-        program == FLEET and offload_settings(plan, stage_settings(plan) or {})
-    ):
-        can = "all of the input of layers that recompute all" if program == FLEET else "no activations"
+    fleet, full = program == FLEET, any(layer.recompute is Recompute.FULL for layer in plan.layers)
+    offloads = fleet and offload_settings(plan, stage_settings(plan) or {})
+    if any(layer.offload for layer in plan.layers) and not offloads:
+        can = "all of the input of layers that recompute all" if fleet else "no activations"
         missing.append(f"offload_enc: {program} keeps {can} in the host's memory")
-    if (
-        model
-        and model.mtp_layers
-        and (program != FLEET or any(each.recompute is Recompute.FULL for each in plan.layers))
-    ):
-        where = " with layers that recompute as a whole" * (program == FLEET)
+    if model and model.mtp_layers and (full or not fleet):
+        where = " with layers that recompute as a whole" * fleet
         missing.append(f"{MTP}: MTP{where} is not written for {program}; plan with --{MTP} 0")
     if model and model.vocab_size % tp:
         missing.append(f"vtp: {program} does not split a vocabulary of {model.vocab_size} over {tp} ranks nor pad it")

@@ -204,8 +204,7 @@ class SearchOptions(TaskOptions, LimitOptions):
             raise ValueError(f"max_virtual_pp_deg: for {self.trainer} only one chunk a stage is searched; give 1")
         if self.trainer != "galvatron" and self.offload_activations:
             raise ValueError(f"offload_activations: is not searched for {self.trainer}; leave it out")
-        unknown = [name for name in self._listed() if name not in DIMENSIONS]
-        if unknown:
+        if unknown := [name for name in self._listed() if name not in DIMENSIONS]:
             names = ", ".join(DIMENSIONS)
             raise ValueError(f"search_space: {unknown[0]!r} is unknown; use full, 3d, or join some of {names} by +")
         return self
@@ -318,15 +317,13 @@ class SearchOptions(TaskOptions, LimitOptions):
 
     @property
     def assumptions(self) -> Assumptions:
-        summed = self.amp_master_grad
-        if summed is None and self.mixed_precision is not Precision.FP32:
-            summed = True
+        by_default = self.amp_master_grad is None and self.mixed_precision is not Precision.FP32
         return Assumptions(
             self.sequence_parallel,
             self.mixed_precision,
             not self.no_async_grad_reduce,
             self.seq_length,
-            summed,
+            by_default or self.amp_master_grad,
             self.use_flash_attention,
             offload_optimizer=self.offload_optimizer or None,
         )

@@ -178,14 +178,7 @@ class Strategies:
             ends_fit = ends_fit and {plan.layers[start : start + width] for start in of_run} <= set(choices)
         return ends_fit and starts >= set(accumulate(plan.stages))
 
-    def plan(
-        self,
-        family: PlanFamily,
-        vocab: int,
-        division: Sequence[int],
-        choice: Sequence[int],
-        bare: Plan,
-    ) -> Plan:
+    def plan(self, family: PlanFamily, vocab: int, division: Sequence[int], choice: Sequence[int], bare: Plan) -> Plan:
         """The plan that the core's numbers stand for; `bare` gives the fields that all plans of a search share."""
         of_units = [unit for choices in self._of_units() for unit in choices]
         units, of_vocab, prefix = [of_units[number] for number in choice], *self.beginnings[vocab]

@@ -19,8 +19,7 @@ from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.options.fleet import read_recipe
 from paddlenlp_galvatron.plan import Assumptions, DataParallel, LayerStrategy, Plan, Precision, Recompute, VocabStrategy
 from paddlenlp_galvatron.plan.export import fleet_arguments
-from paddlenlp_galvatron.plan.fleet_layers import FULL, OF_THE_MODEL, division, offloaded, selected
-from paddlenlp_galvatron.plan.fleet_plan import MODULES
+from paddlenlp_galvatron.plan.fleet_layers import FULL, MODULES, OF_THE_MODEL, division, offloaded, selected
 from paddlenlp_galvatron.plan.mesh import Axis, Mesh
 
 EXAMPLES = 300
