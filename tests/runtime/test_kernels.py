@@ -22,7 +22,7 @@ from paddlenlp_galvatron.model import TRAINED
 from paddlenlp_galvatron.plan import Assumptions, ModelShape, Precision, uniform_plan, with_defaults
 from paddlenlp_galvatron.runtime import cross_entropy
 from paddlenlp_galvatron.runtime.adapters import load_family
-from paddlenlp_galvatron.runtime.adapters.qwen3 import HeadNorm
+from paddlenlp_galvatron.runtime.adapters.qwen2 import HeadNorm
 from paddlenlp_galvatron.runtime.groups import RankGroups
 from paddlenlp_galvatron.runtime.kernels import Kernels, rms_norm
 from paddlenlp_galvatron.runtime.paddle_private import MultiTensorAdamW

@@ -25,9 +25,8 @@ from tokenizers import AddedToken, Tokenizer, models
 from paddlenlp_galvatron.base.errors import UserError
 from paddlenlp_galvatron.options.model_options import ModelOptions
 from paddlenlp_galvatron.plan import load_model
-from paddlenlp_galvatron.training.checkpoint.adapters import stored_factors
+from paddlenlp_galvatron.training.checkpoint.adapters import StoredFactor, stored_factors
 from paddlenlp_galvatron.training.checkpoint.companions import config_like, without_absent_code
-from paddlenlp_galvatron.training.checkpoint.fused_adapters import StoredFactor
 from paddlenlp_galvatron.training.checkpoint.saving import WEIGHTS_ALONE, save_model
 from paddlenlp_galvatron.training.prepare import prepare
 from paddlenlp_galvatron.training.run import Run

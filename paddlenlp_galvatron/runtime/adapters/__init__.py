@@ -14,13 +14,13 @@ if TYPE_CHECKING:  # PaddleNLP's layers take seconds to import
 ADAPTERS = {
     "llama": "llama.Llama",
     "qwen2": "qwen2.Qwen2",
-    "qwen3": "qwen3.Qwen3",
-    "ernie4_5": "ernie.Ernie",
-    "ernie4_5_moe": "ernie.Ernie",
+    "qwen3": "qwen2.Qwen3",
+    "ernie4_5": "llama.Ernie",
+    "ernie4_5_moe": "llama.Ernie",
     "qwen2_moe": "qwen2.Qwen2",
-    "qwen3_moe": "qwen3.Qwen3",
+    "qwen3_moe": "qwen2.Qwen3",
     "mixtral": "llama.Llama",
-    "glm4_moe": "glm4.Glm4",
+    "glm4_moe": "qwen2.Glm4",
     "deepseek_v2": "deepseek.Deepseek",
     "deepseek_v3": "deepseek.Deepseek",
 }

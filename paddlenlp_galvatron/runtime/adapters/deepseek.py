@@ -7,12 +7,8 @@ from functools import partial
 from typing import Any
 
 from paddle import nn
+from paddlenlp.transformers.deepseek_v2 import modeling
 from paddlenlp.transformers.deepseek_v2.configuration import DeepseekV2Config
-from paddlenlp.transformers.deepseek_v2.modeling import (
-    DeepseekV2DecoderLayer,
-    DeepseekV2ForCausalLM,
-    DeepseekV2YarnRotaryEmbedding,
-)
 from paddlenlp.transformers.llama.modeling import LlamaRMSNorm, LlamaRotaryEmbedding
 
 from ...model import ModelShape
@@ -24,9 +20,9 @@ LATENT_EPSILON = 1e-6  # of the norms of latents in transformers, which rms_norm
 
 class Deepseek(Adapter):
     config_class = DeepseekV2Config
-    layer_class = partial(DeepseekV2DecoderLayer, layer_idx=0)  # a dense one
+    layer_class = partial(modeling.DeepseekV2DecoderLayer, layer_idx=0)  # a dense one
     norm_class = LlamaRMSNorm  # PaddleNLP's DeepSeek has no fused one, and 1e-6 for every rms_norm_eps
-    model_class = DeepseekV2ForCausalLM
+    model_class = modeling.DeepseekV2ForCausalLM
 
     def config(self, shape: ModelShape, seq_length: int, kernels: Kernels = PLAIN) -> Any:
         config = super().config(shape, seq_length, kernels)
@@ -58,7 +54,7 @@ class Deepseek(Adapter):
             return Positions(LlamaRotaryEmbedding(shape.rotary_dim, positions, shape.rope_theta), flat=True)
         scaling = {name: value for name, value in shape.rope_scaling if name not in ("rope_type", "factor")}
         factor = dict(shape.rope_scaling)["factor"]
-        return DeepseekV2YarnRotaryEmbedding(shape.rotary_dim, positions, shape.rope_theta, factor, **scaling)
+        return modeling.DeepseekV2YarnRotaryEmbedding(shape.rotary_dim, positions, shape.rope_theta, factor, **scaling)
 
 
 class Positions(nn.Layer):  # type: ignore[misc]

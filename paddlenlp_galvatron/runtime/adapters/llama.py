@@ -1,17 +1,12 @@
-"""Llama, by PaddleNLP's own layers."""
+"""Llama, and ERNIE-4.5 without its experts, by PaddleNLP's layers of Llama."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+from paddlenlp.transformers.llama import modeling
 from paddlenlp.transformers.llama.configuration import LlamaConfig
-from paddlenlp.transformers.llama.modeling import (
-    Llama3RotaryEmbedding,
-    LlamaDecoderLayer,
-    LlamaForCausalLM,
-    LlamaRMSNorm,
-    LlamaRotaryEmbedding,
-)
 
 from ...model import ModelShape
 from .decoder import Adapter
@@ -19,13 +14,28 @@ from .decoder import Adapter
 
 class Llama(Adapter):
     config_class = LlamaConfig
-    layer_class = LlamaDecoderLayer
-    norm_class = LlamaRMSNorm
-    model_class = LlamaForCausalLM
-    rotary_class = LlamaRotaryEmbedding
+    layer_class = modeling.LlamaDecoderLayer
+    norm_class = modeling.LlamaRMSNorm
+    model_class = modeling.LlamaForCausalLM
+    rotary_class = modeling.LlamaRotaryEmbedding
 
     def _rotary(self, shape: ModelShape, positions: int) -> Any:
         if not shape.rope_scaling:
             return super()._rotary(shape, positions)
         scaling = {name: value for name, value in shape.rope_scaling if name != "rope_type"}
-        return Llama3RotaryEmbedding(shape.head_dim, positions, shape.rope_theta, **scaling)
+        return modeling.Llama3RotaryEmbedding(shape.head_dim, positions, shape.rope_theta, **scaling)
+
+
+class Ernie(Llama):
+    """Rotary positions turn neighbouring numbers of a head here, and numbers half a head apart in Llama. Both give the
+    same scores of attention once the numbers of each head of q and k are sorted in one way."""
+
+    def _fit(self, layer: Any, shape: ModelShape, config: Any) -> None:
+        super()._fit(layer, shape, config)
+        for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj):
+            projection.register_forward_post_hook(partial(_by_halves, shape.head_dim))
+
+
+def _by_halves(width: int, _layer: Any, _inputs: Any, heads: Any) -> Any:
+    """Sort each head: first numbers of all pairs, then second ones; [..., N * D] for any number of heads N."""
+    return heads.reshape([*heads.shape[:-1], -1, width // 2, 2]).swapaxes(-1, -2).reshape(heads.shape)
