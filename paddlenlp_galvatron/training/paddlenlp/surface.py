@@ -71,14 +71,16 @@ class PlanGroup:
         stage = rank // plan.stage_size
         self.nranks, self.global_rank, self.stage_id = plan.world_size, rank, stage
         self.is_first_stage, self.is_last_stage = stage == 0, stage == plan.pipeline - 1
-        self._plan, self._answers = plan, [self._of(plan, rank, layer) for layer in layers or plan.layers]
+        self._plan, self._answers = plan, [self._of(plan, layer) for layer in layers or plan.layers]
 
-    def _of(self, plan: Plan, rank: int, layer: LayerStrategy) -> dict[str, int]:
-        degrees = degrees_of(plan, layer)
-        places = zip(degrees, np.unravel_index(rank, [*degrees.values()]), strict=True)
-        answers = {f"get_{axis}_parallel_rank": int(index) for axis, index in places}
-        answers |= {f"get_{axis}_parallel_world_size": degree for axis, degree in degrees.items()}
-        return answers | {"get_global_rank": rank, "get_stage_id": self.stage_id}
+    def _of(self, plan: Plan, layer: LayerStrategy) -> dict[str, tuple[int, ...]]:
+        """The answers on every rank, as all ranks must refuse the same questions."""
+        degrees, ranks = degrees_of(plan, layer), range(plan.world_size)
+        places = zip(degrees, np.unravel_index(ranks, [*degrees.values()]), strict=True)
+        answers = {f"get_{axis}_parallel_rank": tuple(numbers.tolist()) for axis, numbers in places}
+        answers |= {f"get_{axis}_parallel_world_size": (degree,) * len(ranks) for axis, degree in degrees.items()}
+        stages = tuple(rank // plan.stage_size for rank in ranks)
+        return answers | {"get_global_rank": tuple(ranks), "get_stage_id": stages}
 
     def of_layer(self, index: int) -> PlanGroup:
         """The answers of decoder layer `index`, counted from 0 over all stages. Raises UserError."""
@@ -101,9 +103,9 @@ class PlanGroup:
             )
         answers = list(runs([answers[name] for answers in self._answers]))
         if len(answers) == 1:
-            return lambda: answers[0][1]
+            return lambda: answers[0][1][self.global_rank]
         different = ", ".join(
-            f"{answer} in " + (f"layer {at[0]}" if len(at) == 1 else f"layers {at[0]}-{at[-1]}")
+            f"{answer[self.global_rank]} in " + (f"layer {at[0]}" if len(at) == 1 else f"layers {at[0]}-{at[-1]}")
             for at, answer in answers
         )
         raise UserError(
