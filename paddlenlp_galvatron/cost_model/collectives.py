@@ -240,12 +240,7 @@ def weight_calls(weights: Weights, strategy: Strategy, setting: Setting) -> Call
 
 
 def matrix_calls(
-    numbers: int,
-    dp_type: DataParallel,
-    axes: tuple[Axis, ...],
-    sharing: int,
-    sharding: int | None,
-    setting: Setting,
+    numbers: int, dp_type: DataParallel, axes: tuple[Axis, ...], sharing: int, sharding: int | None, setting: Setting
 ) -> Calls:
     """Collectives of matrices of `numbers` numbers that `sharing` ranks along these axes hold equally, or ZeRO shards
     over `sharding` of them."""
@@ -332,13 +327,7 @@ class CallTimes(NamedTuple):
 
     @classmethod
     def of(
-        cls,
-        calls: Calls,
-        mesh: Mesh,
-        pipeline: int,
-        copies: int,
-        sharding: int | None,
-        network: Network,
+        cls, calls: Calls, mesh: Mesh, pipeline: int, copies: int, sharding: int | None, network: Network
     ) -> CallTimes:
         """Times of the calls on this cluster. `copies`: ranks of a tp group that hold the same kv heads; `sharding`: as
         strategies have it."""

@@ -49,11 +49,9 @@ class ExpertPrices:
         workspace = Workspace.of((likely.workspace, workspace))
         cost = LayerCost.of(likely.terms, room.activation_mib, workspace, likely.memory)
         rank = self._modules.task.adapter_rank
-        return (
-            cost
-            if rank is None
-            else cost + self._adapters(rank, experts, setting, likely.terms.passes.forward.compute_ms)
-        )
+        if rank is not None:
+            cost += self._adapters(rank, experts, setting, likely.terms.passes.forward.compute_ms)
+        return cost
 
     def _adapters(self, rank: int, experts: Experts, setting: Setting, forward_ms: float) -> LayerCost:
         """Cost of the experts' adapters without activations, which `_room` has; `forward_ms`: of the experts."""

@@ -25,10 +25,9 @@ from ..model.layer import apart
 from ..plan.comm_points import CORE, GATHERS, CommPoint, block_points, comm_ops, repeated
 from ..plan.layout import token_axes
 from ..plan.mesh import OF_A_SAMPLE, SHARDING, Axis, Mesh
-from ..plan.strategy import Assumptions, LayerStrategy, Precision, Strategy
+from ..plan.strategy import LayerStrategy, Strategy
 from ..profiles.analytic import layer_numbers_per_token, recompute_saving_per_token, recompute_shares
 from ..profiles.computation import PassTimes
-from ..profiles.memory_use import MemoryUse
 from .collectives import CallTimes, Setting, point_calls, weight_calls
 from .costs import LayerCost, StageSetting
 from .experts import OF_EXPERTS, ExpertPrices
@@ -40,10 +39,7 @@ from .weights import Weights, adapter_weights, weights_of
 # shares of the peaks of their data sheets.
 FLOPS_PER_BYTE = 200.0
 # The points that gather latents for these products.
-GATHERED_AT = {
-    "self_attn.q_b_proj.weight": CommPoint.LATENT_QUERY,
-    "self_attn.kv_b_proj.weight": CommPoint.LATENT,
-}
+GATHERED_AT = {"self_attn.q_b_proj.weight": CommPoint.LATENT_QUERY, "self_attn.kv_b_proj.weight": CommPoint.LATENT}
 
 
 class Partly(NamedTuple):
@@ -61,47 +57,12 @@ class Partly(NamedTuple):
         return whole_ms * sum([shares[part] for part in self.parts])
 
 
-def partly(
-    model: ModelShape, parts: Recompute, tp: int, memory: MemoryUse, layer_type: int, seq: int, assumed: Assumptions
-) -> Partly:
-    """The effect of recomputing these parts of a layer."""
-    megatron, how = assumed.sequence_parallel, (assumed.mixed_precision, assumed.fused)
-    spared_mib = memory.recompute_saving_mib(layer_type, parts, tp, seq, megatron)
-    if spared_mib is None:
-        spared = _spared_share(model, parts, seq, tp, megatron, *how)
-    else:
-        spared = min(spared_mib / memory.activation_mib(layer_type, tp, seq, megatron), 1.0)
-    return Partly(
-        apart(parts),
-        recompute_shares(model, seq, *how, FLOPS_PER_BYTE),
-        spared,
-        memory.recompute_peak_mib(layer_type, parts, tp, seq, megatron),
-    )
-
-
 def made_numbers(model: ModelShape, tp: int) -> tuple[int, int]:
     """Numbers of the gradients that a layer's backward has made when it takes most memory, where a step has made none
     before: those of the MLP's last matrix; those of all of the MLP, where attention is computed again."""
     mlp = [weight for sublayer in model.block.sublayers if not sublayer.attends for weight in sublayer.weights]
     sizes = [weight.numbers_on(tp) for weight in mlp if weight.sharded]
     return sum(sizes[-1:]), sum(sizes)
-
-
-@lru_cache(maxsize=10_000)
-def _spared_share(
-    model: ModelShape,
-    parts: Recompute,
-    seq: int,
-    tp: int,
-    sequence_parallel: bool,
-    precision: Precision,
-    fused: Fused,
-) -> float:
-    def size(numbers: float, scalars: float) -> float:
-        return precision.bytes * numbers + FP32_BYTES * scalars
-
-    arguments = (model, seq, tp, sequence_parallel, fused)
-    return size(*recompute_saving_per_token(*arguments, parts)) / size(*layer_numbers_per_token(*arguments))
 
 
 def product_share(model: ModelShape, seq: int) -> float:
@@ -321,10 +282,22 @@ class LayerPrices:
         return times.slowed(self._modules.network.tensor_share(setting.pipeline) if placed.tp > 1 else 1.0)
 
     @once
-    def _partly(self, recompute: Recompute, tp: int, layer_type: int) -> Partly:
-        seq = self._modules.seqs[layer_type]
-        measured_type = self._modules.measured_type(layer_type)
-        return partly(self._models[measured_type], recompute, tp, self._memory, measured_type, seq, self._assumed)
+    def _partly(self, parts: Recompute, tp: int, layer_type: int) -> Partly:
+        """The effect of recomputing these parts of a layer."""
+        assumed, seq = self._assumed, self._modules.seqs[layer_type]
+        measured_type, sequence_parallel = self._modules.measured_type(layer_type), assumed.sequence_parallel
+        model, precision = self._models[measured_type], assumed.mixed_precision
+        spared_mib = self._memory.recompute_saving_mib(measured_type, parts, tp, seq, sequence_parallel)
+        if spared_mib is None:
+            how = model, seq, tp, sequence_parallel, assumed.fused
+            numbers = recompute_saving_per_token(*how, parts), layer_numbers_per_token(*how)
+            saved, kept = (precision.bytes * stored + FP32_BYTES * scalars for stored, scalars in numbers)
+            spared = saved / kept
+        else:
+            spared = min(spared_mib / self._memory.activation_mib(measured_type, tp, seq, sequence_parallel), 1.0)
+        shares = recompute_shares(model, seq, precision, assumed.fused, FLOPS_PER_BYTE)
+        again_mib = self._memory.recompute_peak_mib(measured_type, parts, tp, seq, sequence_parallel)
+        return Partly(apart(parts), shares, spared, again_mib)
 
     def _gathered_mib(self, placed: LayerStrategy, mesh: Mesh, layer_type: int) -> float:
         """Keys and values of other ranks' tokens that a rank gathers, and keeps of a sample, in MiB. Plain attention

@@ -231,9 +231,8 @@ def module_memory(
         gathered_mib=gathered_mib,
         joined_mib=joined_mib,
         away_mib=room.away_mib,
+        host_mib=host_mib if offload else 0.0,
     )
-    if offload:
-        part = part._replace(host_mib=host_mib)
     if offload and options.masters_first:
         part = part._replace(master_mib=master_mib, matrix_mib=weights.largest / MIB * MOMENT_BYTES / shards)
     return states, _workspace(part, room, made_mib, setting, sharded), part

@@ -64,10 +64,7 @@ def memory_of(
 
 
 def _apart_mib(
-    costs: Sequence[LayerCost],
-    chunks: Sequence[Sequence[PartMemory]],
-    passes: Sequence[Pass],
-    reduced_each: bool,
+    costs: Sequence[LayerCost], chunks: Sequence[Sequence[PartMemory]], passes: Sequence[Pass], reduced_each: bool
 ) -> float:
     """Peak of a stage whose optimizer's states are in the host's memory, if no block is used by both backward and the
     first update: the update's fp32 weights come in addition to all activations, or to the largest part's tensors, one

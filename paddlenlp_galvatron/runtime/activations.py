@@ -230,13 +230,13 @@ class Window:
                     target.copy_(part_of(kept.host, 0, kept.away), False)
                 record.event = device.event_here()
         for kept in missing:  # a later copy there is queued behind computing that waits for this one
-            self._free[self._key(record.chunk, kept.host, int(kept.host.size))].append(kept.host)
+            self._free[record.chunk, kept.host.dtype, int(kept.host.size)].append(kept.host)
             kept.host = kept.stays = None
 
     def _place(self, chunk: int, kept: _Kept) -> Any:
         """Page-locked memory for the numbers that leave: somewhat more, as experts get fewer or more rows each time."""
         unit = 1 << max(kept.away.bit_length() - 4, 0)
-        key = self._key(chunk, kept.whole, -(-kept.away // unit) * unit)
+        key = chunk, kept.whole.dtype, -(-kept.away // unit) * unit
         return self._free[key].pop() if self._free[key] else self._new(key)
 
     def _new(self, key: tuple[int, Any, int]) -> Any:
@@ -245,7 +245,3 @@ class Window:
         made = host_tensor(size, dtype)
         self.host_mib += size * made.element_size() / MIB
         return made
-
-    @staticmethod
-    def _key(chunk: int, tensor: Any, size: int) -> tuple[int, Any, int]:
-        return chunk, tensor.dtype, size

@@ -161,11 +161,8 @@ class LatentAttention:
         q = paddle.concat([q, q_turned], axis=-1)
         k = paddle.concat([k, shared_key.expand([-1, -1, k.shape[2], -1])], axis=-1)
         how = {"softmax_scale": attention.softmax_scale, "training": attention.training}
-        return (
-            attention.o_proj(attention.attn_func(q, attention.config, k, v, attention_mask, False, **how)),
-            None,
-            None,
-        )
+        context = attention.attn_func(q, attention.config, k, v, attention_mask, False, **how)
+        return attention.o_proj(context), None, None
 
     def _queries(self, x: Any) -> Any:
         attention = self._attention

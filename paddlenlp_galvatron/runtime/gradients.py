@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import Any
 
 import paddle
 
+from ..base.buckets import in_buckets
 from ..base.units import FP32_BYTES, MIB
 from ..launch.status import waiting
 from ..plan.strategy import PART, PLACES, STATES
@@ -23,8 +24,6 @@ from .paddle_private import STATES_IN_HOST, begin_update, moments_of, move_to_ho
 from .precision import cast
 from .units import Trainable, in_fp32
 from .weights import ShardedParameter
-
-T = TypeVar("T")
 
 # One message per this much gradient: large enough to use a link's bandwidth, small enough to hold twice.
 BUCKET_BYTES = 32 * MIB
@@ -43,21 +42,8 @@ def reduce_gradients(parameters: Sequence[ShardedParameter]) -> None:
         by_id = {group.id: group for group in groups if group is not None}
         for (group_id, _), members in buckets.items():
             size_bytes = [int(each.gradient.size) * int(each.gradient.element_size()) for each in members]
-            for bucket in _by_size(members, size_bytes, BUCKET_BYTES):
+            for bucket in in_buckets(members, size_bytes, BUCKET_BYTES):
                 _reduce_bucket(bucket, by_id[group_id])
-
-
-def _by_size(members: Sequence[T], size_bytes: Sequence[int], limit: int) -> list[list[T]]:
-    """Members in order, in buckets of at most `limit` bytes or one member."""
-    buckets: list[list[T]] = []
-    filled = limit
-    for member, size in zip(members, size_bytes, strict=True):
-        if filled + size > limit:
-            buckets.append([])
-            filled = 0
-        buckets[-1].append(member)
-        filled += size
-    return buckets
 
 
 @paddle.no_grad()  # type: ignore[untyped-decorator]
@@ -99,7 +85,7 @@ def update_in_turns(optimizer: Any, trainables: Sequence[Trainable], factor: flo
     """
     ready = [trainable for trainable in trainables if trainable.tensor.grad is not None]
     others = [trainable for trainable in trainables if trainable.tensor.grad is None]
-    turns = _by_size(others, [int(trainable.tensor.size) * FP32_BYTES for trainable in others], TURN_BYTES)
+    turns = in_buckets(others, [int(trainable.tensor.size) * FP32_BYTES for trainable in others], TURN_BYTES)
     for turn in [*([ready] if ready else []), *turns]:
         for trainable in turn:
             trainable.present_gradient(factor)

@@ -7,6 +7,7 @@ sharded and gathered for each pass. Nothing of theirs is ever reduced.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from math import sqrt
 from typing import Any
 
@@ -64,9 +65,7 @@ def add_adapters(layer: Any, projections: list[str], adapters: Adapters) -> None
     """Add adapters to the projections of a decoder layer, named by their paths in it."""
     for path in projections:
         *owners, attribute = path.split(".")
-        owner = layer
-        for step in owners:
-            owner = getattr(owner, step)
+        owner = reduce(getattr, owners, layer)
         setattr(owner, attribute, LoRALinear(getattr(owner, attribute), adapters))
 
 
@@ -111,8 +110,6 @@ class _Frozen(Unit):
 
 class FrozenShards(_Frozen, ShardedUnit):
     """Sharded over the group."""
-
-    sends_whole = False
 
 
 class FrozenUnits(UnitMaker):

@@ -169,15 +169,10 @@ class Pipeline:
             down, up = (Link(groups.get((low, high), use), peer, stage.boundary_shape, numbers) for use in uses)
             return down, up
 
-        previous: Links | None = None
-        after: Links | None = None
-        around: Links | None = None
-        if not stage.is_first:
-            previous = links(rank - size, rank, DOWN, UP)
-        if not stage.is_last:
-            after = links(rank, rank + size, DOWN, UP)
-        if plan.chunks > 1 and (stage.is_first or stage.is_last):
-            around = links(first, last, ON, BACK)
+        previous = None if stage.is_first else links(rank - size, rank, DOWN, UP)
+        after = None if stage.is_last else links(rank, rank + size, DOWN, UP)
+        wraps = plan.chunks > 1 and (stage.is_first or stage.is_last)
+        around = links(first, last, ON, BACK) if wraps else None
         self._links = [link for pair in (previous, after, around) if pair for link in pair]
         # For each chunk: the source of its input and the destination of its output.
         self._above = [around if stage.is_first and chunk else previous for chunk in range(plan.chunks)]

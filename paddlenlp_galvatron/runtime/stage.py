@@ -175,7 +175,7 @@ class Stage:
                 normed = cast(head.normed(into_head(x) if into_head else x), self.numbers.stored)
                 x = paddle.concat([embedded[-1], normed], -1)
                 x = back(x) if back else x
-            x = run(position, block, x, self.mask if ends is None else self._ends_of(block, ends))
+            x = run(position, block, x, self.mask if ends is None else _rows_of(ends, block.samples, self.samples))
             position += 1
         if (last := redistributions[len(blocks)]) is not None:
             x = last(x)
@@ -221,11 +221,9 @@ class Stage:
 
     def accumulate_gradients(self) -> None:
         """Sums up the gradients of a micro-batch that no unit has summed up yet."""
-        for unit in self.units:
-            for weight in unit.weights:
+        for weights in (*(unit.weights for unit in self.units), self.vectors):
+            for weight in weights:
                 weight.accumulate_autograd()
-        for vector in self.vectors:
-            vector.accumulate_autograd()
 
     @cached_property
     def samples(self) -> list[int]:
@@ -265,8 +263,7 @@ class Stage:
 
     def of_loss(self, sums: Any) -> Any:
         """Selects the `rows_of_loss` from numbers by answering sample [R, …]."""
-        first, count = self._answering.index(self.rows_of_loss[0]), len(self.rows_of_loss)
-        return sums.slice([0], [first], [first + count])
+        return _rows_of(sums, self.rows_of_loss, self._answering)
 
     def take_pairs(self, ends: Tokens, pairs: Facts) -> list[Any]:
         """The answers of this rank's tokens [U], and the pairs [R, P, 5], of each micro-batch, from a step's
@@ -286,20 +283,11 @@ class Stage:
         numbers = self.own(answers.reshape(ends.shape)).astype(np.int32)
         return list(zip(*(device.to_device(part).unbind() for part in (numbers, of_pairs)), strict=True))
 
-    def _ends_of(self, block: Block, ends: Any) -> Any:
-        """[B, S] of the samples that a layer computes on here."""
-        first = self.samples.index(block.samples[0])
-        return ends.slice([0], [first], [first + len(block.samples)])
-
     def own(self, tokens: Tokens) -> Tokens:
         """This rank's tokens [micro-batches, U], of those of its `samples`."""
-        places = {sample: index * self.seq_length for index, sample in enumerate(self.samples)}
-        parts = []
-        for start, stop in self._taken:
-            sample, offset = divmod(start, self.seq_length)
-            first = places[sample] + offset
-            parts.append(tokens[:, first : first + stop - start])
-        return np.concatenate(parts, axis=1)
+        shifts = {sample: (place - sample) * self.seq_length for place, sample in enumerate(self.samples)}
+        moved = [(start, stop, shifts[start // self.seq_length]) for start, stop in self._taken]
+        return np.concatenate([tokens[:, start + shift : stop + shift] for start, stop, shift in moved], axis=1)
 
     def _mask(self) -> Any:
         """[1, 1, S, S] with the lowest number above the diagonal; None: attention is causal by itself."""
@@ -308,3 +296,9 @@ class Stage:
         length, dtype = self.seq_length, getattr(paddle, self.numbers.computed)
         lowest = paddle.full([1, 1, length, length], paddle.finfo(dtype).min, dtype)
         return paddle.triu(lowest, diagonal=1)
+
+
+def _rows_of(tensor: Any, samples: Sequence[int], every: Sequence[int]) -> Any:
+    """Rows of neighbouring samples, of a tensor that has one for each of `every`."""
+    first = every.index(samples[0])
+    return tensor.slice([0], [first], [first + len(samples)])

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import reduce
 from math import prod
 from typing import Any, Protocol
 
@@ -295,10 +296,8 @@ def shard_layer(layer: Any, make: Callable[[str], ShardedParameter]) -> list[tup
     """
     slots = []
     for local_name, _ in list(layer.named_parameters()):
-        owner_name, _, attribute = local_name.rpartition(".")
-        owner = layer
-        for step in filter(None, owner_name.split(".")):
-            owner = getattr(owner, step)
+        *owners, attribute = local_name.split(".")
+        owner = reduce(getattr, owners, layer)
         record = make(local_name)
         setattr(owner, attribute, record.tensor)
         slots.append((owner, attribute, record))

@@ -59,23 +59,15 @@ def open_data(
         tokenizer = settings.tokenizer_name_or_path or Path(settings.model)
         return TuningData(data, tokenizer, layout, plan.global_batch, split, on_identity)
     opened: BatchSource
+    common = seq_length, plan.global_batch, settings.seed, split
     if settings.input_dir is None:
         raise UserError(
             f"input_dir: missing; name the data to train on, or say --input_dir {RANDOM} to try a plan on random tokens"
         )
     if settings.input_dir == RANDOM:
-        opened = RandomData(shape.vocab_size, seq_length, plan.global_batch, settings.seed, split)
+        opened = RandomData(shape.vocab_size, *common)
     else:
-        opened = TrainingData(
-            settings.input_dir,
-            seq_length,
-            plan.global_batch,
-            settings.seed,
-            split,
-            settings.split,
-            shape.vocab_size,
-            keep,
-        )
+        opened = TrainingData(settings.input_dir, *common, settings.split, shape.vocab_size, keep)
     on_identity(opened.identity)
     return opened
 

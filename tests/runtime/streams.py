@@ -155,6 +155,8 @@ class Recorder:
         self.numbers = type("Numbers", (), {"stored": "float32"})
         self.chains = [type("Chain", (), {"last_backward": False})() for _ in range(chunks)]
         self.load = type("Load", (), {"padding": type("Padding", (), {"fills": True})()})
+        does_nothing = dict.fromkeys(("fetch_ahead", "next_backward", "reserve"), lambda *_: None)
+        self.window = type("Window", (), does_nothing)()
         self.memory = Memory(self.traffic)
         self._numbers: dict[str, int] = {}
         self._weight = paddle.ones([1, 1])

@@ -15,7 +15,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, cast
@@ -117,11 +117,9 @@ class FusedExperts:
             pattern: dict[str, Any] = config[name] if isinstance(config.get(name), dict) else {}
             for key in [key for key in pattern if key.endswith("gate_up_proj")]:
                 if isinstance(pattern[key], kinds) and pattern[key] > 0:
-                    own[name] = pattern.pop(key)
+                    own[name.removesuffix("_pattern")] = pattern.pop(key)
         self._read, self._experts, self._rank = lru_cache(maxsize=4)(read), experts, adapters.rank
-        both = Adapters(
-            own.get("rank_pattern", adapters.rank), own.get("alpha_pattern", adapters.alpha), adapters.rslora
-        )
+        both = replace(adapters, **own)
         self._stored_rank, self._scale = both.rank, both.scaling / adapters.scaling
         self._halves = False
 
@@ -311,12 +309,8 @@ def write_adapters(checkpoint: Checkpoint, target: Path, like: Path | None = Non
         copy_companions(companions(like or checkpoint.folder), folder)
         peft = [Tensor(factor.peft, factor.shape[::-1], partial(read, factor, True)) for factor in every]
         write_tensors(folder / PEFT_WEIGHTS, peft, Precision.FP32)
-        common = {
-            "r": adapters.rank,
-            "lora_alpha": adapters.alpha,
-            "lora_dropout": 0.0,
-            "base_model_name_or_path": base,
-        }
+        common: dict[str, Any] = {"r": adapters.rank, "lora_alpha": adapters.alpha, "lora_dropout": 0.0}
+        common["base_model_name_or_path"] = base
         config = common | {"peft_type": "LORA", "task_type": "CAUSAL_LM", "bias": "none", "fan_in_fan_out": False}
         config |= {"target_modules": projections, "use_rslora": adapters.rslora, "inference_mode": True}
         write_text(folder / PEFT_CONFIG, json.dumps(config, indent=2) + "\n")

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ...base.buckets import in_buckets
 from ...base.errors import UserError
 from ...base.writing import whole_folder, write_text
 from ...plan import ModelShape, Precision, load_model, plan_from_dict
@@ -22,7 +23,7 @@ from ...runtime.weights import WHOLE, Array
 from .companions import companions, config_like, copy_companions, without_absent_code
 from .huggingface import HuggingFaceWeights, StoredWeight, copies, modules, require_directory_of
 from .loading import CheckpointWeights, WeightPiece
-from .stored import FORMAT, INDEX, WEIGHT, Checkpoint, write_index
+from .stored import INDEX, WEIGHT, Checkpoint, write_index
 from .weight_files import CONFIG, DTYPES, SHARDS, SINGLE, Tensor, write_tensors
 
 Advance = Callable[[int], object]  # receives the bytes that were written
@@ -46,7 +47,6 @@ def to_checkpoint(source: Path, shape: ModelShape, target: Path, advance: Advanc
             facts = write_tensors(path, tensors, Precision.FP32, advance)
             files.append(asdict(facts) | {"tensors": stored})
         index = {
-            "format": FORMAT,
             "step": 0,
             "model": asdict(shape),
             "model_fingerprint": shape.fingerprint,
@@ -111,15 +111,13 @@ def write_model(
     def type_of(weight: StoredWeight) -> Precision:
         return Precision.FP32 if weight.state else others.get(weight.name, most)
 
-    def size_of(weight: StoredWeight) -> int:
-        return math.prod(weight.shape) * type_of(weight).bytes
-
     def read(weight: StoredWeight) -> Array:
         array = weights(weight.name, weight.shape)
         return array.T if weight.transposed else array
 
     every = [weight for module in (*modules(shape), copies(shape)) for weight in module]
-    shards = _shards(every, size_of, max_shard_bytes)
+    sizes = [math.prod(weight.shape) * type_of(weight).bytes for weight in every]
+    shards = in_buckets(every, sizes, max_shard_bytes)
     with whole_folder(target) as folder:
         places: dict[str, str] = {}
         for number, shard in enumerate(shards, 1):
@@ -128,7 +126,7 @@ def write_model(
             write_tensors(folder / name, tensors, most, advance)
             places |= {weight.tensor: name for weight in shard}
         if len(shards) > 1:
-            total = {"total_size": sum(size_of(weight) for shard in shards for weight in shard)}
+            total = {"total_size": sum(sizes)}
             write_text(folder / SHARDS, json.dumps({"metadata": total, "weight_map": places}, indent=2) + "\n")
         copy_companions(files, folder)
         config = without_absent_code(config, folder) | {"torch_dtype": DTYPES[most].name}
@@ -149,19 +147,3 @@ def precision_of(checkpoint: Checkpoint) -> Precision:
         assert index.precision is not None  # `Index` has one of both
         return index.precision
     return plan_from_dict(index.plan, source=str(checkpoint.folder / INDEX)).assumed.mixed_precision
-
-
-def _shards(
-    weights: Sequence[StoredWeight], size_of: Callable[[StoredWeight], int], max_bytes: int
-) -> list[list[StoredWeight]]:
-    """The weights in files of at most `max_bytes`; a larger weight has a file of its own."""
-    shards: list[list[StoredWeight]] = []
-    size = max_bytes
-    for weight in weights:
-        weight_bytes = size_of(weight)
-        if size + weight_bytes > max_bytes:
-            shards.append([])
-            size = 0
-        shards[-1].append(weight)
-        size += weight_bytes
-    return shards

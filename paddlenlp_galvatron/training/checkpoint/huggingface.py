@@ -40,7 +40,6 @@ from .weight_files import (
     without_absent_mtp,
 )
 
-BUFFERS = "rotary_emb.inv_freq"  # computed, not trained: old files have them
 ROWS = 4096  # rows of a matrix compared at once
 FREE = (*UNPLANNED, "initializer_range", "max_position_embeddings", "seq_length")
 

@@ -57,10 +57,6 @@ class Transfer(NamedTuple):
     rows: int
     columns: int
 
-    @property
-    def numbers(self) -> int:
-        return self.rows * self.columns
-
 
 @dataclass(frozen=True)
 class WeightPiece:

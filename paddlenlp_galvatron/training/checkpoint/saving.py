@@ -34,7 +34,7 @@ from ..step_log import StepLog
 from .adapters import write_adapters
 from .convert import to_huggingface
 from .loading import from_first, gather_objects, pieces_of, state_key
-from .stored import BEFORE, FORMAT, MOMENTS, POWERS, WEIGHT, open_checkpoint, step_of, whole_checkpoints, write_index
+from .stored import BEFORE, MOMENTS, POWERS, WEIGHT, open_checkpoint, step_of, whole_checkpoints, write_index
 from .weight_files import CONFIG, SHARDS, Tensor, write_tensors
 
 POLL_S = 0.05
@@ -99,7 +99,6 @@ class Writer:
         arrays, tensors, powers = self._copy(optimizer)
         scaler, step = self._engine.scaler, self._engine.steps_done
         index = {
-            "format": FORMAT,
             "step": step,
             "model": asdict(self._engine.shape),
             "model_fingerprint": self._engine.shape.fingerprint,

@@ -257,7 +257,7 @@ def _verify_file(path: Path, stored: StoredFile, advance: Callable[[int], object
 
 def write_index(folder: Path, index: dict[str, Any]) -> None:
     """Write a checkpoint's index with its own checksum. Raises UserError."""
-    text = _canonical(index)
+    text = _canonical({"format": FORMAT} | index)
     write_text(folder / INDEX, json.dumps(json.loads(text) | {"crc32": zlib.crc32(text.encode())}))
 
 

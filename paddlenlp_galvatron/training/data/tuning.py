@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...base import UserError, count, reported, shortened
+from ...base.buckets import in_buckets
 from ...base.reading import LargeFile, read_json
 from ...options.prices import Packing
 from ...runtime.batch import IGNORED_LABEL, Samples
@@ -308,25 +309,12 @@ def pack(lengths: Sequence[int], room: int, packing: Packing) -> Rows:
     if packing == "none":
         return [[number] for number in range(len(lengths))]
     if packing == "in_order":
-        return _in_order(lengths, room)
+        return in_buckets(range(len(lengths)), lengths, room)  # as PaddleNLP's zero_padding
     if packing == "greedy":
         numbers = range(len(lengths))
         windows = (numbers[first : first + WINDOW] for first in range(0, len(lengths), WINDOW))
         return [row for window in windows for row in _greedy(lengths, room, window)]
     return _best_fit(lengths, room)
-
-
-def _in_order(lengths: Sequence[int], room: int) -> Rows:
-    """PaddleNLP's zero_padding: a row is closed when the next sample does not fit."""
-    rows: Rows = []
-    left = -1
-    for number, length in enumerate(lengths):
-        if length > left:
-            rows.append([])
-            left = room
-        rows[-1].append(number)
-        left -= length
-    return rows
 
 
 def _greedy(lengths: Sequence[int], room: int, numbers: range) -> Rows:

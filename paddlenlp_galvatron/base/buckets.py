@@ -1,0 +1,22 @@
+"""Sequences cut into buckets of limited size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def in_buckets(members: Iterable[T], sizes: Sequence[int], limit: int) -> list[list[T]]:
+    """Members in order, in buckets of at most `limit` in all, or of one larger member. A bucket is closed when the next
+    member does not fit."""
+    buckets: list[list[T]] = []
+    filled = 0
+    for member, size in zip(members, sizes, strict=True):
+        if not buckets or filled + size > limit:
+            buckets.append([])
+            filled = 0
+        buckets[-1].append(member)
+        filled += size
+    return buckets
