@@ -110,7 +110,8 @@ def test_experts_learn_by_adapters_and_from_pairs(named):
     """Each plan with adapters, and by turns on packed rows and on pairs; the next one by pairs without adapters."""
     found = [replace(of.case(2), lora_rank=3, packed=bool(n % 2)) for n, of in enumerate(named)]
     of_pairs = [case for case in found if not case.shape.mtp_layers]
-    found += [replace(case, packed=False, loss=LOSSES[n % len(LOSSES)], lora_rank=3 * (n % 2)) for n, case in enumerate(of_pairs)]
+    for n, case in enumerate(of_pairs):
+        found.append(replace(case, packed=False, loss=LOSSES[n % len(LOSSES)], lora_rank=3 * (n % 2)))
     results = check_parity(found, timeout_s=580)
     assert not [result for result in results if not agrees(result)]
 
