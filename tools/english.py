@@ -28,6 +28,10 @@ PLACES = (
     *("docs/zh/*.md", "*_zh.md", "tools/commands_zh.json", "tests/**/*.py"),
 )
 OPENERS = re.compile(r"(?:^|(?<=[.!?:;]\s))(?:Of|What|Who|That)\b[^.!?]*(?P<end>[.!?]|$)")
+PRONOUNS = re.compile("one|own|found|given|some|before")  # say nothing of a variable's content
+FRAGMENT = re.compile(
+    r"\S  # ((?:of|in|by|as|for|from|with|without|where|whose|which|at|to|on|behind|after|until)\b(?: \S+){1,7})$"
+)
 PRIVATE_NAMES = re.compile(r"(?i)(?:^|_)(told|tells?|heard|hears?|said|anew|whoever|goes_on|at_hand)(?=_|$)")
 WORDS: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("words.json").read_text())
 FOUND = {
@@ -80,10 +84,14 @@ def markdown_texts(source: str, first: int = 1) -> Texts:
         yield first + source.count("\n", 0, part.start()), " ".join(words).lstrip("-*> 1234567890.")
 
 
-def names(source: str) -> Iterator[tuple[int, str]]:
-    """Functions, classes, parameters and variables that a Python file defines."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+def names(source: str, variables: bool = False) -> Iterator[tuple[int, str]]:
+    """Functions, classes, parameters and variables that a Python file defines; or its variables without a type."""
+    tree = ast.parse(source)
+    typed = {node.target for node in ast.walk(tree) if isinstance(node, ast.AnnAssign) and variables}
+    for node in ast.walk(tree):
+        if node in typed:
+            continue
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not variables:
             yield node.lineno, node.name
         elif isinstance(node, ast.arg):
             yield node.lineno, node.arg
@@ -115,6 +123,13 @@ def faults(path: Path) -> Iterator[str]:
     for line, name in names(source) if path.suffix == ".py" else ():
         if found := PRIVATE_NAMES.search(name):
             yield f"{path}:{line}: {name}: name it without {found[1]}"
+    if path.suffix == ".py" and "paddlenlp_galvatron" in path.parts:
+        for line, name in names(source, variables=True):
+            if PRONOUNS.fullmatch(name):
+                yield f"{path}:{line}: {name}: name what it holds"
+        for line, text in enumerate(source.splitlines(), 1):
+            if found := FRAGMENT.search(text):
+                yield f"{path}:{line}: begin with a noun: {found[1]}"
 
 
 if __name__ == "__main__":

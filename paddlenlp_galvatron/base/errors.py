@@ -57,12 +57,12 @@ def member(kind: type[E], value: str, name: str) -> E:
 
 
 @contextmanager
-def within(place: str) -> Iterator[None]:
+def within(where: str) -> Iterator[None]:
     """Faults of a UserError raised inside get the place in front."""
     try:
         yield
     except UserError as error:
-        raise UserError(f"{place}: {fault}" for fault in error.faults) from None
+        raise UserError(f"{where}: {fault}" for fault in error.faults) from None
 
 
 @contextmanager

@@ -32,9 +32,9 @@ def shortened(text: str, limit: int = 60) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def count(number: int, one: str, many: str = "") -> str:
-    """A number of things: 1 sample, 2 samples. `many`: the plural, where it is not `one` with an s."""
-    return f"{number} {one if number == 1 else many or one + 's'}"
+def count(number: int, single: str, many: str = "") -> str:
+    """A number of things: 1 sample, 2 samples. `many`: the plural, where it is not `single` with an s."""
+    return f"{number} {single if number == 1 else many or single + 's'}"
 
 
 def plain(number: float) -> str:

@@ -35,7 +35,7 @@ POLL_S = 0.1
 MARKS = "GALVATRON_LOCKS"  # environment: marks of the locks that a process and its parents hold
 _TAKEN: set[str] = set()  # marks of the locks that this process took itself; MARKS without these are its parents'
 HOLDER = re.compile(r"(process \d+ on [\w.-]+ since [\d:. -]+), mark ([0-9a-f]{16})\n")
-LONGEST_BYTES = 1000  # of a lock file
+LONGEST_BYTES = 1000  # size of a lock file
 NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL}  # some parallel file systems have none
 
 

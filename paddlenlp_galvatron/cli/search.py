@@ -105,8 +105,8 @@ def _hints(question: Question, result: SearchResult, values: dict[str, Any]) -> 
     """Options that would pay, and the cost of another program's space: lines for people, and values for programs."""
     if result.best is None and result.given_up:
         return [], {"hints": []}
-    found, trainer = hints(question, result.best, values), question.settled.trainer
-    lines, hinted = [hint_line(hint) for hint in found], {"hints": [hint.summary() for hint in found]}
+    levers, trainer = hints(question, result.best, values), question.settled.trainer
+    lines, hinted = [hint_line(hint) for hint in levers], {"hints": [hint.summary() for hint in levers]}
     if not result.best or trainer == "galvatron":
         return lines, hinted
     free = free_plan(question)

@@ -25,7 +25,7 @@ def how_to_start(plan: Plan, path: Path) -> list[str]:
         return []
     if trainer := searched.options.get("trainer"):
         return [f"arguments of {trainer}: galvatron plan to-{trainer} {path}"]
-    with suppress(UserError):  # of sizes alone, or no longer there
+    with suppress(UserError):  # a model of sizes alone, or gone
         if lacking := load_model(str(searched.model_options.get("model_size") or searched.model)).lacking:
             return [f"planned only: training lacks {lacking}"]
     words = ["start: galvatron train", str(path), *_task(searched)]

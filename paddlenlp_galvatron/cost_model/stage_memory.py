@@ -170,8 +170,8 @@ def _backward(
     peak = now
     again = reduced_each and not first
     coming = [*parts[:-1][::-1], PartMemory()]  # whose weights are fetched while a part's backward runs
-    for place, (part, following) in enumerate(zip(reversed(parts), coming, strict=True)):
-        activations_mib = next((each.away_mib for each in coming[place:] if each.away_mib), 0.0)  # fetched meanwhile
+    for at, (part, following) in enumerate(zip(reversed(parts), coming, strict=True)):
+        activations_mib = next((each.away_mib for each in coming[at:] if each.away_mib), 0.0)  # fetched meanwhile
         weights = part.gathered_mib + following.gathered_mib + activations_mib
         working_mib = part.working_mib + (part.made_mib if first else 0.0)
         peak = max(peak, now + weights + working_mib + sent.part.shard_mib)

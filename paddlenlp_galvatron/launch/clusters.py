@@ -23,8 +23,8 @@ from pathlib import Path
 from ..base import UserError, shortened, within
 from ..base.reading import LARGEST_OPTIONS, parse_json, read_json, read_text
 
-MOST_HOSTS = 100_000  # of one item of a list
-LOOPBACKS = ("127.0.0.1", "127.0.1.1", "0.0.0.0", "localhost", "::1", "::")  # of one host alone, or of any
+MOST_HOSTS = 100_000  # hosts in one item of a list
+LOOPBACKS = ("127.0.0.1", "127.0.1.1", "0.0.0.0", "localhost", "::1", "::")  # addresses of one host alone, or of any
 NO_IPV6 = "IPv6 is not supported; give an IPv4 address, or a name that has one"
 _HOST = re.compile(r"[\w.-]+")
 _ITEM = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
@@ -93,7 +93,7 @@ def _hosts_of(line: str) -> Iterator[str]:
     if not (all("=" in word for word in behind) or _is_grid_engine(behind)):
         raise UserError(f"{' '.join(behind)!r} is unknown behind a host; write one host a line, or a,b")
     for item in _items(listed):
-        named = item.rpartition("@")[2]  # behind a user's name
+        named = item.rpartition("@")[2]  # host without the user's name
         if is_ipv6(named):
             raise UserError(f"{named}: {NO_IPV6}")
         for host in listed_hosts(_SLOTS.sub("", named)):

@@ -24,7 +24,7 @@ DIFFERENCES = 4  # lines that say how an unknown model differs from the nearest 
 LONGEST_NAME = 100  # longest name that is compared with those of presets
 EXAMPLES = ("qwen2.5-7b", "llama3-8b")
 HUB_NAME = re.compile(r"[\w-]+/[\w.-]+")  # names of Hugging Face's hub and PaddleNLP
-FULL = "full_attention"  # in layer_types
+FULL = "full_attention"  # a value of layer_types
 COEFFICIENT, ORIGINAL_LENGTH = "router_aux_loss_coef", "original_max_position_embeddings"
 PRESET_FOLDERS = (Path(__file__).parents[2] / "configs" / "models", Path(__file__).parents[1] / "presets")
 
@@ -290,7 +290,7 @@ def _local_layers(fields: Fields, layers: int, local: Local) -> dict[str, Any]:
     if types is None:
         number = fields.number(local.field, least=int(not local.switch)) if on and local.field else 0
         types = [local.kind if on and local.at(layer, number) else FULL for layer in range(layers)]
-    if not isinstance(types, list) or len(types) != layers or not all(one in (FULL, local.kind) for one in types):
+    if not isinstance(types, list) or len(types) != layers or not all(each in (FULL, local.kind) for each in types):
         raise fields.error("layer_types", f"a list of {layers}, each {FULL} or {local.kind}")
     if local.kind not in types:
         return {}
@@ -309,17 +309,17 @@ def _of_local_layers(shape: ModelShape, local: Local | None) -> dict[str, Any]:
     """The fields of config.json that say which layers attend to all tokens, and how the others attend."""
     if not local:
         return {}
-    some = bool(shape.window or shape.linear)
+    alternates = bool(shape.window or shape.linear)
     sizes = {f"linear_{name}": size for name, size in asdict(shape.linear).items()} if shape.linear else {}
     windows = {"sliding_window": shape.window, **({local.switch: True} if local.switch else {})} if shape.window else {}
     layers = range(shape.main_layers)
-    local_layers = [some and layer not in shape.full_layers for layer in layers]
-    for number in (shape.traits.defaults.get(local.field, 0), *layers[1:], shape.main_layers) if some else ():
+    local_layers = [alternates and layer not in shape.full_layers for layer in layers]
+    for number in (shape.traits.defaults.get(local.field, 0), *layers[1:], shape.main_layers) if alternates else ():
         if local_layers == [local.at(layer, int(number)) for layer in layers]:
             return sizes | windows | ({local.field: number} if local.field else {})
-    if not local.listed or (local.switch and not some):
+    if not local.listed or (local.switch and not alternates):
         return {}
-    return sizes | windows | {"layer_types": [local.kind if one else FULL for one in local_layers]}
+    return sizes | windows | {"layer_types": [local.kind if is_local else FULL for is_local in local_layers]}
 
 
 def _rope(fields: Fields) -> tuple[float, tuple[tuple[str, int | float | str], ...]]:

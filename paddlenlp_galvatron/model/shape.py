@@ -60,7 +60,7 @@ class ModelShape:
     groups_per_token: int = 1
     routed_scaling_factor: float = 1.0  # factor of the scores of a token's experts
     window: int = 0  # tokens that attention sees at most, the token itself among them; 0: all
-    linear: DeltaNet | None = None  # of linear attention
+    linear: DeltaNet | None = None  # linear attention's sizes
     full_layers: tuple[
         int, ...
     ] = ()  # rising numbers of the layers that have attention to all tokens in place of these
@@ -90,7 +90,7 @@ class ModelShape:
         """The model with fewer of its first layers, or with more of those that are not dense; and with MTP, or
         without."""
         dense, full = (
-            tuple(layer for layer in some if layer < main_layers) for some in (self.dense_layers, self.full_layers)
+            tuple(layer for layer in kind if layer < main_layers) for kind in (self.dense_layers, self.full_layers)
         )
         layers = main_layers + mtp_layers
         return replace(self, layers=layers, mtp_layers=mtp_layers, dense_layers=dense, full_layers=full)
@@ -163,7 +163,7 @@ class ModelShape:
 
     def core_flops(self, seq: float, causal: bool = True) -> float:
         """Operations of forward a token in attention of a layer of this kind, besides products with weights."""
-        return self.pairs(seq, causal) * self.block.pair_flops + sum(one.flops for one in self.block.sublayers)
+        return self.pairs(seq, causal) * self.block.pair_flops + sum(part.flops for part in self.block.sublayers)
 
     @property
     def attention(self) -> str:
@@ -474,7 +474,7 @@ def flops_per_token(
     attention = 0.0
     for kind in shape.kinds:
         products = 12 * kind.pairs(seen) * (kind.q_width + kind.context_width)
-        attention += kind.layers * (products + 3 * sum(one.flops for one in kind.block.sublayers))
+        attention += kind.layers * (products + 3 * sum(part.flops for part in kind.block.sublayers))
     return (4 if frozen else 6) * (shape.active_parameters - looked_up) + attention
 
 

@@ -24,7 +24,7 @@ STOCK = "stock PaddleNLP"
 # Its `recompute_granularity`, one for all layers that recompute. Unlike ours, `core_attn` keeps the core's output.
 GRANULARITY = {Recompute.FULL: "full", Recompute.ATTENTION: "core_attn"}
 FLEET, FORMERS = "PaddleFleet", "PaddleFormers"
-PROGRAMS = {"paddlenlp": STOCK, "paddlefleet": FLEET, "paddleformers": FORMERS}  # by names of --trainer
+PROGRAMS = {"paddlenlp": STOCK, "paddlefleet": FLEET, "paddleformers": FORMERS}  # keyed by names of --trainer
 PIN = "release/0.4"  # PaddleFleet's release
 Argument = Any  # of a file: a word, a number, a list or an object
 

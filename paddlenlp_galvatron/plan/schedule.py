@@ -35,7 +35,7 @@ class PassKind(StrEnum):
 
 
 KINDS = tuple(PassKind)
-FORWARD, BACKWARD = range(len(KINDS))  # as the core numbers them
+FORWARD, BACKWARD = range(len(KINDS))  # the core's numbers
 
 
 class ByKind(NamedTuple, Generic[T]):

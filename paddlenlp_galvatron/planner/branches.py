@@ -127,7 +127,9 @@ class Branches:
         if len(run.types) == 1:
             return of_types[run.types[0]]
         first = next((kind for kind in run.types if self._cost.models[kind].experts), run.types[0])
-        known = {kind: set(of_types[kind]) for kind in run.types}
+        by_kind = {kind: set(of_types[kind]) for kind in run.types}
         return [
-            layer for layer in of_types[first] if all(self._alike(layer)[kind] in some for kind, some in known.items())
+            layer
+            for layer in of_types[first]
+            if all(self._alike(layer)[kind] in choices for kind, choices in by_kind.items())
         ]

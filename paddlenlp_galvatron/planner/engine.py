@@ -192,12 +192,12 @@ class _Search:
             if entry.family.global_batch == fastest.plan.global_batch
             and (entry.family in best.found or best.outcomes[entry.family] is not FamilyOutcome.LEFT_OUT)
         ]
-        known, open_ms = begun or (None, inf)
+        begun_with, open_ms = begun or (None, inf)
         rest = [part for part in parts if part[1].chunks > 1 or not begun]
-        budget_mib, limit_ms = self.options.budget_mib, known.ms_per_sample if known else inf
+        budget_mib, limit_ms = self.options.budget_mib, begun_with.ms_per_sample if begun_with else inf
         solve = partial(self._best_of, trials=None if self._exhaustive else MOST_STARTS)
         uniform, bound = best_uniform(rest, self.cost, budget_mib, solve, limit_ms)
-        uniform, bound = uniform or known, min(bound, open_ms)
+        uniform, bound = uniform or begun_with, min(bound, open_ms)
         if uniform:  # faster than all that were found, where a search was left with a gap
             best.offer(uniform, PlanFamily.of(uniform.plan))
             fastest = best.ranked[0]

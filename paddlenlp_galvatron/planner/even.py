@@ -87,14 +87,15 @@ class EvenPlans:
             like = layer.axes, layer.dp_type, layer.sharding
             vocab = [like_it for like_it in vocabularies if (like_it.axes, like_it.dp_type, like_it.sharding) == like]
             plain = [layer if experts else without_experts(layer) for experts in kinds]
-            if not vocab or not all(like_it in some for like_it, some in zip(plain, twins, strict=True)):
+            if not vocab or not all(like_it in each_type for like_it, each_type in zip(plain, twins, strict=True)):
                 continue
             again = [
-                [each for each in some[like_it] if each.recompute] for like_it, some in zip(plain, twins, strict=True)
+                [each for each in each_type[like_it] if each.recompute]
+                for like_it, each_type in zip(plain, twins, strict=True)
             ]
-            modules = [[each for each in some if each.recompute in MODULES] for some in again]
+            modules = [[each for each in each_type if each.recompute in MODULES] for each_type in again]
             hows = dict.fromkeys(each.recompute for each in again[-1] if each.recompute not in MODULES)
-            choices = [[[each for each in some if each.recompute is how] for some in again] for how in hows]
+            choices = [[[each for each in each_type if each.recompute is how] for each_type in again] for how in hows]
             for more in [*choices, *([modules] if any(modules) else [])] or [[[]] * len(plain)]:
                 spaces.append(Strategies([[plain[kind], *more[kind]] for kind in runs], vocab))
         return spaces
@@ -116,7 +117,7 @@ def _by_strategy(layers: Sequence[LayerStrategy]) -> dict[LayerStrategy, list[La
     groups: dict[LayerStrategy, list[LayerStrategy]] = {}
     for layer in layers:
         groups.setdefault(replace(layer, recompute=Recompute.NONE), []).append(layer)
-    return {plain: some for plain, some in groups.items() if plain in some}
+    return {plain: group for plain, group in groups.items() if plain in group}
 
 
 class EvenCore:
@@ -127,7 +128,7 @@ class EvenCore:
         self._parts = family.stages * family.chunks
         self._runs = runs_of(even.cost.layer_types)
         self._options = lru_cache(maxsize=None)(self._every_option)
-        self._known: dict[tuple[object, ...], list[Counts] | None] = {}  # by stage, and its layers by run
+        self._known: dict[tuple[object, ...], list[Counts] | None] = {}  # keyed by stage and its layers by run
 
     def bound(self, cancel: Cancel) -> float:
         return self._bound_ms
@@ -135,7 +136,7 @@ class EvenCore:
     @cached_property
     def _bound_ms(self) -> float:
         least, counts = inf, np.array([run.units for run in self._runs])
-        kept = [rows[:, STATES] + rows[:, KEPT] for rows in self._rows]  # by one micro-batch at least
+        kept = [rows[:, STATES] + rows[:, KEPT] for rows in self._rows]  # one micro-batch at least
         mib = counts @ [each.min() for each in kept] + self._ends[:, STATES].sum()
         mib += self._family.stages * min(rows[:, SUMMED:].sum(axis=1).min() for rows in self._rows)
         if mib > self._family.stages * self._even.budget_mib:
@@ -181,7 +182,7 @@ class EvenCore:
             ):
                 if counts is not None:
                     candidates.append((max(self._stages_mib(counts)), division, counts))
-        for mib, division, counts in sorted(candidates, key=lambda one: one[0]):
+        for mib, division, counts in sorted(candidates, key=lambda candidate: candidate[0]):
             if self._can_run(division, counts):
                 return mib, 0, division, self._choice(counts)
         return inf, 0, (), ()  # gpipe's answer
@@ -202,8 +203,8 @@ class EvenCore:
         return [
             first + number
             for part in counts
-            for first, some in zip(firsts, part, strict=False)
-            for number, times in [*list(enumerate(some))[1:], (0, some[0])]
+            for first, counted in zip(firsts, part, strict=False)
+            for number, times in [*list(enumerate(counted))[1:], (0, counted[0])]
             for _ in range(times)
         ]
 
@@ -214,8 +215,10 @@ class EvenCore:
         """Costs of each choice of each run of layers."""
         cost, setting = self._even.cost, self._family.setting
         return [
-            np.array([cost_numbers(cost.layer_cost(one, setting, run.types[0]), cost.options.freed) for one in some])
-            for run, some in zip(self._runs, self._strategies.layers, strict=True)
+            np.array(
+                [cost_numbers(cost.layer_cost(choice, setting, run.types[0]), cost.options.freed) for choice in choices]
+            )
+            for run, choices in zip(self._runs, self._strategies.layers, strict=True)
         ]
 
     @cached_property
@@ -271,9 +274,9 @@ class EvenCore:
         """Costs of parts; [parts, numbers]."""
         numbers = self._ends.copy()
         for part, runs in enumerate(counts):
-            for rows, some in zip(self._rows, runs, strict=True):
-                numbers[part, :SUMMED] += np.array(some) @ rows[:, :SUMMED]
-                for number, times in enumerate(some):
+            for rows, counted in zip(self._rows, runs, strict=True):
+                numbers[part, :SUMMED] += np.array(counted) @ rows[:, :SUMMED]
+                for number, times in enumerate(counted):
                     if times:
                         numbers[part, SUMMED:] = np.maximum(numbers[part, SUMMED:], rows[number, SUMMED:])
         return numbers
@@ -311,14 +314,14 @@ class EvenCore:
 
     def _alike(self, layers: Sequence[tuple[int, ...]], count: int) -> list[Counts] | None:
         """The first layers of each part recompute, as many in each; None: in several ways."""
-        if any(len(some) > 2 for some in self._strategies.layers):
+        if any(len(choices) > 2 for choices in self._strategies.layers):
             return None
         made = []
         for part in layers:
             left, runs = count, []
-            for length, some in zip(part, self._strategies.layers, strict=True):
-                again = min(left, length) if len(some) > 1 else 0
-                runs.append((length - again, again)[: len(some)])
+            for length, choices in zip(part, self._strategies.layers, strict=True):
+                again = min(left, length) if len(choices) > 1 else 0
+                runs.append((length - again, again)[: len(choices)])
                 left -= again
             made.append(tuple(runs))
         return made
@@ -327,13 +330,13 @@ class EvenCore:
         """Counts of each part that take the least time that fits in each stage, or the least memory; None: none do."""
         counts: list[Counts] = [()] * len(layers)
         for stage in range(self._family.stages):
-            own = tuple(layers[stage :: self._family.stages])
-            key = stage, own, least_memory
+            of_stage = tuple(layers[stage :: self._family.stages])
+            key = stage, of_stage, least_memory
             if key not in self._known:
-                self._known[key] = self._cheapest(stage, own, least_memory)
-            if (found := self._known[key]) is None:
+                self._known[key] = self._cheapest(stage, of_stage, least_memory)
+            if (cheapest := self._known[key]) is None:
                 return None
-            counts[stage :: self._family.stages] = found
+            counts[stage :: self._family.stages] = cheapest
         return counts
 
     def _cheapest(self, stage: int, layers: Sequence[tuple[int, ...]], least_memory: bool) -> list[Counts] | None:
@@ -353,14 +356,14 @@ class EvenCore:
                 sums = numbers[:, None, :moments] + np.hstack((time, mib))
                 most = np.maximum(numbers[:, None, moments:], workspace)
                 numbers = np.concatenate((sums, most), axis=2).reshape(-1, numbers.shape[1])
-                before, behind = np.indices((len(ways), len(counts))).reshape(2, -1)
-                ways = np.hstack((ways[before], counts[behind]))
+                ahead, behind = np.indices((len(ways), len(counts))).reshape(2, -1)
+                ways = np.hstack((ways[ahead], counts[behind]))
         total_mib = numbers[:, 1:moments].max(axis=1) + numbers[:, moments:].sum(axis=1)
         fits = total_mib <= self._even.budget_mib
         if not (least_memory or fits.any()):
             return None
         best = total_mib.argmin() if least_memory else np.where(fits, numbers[:, 0], inf).argmin()
-        row, widths = ways[best].tolist(), [len(some) for some in self._strategies.layers]
+        row, widths = ways[best].tolist(), [len(choices) for choices in self._strategies.layers]
         bounds = list(pairwise(accumulate(widths * self._family.chunks, initial=0)))
         runs = [tuple(row[at:stop]) for at, stop in bounds]
         return [tuple(runs[at : at + len(widths)]) for at in range(0, len(runs), len(widths))]

@@ -87,7 +87,7 @@ def fewer_gpus(question: Question, best: Candidate) -> Hint | None:
     gpus = options.world_size // 2
     if options.num_nodes > 1 or not gpus or any(getattr(options, name) for name in OFFLOADS) or not options.device:
         return None
-    now, found = speed_of(options.world_size, seq_length, best), []
+    now, offers = speed_of(options.world_size, seq_length, best), []
     for name in OFFLOADS[: 1 + (options.trainer == "galvatron")]:
         try:
             change: dict[str, Any] = {"num_gpus_per_node": gpus, "world_size": gpus, name: True}
@@ -95,8 +95,8 @@ def fewer_gpus(question: Question, best: Candidate) -> Hint | None:
         except GalvatronError:
             continue
         if speed := speed_of(gpus, seq_length, half):
-            found.append(Hint({name: True, "gpus": gpus}, speed, speed / now - 1))
-    return max(found, key=lambda hint: hint.tokens_per_s_per_gpu, default=None)
+            offers.append(Hint({name: True, "gpus": gpus}, speed, speed / now - 1))
+    return max(offers, key=lambda hint: hint.tokens_per_s_per_gpu, default=None)
 
 
 def free_plan(question: Question) -> Candidate | None:

@@ -68,7 +68,7 @@ class Candidate:
         """Where a step's time goes, per sample, on the stage that works longest."""
         plan, stages = self.plan, self.prediction.stages
         passes, sync = max(((plan.micro_batches * sum(s.passes_ms), s.sync_ms) for s in stages), key=lambda s: sum(s))
-        waits = max(0.0, round(self.prediction.time_s * 1000 - passes - sync, 6))  # in ns: one stage alone waits 0
+        waits = max(0.0, round(self.prediction.time_s * 1000 - passes - sync, 6))  # rounded: one stage alone waits 0
         parts = {"forward and backward": passes, "gradient reduction and update": sync, "pipeline bubble": waits}
         return {name: ms / plan.global_batch for name, ms in parts.items()}
 

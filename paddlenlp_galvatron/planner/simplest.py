@@ -77,7 +77,7 @@ def _narrowed(part: Part, count: int, cost: CostModel, budget_mib: float) -> Ite
     first. Its bound: some stage is busy at least as long as all are on average."""
     least, family, strategies = part
     busy_ms: list[dict[LayerStrategy, float]] = []  # per sample and stage, by run of layers
-    rooms: list[dict[LayerStrategy, int]] = []  # by run of layers
+    rooms: list[dict[LayerStrategy, int]] = []  # one entry a run of layers
     of_stage = family.stages, family.micro_batches, family.chunks
     held = Counter(min(chunks_in_flight(family.schedule, stage, *of_stage)[0]) for stage in range(family.stages))
     behind = runs_of(cost.layer_types, strategies.in_front)

@@ -30,7 +30,7 @@ States = tuple[DataParallel, int | None]  # how model states are kept, and over 
 # take little memory.
 PIECE_TOKENS = 2048
 PIECE_LOGITS = 2**25  # 128 MiB in fp32
-MOST_RUNS = 8  # of layers of one type, in the core
+MOST_RUNS = 8  # runs of one layer type in the core
 MOST_PERIOD = 8  # layers after which types repeat
 # Where nobody asks for chunks: the largest so many numbers of them whose largest has so many times the mean of layers.
 COUNTS, UNEVEN = 3, 1.1
@@ -101,7 +101,7 @@ class Run(NamedTuple):
     """Layers of one type that follow each other; or periods of layers whose types alternate. A layer, or a period, is a
     unit: in one stage, and of one strategy."""
 
-    types: tuple[int, ...]  # of the layers of a unit
+    types: tuple[int, ...]  # types of the layers of a unit
     start: int  # the first layer
     units: int
 

@@ -127,11 +127,11 @@ def analytic_hardware(sheet: DataSheet, num_nodes: int, gpus_per_node: int | Non
 class Speed(NamedTuple):
     """Work of a device in a millisecond, and its waits."""
 
-    flops: float  # of matrix products
-    attention_flops: float  # of flash attention
-    bytes: float  # to and from memory
+    flops: float  # FLOP/ms of matrix products
+    attention_flops: float  # FLOP/ms of flash attention
+    bytes: float  # bytes/ms to and from memory
     product_start_us: float
-    call_us: float  # of the host, to start a kernel
+    call_us: float  # the host's time to start a kernel
 
     @classmethod
     def of(cls, sheet: DataSheet, precision: Precision) -> Speed:
@@ -184,9 +184,9 @@ class _Passes:
 
     def _kept(self, kind: ModelShape, seq: int, tp: int) -> float:
         all_kept = sum(layer_numbers_per_token(kind, seq, 1, True, self.fused))
-        own = kind.block.kept(self.fused)
+        block = kind.block.kept(self.fused)
         read = 2 * kind.hidden_size  # outputs of norms: measured products have them in their time
-        whole = 0 if self.sequence_parallel else own.tokens - read + own.scalars
+        whole = 0 if self.sequence_parallel else block.tokens - read + block.scalars
         return self.precision.bytes * (whole + (all_kept - whole) / tp)
 
     def all(self, kinds: Sequence[ModelShape], lengths: Sequence[int]) -> dict[PassKey, PassTimes]:

@@ -131,8 +131,8 @@ class ProfileSource(TypedDict, total=False):
     p2p_bandwidth_config_path: str | Path | None
     overlap_coe_path: str | Path | None
     sp_time_path: str | Path | None
-    time_profile_mode: str  # of TimeMode; unset: static
-    memory_profile_mode: str  # of MemoryMode; unset: static
+    time_profile_mode: str  # a TimeMode; unset: static
+    memory_profile_mode: str  # a MemoryMode; unset: static
     profile_dialect: Dialect | None
     allow_foreign_profiles: bool
 

@@ -109,16 +109,16 @@ class MemoryUse:
     ) -> list[float] | None:
         """A number of each of the parts that are measured; None: of one it is not."""
         lengths, _ = self._layer(layer_type, sequence_parallel)
-        known = [
+        parts_mib = [
             {length: mib for length, memory in lengths.items() if (mib := getattr(memory, field).get(parts))}
             for parts in apart(recompute)
         ]
-        if not all(known):
+        if not all(parts_mib):
             return None
         name = f"layertype_{layer_type}.{field.replace('_mib', '')}_{recompute.words}_mib"
         return [
             self._over_lengths(name, mib, seq, lambda by_degree: _at_degree(name, by_degree, tp, split=True))
-            for mib in known
+            for mib in parts_mib
         ]
 
     def mask_mib(self, seq: int) -> float:

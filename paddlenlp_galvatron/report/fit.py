@@ -25,14 +25,14 @@ from .plan import assumed, assumed_summary
 from .search import hint_line
 
 
-def whole_runs(found: Sequence[Fit], options: FitOptions) -> Iterator[str]:
+def whole_runs(fits: Sequence[Fit], options: FitOptions) -> Iterator[str]:
     """The whole training of each row with failures, or that failures are left out."""
     if not options.mtbf_hours:
         yield "days are those without failures; --mtbf_hours and --save_gb_per_s add these"
-    for one in found if options.mtbf_hours else ():
-        if one.best:
-            device = f"{one.device.name}, " * (len(options.device or ()) > 1)
-            yield f"{device}{one.gpus} GPUs: {one.job(options).run or ENDLESS}"
+    for fit in fits if options.mtbf_hours else ():
+        if fit.best:
+            device = f"{fit.device.name}, " * (len(options.device or ()) > 1)
+            yield f"{device}{fit.gpus} GPUs: {fit.job(options).run or ENDLESS}"
 
 
 def recommendations(rows: Sequence[Mapping[str, Any]], options: FitOptions) -> list[dict[str, Any]]:
@@ -198,11 +198,11 @@ def memory(fits: Sequence[Fit], shape: ModelShape, options: FitOptions) -> Itera
         numbers = f"{row['memory_estimate_gib']:.1f}", f"{row['memory_bound_gib']:.1f}"
         plans.add_row(*where, fit.verdict, *numbers, in_words(fit.best.plan) if fit.best else "-", row["binds"])
     yield plans
-    for own in devices.values():
-        name = f"{own[0].device.name}: " * several
-        if own[0].held and not own[0].best and any(fit.best for fit in own):
-            yield f"{name}{own[0].gpus} GPUs: {own[0].held}"
-        if parts := own[-1].question.reserve.parts_on(own[-1].question.budget_mib):
+    for of_device in devices.values():
+        name = f"{of_device[0].device.name}: " * several
+        if of_device[0].held and not of_device[0].best and any(fit.best for fit in of_device):
+            yield f"{name}{of_device[0].gpus} GPUs: {of_device[0].held}"
+        if parts := of_device[-1].question.reserve.parts_on(of_device[-1].question.budget_mib):
             amounts = ", ".join(f"{part.name} {part.mib / GIB_MIB:.2f}" for part in parts)
             yield f"{name}bound: estimate of tensors + {amounts} GiB on a full GPU"
     if working := max(fit.question.reserve.working for fit in fits):
@@ -271,14 +271,20 @@ def in_words(plan: Plan) -> str:
 def spare_summary(spares: Sequence[Spare]) -> dict[str, Any]:
     """For programs."""
     names = ("nodes", "gpus", "samples_per_s", "lost", "lost_per_gpu", "why_not")
-    return {"spares": [{name: getattr(one, name) for name in names} for one in spares]}
+    return {"spares": [{name: getattr(spare, name) for name in names} for spare in spares]}
 
 
 def spare_lines(spares: Sequence[Spare], batch: int, folder: Path) -> Iterator[str | Table]:
     """A row for each number of nodes, and how a run takes the plans."""
     shown = table("nodes", "GPUs", "samples/s", "lost", "lost a GPU", "plan", left=("plan",))
-    for one in spares:
-        speed = (f"{one.samples_per_s:.4g}", f"{one.lost:.1%}", f"{one.lost_per_gpu:.1%}") if one.best else ("-",) * 3
-        shown.add_row(str(one.nodes), str(one.gpus), *speed, in_words(one.best.plan) if one.best else one.why_not)
+    for spare in spares:
+        speed = (
+            (f"{spare.samples_per_s:.4g}", f"{spare.lost:.1%}", f"{spare.lost_per_gpu:.1%}")
+            if spare.best
+            else ("-",) * 3
+        )
+        shown.add_row(
+            str(spare.nodes), str(spare.gpus), *speed, in_words(spare.best.plan) if spare.best else spare.why_not
+        )
     yield shown
     yield f"global batch {batch} kept; written: {folder}; galvatron train --spare {folder} takes the plan that fits"

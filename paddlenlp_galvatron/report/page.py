@@ -288,15 +288,15 @@ def faults_of(error: GalvatronError) -> dict[str, str]:
     if isinstance(error, Infeasible):
         about = "memory_constraint" if "GiB per GPU" in str(error) else "global_train_batch_size"
         return {about: str(error)}
-    found: dict[str, str] = {}
+    faults: dict[str, str] = {}
     for fault in str(error).split("\n"):
         name, _, why = fault.partition(": ")
-        name = name.rpartition(".")[2]  # of galvatron.assumed.seq_length
+        name = name.rpartition(".")[2]  # galvatron.assumed.seq_length: its last word
         field = FIELDS.get(name, name)
         if field not in Form.model_fields:
             field, why = "search_options" if field in SEARCHED else "", fault
-        found.setdefault(field, why)
-    return found
+        faults.setdefault(field, why)
+    return faults
 
 
 def what_if_page(values: Mapping[str, str], outcome: Answer | GalvatronError, query: str) -> str:
@@ -313,8 +313,8 @@ def what_if_page(values: Mapping[str, str], outcome: Answer | GalvatronError, qu
     ]
     choices = {"model_size": {name: name for name in preset_names()}, "device": {name: name for name in data_sheets()}}
     choices["device"] = {"": f"{DEVICE} (default)"} | choices["device"]
-    for name, known in choices.items():  # a path, say
-        known.setdefault(values.get(name, ""), values.get(name, ""))
+    for name, offered in choices.items():  # a path, say
+        offered.setdefault(values.get(name, ""), values.get(name, ""))
     faults = faults_of(outcome) if isinstance(outcome, GalvatronError) else failed(outcome)
     shown = fragment(outcome, query) if isinstance(outcome, Answer) and outcome.result.best else ""
     return fill("what_if.html.jinja", fields=fields, choices=choices, faults=faults, shown=shown)

@@ -110,7 +110,7 @@ def _inside(plan: Plan, cost: CostModel, stage: int, chunk: int) -> ByKind[list[
 def _sync(parts: list[LayerCost]) -> Iterator[Piece]:
     """Terms after the last backward of a stage."""
     terms = [part.terms for part in parts]
-    reduce_ms = sum(one.finish_ms + one.reduce_ms for one in terms)
+    reduce_ms = sum(each.finish_ms + each.reduce_ms for each in terms)
     yield "reduce gradients", "collective", reduce_ms
-    yield "optimizer", "optimizer", sum(one.optimizer_ms for one in terms)
-    yield "gather updated weights", "collective", sum(one.publish_ms for one in terms)
+    yield "optimizer", "optimizer", sum(each.optimizer_ms for each in terms)
+    yield "gather updated weights", "collective", sum(each.publish_ms for each in terms)

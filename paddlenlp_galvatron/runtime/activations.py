@@ -21,7 +21,7 @@ from ..base.units import MIB
 from . import device
 from .paddle_private import fills_memory, host_tensor, part_of, sharing
 
-_keeping: _Record | None = None  # of the layer whose forward runs
+_keeping: _Record | None = None  # record of the layer whose forward runs
 
 
 def keep(*tensors: Any) -> Callable[[], tuple[Any, ...]]:
@@ -76,7 +76,7 @@ class _Record:
         self.before = window.latest  # the offloaded layer in front of it
         self.tensors: dict[tuple[int, int, Any], _Kept] = {}
         self.bytes = 0
-        self.event: Any = None  # behind the copies under way
+        self.event: Any = None  # recorded after the copies under way
         self.began = False  # its backward
 
     def pack(self, tensor: Any) -> Any:
@@ -84,7 +84,7 @@ class _Record:
         is_activation = not tensor.stop_gradient and not tensor.is_leaf and tensor.data_ptr() not in self._fixed
         if is_activation and fills_memory(tensor):
             return self.keep(tensor)
-        stays = tensor.detach()  # without the graph behind it
+        stays = tensor.detach()  # detached from its graph
         stays.stop_gradient = tensor.stop_gradient
         return stays
 
@@ -115,13 +115,13 @@ class Window:
     """Copies of a stage's layers on their way, and its page-locked memory."""
 
     def __init__(self, chunks: int) -> None:
-        self.latest: _Record | None = None  # of the pass that runs
+        self.latest: _Record | None = None  # record of the running pass
         self._in_flight: list[deque[_Record | None]] = [deque() for _ in range(chunks)]  # the last of each micro-batch
         self._waiting: _Record | None = None  # on the device; it leaves when another layer begins
         self._leaving: _Record | None = None
-        self._free: dict[tuple[int, Any, int], list[Any]] = defaultdict(list)  # by chunk, type and size
+        self._free: dict[tuple[int, Any, int], list[Any]] = defaultdict(list)  # keyed by chunk, type and size
         self._made: dict[tuple[int, Any, int], int] = defaultdict(int)
-        self.host_mib = 0.0  # of page-locked memory
+        self.host_mib = 0.0  # size of page-locked memory
         self._bytes: dict[Hashable, int] = {}  # kept by the last layer of each kind that ran
 
     @cached_property
@@ -145,8 +145,8 @@ class Window:
         """Around the forward of a layer: `percent` of its kept bytes will be away. `by_paddle`: Paddle's calls keep all
         that is kept, as those of a recomputed layer do."""
         global _keeping
-        known = self._bytes.get(kind)
-        record = _Record(self, chunk, None if known is None else known * percent // 100, fixed)
+        known_bytes = self._bytes.get(kind)
+        record = _Record(self, chunk, None if known_bytes is None else known_bytes * percent // 100, fixed)
         if self._waiting:
             self._leave()
         _keeping = None if by_paddle else record

@@ -50,7 +50,7 @@ class Block:
         self._recompute = strategy.recompute
         self._shape = shape = setup.shape.of(index)
         self._window, self._offload = window, strategy.offload
-        self._fixed: set[int] = set()  # where cast weights lie, which do not leave
+        self._fixed: set[int] = set()  # addresses of cast weights, which do not leave
         self._recorded = chunk, (strategy, shape), strategy.offload, self._fixed
         self.is_mtp = shape.mtp_layers > 0
         context = placement.mesh.degree(Axis.CONTEXT)
@@ -269,8 +269,8 @@ class Block:
             shared.forward = lambda x: shared.down_proj(swiglu(shared.gate_proj(x), shared.up_proj(x)))
 
         def forward(x: Any) -> Any:
-            own = cross(CommPoint.INTO_EXPERTS, x)
-            out = cross(point, experts(own, module.gate, module.choice_bias, self._memo))
+            rows = cross(CommPoint.INTO_EXPERTS, x)
+            out = cross(point, experts(rows, module.gate, module.choice_bias, self._memo))
             if shared is None:
                 return out
             whole = shared(cross(CommPoint.INTO_MLP, x))
@@ -296,8 +296,8 @@ class Block:
         def stack(weights: Sequence[Weight], names: Sequence[str]) -> None:
             """`weights`: those with these names of each expert of the layer."""
             every = len(names)
-            for place, name in enumerate(names if weights else ()):
-                of_name = weights[every * first + place : every * (first + local) : every]
+            for index, name in enumerate(names if weights else ()):
+                of_name = weights[every * first + index : every * (first + local) : every]
                 record = stacked((placement.parameter(weight, prefix) for weight in of_name), local)
                 setattr(experts.layer, name, record.tensor)
                 self._slots.append((experts.layer, name, record))

@@ -257,7 +257,7 @@ def pin_rank() -> None:
 
     One that is alone on its host waits for nobody, and is left where it is.
     """
-    index, ranks = (int(os.environ.get(name, alone)) for name, alone in PLACE.items())  # as the launcher has it
+    index, ranks = (int(os.environ.get(name, alone)) for name, alone in PLACE.items())  # the launcher's numbers
     if not on_gpu() and ranks > 1 and index < len(parts := processor_shares(ranks)):
         _move(parts[index])
 
@@ -279,7 +279,7 @@ def pinned(index: int, ranks: int, wanted: bool = True) -> Iterator[None]:
 
 
 def _one_a_core() -> list[int]:
-    first: dict[str, int] = {}  # of each core, by its threads
+    first: dict[str, int] = {}  # first thread of each core
     for processor in host_processors():
         path = Path(TOPOLOGY.format(processor))
         first.setdefault(path.read_text() if path.exists() else str(processor), processor)

@@ -51,7 +51,7 @@ def choose(scores: Any, bias: Any, shape: ModelShape) -> Any:
         size = shape.experts // shape.expert_groups
         groups = ranked.reshape([-1, shape.expert_groups, size])
         best = paddle.topk(groups, min(BEST_OF_GROUP, size) if _sigmoid(shape) else 1, axis=-1)[0].sum(-1, keepdim=True)
-        least = paddle.topk(best, shape.groups_per_token, axis=1)[0][:, -1:]  # of the groups that are kept
+        least = paddle.topk(best, shape.groups_per_token, axis=1)[0][:, -1:]  # smallest score of the kept groups
         ranked = paddle.where(best >= least, groups, paddle.full([], -float("inf"))).reshape(scores.shape)
     return paddle.topk(ranked, shape.experts_per_token, axis=-1)[1]
 

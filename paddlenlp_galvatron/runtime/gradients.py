@@ -129,12 +129,12 @@ class HostStates:
         self, optimizer: Any, trainable: Trainable, values: Any, gradient: Any, factor: float, start: int, stop: int
     ) -> None:
         """Numbers `start..stop-1` of a tensor. `values`: on the device, of the type that layers read."""
-        place, tensor = self._parts % PLACES, trainable.tensor
+        slot, tensor = self._parts % PLACES, trainable.tensor
         has_master = tensor is not trainable.owner.writable()
         states = [*([tensor] if has_master else []), *moments_of(optimizer, tensor)]
         at_home = [part_of(state, start, stop) for state in states]
-        visiting = [part_of(each, 0, stop - start) for each in self._places[place]][: len(states)]
-        with self._to_device.after(self._left[place]):
+        visiting = [part_of(each, 0, stop - start) for each in self._places[slot]][: len(states)]
+        with self._to_device.after(self._left[slot]):
             _copy(at_home, visiting)
             arrived = device.event_here()
         gradient = in_fp32(gradient)
@@ -147,7 +147,7 @@ class HostStates:
             paddle.assign(cast(master, values.dtype), output=values)
         with self._to_host.after(device.event_here()):
             _copy(visiting, at_home)
-            self._left[place] = device.event_here()
+            self._left[slot] = device.event_here()
         self._parts += 1
 
 

@@ -190,7 +190,7 @@ def copy_later(tensor: Any, place: Any) -> Any:
 
 def use_gpu(number: int) -> None:
     """Let this thread's CUDA calls go to this GPU."""
-    core.set_cuda_current_device_id(number)  # type: ignore[attr-defined]  # of builds for GPUs
+    core.set_cuda_current_device_id(number)  # type: ignore[attr-defined]  # GPU builds have it
 
 
 def share(tensor: Any, flat: Any, start: int, stop: int) -> None:
@@ -274,7 +274,7 @@ def make_context(group: Any, gpu: int | None) -> None:
         manager.create_gloo_comm_context(*arguments)
     else:
         manager.set_device_id(gpu)
-        manager.create_nccl_comm_context(*arguments, "galvatron")  # type: ignore[attr-defined]  # of builds for GPUs
+        manager.create_nccl_comm_context(*arguments, "galvatron")  # type: ignore[attr-defined]  # GPU builds have it
 
 
 def fused_loss(logits: Any, labels: Any, group: Any, ignored: int) -> tuple[Any, Any]:

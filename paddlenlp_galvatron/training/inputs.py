@@ -96,7 +96,7 @@ def prefetch(load: Callable[[int], T], steps: Iterable[int]) -> Generator[T]:
         thread.shutdown(wait=False, cancel_futures=True)
 
 
-LATER = ("checksums", "special_tokens", "split_special_tokens")  # of the data's identity; older checkpoints lack them
+LATER = ("checksums", "special_tokens", "split_special_tokens")  # the data's identity: fields that old checkpoints lack
 Identity = Mapping[str, Any]  # `BatchSource.identity`
 
 
@@ -125,7 +125,7 @@ def base_of(settings: TrainSettings, shape: ModelShape) -> str:
     """Identity of the weights under adapters, or of DPO's reference; "": the run needs neither. Raises UserError."""
     if not (settings.adapts or settings.compares):
         return ""
-    if settings.initial_weights is None:  # as `SeededWeights` draws
+    if settings.initial_weights is None:  # drawn by `SeededWeights`
         unusual = shape.initializer_range != USUAL["initializer_range"]
         return f"random, seed {settings.seed}, in tiles" + f", deviation {shape.initializer_range}" * unusual
     from .checkpoint.adapters import base_identity  # here, as it imports Paddle

@@ -35,7 +35,7 @@ from .settings import TrainSettings
 from .step_log import EVALUATED, STOPPED, StepLog, StepRecord, means_of, now, peaks_to_log
 
 RESTART_S = 10.0  # an elastic launcher starts ranks again while those before may still be ending
-LARGEST_EXPONENT = 700.0  # of which exp is still a float
+LARGEST_EXPONENT = 700.0  # largest number whose exp is a float
 SPEEDS = ("_runtime", "_per_second", "_per_second_per_device")  # endings of metrics that say how fast an evaluation was
 
 

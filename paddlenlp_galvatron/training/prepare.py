@@ -29,9 +29,9 @@ from .checkpoint.weight_files import without_absent_mtp
 from .recipe import Recipe
 from .settings import RunOptions, TrainOptions, TrainSettings
 
-CONFIGS = Path("configs")  # where the search writes plans
+CONFIGS = Path("configs")  # the search writes plans here
 PLAN = "galvatron_config.json"  # plan of GLOBAL mode's options
-CONFIG = "config.json"  # of a model's folder
+CONFIG = "config.json"  # file in a model's folder
 BESIDE = {"profile_mode": Fate("it is of profiles")}  # Galvatron's scripts give it to both
 TUNING_PATHS = (
     *("dataset_name_or_path", "train_dataset_path", "dev_dataset_path"),
@@ -90,7 +90,7 @@ class Prepared:
     user."""
 
     settings: TrainSettings
-    plan: Plan  # whose device-dependent fields are unset: `plan.check.with_defaults`
+    plan: Plan  # device-dependent fields are unset: `plan.check.with_defaults`
     shape: ModelShape
     notes: tuple[str, ...]
 
@@ -174,7 +174,7 @@ def _plan_without_file(
 def _idle_evaluation(settings: TrainSettings, options: TrainOptions) -> list[str]:
     """Notes on options of evaluation that have no effect."""
     reasons: dict[str, str] = {}
-    if settings.evaluates == "no":  # in Megatron-LM these switch it on
+    if settings.evaluates == "no":  # Megatron-LM's switches of evaluation
         reasons |= dict.fromkeys(("eval_steps", "max_evaluate_steps"), "nothing is evaluated without do_eval")
     if settings.best_metric is None:
         needs = "the best checkpoint needs load_best_model_at_end and evaluation"

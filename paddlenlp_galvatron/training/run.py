@@ -53,7 +53,7 @@ class Run:
     steps: int
     epoch_steps: int
     tokenizer: Any = None  # PaddleNLP's, of a trainer that has one
-    _events: list[Event] = field(default_factory=list)  # of traced steps
+    _events: list[Event] = field(default_factory=list)  # events of traced steps
 
     @classmethod
     def of(

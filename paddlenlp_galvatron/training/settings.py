@@ -201,7 +201,7 @@ class TrainSettings(TrainOptions):
     @property
     def recipe(self) -> dict[str, Any]:
         """How weights are updated and what the loss is: a resumed run may have others than the checkpoint's run."""
-        names = {*Recipe.model_fields} - {"warmup_ratio", "use_multi_tensor"}  # which `over` or the device resolves
+        names = {*Recipe.model_fields} - {"warmup_ratio", "use_multi_tensor"}  # `over` or the device resolves these
         names |= {*PreferenceOptions.model_fields} if self.kind == "dpo" else set()
         return self.model_dump(mode="json", include=names) | {"lora_plus_scale": self.lora_rate_scale}
 

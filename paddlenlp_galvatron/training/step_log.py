@@ -19,7 +19,7 @@ from ..base import MIB, GalvatronError, UserError, without_prefix
 from ..base.reading import parse_json
 from ..base.writing import is_named, reason_of, whole_file
 
-LONGEST_LINE_BYTES = 4 * MIB  # of other programs, too
+LONGEST_LINE_BYTES = 4 * MIB  # limit for other programs' lines, too
 TAIL_BYTES = 2**16  # more than a line of ours has
 MOST_PEAKS = 64  # ranks whose peaks of memory a line has one by one; those of 1,024 would be 18 KB in every line
 
@@ -28,7 +28,7 @@ MOST_PEAKS = 64  # ranks whose peaks of memory a line has one by one; those of 1
 STOPPED, EVALUATED = "stopped by a signal after", "evaluated after"
 CHANGED = "note: not as in the run that wrote the checkpoint: "
 NEWS = ("resuming from ", CHANGED, "writing ", "saved ", "removed ", "warning: ", STOPPED, EVALUATED)
-NUMBERS = ("loss", "lr", "grad_norm", "step_time_s", "tokens_per_s")  # of a record, besides its step
+NUMBERS = ("loss", "lr", "grad_norm", "step_time_s", "tokens_per_s")  # numbers of a record besides its step
 NAN = ("loss", "grad_norm", "eval_loss")  # may be no finite number, for which JSON has null
 RUN = "GALVATRON_RUN"  # environment: the run's id, from a launcher to its ranks
 Event = dict[str, Any]  # a line with `event`, its kind; `time` and `run` as steps have them; and `text` for people
@@ -37,7 +37,7 @@ Event = dict[str, Any]  # a line with `event`, its kind; `time` and `run` as ste
 class StepRecord(TypedDict):
     """One line of train_log.jsonl."""
 
-    step: int  # from 1
+    step: int  # counted from 1
     steps: int  # of the whole run; a line of an older log lacks it, and counts from 0
     loss: float
     lr: float
@@ -49,13 +49,13 @@ class StepRecord(TypedDict):
     time: NotRequired[str]  # of its end, UTC, as `now` writes it; lines of older logs lack it
     run: NotRequired[str]  # the id of the run, a new one at every start
     peak_memory_mib: list[float]  # of every rank; above MOST_PEAKS the highest of each stage
-    peak_memory_rank: int  # with the highest peak
-    target_tokens_per_s: NotRequired[float]  # in fine-tuning: of tokens that are learnt
+    peak_memory_rank: int  # rank with the highest peak
+    target_tokens_per_s: NotRequired[float]  # fine-tuning: tokens that are learnt
     filled: NotRequired[float]  # in fine-tuning: share of the tokens that is not padding
     moe_imbalance: NotRequired[float]  # rows of the busiest rank of experts over the mean, on average over layers
     moe_imbalance_most: NotRequired[float]  # and in the layer and micro-batch where it was largest
     metrics: NotRequired[dict[str, float]]  # in DPO: rewards and the like; with experts: aux_loss, if it is on
-    eval_loss: NotRequired[float]  # of the validation split, after this step
+    eval_loss: NotRequired[float]  # loss of the validation split after this step
     eval_metrics: NotRequired[dict[str, float]]  # its accuracy; in DPO rewards and the like
 
 
@@ -99,7 +99,7 @@ def append_event(path: Path, event: Event) -> None:
     with path.open("a+b", buffering=0) as file, _alone(file):
         end = file.seek(0, os.SEEK_END)
         tail = os.pread(file.fileno(), TAIL_BYTES, max(0, end - TAIL_BYTES))
-        file.truncate(end - len(tail) + tail.rfind(b"\n") + 1)  # without a line that a kill cut off
+        file.truncate(end - len(tail) + tail.rfind(b"\n") + 1)  # drops a line that a kill cut off
         file.write(json.dumps(event).encode() + b"\n")
 
 
@@ -122,7 +122,7 @@ class StepLog:
         self.path, self.run = path, new_run()
         self._file: BinaryIO | None = None
         self._last = (-1, 0, 0)  # step of the last line, where in the file it begins and ends
-        self._waiting: list[Event] = []  # of the time before the first step
+        self._waiting: list[Event] = []  # events before the first step
 
     def event(self, event: str, text: str, **facts: Any) -> None:
         """Add an event; those before the first step are written with it. An event that cannot be written is a

@@ -261,7 +261,7 @@ def train_looked_at(folder: str) -> None:
     (Path(folder) / f"{rank}.json").write_text(json.dumps(rounds))
 
 
-SIDE, GPU_SIDE = 256, 4096  # of the matrices
+SIDE, GPU_SIDE = 256, 4096  # side length of the matrices
 PRODUCTS, LAPS = 50, 4  # the quickest round counts: disturbances only add time
 
 

@@ -133,7 +133,11 @@ class Validation:
     def _missing(self) -> list[Plan]:
         visits_of_plan, enough = visits_in(self._journal()), self.options.visits
         visits = {plan: visits_of_plan.get(key_of(plan), []) for plan in self.kinds}
-        return [plan for plan, own in visits.items() if len(own) < enough and not any(visit.failed for visit in own)]
+        return [
+            plan
+            for plan, of_plan in visits.items()
+            if len(of_plan) < enough and not any(visit.failed for visit in of_plan)
+        ]
 
     def accuracy(self) -> Accuracy:
         """Accuracy over the plans that ran. Raises UserError where none did."""

@@ -63,8 +63,8 @@ class StoredFactor:
     name: str  # PaddleNLP's
     shape: tuple[int, ...]
     peft: str
-    expert: int | None = None  # of which expert of its layer
-    product: int = 0  # of the expert: gate, up or down
+    expert: int | None = None  # the expert in its layer
+    product: int = 0  # the expert's gate, up or down
 
     @property
     def projection(self) -> str:
@@ -112,14 +112,14 @@ class FusedExperts:
 
     def __init__(self, read: Callable[[str], Array], experts: int, adapters: Adapters, config: dict[str, Any]):
         """`config`: PEFT's, from which entries of gate_up_proj in its patterns are taken out. `read` gives a tensor."""
-        own: dict[str, Any] = {}
+        patterns: dict[str, Any] = {}
         for name, kinds in PATTERNS.items():
             pattern: dict[str, Any] = config[name] if isinstance(config.get(name), dict) else {}
             for key in [key for key in pattern if key.endswith("gate_up_proj")]:
                 if isinstance(pattern[key], kinds) and pattern[key] > 0:
-                    own[name.removesuffix("_pattern")] = pattern.pop(key)
+                    patterns[name.removesuffix("_pattern")] = pattern.pop(key)
         self._read, self._experts, self._rank = lru_cache(maxsize=4)(read), experts, adapters.rank
-        both = replace(adapters, **own)
+        both = replace(adapters, **patterns)
         self._stored_rank, self._scale = both.rank, both.scaling / adapters.scaling
         self._halves = False
 

@@ -38,7 +38,7 @@ class Tensor:
     key: str
     shape: tuple[int, ...]
     read: Callable[[], np.ndarray[Any, np.dtype[np.float32]]]
-    precision: Precision | None = None  # of its own; None: the file's
+    precision: Precision | None = None  # the tensor's own; None: the file's
 
 
 @dataclass(frozen=True)

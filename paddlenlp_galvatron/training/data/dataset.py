@@ -130,7 +130,7 @@ def cached_arrays(
         if not cached():
             write_cache(folder / name, made_from, *build())
     with suppress(OSError):
-        folder.rmdir()  # if nothing could be kept
+        folder.rmdir()  # empty: nothing could be kept
     return cached() or build()
 
 

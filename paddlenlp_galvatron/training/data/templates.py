@@ -33,7 +33,7 @@ PLAIN = "plain"  # no template, even if the tokenizer has one
 FAULTS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 LONGEST_FAULT = 120  # characters of one
 LARGEST = 1 << 20  # product, in characters or as a number; a power's base and exponent are at most its root
-ANSWERS = "assistant"  # whose messages are learnt
+ANSWERS = "assistant"  # the role whose messages are learnt
 
 Message = dict[str, Any]  # role, content, and all else that a template may read
 REASONING = ("reasoning_content", "thinking", "reasoning")  # names of the same field; transformers takes any
@@ -47,7 +47,7 @@ class Turn(NamedTuple):
 
     start: int
     stop: int
-    place: int  # of the messages, which one
+    place: int  # index of the message
 
 
 @dataclass
@@ -121,7 +121,7 @@ class Template(ABC):
 class TurnTemplate(Template):
     """PaddleNLP's chat_template.json: a system text, and for each turn the texts of user and bot."""
 
-    apart = True  # as PaddleNLP does
+    apart = True  # PaddleNLP's rule
 
     def __init__(self, path: Path):
         """Raises UserError."""

@@ -29,11 +29,11 @@ EOS, EOS_ID = "eos_token", "eos_token_id"
 NAMES = ("bos_token", EOS, "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 DECODER = "added_tokens_decoder"
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
-EXTRA, ADDITIONAL = "extra_special_tokens", "additional_special_tokens"  # without names; the latter is the older field
+EXTRA, ADDITIONAL = "extra_special_tokens", "additional_special_tokens"  # fields without names; the second is older
 # How well-known tokenizers call the token that ends a document; for a tokenizer.json of which no file says it.
 KNOWN_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>")
 LONGEST_LIST = 120  # characters
-MOST_DIGITS = 10  # of a token's id
+MOST_DIGITS = 10  # digits of a token's id
 REMEDY = f'name it: "{EOS}" in {TOKENIZER_CONFIG} next to tokenizer.json, or galvatron data prepare --end_token'
 
 
@@ -41,7 +41,7 @@ REMEDY = f'name it: "{EOS}" in {TOKENIZER_CONFIG} next to tokenizer.json, or gal
 class SpecialTokens:
     """The tokens that the files next to a tokenizer.json name or add."""
 
-    texts: Mapping[str, str | None] = field(default_factory=dict)  # by name, as templates read them; None: none
+    texts: Mapping[str, str | None] = field(default_factory=dict)  # keyed by name for templates; None: none
     tokens: Sequence[AddedToken] = ()  # the named ones, then those without a name
     listed: Mapping[int, AddedToken] = field(default_factory=dict)  # added tokens by id
     replaces: bool = False  # whether `listed` wins over the added tokens of tokenizer.json

@@ -108,7 +108,7 @@ class RowLayout:
     """How samples become rows of tokens."""
 
     seq_length: int
-    vocab_size: int  # of the model, which has no larger token
+    vocab_size: int  # the model's, which has no larger token
     src_length: int = 1024  # most tokens of a prompt
     chat_template: str | None = None
     all_learnt: bool = False  # prompts, too
@@ -309,7 +309,7 @@ def pack(lengths: Sequence[int], room: int, packing: Packing) -> Rows:
     if packing == "none":
         return [[number] for number in range(len(lengths))]
     if packing == "in_order":
-        return in_buckets(range(len(lengths)), lengths, room)  # as PaddleNLP's zero_padding
+        return in_buckets(range(len(lengths)), lengths, room)  # PaddleNLP's zero_padding
     if packing == "greedy":
         numbers = range(len(lengths))
         windows = (numbers[first : first + WINDOW] for first in range(0, len(lengths), WINDOW))

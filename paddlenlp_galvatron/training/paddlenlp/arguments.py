@@ -28,7 +28,7 @@ from .surface import HANDED_ON
 
 OWNERS = {name: group for group in GROUPS for name in group.model_fields}
 OPTIONS = {name: group.model_fields[name] for name, group in OWNERS.items()}
-STOCK = {own.name for own in fields(TrainingArguments)}
+STOCK = {field.name for field in fields(TrainingArguments)}
 DRY_RUN = "dry_run"
 
 
