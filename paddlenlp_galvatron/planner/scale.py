@@ -28,6 +28,11 @@ class Scaled:
     why_not: str = ""
     hint: str = ""  # of a search that is likely to find a faster plan
 
+    @property
+    def changes(self) -> list[Change]:
+        """The fields that differ, each with its reason."""
+        return list(changes(self.before, self.after))
+
 
 def scaled(plan: Plan, origin: OriginOptions, gpus: int, global_batch: int | None = None) -> Scaled:
     """The least changed plan that fits into memory; where memory is not known, the least changed one. Raises UserError,

@@ -16,7 +16,7 @@ from ..base.printing import table
 from ..cost_model.facts import MEMORY, TIME, PlanFacts, strategy_words
 from ..plan import Plan
 from ..plan.strategy import load_summary, runs
-from ..planner.scale import Scaled, changes
+from ..planner.scale import Scaled
 
 
 def fields(plan: Plan) -> dict[str, str]:
@@ -148,7 +148,7 @@ def printed_scaled(of: Scaled) -> Iterator[str | Table]:
     """Lines and a table, to be printed one below the other."""
     columns = ("field", f"{of.before.world_size} GPUs", f"{of.after.world_size} GPUs", "why")
     shown = table(*columns, left=columns)
-    for change in changes(of.before, of.after):
+    for change in of.changes:
         shown.add_row(change.field, change.before, change.after, change.why)
     yield shown
     yield "unchanged: each layer's degrees, ZeRO and recompute, and the samples of a GPU in a micro-batch"
@@ -175,7 +175,7 @@ def scaled_summary(of: Scaled) -> dict[str, Any]:
     """The table as JSON values: time in s, memory in MiB, before and after."""
     facts = of.facts or ()
     return {
-        "changes": [asdict(change) for change in changes(of.before, of.after)],
+        "changes": [asdict(change) for change in of.changes],
         "global_bsz": [of.before.global_batch, of.after.global_batch],
         "hint": of.hint or None,
         "time_s": [fact.prediction.time_s for fact in facts] or None,

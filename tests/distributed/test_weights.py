@@ -145,7 +145,9 @@ def test_zero_in_a_part_makes_a_share_of_the_weights_of_all_ranks(monkeypatch, k
             )
             for name, shape in shapes.items()
         ]  # fmt: skip
-        unit = lora._frozen_unit(held, kind) if frozen else units.make_unit(held, kind, every_micro_batch=False)
+        unit = (
+            lora.FrozenUnits._make(None, held, kind) if frozen else units.make_unit(held, kind, every_micro_batch=False)
+        )
         unit.begin()
         assert source.numbers <= whole.size // (parts * ranks) + 2 + 2 * 9 * len(shapes)  # and rows at both ends
         found[rank] = unit

@@ -50,8 +50,10 @@ class RandomCost(CostModel):
             setattr(self, name, cache(getattr(self, name)))
 
     def _draw(self, *question: object) -> LayerCost:
-        reported = repr((self.seed, question)).replace(", sharding=None", "").replace(", experts_sharding=None", "")
-        draw = random.Random(reported).uniform  # seeds that were chosen draw the same when strategies get new fields
+        reported = repr((self.seed, question))
+        for later in (", sharding=None", ", experts_sharding=None", ", offload=0"):
+            reported = reported.replace(later, "")  # chosen seeds draw the same when strategies get new fields
+        draw = random.Random(reported).uniform
         numbers = draw(1, 3), draw(2, 6), draw(0, 9), draw(10, 200), draw(10, 200)
         workspace = Workspace(*(draw(0, 150) for _ in range(4 if self.neighbours else 1)))
         return LayerCost(ByKind(*numbers[:2]), *numbers[2:], workspace)

@@ -73,7 +73,13 @@ def test_adapters_need_fewer_cards_than_all_weights_and_a_reference_is_a_table()
 
 
 def test_every_option_of_the_task_reaches_the_search():
-    task = {"task": "lora", "lora_rank": 4, "document_tokens": 512.0, "offload_optimizer": True}
+    task = {
+        "task": "lora",
+        "lora_rank": 4,
+        "document_tokens": 512.0,
+        "offload_optimizer": True,
+        "offload_activations": True,
+    }
     experts = {"moe_imbalance": 1.9, "moe_imbalance_bound": 3.0, "experts_one_by_one": True}
     assert {*task, *experts} == {*TaskOptions.model_fields}
     [row] = fitted(gpus=8, **task, **experts)
@@ -126,7 +132,7 @@ def test_attention_of_packed_rows_ends_with_documents():
 
 
 def test_products_with_adapters_are_bound_by_memory_in_16_bits():
-    share = partial(adapter_share, SHAPE)
+    share = partial(adapter_share, SHAPE.block)
     assert share(1, 8, Precision.BF16) == share(1, 64, Precision.BF16) > 8 * share(1, 8, Precision.FP32)
     assert share(1, 2048, Precision.BF16) > share(1, 8, Precision.BF16)
     assert share(2, 8, Precision.FP32) > share(1, 8, Precision.FP32)  # one factor of each is whole on both ranks

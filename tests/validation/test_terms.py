@@ -48,6 +48,7 @@ def test_every_moment_counts_for_the_innermost_span_that_has_a_term():
         "layouts": 3,
         "backward": 18 - 8 - 4,
         "recompute": 8 - 1,
+        "offload": 0,
         "gradients": 4 + 2,
         "optimizer": 10 - 1 - 4,
         "publish": 4,

@@ -62,6 +62,10 @@ def degrees_of(plan: Plan, strategy: LayerStrategy) -> dict[str, int]:
     return {"pipe": plan.pipeline} | (data | split if strategy.consecutive else split | data)
 
 
+class NoCommunicators(UserError, AttributeError):
+    """PaddleNLP's models take an AttributeError for a world without fleet, and compute as one process does."""
+
+
 class PlanGroup:
     """Answers `fleet.get_hybrid_communicate_group()` while a plan is trained: degrees and this rank's places, by the
     names of Paddle's class, where all layers have the same."""
@@ -97,7 +101,7 @@ class PlanGroup:
         if name.startswith("_") or not hasattr(HybridCommunicateGroup, name):
             raise AttributeError(name)
         if name not in self._answers[0]:
-            raise UserError(
+            raise NoCommunicators(
                 f"hybrid communicate group: {name} is not answered under a plan, whose layers have communicators of "
                 "their own; ask for degrees and ranks, such as get_model_parallel_world_size()"
             )
