@@ -85,17 +85,16 @@ class EvenPlans:
             if apart and (layer.experts_dp_type or layer.experts_sharding):
                 continue
             like = layer.axes, layer.dp_type, layer.sharding
-            vocab = [like_it for like_it in vocabularies if (like_it.axes, like_it.dp_type, like_it.sharding) == like]
+            vocab = [each for each in vocabularies if (each.axes, each.dp_type, each.sharding) == like]
             plain = [layer if experts else without_experts(layer) for experts in kinds]
-            if not vocab or not all(like_it in each_type for like_it, each_type in zip(plain, twins, strict=True)):
+            if not vocab or not all(each in groups for each, groups in zip(plain, twins, strict=True)):
                 continue
             again = [
-                [each for each in each_type[like_it] if each.recompute]
-                for like_it, each_type in zip(plain, twins, strict=True)
+                [twin for twin in groups[each] if twin.recompute] for each, groups in zip(plain, twins, strict=True)
             ]
-            modules = [[each for each in each_type if each.recompute in MODULES] for each_type in again]
+            modules = [[each for each in group if each.recompute in MODULES] for group in again]
             hows = dict.fromkeys(each.recompute for each in again[-1] if each.recompute not in MODULES)
-            choices = [[[each for each in each_type if each.recompute is how] for each_type in again] for how in hows]
+            choices = [[[each for each in group if each.recompute is how] for group in again] for how in hows]
             for more in [*choices, *([modules] if any(modules) else [])] or [[[]] * len(plain)]:
                 spaces.append(Strategies([[plain[kind], *more[kind]] for kind in runs], vocab))
         return spaces

@@ -59,14 +59,14 @@ def simplest(
     near = [part for part in sorted(parts, key=lambda part: part[0]) if part[0] < most_ms]
     used = set(fastest.plan.layers)
     subsets = [
-        (least, family, replace(space, layers=[[item for item in sets if item in used] for sets in space.layers]))
+        (least, family, replace(space, layers=[[each for each in run if each in used] for run in space.layers]))
         for least, family, space in near
         if family == PlanFamily.of(fastest.plan) and space.have(fastest.plan, cost.layer_types)
     ]
     flat = [part for part in near if part[1].chunks == 1]  # with several chunks bounds are too low to reject pairs
     for count in range(2, len(used)):
-        for sets, most in ((subsets, MOST_SETS), (flat if count == 2 else [], MOST_PAIRS)):
-            narrower = [narrow for part in sets for narrow in islice(_narrowed(part, count, cost, budget_mib), most)]
+        for wider, most in ((subsets, MOST_SETS), (flat if count == 2 else [], MOST_PAIRS)):
+            narrower = [narrow for part in wider for narrow in islice(_narrowed(part, count, cost, budget_mib), most)]
             if best := solve(narrower, most_ms)[0]:
                 return best
     return fastest
